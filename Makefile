@@ -1,0 +1,124 @@
+# Every task of the project. `make help` lists them; each sets up what it needs the first time.
+
+SHELL := /bin/sh
+.DEFAULT_GOAL := help
+
+VENV := .venv
+PY := $(VENV)/bin/python
+PIP := $(PY) -m pip --disable-pip-version-check
+
+# Interpreter that creates the virtual environment: the first one that is new enough.
+PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python3.14; do \
+	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
+	&& { echo "$$p"; exit; }; done; echo python3)
+
+# Test processes: one per core, four at most.
+JOBS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); \
+	[ "$$n" -gt 4 ] && n=4; echo "$$n")
+
+# Extra arguments for every `pip install`, e.g. PIP_FLAGS="--no-index --find-links DIR".
+PIP_FLAGS ?=
+# Extra arguments for pytest, e.g. ARGS="tests/ops -x".
+ARGS ?=
+# The comparison framework of `make test-oracle`, pinned so that its results do not move.
+TORCH := torch==2.13.0
+
+##@ Use
+
+.PHONY: demo
+demo: $(VENV)/.demo ## train a small CNN on handwritten digits (under a minute)
+	$(PY) examples/digits_cnn.py
+
+.PHONY: bench
+bench: $(VENV)/.ready ## print eager overhead next to the peer's figures
+	$(PY) benchmarks/overhead.py
+
+##@ Develop
+
+.PHONY: setup
+setup: $(VENV)/.ready ## create .venv with everything that tests and checks need
+
+.PHONY: test
+test: $(VENV)/.ready ## run the default test suite
+	$(PY) -m pytest -q -n $(JOBS) $(ARGS)
+
+.PHONY: test-oracle
+test-oracle: $(VENV)/.oracle ## compare with PyTorch (installs it first)
+	$(PY) -m pytest -q -n $(JOBS) -m oracle $(ARGS)
+
+.PHONY: check check-format check-lint check-types check-imports check-budget
+check: check-format check-lint check-types check-imports check-budget ## format, lint, strict types, import contract, size budget
+
+check-format: $(VENV)/.ready
+	$(PY) -m ruff format --check .
+
+check-lint: $(VENV)/.ready
+	$(PY) -m ruff check .
+
+check-types: $(VENV)/.ready
+	$(PY) -m mypy
+
+check-imports: $(VENV)/.ready
+	$(VENV)/bin/lint-imports --no-logo
+
+check-budget: $(VENV)/.ready
+	$(PY) -m tools.budget
+
+.PHONY: format
+format: $(VENV)/.ready ## rewrite sources in the project's format, apply safe fixes
+	$(PY) -m ruff check --fix-only .
+	$(PY) -m ruff format .
+
+.PHONY: golden
+golden: $(VENV)/.ready ## rewrite the golden texts under tests/golden; read the diff
+	$(PY) -m pytest -q tests/graph --update-golden $(ARGS)
+
+.PHONY: docs
+docs: $(VENV)/.ready ## regenerate the generated pages under docs/
+	@if [ -e tools/docs.py ] || [ -e tools/docs/__main__.py ]; \
+	then $(PY) -m tools.docs; else echo "docs: no page is generated yet"; fi
+
+.PHONY: build
+build: $(VENV)/.build ## build wheel and source distribution into dist/
+	rm -rf dist
+	$(PY) -m build --outdir dist .
+
+##@ Keep house
+
+.PHONY: clean
+clean: ## remove caches and everything that was built; keep .venv
+	rm -rf build output dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find . -path './$(VENV)' -prune -o -name __pycache__ -type d -exec rm -rf {} +
+
+.PHONY: distclean
+distclean: clean ## also remove .venv
+	rm -rf $(VENV)
+
+.PHONY: help
+help: ## list the targets
+	@awk 'BEGIN { FS = ":.*## " } \
+	/^##@/ { printf "\n%s\n", substr($$0, 5) } \
+	/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+# Set-up. Each stamp builds on the one before, so that two pips never run at once under `make -j`.
+
+$(PY):
+	$(PYTHON) -c 'import sys; sys.exit("Treadle needs Python 3.11 or newer; set PYTHON=... (this is %d.%d)" % sys.version_info[:2] if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.demo: pyproject.toml | $(PY)
+	@echo "Setting up $(VENV) (first time only)"
+	$(PIP) install --no-compile $(PIP_FLAGS) -e ".[demo]"
+	@touch $@
+
+$(VENV)/.ready: $(VENV)/.demo
+	$(PIP) install $(PIP_FLAGS) -e ".[dev]"
+	@touch $@
+
+$(VENV)/.oracle: $(VENV)/.ready
+	$(PIP) install $(PIP_FLAGS) "$(TORCH)"
+	@touch $@
+
+$(VENV)/.build: $(VENV)/.ready
+	$(PIP) install $(PIP_FLAGS) build
+	@touch $@

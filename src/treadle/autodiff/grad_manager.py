@@ -1,0 +1,271 @@
+"""`GradManager`: which tensors get gradients, and of which computations."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from treadle.autodiff.tape import Node, Tape, current
+from treadle.base.errors import AutodiffError, ShapeError
+from treadle.ops.reverse import Step, backpropagate
+from treadle.tensor import Tensor
+
+Callback = Callable[[Tensor, Any], Any]
+
+_NO_HISTORY = "no computation history. did you forget record() or call a method that clears it?"
+
+
+class _Attached:
+    """One attached tensor, held weakly, its callbacks, and its value when recording began."""
+
+    __slots__ = ("callbacks", "tensor", "trace")
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = weakref.ref(tensor)
+        self.callbacks: list[Callback] = []
+        self.trace: tuple[Node, int] | None = None
+
+
+class GradManager:
+    """Computes gradients of recorded computations with respect to attached tensors.
+
+    Example:
+        >>> import numpy as np
+        >>> import treadle as mge
+        >>> w = mge.tensor(np.array([2.0], "float32"))
+        >>> gm = mge.autodiff.GradManager().attach(w)
+        >>> with gm:
+        ...     gm.backward(w * w)
+        >>> print(w.grad)
+        Tensor([4.], device=xpux:0)
+
+    Managers nest: what an inner manager's `backward` computes is recorded for the outer ones, so
+    gradients can be differentiated again. Managers joined by `|` record together and do not see
+    one another's results.
+    """
+
+    def __init__(self) -> None:
+        self._attached: dict[int, _Attached] = {}
+        self._tape: Tape | None = None
+        self._depth = 0
+        self._since = 0
+
+    def attached_tensors(self) -> list[Tensor]:
+        """The attached tensors that are still alive."""
+        found = [entry.tensor() for entry in self._attached.values()]
+        return [t for t in found if t is not None]
+
+    def attach(
+        self, tensors: Tensor | Iterable[Tensor], callbacks: Callback | Iterable[Callback] | None = None
+    ) -> GradManager:
+        """Ask for gradients of one tensor or several.
+
+        Args:
+            tensors: floating tensors; only weak references are kept.
+            callbacks: called in order as `callback(tensor, grad)` after each backward; each
+                result feeds the next, the last is accumulated into `tensor.grad`. A None leaves
+                the gradient unset; an object with `get()` is asked once all callbacks have run.
+
+        Returns:
+            The manager itself.
+        """
+        several = [tensors] if isinstance(tensors, Tensor) else list(tensors)
+        given = [] if callbacks is None else [callbacks] if callable(callbacks) else list(callbacks)
+        for tensor in several:
+            _check_attachable(tensor)
+            entry = self._attached.get(id(tensor))
+            if entry is None or entry.tensor() is not tensor:
+                entry = self._attached[id(tensor)] = _Attached(tensor)
+                weakref.finalize(tensor, self._attached.pop, id(tensor), None)
+            entry.callbacks += given
+            if self._tape is not None and entry.trace is None:
+                entry.trace = self._tape.leaf(tensor)
+        return self
+
+    # -- recording -------------------------------------------------------------------------
+
+    def record(self) -> None:
+        """Start recording on this thread; `with gm:` is preferred.
+
+        Raises:
+            AutodiffError: the manager is already recording.
+        """
+        self._begin(current().enter())
+
+    def _begin(self, depth: int) -> None:
+        tape = current()
+        if self._tape is not None:
+            tape.leave()
+            raise AutodiffError("GradManager", "already recording", hint="release() first")
+        self._tape, self._depth, self._since = tape, depth, tape.now()
+        for entry in list(self._attached.values()):
+            tensor = entry.tensor()
+            entry.trace = None if tensor is None else tape.leaf(tensor)
+
+    def release(self) -> None:
+        """Stop recording and let go of everything that was saved; harmless when not recording."""
+        tape, self._tape = self._tape, None
+        if tape is None:
+            return
+        for entry in self._attached.values():
+            tensor, trace = entry.tensor(), entry.trace
+            entry.trace = None
+            if tensor is not None and tape.managers == 1 and tensor._trace is trace:
+                tensor._trace = None
+        tape.leave()
+
+    def __enter__(self) -> GradManager:
+        self.record()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def __or__(self, other: GradManager | GradManagerGroup) -> GradManagerGroup:
+        return GradManagerGroup([self]) | other
+
+    # -- backward --------------------------------------------------------------------------
+
+    def backward(
+        self,
+        y: Tensor | Sequence[Tensor] | None = None,
+        dy: Tensor | Sequence[Tensor] | None = None,
+    ) -> None:
+        """Accumulate the gradients of `y` into the `.grad` of the attached tensors.
+
+        Recording of this manager ends. Tensors that `y` does not depend on are left alone.
+
+        Args:
+            y: one output or several; None calls nothing but ends the recording.
+            dy: cotangents of the same number and shapes; ones if left out.
+
+        Raises:
+            AutodiffError: the manager is not recording.
+            ShapeError: a cotangent differs in shape from its output.
+        """
+        tape = self._tape
+        if tape is None:
+            raise AutodiffError("backward", _NO_HISTORY)
+        outputs, cotangents = _seeds(y, dy)
+        before, _BACKWARDING[0] = _BACKWARDING[0], self
+        try:
+            with tape.visible_below(self._depth):
+                found = self._gradients(tape, outputs, cotangents)
+                self._deliver(found)
+        finally:
+            _BACKWARDING[0] = before
+            self.release()
+
+    def _gradients(
+        self, tape: Tape, outputs: list[Tensor], cotangents: list[Tensor]
+    ) -> list[tuple[_Attached, Tensor | None]]:
+        seeds: dict[Any, Tensor] = {}
+        for out, dy in zip(outputs, cotangents, strict=True):
+            if out._trace is not None:
+                seeds[out._trace] = dy if out._trace not in seeds else seeds[out._trace] + dy
+        nodes = tape.ancestors([y._trace for y in outputs], self._since, self._depth)
+        entries = [e for e in self._attached.values() if e.trace is not None]
+        wanted = list(dict.fromkeys(e.trace for e in entries))
+        by_step: dict[int, Node] = {}
+        steps = []
+        for node in nodes:
+            step = node.step()
+            by_step[id(step)] = node
+            steps.append(step)
+        observe = None
+        if tape.watch is not None:
+            watch = tape.watch
+
+            def observe(step: Step[Tensor], grads: tuple[Tensor | None, ...]) -> None:
+                watch.gradient(by_step[id(step)], grads)
+
+        found = backpropagate(steps, seeds, wanted, observe)
+        return [(e, found.get(e.trace)) for e in entries]
+
+    def _deliver(self, found: list[tuple[_Attached, Tensor | None]]) -> None:
+        """Run callbacks, wait for what they promised, then accumulate."""
+        results: list[tuple[Tensor, Any]] = []
+        for entry, grad in found:
+            tensor = entry.tensor()
+            if tensor is None or grad is None:
+                continue
+            result: Any = grad
+            for callback in entry.callbacks:
+                result = callback(tensor, result)
+            results.append((tensor, result))
+        for tensor, result in results:
+            settled = result if isinstance(result, Tensor) or result is None else result.get()
+            if settled is not None:
+                tensor.grad = settled if tensor.grad is None else tensor.grad + settled
+
+
+def _check_attachable(tensor: object) -> None:
+    if not isinstance(tensor, Tensor) or not tensor._kind.dtype.is_float:
+        saw = str(tensor.type) if isinstance(tensor, Tensor) else type(tensor).__name__
+        raise AssertionError(f"attach takes floating tensors, got {saw}")
+
+
+def _seeds(y: Any, dy: Any) -> tuple[list[Tensor], list[Tensor]]:
+    outputs = [] if y is None else [y] if isinstance(y, Tensor) else list(y)
+    if dy is None:
+        return outputs, [_ones_like(out) for out in outputs]
+    cotangents = [dy] if isinstance(dy, Tensor) else list(dy)
+    if len(cotangents) != len(outputs):
+        raise ShapeError(
+            "backward", f"{len(cotangents)} cotangents were given for {len(outputs)} outputs"
+        )
+    for out, given in zip(outputs, cotangents, strict=True):
+        if out.shape != given.shape:
+            raise ShapeError(
+                "backward",
+                "dy and y differ in shape",
+                saw=f"y {out.type}, dy {given.type}",
+                hint="pass one cotangent of the output's shape",
+            )
+    return outputs, cotangents
+
+
+def _ones_like(x: Tensor) -> Tensor:
+    return x.constant(np.ones(x.shape, x.dtype), x._kind.dtype)
+
+
+class GradManagerGroup:
+    """Managers that start and stop recording together, at one depth; made by `gm1 | gm2`."""
+
+    def __init__(self, managers: Iterable[GradManager]) -> None:
+        self._managers = list(managers)
+
+    def __or__(self, other: GradManager | GradManagerGroup) -> GradManagerGroup:
+        more = other._managers if isinstance(other, GradManagerGroup) else [other]
+        return GradManagerGroup([*self._managers, *more])
+
+    def record(self) -> None:
+        """Start recording all managers."""
+        tape = current()
+        depth = tape.depth + 1
+        for manager in self._managers:
+            tape.enter()
+            manager._begin(depth)
+
+    def release(self) -> None:
+        """Stop recording all managers."""
+        for manager in reversed(self._managers):
+            manager.release()
+
+    def __enter__(self) -> GradManagerGroup:
+        self.record()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+_BACKWARDING: list[GradManager | None] = [None]
+
+
+def get_backwarding_grad_manager() -> GradManager | None:
+    """The manager whose `backward` is running, for callbacks that need to know."""
+    return _BACKWARDING[0]

@@ -1,0 +1,255 @@
+"""The tape: what each thread's recording remembers of the ops that run.
+
+Every traced tensor points to the node that made it, and a node to the traces of its inputs, so
+whatever nobody can reach any more is freed while recording goes on. The tape itself holds nodes
+weakly, to take their contents away when the last manager releases.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from treadle.base.loc import Loc, user_location
+from treadle.base.modes import LOCAL, install
+from treadle.engine.dispatch import EagerType, Launch
+from treadle.ops.op import Op, Pullback
+from treadle.ops.reverse import Step
+from treadle.tensor import Tensor, execute, wrap
+
+EVERYONE = 1 << 60
+"""Visibility of ordinary ops: managers of every depth see them."""
+
+Saved = tuple[Any, EagerType, Any]
+"""A tensor's value at one moment: payload, eager type, trace."""
+
+
+class Rule(Protocol):
+    """What backward needs of an op; `Op` and user functions both have it."""
+
+    @property
+    def name(self) -> str: ...
+
+    def vjp(self, at: Pullback[Tensor], /) -> tuple[Tensor | None, ...]: ...
+
+
+class Node:
+    """One recorded op: saved inputs and outputs, position in time, who may look through it.
+
+    A node without a rule is a leaf: an attached tensor's value when recording began. Results are
+    traced as (node, index).
+    """
+
+    __slots__ = ("__weakref__", "alive", "inputs", "limit", "loc", "outputs", "rule", "seq")
+
+    def __init__(
+        self,
+        rule: Rule | None,
+        inputs: tuple[Saved, ...],
+        outputs: tuple[tuple[Any, EagerType], ...],
+        seq: int,
+        limit: int,
+    ) -> None:
+        self.rule = rule
+        self.inputs = inputs
+        self.outputs = outputs
+        self.seq = seq
+        self.limit = limit
+        self.alive = True
+        self.loc: Loc | None = None
+
+    def clear(self) -> None:
+        """Let go of everything saved; traces that still point here count as constants."""
+        self.alive = False
+        self.inputs = ()
+        self.outputs = ()
+
+    def step(self) -> Step[Tensor]:
+        """The node as the generic reverse walk sees it."""
+        keys = tuple([s[2] if s[2] is not None and s[2][0].alive else None for s in self.inputs])
+        outputs = tuple([(self, i) for i in range(len(self.outputs))])
+        return Step(self.rule, keys, outputs, self._values)  # type: ignore[arg-type]
+
+    def _values(self) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        inputs = tuple([wrap(*saved) for saved in self.inputs])
+        outputs = tuple([wrap(p, k, (self, i)) for i, (p, k) in enumerate(self.outputs)])
+        return inputs, outputs
+
+
+_COUNT = itertools.count(1)
+
+
+class Tape:
+    """One thread's recording: an op hook that adds nodes while any manager records."""
+
+    def __init__(self) -> None:
+        self.depth = 0
+        self.managers = 0
+        self.limit = EVERYONE
+        self.locate = False
+        self.watch: Any = None
+        self._log: list[weakref.ref[Node]] = []
+        self._prune_at = 4096
+
+    # -- the hook --------------------------------------------------------------------------
+
+    def binary(self, op: Op, launch: Launch, kind: EagerType, x: Tensor, y: Tensor, /) -> Tensor:
+        """An arithmetic operator, with its launch already found."""
+        data = launch(x._data, y._data)
+        tx, ty = x._trace, y._trace
+        if (tx is None and ty is None) or not kind.dtype.is_float or self.watch is not None:
+            if self.watch is None:
+                return wrap(data, kind)
+            return self.apply(op, (x, y))[0]
+        node = Node(
+            op,  # type: ignore[arg-type]
+            ((x._data, x._kind, tx), (y._data, y._kind, ty)),
+            ((data, kind),),
+            next(_COUNT),
+            self.limit,
+        )
+        self._log.append(weakref.ref(node))
+        if len(self._log) > self._prune_at:
+            self._prune()
+        return wrap(data, kind, (node, 0))
+
+    def apply(self, op: Op, inputs: tuple[Tensor, ...], /) -> tuple[Tensor, ...]:
+        """Any other op."""
+        results = execute(op, inputs) if inputs else _created(op)
+        if any([x._trace is not None for x in inputs]):
+            self.record(op, inputs, results)  # type: ignore[arg-type]
+        if self.watch is not None:
+            self.watch(op, inputs, results)
+        return results
+
+    def record(
+        self, rule: Rule, inputs: Sequence[Tensor], results: Sequence[Tensor]
+    ) -> Node | None:
+        """Add a node and trace the floating results to it."""
+        if not any(r._kind.dtype.is_float for r in results):
+            return None
+        node = Node(
+            rule,
+            tuple([(x._data, x._kind, x._trace) for x in inputs]),
+            tuple([(r._data, r._kind) for r in results]),
+            next(_COUNT),
+            self.limit,
+        )
+        self._log.append(weakref.ref(node))
+        if len(self._log) > self._prune_at:
+            self._prune()
+        if self.locate:
+            node.loc = user_location()
+        for i, result in enumerate(results):
+            if result._kind.dtype.is_float:
+                result._trace = (node, i)
+        return node
+
+    def leaf(self, tensor: Tensor) -> tuple[Node, int]:
+        """The trace of a tensor's present value, made now where it has none."""
+        trace = tensor._trace
+        if trace is None or not trace[0].alive:
+            node = Node(None, (), (), next(_COUNT), EVERYONE)
+            self._log.append(weakref.ref(node))
+            tensor._trace = trace = (node, 0)
+        found: tuple[Node, int] = trace
+        return found
+
+    def _prune(self) -> None:
+        """Drop references to nodes that are gone; the log doubles between two prunings."""
+        self._log = [r for r in self._log if r() is not None]
+        self._prune_at = max(4096, 2 * len(self._log))
+
+    # -- managers --------------------------------------------------------------------------
+
+    def enter(self) -> int:
+        """A manager starts recording; returns its depth."""
+        if self.managers == 0:
+            install(self)
+        self.managers += 1
+        self.depth += 1
+        return self.depth
+
+    def leave(self) -> None:
+        """A manager stops; the last one takes all saved values away."""
+        self.managers -= 1
+        self.depth -= 1
+        if self.managers:
+            return
+        if LOCAL.hook is self:
+            install(None)
+        log, self._log, self._prune_at = self._log, [], 4096
+        for reference in log:
+            node = reference()
+            if node is not None:
+                node.clear()
+
+    def now(self) -> int:
+        """A moment: nodes made later have a larger `seq`."""
+        return next(_COUNT)
+
+    def ancestors(self, traces: Sequence[Any], since: int, depth: int) -> list[Node]:
+        """Nodes the traces depend on, oldest first, as a manager of `depth` may see them."""
+        seen: set[Node] = set()
+        stack = [t[0] for t in traces if t is not None]
+        while stack:
+            node = stack.pop()
+            if node in seen or node.rule is None or not node.alive:
+                continue
+            if node.seq < since or node.limit < depth:
+                continue
+            seen.add(node)
+            stack += [s[2][0] for s in node.inputs if s[2] is not None]
+        return sorted(seen, key=lambda n: n.seq)
+
+    @contextmanager
+    def visible_below(self, depth: int) -> Iterator[None]:
+        """Ops inside are seen by managers that opened before `depth`, if there are any."""
+        before, hook = self.limit, LOCAL.hook
+        self.limit = min(before, depth - 1)
+        if self.limit < 1 and hook is self and self.watch is None:
+            install(None)
+        try:
+            yield
+        finally:
+            self.limit = before
+            if LOCAL.hook is not hook:
+                install(hook)
+
+
+class _Tapes(threading.local):
+    """One tape per thread, made when first asked for."""
+
+    tape: Tape | None = None
+
+
+_TAPES = _Tapes()
+
+
+def current() -> Tape:
+    """This thread's tape."""
+    if _TAPES.tape is None:
+        _TAPES.tape = Tape()
+    return _TAPES.tape
+
+
+def _created(op: Op) -> tuple[Tensor, ...]:
+    raise TypeError(f"{op.name} has no operands and is never recorded")
+
+
+@contextmanager
+def no_grad() -> Iterator[None]:
+    """Nothing inside the block is recorded on this thread."""
+    hook = LOCAL.hook
+    recording = isinstance(hook, Tape)
+    if recording:
+        install(None)
+    try:
+        yield
+    finally:
+        if recording:
+            install(hook)

@@ -1,0 +1,1 @@
+"""Vocabulary every other layer shares: dtypes, shapes, types, errors, locations, modes."""

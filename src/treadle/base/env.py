@@ -1,0 +1,38 @@
+"""Environment variables, all read here so that one table can list them."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """One environment variable: names in order of precedence, default and meaning."""
+
+    names: tuple[str, ...]
+    default: str
+    meaning: str
+
+    def get(self) -> str:
+        """The first name that is set to something, else the default."""
+        return next((os.environ[n] for n in self.names if os.environ.get(n)), self.default)
+
+    def source(self) -> str:
+        """The name the value came from, for error messages; `""` for the default."""
+        return next((n for n in self.names if os.environ.get(n)), "")
+
+
+DEFAULT_DEVICE = Variable(
+    ("MGE_DEFAULT_DEVICE", "TREADLE_DEFAULT_DEVICE"), "xpux", "device of new tensors"
+)
+BACKENDS = Variable(
+    ("TREADLE_BACKENDS",), "", "comma-separated allow-list of backends, or 'off' for none foreign"
+)
+FALLBACK = Variable(
+    ("TREADLE_FALLBACK",), "warn", "ops a device lacks: 'warn' once, 'silent', or 'error'"
+)
+DUMP = Variable(("TREADLE_DUMP",), "", "stages whose graphs are written as text, by name")
+LOG_LEVEL = Variable(("MEGENGINE_LOGGING_LEVEL", "TREADLE_LOG_LEVEL"), "", "logging level")
+
+ALL = (DEFAULT_DEVICE, BACKENDS, FALLBACK, DUMP, LOG_LEVEL)

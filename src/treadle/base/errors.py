@@ -1,0 +1,96 @@
+"""Every exception Treadle raises on purpose, and the one format of their messages.
+
+A message reads, in this order: the op (or file, or stage), what went wrong, what was seen, one
+thing to try, and the user's line. Each class has an anchor of its own name in `docs/errors.md`.
+"""
+
+from __future__ import annotations
+
+from treadle.base.loc import Loc, user_location
+
+
+class TreadleError(Exception):
+    """Base of all errors raised by Treadle.
+
+    Args:
+        where: the op, file, stage or object the error is about.
+        problem: what is wrong, in one clause.
+        saw: the types or values that were found.
+        hint: one thing the user can try.
+        at: the user's line; found from the call stack when left out.
+    """
+
+    def __init__(
+        self, where: str, problem: str, *, saw: str = "", hint: str = "", at: Loc | None = None
+    ) -> None:
+        self.where = where
+        self.problem = problem
+        self.saw = saw
+        self.hint = hint
+        self.at = user_location() if at is None else at
+        super().__init__(self._text())
+
+    def _text(self) -> str:
+        lines = [f"{self.where}: {self.problem}"]
+        lines += [f"  saw:  {self.saw}"] if self.saw else []
+        lines += [f"  hint: {self.hint}"] if self.hint else []
+        lines += [f"  at:   {self.at}"] if self.at else []
+        return "\n".join(lines)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild, (type(self), self.where, self.problem, self.saw, self.hint, self.at)
+
+
+def _rebuild(
+    cls: type[TreadleError], where: str, problem: str, saw: str, hint: str, at: Loc
+) -> TreadleError:
+    """Unpickle an error (keyword-only arguments need a function of their own)."""
+    return cls(where, problem, saw=saw, hint=hint, at=at)
+
+
+class ShapeError(TreadleError, ValueError):
+    """Shapes, axes or sizes do not fit the op."""
+
+
+class DTypeError(TreadleError, TypeError):
+    """A dtype does not fit the op, or a value does not fit a dtype."""
+
+
+class DeviceError(TreadleError, ValueError, RuntimeError):
+    """A device name is malformed, a device is missing, or devices are mixed."""
+
+
+class IndexRangeError(TreadleError, IndexError):
+    """An index lies outside the axis it selects from."""
+
+
+class NoGradient(TreadleError, RuntimeError):
+    """A gradient was asked of an op that has none."""
+
+
+class AutodiffError(TreadleError, RuntimeError):
+    """A gradient manager was used out of order, or found a NaN in anomaly mode."""
+
+
+class GraphError(TreadleError, ValueError):
+    """A graph breaks the rules of the intermediate representation."""
+
+
+class UnsupportedOp(TreadleError, NotImplementedError):
+    """No engine can run this op on these types."""
+
+
+class CompileError(TreadleError, RuntimeError):
+    """A stage of the engine could not finish."""
+
+
+class LoadError(TreadleError, RuntimeError):
+    """An artifact or plug-in does not fit this machine or version."""
+
+
+class CheckpointError(TreadleError, ValueError):
+    """A saved file is damaged, hostile, newer than this version, or of another kind."""
+
+
+class OutOfMemory(TreadleError, MemoryError):
+    """A device could not provide the memory that was asked for."""

@@ -1,0 +1,51 @@
+"""What a transform is."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+
+class Transform(ABC):
+    """A function of one sample, run before the samples of a batch are merged.
+
+    Subclasses give `apply`; those that look at several samples at once override `apply_batch`.
+
+    Attributes:
+        order: what the fields of a sample are ("image", "mask", ...), for those that ask.
+    """
+
+    order: tuple[str, ...] | None = None
+
+    def apply_batch(self, inputs: Sequence[Any]) -> Sequence[Any]:
+        """Transform every sample of a batch."""
+        return tuple(self._apply_at(position, sample) for position, sample in enumerate(inputs))
+
+    @abstractmethod
+    def apply(self, input: Any) -> Any:
+        """Transform one sample."""
+
+    def set_order(self, order: Sequence[str]) -> None:
+        """Take over the order of fields from an enclosing `Compose`."""
+        self.order = tuple(order)
+
+    def _apply_at(self, position: int, sample: Any) -> Any:
+        try:
+            return self.apply(sample)
+        except Exception as error:
+            error.add_note(f"in transform {self!r}, sample {position} of the batch")
+            raise
+
+    def __repr__(self) -> str:
+        return type(self).__name__
+
+
+class PseudoTransform(Transform):
+    """Returns each sample as it is."""
+
+    def apply_batch(self, inputs: Sequence[Any]) -> Sequence[Any]:
+        return inputs
+
+    def apply(self, input: Any) -> Any:
+        return input

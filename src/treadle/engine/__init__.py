@@ -1,0 +1,1 @@
+"""The engine: eager dispatch today, and the six stages from prepare to execute."""

@@ -1,0 +1,231 @@
+"""Device names: logical (`xpux:0`), physical (`cpu0:0`), and how one becomes the other."""
+
+from __future__ import annotations
+
+import re
+import threading
+from typing import Any, NamedTuple
+
+from treadle.backends import registry
+from treadle.base.env import DEFAULT_DEVICE
+from treadle.base.errors import DeviceError
+from treadle.base.log import get_logger
+from treadle.runtime.api import Device
+
+_HOST_KINDS = ("cpu", "multithread")
+_MEGENGINE_KINDS = ("cpu", "gpu", "xpu", "rocm", "multithread", "cambricon", "atlas")
+_NAME = re.compile(r"([a-z_]+)(x|[0-9]+)(?::([0-9]+))?")
+_FORMS = "xpux, cpux, gpux, cpu0, cpu1, gpu0, multithread2, each with an optional :stream"
+
+
+class Name(NamedTuple):
+    """The parts of a device name: kind, number (or "x") and stream."""
+
+    kind: str
+    number: str
+    stream: int
+
+    def __str__(self) -> str:
+        return f"{self.kind}{self.number}:{self.stream}"
+
+
+def parse(text: str) -> Name:
+    """Split a device name.
+
+    Raises:
+        DeviceError: the name is malformed; the message lists valid forms.
+    """
+    match = _NAME.fullmatch(text)
+    if match is None or not _known_kind(match[1]):
+        raise DeviceError("device", f"{text!r} is not a device name", hint=f"valid: {_FORMS}")
+    number = match[2] if match[2] == "x" else str(int(match[2]))
+    return Name(match[1], number, int(match[3] or 0))
+
+
+def _known_kind(kind: str) -> bool:
+    return kind in _MEGENGINE_KINDS or registry.for_kind(kind) is not None
+
+
+class CompNode:
+    """Where a tensor lives: a logical name and the physical device it stands for.
+
+    There is one object per logical name. `str` is the logical name, `repr` shows both. Equality
+    with strings compares logical names, a missing stream counting as `:0`.
+    """
+
+    __slots__ = ("_backend", "_index", "_opened", "kind", "logical_name", "physical_name")
+
+    def __init__(self, logical: Name, physical: Name) -> None:
+        self.logical_name = str(logical)
+        self.physical_name = str(physical)
+        self.kind = physical.kind
+        self._index = int(physical.number)
+        self._opened: Device | None = None
+        self._backend: Any = None
+
+    def __str__(self) -> str:
+        return self.logical_name
+
+    def __repr__(self) -> str:
+        return f'CompNode("{self.physical_name}" from "{self.logical_name}")'
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, str):
+            return self.logical_name == (other if ":" in other else other + ":0")
+        return isinstance(other, CompNode) and self.logical_name == other.logical_name
+
+    def __hash__(self) -> int:
+        return hash(self.logical_name)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return resolve, (self.logical_name,)
+
+    @property
+    def physical_locator(self) -> tuple[str, int, int]:
+        """(kind, number, stream) of the physical device."""
+        return self.kind, self._index, int(self.physical_name.rpartition(":")[2])
+
+    @property
+    def place(self) -> tuple[str, int]:
+        """What must be equal for tensors to meet in one op: kind and number, not the stream."""
+        return self.kind, self._index
+
+    @property
+    def on_host(self) -> bool:
+        """Whether tensors here are plain host arrays."""
+        return self.kind in _HOST_KINDS
+
+    def open(self) -> Device:
+        """The opened device."""
+        if self._opened is None:
+            self._opened = _open(self.kind, self._index)
+        return self._opened
+
+
+_LOCK = threading.RLock()
+_RESOLVED: dict[str, CompNode] = {}
+_OPEN: dict[tuple[str, int], Device] = {}
+_NOTICED = [False]
+
+
+def resolve(text: str) -> CompNode:
+    """The device a name stands for; the choice behind `x` is made once per process.
+
+    Raises:
+        DeviceError: the name is malformed, or no such device exists (the message says how many
+            there are).
+    """
+    found = _RESOLVED.get(text)
+    if found is not None:
+        return found
+    with _LOCK:
+        logical = parse(text)
+        full = str(logical)
+        if full not in _RESOLVED:
+            _RESOLVED[full] = CompNode(logical, _physical(logical))
+        _RESOLVED[text] = _RESOLVED[full]
+        return _RESOLVED[full]
+
+
+def _physical(logical: Name) -> Name:
+    kind = fastest_kind() if logical.kind == "xpu" else logical.kind
+    index = 0 if logical.number == "x" else int(logical.number)
+    if kind in _HOST_KINDS:
+        return Name(kind, str(index), logical.stream)
+    count = device_count(kind)
+    if index >= count:
+        raise DeviceError(
+            "device",
+            f"there is no device {logical.kind}{index}: {count} of this kind exist",
+            hint="use cpux, or install a backend for it; treadle.backends() lists what was found",
+        )
+    return Name(kind, str(index), logical.stream)
+
+
+def device_count(kind: str) -> int:
+    """How many devices of a kind exist; all CPU names are logical devices on the one host."""
+    if kind == "xpu":
+        return device_count(fastest_kind())
+    if kind in _HOST_KINDS:
+        return 1
+    entry = registry.for_kind(kind)
+    if entry is None or entry.availability is None or not entry.availability.ok:
+        return 0
+    return entry.availability.count
+
+
+def fastest_kind() -> str:
+    """What `xpu` means here: the usable backend with the highest priority, else the CPU."""
+    best, kind = 0, "cpu"
+    for entry in registry.loaded():
+        found = entry.availability
+        if found is not None and found.ok and found.count and found.priority > best:
+            best, kind = found.priority, entry.backend.device_kinds[0]
+    return kind
+
+
+def _open(kind: str, index: int) -> Device:
+    with _LOCK:
+        if (kind, index) not in _OPEN:
+            entry = registry.for_kind(kind)
+            if entry is None:
+                raise DeviceError("device", f"no backend serves {kind}")
+            _OPEN[kind, index] = entry.backend.open(index)
+        return _OPEN[kind, index]
+
+
+# -- the default device --------------------------------------------------------------------
+
+
+class _Default:
+    """The default device's name (kept as given) and, once a tensor was made, what it means."""
+
+    __slots__ = ("name", "node")
+
+    def __init__(self) -> None:
+        self.name: str | None = None
+        self.node: CompNode | None = None
+
+
+_DEFAULT = _Default()
+
+
+def default_name() -> str:
+    """The name last set, else the environment's, else `xpux`; exactly as it was given."""
+    if _DEFAULT.name is None:
+        name = DEFAULT_DEVICE.get()
+        try:
+            parse(name)
+        except DeviceError as error:
+            source = DEFAULT_DEVICE.source()
+            raise DeviceError(source, f"{name!r} is not a device name", hint=error.hint) from None
+        _DEFAULT.name = name
+    return _DEFAULT.name
+
+
+def set_default_name(name: str) -> None:
+    """Change where new tensors are made; existing tensors stay where they are."""
+    parse(name)
+    _DEFAULT.name, _DEFAULT.node = name, None
+
+
+def default_device() -> CompNode:
+    """The device of new tensors; the first call may print the no-GPU notice."""
+    node = _DEFAULT.node
+    if node is None:
+        name = default_name()
+        node = resolve(name)
+        _DEFAULT.node = node
+        if parse(name).kind == "xpu":
+            _notice(node)
+    return node
+
+
+def _notice(node: CompNode) -> None:
+    """Say once that no GPU is used; never when a CPU was asked for."""
+    if node.on_host and not _NOTICED[0]:
+        _NOTICED[0] = True
+        get_logger().warning(
+            "failed to load the CUDA driver (no usable GPU backend was found): CPU mode is used. "
+            "Call set_default_device('cpux') to choose it and silence this; see docs/devices.md"
+        )

@@ -1,0 +1,1 @@
+"""Graphs: pure, typed, immutable programs, their text form, and the passes that rewrite them."""

@@ -1,0 +1,213 @@
+"""Building graphs: operands that append a node for every op applied to them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from treadle.base.dtype import DType
+from treadle.base.errors import GraphError
+from treadle.base.loc import UNKNOWN, Loc, user_location
+from treadle.base.symbol import Relation, recording_guards
+from treadle.base.types import TensorType
+from treadle.graph.ir import Graph, Node, Value, op_key
+from treadle.ops.abstract import constant_array
+from treadle.ops.constant import ArrayData, Constant
+from treadle.ops.control import Cond, Scan, While
+from treadle.ops.op import Op
+from treadle.ops.operators import Operators
+
+
+class GraphOperand(Operators):
+    """A value of a graph under construction; applying an op appends a node."""
+
+    __slots__ = ("builder", "value")
+
+    def __init__(self, builder: GraphBuilder, value: Value) -> None:
+        self.builder = builder
+        self.value = value
+
+    @property
+    def type(self) -> TensorType:
+        """Element type, shape and device."""
+        return self.value.type
+
+    def apply(self, op: Op, inputs: tuple[GraphOperand, ...], /) -> tuple[GraphOperand, ...]:  # type: ignore[override]
+        """Append a node."""
+        return self.builder.apply(op, inputs)
+
+    def constant(self, value: Any, dtype: DType | None = None) -> GraphOperand:
+        """A constant node on this operand's device; a scalar takes this element type."""
+        array = constant_array(value, dtype, self.value.type.dtype)
+        return self.builder.constant(array, self.value.type.device)
+
+    def __repr__(self) -> str:
+        return repr(self.value)
+
+
+class GraphBuilder:
+    """Collects inputs, nodes and outputs, then makes a `Graph`.
+
+    Args:
+        name: the graph's name.
+        locate: record the user's line with every node.
+        share: give equal nodes (op with attributes, inputs) one place (hash-consing).
+    """
+
+    def __init__(self, name: str = "g", *, locate: bool = False, share: bool = False) -> None:
+        self.name = name
+        self.loc = UNKNOWN
+        self._locate = locate
+        self._known: dict[tuple[str, tuple[Value, ...]], Node] | None = {} if share else None
+        self._inputs: list[Value] = []
+        self._nodes: list[Node] = []
+        self._outputs: list[Value] = []
+        self._guards: dict[Relation, None] = {}
+        self._symbolic = False
+        self._values: set[Value] = set()
+
+    # -- values in and out -----------------------------------------------------------------
+
+    def input(self, type_: TensorType, name: str = "") -> GraphOperand:
+        """A new input of the graph."""
+        self._symbolic |= not type_.is_static
+        value = Value(type_, None, len(self._inputs), name)
+        self._inputs.append(value)
+        self._values.add(value)
+        return GraphOperand(self, value)
+
+    def constant(self, array: Any, device: str = "") -> GraphOperand:
+        """A node that yields a copy of the array (or `ArrayData`, which is not copied)."""
+        data = array if isinstance(array, ArrayData) else ArrayData(array)
+        return self.apply(Constant(data, device), ())[0]
+
+    def output(self, *operands: GraphOperand) -> None:
+        """Add outputs to the graph."""
+        self._outputs += self._unwrap(operands, "output")
+
+    # -- nodes -----------------------------------------------------------------------------
+
+    def apply(
+        self, op: Op, inputs: Sequence[GraphOperand], names: tuple[str, ...] = ()
+    ) -> tuple[GraphOperand, ...]:
+        """Append an application of `op` (or find the equal one, where nodes are shared)."""
+        node = self.add(op, self._unwrap(inputs, op.name), names)
+        return tuple([GraphOperand(self, v) for v in node.outputs])
+
+    def add(
+        self,
+        op: Op,
+        inputs: tuple[Value, ...],
+        names: tuple[str, ...] = (),
+        loc: Loc | None = None,
+    ) -> Node:
+        """`apply` on bare values, which must be the builder's own; `loc` None: the current one."""
+        if self._known is None:
+            return self._append(op, inputs, names, loc)
+        key = op_key(op), inputs
+        if key not in self._known:
+            self._known[key] = self._append(op, inputs, names, loc)
+        return self._known[key]
+
+    def _append(
+        self, op: Op, inputs: tuple[Value, ...], names: tuple[str, ...], loc: Loc | None
+    ) -> Node:
+        place = loc or (user_location() if self._locate else self.loc)
+        if self._symbolic:
+            with recording_guards() as guards:
+                node = Node(op, inputs, place, names)
+            self._guards.update(dict.fromkeys(guards))
+        else:
+            node = Node(op, inputs, place, names)
+        self._nodes.append(node)
+        self._values.update(node.outputs)
+        return node
+
+    def _unwrap(self, operands: Sequence[GraphOperand], where: str) -> tuple[Value, ...]:
+        values = tuple([x.value for x in operands])
+        for value in values:
+            if value not in self._values:
+                raise GraphError(
+                    where,
+                    f"the operand {value!r} belongs to another graph",
+                    hint="pass it to the region as an argument",
+                )
+        return values
+
+    # -- control flow ----------------------------------------------------------------------
+
+    def cond(
+        self,
+        predicate: GraphOperand,
+        then: Callable[..., Any],
+        otherwise: Callable[..., Any],
+        xs: Sequence[GraphOperand] = (),
+    ) -> tuple[GraphOperand, ...]:
+        """`then(*xs)` where the predicate (bool, 0-d) is true, else `otherwise(*xs)`."""
+        types = [x.type for x in xs]
+        op = Cond(trace_body(then, types, "then"), trace_body(otherwise, types, "otherwise"))
+        return self.apply(op, (predicate, *xs))
+
+    def while_loop(
+        self,
+        condition: Callable[..., Any],
+        body: Callable[..., Any],
+        state: Sequence[GraphOperand],
+    ) -> tuple[GraphOperand, ...]:
+        """`state = body(*state)` as long as `condition(*state)` holds."""
+        types = [x.type for x in state]
+        op = While(trace_body(condition, types, "condition"), trace_body(body, types, "body"))
+        return self.apply(op, state)
+
+    def scan(
+        self,
+        body: Callable[..., Any],
+        state: Sequence[GraphOperand],
+        stacked: Sequence[GraphOperand],
+        length: int,
+    ) -> tuple[GraphOperand, ...]:
+        """`length` turns of `body(*state, *entries)` over axis 0 of the stacked operands."""
+        entries = [x.type.with_shape(x.type.shape[1:]) for x in stacked]
+        region = trace_body(body, [*(x.type for x in state), *entries], "body")
+        return self.apply(Scan(region, len(state), length), (*state, *stacked))
+
+    # -- the result ------------------------------------------------------------------------
+
+    @contextmanager
+    def at(self, loc: Loc) -> Iterator[None]:
+        """Give the nodes appended inside the block this source line."""
+        before, self.loc = self.loc, loc
+        try:
+            yield
+        finally:
+            self.loc = before
+
+    def build(self) -> Graph:
+        """The graph of everything appended so far; the builder may go on."""
+        parts = tuple(self._inputs), tuple(self._nodes), tuple(self._outputs)
+        return Graph(self.name, *parts, tuple(self._guards))
+
+
+def trace_body(
+    function: Callable[..., Any],
+    types: Iterable[TensorType],
+    name: str = "body",
+    names: Sequence[str] = (),
+) -> Graph:
+    """The graph of a function over operands.
+
+    Args:
+        function: takes one operand per type; returns one operand or a tuple of operands.
+        types: types of the arguments.
+        name: name of the graph.
+        names: names of the arguments, as far as they have any.
+    """
+    builder = GraphBuilder(name)
+    called = [*names]
+    operands = [
+        builder.input(t, called[i] if i < len(called) else "") for i, t in enumerate(types)
+    ]
+    results = function(*operands)
+    builder.output(*(results if isinstance(results, tuple) else (results,)))
+    return builder.build()

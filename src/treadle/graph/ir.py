@@ -1,0 +1,238 @@
+"""The intermediate representation: values, the nodes that define them, and graphs of nodes.
+
+A graph is a pure program in static single assignment form. Nodes are immutable and typed at birth:
+the constructor runs the op's type rule, so an untyped node cannot exist. Layout, memory and
+streams are not here; later stages add types of their own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from treadle.base.loc import UNKNOWN, Loc
+from treadle.base.symbol import Apply, Expr, Relation, Symbol
+from treadle.base.types import TensorType
+from treadle.ops.constant import ArrayData, Constant
+from treadle.ops.op import Array, Op, as_tuple
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Value:
+    """One tensor of the program, compared by identity.
+
+    `producer` is None for an input of the graph; `index` counts the outputs of the producer (or
+    the inputs of the graph); `name` is what people call it, and means nothing to the program.
+    """
+
+    type: TensorType
+    producer: Node | None = None
+    index: int = 0
+    name: str = ""
+
+    def __repr__(self) -> str:
+        source = f"output {self.index} of {self.producer.op.name}" if self.producer else "input"
+        return f"<Value {self.name or source}: {self.type}>"
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Node:
+    """One application of an op, compared by identity: a node is a place, an op is a value."""
+
+    op: Op
+    inputs: tuple[Value, ...]
+    loc: Loc = UNKNOWN
+    names: tuple[str, ...] = ()
+    outputs: tuple[Value, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        types = result_types(self.op, self.inputs)
+        names = self.names or ("",) * len(types)
+        outputs = tuple(
+            Value(t, self, i, n) for i, (t, n) in enumerate(zip(types, names, strict=True))
+        )
+        object.__setattr__(self, "outputs", outputs)
+
+    @property
+    def output(self) -> Value:
+        """The first output."""
+        return self.outputs[0]
+
+    def __repr__(self) -> str:
+        inputs = ", ".join(str(v.type) for v in self.inputs)
+        return f"<Node {self.op.name}({inputs})>"
+
+
+def result_types(op: Op, inputs: tuple[Value, ...]) -> tuple[TensorType, ...]:
+    """The op's result types; those it leaves unplaced take the device of the inputs."""
+    types = op.infer(*[v.type for v in inputs])
+    device = next((v.type.device for v in inputs if v.type.device), "")
+    if device and not all(t.device for t in types):
+        return tuple(t if t.device else TensorType(t.dtype, t.shape, device) for t in types)
+    return types
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Graph:
+    """A program: inputs, nodes in topological order, outputs.
+
+    Graphs compare by content: names and source lines do not count. That makes a graph an
+    attribute of a control-flow op like any other.
+
+    Attributes:
+        name: what people call it.
+        inputs: values without a producer.
+        nodes: every node, each after the producers of its inputs.
+        outputs: values of `inputs` or `nodes`; a value may appear more than once.
+        guards: relations between symbolic extents under which the program is valid.
+    """
+
+    name: str
+    inputs: tuple[Value, ...]
+    nodes: tuple[Node, ...]
+    outputs: tuple[Value, ...]
+    guards: tuple[Relation, ...] = ()
+    _digest: list[str] = field(default_factory=list, init=False)
+
+    @property
+    def input_types(self) -> tuple[TensorType, ...]:
+        """Types of the inputs, in order."""
+        return tuple(v.type for v in self.inputs)
+
+    @property
+    def output_types(self) -> tuple[TensorType, ...]:
+        """Types of the outputs, in order."""
+        return tuple(v.type for v in self.outputs)
+
+    @property
+    def digest(self) -> str:
+        """256-bit content hash in hexadecimal; equal for equal programs in every process."""
+        if not self._digest:
+            state = hashlib.sha256()
+            for line in _canonical_lines(self):
+                state.update(line.encode())
+                state.update(b"\n")
+            self._digest.append(state.hexdigest())
+        return self._digest[0]
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        return self.digest == other.digest if isinstance(other, Graph) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
+    def __repr__(self) -> str:
+        return f"<Graph {self.name} {self.digest[:12]}: {len(self.nodes)} nodes>"
+
+    def evaluate(self, arrays: Sequence[Array], /) -> tuple[Array, ...]:
+        """Run with the oracles of the ops; static extents only (see `graph.evaluate`)."""
+        known: dict[Value, Array] = dict(zip(self.inputs, map(np.asarray, arrays), strict=True))
+        for node in self.nodes:
+            results = as_tuple(node.op.reference(*[known[v] for v in node.inputs]))
+            known.update(zip(node.outputs, results, strict=True))
+        return tuple(known[v] for v in self.outputs)
+
+    def with_nodes(self, nodes: Iterable[Node], outputs: Iterable[Value]) -> Graph:
+        """The same name, inputs and guards around other nodes and outputs."""
+        return Graph(self.name, self.inputs, tuple(nodes), tuple(outputs), self.guards)
+
+
+def _canonical_lines(graph: Graph) -> Iterator[str]:
+    """The program as text without names or source lines; what the digest is taken of."""
+    number = {v: i for i, v in enumerate(graph.inputs)}
+    for symbol in symbols_of(graph):
+        yield repr(symbol)
+    yield from (str(g) for g in graph.guards)
+    yield from (str(v.type) for v in graph.inputs)
+    for node in graph.nodes:
+        inputs = [number[v] for v in node.inputs]
+        for value in node.outputs:
+            number[value] = len(number)
+        yield f"{op_key(node.op)}{inputs}{[str(v.type) for v in node.outputs]}"
+    yield f"return {[number[v] for v in graph.outputs]}"
+
+
+def op_key(op: Op) -> str:
+    """Text that tells ops with different attributes apart, bit for bit.
+
+    Comparing ops is not enough here: as attributes, 0.0 equals -0.0 and 1 equals True.
+    """
+    if not op._fields:
+        return op.name
+    inside = ",".join(f"{name}={_attribute_key(getattr(op, name))}" for name in op._fields)
+    return f"{op.name}{{{inside}}}"
+
+
+def _attribute_key(value: object) -> str:
+    if isinstance(value, Graph):
+        return f"graph {value.digest}"
+    if isinstance(value, tuple):
+        return "(" + ",".join(_attribute_key(v) for v in value) + ")"
+    return repr(value)
+
+
+def regions_of(op: Op) -> tuple[Graph, ...]:
+    """The graphs a control-flow op holds, in the order of its attributes."""
+    if not op._fields:
+        return ()
+    return tuple(_graphs_in(getattr(op, name) for name in op._fields))
+
+
+def _graphs_in(values: Iterable[object]) -> Iterator[Graph]:
+    for value in values:
+        if isinstance(value, Graph):
+            yield value
+        elif isinstance(value, tuple):
+            yield from _graphs_in(value)
+
+
+def symbols_of(graph: Graph) -> tuple[Symbol, ...]:
+    """Every symbolic extent the graph and its regions mention, by name."""
+    found: dict[Symbol, None] = {}
+    for value in graph.inputs:
+        _collect(value.type.shape, found)
+    for node in graph.nodes:
+        for value in node.outputs:
+            _collect(value.type.shape, found)
+        if node.op._fields and type(node.op) is not Constant:
+            _collect(tuple(node.op.attributes.values()), found)
+    _collect(tuple(g.expr for g in graph.guards), found)
+    return tuple(sorted(found, key=lambda s: (s.name, s.low, s.multiple)))
+
+
+def _collect(value: object, found: dict[Symbol, None]) -> None:
+    """Add the symbols inside an attribute or shape to `found`."""
+    if isinstance(value, tuple):
+        for part in value:
+            if type(part) is not int:
+                _collect(part, found)
+    elif isinstance(value, Expr):
+        for atom in (a for monomial, _ in value.terms for a in monomial):
+            _collect(atom, found)
+    elif isinstance(value, Symbol):
+        found[value] = None
+    elif isinstance(value, Apply):
+        _collect((value.x, value.y), found)
+    elif isinstance(value, TensorType):
+        _collect(value.shape, found)
+    elif isinstance(value, Graph):
+        found.update(dict.fromkeys(symbols_of(value)))
+
+
+def constant(array: object, device: str = "", loc: Loc = UNKNOWN) -> Node:
+    """A node that yields a copy of the array."""
+    return Node(Constant(ArrayData(array), device), (), loc)
+
+
+def constant_of(value: Value) -> ArrayData | None:
+    """The data of a value that a constant node defines, else None."""
+    producer = value.producer
+    if producer is None or not isinstance(producer.op, Constant):
+        return None
+    return producer.op.data
+

@@ -1,0 +1,389 @@
+"""Collectives: ops in which every process of a group takes part.
+
+Each op carries the name of its group and the group's size, `world`, which fixes the result shapes.
+All processes apply the same ops in the same order; where only one rank receives the result
+(`ReduceTo`, `GatherTo`), the others get a value of the same type whose elements mean nothing.
+The oracle here is that of a group of one; larger groups need a communicator.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from treadle.base import dtype as dt
+from treadle.base.dtype import DType
+from treadle.base.errors import NoGradient, ShapeError, UnsupportedOp
+from treadle.base.shape import Shape, require_equal
+from treadle.base.symbol import Dim
+from treadle.base.types import TensorType
+from treadle.ops.op import Array, Op, Pullback, op
+from treadle.ops.operand import V
+from treadle.ops.sample import Arg, BadSample, Sample
+
+REDUCTIONS = ("sum", "mean", "max", "min")
+_SHAPES: tuple[tuple[int, ...], ...] = ((2, 3), (0, 3), (1, 1))
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Collective(Op):
+    """One operand per process of the group `group`, which has `world` processes."""
+
+    dtypes = dt.ALL
+    group: str = "world"
+    world: int = 1
+
+    def check_group(self, x: TensorType, rank: int = 0) -> None:
+        """Raise unless the group has processes, `rank` among them, and takes x's element type."""
+        self.check_dtype((x,))
+        if self.world < 1:
+            raise self.error(
+                f"a group has 1 or more processes, not {self.world}",
+                (x,),
+                "pass the group's size as world",
+            )
+        if not 0 <= rank < self.world:
+            raise self.error(
+                f"rank {rank} is not in the group {self.group!r} of {self.world}",
+                (x,),
+                f"use a rank from 0 to {self.world - 1}",
+            )
+
+    def require_single(self) -> None:
+        """Raise `UnsupportedOp` where the oracle would need other processes."""
+        if self.world != 1:
+            raise UnsupportedOp(
+                self.name,
+                f"needs the {self.world} processes of the group {self.group!r}",
+                hint="start them with distributed.launcher and call init_process_group",
+            )
+
+    def reference(self, x: Array) -> Array:
+        """In a group of one every collective returns its operand."""
+        self.require_single()
+        return np.array(x)
+
+    def _axis(self, axis: int, x: TensorType) -> int:
+        if not 0 <= axis < x.ndim:
+            raise self.error(
+                f"axis {axis} is out of range for {x.ndim} axes", (x,), "name an axis of x"
+            )
+        return axis
+
+    def scaled(self, x: TensorType, axis: int, factor: int) -> TensorType:
+        """The type of `world` pieces like x, joined along `axis`."""
+        at = self._axis(axis, x)
+        shape: list[Dim] = list(x.shape)
+        shape[at] = shape[at] * factor
+        return x.with_shape(tuple(shape))
+
+    def divided(self, x: TensorType, axis: int) -> TensorType:
+        """The type of one of `world` equal pieces of x along `axis`."""
+        at = self._axis(axis, x)
+        extent = x.shape[at]
+        require_equal(
+            extent % self.world,
+            0,
+            lambda: self.error(
+                f"axis {axis} of extent {extent} does not split into {self.world} equal parts",
+                (x,),
+                "pad the axis to a multiple of the group's size",
+            ),
+        )
+        shape: list[Dim] = list(x.shape)
+        shape[at] = extent // self.world
+        return x.with_shape(tuple(shape))
+
+
+@op
+class AllReduce(Collective):
+    """Every process gets the elementwise `kind` ("sum", "mean", "max", "min") of all operands."""
+
+    kind: str = "sum"
+
+    name = "all_reduce"
+    dtypes = dt.REALS
+
+    def infer(self, x: TensorType) -> tuple[TensorType, ...]:
+        self.check_group(x)
+        if self.kind not in REDUCTIONS:
+            raise self.error(
+                f"{self.kind!r} is no reduction", (x,), "use one of " + ", ".join(REDUCTIONS)
+            )
+        return (x,)
+
+    def vjp(self, at: Pullback[V]) -> tuple[V | None, ...]:
+        if self.kind not in ("sum", "mean"):
+            raise NoGradient(
+                self.name, f"the {self.kind} over processes has no gradient rule", hint="use sum"
+            )
+        return (self(at.dy),)
+
+    @classmethod
+    def samples(cls) -> tuple[Sample, ...]:
+        kinds = tuple(
+            Sample(cls(kind=k), (Arg((2, 3)),), gradient=k in ("sum", "mean")) for k in REDUCTIONS
+        )
+        return (*kinds, *(Sample(cls(), (Arg(s),)) for s in ((), (0, 3), (1, 1))))
+
+    @classmethod
+    def bad_samples(cls) -> tuple[BadSample, ...]:
+        return (
+            BadSample(lambda: cls(kind="median"), (Arg((2,)),), ShapeError, "no reduction"),
+            BadSample(lambda: cls(world=0), (Arg((2,)),), ShapeError, "1 or more processes"),
+        )
+
+
+@op
+class AllGather(Collective):
+    """Every process gets the operands of all ranks, joined along `axis` in rank order."""
+
+    axis: int = 0
+
+    name = "all_gather"
+
+    def infer(self, x: TensorType) -> tuple[TensorType, ...]:
+        self.check_group(x)
+        return (self.scaled(x, self.axis, self.world),)
+
+    def vjp(self, at: Pullback[V]) -> tuple[V | None, ...]:
+        return (ReduceScatter(self.group, self.world, self.axis)(at.dy),)
+
+    @classmethod
+    def samples(cls) -> tuple[Sample, ...]:
+        return tuple(Sample(cls(axis=1), (Arg(s),)) for s in _SHAPES)
+
+    @classmethod
+    def bad_samples(cls) -> tuple[BadSample, ...]:
+        return (BadSample(lambda: cls(axis=2), (Arg((2, 3)),), ShapeError, "out of range"),)
+
+
+@op
+class ReduceScatter(Collective):
+    """The sum of all operands, of which rank r keeps part r of `world` along `axis`."""
+
+    axis: int = 0
+
+    name = "reduce_scatter"
+    dtypes = dt.REALS
+
+    def infer(self, x: TensorType) -> tuple[TensorType, ...]:
+        self.check_group(x)
+        return (self.divided(x, self.axis),)
+
+    def vjp(self, at: Pullback[V]) -> tuple[V | None, ...]:
+        return (AllGather(self.group, self.world, self.axis)(at.dy),)
+
+    @classmethod
+    def samples(cls) -> tuple[Sample, ...]:
+        return tuple(Sample(cls(axis=1), (Arg(s),)) for s in _SHAPES)
+
+    @classmethod
+    def bad_samples(cls) -> tuple[BadSample, ...]:
+        return (BadSample(lambda: cls(world=2), (Arg((3,)),), ShapeError, "into 2 equal parts"),)
+
+
+@op
+class BroadcastRank(Collective):
+    """Every process gets the operand of rank `root`."""
+
+    root: int = 0
+
+    name = "broadcast_rank"
+
+    def infer(self, x: TensorType) -> tuple[TensorType, ...]:
+        self.check_group(x, self.root)
+        return (x,)
+
+    def vjp(self, at: Pullback[V]) -> tuple[V | None, ...]:
+        return (ReduceTo(self.group, self.world, self.root)(at.dy),)
+
+    @classmethod
+    def samples(cls) -> tuple[Sample, ...]:
+        return tuple(Sample(cls(), (Arg(s),)) for s in ((), *_SHAPES))
+
+    @classmethod
+    def bad_samples(cls) -> tuple[BadSample, ...]:
+        return (BadSample(lambda: cls(root=1), (Arg((2,)),), ShapeError, "rank 1 is not in"),)
+
+
+@op
+class ReduceTo(Collective):
+    """Rank `root` gets the sum of all operands."""
+
+    root: int = 0
+
+    name = "reduce_to"
+    dtypes = dt.REALS
+
+    def infer(self, x: TensorType) -> tuple[TensorType, ...]:
+        self.check_group(x, self.root)
+        return (x,)
+
+    def vjp(self, at: Pullback[V]) -> tuple[V | None, ...]:
+        return (BroadcastRank(self.group, self.world, self.root)(at.dy),)
+
+    @classmethod
+    def samples(cls) -> tuple[Sample, ...]:
+        return tuple(Sample(cls(), (Arg(s),)) for s in ((), *_SHAPES))
+
+    @classmethod
+    def bad_samples(cls) -> tuple[BadSample, ...]:
+        return (BadSample(lambda: cls(root=-1), (Arg((2,)),), ShapeError, "rank -1 is not in"),)
+
+
+@op
+class GatherTo(Collective):
+    """Rank `root` gets the operands of all ranks, joined along `axis` in rank order."""
+
+    root: int = 0
+    axis: int = 0
+
+    name = "gather_to"
+
+    def infer(self, x: TensorType) -> tuple[TensorType, ...]:
+        self.check_group(x, self.root)
+        return (self.scaled(x, self.axis, self.world),)
+
+    def vjp(self, at: Pullback[V]) -> tuple[V | None, ...]:
+        return (ScatterFrom(self.group, self.world, self.root, self.axis)(at.dy),)
+
+    @classmethod
+    def samples(cls) -> tuple[Sample, ...]:
+        return tuple(Sample(cls(axis=1), (Arg(s),)) for s in _SHAPES)
+
+    @classmethod
+    def bad_samples(cls) -> tuple[BadSample, ...]:
+        return (BadSample(lambda: cls(root=3), (Arg((2,)),), ShapeError, "rank 3 is not in"),)
+
+
+@op
+class ScatterFrom(Collective):
+    """Rank r gets part r of `world` along `axis` of the operand of rank `root`."""
+
+    root: int = 0
+    axis: int = 0
+
+    name = "scatter_from"
+
+    def infer(self, x: TensorType) -> tuple[TensorType, ...]:
+        self.check_group(x, self.root)
+        return (self.divided(x, self.axis),)
+
+    def vjp(self, at: Pullback[V]) -> tuple[V | None, ...]:
+        return (GatherTo(self.group, self.world, self.root, self.axis)(at.dy),)
+
+    @classmethod
+    def samples(cls) -> tuple[Sample, ...]:
+        return tuple(Sample(cls(axis=1), (Arg(s),)) for s in _SHAPES)
+
+    @classmethod
+    def bad_samples(cls) -> tuple[BadSample, ...]:
+        return (BadSample(lambda: cls(world=4), (Arg((6,)),), ShapeError, "into 4 equal parts"),)
+
+
+@op
+class AllToAll(Collective):
+    """Rank r sends part s along `split_axis` to rank s and joins what it gets on `concat_axis`."""
+
+    split_axis: int = 0
+    concat_axis: int = 0
+
+    name = "all_to_all"
+
+    def infer(self, x: TensorType) -> tuple[TensorType, ...]:
+        self.check_group(x)
+        return (self.scaled(self.divided(x, self.split_axis), self.concat_axis, self.world),)
+
+    def vjp(self, at: Pullback[V]) -> tuple[V | None, ...]:
+        back = AllToAll(self.group, self.world, self.concat_axis, self.split_axis)
+        return (back(at.dy),)
+
+    @classmethod
+    def samples(cls) -> tuple[Sample, ...]:
+        return tuple(Sample(cls(split_axis=0, concat_axis=1), (Arg(s),)) for s in _SHAPES)
+
+    @classmethod
+    def bad_samples(cls) -> tuple[BadSample, ...]:
+        return (BadSample(lambda: cls(world=2), (Arg((3,)),), ShapeError, "into 2 equal parts"),)
+
+
+@op
+class Send(Collective):
+    """x is sent to rank `dest`; the result is an empty token [0] of x's element type.
+
+    The token's cotangent makes this process receive the cotangent of x, so a sender that does not
+    own the loss still takes part in the backward pass. In a group of one the message goes nowhere.
+    """
+
+    dest: int = 0
+
+    name = "send"
+
+    def infer(self, x: TensorType) -> tuple[TensorType, ...]:
+        self.check_group(x, self.dest)
+        return (x.with_shape((0,)),)
+
+    def reference(self, x: Array) -> Array:
+        self.require_single()
+        return np.zeros(0, x.dtype)
+
+    def vjp(self, at: Pullback[V]) -> tuple[V | None, ...]:
+        x = at.inputs[0].type
+        return (Recv(self.group, self.world, self.dest, x.shape, x.dtype)(at.dy),)
+
+    @classmethod
+    def samples(cls) -> tuple[Sample, ...]:
+        return tuple(Sample(cls(), (Arg(s),)) for s in ((), *_SHAPES))
+
+    @classmethod
+    def bad_samples(cls) -> tuple[BadSample, ...]:
+        return (BadSample(lambda: cls(dest=2), (Arg((2,)),), ShapeError, "rank 2 is not in"),)
+
+
+@op
+class Recv(Collective):
+    """What rank `source` sends: `shape` and `dtype` must be those of its operand.
+
+    The operand is an empty token [0] of that element type, which orders the op and carries the
+    gradient. In a group of one there is no message and the result is zero.
+    """
+
+    source: int = 0
+    shape: Shape = ()
+    dtype: DType = dt.float32
+
+    name = "recv"
+    operands = ("token",)
+
+    def infer(self, token: TensorType) -> tuple[TensorType, ...]:
+        self.check_group(token, self.source)
+        if token.shape != (0,) or token.dtype is not self.dtype:
+            raise self.error(
+                f"its token is an empty {self.dtype.name} vector", (token,), "pass zeros of shape (0,)"
+            )
+        return (TensorType(self.dtype, self.shape, token.device),)
+
+    def reference(self, token: Array) -> Array:
+        self.require_single()
+        fixed: Any = self.shape
+        return np.zeros(fixed, self.dtype.numpy)
+
+    def vjp(self, at: Pullback[V]) -> tuple[V | None, ...]:
+        return (Send(self.group, self.world, self.source)(at.dy),)
+
+    @classmethod
+    def samples(cls) -> tuple[Sample, ...]:
+        cases: tuple[tuple[Shape, DType], ...] = (
+            ((2, 3), dt.float32),
+            ((), dt.int32),
+            ((0, 2), dt.bfloat16),
+            ((1,), dt.bool_),
+        )
+        return tuple(Sample(cls(shape=s, dtype=d), (Arg((0,), d),)) for s, d in cases)
+
+    @classmethod
+    def bad_samples(cls) -> tuple[BadSample, ...]:
+        return (BadSample(lambda: cls(shape=(2,)), (Arg((1,)),), ShapeError, "token is an empty"),)

@@ -1,0 +1,316 @@
+"""Control flow: ops that hold regions, which are programs of their own.
+
+Values go in and out of a region explicitly; nothing is captured from outside.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from treadle.base import dtype as dt
+from treadle.base.errors import DTypeError, ShapeError, TreadleError
+from treadle.base.shape import require_equal
+from treadle.base.types import TensorType
+from treadle.ops.abstract import ArrayOperand, TypeOperand
+from treadle.ops.elementwise import Less
+from treadle.ops.op import Array, Op, op
+from treadle.ops.sample import Arg, BadSample, Sample
+
+Types = tuple[TensorType, ...]
+
+_REASON = "is differentiated on graphs, where its regions can be: treadle.graph.gradient"
+
+
+class Region(Protocol):
+    """A typed program. Regions with equal content are equal and hash alike."""
+
+    @property
+    def input_types(self) -> Types:
+        """Types of the arguments."""
+        ...
+
+    @property
+    def output_types(self) -> Types:
+        """Types of the results."""
+        ...
+
+    def evaluate(self, arrays: Sequence[Array], /) -> tuple[Array, ...]:
+        """Run with the oracles of the ops inside."""
+        ...
+
+    def __hash__(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionRegion:
+    """A region given by a Python function over operands; equal if the function is the same.
+
+    Attributes:
+        name: how it prints.
+        input_types: types of the arguments.
+        function: takes one operand per argument, returns one operand or a tuple.
+    """
+
+    name: str
+    input_types: Types
+    function: Callable[..., Any]
+
+    @property
+    def output_types(self) -> Types:
+        """Types of the results, inferred from the arguments'."""
+        return tuple(r.type for r in self._run([TypeOperand(t) for t in self.input_types]))
+
+    def evaluate(self, arrays: Sequence[Array], /) -> tuple[Array, ...]:
+        """Run with the oracles of the ops inside."""
+        return tuple(r.array for r in self._run([ArrayOperand(np.asarray(a)) for a in arrays]))
+
+    def _run(self, operands: Sequence[Any]) -> tuple[Any, ...]:
+        results = self.function(*operands)
+        return results if isinstance(results, tuple) else (results,)
+
+    def __str__(self) -> str:
+        return f"region {self.name}"
+
+
+def match_types(name: str, what: str, wanted: Types, given: Types) -> None:
+    """Raise unless `given` values fit a region that wants `wanted` ones."""
+    if len(wanted) != len(given):
+        raise ShapeError(
+            name,
+            f"{what}: expected {len(wanted)} values, got {len(given)}",
+            saw=", ".join(map(str, given)),
+            hint="regions take every value they use as an argument",
+        )
+    for i, (w, g) in enumerate(zip(wanted, given, strict=True)):
+        _match_type(name, f"{what}: value {i} does not fit", w, g)
+
+
+def _match_type(name: str, problem: str, wanted: TensorType, given: TensorType) -> None:
+    saw = f"{given} where {wanted} is expected"
+    if wanted.dtype is not given.dtype:
+        raise DTypeError(name, problem, saw=saw, hint="cast with astype()")
+
+    def mismatch() -> TreadleError:
+        return ShapeError(name, problem, saw=saw, hint="reshape the value to the region's type")
+
+    if wanted.ndim != given.ndim:
+        raise mismatch()
+    for x, y in zip(wanted.shape, given.shape, strict=True):
+        require_equal(x, y, mismatch)
+
+
+def check_predicate(name: str, what: str, predicate: TensorType) -> None:
+    """Raise unless a value is one truth value."""
+    if predicate.dtype is not dt.bool_:
+        raise DTypeError(
+            name, f"{what} must be bool", saw=str(predicate), hint="compare, or cast with astype()"
+        )
+    if predicate.shape != ():
+        raise ShapeError(
+            name, f"{what} must be one value", saw=str(predicate), hint="reshape it to ()"
+        )
+
+
+class ControlFlow(Op):
+    """An op that runs regions; it has as many results as they have."""
+
+    dtypes = dt.ALL
+    n_outputs = -1
+    no_gradient = _REASON
+
+    @abc.abstractmethod
+    def results(self) -> Types:
+        """Types of the results of the region that decides how many there are."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "n_outputs", len(self.results()))
+
+
+@op
+class Cond(ControlFlow):
+    """`then(*xs)` where the predicate (bool, 0-d) is true, else `otherwise(*xs)`."""
+
+    then: Region
+    otherwise: Region
+
+    name = "cond"
+    operands = ("predicate", "*xs")
+    dtypes = (dt.bool_,)
+
+    def results(self) -> Types:
+        return self.then.output_types
+
+    def infer(self, predicate: TensorType, *xs: TensorType) -> Types:
+        check_predicate(self.name, "the predicate", predicate)
+        match_types(self.name, "the branch taken when true", self.then.input_types, xs)
+        match_types(self.name, "the branch taken when false", self.otherwise.input_types, xs)
+        results = self.then.output_types
+        match_types(self.name, "the branches' results", results, self.otherwise.output_types)
+        return results
+
+    def reference(self, predicate: Array, *xs: Array) -> tuple[Array, ...]:
+        return (self.then if predicate else self.otherwise).evaluate(xs)
+
+    @classmethod
+    def samples(cls) -> tuple[Sample, ...]:
+        op_, xs = cls(_DOUBLE, _NEGATE), (Arg((2, 3), dt.float32),)
+        return tuple(
+            Sample(op_, (Arg((), dt.bool_, values=p), *xs), gradient=False, label=f"cond({p})")
+            for p in (True, False)
+        )
+
+    @classmethod
+    def bad_samples(cls) -> tuple[BadSample, ...]:
+        yes, x = Arg((), dt.bool_, values=True), Arg((2, 3))
+        return (
+            BadSample(lambda: cls(_DOUBLE, _NEGATE), (Arg((2,), dt.bool_), x), ShapeError, "one value"),
+            BadSample(lambda: cls(_DOUBLE, _NEGATE), (Arg(()), x), DTypeError, "must be bool"),
+            BadSample(lambda: cls(_DOUBLE, _NEGATE), (yes, Arg((3, 2))), ShapeError, "value 0"),
+            BadSample(lambda: cls(_DOUBLE, _NEGATE), (yes,), ShapeError, "expected 1 values"),
+            BadSample(lambda: cls(_DOUBLE, _SMALL), (yes, x), ShapeError, "value 0"),
+        )
+
+
+@op
+class While(ControlFlow):
+    """`state = body(*state)` as long as `condition(*state)` (bool, 0-d) is true.
+
+    The types of the state do not change from turn to turn.
+    """
+
+    condition: Region
+    body: Region
+
+    name = "while"
+    operands = ("*state",)
+
+    def results(self) -> Types:
+        return self.body.output_types
+
+    def infer(self, *state: TensorType) -> Types:
+        match_types(self.name, "the condition", self.condition.input_types, state)
+        match_types(self.name, "the body", self.body.input_types, state)
+        test = self.condition.output_types
+        if len(test) != 1:
+            raise ShapeError(
+                self.name,
+                f"the condition has {len(test)} results",
+                saw=", ".join(map(str, test)),
+                hint="return one bool",
+            )
+        check_predicate(self.name, "the condition's result", test[0])
+        match_types(self.name, "the body's results", self.body.input_types, self.body.output_types)
+        return self.body.output_types
+
+    def reference(self, *state: Array) -> tuple[Array, ...]:
+        while self.condition.evaluate(state)[0]:
+            state = self.body.evaluate(state)
+        return tuple(np.asarray(s) for s in state)
+
+    @classmethod
+    def samples(cls) -> tuple[Sample, ...]:
+        low = Arg((), dt.float32, values=1.0)
+        high = Arg((), dt.float32, values=99.0)
+        op_ = cls(_SMALL, _GROW)
+        return tuple(Sample(op_, (start,), gradient=False) for start in (low, high))
+
+    @classmethod
+    def bad_samples(cls) -> tuple[BadSample, ...]:
+        one, x = Arg(()), Arg((2, 3))
+        return (
+            BadSample(lambda: cls(_SMALL, _GROW), (x,), ShapeError, "the condition: value 0"),
+            BadSample(lambda: cls(_GROW, _GROW), (one,), DTypeError, "must be bool"),
+            BadSample(lambda: cls(_SMALL, _SMALL), (one,), DTypeError, "the body's results"),
+        )
+
+
+@op
+class Scan(ControlFlow):
+    """A loop of `length` turns over the first axis of stacked inputs.
+
+    The first `n_carried` operands are the state; the others have `length` entries along axis 0.
+    Each turn calls `body(*state, *entries)`, whose first `n_carried` results are the next state.
+    Results: the last state, then the remaining results of all turns, stacked along a new axis 0.
+    """
+
+    body: Region
+    n_carried: int
+    length: int
+
+    name = "scan"
+    operands = ("*inputs",)
+
+    def results(self) -> Types:
+        return self.body.output_types
+
+    def infer(self, *inputs: TensorType) -> Types:
+        n = self.n_carried
+        if self.length < 0 or not 0 <= n <= len(inputs):
+            raise self.error(
+                f"cannot carry {n} of {len(inputs)} values through {self.length} turns",
+                inputs,
+                "length is 0 or more, n_carried at most the number of inputs",
+            )
+        entries = tuple(self._entry(t) for t in inputs[n:])
+        match_types(self.name, "the body", self.body.input_types, (*inputs[:n], *entries))
+        results = self.body.output_types
+        match_types(self.name, "the next state", inputs[:n], results[:n])
+        return *results[:n], *(t.with_shape((self.length, *t.shape)) for t in results[n:])
+
+    def _entry(self, stacked: TensorType) -> TensorType:
+        def mismatch() -> TreadleError:
+            return self.error(
+                f"a stacked input needs {self.length} entries along axis 0",
+                (stacked,),
+                "pass length equal to the first extent",
+            )
+
+        if stacked.ndim == 0:
+            raise mismatch()
+        require_equal(stacked.shape[0], self.length, mismatch)
+        return stacked.with_shape(stacked.shape[1:])
+
+    def reference(self, *inputs: Array) -> tuple[Array, ...]:
+        n = self.n_carried
+        state, stacked = inputs[:n], inputs[n:]
+        types = self.body.output_types[n:]
+        fixed: Any = [(self.length, *t.shape) for t in types]
+        columns = [np.empty(s, t.dtype.numpy) for s, t in zip(fixed, types, strict=True)]
+        for i in range(self.length):
+            results = self.body.evaluate((*state, *(x[i] for x in stacked)))
+            state = results[:n]
+            for column, value in zip(columns, results[n:], strict=True):
+                column[i] = value
+        return *(np.asarray(s) for s in state), *columns
+
+    @classmethod
+    def samples(cls) -> tuple[Sample, ...]:
+        state = Arg((2, 3), dt.float32)
+        return tuple(
+            Sample(cls(_TOTAL, 1, n), (state, Arg((n, 2, 3), dt.float32)), gradient=False)
+            for n in (4, 1, 0)
+        )
+
+    @classmethod
+    def bad_samples(cls) -> tuple[BadSample, ...]:
+        state = Arg((2, 3))
+        return (
+            BadSample(lambda: cls(_TOTAL, 1, 4), (state, Arg((5, 2, 3))), ShapeError, "4 entries"),
+            BadSample(lambda: cls(_TOTAL, 1, 4), (state, Arg(())), ShapeError, "4 entries"),
+            BadSample(lambda: cls(_TOTAL, 1, -1), (state,), ShapeError, "-1 turns"),
+            BadSample(lambda: cls(_TOTAL, 0, 2), (state,), ShapeError, "2 entries"),
+        )
+
+
+_PLANE = TensorType(dt.float32, (2, 3))
+_ONE = TensorType(dt.float32, ())
+_DOUBLE = FunctionRegion("double", (_PLANE,), lambda x: x + x)
+_NEGATE = FunctionRegion("negate", (_PLANE,), lambda x: -x)
+_SMALL = FunctionRegion("small", (_ONE,), lambda x: Less()(x, x.constant(10.0)))
+_GROW = FunctionRegion("grow", (_ONE,), lambda x: x + x)
+_TOTAL = FunctionRegion("total", (_PLANE, _PLANE), lambda s, x: (s + x, s * x))

@@ -1,0 +1,191 @@
+"""Scalar expressions: what an elementwise op does to one element.
+
+`Op.scalar` builds a small expression from which every elementwise kernel is generated (LLVM IR,
+OpenCL C, CUDA C) and which `evaluate` interprets with NumPy, so that tests hold it to the oracle.
+Values carry no element type of their own: an expression computes in the type of its inputs;
+comparisons give truth values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from treadle.base.dtype import DType, bfloat16
+
+Number = bool | int | float
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Scalar:
+    """One element: an input (`code` "input"), a constant ("const"), or `code` applied to `args`."""
+
+    code: str
+    args: tuple[Scalar, ...] = ()
+    value: Number = 0
+    dtype: DType | None = None
+
+    def __add__(self, other: Scalar | Number) -> Scalar:
+        return call("add", self, other)
+
+    def __radd__(self, other: Number) -> Scalar:
+        return call("add", other, self)
+
+    def __sub__(self, other: Scalar | Number) -> Scalar:
+        return call("sub", self, other)
+
+    def __rsub__(self, other: Number) -> Scalar:
+        return call("sub", other, self)
+
+    def __mul__(self, other: Scalar | Number) -> Scalar:
+        return call("mul", self, other)
+
+    def __rmul__(self, other: Number) -> Scalar:
+        return call("mul", other, self)
+
+    def __truediv__(self, other: Scalar | Number) -> Scalar:
+        return call("div", self, other)
+
+    def __rtruediv__(self, other: Number) -> Scalar:
+        return call("div", other, self)
+
+    def __neg__(self) -> Scalar:
+        return call("neg", self)
+
+    def __lt__(self, other: Scalar | Number) -> Scalar:
+        return call("lt", self, other)
+
+    def __le__(self, other: Scalar | Number) -> Scalar:
+        return call("le", self, other)
+
+    def __gt__(self, other: Scalar | Number) -> Scalar:
+        return call("lt", other, self)
+
+    def __ge__(self, other: Scalar | Number) -> Scalar:
+        return call("le", other, self)
+
+    def equals(self, other: Scalar | Number) -> Scalar:
+        """Whether two elements are equal (`==` keeps its Python meaning)."""
+        return call("eq", self, other)
+
+    def __and__(self, other: Scalar) -> Scalar:
+        return call("and", self, other)
+
+    def __or__(self, other: Scalar) -> Scalar:
+        return call("or", self, other)
+
+    def __xor__(self, other: Scalar) -> Scalar:
+        return call("xor", self, other)
+
+    def __invert__(self) -> Scalar:
+        return call("not", self)
+
+
+def call(code: str, *args: Scalar | Number) -> Scalar:
+    """An intrinsic of the table `INTRINSICS` applied to expressions and numbers."""
+    if code not in INTRINSICS:
+        raise KeyError(f"no scalar intrinsic is named {code!r}")
+    return Scalar(code, tuple(a if isinstance(a, Scalar) else const(a) for a in args))
+
+
+def const(value: Number) -> Scalar:
+    """A literal, of the type of what it meets."""
+    return Scalar("const", value=value)
+
+
+def select(condition: Scalar, x: Scalar | Number, y: Scalar | Number) -> Scalar:
+    """x where the condition holds, else y."""
+    return call("select", condition, x, y)
+
+
+def cast(x: Scalar, dtype: DType) -> Scalar:
+    """x converted to `dtype`, as `Cast` defines it."""
+    return Scalar("cast", (x,), dtype=dtype)
+
+
+def _shift(function: Callable[..., Array]) -> Callable[[Array, Array], Array]:
+    """A shift that yields NumPy's result for every count below the width."""
+    return lambda x, y: function(x, y)
+
+
+INTRINSICS: dict[str, Callable[..., Any]] = {
+    "add": np.add,
+    "sub": np.subtract,
+    "mul": np.multiply,
+    "div": np.divide,
+    "floor_div": np.floor_divide,
+    "rem": np.fmod,
+    "neg": np.negative,
+    "abs": np.abs,
+    "min": np.minimum,
+    "max": np.maximum,
+    "pow": np.power,
+    "atan2": np.arctan2,
+    "sqrt": np.sqrt,
+    "exp": np.exp,
+    "expm1": np.expm1,
+    "log": np.log,
+    "log1p": np.log1p,
+    "sin": np.sin,
+    "cos": np.cos,
+    "tan": np.tan,
+    "asin": np.arcsin,
+    "acos": np.arccos,
+    "atan": np.arctan,
+    "sinh": np.sinh,
+    "cosh": np.cosh,
+    "tanh": np.tanh,
+    "asinh": np.arcsinh,
+    "acosh": np.arccosh,
+    "atanh": np.arctanh,
+    "floor": np.floor,
+    "ceil": np.ceil,
+    "trunc": np.trunc,
+    "rint": np.rint,
+    "eq": np.equal,
+    "ne": np.not_equal,
+    "lt": np.less,
+    "le": np.less_equal,
+    "isnan": np.isnan,
+    "isinf": np.isinf,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
+    "not": np.invert,
+    "shl": _shift(np.left_shift),
+    "shr": _shift(np.right_shift),
+    "select": np.where,
+}
+
+
+def evaluate(expr: Scalar, inputs: Mapping[Scalar, Array]) -> Array:
+    """Interpret an expression over whole arrays; bfloat16 is computed in float32 and rounded."""
+    done: dict[Scalar, Any] = {}
+    like = next(iter(inputs.values()))
+    compute = np.dtype("float32") if like.dtype == bfloat16.numpy else like.dtype
+
+    def walk(node: Scalar) -> Any:
+        if node not in done:
+            done[node] = _step(node, [walk(a) for a in node.args], inputs, compute)
+        return done[node]
+
+    with np.errstate(all="ignore"):
+        return np.asarray(walk(expr))
+
+
+def _step(node: Scalar, args: list[Any], inputs: Mapping[Scalar, Array], compute: Any) -> Any:
+    if node.code == "input":
+        x = inputs[node]
+        return x.astype(compute) if x.dtype == bfloat16.numpy else x
+    if node.code == "const":
+        return np.asarray(node.value, dtype=bool if isinstance(node.value, bool) else compute)
+    if node.code == "cast":
+        if node.dtype is None:
+            raise TypeError("a cast names its element type")
+        return args[0].astype(node.dtype.numpy)
+    return INTRINSICS[node.code](*args)

@@ -1,0 +1,95 @@
+"""Ops that change where a value lives or what gradients see, and never its elements."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from treadle.base import dtype as dt
+from treadle.base.types import TensorType
+from treadle.ops.families import Elementwise
+from treadle.ops.op import Array, Onnx, Op, Pullback, op
+from treadle.ops.operand import V
+from treadle.ops.sample import Arg, Sample
+from treadle.ops.scalar import Scalar
+
+_SHAPES: tuple[tuple[int, ...], ...] = ((2, 3), (), (0, 3), (1, 1))
+
+
+@op
+class Transfer(Op):
+    """x copied to the logical device `device`; the gradient is copied back.
+
+    The name "" leaves the copy wherever the program is placed.
+    """
+
+    device: str
+
+    name = "transfer"
+    dtypes = dt.ALL
+
+    def infer(self, x: TensorType) -> tuple[TensorType, ...]:
+        return (TensorType(x.dtype, x.shape, self.device),)
+
+    def reference(self, x: Array) -> Array:
+        return np.array(x)
+
+    def vjp(self, at: Pullback[V]) -> tuple[V | None, ...]:
+        source = at.inputs[0].type.device
+        # A program that has not been placed has nowhere to copy back to.
+        return (Transfer(source)(at.dy) if source else at.dy,)
+
+    @classmethod
+    def samples(cls) -> tuple[Sample, ...]:
+        return tuple(Sample(cls(""), (Arg(shape),)) for shape in _SHAPES)
+
+
+@op
+class Identity(Elementwise):
+    """x itself, as a value of its own."""
+
+    name = "identity"
+    dtypes = dt.ALL
+    onnx = Onnx("Identity", since=1)
+    torch = "x.clone()"
+
+    def infer(self, x: TensorType) -> tuple[TensorType, ...]:
+        return (x,)
+
+    def reference(self, x: Array) -> Array:
+        return np.array(x)
+
+    def scalar(self, x: Scalar) -> Scalar:
+        return x
+
+    def vjp(self, at: Pullback[V]) -> tuple[V | None, ...]:
+        return (at.dy,)
+
+    @classmethod
+    def samples(cls) -> tuple[Sample, ...]:
+        return tuple(Sample(cls(), (Arg(shape),)) for shape in _SHAPES)
+
+
+@op
+class StopGradient(Elementwise):
+    """x, held constant by differentiation: nothing flows back to it."""
+
+    name = "stop_gradient"
+    dtypes = dt.ALL
+    torch = "x.detach()"
+    no_gradient = "holds its operand constant"
+
+    def infer(self, x: TensorType) -> tuple[TensorType, ...]:
+        return (x,)
+
+    def reference(self, x: Array) -> Array:
+        return np.array(x)
+
+    def scalar(self, x: Scalar) -> Scalar:
+        return x
+
+    def vjp(self, at: Pullback[V]) -> tuple[V | None, ...]:
+        return (None,)
+
+    @classmethod
+    def samples(cls) -> tuple[Sample, ...]:
+        return tuple(Sample(cls(), (Arg(shape),)) for shape in _SHAPES)

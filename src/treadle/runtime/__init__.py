@@ -1,0 +1,1 @@
+"""What runs underneath every engine: devices, buffers, streams, arrays and transfers."""

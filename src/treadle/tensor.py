@@ -1,0 +1,444 @@
+"""`Tensor`: a rebindable handle to an immutable array.
+
+Results never alias and there are no views: `x += 1`, `x[i] = v` and parameter updates compute a
+new array and rebind the handle, so everybody who holds the handle sees the change.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from treadle.base.dtype import DType, as_dtype, bool_
+from treadle.base.errors import DTypeError
+from treadle.base.modes import ACTIVE, LOCAL
+from treadle.base.shape import row_major_strides
+from treadle.base.types import TensorType
+from treadle.engine.devices import CompNode, default_device, resolve
+from treadle.engine.dispatch import EagerType, Launch, eager_type, lookup, run, run_nullary, type_of
+from treadle.engine.hostdata import as_host_array, exported
+from treadle.ops import elementwise as ew
+from treadle.ops import indexing
+from treadle.ops import logic
+from treadle.ops.op import Op
+from treadle.ops.operators import Operators, binary
+from treadle.ops.transfer import StopGradient, Transfer
+from treadle.runtime.array import from_host, to_host
+
+Trace = Any
+"""Where a tensor stands in a recording; the business of whoever records (see autodiff/tape)."""
+
+
+class Tensor(Operators):
+    """A multi-dimensional array on a device.
+
+    Args:
+        data: nested lists, a number, a NumPy array, a tensor, or None for an empty float32 one.
+            The data is copied. Python and NumPy float64 become float32 and int64 become int32
+            unless `dtype` names another type; a value that does not fit raises.
+        dtype: element type, as a name, a NumPy type or a `DType`.
+        device: device name; the default device if left out.
+        is_const, no_cache, format: accepted for MegEngine's signature; `format` is kept as a tag.
+        name: a name to print and look up.
+
+    Raises:
+        DTypeError: the data has no element type Treadle knows, or a value does not fit it.
+        DeviceError: the device name is malformed or the device is missing.
+    """
+
+    __slots__ = ("__dict__", "__weakref__", "_data", "_kind", "_trace")
+    __array_priority__ = 1001
+    grad: Any = None
+    name: str = ""
+    format: str = "default"
+    dmap_callback: Any = None
+
+    def __init__(
+        self,
+        data: Any = None,
+        dtype: Any = None,
+        device: Any = None,
+        is_const: bool = False,
+        no_cache: bool = False,
+        name: str | None = None,
+        format: str = "default",
+    ) -> None:
+        if isinstance(data, Tensor):
+            moved = data if device is None else data.to(device)
+            source = moved if dtype is None else moved.astype(dtype)
+            self._data, self._kind = source._data, source._kind
+        else:
+            array = as_host_array(data, None if dtype is None else as_dtype(dtype))
+            where = default_device() if device is None else _as_device(device)
+            self._kind = eager_type(as_dtype(array.dtype), where)
+            self._data = array if where.on_host else from_host(array, where.open())
+        self._trace = None
+        if name:
+            self.name = name
+        if format != "default":
+            self.format = format
+
+    # -- what it is ------------------------------------------------------------------------
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Extents, as a tuple."""
+        shape: tuple[int, ...] = self._data.shape
+        return shape
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes; 0 for a scalar."""
+        return len(self._data.shape)
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self._data.shape)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Element type, as a `numpy.dtype`."""
+        return self._kind.dtype.numpy
+
+    @property
+    def device(self) -> CompNode:
+        """Where the data is; compares equal to device names."""
+        return self._kind.device
+
+    @property
+    def type(self) -> TensorType:
+        """Element type, shape and device, as ops see them."""
+        return type_of(self._kind, self._data)
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """Bytes between neighbours along each axis; every tensor is dense and row-major."""
+        return tuple(s * self._kind.dtype.itemsize for s in row_major_strides(self.shape))
+
+    def is_contiguous(self) -> bool:
+        """True: layouts are the engine's business and never show."""
+        return True
+
+    def contiguous(self) -> Tensor:
+        """The tensor itself."""
+        return self
+
+    @property
+    def requires_grad(self) -> bool:
+        """Reserved; attach tensors to a `GradManager` instead."""
+        raise AttributeError("requires_grad is reserved; use GradManager().attach(tensor)")
+
+    # -- how ops run -----------------------------------------------------------------------
+
+    def apply(self, op: Op, inputs: tuple[Tensor, ...], /) -> tuple[Tensor, ...]:  # type: ignore[override]
+        """Run an op on tensors; a recording or capture of this thread sees it."""
+        if ACTIVE.count:
+            hook = LOCAL.hook
+            if hook is not None:
+                return hook.apply(op, inputs)
+        return execute(op, inputs) if inputs else create(op, self._kind.device)
+
+    def constant(self, value: Any, dtype: DType | None = None) -> Tensor:
+        """A tensor of `value` on this device that gradients do not flow into."""
+        if isinstance(value, (bool, int, float)) and not isinstance(value, np.generic):
+            return scalar_tensor(value, eager_type(dtype or self._kind.dtype, self._kind.device))
+        return Tensor(value, dtype=dtype, device=self._kind.device)
+
+    # -- out of Treadle --------------------------------------------------------------------
+
+    def numpy(self) -> np.ndarray[Any, Any]:
+        """The data as a read-only, row-major NumPy array; shared, not copied, on the host."""
+        return exported(to_host(self._data))
+
+    def item(self, *index: int) -> Any:
+        """One element as a Python scalar; without `index` the tensor must have one element."""
+        return self.numpy().item(*index)
+
+    def tolist(self) -> Any:
+        """Nested lists of Python scalars."""
+        return self.numpy().tolist()
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        array = self.numpy()
+        wanted = array if dtype is None else array.astype(dtype)
+        return wanted.copy() if copy and wanted is array else wanted
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        """NumPy functions compute on the arrays and come back as tensors."""
+        arrays = [x.numpy() if isinstance(x, Tensor) else x for x in inputs]
+        results = getattr(ufunc, method)(*arrays, **kwargs)
+        if isinstance(results, tuple):
+            return tuple(Tensor(r, device=self.device) for r in results)
+        return Tensor(results, device=self.device)
+
+    def __dlpack__(
+        self,
+        *,
+        stream: Any = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any:
+        """Export by DLPack; consumers older than version 1 cannot be told read-only: they get a
+        copy."""
+        array = self.numpy()
+        if copy or max_version is None or max_version[0] < 1:
+            return array.copy().__dlpack__()
+        return array.__dlpack__(max_version=max_version)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (1, 0)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        state = {k: v for k, v in self.__dict__.items() if k != "grad"}
+        data = self.numpy(), self._kind.dtype.name, self._kind.device.logical_name
+        return _rebuild, (type(self), *data), state
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+        done = _wrap(type(self), self._data, self._kind)
+        done.__dict__.update({k: v for k, v in self.__dict__.items() if k != "grad"})
+        memo[id(self)] = done
+        return done
+
+    # -- moving and casting ----------------------------------------------------------------
+
+    def to(self, device: Any) -> Tensor:
+        """A copy on another device; gradients flow back through it."""
+        where = _as_device(device)
+        return self.apply(Transfer(where.logical_name), (self,))[0]
+
+    def detach(self) -> Tensor:
+        """The same value as a constant: no gradient flows through."""
+        return self.apply(StopGradient(), (self,))[0]
+
+    def astype(self, dtype: Any, /) -> Tensor:
+        """A new tensor of another element type."""
+        return self.apply(ew.Cast(as_dtype(dtype)), (self,))[0]
+
+    @property
+    def T(self) -> Tensor:  # noqa: N802
+        """Axes in reverse order."""
+        return Operators.transpose(self, range(self.ndim)[::-1])
+
+    # -- rebinding -------------------------------------------------------------------------
+
+    def _reset(self, other: Tensor) -> None:
+        """Make this handle stand for the value of `other`, with its history."""
+        self._data, self._kind, self._trace = other._data, other._kind, other._trace
+
+    def set_value(self, value: Any) -> None:
+        """Replace the value; kept for old MegEngine programs, `x[...] = value` says the same."""
+        self[...] = value
+
+    def reset_zero(self) -> None:
+        """Fill with zeros, keeping shape and type."""
+        self._reset(self.constant(np.zeros(self.shape, self.dtype), self._kind.dtype))
+
+    def __getitem__(self, index: Any) -> Tensor:
+        return indexing.getitem(self, index)
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        self._reset(indexing.setitem(self, index, value))
+
+    # -- Python protocols ------------------------------------------------------------------
+
+    def __repr__(self) -> str:
+        with np.printoptions(precision=4, suppress=True):
+            text = str(self.numpy())
+        kind = "" if self._kind.dtype.name == "float32" else f", dtype={self._kind.dtype.name}"
+        return f"{type(self).__name__}({text}{kind}, device={self.device})"
+
+    __str__ = __repr__
+    __hash__ = object.__hash__
+
+    def __len__(self) -> int:
+        if not self._data.shape:
+            raise TypeError("ndim is 0")
+        return int(self._data.shape[0])
+
+    def __iter__(self) -> Iterator[Tensor]:
+        if not self._data.shape:
+            raise TypeError("iteration over a 0-d tensor")
+        return (self[i] for i in range(len(self)))
+
+    def __contains__(self, item: object) -> bool:
+        raise NotImplementedError("`in` compares by value; use F.equal(tensor, item) and reduce")
+
+    def __bool__(self) -> bool:
+        return bool(_one(self))
+
+    def __int__(self) -> int:
+        return int(_one(self))
+
+    def __float__(self) -> float:
+        return float(_one(self))
+
+    def __complex__(self) -> complex:
+        return complex(_one(self))
+
+    def __index__(self) -> int:
+        if not (self._kind.dtype.is_integer or self._kind.dtype is bool_):
+            raise DTypeError("index", "only integer tensors can be indices", saw=str(self.type))
+        return int(_one(self))
+
+
+class Parameter(Tensor):
+    """A tensor that modules register and optimizers train."""
+
+    __slots__ = ()
+
+
+# -- making tensors ----------------------------------------------------------------------------
+
+_new: Callable[[type], Any] = Tensor.__new__
+
+
+def _wrap(cls: type[Tensor], data: Any, kind: EagerType, trace: Trace = None) -> Any:
+    """A tensor around a payload that nobody else will write to."""
+    made = _new(cls)
+    made._data = data
+    made._kind = kind
+    made._trace = trace
+    return made
+
+
+def wrap(data: Any, kind: EagerType, trace: Trace = None) -> Tensor:
+    """A plain tensor around a payload that nobody else will write to."""
+    made: Tensor = _wrap(Tensor, data, kind, trace)
+    return made
+
+
+def execute(op: Op, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Run an op unseen by any recording."""
+    kinds, results = run(op, tuple([x._kind for x in inputs]), tuple([x._data for x in inputs]))
+    if op.n_outputs == 1:
+        return (wrap(results, kinds[0]),)
+    return tuple(wrap(r, k) for r, k in zip(results, kinds, strict=True))
+
+
+def create(op: Op, device: CompNode | None = None) -> tuple[Tensor, ...]:
+    """Run an op without operands (`full`, `iota`, ...) on a device, the default one if None."""
+    kinds, results = run_nullary(op, device or default_device())
+    if op.n_outputs == 1:
+        return (wrap(results, kinds[0]),)
+    return tuple(wrap(r, k) for r, k in zip(results, kinds, strict=True))
+
+
+_SCALARS: dict[Any, Tensor] = {}
+_MOST_SCALARS = 4096
+
+
+def scalar_tensor(value: float, kind: EagerType) -> Tensor:
+    """A 0-d constant, kept for reuse: expressions repeat their literals."""
+    key = (value, kind) if value else (repr(value), kind)
+    found = _SCALARS.get(key)
+    if found is None:
+        array = np.asarray(value, dtype=kind.dtype.numpy)
+        found = wrap(array if kind.device.on_host else from_host(array, kind.device.open()), kind)
+        if len(_SCALARS) >= _MOST_SCALARS:
+            _SCALARS.clear()
+        _SCALARS[key] = found
+    return found
+
+
+def _as_device(device: Any) -> CompNode:
+    return device if isinstance(device, CompNode) else resolve(str(device))
+
+
+def _rebuild(cls: type[Tensor], data: Any, dtype: str, device: str) -> Tensor:
+    return cls(data, dtype=dtype, device=device)
+
+
+def _one(x: Tensor) -> Any:
+    """The single element of a tensor of any rank."""
+    if x.size != 1:
+        raise ValueError(f"only a tensor of one element has a truth value or number, got {x.type}")
+    return x.numpy().reshape(-1)[0]
+
+
+# -- operators -----------------------------------------------------------------------------
+
+
+def _operator(op: Op, swap: bool = False) -> Callable[[Tensor, Any], Tensor]:
+    """An arithmetic method whose launches are found by the operands' eager types alone."""
+    table: dict[tuple[EagerType, EagerType], tuple[Launch, EagerType]] = {}
+
+    def method(self: Tensor, other: Any) -> Tensor:
+        try:
+            launch, kind = table[self._kind, other._kind]
+            if ACTIVE.count:
+                hook = LOCAL.hook
+                if hook is not None:
+                    return hook.binary(op, launch, kind, self, other)
+            data = launch(self._data, other._data)
+        except (KeyError, AttributeError, ValueError, MemoryError):
+            return _slow_binary(op, table, swap, self, other)
+        made: Tensor = _new(Tensor)
+        made._data = data
+        made._kind = kind
+        made._trace = None
+        return made
+
+    return method
+
+
+def _slow_binary(op: Op, table: Any, swap: bool, x: Tensor, other: Any) -> Tensor:
+    """Scalars, promotion, first calls and errors."""
+    if isinstance(other, np.generic):
+        other = x.constant(other)
+    result = binary(op, x, other, swap=swap)
+    if isinstance(other, Tensor) and not swap and x._kind.dtype is other._kind.dtype:
+        key = (op, (x._kind, other._kind))
+        _teach(table, key, result._kind)
+    return result
+
+
+def _teach(table: Any, key: Any, kind: EagerType) -> None:
+    """Remember a launch that needs no promotion in the operator's own table."""
+    found = lookup(key)
+    if found is not None:
+        table[key[1]] = (found.launch, kind)
+
+
+def _inplace(method: Callable[[Tensor, Any], Tensor]) -> Callable[[Tensor, Any], Tensor]:
+    """The in-place form: compute anew and rebind the same handle."""
+
+    def rebind(self: Tensor, other: Any) -> Tensor:
+        self._reset(method(self, other))
+        return self
+
+    return rebind
+
+
+def _equal(self: Tensor, other: Any) -> Any:
+    return binary(logic.Equal(), self, other)
+
+
+def _not_equal(self: Tensor, other: Any) -> Any:
+    return binary(logic.NotEqual(), self, other)
+
+
+_FAST: dict[str, Op] = {
+    "add": ew.Add(),
+    "sub": ew.Sub(),
+    "mul": ew.Mul(),
+    "truediv": ew.Div(),
+    "lt": logic.Less(),
+    "le": logic.LessEqual(),
+    "gt": logic.Greater(),
+    "ge": logic.GreaterEqual(),
+}
+_INPLACE = (
+    "add sub mul truediv floordiv mod pow matmul lshift rshift and or xor".split()
+)
+
+for _name, _op in _FAST.items():
+    setattr(Tensor, f"__{_name}__", _operator(_op))
+for _name in _INPLACE:
+    setattr(Tensor, f"__i{_name}__", _inplace(getattr(Tensor, f"__{_name}__")))
+Tensor.__eq__ = _equal  # type: ignore[method-assign, assignment]
+Tensor.__ne__ = _not_equal  # type: ignore[method-assign, assignment]

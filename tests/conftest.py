@@ -1,0 +1,73 @@
+"""Options and fixtures for the whole suite: golden texts, Hypothesis profiles."""
+
+import difflib
+import os
+import re
+from pathlib import Path
+
+import hypothesis
+import pytest
+
+_TESTS = Path(__file__).resolve().parent
+
+# Timing differs between machines and says nothing about correctness, hence no deadline.
+hypothesis.settings.register_profile("dev", deadline=None)
+hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
+hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "dev")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--update-golden",
+        action="store_true",
+        help="rewrite the texts under tests/golden instead of comparing with them",
+    )
+
+
+class Golden:
+    """Compares texts with files under tests/golden, or rewrites the files.
+
+    The file is `tests/golden/<path of the test module>/<test name>.txt`; a test with several
+    texts tells them apart by `suffix`, which becomes `<test name>.<suffix>.txt`.
+    """
+
+    def __init__(self, folder: Path, name: str, update: bool) -> None:
+        self._folder = folder
+        self._name = name
+        self._update = update
+        self._used: set[Path] = set()
+
+    def __call__(self, text: str, suffix: str = "") -> None:
+        path = self._path(suffix)
+        actual = text.rstrip("\n") + "\n"
+        if self._update:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            path.write_text(actual, encoding="utf-8")
+            return
+        shown = path.relative_to(_TESTS.parent)
+        if not path.exists():
+            message = f"{shown} is missing; write it with `pytest --update-golden`\n\n{actual}"
+            pytest.fail(message, pytrace=False)
+        expected = path.read_text(encoding="utf-8")
+        if actual != expected:
+            diff = difflib.unified_diff(
+                expected.splitlines(), actual.splitlines(), str(shown), "this run", lineterm=""
+            )
+            pytest.fail("\n".join(["text differs from its golden file", *diff]), pytrace=False)
+
+    def _path(self, suffix: str) -> Path:
+        name = f"{self._name}.{suffix}" if suffix else self._name
+        path = self._folder / f"{name}.txt"
+        if path in self._used:
+            pytest.fail(f"golden text {path.name} is checked twice; give each a suffix")
+        self._used.add(path)
+        return path
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Golden:
+    """`golden(text)` compares a text with the file committed for this test."""
+    module = request.path.relative_to(_TESTS).with_suffix("")
+    # Parametrized names contain brackets and whatever the ids hold: keep what file systems take.
+    name = re.sub(r"[^\w.=,+-]+", "_", request.node.name).strip("_")
+    return Golden(_TESTS / "golden" / module, name, request.config.getoption("--update-golden"))

@@ -1,0 +1,93 @@
+"""Every op that PyTorch has gives PyTorch's value and gradient."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.ops import harness
+
+from treadle.base import dtype as dt
+from treadle.base.dtype import DType
+from treadle.ops import REGISTRY
+from treadle.ops.op import Array, Op, Pullback
+from treadle.ops.sample import Sample
+
+pytestmark = pytest.mark.oracle
+
+COMPARED = (dt.float64, dt.float32, dt.int32, dt.bool_, dt.complex64)
+TOLERANCE = {"float64": (1e-9, 1e-9), "float32": (2e-4, 2e-5), "complex64": (2e-4, 2e-5)}
+IN_TORCH = [n for n in harness.OPS if REGISTRY[n].torch]
+
+each_op = pytest.mark.parametrize("cls", [REGISTRY[n] for n in IN_TORCH], ids=IN_TORCH)
+
+
+def call_torch(op: Op, tensors: list[Any]) -> tuple[Any, ...]:
+    """The op's PyTorch expression applied to tensors."""
+    torch = pytest.importorskip("torch", reason="the comparison framework is not installed")
+    names: dict[str, Any] = {"torch": torch, "F": torch.nn.functional, "op": op}
+    for i, operand in enumerate(op.operands):
+        if operand.startswith("*"):
+            names[operand[1:]] = tensors[i:]
+        elif i < len(tensors):
+            names[operand] = tensors[i]
+    results = eval(op.torch, names)
+    return tuple(results) if isinstance(results, (tuple, list)) else (results,)
+
+
+def as_tensors(arrays: tuple[Array, ...], needs: tuple[bool, ...]) -> list[Any]:
+    torch = pytest.importorskip("torch", reason="the comparison framework is not installed")
+    made = [torch.from_numpy(np.array(a)) for a in arrays]
+    return [t.requires_grad_(n) for t, n in zip(made, needs, strict=True)]
+
+
+def assert_agree(ours: Array, theirs: Array, dtype: DType, what: str) -> None:
+    assert ours.shape == theirs.shape, f"{what}: {ours.shape}, PyTorch {theirs.shape}"
+    rtol, atol = TOLERANCE.get(dtype.name, (0, 0))
+    np.testing.assert_allclose(ours, theirs.astype(ours.dtype), rtol, atol, err_msg=what)
+
+
+def compared(cls: type[Op]) -> list[tuple[Sample, DType]]:
+    return [(s, d) for s, d in harness.all_pairs(cls) if d in COMPARED]
+
+
+@each_op
+def test_values(cls: type[Op]) -> None:
+    for sample, dtype in compared(cls):
+        arrays = sample.arrays(dtype)
+        ours = harness.run(sample.op, arrays)
+        theirs = call_torch(sample.op, as_tensors(arrays, (False,) * len(arrays)))
+        for mine, other in zip(ours, theirs, strict=True):
+            assert_agree(mine, other.numpy(), dtype, f"{sample} with {dtype}")
+
+
+@each_op
+def test_gradients(cls: type[Op]) -> None:
+    for sample, dtype in compared(cls):
+        if dtype.is_float and harness.is_differentiable(sample):
+            _compare_gradients(sample, dtype)
+
+
+def _compare_gradients(sample: Sample, dtype: DType) -> None:
+    torch = pytest.importorskip("torch", reason="the comparison framework is not installed")
+    arrays = sample.arrays(dtype)
+    needs = tuple(a.dtype == dtype.numpy for a in arrays)
+    xs = tuple(harness.TapeOperand(a, []) for a in arrays)
+    outputs = sample.op.outputs(*xs)
+    rng = np.random.default_rng(11)
+    dys = tuple(
+        y.constant(rng.normal(size=y.shape), dtype) if y.type.dtype is dtype else None
+        for y in outputs
+    )
+    ours = sample.op.vjp(Pullback(dys, xs, outputs, needs))
+    tensors = as_tensors(arrays, needs)
+    results = call_torch(sample.op, tensors)
+    chosen = [(r, torch.from_numpy(dy.array)) for r, dy in zip(results, dys, strict=True) if dy]
+    real = [t for t, n in zip(tensors, needs, strict=True) if n]
+    heads, cotangents = zip(*chosen, strict=True)
+    theirs = iter(torch.autograd.grad(heads, real, cotangents, allow_unused=True))
+    for i, need in enumerate(needs):
+        if need:
+            other, mine = next(theirs), ours[i]
+            expected = np.zeros_like(arrays[i]) if other is None else other.numpy()
+            got = np.zeros_like(arrays[i]) if mine is None else mine.array
+            assert_agree(got, expected, dtype, f"{sample} with {dtype}: gradient {i}")
