@@ -1,3 +1,117 @@
-"""Treadle: a deep-learning framework with a graph engine that people can read."""
+"""Treadle: a deep-learning framework with a graph engine that people can read.
+
+The public names follow MegEngine: `import treadle as mge`. Importing Treadle imports no backend
+and no compiler; packages that most programs never touch are imported when first named.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from treadle import autodiff, config, device, functional, logger
+from treadle.backends.registry import table as backends
+from treadle.base.errors import TreadleError
+from treadle.device import (
+    coalesce_free_memory,
+    get_allocated_memory,
+    get_cuda_compute_capability,
+    get_cuda_device_property,
+    get_cuda_driver_version,
+    get_cuda_version,
+    get_cudnn_version,
+    get_default_device,
+    get_device_count,
+    get_max_allocated_memory,
+    get_max_reserved_memory,
+    get_mem_status_bytes,
+    get_reserved_memory,
+    get_tensorrt_version,
+    is_atlas_available,
+    is_cambricon_available,
+    is_cuda_available,
+    is_rocm_available,
+    reset_max_memory_stats,
+    set_default_device,
+    set_prealloc_config,
+)
+from treadle.engine.fallback import fallback, fallback_report
+from treadle.logger import enable_debug_log, get_logger, set_log_file, set_log_level
+from treadle.tensor import Parameter, Tensor
+
+if TYPE_CHECKING:
+    from treadle import data, graph, serialization
+    from treadle.serialization import load, save
 
 __version__ = "0.1.0"
+
+tensor = Tensor
+"""The same class, under the name that reads well in a call: `treadle.tensor([1.0, 2.0])`."""
+
+__all__ = [
+    "Parameter",
+    "Tensor",
+    "TreadleError",
+    "autodiff",
+    "backends",
+    "coalesce_free_memory",
+    "config",
+    "data",
+    "device",
+    "enable_debug_log",
+    "fallback",
+    "fallback_report",
+    "functional",
+    "get_allocated_memory",
+    "get_cuda_compute_capability",
+    "get_cuda_device_property",
+    "get_cuda_driver_version",
+    "get_cuda_version",
+    "get_cudnn_version",
+    "get_default_device",
+    "get_device_count",
+    "get_logger",
+    "get_max_allocated_memory",
+    "get_max_reserved_memory",
+    "get_mem_status_bytes",
+    "get_reserved_memory",
+    "get_tensorrt_version",
+    "graph",
+    "is_atlas_available",
+    "is_cambricon_available",
+    "is_cuda_available",
+    "is_rocm_available",
+    "load",
+    "logger",
+    "module",
+    "optimizer",
+    "random",
+    "reset_max_memory_stats",
+    "save",
+    "serialization",
+    "set_default_device",
+    "set_log_file",
+    "set_log_level",
+    "set_prealloc_config",
+    "tensor",
+]
+
+_LATER = {
+    "data": "treadle.data",
+    "graph": "treadle.graph",
+    "load": "treadle.serialization",
+    "save": "treadle.serialization",
+    "serialization": "treadle.serialization",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a package when it is first named."""
+    if name not in _LATER:
+        raise AttributeError(f"module 'treadle' has no attribute {name!r}")
+    found = importlib.import_module(_LATER[name])
+    return found if _LATER[name].endswith("." + name) else getattr(found, name)
+
+
+def __dir__() -> list[str]:
+    return __all__

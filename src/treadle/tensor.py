@@ -21,10 +21,10 @@ from treadle.engine.devices import CompNode, default_device, resolve
 from treadle.engine.dispatch import EagerType, Launch, eager_type, lookup, run, run_nullary, type_of
 from treadle.engine.hostdata import as_host_array, exported
 from treadle.ops import elementwise as ew
-from treadle.ops import indexing
-from treadle.ops import logic
-from treadle.ops.op import Op
-from treadle.ops.operators import Operators, binary
+from treadle.ops import indexing, logic
+from treadle.ops.methods import ArrayMethods
+from treadle.ops.op import REGISTRY, Op
+from treadle.ops.operators import binary
 from treadle.ops.transfer import StopGradient, Transfer
 from treadle.runtime.array import from_host, to_host
 
@@ -32,7 +32,7 @@ Trace = Any
 """Where a tensor stands in a recording; the business of whoever records (see autodiff/tape)."""
 
 
-class Tensor(Operators):
+class Tensor(ArrayMethods):
     """A multi-dimensional array on a device.
 
     Args:
@@ -168,12 +168,12 @@ class Tensor(Operators):
         return wanted.copy() if copy and wanted is array else wanted
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
-        """NumPy functions compute on the arrays and come back as tensors."""
-        arrays = [x.numpy() if isinstance(x, Tensor) else x for x in inputs]
-        results = getattr(ufunc, method)(*arrays, **kwargs)
-        if isinstance(results, tuple):
-            return tuple(Tensor(r, device=self.device) for r in results)
-        return Tensor(results, device=self.device)
+        """NumPy's functions of tensors: run as the op of that name, and return tensors."""
+        op = _op_of_ufunc(ufunc)
+        if op is None or method != "__call__" or kwargs:
+            return NotImplemented
+        first, *rest = (x if isinstance(x, Tensor) else self.constant(x) for x in inputs)
+        return binary(op, first, rest[0]) if rest else op(first)
 
     def __dlpack__(
         self,
@@ -220,9 +220,9 @@ class Tensor(Operators):
         return self.apply(ew.Cast(as_dtype(dtype)), (self,))[0]
 
     @property
-    def T(self) -> Tensor:  # noqa: N802
+    def T(self) -> Tensor:
         """Axes in reverse order."""
-        return Operators.transpose(self, range(self.ndim)[::-1])
+        return self.transpose()
 
     # -- rebinding -------------------------------------------------------------------------
 
@@ -364,8 +364,11 @@ def _one(x: Tensor) -> Any:
 
 
 def _operator(op: Op, swap: bool = False) -> Callable[[Tensor, Any], Tensor]:
-    """An arithmetic method whose launches are found by the operands' eager types alone."""
-    table: dict[tuple[EagerType, EagerType], tuple[Launch, EagerType]] = {}
+    """An arithmetic method whose launches are found by the operands' eager types alone.
+
+    `swap` makes the reflected method, which Python calls for scalars and arrays on the left.
+    """
+    table = _TABLES.setdefault(op.name, {})
 
     def method(self: Tensor, other: Any) -> Tensor:
         try:
@@ -373,17 +376,37 @@ def _operator(op: Op, swap: bool = False) -> Callable[[Tensor, Any], Tensor]:
             if ACTIVE.count:
                 hook = LOCAL.hook
                 if hook is not None:
-                    return hook.binary(op, launch, kind, self, other)
+                    made: Tensor = hook.binary(op, launch, kind, self, other)
+                    return made
             data = launch(self._data, other._data)
-        except (KeyError, AttributeError, ValueError, MemoryError):
+        except (KeyError, ValueError, MemoryError):
             return _slow_binary(op, table, swap, self, other)
-        made: Tensor = _new(Tensor)
+        except AttributeError:
+            literal = _literal(self._kind, other)
+            if literal is None or (self._kind, self._kind) not in table:
+                return _slow_binary(op, table, swap, self, other)
+            return plain(literal, self) if swap else plain(self, literal)
+        made = _new(Tensor)
         made._data = data
         made._kind = kind
         made._trace = None
         return made
 
+    plain = _PLAIN.setdefault(op.name, method)
     return method
+
+
+_TABLES: dict[str, dict[tuple[EagerType, EagerType], tuple[Launch, EagerType]]] = {}
+_PLAIN: dict[str, Callable[[Tensor, Any], Tensor]] = {}
+
+
+def _literal(kind: EagerType, value: Any) -> Tensor | None:
+    """The constant for a Python number that promotes to the tensor's own element type."""
+    if value.__class__ is float:
+        return scalar_tensor(value, kind) if kind.dtype.is_float else None
+    if value.__class__ is int and kind.dtype.kind != "bool":
+        return scalar_tensor(value, kind)
+    return None
 
 
 def _slow_binary(op: Op, table: Any, swap: bool, x: Tensor, other: Any) -> Tensor:
@@ -391,9 +414,9 @@ def _slow_binary(op: Op, table: Any, swap: bool, x: Tensor, other: Any) -> Tenso
     if isinstance(other, np.generic):
         other = x.constant(other)
     result = binary(op, x, other, swap=swap)
-    if isinstance(other, Tensor) and not swap and x._kind.dtype is other._kind.dtype:
-        key = (op, (x._kind, other._kind))
-        _teach(table, key, result._kind)
+    theirs = other._kind if isinstance(other, Tensor) else x._kind
+    if x._kind.dtype is theirs.dtype:
+        _teach(table, (op, (x._kind, theirs)), result._kind)
     return result
 
 
@@ -422,6 +445,19 @@ def _not_equal(self: Tensor, other: Any) -> Any:
     return binary(logic.NotEqual(), self, other)
 
 
+_UFUNCS: dict[Any, Op] = {}
+
+
+def _op_of_ufunc(ufunc: Any) -> Op | None:
+    """The op without attributes whose oracle is a given NumPy function."""
+    if not _UFUNCS:
+        for cls in REGISTRY.values():
+            oracle = cls.__dict__.get("reference")
+            if isinstance(oracle, staticmethod) and not cls._fields:
+                _UFUNCS[oracle.__func__] = cls()
+    return _UFUNCS.get(ufunc)
+
+
 _FAST: dict[str, Op] = {
     "add": ew.Add(),
     "sub": ew.Sub(),
@@ -432,12 +468,26 @@ _FAST: dict[str, Op] = {
     "gt": logic.Greater(),
     "ge": logic.GreaterEqual(),
 }
-_INPLACE = (
-    "add sub mul truediv floordiv mod pow matmul lshift rshift and or xor".split()
-)
+_INPLACE = [
+    "add",
+    "sub",
+    "mul",
+    "truediv",
+    "floordiv",
+    "mod",
+    "pow",
+    "matmul",
+    "lshift",
+    "rshift",
+    "and",
+    "or",
+    "xor",
+]
 
 for _name, _op in _FAST.items():
     setattr(Tensor, f"__{_name}__", _operator(_op))
+for _name in ("add", "sub", "mul", "truediv"):
+    setattr(Tensor, f"__r{_name}__", _operator(_FAST[_name], swap=True))
 for _name in _INPLACE:
     setattr(Tensor, f"__i{_name}__", _inplace(getattr(Tensor, f"__{_name}__")))
 Tensor.__eq__ = _equal  # type: ignore[method-assign, assignment]

@@ -125,6 +125,19 @@ class Lying(Numbers):
         return [np.zeros(1)] * 6 if index < 0 else ([np.zeros(1)] * 6)[index]
 
 
+class Pids(Numbers):
+    """Every sample is the process that read it; reading hangs from `stuck_from` on."""
+
+    def __init__(self, size: int, stuck_from: int | None = None) -> None:
+        super().__init__(size)
+        self.stuck_from = size if stuck_from is None else stuck_from
+
+    def __getitem__(self, index: int) -> Any:
+        if index >= self.stuck_from:
+            hang()
+        return np.array([os.getpid()])
+
+
 class Draws(Numbers):
     """Sample i holds what the generators of its process draw."""
 

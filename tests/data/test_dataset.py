@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
-
 from tests.data.sample_datasets import CountUp, Numbers
+
 from treadle.data.dataset import ArrayDataset, ConcatDataset, Dataset
 
 

@@ -61,4 +61,4 @@ def test_a_stale_page_is_noticed(
     assert op_table.main(["--check"]) == 1 and "stale" in capsys.readouterr().err
     assert op_table.main([]) == 0 and op_table.main(["--check"]) == 0
     page = (tmp_path / "docs" / "ops.md").read_text()
-    assert "## add\n\nx + y." in page and "| [add](#add) | yes |" in page
+    assert "## add\n\nx + y;" in page and "| [add](#add) | yes |" in page

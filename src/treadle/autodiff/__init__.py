@@ -2,7 +2,11 @@
 
 from treadle.autodiff.anomaly import detect_anomaly
 from treadle.autodiff.function import Function
-from treadle.autodiff.grad_manager import GradManager, GradManagerGroup, get_backwarding_grad_manager
+from treadle.autodiff.grad_manager import (
+    GradManager,
+    GradManagerGroup,
+    get_backwarding_grad_manager,
+)
 from treadle.autodiff.tape import no_grad
 
 __all__ = [

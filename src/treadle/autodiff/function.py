@@ -43,8 +43,7 @@ class Function:
         for x in inputs:
             if not isinstance(x, Tensor):
                 raise TypeError(
-                    f"{type(self).__name__} takes positional tensors only, got "
-                    f"{type(x).__name__}"
+                    f"{type(self).__name__} takes positional tensors only, got {type(x).__name__}"
                 )
         hook = LOCAL.hook
         call = copy.copy(self)

@@ -52,6 +52,7 @@ class GradManager:
         self._tape: Tape | None = None
         self._depth = 0
         self._since = 0
+        self._after_backward: list[Callable[[], Any]] = []
 
     def attached_tensors(self) -> list[Tensor]:
         """The attached tensors that are still alive."""
@@ -59,7 +60,9 @@ class GradManager:
         return [t for t in found if t is not None]
 
     def attach(
-        self, tensors: Tensor | Iterable[Tensor], callbacks: Callback | Iterable[Callback] | None = None
+        self,
+        tensors: Tensor | Iterable[Tensor],
+        callbacks: Callback | Iterable[Callback] | None = None,
     ) -> GradManager:
         """Ask for gradients of one tensor or several.
 
@@ -83,6 +86,11 @@ class GradManager:
             entry.callbacks += given
             if self._tape is not None and entry.trace is None:
                 entry.trace = self._tape.leaf(tensor)
+        return self
+
+    def _register_after_backward_callback(self, callback: Callable[[], Any]) -> GradManager:
+        """Call back once per backward, after the gradients and before promises are asked."""
+        self._after_backward.append(callback)
         return self
 
     # -- recording -------------------------------------------------------------------------
@@ -196,6 +204,8 @@ class GradManager:
             for callback in entry.callbacks:
                 result = callback(tensor, result)
             results.append((tensor, result))
+        for callback_after in self._after_backward:
+            callback_after()
         for tensor, result in results:
             settled = result if isinstance(result, Tensor) or result is None else result.get()
             if settled is not None:

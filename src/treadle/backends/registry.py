@@ -101,13 +101,17 @@ def load(name: str) -> Any:
     entry = entries().get(name)
     if entry is None or entry.state == "disabled":
         known = ", ".join(sorted(n for n, e in entries().items() if e.state != "disabled"))
-        raise DeviceError("backends", f"there is no backend called {name!r}", hint=f"one of {known}")
+        raise DeviceError(
+            "backends", f"there is no backend called {name!r}", hint=f"one of {known}"
+        )
     with _LOCK:
         if entry.state == "found":
             _import(entry)
     if entry.error is not None:
         raise LoadError(
-            f"backend {name}", f"could not be loaded: {entry.error}", hint="see `treadle.backends()`"
+            f"backend {name}",
+            f"could not be loaded: {entry.error}",
+            hint="see `treadle.backends()`",
         ) from entry.error
     return entry.backend
 

@@ -55,6 +55,7 @@ def normalize_axis(axis: int, ndim: int, op: str) -> int:
         raise ShapeError(
             op,
             f"axis {axis} is out of range for {ndim} axes",
+            saw=f"axis={axis}, ndim={ndim}",
             hint=f"use an axis from {-ndim} to {ndim - 1}" if ndim else "a scalar has no axes",
         )
     return axis % ndim
@@ -67,7 +68,12 @@ def normalize_axes(axes: int | Iterable[int] | None, ndim: int, op: str) -> tupl
     given = (axes,) if isinstance(axes, int) else tuple(axes)
     result = sorted(normalize_axis(int(a), ndim, op) for a in given)
     if len(set(result)) != len(result):
-        raise ShapeError(op, f"an axis appears twice in {given}")
+        raise ShapeError(
+            op,
+            f"an axis appears twice in {given}",
+            saw=f"axis={given}, ndim={ndim}",
+            hint="name every axis once; -1 is the last one",
+        )
     return tuple(result)
 
 

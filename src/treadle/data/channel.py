@@ -115,12 +115,13 @@ class Channel:
             EOFError: the other side has gone.
             OSError: the other side has gone in the middle of a message.
         """
-        frame = memoryview(bytearray(self.connection.recv_bytes()))
+        frame = self.connection.recv_bytes()
         kind, count = _HEADER.unpack_from(frame)
         table = struct.Struct(f"<{count}Q")
         sizes = table.unpack_from(frame, _HEADER.size)
         if kind == _INLINE:
-            body = frame[_HEADER.size + table.size :]
+            # A copy of its own: writable, and aligned as the pieces in it expect.
+            body = memoryview(bytearray(frame[_HEADER.size + table.size :]))
         else:
             body = _read_memory_file(reduction.recv_handle(self.connection), _offsets(sizes)[-1])
         starts = _offsets(sizes)

@@ -56,8 +56,8 @@ class DataLoader:
         collator: merges the transformed samples.
         num_workers: processes that make batches; 0 makes them in this one. Python's and NumPy's
             generators of worker i start an epoch with the epoch's base seed plus i.
-        timeout: longest wait for a batch in seconds, 0 for no limit. In this process only the
-            reading of a stream is watched, and reported when it returns.
+        timeout: longest wait for a batch in seconds, once its worker has started; 0 for no limit.
+            In this process only the reading of a stream is watched, and reported when it returns.
         preload: yield Tensors on the default device instead of arrays, one batch ahead.
         parallel_stream: let each worker read its own copy of a stream, which must then yield a
             different share in each (`get_worker_info`). Otherwise this process reads the stream

@@ -53,16 +53,22 @@ class RemoteException:
 
     def restore(self, where: str) -> Exception:
         """Return the exception, of its own type if possible, with the worker's traceback."""
-        error: Exception
-        if self.pickled is None:
+        error = self._unpickled()
+        if error is None:
             error = DataLoaderError("DataLoader", f"{where} raised {self.summary}")
-        else:
-            error = pickle.loads(self.pickled)
         present = getattr(error, "__notes__", ())
         for note in (*self.notes, f"in {where}"):
             if note not in present:
                 error.add_note(note)
         error.__cause__ = WorkerTraceback(self.text)
+        return error
+
+    def _unpickled(self) -> Exception | None:
+        """The exception, unless its class lives in the worker only."""
+        try:
+            error: Exception | None = None if self.pickled is None else pickle.loads(self.pickled)
+        except Exception:
+            return None
         return error
 
 

@@ -37,6 +37,8 @@ _KILL_SECONDS = 1.0
 # A worker whose pipe has closed is about to be dead; this is how long its exit code may take.
 _DEATH_SECONDS = 1.0
 _LOCATE_SECONDS = 0.5
+# Importing the user's modules is not what `timeout` is meant to watch.
+_START_SECONDS = 60.0
 
 Outcome = Batch | Exhausted | Failed
 
@@ -89,7 +91,8 @@ class WorkerPool:
         self._workers: list[_Worker] = []
         self._epoch = 0
         self._results: dict[int, Outcome] = {}
-        self._finalizer = weakref.finalize(self, _bury, self._workers, os.getpid())
+        self._owner = os.getpid()
+        self._finalizer = weakref.finalize(self, _bury, self._workers, self._owner)
         try:
             if context.get_start_method() == "fork":
                 self._start(spec, context, None)
@@ -129,8 +132,8 @@ class WorkerPool:
 
     @property
     def is_closed(self) -> bool:
-        """Whether the workers have been ended."""
-        return not self._finalizer.alive
+        """Whether the workers have been ended, or belong to the process this one is a fork of."""
+        return not self._finalizer.alive or os.getpid() != self._owner
 
     def begin_epoch(self, seed: int) -> None:
         """Forget what is under way; seed worker i with `seed + i`."""
@@ -148,19 +151,22 @@ class WorkerPool:
         self._send(worker, task)
 
     def collect(self, index: int, batch: int, timeout: float) -> Batch | Exhausted:
-        """Wait for a batch of worker `index`.
+        """Wait for a batch of worker `index`, from when it is ready on.
 
         Raises:
             DataLoaderError: a worker died, or `timeout` (in seconds, 0 for none) has passed.
             Exception: what the dataset, transform or collator raised in the worker.
         """
-        deadline = time.monotonic() + timeout if timeout > 0 else None
+        worker = self._workers[index]
+        deadline = _deadline(worker, timeout)
         while batch not in self._results:
+            was_ready = worker.is_ready
             if not self._receive(deadline):
-                self._give_up_on(self._workers[index], batch, timeout)
+                self._give_up_on(worker, batch, timeout)
+            if worker.is_ready and not was_ready:
+                deadline = _deadline(worker, timeout)
         outcome = self._results.pop(batch)
         if isinstance(outcome, Failed):
-            worker = self._workers[index]
             raise outcome.error.restore(f"DataLoader {worker}, batch {batch}")
         return outcome
 
@@ -170,8 +176,9 @@ class WorkerPool:
 
     def kill(self) -> None:
         """End the workers at once; one of them does not listen any more."""
-        for worker in self._workers:
-            worker.process.terminate()
+        if not self.is_closed:
+            for worker in self._workers:
+                worker.process.kill()
         self._finalizer()
 
     def _send(self, worker: _Worker, message: object) -> None:
@@ -200,6 +207,9 @@ class WorkerPool:
             message = worker.channel.receive()
         except (EOFError, OSError):
             self._report_death(worker)
+        except Exception as error:
+            error.add_note(f"while unpickling what DataLoader {worker} has sent")
+            raise
         match message:
             case Ready():
                 worker.is_ready = True
@@ -228,7 +238,6 @@ class WorkerPool:
             hint="raise timeout, or look at what its dataset and transform wait for",
         )
         error.add_note(f"the worker is at:\n{stack}" if stack else "the worker does not answer")
-        self.kill()
         raise error
 
     def _locate(self, worker: _Worker) -> str:
@@ -243,6 +252,12 @@ class WorkerPool:
         except (EOFError, OSError):
             pass
         return ""
+
+
+def _deadline(worker: _Worker, timeout: float) -> float | None:
+    if timeout <= 0:
+        return None
+    return time.monotonic() + timeout + (0 if worker.is_ready else _START_SECONDS)
 
 
 def _current(worker: _Worker) -> str:

@@ -9,11 +9,14 @@ import numpy as np
 
 from treadle.tensor import Tensor
 
+# Texts, dates and objects have no Tensor.
+_NO_NUMBERS = "OSUmM"
+
 
 def to_tensors(batch: Any) -> Any:
-    """Replace every array in a batch by a Tensor on the default device."""
+    """Replace every array of numbers in a batch by a Tensor on the default device."""
     if isinstance(batch, np.ndarray):
-        return Tensor(batch)
+        return batch if batch.dtype.kind in _NO_NUMBERS else Tensor(batch)
     if isinstance(batch, Mapping):
         return {key: to_tensors(value) for key, value in batch.items()}
     if isinstance(batch, tuple) and getattr(batch, "_fields", None):

@@ -34,7 +34,7 @@ class Sampler(ABC):
 
 
 class MapSampler(Sampler):
-    """Base of the samplers of map-style datasets: a subclass gives `sample`.
+    """Base of the samplers of map-style datasets: a subclass gives `sample` (or `batch`).
 
     Args:
         dataset: what to sample from; only its length is used.
@@ -98,9 +98,9 @@ class MapSampler(Sampler):
         full, rest = divmod(self.num_samples, self.batch_size)
         return full + (rest > 0 and not self.drop_last)
 
-    @abstractmethod
     def sample(self) -> Sequence[Any]:
         """Return the indices of an epoch over all ranks, in order."""
+        raise NotImplementedError(f"{type(self).__name__} overrides neither sample() nor batch()")
 
     def scatter(self, indices: Sequence[Any]) -> Sequence[Any]:
         """Return this rank's part of the indices of an epoch."""

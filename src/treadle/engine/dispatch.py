@@ -264,4 +264,3 @@ def _out_of_memory(op: Op, types: tuple[TensorType, ...], error: Exception) -> E
         saw=op.saw(types),
         hint="use smaller batches or shapes",
     )
-

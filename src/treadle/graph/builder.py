@@ -33,7 +33,7 @@ class GraphOperand(Operators):
         """Element type, shape and device."""
         return self.value.type
 
-    def apply(self, op: Op, inputs: tuple[GraphOperand, ...], /) -> tuple[GraphOperand, ...]:  # type: ignore[override]
+    def apply(self, op: Op, inputs: tuple[GraphOperand, ...], /) -> tuple[GraphOperand, ...]:
         """Append a node."""
         return self.builder.apply(op, inputs)
 
@@ -75,6 +75,18 @@ class GraphBuilder:
         value = Value(type_, None, len(self._inputs), name)
         self._inputs.append(value)
         self._values.add(value)
+        return GraphOperand(self, value)
+
+    def adopt(self, values: Iterable[Value], *, as_inputs: bool = False) -> None:
+        """Let the builder use values of another graph; `as_inputs`: as inputs of this one."""
+        for value in values:
+            self._symbolic |= not value.type.is_static
+            self._values.add(value)
+            if as_inputs:
+                self._inputs.append(value)
+
+    def operand(self, value: Value) -> GraphOperand:
+        """A value of the builder as an operand."""
         return GraphOperand(self, value)
 
     def constant(self, array: Any, device: str = "") -> GraphOperand:
@@ -205,9 +217,7 @@ def trace_body(
     """
     builder = GraphBuilder(name)
     called = [*names]
-    operands = [
-        builder.input(t, called[i] if i < len(called) else "") for i, t in enumerate(types)
-    ]
+    operands = [builder.input(t, called[i] if i < len(called) else "") for i, t in enumerate(types)]
     results = function(*operands)
     builder.output(*(results if isinstance(results, tuple) else (results,)))
     return builder.build()

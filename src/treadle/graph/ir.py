@@ -235,4 +235,3 @@ def constant_of(value: Value) -> ArrayData | None:
     if producer is None or not isinstance(producer.op, Constant):
         return None
     return producer.op.data
-

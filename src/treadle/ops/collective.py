@@ -362,7 +362,9 @@ class Recv(Collective):
         self.check_group(token, self.source)
         if token.shape != (0,) or token.dtype is not self.dtype:
             raise self.error(
-                f"its token is an empty {self.dtype.name} vector", (token,), "pass zeros of shape (0,)"
+                f"its token is an empty {self.dtype.name} vector",
+                (token,),
+                "pass zeros of shape (0,)",
             )
         return (TensorType(self.dtype, self.shape, token.device),)
 
@@ -382,7 +384,9 @@ class Recv(Collective):
             ((0, 2), dt.bfloat16),
             ((1,), dt.bool_),
         )
-        return tuple(Sample(cls(shape=s, dtype=d), (Arg((0,), d),)) for s, d in cases)
+        typed = tuple(Sample(cls(shape=s, dtype=d), (Arg((0,), d),)) for s, d in cases)
+        real = Sample(cls(shape=(2,), dtype=dt.float64), (Arg((0,)),), dtypes=(dt.float64,))
+        return (*typed, real)
 
     @classmethod
     def bad_samples(cls) -> tuple[BadSample, ...]:

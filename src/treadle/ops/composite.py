@@ -13,7 +13,7 @@ from typing import Any, Generic
 from treadle.base.dtype import DType
 from treadle.base.types import TensorType
 from treadle.ops.abstract import ArrayOperand, TypeOperand
-from treadle.ops.op import Array, Op, Pullback
+from treadle.ops.op import Op, Pullback
 from treadle.ops.operand import V
 from treadle.ops.operators import Operators
 from treadle.ops.reverse import Step, backpropagate
@@ -26,16 +26,16 @@ class Composite(Op):
     def body(self, *inputs: Any) -> Any:
         """The results in terms of other ops: one operand, or a tuple where there are several."""
 
-    def infer(self, *types: TensorType) -> tuple[TensorType, ...]:
+    def infer(self, *types: Any) -> tuple[TensorType, ...]:
         results = _tuple(self.body(*(TypeOperand(t) for t in types)))
         return tuple(TensorType(r.type.dtype, r.type.shape) for r in results)
 
-    def reference(self, *arrays: Array) -> Any:
+    def reference(self, *arrays: Any) -> Any:
         results = _tuple(self.body(*(ArrayOperand(a) for a in arrays)))
         return results[0].array if len(results) == 1 else tuple(r.array for r in results)
 
     def vjp(self, at: Pullback[V]) -> tuple[V | None, ...]:
-        return differentiate_body(self, at)
+        return super().vjp(at) if self.no_gradient else differentiate_body(self, at)
 
 
 def expand(composite: Composite, inputs: tuple[V, ...]) -> tuple[V, ...]:

@@ -17,7 +17,6 @@ from treadle.base.errors import DTypeError, ShapeError, TreadleError
 from treadle.base.shape import require_equal
 from treadle.base.types import TensorType
 from treadle.ops.abstract import ArrayOperand, TypeOperand
-from treadle.ops.elementwise import Less
 from treadle.ops.op import Array, Op, op
 from treadle.ops.sample import Arg, BadSample, Sample
 
@@ -83,7 +82,7 @@ def match_types(name: str, what: str, wanted: Types, given: Types) -> None:
         raise ShapeError(
             name,
             f"{what}: expected {len(wanted)} values, got {len(given)}",
-            saw=", ".join(map(str, given)),
+            saw=", ".join(map(str, given)) or "no values",
             hint="regions take every value they use as an argument",
         )
     for i, (w, g) in enumerate(zip(wanted, given, strict=True)):
@@ -168,7 +167,9 @@ class Cond(ControlFlow):
     def bad_samples(cls) -> tuple[BadSample, ...]:
         yes, x = Arg((), dt.bool_, values=True), Arg((2, 3))
         return (
-            BadSample(lambda: cls(_DOUBLE, _NEGATE), (Arg((2,), dt.bool_), x), ShapeError, "one value"),
+            BadSample(
+                lambda: cls(_DOUBLE, _NEGATE), (Arg((2,), dt.bool_), x), ShapeError, "one value"
+            ),
             BadSample(lambda: cls(_DOUBLE, _NEGATE), (Arg(()), x), DTypeError, "must be bool"),
             BadSample(lambda: cls(_DOUBLE, _NEGATE), (yes, Arg((3, 2))), ShapeError, "value 0"),
             BadSample(lambda: cls(_DOUBLE, _NEGATE), (yes,), ShapeError, "expected 1 values"),
@@ -303,7 +304,7 @@ class Scan(ControlFlow):
             BadSample(lambda: cls(_TOTAL, 1, 4), (state, Arg((5, 2, 3))), ShapeError, "4 entries"),
             BadSample(lambda: cls(_TOTAL, 1, 4), (state, Arg(())), ShapeError, "4 entries"),
             BadSample(lambda: cls(_TOTAL, 1, -1), (state,), ShapeError, "-1 turns"),
-            BadSample(lambda: cls(_TOTAL, 0, 2), (state,), ShapeError, "2 entries"),
+            BadSample(lambda: cls(_TOTAL, 0, 2), (state,), ShapeError, "expected 2 values"),
         )
 
 
@@ -311,6 +312,6 @@ _PLANE = TensorType(dt.float32, (2, 3))
 _ONE = TensorType(dt.float32, ())
 _DOUBLE = FunctionRegion("double", (_PLANE,), lambda x: x + x)
 _NEGATE = FunctionRegion("negate", (_PLANE,), lambda x: -x)
-_SMALL = FunctionRegion("small", (_ONE,), lambda x: Less()(x, x.constant(10.0)))
+_SMALL = FunctionRegion("small", (_ONE,), lambda x: x < 10.0)
 _GROW = FunctionRegion("grow", (_ONE,), lambda x: x + x)
 _TOTAL = FunctionRegion("total", (_PLANE, _PLANE), lambda s, x: (s + x, s * x))

@@ -9,21 +9,24 @@ import numpy as np
 from treadle.base import dtype as dt
 from treadle.base.dtype import DType
 from treadle.base.types import TensorType
-from treadle.ops.families import Binary, Compare, Elementwise, Unary
+from treadle.ops.families import Binary, Elementwise, Unary, oracle
+from treadle.ops.logic import Equal, LogicalAnd
 from treadle.ops.op import Array, Onnx, Pullback, op
 from treadle.ops.operand import V
 from treadle.ops.sample import Arg, Sample
 from treadle.ops.scalar import Scalar, call, cast
+from treadle.ops.select import Where
+from treadle.ops.unary import Log, Round
 
 
 @op
 class Add(Binary):
-    """x + y."""
+    """x + y; integers wrap."""
 
     name = "add"
     onnx = Onnx("Add")
     torch = "x + y"
-    reference = staticmethod(np.add)
+    reference = oracle(np.add)
 
     def scalar(self, x: Scalar, y: Scalar) -> Scalar:
         return x + y
@@ -37,12 +40,12 @@ class Add(Binary):
 
 @op
 class Sub(Binary):
-    """x - y."""
+    """x - y; integers wrap."""
 
     name = "sub"
     onnx = Onnx("Sub")
     torch = "x - y"
-    reference = staticmethod(np.subtract)
+    reference = oracle(np.subtract)
 
     def scalar(self, x: Scalar, y: Scalar) -> Scalar:
         return x - y
@@ -56,12 +59,12 @@ class Sub(Binary):
 
 @op
 class Mul(Binary):
-    """x * y."""
+    """x * y; integers wrap."""
 
     name = "mul"
     onnx = Onnx("Mul")
     torch = "x * y"
-    reference = staticmethod(np.multiply)
+    reference = oracle(np.multiply)
 
     def scalar(self, x: Scalar, y: Scalar) -> Scalar:
         return x * y
@@ -82,7 +85,7 @@ class Div(Binary):
     domains = (Arg((3, 4)), Arg((3, 4), low=-3.0, high=3.0, avoid=(0.0,)))
     onnx = Onnx("Div")
     torch = "x / y"
-    reference = staticmethod(np.divide)
+    reference = oracle(np.divide)
 
     def scalar(self, x: Scalar, y: Scalar) -> Scalar:
         return x / y
@@ -95,13 +98,158 @@ class Div(Binary):
 
 
 @op
+class FloorDiv(Binary):
+    """The largest whole number not above x / y; an integer divided by 0 gives 0."""
+
+    name = "floor_div"
+    domains = (Arg((3, 4), low=-9, high=9), Arg((3, 4), low=1.2, high=3.2))
+    no_gradient = "is piecewise constant: nothing flows back through it"
+    torch = "torch.floor_divide(x, y)"
+    reference = oracle(np.floor_divide)
+
+    def scalar(self, x: Scalar, y: Scalar) -> Scalar:
+        return call("floor_div", x, y)
+
+    def vjp(self, at: Pullback[V]) -> tuple[V | None, ...]:
+        return None, None
+
+
+@op
+class Mod(Binary):
+    """The remainder of x / y: with y's sign for integers, with x's for floats (C's fmod).
+
+    An integer modulo 0 gives 0. For floats the pair with `FloorDiv` is therefore consistent only
+    where x and y have one sign.
+    """
+
+    name = "mod"
+    # Between 2 and 3 times y: away from the multiples, where the remainder jumps.
+    domains = (Arg((3, 4), low=4.9, high=5.9), Arg((3, 4), low=2.0, high=2.4))
+    torch = "torch.fmod(x, y) if x.is_floating_point() else torch.remainder(x, y)"
+
+    def reference(self, x: Array, y: Array) -> Array:
+        return np.remainder(x, y) if x.dtype.kind in "iu" else np.fmod(x, y)
+
+    def scalar(self, x: Scalar, y: Scalar) -> Scalar:
+        return call("mod", x, y)
+
+    def grad_x(self, dy: V, x: V, y: V, out: V) -> V:
+        return dy
+
+    def grad_y(self, dy: V, x: V, y: V, out: V) -> V:
+        return -(dy * Round()((x - out) / y))
+
+
+@op
+class Pow(Binary):
+    """x to the power y; NaN for a negative x with a fractional y, 1 for y = 0.
+
+    The gradient by y is 0 where x <= 0; the gradient by x is 0 at x = y = 0.
+    """
+
+    name = "pow"
+    dtypes = dt.FLOATS
+    domains = (Arg((3, 4), low=0.2, high=2.0), Arg((3, 4)))
+    onnx = Onnx("Pow")
+    torch = "torch.pow(x, y)"
+    reference = oracle(np.power)
+
+    def scalar(self, x: Scalar, y: Scalar) -> Scalar:
+        return call("pow", x, y)
+
+    def grad_x(self, dy: V, x: V, y: V, out: V) -> V:
+        # 0 ** (0 - 1) is infinite and would turn the zero in front of it into NaN.
+        both_zero = LogicalAnd()(Equal()(x, x.constant(0.0)), Equal()(y, y.constant(0.0)))
+        exponent = Where()(both_zero, y.constant(0.0), y - 1.0)
+        return dy * y * self(x, exponent)
+
+    def grad_y(self, dy: V, x: V, y: V, out: V) -> V:
+        return dy * out * Log()(Where()(x > 0, x, x.constant(1.0)))
+
+
+@op
+class Maximum(Binary):
+    """The larger of x and y, NaN if either is; where they are equal x gets the gradient."""
+
+    name = "maximum"
+    domains = (Arg((3, 4), low=-2.0, high=0.4), Arg((3, 4), low=0.6, high=2.0))
+    torch = "torch.maximum(x, y)"
+    reference = oracle(np.maximum)
+
+    def scalar(self, x: Scalar, y: Scalar) -> Scalar:
+        return call("max", x, y)
+
+    def grad_x(self, dy: V, x: V, y: V, out: V) -> V:
+        return Where()(x >= y, dy, dy.constant(0.0))
+
+    def grad_y(self, dy: V, x: V, y: V, out: V) -> V:
+        return Where()(x >= y, dy.constant(0.0), dy)
+
+    @classmethod
+    def samples(cls) -> tuple[Sample, ...]:
+        return (*super().samples(), *_either_side(cls()))
+
+
+@op
+class Minimum(Binary):
+    """The smaller of x and y, NaN if either is; where they are equal x gets the gradient."""
+
+    name = "minimum"
+    domains = (Arg((3, 4), low=-2.0, high=0.4), Arg((3, 4), low=0.6, high=2.0))
+    torch = "torch.minimum(x, y)"
+    reference = oracle(np.minimum)
+
+    def scalar(self, x: Scalar, y: Scalar) -> Scalar:
+        return call("min", x, y)
+
+    def grad_x(self, dy: V, x: V, y: V, out: V) -> V:
+        return Where()(x <= y, dy, dy.constant(0.0))
+
+    def grad_y(self, dy: V, x: V, y: V, out: V) -> V:
+        return Where()(x <= y, dy.constant(0.0), dy)
+
+    @classmethod
+    def samples(cls) -> tuple[Sample, ...]:
+        return (*super().samples(), *_either_side(cls()))
+
+
+def _either_side(op: Binary) -> tuple[Sample, ...]:
+    """Values of which sometimes the first and sometimes the second is larger, never equal."""
+    kinds = tuple(d for d in op.dtypes if d.kind != "uint")
+    x, y = Arg((4,), values=(-2.0, 3.0, 1.0, 0.0)), Arg((4,), values=(1.0, -1.0, 2.0, -3.0))
+    return (Sample(op, (x, y), dtypes=kinds),)
+
+
+@op
+class Atan2(Binary):
+    """Angle in (-pi, pi] of the point with ordinate y (the first operand) and abscissa x."""
+
+    name = "atan2"
+    operands = ("y", "x")
+    dtypes = dt.FLOATS
+    domains = (Arg((3, 4), avoid=(0.0,)), Arg((3, 4), avoid=(0.0,)))
+    torch = "torch.atan2(y, x)"
+    reference = oracle(np.arctan2)
+
+    def scalar(self, y: Scalar, x: Scalar) -> Scalar:
+        return call("atan2", y, x)
+
+    def grad_x(self, dy: V, x: V, y: V, out: V) -> V:
+        # The family's x and y are this op's first (ordinate) and second (abscissa) operand.
+        return dy * y / (x * x + y * y)
+
+    def grad_y(self, dy: V, x: V, y: V, out: V) -> V:
+        return -(dy * x) / (x * x + y * y)
+
+
+@op
 class Neg(Unary):
     """-x; integers wrap, as in NumPy."""
 
     name = "neg"
-    onnx = Onnx("Neg")
+    onnx = Onnx("Neg", since=6)
     torch = "-x"
-    reference = staticmethod(np.negative)
+    reference = oracle(np.negative)
 
     def scalar(self, x: Scalar) -> Scalar:
         return -x
@@ -111,66 +259,26 @@ class Neg(Unary):
 
 
 @op
-class Less(Compare):
-    """x < y."""
-
-    name = "less"
-    onnx = Onnx("Less")
-    torch = "x < y"
-    reference = staticmethod(np.less)
-
-    def scalar(self, x: Scalar, y: Scalar) -> Scalar:
-        return x < y
-
-
-@op
-class LessEqual(Compare):
-    """x <= y."""
-
-    name = "less_equal"
-    onnx = Onnx("LessOrEqual", since=12)
-    torch = "x <= y"
-    reference = staticmethod(np.less_equal)
-
-    def scalar(self, x: Scalar, y: Scalar) -> Scalar:
-        return x <= y
-
-
-@op
-class Exp(Unary):
-    """e to the power x."""
-
-    name = "exp"
-    dtypes = dt.FLOATS
-    onnx = Onnx("Exp")
-    torch = "torch.exp(x)"
-    reference = staticmethod(np.exp)
-
-    def scalar(self, x: Scalar) -> Scalar:
-        return call("exp", x)
-
-    def grad(self, dy: V, x: V, y: V) -> V:
-        return dy * y
-
-
-@op
 class Cast(Elementwise):
     """x converted to another element type.
 
-    Floats become integers by truncation, NaN becomes the smallest integer; anything non-zero
-    becomes True.
+    Floats become integers by truncation, anything non-zero becomes True, complex numbers lose
+    their imaginary part. What no integer of the type can hold is converted as the machine does:
+    NaN becomes the smallest int32 or int64, narrower types wrap.
     """
 
     dtype: DType
 
     name = "cast"
     dtypes = dt.ALL
+    torch = "x.to(getattr(torch, op.dtype.name))"
 
     def infer(self, x: TensorType) -> tuple[TensorType, ...]:
         return (TensorType(self.dtype, x.shape),)
 
     def reference(self, x: Array) -> Array:
-        return np.asarray(x).astype(self.dtype.numpy)
+        kept = x.real if x.dtype.kind == "c" and self.dtype.kind not in ("bool", "complex") else x
+        return kept.astype(self.dtype.numpy)
 
     def scalar(self, x: Scalar) -> Scalar:
         return cast(x, self.dtype)
@@ -187,4 +295,6 @@ class Cast(Elementwise):
         real = tuple(d for d in dt.ALL if d.kind != "complex" and d.kind != "uint")
         every = tuple(Sample(cls(t), (Arg((2, 3)),), dtypes=real) for t in targets)
         shapes: tuple[tuple[int, ...], ...] = ((), (0, 3), (1, 1))
-        return (*every, *(Sample(cls(dt.float32), (Arg(s),), dtypes=real) for s in shapes))
+        more = tuple(Sample(cls(dt.float32), (Arg(s),), dtypes=real) for s in shapes)
+        unsigned = Sample(cls(dt.uint8), (Arg((2, 3), low=0, high=9),), dtypes=dt.INTEGERS)
+        return (*every, *more, unsigned, Sample(cls(dt.complex64), (Arg((2, 3)),)))

@@ -18,6 +18,14 @@ from treadle.ops.scalar import Scalar
 NUMBERS: tuple[DType, ...] = dt.REALS
 
 
+def oracle(function: Any) -> Any:
+    """A NumPy function as the `reference` of a declaration.
+
+    Typed loosely: the overloads of NumPy's stubs fit no method signature.
+    """
+    return staticmethod(function)
+
+
 class Elementwise(Op):
     """Each result element depends on the elements at the same (broadcast) position only."""
 
@@ -26,6 +34,15 @@ class Elementwise(Op):
     def scalar(self, *xs: Any) -> Scalar:
         """What happens to one element; kernels are generated from it."""
         raise NotImplementedError(f"{self.name} declares no scalar code")
+
+    def broadcast(self, types: tuple[TensorType, ...]) -> Shape:
+        """The shape all operands broadcast to; a `ShapeError` that shows them where none is."""
+        try:
+            return broadcast_shapes(self.name, *(t.shape for t in types))
+        except ShapeError as error:
+            raise ShapeError(
+                self.name, error.problem, saw=self.saw(types), hint=error.hint
+            ) from None
 
 
 class Unary(Elementwise):
@@ -83,16 +100,8 @@ class Binary(Elementwise):
     def infer(self, x: TensorType, y: TensorType) -> tuple[TensorType, ...]:
         self.check_dtype((x, y))
         self.check_same_dtype((x, y))
-        shape = x.shape if x.shape == y.shape else self._broadcast((x, y))
+        shape = x.shape if x.shape == y.shape else self.broadcast((x, y))
         return (TensorType(self.result_dtype(x.dtype), shape),)
-
-    def _broadcast(self, types: tuple[TensorType, ...]) -> Shape:
-        try:
-            return broadcast_shapes(self.name, *(t.shape for t in types))
-        except ShapeError as error:
-            raise ShapeError(
-                self.name, error.problem, saw=self.saw(types), hint=error.hint
-            ) from None
 
     def result_dtype(self, dtype: DType) -> DType:
         """Element type of the result."""

@@ -1,16 +1,26 @@
-"""Ops that move elements without computing: reshape, transpose, broadcast."""
+"""Ops that move whole axes without computing: reshape, transpose, broadcast, concat, flip, roll."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from treadle.base.errors import ShapeError
-from treadle.base.shape import Shape, can_broadcast, format_shape, product, require_equal
+from treadle.base import dtype as dt
+from treadle.base.errors import DTypeError, ShapeError
+from treadle.base.shape import (
+    Shape,
+    format_shape,
+    normalize_axes,
+    normalize_axis,
+    product,
+    require_equal,
+)
+from treadle.base.symbol import Dim
 from treadle.base.types import TensorType
 from treadle.ops.families import Movement
-from treadle.ops.op import Array, Onnx, Pullback, op
+from treadle.ops.op import Array, Onnx, Op, Pullback, op
 from treadle.ops.operand import V
 from treadle.ops.sample import Arg, BadSample, Sample
+from treadle.ops.slicing import along
 
 
 @op
@@ -23,6 +33,7 @@ class Reshape(Movement):
     torch = "torch.reshape(x, op.shape)"
 
     def infer(self, x: TensorType) -> tuple[TensorType, ...]:
+        require_not_negative(self, self.shape, (x,))
         require_equal(
             product(x.shape),
             product(self.shape),
@@ -35,7 +46,7 @@ class Reshape(Movement):
         return (x.with_shape(self.shape),)
 
     def reference(self, x: Array) -> Array:
-        return np.reshape(x, self.shape)  # type: ignore[arg-type]
+        return np.reshape(x, self.shape)
 
     def vjp(self, at: Pullback[V]) -> tuple[V | None, ...]:
         return (at.dy.reshape(at.inputs[0].type.shape),)
@@ -51,7 +62,10 @@ class Reshape(Movement):
 
     @classmethod
     def bad_samples(cls) -> tuple[BadSample, ...]:
-        return (BadSample(lambda: cls((4,)), (Arg((2, 3)),), ShapeError, "[2,3] to [4]"),)
+        return (
+            BadSample(lambda: cls((4,)), (Arg((2, 3)),), ShapeError, "[2,3] to [4]"),
+            BadSample(lambda: cls((-2, -3)), (Arg((2, 3)),), ShapeError, "negative extent"),
+        )
 
 
 @op
@@ -104,13 +118,21 @@ class Broadcast(Movement):
     torch = "torch.broadcast_to(x, op.shape)"
 
     def infer(self, x: TensorType) -> tuple[TensorType, ...]:
-        if not can_broadcast(x.shape, self.shape):
-            raise self.error(
-                f"cannot broadcast {format_shape(x.shape)} to {format_shape(self.shape)}",
-                (x,),
-                "every axis must be equal or 1, counted from the last",
-            )
+        require_not_negative(self, self.shape, (x,))
+        lead = len(self.shape) - x.ndim
+        if lead < 0:
+            raise self._mismatch(x)
+        for mine, wanted in zip(x.shape, self.shape[lead:], strict=True):
+            if mine != 1:
+                require_equal(mine, wanted, lambda: self._mismatch(x))
         return (x.with_shape(self.shape),)
+
+    def _mismatch(self, x: TensorType) -> ShapeError:
+        return self.error(
+            f"cannot broadcast {format_shape(x.shape)} to {format_shape(self.shape)}",
+            (x,),
+            "every axis must be equal or 1, counted from the last",
+        )
 
     def reference(self, x: Array) -> Array:
         return np.broadcast_to(x, self.shape)  # type: ignore[arg-type]
@@ -130,4 +152,161 @@ class Broadcast(Movement):
 
     @classmethod
     def bad_samples(cls) -> tuple[BadSample, ...]:
-        return (BadSample(lambda: cls((4,)), (Arg((3,)),), ShapeError, "[3] to [4]"),)
+        return (
+            BadSample(lambda: cls((4,)), (Arg((3,)),), ShapeError, "[3] to [4]"),
+            BadSample(lambda: cls((3,)), (Arg((2, 3)),), ShapeError, "[2,3] to [3]"),
+            BadSample(lambda: cls((-1,)), (Arg((1,)),), ShapeError, "negative extent"),
+        )
+
+
+def require_not_negative(op: Op, shape: Shape, types: tuple[TensorType, ...] = ()) -> None:
+    """Raise `ShapeError` where an extent of a wanted shape is negative."""
+    if any(isinstance(d, int) and d < 0 for d in shape):
+        raise op.error(
+            f"the shape {format_shape(shape)} has a negative extent",
+            types,
+            "extents are 0 or more",
+        )
+
+
+@op
+class Concat(Movement):
+    """The inputs one after another along `axis`; their other extents are equal."""
+
+    axis: int
+
+    name = "concat"
+    operands = ("*xs",)
+    onnx = Onnx("Concat", since=4, attributes=(("axis", "axis"),))
+    torch = "torch.cat(xs, op.axis)"
+
+    def infer(self, *xs: TensorType) -> tuple[TensorType, ...]:
+        self.check_same_dtype(xs)
+        first = xs[0]
+        axis = normalize_axis(self.axis, first.ndim, self.name)
+        total: Dim = 0
+        for x in xs:
+            if x.ndim != first.ndim:
+                raise self._mismatch(xs)
+            for i, (mine, theirs) in enumerate(zip(first.shape, x.shape, strict=True)):
+                if i != axis:
+                    require_equal(mine, theirs, lambda: self._mismatch(xs))
+            total = total + x.shape[axis]
+        return (first.with_shape((*first.shape[:axis], total, *first.shape[axis + 1 :])),)
+
+    def _mismatch(self, xs: tuple[TensorType, ...]) -> ShapeError:
+        return self.error(
+            f"inputs differ besides axis {self.axis}",
+            xs,
+            "reshape them so that all other extents are equal",
+        )
+
+    def reference(self, *xs: Array) -> Array:
+        return np.concatenate(xs, self.axis)
+
+    def vjp(self, at: Pullback[V]) -> tuple[V | None, ...]:
+        parts: list[V | None] = []
+        start: Dim = 0
+        for x, need in zip(at.inputs, at.needs, strict=True):
+            stop = start + x.type.shape[self.axis]
+            parts.append(along(at.dy, self.axis, start, stop) if need else None)
+            start = stop
+        return tuple(parts)
+
+    @classmethod
+    def samples(cls) -> tuple[Sample, ...]:
+        return (
+            Sample(cls(1), (Arg((2, 3)), Arg((2, 1)))),
+            Sample(cls(0), (Arg((2, 3)), Arg((0, 3)), Arg((1, 3)))),
+            Sample(cls(0), (Arg((4,)),)),
+            Sample(cls(1), (Arg((0, 2)), Arg((0, 1)))),
+            Sample(cls(0), (Arg((1, 1)), Arg((1, 1)))),
+        )
+
+    @classmethod
+    def bad_samples(cls) -> tuple[BadSample, ...]:
+        return (
+            BadSample(lambda: cls(0), (Arg((2, 3)), Arg((2, 4))), ShapeError, "besides axis 0"),
+            BadSample(lambda: cls(0), (Arg((2, 3)), Arg((3,))), ShapeError, "besides axis 0"),
+            BadSample(lambda: cls(0), (Arg(()), Arg(())), ShapeError, "axis 0 is out of range"),
+            BadSample(lambda: cls(0), (Arg((2,)), Arg((2,), dt.int32)), DTypeError, "differ in"),
+        )
+
+
+@op
+class Flip(Movement):
+    """The elements in reverse order along `axes`."""
+
+    axes: tuple[int, ...]
+
+    name = "flip"
+    torch = "torch.flip(x, op.axes)"
+
+    def infer(self, x: TensorType) -> tuple[TensorType, ...]:
+        normalize_axes(self.axes, x.ndim, self.name)
+        return (x.with_shape(x.shape),)
+
+    def reference(self, x: Array) -> Array:
+        return np.flip(x, self.axes)
+
+    def vjp(self, at: Pullback[V]) -> tuple[V | None, ...]:
+        return (self(at.dy),)
+
+    @classmethod
+    def samples(cls) -> tuple[Sample, ...]:
+        return (
+            Sample(cls((1,)), (Arg((2, 3)),)),
+            Sample(cls((0, 2)), (Arg((2, 1, 3)),)),
+            Sample(cls(()), (Arg(()),)),
+            Sample(cls((0,)), (Arg((0, 3)),)),
+            Sample(cls((0, 1)), (Arg((1, 1)),)),
+        )
+
+    @classmethod
+    def bad_samples(cls) -> tuple[BadSample, ...]:
+        return (BadSample(lambda: cls((1,)), (Arg((3,)),), ShapeError, "axis 1 is out of range"),)
+
+
+@op
+class Roll(Movement):
+    """Elements moved `shifts[i]` places along `axes[i]`; those moved past the end come in first."""
+
+    shifts: tuple[int, ...]
+    axes: tuple[int, ...]
+
+    name = "roll"
+    torch = "torch.roll(x, op.shifts, op.axes) if op.axes else x"
+
+    def infer(self, x: TensorType) -> tuple[TensorType, ...]:
+        if len(self.shifts) != len(self.axes):
+            raise self.error(
+                f"has {len(self.shifts)} shifts for {len(self.axes)} axes",
+                (x,),
+                "give one shift per axis",
+            )
+        for axis in self.axes:
+            normalize_axis(axis, x.ndim, self.name)
+        return (x.with_shape(x.shape),)
+
+    def reference(self, x: Array) -> Array:
+        return np.roll(x, self.shifts, self.axes) if self.axes else np.array(x)
+
+    def vjp(self, at: Pullback[V]) -> tuple[V | None, ...]:
+        return (Roll(tuple(-s for s in self.shifts), self.axes)(at.dy),)
+
+    @classmethod
+    def samples(cls) -> tuple[Sample, ...]:
+        return (
+            Sample(cls((1,), (1,)), (Arg((2, 3)),)),
+            Sample(cls((-1, 5), (0, 1)), (Arg((2, 3)),)),
+            Sample(cls((), ()), (Arg(()),)),
+            Sample(cls((2,), (0,)), (Arg((0, 3)),)),
+            Sample(cls((1,), (0,)), (Arg((1, 1)),)),
+        )
+
+    @classmethod
+    def bad_samples(cls) -> tuple[BadSample, ...]:
+        return (
+            BadSample(lambda: cls((1,), (1,)), (Arg((3,)),), ShapeError, "axis 1 is out of range"),
+            BadSample(lambda: cls((1, 2), (0,)), (Arg((3,)),), ShapeError, "2 shifts for 1 axes"),
+        )

@@ -15,9 +15,12 @@ from treadle.base.errors import DTypeError
 from treadle.base.shape import Shape
 from treadle.base.types import TensorType
 from treadle.ops import elementwise as ew
+from treadle.ops import logic
+from treadle.ops.matmul import Matmul
 from treadle.ops.movement import Broadcast, Reshape, Transpose
 from treadle.ops.op import Op
 from treadle.ops.reduce import Sum
+from treadle.ops.unary import Abs
 
 T = TypeVar("T", bound="Operators")
 
@@ -73,9 +76,7 @@ class Operators:
         if mine == shape:
             return self
         lead = len(mine) - len(shape)
-        axes = [
-            i for i, d in enumerate(mine) if i < lead or (shape[i - lead] == 1 and d != 1)
-        ]
+        axes = [i for i, d in enumerate(mine) if i < lead or (shape[i - lead] == 1 and d != 1)]
         return Sum(tuple(axes))(self).reshape(shape) if axes else self.reshape(shape)
 
     def __add__(self: T, other: Any, /) -> T:
@@ -105,17 +106,84 @@ class Operators:
     def __neg__(self: T) -> T:
         return ew.Neg()(self)
 
+    def __floordiv__(self: T, other: Any, /) -> T:
+        return binary(ew.FloorDiv(), self, other)
+
+    def __rfloordiv__(self: T, other: Any, /) -> T:
+        return binary(ew.FloorDiv(), self, other, swap=True)
+
+    def __mod__(self: T, other: Any, /) -> T:
+        return binary(ew.Mod(), self, other)
+
+    def __rmod__(self: T, other: Any, /) -> T:
+        return binary(ew.Mod(), self, other, swap=True)
+
+    def __pow__(self: T, other: Any, /) -> T:
+        return binary(ew.Pow(), self, other)
+
+    def __rpow__(self: T, other: Any, /) -> T:
+        return binary(ew.Pow(), self, other, swap=True)
+
+    def __matmul__(self: T, other: Any, /) -> T:
+        return _matrix_product(*_promoted(Matmul(), self, other))
+
+    def __rmatmul__(self: T, other: Any, /) -> T:
+        return _matrix_product(*reversed(_promoted(Matmul(), self, other)))
+
+    def __abs__(self: T) -> T:
+        return Abs()(self)
+
+    def __pos__(self: T) -> T:
+        return self
+
+    def __and__(self: T, other: Any, /) -> T:
+        return binary(self._logical(logic.LogicalAnd(), logic.BitAnd()), self, other)
+
+    def __rand__(self: T, other: Any, /) -> T:
+        return binary(self._logical(logic.LogicalAnd(), logic.BitAnd()), self, other, swap=True)
+
+    def __or__(self: T, other: Any, /) -> T:
+        return binary(self._logical(logic.LogicalOr(), logic.BitOr()), self, other)
+
+    def __ror__(self: T, other: Any, /) -> T:
+        return binary(self._logical(logic.LogicalOr(), logic.BitOr()), self, other, swap=True)
+
+    def __xor__(self: T, other: Any, /) -> T:
+        return binary(self._logical(logic.LogicalXor(), logic.BitXor()), self, other)
+
+    def __rxor__(self: T, other: Any, /) -> T:
+        return binary(self._logical(logic.LogicalXor(), logic.BitXor()), self, other, swap=True)
+
+    def __invert__(self: T) -> T:
+        return self._logical(logic.LogicalNot(), logic.BitNot())(self)
+
+    def _logical(self, truth: Op, bits: Op) -> Op:
+        """The op for truth values or the one for integers, by this operand's type."""
+        return truth if self.type.dtype is bool_ else bits
+
+    def __lshift__(self: T, other: Any, /) -> T:
+        return binary(logic.ShiftLeft(), self, other)
+
+    def __rlshift__(self: T, other: Any, /) -> T:
+        return binary(logic.ShiftLeft(), self, other, swap=True)
+
+    def __rshift__(self: T, other: Any, /) -> T:
+        return binary(logic.ShiftRight(), self, other)
+
+    def __rrshift__(self: T, other: Any, /) -> T:
+        return binary(logic.ShiftRight(), self, other, swap=True)
+
     def __lt__(self: T, other: Any, /) -> T:
-        return binary(ew.Less(), self, other)
+        return binary(logic.Less(), self, other)
 
     def __le__(self: T, other: Any, /) -> T:
-        return binary(ew.LessEqual(), self, other)
+        return binary(logic.LessEqual(), self, other)
 
     def __gt__(self: T, other: Any, /) -> T:
-        return binary(ew.Less(), self, other, swap=True)
+        return binary(logic.Greater(), self, other)
 
     def __ge__(self: T, other: Any, /) -> T:
-        return binary(ew.LessEqual(), self, other, swap=True)
+        return binary(logic.GreaterEqual(), self, other)
 
 
 def _axes(axes: int | Sequence[int], ndim: int) -> tuple[int, ...]:
@@ -130,6 +198,19 @@ def binary(op: Op, x: T, other: Any, *, swap: bool = False) -> T:
     """
     first, second = _promoted(op, x, other)
     return op(second, first) if swap else op(first, second)
+
+
+def _matrix_product(x: T, y: T) -> T:
+    """NumPy's `@`: a vector counts as one row or one column, an axis that the result drops."""
+    rows = x.reshape((1, *x.type.shape)) if x.type.ndim == 1 else x
+    columns = y.reshape((*y.type.shape, 1)) if y.type.ndim == 1 else y
+    product = Matmul()(rows, columns)
+    shape = list(product.type.shape)
+    if y.type.ndim == 1:
+        del shape[-1]
+    if x.type.ndim == 1:
+        del shape[-1 if y.type.ndim == 1 else -2]
+    return product.reshape(tuple(shape))
 
 
 def _promoted(op: Op, x: T, other: Any) -> tuple[T, T]:

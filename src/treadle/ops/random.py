@@ -8,32 +8,28 @@ applies the op advances the counter by `blocks_used(op)`.
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 
 from treadle.base import dtype as dt
-from treadle.base.dtype import DType
 from treadle.base.errors import DTypeError, OutOfMemory, ShapeError
 from treadle.base.shape import Shape, format_shape, product, require_equal, size_of
 from treadle.base.symbol import Dim
 from treadle.base.types import TensorType
-from treadle.ops.composite import Composite
-from treadle.ops.elementwise import Cast
+from treadle.ops.creation import allocate
 from treadle.ops.op import Array, Op, op
-from treadle.ops.operand import V
 from treadle.ops.sample import Arg, BadSample, Sample
 
 _MULTIPLIERS = np.array([[0xD2511F53], [0xCD9E8D57]], dtype=np.uint64)
-_WEYL = (0x9E3779B9, 0xBB67AE85)
-_ROUNDS = 10
+_WEYL = np.arange(10, dtype=np.uint64)[:, None] * np.array([0x9E3779B9, 0xBB67AE85], np.uint64)
+"""What each of the ten rounds adds to the key."""
 _WORD = np.uint64(32)
 _MASK = np.uint64(0xFFFFFFFF)
-_CHUNK = 4096  # Blocks per pass: the six work arrays stay in the second-level cache.
+_CHUNK = 16384  # Blocks per pass: the work arrays stay in the second-level cache.
 
-_REASON = "draws random bits, which do not depend on any differentiable value"
-_STATE = Arg((4,), dt.uint32, values=(17, 42, 5, 0))
+NOT_DIFFERENTIABLE = "draws random bits, which do not depend on any differentiable value"
+STATE = Arg((4,), dt.uint32, values=(17, 42, 5, 0))
 
 
 def philox4x32(counter: Array, key: tuple[int, int]) -> Array:
@@ -48,27 +44,21 @@ def philox4x32(counter: Array, key: tuple[int, int]) -> Array:
     """
     even, odd = counter[0::2].copy(), counter[1::2].copy()
     products, high = np.empty_like(even), np.empty_like(even)
-    keys = np.empty((2, 1), dtype=np.uint64)
-    for turn in range(_ROUNDS):
-        keys[0, 0] = (key[0] + turn * _WEYL[0]) & 0xFFFFFFFF
-        keys[1, 0] = (key[1] + turn * _WEYL[1]) & 0xFFFFFFFF
+    for round_key in (np.array(key, np.uint64) + _WEYL & _MASK)[:, :, None]:
         np.multiply(even, _MULTIPLIERS, out=products)
         np.right_shift(products, _WORD, out=high)
         np.bitwise_xor(high[::-1], odd, out=even)
-        np.bitwise_xor(even, keys, out=even)
+        np.bitwise_xor(even, round_key, out=even)
         np.bitwise_and(products[::-1], _MASK, out=odd)
     words = np.empty_like(counter)
     words[0::2], words[1::2] = even, odd
     return words
 
 
-def random_words(state: Array, n: int) -> Array:
-    """The first n words, uint32[n], of the stream that starts at `state`."""
+def random_words(op: Op, state: Array, n: int) -> Array:
+    """The first n words, uint32[n], of the stream that starts at `state`, drawn for `op`."""
     blocks = -(-n // 4)
-    try:
-        out = np.empty((blocks, 4), dtype=np.uint32)
-    except (MemoryError, ValueError):
-        raise OutOfMemory("random_bits", f"cannot hold {n} random words") from None
+    out = allocate(op, (blocks, 4), dt.uint32)
     key = int(state[0]), int(state[1])
     start = np.uint64(int(state[2]) | int(state[3]) << 32)
     for first in range(0, blocks, _CHUNK):
@@ -81,7 +71,16 @@ def random_words(state: Array, n: int) -> Array:
     return out.reshape(-1)[:n]
 
 
-def blocks_used(op: RandomBits | Draw) -> Dim:
+class Draws(Protocol):
+    """An op that takes a known number of words from a generator's stream."""
+
+    @property
+    def words(self) -> Dim:
+        """Number of 32-bit words, counted from the state's block."""
+        ...
+
+
+def blocks_used(op: Draws) -> Dim:
     """How far the counter of a random op's state must move before the next op may use it."""
     return (op.words + 3) // 4
 
@@ -95,7 +94,7 @@ class RandomBits(Op):
     name = "random_bits"
     operands = ("state",)
     dtypes = (dt.uint32,)
-    no_gradient = _REASON
+    no_gradient = NOT_DIFFERENTIABLE
 
     @property
     def words(self) -> Dim:
@@ -108,16 +107,18 @@ class RandomBits(Op):
         return (TensorType(dt.uint32, self.shape, state.device),)
 
     def reference(self, state: Array) -> Array:
-        return random_words(state, size_of(self.shape)).reshape(self.shape)
+        fixed: Any = self.shape
+        return random_words(self, state, size_of(self.shape)).reshape(fixed)
 
     @classmethod
     def samples(cls) -> tuple[Sample, ...]:
         shapes: tuple[Shape, ...] = ((3, 5), (), (0, 2), (1, 1))
-        return tuple(Sample(cls(s), (_STATE,), gradient=False) for s in shapes)
+        return tuple(Sample(cls(s), (STATE,), gradient=False) for s in shapes)
 
     @classmethod
     def bad_samples(cls) -> tuple[BadSample, ...]:
-        return bad_draws(cls((2,)), cls((-1,)))
+        huge = BadSample(lambda: cls((2**40,)), (STATE,), OutOfMemory, "4398046511104 bytes")
+        return (huge, *bad_draws(cls((2,)), cls((-1,))))
 
 
 def check_state(op: Op, state: TensorType) -> None:
@@ -145,51 +146,5 @@ def bad_draws(good: Op, negative: Op) -> tuple[BadSample, ...]:
     return (
         BadSample(lambda: good, (Arg((3,), dt.uint32),), ShapeError, "has shape [4]"),
         BadSample(lambda: good, (Arg((4,), dt.int32),), DTypeError, "does not take int32"),
-        BadSample(lambda: negative, (_STATE,), ShapeError, "negative extent"),
+        BadSample(lambda: negative, (STATE,), ShapeError, "negative extent"),
     )
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class Draw(Composite):
-    """Real random numbers of one distribution, made from `RandomBits`."""
-
-    operands = ("state",)
-    dtypes = (dt.uint32,)
-    no_gradient = _REASON
-    shape: Shape
-    dtype: DType = dt.float32
-
-    @property
-    def words(self) -> Dim:
-        """Number of 32-bit words taken from the stream."""
-        raise NotImplementedError(f"{self.name} does not say how many words it takes")
-
-    def infer(self, state: TensorType) -> tuple[TensorType, ...]:
-        check_state(self, state)
-        check_extents(self, self.shape, state)
-        if not self.dtype.is_float:
-            raise DTypeError(
-                self.name,
-                f"draws real numbers, not {self.dtype.name}",
-                saw=self.saw((state,)),
-                hint="use a floating dtype, or draw random_bits",
-            )
-        return (TensorType(self.dtype, self.shape, state.device),)
-
-    @classmethod
-    def samples(cls) -> tuple[Sample, ...]:
-        cases: tuple[tuple[Shape, DType], ...] = (
-            ((3, 5), dt.float32),
-            ((3, 3), dt.float64),
-            ((7,), dt.float16),
-            ((2, 2), dt.bfloat16),
-            ((), dt.float32),
-            ((0, 3), dt.float32),
-            ((1, 1), dt.float64),
-        )
-        return tuple(Sample(cls(s, d), (_STATE,), gradient=False) for s, d in cases)
-
-    @classmethod
-    def bad_samples(cls) -> tuple[BadSample, ...]:
-        whole = BadSample(lambda: cls((2,), dt.int32), (_STATE,), DTypeError, "real numbers")
-        return (whole, *bad_draws(cls((2,)), cls((-1,))))

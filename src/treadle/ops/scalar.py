@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from treadle.base.dtype import DType, bfloat16
+from treadle.ops import special
 
 Number = bool | int | float
 Array = npt.NDArray[Any]
@@ -108,18 +109,26 @@ def cast(x: Scalar, dtype: DType) -> Scalar:
     return Scalar("cast", (x,), dtype=dtype)
 
 
-def _shift(function: Callable[..., Array]) -> Callable[[Array, Array], Array]:
-    """A shift that yields NumPy's result for every count below the width."""
-    return lambda x, y: function(x, y)
+def _whole(function: Callable[[Array], Array]) -> Callable[[Array], Array]:
+    """A rounding function that leaves integers as they are (older NumPy makes them floats)."""
+    return lambda x: x if x.dtype.kind in "iu" else function(x)
 
 
+def _mod(x: Array, y: Array) -> Array:
+    return np.asarray(np.remainder(x, y) if x.dtype.kind in "iu" else np.fmod(x, y))
+
+
+# Rules that a code generator has to follow besides what the names say: an integer division or
+# remainder by 0 is 0; `floor_div` rounds down; `mod` takes y's sign among integers and x's among
+# floats; a shift count outside [0, width) shifts everything out (`shr` leaves the sign); rounding
+# leaves integers alone; `min` and `max` give NaN where either operand is NaN.
 INTRINSICS: dict[str, Callable[..., Any]] = {
     "add": np.add,
     "sub": np.subtract,
     "mul": np.multiply,
     "div": np.divide,
     "floor_div": np.floor_divide,
-    "rem": np.fmod,
+    "mod": _mod,
     "neg": np.negative,
     "abs": np.abs,
     "min": np.minimum,
@@ -143,10 +152,11 @@ INTRINSICS: dict[str, Callable[..., Any]] = {
     "asinh": np.arcsinh,
     "acosh": np.arccosh,
     "atanh": np.arctanh,
-    "floor": np.floor,
-    "ceil": np.ceil,
-    "trunc": np.trunc,
-    "rint": np.rint,
+    "erf": special.erf,
+    "floor": _whole(np.floor),
+    "ceil": _whole(np.ceil),
+    "trunc": _whole(np.trunc),
+    "rint": _whole(np.rint),
     "eq": np.equal,
     "ne": np.not_equal,
     "lt": np.less,
@@ -157,8 +167,8 @@ INTRINSICS: dict[str, Callable[..., Any]] = {
     "or": np.bitwise_or,
     "xor": np.bitwise_xor,
     "not": np.invert,
-    "shl": _shift(np.left_shift),
-    "shr": _shift(np.right_shift),
+    "shl": np.left_shift,
+    "shr": np.right_shift,
     "select": np.where,
 }
 
@@ -166,7 +176,9 @@ INTRINSICS: dict[str, Callable[..., Any]] = {
 def evaluate(expr: Scalar, inputs: Mapping[Scalar, Array]) -> Array:
     """Interpret an expression over whole arrays; bfloat16 is computed in float32 and rounded."""
     done: dict[Scalar, Any] = {}
-    like = next(iter(inputs.values()))
+    arrays = list(inputs.values())
+    # A mask in front does not decide what constants are.
+    like = next((x for x in arrays if x.dtype != bool), arrays[0])
     compute = np.dtype("float32") if like.dtype == bfloat16.numpy else like.dtype
 
     def walk(node: Scalar) -> Any:

@@ -1,0 +1,70 @@
+"""Run-time switches under MegEngine's names; set them as `treadle.config.async_level = 0`.
+
+Errors of shape, dtype and device are always raised at the call, so `async_level` only ever delays
+failures of devices; no device in this version is asynchronous.
+"""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+_ALLOWED: dict[str, tuple[Any, ...]] = {
+    "benchmark_kernel": (False, True),
+    "benchmark_with_subprocess": (False, True),
+    "deterministic_kernel": (False, True),
+    "async_level": (2, 0, 1),
+    "disable_memory_forwarding": (False, True),
+    "_compute_mode": ("default", "float32"),
+    "_auto_format_convert": (True, False),
+}
+
+
+class _Config(types.ModuleType):
+    """A module whose attributes are checked when they are set."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _ALLOWED and value not in _ALLOWED[name]:
+            raise AssertionError(f"config.{name} must be one of {_ALLOWED[name]}, got {value!r}")
+        super().__setattr__(name, value)
+
+
+benchmark_kernel: bool = False
+benchmark_with_subprocess: bool = False
+deterministic_kernel: bool = False
+async_level: int = 2
+disable_memory_forwarding: bool = False
+_compute_mode: str = "default"
+_auto_format_convert: bool = True
+
+
+@contextmanager
+def _override(
+    benchmark_kernel: bool | None = None,
+    deterministic_kernel: bool | None = None,
+    async_level: int | None = None,
+    compute_mode: str | None = None,
+) -> Iterator[None]:
+    """Change switches inside a block (or, as a decorator, inside a function)."""
+    module = sys.modules[__name__]
+    wanted = {
+        "benchmark_kernel": benchmark_kernel,
+        "deterministic_kernel": deterministic_kernel,
+        "async_level": async_level,
+        "_compute_mode": compute_mode,
+    }
+    changed = {name: value for name, value in wanted.items() if value is not None}
+    before = {name: getattr(module, name) for name in changed}
+    try:
+        for name, value in changed.items():
+            setattr(module, name, value)
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(module, name, value)
+
+
+sys.modules[__name__].__class__ = _Config

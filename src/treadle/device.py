@@ -1,0 +1,252 @@
+"""Devices: which there are, which one new tensors use, and what their memory holds.
+
+Names are a kind, a number or `x`, and optionally a stream: `xpux` (the fastest device), `cpux`,
+`gpux`, `cpu0`, `gpu1`, `multithread2`, `gpu0:1`. `xpux` means a GPU where a backend finds one, else
+the CPU.
+"""
+
+from __future__ import annotations
+
+import gc
+import re
+from typing import Any
+
+import numpy as np
+
+from treadle.backends import registry
+from treadle.base.errors import DeviceError
+from treadle.engine import devices as _devices
+from treadle.runtime.array import DeviceArray
+from treadle.tensor import Tensor
+
+__all__ = [
+    "DeviceType",
+    "coalesce_free_memory",
+    "get_allocated_memory",
+    "get_cuda_compute_capability",
+    "get_cuda_device_property",
+    "get_cuda_driver_version",
+    "get_cuda_version",
+    "get_cudnn_version",
+    "get_default_device",
+    "get_device_count",
+    "get_max_allocated_memory",
+    "get_max_reserved_memory",
+    "get_mem_status_bytes",
+    "get_reserved_memory",
+    "get_tensorrt_version",
+    "is_atlas_available",
+    "is_cambricon_available",
+    "is_cuda_available",
+    "is_rocm_available",
+    "reset_max_memory_stats",
+    "set_default_device",
+    "set_prealloc_config",
+    "what_is_xpu",
+]
+
+_COUNTED = ("cpu", "gpu", "xpu", "rocm", "multithread", "cambricon", "atlas")
+
+
+class DeviceType:
+    """Names of accelerator kinds, for functions that take a `device_type`."""
+
+    CUDA = "gpu"
+    ROCM = "rocm"
+    CAMBRICON = "cambricon"
+    ATLAS = "atlas"
+
+
+def get_default_device() -> str:
+    """The default device's name, exactly as it was given; `"xpux"` when nothing was set."""
+    return _devices.default_name()
+
+
+def set_default_device(device: str = "xpux") -> None:
+    """Make new tensors on `device` from now on; existing tensors stay where they are.
+
+    Raises:
+        DeviceError: the name is malformed (it is a `ValueError` and lists the valid forms).
+    """
+    _devices.set_default_name(device)
+
+
+def get_device_count(device_type: str) -> int:
+    """How many devices of a kind exist: cpu, gpu, xpu, rocm, cambricon, atlas or a backend's."""
+    if device_type not in _COUNTED and registry.for_kind(device_type) is None:
+        raise AssertionError(f"device type must be one of {', '.join(_COUNTED)}")
+    return _devices.device_count(device_type)
+
+
+def is_cuda_available() -> bool:
+    """Whether an NVIDIA GPU can be used."""
+    return _devices.device_count("gpu") > 0
+
+
+def is_rocm_available() -> bool:
+    """Whether an AMD GPU can be used through ROCm."""
+    return _devices.device_count("rocm") > 0
+
+
+def is_cambricon_available() -> bool:
+    """Whether a Cambricon accelerator can be used."""
+    return _devices.device_count("cambricon") > 0
+
+
+def is_atlas_available() -> bool:
+    """Whether an Ascend accelerator can be used."""
+    return _devices.device_count("atlas") > 0
+
+
+def what_is_xpu() -> str:
+    """What `xpu` means on this machine: `"cpu"` or a backend's device kind."""
+    return _devices.fastest_kind()
+
+
+def _valid_device(device: Any) -> bool:
+    """Whether a text is a device name."""
+    try:
+        _devices.parse(str(device))
+    except DeviceError:
+        return False
+    return True
+
+
+# -- memory --------------------------------------------------------------------------------
+
+
+def _node(device: str | None) -> _devices.CompNode:
+    return _devices.default_device() if device is None else _devices.resolve(str(device))
+
+
+def get_mem_status_bytes(device: str | None = None) -> tuple[int, int]:
+    """(total, free) bytes of a device's memory."""
+    return _node(device).open().memory()
+
+
+def get_allocated_memory(device: str | None = None) -> int:
+    """Bytes held by live tensors and recordings on a device.
+
+    Counted when asked, by walking the objects the garbage collector knows; shared memory counts
+    once.
+    """
+    place = _node(device).place
+    live: dict[int, int] = {}
+    for found in gc.get_objects():
+        if isinstance(found, Tensor) and found._kind.device.place == place:
+            _count(live, found._data)
+    live.update(_saved_bytes(place))
+    total = sum(live.values())
+    _PEAK[place] = max(_PEAK.get(place, 0), total)
+    return total
+
+
+_PEAK: dict[tuple[str, int], int] = {}
+
+
+def _count(live: dict[int, int], payload: Any) -> None:
+    if isinstance(payload, DeviceArray):
+        live[id(payload)] = payload.nbytes
+        return
+    array = np.asarray(payload)
+    base = array
+    while isinstance(base.base, np.ndarray):
+        base = base.base
+    live[id(base)] = base.nbytes
+
+
+def _saved_bytes(place: tuple[str, int]) -> dict[int, int]:
+    """Payloads that recordings hold besides the tensors: tuples (payload, eager type, trace)."""
+    live: dict[int, int] = {}
+    for found in gc.get_objects():
+        saved = getattr(found, "inputs", None) if type(found).__name__ == "Node" else None
+        for item in saved if isinstance(saved, tuple) else ():
+            if isinstance(item, tuple) and len(item) == 3 and item[1].device.place == place:
+                _count(live, item[0])
+    return live
+
+
+def get_reserved_memory(device: str | None = None) -> int:
+    """Bytes the allocator holds for a device: what is allocated, as nothing is cached."""
+    return get_allocated_memory(device)
+
+
+def get_max_allocated_memory(device: str | None = None) -> int:
+    """The largest figure `get_allocated_memory` returned since the last reset."""
+    get_allocated_memory(device)
+    return _PEAK.get(_node(device).place, 0)
+
+
+def get_max_reserved_memory(device: str | None = None) -> int:
+    """The largest figure `get_reserved_memory` returned since the last reset."""
+    return get_max_allocated_memory(device)
+
+
+def reset_max_memory_stats(device: str | None = None) -> None:
+    """Start the maxima anew."""
+    _PEAK.pop(_node(device).place, None)
+
+
+def coalesce_free_memory() -> None:
+    """Give cached free memory back; nothing is cached on the host."""
+    gc.collect()
+
+
+def set_prealloc_config(
+    alignment: int = 1,
+    min_req: int = 32 * 1024 * 1024,
+    max_overhead: int = 0,
+    growth_factor: float = 2.0,
+    device_type: str = DeviceType.CUDA,
+) -> None:
+    """How a device's allocator grows, in bytes; takes effect where a backend has an allocator."""
+    if alignment < 1 or min_req < 0 or max_overhead < 0 or growth_factor < 1:
+        raise ValueError("alignment and growth_factor must be at least 1, sizes at least 0")
+
+
+# -- CUDA ----------------------------------------------------------------------------------
+
+
+def _feature(device: int, pattern: str) -> str:
+    """The part of a GPU's capability strings that a pattern finds."""
+    for text in _devices.resolve(f"gpu{device}").open().info.features:
+        match = re.fullmatch(pattern, text)
+        if match is not None:
+            return match[1]
+    raise DeviceError(f"gpu{device}", f"its backend reports no {pattern}")
+
+
+def get_cuda_compute_capability(device: int, device_type: str = DeviceType.CUDA) -> int:
+    """major * 10 + minor of a GPU; raises `DeviceError` where there is none."""
+    return int(_feature(device, r"compute_([0-9]+)"))
+
+
+def get_cuda_device_property(device: int, device_type: str = DeviceType.CUDA) -> Any:
+    """What a GPU says about itself; raises `DeviceError` where there is none."""
+    return _devices.resolve(f"gpu{device}").open().info
+
+
+def _version(name: str) -> int:
+    entry = registry.for_kind("gpu")
+    versions: dict[str, int] = getattr(entry.backend, "versions", {}) if entry else {}
+    return versions.get(name, 0)
+
+
+def get_cuda_version() -> int:
+    """Version of the CUDA runtime, for example 12040; 0 without a CUDA backend."""
+    return _version("cuda")
+
+
+def get_cuda_driver_version() -> int:
+    """Version of the CUDA driver; 0 without a CUDA backend."""
+    return _version("driver")
+
+
+def get_cudnn_version() -> int:
+    """Version of cuDNN; 0 without a CUDA backend."""
+    return _version("cudnn")
+
+
+def get_tensorrt_version() -> int:
+    """Version of TensorRT; 0 where it is not installed."""
+    return _version("tensorrt")

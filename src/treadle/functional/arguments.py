@@ -1,0 +1,85 @@
+"""Turning what users pass into tensors that ops accept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from treadle.base.dtype import DType, float_for, promote
+from treadle.base.shape import normalize_axis
+from treadle.ops.op import Op
+from treadle.ops.operators import binary as promoted
+from treadle.tensor import Tensor
+
+
+def as_tensor(x: Any, like: Tensor | None = None) -> Tensor:
+    """A tensor: itself, or a constant made of numbers or array data beside `like`."""
+    if isinstance(x, Tensor):
+        return x
+    if x is None:
+        raise TypeError("the operand is None and is not supported.")
+    return Tensor(x) if like is None else like.constant(np.asarray(x))
+
+
+def unary(op: Op, x: Any) -> Tensor:
+    """Apply an op to one tensor."""
+    return as_tensor(x).apply(op, (as_tensor(x),))[0]
+
+
+def unary_float(op: Op, x: Any) -> Tensor:
+    """Apply a function of real numbers: integers and bools are computed in float32."""
+    x = as_tensor(x)
+    wanted = float_for(x._kind.dtype)
+    if wanted is not x._kind.dtype:
+        x = x.astype(wanted)
+    return x.apply(op, (x,))[0]
+
+
+def binary(op: Op, x: Any, y: Any) -> Tensor:
+    """Apply an op to two operands after promotion; one of them may be a number or an array."""
+    if isinstance(x, Tensor):
+        return promoted(op, x, y)
+    if isinstance(y, Tensor):
+        return promoted(op, y, x, swap=True)
+    return promoted(op, as_tensor(x), y)
+
+
+def promote_all(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Cast tensors to the one element type they promote to; equal types stay as they are."""
+    wanted = common_dtype(t._kind.dtype for t in tensors)
+    return [t if t._kind.dtype is wanted else t.astype(wanted) for t in tensors]
+
+
+def common_dtype(dtypes: Iterable[DType]) -> DType:
+    """What several element types promote to; bools among themselves stay bool."""
+    distinct = list(dict.fromkeys(dtypes))
+    wanted = distinct[0]
+    for dtype in distinct[1:]:
+        wanted = promote(wanted, dtype)
+    return wanted
+
+
+def axis_of(axis: int, x: Tensor, op: str) -> int:
+    """An axis counted from the front; `ShapeError` where it is out of range."""
+    return normalize_axis(int(axis), x.ndim, op)
+
+
+def ints(value: Any) -> tuple[int, ...]:
+    """A shape or list of sizes given as an int, a sequence of ints, or a tensor."""
+    if isinstance(value, Tensor):
+        value = value.tolist()
+    if isinstance(value, (int, np.integer)):
+        return (int(value),)
+    return tuple(int(v) for v in value)
+
+
+def pair(value: Any, count: int = 2) -> tuple[int, ...]:
+    """`count` ints from one int or a sequence of that many."""
+    found = ints(value)
+    if len(found) == 1 and isinstance(value, (int, np.integer)):
+        return found * count
+    if len(found) != count:
+        raise ValueError(f"expected one number or {count}, got {value!r}")
+    return found

@@ -1,0 +1,312 @@
+"""Reductions, linear algebra, sorting."""
+
+from __future__ import annotations
+
+import builtins
+from typing import Any
+
+from treadle.base.dtype import float32
+from treadle.base.errors import ShapeError
+from treadle.functional import elemwise as ew
+from treadle.functional.arguments import (
+    as_tensor,
+    axis_of,
+    promote_all,
+    unary,
+    unary_float,
+)
+from treadle.ops import linalg, logic, movement, reduce
+from treadle.ops import matmul as mm
+from treadle.ops import sort as sorting
+from treadle.ops import unary as un
+from treadle.tensor import Tensor
+
+__all__ = [
+    "all",
+    "any",
+    "argmax",
+    "argmin",
+    "argsort",
+    "cross",
+    "dot",
+    "isfinite",
+    "isinf",
+    "isnan",
+    "matinv",
+    "matmul",
+    "max",
+    "mean",
+    "min",
+    "norm",
+    "normalize",
+    "prod",
+    "sign",
+    "sort",
+    "std",
+    "sum",
+    "svd",
+    "topk",
+    "var",
+]
+
+Axis = builtins.int | tuple[builtins.int, ...] | list[builtins.int] | None
+
+
+def isnan(inp: Any) -> Tensor:
+    """Whether each element is NaN; False for integers."""
+    return unary(logic.IsNan(), inp)
+
+
+def isinf(inp: Any) -> Tensor:
+    """Whether each element is an infinity; False for integers."""
+    return unary(logic.IsInf(), inp)
+
+
+def isfinite(inp: Any) -> Tensor:
+    """Whether each element is neither NaN nor an infinity; True for integers."""
+    return unary(logic.IsFinite(), inp)
+
+
+def sign(x: Any) -> Tensor:
+    """-1, 0 or 1 by the sign of each element."""
+    return unary(un.Sign(), x)
+
+
+def sum(inp: Tensor, axis: Axis = None, keepdims: bool = False) -> Tensor:
+    """Sum over axes (all for None, none for an empty tuple); bool counts as int32."""
+    return as_tensor(inp).sum(axis, keepdims)
+
+
+def prod(inp: Tensor, axis: Axis = None, keepdims: bool = False) -> Tensor:
+    """Product over axes; bool counts as int32."""
+    return as_tensor(inp).prod(axis, keepdims)
+
+
+def mean(inp: Tensor, axis: Axis = None, keepdims: bool = False) -> Tensor:
+    """Mean over axes; integers, bool and float16 give float32."""
+    return as_tensor(inp).mean(axis, keepdims)
+
+
+def var(inp: Tensor, axis: Axis = None, keepdims: bool = False) -> Tensor:
+    """Population variance over axes: divided by the count, not by the count less one."""
+    x = as_tensor(inp)
+    deviation = x - mean(x, axis, keepdims=True) if x.ndim else x - mean(x)
+    return mean(deviation * deviation, axis, keepdims)
+
+
+def std(inp: Tensor, axis: Axis = None, keepdims: bool = False) -> Tensor:
+    """Population standard deviation over axes."""
+    return ew.sqrt(var(inp, axis, keepdims))
+
+
+def min(inp: Tensor, axis: Axis = None, keepdims: bool = False) -> Tensor:
+    """Smallest element over axes; the gradient goes to every element that is smallest."""
+    return as_tensor(inp).min(axis, keepdims)
+
+
+def max(inp: Tensor, axis: Axis = None, keepdims: bool = False) -> Tensor:
+    """Largest element over axes; the gradient goes to every element that is largest."""
+    return as_tensor(inp).max(axis, keepdims)
+
+
+def all(inp: Tensor, axis: Axis = None, keepdims: bool = False) -> Tensor:
+    """Whether all elements over axes are true (not zero)."""
+    return as_tensor(inp).astype("bool")._reduce(reduce.All, axis, keepdims)
+
+
+def any(inp: Tensor, axis: Axis = None, keepdims: bool = False) -> Tensor:
+    """Whether any element over axes is true (not zero)."""
+    return as_tensor(inp).astype("bool")._reduce(reduce.Any, axis, keepdims)
+
+
+def argmin(inp: Tensor, axis: builtins.int | None = None, keepdims: bool = False) -> Tensor:
+    """int32 index of the first smallest element along an axis; of the flat tensor for None."""
+    return _arg_extremum(reduce.Argmin, inp, axis, keepdims)
+
+
+def argmax(inp: Tensor, axis: builtins.int | None = None, keepdims: bool = False) -> Tensor:
+    """int32 index of the first largest element along an axis; of the flat tensor for None."""
+    return _arg_extremum(reduce.Argmax, inp, axis, keepdims)
+
+
+def _arg_extremum(op: type[reduce.ArgExtremum], inp: Tensor, axis: Any, keepdims: bool) -> Tensor:
+    x = as_tensor(inp)
+    if axis is None:
+        if keepdims:
+            raise AssertionError(f"{op.name}: keepdims needs an axis")
+        return unary(op(0), x.reshape(-1))
+    if isinstance(axis, (tuple, list)):
+        (axis,) = axis
+    return unary(op(axis_of(axis, x, op.name), keepdims), x)
+
+
+# -- sorting -----------------------------------------------------------------------------------
+
+
+def argsort(inp: Tensor, descending: bool = False) -> Tensor:
+    """int32 indices that sort the last axis; equal elements keep their order."""
+    return sort(inp, descending)[1]
+
+
+def sort(inp: Tensor, descending: bool = False, dim: builtins.int = -1) -> tuple[Tensor, Tensor]:
+    """(sorted values, int32 indices) along an axis; equal elements keep their order."""
+    x = as_tensor(inp)
+    values, indices = sorting.Sort(axis_of(dim, x, "sort"), descending).outputs(x)
+    return values, indices
+
+
+def topk(
+    inp: Tensor,
+    k: builtins.int,
+    descending: bool = True,
+    kth_only: bool = False,
+    no_sort: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """The k largest (`descending`) or smallest elements of the last axis.
+
+    Returns:
+        (values, int32 indices) of shape (..., k), sorted unless `no_sort`; of shape (...) and
+        for the k-th element alone with `kth_only`.
+    """
+    x = as_tensor(inp)
+    if x.ndim == 0 or not 0 < k <= x.shape[-1]:
+        raise ShapeError("topk", f"k = {k} does not fit the last axis", saw=str(x.type))
+    op = sorting.TopK(x.ndim - 1, k, descending, kth_only or not no_sort)
+    values, indices = op.outputs(x)
+    return (values[..., -1], indices[..., -1]) if kth_only else (values, indices)
+
+
+# -- linear algebra ----------------------------------------------------------------------------
+
+
+def matmul(
+    inp1: Any,
+    inp2: Any,
+    transpose_a: bool = False,
+    transpose_b: bool = False,
+    compute_mode: str = "default",
+) -> Tensor:
+    """Matrix product over the last two axes; the axes before them broadcast.
+
+    1-d operands count as a row on the left and a column on the right; the axis they bring is
+    dropped from the result. `compute_mode` is accepted for MegEngine's signature: float16 and
+    bfloat16 always accumulate in float32.
+
+    Raises:
+        ShapeError: the inner extents differ, or an operand is 0-d.
+    """
+    first = as_tensor(inp1, inp2 if isinstance(inp2, Tensor) else None)
+    x, y = promote_all([first, as_tensor(inp2, first)])
+    if not x._kind.dtype.is_float:
+        x, y = x.astype(float32), y.astype(float32)
+    if x.ndim == 0 or y.ndim == 0:
+        raise ShapeError(
+            "matmul", "operands need at least one axis", saw=f"{x.type}, {y.type}", hint="use *"
+        )
+    left, right = x.ndim == 1, y.ndim == 1
+    if not left and not right:
+        return mm.Matmul(transpose_a, transpose_b)(x, y)
+    if left and right:
+        return dot(x, y)
+    if left:
+        out = mm.Matmul(False, transpose_b)(x.reshape(1, -1), y)
+        return out.reshape(*out.shape[:-2], out.shape[-1])
+    out = mm.Matmul(transpose_a, False)(x, y.reshape(-1, 1))
+    return out.reshape(*out.shape[:-1])
+
+
+def dot(inp1: Tensor, inp2: Tensor) -> Tensor:
+    """Inner product of two 1-d tensors; a 0-d tensor."""
+    x, y = promote_all([as_tensor(inp1), as_tensor(inp2)])
+    if x.ndim != 1 or y.ndim != 1 or x.shape != y.shape:
+        raise ShapeError(
+            "dot", "takes two vectors of one length", saw=f"{x.type}, {y.type}", hint="use matmul"
+        )
+    return mm.Matmul()(x.reshape(1, -1), y.reshape(-1, 1)).reshape(())
+
+
+def matinv(inp: Tensor) -> Tensor:
+    """Inverse of square matrices (..., n, n)."""
+    return unary_float(linalg.MatInv(), inp)
+
+
+def svd(inp: Tensor, full_matrices: bool = False, compute_uv: bool = True) -> Any:
+    """Singular value decomposition of (..., m, n): (U, S, Vh), or S alone.
+
+    S has min(m, n) values in falling order.
+    """
+    u, s, vh = linalg.Svd(full_matrices).outputs(as_tensor(inp))
+    return (u, s, vh) if compute_uv else s
+
+
+def cross(
+    a: Tensor,
+    b: Tensor,
+    axisa: builtins.int = -1,
+    axisb: builtins.int = -1,
+    axisc: builtins.int = -1,
+    axis: builtins.int | None = None,
+) -> Tensor:
+    """Cross product of 3-vectors along axes of a, b and the result; `axis` sets all three."""
+    if axis is not None:
+        axisa = axisb = axisc = axis
+    x, y = _last(as_tensor(a), axisa), _last(as_tensor(b), axisb)
+    if x.shape[-1] != 3 or y.shape[-1] != 3:
+        raise ShapeError("cross", "takes vectors of 3 elements", saw=f"{x.type}, {y.type}")
+    parts = [x[..., j] * y[..., k] - x[..., k] * y[..., j] for j, k in ((1, 2), (2, 0), (0, 1))]
+    joined = [p.reshape(*p.shape, 1) for p in parts]
+    return _from_last(movement.Concat(parts[0].ndim)(*joined), axisc)
+
+
+def _last(x: Tensor, axis: builtins.int) -> Tensor:
+    """An axis moved to the end."""
+    at = axis_of(axis, x, "cross")
+    return x.transpose([i for i in range(x.ndim) if i != at] + [at])
+
+
+def _from_last(x: Tensor, axis: builtins.int) -> Tensor:
+    """The last axis moved to where it belongs."""
+    order = list(range(x.ndim - 1))
+    order.insert(axis_of(axis, x, "cross"), x.ndim - 1)
+    return x.transpose(order)
+
+
+def norm(
+    inp: Tensor,
+    ord: float | None = None,
+    axis: builtins.int | None = None,
+    keepdims: bool = False,
+) -> Tensor:
+    """p-norm of vectors along an axis: sum(|x|^p)^(1/p), p = 2 unless `ord` is given.
+
+    `ord` 0 counts non-zeros, inf and -inf take the largest and smallest magnitude.
+
+    Raises:
+        TypeError: no axis is given and the tensor has more than one.
+    """
+    x = as_tensor(inp)
+    if axis is None:
+        if x.ndim != 1:
+            raise TypeError("norm of a tensor with several axes needs axis=")
+        axis = 0
+    p = 2.0 if ord is None else float(ord)
+    if p == 0:
+        return sum((x != 0).astype(x.dtype), axis, keepdims)
+    if p in (float("inf"), float("-inf")):
+        return (max if p > 0 else min)(ew.abs(x), axis, keepdims)
+    if p == 2:
+        return ew.sqrt(sum(x * x, axis, keepdims))
+    if p == 1:
+        return sum(ew.abs(x), axis, keepdims)
+    return sum(ew.abs(x) ** p, axis, keepdims) ** (1 / p)
+
+
+def normalize(
+    inp: Tensor, ord: float | None = None, axis: builtins.int | None = None, eps: float = 1e-12
+) -> Tensor:
+    """x divided by its p-norm along an axis, which counts as at least `eps`."""
+    x = as_tensor(inp)
+    if axis is None:
+        flat = norm(x.reshape(-1), ord)
+        return x / ew.maximum(flat, eps)
+    return x / ew.maximum(norm(x, ord, axis, keepdims=True), eps)

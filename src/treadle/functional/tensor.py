@@ -1,0 +1,393 @@
+"""Making tensors, and moving their elements: joining, splitting, indexing, reordering."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from treadle.base.dtype import as_dtype, bool_, int32
+from treadle.base.errors import DeviceError, ShapeError
+from treadle.engine.devices import default_device, resolve
+from treadle.functional.arguments import as_tensor, axis_of, ints, promote_all, unary
+from treadle.ops import creation, cumulative, movement, select
+from treadle.ops import gather as gathering
+from treadle.ops.op import Op
+from treadle.tensor import Tensor, create
+
+__all__ = [
+    "arange",
+    "broadcast_to",
+    "concat",
+    "cond_take",
+    "copy",
+    "cumsum",
+    "diag",
+    "expand_dims",
+    "eye",
+    "flatten",
+    "full",
+    "full_like",
+    "gather",
+    "linspace",
+    "meshgrid",
+    "non_zero",
+    "ones",
+    "ones_like",
+    "repeat",
+    "reshape",
+    "roll",
+    "scatter",
+    "split",
+    "squeeze",
+    "stack",
+    "swapaxes",
+    "tile",
+    "transpose",
+    "where",
+    "zeros",
+    "zeros_like",
+]
+
+
+# -- making --------------------------------------------------------------------------------
+
+
+def _create(op: Op, device: Any) -> Tensor:
+    where = default_device() if device is None else resolve(str(device))
+    return create(op, where)[0]
+
+
+def full(shape: Any, value: float, *, dtype: Any = None, device: Any = None) -> Tensor:
+    """A tensor of one value; float32, int32 or bool by the value unless `dtype` is given."""
+    if isinstance(value, Tensor):
+        value = value.item()
+    kind = as_dtype(type(value)) if dtype is None else as_dtype(dtype)
+    return _create(creation.Full(ints(shape), value, kind), device)
+
+
+def zeros(shape: Any, *, dtype: Any = "float32", device: Any = None) -> Tensor:
+    """Zeros of a shape (an int, a sequence or a tensor)."""
+    return full(shape, 0.0, dtype=dtype, device=device)
+
+
+def ones(shape: Any, *, dtype: Any = "float32", device: Any = None) -> Tensor:
+    """Ones of a shape (an int, a sequence or a tensor)."""
+    return full(shape, 1.0, dtype=dtype, device=device)
+
+
+def full_like(inp: Tensor, value: float) -> Tensor:
+    """One value in the shape, element type and place of `inp`."""
+    return full(inp.shape, value, dtype=inp._kind.dtype, device=inp.device)
+
+
+def zeros_like(inp: Tensor) -> Tensor:
+    """Zeros in the shape, element type and place of `inp`."""
+    return full_like(inp, 0.0)
+
+
+def ones_like(inp: Tensor) -> Tensor:
+    """Ones in the shape, element type and place of `inp`."""
+    return full_like(inp, 1.0)
+
+
+def arange(
+    start: Any = 0,
+    stop: Any = None,
+    step: Any = 1,
+    *,
+    dtype: Any = "float32",
+    device: Any = None,
+) -> Tensor:
+    """Evenly spaced values from `start` up to and without `stop`; float32 unless said otherwise.
+
+    With one argument it is the stop, as in NumPy.
+    """
+    if stop is None:
+        start, stop = 0, start
+    first, last, stride = (float(v) for v in (start, stop, step))
+    if stride == 0:
+        raise ValueError("arange: step must not be 0")
+    count = max(0, math.ceil((last - first) / stride))
+    return _create(creation.Iota(first, stride, count, as_dtype(dtype)), device)
+
+
+def linspace(
+    start: Any, stop: Any, num: int, *, dtype: Any = "float32", device: Any = None
+) -> Tensor:
+    """`num` evenly spaced values from `start` to `stop`, both included."""
+    count = int(num)
+    if count <= 0:
+        raise ShapeError("linspace", f"num must be positive, got {count}")
+    first, last = float(start), float(stop)
+    stride = (last - first) / (count - 1) if count > 1 else 0.0
+    return _create(creation.Iota(first, stride, count, as_dtype(dtype)), device)
+
+
+def eye(N: int, M: int | None = None, *, dtype: Any = "float32", device: Any = None) -> Tensor:
+    """A matrix of N rows and M columns (N of them if left out) with ones on the diagonal."""
+    return _create(creation.Eye(int(N), int(N if M is None else M), 0, as_dtype(dtype)), device)
+
+
+def meshgrid(*inputs: Tensor, indexing: str = "xy") -> list[Tensor]:
+    """Coordinate grids of 1-d tensors; "xy" puts the second one along the rows, "ij" the first."""
+    if indexing not in ("xy", "ij"):
+        raise ValueError(f"indexing must be 'xy' or 'ij', got {indexing!r}")
+    count = len(inputs)
+    order = list(range(count))
+    if indexing == "xy" and count > 1:
+        order[0], order[1] = 1, 0
+    shape = [0] * count
+    for x, axis in zip(inputs, order, strict=True):
+        shape[axis] = x.size
+    grids = []
+    for x, axis in zip(inputs, order, strict=True):
+        row = x.reshape(*(x.size if i == axis else 1 for i in range(count)))
+        grids.append(broadcast_to(row, tuple(shape)))
+    return grids
+
+
+def diag(inp: Tensor, k: int = 0) -> Tensor:
+    """A vector as the k-th diagonal of a square matrix, or a matrix's k-th diagonal."""
+    x = as_tensor(inp)
+    if x.ndim == 1:
+        size = x.size + abs(k)
+        rows = np.arange(x.size) + max(-k, 0)
+        out = zeros((size, size), dtype=x._kind.dtype, device=x.device)
+        out[rows, rows + k] = x
+        return out
+    if x.ndim != 2:
+        raise ShapeError("diag", "takes a vector or a matrix", saw=str(x.type))
+    height, width = x.shape
+    count = max(0, min(height - max(-k, 0), width - max(k, 0)))
+    rows = np.arange(count) + max(-k, 0)
+    return x[rows, rows + k]
+
+
+# -- shapes --------------------------------------------------------------------------------
+
+
+def reshape(inp: Tensor, target_shape: Any) -> Tensor:
+    """The same elements under another shape; one extent may be -1, shapes may be tensors."""
+    return as_tensor(inp).reshape(ints(target_shape))
+
+
+def flatten(inp: Tensor, start_axis: int = 0, end_axis: int = -1) -> Tensor:
+    """Axes from `start_axis` to `end_axis` merged into one."""
+    return as_tensor(inp).flatten(start_axis, end_axis)
+
+
+def expand_dims(inp: Tensor, axis: int | Sequence[int]) -> Tensor:
+    """New axes of size 1 at positions of the result."""
+    x = as_tensor(inp)
+    given = [axis] if isinstance(axis, int) else list(axis)
+    ndim = x.ndim + len(given)
+    places = {a + ndim if a < 0 else a for a in given}
+    if len(places) != len(given) or not all(0 <= p < ndim for p in places):
+        raise ShapeError("expand_dims", f"axis {axis} does not fit", saw=str(x.type))
+    rest = iter(x.shape)
+    return x.reshape(tuple(1 if i in places else next(rest) for i in range(ndim)))
+
+
+def squeeze(inp: Tensor, axis: int | Sequence[int] | None = None) -> Tensor:
+    """Axes of size 1 dropped: the given ones, or all of them.
+
+    Raises:
+        ShapeError: a given axis is not of size 1.
+    """
+    x = as_tensor(inp)
+    if axis is None:
+        return x.reshape(tuple(d for d in x.shape if d != 1))
+    given = [axis] if isinstance(axis, int) else list(axis)
+    places = {axis_of(a, x, "squeeze") for a in given}
+    if any(x.shape[p] != 1 for p in places):
+        raise ShapeError("squeeze", f"axis {axis} is not of size 1", saw=str(x.type))
+    return x.reshape(tuple(d for i, d in enumerate(x.shape) if i not in places))
+
+
+def broadcast_to(inp: Tensor, shape: Any) -> Tensor:
+    """NumPy's broadcast to a shape; None entries keep the extent of `inp`."""
+    x = as_tensor(inp)
+    if isinstance(shape, (int, np.integer)):
+        raise TypeError("broadcast_to takes a shape, not an int")
+    given = shape.tolist() if isinstance(shape, Tensor) else list(shape)
+    lead = len(given) - x.ndim
+    wanted = tuple(x.shape[i - lead] if d is None else int(d) for i, d in enumerate(given))
+    return x if wanted == x.shape else unary(movement.Broadcast(wanted), x)
+
+
+def transpose(inp: Tensor, pattern: Iterable[int | str]) -> Tensor:
+    """Axes in the order of `pattern`; an "x" inserts an axis of size 1."""
+    return as_tensor(inp).transpose(*pattern)
+
+
+def swapaxes(inp: Tensor, axis1: int, axis2: int) -> Tensor:
+    """Two axes exchanged."""
+    x = as_tensor(inp)
+    order = list(range(x.ndim))
+    i, j = axis_of(axis1, x, "swapaxes"), axis_of(axis2, x, "swapaxes")
+    order[i], order[j] = j, i
+    return unary(movement.Transpose(tuple(order)), x)
+
+
+# -- joining and splitting -----------------------------------------------------------------
+
+
+def concat(inps: Iterable[Tensor], axis: int = 0, device: Any = None) -> Tensor:
+    """Tensors joined along an existing axis, promoted to one element type.
+
+    Raises:
+        DeviceError: they live on different devices and `device` does not say where to go.
+    """
+    given = [as_tensor(x) for x in inps]
+    if not given:
+        raise ValueError("concat needs at least one tensor")
+    if device is not None:
+        given = [x.to(device) for x in given]
+    elif len({x.device.place for x in given}) > 1:
+        names = ", ".join(dict.fromkeys(str(x.device) for x in given))
+        raise DeviceError(
+            "concat", f"ambiguous device: {names}", hint=f"pass device={str(given[0].device)!r}"
+        )
+    tensors = promote_all(given)
+    return movement.Concat(axis_of(axis, tensors[0], "concat"))(*tensors)
+
+
+def stack(inps: Iterable[Tensor], axis: int = 0, device: Any = None) -> Tensor:
+    """Tensors of one shape joined along a new axis."""
+    given = [as_tensor(x) for x in inps]
+    shapes = {x.shape for x in given}
+    if len(shapes) > 1:
+        raise ShapeError("stack", "shapes differ", saw=", ".join(str(s) for s in shapes))
+    return concat([expand_dims(x, axis) for x in given], axis, device)
+
+
+def split(inp: Tensor, nsplits_or_sections: Any, axis: int = 0) -> tuple[Tensor, ...]:
+    """Parts along an axis: a number of parts (the larger ones first), or the cut positions."""
+    x = as_tensor(inp)
+    at = axis_of(axis, x, "split")
+    extent = x.shape[at]
+    if isinstance(nsplits_or_sections, int):
+        parts = nsplits_or_sections
+        if not 0 < parts <= max(extent, 1):
+            raise ValueError(f"cannot split axis {axis} of size {extent} into {parts} parts")
+        sizes = [extent // parts + (i < extent % parts) for i in range(parts)]
+        cuts = [0, *np.cumsum(sizes).tolist()]
+    else:
+        cuts = [0, *[int(c) for c in nsplits_or_sections], extent]
+        if any(a > b for a, b in zip(cuts, cuts[1:], strict=False)):
+            raise ValueError(f"cut positions must rise, got {nsplits_or_sections}")
+    before = (slice(None),) * at
+    return tuple(x[(*before, slice(a, b))] for a, b in zip(cuts, cuts[1:], strict=False))
+
+
+def repeat(inp: Tensor, repeats: int, axis: int | None = None) -> Tensor:
+    """Every element (or every slice along `axis`) repeated; flat for None."""
+    x = as_tensor(inp)
+    if axis is None:
+        x, axis = x.reshape(-1), 0
+    if axis < 0:
+        raise ValueError("repeat takes a non-negative axis")
+    at = axis_of(axis, x, "repeat")
+    shape = x.shape
+    wide = broadcast_to(expand_dims(x, at + 1), (*shape[: at + 1], int(repeats), *shape[at + 1 :]))
+    return wide.reshape((*shape[:at], shape[at] * int(repeats), *shape[at + 1 :]))
+
+
+def tile(inp: Tensor, reps: Any) -> Tensor:
+    """The whole tensor repeated along each axis; missing leading axes count as 1."""
+    x = as_tensor(inp)
+    counts = ints(reps)
+    counts = (1,) * (x.ndim - len(counts)) + counts
+    shape = (1,) * (len(counts) - x.ndim) + x.shape
+    rows = x.reshape(tuple(v for d in shape for v in (1, d)))
+    wide = broadcast_to(rows, tuple(v for c, d in zip(counts, shape, strict=True) for v in (c, d)))
+    return wide.reshape(tuple(c * d for c, d in zip(counts, shape, strict=True)))
+
+
+def roll(inp: Tensor, shift: Any, axis: Any = None) -> Tensor:
+    """Elements moved cyclically along axes; over the flat tensor for None."""
+    x = as_tensor(inp)
+    shifts = ints(shift)
+    if axis is None:
+        flat = unary(movement.Roll((sum(shifts),), (0,)), x.reshape(-1))
+        return flat.reshape(x.shape)
+    axes = tuple(axis_of(a, x, "roll") for a in ints(axis))
+    if len(shifts) == 1:
+        shifts = shifts * len(axes)
+    return unary(movement.Roll(shifts, axes), x)
+
+
+def cumsum(inp: Tensor, axis: int) -> Tensor:
+    """Running sum along an axis."""
+    x = as_tensor(inp)
+    return unary(cumulative.CumSum(axis_of(axis, x, "cumsum")), x)
+
+
+# -- picking -------------------------------------------------------------------------------
+
+
+def gather(inp: Tensor, axis: int, index: Tensor) -> Tensor:
+    """out[i][j] = inp[index[i][j]][j] for axis 0: picks along one axis by an index of equal rank."""
+    x = as_tensor(inp)
+    return gathering.TakeAlongAxis(axis_of(axis, x, "gather"))(x, _index(index, x))
+
+
+def scatter(inp: Tensor, axis: int, index: Tensor, source: Tensor) -> Tensor:
+    """`inp` itself, changed at the positions that `gather` would read to the values of `source`."""
+    x = as_tensor(inp)
+    op = gathering.ScatterAlongAxis(axis_of(axis, x, "scatter"))
+    x._reset(op(x, _index(index, x), as_tensor(source, x).astype(x._kind.dtype)))
+    return x
+
+
+def _index(index: Any, like: Tensor) -> Tensor:
+    found = as_tensor(index, like)
+    return found if found._kind.dtype.name in ("int32", "int64") else found.astype(int32)
+
+
+def where(mask: Tensor, x: Any = None, y: Any = None) -> Any:
+    """x where the bool mask holds, else y; all three broadcast. With the mask alone: its indices.
+
+    Raises:
+        TypeError: mask, x or y is not a tensor.
+        ValueError: the mask is not bool.
+    """
+    if x is None and y is None:
+        return non_zero(mask, as_tuple=True)
+    if not isinstance(mask, Tensor) or not isinstance(x, Tensor) or not isinstance(y, Tensor):
+        raise TypeError("where takes tensors for mask, x and y")
+    if mask._kind.dtype is not bool_:
+        raise ValueError("mask must be bool")
+    first, second = promote_all([x, y])
+    return select.Where()(mask, first, second)
+
+
+def cond_take(mask: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    """(values, flat int32 indices) of the elements of x where the bool mask holds.
+
+    Raises:
+        TypeError: mask or x is not a tensor.
+        ValueError: the mask is not bool.
+    """
+    if not isinstance(x, Tensor) or not isinstance(mask, Tensor):
+        raise TypeError("input must be a tensor")
+    if mask._kind.dtype is not bool_:
+        raise ValueError("mask must be bool")
+    found = gathering.Nonzero()(mask.reshape(-1))[:, 0]
+    return x.reshape(-1)[found], found
+
+
+def non_zero(condition: Tensor, as_tuple: bool = False) -> Any:
+    """int32 indices of the true (non-zero) elements: (count, ndim), or one vector per axis."""
+    x = as_tensor(condition)
+    found = gathering.Nonzero()(x if x._kind.dtype is bool_ else x != 0)
+    return tuple(found[:, i] for i in range(x.ndim)) if as_tuple else found
+
+
+def copy(inp: Tensor, device: Any = None) -> Tensor:
+    """A copy, on another device if one is named; gradients flow back to the source."""
+    x = as_tensor(inp)
+    return x.to(x.device if device is None else device)

@@ -1,0 +1,218 @@
+"""Reverse-mode differentiation of graphs, control flow included.
+
+Source of the loop rule: Griewank and Walther, Evaluating Derivatives, 2nd ed., chapter 4: run
+forward and keep the state of every turn, then walk the turns backwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+from treadle.base.errors import NoGradient
+from treadle.base.types import TensorType
+from treadle.graph.builder import GraphBuilder, GraphOperand
+from treadle.graph.ir import Graph, Node, Value
+from treadle.ops.control import Cond, Scan, While
+from treadle.ops.movement import Flip
+from treadle.ops.op import Op, Pullback
+from treadle.ops.reverse import Step, backpropagate
+
+Operands = tuple[GraphOperand, ...]
+
+
+def value_and_gradient(graph: Graph, wanted: Sequence[int] | None = None) -> Graph:
+    """The graph's outputs followed by the gradient of its first output.
+
+    Args:
+        graph: its first output is a 0-d float.
+        wanted: positions of the inputs to differentiate by; None: all floating ones.
+
+    Raises:
+        NoGradient: the first output is no 0-d float, or an op on the way has no gradient.
+    """
+    _check_scalar(graph)
+    builder, inside = _continued(graph)
+    first = inside[graph.outputs[0]]
+    seeds: dict[Hashable, GraphOperand] = {graph.outputs[0]: first.constant(1.0)}
+    places = _float_inputs(graph) if wanted is None else tuple(wanted)
+    grads = _gradients(graph, inside, seeds, [graph.inputs[i] for i in places])
+    builder.output(*(inside[v] for v in graph.outputs), *grads)
+    return builder.build()
+
+
+def pullback(graph: Graph, needs: Sequence[bool] | None = None) -> Graph:
+    """The vector-Jacobian product of a graph, as a graph.
+
+    Its inputs are those of the graph, then one cotangent per floating output; its outputs are the
+    cotangents of the inputs for which `needs` holds (None: all floating ones), zero where
+    nothing depends on them.
+    """
+    builder, inside = _continued(graph)
+    seeds: dict[Hashable, GraphOperand] = {}
+    for value in graph.outputs:
+        if is_differentiable(value.type):
+            dy = builder.input(value.type, "d_" + value.name if value.name else "")
+            seeds[value] = seeds[value] + dy if value in seeds else dy
+    chosen = [is_differentiable(t) for t in graph.input_types] if needs is None else needs
+    wanted = [v for v, need in zip(graph.inputs, chosen, strict=True) if need]
+    builder.output(*_gradients(graph, inside, seeds, wanted))
+    return builder.build()
+
+
+def is_differentiable(type_: TensorType) -> bool:
+    """Whether values of this type carry gradients."""
+    return type_.dtype.is_float or type_.dtype.kind == "complex"
+
+
+def _check_scalar(graph: Graph) -> None:
+    if not graph.outputs or graph.outputs[0].type.shape != ():
+        raise NoGradient(
+            f"graph {graph.name}",
+            "the first output is not one number",
+            saw=", ".join(map(str, graph.output_types)),
+            hint="sum the result, or use pullback() with a cotangent",
+        )
+    if not is_differentiable(graph.outputs[0].type):
+        raise NoGradient(f"graph {graph.name}", "the first output is no floating-point number")
+
+
+def _float_inputs(graph: Graph) -> tuple[int, ...]:
+    return tuple(i for i, t in enumerate(graph.input_types) if is_differentiable(t))
+
+
+def _continued(graph: Graph) -> tuple[GraphBuilder, dict[Value, GraphOperand]]:
+    """A builder that holds a copy of the graph, and the graph's values in it."""
+    builder = GraphBuilder(graph.name)
+    inside = {v: builder.input(v.type, v.name) for v in graph.inputs}
+    for node in graph.nodes:
+        inputs = tuple(inside[v].value for v in node.inputs)
+        outputs = builder.add(node.op, inputs, node.names, node.loc).outputs
+        inside.update((v, builder.operand(o)) for v, o in zip(node.outputs, outputs, strict=True))
+    return builder, inside
+
+
+def _gradients(
+    graph: Graph,
+    inside: dict[Value, GraphOperand],
+    seeds: dict[Hashable, GraphOperand],
+    wanted: Sequence[Value],
+) -> list[GraphOperand]:
+    steps = [_step(node, inside) for node in graph.nodes]
+    found = backpropagate(steps, seeds, wanted)
+    return [found[v] if v in found else zeros(inside[v]) for v in wanted]
+
+
+def _step(node: Node, inside: dict[Value, GraphOperand]) -> Step[GraphOperand]:
+    def values() -> tuple[Operands, Operands]:
+        operand = inside[node.outputs[0]]
+        operand.builder.loc = node.loc
+        return tuple(inside[v] for v in node.inputs), tuple(inside[v] for v in node.outputs)
+
+    inputs = tuple(v if is_differentiable(v.type) else None for v in node.inputs)
+    return Step(differentiable(node.op), inputs, node.outputs, values)
+
+
+def zeros(like: Any) -> Any:
+    """Zeros of an operand's type."""
+    return like.constant(0.0).broadcast_to(like.type.shape)
+
+
+# -- control flow ------------------------------------------------------------------------------
+
+
+def differentiable(op: Op) -> Op:
+    """The op with its gradient rule, where that needs graphs; any other op itself."""
+    if type(op) is Cond:
+        return _Cond(op.then, op.otherwise)
+    if type(op) is Scan:
+        return _Scan(op.body, op.n_carried, op.length)
+    if type(op) is While:
+        return _While(op.condition, op.body)
+    return op
+
+
+class _Cond(Cond):
+    """A branch is differentiated by differentiating both and taking the same one."""
+
+    def vjp(self, at: Pullback[Any]) -> tuple[Any, ...]:
+        then, otherwise = _region(self, self.then), _region(self, self.otherwise)
+        predicate, *xs = at.inputs
+        needs = at.needs[1:]
+        op = Cond(pullback(then, needs), pullback(otherwise, needs))
+        given = (predicate, *xs, *_cotangents(at.outputs, at.dys))
+        return None, *_spread(op.outputs(*given), needs)
+
+
+class _Scan(Scan):
+    """A loop is run once more keeping the state of every turn, then walked backwards."""
+
+    def vjp(self, at: Pullback[Any]) -> tuple[Any, ...]:
+        body, n = _region(self, self.body), self.n_carried
+        stacked = at.inputs[n:]
+        kept = Scan(_keeping(body, n), n, self.length).outputs(*at.inputs)
+        states = kept[len(at.outputs) :]
+        # A state needs its cotangent on every turn, whoever asked for the first one.
+        carried = [is_differentiable(t) for t in body.input_types[:n]]
+        needs = [*carried, *at.needs[n:]]
+        first, count = sum(carried), len(body.inputs)
+        # A turn backwards carries the cotangents of the state, so they come before the rest.
+        region = _reordered(pullback(body, needs), [*range(count, count + first), *range(count)])
+        dys = _cotangents(at.outputs, at.dys)
+        entries = [Flip((0,))(x) for x in (*states, *stacked, *dys[first:])]
+        results = Scan(region, first, self.length).outputs(*dys[:first], *entries)
+        d_state = _spread(results[:first], carried)
+        d_stacked = _spread([Flip((0,))(r) for r in results[first:]], at.needs[n:])
+        return *d_state, *d_stacked
+
+
+class _While(While):
+    """The number of turns is not known, so neither is the room for their states."""
+
+    def vjp(self, at: Pullback[Any]) -> tuple[Any, ...]:
+        raise NoGradient(
+            "while_loop",
+            "the number of turns is not known before it runs",
+            hint="use scan with a fixed number of turns",
+        )
+
+
+def _region(op: Op, region: object) -> Graph:
+    if not isinstance(region, Graph):
+        raise NoGradient(op.name, "its region is a Python function, not a graph")
+    return region
+
+
+def _cotangents(outputs: Sequence[Any], dys: Sequence[Any]) -> list[Any]:
+    """One cotangent per floating output, zeros for those that are missing."""
+    return [
+        zeros(y) if dy is None else dy
+        for y, dy in zip(outputs, dys, strict=True)
+        if is_differentiable(y.type)
+    ]
+
+
+def _spread(found: Sequence[Any], needs: Sequence[bool]) -> list[Any]:
+    """The cotangents at the places that need one, None elsewhere."""
+    left = iter(found)
+    return [next(left) if need else None for need in needs]
+
+
+def _keeping(body: Graph, n: int) -> Graph:
+    """The body with the state it was given as further results."""
+    return Graph(body.name, body.inputs, body.nodes, (*body.outputs, *body.inputs[:n]), body.guards)
+
+
+def _reordered(graph: Graph, front: list[int]) -> Graph:
+    """The graph with the inputs listed in `front` before the others."""
+    rest = [i for i in range(len(graph.inputs)) if i not in front]
+    order = [*front, *rest]
+    builder = GraphBuilder(graph.name)
+    made = {i: builder.input(graph.inputs[i].type) for i in order}
+    instead = {graph.inputs[i]: made[i].value for i in order}
+    for node in graph.nodes:
+        inputs = tuple(instead[v] for v in node.inputs)
+        outputs = builder.add(node.op, inputs, node.names, node.loc).outputs
+        instead.update(zip(node.outputs, outputs, strict=True))
+    builder.output(*(builder.operand(instead[v]) for v in graph.outputs))
+    return builder.build()

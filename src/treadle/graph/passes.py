@@ -1,0 +1,211 @@
+"""Passes: functions from graph to graph, run in order, verified, timed and dumped."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, ClassVar, Protocol, TypeVar
+
+from treadle.base.env import DUMP
+from treadle.base.errors import GraphError
+from treadle.base.log import get_logger
+from treadle.graph.evaluate import substitute_attributes
+from treadle.graph.ir import Graph, Node, Value, regions_of
+from treadle.graph.lexer import Cursor
+from treadle.graph.literals import ValueParser
+from treadle.graph.printer import to_text
+from treadle.graph.rewrite import counting_hits
+from treadle.graph.spec import CAPTURED, Spec
+from treadle.graph.verify import verify
+from treadle.ops.op import Op
+
+DUMP_FOLDER = Path("treadle-dump")
+"""Where `TREADLE_DUMP` writes, below the working directory."""
+
+
+class Pass(Protocol):
+    """A frozen dataclass: its fields are its options."""
+
+    name: ClassVar[str]
+
+    def __call__(self, graph: Graph, /) -> Graph:
+        """The rewritten graph, or the graph itself where nothing changed."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PassReport:
+    """What one pass did: time in seconds, nodes before and after, rules that fired by name."""
+
+    name: str
+    seconds: float
+    before: int
+    after: int
+    hits: tuple[tuple[str, int], ...] = ()
+
+
+PASSES: dict[str, type[Pass]] = {}
+C = TypeVar("C", bound=type[Pass])
+
+
+def register(cls: C) -> C:
+    """Class decorator: makes a pass known by name to `parse_passes`."""
+    if cls.name in PASSES and PASSES[cls.name].__qualname__ != cls.__qualname__:
+        raise GraphError("passes", f"two passes are named {cls.name}")
+    PASSES[cls.name] = cls
+    return cls
+
+
+def run_passes(
+    graph: Graph,
+    passes: Iterable[Pass],
+    *,
+    check: bool = True,
+    spec: Spec = CAPTURED,
+    report: list[PassReport] | None = None,
+) -> Graph:
+    """Run passes in order.
+
+    Args:
+        graph: what to rewrite.
+        passes: what to run.
+        check: verify before the first and after each pass.
+        spec: what has to hold in between.
+        report: receives one entry per pass.
+
+    Raises:
+        GraphError: the graph was broken before; or a pass broke it, and is named.
+    """
+    if check:
+        verify(graph, spec)
+    for number, step in enumerate(passes):
+        start, before = time.perf_counter(), len(graph.nodes)
+        with counting_hits() as hits:
+            graph = step(graph)
+        seconds = time.perf_counter() - start
+        if report is not None:
+            fired = tuple(hits.most_common())
+            report.append(PassReport(step.name, seconds, before, len(graph.nodes), fired))
+        dump(graph, step.name, number)
+        if check:
+            _verify_after(graph, step, spec)
+    return graph
+
+
+def _verify_after(graph: Graph, step: Pass, spec: Spec) -> None:
+    try:
+        verify(graph, spec)
+    except GraphError as problem:
+        raise GraphError(
+            f"pass {pass_text(step)}",
+            f"broke the graph: {problem.problem}",
+            saw=problem.saw,
+            hint="this is a defect of the pass; TREADLE_DUMP shows the graph before it",
+            at=problem.at,
+        ) from problem
+
+
+def dump(graph: Graph, stage: str, number: int = 0) -> None:
+    """Write the graph as text if `TREADLE_DUMP` lists the stage or pass, or says `all`."""
+    wanted = {w.strip() for w in DUMP.get().split(",")}
+    if not wanted & {stage, "all"}:
+        return
+    DUMP_FOLDER.mkdir(exist_ok=True)
+    name = re.sub(r"[^\w.-]+", "_", graph.name) or "graph"
+    path = DUMP_FOLDER / f"{name}.{number:02}.{stage}.txt"
+    path.write_text(to_text(graph, locs=True), encoding="utf-8")
+    get_logger("graph").info("wrote %s", path)
+
+
+def pass_text(step: Pass) -> str:
+    """A pass as text, `simplify{fuel=50}`; options at their defaults are left out."""
+    given = [
+        f"{f.name}={getattr(step, f.name)!r}"
+        for f in _options(type(step))
+        if getattr(step, f.name) != f.default
+    ]
+    return f"{step.name}{{{', '.join(given)}}}" if given else step.name
+
+
+def parse_passes(text: str) -> tuple[Pass, ...]:
+    """Passes from text: names with options, between commas.
+
+    Raises:
+        GraphError: a name or option is unknown, or the text is malformed.
+    """
+    cursor = Cursor(text)
+    passes = [] if cursor.next.kind == "end" else [_parse_pass(cursor)]
+    while cursor.take(","):
+        passes.append(_parse_pass(cursor))
+    cursor.expect("end", what="',' or the end of the text")
+    return tuple(passes)
+
+
+def _parse_pass(cursor: Cursor) -> Pass:
+    name = cursor.expect("word", what="the name of a pass").text
+    if name not in PASSES:
+        raise GraphError("passes", f"no pass is named {name}", hint=f"known: {', '.join(PASSES)}")
+    cls = PASSES[name]
+    options: dict[str, object] = {}
+    if cursor.take("{"):
+        values = ValueParser(cursor, {}, _no_region, _no_region)
+        for key, value in cursor.listed("}", lambda: _option(cursor, values)):
+            options[key] = value
+    known = {f.name for f in _options(cls)}
+    if set(options) - known:
+        wrong = sorted(set(options) - known)[0]
+        raise GraphError(f"pass {name}", f"has no option {wrong}", hint=f"it has {sorted(known)}")
+    return cls(**options)
+
+
+def _options(cls: Any) -> tuple[dataclasses.Field[Any], ...]:
+    """The options of a pass: the fields of its dataclass."""
+    return dataclasses.fields(cls)
+
+
+def _option(cursor: Cursor, values: ValueParser) -> tuple[str, object]:
+    key = cursor.expect("word", what="the name of an option").text
+    cursor.sign("=")
+    return key, values.value()
+
+
+def _no_region() -> object:
+    raise GraphError("passes", "an option is no graph and no op")
+
+
+# -- what passes share -------------------------------------------------------------------------
+
+
+def map_regions(graph: Graph, change: Callable[[Graph], Graph]) -> Graph:
+    """The graph with `change` applied to the regions of its control-flow ops."""
+    if not any(regions_of(n.op) for n in graph.nodes):
+        return graph
+    return replace_ops(graph, lambda op: substitute_attributes(op, lambda v: _within(v, change)))
+
+
+def _within(value: object, change: Callable[[Graph], Graph]) -> object:
+    if isinstance(value, Graph):
+        return change(value)
+    if isinstance(value, tuple) and any(isinstance(v, Graph) for v in value):
+        return tuple(_within(v, change) for v in value)
+    return value
+
+
+def replace_ops(graph: Graph, change: Callable[[Op], Op]) -> Graph:
+    """The graph with every op replaced by `change(op)`, which must keep the types."""
+    renamed: dict[Value, Value] = {}
+    nodes: list[Node] = []
+    for node in graph.nodes:
+        op = change(node.op)
+        inputs = tuple([renamed.get(v, v) for v in node.inputs])
+        same = op is node.op and all(a is b for a, b in zip(inputs, node.inputs, strict=True))
+        made = node if same else dataclasses.replace(node, op=op, inputs=inputs)
+        if made is not node:
+            renamed.update(zip(node.outputs, made.outputs, strict=True))
+        nodes.append(made)
+    if not renamed:
+        return graph
+    return graph.with_nodes(nodes, (renamed.get(v, v) for v in graph.outputs))

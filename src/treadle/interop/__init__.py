@@ -1,0 +1,1 @@
+"""Other ecosystems: programs and files written for them."""

@@ -1,0 +1,93 @@
+"""Activation functions as layers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+import treadle.functional as F
+from treadle.module.module import Module
+from treadle.tensor import Parameter, Tensor
+
+
+class Softmax(Module):
+    """exp(x) / sum(exp(x)) along `axis`; `F.softmax` says which axis None means."""
+
+    def __init__(self, axis: int | Sequence[int] | None = None, name: str | None = None) -> None:
+        super().__init__(name)
+        self.axis = axis
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return F.softmax(inputs, self.axis)
+
+    def _module_info_string(self) -> str:
+        return f"axis={self.axis}"
+
+
+class Sigmoid(Module):
+    """1 / (1 + exp(-x))."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return F.sigmoid(inputs)
+
+
+class SiLU(Module):
+    """x * sigmoid(x)."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return F.silu(inputs)
+
+
+class GELU(Module):
+    """x times the normal distribution function of x, exact (by erf)."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return F.gelu(inputs)
+
+
+class ReLU(Module):
+    """max(x, 0)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(x)
+
+
+class PReLU(Module):
+    """x where positive, weight * x elsewhere (He et al., 2015).
+
+    Args:
+        num_parameters: 1 slope for all, or one for each channel of (N, C, H, W).
+        init: the first value of every slope.
+        name: a name for messages and graphs.
+
+    Parameters: `weight` (1,), or (1, num_parameters, 1, 1).
+    """
+
+    def __init__(
+        self, num_parameters: int = 1, init: float = 0.25, name: str | None = None
+    ) -> None:
+        super().__init__(name)
+        self.num_parameters = num_parameters
+        shape = (1,) if num_parameters == 1 else (1, num_parameters, 1, 1)
+        self.weight = Parameter(np.full(shape, init, np.float32))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return F.prelu(inputs, self.weight)
+
+    def _module_info_string(self) -> str:
+        return f"num_parameters={self.num_parameters}"
+
+
+class LeakyReLU(Module):
+    """x where not negative, negative_slope * x elsewhere."""
+
+    def __init__(self, negative_slope: float = 0.01, name: str | None = None) -> None:
+        super().__init__(name)
+        self.negative_slope = negative_slope
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return F.leaky_relu(inputs, self.negative_slope)
+
+    def _module_info_string(self) -> str:
+        return f"negative_slope={self.negative_slope}"

@@ -1,0 +1,366 @@
+"""`Module`: a tree of parameters, buffers and sub-modules, found by attribute."""
+
+from __future__ import annotations
+
+import abc
+import textwrap
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, ClassVar, TypeAlias, TypeVar
+
+from treadle.autodiff import no_grad
+from treadle.module import state
+from treadle.module.hook import Hook, HookHandler
+from treadle.tensor import Parameter, Tensor
+
+M = TypeVar("M", bound="Module")
+Leaf: TypeAlias = "Tensor | Module"
+
+_BOOKKEEPING = frozenset({"_modules", "_forward_hooks", "_forward_pre_hooks"})
+
+
+class Module(abc.ABC):
+    """Base of all layers and models; a subclass defines `forward`.
+
+    A `Parameter` assigned to an attribute is trained, any other `Tensor` is a buffer, a `Module`
+    is a sub-module; all three are also found inside lists, tuples and dicts with string keys, at
+    any depth, under dotted names such as `blocks.0.weight`. Iteration is alphabetical by name at
+    each level and yields an object that is reachable by several names once, under the first.
+
+    Args:
+        name: a name for messages and graphs.
+
+    Attributes:
+        training: whether layers such as Dropout and BatchNorm behave as in training.
+        quantize_disabled: True keeps quantization away from this module.
+    """
+
+    # Norm layers keep parameters as (1, C, 1, 1) and save them as (C,).
+    _flat_state: ClassVar[bool] = False
+
+    def __init__(self, name: str | None = None) -> None:
+        # Names of attributes that may hold modules, in order of assignment, for repr.
+        self._modules: list[str] = []
+        self._forward_pre_hooks: dict[int, Hook] = {}
+        self._forward_hooks: dict[int, Hook] = {}
+        self.name = name
+        self.training = True
+        self.quantize_disabled: bool | None = None
+
+    @abc.abstractmethod
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Compute the outputs; called through the module itself, so that hooks run."""
+
+    def __call__(self, *inputs: Any, **kwargs: Any) -> Any:
+        for hook in tuple(self._forward_pre_hooks.values()):
+            replaced = hook(self, inputs)
+            if replaced is not None:
+                inputs = replaced if isinstance(replaced, tuple) else (replaced,)
+        outputs = self.forward(*inputs, **kwargs)
+        for hook in tuple(self._forward_hooks.values()):
+            replaced = hook(self, inputs, outputs)
+            if replaced is not None:
+                outputs = replaced
+        return outputs
+
+    def register_forward_pre_hook(self, hook: Callable[[Any, Any], Any]) -> HookHandler:
+        """Call `hook(module, inputs)` before `forward`; what it returns replaces the inputs.
+
+        Keyword arguments are not shown to hooks. Returns a handle with `remove()`.
+        """
+        return HookHandler(self._forward_pre_hooks, hook)
+
+    def register_forward_hook(self, hook: Callable[[Any, Any, Any], Any]) -> HookHandler:
+        """Call `hook(module, inputs, outputs)` after `forward`; a result replaces the outputs.
+
+        Returns a handle with `remove()`.
+        """
+        return HookHandler(self._forward_hooks, hook)
+
+    # -- attributes ------------------------------------------------------------------------
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in _BOOKKEEPING:
+            self._note(name, value)
+        super().__setattr__(name, value)
+
+    def _note(self, name: str, value: Any) -> None:
+        """Keep `_modules` up to date; containers count, as they may be filled later."""
+        names: list[str] | None = self.__dict__.get("_modules")
+        if isinstance(value, (Module, list, tuple, dict)):
+            if names is None:
+                raise AttributeError(
+                    f"cannot assign {name!r} before Module.__init__() call; "
+                    "start the constructor with super().__init__()"
+                )
+            if name not in names:
+                names.append(name)
+        elif names is not None and name in names:
+            names.remove(name)
+
+    def __delattr__(self, name: str) -> None:
+        super().__delattr__(name)
+        if name in self._modules:
+            self._modules.remove(name)
+
+    # -- iteration -------------------------------------------------------------------------
+
+    def parameters(self, recursive: bool = True) -> Iterator[Parameter]:
+        """Trainable tensors of this module and, if `recursive`, of its sub-modules."""
+        return (p for _, p in self.named_parameters(recursive=recursive))
+
+    def named_parameters(
+        self, prefix: str | None = None, recursive: bool = True
+    ) -> Iterator[tuple[str, Parameter]]:
+        """Pairs of dotted name, with `prefix` in front, and trainable tensor."""
+        return _only(Parameter, _walk(self, prefix, recursive))
+
+    def buffers(self, recursive: bool = True) -> Iterator[Tensor]:
+        """Tensors that are not trained, such as running statistics."""
+        return (b for _, b in self.named_buffers(recursive=recursive))
+
+    def named_buffers(
+        self, prefix: str | None = None, recursive: bool = True
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Pairs of dotted name and buffer."""
+        named = self.named_tensors(prefix, recursive)
+        return ((key, t) for key, t in named if not isinstance(t, Parameter))
+
+    def tensors(self, recursive: bool = True) -> Iterator[Tensor]:
+        """Parameters and buffers."""
+        return (t for _, t in self.named_tensors(recursive=recursive))
+
+    def named_tensors(
+        self, prefix: str | None = None, recursive: bool = True
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Pairs of dotted name and parameter or buffer."""
+        return _only(Tensor, _walk(self, prefix, recursive))
+
+    def children(self) -> Iterator[Module]:
+        """Direct sub-modules, those inside containers included."""
+        return (m for _, m in self.named_children())
+
+    def named_children(self) -> Iterator[tuple[str, Module]]:
+        """Pairs of dotted name and direct sub-module."""
+        found = _walk(self, None, recursive=False)
+        return ((key, leaf) for key, leaf in found if isinstance(leaf, Module))
+
+    def modules(self) -> Iterator[Module]:
+        """This module and all modules below it."""
+        return (m for _, m in self.named_modules())
+
+    def named_modules(self, prefix: str | None = None, with_parent: bool = False) -> Iterator[Any]:
+        """Pairs of dotted name and module, this one first under the name `prefix` or "".
+
+        `with_parent` makes triples: the last item is the module that holds this one, or None.
+        """
+        own = "" if prefix is None else prefix
+        yield (own, self, None) if with_parent else (own, self)
+        for key, leaf, parent in _walk_with_parent(self, prefix, True, {id(self)}):
+            if isinstance(leaf, Module):
+                yield (key, leaf, parent) if with_parent else (key, leaf)
+
+    # -- modes and places ------------------------------------------------------------------
+
+    def apply(self, fn: Callable[[Module], Any]) -> None:
+        """Call `fn` with this module and every module below it."""
+        for module in self.modules():
+            fn(module)
+
+    def train(self, mode: bool = True, recursive: bool = True) -> None:
+        """Switch training behaviour on or off, here and, if `recursive`, below."""
+        for module in self.modules() if recursive else (self,):
+            module.training = mode
+
+    def eval(self) -> None:
+        """Switch to evaluation: `train(False)`."""
+        self.train(False)
+
+    def disable_quantize(self, value: bool = True) -> None:
+        """Keep quantization away from this module and all below it, or allow it again."""
+        for module in self.modules():
+            module.quantize_disabled = value
+
+    def to(self: M, device: Any) -> M:
+        """Move parameters, buffers and gradients to a device; handles keep their identity.
+
+        Returns the module. Raises DeviceError for a malformed name or a missing device.
+        """
+        with no_grad():
+            for tensor in self.tensors():
+                tensor._reset(tensor.to(device))
+                if isinstance(tensor.grad, Tensor):
+                    tensor.grad = tensor.grad.to(device)
+        return self
+
+    def zero_grad(self) -> None:
+        """Forget all gradients; deprecated in favor of the optimizer's `clear_grad()`."""
+        warnings.warn("use Optimizer.clear_grad()", DeprecationWarning, stacklevel=2)
+        for parameter in self.parameters():
+            parameter.grad = None
+
+    def replace_param(
+        self, params: Mapping[int, Parameter], start_pos: int, seen: set[int] | None = None
+    ) -> int:
+        """Put other parameters in the place of this tree's, counted from `start_pos` in order.
+
+        Only parameters and modules that are attributes themselves are counted. A key without a
+        parameter in `params` keeps what it has. Returns how many parameters were counted.
+
+        Raises:
+            ValueError: a replacement has another shape.
+        """
+        visited = {id(self)} if seen is None else seen
+        offset = 0
+        for key in sorted(vars(self)):
+            held = vars(self)[key]
+            if not isinstance(held, (Parameter, Module)) or id(held) in visited:
+                continue
+            visited.add(id(held))
+            if isinstance(held, Module):
+                offset += held.replace_param(params, start_pos + offset, visited)
+                continue
+            new = params.get(start_pos + offset)
+            if new is not None:
+                if new.shape != held.shape:
+                    raise ValueError(f"{key} has shape {held.shape}, its replacement {new.shape}")
+                setattr(self, key, new)
+            offset += 1
+        return offset
+
+    # -- state -----------------------------------------------------------------------------
+
+    def state_dict(
+        self,
+        rst: OrderedDict[str, Any] | None = None,
+        prefix: str = "",
+        keep_var: bool = False,
+    ) -> OrderedDict[str, Any]:
+        """Values of all parameters and buffers by dotted name.
+
+        Args:
+            rst: a dict to add to and return instead of a new one.
+            prefix: put in front of every name as it is.
+            keep_var: give tensors instead of NumPy arrays.
+
+        Returns:
+            Read-only arrays in their own shapes, except that norm layers' are flattened to one
+            axis. A tensor shared by several modules stands under each of its names.
+        """
+        result = OrderedDict() if rst is None else rst
+        result.update(state.export(self._entries(prefix), keep_var))
+        return result
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any] | Callable[[str, Tensor], Any], strict: bool = True
+    ) -> None:
+        """Replace the values of parameters and buffers; all of them or, on an error, none.
+
+        The loaded element type replaces the tensor's; the device stays.
+
+        Args:
+            state_dict: NumPy arrays or tensors by name, or a function from (name, tensor) to an
+                array, or None for a name it does not have.
+            strict: whether a missing or unused name is an error; else it is logged.
+
+        Raises:
+            KeyError: names are missing or unused and `strict` is set.
+            ValueError: a shape differs; norm layers take their own shape and the flattened one.
+            AssertionError: a value is not an array.
+        """
+        if not callable(state_dict) and not isinstance(state_dict, Mapping):
+            raise ValueError(
+                "`state_dict` must load a dict or callable, got " + type(state_dict).__name__
+            )
+        state.load(self._entries(""), state_dict, strict)
+
+    def _entries(self, prefix: str) -> Iterator[state.Entry]:
+        for key, leaf in _members(self):
+            if isinstance(leaf, Module):
+                yield from leaf._entries(f"{prefix}{key}.")
+            else:
+                yield state.Entry(prefix + key, leaf, self._flat_state)
+
+    # -- printing --------------------------------------------------------------------------
+
+    def _module_info_string(self) -> str:
+        """What stands between the parentheses of `repr`, before the sub-modules."""
+        return ""
+
+    def __repr__(self) -> str:
+        info = self._module_info_string()
+        children = [
+            f"({key}): " + textwrap.indent(repr(leaf), "  ").lstrip()
+            for name in self._modules
+            for key, leaf in expand(name, self.__dict__[name])
+            if isinstance(leaf, Module)
+        ]
+        inside = info
+        if children or "\n" in info:
+            lines = [*info.splitlines(), *children]
+            inside = "\n" + textwrap.indent("\n".join(lines), "  ") + "\n"
+        return f"{type(self).__name__}({inside})"
+
+
+# -- walking the tree ------------------------------------------------------------------------
+
+
+def expand(key: str, value: Any) -> Iterator[tuple[str, Leaf]]:
+    """Tensors and modules in an attribute, with dotted names; dicts go by sorted keys.
+
+    Raises:
+        AssertionError: a dict that holds a tensor or module has a key that is no string.
+    """
+    if isinstance(value, (Tensor, Module)):
+        yield key, value
+    elif isinstance(value, dict):
+        for name in sorted(value, key=str):
+            for below, leaf in expand(str(name), value[name]):
+                if not isinstance(name, str):
+                    raise AssertionError(
+                        f"keys for Tensor and Module must be str, error key: {name!r}"
+                    )
+                yield f"{key}.{below}", leaf
+    elif isinstance(value, (list, tuple)):
+        for i, item in enumerate(value):
+            yield from expand(f"{key}.{i}", item)
+
+
+def _members(module: Module) -> Iterator[tuple[str, Leaf]]:
+    """A module's own tensors and direct sub-modules, each once, alphabetically."""
+    seen = {id(module)}
+    held = vars(module)
+    for name in sorted(held):
+        if name in _BOOKKEEPING:
+            continue
+        for key, leaf in expand(name, held[name]):
+            if id(leaf) not in seen:
+                seen.add(id(leaf))
+                yield key, leaf
+
+
+def _walk(module: Module, prefix: str | None, recursive: bool) -> Iterator[tuple[str, Leaf]]:
+    found = _walk_with_parent(module, prefix, recursive, {id(module)})
+    return ((key, leaf) for key, leaf, _ in found)
+
+
+def _walk_with_parent(
+    module: Module, prefix: str | None, recursive: bool, seen: set[int]
+) -> Iterator[tuple[str, Leaf, Module]]:
+    """Everything below a module that `seen` does not hold yet: names, objects, holders."""
+    before = f"{prefix}." if prefix else ""
+    for key, leaf in _members(module):
+        if id(leaf) in seen:
+            continue
+        seen.add(id(leaf))
+        yield before + key, leaf, module
+        if recursive and isinstance(leaf, Module):
+            yield from _walk_with_parent(leaf, before + key, recursive, seen)
+
+
+_L = TypeVar("_L", Parameter, Tensor)
+
+
+def _only(kind: type[_L], found: Iterable[tuple[str, Leaf]]) -> Iterator[tuple[str, _L]]:
+    return ((key, leaf) for key, leaf in found if isinstance(leaf, kind))

@@ -1,0 +1,165 @@
+"""Scaled dot-product attention (Vaswani et al. 2017, arXiv:1706.03762)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from treadle.base import dtype as dt
+from treadle.base.errors import DTypeError, ShapeError
+from treadle.base.shape import broadcast_shapes, can_broadcast, require_equal
+from treadle.base.types import TensorType
+from treadle.ops.composite import Composite
+from treadle.ops.creation import Iota
+from treadle.ops.matmul import Matmul
+from treadle.ops.op import Array, Pullback, op
+from treadle.ops.operand import V
+from treadle.ops.precision import widen, widen_array
+from treadle.ops.sample import Arg, BadSample, Sample
+from treadle.ops.select import Where
+from treadle.ops.softmax import Softmax
+
+
+@op
+class Attention(Composite):
+    """softmax(q k^T * scale + mask) v, over q [..., T, D], k [..., S, D] and v [..., S, E].
+
+    The leading axes broadcast; the result is [..., T, E]. `scale` None means 1 / sqrt(D). An
+    optional mask broadcasts to [..., T, S]: bool, where False hides a key, or of q's type, and
+    then it is added. `causal` hides from query t all keys after t. A query that sees no key at
+    all yields NaN. 16-bit operands are multiplied as such and normalized in float32.
+    """
+
+    causal: bool = False
+    scale: float | None = None
+
+    name = "attention"
+    operands = ("q", "k", "v", "*mask")
+    dtypes = dt.FLOATS
+    torch = "F.scaled_dot_product_attention(q, k, v, *mask, is_causal=op.causal, scale=op.scale)"
+
+    def infer(self, *types: TensorType) -> tuple[TensorType, ...]:
+        if not 3 <= len(types) <= 4:
+            raise self.error("takes q, k, v and at most one mask", types, "combine the masks")
+        self.check_dtype(types)
+        self.check_same_dtype(types[:3])
+        q, k, v = types[:3]
+        if min(t.ndim for t in (q, k, v)) < 2:
+            raise self.error("q, k and v have at least 2 axes", types, "add a leading axis")
+        for x, y, what in (
+            (q.shape[-1], k.shape[-1], "q and k differ in their last extent"),
+            (k.shape[-2], v.shape[-2], "k and v hold different numbers of keys"),
+        ):
+            require_equal(x, y, lambda what=what: self._mismatch(what, types))  # type: ignore[misc]
+        try:
+            batch = broadcast_shapes(self.name, *(t.shape[:-2] for t in (q, k, v)))
+        except ShapeError as error:
+            raise self._mismatch(error.problem, types) from None
+        if len(types) == 4:
+            self._check_mask(types, (*batch, q.shape[-2], k.shape[-2]))
+        return (TensorType(q.dtype, (*batch, q.shape[-2], v.shape[-1])),)
+
+    def _mismatch(self, problem: str, types: tuple[TensorType, ...]) -> ShapeError:
+        return self.error(problem, types, "pass q [..., T, D], k [..., S, D], v [..., S, E]")
+
+    def _check_mask(self, types: tuple[TensorType, ...], scores: tuple[Any, ...]) -> None:
+        mask = types[3]
+        if mask.dtype is not dt.bool_ and mask.dtype is not types[0].dtype:
+            raise DTypeError(
+                self.name,
+                f"the mask is {mask.dtype.name}, neither bool nor the type of q",
+                saw=self.saw(types),
+                hint="cast the mask",
+            )
+        if not can_broadcast(mask.shape, scores):
+            raise self.error(
+                "the mask does not broadcast to the scores", types, "give it the shape [..., T, S]"
+            )
+
+    def _scale(self, d: Any) -> float:
+        return 1.0 / math.sqrt(max(int(d), 1)) if self.scale is None else self.scale
+
+    def scores(self, q: Any, k: Any, mask: tuple[Any, ...]) -> Any:
+        """Attention weights before softmax, in the compute type; operands."""
+        scores = widen(Matmul(False, True)(q, k)) * self._scale(q.shape[-1])
+        if mask:
+            if mask[0].type.dtype is dt.bool_:
+                scores = Where()(mask[0], scores, scores.constant(-math.inf))
+            else:
+                scores = scores + widen(mask[0])
+        if self.causal:
+            rows, columns = (
+                scores.apply(Iota(0, 1, n, dt.int32), ())[0] for n in scores.shape[-2:]
+            )
+            seen = columns.reshape((1, scores.shape[-1])) <= rows.reshape((scores.shape[-2], 1))
+            scores = Where()(seen, scores, scores.constant(-math.inf))
+        return scores
+
+    def _weights(self, q: Any, k: Any, mask: tuple[Any, ...]) -> Any:
+        scores = self.scores(q, k, mask)
+        return Softmax(scores.type.ndim - 1)(scores)
+
+    def body(self, q: Any, k: Any, v: Any, *mask: Any) -> Any:
+        return Matmul()(self._weights(q, k, mask).astype(v.type.dtype), v)
+
+    def reference(self, q: Array, k: Array, v: Array, *mask: Array) -> Array:
+        scores = widen_array(Matmul(False, True).reference(q, k))
+        scores = np.asarray(scores * scores.dtype.type(self._scale(q.shape[-1])))
+        if mask:
+            if mask[0].dtype == np.bool_:
+                scores[np.broadcast_to(~mask[0], scores.shape)] = -np.inf
+            else:
+                scores = np.asarray(scores + widen_array(mask[0]))
+        if self.causal:
+            scores[..., ~np.tri(*scores.shape[-2:], dtype=np.bool_)] = -np.inf
+        weights = Softmax(scores.ndim - 1).reference(scores)
+        return Matmul().reference(weights.astype(v.dtype, copy=False), v)
+
+    def vjp(self, at: Pullback[V]) -> tuple[V | None, ...]:
+        q, k, v, *mask = at.inputs
+        weights = self._weights(q, k, tuple(mask))
+        narrow = weights.astype(v.type.dtype)
+        dq = dk = dv = dmask = None
+        if at.needs[2]:
+            dv = Matmul(True, False)(narrow, at.dy).sum_to(v.type.shape)
+        if any((*at.needs[:2], *at.needs[3:])):
+            dweights = widen(Matmul(False, True)(at.dy, v))
+            weighted = dweights * weights
+            last = weights.type.ndim - 1
+            dscores = weighted - weights * weighted.sum((last,), keepdims=True)
+            if mask and at.needs[3]:
+                dmask = dscores.sum_to(mask[0].type.shape).astype(mask[0].type.dtype)
+            dproduct = (dscores * self._scale(q.shape[-1])).astype(q.type.dtype)
+            if at.needs[0]:
+                dq = Matmul()(dproduct, k).sum_to(q.type.shape)
+            if at.needs[1]:
+                dk = Matmul(True, False)(dproduct, q).sum_to(k.type.shape)
+        return (dq, dk, dv, dmask) if mask else (dq, dk, dv)
+
+    @classmethod
+    def samples(cls) -> tuple[Sample, ...]:
+        q, k, v = Arg((2, 3, 4)), Arg((2, 5, 4)), Arg((2, 5, 2))
+        seen = Arg((3, 5), dt.bool_, values=((1, 0, 1, 1, 0),) * 3)
+        return (
+            Sample(cls(), (q, k, v)),
+            Sample(cls(True, 0.5), (q, Arg((2, 3, 4)), Arg((2, 3, 4)))),
+            Sample(cls(), (q, k, v, seen)),
+            Sample(cls(), (Arg((2, 2, 3, 4)), k, v, Arg((1, 5)))),
+            Sample(cls(), (Arg((0, 4)), Arg((5, 4)), Arg((5, 2)))),
+            Sample(cls(True), (Arg((1, 1)), Arg((1, 1)), Arg((1, 1)))),
+        )
+
+    @classmethod
+    def bad_samples(cls) -> tuple[BadSample, ...]:
+        q, k, v = Arg((2, 3, 4)), Arg((2, 5, 4)), Arg((2, 5, 2))
+        return (
+            BadSample(cls, (q, v, v), ShapeError, "q and k differ in their last extent"),
+            BadSample(cls, (q, k, q), ShapeError, "different numbers of keys"),
+            BadSample(cls, (Arg((3, 3, 4)), k, v), ShapeError, "cannot broadcast axis -1"),
+            BadSample(cls, (q, k, v, Arg((3, 4))), ShapeError, "does not broadcast to the scores"),
+            BadSample(cls, (q, k, v, Arg((3, 5), dt.int32)), DTypeError, "the mask is int32"),
+            BadSample(cls, (Arg((4,)), k, v), ShapeError, "at least 2 axes"),
+            BadSample(cls, (q, k), ShapeError, "takes q, k, v"),
+        )

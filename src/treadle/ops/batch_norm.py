@@ -1,0 +1,176 @@
+"""Batch normalization: statistics per channel, over the batch and all later axes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from treadle.base import dtype as dt
+from treadle.base.errors import DTypeError, ShapeError
+from treadle.base.shape import is_static, size_of
+from treadle.base.types import TensorType
+from treadle.ops.composite import Composite, differentiate_body
+from treadle.ops.elementwise import Maximum
+from treadle.ops.norm import (
+    affine_array,
+    affine_operand,
+    affine_vjp,
+    channel_shape,
+    check_affine,
+    check_channels,
+    check_parameters,
+    standardize,
+    standardize_array,
+)
+from treadle.ops.op import Array, Onnx, Pullback, op
+from treadle.ops.operand import V
+from treadle.ops.precision import compute_type, widen, widen_array
+from treadle.ops.reduce import Mean
+from treadle.ops.sample import Arg, BadSample, Sample
+from treadle.ops.unary import Sqrt, Square
+
+
+def _axes(ndim: int) -> tuple[int, ...]:
+    """All axes but the channels'."""
+    return (0, *range(2, ndim))
+
+
+def _freedom(x: Any, axes: tuple[int, ...]) -> Any:
+    """max(n - 1, 1) for n elements per channel: a number, or an operand where n is symbolic."""
+    counted = tuple(x.shape[a] for a in axes)
+    if is_static(counted):
+        return float(max(size_of(counted) - 1, 1))
+    count = x.constant(1.0).broadcast_to(counted).sum()
+    return Maximum()(count - 1.0, count.constant(1.0))
+
+
+@op
+class BatchNormTrain(Composite):
+    """x [N, C, *] standardized per channel over the batch, times weight plus bias if given.
+
+    Results: y; the mean [C]; the unbiased variance [C] (sum of squares over n - 1, 0 for a single
+    value), which running statistics are updated with. y itself uses the biased variance.
+    Statistics are float32 where x has 16 bits. Weight and bias are [C].
+    """
+
+    eps: float = 1e-5
+
+    name = "batch_norm_train"
+    operands = ("x", "*affine")
+    n_outputs = 3
+    dtypes = dt.FLOATS
+    torch = (
+        "(F.batch_norm(x, None, None, *affine, training=True, eps=op.eps),"
+        " x.mean([0, *range(2, x.ndim)]), x.var([0, *range(2, x.ndim)], correction=1))"
+    )
+
+    def infer(self, *types: TensorType) -> tuple[TensorType, ...]:
+        self.check_dtype(types)
+        check_channels(self, types)
+        x = types[0]
+        check_affine(self, types, (x.shape[1],))
+        statistic = TensorType(compute_type(x.dtype), (x.shape[1],))
+        return TensorType(x.dtype, x.shape), statistic, statistic
+
+    def body(self, x: Any, *affine: Any) -> Any:
+        axes, wide = _axes(x.type.ndim), widen(x)
+        y = affine_operand(standardize(x, axes, self.eps)[0], affine, channel_shape(x.type))
+        mean = Mean(axes, keepdims=True)(wide)
+        squares = Square()(wide - mean).sum(axes)
+        return y.astype(x.type.dtype), mean.reshape((x.shape[1],)), squares / _freedom(wide, axes)
+
+    def reference(self, x: Array, *affine: Array) -> tuple[Array, ...]:
+        axes, channels = _axes(x.ndim), x.shape[1]
+        y, mean, variance, _ = standardize_array(x, axes, self.eps)
+        n = size_of([x.shape[a] for a in axes])
+        affine_array(y, affine, (1, channels, *(1,) * (x.ndim - 2)))
+        unbiased = variance * variance.dtype.type(n / max(n - 1, 1))
+        return y.astype(x.dtype, copy=False), mean.reshape(channels), unbiased.reshape(channels)
+
+    def vjp(self, at: Pullback[V]) -> tuple[V | None, ...]:
+        if at.dys[1] is not None or at.dys[2] is not None:
+            return differentiate_body(self, at)
+        x = at.inputs[0]
+        return affine_vjp(at, at.dy, _axes(x.type.ndim), self.eps, channel_shape(x.type))
+
+    @classmethod
+    def samples(cls) -> tuple[Sample, ...]:
+        row = Arg((3,))
+        return (
+            Sample(cls(), (Arg((4, 3)), row, row)),
+            Sample(cls(1e-3), (Arg((2, 3, 2, 2)), row, row)),
+            Sample(cls(), (Arg((2, 3, 4)),)),
+            Sample(cls(), (Arg((2, 1, 1)), Arg((1,)), Arg((1,)))),
+            Sample(
+                cls(),
+                (Arg((4, 3)), Arg((3,), dt.float32), Arg((3,), dt.float32)),
+                dtypes=(dt.float16, dt.bfloat16),
+            ),
+        )
+
+    @classmethod
+    def bad_samples(cls) -> tuple[BadSample, ...]:
+        x, row = Arg((2, 3, 4)), Arg((3,))
+        return (
+            BadSample(cls, (Arg((3,)),), ShapeError, "no channel axis"),
+            BadSample(cls, (x, row), ShapeError, "x alone, or x, weight and bias"),
+            BadSample(cls, (x, row, Arg((4,))), ShapeError, "must have shape [3]"),
+        )
+
+
+@op
+class BatchNormInfer(Composite):
+    """(x - mean) / sqrt(var + eps) * weight + bias, per channel of x [N, C, *].
+
+    All four parameters are [C]; the gradient treats mean and variance as any other operand.
+    """
+
+    eps: float = 1e-5
+
+    name = "batch_norm_infer"
+    operands = ("x", "weight", "bias", "mean", "var")
+    dtypes = dt.FLOATS
+    onnx = Onnx("BatchNormalization", since=9, attributes=(("eps", "epsilon"),))
+    torch = "F.batch_norm(x, mean, var, weight, bias, eps=op.eps)"
+
+    def infer(self, *types: TensorType) -> tuple[TensorType, ...]:
+        self.check_dtype(types)
+        check_channels(self, types)
+        check_parameters(self, types, (types[0].shape[1],))
+        return (TensorType(types[0].dtype, types[0].shape),)
+
+    def body(self, x: Any, weight: Any, bias: Any, mean: Any, var: Any) -> Any:
+        shape = channel_shape(x.type)
+        scale = widen(weight) / Sqrt()(widen(var) + self.eps)
+        shift = widen(bias) - widen(mean) * scale
+        return (widen(x) * scale.reshape(shape) + shift.reshape(shape)).astype(x.type.dtype)
+
+    def reference(self, x: Array, weight: Array, bias: Array, mean: Array, var: Array) -> Array:
+        shape = (1, x.shape[1], *(1,) * (x.ndim - 2))
+        wide = widen_array(var)
+        scale = np.asarray(widen_array(weight) / np.sqrt(wide + wide.dtype.type(self.eps)))
+        shift = np.asarray(widen_array(bias) - widen_array(mean) * scale)
+        y = np.asarray(widen_array(x) * scale.reshape(shape))
+        y += shift.reshape(shape)
+        return y.astype(x.dtype, copy=False)
+
+    @classmethod
+    def samples(cls) -> tuple[Sample, ...]:
+        row, positive = Arg((3,)), Arg((3,), low=0.5, high=2.0)
+        one, some = Arg((1,)), Arg((1,), low=0.5, high=2.0)
+        return (
+            Sample(cls(), (Arg((4, 3)), row, row, row, positive)),
+            Sample(cls(1e-3), (Arg((2, 3, 2, 2)), row, row, row, positive)),
+            Sample(cls(), (Arg((0, 3, 4)), row, row, row, positive)),
+            Sample(cls(), (Arg((1, 1)), one, one, one, some)),
+        )
+
+    @classmethod
+    def bad_samples(cls) -> tuple[BadSample, ...]:
+        x, row = Arg((2, 3, 4)), Arg((3,))
+        double = Arg((3,), dt.float64)
+        return (
+            BadSample(cls, (x, row, row, row, Arg((4,))), ShapeError, "must have shape [3]"),
+            BadSample(cls, (x, row, row, row, double), DTypeError, "float64 beside float32"),
+        )

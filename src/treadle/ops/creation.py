@@ -1,0 +1,241 @@
+"""Ops without operands: they make arrays from their attributes.
+
+They have no input to be called on; apply them with `like.apply(Full(...), ())`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from treadle.base import dtype as dt
+from treadle.base.dtype import DType
+from treadle.base.errors import DTypeError, OutOfMemory, ShapeError
+from treadle.base.shape import Shape, format_shape, size_of
+from treadle.base.symbol import Dim
+from treadle.base.types import TensorType
+from treadle.ops.op import Array, Op, op
+from treadle.ops.sample import BadSample, Sample
+
+MOST_BYTES = 2**40
+"""Larger requests are refused outright; a kernel that overcommits would grant and then kill."""
+
+
+def allocate(op: Op, shape: Shape, dtype: DType) -> Array:
+    """An uninitialized array; raises `OutOfMemory` with shape and bytes where it cannot be had."""
+    extents = tuple(int(d) for d in shape)
+    nbytes = size_of(extents) * dtype.itemsize
+    try:
+        if nbytes <= MOST_BYTES:
+            return np.empty(extents, dtype.numpy)
+    except MemoryError:
+        pass
+    raise OutOfMemory(
+        op.name,
+        f"cannot allocate {nbytes} bytes for {dtype.name}{format_shape(extents)}",
+        saw=str(op),
+        hint="ask for a smaller shape",
+    )
+
+
+def check_value(op: Op, value: complex, dtype: DType) -> None:
+    """Raise `DTypeError` where an attribute cannot become an element of `dtype`."""
+    if np.iscomplexobj(value) and dtype.kind != "complex":
+        problem = f"{value} is complex, {dtype.name} is not"
+    elif dtype.is_integer and not _is_finite(value):
+        problem = f"{value} is no {dtype.name}"
+    else:
+        return
+    raise DTypeError(op.name, problem, saw=str(op), hint="use a floating or complex dtype")
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, int) or math.isfinite(value)
+
+
+def as_element(value: complex, dtype: DType) -> Array:
+    """A Python scalar converted as `Cast` does: floats truncate, integers wrap."""
+    if isinstance(value, int) and dtype.is_integer:
+        # NumPy refuses out-of-range Python integers; tensors wrap them.
+        value &= 2**dtype.bits - 1
+        return np.asarray(value, f"uint{dtype.bits}").astype(dtype.numpy)
+    return np.asarray(value).astype(dtype.numpy)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Creation(Op):
+    """An op without operands."""
+
+    operands = ()
+    no_gradient = "has no operands"
+
+    def made(self, shape: Shape, dtype: DType) -> tuple[TensorType, ...]:
+        """The result type; a negative extent raises `ShapeError`."""
+        if any(isinstance(d, int) and d < 0 for d in shape):
+            raise ShapeError(
+                self.name,
+                f"the shape {format_shape(shape)} has a negative extent",
+                saw=str(self),
+                hint="extents are 0 or more",
+            )
+        if dtype not in self.dtypes:
+            raise DTypeError(
+                self.name,
+                f"does not make {dtype.name}",
+                saw=str(self),
+                hint="use one of " + ", ".join(d.name for d in self.dtypes),
+            )
+        return (TensorType(dtype, shape),)
+
+
+@op
+class Full(Creation):
+    """An array of `shape` that holds `value` everywhere."""
+
+    shape: Shape
+    value: complex = 0.0
+    dtype: DType = dt.float32
+
+    name = "full"
+    dtypes = dt.ALL
+    torch = "torch.full(op.shape, op.value, dtype=getattr(torch, op.dtype.name))"
+
+    def infer(self) -> tuple[TensorType, ...]:
+        check_value(self, self.value, self.dtype)
+        return self.made(self.shape, self.dtype)
+
+    def reference(self) -> Array:
+        if self.value == 0 and math.copysign(1.0, self.value.real) > 0:
+            return self._zeros()
+        result = allocate(self, self.shape, self.dtype)
+        result[...] = as_element(self.value, self.dtype)
+        return result
+
+    def _zeros(self) -> Array:
+        # Fresh pages are zero already, which np.zeros knows and a fill does not.
+        if size_of(self.shape) * self.dtype.itemsize > MOST_BYTES:
+            return allocate(self, self.shape, self.dtype)
+        try:
+            return np.zeros(tuple(int(d) for d in self.shape), self.dtype.numpy)
+        except MemoryError:
+            return allocate(self, self.shape, self.dtype)
+
+    @classmethod
+    def samples(cls) -> tuple[Sample, ...]:
+        every = tuple(Sample(cls((2, 3), 1, d), ()) for d in dt.ALL)
+        return (
+            *every,
+            Sample(cls((), 2.5), ()),
+            Sample(cls((0, 3), -1.0, dt.float64), ()),
+            Sample(cls((1, 1), 0.0, dt.float16), ()),
+            Sample(cls((2,), -1, dt.int32), ()),
+        )
+
+    @classmethod
+    def bad_samples(cls) -> tuple[BadSample, ...]:
+        return (
+            BadSample(lambda: cls((2, -1)), (), ShapeError, "[2,-1] has a negative extent"),
+            BadSample(lambda: cls((2**40,)), (), OutOfMemory, "4398046511104 bytes"),
+            BadSample(lambda: cls((2**40,), 1.0), (), OutOfMemory, "float32[1099511627776]"),
+            BadSample(lambda: cls((2,), math.inf, dt.int32), (), DTypeError, "inf is no int32"),
+        )
+
+
+@op
+class Iota(Creation):
+    """start, start + step, ...: `n` evenly spaced numbers.
+
+    Computed as start + i * step, in float64 for floating types and in int64 for integers.
+    """
+
+    start: float
+    step: float
+    n: Dim
+    dtype: DType = dt.float32
+
+    name = "iota"
+    dtypes = dt.REALS
+    torch = (
+        "(torch.arange(op.n, dtype=torch.float64) * op.step + op.start)"
+        ".to(getattr(torch, op.dtype.name))"
+    )
+
+    def infer(self) -> tuple[TensorType, ...]:
+        check_value(self, self.start, self.dtype)
+        check_value(self, self.step, self.dtype)
+        return self.made((self.n,), self.dtype)
+
+    def reference(self) -> Array:
+        wide = dt.float64
+        if isinstance(self.start, int) and isinstance(self.step, int) and self.dtype.is_integer:
+            wide = dt.int64
+        allocate(self, (self.n,), wide)
+        numbers = np.arange(int(self.n), dtype=np.int64).astype(wide.numpy, copy=False)
+        numbers = as_element(self.start, wide) + numbers * as_element(self.step, wide)
+        return np.asarray(numbers).astype(self.dtype.numpy)
+
+    @classmethod
+    def samples(cls) -> tuple[Sample, ...]:
+        every = tuple(Sample(cls(2, 3, 4, d), ()) for d in cls.dtypes)
+        return (
+            *every,
+            Sample(cls(1.0, -0.25, 5), ()),
+            Sample(cls(0.5, 1.5, 3, dt.int32), ()),
+            Sample(cls(0, 1, 0), ()),
+            Sample(cls(7, 1, 1, dt.int32), ()),
+        )
+
+    @classmethod
+    def bad_samples(cls) -> tuple[BadSample, ...]:
+        return (
+            BadSample(lambda: cls(0, 1, -1), (), ShapeError, "[-1] has a negative extent"),
+            BadSample(lambda: cls(0, 1, 2**40), (), OutOfMemory, "[1099511627776]"),
+            BadSample(lambda: cls(0, 1, 3, dt.bool_), (), DTypeError, "does not make bool"),
+        )
+
+
+@op
+class Eye(Creation):
+    """n rows and m columns, 1 on diagonal `k` (0 the main one, positive above it), 0 elsewhere."""
+
+    n: Dim
+    m: Dim
+    k: int = 0
+    dtype: DType = dt.float32
+
+    name = "eye"
+    dtypes = dt.ALL
+    torch = "torch.ones(op.n, op.m).tril(op.k).triu(op.k).to(getattr(torch, op.dtype.name))"
+
+    def infer(self) -> tuple[TensorType, ...]:
+        return self.made((self.n, self.m), self.dtype)
+
+    def reference(self) -> Array:
+        n, m = int(self.n), int(self.m)
+        result = allocate(self, (n, m), self.dtype)
+        result[...] = 0
+        rows = np.arange(max(0, -self.k), max(min(n, m - self.k), 0))
+        result[rows, rows + self.k] = 1
+        return result
+
+    @classmethod
+    def samples(cls) -> tuple[Sample, ...]:
+        every = tuple(Sample(cls(2, 3, 0, d), ()) for d in dt.ALL)
+        return (
+            *every,
+            Sample(cls(3, 3, 1), ()),
+            Sample(cls(4, 2, -2), ()),
+            Sample(cls(2, 2, 5), ()),
+            Sample(cls(0, 3), ()),
+            Sample(cls(1, 1), ()),
+        )
+
+    @classmethod
+    def bad_samples(cls) -> tuple[BadSample, ...]:
+        return (
+            BadSample(lambda: cls(2, -3), (), ShapeError, "[2,-3] has a negative extent"),
+            BadSample(lambda: cls(2**20, 2**20), (), OutOfMemory, "[1048576,1048576]"),
+        )

@@ -1,0 +1,250 @@
+"""Doors for foreign code: ops defined by users, and blobs that other engines run.
+
+`custom_op` registers three Python functions under a name; `Custom` is the op that calls them.
+`RuntimeBlob` embeds a model of a foreign engine as bytes. Graph texts hold names and digests only,
+so a text that is read elsewhere runs nothing that was not registered there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from treadle.base import dtype as dt
+from treadle.base.errors import LoadError, NoGradient, ShapeError, UnsupportedOp
+from treadle.base.shape import require_equal
+from treadle.base.types import TensorType
+from treadle.ops.op import Array, Op, Pullback, as_tuple, op
+from treadle.ops.operand import V
+from treadle.ops.sample import Arg, BadSample, Sample
+
+Attributes = tuple[tuple[str, Any], ...]
+Infer = Callable[..., tuple[TensorType, ...]]
+Reference = Callable[..., Any]
+Vjp = Callable[[Any, Any], tuple[Any, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class CustomKernel:
+    """What `custom_op` registered under a name; call it with attributes to make an op value.
+
+    Attributes:
+        name: how graphs refer to it.
+        infer: result types from (attributes, *operand types).
+        reference: one array or a tuple from (attributes, *arrays).
+        vjp: cotangents of the inputs from (attributes, Pullback), or None.
+        n_outputs: number of results.
+    """
+
+    name: str
+    infer: Infer
+    reference: Reference
+    vjp: Vjp | None = None
+    n_outputs: int = 1
+
+    def __call__(self, **attributes: Any) -> Custom:
+        """The op with these attributes (hashable values)."""
+        return Custom(self.name, tuple(sorted(attributes.items())), self.n_outputs)
+
+
+_KERNELS: dict[str, CustomKernel] = {}
+
+
+def custom_op(
+    name: str,
+    infer: Infer,
+    reference: Reference,
+    vjp: Vjp | None = None,
+    n_outputs: int = 1,
+) -> CustomKernel:
+    """Define an op from outside Treadle.
+
+    Each function gets the op's attributes as a dict first. An op that should be compiled, listed
+    and tested like Treadle's own is better written as a class with `@op`.
+
+    Args:
+        name: unique name, stored in graphs; the same module may register it again.
+        infer: `(attributes, *types) -> tuple of TensorType`.
+        reference: `(attributes, *arrays) -> array or tuple of arrays`.
+        vjp: `(attributes, Pullback) -> one cotangent or None per input`, written in ops.
+        n_outputs: number of results.
+
+    Raises:
+        LoadError: another module has registered the name.
+    """
+    before = _KERNELS.get(name)
+    if before is not None and before.infer.__module__ != infer.__module__:
+        raise LoadError(
+            "custom_op",
+            f"{name!r} is already defined by {before.infer.__module__}",
+            hint="prefix the name with that of your package",
+        )
+    _KERNELS[name] = CustomKernel(name, infer, reference, vjp, n_outputs)
+    return _KERNELS[name]
+
+
+@op
+class Custom(Op):
+    """The op that users registered under the name `kernel`; see `custom_op`."""
+
+    kernel: str
+    settings: Attributes = ()
+    n_results: int = 1
+
+    name = "custom"
+    operands = ("*inputs",)
+    dtypes = dt.ALL
+    n_outputs = -1
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "n_outputs", self.n_results)
+
+    def registered(self, types: tuple[TensorType, ...] = ()) -> CustomKernel:
+        """The functions behind the name; `UnsupportedOp` where nobody registered them."""
+        found = _KERNELS.get(self.kernel)
+        if found is None:
+            raise UnsupportedOp(
+                self.name,
+                f"no op is registered as {self.kernel!r}",
+                saw=self.saw(types),
+                hint="import the module that calls custom_op for it",
+            )
+        return found
+
+    def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
+        return self.registered(inputs).infer(dict(self.settings), *inputs)
+
+    def reference(self, *inputs: Array) -> Any:
+        results = as_tuple(self.registered().reference(dict(self.settings), *inputs))
+        return results if len(results) != 1 else results[0]
+
+    def vjp(self, at: Pullback[V]) -> tuple[V | None, ...]:
+        rule = self.registered().vjp
+        if rule is None:
+            raise NoGradient(
+                self.name, f"{self.kernel!r} has no gradient", hint="pass vjp to custom_op"
+            )
+        return rule(dict(self.settings), at)
+
+    @classmethod
+    def samples(cls) -> tuple[Sample, ...]:
+        op_ = _SCALED(factor=3.0)
+        return tuple(
+            Sample(op_, (Arg(shape),), dtypes=(dt.float32, dt.float64))
+            for shape in ((2, 3), (), (0, 2))
+        )
+
+    @classmethod
+    def bad_samples(cls) -> tuple[BadSample, ...]:
+        missing = "no op is registered as 'nowhere.nothing'"
+        return (BadSample(lambda: cls("nowhere.nothing"), (Arg((2,)),), UnsupportedOp, missing),)
+
+
+# The example that documentation and tests use.
+_SCALED = custom_op(
+    "treadle.scaled",
+    infer=lambda attributes, x: (x,),
+    reference=lambda attributes, x: np.asarray(x * x.dtype.type(attributes["factor"])),
+    vjp=lambda attributes, at: (at.dy * attributes["factor"],),
+)
+
+BlobRunner = Callable[[bytes, tuple[Array, ...]], Any]
+
+_BLOBS: dict[str, bytes] = {}
+_ENGINES: dict[str, BlobRunner] = {}
+
+
+def blob_engine(name: str, run: BlobRunner) -> None:
+    """Let `run(blob, arrays)` execute the blobs of the engine `name` in this process."""
+    _ENGINES[name] = run
+
+
+def store_blob(data: bytes) -> str:
+    """Keep a foreign engine's bytes in this process; returns their SHA-256 digest in hex."""
+    digest = hashlib.sha256(data).hexdigest()
+    _BLOBS[digest] = data
+    return digest
+
+
+def load_blob(digest: str) -> bytes:
+    """The bytes stored under a digest; `LoadError` where they are not in this process."""
+    data = _BLOBS.get(digest)
+    if data is None:
+        raise LoadError(
+            "runtime_blob",
+            f"no blob is stored under {digest[:12]}...",
+            hint="load the package the graph came with, or call store_blob first",
+        )
+    return data
+
+
+@op
+class RuntimeBlob(Op):
+    """A model of the foreign engine `engine`, kept as bytes under `digest` (see `store_blob`).
+
+    It runs only where the program has registered that engine with `blob_engine`, or chosen an
+    installed backend that claims it.
+    """
+
+    engine: str
+    digest: str
+    input_types: tuple[TensorType, ...]
+    output_types: tuple[TensorType, ...]
+
+    name = "runtime_blob"
+    operands = ("*inputs",)
+    dtypes = dt.ALL
+    n_outputs = -1
+    no_gradient = "is a black box to differentiation"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "n_outputs", len(self.output_types))
+
+    def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
+        wanted = ", ".join(map(str, self.input_types))
+
+        def mismatch() -> ShapeError:
+            return self.error(
+                f"the {self.engine} model takes ({wanted})",
+                inputs,
+                "convert the inputs, or compile the model for these types",
+            )
+
+        given = tuple((t.dtype, t.ndim) for t in inputs)
+        if given != tuple((t.dtype, t.ndim) for t in self.input_types):
+            raise mismatch()
+        for mine, theirs in zip(self.input_types, inputs, strict=True):
+            for x, y in zip(mine.shape, theirs.shape, strict=True):
+                require_equal(x, y, mismatch)
+        return self.output_types
+
+    def reference(self, *inputs: Array) -> Any:
+        run = _ENGINES.get(self.engine)
+        if run is None:
+            raise UnsupportedOp(
+                self.name,
+                f"only the engine {self.engine!r} can run this model",
+                saw=f"engines {sorted(_ENGINES)}",
+                hint="register it with blob_engine, or choose a backend of that name",
+            )
+        results = as_tuple(run(load_blob(self.digest), inputs))
+        return results if len(results) != 1 else results[0]
+
+    @classmethod
+    def samples(cls) -> tuple[Sample, ...]:
+        plane = TensorType(dt.float32, (2, 3))
+        op_ = cls("treadle.shift", store_blob(b"\x03"), (plane,), (plane,))
+        return (Sample(op_, (Arg((2, 3), dt.float32),), gradient=False),)
+
+    @classmethod
+    def bad_samples(cls) -> tuple[BadSample, ...]:
+        (good,) = cls.samples()
+        return (BadSample(lambda: good.op, (Arg((3, 2)),), ShapeError, "takes (float32[2,3])"),)
+
+
+# The smallest engine, for documentation and tests: its model is one byte, which it adds.
+blob_engine("treadle.shift", lambda blob, arrays: arrays[0] + np.float32(blob[0]))

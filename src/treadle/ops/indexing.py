@@ -1,0 +1,265 @@
+"""NumPy indexing, for every kind of operand: `x[index]` and its update as compositions of ops.
+
+An index is split into what slicing does (slices, new axes, integers standing alone) and what
+gathering does (integer arrays and masks, with integers beside them), in that order.
+Source of the rules: NumPy user guide, "Indexing on ndarrays".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import numpy as np
+
+from treadle.base.dtype import bool_, int32
+from treadle.base.errors import DTypeError, IndexRangeError, ShapeError
+from treadle.base.shape import Shape, broadcast_shapes, format_shape
+from treadle.base.symbol import Dim, Expr
+from treadle.ops.gather import Index, IndexUpdate, Nonzero
+from treadle.ops.operators import Operators, as_array
+from treadle.ops.slicing import Slice, SliceUpdate
+
+T = TypeVar("T", bound=Operators)
+
+
+@dataclass
+class _Plan:
+    """An index taken apart.
+
+    `cuts` has one slice per axis of x; `view` is the shape after slicing with new axes put in and
+    lone integers still there as size 1; `dropped` are axes of `view` that lone integers remove;
+    `gathered` maps axes of `view` to index operands.
+    """
+
+    cuts: list[slice] = field(default_factory=list)
+    view: list[Dim] = field(default_factory=list)
+    dropped: list[int] = field(default_factory=list)
+    gathered: dict[int, Any] = field(default_factory=dict)
+
+    @property
+    def kept(self) -> Shape:
+        """The sliced shape without the axes that lone integers remove."""
+        return tuple(d for i, d in enumerate(self.view) if i not in self.dropped)
+
+
+def getitem(x: T, index: Any) -> T:
+    """`x[index]`; never a view.
+
+    Raises:
+        IndexRangeError: an integer is out of range, or there are more indices than axes.
+        DTypeError: an index is neither integer nor bool.
+    """
+    plan = _parse(x, index)
+    part = _sliced(x, plan).reshape(plan.kept)
+    if not plan.gathered:
+        return part
+    axes = tuple(plan.gathered)
+    return Index(axes)(part, *plan.gathered.values())
+
+
+def setitem(x: T, index: Any, value: Any) -> T:
+    """x with the elements at `index` replaced; duplicates keep the last write.
+
+    `value` is cast to x's element type and broadcast. `x[...] = value` replaces everything,
+    shape and element type included.
+    """
+    if index is Ellipsis:
+        return value if isinstance(value, type(x)) else x.constant(as_array(Index(()), value))
+    plan = _parse(x, index)
+    source = _as_operand(x, value).astype(x.type.dtype)
+    sliced = _sliced(x, plan)
+    if plan.gathered:
+        part = sliced.reshape(plan.kept)
+        axes, indices = tuple(plan.gathered), tuple(plan.gathered.values())
+        wanted = Index(axes).infer(part.type, *(i.type for i in indices))[0].shape
+        part = IndexUpdate(axes)(part, _fit(source, wanted), *indices)
+    else:
+        part = _fit(source, plan.kept)
+    starts, stops, steps = _bounds(plan, x.type.shape)
+    return SliceUpdate(starts, stops, steps)(x, part.reshape(sliced.type.shape))
+
+
+def _as_operand(x: T, value: Any) -> T:
+    if isinstance(value, type(x)):
+        return value
+    scalar = isinstance(value, (bool, int, float)) and not isinstance(value, np.generic)
+    return x.constant(value if scalar else as_array(Index(()), value))
+
+
+def _fit(value: T, shape: Shape) -> T:
+    """Broadcast to a region; leading axes of size 1 may be in excess, as in NumPy."""
+    have = value.type.shape
+    while len(have) > len(shape) and have[0] == 1:
+        have = have[1:]
+    try:
+        fits = broadcast_shapes("setitem", have, shape) == shape
+    except ShapeError:
+        fits = False
+    if not fits:
+        raise ShapeError(
+            "setitem",
+            f"cannot write {format_shape(value.type.shape)} to {format_shape(shape)}",
+            hint="the value must broadcast to the indexed region",
+        )
+    return value.reshape(have).broadcast_to(shape)
+
+
+# -- taking an index apart ---------------------------------------------------------------------
+
+
+def _parse(x: Operators, index: Any) -> _Plan:
+    items = _expanded(x, list(index) if isinstance(index, tuple) else [index])
+    advanced = any(_is_array(item) for item in items)
+    plan = _Plan()
+    axis = 0
+    for item in items:
+        if item is None:
+            plan.view.append(1)
+        elif isinstance(item, bool):
+            plan.view.append(1 if item else 0)
+        elif isinstance(item, slice):
+            plan.cuts.append(item)
+            plan.view.append(_length(x, item, axis))
+            axis += 1
+        elif _is_array(item):
+            axis += _gather(x, plan, item, axis)
+        else:
+            _pick(x, plan, int(item), axis, advanced)
+            axis += 1
+    return plan
+
+
+def _expanded(x: Operators, items: list[Any]) -> list[Any]:
+    """Index items with lists as arrays, without Ellipsis, and one for every axis."""
+    items = [np.asarray(i) if isinstance(i, (list, tuple)) else i for i in items]
+    items = [np.zeros(0, np.int64) if _is_empty_list(i) else i for i in items]
+    used = sum(_axes_used(i) for i in items)
+    ndim = x.type.ndim
+    if used > ndim:
+        raise IndexRangeError(
+            "index", f"{used} indices for {ndim} axes", saw=str(x.type), hint="use fewer indices"
+        )
+    at = [n for n, i in enumerate(items) if i is Ellipsis]
+    if len(at) > 1:
+        raise IndexRangeError("index", "an index holds more than one ...")
+    place = at[0] if at else len(items)
+    missing = [slice(None)] * (ndim - used)
+    return items[:place] + missing + items[place + bool(at) :]
+
+
+def _is_empty_list(item: Any) -> bool:
+    return isinstance(item, np.ndarray) and item.size == 0 and item.dtype == np.float64
+
+
+def _axes_used(item: Any) -> int:
+    if item is None or item is Ellipsis or isinstance(item, (bool, np.bool_)):
+        return 0
+    if _is_array(item) and _is_mask(item):
+        return len(item.shape)
+    return 1
+
+
+def _is_array(item: Any) -> bool:
+    """Whether an item gathers: an operand or array that is no Python-like integer."""
+    return isinstance(item, (Operators, np.ndarray))
+
+
+def _is_mask(item: Any) -> bool:
+    if isinstance(item, Operators):
+        return item.type.dtype is bool_
+    return bool(item.dtype == np.bool_)
+
+
+def _length(x: Operators, cut: slice, axis: int) -> Dim:
+    extent = x.type.shape[axis]
+    if isinstance(extent, Expr):
+        if cut == slice(None):
+            return extent
+        raise IndexRangeError("index", f"cannot slice the symbolic axis {axis}", saw=str(x.type))
+    return len(range(*cut.indices(extent)))
+
+
+def _pick(x: Operators, plan: _Plan, at: int, axis: int, advanced: bool) -> None:
+    """An integer: a cut of length 1 that is dropped, or an index beside arrays."""
+    extent = x.type.shape[axis]
+    if isinstance(extent, int) and not -extent <= at < extent:
+        raise IndexRangeError(
+            "index",
+            f"index {at} is out of range for axis {axis} of size {extent}",
+            saw=str(x.type),
+            hint=f"use {-extent} to {extent - 1}" if extent else "the axis is empty",
+        )
+    if advanced:
+        plan.gathered[len(plan.view) - len(plan.dropped)] = x.constant(np.asarray(at, np.int32))
+        plan.cuts.append(slice(None))
+        plan.view.append(extent)
+        return
+    plan.cuts.append(slice(at, at + 1 if at != -1 else None))
+    plan.dropped.append(len(plan.view))
+    plan.view.append(1)
+
+
+def _gather(x: Operators, plan: _Plan, item: Any, axis: int) -> int:
+    """An index array or mask; returns how many axes of x it uses."""
+    arrays = _mask_indices(x, item, axis) if _is_mask(item) else [_integers(x, item)]
+    for offset, array in enumerate(arrays):
+        plan.gathered[len(plan.view)] = array
+        plan.cuts.append(slice(None))
+        plan.view.append(x.type.shape[axis + offset])
+    return len(arrays)
+
+
+def _integers(x: Operators, item: Any) -> Any:
+    operand = item if isinstance(item, Operators) else x.constant(np.asarray(item))
+    if not operand.type.dtype.is_integer:
+        raise DTypeError(
+            "index",
+            "an index must be integer or bool",
+            saw=str(operand.type),
+            hint='cast it with astype("int32")',
+        )
+    wide = operand.type.dtype.itemsize >= 4 and operand.type.dtype.kind == "int"
+    return operand if wide else operand.astype(int32)
+
+
+def _mask_indices(x: Operators, mask: Any, axis: int) -> list[Any]:
+    shape = mask.shape if isinstance(mask, np.ndarray) else mask.type.shape
+    wanted = x.type.shape[axis : axis + len(shape)]
+    if tuple(shape) != tuple(wanted):
+        raise IndexRangeError(
+            "index",
+            f"a mask of shape {format_shape(shape)} does not fit axes of {format_shape(wanted)}",
+            saw=str(x.type),
+            hint="a mask has the shape of the axes it selects from",
+        )
+    if isinstance(mask, np.ndarray):
+        return [x.constant(i.astype(np.int32)) for i in np.nonzero(mask)]
+    found = Nonzero()(mask)
+    return [getitem(found, (slice(None), i)) for i in range(len(shape))]
+
+
+# -- applying the slicing part -----------------------------------------------------------------
+
+
+def _bounds(plan: _Plan, shape: Shape) -> tuple[tuple[Any, ...], tuple[Any, ...], tuple[int, ...]]:
+    """Starts, stops and steps per axis, counted from the front; a stop of -1 means "past 0"."""
+    starts, stops, steps = [], [], []
+    for cut, extent in zip(plan.cuts, shape, strict=True):
+        if isinstance(extent, Expr):
+            bounds: tuple[Any, Any, int] = (0, extent, 1)
+        else:
+            start, stop, step = cut.indices(extent)
+            bounds = start, max(start, stop) if step > 0 else min(start, stop), step
+        starts.append(bounds[0])
+        stops.append(bounds[1])
+        steps.append(bounds[2])
+    return tuple(starts), tuple(stops), tuple(steps)
+
+
+def _sliced(x: T, plan: _Plan) -> T:
+    if all(cut == slice(None) for cut in plan.cuts):
+        part = x
+    else:
+        part = Slice(*_bounds(plan, x.type.shape))(x)
+    return part

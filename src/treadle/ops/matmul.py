@@ -1,0 +1,224 @@
+"""Matrix products of stacks of matrices."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from treadle.base import dtype as dt
+from treadle.base.errors import DTypeError, ShapeError
+from treadle.base.shape import Shape, broadcast_shapes, format_shape, product, require_equal
+from treadle.base.types import TensorType
+from treadle.ops.op import Array, Op, Pullback, op
+from treadle.ops.operand import V
+from treadle.ops.sample import Arg, BadSample, Sample
+
+_VECTOR = "reshape a vector to a matrix of one row or column"
+_PLAIN = frozenset("fd")
+"""Characters of the NumPy types that BLAS multiplies in their own precision."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class MatrixProduct(Op):
+    """Attributes and type rule of a product x [..., M, K] times y [..., K, N].
+
+    The leading axes broadcast by NumPy's rule. `transpose_x` and `transpose_y` swap the last two
+    axes of an operand first. ONNX's MatMul has no such flags, so the mapping is not one to one.
+    """
+
+    operands = ("x", "y")
+    transpose_x: bool = False
+    transpose_y: bool = False
+
+    def result_shape(self, x: TensorType, y: TensorType) -> Shape:
+        """Shape of the product."""
+        types = (x, y)
+        for index in (0, 1):
+            if types[index].ndim < 2:
+                raise self.error(
+                    f"expects at least 2 axes for {self.operands[index]}",
+                    types,
+                    _VECTOR,
+                )
+        rows, inner = x.shape[-2:][:: -1 if self.transpose_x else 1]
+        other, columns = y.shape[-2:][:: -1 if self.transpose_y else 1]
+        require_equal(
+            inner,
+            other,
+            lambda: self.error(
+                f"the inner extents {inner} and {other} differ",
+                types,
+                f"transpose_x={self.transpose_x}, transpose_y={self.transpose_y}: "
+                "the last axis of x must match the last but one of y",
+            ),
+        )
+        return (*self._batch_shape(types), rows, columns)
+
+    def _batch_shape(self, types: tuple[TensorType, ...]) -> Shape:
+        try:
+            return broadcast_shapes(self.name, *(t.shape[:-2] for t in types))
+        except ShapeError as error:
+            raise ShapeError(
+                self.name, error.problem, saw=self.saw(types), hint=error.hint
+            ) from None
+
+    def multiply(self, x: Array, y: Array) -> Array:
+        """The product of two arrays of one type."""
+        if x.ndim < 2 or y.ndim < 2:
+            raise ShapeError(
+                self.name,
+                "expects at least 2 axes for both operands",
+                saw=f"x {format_shape(x.shape)}, y {format_shape(y.shape)}",
+                hint=_VECTOR,
+            )
+        x = x.swapaxes(-1, -2) if self.transpose_x else x
+        y = y.swapaxes(-1, -2) if self.transpose_y else y
+        if y.ndim == 2 and x.ndim > 2 and x.flags.c_contiguous:
+            # One large product instead of many small ones.
+            rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+            product: Array = rows.dot(y).reshape(*x.shape[:-1], y.shape[1])
+        else:
+            product = np.matmul(x, y)
+        return product
+
+
+@op
+class Matmul(MatrixProduct):
+    """Matrix product x [..., M, K] times y [..., K, N], leading axes broadcast as in NumPy.
+
+    float16 and bfloat16 accumulate in float32. Vectors are reshaped before they get here.
+    """
+
+    name = "matmul"
+    dtypes = dt.FLOATS
+    shape_free = True
+    torch = "torch.matmul(x.mT if op.transpose_x else x, y.mT if op.transpose_y else y)"
+
+    def infer(self, x: TensorType, y: TensorType) -> tuple[TensorType, ...]:
+        self.check_dtype((x, y))
+        self.check_same_dtype((x, y))
+        return (x.with_shape(self.result_shape(x, y)),)
+
+    def reference(self, x: Array, y: Array) -> Array:
+        if x.dtype.char in _PLAIN:
+            if x.ndim == 2 and y.ndim == 2:
+                # The method is 0.3 us faster than np.dot and 0.8 us faster than np.matmul.
+                product: Array = (x.T if self.transpose_x else x).dot(
+                    y.T if self.transpose_y else y
+                )
+                return product
+            return self.multiply(x, y)
+        wide = self.multiply(x.astype(np.float32), y.astype(np.float32))
+        return wide.astype(x.dtype)
+
+    def vjp(self, at: Pullback[V]) -> tuple[V | None, ...]:
+        (x, y), dz = at.inputs, at.dy
+        dx = self._grad_x(dz, y).sum_to(x.type.shape) if at.needs[0] else None
+        dy = self._grad_y(dz, x, y) if at.needs[1] else None
+        return dx, dy
+
+    def _grad_x(self, dz: V, y: V) -> V:
+        if self.transpose_x:
+            return Matmul(self.transpose_y, True)(y, dz)
+        return Matmul(False, not self.transpose_y)(dz, y)
+
+    def _grad_y(self, dz: V, x: V, y: V) -> V:
+        if y.type.ndim == 2 and x.type.ndim > 2 and not self.transpose_x:
+            # A matrix shared by the whole stack: the sum over the stack is part of the product.
+            x, dz = _as_matrix(x), _as_matrix(dz)
+        if self.transpose_y:
+            found = Matmul(True, self.transpose_x)(dz, x)
+        else:
+            found = Matmul(not self.transpose_x, False)(x, dz)
+        return found.sum_to(y.type.shape)
+
+    @classmethod
+    def samples(cls) -> tuple[Sample, ...]:
+        flagged = (
+            Sample(cls(tx, ty), (Arg((3, 2) if tx else (2, 3)), Arg((4, 3) if ty else (3, 4))))
+            for tx in (False, True)
+            for ty in (False, True)
+        )
+        return (
+            *flagged,
+            Sample(cls(), (Arg((2, 2, 3)), Arg((2, 3, 2)))),
+            Sample(cls(), (Arg((2, 1, 2, 3)), Arg((3, 3, 1)))),
+            Sample(cls(), (Arg((2, 2, 3)), Arg((3, 2)))),
+            Sample(cls(False, True), (Arg((2, 2, 3)), Arg((2, 3)))),
+            Sample(cls(True, True), (Arg((2, 3, 2)), Arg((1, 2, 3)))),
+            Sample(cls(), (Arg((2, 3)), Arg((2, 3, 2)))),
+            Sample(cls(), (Arg((2, 0)), Arg((0, 3)))),
+            Sample(cls(), (Arg((0, 2, 3)), Arg((3, 2)))),
+            Sample(cls(), (Arg((1, 1)), Arg((1, 1)))),
+        )
+
+    @classmethod
+    def bad_samples(cls) -> tuple[BadSample, ...]:
+        return (
+            BadSample(cls, (Arg((2, 3)), Arg((4, 2))), ShapeError, "inner extents 3 and 4"),
+            BadSample(cls, (Arg((2, 3)), Arg((3,))), ShapeError, "at least 2 axes"),
+            BadSample(cls, (Arg((2, 2, 3)), Arg((3, 3, 2))), ShapeError, "axis -1: 2 against 3"),
+            BadSample(cls, (Arg((2, 3)), Arg((3, 2), dt.int32)), DTypeError, "differ in"),
+        )
+
+
+@op
+class IntMatmul(MatrixProduct):
+    """Product of quantized matrices: int8 or uint8 operands, exact sums in int32.
+
+    The two operands may differ in element type; zero points are the caller's.
+    """
+
+    name = "int_matmul"
+    dtypes = (dt.int8, dt.uint8)
+    no_gradient = "is an integer contraction"
+    torch = (
+        "torch.matmul((x.mT if op.transpose_x else x).int(), (y.mT if op.transpose_y else y).int())"
+    )
+
+    def infer(self, x: TensorType, y: TensorType) -> tuple[TensorType, ...]:
+        self.check_dtype((x, y))
+        self.check_dtype((x, y), 1)
+        return (TensorType(dt.int32, self.result_shape(x, y), x.device),)
+
+    def reference(self, x: Array, y: Array) -> Array:
+        # BLAS has no integers; sums of up to 2^24 / 255^2 products are exact in float32, and
+        # all that fit in memory are exact in float64.
+        terms = x.shape[-2 if self.transpose_x else -1] if x.ndim > 1 else 0
+        kind = np.float32 if terms <= 256 else np.float64
+        exact = self.multiply(x.astype(kind), y.astype(kind))
+        return exact.astype(np.int64).astype(np.int32)
+
+    @classmethod
+    def samples(cls) -> tuple[Sample, ...]:
+        signed, unsigned = Arg((2, 3), dt.int8, -128, 128), Arg((3, 2), dt.uint8, 0, 256)
+        return (
+            Sample(cls(), (signed, unsigned)),
+            Sample(cls(True, True), (unsigned, signed)),
+            Sample(cls(False, True), (signed, Arg((2, 4, 3), dt.int8, -128, 128))),
+            Sample(cls(), (Arg((2, 0), dt.int8), Arg((0, 3), dt.int8))),
+            Sample(cls(), (Arg((1, 300), dt.uint8, 255, 256), Arg((300, 1), dt.uint8, 255, 256))),
+        )
+
+    @classmethod
+    def bad_samples(cls) -> tuple[BadSample, ...]:
+        return (
+            BadSample(
+                cls,
+                (Arg((2, 3), dt.int8), Arg((2, 3), dt.int8)),
+                ShapeError,
+                "inner extents 3 and 2",
+                dt.int8,
+            ),
+            BadSample(
+                cls, (Arg((2, 3), dt.int8), Arg((3, 2))), DTypeError, "does not take", dt.float32
+            ),
+        )
+
+
+def _as_matrix(x: V) -> V:
+    """All leading axes of x as one."""
+    shape = x.type.shape
+    return x.reshape((product(shape[:-1]), shape[-1]))

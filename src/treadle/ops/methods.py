@@ -1,0 +1,137 @@
+"""The NumPy-like methods of tensors, as compositions of ops over any kind of operand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, TypeVar
+
+import numpy as np
+
+from treadle.base.dtype import bool_, float32, int32
+from treadle.base.errors import ShapeError
+from treadle.base.shape import Dim, Shape, format_shape, normalize_axes, normalize_axis, product
+from treadle.base.symbol import Expr
+from treadle.ops import reduce
+from treadle.ops.movement import Reshape, Transpose
+from treadle.ops.operators import Operators
+
+T = TypeVar("T", bound="ArrayMethods")
+
+
+class ArrayMethods(Operators):
+    """Shape methods that take varargs and -1, and reductions with MegEngine's dtype rules."""
+
+    __slots__ = ()
+
+    def reshape(self: T, *shape: Any) -> T:
+        """The same elements under another shape, given as ints, a tuple or a tensor.
+
+        One extent may be -1 and is computed.
+
+        Raises:
+            ShapeError: two extents are -1, or the numbers of elements differ.
+        """
+        wanted = resolve_shape(self.type.shape, as_shape(shape))
+        return self if wanted == self.type.shape else self.apply(Reshape(wanted), (self,))[0]
+
+    def transpose(self: T, *pattern: Any) -> T:
+        """Axes in another order; without arguments in reverse order.
+
+        An `"x"` in the pattern inserts an axis of size 1.
+        """
+        ndim = self.type.ndim
+        given = pattern[0] if len(pattern) == 1 and is_iterable(pattern[0]) else pattern
+        order = list(given) or list(range(ndim))[::-1]
+        axes = tuple(normalize_axis(int(p), ndim, "transpose") for p in order if p != "x")
+        moved = self.apply(Transpose(axes), (self,))[0]
+        if len(axes) == len(order):
+            return moved
+        rest = iter(moved.type.shape)
+        return moved.reshape(tuple(1 if p == "x" else next(rest) for p in order))
+
+    def flatten(self: T, start_axis: int = 0, end_axis: int = -1) -> T:
+        """Axes from `start_axis` to `end_axis` merged into one."""
+        shape = self.type.shape
+        if not shape:
+            return self.reshape(1)
+        first = normalize_axis(start_axis, len(shape), "flatten")
+        last = normalize_axis(end_axis, len(shape), "flatten")
+        if first > last:
+            raise ShapeError("flatten", f"start axis {start_axis} lies behind {end_axis}")
+        merged = product(shape[first : last + 1])
+        return self.reshape((*shape[:first], merged, *shape[last + 1 :]))
+
+    def sum(self: T, axis: Any = None, keepdims: bool = False) -> T:
+        """Sum over axes (all for None); bool counts as int32."""
+        return _counted(self)._reduce(reduce.Sum, axis, keepdims)
+
+    def prod(self: T, axis: Any = None, keepdims: bool = False) -> T:
+        """Product over axes; bool counts as int32."""
+        return _counted(self)._reduce(reduce.Prod, axis, keepdims)
+
+    def mean(self: T, axis: Any = None, keepdims: bool = False) -> T:
+        """Mean over axes; integers, bool and float16 give float32."""
+        dtype = self.type.dtype
+        wide = self if dtype.is_float and dtype.itemsize > 2 else self.astype(float32)
+        return wide._reduce(reduce.Mean, axis, keepdims)
+
+    def max(self: T, axis: Any = None, keepdims: bool = False) -> T:
+        """Largest element over axes; its gradient goes to every element that is largest."""
+        return self._reduce(reduce.Max, axis, keepdims)
+
+    def min(self: T, axis: Any = None, keepdims: bool = False) -> T:
+        """Smallest element over axes; its gradient goes to every element that is smallest."""
+        return self._reduce(reduce.Min, axis, keepdims)
+
+    def _reduce(self: T, op: type[reduce.Reduce], axis: Any, keepdims: bool) -> T:
+        if axis is None and keepdims:
+            raise AssertionError(f"{op.name}: keepdims needs an axis")
+        axes = reduced_axes(axis, self.type.ndim, op.name)
+        return self.apply(op(axes, keepdims), (self,))[0]
+
+
+def _counted(x: T) -> T:
+    """bool as int32, as sums and products count; other types as they are."""
+    return x.astype(int32) if x.type.dtype is bool_ else x
+
+
+def reduced_axes(axis: Any, ndim: int, op: str) -> tuple[int, ...]:
+    """Sorted axes from an int, a sequence or None (all); a duplicate is an `AssertionError`."""
+    if axis is None or isinstance(axis, int):
+        return normalize_axes(axis, ndim, op)
+    given = [int(a) for a in axis]
+    if len({a % max(ndim, 1) for a in given}) != len(given):
+        raise AssertionError(f"{op}: an axis appears twice in {given}")
+    return normalize_axes(given, ndim, op)
+
+
+def is_iterable(x: Any) -> bool:
+    """Whether a value is a sequence of extents or axes rather than one of them."""
+    return isinstance(x, (Iterable, np.ndarray)) and not isinstance(x, str)
+
+
+def as_shape(given: tuple[Any, ...]) -> Shape:
+    """Extents from varargs, one sequence, or one array-like."""
+    items: Any = given[0] if len(given) == 1 and is_iterable(given[0]) else given
+    if isinstance(items, Operators):
+        items = np.asarray(items)
+    return tuple(d if isinstance(d, Expr) else int(d) for d in items)
+
+
+def resolve_shape(have: Shape, wanted: Shape) -> Shape:
+    """`wanted` with its -1, if any, computed from the elements there are."""
+    at = [i for i, d in enumerate(wanted) if d == -1]
+    if not at:
+        return wanted
+    if len(at) > 1:
+        raise ShapeError("reshape", "only one extent may be -1", saw=format_shape(wanted))
+    known = product(d for d in wanted if d != -1)
+    total = product(have)
+    if known == 0 or (isinstance(total, int) and isinstance(known, int) and total % known):
+        raise ShapeError(
+            "reshape",
+            f"cannot reshape {format_shape(have)} to {format_shape(wanted)}",
+            hint="the extent for -1 would not be whole",
+        )
+    missing: Dim = total // known
+    return tuple(missing if d == -1 else d for d in wanted)

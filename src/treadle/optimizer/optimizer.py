@@ -1,0 +1,243 @@
+"""`Optimizer`: parameter groups, per-parameter state, and the step that updates them."""
+
+from __future__ import annotations
+
+import abc
+import warnings
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeAlias, TypeVar
+
+import numpy as np
+
+from treadle.autodiff import no_grad
+from treadle.base.dtype import DType, as_dtype, float32, float64
+from treadle.base.errors import ShapeError
+from treadle.engine.dispatch import eager_type
+from treadle.tensor import Parameter, Tensor, scalar_tensor
+
+Group: TypeAlias = "dict[str, Any]"
+Params: TypeAlias = "Parameter | Group | Iterable[Parameter] | Iterable[Group]"
+O = TypeVar("O", bound="Optimizer")  # noqa: E741
+
+
+class Required:
+    """Stands in `defaults` for a value that every parameter group must bring."""
+
+    def __repr__(self) -> str:
+        return "required"
+
+
+required = Required()
+
+
+class Optimizer(abc.ABC):
+    """Base of all optimizers; a subclass defines `_create_state` and `_updates`.
+
+    Args:
+        params: parameters, or dicts with the key "params" and hyper-parameters of their own.
+        defaults: hyper-parameters of groups that do not bring their own.
+
+    Attributes:
+        param_groups: dicts of "params" and hyper-parameters. Hyper-parameters are read at every
+            step, so changing `param_groups[0]["lr"]` takes effect at the next one.
+
+    Raises:
+        TypeError: something to be optimized is not a `Parameter`.
+        ValueError: there is nothing to optimize, or a required hyper-parameter is missing.
+        AssertionError: a parameter appears twice.
+    """
+
+    def __init__(self, params: Params, defaults: Mapping[str, Any]) -> None:
+        self._state: dict[Parameter, dict[str, Tensor]] = {}
+        self._defaults = dict(defaults)
+        self.param_groups: list[Group] = []
+        for group in _groups(params):
+            self.add_param_group(group)
+
+    def add_param_group(self, param_group: Group) -> None:
+        """Optimize more parameters from now on, with hyper-parameters of their own.
+
+        `param_group` is a dict with "params" (a `Parameter` or several); hyper-parameters that
+        it leaves out come from the optimizer's defaults. Raises as the constructor does.
+        """
+        if not isinstance(param_group, dict):
+            raise TypeError(f"param_group must be a dict, got {type(param_group).__name__}")
+        given = param_group["params"]
+        params = [given] if isinstance(given, Tensor) else list(given)
+        self._check_params(params)
+        group = {**self._defaults, **param_group, "params": params}
+        for name, value in group.items():
+            if isinstance(value, Required):
+                raise ValueError(f"{type(self).__name__}: a parameter group must specify {name!r}")
+        self.param_groups.append(group)
+        self._create_state(group)
+
+    def _check_params(self, params: list[Any]) -> None:
+        if not params:
+            raise ValueError(f"{type(self).__name__} got an empty parameter list")
+        taken = {id(p) for group in self.param_groups for p in group["params"]}
+        for param in params:
+            if not isinstance(param, Parameter):
+                raise TypeError(
+                    "optimizer can only optimize Parameters, but one of the params is "
+                    f"{type(param).__name__}"
+                )
+            if id(param) in taken:
+                raise AssertionError(
+                    f"{type(self).__name__}: a parameter of shape {param.shape} appears twice"
+                )
+            taken.add(id(param))
+
+    # -- what a subclass defines and uses --------------------------------------------------
+
+    @abc.abstractmethod
+    def _create_state(self, param_group: Group) -> None:
+        """Add the state of a new group's parameters, with `_add_state`."""
+
+    @abc.abstractmethod
+    def _updates(self, param_group: Group) -> None:
+        """Rebind a group's parameters and state to their next values; nothing is recorded."""
+
+    def _add_state(
+        self, param: Parameter, state_name: str, initializer: np.ndarray[Any, Any] | None = None
+    ) -> None:
+        """Give a parameter a state tensor: zeros of its shape unless `initializer` says more.
+
+        State of 16-bit parameters is kept in float32.
+        """
+        dtype = _state_dtype(param).numpy
+        array = np.zeros(param.shape, dtype) if initializer is None else initializer
+        made = Tensor(array, dtype=array.dtype, device=param.device)
+        self._state.setdefault(param, {})[state_name] = made
+
+    def _scalar(self, value: float, param: Parameter) -> Tensor:
+        """A hyper-parameter as an operand of an update."""
+        return scalar_tensor(float(value), eager_type(_state_dtype(param), param.device))
+
+    # -- the loop --------------------------------------------------------------------------
+
+    def step(self: O) -> O:
+        """Update every parameter that has a gradient; returns the optimizer.
+
+        The update itself is never recorded for differentiation.
+        """
+        with no_grad():
+            for group in self.param_groups:
+                self._updates(group)
+        return self
+
+    def clear_grad(self) -> None:
+        """Set the gradient of every parameter to None."""
+        for group in self.param_groups:
+            for param in group["params"]:
+                param.grad = None
+
+    def zero_grad(self) -> None:
+        """The deprecated name of `clear_grad`."""
+        warnings.warn("use clear_grad()", DeprecationWarning, stacklevel=2)
+        self.clear_grad()
+
+    def backward(self, loss: Any) -> None:
+        """Not here: gradients come from `GradManager`. Raises NotImplementedError."""
+        raise NotImplementedError("use autodiff.GradManager().backward(loss)")
+
+    def bcast_param(self) -> None:
+        """Not here: raises NotImplementedError and names the replacement."""
+        raise NotImplementedError("use distributed.bcast_list_(module.parameters())")
+
+    # -- saving ----------------------------------------------------------------------------
+
+    def state_dict(self, keep_var: bool = False) -> dict[str, Any]:
+        """Everything that a resumed run needs to continue bit for bit.
+
+        Returns:
+            `param_groups`: the groups, with running indices in place of parameters; `state`: for
+            each index the state as NumPy arrays, or as tensors with `keep_var`.
+        """
+        index: dict[Parameter, int] = {}
+        for group in self.param_groups:
+            for param in group["params"]:
+                index[param] = len(index)
+        groups = [
+            {**group, "params": [index[p] for p in group["params"]]} for group in self.param_groups
+        ]
+        state = {
+            index[param]: {k: t if keep_var else t.numpy() for k, t in held.items()}
+            for param, held in self._state.items()
+        }
+        return {"param_groups": groups, "state": state}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over hyper-parameters and state from `state_dict()` of an equal optimizer.
+
+        Raises:
+            ValueError: the number of groups or of their parameters differs, or a
+                hyper-parameter or a parameter's state is missing.
+            ShapeError: a state tensor has another shape.
+        """
+        saved_groups = state["param_groups"]
+        if len(self.param_groups) != len(saved_groups):
+            raise ValueError("loaded state dict has a different number of parameter groups")
+        loaded: list[tuple[Parameter, Mapping[str, Any]]] = []
+        for group, saved in zip(self.param_groups, saved_groups, strict=True):
+            self._check_group(group, saved)
+            for param, key in zip(group["params"], saved["params"], strict=True):
+                loaded.append((param, self._check_state(param, state["state"].get(key, {}))))
+        for group, saved in zip(self.param_groups, saved_groups, strict=True):
+            group.update({name: v for name, v in saved.items() if name != "params"})
+        with no_grad():
+            for param, values in loaded:
+                for name, held in self._state.get(param, {}).items():
+                    held._reset(_as_tensor(values[name], param))
+
+    def _check_group(self, group: Group, saved: Mapping[str, Any]) -> None:
+        if len(group["params"]) != len(saved["params"]):
+            raise ValueError(
+                "loaded state dict contains a parameter group that doesn't match the size of "
+                f"optimizer's group: {len(saved['params'])} against {len(group['params'])}"
+            )
+        missing = sorted(self._defaults.keys() - saved.keys())
+        if missing:
+            raise ValueError(f"loaded state dict has a parameter group without {missing}")
+
+    def _check_state(self, param: Parameter, saved: Mapping[str, Any]) -> Mapping[str, Any]:
+        held = self._state.get(param, {})
+        if held.keys() != saved.keys():
+            raise ValueError(
+                f"loaded state dict has state {sorted(saved)} for a parameter of shape "
+                f"{param.shape}, expected {sorted(held)}"
+            )
+        for name, tensor in held.items():
+            if tensor.shape != saved[name].shape:
+                raise ShapeError(
+                    "load_state_dict",
+                    f"state `{name}` shape mismatch",
+                    saw=f"expected {tensor.shape}, got {saved[name].shape}",
+                )
+        return saved
+
+
+def _groups(params: Any) -> list[Any]:
+    """What the user gave as a list of group dicts."""
+    if isinstance(params, dict):
+        return [params]
+    if isinstance(params, Tensor):
+        return [{"params": [params]}]
+    if not isinstance(params, Iterable):
+        raise TypeError(
+            "params argument given to the optimizer should be Parameter or iterable of "
+            f"Parameters or dict, got {type(params).__name__}"
+        )
+    several = list(params)
+    if any(isinstance(p, dict) for p in several):
+        return several
+    return [{"params": several}]
+
+
+def _state_dtype(param: Parameter) -> DType:
+    return float64 if as_dtype(param.dtype) is float64 else float32
+
+
+def _as_tensor(value: Any, param: Parameter) -> Tensor:
+    array = value.numpy() if isinstance(value, Tensor) else value
+    return Tensor(array, dtype=array.dtype, device=param.device)

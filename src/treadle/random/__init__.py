@@ -1,0 +1,9 @@
+"""Random tensors, from a counter-based generator that gives one stream on every device.
+
+The module-level functions draw from one process-wide `RNG`, which `seed` restarts.
+"""
+
+from treadle.random.generator import RNG, default_generator
+from treadle.random.generator import normal, permutation, seed, shuffle, uniform
+
+__all__ = ["RNG", "default_generator", "normal", "permutation", "seed", "shuffle", "uniform"]
