@@ -90,6 +90,16 @@ def test_powers_and_remainders() -> None:
     assert abs(x).array.tolist() == [4, 3] and (-x).array.tolist() == [-4, 3]
 
 
+@pytest.mark.parametrize("exponent", [2, 2.0, 0.5, -0.5, -1, 3, 0, 1, True, np.float32(2)])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int32", "bool"])
+def test_scalar_exponents_agree_with_the_general_power(exponent: Any, dtype: str) -> None:
+    x = operand([1, 4, 9], dtype)
+    general = binary(ew.Pow(), x, exponent)
+    result = x**exponent
+    assert result.type == general.type
+    np.testing.assert_allclose(result.array, general.array, 1e-3)
+
+
 def test_true_division_and_powers_of_integers_are_float32() -> None:
     x = operand([6, 9], "int32")
     for result in (x / 3, 3 / x, x**2, x / operand([2, 2], "int8")):

@@ -13,19 +13,22 @@ from treadle.base.loc import UNKNOWN, Loc
 T = TypeVar("T")
 _TOKEN = re.compile(
     r"""
-    (?P<newline>\n)
-  | (?P<comment>\#[^\n]*)
-  | (?P<value>%(?:\d+|[A-Za-z_][\w.]*|"(?:[^"\\\n]|\\.)*"))
-  | (?P<device>@\w+(?::\w+)*)
-  | (?P<string>b?'(?:[^'\\\n]|\\.)*'|b?"(?:[^"\\\n]|\\.)*")
-  | (?P<float>\d+\.\d+(?:[eE][+-]?\d+)?|\d+[eE][+-]?\d+)
-  | (?P<int>\d+)
-  | (?P<word>[A-Za-z_][\w.]*)
-  | (?P<sign>\.\.|//|==|>=|[()\[\]{}=,:+\-*%])
+    [ \t\r]*
+    (?: (?P<newline>\n)
+      | (?P<comment>\#[^\n]*)
+      | (?P<value>%(?:\d+|[A-Za-z_][\w.]*|"(?:[^"\\\n]|\\.)*"))
+      | (?P<device>@\w+(?::\w+)*)
+      | (?P<string>b?'(?:[^'\\\n]|\\.)*'|b?"(?:[^"\\\n]|\\.)*")
+      | (?P<float>\d+\.\d+(?:[eE][+-]?\d+)?|\d+[eE][+-]?\d+)
+      | (?P<int>\d+)
+      | (?P<word>[A-Za-z_][\w.]*)
+      | (?P<sign>\.\.|//|==|>=|[()\[\]{}=,:+\-*%])
+      | (?P<end>\Z)
+      | (?P<wrong>.)
+    )
     """,
     re.VERBOSE,
 )
-_SPACE = re.compile(r"[ \t\r]*")
 _AT = re.compile(r"#\s*at (?P<file>.+?):(?P<line>\d+)(?: in (?P<function>.+?))?\s*")
 
 
@@ -62,27 +65,21 @@ def tokenize(text: str) -> Tokens:
 
 
 def _scan(text: str, locs: dict[int, Loc]) -> Iterator[Token]:
-    position, line, start = 0, 1, 0
-    while True:
-        position = _SPACE.match(text, position).end()  # type: ignore[union-attr]
-        if position == len(text):
-            break
-        found = _TOKEN.match(text, position)
-        column = position - start + 1
-        if found is None:
-            here = Token("sign", text[position], line, column)
-            raise error(here, f"{text[position]!r} begins no word of a graph")
-        kind, word = str(found.lastgroup), found.group()
-        position = found.end()
+    line, start = 1, 0
+    for found in _TOKEN.finditer(text):
+        kind = str(found.lastgroup)
+        word, position = found.group(kind), found.start(kind)
         if kind == "newline":
-            line, start = line + 1, position
+            line, start = line + 1, found.end()
         elif kind == "comment":
             named = _AT.fullmatch(word)
             if named:
                 locs[line] = Loc(named["file"], int(named["line"]), named["function"] or "")
         else:
-            yield Token(kind, word, line, column)
-    yield Token("end", "", line, position - start + 1)
+            token = Token(kind, word, line, position - start + 1)
+            if kind == "wrong":
+                raise error(token, f"{token} begins no word of a graph")
+            yield token
 
 
 class Cursor:

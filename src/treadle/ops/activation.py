@@ -225,7 +225,7 @@ class Gelu(Activation):
 
     def grad(self, dy: V, x: V, y: V) -> V:
         if self.approximate == "tanh":
-            t = Tanh()(self._inner(x))
+            t: V = Tanh()(self._inner(x))
             slope = (x * x * (3 * 0.044715) + 1.0) * _SQRT_2_OVER_PI
             return dy * ((t + 1.0) * 0.5 + x * 0.5 * (-(t * t) + 1.0) * slope)
         density = Exp()(x * x * -0.5) * _DENSITY_AT_0

@@ -29,7 +29,7 @@ from treadle.base.symbol import Dim, symbol
 from treadle.base.types import TensorType
 from treadle.ops.creation import Iota, allocate
 from treadle.ops.families import NUMBERS
-from treadle.ops.index_numpy import accumulating, add_rows, check_bounds, linear_over
+from treadle.ops.index_numpy import accumulating, add_rows, check_bounds, linear_over, writable
 from treadle.ops.op import Array, Onnx, Op, Pullback, op
 from treadle.ops.operand import V
 from treadle.ops.sample import Arg, BadSample, Sample
@@ -240,7 +240,7 @@ class IndexUpdate(Indexing):
 
     def reference(self, x: Array, v: Array, *indices: Array) -> Array:
         self.check((x, v, *indices), indices)
-        result = np.array(x)
+        result = writable(x)
         result[self.key(*indices)] = v
         return result
 

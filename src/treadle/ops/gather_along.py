@@ -17,7 +17,7 @@ from treadle.base.symbol import less_equal, require
 from treadle.base.types import TensorType
 from treadle.ops.families import NUMBERS
 from treadle.ops.gather import check_index, last_writes
-from treadle.ops.index_numpy import accumulating, add_rows, check_bounds, linear_along
+from treadle.ops.index_numpy import accumulating, add_rows, check_bounds, linear_along, writable
 from treadle.ops.op import Array, Onnx, Op, Pullback, op
 from treadle.ops.operand import V
 from treadle.ops.sample import Arg, BadSample, Sample
@@ -162,7 +162,7 @@ class ScatterAlongAxis(Along):
 
     def reference(self, x: Array, index: Array, v: Array) -> Array:
         positions = self.linear(x, index, v)
-        result = np.array(x, order="C")
+        result = writable(x)
         result.reshape(-1)[positions] = v.reshape(-1)
         return result
 

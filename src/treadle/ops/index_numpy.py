@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from treadle.base.dtype import as_dtype
 from treadle.base.errors import IndexRangeError
@@ -77,7 +78,17 @@ def add_rows(table: Array, positions: Array, rows: Array) -> None:
         np.add.at(flat, part.reshape(-1), rows[first : first + step].reshape(-1))
 
 
+def writable(x: Array, dtype: npt.DTypeLike | None = None) -> Array:
+    """A dense copy of x to write to; fast where x is zero broadcast, as gradients begin with."""
+    kind = np.dtype(dtype or x.dtype)
+    if x.size > 1 and not any(x.strides):
+        one = x[(0,) * x.ndim]
+        # Bits, not values: -0.0 is no zero here.
+        return np.full(x.shape, one, kind) if any(one.tobytes()) else np.zeros(x.shape, kind)
+    return np.array(x, kind, order="C")
+
+
 def accumulating(x: Array) -> Array:
     """A writable dense copy of x in the type that sums are kept in (float32 for half types)."""
     half = x.dtype.itemsize == 2 and x.dtype.kind not in "iu"
-    return np.array(x, np.float32 if half else x.dtype, order="C")
+    return writable(x, np.float32 if half else x.dtype)

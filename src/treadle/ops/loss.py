@@ -1,4 +1,4 @@
-"""Losses that are computed more exactly, or faster, as one op. Reductions are left to the caller."""
+"""Losses that are computed more exactly, or faster, as one op; callers reduce the result."""
 
 from __future__ import annotations
 

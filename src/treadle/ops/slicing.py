@@ -14,6 +14,7 @@ from treadle.base.shape import Shape, format_shape, require_equal
 from treadle.base.symbol import Dim, less_equal, require
 from treadle.base.types import TensorType
 from treadle.ops.families import Movement
+from treadle.ops.index_numpy import writable
 from treadle.ops.op import Array, Pullback, op
 from treadle.ops.operand import V
 from treadle.ops.sample import Arg, BadSample, Sample
@@ -148,7 +149,7 @@ class SliceUpdate(Box):
         )
 
     def reference(self, x: Array, v: Array) -> Array:
-        result = np.array(x)
+        result = writable(x)
         result[self.forward] = np.flip(v, self.flipped)
         return result
 

@@ -34,7 +34,7 @@ def shift_of(x: V, axes: tuple[int, ...]) -> V:
 def shift_of_array(x: Array, axes: tuple[int, ...]) -> Array:
     """What `shift_of` gives, for an array."""
     largest = np.max(x, axis=axes, keepdims=True, initial=-np.inf)
-    return np.where(np.isfinite(largest), largest, x.dtype.type(0))
+    return np.asarray(np.where(np.isfinite(largest), largest, x.dtype.type(0)))
 
 
 class AlongAxis(Composite):
