@@ -7,6 +7,7 @@ import argparse
 import inspect
 import sys
 from pathlib import Path
+from typing import Any
 
 from treadle.ops import REGISTRY
 from treadle.ops.composite import Composite
@@ -48,7 +49,7 @@ def parts(cls: type[Op]) -> dict[str, bool | None]:
     }
 
 
-def _own(cls: type[Op], name: str, family: type[Op]) -> bool:
+def _own(cls: type[Op], name: str, family: Any) -> bool:
     """Whether `cls` replaces what `family` only declares."""
     return getattr(cls, name) is not getattr(family, name)
 
@@ -85,7 +86,8 @@ def _section(name: str, cls: type[Op]) -> str:
     lines = [f"## {name}", "", f"{inspect.cleandoc(cls.__doc__ or '')}", ""]
     lines.append(f"- {kind}, declared in `ops/{file}.py` as `{_signature(cls)}`")
     lines.append(f"- operands: {', '.join(f'`{o}`' for o in cls.operands) or 'none'}")
-    lines += [f"- results: {cls.n_outputs}"] if cls.n_outputs != 1 else []
+    if cls.n_outputs != 1:
+        lines.append(f"- results: {cls.n_outputs if cls.n_outputs > 0 else 'set by attributes'}")
     lines.append(f"- element types: {', '.join(d.name for d in cls.dtypes)}")
     lines += [f"- no gradient: {cls.no_gradient}"] if cls.no_gradient else []
     lines += [f"- ONNX: {cls.onnx.op_type} since opset {cls.onnx.since}"] if cls.onnx else []

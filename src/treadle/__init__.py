@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from treadle import autodiff, config, device, functional, logger
 from treadle.backends.registry import table as backends
 from treadle.base.errors import TreadleError
+from treadle.base.version import VERSION
 from treadle.device import (
     coalesce_free_memory,
     get_allocated_memory,
@@ -40,10 +41,10 @@ from treadle.logger import enable_debug_log, get_logger, set_log_file, set_log_l
 from treadle.tensor import Parameter, Tensor
 
 if TYPE_CHECKING:
-    from treadle import data, graph, serialization
+    from treadle import data, graph, module, optimizer, random, serialization
     from treadle.serialization import load, save
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 tensor = Tensor
 """The same class, under the name that reads well in a call: `treadle.tensor([1.0, 2.0])`."""
@@ -100,6 +101,9 @@ _LATER = {
     "data": "treadle.data",
     "graph": "treadle.graph",
     "load": "treadle.serialization",
+    "module": "treadle.module",
+    "optimizer": "treadle.optimizer",
+    "random": "treadle.random",
     "save": "treadle.serialization",
     "serialization": "treadle.serialization",
 }

@@ -8,24 +8,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
 
-from treadle.base.dtype import DType, as_dtype, bool_
+from treadle.base import spelling
+from treadle.base.dtype import DType, as_dtype, bool_, float_for
 from treadle.base.errors import DTypeError
 from treadle.base.modes import ACTIVE, LOCAL
 from treadle.base.shape import row_major_strides
 from treadle.base.types import TensorType
 from treadle.engine.devices import CompNode, default_device, resolve
 from treadle.engine.dispatch import EagerType, Launch, eager_type, lookup, run, run_nullary, type_of
-from treadle.engine.hostdata import as_host_array, exported
+from treadle.engine.hostdata import as_host_array, as_scalar_array, exported
 from treadle.ops import elementwise as ew
 from treadle.ops import indexing, logic
+from treadle.ops.matmul import Matmul
 from treadle.ops.methods import ArrayMethods
 from treadle.ops.op import REGISTRY, Op
 from treadle.ops.operators import binary
 from treadle.ops.transfer import StopGradient, Transfer
+from treadle.ops.unary import Ceil, Floor, Round
 from treadle.runtime.array import from_host, to_host
 
 Trace = Any
@@ -51,6 +55,9 @@ class Tensor(ArrayMethods):
 
     __slots__ = ("__dict__", "__weakref__", "_data", "_kind", "_trace")
     __array_priority__ = 1001
+    _data: Any
+    _kind: EagerType
+    _trace: Trace
     grad: Any = None
     name: str = ""
     format: str = "default"
@@ -146,7 +153,13 @@ class Tensor(ArrayMethods):
         """A tensor of `value` on this device that gradients do not flow into."""
         if isinstance(value, (bool, int, float)) and not isinstance(value, np.generic):
             return scalar_tensor(value, eager_type(dtype or self._kind.dtype, self._kind.device))
+        if dtype is None and getattr(value, "dtype", None) == self._kind.dtype.numpy:
+            dtype = self._kind.dtype  # float64 beside a float64 tensor needs no narrowing
         return Tensor(value, dtype=dtype, device=self._kind.device)
+
+    def is_operand(self, other: object) -> bool:
+        """Whether another value is a tensor; subclasses mix."""
+        return isinstance(other, Tensor)
 
     # -- out of Treadle --------------------------------------------------------------------
 
@@ -156,7 +169,7 @@ class Tensor(ArrayMethods):
 
     def item(self, *index: int) -> Any:
         """One element as a Python scalar; without `index` the tensor must have one element."""
-        return self.numpy().item(*index)
+        return (self.numpy() if index else np.asarray(_one(self))).item(*index)
 
     def tolist(self) -> Any:
         """Nested lists of Python scalars."""
@@ -173,7 +186,10 @@ class Tensor(ArrayMethods):
         if op is None or method != "__call__" or kwargs:
             return NotImplemented
         first, *rest = (x if isinstance(x, Tensor) else self.constant(x) for x in inputs)
-        return binary(op, first, rest[0]) if rest else op(first)
+        if rest:
+            return binary(op, first, rest[0])
+        wanted = first._kind.dtype
+        return op(first if wanted in op.dtypes else first.astype(float_for(wanted)))
 
     def __dlpack__(
         self,
@@ -196,12 +212,12 @@ class Tensor(ArrayMethods):
     def __reduce_ex__(self, protocol: Any) -> Any:
         state = {k: v for k, v in self.__dict__.items() if k != "grad"}
         data = self.numpy(), self._kind.dtype.name, self._kind.device.logical_name
-        return _rebuild, (type(self), *data), state
+        return _rebuild, (type(self), *data), state or None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
-        done = _wrap(type(self), self._data, self._kind)
-        done.__dict__.update({k: v for k, v in self.__dict__.items() if k != "grad"})
+        done: Tensor = _wrap(type(self), self._data, self._kind)
         memo[id(self)] = done
+        done.__dict__.update({k: deepcopy(v, memo) for k, v in self.__dict__.items() if k != "grad"})
         return done
 
     # -- moving and casting ----------------------------------------------------------------
@@ -216,8 +232,14 @@ class Tensor(ArrayMethods):
         return self.apply(StopGradient(), (self,))[0]
 
     def astype(self, dtype: Any, /) -> Tensor:
-        """A new tensor of another element type."""
-        return self.apply(ew.Cast(as_dtype(dtype)), (self,))[0]
+        """A new tensor of an element type, given by name, NumPy type or `DType`.
+
+        Floats become integers by truncation; what does not fit an integer type wraps.
+        """
+        wanted = as_dtype(dtype)
+        if wanted is self._kind.dtype:
+            return self.reshape(self.shape)
+        return self.apply(ew.Cast(wanted), (self,))[0]
 
     @property
     def T(self) -> Tensor:
@@ -264,6 +286,25 @@ class Tensor(ArrayMethods):
         if not self._data.shape:
             raise TypeError("iteration over a 0-d tensor")
         return (self[i] for i in range(len(self)))
+
+    def __format__(self, spec: str) -> str:
+        return format(self.item(), spec) if spec else str(self)
+
+    def __round__(self) -> Tensor:
+        return Round()(self)
+
+    def __floor__(self) -> Tensor:
+        return Floor()(self)
+
+    def __ceil__(self) -> Tensor:
+        return Ceil()(self)
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"{type(self).__name__!r} object has no attribute {name!r}{spelling.of_method(name)}",
+            name=name,
+            obj=self,
+        )
 
     def __contains__(self, item: object) -> bool:
         raise NotImplementedError("`in` compares by value; use F.equal(tensor, item) and reduce")
@@ -315,15 +356,15 @@ def wrap(data: Any, kind: EagerType, trace: Trace = None) -> Tensor:
 def execute(op: Op, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """Run an op unseen by any recording."""
     kinds, results = run(op, tuple([x._kind for x in inputs]), tuple([x._data for x in inputs]))
-    if op.n_outputs == 1:
+    if type(results) is not tuple:
         return (wrap(results, kinds[0]),)
-    return tuple(wrap(r, k) for r, k in zip(results, kinds, strict=True))
+    return tuple([wrap(r, k) for r, k in zip(results, kinds, strict=True)])
 
 
 def create(op: Op, device: CompNode | None = None) -> tuple[Tensor, ...]:
     """Run an op without operands (`full`, `iota`, ...) on a device, the default one if None."""
     kinds, results = run_nullary(op, device or default_device())
-    if op.n_outputs == 1:
+    if type(results) is not tuple:
         return (wrap(results, kinds[0]),)
     return tuple(wrap(r, k) for r, k in zip(results, kinds, strict=True))
 
@@ -337,7 +378,7 @@ def scalar_tensor(value: float, kind: EagerType) -> Tensor:
     key = (value, kind) if value else (repr(value), kind)
     found = _SCALARS.get(key)
     if found is None:
-        array = np.asarray(value, dtype=kind.dtype.numpy)
+        array = as_scalar_array(value, kind.dtype)
         found = wrap(array if kind.device.on_host else from_host(array, kind.device.open()), kind)
         if len(_SCALARS) >= _MOST_SCALARS:
             _SCALARS.clear()
@@ -350,13 +391,15 @@ def _as_device(device: Any) -> CompNode:
 
 
 def _rebuild(cls: type[Tensor], data: Any, dtype: str, device: str) -> Tensor:
-    return cls(data, dtype=dtype, device=device)
+    plain = Tensor(data, dtype=dtype, device=device)
+    made: Tensor = _wrap(cls, plain._data, plain._kind)
+    return made
 
 
 def _one(x: Tensor) -> Any:
     """The single element of a tensor of any rank."""
     if x.size != 1:
-        raise ValueError(f"only a tensor of one element has a truth value or number, got {x.type}")
+        raise ValueError(f"only a tensor of one element is a number or truth value, got {x.type}")
     return x.numpy().reshape(-1)[0]
 
 
@@ -379,23 +422,24 @@ def _operator(op: Op, swap: bool = False) -> Callable[[Tensor, Any], Tensor]:
                     made: Tensor = hook.binary(op, launch, kind, self, other)
                     return made
             data = launch(self._data, other._data)
-        except (KeyError, ValueError, MemoryError):
+        except (AttributeError, KeyError, ValueError, MemoryError):
+            pass  # Left before going on, so that the errors raised below have no history.
+        else:
+            made = _new(Tensor)
+            made._data = data
+            made._kind = kind
+            made._trace = None
+            return made
+        literal = _literal(self._kind, other)
+        if literal is None or (self._kind, self._kind) not in table:
             return _slow_binary(op, table, swap, self, other)
-        except AttributeError:
-            literal = _literal(self._kind, other)
-            if literal is None or (self._kind, self._kind) not in table:
-                return _slow_binary(op, table, swap, self, other)
-            return plain(literal, self) if swap else plain(self, literal)
-        made = _new(Tensor)
-        made._data = data
-        made._kind = kind
-        made._trace = None
-        return made
+        return plain(literal, self) if swap else plain(self, literal)
 
     plain = _PLAIN.setdefault(op.name, method)
     return method
 
 
+_MATMUL = Matmul()
 _TABLES: dict[str, dict[tuple[EagerType, EagerType], tuple[Launch, EagerType]]] = {}
 _PLAIN: dict[str, Callable[[Tensor, Any], Tensor]] = {}
 
@@ -413,7 +457,10 @@ def _slow_binary(op: Op, table: Any, swap: bool, x: Tensor, other: Any) -> Tenso
     """Scalars, promotion, first calls and errors."""
     if isinstance(other, np.generic):
         other = x.constant(other)
-    result = binary(op, x, other, swap=swap)
+    if op is _MATMUL:
+        result = ArrayMethods.__matmul__(x, other)
+    else:
+        result = binary(op, x, other, swap=swap)
     theirs = other._kind if isinstance(other, Tensor) else x._kind
     if x._kind.dtype is theirs.dtype:
         _teach(table, (op, (x._kind, theirs)), result._kind)
@@ -467,6 +514,7 @@ _FAST: dict[str, Op] = {
     "le": logic.LessEqual(),
     "gt": logic.Greater(),
     "ge": logic.GreaterEqual(),
+    "matmul": _MATMUL,
 }
 _INPLACE = [
     "add",

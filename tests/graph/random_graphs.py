@@ -45,7 +45,7 @@ def graphs(draw: Callable[..., Any], n_ops: int = 12) -> Graph:
         values.append(builder.input(type_, name))
     values.append(builder.constant(np.float32(draw(st.floats(width=32)))))
     for op in draw(st.lists(st.sampled_from(OPS), max_size=n_ops)):
-        arity = 2 if op.operands[-1].startswith("*") else len(op.operands)
+        arity = 2 if "*" in "".join(op.operands) else len(op.operands)
         inputs = [draw(st.sampled_from(values)) for _ in range(arity)]
         try:
             values += builder.apply(op, inputs)

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from tests.graph.random_graphs import arrays_for, graphs, same, smooth_graphs
+
 from treadle.base.errors import TreadleError
 from treadle.graph.evaluate import evaluate
 from treadle.graph.gradient import value_and_gradient
@@ -66,5 +66,7 @@ def test_gradient_is_the_slope(graph: Graph, seed: int) -> None:
     )
     slope = float(up[0] - down[0]) / (2 * eps)
     found = sum(float(np.sum(g * d)) for g, d in zip(grads, steps, strict=True))
-    scale = 1 + abs(slope) + sum(float(np.abs(g * d).sum()) for g, d in zip(grads, steps))
+    scale = (
+        1 + abs(slope) + sum(float(np.abs(g * d).sum()) for g, d in zip(grads, steps, strict=True))
+    )
     assert abs(found - slope) <= 1e-5 * scale

@@ -2,9 +2,10 @@
 
 import numpy as np
 import pytest
-
 from tests.graph.random_graphs import same
+
 from treadle.base.dtype import as_dtype
+from treadle.base.errors import ShapeError
 from treadle.base.types import TensorType
 from treadle.graph.builder import trace_body
 from treadle.graph.evaluate import evaluate
@@ -54,21 +55,33 @@ def agree(level: str, x: np.ndarray, y: np.ndarray) -> bool:
 
 @pytest.mark.parametrize(("rule", "dtype"), CASES, ids=[f"{r.name}, {d}" for r, d in CASES])
 def test_rule_keeps_its_promise(rule: Rule, dtype: str) -> None:
-    variants = [rule.shapes, tuple((0, *s[1:]) if s[:1] == (2,) else s for s in rule.shapes)]
-    for shapes in dict.fromkeys(variants):
-        graph = example(rule, dtype, shapes)
+    for graph in variants(rule, dtype):
         with counting_hits() as hits:
             after = rewrite(graph, (rule,))
-        if shapes == rule.shapes or hits:
-            assert hits[rule.name] > 0
+        assert hits[rule.name] > 0
         verify(after)
-        for arrays in (inputs(graph, rule.level), [a * 0 for a in inputs(graph, "fast")]):
+        arrays = inputs(graph, rule.level)
+        for given in (arrays, [np.zeros_like(a) for a in arrays]):
             with np.errstate(all="ignore"):
-                (before,), (now,) = evaluate(graph, arrays), evaluate(after, arrays)
+                (before,), (now,) = evaluate(graph, given), evaluate(after, given)
             assert agree(rule.level, before, now)
 
 
-@pytest.mark.parametrize("rule", ALL, ids=[r.name for r in ALL])
+def variants(rule: Rule, dtype: str) -> list[Graph]:
+    """The example as it stands, and without elements where its attributes allow that."""
+    graphs = [example(rule, dtype, rule.shapes)]
+    try:
+        graphs.append(example(rule, dtype, tuple((0, *s[1:]) for s in rule.shapes)))
+    except ShapeError:
+        return graphs
+    return graphs
+
+
+# File names cannot tell "x * 1" from "x / 1".
+IDS = [r.name.replace("*", "times").replace("/", "over") for r in ALL]
+
+
+@pytest.mark.parametrize("rule", ALL, ids=IDS)
 def test_rule_rewrites(rule: Rule, golden) -> None:
     graph = example(rule, rule.dtypes[0], rule.shapes)
     golden(f"{to_text(graph)}--- {rule.level}: {rule.name}\n{to_text(rewrite(graph, (rule,)))}")

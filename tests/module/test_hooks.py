@@ -58,5 +58,5 @@ def test_hooks_may_remove_themselves() -> None:
 
 def test_a_module_as_hook_is_no_sub_module() -> None:
     module = Identity()
-    module.register_forward_hook(Twice().forward)
+    module.register_forward_hook(Twice())
     assert list(module.children()) == []

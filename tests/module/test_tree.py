@@ -111,7 +111,7 @@ def test_assignment_before_init_is_refused() -> None:
 
         def forward(self) -> None: ...
 
-    with pytest.raises(AttributeError, match="before Module.__init__"):
+    with pytest.raises(AttributeError, match=r"before Module\.__init__"):
         Hasty()
 
 

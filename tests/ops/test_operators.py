@@ -90,7 +90,9 @@ def test_powers_and_remainders() -> None:
     assert abs(x).array.tolist() == [4, 3] and (-x).array.tolist() == [-4, 3]
 
 
-@pytest.mark.parametrize("exponent", [2, 2.0, 0.5, -0.5, -1, 3, 0, 1, True, np.float32(2)])
+@pytest.mark.parametrize(
+    "exponent", [2, 2.0, 0.5, -0.5, -1, 3, 0, 1, True, np.float32(2), np.float64(2)]
+)
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int32", "bool"])
 def test_scalar_exponents_agree_with_the_general_power(exponent: Any, dtype: str) -> None:
     x = operand([1, 4, 9], dtype)

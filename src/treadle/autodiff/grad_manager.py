@@ -10,7 +10,7 @@ import numpy as np
 
 from treadle.autodiff.tape import Node, Tape, current
 from treadle.base.errors import AutodiffError, ShapeError
-from treadle.ops.reverse import Step, backpropagate
+from treadle.ops.reverse import backpropagate
 from treadle.tensor import Tensor
 
 Callback = Callable[[Tensor, Any], Any]
@@ -177,20 +177,7 @@ class GradManager:
         nodes = tape.ancestors([y._trace for y in outputs], self._since, self._depth)
         entries = [e for e in self._attached.values() if e.trace is not None]
         wanted = list(dict.fromkeys(e.trace for e in entries))
-        by_step: dict[int, Node] = {}
-        steps = []
-        for node in nodes:
-            step = node.step()
-            by_step[id(step)] = node
-            steps.append(step)
-        observe = None
-        if tape.watch is not None:
-            watch = tape.watch
-
-            def observe(step: Step[Tensor], grads: tuple[Tensor | None, ...]) -> None:
-                watch.gradient(by_step[id(step)], grads)
-
-        found = backpropagate(steps, seeds, wanted, observe)
+        found = _walk(tape, nodes, seeds, wanted)
         return [(e, found.get(e.trace)) for e in entries]
 
     def _deliver(self, found: list[tuple[_Attached, Tensor | None]]) -> None:
@@ -210,6 +197,21 @@ class GradManager:
             settled = result if isinstance(result, Tensor) or result is None else result.get()
             if settled is not None:
                 tensor.grad = settled if tensor.grad is None else tensor.grad + settled
+
+
+def _walk(
+    tape: Tape, nodes: list[Node], seeds: dict[Any, Tensor], wanted: list[Any]
+) -> dict[Any, Tensor]:
+    """Walk the nodes backwards; in anomaly mode look at what every rule returns."""
+    steps = [node.step() for node in nodes]
+    watch, tape.watch = tape.watch, None
+    if watch is None:
+        return backpropagate(steps, seeds, wanted)
+    of = {id(step): node for step, node in zip(steps, nodes, strict=True)}
+    try:
+        return backpropagate(steps, seeds, wanted, lambda s, g: watch.gradient(of[id(s)], g))
+    finally:
+        tape.watch = watch
 
 
 def _check_attachable(tensor: object) -> None:

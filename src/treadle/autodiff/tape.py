@@ -101,12 +101,12 @@ class Tape:
         """An arithmetic operator, with its launch already found."""
         data = launch(x._data, y._data)
         tx, ty = x._trace, y._trace
-        if (tx is None and ty is None) or not kind.dtype.is_float or self.watch is not None:
-            if self.watch is None:
-                return wrap(data, kind)
+        if self.watch is not None:
             return self.apply(op, (x, y))[0]
+        if (tx is None and ty is None) or not kind.dtype.is_float:
+            return wrap(data, kind)
         node = Node(
-            op,  # type: ignore[arg-type]
+            op,
             ((x._data, x._kind, tx), (y._data, y._kind, ty)),
             ((data, kind),),
             next(_COUNT),
@@ -121,7 +121,7 @@ class Tape:
         """Any other op."""
         results = execute(op, inputs) if inputs else _created(op)
         if any([x._trace is not None for x in inputs]):
-            self.record(op, inputs, results)  # type: ignore[arg-type]
+            self.record(op, inputs, results)
         if self.watch is not None:
             self.watch(op, inputs, results)
         return results

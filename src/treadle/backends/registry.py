@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from importlib import metadata
 from typing import Any
 
 from treadle.backends.api import PROTOCOL, Availability, Engine
@@ -56,6 +55,8 @@ def rescan() -> None:
 
 
 def _scan() -> None:
+    from importlib import metadata  # a tenth of the import time; only needed from here on
+
     allowed = _allow_list()
     for name, target in BUILT_IN.items():
         point = metadata.EntryPoint(name, target, GROUP)

@@ -44,7 +44,7 @@ def policy() -> Policy:
     text = FALLBACK.get()
     for known in ("warn", "silent", "error"):
         if text == known:
-            return known  # type: ignore[return-value]
+            return known
     raise DeviceError(
         FALLBACK.source(), f"{text!r} is no fallback policy", hint="use warn, silent or error"
     )

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
 from treadle.base.dtype import DType, as_dtype
-from treadle.base.errors import DTypeError
+from treadle.base.errors import DTypeError, OutOfMemory, ShapeError
 
 Array = npt.NDArray[Any]
 
@@ -46,6 +47,14 @@ def _as_array(data: Any) -> Array:
         source = np.asarray(data)
     except OverflowError:
         raise DTypeError("tensor", "an integer does not fit 64 bits") from None
+    except ValueError as error:
+        if "inhomogeneous" not in str(error):
+            raise
+        raise ShapeError(
+            "tensor",
+            "the rows of a nested list differ in length",
+            hint="pad them to one length, or make one tensor per row",
+        ) from None
     if source.dtype == object or source.dtype.kind in "USmM":
         raise DTypeError(
             "tensor",
@@ -57,22 +66,34 @@ def _as_array(data: Any) -> Array:
 
 
 def _check_fits(source: Array, wanted: np.dtype[Any]) -> None:
-    """Refuse values that the narrower type would wrap or turn into infinities."""
-    if not source.size:
+    """Refuse values that another type would wrap, or turn into infinities."""
+    if not source.size or np.can_cast(source.dtype, wanted):
         return
-    if wanted.kind in "iu" and source.dtype.kind in "iu":
-        bounds = np.iinfo(wanted)
-        low, high = int(source.min()), int(source.max())
-        if low < bounds.min or high > bounds.max:
-            worst = low if low < bounds.min else high
-            raise _does_not_fit(worst, wanted, "int64")
-    elif wanted == np.float32 and source.dtype == np.float64:
-        largest = np.abs(source, where=np.isfinite(source), out=np.zeros_like(source)).max()
-        if largest > np.finfo(np.float32).max:
-            raise _does_not_fit(float(largest), wanted, "float64")
+    if wanted.kind in "iu":
+        _check_integers(source, wanted)
+    elif as_dtype(wanted).is_float and source.dtype.kind in "iuf":
+        limit = ml_dtypes.finfo(wanted).max
+        finite = source[np.isfinite(source)].astype(np.float64)
+        # Values up to half a step beyond the largest one are rounded to it, not to infinity.
+        worst = finite[np.abs(finite) > float(limit)]
+        worst = worst[np.isinf(worst.astype(wanted))]
+        if worst.size:
+            raise _does_not_fit(float(worst[0]), wanted, "float64")
 
 
-def _does_not_fit(value: float, wanted: np.dtype[Any], wider: str) -> DTypeError:
+def _check_integers(source: Array, wanted: np.dtype[Any]) -> None:
+    """Fractions are cut off, as in NumPy; NaN and numbers out of range are refused."""
+    if source.dtype.kind in "bc":
+        return
+    bounds = np.iinfo(wanted)
+    values = source if source.dtype.kind in "iu" else np.trunc(source.astype(np.float64))
+    for value in (values.min(), values.max()):  # one of them is NaN if any element is
+        if not int(bounds.min) <= value <= int(bounds.max):
+            wider = "int64" if source.dtype.kind in "iu" else "float32"
+            raise _does_not_fit(value, wanted, wider)
+
+
+def _does_not_fit(value: Any, wanted: np.dtype[Any], wider: str) -> DTypeError:
     return DTypeError(
         "tensor",
         f"the value {value} does not fit {wanted}",
@@ -80,9 +101,29 @@ def _does_not_fit(value: float, wanted: np.dtype[Any], wider: str) -> DTypeError
     )
 
 
+def as_scalar_array(value: float, dtype: DType) -> Array:
+    """A Python number as a 0-d array; integers must fit, floats round, to infinity if need be.
+
+    Raises:
+        DTypeError: an integer lies outside the range of the element type.
+    """
+    try:
+        with np.errstate(over="ignore"):
+            return np.asarray(value, dtype=dtype.numpy)
+    except (OverflowError, ValueError):
+        raise DTypeError(
+            "scalar",
+            f"the number {value} does not fit {dtype.name}",
+            hint='cast the tensor first, for example with astype("int64")',
+        ) from None
+
+
 def exported(array: Array) -> Array:
     """What the user sees of a payload: row-major and read-only."""
-    plain = array if array.flags.c_contiguous else np.ascontiguousarray(array)
+    try:
+        plain = array if array.flags.c_contiguous else np.ascontiguousarray(array)
+    except MemoryError as error:
+        raise OutOfMemory("numpy", str(error)) from None
     view = plain.view()
     view.flags.writeable = False
     return view

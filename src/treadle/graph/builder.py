@@ -11,7 +11,7 @@ from treadle.base.errors import GraphError
 from treadle.base.loc import UNKNOWN, Loc, user_location
 from treadle.base.symbol import Relation, recording_guards
 from treadle.base.types import TensorType
-from treadle.graph.ir import Graph, Node, Value, op_key
+from treadle.graph.ir import Graph, Node, Value, op_key, with_types
 from treadle.ops.abstract import constant_array
 from treadle.ops.constant import ArrayData, Constant
 from treadle.ops.control import Cond, Scan, While
@@ -115,12 +115,22 @@ class GraphBuilder:
         loc: Loc | None = None,
     ) -> Node:
         """`apply` on bare values, which must be the builder's own; `loc` None: the current one."""
-        if self._known is None:
-            return self._append(op, inputs, names, loc)
-        key = op_key(op), inputs
-        if key not in self._known:
-            self._known[key] = self._append(op, inputs, names, loc)
-        return self._known[key]
+        key = op_key(op) if self._known is not None else "", inputs
+        if self._known is not None and key in self._known:
+            return self._known[key]
+        node = self._append(op, inputs, names, loc)
+        if self._known is not None:
+            self._known[key] = node
+        return node
+
+    def copy(self, node: Node, inputs: tuple[Value, ...]) -> Node:
+        """Append a node of another graph, applied to the builder's own values."""
+        count = len(self._nodes)
+        made = self.add(node.op, inputs, node.names, node.loc)
+        if len(self._nodes) > count:
+            with_types(made, tuple(v.type for v in node.outputs))
+            self._values.update(made.outputs)
+        return made
 
     def _append(
         self, op: Op, inputs: tuple[Value, ...], names: tuple[str, ...], loc: Loc | None

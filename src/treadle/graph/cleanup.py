@@ -12,7 +12,7 @@ from treadle.base.shape import size_of
 from treadle.base.symbol import recording_guards
 from treadle.graph.analysis import live_nodes
 from treadle.graph.builder import GraphBuilder, GraphOperand
-from treadle.graph.ir import Graph, Node, Value, constant, constant_of, op_key, regions_of
+from treadle.graph.ir import Graph, Node, Value, constant, constant_of, op_key, regions_of, remake
 from treadle.graph.passes import map_regions, register
 from treadle.ops.composite import Composite, expand
 from treadle.ops.constant import Constant
@@ -66,11 +66,14 @@ class Share:
 
 
 def _key(node: Node) -> tuple[object, ...]:
-    """Equal for nodes that compute the same; the device counts through the output types."""
+    """Equal for nodes that compute the same and whose results have the same types.
+
+    The types tell apart results whose extents depend on data: each has a symbol of its own.
+    """
     inputs = [id(v) for v in node.inputs]
     if node.op.name in COMMUTATIVE:
         inputs.sort()
-    return op_key(node.op), *inputs
+    return op_key(node.op), *inputs, *(v.type for v in node.outputs)
 
 
 def _with_inputs(node: Node, instead: dict[Value, Value]) -> Node:
@@ -78,7 +81,7 @@ def _with_inputs(node: Node, instead: dict[Value, Value]) -> Node:
         return node
     with recording_guards():
         inputs = tuple(instead.get(v, v) for v in node.inputs)
-        return Node(node.op, inputs, node.loc, node.names)
+        return remake(node, node.op, inputs)
 
 
 @register
@@ -176,7 +179,7 @@ class Expand:
             if isinstance(node.op, Composite) and self._applies(node):
                 outputs = _body(builder, node, node.op, inputs)
             else:
-                outputs = builder.add(node.op, inputs, node.names, node.loc).outputs
+                outputs = builder.copy(node, inputs).outputs
             instead.update(zip(node.outputs, outputs, strict=True))
         return graph.with_nodes(builder.build().nodes, (instead[v] for v in graph.outputs))
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from treadle.base.errors import GraphError, ShapeError
-from treadle.base.symbol import Expr, Symbol
+from treadle.base.shape import format_shape
+from treadle.base.symbol import Dim, Expr, Symbol
 from treadle.base.symbol import evaluate as evaluate_extent
 from treadle.base.types import TensorType
-from treadle.graph.ir import Graph, Node, Value, symbols_of
+from treadle.graph.ir import Graph, Node, Value, lone_symbol, symbols_in, with_types
 from treadle.ops.op import Array, Op, as_tuple
 
 Observe = Callable[[Node, tuple[Array, ...]], None]
@@ -23,7 +23,7 @@ def evaluate(
 ) -> tuple[Array, ...]:
     """The outputs for the given inputs.
 
-    Symbolic extents take their values from the shapes of the arrays.
+    Symbolic extents take their values from the shapes of inputs and results.
 
     Args:
         graph: what to run.
@@ -34,57 +34,62 @@ def evaluate(
         ShapeError, GraphError: the arrays do not fit the inputs, or break a guard.
     """
     given = [np.asarray(a) for a in arrays]
-    if symbols_of(graph):
-        graph = specialize(graph, bind(graph, given))
-    _check_arguments(graph, given)
-    if observe is None:
-        return graph.evaluate(given)
+    if len(given) != len(graph.inputs):
+        raise GraphError(_name(graph), f"takes {len(graph.inputs)} inputs, got {len(given)}")
+    extents: dict[str, int] = {}
+    for i, (type_, array) in enumerate(zip(graph.input_types, given, strict=True)):
+        bind(graph, type_, array, extents)
+        _check_argument(graph, i, type_, array, extents)
+    _check_guards(graph, extents)
     known: dict[Value, Array] = dict(zip(graph.inputs, given, strict=True))
     for node in graph.nodes:
-        results = as_tuple(node.op.reference(*[known[v] for v in node.inputs]))
-        observe(node, results)
-        known.update(zip(node.outputs, results, strict=True))
+        op = node.op
+        if extents:
+            op = substitute_attributes(op, lambda v: _substitute(v, extents))
+        results = as_tuple(op.reference(*[known[v] for v in node.inputs]))
+        for value, result in zip(node.outputs, results, strict=True):
+            known[value] = result
+            bind(graph, value.type, result, extents)
+        if observe is not None:
+            observe(node, results)
     return tuple(known[v] for v in graph.outputs)
 
 
-def _check_arguments(graph: Graph, arrays: Sequence[Array]) -> None:
-    where = f"graph {graph.name}"
-    if len(arrays) != len(graph.inputs):
-        raise GraphError(where, f"takes {len(graph.inputs)} inputs, got {len(arrays)}")
-    for i, (type_, array) in enumerate(zip(graph.input_types, arrays, strict=True)):
-        if array.dtype != type_.dtype.numpy or array.shape != type_.shape:
-            seen = f"{array.dtype}[{','.join(map(str, array.shape))}]"
-            raise ShapeError(where, f"input {i} should be {type_}, got {seen}")
+def _name(graph: Graph) -> str:
+    return f"graph {graph.name}"
 
 
-def bind(graph: Graph, arrays: Sequence[Array]) -> dict[str, int]:
-    """Values of the symbols, read off the extents that are a symbol alone; guards are checked."""
-    values: dict[str, int] = {}
-    for value, array in zip(graph.inputs, arrays, strict=False):
-        for extent, actual in zip(value.type.shape, array.shape, strict=False):
-            symbol = _as_symbol(extent)
-            if symbol is not None:
-                _check_range(graph, symbol, values.setdefault(symbol.name, actual))
+def _check_argument(
+    graph: Graph, i: int, type_: TensorType, array: Array, extents: Mapping[str, int]
+) -> None:
+    wanted = _substitute(type_, extents)
+    if array.dtype != type_.dtype.numpy or array.shape != wanted.shape:
+        seen = f"{array.dtype}{format_shape(array.shape)}"
+        raise ShapeError(_name(graph), f"input {i} should be {wanted}, got {seen}")
+
+
+def _check_guards(graph: Graph, extents: Mapping[str, int]) -> None:
     for guard in graph.guards:
-        if not guard.holds(values):
-            raise ShapeError(f"graph {graph.name}", f"the guard {guard} fails", saw=str(values))
-    return values
+        if not guard.holds(extents):
+            raise ShapeError(_name(graph), f"the guard {guard} fails", saw=str(dict(extents)))
 
 
-def _as_symbol(extent: object) -> Symbol | None:
-    if isinstance(extent, Expr) and len(extent.terms) == 1:
-        (monomial, coefficient) = extent.terms[0]
-        if coefficient == 1 and len(monomial) == 1 and isinstance(monomial[0], Symbol):
-            return monomial[0]
-    return None
+def bind(graph: Graph, type_: TensorType, array: Array, extents: dict[str, int]) -> None:
+    """Read the values of new symbols off the extents of an array that has the given type."""
+    if type_.is_static or len(type_.shape) != array.ndim:
+        return
+    for extent, actual in zip(type_.shape, array.shape, strict=True):
+        symbol = lone_symbol(extent)
+        if symbol is not None and symbol.name not in extents:
+            _check_range(graph, symbol, actual)
+            extents[symbol.name] = actual
 
 
 def _check_range(graph: Graph, symbol: Symbol, value: int) -> None:
     high = value if symbol.high is None else symbol.high
     if not symbol.low <= value <= high or value % symbol.multiple:
-        raise ShapeError(
-            f"graph {graph.name}", f"the extent {symbol.name} cannot be {value}", saw=str(symbol)
-        )
+        problem = f"the extent {symbol.name} cannot be {value}"
+        raise ShapeError(_name(graph), problem, saw=repr(symbol))
 
 
 def specialize(graph: Graph, values: Mapping[str, int]) -> Graph:
@@ -97,6 +102,7 @@ def specialize(graph: Graph, values: Mapping[str, int]) -> Graph:
     for node in graph.nodes:
         op = substitute_attributes(node.op, lambda v: _substitute(v, values))
         made = Node(op, tuple(renamed[v] for v in node.inputs), node.loc, node.names)
+        made = with_types(made, tuple(_substitute(v.type, values) for v in node.outputs))
         renamed.update(zip(node.outputs, made.outputs, strict=True))
         nodes.append(made)
     return Graph(graph.name, inputs, tuple(nodes), tuple(renamed[v] for v in graph.outputs))
@@ -110,16 +116,22 @@ def substitute_attributes(op: Op, change: Callable[[Any], Any]) -> Op:
     after = {name: change(value) for name, value in before.items()}
     if all(after[name] is before[name] for name in after):
         return op
-    return dataclasses.replace(op, **after)  # type: ignore[type-var]
+    return op.replace(**after)
 
 
 def _substitute(value: Any, values: Mapping[str, int]) -> Any:
     if isinstance(value, Expr):
-        return evaluate_extent(value, values)
+        return _extent(value, values)
     if isinstance(value, TensorType):
         return value.with_shape(_substitute(value.shape, values))
     if isinstance(value, Graph):
         return specialize(value, values)
-    if isinstance(value, tuple):
+    if isinstance(value, tuple) and not all(type(v) is int for v in value):
         return tuple(_substitute(v, values) for v in value)
     return value
+
+
+def _extent(extent: Expr, values: Mapping[str, int]) -> Dim:
+    """The extent's value; itself where one of its symbols has none yet."""
+    known = all(s.name in values for s in symbols_in(extent))
+    return evaluate_extent(extent, values) if known else extent

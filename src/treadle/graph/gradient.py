@@ -87,7 +87,7 @@ def _continued(graph: Graph) -> tuple[GraphBuilder, dict[Value, GraphOperand]]:
     inside = {v: builder.input(v.type, v.name) for v in graph.inputs}
     for node in graph.nodes:
         inputs = tuple(inside[v].value for v in node.inputs)
-        outputs = builder.add(node.op, inputs, node.names, node.loc).outputs
+        outputs = builder.copy(node, inputs).outputs
         inside.update((v, builder.operand(o)) for v, o in zip(node.outputs, outputs, strict=True))
     return builder, inside
 
@@ -212,7 +212,7 @@ def _reordered(graph: Graph, front: list[int]) -> Graph:
     instead = {graph.inputs[i]: made[i].value for i in order}
     for node in graph.nodes:
         inputs = tuple(instead[v] for v in node.inputs)
-        outputs = builder.add(node.op, inputs, node.names, node.loc).outputs
+        outputs = builder.copy(node, inputs).outputs
         instead.update(zip(node.outputs, outputs, strict=True))
     builder.output(*(builder.operand(instead[v]) for v in graph.outputs))
     return builder.build()

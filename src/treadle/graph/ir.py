@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from treadle.base.loc import UNKNOWN, Loc
-from treadle.base.symbol import Apply, Expr, Relation, Symbol
+from treadle.base.symbol import Apply, Dim, Expr, Relation, Symbol
 from treadle.base.types import TensorType
 from treadle.ops.constant import ArrayData, Constant
 from treadle.ops.op import Array, Op, as_tuple
@@ -75,6 +75,68 @@ def result_types(op: Op, inputs: tuple[Value, ...]) -> tuple[TensorType, ...]:
     return types
 
 
+def remake(node: Node, op: Op, inputs: tuple[Value, ...]) -> Node:
+    """A node in the place of another: same source line, names and, as far as may be, types.
+
+    An op whose result extents depend on data (nonzero) invents a new symbol whenever it is asked;
+    its users mention the one it had, so that one is kept.
+    """
+    made = Node(op, inputs, node.loc, node.names)
+    return with_types(made, tuple(v.type for v in node.outputs))
+
+
+def with_types(node: Node, types: tuple[TensorType, ...]) -> Node:
+    """The node with these result types, where they differ only in newly invented symbols."""
+    inferred = tuple(v.type for v in node.outputs)
+    if inferred == types or not differ_in_new_symbols(node.op, node.inputs, inferred, types):
+        return node
+    outputs = tuple(
+        Value(t, node, v.index, v.name) for t, v in zip(types, node.outputs, strict=True)
+    )
+    object.__setattr__(node, "outputs", outputs)
+    return node
+
+
+def differ_in_new_symbols(
+    op: Op,
+    inputs: tuple[Value, ...],
+    inferred: tuple[TensorType, ...],
+    given: tuple[TensorType, ...],
+) -> bool:
+    """Whether two lists of result types are equal up to symbols that neither inputs nor op have."""
+    old: dict[Symbol, None] = {}
+    _collect(tuple(v.type for v in inputs), old)
+    _collect(tuple(getattr(op, name) for name in op._fields), old)
+    if len(inferred) != len(given):
+        return False
+    renamed: dict[Dim, Dim] = {}
+    for x, y in zip(inferred, given, strict=True):
+        if (x.dtype, x.ndim, x.device) != (y.dtype, y.ndim, y.device):
+            return False
+        for a, b in zip(x.shape, y.shape, strict=True):
+            same = a == b or _both_new(a, b, old)
+            if not same or renamed.setdefault(a, b) != b:
+                return False
+    return True
+
+
+def _both_new(x: Dim, y: Dim, old: dict[Symbol, None]) -> bool:
+    """Whether two extents are different symbols of one range, neither of them in `old`."""
+    a, b = lone_symbol(x), lone_symbol(y)
+    if a is None or b is None or a in old or b in old:
+        return False
+    return (a.low, a.high, a.multiple) == (b.low, b.high, b.multiple)
+
+
+def lone_symbol(extent: object) -> Symbol | None:
+    """The symbol that an extent is, None where it is anything else."""
+    if isinstance(extent, Expr) and len(extent.terms) == 1:
+        (monomial, coefficient) = extent.terms[0]
+        if coefficient == 1 and len(monomial) == 1 and isinstance(monomial[0], Symbol):
+            return monomial[0]
+    return None
+
+
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Graph:
     """A program: inputs, nodes in topological order, outputs.
@@ -130,7 +192,7 @@ class Graph:
         return f"<Graph {self.name} {self.digest[:12]}: {len(self.nodes)} nodes>"
 
     def evaluate(self, arrays: Sequence[Array], /) -> tuple[Array, ...]:
-        """Run with the oracles of the ops; static extents only (see `graph.evaluate`)."""
+        """Run with the oracles of the ops (`graph.evaluate` also checks the arguments)."""
         known: dict[Value, Array] = dict(zip(self.inputs, map(np.asarray, arrays), strict=True))
         for node in self.nodes:
             results = as_tuple(node.op.reference(*[known[v] for v in node.inputs]))
@@ -171,6 +233,8 @@ def op_key(op: Op) -> str:
 def _attribute_key(value: object) -> str:
     if isinstance(value, Graph):
         return f"graph {value.digest}"
+    if isinstance(value, Op):
+        return op_key(value)
     if isinstance(value, tuple):
         return "(" + ",".join(_attribute_key(v) for v in value) + ")"
     return repr(value)
@@ -189,6 +253,13 @@ def _graphs_in(values: Iterable[object]) -> Iterator[Graph]:
             yield value
         elif isinstance(value, tuple):
             yield from _graphs_in(value)
+
+
+def symbols_in(value: object) -> tuple[Symbol, ...]:
+    """Every symbol inside an extent, shape, type or attribute."""
+    found: dict[Symbol, None] = {}
+    _collect(value, found)
+    return tuple(found)
 
 
 def symbols_of(graph: Graph) -> tuple[Symbol, ...]:

@@ -13,7 +13,7 @@ from typing import Any
 from treadle.base.errors import TreadleError
 from treadle.base.loc import Loc
 from treadle.base.symbol import Expr, Relation, recording_guards, symbol
-from treadle.graph.ir import Graph, Node, Value
+from treadle.graph.ir import Graph, Node, Value, with_types
 from treadle.graph.lexer import Cursor, Token, error
 from treadle.graph.literals import RESERVED, ValueParser, literal
 from treadle.ops import REGISTRY
@@ -156,7 +156,7 @@ class _Parser:
         loc = self._cursor.loc()
         names = tuple(_given_name(t) for t in results)
         node = self._make(start, op, inputs, names, loc)
-        inferred = tuple(v.type for v in node.outputs)
+        inferred = tuple(v.type for v in with_types(node, tuple(types)).outputs)
         if inferred != tuple(types):
             declared = ", ".join(map(str, types))
             found = ", ".join(map(str, inferred))

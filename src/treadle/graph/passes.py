@@ -13,7 +13,7 @@ from treadle.base.env import DUMP
 from treadle.base.errors import GraphError
 from treadle.base.log import get_logger
 from treadle.graph.evaluate import substitute_attributes
-from treadle.graph.ir import Graph, Node, Value, regions_of
+from treadle.graph.ir import Graph, Node, Value, regions_of, remake
 from treadle.graph.lexer import Cursor
 from treadle.graph.literals import ValueParser
 from treadle.graph.printer import to_text
@@ -202,7 +202,7 @@ def replace_ops(graph: Graph, change: Callable[[Op], Op]) -> Graph:
         op = change(node.op)
         inputs = tuple([renamed.get(v, v) for v in node.inputs])
         same = op is node.op and all(a is b for a, b in zip(inputs, node.inputs, strict=True))
-        made = node if same else dataclasses.replace(node, op=op, inputs=inputs)
+        made = node if same else remake(node, op, inputs)
         if made is not node:
             renamed.update(zip(node.outputs, made.outputs, strict=True))
         nodes.append(made)

@@ -15,7 +15,7 @@ from treadle.base.errors import GraphError
 from treadle.base.shape import Shape
 from treadle.base.symbol import recording_guards
 from treadle.graph.analysis import live_nodes
-from treadle.graph.ir import Graph, Node, Value, constant_of
+from treadle.graph.ir import Graph, Node, Value, constant_of, remake
 from treadle.ops.abstract import constant_array
 from treadle.ops.constant import ArrayData, Constant
 from treadle.ops.op import Array, Op
@@ -247,7 +247,7 @@ class _Rewriter:
         inputs = tuple([self._resolve(v) for v in node.inputs])
         if all(a is b for a, b in zip(inputs, node.inputs, strict=True)):
             return node
-        return Node(node.op, inputs, node.loc, node.names)
+        return remake(node, node.op, inputs)
 
     def _redirect(self, item: _Redirect) -> None:
         for before, after in zip(item.before, item.after, strict=True):

@@ -5,7 +5,15 @@ from __future__ import annotations
 from treadle.base.errors import GraphError, TreadleError
 from treadle.base.symbol import Relation, recording_guards
 from treadle.graph.analysis import live_nodes, topological_order
-from treadle.graph.ir import Graph, Node, Value, regions_of, result_types, symbols_of
+from treadle.graph.ir import (
+    Graph,
+    Node,
+    Value,
+    differ_in_new_symbols,
+    regions_of,
+    result_types,
+    symbols_of,
+)
 from treadle.graph.printer import node_lines, to_text
 from treadle.graph.spec import CAPTURED, Spec
 
@@ -77,7 +85,7 @@ def _check_types(graph: Graph, node: Node, guards: set[Relation]) -> None:
     except TreadleError as problem:
         raise _error(graph, node, f"{problem.problem}; {problem.saw}") from problem
     found = tuple(v.type for v in node.outputs)
-    if types != found:
+    if types != found and not differ_in_new_symbols(node.op, node.inputs, types, found):
         expected, actual = ", ".join(map(str, types)), ", ".join(map(str, found))
         raise _error(graph, node, f"has type {actual}, but the op infers {expected}")
     for relation in needed:

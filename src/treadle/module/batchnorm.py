@@ -68,7 +68,7 @@ class _BatchNorm(Module):
         bias: Tensor | None = self.bias
         if self.freeze and weight is not None and bias is not None:
             weight, bias = weight.detach(), bias.detach()
-        return F.batch_norm(
+        out: Tensor = F.batch_norm(
             inp,
             self.running_mean if tracked else None,
             self.running_var if tracked else None,
@@ -78,6 +78,7 @@ class _BatchNorm(Module):
             momentum=self.momentum,
             eps=self.eps,
         )
+        return out
 
     def _check_rank(self, inp: Tensor) -> None:
         if inp.ndim not in self._ranks:

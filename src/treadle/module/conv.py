@@ -105,8 +105,8 @@ class _ForwardConv(Convolution):
         if padding_mode not in _PADDING_MODES:
             allowed = ", ".join(_PADDING_MODES)
             raise ValueError(f"padding_mode must be one of {allowed}; got {padding_mode!r}")
-        self.padding_mode = padding_mode
         super().__init__(channels, window, groups, bias, modes, name)
+        self.padding_mode = padding_mode
 
     def _channel_shape(self) -> tuple[int, int]:
         return self.out_channels // self.groups, self.in_channels // self.groups

@@ -23,9 +23,9 @@ class _Transposed(Convolution):
         modes: tuple[str, str],
         name: str | None,
     ) -> None:
+        super().__init__(channels, window, groups, bias, modes, name)
         what = f"{type(self).__name__}: output_padding"
         self.output_padding = extents(output_padding, self._spatial, what, least=0)
-        super().__init__(channels, window, groups, bias, modes, name)
 
     def _channel_shape(self) -> tuple[int, int]:
         return self.in_channels // self.groups, self.out_channels // self.groups

@@ -88,15 +88,16 @@ class Module(abc.ABC):
     def _note(self, name: str, value: Any) -> None:
         """Keep `_modules` up to date; containers count, as they may be filled later."""
         names: list[str] | None = self.__dict__.get("_modules")
-        if isinstance(value, (Module, list, tuple, dict)):
-            if names is None:
+        if names is None:
+            if any(isinstance(leaf, Module) for _, leaf in expand(name, value)):
                 raise AttributeError(
                     f"cannot assign {name!r} before Module.__init__() call; "
                     "start the constructor with super().__init__()"
                 )
+        elif isinstance(value, (Module, list, tuple, dict)):
             if name not in names:
                 names.append(name)
-        elif names is not None and name in names:
+        elif name in names:
             names.remove(name)
 
     def __delattr__(self, name: str) -> None:
@@ -246,7 +247,7 @@ class Module(abc.ABC):
 
         Returns:
             Read-only arrays in their own shapes, except that norm layers' are flattened to one
-            axis. A tensor shared by several modules stands under each of its names.
+            axis. A tensor shared by several modules stands under each of them.
         """
         result = OrderedDict() if rst is None else rst
         result.update(state.export(self._entries(prefix), keep_var))
@@ -291,7 +292,7 @@ class Module(abc.ABC):
     def __repr__(self) -> str:
         info = self._module_info_string()
         children = [
-            f"({key}): " + textwrap.indent(repr(leaf), "  ").lstrip()
+            f"({key}): {leaf!r}"
             for name in self._modules
             for key, leaf in expand(name, self.__dict__[name])
             if isinstance(leaf, Module)

@@ -28,7 +28,7 @@ class TypeOperand(Operators):
     def type(self) -> TensorType:
         return self._type
 
-    def apply(self, op: Op, inputs: tuple[TypeOperand, ...], /) -> tuple[TypeOperand, ...]:  # type: ignore[override]
+    def apply(self, op: Op, inputs: tuple[TypeOperand, ...], /) -> tuple[TypeOperand, ...]:
         return tuple(TypeOperand(t) for t in op.infer(*(x._type for x in inputs)))
 
     def constant(self, value: Any, dtype: DType | None = None) -> TypeOperand:
@@ -48,7 +48,7 @@ class ArrayOperand(Operators):
     def type(self) -> TensorType:
         return TensorType(as_dtype(self.array.dtype), self.array.shape)
 
-    def apply(self, op: Op, inputs: tuple[ArrayOperand, ...], /) -> tuple[ArrayOperand, ...]:  # type: ignore[override]
+    def apply(self, op: Op, inputs: tuple[ArrayOperand, ...], /) -> tuple[ArrayOperand, ...]:
         results = as_tuple(op.reference(*(x.array for x in inputs)))
         return tuple(ArrayOperand(r) for r in results)
 

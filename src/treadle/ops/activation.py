@@ -39,7 +39,7 @@ class ScalarOperand(Operators):
         # Scalar code is generic in its element type; a body of real functions never casts.
         return TensorType(dt.float32, ())
 
-    def apply(self, op: Op, inputs: tuple[ScalarOperand, ...], /) -> tuple[ScalarOperand, ...]:  # type: ignore[override]
+    def apply(self, op: Op, inputs: tuple[ScalarOperand, ...], /) -> tuple[ScalarOperand, ...]:
         if not isinstance(op, Elementwise):
             raise TypeError(f"{op.name} is not elementwise")
         return (ScalarOperand(op.scalar(*(x.code for x in inputs))),)

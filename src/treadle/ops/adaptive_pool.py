@@ -22,11 +22,9 @@ from treadle.ops.operand import V
 from treadle.ops.pool import (
     SAMPLED,
     GatherAtMaxima,
-    MaxPooling,
     Pooling,
     ScatterToMaxima,
     add_slices,
-    take_positions,
 )
 from treadle.ops.precision import widen_array
 from treadle.ops.sample import Arg, BadSample, Sample
@@ -70,10 +68,11 @@ class AdaptiveWindow(Pooling):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class AdaptiveMaxWindow(AdaptiveWindow, MaxPooling):
+class AdaptiveMaxWindow(AdaptiveWindow):
     """Adaptive windows and where their maxima stand."""
 
     def positions(self, x: Array) -> Array:
+        """Flat spatial index of every window's first maximum, [N,C,*output_shape]."""
         x, spatial = widen_array(x), x.shape[2:]
         cells = np.arange(math.prod(spatial)).reshape(spatial)
         found = np.empty((*x.shape[:2], *self.output_shape), np.int64)
@@ -98,7 +97,7 @@ class AdaptiveMaxPool(AdaptiveMaxWindow):
         return (x.with_shape(self.infer_pooled((x,))),)
 
     def reference(self, x: Array) -> Array:
-        return take_positions(x, self.positions(x))
+        return _take(x, self.positions(x))
 
     def vjp(self, at: Pullback[V]) -> tuple[V | None, ...]:
         return (AdaptiveMaxPoolGrad(self.output_shape)(at.inputs[0], at.dy),)
@@ -127,6 +126,9 @@ class AdaptiveMaxPoolGrad(AdaptiveMaxWindow, ScatterToMaxima):
     def adjoint(self) -> Op:
         return AdaptiveMaxPoolGather(self.output_shape)
 
+    def reference(self, x: Array, dy: Array) -> Array:
+        return _put(dy, self.positions(x), x.shape[2:])
+
     @classmethod
     def samples(cls) -> tuple[Sample, ...]:
         return tuple(Sample(cls(shape), (Arg(x, distinct=True), Arg(y))) for shape, x, y in _CASES)
@@ -140,6 +142,9 @@ class AdaptiveMaxPoolGather(AdaptiveMaxWindow, GatherAtMaxima):
 
     def adjoint(self) -> Op:
         return AdaptiveMaxPoolGrad(self.output_shape)
+
+    def reference(self, x: Array, values: Array) -> Array:
+        return _take(values, self.positions(x))
 
     @classmethod
     def samples(cls) -> tuple[Sample, ...]:
@@ -215,6 +220,24 @@ class AdaptiveAvgPoolGrad(AdaptiveWindow):
                 lambda: cls((2,), (4,)), (Arg((1, 1, 4)),), ShapeError, "must be [1,1,2], not"
             ),
         )
+
+
+def _take(values: Array, positions: Array) -> Array:
+    """Cells of values [N,C,*S] at flat spatial positions [N,C,*P]."""
+    n, channels = values.shape[:2]
+    flat = values.reshape(n, channels, math.prod(values.shape[2:]))
+    where = positions.reshape(n, channels, math.prod(positions.shape[2:]))
+    found: Array = np.take_along_axis(flat, where, axis=2)
+    return found.reshape(positions.shape)
+
+
+def _put(dy: Array, positions: Array, spatial: tuple[int, ...]) -> Array:
+    """The adjoint of `_take`: dy [N,C,*P] summed into zeros [N,C,*spatial]."""
+    planes, cells = math.prod(dy.shape[:2]), math.prod(spatial)
+    where = positions.reshape(planes, math.prod(positions.shape[2:]))
+    target = where + np.arange(planes)[:, None] * cells
+    total = np.bincount(target.ravel(), weights=dy.ravel(), minlength=planes * cells)
+    return total.astype(dy.dtype).reshape(*dy.shape[:2], *spatial)
 
 
 def _windows(n: int, m: int) -> list[slice]:

@@ -10,6 +10,7 @@ import numpy as np
 from treadle.base import dtype as dt
 from treadle.base.errors import DTypeError, ShapeError
 from treadle.base.shape import broadcast_shapes, can_broadcast, require_equal
+from treadle.base.symbol import Dim
 from treadle.base.types import TensorType
 from treadle.ops.composite import Composite
 from treadle.ops.creation import Iota
@@ -20,6 +21,7 @@ from treadle.ops.precision import widen, widen_array
 from treadle.ops.sample import Arg, BadSample, Sample
 from treadle.ops.select import Where
 from treadle.ops.softmax import Softmax
+from treadle.ops.unary import Sqrt
 
 
 @op
@@ -78,12 +80,22 @@ class Attention(Composite):
                 "the mask does not broadcast to the scores", types, "give it the shape [..., T, S]"
             )
 
-    def _scale(self, d: Any) -> float:
-        return 1.0 / math.sqrt(max(int(d), 1)) if self.scale is None else self.scale
+    def _scale(self, d: Dim) -> float | None:
+        """The factor, None where it depends on a symbolic extent."""
+        if self.scale is None and isinstance(d, int):
+            return 1.0 / math.sqrt(max(d, 1))
+        return self.scale
+
+    def _scaled(self, x: V, d: Dim) -> V:
+        """x times the scale; a symbolic d is counted at run time."""
+        factor = self._scale(d)
+        if factor is not None:
+            return x * factor
+        return x / Sqrt()(x.constant(1.0).broadcast_to((d,)).sum())
 
     def scores(self, q: Any, k: Any, mask: tuple[Any, ...]) -> Any:
         """Attention weights before softmax, in the compute type; operands."""
-        scores = widen(Matmul(False, True)(q, k)) * self._scale(q.shape[-1])
+        scores = self._scaled(widen(Matmul(False, True)(q, k)), q.shape[-1])
         if mask:
             if mask[0].type.dtype is dt.bool_:
                 scores = Where()(mask[0], scores, scores.constant(-math.inf))
@@ -131,7 +143,7 @@ class Attention(Composite):
             dscores = weighted - weights * weighted.sum((last,), keepdims=True)
             if mask and at.needs[3]:
                 dmask = dscores.sum_to(mask[0].type.shape).astype(mask[0].type.dtype)
-            dproduct = (dscores * self._scale(q.shape[-1])).astype(q.type.dtype)
+            dproduct = self._scaled(dscores, q.shape[-1]).astype(q.type.dtype)
             if at.needs[0]:
                 dq = Matmul()(dproduct, k).sum_to(q.type.shape)
             if at.needs[1]:

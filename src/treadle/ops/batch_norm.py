@@ -13,15 +13,14 @@ from treadle.base.types import TensorType
 from treadle.ops.composite import Composite, differentiate_body
 from treadle.ops.elementwise import Maximum
 from treadle.ops.norm import (
-    affine_array,
     affine_operand,
     affine_vjp,
+    center_array,
     channel_shape,
     check_affine,
     check_channels,
     check_parameters,
     standardize,
-    standardize_array,
 )
 from treadle.ops.op import Array, Onnx, Pullback, op
 from treadle.ops.operand import V
@@ -82,9 +81,12 @@ class BatchNormTrain(Composite):
 
     def reference(self, x: Array, *affine: Array) -> tuple[Array, ...]:
         axes, channels = _axes(x.ndim), x.shape[1]
-        y, mean, variance, _ = standardize_array(x, axes, self.eps)
+        y, mean, variance, scale = center_array(x, axes, self.eps)
+        per_channel = (1, channels, *(1,) * (x.ndim - 2))
+        y *= scale * widen_array(affine[0]).reshape(per_channel) if affine else scale
+        if affine:
+            y += widen_array(affine[1]).reshape(per_channel)
         n = size_of([x.shape[a] for a in axes])
-        affine_array(y, affine, (1, channels, *(1,) * (x.ndim - 2)))
         unbiased = variance * variance.dtype.type(n / max(n - 1, 1))
         return y.astype(x.dtype, copy=False), mean.reshape(channels), unbiased.reshape(channels)
 

@@ -60,7 +60,7 @@ class _Traced(Operators, Generic[V]):
     def type(self) -> TensorType:
         return self.inner.type
 
-    def apply(self, op: Op, inputs: tuple[_Traced[V], ...], /) -> tuple[_Traced[V], ...]:  # type: ignore[override]
+    def apply(self, op: Op, inputs: tuple[_Traced[V], ...], /) -> tuple[_Traced[V], ...]:
         values = tuple(x.inner for x in inputs)
         results = self.inner.apply(op, values)
         done = tuple(_Traced(r, self.steps) for r in results)

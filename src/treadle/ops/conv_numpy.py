@@ -47,7 +47,9 @@ def convolve_transposed(
     for part in _blocks(len(dy), swapped.shape[1] * groups * size):
         given = _batch_last(dy[part])
         n = given.shape[-1]
-        patches = np.matmul(swapped, given.reshape(groups, len(weight) // groups, size * n))
+        rows = given.reshape(groups, len(weight) // groups, size * n)
+        # An outer product (depthwise) is no matter for BLAS.
+        patches = swapped * rows if rows.shape[1] == 1 else np.matmul(swapped, rows)
         patches = patches.reshape(channels, *weight.shape[2:], *extents, n)
         total = np.zeros((channels, *spatial, n), dy.dtype)
         for tap in taps:

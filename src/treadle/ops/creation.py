@@ -6,7 +6,6 @@ They have no input to be called on; apply them with `like.apply(Full(...), ())`.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,11 +16,11 @@ from treadle.base.errors import DTypeError, OutOfMemory, ShapeError
 from treadle.base.shape import Shape, format_shape, size_of
 from treadle.base.symbol import Dim
 from treadle.base.types import TensorType
-from treadle.ops.op import Array, Op, op
+from treadle.ops.op import Array, Op, family, op
 from treadle.ops.sample import BadSample, Sample
 
-MOST_BYTES = 2**40
-"""Larger requests are refused outright; a kernel that overcommits would grant and then kill."""
+TOO_MANY_BYTES = 2**40
+"""From here on requests are refused outright: a system that overcommits grants, and then kills."""
 
 
 def allocate(op: Op, shape: Shape, dtype: DType) -> Array:
@@ -29,7 +28,7 @@ def allocate(op: Op, shape: Shape, dtype: DType) -> Array:
     extents = tuple(int(d) for d in shape)
     nbytes = size_of(extents) * dtype.itemsize
     try:
-        if nbytes <= MOST_BYTES:
+        if nbytes < TOO_MANY_BYTES:
             return np.empty(extents, dtype.numpy)
     except MemoryError:
         pass
@@ -65,7 +64,7 @@ def as_element(value: complex, dtype: DType) -> Array:
     return np.asarray(value).astype(dtype.numpy)
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@family
 class Creation(Op):
     """An op without operands."""
 
@@ -116,7 +115,7 @@ class Full(Creation):
 
     def _zeros(self) -> Array:
         # Fresh pages are zero already, which np.zeros knows and a fill does not.
-        if size_of(self.shape) * self.dtype.itemsize > MOST_BYTES:
+        if size_of(self.shape) * self.dtype.itemsize >= TOO_MANY_BYTES:
             return allocate(self, self.shape, self.dtype)
         try:
             return np.zeros(tuple(int(d) for d in self.shape), self.dtype.numpy)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -12,7 +11,7 @@ from treadle.base.errors import DTypeError, ShapeError
 from treadle.base.shape import format_shape, normalize_axis, require_equal
 from treadle.base.types import TensorType
 from treadle.ops.families import NUMBERS
-from treadle.ops.op import Array, Op, Pullback, op
+from treadle.ops.op import Array, Op, Pullback, family, op
 from treadle.ops.operand import V
 from treadle.ops.sample import Arg, BadSample, Sample
 from treadle.ops.slicing import Pad, Slice
@@ -24,7 +23,7 @@ _TORCH_INPUT = (
 _TORCH = "torch.flip(torch.{function}(" + _TORCH_INPUT + ", op.axis, dtype=x.dtype), op.flipped)"
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@family
 class Cumulative(Op):
     """A running total along `axis`.
 

@@ -173,6 +173,7 @@ class Maximum(Binary):
 
     name = "maximum"
     domains = (Arg((3, 4), low=-2.0, high=0.4), Arg((3, 4), low=0.6, high=2.0))
+    onnx = Onnx("Max", since=12)
     torch = "torch.maximum(x, y)"
     reference = oracle(np.maximum)
 
@@ -196,6 +197,7 @@ class Minimum(Binary):
 
     name = "minimum"
     domains = (Arg((3, 4), low=-2.0, high=0.4), Arg((3, 4), low=0.6, high=2.0))
+    onnx = Onnx("Min", since=12)
     torch = "torch.minimum(x, y)"
     reference = oracle(np.minimum)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -30,7 +29,7 @@ from treadle.base.types import TensorType
 from treadle.ops.creation import Iota, allocate
 from treadle.ops.families import NUMBERS
 from treadle.ops.index_numpy import accumulating, add_rows, check_bounds, linear_over, writable
-from treadle.ops.op import Array, Onnx, Op, Pullback, op
+from treadle.ops.op import Array, Onnx, Op, Pullback, family, op
 from treadle.ops.operand import V
 from treadle.ops.sample import Arg, BadSample, Sample
 from treadle.ops.select import Where
@@ -104,7 +103,7 @@ class Take(Op):
         )
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@family
 class Indexing(Op):
     """An op on the elements that broadcast indices name together, one index for each of `axes`.
 

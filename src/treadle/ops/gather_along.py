@@ -6,8 +6,6 @@ Negative indices count from the end; one that is out of range raises `IndexRange
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from treadle.base import dtype as dt
@@ -18,13 +16,13 @@ from treadle.base.types import TensorType
 from treadle.ops.families import NUMBERS
 from treadle.ops.gather import check_index, last_writes
 from treadle.ops.index_numpy import accumulating, add_rows, check_bounds, linear_along, writable
-from treadle.ops.op import Array, Onnx, Op, Pullback, op
+from treadle.ops.op import Array, Onnx, Op, Pullback, family, op
 from treadle.ops.operand import V
 from treadle.ops.sample import Arg, BadSample, Sample
 from treadle.ops.select import Where
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@family
 class Along(Op):
     """An op on the elements x[..., index[..., k, ...], ...], index standing at `axis`."""
 

@@ -8,11 +8,12 @@ Source of the rules: NumPy user guide, "Indexing on ndarrays".
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from operator import index as as_int
 from typing import Any, TypeVar
 
 import numpy as np
 
-from treadle.base.dtype import bool_, int32
+from treadle.base.dtype import bool_, int32, int64
 from treadle.base.errors import DTypeError, IndexRangeError, ShapeError
 from treadle.base.shape import Shape, broadcast_shapes, format_shape
 from treadle.base.symbol import Dim, Expr
@@ -51,7 +52,9 @@ def getitem(x: T, index: Any) -> T:
         DTypeError: an index is neither integer nor bool.
     """
     plan = _parse(x, index)
-    part = _sliced(x, plan).reshape(plan.kept)
+    part = _sliced(x, plan)
+    if plan.kept != part.type.shape or (part is x and not plan.gathered):
+        part = part.reshape(plan.kept)
     if not plan.gathered:
         return part
     axes = tuple(plan.gathered)
@@ -65,7 +68,7 @@ def setitem(x: T, index: Any, value: Any) -> T:
     shape and element type included.
     """
     if index is Ellipsis:
-        return value if isinstance(value, type(x)) else x.constant(as_array(Index(()), value))
+        return value if x.is_operand(value) else x.constant(as_array(Index(()), value))
     plan = _parse(x, index)
     source = _as_operand(x, value).astype(x.type.dtype)
     sliced = _sliced(x, plan)
@@ -81,8 +84,9 @@ def setitem(x: T, index: Any, value: Any) -> T:
 
 
 def _as_operand(x: T, value: Any) -> T:
-    if isinstance(value, type(x)):
-        return value
+    if x.is_operand(value):
+        operand: T = value
+        return operand
     scalar = isinstance(value, (bool, int, float)) and not isinstance(value, np.generic)
     return x.constant(value if scalar else as_array(Index(()), value))
 
@@ -109,15 +113,15 @@ def _fit(value: T, shape: Shape) -> T:
 
 
 def _parse(x: Operators, index: Any) -> _Plan:
-    items = _expanded(x, list(index) if isinstance(index, tuple) else [index])
-    advanced = any(_is_array(item) for item in items)
+    items = _expanded(x, [_item(x, i) for i in (index if isinstance(index, tuple) else (index,))])
+    advanced = any(isinstance(item, bool) or _is_array(item) for item in items)
     plan = _Plan()
     axis = 0
     for item in items:
         if item is None:
             plan.view.append(1)
         elif isinstance(item, bool):
-            plan.view.append(1 if item else 0)
+            _choose(x, plan, item)
         elif isinstance(item, slice):
             plan.cuts.append(item)
             plan.view.append(_length(x, item, axis))
@@ -125,15 +129,34 @@ def _parse(x: Operators, index: Any) -> _Plan:
         elif _is_array(item):
             axis += _gather(x, plan, item, axis)
         else:
-            _pick(x, plan, int(item), axis, advanced)
+            _pick(x, plan, item, axis, advanced)
             axis += 1
     return plan
 
 
+def _item(x: Operators, given: Any) -> Any:
+    """One index item as None, Ellipsis, a slice, a bool, an int, an array or an operand."""
+    if given is None or given is Ellipsis or isinstance(given, (slice, bool)):
+        return given
+    if isinstance(given, (list, tuple)):
+        given = np.asarray(given) if given else np.zeros(0, np.int32)
+    if _is_array(given):
+        return given if given.shape or not _is_mask(given) else bool(given)
+    if isinstance(given, np.bool_):
+        return bool(given)
+    try:
+        return as_int(given)
+    except TypeError:
+        raise DTypeError(
+            "index",
+            f"cannot index with a {type(given).__name__}",
+            saw=str(x.type),
+            hint="use integers, slices, ..., None, or integer and bool arrays",
+        ) from None
+
+
 def _expanded(x: Operators, items: list[Any]) -> list[Any]:
-    """Index items with lists as arrays, without Ellipsis, and one for every axis."""
-    items = [np.asarray(i) if isinstance(i, (list, tuple)) else i for i in items]
-    items = [np.zeros(0, np.int64) if _is_empty_list(i) else i for i in items]
+    """Index items without Ellipsis, and one for every axis."""
     used = sum(_axes_used(i) for i in items)
     ndim = x.type.ndim
     if used > ndim:
@@ -148,12 +171,8 @@ def _expanded(x: Operators, items: list[Any]) -> list[Any]:
     return items[:place] + missing + items[place + bool(at) :]
 
 
-def _is_empty_list(item: Any) -> bool:
-    return isinstance(item, np.ndarray) and item.size == 0 and item.dtype == np.float64
-
-
 def _axes_used(item: Any) -> int:
-    if item is None or item is Ellipsis or isinstance(item, (bool, np.bool_)):
+    if item is None or item is Ellipsis or isinstance(item, bool):
         return 0
     if _is_array(item) and _is_mask(item):
         return len(item.shape)
@@ -178,6 +197,12 @@ def _length(x: Operators, cut: slice, axis: int) -> Dim:
             return extent
         raise IndexRangeError("index", f"cannot slice the symbolic axis {axis}", saw=str(x.type))
     return len(range(*cut.indices(extent)))
+
+
+def _choose(x: Operators, plan: _Plan, kept: bool) -> None:
+    """A truth value: a new axis, and an array beside the others that keeps all of it or nothing."""
+    plan.gathered[len(plan.view)] = x.constant(np.zeros(int(kept), np.int32))
+    plan.view.append(1)
 
 
 def _pick(x: Operators, plan: _Plan, at: int, axis: int, advanced: bool) -> None:
@@ -211,7 +236,7 @@ def _gather(x: Operators, plan: _Plan, item: Any, axis: int) -> int:
 
 
 def _integers(x: Operators, item: Any) -> Any:
-    operand = item if isinstance(item, Operators) else x.constant(np.asarray(item))
+    operand = item if isinstance(item, Operators) else _constant_index(x, item)
     if not operand.type.dtype.is_integer:
         raise DTypeError(
             "index",
@@ -221,6 +246,15 @@ def _integers(x: Operators, item: Any) -> Any:
         )
     wide = operand.type.dtype.itemsize >= 4 and operand.type.dtype.kind == "int"
     return operand if wide else operand.astype(int32)
+
+
+def _constant_index(x: Operators, item: np.ndarray[Any, Any]) -> Any:
+    """An index array as an operand; what no int32 holds stays int64, to be out of range there."""
+    if item.dtype.kind not in "iu":
+        return x.constant(item)
+    widest = max(abs(int(item.min())), abs(int(item.max()))) if item.size else 0
+    kind = int64 if widest > np.iinfo(np.int32).max else int32
+    return x.constant(item.astype(kind.numpy), kind)
 
 
 def _mask_indices(x: Operators, mask: Any, axis: int) -> list[Any]:

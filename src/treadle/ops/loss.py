@@ -8,7 +8,7 @@ import numpy as np
 
 from treadle.base import dtype as dt
 from treadle.base.errors import DTypeError, IndexRangeError, ShapeError
-from treadle.base.shape import Shape, require_equal, size_of
+from treadle.base.shape import Shape, require_equal
 from treadle.base.types import TensorType
 from treadle.ops.activation import body_scalar
 from treadle.ops.composite import Composite
@@ -119,10 +119,11 @@ class SoftmaxCrossEntropy(Composite):
             return None, None
         logits, labels = at.inputs
         wide = widen(logits)
-        classes = size_of(logits.shape[self.axis : self.axis + 1])
         target = self._one_hot(logits, labels).astype(wide.type.dtype)
         if self.label_smooth:
-            target = target * (1.0 - self.label_smooth) + self.label_smooth / max(classes, 1)
+            # The mean of a one-hot row is 1 / classes, also where their number is symbolic.
+            uniform = Mean((self.axis,), keepdims=True)(target)
+            target = target * (1.0 - self.label_smooth) + uniform * self.label_smooth
         kept = tuple(1 if i == self.axis else d for i, d in enumerate(logits.shape))
         dx = (Softmax(self.axis)(wide) - target) * widen(at.dy).reshape(kept)
         return dx.astype(logits.type.dtype), None

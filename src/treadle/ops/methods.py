@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from operator import index
 from typing import Any, TypeVar
 
 import numpy as np
@@ -12,7 +13,7 @@ from treadle.base.errors import ShapeError
 from treadle.base.shape import Dim, Shape, format_shape, normalize_axes, normalize_axis, product
 from treadle.base.symbol import Expr
 from treadle.ops import reduce
-from treadle.ops.movement import Reshape, Transpose
+from treadle.ops.movement import Broadcast, Reshape, Transpose
 from treadle.ops.operators import Operators
 
 T = TypeVar("T", bound="ArrayMethods")
@@ -31,8 +32,17 @@ class ArrayMethods(Operators):
         Raises:
             ShapeError: two extents are -1, or the numbers of elements differ.
         """
+        # Also where nothing changes: a result is never the same handle as its operand.
         wanted = resolve_shape(self.type.shape, as_shape(shape))
-        return self if wanted == self.type.shape else self.apply(Reshape(wanted), (self,))[0]
+        return self.apply(Reshape(wanted), (self,))[0]
+
+    def broadcast_to(self: T, *shape: Any) -> T:
+        """NumPy's broadcast to exactly a shape, given as ints, a tuple or a tensor.
+
+        Raises:
+            ShapeError: an extent differs and is not 1.
+        """
+        return self.apply(Broadcast(as_shape(shape)), (self,))[0]
 
     def transpose(self: T, *pattern: Any) -> T:
         """Axes in another order; without arguments in reverse order.
@@ -97,9 +107,9 @@ def _counted(x: T) -> T:
 
 def reduced_axes(axis: Any, ndim: int, op: str) -> tuple[int, ...]:
     """Sorted axes from an int, a sequence or None (all); a duplicate is an `AssertionError`."""
-    if axis is None or isinstance(axis, int):
-        return normalize_axes(axis, ndim, op)
-    given = [int(a) for a in axis]
+    if axis is None:
+        return tuple(range(ndim))
+    given = [index(a) for a in axis] if is_iterable(axis) else [index(axis)]
     if len({a % max(ndim, 1) for a in given}) != len(given):
         raise AssertionError(f"{op}: an axis appears twice in {given}")
     return normalize_axes(given, ndim, op)
@@ -107,7 +117,9 @@ def reduced_axes(axis: Any, ndim: int, op: str) -> tuple[int, ...]:
 
 def is_iterable(x: Any) -> bool:
     """Whether a value is a sequence of extents or axes rather than one of them."""
-    return isinstance(x, (Iterable, np.ndarray)) and not isinstance(x, str)
+    if isinstance(x, (Operators, np.ndarray)):
+        return len(x.shape) > 0
+    return isinstance(x, Iterable) and not isinstance(x, str)
 
 
 def as_shape(given: tuple[Any, ...]) -> Shape:
@@ -121,6 +133,8 @@ def as_shape(given: tuple[Any, ...]) -> Shape:
 def resolve_shape(have: Shape, wanted: Shape) -> Shape:
     """`wanted` with its -1, if any, computed from the elements there are."""
     at = [i for i, d in enumerate(wanted) if d == -1]
+    if any(isinstance(d, int) and d < -1 for d in wanted):
+        raise ShapeError("reshape", "an extent is negative", saw=format_shape(wanted))
     if not at:
         return wanted
     if len(at) > 1:

@@ -81,15 +81,21 @@ def _mean_array(x: Array, axes: Axes) -> Array:
     return np.asarray(np.sum(x, axis=axes, keepdims=True) / x.dtype.type(count))
 
 
-def standardize_array(x: Array, axes: Axes, eps: float) -> tuple[Array, Array, Array, Array]:
-    """(x - mean) / std, mean, variance and std; axes kept, in the compute type."""
+def center_array(x: Array, axes: Axes, eps: float) -> tuple[Array, Array, Array, Array]:
+    """x - mean, mean, variance and 1 / sqrt(variance + eps); axes kept, in the compute type."""
     wide = widen_array(x)
     mean = _mean_array(wide, axes)
     centered = np.asarray(wide - mean)
     variance = _mean_array(np.square(centered), axes)
-    std = np.sqrt(variance + variance.dtype.type(eps))
-    centered /= std
-    return centered, mean, variance, std
+    scale = np.reciprocal(np.sqrt(variance + variance.dtype.type(eps)))
+    return centered, mean, variance, np.asarray(scale)
+
+
+def standardize_array(x: Array, axes: Axes, eps: float) -> Array:
+    """(x - mean) / sqrt(variance + eps), in the compute type and fresh memory."""
+    centered, _, _, scale = center_array(x, axes, eps)
+    centered *= scale
+    return centered
 
 
 def standardize(x: V, axes: Axes, eps: float) -> tuple[V, V]:
@@ -124,7 +130,7 @@ class Standardize(Composite):
         return standardize(x, self.axes, self.eps)[0].astype(x.type.dtype)
 
     def reference(self, x: Array) -> Array:
-        return standardize_array(x, self.axes, self.eps)[0].astype(x.dtype, copy=False)
+        return standardize_array(x, self.axes, self.eps).astype(x.dtype, copy=False)
 
     def vjp(self, at: Pullback[V]) -> tuple[V | None, ...]:
         return (StandardizeGrad(self.axes, self.eps)(at.inputs[0], at.dy),)
@@ -176,13 +182,14 @@ class StandardizeGrad(Composite):
         return ((wide - mean(wide) - y * mean(wide * y)) / std).astype(x.type.dtype)
 
     def reference(self, x: Array, dy: Array) -> Array:
-        y, _, _, std = standardize_array(x, self.axes, self.eps)
+        centered, _, _, scale = center_array(x, self.axes, self.eps)
         wide = widen_array(dy)
-        slope = _mean_array(wide * y, self.axes)
-        y *= slope
-        dx = np.asarray(wide - _mean_array(wide, self.axes))
-        dx -= y
-        dx /= std
+        # The two places where y would stand each hold one factor of the scale.
+        dx = np.asarray(wide * centered)
+        centered *= _mean_array(dx, self.axes) * np.square(scale)
+        np.subtract(wide, centered, out=dx)
+        dx -= _mean_array(wide, self.axes)
+        dx *= scale
         return dx.astype(x.dtype, copy=False)
 
     @classmethod
@@ -230,7 +237,7 @@ class LayerNorm(Composite):
         return affine_operand(y, affine, shape).astype(x.type.dtype)
 
     def reference(self, x: Array, *affine: Array) -> Array:
-        y = standardize_array(x, self.axes(x.ndim), self.eps)[0]
+        y = standardize_array(x, self.axes(x.ndim), self.eps)
         shape = affine[0].shape if affine else ()
         return affine_array(y, affine, shape).astype(x.dtype, copy=False)
 
@@ -401,7 +408,7 @@ class GroupNorm(Composite):
     def reference(self, x: Array, *affine: Array) -> Array:
         fixed: Any = self._grouped(x.shape)
         axes = tuple(range(2, x.ndim + 1))
-        y = standardize_array(x.reshape(fixed), axes, self.eps)[0].reshape(x.shape)
+        y = standardize_array(x.reshape(fixed), axes, self.eps).reshape(x.shape)
         per_channel = (1, -1, *(1,) * (x.ndim - 2))
         return affine_array(y, affine, per_channel).astype(x.dtype, copy=False)
 

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from treadle.base.dtype import DType, as_dtype, bool_, float_for, promote, promote_scalar
-from treadle.base.errors import DTypeError
+from treadle.base.errors import DTypeError, ShapeError
 from treadle.base.shape import Shape
 from treadle.base.types import TensorType
 from treadle.ops import elementwise as ew
@@ -50,6 +50,10 @@ class Operators:
     def constant(self: T, value: Any, dtype: DType | None = None) -> T:
         """A constant on this operand's device."""
         raise NotImplementedError
+
+    def is_operand(self, other: object) -> bool:
+        """Whether another value is an operand of this kind, and not data to be made one."""
+        return isinstance(other, type(self))
 
     def astype(self: T, dtype: Any, /) -> T:
         """Cast to another element type; the operand itself where nothing changes."""
@@ -122,7 +126,7 @@ class Operators:
         return binary(ew.Mod(), self, other, swap=True)
 
     def __pow__(self: T, other: Any, /) -> T:
-        simple = _POWERS.get(other) if isinstance(other, (int, float)) else None
+        simple = _POWERS.get(other) if _is_scalar(other) else None
         if simple is None:
             return binary(ew.Pow(), self, other)
         return simple(self.astype(float_for(promote_scalar(self.type.dtype, other))))
@@ -221,27 +225,58 @@ def _matrix_product(x: T, y: T) -> T:
 
 def _promoted(op: Op, x: T, other: Any) -> tuple[T, T]:
     mine = x.type.dtype
-    if isinstance(other, (bool, int, float)) and not isinstance(other, np.generic):
-        wanted = _compute_type(op, promote_scalar(mine, other), mine)
-        return x.astype(wanted), x.constant(other, wanted)
-    y: T = other if isinstance(other, type(x)) else x.constant(as_array(op, other))
+    if _is_scalar(other):
+        same = mine if isinstance(other, bool) else None
+        wanted = _compute_type(op, promote_scalar(mine, other), same, f"{x.type}, {other!r}")
+        return _cast(x, wanted), x.constant(other, wanted)
+    y: T = other if x.is_operand(other) else x.constant(as_array(op, other))
     theirs = y.type.dtype
-    wanted = _compute_type(op, promote(mine, theirs), mine if mine is theirs else None)
-    return x.astype(wanted), y.astype(wanted)
+    same = mine if mine is theirs else None
+    wanted = _compute_type(op, promote(mine, theirs), same, f"{x.type}, {y.type}")
+    return _cast(x, wanted), _cast(y, wanted)
 
 
-def _compute_type(op: Op, promoted: DType, same: DType | None) -> DType:
-    """The element type `op` computes in, given what its operands promote to."""
+def _cast(x: T, wanted: DType) -> T:
+    """The operand itself where nothing changes: `astype` of a tensor makes a new handle."""
+    return x if x.type.dtype is wanted else x.astype(wanted)
+
+
+def _is_scalar(value: Any) -> bool:
+    """Whether a value is a Python number; NumPy's float64 pretends to be one, but has a type."""
+    return isinstance(value, (bool, int, float)) and not isinstance(value, np.generic)
+
+
+def _compute_type(op: Op, promoted: DType, same: DType | None, saw: str) -> DType:
+    """The element type `op` computes in, given what its operands promote to.
+
+    Raises:
+        DTypeError: the op takes neither that type nor the floating one it would become.
+    """
     if same is bool_ and bool_ in op.dtypes:
         return bool_
-    return promoted if promoted in op.dtypes else float_for(promoted)
+    for wanted in (promoted, float_for(promoted)):
+        if wanted in op.dtypes:
+            return wanted
+    raise DTypeError(
+        op.name,
+        "does not take operands of these types",
+        saw=saw,
+        hint="cast with astype() to one of " + ", ".join(d.name for d in op.dtypes),
+    )
 
 
 def as_array(op: Op, value: Any) -> np.ndarray[Any, Any]:
-    """Array data mixed into an expression; None and objects raise `DTypeError`."""
+    """Array data mixed into an expression; None is a `TypeError`, objects a `DTypeError`."""
     if value is None:
         raise TypeError("the operand is None and is not supported.")
-    array = np.asarray(value)
-    if array.dtype == object:
-        raise DTypeError(op.name, f"cannot use a {type(value).__name__} as an operand")
+    try:
+        array = np.asarray(value)
+    except ValueError:
+        raise ShapeError(op.name, "the rows of a nested list differ in length") from None
+    if array.dtype.kind in "OUSmM":
+        raise DTypeError(
+            op.name,
+            f"cannot use a {type(value).__name__} as an operand",
+            hint="pass a tensor, a number, or array data",
+        )
     return array

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import abc
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -25,7 +25,7 @@ from treadle.ops.op import Array, Op, Pullback, op
 from treadle.ops.operand import V
 from treadle.ops.precision import widen_array
 from treadle.ops.sample import Arg, BadSample, Sample
-from treadle.ops.windows import PLANES, Padding, Window, axis_taps, positions_and_taps
+from treadle.ops.windows import PLANES, Padding, Tap, Window, axis_taps, positions_and_taps
 
 SAMPLED = (*dt.FLOATS, dt.int8, dt.uint8, dt.int64)
 """Element types that samples of maxima try; PyTorch, their oracle, does not pool int32."""
@@ -67,15 +67,7 @@ class Pooling(Op):
             require_equal(want, have, fail)
 
 
-class MaxPooling(Pooling):
-    """Pooling that selects the first largest cell of each window; NaN counts as largest."""
-
-    @abc.abstractmethod
-    def positions(self, x: Array) -> Array:
-        """Flat spatial index of every window's maximum, [N,C,*P]; -1 where a window is empty."""
-
-
-class ScatterToMaxima(MaxPooling):
+class ScatterToMaxima(Pooling):
     """x [N,C,*S] and dy [N,C,*P] to [N,C,*S]: dy added where the maxima of x stand."""
 
     operands = ("x", "dy")
@@ -88,15 +80,12 @@ class ScatterToMaxima(MaxPooling):
         self.check_shape(1, self.infer_pooled((x, dy)), (x, dy))
         return (x,)
 
-    def reference(self, x: Array, dy: Array) -> Array:
-        return put_positions(dy, self.positions(x), x.shape[2:])
-
     def vjp(self, at: Pullback[V]) -> tuple[V | None, ...]:
         # Small changes of x move no maximum, so only dy has a gradient.
         return None, self.adjoint()(at.inputs[0], at.dy) if at.needs[1] else None
 
 
-class GatherAtMaxima(MaxPooling):
+class GatherAtMaxima(Pooling):
     """x and values [N,C,*S] to [N,C,*P]: the values where the maxima of x stand."""
 
     operands = ("x", "values")
@@ -110,42 +99,15 @@ class GatherAtMaxima(MaxPooling):
         self.check_shape(1, x.shape, (x, values))
         return (x.with_shape(shape),)
 
-    def reference(self, x: Array, values: Array) -> Array:
-        return take_positions(values, self.positions(x))
-
     def vjp(self, at: Pullback[V]) -> tuple[V | None, ...]:
         return None, self.adjoint()(at.inputs[0], at.dy) if at.needs[1] else None
-
-
-def take_positions(values: Array, positions: Array) -> Array:
-    """Cells of values [N,C,*S] at flat spatial positions [N,C,*P]; -1 reads 0."""
-    n, channels = values.shape[:2]
-    flat = values.reshape(n, channels, math.prod(values.shape[2:]))
-    where = positions.reshape(n, channels, math.prod(positions.shape[2:]))
-    found = np.take_along_axis(flat, np.maximum(where, 0), axis=2)
-    found[where < 0] = 0
-    return found.reshape(positions.shape)
-
-
-def put_positions(dy: Array, positions: Array, spatial: tuple[int, ...]) -> Array:
-    """The adjoint of `take_positions`: dy [N,C,*P] summed into zeros [N,C,*spatial]."""
-    planes, cells = math.prod(dy.shape[:2]), math.prod(spatial)
-    where = positions.reshape(planes, math.prod(positions.shape[2:]))
-    target = where + np.arange(planes)[:, None] * cells
-    known = where >= 0
-    if known.all():
-        total = np.bincount(target.ravel(), weights=dy.ravel(), minlength=planes * cells)
-    else:
-        given = dy.reshape(where.shape)[known]
-        total = np.bincount(target[known], weights=given, minlength=planes * cells)
-    return total.astype(dy.dtype).reshape(*dy.shape[:2], *spatial)
 
 
 # ── maxima over moving windows ────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class MaxWindow(MaxPooling):
+class MaxWindow(Pooling):
     """Attributes of a maximum over windows; `padding` is (before, after) per spatial axis.
 
     Cells of the padding take no part. `ceil_mode` adds a last, incomplete window.
@@ -165,18 +127,20 @@ class MaxWindow(MaxPooling):
     def extents(self, spatial: Shape, saw: str) -> Shape:
         return self.window.extents(self.name, spatial, saw)
 
-    def positions(self, x: Array) -> Array:
-        x, spatial = widen_array(x), x.shape[2:]
-        extents, taps = positions_and_taps(self.window, spatial)
-        cells = np.arange(math.prod(spatial)).reshape(spatial)
-        start = np.broadcast_to(_first_cells(self.window, spatial), (*x.shape[:2], *extents))
-        where, best = start.copy(), take_positions(x, start)
+    def hits(self, x: Array) -> Iterator[tuple[Tap, Array]]:
+        """Which windows have their first maximum at each tap; NaN counts as the largest."""
+        extents, taps = positions_and_taps(self.window, x.shape[2:])
+        best = _maxima(x, extents, taps)
+        has_nan = bool((best != best).any())
+        free = np.ones(best.shape, np.bool_)
         for tap in taps:
-            seen, kept = x[PLANES + tap.inputs], best[PLANES + tap.outputs]
-            better = (seen > kept) | ((seen != seen) & (kept == kept))
-            np.copyto(kept, seen, where=better)
-            np.copyto(where[PLANES + tap.outputs], cells[tap.inputs], where=better)
-        return where
+            seen, where = x[PLANES + tap.inputs], PLANES + tap.outputs
+            hit = seen == best[where]
+            if has_nan:
+                hit |= seen != seen
+            hit &= free[where]
+            free[where] ^= hit
+            yield tap, hit
 
     @classmethod
     def cases(cls) -> tuple[tuple[MaxWindow, tuple[int, ...], tuple[int, ...]], ...]:
@@ -197,22 +161,6 @@ class MaxWindow(MaxPooling):
         )
 
 
-@lru_cache(maxsize=512)
-def _first_cells(window: Window, spatial: tuple[int, ...]) -> Array:
-    """Flat index of the first input cell every window sees, -1 where it sees none."""
-    extents, _ = positions_and_taps(window, spatial)
-    flat = np.zeros((), np.int64)
-    inside = np.ones((), np.bool_)
-    for axis, n in enumerate(spatial):
-        step, gap = window.strides[axis], window.dilation[axis]
-        start = np.arange(extents[axis]) * step - window.padding[axis][0]
-        first = start + np.maximum(0, -(start // gap)) * gap
-        last = start + (int(window.kernel[axis]) - 1) * gap
-        inside = inside[..., None] & (first < n) & (first <= last)
-        flat = flat[..., None] * n + first
-    return np.where(inside, flat, -1)
-
-
 @op
 class MaxPool(MaxWindow):
     """Largest cell of every window of x [N,C,*S], one to three spatial axes.
@@ -231,12 +179,7 @@ class MaxPool(MaxWindow):
         return (x.with_shape(self.infer_pooled((x,))),)
 
     def reference(self, x: Array) -> Array:
-        extents, taps = positions_and_taps(self.window, x.shape[2:])
-        y = np.full((*x.shape[:2], *extents), _lowest(x), x.dtype)
-        for tap in taps:
-            kept = y[PLANES + tap.outputs]
-            np.maximum(kept, x[PLANES + tap.inputs], out=kept)
-        return y
+        return _maxima(x, *positions_and_taps(self.window, x.shape[2:]))
 
     def vjp(self, at: Pullback[V]) -> tuple[V | None, ...]:
         return (MaxPoolGrad(**self.attributes)(at.inputs[0], at.dy),)
@@ -269,6 +212,13 @@ class MaxPoolGrad(MaxWindow, ScatterToMaxima):
     def adjoint(self) -> Op:
         return MaxPoolGather(**self.attributes)
 
+    def reference(self, x: Array, dy: Array) -> Array:
+        given = widen_array(dy)
+        dx = np.zeros(x.shape, given.dtype)
+        for tap, hit in self.hits(widen_array(x)):
+            dx[PLANES + tap.inputs] += np.where(hit, given[PLANES + tap.outputs], 0)
+        return dx.astype(dy.dtype, copy=False)
+
     @classmethod
     def samples(cls) -> tuple[Sample, ...]:
         return tuple(Sample(one, (Arg(x, distinct=True), Arg(y))) for one, x, y in cls.cases())
@@ -294,6 +244,13 @@ class MaxPoolGather(MaxWindow, GatherAtMaxima):
     def adjoint(self) -> Op:
         return MaxPoolGrad(**self.attributes)
 
+    def reference(self, x: Array, values: Array) -> Array:
+        extents, _ = positions_and_taps(self.window, x.shape[2:])
+        y = np.zeros((*x.shape[:2], *extents), x.dtype)
+        for tap, hit in self.hits(widen_array(x)):
+            np.copyto(y[PLANES + tap.outputs], values[PLANES + tap.inputs], where=hit)
+        return y
+
     @classmethod
     def samples(cls) -> tuple[Sample, ...]:
         return tuple(Sample(one, (Arg(x, distinct=True), Arg(x))) for one, x, _ in cls.cases())
@@ -308,6 +265,15 @@ class MaxPoolGather(MaxWindow, GatherAtMaxima):
                 "values must be [1,1,4], not [1,1,3]",
             ),
         )
+
+
+def _maxima(x: Array, extents: tuple[int, ...], taps: tuple[Tap, ...]) -> Array:
+    """Largest cell of every window."""
+    y = np.full((*x.shape[:2], *extents), _lowest(x), x.dtype)
+    for tap in taps:
+        kept = y[PLANES + tap.outputs]
+        np.maximum(kept, x[PLANES + tap.inputs], out=kept)
+    return y
 
 
 def _lowest(x: Array) -> float | int:

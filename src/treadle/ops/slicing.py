@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -15,12 +14,12 @@ from treadle.base.symbol import Dim, less_equal, require
 from treadle.base.types import TensorType
 from treadle.ops.families import Movement
 from treadle.ops.index_numpy import writable
-from treadle.ops.op import Array, Pullback, op
+from treadle.ops.op import Array, Pullback, family, op
 from treadle.ops.operand import V
 from treadle.ops.sample import Arg, BadSample, Sample
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@family
 class Box(Movement):
     """An op on elements start, start + step, ... of every axis, up to and without stop.
 

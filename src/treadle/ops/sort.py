@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from treadle.base import dtype as dt
@@ -13,12 +11,12 @@ from treadle.base.symbol import Dim, less_equal, require
 from treadle.base.types import TensorType
 from treadle.ops.families import NUMBERS
 from treadle.ops.gather_along import AddAlongAxis
-from treadle.ops.op import Array, Op, Pullback, op
+from treadle.ops.op import Array, Op, Pullback, family, op
 from treadle.ops.operand import V
 from treadle.ops.sample import Arg, BadSample, Sample
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@family
 class Ordering(Op):
     """Elements of x in some order along `axis`, and where they came from as int32."""
 

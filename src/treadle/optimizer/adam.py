@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import abc
+import functools
 
 import numpy as np
 
 from treadle.ops.update import AdamFamily, AdamUpdate
 from treadle.optimizer.optimizer import Group, Optimizer, Params
+
+# One object for all steps: dispatch then finds it by identity.
+_update = functools.lru_cache(maxsize=64)(AdamUpdate)
 
 
 class AdamBase(Optimizer):
@@ -88,4 +92,4 @@ class Adam(AdamBase):
         super().__init__(params, lr, betas, eps, weight_decay)
 
     def _rule(self, beta1: float, beta2: float, eps: float) -> AdamFamily:
-        return AdamUpdate(beta1, beta2, eps)
+        return _update(beta1, beta2, eps)

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+
 from treadle.ops.update import AdamFamily, AdamWUpdate
 from treadle.optimizer.adam import AdamBase
 from treadle.optimizer.optimizer import Params
+
+# One object for all steps: dispatch then finds it by identity.
+_update = functools.lru_cache(maxsize=64)(AdamWUpdate)
 
 
 class AdamW(AdamBase):
@@ -34,4 +39,4 @@ class AdamW(AdamBase):
         super().__init__(params, lr, betas, eps, weight_decay)
 
     def _rule(self, beta1: float, beta2: float, eps: float) -> AdamFamily:
-        return AdamWUpdate(beta1, beta2, eps)
+        return _update(beta1, beta2, eps)

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 
 from treadle.autodiff import no_grad
-from treadle.base.dtype import DType, as_dtype, float32, float64
+from treadle.base.dtype import DType, float32, float64
 from treadle.base.errors import ShapeError
 from treadle.engine.dispatch import eager_type
 from treadle.tensor import Parameter, Tensor, scalar_tensor
@@ -112,7 +112,10 @@ class Optimizer(abc.ABC):
 
     def _scalar(self, value: float, param: Parameter) -> Tensor:
         """A hyper-parameter as an operand of an update."""
-        return scalar_tensor(float(value), eager_type(_state_dtype(param), param.device))
+        mine = param._kind
+        wide = _state_dtype(param)
+        kind = mine if mine.dtype is wide else eager_type(wide, mine.device)
+        return scalar_tensor(float(value), kind)
 
     # -- the loop --------------------------------------------------------------------------
 
@@ -235,7 +238,7 @@ def _groups(params: Any) -> list[Any]:
 
 
 def _state_dtype(param: Parameter) -> DType:
-    return float64 if as_dtype(param.dtype) is float64 else float32
+    return float64 if param._kind.dtype is float64 else float32
 
 
 def _as_tensor(value: Any, param: Parameter) -> Tensor:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+
 from treadle.ops.update import MomentumUpdate, SgdUpdate
 from treadle.optimizer.optimizer import Group, Optimizer, Params
+
+# One object for all steps: dispatch then finds it by identity.
+_momentum_update = functools.lru_cache(maxsize=64)(MomentumUpdate)
 
 
 class SGD(Optimizer):
@@ -47,7 +52,7 @@ class SGD(Optimizer):
 
     def _updates(self, param_group: Group) -> None:
         momentum = float(param_group["momentum"])
-        plain, moving = SgdUpdate(), MomentumUpdate(momentum, self.nesterov)
+        plain, moving = SgdUpdate(), _momentum_update(momentum, self.nesterov)
         for param in param_group["params"]:
             grad = param.grad
             if grad is None:

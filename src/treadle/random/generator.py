@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import secrets
+import os
 import threading
 from typing import Any
 
 import numpy as np
 
-from treadle.base.dtype import DType, as_dtype, float32, int32, uint32
+from treadle.base.dtype import DType, as_dtype, float32, uint32
 from treadle.engine.devices import CompNode, default_device, resolve
 from treadle.ops import distribution
 from treadle.ops import random as ops
@@ -31,7 +31,7 @@ class RNG:
         self._device: CompNode | None = None if device is None else resolve(device)
         self._key = 0
         self._counter = 0
-        self.seed(secrets.randbits(64) if seed is None else seed)
+        self.seed(int.from_bytes(os.urandom(8), "little") if seed is None else seed)
 
     def seed(self, seed: int) -> None:
         """Restart the stream under another key."""
@@ -92,7 +92,7 @@ class RNG:
         keys = self.draw(ops.RandomBits((int(n), 2))).numpy().astype(np.uint64)
         order = np.argsort(keys[:, 0] << np.uint64(32) | keys[:, 1], kind="stable")
         where = self._device or default_device()
-        return Tensor(order.astype(np.int32), dtype=as_dtype(dtype) or int32, device=where)
+        return Tensor(order.astype(np.int32), dtype=as_dtype(dtype), device=where)
 
     def shuffle(self, inp: Tensor) -> None:
         """Put a tensor's rows in random order, in place."""

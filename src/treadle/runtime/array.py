@@ -74,7 +74,7 @@ class DeviceArray:
 
 def _bytes(array: HostArray) -> memoryview:
     """The bytes of an array as a flat memory view (NumPy exports no view of bfloat16 itself)."""
-    return memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
 def to_host(payload: Any) -> HostArray:

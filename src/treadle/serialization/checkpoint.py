@@ -13,7 +13,6 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import IO, Any, TypeAlias
 
-import treadle
 from treadle.serialization import foreign, strict_json
 from treadle.serialization.atomic import Chunk, write_atomically
 from treadle.serialization.container import (
@@ -76,7 +75,7 @@ def save(
     manifest = {
         "format": FORMAT,
         "version": VERSION,
-        "producer": f"treadle {treadle.__version__}",
+        "producer": f"treadle {VERSION}",
         "root": root,
         "nodes": encoder.nodes,
         "sha256": {name: hashlib.sha256(raw).hexdigest() for name, raw in data.items()},
@@ -192,7 +191,7 @@ def _read_manifest(source: Source, header: Header) -> dict[str, Any]:
         raise source.error(
             f"format version {version} is newer than {VERSION}, the newest this Treadle reads",
             saw=f"written by {shorten(manifest.get('producer'))}",
-            hint=f"upgrade Treadle (this is {treadle.__version__})",
+            hint=f"upgrade Treadle (this is {VERSION})",
         )
     if _digest(text, header.entries) != header.metadata.get(DIGEST):
         raise source.error(

@@ -1,0 +1,66 @@
+"""Run the Python blocks of one page, top to bottom, as one program.
+
+    python tests/docs/run_page.py docs/tensors.md [oracle]
+
+Blocks that start with `>>>` are compared with the output they show (`...` matches anything);
+other blocks must not raise. A block marked `file=name.py` is written to the working directory,
+for the blocks after it to import. Blocks marked `oracle` need another framework and run only
+where the second argument asks for them.
+"""
+
+from __future__ import annotations
+
+import doctest
+import os
+import random
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+from pages import ROOT, Block, blocks, name_of
+
+FLAGS = doctest.ELLIPSIS | doctest.DONT_ACCEPT_TRUE_FOR_1
+
+
+def run(page: Path, oracle: bool) -> int:
+    """Run a page; returns the number of sessions that differ from what they show."""
+    failures = 0
+    names: dict[str, object] = {"__name__": "__main__"}
+    for block in blocks(page):
+        if "oracle" in block.words and not oracle:
+            continue
+        target = [w.removeprefix("file=") for w in block.words if w.startswith("file=")]
+        if target:
+            Path(target[0]).write_text(block.code, encoding="utf-8")
+        elif block.is_session:
+            failures += _session(page, block, names)
+        else:
+            # The padding makes line numbers in tracebacks those of the page.
+            padded = "\n" * (block.line - 1) + block.code
+            exec(compile(padded, name_of(page), "exec"), names)
+    return failures
+
+
+def _session(page: Path, block: Block, names: dict[str, object]) -> int:
+    title = name_of(page)
+    test = doctest.DocTestParser().get_doctest(block.code, {}, title, title, block.line - 1)
+    test.globs = names
+    return doctest.DocTestRunner(optionflags=FLAGS).run(test, clear_globs=False).failed
+
+
+def main() -> None:
+    page = (ROOT / sys.argv[1]).resolve()
+    random.seed(0)
+    np.random.seed(0)
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+        sys.path.insert(0, folder)
+        failures = run(page, "oracle" in sys.argv[2:])
+        os.chdir(ROOT)
+    sys.exit(1 if failures else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,148 @@
+import numpy as np
+import pytest
+
+from treadle.base import dtype as dt
+from treadle.base.errors import NoGradient
+from treadle.base.types import TensorType
+from treadle.graph.builder import GraphBuilder, trace_body
+from treadle.graph.evaluate import evaluate
+from treadle.graph.gradient import pullback, value_and_gradient
+from treadle.graph.ir import Graph
+from treadle.graph.printer import to_text
+from treadle.graph.verify import verify
+from treadle.ops.elementwise import Cast
+from treadle.ops.transfer import StopGradient
+
+D = TensorType(dt.float64, ())
+D3 = TensorType(dt.float64, (3,))
+BOOL = TensorType(dt.bool_, ())
+
+
+def test_value_and_gradient(golden) -> None:
+    graph = trace_body(lambda w, x: (w * x).sum(), [D3, D3], "dot", ["w", "x"])
+    both = value_and_gradient(graph)
+    verify(both)
+    golden(to_text(both))
+    w, x = np.arange(3.0), np.array([5.0, 6, 7])
+    value, dw, dx = evaluate(both, [w, x])
+    assert (value, dw.tolist(), dx.tolist()) == (20, x.tolist(), w.tolist())
+
+
+def test_only_what_is_wanted() -> None:
+    graph = trace_body(lambda w, x: (w * x).sum(), [D3, D3])
+    (one,) = evaluate(value_and_gradient(graph, [1]), [np.ones(3), np.ones(3)])[1:]
+    assert one.tolist() == [1, 1, 1]
+    assert len(value_and_gradient(graph, []).outputs) == 1
+
+
+def test_pullback_takes_a_cotangent_for_each_floating_output() -> None:
+    graph = trace_body(lambda x: (x * 2, Cast(dt.int32)(x), x), [D3])
+    back = pullback(graph)
+    verify(back)
+    assert [str(t) for t in back.input_types] == ["float64[3]"] * 3
+    (dx,) = evaluate(back, [np.ones(3), np.ones(3), np.full(3, 10.0)])
+    assert dx.tolist() == [12, 12, 12]
+
+
+def test_inputs_without_influence_get_zeros() -> None:
+    graph = trace_body(lambda x, y: (StopGradient()(x) * y).sum(), [D3, D3])
+    _, dx, dy = evaluate(value_and_gradient(graph), [np.full(3, 2.0), np.ones(3)])
+    assert dx.tolist() == [0, 0, 0]
+    assert dy.tolist() == [2, 2, 2]
+
+
+def test_integers_have_no_gradient() -> None:
+    graph = trace_body(lambda i, x: x * Cast(dt.float64)(i), [TensorType(dt.int32, ()), D])
+    value, dx = evaluate(value_and_gradient(graph), [np.int32(3), np.float64(2)])
+    assert (value, dx) == (6, 3)
+
+
+def test_second_order() -> None:
+    graph = trace_body(lambda x: x * x * x, [D])
+    once = pullback(graph, [True])
+    twice = pullback(once, [True, False])
+    (result,) = evaluate(twice, [np.float64(2), np.float64(1), np.float64(1)])
+    assert result == 12
+
+
+@pytest.mark.parametrize(
+    ("graph", "message"),
+    [
+        (trace_body(lambda x: x, [D3]), "is not one number"),
+        (trace_body(lambda x: x, [TensorType(dt.int32, ())]), "no floating-point number"),
+    ],
+)
+def test_what_cannot_be_differentiated(graph: Graph, message: str) -> None:
+    with pytest.raises(NoGradient, match=message):
+        value_and_gradient(graph)
+
+
+def branching() -> Graph:
+    builder = GraphBuilder("branching")
+    go, x, y = builder.input(BOOL), builder.input(D, "x"), builder.input(D, "y")
+    r, s = builder.cond(go, lambda a, b: (a * b, a), lambda a, b: (a * a, b * 3), [x, y])
+    builder.output(r * 2 + s)
+    return builder.build()
+
+
+@pytest.mark.parametrize(("go", "expected"), [(True, (33, 11, 6)), (False, (33, 12, 3))])
+def test_branches(go: bool, expected: tuple[float, ...]) -> None:
+    both = value_and_gradient(branching())
+    verify(both)
+    found = evaluate(both, [np.bool_(go), np.float64(3), np.float64(5)])
+    assert tuple(found) == expected
+
+
+def looping(length: int = 4) -> Graph:
+    """s = s * w + r * r for the rows r, and the sum of all s * r."""
+    builder = GraphBuilder("looping")
+    s, w, n = builder.input(D, "s"), builder.input(D, "w"), builder.input(TensorType(dt.int32, ()))
+    rows = builder.input(TensorType(dt.float64, (length, 3)), "rows")
+
+    def turn(state, weight, count, row):
+        following = state * weight + (row * row).sum()
+        return following, weight, count + 1, following * row
+
+    end, _, _, seen = builder.scan(turn, [s, w, n], [rows], length)
+    builder.output(end + seen.sum())
+    return builder.build()
+
+
+@pytest.mark.parametrize("length", [0, 1, 4])
+def test_loops(length: int) -> None:
+    graph = looping(length)
+    both = value_and_gradient(graph)
+    verify(both)
+    rows = np.random.default_rng(0).standard_normal((length, 3))
+    point = [np.float64(0.7), np.float64(1.2), np.int32(0), rows]
+    value, ds, dw, drows = evaluate(both, point)
+    assert value == evaluate(graph, point)[0]
+    for place, slope in ((0, ds), (1, dw), (3, drows)):
+        step = np.random.default_rng(1).standard_normal(point[place].shape)
+        ends = []
+        for sign in (1, -1):
+            moved = list(point)
+            moved[place] = np.asarray(point[place] + sign * 1e-6 * step)
+            ends.append(float(evaluate(graph, moved)[0]))
+        assert np.sum(slope * step) == pytest.approx((ends[0] - ends[1]) / 2e-6, rel=1e-6)
+
+
+def test_loops_differentiate_again() -> None:
+    """Squaring three times gives the eighth power."""
+    builder = GraphBuilder()
+    x = builder.input(D)
+    rows = builder.input(TensorType(dt.float64, (3,)))
+    (power,) = builder.scan(lambda s, r: s * s, [x], [rows], 3)
+    builder.output(power)
+    once = value_and_gradient(builder.build(), [0])
+    again = value_and_gradient(Graph("d", once.inputs, once.nodes, once.outputs[1:]), [0])
+    (second,) = evaluate(again, [np.float64(0.5), np.zeros(3)])[1:]
+    assert second == pytest.approx(56 * 0.5**6)
+
+
+def test_open_loops_say_why_not() -> None:
+    builder = GraphBuilder()
+    x = builder.input(D)
+    builder.output(*builder.while_loop(lambda a: a < 9, lambda a: a * 2, [x]))
+    with pytest.raises(NoGradient, match="the number of turns is not known before it runs"):
+        value_and_gradient(builder.build())
