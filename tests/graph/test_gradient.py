@@ -1,16 +1,21 @@
 import numpy as np
 import pytest
+from tests.graph.samples import graph_of
 
 from treadle.base import dtype as dt
 from treadle.base.errors import NoGradient
 from treadle.base.types import TensorType
 from treadle.graph.builder import GraphBuilder, trace_body
 from treadle.graph.evaluate import evaluate
-from treadle.graph.gradient import pullback, value_and_gradient
+from treadle.graph.gradient import is_differentiable, pullback, value_and_gradient
 from treadle.graph.ir import Graph
 from treadle.graph.printer import to_text
 from treadle.graph.verify import verify
+from treadle.ops import REGISTRY
+from treadle.ops.abstract import ArrayOperand
 from treadle.ops.elementwise import Cast
+from treadle.ops.op import Pullback
+from treadle.ops.sample import Sample
 from treadle.ops.transfer import StopGradient
 
 D = TensorType(dt.float64, ())
@@ -146,3 +151,43 @@ def test_open_loops_say_why_not() -> None:
     builder.output(*builder.while_loop(lambda a: a < 9, lambda a: a * 2, [x]))
     with pytest.raises(NoGradient, match="the number of turns is not known before it runs"):
         value_and_gradient(builder.build())
+
+
+def differentiable_samples() -> list[Sample]:
+    """A sample of every op that is differentiable with respect to something."""
+    return [
+        next(s for s in cls.samples() if s.gradient)
+        for _, cls in sorted(REGISTRY.items())
+        if not cls.no_gradient and any(s.gradient for s in cls.samples())
+    ]
+
+
+@pytest.mark.parametrize("sample", differentiable_samples(), ids=lambda s: s.op.name)
+def test_every_gradient_rule_records(sample: Sample) -> None:
+    """Recorded and evaluated, a rule gives what it gives on arrays."""
+    dtype = next((d for d in (dt.float64, dt.float32) if d in sample.element_types()), None)
+    if dtype is None:
+        dtype = sample.element_types()[0]
+    graph = graph_of(sample, dtype)
+    back = pullback(graph)
+    verify(back)
+    arrays = list(sample.arrays(dtype))
+    rng = np.random.default_rng(0)
+    dys = [
+        np.asarray(rng.standard_normal(t.shape)).astype(t.dtype.numpy)
+        for t in back.input_types[len(arrays) :]
+    ]
+    found = evaluate(back, [*arrays, *dys])
+
+    inputs = tuple(ArrayOperand(a) for a in arrays)
+    results = sample.op.outputs(*inputs) if inputs else ()
+    needs = tuple(is_differentiable(x.type) for x in inputs)
+    given = iter(dys)
+    cotangents = tuple(
+        ArrayOperand(next(given)) if is_differentiable(r.type) else None for r in results
+    )
+    expected = sample.op.vjp(Pullback(cotangents, inputs, results, needs))
+    wanted = [dx for dx, need in zip(expected, needs, strict=True) if need]
+    for array, dx in zip(found, wanted, strict=True):
+        exact = np.zeros_like(array) if dx is None else dx.array
+        np.testing.assert_allclose(array, exact, rtol=1e-12, atol=1e-12)

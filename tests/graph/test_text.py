@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from tests.graph.samples import graph_of
 
 from treadle.base import dtype as dt
 from treadle.base.errors import GraphError
@@ -12,6 +13,7 @@ from treadle.graph.builder import GraphBuilder
 from treadle.graph.ir import Graph, Node, Value
 from treadle.graph.parser import parse
 from treadle.graph.printer import node_lines, to_text, value_names
+from treadle.graph.verify import verify
 from treadle.ops import REGISTRY
 from treadle.ops.constant import ArrayData, Constant
 from treadle.ops.op import Op, op
@@ -232,3 +234,15 @@ def test_spaces_and_comments_do_not_matter() -> None:
 def test_reserved_names_of_extents_are_refused() -> None:
     with pytest.raises(GraphError, match="cannot be written as the name of an extent"):
         to_text(carrying(symbol("float32")))
+
+
+@pytest.mark.parametrize("name", sorted(REGISTRY))
+def test_every_op_parses_back(name: str) -> None:
+    for sample in REGISTRY[name].samples():
+        graph = graph_of(sample)
+        verify(graph)
+        table: dict[str, ArrayData] = {}
+        text = to_text(graph, constants=table)
+        again = parse(text, table)
+        assert to_text(again) == text
+        assert again.digest == graph.digest

@@ -163,7 +163,7 @@ def test_what_a_prepared_graph_may_not_hold() -> None:
     builder.output(*builder.apply(Constant(data), ()))
     for graph, message in (
         (marked, "stop_gradient has no meaning"),
-        (dead, "no output depends on the node"),
+        (dead, "nothing depends on the node"),
         (builder.build(), "data of the constant is not attached"),
     ):
         verify(graph, CAPTURED)

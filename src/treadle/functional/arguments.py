@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from operator import index
 from typing import Any
 
 import numpy as np
 
-from treadle.base.dtype import DType, float_for, promote
+from treadle.base.dtype import DType, float_for, int32, promote
 from treadle.base.shape import normalize_axis
 from treadle.ops.op import Op
 from treadle.ops.operators import binary as promoted
@@ -25,15 +26,20 @@ def as_tensor(x: Any, like: Tensor | None = None) -> Tensor:
 
 def unary(op: Op, x: Any) -> Tensor:
     """Apply an op to one tensor."""
-    return as_tensor(x).apply(op, (as_tensor(x),))[0]
+    x = as_tensor(x)
+    return x.apply(op, (x,))[0]
+
+
+def as_float(x: Any) -> Tensor:
+    """A tensor of a floating type: integers and bools become float32."""
+    x = as_tensor(x)
+    wanted = float_for(x._kind.dtype)
+    return x if wanted is x._kind.dtype else x.astype(wanted)
 
 
 def unary_float(op: Op, x: Any) -> Tensor:
     """Apply a function of real numbers: integers and bools are computed in float32."""
-    x = as_tensor(x)
-    wanted = float_for(x._kind.dtype)
-    if wanted is not x._kind.dtype:
-        x = x.astype(wanted)
+    x = as_float(x)
     return x.apply(op, (x,))[0]
 
 
@@ -61,9 +67,15 @@ def common_dtype(dtypes: Iterable[DType]) -> DType:
     return wanted
 
 
+def indices_of(x: Any, like: Tensor) -> Tensor:
+    """Class numbers or positions as an int32 or int64 tensor; floats are truncated."""
+    found = as_tensor(x, like)
+    return found if found._kind.dtype.name in ("int32", "int64") else found.astype(int32)
+
+
 def axis_of(axis: int, x: Tensor, op: str) -> int:
     """An axis counted from the front; `ShapeError` where it is out of range."""
-    return normalize_axis(int(axis), x.ndim, op)
+    return normalize_axis(index(axis), x.ndim, op)
 
 
 def ints(value: Any) -> tuple[int, ...]:
@@ -72,7 +84,7 @@ def ints(value: Any) -> tuple[int, ...]:
         value = value.tolist()
     if isinstance(value, (int, np.integer)):
         return (int(value),)
-    return tuple(int(v) for v in value)
+    return tuple(index(v) for v in value)
 
 
 def pair(value: Any, count: int = 2) -> tuple[int, ...]:

@@ -9,7 +9,14 @@ from __future__ import annotations
 import builtins
 from typing import Any
 
-from treadle.functional.arguments import as_tensor, binary, unary, unary_float
+from treadle.functional.arguments import (
+    as_float,
+    as_tensor,
+    binary,
+    promote_all,
+    unary,
+    unary_float,
+)
 from treadle.ops import elementwise as ew
 from treadle.ops import logic as lg
 from treadle.ops import select as sl
@@ -300,12 +307,18 @@ def greater_equal(x: Any, y: Any) -> Tensor:
 
 def logaddexp(x: Any, y: Any) -> Tensor:
     """log(exp(x) + exp(y)) without overflow."""
-    x, y = as_tensor(x), as_tensor(y)
-    return maximum(x, y) + unary_float(un.Softplus(), neg(abs(x - y)))
+    x = as_tensor(x, y if isinstance(y, Tensor) else None)
+    x, y = (as_float(t) for t in promote_all([x, as_tensor(y, x)]))
+    # Not with maximum and abs, whose gradients at a tie do not add up to one half each.
+    first = x >= y
+    high, low = sl.Where()(first, x, y), sl.Where()(first, y, x)
+    gap = low - high
+    equal_infinities = lg.LogicalAnd()(lg.IsInf()(high), low == high)
+    return high + un.Softplus()(sl.Where()(equal_infinities, gap.constant(0.0), gap))
 
 
 def clip(x: Any, lower: Any = None, upper: Any = None) -> Tensor:
-    """x limited to [lower, upper]; gradients pass at both bounds.
+    """x limited to [lower, upper]; gradients pass at number bounds.
 
     Args:
         x: any shape.

@@ -5,10 +5,10 @@ from __future__ import annotations
 import builtins
 from typing import Any
 
-from treadle.base.dtype import float32
 from treadle.base.errors import ShapeError
 from treadle.functional import elemwise as ew
 from treadle.functional.arguments import (
+    as_float,
     as_tensor,
     axis_of,
     promote_all,
@@ -17,6 +17,7 @@ from treadle.functional.arguments import (
 )
 from treadle.ops import linalg, logic, movement, reduce
 from treadle.ops import matmul as mm
+from treadle.ops.methods import reduced_axes
 from treadle.ops import sort as sorting
 from treadle.ops import unary as un
 from treadle.tensor import Tensor
@@ -90,7 +91,8 @@ def mean(inp: Tensor, axis: Axis = None, keepdims: bool = False) -> Tensor:
 def var(inp: Tensor, axis: Axis = None, keepdims: bool = False) -> Tensor:
     """Population variance over axes: divided by the count, not by the count less one."""
     x = as_tensor(inp)
-    deviation = x - mean(x, axis, keepdims=True) if x.ndim else x - mean(x)
+    axes = reduced_axes(axis, x.ndim, "var")
+    deviation = x - mean(x, axes, keepdims=True)
     return mean(deviation * deviation, axis, keepdims)
 
 
@@ -136,7 +138,9 @@ def _arg_extremum(op: type[reduce.ArgExtremum], inp: Tensor, axis: Any, keepdims
             raise AssertionError(f"{op.name}: keepdims needs an axis")
         return unary(op(0), x.reshape(-1))
     if isinstance(axis, (tuple, list)):
-        (axis,) = axis
+        if len(axis) != 1:
+            raise ShapeError(op.name, f"searches along one axis, got {axis}", saw=str(x.type))
+        axis = axis[0]
     return unary(op(axis_of(axis, x, op.name), keepdims), x)
 
 
@@ -196,9 +200,7 @@ def matmul(
         ShapeError: the inner extents differ, or an operand is 0-d.
     """
     first = as_tensor(inp1, inp2 if isinstance(inp2, Tensor) else None)
-    x, y = promote_all([first, as_tensor(inp2, first)])
-    if not x._kind.dtype.is_float:
-        x, y = x.astype(float32), y.astype(float32)
+    x, y = (as_float(t) for t in promote_all([first, as_tensor(inp2, first)]))
     if x.ndim == 0 or y.ndim == 0:
         raise ShapeError(
             "matmul", "operands need at least one axis", saw=f"{x.type}, {y.type}", hint="use *"
@@ -217,7 +219,7 @@ def matmul(
 
 def dot(inp1: Tensor, inp2: Tensor) -> Tensor:
     """Inner product of two 1-d tensors; a 0-d tensor."""
-    x, y = promote_all([as_tensor(inp1), as_tensor(inp2)])
+    x, y = (as_float(t) for t in promote_all([as_tensor(inp1), as_tensor(inp2)]))
     if x.ndim != 1 or y.ndim != 1 or x.shape != y.shape:
         raise ShapeError(
             "dot", "takes two vectors of one length", saw=f"{x.type}, {y.type}", hint="use matmul"
@@ -235,7 +237,7 @@ def svd(inp: Tensor, full_matrices: bool = False, compute_uv: bool = True) -> An
 
     S has min(m, n) values in falling order.
     """
-    u, s, vh = linalg.Svd(full_matrices).outputs(as_tensor(inp))
+    u, s, vh = linalg.Svd(full_matrices).outputs(as_float(inp))
     return (u, s, vh) if compute_uv else s
 
 

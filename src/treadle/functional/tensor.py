@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from operator import index
 from typing import Any
 
 import numpy as np
@@ -11,8 +13,16 @@ import numpy as np
 from treadle.base.dtype import as_dtype, bool_, int32
 from treadle.base.errors import DeviceError, ShapeError
 from treadle.engine.devices import default_device, resolve
-from treadle.functional.arguments import as_tensor, axis_of, ints, promote_all, unary
-from treadle.ops import creation, cumulative, movement, select
+from treadle.engine.hostdata import as_host_array
+from treadle.functional.arguments import (
+    as_tensor,
+    axis_of,
+    indices_of,
+    ints,
+    promote_all,
+    unary,
+)
+from treadle.ops import creation, cumulative, gather_along, movement, select
 from treadle.ops import gather as gathering
 from treadle.ops.op import Op
 from treadle.tensor import Tensor, create
@@ -62,10 +72,11 @@ def _create(op: Op, device: Any) -> Tensor:
 
 def full(shape: Any, value: float, *, dtype: Any = None, device: Any = None) -> Tensor:
     """A tensor of one value; float32, int32 or bool by the value unless `dtype` is given."""
-    if isinstance(value, Tensor):
-        value = value.item()
-    kind = as_dtype(type(value)) if dtype is None else as_dtype(dtype)
-    return _create(creation.Full(ints(shape), value, kind), device)
+    kind = None if dtype is None else as_dtype(dtype)
+    number = as_host_array(value, kind)
+    if number.ndim:
+        raise TypeError(f"full takes one number, got {number.ndim} axes; broadcast_to takes arrays")
+    return _create(creation.Full(ints(shape), number.item(), as_dtype(number.dtype)), device)
 
 
 def zeros(shape: Any, *, dtype: Any = "float32", device: Any = None) -> Tensor:
@@ -80,7 +91,9 @@ def ones(shape: Any, *, dtype: Any = "float32", device: Any = None) -> Tensor:
 
 def full_like(inp: Tensor, value: float) -> Tensor:
     """One value in the shape, element type and place of `inp`."""
-    return full(inp.shape, value, dtype=inp._kind.dtype, device=inp.device)
+    x = as_tensor(inp)
+    number = x.constant(value).astype(x._kind.dtype).item()
+    return _create(creation.Full(x.shape, number, x._kind.dtype), x.device)
 
 
 def zeros_like(inp: Tensor) -> Tensor:
@@ -107,21 +120,29 @@ def arange(
     """
     if stop is None:
         start, stop = 0, start
-    first, last, stride = (float(v) for v in (start, stop, step))
+    first, last, stride = (_number(v) for v in (start, stop, step))
     if stride == 0:
         raise ValueError("arange: step must not be 0")
-    count = max(0, math.ceil((last - first) / stride))
+    if not all(map(math.isfinite, (first, last, stride))):
+        raise ValueError(f"arange: bounds and step must be finite, got {start}, {stop}, {step}")
+    count = max(0, -int((first - last) // stride))
     return _create(creation.Iota(first, stride, count, as_dtype(dtype)), device)
+
+
+def _number(value: Any) -> Any:
+    """A Python number; ints stay ints, which have no rounding."""
+    number = value.item() if isinstance(value, (Tensor, np.generic, np.ndarray)) else value
+    return number if isinstance(number, int) else float(number)
 
 
 def linspace(
     start: Any, stop: Any, num: int, *, dtype: Any = "float32", device: Any = None
 ) -> Tensor:
     """`num` evenly spaced values from `start` to `stop`, both included."""
-    count = int(num)
+    count = index(num)
     if count <= 0:
         raise ShapeError("linspace", f"num must be positive, got {count}")
-    first, last = float(start), float(stop)
+    first, last = float(_number(start)), float(_number(stop))
     stride = (last - first) / (count - 1) if count > 1 else 0.0
     return _create(creation.Iota(first, stride, count, as_dtype(dtype)), device)
 
@@ -182,7 +203,7 @@ def flatten(inp: Tensor, start_axis: int = 0, end_axis: int = -1) -> Tensor:
 def expand_dims(inp: Tensor, axis: int | Sequence[int]) -> Tensor:
     """New axes of size 1 at positions of the result."""
     x = as_tensor(inp)
-    given = [axis] if isinstance(axis, int) else list(axis)
+    given = ints(axis)
     ndim = x.ndim + len(given)
     places = {a + ndim if a < 0 else a for a in given}
     if len(places) != len(given) or not all(0 <= p < ndim for p in places):
@@ -200,8 +221,7 @@ def squeeze(inp: Tensor, axis: int | Sequence[int] | None = None) -> Tensor:
     x = as_tensor(inp)
     if axis is None:
         return x.reshape(tuple(d for d in x.shape if d != 1))
-    given = [axis] if isinstance(axis, int) else list(axis)
-    places = {axis_of(a, x, "squeeze") for a in given}
+    places = {axis_of(a, x, "squeeze") for a in ints(axis)}
     if any(x.shape[p] != 1 for p in places):
         raise ShapeError("squeeze", f"axis {axis} is not of size 1", saw=str(x.type))
     return x.reshape(tuple(d for i, d in enumerate(x.shape) if i not in places))
@@ -214,8 +234,10 @@ def broadcast_to(inp: Tensor, shape: Any) -> Tensor:
         raise TypeError("broadcast_to takes a shape, not an int")
     given = shape.tolist() if isinstance(shape, Tensor) else list(shape)
     lead = len(given) - x.ndim
+    if any(d is None and i < lead for i, d in enumerate(given)):
+        raise ShapeError("broadcast_to", f"None names no axis of the input in {given}", saw=str(x.type))
     wanted = tuple(x.shape[i - lead] if d is None else int(d) for i, d in enumerate(given))
-    return x if wanted == x.shape else unary(movement.Broadcast(wanted), x)
+    return unary(movement.Broadcast(wanted), x)
 
 
 def transpose(inp: Tensor, pattern: Iterable[int | str]) -> Tensor:
@@ -258,6 +280,8 @@ def concat(inps: Iterable[Tensor], axis: int = 0, device: Any = None) -> Tensor:
 def stack(inps: Iterable[Tensor], axis: int = 0, device: Any = None) -> Tensor:
     """Tensors of one shape joined along a new axis."""
     given = [as_tensor(x) for x in inps]
+    if not given:
+        raise ValueError("stack needs at least one tensor")
     shapes = {x.shape for x in given}
     if len(shapes) > 1:
         raise ShapeError("stack", "shapes differ", saw=", ".join(str(s) for s in shapes))
@@ -269,18 +293,18 @@ def split(inp: Tensor, nsplits_or_sections: Any, axis: int = 0) -> tuple[Tensor,
     x = as_tensor(inp)
     at = axis_of(axis, x, "split")
     extent = x.shape[at]
-    if isinstance(nsplits_or_sections, int):
-        parts = nsplits_or_sections
+    if isinstance(nsplits_or_sections, (int, np.integer)):
+        parts = int(nsplits_or_sections)
         if not 0 < parts <= max(extent, 1):
             raise ValueError(f"cannot split axis {axis} of size {extent} into {parts} parts")
         sizes = [extent // parts + (i < extent % parts) for i in range(parts)]
         cuts = [0, *np.cumsum(sizes).tolist()]
     else:
-        cuts = [0, *[int(c) for c in nsplits_or_sections], extent]
-        if any(a > b for a, b in zip(cuts, cuts[1:], strict=False)):
-            raise ValueError(f"cut positions must rise, got {nsplits_or_sections}")
+        cuts = [0, *ints(nsplits_or_sections), extent]
+        if any(a > b for a, b in pairwise(cuts)):
+            raise ValueError(f"cut positions must rise from 0 to {extent}: {cuts[1:-1]}")
     before = (slice(None),) * at
-    return tuple(x[(*before, slice(a, b))] for a, b in zip(cuts, cuts[1:], strict=False))
+    return tuple(x[(*before, slice(a, b))] for a, b in pairwise(cuts))
 
 
 def repeat(inp: Tensor, repeats: int, axis: int | None = None) -> Tensor:
@@ -321,8 +345,10 @@ def roll(inp: Tensor, shift: Any, axis: Any = None) -> Tensor:
 
 
 def cumsum(inp: Tensor, axis: int) -> Tensor:
-    """Running sum along an axis."""
+    """Running sum along an axis; bool counts as int32."""
     x = as_tensor(inp)
+    if x._kind.dtype is bool_:
+        x = x.astype(int32)
     return unary(cumulative.CumSum(axis_of(axis, x, "cumsum")), x)
 
 
@@ -332,20 +358,15 @@ def cumsum(inp: Tensor, axis: int) -> Tensor:
 def gather(inp: Tensor, axis: int, index: Tensor) -> Tensor:
     """out[i][j] = inp[index[i][j]][j] for axis 0: picks along one axis by an index of equal rank."""
     x = as_tensor(inp)
-    return gathering.TakeAlongAxis(axis_of(axis, x, "gather"))(x, _index(index, x))
+    return gather_along.TakeAlongAxis(axis_of(axis, x, "gather"))(x, indices_of(index, x))
 
 
 def scatter(inp: Tensor, axis: int, index: Tensor, source: Tensor) -> Tensor:
     """`inp` itself, changed at the positions that `gather` would read to the values of `source`."""
     x = as_tensor(inp)
-    op = gathering.ScatterAlongAxis(axis_of(axis, x, "scatter"))
-    x._reset(op(x, _index(index, x), as_tensor(source, x).astype(x._kind.dtype)))
+    op = gather_along.ScatterAlongAxis(axis_of(axis, x, "scatter"))
+    x._reset(op(x, indices_of(index, x), as_tensor(source, x).astype(x._kind.dtype)))
     return x
-
-
-def _index(index: Any, like: Tensor) -> Tensor:
-    found = as_tensor(index, like)
-    return found if found._kind.dtype.name in ("int32", "int64") else found.astype(int32)
 
 
 def where(mask: Tensor, x: Any = None, y: Any = None) -> Any:
@@ -376,6 +397,8 @@ def cond_take(mask: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         raise TypeError("input must be a tensor")
     if mask._kind.dtype is not bool_:
         raise ValueError("mask must be bool")
+    if mask.shape != x.shape:
+        raise ShapeError("cond_take", "mask and x differ in shape", saw=f"{mask.type}, {x.type}")
     found = gathering.Nonzero()(mask.reshape(-1))[:, 0]
     return x.reshape(-1)[found], found
 

@@ -11,7 +11,10 @@ from typing import Any
 
 from treadle.base.errors import GraphError
 from treadle.base.types import TensorType
-from treadle.graph.ir import Graph, Node, Value
+from treadle.graph.ir import Graph, Node, Value, regions_of
+from treadle.ops.collective import Collective
+from treadle.ops.custom import Custom, RuntimeBlob
+from treadle.ops.op import Op
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +93,26 @@ def _refuse_cycle(path: Mapping[Node, None], following: Iterable[Node], name: st
             )
 
 
+def has_effect(op: Op) -> bool:
+    """Whether running the op matters even if nobody reads its results.
+
+    So it is with collectives: the other processes of the group wait for it.
+    """
+    if isinstance(op, Collective):
+        return True
+    return any(has_effect(n.op) for region in regions_of(op) for n in region.nodes)
+
+
+def is_opaque(op: Op) -> bool:
+    """Whether two applications to equal inputs may differ: effects and foreign code."""
+    return isinstance(op, (Custom, RuntimeBlob)) or has_effect(op)
+
+
 def live_nodes(graph: Graph) -> set[Node]:
-    """The nodes that some output depends on."""
+    """The nodes with effects, and those that they or some output depend on."""
     live: set[Node] = set()
     waiting = [v.producer for v in graph.outputs]
+    waiting += [n for n in graph.nodes if has_effect(n.op)]
     while waiting:
         node = waiting.pop()
         if node is not None and node not in live:

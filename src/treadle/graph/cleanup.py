@@ -10,7 +10,7 @@ import numpy as np
 from treadle.base.errors import GraphError, TreadleError
 from treadle.base.shape import size_of
 from treadle.base.symbol import recording_guards
-from treadle.graph.analysis import live_nodes
+from treadle.graph.analysis import is_opaque, live_nodes
 from treadle.graph.builder import GraphBuilder, GraphOperand
 from treadle.graph.ir import Graph, Node, Value, constant, constant_of, op_key, regions_of, remake
 from treadle.graph.passes import map_regions, register
@@ -55,7 +55,8 @@ class Share:
         nodes: list[Node] = []
         for node in graph.nodes:
             current = _with_inputs(node, instead)
-            known = first.setdefault(_key(current), current)
+            key = (id(current),) if is_opaque(current.op) else _key(current)
+            known = first.setdefault(key, current)
             if known is current:
                 nodes.append(current)
             if known is not node:
@@ -139,7 +140,7 @@ class Fold:
 
     def _is_worth(self, node: Node, operand_bytes: int) -> bool:
         types = [v.type for v in node.outputs]
-        if isinstance(node.op, Constant) or regions_of(node.op):
+        if isinstance(node.op, Constant) or regions_of(node.op) or is_opaque(node.op):
             return False
         if not all(t.is_static for t in types):
             return False

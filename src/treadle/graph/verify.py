@@ -116,7 +116,7 @@ def _check_alive(graph: Graph, spec: Spec) -> None:
     live = live_nodes(graph)
     for node in graph.nodes:
         if node not in live:
-            raise _error(graph, node, f"illegal after {spec.name}: no output depends on the node")
+            raise _error(graph, node, f"illegal after {spec.name}: nothing depends on the node")
 
 
 def _error(graph: Graph, node: Node, problem: str) -> GraphError:

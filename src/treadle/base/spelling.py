@@ -1,0 +1,168 @@
+"""Names that users of NumPy and PyTorch guess, and what Treadle calls them.
+
+Used by the errors about unknown attributes only; the table is no alias.
+"""
+
+from __future__ import annotations
+
+import difflib
+
+KNOWN: set[str] = set()
+"""The names of `treadle.functional`, which adds them when it is imported."""
+
+_FUNCTIONS = {
+    "absolute": "F.abs(x)",
+    "amax": "F.max(x, axis)",
+    "amin": "F.min(x, axis)",
+    "arccos": "F.acos(x)",
+    "arccosh": "F.acosh(x)",
+    "arcsin": "F.asin(x)",
+    "arcsinh": "F.asinh(x)",
+    "arctan": "F.atan(x)",
+    "arctan2": "F.atan2(y, x)",
+    "arctanh": "F.atanh(x)",
+    "array": "treadle.tensor(data)",
+    "as_tensor": "treadle.tensor(data)",
+    "asarray": "treadle.tensor(data)",
+    "avgpool2d": "F.avg_pool2d(x, kernel_size)",
+    "batchnorm": "F.batch_norm(x, ...)",
+    "binary_cross_entropy_with_logits": "F.nn.binary_cross_entropy(pred, label)",
+    "bmm": "F.matmul(x, y)",
+    "cat": "F.concat([x, y], axis)",
+    "chunk": "F.split(x, parts, axis)",
+    "clamp": "F.clip(x, lower, upper)",
+    "clone": "F.copy(x)",
+    "concatenate": "F.concat([x, y], axis)",
+    "contiguous": "x.contiguous()",
+    "count_nonzero": "F.sum(x != 0)",
+    "cross_entropy": "F.nn.cross_entropy(pred, label)",
+    "cross_entropy_loss": "F.nn.cross_entropy(pred, label)",
+    "cube": "x ** 3",
+    "detach": "x.detach()",
+    "divide": "F.div(x, y)",
+    "elu": "F.where(x > 0, x, F.expm1(x))",
+    "empty": "F.zeros(shape)",
+    "empty_like": "F.zeros_like(x)",
+    "eq": "F.equal(x, y)",
+    "expand": "F.broadcast_to(x, shape)",
+    "flip": "F.vision.flip(x) for images, x[::-1] in general",
+    "flipud": "x[::-1]",
+    "fliplr": "x[:, ::-1]",
+    "floor_divide": "F.floor_div(x, y)",
+    "fmod": "F.mod(x, y)",
+    "from_numpy": "treadle.tensor(array)",
+    "ge": "F.greater_equal(x, y)",
+    "gt": "F.greater(x, y)",
+    "hardsigmoid": "F.hsigmoid(x)",
+    "hardswish": "F.hswish(x)",
+    "index_select": "x[:, index]",
+    "inner": "F.dot(x, y)",
+    "interpolate": "F.vision.interpolate(x, size)",
+    "inv": "F.matinv(x)",
+    "inverse": "F.matinv(x)",
+    "item": "x.item()",
+    "kl_div": "F.sum(p * (F.log(p) - F.log(q)))",
+    "le": "F.less_equal(x, y)",
+    "log2": "F.log(x) / math.log(2)",
+    "log10": "F.log(x) / math.log(10)",
+    "log_sigmoid": "F.logsigmoid(x)",
+    "log_softmax": "F.logsoftmax(x, axis)",
+    "logical_xnor": "F.equal(x, y)",
+    "lt": "F.less(x, y)",
+    "masked_fill": "F.where(mask, value, x)",
+    "masked_select": "F.cond_take(mask, x)",
+    "maxpool2d": "F.max_pool2d(x, kernel_size)",
+    "mm": "F.matmul(x, y)",
+    "moveaxis": "F.transpose(x, pattern)",
+    "movedim": "F.transpose(x, pattern)",
+    "mse_loss": "F.nn.square_loss(pred, label)",
+    "multiply": "F.mul(x, y)",
+    "mv": "F.matmul(x, y)",
+    "narrow": "x[:, start:stop]",
+    "ne": "F.not_equal(x, y)",
+    "negative": "F.neg(x)",
+    "newaxis": "None as an index, or F.expand_dims(x, axis)",
+    "nll_loss": "F.nn.cross_entropy(pred, label)",
+    "nonzero": "F.non_zero(x)",
+    "normal": "treadle.random.normal(mean, std, size)",
+    "numel": "x.size",
+    "permute": "F.transpose(x, pattern)",
+    "power": "F.pow(x, y)",
+    "product": "F.prod(x, axis)",
+    "rand": "treadle.random.uniform(size=shape)",
+    "randn": "treadle.random.normal(size=shape)",
+    "randperm": "treadle.random.permutation(n)",
+    "ravel": "F.flatten(x)",
+    "reciprocal": "1 / x",
+    "remainder": "F.mod(x, y)",
+    "repeat_interleave": "F.repeat(x, repeats, axis)",
+    "rint": "F.round(x)",
+    "rsqrt": "x ** -0.5",
+    "select": "x[:, index]",
+    "slice": "x[start:stop]",
+    "subtract": "F.sub(x, y)",
+    "swish": "F.silu(x)",
+    "t": "x.T",
+    "take_along_axis": "F.gather(x, axis, index)",
+    "take_along_dim": "F.gather(x, axis, index)",
+    "tensor": "treadle.tensor(data)",
+    "true_divide": "F.div(x, y)",
+    "trunc": "F.sign(x) * F.floor(F.abs(x))",
+    "uniform": "treadle.random.uniform(low, high, size)",
+    "unsqueeze": "F.expand_dims(x, axis)",
+    "upsample": "F.vision.interpolate(x, scale_factor=s)",
+    "vstack": "F.concat(parts, 0)",
+    "hstack": "F.concat(parts, 1)",
+}
+
+_METHODS = {
+    "backward": "GradManager().attach(...).backward(loss)",
+    "bool": 'x.astype("bool")',
+    "byte": 'x.astype("uint8")',
+    "char": 'x.astype("int8")',
+    "copy": "treadle.Tensor(x), or F.copy(x) to let gradients through",
+    "cpu": 'x.to("cpux")',
+    "cuda": 'x.to("gpux")',
+    "dim": "x.ndim",
+    "double": 'x.astype("float64")',
+    "expand_as": "F.broadcast_to(x, other.shape)",
+    "float": 'x.astype("float32")',
+    "half": 'x.astype("float16")',
+    "int": 'x.astype("int32")',
+    "is_cuda": "x.device",
+    "itemsize": "x.dtype.itemsize",
+    "long": 'x.astype("int64")',
+    "nbytes": "x.size * x.dtype.itemsize",
+    "numel": "x.size",
+    "requires_grad": "GradManager().attach(x): the name is reserved",
+    "requires_grad_": "GradManager().attach(x)",
+    "reshape_as": "x.reshape(other.shape)",
+    "type_as": "x.astype(other.dtype)",
+    "view": "x.reshape(shape)",
+    "view_as": "x.reshape(other.shape)",
+    "zero_": "x[...] = 0",
+}
+
+
+def of_function(name: str) -> str:
+    """`; did you mean ...?` for a name that `treadle.functional` lacks, or nothing."""
+    if name in _FUNCTIONS:
+        return _question(_FUNCTIONS[name])
+    if name.startswith("_"):
+        return ""
+    near = difflib.get_close_matches(name, sorted(KNOWN), n=1, cutoff=0.75)
+    return _question(f"F.{near[0]}") if near else ""
+
+
+def of_method(name: str) -> str:
+    """`; did you mean ...?` for an attribute that tensors lack, or nothing."""
+    if name in _METHODS:
+        return _question(_METHODS[name])
+    plain = name.rstrip("_")
+    if plain in KNOWN:
+        return _question(f"F.{plain}(x)")
+    return _question(_FUNCTIONS.get(plain, ""))
+
+
+def _question(what: str) -> str:
+    return f"; did you mean {what}?" if what else ""

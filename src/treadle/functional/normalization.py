@@ -1,0 +1,176 @@
+"""Normalization: statistics over a batch, over features, over groups of channels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from treadle.base.errors import ShapeError
+from treadle.functional.arguments import as_tensor, axis_of, ints
+from treadle.functional.tensor import ones, zeros
+from treadle.functional.windows import pad
+from treadle.ops import batch_norm as bn
+from treadle.ops import norm
+from treadle.tensor import Tensor
+
+__all__ = [
+    "batch_norm",
+    "general_norm",
+    "group_norm",
+    "instance_norm",
+    "layer_norm",
+    "local_response_norm",
+]
+
+
+def batch_norm(
+    inp: Tensor,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    *,
+    training: bool = False,
+    momentum: float = 0.9,
+    eps: float = 1e-5,
+    inplace: bool = True,
+) -> Any:
+    """Standardize each channel of x (N, C, *) over the batch, then scale and shift.
+
+    Args:
+        running_mean, running_var: statistics of any shape with C elements, used when not
+            training and updated when training: new = momentum old + (1 - momentum) batch, with
+            the unbiased variance.
+        weight, bias: any shape with C elements.
+        momentum: share of the old running value that is kept.
+        inplace: False returns (out, new_mean, new_var) and leaves the statistics alone.
+
+    Raises:
+        AssertionError: not training and no statistics are given.
+    """
+    x = as_tensor(inp)
+    channels = x.shape[1] if x.ndim > 1 else 0
+    if not training:
+        if running_mean is None or running_var is None:
+            raise AssertionError("batch_norm without training needs running_mean and running_var")
+        out = _infer_norm(x, running_mean, running_var, weight, bias, eps)
+        return out if inplace else (out, running_mean, running_var)
+    affine = _affine(x, weight, bias, (channels,))
+    out, mean, var = bn.BatchNormTrain(eps).outputs(x, *affine)
+    means = _running(running_mean, mean, momentum)
+    variances = _running(running_var, var, momentum)
+    if not inplace:
+        return out, means, variances
+    for old, new in ((running_mean, means), (running_var, variances)):
+        if old is not None and new is not None:
+            old._reset(new)
+    return out
+
+
+def _infer_norm(
+    x: Tensor, mean: Tensor, var: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+) -> Tensor:
+    channels = (x.shape[1],)
+    scale, shift = _affine(x, weight, bias, channels) or (
+        x.constant([1.0] * channels[0], x._kind.dtype),
+        x.constant([0.0] * channels[0], x._kind.dtype),
+    )
+    statistics = (t.astype(scale.dtype).reshape(channels) for t in (mean, var))
+    return bn.BatchNormInfer(eps)(x, scale, shift, *statistics)
+
+
+def _running(old: Tensor | None, batch: Tensor, momentum: float) -> Tensor | None:
+    """The updated running statistic, outside any gradient."""
+    if old is None:
+        return None
+    new = batch.detach().reshape(old.shape).astype(old.dtype)
+    return old.detach() * momentum + new * (1 - momentum)
+
+
+def _affine(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, shape: tuple[int, ...]
+) -> tuple[Tensor, ...]:
+    """(weight, bias) in the shape ops take, or nothing where neither is given."""
+    if weight is None and bias is None:
+        return ()
+    dtype = (weight if weight is not None else bias)._kind.dtype  # type: ignore[union-attr]
+    first = ft.ones(shape, dtype=dtype, device=x.device) if weight is None else weight
+    second = ft.zeros(shape, dtype=dtype, device=x.device) if bias is None else bias
+    return first.reshape(shape), second.reshape(shape)
+
+
+def layer_norm(
+    inp: Tensor,
+    normalized_shape: Any,
+    affine: bool,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Tensor:
+    """Standardize the last axes, which must have `normalized_shape`, then scale and shift."""
+    x = as_tensor(inp)
+    shape = ints(normalized_shape)
+    if x.shape[x.ndim - len(shape) :] != shape:
+        raise ShapeError("layer_norm", f"the last axes are not {shape}", saw=str(x.type))
+    given = _affine(x, weight, bias, shape) if affine else ()
+    return norm.LayerNorm(len(shape), eps)(x, *given)
+
+
+def general_norm(
+    inp: Tensor,
+    normalized_axis: Any,
+    affine: bool = True,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Tensor:
+    """Standardize over chosen axes; weight and bias have their extents, in axis order."""
+    x = as_tensor(inp)
+    axes = sorted(axis_of(a, x, "general_norm") for a in ints(normalized_axis))
+    out = norm.Standardize(tuple(axes), eps)(x)
+    if not affine or (weight is None and bias is None):
+        return out
+    shape = tuple(x.shape[i] if i in axes else 1 for i in range(x.ndim))
+    scale, shift = _affine(x, weight, bias, tuple(x.shape[i] for i in axes))
+    return out * scale.reshape(shape) + shift.reshape(shape)
+
+
+def group_norm(
+    inp: Tensor,
+    num_groups: int,
+    affine: bool,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Tensor:
+    """Standardize each group of channels of x (N, C, *) with all positions, then scale, shift."""
+    x = as_tensor(inp)
+    given = _affine(x, weight, bias, (x.shape[1],)) if affine else ()
+    return norm.GroupNorm(num_groups, eps)(x, *given)
+
+
+def instance_norm(
+    inp: Tensor,
+    affine: bool,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Tensor:
+    """Standardize every channel of every sample of x (N, C, *), then scale and shift."""
+    return group_norm(inp, as_tensor(inp).shape[1], affine, weight, bias, eps)
+
+
+def local_response_norm(
+    inp: Tensor, kernel_size: int = 5, k: float = 2.0, alpha: float = 1e-4, beta: float = 0.75
+) -> Tensor:
+    """x / (k + alpha sum of squares over `kernel_size` neighbouring channels)^beta.
+
+    Source: Krizhevsky, Sutskever and Hinton, ImageNet classification, NIPS 2012, section 3.3.
+    """
+    x = as_tensor(inp)
+    half = kernel_size // 2
+    squares = pad(x * x, ((0, 0), (half, kernel_size - 1 - half), (0, 0), (0, 0)))
+    channels = x.shape[1]
+    total = squares[:, 0:channels]
+    for shift in range(1, kernel_size):
+        total = total + squares[:, shift : shift + channels]
+    return x / (k + alpha * total) ** beta
