@@ -2,7 +2,7 @@
 
 The text is the source of Python's own standard library, so nothing is downloaded.
 
-    python examples/char_lm.py [--steps 400] [--layers 2] [--dim 128]
+    python examples/char_lm.py [--steps 600] [--layers 2] [--dim 128]
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def write(net: CharTransformer, start: str, count: int, length: int, seed: int =
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--length", type=int, default=64)
     parser.add_argument("--dim", type=int, default=128)

@@ -141,7 +141,7 @@ class Tensor(ArrayMethods):
 
     # -- how ops run -----------------------------------------------------------------------
 
-    def apply(self, op: Op, inputs: tuple[Tensor, ...], /) -> tuple[Tensor, ...]:  # type: ignore[override]
+    def apply(self, op: Op, inputs: tuple[Tensor, ...], /) -> tuple[Tensor, ...]:
         """Run an op on tensors; a recording or capture of this thread sees it."""
         if ACTIVE.count:
             hook = LOCAL.hook
@@ -217,7 +217,9 @@ class Tensor(ArrayMethods):
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
         done: Tensor = _wrap(type(self), self._data, self._kind)
         memo[id(self)] = done
-        done.__dict__.update({k: deepcopy(v, memo) for k, v in self.__dict__.items() if k != "grad"})
+        done.__dict__.update(
+            {k: deepcopy(v, memo) for k, v in self.__dict__.items() if k != "grad"}
+        )
         return done
 
     # -- moving and casting ----------------------------------------------------------------
@@ -276,6 +278,12 @@ class Tensor(ArrayMethods):
 
     __str__ = __repr__
     __hash__ = object.__hash__
+
+    def __eq__(self, other: Any) -> Tensor:  # type: ignore[override]
+        return binary(logic.Equal(), self, other)
+
+    def __ne__(self, other: Any) -> Tensor:  # type: ignore[override]
+        return binary(logic.NotEqual(), self, other)
 
     def __len__(self) -> int:
         if not self._data.shape:
@@ -484,14 +492,6 @@ def _inplace(method: Callable[[Tensor, Any], Tensor]) -> Callable[[Tensor, Any],
     return rebind
 
 
-def _equal(self: Tensor, other: Any) -> Any:
-    return binary(logic.Equal(), self, other)
-
-
-def _not_equal(self: Tensor, other: Any) -> Any:
-    return binary(logic.NotEqual(), self, other)
-
-
 _UFUNCS: dict[Any, Op] = {}
 
 
@@ -538,5 +538,3 @@ for _name in ("add", "sub", "mul", "truediv"):
     setattr(Tensor, f"__r{_name}__", _operator(_FAST[_name], swap=True))
 for _name in _INPLACE:
     setattr(Tensor, f"__i{_name}__", _inplace(getattr(Tensor, f"__{_name}__")))
-Tensor.__eq__ = _equal  # type: ignore[method-assign, assignment]
-Tensor.__ne__ = _not_equal  # type: ignore[method-assign, assignment]

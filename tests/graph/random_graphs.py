@@ -9,12 +9,13 @@ from hypothesis import strategies as st
 from treadle.base import dtype as dt
 from treadle.base.errors import TreadleError
 from treadle.base.types import TensorType
-from treadle.graph.builder import GraphBuilder, GraphOperand
+from treadle.graph.builder import GraphBuilder
 from treadle.graph.ir import Graph
 from treadle.ops import REGISTRY
 from treadle.ops.constant import Constant
 from treadle.ops.control import ControlFlow
 from treadle.ops.custom import Custom
+from treadle.ops.families import Elementwise
 from treadle.ops.op import Op
 
 SHAPES = ((), (3,), (2, 3), (1, 3), (2, 1), (0, 3))
@@ -35,23 +36,27 @@ def _sampled_ops() -> list[Op]:
 OPS = _sampled_ops()
 
 
+SIMPLE = [o for o in OPS if not o._fields and issubclass(type(o), Elementwise)]
+
+
 @st.composite
-def graphs(draw: Callable[..., Any], n_ops: int = 12) -> Graph:
+def graphs(draw: Callable[..., Any], n_ops: int = 14) -> Graph:
     """A graph of ops drawn from the registry, applied wherever their type rules allow it."""
     builder = GraphBuilder(draw(st.sampled_from(("g", "a/b", ""))))
-    values: list[GraphOperand] = []
-    for name in ("x", "", "y 1"):
-        type_ = TensorType(draw(st.sampled_from(DTYPES)), draw(st.sampled_from(SHAPES)))
-        values.append(builder.input(type_, name))
-    values.append(builder.constant(np.float32(draw(st.floats(width=32)))))
-    for op in draw(st.lists(st.sampled_from(OPS), max_size=n_ops)):
+    dtype, shape = draw(st.sampled_from(DTYPES)), draw(st.sampled_from(SHAPES))
+    values = [builder.input(TensorType(dtype, shape), name) for name in ("x", "")]
+    other = TensorType(draw(st.sampled_from(DTYPES)), draw(st.sampled_from(SHAPES)))
+    values.append(builder.input(other, "y 1"))
+    values.append(values[0].constant(np.asarray(draw(st.integers(-1, 2))).astype(dtype.numpy)))
+    ops = st.one_of(st.sampled_from(SIMPLE), st.sampled_from(OPS))
+    for op in draw(st.lists(ops, min_size=4, max_size=n_ops)):
         arity = 2 if "*" in "".join(op.operands) else len(op.operands)
         inputs = [draw(st.sampled_from(values)) for _ in range(arity)]
         try:
             values += builder.apply(op, inputs)
         except TreadleError:
             continue  # These types do not fit; a graph holds what does.
-    builder.output(*draw(st.lists(st.sampled_from(values), min_size=1, max_size=3)))
+    builder.output(*draw(st.lists(st.sampled_from(values), min_size=1, max_size=3)), values[-1])
     return builder.build()
 
 

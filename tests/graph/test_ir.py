@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from treadle.base import dtype as dt
-from treadle.base.errors import ShapeError
+from treadle.base.errors import GraphError, ShapeError
 from treadle.base.loc import Loc
 from treadle.base.symbol import symbol
 from treadle.base.types import TensorType
@@ -25,6 +25,13 @@ def test_a_node_is_typed_at_birth() -> None:
     assert node.output.producer is node
     with pytest.raises(ShapeError, match="cannot broadcast"):
         Node(Add(), (x, Value(TensorType(dt.float32, (4,)))))
+
+
+def test_every_result_or_none_is_named() -> None:
+    x = Value(F23)
+    assert Node(Neg(), (x,), names=("y",)).output.name == "y"
+    with pytest.raises(GraphError, match="neg: has 1 results, 2 are named"):
+        Node(Neg(), (x,), names=("y", "z"))
 
 
 def test_results_live_where_the_inputs_live() -> None:

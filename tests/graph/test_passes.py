@@ -37,6 +37,7 @@ from treadle.ops import REGISTRY
 from treadle.ops.collective import AllReduce
 from treadle.ops.composite import Composite
 from treadle.ops.constant import Constant
+from treadle.ops.creation import Full
 from treadle.ops.custom import custom_op
 from treadle.ops.elementwise import Add, Neg
 from treadle.ops.gather import Take
@@ -232,6 +233,14 @@ def test_broadcasts_stay_lazy() -> None:
     graph = trace_body(lambda x: (-x.constant(1.0)).broadcast_to((1000,)), [F2])
     assert names(Fold()(graph)) == ["constant", "broadcast"]
     assert names(Fold(lazy=1000)(graph)) == ["constant"]
+
+
+def test_ops_that_make_arrays_from_nothing_stay_lazy() -> None:
+    def body(x):
+        return x.builder.apply(Full((1000,), 2.5), ())[0] * x.constant(2.0)
+
+    assert names(Fold()(trace_body(body, [F2]))) == ["full", "constant", "mul"]
+    assert names(Fold(lazy=1000)(trace_body(body, [F2]))) == ["constant"]
 
 
 def test_what_fails_on_constants_is_left_to_the_run() -> None:

@@ -118,6 +118,12 @@ def test_constants_match_by_value_and_sign(wanted: float, value: float, matches:
     assert (rewrite(graph, (rule,)).nodes == ()) is matches
 
 
+def test_repeated_constants_match() -> None:
+    rule = Rule("x + 1 => x", P(Add, ("x", Filled(1))), lambda m: m["x"])
+    graph = trace_body(lambda x: x + x.constant(1.0).broadcast_to((1, 2)).reshape((2,)), [F2])
+    assert rewrite(graph, (rule,)).nodes == ()
+
+
 def test_attributes_and_constants_are_at_hand(golden) -> None:
     rule = Rule(
         "cast(cast(x)) => cast(x) * 2",

@@ -134,7 +134,7 @@ _METHODS = {
     "long": 'x.astype("int64")',
     "nbytes": "x.size * x.dtype.itemsize",
     "numel": "x.size",
-    "requires_grad": "GradManager().attach(x): the name is reserved",
+    "requires_grad": "GradManager().attach(x), as this name is reserved",
     "requires_grad_": "GradManager().attach(x)",
     "reshape_as": "x.reshape(other.shape)",
     "type_as": "x.astype(other.dtype)",

@@ -72,7 +72,7 @@ def _check_fits(source: Array, wanted: np.dtype[Any]) -> None:
     if wanted.kind in "iu":
         _check_integers(source, wanted)
     elif as_dtype(wanted).is_float and source.dtype.kind in "iuf":
-        limit = ml_dtypes.finfo(wanted).max
+        limit = ml_dtypes.finfo(wanted).max  # type: ignore[no-untyped-call]
         finite = source[np.isfinite(source)].astype(np.float64)
         # Values up to half a step beyond the largest one are rounded to it, not to infinity.
         worst = finite[np.abs(finite) > float(limit)]

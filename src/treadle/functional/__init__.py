@@ -1,11 +1,65 @@
 """Stateless functions of tensors, under MegEngine's names: `import treadle.functional as F`.
 
-Elementwise, math, tensor and network functions are flat; losses are `F.loss.*` and `F.nn.*`.
+Elementwise, math, tensor and network functions are flat; losses are `F.loss.*` and `F.nn.*`,
+image functions `F.vision.*`.
 """
 
-from treadle.functional import elemwise, loss, math, metric, nn, tensor
-from treadle.functional.elemwise import *
-from treadle.functional.math import *
+from typing import Any
+
+from treadle.base import spelling
+from treadle.functional import (
+    activation,
+    conv,
+    elemwise,
+    loss,
+    math,
+    metric,
+    nn,
+    normalization,
+    tensor,
+    vision,
+    windows,
+)
+from treadle.functional.activation import *  # noqa: F403
+from treadle.functional.conv import *  # noqa: F403
+from treadle.functional.einsum import einsum
+from treadle.functional.elemwise import *  # noqa: F403
+from treadle.functional.math import *  # noqa: F403
 from treadle.functional.metric import topk_accuracy
-from treadle.functional.nn import *
-from treadle.functional.tensor import *
+from treadle.functional.nn import dropout, embedding, indexing_one_hot, one_hot, pixel_shuffle
+from treadle.functional.normalization import *  # noqa: F403
+from treadle.functional.tensor import *  # noqa: F403
+from treadle.functional.vision import remap
+from treadle.functional.windows import *  # noqa: F403
+
+__all__ = [
+    *activation.__all__,
+    *conv.__all__,
+    *elemwise.__all__,
+    *math.__all__,
+    *normalization.__all__,
+    *tensor.__all__,
+    *windows.__all__,
+    "dropout",
+    "einsum",
+    "elemwise",
+    "embedding",
+    "indexing_one_hot",
+    "loss",
+    "math",
+    "metric",
+    "nn",
+    "one_hot",
+    "pixel_shuffle",
+    "remap",
+    "tensor",
+    "topk_accuracy",
+    "vision",
+]
+spelling.KNOWN.update(__all__)
+
+
+def __getattr__(name: str) -> Any:
+    raise AttributeError(
+        f"treadle.functional has no {name!r}{spelling.of_function(name)}", name=name
+    )

@@ -36,7 +36,7 @@ def relu(x: Tensor) -> Tensor:
 
 def relu6(x: Tensor) -> Tensor:
     """min(max(x, 0), 6)."""
-    return unary(act.Relu6(), x)
+    return unary_float(act.Relu6(), x)
 
 
 def sigmoid(x: Tensor) -> Tensor:
@@ -46,17 +46,17 @@ def sigmoid(x: Tensor) -> Tensor:
 
 def hsigmoid(x: Tensor) -> Tensor:
     """relu6(x + 3) / 6."""
-    return unary(act.HSigmoid(), x)
+    return unary_float(act.HSigmoid(), x)
 
 
 def hswish(x: Tensor) -> Tensor:
     """x relu6(x + 3) / 6."""
-    return unary(act.HSwish(), x)
+    return unary_float(act.HSwish(), x)
 
 
 def silu(x: Tensor) -> Tensor:
     """x sigmoid(x)."""
-    return unary(act.Silu(), x)
+    return unary_float(act.Silu(), x)
 
 
 def gelu(x: Tensor) -> Tensor:
@@ -66,7 +66,7 @@ def gelu(x: Tensor) -> Tensor:
 
 def leaky_relu(inp: Tensor, negative_slope: float = 0.01) -> Tensor:
     """x where x >= 0, else negative_slope x."""
-    return unary(act.LeakyRelu(float(negative_slope)), inp)
+    return unary_float(act.LeakyRelu(float(negative_slope)), inp)
 
 
 def prelu(x: Tensor, y: Tensor) -> Tensor:
@@ -77,12 +77,12 @@ def prelu(x: Tensor, y: Tensor) -> Tensor:
 
 def softplus(inp: Tensor) -> Tensor:
     """log(1 + exp(x)) without overflow."""
-    return unary(un.Softplus(), inp)
+    return unary_float(un.Softplus(), inp)
 
 
 def logsigmoid(inp: Tensor) -> Tensor:
     """log(sigmoid(x)) without overflow."""
-    return unary(act.LogSigmoid(), inp)
+    return unary_float(act.LogSigmoid(), inp)
 
 
 def softmax(inp: Tensor, axis: Any = None) -> Tensor:
@@ -90,11 +90,11 @@ def softmax(inp: Tensor, axis: Any = None) -> Tensor:
 
     A list of axes normalizes over all of them.
     """
-    x = as_tensor(inp)
+    x = as_float(inp)
     if axis is None:
         axis = 0 if x.ndim in (0, 1, 3) else 1
     if isinstance(axis, (list, tuple)):
-        return fm.ew.exp(x - logsumexp(x, axis, keepdims=True))
+        return exp(x - logsumexp(x, axis, keepdims=True))
     if x.ndim == 0:
         return softmax(x.reshape(1), 0).reshape(())
     return unary(sm.Softmax(axis_of(axis, x, "softmax")), x)
@@ -102,7 +102,7 @@ def softmax(inp: Tensor, axis: Any = None) -> Tensor:
 
 def logsoftmax(inp: Tensor, axis: Any) -> Tensor:
     """log(softmax(x)) without overflow."""
-    x = as_tensor(inp)
+    x = as_float(inp)
     if isinstance(axis, (list, tuple)):
         return x - logsumexp(x, axis, keepdims=True)
     return unary(sm.LogSoftmax(axis_of(axis, x, "logsoftmax")), x)
@@ -110,6 +110,6 @@ def logsoftmax(inp: Tensor, axis: Any) -> Tensor:
 
 def logsumexp(inp: Tensor, axis: Any, keepdims: bool = False) -> Tensor:
     """log of the sum of exp(x) over axes, without overflow."""
-    x = as_tensor(inp)
+    x = as_float(inp)
     axes = tuple(sorted(axis_of(a, x, "logsumexp") for a in ints(axis)))
     return unary(sm.LogSumExp(axes, keepdims), x)

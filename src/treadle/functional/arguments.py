@@ -26,21 +26,21 @@ def as_tensor(x: Any, like: Tensor | None = None) -> Tensor:
 
 def unary(op: Op, x: Any) -> Tensor:
     """Apply an op to one tensor."""
-    x = as_tensor(x)
-    return x.apply(op, (x,))[0]
+    operand = as_tensor(x)
+    return operand.apply(op, (operand,))[0]
 
 
 def as_float(x: Any) -> Tensor:
     """A tensor of a floating type: integers and bools become float32."""
-    x = as_tensor(x)
-    wanted = float_for(x._kind.dtype)
-    return x if wanted is x._kind.dtype else x.astype(wanted)
+    operand = as_tensor(x)
+    wanted = float_for(operand._kind.dtype)
+    return operand if wanted is operand._kind.dtype else operand.astype(wanted)
 
 
 def unary_float(op: Op, x: Any) -> Tensor:
     """Apply a function of real numbers: integers and bools are computed in float32."""
-    x = as_float(x)
-    return x.apply(op, (x,))[0]
+    operand = as_float(x)
+    return operand.apply(op, (operand,))[0]
 
 
 def binary(op: Op, x: Any, y: Any) -> Tensor:
@@ -87,10 +87,15 @@ def ints(value: Any) -> tuple[int, ...]:
     return tuple(index(v) for v in value)
 
 
+def both_sides(padding: Any, n: int) -> tuple[tuple[int, int], ...]:
+    """(before, after) per axis from one int or a sequence of `n`."""
+    return tuple((p, p) for p in pair(padding, n))
+
+
 def pair(value: Any, count: int = 2) -> tuple[int, ...]:
     """`count` ints from one int or a sequence of that many."""
     found = ints(value)
-    if len(found) == 1 and isinstance(value, (int, np.integer)):
+    if isinstance(value, (int, np.integer)):
         return found * count
     if len(found) != count:
         raise ValueError(f"expected one number or {count}, got {value!r}")

@@ -18,6 +18,7 @@ __all__ = [
     "conv_transpose2d",
     "conv_transpose3d",
     "linear",
+    "local_conv2d",
 ]
 
 
@@ -26,7 +27,7 @@ def linear(
 ) -> Tensor:
     """x W^T + b for x (..., in), weight (out, in), bias (out,)."""
     x = as_tensor(inp)
-    out = fm.matmul(x, weight, transpose_b=True, compute_mode=compute_mode)
+    out = matmul(x, weight, transpose_b=True, compute_mode=compute_mode)
     return out if bias is None else out + bias
 
 
@@ -106,19 +107,19 @@ def _conv(
 ) -> Tensor:
     if conv_mode != "cross_correlation":
         raise AssertionError(f"conv_mode must be 'cross_correlation', got {conv_mode!r}")
-    x, w = promote_all([as_tensor(inp), _ungrouped(weight, n, groups, f"conv{n}d")])
+    x, w = (as_float(t) for t in promote_all([as_tensor(inp), _ungrouped(weight, n, groups)]))
     op = conv.Conv(pair(stride, n), both_sides(padding, n), pair(dilation, n), groups)
     out = op(x, w)
     return out if bias is None else out + bias
 
 
-def _ungrouped(weight: Tensor, n: int, groups: int, op: str) -> Tensor:
+def _ungrouped(weight: Tensor, n: int, groups: int) -> Tensor:
     """Weights with MegEngine's leading group axis, as the (O, C/groups, ...) that ops take."""
     if groups == 1 and weight.ndim == n + 2:
         return weight
     if weight.ndim != n + 3 or weight.shape[0] != groups:
         raise ShapeError(
-            op,
+            "conv",
             f"the weight of {groups} groups has {n + 3} axes, the first of size {groups}",
             saw=str(weight.type),
             hint="shape it (groups, out/groups, in/groups, ...)",
@@ -151,9 +152,7 @@ def conv_transpose2d(
     """
     if conv_mode != "cross_correlation":
         raise AssertionError(f"conv_mode must be 'cross_correlation', got {conv_mode!r}")
-    return _conv_transpose(
-        2, inp, weight, bias, stride, padding, output_padding, dilation, groups
-    )
+    return _conv_transpose(2, inp, weight, bias, stride, padding, output_padding, dilation, groups)
 
 
 def conv_transpose3d(
@@ -167,9 +166,7 @@ def conv_transpose3d(
     groups: int = 1,
 ) -> Tensor:
     """The gradient of `conv3d` with respect to its input; see `conv_transpose2d`."""
-    return _conv_transpose(
-        3, inp, weight, bias, stride, padding, output_padding, dilation, groups
-    )
+    return _conv_transpose(3, inp, weight, bias, stride, padding, output_padding, dilation, groups)
 
 
 def _conv_transpose(
@@ -183,7 +180,9 @@ def _conv_transpose(
     dilation: Any,
     groups: int,
 ) -> Tensor:
-    x, w = promote_all([as_tensor(inp), _ungrouped(weight, n, groups, f"conv_transpose{n}d")])
+    x, w = (as_float(t) for t in promote_all([as_tensor(inp), _ungrouped(weight, n, groups)]))
+    if x.ndim != n + 2:
+        raise ShapeError("conv_transpose", f"expects {n + 2} axes", saw=f"x {x.type}")
     strides, pads, spread = pair(stride, n), pair(padding, n), pair(dilation, n)
     extra = pair(output_padding, n)
     spatial = tuple(
@@ -197,3 +196,41 @@ def _conv_transpose(
     op = conv.ConvGradInput(strides, both_sides(padding, n), spread, groups, spatial)
     out = op(x, w)
     return out if bias is None else out + bias
+
+
+def local_conv2d(
+    inp: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    conv_mode: str = "cross_correlation",
+) -> Tensor:
+    """2-d cross-correlation with a kernel of its own at every output position.
+
+    Args:
+        inp: (N, C, H, W).
+        weight: (groups, OH, OW, C/groups, KH, KW, O/groups).
+        bias: added by broadcasting, usually (1, O, OH, OW).
+
+    Raises:
+        ShapeError: the weight does not fit the patches.
+    """
+    if conv_mode != "cross_correlation":
+        raise AssertionError(f"conv_mode must be 'cross_correlation', got {conv_mode!r}")
+    groups, height, width, depth, *kernel, out = weight.shape
+    patches = sliding_window(inp, kernel, padding, stride, dilation)
+    n = patches.shape[0]
+    if patches.shape[1:4] != (groups * depth, height, width):
+        raise ShapeError(
+            "local_conv2d",
+            "the weight does not fit the output positions or the channels",
+            saw=f"patches {patches.type}, weight {weight.type}",
+        )
+    size = depth * kernel[0] * kernel[1]
+    rows = patches.reshape(n, groups, depth, height, width, *kernel)
+    rows = rows.transpose(1, 3, 4, 0, 2, 5, 6).reshape(groups, height, width, n, size)
+    product = matmul(rows, weight.reshape(groups, height, width, size, out))
+    done = product.transpose(3, 0, 4, 1, 2).reshape(n, groups * out, height, width)
+    return done if bias is None else done + bias

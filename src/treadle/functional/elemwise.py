@@ -307,11 +307,11 @@ def greater_equal(x: Any, y: Any) -> Tensor:
 
 def logaddexp(x: Any, y: Any) -> Tensor:
     """log(exp(x) + exp(y)) without overflow."""
-    x = as_tensor(x, y if isinstance(y, Tensor) else None)
-    x, y = (as_float(t) for t in promote_all([x, as_tensor(y, x)]))
+    like = as_tensor(x, y if isinstance(y, Tensor) else None)
+    first, second = (as_float(t) for t in promote_all([like, as_tensor(y, like)]))
     # Not with maximum and abs, whose gradients at a tie do not add up to one half each.
-    first = x >= y
-    high, low = sl.Where()(first, x, y), sl.Where()(first, y, x)
+    larger = first >= second
+    high, low = sl.Where()(larger, first, second), sl.Where()(larger, second, first)
     gap = low - high
     equal_infinities = lg.LogicalAnd()(lg.IsInf()(high), low == high)
     return high + un.Softplus()(sl.Where()(equal_infinities, gap.constant(0.0), gap))

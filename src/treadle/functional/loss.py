@@ -6,9 +6,8 @@ import functools
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
-from treadle.base.dtype import float32, int32
 from treadle.functional import elemwise as ew
-from treadle.functional.arguments import as_tensor, axis_of
+from treadle.functional.arguments import as_float, as_tensor, axis_of, indices_of
 from treadle.ops import loss as ops
 from treadle.ops import unary as un
 from treadle.tensor import Tensor
@@ -66,14 +65,12 @@ def cross_entropy(
         AssertionError: the label does not have one axis less than pred.
         IndexRangeError: a label is no class.
     """
-    x = as_tensor(pred)
-    target = as_tensor(label, x)
+    x = as_float(pred)
+    target = indices_of(label, x)
     if target.ndim != x.ndim - 1:
         raise AssertionError(f"label has {target.ndim} axes, pred {x.ndim}: expected one less")
     if not with_logits:
         x = ew.log(x)
-    if not target._kind.dtype.is_integer or target._kind.dtype.itemsize < 4:
-        target = target.astype(int32)
     at = axis_of(axis, x, "cross_entropy")
     return ops.SoftmaxCrossEntropy(at, float(label_smooth))(x, target)
 
@@ -84,7 +81,7 @@ def binary_cross_entropy(pred: Tensor, label: Tensor, with_logits: bool = True) 
 
     `pred` holds logits, or probabilities with `with_logits=False`; shapes are equal.
     """
-    x = as_tensor(pred)
+    x = as_float(pred)
     y = as_tensor(label, x).astype(x.dtype)
     if with_logits:
         return ops.BinaryCrossEntropyWithLogits()(x, y)
@@ -96,6 +93,6 @@ def hinge_loss(pred: Tensor, label: Tensor, norm: str = "L1") -> Tensor:
     """Sum over axis 1 of max(0, 1 - pred label), squared for norm "L2"; labels are 1 and -1."""
     if norm not in ("L1", "L2"):
         raise AssertionError(f"norm must be 'L1' or 'L2', got {norm!r}")
-    x = as_tensor(pred)
-    margin = un.Relu()(1 - x * as_tensor(label, x).astype(float32))
+    x = as_float(pred)
+    margin = un.Relu()(1 - x * as_tensor(label, x).astype(x.dtype))
     return (margin if norm == "L1" else margin * margin).sum(1)

@@ -17,9 +17,9 @@ from treadle.functional.arguments import (
 )
 from treadle.ops import linalg, logic, movement, reduce
 from treadle.ops import matmul as mm
-from treadle.ops.methods import reduced_axes
 from treadle.ops import sort as sorting
 from treadle.ops import unary as un
+from treadle.ops.methods import reduced_axes
 from treadle.tensor import Tensor
 
 __all__ = [

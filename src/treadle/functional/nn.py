@@ -1,15 +1,39 @@
-"""What networks are made of: everything in MegEngine's `F.nn`, gathered from its files."""
+"""What networks are made of: everything of MegEngine's `F.nn`, gathered from the other files.
+
+All of it but losses and `interpolate` is flat in `treadle.functional`, too, as in MegEngine.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from treadle.base.errors import ShapeError
+from treadle.functional import activation, conv, loss, normalization, windows
+from treadle.functional.activation import *  # noqa: F403
+from treadle.functional.arguments import as_tensor, axis_of, indices_of, unary
+from treadle.functional.conv import *  # noqa: F403
+from treadle.functional.loss import *  # noqa: F403
+from treadle.functional.math import normalize
+from treadle.functional.normalization import *  # noqa: F403
+from treadle.functional.tensor import expand_dims, gather, squeeze
+from treadle.functional.vision import interpolate, remap
+from treadle.functional.windows import *  # noqa: F403
+from treadle.ops import gather as gathering
+from treadle.random.generator import default_generator
+from treadle.tensor import Tensor
 
 __all__ = [
+    *activation.__all__,
+    *conv.__all__,
+    *loss.__all__,
+    *normalization.__all__,
+    *windows.__all__,
     "dropout",
     "embedding",
     "indexing_one_hot",
+    "interpolate",
+    "normalize",
     "one_hot",
     "pixel_shuffle",
+    "remap",
 ]
 
 
@@ -28,25 +52,21 @@ def embedding(
     """
     if padding_idx is not None or max_norm is not None or norm_type is not None:
         raise ValueError("padding_idx, max_norm and norm_type are not supported")
-    index = as_tensor(inp)
-    if not index._kind.dtype.is_integer or index._kind.dtype.itemsize < 4:
-        index = index.astype(int32)
-    return gather.Take(0)(weight, index)
+    rows = as_tensor(weight)
+    return gathering.Take(0)(rows, indices_of(inp, rows))
 
 
 def one_hot(inp: Tensor, num_classes: int) -> Tensor:
     """A new last axis with 1 at the index that `inp` holds; the element type is kept."""
-    return unary(gather.OneHot(int(num_classes)), inp)
+    return unary(gathering.OneHot(int(num_classes)), inp)
 
 
-def indexing_one_hot(
-    src: Tensor, index: Tensor, axis: int = 1, keepdims: bool = False
-) -> Tensor:
+def indexing_one_hot(src: Tensor, index: Tensor, axis: int = 1, keepdims: bool = False) -> Tensor:
     """One entry of `src` along an axis per position, chosen by an index without that axis."""
     x = as_tensor(src)
     at = axis_of(axis, x, "indexing_one_hot")
-    picked = ft.gather(x, at, ft.expand_dims(as_tensor(index, x), at))
-    return picked if keepdims else ft.squeeze(picked, at)
+    picked = gather(x, at, expand_dims(as_tensor(index, x), at))
+    return picked if keepdims else squeeze(picked, at)
 
 
 def dropout(inp: Tensor, drop_prob: float, training: bool = True) -> Tensor:
@@ -61,7 +81,7 @@ def dropout(inp: Tensor, drop_prob: float, training: bool = True) -> Tensor:
     if not training or drop_prob == 0:
         return x
     draws = default_generator().uniform(size=x.shape).to(x.device)
-    kept = (draws >= drop_prob).astype(as_dtype(x.dtype))
+    kept = (draws >= drop_prob).astype(x.dtype)
     return x * (kept * (1 / (1 - drop_prob)))
 
 

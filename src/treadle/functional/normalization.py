@@ -93,8 +93,8 @@ def _affine(
     if weight is None and bias is None:
         return ()
     dtype = (weight if weight is not None else bias)._kind.dtype  # type: ignore[union-attr]
-    first = ft.ones(shape, dtype=dtype, device=x.device) if weight is None else weight
-    second = ft.zeros(shape, dtype=dtype, device=x.device) if bias is None else bias
+    first = ones(shape, dtype=dtype, device=x.device) if weight is None else weight
+    second = zeros(shape, dtype=dtype, device=x.device) if bias is None else bias
     return first.reshape(shape), second.reshape(shape)
 
 

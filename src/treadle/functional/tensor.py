@@ -125,7 +125,9 @@ def arange(
         raise ValueError("arange: step must not be 0")
     if not all(map(math.isfinite, (first, last, stride))):
         raise ValueError(f"arange: bounds and step must be finite, got {start}, {stop}, {step}")
-    count = max(0, -int((first - last) // stride))
+    exact = all(isinstance(v, int) for v in (first, last, stride))
+    length = -((first - last) // stride) if exact else math.ceil((last - first) / stride)
+    count = max(0, length)
     return _create(creation.Iota(first, stride, count, as_dtype(dtype)), device)
 
 
@@ -235,7 +237,9 @@ def broadcast_to(inp: Tensor, shape: Any) -> Tensor:
     given = shape.tolist() if isinstance(shape, Tensor) else list(shape)
     lead = len(given) - x.ndim
     if any(d is None and i < lead for i, d in enumerate(given)):
-        raise ShapeError("broadcast_to", f"None names no axis of the input in {given}", saw=str(x.type))
+        raise ShapeError(
+            "broadcast_to", f"None names no axis of the input in {given}", saw=str(x.type)
+        )
     wanted = tuple(x.shape[i - lead] if d is None else int(d) for i, d in enumerate(given))
     return unary(movement.Broadcast(wanted), x)
 
@@ -356,7 +360,7 @@ def cumsum(inp: Tensor, axis: int) -> Tensor:
 
 
 def gather(inp: Tensor, axis: int, index: Tensor) -> Tensor:
-    """out[i][j] = inp[index[i][j]][j] for axis 0: picks along one axis by an index of equal rank."""
+    """Picks along an axis by an index of equal rank: out[i][j] = inp[index[i][j]][j] for axis 0."""
     x = as_tensor(inp)
     return gather_along.TakeAlongAxis(axis_of(axis, x, "gather"))(x, indices_of(index, x))
 
@@ -369,7 +373,7 @@ def scatter(inp: Tensor, axis: int, index: Tensor, source: Tensor) -> Tensor:
     return x
 
 
-def where(mask: Tensor, x: Any = None, y: Any = None) -> Any:
+def where(mask: Any, x: Any = None, y: Any = None) -> Any:
     """x where the bool mask holds, else y; all three broadcast. With the mask alone: its indices.
 
     Raises:
@@ -386,7 +390,7 @@ def where(mask: Tensor, x: Any = None, y: Any = None) -> Any:
     return select.Where()(mask, first, second)
 
 
-def cond_take(mask: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+def cond_take(mask: Any, x: Any) -> tuple[Tensor, Tensor]:
     """(values, flat int32 indices) of the elements of x where the bool mask holds.
 
     Raises:

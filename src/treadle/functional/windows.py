@@ -19,9 +19,7 @@ __all__ = [
 ]
 
 
-def pad(
-    src: Tensor, pad_width: Any, mode: str = "constant", constant_value: float = 0.0
-) -> Tensor:
+def pad(src: Tensor, pad_width: Any, mode: str = "constant", constant_value: float = 0.0) -> Tensor:
     """NumPy-style padding: a (before, after) pair per axis; missing trailing axes get none.
 
     `mode` is "constant", "edge" (or "replicate") or "reflect".

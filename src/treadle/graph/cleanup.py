@@ -93,7 +93,8 @@ class Fold:
     Attributes:
         limit: results larger than this many bytes are folded only if they are at most twice as
             large as what they are computed from.
-        lazy: broadcasts are folded up to this many elements only: repeating is cheap later.
+        lazy: what only repeats or counts (broadcast, full, iota) is folded up to this many elements
+            only: it is cheaper to make than to read.
     """
 
     name: ClassVar[str] = "fold"
@@ -144,8 +145,8 @@ class Fold:
             return False
         if not all(t.is_static for t in types):
             return False
-        if isinstance(node.op, Broadcast) and size_of(types[0].shape) > self.lazy:
-            return False
+        if isinstance(node.op, Broadcast) or not node.inputs:
+            return size_of(types[0].shape) <= self.lazy
         return sum(t.nbytes for t in types) <= max(self.limit, 2 * operand_bytes)
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from treadle.base.errors import GraphError
 from treadle.base.loc import UNKNOWN, Loc
 from treadle.base.symbol import Apply, Dim, Expr, Relation, Symbol
 from treadle.base.types import TensorType
@@ -51,10 +52,10 @@ class Node:
     def __post_init__(self) -> None:
         types = result_types(self.op, self.inputs)
         names = self.names or ("",) * len(types)
-        outputs = tuple(
-            Value(t, self, i, n) for i, (t, n) in enumerate(zip(types, names, strict=True))
-        )
-        object.__setattr__(self, "outputs", outputs)
+        if len(names) != len(types):
+            raise GraphError(self.op.name, f"has {len(types)} results, {len(names)} are named")
+        outputs = [Value(t, self, i, names[i]) for i, t in enumerate(types)]
+        object.__setattr__(self, "outputs", tuple(outputs))
 
     @property
     def output(self) -> Value:
@@ -68,11 +69,16 @@ class Node:
 
 def result_types(op: Op, inputs: tuple[Value, ...]) -> tuple[TensorType, ...]:
     """The op's result types; those it leaves unplaced take the device of the inputs."""
-    types = op.infer(*[v.type for v in inputs])
-    device = next((v.type.device for v in inputs if v.type.device), "")
-    if device and not all(t.device for t in types):
-        return tuple(t if t.device else TensorType(t.dtype, t.shape, device) for t in types)
+    operands = [v.type for v in inputs]
+    types = op.infer(*operands)
+    for operand in operands:
+        if operand.device:
+            return tuple([t if t.device else _placed(t, operand.device) for t in types])
     return types
+
+
+def _placed(type_: TensorType, device: str) -> TensorType:
+    return TensorType(type_.dtype, type_.shape, device)
 
 
 def remake(node: Node, op: Op, inputs: tuple[Value, ...]) -> Node:

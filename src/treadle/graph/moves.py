@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from treadle.graph.algebra import keep
+from treadle.graph.algebra import FLOATS, keep
 from treadle.graph.ir import Value
 from treadle.graph.rewrite import Found, P, Rule
+from treadle.ops.elementwise import Add, Div, Maximum, Minimum, Mul, Sub
 from treadle.ops.movement import Broadcast, Reshape, Transpose
+from treadle.ops.op import Op
 from treadle.ops.reduce import Sum
 from treadle.ops.transfer import Identity, StopGradient
 
@@ -56,6 +58,24 @@ def _sum_of_sum(m: Found) -> Value | None:
     return m.apply(Sum(tuple(sorted((*inner, *(left[axis] for axis in outer))))), m["x"])
 
 
+def _without_broadcast(op: Op, commutes: bool = False) -> Rule:
+    """Elementwise ops repeat their operands themselves."""
+
+    def build(m: Found) -> Value | None:
+        # Without it the result must still have its shape, from the other operand.
+        made = m.apply(op, m["x"], m["y"])
+        return made if made.type == m.type else None
+
+    return Rule(
+        f"{op.name}(x, broadcast(y)) => {op.name}(x, y)",
+        P(type(op), ("x", P(Broadcast, ("y",))), commutes=commutes),
+        build,
+        example=lambda x, y: op(x, y.broadcast_to(x.shape)),
+        shapes=((2, 3), (3,)),
+        dtypes=FLOATS,
+    )
+
+
 IDENTITY = Rule(
     "identity(x) => x",
     P(Identity, ("x",)),
@@ -66,6 +86,12 @@ IDENTITY = Rule(
 
 MOVEMENT = (
     IDENTITY,
+    _without_broadcast(Add(), commutes=True),
+    _without_broadcast(Mul(), commutes=True),
+    _without_broadcast(Sub()),
+    _without_broadcast(Div()),
+    _without_broadcast(Maximum()),
+    _without_broadcast(Minimum()),
     Rule(
         "transpose(transpose(x)) => transpose(x)",
         P(Transpose, (P(Transpose, ("x",), "inner"),)),

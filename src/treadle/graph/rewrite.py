@@ -18,6 +18,7 @@ from treadle.graph.analysis import live_nodes
 from treadle.graph.ir import Graph, Node, Value, constant_of, remake
 from treadle.ops.abstract import constant_array
 from treadle.ops.constant import ArrayData, Constant
+from treadle.ops.movement import Broadcast, Reshape
 from treadle.ops.op import Array, Op
 
 Level = Literal["exact", "safe", "fast"]
@@ -45,7 +46,10 @@ class P:
 
 @dataclass(frozen=True, slots=True)
 class Filled:
-    """Matches a constant all of whose elements are `value`, the sign of a zero included."""
+    """Matches a constant all of whose elements are `value`, the sign of a zero included.
+
+    The constant may be repeated or reshaped on its way.
+    """
 
     value: float
 
@@ -120,7 +124,7 @@ def match(pattern: Pattern, value: Value, found: Found) -> bool:
     if isinstance(pattern, str):
         return found.values.setdefault(pattern, value) is value
     if isinstance(pattern, Filled):
-        return _is_filled(constant_of(value), pattern.value)
+        return _is_filled(constant_of(_source(value)), pattern.value)
     node = value.producer
     return node is not None and value.index == 0 and match_node(pattern, node, found)
 
@@ -140,6 +144,13 @@ def match_node(pattern: P, node: Node, found: Found) -> bool:
             return True
         found.values, found.nodes = values, nodes
     return False
+
+
+def _source(value: Value) -> Value:
+    """What a value repeats or reshapes."""
+    while value.producer is not None and isinstance(value.producer.op, (Broadcast, Reshape)):
+        value = value.producer.inputs[0]
+    return value
 
 
 def _is_filled(data: ArrayData | None, value: float) -> bool:

@@ -30,18 +30,36 @@ class _Plan:
 
     `cuts` has one slice per axis of x; `view` is the shape after slicing with new axes put in and
     lone integers still there as size 1; `dropped` are axes of `view` that lone integers remove;
-    `gathered` maps axes of `view` to index operands.
+    `gathered` maps axes of `view` to index operands; `split` tells that a ... without axes stands
+    between them.
     """
 
     cuts: list[slice] = field(default_factory=list)
     view: list[Dim] = field(default_factory=list)
     dropped: list[int] = field(default_factory=list)
     gathered: dict[int, Any] = field(default_factory=dict)
+    split: bool = False
 
     @property
     def kept(self) -> Shape:
         """The sliced shape without the axes that lone integers remove."""
         return tuple(d for i, d in enumerate(self.view) if i not in self.dropped)
+
+    @property
+    def front(self) -> int:
+        """How many axes gathering made that must still move to the front, over `before` axes.
+
+        Arrays that stand apart give the first axes of the result; `Index` sees that of all but
+        those that only a ... without axes divides.
+        """
+        axes = sorted(self.gathered)
+        apart = axes != list(range(axes[0], axes[0] + len(axes)))
+        return 0 if apart or not self.split else max(i.type.ndim for i in self.gathered.values())
+
+    @property
+    def before(self) -> int:
+        """How many axes stand before the first gathered one."""
+        return min(self.gathered)
 
 
 def getitem(x: T, index: Any) -> T:
@@ -57,8 +75,16 @@ def getitem(x: T, index: Any) -> T:
         part = part.reshape(plan.kept)
     if not plan.gathered:
         return part
-    axes = tuple(plan.gathered)
-    return Index(axes)(part, *plan.gathered.values())
+    picked: T = Index(tuple(plan.gathered))(part, *plan.gathered.values())
+    return _rotated(picked, plan.before, plan.front)
+
+
+def _rotated(x: T, before: int, front: int) -> T:
+    """`front` axes that stand behind `before` others moved to the front."""
+    if not front or not before:
+        return x
+    order = [*range(before, before + front), *range(before), *range(before + front, x.type.ndim)]
+    return x.transpose(order)
 
 
 def setitem(x: T, index: Any, value: Any) -> T:
@@ -76,7 +102,10 @@ def setitem(x: T, index: Any, value: Any) -> T:
         part = sliced.reshape(plan.kept)
         axes, indices = tuple(plan.gathered), tuple(plan.gathered.values())
         wanted = Index(axes).infer(part.type, *(i.type for i in indices))[0].shape
-        part = IndexUpdate(axes)(part, _fit(source, wanted), *indices)
+        n, front = plan.before, plan.front
+        seen = (*wanted[n : n + front], *wanted[:n], *wanted[n + front :])
+        value = _rotated(_fit(source, seen), front, n) if front else _fit(source, wanted)
+        part = IndexUpdate(axes)(part, value, *indices)
     else:
         part = _fit(source, plan.kept)
     starts, stops, steps = _bounds(plan, x.type.shape)
@@ -115,7 +144,8 @@ def _fit(value: T, shape: Shape) -> T:
 def _parse(x: Operators, index: Any) -> _Plan:
     items = _expanded(x, [_item(x, i) for i in (index if isinstance(index, tuple) else (index,))])
     advanced = any(isinstance(item, bool) or _is_array(item) for item in items)
-    plan = _Plan()
+    plan = _Plan(split=advanced and _splits(items))
+    items = [item for item in items if item is not Ellipsis]
     axis = 0
     for item in items:
         if item is None:
@@ -156,7 +186,7 @@ def _item(x: Operators, given: Any) -> Any:
 
 
 def _expanded(x: Operators, items: list[Any]) -> list[Any]:
-    """Index items without Ellipsis, and one for every axis."""
+    """Index items with slices for missing axes in place of the Ellipsis, unless none is missing."""
     used = sum(_axes_used(i) for i in items)
     ndim = x.type.ndim
     if used > ndim:
@@ -167,8 +197,15 @@ def _expanded(x: Operators, items: list[Any]) -> list[Any]:
     if len(at) > 1:
         raise IndexRangeError("index", "an index holds more than one ...")
     place = at[0] if at else len(items)
-    missing = [slice(None)] * (ndim - used)
+    missing = [slice(None)] * (ndim - used) or [Ellipsis] * len(at)
     return items[:place] + missing + items[place + bool(at) :]
+
+
+def _splits(items: list[Any]) -> bool:
+    """Whether a ... that stands for no axes has gathering items on both sides."""
+    at = next((n for n, i in enumerate(items) if i is Ellipsis), 0)
+    gathers = [not (i is None or i is Ellipsis or isinstance(i, slice)) for i in items]
+    return any(gathers[:at]) and any(gathers[at:])
 
 
 def _axes_used(item: Any) -> int:

@@ -10,9 +10,10 @@ import numpy as np
 
 from treadle.base.dtype import bool_, float32, int32
 from treadle.base.errors import ShapeError
-from treadle.base.shape import Dim, Shape, format_shape, normalize_axes, normalize_axis, product
-from treadle.base.symbol import Expr
+from treadle.base.shape import Shape, format_shape, normalize_axes, normalize_axis, product
+from treadle.base.symbol import Dim, Expr
 from treadle.ops import reduce
+from treadle.ops.families import Reduce
 from treadle.ops.movement import Broadcast, Reshape, Transpose
 from treadle.ops.operators import Operators
 
@@ -93,7 +94,7 @@ class ArrayMethods(Operators):
         """Smallest element over axes; its gradient goes to every element that is smallest."""
         return self._reduce(reduce.Min, axis, keepdims)
 
-    def _reduce(self: T, op: type[reduce.Reduce], axis: Any, keepdims: bool) -> T:
+    def _reduce(self: T, op: type[Reduce], axis: Any, keepdims: bool) -> T:
         if axis is None and keepdims:
             raise AssertionError(f"{op.name}: keepdims needs an axis")
         axes = reduced_axes(axis, self.type.ndim, op.name)

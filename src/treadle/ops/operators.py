@@ -227,12 +227,16 @@ def _promoted(op: Op, x: T, other: Any) -> tuple[T, T]:
     mine = x.type.dtype
     if _is_scalar(other):
         same = mine if isinstance(other, bool) else None
-        wanted = _compute_type(op, promote_scalar(mine, other), same, f"{x.type}, {other!r}")
+        wanted = _compute_type(op, promote_scalar(mine, other), same)
+        if wanted is None:
+            raise _refusal(op, (mine,), f"{x.type}, {other!r}")
         return _cast(x, wanted), x.constant(other, wanted)
     y: T = other if x.is_operand(other) else x.constant(as_array(op, other))
     theirs = y.type.dtype
     same = mine if mine is theirs else None
-    wanted = _compute_type(op, promote(mine, theirs), same, f"{x.type}, {y.type}")
+    wanted = _compute_type(op, promote(mine, theirs), same)
+    if wanted is None:
+        raise _refusal(op, (mine, theirs), f"{x.type}, {y.type}")
     return _cast(x, wanted), _cast(y, wanted)
 
 
@@ -246,20 +250,20 @@ def _is_scalar(value: Any) -> bool:
     return isinstance(value, (bool, int, float)) and not isinstance(value, np.generic)
 
 
-def _compute_type(op: Op, promoted: DType, same: DType | None, saw: str) -> DType:
-    """The element type `op` computes in, given what its operands promote to.
-
-    Raises:
-        DTypeError: the op takes neither that type nor the floating one it would become.
-    """
+def _compute_type(op: Op, promoted: DType, same: DType | None) -> DType | None:
+    """The element type `op` computes in, given what its operands promote to; None if it cannot."""
     if same is bool_ and bool_ in op.dtypes:
         return bool_
     for wanted in (promoted, float_for(promoted)):
         if wanted in op.dtypes:
             return wanted
-    raise DTypeError(
+    return None
+
+
+def _refusal(op: Op, dtypes: tuple[DType, ...], saw: str) -> DTypeError:
+    return DTypeError(
         op.name,
-        "does not take operands of these types",
+        "does not take " + " with ".join(dict.fromkeys(d.name for d in dtypes)),
         saw=saw,
         hint="cast with astype() to one of " + ", ".join(d.name for d in op.dtypes),
     )

@@ -3,7 +3,14 @@
 The module-level functions draw from one process-wide `RNG`, which `seed` restarts.
 """
 
-from treadle.random.generator import RNG, default_generator
-from treadle.random.generator import normal, permutation, seed, shuffle, uniform
+from treadle.random.generator import (
+    RNG,
+    default_generator,
+    normal,
+    permutation,
+    seed,
+    shuffle,
+    uniform,
+)
 
 __all__ = ["RNG", "default_generator", "normal", "permutation", "seed", "shuffle", "uniform"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,6 +11,9 @@ from treadle.base.types import TensorType
 from treadle.ops.op import Op
 from treadle.runtime.api import Device
 from treadle.runtime.host import HostDevice
+
+# Ops promise IEEE results (inf, nan) and say so; NumPy's remarks about them are not for users.
+warnings.filterwarnings("ignore", category=RuntimeWarning, module=r"treadle\.")
 
 
 class Reference:

@@ -1,0 +1,97 @@
+"""Functions of images: resizing, sampling, flipping."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from treadle.functional.arguments import as_float, as_tensor, ints, pair, promote_all
+from treadle.ops import movement, resample
+from treadle.ops.remap import Remap
+from treadle.tensor import Tensor
+
+__all__ = ["flip", "interpolate", "remap"]
+
+_MODES = {"linear": 1, "bilinear": 2, "bicubic": 2, "nearest": 2, "trilinear": 3}
+"""Interpolation modes and how many spatial axes they work on."""
+
+
+def interpolate(
+    inp: Tensor,
+    size: Any = None,
+    scale_factor: Any = None,
+    mode: str = "bilinear",
+    align_corners: bool | None = None,
+) -> Tensor:
+    """An image resized to `size`, or to floor(extent * scale_factor).
+
+    Args:
+        inp: (N, C, H, W); (N, C, L) for "linear", (N, C, D, H, W) for "trilinear".
+        size: extents of the result. An int stands for (size, 1) with two spatial axes.
+        scale_factor: a number, or one per spatial axis.
+        mode: "bilinear", "bicubic", "nearest", "linear" or "trilinear".
+        align_corners: for the three linear modes, whether the outermost cells keep their places;
+            else cells are half a pixel apart from the borders.
+
+    Raises:
+        ValueError: not exactly one of size and scale_factor is given, the mode is unknown, the
+            number of axes does not fit it, or it takes no align_corners.
+    """
+    x = as_float(inp)
+    if mode not in _MODES:
+        raise ValueError(f"interpolate: unknown mode {mode!r}; use one of {', '.join(_MODES)}")
+    if x.ndim != _MODES[mode] + 2:
+        raise ValueError(f"interpolate: mode {mode!r} takes {_MODES[mode] + 2} axes, got {x.type}")
+    if align_corners is not None and not mode.endswith("linear"):
+        raise ValueError(f"interpolate: mode {mode!r} takes no align_corners")
+    wanted = _target(x.shape[2:], size, scale_factor)
+    how = "align_corners" if align_corners else "half_pixel"
+    if mode == "nearest":
+        return resample.Resize("nearest", "asymmetric", wanted)(x)
+    return resample.Resize("cubic" if mode == "bicubic" else "linear", how, wanted)(x)
+
+
+def _target(have: tuple[int, ...], size: Any, scale_factor: Any) -> tuple[int, ...]:
+    """Extents of the result."""
+    if (size is None) == (scale_factor is None):
+        raise ValueError("interpolate takes exactly one of size and scale_factor")
+    if size is not None:
+        given = ints(size)
+        return (*given, 1) if len(given) == 1 and len(have) == 2 else pair(size, len(have))
+    several = isinstance(scale_factor, (tuple, list))
+    factors = list(scale_factor) if several else [scale_factor] * len(have)
+    if len(factors) != len(have):
+        raise ValueError(f"interpolate: {len(have)} scale factors are needed, got {scale_factor}")
+    return tuple(int(extent * float(f)) for extent, f in zip(have, factors, strict=True))
+
+
+def remap(
+    inp: Tensor,
+    map_xy: Tensor,
+    border_mode: str = "replicate",
+    scalar: float = 0.0,
+    interp_mode: str = "linear",
+) -> Tensor:
+    """An image sampled at given places.
+
+    Args:
+        inp: (N, C, H, W).
+        map_xy: (N, OH, OW, 2), for every pixel of the result the (x, y) in pixels of `inp`.
+        border_mode: what stands outside: "replicate", "reflect", "reflect_101", "wrap", or
+            "constant" for `scalar`.
+        interp_mode: "linear" or "nearest".
+
+    Returns:
+        (N, C, OH, OW).
+
+    Raises:
+        ShapeError: shapes or modes do not fit.
+    """
+    image, places = promote_all([as_float(inp), as_float(map_xy)])
+    return Remap(interp_mode, border_mode, (0, 0), float(scalar))(image, places)
+
+
+def flip(inp: Tensor, vertical: bool = True, horizontal: bool = True) -> Tensor:
+    """An image (..., H, W) upside down (`vertical`), mirrored (`horizontal`), or both."""
+    x = as_tensor(inp)
+    axes = [x.ndim - 2] * bool(vertical) + [x.ndim - 1] * bool(horizontal)
+    return movement.Flip(tuple(axes))(x)
