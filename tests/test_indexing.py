@@ -162,7 +162,10 @@ def test_zero_steps_are_refused() -> None:
 
 def test_results_are_never_views_and_never_the_same_handle() -> None:
     x = mge.Tensor([1.0, 2.0, 3.0])
-    for y in (x[:], x[...], x[()], x.reshape(3), x.astype("float32"), +x[:], x.broadcast_to(3)):
+    made = [x[:], x[...], x[()], x.reshape(3), x.astype("float32"), +x, x.broadcast_to(3)]
+    made += [x.to(x.device), x.detach(), F.dropout(x, 0.5, training=False), F.reshape(x, 3)]
+    made += [F.broadcast_to(x, (3,)), F.squeeze(x), F.flatten(x), F.sum(x, ()), F.copy(x)]
+    for y in made:
         assert y is not x
         y += 1
         y[0] = 100.0

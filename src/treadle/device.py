@@ -133,7 +133,8 @@ def get_allocated_memory(device: str | None = None) -> int:
     place = _node(device).place
     live: dict[int, int] = {}
     for found in gc.get_objects():
-        if isinstance(found, Tensor) and found._kind.device.place == place:
+        # By type: isinstance would ask `__class__` of everybody's lazy proxies.
+        if issubclass(type(found), Tensor) and found._kind.device.place == place:
             _count(live, found._data)
     live.update(_saved_bytes(place))
     total = sum(live.values())

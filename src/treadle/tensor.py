@@ -29,7 +29,6 @@ from treadle.ops.methods import ArrayMethods
 from treadle.ops.op import REGISTRY, Op
 from treadle.ops.operators import binary
 from treadle.ops.transfer import StopGradient, Transfer
-from treadle.ops.unary import Ceil, Floor, Round
 from treadle.runtime.array import from_host, to_host
 
 Trace = Any
@@ -47,6 +46,12 @@ class Tensor(ArrayMethods):
         device: device name; the default device if left out.
         is_const, no_cache, format: accepted for MegEngine's signature; `format` is kept as a tag.
         name: a name to print and look up.
+
+    Attributes:
+        grad: what `GradManager.backward` accumulated, None before; anything may be assigned.
+        name: the user's name, empty by default.
+        format: MegEngine's layout tag, "default" unless given; layouts never show otherwise.
+        dmap_callback: set by loaders to move tensors to another device; None outside of them.
 
     Raises:
         DTypeError: the data has no element type Treadle knows, or a value does not fit it.
@@ -185,9 +190,13 @@ class Tensor(ArrayMethods):
         op = _op_of_ufunc(ufunc)
         if op is None or method != "__call__" or kwargs:
             return NotImplemented
-        first, *rest = (x if isinstance(x, Tensor) else self.constant(x) for x in inputs)
+        first, *rest = inputs
         if rest:
-            return binary(op, first, rest[0])
+            swap = not isinstance(first, Tensor)
+            mine, other = (rest[0], first) if swap else (first, rest[0])
+            if op is _MATMUL:
+                return mine.__rmatmul__(other) if swap else mine @ other
+            return binary(op, mine, other, swap=swap)
         wanted = first._kind.dtype
         return op(first if wanted in op.dtypes else first.astype(float_for(wanted)))
 
@@ -199,11 +208,15 @@ class Tensor(ArrayMethods):
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
     ) -> Any:
-        """Export by DLPack; consumers older than version 1 cannot be told read-only: they get a
-        copy."""
+        """Export by DLPack: a copy, as consumers may write into what they get without asking.
+
+        With `copy=False` the memory is shared, read-only; the consumer must know version 1.
+        """
         array = self.numpy()
-        if copy or max_version is None or max_version[0] < 1:
-            return array.copy().__dlpack__()
+        if copy is not False:
+            return array.copy().__dlpack__(max_version=max_version)
+        if max_version is None or max_version[0] < 1:
+            raise BufferError("sharing read-only memory needs DLPack 1; leave out copy=False")
         return array.__dlpack__(max_version=max_version)
 
     def __dlpack_device__(self) -> tuple[int, int]:
@@ -226,8 +239,7 @@ class Tensor(ArrayMethods):
 
     def to(self, device: Any) -> Tensor:
         """A copy on another device; gradients flow back through it."""
-        where = _as_device(device)
-        return self.apply(Transfer(where.logical_name), (self,))[0]
+        return self.apply(Transfer(_as_device(device).logical_name), (self,))[0]
 
     def detach(self) -> Tensor:
         """The same value as a constant: no gradient flows through."""
@@ -297,15 +309,6 @@ class Tensor(ArrayMethods):
 
     def __format__(self, spec: str) -> str:
         return format(self.item(), spec) if spec else str(self)
-
-    def __round__(self) -> Tensor:
-        return Round()(self)
-
-    def __floor__(self) -> Tensor:
-        return Floor()(self)
-
-    def __ceil__(self) -> Tensor:
-        return Ceil()(self)
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(
@@ -414,11 +417,8 @@ def _one(x: Tensor) -> Any:
 # -- operators -----------------------------------------------------------------------------
 
 
-def _operator(op: Op, swap: bool = False) -> Callable[[Tensor, Any], Tensor]:
-    """An arithmetic method whose launches are found by the operands' eager types alone.
-
-    `swap` makes the reflected method, which Python calls for scalars and arrays on the left.
-    """
+def _operator(op: Op) -> Callable[[Tensor, Any], Tensor]:
+    """An arithmetic method whose launches are found by the operands' eager types alone."""
     table = _TABLES.setdefault(op.name, {})
 
     def method(self: Tensor, other: Any) -> Tensor:
@@ -440,16 +440,27 @@ def _operator(op: Op, swap: bool = False) -> Callable[[Tensor, Any], Tensor]:
             return made
         literal = _literal(self._kind, other)
         if literal is None or (self._kind, self._kind) not in table:
-            return _slow_binary(op, table, swap, self, other)
-        return plain(literal, self) if swap else plain(self, literal)
+            return _slow_binary(op, table, self, other)
+        return method(self, literal)
 
-    plain = _PLAIN.setdefault(op.name, method)
     return method
+
+
+def _reflected(op: Op, method: Callable[[Tensor, Any], Tensor]) -> Callable[[Tensor, Any], Tensor]:
+    """The method that Python calls for numbers and arrays on the left."""
+    table = _TABLES[op.name]
+
+    def reflected(self: Tensor, other: Any) -> Tensor:
+        literal = _literal(self._kind, other)
+        if literal is None or (self._kind, self._kind) not in table:
+            return binary(op, self, other, swap=True)
+        return method(literal, self)
+
+    return reflected
 
 
 _MATMUL = Matmul()
 _TABLES: dict[str, dict[tuple[EagerType, EagerType], tuple[Launch, EagerType]]] = {}
-_PLAIN: dict[str, Callable[[Tensor, Any], Tensor]] = {}
 
 
 def _literal(kind: EagerType, value: Any) -> Tensor | None:
@@ -461,25 +472,25 @@ def _literal(kind: EagerType, value: Any) -> Tensor | None:
     return None
 
 
-def _slow_binary(op: Op, table: Any, swap: bool, x: Tensor, other: Any) -> Tensor:
+def _slow_binary(op: Op, table: Any, x: Tensor, other: Any) -> Tensor:
     """Scalars, promotion, first calls and errors."""
     if isinstance(other, np.generic):
         other = x.constant(other)
     if op is _MATMUL:
         result = ArrayMethods.__matmul__(x, other)
     else:
-        result = binary(op, x, other, swap=swap)
+        result = binary(op, x, other)
     theirs = other._kind if isinstance(other, Tensor) else x._kind
     if x._kind.dtype is theirs.dtype:
-        _teach(table, (op, (x._kind, theirs)), result._kind)
+        _teach(table, (op, (x._kind, theirs)))
     return result
 
 
-def _teach(table: Any, key: Any, kind: EagerType) -> None:
+def _teach(table: Any, key: Any) -> None:
     """Remember a launch that needs no promotion in the operator's own table."""
     found = lookup(key)
     if found is not None:
-        table[key[1]] = (found.launch, kind)
+        table[key[1]] = (found.launch, found.results[0])
 
 
 def _inplace(method: Callable[[Tensor, Any], Tensor]) -> Callable[[Tensor, Any], Tensor]:
@@ -496,8 +507,9 @@ _UFUNCS: dict[Any, Op] = {}
 
 
 def _op_of_ufunc(ufunc: Any) -> Op | None:
-    """The op without attributes whose oracle is a given NumPy function."""
+    """The op for a NumPy function: the one that has it as its oracle, or that Python calls so."""
     if not _UFUNCS:
+        _UFUNCS.update({np.matmul: _MATMUL, np.remainder: ew.Mod()})
         for cls in REGISTRY.values():
             oracle = cls.__dict__.get("reference")
             if isinstance(oracle, staticmethod) and not cls._fields:
@@ -535,6 +547,6 @@ _INPLACE = [
 for _name, _op in _FAST.items():
     setattr(Tensor, f"__{_name}__", _operator(_op))
 for _name in ("add", "sub", "mul", "truediv"):
-    setattr(Tensor, f"__r{_name}__", _operator(_FAST[_name], swap=True))
+    setattr(Tensor, f"__r{_name}__", _reflected(_FAST[_name], getattr(Tensor, f"__{_name}__")))
 for _name in _INPLACE:
     setattr(Tensor, f"__i{_name}__", _inplace(getattr(Tensor, f"__{_name}__")))

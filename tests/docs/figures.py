@@ -1,6 +1,6 @@
 """Draw graphs as Mermaid flowcharts, which pages show as figures.
 
-    python -m tests.docs.figures    # prints the figures of docs/seed.md
+python -m tests.docs.figures    # prints the figures of docs/seed.md
 """
 
 from __future__ import annotations

@@ -18,7 +18,6 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
-
 from pages import ROOT, Block, blocks, name_of
 
 FLAGS = doctest.ELLIPSIS | doctest.DONT_ACCEPT_TRUE_FOR_1

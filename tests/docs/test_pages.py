@@ -6,7 +6,6 @@ import re
 from pathlib import Path
 
 import pytest
-
 from tests.docs.launch import RUNNER, python, run_page
 from tests.docs.pages import DOCS, anchors, blocks, links, name_of, pages
 

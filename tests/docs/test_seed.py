@@ -7,6 +7,7 @@ from pathlib import Path
 from tests.docs.figures import flowchart, line
 from tests.docs.launch import RUNNER, python
 from tests.docs.pages import DOCS, blocks
+
 from treadle.graph.gradient import value_and_gradient
 
 PAGE = DOCS / "seed.md"

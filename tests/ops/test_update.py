@@ -38,7 +38,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("op", "n", "operands", "expected"), CASES, ids=lambda c: str(c))
+@pytest.mark.parametrize(("op", "n", "operands", "expected"), CASES, ids=[str(c[0]) for c in CASES])
 def test_three_steps(
     op: Update,
     n: int,

@@ -4,10 +4,15 @@ Tier 0 (`Backend`, `Device`) supplies memory and movement and already trains eve
 fallback. Tier 1 adds `Kernel`s one at a time. An `Engine` runs ops on arrays of a device kind that
 it names; the reference engine serves the host. Views, broadcasting, promotion, gradients and
 fallback never reach a backend.
+
+`Backend` and `Device` are protocols with defaults: derive from them and write what has none, or
+supply objects of the same shape. What is optional is found by its presence (`kernels`,
+`PeerDevice`), never by comparing versions.
 """
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -20,6 +25,7 @@ from treadle.runtime.api import (
     DeviceInfo,
     DoneEvent,
     Event,
+    PeerDevice,
     Stream,
     SynchronousStream,
 )
@@ -35,7 +41,10 @@ __all__ = [
     "Engine",
     "Event",
     "Kernel",
+    "KernelFunction",
     "Operand",
+    "PeerDevice",
+    "Reason",
     "Stream",
     "Support",
     "SynchronousStream",
@@ -44,7 +53,11 @@ __all__ = [
 ]
 
 PROTOCOL = (1, 0)
-"""Version of this protocol: a backend whose major number differs is refused when it is loaded."""
+"""Version of this protocol: a backend whose major number differs is refused when it is loaded.
+
+A backend states the number it was written for as a literal; repeating this name would claim to
+fit every future version.
+"""
 
 Reason = Literal[
     "op",
@@ -99,14 +112,21 @@ class Availability:
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """One argument of a kernel: dense row-major memory and its type."""
+    """One argument of a kernel: dense row-major memory, as `alloc` returned it, and its type.
+
+    The memory may be larger than `type.nbytes`.
+    """
 
     buffer: Buffer
     type: TensorType
 
 
 class KernelFunction(Protocol):
-    """A kernel: reads `ins`, writes the pre-allocated `outs`, in the order of `stream`."""
+    """A kernel: reads `ins`, writes the pre-allocated `outs`, in the order of `stream`.
+
+    `attributes` are the op's, by name. What it raises reaches the user with the op's name: saying
+    yes in `supports` is a promise.
+    """
 
     def __call__(
         self,
@@ -127,8 +147,13 @@ def _always(op: Op, types: Sequence[TensorType], /) -> Support:
 class Kernel:
     """An op's implementation on a device.
 
-    Operands arrive dense and already broadcast to the result's shape for elementwise ops.
-    Several kernels of one op are asked in order of priority, then of listing.
+    Operands arrive dense and, for elementwise ops, already broadcast to the result's shape. An
+    input may be empty; where all results are, nothing is launched. Ops whose result's shape
+    depends on data are never asked. Several kernels of one op are asked in order of priority,
+    then of listing, once for each new combination of operand types.
+
+    `supports` gets the op with its attributes and the operands' types as the user gave them,
+    before broadcasting.
     """
 
     op: str
@@ -138,24 +163,30 @@ class Kernel:
 
 
 class Backend(Protocol):
-    """A family of devices. The object named by the entry point implements this."""
+    """A family of devices, or (without `device_kinds`) a home for an `Engine`.
+
+    The object named by the entry point implements this.
+    """
 
     name: str
     protocol: tuple[int, int]
-    device_kinds: tuple[str, ...]
-    """Device names it serves without their number, for example `("gpu", "cuda")`."""
+    """The version it was written for, as a literal such as `(1, 0)`; see `PROTOCOL`."""
+    device_kinds: tuple[str, ...] = ()
+    """Device names it serves without their number, for example `("gpu", "cuda")`: lower-case
+    letters and underscores. All are names of the same devices; the first one is shown."""
 
+    @abstractmethod
     def probe(self) -> Availability:
         """Look for the hardware without touching it more than needed."""
         ...
 
     def open(self, index: int, /) -> Device:
-        """Open device `index`."""
-        ...
+        """Open device `index`, below the count that `probe` found; called once for each."""
+        raise NotImplementedError(f"{self.name} has no devices")
 
     def kernels(self) -> Sequence[Kernel]:
         """Tier 1: the ops it runs itself; an empty sequence is a complete tier-0 backend."""
-        ...
+        return ()
 
 
 @runtime_checkable
@@ -165,13 +196,14 @@ class Engine(Protocol):
     name: str
     serves: tuple[str, ...]
     priority: int
+    """Engines are asked in falling order; the reference engine's is 0, and it runs everything."""
 
-    def prepare(
-        self, op: Op, types: Sequence[TensorType] | None, /
-    ) -> Callable[..., Any] | Support:
+    def prepare(self, op: Op, types: Sequence[TensorType], /) -> Callable[..., Any] | Support:
         """A launch, which takes the operands' arrays and returns new ones, or why there is none.
 
-        `types` is None where the op's launches do not depend on shapes (`Op.shape_free`). A
-        launch returns one array, or a tuple for ops with several results.
+        Where `op.shape_free`, the answer is kept for the element types alone: `types` are those of
+        the first call, and the launch must take any other shapes. A launch returns one array, or
+        a tuple for ops with several results; it raises ValueError, TypeError or IndexError for
+        operands that do not fit, which the framework explains.
         """
         ...

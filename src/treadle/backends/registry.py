@@ -1,23 +1,29 @@
 """Backends found by entry point: listed from metadata, imported on first use, isolated.
 
-In-tree backends come through the same door as foreign ones. A backend that cannot be imported or
-speaks another protocol is kept here with its error, shown by `table()`, and hurts nobody else.
+In-tree backends come through the same door as foreign ones. A backend that cannot be imported,
+lacks something, or speaks another protocol is kept here with its error, shown by `table()`, and
+hurts nobody else.
 """
 
 from __future__ import annotations
 
+import importlib
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
 
-from treadle.backends.api import PROTOCOL, Availability, Engine
+from treadle.backends.api import PROTOCOL, Availability, Engine, Kernel
+from treadle.backends.inspection import problems, unknown_kernels
 from treadle.base.env import BACKENDS
 from treadle.base.errors import DeviceError, LoadError
+from treadle.base.log import get_logger
 
 GROUP = "treadle.backends"
 BUILT_IN = {"reference": "treadle.backends.reference:backend"}
 """Also declared as entry points; listed so that a source tree works before it is installed."""
+
+State = Literal["found", "loading", "loaded", "disabled", "failed"]
 
 
 @dataclass
@@ -27,15 +33,45 @@ class Entry:
     name: str
     distribution: str
     load: Callable[[], Any]
-    state: str = "found"
+    version: str = ""
+    state: State = "found"
     backend: Any = None
     error: BaseException | None = None
-    availability: Availability | None = field(default=None)
+    availability: Availability | None = None
+    remark: str = ""
+
+    def serves(self, kind: str) -> bool:
+        """Whether it is loaded and its devices may be called `kind`."""
+        return self.state == "loaded" and kind in self.kinds
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Names of its devices without their number, the one to show first."""
+        return tuple(getattr(self.backend, "device_kinds", ()))
+
+    @property
+    def count(self) -> int:
+        """How many of its devices can be used."""
+        found = self.availability
+        return found.count if found is not None and found.ok else 0
+
+    @property
+    def rank(self) -> tuple[bool, int]:
+        """What decides between backends that could both serve: usable, then priority."""
+        found = self.availability
+        return self.count > 0, found.priority if found is not None else 0
+
+    def kernels(self) -> Sequence[Kernel]:
+        """Its kernels; a backend need not have the method."""
+        listed = getattr(self.backend, "kernels", None)
+        return () if listed is None else tuple(listed())
 
 
 _LOCK = threading.RLock()
 _ENTRIES: dict[str, Entry] = {}
+_ENGINES: dict[str, tuple[Engine, ...]] = {}
 _SCANNED = [False]
+_LISTENERS: list[Callable[[], None]] = []
 
 
 def entries() -> dict[str, Entry]:
@@ -48,10 +84,22 @@ def entries() -> dict[str, Entry]:
 
 
 def rescan() -> None:
-    """Forget what is known and read package metadata again."""
+    """Forget what is known and read package metadata again.
+
+    Devices of backends other than the host's are closed: tensors there are lost.
+    """
+    importlib.invalidate_caches()
     with _LOCK:
         _ENTRIES.clear()
+        _ENGINES.clear()
         _SCANNED[0] = False
+    for listener in _LISTENERS:
+        listener()
+
+
+def on_rescan(listener: Callable[[], None]) -> None:
+    """Have `listener` called after every rescan, to forget what it derived from backends."""
+    _LISTENERS.append(listener)
 
 
 def _scan() -> None:
@@ -61,20 +109,43 @@ def _scan() -> None:
     for name, target in BUILT_IN.items():
         point = metadata.EntryPoint(name, target, GROUP)
         _ENTRIES[name] = Entry(name, "treadle", point.load)
-    for point in metadata.entry_points(group=GROUP):
-        distribution = point.dist.name if point.dist is not None else "unknown"
+    for point in _entry_points(metadata):
         if BUILT_IN.get(point.name) == point.value:
             continue
-        if allowed is not None and point.name not in allowed:
-            _ENTRIES.setdefault(point.name, Entry(point.name, distribution, point.load, "disabled"))
-        elif point.name in _ENTRIES:
+        distribution, version = _origin(point)
+        if point.name in _ENTRIES:
             _clash(_ENTRIES[point.name], distribution)
-        else:
-            _ENTRIES[point.name] = Entry(point.name, distribution, point.load)
+            continue
+        entry = Entry(point.name, distribution, point.load, version)
+        if allowed is not None and point.name not in allowed:
+            entry.state, entry.remark = "disabled", f"not in {BACKENDS.source()}"
+        _ENTRIES[point.name] = entry
+
+
+def _entry_points(metadata: Any) -> Iterable[Any]:
+    """Every entry point of the group, in a stable order; damaged metadata spoils its own only."""
+    try:
+        found = list(metadata.entry_points(group=GROUP))
+    except Exception:
+        found = []
+        for distribution in metadata.distributions():
+            try:
+                found += [p for p in distribution.entry_points if p.group == GROUP]
+            except Exception as error:
+                get_logger().warning("the entry points of a package cannot be read: %s", error)
+    return sorted(found, key=lambda p: (p.name, _origin(p)))
+
+
+def _origin(point: Any) -> tuple[str, str]:
+    """Name and version of the distribution that declares an entry point."""
+    dist = point.dist
+    if dist is None:
+        return "unknown", ""
+    return dist.metadata["Name"] or "unknown", dist.metadata["Version"] or ""
 
 
 def _allow_list() -> set[str] | None:
-    text = BACKENDS.get()
+    text = BACKENDS.get().strip()
     if not text:
         return None
     return set() if text == "off" else {part.strip() for part in text.split(",")}
@@ -83,93 +154,134 @@ def _allow_list() -> set[str] | None:
 def _clash(entry: Entry, other: str) -> None:
     """Two distributions claim one name: a built-in one stays, two foreign ones are both out."""
     if entry.name in BUILT_IN:
-        return
-    entry.state = "failed"
-    entry.error = LoadError(
-        entry.name,
-        f"two distributions provide a backend of this name: {entry.distribution} and {other}",
-        hint=f"uninstall one of them or set {BACKENDS.names[0]}",
-    )
+        entry.remark = f"{other} provides a backend of this name too; it is ignored"
+    elif entry.state != "disabled":
+        entry.state = "failed"
+        entry.error = LoadError(
+            entry.name,
+            f"two distributions provide a backend of this name: {entry.distribution} and {other}",
+            hint="uninstall one of them",
+        )
+
+
+# -- loading -------------------------------------------------------------------------------
 
 
 def load(name: str) -> Any:
     """The backend object called `name`, imported now if it was not before.
 
     Raises:
-        DeviceError: there is no such backend.
+        DeviceError: there is no such backend, or it is disabled.
         LoadError: it failed to import or speaks another protocol; the cause is attached.
     """
     entry = entries().get(name)
     if entry is None or entry.state == "disabled":
         known = ", ".join(sorted(n for n, e in entries().items() if e.state != "disabled"))
-        raise DeviceError(
-            "backends", f"there is no backend called {name!r}", hint=f"one of {known}"
-        )
-    with _LOCK:
-        if entry.state == "found":
-            _import(entry)
+        problem = f"there is no backend called {name!r}"
+        if entry is not None:
+            problem = f"the backend {name!r} is disabled: it is {entry.remark}"
+        raise DeviceError("backends", problem, hint=f"one of {known}")
+    _ensure(entry)
     if entry.error is not None:
         raise LoadError(
             f"backend {name}",
             f"could not be loaded: {entry.error}",
-            hint="see `treadle.backends()`",
+            hint="treadle.backends() lists what was found",
         ) from entry.error
     return entry.backend
 
 
+def _ensure(entry: Entry) -> None:
+    """Import a backend unless that was tried before, or is being tried further up the stack."""
+    with _LOCK:
+        if entry.state != "found":
+            return
+        entry.state = "loading"
+        try:
+            _import(entry)
+        except (Exception, SystemExit) as error:  # a plug-in may raise anything; none may escape
+            entry.state, entry.error, entry.backend = "failed", error, None
+        else:
+            entry.state = "loaded"
+
+
 def _import(entry: Entry) -> None:
-    try:
-        backend = entry.load()
-        major = backend.protocol[0]
-        if major != PROTOCOL[0]:
-            raise LoadError(
-                f"backend {entry.name}",
-                f"speaks protocol {major}, this Treadle speaks {PROTOCOL[0]}",
-                hint=f"upgrade {entry.distribution}",
-            )
-        entry.availability = backend.probe()
-    except Exception as error:  # a plug-in may raise anything; nothing of it may escape
-        entry.state, entry.error = "failed", error
-        return
-    entry.backend, entry.state = backend, "loaded"
+    entry.backend = backend = entry.load()
+    where = f"backend {entry.name}"
+    wrong = problems(backend, built_in=entry.name in BUILT_IN)
+    if wrong:
+        raise LoadError(where, "; ".join(wrong), hint="see treadle.backends.api.Backend")
+    if backend.protocol[0] != PROTOCOL[0]:
+        raise LoadError(
+            where,
+            f"speaks protocol {backend.protocol[0]}, this Treadle speaks {PROTOCOL[0]}",
+            hint=f"install versions of {entry.distribution} and treadle that match",
+        )
+    found = backend.probe()
+    if not isinstance(found, Availability):
+        raise LoadError(where, f"probe() returned {type(found).__name__}, not Availability")
+    entry.availability = found
+    entry.remark = unknown_kernels(entry.kernels()) or entry.remark
+    if entry.remark:
+        get_logger().warning("backend %s: %s", entry.name, entry.remark)
 
 
 def loaded() -> list[Entry]:
     """Every backend that can be imported, importing those not yet imported."""
-    with _LOCK:
-        for entry in list(entries().values()):
-            if entry.state == "found":
-                _import(entry)
-        return [e for e in _ENTRIES.values() if e.state == "loaded"]
+    for entry in list(entries().values()):
+        _ensure(entry)
+    return [e for e in entries().values() if e.state == "loaded"]
 
 
-def engines(kind: str) -> list[Engine]:
-    """Engines that serve a device kind, best first."""
-    found = [e.backend for e in loaded() if isinstance(e.backend, Engine)]
-    return sorted((e for e in found if kind in e.serves), key=lambda e: -e.priority)
+def engines(kind: str) -> tuple[Engine, ...]:
+    """Engines that serve a device kind, best first; sought once and kept."""
+    found = _ENGINES.get(kind)
+    if found is None:
+        serving = [e.backend for e in loaded() if isinstance(e.backend, Engine)]
+        serving = [e for e in serving if kind in e.serves]
+        found = tuple(sorted(serving, key=lambda e: -e.priority))
+        if all(e.state != "loading" for e in entries().values()):
+            _ENGINES[kind] = found
+    return found
 
 
 def for_kind(kind: str) -> Entry | None:
-    """The backend whose devices are called `kind`, or None."""
-    for entry in loaded():
-        if kind in getattr(entry.backend, "device_kinds", ()):
-            return entry
-    return None
+    """The backend whose devices are called `kind`: the best usable one; None if there is none."""
+    named = entries().get(kind)
+    if named is not None:
+        _ensure(named)  # an entry point usually bears its device's name: import no other
+        if named.serves(kind):
+            return named
+    serving = [entry for entry in loaded() if entry.serves(kind)]
+    return max(serving, key=lambda e: e.rank, default=None)
+
+
+def why_missing(kind: str) -> tuple[str, BaseException | None]:
+    """Why a backend that bears the name of a device kind does not serve it; "" if none does."""
+    entry = entries().get(kind)
+    if entry is None or entry.state not in ("disabled", "failed"):
+        return "", None
+    why = entry.remark if entry.error is None else str(entry.error).partition("\n")[0]
+    return f"the backend {kind} is {entry.state}: {why}", entry.error
 
 
 def table() -> list[dict[str, str]]:
-    """One row per backend: name, distribution, state, devices, what went wrong."""
+    """One row per backend: where it comes from, how far it came, what it has, what went wrong."""
     loaded()
-    rows = []
-    for entry in entries().values():
-        found = entry.availability
-        rows.append(
-            {
-                "name": entry.name,
-                "distribution": entry.distribution,
-                "state": entry.state,
-                "devices": str(found.count) if found is not None else "0",
-                "detail": str(entry.error or (found.reason if found is not None else "")),
-            }
-        )
-    return rows
+    return [_row(entry) for entry in entries().values()]
+
+
+def _row(entry: Entry) -> dict[str, str]:
+    found = entry.availability
+    remarks = [entry.remark, str(entry.error or ""), found.reason if found is not None else ""]
+    usable = entry.state == "loaded"
+    return {
+        "name": entry.name,
+        "distribution": entry.distribution,
+        "version": entry.version,
+        "state": entry.state,
+        "devices": str(entry.count),
+        "kinds": ", ".join(entry.kinds),
+        "kernels": str(len(entry.kernels()) if usable else 0),
+        "detail": "; ".join(r for r in remarks if r),
+    }

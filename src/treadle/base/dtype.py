@@ -86,13 +86,20 @@ FLOATS = tuple(d for d in ALL if d.is_float)
 INTEGERS = tuple(d for d in ALL if d.is_integer)
 REALS = INTEGERS + FLOATS
 
-_BY_NAME = {d.name: d for d in ALL} | {"float": float32, "int": int32, "half": float16}
+_BY_NAME = {d.name: d for d in ALL} | {
+    "float": float32,
+    "int": int32,
+    "half": float16,
+    "complex": complex64,
+}
 _BY_NUMPY = {d.numpy: d for d in ALL}
 _BY_PYTHON: dict[object, DType] = {float: float32, int: int32, bool: bool_, complex: complex64}
 
 
 def as_dtype(value: object) -> DType:
     """The `DType` meant by a name, a NumPy dtype or scalar type, a Python type, or a `DType`.
+
+    Python's types and their names mean the default types: `float` is float32, `int` is int32.
 
     Raises:
         DTypeError: nothing is known under `value`.
@@ -102,10 +109,10 @@ def as_dtype(value: object) -> DType:
     found = _BY_NAME.get(value) if isinstance(value, str) else None
     if found is None and isinstance(value, type):
         found = _BY_PYTHON.get(value)
-    if found is None:
+    if found is None and value is not None:  # NumPy takes None for float64.
         try:
             found = _BY_NUMPY.get(np.dtype(value))  # type: ignore[call-overload]
-        except TypeError:
+        except (TypeError, ValueError, SyntaxError):
             found = None
     if found is None:
         raise DTypeError(
@@ -123,8 +130,9 @@ def promote(x: DType, y: DType) -> DType:
     """The element type in which an arithmetic op on `x` and `y` is computed.
 
     MegEngine's table where it has an entry: bool meets everything, itself included, as float32;
-    float16 or bfloat16 with an integer, or with one another, is float32. Where MegEngine raises
-    for lack of a kernel (uint8 with int8, ...) the narrowest type holding both is used.
+    float16 or bfloat16 with an integer, or with one another, is float32. float64 and complex64
+    win over everything below them. Where MegEngine raises for lack of a kernel (uint8 with int8,
+    ...) the narrowest type holding both is used, int64 for uint64 with a signed integer.
     """
     if x is y:
         return float32 if x is bool_ else x
@@ -155,7 +163,7 @@ def promote_scalar(x: DType, scalar: bool | int | float | complex) -> DType:
 
     Scalars are weak: an int keeps any numeric type, a float keeps any floating type.
     """
-    if isinstance(scalar, bool) or isinstance(scalar, int):
+    if isinstance(scalar, int):  # bool included
         return float32 if x is bool_ else x
     if isinstance(scalar, float):
         return x if x.is_float or x.kind == "complex" else float32

@@ -38,7 +38,8 @@ class TreadleError(Exception):
         return "\n".join(lines)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _rebuild, (type(self), self.where, self.problem, self.saw, self.hint, self.at)
+        fields = type(self), self.where, self.problem, self.saw, self.hint, self.at
+        return _rebuild, fields, self.__dict__
 
 
 def _rebuild(
@@ -62,6 +63,10 @@ class DeviceError(TreadleError, ValueError, RuntimeError):
 
 class IndexRangeError(TreadleError, IndexError):
     """An index lies outside the axis it selects from."""
+
+
+class NumericError(TreadleError, ArithmeticError):
+    """The numbers admit no result: a singular matrix, an iteration that does not converge."""
 
 
 class NoGradient(TreadleError, RuntimeError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import dataclass
+from types import FrameType
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
@@ -35,19 +36,28 @@ def user_location() -> Loc:
 
     Taken when raising and while capturing, never on the eager fast path.
     """
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        file = frame.f_code.co_filename
-        if not file.startswith(_PACKAGE) and not file.startswith("<frozen"):
-            return Loc(_shorten(file), frame.f_lineno, frame.f_code.co_name)
-        following = frame.f_back
-        if following is None:
-            break
-        frame = following
+        if not _is_ours(frame):
+            code = frame.f_code
+            return Loc(_shorten(code.co_filename), frame.f_lineno, code.co_name)
+        frame = frame.f_back
     return UNKNOWN
 
 
+def _is_ours(frame: FrameType) -> bool:
+    """Whether a frame runs Treadle's code, or the import system's on behalf of it."""
+    file = frame.f_code.co_filename
+    if file.startswith((_PACKAGE, "<frozen")):
+        return True
+    # Constructors that dataclasses and ops generate have no file, but their module's name.
+    return file == "<string>" and str(frame.f_globals.get("__name__")).startswith("treadle.")
+
+
 def _shorten(file: str) -> str:
-    """A path relative to the working directory when that is shorter to read."""
-    here = os.getcwd() + os.sep
+    """A path relative to the working directory where the file lies below it."""
+    try:
+        here = os.path.join(os.getcwd(), "")
+    except OSError:  # The directory was deleted.
+        return file
     return file[len(here) :] if file.startswith(here) else file

@@ -4,32 +4,70 @@ from __future__ import annotations
 
 import logging
 import sys
+from threading import Lock
+from typing import TextIO
 
 from treadle.base.env import LOG_LEVEL
 
 _NAME = "treadle"
+_LOCK = Lock()
 
 
 def get_logger(name: str | None = None) -> logging.Logger:
-    """The package logger, or a child of it; it writes to standard error once configured."""
+    """The package logger, or the child of it called `name`.
+
+    The first call makes it write to standard error, at the level of `MEGENGINE_LOGGING_LEVEL` or
+    `TREADLE_LOG_LEVEL` (a name or a number; warnings and above by default).
+
+    Raises:
+        ValueError: the variable names no level.
+    """
     root = logging.getLogger(_NAME)
-    if not root.handlers:
-        handler = logging.StreamHandler(sys.stderr)
-        handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
-        root.addHandler(handler)
-        root.propagate = False
-        root.setLevel(LOG_LEVEL.get().upper() or logging.WARNING)
+    with _LOCK:
+        if not any(isinstance(h, _StandardError) for h in root.handlers):
+            _configure(root)
     return root if name in (None, _NAME) else root.getChild(str(name))
 
 
+class _StandardError(logging.StreamHandler[TextIO]):
+    """Writes to whatever `sys.stderr` is when a record comes, which notebooks and tests replace."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a record."""
+        self.stream = sys.stderr
+        super().emit(record)
+
+
+def _configure(root: logging.Logger) -> None:
+    wanted = LOG_LEVEL.get()
+    try:
+        root.setLevel(_level(wanted or logging.WARNING))
+    except ValueError:
+        raise ValueError(f"{LOG_LEVEL.source()}={wanted!r} is not a logging level") from None
+    handler = _StandardError()
+    handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+    root.addHandler(handler)
+    root.propagate = False
+
+
+def _level(level: int | str) -> int | str:
+    """A level as `logging` takes it: a number, or a name in capitals."""
+    if isinstance(level, int):
+        return level
+    return int(level) if level.isdecimal() else level.upper()
+
+
 def set_log_level(level: int | str, update_existing: bool = True) -> int:
-    """Set the level of the package logger and return the level it had.
+    """Set the level (a number or a name) of the package logger and return the level it had.
 
     Children inherit the level, so `update_existing` has nothing left to update.
+
+    Raises:
+        ValueError: `level` names no level.
     """
     logger = get_logger()
     before = logger.level
-    logger.setLevel(level)
+    logger.setLevel(_level(level))
     return before
 
 

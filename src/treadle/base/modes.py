@@ -1,7 +1,7 @@
-"""State that changes what an eager call does: recording, capture, autocast.
+"""The hook through which autodiff's tape and jit's capture see every op of their thread.
 
-All of it is thread-local. `ACTIVE.count` counts the threads' installed hooks, so that the eager
-fast path pays one attribute read while nothing is installed anywhere.
+A hook belongs to the thread that installed it. `ACTIVE.count` says how many threads have one, so
+that the eager fast path pays one attribute read while none has.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Hook(Protocol):
 
 
 class Active:
-    """How many hooks are installed in the process."""
+    """How many threads of the process have a hook; read without a lock, as a hint."""
 
     __slots__ = ("count",)
 
@@ -46,6 +46,6 @@ def install(hook: Hook | None) -> Hook | None:
     """Make `hook` (or none) see this thread's ops; returns the one it replaces."""
     before = LOCAL.hook
     LOCAL.hook = hook
-    with _LOCK:
+    with _LOCK:  # `+=` on an attribute is not atomic.
         ACTIVE.count += (hook is not None) - (before is not None)
     return before

@@ -2,23 +2,30 @@
 
 An expression is a sum of coefficients times products of atoms; an atom is a symbol (a batch
 size, a sequence length) or a floor division, remainder, minimum or maximum of expressions.
-Expressions are interned, so equal ones are identical and hash fast. Relations that ranges cannot
-decide become guards of the capture that is active.
+Expressions are interned, so equal ones are identical and hash fast; what is known of one (its
+bounds, a divisor) is computed once, from that of its parts. Relations that ranges cannot decide
+become guards of the capture that is active.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, Union
+from operator import index
+from threading import Lock
+from typing import Any, Literal, TypeAlias, Union
+from weakref import WeakValueDictionary
 
+from treadle.base import interval
 from treadle.base.errors import ShapeError
+from treadle.base.interval import Interval
 
 Dim: TypeAlias = Union[int, "Expr"]
 Monomial: TypeAlias = "tuple[Atom, ...]"
+Terms: TypeAlias = "tuple[tuple[Monomial, int], ...]"
 Function = Literal["floordiv", "mod", "min", "max"]
 
 
@@ -33,6 +40,23 @@ class Symbol:
 
     def __str__(self) -> str:
         return self.name
+
+    @property
+    def order(self) -> tuple[Any, ...]:
+        """Where the atom stands in a product; total, and the same in every process."""
+        return 0, self.name, self.low, -1 if self.high is None else self.high, self.multiple
+
+    @property
+    def bounds(self) -> Interval:
+        """The smallest and the largest multiple in the range."""
+        low = -(-self.low // self.multiple) * self.multiple
+        high = math.inf if self.high is None else self.high // self.multiple * self.multiple
+        return low, high
+
+    @property
+    def divisor(self) -> int:
+        """A number that is known to divide the extent."""
+        return self.multiple
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,19 +73,44 @@ class Apply:
         sign = "//" if self.function == "floordiv" else "%"
         return f"(({self.x}) {sign} ({self.y}))"
 
+    @property
+    def order(self) -> tuple[Any, ...]:
+        """As for symbols, behind all of them."""
+        return 1, self.function, _order(self.x), _order(self.y)
+
+    @property
+    def bounds(self) -> Interval:
+        """Inclusive bounds, from those of the operands."""
+        return _INTERVALS[self.function](bounds(self.x), bounds(self.y))
+
+    @property
+    def divisor(self) -> int:
+        """A number that is known to divide the extent."""
+        x, y = divisor(self.x), divisor(self.y)
+        if self.function != "floordiv":
+            return math.gcd(x, y)
+        return x // y if isinstance(self.y, int) and x % self.y == 0 else 1
+
 
 Atom: TypeAlias = Symbol | Apply
-_INTERNED: dict[tuple[tuple[Monomial, int], ...], Expr] = {}
+_INTERVALS: dict[Function, Callable[[Interval, Interval], Interval]] = {
+    "floordiv": interval.floordiv,
+    "mod": interval.mod,
+    "min": interval.minimum,
+    "max": interval.maximum,
+}
 
 
 class Expr:
     """An extent that is not a plain int. Build with `symbol` and arithmetic."""
 
-    __slots__ = ("_hash", "terms")
-    terms: tuple[tuple[Monomial, int], ...]
+    __slots__ = ("__weakref__", "_hash", "bounds", "divisor", "order", "terms")
 
-    def __init__(self, terms: tuple[tuple[Monomial, int], ...]) -> None:
+    def __init__(self, terms: Terms) -> None:
         self.terms = terms
+        self.order = tuple((tuple(a.order for a in m), c) for m, c in terms)
+        self.bounds = _sum_bounds(terms)
+        self.divisor = math.gcd(*(_term_divisor(m, c) for m, c in terms))
         self._hash = hash(terms)
 
     def __hash__(self) -> int:
@@ -70,45 +119,40 @@ class Expr:
     def __eq__(self, other: object) -> bool:
         return self is other
 
+    def __reduce__(self) -> tuple[object, ...]:
+        # Hashes of strings differ between processes, and copies must be interned.
+        return _interned, (self.terms,)
+
     def __add__(self, other: Dim) -> Dim:
-        return _sum([*self.terms, *_terms(other)])
+        return _sum((*self.terms, *_terms(other)))
 
     __radd__ = __add__
 
     def __neg__(self) -> Dim:
-        return _sum([(m, -c) for m, c in self.terms])
+        return _sum((m, -c) for m, c in self.terms)
 
     def __sub__(self, other: Dim) -> Dim:
-        return self + (-other)
+        return self + -other
 
     def __rsub__(self, other: Dim) -> Dim:
         return -self + other
 
     def __mul__(self, other: Dim) -> Dim:
-        pairs = [
-            (tuple(sorted((*m, *n), key=str)), c * d)
-            for m, c in self.terms
-            for n, d in _terms(other)
-        ]
-        return _sum(pairs)
+        return _product(self.terms, _terms(other))
 
     __rmul__ = __mul__
 
     def __floordiv__(self, other: Dim) -> Dim:
-        quotient = _exact_quotient(self, other)
-        return _apply("floordiv", self, other) if quotient is None else quotient
+        return _floordiv(self, other)
 
     def __rfloordiv__(self, other: int) -> Dim:
-        return _apply("floordiv", other, self)
+        return _floordiv(index(other), self)
 
     def __mod__(self, other: Dim) -> Dim:
-        exact = _exact_quotient(self, other) is not None
-        if exact or (isinstance(other, int) and divisor(self) % other == 0):
-            return 0
-        return _apply("mod", self, other)
+        return _mod(self, other)
 
     def __rmod__(self, other: int) -> Dim:
-        return _apply("mod", other, self)
+        return _mod(index(other), self)
 
     def __repr__(self) -> str:
         text = ""
@@ -125,21 +169,36 @@ class Expr:
         raise ShapeError(
             "shape",
             f"the extent {self} is symbolic and has no truth value",
-            hint="use shape.require(...) to state what must hold",
+            hint="use shape.require_relation(...) to state what must hold",
         )
 
     def __int__(self) -> int:
-        raise ShapeError("shape", f"the extent {self} is symbolic and has no fixed value")
+        raise ShapeError(
+            "shape",
+            f"the extent {self} is symbolic and has no fixed value",
+            hint="give the extent a value with symbol.evaluate(...) first",
+        )
 
     __index__ = __int__
 
 
 def symbol(name: str, low: int = 1, high: int | None = None, multiple: int = 1) -> Expr:
-    """A new unknown extent between `low` and `high` (inclusive), a multiple of `multiple`."""
-    expr = _sum([((Symbol(name, low, high, multiple),), 1)])
-    if isinstance(expr, int):
-        raise ShapeError("symbol", f"{name} is not a symbol")
-    return expr
+    """A new unknown extent between `low` and `high` (inclusive), a multiple of `multiple`.
+
+    Symbols of one name and range are the same extent.
+
+    Raises:
+        ShapeError: no number lies in the range, or `multiple` is not positive.
+    """
+    made = Symbol(name, low, high, multiple)
+    if multiple < 1 or made.bounds[0] > made.bounds[1]:
+        raise ShapeError(
+            "symbol",
+            f"the extent {name} can have no value",
+            saw=f"low={low}, high={high}, multiple={multiple}",
+            hint="low and high are inclusive; multiple is 1 or more",
+        )
+    return _interned((((made,), 1),))
 
 
 def minimum(x: Dim, y: Dim) -> Dim:
@@ -148,7 +207,7 @@ def minimum(x: Dim, y: Dim) -> Dim:
         return min(x, y)
     if always(less_equal(x, y)):
         return x
-    return y if always(less_equal(y, x)) else _apply("min", x, y)
+    return y if always(less_equal(y, x)) else _apply("min", *_sorted(x, y))
 
 
 def maximum(x: Dim, y: Dim) -> Dim:
@@ -157,94 +216,161 @@ def maximum(x: Dim, y: Dim) -> Dim:
         return max(x, y)
     if always(less_equal(x, y)):
         return y
-    return x if always(less_equal(y, x)) else _apply("max", x, y)
+    return x if always(less_equal(y, x)) else _apply("max", *_sorted(x, y))
 
 
-def _terms(x: Dim) -> tuple[tuple[Monomial, int], ...]:
-    return (((), int(x)),) if isinstance(x, int) else x.terms
-
-
-def _sum(terms: list[tuple[Monomial, int]]) -> Dim:
-    """The interned normal form of a list of terms; an int when no atom is left."""
-    total: dict[Monomial, int] = {}
-    for monomial, coefficient in terms:
-        total[monomial] = total.get(monomial, 0) + coefficient
-    left = {m: c for m, c in total.items() if c}
-    if not left or tuple(left) == ((),):
-        return left.get((), 0)
-    key = tuple(sorted(left.items(), key=lambda t: (-len(t[0]), [str(a) for a in t[0]])))
-    return _INTERNED.setdefault(key, Expr(key))
-
-
-def _apply(function: Function, x: Dim, y: Dim) -> Dim:
-    return _sum([((Apply(function, x, y),), 1)])
-
-
-def _exact_quotient(x: Expr, y: Dim) -> Dim | None:
-    """x / y when every term of x contains the single term y."""
-    divisors = _terms(y)
-    if len(divisors) != 1 or divisors[0][1] == 0:
-        return None
-    (factors, number) = divisors[0]
-    quotient: list[tuple[Monomial, int]] = []
-    for monomial, coefficient in x.terms:
-        left = list(monomial)
-        for atom in factors:
-            if atom not in left:
-                return None
-            left.remove(atom)
-        if coefficient % number:
-            return None
-        quotient.append((tuple(left), coefficient // number))
-    return _sum(quotient)
-
-
-def bounds(x: Dim) -> tuple[float, float]:
+def bounds(x: Dim) -> Interval:
     """Inclusive bounds of an extent, infinite where nothing is known."""
-    low = high = 0.0
-    for monomial, coefficient in _terms(x):
-        lo, hi = 1.0, 1.0
-        for atom in monomial:
-            lo, hi = _interval_product((lo, hi), _atom_bounds(atom))
-        lo, hi = _interval_product((lo, hi), (coefficient, coefficient))
-        low, high = low + lo, high + hi
-    return low, high
-
-
-def _interval_product(x: tuple[float, float], y: tuple[float, float]) -> tuple[float, float]:
-    products = [0.0 if 0 in (a, b) else a * b for a in x for b in y]
-    return min(products), max(products)
-
-
-def _atom_bounds(atom: Atom) -> tuple[float, float]:
-    if isinstance(atom, Symbol):
-        return atom.low, math.inf if atom.high is None else atom.high
-    (xl, xh), (yl, yh) = bounds(atom.x), bounds(atom.y)
-    if atom.function == "min":
-        return min(xl, yl), min(xh, yh)
-    if atom.function == "max":
-        return max(xl, yl), max(xh, yh)
-    if yl <= 0:
-        return -math.inf, math.inf
-    if atom.function == "mod":
-        return 0, min(yh - 1, xh) if xl >= 0 else yh - 1
-    ends = [_floor(a / b) for a in (xl, xh) for b in (yl, yh) if not math.isinf(b)] or [0.0]
-    if math.isinf(yh):
-        ends.append(0.0 if xl >= 0 else -1.0)
-    return min(ends), max(ends)
-
-
-def _floor(x: float) -> float:
-    return x if math.isinf(x) else math.floor(x)
+    return (x, x) if isinstance(x, int) else x.bounds
 
 
 def divisor(x: Dim) -> int:
-    """A number that is known to divide the extent."""
-    parts = []
-    for monomial, coefficient in _terms(x):
-        known = [a.multiple for a in monomial if isinstance(a, Symbol)]
-        parts.append(math.prod(known, start=abs(coefficient)))
-    return math.gcd(*parts) if parts else 0
+    """A number that is known to divide the extent; 0, which everything divides, has 0."""
+    return abs(x) if isinstance(x, int) else x.divisor
+
+
+# -- normal form ---------------------------------------------------------------------------
+
+_INTERNED: WeakValueDictionary[Terms, Expr] = WeakValueDictionary()
+_LOCK = Lock()
+
+
+def _interned(terms: Terms) -> Expr:
+    """The one expression of these terms, which are in normal form."""
+    found = _INTERNED.get(terms)
+    if found is None:
+        made = Expr(terms)
+        with _LOCK:
+            found = _INTERNED.setdefault(terms, made)
+    return found
+
+
+def _terms(x: Dim) -> Terms:
+    return x.terms if isinstance(x, Expr) else (((), int(index(x))),)
+
+
+def _order(x: Dim) -> tuple[Any, ...]:
+    """Sort key of extents."""
+    return (((), x),) if isinstance(x, int) else x.order
+
+
+def _sorted(x: Dim, y: Dim) -> tuple[Dim, Dim]:
+    return (x, y) if _order(x) <= _order(y) else (y, x)
+
+
+def _sum(terms: Iterable[tuple[Monomial, int]]) -> Dim:
+    """The normal form of a list of terms: graded lexicographic; an int when no atom is left."""
+    total: dict[Monomial, int] = {}
+    for monomial, coefficient in terms:
+        total[monomial] = total.get(monomial, 0) + coefficient
+    left = [(m, c) for m, c in total.items() if c]
+    if not left:
+        return 0
+    if len(left) > 1:
+        left.sort(key=lambda term: (-len(term[0]), [a.order for a in term[0]]))
+    elif not left[0][0]:
+        return left[0][1]
+    return _interned(tuple(left))
+
+
+def _product(x: Terms, y: Terms) -> Dim:
+    def merged(m: Monomial, n: Monomial) -> Monomial:
+        return tuple(sorted((*m, *n), key=lambda a: a.order)) if m and n else m or n
+
+    return _sum((merged(m, n), c * d) for m, c in x for n, d in y)
+
+
+def _apply(function: Function, x: Dim, y: Dim) -> Dim:
+    """A function as an atom; its value where bounds leave only one."""
+    atom = Apply(function, x, y)
+    low, high = atom.bounds
+    return int(low) if low == high else _interned((((atom,), 1),))
+
+
+def _floordiv(x: Dim, y: Dim) -> Dim:
+    """x // y, with what divides exactly taken out of it."""
+    if isinstance(y, Expr):
+        quotient = _exact_quotient(x, y)
+        return _apply("floordiv", x, y) if quotient is None else quotient
+    y = index(y)
+    if y < 0:
+        x, y = -x, -y
+    # (a*y + b*g + c) // y = a + (b + c//g) // (y//g), where g divides y.
+    terms = _terms(x)
+    whole = _sum((m, c // y) for m, c in terms if not m or c % y == 0)
+    rest = [(m, c if m else c % y) for m, c in terms if not m or c % y]
+    common = math.gcd(y, *(c for m, c in rest if m))
+    return whole + _nested_floordiv(_sum((m, c // common) for m, c in rest), y // common)
+
+
+def _nested_floordiv(x: Dim, y: int) -> Dim:
+    """(z//a + c) // y = (z + c*a) // (a*y), for numbers a, c and y."""
+    if isinstance(x, int) or y == 1:
+        return x // y
+    (monomial, coefficient), *others = x.terms
+    constant = others[0][1] if others else 0
+    if coefficient == 1 and len(monomial) == 1 and (not others or not others[0][0]):
+        inner = monomial[0]
+        if isinstance(inner, Apply) and inner.function == "floordiv" and isinstance(inner.y, int):
+            return _floordiv(inner.x + constant * inner.y, inner.y * y)
+    return _apply("floordiv", x, y)
+
+
+def _mod(x: Dim, y: Dim) -> Dim:
+    """x % y, without the multiples of y in it."""
+    if isinstance(y, Expr):
+        if _exact_quotient(x, y) is not None:
+            return 0
+    else:
+        y = index(y)
+        if y < 0:
+            return -(-x % -y)
+        x = _sum((m, c % y) for m, c in _terms(x) if _term_divisor(m, c) % y)
+        if divisor(x) % y == 0:
+            return 0
+    (low, high), (least, _) = bounds(x), bounds(y)
+    return x if low >= 0 and high < least else _apply("mod", x, y)
+
+
+def _exact_quotient(x: Dim, y: Expr) -> Dim | None:
+    """x / y where y divides x as a polynomial: division by leading terms."""
+    (monomial, number), *_ = y.terms
+    quotient: Dim = 0
+    while x != 0:
+        (left, coefficient), *_ = _terms(x)
+        factors = _without(left, monomial)
+        if factors is None or coefficient % number:
+            return None
+        term = _sum([(factors, coefficient // number)])
+        quotient, x = quotient + term, x - term * y
+    return quotient
+
+
+def _without(monomial: Monomial, factors: Monomial) -> Monomial | None:
+    """The monomial divided by some factors; None where one of them is missing."""
+    left = list(monomial)
+    for atom in factors:
+        if atom not in left:
+            return None
+        left.remove(atom)
+    return tuple(left)
+
+
+def _sum_bounds(terms: Terms) -> Interval:
+    total: Interval = (0, 0)
+    for monomial, coefficient in terms:
+        part: Interval = (coefficient, coefficient)
+        for atom in monomial:
+            part = interval.product(part, atom.bounds)
+        total = interval.total(total, part)
+    return total
+
+
+def _term_divisor(monomial: Monomial, coefficient: int) -> int:
+    return math.prod((a.divisor for a in monomial), start=abs(coefficient))
+
+
+# -- relations and guards ------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,13 +384,13 @@ class Relation:
         return f"{self.expr} {self.kind[:2]} 0"
 
     def truth(self) -> bool | None:
-        """True or False where ranges decide it, None where only a call can."""
+        """True or False where ranges and divisors decide it, None where only a call can."""
         low, high = bounds(self.expr)
         if self.kind == ">=0":
             return True if low >= 0 else False if high < 0 else None
         if low == high == 0:
             return True
-        return False if low > 0 or high < 0 else None
+        return False if low > 0 or high < 0 or _is_never_zero(self.expr) else None
 
     def holds(self, values: Mapping[str, int]) -> bool:
         """Whether the relation is true for concrete values of the symbols."""
@@ -272,9 +398,24 @@ class Relation:
         return value == 0 if self.kind == "==0" else value >= 0
 
 
+def _is_never_zero(x: Dim) -> bool:
+    """Whether the constant term is no multiple of what divides all the others."""
+    *others, (monomial, constant) = _terms(x)
+    if monomial or not others:
+        return False
+    return constant % math.gcd(*(_term_divisor(m, c) for m, c in others)) != 0
+
+
 def equal(x: Dim, y: Dim) -> Relation:
     """x == y."""
-    return Relation("==0", x - y)
+    difference = x - y
+    if isinstance(difference, int):
+        return Relation("==0", difference)
+    # Lowest terms and a positive start, so that m == n and 2*n == 2*m are one guard.
+    common = math.gcd(*(c for _, c in difference.terms))
+    if difference.terms[0][1] < 0:
+        common = -common
+    return Relation("==0", difference // common)
 
 
 def less_equal(x: Dim, y: Dim) -> Relation:
@@ -318,19 +459,32 @@ def require(relation: Relation, otherwise: Callable[[], Exception]) -> None:
 
 
 def evaluate(x: Dim, values: Mapping[str, int]) -> int:
-    """The extent for concrete values of its symbols; a missing symbol raises `ShapeError`."""
+    """The extent for concrete values of its symbols.
+
+    Raises:
+        ShapeError: a symbol has no value.
+        ZeroDivisionError: a divisor is zero.
+    """
+    return _evaluate(x, values, {})
+
+
+def _evaluate(x: Dim, values: Mapping[str, int], known: dict[Atom, int]) -> int:
     total = 0
     for monomial, coefficient in _terms(x):
-        total += coefficient * math.prod(_evaluate_atom(a, values) for a in monomial)
+        for atom in monomial:
+            if atom not in known:
+                known[atom] = _evaluate_atom(atom, values, known)
+            coefficient *= known[atom]
+        total += coefficient
     return total
 
 
-def _evaluate_atom(atom: Atom, values: Mapping[str, int]) -> int:
+def _evaluate_atom(atom: Atom, values: Mapping[str, int], known: dict[Atom, int]) -> int:
     if isinstance(atom, Symbol):
         if atom.name not in values:
             raise ShapeError("shape", f"no value is bound to the extent {atom.name}")
         return values[atom.name]
-    x, y = evaluate(atom.x, values), evaluate(atom.y, values)
+    x, y = _evaluate(atom.x, values, known), _evaluate(atom.y, values, known)
     if atom.function == "floordiv":
         return x // y
     if atom.function == "mod":

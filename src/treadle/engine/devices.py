@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import re
 import threading
 from typing import Any, NamedTuple
@@ -10,7 +11,7 @@ from treadle.backends import registry
 from treadle.base.env import DEFAULT_DEVICE
 from treadle.base.errors import DeviceError
 from treadle.base.log import get_logger
-from treadle.runtime.api import Device
+from treadle.runtime.opened import OpenDevice
 
 _HOST_KINDS = ("cpu", "multithread")
 _MEGENGINE_KINDS = ("cpu", "gpu", "xpu", "rocm", "multithread", "cambricon", "atlas")
@@ -33,10 +34,15 @@ def parse(text: str) -> Name:
     """Split a device name.
 
     Raises:
-        DeviceError: the name is malformed; the message lists valid forms.
+        DeviceError: the name is malformed (the message lists valid forms), or belongs to a
+            backend that could not be loaded (the cause is attached).
     """
     match = _NAME.fullmatch(text)
     if match is None or not _known_kind(match[1]):
+        why, cause = registry.why_missing(match[1]) if match is not None else ("", None)
+        if why:
+            hint = "treadle.backends() lists what was found"
+            raise DeviceError("device", f"there is no device {text!r}: {why}", hint=hint) from cause
         raise DeviceError("device", f"{text!r} is not a device name", hint=f"valid: {_FORMS}")
     number = match[2] if match[2] == "x" else str(int(match[2]))
     return Name(match[1], number, int(match[3] or 0))
@@ -53,15 +59,14 @@ class CompNode:
     with strings compares logical names, a missing stream counting as `:0`.
     """
 
-    __slots__ = ("_backend", "_index", "_opened", "kind", "logical_name", "physical_name")
+    __slots__ = ("_index", "_opened", "kind", "logical_name", "physical_name")
 
     def __init__(self, logical: Name, physical: Name) -> None:
         self.logical_name = str(logical)
         self.physical_name = str(physical)
         self.kind = physical.kind
         self._index = int(physical.number)
-        self._opened: Device | None = None
-        self._backend: Any = None
+        self._opened: OpenDevice | None = None
 
     def __str__(self) -> str:
         return self.logical_name
@@ -72,7 +77,11 @@ class CompNode:
     def __eq__(self, other: object) -> bool:
         if isinstance(other, str):
             return self.logical_name == (other if ":" in other else other + ":0")
-        return isinstance(other, CompNode) and self.logical_name == other.logical_name
+        return (
+            isinstance(other, CompNode)
+            and self.logical_name == other.logical_name
+            and self.physical_name == other.physical_name
+        )
 
     def __hash__(self) -> int:
         return hash(self.logical_name)
@@ -95,8 +104,8 @@ class CompNode:
         """Whether tensors here are plain host arrays."""
         return self.kind in _HOST_KINDS
 
-    def open(self) -> Device:
-        """The opened device."""
+    def open(self) -> OpenDevice:
+        """The opened device; streams of one device share it."""
         if self._opened is None:
             self._opened = _open(self.kind, self._index)
         return self._opened
@@ -104,7 +113,9 @@ class CompNode:
 
 _LOCK = threading.RLock()
 _RESOLVED: dict[str, CompNode] = {}
-_OPEN: dict[tuple[str, int], Device] = {}
+_OPEN: dict[tuple[str, int], OpenDevice] = {}
+_BEFORE: dict[str, CompNode] = {}
+"""Host devices as they were before a rescan: tensors there live on, and compare by identity."""
 _NOTICED = [False]
 
 
@@ -122,7 +133,9 @@ def resolve(text: str) -> CompNode:
         logical = parse(text)
         full = str(logical)
         if full not in _RESOLVED:
-            _RESOLVED[full] = CompNode(logical, _physical(logical))
+            node = CompNode(logical, _physical(logical))
+            before = _BEFORE.get(full)
+            _RESOLVED[full] = before if before is not None and before == node else node
         _RESOLVED[text] = _RESOLVED[full]
         return _RESOLVED[full]
 
@@ -132,14 +145,17 @@ def _physical(logical: Name) -> Name:
     index = 0 if logical.number == "x" else int(logical.number)
     if kind in _HOST_KINDS:
         return Name(kind, str(index), logical.stream)
-    count = device_count(kind)
-    if index >= count:
+    entry = registry.for_kind(kind)
+    count = 0 if entry is None else entry.count
+    if entry is None or index >= count:
+        found = None if entry is None else entry.availability
         raise DeviceError(
             "device",
             f"there is no device {logical.kind}{index}: {count} of this kind exist",
+            saw="" if found is None else found.reason,
             hint="use cpux, or install a backend for it; treadle.backends() lists what was found",
         )
-    return Name(kind, str(index), logical.stream)
+    return Name(entry.kinds[0], str(index), logical.stream)
 
 
 def device_count(kind: str) -> int:
@@ -149,29 +165,55 @@ def device_count(kind: str) -> int:
     if kind in _HOST_KINDS:
         return 1
     entry = registry.for_kind(kind)
-    if entry is None or entry.availability is None or not entry.availability.ok:
-        return 0
-    return entry.availability.count
+    return 0 if entry is None else entry.count
 
 
 def fastest_kind() -> str:
     """What `xpu` means here: the usable backend with the highest priority, else the CPU."""
-    best, kind = 0, "cpu"
-    for entry in registry.loaded():
-        found = entry.availability
-        if found is not None and found.ok and found.count and found.priority > best:
-            best, kind = found.priority, entry.backend.device_kinds[0]
-    return kind
+    usable = [e for e in registry.loaded() if e.kinds and e.count]
+    best = max(usable, key=lambda e: e.rank, default=None)
+    return "cpu" if best is None or best.rank[1] <= 0 else best.kinds[0]
 
 
-def _open(kind: str, index: int) -> Device:
+def _open(kind: str, index: int) -> OpenDevice:
     with _LOCK:
         if (kind, index) not in _OPEN:
             entry = registry.for_kind(kind)
+            name = f"{kind}{index}"
             if entry is None:
-                raise DeviceError("device", f"no backend serves {kind}")
-            _OPEN[kind, index] = entry.backend.open(index)
+                raise DeviceError("device", f"no backend serves {name}")
+            try:
+                raw = entry.backend.open(index)
+            except Exception as error:
+                raise DeviceError(
+                    name,
+                    f"its backend failed to open it: {type(error).__name__}: {error}",
+                    hint="use cpux meanwhile",
+                ) from error
+            _OPEN[kind, index] = OpenDevice(name, raw)
         return _OPEN[kind, index]
+
+
+def close_all() -> None:
+    """Close every opened device; a program's end does it, tests may."""
+    with _LOCK:
+        while _OPEN:
+            _OPEN.popitem()[1].close()
+
+
+def _forget() -> None:
+    """After a rescan: close devices and decide anew what names stand for."""
+    with _LOCK:
+        close_all()
+        _BEFORE.update({n.logical_name: n for n in _RESOLVED.values() if n.on_host})
+        for node in _BEFORE.values():
+            node._opened = None
+        _RESOLVED.clear()
+        _DEFAULT.node = None
+
+
+atexit.register(close_all)
+registry.on_rescan(_forget)
 
 
 # -- the default device --------------------------------------------------------------------

@@ -7,35 +7,34 @@ element type and device alone, so a new shape finds its launch ready.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from treadle.backends import registry
-from treadle.backends.api import Kernel, Operand, Support, no
-from treadle.base.dtype import DType, as_dtype
-from treadle.base.errors import (
-    DeviceError,
-    DTypeError,
-    IndexRangeError,
-    OutOfMemory,
-    ShapeError,
-    TreadleError,
-    UnsupportedOp,
-)
-from treadle.base.shape import is_static, size_of
+from treadle.base.dtype import DType
+from treadle.base.errors import DeviceError, TreadleError
 from treadle.base.types import TensorType
-from treadle.engine import fallback
+from treadle.engine.choice import Decision, Launch, choose_engine
 from treadle.engine.devices import CompNode, resolve
-from treadle.ops.families import Elementwise
+from treadle.engine.failures import EXPLAINED, explain
+from treadle.engine.placed import PlacedLaunch, plan_for, transfer
 from treadle.ops.op import Op
 from treadle.ops.transfer import Transfer
-from treadle.runtime.api import Device, Payload
-from treadle.runtime.array import DeviceArray, from_host, to_host
+from treadle.runtime.api import Payload
+from treadle.runtime.array import to_host
 
-Launch = Callable[..., Any]
+__all__ = [
+    "EagerType",
+    "Entry",
+    "Launch",
+    "decision",
+    "eager_type",
+    "explain_failure",
+    "lookup",
+    "run",
+    "run_nullary",
+    "type_of",
+]
 
 
 class EagerType:
@@ -78,21 +77,15 @@ def run(op: Op, kinds: tuple[EagerType, ...], payloads: tuple[Payload, ...]) -> 
         key: Any = (op, kinds)
     else:
         key = (op, kinds, tuple([p.shape for p in payloads]))
-    try:
-        entry = _ENTRIES[key]
-    except KeyError:
+    entry = _ENTRIES.get(key)
+    if entry is None:
         entry = _find(op, kinds, payloads, key)
     try:
         return entry.results, entry.launch(*payloads)
     except TreadleError:
         raise
-    except (ValueError, TypeError, IndexError, MemoryError, OverflowError) as error:
+    except EXPLAINED as error:
         raise explain_failure(op, kinds, payloads, error) from error
-
-
-def lookup(key: Any) -> Entry | None:
-    """The decision remembered under a key, for callers that keep launches of their own."""
-    return _ENTRIES.get(key)
 
 
 def run_nullary(op: Op, device: CompNode) -> tuple[tuple[EagerType, ...], Any]:
@@ -104,10 +97,26 @@ def run_nullary(op: Op, device: CompNode) -> tuple[tuple[EagerType, ...], Any]:
         entry = _remember(key, Entry(_launch(op, (), device), results))
     try:
         return entry.results, entry.launch()
-    except MemoryError as error:
-        if isinstance(error, TreadleError):
-            raise
+    except TreadleError:
+        raise
+    except EXPLAINED as error:
         raise explain_failure(op, (), (), error) from error
+
+
+def lookup(key: Any) -> Entry | None:
+    """The decision remembered under a key, for callers that keep launches of their own."""
+    return _ENTRIES.get(key)
+
+
+def decision(op: Op, types: tuple[TensorType, ...], device: CompNode) -> Decision:
+    """Who runs an op on operands of these types, and why not the others; nothing is launched.
+
+    Raises:
+        UnsupportedOp: nobody does.
+    """
+    if device.on_host:
+        return choose_engine(op, types, device.logical_name)[1]
+    return plan_for(op, types, device).decision
 
 
 def _find(op: Op, kinds: tuple[EagerType, ...], payloads: tuple[Payload, ...], key: Any) -> Entry:
@@ -115,11 +124,12 @@ def _find(op: Op, kinds: tuple[EagerType, ...], payloads: tuple[Payload, ...], k
     types = tuple(type_of(k, p) for k, p in zip(kinds, payloads, strict=True))
     inferred = op.infer(*types)
     device = common_device(op, kinds)
-    target = resolve(op.device) if isinstance(op, Transfer) else device
-    results = tuple(eager_type(t.dtype, target) for t in inferred)
     if isinstance(op, Transfer):
-        return _remember(key, Entry(_transfer(target), results))
-    return _remember(key, Entry(_launch(op, types, device), results))
+        target = resolve(op.device) if op.device else device
+        launch = to_host if target.on_host else transfer(target)
+    else:
+        target, launch = device, _launch(op, types, device)
+    return _remember(key, Entry(launch, tuple(eager_type(t.dtype, target) for t in inferred)))
 
 
 def _remember(key: Any, entry: Entry) -> Entry:
@@ -150,117 +160,22 @@ def common_device(op: Op, kinds: tuple[EagerType, ...]) -> CompNode:
 
 def _launch(op: Op, types: tuple[TensorType, ...], device: CompNode) -> Launch:
     if device.on_host:
-        return _host_launch(op, types)
-    return _device_launch(op, types, device)
-
-
-def _host_launch(op: Op, types: tuple[TensorType, ...]) -> Launch:
-    """The launch of the best engine on the host that supports the op."""
-    reasons = []
-    for engine in registry.engines("cpu"):
-        found = engine.prepare(op, None if op.shape_free else types)
-        if not isinstance(found, Support):
-            return found
-        reasons.append(f"{engine.name}: {found.message}")
-    raise UnsupportedOp(op.name, "no engine on the host runs it", saw="; ".join(reasons))
-
-
-def _transfer(target: CompNode) -> Launch:
-    """Copy a payload to another device. Arrays are immutable, so host to host shares memory."""
-    if target.on_host:
-        return to_host
-    device = target.open()
-    return lambda payload: from_host(to_host(payload), device)
-
-
-def _device_launch(op: Op, types: tuple[TensorType, ...], where: CompNode) -> Launch:
-    """A device kernel if one supports the call, else the host with copies."""
-    device = where.open()
-    entry = registry.for_kind(where.kind)
-    kernels = [k for k in entry.backend.kernels() if k.op == op.name] if entry else []
-    why = no("op", f"{where.kind} has no kernel for {op.name}")
-    for kernel in sorted(kernels, key=lambda k: -k.priority):
-        why = kernel.supports(op, types)
-        if why:
-            return _kernel_launch(op, kernel, device)
-    return _fallback_launch(op, device, str(where), why)
-
-
-def _kernel_launch(op: Op, kernel: Kernel, device: Device) -> Launch:
-    def launch(*payloads: DeviceArray) -> Any:
-        types = [TensorType(as_dtype(p.dtype), p.shape) for p in payloads]
-        results = op.infer(*types)
-        if isinstance(op, Elementwise):
-            payloads = tuple(_expanded(p, results[0].shape, device) for p in payloads)
-        ins = [Operand(p.buffer, TensorType(as_dtype(p.dtype), p.shape)) for p in payloads]
-        outs = [Operand(device.alloc(t.nbytes), t) for t in results]
-        kernel.run(device, outs, ins, op.attributes, device.stream())
-        made = tuple(
-            DeviceArray(device, o.type.dtype.numpy, _ints(o.type), buffer=o.buffer) for o in outs
-        )
-        return made[0] if op.n_outputs == 1 else made
-
-    return launch
-
-
-def _ints(type_: TensorType) -> tuple[int, ...]:
-    return tuple(int(d) for d in type_.shape)
-
-
-def _expanded(payload: DeviceArray, shape: Any, device: Device) -> DeviceArray:
-    """An operand broadcast to the result's shape; kernels see dense equal shapes only."""
-    if payload.shape == shape:
-        return payload
-    wide = np.ascontiguousarray(np.broadcast_to(payload.host(), shape))
-    return DeviceArray(device, wide.dtype, wide.shape, host=wide)
-
-
-def _fallback_launch(op: Op, device: Device, name: str, why: Support) -> Launch:
-    on_host = _host_launch(op, ())
-
-    def launch(*payloads: DeviceArray) -> Any:
-        entry = fallback.admit(op.name, name, why)
-        started = time.perf_counter()
-        moved = sum(p.traffic for p in payloads)
-        results = on_host(*(p.host() for p in payloads))
-        several = results if isinstance(results, tuple) else (results,)
-        made = tuple(from_host(np.asarray(r), device) for r in several)
-        moved = sum(p.traffic for p in payloads) - moved
-        fallback.count(entry, moved, time.perf_counter() - started)
-        return made if isinstance(results, tuple) else made[0]
-
-    return launch
-
-
-# -- errors --------------------------------------------------------------------------------
+        return choose_engine(op, types, device.logical_name)[0]
+    return PlacedLaunch(op, tuple(t.dtype for t in types), device)
 
 
 def explain_failure(
     op: Op, kinds: Sequence[EagerType], payloads: Sequence[Payload], error: Exception
 ) -> Exception:
-    """The designed error for what a kernel refused."""
-    types = tuple(type_of(k, p) for k, p in zip(kinds, payloads, strict=True))
-    if isinstance(error, MemoryError):
-        return _out_of_memory(op, types, error)
-    try:
-        op.infer(*types)
-    except TreadleError as designed:
-        return designed
-    if isinstance(error, IndexError):
-        return IndexRangeError(op.name, str(error), saw=op.saw(types))
-    kind = DTypeError if isinstance(error, TypeError) else ShapeError
-    return kind(op.name, str(error), saw=op.saw(types))
+    """The designed error for what a launch raised."""
+    return explain(op, tuple(type_of(k, p) for k, p in zip(kinds, payloads, strict=True)), error)
 
 
-def _out_of_memory(op: Op, types: tuple[TensorType, ...], error: Exception) -> Exception:
-    try:
-        wanted = [t for t in op.infer(*types) if is_static(t.shape)]
-    except TreadleError:
-        wanted = []
-    size = ", ".join(f"{t} ({size_of(t.shape) * t.dtype.itemsize} bytes)" for t in wanted)
-    return OutOfMemory(
-        op.name,
-        f"not enough memory for the result {size}".rstrip(),
-        saw=op.saw(types),
-        hint="use smaller batches or shapes",
-    )
+def _forget() -> None:
+    """After a rescan other engines may be better, and devices that were closed are gone."""
+    _ENTRIES.clear()
+    for key in [k for k in _TYPES if not k[1].on_host]:
+        del _TYPES[key]
+
+
+registry.on_rescan(_forget)

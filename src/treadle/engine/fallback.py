@@ -9,8 +9,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Literal
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
 
 from treadle.backends.api import Support
 from treadle.base.env import FALLBACK
@@ -22,7 +23,16 @@ Policy = Literal["warn", "silent", "error"]
 
 @dataclass
 class Fallen:
-    """How often one op fell back on one device, and what it cost."""
+    """How often one op fell back on one device, and what it cost.
+
+    Attributes:
+        op: the op's name.
+        device: logical name of the device that does not run it.
+        reason: code and message of the first refusal with this code.
+        calls: how often the op ran on the host instead.
+        nbytes: bytes copied for that: operands down, and results up where the device needed them.
+        seconds: time on the host, downloads included.
+    """
 
     op: str
     device: str
@@ -34,37 +44,58 @@ class Fallen:
 
 _LOCK = threading.Lock()
 _FALLEN: dict[tuple[str, str, str], Fallen] = {}
-_POLICY: list[Policy | None] = [None]
+_WARNED: set[tuple[str, str]] = set()
+_POLICY: ContextVar[Policy | None] = ContextVar("fallback_policy", default=None)
 
 
 def policy() -> Policy:
-    """The policy in force: the innermost `fallback(...)` block's, else the environment's."""
-    if _POLICY[0] is not None:
-        return _POLICY[0]
-    text = FALLBACK.get()
-    for known in ("warn", "silent", "error"):
-        if text == known:
-            return known
+    """The policy in force: the innermost `fallback(...)` block's, else the environment's.
+
+    Raises:
+        DeviceError: the environment names no policy.
+    """
+    return _POLICY.get() or _checked(FALLBACK.get(), FALLBACK.source())
+
+
+def _checked(text: Any, where: str) -> Policy:
+    known: tuple[Policy, ...] = get_args(Policy)
+    for policy in known:
+        if text == policy:
+            return policy
     raise DeviceError(
-        FALLBACK.source(), f"{text!r} is no fallback policy", hint="use warn, silent or error"
+        where, f"{text!r} is no fallback policy", hint="use " + ", ".join(map(repr, known))
     )
 
 
 @contextmanager
 def fallback(to: Policy) -> Iterator[None]:
-    """Use another policy inside the block."""
-    before = _POLICY[0]
-    _POLICY[0] = to
+    """Use another policy inside the block, on this thread (or asynchronous task) only.
+
+    Args:
+        to: "warn" (once per op and device), "silent", or "error" (raise `UnsupportedOp`).
+
+    Raises:
+        DeviceError: there is no such policy.
+    """
+    token = _POLICY.set(_checked(to, "fallback"))
     try:
         yield
     finally:
-        _POLICY[0] = before
+        _POLICY.reset(token)
 
 
 def admit(op: str, device: str, why: Support) -> Fallen:
-    """Let an op fall back, warn about it the first time, or refuse."""
+    """Let an op fall back, warn about it the first time, or refuse.
+
+    Returns:
+        The row of the report to count in.
+
+    Raises:
+        UnsupportedOp: falling back is an error here.
+    """
+    now = policy()
     reason = f"{why.reason}: {why.message}" if why.message else why.reason
-    if policy() == "error":
+    if now == "error":
         raise UnsupportedOp(
             op,
             f"{device} cannot run it and falling back is an error here",
@@ -72,25 +103,28 @@ def admit(op: str, device: str, why: Support) -> Fallen:
             hint="use fallback('warn') or move the computation to cpux",
         )
     with _LOCK:
-        key = (op, device, reason)
-        if key not in _FALLEN:
-            _FALLEN[key] = Fallen(op, device, reason)
-            if policy() == "warn":
-                get_logger().warning(
-                    "%s runs on the host instead of %s (%s); fallback_report() counts it",
-                    op,
-                    device,
-                    reason,
-                )
-        return _FALLEN[key]
+        row = _FALLEN.setdefault((op, device, why.reason), Fallen(op, device, reason))
+        first = now == "warn" and (op, device) not in _WARNED
+        if first:
+            _WARNED.add((op, device))
+    if first:
+        text = "%s runs on the host instead of %s (%s); fallback_report() counts it"
+        get_logger().warning(text, op, device, reason)
+    return row
 
 
-def count(entry: Fallen, nbytes: int, seconds: float) -> None:
+def count(row: Fallen, nbytes: int, seconds: float) -> None:
     """Add one call to the report."""
     with _LOCK:
-        entry.calls += 1
-        entry.nbytes += nbytes
-        entry.seconds += seconds
+        row.calls += 1
+        row.nbytes += nbytes
+        row.seconds += seconds
+
+
+def charge(row: Fallen, nbytes: int) -> None:
+    """Add bytes of a result that the device asked for later."""
+    with _LOCK:
+        row.nbytes += nbytes
 
 
 def fallback_report(clear: bool = False) -> list[Fallen]:
@@ -99,4 +133,4 @@ def fallback_report(clear: bool = False) -> list[Fallen]:
         rows = sorted(_FALLEN.values(), key=lambda f: -f.seconds)
         if clear:
             _FALLEN.clear()
-        return rows
+        return [replace(row) for row in rows]

@@ -45,8 +45,6 @@ def as_host_array(data: Any, dtype: DType | None) -> Array:
 def _as_array(data: Any) -> Array:
     try:
         source = np.asarray(data)
-    except OverflowError:
-        raise DTypeError("tensor", "an integer does not fit 64 bits") from None
     except ValueError as error:
         if "inhomogeneous" not in str(error):
             raise
@@ -55,6 +53,8 @@ def _as_array(data: Any) -> Array:
             "the rows of a nested list differ in length",
             hint="pad them to one length, or make one tensor per row",
         ) from None
+    if source.dtype == object and all(isinstance(v, int) for v in source.flat):
+        raise DTypeError("tensor", "an integer does not fit 64 bits")
     if source.dtype == object or source.dtype.kind in "USmM":
         raise DTypeError(
             "tensor",

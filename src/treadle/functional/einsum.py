@@ -35,7 +35,7 @@ def einsum(equation: str, *operands: Tensor) -> Tensor:
         later = output + "".join(inputs[i + 1 :])
         x, labels = _contract(x, labels, y, theirs, later)
     x, labels = _summed(x, labels, output)
-    return x.transpose([labels.index(c) for c in output]) if labels else x
+    return x.transpose([labels.index(c) for c in output]) if labels else +x
 
 
 def _parse(equation: str, ndims: list[int]) -> tuple[list[str], str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 from typing import Any
 
+from treadle.base.dtype import bool_, uint8
 from treadle.base.errors import ShapeError
 from treadle.functional import elemwise as ew
 from treadle.functional.arguments import (
@@ -55,17 +56,23 @@ Axis = builtins.int | tuple[builtins.int, ...] | list[builtins.int] | None
 
 def isnan(inp: Any) -> Tensor:
     """Whether each element is NaN; False for integers."""
-    return unary(logic.IsNan(), inp)
+    return unary(logic.IsNan(), _number(inp))
 
 
 def isinf(inp: Any) -> Tensor:
     """Whether each element is an infinity; False for integers."""
-    return unary(logic.IsInf(), inp)
+    return unary(logic.IsInf(), _number(inp))
 
 
 def isfinite(inp: Any) -> Tensor:
     """Whether each element is neither NaN nor an infinity; True for integers."""
-    return unary(logic.IsFinite(), inp)
+    return unary(logic.IsFinite(), _number(inp))
+
+
+def _number(x: Any) -> Tensor:
+    """A tensor that is no bool: truth values become 0 and 1."""
+    operand = as_tensor(x)
+    return operand.astype(uint8) if operand._kind.dtype is bool_ else operand
 
 
 def sign(x: Any) -> Tensor:
@@ -132,7 +139,7 @@ def argmax(inp: Tensor, axis: builtins.int | None = None, keepdims: bool = False
 
 
 def _arg_extremum(op: type[reduce.ArgExtremum], inp: Tensor, axis: Any, keepdims: bool) -> Tensor:
-    x = as_tensor(inp)
+    x = _number(inp)
     if axis is None:
         if keepdims:
             raise AssertionError(f"{op.name}: keepdims needs an axis")

@@ -79,7 +79,7 @@ def dropout(inp: Tensor, drop_prob: float, training: bool = True) -> Tensor:
         raise ValueError(f"drop_prob must be in [0, 1), got {drop_prob}")
     x = as_tensor(inp)
     if not training or drop_prob == 0:
-        return x
+        return +x  # not x itself, which in-place operators on the result would change
     draws = default_generator().uniform(size=x.shape).to(x.device)
     kept = (draws >= drop_prob).astype(x.dtype)
     return x * (kept * (1 / (1 - drop_prob)))

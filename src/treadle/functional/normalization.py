@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from treadle.base.dtype import float32
 from treadle.base.errors import ShapeError
-from treadle.functional.arguments import as_tensor, axis_of, ints
+from treadle.functional.arguments import as_float, as_tensor, axis_of, ints
 from treadle.functional.tensor import ones, zeros
 from treadle.functional.windows import pad
 from treadle.ops import batch_norm as bn
@@ -47,7 +48,7 @@ def batch_norm(
     Raises:
         AssertionError: not training and no statistics are given.
     """
-    x = as_tensor(inp)
+    x = as_float(inp)
     channels = x.shape[1] if x.ndim > 1 else 0
     if not training:
         if running_mean is None or running_var is None:
@@ -89,13 +90,16 @@ def _running(old: Tensor | None, batch: Tensor, momentum: float) -> Tensor | Non
 def _affine(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, shape: tuple[int, ...]
 ) -> tuple[Tensor, ...]:
-    """(weight, bias) in the shape ops take, or nothing where neither is given."""
+    """(weight, bias) in the shape and type ops take, or nothing where neither is given."""
     if weight is None and bias is None:
         return ()
-    dtype = (weight if weight is not None else bias)._kind.dtype  # type: ignore[union-attr]
-    first = ones(shape, dtype=dtype, device=x.device) if weight is None else weight
-    second = zeros(shape, dtype=dtype, device=x.device) if bias is None else bias
-    return first.reshape(shape), second.reshape(shape)
+    # Beside 16-bit values float32 parameters are welcome; else all have the type of x.
+    mine = x._kind.dtype
+    wide = float32 if mine.itemsize < 4 else mine
+    first = ones(shape, dtype=wide, device=x.device) if weight is None else weight
+    second = zeros(shape, dtype=wide, device=x.device) if bias is None else bias
+    given = [p if p._kind.dtype in (mine, wide) else p.astype(wide) for p in (first, second)]
+    return given[0].reshape(shape), given[1].reshape(shape)
 
 
 def layer_norm(
@@ -107,7 +111,7 @@ def layer_norm(
     eps: float = 1e-5,
 ) -> Tensor:
     """Standardize the last axes, which must have `normalized_shape`, then scale and shift."""
-    x = as_tensor(inp)
+    x = as_float(inp)
     shape = ints(normalized_shape)
     if x.shape[x.ndim - len(shape) :] != shape:
         raise ShapeError("layer_norm", f"the last axes are not {shape}", saw=str(x.type))
@@ -124,7 +128,7 @@ def general_norm(
     eps: float = 1e-5,
 ) -> Tensor:
     """Standardize over chosen axes; weight and bias have their extents, in axis order."""
-    x = as_tensor(inp)
+    x = as_float(inp)
     axes = sorted(axis_of(a, x, "general_norm") for a in ints(normalized_axis))
     out = norm.Standardize(tuple(axes), eps)(x)
     if not affine or (weight is None and bias is None):
@@ -143,7 +147,7 @@ def group_norm(
     eps: float = 1e-5,
 ) -> Tensor:
     """Standardize each group of channels of x (N, C, *) with all positions, then scale, shift."""
-    x = as_tensor(inp)
+    x = as_float(inp)
     given = _affine(x, weight, bias, (x.shape[1],)) if affine else ()
     return norm.GroupNorm(num_groups, eps)(x, *given)
 
@@ -166,7 +170,7 @@ def local_response_norm(
 
     Source: Krizhevsky, Sutskever and Hinton, ImageNet classification, NIPS 2012, section 3.3.
     """
-    x = as_tensor(inp)
+    x = as_float(inp)
     half = kernel_size // 2
     squares = pad(x * x, ((0, 0), (half, kernel_size - 1 - half), (0, 0), (0, 0)))
     channels = x.shape[1]

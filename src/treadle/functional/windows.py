@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from treadle.functional.arguments import as_tensor, both_sides, pair, unary
+from treadle.functional.arguments import as_tensor, both_sides, pair, unary, unary_float
 from treadle.ops import adaptive_pool, pool, slicing, sliding
 from treadle.tensor import Tensor
 
@@ -92,12 +92,12 @@ def avg_pool2d(
     kernel = pair(kernel_size)
     strides = kernel if stride is None else pair(stride)
     op = pool.AvgPool(kernel, strides, both_sides(padding, 2), mode == "average", False)
-    return unary(op, inp)
+    return unary_float(op, inp)
 
 
 def adaptive_avg_pool2d(inp: Tensor, oshp: Any) -> Tensor:
     """Average pooling of x (N, C, H, W) to a fixed output size."""
-    return unary(adaptive_pool.AdaptiveAvgPool(pair(oshp)), inp)
+    return unary_float(adaptive_pool.AdaptiveAvgPool(pair(oshp)), inp)
 
 
 def adaptive_max_pool2d(inp: Tensor, oshp: Any) -> Tensor:

@@ -226,10 +226,7 @@ def _canonical_lines(graph: Graph) -> Iterator[str]:
 
 
 def op_key(op: Op) -> str:
-    """Text that tells ops with different attributes apart, bit for bit.
-
-    Comparing ops is not enough here: as attributes, 0.0 equals -0.0 and 1 equals True.
-    """
+    """Text that tells ops with different attributes apart, the same in every process."""
     if not op._fields:
         return op.name
     inside = ",".join(f"{name}={_attribute_key(getattr(op, name))}" for name in op._fields)

@@ -197,7 +197,7 @@ def _expanded(x: Operators, items: list[Any]) -> list[Any]:
     if len(at) > 1:
         raise IndexRangeError("index", "an index holds more than one ...")
     place = at[0] if at else len(items)
-    missing = [slice(None)] * (ndim - used) or [Ellipsis] * len(at)
+    missing: list[Any] = [slice(None)] * (ndim - used) or [...] * len(at)
     return items[:place] + missing + items[place + bool(at) :]
 
 

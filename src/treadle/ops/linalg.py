@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from treadle.base import dtype as dt
-from treadle.base.errors import NoGradient, ShapeError, TreadleError
+from treadle.base.errors import NoGradient, NumericError, ShapeError
 from treadle.base.shape import require_equal
 from treadle.base.symbol import Dim, minimum
 from treadle.base.types import TensorType
@@ -28,7 +28,7 @@ def _solved(op: Op, x: Array, function: Callable[[Array], Any], problem: str, hi
     try:
         return function(x.astype(np.float32) if x.dtype.itemsize == 2 else x)
     except np.linalg.LinAlgError:
-        raise TreadleError(op.name, problem, saw=op.saw(typed((x,))), hint=hint) from None
+        raise NumericError(op.name, problem, saw=op.saw(typed((x,))), hint=hint) from None
 
 
 def _require_matrices(op: Op, x: TensorType) -> None:
@@ -56,7 +56,7 @@ def _row(x: V) -> V:
 
 @op
 class MatInv(Op):
-    """The inverse of every matrix of a stack [..., n, n]; a singular one raises `TreadleError`.
+    """The inverse of every matrix of a stack [..., n, n]; a singular one raises `NumericError`.
 
     float16 and bfloat16 are inverted in float32.
     """
@@ -102,7 +102,7 @@ class MatInv(Op):
     def bad_samples(cls) -> tuple[BadSample, ...]:
         singular = Arg((2, 2), values=((1, 2), (2, 4)))
         return (
-            BadSample(cls, (singular,), TreadleError, "a matrix is singular"),
+            BadSample(cls, (singular,), NumericError, "a matrix is singular"),
             BadSample(cls, (Arg((2, 3)),), ShapeError, "2 rows and 3 columns"),
             BadSample(cls, (Arg((3,)),), ShapeError, "at least 2 axes"),
         )
@@ -182,7 +182,7 @@ class Svd(Op):
     def bad_samples(cls) -> tuple[BadSample, ...]:
         nan = Arg((2, 2), values=((np.nan, 1), (1, 2)))
         return (
-            BadSample(cls, (nan,), TreadleError, "did not converge"),
+            BadSample(cls, (nan,), NumericError, "did not converge"),
             BadSample(cls, (Arg((3,)),), ShapeError, "at least 2 axes"),
         )
 

@@ -45,6 +45,9 @@ class ArrayMethods(Operators):
         """
         return self.apply(Broadcast(as_shape(shape)), (self,))[0]
 
+    def __pos__(self: T) -> T:
+        return self.reshape(self.type.shape)
+
     def transpose(self: T, *pattern: Any) -> T:
         """Axes in another order; without arguments in reverse order.
 

@@ -8,6 +8,8 @@ op is added by writing one class.
 from __future__ import annotations
 
 import abc
+import inspect
+import threading
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, dataclass_transform
@@ -127,14 +129,31 @@ class Op(abc.ABC):
         return {name: getattr(self, name) for name in self._fields}
 
     def replace(self: _T, **changes: Any) -> _T:
-        """The same op with some attributes changed."""
+        """The same op with some attributes changed; `TypeError` names one it does not have."""
+        for name in changes:
+            if name not in self._fields:
+                has = ", ".join(self._fields) or "none"
+                raise TypeError(f"{self.name} has no attribute {name!r}; its attributes: {has}")
         return type(self)(**(self.attributes | changes))
-
-    def _key(self) -> tuple[Hashable, ...]:
-        return tuple(getattr(self, name) for name in self._fields)
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"{self.name} is frozen: its attribute {name} cannot be set")
+
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError(f"{self.name} is frozen: its attribute {name} cannot be deleted")
+
+    def _key(self) -> tuple[Hashable, ...]:
+        """What equality and hash go by, made once."""
+        own = self.__dict__
+        key: tuple[Hashable, ...] | None = own.get("_exact")
+        if key is None:
+            key = tuple(map(own.__getitem__, self._fields))
+            for value in key:
+                if type(value) not in _EXACT:
+                    key = tuple(map(exact_key, key))
+                    break
+            own["_exact"] = key
+        return key
 
     def __eq__(self, other: object) -> bool:
         if self is other:
@@ -142,11 +161,19 @@ class Op(abc.ABC):
         return type(self) is type(other) and self._key() == other._key()
 
     def __hash__(self) -> int:
-        cached = self.__dict__.get("_hash")
-        if cached is None:
-            cached = hash((self.name, self._key()))
-            self.__dict__["_hash"] = cached
-        return int(cached)
+        own = self.__dict__
+        found: int | None = own.get("_hash")
+        if found is None:
+            found = own["_hash"] = hash((self.name, self._key()))
+        return found
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Through the constructor: a cached hash means nothing in another process.
+        return type(self), tuple(self.attributes.values())
+
+    def __repr__(self) -> str:
+        inside = ", ".join(f"{k}={v!r}" for k, v in self.attributes.items())
+        return f"{type(self).__name__}({inside})"
 
     def __str__(self) -> str:
         inside = ", ".join(f"{k}={v!r}" for k, v in self.attributes.items())
@@ -196,7 +223,33 @@ class Op(abc.ABC):
         return ShapeError(self.name, problem, saw=self.saw(types), hint=hint)
 
 
+_EXACT = frozenset((int, str, type(None), DType))
+"""Types of attributes that are their own keys: equal values are the same, and of the same type."""
+
+
+def exact_key(value: Any) -> Any:
+    """A key for an attribute's value that tells 1, 1.0 and True apart, and 0.0 from -0.0.
+
+    NaN is equal to itself.
+    """
+    kind = type(value)
+    if kind is tuple:
+        # Most tuples are shapes, axes or windows, and one of ints is its own key.
+        for v in value:
+            if type(v) is not int:
+                return tuple([exact_key(v) for v in value])
+        return value
+    if kind in _EXACT:
+        return value
+    if kind is float or kind is complex:
+        return kind, repr(value)
+    if isinstance(value, np.generic):
+        return value.dtype, value.tobytes()
+    return kind, value
+
+
 REGISTRY: dict[str, type[Op]] = {}
+_REGISTERING = threading.Lock()
 
 
 @dataclass_transform(frozen_default=True, eq_default=False)
@@ -212,9 +265,6 @@ def op(cls: type[_T]) -> type[_T]:
     Annotations that are no ClassVar, inherited ones first, become attributes and parameters of
     the constructor. An op without attributes has a single instance, so `Add() is Add()`.
     """
-    if cls.name in REGISTRY and REGISTRY[cls.name].__qualname__ != cls.__qualname__:
-        raise ValueError(f"two ops are named {cls.name}")
-    REGISTRY[cls.name] = cls
     cls._fields = _attribute_names(cls)
     if cls._fields:
         cls.__init__ = _constructor(cls)  # type: ignore[method-assign]
@@ -224,14 +274,30 @@ def op(cls: type[_T]) -> type[_T]:
         # One instance: identity is equality, and object's slots keep eager dispatch short.
         cls.__eq__ = object.__eq__  # type: ignore[method-assign]
         cls.__hash__ = object.__hash__  # type: ignore[method-assign]
+    _register(cls)
     return cls
+
+
+def _register(cls: type[Op]) -> None:
+    """Make a finished class known under its name, which another one must not have.
+
+    A class may replace one of its own module and name: modules are reloaded, cells run again.
+    """
+    with _REGISTERING:
+        known = REGISTRY.setdefault(cls.name, cls)
+        if (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
+            raise ValueError(
+                f"two ops are named {cls.name}: {known.__module__}.{known.__qualname__} "
+                f"and {cls.__module__}.{cls.__qualname__}"
+            )
+        REGISTRY[cls.name] = cls
 
 
 def _attribute_names(cls: type[Op]) -> tuple[str, ...]:
     """Names of the attributes, in the order the constructor takes them."""
     names: dict[str, None] = {}
     for base in reversed(cls.__mro__):
-        for name, annotation in base.__dict__.get("__annotations__", {}).items():
+        for name, annotation in inspect.get_annotations(base).items():
             if "ClassVar" not in str(annotation):
                 names[name] = None
     return tuple(names)
@@ -249,8 +315,10 @@ def _constructor(cls: type[Op]) -> Callable[..., None]:
     if "__post_init__" in dir(cls):
         body += "\n    self.__post_init__()"
     source = f"def __init__(self, {', '.join(parameters)}):\n    d = self.__dict__\n{body}\n"
+    # The name tells errors that this frame is no line of the user's.
+    outside = {"__name__": __name__, **defaults}
     scope: dict[str, Any] = {}
-    exec(source, defaults, scope)  # the text is made of attribute names of our own classes
+    exec(source, outside, scope)  # the text is made of attribute names of our own classes
     made: Callable[..., None] = scope["__init__"]
     made.__qualname__ = f"{cls.__qualname__}.__init__"
     return made
@@ -267,6 +335,7 @@ def _constant(value: _T) -> Callable[..., _T]:
     def new(cls: type[_T]) -> _T:
         return value
 
+    new.__qualname__ = type(value).__qualname__
     return new
 
 

@@ -20,7 +20,7 @@ from treadle.ops.matmul import Matmul
 from treadle.ops.movement import Broadcast, Reshape, Transpose
 from treadle.ops.op import Op
 from treadle.ops.reduce import Sum
-from treadle.ops.unary import Abs, Reciprocal, Rsqrt, Sqrt, Square
+from treadle.ops.unary import Abs, Ceil, Floor, Reciprocal, Round, Rsqrt, Sqrt, Square
 
 T = TypeVar("T", bound="Operators")
 
@@ -142,6 +142,15 @@ class Operators:
 
     def __abs__(self: T) -> T:
         return Abs()(self)
+
+    def __round__(self: T) -> T:
+        return Round()(self)
+
+    def __floor__(self: T) -> T:
+        return Floor()(self)
+
+    def __ceil__(self: T) -> T:
+        return Ceil()(self)
 
     def __pos__(self: T) -> T:
         return self

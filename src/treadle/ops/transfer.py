@@ -26,6 +26,7 @@ class Transfer(Op):
 
     name = "transfer"
     dtypes = dt.ALL
+    shape_free = True
 
     def infer(self, x: TensorType) -> tuple[TensorType, ...]:
         return (TensorType(x.dtype, x.shape, self.device),)

@@ -61,7 +61,7 @@ class RNG:
     def uniform(
         self, low: Any = 0.0, high: Any = 1.0, size: Size = None, dtype: Any = "float32"
     ) -> Tensor:
-        """Uniform numbers in [low, high); `size` None gives shape (1,).
+        """Uniform numbers in [low, high), up to rounding; `size` None gives shape (1,).
 
         Raises:
             AssertionError: `low` is not below `high`.

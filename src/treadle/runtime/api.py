@@ -5,17 +5,12 @@ This is tier 0 of the backend protocol: with it alone every program runs, throug
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
-
-class Buffer(Protocol):
-    """Raw memory of one device; what is inside is the device's business."""
-
-    @property
-    def nbytes(self) -> int:
-        """Size in bytes."""
-        ...
+Buffer = Any
+"""Raw memory of one device: whatever its `alloc` returned, never looked into by the framework."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,43 +80,66 @@ class SynchronousStream:
 
 
 class Device(Protocol):
-    """One physical device, opened. Offsets and sizes are in bytes."""
+    """One physical device, opened. Sizes are in bytes.
 
-    @property
-    def info(self) -> DeviceInfo:
-        """Name, memory, peak rates, capabilities."""
-        ...
+    A class that derives from this one writes `alloc`, `free`, `copy_in` and `copy_out` and
+    inherits the rest; one that does not derive has all methods itself. The framework calls
+    `alloc` and `free` one at a time, never one inside the other. Other methods may be called by
+    several threads at once.
+    """
 
+    info: DeviceInfo = DeviceInfo("device")
+    """Name, memory, peak rates, capabilities."""
+
+    @abstractmethod
     def alloc(self, nbytes: int, /) -> Buffer:
-        """At least `nbytes` of memory aligned to 64 bytes; raises `OutOfMemory`."""
+        """At least `nbytes` (1 or more) of memory aligned to 64 bytes.
+
+        Raises `MemoryError` or `OutOfMemory` where there is not enough; the framework then lets
+        go of what it can and asks once more.
+        """
         ...
 
+    @abstractmethod
     def free(self, buffer: Buffer, /) -> None:
-        """Give memory back."""
+        """Give memory back. Work submitted before may still use it: free in the stream's order."""
         ...
 
+    @abstractmethod
     def copy_in(self, dst: Buffer, src: memoryview, stream: Stream, /) -> None:
-        """Host to device: all of `src` to the start of `dst`."""
+        """Host to device: all of `src` to the start of `dst`; `src` is not read after returning."""
         ...
 
+    @abstractmethod
     def copy_out(self, dst: memoryview, src: Buffer, stream: Stream, /) -> None:
         """Device to host: fills `dst`; the data is there when the call returns."""
         ...
 
     def fill(self, buffer: Buffer, value: int, nbytes: int, stream: Stream, /) -> None:
         """Set the first `nbytes` bytes to `value` (0 to 255)."""
-        ...
+        self.copy_in(buffer, memoryview(bytes([value]) * nbytes), stream)
 
     def stream(self) -> Stream:
-        """The default stream."""
-        ...
+        """The default stream; the framework asks for it once."""
+        return SynchronousStream()
 
     def memory(self) -> tuple[int, int]:
-        """(total, free) bytes."""
-        ...
+        """(total, free) bytes; zeros where unknown."""
+        return self.info.memory, 0
 
     def close(self) -> None:
         """Release everything; the device is not used afterwards."""
+        return None
+
+
+@runtime_checkable
+class PeerDevice(Protocol):
+    """Optional: a device that can fetch from another one of its own class without the host."""
+
+    def copy_peer(
+        self, dst: Buffer, source: Device, src: Buffer, nbytes: int, stream: Stream, /
+    ) -> None:
+        """The first `nbytes` bytes of `src`, which is memory of `source`, to the start of `dst`."""
         ...
 
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import weakref
+import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from treadle.runtime.api import Buffer, Device
-
-HostArray = npt.NDArray[Any]
+from treadle.runtime.api import Buffer
+from treadle.runtime.opened import Block, HostArray, OpenDevice
 
 
 class DeviceArray:
@@ -18,63 +17,86 @@ class DeviceArray:
 
     Dual residency: whichever copy was made first is kept, the other is made when somebody asks
     for it, so a run of ops that all fall back to the host never bounces.
+
+    Args:
+        device: where the array belongs.
+        dtype: element type.
+        shape: extents.
+        block: the device copy, owned by the array from now on.
+        host: the host copy, never written to.
+        fill: the byte all of `host` consists of, if so; the device copy is then filled, not
+            copied.
+        charge: told the bytes of the upload, if there is one.
     """
 
-    __slots__ = ("__weakref__", "_buffer", "_host", "device", "dtype", "shape", "traffic")
+    __slots__ = ("_block", "_charge", "_fill", "_host", "device", "dtype", "shape")
 
     def __init__(
         self,
-        device: Device,
+        device: OpenDevice,
         dtype: np.dtype[Any],
         shape: tuple[int, ...],
         *,
-        buffer: Buffer | None = None,
+        block: Block | None = None,
         host: HostArray | None = None,
+        fill: int | None = None,
+        charge: Callable[[int], None] | None = None,
     ) -> None:
         self.device = device
         self.dtype = dtype
         self.shape = shape
-        self.traffic = 0
+        self._block = block
         self._host = host
-        self._buffer: Buffer | None = None
-        if buffer is not None:
-            self._own(buffer)
+        self._fill = fill
+        self._charge = charge
+
+    def __del__(self) -> None:
+        if self._block is not None:
+            self.device.release(self._block)
+
+    def __repr__(self) -> str:
+        copies = [n for n, c in (("device", self._block), ("host", self._host)) if c is not None]
+        where = " and ".join(copies)
+        return f"DeviceArray({self.dtype}{list(self.shape)} of {self.device.name}, in {where})"
 
     @property
     def nbytes(self) -> int:
         """Bytes of the dense array."""
-        return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    @property
+    def on_host(self) -> bool:
+        """Whether there is a host copy already."""
+        return self._host is not None
+
+    @property
+    def block(self) -> Block:
+        """The device copy, uploaded first where only the host copy exists."""
+        if self._block is None:
+            with self.device.placing:  # two threads must not upload one array twice
+                if self._block is None:
+                    self._block = self._upload()
+        return self._block
+
+    def _upload(self) -> Block:
+        if self._fill is not None:
+            return self.device.filled(self._fill, self.nbytes)
+        if self._charge is not None:
+            self._charge(self.nbytes)
+        return self.device.upload(self.host())
 
     @property
     def buffer(self) -> Buffer:
-        """The device copy, uploaded first where only the host copy exists."""
-        if self._buffer is None:
-            buffer = self.device.alloc(self.nbytes)
-            self._own(buffer)
-            if self.nbytes and self._host is not None:
-                self.device.copy_in(buffer, _bytes(self._host), self.device.stream())
-                self.traffic += self.nbytes
-            return buffer
-        return self._buffer
+        """What the backend's `alloc` returned for the device copy."""
+        return self.block.buffer
 
     def host(self) -> HostArray:
         """The host copy, downloaded first where only the device copy exists; never written to."""
         if self._host is None:
             array = np.empty(self.shape, self.dtype)
-            if self.nbytes:
-                self.device.copy_out(_bytes(array), self.buffer, self.device.stream())
-                self.traffic += self.nbytes
+            self.device.download(self.block, array)
             self._host = array
         return self._host
-
-    def _own(self, buffer: Buffer) -> None:
-        self._buffer = buffer
-        weakref.finalize(self, self.device.free, buffer)
-
-
-def _bytes(array: HostArray) -> memoryview:
-    """The bytes of an array as a flat memory view (NumPy exports no view of bfloat16 itself)."""
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
 def to_host(payload: Any) -> HostArray:
@@ -84,8 +106,21 @@ def to_host(payload: Any) -> HostArray:
     return np.asarray(payload)
 
 
-def from_host(array: HostArray, device: Device | None) -> Any:
+def from_host(array: HostArray, device: OpenDevice | None) -> Any:
     """A payload on `device` (None: the host) with the contents of `array`, which is not copied."""
     if device is None:
         return array
     return DeviceArray(device, array.dtype, array.shape, host=array)
+
+
+def to_device(payload: Any, device: OpenDevice) -> DeviceArray:
+    """A payload on `device`; by way of the host only where there is no shorter one."""
+    if type(payload) is not DeviceArray:
+        array = np.asarray(payload)
+        return DeviceArray(device, array.dtype, array.shape, host=array)
+    if payload.device is device:
+        return payload
+    if payload.on_host or not device.reaches(payload.device):
+        return DeviceArray(device, payload.dtype, payload.shape, host=payload.host())
+    block = device.fetch(payload.device, payload.block)
+    return DeviceArray(device, payload.dtype, payload.shape, block=block)

@@ -7,15 +7,16 @@ class exists for code that treats all devices alike (conformance tests, memory q
 from __future__ import annotations
 
 import os
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from treadle.base.errors import OutOfMemory
-from treadle.runtime.api import Buffer, DeviceInfo, Stream, SynchronousStream
+from treadle.runtime.api import Device, DeviceInfo, Stream, SynchronousStream
 
 ALIGNMENT = 64
+TOO_MANY_BYTES = 2**40
+"""From here on requests are refused outright: a system that overcommits grants, and then kills."""
 _STREAM = SynchronousStream()
 
 
@@ -29,51 +30,52 @@ class HostBuffer:
 
     @property
     def nbytes(self) -> int:
+        """Size in bytes."""
         return int(self.bytes.nbytes)
 
 
-class HostDevice:
+class HostDevice(Device):
     """Main memory; every call has finished when it returns."""
 
-    @property
-    def info(self) -> DeviceInfo:
-        return DeviceInfo("host", memory=self.memory()[0], features=("float64", "bfloat16"))
+    def __init__(self) -> None:
+        self.info = DeviceInfo("host", memory=_pages("SC_PHYS_PAGES"), features=_FEATURES)
 
-    def alloc(self, nbytes: int, /) -> Buffer:
+    def alloc(self, nbytes: int, /) -> HostBuffer:
         try:
-            raw = np.empty(nbytes + ALIGNMENT, np.uint8)
-        except (MemoryError, ValueError):
-            raise OutOfMemory("host", f"cannot allocate {nbytes} bytes") from None
-        start = -raw.ctypes.data % ALIGNMENT
-        return HostBuffer(raw[start : start + nbytes])
+            if nbytes < TOO_MANY_BYTES:
+                raw = np.empty(nbytes + ALIGNMENT, np.uint8)
+                start = -raw.ctypes.data % ALIGNMENT
+                return HostBuffer(raw[start : start + nbytes])
+        except MemoryError:
+            pass
+        raise OutOfMemory(
+            "host", f"cannot allocate {nbytes} bytes", hint="use smaller batches or shapes"
+        )
 
-    def free(self, buffer: Buffer, /) -> None:
+    def free(self, buffer: HostBuffer, /) -> None:
         return None
 
-    def copy_in(self, dst: Buffer, src: memoryview, stream: Stream, /) -> None:
-        _data(dst)[: src.nbytes] = np.frombuffer(src, np.uint8)
+    def copy_in(self, dst: HostBuffer, src: memoryview, stream: Stream, /) -> None:
+        dst.bytes[: src.nbytes] = np.frombuffer(src, np.uint8)
 
-    def copy_out(self, dst: memoryview, src: Buffer, stream: Stream, /) -> None:
-        np.frombuffer(dst, np.uint8)[:] = _data(src)[: dst.nbytes]
+    def copy_out(self, dst: memoryview, src: HostBuffer, stream: Stream, /) -> None:
+        np.frombuffer(dst, np.uint8)[:] = src.bytes[: dst.nbytes]
 
-    def fill(self, buffer: Buffer, value: int, nbytes: int, stream: Stream, /) -> None:
-        _data(buffer)[:nbytes] = value
+    def fill(self, buffer: HostBuffer, value: int, nbytes: int, stream: Stream, /) -> None:
+        buffer.bytes[:nbytes] = value
 
     def stream(self) -> Stream:
         return _STREAM
 
     def memory(self) -> tuple[int, int]:
-        names = getattr(os, "sysconf_names", {})
-        if "SC_PHYS_PAGES" not in names or "SC_AVPHYS_PAGES" not in names:
-            return 0, 0
-        page = os.sysconf("SC_PAGE_SIZE")
-        return page * os.sysconf("SC_PHYS_PAGES"), page * os.sysconf("SC_AVPHYS_PAGES")
-
-    def close(self) -> None:
-        return None
+        return _pages("SC_PHYS_PAGES"), _pages("SC_AVPHYS_PAGES")
 
 
-def _data(buffer: Any) -> npt.NDArray[np.uint8]:
-    """The bytes of a host buffer."""
-    found: npt.NDArray[np.uint8] = buffer.bytes
-    return found
+_FEATURES = ("float64", "bfloat16")
+
+
+def _pages(name: str) -> int:
+    """Bytes of memory under one of the system's names for it; 0 where it has no such name."""
+    if name not in getattr(os, "sysconf_names", ()):  # which Windows does not have
+        return 0
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf(name)

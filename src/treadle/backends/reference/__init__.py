@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from treadle.backends.api import PROTOCOL, Availability, Kernel, Support
+from treadle.backends.api import Availability, Backend, Support
 from treadle.base.types import TensorType
 from treadle.ops.op import Op
 from treadle.runtime.api import Device
@@ -16,11 +16,11 @@ from treadle.runtime.host import HostDevice
 warnings.filterwarnings("ignore", category=RuntimeWarning, module=r"treadle\.")
 
 
-class Reference:
+class Reference(Backend):
     """Runs `Op.reference`; the oracle of every other engine and the last resort."""
 
     name = "reference"
-    protocol = PROTOCOL
+    protocol = (1, 0)
     device_kinds = ("cpu", "multithread")
     serves = ("cpu", "multithread")
     priority = 0
@@ -31,12 +31,7 @@ class Reference:
     def open(self, index: int, /) -> Device:
         return HostDevice()
 
-    def kernels(self) -> Sequence[Kernel]:
-        return ()
-
-    def prepare(
-        self, op: Op, types: Sequence[TensorType] | None, /
-    ) -> Callable[..., Any] | Support:
+    def prepare(self, op: Op, types: Sequence[TensorType], /) -> Callable[..., Any] | Support:
         return op.reference
 
 

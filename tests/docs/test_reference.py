@@ -1,0 +1,64 @@
+"""Reference tables on pages list what the code has, no more and no less."""
+
+from __future__ import annotations
+
+import inspect
+import re
+
+import pytest
+from tests.docs.pages import DOCS, anchors, section, table
+
+import treadle as mge
+from treadle.base import env, errors
+from treadle.data import DataLoaderError
+
+TENSORS, DEVICES = DOCS / "tensors.md", DOCS / "devices.md"
+PROMOTION = table(section(TENSORS, "Promotion"))
+DTYPES = [row[0].strip("*") for row in PROMOTION]
+
+
+def quoted(cells: list[str]) -> set[str]:
+    """Names between backticks, without their arguments."""
+    return {n for cell in cells for n in re.findall(r"`([A-Za-z_0-9]+)", cell)}
+
+
+def test_every_error_class_has_a_heading_of_its_name() -> None:
+    classes = [c for _, c in inspect.getmembers(errors, inspect.isclass)]
+    names = {c.__name__ for c in classes if issubclass(c, errors.TreadleError)}
+    names.add(DataLoaderError.__name__)
+    assert {n.lower() for n in names} <= anchors(DOCS / "errors.md")
+
+
+def test_every_attribute_of_tensor_is_documented() -> None:
+    listed = quoted([row[0] for row in table(section(TENSORS, "Every attribute"))])
+    assert listed == {n for n in dir(mge.Tensor) if not n.startswith("_")}
+
+
+def test_every_dtype_is_documented() -> None:
+    listed = quoted([row[0] for row in table(section(TENSORS, "dtypes"))])
+    assert listed == {d.name for d in mge.base.dtype.ALL}
+
+
+@pytest.mark.parametrize("row", PROMOTION, ids=lambda row: row[0].strip("*"))
+def test_promotion_is_as_documented(row: list[str]) -> None:
+    x = mge.tensor([1], dtype=row[0].strip("*"))
+    results = [str((x + mge.tensor([1], dtype=name)).dtype) for name in DTYPES]
+    assert results == row[1:]
+
+
+def test_any_dtype_converts_to_any_other() -> None:
+    for source in DTYPES:
+        for target in DTYPES:
+            assert mge.tensor([0, 1], dtype=source).astype(target).dtype == target
+
+
+def test_every_device_function_is_documented() -> None:
+    listed = quoted([row[0] for row in table(section(DEVICES, "All functions"))])
+    functions = {n for n in mge.device.__all__ if inspect.isfunction(getattr(mge.device, n))}
+    assert listed == functions
+    assert functions - {"what_is_xpu"} <= set(dir(mge))
+
+
+def test_every_environment_variable_is_documented() -> None:
+    listed = quoted([row[0] for row in table(section(DEVICES, "Environment variables"))])
+    assert listed == {name for variable in env.ALL for name in variable.names}
