@@ -40,6 +40,11 @@ class Function:
         raise NotImplementedError("a Function defines backward")
 
     def __call__(self, *inputs: Any) -> Any:
+        """Run `forward` on tensors and record it as one op.
+
+        Raises:
+            TypeError: an argument is not a tensor.
+        """
         for x in inputs:
             if not isinstance(x, Tensor):
                 raise TypeError(

@@ -32,9 +32,13 @@ class Rule(Protocol):
     """What backward needs of an op; `Op` and user functions both have it."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """What messages call it."""
+        ...
 
-    def vjp(self, at: Pullback[Tensor], /) -> tuple[Tensor | None, ...]: ...
+    def vjp(self, at: Pullback[Tensor], /) -> tuple[Tensor | None, ...]:
+        """One cotangent per input, None where there is none."""
+        ...
 
 
 class Node:

@@ -41,6 +41,10 @@ class Symbol:
     def __str__(self) -> str:
         return self.name
 
+    def __hash__(self) -> int:
+        # Ranges of one name rarely differ, and every look-up of an expression comes by here.
+        return hash(self.name)
+
     @property
     def order(self) -> tuple[Any, ...]:
         """Where the atom stands in a product; total, and the same in every process."""
@@ -409,13 +413,14 @@ def _is_never_zero(x: Dim) -> bool:
 def equal(x: Dim, y: Dim) -> Relation:
     """x == y."""
     difference = x - y
-    if isinstance(difference, int):
-        return Relation("==0", difference)
-    # Lowest terms and a positive start, so that m == n and 2*n == 2*m are one guard.
-    common = math.gcd(*(c for _, c in difference.terms))
-    if difference.terms[0][1] < 0:
-        common = -common
-    return Relation("==0", difference // common)
+    if isinstance(difference, Expr):
+        # Lowest terms and a positive start, so that m == n and 2*n == 2*m are one guard.
+        common = math.gcd(*(c for _, c in difference.terms))
+        if difference.terms[0][1] < 0:
+            common = -common
+        if common != 1:
+            difference = _sum((m, c // common) for m, c in difference.terms)
+    return Relation("==0", difference)
 
 
 def less_equal(x: Dim, y: Dim) -> Relation:

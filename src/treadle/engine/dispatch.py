@@ -76,7 +76,7 @@ def run(op: Op, kinds: tuple[EagerType, ...], payloads: tuple[Payload, ...]) -> 
     if op.shape_free:
         key: Any = (op, kinds)
     else:
-        key = (op, kinds, tuple([p.shape for p in payloads]))
+        key = (op, kinds, payloads[0].shape if len(payloads) == 1 else _shapes(payloads))
     entry = _ENTRIES.get(key)
     if entry is None:
         entry = _find(op, kinds, payloads, key)
@@ -86,6 +86,10 @@ def run(op: Op, kinds: tuple[EagerType, ...], payloads: tuple[Payload, ...]) -> 
         raise
     except EXPLAINED as error:
         raise explain_failure(op, kinds, payloads, error) from error
+
+
+def _shapes(payloads: tuple[Payload, ...]) -> tuple[tuple[int, ...], ...]:
+    return tuple([p.shape for p in payloads])
 
 
 def run_nullary(op: Op, device: CompNode) -> tuple[tuple[EagerType, ...], Any]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from treadle.base.errors import GraphError, ShapeError
+from treadle.base.errors import GraphError, ShapeError, TreadleError
 from treadle.base.shape import format_shape
 from treadle.base.symbol import Dim, Expr, Symbol
 from treadle.base.symbol import evaluate as evaluate_extent
@@ -46,13 +46,24 @@ def evaluate(
         op = node.op
         if extents:
             op = substitute_attributes(op, lambda v: _substitute(v, extents))
-        results = as_tuple(op.reference(*[known[v] for v in node.inputs]))
+        results = _results(op, node, [known[v] for v in node.inputs])
         for value, result in zip(node.outputs, results, strict=True):
             known[value] = result
             bind(graph, value.type, result, extents)
         if observe is not None:
             observe(node, results)
     return tuple(known[v] for v in graph.outputs)
+
+
+def _results(op: Op, node: Node, arrays: list[Array]) -> tuple[Array, ...]:
+    """Run one node; what its oracle refuses is reported with the op and the user's line."""
+    try:
+        return as_tuple(op.reference(*arrays))
+    except TreadleError:
+        raise
+    except (ValueError, TypeError, IndexError, ArithmeticError) as error:
+        saw = ", ".join(f"{a.dtype}{format_shape(a.shape)}" for a in arrays)
+        raise ShapeError(op.name, str(error), saw=saw, at=node.loc or None) from error
 
 
 def _name(graph: Graph) -> str:

@@ -8,16 +8,21 @@ Source of the rules: NumPy user guide, "Indexing on ndarrays".
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import lru_cache
 from operator import index as as_int
 from typing import Any, TypeVar
 
 import numpy as np
 
-from treadle.base.dtype import bool_, int32, int64
+from treadle.base.dtype import bool_, float32, int32, int64
 from treadle.base.errors import DTypeError, IndexRangeError, ShapeError
-from treadle.base.shape import Shape, broadcast_shapes, format_shape
+from treadle.base.shape import Shape, broadcast_shapes, format_shape, is_static
 from treadle.base.symbol import Dim, Expr
+from treadle.base.types import TensorType
+from treadle.ops.abstract import TypeOperand
 from treadle.ops.gather import Index, IndexUpdate, Nonzero
+from treadle.ops.movement import Reshape
+from treadle.ops.op import Op
 from treadle.ops.operators import Operators, as_array
 from treadle.ops.slicing import Slice, SliceUpdate
 
@@ -69,6 +74,16 @@ def getitem(x: T, index: Any) -> T:
         IndexRangeError: an integer is out of range, or there are more indices than axes.
         DTypeError: an index is neither integer nor bool.
     """
+    key = _plain_key(index)
+    if key is not None:
+        try:
+            ops = _cuts(x.shape, key)
+        except (ShapeError, IndexRangeError, TypeError):
+            ops = ()  # Below, where a message can say what x is.
+        for op in ops:
+            x = op(x)
+        if ops:
+            return x
     plan = _parse(x, index)
     part = _sliced(x, plan)
     if plan.kept != part.type.shape or (part is x and not plan.gathered):
@@ -77,6 +92,44 @@ def getitem(x: T, index: Any) -> T:
         return part
     picked: T = Index(tuple(plan.gathered))(part, *plan.gathered.values())
     return _rotated(picked, plan.before, plan.front)
+
+
+def _plain_key(index: Any) -> tuple[Any, ...] | None:
+    """A hashable form of an index of ints, slices of ints, `...` and None; else None."""
+    parts: list[Any] = []
+    for item in index if type(index) is tuple else (index,):
+        kind = type(item)
+        if kind is int or item is None or item is Ellipsis:
+            parts.append(item)
+        elif kind is slice:
+            bounds = item.start, item.stop, item.step
+            if any([b is not None and type(b) is not int for b in bounds]):
+                return None
+            parts.append(bounds)
+        else:
+            return None
+    return tuple(parts)
+
+
+@lru_cache(maxsize=4096)
+def _cuts(shape: Shape, key: tuple[Any, ...]) -> tuple[Op, ...]:
+    """The ops of a basic index on a shape, kept for repeated calls: a slice, a reshape, or both.
+
+    `TypeError`, which is not kept, where the shape is symbolic.
+    """
+    if not is_static(shape):
+        raise TypeError("a symbolic shape")
+    index = tuple(slice(*k) if isinstance(k, tuple) else k for k in key)
+    plan = _parse(TypeOperand(TensorType(float32, shape)), index)
+    ops: list[Op] = []
+    sliced = shape
+    if any(cut != slice(None) for cut in plan.cuts):
+        cut_op = Slice(*_bounds(plan, shape))
+        sliced = cut_op.infer(TensorType(float32, shape))[0].shape
+        ops.append(cut_op)
+    if plan.kept != sliced or not ops:
+        ops.append(Reshape(plan.kept))
+    return tuple(ops)
 
 
 def _rotated(x: T, before: int, front: int) -> T:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 from operator import index
 from typing import Any, TypeVar
 
@@ -34,8 +35,11 @@ class ArrayMethods(Operators):
             ShapeError: two extents are -1, or the numbers of elements differ.
         """
         # Also where nothing changes: a result is never the same handle as its operand.
-        wanted = resolve_shape(self.type.shape, as_shape(shape))
-        return self.apply(Reshape(wanted), (self,))[0]
+        try:
+            op = _reshaping(self.shape, shape[0] if len(shape) == 1 else shape)
+        except TypeError:
+            op = Reshape(resolve_shape(self.type.shape, as_shape(shape)))
+        return self.apply(op, (self,))[0]
 
     def broadcast_to(self: T, *shape: Any) -> T:
         """NumPy's broadcast to exactly a shape, given as ints, a tuple or a tensor.
@@ -100,8 +104,26 @@ class ArrayMethods(Operators):
     def _reduce(self: T, op: type[Reduce], axis: Any, keepdims: bool) -> T:
         if axis is None and keepdims:
             raise AssertionError(f"{op.name}: keepdims needs an axis")
-        axes = reduced_axes(axis, self.type.ndim, op.name)
-        return self.apply(op(axes, keepdims), (self,))[0]
+        if axis is None or type(axis) is int:
+            reduction = _reduction(op, axis, keepdims, len(self.shape))
+        else:
+            reduction = op(reduced_axes(axis, len(self.shape), op.name), keepdims)
+        return self.apply(reduction, (self,))[0]
+
+
+@lru_cache(maxsize=4096)
+def _reshaping(have: Shape, given: Any) -> Reshape:
+    """The op for a repeated call; `TypeError`, which is not kept, where not all are plain ints."""
+    wanted = (given,) if type(given) is int else given
+    if type(wanted) is not tuple or any([type(d) is not int for d in (*have, *wanted)]):
+        raise TypeError("not plain ints")
+    return Reshape(resolve_shape(have, wanted))
+
+
+@lru_cache(maxsize=4096)
+def _reduction(op: type[Reduce], axis: int | None, keepdims: bool, ndim: int) -> Reduce:
+    """The op for a repeated call."""
+    return op(reduced_axes(axis, ndim, op.name), keepdims)
 
 
 def _counted(x: T) -> T:
@@ -131,7 +153,7 @@ def as_shape(given: tuple[Any, ...]) -> Shape:
     items: Any = given[0] if len(given) == 1 and is_iterable(given[0]) else given
     if isinstance(items, Operators):
         items = np.asarray(items)
-    return tuple(d if isinstance(d, Expr) else int(d) for d in items)
+    return tuple(d if isinstance(d, Expr) else int(index(d)) for d in items)
 
 
 def resolve_shape(have: Shape, wanted: Shape) -> Shape:

@@ -181,9 +181,7 @@ class Extremum(Reduce):
 
 
 def require_elements(op: Op, x: TensorType, axes: tuple[int, ...]) -> None:
-    """Raise `ShapeError` where an axis of extent 0 is reduced to a result that has elements."""
-    if any(d == 0 for i, d in enumerate(x.shape) if i not in axes):
-        return
+    """Raise `ShapeError` where an axis of extent 0 is reduced, as NumPy does."""
     for axis in axes:
         require(
             less_equal(1, x.shape[axis]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -32,13 +33,13 @@ class Box(Movement):
     stops: tuple[Dim, ...]
     steps: tuple[int, ...]
 
-    @property
+    @cached_property
     def forward(self) -> tuple[slice, ...]:
         """The same elements with positive steps: of `flipped` axes in reverse order."""
         bounds = zip(self.starts, self.stops, self.steps, strict=True)
         return tuple(_forward(int(a), int(b), s) for a, b, s in bounds)
 
-    @property
+    @cached_property
     def flipped(self) -> tuple[int, ...]:
         """The axes with negative steps."""
         return tuple(i for i, s in enumerate(self.steps) if s < 0)
@@ -74,7 +75,8 @@ class Box(Movement):
 
     def cut(self, x: Array) -> Array:
         """The box as a view."""
-        return np.flip(x[self.forward], self.flipped)
+        box: Array = x[self.forward]
+        return np.flip(box, self.flipped) if self.flipped else box
 
 
 def _forward(start: int, stop: int, step: int) -> slice:
