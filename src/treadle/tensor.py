@@ -361,7 +361,11 @@ def _wrap(cls: type[Tensor], data: Any, kind: EagerType, trace: Trace = None) ->
 
 def wrap(data: Any, kind: EagerType, trace: Trace = None) -> Tensor:
     """A plain tensor around a payload that nobody else will write to."""
-    made: Tensor = _wrap(Tensor, data, kind, trace)
+    # Written out: every eager result comes through here.
+    made: Tensor = _new(Tensor)
+    made._data = data
+    made._kind = kind
+    made._trace = trace
     return made
 
 

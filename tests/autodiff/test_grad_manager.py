@@ -11,7 +11,12 @@ import pytest
 
 import treadle as mge
 import treadle.functional as F
-from treadle.autodiff import GradManager, get_backwarding_grad_manager, no_grad
+from treadle.autodiff import (
+    GradManager,
+    get_backwarding_grad_manager,
+    no_grad,
+    stop_gradient,
+)
 from treadle.autodiff.tape import Node, current
 from treadle.base.errors import AutodiffError, ShapeError
 from treadle.tensor import Tensor
@@ -251,7 +256,7 @@ def test_detach_and_no_grad_stop_gradients() -> None:
     x = tensor(2.0)
     gm = GradManager().attach(x)
     with gm:
-        y = x * x.detach()
+        y = x * x.detach() + stop_gradient(x * 7)
         with no_grad():
             constant = x * 100
         gm.backward(y + constant)

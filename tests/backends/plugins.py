@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.backends.toy_backend import Toy
 
 import treadle as mge
-from tests.backends.toy_backend import Toy
 from treadle.backends import registry
 from treadle.base.log import get_logger
 from treadle.engine import devices, fallback
@@ -34,7 +34,9 @@ class Plugins:
         (self._folder / f"{module}.py").write_text(source)
         info = self._folder / f"{distribution.replace('-', '_')}-1.5.dist-info"
         info.mkdir()
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1.5\n")
+        (info / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1.5\n"
+        )
         target = f"{module}:{attribute or 'backend'}"
         (info / "entry_points.txt").write_text(f"[treadle.backends]\n{name} = {target}\n")
         registry.rescan()

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-import treadle as mge
 from tests.backends.plugins import Plugins, logged
 from tests.backends.toy_backend import Toy, ToyDevice, kernel
+
+import treadle as mge
 from treadle.backends import registry
 from treadle.backends.api import Availability, Backend, Device, Engine, no, yes
 from treadle.base.errors import DeviceError, LoadError
@@ -212,7 +212,7 @@ def test_rescanning_forgets_plug_ins_and_keeps_host_tensors(plugins: Plugins) ->
     lost = mge.tensor([1.0], device="toy0")
     with mge.fallback("silent"):
         lost = lost + 1
-    lost._data.block  # noqa: B018 - has the array uploaded
+    lost._data.block
     plugins.toy("pet")
     assert toy.opened[0].closed and toy.opened[0].allocs == toy.opened[0].frees == 1
     assert (kept + mge.tensor([1.0], device="cpu3")).tolist() == [2.0]
@@ -284,7 +284,7 @@ def test_what_has_no_default_must_be_written() -> None:
     class Lazy(Device):
         pass
 
-    with pytest.raises(TypeError, match="alloc.*copy_in.*copy_out.*free"):
+    with pytest.raises(TypeError, match=r"alloc.*copy_in.*copy_out.*free"):
         Lazy()  # type: ignore[abstract]
 
 
@@ -305,7 +305,9 @@ def test_a_device_that_cannot_be_opened(plugins: Plugins) -> None:
         raise OSError("the cable is out")
 
     toy.open = fail  # type: ignore[method-assign]
-    with pytest.raises(DeviceError, match="toy1: its backend failed to open it: OSError: the cable"):
+    with pytest.raises(
+        DeviceError, match="toy1: its backend failed to open it: OSError: the cable"
+    ):
         mge.tensor([1.0], device="toy1")
     with pytest.raises(DeviceError, match="no device toy2: 2 of this kind exist") as caught:
         mge.tensor([1.0], device="toy2")

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.backends.plugins import Plugins
+from tests.backends.toy_backend import Toy, ToyWithPeers
 
 import treadle as mge
 import treadle.functional as F
 import treadle.module as M
 import treadle.optimizer as optim
-from tests.backends.plugins import Plugins
-from tests.backends.toy_backend import Toy, ToyWithPeers
 from treadle import random as R
 from treadle.autodiff import GradManager
 from treadle.base.errors import DeviceError, OutOfMemory

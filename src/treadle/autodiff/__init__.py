@@ -7,7 +7,7 @@ from treadle.autodiff.grad_manager import (
     GradManagerGroup,
     get_backwarding_grad_manager,
 )
-from treadle.autodiff.tape import no_grad
+from treadle.autodiff.tape import no_grad, stop_gradient
 
 __all__ = [
     "Function",
@@ -16,4 +16,5 @@ __all__ = [
     "detect_anomaly",
     "get_backwarding_grad_manager",
     "no_grad",
+    "stop_gradient",
 ]

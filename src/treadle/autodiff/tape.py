@@ -257,3 +257,8 @@ def no_grad() -> Iterator[None]:
     finally:
         if recording:
             install(hook)
+
+
+def stop_gradient(x: Tensor) -> Tensor:
+    """The same value as a constant; `x.detach()` under the name other frameworks use."""
+    return x.detach()

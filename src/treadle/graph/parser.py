@@ -12,7 +12,7 @@ from typing import Any
 
 from treadle.base.errors import TreadleError
 from treadle.base.loc import Loc
-from treadle.base.symbol import Expr, Relation, recording_guards, symbol
+from treadle.base.symbol import Expr, Relation, equal, recording_guards, symbol
 from treadle.graph.ir import Graph, Node, Value, with_types
 from treadle.graph.lexer import Cursor, Token, error
 from treadle.graph.literals import RESERVED, ValueParser, literal
@@ -115,7 +115,8 @@ class _Parser:
         if token.text not in ("==", ">="):
             raise error(token, f"expected '==' or '>=', found {token}")
         self._cursor.expect("int", "0")
-        return Relation("==0" if token.text == "==" else ">=0", expr)
+        # `equal` gives one form to an equation and its negative, which text may spell either way.
+        return equal(expr, 0) if token.text == "==" else Relation(">=0", expr)
 
     def _input(self) -> Value:
         token = self._cursor.expect("value")

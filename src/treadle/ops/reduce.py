@@ -287,6 +287,7 @@ class ArgExtremum(Op):
     def bad_samples(cls) -> tuple[BadSample, ...]:
         return (
             BadSample(lambda: cls(0), (Arg((0, 3)),), ShapeError, "axis 0 has no elements"),
+            BadSample(lambda: cls(0), (Arg((0, 0)),), ShapeError, "axis 0 has no elements"),
             BadSample(lambda: cls(0), (Arg(()),), ShapeError, "out of range"),
             BadSample(lambda: cls(0), (Arg((2,)),), DTypeError, "does not take bool", dt.bool_),
         )
