@@ -134,7 +134,9 @@ def measure(rounds: int, number: int) -> list[tuple[str, float, float | None]]:
                 peer.append(1e6 * (seconds_per_call(theirs[name], number) - empty))
         rows.append((name, statistics.median(mine), statistics.median(peer) if peer else None))
     modules = ["treadle"] + (["torch"] if torch is not None else [])
-    imports = {m: statistics.median(import_seconds(m) for _ in range(5)) for m in modules}
+    imports = {
+        m: statistics.median(import_seconds(m) for _ in range(min(rounds, 5))) for m in modules
+    }
     rows.append(("import, seconds", imports["treadle"], imports.get("torch")))
     return rows
 

@@ -3,18 +3,17 @@
 `python -m tools.op_table` writes docs/ops.md; `--check` fails where the committed page is stale.
 """
 
-import argparse
 import inspect
 import sys
-from pathlib import Path
 from typing import Any
 
+from tools.generated import DOCS, write_or_check
 from treadle.ops import REGISTRY
 from treadle.ops.composite import Composite
 from treadle.ops.families import Binary, Elementwise, Unary
 from treadle.ops.op import Op
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "ops.md"
+PAGE = DOCS / "ops.md"
 PARTS = ("infer", "reference", "scalar", "vjp", "onnx", "torch", "samples", "doc")
 
 _HEAD = """\
@@ -101,17 +100,7 @@ def _signature(cls: type[Op]) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     """Write the page, or compare with it."""
-    parser = argparse.ArgumentParser(prog="python -m tools.op_table", description=__doc__)
-    parser.add_argument("--check", action="store_true", help="fail where the page is stale")
-    text = page()
-    if parser.parse_args(arguments).check:
-        if PAGE.exists() and PAGE.read_text(encoding="utf-8") == text:
-            return 0
-        print("docs/ops.md is stale; run `python -m tools.op_table`", file=sys.stderr)
-        return 1
-    PAGE.parent.mkdir(exist_ok=True)
-    PAGE.write_text(text, encoding="utf-8")
-    return 0
+    return write_or_check(PAGE, page(), "tools.op_table", arguments)
 
 
 if __name__ == "__main__":

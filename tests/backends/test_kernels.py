@@ -157,6 +157,8 @@ def test_zeros_are_filled_on_the_device(plugins: Plugins) -> None:
     assert (device.fills, device.copies) == (2, (0, 1))
     assert (F.ones((3,)) + F.zeros((3,))).tolist() == [1.0] * 3
     assert (mge.tensor([1.0, 2.0]) + 0.0).tolist() == [1.0, 2.0]
+    # Only what is uniform byte by byte is filled: this begins with a zero and goes on.
+    assert (F.arange(3) + F.zeros((3,))).tolist() == [0.0, 1.0, 2.0]
     assert mge.fallback_report() == [], "making data is no fallback"
 
 

@@ -241,6 +241,8 @@ def test_a_plug_in_may_use_tensors_while_it_is_imported(plugins: Plugins) -> Non
     source = "import treadle as mge\nassert (mge.tensor([1.0], device='cpux') * 2).item() == 2\n"
     plugins.write("toy", source + TOY + "backend = Toy()\n")
     assert plugins.row("toy")["state"] == "loaded"
+    assert registry.entries()["toy"].error is None
+    assert registry.engines("cpu") is registry.engines("cpu")
 
 
 # -- the protocol's defaults -------------------------------------------------------------------

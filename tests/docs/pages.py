@@ -8,7 +8,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
-GENERATED = ("ops.md",)
+TABLES = ("ops.md",)
+"""Generated pages without prose or code."""
 
 _FENCE = re.compile(r"^```(?P<info>[^\n`]*)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
 _HEADING = re.compile(r"^#{1,6} (.+)$", re.MULTILINE)
@@ -31,8 +32,8 @@ class Block:
 
 
 def pages() -> list[Path]:
-    """Every page written by hand, the README first."""
-    found = [p for p in sorted(DOCS.rglob("*.md")) if p.name not in GENERATED]
+    """Every page with prose or code, the README first."""
+    found = [p for p in sorted(DOCS.rglob("*.md")) if p.name not in TABLES]
     return [ROOT / "README.md", ROOT / "ARCHITECTURE.md", *found]
 
 

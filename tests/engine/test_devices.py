@@ -4,6 +4,7 @@ import pytest
 from tests.backends.plugins import Plugins
 
 import treadle as mge
+from treadle.backends import registry
 from treadle.base.errors import DeviceError
 from treadle.engine import devices
 from treadle.engine.devices import Name, parse, resolve
@@ -59,7 +60,21 @@ def test_xpux_follows_a_rescan_and_host_tensors_stay(plugins: Plugins) -> None:
     assert before.device != after.device
     with pytest.raises(DeviceError, match="different devices"):
         before + after
+    kept = resolve("cpu0")
     assert (before + mge.tensor([1.0], device="cpu0")).item() == 2.0
+    registry.rescan()
+    assert resolve("cpu0") is kept
+
+
+def test_places_open_anew_after_a_rescan(plugins: Plugins) -> None:
+    toy = plugins.toy()
+    mge.set_default_device("toy0")
+    first, host = mge.tensor([1.0]).device.open(), resolve("cpu0").open()
+    registry.rescan()
+    assert first.closed and host.closed and toy.opened[0].closed
+    second = mge.tensor([1.0]).device.open()
+    assert second is not first and not second.closed
+    assert not resolve("cpu0").open().closed
 
 
 def test_memory_figures_come_from_the_device(plugins: Plugins) -> None:

@@ -67,7 +67,8 @@ def test_import_takes_no_backend() -> None:
     heavy = {"llvmlite", "onnx", "torch", "scipy", "sklearn", "cv2", "rich", "typer"}
     backends = {name for name in modules if name.startswith("treadle.backends.")}
     assert not modules & heavy
-    assert backends <= {"treadle.backends.api", "treadle.backends.registry"}
+    framework = {"api", "inspection", "registry"}
+    assert backends <= {f"treadle.backends.{name}" for name in framework}
 
 
 @pytest.mark.parametrize("page", ["README.md", "ARCHITECTURE.md"])

@@ -1,14 +1,16 @@
 """Arrays in device memory, in host memory, or in both, and movement between places."""
 
 import threading
+import time
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
-from tests.backends.toy_backend import FRESH, ToyDevice, ToyWithPeers
+from tests.backends.toy_backend import FRESH, ToyBuffer, ToyDevice, ToyWithPeers
 
 from treadle.base.errors import DeviceError
+from treadle.runtime.api import Event, Stream, SynchronousStream
 from treadle.runtime.array import DeviceArray, from_host, to_device, to_host
 from treadle.runtime.opened import OpenDevice
 
@@ -89,8 +91,13 @@ def test_memory_is_freed_with_its_array() -> None:
 
 
 def test_many_threads_upload_an_array_once() -> None:
-    device = opened()
-    for _ in range(20):
+    class Slow(ToyDevice):
+        def copy_in(self, dst: ToyBuffer, src: memoryview, stream: Any, /) -> None:
+            time.sleep(0.002)  # lets the other threads in
+            super().copy_in(dst, src, stream)
+
+    device = opened(Slow)
+    for _ in range(5):
         array = from_host(DATA, device)
         barrier = threading.Barrier(4, timeout=10)
         buffers: list[Any] = []
@@ -105,7 +112,7 @@ def test_many_threads_upload_an_array_once() -> None:
         for thread in threads:
             thread.join()
         assert len({id(b) for b in buffers}) == 1
-    assert device.raw.ins == 20
+    assert device.raw.ins == 5
 
 
 # -- between places ----------------------------------------------------------------------------
@@ -142,6 +149,30 @@ def test_peers_copy_without_the_host() -> None:
     np.testing.assert_array_equal(moved.host(), DATA)
     with pytest.raises(DeviceError, match="cannot copy from toy0 without the host"):
         opened(index=2).fetch(source, array.block)
+
+
+def test_peers_wait_for_the_work_that_makes_the_value() -> None:
+    order: list[str] = []
+
+    class Watched(SynchronousStream):
+        def record(self) -> Event:
+            order.append("recorded at the source")
+            return super().record()
+
+        def wait(self, event: Event, /) -> None:
+            order.append("awaited at the target")
+
+    class Queued(ToyWithPeers):
+        def stream(self) -> Stream:
+            return Watched()
+
+        def copy_peer(self, *arguments: Any) -> None:
+            order.append("copied")
+            super().copy_peer(*arguments)
+
+    source, target = opened(Queued), opened(Queued, 1)
+    target.fetch(source, source.upload(DATA))
+    assert order == ["recorded at the source", "awaited at the target", "copied"]
 
 
 def test_strangers_copy_by_the_host() -> None:

@@ -1,4 +1,7 @@
-"""Activation functions."""
+"""Activation functions, element by element except for the softmax family.
+
+Results have the shape of the input; integers are computed in float32.
+"""
 
 from __future__ import annotations
 
@@ -30,58 +33,118 @@ __all__ = [
 
 
 def relu(x: Tensor) -> Tensor:
-    """max(x, 0); its gradient at 0 is 0."""
+    """max(x, 0); its gradient at 0 is 0.
+
+    Example:
+        >>> F.relu(mge.tensor([-1., 2.])).tolist()
+        [0.0, 2.0]
+    """
     return unary(un.Relu(), x)
 
 
 def relu6(x: Tensor) -> Tensor:
-    """min(max(x, 0), 6)."""
+    """min(max(x, 0), 6).
+
+    Example:
+        >>> F.relu6(mge.tensor([-1., 2., 8.])).tolist()
+        [0.0, 2.0, 6.0]
+    """
     return unary_float(act.Relu6(), x)
 
 
 def sigmoid(x: Tensor) -> Tensor:
-    """1 / (1 + exp(-x)); floating tensors only."""
+    """1 / (1 + exp(-x)).
+
+    Raises:
+        DTypeError: x is not floating.
+
+    Example:
+        >>> F.sigmoid(mge.tensor([-1., 0., 1.]))
+        Tensor([0.2689 0.5    0.7311], device=xpux:0)
+    """
     return unary(un.Sigmoid(), x)
 
 
 def hsigmoid(x: Tensor) -> Tensor:
-    """relu6(x + 3) / 6."""
+    """relu6(x + 3) / 6.
+
+    Example:
+        >>> F.hsigmoid(mge.tensor([-4., 0., 4.])).tolist()
+        [0.0, 0.5, 1.0]
+    """
     return unary_float(act.HSigmoid(), x)
 
 
 def hswish(x: Tensor) -> Tensor:
-    """x relu6(x + 3) / 6."""
+    """x relu6(x + 3) / 6.
+
+    Example:
+        >>> F.hswish(mge.tensor([-1., 0., 4.]))
+        Tensor([-0.3333  0.      4.    ], device=xpux:0)
+    """
     return unary_float(act.HSwish(), x)
 
 
 def silu(x: Tensor) -> Tensor:
-    """x sigmoid(x)."""
+    """x sigmoid(x).
+
+    Example:
+        >>> F.silu(mge.tensor([-1., 0., 1.]))
+        Tensor([-0.2689  0.      0.7311], device=xpux:0)
+    """
     return unary_float(act.Silu(), x)
 
 
 def gelu(x: Tensor) -> Tensor:
-    """x times the normal distribution function at x (Hendrycks and Gimpel, 2016), exact form."""
+    """x times the normal distribution function at x, x (1 + erf(x / sqrt(2))) / 2.
+
+    Source: Hendrycks and Gimpel, Gaussian error linear units, 2016; the exact form.
+
+    Example:
+        >>> F.gelu(mge.tensor([-1., 0., 1.]))
+        Tensor([-0.1587  0.      0.8413], device=xpux:0)
+    """
     return unary(act.Gelu(), x)
 
 
 def leaky_relu(inp: Tensor, negative_slope: float = 0.01) -> Tensor:
-    """x where x >= 0, else negative_slope x."""
+    """x where x >= 0, else negative_slope x.
+
+    Example:
+        >>> F.leaky_relu(mge.tensor([-1., 2.]), 0.5).tolist()
+        [-0.5, 2.0]
+    """
     return unary_float(act.LeakyRelu(float(negative_slope)), inp)
 
 
 def prelu(x: Tensor, y: Tensor) -> Tensor:
-    """x where x > 0, else y x, with a slope tensor y that broadcasts to x."""
+    """x where x > 0, else y x, with a slope tensor y that broadcasts to x.
+
+    Example:
+        >>> F.prelu(mge.tensor([-1., 2.]), mge.tensor([0.5])).tolist()
+        [-0.5, 2.0]
+    """
     x = as_tensor(x)
     return relu(x) - relu(-x) * y
 
 
 def softplus(inp: Tensor) -> Tensor:
-    """log(1 + exp(x)) without overflow."""
+    """log(1 + exp(x)) without overflow.
+
+    Example:
+        >>> F.softplus(mge.tensor([0., 100.]))
+        Tensor([  0.6931 100.    ], device=xpux:0)
+    """
     return unary_float(un.Softplus(), inp)
 
 
 def logsigmoid(inp: Tensor) -> Tensor:
-    """log(sigmoid(x)) without overflow."""
+    """log(sigmoid(x)) without overflow.
+
+    Example:
+        >>> F.logsigmoid(mge.tensor([0., -100.]))
+        Tensor([  -0.6931 -100.    ], device=xpux:0)
+    """
     return unary_float(act.LogSigmoid(), inp)
 
 
@@ -89,6 +152,11 @@ def softmax(inp: Tensor, axis: Any = None) -> Tensor:
     """exp(x) over its sum along an axis; without one, axis 0 for 0, 1 and 3 axes, else 1.
 
     A list of axes normalizes over all of them.
+
+    Example:
+        >>> F.softmax(mge.tensor([[0., 1.], [1., 1.]]), axis=1)
+        Tensor([[0.2689 0.7311]
+         [0.5    0.5   ]], device=xpux:0)
     """
     x = as_float(inp)
     if axis is None:
@@ -101,7 +169,13 @@ def softmax(inp: Tensor, axis: Any = None) -> Tensor:
 
 
 def logsoftmax(inp: Tensor, axis: Any) -> Tensor:
-    """log(softmax(x)) without overflow."""
+    """log(softmax(x)) along one axis or several, without overflow; same shape.
+
+    Example:
+        >>> F.logsoftmax(mge.tensor([[0., 1.], [1000., 0.]]), axis=1)
+        Tensor([[   -1.3133    -0.3133]
+         [    0.     -1000.    ]], device=xpux:0)
+    """
     x = as_float(inp)
     if isinstance(axis, (list, tuple)):
         return x - logsumexp(x, axis, keepdims=True)
@@ -109,7 +183,14 @@ def logsoftmax(inp: Tensor, axis: Any) -> Tensor:
 
 
 def logsumexp(inp: Tensor, axis: Any, keepdims: bool = False) -> Tensor:
-    """log of the sum of exp(x) over axes, without overflow."""
+    """log(sum(exp(x))) over one axis or several, without overflow.
+
+    The axes are dropped from the shape, or stay with extent 1 for `keepdims`.
+
+    Example:
+        >>> F.logsumexp(mge.tensor([[0., 0.], [1000., 1000.]]), axis=1)
+        Tensor([   0.6931 1000.6932], device=xpux:0)
+    """
     x = as_float(inp)
     axes = tuple(sorted(axis_of(a, x, "logsumexp") for a in ints(axis)))
     return unary(sm.LogSumExp(axes, keepdims), x)

@@ -25,7 +25,13 @@ __all__ = [
 def linear(
     inp: Tensor, weight: Tensor, bias: Tensor | None = None, compute_mode: str = "default"
 ) -> Tensor:
-    """x W^T + b for x (..., in), weight (out, in), bias (out,)."""
+    """x W^T + b for x (..., in), weight (out, in), bias (out,).
+
+    Example:
+        >>> w = mge.tensor([[1., 0.], [0., 2.], [1., 1.]])
+        >>> F.linear(mge.tensor([3., 4.]), w, bias=mge.tensor([0., 0., 10.])).tolist()
+        [3.0, 8.0, 17.0]
+    """
     x = as_tensor(inp)
     out = matmul(x, weight, transpose_b=True, compute_mode=compute_mode)
     return out if bias is None else out + bias
@@ -44,7 +50,12 @@ def conv1d(
 ) -> Tensor:
     """1-d cross-correlation of x (N, C, L) with weight (O, C, K) or (groups, O/g, C/g, K).
 
-    See `conv2d` for the arguments.
+    The result is (N, O, OL); see `conv2d` for the arguments, the formula of OL and the errors.
+
+    Example:
+        >>> x, w = mge.tensor([[[1., 2., 3., 4.]]]), mge.tensor([[[1., 1.]]])
+        >>> F.conv1d(x, w).tolist()
+        [[[3.0, 5.0, 7.0]]]
     """
     return _conv(1, inp, weight, bias, stride, padding, dilation, groups, conv_mode)
 
@@ -62,6 +73,9 @@ def conv2d(
 ) -> Tensor:
     """2-d cross-correlation, zero-padded.
 
+    out[n, o, i, j] = bias[o] + the sum over c, u, v of
+    x[n, c, i stride + u dilation - padding, j stride + v dilation - padding] weight[o, c, u, v].
+
     Args:
         inp: (N, C, H, W).
         weight: (O, C, KH, KW); with groups (groups, O/groups, C/groups, KH, KW).
@@ -76,6 +90,12 @@ def conv2d(
 
     Raises:
         ShapeError: channels, groups or sizes do not fit.
+
+    Example:
+        >>> x, w = F.ones((1, 3, 8, 8)), F.ones((4, 3, 3, 3))
+        >>> y = F.conv2d(x, w, stride=2, padding=1)
+        >>> y.shape, y[0, 0, 0, 0].item(), y[0, 0, 1, 1].item()
+        ((1, 4, 4, 4), 12.0, 27.0)
     """
     return _conv(2, inp, weight, bias, stride, padding, dilation, groups, conv_mode)
 
@@ -90,7 +110,12 @@ def conv3d(
     groups: int = 1,
     conv_mode: str = "cross_correlation",
 ) -> Tensor:
-    """3-d cross-correlation of x (N, C, D, H, W); see `conv2d` for the arguments."""
+    """3-d cross-correlation of x (N, C, D, H, W); see `conv2d` for arguments, shapes and errors.
+
+    Example:
+        >>> F.conv3d(F.ones((1, 2, 4, 4, 4)), F.ones((3, 2, 3, 3, 3))).shape
+        (1, 3, 2, 2, 2)
+    """
     return _conv(3, inp, weight, bias, stride, padding, dilation, groups, conv_mode)
 
 
@@ -141,14 +166,26 @@ def conv_transpose2d(
 ) -> Tensor:
     """The gradient of `conv2d` with respect to its input, as a layer.
 
+    Each x[n, c, i, j] adds x[n, c, i, j] weight[c, o] to the patch of the result that begins at
+    row i stride - padding and column j stride - padding.
+
     Args:
         inp: (N, C, H, W).
         weight: (C, O, KH, KW); with groups (groups, C/groups, O/groups, KH, KW).
         bias: added by broadcasting, usually (1, O, 1, 1).
+        stride, padding, dilation: ints or pairs, as those of `conv2d`.
         output_padding: extra rows and columns at the end of the result.
 
     Returns:
         (N, O, OH, OW) with OH = (H - 1) stride - 2 padding + dilation (KH - 1) + 1 + extra.
+
+    Raises:
+        ShapeError: channels, groups or sizes do not fit.
+
+    Example:
+        >>> x, w = mge.tensor([[[[1., 2.]]]]), F.ones((1, 1, 1, 2))
+        >>> F.conv_transpose2d(x, w, stride=(1, 2)).tolist()
+        [[[[1.0, 1.0, 2.0, 2.0]]]]
     """
     if conv_mode != "cross_correlation":
         raise AssertionError(f"conv_mode must be 'cross_correlation', got {conv_mode!r}")
@@ -165,7 +202,14 @@ def conv_transpose3d(
     dilation: Any = 1,
     groups: int = 1,
 ) -> Tensor:
-    """The gradient of `conv3d` with respect to its input; see `conv_transpose2d`."""
+    """The gradient of `conv3d` with respect to its input, as a layer.
+
+    x is (N, C, D, H, W), the weight (C, O, KD, KH, KW); the rest is as for `conv_transpose2d`.
+
+    Example:
+        >>> F.conv_transpose3d(F.ones((1, 2, 2, 2, 2)), F.ones((2, 3, 2, 2, 2)), stride=2).shape
+        (1, 3, 4, 4, 4)
+    """
     return _conv_transpose(3, inp, weight, bias, stride, padding, output_padding, dilation, groups)
 
 
@@ -213,9 +257,18 @@ def local_conv2d(
         inp: (N, C, H, W).
         weight: (groups, OH, OW, C/groups, KH, KW, O/groups).
         bias: added by broadcasting, usually (1, O, OH, OW).
+        stride, padding, dilation: ints or pairs, as those of `conv2d`.
+
+    Returns:
+        (N, O, OH, OW), with the extents of `conv2d`.
 
     Raises:
         ShapeError: the weight does not fit the patches.
+
+    Example:
+        >>> w = mge.tensor([1., 2., 3.]).reshape(1, 1, 3, 1, 1, 1, 1)
+        >>> F.local_conv2d(F.ones((1, 1, 1, 3)), w).tolist()
+        [[[[1.0, 2.0, 3.0]]]]
     """
     if conv_mode != "cross_correlation":
         raise AssertionError(f"conv_mode must be 'cross_correlation', got {conv_mode!r}")

@@ -26,6 +26,11 @@ def einsum(equation: str, *operands: Tensor) -> Tensor:
     Raises:
         ValueError: the equation is malformed or does not fit the operands.
         ShapeError: axes of one name differ in extent.
+
+    Example:
+        >>> x, y = F.ones((2, 3, 4)), F.ones((2, 4, 5))
+        >>> F.einsum("bij,bjk->bik", x, y).shape, F.einsum("ii", F.eye(3)).item()
+        ((2, 3, 5), 3.0)
     """
     given = promote_all([as_tensor(x) for x in operands])
     inputs, output = _parse(equation, [x.ndim for x in given])

@@ -1,10 +1,10 @@
-"""Losses. `reduction` is "mean", "sum" or "none" and must be passed by name."""
+"""Losses.
+
+`reduction` is "mean", "sum" or "none" and must be passed by name: the first two give a 0-d tensor,
+"none" one loss per sample or element. Anything else is a `ValueError`.
+"""
 
 from __future__ import annotations
-
-import functools
-from collections.abc import Callable
-from typing import Any, TypeVar, cast
 
 from treadle.functional import elemwise as ew
 from treadle.functional.arguments import as_float, as_tensor, axis_of, indices_of
@@ -14,49 +14,54 @@ from treadle.tensor import Tensor
 
 __all__ = ["binary_cross_entropy", "cross_entropy", "hinge_loss", "l1_loss", "square_loss"]
 
-_F = TypeVar("_F", bound=Callable[..., Tensor])
+
+def _reduced(each: Tensor, reduction: str) -> Tensor:
+    """A per-element loss, reduced as the user asks."""
+    if reduction not in ("mean", "sum", "none"):
+        raise ValueError(f"reduction must be 'mean', 'sum' or 'none', got {reduction!r}")
+    if reduction == "none":
+        return each
+    return each.mean() if reduction == "mean" else each.sum()
 
 
-def _reduced(loss: _F) -> _F:
-    """Give a per-element loss its `reduction` keyword."""
+def l1_loss(pred: Tensor, label: Tensor, *, reduction: str = "mean") -> Tensor:
+    """Absolute difference, |pred - label|; shapes are equal or broadcast.
 
-    @functools.wraps(loss)
-    def wrapper(*args: Any, reduction: str = "mean", **kwargs: Any) -> Tensor:
-        if reduction not in ("mean", "sum", "none"):
-            raise ValueError(f"reduction must be 'mean', 'sum' or 'none', got {reduction!r}")
-        each = loss(*args, **kwargs)
-        if reduction == "none":
-            return each
-        return each.mean() if reduction == "mean" else each.sum()
-
-    return cast(_F, wrapper)
+    Example:
+        >>> F.loss.l1_loss(mge.tensor([1., 2.]), mge.tensor([0., 5.])).item()
+        2.0
+    """
+    return _reduced(ew.abs(as_tensor(pred) - label), reduction)
 
 
-@_reduced
-def l1_loss(pred: Tensor, label: Tensor) -> Tensor:
-    """|pred - label|, averaged."""
-    return ew.abs(as_tensor(pred) - label)
+def square_loss(pred: Tensor, label: Tensor, *, reduction: str = "mean") -> Tensor:
+    """Squared difference, (pred - label)^2; shapes are equal or broadcast.
 
-
-@_reduced
-def square_loss(pred: Tensor, label: Tensor) -> Tensor:
-    """(pred - label)^2, averaged."""
+    Example:
+        >>> pred, label = mge.tensor([1., 2.]), mge.tensor([0., 5.])
+        >>> F.loss.square_loss(pred, label, reduction="none").tolist()
+        [1.0, 9.0]
+    """
     difference = as_tensor(pred) - label
-    return difference * difference
+    return _reduced(difference * difference, reduction)
 
 
-@_reduced
 def cross_entropy(
     pred: Tensor,
     label: Tensor,
     axis: int = 1,
     with_logits: bool = True,
     label_smooth: float = 0,
+    *,
+    reduction: str = "mean",
 ) -> Tensor:
     """Cross entropy of class scores along an axis against class numbers.
 
+    -log(p[label]) with p = softmax(pred); smoothed, -sum(q log(p)) with q = label_smooth / classes,
+    and 1 - label_smooth more at the label.
+
     Args:
-        pred: scores (logits, or probabilities with `with_logits=False`), classes along `axis`.
+        pred: logits, or probabilities with `with_logits=False`; classes along `axis`.
         label: integers of the shape of `pred` without `axis`.
         label_smooth: share of the target spread evenly over all classes.
         reduction: "mean", "sum" or "none", by name.
@@ -64,6 +69,11 @@ def cross_entropy(
     Raises:
         AssertionError: the label does not have one axis less than pred.
         IndexRangeError: a label is no class.
+
+    Example:
+        >>> scores = mge.tensor([[0., 0.], [0., 100.]])
+        >>> F.loss.cross_entropy(scores, mge.tensor([1, 1]), reduction="none")
+        Tensor([0.6931 0.    ], device=xpux:0)
     """
     x = as_float(pred)
     target = indices_of(label, x)
@@ -72,27 +82,45 @@ def cross_entropy(
     if not with_logits:
         x = ew.log(x)
     at = axis_of(axis, x, "cross_entropy")
-    return ops.SoftmaxCrossEntropy(at, float(label_smooth))(x, target)
+    return _reduced(ops.SoftmaxCrossEntropy(at, float(label_smooth))(x, target), reduction)
 
 
-@_reduced
-def binary_cross_entropy(pred: Tensor, label: Tensor, with_logits: bool = True) -> Tensor:
+def binary_cross_entropy(
+    pred: Tensor, label: Tensor, with_logits: bool = True, *, reduction: str = "mean"
+) -> Tensor:
     """Cross entropy of two classes: -(label log p + (1 - label) log(1 - p)).
 
-    `pred` holds logits, or probabilities with `with_logits=False`; shapes are equal.
+    `pred` holds logits, p = sigmoid(pred), or probabilities p with `with_logits=False`; shapes
+    are equal.
+
+    Example:
+        >>> logits, label = mge.tensor([0., 100.]), mge.tensor([1., 1.])
+        >>> F.loss.binary_cross_entropy(logits, label, reduction="none")
+        Tensor([0.6931 0.    ], device=xpux:0)
     """
     x = as_float(pred)
     y = as_tensor(label, x).astype(x.dtype)
     if with_logits:
-        return ops.BinaryCrossEntropyWithLogits()(x, y)
-    return -(y * ew.log(x) + (1 - y) * ew.log(1 - x))
+        return _reduced(ops.BinaryCrossEntropyWithLogits()(x, y), reduction)
+    return _reduced(-(y * ew.log(x) + (1 - y) * ew.log(1 - x)), reduction)
 
 
-@_reduced
-def hinge_loss(pred: Tensor, label: Tensor, norm: str = "L1") -> Tensor:
-    """Sum over axis 1 of max(0, 1 - pred label), squared for norm "L2"; labels are 1 and -1."""
+def hinge_loss(pred: Tensor, label: Tensor, norm: str = "L1", *, reduction: str = "mean") -> Tensor:
+    """Sum over axis 1 of max(0, 1 - pred label), squared for norm "L2"; labels are 1 and -1.
+
+    Of pred and label (N, C); without reduction the losses are (N,).
+
+    Raises:
+        AssertionError: the norm is neither of the two.
+
+    Example:
+        >>> pred, label = mge.tensor([[0.5, -2.]]), mge.tensor([[1., 1.]])
+        >>> F.loss.hinge_loss(pred, label).item(), F.loss.hinge_loss(pred, label, norm="L2").item()
+        (3.5, 9.25)
+    """
     if norm not in ("L1", "L2"):
         raise AssertionError(f"norm must be 'L1' or 'L2', got {norm!r}")
     x = as_float(pred)
     margin = un.Relu()(1 - x * as_tensor(label, x).astype(x.dtype))
-    return (margin if norm == "L1" else margin * margin).sum(1)
+    each = (margin if norm == "L1" else margin * margin).sum(1)
+    return _reduced(each, reduction)

@@ -1,4 +1,8 @@
-"""Reductions, linear algebra, sorting."""
+"""Reductions, linear algebra, sorting.
+
+Reductions take an axis, several, or None for all; these are dropped from the shape, or stay with
+extent 1 for `keepdims`. An axis out of range is a `ShapeError`.
+"""
 
 from __future__ import annotations
 
@@ -55,17 +59,32 @@ Axis = builtins.int | tuple[builtins.int, ...] | list[builtins.int] | None
 
 
 def isnan(inp: Any) -> Tensor:
-    """Whether each element is NaN; False for integers."""
+    """Whether each element is NaN; False for integers.
+
+    Example:
+        >>> F.isnan(mge.tensor([1., float("nan")])).tolist()
+        [False, True]
+    """
     return unary(logic.IsNan(), _number(inp))
 
 
 def isinf(inp: Any) -> Tensor:
-    """Whether each element is an infinity; False for integers."""
+    """Whether each element is an infinity; False for integers.
+
+    Example:
+        >>> F.isinf(mge.tensor([1., float("-inf")])).tolist()
+        [False, True]
+    """
     return unary(logic.IsInf(), _number(inp))
 
 
 def isfinite(inp: Any) -> Tensor:
-    """Whether each element is neither NaN nor an infinity; True for integers."""
+    """Whether each element is neither NaN nor an infinity; True for integers.
+
+    Example:
+        >>> F.isfinite(mge.tensor([1., float("nan"), float("inf")])).tolist()
+        [True, False, False]
+    """
     return unary(logic.IsFinite(), _number(inp))
 
 
@@ -76,27 +95,53 @@ def _number(x: Any) -> Tensor:
 
 
 def sign(x: Any) -> Tensor:
-    """-1, 0 or 1 by the sign of each element."""
+    """-1, 0 or 1 by the sign of each element.
+
+    Example:
+        >>> F.sign(mge.tensor([-2., 0., 3.])).tolist()
+        [-1.0, 0.0, 1.0]
+    """
     return unary(un.Sign(), x)
 
 
 def sum(inp: Tensor, axis: Axis = None, keepdims: bool = False) -> Tensor:
-    """Sum over axes (all for None, none for an empty tuple); bool counts as int32."""
+    """Sum over axes (all for None, none for an empty tuple); bool counts as int32.
+
+    Example:
+        >>> x = mge.tensor([[1., 2.], [3., 4.]])
+        >>> F.sum(x).item(), F.sum(x, axis=0).tolist(), F.sum(x, 1, keepdims=True).tolist()
+        (10.0, [4.0, 6.0], [[3.0], [7.0]])
+    """
     return as_tensor(inp).sum(axis, keepdims)
 
 
 def prod(inp: Tensor, axis: Axis = None, keepdims: bool = False) -> Tensor:
-    """Product over axes; bool counts as int32."""
+    """Product over axes; bool counts as int32.
+
+    Example:
+        >>> F.prod(mge.tensor([[1., 2.], [3., 4.]]), axis=1).tolist()
+        [2.0, 12.0]
+    """
     return as_tensor(inp).prod(axis, keepdims)
 
 
 def mean(inp: Tensor, axis: Axis = None, keepdims: bool = False) -> Tensor:
-    """Mean over axes; integers, bool and float16 give float32."""
+    """Mean over axes; integers, bool and float16 give float32.
+
+    Example:
+        >>> F.mean(mge.tensor([[1, 2], [3, 4]]), axis=0).tolist()
+        [2.0, 3.0]
+    """
     return as_tensor(inp).mean(axis, keepdims)
 
 
 def var(inp: Tensor, axis: Axis = None, keepdims: bool = False) -> Tensor:
-    """Population variance over axes: divided by the count, not by the count less one."""
+    """Population variance over axes: mean((x - mean(x))^2), divided by the count, not by one less.
+
+    Example:
+        >>> F.var(mge.tensor([1., 2., 3., 4.])).item()
+        1.25
+    """
     x = as_tensor(inp)
     axes = reduced_axes(axis, x.ndim, "var")
     deviation = x - mean(x, axes, keepdims=True)
@@ -104,37 +149,73 @@ def var(inp: Tensor, axis: Axis = None, keepdims: bool = False) -> Tensor:
 
 
 def std(inp: Tensor, axis: Axis = None, keepdims: bool = False) -> Tensor:
-    """Population standard deviation over axes."""
+    """Population standard deviation over axes: sqrt(var(x)).
+
+    Example:
+        >>> F.std(mge.tensor([1., 3.])).item()
+        1.0
+    """
     return ew.sqrt(var(inp, axis, keepdims))
 
 
 def min(inp: Tensor, axis: Axis = None, keepdims: bool = False) -> Tensor:
-    """Smallest element over axes; the gradient goes to every element that is smallest."""
+    """Smallest element over axes; the gradient goes to every element that is smallest.
+
+    Example:
+        >>> F.min(mge.tensor([[3., 1.], [2., 4.]]), axis=1).tolist()
+        [1.0, 2.0]
+    """
     return as_tensor(inp).min(axis, keepdims)
 
 
 def max(inp: Tensor, axis: Axis = None, keepdims: bool = False) -> Tensor:
-    """Largest element over axes; the gradient goes to every element that is largest."""
+    """Largest element over axes; the gradient goes to every element that is largest.
+
+    Example:
+        >>> F.max(mge.tensor([[3., 1.], [2., 4.]]), axis=1).tolist()
+        [3.0, 4.0]
+    """
     return as_tensor(inp).max(axis, keepdims)
 
 
 def all(inp: Tensor, axis: Axis = None, keepdims: bool = False) -> Tensor:
-    """Whether all elements over axes are true (not zero)."""
+    """Whether all elements over axes are true (not zero).
+
+    Example:
+        >>> F.all(mge.tensor([[1, 0], [2, 3]]), axis=1).tolist()
+        [False, True]
+    """
     return as_tensor(inp).astype("bool")._reduce(reduce.All, axis, keepdims)
 
 
 def any(inp: Tensor, axis: Axis = None, keepdims: bool = False) -> Tensor:
-    """Whether any element over axes is true (not zero)."""
+    """Whether any element over axes is true (not zero).
+
+    Example:
+        >>> F.any(mge.tensor([[0, 0], [2, 0]]), axis=1).tolist()
+        [False, True]
+    """
     return as_tensor(inp).astype("bool")._reduce(reduce.Any, axis, keepdims)
 
 
 def argmin(inp: Tensor, axis: builtins.int | None = None, keepdims: bool = False) -> Tensor:
-    """int32 index of the first smallest element along an axis; of the flat tensor for None."""
+    """int32 index of the first smallest element along an axis; of the flat tensor for None.
+
+    Example:
+        >>> F.argmin(mge.tensor([[3., 1.], [2., 4.]]), axis=1).tolist()
+        [1, 0]
+    """
     return _arg_extremum(reduce.Argmin, inp, axis, keepdims)
 
 
 def argmax(inp: Tensor, axis: builtins.int | None = None, keepdims: bool = False) -> Tensor:
-    """int32 index of the first largest element along an axis; of the flat tensor for None."""
+    """int32 index of the first largest element along an axis; of the flat tensor for None.
+
+    Example:
+        >>> x = mge.tensor([[3., 1.], [2., 4.]])
+        >>> F.argmax(x, axis=1).tolist(), F.argmax(x).item()
+        ([0, 1], 3)
+    """
     return _arg_extremum(reduce.Argmax, inp, axis, keepdims)
 
 
@@ -155,12 +236,23 @@ def _arg_extremum(op: type[reduce.ArgExtremum], inp: Tensor, axis: Any, keepdims
 
 
 def argsort(inp: Tensor, descending: bool = False) -> Tensor:
-    """int32 indices that sort the last axis; equal elements keep their order."""
+    """int32 indices that sort the last axis; equal elements keep their order.
+
+    Example:
+        >>> F.argsort(mge.tensor([[3., 1., 2.]])).tolist()
+        [[1, 2, 0]]
+    """
     return sort(inp, descending)[1]
 
 
 def sort(inp: Tensor, descending: bool = False, dim: builtins.int = -1) -> tuple[Tensor, Tensor]:
-    """(sorted values, int32 indices) along an axis; equal elements keep their order."""
+    """(sorted values, int32 indices) along an axis; equal elements keep their order.
+
+    Example:
+        >>> values, indices = F.sort(mge.tensor([3., 1., 2.]), descending=True)
+        >>> values.tolist(), indices.tolist()
+        ([3.0, 2.0, 1.0], [0, 2, 1])
+    """
     x = as_tensor(inp)
     values, indices = sorting.Sort(axis_of(dim, x, "sort"), descending).outputs(x)
     return values, indices
@@ -173,11 +265,19 @@ def topk(
     kth_only: bool = False,
     no_sort: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """The k largest (`descending`) or smallest elements of the last axis.
+    """The k largest (`descending`) or smallest elements of the last axis of x (..., n).
 
     Returns:
         (values, int32 indices) of shape (..., k), sorted unless `no_sort`; of shape (...) and
         for the k-th element alone with `kth_only`.
+
+    Raises:
+        ShapeError: k is not from 1 to n.
+
+    Example:
+        >>> values, indices = F.topk(mge.tensor([[3., 1., 2.]]), k=2)
+        >>> values.tolist(), indices.tolist()
+        ([[3.0, 2.0]], [[0, 2]])
     """
     x = as_tensor(inp)
     if x.ndim == 0 or not 0 < k <= x.shape[-1]:
@@ -205,6 +305,13 @@ def matmul(
 
     Raises:
         ShapeError: the inner extents differ, or an operand is 0-d.
+
+    Example:
+        >>> x = F.ones((5, 2, 3))
+        >>> F.matmul(x, F.ones((3, 4))).shape, F.matmul(x, F.ones(3)).shape
+        ((5, 2, 4), (5, 2))
+        >>> F.matmul(mge.tensor([[1., 2.], [3., 4.]]), mge.tensor([[1., 0.], [0., 2.]])).tolist()
+        [[1.0, 4.0], [3.0, 8.0]]
     """
     first = as_tensor(inp1, inp2 if isinstance(inp2, Tensor) else None)
     x, y = (as_float(t) for t in promote_all([first, as_tensor(inp2, first)]))
@@ -225,7 +332,15 @@ def matmul(
 
 
 def dot(inp1: Tensor, inp2: Tensor) -> Tensor:
-    """Inner product of two 1-d tensors; a 0-d tensor."""
+    """Inner product of two 1-d tensors of one length: sum(x y), a 0-d tensor.
+
+    Raises:
+        ShapeError: they are not two vectors of one length.
+
+    Example:
+        >>> F.dot(mge.tensor([1., 2.]), mge.tensor([3., 4.])).item()
+        11.0
+    """
     x, y = (as_float(t) for t in promote_all([as_tensor(inp1), as_tensor(inp2)]))
     if x.ndim != 1 or y.ndim != 1 or x.shape != y.shape:
         raise ShapeError(
@@ -235,14 +350,30 @@ def dot(inp1: Tensor, inp2: Tensor) -> Tensor:
 
 
 def matinv(inp: Tensor) -> Tensor:
-    """Inverse of square matrices (..., n, n)."""
+    """Inverse of square matrices (..., n, n); same shape.
+
+    Raises:
+        ShapeError: the last two extents differ.
+        NumericError: a matrix is singular.
+
+    Example:
+        >>> F.matinv(mge.tensor([[2., 0.], [0., 4.]])).tolist()
+        [[0.5, 0.0], [0.0, 0.25]]
+    """
     return unary_float(linalg.MatInv(), inp)
 
 
 def svd(inp: Tensor, full_matrices: bool = False, compute_uv: bool = True) -> Any:
-    """Singular value decomposition of (..., m, n): (U, S, Vh), or S alone.
+    """Singular value decomposition of x (..., m, n): x = U diag(S) Vh.
 
-    S has min(m, n) values in falling order.
+    Returns:
+        (U, S, Vh) of shapes (..., m, k), (..., k), (..., k, n) with k = min(m, n), or square U and
+        Vh with `full_matrices`; S alone without `compute_uv`. S falls.
+
+    Example:
+        >>> u, s, vh = F.svd(mge.tensor([[3., 0.], [0., 4.], [0., 0.]]))
+        >>> u.shape, s, vh.shape
+        ((3, 2), Tensor([4. 3.], device=xpux:0), (2, 2))
     """
     u, s, vh = linalg.Svd(full_matrices).outputs(as_float(inp))
     return (u, s, vh) if compute_uv else s
@@ -256,7 +387,17 @@ def cross(
     axisc: builtins.int = -1,
     axis: builtins.int | None = None,
 ) -> Tensor:
-    """Cross product of 3-vectors along axes of a, b and the result; `axis` sets all three."""
+    """Cross product of 3-vectors along axes of a, b and the result; `axis` sets all three.
+
+    The other axes broadcast.
+
+    Raises:
+        ShapeError: an axis does not have 3 elements.
+
+    Example:
+        >>> F.cross(mge.tensor([1., 0., 0.]), mge.tensor([0., 1., 0.])).tolist()
+        [0.0, 0.0, 1.0]
+    """
     if axis is not None:
         axisa = axisb = axisc = axis
     x, y = _last(as_tensor(a), axisa), _last(as_tensor(b), axisb)
@@ -292,6 +433,11 @@ def norm(
 
     Raises:
         TypeError: no axis is given and the tensor has more than one.
+
+    Example:
+        >>> x = mge.tensor([[3., 4.], [6., 8.]])
+        >>> F.norm(x, axis=1).tolist(), F.norm(x, ord=1, axis=1).tolist()
+        ([5.0, 10.0], [7.0, 14.0])
     """
     x = as_tensor(inp)
     if axis is None:
@@ -313,7 +459,15 @@ def norm(
 def normalize(
     inp: Tensor, ord: float | None = None, axis: builtins.int | None = None, eps: float = 1e-12
 ) -> Tensor:
-    """x divided by its p-norm along an axis, which counts as at least `eps`."""
+    """x divided by its p-norm along an axis, which counts as at least `eps`; same shape.
+
+    p is 2 unless `ord` is given; without an axis the norm is that of the flat tensor.
+
+    Example:
+        >>> F.normalize(mge.tensor([[3., 4.], [0., 0.]]), axis=1)
+        Tensor([[0.6 0.8]
+         [0.  0. ]], device=xpux:0)
+    """
     x = as_tensor(inp)
     if axis is None:
         flat = norm(x.reshape(-1), ord)

@@ -17,6 +17,14 @@ def topk_accuracy(logits: Tensor, target: Tensor, topk: int | Iterable[int] = 1)
 
     Returns:
         A 0-d tensor, or a list of them for several values of `topk`.
+
+    Raises:
+        ShapeError: there are fewer classes than `topk`.
+
+    Example:
+        >>> scores = mge.tensor([[1., 3., 2.], [3., 2., 1.]])
+        >>> [share.item() for share in F.topk_accuracy(scores, mge.tensor([2, 0]), topk=(1, 2))]
+        [0.5, 1.0]
     """
     scores, wanted = as_tensor(logits), as_tensor(target)
     several = [topk] if isinstance(topk, int) else list(topk)

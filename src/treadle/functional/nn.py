@@ -49,6 +49,11 @@ def embedding(
     Raises:
         IndexRangeError: an index lies outside the rows.
         ValueError: padding_idx, max_norm or norm_type is given.
+
+    Example:
+        >>> rows = mge.tensor([[0., 0.], [1., 10.], [2., 20.]])
+        >>> F.embedding(mge.tensor([[2, 1]]), rows).tolist()
+        [[[2.0, 20.0], [1.0, 10.0]]]
     """
     if padding_idx is not None or max_norm is not None or norm_type is not None:
         raise ValueError("padding_idx, max_norm and norm_type are not supported")
@@ -57,12 +62,30 @@ def embedding(
 
 
 def one_hot(inp: Tensor, num_classes: int) -> Tensor:
-    """A new last axis with 1 at the index that `inp` holds; the element type is kept."""
+    """A new last axis with 1 at the index that `inp` holds: (*shape, num_classes).
+
+    The element type of `inp` is kept.
+
+    Raises:
+        IndexRangeError: an index is no class.
+
+    Example:
+        >>> F.one_hot(mge.tensor([2, 0]), 3).tolist()
+        [[0, 0, 1], [1, 0, 0]]
+    """
     return unary(gathering.OneHot(int(num_classes)), inp)
 
 
 def indexing_one_hot(src: Tensor, index: Tensor, axis: int = 1, keepdims: bool = False) -> Tensor:
-    """One entry of `src` along an axis per position, chosen by an index without that axis."""
+    """One entry of `src` along an axis per position, chosen by an index without that axis.
+
+    The axis is dropped from the shape, or stays with extent 1 for `keepdims`.
+
+    Example:
+        >>> scores = mge.tensor([[1., 2.], [3., 4.]])
+        >>> F.indexing_one_hot(scores, mge.tensor([1, 0])).tolist()
+        [2.0, 3.0]
+    """
     x = as_tensor(src)
     at = axis_of(axis, x, "indexing_one_hot")
     picked = gather(x, at, expand_dims(as_tensor(index, x), at))
@@ -72,8 +95,16 @@ def indexing_one_hot(src: Tensor, index: Tensor, axis: int = 1, keepdims: bool =
 def dropout(inp: Tensor, drop_prob: float, training: bool = True) -> Tensor:
     """Zero elements with a probability in [0, 1) and scale the others by 1 / (1 - drop_prob).
 
+    The result has the shape of `inp`, and its values where not `training`. Zeros are drawn from the
+    generator that `mge.random.seed` restarts.
+
     Raises:
         ValueError: the probability is outside [0, 1).
+
+    Example:
+        >>> mge.random.seed(1)
+        >>> F.dropout(F.ones(8), 0.5).tolist()
+        [2.0, 2.0, 2.0, 2.0, 2.0, 2.0, 0.0, 2.0]
     """
     if not 0 <= drop_prob < 1:
         raise ValueError(f"drop_prob must be in [0, 1), got {drop_prob}")
@@ -89,6 +120,13 @@ def pixel_shuffle(inp: Tensor, upscale_factor: int) -> Tensor:
     """x (..., C r^2, H, W) rearranged to (..., C, H r, W r).
 
     Source: Shi et al., Real-time single image and video super-resolution, CVPR 2016.
+
+    Raises:
+        ShapeError: the channels are no multiple of r^2.
+
+    Example:
+        >>> F.pixel_shuffle(mge.tensor([[[1.]], [[2.]], [[3.]], [[4.]]]), 2).tolist()
+        [[[1.0, 2.0], [3.0, 4.0]]]
     """
     x = as_tensor(inp)
     r = int(upscale_factor)

@@ -37,16 +37,27 @@ def batch_norm(
 ) -> Any:
     """Standardize each channel of x (N, C, *) over the batch, then scale and shift.
 
+    out = (x - mean) / sqrt(var + eps) weight + bias, of the shape of x.
+
     Args:
+        inp: (N, C, *).
         running_mean, running_var: statistics of any shape with C elements, used when not
             training and updated when training: new = momentum old + (1 - momentum) batch, with
             the unbiased variance.
         weight, bias: any shape with C elements.
+        training: whether to use, and count in, the statistics of the batch.
         momentum: share of the old running value that is kept.
+        eps: added to the variance.
         inplace: False returns (out, new_mean, new_var) and leaves the statistics alone.
 
     Raises:
         AssertionError: not training and no statistics are given.
+
+    Example:
+        >>> x = mge.tensor([[1., 10.], [3., 30.]])
+        >>> F.batch_norm(x, training=True)
+        Tensor([[-1. -1.]
+         [ 1.  1.]], device=xpux:0)
     """
     x = as_float(inp)
     channels = x.shape[1] if x.ndim > 1 else 0
@@ -110,7 +121,19 @@ def layer_norm(
     bias: Tensor | None = None,
     eps: float = 1e-5,
 ) -> Tensor:
-    """Standardize the last axes, which must have `normalized_shape`, then scale and shift."""
+    """Standardize the last axes, which must have `normalized_shape`, then scale and shift.
+
+    out = (x - mean) / sqrt(var + eps) weight + bias, with the mean and population variance over
+    those axes; weight and bias, used if `affine`, have `normalized_shape`. The shape stays.
+
+    Raises:
+        ShapeError: the last axes of x have another shape.
+
+    Example:
+        >>> F.layer_norm(mge.tensor([[1., 3.], [10., 30.]]), 2, affine=False)
+        Tensor([[-1.  1.]
+         [-1.  1.]], device=xpux:0)
+    """
     x = as_float(inp)
     shape = ints(normalized_shape)
     if x.shape[x.ndim - len(shape) :] != shape:
@@ -127,7 +150,15 @@ def general_norm(
     bias: Tensor | None = None,
     eps: float = 1e-5,
 ) -> Tensor:
-    """Standardize over chosen axes; weight and bias have their extents, in axis order."""
+    """Standardize over chosen axes; weight and bias have their extents, in axis order.
+
+    The formula is that of `layer_norm`; the shape stays.
+
+    Example:
+        >>> F.general_norm(mge.tensor([[1., 10.], [3., 30.]]), 0, affine=False)
+        Tensor([[-1. -1.]
+         [ 1.  1.]], device=xpux:0)
+    """
     x = as_float(inp)
     axes = sorted(axis_of(a, x, "general_norm") for a in ints(normalized_axis))
     out = norm.Standardize(tuple(axes), eps)(x)
@@ -146,7 +177,20 @@ def group_norm(
     bias: Tensor | None = None,
     eps: float = 1e-5,
 ) -> Tensor:
-    """Standardize each group of channels of x (N, C, *) with all positions, then scale, shift."""
+    """Standardize each group of channels of x (N, C, *) with all positions, then scale, shift.
+
+    The formula is that of `layer_norm`; weight and bias have C elements. The shape stays.
+
+    Source: Wu and He, Group normalization, ECCV 2018.
+
+    Raises:
+        ShapeError: the channels do not form equal groups.
+
+    Example:
+        >>> x = mge.tensor([[[1.], [3.], [10.], [30.]]])
+        >>> F.group_norm(x, 2, affine=False).reshape(-1)
+        Tensor([-1.  1. -1.  1.], device=xpux:0)
+    """
     x = as_float(inp)
     given = _affine(x, weight, bias, (x.shape[1],)) if affine else ()
     return norm.GroupNorm(num_groups, eps)(x, *given)
@@ -159,16 +203,29 @@ def instance_norm(
     bias: Tensor | None = None,
     eps: float = 1e-5,
 ) -> Tensor:
-    """Standardize every channel of every sample of x (N, C, *), then scale and shift."""
+    """Standardize every channel of every sample of x (N, C, *), then scale and shift.
+
+    That is `group_norm` with as many groups as channels.
+
+    Example:
+        >>> F.instance_norm(mge.tensor([[[1., 3.], [10., 30.]]]), affine=False)
+        Tensor([[[-1.  1.]
+          [-1.  1.]]], device=xpux:0)
+    """
     return group_norm(inp, as_tensor(inp).shape[1], affine, weight, bias, eps)
 
 
 def local_response_norm(
     inp: Tensor, kernel_size: int = 5, k: float = 2.0, alpha: float = 1e-4, beta: float = 0.75
 ) -> Tensor:
-    """x / (k + alpha sum of squares over `kernel_size` neighbouring channels)^beta.
+    """x / (k + alpha sum of squares over `kernel_size` neighboring channels)^beta, x (N, C, H, W).
 
     Source: Krizhevsky, Sutskever and Hinton, ImageNet classification, NIPS 2012, section 3.3.
+
+    Example:
+        >>> x = F.ones((1, 3, 1, 1))
+        >>> F.local_response_norm(x, kernel_size=3, k=1., alpha=1., beta=1.).reshape(-1)
+        Tensor([0.3333 0.25   0.3333], device=xpux:0)
     """
     x = as_float(inp)
     half = kernel_size // 2

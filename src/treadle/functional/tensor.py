@@ -1,19 +1,20 @@
-"""Making tensors, and moving their elements: joining, splitting, indexing, reordering."""
+"""Moving the elements of tensors: shapes, joining, splitting, indexing, reordering.
+
+Results are new tensors, never views. Axes may count from the end; one out of range is a
+`ShapeError`. `creation` has the functions that make tensors from nothing.
+"""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
-from operator import index
 from typing import Any
 
 import numpy as np
 
-from treadle.base.dtype import as_dtype, bool_, int32
+from treadle.base.dtype import bool_, int32
 from treadle.base.errors import DeviceError, ShapeError
-from treadle.engine.devices import default_device, resolve
-from treadle.engine.hostdata import as_host_array
+from treadle.functional import creation
 from treadle.functional.arguments import (
     as_tensor,
     axis_of,
@@ -22,13 +23,14 @@ from treadle.functional.arguments import (
     promote_all,
     unary,
 )
-from treadle.ops import creation, cumulative, gather_along, movement, select
+from treadle.functional.creation import *  # noqa: F403
+from treadle.functional.creation import zeros
+from treadle.ops import cumulative, gather_along, movement, select
 from treadle.ops import gather as gathering
-from treadle.ops.op import Op
-from treadle.tensor import Tensor, create
+from treadle.tensor import Tensor
 
 __all__ = [
-    "arange",
+    *creation.__all__,
     "broadcast_to",
     "concat",
     "cond_take",
@@ -36,16 +38,10 @@ __all__ = [
     "cumsum",
     "diag",
     "expand_dims",
-    "eye",
     "flatten",
-    "full",
-    "full_like",
     "gather",
-    "linspace",
     "meshgrid",
     "non_zero",
-    "ones",
-    "ones_like",
     "repeat",
     "reshape",
     "roll",
@@ -57,105 +53,25 @@ __all__ = [
     "tile",
     "transpose",
     "where",
-    "zeros",
-    "zeros_like",
 ]
 
 
-# -- making --------------------------------------------------------------------------------
-
-
-def _create(op: Op, device: Any) -> Tensor:
-    where = default_device() if device is None else resolve(str(device))
-    return create(op, where)[0]
-
-
-def full(shape: Any, value: float, *, dtype: Any = None, device: Any = None) -> Tensor:
-    """A tensor of one value; float32, int32 or bool by the value unless `dtype` is given."""
-    kind = None if dtype is None else as_dtype(dtype)
-    number = as_host_array(value, kind)
-    if number.ndim:
-        raise TypeError(f"full takes one number, got {number.ndim} axes; broadcast_to takes arrays")
-    return _create(creation.Full(ints(shape), number.item(), as_dtype(number.dtype)), device)
-
-
-def zeros(shape: Any, *, dtype: Any = "float32", device: Any = None) -> Tensor:
-    """Zeros of a shape (an int, a sequence or a tensor)."""
-    return full(shape, 0.0, dtype=dtype, device=device)
-
-
-def ones(shape: Any, *, dtype: Any = "float32", device: Any = None) -> Tensor:
-    """Ones of a shape (an int, a sequence or a tensor)."""
-    return full(shape, 1.0, dtype=dtype, device=device)
-
-
-def full_like(inp: Tensor, value: float) -> Tensor:
-    """One value in the shape, element type and place of `inp`."""
-    x = as_tensor(inp)
-    number = x.constant(value).astype(x._kind.dtype).item()
-    return _create(creation.Full(x.shape, number, x._kind.dtype), x.device)
-
-
-def zeros_like(inp: Tensor) -> Tensor:
-    """Zeros in the shape, element type and place of `inp`."""
-    return full_like(inp, 0.0)
-
-
-def ones_like(inp: Tensor) -> Tensor:
-    """Ones in the shape, element type and place of `inp`."""
-    return full_like(inp, 1.0)
-
-
-def arange(
-    start: Any = 0,
-    stop: Any = None,
-    step: Any = 1,
-    *,
-    dtype: Any = "float32",
-    device: Any = None,
-) -> Tensor:
-    """Evenly spaced values from `start` up to and without `stop`; float32 unless said otherwise.
-
-    With one argument it is the stop, as in NumPy.
-    """
-    if stop is None:
-        start, stop = 0, start
-    first, last, stride = (_number(v) for v in (start, stop, step))
-    if stride == 0:
-        raise ValueError("arange: step must not be 0")
-    if not all(map(math.isfinite, (first, last, stride))):
-        raise ValueError(f"arange: bounds and step must be finite, got {start}, {stop}, {step}")
-    exact = all(isinstance(v, int) for v in (first, last, stride))
-    length = -((first - last) // stride) if exact else math.ceil((last - first) / stride)
-    count = max(0, length)
-    return _create(creation.Iota(first, stride, count, as_dtype(dtype)), device)
-
-
-def _number(value: Any) -> Any:
-    """A Python number; ints stay ints, which have no rounding."""
-    number = value.item() if isinstance(value, (Tensor, np.generic, np.ndarray)) else value
-    return number if isinstance(number, int) else float(number)
-
-
-def linspace(
-    start: Any, stop: Any, num: int, *, dtype: Any = "float32", device: Any = None
-) -> Tensor:
-    """`num` evenly spaced values from `start` to `stop`, both included."""
-    count = index(num)
-    if count <= 0:
-        raise ShapeError("linspace", f"num must be positive, got {count}")
-    first, last = float(_number(start)), float(_number(stop))
-    stride = (last - first) / (count - 1) if count > 1 else 0.0
-    return _create(creation.Iota(first, stride, count, as_dtype(dtype)), device)
-
-
-def eye(N: int, M: int | None = None, *, dtype: Any = "float32", device: Any = None) -> Tensor:
-    """A matrix of N rows and M columns (N of them if left out) with ones on the diagonal."""
-    return _create(creation.Eye(int(N), int(N if M is None else M), 0, as_dtype(dtype)), device)
+# -- building ------------------------------------------------------------------------------
 
 
 def meshgrid(*inputs: Tensor, indexing: str = "xy") -> list[Tensor]:
-    """Coordinate grids of 1-d tensors; "xy" puts the second one along the rows, "ij" the first."""
+    """Coordinate grids of 1-d tensors; "xy" puts the second one along the rows, "ij" the first.
+
+    Lengths m and n give two grids of shape (n, m) for "xy", (m, n) for "ij".
+
+    Raises:
+        ValueError: the indexing is neither of the two.
+
+    Example:
+        >>> x, y = F.meshgrid(F.arange(3), F.arange(2))
+        >>> x.tolist(), y.tolist()
+        ([[0.0, 1.0, 2.0], [0.0, 1.0, 2.0]], [[0.0, 0.0, 0.0], [1.0, 1.0, 1.0]])
+    """
     if indexing not in ("xy", "ij"):
         raise ValueError(f"indexing must be 'xy' or 'ij', got {indexing!r}")
     count = len(inputs)
@@ -173,7 +89,15 @@ def meshgrid(*inputs: Tensor, indexing: str = "xy") -> list[Tensor]:
 
 
 def diag(inp: Tensor, k: int = 0) -> Tensor:
-    """A vector as the k-th diagonal of a square matrix, or a matrix's k-th diagonal."""
+    """A vector as the k-th diagonal of a square matrix, or a matrix's k-th diagonal.
+
+    Raises:
+        ShapeError: neither a vector nor a matrix.
+
+    Example:
+        >>> F.diag(mge.tensor([1., 2.])).tolist(), F.diag(F.eye(3), k=1).tolist()
+        ([[1.0, 0.0], [0.0, 2.0]], [0.0, 0.0])
+    """
     x = as_tensor(inp)
     if x.ndim == 1:
         size = x.size + abs(k)
@@ -193,17 +117,38 @@ def diag(inp: Tensor, k: int = 0) -> Tensor:
 
 
 def reshape(inp: Tensor, target_shape: Any) -> Tensor:
-    """The same elements under another shape; one extent may be -1, shapes may be tensors."""
+    """The same elements under another shape; one extent may be -1, shapes may be tensors.
+
+    Raises:
+        ShapeError: the shape has another number of elements.
+
+    Example:
+        >>> F.reshape(F.arange(6), (2, -1)).tolist()
+        [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]
+    """
     return as_tensor(inp).reshape(ints(target_shape))
 
 
 def flatten(inp: Tensor, start_axis: int = 0, end_axis: int = -1) -> Tensor:
-    """Axes from `start_axis` to `end_axis` merged into one."""
+    """Axes from `start_axis` to `end_axis` merged into one.
+
+    Example:
+        >>> F.flatten(F.ones((2, 3, 4)), 1).shape
+        (2, 12)
+    """
     return as_tensor(inp).flatten(start_axis, end_axis)
 
 
 def expand_dims(inp: Tensor, axis: int | Sequence[int]) -> Tensor:
-    """New axes of size 1 at positions of the result."""
+    """New axes of size 1 at positions of the result.
+
+    Raises:
+        ShapeError: a position is out of range or given twice.
+
+    Example:
+        >>> F.expand_dims(F.ones((2, 3)), [0, -1]).shape
+        (1, 2, 3, 1)
+    """
     x = as_tensor(inp)
     given = ints(axis)
     ndim = x.ndim + len(given)
@@ -219,6 +164,10 @@ def squeeze(inp: Tensor, axis: int | Sequence[int] | None = None) -> Tensor:
 
     Raises:
         ShapeError: a given axis is not of size 1.
+
+    Example:
+        >>> F.squeeze(F.ones((1, 2, 1)), 0).shape, F.squeeze(F.ones((1, 2, 1))).shape
+        ((2, 1), (2,))
     """
     x = as_tensor(inp)
     if axis is None:
@@ -230,7 +179,15 @@ def squeeze(inp: Tensor, axis: int | Sequence[int] | None = None) -> Tensor:
 
 
 def broadcast_to(inp: Tensor, shape: Any) -> Tensor:
-    """NumPy's broadcast to a shape; None entries keep the extent of `inp`."""
+    """NumPy's broadcast to a shape; None entries keep the extent of `inp`.
+
+    Raises:
+        ShapeError: the shapes do not fit.
+
+    Example:
+        >>> F.broadcast_to(mge.tensor([1., 2.]), (2, 2)).tolist()
+        [[1.0, 2.0], [1.0, 2.0]]
+    """
     x = as_tensor(inp)
     if isinstance(shape, (int, np.integer)):
         raise TypeError("broadcast_to takes a shape, not an int")
@@ -245,12 +202,23 @@ def broadcast_to(inp: Tensor, shape: Any) -> Tensor:
 
 
 def transpose(inp: Tensor, pattern: Iterable[int | str]) -> Tensor:
-    """Axes in the order of `pattern`; an "x" inserts an axis of size 1."""
+    """Axes in the order of `pattern`; an "x" inserts an axis of size 1.
+
+    Example:
+        >>> x = F.ones((2, 3))
+        >>> F.transpose(x, (1, 0)).shape, F.transpose(x, (1, "x", 0)).shape
+        ((3, 2), (3, 1, 2))
+    """
     return as_tensor(inp).transpose(*pattern)
 
 
 def swapaxes(inp: Tensor, axis1: int, axis2: int) -> Tensor:
-    """Two axes exchanged."""
+    """Two axes exchanged.
+
+    Example:
+        >>> F.swapaxes(F.ones((2, 3, 4)), 0, 2).shape
+        (4, 3, 2)
+    """
     x = as_tensor(inp)
     order = list(range(x.ndim))
     i, j = axis_of(axis1, x, "swapaxes"), axis_of(axis2, x, "swapaxes")
@@ -262,10 +230,16 @@ def swapaxes(inp: Tensor, axis1: int, axis2: int) -> Tensor:
 
 
 def concat(inps: Iterable[Tensor], axis: int = 0, device: Any = None) -> Tensor:
-    """Tensors joined along an existing axis, promoted to one element type.
+    """Tensors joined along an existing axis, promoted to one element type; other extents agree.
 
     Raises:
         DeviceError: they live on different devices and `device` does not say where to go.
+        ShapeError: extents other than that of `axis` differ.
+        ValueError: there are no tensors.
+
+    Example:
+        >>> F.concat([F.ones((2, 3)), F.zeros((1, 3))]).shape
+        (3, 3)
     """
     given = [as_tensor(x) for x in inps]
     if not given:
@@ -282,7 +256,16 @@ def concat(inps: Iterable[Tensor], axis: int = 0, device: Any = None) -> Tensor:
 
 
 def stack(inps: Iterable[Tensor], axis: int = 0, device: Any = None) -> Tensor:
-    """Tensors of one shape joined along a new axis."""
+    """Tensors of one shape joined along a new axis.
+
+    Raises:
+        ShapeError: the shapes differ.
+        ValueError: there are no tensors.
+
+    Example:
+        >>> F.stack([mge.tensor([1., 2.]), mge.tensor([3., 4.])], axis=1).tolist()
+        [[1.0, 3.0], [2.0, 4.0]]
+    """
     given = [as_tensor(x) for x in inps]
     if not given:
         raise ValueError("stack needs at least one tensor")
@@ -293,7 +276,17 @@ def stack(inps: Iterable[Tensor], axis: int = 0, device: Any = None) -> Tensor:
 
 
 def split(inp: Tensor, nsplits_or_sections: Any, axis: int = 0) -> tuple[Tensor, ...]:
-    """Parts along an axis: a number of parts (the larger ones first), or the cut positions."""
+    """Parts along an axis: a number of parts (the larger ones first), or the cut positions.
+
+    Raises:
+        ValueError: more parts than elements, or cut positions that do not rise.
+
+    Example:
+        >>> [part.tolist() for part in F.split(F.arange(5), 2)]
+        [[0.0, 1.0, 2.0], [3.0, 4.0]]
+        >>> [part.tolist() for part in F.split(F.arange(5), [1, 3])]
+        [[0.0], [1.0, 2.0], [3.0, 4.0]]
+    """
     x = as_tensor(inp)
     at = axis_of(axis, x, "split")
     extent = x.shape[at]
@@ -312,7 +305,17 @@ def split(inp: Tensor, nsplits_or_sections: Any, axis: int = 0) -> tuple[Tensor,
 
 
 def repeat(inp: Tensor, repeats: int, axis: int | None = None) -> Tensor:
-    """Every element (or every slice along `axis`) repeated; flat for None."""
+    """Every element (or every slice along `axis`) repeated; flat for None.
+
+    The axis counts from the front; its extent grows by the factor `repeats`.
+
+    Raises:
+        ValueError: the axis is negative.
+
+    Example:
+        >>> F.repeat(mge.tensor([1, 2]), 2).tolist()
+        [1, 1, 2, 2]
+    """
     x = as_tensor(inp)
     if axis is None:
         x, axis = x.reshape(-1), 0
@@ -325,7 +328,14 @@ def repeat(inp: Tensor, repeats: int, axis: int | None = None) -> Tensor:
 
 
 def tile(inp: Tensor, reps: Any) -> Tensor:
-    """The whole tensor repeated along each axis; missing leading axes count as 1."""
+    """The whole tensor repeated along each axis; missing leading axes count as 1.
+
+    Each extent of the result is that of `inp` times its count.
+
+    Example:
+        >>> F.tile(mge.tensor([1, 2]), (2, 2)).tolist()
+        [[1, 2, 1, 2], [1, 2, 1, 2]]
+    """
     x = as_tensor(inp)
     counts = ints(reps)
     counts = (1,) * (x.ndim - len(counts)) + counts
@@ -336,7 +346,12 @@ def tile(inp: Tensor, reps: Any) -> Tensor:
 
 
 def roll(inp: Tensor, shift: Any, axis: Any = None) -> Tensor:
-    """Elements moved cyclically along axes; over the flat tensor for None."""
+    """Elements moved cyclically along axes; over the flat tensor for None. The shape stays.
+
+    Example:
+        >>> F.roll(mge.tensor([1, 2, 3, 4]), 1).tolist()
+        [4, 1, 2, 3]
+    """
     x = as_tensor(inp)
     shifts = ints(shift)
     if axis is None:
@@ -349,7 +364,12 @@ def roll(inp: Tensor, shift: Any, axis: Any = None) -> Tensor:
 
 
 def cumsum(inp: Tensor, axis: int) -> Tensor:
-    """Running sum along an axis; bool counts as int32."""
+    """Running sum along an axis, same shape; bool counts as int32.
+
+    Example:
+        >>> F.cumsum(mge.tensor([1, 2, 3]), 0).tolist()
+        [1, 3, 6]
+    """
     x = as_tensor(inp)
     if x._kind.dtype is bool_:
         x = x.astype(int32)
@@ -360,13 +380,34 @@ def cumsum(inp: Tensor, axis: int) -> Tensor:
 
 
 def gather(inp: Tensor, axis: int, index: Tensor) -> Tensor:
-    """Picks along an axis by an index of equal rank: out[i][j] = inp[index[i][j]][j] for axis 0."""
+    """Picks along an axis by an index of equal rank: out[i][j] = inp[index[i][j]][j] for axis 0.
+
+    The result has the shape of the index.
+
+    Raises:
+        IndexRangeError: an index lies outside the axis.
+
+    Example:
+        >>> F.gather(mge.tensor([[1, 2], [3, 4]]), 1, mge.tensor([[1], [0]])).tolist()
+        [[2], [3]]
+    """
     x = as_tensor(inp)
     return gather_along.TakeAlongAxis(axis_of(axis, x, "gather"))(x, indices_of(index, x))
 
 
 def scatter(inp: Tensor, axis: int, index: Tensor, source: Tensor) -> Tensor:
-    """`inp` itself, changed at the positions that `gather` would read to the values of `source`."""
+    """`inp` itself, changed at the positions that `gather` would read to the values of `source`.
+
+    `source` has the shape of the index and is cast to the element type of `inp`.
+
+    Raises:
+        IndexRangeError: an index lies outside the axis.
+
+    Example:
+        >>> x = F.zeros((2, 3))
+        >>> F.scatter(x, 1, mge.tensor([[2], [0]]), mge.tensor([[5.], [6.]])).tolist()
+        [[0.0, 0.0, 5.0], [6.0, 0.0, 0.0]]
+    """
     x = as_tensor(inp)
     op = gather_along.ScatterAlongAxis(axis_of(axis, x, "scatter"))
     x._reset(op(x, indices_of(index, x), as_tensor(source, x).astype(x._kind.dtype)))
@@ -379,6 +420,11 @@ def where(mask: Any, x: Any = None, y: Any = None) -> Any:
     Raises:
         TypeError: mask, x or y is not a tensor.
         ValueError: the mask is not bool.
+
+    Example:
+        >>> x = mge.tensor([1., -2., 3.])
+        >>> F.where(x > 0, x, F.zeros_like(x)).tolist()
+        [1.0, 0.0, 3.0]
     """
     if x is None and y is None:
         return non_zero(mask, as_tuple=True)
@@ -391,11 +437,17 @@ def where(mask: Any, x: Any = None, y: Any = None) -> Any:
 
 
 def cond_take(mask: Any, x: Any) -> tuple[Tensor, Tensor]:
-    """(values, flat int32 indices) of the elements of x where the bool mask holds.
+    """(values, flat int32 indices), both (count,), of the elements of x where the bool mask holds.
 
     Raises:
         TypeError: mask or x is not a tensor.
         ValueError: the mask is not bool.
+        ShapeError: mask and x differ in shape.
+
+    Example:
+        >>> x = mge.tensor([1., -2., 3.])
+        >>> [part.tolist() for part in F.cond_take(x > 0, x)]
+        [[1.0, 3.0], [0, 2]]
     """
     if not isinstance(x, Tensor) or not isinstance(mask, Tensor):
         raise TypeError("input must be a tensor")
@@ -408,13 +460,23 @@ def cond_take(mask: Any, x: Any) -> tuple[Tensor, Tensor]:
 
 
 def non_zero(condition: Tensor, as_tuple: bool = False) -> Any:
-    """int32 indices of the true (non-zero) elements: (count, ndim), or one vector per axis."""
+    """int32 indices of the true (non-zero) elements: (count, ndim), or one vector per axis.
+
+    Example:
+        >>> F.non_zero(mge.tensor([[1, 0], [0, 2]])).tolist()
+        [[0, 0], [1, 1]]
+    """
     x = as_tensor(condition)
     found = gathering.Nonzero()(x if x._kind.dtype is bool_ else x != 0)
     return tuple(found[:, i] for i in range(x.ndim)) if as_tuple else found
 
 
 def copy(inp: Tensor, device: Any = None) -> Tensor:
-    """A copy, on another device if one is named; gradients flow back to the source."""
+    """A copy, on another device if one is named; gradients flow back to the source.
+
+    Example:
+        >>> F.copy(mge.tensor([1., 2.]), device="cpu1").device
+        CompNode("cpu1:0" from "cpu1:0")
+    """
     x = as_tensor(inp)
     return x.to(x.device if device is None else device)

@@ -32,9 +32,21 @@ def interpolate(
         align_corners: for the three linear modes, whether the outermost cells keep their places;
             else cells are half a pixel apart from the borders.
 
+    Returns:
+        (N, C, *size): each cell weighs the cells of `inp` nearest to its place. Cell i stands at
+        (i + 1/2) in / out - 1/2, with `align_corners` at i (in - 1) / (out - 1); "nearest" takes
+        cell floor(i in / out).
+
     Raises:
         ValueError: not exactly one of size and scale_factor is given, the mode is unknown, the
             number of axes does not fit it, or it takes no align_corners.
+
+    Example:
+        >>> x = mge.tensor([[[[0., 4.]]]])
+        >>> F.vision.interpolate(x, size=(1, 4)).tolist()
+        [[[[0.0, 1.0, 3.0, 4.0]]]]
+        >>> F.vision.interpolate(x, size=(1, 4), mode="nearest").tolist()
+        [[[[0.0, 0.0, 4.0, 4.0]]]]
     """
     x = as_float(inp)
     if mode not in _MODES:
@@ -85,13 +97,23 @@ def remap(
 
     Raises:
         ShapeError: shapes or modes do not fit.
+
+    Example:
+        >>> x = mge.tensor([[[[0., 10.], [20., 30.]]]])
+        >>> F.remap(x, mge.tensor([[[[1., 0.], [0.5, 0.5]]]])).tolist()
+        [[[[10.0, 15.0]]]]
     """
     image, places = promote_all([as_float(inp), as_float(map_xy)])
     return Remap(interp_mode, border_mode, (0, 0), float(scalar))(image, places)
 
 
 def flip(inp: Tensor, vertical: bool = True, horizontal: bool = True) -> Tensor:
-    """An image (..., H, W) upside down (`vertical`), mirrored (`horizontal`), or both."""
+    """An image (..., H, W) upside down (`vertical`), mirrored (`horizontal`), or both; same shape.
+
+    Example:
+        >>> F.vision.flip(mge.tensor([[1, 2], [3, 4]]), horizontal=False).tolist()
+        [[3, 4], [1, 2]]
+    """
     x = as_tensor(inp)
     axes = [x.ndim - 2] * bool(vertical) + [x.ndim - 1] * bool(horizontal)
     return movement.Flip(tuple(axes))(x)

@@ -1,4 +1,8 @@
-"""Functions of windows that slide over an image: pooling, patches, and padding around it."""
+"""Windows that slide over an image: pooling, patches, and padding around it.
+
+Sizes, strides and paddings are ints, or pairs for height and width. A window larger than the padded
+image is a `ShapeError`.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +26,16 @@ __all__ = [
 def pad(src: Tensor, pad_width: Any, mode: str = "constant", constant_value: float = 0.0) -> Tensor:
     """NumPy-style padding: a (before, after) pair per axis; missing trailing axes get none.
 
-    `mode` is "constant", "edge" (or "replicate") or "reflect".
+    `mode` is "constant", "edge" (or "replicate") or "reflect". Every axis grows by its pair.
+
+    Raises:
+        ValueError: the pairs do not fit the axes, or the mode is unknown.
+
+    Example:
+        >>> F.pad(mge.tensor([1., 2.]), [(1, 2)], constant_value=9.).tolist()
+        [9.0, 1.0, 2.0, 9.0, 9.0]
+        >>> F.pad(mge.tensor([1., 2.]), [(1, 2)], mode="edge").tolist()
+        [1.0, 1.0, 2.0, 2.0, 2.0]
     """
     x = as_tensor(src)
     widths = [tuple(int(v) for v in w) for w in pad_width]
@@ -38,7 +51,13 @@ def pad(src: Tensor, pad_width: Any, mode: str = "constant", constant_value: flo
 def sliding_window(
     inp: Tensor, kernel_size: Any, padding: Any = 0, stride: Any = 1, dilation: Any = 1
 ) -> Tensor:
-    """Patches of x (N, C, H, W) as (N, C, OH, OW, KH, KW)."""
+    """Patches of x (N, C, H, W) as (N, C, OH, OW, KH, KW), with the extents of `conv2d`.
+
+    Example:
+        >>> patches = F.sliding_window(F.arange(9).reshape(1, 1, 3, 3), 2)
+        >>> patches.shape, patches[0, 0, 0, 1].tolist()
+        ((1, 1, 2, 2, 2, 2), [[1.0, 2.0], [4.0, 5.0]])
+    """
     op = sliding.SlidingWindow(
         pair(kernel_size), pair(stride), both_sides(padding, 2), pair(dilation)
     )
@@ -53,7 +72,13 @@ def sliding_window_transpose(
     stride: Any = 1,
     dilation: Any = 1,
 ) -> Tensor:
-    """Patches (N, C, OH, OW, KH, KW) added up where they came from: (N, C, *output_size)."""
+    """Patches (N, C, OH, OW, KH, KW) added up where they came from: (N, C, *output_size).
+
+    Example:
+        >>> patches = F.sliding_window(F.ones((1, 1, 3, 3)), 2)
+        >>> F.sliding_window_transpose(patches, (3, 3), 2).tolist()
+        [[[[1.0, 2.0, 1.0], [2.0, 4.0, 2.0], [1.0, 2.0, 1.0]]]]
+    """
     op = sliding.SlidingWindowTranspose(
         pair(kernel_size),
         pair(stride),
@@ -65,9 +90,14 @@ def sliding_window_transpose(
 
 
 def max_pool2d(inp: Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0) -> Tensor:
-    """Largest element of every window of x (N, C, H, W); padding never wins.
+    """Largest element of every window of x (N, C, H, W): (N, C, OH, OW); padding never wins.
 
-    `stride` is the window's size if left out; windows that do not fit are dropped.
+    `stride` is the window's size if left out; windows that do not fit are dropped, so that
+    OH = floor((H + 2 padding - KH) / stride) + 1.
+
+    Example:
+        >>> F.max_pool2d(F.arange(16).reshape(1, 1, 4, 4), 2).tolist()
+        [[[[5.0, 7.0], [13.0, 15.0]]]]
     """
     kernel = pair(kernel_size)
     strides = kernel if stride is None else pair(stride)
@@ -84,8 +114,14 @@ def avg_pool2d(
 ) -> Tensor:
     """Mean of every window of x (N, C, H, W); `mode` "average" counts padding as zeros.
 
+    Shapes and `stride` are as for `max_pool2d`.
+
     Raises:
         ValueError: the mode is neither of the two.
+
+    Example:
+        >>> F.avg_pool2d(F.arange(16).reshape(1, 1, 4, 4), 2).tolist()
+        [[[[2.5, 4.5], [10.5, 12.5]]]]
     """
     if mode not in ("average", "average_count_exclude_padding"):
         raise ValueError(f"avg_pool2d: unknown mode {mode!r}")
@@ -96,10 +132,24 @@ def avg_pool2d(
 
 
 def adaptive_avg_pool2d(inp: Tensor, oshp: Any) -> Tensor:
-    """Average pooling of x (N, C, H, W) to a fixed output size."""
+    """Mean of windows that cut x (N, C, H, W) into a grid of fixed size: (N, C, *oshp).
+
+    Row i of the grid covers the rows from floor(i H / OH) to ceil((i + 1) H / OH).
+
+    Example:
+        >>> F.adaptive_avg_pool2d(F.arange(16).reshape(1, 1, 4, 4), (1, 2)).tolist()
+        [[[[6.5, 8.5]]]]
+    """
     return unary_float(adaptive_pool.AdaptiveAvgPool(pair(oshp)), inp)
 
 
 def adaptive_max_pool2d(inp: Tensor, oshp: Any) -> Tensor:
-    """Max pooling of x (N, C, H, W) to a fixed output size."""
+    """Maximum of windows that cut x (N, C, H, W) into a grid of fixed size: (N, C, *oshp).
+
+    The windows are those of `adaptive_avg_pool2d`.
+
+    Example:
+        >>> F.adaptive_max_pool2d(F.arange(16).reshape(1, 1, 4, 4), (1, 2)).tolist()
+        [[[[13.0, 15.0]]]]
+    """
     return unary(adaptive_pool.AdaptiveMaxPool(pair(oshp)), inp)

@@ -1,0 +1,176 @@
+"""Making tensors from nothing but shapes and numbers.
+
+A shape is an int, a sequence or a tensor of ints; `dtype` names an element type, `device` a device,
+None the default one.
+"""
+
+from __future__ import annotations
+
+import math
+from operator import index
+from typing import Any
+
+import numpy as np
+
+from treadle.base.dtype import as_dtype
+from treadle.base.errors import ShapeError
+from treadle.engine.devices import default_device, resolve
+from treadle.engine.hostdata import as_host_array
+from treadle.functional.arguments import as_tensor, ints
+from treadle.ops import creation
+from treadle.ops.op import Op
+from treadle.tensor import Tensor, create
+
+__all__ = [
+    "arange",
+    "eye",
+    "full",
+    "full_like",
+    "linspace",
+    "ones",
+    "ones_like",
+    "zeros",
+    "zeros_like",
+]
+
+
+def full(shape: Any, value: float, *, dtype: Any = None, device: Any = None) -> Tensor:
+    """A tensor of one value; float32, int32 or bool by the value unless `dtype` is given.
+
+    Raises:
+        TypeError: the value has axes.
+
+    Example:
+        >>> F.full((2, 3), 7).tolist()
+        [[7, 7, 7], [7, 7, 7]]
+    """
+    kind = None if dtype is None else as_dtype(dtype)
+    number = as_host_array(value, kind)
+    if number.ndim:
+        raise TypeError(f"full takes one number, got {number.ndim} axes; broadcast_to takes arrays")
+    return _create(creation.Full(ints(shape), number.item(), as_dtype(number.dtype)), device)
+
+
+def zeros(shape: Any, *, dtype: Any = "float32", device: Any = None) -> Tensor:
+    """Zeros of a shape (an int, a sequence or a tensor).
+
+    Example:
+        >>> F.zeros((2, 3)).tolist()
+        [[0.0, 0.0, 0.0], [0.0, 0.0, 0.0]]
+    """
+    return full(shape, 0.0, dtype=dtype, device=device)
+
+
+def ones(shape: Any, *, dtype: Any = "float32", device: Any = None) -> Tensor:
+    """Ones of a shape (an int, a sequence or a tensor).
+
+    Example:
+        >>> F.ones(3, dtype="int32").tolist()
+        [1, 1, 1]
+    """
+    return full(shape, 1.0, dtype=dtype, device=device)
+
+
+def full_like(inp: Tensor, value: float) -> Tensor:
+    """One value in the shape, element type and place of `inp`.
+
+    Example:
+        >>> F.full_like(mge.tensor([1, 2]), 7).tolist()
+        [7, 7]
+    """
+    x = as_tensor(inp)
+    number = x.constant(value).astype(x._kind.dtype).item()
+    return _create(creation.Full(x.shape, number, x._kind.dtype), x.device)
+
+
+def zeros_like(inp: Tensor) -> Tensor:
+    """Zeros in the shape, element type and place of `inp`.
+
+    Example:
+        >>> F.zeros_like(mge.tensor([1, 2])).tolist()
+        [0, 0]
+    """
+    return full_like(inp, 0.0)
+
+
+def ones_like(inp: Tensor) -> Tensor:
+    """Ones in the shape, element type and place of `inp`.
+
+    Example:
+        >>> F.ones_like(mge.tensor([1, 2])).tolist()
+        [1, 1]
+    """
+    return full_like(inp, 1.0)
+
+
+def arange(
+    start: Any = 0,
+    stop: Any = None,
+    step: Any = 1,
+    *,
+    dtype: Any = "float32",
+    device: Any = None,
+) -> Tensor:
+    """Evenly spaced values from `start` up to and without `stop`; float32 unless said otherwise.
+
+    With one argument it is the stop, as in NumPy. Shape (ceil((stop - start) / step),).
+
+    Raises:
+        ValueError: the step is 0, or a bound is not finite.
+
+    Example:
+        >>> F.arange(3).tolist(), F.arange(1, 8, 3, dtype="int32").tolist()
+        ([0.0, 1.0, 2.0], [1, 4, 7])
+    """
+    if stop is None:
+        start, stop = 0, start
+    first, last, stride = (_number(v) for v in (start, stop, step))
+    if stride == 0:
+        raise ValueError("arange: step must not be 0")
+    if not all(map(math.isfinite, (first, last, stride))):
+        raise ValueError(f"arange: bounds and step must be finite, got {start}, {stop}, {step}")
+    exact = all(isinstance(v, int) for v in (first, last, stride))
+    length = -((first - last) // stride) if exact else math.ceil((last - first) / stride)
+    count = max(0, length)
+    return _create(creation.Iota(first, stride, count, as_dtype(dtype)), device)
+
+
+def linspace(
+    start: Any, stop: Any, num: int, *, dtype: Any = "float32", device: Any = None
+) -> Tensor:
+    """`num` evenly spaced values from `start` to `stop`, both included; shape (num,).
+
+    Raises:
+        ShapeError: num is not positive.
+
+    Example:
+        >>> F.linspace(0, 1, 5).tolist()
+        [0.0, 0.25, 0.5, 0.75, 1.0]
+    """
+    count = index(num)
+    if count <= 0:
+        raise ShapeError("linspace", f"num must be positive, got {count}")
+    first, last = float(_number(start)), float(_number(stop))
+    stride = (last - first) / (count - 1) if count > 1 else 0.0
+    return _create(creation.Iota(first, stride, count, as_dtype(dtype)), device)
+
+
+def _number(value: Any) -> Any:
+    """A Python number; ints stay ints, which have no rounding."""
+    number = value.item() if isinstance(value, (Tensor, np.generic, np.ndarray)) else value
+    return number if isinstance(number, int) else float(number)
+
+
+def eye(N: int, M: int | None = None, *, dtype: Any = "float32", device: Any = None) -> Tensor:
+    """A matrix (N, M) with ones on the diagonal; M is N if left out.
+
+    Example:
+        >>> F.eye(2, 3).tolist()
+        [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]]
+    """
+    return _create(creation.Eye(int(N), int(N if M is None else M), 0, as_dtype(dtype)), device)
+
+
+def _create(op: Op, device: Any) -> Tensor:
+    where = default_device() if device is None else resolve(str(device))
+    return create(op, where)[0]

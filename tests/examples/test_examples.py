@@ -1,0 +1,48 @@
+"""Every example and benchmark runs, at a small size, as a user would start it."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run(script: str, *arguments: str) -> str:
+    """What a script prints; it must succeed."""
+    done = subprocess.run(
+        [sys.executable, str(ROOT / script), *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_digits_learn_save_and_read_back(tmp_path: Path) -> None:
+    text = run("examples/digits_cnn.py", "--epochs", "2", "--out", str(tmp_path))
+    accuracy = [float(a) for a in re.findall(r"test accuracy ([0-9.]+)%", text)]
+    assert len(accuracy) == 2
+    assert accuracy[-1] > 90
+    assert f"a fresh process reads it back: {accuracy[-1]:.2f}%" in text.replace("\n", " ")
+    assert "read as" in text
+    assert (tmp_path / "digits.mge").stat().st_size > 100_000
+
+
+def test_character_model_learns() -> None:
+    text = run(
+        "examples/char_lm.py", "--steps", "50", "--dim", "32", "--layers", "1", "--sample", "20"
+    )
+    losses = [float(v) for v in re.findall(r"loss ([0-9.]+) nats", text)]
+    assert losses[-1] < losses[0] - 0.5
+    assert text.rstrip().splitlines()[-1]
+
+
+def test_overhead_benchmark_prints_its_table() -> None:
+    text = run("benchmarks/overhead.py", "--rounds", "1", "--number", "20", "--markdown")
+    assert text.startswith("| op | Treadle | PyTorch | ratio |")
+    assert "| import, seconds |" in text
