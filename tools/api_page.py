@@ -53,9 +53,8 @@ Every function of `treadle.functional`, with what all examples on this page begi
 >>> import treadle.functional as F
 ```
 
-Operands of different dtypes are computed in a common one ([promotion](tensors.md#promotion)), results
-are on the device of the operands. [Ops](ops.md) lists what the functions are made of, and which parts
-have gradients.
+Operands of different dtypes are computed in a common one ([promotion](tensors.md#promotion));
+results are on the device of the operands. [Ops](ops.md) lists what the functions are made of.
 """
 
 

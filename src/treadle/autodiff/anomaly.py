@@ -41,7 +41,7 @@ class _Watch:
                 node.rule.name,
                 "its gradient is NaN",
                 hint="the op ran at the line below; look at its inputs there",
-                at=node.loc,
+                at=current().places.get(node.seq),
             )
 
 

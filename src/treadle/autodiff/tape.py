@@ -48,7 +48,7 @@ class Node:
     traced as (node, index).
     """
 
-    __slots__ = ("__weakref__", "alive", "inputs", "limit", "loc", "outputs", "rule", "seq")
+    __slots__ = ("__weakref__", "inputs", "limit", "outputs", "rule", "seq")
 
     def __init__(
         self,
@@ -63,12 +63,15 @@ class Node:
         self.outputs = outputs
         self.seq = seq
         self.limit = limit
-        self.alive = True
-        self.loc: Loc | None = None
+
+    @property
+    def alive(self) -> bool:
+        """Whether the recording still goes on."""
+        return self.limit >= 0
 
     def clear(self) -> None:
         """Let go of everything saved; traces that still point here count as constants."""
-        self.alive = False
+        self.limit = -1
         self.inputs = ()
         self.outputs = ()
 
@@ -85,6 +88,9 @@ class Node:
 
 
 _COUNT = itertools.count(1)
+_PRUNE_EVERY = 4095
+"""Bits of `seq` that are all 0 when the log is looked through: every 4,096 nodes."""
+_ref = weakref.ref
 
 
 class Tape:
@@ -96,8 +102,10 @@ class Tape:
         self.limit = EVERYONE
         self.locate = False
         self.watch: Any = None
+        self.places: dict[int, Loc] = {}
+        """The user's line of every node, by `seq`, while `locate` asks for it."""
         self._log: list[weakref.ref[Node]] = []
-        self._prune_at = 4096
+        self._kept = 0
 
     # -- the hook --------------------------------------------------------------------------
 
@@ -109,15 +117,10 @@ class Tape:
             return self.apply(op, (x, y))[0]
         if (tx is None and ty is None) or not kind.dtype.is_float:
             return wrap(data, kind)
-        node = Node(
-            op,
-            ((x._data, x._kind, tx), (y._data, y._kind, ty)),
-            ((data, kind),),
-            next(_COUNT),
-            self.limit,
-        )
-        self._log.append(weakref.ref(node))
-        if len(self._log) > self._prune_at:
+        saved = (x._data, x._kind, tx), (y._data, y._kind, ty)
+        node = Node(op, saved, ((data, kind),), next(_COUNT), self.limit)
+        self._log.append(_ref(node))
+        if not node.seq & _PRUNE_EVERY:
             self._prune()
         return wrap(data, kind, (node, 0))
 
@@ -143,11 +146,11 @@ class Tape:
             next(_COUNT),
             self.limit,
         )
-        self._log.append(weakref.ref(node))
-        if len(self._log) > self._prune_at:
+        self._log.append(_ref(node))
+        if not node.seq & _PRUNE_EVERY:
             self._prune()
         if self.locate:
-            node.loc = user_location()
+            self.places[node.seq] = user_location()
         for i, result in enumerate(results):
             if result._kind.dtype.is_float:
                 result._trace = (node, i)
@@ -158,15 +161,16 @@ class Tape:
         trace = tensor._trace
         if trace is None or not trace[0].alive:
             node = Node(None, (), (), next(_COUNT), EVERYONE)
-            self._log.append(weakref.ref(node))
+            self._log.append(_ref(node))
             tensor._trace = trace = (node, 0)
         found: tuple[Node, int] = trace
         return found
 
     def _prune(self) -> None:
-        """Drop references to nodes that are gone; the log doubles between two prunings."""
-        self._log = [r for r in self._log if r() is not None]
-        self._prune_at = max(4096, 2 * len(self._log))
+        """Drop references to nodes that are gone, once the log has doubled since the last time."""
+        if len(self._log) > 2 * self._kept:
+            self._log = [r for r in self._log if r() is not None]
+            self._kept = len(self._log)
 
     # -- managers --------------------------------------------------------------------------
 
@@ -186,7 +190,8 @@ class Tape:
             return
         if LOCAL.hook is self:
             install(None)
-        log, self._log, self._prune_at = self._log, [], 4096
+        self.places.clear()
+        log, self._log, self._kept = self._log, [], 0
         for reference in log:
             node = reference()
             if node is not None:
