@@ -75,8 +75,7 @@ golden: $(VENV)/.ready ## rewrite the golden texts under tests/golden; read the 
 
 .PHONY: docs
 docs: $(VENV)/.ready ## regenerate the generated pages under docs/
-	@if [ -e tools/docs.py ] || [ -e tools/docs/__main__.py ]; \
-	then $(PY) -m tools.docs; else echo "docs: no page is generated yet"; fi
+	$(PY) -m tools.docs
 
 .PHONY: build
 build: $(VENV)/.build ## build wheel and source distribution into dist/

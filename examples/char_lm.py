@@ -144,7 +144,7 @@ def main() -> None:
         clip_grad_norm(net.parameters(), 1.0)
         optimizer.step().clear_grad()
         smooth = loss.item() if step == 1 else 0.95 * smooth + 0.05 * loss.item()
-        if step % 50 == 0 or step == 1:
+        if step % 50 == 0 or step in (1, options.steps):
             seconds = time.perf_counter() - started
             print(f"step {step:4d}   loss {smooth:.3f} nats per character   {seconds:.0f} s")
     if options.sample:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from treadle import autodiff, config, device, functional, logger
 from treadle.backends.registry import table as backends
+from treadle.base import spelling
 from treadle.base.errors import TreadleError
 from treadle.base.version import VERSION
 from treadle.device import (
@@ -112,7 +113,8 @@ _LATER = {
 def __getattr__(name: str) -> Any:
     """Import a package when it is first named."""
     if name not in _LATER:
-        raise AttributeError(f"module 'treadle' has no attribute {name!r}")
+        advice = spelling.of_top_level(name, __all__)
+        raise AttributeError(f"module 'treadle' has no attribute {name!r}{advice}", name=name)
     found = importlib.import_module(_LATER[name])
     return found if _LATER[name].endswith("." + name) else getattr(found, name)
 

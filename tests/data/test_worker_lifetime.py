@@ -140,6 +140,8 @@ from treadle.data import DataLoader
 
 if __name__ == "__main__":
     context, ending = sys.argv[1:]
+    # What runs in the background of a shell inherits that Ctrl-C is ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     dataset = Pids(64, stuck_from=4)
     loader = DataLoader(dataset, num_workers=2, context=context, prefetch_factor=3)
     batches = iter(loader)

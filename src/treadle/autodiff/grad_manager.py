@@ -216,12 +216,21 @@ def _walk(
 
 def _check_attachable(tensor: object) -> None:
     if not isinstance(tensor, Tensor) or not tensor._kind.dtype.is_float:
-        saw = str(tensor.type) if isinstance(tensor, Tensor) else type(tensor).__name__
-        raise AssertionError(f"attach takes floating tensors, got {saw}")
+        raise AssertionError(
+            f"attach takes floating tensors, got {_described(tensor)}; make it one with "
+            "treadle.tensor(data) or astype('float32')"
+        )
+
+
+def _described(given: object) -> str:
+    return str(given.type) if isinstance(given, Tensor) else type(given).__name__
 
 
 def _seeds(y: Any, dy: Any) -> tuple[list[Tensor], list[Tensor]]:
-    outputs = [] if y is None else [y] if isinstance(y, Tensor) else list(y)
+    outputs = [] if y is None else [y] if isinstance(y, Tensor) else y
+    if not isinstance(outputs, Sequence) or not all(isinstance(out, Tensor) for out in outputs):
+        raise TypeError(f"backward takes a tensor or a list of tensors, got {_described(y)}")
+    outputs = list(outputs)
     if dy is None:
         return outputs, [_ones_like(out) for out in outputs]
     cotangents = [dy] if isinstance(dy, Tensor) else list(dy)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from dataclasses import dataclass
@@ -46,9 +47,9 @@ def user_location() -> Loc:
 
 
 def _is_ours(frame: FrameType) -> bool:
-    """Whether a frame runs Treadle's code, or the import system's on behalf of it."""
+    """Whether a frame runs Treadle's code, or the standard library's on behalf of it."""
     file = frame.f_code.co_filename
-    if file.startswith((_PACKAGE, "<frozen")):
+    if file.startswith((_PACKAGE, "<frozen")) or file == contextlib.__file__:
         return True
     # Constructors that dataclasses and ops generate have no file, but their module's name.
     return file == "<string>" and str(frame.f_globals.get("__name__")).startswith("treadle.")

@@ -6,6 +6,7 @@ Used by the errors about unknown attributes only; the table is no alias.
 from __future__ import annotations
 
 import difflib
+from collections.abc import Collection
 
 KNOWN: set[str] = set()
 """The names of `treadle.functional`, which adds them when it is imported."""
@@ -116,31 +117,45 @@ _FUNCTIONS = {
 }
 
 _METHODS = {
+    "add_": "x += y",
     "backward": "GradManager().attach(...).backward(loss)",
     "bool": 'x.astype("bool")',
     "byte": 'x.astype("uint8")',
     "char": 'x.astype("int8")',
     "copy": "treadle.Tensor(x), or F.copy(x) to let gradients through",
+    "copy_": "x[...] = value",
     "cpu": 'x.to("cpux")',
     "cuda": 'x.to("gpux")',
     "dim": "x.ndim",
+    "div_": "x /= y",
     "double": 'x.astype("float64")',
     "expand_as": "F.broadcast_to(x, other.shape)",
+    "fill_": "x[...] = value",
     "float": 'x.astype("float32")',
     "half": 'x.astype("float16")',
     "int": 'x.astype("int32")',
     "is_cuda": "x.device",
     "itemsize": "x.dtype.itemsize",
     "long": 'x.astype("int64")',
+    "mul_": "x *= y",
     "nbytes": "x.size * x.dtype.itemsize",
     "numel": "x.size",
     "requires_grad": "GradManager().attach(x), as this name is reserved",
     "requires_grad_": "GradManager().attach(x)",
     "reshape_as": "x.reshape(other.shape)",
+    "sub_": "x -= y",
     "type_as": "x.astype(other.dtype)",
     "view": "x.reshape(shape)",
     "view_as": "x.reshape(other.shape)",
     "zero_": "x[...] = 0",
+}
+
+_TOP_LEVEL = {
+    "enable_grad": "treadle.autodiff.GradManager()",
+    "manual_seed": "treadle.random.seed(n)",
+    "nn": "treadle.module",
+    "no_grad": "treadle.autodiff.no_grad()",
+    "optim": "treadle.optimizer",
 }
 
 
@@ -152,6 +167,23 @@ def of_function(name: str) -> str:
         return ""
     near = difflib.get_close_matches(name, sorted(KNOWN), n=1, cutoff=0.75)
     return _question(f"F.{near[0]}") if near else ""
+
+
+def of_top_level(name: str, known: Collection[str]) -> str:
+    """`; did you mean ...?` for a name that `treadle` itself lacks, or nothing."""
+    if name in _TOP_LEVEL:
+        return _question(_TOP_LEVEL[name])
+    if name in KNOWN:
+        return _question(f"treadle.functional.{name}")
+    return of_member(name, "treadle", known) or of_function(name)
+
+
+def of_member(name: str, owner: str, known: Collection[str]) -> str:
+    """`; did you mean ...?` for a misspelt name of a package, or nothing."""
+    if name.startswith("_"):
+        return ""
+    near = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.75)
+    return _question(f"{owner}.{near[0]}") if near else ""
 
 
 def of_method(name: str) -> str:

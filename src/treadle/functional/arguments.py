@@ -82,6 +82,8 @@ def ints(value: Any) -> tuple[int, ...]:
     """A shape or list of sizes given as an int, a sequence of ints, or a tensor."""
     if isinstance(value, Tensor):
         value = value.tolist()
+    if isinstance(value, str):
+        raise TypeError(f"expected an int or a sequence of ints, got {value!r}")
     if isinstance(value, (int, np.integer)):
         return (int(value),)
     return tuple(index(v) for v in value)

@@ -5,7 +5,8 @@ All of it but losses and `interpolate` is flat in `treadle.functional`, too, as 
 
 from __future__ import annotations
 
-from treadle.base.errors import ShapeError
+from treadle.base.dtype import FLOATS
+from treadle.base.errors import DTypeError, ShapeError
 from treadle.functional import activation, conv, loss, normalization, windows
 from treadle.functional.activation import *  # noqa: F403
 from treadle.functional.arguments import as_tensor, axis_of, indices_of, unary
@@ -47,6 +48,7 @@ def embedding(
     """Rows of weight (rows, dim) by integer indices of any shape: (*shape, dim).
 
     Raises:
+        DTypeError: the indices are no integers.
         IndexRangeError: an index lies outside the rows.
         ValueError: padding_idx, max_norm or norm_type is given.
 
@@ -58,7 +60,15 @@ def embedding(
     if padding_idx is not None or max_norm is not None or norm_type is not None:
         raise ValueError("padding_idx, max_norm and norm_type are not supported")
     rows = as_tensor(weight)
-    return gathering.Take(0)(rows, indices_of(inp, rows))
+    index = as_tensor(inp, rows)
+    if index._kind.dtype in FLOATS:
+        raise DTypeError(
+            "embedding",
+            f"does not take {index.dtype} indices",
+            saw=f"inp {index.type}, weight {rows.type}",
+            hint='cast inp with astype("int32")',
+        )
+    return gathering.Take(0)(rows, indices_of(index, rows))
 
 
 def one_hot(inp: Tensor, num_classes: int) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from treadle.base.dtype import float32
@@ -52,6 +53,7 @@ def batch_norm(
 
     Raises:
         AssertionError: not training and no statistics are given.
+        ShapeError: the statistics, weight or bias have not as many elements as x channels.
 
     Example:
         >>> x = mge.tensor([[1., 10.], [3., 30.]])
@@ -61,6 +63,8 @@ def batch_norm(
     """
     x = as_float(inp)
     channels = x.shape[1] if x.ndim > 1 else 0
+    named = {"running_mean": running_mean, "running_var": running_var}
+    _check_channels(x, channels, {**named, "weight": weight, "bias": bias})
     if not training:
         if running_mean is None or running_var is None:
             raise AssertionError("batch_norm without training needs running_mean and running_var")
@@ -76,6 +80,18 @@ def batch_norm(
         if old is not None and new is not None:
             old._reset(new)
     return out
+
+
+def _check_channels(x: Tensor, channels: int, named: Mapping[str, Tensor | None]) -> None:
+    """Raise `ShapeError` unless what is given per channel fits the channels of x."""
+    for name, given in named.items():
+        if given is not None and given.size != channels:
+            raise ShapeError(
+                "batch_norm",
+                f"x has {channels} channels, {name} has {given.size}",
+                saw=f"x {x.type}, {name} {given.type}",
+                hint="axis 1 of x holds the channels; make the layer for as many",
+            )
 
 
 def _infer_norm(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
+from treadle.base import spelling
 from treadle.module import init
 from treadle.module.activation import GELU, LeakyReLU, PReLU, ReLU, Sigmoid, SiLU, Softmax
 from treadle.module.batchnorm import BatchNorm1d, BatchNorm2d
@@ -68,3 +71,9 @@ __all__ = [
     "Softmax",
     "init",
 ]
+
+if not TYPE_CHECKING:  # A type checker shall see the names that exist only.
+
+    def __getattr__(name: str) -> Any:
+        advice = spelling.of_member(name, "treadle.module", __all__)
+        raise AttributeError(f"module 'treadle.module' has no attribute {name!r}{advice}", name=name)

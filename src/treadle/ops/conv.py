@@ -51,7 +51,12 @@ class Convolution(Op):
     def check_operands(self, types: tuple[TensorType, ...]) -> None:
         """Raise unless both operands have three to five axes, as many as the attributes say."""
         self.check_ndim(types, 0, 3, 4, 5)
-        self.check_ndim(types, 1, types[0].ndim)
+        if types[0].ndim != types[1].ndim:
+            first, second = self.operands[:2]
+            raise self.fail(
+                f"{first} has {types[0].ndim} axes and {second} {types[1].ndim}: as many are needed",
+                types,
+            )
 
     def check_groups(self, what: str, channels: Dim, types: tuple[TensorType, ...]) -> None:
         """Raise `ShapeError` unless the groups divide `channels`."""
@@ -145,7 +150,7 @@ class Conv(Convolution):
             _bad(lambda: cls((1,), ((0, -1),), (1,), 1), (1, 2, 4), (3, 2, 3), "not be negative"),
             _bad(lambda: cls((1, 1), ((0, 0),), (1,), 1), (1, 2, 4), (3, 2, 3), "2 entries for 1"),
             _bad(lambda: cls((1,), ((0, 0),), (1,), 1), (2, 4), (3, 2, 3), "expects 3 or 4 or 5"),
-            _bad(lambda: cls((1,), ((0, 0),), (1,), 1), (1, 2, 4), (3, 2), "axes for weight"),
+            _bad(lambda: cls((1,), ((0, 0),), (1,), 1), (1, 2, 4), (3, 2), "3 axes and weight 2"),
         )
 
 

@@ -50,8 +50,8 @@ class MatrixProduct(Op):
             lambda: self.error(
                 f"the inner extents {inner} and {other} differ",
                 types,
-                f"transpose_x={self.transpose_x}, transpose_y={self.transpose_y}: "
-                "the last axis of x must match the last but one of y",
+                f"axis {-2 if self.transpose_x else -1} of x must be as long as "
+                f"axis {-1 if self.transpose_y else -2} of y; transpose one of them",
             ),
         )
         return (*self._batch_shape(types), rows, columns)

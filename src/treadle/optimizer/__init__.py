@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
+from treadle.base import spelling
 from treadle.optimizer.adadelta import Adadelta
 from treadle.optimizer.adagrad import Adagrad
 from treadle.optimizer.adam import Adam
@@ -32,3 +35,9 @@ __all__ = [
     "clip_grad_norm",
     "clip_grad_value",
 ]
+
+if not TYPE_CHECKING:  # A type checker shall see the names that exist only.
+
+    def __getattr__(name: str) -> Any:
+        advice = spelling.of_member(name, "treadle.optimizer", __all__)
+        raise AttributeError(f"module 'treadle.optimizer' has no attribute {name!r}{advice}", name=name)

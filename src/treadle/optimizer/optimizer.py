@@ -80,7 +80,7 @@ class Optimizer(abc.ABC):
             if not isinstance(param, Parameter):
                 raise TypeError(
                     "optimizer can only optimize Parameters, but one of the params is "
-                    f"{type(param).__name__}"
+                    f"{type(param).__name__}; make it a treadle.Parameter"
                 )
             if id(param) in taken:
                 raise AssertionError(
