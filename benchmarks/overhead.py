@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import platform
 import statistics
 import subprocess
@@ -148,7 +149,8 @@ def main() -> None:
     parser.add_argument("--markdown", action="store_true", help="print a table for RESULTS.md")
     options = parser.parse_args()
     rows = measure(options.rounds, options.number)
-    title = f"Eager overhead, microseconds per op ({date.today()}, {platform.processor()})"
+    machine = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
+    title = f"Eager overhead, microseconds per op ({date.today()}, {machine})"
     if options.markdown:
         print("| op | Treadle | PyTorch | ratio |\n| --- | --- | --- | --- |")
         for name, mine, peer in rows:

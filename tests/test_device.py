@@ -51,6 +51,7 @@ def test_a_fresh_process_says_xpux_and_gives_one_notice() -> None:
         "import sys; print('made', file=sys.stderr)\n"
         "a = mge.tensor([1.0]); b = mge.tensor([2.0]); a + b\n"
         "print(a.device, repr(a.device), a)\n"
+        "mge.set_default_device('xpux'); mge.tensor([3.0])\n"
     )
     assert done.stdout.splitlines() == [
         "xpux",
@@ -287,8 +288,10 @@ def test_release_returns_the_memory_held_for_backward() -> None:
 
 def test_allocator_settings_are_checked() -> None:
     D.set_prealloc_config(alignment=256, min_req=1 << 20, growth_factor=1.5)
-    with pytest.raises(ValueError, match="alignment"):
-        D.set_prealloc_config(alignment=0)
+    D.set_prealloc_config(alignment=1, min_req=0, max_overhead=0, growth_factor=1.0)
+    for wrong in ((0,), (1, -1), (1, 0, -1), (1, 0, 0, 0.5)):
+        with pytest.raises(ValueError, match="alignment and growth_factor must be at least 1"):
+            D.set_prealloc_config(*wrong)
 
 
 @needs_no_gpu

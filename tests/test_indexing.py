@@ -128,6 +128,25 @@ def test_tensors_index_tensors() -> None:
 
 @pytest.mark.parametrize(
     "index",
+    [
+        np.int64(1),
+        slice(np.int64(1), None),
+        (np.int8(2), slice(None, np.int64(-1))),
+        (slice(mge.Tensor(1), mge.Tensor(3)), None),
+        slice(np.int64(0), 3),
+    ],
+    ids=str,
+)
+def test_whatever_is_an_integer_indexes_and_bounds_slices(index: Any) -> None:
+    array, x = counting((3, 4)), mge.Tensor(counting((3, 4)))
+    assert x[index].numpy().tolist() == array[index].tolist()
+    assert x[index] is not x
+    x[index], array[index] = -1.0, -1.0
+    assert x.numpy().tolist() == array.tolist()
+
+
+@pytest.mark.parametrize(
+    "index",
     [3, -4, (0, 4), (0, 0, 0), [3], [0, -4], (slice(None), [0, 4]), (..., ...), 2**40, [2**40]],
 )
 def test_out_of_range_is_an_index_error_for_reading_and_writing(index: Any) -> None:
@@ -149,7 +168,10 @@ def test_out_of_range_tensors_and_masks_that_do_not_fit() -> None:
         mge.Tensor(1.0)[0]
 
 
-@pytest.mark.parametrize("index", [1.5, "a", [0.5], mge.Tensor([1.0]), object(), {1: 2}])
+@pytest.mark.parametrize(
+    "index",
+    [1.5, "a", [0.5], mge.Tensor([1.0]), object(), {1: 2}, slice(1.5, None), slice("a")],
+)
 def test_only_integers_and_bools_are_indices(index: Any) -> None:
     with pytest.raises(TypeError, match="index"):
         mge.Tensor(counting((3, 4)))[index]

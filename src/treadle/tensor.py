@@ -386,9 +386,8 @@ def execute(op: Op, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 def create(op: Op, device: CompNode | None = None) -> tuple[Tensor, ...]:
     """Run an op without operands (`full`, `iota`, ...) on a device, the default one if None."""
     kinds, results = run_nullary(op, device or default_device())
-    if type(results) is not tuple:
-        return (wrap(results, kinds[0]),)
-    return tuple(wrap(r, k) for r, k in zip(results, kinds, strict=True))
+    several = results if type(results) is tuple else (results,)
+    return tuple(wrap(r, k) for r, k in zip(several, kinds, strict=True))
 
 
 _SCALARS: dict[Any, Tensor] = {}

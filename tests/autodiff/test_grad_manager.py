@@ -17,7 +17,8 @@ from treadle.autodiff import (
     no_grad,
     stop_gradient,
 )
-from treadle.autodiff.tape import Node, current
+from treadle.autodiff import tape as tape_module
+from treadle.autodiff.tape import Node, Tape, current
 from treadle.base.errors import AutodiffError, ShapeError
 from treadle.tensor import Tensor
 
@@ -134,6 +135,15 @@ def test_misuse_is_refused() -> None:
     assert current().managers == 0
 
 
+@pytest.mark.parametrize("wrong", [3.0, [3.0], "y"])
+def test_backward_takes_tensors(wrong: Any) -> None:
+    gm = GradManager().attach(Tensor([1.0]))
+    with gm, pytest.raises(TypeError, match="backward takes a tensor or a list of tensors, got"):
+        gm.backward(wrong)
+    gm.record()
+    gm.release()
+
+
 def test_record_and_release_by_hand() -> None:
     x = tensor(3.0)
     gm = GradManager().attach(x)
@@ -210,6 +220,19 @@ def test_a_callback_may_withhold_or_promise_the_gradient() -> None:
     assert x.grad is None
     assert grad_of(y) == [5.0]
     assert order == ["after"]
+
+
+def test_only_living_tensors_that_the_outputs_depend_on_are_reported() -> None:
+    x, unused, gone = tensor(1.0), tensor(1.0), tensor(5.0)
+    seen: list[Any] = []
+    gm = GradManager().attach([x, unused, gone], lambda t, g: (seen.append(t), g)[1])
+    with gm:
+        y = x * gone
+        del gone
+        gm.backward(y)
+    assert [id(t) for t in seen] == [id(x)]
+    assert grad_of(x) == [5.0]
+    assert unused.grad is None
 
 
 def test_the_running_manager_is_known_to_callbacks() -> None:
@@ -315,6 +338,16 @@ def test_group_members_both_get_gradients() -> None:
     assert grad_of(x) == [12.0]
 
 
+def test_a_group_that_is_left_stops_recording() -> None:
+    x = tensor(3.0)
+    first, second = GradManager().attach(x), GradManager().attach(x)
+    with first | second:
+        pass
+    assert current().managers == 0
+    with pytest.raises(AutodiffError, match="no computation history"):
+        second.backward(x)
+
+
 def test_outer_sees_inner_and_not_the_other_way_round() -> None:
     values = np.array([0.3, 1.1], "float32")
     x = mge.tensor(values)
@@ -328,6 +361,18 @@ def test_outer_sees_inner_and_not_the_other_way_round() -> None:
         outer.backward(F.cos(x))
         inner.backward(x.grad)
     np.testing.assert_allclose(x.grad.numpy(), -np.sin(values), rtol=1e-5)
+
+
+def test_the_outer_manager_goes_on_after_the_inner_one() -> None:
+    x = tensor(3.0)
+    outer, inner = GradManager().attach(x), GradManager().attach(x)
+    with outer:
+        with inner:
+            inner.backward(x * 2)
+        x.grad = None
+        outer.backward(x * x)
+    assert grad_of(x) == [6.0]
+    assert x._trace is None, "after the last one nothing is left on the tensor"
 
 
 def test_managers_with_different_tensors_nest() -> None:
@@ -389,6 +434,17 @@ def test_unreachable_branches_are_freed_while_recording() -> None:
             _ = F.exp(x) * 2
         assert count(Node) <= start + 2
         gm.backward(x * x)
+
+
+def test_the_log_of_a_long_recording_stays_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    tape = Tape()
+    monkeypatch.setattr(tape_module._TAPES, "tape", tape)
+    monkeypatch.setattr(tape_module, "_PRUNE_EVERY", 15)
+    x = tensor(1.0)
+    with GradManager().attach(x):
+        for _ in range(200):
+            _ = F.exp(x) * 2
+        assert 0 < len(tape._log) < 64, "400 ops ran, and nobody holds their results"
 
 
 def test_deep_chains_need_no_recursion() -> None:

@@ -1,5 +1,6 @@
 """The text and the fields of errors, and the line of the user's they point at."""
 
+import contextlib
 import inspect
 import os
 import pickle
@@ -7,6 +8,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -155,6 +157,14 @@ def test_code_without_a_file_is_the_users() -> None:
     scope: dict[str, Loc] = {}
     exec("from treadle.base.loc import user_location\nat = user_location()", scope)
     assert scope["at"].file == "<string>" and scope["at"].line == 2
+
+
+def test_a_context_manager_of_treadle_leads_to_the_with_statement() -> None:
+    scope: dict[str, Any] = {"__name__": "treadle.made_up", "user_location": user_location}
+    exec("def locate():\n    yield user_location()", scope)
+    line = _line() + 1
+    with contextlib.contextmanager(scope["locate"])() as at:
+        assert at.line == line and at.function == inspect.stack()[0].function
 
 
 def test_locations() -> None:

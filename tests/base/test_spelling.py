@@ -48,7 +48,7 @@ def test_wrong_guesses_are_answered(owner: object, guess: str, advice: str) -> N
 def test_nonsense_gets_no_advice() -> None:
     for owner in (mge, mge.module, mge.optimizer):
         with pytest.raises(AttributeError, match=r"no attribute 'qqqq'$"):
-            owner.qqqq  # noqa: B018
+            owner.qqqq
 
 
 def test_advice_of_the_top_level_exists() -> None:

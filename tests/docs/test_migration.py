@@ -56,7 +56,7 @@ def ours(expression: str) -> Any:
 
 
 def theirs(expression: str) -> Any:
-    torch = pytest.importorskip("torch")
+    torch = pytest.importorskip("torch", reason="the comparison framework is not installed")
     tensors = {n: torch.from_numpy(a.copy()) for n, a in ARRAYS.items() if n != "array"}
     names = {"torch": torch, "nn": torch.nn, "TF": torch.nn.functional, **tensors}
     return eval(expression, {**names, "array": ARRAYS["array"]})
@@ -126,7 +126,7 @@ def test_module_takes_its_input(row: list[str]) -> None:
 @pytest.mark.oracle
 @pytest.mark.parametrize("row", rows("Modules"), ids=lambda row: row[1])
 def test_module_gives_what_pytorch_gives(row: list[str]) -> None:
-    torch = pytest.importorskip("torch")
+    torch = pytest.importorskip("torch", reason="the comparison framework is not installed")
     module, reference = ours(row[1]), theirs(row[0])
     state = dict(module.named_tensors())
     with torch.no_grad():
@@ -160,7 +160,7 @@ def test_optimizer_moves_against_the_gradient(row: list[str]) -> None:
 @pytest.mark.oracle
 @pytest.mark.parametrize("row", rows("Optimizers"), ids=lambda row: row[1])
 def test_optimizer_steps_as_pytorch_does(row: list[str]) -> None:
-    torch = pytest.importorskip("torch")
+    torch = pytest.importorskip("torch", reason="the comparison framework is not installed")
     parameter = mge.Parameter(ARRAYS["v"])
     three_steps(parameter, eval(row[1], {**MODULES, "P": parameter}), mge.tensor)
     reference = torch.nn.Parameter(torch.from_numpy(ARRAYS["v"].copy()))

@@ -154,6 +154,13 @@ def test_matmul_flags_types_and_errors() -> None:
         F.matmul(a, mge.tensor(1.0))
 
 
+def test_matmul_says_which_axes_must_agree() -> None:
+    with pytest.raises(ValueError, match="axis -1 of x must be as long as axis -2 of y"):
+        F.matmul(F.ones((2, 3)), F.ones((4, 2)))
+    with pytest.raises(ValueError, match="axis -2 of x must be as long as axis -1 of y"):
+        F.matmul(F.ones((3, 2)), F.ones((2, 4)), transpose_a=True, transpose_b=True)
+
+
 def test_dot_cross_and_inverse() -> None:
     v, w = mge.tensor([1.0, 2.0, 3.0]), mge.tensor([0.0, 1.0, -1.0])
     assert F.dot(v, w).item() == -1 and F.dot(v, w).shape == ()

@@ -128,6 +128,23 @@ def test_convolution_errors() -> None:
         F.conv2d(x, mge.tensor(normal(2, 4, 3, 3)), stride=(1, 1, 1))
 
 
+def test_wrong_operands_are_explained() -> None:
+    image = F.zeros((2, 4, 5, 5))
+    with pytest.raises(ValueError, match="conv: x has 3 axes and weight 4"):
+        F.conv2d(image[0], F.zeros((8, 4, 3, 3)))
+    with pytest.raises(TypeError, match="a sequence of ints, got 'same'"):
+        F.conv2d(image, F.zeros((8, 4, 3, 3)), padding="same")
+    for training in (False, True):
+        with pytest.raises(ValueError, match="x has 4 channels, running_mean has 3"):
+            F.batch_norm(image, F.zeros(3), F.ones(3), training=training)
+    with pytest.raises(ValueError, match="x has 4 channels, bias has 5"):
+        F.batch_norm(image, bias=F.zeros(5), training=True)
+    with pytest.raises(ValueError, match="linear: the last axes of x and weight, the features"):
+        F.linear(F.zeros((2, 3)), F.zeros((5, 4)))
+    with pytest.raises(TypeError, match="embedding: does not take float32 indices"):
+        F.embedding(F.zeros((2, 3)), F.zeros((10, 4)))
+
+
 def test_mixed_types_promote() -> None:
     x, w = mge.tensor(normal(1, 1, 3, 3)), mge.tensor(normal(1, 1, 2, 2))
     assert F.conv2d(x.astype("float16"), w).dtype == np.float32

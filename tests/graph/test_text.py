@@ -249,5 +249,7 @@ def test_every_op_parses_back(name: str) -> None:
 
 
 def test_a_guard_may_be_spelled_either_way() -> None:
-    text = "graph g[m: 1.., n: 1..](%0: float32[m], %1: float32[n]) where {} == 0 {{\n  return %0\n}}"
+    text = (
+        "graph g[m: 1.., n: 1..](%0: float32[m], %1: float32[n]) where {} == 0 {{\n  return %0\n}}"
+    )
     assert parse(text.format("m - n")) == parse(text.format("-m + n"))

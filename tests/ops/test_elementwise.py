@@ -8,7 +8,7 @@ import pytest
 from tests.ops import harness
 
 from treadle.base import dtype as dt
-from treadle.base.errors import DTypeError
+from treadle.base.errors import DTypeError, NoGradient
 from treadle.base.types import TensorType
 from treadle.ops import elementwise as ew
 from treadle.ops import logic, special, unary
@@ -74,6 +74,12 @@ def test_remainder_passes_one_to_the_dividend_and_the_quotient_to_the_divisor() 
 )
 def test_steps_let_nothing_through(op: Op) -> None:
     assert gradient(op, [0.3]) == [None]
+
+
+@pytest.mark.parametrize("needs", [(True, False), (False, True)])
+def test_comparisons_have_no_gradient_on_either_side(needs: tuple[bool, ...]) -> None:
+    with pytest.raises(NoGradient, match="^less: is a comparison"):
+        gradient(logic.Less(), 1.0, 2.0, needs=needs)
 
 
 def test_casts_pass_between_floats_only() -> None:

@@ -1,5 +1,6 @@
 """Shapes given to array methods: what counts as an extent."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -7,7 +8,9 @@ import pytest
 
 import treadle
 from treadle.base.symbol import symbol
+from treadle.ops import indexing, methods
 from treadle.ops.methods import as_shape
+from treadle.tensor import Tensor
 
 
 def test_extents_in_every_spelling() -> None:
@@ -24,3 +27,23 @@ def test_extents_in_every_spelling() -> None:
 def test_what_is_no_extent(given: tuple[Any, ...]) -> None:
     with pytest.raises(TypeError):
         as_shape(given)
+
+
+@pytest.mark.parametrize(
+    ("kept", "call"),
+    [
+        (methods._reshaping, lambda x: x.reshape(6)),
+        (methods._reshaping, lambda x: x.reshape(3, -1)),
+        (methods._reshaping, lambda x: x.reshape((3, 2))),
+        (methods._reduction, lambda x: x.sum()),
+        (methods._reduction, lambda x: x.max(1, keepdims=True)),
+        (indexing._cuts, lambda x: x[1]),
+        (indexing._cuts, lambda x: x[:, None, ::2]),
+    ],
+)
+def test_the_ops_of_repeated_calls_are_kept(kept: Any, call: Callable[[Tensor], Tensor]) -> None:
+    x = treadle.tensor([[1, 2, 3], [4, 5, 6]])
+    first = call(x)
+    before = kept.cache_info().hits
+    assert call(x).tolist() == first.tolist()
+    assert kept.cache_info().hits == before + 1

@@ -1,5 +1,6 @@
 """The one reverse walk: which rules it calls, what it accumulates, what it leaves out."""
 
+import weakref
 from typing import Any
 
 import numpy as np
@@ -109,3 +110,23 @@ def test_a_long_chain_needs_no_recursion() -> None:
     for _ in range(10_000):
         y = y + 1.0
     assert gradient(tape, y, x) == [1.0]
+
+
+def test_a_cotangent_is_let_go_once_it_was_used() -> None:
+    class Cotangent:
+        pass
+
+    alive: weakref.WeakSet[Cotangent] = weakref.WeakSet()
+    counts: list[int] = []
+
+    class Rule:
+        def vjp(self, at: Pullback[Any]) -> Any:
+            made = Cotangent()
+            alive.add(made)
+            counts.append(len(alive))
+            return (made,)
+
+    rule: Any = Rule()
+    steps = [Step(rule, (i,), (i + 1,), lambda: ((None,), (None,))) for i in range(8)]
+    backpropagate(steps, {8: Cotangent()}, [0])
+    assert counts == [1, *[2] * 7], "the one that comes in and the one that goes out"

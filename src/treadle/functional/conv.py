@@ -27,12 +27,23 @@ def linear(
 ) -> Tensor:
     """x W^T + b for x (..., in), weight (out, in), bias (out,).
 
+    Raises:
+        ShapeError: the last axes of x and weight differ.
+
     Example:
         >>> w = mge.tensor([[1., 0.], [0., 2.], [1., 1.]])
         >>> F.linear(mge.tensor([3., 4.]), w, bias=mge.tensor([0., 0., 10.])).tolist()
         [3.0, 8.0, 17.0]
     """
     x = as_tensor(inp)
+    weight = as_tensor(weight, x)
+    if x.shape[-1:] != weight.shape[-1:]:
+        raise ShapeError(
+            "linear",
+            "the last axes of x and weight, the features, differ",
+            saw=f"x {x.type}, weight {weight.type}",
+            hint="flatten or reshape x, or make the layer for as many in_features",
+        )
     out = matmul(x, weight, transpose_b=True, compute_mode=compute_mode)
     return out if bias is None else out + bias
 

@@ -76,4 +76,6 @@ if not TYPE_CHECKING:  # A type checker shall see the names that exist only.
 
     def __getattr__(name: str) -> Any:
         advice = spelling.of_member(name, "treadle.module", __all__)
-        raise AttributeError(f"module 'treadle.module' has no attribute {name!r}{advice}", name=name)
+        raise AttributeError(
+            f"module 'treadle.module' has no attribute {name!r}{advice}", name=name
+        )

@@ -54,7 +54,7 @@ class Convolution(Op):
         if types[0].ndim != types[1].ndim:
             first, second = self.operands[:2]
             raise self.fail(
-                f"{first} has {types[0].ndim} axes and {second} {types[1].ndim}: as many are needed",
+                f"{first} has {types[0].ndim} axes and {second} {types[1].ndim}: both need as many",
                 types,
             )
 

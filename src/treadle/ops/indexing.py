@@ -219,14 +219,23 @@ def _parse(x: Operators, index: Any) -> _Plan:
 
 def _item(x: Operators, given: Any) -> Any:
     """One index item as None, Ellipsis, a slice, a bool, an int, an array or an operand."""
-    if given is None or given is Ellipsis or isinstance(given, (slice, bool)):
+    if given is None or given is Ellipsis or isinstance(given, bool):
         return given
+    if isinstance(given, slice):
+        # Plain bounds can be compared: a tensor's `==` is an op.
+        bounds = given.start, given.stop, given.step
+        return slice(*(b if b is None else _integer(x, b) for b in bounds))
     if isinstance(given, (list, tuple)):
         given = np.asarray(given) if given else np.zeros(0, np.int32)
     if _is_array(given):
         return given if given.shape or not _is_mask(given) else bool(given)
     if isinstance(given, np.bool_):
         return bool(given)
+    return _integer(x, given)
+
+
+def _integer(x: Operators, given: Any) -> int:
+    """The Python int that an index or a bound of a slice stands for."""
     try:
         return as_int(given)
     except TypeError:
