@@ -22,6 +22,8 @@ PIP_FLAGS ?=
 ARGS ?=
 # The comparison framework of `make test-oracle`, pinned so that its results do not move.
 TORCH := torch==2.13.0
+# The declared ONNX mappings are held against its operator schemas in the same run.
+ONNX := onnx>=1.21,<1.24
 
 ##@ Use
 
@@ -43,8 +45,8 @@ test: $(VENV)/.ready ## run the default test suite
 	$(PY) -m pytest -q -n $(JOBS) $(ARGS)
 
 .PHONY: test-oracle
-test-oracle: $(VENV)/.oracle ## compare with PyTorch (installs it first)
-	$(PY) -m pytest -q -n $(JOBS) -m oracle $(ARGS)
+test-oracle: $(VENV)/.oracle ## compare with PyTorch and ONNX (installs both first)
+	$(PY) -m pytest -q -n $(JOBS) -m "oracle or onnx" $(ARGS)
 
 .PHONY: check check-format check-lint check-types check-imports check-budget
 check: check-format check-lint check-types check-imports check-budget ## format, lint, strict types, import contract, size budget
@@ -115,7 +117,7 @@ $(VENV)/.ready: $(VENV)/.demo
 	@touch $@
 
 $(VENV)/.oracle: $(VENV)/.ready
-	$(PIP) install $(PIP_FLAGS) "$(TORCH)"
+	$(PIP) install $(PIP_FLAGS) "$(TORCH)" "$(ONNX)"
 	@touch $@
 
 $(VENV)/.build: $(VENV)/.ready

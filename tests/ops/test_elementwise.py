@@ -78,7 +78,7 @@ def test_steps_let_nothing_through(op: Op) -> None:
 
 @pytest.mark.parametrize("needs", [(True, False), (False, True)])
 def test_comparisons_have_no_gradient_on_either_side(needs: tuple[bool, ...]) -> None:
-    with pytest.raises(NoGradient, match="^less: is a comparison"):
+    with pytest.raises(NoGradient, match=r"^less: is a comparison"):
         gradient(logic.Less(), 1.0, 2.0, needs=needs)
 
 
