@@ -12,6 +12,11 @@ from hypothesis.extra import numpy as hnp
 import treadle as mge
 import treadle.functional as F
 from treadle.autodiff import GradManager
+from treadle.base.dtype import float32
+from treadle.base.symbol import symbol
+from treadle.base.types import TensorType
+from treadle.ops import indexing
+from treadle.ops.abstract import TypeOperand
 
 Array = npt.NDArray[Any]
 
@@ -134,6 +139,7 @@ def test_tensors_index_tensors() -> None:
         (np.int8(2), slice(None, np.int64(-1))),
         (slice(mge.Tensor(1), mge.Tensor(3)), None),
         slice(np.int64(0), 3),
+        np.True_,
     ],
     ids=str,
 )
@@ -175,6 +181,15 @@ def test_out_of_range_tensors_and_masks_that_do_not_fit() -> None:
 def test_only_integers_and_bools_are_indices(index: Any) -> None:
     with pytest.raises(TypeError, match="index"):
         mge.Tensor(counting((3, 4)))[index]
+
+
+def test_symbolic_axes_are_kept_whole() -> None:
+    n = symbol("n")
+    x = TypeOperand(TensorType(float32, (n, 4)))
+    assert indexing.getitem(x, (slice(None), slice(1, 3))).type.shape == (n, 2)
+    assert indexing.getitem(x, (..., 0)).type.shape == (n,)
+    with pytest.raises(IndexError, match="cannot slice the symbolic axis 0"):
+        indexing.getitem(x, slice(1, None))
 
 
 def test_zero_steps_are_refused() -> None:

@@ -5,6 +5,7 @@ import inspect
 import math
 import operator
 import pickle
+import sys
 from typing import Any
 
 import ml_dtypes
@@ -67,6 +68,7 @@ def test_tensor_is_the_class_and_takes_dtype_device_and_name() -> None:
     assert mge.tensor is Tensor and mge.Tensor is Tensor
     made = mge.tensor([1, 2], dtype="float16", device="cpu1", name="w")
     assert (made.dtype, made.device, made.name) == (np.float16, "cpu1", "w")
+    assert mge.tensor(1, format="nhwc").format == "nhwc"
     assert (mge.tensor(1).name, mge.tensor(1).format, mge.tensor(1).grad) == ("", "default", None)
 
 
@@ -96,10 +98,12 @@ def test_the_source_is_copied() -> None:
         (math.inf, "int64", "inf does not fit int64"),
         (1e5, "float16", "100000.0 does not fit float16"),
         (2**70, None, "does not fit 64 bits"),
+        ([1 + 2j], "int32", r"\(1\+2j\) does not fit int32"),
+        ([1 + 2j], "float32", r"\(1\+2j\) does not fit float32"),
     ],
 )
 def test_values_that_do_not_fit_are_refused(data: Any, dtype: str | None, message: str) -> None:
-    with pytest.raises(DTypeError, match=message):
+    with pytest.raises(DTypeError, match=f"^tensor: .*{message}"):
         mge.tensor(data, dtype=dtype)
 
 
@@ -227,6 +231,10 @@ def test_array_protocol() -> None:
     mine[0] = 9
     assert t.tolist() == [1, 2]
     assert np.stack([t, t]).shape == (2, 2)
+    assert np.shares_memory(np.asarray(t), t.numpy())
+    for unsupported in (lambda: np.add.reduce(t), lambda: np.add(t, 1, where=True)):
+        with pytest.raises(TypeError, match="returned NotImplemented"):
+            unsupported()
 
 
 def test_dlpack_with_numpy() -> None:
@@ -350,6 +358,16 @@ def test_reductions() -> None:
         t.sum(axis=2)
     with pytest.raises(ValueError, match="no elements"):
         mge.tensor([]).max()
+
+
+def test_the_literals_that_are_kept_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = sys.modules[Tensor.__module__]  # `treadle.tensor` is the class
+    monkeypatch.setattr(module, "_MOST_SCALARS", 8)
+    t = mge.tensor([1.0])
+    assert [(t * float(i)).item() for i in range(50)] == list(range(50))
+    assert 0 < len(module._SCALARS) <= 8
+    with pytest.raises(ShapeError, match="differ in length"):
+        _ = t * [[1.0], [1.0, 2.0]]
 
 
 # -- names -------------------------------------------------------------------------------------

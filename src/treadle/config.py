@@ -1,7 +1,9 @@
 """Run-time switches under MegEngine's names; set them as `treadle.config.async_level = 0`.
 
-Errors of shape, dtype and device are always raised at the call, so `async_level` only ever delays
-failures of devices; no device in this version is asynchronous.
+All are accepted, checked and reserved; nothing in this version reads them. `_compute_mode`,
+`benchmark_kernel`, `benchmark_with_subprocess` and `_auto_format_convert` wait for kernels to
+choose among. `async_level` will only ever delay failures of devices, none of which is asynchronous
+yet: errors of shape, dtype and device are always raised at the call.
 """
 
 from __future__ import annotations

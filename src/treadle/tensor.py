@@ -148,10 +148,13 @@ class Tensor(ArrayMethods):
     # -- how ops run -----------------------------------------------------------------------
 
     def apply(self, op: Op, inputs: tuple[Tensor, ...], /) -> tuple[Tensor, ...]:
-        """Run an op on tensors; a recording or capture of this thread sees it."""
+        """Run an op on tensors; a recording or capture of this thread sees it.
+
+        An op without operands (`iota`, ...) runs on this tensor's device and is a constant.
+        """
         if ACTIVE.count:
             hook = LOCAL.hook
-            if hook is not None:
+            if hook is not None and inputs:
                 return hook.apply(op, inputs)
         return execute(op, inputs) if inputs else create(op, self._kind.device)
 

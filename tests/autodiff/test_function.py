@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,9 @@ import pytest
 import treadle as mge
 import treadle.functional as F
 from treadle.autodiff import Function, GradManager, detect_anomaly
+from treadle.autodiff.tape import current
 from treadle.base.errors import AutodiffError, NoGradient
+from treadle.base.modes import LOCAL
 from treadle.tensor import Tensor
 
 
@@ -151,6 +154,30 @@ def test_anomaly_mode_names_the_op_whose_gradient_is_nan() -> None:
     line = test_anomaly_mode_names_the_op_whose_gradient_is_nan.__code__.co_firstlineno + 4
     assert message.startswith("mul: its gradient is NaN")
     assert f"test_function.py:{line}" in message, "where the op ran, not where backward did"
+
+
+@pytest.mark.parametrize("outside", [True, False])
+def test_anomaly_mode_outlives_a_backward_whose_rules_make_constants(outside: bool) -> None:
+    x = mge.tensor([[0.0, 0.0]])
+    gm = GradManager().attach(x)
+    with ExitStack() as stack:
+        for block in (detect_anomaly(), gm) if outside else (gm, detect_anomaly()):
+            stack.enter_context(block)
+        gm.backward(F.nn.cross_entropy(x, mge.tensor([1])))
+        with pytest.raises(AutodiffError, match="log: made a NaN"):
+            F.log(x - 1.0)
+    assert x.grad.tolist() == [[0.5, -0.5]]
+    assert LOCAL.hook is None
+    assert not current().places
+
+
+def test_anomaly_mode_nests() -> None:
+    with detect_anomaly():
+        with detect_anomaly():
+            pass
+        with pytest.raises(AutodiffError, match="log: made a NaN"):
+            F.log(mge.tensor([-1.0]))
+    assert LOCAL.hook is None
 
 
 def test_anomaly_mode_is_quiet_without_one_and_ends() -> None:

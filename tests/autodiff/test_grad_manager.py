@@ -101,6 +101,8 @@ def test_cotangent_defaults_to_ones_and_must_fit() -> None:
         y = x * 3
         with pytest.raises(ShapeError, match="dy and y differ in shape"):
             gm.backward(y, tensor(1.0))
+    with gm, pytest.raises(ShapeError, match="1 cotangents were given for 2 outputs"):
+        gm.backward([x * 3, x * 2], tensor(1.0, 1.0))
 
 
 def test_the_same_output_twice_counts_twice() -> None:
@@ -361,6 +363,32 @@ def test_outer_sees_inner_and_not_the_other_way_round() -> None:
         outer.backward(F.cos(x))
         inner.backward(x.grad)
     np.testing.assert_allclose(x.grad.numpy(), -np.sin(values), rtol=1e-5)
+
+
+def test_gradient_rules_that_make_constants_are_differentiated_again() -> None:
+    x = mge.tensor([[0.5, -1.0, 2.0]])
+    outer, inner = GradManager().attach(x), GradManager().attach(x)
+    with outer:
+        with inner:
+            inner.backward(F.nn.cross_entropy(x, mge.tensor([1])))
+        first, x.grad = x.grad, None
+        outer.backward(first, mge.tensor([[1.0, 0.0, 0.0]]))
+    p = np.exp(x.numpy()) / np.exp(x.numpy()).sum()
+    np.testing.assert_allclose(first.numpy(), p - [[0, 1, 0]], rtol=1e-5)
+    np.testing.assert_allclose(x.grad.numpy(), p[0, 0] * ([[1, 0, 0]] - p), rtol=1e-5)
+
+
+def test_a_manager_sees_neither_older_ops_nor_its_siblings_gradients() -> None:
+    x = tensor(3.0)
+    outer, first, second = (GradManager().attach(x) for _ in range(3))
+    with outer:
+        before = x * x
+        with first | second:
+            first.backward(x * x * before)
+            found, x.grad = x.grad, None
+            second.backward(found * x)
+    assert found.tolist() == [54.0], "the older square counts as 9"
+    assert grad_of(x) == [54.0]
 
 
 def test_the_outer_manager_goes_on_after_the_inner_one() -> None:

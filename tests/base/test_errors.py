@@ -172,3 +172,11 @@ def test_locations() -> None:
     assert at.line == line and at and str(at).endswith(f":{line} in test_locations")
     assert not UNKNOWN and str(UNKNOWN) == "unknown"
     assert str(TensorType(treadle.base.dtype.float32, (2, 3), "cpu0")) == "float32[2,3]@cpu0"
+
+
+def test_a_renamed_error_keeps_all_else() -> None:
+    error = ShapeError("op", "problem", saw="x", hint="fix")
+    before = str(error)
+    error.rename("function")
+    assert str(error) == before.replace("op:", "function:", 1)
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)

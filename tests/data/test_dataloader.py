@@ -365,3 +365,17 @@ def test_the_place_in_a_stream_cannot_be_saved() -> None:
         loader.state_dict()
     with pytest.raises(TypeError, match="stream"):
         loader.load_state_dict({})
+
+
+@pytest.mark.parametrize(
+    ("given", "sampler"),
+    [
+        ({"batch_size": 4, "shuffle": True}, "RandomSampler(dataset, batch_size=4)"),
+        ({"shuffle": True}, "RandomSampler(dataset, batch_size=1)"),
+        ({"batch_size": 4}, "SequentialSampler(dataset, batch_size=4)"),
+    ],
+)
+def test_arguments_of_pytorch_are_answered_with_the_sampler(given: Any, sampler: str) -> None:
+    with pytest.raises(TypeError) as caught:
+        DataLoader([1, 2, 3], **given)
+    assert str(caught.value).endswith(f"use DataLoader(dataset, {sampler})")

@@ -14,7 +14,7 @@ def numbered(letter: str, *ranges: tuple[int, int]) -> set[str]:
 
 
 PROMISED = (
-    numbered("A", (2, 2), (6, 18), (40, 53), (57, 57))
+    numbered("A", (2, 2), (6, 18), (39, 58))
     | numbered("B", (1, 1), (10, 65))
     | numbered("C", (37, 37), (43, 43), (59, 59))
     | numbered("D", (49, 49), (53, 61), (67, 67), (72, 72))

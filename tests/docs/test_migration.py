@@ -6,6 +6,8 @@ Rows without a NumPy column are compared with values recorded from PyTorch; `pyt
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,6 +21,7 @@ import treadle as mge
 import treadle.functional as F
 import treadle.module as M
 import treadle.optimizer as O
+from treadle.base.errors import TreadleError
 
 PAGE = DOCS / "migration.md"
 RECORDED = Path(__file__).with_name("migration_values.json")
@@ -167,3 +170,25 @@ def test_optimizer_steps_as_pytorch_does(row: list[str]) -> None:
     optimizer = eval(row[0], {"torch": torch, "P": reference})
     three_steps(reference, optimizer, torch.from_numpy)
     check_equal(parameter, reference.detach())
+
+
+DIFFERENCES = "Different from MegEngine on purpose"
+
+
+def shown(expression: str, names: dict[str, Any]) -> str:
+    """What an interactive session would show: output, else the value, else the error."""
+    printed = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(printed):
+            value = eval(expression, names)
+    except TreadleError as error:
+        return f"{type(error).__name__}: {error}".partition("\n")[0]
+    return printed.getvalue().rstrip("\n") or repr(value)
+
+
+@pytest.mark.parametrize("row", rows(DIFFERENCES), ids=lambda row: row[2])
+def test_difference_from_megengine_is_as_shown(row: list[str]) -> None:
+    names: dict[str, Any] = {**MODULES, "T": mge.Tensor}
+    helpers = [b for b in blocks(PAGE) if b.code.startswith("def gradients")]
+    exec(helpers[0].code, names)
+    assert shown(row[2], names) == row[3]

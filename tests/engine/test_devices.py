@@ -1,6 +1,9 @@
 """Names become places: once for each name, the same object for all, on a plug-in or the host."""
 
+import pickle
+
 import pytest
+from tests.backends import toy_backend
 from tests.backends.plugins import Plugins
 
 import treadle as mge
@@ -8,6 +11,7 @@ from treadle.backends import registry
 from treadle.base.errors import DeviceError
 from treadle.engine import devices
 from treadle.engine.devices import Name, parse, resolve
+from treadle.runtime.api import DeviceInfo
 
 
 @pytest.mark.parametrize(
@@ -41,6 +45,12 @@ def test_one_object_for_each_logical_name(plugins: Plugins) -> None:
     assert resolve("toy0:1").physical_locator == ("toy", 0, 1)
     assert resolve("toy1").open().name == "toy1"
     assert repr(resolve("toyx")) == 'CompNode("toy0:0" from "toyx:0")'
+
+
+def test_a_device_is_itself_again_after_pickling(plugins: Plugins) -> None:
+    plugins.toy()
+    for name in ("xpux", "cpu1", "toy0:1"):
+        assert pickle.loads(pickle.dumps(resolve(name))) is resolve(name)
 
 
 def test_equality_is_by_name_and_place(plugins: Plugins) -> None:
@@ -94,3 +104,16 @@ def test_devices_are_opened_once_and_reopened_after_closing(plugins: Plugins) ->
     devices.close_all()
     first.close()  # closing twice is closing once
     assert first.closed and resolve("toy1").open().name == "toy1"
+
+
+def test_what_a_gpu_says_about_itself(plugins: Plugins, monkeypatch: pytest.MonkeyPatch) -> None:
+    info = DeviceInfo("toy gpu", features=("float16", "compute_86"))
+    monkeypatch.setattr(toy_backend, "DeviceInfo", lambda *_, **__: info)
+    plugins.toy("gpu")
+    assert mge.is_cuda_available() and mge.get_device_count("gpu") == 2
+    assert mge.get_cuda_device_property(0) == info
+    assert mge.get_cuda_compute_capability(1) == 86
+    info = DeviceInfo("plain")
+    registry.rescan()
+    with pytest.raises(DeviceError, match="gpu0: its backend reports no compute_"):
+        mge.get_cuda_compute_capability(0)

@@ -9,6 +9,7 @@ import pytest
 import treadle as mge
 import treadle.functional as F
 from treadle.autodiff import GradManager
+from treadle.base.errors import DTypeError, IndexRangeError, OutOfMemory, ShapeError
 
 RNG = np.random.default_rng(11)
 
@@ -130,7 +131,7 @@ def test_convolution_errors() -> None:
 
 def test_wrong_operands_are_explained() -> None:
     image = F.zeros((2, 4, 5, 5))
-    with pytest.raises(ValueError, match="conv: x has 3 axes and weight 4"):
+    with pytest.raises(ValueError, match="conv2d: x has 3 axes and weight 4"):
         F.conv2d(image[0], F.zeros((8, 4, 3, 3)))
     with pytest.raises(TypeError, match="a sequence of ints, got 'same'"):
         F.conv2d(image, F.zeros((8, 4, 3, 3)), padding="same")
@@ -489,3 +490,44 @@ def test_remap_and_flip() -> None:
     assert F.vision.flip(x).tolist() == [[[[5, 4, 3], [2, 1, 0]]]]
     assert F.vision.flip(x, vertical=False).tolist() == [[[[2, 1, 0], [5, 4, 3]]]]
     assert F.vision.flip(x, False, False).tolist() == x.tolist()
+
+
+@pytest.mark.parametrize("function", [F.conv2d, F.conv_transpose2d])
+def test_a_padding_beyond_all_memory_is_our_error(function: Any) -> None:
+    with pytest.raises((OutOfMemory, ShapeError), match=f"^{function.__name__}: ") as caught:
+        function(F.ones((1, 1, 4, 4)), F.ones((1, 1, 3, 3)), padding=2**40)
+    assert "arr.size" not in str(caught.value)
+
+
+@pytest.mark.parametrize("function", [F.max_pool2d, F.avg_pool2d])
+def test_a_pool_beyond_all_memory_is_our_error(function: Any) -> None:
+    with pytest.raises(OutOfMemory, match=f"^{function.__name__}: not enough memory"):
+        function(F.ones((1, 1, 4, 4)), 2, padding=2**40)
+
+
+@pytest.mark.parametrize("function", [F.adaptive_max_pool2d, F.adaptive_avg_pool2d])
+def test_an_adaptive_pool_is_called_by_its_name(function: Any) -> None:
+    with pytest.raises(ShapeError, match=f"^{function.__name__}: "):
+        function(F.ones(4), 2)
+
+
+def test_layer_norm_says_what_does_not_fit() -> None:
+    x, wide = F.ones((2, 3)), F.ones(4)
+    with pytest.raises(ShapeError, match=r"layer_norm: the last axes of x are not \[4\]"):
+        F.layer_norm(x, 4, affine=False)
+    with pytest.raises(ShapeError, match="layer_norm: the weight does not fit") as caught:
+        F.layer_norm(x, 3, True, wide, None)
+    assert caught.value.hint == "give a weight of shape [3]"
+    with pytest.raises(ShapeError, match="layer_norm: the bias does not fit"):
+        F.layer_norm(x, 3, True, None, wide)
+
+
+def test_float_labels_are_whole_numbers() -> None:
+    scores = F.eye(2)
+    whole = F.nn.cross_entropy(scores, mge.tensor([1.0, 0.0]))
+    assert whole.item() == F.nn.cross_entropy(scores, mge.tensor([1, 0])).item()
+    for wrong in (0.5, float("nan")):
+        with pytest.raises(DTypeError, match=f"cross_entropy: {wrong} is no whole number"):
+            F.nn.cross_entropy(scores, mge.tensor([0.0, wrong]))
+    with pytest.raises(IndexRangeError, match="cross_entropy: the label 9"):
+        F.nn.cross_entropy(scores, mge.tensor([0, 9]))

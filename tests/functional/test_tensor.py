@@ -1,5 +1,7 @@
 """Creation and movement of elements against NumPy, defaults and errors included."""
 
+import re
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -8,7 +10,15 @@ import pytest
 import treadle as mge
 import treadle.functional as F
 from treadle.autodiff import GradManager
+from treadle.base.errors import (
+    DTypeError,
+    IndexRangeError,
+    OutOfMemory,
+    ShapeError,
+    TreadleError,
+)
 
+ROW = mge.tensor([0, 1])
 X = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
 
 
@@ -270,3 +280,53 @@ def test_gradients_are_transposes(function: Any) -> None:
         manager.backward(y, w)
     np.testing.assert_allclose((x.grad * x).sum().item(), (y * w).sum().item(), 1e-4)
     assert x.grad.shape == x.shape
+
+
+# -- messages ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "where", "hint"),
+    [
+        (lambda: F.arange("a"), DTypeError, "arange: expects numbers", "0-d tensors"),
+        (lambda: F.arange(2**40), OutOfMemory, "arange: cannot allocate", "smaller shape"),
+        (lambda: F.arange(3, dtype="bool"), DTypeError, "arange: does not make", "int32"),
+        (lambda: F.linspace(0, 1, -2), ShapeError, "linspace: num must be positive", "num=1"),
+        (lambda: F.linspace(0, 1, 2.5), DTypeError, "linspace: num must be an int", "such as 5"),
+        (lambda: F.zeros((-1, 2)), ShapeError, "zeros: the shape [-1,2]", "0 or more"),
+        (lambda: F.ones(2**45), OutOfMemory, "ones: cannot allocate", "smaller shape"),
+        (lambda: F.full((-1,), 2), ShapeError, "full: the shape [-1]", "0 or more"),
+        (lambda: F.gather(F.eye(2), 0, ROW), ShapeError, "gather: expects 2 axes", "reshape"),
+        (lambda: F.gather(F.ones(1), 0, ROW), IndexRangeError, "gather: index 1", "-1 to 0"),
+        (lambda: F.scatter(F.eye(2), 0, ROW, ROW), ShapeError, "scatter: expects", "reshape"),
+        (lambda: F.gather(F.ones(2), 0, F.ones(2) / 2), DTypeError, "gather: 0.5 is", "round()"),
+        (lambda: F.broadcast_to(F.eye(2), (3, 3)), ShapeError, "broadcast_to: cannot", "or 1"),
+        (lambda: F.repeat(ROW, -1), ShapeError, "repeat: the shape", "0 or more"),
+        (lambda: F.tile(ROW, -1), ShapeError, "tile: the shape", "0 or more"),
+        (lambda: F.concat([]), ShapeError, "concat: needs at least one", "zeros()"),
+        (lambda: F.stack(iter(())), ShapeError, "stack: needs at least one", "only once"),
+        (lambda: F.stack([F.eye(2), ROW]), ShapeError, "stack: the shapes differ", "concat()"),
+        (lambda: F.split(ROW, 5), ShapeError, "split: cannot split axis 0 of size 2", "parts"),
+        (lambda: F.split(ROW, [2, 1]), ShapeError, "split: cut positions must rise", "cuts"),
+        (lambda: F.expand_dims(ROW, 7), ShapeError, "expand_dims: axis 7", "from -2 to 1"),
+        (lambda: F.squeeze(F.ones((1, 2)), 1), ShapeError, "squeeze: axis 1", "are [0]"),
+        (lambda: F.squeeze(F.ones(2), 0), ShapeError, "squeeze: axis 0", "no axis of x"),
+        (lambda: F.reshape(ROW, (-1, -1)), ShapeError, "reshape: only one", "shape [2]"),
+        (lambda: F.reshape(ROW, (-2,)), ShapeError, "reshape: an extent is", "0 or more"),
+        (lambda: F.topk(ROW, 7), ShapeError, "topk: k = 7", "from 1 to 2"),
+        (lambda: F.topk(F.ones(()), 1), ShapeError, "topk: k = 1", "no axes"),
+    ],
+)
+def test_messages_name_the_function_and_a_fix(
+    call: Callable[[], Any], error: type[TreadleError], where: str, hint: str
+) -> None:
+    with pytest.raises(error) as caught:
+        call()
+    assert str(caught.value).startswith(where)
+    assert hint in caught.value.hint and caught.value.at
+
+
+@pytest.mark.parametrize("wrong", ["ab", (2.5,), 2.5, None])
+def test_what_is_no_shape_is_shown(wrong: Any) -> None:
+    with pytest.raises(TypeError, match=re.escape(f"sequence of ints, got {wrong!r}")):
+        F.zeros(wrong)

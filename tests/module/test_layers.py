@@ -1,6 +1,7 @@
 """Layers: parameter shapes, results of small cases, arguments that do not fit."""
 
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import treadle.functional as F
 import treadle.module as M
 from treadle import random
 from treadle.autodiff import GradManager
-from treadle.base.errors import ShapeError
+from treadle.base.errors import DTypeError, ShapeError
 from treadle.tensor import Tensor
 
 
@@ -292,3 +293,42 @@ def test_a_transformer_learns_to_copy() -> None:
         losses.append(loss.item())
     assert losses[0] > 1.5
     assert losses[-1] < 0.1
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: M.Linear(-2, 3), "Linear: in_features: expects an int of at least 0"),
+        (lambda: M.Linear(2, -3), "Linear: out_features: expects"),
+        (lambda: M.Conv2d(0, 1, 3), "Conv2d: in_channels: expects an int of at least 1"),
+        (lambda: M.ConvTranspose2d(1, 0, 3), "ConvTranspose2d: out_channels: expects"),
+        (lambda: M.Conv2d(1, 1, 0), "Conv2d: kernel_size: expects an int or 2 ints"),
+        (lambda: M.MaxPool2d(0), "MaxPool2d: kernel_size: expects"),
+        (lambda: M.MaxPool2d(2, 0), "MaxPool2d: stride: expects"),
+        (lambda: M.AvgPool2d(2, padding=-1), "AvgPool2d: padding: expects"),
+        (lambda: M.AdaptiveAvgPool2d((1, 0)), "AdaptiveAvgPool2d: oshp: expects"),
+        (lambda: M.AdaptiveMaxPool2d((1, 1, 1)), "AdaptiveMaxPool2d: oshp: expects"),
+        (lambda: M.Embedding(-1, 2), "Embedding: num_embeddings: expects"),
+        (lambda: M.Embedding(2, -1), "Embedding: embedding_dim: expects"),
+        (lambda: M.BatchNorm2d(-1), "BatchNorm2d: num_features: expects"),
+        (lambda: M.LayerNorm((2, -1)), "LayerNorm: extents: expects"),
+        (lambda: M.PReLU(0), "PReLU: num_parameters: expects"),
+    ],
+)
+def test_sizes_are_checked_when_a_layer_is_made(make: Callable[[], M.Module], message: str) -> None:
+    with pytest.raises(ShapeError, match=message) as caught:
+        make()
+    assert caught.value.saw and caught.value.hint
+
+
+def test_sizes_are_integers_of_any_kind() -> None:
+    assert M.Conv2d(1, 1, np.int64(3)).kernel_size == (3, 3)  # type: ignore[arg-type]
+    for make in (lambda: M.Linear(2.5, 3), lambda: M.MaxPool2d(2.5)):  # type: ignore[arg-type]
+        with pytest.raises(DTypeError, match="expects an int"):
+            make()
+
+
+@pytest.mark.parametrize("wrong", [2.0, 1.0, -0.1])
+def test_a_dropout_probability_is_checked_when_the_layer_is_made(wrong: float) -> None:
+    with pytest.raises(ValueError, match=r"Dropout: drop_prob must be in \[0, 1\)"):
+        M.Dropout(wrong)

@@ -56,12 +56,11 @@ def detect_anomaly() -> Iterator[None]:
     tape = current()
     before: Any = tape.watch, tape.locate
     tape.watch, tape.locate = _Watch(), True
-    alone = LOCAL.hook is None
-    if alone:
+    if LOCAL.hook is None:
         install(tape)
     try:
         yield
     finally:
         tape.watch, tape.locate = before
-        if alone and LOCAL.hook is tape and not tape.managers:
+        if LOCAL.hook is tape and tape.watch is None and not tape.managers:
             install(None)

@@ -126,7 +126,7 @@ class Tape:
 
     def apply(self, op: Op, inputs: tuple[Tensor, ...], /) -> tuple[Tensor, ...]:
         """Any other op."""
-        results = execute(op, inputs) if inputs else _created(op)
+        results = execute(op, inputs)
         if any([x._trace is not None for x in inputs]):
             self.record(op, inputs, results)
         if self.watch is not None:
@@ -188,7 +188,7 @@ class Tape:
         self.depth -= 1
         if self.managers:
             return
-        if LOCAL.hook is self:
+        if LOCAL.hook is self and self.watch is None:
             install(None)
         self.places.clear()
         log, self._log, self._kept = self._log, [], 0
@@ -244,10 +244,6 @@ def current() -> Tape:
     if _TAPES.tape is None:
         _TAPES.tape = Tape()
     return _TAPES.tape
-
-
-def _created(op: Op) -> tuple[Tensor, ...]:
-    raise TypeError(f"{op.name} has no operands and is never recorded")
 
 
 @contextmanager

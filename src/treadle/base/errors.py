@@ -30,6 +30,11 @@ class TreadleError(Exception):
         self.at = user_location() if at is None else at
         super().__init__(self._text())
 
+    def rename(self, where: str) -> None:
+        """Say it of the function the user called, in place of the op that it ran."""
+        self.where = where
+        self.args = (self._text(),)
+
     def _text(self) -> str:
         lines = [f"{self.where}: {self.problem}"]
         lines += [f"  saw:  {self.saw}"] if self.saw else []

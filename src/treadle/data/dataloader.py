@@ -71,6 +71,7 @@ class DataLoader:
             `if __name__ == "__main__":`; large arrays in it are shared by all workers, not
             copied. "fork" needs none of that but is unsafe when other threads run.
         seed: of the workers' base seeds. Drawn from NumPy's global generator if None.
+        batch_size, shuffle: refused with the sampler to pass instead.
 
     A worker that raises ends the iteration with its exception, carrying the worker's traceback;
     one that dies or exceeds the timeout ends it with `DataLoaderError`. No worker outlives the
@@ -78,7 +79,7 @@ class DataLoader:
 
     Raises:
         ValueError: a number is out of range, or the dataset is empty.
-        TypeError: dataset and sampler do not fit together.
+        TypeError: dataset and sampler do not fit together, or `batch_size` or `shuffle` is given.
     """
 
     def __init__(
@@ -97,7 +98,10 @@ class DataLoader:
         worker_init_fn: Callable[[int], object] | None = None,
         context: str | BaseContext | None = None,
         seed: int | None = None,
+        batch_size: int | None = None,
+        shuffle: bool | None = None,
     ) -> None:
+        _refuse_batching(batch_size, shuffle)
         if num_workers < 0:
             raise ValueError(f"num_workers should not be negative, got {num_workers}")
         if timeout < 0:
@@ -215,6 +219,20 @@ class DataLoader:
             yield batch
         progress.epoch += 1
         progress.position = 0
+
+
+def _refuse_batching(batch_size: int | None, shuffle: bool | None) -> None:
+    """Answer PyTorch's arguments with the sampler that does what they ask for."""
+    if batch_size is None and shuffle is None:
+        return
+    named = {"batch_size": batch_size, "shuffle": shuffle}
+    given = ", ".join(f"{name}={value!r}" for name, value in named.items() if value is not None)
+    sampler = "RandomSampler" if shuffle else "SequentialSampler"
+    size = 1 if batch_size is None else batch_size
+    raise TypeError(
+        f"DataLoader: batch size and order belong to the sampler, got {given}; "
+        f"use DataLoader(dataset, {sampler}(dataset, batch_size={size}))"
+    )
 
 
 def _fitting_sampler(dataset: Any, sampler: Any) -> Sampler:

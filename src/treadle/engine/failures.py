@@ -16,6 +16,10 @@ EXPLAINED = (ValueError, TypeError, IndexError, MemoryError, OverflowError)
 """What NumPy and engines raise for operands that do not fit; anything else is a defect."""
 
 
+_ADDRESSABLE = 2**47
+"""Bytes a process can address on the machines there are."""
+
+
 def explain(op: Op, types: tuple[TensorType, ...], error: Exception) -> Exception:
     """The designed error for what a launch raised.
 
@@ -25,9 +29,11 @@ def explain(op: Op, types: tuple[TensorType, ...], error: Exception) -> Exceptio
     if isinstance(error, MemoryError):
         return _out_of_memory(op, types)
     try:
-        op.infer(*types)
+        results = op.infer(*types)
     except TreadleError as designed:
         return designed
+    if isinstance(error, ValueError) and _beyond_memory(results, error):
+        return _out_of_memory(op, types)
     saw, problem = op.saw(types) or str(op), str(error) or type(error).__name__
     if isinstance(error, IndexError):
         hint = "indices of an axis with n elements run from -n to n - 1"
@@ -37,6 +43,12 @@ def explain(op: Op, types: tuple[TensorType, ...], error: Exception) -> Exceptio
         return DTypeError(op.name, problem, saw=saw, hint=hint)
     hint = "compare the shapes with what the op expects; reshape() or transpose() changes them"
     return ShapeError(op.name, problem, saw=saw, hint=hint)
+
+
+def _beyond_memory(results: tuple[TensorType, ...], error: ValueError) -> bool:
+    """Whether a launch failed for want of addresses, which NumPy calls a wrong value."""
+    huge = any(t.is_static and t.nbytes >= _ADDRESSABLE for t in results)
+    return huge or "too big" in str(error) or "aximum allowed dimension" in str(error)
 
 
 def _out_of_memory(op: Op, types: tuple[TensorType, ...]) -> OutOfMemory:

@@ -69,7 +69,10 @@ def _check_fits(source: Array, wanted: np.dtype[Any]) -> None:
     """Refuse values that another type would wrap, or turn into infinities."""
     if not source.size or np.can_cast(source.dtype, wanted):
         return
-    if wanted.kind in "iu":
+    if source.dtype.kind == "c":
+        if wanted.kind not in "bc":
+            raise _does_not_fit(source.flat[0], wanted, "complex64")
+    elif wanted.kind in "iu":
         _check_integers(source, wanted)
     elif as_dtype(wanted).is_float and source.dtype.kind in "iuf":
         limit = ml_dtypes.finfo(wanted).max  # type: ignore[no-untyped-call]
@@ -83,8 +86,6 @@ def _check_fits(source: Array, wanted: np.dtype[Any]) -> None:
 
 def _check_integers(source: Array, wanted: np.dtype[Any]) -> None:
     """Fractions are cut off, as in NumPy; NaN and numbers out of range are refused."""
-    if source.dtype.kind in "bc":
-        return
     bounds = np.iinfo(wanted)
     values = source if source.dtype.kind in "iu" else np.trunc(source.astype(np.float64))
     for value in (values.min(), values.max()):  # one of them is NaN if any element is

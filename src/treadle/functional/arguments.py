@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from treadle.base.dtype import DType, float_for, int32, promote
+from treadle.base.errors import DTypeError, TreadleError
 from treadle.base.shape import normalize_axis
 from treadle.ops.op import Op
 from treadle.ops.operators import binary as promoted
@@ -28,6 +29,16 @@ def unary(op: Op, x: Any) -> Tensor:
     """Apply an op to one tensor."""
     operand = as_tensor(x)
     return operand.apply(op, (operand,))[0]
+
+
+def call(name: str, op: Op, *inputs: Tensor) -> Tensor:
+    """Apply an op whose name users do not know; errors give that of the function they called."""
+    try:
+        return inputs[0].apply(op, inputs)[0]
+    except TreadleError as error:
+        if error.where == op.name:
+            error.rename(name)
+        raise
 
 
 def as_float(x: Any) -> Tensor:
@@ -67,10 +78,28 @@ def common_dtype(dtypes: Iterable[DType]) -> DType:
     return wanted
 
 
-def indices_of(x: Any, like: Tensor) -> Tensor:
-    """Class numbers or positions as an int32 or int64 tensor; floats are truncated."""
+def indices_of(x: Any, like: Tensor, op: str) -> Tensor:
+    """Class numbers or positions as an int32 or int64 tensor; floats must be whole numbers."""
     found = as_tensor(x, like)
-    return found if found._kind.dtype.name in ("int32", "int64") else found.astype(int32)
+    dtype = found._kind.dtype
+    if dtype.name in ("int32", "int64"):
+        return found
+    if dtype.is_float:
+        _require_whole(found, op)
+    return found.astype(int32)
+
+
+def _require_whole(x: Tensor, op: str) -> None:
+    """Raise `DTypeError` where a cast to integers would lose something."""
+    values = x.numpy().astype(np.float64, copy=False).reshape(-1)
+    broken = values[values != np.trunc(values)]  # NaN is among them
+    if broken.size:
+        raise DTypeError(
+            op,
+            f"{broken[0]:g} is no whole number",
+            saw=str(x.type),
+            hint="class numbers and positions are integers; round() them, or cast with astype()",
+        )
 
 
 def axis_of(axis: int, x: Tensor, op: str) -> int:
@@ -82,11 +111,12 @@ def ints(value: Any) -> tuple[int, ...]:
     """A shape or list of sizes given as an int, a sequence of ints, or a tensor."""
     if isinstance(value, Tensor):
         value = value.tolist()
-    if isinstance(value, str):
-        raise TypeError(f"expected an int or a sequence of ints, got {value!r}")
     if isinstance(value, (int, np.integer)):
         return (int(value),)
-    return tuple(index(v) for v in value)
+    try:
+        return tuple([index(v) for v in value])
+    except TypeError:
+        raise TypeError(f"expected an int or a sequence of ints, got {value!r}") from None
 
 
 def both_sides(padding: Any, n: int) -> tuple[tuple[int, int], ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from treadle.base.errors import ShapeError
-from treadle.functional.arguments import as_float, as_tensor, both_sides, pair, promote_all
+from treadle.functional.arguments import as_float, as_tensor, both_sides, call, pair, promote_all
 from treadle.functional.math import matmul
 from treadle.functional.windows import sliding_window
 from treadle.ops import conv
@@ -145,7 +145,7 @@ def _conv(
         raise AssertionError(f"conv_mode must be 'cross_correlation', got {conv_mode!r}")
     x, w = (as_float(t) for t in promote_all([as_tensor(inp), _ungrouped(weight, n, groups)]))
     op = conv.Conv(pair(stride, n), both_sides(padding, n), pair(dilation, n), groups)
-    out = op(x, w)
+    out = call(f"conv{n}d", op, x, w)
     return out if bias is None else out + bias
 
 
@@ -249,7 +249,7 @@ def _conv_transpose(
         for i in range(n)
     )
     op = conv.ConvGradInput(strides, both_sides(padding, n), spread, groups, spatial)
-    out = op(x, w)
+    out = call(f"conv_transpose{n}d", op, x, w)
     return out if bias is None else out + bias
 
 

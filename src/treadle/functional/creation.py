@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from treadle.base.dtype import as_dtype
-from treadle.base.errors import ShapeError
+from treadle.base.errors import DTypeError, ShapeError, TreadleError
 from treadle.engine.devices import default_device, resolve
 from treadle.engine.hostdata import as_host_array
 from treadle.functional.arguments import as_tensor, ints
@@ -44,11 +44,7 @@ def full(shape: Any, value: float, *, dtype: Any = None, device: Any = None) -> 
         >>> F.full((2, 3), 7).tolist()
         [[7, 7, 7], [7, 7, 7]]
     """
-    kind = None if dtype is None else as_dtype(dtype)
-    number = as_host_array(value, kind)
-    if number.ndim:
-        raise TypeError(f"full takes one number, got {number.ndim} axes; broadcast_to takes arrays")
-    return _create(creation.Full(ints(shape), number.item(), as_dtype(number.dtype)), device)
+    return _full("full", shape, value, dtype, device)
 
 
 def zeros(shape: Any, *, dtype: Any = "float32", device: Any = None) -> Tensor:
@@ -58,7 +54,7 @@ def zeros(shape: Any, *, dtype: Any = "float32", device: Any = None) -> Tensor:
         >>> F.zeros((2, 3)).tolist()
         [[0.0, 0.0, 0.0], [0.0, 0.0, 0.0]]
     """
-    return full(shape, 0.0, dtype=dtype, device=device)
+    return _full("zeros", shape, 0.0, dtype, device)
 
 
 def ones(shape: Any, *, dtype: Any = "float32", device: Any = None) -> Tensor:
@@ -68,7 +64,16 @@ def ones(shape: Any, *, dtype: Any = "float32", device: Any = None) -> Tensor:
         >>> F.ones(3, dtype="int32").tolist()
         [1, 1, 1]
     """
-    return full(shape, 1.0, dtype=dtype, device=device)
+    return _full("ones", shape, 1.0, dtype, device)
+
+
+def _full(name: str, shape: Any, value: Any, dtype: Any, device: Any) -> Tensor:
+    kind = None if dtype is None else as_dtype(dtype)
+    number = as_host_array(value, kind)
+    if number.ndim:
+        raise TypeError(f"full takes one number, got {number.ndim} axes; broadcast_to takes arrays")
+    op = creation.Full(ints(shape), number.item(), as_dtype(number.dtype))
+    return _create(name, op, device)
 
 
 def full_like(inp: Tensor, value: float) -> Tensor:
@@ -80,7 +85,7 @@ def full_like(inp: Tensor, value: float) -> Tensor:
     """
     x = as_tensor(inp)
     number = x.constant(value).astype(x._kind.dtype).item()
-    return _create(creation.Full(x.shape, number, x._kind.dtype), x.device)
+    return _create("full_like", creation.Full(x.shape, number, x._kind.dtype), x.device)
 
 
 def zeros_like(inp: Tensor) -> Tensor:
@@ -124,7 +129,7 @@ def arange(
     """
     if stop is None:
         start, stop = 0, start
-    first, last, stride = (_number(v) for v in (start, stop, step))
+    first, last, stride = (_number("arange", v) for v in (start, stop, step))
     if stride == 0:
         raise ValueError("arange: step must not be 0")
     if not all(map(math.isfinite, (first, last, stride))):
@@ -132,7 +137,7 @@ def arange(
     exact = all(isinstance(v, int) for v in (first, last, stride))
     length = -((first - last) // stride) if exact else math.ceil((last - first) / stride)
     count = max(0, length)
-    return _create(creation.Iota(first, stride, count, as_dtype(dtype)), device)
+    return _create("arange", creation.Iota(first, stride, count, as_dtype(dtype)), device)
 
 
 def linspace(
@@ -147,18 +152,30 @@ def linspace(
         >>> F.linspace(0, 1, 5).tolist()
         [0.0, 0.25, 0.5, 0.75, 1.0]
     """
-    count = index(num)
+    try:
+        count = index(num)
+    except TypeError:
+        hint = "pass a number of values, such as 5"
+        raise DTypeError("linspace", "num must be an int", saw=repr(num), hint=hint) from None
     if count <= 0:
-        raise ShapeError("linspace", f"num must be positive, got {count}")
-    first, last = float(_number(start)), float(_number(stop))
+        raise ShapeError(
+            "linspace", "num must be positive", saw=f"num={count}", hint="use num=1 or more"
+        )
+    first, last = (float(_number("linspace", v)) for v in (start, stop))
     stride = (last - first) / (count - 1) if count > 1 else 0.0
-    return _create(creation.Iota(first, stride, count, as_dtype(dtype)), device)
+    return _create("linspace", creation.Iota(first, stride, count, as_dtype(dtype)), device)
 
 
-def _number(value: Any) -> Any:
+def _number(name: str, value: Any) -> Any:
     """A Python number; ints stay ints, which have no rounding."""
     number = value.item() if isinstance(value, (Tensor, np.generic, np.ndarray)) else value
-    return number if isinstance(number, int) else float(number)
+    if isinstance(number, int):
+        return number
+    try:
+        return float(number)
+    except (TypeError, ValueError):
+        hint = "give ints, floats or 0-d tensors"
+        raise DTypeError(name, "expects numbers", saw=repr(value), hint=hint) from None
 
 
 def eye(N: int, M: int | None = None, *, dtype: Any = "float32", device: Any = None) -> Tensor:
@@ -168,9 +185,16 @@ def eye(N: int, M: int | None = None, *, dtype: Any = "float32", device: Any = N
         >>> F.eye(2, 3).tolist()
         [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]]
     """
-    return _create(creation.Eye(int(N), int(N if M is None else M), 0, as_dtype(dtype)), device)
+    op = creation.Eye(int(N), int(N if M is None else M), 0, as_dtype(dtype))
+    return _create("eye", op, device)
 
 
-def _create(op: Op, device: Any) -> Tensor:
+def _create(name: str, op: Op, device: Any) -> Tensor:
+    """Run an op without operands; errors give the name of the function the user called."""
     where = default_device() if device is None else resolve(str(device))
-    return create(op, where)[0]
+    try:
+        return create(op, where)[0]
+    except TreadleError as error:
+        if error.where == op.name:
+            error.rename(name)
+        raise

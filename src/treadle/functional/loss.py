@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from treadle.functional import elemwise as ew
-from treadle.functional.arguments import as_float, as_tensor, axis_of, indices_of
+from treadle.functional.arguments import as_float, as_tensor, axis_of, call, indices_of
 from treadle.ops import loss as ops
 from treadle.ops import unary as un
 from treadle.tensor import Tensor
@@ -62,12 +62,13 @@ def cross_entropy(
 
     Args:
         pred: logits, or probabilities with `with_logits=False`; classes along `axis`.
-        label: integers of the shape of `pred` without `axis`.
+        label: integers, or floats that are whole numbers, of the shape of `pred` without `axis`.
         label_smooth: share of the target spread evenly over all classes.
         reduction: "mean", "sum" or "none", by name.
 
     Raises:
         AssertionError: the label does not have one axis less than pred.
+        DTypeError: a label is no whole number.
         IndexRangeError: a label is no class.
 
     Example:
@@ -76,13 +77,15 @@ def cross_entropy(
         Tensor([0.6931 0.    ], device=xpux:0)
     """
     x = as_float(pred)
-    target = indices_of(label, x)
-    if target.ndim != x.ndim - 1:
-        raise AssertionError(f"label has {target.ndim} axes, pred {x.ndim}: expected one less")
+    given = as_tensor(label, x)
+    if given.ndim != x.ndim - 1:
+        raise AssertionError(f"label has {given.ndim} axes, pred {x.ndim}: expected one less")
+    target = indices_of(given, x, "cross_entropy")
     if not with_logits:
         x = ew.log(x)
     at = axis_of(axis, x, "cross_entropy")
-    return _reduced(ops.SoftmaxCrossEntropy(at, float(label_smooth))(x, target), reduction)
+    op = ops.SoftmaxCrossEntropy(at, float(label_smooth))
+    return _reduced(call("cross_entropy", op, x, target), reduction)
 
 
 def binary_cross_entropy(

@@ -281,7 +281,12 @@ def topk(
     """
     x = as_tensor(inp)
     if x.ndim == 0 or not 0 < k <= x.shape[-1]:
-        raise ShapeError("topk", f"k = {k} does not fit the last axis", saw=str(x.type))
+        raise ShapeError(
+            "topk",
+            f"k = {k} does not fit the last axis",
+            saw=str(x.type),
+            hint=f"use a k from 1 to {x.shape[-1]}" if x.ndim else "a scalar has no axes",
+        )
     op = sorting.TopK(x.ndim - 1, k, descending, kth_only or not no_sort)
     values, indices = op.outputs(x)
     return (values[..., -1], indices[..., -1]) if kth_only else (values, indices)

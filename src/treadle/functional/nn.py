@@ -68,7 +68,7 @@ def embedding(
             saw=f"inp {index.type}, weight {rows.type}",
             hint='cast inp with astype("int32")',
         )
-    return gathering.Take(0)(rows, indices_of(index, rows))
+    return gathering.Take(0)(rows, indices_of(index, rows, "embedding"))
 
 
 def one_hot(inp: Tensor, num_classes: int) -> Tensor:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 from treadle.base.dtype import float32
 from treadle.base.errors import ShapeError
+from treadle.base.shape import format_shape
 from treadle.functional.arguments import as_float, as_tensor, axis_of, ints
 from treadle.functional.tensor import ones, zeros
 from treadle.functional.windows import pad
@@ -143,7 +145,7 @@ def layer_norm(
     those axes; weight and bias, used if `affine`, have `normalized_shape`. The shape stays.
 
     Raises:
-        ShapeError: the last axes of x have another shape.
+        ShapeError: the last axes of x, the weight or the bias have another shape.
 
     Example:
         >>> F.layer_norm(mge.tensor([[1., 3.], [10., 30.]]), 2, affine=False)
@@ -153,9 +155,28 @@ def layer_norm(
     x = as_float(inp)
     shape = ints(normalized_shape)
     if x.shape[x.ndim - len(shape) :] != shape:
-        raise ShapeError("layer_norm", f"the last axes are not {shape}", saw=str(x.type))
+        raise ShapeError(
+            "layer_norm",
+            f"the last axes of x are not {format_shape(shape)}",
+            saw=f"x {x.type}",
+            hint="make normalized_shape the extents of the last axes of x",
+        )
+    if affine:
+        _check_affine(shape, {"weight": weight, "bias": bias})
     given = _affine(x, weight, bias, shape) if affine else ()
     return norm.LayerNorm(len(shape), eps)(x, *given)
+
+
+def _check_affine(shape: tuple[int, ...], named: Mapping[str, Tensor | None]) -> None:
+    """Raise `ShapeError` unless the weight and the bias of a layer norm fit its shape."""
+    for name, given in named.items():
+        if given is not None and given.size != math.prod(shape):
+            raise ShapeError(
+                "layer_norm",
+                f"the {name} does not fit normalized_shape {format_shape(shape)}",
+                saw=f"{name} {given.type}",
+                hint=f"give a {name} of shape {format_shape(shape)}",
+            )
 
 
 def general_norm(

@@ -14,10 +14,12 @@ import numpy as np
 
 from treadle.base.dtype import bool_, int32
 from treadle.base.errors import DeviceError, ShapeError
+from treadle.base.shape import format_shape
 from treadle.functional import creation
 from treadle.functional.arguments import (
     as_tensor,
     axis_of,
+    call,
     indices_of,
     ints,
     promote_all,
@@ -154,7 +156,12 @@ def expand_dims(inp: Tensor, axis: int | Sequence[int]) -> Tensor:
     ndim = x.ndim + len(given)
     places = {a + ndim if a < 0 else a for a in given}
     if len(places) != len(given) or not all(0 <= p < ndim for p in places):
-        raise ShapeError("expand_dims", f"axis {axis} does not fit", saw=str(x.type))
+        raise ShapeError(
+            "expand_dims",
+            f"axis {axis} is out of range or given twice",
+            saw=str(x.type),
+            hint=f"the result has {ndim} axes: use different ones from {-ndim} to {ndim - 1}",
+        )
     rest = iter(x.shape)
     return x.reshape(tuple(1 if i in places else next(rest) for i in range(ndim)))
 
@@ -174,7 +181,13 @@ def squeeze(inp: Tensor, axis: int | Sequence[int] | None = None) -> Tensor:
         return x.reshape(tuple(d for d in x.shape if d != 1))
     places = {axis_of(a, x, "squeeze") for a in ints(axis)}
     if any(x.shape[p] != 1 for p in places):
-        raise ShapeError("squeeze", f"axis {axis} is not of size 1", saw=str(x.type))
+        single = [i for i, d in enumerate(x.shape) if d == 1]
+        raise ShapeError(
+            "squeeze",
+            f"axis {axis} is not of size 1",
+            saw=str(x.type),
+            hint=f"the axes of size 1 are {single}" if single else "no axis of x is of size 1",
+        )
     return x.reshape(tuple(d for i, d in enumerate(x.shape) if i not in places))
 
 
@@ -198,7 +211,7 @@ def broadcast_to(inp: Tensor, shape: Any) -> Tensor:
             "broadcast_to", f"None names no axis of the input in {given}", saw=str(x.type)
         )
     wanted = tuple(x.shape[i - lead] if d is None else int(d) for i, d in enumerate(given))
-    return unary(movement.Broadcast(wanted), x)
+    return call("broadcast_to", movement.Broadcast(wanted), x)
 
 
 def transpose(inp: Tensor, pattern: Iterable[int | str]) -> Tensor:
@@ -234,16 +247,14 @@ def concat(inps: Iterable[Tensor], axis: int = 0, device: Any = None) -> Tensor:
 
     Raises:
         DeviceError: they live on different devices and `device` does not say where to go.
-        ShapeError: extents other than that of `axis` differ.
-        ValueError: there are no tensors.
+        ShapeError: extents other than that of `axis` differ, or there are no tensors.
 
     Example:
         >>> F.concat([F.ones((2, 3)), F.zeros((1, 3))]).shape
         (3, 3)
     """
     given = [as_tensor(x) for x in inps]
-    if not given:
-        raise ValueError("concat needs at least one tensor")
+    _require_some(given, "concat")
     if device is not None:
         given = [x.to(device) for x in given]
     elif len({x.device.place for x in given}) > 1:
@@ -259,27 +270,40 @@ def stack(inps: Iterable[Tensor], axis: int = 0, device: Any = None) -> Tensor:
     """Tensors of one shape joined along a new axis.
 
     Raises:
-        ShapeError: the shapes differ.
-        ValueError: there are no tensors.
+        ShapeError: the shapes differ, or there are no tensors.
 
     Example:
         >>> F.stack([mge.tensor([1., 2.]), mge.tensor([3., 4.])], axis=1).tolist()
         [[1.0, 3.0], [2.0, 4.0]]
     """
     given = [as_tensor(x) for x in inps]
-    if not given:
-        raise ValueError("stack needs at least one tensor")
-    shapes = {x.shape for x in given}
+    _require_some(given, "stack")
+    shapes = dict.fromkeys(x.shape for x in given)
     if len(shapes) > 1:
-        raise ShapeError("stack", "shapes differ", saw=", ".join(str(s) for s in shapes))
+        raise ShapeError(
+            "stack",
+            "the shapes differ",
+            saw=", ".join(map(format_shape, shapes)),
+            hint="reshape or broadcast them to one shape; concat() joins along an existing axis",
+        )
     return concat([expand_dims(x, axis) for x in given], axis, device)
+
+
+def _require_some(tensors: Sequence[Tensor], op: str) -> None:
+    if not tensors:
+        raise ShapeError(
+            op,
+            "needs at least one tensor",
+            saw="an empty sequence",
+            hint="an iterator yields its tensors only once; zeros() makes an empty tensor",
+        )
 
 
 def split(inp: Tensor, nsplits_or_sections: Any, axis: int = 0) -> tuple[Tensor, ...]:
     """Parts along an axis: a number of parts (the larger ones first), or the cut positions.
 
     Raises:
-        ValueError: more parts than elements, or cut positions that do not rise.
+        ShapeError: more parts than elements, or cut positions that do not rise.
 
     Example:
         >>> [part.tolist() for part in F.split(F.arange(5), 2)]
@@ -293,15 +317,20 @@ def split(inp: Tensor, nsplits_or_sections: Any, axis: int = 0) -> tuple[Tensor,
     if isinstance(nsplits_or_sections, (int, np.integer)):
         parts = int(nsplits_or_sections)
         if not 0 < parts <= max(extent, 1):
-            raise ValueError(f"cannot split axis {axis} of size {extent} into {parts} parts")
+            raise _bad_split(x, f"cannot split axis {axis} of size {extent} into {parts} parts")
         sizes = [extent // parts + (i < extent % parts) for i in range(parts)]
         cuts = [0, *np.cumsum(sizes).tolist()]
     else:
         cuts = [0, *ints(nsplits_or_sections), extent]
         if any(a > b for a, b in pairwise(cuts)):
-            raise ValueError(f"cut positions must rise from 0 to {extent}: {cuts[1:-1]}")
+            raise _bad_split(x, f"cut positions must rise from 0 to {extent}: {cuts[1:-1]}")
     before = (slice(None),) * at
     return tuple(x[(*before, slice(a, b))] for a, b in pairwise(cuts))
+
+
+def _bad_split(x: Tensor, problem: str) -> ShapeError:
+    hint = "give a number of parts, at most the size of the axis, or the positions of the cuts"
+    return ShapeError("split", problem, saw=str(x.type), hint=hint)
 
 
 def repeat(inp: Tensor, repeats: int, axis: int | None = None) -> Tensor:
@@ -323,7 +352,8 @@ def repeat(inp: Tensor, repeats: int, axis: int | None = None) -> Tensor:
         raise ValueError("repeat takes a non-negative axis")
     at = axis_of(axis, x, "repeat")
     shape = x.shape
-    wide = broadcast_to(expand_dims(x, at + 1), (*shape[: at + 1], int(repeats), *shape[at + 1 :]))
+    op = movement.Broadcast((*shape[: at + 1], int(repeats), *shape[at + 1 :]))
+    wide = call("repeat", op, expand_dims(x, at + 1))
     return wide.reshape((*shape[:at], shape[at] * int(repeats), *shape[at + 1 :]))
 
 
@@ -341,7 +371,8 @@ def tile(inp: Tensor, reps: Any) -> Tensor:
     counts = (1,) * (x.ndim - len(counts)) + counts
     shape = (1,) * (len(counts) - x.ndim) + x.shape
     rows = x.reshape(tuple(v for d in shape for v in (1, d)))
-    wide = broadcast_to(rows, tuple(v for c, d in zip(counts, shape, strict=True) for v in (c, d)))
+    pairs = tuple(v for c, d in zip(counts, shape, strict=True) for v in (c, d))
+    wide = call("tile", movement.Broadcast(pairs), rows)
     return wide.reshape(tuple(c * d for c, d in zip(counts, shape, strict=True)))
 
 
@@ -392,7 +423,8 @@ def gather(inp: Tensor, axis: int, index: Tensor) -> Tensor:
         [[2], [3]]
     """
     x = as_tensor(inp)
-    return gather_along.TakeAlongAxis(axis_of(axis, x, "gather"))(x, indices_of(index, x))
+    op = gather_along.TakeAlongAxis(axis_of(axis, x, "gather"))
+    return call("gather", op, x, indices_of(index, x, "gather"))
 
 
 def scatter(inp: Tensor, axis: int, index: Tensor, source: Tensor) -> Tensor:
@@ -410,7 +442,8 @@ def scatter(inp: Tensor, axis: int, index: Tensor, source: Tensor) -> Tensor:
     """
     x = as_tensor(inp)
     op = gather_along.ScatterAlongAxis(axis_of(axis, x, "scatter"))
-    x._reset(op(x, indices_of(index, x), as_tensor(source, x).astype(x._kind.dtype)))
+    values = as_tensor(source, x).astype(x._kind.dtype)
+    x._reset(call("scatter", op, x, indices_of(index, x, "scatter"), values))
     return x
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from treadle.functional.arguments import as_tensor, both_sides, pair, unary, unary_float
+from treadle.functional.arguments import as_float, as_tensor, both_sides, call, pair, unary
 from treadle.ops import adaptive_pool, pool, slicing, sliding
 from treadle.tensor import Tensor
 
@@ -102,7 +102,7 @@ def max_pool2d(inp: Tensor, kernel_size: Any, stride: Any = None, padding: Any =
     kernel = pair(kernel_size)
     strides = kernel if stride is None else pair(stride)
     op = pool.MaxPool(kernel, strides, both_sides(padding, 2), (1, 1), False)
-    return unary(op, inp)
+    return call("max_pool2d", op, as_tensor(inp))
 
 
 def avg_pool2d(
@@ -128,7 +128,7 @@ def avg_pool2d(
     kernel = pair(kernel_size)
     strides = kernel if stride is None else pair(stride)
     op = pool.AvgPool(kernel, strides, both_sides(padding, 2), mode == "average", False)
-    return unary_float(op, inp)
+    return call("avg_pool2d", op, as_float(inp))
 
 
 def adaptive_avg_pool2d(inp: Tensor, oshp: Any) -> Tensor:
@@ -140,7 +140,7 @@ def adaptive_avg_pool2d(inp: Tensor, oshp: Any) -> Tensor:
         >>> F.adaptive_avg_pool2d(F.arange(16).reshape(1, 1, 4, 4), (1, 2)).tolist()
         [[[[6.5, 8.5]]]]
     """
-    return unary_float(adaptive_pool.AdaptiveAvgPool(pair(oshp)), inp)
+    return call("adaptive_avg_pool2d", adaptive_pool.AdaptiveAvgPool(pair(oshp)), as_float(inp))
 
 
 def adaptive_max_pool2d(inp: Tensor, oshp: Any) -> Tensor:
@@ -152,4 +152,4 @@ def adaptive_max_pool2d(inp: Tensor, oshp: Any) -> Tensor:
         >>> F.adaptive_max_pool2d(F.arange(16).reshape(1, 1, 4, 4), (1, 2)).tolist()
         [[[[13.0, 15.0]]]]
     """
-    return unary(adaptive_pool.AdaptiveMaxPool(pair(oshp)), inp)
+    return call("adaptive_max_pool2d", adaptive_pool.AdaptiveMaxPool(pair(oshp)), as_tensor(inp))

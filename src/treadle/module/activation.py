@@ -8,6 +8,7 @@ import numpy as np
 
 import treadle.functional as F
 from treadle.module.module import Module
+from treadle.module.window import require_size
 from treadle.tensor import Parameter, Tensor
 
 
@@ -68,6 +69,7 @@ class PReLU(Module):
         self, num_parameters: int = 1, init: float = 0.25, name: str | None = None
     ) -> None:
         super().__init__(name)
+        require_size(num_parameters, f"{type(self).__name__}: num_parameters", least=1)
         self.num_parameters = num_parameters
         shape = (1,) if num_parameters == 1 else (1, num_parameters, 1, 1)
         self.weight = Parameter(np.full(shape, init, np.float32))

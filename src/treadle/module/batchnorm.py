@@ -10,6 +10,7 @@ import treadle.functional as F
 from treadle.base.errors import ShapeError
 from treadle.module import init
 from treadle.module.module import Module
+from treadle.module.window import require_size
 from treadle.tensor import Parameter, Tensor
 
 
@@ -30,6 +31,7 @@ class _BatchNorm(Module):
         name: str | None = None,
     ) -> None:
         super().__init__(name)
+        require_size(num_features, f"{type(self).__name__}: num_features")
         self.num_features = num_features
         self.eps = eps
         self.momentum = momentum

@@ -12,7 +12,7 @@ import treadle.functional as F
 from treadle.base.errors import ShapeError
 from treadle.module import init
 from treadle.module.module import Module
-from treadle.module.window import Extents, extents
+from treadle.module.window import Extents, extents, require_size
 from treadle.tensor import Parameter, Tensor
 
 _PADDING_MODES = ("zeros", "reflect", "replicate")
@@ -34,6 +34,8 @@ class Convolution(Module):
     ) -> None:
         super().__init__(name)
         self.in_channels, self.out_channels = channels
+        require_size(self.in_channels, f"{type(self).__name__}: in_channels", least=1)
+        require_size(self.out_channels, f"{type(self).__name__}: out_channels", least=1)
         self.kernel_size = self._extents("kernel_size", window)
         self.stride = self._extents("stride", window)
         self.padding = self._extents("padding", window, least=0)
@@ -58,6 +60,7 @@ class Convolution(Module):
                     type(self).__name__,
                     f"{what}_channels must be divisible by groups",
                     saw=f"{what}_channels={count}, groups={self.groups}",
+                    hint="groups is 1 or more and divides both numbers of channels",
                 )
 
     @abc.abstractmethod

@@ -13,10 +13,15 @@ class Dropout(Module):
     Args:
         drop_prob: probability of zero, in [0, 1).
         name: a name for messages and graphs.
+
+    Raises:
+        ValueError: the probability is outside [0, 1).
     """
 
     def __init__(self, drop_prob: float = 0.0, name: str | None = None) -> None:
         super().__init__(name)
+        if not 0 <= drop_prob < 1:
+            raise ValueError(f"{type(self).__name__}: drop_prob must be in [0, 1), got {drop_prob}")
         self.drop_prob = drop_prob
 
     def forward(self, inputs: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ import treadle.functional as F
 from treadle.base.errors import ShapeError
 from treadle.module import init
 from treadle.module.module import Module
+from treadle.module.window import require_size
 from treadle.tensor import Parameter, Tensor
 
 
@@ -26,7 +27,8 @@ class Embedding(Module):
 
     Raises:
         ValueError: a reserved argument is used.
-        ShapeError: `initial_weight` has another shape.
+        DTypeError: an extent is no int.
+        ShapeError: an extent is negative, or `initial_weight` has another shape.
     """
 
     def __init__(
@@ -41,6 +43,8 @@ class Embedding(Module):
         name: str | None = None,
     ) -> None:
         super().__init__(name)
+        require_size(num_embeddings, f"{type(self).__name__}: num_embeddings")
+        require_size(embedding_dim, f"{type(self).__name__}: embedding_dim")
         _refuse(padding_idx=padding_idx, max_norm=max_norm, norm_type=norm_type)
         self.padding_idx = padding_idx
         self.max_norm = max_norm

@@ -9,6 +9,7 @@ import numpy as np
 import treadle.functional as F
 from treadle.module import init
 from treadle.module.module import Module
+from treadle.module.window import require_size
 from treadle.tensor import Parameter, Tensor
 
 
@@ -24,6 +25,10 @@ class Linear(Module):
 
     Parameters: `weight` (out_features, in_features), normal with deviation
     sqrt(1 / in_features); `bias` (out_features,), zero.
+
+    Raises:
+        DTypeError: a number of features is no int.
+        ShapeError: a number of features is negative.
     """
 
     def __init__(
@@ -35,6 +40,8 @@ class Linear(Module):
         name: str | None = None,
     ) -> None:
         super().__init__(name)
+        require_size(in_features, f"{type(self).__name__}: in_features")
+        require_size(out_features, f"{type(self).__name__}: out_features")
         self.in_features = in_features
         self.out_features = out_features
         self.compute_mode = compute_mode

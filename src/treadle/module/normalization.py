@@ -10,6 +10,7 @@ import treadle.functional as F
 from treadle.base.errors import ShapeError
 from treadle.module import init
 from treadle.module.module import Module
+from treadle.module.window import require_size
 from treadle.tensor import Parameter, Tensor
 
 
@@ -20,6 +21,8 @@ class _Norm(Module):
 
     def __init__(self, shape: tuple[int, ...], eps: float, affine: bool, name: str | None) -> None:
         super().__init__(name)
+        for extent in shape:
+            require_size(extent, f"{type(self).__name__}: extents")
         self.eps = eps
         self.affine = affine
         self.weight = Parameter(np.ones(shape, np.float32)) if affine else None
@@ -90,6 +93,7 @@ class GroupNorm(_Norm):
                 "GroupNorm",
                 "num_channels must be divisible by num_groups",
                 saw=f"num_channels={num_channels}, num_groups={num_groups}",
+                hint="num_groups is 1 or more and divides the number of channels",
             )
         super().__init__((num_channels,), eps, affine, name)
         self.num_groups = num_groups

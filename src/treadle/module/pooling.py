@@ -4,8 +4,18 @@ from __future__ import annotations
 
 import treadle.functional as F
 from treadle.module.module import Module
-from treadle.module.window import Extents
+from treadle.module.window import Extents, extents
 from treadle.tensor import Tensor
+
+
+def _check_window(
+    layer: str, kernel_size: Extents, stride: Extents | None, padding: Extents
+) -> None:
+    """Raise unless the sizes of a window are well-formed; layers keep them as they were given."""
+    extents(kernel_size, 2, f"{layer}: kernel_size")
+    if stride is not None:
+        extents(stride, 2, f"{layer}: stride")
+    extents(padding, 2, f"{layer}: padding", least=0)
 
 
 class MaxPool2d(Module):
@@ -16,6 +26,9 @@ class MaxPool2d(Module):
         stride: distance between windows; `kernel_size` if left out.
         padding: cells added on both sides.
         name: a name for messages and graphs.
+
+    Raises:
+        ShapeError: a size is malformed.
     """
 
     def __init__(
@@ -26,6 +39,7 @@ class MaxPool2d(Module):
         name: str | None = None,
     ) -> None:
         super().__init__(name)
+        _check_window(type(self).__name__, kernel_size, stride, padding)
         self.kernel_size = kernel_size
         self.stride = kernel_size if stride is None else stride
         self.padding = padding
@@ -47,6 +61,9 @@ class AvgPool2d(Module):
         mode: "average_count_exclude_padding" divides by the number of cells that are no padding,
             "average" by the window's size.
         name: a name for messages and graphs.
+
+    Raises:
+        ShapeError: a size is malformed.
     """
 
     def __init__(
@@ -58,6 +75,7 @@ class AvgPool2d(Module):
         name: str | None = None,
     ) -> None:
         super().__init__(name)
+        _check_window(type(self).__name__, kernel_size, stride, padding)
         self.kernel_size = kernel_size
         self.stride = kernel_size if stride is None else stride
         self.padding = padding
@@ -79,10 +97,14 @@ class AdaptiveMaxPool2d(Module):
     Args:
         oshp: output extents along (H, W); an int stands for both.
         name: a name for messages and graphs.
+
+    Raises:
+        ShapeError: a size is malformed.
     """
 
     def __init__(self, oshp: Extents, name: str | None = None) -> None:
         super().__init__(name)
+        extents(oshp, 2, f"{type(self).__name__}: oshp")
         self.oshp = oshp
 
     def forward(self, inp: Tensor) -> Tensor:
@@ -98,10 +120,14 @@ class AdaptiveAvgPool2d(Module):
     Args:
         oshp: output extents along (H, W); an int stands for both.
         name: a name for messages and graphs.
+
+    Raises:
+        ShapeError: a size is malformed.
     """
 
     def __init__(self, oshp: Extents, name: str | None = None) -> None:
         super().__init__(name)
+        extents(oshp, 2, f"{type(self).__name__}: oshp")
         self.oshp = oshp
 
     def forward(self, inp: Tensor) -> Tensor:

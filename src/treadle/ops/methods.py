@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import lru_cache
 from operator import index
+from types import FunctionType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -111,6 +112,12 @@ class ArrayMethods(Operators):
         return self.apply(reduction, (self,))[0]
 
 
+for _member in vars(ArrayMethods).values():
+    if isinstance(_member, FunctionType):
+        # Python's own TypeErrors say which method got a wrong argument, and users call Tensor's.
+        _member.__qualname__ = f"Tensor.{_member.__name__}"
+
+
 @lru_cache(maxsize=4096)
 def _reshaping(have: Shape, given: Any) -> Reshape:
     """The op for a repeated call; `TypeError`, which is not kept, where not all are plain ints."""
@@ -160,11 +167,17 @@ def resolve_shape(have: Shape, wanted: Shape) -> Shape:
     """`wanted` with its -1, if any, computed from the elements there are."""
     at = [i for i, d in enumerate(wanted) if d == -1]
     if any(isinstance(d, int) and d < -1 for d in wanted):
-        raise ShapeError("reshape", "an extent is negative", saw=format_shape(wanted))
+        hint = "extents are 0 or more; one may be -1 and is computed"
+        raise ShapeError("reshape", "an extent is negative", saw=format_shape(wanted), hint=hint)
     if not at:
         return wanted
     if len(at) > 1:
-        raise ShapeError("reshape", "only one extent may be -1", saw=format_shape(wanted))
+        raise ShapeError(
+            "reshape",
+            "only one extent may be -1",
+            saw=format_shape(wanted),
+            hint=f"x has the shape {format_shape(have)}: say every extent but one",
+        )
     known = product(d for d in wanted if d != -1)
     total = product(have)
     if known == 0 or (isinstance(total, int) and isinstance(known, int) and total % known):
