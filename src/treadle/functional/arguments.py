@@ -8,12 +8,15 @@ from typing import Any
 
 import numpy as np
 
+from treadle.backends.registry import on_rescan
 from treadle.base.dtype import DType, float_for, int32, promote
 from treadle.base.errors import DTypeError, TreadleError
+from treadle.base.modes import ACTIVE, LOCAL
 from treadle.base.shape import normalize_axis
+from treadle.engine.dispatch import EagerType, Launch, lookup
 from treadle.ops.op import Op
 from treadle.ops.operators import binary as promoted
-from treadle.tensor import Tensor
+from treadle.tensor import Tensor, wrap
 
 
 def as_tensor(x: Any, like: Tensor | None = None) -> Tensor:
@@ -25,10 +28,48 @@ def as_tensor(x: Any, like: Tensor | None = None) -> Tensor:
     return Tensor(x) if like is None else like.constant(np.asarray(x))
 
 
+_KNOWN: dict[tuple[Op, EagerType], tuple[Launch, EagerType]] = {}
+
+
+def _known(op: Op, x: Any) -> Tensor | None:
+    """The result of an elementwise op on one tensor where its launch is known, else None.
+
+    What `tensor._operator` is to the arithmetic operators; `_learn` makes a launch known.
+    """
+    try:
+        launch, kind = _KNOWN[op, x._kind]
+        if ACTIVE.count:
+            hook = LOCAL.hook
+            if hook is not None:
+                made: Tensor = hook.apply(op, (x,))[0]
+                return made
+        data = launch(x._data)
+    except (AttributeError, KeyError, ValueError, MemoryError):
+        return None  # The general path finds the launch, or raises an error that explains.
+    return wrap(data, kind)
+
+
+def _learn(op: Op, x: Tensor) -> None:
+    """Remember the launch that an op without attributes was just run with, for `_known`."""
+    found = lookup((op, (x._kind,)))
+    if found is not None and not op._fields:
+        _KNOWN[op, x._kind] = (found.launch, found.results[0])
+
+
+on_rescan(_KNOWN.clear)
+
+
 def unary(op: Op, x: Any) -> Tensor:
     """Apply an op to one tensor."""
-    operand = as_tensor(x)
-    return operand.apply(op, (operand,))[0]
+    result = _known(op, x)
+    return _general(op, as_tensor(x)) if result is None else result
+
+
+def _general(op: Op, x: Tensor) -> Tensor:
+    """Apply an op whose launch for this kind of tensor is not known yet."""
+    result = x.apply(op, (x,))[0]
+    _learn(op, x)
+    return result
 
 
 def call(name: str, op: Op, *inputs: Tensor) -> Tensor:
@@ -50,8 +91,8 @@ def as_float(x: Any) -> Tensor:
 
 def unary_float(op: Op, x: Any) -> Tensor:
     """Apply a function of real numbers: integers and bools are computed in float32."""
-    operand = as_float(x)
-    return operand.apply(op, (operand,))[0]
+    result = _known(op, x)
+    return _general(op, as_float(x)) if result is None else result
 
 
 def binary(op: Op, x: Any, y: Any) -> Tensor:
