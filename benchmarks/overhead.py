@@ -18,6 +18,7 @@ import sys
 import time
 import timeit
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import date
 from typing import Any
 
@@ -32,7 +33,7 @@ from treadle.autodiff import GradManager
 Call = Callable[[], Any]
 
 
-def treadle_calls() -> dict[str, Call]:
+def treadle_calls() -> dict[str, Call | Recording]:
     """Name of the op to a call that runs it once."""
     mge.set_default_device("cpux")
     x, y = (mge.tensor(np.ones(16, "float32")) for _ in range(2))
@@ -41,15 +42,11 @@ def treadle_calls() -> dict[str, Call]:
     m = mge.tensor(np.ones((16, 16), "float32"))
     manager = GradManager().attach([p, m])
 
-    def recording(statement: Callable[[], Any]) -> Call:
-        # Recording starts and ends outside the loop, as a training step amortizes it.
-        return _Recording(manager, statement)
-
     return {
         "add, 16 elements": lambda: x + y,
-        "add, recording": recording(lambda: p + q),
+        "add, recording": Recording(manager, lambda: p + q),
         "matmul, 16x16": lambda: a @ b,
-        "matmul, recording": recording(lambda: m @ b),
+        "matmul, recording": Recording(manager, lambda: m @ b),
         "mul by a number": lambda: x * 2.0,
         "exp": lambda: F.exp(x),
         "relu": lambda: F.relu(x),
@@ -59,15 +56,15 @@ def treadle_calls() -> dict[str, Call]:
     }
 
 
-class _Recording:
-    """A call that is timed inside one `with manager:` block."""
+@dataclass(frozen=True)
+class Recording:
+    """A call that is timed inside one `with manager:` block.
 
-    def __init__(self, manager: GradManager, statement: Call) -> None:
-        self.manager = manager
-        self.statement = statement
+    Recording starts and ends outside the loop, as a training step amortizes it.
+    """
 
-    def __call__(self) -> Any:
-        return self.statement()
+    manager: GradManager
+    call: Call
 
 
 def torch_calls(torch: Any) -> dict[str, Call]:
@@ -91,14 +88,12 @@ def torch_calls(torch: Any) -> dict[str, Call]:
     }
 
 
-def seconds_per_call(call: Call, number: int) -> float:
+def seconds_per_call(call: Call | Recording, number: int) -> float:
     """Wall time of one call, from a loop of `number`."""
-    statement = call.statement if isinstance(call, _Recording) else call
-    timer = timeit.Timer(statement)
-    if not isinstance(call, _Recording):
-        return timer.timeit(number) / number
-    with call.manager:
-        return timer.timeit(number) / number
+    if isinstance(call, Recording):
+        with call.manager:
+            return seconds_per_call(call.call, number)
+    return timeit.timeit(call, number=number) / number
 
 
 def lambda_overhead(number: int) -> float:

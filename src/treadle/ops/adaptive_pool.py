@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -17,7 +16,7 @@ from treadle.base.errors import ShapeError
 from treadle.base.shape import Shape, format_shape
 from treadle.base.symbol import less_equal, require
 from treadle.base.types import TensorType
-from treadle.ops.op import Array, Op, Pullback, op
+from treadle.ops.op import Array, Op, Pullback, family, op
 from treadle.ops.operand import V
 from treadle.ops.pool import (
     SAMPLED,
@@ -41,7 +40,7 @@ _CASES: tuple[tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]], ...] = (
 """(output_shape, shape of x, shape of the result) for samples."""
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@family
 class AdaptiveWindow(Pooling):
     """The attribute of adaptive pooling: the result's spatial extents."""
 
@@ -67,7 +66,7 @@ class AdaptiveWindow(Pooling):
         return self.output_shape
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@family
 class AdaptiveMaxWindow(AdaptiveWindow):
     """Adaptive windows and where their maxima stand."""
 

@@ -8,7 +8,6 @@ The oracle here is that of a group of one; larger groups need a communicator.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,7 @@ from treadle.base.errors import NoGradient, ShapeError, UnsupportedOp
 from treadle.base.shape import Shape, require_equal
 from treadle.base.symbol import Dim
 from treadle.base.types import TensorType
-from treadle.ops.op import Array, Op, Pullback, op
+from treadle.ops.op import Array, Op, Pullback, family, op
 from treadle.ops.operand import V
 from treadle.ops.sample import Arg, BadSample, Sample
 
@@ -27,7 +26,7 @@ REDUCTIONS = ("sum", "mean", "max", "min")
 _SHAPES: tuple[tuple[int, ...], ...] = ((2, 3), (0, 3), (1, 1))
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@family
 class Collective(Op):
     """One operand per process of the group `group`, which has `world` processes."""
 

@@ -8,7 +8,6 @@ ends, so none of them maps one to one.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
@@ -20,7 +19,7 @@ from treadle.base.shape import Shape, require_equal
 from treadle.base.symbol import Dim
 from treadle.base.types import TensorType
 from treadle.ops.conv_numpy import convolve, convolve_transposed, correlate_for_weight
-from treadle.ops.op import Array, Op, Pullback, op
+from treadle.ops.op import Array, Op, Pullback, family, op
 from treadle.ops.operand import V
 from treadle.ops.precision import widen_array
 from treadle.ops.sample import Arg, BadSample, Sample
@@ -29,7 +28,7 @@ from treadle.ops.windows import Padding, Window
 _LAYOUT = "the layouts are x [N,C,*S], weight [O,C/groups,*K], result [N,O,*P]"
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@family
 class Convolution(Op):
     """Attributes and checks of a convolution seen from any of its three sides.
 

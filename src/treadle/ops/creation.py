@@ -18,9 +18,7 @@ from treadle.base.symbol import Dim
 from treadle.base.types import TensorType
 from treadle.ops.op import Array, Op, family, op
 from treadle.ops.sample import BadSample, Sample
-
-TOO_MANY_BYTES = 2**40
-"""From here on requests are refused outright: a system that overcommits grants, and then kills."""
+from treadle.runtime.host import TOO_MANY_BYTES
 
 
 def allocate(op: Op, shape: Shape, dtype: DType) -> Array:

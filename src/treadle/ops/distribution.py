@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ from treadle.base.symbol import Dim
 from treadle.base.types import TensorType
 from treadle.ops.composite import Composite
 from treadle.ops.logic import ShiftRight
-from treadle.ops.op import Array, op
+from treadle.ops.op import Array, family, op
 from treadle.ops.precision import compute_type
 from treadle.ops.random import (
     NOT_DIFFERENTIABLE,
@@ -36,7 +35,7 @@ _DIGITS = {"float16": 11, "bfloat16": 8, "float32": 24}
 """Bits of significand: what a word is cut to, so that rounding never reaches 1."""
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@family
 class Draw(Composite):
     """Real random numbers of one distribution, made from `RandomBits`."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from treadle.base import dtype as dt
@@ -10,7 +9,7 @@ from treadle.base.dtype import DType
 from treadle.base.errors import DTypeError, NoGradient, ShapeError
 from treadle.base.shape import Shape, broadcast_shapes, normalize_axes
 from treadle.base.types import TensorType
-from treadle.ops.op import Op, Pullback
+from treadle.ops.op import Op, Pullback, family
 from treadle.ops.operand import V
 from treadle.ops.sample import Arg, BadSample, Sample
 from treadle.ops.scalar import Scalar
@@ -157,7 +156,7 @@ class Compare(Binary):
         return dt.bool_
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@family
 class Reduce(Op):
     """Combine the elements along axes. `axes` is sorted and non-negative; see `reduce_axes`."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -11,7 +10,7 @@ from treadle.base import dtype as dt
 from treadle.base.errors import DTypeError, ShapeError
 from treadle.base.shape import Shape, broadcast_shapes, format_shape, product, require_equal
 from treadle.base.types import TensorType
-from treadle.ops.op import Array, Op, Pullback, op
+from treadle.ops.op import Array, Op, Pullback, family, op
 from treadle.ops.operand import V
 from treadle.ops.sample import Arg, BadSample, Sample
 
@@ -20,7 +19,7 @@ _PLAIN = frozenset("fd")
 """Characters of the NumPy types that BLAS multiplies in their own precision."""
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@family
 class MatrixProduct(Op):
     """Attributes and type rule of a product x [..., M, K] times y [..., K, N].
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import abc
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -21,7 +20,7 @@ from treadle.base.dtype import as_dtype
 from treadle.base.errors import ShapeError
 from treadle.base.shape import Shape, format_shape, require_equal
 from treadle.base.types import TensorType
-from treadle.ops.op import Array, Op, Pullback, op
+from treadle.ops.op import Array, Op, Pullback, family, op
 from treadle.ops.operand import V
 from treadle.ops.precision import widen_array
 from treadle.ops.sample import Arg, BadSample, Sample
@@ -106,7 +105,7 @@ class GatherAtMaxima(Pooling):
 # ── maxima over moving windows ────────────────────────────────────────────────────────────────
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@family
 class MaxWindow(Pooling):
     """Attributes of a maximum over windows; `padding` is (before, after) per spatial axis.
 
@@ -283,7 +282,7 @@ def _lowest(x: Array) -> float | int:
 # ── averages over moving windows ──────────────────────────────────────────────────────────────
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@family
 class AverageWindow(Pooling):
     """Attributes of an average over windows; sums of 16-bit floats are made in float32.
 

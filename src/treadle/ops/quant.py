@@ -7,7 +7,6 @@ Scales may be float32 beside 16-bit tensors, which are computed in float32.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,7 @@ from treadle.base.types import TensorType
 from treadle.ops.composite import Composite
 from treadle.ops.elementwise import Cast
 from treadle.ops.logic import IsNan, LogicalAnd
-from treadle.ops.op import Array, Pullback, op
+from treadle.ops.op import Array, Pullback, family, op
 from treadle.ops.operand import V
 from treadle.ops.precision import compute_type
 from treadle.ops.sample import Arg, BadSample, Sample
@@ -37,7 +36,7 @@ def limits_of(dtype: DType) -> tuple[int, int]:
     return int(info.min), int(info.max)
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@family
 class Affine(Composite):
     """Ops over (x, scale, zero_point)."""
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -18,7 +17,7 @@ from treadle.base.errors import ShapeError
 from treadle.base.shape import Shape, format_shape, require_equal
 from treadle.base.symbol import less_equal, require
 from treadle.base.types import TensorType
-from treadle.ops.op import Array, Op, Pullback, op
+from treadle.ops.op import Array, Op, Pullback, family, op
 from treadle.ops.operand import V
 from treadle.ops.precision import widen_array
 from treadle.ops.sample import Arg, BadSample, Sample
@@ -29,7 +28,7 @@ _FAR = 2.0**31
 """Coordinates are limited to this range, where their conversion to integers is safe."""
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@family
 class Sampling(Op):
     """How an image is sampled at coordinates that lie between or outside its cells.
 

@@ -7,7 +7,6 @@ target extents as an operand, so the mapping is not one to one.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import TypeAlias
 
@@ -18,7 +17,7 @@ from treadle.base.errors import ShapeError
 from treadle.base.shape import Shape, format_shape
 from treadle.base.symbol import less_equal, require
 from treadle.base.types import TensorType
-from treadle.ops.op import Array, Op, Pullback, op
+from treadle.ops.op import Array, Op, Pullback, family, op
 from treadle.ops.operand import V
 from treadle.ops.precision import widen_array
 from treadle.ops.sample import Arg, BadSample, Sample
@@ -33,7 +32,7 @@ AxisTap: TypeAlias = tuple[Array, Array]
 """Source cells and their weights, one of each per target cell."""
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@family
 class Interpolation(Op):
     """How a grid is interpolated between its cells.
 

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from treadle.base import dtype as dt
 from treadle.base.errors import ShapeError
 from treadle.base.shape import Shape, format_shape, require_equal
 from treadle.base.types import TensorType
-from treadle.ops.op import Array, Op, Pullback, op
+from treadle.ops.op import Array, Op, Pullback, family, op
 from treadle.ops.operand import V
 from treadle.ops.precision import widen_array
 from treadle.ops.sample import Arg, BadSample, Sample
 from treadle.ops.windows import PLANES, Padding, Window, positions_and_taps
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@family
 class Patches(Op):
     """Attributes of moving windows; `padding` is (before, after) per spatial axis."""
 

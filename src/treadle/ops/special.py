@@ -69,7 +69,7 @@ def erf(x: Array) -> Array:
 
 
 _CHUNK = 8192
-"""Elements per pass, so that the dozen work arrays stay in the cache: three times as fast."""
+"""Elements per pass, so that the work arrays stay in the cache: 1.5 times as fast for 500,000."""
 
 
 def _erf_of(x: Array) -> Array:

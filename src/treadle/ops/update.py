@@ -8,7 +8,6 @@ their state may be kept in float32.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from treadle.base.errors import DTypeError, ShapeError
 from treadle.base.shape import require_equal
 from treadle.base.types import TensorType
 from treadle.ops.composite import Composite
-from treadle.ops.op import Array, op
+from treadle.ops.op import Array, family, op
 from treadle.ops.precision import compute_type, widen, widen_array
 from treadle.ops.sample import Arg, BadSample, Sample
 from treadle.ops.unary import Expm1, Sqrt, Square
@@ -29,7 +28,7 @@ _STEP = Arg((), dt.float32, values=3.0)
 _SHAPES: tuple[tuple[int, ...], ...] = ((2, 3), (), (0, 3), (1, 1))
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@family
 class Update(Composite):
     """New values of a parameter and its state, in operand order; the gradient is not returned."""
 
@@ -200,7 +199,7 @@ class MomentumUpdate(Update):
         return cls(), cls(0.5, True), cls(0.9, False, 0.25)
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@family
 class AdamFamily(Update):
     """Adaptive moments, bias-corrected (Kingma and Ba 2015, arXiv:1412.6980).
 
