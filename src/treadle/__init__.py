@@ -42,7 +42,7 @@ from treadle.logger import enable_debug_log, get_logger, set_log_file, set_log_l
 from treadle.tensor import Parameter, Tensor
 
 if TYPE_CHECKING:
-    from treadle import data, graph, module, optimizer, random, serialization
+    from treadle import data, graph, jit, module, optimizer, random, serialization
     from treadle.serialization import load, save
 
 __version__ = VERSION
@@ -83,6 +83,7 @@ __all__ = [
     "is_cambricon_available",
     "is_cuda_available",
     "is_rocm_available",
+    "jit",
     "load",
     "logger",
     "module",
@@ -101,6 +102,7 @@ __all__ = [
 _LATER = {
     "data": "treadle.data",
     "graph": "treadle.graph",
+    "jit": "treadle.jit",
     "load": "treadle.serialization",
     "module": "treadle.module",
     "optimizer": "treadle.optimizer",

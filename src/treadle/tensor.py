@@ -80,6 +80,8 @@ class Tensor(ArrayMethods):
         format: str = "default",
     ) -> None:
         if isinstance(data, Tensor):
+            if ACTIVE.count and LOCAL.capture is not None:
+                data = data.reshape(data.shape)  # a value of the program, not the handle's array
             moved = data if device is None else data.to(device)
             source = moved if dtype is None else moved.astype(dtype)
             self._data, self._kind = source._data, source._kind
@@ -89,6 +91,8 @@ class Tensor(ArrayMethods):
             self._kind = eager_type(as_dtype(array.dtype), where)
             self._data = array if where.on_host else from_host(array, where.open())
         self._trace = None
+        if ACTIVE.count and LOCAL.capture is not None:
+            LOCAL.capture.born(self)
         if name:
             self.name = name
         if format != "default":
@@ -268,6 +272,8 @@ class Tensor(ArrayMethods):
 
     def _reset(self, other: Tensor) -> None:
         """Make this handle stand for the value of `other`, with its history."""
+        if ACTIVE.count and LOCAL.capture is not None:
+            LOCAL.capture.rebound(self, other)
         self._data, self._kind, self._trace = other._data, other._kind, other._trace
 
     def set_value(self, value: Any) -> None:
@@ -373,7 +379,9 @@ def wrap(data: Any, kind: EagerType, trace: Trace = None) -> Tensor:
 
 
 def execute(op: Op, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Run an op unseen by any recording."""
+    """Run an op unseen by any recording; a capture of this thread appends it to its graph."""
+    if ACTIVE.count and LOCAL.capture is not None:
+        return LOCAL.capture.apply(op, inputs)
     if len(inputs) == 1:
         # Most ops have one operand: two comprehensions less are a quarter of the overhead.
         x = inputs[0]
@@ -388,9 +396,17 @@ def execute(op: Op, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 
 def create(op: Op, device: CompNode | None = None) -> tuple[Tensor, ...]:
     """Run an op without operands (`full`, `iota`, ...) on a device, the default one if None."""
+    if ACTIVE.count and LOCAL.capture is not None:
+        return LOCAL.capture.create(op, device or default_device())
     kinds, results = run_nullary(op, device or default_device())
     several = results if type(results) is tuple else (results,)
     return tuple(wrap(r, k) for r, k in zip(several, kinds, strict=True))
+
+
+def notice_grad(tensor: Tensor) -> None:
+    """Tell a capture of this thread that `tensor.grad` is about to be read or replaced."""
+    if ACTIVE.count and LOCAL.capture is not None:
+        LOCAL.capture.watch_grad(tensor)
 
 
 _SCALARS: dict[Any, Tensor] = {}
@@ -399,6 +415,9 @@ _MOST_SCALARS = 4096
 
 def scalar_tensor(value: float, kind: EagerType) -> Tensor:
     """A 0-d constant, kept for reuse: expressions repeat their literals."""
+    if ACTIVE.count and LOCAL.capture is not None:
+        captured: Tensor = LOCAL.capture.literal(value, kind)
+        return captured
     key = (value, kind) if value else (repr(value), kind)
     found = _SCALARS.get(key)
     if found is None:

@@ -43,3 +43,13 @@ def test_nobody_else_reads_the_environment() -> None:
         if re.search(r"os\.(environ|getenv)", path.read_text(encoding="utf-8"))
     }
     assert readers == {"base/env.py"}
+
+
+def test_where_compiled_code_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TREADLE_CACHE_DIR", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
+    assert env.cache_directory() == Path("/somewhere/treadle")
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    assert env.cache_directory() == Path.home() / ".cache" / "treadle"
+    monkeypatch.setenv("TREADLE_CACHE_DIR", "/mine")
+    assert env.cache_directory() == Path("/mine")

@@ -1,11 +1,17 @@
 """Attention, softmax and losses where samples do not reach."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
+from treadle.base import dtype as dt
 from treadle.base.errors import IndexRangeError
-from treadle.ops.attention import Attention
+from treadle.base.types import TensorType
+from treadle.graph.builder import trace_body
+from treadle.ops.attention import Attention, AttentionGrad
 from treadle.ops.loss import BinaryCrossEntropyWithLogits, SoftmaxCrossEntropy
+from treadle.ops.op import Pullback
 from treadle.ops.softmax import LogSoftmax, LogSumExp, Softmax
 
 RNG = np.random.default_rng(0)
@@ -68,3 +74,33 @@ def test_smoothing_mixes_in_the_uniform_distribution() -> None:
 def test_labels_outside_the_classes_are_refused(label: int) -> None:
     with pytest.raises(IndexRangeError, match=f"the label {label} is none of 3 classes"):
         SoftmaxCrossEntropy().reference(np.zeros((2, 3)), np.array([0, label], np.int32))
+
+
+def _gradient_ops(wanted: tuple[bool, ...]) -> set[str]:
+    """Names of the ops that the gradient of masked attention applies."""
+
+    def rule(*operands: Any) -> tuple[Any, ...]:
+        *inputs, dy = operands
+        at = Pullback((dy,), tuple(inputs), (dy,), wanted)
+        return tuple(d for d in Attention().vjp(at) if d is not None)
+
+    types = [TensorType(dt.float32, s) for s in ((3, 4), (5, 4), (5, 2), (3, 5), (3, 2))]
+    graph = trace_body(rule, types)
+    assert len(graph.outputs) == sum(wanted)
+    return {node.op.name for node in graph.nodes}
+
+
+def test_one_op_gives_all_gradients_but_that_of_the_mask() -> None:
+    assert _gradient_ops((True, True, True, False)) == {"attention_grad"}
+    assert _gradient_ops((False, True, False, False)) == {"attention_grad"}
+    assert "attention_grad" not in _gradient_ops((True, True, True, True))
+
+
+def test_gradients_are_summed_over_what_was_broadcast() -> None:
+    q, k, v = RNG.normal(size=(2, 3, 4)), RNG.normal(size=(5, 4)), RNG.normal(size=(1, 5, 2))
+    dy = RNG.normal(size=(2, 3, 2))
+    found = AttentionGrad(True).reference(q, k, v, dy)
+    halves = [AttentionGrad(True).reference(q[i], k, v[0], dy[i]) for i in range(2)]
+    np.testing.assert_allclose(found[0], np.stack([h[0] for h in halves]), rtol=1e-12)
+    np.testing.assert_allclose(found[1], halves[0][1] + halves[1][1], rtol=1e-12)
+    np.testing.assert_allclose(found[2], halves[0][2] + halves[1][2][None], rtol=1e-12)

@@ -20,7 +20,10 @@ from treadle.base.errors import DeviceError, LoadError
 from treadle.base.log import get_logger
 
 GROUP = "treadle.backends"
-BUILT_IN = {"reference": "treadle.backends.reference:backend"}
+BUILT_IN = {
+    "reference": "treadle.backends.reference:backend",
+    "cpu": "treadle.backends.cpu:backend",
+}
 """Also declared as entry points; listed so that a source tree works before it is installed."""
 
 State = Literal["found", "loading", "loaded", "disabled", "failed"]

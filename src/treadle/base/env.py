@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,33 @@ FALLBACK = Variable(
     ("TREADLE_FALLBACK",), "warn", "ops a device lacks: 'warn' once, 'silent', or 'error'"
 )
 DUMP = Variable(("TREADLE_DUMP",), "", "stages whose graphs are written as text, by name")
+CPU_TARGET = Variable(
+    ("TREADLE_CPU_TARGET",), "", "instructions the CPU backend may use: generic, avx2, avx512, neon"
+)
+NUM_THREADS = Variable(
+    ("TREADLE_NUM_THREADS",), "", "threads of the CPU backend; the cores this process may use"
+)
+CACHE_DIR = Variable(
+    ("TREADLE_CACHE_DIR",), "", "directory of compiled code; ~/.cache/treadle if left out"
+)
 LOG_LEVEL = Variable(("MEGENGINE_LOGGING_LEVEL", "TREADLE_LOG_LEVEL"), "", "logging level")
 
-ALL = (DEFAULT_DEVICE, BACKENDS, FALLBACK, DUMP, LOG_LEVEL)
+ALL = (
+    DEFAULT_DEVICE,
+    BACKENDS,
+    FALLBACK,
+    DUMP,
+    CPU_TARGET,
+    NUM_THREADS,
+    CACHE_DIR,
+    LOG_LEVEL,
+)
+
+
+def cache_directory() -> Path:
+    """Where compiled code is kept: the named directory, else `treadle` in the user's cache."""
+    named = CACHE_DIR.get()
+    if named:
+        return Path(named)
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "treadle"

@@ -86,6 +86,14 @@ class GraphError(TreadleError, ValueError):
     """A graph breaks the rules of the intermediate representation."""
 
 
+class EngineError(TreadleError, RuntimeError):
+    """The engine or a session was used in a way it does not allow."""
+
+
+class TraceError(TreadleError, RuntimeError):
+    """A function cannot be captured, or a call differs from what was captured."""
+
+
 class UnsupportedOp(TreadleError, NotImplementedError):
     """No engine can run this op on these types."""
 

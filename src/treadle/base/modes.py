@@ -1,12 +1,16 @@
-"""The hook through which autodiff's tape and jit's capture see every op of their thread.
+"""Thread-local modes through which autodiff's tape and jit's capture see every op.
 
 A hook belongs to the thread that installed it. `ACTIVE.count` says how many threads have one, so
 that the eager fast path pays one attribute read while none has.
+
+While a capture is on, ops append to a graph instead of running. The capture stands below the tape:
+whatever the tape does not record, and everything it runs itself, goes to the capture.
 """
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any, Protocol
 
 
@@ -22,6 +26,40 @@ class Hook(Protocol):
         ...
 
 
+class Capturing(Hook, Protocol):
+    """What a capture is told besides, by the code that reads or makes host data."""
+
+    def create(self, op: Any, device: Any, /) -> tuple[Any, ...]:
+        """Results of an op without operands."""
+        ...
+
+    def born(self, tensor: Any, /) -> None:
+        """A tensor was made of host data: it is a constant of the program."""
+        ...
+
+    def literal(self, value: Any, kind: Any, /) -> Any:
+        """A tensor for a Python number."""
+        ...
+
+    def rebound(self, tensor: Any, value: Any, /) -> None:
+        """A handle is about to stand for the value of another one."""
+        ...
+
+    def watch_grad(self, tensor: Any, /) -> None:
+        """`tensor.grad` is about to be read or replaced."""
+        ...
+
+    def host_value(
+        self, key: Any, read: Callable[[], Any], kind: Any, shape: tuple[int, ...] = (), /
+    ) -> Any:
+        """A tensor of `shape` that holds what `read()` returns at each call of the program."""
+        ...
+
+    def guard(self, read: Callable[[], Any], value: Any, /) -> None:
+        """The program is valid only while `read()` returns `value`."""
+        ...
+
+
 class Active:
     """How many threads of the process have a hook; read without a lock, as a hint."""
 
@@ -32,9 +70,10 @@ class Active:
 
 
 class _Local(threading.local):
-    """One thread's installed hook."""
+    """One thread's installed hook, and its capture."""
 
     hook: Hook | None = None
+    capture: Capturing | None = None
 
 
 ACTIVE = Active()
@@ -43,9 +82,20 @@ _LOCK = threading.Lock()
 
 
 def install(hook: Hook | None) -> Hook | None:
-    """Make `hook` (or none) see this thread's ops; returns the one it replaces."""
+    """Make `hook` see this thread's ops, or the capture where it is None; returns the old one."""
     before = LOCAL.hook
-    LOCAL.hook = hook
+    LOCAL.hook = after = LOCAL.capture if hook is None else hook
     with _LOCK:  # `+=` on an attribute is not atomic.
-        ACTIVE.count += (hook is not None) - (before is not None)
+        ACTIVE.count += (after is not None) - (before is not None)
     return before
+
+
+def install_capture(capture: Capturing | None, hook: Hook | None = None) -> None:
+    """Start (or, with None, end) a capture on this thread; `hook` then sees the ops first."""
+    LOCAL.capture = capture
+    install(hook)
+
+
+def capturing() -> Capturing | None:
+    """This thread's capture, if there is one."""
+    return LOCAL.capture if ACTIVE.count else None

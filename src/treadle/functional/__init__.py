@@ -21,6 +21,7 @@ from treadle.functional import (
     windows,
 )
 from treadle.functional.activation import *  # noqa: F403
+from treadle.functional.attention import scaled_dot_product_attention
 from treadle.functional.conv import *  # noqa: F403
 from treadle.functional.einsum import einsum
 from treadle.functional.elemwise import *  # noqa: F403
@@ -52,6 +53,7 @@ __all__ = [
     "one_hot",
     "pixel_shuffle",
     "remap",
+    "scaled_dot_product_attention",
     "tensor",
     "topk_accuracy",
     "vision",

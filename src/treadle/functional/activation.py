@@ -95,16 +95,20 @@ def silu(x: Tensor) -> Tensor:
     return unary_float(act.Silu(), x)
 
 
-def gelu(x: Tensor) -> Tensor:
+_GELU = act.Gelu()
+
+
+def gelu(x: Tensor, approximate: str = "none") -> Tensor:
     """x times the normal distribution function at x, x (1 + erf(x / sqrt(2))) / 2.
 
-    Source: Hendrycks and Gimpel, Gaussian error linear units, 2016; the exact form.
+    `approximate="tanh"` computes 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) instead, as
+    GPT does. Source: Hendrycks and Gimpel, Gaussian error linear units, 2016.
 
     Example:
         >>> F.gelu(mge.tensor([-1., 0., 1.]))
         Tensor([-0.1587  0.      0.8413], device=xpux:0)
     """
-    return unary(act.Gelu(), x)
+    return unary(_GELU if approximate == "none" else act.Gelu(approximate), x)
 
 
 def leaky_relu(inp: Tensor, negative_slope: float = 0.01) -> Tensor:

@@ -231,3 +231,18 @@ def trace_body(
     results = function(*operands)
     builder.output(*(results if isinstance(results, tuple) else (results,)))
     return builder.build()
+
+
+def reordered(graph: Graph, front: Sequence[int]) -> Graph:
+    """The graph with the inputs listed in `front`, in that order, before the others."""
+    rest = [i for i in range(len(graph.inputs)) if i not in front]
+    order = [*front, *rest]
+    builder = GraphBuilder(graph.name)
+    made = {i: builder.input(graph.inputs[i].type, graph.inputs[i].name) for i in order}
+    instead = {graph.inputs[i]: made[i].value for i in order}
+    for node in graph.nodes:
+        inputs = tuple(instead[v] for v in node.inputs)
+        outputs = builder.copy(node, inputs).outputs
+        instead.update(zip(node.outputs, outputs, strict=True))
+    builder.output(*(builder.operand(instead[v]) for v in graph.outputs))
+    return builder.build()

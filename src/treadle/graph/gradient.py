@@ -11,7 +11,7 @@ from typing import Any
 
 from treadle.base.errors import NoGradient
 from treadle.base.types import TensorType
-from treadle.graph.builder import GraphBuilder, GraphOperand
+from treadle.graph.builder import GraphBuilder, GraphOperand, reordered
 from treadle.graph.ir import Graph, Node, Value
 from treadle.ops.control import Cond, Scan, While
 from treadle.ops.movement import Flip
@@ -132,6 +132,14 @@ def differentiable(op: Op) -> Op:
     return op
 
 
+def undifferentiable(op: Op) -> Op:
+    """The op as it stands in graphs: what `differentiable` was given."""
+    if type(op) in (_Cond, _Scan, _While):
+        plain: Op = type(op).__bases__[0](*[getattr(op, name) for name in op._fields])
+        return plain
+    return op
+
+
 class _Cond(Cond):
     """A branch is differentiated by differentiating both and taking the same one."""
 
@@ -157,7 +165,8 @@ class _Scan(Scan):
         needs = [*carried, *at.needs[n:]]
         first, count = sum(carried), len(body.inputs)
         # A turn backwards carries the cotangents of the state, so they come before the rest.
-        region = _reordered(pullback(body, needs), [*range(count, count + first), *range(count)])
+        order = [*range(count, count + first), *range(count)]
+        region = reordered(pullback(body, needs), order)
         dys = _cotangents(at.outputs, at.dys)
         entries = [Flip((0,))(x) for x in (*states, *stacked, *dys[first:])]
         results = Scan(region, first, self.length).outputs(*dys[:first], *entries)
@@ -201,18 +210,3 @@ def _spread(found: Sequence[Any], needs: Sequence[bool]) -> list[Any]:
 def _keeping(body: Graph, n: int) -> Graph:
     """The body with the state it was given as further results."""
     return Graph(body.name, body.inputs, body.nodes, (*body.outputs, *body.inputs[:n]), body.guards)
-
-
-def _reordered(graph: Graph, front: list[int]) -> Graph:
-    """The graph with the inputs listed in `front` before the others."""
-    rest = [i for i in range(len(graph.inputs)) if i not in front]
-    order = [*front, *rest]
-    builder = GraphBuilder(graph.name)
-    made = {i: builder.input(graph.inputs[i].type) for i in order}
-    instead = {graph.inputs[i]: made[i].value for i in order}
-    for node in graph.nodes:
-        inputs = tuple(instead[v] for v in node.inputs)
-        outputs = builder.copy(node, inputs).outputs
-        instead.update(zip(node.outputs, outputs, strict=True))
-    builder.output(*(builder.operand(instead[v]) for v in graph.outputs))
-    return builder.build()

@@ -11,8 +11,22 @@ from treadle.graph.ir import Graph
 from treadle.graph.moves import AFTER_GRADIENTS, MOVEMENT
 from treadle.graph.passes import map_regions, register
 from treadle.graph.rewrite import LEVELS, Rule, rewrite
+from treadle.graph.rules_boxes import BOXES
+from treadle.graph.rules_logic import CHOICES, LOGIC, NUMBERS_MEET, POWERS
+from treadle.graph.rules_reduce import PRODUCTS, REDUCTIONS, REPETITION
 
-RULES: tuple[Rule, ...] = (*ARITHMETIC, *MOVEMENT)
+RULES: tuple[Rule, ...] = (
+    *ARITHMETIC,
+    *MOVEMENT,
+    *BOXES,
+    *REPETITION,
+    *REDUCTIONS,
+    *PRODUCTS,
+    *LOGIC,
+    *CHOICES,
+    *POWERS,
+    *NUMBERS_MEET,
+)
 """Rules that hold anywhere, in the order they are tried; each says how exact it is."""
 
 

@@ -5,17 +5,28 @@ from __future__ import annotations
 import abc
 import textwrap
 import warnings
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, ClassVar, TypeAlias, TypeVar
 
 from treadle.autodiff import no_grad
+from treadle.base.modes import ACTIVE, capturing
 from treadle.module import state
 from treadle.module.hook import Hook, HookHandler
 from treadle.tensor import Parameter, Tensor
 
 M = TypeVar("M", bound="Module")
 Leaf: TypeAlias = "Tensor | Module"
+
+
+def _depend_on_mode(module: Module) -> None:
+    """A program that is being captured holds for the module's present mode only."""
+    capture = capturing()
+    if capture is not None:
+        owner = weakref.ref(module)
+        capture.guard(lambda: getattr(owner(), "training", None), module.training)
+
 
 _BOOKKEEPING = frozenset({"_modules", "_forward_hooks", "_forward_pre_hooks"})
 
@@ -53,6 +64,8 @@ class Module(abc.ABC):
         """Compute the outputs; called through the module itself, so that hooks run."""
 
     def __call__(self, *inputs: Any, **kwargs: Any) -> Any:
+        if ACTIVE.count:
+            _depend_on_mode(self)
         for hook in tuple(self._forward_pre_hooks.values()):
             replaced = hook(self, inputs)
             if replaced is not None:

@@ -80,7 +80,7 @@ class Attention(Composite):
                 "the mask does not broadcast to the scores", types, "give it the shape [..., T, S]"
             )
 
-    def _scale(self, d: Dim) -> float | None:
+    def scale_of(self, d: Dim) -> float | None:
         """The factor, None where it depends on a symbolic extent."""
         if self.scale is None and isinstance(d, int):
             return 1.0 / math.sqrt(max(d, 1))
@@ -88,7 +88,7 @@ class Attention(Composite):
 
     def _scaled(self, x: V, d: Dim) -> V:
         """x times the scale; a symbolic d is counted at run time."""
-        factor = self._scale(d)
+        factor = self.scale_of(d)
         if factor is not None:
             return x * factor
         return x / Sqrt()(x.constant(1.0).broadcast_to((d,)).sum())
@@ -116,9 +116,10 @@ class Attention(Composite):
     def body(self, q: Any, k: Any, v: Any, *mask: Any) -> Any:
         return Matmul()(self._weights(q, k, mask).astype(v.type.dtype), v)
 
-    def reference(self, q: Array, k: Array, v: Array, *mask: Array) -> Array:
+    def weights_array(self, q: Array, k: Array, mask: tuple[Array, ...]) -> Array:
+        """The softmax of the scores, in the compute type."""
         scores = widen_array(Matmul(False, True).reference(q, k))
-        scores = np.asarray(scores * scores.dtype.type(self._scale(q.shape[-1])))
+        scores = np.asarray(scores * scores.dtype.type(self.scale_of(q.shape[-1])))
         if mask:
             if mask[0].dtype == np.bool_:
                 scores[np.broadcast_to(~mask[0], scores.shape)] = -np.inf
@@ -126,27 +127,41 @@ class Attention(Composite):
                 scores = np.asarray(scores + widen_array(mask[0]))
         if self.causal:
             scores[..., ~np.tri(*scores.shape[-2:], dtype=np.bool_)] = -np.inf
-        weights = Softmax(scores.ndim - 1).reference(scores)
+        return Softmax(scores.ndim - 1).reference(scores)
+
+    def reference(self, q: Array, k: Array, v: Array, *mask: Array) -> Array:
+        weights = self.weights_array(q, k, mask)
         return Matmul().reference(weights.astype(v.dtype, copy=False), v)
 
     def vjp(self, at: Pullback[V]) -> tuple[V | None, ...]:
         q, k, v, *mask = at.inputs
-        weights = self._weights(q, k, tuple(mask))
-        narrow = weights.astype(v.type.dtype)
+        if not any(at.needs[3:]):
+            grad = AttentionGrad(self.causal, self.scale)
+            found = grad.outputs(q, k, v, at.dy, *mask)
+            wanted = [x if need else None for x, need in zip(found, at.needs, strict=False)]
+            return (*wanted, *(None for _ in mask))
+        return self.cotangents(q, k, v, tuple(mask), at.dy, at.needs)
+
+    def cotangents(
+        self, q: V, k: V, v: V, mask: tuple[V, ...], dy: V, needs: tuple[bool, ...]
+    ) -> tuple[V | None, ...]:
+        """Those of the inputs that `needs` asks for, from the cotangent dy of the result."""
+        weights = self._weights(q, k, mask)
         dq = dk = dv = dmask = None
-        if at.needs[2]:
-            dv = Matmul(True, False)(narrow, at.dy).sum_to(v.type.shape)
-        if any((*at.needs[:2], *at.needs[3:])):
-            dweights = widen(Matmul(False, True)(at.dy, v))
+        if needs[2]:
+            narrow = weights.astype(v.type.dtype)
+            dv = Matmul(True, False)(narrow, dy).sum_to(v.type.shape)
+        if any((*needs[:2], *needs[3:])):
+            dweights = widen(Matmul(False, True)(dy, v))
             weighted = dweights * weights
             last = weights.type.ndim - 1
             dscores = weighted - weights * weighted.sum((last,), keepdims=True)
-            if mask and at.needs[3]:
+            if any(needs[3:]):
                 dmask = dscores.sum_to(mask[0].type.shape).astype(mask[0].type.dtype)
             dproduct = self._scaled(dscores, q.shape[-1]).astype(q.type.dtype)
-            if at.needs[0]:
+            if needs[0]:
                 dq = Matmul()(dproduct, k).sum_to(q.type.shape)
-            if at.needs[1]:
+            if needs[1]:
                 dk = Matmul(True, False)(dproduct, q).sum_to(k.type.shape)
         return (dq, dk, dv, dmask) if mask else (dq, dk, dv)
 
@@ -175,3 +190,88 @@ class Attention(Composite):
             BadSample(cls, (Arg((4,)), k, v), ShapeError, "at least 2 axes"),
             BadSample(cls, (q, k), ShapeError, "takes q, k, v"),
         )
+
+
+@op
+class AttentionGrad(Composite):
+    """The cotangents of q, k and v in `Attention`, from its operands and that of its result, dy.
+
+    With the weights P = softmax(q k^T * scale + mask) made again and dP = dy v^T: dv = P^T dy,
+    dS = P * (dP - rowsum(P * dP)) * scale, dq = dS k, dk = dS^T q, each summed over the axes along
+    which its operand was broadcast. All three come at once, also where one of them is not needed.
+    """
+
+    causal: bool = False
+    scale: float | None = None
+
+    name = "attention_grad"
+    operands = ("q", "k", "v", "dy", "*mask")
+    n_outputs = 3
+    dtypes = dt.FLOATS
+
+    @property
+    def forward(self) -> Attention:
+        """The op whose cotangents these are."""
+        return Attention(self.causal, self.scale)
+
+    def infer(self, *types: TensorType) -> tuple[TensorType, ...]:
+        if not 4 <= len(types) <= 5:
+            raise self.error("takes q, k, v, dy and at most one mask", types, "combine the masks")
+        self.check_dtype(types)
+        self.check_same_dtype(types[:4])
+        (y,) = self.forward.infer(*types[:3], *types[4:])
+        dy = types[3]
+
+        def mismatch() -> ShapeError:
+            return self.error(
+                "dy is not shaped like the result", types, "pass the result's cotangent"
+            )
+
+        if dy.ndim != y.ndim:
+            raise mismatch()
+        for found, wanted in zip(dy.shape, y.shape, strict=True):
+            require_equal(found, wanted, mismatch)
+        return tuple(TensorType(t.dtype, t.shape) for t in types[:3])
+
+    def body(self, q: Any, k: Any, v: Any, dy: Any, *mask: Any) -> Any:
+        return self.forward.cotangents(q, k, v, mask, dy, (True, True, True, False))[:3]
+
+    def reference(
+        self, q: Array, k: Array, v: Array, dy: Array, *mask: Array
+    ) -> tuple[Array, Array, Array]:
+        weights = self.forward.weights_array(q, k, mask)
+        dv = Matmul(True, False).reference(weights.astype(v.dtype, copy=False), dy)
+        dscores = widen_array(Matmul(False, True).reference(dy, v)) * weights
+        dscores -= weights * np.sum(dscores, axis=-1, keepdims=True)
+        dscores *= dscores.dtype.type(self.forward.scale_of(q.shape[-1]))
+        dproduct = dscores.astype(q.dtype, copy=False)
+        dq = Matmul().reference(dproduct, k)
+        dk = Matmul(True, False).reference(dproduct, q)
+        return _sum_to(dq, q), _sum_to(dk, k), _sum_to(dv, v)
+
+    @classmethod
+    def samples(cls) -> tuple[Sample, ...]:
+        found = []
+        for s in Attention.samples():
+            q, k, v, *mask = s.args
+            batch = np.broadcast_shapes(*(x.shape[:-2] for x in (q, k, v)))
+            dy = Arg((*batch, q.shape[-2], v.shape[-1]))
+            found.append(Sample(cls(**s.op.attributes), (q, k, v, dy, *mask)))
+        return tuple(found)
+
+    @classmethod
+    def bad_samples(cls) -> tuple[BadSample, ...]:
+        q, k, v, dy = Arg((2, 3, 4)), Arg((2, 5, 4)), Arg((2, 5, 2)), Arg((2, 3, 2))
+        return (
+            BadSample(cls, (q, k, v), ShapeError, "takes q, k, v, dy"),
+            BadSample(cls, (q, k, v, q), ShapeError, "dy is not shaped like the result"),
+            BadSample(cls, (q, k, v, Arg((3, 2))), ShapeError, "dy is not shaped like the result"),
+        )
+
+
+def _sum_to(gradient: Array, like: Array) -> Array:
+    """Summed over the axes along which an operand like the second was broadcast."""
+    lead = gradient.ndim - like.ndim
+    axes = [i + lead for i, d in enumerate(like.shape) if d == 1 != gradient.shape[i + lead]]
+    summed = np.sum(widen_array(gradient), axis=(*range(lead), *axes))
+    return np.asarray(summed).reshape(like.shape).astype(like.dtype, copy=False)

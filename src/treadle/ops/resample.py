@@ -91,7 +91,7 @@ class Resize(Interpolation):
     def reference(self, x: Array) -> Array:
         y = widen_array(x)
         for axis, size in enumerate(self.sizes, 2):
-            taps = _axis_taps(y.shape[axis], int(size), self.mode, self.coordinates)
+            taps = interpolation_taps(y.shape[axis], int(size), self.mode, self.coordinates)
             parts = [np.take(y, cells, axis) * _along(weights, axis, y) for cells, weights in taps]
             y = sum(parts[1:], start=parts[0])
         return y.astype(x.dtype, copy=False)
@@ -136,7 +136,9 @@ class ResizeGrad(Interpolation):
             n = int(extent)
             total = np.zeros((*dx.shape[:axis], n, *dx.shape[axis + 1 :]), dx.dtype)
             lead: Index = (slice(None),) * axis
-            for cells, weights in _axis_taps(n, dx.shape[axis], self.mode, self.coordinates):
+            for cells, weights in interpolation_taps(
+                n, dx.shape[axis], self.mode, self.coordinates
+            ):
                 # The cells of a tap never decrease, so equal ones are neighbors.
                 targets, starts = np.unique(cells, return_index=True)
                 sums = np.add.reduceat(dx * _along(weights, axis, dx), starts, axis)
@@ -188,7 +190,7 @@ def _along(weights: Array, axis: int, like: Array) -> Array:
 
 
 @lru_cache(maxsize=256)
-def _axis_taps(n: int, m: int, mode: str, coordinates: str) -> tuple[AxisTap, ...]:
+def interpolation_taps(n: int, m: int, mode: str, coordinates: str) -> tuple[AxisTap, ...]:
     """Source cells (never decreasing) and weights of m target cells over n source cells."""
     if mode == "nearest":
         return ((_nearest(n, m, coordinates), np.ones(m)),)

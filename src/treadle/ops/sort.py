@@ -13,6 +13,7 @@ from treadle.ops.families import NUMBERS
 from treadle.ops.gather_along import AddAlongAxis
 from treadle.ops.op import Array, Op, Pullback, family, op
 from treadle.ops.operand import V
+from treadle.ops.precision import widen_array
 from treadle.ops.sample import Arg, BadSample, Sample
 
 
@@ -37,6 +38,7 @@ class Ordering(Op):
 
 def stable_order(x: Array, axis: int, descending: bool) -> Array:
     """Indices that sort x; equal elements keep their order, NaN counts as the greatest."""
+    x = widen_array(x)  # NumPy knows of no NaN in bfloat16
     if not descending:
         return np.argsort(x, axis, kind="stable")
     # Reversing before and after keeps the order of equal elements.

@@ -49,8 +49,8 @@ class Adadelta(Optimizer):
         for param in param_group["params"]:
             if param.grad is None:
                 continue
-            lr = self._scalar(param_group["lr"], param)
-            decay = self._scalar(param_group["weight_decay"], param)
+            lr = self._scalar(param_group, "lr", param)
+            decay = self._scalar(param_group, "weight_decay", param)
             state = self._state[param]
             squares, deltas = state["square_avg"], state["acc_delta"]
             wide = param.astype(squares.dtype)

@@ -49,7 +49,7 @@ class Adagrad(Optimizer):
             if param.grad is None:
                 continue
             lr, lr_decay, decay = (
-                self._scalar(param_group[name], param)
+                self._scalar(param_group, name, param)
                 for name in ("lr", "lr_decay", "weight_decay")
             )
             state = self._state[param]

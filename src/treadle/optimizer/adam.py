@@ -56,8 +56,8 @@ class AdamBase(Optimizer):
             state = self._state[param]
             first, second, step = state["exp_avg"], state["exp_avg_sq"], state["step"]
             step += 1.0
-            lr = self._scalar(param_group["lr"], param)
-            decay = self._scalar(param_group["weight_decay"], param)
+            lr = self._scalar(param_group, "lr", param)
+            decay = self._scalar(param_group, "weight_decay", param)
             new, m, v = update.outputs(param, grad, first, second, step, lr, decay)
             param._reset(new)
             first._reset(m)

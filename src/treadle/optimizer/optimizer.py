@@ -12,12 +12,17 @@ import numpy as np
 from treadle.autodiff import no_grad
 from treadle.base.dtype import DType, float32, float64
 from treadle.base.errors import ShapeError
+from treadle.base.modes import capturing
 from treadle.engine.dispatch import eager_type
-from treadle.tensor import Parameter, Tensor, scalar_tensor
+from treadle.tensor import Parameter, Tensor, notice_grad, scalar_tensor
 
 Group: TypeAlias = "dict[str, Any]"
 Params: TypeAlias = "Parameter | Group | Iterable[Parameter] | Iterable[Group]"
 O = TypeVar("O", bound="Optimizer")  # noqa: E741
+
+
+_READ_AT_EACH_CALL = ("lr", "weight_decay", "lr_decay")
+"""Hyper-parameters that updates take as operands: changing them recompiles nothing."""
 
 
 class Required:
@@ -110,12 +115,16 @@ class Optimizer(abc.ABC):
         made = Tensor(array, dtype=array.dtype, device=param.device)
         self._state.setdefault(param, {})[state_name] = made
 
-    def _scalar(self, value: float, param: Parameter) -> Tensor:
-        """A hyper-parameter as an operand of an update."""
+    def _scalar(self, group: Group, name: str, param: Parameter) -> Tensor:
+        """A hyper-parameter as an operand of an update; a compiled step reads it at each call."""
         mine = param._kind
         wide = _state_dtype(param)
         kind = mine if mine.dtype is wide else eager_type(wide, mine.device)
-        return scalar_tensor(float(value), kind)
+        capture = capturing()
+        if capture is not None:
+            held: Tensor = capture.host_value((id(group), name), lambda: group[name], kind)
+            return held
+        return scalar_tensor(float(group[name]), kind)
 
     # -- the loop --------------------------------------------------------------------------
 
@@ -126,13 +135,26 @@ class Optimizer(abc.ABC):
         """
         with no_grad():
             for group in self.param_groups:
+                self._announce(group)
                 self._updates(group)
         return self
+
+    def _announce(self, group: Group) -> None:
+        """Tell a capture what an update depends on besides tensors."""
+        capture = capturing()
+        if capture is None:
+            return
+        for param in group["params"]:
+            notice_grad(param)
+        fixed = [n for n in group if n not in ("params", *_READ_AT_EACH_CALL)]
+        for name in fixed:
+            capture.guard(lambda name=name: group.get(name), group[name])
 
     def clear_grad(self) -> None:
         """Set the gradient of every parameter to None."""
         for group in self.param_groups:
             for param in group["params"]:
+                notice_grad(param)
                 param.grad = None
 
     def zero_grad(self) -> None:

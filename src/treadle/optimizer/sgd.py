@@ -57,8 +57,8 @@ class SGD(Optimizer):
             grad = param.grad
             if grad is None:
                 continue
-            lr = self._scalar(param_group["lr"], param)
-            decay = self._scalar(param_group["weight_decay"], param)
+            lr = self._scalar(param_group, "lr", param)
+            decay = self._scalar(param_group, "weight_decay", param)
             if momentum == 0.0:
                 param._reset(plain(param, grad, lr, decay))
                 continue

@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 
 from treadle.base.dtype import DType, as_dtype, float32, uint32
+from treadle.base.modes import capturing
 from treadle.engine.devices import CompNode, default_device, resolve
+from treadle.engine.dispatch import eager_type
 from treadle.ops import distribution
 from treadle.ops import random as ops
 from treadle.tensor import Tensor
@@ -50,13 +52,21 @@ class RNG:
 
     def draw(self, op: ops.RandomBits | distribution.Draw) -> Tensor:
         """Run a random op on the next part of the stream."""
+        where = self._device or default_device()
+        capture = capturing()
+        if capture is not None:
+            kind = eager_type(uint32, where)
+            state: Tensor = capture.host_value(object(), lambda: self._reserve(op), kind, (4,))
+            return op(state)
+        return op(Tensor(self._reserve(op), dtype=uint32, device=where))
+
+    def _reserve(self, op: ops.RandomBits | distribution.Draw) -> np.ndarray[Any, Any]:
+        """The state a random op starts from; the stream moves on past what the op will use."""
         with self._lock:
             counter = self._counter
             self._counter += int(ops.blocks_used(op))
         words = (self._key, self._key >> 32, counter, counter >> 32)
-        state = np.array([w & _MASK for w in words], np.uint32)
-        where = self._device or default_device()
-        return op(Tensor(state, dtype=uint32, device=where))
+        return np.array([w & _MASK for w in words], np.uint32)
 
     def uniform(
         self, low: Any = 0.0, high: Any = 1.0, size: Size = None, dtype: Any = "float32"

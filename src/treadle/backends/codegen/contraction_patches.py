@@ -1,0 +1,112 @@
+"""Panels gathered from patches, which make a convolution a product of matrices.
+
+Element (term, column) of a convolution's b lies at `terms[term] + columns[column]` of its source:
+two tables of offsets hold all there is to know of kernel, strides, dilation and number of axes.
+Cells of the padding are real: `spread` copies the source into zeros first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+
+from treadle.backends.codegen import kernel_ir as ir
+from treadle.backends.codegen.contraction_items import Contraction
+from treadle.backends.codegen.contraction_tile import Tile
+from treadle.backends.codegen.kernel_ir import Builder, Function, Value
+from treadle.base import dtype as dt
+from treadle.base.dtype import DType
+
+AXES = 3
+"""Spatial axes of the kernel that spreads; those a source lacks have extent 1."""
+
+
+@lru_cache(maxsize=64)
+def patch_function(tile: Tile) -> Function:
+    """A function of (source, terms, columns, target, count) that packs `count` rows of a panel.
+
+    The table of columns is read up to the width of the panel.
+    """
+    source, target = ir.pointer(tile.dtype, "source"), ir.pointer(tile.dtype, "target")
+    terms, columns = ir.pointer(dt.int32, "terms"), ir.pointer(dt.int32, "columns")
+    count, lanes = ir.size("count"), tile.lanes
+
+    def write(e: Builder) -> None:
+        def vector(first: Value) -> None:
+            def rows(copy: Callable[[Value, Value], None]) -> None:
+                def row(k: Value) -> None:
+                    base = e.cast(e.load(terms, k), dt.int64)
+                    copy(base, e.add(e.mul(k, tile.width), first))
+
+                e.loop(0, count, 1, row)
+
+            offsets = [e.cast(e.load(columns, e.add(first, j)), dt.int64) for j in range(lanes)]
+
+            def together(base: Value, place: Value) -> None:
+                e.store(target, place, e.load(source, e.add(base, offsets[0]), lanes))
+
+            def apart(base: Value, place: Value) -> None:
+                for j, offset in enumerate(offsets):
+                    e.store(target, e.add(place, j), e.load(source, e.add(base, offset)))
+
+            # Offsets grow from column to column, so this says that they grow by one.
+            neighbors = e.compare("eq", e.sub(offsets[-1], offsets[0]), lanes - 1)
+            e.branch(neighbors, lambda: rows(together), lambda: rows(apart))
+
+        e.loop(0, tile.width, lanes, vector)
+
+    return ir.function("pack_patches", (source, terms, columns, target, count), write)
+
+
+@lru_cache(maxsize=64)
+def spread_kernel(source: DType, target: DType, lanes: int, *, apart: bool) -> Contraction:
+    """A kernel that copies planes into zeros: item i is plane i.
+
+    Cell (d, h, w) goes to (d * step0 + low0, h * step1 + low1, w * step2 + low2) of a plane of
+    `rows` rows of `pitch` elements, `height` of them per d. `apart` allows for a last step over 1.
+    """
+    values = {"source": ir.pointer(source), "target": ir.pointer(target)}
+    names = [f"{n}{i}" for n in ("extent", "step", "low") for i in range(AXES)]
+    values |= {name: ir.size(name) for name in (*names, "rows", "height", "pitch")}
+    extents = [values[f"extent{i}"] for i in range(AXES)]
+    steps = [values[f"step{i}"] for i in range(AXES)]
+    lows = [values[f"low{i}"] for i in range(AXES)]
+
+    def write(e: Builder, lo: Value, hi: Value) -> None:
+        size = e.mul(values["rows"], values["pitch"])
+        cells = e.mul(e.mul(extents[0], extents[1]), extents[2])
+
+        def row(given: Value, made: Value) -> None:
+            def cell(w: Value) -> None:
+                place = e.add(e.mul(w, steps[2]), lows[2])
+                e.store(made, place, e.cast(e.load(given, w), target))
+
+            def together(w: Value, mask: Value | None = None) -> None:
+                value = e.cast(e.load(given, w, lanes, mask), target)
+                e.store(made, e.add(w, lows[2]), value, mask)
+
+            if apart:
+                e.loop(0, extents[2], 1, cell)
+                return
+            whole = e.sub(extents[2], e.rem(extents[2], lanes))
+            e.loop(0, whole, lanes, together)
+            rest = e.sub(extents[2], whole)
+            e.branch(e.compare("lt", 0, rest), lambda: together(whole, e.first_lanes(rest, lanes)))
+
+        def plane(i: Value) -> None:
+            given = e.offset(values["source"], e.mul(i, cells))
+            made = e.offset(values["target"], e.mul(i, size))
+            e.zero(made, size)
+
+            def each(d: Value, h: Value) -> None:
+                line = e.add(e.mul(e.add(e.mul(d, steps[0]), lows[0]), values["height"]), lows[1])
+                line = e.add(line, e.mul(h, steps[1]))
+                begin = e.mul(e.add(e.mul(d, extents[1]), h), extents[2])
+                row(e.offset(given, begin), e.offset(made, e.mul(line, values["pitch"])))
+
+            e.loop(0, extents[0], 1, lambda d: e.loop(0, extents[1], 1, lambda h: each(d, h)))
+
+        e.loop(lo, hi, 1, plane)
+
+    kernel = ir.kernel(f"spread_{source.name}_{target.name}", list(values.values()), write)
+    return Contraction(kernel, tuple(values))

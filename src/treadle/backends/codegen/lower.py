@@ -1,0 +1,94 @@
+"""How an op becomes launches: the one entry of code generation.
+
+Families register their generators in `LOWERINGS`; what has none is computed by loop nests where
+that is possible. Ops that move no data are views, and results without elements take no launch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from treadle.backends.api import Support, no
+from treadle.backends.codegen import (  # noqa: F401  (imported so that they register)
+    arg_reduce,
+    attention,
+    contraction,
+    gather,
+    joining,
+    loops,
+    patches,
+    pooling,
+    random_bits,
+    remap,
+    resample,
+    scan,
+    scatter,
+    sort,
+)
+from treadle.backends.codegen.lowering import LOWERINGS, types_of
+from treadle.backends.codegen.target import Target
+from treadle.backends.program import Lowered
+from treadle.base.shape import size_of
+from treadle.base.types import TensorType
+from treadle.graph.builder import GraphBuilder
+from treadle.graph.ir import Graph
+from treadle.ops.fused import Fused
+from treadle.ops.movement import Reshape
+from treadle.ops.op import Op
+from treadle.ops.transfer import Identity, StopGradient
+
+VIEWS = (Reshape, Identity, StopGradient)
+"""Ops whose result is their operand's memory."""
+
+
+def lower(
+    op: Op, types: Sequence[TensorType], frozen: Sequence[bool], target: Target
+) -> Lowered | Support:
+    """Launches that compute an op on dense row-major operands, or why there are none."""
+    operands = types_of(types)
+    constant = tuple(frozen) or (False,) * len(operands)
+    if not all(t.is_static for t in operands):
+        return no("dynamic-shape", f"an operand of {op.name} has symbolic extents")
+    if isinstance(op, VIEWS):
+        return Lowered(views=((0, 0, 0),))
+    if any(t.dtype.kind == "complex" for t in operands):
+        return no("dtype", f"{op.name} of complex numbers is not generated")
+    results = op.infer(*operands)
+    if not all(t.is_static for t in results):
+        return no("dynamic-shape", f"data decides the shape of the result of {op.name}")
+    if not any(size_of(t.shape) for t in results):
+        return Lowered()
+    if isinstance(op, Fused):
+        return _lower_fused(op, operands, constant, target)
+    own = LOWERINGS.get(op.name)
+    if own is not None and all(size_of(t.shape) for t in operands):
+        return own(op, operands, constant, target)
+    return _lower_loops(op, operands, target)
+
+
+def _lower_loops(op: Op, types: tuple[TensorType, ...], target: Target) -> Lowered | Support:
+    """An op as a loop body of one node; composites are expanded in it."""
+    if op.n_outputs < 0:
+        return no("op", f"{op.name} has no generator")
+
+    return loops.lower_body(_body_of(op, types), target)
+
+
+def _body_of(op: Op, types: tuple[TensorType, ...]) -> Graph:
+    """The graph of one application of an op."""
+    builder = GraphBuilder(op.name)
+    inputs = tuple(builder.input(t).value for t in types)
+    builder.output(*(builder.operand(v) for v in builder.add(op, inputs).outputs))
+    return builder.build()
+
+
+def _lower_fused(
+    op: Fused, types: tuple[TensorType, ...], frozen: tuple[bool, ...], target: Target
+) -> Lowered | Support:
+    """A group, by what it was built around."""
+    if not isinstance(op.body, Graph):
+        return no("op", "the body of the group is no graph")
+    own = LOWERINGS.get(f"fused.{op.kind}")
+    if own is not None:
+        return own(op, types, frozen, target)
+    return loops.lower_body(op.body, target)

@@ -1,0 +1,72 @@
+"""Targets: what a kernel may assume of the processor it runs on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from treadle.base.dtype import DType
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One feature set, with the widths and sizes that schedules depend on.
+
+    Attributes:
+        name: short name, shown in reports and part of every cache key.
+        triple: LLVM's target triple; empty for the host's own.
+        cpu: LLVM's processor name; empty for none in particular.
+        features: LLVM's feature flags, such as "+avx2".
+        vector_bytes: bytes of a vector register.
+        registers: number of vector registers.
+        fma: whether multiply-add is one instruction (elsewhere the printers split it).
+        dot_int8: whether `dot` of bytes is an instruction (VNNI).
+        dot_bfloat16: whether `dot` of bfloat16 is an instruction.
+        l1, l2: bytes of the caches of one core.
+    """
+
+    name: str
+    triple: str = ""
+    cpu: str = ""
+    features: tuple[str, ...] = ()
+    vector_bytes: int = 16
+    registers: int = 16
+    fma: bool = False
+    dot_int8: bool = False
+    dot_bfloat16: bool = False
+    l1: int = 32 << 10
+    l2: int = 512 << 10
+
+    def lanes(self, dtype: DType) -> int:
+        """Lanes of a vector of this element type (float16 and bfloat16 count as float32)."""
+        size = 4 if dtype.is_float and dtype.itemsize == 2 else dtype.itemsize
+        return self.vector_bytes // size
+
+
+GENERIC = Target("generic")
+AVX2 = Target(
+    "avx2",
+    cpu="x86-64-v3",
+    vector_bytes=32,
+    registers=16,
+    fma=True,
+)
+AVX512 = Target(
+    "avx512",
+    cpu="x86-64-v4",
+    vector_bytes=64,
+    registers=32,
+    fma=True,
+    l1=48 << 10,
+    l2=1 << 20,
+)
+NEON = Target(
+    "neon",
+    triple="aarch64-unknown-linux-gnu",
+    cpu="generic",
+    vector_bytes=16,
+    registers=32,
+    fma=True,
+    l1=64 << 10,
+)
+
+TARGETS = {t.name: t for t in (GENERIC, AVX2, AVX512, NEON)}

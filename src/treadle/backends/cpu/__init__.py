@@ -1,0 +1,75 @@
+"""The CPU engine: every kernel generated, one thread pool, programs as one native call.
+
+Where to read: `compiler.py` (what the engine sees), `toolchain.py` (text to addresses),
+`executable.py` with `executor_text.py` (how a program runs), `pool.py` with `pool_text.py`
+(threads), `eager.py` (single ops), `allocator.py` (memory). LLVM is imported only where something
+must be compiled.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from treadle.backends.api import Availability, Backend, Support, no
+from treadle.backends.cpu.policy import least_elements
+from treadle.backends.program import Compiler
+from treadle.base.errors import CompileError
+from treadle.base.shape import size_of
+from treadle.base.types import TensorType
+from treadle.ops.op import Op
+from treadle.runtime.api import Device
+
+
+class Cpu(Backend):
+    """Generated code on the host's memory."""
+
+    name = "cpu"
+    protocol = (1, 0)
+    serves = ("cpu", "multithread")
+    priority = 1
+
+    def probe(self) -> Availability:
+        if importlib.util.find_spec("llvmlite") is None:
+            return Availability(False, "llvmlite is not installed")
+        return Availability(True, "generated code on the host")
+
+    def open(self, index: int, /) -> Device:
+        raise NotImplementedError("the host's device is the reference backend's")
+
+    def compiler(self) -> Compiler:
+        """How it lowers ops and builds programs."""
+        made: Compiler = self._eager().compiler()
+        return made
+
+    def prepare(self, op: Op, types: Sequence[TensorType], /) -> Callable[..., Any] | Support:
+        least = least_elements(op)
+        if least is None:
+            return no("policy", f"{op.name} of single tensors is left to NumPy")
+        largest = max((_size(t) for t in types), default=0)
+        if not op.shape_free and largest < least:
+            return no("policy", f"below {least} elements NumPy is faster")
+        try:
+            eager = self._eager()
+            found: Callable[..., Any] | Support
+            if op.shape_free:
+                found = eager.by_size(least, op.reference, eager.AnyShape(op, types))
+            elif largest < eager.AT_ONCE:
+                found = eager.AnyShape(op, types)
+            else:
+                found = eager.try_bind(op, types)
+            return found
+        except CompileError as error:
+            return no("device-feature", str(error))
+
+    @staticmethod
+    def _eager() -> Any:
+        return importlib.import_module("treadle.backends.cpu.eager")
+
+
+def _size(type_: TensorType) -> int:
+    return size_of(type_.shape) if type_.is_static else 0
+
+
+backend = Cpu()

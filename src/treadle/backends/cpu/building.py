@@ -1,0 +1,96 @@
+"""Texts to objects to shared libraries: what a warm start does not need, nor import."""
+
+from __future__ import annotations
+
+import functools
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from treadle.backends.codegen.target import Target
+from treadle.backends.cpu import llvm_compile
+from treadle.backends.cpu.compile_processes import CompileProcesses
+from treadle.base.errors import CompileError
+from treadle.base.log import get_logger
+
+_LINKERS = ("ld", "ld.lld", "mold", "ld.gold")
+
+
+@functools.cache
+def linker() -> str | None:
+    """The system's linker; None where there is none."""
+    if sys.platform != "linux":
+        return None
+    return next((path for name in _LINKERS if (path := shutil.which(name)) is not None), None)
+
+
+def shared_library(objects: Sequence[bytes]) -> bytes | None:
+    """The image of a shared library; None where there is no linker, or it fails."""
+    program = linker()
+    if program is None:
+        return None
+    with tempfile.TemporaryDirectory(prefix="treadle-") as folder:
+        paths = [Path(folder, f"{number}.o") for number in range(len(objects))]
+        for path, image in zip(paths, objects, strict=True):
+            path.write_bytes(image)
+        made = Path(folder, "made.so")
+        command = [program, "-shared", "-z", "noexecstack", "-o", str(made)]
+        try:
+            subprocess.run([*command, *map(str, paths)], check=True, capture_output=True)
+            return made.read_bytes()
+        except (OSError, subprocess.CalledProcessError) as error:
+            get_logger().info("the linker fails, LLVM loads the objects: %s", error)
+            return None
+
+
+def linked_by_llvm(objects: Sequence[bytes], symbols: Sequence[str]) -> Any:
+    """The objects as code in memory: `found[symbol]` is an address, while `found` lives.
+
+    Raises:
+        CompileError: LLVM's loader does not take them.
+    """
+    try:
+        return llvm_compile.link(list(objects), list(symbols))
+    except (OSError, RuntimeError) as error:
+        raise CompileError("cpu", f"compiled code cannot be loaded: {error}") from error
+
+
+def objects_of(texts: Mapping[str, str], target: Target) -> dict[str, bytes]:
+    """The object of every text, compiled here and, where that pays, in other processes meanwhile.
+
+    Raises:
+        CompileError: LLVM does not accept a text.
+    """
+    order = sorted(texts, key=lambda symbol: -len(texts[symbol]))
+    made: dict[str, bytes] = {}
+    with CompileProcesses([(s, texts[s]) for s in order], names_of(target)) as others:
+        while (job := others.next()) is not None:
+            made[job[0]] = translate(job[1], target)
+        made.update(others.results())
+    for symbol in order:  # what a process that died, or LLVM's refusal, left undone
+        if symbol not in made:
+            made[symbol] = translate(texts[symbol], target)
+    return made
+
+
+def names_of(target: Target) -> tuple[str, str, str]:
+    """Triple, processor and features as LLVM wants them."""
+    return target.triple, target.cpu, ",".join(target.features)
+
+
+def translate(text: str, target: Target, form: Literal["object", "assembly"] = "object") -> bytes:
+    """Object code or assembly of a module.
+
+    Raises:
+        CompileError: LLVM does not accept the text.
+    """
+    try:
+        return llvm_compile.translate(text, *names_of(target), form)
+    except RuntimeError as error:
+        raise CompileError(
+            "cpu", f"LLVM refuses generated code: {error}", hint="report this as a defect"
+        ) from error

@@ -1,0 +1,194 @@
+"""Eager calls on generated kernels: lowered once per shape, compiled once for all of them."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from treadle.backends.api import Support, no
+from treadle.backends.cpu.allocator import HOST
+from treadle.backends.cpu.executable import encode
+from treadle.backends.cpu.layout import NO_POOL, NOT_DENSE
+from treadle.backends.cpu.native import runtime
+from treadle.backends.cpu.pool import PROCESS, start
+from treadle.backends.program import Address, Lowered, Program, Ref, Run
+from treadle.base.errors import OutOfMemory
+from treadle.base.log import get_logger
+from treadle.base.types import TensorType
+from treadle.ops.op import Op
+
+Array = npt.NDArray[Any]
+Launch = Callable[..., Any]
+_MOST_SHAPES = 256
+AT_ONCE = 1 << 18
+"""Elements of an operand from which on NumPy takes about as long as lowering."""
+
+
+@functools.cache
+def compiler() -> Any:
+    """The compiler of the process; the first call imports the code generators."""
+    return importlib.import_module("treadle.backends.cpu.compiler").NativeCompiler()
+
+
+class BoundLaunch:
+    """An op on operands of given types: its program, and what its results are."""
+
+    __slots__ = ("_count", "_keep", "_program", "_rest", "_results", "_run", "_workspaces")
+
+    def __init__(self, lowered: Lowered, inputs: int, results: Sequence[TensorType]) -> None:
+        self._results = [(tuple(map(int, t.shape)), t.dtype.numpy) for t in results]
+        self._workspaces = lowered.workspaces
+        self._rest = lowered.constants
+        first = {
+            "input": 0,
+            "output": inputs,
+            "workspace": inputs + len(results),
+            "constant": inputs + len(results) + len(lowered.workspaces),
+        }
+        self._count = first["constant"] + len(lowered.constants)
+        steps = tuple(
+            Run(x.kernel, tuple(_place(a, first) for a in x.arguments), x.items, x.serial)
+            for x in lowered.launches
+        )
+        symbols, libraries = compiler().load({step.kernel for step in steps})
+        addresses = {s: a for library in libraries for s, a in library.addresses.items()}
+        words = encode(Program(steps, self._count), lambda kernel: addresses[symbols[kernel]])
+        self._keep = (words, libraries)
+        self._program = words.ctypes.data
+        self._run = runtime().launch
+
+    def __call__(self, *arrays: Array) -> Any:
+        empty = HOST.empty
+        results = [empty(shape, dtype) for shape, dtype in self._results]
+        scratch = [HOST.arena(nbytes) for nbytes in self._workspaces]
+        operands = [a if type(a) is np.ndarray else np.asarray(a) for a in arrays]
+        table = (*operands, *results, *scratch, *self._rest)
+        code = self._run(PROCESS.address, self._program, table, self._count)
+        if code == NO_POOL:
+            code = self._run(start(), self._program, table, self._count)
+        if code == NOT_DENSE:
+            dense = [np.ascontiguousarray(a) for a in operands]
+            table = (*dense, *table[len(dense) :])
+            self._run(PROCESS.address or start(), self._program, table, self._count)
+        return results[0] if len(results) == 1 else tuple(results)
+
+
+def _place(argument: Ref | int, first: dict[str, int]) -> Address | int:
+    if isinstance(argument, Ref):
+        return Address(first[argument.kind] + argument.index, argument.offset)
+    return argument
+
+
+def bind(op: Op, types: Sequence[TensorType]) -> BoundLaunch | Support:
+    """The launch of an op on operands of these types, or why it has none."""
+    lowered = compiler().lower(op, types)
+    if isinstance(lowered, Support):
+        return lowered
+    if lowered.views or lowered.prelude or not lowered.launches:
+        return no("policy", f"{op.name} moves no data here")
+    return BoundLaunch(lowered, len(types), op.infer(*types))
+
+
+def try_bind(op: Op, types: Sequence[TensorType]) -> BoundLaunch | Support:
+    """As `bind`; a defect of the generator costs speed, not the result, and is logged."""
+    try:
+        return bind(op, types)
+    except OutOfMemory:
+        raise
+    except Exception as error:
+        get_logger().warning("cpu: no code for %s, NumPy runs it: %s", op.saw(tuple(types)), error)
+        return no("policy", f"code generation failed: {error}")
+
+
+class AnyShape:
+    """An op on operands of given element types and any shapes.
+
+    Shapes are bound when they come for the second time, unless they are large: lowering takes a
+    millisecond or two, and shapes that vary may not come again.
+    """
+
+    def __init__(self, op: Op, types: Sequence[TensorType]) -> None:
+        self._op = op
+        self._dtypes = tuple(t.dtype for t in types)
+        self._bound: dict[Any, Launch] = {}
+        self._met: set[Any] = set()
+
+    def __call__(self, *arrays: Array) -> Any:
+        key = tuple([a.shape for a in arrays])
+        launch = self._bound.get(key)
+        if launch is None:
+            launch = self._meet(key)
+        return launch(*arrays)
+
+    def _meet(self, shapes: tuple[tuple[int, ...], ...]) -> Launch:
+        if shapes not in self._met and max(map(math.prod, shapes)) < AT_ONCE:
+            if len(self._met) >= _MOST_SHAPES:
+                self._met.clear()
+            self._met.add(shapes)
+            return self._op.reference
+        pairs = zip(self._dtypes, shapes, strict=True)
+        types = [TensorType(dtype, shape) for dtype, shape in pairs]
+        try:
+            self._op.infer(*types)
+        except Exception:
+            return self._op.reference  # it raises what the framework explains
+        found = try_bind(self._op, types)
+        launch: Launch = self._op.reference if isinstance(found, Support) else found
+        if len(self._bound) >= _MOST_SHAPES:
+            self._bound.clear()
+        self._bound[shapes] = launch
+        return launch
+
+
+# -- by size: a function that Python calls as fast as NumPy's own ------------------------------
+
+
+class _MethodDef(ctypes.Structure):
+    """CPython's PyMethodDef."""
+
+    _fields_ = (
+        ("name", ctypes.c_char_p),
+        ("method", ctypes.c_void_p),
+        ("flags", ctypes.c_int),
+        ("doc", ctypes.c_char_p),
+    )
+
+
+_METH_FASTCALL = 0x80
+
+
+class _Context(np.ndarray[Any, Any]):
+    """What the native switch reads, and the functions that it may call."""
+
+    functions: tuple[Launch, Launch]
+
+
+@functools.cache
+def _method() -> _MethodDef:
+    return _MethodDef(b"by_size", runtime().switch, _METH_FASTCALL, None)
+
+
+def by_size(limit: int, small: Launch, large: Launch) -> Launch:
+    """A function of arrays: `large` where one has at least `limit` elements, else `small`."""
+    vectorcall = ctypes.cast(ctypes.pythonapi.PyObject_Vectorcall, ctypes.c_void_p).value
+    context = _Context((5,), np.int64)
+    context[:] = [limit, id(small), id(large), id(np.ndarray), vectorcall]
+    context.functions = small, large
+    make = ctypes.pythonapi.PyCFunction_NewEx
+    make.restype, make.argtypes = (
+        ctypes.py_object,
+        (
+            ctypes.POINTER(_MethodDef),
+            ctypes.py_object,
+            ctypes.c_void_p,
+        ),
+    )
+    made: Launch = make(_method(), context, None)
+    return made

@@ -1,0 +1,199 @@
+"""The executor of programs, in LLVM's text form.
+
+It walks the words written by `executable.py`: puts together each launch's arguments in a table on
+its stack, calls the kernel itself or through the pool, follows jumps, and returns at `Host` steps.
+"""
+
+from __future__ import annotations
+
+from treadle.backends.cpu.layout import ARRAY_DATA, JUMP, JUMP_WORDS, NO_POOL, RUN, RUN_WORDS
+
+
+def executor_text() -> str:
+    """The part of the module that runs programs; needs `pool_text`."""
+    return "\n".join((_walk("walk", ""), _walk("timed_walk", _TIMES), _ENTRIES))
+
+
+_TIMES = ", ptr %times, i64 %start.time"
+
+
+def _walk(name: str, extra: str) -> str:
+    """The executor's loop; with times, the start and end of every launch are noted."""
+    stamps = {"START": "", "STOP": ""}
+    if extra:
+        stamps["START"] = """
+  %begun = call i64 @nanoseconds()
+  %begun.since = sub i64 %begun, %start.time
+  %row = shl i64 %number, 1
+  %row.at = getelementptr i64, ptr %times, i64 %row
+  store i64 %begun.since, ptr %row.at, align 8"""
+        stamps["STOP"] = """
+  %ended = call i64 @nanoseconds()
+  %ended.since = sub i64 %ended, %start.time
+  %ended.at = getelementptr i64, ptr %row.at, i64 1
+  store i64 %ended.since, ptr %ended.at, align 8"""
+    text = _WALK.replace("NAME", name).replace("EXTRA", extra)
+    return text.replace("  START", stamps["START"]).replace("  STOP", stamps["STOP"])
+
+
+# A program starts with the most arguments any launch has and, for every step, its first word.
+_WALK = f"""
+define internal i64 @NAME(ptr %pool, ptr %program, ptr %bases, i64 %first,
+                           ptr %scratch EXTRA) {{
+entry:
+  br label %fetch
+fetch:
+  %at = phi i64 [ %first, %entry ], [ %next, %launched ],
+                [ %chosen, %test ], [ %target, %jump ]
+  %word = getelementptr i64, ptr %program, i64 %at
+  %code = load i64, ptr %word, align 8
+  %number.at = getelementptr i64, ptr %word, i64 1
+  %number = load i64, ptr %number.at, align 8
+  %w2.at = getelementptr i64, ptr %word, i64 2
+  switch i64 %code, label %stop [ i64 {RUN}, label %run
+                                  i64 {JUMP}, label %jump ]
+stop:
+  ret i64 %number
+jump:
+  %target = load i64, ptr %w2.at, align 8
+  %jump.base.at = getelementptr i64, ptr %word, i64 3
+  %jump.base = load i64, ptr %jump.base.at, align 8
+  %always = icmp slt i64 %jump.base, 0
+  br i1 %always, label %fetch, label %test
+test:
+  %fall = add i64 %at, {JUMP_WORDS}
+  %jump.offset.at = getelementptr i64, ptr %word, i64 4
+  %jump.offset = load i64, ptr %jump.offset.at, align 8
+  %flag.base.at = getelementptr ptr, ptr %bases, i64 %jump.base
+  %flag.base = load ptr, ptr %flag.base.at, align 8
+  %flag.at = getelementptr i8, ptr %flag.base, i64 %jump.offset
+  %flag = load i8, ptr %flag.at, align 1
+  %is.true = icmp ne i8 %flag, 0
+  %chosen = select i1 %is.true, i64 %fall, i64 %target
+  br label %fetch
+run:
+  %kernel = load ptr, ptr %w2.at, align 8
+  %count.at = getelementptr i64, ptr %word, i64 3
+  %count = load i64, ptr %count.at, align 8
+  %items.at = getelementptr i64, ptr %word, i64 4
+  %items = load i64, ptr %items.at, align 8
+  %serial.at = getelementptr i64, ptr %word, i64 5
+  %serial = load i64, ptr %serial.at, align 8
+  %pairs = getelementptr i64, ptr %word, i64 {RUN_WORDS}
+  br label %bind
+bind:
+  %i = phi i64 [ 0, %run ], [ %i.next, %bound ]
+  %left = icmp ult i64 %i, %count
+  br i1 %left, label %pair, label %ready
+pair:
+  %pair.place = shl i64 %i, 1
+  %base.at = getelementptr i64, ptr %pairs, i64 %pair.place
+  %base = load i64, ptr %base.at, align 8
+  %offset.at = getelementptr i64, ptr %base.at, i64 1
+  %offset = load i64, ptr %offset.at, align 8
+  %plain = icmp slt i64 %base, 0
+  br i1 %plain, label %bound, label %resolve
+resolve:
+  %address.at = getelementptr i64, ptr %bases, i64 %base
+  %address = load i64, ptr %address.at, align 8
+  %moved = add i64 %address, %offset
+  br label %bound
+bound:
+  %value = phi i64 [ %offset, %pair ], [ %moved, %resolve ]
+  %slot = getelementptr i64, ptr %scratch, i64 %i
+  store i64 %value, ptr %slot, align 8
+  %i.next = add i64 %i, 1
+  br label %bind
+ready:
+  START
+  %by.caller = icmp ne i64 %serial, 0
+  br i1 %by.caller, label %alone, label %shared
+alone:
+  call void %kernel(ptr %scratch, i64 0, i64 %items)
+  br label %launched
+shared:
+  call void @launch(ptr %pool, ptr %kernel, ptr %scratch, i64 %items)
+  br label %launched
+launched:
+  STOP
+  %words = shl i64 %count, 1
+  %length = add i64 %words, {RUN_WORDS}
+  %next = add i64 %at, %length
+  br label %fetch
+}}
+"""
+
+_ENTRIES = f"""
+define internal i64 @word_of(ptr %program, i64 %step) {{
+  %place = add i64 %step, 1
+  %at = getelementptr i64, ptr %program, i64 %place
+  %word = load i64, ptr %at, align 8
+  ret i64 %word
+}}
+
+define i64 @treadle_run(ptr %pool, ptr %program, ptr %array, i64 %step) {{
+  %awake = icmp ne ptr %pool, null
+  br i1 %awake, label %go, label %asleep
+asleep:
+  ret i64 {NO_POOL}
+go:
+  %data.at = getelementptr i8, ptr %array, i64 {ARRAY_DATA}
+  %bases = load ptr, ptr %data.at, align 8
+  %most = load i64, ptr %program, align 8
+  %scratch = alloca i64, i64 %most, align 16
+  %first = call i64 @word_of(ptr %program, i64 %step)
+  %reached = call i64 @walk(ptr %pool, ptr %program, ptr %bases, i64 %first,
+                            ptr %scratch)
+  ret i64 %reached
+}}
+
+define i64 @treadle_profile(ptr %pool, ptr %program, ptr %bases, ptr %times) {{
+  %most = load i64, ptr %program, align 8
+  %scratch = alloca i64, i64 %most, align 16
+  %first = call i64 @word_of(ptr %program, i64 0)
+  %now = call i64 @nanoseconds()
+  %reached = call i64 @timed_walk(ptr %pool, ptr %program, ptr %bases, i64 %first,
+                                  ptr %scratch, ptr %times, i64 %now)
+  ret i64 %reached
+}}
+
+define void @treadle_repeat(ptr %pool, ptr %program, ptr %bases, ptr %varying, i64 %width,
+                            i64 %turns, ptr %progress, i64 %most.time) {{
+entry:
+  %most = load i64, ptr %program, align 8
+  %scratch = alloca i64, i64 %most, align 16
+  %first = call i64 @word_of(ptr %program, i64 0)
+  %began = call i64 @nanoseconds()
+  br label %turn
+turn:
+  %done = load i64, ptr %progress, align 8
+  %left = icmp ult i64 %done, %turns
+  br i1 %left, label %rebase, label %finish
+rebase:
+  %row.place = mul i64 %done, %width
+  %row = getelementptr i64, ptr %varying, i64 %row.place
+  br label %column
+column:
+  %i = phi i64 [ 0, %rebase ], [ %i.next, %copy ]
+  %some = icmp ult i64 %i, %width
+  br i1 %some, label %copy, label %walk
+copy:
+  %from = getelementptr i64, ptr %row, i64 %i
+  %base = load i64, ptr %from, align 8
+  %to = getelementptr i64, ptr %bases, i64 %i
+  store i64 %base, ptr %to, align 8
+  %i.next = add i64 %i, 1
+  br label %column
+walk:
+  %reached = call i64 @walk(ptr %pool, ptr %program, ptr %bases, i64 %first,
+                            ptr %scratch)
+  %done.next = add i64 %done, 1
+  store i64 %done.next, ptr %progress, align 8
+  %now = call i64 @nanoseconds()
+  %elapsed = sub i64 %now, %began
+  %late = icmp sgt i64 %elapsed, %most.time
+  br i1 %late, label %finish, label %turn
+finish:
+  ret void
+}}
+"""

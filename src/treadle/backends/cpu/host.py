@@ -1,0 +1,155 @@
+"""What the host's processor can do: its `Target`, its cores, its caches.
+
+On Linux all of it is read from /proc and /sys, so that a warm start needs no LLVM; elsewhere LLVM
+is asked.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+import os
+import platform
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from treadle.backends.codegen.target import AVX2, AVX512, GENERIC, NEON, TARGETS, Target
+from treadle.base.env import CPU_TARGET
+from treadle.base.errors import DeviceError
+
+_CPUINFO = Path("/proc/cpuinfo")
+_CPUS = Path("/sys/devices/system/cpu")
+_CGROUP = Path("/sys/fs/cgroup")
+
+_AVX2 = frozenset(("avx2", "fma", "f16c", "bmi1", "bmi2", "movbe"))
+_AVX512 = _AVX2 | {"avx512f", "avx512dq", "avx512bw", "avx512vl", "avx512cd"}
+
+
+@functools.cache
+def host_target() -> Target:
+    """The best target of the table that this processor can run, or the one the user named.
+
+    Raises:
+        DeviceError: `TREADLE_CPU_TARGET` names no target, or one this processor cannot run.
+    """
+    best = _with_caches(target_for(flags(), platform.machine()))
+    wanted = CPU_TARGET.get()
+    if not wanted or wanted == best.name:
+        return best
+    possible = _lesser(best)
+    if wanted not in possible:
+        raise DeviceError(
+            "cpu",
+            f"{CPU_TARGET.source()}={wanted!r} is nothing this processor can run",
+            hint=f"one of {', '.join(possible)}",
+        )
+    return _with_caches(TARGETS[wanted])
+
+
+def target_for(features: frozenset[str], machine: str) -> Target:
+    """The target of a processor with these features, as /proc/cpuinfo spells them."""
+    if machine in ("aarch64", "arm64"):
+        return dataclasses.replace(NEON, triple="")
+    if machine not in ("x86_64", "AMD64"):
+        return GENERIC
+    if features >= _AVX512:
+        extra = {"avx512_vnni": "+avx512vnni", "avx512_bf16": "+avx512bf16"}
+        found = tuple(flag for name, flag in extra.items() if name in features)
+        return dataclasses.replace(
+            AVX512,
+            features=found,
+            dot_int8="+avx512vnni" in found,
+            dot_bfloat16="+avx512bf16" in found,
+        )
+    if features >= _AVX2:
+        vnni = "avx_vnni" in features
+        return dataclasses.replace(AVX2, features=("+avxvnni",) if vnni else (), dot_int8=vnni)
+    return GENERIC
+
+
+def _lesser(best: Target) -> list[str]:
+    """Names of the targets a processor can run whose best one is this."""
+    ladder = ["generic", "avx2", "avx512"]
+    return ladder[: ladder.index(best.name) + 1] if best.name in ladder else [best.name]
+
+
+@functools.cache
+def flags() -> frozenset[str]:
+    """Features of the processor that the system also supports, spelled as in /proc/cpuinfo."""
+    try:
+        text = _CPUINFO.read_text()
+    except OSError:
+        llvm = importlib.import_module("treadle.backends.cpu.llvm_compile")
+        return frozenset(llvm.host_features())
+    for line in text.splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() in ("flags", "Features"):
+            return frozenset(value.split())
+    return frozenset()
+
+
+def _with_caches(target: Target) -> Target:
+    sizes = _cache_sizes()
+    return dataclasses.replace(target, l1=sizes.get(1, target.l1), l2=sizes.get(2, target.l2))
+
+
+def _cache_sizes() -> dict[int, int]:
+    """Bytes of the first core's data caches by level; what cannot be read is left out."""
+    found: dict[int, int] = {}
+    for index in range(8):
+        folder = _CPUS / "cpu0" / "cache" / f"index{index}"
+        try:
+            kind = (folder / "type").read_text().strip()
+            level = int((folder / "level").read_text())
+            size = (folder / "size").read_text().strip()
+        except (OSError, ValueError):
+            continue
+        if kind != "Instruction" and size.endswith("K"):
+            found[level] = int(size[:-1]) << 10
+    return found
+
+
+# -- cores -------------------------------------------------------------------------------------
+
+
+def available_cores() -> int:
+    """Cores this process may use: its affinity mask, one thread per core, and its quota."""
+    if sys.platform == "linux":
+        allowed = os.sched_getaffinity(0)
+        cores = len({_siblings(cpu) for cpu in allowed})
+    else:
+        cores = os.cpu_count() or 1
+    return max(1, min([cores, *_quotas()]))
+
+
+def _siblings(cpu: int) -> str:
+    """What names the core of a hardware thread; the thread itself where that is not told."""
+    try:
+        return (_CPUS / f"cpu{cpu}" / "topology" / "thread_siblings_list").read_text().strip()
+    except OSError:
+        return str(cpu)
+
+
+def _quotas() -> Iterator[int]:
+    """Whole cores that a container's limits grant, by version 2 or 1 of control groups."""
+    try:
+        quota, period = (_CGROUP / "cpu.max").read_text().split()
+        yield -(-int(quota) // int(period))
+    except (OSError, ValueError):  # no such file, or "max"
+        pass
+    try:
+        quota = (_CGROUP / "cpu" / "cpu.cfs_quota_us").read_text()
+        period = (_CGROUP / "cpu" / "cpu.cfs_period_us").read_text()
+        if int(quota) > 0:
+            yield -(-int(quota) // int(period))
+    except (OSError, ValueError):
+        pass
+
+
+def memory_bytes() -> int:
+    """Physical memory of the machine; 8 GiB where the system does not tell."""
+    if "SC_PHYS_PAGES" not in getattr(os, "sysconf_names", {}):
+        return 8 << 30
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -1,0 +1,29 @@
+"""Layouts that the native runtime and the Python around it agree on.
+
+All numbers are bytes, or 64-bit words where they say so.
+"""
+
+# -- layout of a pool, in bytes; what different threads write lies on lines of its own ----------
+
+EPOCH, SLEEPERS, BUSY, GATE = 0, 128, 256, 384
+KERNEL, ARGUMENTS = 512, 520
+THREADS, SPINS, STOP, LIVE = 640, 648, 656, 664
+SHARES, SHARE_BYTES = 768, 128
+MOST_THREADS = 256
+POOL_BYTES = SHARES + SHARE_BYTES * MOST_THREADS
+
+# -- words of a program ------------------------------------------------------------------------
+
+RUN, JUMP, HOST, END = 0, 1, 2, 3
+"""Codes; a step is its code, its number, and then
+for RUN: kernel, number of arguments, items, whether serial, and (base or -1, offset) pairs;
+for JUMP: word to go on at, base (or -1 for always) and offset of the condition."""
+RUN_WORDS, JUMP_WORDS, HOST_WORDS = 6, 5, 2
+
+ENDED, NO_POOL, NOT_DENSE = -1, -2, -3
+"""Codes returned: the program ended; the pool must be started first; an array is not row-major."""
+
+# -- layout of CPython and NumPy objects (what their inlined accessors use, so it cannot move) ---
+
+ARRAY_DATA, ARRAY_NDIM, ARRAY_SHAPE, ARRAY_FLAGS = 16, 24, 32, 64
+OBJECT_TYPE, TUPLE_ITEMS = 8, 24

@@ -1,0 +1,34 @@
+"""Which single ops run on generated kernels: from how many elements of an operand on.
+
+A launch costs a few microseconds before it computes anything, and a new kernel some milliseconds to
+compile; NumPy costs a pass over memory for every step of an op, and one thread.
+"""
+
+from __future__ import annotations
+
+from treadle.ops.adaptive_pool import AdaptiveWindow
+from treadle.ops.composite import Composite
+from treadle.ops.conv import Convolution
+from treadle.ops.cumulative import Cumulative
+from treadle.ops.elementwise import Pow
+from treadle.ops.families import Elementwise, Reduce, UnaryFloat
+from treadle.ops.matmul import Matmul
+from treadle.ops.op import Op
+from treadle.ops.pool import Pooling
+from treadle.ops.transfer import Identity, StopGradient
+
+_TABLE: tuple[tuple[type[Op] | tuple[type[Op], ...], int | None], ...] = (
+    ((Identity, StopGradient), None),
+    (Composite, 1 << 10),
+    ((Convolution, Pooling, AdaptiveWindow), 1 << 9),
+    ((UnaryFloat, Pow), 1 << 12),
+    (Elementwise, 1 << 15),
+    (Matmul, 1 << 12),
+    ((Reduce, Cumulative), 1 << 12),
+)
+"""The first row that fits decides. The figures are where the two took equal time."""
+
+
+def least_elements(op: Op) -> int | None:
+    """Elements from which on a generated kernel runs an op; None where NumPy always does."""
+    return next((least for family, least in _TABLE if isinstance(op, family)), None)

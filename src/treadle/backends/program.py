@@ -1,0 +1,198 @@
+"""What ops become on a device that generates code: launches, and programs of launches.
+
+An op is lowered on its own, to launches whose arguments name its inputs and outputs (`Lowered`).
+The engine's compile stage places every value in memory and joins the launches to a `Program`, whose
+arguments are offsets from numbered bases: no address is baked in, so programs and kernels can be
+cached, shared between threads, and shipped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+from treadle.backends.api import Engine, Support
+from treadle.base.types import TensorType
+from treadle.ops.op import Op
+
+Array = npt.NDArray[Any]
+ALIGNMENT = 64
+"""Every value, workspace and constant starts at a multiple of this many bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """Memory of one lowered op: `offset` bytes into an input, output, workspace and so on.
+
+    `kept` is memory that lives as long as the program; `constant` is data the lowering made.
+    """
+
+    kind: Literal["input", "output", "workspace", "kept", "constant"]
+    index: int
+    offset: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One run of a kernel over [0, items), shared among threads unless `serial`.
+
+    Attributes:
+        kernel: a kernel of the IR (the engine does not look inside; it has a `name`).
+        arguments: one per parameter of the kernel.
+        items: work items; each is worth at least a microsecond or so, or the launch is serial.
+        serial: run by the calling thread alone.
+        flops: arithmetic operations of the whole launch, for reports and models.
+        nbytes: bytes it reads and writes at least.
+    """
+
+    kernel: Any
+    arguments: tuple[Ref | int, ...]
+    items: int = 1
+    serial: bool = False
+    flops: int = 0
+    nbytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Lowered:
+    """How an op runs.
+
+    Attributes:
+        launches: run in order.
+        workspaces: bytes of each scratch area.
+        constants: arrays the launches read.
+        in_place: (input, output) pairs: the output may take the memory of that input, if nobody
+            needs the input afterwards.
+        views: (output, input, byte offset): the output is a part of the input; nothing is written.
+        kept: bytes of each area that lives as long as the program.
+        prelude: launches that fill `kept` areas, once, from inputs said to be frozen.
+    """
+
+    launches: tuple[Launch, ...] = ()
+    workspaces: tuple[int, ...] = ()
+    constants: tuple[Array, ...] = ()
+    in_place: tuple[tuple[int, int], ...] = ()
+    views: tuple[tuple[int, int, int], ...] = ()
+    kept: tuple[int, ...] = ()
+    prelude: tuple[Launch, ...] = ()
+
+
+# -- programs ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """`offset` bytes from base number `base`."""
+
+    base: int
+    offset: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Run a kernel; `arguments` are addresses and plain 64-bit integers."""
+
+    kernel: Any
+    arguments: tuple[Address | int, ...]
+    items: int = 1
+    serial: bool = False
+    label: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Jump:
+    """Go on at instruction `target`; with `unless`, only where that bool in memory is false."""
+
+    target: int
+    unless: Address | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """Return to the caller, who does task number `task` and resumes after this instruction."""
+
+    task: int
+
+
+Step = Run | Jump | Host
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """Instructions over `bases` base addresses; it ends after the last one."""
+
+    steps: tuple[Step, ...]
+    bases: int
+
+
+class Executable(Protocol):
+    """A program that is ready to run. Threads may run one at the same time, on other bases."""
+
+    def run(self, bases: npt.NDArray[np.int64], start: int = 0, /) -> int:
+        """Run from instruction `start`; the number of the `Host` instruction reached, or -1.
+
+        `bases` holds addresses. Other Python threads go on meanwhile.
+        """
+        ...
+
+    def repeat(self, bases: npt.NDArray[np.int64], varying: npt.NDArray[np.int64], /) -> int:
+        """Run once per row of `varying`, whose entries replace the first bases of that turn.
+
+        Only for programs without `Host`. Stops early where an interrupt is pending; the number of
+        turns made.
+        """
+        ...
+
+    def profile(self, bases: npt.NDArray[np.int64], /) -> npt.NDArray[np.int64]:
+        """Run once; nanoseconds from the start to the start and the end of each step, by row.
+
+        Steps of another kind than `Run`, and those not reached, have zeros.
+        """
+        ...
+
+
+class Compiler(Protocol):
+    """An engine that lowers ops to launches and builds programs of them."""
+
+    @property
+    def target(self) -> str:
+        """Names processor features, widths and compiler: equal targets share compiled code."""
+        ...
+
+    def lower(
+        self, op: Op, types: Sequence[TensorType], frozen: Sequence[bool] = (), /
+    ) -> Lowered | Support:
+        """How it runs an op on dense row-major operands of static types, or why it does not.
+
+        `frozen` says which inputs never change while a program lives.
+        """
+        ...
+
+    def keeps(self, op: Op, /) -> bool:
+        """Whether a composite is run as one kernel of its own, so that nobody expands it."""
+        ...
+
+    def keeps(self, name: str, /) -> bool:
+        """Whether it has a kernel for composites of this name, so that they are not taken apart."""
+        ...
+
+    def build(self, program: Program, /) -> Executable:
+        """Compile (or fetch from the cache) what the program runs, and make it ready."""
+        ...
+
+    def inspect(self, launch: Launch, form: Literal["kernel", "llvm", "assembly"], /) -> str:
+        """The kernel of a launch as text."""
+        ...
+
+
+@runtime_checkable
+class CompilingEngine(Engine, Protocol):
+    """An engine that also compiles programs."""
+
+    def compiler(self) -> Compiler:
+        """Its compiler; the same one at every call."""
+        ...

@@ -1,0 +1,284 @@
+"""Steps with addresses: launches, host tasks, and the branches and loops of control flow."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from treadle.backends.api import Support
+from treadle.backends.program import Address, Compiler, Host, Jump, Launch, Ref, Run, Step
+from treadle.base.errors import CompileError
+from treadle.engine.compile.place import Home, Placement
+from treadle.engine.compile.work import COPY, Work, lower
+from treadle.engine.plan import (
+    HostTask,
+    Interface,
+    MemoryPlan,
+    Plan,
+    Pool,
+    aligned,
+    relocate,
+)
+from treadle.graph.ir import Graph, Value
+from treadle.ops.control import Cond, Scan, While
+
+
+@dataclass
+class Linker:
+    """Writes steps; knows where everything lies."""
+
+    placement: Placement
+    memory: MemoryPlan
+    constants: Pool
+    inputs: int
+    outputs: int
+    compiler: Compiler
+    steps: list[Step] = field(default_factory=list)
+    host: list[HostTask] = field(default_factory=list)
+    prelude: list[Step] = field(default_factory=list)
+    kept: int = 0
+
+    # Numbers of the bases that follow inputs and outputs.
+
+    @property
+    def _constants(self) -> int:
+        return self.inputs + self.outputs
+
+    def _address(self, home: Home, offset: int = 0) -> Address:
+        if home.kind == "input":
+            return Address(home.index, offset)
+        if home.kind == "output":
+            return Address(self.inputs + home.index, offset)
+        if home.kind == "constant":
+            return Address(self._constants, home.index + offset)
+        return Address(self._constants + 2, self.memory.offsets[home.index] + offset)
+
+    def where(self, value: Value) -> Address:
+        """The address of a value."""
+        return self._address(*self.placement.home(value))
+
+    def add(self, item: Work, spaces: Sequence[Home], parts: Sequence[Plan]) -> None:
+        """Steps of one piece of work."""
+        if parts:
+            self._control(item, [self._address(h) for h in spaces], parts)
+        elif item.lowered is None:
+            self._task(item)
+        else:
+            self._launches(item, [self._address(h) for h in spaces])
+
+    def _task(self, item: Work) -> None:
+        self.steps.append(Host(len(self.host)))
+        self.host.append(
+            HostTask(
+                item.op,
+                tuple((self.where(v), v.type) for v in item.inputs),
+                tuple((self.where(v), v.type) for v in item.outputs),
+            )
+        )
+
+    def _launches(self, item: Work, spaces: Sequence[Address]) -> None:
+        if item.lowered is None:
+            return
+        kept = []
+        for size in item.lowered.kept:
+            kept.append(Address(self._constants + 1, self.kept))
+            self.kept += aligned(size)
+        places: dict[str, Sequence[Address]] = {
+            "input": [self.where(v) for v in item.inputs],
+            "output": [self.where(v) for v in item.outputs],
+            "workspace": spaces,
+            "kept": kept,
+            "constant": [
+                Address(self._constants, self.constants.add(a)) for a in item.lowered.constants
+            ],
+        }
+        self.prelude += [_run(launch, places, item.label) for launch in item.lowered.prelude]
+        self.steps += [_run(launch, places, item.label) for launch in item.lowered.launches]
+
+    def copy(self, source: Address, target: Address, value: Value) -> None:
+        """Steps that copy a value's bytes from one place to another."""
+        found = lower(self.compiler, COPY, (value,))
+        if not isinstance(found, Support):
+            places = {"input": [source], "output": [target]}
+            self.steps += [_run(launch, places, "copy") for launch in found.launches]
+            return
+        self.steps.append(Host(len(self.host)))
+        self.host.append(HostTask(COPY, ((source, value.type),), ((target, value.type),)))
+
+    def splice(
+        self, part: Plan, inputs: Sequence[Address], outputs: Sequence[Address], arena: Address
+    ) -> None:
+        """The steps of a region's plan, on these addresses."""
+        shift = self.constants.nbytes
+        for _, array in part.constants.entries:
+            self.constants.add(array)
+        moved = {offset: self.constants.add(array) for offset, array in part.constants.entries}
+        starts = sorted(moved)
+        kept = self.kept
+        self.kept += part.kept
+
+        def rebase(address: Address) -> Address:
+            base, offset = address.base, address.offset
+            if base < part.inputs:
+                return Address(inputs[base].base, inputs[base].offset + offset)
+            base -= part.inputs
+            if base < part.outputs:
+                return Address(outputs[base].base, outputs[base].offset + offset)
+            base -= part.outputs
+            if base == 0:
+                start = max((s for s in starts if s <= offset), default=shift)
+                return Address(self._constants, moved[start] + offset - start)
+            if base == 1:
+                return Address(self._constants + 1, kept + offset)
+            return Address(arena.base, arena.offset + offset)
+
+        self.steps += relocate(part.steps, rebase, len(self.steps), len(self.host))
+        self.prelude += relocate(part.prelude, rebase, len(self.prelude), 0)
+        self.host += [
+            HostTask(
+                t.op,
+                tuple((rebase(a), kind) for a, kind in t.inputs),
+                tuple((rebase(a), kind) for a, kind in t.outputs),
+            )
+            for t in part.host
+        ]
+
+    def plan(self, interface: Interface) -> Plan:
+        """Everything written so far."""
+        return Plan(
+            tuple(self.steps),
+            tuple(self.host),
+            self.inputs,
+            self.outputs,
+            self.constants,
+            self.kept,
+            tuple(self.prelude),
+            self.memory,
+            interface.updates,
+        )
+
+    # -- control flow ----------------------------------------------------------------------
+
+    def _control(self, item: Work, spaces: Sequence[Address], parts: Sequence[Plan]) -> None:
+        inputs = [self.where(v) for v in item.inputs]
+        outputs = [self.where(v) for v in item.outputs]
+        if isinstance(item.op, Cond):
+            self._cond(parts, inputs, outputs, spaces[0])
+        elif isinstance(item.op, While):
+            self._while(item, parts, inputs, outputs, spaces)
+        elif isinstance(item.op, Scan):
+            self._scan(item, parts[0], inputs, outputs, spaces)
+
+    def _cond(
+        self,
+        parts: Sequence[Plan],
+        inputs: Sequence[Address],
+        outputs: Sequence[Address],
+        arena: Address,
+    ) -> None:
+        choice = len(self.steps)
+        self.steps.append(Jump(0))
+        self.splice(parts[0], inputs[1:], outputs, arena)
+        leave = len(self.steps)
+        self.steps.append(Jump(0))
+        self.steps[choice] = Jump(len(self.steps), inputs[0])
+        self.splice(parts[1], inputs[1:], outputs, arena)
+        self.steps[leave] = Jump(len(self.steps))
+
+    def _while(
+        self,
+        item: Work,
+        parts: Sequence[Plan],
+        inputs: Sequence[Address],
+        state: Sequence[Address],
+        spaces: Sequence[Address],
+    ) -> None:
+        arena, test, *following = spaces
+        for value, source, target in zip(item.outputs, inputs, state, strict=True):
+            self.copy(source, target, value)
+        again = len(self.steps)
+        self.splice(parts[0], state, [test], arena)
+        leave = len(self.steps)
+        self.steps.append(Jump(0))
+        self.splice(parts[1], state, following, arena)
+        for value, source, target in zip(item.outputs, following, state, strict=True):
+            self.copy(source, target, value)
+        self.steps.append(Jump(again))
+        self.steps[leave] = Jump(len(self.steps), test)
+
+    def _scan(
+        self,
+        item: Work,
+        body: Plan,
+        inputs: Sequence[Address],
+        outputs: Sequence[Address],
+        spaces: Sequence[Address],
+    ) -> None:
+        """All turns, written out: they share their kernels, and a turn is a few table entries."""
+        op = item.op
+        if not isinstance(op, Scan):
+            return
+        n, arena, following = op.n_carried, spaces[0], spaces[1:]
+        state = list(outputs[:n])
+        for value, source, target in zip(item.outputs, inputs[:n], state, strict=False):
+            self.copy(source, target, value)
+        for turn in range(op.length):
+            entries = [
+                _entry(a, v, turn, op.length)
+                for a, v in zip(inputs[n:], item.inputs[n:], strict=True)
+            ]
+            made = [
+                _entry(a, v, turn, op.length)
+                for a, v in zip(outputs[n:], item.outputs[n:], strict=True)
+            ]
+            self.splice(body, [*state, *entries], [*following, *made], arena)
+            for value, source, target in zip(item.outputs, following, state, strict=False):
+                self.copy(source, target, value)
+
+
+def _entry(start: Address, value: Value, turn: int, length: int) -> Address:
+    """Entry number `turn` of a value stacked along its first axis."""
+    return Address(start.base, start.offset + turn * (value.type.nbytes // length))
+
+
+def regions_of(item: Work) -> tuple[Graph, ...]:
+    """The programs a control-flow op holds, in the order in which its plans are kept."""
+    op = item.op
+    if isinstance(op, Cond):
+        regions: tuple[object, ...] = (op.then, op.otherwise)
+    elif isinstance(op, While):
+        regions = (op.condition, op.body)
+    elif isinstance(op, Scan):
+        regions = (op.body,)
+    else:
+        regions = ()
+    found = tuple(r for r in regions if isinstance(r, Graph))
+    if len(found) != len(regions):
+        raise CompileError(
+            op.name, "a region is no graph", hint="capture control flow with treadle.jit"
+        )
+    return found
+
+
+def region_spaces(item: Work, parts: Sequence[Plan]) -> list[int]:
+    """Bytes of what a control-flow op needs besides its results: arena, test, next state."""
+    if not parts:
+        return []
+    sizes = [max(p.memory.peak for p in parts)]
+    if isinstance(item.op, While):
+        sizes.append(1)
+        sizes += [v.type.nbytes for v in item.outputs]
+    elif isinstance(item.op, Scan):
+        sizes += [v.type.nbytes for v in item.outputs[: item.op.n_carried]]
+    return sizes
+
+
+def _run(launch: Launch, places: Mapping[str, Sequence[Address]], label: str) -> Run:
+    def resolve(argument: Ref | int) -> Address | int:
+        if isinstance(argument, int):
+            return argument
+        start = places[argument.kind][argument.index]
+        return Address(start.base, start.offset + argument.offset)
+
+    arguments = tuple(resolve(a) for a in launch.arguments)
+    return Run(launch.kernel, arguments, launch.items, launch.serial, label)

@@ -1,0 +1,247 @@
+"""Homes: in which memory every value lies, before anything is known about offsets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from treadle.backends.program import Compiler, Lowered
+from treadle.engine.compile.work import COPY, Aliases, Part, Work, find_parts, lower
+from treadle.engine.plan import Interface, Pool
+from treadle.graph.ir import Graph, Value
+from treadle.ops.constant import Constant
+
+Kind = Literal["input", "output", "constant", "arena"]
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """A memory: a caller's input or output by number, the constants, or a buffer of the arena.
+
+    `index` is the number of the input, output or buffer; for constants the offset.
+    """
+
+    kind: Kind
+    index: int
+
+
+@dataclass(slots=True)
+class Placement:
+    """Where every value lies.
+
+    Attributes:
+        homes: of every root.
+        parts: values that lie inside others.
+        sizes: bytes of each buffer of the arena.
+    """
+
+    homes: dict[Value, Home] = field(default_factory=dict)
+    parts: dict[Value, Part] = field(default_factory=dict)
+    sizes: list[int] = field(default_factory=list)
+
+    def part(self, value: Value) -> Part:
+        """What the value lies in; itself where it is no view."""
+        return self.parts.get(value, Part(value))
+
+    def home(self, value: Value) -> tuple[Home, int]:
+        """The memory a value lies in, and the bytes before it."""
+        part = self.part(value)
+        return self.homes[part.root], part.offset
+
+    def buffer(self, nbytes: int) -> Home:
+        """A new buffer of the arena."""
+        self.sizes.append(nbytes)
+        return Home("arena", len(self.sizes) - 1)
+
+
+def place_values(
+    graph: Graph, work: list[Work], interface: Interface, compiler: Compiler, constants: Pool
+) -> Placement:
+    """Give every value a home; appends copies to `work` where an output needs one.
+
+    An output that replaces an input's contents is computed in that input's memory if everybody
+    who reads the old contents can come first, and is copied there at the end otherwise.
+    """
+    found = Placement(parts=find_parts(work))
+    found.homes.update((v, Home("input", i)) for i, v in enumerate(graph.inputs))
+    for node in graph.nodes:
+        if isinstance(node.op, Constant):
+            found.homes[node.output] = Home("constant", constants.add(node.op.data.array))
+    aliases = Aliases(work, found.parts)
+    _Outputs(graph, work, interface, compiler, found, aliases).place()
+    for item in work:
+        for value in item.outputs:
+            if value not in found.parts and value not in found.homes:
+                found.homes[value] = found.buffer(value.type.nbytes)
+    return found
+
+
+class _Outputs:
+    """Decides, output by output, whether it can be made where it belongs."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        work: list[Work],
+        interface: Interface,
+        compiler: Compiler,
+        placement: Placement,
+        aliases: Aliases,
+    ) -> None:
+        self._graph = graph
+        self._work = work
+        self._compiler = compiler
+        self._placement = placement
+        self._aliases = aliases
+        self._maker = {v: i for i, w in enumerate(work) for v in w.outputs}
+        self._updates = dict(interface.updates)
+
+    def place(self) -> None:
+        """Homes for all outputs, and copies where they cannot be made in place.
+
+        Whatever reads old contents is settled first, so that what replaces them comes after it.
+        """
+        outputs = self._graph.outputs
+        results = [v for j, v in enumerate(outputs) if j not in self._updates]
+        for number, value in enumerate(results):
+            home = Home("output", number)
+            if self._free(value):
+                self._placement.homes[value] = home
+            else:
+                self._copy(value, home)
+        staged = {j: self._staged(outputs[j], i) for j, i in self._updates.items()}
+        for j, target in self._updates.items():
+            self._update(staged[j], target)
+
+    def _staged(self, value: Value, target: int) -> Value:
+        """The value, or a copy of it where it is the old contents of another updated input."""
+        root = self._placement.part(value).root
+        changed = {self._graph.inputs[i] for i in self._updates.values()}
+        if root in changed and root is not self._graph.inputs[target]:
+            return self._copy(value, self._placement.buffer(value.type.nbytes))
+        return value
+
+    def _free(self, value: Value) -> bool:
+        """Whether the value is made by work, whole, and has no home yet.
+
+        A value that is the whole of another takes that one's place.
+        """
+        part = self._placement.parts.get(value)
+        if part is not None:
+            if part.offset or part.root.type.nbytes != value.type.nbytes:
+                return False
+            root = part.root
+            if root not in self._maker or root in self._placement.homes:
+                return False
+            self._swap(root, value)
+            return True
+        return value in self._maker and value not in self._placement.homes
+
+    def _swap(self, root: Value, value: Value) -> None:
+        """Make `value` the root of what was part of `root`."""
+        parts = self._placement.parts
+        for v, part in list(parts.items()):
+            if part.root is root and v is not value:
+                parts[v] = Part(value, part.offset)
+        del parts[value]
+        parts[root] = Part(value)
+        self._maker[value] = self._maker[root]
+        readers = self._aliases.readers
+        readers[value] = readers.pop(root, [])
+
+    def _update(self, value: Value, target: int) -> None:
+        """An output that replaces the contents of input `target`."""
+        old = self._graph.inputs[target]
+        if self._placement.part(value) == Part(old):
+            return  # Nothing changes.
+        home = Home("input", target)
+        if self._free(value) and self._may_overwrite(value, old):
+            self._placement.homes[value] = home
+        else:
+            self._copy(value, home)
+
+    def _may_overwrite(self, value: Value, old: Value) -> bool:
+        """Whether all readers of the old contents can come before the work that makes the new."""
+        maker = self._maker[value]
+        item = self._work[maker]
+        readers = self._aliases.readers.get(old, [])
+        if maker in readers and not _in_place(item, old, value, self._placement):
+            return False
+        others = [r for r in readers if r != maker]
+        if not all(self._aliases.allows(r, maker) for r in others):
+            return False
+        for r in others:
+            if not self._aliases.require(r, maker):
+                return False
+            item.after.append(r)
+        return True
+
+    def _copy(self, value: Value, home: Home) -> Value:
+        """Work that copies the value to a place of its own, after all who read what lies there."""
+        made = Value(value.type, None, 0, value.name)
+        found = lower(self._compiler, COPY, (value,))
+        lowered = found if isinstance(found, Lowered) else None
+        item = Work(COPY, (value,), (made,), lowered, "copy")
+        if home.kind == "input":
+            item.after += self._aliases.readers.get(self._graph.inputs[home.index], [])
+        self._work.append(item)
+        self._maker[made] = len(self._work) - 1
+        self._aliases.append(self._maker.get(self._placement.part(value).root), value)
+        self._placement.homes[made] = home
+        return made
+
+
+def _in_place(item: Work, old: Value, new: Value, placement: Placement) -> bool:
+    """Whether the work may write `new` where it reads `old`, at every place it reads it."""
+    if item.lowered is None:
+        return False
+    allowed = set(item.lowered.in_place)
+    outputs = [j for j, v in enumerate(item.outputs) if placement.part(v) == Part(new)]
+    inputs = [i for i, v in enumerate(item.inputs) if placement.part(v).root is old]
+    return all(
+        placement.part(item.inputs[i]) == Part(old) and (i, j) in allowed
+        for i in inputs
+        for j in outputs
+    )
+
+
+def share_buffers(
+    work: Sequence[Work],
+    order: Sequence[int],
+    placement: Placement,
+    last_read: Mapping[int, int],
+) -> dict[int, int]:
+    """Buffers that may take the place of others: results written where an operand dies.
+
+    Args:
+        work: what runs.
+        order: when.
+        placement: where values lie; the arena's are looked at.
+        last_read: for each buffer, the position in the order at which it is read last.
+
+    Returns:
+        For each buffer that is merged, the buffer it becomes.
+    """
+    merged: dict[int, int] = {}
+    last = dict(last_read)
+    for position, number in enumerate(order):
+        item = work[number]
+        if item.lowered is None:
+            continue
+        taken: set[int] = set()
+        for i, j in item.lowered.in_place:
+            source, offset = placement.home(item.inputs[i])
+            target, shift = placement.home(item.outputs[j])
+            if source.kind != "arena" or target.kind != "arena" or offset or shift:
+                continue
+            mine, theirs = target.index, merged.get(source.index, source.index)
+            if mine in merged or theirs in taken or mine == theirs:
+                continue
+            dies = last.get(theirs, -1) == position
+            only = sum(placement.home(v)[0] == source for v in item.inputs) == 1
+            if dies and only and placement.sizes[mine] == placement.sizes[theirs]:
+                merged[mine] = theirs
+                taken.add(theirs)
+                last[theirs] = max(last[theirs], last.get(mine, position))
+    return merged

@@ -1,0 +1,55 @@
+"""The stage itself: a plan of the optimized graph, and its part of the report."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from treadle.backends.program import Compiler, Run
+from treadle.engine.compile.assemble import assemble
+from treadle.engine.options import Options
+from treadle.engine.plan import Interface, Plan
+from treadle.engine.types import CompileReport
+from treadle.graph.ir import Graph
+
+
+def compile_graph(
+    graph: Graph,
+    compiler: Compiler,
+    interface: Interface,
+    options: Options,
+    report: CompileReport,
+) -> Plan:
+    """Plan a graph whose types are static.
+
+    Args:
+        graph: what the optimize stage made.
+        compiler: the engine that lowers its nodes; what it refuses is left to the host.
+        interface: which inputs are frozen, and which are updated in place.
+        options: of the compilation.
+        report: receives kernels and memory.
+
+    Raises:
+        CompileError: a result's extent depends on data, or memory was planned wrongly.
+    """
+    plan = assemble(graph, compiler, interface, options, report)
+    _tell(plan, report)
+    return plan
+
+
+def _tell(plan: Plan, report: CompileReport) -> None:
+    runs = [s for s in plan.steps if isinstance(s, Run)]
+    counts = Counter((s.label, s.kernel.name) for s in runs)
+    rows = [(label, kernel, n) for (label, kernel), n in counts.items()]
+    report.table("kernels", ("op", "kernel", "launches"), rows)
+    memory = plan.memory
+    report.table(
+        "memory",
+        ("what", "bytes"),
+        [
+            ("arena", memory.peak),
+            ("lower bound of the arena", memory.bound),
+            ("one buffer per value", memory.naive),
+            ("constants", plan.constants.nbytes),
+            ("packed once", plan.kept),
+        ],
+    )

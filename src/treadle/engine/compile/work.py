@@ -1,0 +1,172 @@
+"""From nodes to work: every node lowered by its engine, and which values share memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from treadle.backends.api import Support
+from treadle.backends.program import Compiler, Lowered
+from treadle.base.errors import CompileError
+from treadle.base.types import TensorType
+from treadle.engine.plan import Interface
+from treadle.engine.types import CompileReport
+from treadle.graph.ir import Graph, Node, Value
+from treadle.ops.constant import Constant
+from treadle.ops.control import ControlFlow
+from treadle.ops.op import Op
+from treadle.ops.transfer import Transfer
+
+COPY = Transfer("")
+"""The op that copies a value where it must lie in a place of its own."""
+
+
+@dataclass(slots=True)
+class Work:
+    """One node, or one copy, on its way into the program.
+
+    Attributes:
+        op: what runs.
+        inputs, outputs: its values; a copy's output is a value of its own.
+        lowered: its launches; None for a host task and for control flow.
+        label: what reports call it.
+        after: work that must come earlier although no value says so.
+    """
+
+    op: Op
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+    lowered: Lowered | None
+    label: str
+    after: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Where a value lies inside another: `offset` bytes from the start of `root`."""
+
+    root: Value
+    offset: int = 0
+
+
+def label_of(node: Node) -> str:
+    """A short name for reports: the op, and what a group holds."""
+    body = getattr(node.op, "body", None)
+    if node.op.name == "fused" and isinstance(body, Graph):
+        inside = "+".join(n.op.name for n in body.nodes if n.op.name not in _QUIET)
+        return f"{getattr(node.op, 'kind', 'fused')}({inside})"
+    return node.op.name
+
+
+_QUIET = frozenset(("reshape", "broadcast", "transpose", "constant", "full", "identity", "cast"))
+
+
+def lower_nodes(
+    graph: Graph,
+    compiler: Compiler,
+    interface: Interface,
+    report: CompileReport,
+) -> list[Work]:
+    """Work for every node but constants, in program order.
+
+    Raises:
+        CompileError: a result's extent depends on data.
+    """
+    frozen = dict(zip(graph.inputs, interface.frozen, strict=False))
+    work = []
+    for node in graph.nodes:
+        if isinstance(node.op, Constant):
+            continue
+        for value in node.outputs:
+            if not value.type.is_static:
+                raise CompileError(
+                    node.op.name,
+                    f"the extents of its result {value.type} are known only at run time",
+                    hint="leave this op out of the compiled function, or pad to a fixed size",
+                    at=node.loc,
+                )
+        label = label_of(node)
+        work.append(Work(node.op, node.inputs, node.outputs, None, label))
+        if isinstance(node.op, ControlFlow):
+            continue
+        flags = tuple(_is_frozen(v, frozen) for v in node.inputs)
+        found = lower(compiler, node.op, node.inputs, flags)
+        if isinstance(found, Lowered):
+            work[-1].lowered = found
+        else:
+            report.decide("compile", label, "host", found.message)
+    return work
+
+
+def lower(
+    compiler: Compiler, op: Op, inputs: Sequence[Value], frozen: Sequence[bool] = ()
+) -> Lowered | Support:
+    """What the compiler makes of an op on these values."""
+    types = [TensorType(v.type.dtype, v.type.shape) for v in inputs]
+    return compiler.lower(op, types, tuple(frozen))
+
+
+def _is_frozen(value: Value, frozen: Mapping[Value, bool]) -> bool:
+    if value.producer is not None:
+        return isinstance(value.producer.op, Constant)
+    return frozen.get(value, False)
+
+
+def find_parts(work: Sequence[Work]) -> dict[Value, Part]:
+    """For every value that is a view, what it is a part of; chains are followed to the end."""
+    parts: dict[Value, Part] = {}
+    for item in work:
+        if item.lowered is None:
+            continue
+        for output, source, offset in item.lowered.views:
+            outer = parts.get(item.inputs[source], Part(item.inputs[source]))
+            parts[item.outputs[output]] = Part(outer.root, outer.offset + offset)
+    return parts
+
+
+class Aliases:
+    """Which work follows which, as bit sets, kept up to date while constraints are added."""
+
+    def __init__(self, work: Sequence[Work], parts: Mapping[Value, Part]) -> None:
+        self._parts = parts
+        maker = {v: i for i, w in enumerate(work) for v in w.outputs}
+        self.below = [0] * len(work)
+        """Bit j of entry i: work j comes after work i."""
+        self.readers: dict[Value, list[int]] = {}
+        for i in reversed(range(len(work))):
+            for v in work[i].inputs:
+                if v in maker:
+                    self.below[maker[v]] |= self.below[i] | 1 << i
+        for i, w in enumerate(work):
+            for root in dict.fromkeys(self.root(v) for v in w.inputs):
+                self.readers.setdefault(root, []).append(i)
+
+    def root(self, value: Value) -> Value:
+        """What the value is a part of."""
+        part = self._parts.get(value)
+        return value if part is None else part.root
+
+    def append(self, maker: int | None, source: Value) -> None:
+        """One more piece of work at the end, which reads `source`, made by work `maker`."""
+        number = len(self.below)
+        self.below.append(0)
+        self.readers.setdefault(self.root(source), []).append(number)
+        if maker is not None:
+            for i in range(number):
+                if i == maker or self.below[i] >> maker & 1:
+                    self.below[i] |= 1 << number
+
+    def require(self, earlier: int, later: int) -> bool:
+        """Put one piece of work before another; False where the opposite is already so."""
+        if self.below[later] >> earlier & 1 or earlier == later:
+            return False
+        if not self.below[earlier] >> later & 1:
+            new = self.below[later] | 1 << later
+            for i in range(len(self.below)):
+                if i == earlier or self.below[i] >> earlier & 1:
+                    self.below[i] |= new
+        return True
+
+    def allows(self, earlier: int, later: int) -> bool:
+        """Whether one piece of work may come before another."""
+        return earlier != later and not self.below[later] >> earlier & 1

@@ -1,0 +1,201 @@
+"""`Executor`: binds arrays to the bases of a loaded program and runs it.
+
+A run needs a frame: the table of base addresses and an arena. Frames are kept for reuse; threads
+that run one program at the same time get one each.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from treadle.backends.program import Address, Host
+from treadle.base.errors import CompileError
+from treadle.base.types import TensorType
+from treadle.engine.plan import HostTask, Loaded, address, memory
+from treadle.ops.op import as_tuple
+from treadle.runtime.host import HostBuffer
+
+Array = npt.NDArray[Any]
+
+
+class _Frame:
+    """Addresses and scratch memory of one run at a time."""
+
+    __slots__ = ("arena", "bases", "bound")
+
+    def __init__(self, loaded: Loaded) -> None:
+        plan = loaded.plan
+        self.arena: HostBuffer = memory("activations", plan.memory.peak)
+        self.bases = np.zeros(plan.bases, np.int64)
+        self.bases[-3:] = [address(b.bytes) for b in (loaded.constants, loaded.kept, self.arena)]
+        self.bound: list[Any] = [None] * plan.inputs
+        """The array at each input, kept alive while its address is in the table."""
+
+
+class Executor:
+    """Runs a loaded program.
+
+    Args:
+        loaded: the program.
+        results: types of the outputs that are not updates, in order.
+        frozen: inputs that the prelude packs; it runs again when one of them is another array.
+    """
+
+    def __init__(
+        self, loaded: Loaded, results: Sequence[TensorType], frozen: Sequence[int] = ()
+    ) -> None:
+        self.loaded = loaded
+        self._results = [(t.shape, t.dtype.numpy) for t in results]
+        self._frames: list[_Frame] = []
+        self._frozen = tuple(frozen) if loaded.prelude is not None else ()
+        self._packed: list[Any] = [None] * len(self._frozen)
+        self._packing = threading.Lock()
+        self._ready = loaded.prelude is None
+
+    @property
+    def peak(self) -> int:
+        """Bytes of scratch memory that one run needs."""
+        return self.loaded.plan.memory.peak
+
+    def run(self, inputs: Sequence[Array]) -> list[Array]:
+        """Run once; inputs that are updated are written in place.
+
+        Args:
+            inputs: dense row-major arrays of the program's input types.
+
+        Returns:
+            New arrays, one per result.
+        """
+        frame = self._frames.pop() if self._frames else _Frame(self.loaded)
+        try:
+            results = self._bind(frame, inputs)
+            if self._frozen or not self._ready:
+                self._pack(frame, inputs)
+            reached = self.loaded.main.run(frame.bases)
+            while reached >= 0:
+                reached = self._serve(frame, results, reached)
+            return results
+        finally:
+            self._frames.append(frame)
+
+    def _bind(self, frame: _Frame, inputs: Sequence[Array]) -> list[Array]:
+        """Write the addresses of inputs, and of new arrays for the results, which it returns."""
+        bases, bound = frame.bases, frame.bound
+        for i, array in enumerate(inputs):
+            if array is not bound[i]:
+                bases[i] = array.__array_interface__["data"][0]
+                bound[i] = array
+        results = []
+        at = len(bound)
+        for shape, dtype in self._results:
+            made = np.empty(shape, dtype)
+            bases[at] = made.__array_interface__["data"][0]
+            results.append(made)
+            at += 1
+        return results
+
+    def repeat(
+        self, inputs: Sequence[Array], varying: npt.NDArray[np.int64]
+    ) -> tuple[int, list[Array]]:
+        """Run once per row of `varying` in one native loop, without returning to Python.
+
+        Args:
+            inputs: of the first turn.
+            varying: for each turn the addresses of the first inputs, one column per input.
+
+        Returns:
+            The number of turns made, fewer than asked for where an interrupt is pending, and the
+            results of the last one.
+
+        Raises:
+            CompileError: the program has host tasks.
+        """
+        if self.loaded.plan.host:
+            names = ", ".join(sorted({t.op.name for t in self.loaded.plan.host}))
+            raise CompileError(
+                "sink",
+                "the program returns to Python in every turn",
+                saw=f"ops left to the host: {names}",
+                hint="call it step by step",
+            )
+        frame = self._frames.pop() if self._frames else _Frame(self.loaded)
+        try:
+            results = self._bind(frame, inputs)
+            self._pack(frame, inputs)
+            made = self.loaded.main.repeat(frame.bases, varying)
+            return made, results
+        finally:
+            # The table holds addresses of the last turn.
+            frame.bound[: varying.shape[1]] = [None] * varying.shape[1]
+            self._frames.append(frame)
+
+    def profile(self, inputs: Sequence[Array]) -> npt.NDArray[np.int64]:
+        """Run once and measure; one row of (start, end) nanoseconds per step of the plan.
+
+        Programs with host tasks are measured up to the first of them.
+        """
+        frame = _Frame(self.loaded)
+        kept = [np.empty(shape, dtype) for shape, dtype in self._results]
+        for i, array in enumerate((*inputs, *kept)):
+            frame.bases[i] = address(array)
+        self._pack(frame, inputs)
+        return self.loaded.main.profile(frame.bases)
+
+    def close(self) -> None:
+        """Give the frames' memory back; running again makes new ones."""
+        self._frames.clear()
+
+    # -- packed weights --------------------------------------------------------------------
+
+    def _pack(self, frame: _Frame, inputs: Sequence[Array]) -> None:
+        """Fill the kept memory where a frozen input is not the array that was packed."""
+        if self.loaded.prelude is None:
+            return
+        if self._ready and all(
+            [inputs[i] is p for i, p in zip(self._frozen, self._packed, strict=True)]
+        ):
+            return
+        with self._packing:
+            self.loaded.prelude.run(frame.bases)
+            self._packed = [inputs[i] for i in self._frozen]
+            self._ready = True
+
+    # -- host tasks ------------------------------------------------------------------------
+
+    def _serve(self, frame: _Frame, results: Sequence[Array], step: int) -> int:
+        """Do the host task at a step, and run on from the next one."""
+        plan = self.loaded.plan
+        halt = plan.steps[step]
+        if not isinstance(halt, Host):
+            raise CompileError("execute", f"step {step} is no host task")
+        memories = [
+            *frame.bound,
+            *results,
+            self.loaded.constants.bytes,
+            self.loaded.kept.bytes,
+            frame.arena.bytes,
+        ]
+        _perform(plan.host[halt.task], memories)
+        return -1 if step + 1 == len(plan.steps) else self.loaded.main.run(frame.bases, step + 1)
+
+
+def _perform(task: HostTask, memories: Sequence[Array]) -> None:
+    """Run an op's oracle on memory of the program."""
+    arrays = [_array(memories, a, t) for a, t in task.inputs]
+    results = as_tuple(task.op.reference(*arrays))
+    for result, (where, type_) in zip(results, task.outputs, strict=True):
+        _array(memories, where, type_)[...] = result
+
+
+def _array(memories: Sequence[Array], where: Address, type_: TensorType) -> Array:
+    """An array over memory of the program."""
+    raw = memories[where.base].reshape(-1).view(np.uint8)
+    shape = tuple([int(str(d)) for d in type_.shape])
+    part = raw[where.offset : where.offset + type_.nbytes]
+    made: Array = part.view(type_.dtype.numpy).reshape(shape)
+    return made

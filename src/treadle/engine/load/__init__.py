@@ -1,0 +1,26 @@
+"""Stage 5, load: a plan's kernels made runnable, its constants and kept memory in place."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from treadle.backends.program import Compiler, Program
+from treadle.engine.plan import Loaded, Plan, memory
+
+
+def load(plan: Plan, compiler: Compiler) -> Loaded:
+    """Compile what the cache does not have, and lay out constants.
+
+    Raises:
+        OutOfMemory: there is no room for constants or packed weights.
+    """
+    main = compiler.build(Program(plan.steps, plan.bases))
+    prelude = compiler.build(Program(plan.prelude, plan.bases)) if plan.prelude else None
+    constants = memory("constants", plan.constants.nbytes)
+    for offset, array in plan.constants.entries:
+        place = constants.bytes[offset : offset + array.nbytes]
+        place[:] = array.reshape(-1).view(np.uint8)
+    return Loaded(plan, main, prelude, constants, memory("packed weights", plan.kept))
+
+
+__all__ = ["load"]

@@ -1,0 +1,297 @@
+"""Groups built around one expensive op: what goes before it, and what is applied to its result.
+
+What to apply inside is a minimum cut. Every elementwise op that could follow is either inside,
+which takes all ops between it and the anchor along, or left to the loops outside; a value that
+crosses from inside to outside is written and read again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from treadle.base.shape import size_of
+from treadle.engine.optimize.bodies import Trial, accepted
+from treadle.engine.optimize.groups import Group, Groups
+from treadle.engine.optimize.kinds import (
+    MOVES,
+    VIEWS,
+    is_attention,
+    is_contraction,
+    is_elementwise,
+    is_free,
+    is_loop,
+    is_static,
+)
+from treadle.graph.flow import FOREVER, Cut
+from treadle.graph.ir import Node, Value
+
+MOST_OPS = 48
+MOST_EXTRA_READS = 2
+MOST_EXTRA_WRITES = 2
+"""Arrays of the result's size that an epilogue reads and writes besides the result: more of them
+than this cost the product more registers and cache than they save."""
+
+Note = Callable[[Node, str, str], None]
+"""Takes a node, what became of it, and why."""
+
+
+def contraction_groups(groups: Groups, trial: Trial, note: Note, *, plain: bool = False) -> None:
+    """Form a group around every matrix product and convolution.
+
+    `plain` applies only what each next op alone reads, so that every group has one result.
+    """
+    anchors = [i for i, n in enumerate(groups.nodes) if is_contraction(n) and is_static(n)]
+    heavy = _bits(anchors) | _bits(i for i, n in enumerate(groups.nodes) if is_attention(n))
+    for i in anchors:
+        group = _with_operands(groups, i, "contraction", trial, note)
+        grown = _epilogue(groups, group, heavy, trial, note, plain)
+        _with_final_moves(groups, grown, trial)
+
+
+def attention_groups(groups: Groups, trial: Trial, note: Note) -> None:
+    """Form a group of moves around every attention and attention gradient."""
+    for i, node in enumerate(groups.nodes):
+        if is_attention(node) and is_static(node):
+            group = _with_operands(groups, i, "attention", trial, note)
+            _with_final_moves(groups, group, trial)
+
+
+def _bits(numbers: Iterable[int]) -> int:
+    found = 0
+    for i in numbers:
+        found |= 1 << i
+    return found
+
+
+# -- before the anchor -------------------------------------------------------------------------
+
+
+def _with_operands(groups: Groups, anchor: int, kind: str, trial: Trial, note: Note) -> Group:
+    """The anchor with those moves before it that it can read through."""
+    group = groups.owner[anchor]
+    for value in dict.fromkeys(groups.nodes[anchor].inputs):
+        chain = _moves_before(groups, value)
+        reason = ""
+        while chain:
+            group.kind, before = kind, set(group.copies)
+            group.copies |= set(chain)
+            answer = accepted(groups, group, trial)
+            if answer:
+                break
+            group.copies, reason = before, answer.message
+            chain = _useful(groups, chain[:-1])
+        if reason and not chain:
+            note(groups.nodes[anchor], "operand is copied", reason)
+    group.kind = kind if group.copies else ""
+    return group
+
+
+def _moves_before(groups: Groups, value: Value) -> list[int]:
+    """Nodes that move the value to where it is read, the last one first."""
+    chain: list[int] = []
+    node = value.producer
+    while node is not None and isinstance(node.op, MOVES) and is_static(node):
+        chain.append(groups.position[node])
+        node = node.inputs[0].producer
+    return _useful(groups, chain)
+
+
+def _useful(groups: Groups, chain: list[int]) -> list[int]:
+    """Without the moves at the far end that are views anyway."""
+    while chain and isinstance(groups.nodes[chain[-1]].op, VIEWS):
+        chain = chain[:-1]
+    return chain
+
+
+# -- after the anchor --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidates:
+    """Nodes that could be applied to the anchor's result inside its group."""
+
+    groups: Groups
+    anchor: int
+    nodes: list[int]
+    heavy: int
+
+    def choose(self, barred: set[int]) -> list[int]:
+        """The nodes inside at least cost; `barred` ones stay outside."""
+        cut, inside = Cut(), {self.anchor, *self.nodes}
+        for i in (self.anchor, *self.nodes):
+            for value in self.groups.nodes[i].outputs:
+                self._price(cut, i, value, inside)
+            for value in self.groups.nodes[i].inputs:
+                p = self._position(value)
+                if i != self.anchor and p in inside:
+                    cut.edge(i, p, FOREVER)
+        for i in barred:
+            cut.edge(i, _OUTSIDE, FOREVER)
+        cut.edge(self.anchor, _OUTSIDE, 1e-9)  # so that both ends are known to the network
+        _, chosen = cut.solve(self.anchor, _OUTSIDE)
+        return [i for i in self.nodes if i in chosen]
+
+    def _position(self, value: Value) -> int:
+        return -1 if value.producer is None else self.groups.position[value.producer]
+
+    def _price(self, cut: Cut, i: int, value: Value, inside: set[int]) -> None:
+        """Make crossing cost a write and a read, or a read where it is written anyway."""
+        users = self.groups.users[value]
+        outside = [u for u in users if u not in inside]
+        written = value in self.groups.results or any(self._must_read(u) for u in outside)
+        cut.edge(i, ("read", value), value.type.nbytes * (1 if written else 2))
+        for u in users:
+            if u in inside:
+                cut.edge(("read", value), u, FOREVER)
+            elif not self._must_read(u):
+                cut.edge(("read", value), _OUTSIDE, FOREVER)
+
+    def _must_read(self, user: int) -> bool:
+        """Whether no loop could compute the user together with the anchor's followers."""
+        groups, node = self.groups, self.groups.nodes[user]
+        if groups.owner[user].kind or not is_loop(node):
+            return True
+        between = groups.owner[user].above & groups.owner[self.anchor].below
+        return bool(between & self.heavy)
+
+
+_OUTSIDE = "outside"
+
+
+def _epilogue(
+    groups: Groups, group: Group, heavy: int, trial: Trial, note: Note, plain: bool
+) -> Group:
+    """The group with what is applied to its result."""
+    (anchor,) = group.members
+    nodes = _followers(groups, anchor)
+    nodes = _chain(groups, anchor, nodes) if plain else nodes
+    if not nodes:
+        return group
+    candidates = _Candidates(groups, anchor, nodes, heavy)
+    barred: set[int] = set()
+    reason = ""
+    for _ in range(MOST_TRIALS):
+        chosen = candidates.choose(barred)
+        if not chosen:
+            break
+        excess = _excess(groups, anchor, chosen)
+        if excess is not None:
+            barred.add(excess)
+            continue
+        grown = groups.joined((group, *(groups.owner[i] for i in chosen)), "contraction")
+        answer = accepted(groups, grown, trial)
+        if answer:
+            return groups.keep(grown)
+        reason = answer.message
+        barred.add(chosen[-1])
+    if reason:
+        note(groups.nodes[anchor], "epilogue is left out", reason)
+    return group
+
+
+MOST_TRIALS = 24
+
+
+def _followers(groups: Groups, anchor: int) -> list[int]:
+    """Elementwise nodes of the result's shape that could run inside the anchor's group."""
+    shape = groups.nodes[anchor].output.type.shape
+    bits, found = 1 << anchor, []
+    waiting = sorted(groups.users[groups.nodes[anchor].output])
+    seen = set(waiting)
+    while waiting and len(found) < MOST_OPS:
+        i = waiting.pop(0)
+        node = groups.nodes[i]
+        if groups.owner[i].kind or not is_elementwise(node) or node.output.type.shape != shape:
+            continue
+        if not _is_ready(groups, node, bits):
+            continue
+        found.append(i)
+        bits |= 1 << i
+        waiting = sorted({*waiting, *(u for u in groups.users[node.output] if u not in seen)})
+        seen.update(waiting)
+    return found
+
+
+def _chain(groups: Groups, anchor: int, nodes: list[int]) -> list[int]:
+    """The followers up to the first whose result has several users."""
+    chain: list[int] = []
+    i = anchor
+    while groups.nodes[i].output not in groups.results:
+        users = groups.users[groups.nodes[i].output]
+        if len(users) != 1 or users[0] not in nodes:
+            break
+        (i,) = users
+        chain.append(i)
+    return chain
+
+
+def _is_ready(groups: Groups, node: Node, bits: int) -> bool:
+    """Whether no operand depends on the group by a way that leaves it."""
+    for value in node.inputs:
+        if value.producer is None:
+            continue
+        p = groups.position[value.producer]
+        if bits >> p & 1:
+            continue
+        if (groups.owner[p].above | groups.owner[p].bits) & bits:
+            return False
+    return True
+
+
+def _excess(groups: Groups, anchor: int, chosen: list[int]) -> int | None:
+    """The last node that makes the epilogue read or write too much; None where it does not."""
+    inside = {anchor, *chosen}
+    size = size_of(groups.nodes[anchor].output.type.shape)
+    reads: dict[Value, int] = {}
+    writes: dict[Value, int] = {}
+    for i in chosen:
+        for value in groups.nodes[i].inputs:
+            p = None if value.producer is None else groups.position[value.producer]
+            if p not in inside and size_of(value.type.shape) == size and not is_free(value):
+                reads.setdefault(value, i)
+    for i in (anchor, *chosen):
+        value = groups.nodes[i].output
+        if value in groups.results or any(u not in inside for u in groups.users[value]):
+            writes[value] = i
+    if len(reads) > MOST_EXTRA_READS or len(writes) > 1 + MOST_EXTRA_WRITES:
+        return chosen[-1]
+    return None
+
+
+# -- moves of the result -----------------------------------------------------------------------
+
+
+def _with_final_moves(groups: Groups, group: Group, trial: Trial) -> None:
+    """Let the group write its results where a move would put them."""
+    if not is_static(groups.nodes[group.members[0]]):
+        return
+    for i in list(group.members):
+        for value in groups.nodes[i].outputs:
+            chain = _moves_after(groups, value)
+            if not chain:
+                continue
+            grown = groups.joined((group, *(groups.owner[m] for m in chain)), _kind(groups, group))
+            if accepted(groups, grown, trial):
+                group = groups.keep(grown)
+
+
+def _kind(groups: Groups, group: Group) -> str:
+    if group.kind:
+        return group.kind
+    return "attention" if is_attention(groups.nodes[group.members[0]]) else "contraction"
+
+
+def _moves_after(groups: Groups, value: Value) -> list[int]:
+    """Lone moves that are all that becomes of a value, up to the last that is no view."""
+    chain: list[int] = []
+    while value not in groups.results and len(groups.users[value]) == 1:
+        (user,) = groups.users[value]
+        node = groups.nodes[user]
+        if groups.owner[user].kind or not isinstance(node.op, MOVES[:1] + MOVES[-1:]):
+            break
+        if any(user in groups.owner[u].copies for u in groups.users[node.output]):
+            break
+        chain.append(user)
+        value = node.output
+    return _useful(groups, chain)

@@ -1,0 +1,198 @@
+"""Groups of nodes that become one kernel, and the questions that forming them asks.
+
+A group owns nodes, and may hold copies of others that it makes itself instead of reading them.
+Which group depends on which is kept as bitsets over nodes, so that a merge's cycle test is one AND.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from treadle.engine.optimize.kinds import MOVES, is_clear, is_free
+from treadle.graph.ir import Graph, Value
+
+
+@dataclass(slots=True, eq=False)
+class Group:
+    """Nodes by position in the graph.
+
+    Attributes:
+        kind: "loop", "contraction" or "attention"; "" for an op that runs as it stands.
+        members: the nodes it owns.
+        copies: nodes it makes for itself.
+        bits: the members as a bitset.
+        above: the nodes of the groups it depends on.
+        below: the nodes of the groups that depend on it.
+        parts: the groups it was merged from.
+    """
+
+    kind: str
+    members: list[int]
+    copies: set[int] = field(default_factory=set)
+    bits: int = 0
+    above: int = 0
+    below: int = 0
+    parts: tuple[Group, ...] = ()
+
+    @property
+    def inside(self) -> set[int]:
+        """Members and copies."""
+        return self.copies.union(self.members)
+
+
+def positions(bits: int) -> Iterator[int]:
+    """The numbers in a bitset, in order."""
+    while bits:
+        lowest = bits & -bits
+        yield lowest.bit_length() - 1
+        bits ^= lowest
+
+
+class Groups:
+    """A graph's nodes in groups, each node in exactly one."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.nodes = graph.nodes
+        self.position = {n: i for i, n in enumerate(graph.nodes)}
+        self.users: dict[Value, list[int]] = {v: [] for v in graph.inputs}
+        for i, node in enumerate(graph.nodes):
+            self.users.update((v, []) for v in node.outputs)
+            for value in dict.fromkeys(node.inputs):
+                self.users[value].append(i)
+        self.results = set(graph.outputs)
+        # Asked many thousand times, and instance tests of abstract classes are slow.
+        self._moves = [isinstance(n.op, MOVES) for n in graph.nodes]
+        self._clear = {v for n in graph.nodes for v in n.outputs if is_clear(v)}
+        self._free = {v for v in self._clear if is_free(v)}
+        self.owner: list[Group] = []
+        self._start()
+
+    def _start(self) -> None:
+        above: list[int] = []
+        for i, node in enumerate(self.nodes):
+            bits = 0
+            for value in node.inputs:
+                if value.producer is not None:
+                    p = self.position[value.producer]
+                    bits |= above[p] | 1 << p
+            above.append(bits)
+            self.owner.append(Group("", [i], bits=1 << i, above=bits))
+        for i in range(len(self.nodes) - 1, -1, -1):
+            below = self.owner[i].below | 1 << i
+            for value in self.nodes[i].inputs:
+                if value.producer is not None:
+                    self.owner[self.position[value.producer]].below |= below
+
+    # -- merging ---------------------------------------------------------------------------
+
+    def closes_cycle(self, groups: Iterable[Group]) -> bool:
+        """Whether some other group would both need and feed the merged ones."""
+        above = below = bits = 0
+        for g in groups:
+            above, below, bits = above | g.above, below | g.below, bits | g.bits
+        return bool(above & below & ~bits)
+
+    def joined(self, groups: Iterable[Group], kind: str) -> Group:
+        """What merging the groups would give; nothing changes until it is passed to `keep`."""
+        parts = tuple(dict.fromkeys(groups))
+        made = Group(kind, sorted(i for g in parts for i in g.members), parts=parts)
+        for g in parts:
+            made.copies |= g.copies
+            made.bits |= g.bits
+            made.above |= g.above
+            made.below |= g.below
+        made.copies.difference_update(made.members)
+        made.above &= ~made.bits
+        made.below &= ~made.bits
+        return made
+
+    def keep(self, made: Group) -> Group:
+        """Put a joined group in the place of its parts; it must not close a cycle."""
+        for i in made.members:
+            self.owner[i] = made
+        # Groups on both sides of all parts know the ways through them already.
+        for other in self._owners(_not_all(p.below for p in made.parts) & ~made.bits):
+            other.above |= made.above | made.bits
+        for other in self._owners(_not_all(p.above for p in made.parts) & ~made.bits):
+            other.below |= made.below | made.bits
+        return made
+
+    def split(self, group: Group) -> tuple[Group, ...]:
+        """Undo the merge that made a group; what lies around may be kept apart needlessly."""
+        for part in group.parts:
+            part.above |= group.above
+            part.below |= group.below
+            for i in part.members:
+                self.owner[i] = part
+        return group.parts
+
+    def _owners(self, bits: int) -> Iterator[Group]:
+        while bits:
+            group = self.owner[(bits & -bits).bit_length() - 1]
+            yield group
+            bits &= ~group.bits
+
+    def all(self) -> list[Group]:
+        """Every group, by its first member."""
+        return list(dict.fromkeys(self.owner))
+
+    # -- what crosses a group's border -----------------------------------------------------
+
+    def operands(self, group: Group) -> tuple[list[int], list[Value]]:
+        """The nodes a group computes, copies included, and the values it reads from outside."""
+        inside = group.inside
+        waiting = sorted(inside)
+        outside: dict[Value, None] = {}
+        for i in waiting:  # grows while it is walked
+            for value in self.nodes[i].inputs:
+                p = None if value.producer is None else self.position[value.producer]
+                if p is not None and p in inside:
+                    continue
+                if p is not None and self._makes_itself(group, value):
+                    inside.add(p)
+                    waiting.append(p)
+                else:
+                    outside[value] = None
+        order = sorted(inside)
+        used = dict.fromkeys(v for i in order for v in self.nodes[i].inputs if v in outside)
+        return order, list(used)
+
+    def _makes_itself(self, group: Group, value: Value) -> bool:
+        if not group.kind:
+            return False
+        return value in (self._clear if group.kind == "loop" else self._free)
+
+    def needed(self, group: Group) -> list[Value]:
+        """The members' results that are read outside, or are results of the graph."""
+        own = {self.owner[i] for i in group.members}
+        values = (v for i in group.members for v in self.nodes[i].outputs)
+        return [v for v in values if v in self.results or self.readers(v) - own]
+
+    def readers(self, value: Value) -> set[Group]:
+        """The groups that read a value, those that do so through a lone move included."""
+        found: set[Group] = set()
+        for user in self.users[value]:
+            group = self.owner[user]
+            if len(group.members) > 1 or not self._moves[user]:
+                found.add(group)
+                continue
+            (moved,) = self.nodes[user].outputs
+            found |= self.readers(moved)
+            if moved in self.results:
+                found.add(group)
+        return found
+
+    def traffic(self, group: Group) -> int:
+        """Bytes a group reads and writes."""
+        _, read = self.operands(group)
+        return sum(v.type.nbytes for v in read) + sum(v.type.nbytes for v in self.needed(group))
+
+
+def _not_all(sets: Iterable[int]) -> int:
+    """What is in some of the sets but not in all."""
+    some, every = 0, -1
+    for bits in sets:
+        some, every = some | bits, every & bits
+    return some & ~every

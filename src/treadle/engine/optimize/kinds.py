@@ -1,0 +1,82 @@
+"""What part an op can play in a group."""
+
+from __future__ import annotations
+
+from treadle.graph.cells import RULES, is_scalar_op
+from treadle.graph.ir import Node, Value
+from treadle.ops.attention import Attention, AttentionGrad
+from treadle.ops.constant import Constant
+from treadle.ops.conv import Convolution
+from treadle.ops.creation import Eye, Full, Iota
+from treadle.ops.families import Reduce
+from treadle.ops.matmul import MatrixProduct
+from treadle.ops.movement import Broadcast, Flip, Reshape, Transpose
+from treadle.ops.op import Op
+from treadle.ops.slicing import Slice
+from treadle.ops.transfer import Identity, StopGradient
+from treadle.ops.update import Update
+
+FREE: tuple[type[Op], ...] = (Full, Iota, Eye)
+"""Ops whose elements cost less to make than to read."""
+VIEWS: tuple[type[Op], ...] = (Reshape, Identity, StopGradient)
+"""Ops that copy nothing when they stand alone."""
+CLEAR: tuple[type[Op], ...] = (*VIEWS, Broadcast, Slice, Flip)
+"""Ops that a loop reads through: another index in place of a copy."""
+MOVES: tuple[type[Op], ...] = (*CLEAR, Transpose)
+"""Ops whose result a contraction may read where the operand lies."""
+
+
+def is_static(node: Node) -> bool:
+    """Whether all types are static and no operand or result is empty."""
+    values = (*node.inputs, *node.outputs)
+    return all(v.type.is_static and 0 not in v.type.shape for v in values)
+
+
+def is_loop(node: Node) -> bool:
+    """Whether a loop nest may compute the node among others."""
+    op = node.op
+    if isinstance(op, Constant):
+        return False
+    return is_scalar_op(op) or isinstance(op, Reduce) or type(op) in RULES
+
+
+def is_closed(node: Node) -> bool:
+    """Whether the node is a loop nest of its own, which is not merged with others.
+
+    Fusing an optimizer's update with the product before it was measured to gain nothing, and
+    gradients stay visible for clipping and accumulation.
+    """
+    return isinstance(node.op, Update)
+
+
+def is_elementwise(node: Node) -> bool:
+    """Whether the node may stand in the epilogue of a contraction."""
+    return is_scalar_op(node.op) and not isinstance(node.op, (Identity, StopGradient))
+
+
+def is_contraction(node: Node) -> bool:
+    """Whether the node is a matrix product or a convolution."""
+    return isinstance(node.op, (MatrixProduct, Convolution))
+
+
+def is_attention(node: Node) -> bool:
+    """Whether the node is attention or its gradient."""
+    return isinstance(node.op, (Attention, AttentionGrad))
+
+
+def is_free(value: Value) -> bool:
+    """Whether any kernel can make the value itself: one number, or a formula of the place."""
+    node = value.producer
+    while node is not None and isinstance(node.op, CLEAR):
+        node = node.inputs[0].producer
+    if node is None:
+        return False
+    if isinstance(node.op, Constant):
+        return node.op.data.nbytes <= node.op.data.dtype.itemsize
+    return isinstance(node.op, FREE)
+
+
+def is_clear(value: Value) -> bool:
+    """Whether a loop reads through what made the value."""
+    node = value.producer
+    return node is not None and (isinstance(node.op, CLEAR) or is_free(value))

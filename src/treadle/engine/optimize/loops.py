@@ -1,0 +1,199 @@
+"""Loop groups: elementwise ops, moves and reductions that one loop nest computes.
+
+Pairs of groups are merged greedily, the pair first that saves most (as XLA's priority fusion and
+TorchInductor's scheduler do): one that feeds another, or two that read the same array.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from itertools import count
+
+from treadle.backends.api import Support
+from treadle.base.shape import size_of
+from treadle.engine.optimize.anchors import Note
+from treadle.engine.optimize.bodies import Trial, accepted
+from treadle.engine.optimize.groups import Group, Groups
+from treadle.engine.optimize.kinds import CLEAR, is_closed, is_free, is_loop, is_static
+from treadle.engine.optimize.model import cost
+from treadle.engine.optimize.recompute import recompute
+from treadle.graph.ir import Node, Value
+from treadle.ops.families import Reduce
+
+MOST_OPS = 64
+MOST_READS = 30
+MOST_SIBLINGS = 16
+"""Readers of one array that are considered two by two."""
+
+
+@dataclass(frozen=True, slots=True)
+class Domain:
+    """What a loop group runs over.
+
+    Attributes:
+        points: elements of its largest value.
+        reductions: shapes that are reduced and the axes, without extents of 1.
+        columns: whether some reduction leaves whole rows, so that its result comes last.
+    """
+
+    points: int
+    reductions: frozenset[tuple[tuple[int, ...], frozenset[int]]]
+
+    def merged(self, other: Domain) -> Domain | None:
+        """The domain of both together, None where no one nest can run over it."""
+        both = self.reductions | other.reductions
+        points = max(self.points, other.points)
+        if len(both) > 2 or (len(both) == 2 and not _complementary(both)):
+            return None
+        if any(size_of(shape) != points for shape, _ in both):
+            return None
+        small = min(self.points, other.points)
+        if small not in {points, *(_outside(shape, axes) for shape, axes in both)}:
+            return None
+        return Domain(points, both)
+
+
+def _complementary(both: Iterable[tuple[tuple[int, ...], frozenset[int]]]) -> bool:
+    (shape, axes), (other, rest) = both
+    return shape == other and not axes & rest and len(axes | rest) == len(shape)
+
+
+def _outside(shape: tuple[int, ...], axes: frozenset[int]) -> int:
+    return size_of([d for i, d in enumerate(shape) if i not in axes])
+
+
+def domain_of(node: Node) -> Domain:
+    """The domain of one node."""
+    points = max(size_of(v.type.shape) for v in node.outputs)
+    if not isinstance(node.op, Reduce):
+        return Domain(points, frozenset())
+    shape = tuple(int(d) for d in node.inputs[0].type.shape)
+    long = [a for a, d in enumerate(shape) if d != 1]
+    axes = frozenset(i for i, a in enumerate(long) if a in node.op.axes)
+    if not axes:
+        return Domain(points, frozenset())
+    return Domain(size_of(shape), frozenset(((tuple(shape[a] for a in long), axes),)))
+
+
+def loop_groups(groups: Groups, trial: Trial, note: Note, *, plain: bool = False) -> None:
+    """Merge loop nodes while that saves time, then have every group judged by the compiler.
+
+    `plain` merges a group only into the one group that reads all it makes, and makes nothing twice.
+    """
+    _Merger(groups, plain).run()
+    if not plain:
+        recompute(groups)
+    for group in groups.all():
+        if group.kind == "loop":
+            _settle(groups, group, trial, note)
+
+
+def _settle(groups: Groups, group: Group, trial: Trial, note: Note) -> None:
+    """Split what the compiler refuses, in the reverse order of the merges."""
+    answer = _judge(groups, group, trial)
+    if answer:
+        return
+    note(groups.nodes[group.members[-1]], f"group of {len(group.members)} is split", answer.message)
+    if not group.parts:
+        group.kind = ""
+        return
+    for part in groups.split(group):
+        _settle(groups, part, trial, note)
+
+
+def _judge(groups: Groups, group: Group, trial: Trial) -> Support:
+    if not groups.needed(group):
+        return Support(True)
+    return accepted(groups, group, trial)
+
+
+class _Merger:
+    """Greedy merging of pairs."""
+
+    def __init__(self, groups: Groups, plain: bool) -> None:
+        self.groups = groups
+        self.plain = plain
+        self.domains: dict[Group, Domain] = {}
+        self.cost: dict[Group, int] = {}
+        self.reads: dict[Group, list[Value]] = {}
+        self.count = count()
+        self.heap: list[tuple[int, int, int, int, Group, Group]] = []
+
+    def run(self) -> None:
+        """Merge until no pair saves time."""
+        for i, node in enumerate(self.groups.nodes):
+            group = self.groups.owner[i]
+            if not group.kind and is_loop(node) and is_static(node):
+                group.kind = "loop"
+                if not self._is_read_through(node):
+                    self.domains[group] = domain_of(node)
+        for group in list(self.domains):
+            self._refresh(group)
+        for group in list(self.domains):
+            self._propose(group)
+        while self.heap:
+            *_, a, b = heappop(self.heap)
+            if a in self.domains and b in self.domains:
+                self._merge(a, b)
+
+    def _is_read_through(self, node: Node) -> bool:
+        """Whether loops make the node themselves; it then takes no part in merging."""
+        return isinstance(node.op, CLEAR) or is_free(node.output) or is_closed(node)
+
+    def _refresh(self, group: Group) -> None:
+        self.reads[group] = self.groups.operands(group)[1]
+        self.cost[group] = cost(self.groups, group)
+
+    def _merge(self, a: Group, b: Group) -> None:
+        domain = self._domain(a, b)
+        if domain is None or self.groups.closes_cycle((a, b)):
+            return
+        made = self.groups.keep(self.groups.joined((a, b), "loop"))
+        for old in (a, b):
+            del self.domains[old], self.reads[old], self.cost[old]
+        self.domains[made] = domain
+        self._refresh(made)
+        self._propose(made)
+
+    def _propose(self, group: Group) -> None:
+        for other in self._neighbors(group):
+            if self._domain(group, other) is None or self.groups.closes_cycle((group, other)):
+                continue
+            if self.plain and not (self._feeds(group, other) or self._feeds(other, group)):
+                continue
+            joined = self.groups.joined((group, other), "loop")
+            _, reads = self.groups.operands(joined)
+            if len(reads) > MOST_READS:
+                continue
+            saved = self.cost[group] + self.cost[other] - cost(self.groups, joined)
+            if saved > 0:
+                first, second = sorted((group, other), key=lambda g: g.members[0])
+                key = -saved, first.members[0], second.members[0]
+                heappush(self.heap, (*key, next(self.count), first, second))
+
+    def _feeds(self, group: Group, other: Group) -> bool:
+        """Whether all that a group makes is read by the other alone."""
+        made = self.groups.needed(group)
+        return all(v not in self.groups.results and self.groups.readers(v) == {other} for v in made)
+
+    def _domain(self, a: Group, b: Group) -> Domain | None:
+        if len(a.members) + len(b.members) > MOST_OPS:
+            return None
+        return self.domains[a].merged(self.domains[b])
+
+    def _neighbors(self, group: Group) -> list[Group]:
+        """Groups that feed it, that it feeds, and that read an array with it."""
+        found: dict[Group, None] = {}
+        for value in self.reads[group]:
+            if value.producer is not None:
+                found[self.groups.owner[self.groups.position[value.producer]]] = None
+            readers = self.groups.readers(value)
+            if len(readers) <= MOST_SIBLINGS:
+                found.update(dict.fromkeys(sorted(readers, key=lambda g: g.members[0])))
+        for i in group.members:
+            for value in self.groups.nodes[i].outputs:
+                readers = self.groups.readers(value)
+                found.update(dict.fromkeys(sorted(readers, key=lambda g: g.members[0])))
+        return [g for g in found if g is not group and g in self.domains]

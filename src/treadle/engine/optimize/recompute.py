@@ -1,0 +1,73 @@
+"""Values that are cheaper to make again than to write and read.
+
+Common subexpressions are shared as long as programs are simplified; here that is undone where the
+reader could make the value of what it reads anyway, or of little more. A normalization, say, keeps
+its means and deviations for the backward pass in place of the normalized values.
+"""
+
+from __future__ import annotations
+
+from treadle.engine.optimize.groups import Group, Groups
+from treadle.graph.cells import is_scalar_op
+from treadle.graph.ir import Value
+
+MOST_OPS = 6
+"""Elementwise ops that are run again instead of reading a value."""
+COSTLY = frozenset(("pow", "tanh", "erf", "log", "exp", "sin", "cos", "tan"))
+
+
+def recompute(groups: Groups) -> None:
+    """Let loop groups make some values themselves that others make, too."""
+    for group in groups.all():
+        if group.kind == "loop":
+            for value in groups.needed(group):
+                _try(groups, group, value)
+
+
+def _try(groups: Groups, group: Group, value: Value) -> None:
+    readers = groups.readers(value) - {group}
+    if value in groups.results or any(not _may_copy(groups, r) for r in readers):
+        return
+    found = _cone(groups, group, value)
+    if found is None:
+        return
+    cone, border = found
+    if len(border) == 1 and next(iter(border)).type.nbytes > value.type.nbytes:
+        return
+    needed = set(groups.needed(group))
+    inside = [v for v in border if v.producer and groups.position[v.producer] in group.members]
+    spent = sum(v.type.nbytes for v in inside if v not in needed)
+    for reader in readers:
+        read = set(groups.operands(reader)[1])
+        spent += sum(v.type.nbytes for v in border if v not in read)
+    if spent < value.type.nbytes * (1 + len(readers)):
+        for reader in readers:
+            reader.copies |= cone
+
+
+def _may_copy(groups: Groups, reader: Group) -> bool:
+    return reader.kind == "loop" and len(reader.members) > 1
+
+
+def _cone(groups: Groups, group: Group, value: Value) -> tuple[set[int], set[Value]] | None:
+    """The elementwise nodes that make a value, and what they make it of; None if too many."""
+    order, outside = groups.operands(group)
+    needed = set(groups.needed(group)) - {value}
+    cone: set[int] = set()
+    border: set[Value] = set()
+    waiting = [value]
+    while waiting:
+        v = waiting.pop()
+        node = v.producer
+        if v in needed or v in outside or node is None:
+            border.add(v)
+            continue
+        i = groups.position[node]
+        if i not in order or not is_scalar_op(node.op):
+            border.add(v)
+        elif i not in cone:
+            if node.op.name in COSTLY or len(cone) == MOST_OPS:
+                return None
+            cone.add(i)
+            waiting += node.inputs
+    return (cone, border) if cone else None

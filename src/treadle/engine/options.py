@@ -1,0 +1,47 @@
+"""What a compilation is asked for: one frozen value that every stage reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from treadle.base.errors import GraphError
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Options of one compilation; equal options and equal graphs give equal programs.
+
+    Attributes:
+        level: 0 runs every op as it stands, 1 simplifies and fuses what is plainly better,
+            2 chooses fusions by modelled cost, 3 also spends time on what rarely pays.
+        fast: allow rewrites that hold in real arithmetic only (another order of summation).
+        deterministic: the same bits on every run, whatever the number of threads.
+        reuse_memory: values that do not live at the same time may share memory.
+        fusion: make groups of ops; without it every op is a kernel of its own.
+        disabled: names of passes that are left out.
+        engines: engines to choose from, best first; empty means all that serve the device.
+        threads: how many threads kernels use; 0 leaves it to the engine.
+        check: verify the graph after every pass.
+    """
+
+    level: int = 2
+    fast: bool = False
+    deterministic: bool = True
+    reuse_memory: bool = True
+    fusion: bool = True
+    disabled: tuple[str, ...] = ()
+    engines: tuple[str, ...] = ()
+    threads: int = 0
+    check: bool = True
+
+    def __post_init__(self) -> None:
+        if self.level not in (0, 1, 2, 3):
+            raise GraphError(
+                "options", f"there is no optimization level {self.level}", hint="use 0, 1, 2 or 3"
+            )
+        if self.threads < 0:
+            raise GraphError("options", f"{self.threads} threads", hint="0 lets the engine choose")
+
+    def allows(self, name: str, level: int = 0) -> bool:
+        """Whether a pass of this name, which starts at `level`, is to run."""
+        return self.level >= level and name not in self.disabled

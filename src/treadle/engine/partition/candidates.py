@@ -1,0 +1,59 @@
+"""Who can run what: every engine is asked about every node once, and its reasons are kept."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from treadle.backends.api import Engine, Support, no, yes
+from treadle.backends.program import CompilingEngine
+from treadle.base.errors import GraphError
+from treadle.base.types import TensorType
+from treadle.graph.ir import Node
+from treadle.ops.border import Border
+from treadle.ops.constant import Constant
+from treadle.ops.control import ControlFlow
+from treadle.ops.op import Op
+
+
+class Candidates:
+    """The engines that may run a program, best first."""
+
+    def __init__(self, engines: Sequence[Engine]) -> None:
+        if not engines:
+            raise GraphError("partition", "there is no engine", hint="unset TREADLE_BACKENDS")
+        self.engines = tuple(engines)
+        self._known: dict[tuple[str, Op, tuple[TensorType, ...]], Support] = {}
+
+    def support(self, node: Node, engine: Engine) -> Support:
+        """Whether an engine runs a node, or why not."""
+        if isinstance(node.op, (Constant, Border)):
+            return yes()
+        types = tuple(TensorType(v.type.dtype, v.type.shape) for v in node.inputs)
+        key = engine.name, node.op, types
+        if key not in self._known:
+            self._known[key] = _ask(engine, node.op, types)
+        return self._known[key]
+
+    def choices(self, node: Node) -> list[int]:
+        """The numbers of the engines that run a node, best first.
+
+        Raises:
+            GraphError: none does.
+        """
+        found = [i for i, e in enumerate(self.engines) if self.support(node, e)]
+        if not found:
+            reasons = (f"{e.name}: {self.support(node, e).message}" for e in self.engines)
+            raise GraphError(node.op.name, "no engine runs it", saw="; ".join(reasons), at=node.loc)
+        return found
+
+
+def _ask(engine: Engine, op: Op, types: tuple[TensorType, ...]) -> Support:
+    if isinstance(engine, CompilingEngine):
+        if isinstance(op, ControlFlow):
+            return yes()  # Programs jump by themselves.
+        found = engine.compiler().lower(op, types)
+        return found if isinstance(found, Support) else yes()
+    if not all(t.is_static for t in types) and engine.priority > 0:
+        return no("dynamic-shape", f"an operand of {op.name} has symbolic extents")
+    launch = engine.prepare(op, types)
+    return launch if isinstance(launch, Support) else yes()

@@ -1,0 +1,5 @@
+"""The prepare stage: what the program computes, in primitive ops, with all that is known used."""
+
+from treadle.engine.prepare.stage import pipeline, prepare
+
+__all__ = ["pipeline", "prepare"]

@@ -1,0 +1,108 @@
+"""The prepare stage and its pipeline of passes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from treadle.backends.program import Compiler
+from treadle.engine.options import Options
+from treadle.engine.prepare.canonical import Canonicalize
+from treadle.engine.prepare.control import FoldControl
+from treadle.engine.prepare.values import Propagate
+from treadle.engine.types import CompileReport
+from treadle.graph.cleanup import DeadCode, Expand, Fold, Share
+from treadle.graph.ir import Graph
+from treadle.graph.passes import Pass, PassReport, run_passes
+from treadle.graph.simplify import DropMarkers, Simplify
+from treadle.graph.spec import PREPARED
+from treadle.graph.verify import verify
+from treadle.ops.composite import Composite
+from treadle.ops.op import REGISTRY
+from treadle.ops.update import Update
+
+MOST_ROUNDS = 4
+"""Times the passes that learn from one another are repeated; most programs need one or two."""
+
+
+def prepare(
+    graph: Graph, options: Options, report: CompileReport, compiler: Compiler | None
+) -> Graph:
+    """Rewrite a captured program for the engines: whole, but for nothing that is physical.
+
+    Composites are taken apart, so that fusion sees what they are made of, unless the compiler
+    keeps them. Regions of control flow are prepared like the program around them.
+
+    Args:
+        graph: the program, after all gradients are taken.
+        options: level and switches.
+        report: receives what each pass did.
+        compiler: of the engine that will run most of it; None if only the reference is there.
+
+    Raises:
+        GraphError: the program is not well formed.
+    """
+    verify(graph)
+    found: list[PassReport] = []
+    graph = run_passes(graph, pipeline(options, compiler), check=options.check, report=found)
+    for _ in range(MOST_ROUNDS):
+        before = graph
+        graph = run_passes(graph, repeated(options), check=options.check, report=found)
+        if len(graph.nodes) == len(before.nodes):
+            break
+    graph = run_passes(graph, (DeadCode(),), check=False, report=found)
+    report.passes += [("prepare", r) for r in found]
+    verify(graph, PREPARED)
+    return graph
+
+
+def pipeline(options: Options, compiler: Compiler | None) -> tuple[Pass, ...]:
+    """The passes that run once, in order."""
+    passes: tuple[tuple[int, Pass], ...] = (
+        (0, DropMarkers()),
+        (1, Share()),
+        (1, Propagate()),
+        (1, Fold()),
+        (1, FoldControl()),
+        (1, _simplify(options)),
+        (1, Expand(kept_composites(compiler))),
+        (1, DropMarkers()),
+    )
+    return _allowed(passes, options)
+
+
+def repeated(options: Options) -> tuple[Pass, ...]:
+    """The passes that run until nothing changes: each finds what the others made possible."""
+    passes: tuple[tuple[int, Pass], ...] = (
+        (1, Propagate()),
+        (1, Fold()),
+        (1, FoldControl()),
+        (1, Canonicalize()),
+        (1, _simplify(options)),
+        (1, Share()),
+        (1, DeadCode()),
+    )
+    return _allowed(passes, options)
+
+
+def _allowed(passes: tuple[tuple[int, Pass], ...], options: Options) -> tuple[Pass, ...]:
+    # Without markers no later stage can read the program, so that pass has no switch.
+    return tuple(p for level, p in passes if level == 0 or options.allows(p.name, level))
+
+
+def _simplify(options: Options) -> Simplify:
+    """The rules, as exact as the options ask: a wrong NaN is no harm above level 1."""
+    exact = Simplify("exact" if options.level == 1 else "safe")
+    return replace(exact, level="fast") if options.fast else exact
+
+
+def kept_composites(compiler: Compiler | None) -> tuple[str, ...]:
+    """Names of the composites that stay whole."""
+    names = (n for n, op in REGISTRY.items() if issubclass(op, Composite))
+    return tuple(sorted(n for n in names if _is_kept(n, compiler)))
+
+
+def _is_kept(name: str, compiler: Compiler | None) -> bool:
+    if issubclass(REGISTRY[name], Update):
+        # Each is one loop over its parameter, and nothing is gained by fusing it with others.
+        return True
+    return compiler is not None and compiler.keeps(name)

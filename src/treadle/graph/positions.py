@@ -1,0 +1,233 @@
+"""Positions: integer expressions over loop counters that say which element is meant.
+
+A position is a constant plus multiples of atoms. Atoms are the counters of a loop nest and what
+movement makes of them where it is not affine: quotients, remainders, clamped and mirrored
+positions, and numbers that are loaded at run time. Extents are known, so that most quotients and
+remainders resolve; where a counter stands in the way, `Split` asks for two in its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+AtomKind = Literal["counter", "quotient", "remainder", "clamp", "mirror", "fetch"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Atom:
+    """A number in [0, extent), compared by identity: `Positions` makes equal ones once.
+
+    Attributes:
+        number: order of invention; counters come first.
+        varies: bitset of the counters it depends on.
+        of: what a quotient, remainder, clamped or mirrored position is taken of.
+        divisor: of quotients and remainders.
+        cell: of fetched numbers, the `Cell` that holds the index.
+        stage: reductions that have to be complete before it is known.
+    """
+
+    kind: AtomKind
+    number: int
+    extent: int
+    varies: int
+    of: Position | None = None
+    divisor: int = 1
+    cell: Any = None
+    stage: int = 0
+
+
+class Position(NamedTuple):
+    """constant + the sum of factor * atom; atoms by number, factors are not 0."""
+
+    constant: int
+    terms: tuple[tuple[Atom, int], ...] = ()
+
+    @property
+    def varies(self) -> int:
+        """Bitset of the counters it depends on."""
+        found = 0
+        for atom, _ in self.terms:
+            found |= atom.varies
+        return found
+
+    @property
+    def stage(self) -> int:
+        """Reductions that have to be complete before it is known."""
+        return max((a.stage for a, _ in self.terms), default=0)
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """Least and greatest value it may have."""
+        low = high = self.constant
+        for atom, factor in self.terms:
+            reach = factor * (atom.extent - 1)
+            low, high = (low, high + reach) if reach > 0 else (low + reach, high)
+        return low, high
+
+    def factor(self, atom: Atom) -> int:
+        """The multiple of an atom, 0 where it does not appear."""
+        for a, factor in self.terms:
+            if a is atom:
+                return factor
+        return 0
+
+
+ZERO = Position(0)
+
+
+class Split(Exception):
+    """A position resolves if `counter` is replaced by two, the inner one of extent `inner`."""
+
+    def __init__(self, counter: Atom, inner: int) -> None:
+        super().__init__()
+        self.counter = counter
+        self.inner = inner
+
+
+def plus(x: Position, y: Position) -> Position:
+    """x + y."""
+    if not y.terms:
+        return Position(x.constant + y.constant, x.terms) if y.constant else x
+    if not x.terms:
+        return Position(x.constant + y.constant, y.terms)
+    factors = dict(x.terms)
+    for atom, factor in y.terms:
+        factors[atom] = factors.get(atom, 0) + factor
+    kept = sorted(((a, f) for a, f in factors.items() if f), key=_by_number)
+    return Position(x.constant + y.constant, tuple(kept))
+
+
+def _by_number(term: tuple[Atom, int]) -> int:
+    return term[0].number
+
+
+def times(x: Position, factor: int) -> Position:
+    """x * factor."""
+    if factor == 1:
+        return x
+    if factor == 0:
+        return ZERO
+    return Position(x.constant * factor, tuple((a, f * factor) for a, f in x.terms))
+
+
+def shifted(x: Position, offset: int) -> Position:
+    """x + offset."""
+    return Position(x.constant + offset, x.terms) if offset else x
+
+
+def linear(index: Sequence[Position], shape: Sequence[int]) -> Position:
+    """The row-major place of an element in a dense array of this shape."""
+    place = ZERO
+    for position, extent in zip(index, shape, strict=True):
+        place = plus(times(place, extent), position)
+    return place
+
+
+class Positions:
+    """The counters of one loop nest, and the atoms made of them."""
+
+    def __init__(self, extents: Iterable[int]) -> None:
+        self.counters: list[Atom] = []
+        self._made: dict[Any, Atom] = {}
+        for extent in extents:
+            number = len(self.counters)
+            self.counters.append(Atom("counter", number, extent, 1 << number))
+
+    def counter(self, number: int) -> Position:
+        """A counter as a position; one that has a single value is 0."""
+        atom = self.counters[number]
+        return ZERO if atom.extent == 1 else Position(0, ((atom, 1),))
+
+    def _atom(
+        self, kind: AtomKind, extent: int, of: Position, divisor: int = 1, cell: Any = None
+    ) -> Position:
+        """The one atom of this description, as a position."""
+        key = (kind, extent, of, divisor, id(cell))
+        atom = self._made.get(key)
+        if atom is None:
+            varies = cell.varies if cell is not None else of.varies
+            stage = cell.stage if cell is not None else of.stage
+            number = len(self.counters) + len(self._made)
+            atom = Atom(kind, number, extent, varies, of, divisor, cell, stage)
+            self._made[key] = atom
+        return Position(0, ((atom, 1),))
+
+    def divide(self, x: Position, divisor: int) -> tuple[Position, Position]:
+        """Quotient (rounded down) and remainder; x is not negative where it counts."""
+        if divisor == 1:
+            return x, ZERO
+        whole = tuple((a, f // divisor) for a, f in x.terms if f % divisor == 0)
+        rest = Position(x.constant % divisor, tuple(t for t in x.terms if t[1] % divisor))
+        quotient = Position(x.constant // divisor, whole)
+        low, high = rest.bounds
+        if low // divisor == high // divisor:
+            return shifted(quotient, low // divisor), shifted(rest, -(low // divisor) * divisor)
+        self._ask_split(rest, divisor)
+        over = self._atom("quotient", high // divisor + 1, rest, divisor)
+        return plus(quotient, over), self._atom("remainder", divisor, rest, divisor)
+
+    def _ask_split(self, rest: Position, divisor: int) -> None:
+        """Raise `Split` if two counters instead of one would resolve a division."""
+        for atom, factor in rest.terms:
+            if atom.kind != "counter" or factor <= 0 or divisor % factor:
+                continue
+            inner = divisor // factor
+            if 1 < inner < atom.extent and atom.extent % inner == 0:
+                raise Split(atom, inner)
+
+    def clamp(self, x: Position, extent: int) -> Position:
+        """x held inside [0, extent)."""
+        return x if _inside(x, extent) else self._atom("clamp", extent, x)
+
+    def mirror(self, x: Position, extent: int) -> Position:
+        """x inside [0, extent), mirrored at the first and the last element."""
+        return x if _inside(x, extent) else self._atom("mirror", extent, x)
+
+    def fetch(self, cell: Any, extent: int) -> Position:
+        """An index that a cell holds: negative ones count from the end."""
+        return self._atom("fetch", extent, ZERO, cell=cell)
+
+    def unravel(self, place: Position, shape: Sequence[int]) -> tuple[Position, ...]:
+        """The index of an element from its row-major place: the inverse of `linear`."""
+        index: list[Position] = []
+        for extent in reversed(shape):
+            if extent == 1:
+                index.append(ZERO)
+                continue
+            place, inner = self.divide(place, extent)
+            index.append(inner)
+        return tuple(reversed(index))
+
+    def reshape(
+        self, index: Sequence[Position], source: Sequence[int], target: Sequence[int]
+    ) -> tuple[Position, ...]:
+        """Index into `target` of what stands at `index` of `source`, both row-major."""
+        made: list[Position] = []
+        i = j = 0
+        while i < len(source) or j < len(target):
+            first, second = i, j
+            have, want = 1, 1
+            # The shortest runs of axes with equally many elements are reshaped on their own.
+            while have != want or (first == i and second == j):
+                if j >= len(target) or (i < len(source) and have <= want):
+                    have *= source[i]
+                    i += 1
+                else:
+                    want *= target[j]
+                    j += 1
+            made += self._run(index[first:i], source[first:i], target[second:j])
+        return tuple(made)
+
+    def _run(
+        self, index: Sequence[Position], source: Sequence[int], target: Sequence[int]
+    ) -> tuple[Position, ...]:
+        if tuple(source) == tuple(target):
+            return tuple(index)
+        return self.unravel(linear(index, source), target)
+
+
+def _inside(x: Position, extent: int) -> bool:
+    low, high = x.bounds
+    return low >= 0 and high < extent

@@ -1,0 +1,417 @@
+"""Capture: running a Python function once with symbols in place of arrays, to get its graph.
+
+While a capture is on, every op of the thread appends a node. A tensor handle that the function
+reaches is given a symbol for the time being, so whatever holds on to its value (the tape, other
+tensors) holds the symbol; when the capture ends, handles that still stand for the symbol they were
+given get their arrays back, and those that were rebound are outputs of the program.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from treadle.base import tree
+from treadle.base.errors import TraceError
+from treadle.base.modes import LOCAL, install_capture
+from treadle.base.types import TensorType
+from treadle.engine.devices import CompNode, default_device, resolve
+from treadle.engine.dispatch import EagerType, common_device, eager_type
+from treadle.engine.hostdata import as_scalar_array
+from treadle.graph.analysis import has_effect
+from treadle.graph.builder import GraphBuilder, GraphOperand, reordered
+from treadle.graph.gradient import undifferentiable
+from treadle.graph.ir import Graph, Value
+from treadle.ops.op import Array, Op, as_tuple
+from treadle.ops.transfer import Identity, Transfer
+from treadle.runtime.array import to_host
+from treadle.tensor import Tensor, wrap
+
+
+class Symbol:
+    """The payload of a tensor whose value is known only when the program runs."""
+
+    __slots__ = ("capture", "dtype", "operand", "shape")
+
+    def __init__(self, capture: Capture, operand: GraphOperand) -> None:
+        self.capture = capture
+        self.operand = operand
+        self.shape = operand.type.shape
+        self.dtype = operand.type.dtype.numpy
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the dense array it stands for."""
+        return self.operand.type.nbytes
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        array = self.capture.read(self.operand.value)
+        return array if dtype is None else array.astype(dtype)
+
+    def __repr__(self) -> str:
+        return f"<symbol of {self.operand.type}>"
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """An input that is passed: leaf number `index` of the arguments."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """An input that is the value of a handle the function reached."""
+
+    tensor: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class GradOf:
+    """An input that is what `tensor.grad` holds."""
+
+    tensor: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class HostValue:
+    """An input that `read()` gives at each call: a number, or a small array."""
+
+    read: Callable[[], Any]
+    dtype: Any
+    shape: tuple[int, ...]
+
+
+Source = Argument | State | GradOf | HostValue
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """A fact about the world outside: `read()` gave `value`."""
+
+    read: Callable[[], Any]
+    value: Any
+
+    def holds(self) -> bool:
+        """Whether it still does."""
+        return bool(self.read() == self.value)
+
+
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """What a capture found.
+
+    Attributes:
+        graph: the program.
+        sources: where each input comes from.
+        kinds: element type and device of each output.
+        results: what the function returned, with `Output(number)` in place of tensors.
+        updates: (output, input) pairs: handles that were rebound, by the inputs they are.
+        gradients: handles whose `grad` is an output at the end, by output number.
+        cleared: handles whose `grad` is None at the end and was not at the beginning.
+        escaped: other tensors that outlived the function, by output number.
+        guards: when the graph holds.
+    """
+
+    graph: Graph
+    sources: tuple[Source, ...]
+    kinds: tuple[EagerType, ...]
+    results: Any
+    updates: tuple[tuple[int, int], ...]
+    gradients: tuple[tuple[int, Tensor], ...]
+    cleared: tuple[Tensor, ...]
+    escaped: tuple[tuple[int, weakref.ref[Tensor]], ...]
+    guards: tuple[Guard, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """Stands in a result for output number `index` of the graph."""
+
+    index: int
+
+
+@dataclass(slots=True)
+class _Bound:
+    """A handle that was given a symbol, and the array it goes back to."""
+
+    tensor: Tensor
+    payload: Any
+    symbol: Symbol
+
+
+class Capture:
+    """The hook and the state of one capture; `capture` below runs one."""
+
+    def __init__(self, name: str) -> None:
+        self._builder = GraphBuilder(name, locate=True)
+        self._sources: list[Source] = []
+        self._bound: dict[int, _Bound] = {}
+        self._host: dict[Any, Tensor] = {}
+        self._grads: dict[int, tuple[Tensor, Any]] = {}
+        self._guards: list[Guard] = []
+        self._made: list[weakref.ref[Tensor]] = []
+        self._outputs: dict[Any, int] = {}
+        self._kinds: list[EagerType] = []
+
+    # -- what modes.Capturing asks for -----------------------------------------------------
+
+    def apply(self, op: Op, inputs: tuple[Tensor, ...], /) -> tuple[Tensor, ...]:
+        """Append an op."""
+        operands = [self.operand(t) for t in inputs]
+        device = common_device(op, tuple([t._kind for t in inputs]))
+        if isinstance(op, Transfer):
+            device = resolve(op.device) if op.device else device
+            if not device.on_host:
+                raise _not_on_host(device)
+            op = Identity()
+        return self._wrapped(self._builder.apply(undifferentiable(op), operands), device)
+
+    def binary(self, op: Op, launch: Any, kind: EagerType, x: Tensor, y: Tensor, /) -> Tensor:
+        """Append an arithmetic operator."""
+        return self.apply(op, (x, y))[0]
+
+    def create(self, op: Op, device: CompNode, /) -> tuple[Tensor, ...]:
+        """Append an op without operands."""
+        return self._wrapped(self._builder.apply(op, ()), device)
+
+    def born(self, tensor: Tensor, /) -> None:
+        """A tensor made of host data inside the function is a constant."""
+        if type(tensor._data) is not Symbol:
+            operand = self._builder.constant(to_host(tensor._data))
+            tensor._data = Symbol(self, operand)
+
+    def literal(self, value: Any, kind: EagerType, /) -> Tensor:
+        """A 0-d constant."""
+        operand = self._builder.constant(as_scalar_array(value, kind.dtype))
+        return wrap(Symbol(self, operand), kind)
+
+    def rebound(self, tensor: Tensor, value: Tensor, /) -> None:
+        """A handle is about to be rebound: it must be known, to be written back."""
+        for held in (tensor, value):
+            if type(held._data) is not Symbol:
+                self.bind(held, State(held))
+
+    def watch_grad(self, tensor: Tensor, /) -> None:
+        """The `grad` of a tensor is about to be read or replaced."""
+        if id(tensor) in self._grads:
+            return
+        before = tensor.grad
+        self._grads[id(tensor)] = (tensor, before)
+        self.guard(lambda: tensor.grad is None, before is None)
+        if isinstance(before, Tensor) and type(before._data) is not Symbol:
+            self.bind(before, GradOf(tensor))
+
+    def host_value(
+        self, key: Any, read: Callable[[], Any], kind: EagerType, shape: tuple[int, ...] = (), /
+    ) -> Tensor:
+        """An input that is read from Python at each call."""
+        held = self._host.get((key, kind))
+        if held is None:
+            source = HostValue(read, kind.dtype.numpy, shape)
+            operand = self._input(TensorType(kind.dtype, shape), source)
+            held = self._host[key, kind] = wrap(Symbol(self, operand), kind)
+        return held
+
+    def guard(self, read: Callable[[], Any], value: Any, /) -> None:
+        """The graph holds only while `read()` gives `value`."""
+        self._guards.append(Guard(read, value))
+
+    # -- values ----------------------------------------------------------------------------
+
+    def bind(self, tensor: Tensor, source: Source, name: str = "") -> Symbol:
+        """Give a handle a symbol in place of its array until the capture ends."""
+        payload = tensor._data
+        if not tensor._kind.device.on_host:
+            raise _not_on_host(tensor._kind.device)
+        type_ = TensorType(tensor._kind.dtype, payload.shape)
+        symbol = Symbol(self, self._input(type_, source, name or tensor.name))
+        self._bound[id(tensor)] = _Bound(tensor, payload, symbol)
+        tensor._data = symbol
+        return symbol
+
+    def _input(self, type_: TensorType, source: Source, name: str = "") -> GraphOperand:
+        self._sources.append(source)
+        return self._builder.input(type_, name)
+
+    def operand(self, tensor: Tensor) -> GraphOperand:
+        """The graph's value of a tensor; a handle from outside becomes an input."""
+        data = tensor._data
+        if type(data) is not Symbol:
+            data = self.bind(tensor, State(tensor))
+        if data.capture is not self:
+            raise TraceError(
+                "jit",
+                "a tensor belongs to a capture that has ended or goes on elsewhere",
+                hint="return tensors from the compiled function in place of storing them",
+            )
+        return data.operand
+
+    def kind_of(self, type_: TensorType) -> EagerType:
+        """Element type and place of a tensor of this type."""
+        return eager_type(type_.dtype, default_device())
+
+    def _wrapped(self, operands: Sequence[GraphOperand], device: CompNode) -> tuple[Tensor, ...]:
+        made = tuple([wrap(Symbol(self, o), eager_type(o.type.dtype, device)) for o in operands])
+        self._made += [weakref.ref(t) for t in made]
+        return made
+
+    def read(self, value: Value) -> Array:
+        """The array a value must have if it depends on nothing but constants.
+
+        Raises:
+            TraceError: it depends on inputs, so only a run of the program knows it.
+        """
+        known: dict[Value, Array] = {}
+        if not self._fold(value, known):
+            raise TraceError(
+                "jit",
+                "the function reads a value that is known only when the program runs",
+                saw=f"{value.type} from {value.producer.op.name if value.producer else 'an input'}",
+                hint="choose with F.where or jit.cond, loop with jit.while_loop or jit.scan, "
+                "return the tensor and read it outside, or leave the function uncompiled",
+            )
+        return known[value]
+
+    def _fold(self, value: Value, known: dict[Value, Array]) -> bool:
+        """Compute a value from constants, if that is all it depends on."""
+        stack = [value]
+        while stack:
+            node = stack[-1].producer
+            if node is None or has_effect(node.op):
+                return False
+            waiting = [v for v in node.inputs if v not in known]
+            if waiting:
+                stack += waiting
+                continue
+            results = as_tuple(node.op.reference(*[known[v] for v in node.inputs]))
+            known.update(zip(node.outputs, results, strict=True))
+            stack.pop()
+        return True
+
+    # -- the end ---------------------------------------------------------------------------
+
+    def _output(self, tensor: Tensor) -> int:
+        """The number of the output that a tensor's value is; equal values share one."""
+        value = self.operand(tensor)
+        key = value.value, tensor._kind
+        if key not in self._outputs:
+            self._outputs[key] = len(self._outputs)
+            self._builder.output(value)
+            self._kinds.append(tensor._kind)
+        return self._outputs[key]
+
+    def finish(self, results: list[Any], shape: tree.Tree) -> Captured:
+        """Collect outputs; `results` is emptied, so that only other holders keep tensors alive."""
+        found = [Output(self._output(r)) if isinstance(r, Tensor) else r for r in results]
+        results.clear()
+        gradients, cleared, slots = self._gradients()
+        updates = tuple(
+            (self._output(b.tensor), b.symbol.operand.value.index)
+            for b in list(self._bound.values())
+            if b.tensor._data is not b.symbol and not isinstance(self._source(b), GradOf)
+        )
+        known = slots | {id(t) for t in self._host.values()} | set(self._bound)
+        escaped = []
+        for reference in self._made:
+            tensor = reference()
+            if tensor is not None and id(tensor) not in known and type(tensor._data) is Symbol:
+                escaped.append((self._output(tensor), reference))
+        order = self._order()
+        place = {i: n for n, i in enumerate(order)}
+        return Captured(
+            reordered(self._builder.build(), order),
+            tuple(self._sources[i] for i in order),
+            tuple(self._kinds),
+            tree.unflatten(shape, found),
+            tuple((output, place[i]) for output, i in updates),
+            gradients,
+            cleared,
+            tuple(escaped),
+            tuple(self._guards),
+        )
+
+    def _order(self) -> list[int]:
+        """Inputs that differ from call to call come first: arguments, then host values."""
+        rank = {Argument: 0, HostValue: 1}
+        return sorted(
+            range(len(self._sources)), key=lambda i: (rank.get(type(self._sources[i]), 2), i)
+        )
+
+    def _source(self, bound: _Bound) -> Source:
+        return self._sources[bound.symbol.operand.value.index]
+
+    def _gradients(
+        self,
+    ) -> tuple[tuple[tuple[int, Tensor], ...], tuple[Tensor, ...], set[int]]:
+        """Slots that hold something new, slots that were emptied, ids of what slots hold."""
+        changed: list[tuple[int, Tensor]] = []
+        cleared: list[Tensor] = []
+        held: set[int] = set()
+        for tensor, before in self._grads.values():
+            after = tensor.grad
+            if after is None:
+                cleared += [tensor] if before is not None else []
+                continue
+            held.add(id(after))
+            bound = self._bound.get(id(after))
+            if bound is None or after._data is not bound.symbol:
+                changed.append((self._output(after), tensor))
+        return tuple(changed), tuple(cleared), held
+
+    def restore(self) -> None:
+        """Give handles their arrays, and slots their gradients, back: the program writes them."""
+        for bound in self._bound.values():
+            bound.tensor._data = bound.payload
+        for tensor, before in self._grads.values():
+            tensor.grad = before
+
+
+def _not_on_host(device: CompNode) -> TraceError:
+    return TraceError(
+        "jit",
+        f"a tensor is on {device}, and programs run on the host so far",
+        hint="call the function without jit, or move its tensors with to('cpu0')",
+    )
+
+
+@contextmanager
+def recording(capture: Capture) -> Iterator[None]:
+    """Let the capture see this thread's ops, in place of whoever saw them before."""
+    hook, outer = LOCAL.hook, LOCAL.capture
+    install_capture(capture)
+    try:
+        yield
+    finally:
+        install_capture(outer, hook)
+
+
+def capture(
+    function: Callable[..., Any],
+    args: Any,
+    kwargs: Any,
+    name: str,
+) -> Captured:
+    """The graph of one call; nothing is computed, and handles keep their values.
+
+    Args:
+        function: what to run, once.
+        args, kwargs: what to run it with; tensors in them become the first inputs.
+        name: the graph's name.
+
+    Raises:
+        TraceError: the function's course depends on values that only a run would know.
+    """
+    recorder = Capture(name)
+    try:
+        with recording(recorder):
+            for i, leaf in enumerate(tree.flatten((args, kwargs))[0]):
+                if isinstance(leaf, Tensor) and type(leaf._data) is not Symbol:
+                    recorder.bind(leaf, Argument(i))
+            results, shape = tree.flatten(function(*args, **kwargs))
+            return recorder.finish(results, shape)
+    finally:
+        recorder.restore()

@@ -1,0 +1,281 @@
+"""`jit.compile`: a function whose body runs once per signature, and afterwards is one program."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable
+from types import MethodType
+from typing import Any, Generic, ParamSpec, TypeVar, overload
+
+import numpy as np
+
+from treadle.autodiff.tape import Tape
+from treadle.base import tree
+from treadle.base.errors import TraceError
+from treadle.base.modes import ACTIVE, LOCAL
+from treadle.engine.options import Options
+from treadle.engine.pipeline import Stages
+from treadle.engine.plan import Interface
+from treadle.jit.binding import Binding
+from treadle.jit.capture import Argument, Captured, State, capture
+from treadle.tensor import Tensor
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+MOST_VARIANTS = 64
+"""Captured signatures that one function keeps; the oldest goes first."""
+
+
+class Variant:
+    """One captured signature, and its program once it is needed.
+
+    Args:
+        captured: what the capture found.
+        options: of the compilation.
+    """
+
+    def __init__(self, captured: Captured, options: Options) -> None:
+        self.captured = captured
+        self.stages = Stages(captured.graph, _interface(captured), options)
+        self._binding: Binding | None = None
+        self._making = threading.Lock()
+
+    def valid(self) -> bool:
+        """Whether the world is as it was when the function was captured."""
+        return all([g.read() == g.value for g in self.captured.guards])
+
+    def binding(self) -> Binding:
+        """The program with its handles; compiled when first asked for."""
+        if self._binding is None:
+            with self._making:
+                if self._binding is None:
+                    executor = self.stages.compile()
+                    updates = self.stages.interface.updates
+                    self._binding = Binding(self.captured, updates, executor)
+        return self._binding
+
+
+def _interface(captured: Captured) -> Interface:
+    """Which handles are written in place, and which keep their arrays from call to call."""
+    graph = captured.graph
+    updates: dict[int, int] = {}
+    for output, i in captured.updates:
+        new, old = graph.outputs[output].type, graph.inputs[i].type
+        same = (new.dtype, new.shape) == (old.dtype, old.shape)
+        held = isinstance(captured.sources[i], (State, Argument))
+        if same and held and output not in updates and not _is_shared(captured, output):
+            updates[output] = i
+    changed = {i for _, i in captured.updates}
+    frozen = tuple(
+        isinstance(s, State) and i not in changed for i, s in enumerate(captured.sources)
+    )
+    return Interface(frozen, tuple(updates.items()))
+
+
+def _is_shared(captured: Captured, output: int) -> bool:
+    """Whether somebody besides one handle receives the output."""
+    others = [o for o, _ in (*captured.gradients, *captured.escaped)]
+    results = [x.index for x in tree.flatten(captured.results)[0] if type(x).__name__ == "Output"]
+    rebound = [o for o, _ in captured.updates]
+    return output in others or output in results or rebound.count(output) > 1
+
+
+class Compiled(Generic[P, R]):
+    """A function that runs as a native program; made by `jit.compile`."""
+
+    def __init__(self, function: Callable[P, R], options: Options) -> None:
+        functools.update_wrapper(self, function)
+        self._function = function
+        self._options = options
+        self._variants: dict[Any, list[Variant]] = {}
+        self._lock = threading.RLock()
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run the program of these arguments, which is made first where there is none."""
+        # Inside another capture the ops become part of it; a tape has to see them all.
+        if ACTIVE.count and (LOCAL.capture is not None or isinstance(LOCAL.hook, Tape)):
+            return self._function(*args, **kwargs)
+        key, leaves = signature(args, kwargs)
+        for variant in self._variants.get(key, ()):
+            if variant.valid():
+                break
+        else:
+            variant = self._capture(key, leaves, args, kwargs)
+        result: R = variant.binding()(leaves)
+        return result
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        """As a method: one program per instance, kept with the instance."""
+        if instance is None:
+            return self
+        name = f"_compiled_{_name_of(self._function)}"
+        bound = instance.__dict__.get(name)
+        if bound is None:
+            method = MethodType(self._function, instance)
+            bound = instance.__dict__[name] = Compiled(method, self._options)
+        return bound
+
+    def _capture(self, key: Any, leaves: list[Any], args: Any, kwargs: Any) -> Variant:
+        with self._lock:
+            for variant in self._variants.get(key, ()):
+                if variant.valid():  # Another thread was quicker.
+                    return variant
+            made, shape = replaced(args, kwargs, leaves)
+            captured = capture(self._function, made, shape, _name_of(self._function))
+            variant = Variant(captured, self._options)
+            kept = self._variants.setdefault(key, [])
+            kept.append(variant)
+            self._trim()
+            return variant
+
+    def _trim(self) -> None:
+        while sum(map(len, self._variants.values())) > MOST_VARIANTS:
+            oldest = next(iter(self._variants))
+            self._variants[oldest].pop(0)
+            if not self._variants[oldest]:
+                del self._variants[oldest]
+
+    # -- looking inside --------------------------------------------------------------------
+
+    def lower(self, *args: P.args, **kwargs: P.kwargs) -> Stages:
+        """The program for these arguments, captured and optimized but not compiled; nothing runs.
+
+        The result's `captured`, `prepared` and `optimized` are graphs, which print as text.
+        """
+        stages = self.variant(args, kwargs).stages
+        stages.lower()
+        return stages
+
+    def compile(self, *args: P.args, **kwargs: P.kwargs) -> Stages:
+        """The program for these arguments, compiled and ready; nothing runs."""
+        variant = self.variant(args, kwargs)
+        variant.binding()
+        return variant.stages
+
+    def explain(self, *args: P.args, **kwargs: P.kwargs) -> str:
+        """What became of the program: stages, groups, kernels, memory.
+
+        Without arguments: of the signature used last.
+
+        Raises:
+            TraceError: there are no arguments, and the function has not been called.
+        """
+        if args or kwargs or not self._variants:
+            return str(self.compile(*args, **kwargs).report)
+        last = [v for kept in self._variants.values() for v in kept][-1]
+        last.binding()
+        return str(last.stages.report)
+
+    def variant(self, args: Any, kwargs: Any) -> Variant:
+        """The program for these arguments, captured if it is not known."""
+        key, leaves = signature(args, kwargs)
+        for variant in self._variants.get(key, ()):
+            if variant.valid():
+                return variant
+        return self._capture(key, leaves, args, kwargs)
+
+    @property
+    def variants(self) -> tuple[Variant, ...]:
+        """Every signature captured so far that is still kept."""
+        return tuple(v for kept in self._variants.values() for v in kept)
+
+
+def _name_of(function: Callable[..., Any]) -> str:
+    return str(getattr(function, "__name__", "program"))
+
+
+def signature(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, list[Any]]:
+    """What a program specializes on, and the flattened arguments."""
+    if not kwargs:
+        try:  # Tensors only, as a rule.
+            return tuple([(a._kind, a._data.shape) for a in args]), list(args)
+        except AttributeError:
+            pass
+    leaves, shape = tree.flatten((args, kwargs))
+    parts: list[Any] = []
+    for i, leaf in enumerate(leaves):
+        if isinstance(leaf, np.ndarray):
+            leaves[i] = leaf = Tensor(leaf)
+        if isinstance(leaf, Tensor):
+            parts.append((leaf._kind, leaf._data.shape))
+        else:
+            parts.append((type(leaf), _hashable(leaf)))
+    return (shape, tuple(parts)), leaves
+
+
+def _hashable(leaf: Any) -> Any:
+    try:
+        hash(leaf)
+    except TypeError:
+        raise TraceError(
+            "jit.compile",
+            f"an argument of type {type(leaf).__name__} is neither a tensor nor hashable",
+            hint="pass tensors, arrays, numbers, strings, or lists, tuples and dicts of them",
+        ) from None
+    return leaf
+
+
+def replaced(args: Any, kwargs: Any, leaves: list[Any]) -> tuple[Any, Any]:
+    """The arguments with arrays replaced by the tensors made of them."""
+    _, shape = tree.flatten((args, kwargs))
+    made, named = tree.unflatten(shape, leaves)
+    return made, named
+
+
+@overload
+def compile(function: Callable[P, R], /) -> Compiled[P, R]: ...
+@overload
+def compile(
+    *, level: int = 2, fast: bool = False, options: Options | None = None
+) -> Callable[[Callable[P, R]], Compiled[P, R]]: ...
+
+
+def compile(
+    function: Callable[P, R] | None = None,
+    /,
+    *,
+    level: int = 2,
+    fast: bool = False,
+    options: Options | None = None,
+) -> Any:
+    """Make a function run as one native program: forward, backward and update together.
+
+    The body runs when a new signature (structure, shapes, element types and plain values of the
+    arguments) is met; afterwards the program alone runs. Tensors that the function reaches without
+    being passed them (parameters, buffers, optimizer state) are read at each call and written
+    back if the function rebinds them; learning rates and random states are read at each call.
+    Python side effects happen at capture only. A gradient slot that the function fills is filled
+    at each call.
+
+    Inside another compiled function the ops join its program; while a `GradManager` records, the
+    function runs uncompiled, so that it can be differentiated.
+
+    Args:
+        function: what to compile; without it, `compile` returns a decorator.
+        level: 0 runs every op as it stands, 2 fuses by modelled cost.
+        fast: allow rewrites that hold in real arithmetic only.
+        options: all options in one value, in place of the two above.
+
+    Returns:
+        A callable with the methods `lower`, `compile` and `explain`.
+
+    Raises:
+        TraceError: when called: the function's course depends on values of tensors.
+
+    Example:
+        >>> import treadle as mge
+        >>> @mge.jit.compile
+        ... def scaled(x, y):
+        ...     return x * 2 + y
+        >>> print(scaled(mge.tensor([1.0, 2.0]), mge.tensor([1.0, 1.0])))
+        Tensor([3. 5.], device=xpux:0)
+    """
+    chosen = options or Options(level=level, fast=fast)
+    if function is None:
+        return lambda wrapped: Compiled(wrapped, chosen)
+    return Compiled(function, chosen)
+
+
+__all__ = ["Compiled", "Variant", "compile"]

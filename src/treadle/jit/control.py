@@ -1,0 +1,280 @@
+"""Control flow that a program can hold: `cond`, `while_loop` and `scan` over tensors.
+
+Outside of a capture they run Python; inside one their branches and bodies become regions of the
+graph, with every outer tensor they use as an argument.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from treadle.base import tree
+from treadle.base.errors import ShapeError, TraceError
+from treadle.base.modes import LOCAL
+from treadle.base.types import TensorType
+from treadle.graph.builder import reordered
+from treadle.graph.gradient import differentiable
+from treadle.graph.ir import Graph, Value
+from treadle.jit.capture import Argument, Capture, Symbol, recording
+from treadle.ops.control import Cond, Scan, While
+from treadle.ops.movement import Concat
+from treadle.ops.op import Op
+from treadle.tensor import Tensor, wrap
+
+
+def cond(
+    predicate: Tensor,
+    then: Callable[..., Any],
+    otherwise: Callable[..., Any],
+    *operands: Any,
+) -> Any:
+    """`then(*operands)` where the predicate is true, else `otherwise(*operands)`.
+
+    Args:
+        predicate: one bool.
+        then, otherwise: take the operands and return equal structures of tensors of equal types.
+            They may use tensors from outside, and must not rebind them.
+        operands: tensors, or structures of them.
+
+    Raises:
+        TraceError: in a compiled function: the branches differ in what they return.
+
+    Example:
+        >>> import treadle as mge
+        >>> x = mge.tensor([1.0, -3.0])
+        >>> print(mge.jit.cond(x.sum() > 0, lambda x: x, lambda x: -x, x))
+        Tensor([-1.  3.], device=xpux:0)
+    """
+    outer = _capture()
+    if outer is None:
+        return then(*operands) if bool(predicate) else otherwise(*operands)
+    first = _Region(outer, "then", [])
+    second = _Region(outer, "otherwise", [])
+    first.run(then, operands)
+    second.run(otherwise, operands)
+    if first.shape != second.shape or first.types != second.types:
+        raise TraceError(
+            "jit.cond",
+            "the branches return different things",
+            saw=f"{_listed(first.types)} against {_listed(second.types)}",
+            hint="return tensors of equal shapes and element types from both",
+        )
+    extra = {**first.extra, **second.extra}
+    op = Cond(first.graph(list(extra)), second.graph(list(extra)))
+    given = predicate if predicate.dtype == bool else predicate.astype(bool)
+    return first.rebuilt(_apply(op, [given, *extra.values()]))
+
+
+def while_loop(
+    condition: Callable[..., Any], body: Callable[..., Any], state: Sequence[Tensor]
+) -> tuple[Tensor, ...]:
+    """`state = body(*state)` as long as `condition(*state)` is true.
+
+    Args:
+        condition: takes the state, returns one bool.
+        body: takes the state, returns the next one, of the same types.
+        state: tensors.
+
+    Example:
+        >>> import treadle as mge
+        >>> n, x = mge.jit.while_loop(
+        ...     lambda n, x: n < 3, lambda n, x: (n + 1, x * 2), (mge.tensor(0), mge.tensor(1.0))
+        ... )
+        >>> print(x.item())
+        8.0
+    """
+    outer = _capture()
+    held = tuple(state)
+    if outer is None:
+        while bool(condition(*held)):
+            held = _tuple(body(*held))
+        return held
+    types = [_unplaced(t.type) for t in held]
+    test, turn = _Region(outer, "condition", types), _Region(outer, "body", types)
+    test.run(condition, None)
+    turn.run(body, None)
+    extra = {**test.extra, **turn.extra}
+    used = list(extra)
+    op = While(test.graph(used), turn.graph(used, returned=used))
+    return _apply(op, [*held, *extra.values()])[: len(held)]
+
+
+def scan(
+    body: Callable[..., Any],
+    state: Sequence[Tensor],
+    stacked: Sequence[Tensor] = (),
+    length: int | None = None,
+) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    """A loop over the first axis of stacked tensors that carries a state.
+
+    Args:
+        body: takes the state and one entry of each stacked tensor; returns the next state
+            followed by what is to be stacked.
+        state: tensors.
+        stacked: tensors of equal first extent.
+        length: number of turns; needed where nothing is stacked.
+
+    Returns:
+        The last state, and the remaining results of all turns, stacked along a new first axis.
+
+    Raises:
+        ShapeError: the first extents differ, or there is no length.
+
+    Example:
+        >>> import treadle as mge
+        >>> (total,), (sums,) = mge.jit.scan(
+        ...     lambda s, x: (s + x, s + x), (mge.tensor(0.0),), (mge.tensor([1.0, 2.0, 3.0]),)
+        ... )
+        >>> print(total.item(), sums.tolist())
+        6.0 [1.0, 3.0, 6.0]
+    """
+    turns = _length(stacked, length)
+    held, n = tuple(state), len(state)
+    outer = _capture()
+    if outer is None:
+        rows: list[tuple[Tensor, ...]] = []
+        for i in range(turns):
+            made = _tuple(body(*held, *[x[i] for x in stacked]))
+            held = made[:n]
+            rows.append(made[n:])
+        return held, tuple(_stacked(column) for column in zip(*rows, strict=True))
+    entries = [_unplaced(x.type.with_shape(x.type.shape[1:])) for x in stacked]
+    turn = _Region(outer, "body", [*[_unplaced(t.type) for t in held], *entries])
+    turn.run(body, None)
+    # What a turn uses from outside is carried, and returned as it came.
+    op = Scan(_carrying(turn, n), n + len(turn.extra), turns)
+    results = _apply(op, [*held, *turn.extra.values(), *stacked])
+    return tuple(results[:n]), tuple(results[n + len(turn.extra) :])
+
+
+def _stacked(column: tuple[Tensor, ...]) -> Tensor:
+    """Tensors of one shape along a new first axis."""
+    rows = tuple(x.reshape((1, *x.shape)) for x in column)
+    return rows[0].apply(Concat(0), rows)[0]
+
+
+def _length(stacked: Sequence[Tensor], length: int | None) -> int:
+    found = {x.shape[0] for x in stacked} | (set() if length is None else {length})
+    if len(found) != 1:
+        raise ShapeError(
+            "jit.scan",
+            "the number of turns is unclear",
+            saw=f"first extents and length {sorted(found)}",
+            hint="stack tensors of one length, or pass length",
+        )
+    return found.pop()
+
+
+class _Region(Capture):
+    """A capture inside another one, whose outer tensors become further inputs.
+
+    Args:
+        outer: the capture it stands in.
+        name: the region's name.
+        types: of the inputs the function is called with.
+    """
+
+    def __init__(self, outer: Capture, name: str, types: Sequence[TensorType]) -> None:
+        super().__init__(name)
+        self._outer = outer
+        self.extra: dict[Value, Tensor] = {}
+        """Values of the outer graph that the region uses, in order of use, and who holds them."""
+        self._known: dict[Value, Symbol] = {}
+        self._given = [self._input(t, Argument(i)) for i, t in enumerate(types)]
+        self._tensors = [wrap(Symbol(self, o), outer.kind_of(o.type)) for o in self._given]
+        self.shape = tree.LEAF
+        self.types: list[TensorType] = []
+        self._results: list[Any] = []
+
+    def run(self, function: Callable[..., Any], operands: Sequence[Any] | None) -> None:
+        """Capture the function, called with the operands or else with the region's inputs."""
+        with recording(self):
+            made = function(*(self._tensors if operands is None else operands))
+            leaves, self.shape = tree.flatten(made)
+            if not all(isinstance(x, Tensor) for x in leaves):
+                raise TraceError(
+                    "jit", "a branch or body returns something besides tensors", hint="wrap it"
+                )
+            self._results = [self.operand(x) for x in leaves]
+        self._kinds = [x._kind for x in leaves]
+        self.types = [_unplaced(o.type) for o in self._results]
+
+    def operand(self, tensor: Tensor) -> Any:
+        """The region's value of a tensor; one from outside becomes an input."""
+        data = tensor._data
+        if type(data) is Symbol and data.capture is self:
+            return data.operand
+        value = self._outer.operand(tensor).value
+        if value not in self._known:
+            self.extra[value] = tensor
+            self._add(value)
+        return self._known[value].operand
+
+    def _add(self, value: Value) -> None:
+        """One more input, for a value of the outer graph."""
+        self._known[value] = Symbol(self, self._input(_unplaced(value.type), Argument(-1)))
+
+    def rebound(self, tensor: Tensor, value: Tensor, /) -> None:
+        """Only what the region made itself may be rebound."""
+        if type(tensor._data) is not Symbol or tensor._data.capture is not self:
+            raise TraceError(
+                "jit",
+                "a branch or body rebinds a tensor from outside",
+                hint="return the new value, and rebind it after the branch or loop",
+            )
+
+    def graph(self, extra: Sequence[Value], returned: Sequence[Value] = ()) -> Graph:
+        """The region with `extra` values of the outer graph as inputs, after its own."""
+        for value in extra:
+            if value not in self._known:
+                place = self._input(TensorType(value.type.dtype, value.type.shape), Argument(-1))
+                self._known[value] = Symbol(self, place)
+        self._builder.output(*self._results, *[self._known[v].operand for v in returned])
+        own = [o.value.index for o in self._given]
+        others = [self._known[v].operand.value.index for v in extra]
+        return reordered(self._builder.build(), [*own, *others])
+
+    def rebuilt(self, tensors: Sequence[Tensor]) -> Any:
+        """The structure the function returned, around other tensors."""
+        return tree.unflatten(self.shape, list(tensors))
+
+
+def _carrying(turn: _Region, n: int) -> Graph:
+    """A scan's body whose outer values are carried between the state and the entries."""
+    extra = list(turn.extra)
+    built = turn.graph(extra, returned=extra)
+    if not extra:
+        return built
+    count, more = len(built.inputs) - len(extra), len(extra)
+    moved = reordered(built, [*range(n), *range(count, count + more)])
+    results = moved.outputs
+    outputs = [*results[:n], *results[-more:], *results[n:-more]]
+    return moved.with_nodes(moved.nodes, outputs)
+
+
+def _capture() -> Capture | None:
+    """The capture this thread is in."""
+    found = LOCAL.capture
+    return found if isinstance(found, Capture) else None
+
+
+def _apply(op: Op, tensors: list[Tensor]) -> tuple[Tensor, ...]:
+    """Apply a control-flow op so that an inner tape can differentiate it."""
+    return tensors[0].apply(differentiable(op), tuple(tensors))
+
+
+def _unplaced(type_: TensorType) -> TensorType:
+    """The type without a device: regions run where their op does."""
+    return TensorType(type_.dtype, type_.shape)
+
+
+def _tuple(results: Any) -> tuple[Tensor, ...]:
+    return results if isinstance(results, tuple) else (results,)
+
+
+def _listed(types: Sequence[TensorType]) -> str:
+    return ", ".join(map(str, types)) or "nothing"
+
+
+__all__ = ["cond", "scan", "while_loop"]

@@ -1,0 +1,294 @@
+"""MegEngine's `trace`: the body runs at every call and is checked against what was recorded.
+
+With `without_host=True` the recorded program replaces the body, as `jit.compile` does. Both stand
+on the same capture. A body that reads values of tensors cannot be captured; it runs op by op, and
+its sequence of ops is checked all the same.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from treadle.autodiff.tape import Tape
+from treadle.base.errors import TraceError
+from treadle.base.log import get_logger
+from treadle.base.modes import LOCAL, install_capture
+from treadle.engine.devices import CompNode
+from treadle.engine.dispatch import EagerType
+from treadle.engine.options import Options
+from treadle.graph.ir import Graph, op_key
+from treadle.jit.binding import Binding
+from treadle.jit.capture import Capture, capture
+from treadle.jit.compiled import Compiled, Variant, replaced, signature
+from treadle.ops.op import Op
+from treadle.tensor import Tensor, create, execute, scalar_tensor
+
+
+class trace:
+    """Record a function's ops and run them as one program; usable bare or with arguments.
+
+    By default the body runs at every call, so Python side effects happen and a changed course is
+    noticed; its ops are then run as the recorded program. Changed shapes are recorded anew.
+
+    Args:
+        function: what to trace; without it, the object is a decorator.
+        symbolic: accepted: programs are captured before they run in either case.
+        without_host: run the recorded program without the body from the second call on.
+        opt_level: 0 to 3, as `level` of `jit.compile`.
+        symbolic_shape: accepted; a shape is a tuple inside a traced function, too.
+        imperative: run the body op by op, checked and uncompiled.
+
+    Raises:
+        TraceError: when called: ops, element types or constants differ from the recorded ones.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any] | None = None,
+        *,
+        symbolic: bool = False,
+        without_host: bool = False,
+        opt_level: int = 2,
+        symbolic_shape: bool = True,
+        imperative: bool = False,
+    ) -> None:
+        self._options = Options(level=min(opt_level, 3))
+        self._without_host = without_host
+        self._eager = imperative
+        self._variants: dict[Any, Variant] = {}
+        self._sequences: dict[Any, list[str]] = {}
+        self._kinds: dict[Any, Any] = {}
+        self._compiled: Compiled[..., Any] | None = None
+        if function is not None:
+            self._wrap(function)
+
+    def _wrap(self, function: Callable[..., Any]) -> None:
+        self._function = function
+        functools.update_wrapper(self, function)
+        if self._without_host:
+            self._compiled = Compiled(function, self._options)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the traced function (or, where there is none yet, decorate one)."""
+        if "_function" not in self.__dict__:
+            self._wrap(args[0])
+            return self
+        if self._compiled is not None:
+            return self._compiled(*args, **kwargs)
+        if LOCAL.capture is not None or isinstance(LOCAL.hook, Tape):
+            return self._function(*args, **kwargs)
+        key, leaves = signature(args, kwargs)
+        self._check_types(key)
+        if self._eager:
+            return self._checked(key, args, kwargs)
+        try:
+            return self._recorded(key, leaves, args, kwargs)
+        except _NeedsValues as reason:
+            get_logger("jit").info("%s runs op by op: %s", self._name, reason.problem)
+            self._eager = True
+            return self._checked(key, args, kwargs)
+
+    @property
+    def _name(self) -> str:
+        return str(getattr(self._function, "__name__", "trace"))
+
+    def _check_types(self, key: Any) -> None:
+        """Element types must be those of the first call with this structure; shapes may change."""
+        rank = _without_shapes(key)
+        first = self._kinds.setdefault(rank[0], rank[1])
+        if first != rank[1]:
+            raise TraceError(
+                f"trace {self._name}",
+                "element types or devices of the arguments differ from the recorded ones",
+                saw=f"{rank[1]}, recorded {first}",
+                hint="trace one function per element type",
+            )
+
+    # -- as a program ----------------------------------------------------------------------
+
+    def _recorded(self, key: Any, leaves: list[Any], args: Any, kwargs: Any) -> Any:
+        given, named = replaced(args, kwargs, leaves)
+        try:
+            captured = capture(self._function, given, named, self._name)
+        except TraceError as error:
+            if error.where == "jit" and "known only when" in error.problem:
+                raise _NeedsValues(error.where, error.problem, at=error.at) from error
+            raise
+        known = self._variants.get(key)
+        if known is None:
+            variant = self._variants[key] = Variant(captured, self._options)
+            return variant.binding()(leaves)
+        _compare(self._name, known.captured.graph, captured.graph)
+        executor = known.stages.compile()
+        return Binding(captured, known.stages.interface.updates, executor)(leaves)
+
+    # -- op by op --------------------------------------------------------------------------
+
+    def _checked(self, key: Any, args: Any, kwargs: Any) -> Any:
+        watch = _Sequence()
+        with watch:
+            result = self._function(*args, **kwargs)
+        recorded = self._sequences.setdefault(key, watch.ops)
+        for i, (old, new) in enumerate(zip(recorded, watch.ops, strict=False)):
+            if old != new:
+                raise _differs(self._name, i, old, new)
+        if len(recorded) != len(watch.ops):
+            count = f"{len(watch.ops)} ops, recorded {len(recorded)}"
+            raise _differs(self._name, min(len(recorded), len(watch.ops)), "", "", count)
+        return result
+
+    # -- looking inside --------------------------------------------------------------------
+
+    def explain(self) -> str:
+        """What became of the program traced last; see `Compiled.explain`."""
+        if self._compiled is not None:
+            return self._compiled.explain()
+        if not self._variants:
+            raise TraceError(
+                f"trace {self._name}", "there is no program yet", hint="call the function first"
+            )
+        variant = list(self._variants.values())[-1]
+        variant.binding()
+        return str(variant.stages.report)
+
+    @property
+    def graph(self) -> Graph:
+        """The graph traced last, as it was captured."""
+        if self._compiled is not None:
+            return self._compiled.variants[-1].captured.graph
+        return list(self._variants.values())[-1].captured.graph
+
+
+class _NeedsValues(TraceError):
+    """The body reads values, so it has to run op by op."""
+
+
+def _without_shapes(key: Any) -> tuple[Any, Any]:
+    """The structure of a signature, and its element types and places."""
+    shape, parts = key if len(key) == 2 and isinstance(key[1], tuple) else (len(key), key)
+    kinds = tuple(f"{p[0].dtype.name}@{p[0].device}" for p in parts if isinstance(p[0], EagerType))
+    return shape, kinds
+
+
+def _compare(name: str, recorded: Graph, now: Graph) -> None:
+    """Raise `TraceError` where two captures of one function differ."""
+    for i, (old, new) in enumerate(zip(recorded.nodes, now.nodes, strict=False)):
+        if old.op != new.op:
+            raise _differs(name, i, op_key(old.op), op_key(new.op))
+    if recorded != now:
+        count = f"{len(now.nodes)} ops, recorded {len(recorded.nodes)}"
+        raise _differs(name, min(len(now.nodes), len(recorded.nodes)), "", "", count)
+
+
+def _differs(name: str, i: int, old: str, new: str, saw: str = "") -> TraceError:
+    return TraceError(
+        f"trace {name}",
+        f"this call takes another course than the recorded one, from op {i} on",
+        saw=saw or f"{_short(new)}, recorded {_short(old)}",
+        hint="pass what changes as a tensor, or leave the function untraced",
+    )
+
+
+def _short(text: str) -> str:
+    return text if len(text) < 80 else text[:77] + "..."
+
+
+class _Sequence:
+    """Stands where a capture stands, runs every op and writes down which it was."""
+
+    def __init__(self) -> None:
+        self.ops: list[str] = []
+
+    def __enter__(self) -> None:
+        self._hook = LOCAL.hook
+        install_capture(self)
+
+    def __exit__(self, *_: object) -> None:
+        install_capture(None, self._hook)
+
+    @contextmanager
+    def _aside(self) -> Iterator[None]:
+        """Let ops run inside."""
+        LOCAL.capture = None
+        try:
+            yield
+        finally:
+            LOCAL.capture = self
+
+    def apply(self, op: Op, inputs: tuple[Tensor, ...], /) -> tuple[Tensor, ...]:
+        """Run an op."""
+        kinds = ",".join(t._kind.dtype.name for t in inputs)
+        self.ops.append(f"{op_key(op)}({kinds})")
+        with self._aside():
+            return execute(op, inputs)
+
+    def binary(self, op: Op, launch: Any, kind: Any, x: Tensor, y: Tensor, /) -> Tensor:
+        """Run an arithmetic operator."""
+        return self.apply(op, (x, y))[0]
+
+    def create(self, op: Op, device: CompNode, /) -> tuple[Tensor, ...]:
+        """Run an op without operands."""
+        self.ops.append(op_key(op))
+        with self._aside():
+            return create(op, device)
+
+    def literal(self, value: Any, kind: EagerType, /) -> Tensor:
+        """A number is part of the sequence."""
+        self.ops.append(f"{value!r}")
+        with self._aside():
+            return scalar_tensor(value, kind)
+
+    def born(self, tensor: Tensor, /) -> None:
+        """Host data is not compared."""
+
+    def rebound(self, tensor: Tensor, value: Tensor, /) -> None:
+        """Handles are rebound as they are outside."""
+
+    def watch_grad(self, tensor: Tensor, /) -> None:
+        """Gradients are kept as they are outside."""
+
+    def host_value(
+        self, key: Any, read: Callable[[], Any], kind: EagerType, shape: tuple[int, ...] = (), /
+    ) -> Tensor:
+        """What is read at each call is read now."""
+        with self._aside():
+            return Tensor(read(), dtype=kind.dtype, device=kind.device)
+
+    def guard(self, read: Callable[[], Any], value: Any, /) -> None:
+        """The body runs at each call anyway."""
+
+
+def is_tracing() -> bool:
+    """Whether this thread is capturing or tracing a function."""
+    return LOCAL.capture is not None
+
+
+@contextmanager
+def exclude_from_trace() -> Iterator[None]:
+    """Run the block outside of the trace that goes on, op by op and unchecked.
+
+    Raises:
+        TraceError: the function is being compiled, so there is nobody to run the block each time.
+    """
+    held = LOCAL.capture
+    if held is None:
+        yield
+        return
+    if isinstance(held, Capture):
+        raise TraceError(
+            "jit",
+            "the function leaves the trace for a while, so its values are known only when it runs",
+            hint="trace it with imperative=True",
+        )
+    hook = LOCAL.hook
+    install_capture(None, None if hook is held else hook)
+    try:
+        yield
+    finally:
+        install_capture(held, hook)
+
+
+__all__ = ["exclude_from_trace", "is_tracing", "trace"]

@@ -1,0 +1,107 @@
+"""Kernels run natively, for tests: compiled by LLVM, or by the system's C compiler."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import platform
+import shutil
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import llvmlite.binding as llvm
+import numpy as np
+
+from treadle.backends.codegen.c_text import c_source
+from treadle.backends.codegen.kernel_ir import Kernel
+from treadle.backends.codegen.llvm_text import module_text, symbol_of
+from treadle.backends.codegen.target import AVX2, AVX512, GENERIC, NEON, Target
+
+Native = Callable[[Kernel, Sequence[Any], int, int], None]
+_ENTRY = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
+_numbers = itertools.count()
+_kept: list[Any] = []
+
+llvm.initialize_all_targets()
+llvm.initialize_all_asmprinters()
+
+
+def runs_here(target: Target) -> bool:
+    """Whether this processor executes the target's instructions."""
+    features = llvm.get_host_cpu_features()
+    needed = {"avx2": ("avx2", "fma", "f16c"), "avx512": ("avx512f", "avx512bw", "avx512vl")}
+    if target is NEON:
+        return platform.machine() == "aarch64"
+    if target is GENERIC:
+        return True
+    return all(features.get(name, False) for name in needed[target.name])
+
+
+RUNNABLE = tuple(t for t in (GENERIC, AVX2, AVX512, NEON) if runs_here(t))
+
+
+def machine(target: Target, **options: Any) -> llvm.TargetMachine:
+    """LLVM's code generator for a target."""
+    triple = target.triple or llvm.get_default_triple()
+    return llvm.Target.from_triple(triple).create_target_machine(
+        cpu=target.cpu, features=",".join(target.features), opt=2, **options
+    )
+
+
+def parse(kernels: Sequence[Kernel], target: Target) -> llvm.ModuleRef:
+    """The kernels as a verified module."""
+    module = llvm.parse_assembly(module_text(kernels, target))
+    module.verify()
+    return module
+
+
+def compiled(kernels: Sequence[Kernel], target: Target) -> Native:
+    """The kernels, compiled together; calls one of them on arrays and integers."""
+    code = machine(target, jit=True).emit_object(parse(kernels, target))
+    builder = llvm.JITLibraryBuilder().add_object_img(code).add_current_process()
+    for kernel in {symbol_of(k): k for k in kernels}.values():
+        builder.export_symbol(symbol_of(kernel))
+    jit = llvm.create_lljit_compiler(machine(target, jit=True))
+    library = builder.link(jit, f"kernels{next(_numbers)}")
+    _kept.append((jit, library))
+    return lambda kernel, arguments, lo, hi: launch(library[symbol_of(kernel)], arguments, lo, hi)
+
+
+def c_compiler() -> str | None:
+    """The system's C compiler, if there is one that takes the usual options."""
+    return None if platform.system() == "Windows" else shutil.which("cc")
+
+
+def compiled_c(kernels: Sequence[Kernel], target: Target, folder: Path) -> Native:
+    """The kernels, printed as C and compiled by the system."""
+    source, library = folder / "kernels.c", folder / "kernels.so"
+    source.write_text(c_source(kernels, target))
+    strict = ["-std=c11", "-ffp-contract=off", "-fno-strict-aliasing", "-Wall", "-Werror"]
+    quiet = ["-Wno-unused-variable", "-Wno-unused-function", "-Wno-unused-but-set-variable"]
+    command = [c_compiler(), "-O0", *strict, *quiet, "-shared", "-fPIC", source, "-o", library]
+    subprocess.run([str(word) for word in (*command, "-lm")], check=True)
+    loaded = ctypes.CDLL(str(library))
+
+    def call(kernel: Kernel, arguments: Sequence[Any], lo: int, hi: int) -> None:
+        address = ctypes.cast(getattr(loaded, symbol_of(kernel)), ctypes.c_void_p).value
+        launch(address or 0, arguments, lo, hi)
+
+    return call
+
+
+def launch(address: int, arguments: Sequence[Any], lo: int, hi: int) -> None:
+    """Call a kernel's function by the kernel ABI."""
+    slots = [a.ctypes.data if isinstance(a, np.ndarray) else a for a in arguments]
+    table = (ctypes.c_int64 * max(1, len(slots)))(*slots)
+    _ENTRY(address)(ctypes.addressof(table), lo, hi)
+
+
+def same(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Element by element: the same bits, or both NaN."""
+    bits = np.dtype(f"u{x.dtype.itemsize}")
+    equal = x.view(bits) == y.view(bits)
+    if x.dtype.kind not in "biu":
+        equal |= np.isnan(x.astype(np.float64)) & np.isnan(y.astype(np.float64))
+    return np.asarray(equal)

@@ -1,0 +1,152 @@
+"""Matrix products: every stride, batch, ragged extent and element type against NumPy."""
+
+import itertools
+
+import numpy as np
+import pytest
+from tests.backends.codegen.contractions import check, fused, interpreted, lowered, values
+from tests.backends.codegen.execution import machine, parse
+
+from treadle.backends.codegen.target import AVX512, NEON
+from treadle.base import dtype as dt
+from treadle.ops.matmul import IntMatmul, Matmul
+from treadle.ops.movement import Flip, Reshape, Transpose
+from treadle.ops.slicing import Slice
+
+FLAGS = list(itertools.product((False, True), repeat=2))
+
+
+def operands(op, m, k, n, dtype=dt.float32, other=None, batch=((), ())):
+    rng = np.random.default_rng(m * 1000003 + k * 1009 + n)
+    x = (*batch[0], *((k, m) if op.transpose_x else (m, k)))
+    y = (*batch[1], *((n, k) if op.transpose_y else (k, n)))
+    return values(rng, x, dtype), values(rng, y, other or dtype)
+
+
+@pytest.mark.parametrize("flags", FLAGS)
+@pytest.mark.parametrize("dtype", dt.FLOATS, ids=str)
+def test_ragged_extents(flags, dtype):
+    op = Matmul(*flags)
+    for m, k, n in (
+        (1, 1, 1),
+        (1, 5, 33),
+        (2, 7, 13),
+        (5, 31, 17),
+        (7, 33, 1),
+        (13, 97, 31),
+        (33, 13, 97),
+        (97, 201, 65),
+        (12, 300, 16),
+    ):
+        check(op, operands(op, m, k, n, dtype), k)
+
+
+@pytest.mark.parametrize("flags", FLAGS)
+def test_larger_extents(flags):
+    op = Matmul(*flags)
+    for m, k, n in ((201, 129, 333), (66, 2600, 50), (1, 1000, 300), (3, 2500, 70), (400, 64, 9)):
+        check(op, operands(op, m, k, n), k)
+
+
+@pytest.mark.parametrize("flags", FLAGS)
+@pytest.mark.parametrize(
+    "batch",
+    [((3,), (3,)), ((2, 3), (3,)), ((3,), ()), ((), (3,)), ((2, 1), (1, 3)), ((2, 3, 2), (3, 1))],
+    ids=str,
+)
+def test_batches_broadcast(flags, batch):
+    op = Matmul(*flags)
+    for m, k, n in ((5, 9, 17), (1, 12, 7), (14, 200, 20)):
+        check(op, operands(op, m, k, n, batch=batch), k)
+
+
+@pytest.mark.parametrize("flags", FLAGS)
+@pytest.mark.parametrize("types", list(itertools.product((dt.int8, dt.uint8), repeat=2)), ids=str)
+def test_integers_are_exact(flags, types):
+    op = IntMatmul(*flags)
+    for m, k, n in ((1, 3, 5), (7, 300, 17), (13, 1, 31), (2, 1025, 40)):
+        check(op, operands(op, m, k, n, *types), k)
+
+
+def test_largest_integer_sums():
+    for low, high in ((255, 255), (0, 255)):
+        x = np.full((7, 1000), high, np.uint8)
+        y = np.full((1000, 18), low, np.uint8)
+        check(IntMatmul(), (x, y), 1000)
+    x, y = np.full((7, 1000), -128, np.int8), np.full((1000, 18), -128, np.int8)
+    check(IntMatmul(), (x, y), 1000)
+
+
+@pytest.mark.parametrize("flags", FLAGS)
+@pytest.mark.parametrize("dtype", [dt.float32, dt.bfloat16, dt.float64], ids=str)
+def test_every_access_stays_inside(flags, dtype):
+    op = Matmul(*flags)
+    for m, k, n in ((2, 9, 3), (7, 10, 18), (1, 17, 5)):
+        check(op, operands(op, m, k, n, dtype), k, runner=interpreted)
+
+
+def test_integer_access_stays_inside():
+    op = IntMatmul(False, True)
+    check(op, operands(op, 3, 9, 17, dt.int8, dt.uint8), 9, runner=interpreted)
+
+
+@pytest.mark.parametrize("dtype", [dt.float32, dt.float16, dt.float64], ids=str)
+def test_frozen_matrices_are_packed_once(dtype):
+    for flags in FLAGS:
+        op = Matmul(*flags)
+        for m, k, n in ((9, 20, 33), (40, 1500, 17), (1, 30, 50)):
+            arrays = operands(op, m, k, n, dtype, batch=((2,), ()))
+            found = check(op, arrays, k, frozen=(False, True))
+            (plain,) = check(op, arrays, k)
+            np.testing.assert_array_equal(found[0], plain)
+    how = lowered(Matmul(), operands(Matmul(), 9, 20, 33), (False, True))
+    assert how.prelude and how.kept
+
+
+def test_one_kernel_serves_every_shape():
+    kernels = set()
+    for m, k, n in ((16, 20, 33), (50, 700, 70), (128, 64, 256)):
+        op = Matmul(False, True)
+        kernels |= {launch.kernel for launch in lowered(op, operands(op, m, k, n)).launches}
+    assert len(kernels) == 1
+
+
+def test_strided_operands_need_no_copy():
+    rng = np.random.default_rng(5)
+    x, y = values(rng, (2, 5, 12), dt.float32), values(rng, (2, 5, 12), dt.float32)
+
+    def heads(v):
+        (split,) = v.apply(Reshape((2, 5, 3, 4)), (v,))
+        return split.apply(Transpose((0, 2, 1, 3)), (split,))[0]
+
+    def scores(x, y):
+        return x.apply(Matmul(False, True), (heads(x), heads(y)))[0]
+
+    op = fused(scores, (x, y))
+    assert len(lowered(op, (x, y)).launches) == 1
+    check(op, (x, y), 4)
+
+
+def test_steps_and_flips():
+    rng = np.random.default_rng(6)
+    x, y = values(rng, (30, 21), dt.float32), values(rng, (21, 18), dt.float32)
+
+    def body(x, y):
+        (every_other,) = x.apply(Slice((1, 0), (30, 21), (2, 3)), (x,))
+        (flipped,) = x.apply(Flip((0,)), (y,))
+        (part,) = x.apply(Slice((0, 17), (7, -1), (1, -2)), (flipped,))
+        return x.apply(Matmul(), (every_other, part))[0]
+
+    check(fused(body, (x, y)), (x, y), 7)
+
+
+@pytest.mark.parametrize("target", [AVX512, NEON], ids=lambda t: t.name)
+def test_kernels_of_other_targets_are_valid(target):
+    kernels = []
+    for flags in FLAGS:
+        op = Matmul(*flags)
+        for dtype in dt.FLOATS:
+            for m, k, n in ((20, 30, 40), (1, 30, 40), (40, 5000, 33)):
+                how = lowered(op, operands(op, m, k, n, dtype), target=target)
+                kernels += [launch.kernel for launch in how.launches]
+    assert machine(target).emit_object(parse(list(dict.fromkeys(kernels)), target))

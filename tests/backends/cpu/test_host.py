@@ -1,0 +1,91 @@
+"""What is found out about the processor."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from treadle.backends.codegen.target import TARGETS
+from treadle.backends.cpu import host
+from treadle.backends.cpu.llvm_compile import host_features
+from treadle.base.errors import DeviceError
+
+V3 = frozenset(["sse2", "avx", "avx2", "fma", "f16c", "bmi1", "bmi2", "movbe"])
+V4 = V3 | frozenset(["avx512f", "avx512dq", "avx512bw", "avx512vl", "avx512cd"])
+
+
+@pytest.fixture(autouse=True)
+def _asked_anew() -> Iterator[None]:
+    host.host_target.cache_clear()
+    yield
+    host.host_target.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("features", "machine", "name", "int8", "bfloat16"),
+    [
+        (frozenset(), "x86_64", "generic", False, False),
+        (V3 - {"fma"}, "x86_64", "generic", False, False),
+        (V3, "x86_64", "avx2", False, False),
+        (V3 | {"avx_vnni"}, "x86_64", "avx2", True, False),
+        (V4 - {"avx512vl"}, "x86_64", "avx2", False, False),
+        (V4, "x86_64", "avx512", False, False),
+        (V4 | {"avx512_vnni", "avx512_bf16"}, "AMD64", "avx512", True, True),
+        (frozenset(("asimd",)), "aarch64", "neon", False, False),
+        (frozenset(), "riscv64", "generic", False, False),
+    ],
+)
+def test_targets(
+    features: frozenset[str], machine: str, name: str, int8: bool, bfloat16: bool
+) -> None:
+    target = host.target_for(features, machine)
+    assert (target.name, target.dot_int8, target.dot_bfloat16) == (name, int8, bfloat16)
+
+
+def test_the_host_is_found_as_llvm_finds_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TREADLE_CPU_TARGET", raising=False)
+    target = host.host_target()
+    assert target.name in TARGETS
+    assert target.l1 >= 8 << 10 and target.l2 >= 64 << 10
+    by_llvm = host.target_for(frozenset(host_features()), host.platform.machine())
+    assert by_llvm.name == target.name
+    assert by_llvm.features == target.features
+
+
+def test_a_lesser_target_may_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "target_for", lambda *_: TARGETS["avx2"])
+    monkeypatch.setenv("TREADLE_CPU_TARGET", "generic")
+    assert host.host_target().name == "generic"
+    for name in ("avx512", "neon", "fast"):
+        host.host_target.cache_clear()
+        monkeypatch.setenv("TREADLE_CPU_TARGET", name)
+        with pytest.raises(DeviceError, match="hint: one of generic, avx2"):
+            host.host_target()
+
+
+def test_cores_are_limited_by_quotas(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(host, "_CGROUP", tmp_path)
+    every = host.available_cores()
+    assert every >= 1
+    (tmp_path / "cpu.max").write_text("max 100000\n")
+    assert host.available_cores() == every
+    (tmp_path / "cpu.max").write_text("50000 100000\n")
+    assert host.available_cores() == 1
+    (tmp_path / "cpu.max").unlink()
+    (tmp_path / "cpu").mkdir()
+    (tmp_path / "cpu" / "cpu.cfs_period_us").write_text("100000")
+    (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text("-1")
+    assert host.available_cores() == every
+    (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text("100000")
+    assert host.available_cores() == 1
+
+
+def test_what_cannot_be_read_has_defaults(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(host, "_CPUS", tmp_path)
+    monkeypatch.setattr(host, "_CPUINFO", tmp_path / "none")
+    host.flags.cache_clear()
+    try:
+        assert host.host_target().l2 == TARGETS[host.host_target().name].l2
+        assert host.available_cores() >= 1
+    finally:
+        host.flags.cache_clear()

@@ -1,0 +1,457 @@
+"""`jit.compile`: what is captured, what is read at each call, what is written back."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.engine.python_compiler import PythonCompiler
+
+import treadle as mge
+import treadle.functional as F
+import treadle.module as M
+from treadle.autodiff import GradManager
+from treadle.jit import TraceError
+from treadle.optimizer import SGD, Adam, Optimizer
+
+X = np.arange(6, dtype="float32").reshape(2, 3)
+
+
+def tensor(data: Any = X) -> mge.Tensor:
+    return mge.tensor(data)
+
+
+# -- arguments and results -----------------------------------------------------------------
+
+
+def test_the_body_runs_once_per_signature() -> None:
+    calls: list[int] = []
+
+    @mge.jit.compile
+    def f(x: mge.Tensor) -> mge.Tensor:
+        calls.append(1)
+        return x * 2
+
+    for _ in range(3):
+        np.testing.assert_array_equal(f(tensor()).numpy(), X * 2)
+    assert len(calls) == 1
+    np.testing.assert_array_equal(f(tensor([1.0, 2.0])).numpy(), [2.0, 4.0])
+    assert len(calls) == 2
+    f(tensor(X.astype("int32")))
+    assert len(calls) == 3 and len(f.variants) == 3
+
+
+def test_structures_go_in_and_come_out() -> None:
+    @mge.jit.compile
+    def f(pair: tuple[mge.Tensor, ...], *, scale: float, named: dict[str, Any]) -> dict[str, Any]:
+        return {"sum": pair[0] + pair[1] * scale, "rest": [named["x"], "text", 3, pair[0]]}
+
+    got = f((tensor(), tensor()), scale=3.0, named={"x": tensor([1.0])})
+    np.testing.assert_array_equal(got["sum"].numpy(), X * 4)
+    assert got["rest"][1:3] == ["text", 3]
+    np.testing.assert_array_equal(got["rest"][3].numpy(), X)
+    f((tensor(), tensor()), scale=4.0, named={"x": tensor([1.0])})
+    assert len(f.variants) == 2, "plain values are part of the signature"
+
+
+def test_arrays_count_as_tensors() -> None:
+    f = mge.jit.compile(lambda x: x + 1)
+    np.testing.assert_array_equal(f(X).numpy(), X + 1)
+    np.testing.assert_array_equal(f(X * 2).numpy(), X * 2 + 1)
+    assert len(f.variants) == 1
+
+
+def test_an_argument_that_cannot_be_compared_is_refused() -> None:
+    with pytest.raises(TraceError, match="neither a tensor nor hashable"):
+        mge.jit.compile(lambda x, y: x)(tensor(), bytearray(b"x"))
+
+
+def test_results_do_not_alias_arguments_or_one_another() -> None:
+    @mge.jit.compile
+    def f(x: mge.Tensor) -> tuple[mge.Tensor, ...]:
+        y = x + 1
+        return x, y, y, y.reshape(-1)
+
+    x = tensor()
+    found = f(x)
+    addresses = {t._data.__array_interface__["data"][0] for t in (x, *found)}
+    assert len(addresses) == 5 or (found[1]._data is found[2]._data and len(addresses) == 4)
+    np.testing.assert_array_equal(found[3].numpy(), (X + 1).reshape(-1))
+
+
+def test_a_method_has_one_program_per_instance() -> None:
+    class Scaled:
+        def __init__(self, by: float) -> None:
+            self.by = mge.tensor(by)
+
+        @mge.jit.compile
+        def apply(self, x: mge.Tensor) -> mge.Tensor:
+            return x * self.by
+
+    one, two = Scaled(2.0), Scaled(3.0)
+    np.testing.assert_array_equal(one.apply(tensor()).numpy(), X * 2)
+    np.testing.assert_array_equal(two.apply(tensor()).numpy(), X * 3)
+    assert one.apply is one.apply
+
+
+def test_empty_arrays_pass_through() -> None:
+    f = mge.jit.compile(lambda x: (x * 2, x.sum()))
+    doubled, total = f(tensor(np.zeros((0, 3), "float32")))
+    assert doubled.shape == (0, 3)
+    assert total.item() == 0
+
+
+# -- state ---------------------------------------------------------------------------------
+
+
+def test_outer_tensors_are_read_at_each_call() -> None:
+    w = tensor([2.0])
+    f = mge.jit.compile(lambda x: x * w)
+    assert f(tensor([3.0])).item() == 6.0
+    w[...] = mge.tensor([5.0])
+    assert f(tensor([3.0])).item() == 15.0
+    assert len(f.variants) == 1
+
+
+def test_rebound_tensors_are_written_back() -> None:
+    count = mge.tensor(0.0)
+
+    @mge.jit.compile
+    def f(x: mge.Tensor) -> mge.Tensor:
+        nonlocal count
+        count += 1
+        return x + count
+
+    assert [f(mge.tensor(10.0)).item() for _ in range(3)] == [11.0, 12.0, 13.0]
+    assert count.item() == 3.0
+
+
+def test_an_argument_can_be_rebound() -> None:
+    @mge.jit.compile
+    def f(x: mge.Tensor) -> None:
+        x[0] = 7.0
+
+    for _ in range(2):
+        x = tensor([1.0, 2.0])
+        f(x)
+        assert x.tolist() == [7.0, 2.0]
+
+
+def test_swapped_state_is_swapped() -> None:
+    a, b = mge.tensor([1.0]), mge.tensor([2.0])
+
+    @mge.jit.compile
+    def swap() -> None:
+        held = a + 0.0
+        a._reset(b)
+        b._reset(held)
+
+    @mge.jit.compile
+    def swap_bare() -> None:
+        ya, yb = a.reshape(a.shape), b.reshape(b.shape)
+        a._reset(yb)
+        b._reset(ya)
+
+    swap()
+    assert (a.item(), b.item()) == (2.0, 1.0)
+    swap_bare()
+    swap_bare()
+    swap_bare()
+    assert (a.item(), b.item()) == (1.0, 2.0)
+
+
+def test_old_contents_can_be_returned_beside_new_ones() -> None:
+    s = mge.tensor([1.0])
+
+    @mge.jit.compile
+    def f() -> tuple[mge.Tensor, mge.Tensor]:
+        old = s.reshape(s.shape)
+        s._reset(s * 2)
+        return old, s + 1
+
+    assert [tuple(t.item() for t in f()) for _ in range(3)] == [(1, 3), (2, 5), (4, 9)]
+
+
+def test_exported_state_keeps_its_value() -> None:
+    s = mge.tensor([1.0, 2.0])
+
+    @mge.jit.compile
+    def f() -> None:
+        s._reset(s * 2)
+
+    f()
+    seen = s.numpy()
+    copy = mge.tensor(s)
+    f()
+    assert seen.tolist() == [2.0, 4.0] and copy.tolist() == [2.0, 4.0]
+    assert s.tolist() == [4.0, 8.0]
+
+
+def test_state_is_updated_in_place_when_nobody_looks() -> None:
+    s = mge.tensor(np.zeros(1000, "float32"))
+
+    @mge.jit.compile
+    def f() -> None:
+        s._reset(s + 1)
+
+    f()
+    first = s._data.__array_interface__["data"][0]
+    f()
+    f()
+    assert s._data.__array_interface__["data"][0] == first
+    assert s.numpy()[0] == 3
+
+
+def test_tensors_stored_away_get_values() -> None:
+    kept: list[mge.Tensor] = []
+
+    @mge.jit.compile
+    def f(x: mge.Tensor) -> mge.Tensor:
+        kept.append(x * 10)
+        return x
+
+    f(tensor([1.0]))
+    assert kept[0].item() == 10.0
+    f(tensor([2.0]))
+    assert kept[0].item() == 20.0
+
+
+def test_host_data_made_inside_is_constant() -> None:
+    f = mge.jit.compile(lambda x: x + mge.tensor([1.0, 2.0, 3.0]) + F.arange(3) + F.ones(3))
+    np.testing.assert_array_equal(f(tensor()).numpy(), X + np.array([2.0, 4.0, 6.0]))
+
+
+def test_two_handles_of_one_array_are_two_inputs() -> None:
+    a = mge.tensor([1.0])
+    b = mge.tensor(a)
+    f = mge.jit.compile(lambda: a * 10 + b)
+    assert f().item() == 11.0
+    b[...] = mge.tensor([5.0])
+    assert f().item() == 15.0
+
+
+# -- errors --------------------------------------------------------------------------------
+
+
+def test_reading_a_value_names_the_line_and_the_way_out() -> None:
+    @mge.jit.compile
+    def f(x: mge.Tensor) -> mge.Tensor:
+        if x.sum() > 0:
+            return x
+        return -x
+
+    with pytest.raises(TraceError, match="known only when the program runs") as error:
+        f(tensor())
+    assert "test_compile.py" in str(error.value) and "jit.cond" in str(error.value)
+    w = tensor([1.0])
+    assert (w + 1).item() == 2.0, "nothing is left of the capture"
+
+
+def test_values_of_constants_can_be_read() -> None:
+    @mge.jit.compile
+    def f(x: mge.Tensor) -> mge.Tensor:
+        return x * int(mge.tensor([2, 3]).sum().item())
+
+    np.testing.assert_array_equal(f(tensor()).numpy(), X * 5)
+
+
+def test_an_error_in_the_body_leaves_everything_as_it_was() -> None:
+    w = mge.tensor([1.0])
+
+    @mge.jit.compile
+    def f(x: mge.Tensor, fail: bool) -> mge.Tensor:
+        w._reset(w + x)
+        if fail:
+            raise KeyError("on purpose")
+        return w * 1
+
+    with pytest.raises(KeyError, match="on purpose"):
+        f(mge.tensor([1.0]), True)
+    assert w.item() == 1.0
+    assert f(mge.tensor([1.0]), False).item() == 2.0
+
+
+def test_shape_errors_are_those_of_eager_calls() -> None:
+    with pytest.raises(mge.TreadleError, match="matmul"):
+        mge.jit.compile(lambda x, y: x @ y)(tensor(), tensor())
+
+
+# -- training ------------------------------------------------------------------------------
+
+
+class Net(M.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.norm, self.b = M.Linear(5, 8, bias=False), M.BatchNorm1d(8), M.Linear(8, 3)
+
+    def forward(self, x: mge.Tensor) -> mge.Tensor:
+        return self.b(F.relu(self.norm(self.a(x))))
+
+
+Step = Callable[[mge.Tensor, mge.Tensor], mge.Tensor]
+
+
+def training(make: Callable[[Any], Optimizer]) -> tuple[Net, Optimizer, Step]:
+    mge.random.seed(7)
+    net = Net()
+    optimizer = make(net.parameters())
+    gm = GradManager().attach(net.parameters())
+
+    def step(x: mge.Tensor, y: mge.Tensor) -> mge.Tensor:
+        with gm:
+            loss = F.loss.cross_entropy(net(x), y)
+            gm.backward(loss)
+        optimizer.step().clear_grad()
+        return loss
+
+    return net, optimizer, step
+
+
+OPTIMIZERS: dict[str, Callable[[Any], Optimizer]] = {
+    "sgd": lambda p: SGD(p, 0.1, momentum=0.9, weight_decay=0.01),
+    "adam": lambda p: Adam(p, 0.01),
+}
+
+
+def batch(i: int) -> tuple[mge.Tensor, mge.Tensor]:
+    rng = np.random.default_rng(i)
+    return (
+        mge.tensor(rng.standard_normal((4, 5), "float32")),
+        mge.tensor(rng.integers(0, 3, 4).astype("int32")),
+    )
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_training_step_is_one_program(name: str, compiler: PythonCompiler) -> None:
+    net, plain, eager = training(OPTIMIZERS[name])
+    other, fast, step = training(OPTIMIZERS[name])
+    compiled = mge.jit.compile(step)
+    for i in range(6):
+        if i == 3:
+            for optimizer in (plain, fast):
+                optimizer.param_groups[0]["lr"] = 0.05
+        want, got = eager(*batch(i)), compiled(*batch(i))
+        np.testing.assert_allclose(got.item(), want.item(), rtol=1e-5)
+    assert len(compiled.variants) == 1, "a new learning rate compiles nothing"
+    for (key, mine), (_, theirs) in zip(other.named_tensors(), net.named_tensors(), strict=True):
+        np.testing.assert_allclose(mine.numpy(), theirs.numpy(), rtol=1e-4, atol=1e-6, err_msg=key)
+    assert all(p.grad is None for p in other.parameters())
+    assert len(compiler.built) == 1
+
+
+def test_train_and_eval_are_two_programs() -> None:
+    net = Net()
+    f = mge.jit.compile(net)
+    x, _ = batch(0)
+    trained = f(x).numpy()
+    net.eval()
+    np.testing.assert_allclose(f(x).numpy(), net(x).numpy(), rtol=1e-6)
+    assert not np.allclose(f(x).numpy(), trained)
+    net.train()
+    f(x)
+    assert len(f.variants) == 2
+
+
+def test_gradients_stay_where_the_function_leaves_them() -> None:
+    w = mge.Parameter([2.0])
+    gm = GradManager().attach(w)
+
+    @mge.jit.compile
+    def backward(x: mge.Tensor) -> None:
+        with gm:
+            gm.backward((w * x).sum())
+
+    backward(mge.tensor([3.0]))
+    assert w.grad.item() == 3.0
+    backward(mge.tensor([4.0]))
+    assert w.grad.item() == 7.0, "gradients accumulate"
+    w.grad = None
+    backward(mge.tensor([5.0]))
+    assert w.grad.item() == 5.0
+    assert len(backward.variants) == 2
+
+
+def test_an_optimizer_step_alone_reads_gradients_from_outside() -> None:
+    w = mge.Parameter([2.0])
+    optimizer = SGD([w], lr=1.0)
+    step = mge.jit.compile(lambda: optimizer.step().clear_grad())
+    for value in (1.0, 0.5):
+        w.grad = mge.tensor([value])
+        step()
+        assert w.grad is None
+    assert w.item() == 0.5
+    assert len(step.variants) == 1
+
+
+def test_random_numbers_go_on_from_call_to_call() -> None:
+    @mge.jit.compile
+    def noise() -> tuple[mge.Tensor, mge.Tensor]:
+        return mge.random.uniform(size=(3,)), F.dropout(F.ones(8), 0.5)
+
+    mge.random.seed(3)
+    compiled = [[t.tolist() for t in noise()] for _ in range(3)]
+    mge.random.seed(3)
+    eager = [[t.tolist() for t in noise.__wrapped__()] for _ in range(3)]
+    assert compiled == eager
+    assert compiled[0] != compiled[1]
+
+
+def test_a_recording_sees_through_a_compiled_function() -> None:
+    w = mge.Parameter([2.0])
+    gm = GradManager().attach(w)
+    f = mge.jit.compile(lambda x: w * x * x)
+    with gm:
+        gm.backward(f(mge.tensor([3.0])).sum())
+    assert w.grad.item() == 9.0
+
+
+def test_compiled_functions_nest() -> None:
+    inner = mge.jit.compile(lambda x: x * 2)
+    outer = mge.jit.compile(lambda x: inner(x) + 1)
+    np.testing.assert_array_equal(outer(tensor()).numpy(), X * 2 + 1)
+    assert not inner.variants
+
+
+# -- threads and looking inside ------------------------------------------------------------
+
+
+def test_threads_share_a_program(compiler: PythonCompiler) -> None:
+    f = mge.jit.compile(lambda x: (x @ x.T).sum() + x.sum())
+    want = {i: f.__wrapped__(tensor(X + i)).item() for i in range(8)}
+    got: dict[int, float] = {}
+
+    def work(i: int) -> None:
+        for _ in range(20):
+            got[i] = f(tensor(X + i)).item()
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert got == want
+    assert len(compiler.built) == 1
+
+
+def test_stages_can_be_looked_at() -> None:
+    f = mge.jit.compile(lambda x: F.relu(x * 2 + 1).sum())
+    stages = f.lower(tensor())
+    assert stages.plan is None and stages.optimized is not None
+    assert [n.op.name for n in stages.captured.nodes][-1] == "sum"
+    report = f.explain(tensor())
+    for word in ("prepare", "partition", "optimize", "compile", "load", "memory", "kernels"):
+        assert word in report
+    assert f(tensor()).item() == np.maximum(X * 2 + 1, 0).sum()
+
+
+def test_the_program_is_what_eager_computes_at_every_level() -> None:
+    def f(x: mge.Tensor) -> mge.Tensor:
+        return F.softmax(x * 2 + 1, axis=-1) @ x.T
+
+    want = f(tensor()).numpy()
+    for level in range(4):
+        got = mge.jit.compile(level=level)(f)(tensor())
+        np.testing.assert_allclose(got.numpy(), want, rtol=1e-6)

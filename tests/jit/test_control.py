@@ -1,0 +1,164 @@
+"""Control flow in programs: equal to the same functions run eagerly, and differentiated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import treadle as mge
+from treadle.autodiff import GradManager
+from treadle.jit import TraceError
+
+X = np.array([1.0, -2.0, 3.0], "float32")
+W = mge.tensor(np.array([2.0, 0.5, -1.0], "float32"))
+
+
+def branch(x: mge.Tensor) -> Any:
+    return mge.jit.cond(
+        x.sum() > 0,
+        lambda x: {"y": x * W, "n": mge.tensor(1)},
+        lambda x: {"y": -x + 1, "n": mge.tensor(2)},
+        x,
+    )
+
+
+def closure(x: mge.Tensor) -> Any:
+    big = x * 3
+    return mge.jit.cond(x[0] > 0, lambda: big + W, lambda: x - 1)
+
+
+def nested(x: mge.Tensor) -> Any:
+    def outer() -> mge.Tensor:
+        return mge.jit.cond(x[1] > 0, lambda: x * W, lambda: x + W)
+
+    return mge.jit.cond(x[0] > 0, outer, lambda: x)
+
+
+def power(x: mge.Tensor) -> Any:
+    return mge.jit.while_loop(
+        lambda n, y: n < 4, lambda n, y: (n + 1, y * x + W), (mge.tensor(0), x)
+    )
+
+
+def never(x: mge.Tensor) -> Any:
+    return mge.jit.while_loop(lambda y: y.sum() > 1e9, lambda y: y * 2, (x,))
+
+
+def running(x: mge.Tensor) -> Any:
+    return mge.jit.scan(lambda s, v: (s * 0.5 + v, s * v * W), (mge.tensor(1.0),), (x,))
+
+
+def counted(x: mge.Tensor) -> Any:
+    return mge.jit.scan(lambda s: (s * 2 + x.sum(),), (x,), length=3)
+
+
+def fibonacci(x: mge.Tensor) -> Any:
+    return mge.jit.while_loop(
+        lambda n, a, b: n < 5, lambda n, a, b: (n + 1, b, a + b), (mge.tensor(0), x, x)
+    )
+
+
+def scan_in_cond(x: mge.Tensor) -> Any:
+    return mge.jit.cond(
+        x[0] > 0,
+        lambda: mge.jit.scan(lambda s, v: (s + v, s), (x[0],), (x,))[0][0],
+        lambda: x[1] * 1,
+    )
+
+
+FUNCTIONS: dict[str, Callable[[mge.Tensor], Any]] = {
+    f.__name__: f
+    for f in (
+        branch,
+        closure,
+        nested,
+        power,
+        never,
+        running,
+        counted,
+        fibonacci,
+        scan_in_cond,
+    )
+}
+
+
+def numbers(result: Any) -> list[Any]:
+    leaves, _ = mge.base.tree.flatten(result)
+    return [t.tolist() for t in leaves]
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_programs_equal_python(name: str, sign: int) -> None:
+    function = FUNCTIONS[name]
+    compiled = mge.jit.compile(function)
+    x = mge.tensor(X * sign)
+    assert numbers(compiled(x)) == numbers(function(x))
+    assert numbers(compiled(-x)) == numbers(function(-x))
+    assert len(compiled.variants) == 1
+
+
+@pytest.mark.parametrize("name", ["branch", "closure", "nested", "running", "counted"])
+def test_control_flow_is_differentiated(name: str) -> None:
+    def gradient(x: mge.Tensor) -> mge.Tensor:
+        gm = GradManager().attach(x)
+        with gm:
+            leaves, _ = mge.base.tree.flatten(FUNCTIONS[name](x))
+            total = sum((t.sum() for t in leaves if t.dtype == "float32"), mge.tensor(0.0))
+            gm.backward(total)
+        found = x.grad
+        x.grad = None
+        return found
+
+    for sign in (1, -1):
+        want = gradient(mge.tensor(X * sign))
+        got = mge.jit.compile(gradient)(mge.tensor(X * sign))
+        np.testing.assert_allclose(got.numpy(), want.numpy(), rtol=1e-6)
+
+
+def test_while_has_no_gradient_and_says_so() -> None:
+    def gradient(x: mge.Tensor) -> None:
+        gm = GradManager().attach(x)
+        with gm:
+            gm.backward(power(x)[1].sum())
+
+    with pytest.raises(mge.TreadleError, match="use scan"):
+        mge.jit.compile(gradient)(mge.tensor(X))
+
+
+def test_branches_must_agree() -> None:
+    f = mge.jit.compile(lambda x: mge.jit.cond(x[0] > 0, lambda: x, lambda: x.sum()))
+    with pytest.raises(TraceError, match="branches return different things"):
+        f(mge.tensor(X))
+
+
+def test_a_branch_does_not_rebind_what_is_outside() -> None:
+    def f(x: mge.Tensor) -> mge.Tensor:
+        y = x * 2
+
+        def then() -> mge.Tensor:
+            y._reset(y + 1)
+            return y
+
+        return mge.jit.cond(x[0] > 0, then, lambda: y)
+
+    with pytest.raises(TraceError, match="rebinds a tensor from outside"):
+        mge.jit.compile(f)(mge.tensor(X))
+
+
+def test_a_scan_needs_a_length() -> None:
+    with pytest.raises(ValueError, match="number of turns is unclear"):
+        mge.jit.scan(lambda s: (s,), (mge.tensor(0.0),))
+
+
+def test_regions_pass_the_stages() -> None:
+    """Folding and sharing reach into the bodies, and their kernels are in the report."""
+    compiled = mge.jit.compile(power)
+    stages = compiled.compile(mge.tensor(X))
+    assert stages.optimized is not None
+    text = str(stages.report)
+    assert "less" in text
+    assert "mul" in text
