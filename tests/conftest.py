@@ -13,6 +13,8 @@ _TESTS = Path(__file__).resolve().parent
 # Timing differs between machines and says nothing about correctness, hence no deadline.
 hypothesis.settings.register_profile("dev", deadline=None)
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
+# Every pass and every plan is checked in tests; programs in the field are between stages only.
+os.environ.setdefault("TREADLE_CHECK", "1")
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "dev")
 
 

@@ -38,7 +38,9 @@ class StructuralCompiler:
         self.asked += 1
         if not isinstance(op, Fused) or not isinstance(op.body, Graph):
             return Lowered()
-        assert [(t.dtype, t.shape) for t in types] == [(t.dtype, t.shape) for t in op.body.input_types]
+        assert [(t.dtype, t.shape) for t in types] == [
+            (t.dtype, t.shape) for t in op.body.input_types
+        ]
         for node in op.body.nodes:
             if node.op.name in self.refused:
                 return no("op", f"{node.op.name} is refused")

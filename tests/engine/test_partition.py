@@ -59,7 +59,7 @@ def run(
     graph: Graph, engines: Sequence[Any], model: Model = MODEL
 ) -> tuple[Partitioned, CompileReport]:
     report = CompileReport()
-    parts = partition(graph, engines, Options(), report, model)
+    parts = partition(graph, engines, Options(check=True), report, model)
     check_partition(parts, graph)
     verify(parts.graph)
     return parts, report

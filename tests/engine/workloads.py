@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -48,7 +49,7 @@ def mlp_loss(sizes: tuple[int, ...]) -> Callable[..., Any]:
 
 def mlp_types(batch: int, sizes: tuple[int, ...]) -> Types:
     types = [f32(batch, sizes[0]), TensorType(dt.int32, (batch,))]
-    for inside, outside in zip(sizes, sizes[1:], strict=False):
+    for inside, outside in pairwise(sizes):
         types += [f32(outside, inside), f32(outside)]
     return types
 

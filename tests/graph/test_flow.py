@@ -47,7 +47,5 @@ def test_against_all_cuts(seed: int) -> None:
     def price(side: set[object]) -> int:
         return sum(c for a, b, c in edges if a in side and b not in side)
 
-    sides = (
-        {"s", *chosen} for k in range(6) for chosen in itertools.combinations(range(5), k)
-    )
+    sides = ({"s", *chosen} for k in range(6) for chosen in itertools.combinations(range(5), k))
     assert cost == min(price(side) for side in sides) == price(first)

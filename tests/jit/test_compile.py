@@ -455,3 +455,54 @@ def test_the_program_is_what_eager_computes_at_every_level() -> None:
     for level in range(4):
         got = mge.jit.compile(level=level)(f)(tensor())
         np.testing.assert_allclose(got.numpy(), want, rtol=1e-6)
+
+
+# -- inside recordings ---------------------------------------------------------------------
+
+
+def test_a_compiled_model_is_differentiated() -> None:
+    net, optimizer, _ = training(lambda p: SGD(p, 0.1, momentum=0.9))
+    other, same, _ = training(lambda p: SGD(p, 0.1, momentum=0.9))
+    compiled = mge.jit.compile(other)
+    for model, call, update in ((net, net, optimizer), (other, compiled, same)):
+        gm = GradManager().attach(model.parameters())
+        for i in range(3):
+            x, y = batch(i)
+            with gm:
+                gm.backward(F.loss.cross_entropy(call(x), y))
+            update.step().clear_grad()
+    assert len(compiled.variants) == 1
+    for (key, mine), (_, theirs) in zip(other.named_tensors(), net.named_tensors(), strict=True):
+        np.testing.assert_allclose(mine.numpy(), theirs.numpy(), rtol=1e-5, atol=1e-6, err_msg=key)
+
+
+def test_gradients_of_compiled_functions_differentiate_again() -> None:
+    cube = mge.jit.compile(lambda x: (x * x * x, x.sum()))
+    x = mge.tensor([1.0, 2.0])
+    outer, inner = GradManager().attach(x), GradManager().attach(x)
+    with outer:
+        with inner:
+            y, _ = cube(x)
+            inner.backward(y.sum())
+        first = x.grad
+        x.grad = None
+        outer.backward(first.sum())
+    assert first.tolist() == [3.0, 12.0]
+    assert x.grad.tolist() == [6.0, 12.0]
+
+
+def test_a_step_with_its_own_manager_runs_inside_another_recording() -> None:
+    w, v = mge.Parameter([2.0]), mge.Parameter([3.0])
+    inner, outer = GradManager().attach(w), GradManager().attach(v)
+
+    @mge.jit.compile
+    def step(x: mge.Tensor) -> mge.Tensor:
+        with inner:
+            loss = (w * x).sum()
+            inner.backward(loss)
+        return loss
+
+    with outer:
+        step(mge.tensor([4.0]))
+        outer.backward((v * v).sum())
+    assert w.grad.item() == 4.0 and v.grad.item() == 6.0

@@ -96,6 +96,20 @@ def test_one_op_gives_all_gradients_but_that_of_the_mask() -> None:
     assert "attention_grad" not in _gradient_ops((True, True, True, True))
 
 
+def test_a_gradient_of_shared_keys_has_operands_of_one_batch() -> None:
+    """Which is what kernels take: repeating is free, and the sum is another op."""
+
+    def rule(q: Any, k: Any, dy: Any) -> tuple[Any, ...]:
+        found = Attention().vjp(Pullback((dy,), (q, k, k), (dy,), (True,) * 3))
+        return tuple(d for d in found if d is not None)
+
+    types = [TensorType(dt.float32, s) for s in ((2, 3, 6, 4), (2, 1, 5, 4), (2, 3, 6, 4))]
+    graph = trace_body(rule, types)
+    assert [v.type.shape for v in graph.outputs] == [t.shape for t in (*types[:2], types[1])]
+    (node,) = (n for n in graph.nodes if isinstance(n.op, AttentionGrad))
+    assert {v.type.shape[:2] for v in node.inputs} == {(2, 3)}
+
+
 def test_gradients_are_summed_over_what_was_broadcast() -> None:
     q, k, v = RNG.normal(size=(2, 3, 4)), RNG.normal(size=(5, 4)), RNG.normal(size=(1, 5, 2))
     dy = RNG.normal(size=(2, 3, 2))

@@ -176,6 +176,8 @@ class Tape:
 
     def enter(self) -> int:
         """A manager starts recording; returns its depth."""
+        if LOCAL.capture is not None:
+            LOCAL.capture.enter_manager(self.managers > 0)
         if self.managers == 0:
             install(self)
         self.managers += 1

@@ -147,10 +147,13 @@ class Executable(Protocol):
         """
         ...
 
-    def profile(self, bases: npt.NDArray[np.int64], /) -> npt.NDArray[np.int64]:
-        """Run once; nanoseconds from the start to the start and the end of each step, by row.
+    def profile(
+        self, bases: npt.NDArray[np.int64], times: npt.NDArray[np.int64], start: int = 0, /
+    ) -> int:
+        """As `run`, and notes in `times` when each `Run` step ran.
 
-        Steps of another kind than `Run`, and those not reached, have zeros.
+        `times` has a row per step: start and end of its last turn in nanoseconds of the monotonic
+        clock, and, added to what stands there, the nanoseconds of all its turns and their number.
         """
         ...
 
@@ -170,10 +173,6 @@ class Compiler(Protocol):
 
         `frozen` says which inputs never change while a program lives.
         """
-        ...
-
-    def keeps(self, op: Op, /) -> bool:
-        """Whether a composite is run as one kernel of its own, so that nobody expands it."""
         ...
 
     def keeps(self, name: str, /) -> bool:

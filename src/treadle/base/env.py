@@ -43,6 +43,7 @@ NUM_THREADS = Variable(
 CACHE_DIR = Variable(
     ("TREADLE_CACHE_DIR",), "", "directory of compiled code; ~/.cache/treadle if left out"
 )
+CHECK = Variable(("TREADLE_CHECK",), "0", "1 verifies graphs after every pass and plans of memory")
 LOG_LEVEL = Variable(("MEGENGINE_LOGGING_LEVEL", "TREADLE_LOG_LEVEL"), "", "logging level")
 
 ALL = (
@@ -50,6 +51,7 @@ ALL = (
     BACKENDS,
     FALLBACK,
     DUMP,
+    CHECK,
     CPU_TARGET,
     NUM_THREADS,
     CACHE_DIR,

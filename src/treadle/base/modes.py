@@ -55,6 +55,10 @@ class Capturing(Hook, Protocol):
         """A tensor of `shape` that holds what `read()` returns at each call of the program."""
         ...
 
+    def enter_manager(self, outer: bool, /) -> None:
+        """A gradient manager begins to record; `outer`: inside a recording that began before."""
+        ...
+
     def guard(self, read: Callable[[], Any], value: Any, /) -> None:
         """The program is valid only while `read()` returns `value`."""
         ...

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from treadle.base.env import CHECK
 from treadle.base.errors import GraphError
 
 
@@ -21,7 +22,9 @@ class Options:
         disabled: names of passes that are left out.
         engines: engines to choose from, best first; empty means all that serve the device.
         threads: how many threads kernels use; 0 leaves it to the engine.
-        check: verify the graph after every pass.
+        streams: how many streams steps may be spread over, where that is predicted to pay.
+        check: verify the graph after every pass, and the plan of memory; between stages the graph
+            is verified in any case. On where the environment sets TREADLE_CHECK=1.
     """
 
     level: int = 2
@@ -32,7 +35,8 @@ class Options:
     disabled: tuple[str, ...] = ()
     engines: tuple[str, ...] = ()
     threads: int = 0
-    check: bool = True
+    streams: int = 1
+    check: bool = field(default_factory=lambda: CHECK.get() == "1")
 
     def __post_init__(self) -> None:
         if self.level not in (0, 1, 2, 3):
@@ -41,6 +45,8 @@ class Options:
             )
         if self.threads < 0:
             raise GraphError("options", f"{self.threads} threads", hint="0 lets the engine choose")
+        if self.streams < 1:
+            raise GraphError("options", f"{self.streams} streams", hint="there is at least one")
 
     def allows(self, name: str, level: int = 0) -> bool:
         """Whether a pass of this name, which starts at `level`, is to run."""

@@ -65,6 +65,87 @@ class HostTask:
     outputs: tuple[tuple[Address, TensorType], ...]
 
 
+# -- what is known about steps ---------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """`nbytes` bytes from an address on. Spans of different bases never meet."""
+
+    base: int
+    offset: int
+    nbytes: int
+
+    def meets(self, other: Span) -> bool:
+        """Whether both have a byte in common."""
+        return (
+            self.base == other.base
+            and self.offset < other.offset + other.nbytes
+            and other.offset < self.offset + self.nbytes
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """A step seen from outside: what it touches, what it costs, and what it is a part of.
+
+    Attributes:
+        reads, writes: memory; what is also read need not be listed if it is written.
+        flops: arithmetic operations.
+        nbytes: bytes that are moved at least.
+        node: number of its node in the compiled graph; -1 for copies to where outputs belong.
+    """
+
+    reads: tuple[Span, ...] = ()
+    writes: tuple[Span, ...] = ()
+    flops: int = 0
+    nbytes: int = 0
+    node: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Recorded on its stream when step `source` is done; step `target` waits for it.
+
+    Loops and branches wait when they are entered, and are done when they are left.
+    """
+
+    source: int
+    target: int
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Streams:
+    """Which stream runs each step. The steps of a stream run one after the other, in plan order.
+
+    Attributes:
+        of: the stream of every step.
+        events: what streams wait for; a number is used again when nobody can mistake it.
+        crossing: dependencies between streams, before those that follow from others were dropped.
+        single: modelled seconds of all steps on one stream.
+        makespan: modelled seconds with these streams.
+        reason: why there are as many as there are.
+    """
+
+    of: tuple[int, ...]
+    events: tuple[Event, ...] = ()
+    crossing: int = 0
+    single: float = 0.0
+    makespan: float = 0.0
+    reason: str = ""
+
+    @property
+    def count(self) -> int:
+        """How many streams there are."""
+        return max(self.of, default=0) + 1
+
+    @property
+    def numbers(self) -> int:
+        """How many events exist at a time."""
+        return len({e.number for e in self.events})
+
+
 @dataclass(slots=True)
 class Pool:
     """Constant data, laid out one after the other; equal arrays are kept once."""
@@ -97,6 +178,8 @@ class Plan:
         prelude: runs once, and again when a frozen input has changed.
         memory: the plan of the arena.
         updates: (output, input) pairs that are written in place; these outputs have no base.
+        facts: one for each of the steps.
+        streams: the stream of each of the steps.
     """
 
     steps: tuple[Step, ...]
@@ -108,6 +191,8 @@ class Plan:
     prelude: tuple[Step, ...]
     memory: MemoryPlan
     updates: tuple[tuple[int, int], ...] = ()
+    facts: tuple[Facts, ...] = ()
+    streams: Streams = field(default_factory=lambda: Streams(()))
 
     @property
     def bases(self) -> int:
@@ -121,6 +206,17 @@ Rebase = Callable[[Address], Address]
 def relocate(steps: Sequence[Step], rebase: Rebase, jump: int, host: int) -> tuple[Step, ...]:
     """The steps with other addresses, jump targets moved by `jump` and host tasks by `host`."""
     return tuple(_relocated(step, rebase, jump, host) for step in steps)
+
+
+def moved(facts: Facts, rebase: Rebase, node: int) -> Facts:
+    """The facts of a step that has become a part of another node, at other addresses."""
+
+    def shift(span: Span) -> Span:
+        at = rebase(Address(span.base, span.offset))
+        return Span(at.base, at.offset, span.nbytes)
+
+    reads, writes = tuple(map(shift, facts.reads)), tuple(map(shift, facts.writes))
+    return replace(facts, reads=reads, writes=writes, node=node)
 
 
 def _relocated(step: Step, rebase: Rebase, jump: int, host: int) -> Step:

@@ -44,4 +44,4 @@ def scaled_dot_product_attention(
     """
     q, k, v = promote_all([as_tensor(x) for x in (query, key, value)])
     mask = () if attn_mask is None else (as_tensor(attn_mask, q),)
-    return Attention(is_causal, scale)(q, k, v, *mask)
+    return q.apply(Attention(is_causal, scale), (q, k, v, *mask))[0]

@@ -205,6 +205,13 @@ class GraphBuilder:
         finally:
             self.loc = before
 
+    def arrange_inputs(self, order: Sequence[int]) -> None:
+        """Put the inputs into another order: number `order[i]` becomes number i."""
+        self._inputs = [self._inputs[i] for i in order]
+        for i, value in enumerate(self._inputs):
+            # Nobody but this builder has seen the number yet, and values compare by identity.
+            object.__setattr__(value, "index", i)
+
     def build(self) -> Graph:
         """The graph of everything appended so far; the builder may go on."""
         parts = tuple(self._inputs), tuple(self._nodes), tuple(self._outputs)

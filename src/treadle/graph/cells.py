@@ -231,6 +231,10 @@ class CellBuilder:
             nothing = np.zeros((0,), x.type.dtype.numpy)
             identity = type(op)((0,)).reference(nothing)
             return self.literal(number_of(np.asarray(identity)), dtype)
+        if not reduces(node):
+            kept = iter(p for a, p in enumerate(index) if not op.keepdims or a not in op.axes)
+            same = (ZERO if a in op.axes else next(kept) for a in range(x.type.ndim))
+            return self.cell(x, tuple(same), guards)
         if node in self.foreign:
             raise Refused(f"the result of {op.name} over other axes is used inside the nest")
         if guards:
@@ -258,6 +262,14 @@ class CellBuilder:
         moving = iter(positions.unravel(place, [shape[a] for a in op.axes]))
         kept = iter(p for a, p in enumerate(index) if not op.keepdims or a not in op.axes)
         return tuple(next(moving) if a in op.axes else next(kept) for a in range(len(shape)))
+
+
+def reduces(node: Node) -> bool:
+    """Whether a node combines several elements, not none and not single ones."""
+    if not isinstance(node.op, Reduce):
+        return False
+    shape = extents(node.inputs[0])
+    return 0 not in shape and any(shape[a] > 1 for a in node.op.axes)
 
 
 def extents(value: Value) -> tuple[int, ...]:

@@ -24,6 +24,7 @@ from treadle.graph.cells import (
     Total,
     extents,
     is_scalar_op,
+    reduces,
 )
 from treadle.graph.cells import Sequence as Numbers
 from treadle.graph.ir import Graph, Node, Value
@@ -261,7 +262,7 @@ def _reductions_above(body: Graph, outputs: Iterable[Value]) -> dict[Value, froz
     found: dict[Value, frozenset[Node]] = dict.fromkeys(body.inputs, none)
     for node in body.nodes:
         above = none.union(*(found[v] for v in node.inputs))
-        if isinstance(node.op, Reduce) and 0 not in extents(node.inputs[0]):
+        if reduces(node):
             above |= {node}
         found.update(dict.fromkeys(node.outputs, above))
     return {v: found[v] for v in outputs}

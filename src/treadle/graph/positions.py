@@ -155,15 +155,21 @@ class Positions:
         return Position(0, ((atom, 1),))
 
     def divide(self, x: Position, divisor: int) -> tuple[Position, Position]:
-        """Quotient (rounded down) and remainder; x is not negative where it counts."""
+        """Quotient (rounded down) and remainder."""
         if divisor == 1:
             return x, ZERO
         whole = tuple((a, f // divisor) for a, f in x.terms if f % divisor == 0)
         rest = Position(x.constant % divisor, tuple(t for t in x.terms if t[1] % divisor))
         quotient = Position(x.constant // divisor, whole)
-        low, high = rest.bounds
-        if low // divisor == high // divisor:
-            return shifted(quotient, low // divisor), shifted(rest, -(low // divisor) * divisor)
+        low, _ = rest.bounds
+        # Kernels truncate, so what they divide must not be negative.
+        rest, quotient = (
+            shifted(rest, -(low // divisor) * divisor),
+            shifted(quotient, low // divisor),
+        )
+        _, high = rest.bounds
+        if high < divisor:
+            return quotient, rest
         self._ask_split(rest, divisor)
         over = self._atom("quotient", high // divisor + 1, rest, divisor)
         return plus(quotient, over), self._atom("remainder", divisor, rest, divisor)

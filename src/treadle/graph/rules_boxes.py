@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 from treadle.base import dtype as dt
@@ -54,7 +55,11 @@ def _slice_of_slice(m: Found) -> Value | None:
     if not isinstance(outer, Slice) or not isinstance(inner, Slice):
         return None
     bounds = (*outer.starts, *outer.stops, *inner.starts, *inner.stops, *m.type.shape)
-    if not is_static(bounds) or min((*outer.steps, *inner.steps), default=1) < 1 or 0 in m.type.shape:
+    if (
+        not is_static(bounds)
+        or min((*outer.steps, *inner.steps), default=1) < 1
+        or 0 in m.type.shape
+    ):
         return None
     starts, stops, steps = [], [], []
     for axis, count in enumerate(m.type.shape):
@@ -121,7 +126,7 @@ def _concat_of_slices(count: int) -> Rule:
         if any(r is None for r in ranges):
             return None
         parts = [r for r in ranges if r is not None]
-        for one, other in zip(parts, parts[1:], strict=False):
+        for one, other in pairwise(parts):
             ends = one[axis][1] == other[axis][0]
             if not ends or (one[:axis], one[axis + 1 :]) != (other[:axis], other[axis + 1 :]):
                 return None
@@ -211,7 +216,9 @@ def _pad_of_pad(m: Found) -> Value | None:
     outer, inner = m.root.op, m.nodes["inner"].op
     if not isinstance(outer, Pad) or not isinstance(inner, Pad):
         return None
-    if (outer.mode, inner.mode) != ("constant", "constant") or repr(outer.value) != repr(inner.value):
+    if (outer.mode, inner.mode) != ("constant", "constant") or repr(outer.value) != repr(
+        inner.value
+    ):
         return None
     both = zip(outer.widths, inner.widths, strict=True)
     widths = tuple((a[0] + b[0], a[1] + b[1]) for a, b in both)
@@ -296,9 +303,7 @@ BOXES = (
         P(Add, ("x", P(SliceUpdate, (Filled(0.0), "v"), "inner")), commutes=True),
         _add_update,
         "safe",  # -0 + 0 is 0.
-        example=lambda x, y: (
-            _boxed(_zeros(x, 5), x, 1, 0) + _boxed(_zeros(x, 5), y, 1, x.shape[1])
-        ),
+        example=lambda x, y: _boxed(_zeros(x, 5), x, 1, 0) + _boxed(_zeros(x, 5), y, 1, x.shape[1]),
         shapes=((2, 3), (2, 2)),
         dtypes=FLOATS,
     ),

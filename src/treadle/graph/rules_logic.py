@@ -151,7 +151,11 @@ def _inner_choice(kept: str, other: str) -> Build:
 def _chosen_twice(first: bool) -> Callable[..., Any]:
     def example(x: Any, y: Any, z: Any) -> Any:
         mask = x < y
-        return Where()(mask, Where()(mask, x, y), z) if first else Where()(mask, x, Where()(mask, y, z))
+        return (
+            Where()(mask, Where()(mask, x, y), z)
+            if first
+            else Where()(mask, x, Where()(mask, y, z))
+        )
 
     return example
 

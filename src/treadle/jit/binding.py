@@ -60,14 +60,13 @@ class Binding:
             What the function returned, with new tensors.
         """
         if not self._in_place:
-            return self._run(leaves)
+            return self.run(self.payloads(leaves), leaves)
         with self._lock:  # Two threads must not update one state at once.
-            return self._run(leaves)
+            return self.run(self.payloads(leaves), leaves)
 
-    def _run(self, leaves: Sequence[Any]) -> Any:
-        payloads = self.payloads(leaves)
-        results = self.executor.run(payloads)
-        return self._deliver(results, leaves)
+    def run(self, payloads: list[Any], leaves: Sequence[Any]) -> Any:
+        """Run once on these arrays, and deliver the results."""
+        return self._deliver(self.executor.run(payloads), leaves)
 
     def repeat(self, batches: Sequence[Sequence[Any]]) -> tuple[int, Any]:
         """Run once per batch of flattened arguments, in one native loop.

@@ -22,13 +22,17 @@ from treadle.engine.devices import CompNode, default_device, resolve
 from treadle.engine.dispatch import EagerType, common_device, eager_type
 from treadle.engine.hostdata import as_scalar_array
 from treadle.graph.analysis import has_effect
-from treadle.graph.builder import GraphBuilder, GraphOperand, reordered
+from treadle.graph.builder import GraphBuilder, GraphOperand
 from treadle.graph.gradient import undifferentiable
 from treadle.graph.ir import Graph, Value
 from treadle.ops.op import Array, Op, as_tuple
 from treadle.ops.transfer import Identity, Transfer
 from treadle.runtime.array import to_host
 from treadle.tensor import Tensor, wrap
+
+
+class ManagerInside(TraceError):
+    """The function has a manager of its own, so one around it cannot see its ops as one."""
 
 
 class Symbol:
@@ -216,6 +220,15 @@ class Capture:
             held = self._host[key, kind] = wrap(Symbol(self, operand), kind)
         return held
 
+    def enter_manager(self, outer: bool, /) -> None:
+        """A gradient manager begins to record."""
+        if outer and LOCAL.hook is self:
+            raise ManagerInside(
+                "jit",
+                "a gradient manager records inside a compiled function, and another one around it",
+                hint="keep one of the two",
+            )
+
     def guard(self, read: Callable[[], Any], value: Any, /) -> None:
         """The graph holds only while `read()` gives `value`."""
         self._guards.append(Guard(read, value))
@@ -322,8 +335,9 @@ class Capture:
                 escaped.append((self._output(tensor), reference))
         order = self._order()
         place = {i: n for n, i in enumerate(order)}
+        self._builder.arrange_inputs(order)
         return Captured(
-            reordered(self._builder.build(), order),
+            self._builder.build(),
             tuple(self._sources[i] for i in order),
             tuple(self._kinds),
             tree.unflatten(shape, found),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
+from collections import Counter
 from collections.abc import Callable
 from types import MethodType
 from typing import Any, Generic, ParamSpec, TypeVar, overload
@@ -18,7 +19,8 @@ from treadle.engine.options import Options
 from treadle.engine.pipeline import Stages
 from treadle.engine.plan import Interface
 from treadle.jit.binding import Binding
-from treadle.jit.capture import Argument, Captured, State, capture
+from treadle.jit.capture import Argument, Captured, ManagerInside, Output, State, capture
+from treadle.jit.recorded import GraphRule, call_recorded
 from treadle.tensor import Tensor
 
 P = ParamSpec("P")
@@ -40,11 +42,18 @@ class Variant:
         self.captured = captured
         self.stages = Stages(captured.graph, _interface(captured), options)
         self._binding: Binding | None = None
+        self._rule: GraphRule | None = None
         self._making = threading.Lock()
 
     def valid(self) -> bool:
         """Whether the world is as it was when the function was captured."""
         return all([g.read() == g.value for g in self.captured.guards])
+
+    def rule(self) -> GraphRule:
+        """How a tape differentiates the function."""
+        if self._rule is None:
+            self._rule = GraphRule(self.captured, self.stages.options)
+        return self._rule
 
     def binding(self) -> Binding:
         """The program with its handles; compiled when first asked for."""
@@ -61,11 +70,12 @@ def _interface(captured: Captured) -> Interface:
     """Which handles are written in place, and which keep their arrays from call to call."""
     graph = captured.graph
     updates: dict[int, int] = {}
+    shared = _shared(captured)
     for output, i in captured.updates:
         new, old = graph.outputs[output].type, graph.inputs[i].type
         same = (new.dtype, new.shape) == (old.dtype, old.shape)
         held = isinstance(captured.sources[i], (State, Argument))
-        if same and held and output not in updates and not _is_shared(captured, output):
+        if same and held and output not in updates and output not in shared:
             updates[output] = i
     changed = {i for _, i in captured.updates}
     frozen = tuple(
@@ -74,12 +84,12 @@ def _interface(captured: Captured) -> Interface:
     return Interface(frozen, tuple(updates.items()))
 
 
-def _is_shared(captured: Captured, output: int) -> bool:
-    """Whether somebody besides one handle receives the output."""
-    others = [o for o, _ in (*captured.gradients, *captured.escaped)]
-    results = [x.index for x in tree.flatten(captured.results)[0] if type(x).__name__ == "Output"]
-    rebound = [o for o, _ in captured.updates]
-    return output in others or output in results or rebound.count(output) > 1
+def _shared(captured: Captured) -> set[int]:
+    """Outputs that somebody besides one handle receives."""
+    found = {o for o, _ in (*captured.gradients, *captured.escaped)}
+    found |= {x.index for x in tree.flatten(captured.results)[0] if isinstance(x, Output)}
+    rebound = Counter(o for o, _ in captured.updates)
+    return found | {o for o, count in rebound.items() if count > 1}
 
 
 class Compiled(Generic[P, R]):
@@ -94,10 +104,15 @@ class Compiled(Generic[P, R]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run the program of these arguments, which is made first where there is none."""
-        # Inside another capture the ops become part of it; a tape has to see them all.
-        if ACTIVE.count and (LOCAL.capture is not None or isinstance(LOCAL.hook, Tape)):
-            return self._function(*args, **kwargs)
+        tape = None
+        if ACTIVE.count:
+            if LOCAL.capture is not None:  # The ops become part of the outer program.
+                return self._function(*args, **kwargs)
+            tape = LOCAL.hook if isinstance(LOCAL.hook, Tape) else None
         key, leaves = signature(args, kwargs)
+        if tape is not None:
+            recorded: R = self._recorded(tape, key, leaves, args, kwargs)
+            return recorded
         for variant in self._variants.get(key, ()):
             if variant.valid():
                 break
@@ -105,6 +120,21 @@ class Compiled(Generic[P, R]):
             variant = self._capture(key, leaves, args, kwargs)
         result: R = variant.binding()(leaves)
         return result
+
+    def _recorded(self, tape: Tape, key: Any, leaves: list[Any], args: Any, kwargs: Any) -> Any:
+        """A call that a tape has to differentiate."""
+        if tape.watch is not None:  # Somebody looks at every op.
+            return self._function(*args, **kwargs)
+        key = ("recorded", key)
+        for variant in self._variants.get(key, ()):
+            if variant.valid():
+                break
+        else:
+            try:
+                variant = self._capture(key, leaves, args, kwargs)
+            except ManagerInside:
+                return self._function(*args, **kwargs)
+        return call_recorded(variant.binding(), variant.rule(), tape, leaves)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """As a method: one program per instance, kept with the instance."""
@@ -249,8 +279,9 @@ def compile(
     Python side effects happen at capture only. A gradient slot that the function fills is filled
     at each call.
 
-    Inside another compiled function the ops join its program; while a `GradManager` records, the
-    function runs uncompiled, so that it can be differentiated.
+    Inside another compiled function the ops join its program. While a `GradManager` records, the
+    call is one op to it, whose gradient is compiled, too, and computes forward values anew; a step
+    that holds its own manager, from record to update, needs no such repetition.
 
     Args:
         function: what to compile; without it, `compile` returns a decorator.

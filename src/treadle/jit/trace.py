@@ -257,6 +257,9 @@ class _Sequence:
         with self._aside():
             return Tensor(read(), dtype=kind.dtype, device=kind.device)
 
+    def enter_manager(self, outer: bool, /) -> None:
+        """Managers record as they do outside."""
+
     def guard(self, read: Callable[[], Any], value: Any, /) -> None:
         """The body runs at each call anyway."""
 

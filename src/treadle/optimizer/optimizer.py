@@ -147,8 +147,7 @@ class Optimizer(abc.ABC):
         for param in group["params"]:
             notice_grad(param)
         fixed = [n for n in group if n not in ("params", *_READ_AT_EACH_CALL)]
-        for name in fixed:
-            capture.guard(lambda name=name: group.get(name), group[name])
+        capture.guard(lambda: [group.get(n) for n in fixed], [group[n] for n in fixed])
 
     def clear_grad(self) -> None:
         """Set the gradient of every parameter to None."""

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.backends.codegen.irregular import Runner, interpreted, run
-from tests.backends.codegen.test_attention import close, normal
+from tests.backends.codegen.test_attention_kernels import close, normal
 
 from treadle.backends.api import Support
 from treadle.backends.codegen.attention import lower_body

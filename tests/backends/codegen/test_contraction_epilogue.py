@@ -201,7 +201,7 @@ def test_what_is_refused_says_why():
     given = arrays(6, 5, 4)
     for body, reason in (
         (lambda x, w: one(Sum((0,)), product(x, w)), "sum behind the product"),
-        (lambda x, w: product(product(x, w), w.transpose((1, 0))), "one product, not 2"),
+        (lambda x, w: product(product(x, w), w.transpose((1, 0))), "one contraction, not 2"),
         (lambda x, w: product(x + 1.0, w), "computed in the group"),
         (lambda x, w: (product(x, w), x + 1.0), "does not depend"),
         (lambda x, w: product(x, w).reshape((4, 6)) + product(x, w).reshape((4, 6)), "2"),

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 from tests.backends.codegen import irregular
+
 from treadle.base import dtype as dt
 from treadle.base.dtype import DType, as_dtype
 from treadle.base.types import TensorType

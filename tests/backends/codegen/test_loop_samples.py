@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 from tests.backends.codegen import irregular
 from tests.ops.harness import special_arrays
+
 from treadle.backends.api import Support
 from treadle.backends.codegen.lower import lower
 from treadle.backends.codegen.lowering import LOWERINGS

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 from tests.backends.codegen import irregular
+
 from treadle.backends.api import Support
 from treadle.backends.codegen.llvm_text import module_text
 from treadle.backends.codegen.lower import lower

@@ -68,6 +68,15 @@ def test_sorted_lines_are_the_worst_of_a_list() -> None:
         against_reference(TopK(1, 20, largest), [np.ascontiguousarray(x[:, ::-1])])
 
 
+@pytest.mark.parametrize("dtype", [dt.float32, dt.int64], ids=str)
+def test_a_few_of_many_where_samples_mislead(dtype: DType) -> None:
+    """Every tenth element, and so every sample, is among the least: the bar is too low."""
+    x = np.arange(640) + 1000 * (np.arange(640) % 10 != 0)
+    against_reference(TopK(0, 150, False), [x.astype(dtype.numpy)])
+    against_reference(TopK(0, 150, False), [np.zeros(640, dtype.numpy)])
+    against_reference(TopK(0, 320, True), [x.astype(dtype.numpy)])
+
+
 def test_permutation() -> None:
     state = STATE.make(dt.uint32, np.random.default_rng(0))
     for n in (64, 65, 3000):

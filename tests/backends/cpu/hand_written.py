@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from treadle.backends.cpu.executable import NativeExecutable
+from treadle.backends.cpu.executable import NativeExecutable, encode
 from treadle.backends.cpu.native import toolchain
 from treadle.backends.program import Program, Step
 
@@ -142,7 +142,7 @@ def executable(steps: Sequence[Step], bases: int) -> NativeExecutable:
     symbols = {name: f"{name}_{version}" for name in NAMES}
     text = re.sub(r"@(hand_\w+)", rf"@\1_{version}", _TEXT)
     library = toolchain().load_module(list(symbols.values()), text)
-    return NativeExecutable(Program(tuple(steps), bases), symbols, [library])
+    return NativeExecutable(encode(Program(tuple(steps), bases), symbols.__getitem__), [library])
 
 
 def addresses(*arrays: npt.NDArray[np.generic]) -> npt.NDArray[np.int64]:

@@ -1,14 +1,22 @@
 """Programs on the native executor: arguments, jumps, host steps, repetition, profile."""
 
+import re
 import signal
 import threading
+import time
 
 import numpy as np
 import pytest
 from tests.backends.cpu.hand_written import addresses, executable
 
-from treadle.backends.program import Address, Host, Jump, Run
+from treadle.backends.cpu import backend
+from treadle.backends.cpu.executable import NativeExecutable, restored
+from treadle.backends.program import Address, Host, Jump, Lowered, Program, Ref, Run
+from treadle.base import dtype as dt
 from treadle.base.errors import CompileError
+from treadle.base.types import TensorType
+from treadle.ops.elementwise import Add
+from treadle.ops.unary import Exp
 
 N = 37
 
@@ -123,14 +131,61 @@ def test_a_profile_has_the_time_of_every_launch() -> None:
     x = np.zeros(N, np.int64)
     spin = Run("hand_spin", (50_000,), 1)
     program = executable([affine(1), spin, Jump(4), affine(1), affine(1, serial=True)], 1)
-    times = program.profile(addresses(x))
-    assert times.shape == (5, 2)
+    times = np.zeros((5, 4), np.int64)
+    before = time.monotonic_ns()
+    assert program.profile(addresses(x), times) == -1
     np.testing.assert_array_equal(times[[2, 3]], 0)
-    starts, ends = times[[0, 1, 4]].T
+    starts, ends, busy, turns = times[[0, 1, 4]].T
+    assert before <= starts[0] and ends[-1] <= time.monotonic_ns()
+    np.testing.assert_array_equal(busy, ends - starts)
+    np.testing.assert_array_equal(turns, 1)
     assert (ends >= starts).all()
     assert (starts[1:] >= ends[:-1]).all()
     assert ends[1] - starts[1] > 10_000
     np.testing.assert_array_equal(x, 2 * np.arange(N))
+
+
+def test_a_profile_adds_turns_up_and_stops_at_host_steps() -> None:
+    x = np.zeros(N, np.int64)
+    program = executable([affine(1), Host(0), affine(1)], 1)
+    times = np.zeros((3, 4), np.int64)
+    assert program.profile(addresses(x), times) == 1
+    assert program.profile(addresses(x), times) == 1
+    assert program.profile(addresses(x), times, 2) == -1
+    np.testing.assert_array_equal(times[:, 3], [2, 0, 1])
+    assert times[0, 2] > times[0, 1] - times[0, 0]
+
+
+def test_a_program_is_stored_and_made_again_without_its_kernels() -> None:
+    types = (TensorType(dt.float32, (40, 50)),) * 2
+    compiler = backend.compiler()
+    launches = [compiler.lower(op, types[: len(op.operands)]) for op in (Add(), Exp(), Add())]
+    x, y, z = np.ones((3, 40, 50), np.float32)
+    steps = [
+        Run(launch.kernel, tuple(map(_place, launch.arguments)), launch.items, launch.serial)
+        for lowered in launches
+        if isinstance(lowered, Lowered)
+        for launch in lowered.launches
+    ]
+    made = compiler.build(Program((*steps, Host(3)), 3))
+    assert isinstance(made, NativeExecutable)
+    data = made.stored()
+    made.run(addresses(x, y, z))
+    wanted = z.copy()
+    del made, launches, steps
+    z[:] = 0
+    again = restored(data)
+    assert again is not None
+    assert again.run(addresses(x, y, z)) == 3
+    np.testing.assert_array_equal(z, wanted)
+    assert restored(data.replace(b"llvmlite", b"elvmlite")) is None
+    assert restored(re.sub(rb"_[0-9a-f]{12}", b"_0123456789ab", data)) is None
+
+
+def _place(argument: Ref | int) -> Address | int:
+    if isinstance(argument, int):
+        return argument
+    return Address(2 if argument.kind == "output" else argument.index, argument.offset)
 
 
 def test_what_does_not_fit_is_refused() -> None:
@@ -139,6 +194,8 @@ def test_what_does_not_fit_is_refused() -> None:
         program.run(np.zeros(0, np.int64))
     with pytest.raises(CompileError, match="do not fit"):
         program.run(addresses(np.zeros(N, np.int64)), 2)
+    with pytest.raises(CompileError, match="rows of 4"):
+        program.profile(addresses(np.zeros(N, np.int64)), np.zeros((1, 2), np.int64))
     with pytest.raises(CompileError, match="uses base 1"):
         executable([affine(1, base=1)], 1)
     with pytest.raises(CompileError, match="jumps to 9"):

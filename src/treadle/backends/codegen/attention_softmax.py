@@ -13,6 +13,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from treadle.backends.codegen.attention_operands import LOG2_E, Matrix, Problem
 from treadle.backends.codegen.kernel_ir import Builder, Value
 from treadle.backends.codegen.vector_math_format import format_of, polynomial, two_to_the
@@ -88,9 +90,13 @@ class MaskRows:
         """A vector of scores, masked."""
         at = b.add(place, self.first_key) if isinstance(self.first_key, Value) else place
         given = self.mask.load(b, self.lines[row], at, p.lanes, valid)
+        hidden = b.constant(-math.inf, p.compute, p.lanes)
         if given.dtype is dt.bool_:
-            return b.select(given, score, b.constant(-math.inf, p.compute, p.lanes))
-        return b.fma(given, LOG2_E, score)
+            return b.select(given, score, hidden)
+        # The lowest number is a usual mask: a row of it has equal weights, one of -inf has none.
+        lowest = -float(np.finfo(p.compute.numpy).max)
+        scaled = b.max(lowest, b.mul(given, LOG2_E))
+        return b.add(score, b.select(b.compare("eq", given, hidden), hidden, scaled))
 
 
 def largest_scores(b: Builder, p: Problem, rows: Rows, mask: MaskRows | None) -> list[Value]:

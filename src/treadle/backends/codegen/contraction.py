@@ -60,7 +60,7 @@ LOWERINGS["fused.contraction"] = _lower_fused
 def lower_problem(reading: Reading, frozen: tuple[bool, ...], target: Target) -> Lowered:
     """The launches of a problem: packing where that pays, then the product."""
     problem = reading.problem.simplified()
-    made = Launches(problem, target, tuple(reading.constants))
+    made = Launches(problem, target, reading.constants)
     if is_dots(problem):
         return made.dots()
     return made.tiles(_is_frozen(problem, frozen))

@@ -17,8 +17,9 @@ from treadle.base import dtype as dt
 from treadle.base.dtype import DType
 from treadle.ops.families import Elementwise
 
-Column = Literal["same", "next", "far"]
-"""How far apart an operand's elements of neighboring columns are: not at all, by one, or more."""
+Column = Literal["same", "next", "far", "table"]
+"""How far apart an operand's elements of neighboring columns are: not at all, by one, by more, or
+as a table of offsets says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +77,16 @@ def plain(dtype: DType, column: Column = "next") -> Epilogue:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where an operand or result begins in the kernel at hand, and its steps."""
+    """Where an operand or result begins in the kernel at hand, and its steps.
+
+    Columns found by a table have no step: `table` points to the offset of the first one.
+    """
 
     access: Access
     pointer: Value
     row_step: Value
     column_step: Value
+    table: Value | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +106,13 @@ def finish(
     block: Block,
     extras: Sequence[Place],
     results: Sequence[Place],
+    *,
+    ragged: bool = False,
 ) -> None:
-    """Apply the epilogue to a block of sums; places point to its first element."""
+    """Apply the epilogue to a block of sums; places point to its first element.
+
+    `ragged` says that fewer columns than the tile has count.
+    """
     lanes = tile.lanes
 
     def write(masks: Sequence[Value | None]) -> None:
@@ -130,13 +140,15 @@ def finish(
 
         e.loop(0, block.rows, 1, row)
 
-    e.branch(
-        e.compare("le", tile.width, block.columns),
-        lambda: write([None] * tile.vectors),
-        lambda: write(
-            [e.first_lanes(e.sub(block.columns, v * lanes), lanes) for v in range(tile.vectors)]
-        ),
-    )
+    def write_part() -> None:
+        counts = [e.sub(block.columns, v * lanes) for v in range(tile.vectors)]
+        write([e.first_lanes(count, lanes) for count in counts])
+
+    if ragged:
+        write_part()
+    else:
+        full = e.compare("le", tile.width, block.columns)
+        e.branch(full, lambda: write([None] * tile.vectors), write_part)
 
 
 def _steps(e: Builder, epilogue: Epilogue, values: dict[Term, Value]) -> None:
@@ -164,7 +176,7 @@ def _load(
     elif place.access.column == "next":
         value = e.load(place.pointer, e.add(start, column), lanes, mask)
     else:
-        value = e.gather(place.pointer, _far(e, place, start, column, lanes), mask)
+        value = e.gather(place.pointer, _far(e, place, start, column, lanes, mask), mask)
     value = e.cast(value, compute_dtype(place.access.dtype))
     return e.splat(value, lanes) if row is None else value
 
@@ -179,11 +191,15 @@ def _store(
     if place.access.column == "next":
         e.store(place.pointer, e.add(start, column), made, mask)
     else:
-        places = _far(e, place, start, column, made.lanes)
+        places = _far(e, place, start, column, made.lanes, mask)
         e.scatter(place.pointer, places, made, mask)
 
 
-def _far(e: Builder, place: Place, start: Value, column: Value, lanes: int) -> Value:
+def _far(
+    e: Builder, place: Place, start: Value, column: Value, lanes: int, mask: Value | None
+) -> Value:
     """Places of elements that are not neighbors."""
+    if place.table is not None:
+        return e.add(e.cast(e.load(place.table, column, lanes, mask), dt.int64), start)
     first = e.add(start, e.mul(column, place.column_step))
     return e.add(e.mul(e.iota(dt.int64, lanes), place.column_step), first)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from treadle.backends.codegen import kernel_ir as ir
 from treadle.backends.codegen.contraction_epilogue import Access, Epilogue, Place
@@ -59,8 +59,9 @@ class Items:
         accesses += [(f"c{i}", c.dtype) for i, c in enumerate(self.epilogue.results)]
         for name, dtype in accesses:
             self.parameters[name] = ir.pointer(dtype, name)
-        for name in ("terms", "columns") if self.tables else ():
-            self.parameters[name] = ir.pointer(dt.int32, name)
+        tables = ["terms", "columns"] if self.tables else []
+        tables += ["places"] if any(c.column == "table" for c in self.epilogue.results) else []
+        self.parameters |= {name: ir.pointer(dt.int32, name) for name in tables}
         sizes = ["m", "n", "k", "height", "width", "block", "depth", "row_items", "panel_items"]
         sizes += ["a_row", "a_term", "b_term", "b_column"]
         sizes += [f"{name}_{axis}" for name, _ in accesses[2:] for axis in ("row", "column")]
@@ -82,7 +83,9 @@ class Items:
 
         def place(name: str, access: Access) -> Place:
             pointer = e.offset(self[name], offsets[name])
-            return Place(access, pointer, self[f"{name}_row"], self[f"{name}_column"])
+            steps = self[f"{name}_row"], self[f"{name}_column"]
+            table = self["places"] if access.column == "table" else None
+            return Place(access, pointer, *steps, table)
 
         return Item(
             a=e.offset(self["a"], offsets["a"]),
@@ -98,7 +101,7 @@ class Items:
     def _batch_offsets(self, e: Builder, batch: Value) -> dict[str, Value]:
         """Elements from each pointer to its part for a position of the batch axes."""
         pointers = [n for n, v in self.parameters.items() if v.type.pointer]
-        names = [n for n in pointers if n not in ("terms", "columns")]
+        names = [n for n in pointers if n not in ("terms", "columns", "places")]
         offsets = {name: e.index(0) for name in names}
         for axis in reversed(range(self.batch)):
             position = e.rem(batch, self[f"batch{axis}"]) if axis else batch
@@ -112,6 +115,7 @@ class Items:
 def moved(e: Builder, place: Place, row: Value, column: Value) -> Place:
     """The place of an operand or result for a block that begins at this row and column."""
     start = e.mul(row, place.row_step) if place.access.by_row else e.index(0)
-    if place.access.column != "same":
+    table = None if place.table is None else e.offset(place.table, column)
+    if place.access.column in ("next", "far"):
         start = e.add(start, e.mul(column, place.column_step))
-    return Place(place.access, e.offset(place.pointer, start), place.row_step, place.column_step)
+    return replace(place, pointer=e.offset(place.pointer, start), table=table)

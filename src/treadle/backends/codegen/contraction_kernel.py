@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import lru_cache, partial, reduce
 
 from treadle.backends.codegen import kernel_ir as ir
 from treadle.backends.codegen.contraction_epilogue import Block, Epilogue, finish
@@ -227,29 +227,26 @@ class _Writer:
             for places in (item.results, item.extras)
         )
 
-        def through_sums() -> None:
-            self._tiles(e, step, (rows, a), b, (sums, e.index(width)))
+        full = e.compare("le", width, columns)
+        target = sums, e.index(width)
+        if spec.direct:
+            c = results[0]
+            there, here = (c.pointer, c.row_step), target
+            pointer, by = e.branch(full, lambda: there, lambda: here, target)
+            target = pointer, by
+        self._tiles(e, step, (rows, a), b, target)
+        made = self._added(e, step, rows, sums, place) if spec.exact else sums
 
-            made = self._added(e, step, rows, sums, place) if spec.exact else sums
+        def end() -> None:
+            block = Block(made, width, rows, columns)
+            finish(e, spec.tile, spec.epilogue, block, extras, results, ragged=spec.direct)
 
-            def end() -> None:
-                block = Block(made, width, rows, columns)
-                finish(e, spec.tile, spec.epilogue, block, extras, results)
-
-            if step.last is None:
-                end()
-            else:
-                e.branch(step.last, end)
-
-        if not spec.direct:
-            through_sums()
-            return
-        c = results[0]
-        e.branch(
-            e.compare("le", width, columns),
-            lambda: self._tiles(e, step, (rows, a), b, (c.pointer, c.row_step)),
-            through_sums,
-        )
+        conditions = [] if step.last is None else [step.last]
+        conditions += [e.invert(full)] if spec.direct else []
+        if conditions:
+            e.branch(reduce(partial(e.bitwise, "and"), conditions), end)
+        else:
+            end()
 
     def _added(self, e: Builder, step: Step, rows: Value, sums: Value, place: Value) -> Value:
         """Integer totals: whole numbers held as floats, added to those of the steps before."""

@@ -28,7 +28,7 @@ class Launches:
 
     problem: Problem
     target: Target
-    constants: tuple[Array, ...]
+    constants: list[Array]
     launches: list[Launch] = field(default_factory=list)
     prelude: list[Launch] = field(default_factory=list)
     workspaces: list[int] = field(default_factory=list)
@@ -45,7 +45,8 @@ class Launches:
         problem = self.problem
         tile = Tile(self.dtype, ROWS, ROWS, 2, self.target.lanes(self.dtype))
         spec = Dots(tile, problem.a.dtype, problem.b.dtype, len(problem.batch), problem.epilogue)
-        return self._done(dots_kernel(spec), *dots_sizes(problem, tile))
+        self._launch(dots_kernel(spec), *dots_sizes(problem, tile))
+        return self.lowered()
 
     def tiles(self, frozen: bool) -> Lowered:
         """Register tiles over panels."""
@@ -54,8 +55,13 @@ class Launches:
             self._pack_rows(tile)
         if frozen:
             self._pack_panels(tile)
-        plan = schedule(self.problem, tile, self.target, packed=frozen)
-        return self._done(contraction_kernel(plan.spec), plan.sizes, plan.items)
+        self.multiply(tile, packed=frozen)
+        return self.lowered()
+
+    def multiply(self, tile: Tile, *, packed: bool = False) -> None:
+        """The product itself; `packed`: b has been made panels."""
+        plan = schedule(self.problem, tile, self.target, packed=packed)
+        self._launch(contraction_kernel(plan.spec), plan.sizes, plan.items)
 
     def workspace(self, nbytes: int) -> Ref:
         """A new scratch area."""
@@ -101,7 +107,12 @@ class Launches:
             count *= made[-1].extent
         return tuple(reversed(made)), count
 
-    def _done(self, made: Contraction, sizes: dict[str, int], items: int) -> Lowered:
+    def constant(self, array: Array) -> Ref:
+        """Data that a launch reads."""
+        self.constants.append(array)
+        return Ref("constant", len(self.constants) - 1)
+
+    def _launch(self, made: Contraction, sizes: dict[str, int], items: int) -> None:
         problem = self.problem
         arguments = problem_sizes(problem) | sizes | pointers_of(problem) | self.tables
         launch = Launch(
@@ -112,10 +123,14 @@ class Launches:
             flops=problem.flops,
             nbytes=least_bytes(problem),
         )
+        self.launches.append(launch)
+
+    def lowered(self) -> Lowered:
+        """All of it."""
         return Lowered(
-            (*self.launches, launch),
+            tuple(self.launches),
             workspaces=tuple(self.workspaces),
-            constants=self.constants,
+            constants=tuple(self.constants),
             kept=tuple(self.kept),
             prelude=tuple(self.prelude),
         )

@@ -110,3 +110,32 @@ def spread_kernel(source: DType, target: DType, lanes: int, *, apart: bool) -> C
 
     kernel = ir.kernel(f"spread_{source.name}_{target.name}", list(values.values()), write)
     return Contraction(kernel, tuple(values))
+
+
+@lru_cache(maxsize=64)
+def reorder_kernel(source: DType, target: DType) -> Contraction:
+    """A kernel that writes rows whose elements a table of offsets finds: item i is row i.
+
+    Row r of group g begins at g * group_step + r * row_step of the source.
+    """
+    values = {"source": ir.pointer(source), "order": ir.pointer(dt.int32)}
+    values["target"] = ir.pointer(target)
+    values |= {name: ir.size(name) for name in ("rows", "terms", "group_step", "row_step")}
+
+    def write(e: Builder, lo: Value, hi: Value) -> None:
+        def row(i: Value) -> None:
+            group = e.mul(e.div(i, values["rows"]), values["group_step"])
+            start = e.add(group, e.mul(e.rem(i, values["rows"]), values["row_step"]))
+            given = e.offset(values["source"], start)
+            made = e.offset(values["target"], e.mul(i, values["terms"]))
+
+            def term(k: Value) -> None:
+                value = e.load(given, e.cast(e.load(values["order"], k), dt.int64))
+                e.store(made, k, e.cast(value, target))
+
+            e.loop(0, values["terms"], 1, term)
+
+        e.loop(lo, hi, 1, row)
+
+    kernel = ir.kernel(f"reorder_{source.name}_{target.name}", list(values.values()), write)
+    return Contraction(kernel, tuple(values))

@@ -18,7 +18,8 @@ class Matrix:
     """A stack of matrices in memory: where it lies, and its steps in elements.
 
     For a and the results the rows are those of the result; the columns of a and the rows of b are
-    the terms of the sums.
+    the terms of the sums. `integer` says that it holds whole numbers of 8 bits, in whatever type:
+    their sums are exact; `table` that a table of offsets replaces the step of its columns.
     """
 
     kind: Kind
@@ -29,7 +30,7 @@ class Matrix:
     row: int
     column: int
     integer: bool = False
-    """Whether it holds whole numbers of 8 bits, of whatever type: their sums are exact."""
+    table: bool = False
 
     @staticmethod
     def of(kind: Kind, dtype: DType, view: Strided) -> Matrix:
@@ -44,7 +45,9 @@ class Matrix:
 
     def access(self) -> Access:
         """How an epilogue meets it."""
-        column: Column = {0: "same", 1: "next"}.get(self.column, "far")  # type: ignore[assignment]
+        column: Column = "table" if self.table else "far"
+        if not self.table and self.column in (0, 1):
+            column = "next" if self.column else "same"
         return Access(self.dtype, column, self.row != 0)
 
 

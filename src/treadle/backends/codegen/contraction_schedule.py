@@ -57,7 +57,7 @@ def schedule(problem: Problem, tile: Tile, target: Target, *, packed: bool = Fal
         split=split,
         exact=exact,
         in_place=not packed and _reads_b_in_place(problem, tile),
-        panels=quarter,
+        panels=2 * quarter,
         sums=quarter if split else most * tile.width,
         epilogue=problem.epilogue,
     )
@@ -102,10 +102,10 @@ def _reads_b_in_place(problem: Problem, tile: Tile) -> bool:
 
 
 def _depth(k: int, tile: Tile, quarter: int) -> int:
-    """Terms per step: all of them while a panel of so many stays in a part of the second cache."""
-    if k * tile.width * 2 <= quarter:
+    """Terms per step: all of them while a panel of so many stays in half of the second cache."""
+    if k * tile.width <= 2 * quarter:
         return k
-    target = quarter // (4 * tile.width)
+    target = quarter // (2 * tile.width)
     parts = -(-k // target)
     return -(-k // (parts * tile.lanes)) * tile.lanes
 
@@ -113,7 +113,7 @@ def _depth(k: int, tile: Tile, quarter: int) -> int:
 def _item(problem: Problem, tile: Tile, depth: int, quarter: int, split: bool) -> tuple[int, int]:
     """Panels and rows of an item: large ones pack little, many keep all threads busy."""
     panels = -(-problem.n // tile.width)
-    width = max(1, min(panels, quarter // (depth * tile.width), 8))
+    width = max(1, min(panels, quarter // (max(1, depth) * tile.width), 8))
     height = problem.m
     if split:
         height = min(height, max(tile.rows, quarter // (width * tile.width)))
@@ -123,7 +123,7 @@ def _item(problem: Problem, tile: Tile, depth: int, quarter: int, split: bool) -
         return problem.count * -(-problem.m // height) * -(-panels // width)
 
     while items() < wanted:
-        if height > 192 or (width == 1 and height > 8 * tile.rows):
+        if height > 320 or (width == 1 and height > 8 * tile.rows):
             parts = -(-height // 2)
             height = -(-parts // tile.rows) * tile.rows
         elif width > 1:

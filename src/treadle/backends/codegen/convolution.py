@@ -1,16 +1,18 @@
 """Convolutions and their gradients as products of a matrix with gathered patches.
 
 Each of the three is c[m, n] = sum over k of a[m, k] * b[k, n] with rows of weights or of dy as a,
-and b picked from an input by two tables of offsets:
+and b picked from an input by two tables of offsets. Where strides make some taps reach some input
+positions only, the gradient in x is computed in parts, one for all positions with the same taps.
 
   op              m               n                k               source of b
   conv            output channel  output position  channel, tap    x within its padding
-  gradient in x   input channel   input position   channel, tap    dy, spread by the strides
+  gradient in x   input channel   input position   channel, tap    dy within zeros
   gradient in w   output channel  channel, tap     image, output   x within its padding
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +24,7 @@ from treadle.backends.api import Support, no
 from treadle.backends.codegen.contraction_body import EpilogueReader, Refused
 from treadle.backends.codegen.contraction_launch import Area, Copies, Launches, packing_launch
 from treadle.backends.codegen.contraction_pack import Packing
-from treadle.backends.codegen.contraction_patches import AXES, spread_kernel
+from treadle.backends.codegen.contraction_patches import AXES, reorder_kernel, spread_kernel
 from treadle.backends.codegen.contraction_problem import Matrix, Problem
 from treadle.backends.codegen.contraction_tile import choose_tile
 from treadle.backends.codegen.target import Target
@@ -34,8 +36,6 @@ from treadle.ops.conv import ConvGradInput, ConvGradWeight, Convolution
 from treadle.ops.movement import Reshape
 
 Offsets = npt.NDArray[np.int64]
-Axis = tuple[int, int]
-"""Extent and step of one axis of a table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,31 +60,52 @@ class Planes:
 
 
 @dataclass(frozen=True, slots=True)
-class Geometry:
-    """A convolution as a product: see the table above.
+class Part:
+    """Some columns of the result, and the terms their sums are made of.
 
     Attributes:
-        batch, m, n, k: extents; the last batch axis is the group.
-        planes: the source of b, and `source` the number of that operand.
-        b_batch: elements of the source from batch to batch.
         terms, columns: offsets of b's rows and columns.
-        a_batch, a_row, a_term: steps of the other operand, where those suffice.
-        packing: how it is made rows where they do not.
+        start: where these terms begin in a row of a.
+        places: offsets of the columns in the result; None: they are all there are, in order.
+    """
+
+    terms: Offsets
+    columns: Offsets
+    start: int = 0
+    places: Offsets | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """A convolution as a product, in parts: see the table above.
+
+    Attributes:
+        batch: batch axes, the last of which is the group.
+        m: rows.
+        planes: the source of b, which is operand 0.
+        b_batch: elements of that source from batch to batch.
+        a_batch, a_row: steps of the rows of a, which is operand 1.
+        parts: of the columns.
+        packing: how a is made rows, if it does not consist of them.
+        order: offsets of a row's elements, for the same purpose, and `order_steps` from group to
+            group and row to row.
     """
 
     batch: Shape
     m: int
-    n: int
-    k: int
     planes: Planes
-    source: int
     b_batch: Shape
-    terms: Offsets
-    columns: Offsets
     a_batch: Shape
     a_row: int
-    a_term: int
+    parts: tuple[Part, ...]
     packing: Area | None = None
+    order: Offsets | None = None
+    order_steps: tuple[int, int] = (0, 0)
+
+    @property
+    def n(self) -> int:
+        """All columns."""
+        return sum(len(part.columns) for part in self.parts)
 
 
 def lower_convolution(body: Graph, anchor: Node, target: Target) -> Lowered | Support:
@@ -93,10 +114,8 @@ def lower_convolution(body: Graph, anchor: Node, target: Target) -> Lowered | Su
     if not isinstance(op, Convolution):
         return no("op", f"{op.name} is no convolution")
     types = [v.type for v in anchor.inputs]
-    shapes = [extents(t.shape) for t in types]
-    geometry = _geometry(op, *shapes)
-    last = int(geometry.terms.max() + geometry.columns.max())
-    if last >= 1 << 31:
+    geometry = _geometry(op, *(extents(t.shape) for t in types), phased=len(body.nodes) == 1)
+    if any(_reach(part) >= 1 << 31 for part in geometry.parts):
         return no("size-limit", "offsets into the operand do not fit in 31 bits")
     shape = (*geometry.batch, geometry.m, geometry.n)
     views = [strided_input(body, v) for v in anchor.inputs]
@@ -105,49 +124,91 @@ def lower_convolution(body: Graph, anchor: Node, target: Target) -> Lowered | Su
         extras, results, epilogue = reader.read()
     except Refused as refusal:
         return no("layout", str(refusal))
-    if not all(v is not None and v.strides == dense(0, v.shape).strides for v in views):
+    dense_views = [v for v in views if v is not None and v.strides == dense(0, v.shape).strides]
+    if len(dense_views) != len(views):
         return no("layout", "convolutions take dense operands")
-    origins = [v for v in views if v is not None]
-    a, b = (
-        Matrix.of("input", types[i].dtype, replace(origins[i], strides=(0, 0)))
-        for i in (1 - geometry.source, geometry.source)
+    b, a = (
+        Matrix.of("input", t.dtype, replace(v, strides=(0, 1)))
+        for t, v in zip(types, dense_views, strict=True)
     )
-    a = replace(a, batch=geometry.a_batch, row=geometry.a_row, column=geometry.a_term)
+    a = replace(a, batch=geometry.a_batch, row=geometry.a_row)
     b = replace(b, batch=geometry.b_batch)
-    problem = Problem(
-        geometry.batch, geometry.m, geometry.n, geometry.k, a, b, extras, results, epilogue, True
-    )
-    launches = Launches(problem, target, tuple(reader.constants))
-    return _launched(launches, geometry)
+    problem = Problem(geometry.batch, geometry.m, geometry.n, 0, a, b, extras, results, epilogue)
+    launches = Launches(replace(problem, patches=True), target, reader.constants)
+    _prepare(launches, geometry)
+    whole = launches.problem
+    for part in geometry.parts:
+        _multiply(launches, whole, part)
+    return launches.lowered()
 
 
-def _launched(launches: Launches, geometry: Geometry) -> Lowered:
-    """The launches that prepare the operands, and the product."""
-    dtype, problem = launches.dtype, launches.problem
-    tile = choose_tile(launches.target, dtype, geometry.m, geometry.n)
-    b = problem.b
-    planes = geometry.planes
+def _reach(part: Part) -> int:
+    """The last offset a part uses."""
+    return int(max(part.terms, default=0)) + int(part.columns[-1])
+
+
+def _prepare(launches: Launches, geometry: Geometry) -> None:
+    """The launches that make b's source and a's rows what tiles and panels need."""
+    dtype, problem, planes = launches.dtype, launches.problem, geometry.planes
+    a, b = problem.a, problem.b
     if planes.spread != planes.extents or b.dtype is not dtype:
         place = launches.workspace(planes.count * planes.size * dtype.itemsize)
         launches.launches.append(_spread(launches.target, planes, b, dtype, place))
         b = replace(b, kind="workspace", index=place.index, offset=0, dtype=dtype)
-    a, area = problem.a, geometry.packing
-    if area is not None:
-        count = geometry.m * area.pitch * (geometry.batch[-1] if problem.a.batch[-1] else 1)
-        place = launches.workspace(count * dtype.itemsize)
-        packing = Packing(tile, a.dtype, "straight", False, len(area.batch))
-        launches.launches.append(packing_launch(packing, a, place, area))
+    if geometry.packing is not None or geometry.order is not None:
+        rows = geometry.m * (geometry.batch[-1] if geometry.a_batch[-1] else 1)
+        place = launches.workspace(rows * geometry.a_row * dtype.itemsize)
+        if geometry.packing is not None:
+            tile = choose_tile(launches.target, dtype, geometry.m, geometry.n)
+            packing = Packing(tile, a.dtype, "straight", False, len(geometry.packing.batch))
+            launches.launches.append(packing_launch(packing, a, place, geometry.packing))
+        else:
+            launches.launches.append(_reorder(launches, geometry, a, rows, place))
         a = replace(a, kind="workspace", index=place.index, offset=0, dtype=dtype)
-    constants = len(launches.constants)
+    launches.problem = replace(problem, a=a, b=b)
+
+
+def _multiply(launches: Launches, whole: Problem, part: Part) -> None:
+    """The product of one part."""
+    tile = choose_tile(launches.target, launches.dtype, whole.m, len(part.columns))
     # Panels are gathered whole; a step back tells that what it ends is no run of neighbors.
-    columns = np.concatenate([geometry.columns, np.repeat(geometry.columns[:1], tile.width)])
-    launches.constants += (geometry.terms.astype(np.int32), columns.astype(np.int32))
+    columns = np.concatenate([part.columns, np.repeat(part.columns[:1], tile.width)])
+    terms = part.terms if len(part.terms) else np.zeros(1, np.int64)
     launches.tables = {
-        "terms": Ref("constant", constants),
-        "columns": Ref("constant", constants + 1),
+        "terms": launches.constant(terms.astype(np.int32)),
+        "columns": launches.constant(columns.astype(np.int32)),
     }
-    launches.problem = replace(problem, a=a, b=b).simplified()
-    return launches.tiles(False)
+    results = whole.results
+    if part.places is not None:
+        launches.tables["places"] = launches.constant(part.places.astype(np.int32))
+        results = tuple(replace(c, table=True) for c in results)
+    a = replace(whole.a, offset=whole.a.offset + part.start)
+    n, k = len(part.columns), len(part.terms)
+    launches.problem = replace(whole, a=a, n=n, k=k, results=results).simplified()
+    launches.tiles(False)
+
+
+def _reorder(launches: Launches, geometry: Geometry, a: Matrix, rows: int, place: Ref) -> Launch:
+    """The launch that reorders the elements of a's rows."""
+    order = np.zeros(0, np.int64) if geometry.order is None else geometry.order
+    arguments: dict[str, Ref | int] = {
+        "source": Ref("input", a.index, a.offset * a.dtype.itemsize),
+        "order": launches.constant(order.astype(np.int32)),
+        "target": place,
+        "rows": geometry.m,
+        "terms": geometry.a_row,
+        "group_step": geometry.order_steps[0],
+        "row_step": geometry.order_steps[1],
+    }
+    kernel = reorder_kernel(a.dtype, launches.dtype)
+    nbytes = 2 * rows * geometry.a_row * launches.dtype.itemsize
+    return Launch(
+        kernel.kernel,
+        tuple(arguments[name] for name in kernel.names),
+        items=rows,
+        serial=nbytes < 1 << 16,
+        nbytes=nbytes,
+    )
 
 
 def _spread(target: Target, planes: Planes, source: Matrix, dtype: DType, place: Ref) -> Launch:
@@ -176,17 +237,27 @@ def _spread(target: Target, planes: Planes, source: Matrix, dtype: DType, place:
 # -- index maps --------------------------------------------------------------------------------
 
 
-def _grid(axes: Sequence[Axis]) -> Offsets:
-    """Offsets of all positions of some axes, the last one fastest."""
+def _grid(*axes: Offsets) -> Offsets:
+    """Sums of one offset per axis, the last axis fastest."""
     offsets = np.zeros(1, np.int64)
-    for extent, step in axes:
-        offsets = np.add.outer(offsets, np.arange(extent, dtype=np.int64) * step).ravel()
+    for axis in axes:
+        offsets = np.add.outer(offsets, axis).ravel()
     return offsets
 
 
-def _geometry(op: Convolution, first: Shape, second: Shape) -> Geometry:
+def _axis(extent: int, step: int) -> Offsets:
+    """Offsets along an axis."""
+    return np.arange(extent, dtype=np.int64) * step
+
+
+def _axes(extents: Sequence[int], *steps: Sequence[int]) -> list[Offsets]:
+    """Offsets along several axes, whose steps are products."""
+    return [_axis(n, math.prod(by)) for n, *by in zip(extents, *steps, strict=True)]
+
+
+def _geometry(op: Convolution, first: Shape, second: Shape, *, phased: bool) -> Geometry:
     if isinstance(op, ConvGradInput):
-        return _in_x(op, first, second)
+        return _in_x(op, first, second, phased=phased)
     if isinstance(op, ConvGradWeight):
         return _in_weight(op, first, second)
     return _forward(op, first, second)
@@ -202,106 +273,122 @@ def _padded(op: Convolution, x: Shape) -> Planes:
 
 def _forward(op: Convolution, x: Shape, weight: Shape) -> Geometry:
     """x [N,C,*S], weight [O,C/groups,*K]."""
-    planes, groups, taps = _padded(op, x), op.groups, math.prod(weight[2:])
+    planes, groups = _padded(op, x), op.groups
     positions = extents(op.window(weight[2:]).extents(op.name, x[2:], ""))
-    outputs, k = weight[0] // groups, weight[1] * taps
+    outputs, k = weight[0] // groups, math.prod(weight[1:])
     size, strides = planes.size, planes.strides
-    kernel = [(n, d * s) for n, d, s in zip(weight[2:], op.dilation, strides, strict=True)]
-    steps = [(n, d * s) for n, d, s in zip(positions, op.strides, strides, strict=True)]
+    part = Part(
+        terms=_grid(_axis(weight[1], size), *_axes(weight[2:], op.dilation, strides)),
+        columns=_grid(*_axes(positions, op.strides, strides)),
+    )
     return Geometry(
         batch=(x[0], groups),
         m=outputs,
-        n=math.prod(positions),
-        k=k,
         planes=planes,
-        source=0,
         b_batch=(x[1] * size, weight[1] * size),
-        terms=_grid([(weight[1], size), *kernel]),
-        columns=_grid(steps),
         a_batch=(0, outputs * k),
         a_row=k,
-        a_term=1,
+        parts=(part,),
     )
 
 
-def _in_x(op: ConvGradInput, dy: Shape, weight: Shape) -> Geometry:
+@dataclass(frozen=True, slots=True)
+class _Phase:
+    """Input positions first, first + step, ... of one axis: `reads` are the taps that reach them,
+    and how far from position q of the phase the cell of dy is that each of them meets."""
+
+    first: int
+    count: int
+    reads: tuple[tuple[int, int], ...]
+
+
+def _phases(op: ConvGradInput, axis: int, taps: int, step: int) -> list[_Phase]:
+    """The phases of an axis; the same taps reach positions that are a multiple of `step` apart."""
+    n, low, dilation = extents(op.spatial)[axis], op.padding[axis][0], op.dilation[axis]
+    found = []
+    for first in range(min(step, n)):
+        ways = [(t, first + low - t * dilation) for t in range(taps)]
+        reads = tuple((t, way // step) for t, way in ways if way % step == 0)
+        found.append(_Phase(first, -(-(n - first) // step), reads))
+    return found
+
+
+def _in_x(op: ConvGradInput, dy: Shape, weight: Shape, *, phased: bool) -> Geometry:
     """dy [N,O,*P], weight [O,C/groups,*K]; the result is [N,C,*S].
 
-    dx[i] = sum over t of w[t] * z[i + low - t * d], where z has dy[p] at p * s and zeros elsewhere.
+    dx[i] is the sum of w[t] * dy[p] over all p and t with p * s + t * d - low = i. Where positions
+    are treated in phases, each phase is a convolution of dy; else dy is spread by its strides.
     """
-    spatial, groups, taps = extents(op.spatial), op.groups, math.prod(weight[2:])
-    outputs, inputs, k = weight[0] // groups, weight[1], weight[0] // groups * taps
-    lows, spread, origin = [], [], []
-    for axis, n in enumerate(spatial):
-        padding, dilation = op.padding[axis][0], op.dilation[axis]
-        low = max(0, (weight[2 + axis] - 1) * dilation - padding)
-        last = (dy[2 + axis] - 1) * op.strides[axis]
-        lows.append(low)
-        origin.append(low + padding)
-        spread.append(low + max(last + 1, n + padding))
-    planes = Planes(dy[0] * dy[1], dy[2:], tuple(lows), op.strides, tuple(spread))
-    size, strides = planes.size, planes.strides
-    kernel = [(n, -d * s) for n, d, s in zip(weight[2:], op.dilation, strides, strict=True)]
-    start = sum(at * s for at, s in zip(origin, strides, strict=True))
-    matrix = inputs * taps
-    # Rows of a are rows of the transposed weight: input channel by (output channel, tap).
-    packing = Area(
-        inputs,
-        taps,
-        taps,
-        1,
-        k,
-        (Copies(groups, outputs * matrix, inputs * k), Copies(outputs, matrix, taps)),
+    spatial, groups, kernel = extents(op.spatial), op.groups, weight[2:]
+    outputs, inputs, taps = weight[0] // groups, weight[1], math.prod(kernel)
+    steps = op.strides if phased else (1,) * len(spatial)
+    spread = (1,) * len(spatial) if phased else op.strides
+    cells = tuple((n - 1) * s + 1 for n, s in zip(dy[2:], spread, strict=True))
+    phases = [_phases(op, i, kernel[i], step) for i, step in enumerate(steps)]
+    ways = [[(p, way) for p in axis for _, way in p.reads] for axis in phases]
+    lows = tuple(max(0, *(-way for _, way in axis)) for axis in ways)
+    ends = (
+        max(n, *(p.count + way for p, way in axis)) for n, axis in zip(cells, ways, strict=True)
     )
+    extent = tuple(low + end for low, end in zip(lows, ends, strict=True))
+    planes = Planes(dy[0] * dy[1], dy[2:], lows, spread, extent)
+    size, strides = planes.size, planes.strides
+    at, tap = dense(0, spatial).strides, dense(0, kernel).strides
+    parts: list[Part] = []
+    orders: list[Offsets] = []
+    for chosen in itertools.product(*phases):
+        reads = [np.array(p.reads, np.int64).reshape(-1, 2) for p in chosen]
+        met = [(r[:, 1] + low) * s for r, low, s in zip(reads, lows, strides, strict=True)]
+        starts = [
+            _axis(p.count, s * w) + p.first * w for p, s, w in zip(chosen, steps, at, strict=True)
+        ]
+        part = Part(
+            terms=_grid(_axis(outputs, size), *met),
+            columns=_grid(*_axes([p.count for p in chosen], strides)),
+            start=sum(map(len, orders)),
+            places=_grid(*starts) if math.prod(steps) > 1 else None,
+        )
+        parts.append(part)
+        orders.append(
+            _grid(
+                _axis(outputs, inputs * taps),
+                *(r[:, 0] * s for r, s in zip(reads, tap, strict=True)),
+            )
+        )
+    order = np.concatenate(orders)
     return Geometry(
         batch=(dy[0], groups),
         m=inputs,
-        n=math.prod(spatial),
-        k=k,
         planes=planes,
-        source=0,
         b_batch=(dy[1] * size, outputs * size),
-        terms=_grid([(outputs, size), *kernel]) + start,
-        columns=_grid(list(zip(spatial, strides, strict=True))),
-        a_batch=(0, inputs * k),
-        a_row=k,
-        a_term=1,
-        packing=packing,
+        a_batch=(0, inputs * len(order)),
+        a_row=len(order),
+        parts=tuple(parts),
+        order=order,
+        order_steps=(outputs * inputs * taps, taps),
     )
 
 
 def _in_weight(op: ConvGradWeight, x: Shape, dy: Shape) -> Geometry:
     """x [N,C,*S], dy [N,O,*P]; the result is [O,C/groups,*K]."""
     planes, groups, images = _padded(op, x), op.groups, x[0]
-    kernel = extents(op.kernel)
     inputs, outputs, positions = x[1] // groups, dy[1] // groups, math.prod(dy[2:])
     size, strides = planes.size, planes.strides
-    taps = [(n, d * s) for n, d, s in zip(kernel, op.dilation, strides, strict=True)]
-    steps = [(n, d * s) for n, d, s in zip(dy[2:], op.strides, strides, strict=True)]
     k = images * positions
-    packing = Area(
-        outputs,
-        positions,
-        positions,
-        1,
-        k,
-        (
-            Copies(groups, outputs * positions, outputs * k),
-            Copies(images, dy[1] * positions, positions),
-        ),
+    part = Part(
+        terms=_grid(_axis(images, x[1] * size), *_axes(dy[2:], op.strides, strides)),
+        columns=_grid(_axis(inputs, size), *_axes(extents(op.kernel), op.dilation, strides)),
     )
+    groupwise = Copies(groups, outputs * positions, outputs * k)
+    imagewise = Copies(images, dy[1] * positions, positions)
+    packing = Area(outputs, positions, positions, 1, k, (groupwise, imagewise))
     return Geometry(
         batch=(groups,),
         m=outputs,
-        n=inputs * math.prod(kernel),
-        k=k,
         planes=planes,
-        source=0,
         b_batch=(inputs * size,),
-        terms=_grid([(images, x[1] * size), *steps]),
-        columns=_grid([(inputs, size), *taps]),
         a_batch=(outputs * k,),
         a_row=k,
-        a_term=1,
+        parts=(part,),
         packing=packing if images > 1 else None,
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import cache
 
 from treadle.backends.codegen.kernel_ir import Builder, Kernel, Value, pointer, size
-from treadle.backends.codegen.rows import over_rows, row_kernel, vector_loop, walk
+from treadle.backends.codegen.rows import bits_of, over_rows, overlapping_loop, row_kernel, walk
 from treadle.backends.codegen.scalar_code import load_value, store_value
 from treadle.backends.codegen.target import Target
 from treadle.backends.program import Launch, Ref
@@ -72,6 +72,32 @@ def _copy_rows_kernel() -> Kernel:
     return row_kernel("copy_rows", (target, source, *sizes), body)
 
 
+def copy_elements(
+    target: Ref, source: Ref, count: int, dtype: DType, target_step: int, source_step: int
+) -> Launch:
+    """`count` elements of one type; steps are in elements."""
+    rows = -(-count // _BLOCK)
+    arguments = (target, source, count, target_step, source_step)
+    kernel = _copy_elements_kernel(bits_of(dtype))
+    return over_rows(kernel, arguments, rows, min(count, _BLOCK) * 1.0, 2 * count * dtype.itemsize)
+
+
+@cache
+def _copy_elements_kernel(bits: DType) -> Kernel:
+    target, source = pointer(bits, "target"), pointer(bits, "source")
+    count, target_step, source_step = sizes = [
+        size(n) for n in ("count", "target_step", "source_step")
+    ]
+
+    def body(b: Builder, first: Value, stop: Value) -> None:
+        def move(i: Value) -> None:
+            b.store(target, b.mul(i, target_step), b.load(source, b.mul(i, source_step)))
+
+        b.loop(b.mul(first, _BLOCK), b.min(b.mul(stop, _BLOCK), count), 1, move)
+
+    return row_kernel(f"copy_elements_{bits.name}", (target, source, *sizes), body)
+
+
 def convert(
     target: Ref, source: Ref, to: DType, origin: DType, count: int, machine: Target
 ) -> Launch:
@@ -92,6 +118,6 @@ def _convert_kernel(to: DType, origin: DType, lanes: int) -> Kernel:
         def turn(i: Value, mask: Value | None) -> None:
             store_value(b, target, i, load_value(b, source, i, lanes, mask), mask)
 
-        vector_loop(b, b.mul(first, _BLOCK), end, lanes, turn)
+        overlapping_loop(b, b.mul(first, _BLOCK), end, lanes, turn)
 
     return row_kernel(f"convert_{origin.name}_{to.name}", (target, source, count), body)

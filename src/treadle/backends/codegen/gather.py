@@ -16,10 +16,10 @@ from treadle.backends.codegen.rows import (
     Arguments,
     bits_of,
     over_rows,
+    overlapping_loop,
     place,
     resolve,
     row_kernel,
-    vector_loop,
     walk,
 )
 from treadle.backends.codegen.target import Target
@@ -109,7 +109,7 @@ def _pick_elements(bits: DType, index_type: DType, lanes: int) -> Kernel:
                 found = resolve(b, b.load(index, j, lanes, mask), b.splat(extent, lanes))
                 b.store(row, j, read(b, source, found, mask), mask)
 
-            vector_loop(b, start, end, lanes, turn)
+            overlapping_loop(b, start, end, lanes, turn)
 
         walk(b, first, stop, (panels, panels), line)
 
@@ -209,7 +209,7 @@ def _along_last(bits: DType, index_type: DType, rank: int, lanes: int) -> Kernel
                 found = resolve(b, b.load(numbers, j, lanes, mask), b.splat(extent, lanes))
                 b.store(row, j, read(b, source, found, mask), mask)
 
-            vector_loop(b, start, b.min(b.add(start, _PANEL), count), lanes, turn)
+            overlapping_loop(b, start, b.min(b.add(start, _PANEL), count), lanes, turn)
 
         walk(b, first, stop, (*grid, panels), line)
 
@@ -237,7 +237,7 @@ def _along_inner(bits: DType, index_type: DType, rank: int, lanes: int) -> Kerne
                 places = b.add(b.mul(found, b.splat(stride, lanes)), column)
                 b.store(row, j, read(b, source, places, mask), mask)
 
-            vector_loop(b, 0, across, lanes, turn)
+            overlapping_loop(b, 0, across, lanes, turn)
 
         walk(b, first, stop, (*grid, count), line)
 

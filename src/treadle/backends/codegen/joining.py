@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from treadle.backends.codegen.copying import NS_PER_BYTE, copy, copy_rows
+from treadle.backends.codegen.copying import NS_PER_BYTE, copy, copy_elements, copy_rows
 from treadle.backends.codegen.kernel_ir import Builder, Kernel, Value, pointer, size
 from treadle.backends.codegen.lowering import lowers
 from treadle.backends.codegen.rows import Arguments, bits_of, over_rows, place, row_kernel, walk
@@ -15,7 +15,6 @@ from treadle.base.shape import row_major_strides, size_of
 from treadle.base.types import TensorType
 from treadle.ops.movement import Concat
 from treadle.ops.slicing import SliceUpdate
-
 
 _LINE = 4096
 """Elements of a line that axes are joined to, at most."""
@@ -30,11 +29,14 @@ def lower_concat(
     axis, itemsize = op.axis % len(shape), types[0].dtype.itemsize
     rows, inner = size_of(shape[:axis]), size_of(shape[axis + 1 :]) * itemsize
     widths = [int(t.shape[axis]) * inner for t in types]
-    launches, start = [], 0
+    launches, start, total = [], 0, sum(widths)
     for i, width in enumerate(widths):
-        if width:
-            to, origin = Ref("output", 0, start), Ref("input", i)
-            launches.append(copy_rows(to, origin, rows, width, sum(widths), width))
+        to, origin = Ref("output", 0, start), Ref("input", i)
+        if width == itemsize and rows > 1:
+            step = total // itemsize
+            launches.append(copy_elements(to, origin, rows, types[0].dtype, step, 1))
+        elif width:
+            launches.append(copy_rows(to, origin, rows, width, total, width))
         start += width
     return Lowered(tuple(launches))
 

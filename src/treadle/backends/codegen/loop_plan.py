@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 
 from treadle.backends.codegen.index_map import factor_of
 from treadle.backends.codegen.rows import divide
@@ -11,6 +12,8 @@ from treadle.backends.codegen.scalar_convert import compute_dtype
 from treadle.backends.codegen.target import Target
 from treadle.graph.cells import Apply, Cell, Literal, Load, Total
 from treadle.graph.domains import Axis, Collected, LoopNest, Output, arguments
+from treadle.graph.positions import Position
+from treadle.ops.families import Elementwise
 from treadle.ops.scalar import Scalar
 
 _WEIGHT = {
@@ -21,21 +24,22 @@ _WEIGHT = {
 }
 """Vector instructions that an intrinsic takes, or the time of as many; all others take one."""
 
-LIGHT = 12.0
-"""Up to this weight of a body, several vectors are worked on at a time."""
+LIGHT = 80.0
+HEAVY = 200.0
+"""Weights of a body up to which four, and two, vectors are worked on at a time.
+
+Independent chains hide latencies, which is worth more than the registers that spill for it.
+"""
 WORTH_SAVING = 8.0
 """From this weight on, an element is kept for the next stage instead of computed again."""
 ROW_BYTES = 1 << 16
 """Largest row that is kept on the stack, per cell."""
 
 
-def weight(op: object) -> float:
+@lru_cache(maxsize=1024)
+def weight(op: Elementwise) -> float:
     """How many vector instructions an elementwise op takes."""
-    scalar = getattr(op, "scalar", None)
-    if scalar is None:
-        return 1.0
-    names = [n for n in getattr(op, "operands", ("x",))]
-    return _scalar_weight(scalar(*(Scalar("input") for _ in names)))
+    return _scalar_weight(op.scalar(*(Scalar("input") for _ in op.operands)))
 
 
 def _scalar_weight(expr: Scalar) -> float:
@@ -264,17 +268,27 @@ def _lane_axis(nest: LoopNest) -> Axis | None:
     if nest.collected:
         # Their results lie along the reduced axes.
         return [a for a in nest.axes if a.reduced][-1]
-    best, score = None, -1
+    best: Axis | None = None
+    score = 0.0
     for axis in nest.axes:
-        stored = sum(factor_of(o.place, axis) == 1 for o in nest.outputs)
-        loads = [c for c in nest.cells() if isinstance(c, Load)]
-        near = sum(factor_of(c.place, axis) == 1 for c in loads)
-        far = sum(factor_of(c.place, axis) not in (0, 1) for c in loads)
-        # Nests without reductions turn what they load; stores decide.
-        found = 4 * stored + near if not nest.totals else 4 * (near + stored) - 2 * far + 8
-        if found >= score:
+        found = _contiguous(nest, axis)
+        if best is None or found >= score:
             best, score = axis, found
     return best
+
+
+def _contiguous(nest: LoopNest, axis: Axis) -> float:
+    """How many elements are read and written next to one another along an axis."""
+    stored = sum(_points(nest, o.place) for o in nest.outputs if factor_of(o.place, axis) == 1)
+    loads = [c.place for c in nest.cells() if isinstance(c, Load)]
+    near = sum(_points(nest, p) for p in loads if factor_of(p, axis) == 1)
+    far = sum(_points(nest, p) for p in loads if factor_of(p, axis) not in (0, 1))
+    # Nests without reductions transpose what they load, so stores decide; others gather.
+    return 4.0 * stored + near if not nest.totals else 1.0 * stored + near - 4.0 * far
+
+
+def _points(nest: LoopNest, place: Position) -> int:
+    return _product(a.extent for a in nest.axes if a.varies & place.varies)
 
 
 def _tiles(nest: LoopNest, lane_axis: Axis | None) -> tuple[Axis | None, tuple[Load, ...]]:
@@ -364,9 +378,7 @@ def _vectors(nest: LoopNest, total: float, lane_axis: Axis | None, native: int) 
     """How many vectors are worked on at a time."""
     if lane_axis is None:
         return 1
-    most = 4 if total <= LIGHT else 2 if total <= 4 * LIGHT else 1
-    loads = sum(isinstance(c, Load) for c in nest.cells())
-    most = min(most, 2) if loads > 4 else most
+    most = 4 if total <= LIGHT else 2 if total <= HEAVY else 1
     while most > 1 and native * most > lane_axis.extent:
         most //= 2
     return most

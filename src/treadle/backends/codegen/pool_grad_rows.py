@@ -2,21 +2,22 @@
 
 The first maximum of a window is found in two steps. Of the cells above one another the first
 greatest is kept with the number of its row; of such columns the greatest wins, of equals the one
-whose row is the first, of those the leftmost. Columns are shared by windows that overlap.
+whose row is the first, of those the leftmost. Columns are shared by windows that overlap. Windows
+of two columns that do not overlap are written back in vectors, too: nothing is added up.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 
 from treadle.backends.codegen.copying import convert
 from treadle.backends.codegen.kernel_ir import Builder, Kernel, Value, pointer, size
 from treadle.backends.codegen.pool_rows import LONGEST, cells_of, lowest
 from treadle.backends.codegen.pool_tables import Axis, Geometry, arguments_of, table_of
-from treadle.backends.codegen.rows import over_rows, row_kernel, vector_loop
-from treadle.backends.codegen.scalar_code import load_value
+from treadle.backends.codegen.rows import over_rows, overlapping_loop, row_kernel, vector_loop
+from treadle.backends.codegen.scalar_code import load_value, store_value
 from treadle.backends.codegen.target import Target
 from treadle.backends.program import Launch, Lowered, Ref
 from treadle.base import dtype as dt
@@ -38,10 +39,11 @@ def takes_plane(x: TensorType) -> bool:
 def lower_grad_rows(window: Window, axes: Sequence[Axis], x: TensorType, target: Target) -> Lowered:
     """One launch over planes; sums of 16-bit floats are kept in a float32 workspace."""
     out, wide, planes = Ref("output", 0), compute_type(x.dtype), size_of(x.shape[:2])
-    half, count = wide is not x.dtype, size_of(x.shape)
+    pairs, count = _are_pairs(window, axes), size_of(x.shape)
+    half = wide is not x.dtype and not pairs
     sums = Ref("workspace", 0) if half else out
     shape = int(window.kernel[-1]), window.strides[-1], window.dilation[-1], target.lanes(wide)
-    kernel = _kernel(x.dtype, shape)
+    kernel = _kernel(x.dtype, x.dtype if pairs else wide, shape, pairs)
     padding = window.padding[-1][0]
     refs = sums, Ref("input", 0), Ref("input", 1)
     rows = axes[0].count * axes[1].count
@@ -53,6 +55,14 @@ def lower_grad_rows(window: Window, axes: Sequence[Axis], x: TensorType, target:
     return Lowered(launches, (4 * count,) if half else (), (table_of(axes),))
 
 
+def _are_pairs(window: Window, axes: Sequence[Axis]) -> bool:
+    """Whether windows are two columns side by side in the image, and no two share a cell."""
+    steps = zip(window.kernel, window.strides, window.dilation, strict=True)
+    apart = all((int(k) - 1) * d < s for k, s, d in steps)
+    last = window.kernel[-1], window.strides[-1], window.dilation[-1], window.padding[-1][0]
+    return apart and last == (2, 2, 1, 0) and 2 * axes[2].count <= axes[2].extent
+
+
 @dataclass(frozen=True, slots=True)
 class _Line:
     """Columns on the stack: their greatest values, the first rows that have them; the results."""
@@ -62,9 +72,13 @@ class _Line:
     places: Value
     lanes: int
 
+    def blank(self, b: Builder) -> Value:
+        """What columns without cells hold."""
+        return b.constant(lowest(self.values.dtype), self.values.dtype, self.lanes)
+
     def clear(self, b: Builder) -> None:
         """No column has cells."""
-        value = b.constant(lowest(self.values.dtype), self.values.dtype, self.lanes)
+        value = self.blank(b)
         nowhere = b.constant(_NOWHERE, dt.int32, self.lanes)
 
         def blank(i: Value) -> None:
@@ -75,10 +89,10 @@ class _Line:
 
 
 @cache
-def _kernel(dtype: DType, shape: tuple[int, int, int, int]) -> Kernel:
+def _kernel(dtype: DType, kept: DType, shape: tuple[int, int, int, int], pairs: bool) -> Kernel:
     """Each row of the launch is a plane."""
     wide, lanes = compute_type(dtype), shape[3]
-    target, x, dy = pointer(wide, "target"), pointer(dtype, "x"), pointer(dtype, "dy")
+    target, x, dy = pointer(kept, "target"), pointer(dtype, "x"), pointer(dtype, "dy")
     geometry, padding = Geometry(), size("padding")
 
     def body(b: Builder, first: Value, stop: Value) -> None:
@@ -101,7 +115,11 @@ def _kernel(dtype: DType, shape: tuple[int, int, int, int]) -> Kernel:
                     _columns(b, geometry, source, line, padding, over)
                     _places(b, line, padding, widths, shape)
                     begin = b.mul(b.add(b.mul(d, heights), h), widths)
-                    _add_row(b, to, b.offset(given, begin), line.places, widths)
+                    row_dy = b.offset(given, begin)
+                    if pairs:
+                        _write_pairs(b, geometry, to, row_dy, line, over)
+                    else:
+                        _add_row(b, to, row_dy, line.places, widths)
 
                 b.branch(b.bitwise("and", *below), spread)
 
@@ -109,7 +127,7 @@ def _kernel(dtype: DType, shape: tuple[int, int, int, int]) -> Kernel:
 
         b.loop(first, stop, 1, plane)
 
-    name = f"pool_grad_rows_{dtype.name}_" + "_".join(map(str, shape))
+    name = f"pool_grad_rows_{dtype.name}_" + "_".join(map(str, shape)) + "_pairs" * pairs
     return row_kernel(name, (target, x, dy, padding, *geometry.parameters), body)
 
 
@@ -129,7 +147,7 @@ def _columns(
     """The first greatest cell of every column, in rows d0 to d1 of h0 to h1."""
     _, height, width = geometry.extents
     (d0, d1, _), (h0, h1, _) = over
-    lanes = line.lanes
+    (step_d, step_h, _), lanes = geometry.dilations, line.lanes
 
     def some(w: Value, mask: Value | None) -> None:
         def at(d: Value, h: Value) -> tuple[Value, Value]:
@@ -137,17 +155,22 @@ def _columns(
             value = load_value(b, source, b.add(row, w), lanes, mask)
             return value, b.splat(b.cast(row, dt.int32), lanes)
 
-        def layer(d: Value, *found: Value) -> tuple[Value, ...]:
+        def layer(d: Value, begin: Value, found: tuple[Value, ...]) -> tuple[Value, ...]:
             def one(h: Value, best: Value, row: Value) -> tuple[Value, ...]:
                 value, here = at(d, h)
                 wins = _wins(b, value, best)
                 return b.select(wins, value, best), b.select(wins, here, row)
 
-            return b.loop(h0, h1, geometry.dilations[1], one, found)
+            return b.loop(begin, h1, step_h, one, found)
 
-        best, row = b.loop(d0, d1, geometry.dilations[0], layer, at(d0, h0))
-        b.store(line.values, b.add(padding, w), best, mask)
-        b.store(line.rows, b.add(padding, w), row, mask)
+        first = layer(d0, b.add(h0, step_h), at(d0, h0))
+        others = b.add(d0, step_d), d1, step_d
+        best, row = b.loop(*others, lambda d, *found: layer(d, h0, found), first)
+        if mask is not None:
+            # Whole vectors are stored: what lies behind the row stays blank.
+            best, row = b.select(mask, best, line.blank(b)), b.select(mask, row, _NOWHERE)
+        b.store(line.values, b.add(padding, w), best)
+        b.store(line.rows, b.add(padding, w), row)
 
     vector_loop(b, 0, width, lanes, some)
 
@@ -192,3 +215,63 @@ def _add_row(b: Builder, to: Value, dy: Value, places: Value, widths: Value) -> 
         b.branch(b.compare("ne", found, _NOWHERE), add)
 
     b.loop(0, widths, 1, one)
+
+
+def _write_pairs(
+    b: Builder,
+    geometry: Geometry,
+    to: Value,
+    dy: Value,
+    line: _Line,
+    over: Sequence[tuple[Value, Value, Value]],
+) -> None:
+    """dy where the maxima are, 0 elsewhere, in all rows of a row of windows of two columns."""
+    lanes, columns = line.lanes, b.iota(dt.int32, line.lanes)
+
+    def some(w: Value, mask: Value | None) -> None:
+        places, given = b.load(line.places, w, lanes), load_value(b, dy, w, lanes, mask)
+        left = b.mul(b.sub(geometry.counts[2], w), 2)
+        for half in range(2):
+            order = [half * lanes // 2 + i // 2 for i in range(lanes)]
+            spread = b.shuffle(places, places, order), b.shuffle(given, given, order)
+            first = b.add(b.mul(w, 2), half * lanes)
+            column = b.add(b.splat(b.cast(first, dt.int32), lanes), columns)
+            own = None if mask is None else b.first_lanes(b.sub(left, half * lanes), lanes)
+            write = partial(_write_chosen, b, to, spread, first, column, own)
+            _each_row(b, geometry, over, write)
+
+    overlapping_loop(b, 0, geometry.counts[2], lanes, some)
+
+
+def _each_row(
+    b: Builder,
+    geometry: Geometry,
+    over: Sequence[tuple[Value, Value, Value]],
+    body: Callable[[Value], None],
+) -> None:
+    """`body(place where the row begins)` for all rows of cells of a row of windows."""
+    _, height, width = geometry.extents
+    (d0, d1, _), (h0, h1, _) = over
+    step_d, step_h = geometry.dilations[:2]
+
+    def layer(d: Value) -> None:
+        b.loop(h0, h1, step_h, lambda h: body(b.mul(b.add(b.mul(d, height), h), width)))
+
+    b.loop(d0, d1, step_d, layer)
+
+
+def _write_chosen(
+    b: Builder,
+    to: Value,
+    spread: tuple[Value, Value],
+    first: Value,
+    column: Value,
+    mask: Value | None,
+    begin: Value,
+) -> None:
+    """The values, of (places, values), whose places are those written to; else 0."""
+    places, values = spread
+    here = b.add(b.splat(b.cast(begin, dt.int32), places.lanes), column)
+    zero = b.constant(0.0, values.dtype, values.lanes)
+    chosen = b.select(b.compare("eq", places, here), values, zero)
+    store_value(b, to, b.add(begin, first), chosen, mask)

@@ -15,7 +15,7 @@ import numpy as np
 
 from treadle.backends.codegen.kernel_ir import Builder, Kernel, Number, Value, pointer, size
 from treadle.backends.codegen.pool_tables import Axis, Geometry, arguments_of, table_of
-from treadle.backends.codegen.rows import over_rows, row_kernel, vector_loop, walk
+from treadle.backends.codegen.rows import over_rows, overlapping_loop, row_kernel, vector_loop, walk
 from treadle.backends.codegen.scalar_code import load_value, store_value
 from treadle.backends.codegen.target import Target
 from treadle.backends.program import Lowered, Ref
@@ -100,7 +100,7 @@ def _kernel(kind: Kind, dtype: DType, cells: int, step: int, dilation: int, lane
                     value = b.div(value, b.max(counted, 1.0))
                 store_value(b, target, b.add(to, w), value, mask)
 
-            vector_loop(b, 0, widths, lanes, some)
+            overlapping_loop(b, 0, widths, lanes, some)
 
         walk(b, first, stop, (depths, depths, heights), row)
 
@@ -139,7 +139,8 @@ def _combine_rows(
             return b.loop(h0, h1, step_h, one, (total,))
 
         (total,) = b.loop(d0, d1, step_d, layer, (blank,))
-        b.store(line, w, total, mask)
+        # Whole vectors: what lies behind the row stays blank.
+        b.store(line, w, total if mask is None else b.select(mask, total, blank))
 
     vector_loop(b, 0, width, blank.lanes, some)
 

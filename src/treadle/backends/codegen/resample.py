@@ -14,7 +14,7 @@ import numpy as np
 
 from treadle.backends.codegen.kernel_ir import Builder, Kernel, Value, pointer, size
 from treadle.backends.codegen.lowering import lowers
-from treadle.backends.codegen.rows import Arguments, over_rows, row_kernel, vector_loop, walk
+from treadle.backends.codegen.rows import Arguments, over_rows, overlapping_loop, row_kernel, walk
 from treadle.backends.codegen.scalar_code import load_value, store_value
 from treadle.backends.codegen.target import Target
 from treadle.backends.program import Array, Launch, Lowered, Ref
@@ -185,7 +185,7 @@ def _plane_kernel(kept: DType, given: DType, lanes: int) -> Kernel:
                 (total,) = b.loop(begin, end, 1, term, (zero,))
                 store_value(b, to, j, total, mask)
 
-            vector_loop(b, start, b.min(b.add(start, _PANEL), inner), lanes, some)
+            overlapping_loop(b, start, b.min(b.add(start, _PANEL), inner), lanes, some)
 
         walk(b, first, stop, (count, count, panels), cell)
 

@@ -165,6 +165,35 @@ def vector_loop(
     return b.loop(full, stop, lanes, last, done)
 
 
+def overlapping_loop(
+    b: Builder,
+    start: Value | int,
+    stop: Value,
+    lanes: int,
+    body: Callable[[Value, Value | None], None],
+) -> None:
+    """A `vector_loop` whose last turn does the last `lanes` elements, some of them again.
+
+    For bodies that only write what they compute from elsewhere: masked stores are slow on some
+    processors, so only a range that is shorter than a vector has one.
+    """
+    if lanes == 1:
+        b.loop(start, stop, 1, lambda i: body(i, None))
+        return
+    count = b.sub(stop, start)
+    full = b.add(start, b.bitwise("and", count, -lanes))
+    b.loop(start, full, lanes, lambda i: body(i, None))
+
+    def last() -> None:
+        b.branch(
+            b.compare("le", lanes, count),
+            lambda: body(b.sub(stop, lanes), None),
+            lambda: body(b.index(start), b.first_lanes(count, lanes)),
+        )
+
+    b.branch(b.compare("lt", full, stop), last)
+
+
 def resolve(b: Builder, index: Value, extent: Value) -> Value:
     """An index operand's elements as int64 positions in [0, extent).
 

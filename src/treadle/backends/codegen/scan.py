@@ -69,7 +69,7 @@ def _lowered(
     axis %= len(shape)
     outer, extent, inner = size_of(shape[:axis]), shape[axis], size_of(shape[axis + 1 :])
     lanes = target.lanes(x.dtype) if inner > 1 else 1
-    kernel = _kernel(name, x.dtype, inputs, lanes, exclusive)
+    kernel = _kernel(name, x.dtype, inputs, lanes, exclusive, inner < lanes)
     panels = -(-inner // lanes)
     # From the last element on, the same walk has a negative step.
     first, step = ((extent - 1) * inner, -inner) if reverse else (0, inner)
@@ -81,7 +81,10 @@ def _lowered(
 
 
 @cache
-def _kernel(name: str, dtype: DType, inputs: int, lanes: int, exclusive: bool) -> Kernel:
+def _kernel(
+    name: str, dtype: DType, inputs: int, lanes: int, exclusive: bool, narrow: bool
+) -> Kernel:
+    """Each row of the launch is `lanes` lines side by side; `narrow`: there are not as many."""
     target, xs = pointer(dtype, "target"), [pointer(dtype, f"x{i}") for i in range(inputs)]
     names = ("extent", "inner", "begin", "step", "panels")
     extent, inner, begin, step, panels = sizes = [size(n) for n in names]
@@ -89,8 +92,9 @@ def _kernel(name: str, dtype: DType, inputs: int, lanes: int, exclusive: bool) -
 
     def body(b: Builder, first: Value, stop: Value) -> None:
         def lines(_: Value, outer: Value, panel: Value) -> None:
-            column = b.mul(panel, lanes)
-            mask = b.first_lanes(b.sub(inner, column), lanes) if lanes > 1 else None
+            # The last panel does some columns again rather than mask every store.
+            column = b.min(b.mul(panel, lanes), b.max(b.sub(inner, lanes), 0))
+            mask = b.first_lanes(inner, lanes) if narrow else None
             start = b.add(b.add(b.mul(b.mul(outer, extent), inner), column), begin)
 
             def turn(j: Value, state: Value) -> Value:
@@ -105,5 +109,5 @@ def _kernel(name: str, dtype: DType, inputs: int, lanes: int, exclusive: bool) -
 
         walk(b, first, stop, (panels, panels), lines)
 
-    label = f"{name}_{dtype.name}_{lanes}" + ("_exclusive" if exclusive else "")
+    label = f"{name}_{dtype.name}_{lanes}" + "_exclusive" * exclusive + "_narrow" * narrow
     return row_kernel(label, (target, *xs, *sizes), body)

@@ -20,7 +20,7 @@ from treadle.backends.codegen.sort_lines import (
     sort_line,
 )
 from treadle.backends.codegen.target import Target
-from treadle.backends.codegen.top_k import lower_few, worth_a_list
+from treadle.backends.codegen.top_k import MANY, lower_few, worth_a_list
 from treadle.backends.program import Launch, Lowered, Ref
 from treadle.base import dtype as dt
 from treadle.base.dtype import DType
@@ -31,8 +31,6 @@ from treadle.ops.sort import Sort, TopK
 
 _MOST_ITEMS = 16
 """Each has its own scratch."""
-_MANY = 256
-"""Elements from which on it pays to leave most of a line out, where only its head is wanted."""
 
 
 @lowers(Sort)
@@ -76,7 +74,7 @@ def _sorted(x: TensorType, axis: int, kept: int, descending: bool, target: Targe
     dims = size_of(shape[:axis]), shape[axis], size_of(shape[axis + 1 :])
     dense = dims[2] == 1
     lanes = target.lanes(key_type(x.dtype)) if dense else 1
-    few = dims[1] >= _MANY and kept * 2 <= dims[1]
+    few = dims[1] >= MANY and kept * 2 <= dims[1]
     kernel = _sort_kernel(x.dtype, lanes, dense, descending, few=few)
     refs = Ref("output", 0), Ref("output", 1), Ref("input", 0), Ref("workspace", 0)
     launch, scratch = _launch(kernel, refs, x.dtype, dims, kept)

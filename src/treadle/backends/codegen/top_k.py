@@ -30,20 +30,23 @@ from treadle.base.shape import size_of
 from treadle.base.types import TensorType
 from treadle.ops.sort import TopK
 
+MANY = 256
+"""Elements from which on `sort` leaves most of a line out, where only its head is wanted."""
 _LONGEST = 128
 """Longest list that is kept."""
 _SIGN = 1 << 31
 
 
 def worth_a_list(k: int, extent: int) -> bool:
-    """Whether a list of k is quicker than sorting the line, if its order is random.
+    """Whether a list of k is quicker than what `sort` does, if the order of a line is random.
 
     Element i enters with probability k / i; figures measured on an AVX2 machine, in nanoseconds.
     """
     if k > _LONGEST:
         return False
     entries = k * (1 + math.log(extent / k))
-    return entries * (8 + _room(k) * 1.2) + extent * 0.4 < 2000 + extent * 15
+    otherwise = 1500 + extent * 2 + k * 20 if extent >= MANY else extent * 15
+    return entries * (8 + _room(k) * 1.2) + extent * 0.4 < otherwise
 
 
 def _room(k: int) -> int:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 from treadle.backends.api import Support
 from treadle.backends.codegen.kernel_ir import Kernel
 from treadle.backends.codegen.llvm_text import module_text, symbol_of
 from treadle.backends.codegen.lower import lower
 from treadle.backends.codegen.lowering import LOWERINGS
+from treadle.backends.codegen.target import Target
 from treadle.backends.codegen.text import kernel_text
-from treadle.backends.cpu.executable import NativeExecutable
+from treadle.backends.cpu.executable import NativeExecutable, encode
 from treadle.backends.cpu.native import toolchain
 from treadle.backends.cpu.toolchain import Library, Toolchain
 from treadle.backends.program import Launch, Lowered, Program, Run
@@ -39,19 +40,16 @@ class NativeCompiler:
 
     def build(self, program: Program, /) -> NativeExecutable:
         kernels = {step.kernel for step in program.steps if isinstance(step, Run)}
-        symbols, libraries = self.load(kernels)
-        return NativeExecutable(program, symbols, libraries)
+        return NativeExecutable(encode(program, symbol_of), self.load(kernels))
 
-    def load(self, kernels: Iterable[Kernel]) -> tuple[dict[Any, str], list[Library]]:
-        """Every kernel's symbol, and libraries that have them all.
+    def load(self, kernels: Iterable[Kernel]) -> list[Library]:
+        """Libraries that have all these kernels.
 
         Raises:
             CompileError: LLVM does not accept a kernel.
         """
-        symbols = {kernel: symbol_of(kernel) for kernel in kernels}
         target = self._toolchain.target
-        texts = {s: _Text(kernel, target) for kernel, s in symbols.items()}
-        return symbols, self._toolchain.load(texts)
+        return self._toolchain.load({symbol_of(k): _Text(k, target) for k in kernels})
 
     def inspect(self, launch: Launch, form: Literal["kernel", "llvm", "assembly"], /) -> str:
         if form == "kernel":
@@ -63,7 +61,7 @@ class NativeCompiler:
 class _Text:
     """A kernel's LLVM text, printed when the cache does not have its object."""
 
-    def __init__(self, kernel: Kernel, target: Any) -> None:
+    def __init__(self, kernel: Kernel, target: Target) -> None:
         self._kernel = kernel
         self._target = target
 

@@ -14,7 +14,6 @@ import numpy.typing as npt
 
 from treadle.backends.api import Support, no
 from treadle.backends.cpu.allocator import HOST
-from treadle.backends.cpu.executable import encode
 from treadle.backends.cpu.layout import NO_POOL, NOT_DENSE
 from treadle.backends.cpu.native import runtime
 from treadle.backends.cpu.pool import PROCESS, start
@@ -45,7 +44,7 @@ class BoundLaunch:
     def __init__(self, lowered: Lowered, inputs: int, results: Sequence[TensorType]) -> None:
         self._results = [(tuple(map(int, t.shape)), t.dtype.numpy) for t in results]
         self._workspaces = lowered.workspaces
-        self._rest = lowered.constants
+        self._rest = tuple(map(_aligned, lowered.constants))
         first = {
             "input": 0,
             "output": inputs,
@@ -57,11 +56,9 @@ class BoundLaunch:
             Run(x.kernel, tuple(_place(a, first) for a in x.arguments), x.items, x.serial)
             for x in lowered.launches
         )
-        symbols, libraries = compiler().load({step.kernel for step in steps})
-        addresses = {s: a for library in libraries for s, a in library.addresses.items()}
-        words = encode(Program(steps, self._count), lambda kernel: addresses[symbols[kernel]])
-        self._keep = (words, libraries)
-        self._program = words.ctypes.data
+        executable = compiler().build(Program(steps, self._count))
+        self._keep = executable
+        self._program = executable.address
         self._run = runtime().launch
 
     def __call__(self, *arrays: Array) -> Any:
@@ -78,6 +75,14 @@ class BoundLaunch:
             table = (*dense, *table[len(dense) :])
             self._run(PROCESS.address or start(), self._program, table, self._count)
         return results[0] if len(results) == 1 else tuple(results)
+
+
+def _aligned(constant: Array) -> Array:
+    """A copy that starts where kernels expect constants to."""
+    room = HOST.arena(constant.nbytes)
+    copy: Array = np.ndarray(constant.shape, constant.dtype, room)
+    copy[...] = constant
+    return copy
 
 
 def _place(argument: Ref | int, first: dict[str, int]) -> Address | int:

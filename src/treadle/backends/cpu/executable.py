@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,7 +20,7 @@ from treadle.backends.cpu.layout import (
     RUN,
     RUN_WORDS,
 )
-from treadle.backends.cpu.native import runtime
+from treadle.backends.cpu.native import runtime, toolchain
 from treadle.backends.cpu.pool import PROCESS, start
 from treadle.backends.cpu.toolchain import Library
 from treadle.backends.program import Address, Host, Jump, Program, Run, Step
@@ -29,30 +31,68 @@ _SLICE_NANOSECONDS = 20_000_000
 """Native code returns this often, so that Python can answer signals."""
 
 
-def encode(program: Program, address_of: Callable[[Any], int]) -> Words:
-    """The words of a program; `address_of` finds a kernel's code.
+@dataclass(frozen=True)
+class Encoded:
+    """A program in words, apart from the addresses of its kernels.
+
+    Attributes:
+        words: what the executor reads; where a kernel's address belongs, its number.
+        places: where that is.
+        symbols: the kernels, by number.
+        steps: how many there are.
+        bases: how many base addresses a run takes.
+        hosted: whether there are `Host` steps.
+    """
+
+    words: Words
+    places: Words
+    symbols: tuple[str, ...]
+    steps: int
+    bases: int
+    hosted: bool
+
+    def linked(self, libraries: Sequence[Library]) -> Words:
+        """The words with every kernel's address in its place."""
+        known = {s: a for library in libraries for s, a in library.addresses.items()}
+        addresses = np.array([known[symbol] for symbol in self.symbols], np.int64)
+        words = self.words.copy()
+        words[self.places] = addresses[words[self.places]]
+        return words
+
+
+def encode(program: Program, symbol_of: Callable[[Any], str]) -> Encoded:
+    """The words of a program; `symbol_of` names a kernel.
 
     Raises:
         CompileError: a step names a base or an instruction that the program does not have.
     """
-    head = 2 + len(program.steps)  # most arguments, every step's first word, that of the end
-    starts = [head]
+    _check(program)
+    starts = [2 + len(program.steps)]  # most arguments, every step's first word, that of the end
     for step in program.steps:
         starts.append(starts[-1] + _length(step))
-    _check(program)
-    runs = [len(s.arguments) for s in program.steps if isinstance(s, Run)]
-    words = [max(runs, default=0), *starts]
+    runs = [step for step in program.steps if isinstance(step, Run)]
+    numbers: dict[str, int] = {}
+    places = []
+    words = [max((len(run.arguments) for run in runs), default=0), *starts]
     for number, step in enumerate(program.steps):
         if isinstance(step, Run):
-            words += [RUN, number, address_of(step.kernel), len(step.arguments)]
-            words += [step.items, int(step.serial)]
+            places.append(len(words) + 2)
+            kernel = numbers.setdefault(symbol_of(step.kernel), len(numbers))
+            words += [RUN, number, kernel, len(step.arguments), step.items, int(step.serial)]
             for argument in step.arguments:
                 words += _pair(argument)
         elif isinstance(step, Jump):
             words += [JUMP, number, starts[step.target], *_pair(step.unless)]
         else:
             words += [HOST, number]
-    return np.array([*words, END, -1], np.int64)
+    return Encoded(
+        np.array([*words, END, -1], np.int64),
+        np.array(places, np.int64),
+        tuple(numbers),
+        len(program.steps),
+        program.bases,
+        any(isinstance(step, Host) for step in program.steps),
+    )
 
 
 def _length(step: Step) -> int:
@@ -84,27 +124,26 @@ def _check(program: Program) -> None:
 class NativeExecutable:
     """A program in native form. It keeps the code it runs loaded.
 
-    See `treadle.backends.program.Executable`.
+    See `treadle.backends.program.Executable`; `address` is that of its words.
     """
 
-    __slots__ = ("_bases", "_hosts", "_keep", "_program", "_run", "_steps", "_words")
+    __slots__ = ("_bases", "_encoded", "_keep", "_run", "_steps", "_words", "address")
 
-    def __init__(self, program: Program, symbols: Mapping[Any, str], libraries: Sequence[Library]):
-        addresses = {s: a for library in libraries for s, a in library.addresses.items()}
-        self._words = encode(program, lambda kernel: addresses[symbols[kernel]])
+    def __init__(self, encoded: Encoded, libraries: Sequence[Library]) -> None:
+        self._encoded = encoded
+        self._words = encoded.linked(libraries)
         self._keep = tuple(libraries)
-        self._program = self._words.ctypes.data
+        self.address = self._words.ctypes.data
         self._run = runtime().run
-        self._bases = program.bases
-        self._steps = len(program.steps)
-        self._hosts = any(isinstance(step, Host) for step in program.steps)
+        self._bases = encoded.bases
+        self._steps = encoded.steps
 
     def run(self, bases: Words, start_at: int = 0, /) -> int:
         if len(bases) < self._bases or not 0 <= start_at <= self._steps:
             raise self._misuse(bases, start_at)
-        reached: int = self._run(PROCESS.address, self._program, bases, start_at)
+        reached: int = self._run(PROCESS.address, self.address, bases, start_at)
         if reached == NO_POOL:
-            reached = self._run(start(), self._program, bases, start_at)
+            reached = self._run(start(), self.address, bases, start_at)
         return reached
 
     def repeat(
@@ -116,7 +155,12 @@ class NativeExecutable:
         `progress[0]`, always up to date, says how many turns were made.
         """
         rows, own = _dense(varying), _dense(bases).copy()
-        if len(own) < self._bases or rows.ndim != 2 or rows.shape[1] > len(own) or self._hosts:
+        if (
+            len(own) < self._bases
+            or rows.ndim != 2
+            or rows.shape[1] > len(own)
+            or self._encoded.hosted
+        ):
             raise self._misuse(bases, 0)
         turns, width = int(rows.shape[0]), int(rows.shape[1])
         done = np.zeros(1, np.int64) if progress is None else progress
@@ -125,7 +169,7 @@ class NativeExecutable:
         while done[0] < turns:
             native(
                 PROCESS.address or start(),
-                self._program,
+                self.address,
                 own.ctypes.data,
                 rows.ctypes.data,
                 width,
@@ -135,14 +179,36 @@ class NativeExecutable:
             )
         return turns
 
-    def profile(self, bases: Words, /) -> npt.NDArray[np.int64]:
+    def profile(self, bases: Words, times: Words, start_at: int = 0, /) -> int:
         own = _dense(bases)
-        if len(own) < self._bases:
-            raise self._misuse(bases, 0)
-        times = np.zeros((self._steps, 2), np.int64)
+        fits = times.shape == (self._steps, 4) and times.dtype == np.int64
+        if not fits or not times.flags.carray:
+            raise CompileError(
+                "cpu",
+                f"the times of {self._steps} steps need dense int64 memory of as many rows of 4",
+                saw=f"{times.dtype} {times.shape}",
+            )
+        if len(own) < self._bases or not 0 <= start_at <= self._steps:
+            raise self._misuse(bases, start_at)
         address = PROCESS.address or start()
-        runtime().profile(address, self._program, own.ctypes.data, times.ctypes.data)
-        return times
+        reached: int = runtime().profile(
+            address, self.address, own.ctypes.data, start_at, times.ctypes.data
+        )
+        return reached
+
+    def stored(self) -> bytes:
+        """The program as bytes, from which `restored` makes it again without its kernels."""
+        encoded = self._encoded
+        head = {
+            "code": toolchain().fingerprint,
+            "symbols": encoded.symbols,
+            "steps": encoded.steps,
+            "bases": encoded.bases,
+            "hosted": encoded.hosted,
+            "places": len(encoded.places),
+        }
+        text = json.dumps(head).encode() + b"\n"
+        return text + encoded.places.tobytes() + encoded.words.tobytes()
 
     def _misuse(self, bases: Words, start_at: int) -> CompileError:
         return CompileError(
@@ -154,3 +220,22 @@ class NativeExecutable:
 
 def _dense(array: Words) -> Words:
     return np.ascontiguousarray(array, np.int64)
+
+
+def restored(data: bytes) -> NativeExecutable | None:
+    """What `stored` wrote; None where that was for other code, or the cache no longer has it.
+
+    The bytes must come from this user's cache: they are run, not checked.
+    """
+    text, _, rest = data.partition(b"\n")
+    head = json.loads(text)
+    if head["code"] != toolchain().fingerprint:
+        return None
+    libraries = toolchain().fetch(head["symbols"])
+    if libraries is None:
+        return None
+    numbers = np.frombuffer(rest, np.int64)
+    places, words = numbers[: head["places"]], numbers[head["places"] :]
+    symbols, steps = tuple(head["symbols"]), head["steps"]
+    encoded = Encoded(words, places, symbols, steps, head["bases"], head["hosted"])
+    return NativeExecutable(encoded, libraries)

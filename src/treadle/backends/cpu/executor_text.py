@@ -14,24 +14,31 @@ def executor_text() -> str:
     return "\n".join((_walk("walk", ""), _walk("timed_walk", _TIMES), _ENTRIES))
 
 
-_TIMES = ", ptr %times, i64 %start.time"
+_TIMES = ", ptr %times"
 
 
 def _walk(name: str, extra: str) -> str:
-    """The executor's loop; with times, the start and end of every launch are noted."""
+    """The executor's loop; with times, every launch's last start and end, time and turns."""
     stamps = {"START": "", "STOP": ""}
     if extra:
         stamps["START"] = """
-  %begun = call i64 @nanoseconds()
-  %begun.since = sub i64 %begun, %start.time
-  %row = shl i64 %number, 1
+  %row = shl i64 %number, 2
   %row.at = getelementptr i64, ptr %times, i64 %row
-  store i64 %begun.since, ptr %row.at, align 8"""
+  %begun = call i64 @nanoseconds()
+  store i64 %begun, ptr %row.at, align 8"""
         stamps["STOP"] = """
   %ended = call i64 @nanoseconds()
-  %ended.since = sub i64 %ended, %start.time
   %ended.at = getelementptr i64, ptr %row.at, i64 1
-  store i64 %ended.since, ptr %ended.at, align 8"""
+  store i64 %ended, ptr %ended.at, align 8
+  %spent = sub i64 %ended, %begun
+  %busy.at = getelementptr i64, ptr %row.at, i64 2
+  %busy = load i64, ptr %busy.at, align 8
+  %busy.new = add i64 %busy, %spent
+  store i64 %busy.new, ptr %busy.at, align 8
+  %turns.at = getelementptr i64, ptr %row.at, i64 3
+  %turns = load i64, ptr %turns.at, align 8
+  %turns.new = add i64 %turns, 1
+  store i64 %turns.new, ptr %turns.at, align 8"""
     text = _WALK.replace("NAME", name).replace("EXTRA", extra)
     return text.replace("  START", stamps["START"]).replace("  STOP", stamps["STOP"])
 
@@ -147,13 +154,12 @@ go:
   ret i64 %reached
 }}
 
-define i64 @treadle_profile(ptr %pool, ptr %program, ptr %bases, ptr %times) {{
+define i64 @treadle_profile(ptr %pool, ptr %program, ptr %bases, i64 %step, ptr %times) {{
   %most = load i64, ptr %program, align 8
   %scratch = alloca i64, i64 %most, align 16
-  %first = call i64 @word_of(ptr %program, i64 0)
-  %now = call i64 @nanoseconds()
+  %first = call i64 @word_of(ptr %program, i64 %step)
   %reached = call i64 @timed_walk(ptr %pool, ptr %program, ptr %bases, i64 %first,
-                                  ptr %scratch, ptr %times, i64 %now)
+                                  ptr %scratch, ptr %times)
   ret i64 %reached
 }}
 

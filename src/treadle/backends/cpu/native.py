@@ -53,7 +53,9 @@ class Runtime:
         self.switch = address["switch"]
         self.stop: Any = ctypes.CFUNCTYPE(None, pointer)(address["stop"])
         self.run: Any = ctypes.CFUNCTYPE(word, pointer, pointer, object_, word)(address["run"])
-        self.profile: Any = ctypes.CFUNCTYPE(word, *[pointer] * 4)(address["profile"])
+        self.profile: Any = ctypes.CFUNCTYPE(word, pointer, pointer, pointer, word, pointer)(
+            address["profile"]
+        )
         self.repeat: Any = ctypes.CFUNCTYPE(
             None, pointer, pointer, pointer, pointer, word, word, pointer, word
         )(address["repeat"])

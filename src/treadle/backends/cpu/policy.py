@@ -19,7 +19,7 @@ from treadle.ops.transfer import Identity, StopGradient
 
 _TABLE: tuple[tuple[type[Op] | tuple[type[Op], ...], int | None], ...] = (
     ((Identity, StopGradient), None),
-    (Composite, 1 << 10),
+    (Composite, 1 << 8),
     ((Convolution, Pooling, AdaptiveWindow), 1 << 9),
     ((UnaryFloat, Pow), 1 << 12),
     (Elementwise, 1 << 15),

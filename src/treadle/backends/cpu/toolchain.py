@@ -118,6 +118,16 @@ class Toolchain:
                 self._loaded[symbol] = library
             return [library]
 
+    def fetch(self, symbols: Sequence[str]) -> list[Library] | None:
+        """As `load`, of what is in the process or the cache already; None where something is not.
+
+        Symbols that were loaded together are found together.
+        """
+        try:
+            return self.load(dict.fromkeys(symbols, _absent))
+        except KeyError:
+            return None
+
     def load_module(self, symbols: Sequence[str], text: str) -> Library:
         """One module that defines several symbols, which name all that matters of its text."""
         with _LOCK:
@@ -136,7 +146,6 @@ class Toolchain:
         found = None if image is None else self._open(key, image, symbols)
         if found is not None:
             return found
-        self.built += 1
         objects = self._objects(texts)
         image = building().shared_library(objects)
         if image is not None:
@@ -165,6 +174,7 @@ class Toolchain:
         keys = {symbol: self._key(symbol) + ".o" for symbol in texts}
         found = {symbol: self._cache.get(key) for symbol, key in keys.items()}
         missing = {s: texts[s]() for s, image in found.items() if image is None}
+        self.built += 1
         if missing:
             self.compiled += len(missing)
             for symbol, image in building().objects_of(missing, self.target).items():
@@ -174,6 +184,10 @@ class Toolchain:
 
     def _key(self, what: str) -> str:
         return hashlib.sha256(f"{self.fingerprint}\n{what}".encode()).hexdigest()
+
+
+def _absent() -> str:
+    raise KeyError("no text")
 
 
 # LLVM has a lock of its own, which a thread that is not there after a fork would hold for ever:

@@ -53,8 +53,11 @@ def assemble(
     linker = Linker(
         placement, memory, constants, len(graph.inputs), len(graph.outputs) - updated, compiler
     )
+    numbers = {v: i for i, n in enumerate(graph.nodes) for v in n.outputs}
     for number in order:
-        linker.add(work[number], spaces.get(number, ()), parts.get(number, ()))
+        item = work[number]
+        node = numbers.get(item.outputs[0], -1) if item.outputs else -1
+        linker.add(item, spaces.get(number, ()), parts.get(number, ()), node)
     return linker.plan(interface)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from treadle.backends.api import Support
 from treadle.backends.program import Address, Compiler, Host, Jump, Launch, Ref, Run, Step
@@ -11,12 +11,15 @@ from treadle.base.errors import CompileError
 from treadle.engine.compile.place import Home, Placement
 from treadle.engine.compile.work import COPY, Work, lower
 from treadle.engine.plan import (
+    Facts,
     HostTask,
     Interface,
     MemoryPlan,
     Plan,
     Pool,
+    Span,
     aligned,
+    moved,
     relocate,
 )
 from treadle.graph.ir import Graph, Value
@@ -37,6 +40,9 @@ class Linker:
     host: list[HostTask] = field(default_factory=list)
     prelude: list[Step] = field(default_factory=list)
     kept: int = 0
+    facts: list[Facts] = field(default_factory=list)
+    node: int = -1
+    """Number of the node whose work is being written."""
 
     # Numbers of the bases that follow inputs and outputs.
 
@@ -57,8 +63,9 @@ class Linker:
         """The address of a value."""
         return self._address(*self.placement.home(value))
 
-    def add(self, item: Work, spaces: Sequence[Home], parts: Sequence[Plan]) -> None:
-        """Steps of one piece of work."""
+    def add(self, item: Work, spaces: Sequence[Home], parts: Sequence[Plan], node: int) -> None:
+        """Steps of one piece of work, which belongs to node number `node`."""
+        self.node = node
         if parts:
             self._control(item, [self._address(h) for h in spaces], parts)
         elif item.lowered is None:
@@ -66,15 +73,26 @@ class Linker:
         else:
             self._launches(item, [self._address(h) for h in spaces])
 
+    def _write(self, step: Step, facts: Facts | None = None) -> None:
+        """One more step; jumps tell theirs when their targets are known."""
+        self.steps.append(step)
+        self.facts.append(facts or Facts(node=self.node))
+
     def _task(self, item: Work) -> None:
-        self.steps.append(Host(len(self.host)))
-        self.host.append(
+        self._host(
             HostTask(
                 item.op,
                 tuple((self.where(v), v.type) for v in item.inputs),
                 tuple((self.where(v), v.type) for v in item.outputs),
             )
         )
+
+    def _host(self, task: HostTask) -> None:
+        reads = tuple(Span(a.base, a.offset, t.nbytes) for a, t in task.inputs if t.nbytes)
+        writes = tuple(Span(a.base, a.offset, t.nbytes) for a, t in task.outputs if t.nbytes)
+        nbytes = sum(s.nbytes for s in (*reads, *writes))
+        self._write(Host(len(self.host)), Facts(reads, writes, 0, nbytes, self.node))
+        self.host.append(task)
 
     def _launches(self, item: Work, spaces: Sequence[Address]) -> None:
         if item.lowered is None:
@@ -92,18 +110,28 @@ class Linker:
                 Address(self._constants, self.constants.add(a)) for a in item.lowered.constants
             ],
         }
+        sizes: dict[str, Sequence[int]] = {
+            "input": [v.type.nbytes for v in item.inputs],
+            "output": [v.type.nbytes for v in item.outputs],
+            "workspace": item.lowered.workspaces,
+            "kept": item.lowered.kept,
+        }
         self.prelude += [_run(launch, places, item.label) for launch in item.lowered.prelude]
-        self.steps += [_run(launch, places, item.label) for launch in item.lowered.launches]
+        for launch in item.lowered.launches:
+            facts = _facts(launch, places, sizes, self.node)
+            self._write(_run(launch, places, item.label), facts)
 
     def copy(self, source: Address, target: Address, value: Value) -> None:
         """Steps that copy a value's bytes from one place to another."""
         found = lower(self.compiler, COPY, (value,))
         if not isinstance(found, Support):
             places = {"input": [source], "output": [target]}
-            self.steps += [_run(launch, places, "copy") for launch in found.launches]
+            sizes = {"input": [value.type.nbytes], "output": [value.type.nbytes]}
+            for launch in found.launches:
+                facts = _facts(launch, places, sizes, self.node)
+                self._write(_run(launch, places, "copy"), facts)
             return
-        self.steps.append(Host(len(self.host)))
-        self.host.append(HostTask(COPY, ((source, value.type),), ((target, value.type),)))
+        self._host(HostTask(COPY, ((source, value.type),), ((target, value.type),)))
 
     def splice(
         self, part: Plan, inputs: Sequence[Address], outputs: Sequence[Address], arena: Address
@@ -112,8 +140,8 @@ class Linker:
         shift = self.constants.nbytes
         for _, array in part.constants.entries:
             self.constants.add(array)
-        moved = {offset: self.constants.add(array) for offset, array in part.constants.entries}
-        starts = sorted(moved)
+        placed = {offset: self.constants.add(array) for offset, array in part.constants.entries}
+        starts = sorted(placed)
         kept = self.kept
         self.kept += part.kept
 
@@ -127,12 +155,13 @@ class Linker:
             base -= part.outputs
             if base == 0:
                 start = max((s for s in starts if s <= offset), default=shift)
-                return Address(self._constants, moved[start] + offset - start)
+                return Address(self._constants, placed[start] + offset - start)
             if base == 1:
                 return Address(self._constants + 1, kept + offset)
             return Address(arena.base, arena.offset + offset)
 
         self.steps += relocate(part.steps, rebase, len(self.steps), len(self.host))
+        self.facts += [moved(f, rebase, self.node) for f in part.facts]
         self.prelude += relocate(part.prelude, rebase, len(self.prelude), 0)
         self.host += [
             HostTask(
@@ -155,6 +184,7 @@ class Linker:
             tuple(self.prelude),
             self.memory,
             interface.updates,
+            tuple(map(_completed, self.steps, self.facts)),
         )
 
     # -- control flow ----------------------------------------------------------------------
@@ -177,10 +207,10 @@ class Linker:
         arena: Address,
     ) -> None:
         choice = len(self.steps)
-        self.steps.append(Jump(0))
+        self._write(Jump(0))
         self.splice(parts[0], inputs[1:], outputs, arena)
         leave = len(self.steps)
-        self.steps.append(Jump(0))
+        self._write(Jump(0))
         self.steps[choice] = Jump(len(self.steps), inputs[0])
         self.splice(parts[1], inputs[1:], outputs, arena)
         self.steps[leave] = Jump(len(self.steps))
@@ -199,11 +229,11 @@ class Linker:
         again = len(self.steps)
         self.splice(parts[0], state, [test], arena)
         leave = len(self.steps)
-        self.steps.append(Jump(0))
+        self._write(Jump(0))
         self.splice(parts[1], state, following, arena)
         for value, source, target in zip(item.outputs, following, state, strict=True):
             self.copy(source, target, value)
-        self.steps.append(Jump(again))
+        self._write(Jump(again))
         self.steps[leave] = Jump(len(self.steps), test)
 
     def _scan(
@@ -282,3 +312,32 @@ def _run(launch: Launch, places: Mapping[str, Sequence[Address]], label: str) ->
 
     arguments = tuple(resolve(a) for a in launch.arguments)
     return Run(launch.kernel, arguments, launch.items, launch.serial, label)
+
+
+def _facts(
+    launch: Launch,
+    places: Mapping[str, Sequence[Address]],
+    sizes: Mapping[str, Sequence[int]],
+    node: int,
+) -> Facts:
+    """What a launch touches: whole operands, since strides and offsets are the kernel's affair.
+
+    Constants are left out, as nobody writes them. Kept memory was filled before the program ran.
+    """
+    reads: dict[Span, None] = {}
+    writes: dict[Span, None] = {}
+    for argument in launch.arguments:
+        if isinstance(argument, int) or argument.kind == "constant":
+            continue
+        start = places[argument.kind][argument.index]
+        span = Span(start.base, start.offset, sizes[argument.kind][argument.index])
+        if span.nbytes:
+            (reads if argument.kind in ("input", "kept") else writes)[span] = None
+    return Facts(tuple(reads), tuple(writes), launch.flops, launch.nbytes, node)
+
+
+def _completed(step: Step, facts: Facts) -> Facts:
+    """A jump reads its condition."""
+    if not isinstance(step, Jump) or step.unless is None:
+        return facts
+    return replace(facts, reads=(Span(step.unless.base, step.unless.offset, 1),))

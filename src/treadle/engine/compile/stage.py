@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 from treadle.backends.program import Compiler, Run
 from treadle.engine.compile.assemble import assemble
+from treadle.engine.compile.streams import assign_streams
+from treadle.engine.compile.streams_check import check_streams
+from treadle.engine.cost import RATES
 from treadle.engine.options import Options
 from treadle.engine.plan import Interface, Plan
 from treadle.engine.types import CompileReport
@@ -32,6 +36,10 @@ def compile_graph(
         CompileError: a result's extent depends on data, or memory was planned wrongly.
     """
     plan = assemble(graph, compiler, interface, options, report)
+    streams = assign_streams(plan, RATES["cpu"], options.streams)
+    if streams.count > 1 or options.check:
+        check_streams(plan, streams)
+    plan = replace(plan, streams=streams)
     _tell(plan, report)
     return plan
 

@@ -7,6 +7,7 @@ that run one program at the same time get one each.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -78,7 +79,8 @@ class Executor:
                 self._pack(frame, inputs)
             reached = self.loaded.main.run(frame.bases)
             while reached >= 0:
-                reached = self._serve(frame, results, reached)
+                self._serve(frame, results, reached)
+                reached = self.loaded.main.run(frame.bases, reached + 1)
             return results
         finally:
             self._frames.append(frame)
@@ -134,17 +136,29 @@ class Executor:
             frame.bound[: varying.shape[1]] = [None] * varying.shape[1]
             self._frames.append(frame)
 
-    def profile(self, inputs: Sequence[Array]) -> npt.NDArray[np.int64]:
-        """Run once and measure; one row of (start, end) nanoseconds per step of the plan.
+    def profile(self, inputs: Sequence[Array], repeats: int = 1) -> npt.NDArray[np.int64]:
+        """Run a few times and measure every step, host tasks included.
 
-        Programs with host tasks are measured up to the first of them.
+        Nothing that is passed changes: inputs that are updated are copied first.
+
+        Returns:
+            For each run and step of the plan four numbers, see `Executable.profile`.
         """
-        frame = _Frame(self.loaded)
-        kept = [np.empty(shape, dtype) for shape, dtype in self._results]
-        for i, array in enumerate((*inputs, *kept)):
-            frame.bases[i] = address(array)
+        plan, frame = self.loaded.plan, _Frame(self.loaded)
+        updated = {i for _, i in plan.updates}
+        inputs = [x.copy() if i in updated else x for i, x in enumerate(inputs)]
+        results = self._bind(frame, inputs)
         self._pack(frame, inputs)
-        return self.loaded.main.profile(frame.bases)
+        times = np.zeros((repeats, len(plan.steps), 4), np.int64)
+        for run in times:
+            reached = self.loaded.main.profile(frame.bases, run)
+            while reached >= 0:
+                start = time.monotonic_ns()
+                self._serve(frame, results, reached)
+                end = time.monotonic_ns()
+                run[reached] = start, end, run[reached, 2] + end - start, run[reached, 3] + 1
+                reached = self.loaded.main.profile(frame.bases, run, reached + 1)
+        return times
 
     def close(self) -> None:
         """Give the frames' memory back; running again makes new ones."""
@@ -167,8 +181,8 @@ class Executor:
 
     # -- host tasks ------------------------------------------------------------------------
 
-    def _serve(self, frame: _Frame, results: Sequence[Array], step: int) -> int:
-        """Do the host task at a step, and run on from the next one."""
+    def _serve(self, frame: _Frame, results: Sequence[Array], step: int) -> None:
+        """Do the host task at a step."""
         plan = self.loaded.plan
         halt = plan.steps[step]
         if not isinstance(halt, Host):
@@ -181,7 +195,6 @@ class Executor:
             frame.arena.bytes,
         ]
         _perform(plan.host[halt.task], memories)
-        return -1 if step + 1 == len(plan.steps) else self.loaded.main.run(frame.bases, step + 1)
 
 
 def _perform(task: HostTask, memories: Sequence[Array]) -> None:

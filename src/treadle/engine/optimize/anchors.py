@@ -92,6 +92,8 @@ def _moves_before(groups: Groups, value: Value) -> list[int]:
     chain: list[int] = []
     node = value.producer
     while node is not None and isinstance(node.op, MOVES) and is_static(node):
+        if groups.owner[groups.position[node]].kind:
+            break  # Another group writes its result in this order.
         chain.append(groups.position[node])
         node = node.inputs[0].producer
     return _useful(groups, chain)
@@ -196,7 +198,8 @@ MOST_TRIALS = 24
 def _followers(groups: Groups, anchor: int) -> list[int]:
     """Elementwise nodes of the result's shape that could run inside the anchor's group."""
     shape = groups.nodes[anchor].output.type.shape
-    bits, found = 1 << anchor, []
+    found: list[int] = []
+    bits = 1 << anchor
     waiting = sorted(groups.users[groups.nodes[anchor].output])
     seen = set(waiting)
     while waiting and len(found) < MOST_OPS:

@@ -90,7 +90,7 @@ def assemble(groups: Groups) -> Graph:
     known: dict[Value, Value] = {v: v for v in graph.inputs}
     nodes: list[Node] = []
     for group, made in _in_order(groups):
-        if group.kind and not _stands_alone(groups, group):
+        if group.kind and not stands_alone(groups, group):
             op, read = proposed(groups, group, made)
             loc = groups.nodes[group.members[0]].loc
             node = Node(op, tuple(known[v] for v in read), loc)
@@ -104,7 +104,7 @@ def assemble(groups: Groups) -> Graph:
     return graph.with_nodes(nodes, (known[v] for v in graph.outputs))
 
 
-def _stands_alone(groups: Groups, group: Group) -> bool:
+def stands_alone(groups: Groups, group: Group) -> bool:
     """Whether a group is one node that reads nothing through others, and so stays as it is."""
     order, _ = groups.operands(group)
     return len(group.members) == 1 and (
@@ -130,7 +130,7 @@ def _matters(groups: Groups, group: Group) -> bool:
 
 
 def _reads(groups: Groups, group: Group, made: Sequence[Value]) -> Sequence[Value]:
-    if not group.kind or _stands_alone(groups, group):
+    if not group.kind or stands_alone(groups, group):
         return groups.nodes[group.members[0]].inputs
     return proposed(groups, group, made)[1]
 

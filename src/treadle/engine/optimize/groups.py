@@ -168,18 +168,24 @@ class Groups:
         """The members' results that are read outside, or are results of the graph."""
         own = {self.owner[i] for i in group.members}
         values = (v for i in group.members for v in self.nodes[i].outputs)
-        return [v for v in values if v in self.results or self.readers(v) - own]
+        inside = frozenset(group.members)
+        return [v for v in values if v in self.results or self.readers(v, inside) - own]
 
-    def readers(self, value: Value) -> set[Group]:
-        """The groups that read a value, those that do so through a lone move included."""
+    def readers(self, value: Value, inside: frozenset[int] = frozenset()) -> set[Group]:
+        """The groups that read a value, those that do so through a lone move included.
+
+        Nodes `inside` a group that is only thought of do not count.
+        """
         found: set[Group] = set()
         for user in self.users[value]:
+            if user in inside:
+                continue
             group = self.owner[user]
             if len(group.members) > 1 or not self._moves[user]:
                 found.add(group)
                 continue
             (moved,) = self.nodes[user].outputs
-            found |= self.readers(moved)
+            found |= self.readers(moved, inside)
             if moved in self.results:
                 found.add(group)
         return found

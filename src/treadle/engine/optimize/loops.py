@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import count
 
-from treadle.backends.api import Support
 from treadle.base.shape import size_of
 from treadle.engine.optimize.anchors import Note
-from treadle.engine.optimize.bodies import Trial, accepted
+from treadle.engine.optimize.bodies import Trial, accepted, stands_alone
 from treadle.engine.optimize.groups import Group, Groups
 from treadle.engine.optimize.kinds import CLEAR, is_closed, is_free, is_loop, is_static
 from treadle.engine.optimize.model import cost
@@ -92,7 +91,9 @@ def loop_groups(groups: Groups, trial: Trial, note: Note, *, plain: bool = False
 
 def _settle(groups: Groups, group: Group, trial: Trial, note: Note) -> None:
     """Split what the compiler refuses, in the reverse order of the merges."""
-    answer = _judge(groups, group, trial)
+    if stands_alone(groups, group) or not groups.needed(group):
+        return
+    answer = accepted(groups, group, trial)
     if answer:
         return
     note(groups.nodes[group.members[-1]], f"group of {len(group.members)} is split", answer.message)
@@ -101,12 +102,6 @@ def _settle(groups: Groups, group: Group, trial: Trial, note: Note) -> None:
         return
     for part in groups.split(group):
         _settle(groups, part, trial, note)
-
-
-def _judge(groups: Groups, group: Group, trial: Trial) -> Support:
-    if not groups.needed(group):
-        return Support(True)
-    return accepted(groups, group, trial)
 
 
 class _Merger:
@@ -165,7 +160,7 @@ class _Merger:
                 continue
             joined = self.groups.joined((group, other), "loop")
             _, reads = self.groups.operands(joined)
-            if len(reads) > MOST_READS:
+            if len(reads) > MOST_READS or not self._ends_with_columns(joined):
                 continue
             saved = self.cost[group] + self.cost[other] - cost(self.groups, joined)
             if saved > 0:
@@ -182,6 +177,34 @@ class _Merger:
         if len(a.members) + len(b.members) > MOST_OPS:
             return None
         return self.domains[a].merged(self.domains[b])
+
+    def _ends_with_columns(self, group: Group) -> bool:
+        """Whether, of reductions both ways, those one way are results that nothing inside reads.
+
+        A nest knows the sums of its rows at the end of each row, those of columns at its end.
+        """
+        reductions: dict[object, list[Node]] = {}
+        for i in group.members:
+            node = self.groups.nodes[i]
+            for key in domain_of(node).reductions:
+                reductions.setdefault(key, []).append(node)
+        if len(reductions) < 2:
+            return True
+        return any(
+            not any(self._is_read_inside(n.output, group) for n in nodes)
+            for nodes in reductions.values()
+        )
+
+    def _is_read_inside(self, value: Value, group: Group) -> bool:
+        for user in self.groups.users[value]:
+            if group.bits >> user & 1:
+                return True
+            (result, *_) = self.groups.nodes[user].outputs
+            if isinstance(self.groups.nodes[user].op, CLEAR) and self._is_read_inside(
+                result, group
+            ):
+                return True
+        return False
 
     def _neighbors(self, group: Group) -> list[Group]:
         """Groups that feed it, that it feeds, and that read an array with it."""

@@ -8,6 +8,7 @@ its means and deviations for the backward pass in place of the normalized values
 from __future__ import annotations
 
 from treadle.engine.optimize.groups import Group, Groups
+from treadle.engine.optimize.kinds import is_closed
 from treadle.graph.cells import is_scalar_op
 from treadle.graph.ir import Value
 
@@ -46,7 +47,10 @@ def _try(groups: Groups, group: Group, value: Value) -> None:
 
 
 def _may_copy(groups: Groups, reader: Group) -> bool:
-    return reader.kind == "loop" and len(reader.members) > 1
+    if reader.kind != "loop":
+        return False
+    first = groups.nodes[reader.members[0]]
+    return len(reader.members) > 1 or (is_scalar_op(first.op) and not is_closed(first))
 
 
 def _cone(groups: Groups, group: Group, value: Value) -> tuple[set[int], set[Value]] | None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from treadle.backends.api import Engine
 from treadle.base.shape import size_of
+from treadle.engine.cost import RATES, Rates
 from treadle.graph.ir import Node, Value
 from treadle.ops.attention import Attention, AttentionGrad
 from treadle.ops.constant import Constant
@@ -20,16 +21,6 @@ UNKNOWN = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Rates:
-    """Speed of an engine: operations and bytes per second, and seconds per op and per segment."""
-
-    flops: float
-    bandwidth: float
-    launch: float
-    segment: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
 class Link:
     """The way between two memory spaces: seconds per value and bytes per second."""
 
@@ -39,20 +30,11 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """Rates by engine name; an engine that is not listed gets `usual`.
+    """Rates by engine name; an engine that is not listed gets `usual`, a card's."""
 
-    The figures are those of a desktop processor and a card in it. They decide between engines an
-    order of magnitude apart, and need be no better than that.
-    """
-
-    rates: Mapping[str, Rates] = field(
-        default_factory=lambda: {
-            "reference": Rates(40e9, 4e9, 5e-6),
-            "cpu": Rates(100e9, 16e9, 1e-6),
-        }
-    )
-    usual: Rates = Rates(2e12, 200e9, 8e-6, 50e-6)
-    link: Link = Link()
+    rates: Mapping[str, Rates] = field(default_factory=lambda: RATES)
+    usual: Rates = USUAL
+    link: Link = LINK
 
     def of(self, engine: Engine) -> Rates:
         """The rates of an engine."""
@@ -64,7 +46,7 @@ class Model:
             return 0.0
         rates = self.of(engine)
         moved = sum(map(nbytes, (*node.inputs, *node.outputs)))
-        return rates.launch + max(flops(node) / rates.flops, moved / rates.bandwidth)
+        return rates.seconds(flops(node), moved)
 
     def transfer(self, value: Value, engine: Engine, other: Engine) -> float:
         """Modelled time for a value made by one engine to reach another."""
@@ -112,5 +94,6 @@ def _products(node: Node) -> int:
     """Products of a convolution: its kernel at every position of its result, from any side."""
     values: Sequence[Value] = (*node.inputs, *node.outputs)
     sizes = sorted(elements(v) for v in values[:3])
-    # With K = O * C * k, X = N * C * s and Y = N * O * s: sqrt(K * X * Y) is N * O * C * s * sqrt(k).
+    # Kernel O C k, input N C s and result N O s: the root of their product is N O C s sqrt(k),
+    # and the root of k is 3 for the usual window.
     return int((sizes[0] * sizes[1] * sizes[2]) ** 0.5) * 3

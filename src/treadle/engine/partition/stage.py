@@ -115,7 +115,7 @@ def _tell(
             reason = f"{engine.name} {support.reason}: {support.message}"
             name = candidates.engines[chosen[node]].name
             refused[(node.op.name, name, "costs less" if support else reason)] += 1
-    for (op, engine, reason), count in refused.items():
-        report.decide("partition", f"{op} x{count}" if count > 1 else op, engine, reason)
+    for (op, taken, reason), count in refused.items():
+        report.decide("partition", f"{op} x{count}" if count > 1 else op, taken, reason)
     for segment in parts.segments:
         report.decide("partition", f"{len(segment.nodes)} nodes", repr(segment).strip("<>"))

@@ -149,7 +149,7 @@ def _unknown(value: Value) -> Known | None:
     type_ = value.type
     if not type_.is_static or size_of(type_.shape) > LIMIT or type_.dtype.kind == "complex":
         return None
-    return Known(np.ones(type_.shape, type_.dtype.numpy), np.zeros(type_.shape, np.bool_))  # type: ignore[arg-type]
+    return Known(np.ones(type_.shape, type_.dtype.numpy), np.zeros(type_.shape, np.bool_))
 
 
 def _moved(op: Op, operands: Sequence[Known]) -> Known:

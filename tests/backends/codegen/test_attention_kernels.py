@@ -186,6 +186,15 @@ def test_scores_of_any_size_and_infinities(queries: int) -> None:
     assert np.isfinite(y).all()
 
 
+@both
+@pytest.mark.parametrize("queries", [1, 20])
+def test_a_row_of_the_lowest_number_hides_nothing(queries: int, gradient: bool) -> None:
+    mask = np.zeros((queries, 9), np.float32)
+    mask[0] = np.finfo(np.float32).min
+    mask[1:, 4:] = np.finfo(np.float32).min
+    agrees(attention(gradient), [*operands((queries, 9, 4, 3), gradient), mask])
+
+
 def test_what_is_hidden_does_not_reach_the_gradient() -> None:
     q, k, v, dy = (normal(2, 20, 8) for _ in range(4))
     k[:, 15:] = math.nan

@@ -1,0 +1,144 @@
+"""Compiled functions inside a recording: one node on the tape, whose gradient is a program, too.
+
+The backward program computes the forward values it needs once more, so nothing is kept between the
+two but inputs. Where an outer manager watches the gradient's own computation, it runs op by op.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from treadle.autodiff.tape import Tape
+from treadle.base import tree
+from treadle.base.modes import LOCAL
+from treadle.engine.options import Options
+from treadle.engine.pipeline import Stages
+from treadle.graph.gradient import is_differentiable, pullback
+from treadle.graph.ir import Graph, Value
+from treadle.jit.binding import Binding
+from treadle.jit.capture import Argument, Captured, Output, State
+from treadle.ops.constant import Constant
+from treadle.ops.op import Pullback
+from treadle.runtime.array import to_host
+from treadle.tensor import Tensor, create, wrap
+
+
+class GraphRule:
+    """What backward needs of a captured function: see `autodiff.tape.Rule`.
+
+    Args:
+        captured: the function.
+        options: of its compilation, and of its gradient's.
+    """
+
+    name = "compiled function"
+
+    def __init__(self, captured: Captured, options: Options) -> None:
+        leaves = [x for x in tree.flatten(captured.results)[0] if isinstance(x, Output)]
+        graph = captured.graph
+        self.results = [x.index for x in leaves]
+        self.graph = graph.with_nodes(graph.nodes, [graph.outputs[i] for i in self.results])
+        self._sources = captured.sources
+        self._options = options
+        self._programs: dict[tuple[bool, ...], Stages] = {}
+
+    def handles(self, leaves: Sequence[Any]) -> list[tuple[int, Tensor]]:
+        """Inputs that are tensors somebody holds, by number."""
+        found: list[tuple[int, Tensor]] = []
+        for i, source in enumerate(self._sources):
+            if isinstance(source, Argument):
+                found.append((i, leaves[source.index]))
+            elif isinstance(source, State):
+                found.append((i, source.tensor))
+        return found
+
+    def program(self, needs: tuple[bool, ...]) -> Stages:
+        """The gradient with respect to some of the inputs."""
+        if needs not in self._programs:
+            self._programs[needs] = Stages(pullback(self.graph, needs), options=self._options)
+        return self._programs[needs]
+
+
+class RecordedCall:
+    """One call on the tape.
+
+    Args:
+        rule: of the function.
+        numbers: which inputs of the graph the recorded inputs are.
+        arrays: all inputs of the call, as the program saw them.
+    """
+
+    def __init__(self, rule: GraphRule, numbers: Sequence[int], arrays: Sequence[Any]) -> None:
+        self.name = rule.name
+        self._rule = rule
+        self._numbers = list(numbers)
+        self._arrays = list(arrays)
+
+    def vjp(self, at: Pullback[Tensor], /) -> tuple[Tensor | None, ...]:
+        """Gradients of the inputs that need one."""
+        wanted = dict(zip(self._numbers, at.needs, strict=True))
+        graph = self._rule.graph
+        needs = tuple(
+            wanted.get(i, False) and is_differentiable(t) for i, t in enumerate(graph.input_types)
+        )
+        stages = self._rule.program(needs)
+        dys = [
+            y.constant(np.zeros(y.shape, y.dtype), y._kind.dtype) if dy is None else dy
+            for dy, y in zip(at.dys, at.outputs, strict=True)
+            if y._kind.dtype.is_float
+        ]
+        if isinstance(LOCAL.hook, Tape):
+            made = self._replayed(stages.captured, at.inputs, dys)
+        else:
+            arrays = [*self._arrays, *[_dense(dy) for dy in dys]]
+            # Gradients have the element types and places of what they are gradients of.
+            kinds = [x._kind for n, x in zip(self._numbers, at.inputs, strict=True) if needs[n]]
+            results = stages.compile().run(arrays)
+            made = [wrap(r, k) for r, k in zip(results, kinds, strict=True)]
+        found = iter(made)
+        return tuple([next(found) if needs[n] else None for n in self._numbers])
+
+    def _replayed(
+        self, graph: Graph, inputs: Sequence[Tensor], dys: Sequence[Tensor]
+    ) -> list[Tensor]:
+        """The gradient op by op, so that it can be recorded."""
+        held = dict(zip(self._numbers, inputs, strict=True))
+        count = len(graph.inputs) - len(dys)
+        known: dict[Value, Tensor] = {}
+        for i, value in enumerate(graph.inputs):
+            if i >= count:
+                known[value] = dys[i - count]
+            else:
+                known[value] = held[i] if i in held else _constant(self._arrays[i])
+        for node in graph.nodes:
+            if isinstance(node.op, Constant):
+                known[node.output] = _constant(node.op.data.array)
+                continue
+            operands = tuple(known[v] for v in node.inputs)
+            results = operands[0].apply(node.op, operands) if operands else create(node.op)
+            known.update(zip(node.outputs, results, strict=True))
+        return [known[v] for v in graph.outputs]
+
+
+def call_recorded(binding: Binding, rule: GraphRule, tape: Tape, leaves: Sequence[Any]) -> Any:
+    """Run a compiled function and put it on the tape as one node."""
+    handles = rule.handles(leaves)
+    numbers = [n for n, _ in handles]
+    inputs = [wrap(t._data, t._kind, t._trace) for _, t in handles]
+    arrays = binding.payloads(leaves)
+    made = binding.run(arrays, leaves)
+    results = [x for x in tree.flatten(made)[0] if isinstance(x, Tensor)]
+    if any(x._trace is not None for x in inputs):
+        tape.record(RecordedCall(rule, numbers, arrays), inputs, results)
+    return made
+
+
+def _dense(x: Tensor) -> Any:
+    return np.ascontiguousarray(to_host(x._data))
+
+
+def _constant(array: Any) -> Tensor:
+    return Tensor(array, dtype=array.dtype)
