@@ -34,6 +34,7 @@ GROUPS = {
     "Linear maps and convolution": "conv",
     "Pooling, patches, padding": "windows",
     "Normalization": "normalization",
+    "Attention": "attention",
     "Lookup, dropout, pixel shuffle": "nn",
     "Losses": "loss",
     "Metrics": "metric",

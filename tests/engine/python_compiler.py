@@ -86,6 +86,9 @@ class PythonExecutable:
                 at = step.target if taken else at + 1
         return -1
 
+    def stored(self) -> bytes:
+        return b""
+
     def repeat(self, bases: npt.NDArray[np.int64], varying: npt.NDArray[np.int64], /) -> int:
         for row in varying:
             bases[: len(row)] = row
@@ -142,6 +145,18 @@ class PythonCompiler:
     def build(self, program: Program, /) -> PythonExecutable:
         self.built.append(PythonExecutable(program))
         return self.built[-1]
+
+    def empty(self, shape: Sequence[int], dtype: np.dtype[Any], /) -> npt.NDArray[Any]:
+        return np.empty(tuple(shape), dtype)
+
+    def restore(self, stored: bytes, /) -> None:
+        return None
+
+    def save(self, key: str, data: bytes, /) -> None:
+        """Nothing is kept."""
+
+    def saved(self, key: str, /) -> None:
+        return None
 
     def inspect(self, launch: Launch, form: str, /) -> str:
         return repr(launch.kernel)

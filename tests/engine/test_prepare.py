@@ -14,6 +14,7 @@ from tests.engine.workloads import arrays, gpt_step, mlp_step
 
 from treadle.base import dtype as dt
 from treadle.base.errors import GraphError
+from treadle.base.symbol import symbol
 from treadle.base.types import TensorType
 from treadle.engine.options import Options
 from treadle.engine.prepare import pipeline, prepare
@@ -29,7 +30,7 @@ from treadle.graph.parser import parse
 from treadle.graph.passes import PASSES, parse_passes, pass_text
 from treadle.graph.printer import to_text
 from treadle.ops.activation import Gelu
-from treadle.ops.creation import Iota
+from treadle.ops.creation import Full, Iota
 from treadle.ops.elementwise import Neg
 from treadle.ops.gather import Take
 from treadle.ops.logic import Greater, Less
@@ -105,11 +106,11 @@ def test_preparing_again_changes_nothing() -> None:
 
 
 def test_levels_and_switches() -> None:
-    every = [p.name for p in pipeline(Options(), None)]
-    assert [p.name for p in pipeline(Options(level=0), None)] == ["drop_markers"]
-    fewer = [p.name for p in pipeline(Options(disabled=("fold", "expand")), None)]
-    assert set(every) - set(fewer) == {"fold", "expand"}
     graph = trace_body(lambda x: Softmax(1)(x), [F], "g")
+    every = [p.name for p in pipeline(graph, Options(), None)]
+    assert [p.name for p in pipeline(graph, Options(level=0), None)] == ["drop_markers"]
+    fewer = [p.name for p in pipeline(graph, Options(disabled=("fold", "expand")), None)]
+    assert set(every) - set(fewer) == {"fold", "expand"}
     assert names(prepared(graph, disabled=("expand",))) == ["softmax"]
 
 
@@ -124,6 +125,25 @@ def test_passes_are_known_by_name() -> None:
     assert {"propagate", "canonicalize", "fold_control"} <= set(PASSES)
     text = "propagate,canonicalize,fold_control{turns=3}"
     assert ",".join(map(pass_text, parse_passes(text))) == text
+
+
+def test_arrays_of_one_number_are_seen_through() -> None:
+    def body(x: Any) -> Any:
+        (zeros,) = x.apply(Full((2, 3), 0.0, dt.float32), ())
+        (ones,) = x.apply(Full((2, 3), 1.0, dt.float32), ())
+        return (x + zeros) * ones
+
+    graph = trace_body(body, [F], "g")
+    assert names(prepared(graph, disabled=("fold",))) == []
+
+
+def test_symbolic_extents(golden: Any) -> None:
+    n = symbol("n", low=1)
+    graph = trace_body(lambda x: Softmax(1)(x * 2.0), [TensorType(dt.float32, (n, 3))], "g")
+    after = prepared(graph)
+    golden(to_text(after))
+    x = np.arange(12, dtype=np.float32).reshape(4, 3)
+    assert close(evaluate(graph, [x])[0], evaluate(after, [x])[0])
 
 
 # -- small integers ----------------------------------------------------------------------------

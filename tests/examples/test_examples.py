@@ -42,6 +42,18 @@ def test_character_model_learns() -> None:
     assert text.rstrip().splitlines()[-1]
 
 
+def test_compiled_step_learns_what_the_eager_one_does() -> None:
+    text = run("examples/compiled_mlp.py", "--steps", "120", "--batch", "64", "--explain")
+    losses = re.findall(r"(\w+) +loss ([0-9.]+) -> ([0-9.]+)", text)
+    assert [name for name, _, _ in losses] == ["eager", "compiled", "sink"]
+    assert all(float(last) < float(first) for _, first, last in losses)
+    gap = re.search(r"eager and compiled: (\S+)", text)
+    assert gap is not None and float(gap[1]) < 1e-3
+    assert "agree bit for bit: yes" in text
+    for stage in ("prepare", "partition", "optimize", "compile", "load"):
+        assert stage in text
+
+
 def test_overhead_benchmark_prints_its_table() -> None:
     text = run("benchmarks/overhead.py", "--rounds", "1", "--number", "20", "--markdown")
     assert text.startswith("| op | Treadle | PyTorch | ratio |")

@@ -199,7 +199,7 @@ def test_positions_that_data_decides() -> None:
     assert isinstance(found, LoopNest)
     kinds = [a.kind for c in found.cells() if isinstance(c, Load) for a, _ in c.place.terms]
     assert sorted(kinds) == ["counter", "counter", "fetch"]
-    rolled = nest(lambda x: Roll((2,), (0,))(x), (5,))
+    rolled = nest(lambda x: Roll((2,), (0,))(x * 2.0), (5,))
     assert any(
         a.kind == "remainder"
         for c in rolled.cells()

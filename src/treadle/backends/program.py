@@ -157,6 +157,10 @@ class Executable(Protocol):
         """
         ...
 
+    def stored(self) -> bytes:
+        """The program as bytes, from which `Compiler.restore` makes it again in any process."""
+        ...
+
 
 class Compiler(Protocol):
     """An engine that lowers ops to launches and builds programs of them."""
@@ -181,6 +185,22 @@ class Compiler(Protocol):
 
     def build(self, program: Program, /) -> Executable:
         """Compile (or fetch from the cache) what the program runs, and make it ready."""
+        ...
+
+    def empty(self, shape: Sequence[int], dtype: np.dtype[Any], /) -> Array:
+        """Aligned memory for a result or an arena, taken from what earlier ones gave back."""
+        ...
+
+    def restore(self, stored: bytes, /) -> Executable | None:
+        """A program from what its `stored` gave; None where its code is no longer in the cache."""
+        ...
+
+    def save(self, key: str, data: bytes, /) -> None:
+        """Keep data on disk beside compiled code, as far as there is room and permission."""
+        ...
+
+    def saved(self, key: str, /) -> bytes | None:
+        """What was saved under a key, by this process or another one; None where nothing is."""
         ...
 
     def inspect(self, launch: Launch, form: Literal["kernel", "llvm", "assembly"], /) -> str:

@@ -33,7 +33,11 @@ BACKENDS = Variable(
 FALLBACK = Variable(
     ("TREADLE_FALLBACK",), "warn", "ops a device lacks: 'warn' once, 'silent', or 'error'"
 )
-DUMP = Variable(("TREADLE_DUMP",), "", "stages whose graphs are written as text, by name")
+DUMP = Variable(
+    ("TREADLE_DUMP",),
+    "",
+    "stages and passes whose results are written as text; 'kernels' for code; 'all'",
+)
 CPU_TARGET = Variable(
     ("TREADLE_CPU_TARGET",), "", "instructions the CPU backend may use: generic, avx2, avx512, neon"
 )

@@ -3,7 +3,8 @@
     prepare -> partition -> optimize -> compile -> load -> execute
 
 Each stage is a folder beside this file and knows only what it is given. Graphs stay graphs until
-compile: each can be printed (`TREADLE_DUMP=prepare,partition,optimize`) and parsed again.
+compile: each can be printed (`TREADLE_DUMP=prepare,partition,optimize`) and parsed again. Plans and
+kernels print as well (`TREADLE_DUMP=compile,kernels`).
 """
 
 from __future__ import annotations
@@ -14,19 +15,24 @@ from dataclasses import dataclass, field
 from treadle.backends import registry
 from treadle.backends.api import Engine
 from treadle.backends.program import Compiler, CompilingEngine
+from treadle.base.env import DUMP
 from treadle.base.errors import CompileError
 from treadle.base.types import TensorType
+from treadle.engine import cache
 from treadle.engine.compile import compile_graph
 from treadle.engine.execute import Executor
+from treadle.engine.explain import Explanation, explain
+from treadle.engine.explain.plan import kernel_texts, plan_text
 from treadle.engine.load import load
 from treadle.engine.optimize import optimize
 from treadle.engine.options import Options
 from treadle.engine.partition import partition
-from treadle.engine.plan import Interface, Plan
+from treadle.engine.plan import Array, Interface, Plan
 from treadle.engine.prepare import prepare
+from treadle.engine.profile import Profile, measure
 from treadle.engine.types import CompileReport
 from treadle.graph.ir import Graph
-from treadle.graph.passes import dump
+from treadle.graph.passes import dump, is_dumped, write_dump
 
 
 @dataclass(slots=True)
@@ -38,6 +44,7 @@ class Stages:
         interface: which inputs are frozen or updated.
         options: of the compilation.
         report: what the stages decided.
+        measured: the last profile.
     """
 
     captured: Graph
@@ -48,6 +55,7 @@ class Stages:
     optimized: Graph | None = None
     plan: Plan | None = None
     executor: Executor | None = None
+    measured: Profile | None = None
 
     def lower(self) -> Graph:
         """Prepare, partition and optimize; the graph that will be compiled."""
@@ -71,16 +79,73 @@ class Stages:
         """All stages but the last; what runs the program."""
         if self.executor is not None:
             return self.executor
-        graph, compiler = self.lower(), find_compiler(self.options)
-        with self.report.stage("compile"):
-            self.plan = compile_graph(graph, compiler, self.interface, self.options, self.report)
-        with self.report.stage("load"):
-            loaded = load(self.plan, compiler)
-        updated = {j for j, _ in self.interface.updates}
-        results = [v.type for j, v in enumerate(graph.outputs) if j not in updated]
+        compiler = find_compiler(self.options)
+        key = cache.key_of(self.captured, self.interface, self.options, compiler)
         frozen = [i for i, yes in enumerate(self.interface.frozen) if yes]
+        with self.report.stage("cache"):
+            # Who wants the stages' results written wants the stages to run.
+            known = None if DUMP.get() else cache.fetch(key, compiler)
+        if known is not None:
+            self.executor = Executor(known.loaded, known.results, frozen)
+            return self.executor
+        plan = self.planned()
+        with self.report.stage("load"):
+            loaded = load(plan, compiler)
+        results = self._results()
+        cache.save(key, loaded, results, compiler)
         self.executor = Executor(loaded, results, frozen)
         return self.executor
+
+    def _results(self) -> tuple[TensorType, ...]:
+        """Types of the outputs that replace no input."""
+        updated = {j for j, _ in self.interface.updates}
+        return tuple(v.type for j, v in enumerate(self.lower().outputs) if j not in updated)
+
+    def planned(self) -> Plan:
+        """Prepare to compile, whatever the cache has; what the program does step by step."""
+        if self.plan is None:
+            graph, compiler = self.lower(), find_compiler(self.options)
+            with self.report.stage("compile"):
+                self.plan = compile_graph(
+                    graph, compiler, self.interface, self.options, self.report
+                )
+            _dump_plan(self.plan, compiler, self.captured.name)
+        return self.plan
+
+    # -- looking inside --------------------------------------------------------------------
+
+    def explain(self) -> Explanation:
+        """What became of the program; compiled for the purpose if it came from the cache."""
+        plan = self.planned()
+        graphs = {
+            "captured": self.captured,
+            "prepared": self.prepared or self.captured,
+            "optimized": self.lower(),
+        }
+        name = next((e.name for e in _engines(self.options) if isinstance(e, CompilingEngine)), "")
+        return explain(graphs, plan, self.report, name, self.measured)
+
+    def profile(self, inputs: Sequence[Array], repeats: int = 10) -> Profile:
+        """Measure every step on these inputs, which stay as they are.
+
+        Raises:
+            EngineError: there is nothing to repeat.
+        """
+        plan, executor = self.planned(), self.compile()
+        if executor.loaded.plan is not plan:  # Programs out of the cache have no steps to name.
+            executor = Executor(load(plan, find_compiler(self.options)), self._results())
+        name, seconds = self.captured.name, self.report.seconds
+        self.measured = measure(name, executor, inputs, repeats, seconds)
+        return self.measured
+
+
+def _dump_plan(plan: Plan, compiler: Compiler, name: str) -> None:
+    if is_dumped("compile"):
+        write_dump(name, "00.compile.txt", plan_text(plan, name))
+    # Assembly takes its time, so that `all` does not stand for it.
+    if "kernels" in DUMP.get().split(","):
+        for file, text in kernel_texts(plan, compiler):
+            write_dump(name, f"kernels.{file}", text)
 
 
 def find_compiler(options: Options) -> Compiler:

@@ -243,6 +243,7 @@ class Loaded:
         main: runs the steps.
         prelude: fills the kept memory; None where there is nothing to fill.
         constants, kept: memory that lives as long as this object.
+        empty: makes the arrays of results.
     """
 
     plan: Plan
@@ -250,6 +251,7 @@ class Loaded:
     prelude: Executable | None
     constants: HostBuffer
     kept: HostBuffer
+    empty: Callable[[Sequence[int], Any], Array]
 
 
 def memory(what: str, nbytes: int) -> HostBuffer:

@@ -39,8 +39,9 @@ def scaled_dot_product_attention(
 
     Example:
         >>> x = mge.tensor([[1., 0.], [0., 1.]])
-        >>> F.scaled_dot_product_attention(x, x, x, is_causal=True).round().tolist()
-        [[1.0, 0.0], [0.0, 1.0]]
+        >>> print(F.scaled_dot_product_attention(x, x, x, is_causal=True))
+        Tensor([[1.     0.    ]
+         [0.3302 0.6698]], device=xpux:0)
     """
     q, k, v = promote_all([as_tensor(x) for x in (query, key, value)])
     mask = () if attn_mask is None else (as_tensor(attn_mask, q),)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeGuard, TypeVar
 
 import numpy as np
 
@@ -277,7 +277,7 @@ def extents(value: Value) -> tuple[int, ...]:
     return tuple(int(d) for d in value.type.shape)
 
 
-def is_scalar_op(op: Op) -> bool:
+def is_scalar_op(op: Op) -> TypeGuard[Elementwise]:
     """Whether an op is elementwise and says what it does to one element."""
     return isinstance(op, Elementwise) and type(op).scalar is not Elementwise.scalar
 
@@ -343,10 +343,23 @@ def _flip(b: CellBuilder, node: Node, op: Flip, index: Index, guards: Guards) ->
 def _roll(b: CellBuilder, node: Node, op: Roll, index: Index, guards: Guards) -> Cell:
     shape, moved = extents(node.output), list(index)
     for shift, axis in zip(op.shifts, op.axes, strict=True):
-        extent = shape[axis]
-        place = shifted(moved[axis], -shift % extent)
-        moved[axis] = b.positions.divide(place, extent)[1]
-    return b.cell(node.inputs[0], tuple(moved), guards)
+        moved[axis] = shifted(moved[axis], -shift % shape[axis])
+    (x,) = node.inputs
+    if len(op.axes) == 1 and x in b.inputs:
+        return _in_two_pieces(b, x, op.axes[0], tuple(moved), guards)
+    for axis in op.axes:
+        moved[axis] = b.positions.divide(moved[axis], shape[axis])[1]
+    return b.cell(x, tuple(moved), guards)
+
+
+def _in_two_pieces(b: CellBuilder, x: Value, axis: int, index: Index, guards: Guards) -> Cell:
+    """An element of an input that begins again after its end: both pieces are contiguous."""
+    extent = extents(x)[axis]
+    first = Guard(index[axis], extent)
+    second = Guard(shifted(index[axis], -extent), extent)
+    again = (*index[:axis], second.position, *index[axis + 1 :])
+    rest = b.cell(x, again, (*guards, second))
+    return b.choice((first,), lambda: b.cell(x, index, (*guards, first)), rest)
 
 
 def _slice(b: CellBuilder, node: Node, op: Slice, index: Index, guards: Guards) -> Cell:

@@ -110,13 +110,21 @@ def _verify_after(graph: Graph, step: Pass, spec: Spec) -> None:
 
 def dump(graph: Graph, stage: str, number: int = 0) -> None:
     """Write the graph as text if `TREADLE_DUMP` lists the stage or pass, or says `all`."""
-    wanted = {w.strip() for w in DUMP.get().split(",")}
-    if not wanted & {stage, "all"}:
-        return
+    if is_dumped(stage):
+        write_dump(graph.name, f"{number:02}.{stage}.txt", to_text(graph, locs=True))
+
+
+def is_dumped(stage: str) -> bool:
+    """Whether `TREADLE_DUMP` lists the stage, or says `all`."""
+    return bool({w.strip() for w in DUMP.get().split(",")} & {stage, "all"})
+
+
+def write_dump(program: str, file: str, text: str) -> None:
+    """Write a text about a program below `DUMP_FOLDER`."""
     DUMP_FOLDER.mkdir(exist_ok=True)
-    name = re.sub(r"[^\w.-]+", "_", graph.name) or "graph"
-    path = DUMP_FOLDER / f"{name}.{number:02}.{stage}.txt"
-    path.write_text(to_text(graph, locs=True), encoding="utf-8")
+    name = re.sub(r"[^\w.-]+", "_", program) or "graph"
+    path = DUMP_FOLDER / f"{name}.{file}"
+    path.write_text(text, encoding="utf-8")
     get_logger("graph").info("wrote %s", path)
 
 

@@ -18,6 +18,7 @@ from treadle.graph.analysis import live_nodes
 from treadle.graph.ir import Graph, Node, Value, constant_of, remake
 from treadle.ops.abstract import constant_array
 from treadle.ops.constant import ArrayData, Constant
+from treadle.ops.creation import Full
 from treadle.ops.movement import Broadcast, Reshape
 from treadle.ops.op import Array, Op
 
@@ -124,7 +125,7 @@ def match(pattern: Pattern, value: Value, found: Found) -> bool:
     if isinstance(pattern, str):
         return found.values.setdefault(pattern, value) is value
     if isinstance(pattern, Filled):
-        return _is_filled(constant_of(_source(value)), pattern.value)
+        return _is_filled(_data_of(_source(value)), pattern.value)
     node = value.producer
     return node is not None and value.index == 0 and match_node(pattern, node, found)
 
@@ -151,6 +152,14 @@ def _source(value: Value) -> Value:
     while value.producer is not None and isinstance(value.producer.op, (Broadcast, Reshape)):
         value = value.producer.inputs[0]
     return value
+
+
+def _data_of(value: Value) -> ArrayData | None:
+    """A constant, or the one number that an array is made of."""
+    node = value.producer
+    if node is not None and isinstance(node.op, Full):
+        return ArrayData(node.op.replace(shape=()).reference())
+    return constant_of(value)
 
 
 def _is_filled(data: ArrayData | None, value: float) -> bool:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
+import os
 import threading
 from collections import Counter
 from collections.abc import Callable
 from types import MethodType
-from typing import Any, Generic, ParamSpec, TypeVar, overload
+from typing import Any, Generic, Literal, ParamSpec, TypeVar, overload
 
 import numpy as np
 
@@ -15,9 +16,11 @@ from treadle.autodiff.tape import Tape
 from treadle.base import tree
 from treadle.base.errors import TraceError
 from treadle.base.modes import ACTIVE, LOCAL
+from treadle.engine.explain import to_text
 from treadle.engine.options import Options
 from treadle.engine.pipeline import Stages
 from treadle.engine.plan import Interface
+from treadle.engine.profile import Profile
 from treadle.jit.binding import Binding
 from treadle.jit.capture import Argument, Captured, ManagerInside, Output, State, capture
 from treadle.jit.recorded import GraphRule, call_recorded
@@ -184,19 +187,72 @@ class Compiled(Generic[P, R]):
         variant.binding()
         return variant.stages
 
-    def explain(self, *args: P.args, **kwargs: P.kwargs) -> str:
-        """What became of the program: stages, groups, kernels, memory.
+    @overload
+    def explain(
+        self, *args: Any, form: Literal["text"] = "text", full: bool = False, **kwargs: Any
+    ) -> str: ...
+    @overload
+    def explain(
+        self, *args: Any, form: Literal["json"], full: bool = False, **kwargs: Any
+    ) -> dict[str, Any]: ...
 
-        Without arguments: of the signature used last.
+    def explain(
+        self,
+        *args: Any,
+        form: Literal["text", "json"] = "text",
+        full: bool = False,
+        **kwargs: Any,
+    ) -> str | dict[str, Any]:
+        """What became of the program: stages, groups, kernels, memory, streams.
+
+        Measured times are there once the program has been profiled.
+
+        Args:
+            args: of the function; without any, the program of the signature captured last.
+            form: "text" for people; "json" for the same and more as plain data.
+            full: in the text, every group, op and pass in a row of its own.
+            kwargs: of the function.
 
         Raises:
-            TraceError: there are no arguments, and the function has not been called.
+            TypeError: arguments are missing, and the function has not been called before.
         """
+        found = self._known(args, kwargs).stages.explain()
+        return found.data() if form == "json" else to_text(found, full=full)
+
+    def profile(
+        self,
+        *args: Any,
+        path: str | os.PathLike[str] | None = None,
+        repeats: int = 10,
+        **kwargs: Any,
+    ) -> Profile:
+        """Run the program a few times and measure every kernel; state stays as it is.
+
+        Args:
+            args: of the function; they may be left out if it takes none.
+            path: where to write the typical run as a trace, which https://ui.perfetto.dev opens.
+            repeats: how many runs are measured; one more comes first.
+            kwargs: of the function.
+
+        Returns:
+            Median times by kernel, which print as a table.
+
+        Raises:
+            EngineError: there is nothing to repeat.
+            OSError: the file cannot be written.
+        """
+        variant = self.variant(args, kwargs)
+        _, leaves = signature(args, kwargs)
+        found = variant.stages.profile(variant.binding().payloads(leaves), repeats)
+        if path is not None:
+            found.save(path)
+        return found
+
+    def _known(self, args: Any, kwargs: Any) -> Variant:
+        """The program for these arguments; without any, the one captured last."""
         if args or kwargs or not self._variants:
-            return str(self.compile(*args, **kwargs).report)
-        last = [v for kept in self._variants.values() for v in kept][-1]
-        last.binding()
-        return str(last.stages.report)
+            return self.variant(args, kwargs)
+        return self.variants[-1]
 
     def variant(self, args: Any, kwargs: Any) -> Variant:
         """The program for these arguments, captured if it is not known."""

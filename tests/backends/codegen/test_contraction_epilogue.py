@@ -84,6 +84,16 @@ def test_masks_and_casts():
     check(fused(body, given), given, 30)
 
 
+def test_truth_values_are_results():
+    given = arrays(9, 30, 20, (20,))
+
+    def body(x, w, b):
+        u = product(x, w) + b
+        return one(Relu(), u), u > 0.0, (u > 0.0).astype("int8")
+
+    check(fused(body, given), given, 30)
+
+
 def test_residual_behind_a_reshape():
     given = arrays(12, 30, 20, (3, 4, 20), (20,))
 
@@ -204,6 +214,7 @@ def test_what_is_refused_says_why():
         (lambda x, w: product(product(x, w), w.transpose((1, 0))), "one contraction, not 2"),
         (lambda x, w: product(x + 1.0, w), "computed in the group"),
         (lambda x, w: (product(x, w), x + 1.0), "does not depend"),
+        (lambda x, w: product(x, w).astype("complex64"), "complex"),
         (lambda x, w: product(x, w).reshape((4, 6)) + product(x, w).reshape((4, 6)), "2"),
     ):
         answer = lower(fused(body, given), types_of(given), (), HOST)

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from tests.backends.codegen.contractions import check, fused, interpreted, values
+from tests.backends.codegen.contractions import check, fused, interpreted, lowered, values
 
 from treadle.base import dtype as dt
 from treadle.ops.conv import Conv, ConvGradInput, ConvGradWeight, IntConv
@@ -88,6 +88,23 @@ def test_bias_residual_and_relu():
         return x.apply(Relu(), (y,))[0], y
 
     check(fused(body, given), given, 27)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_transposed_convolution_with_bias(whole):
+    rng = np.random.default_rng(7)
+    shapes = [(2, 6, 5, 4), (6, 4, 3, 3), (8, 1, 1), (2, 8, 10, 8)]
+    given = [values(rng, s, dt.float32) for s in shapes]
+    conv = ConvGradInput((2, 2), ((1, 1), (1, 1)), (1, 1), 2, (10, 8))
+
+    def body(dy, w, bias, residual):
+        x = dy.apply(conv, (dy, w))[0] + bias
+        return dy.apply(Relu(), (x,))[0] + residual if whole else dy.apply(Relu(), (x,))[0]
+
+    op = fused(body, given)
+    products = [r for r in lowered(op, given).launches if r.kernel.name.startswith("contract")]
+    assert len(products) == (1 if whole else 4)
+    check(op, given, 54)
 
 
 @pytest.mark.parametrize("op", [Conv, ConvGradWeight, ConvGradInput])

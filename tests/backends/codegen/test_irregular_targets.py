@@ -3,20 +3,46 @@
 from __future__ import annotations
 
 import pytest
-
 from tests.backends.codegen.execution import machine, parse
 from tests.backends.codegen.irregular import against_reference, lowered, samples
+
 from treadle.backends.codegen.target import AVX512, GENERIC, NEON, Target
 from treadle.base import dtype as dt
 from treadle.ops import REGISTRY
 
-OPS = (
-    "take index index_add index_update take_along_axis add_along_axis scatter_along_axis concat "
-    "slice_update argmax cum_sum linear_recurrence sort top_k random_bits random_uniform "
-    "random_normal random_permutation max_pool max_pool_grad max_pool_gather avg_pool "
-    "avg_pool_grad adaptive_avg_pool adaptive_max_pool sliding_window sliding_window_transpose "
-    "resize resize_grad remap remap_grad"
-).split()
+OPS = [
+    "take",
+    "index",
+    "index_add",
+    "index_update",
+    "take_along_axis",
+    "add_along_axis",
+    "scatter_along_axis",
+    "concat",
+    "slice_update",
+    "argmax",
+    "cum_sum",
+    "linear_recurrence",
+    "sort",
+    "top_k",
+    "random_bits",
+    "random_uniform",
+    "random_normal",
+    "random_permutation",
+    "max_pool",
+    "max_pool_grad",
+    "max_pool_gather",
+    "avg_pool",
+    "avg_pool_grad",
+    "adaptive_avg_pool",
+    "adaptive_max_pool",
+    "sliding_window",
+    "sliding_window_transpose",
+    "resize",
+    "resize_grad",
+    "remap",
+    "remap_grad",
+]
 KINDS = (dt.float32, dt.uint32)
 
 

@@ -69,6 +69,17 @@ def test_refusals_say_why() -> None:
     assert _refused(Fused("loop", two), types((3, 4)))
 
 
+def test_groups_that_would_gather_are_refused() -> None:
+    def straight(x: Any) -> Any:
+        return Softmax(1)(x.transpose((1, 0)))
+
+    square = types((512, 512))
+    together = trace_body(lambda x, y: Softmax(1)(x.transpose((1, 0)) * y), [*square, *square])
+    assert "transposed" in _refused(Fused("loop", together), [*square, *square])
+    alone = Fused("loop", trace_body(straight, square))
+    assert isinstance(lower(alone, square, (), AVX2), Lowered)
+
+
 def _refused(op: Op, operands: list[TensorType]) -> str:
     found = lower(op, operands, (), AVX2)
     assert isinstance(found, Support) and not found.ok

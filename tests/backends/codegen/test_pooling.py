@@ -97,6 +97,14 @@ def test_the_average_of_planes() -> None:
         against_reference(AdaptiveAvgPool((1,) * len(extents)), [x], exact=False)
 
 
+def test_adaptive_windows_of_one_size() -> None:
+    x = draw((2, 3, 12, 30), dt.float32, 1, nan=0.02)
+    dy = draw((2, 3, 4, 15), dt.float32, 2)
+    against_reference(adaptive_pool.AdaptiveMaxPool((4, 15)), [x])
+    against_reference(adaptive_pool.AdaptiveMaxPoolGrad((4, 15)), [x, dy])
+    against_reference(AdaptiveAvgPool((4, 15)), [draw(x.shape, dt.float32, 3)], exact=False)
+
+
 def test_one_kernel_for_many_extents() -> None:
     window = (3, 3), (2, 2), ((1, 1), (1, 1)), (1, 1), False
     kernels = {

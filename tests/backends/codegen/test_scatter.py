@@ -68,9 +68,15 @@ def test_sums_of_half_types_round_once() -> None:
 
 def test_an_update_in_place() -> None:
     x, v, rows = draw((9, 40), dt.float32, 1), draw((20, 40), dt.float32, 2), indices((20,), 9, 3)
-    for op in (IndexAdd((0,)), IndexUpdate((0,))):
-        (apart,), (same) = run(op, [x, v, rows]), run(op, [x, v, rows], in_place=True)
-        assert apart.tobytes() == same[0].tobytes()
+    lines, values = indices((9, 70), 40, 4), draw((9, 70), dt.float32, 5)
+    for op, operands in (
+        (IndexAdd((0,)), (x, v, rows)),
+        (IndexUpdate((0,)), (x, v, rows)),
+        (AddAlongAxis(1), (x, lines, values)),
+        (ScatterAlongAxis(1), (x, lines, values)),
+    ):
+        (apart,), (same,) = run(op, operands), run(op, operands, in_place=True)
+        assert apart.tobytes() == same.tobytes()
 
 
 def test_an_index_out_of_range_stays_in_memory() -> None:

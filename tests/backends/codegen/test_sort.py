@@ -77,6 +77,17 @@ def test_a_few_of_many_where_samples_mislead(dtype: DType) -> None:
     against_reference(TopK(0, 320, True), [x.astype(dtype.numpy)])
 
 
+def test_equal_upper_halves() -> None:
+    """Doubles that differ in their last bits only: a few of them, runs of them, nothing else."""
+    rng = np.random.default_rng(1)
+    for share in (0.02, 0.1, 1.0):
+        x = rng.standard_normal((3, 900))
+        near = 1 + rng.integers(0, 9, x.shape) * 2.0**-50
+        x = np.where(rng.random(x.shape) < share, near, x)
+        against_reference(Sort(1), [x])
+        against_reference(Sort(1, True), [x])
+
+
 def test_permutation() -> None:
     state = STATE.make(dt.uint32, np.random.default_rng(0))
     for n in (64, 65, 3000):

@@ -170,8 +170,9 @@ def test_a_defect_of_a_generator_costs_only_speed(
         raise AttributeError("oops")
 
     monkeypatch.setattr(eager.compiler(), "lower", broken, raising=False)
+    monkeypatch.setattr(eager, "_BROKEN", set())
     launch = eager.AnyShape(Exp(), (f32(4),))
     x = data(LARGE)
-    np.testing.assert_array_equal(launch(x), np.exp(x))
-    np.testing.assert_array_equal(launch(x), np.exp(x))
+    for wanted in (x, x, x[1:]):
+        np.testing.assert_array_equal(launch(wanted), np.exp(wanted))
     assert capsys.readouterr().err.count("oops") == 1

@@ -101,6 +101,20 @@ def test_without_a_cache_everything_works(
     assert capsys.readouterr().err.count("compiled anew") == 1
 
 
+def test_a_damaged_library_that_cannot_be_replaced_is_not_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planted = fresh(tmp_path / "planted")
+    planted.load({"number1": lambda: text(1).replace("i64 1", "i64 666")})
+    values(fresh(tmp_path), 1)
+    for name in (p.name for p in (tmp_path / "objects").iterdir()):
+        content = (tmp_path / "planted" / "objects" / name).read_bytes()
+        (tmp_path / "objects" / name).write_bytes(content[:-1])
+    chain = fresh(tmp_path)
+    monkeypatch.setattr(chain.cache, "put", lambda key, data: False)
+    assert values(chain, 1) == [1]
+
+
 def test_a_linker_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(building, "linker", lambda: "/bin/false")
     chain = fresh(tmp_path)

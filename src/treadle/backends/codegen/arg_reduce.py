@@ -7,7 +7,7 @@ best value they saw and where; all of them begin with the first element, so none
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache, partial
+from functools import cache, partial, reduce
 
 from treadle.backends.codegen.kernel_ir import Builder, Kernel, Value, pointer, size
 from treadle.backends.codegen.lowering import lowers
@@ -24,6 +24,10 @@ from treadle.ops.reduce import ArgExtremum, Argmax, Argmin
 Better = Callable[[Builder, Value, Value], Value]
 
 
+_CHAINS = 4
+"""Vectors compared side by side along a line: one alone would wait for its comparisons."""
+
+
 @lowers(Argmax, Argmin)
 def lower_arg_extremum(
     op: ArgExtremum, types: tuple[TensorType, ...], frozen: tuple[bool, ...], target: Target
@@ -38,7 +42,7 @@ def lower_arg_extremum(
     refs, nbytes = (Ref("output", 0), Ref("input", 0)), size_of(shape) * x.dtype.itemsize
     if inner == 1:
         kernel = _last_kernel(x.dtype, lanes, largest)
-        cost = 20 + extent * 1.2 / lanes
+        cost = 20 + extent * 0.8 / lanes
         return Lowered((over_rows(kernel, (*refs, extent), outer, cost, nbytes),))
     kernel = _inner_kernel(x.dtype, lanes, largest)
     panels = -(-inner // lanes)
@@ -48,25 +52,58 @@ def lower_arg_extremum(
 
 def _better(largest: bool, b: Builder, x: Value, best: Value) -> Value:
     """Whether x comes before `best`, whatever their positions."""
-    wins = b.compare("lt", best, x) if largest else b.compare("lt", x, best)
+    wins = b.compare("le", x, best) if largest else b.compare("le", best, x)
     if not x.dtype.is_float:
-        return wins
-    first_nan = b.bitwise("and", b.compare("ne", x, x), b.compare("eq", best, best))
-    return b.bitwise("or", wins, first_nan)
+        return b.invert(wins)
+    # "Not at most" is true of NaN, which only another NaN keeps from winning.
+    return b.bitwise("and", b.invert(wins), b.compare("eq", best, best))
+
+
+Found = tuple[Value, Value]
+"""The best values seen, by lane, and their positions."""
+
+
+def _merge(b: Builder, better: Better, one: Found, two: Found) -> Found:
+    """The better of two by lane, of equals the earlier one."""
+    wins, loses = better(b, two[0], one[0]), better(b, one[0], two[0])
+    level = b.invert(b.bitwise("or", wins, loses))
+    earlier = b.bitwise("and", level, b.compare("lt", two[1], one[1]))
+    wins = b.bitwise("or", wins, earlier)
+    return b.select(wins, two[0], one[0]), b.select(wins, two[1], one[1])
 
 
 @cache
 def _last_kernel(dtype: DType, lanes: int, largest: bool) -> Kernel:
     target, x, extent = pointer(dt.int32, "target"), pointer(dtype, "x"), size("extent")
     better = partial(_better, largest)
+    block = _CHAINS * lanes
 
     def body(b: Builder, first: Value, stop: Value) -> None:
+        places = b.iota(dt.int32, lanes) if lanes > 1 else b.constant(0, dt.int32)
+
         def row(i: Value) -> None:
             line = b.offset(x, b.mul(i, extent))
             start = b.splat(load_value(b, line, 0), lanes)
-            places = b.iota(dt.int32, lanes) if lanes > 1 else b.constant(0, dt.int32)
+            zero = b.constant(0, dt.int32, lanes)
 
-            def turn(j: Value, mask: Value | None, best: Value, at: Value) -> tuple[Value, Value]:
+            def turn(j: Value, *found: Value) -> tuple[Value, ...]:
+                # All chains note where their block begins.
+                here, after = b.splat(b.cast(j, dt.int32), lanes), []
+                for c in range(_CHAINS):
+                    value = load_value(b, line, b.add(j, c * lanes), lanes)
+                    wins = better(b, value, found[2 * c])
+                    after += [b.select(wins, value, found[2 * c])]
+                    after += [b.select(wins, here, found[2 * c + 1])]
+                return tuple(after)
+
+            full = b.bitwise("and", extent, -block)
+            chains = b.loop(0, full, block, turn, (start, zero) * _CHAINS)
+            whole = [
+                (chains[2 * c], b.add(chains[2 * c + 1], b.add(places, c * lanes)))
+                for c in range(_CHAINS)
+            ]
+
+            def rest(j: Value, mask: Value | None, best: Value, at: Value) -> Found:
                 value = load_value(b, line, j, lanes, mask)
                 wins = better(b, value, best)
                 if mask is not None:
@@ -74,9 +111,9 @@ def _last_kernel(dtype: DType, lanes: int, largest: bool) -> Kernel:
                 here = b.add(b.splat(b.cast(j, dt.int32), lanes), places)
                 return b.select(wins, value, best), b.select(wins, here, at)
 
-            zero = b.constant(0, dt.int32, lanes)
-            best, at = vector_loop(b, 0, extent, lanes, turn, (start, zero))
-            b.store(target, i, _first_of_lanes(b, best, at, better))
+            best, at = vector_loop(b, full, extent, lanes, rest, (start, zero))
+            found = reduce(partial(_merge, b, better), [*whole, (best, at)])
+            b.store(target, i, _first_of_lanes(b, better, found))
 
         b.loop(first, stop, 1, row)
 
@@ -84,17 +121,15 @@ def _last_kernel(dtype: DType, lanes: int, largest: bool) -> Kernel:
     return row_kernel(name, (target, x, extent), body)
 
 
-def _first_of_lanes(b: Builder, best: Value, at: Value, better: Better) -> Value:
+def _first_of_lanes(b: Builder, better: Better, found: Found) -> Value:
     """The position of the best lane; of equals the least one."""
-    value, place = b.extract(best, 0), b.extract(at, 0)
-    for lane in range(1, best.lanes):
-        other, there = b.extract(best, lane), b.extract(at, lane)
-        wins, loses = better(b, other, value), better(b, value, other)
-        level = b.bitwise("xor", b.bitwise("or", wins, loses), True)
-        earlier = b.bitwise("and", level, b.compare("lt", there, place))
-        wins = b.bitwise("or", wins, earlier)
-        value, place = b.select(wins, other, value), b.select(wins, there, place)
-    return place
+    while found[0].lanes > 1:
+        half = found[0].lanes // 2
+        low, high = (
+            tuple(b.shuffle(v, v, range(start, start + half)) for v in found) for start in (0, half)
+        )
+        found = _merge(b, better, (low[0], low[1]), (high[0], high[1]))
+    return found[1]
 
 
 @cache

@@ -5,7 +5,6 @@ from __future__ import annotations
 from treadle.backends.api import Support, no
 from treadle.backends.codegen.contraction_body import Reading, anchor_of, read_product
 from treadle.backends.codegen.contraction_launch import Launches
-from treadle.backends.codegen.contraction_problem import Problem
 from treadle.backends.codegen.contraction_schedule import is_dots
 from treadle.backends.codegen.convolution import lower_convolution
 from treadle.backends.codegen.lowering import LOWERINGS, lowers
@@ -39,7 +38,7 @@ def lower_body(
     if isinstance(anchor, Support):
         return anchor
     if isinstance(anchor.op, Convolution):
-        return lower_convolution(body, anchor, target)
+        return lower_convolution(body, anchor, frozen, target)
     reading = read_product(body, anchor)
     if isinstance(reading, Support):
         return reading
@@ -60,13 +59,5 @@ LOWERINGS["fused.contraction"] = _lower_fused
 def lower_problem(reading: Reading, frozen: tuple[bool, ...], target: Target) -> Lowered:
     """The launches of a problem: packing where that pays, then the product."""
     problem = reading.problem.simplified()
-    made = Launches(problem, target, reading.constants)
-    if is_dots(problem):
-        return made.dots()
-    return made.tiles(_is_frozen(problem, frozen))
-
-
-def _is_frozen(problem: Problem, frozen: tuple[bool, ...]) -> bool:
-    """Whether b never changes, so that its panels are packed once for all runs."""
-    b = problem.b
-    return b.kind == "input" and b.index < len(frozen) and frozen[b.index]
+    made = Launches(problem, target, reading.constants, frozen)
+    return made.dots() if is_dots(problem) else made.tiles()

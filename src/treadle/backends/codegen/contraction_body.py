@@ -148,6 +148,8 @@ class EpilogueReader:
         terms = tuple(self._term(v, _broadcast(shape, pull)) for v in node.inputs)
         if not isinstance(node.op, Elementwise):
             raise Refused(f"{node.op.name} beside the product is not elementwise")
+        if node.output.type.dtype.kind == "complex":
+            raise Refused(f"{node.op.name} gives complex numbers")
         self._steps.append(Step(node.op, terms, node.output.type.dtype))
         return Term("step", len(self._steps) - 1)
 

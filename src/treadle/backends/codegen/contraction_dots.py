@@ -2,7 +2,7 @@
 
 Such a product reads the matrix once and computes little, so nothing is packed: one vector of sums
 per column, as many columns at once as a vector has lanes, and their sums by one transposition.
-Operands of 16 bits are widened as they are loaded.
+Operands of 8 or 16 bits are widened as they are loaded.
 """
 
 from __future__ import annotations
@@ -89,10 +89,10 @@ def _dots(e: Builder, spec: Dots, a: Value, columns: list[Value], terms: Value) 
 
     def added(k: Value, mask: Value | None, sums: tuple[Value, ...]) -> tuple[Value, ...]:
         x = e.cast(e.load(a, k, lanes, mask), dtype)
-        return tuple(
-            e.fma(e.cast(e.load(column, k, lanes, mask), dtype), x, total)
-            for column, total in zip(columns, sums, strict=True)
-        )
+        loaded = [e.cast(e.load(column, k, lanes, mask), dtype) for column in columns]
+        if dtype.is_integer:
+            return tuple(e.add(s, e.mul(y, x)) for y, s in zip(loaded, sums, strict=True))
+        return tuple(e.fma(y, x, s) for y, s in zip(loaded, sums, strict=True))
 
     def body(k: Value, *sums: Value) -> tuple[Value, ...]:
         for column in columns:

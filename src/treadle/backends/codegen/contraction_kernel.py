@@ -192,15 +192,15 @@ class _Writer:
             return
         width = self.spec.tile.width
         target = e.offset(self.b_panels, e.mul(p, e.mul(step.count, width)))
+        count = e.min(e.sub(self["n"], column), width)
         if self.spec.patches:
             terms, columns = e.offset(self["terms"], step.first), e.offset(self["columns"], column)
-            e.call(self.pack_b, item.b, terms, columns, target, step.count)
+            e.call(self.pack_b, item.b, terms, columns, target, step.count, count)
             return
         steps = self["b_term"], self["b_column"]
         start = e.offset(item.b, e.mul(step.first, steps[0]))
         start = e.offset(start, e.mul(column, steps[1]))
-        columns = e.min(e.sub(self["n"], column), width)
-        e.call(self.pack_b, start, *steps, target, width, step.count, columns)
+        e.call(self.pack_b, start, *steps, target, width, step.count, count)
 
     # -- tiles -----------------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ from treadle.backends.codegen.contraction_schedule import (
 from treadle.backends.codegen.contraction_tile import Tile, choose_tile
 from treadle.backends.codegen.target import Target
 from treadle.backends.program import Array, Launch, Lowered, Ref
+from treadle.base import dtype as dt
 from treadle.base.dtype import DType
 
 
@@ -29,6 +30,7 @@ class Launches:
     problem: Problem
     target: Target
     constants: list[Array]
+    frozen: tuple[bool, ...] = ()
     launches: list[Launch] = field(default_factory=list)
     prelude: list[Launch] = field(default_factory=list)
     workspaces: list[int] = field(default_factory=list)
@@ -43,20 +45,27 @@ class Launches:
     def dots(self) -> Lowered:
         """Row by column."""
         problem = self.problem
-        tile = Tile(self.dtype, ROWS, ROWS, 2, self.target.lanes(self.dtype))
+        dtype = dt.int32 if problem.a.integer else self.dtype
+        tile = Tile(dtype, ROWS, ROWS, 2, self.target.lanes(dtype))
         spec = Dots(tile, problem.a.dtype, problem.b.dtype, len(problem.batch), problem.epilogue)
         self._launch(dots_kernel(spec), *dots_sizes(problem, tile))
         return self.lowered()
 
-    def tiles(self, frozen: bool) -> Lowered:
+    def tiles(self) -> Lowered:
         """Register tiles over panels."""
         tile = choose_tile(self.target, self.dtype, self.problem.m, self.problem.n)
         if not reads_in_place(self.problem, tile):
             self._pack_rows(tile)
-        if frozen:
+        packed = self._is_frozen(self.problem.b) and not self.problem.patches
+        if packed:
             self._pack_panels(tile)
-        self.multiply(tile, packed=frozen)
+        self.multiply(tile, packed=packed)
         return self.lowered()
+
+    def _is_frozen(self, matrix: Matrix) -> bool:
+        """Whether an operand never changes, so that it is packed once for all runs."""
+        known = matrix.kind == "input" and matrix.index < len(self.frozen)
+        return known and self.frozen[matrix.index]
 
     def multiply(self, tile: Tile, *, packed: bool = False) -> None:
         """The product itself; `packed`: b has been made panels."""
@@ -68,6 +77,11 @@ class Launches:
         self.workspaces.append(nbytes)
         return Ref("workspace", len(self.workspaces) - 1)
 
+    def keep(self, nbytes: int) -> Ref:
+        """A new area that lives as long as the program."""
+        self.kept.append(nbytes)
+        return Ref("kept", len(self.kept) - 1)
+
     def _pack_rows(self, tile: Tile) -> None:
         """Make a's rows contiguous and of the type of the sums."""
         problem, a = self.problem, self.problem.a
@@ -75,10 +89,12 @@ class Launches:
         pitch = -(-problem.k // 16) * 16 + 16
         packing = Packing(tile, a.dtype, order_of(a.row, a.column), False, len(problem.batch))
         steps, count = self._distinct(a, problem.m * pitch)
-        place = self.workspace(count * tile.dtype.itemsize + 64)
+        frozen, nbytes = self._is_frozen(a), count * tile.dtype.itemsize + 64
+        place = self.keep(nbytes) if frozen else self.workspace(nbytes)
         area = Area(problem.m, problem.k, a.row, a.column, pitch, steps)
-        self.launches.append(packing_launch(packing, a, place, area))
-        made = replace(a, kind="workspace", index=place.index, dtype=tile.dtype, offset=0)
+        launches = self.prelude if frozen else self.launches
+        launches.append(packing_launch(packing, a, place, area))
+        made = replace(a, kind=place.kind, index=place.index, dtype=tile.dtype, offset=0)
         made = replace(made, batch=tuple(s.target for s in steps), row=pitch, column=1)
         self.problem = replace(problem, a=made)
 
@@ -88,8 +104,7 @@ class Launches:
         packing = Packing(tile, b.dtype, order_of(b.row, b.column), True, len(problem.batch))
         panels = -(-problem.n // tile.width)
         steps, count = self._distinct(b, panels * problem.k * tile.width)
-        self.kept.append(count * tile.dtype.itemsize + 64)
-        place = Ref("kept", len(self.kept) - 1)
+        place = self.keep(count * tile.dtype.itemsize + 64)
         area = Area(problem.k, problem.n, b.row, b.column, tile.width, steps)
         self.prelude.append(packing_launch(packing, b, place, area))
         made = replace(b, kind="kept", index=place.index, dtype=tile.dtype, offset=0)

@@ -23,39 +23,50 @@ AXES = 3
 
 @lru_cache(maxsize=64)
 def patch_function(tile: Tile) -> Function:
-    """A function of (source, terms, columns, target, count) that packs `count` rows of a panel.
+    """A function of (source, terms, columns, target, outer, inner) that packs a panel.
 
-    The table of columns is read up to the width of the panel.
+    It has `outer` terms and `inner` columns, at most as many as the tile is wide.
     """
     source, target = ir.pointer(tile.dtype, "source"), ir.pointer(tile.dtype, "target")
     terms, columns = ir.pointer(dt.int32, "terms"), ir.pointer(dt.int32, "columns")
-    count, lanes = ir.size("count"), tile.lanes
+    outer, inner = ir.size("outer"), ir.size("inner")
+    lanes = tile.lanes
 
     def write(e: Builder) -> None:
-        def vector(first: Value) -> None:
-            def rows(copy: Callable[[Value, Value], None]) -> None:
-                def row(k: Value) -> None:
-                    base = e.cast(e.load(terms, k), dt.int64)
-                    copy(base, e.add(e.mul(k, tile.width), first))
+        def rows(first: Value, copy: Callable[[Value, Value], None]) -> None:
+            def row(k: Value) -> None:
+                base = e.cast(e.load(terms, k), dt.int64)
+                copy(base, e.add(e.mul(k, tile.width), first))
 
-                e.loop(0, count, 1, row)
+            e.loop(0, outer, 1, row)
 
-            offsets = [e.cast(e.load(columns, e.add(first, j)), dt.int64) for j in range(lanes)]
+        def offset(column: Value) -> Value:
+            return e.cast(e.load(columns, column), dt.int64)
+
+        def several(first: Value) -> None:
+            offsets = [offset(e.add(first, j)) for j in range(lanes)]
 
             def together(base: Value, place: Value) -> None:
                 e.store(target, place, e.load(source, e.add(base, offsets[0]), lanes))
 
             def apart(base: Value, place: Value) -> None:
-                for j, offset in enumerate(offsets):
-                    e.store(target, e.add(place, j), e.load(source, e.add(base, offset)))
+                for j, by in enumerate(offsets):
+                    e.store(target, e.add(place, j), e.load(source, e.add(base, by)))
 
             # Offsets grow from column to column, so this says that they grow by one.
             neighbors = e.compare("eq", e.sub(offsets[-1], offsets[0]), lanes - 1)
-            e.branch(neighbors, lambda: rows(together), lambda: rows(apart))
+            e.branch(neighbors, lambda: rows(first, together), lambda: rows(first, apart))
 
-        e.loop(0, tile.width, lanes, vector)
+        def single(column: Value) -> None:
+            by = offset(column)
+            rows(column, lambda base, at: e.store(target, at, e.load(source, e.add(base, by))))
 
-    return ir.function("pack_patches", (source, terms, columns, target, count), write)
+        whole = e.sub(inner, e.rem(inner, lanes))
+        e.loop(0, whole, lanes, several)
+        e.loop(whole, inner, 1, single)
+
+    parameters = (source, terms, columns, target, outer, inner)
+    return ir.function("pack_patches", parameters, write)
 
 
 @lru_cache(maxsize=64)

@@ -18,6 +18,8 @@ _ITEM = 1 << 21
 """Arithmetic operations that make an item worth its own turn; ten microseconds or more."""
 _ITEMS = 32
 """Items that keep a handful of threads equally busy."""
+_CACHE = 2 << 20
+"""Most bytes of the second cache that are counted on; half of them are scratch on the stack."""
 _BLOCK = 96
 """Most rows of a block."""
 _EXACT = 256
@@ -37,7 +39,7 @@ class Schedule:
 
 def schedule(problem: Problem, tile: Tile, target: Target, *, packed: bool = False) -> Schedule:
     """The schedule of a problem whose a has the type of sums; `packed`: b consists of panels."""
-    quarter = target.l2 // (4 * tile.dtype.itemsize)
+    quarter = min(target.l2, _CACHE) // (4 * tile.dtype.itemsize)
     exact = problem.a.integer
     depth = min(problem.k, _EXACT) if exact else _depth(problem.k, tile, quarter)
     split = exact or depth < problem.k
@@ -80,7 +82,7 @@ def sums_dtype(problem: Problem) -> DType:
 
 def is_dots(problem: Problem) -> bool:
     """Whether few rows meet a matrix with contiguous columns."""
-    lies = problem.b.row == 1 and problem.a.column == 1 and not problem.a.integer
+    lies = problem.b.row == 1 and problem.a.column == 1
     return problem.m <= ROWS and lies and problem.k >= 8
 
 

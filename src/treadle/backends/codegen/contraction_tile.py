@@ -18,6 +18,9 @@ from treadle.base.dtype import DType
 Form = Literal["row", "column"]
 """What is contiguous in a: the terms of a row ("row"), or the rows of a term ("column")."""
 
+_AHEAD = 4
+"""Terms ahead of which rows of b are asked for, where little is computed with them."""
+
 
 @dataclass(frozen=True, slots=True)
 class Tile:
@@ -54,7 +57,7 @@ def choose_tile(target: Target, dtype: DType, rows: int, columns: int) -> Tile:
     """
     lanes = target.lanes(dtype)
     if rows <= 2:
-        return Tile(dtype, rows, rows, 8 // rows, lanes)
+        return Tile(dtype, rows, rows, min(8 // rows, -(-columns // lanes)), lanes)
     if target.registers < 32:
         return Tile(dtype, 6, 4, 2, lanes)
     wide, narrow = (-(-columns // (v * lanes)) * v for v in (3, 2))
@@ -87,6 +90,8 @@ def tile_function(tile: Tile, form: Form, *, small: bool, accumulate: bool) -> F
         zero = e.constant(0, tile.dtype, tile.lanes)
 
         def term(k: Value, column: Value, panel: Value, *sums: Value) -> tuple[Value, ...]:
+            if tile.rows <= 2:
+                _fetch(e, tile, panel, b_step)
             row = [e.load(panel, v * tile.lanes, tile.lanes) for v in range(tile.vectors)]
             made: list[Value] = []
             for r in range(rows):
@@ -106,6 +111,13 @@ def tile_function(tile: Tile, form: Form, *, small: bool, accumulate: bool) -> F
 
     size = f"{rows}x{tile.width}{'_small' if small else ''}{'_add' if accumulate else ''}"
     return ir.function(f"tile_{form}_{size}_{tile.dtype.name}", parameters, write)
+
+
+def _fetch(e: Builder, tile: Tile, panel: Value, step: Value) -> None:
+    """Ask for a later row of b: with few rows of a it comes from memory, from page after page."""
+    later = e.mul(step, _AHEAD)
+    for first in range(0, tile.width, 64 // tile.dtype.itemsize):
+        e.prefetch(panel, e.add(later, first))
 
 
 def _added(

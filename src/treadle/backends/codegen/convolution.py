@@ -108,15 +108,16 @@ class Geometry:
         return sum(len(part.columns) for part in self.parts)
 
 
-def lower_convolution(body: Graph, anchor: Node, target: Target) -> Lowered | Support:
+def lower_convolution(
+    body: Graph, anchor: Node, frozen: tuple[bool, ...], target: Target
+) -> Lowered | Support:
     """A body around one convolution or gradient of one."""
     op = anchor.op
     if not isinstance(op, Convolution):
         return no("op", f"{op.name} is no convolution")
     types = [v.type for v in anchor.inputs]
-    geometry = _geometry(op, *(extents(t.shape) for t in types), phased=len(body.nodes) == 1)
-    if any(_reach(part) >= 1 << 31 for part in geometry.parts):
-        return no("size-limit", "offsets into the operand do not fit in 31 bits")
+    shapes = [extents(t.shape) for t in types]
+    geometry = _geometry(op, *shapes, phased=True)
     shape = (*geometry.batch, geometry.m, geometry.n)
     views = [strided_input(body, v) for v in anchor.inputs]
     try:
@@ -124,6 +125,11 @@ def lower_convolution(body: Graph, anchor: Node, target: Target) -> Lowered | Su
         extras, results, epilogue = reader.read()
     except Refused as refusal:
         return no("layout", str(refusal))
+    if any(x.column for x in extras) or any(c.column != 1 for c in results):
+        # What varies along the columns needs them in order.
+        geometry = _geometry(op, *shapes, phased=False)
+    if any(_reach(part) >= 1 << 31 for part in geometry.parts):
+        return no("size-limit", "offsets into the operand do not fit in 31 bits")
     dense_views = [v for v in views if v is not None and v.strides == dense(0, v.shape).strides]
     if len(dense_views) != len(views):
         return no("layout", "convolutions take dense operands")
@@ -134,7 +140,7 @@ def lower_convolution(body: Graph, anchor: Node, target: Target) -> Lowered | Su
     a = replace(a, batch=geometry.a_batch, row=geometry.a_row)
     b = replace(b, batch=geometry.b_batch)
     problem = Problem(geometry.batch, geometry.m, geometry.n, 0, a, b, extras, results, epilogue)
-    launches = Launches(replace(problem, patches=True), target, reader.constants)
+    launches = Launches(replace(problem, patches=True), target, reader.constants, frozen)
     _prepare(launches, geometry)
     whole = launches.problem
     for part in geometry.parts:
@@ -170,13 +176,10 @@ def _prepare(launches: Launches, geometry: Geometry) -> None:
 
 def _multiply(launches: Launches, whole: Problem, part: Part) -> None:
     """The product of one part."""
-    tile = choose_tile(launches.target, launches.dtype, whole.m, len(part.columns))
-    # Panels are gathered whole; a step back tells that what it ends is no run of neighbors.
-    columns = np.concatenate([part.columns, np.repeat(part.columns[:1], tile.width)])
     terms = part.terms if len(part.terms) else np.zeros(1, np.int64)
     launches.tables = {
         "terms": launches.constant(terms.astype(np.int32)),
-        "columns": launches.constant(columns.astype(np.int32)),
+        "columns": launches.constant(part.columns.astype(np.int32)),
     }
     results = whole.results
     if part.places is not None:
@@ -185,7 +188,7 @@ def _multiply(launches: Launches, whole: Problem, part: Part) -> None:
     a = replace(whole.a, offset=whole.a.offset + part.start)
     n, k = len(part.columns), len(part.terms)
     launches.problem = replace(whole, a=a, n=n, k=k, results=results).simplified()
-    launches.tiles(False)
+    launches.tiles()
 
 
 def _reorder(launches: Launches, geometry: Geometry, a: Matrix, rows: int, place: Ref) -> Launch:

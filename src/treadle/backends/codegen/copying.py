@@ -9,16 +9,29 @@ from __future__ import annotations
 from functools import cache
 
 from treadle.backends.codegen.kernel_ir import Builder, Kernel, Value, pointer, size
+from treadle.backends.codegen.lowering import lowers
 from treadle.backends.codegen.rows import bits_of, over_rows, overlapping_loop, row_kernel, walk
 from treadle.backends.codegen.scalar_code import load_value, store_value
 from treadle.backends.codegen.target import Target
-from treadle.backends.program import Launch, Ref
+from treadle.backends.program import Launch, Lowered, Ref
 from treadle.base import dtype as dt
 from treadle.base.dtype import DType
+from treadle.base.shape import size_of
+from treadle.base.types import TensorType
+from treadle.ops.transfer import Transfer
 
 _BLOCK = 1 << 16
 """Bytes that a copy moves per row, elements that a conversion does per row: all of one page set."""
 NS_PER_BYTE = 0.1
+
+
+@lowers(Transfer)
+def lower_transfer(
+    op: Transfer, types: tuple[TensorType, ...], frozen: tuple[bool, ...], target: Target
+) -> Lowered:
+    """A copy within one memory; the engine asks for it where a value needs a place of its own."""
+    nbytes = size_of(types[0].shape) * types[0].dtype.itemsize
+    return Lowered((copy(Ref("output", 0), Ref("input", 0), nbytes),))
 
 
 def copy(target: Ref, source: Ref, nbytes: int) -> Launch:

@@ -174,16 +174,24 @@ class IndexWriter:
         if atom.of is None:
             raise KernelError(f"a {atom.kind} of nothing")
         b, x = self.b, self.vector(self.place(atom.of))
-        if atom.kind == "quotient":
-            return b.div(x, self.parameters.size(atom.divisor))
-        if atom.kind == "remainder":
-            return b.rem(x, self.parameters.size(atom.divisor))
+        if atom.kind in ("quotient", "remainder"):
+            return self._divided(atom, x, atom.of.bounds[1])
         last = self.parameters.size(atom.extent - 1)
         if atom.kind == "clamp":
             return b.min(b.max(x, 0), last)
         turned = b.abs(x)
         twice = b.add(b.index(last), last)
         return b.min(turned, b.sub(b.splat(twice, x.lanes), turned))
+
+    def _divided(self, atom: Atom, x: Value, high: int) -> Value:
+        """A quotient or remainder of x, which is at most `high`; no division where 1 is enough."""
+        b, divisor = self.b, self.parameters.size(atom.divisor)
+        if high >= 2 * atom.divisor:
+            return b.div(x, divisor) if atom.kind == "quotient" else b.rem(x, divisor)
+        below = b.compare("lt", x, divisor)
+        if atom.kind == "quotient":
+            return b.cast(b.invert(below), dt.int64)
+        return b.select(below, x, b.sub(x, divisor))
 
     def fetched(self, atom: Atom) -> Value:
         """An index that is loaded; cells know how."""

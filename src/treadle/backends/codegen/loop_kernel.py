@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from treadle.backends.codegen.index_map import Parameters
 from treadle.backends.codegen.kernel_ir import Builder, Function, Kernel, Value, size
@@ -17,9 +18,12 @@ from treadle.backends.codegen.scalar_code import compute_dtype
 from treadle.backends.program import Launch, Ref
 from treadle.base.dtype import DType
 from treadle.base.shape import size_of
-from treadle.graph.cells import Total
+from treadle.graph.cells import Apply, Total
 from treadle.graph.domains import Axis, LoopNest, Output
 from treadle.graph.ir import Node
+
+MOST_NAMES = 6
+"""Ops that the name of a kernel lists."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +69,7 @@ class LoopKernel:
             (*self.parameters.arguments, division.units, division.grain),
             items=division.items,
             serial=division.serial,
+            flops=self.plan.flops,
             nbytes=self.plan.nbytes,
         )
 
@@ -78,7 +83,14 @@ class LoopKernel:
         else:
             self._units(b.mul(lo, grain), b.min(b.mul(hi, grain), units))
         parameters = (*self.parameters.values, units, grain, lo, hi)
-        return Kernel("loops", Function("loops", parameters, b.block))
+        name = self._name()
+        return Kernel(name, Function(name, parameters, b.block))
+
+    def _name(self) -> str:
+        """What profiles call the kernel: the ops it computes."""
+        ops = [c.op.name for c in self.writer.cells if isinstance(c, Apply | Total)]
+        names = list(dict.fromkeys(ops)) or ["move"]
+        return "_".join(["loops", *names[:MOST_NAMES]])
 
     def _collecting(self, item: Value, units: Value, grain: Value) -> None:
         """One item of a nest that sums columns: its part starts empty and takes in its rows."""
@@ -128,7 +140,7 @@ class LoopKernel:
                     self.writer.hoist()
                 self._stages()
 
-        vector_loop(self.b, start, self.b.index(stop), self.plan.lanes, vector)
+        self._vectors(axis, start, stop, vector)
 
     def _part_of(
         self, axis: Axis, number: Value | int | None, length: int
@@ -148,7 +160,12 @@ class LoopKernel:
         start, stop = self._part_of(axis, block, self.division.block)
         squares = Squares(self.writer, self.plan, tile_axis, b.index(last), b.index(stop))
 
+        fits = not tile_axis.extent % lanes and not axis.extent % lanes
+
         def square(i: Value, j: Value) -> None:
+            if fits:
+                squares.write(i, j, False, self._stages)
+                return
             room = b.min(b.sub(last, i), b.sub(b.index(stop), j))
             b.branch(
                 b.compare("le", b.index(lanes), room),
@@ -222,7 +239,24 @@ class LoopKernel:
                 return self._point(stage, tail, inner)
 
         start, stop = self._reach(axis)
-        return vector_loop(self.b, start, self.b.index(stop), self.plan.lanes, vector, totals)
+        return self._vectors(axis, start, stop, vector, totals)
+
+    def _vectors(
+        self,
+        axis: Axis,
+        start: Value | int,
+        stop: Value | int,
+        body: Callable[..., Any],
+        initial: Sequence[Value] = (),
+    ) -> tuple[Value, ...]:
+        """`body(index, mask, *carried)` for each vector of a range of the lane axis.
+
+        Extents that vectors fill are common, and half the code is about the rest of others.
+        """
+        b, lanes = self.b, self.plan.lanes
+        if axis.extent % lanes:
+            return vector_loop(b, start, b.index(stop), lanes, body, initial)
+        return b.loop(start, stop, lanes, lambda i, *c: body(i, None, *c), initial)
 
     def _reach(self, axis: Axis) -> tuple[Value | int, Value | int]:
         """The range of a reduced axis: all of it, or the part that is being reduced."""

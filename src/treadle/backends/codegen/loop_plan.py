@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from treadle.backends.codegen.index_map import factor_of
@@ -30,6 +30,8 @@ HEAVY = 200.0
 
 Independent chains hide latencies, which is worth more than the registers that spill for it.
 """
+COLUMNS = 8.0
+"""Weight of a body up to which eight vectors of columns are reduced at a time."""
 WORTH_SAVING = 8.0
 """From this weight on, an element is kept for the next stage instead of computed again."""
 ROW_BYTES = 1 << 16
@@ -98,6 +100,7 @@ class Plan:
         saved: cells kept in a row buffer between stages.
         row: elements of such a buffer.
         cost: estimated nanoseconds per point of the domain.
+        flops: operations on elements in all.
         nbytes: bytes read and written at least.
     """
 
@@ -112,6 +115,7 @@ class Plan:
     saved: tuple[Cell, ...]
     row: int
     cost: float
+    flops: int
     nbytes: int
 
     @property
@@ -153,7 +157,7 @@ def divided(nest: LoopNest, plan: Plan) -> Division:
     rows = _product(a.extent for a in plan.outer)
     total = plan.cost * max(_product(a.extent for a in nest.axes), 1)
     if nest.collected:
-        parts = max(min(rows, MOST_PARTS, int(total / PART)), 1)
+        parts = max(min(rows // LEAST_TILE, MOST_PARTS, int(total / PART)), 1)
         grain = -(-rows // parts)
         items = -(-rows // grain)
         return Division(rows, items, grain, items == 1 or total <= ALONE)
@@ -195,6 +199,74 @@ def _blocks(plan: Plan) -> tuple[int, int]:
     if axis.extent < 2 * least:
         return 1, 0
     return -(-axis.extent // least), least
+
+
+def jumps(nest: LoopNest, plan: Plan) -> bool:
+    """Whether many elements are gathered one by one from rows far apart.
+
+    A transposed operand is better copied by a nest of its own, which turns it in registers.
+    """
+    axis = plan.lane_axis
+    if axis is None:
+        return False
+    return any(
+        abs(factor_of(c.place, axis)) >= FAR and _points(nest, c.place) >= MANY
+        for c in nest.cells()
+        if isinstance(c, Load) and c not in plan.turned
+    )
+
+
+FAR = 16
+"""Stride from which on neighboring lanes lie on cache lines of their own."""
+MANY = 16_384
+"""Elements that may be gathered."""
+
+
+def by_rows(nest: LoopNest, nbytes: int, target: Target) -> LoopNest | None:
+    """A nest that reduces whole columns, as one that takes in row after row.
+
+    Reading along rows is what memory is fast at; the sums then go through memory themselves, but
+    that of the first cache. None where columns are better reduced on their own.
+    """
+    rows = _product(a.extent for a in nest.axes if a.reduced)
+    kept = [a for a in nest.axes if not a.reduced]
+    early = all(t.arg.stage == 0 for t in nest.totals)
+    columns = _product(a.extent for a in kept)
+    leading = nest.axes[: len(nest.axes) - len(kept)]
+    if (
+        not nest.totals
+        or not early
+        or nest.collected
+        or not all(a.reduced for a in leading)
+        or not LEAST_COLUMNS <= columns <= MOST_COLUMNS
+        or rows < LEAST_ROWS
+        or nbytes < 2 * target.l2
+    ):
+        return None
+    return _turned_around(nest)
+
+
+LEAST_COLUMNS = 64
+MOST_COLUMNS = 1 << 14
+LEAST_ROWS = 128
+"""Extents between which sums of columns are taken in by rows."""
+
+
+def _turned_around(nest: LoopNest) -> LoopNest | None:
+    """Rows and columns in each other's roles: reductions become collected ones."""
+    reduced = _mask(a for a in nest.axes if a.reduced)
+    full = tuple(o for o in nest.outputs if o.place.varies & reduced)
+    if any(o.cell.stage for o in full):
+        return None
+    return LoopNest(
+        nest.body,
+        tuple(replace(a, reduced=not a.reduced) for a in nest.axes),
+        full,
+        (),
+        tuple(Collected(t.node, t.arg, t.place, t.count) for t in nest.totals),
+        tuple(o.number for o in nest.outputs if o not in full),
+        nest.tables,
+    )
 
 
 def is_starved(nest: LoopNest, plan: Plan, division: Division) -> bool:
@@ -255,6 +327,7 @@ def plan(nest: LoopNest, target: Target, nbytes: int) -> Plan:
         _saved(stages, reduced, row) if in_rows else (),
         row,
         cost=total / native / 2.5 + nbytes / points / (6.0 if turned else 12.0),
+        flops=points * sum(isinstance(c, Apply | Total) for c in nest.cells()),
         nbytes=nbytes,
     )
 
@@ -379,6 +452,12 @@ def _vectors(nest: LoopNest, total: float, lane_axis: Axis | None, native: int) 
     if lane_axis is None:
         return 1
     most = 4 if total <= LIGHT else 2 if total <= HEAVY else 1
+    if not lane_axis.reduced and len(nest.totals) == 1 and total <= COLUMNS:
+        # Sums of columns jump from row to row: what they read of each had better be long.
+        most = 8
+    if any(isinstance(c, Load) and c.guards for c in nest.cells()):
+        # Masks that depend on more than the end of a row stay in registers of their own.
+        most = 1
     while most > 1 and native * most > lane_axis.extent:
         most //= 2
     return most

@@ -8,7 +8,15 @@ from functools import lru_cache
 from treadle.backends.api import Support, no
 from treadle.backends.codegen.loop_joining import Parts, joining_body, only, rest_of
 from treadle.backends.codegen.loop_kernel import LoopKernel, Memory
-from treadle.backends.codegen.loop_plan import Division, Plan, divided, is_starved, plan
+from treadle.backends.codegen.loop_plan import (
+    Division,
+    Plan,
+    by_rows,
+    divided,
+    is_starved,
+    jumps,
+    plan,
+)
 from treadle.backends.codegen.target import Target
 from treadle.backends.program import ALIGNMENT, Array, Launch, Lowered, Ref
 from treadle.base.shape import size_of
@@ -19,30 +27,33 @@ from treadle.graph.ir import Graph, Node
 
 
 @lru_cache(maxsize=512)
-def lower_body(body: Graph, target: Target) -> Lowered | Support:
+def lower_body(body: Graph, target: Target, *, group: bool = False) -> Lowered | Support:
     """Launches that compute a body, or why no loop nest can.
 
-    Remembered, as the fusion pass tries bodies before the compile stage lowers them.
+    A group, which may also run as several bodies, is refused where those are faster. Results are
+    remembered, as the fusion pass tries bodies before the compile stage lowers them.
     """
     nest = analyze(body)
     if isinstance(nest, Refusal):
         return no("op", nest.reason)
-    lowering = _Lowering(target)
+    lowering = _Lowering(target, group)
     inputs = tuple(Ref("input", i) for i in range(len(body.inputs)))
     outputs = tuple(Ref("output", i) for i in range(len(body.outputs)))
     refusal = lowering.add(nest, inputs, outputs)
-    return refusal or lowering.result()
+    return lowering.result() if refusal is None else refusal
 
 
 class _Lowering:
     """Collects the launches of several nests."""
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: Target, group: bool) -> None:
         self.target = target
+        self.group = group
         self.launches: list[Launch] = []
         self.constants: list[Array] = []
         self.workspaces: list[int] = []
-        self.in_place: list[tuple[int, int]] = []
+        self.read: list[set[Ref]] = []
+        self.in_place: list[tuple[int, Ref, Ref]] = []
 
     def add(self, nest: LoopNest, inputs: Sequence[Ref], outputs: Sequence[Ref]) -> Support | None:
         """Launches of a nest and those that go with it, whose data is where the refs say."""
@@ -54,15 +65,22 @@ class _Lowering:
         return None
 
     def _add(self, nest: LoopNest, inputs: Sequence[Ref], outputs: Sequence[Ref]) -> Support | None:
-        chosen = plan(nest, self.target, _traffic(nest))
+        nbytes = _traffic(nest)
+        nest = by_rows(nest, nbytes, self.target) or nest
+        chosen = plan(nest, self.target, nbytes)
+        if self.group and jumps(nest, chosen):
+            return no("layout", "an operand is transposed among rows that are computed in order")
         division = divided(nest, chosen)
         if is_starved(nest, chosen, division):
             return self._add_stages(nest, inputs, outputs)
         parts = _parts_of(nest, division)
         places = {p.node: self._workspace(p.type.nbytes) for p in parts}
         memory = self._memory(nest, inputs, outputs, places)
+        self.in_place += [
+            (len(self.launches), inputs[i], outputs[o]) for i, o in _in_place(nest, chosen)
+        ]
         self.launches.append(LoopKernel(nest, chosen, division, memory).launch())
-        self.in_place += _in_place(nest, chosen, inputs, outputs)
+        self.read.append({a for a in self.launches[-1].arguments if isinstance(a, Ref)})
         if not parts:
             return None
         numbers = nest.after or tuple(o.number for o in nest.outputs if o.cell.stage)
@@ -118,12 +136,16 @@ class _Lowering:
 
     def result(self) -> Lowered:
         """Everything, with the outputs that may lie on inputs."""
-        alone = len(self.launches) == 1
+        in_place = tuple(
+            (origin.index, output.index)
+            for launch, origin, output in self.in_place
+            if origin.kind == "input" and not any(origin in r for r in self.read[launch + 1 :])
+        )
         return Lowered(
             tuple(self.launches),
             tuple(self.workspaces),
             tuple(self.constants),
-            in_place=tuple(self.in_place) if alone else (),
+            in_place=in_place,
         )
 
 
@@ -151,13 +173,14 @@ def _traffic(nest: LoopNest) -> int:
     return sum(t.nbytes for t in types)
 
 
-def _in_place(
-    nest: LoopNest, chosen: Plan, inputs: Sequence[Ref], outputs: Sequence[Ref]
-) -> list[tuple[int, int]]:
-    """Outputs that may lie on an input: each of its elements is read where it is written, last."""
+def _in_place(nest: LoopNest, chosen: Plan) -> list[tuple[int, int]]:
+    """(input, output) pairs: each element of the input is read where the output is written, last.
+
+    Everything of a point is read before any of it is written.
+    """
     loads: dict[int, list[Load]] = {}
     for cell in nest.cells():
-        if isinstance(cell, Load):
+        if isinstance(cell, Load) and cell.source < len(nest.body.inputs):
             loads.setdefault(cell.source, []).append(cell)
     found = []
     for output in nest.outputs:
@@ -165,12 +188,12 @@ def _in_place(
         stage = output.cell.stage if output not in chosen.last else len(nest.totals) + 1
         later = [s for s in chosen.stages if s.number > stage]
         for source, cells in loads.items():
-            if source >= len(inputs) or nest.body.inputs[source].type.nbytes != wanted.nbytes:
+            type_ = nest.body.inputs[source].type
+            if (type_.nbytes, type_.dtype.itemsize) != (wanted.nbytes, wanted.dtype.itemsize):
                 continue
-            same = nest.body.inputs[source].type.dtype.itemsize == wanted.dtype.itemsize
-            if same and all(
+            if all(
                 c.place == output.place and not c.guards and not any(c in s.needed for s in later)
                 for c in cells
             ):
-                found.append((inputs[source].index, outputs[output.number].index))
+                found.append((source, output.number))
     return found

@@ -91,4 +91,4 @@ def _lower_fused(
     own = LOWERINGS.get(f"fused.{op.kind}")
     if own is not None:
         return own(op, types, frozen, target)
-    return loops.lower_body(op.body, target)
+    return loops.lower_body(op.body, target, group=len(op.body.nodes) > 1)

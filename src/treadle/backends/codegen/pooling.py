@@ -33,7 +33,7 @@ from treadle.backends.codegen.target import Target
 from treadle.backends.program import Launch, Lowered, Ref
 from treadle.base import dtype as dt
 from treadle.base.dtype import DType
-from treadle.base.shape import size_of
+from treadle.base.shape import Shape, size_of
 from treadle.base.types import TensorType
 from treadle.ops.adaptive_pool import (
     AdaptiveAvgPool,
@@ -43,6 +43,7 @@ from treadle.ops.adaptive_pool import (
     AdaptiveMaxPoolGrad,
 )
 from treadle.ops.pool import (
+    AverageWindow,
     AvgPool,
     AvgPoolGrad,
     MaxPool,
@@ -52,16 +53,24 @@ from treadle.ops.pool import (
     Pooling,
 )
 from treadle.ops.precision import compute_type
+from treadle.ops.windows import Window
 
 Kind = Literal["max", "max_gather", "average"]
 Bounds = Sequence[tuple[Value, Value, Value]]
 
 
-def _axes_of_maxima(op: Pooling, x: TensorType) -> tuple[Axis, ...]:
-    spatial = x.shape[2:]
+def _windows_of(op: Pooling, spatial: Shape) -> tuple[Window | None, tuple[Axis, ...]]:
+    """The windows of an op over these extents; as moving ones, too, where they are."""
+    if isinstance(op, AverageWindow):
+        return op.window, moving(op.window, spatial, op.count_include_pad)
     if isinstance(op, MaxWindow):
-        return moving(op.window, spatial)
-    return adaptive(spatial, [int(n) for n in op.extents(spatial, "")])
+        return op.window, moving(op.window, spatial)
+    counts = [int(m) for m in op.extents(spatial, "")]
+    axes = adaptive(spatial, counts)
+    if any(int(n) % m for n, m in zip(spatial, counts, strict=True)):
+        return None, axes
+    steps = tuple(int(n) // m for n, m in zip(spatial, counts, strict=True))
+    return Window(steps, steps, ((0, 0),) * len(steps), (1,) * len(steps)), axes
 
 
 def _planes(x: TensorType) -> int:
@@ -73,34 +82,27 @@ def _window_cells(axes: Sequence[Axis]) -> float:
     return float(np.prod([np.mean(a.windows[:, 1] - a.windows[:, 0]) / a.dilation for a in axes]))
 
 
-@lowers(MaxPool, AdaptiveMaxPool, MaxPoolGather, AdaptiveMaxPoolGather)
-def lower_maxima(
+@lowers(MaxPool, AdaptiveMaxPool, AvgPool, AdaptiveAvgPool)
+def lower_pool(
     op: Pooling, types: tuple[TensorType, ...], frozen: tuple[bool, ...], target: Target
 ) -> Lowered:
     """A row of windows at a time."""
     x = types[0]
-    if isinstance(op, MaxPool) and pool_rows.takes(op.window, x, target):
-        return pool_rows.lower_rows(op.window, moving(op.window, x.shape[2:]), x, "max", target)
-    kind: Kind = "max" if isinstance(op, (MaxPool, AdaptiveMaxPool)) else "max_gather"
-    return _pooled(kind, x, _axes_of_maxima(op, x))
+    kind: pool_rows.Kind = "max" if isinstance(op, (MaxPool, AdaptiveMaxPool)) else "average"
+    window, axes = _windows_of(op, x.shape[2:])
+    if kind == "average" and covers(axes):
+        return _plane_average(x, target)
+    if window is not None and pool_rows.takes(window, x, target):
+        return pool_rows.lower_rows(window, axes, x, kind, target)
+    return _pooled(kind, x, axes)
 
 
-@lowers(AvgPool, AdaptiveAvgPool)
-def lower_averages(
-    op: AvgPool | AdaptiveAvgPool,
-    types: tuple[TensorType, ...],
-    frozen: tuple[bool, ...],
-    target: Target,
+@lowers(MaxPoolGather, AdaptiveMaxPoolGather)
+def lower_gather(
+    op: Pooling, types: tuple[TensorType, ...], frozen: tuple[bool, ...], target: Target
 ) -> Lowered:
     """A row of windows at a time."""
-    x = types[0]
-    if isinstance(op, AdaptiveAvgPool):
-        axes = adaptive(x.shape[2:], op.output_shape)
-        return _plane_average(x, target) if covers(axes) else _pooled("average", x, axes)
-    axes = moving(op.window, x.shape[2:], op.count_include_pad)
-    if pool_rows.takes(op.window, x, target):
-        return pool_rows.lower_rows(op.window, axes, x, "average", target)
-    return _pooled("average", x, axes)
+    return _pooled("max_gather", types[0], _windows_of(op, types[0].shape[2:])[1])
 
 
 def _plane_average(x: TensorType, target: Target) -> Lowered:
@@ -242,9 +244,10 @@ def lower_maxima_grad(
 ) -> Lowered:
     """dy to the first maximum of every window, plane by plane."""
     x = types[0]
-    if isinstance(op, MaxPoolGrad) and takes_plane(x) and pool_rows.takes(op.window, x, target):
-        return lower_grad_rows(op.window, moving(op.window, x.shape[2:]), x, target)
-    return _spread(True, x, x, _axes_of_maxima(op, x), target)
+    window, axes = _windows_of(op, x.shape[2:])
+    if window is not None and takes_plane(x) and pool_rows.takes(window, x, target):
+        return lower_grad_rows(window, axes, x, target)
+    return _spread(True, x, x, axes, target)
 
 
 @lowers(AvgPoolGrad, AdaptiveAvgPoolGrad)
@@ -255,12 +258,8 @@ def lower_averages_grad(
     target: Target,
 ) -> Lowered:
     """dy, divided, to all cells of every window, plane by plane."""
-    dy = types[0]
-    if isinstance(op, AvgPoolGrad):
-        axes = moving(op.window, op.spatial, op.count_include_pad)
-    else:
-        axes = adaptive(op.spatial, op.output_shape)
-    return _spread(False, dy, op.infer(dy)[0], axes, target)
+    result = op.infer(types[0])[0]
+    return _spread(False, types[0], result, _windows_of(op, op.spatial)[1], target)
 
 
 def _spread(

@@ -16,7 +16,7 @@ from treadle.backends.program import Launch, Ref
 from treadle.base import dtype as dt
 from treadle.base.dtype import DType
 
-_ITEM = 8_000.0
+_ITEM = 4_000.0
 """Nanoseconds of work that an item should hold."""
 _ALONE = 10_000.0
 """Nanoseconds up to which a launch is not worth sharing."""

@@ -146,7 +146,9 @@ def lower_scatter_along(
     add, lines = isinstance(op, AddAlongAxis), Lines(op, x, index)
     table = table_of(x, add)
     given, kept = element_types(x.dtype, add)
-    kernel = _along_kernel(given, kept, index.dtype, add, len(lines.grid), lines.is_last)
+    if lines.is_last:
+        return _lower_last(lines, x, index, add, target)
+    kernel = _along_kernel(given, kept, index.dtype, add, len(lines.grid))
     panel = _PANEL_BYTES // kept.itemsize
     panels = -(-lines.across // panel)
     own = lines.extent, lines.stride, lines.count, lines.step, lines.across, panel, panels
@@ -156,23 +158,68 @@ def lower_scatter_along(
     return updated(scatter, x, target, table)
 
 
-@cache
-def _along_kernel(
-    given: DType, kept: DType, index_type: DType, add: bool, rank: int, last: bool
-) -> Kernel:
-    """Each row of the launch is some lines side by side; elements one by one, as they may meet.
+def _lower_last(
+    lines: Lines, x: TensorType, index: TensorType, add: bool, target: Target
+) -> Lowered:
+    """Lines along the last axis; where they are all of x, each is copied just before its update."""
+    table = table_of(x, add)
+    copies = table.kind == "output" and x.shape[:-1] == index.shape[:-1]
+    kinds = element_types(x.dtype, add)
+    kernel = _along_last_kernel(*kinds, index.dtype, add, len(lines.grid), copies)
+    refs = (table, Ref("input", 0), Ref("input", 2), Ref("input", 1))
+    arguments: Arguments = (*refs, lines.extent, lines.count, *lines.sizes)
+    cost = lines.count * 1.5 + copies * lines.extent * x.dtype.itemsize * NS_PER_BYTE
+    scatter = over_rows(kernel, arguments, lines.number, cost)
+    if copies:
+        return Lowered((scatter,), in_place=((0, 0),))
+    return updated(scatter, x, target, table)
 
-    With `last` there is one line, whose elements are neighbors.
-    """
+
+@cache
+def _along_last_kernel(
+    given: DType, kept: DType, index_type: DType, add: bool, rank: int, copies: bool
+) -> Kernel:
+    """Each row of the launch is a line."""
+    table, x = pointer(kept, "table"), pointer(kept, "x")
+    v, index = pointer(given, "v"), pointer(index_type, "index")
+    extent, count = sizes = [size(n) for n in ("extent", "count")]
+    grid, strides, steps = line_sizes(rank)
+
+    def body(b: Builder, first: Value, stop: Value) -> None:
+        def own(_: Value, *at: Value) -> None:
+            start, row = place(b, at, strides), place(b, at, steps)
+            to = b.offset(table, start)
+            if copies:
+                b.copy(to, b.offset(x, start), extent)
+
+            def one(origin: Value) -> None:
+                found = resolve(b, b.load(index, origin), extent)
+                value = load_value(b, v, origin)
+                if add:
+                    value = b.add(b.load(to, found), value)
+                b.store(to, found, value)
+
+            b.loop(row, b.add(row, count), 1, one)
+
+        walk(b, first, stop, grid, own)
+
+    name = f"{'add' if add else 'put'}_along_last_{given.name}_{index_type.name}_{rank}"
+    parameters = (table, x, v, index, *sizes, *grid, *strides, *steps)
+    return row_kernel(name + "_copies" * copies, parameters, body)
+
+
+@cache
+def _along_kernel(given: DType, kept: DType, index_type: DType, add: bool, rank: int) -> Kernel:
+    """Each row of the launch is some lines side by side; elements one by one, as they may meet."""
     table, v, index = pointer(kept, "table"), pointer(given, "v"), pointer(index_type, "index")
     names = ("extent", "stride", "count", "step", "across", "panel", "panels")
     extent, stride, count, step, across, panel, panels = sizes = [size(n) for n in names]
     grid, strides, steps = line_sizes(rank)
 
     def body(b: Builder, first: Value, stop: Value) -> None:
-        def one(to: Value, origin: Value, column: Value | int) -> None:
+        def one(to: Value, origin: Value, column: Value) -> None:
             found = resolve(b, b.load(index, origin), extent)
-            position = found if last else b.add(b.mul(found, stride), column)
+            position = b.add(b.mul(found, stride), column)
             value = load_value(b, v, origin)
             if add:
                 value = b.add(b.load(to, position), value)
@@ -180,9 +227,6 @@ def _along_kernel(
 
         def own(_: Value, *at: Value) -> None:
             to, row = b.offset(table, place(b, at[:-1], strides)), place(b, at[:-1], steps)
-            if last:
-                b.loop(row, b.add(row, count), 1, lambda origin: one(to, origin, 0))
-                return
             start = b.mul(at[-1], panel)
             end = b.min(b.add(start, panel), across)
 
@@ -196,4 +240,4 @@ def _along_kernel(
 
     name = f"{'add' if add else 'put'}_along_{given.name}_{index_type.name}_{rank}"
     parameters = (table, v, index, *sizes, *grid, *strides, *steps)
-    return row_kernel(name + "_last" * last, parameters, body)
+    return row_kernel(name, parameters, body)

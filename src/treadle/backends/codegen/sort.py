@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from functools import cache, partial
+from typing import Literal
 
 from treadle.backends.codegen.kernel_ir import Builder, Kernel, Value, pointer, size
 from treadle.backends.codegen.lowering import lowers
 from treadle.backends.codegen.ordering import key_type
 from treadle.backends.codegen.random_bits import draw
 from treadle.backends.codegen.rows import Arguments, item_kernel, over_rows, unravel
+from treadle.backends.codegen.sort_heads import sort_by_heads
 from treadle.backends.codegen.sort_lines import (
     SAMPLES,
     SHORT,
@@ -31,6 +33,11 @@ from treadle.ops.sort import Sort, TopK
 
 _MOST_ITEMS = 16
 """Each has its own scratch."""
+_HEADS = 1 << 16
+"""Elements up to which float64 numbers mostly differ in their upper halves."""
+
+Way = Literal["all", "few", "heads"]
+"""All of a line is sorted; most of it is left out first; upper halves of keys are sorted first."""
 
 
 @lowers(Sort)
@@ -62,7 +69,7 @@ def lower_random_permutation(
     n = int(op.n)
     keys = draw(Ref("workspace", 0), "bits", dt.uint32, 2 * n, target)
     refs = Ref("output", 0), Ref("output", 0), Ref("workspace", 0), Ref("workspace", 1)
-    kernel = _sort_kernel(dt.uint64, target.lanes(dt.uint64), True, False, values=False)
+    kernel = _sort_kernel(dt.uint64, target.lanes(dt.uint64), True, False, "heads", values=False)
     order, scratch = _launch(kernel, refs, dt.uint64, (1, n, 1), n)
     return Lowered((keys, order), (8 * n, scratch))
 
@@ -74,8 +81,12 @@ def _sorted(x: TensorType, axis: int, kept: int, descending: bool, target: Targe
     dims = size_of(shape[:axis]), shape[axis], size_of(shape[axis + 1 :])
     dense = dims[2] == 1
     lanes = target.lanes(key_type(x.dtype)) if dense else 1
-    few = dims[1] >= MANY and kept * 2 <= dims[1]
-    kernel = _sort_kernel(x.dtype, lanes, dense, descending, few=few)
+    way: Way = "all"
+    if dims[1] >= MANY and kept * 2 <= dims[1]:
+        way = "few"
+    elif x.dtype is dt.float64 and dims[1] <= _HEADS:
+        way = "heads"
+    kernel = _sort_kernel(x.dtype, lanes, dense, descending, way)
     refs = Ref("output", 0), Ref("output", 1), Ref("input", 0), Ref("workspace", 0)
     launch, scratch = _launch(kernel, refs, x.dtype, dims, kept)
     return Lowered((launch,), (scratch,))
@@ -97,9 +108,9 @@ def _launch(
 
 @cache
 def _sort_kernel(
-    dtype: DType, lanes: int, dense: bool, descending: bool, values: bool = True, few: bool = False
+    dtype: DType, lanes: int, dense: bool, descending: bool, way: Way, values: bool = True
 ) -> Kernel:
-    """Each row of the launch is a line; `few`: of which not all is wanted."""
+    """Each row of the launch is a line."""
     target, order = pointer(dtype, "target"), pointer(dt.int32, "order")
     x, scratch = pointer(dtype, "x"), pointer(dt.uint64, "scratch")
     extent, inner, kept, rank = sizes = [size(n) for n in ("extent", "inner", "kept", "rank")]
@@ -113,8 +124,8 @@ def _sort_kernel(
             step = None if dense else inner
             make = partial(fill, b, whole, source, step, descending, lanes)
             make()
-            line = keep_least(b, whole, kept, rank, make) if few else whole
-            at = sort_line(b, line)
+            line = keep_least(b, whole, kept, rank, make) if way == "few" else whole
+            at = sort_by_heads(b, line) if way == "heads" else sort_line(b, line)
             to = b.add(b.mul(b.mul(outer, kept), inner), column)
 
             def write(i: Value) -> None:
@@ -128,5 +139,5 @@ def _sort_kernel(
         b.loop(first, stop, 1, row)
 
     name = f"sort_{dtype.name}_{lanes}" + "_dense" * dense + "_down" * descending
-    name += "_order" * (not values) + "_few" * few
+    name += f"_{way}" + "_order" * (not values)
     return item_kernel(name, (target, order, x, scratch, *sizes), body)

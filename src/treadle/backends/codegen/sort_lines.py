@@ -55,9 +55,8 @@ class Line:
 
     def number(self, b: Builder, place: Value) -> Value:
         """Which element of the line a word stands for."""
-        if self.numbers is not None:
-            return b.cast(b.load(self.numbers, place), dt.int64)
-        return b.cast(b.bitwise("and", b.load(self.keys, place), 0xFFFFFFFF), dt.int64)
+        word = b.load(self.keys if self.numbers is None else self.numbers, place)
+        return b.cast(b.bitwise("and", word, 0xFFFFFFFF), dt.int64)
 
 
 def line_in(b: Builder, scratch: Value, item: Value, extent: Value, kind: DType) -> Line:

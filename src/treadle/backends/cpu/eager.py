@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib
+import logging
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -26,6 +27,8 @@ from treadle.ops.op import Op
 Array = npt.NDArray[Any]
 Launch = Callable[..., Any]
 _MOST_SHAPES = 256
+_BROKEN: set[str] = set()
+"""Names of ops whose generator has failed."""
 AT_ONCE = 1 << 18
 """Elements of an operand from which on NumPy takes about as long as lowering."""
 
@@ -108,7 +111,16 @@ def try_bind(op: Op, types: Sequence[TensorType]) -> BoundLaunch | Support:
     except OutOfMemory:
         raise
     except Exception as error:
-        get_logger().warning("cpu: no code for %s, NumPy runs it: %s", op.saw(tuple(types)), error)
+        # Once for each op: every new shape would repeat it.
+        level = logging.DEBUG if op.name in _BROKEN else logging.WARNING
+        _BROKEN.add(op.name)
+        get_logger().log(
+            level,
+            "cpu: no code for %s on %s, NumPy runs it: %s",
+            op.name,
+            op.saw(tuple(types)),
+            error,
+        )
         return no("policy", f"code generation failed: {error}")
 
 

@@ -12,6 +12,7 @@ import functools
 import hashlib
 import importlib
 import os
+import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
@@ -67,9 +68,9 @@ class SharedLibrary(Library):
         for symbol in symbols:
             self.addresses[symbol] = _ctypes.dlsym(self._handle, symbol)
 
-    def __del__(self, _close: Any = _ctypes.dlclose) -> None:
+    def __del__(self, _close: Any = _ctypes.dlclose, _at_exit: Any = sys.is_finalizing) -> None:
         handle = getattr(self, "_handle", None)
-        if handle is not None:
+        if handle is not None and not _at_exit():  # a thread may still be inside then
             _close(handle)
 
 
@@ -88,6 +89,7 @@ class Toolchain:
 
     Attributes:
         compiled: how many modules LLVM has compiled for it so far.
+        cache: what is on disk.
         built: how many libraries were made rather than found in the cache.
         fingerprint: names all that decides what code a text becomes.
     """
@@ -97,7 +99,7 @@ class Toolchain:
         self.compiled = 0
         self.built = 0
         self.fingerprint = f"{FORMAT}/llvmlite-{llvmlite_version()}/{target!r}"
-        self._cache = cache
+        self.cache = cache
         self._loaded: WeakValueDictionary[str, Library] = WeakValueDictionary()
 
     def load(self, texts: Texts) -> list[Library]:
@@ -142,25 +144,26 @@ class Toolchain:
 
     def _library(self, texts: Texts, symbols: Sequence[str]) -> Library:
         key = self._key("\n".join(sorted(texts))) + ".so"
-        image = self._cache.get(key)
+        image = self.cache.get(key)
         found = None if image is None else self._open(key, image, symbols)
         if found is not None:
             return found
         objects = self._objects(texts)
         image = building().shared_library(objects)
         if image is not None:
-            self._cache.put(key, image)
-            found = self._open(key, image, symbols)
+            # What was not written now may be a damaged file, so it is not opened by its name.
+            found = self._open(key if self.cache.put(key, image) else "", image, symbols)
         return LinkedObjects(objects, symbols) if found is None else found
 
     def _open(self, key: str, image: bytes, symbols: Sequence[str]) -> Library | None:
-        """The image opened from the cache, or from memory where the cache did not take it."""
+        """The image opened from the cache or, where it is not there (no key), from memory."""
         try:
-            return SharedLibrary(str(self._cache.path(key)), symbols)
+            if key:
+                return SharedLibrary(str(self.cache.path(key)), symbols)
         except OSError:
-            pass  # not there, or on a file system that allows no execution
+            pass  # on a file system that allows no execution
         try:
-            descriptor = os.memfd_create(key)
+            descriptor = os.memfd_create("treadle")
             with open(descriptor, "wb") as file:
                 file.write(image)
                 file.flush()
@@ -172,14 +175,14 @@ class Toolchain:
     def _objects(self, texts: Texts) -> list[bytes]:
         """The object of every text, from the cache where it has it."""
         keys = {symbol: self._key(symbol) + ".o" for symbol in texts}
-        found = {symbol: self._cache.get(key) for symbol, key in keys.items()}
+        found = {symbol: self.cache.get(key) for symbol, key in keys.items()}
         missing = {s: texts[s]() for s, image in found.items() if image is None}
         self.built += 1
         if missing:
             self.compiled += len(missing)
             for symbol, image in building().objects_of(missing, self.target).items():
                 found[symbol] = image
-                self._cache.put(keys[symbol], image)
+                self.cache.put(keys[symbol], image)
         return [image for image in found.values() if image is not None]
 
     def _key(self, what: str) -> str:

@@ -30,10 +30,10 @@ def compile_graph(
         compiler: the engine that lowers its nodes; what it refuses is left to the host.
         interface: which inputs are frozen, and which are updated in place.
         options: of the compilation.
-        report: receives kernels and memory.
+        report: receives kernels, memory and streams.
 
     Raises:
-        CompileError: a result's extent depends on data, or memory was planned wrongly.
+        CompileError: a result's extent depends on data, or memory or streams were planned wrongly.
     """
     plan = assemble(graph, compiler, interface, options, report)
     streams = assign_streams(plan, RATES["cpu"], options.streams)
@@ -61,3 +61,6 @@ def _tell(plan: Plan, report: CompileReport) -> None:
             ("packed once", plan.kept),
         ],
     )
+    streams = plan.streams
+    row = (streams.count, len(streams.events), f"{streams.makespan * 1e6:.1f}", streams.reason)
+    report.table("streams", ("streams", "events", "modelled us", "why"), [row])

@@ -133,7 +133,8 @@ def place_events(
     """One event per dependency between streams, but for those that others imply.
 
     A vector clock says for each block which blocks of every stream are known to be done before
-    it ends. An event takes over the number of one that was waited for before it is recorded.
+    it ends. An event takes over the number of one that was waited for before it is recorded, and
+    before anybody begins to wait for it: no wait can then mistake one for the other.
     """
     count = max(of, default=0) + 1
     clocks: list[list[int]] = []
@@ -143,11 +144,12 @@ def place_events(
     for i, block in enumerate(blocks):
         mine = of[i]
         clock = list(clocks[last[mine]]) if last[mine] >= 0 else [-1] * count
+        waiting = clock
         for p in sorted(before[i], reverse=True):
             if clock[of[p]] >= p:
                 continue
             clock = [max(pair) for pair in zip(clock, clocks[p], strict=True)]
-            number = _number(users, clocks[p], of)
+            number = _number(users, [*map(min, clocks[p], waiting)], of)
             users[number] = i
             events.append(Event(blocks[p].last, block.first, number))
         clock[mine] = i
@@ -156,10 +158,10 @@ def place_events(
     return tuple(events)
 
 
-def _number(users: list[int], recorded: Sequence[int], of: Sequence[int]) -> int:
-    """A number that is free for certain when the block with this clock has ended."""
+def _number(users: list[int], known: Sequence[int], of: Sequence[int]) -> int:
+    """A number whose last user is known to be done."""
     for number, user in enumerate(users):
-        if recorded[of[user]] >= user:
+        if known[of[user]] >= user:
             return number
     users.append(-1)
     return len(users) - 1

@@ -15,7 +15,7 @@ def check_streams(plan: Plan, streams: Streams) -> None:
 
     Steps that touch the same bytes, of which one writes, must be ordered by what streams and
     events guarantee; returns to the caller are ordered with everything; loops and branches stay
-    on one stream; and no event is recorded again before it was waited for.
+    on one stream; and an event is used again only by those who know that it was waited for.
 
     Raises:
         CompileError: names the steps, or the event.
@@ -107,6 +107,15 @@ def _check_numbers(streams: Streams, clocks: Sequence[Sequence[int]]) -> None:
         for one, other in pairwise(sorted(events, key=lambda e: e.source)):
             if not _precedes(clocks, streams, one.target, other.source):
                 raise _wrong("an event is recorded again although nobody waited for it", other)
+            start = _step_before(streams, other.target)
+            if start < 0 or not _precedes(clocks, streams, one.target, start):
+                raise _wrong("a wait begins while its event still stands for another", other)
+
+
+def _step_before(streams: Streams, step: int) -> int:
+    """The step before another on the same stream; -1 where there is none."""
+    of = streams.of
+    return next((i for i in range(step - 1, -1, -1) if of[i] == of[step]), -1)
 
 
 def _wrong(problem: str, event: Event | None = None) -> CompileError:

@@ -51,7 +51,7 @@ class Executor:
         self, loaded: Loaded, results: Sequence[TensorType], frozen: Sequence[int] = ()
     ) -> None:
         self.loaded = loaded
-        self._results = [(t.shape, t.dtype.numpy) for t in results]
+        self._results = [(_extents(t), t.dtype.numpy) for t in results]
         self._frames: list[_Frame] = []
         self._frozen = tuple(frozen) if loaded.prelude is not None else ()
         self._packed: list[Any] = [None] * len(self._frozen)
@@ -87,7 +87,7 @@ class Executor:
 
     def _bind(self, frame: _Frame, inputs: Sequence[Array]) -> list[Array]:
         """Write the addresses of inputs, and of new arrays for the results, which it returns."""
-        bases, bound = frame.bases, frame.bound
+        bases, bound, empty = frame.bases, frame.bound, self.loaded.empty
         for i, array in enumerate(inputs):
             if array is not bound[i]:
                 bases[i] = array.__array_interface__["data"][0]
@@ -95,7 +95,7 @@ class Executor:
         results = []
         at = len(bound)
         for shape, dtype in self._results:
-            made = np.empty(shape, dtype)
+            made = empty(shape, dtype)
             bases[at] = made.__array_interface__["data"][0]
             results.append(made)
             at += 1
@@ -208,7 +208,12 @@ def _perform(task: HostTask, memories: Sequence[Array]) -> None:
 def _array(memories: Sequence[Array], where: Address, type_: TensorType) -> Array:
     """An array over memory of the program."""
     raw = memories[where.base].reshape(-1).view(np.uint8)
-    shape = tuple([int(str(d)) for d in type_.shape])
+    shape = _extents(type_)
     part = raw[where.offset : where.offset + type_.nbytes]
     made: Array = part.view(type_.dtype.numpy).reshape(shape)
     return made
+
+
+def _extents(type_: TensorType) -> tuple[int, ...]:
+    """The shape of a type that is static, as everything compiled is."""
+    return tuple([d for d in type_.shape if isinstance(d, int)])

@@ -20,7 +20,9 @@ def load(plan: Plan, compiler: Compiler) -> Loaded:
     for offset, array in plan.constants.entries:
         place = constants.bytes[offset : offset + array.nbytes]
         place[:] = array.reshape(-1).view(np.uint8)
-    return Loaded(plan, main, prelude, constants, memory("packed weights", plan.kept))
+    return Loaded(
+        plan, main, prelude, constants, memory("packed weights", plan.kept), compiler.empty
+    )
 
 
 __all__ = ["load"]

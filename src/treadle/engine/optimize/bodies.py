@@ -162,8 +162,9 @@ def _sorted(groups: Groups) -> list[Group]:
 
 
 def _dependences(groups: Groups, group: Group) -> Iterable[int]:
-    """The nodes that make what a group's members read."""
-    for i in group.members:
-        for value in groups.nodes[i].inputs:
-            if value.producer is not None:
-                yield groups.position[value.producer]
+    """The nodes that make what a group reads."""
+    alone = not group.kind or stands_alone(groups, group)
+    read = groups.nodes[group.members[0]].inputs if alone else groups.operands(group)[1]
+    for value in read:
+        if value.producer is not None:
+            yield groups.position[value.producer]

@@ -66,6 +66,7 @@ class Groups:
         self._moves = [isinstance(n.op, MOVES) for n in graph.nodes]
         self._clear = {v for n in graph.nodes for v in n.outputs if is_clear(v)}
         self._free = {v for v in self._clear if is_free(v)}
+        self._read_through = _bits(self.position[v.producer] for v in self._clear if v.producer)
         self.owner: list[Group] = []
         self._start()
 
@@ -88,11 +89,14 @@ class Groups:
     # -- merging ---------------------------------------------------------------------------
 
     def closes_cycle(self, groups: Iterable[Group]) -> bool:
-        """Whether some other group would both need and feed the merged ones."""
+        """Whether some other group would both need and feed the merged loop groups.
+
+        A lone move between them is none: what is merged reads through it.
+        """
         above = below = bits = 0
         for g in groups:
             above, below, bits = above | g.above, below | g.below, bits | g.bits
-        return bool(above & below & ~bits)
+        return bool(above & below & ~bits & ~self._read_through)
 
     def joined(self, groups: Iterable[Group], kind: str) -> Group:
         """What merging the groups would give; nothing changes until it is passed to `keep`."""
@@ -112,6 +116,7 @@ class Groups:
         """Put a joined group in the place of its parts; it must not close a cycle."""
         for i in made.members:
             self.owner[i] = made
+        self._read_through &= ~made.bits
         # Groups on both sides of all parts know the ways through them already.
         for other in self._owners(_not_all(p.below for p in made.parts) & ~made.bits):
             other.above |= made.above | made.bits
@@ -194,6 +199,13 @@ class Groups:
         """Bytes a group reads and writes."""
         _, read = self.operands(group)
         return sum(v.type.nbytes for v in read) + sum(v.type.nbytes for v in self.needed(group))
+
+
+def _bits(numbers: Iterable[int]) -> int:
+    found = 0
+    for i in numbers:
+        found |= 1 << i
+    return found
 
 
 def _not_all(sets: Iterable[int]) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from treadle.graph.cells import RULES, is_scalar_op
+from treadle.graph.cells import RULES, SMALL_BYTES, is_scalar_op
 from treadle.graph.ir import Node, Value
 from treadle.ops.attention import Attention, AttentionGrad
 from treadle.ops.constant import Constant
@@ -79,4 +79,14 @@ def is_free(value: Value) -> bool:
 def is_clear(value: Value) -> bool:
     """Whether a loop reads through what made the value."""
     node = value.producer
-    return node is not None and (isinstance(node.op, CLEAR) or is_free(value))
+    if node is None:
+        return False
+    return isinstance(node.op, CLEAR) or is_free(value) or _is_uniform(node)
+
+
+def _is_uniform(node: Node) -> bool:
+    """Whether the node is a small constant of equal elements."""
+    if not isinstance(node.op, Constant) or not 0 < node.op.data.nbytes <= SMALL_BYTES:
+        return False
+    raw = node.op.data.array.tobytes()
+    return raw == raw[: node.op.data.dtype.itemsize] * (len(raw) // node.op.data.dtype.itemsize)

@@ -84,24 +84,25 @@ def loop_groups(groups: Groups, trial: Trial, note: Note, *, plain: bool = False
     _Merger(groups, plain).run()
     if not plain:
         recompute(groups)
-    for group in groups.all():
-        if group.kind == "loop":
-            _settle(groups, group, trial, note)
+    # What a split group no longer makes itself, another one has to make, which is then judged anew.
+    while any([_settle(groups, g, trial, note) for g in groups.all() if g.kind == "loop"]):
+        pass
 
 
-def _settle(groups: Groups, group: Group, trial: Trial, note: Note) -> None:
-    """Split what the compiler refuses, in the reverse order of the merges."""
+def _settle(groups: Groups, group: Group, trial: Trial, note: Note) -> bool:
+    """Split what the compiler refuses, in the reverse order of the merges; whether it did."""
     if stands_alone(groups, group) or not groups.needed(group):
-        return
+        return False
     answer = accepted(groups, group, trial)
     if answer:
-        return
+        return False
     note(groups.nodes[group.members[-1]], f"group of {len(group.members)} is split", answer.message)
     if not group.parts:
-        group.kind = ""
-        return
+        group.kind, group.copies = "", set()
+        return True
     for part in groups.split(group):
         _settle(groups, part, trial, note)
+    return True
 
 
 class _Merger:

@@ -28,9 +28,14 @@ class Link:
     bandwidth: float = 8e9
 
 
+USUAL = Rates(2e12, 200e9, 8e-6, 50e-6)
+"""Of a card."""
+LINK = Link()
+
+
 @dataclass(frozen=True, slots=True)
 class Model:
-    """Rates by engine name; an engine that is not listed gets `usual`, a card's."""
+    """Rates by engine name, for an engine that is not listed, and of the way between memories."""
 
     rates: Mapping[str, Rates] = field(default_factory=lambda: RATES)
     usual: Rates = USUAL

@@ -6,12 +6,14 @@ from dataclasses import replace
 
 from treadle.backends.program import Compiler
 from treadle.engine.options import Options
+from treadle.engine.prepare.attention import FindAttention
 from treadle.engine.prepare.canonical import Canonicalize
 from treadle.engine.prepare.control import FoldControl
 from treadle.engine.prepare.values import Propagate
 from treadle.engine.types import CompileReport
+from treadle.graph.cells import is_scalar_op
 from treadle.graph.cleanup import DeadCode, Expand, Fold, Share
-from treadle.graph.ir import Graph
+from treadle.graph.ir import Graph, regions_of
 from treadle.graph.passes import Pass, PassReport, run_passes
 from treadle.graph.simplify import DropMarkers, Simplify
 from treadle.graph.spec import PREPARED
@@ -43,7 +45,7 @@ def prepare(
     """
     verify(graph)
     found: list[PassReport] = []
-    graph = run_passes(graph, pipeline(options, compiler), check=options.check, report=found)
+    graph = run_passes(graph, pipeline(graph, options, compiler), check=options.check, report=found)
     for _ in range(MOST_ROUNDS):
         before = graph
         graph = run_passes(graph, repeated(options), check=options.check, report=found)
@@ -55,8 +57,9 @@ def prepare(
     return graph
 
 
-def pipeline(options: Options, compiler: Compiler | None) -> tuple[Pass, ...]:
+def pipeline(graph: Graph, options: Options, compiler: Compiler | None) -> tuple[Pass, ...]:
     """The passes that run once, in order."""
+    kept = kept_composites(graph, compiler)
     passes: tuple[tuple[int, Pass], ...] = (
         (0, DropMarkers()),
         (1, Share()),
@@ -64,7 +67,8 @@ def pipeline(options: Options, compiler: Compiler | None) -> tuple[Pass, ...]:
         (1, Fold()),
         (1, FoldControl()),
         (1, _simplify(options)),
-        (1, Expand(kept_composites(compiler))),
+        *(((2, FindAttention()),) if "attention" in kept else ()),
+        (1, Expand(kept)),
         (1, DropMarkers()),
     )
     return _allowed(passes, options)
@@ -95,10 +99,11 @@ def _simplify(options: Options) -> Simplify:
     return replace(exact, level="fast") if options.fast else exact
 
 
-def kept_composites(compiler: Compiler | None) -> tuple[str, ...]:
+def kept_composites(graph: Graph, compiler: Compiler | None) -> tuple[str, ...]:
     """Names of the composites that stay whole."""
-    names = (n for n, op in REGISTRY.items() if issubclass(op, Composite))
-    return tuple(sorted(n for n in names if _is_kept(n, compiler)))
+    names = {n for n, op in REGISTRY.items() if issubclass(op, Composite)}
+    kept = {n for n in names if _is_kept(n, compiler)}
+    return tuple(sorted(kept | _rounded_once(graph)))
 
 
 def _is_kept(name: str, compiler: Compiler | None) -> bool:
@@ -106,3 +111,16 @@ def _is_kept(name: str, compiler: Compiler | None) -> bool:
         # Each is one loop over its parameter, and nothing is gained by fusing it with others.
         return True
     return compiler is not None and compiler.keeps(name)
+
+
+def _rounded_once(graph: Graph) -> set[str]:
+    """Elementwise composites of 16-bit floats: in parts, every part would round its result."""
+    found: set[str] = set()
+    for node in graph.nodes:
+        if isinstance(node.op, Composite) and is_scalar_op(node.op):
+            dtype = node.output.type.dtype
+            if dtype.is_float and dtype.itemsize == 2:
+                found.add(node.op.name)
+        for region in regions_of(node.op):
+            found |= _rounded_once(region)
+    return found

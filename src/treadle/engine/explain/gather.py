@@ -1,0 +1,368 @@
+"""Everything an explanation says, as data."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from treadle.backends.program import Host, Jump, Run
+from treadle.engine.explain.origins import leaves, place, places_of, whereabouts
+from treadle.engine.plan import Plan
+from treadle.engine.profile import Profile, predicted, step_names
+from treadle.engine.types import CompileReport
+from treadle.graph.ir import Graph, Node, regions_of
+from treadle.ops.constant import Constant
+from treadle.ops.fused import Fused
+from treadle.ops.movement import Reshape
+from treadle.ops.transfer import Identity
+
+STAGES = ("prepare", "partition", "optimize", "compile", "load", "execute")
+
+
+@dataclass(frozen=True, slots=True)
+class StageTime:
+    """A stage, its seconds (None where it was not measured), and what it did in a few words."""
+
+    name: str
+    seconds: float | None
+    did: str
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """A program at one stage, were it run as it stands.
+
+    Attributes:
+        graph: which of the graphs.
+        ops: nodes, constants left out.
+        regions: programs inside of control flow.
+        kernels: different kernels; one per op where nothing is fused yet.
+        launches: kernels that run, and returns to the caller.
+        nbytes: what all launches read and write.
+        memory: bytes of intermediate results.
+    """
+
+    graph: str
+    ops: int
+    regions: int
+    kernels: int
+    launches: int
+    nbytes: int
+    memory: int
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """What runs as one: a fused group, an op on its own, or a copy.
+
+    Attributes:
+        number: of the node in the compiled graph; -1 for copies to where outputs belong.
+        kind: "contraction", "loop", "attention"; "op" for one on its own; "host", "copy".
+        ops: what it computes.
+        lines: of the user's program.
+        engine: who runs it.
+        kernels: their names and launches.
+        streams: on which it runs.
+        flops, nbytes: work of a run, as the kernels declare it.
+        output_bytes: of its results.
+        predicted, measured: seconds of a run; None where there is no profile.
+    """
+
+    number: int
+    kind: str
+    ops: tuple[str, ...]
+    lines: tuple[str, ...]
+    engine: str
+    kernels: tuple[tuple[str, int], ...]
+    streams: tuple[int, ...]
+    flops: int
+    nbytes: int
+    output_bytes: int
+    predicted: float
+    measured: float | None
+
+    @property
+    def launches(self) -> int:
+        """How many launches a run makes for it."""
+        return sum(n for _, n in self.kernels)
+
+
+@dataclass(frozen=True, slots=True)
+class CapturedOp:
+    """One op of the user's program, and the groups that compute it; none where it is gone."""
+
+    name: str
+    result: str
+    output_bytes: int
+    line: str
+    fate: str
+    engine: str
+    why: str
+    groups: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Something that was not done, why, and how often."""
+
+    stage: str
+    outcome: str
+    reason: str
+    count: int
+    example: str
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """What became of a program."""
+
+    name: str
+    stages: tuple[StageTime, ...]
+    sizes: tuple[Size, ...]
+    groups: tuple[Group, ...]
+    ops: tuple[CapturedOp, ...]
+    refusals: tuple[Refusal, ...]
+    passes: tuple[tuple[str, int, int, float, tuple[tuple[str, int], ...]], ...]
+    memory: Mapping[str, int]
+    streams: Mapping[str, Any]
+
+    def data(self) -> dict[str, Any]:
+        """Everything as dictionaries, lists, strings and numbers."""
+        return asdict(self)
+
+
+def explain(
+    graphs: Mapping[str, Graph],
+    plan: Plan,
+    report: CompileReport,
+    engine: str,
+    profile: Profile | None = None,
+) -> Explanation:
+    """Put together what the stages know.
+
+    Args:
+        graphs: "captured", "prepared" and "optimized".
+        plan: of the optimized graph.
+        report: of the stages.
+        engine: name of the one that compiled it.
+        profile: of the program, if it was measured.
+    """
+    groups = _groups(graphs["optimized"], plan, engine, profile)
+    return Explanation(
+        report.name,
+        _stages(graphs, plan, report, groups, profile),
+        _sizes(graphs, plan),
+        groups,
+        _ops(graphs, groups, report, engine),
+        _refusals(report),
+        tuple((f"{s} {r.name}", r.before, r.after, r.seconds, r.hits) for s, r in report.passes),
+        {
+            "arena": plan.memory.peak,
+            "bound": plan.memory.bound,
+            "naive": plan.memory.naive,
+            "constants": plan.constants.nbytes,
+            "packed": plan.kept,
+        },
+        _streams(plan),
+    )
+
+
+def _streams(plan: Plan) -> dict[str, Any]:
+    streams = plan.streams
+    return {
+        "count": streams.count,
+        "steps": [streams.of.count(s) for s in range(streams.count)],
+        "crossing": streams.crossing,
+        "events": len(streams.events),
+        "event_numbers": streams.numbers,
+        "single": streams.single,
+        "makespan": streams.makespan,
+        "reason": streams.reason,
+    }
+
+
+# -- groups ------------------------------------------------------------------------------------
+
+
+def _groups(graph: Graph, plan: Plan, engine: str, profile: Profile | None) -> tuple[Group, ...]:
+    steps: dict[int, list[int]] = {}
+    for i, (step, facts) in enumerate(zip(plan.steps, plan.facts, strict=True)):
+        if not isinstance(step, Jump):
+            steps.setdefault(facts.node, []).append(i)
+    measured = profile.by_node() if profile is not None else {}
+    found = []
+    for number, mine in steps.items():
+        node = graph.nodes[number] if number >= 0 else None
+        facts_of = [plan.facts[i] for i in mine]
+        hosted = any(isinstance(plan.steps[i], Host) for i in mine)
+        kernels = Counter(step_names(plan, plan.steps[i])[1] for i in mine)
+        found.append(
+            Group(
+                number,
+                _kind(node, hosted),
+                ("copy",) if node is None else _names(node),
+                () if node is None else places_of(node),
+                "reference" if hosted else engine,
+                tuple(kernels.items()),
+                tuple(sorted({plan.streams.of[i] for i in mine})),
+                sum(f.flops for f in facts_of),
+                sum(f.nbytes for f in facts_of),
+                0 if node is None else sum(v.type.nbytes for v in node.outputs),
+                sum(predicted(plan.steps[i], plan.facts[i]) for i in mine),
+                None if profile is None else measured.get(number, 0.0),
+            )
+        )
+    return tuple(found)
+
+
+def _kind(node: Node | None, hosted: bool) -> str:
+    if node is None:
+        return "copy"
+    if isinstance(node.op, Fused):
+        return node.op.kind
+    return "host" if hosted else "op"
+
+
+_QUIET = frozenset(("constant", "full", "reshape", "identity", "broadcast"))
+"""Ops that cost nothing inside of groups."""
+
+
+def _names(node: Node) -> tuple[str, ...]:
+    if not isinstance(node.op, Fused):
+        return (node.op.name,)
+    inside = [n.op.name for body in regions_of(node.op) for n in body.nodes]
+    return tuple(n for n in inside if n not in _QUIET) or tuple(inside)
+
+
+# -- stages and sizes --------------------------------------------------------------------------
+
+
+def _stages(
+    graphs: Mapping[str, Graph],
+    plan: Plan,
+    report: CompileReport,
+    groups: Sequence[Group],
+    profile: Profile | None,
+) -> tuple[StageTime, ...]:
+    captured, prepared = (len(graphs[g].nodes) for g in ("captured", "prepared"))
+    fired = Counter[str]()
+    for _, r in report.passes:
+        fired.update(dict(r.hits))
+    kinds = Counter(g.kind for g in groups)
+    segments = [d.outcome for d in report.decisions if d.outcome.startswith("Segment")]
+    runs = sum(isinstance(s, Run) for s in plan.steps)
+    did = {
+        "prepare": f"{captured} -> {prepared} nodes; {len(report.passes)} passes, "
+        f"{sum(fired.values())} rewrites",
+        "partition": "; ".join(segments[:2]) + ("; ..." if len(segments) > 2 else ""),
+        "optimize": f"{prepared} -> {len(graphs['optimized'].nodes)} nodes; "
+        + ", ".join(f"{n} {kind}" for kind, n in kinds.items()),
+        "compile": f"{runs} launches, {len(plan.host)} host tasks, "
+        f"{plan.streams.count} stream{'s' * (plan.streams.count != 1)}",
+        "load": f"{len({s.kernel for s in plan.steps if isinstance(s, Run)})} kernels, "
+        "those that the cache has not are compiled",
+        "execute": "not measured; see profile()"
+        if profile is None
+        else f"median of {profile.repeats} runs",
+    }
+    seconds: dict[str, float | None] = dict(report.seconds)
+    seconds["execute"] = None if profile is None else profile.seconds
+    return tuple(StageTime(name, seconds.get(name), did[name]) for name in STAGES)
+
+
+def _sizes(graphs: Mapping[str, Graph], plan: Plan) -> tuple[Size, ...]:
+    found = [_graph_size(name, graphs[name]) for name in ("captured", "prepared")]
+    compiled, runs = graphs["optimized"], [s for s in plan.steps if isinstance(s, Run)]
+    ops = sum(not isinstance(n.op, Constant) for n in compiled.nodes)
+    launches = sum(not isinstance(s, Jump) for s in plan.steps)
+    moved = sum(f.nbytes for f in plan.facts)
+    kernels = len({s.kernel for s in runs}) + len(plan.host)
+    regions = _regions(compiled)
+    found.append(Size("compiled", ops, regions, kernels, launches, moved, plan.memory.peak))
+    return tuple(found)
+
+
+_VIEWS = (Reshape, Identity)
+
+
+def _graph_size(name: str, graph: Graph) -> Size:
+    ops = [leaf.node for leaf in leaves(graph)]
+    runs = [n for n in ops if not isinstance(n.op, _VIEWS)]
+    moved = sum(_nbytes(v) for n in runs for v in (*dict.fromkeys(n.inputs), *n.outputs))
+    results = set(graph.outputs)
+    memory = sum(_nbytes(v) for n in runs for v in n.outputs if v not in results)
+    return Size(name, len(ops), _regions(graph), len(runs), len(runs), moved, memory)
+
+
+def _regions(graph: Graph) -> int:
+    """Programs inside of control flow, at any depth."""
+    inner = [r for n in graph.nodes if not isinstance(n.op, Fused) for r in regions_of(n.op)]
+    return len(inner) + sum(map(_regions, inner))
+
+
+def _nbytes(value: Any) -> int:
+    return int(value.type.nbytes) if value.type.is_static else 0
+
+
+# -- captured ops ------------------------------------------------------------------------------
+
+
+def _ops(
+    graphs: Mapping[str, Graph], groups: Sequence[Group], report: CompileReport, engine: str
+) -> tuple[CapturedOp, ...]:
+    captured, compiled = graphs["captured"], graphs["optimized"]
+    running = {g.number: g for g in groups}
+    why = _reasons(report)
+    found = []
+    for node, tops in whereabouts(captured, compiled).items():
+        mine = [running[t] for t in tops if t in running]
+        on_host = any(g.engine != engine for g in mine)
+        found.append(
+            CapturedOp(
+                node.op.name,
+                " ".join(str(v.type) for v in node.outputs),
+                sum(map(_nbytes, node.outputs)),
+                place(node.loc),
+                _fate(node, tops, mine),
+                ", ".join(dict.fromkeys(g.engine for g in mine)),
+                why.get(node.op.name, f"not by {engine}" if on_host else ""),
+                tuple(g.number for g in mine),
+            )
+        )
+    return tuple(found)
+
+
+def _fate(node: Node, tops: Sequence[int], mine: Sequence[Group]) -> str:
+    if isinstance(node.op, Constant):
+        return "constant"
+    if not tops:
+        return "folded or shared"
+    if not mine:
+        return "view"
+    if all(g.kind == "op" for g in mine):
+        return "alone" if node.op.name in mine[0].ops else "rewritten"
+    return "on the host" if any(g.kind == "host" for g in mine) else "fused"
+
+
+def _reasons(report: CompileReport) -> dict[str, str]:
+    """Why ops are where they are, by op."""
+    found: dict[str, str] = {}
+    for d in report.decisions:
+        if d.stage == "partition" and d.reason:
+            found[d.subject.split(" ")[0]] = d.reason
+        elif d.stage == "compile" and d.outcome == "host":
+            found[d.subject] = d.reason
+    return found
+
+
+def _refusals(report: CompileReport) -> tuple[Refusal, ...]:
+    counts: dict[tuple[str, str, str], list[str]] = {}
+    for d in report.decisions:
+        if not d.outcome.startswith(("fused", "Segment")):
+            counts.setdefault((d.stage, d.outcome, d.reason), []).append(d.subject)
+    return tuple(
+        Refusal(stage, outcome, reason, len(subjects), subjects[0])
+        for (stage, outcome, reason), subjects in counts.items()
+    )
