@@ -97,10 +97,10 @@ class CharTransformer(M.Module):
         return self.head(self.norm(x))
 
 
-def loss_of(net: CharTransformer, batch: np.ndarray) -> mge.Tensor:
+def loss_of(net: CharTransformer, batch: mge.Tensor) -> mge.Tensor:
     """Mean cross entropy of the next character, in nats."""
-    scores = net(mge.Tensor(batch[:, :-1]))
-    labels = mge.Tensor(batch[:, 1:].reshape(-1))
+    scores = net(batch[:, :-1])
+    labels = batch[:, 1:].reshape(-1)
     return F.loss.cross_entropy(scores.reshape(-1, len(LETTERS)), labels)
 
 
@@ -123,6 +123,7 @@ def main() -> None:
     parser.add_argument("--dim", type=int, default=128)
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--heads", type=int, default=4)
+    parser.add_argument("--eager", action="store_true", help="run op by op, uncompiled")
     parser.add_argument("--sample", type=int, default=200, help="characters to write at the end")
     options = parser.parse_args()
 
@@ -134,16 +135,23 @@ def main() -> None:
     manager = GradManager().attach(net.parameters())
     optimizer = AdamW(net.parameters(), lr=2e-3, weight_decay=0.01)
     print(f"{len(text):,} characters, {sum(p.size for p in net.parameters()):,} parameters")
-    smooth, started = 0.0, time.perf_counter()
-    for step in range(1, options.steps + 1):
-        starts = rng.integers(0, len(text) - options.length - 1, options.batch)
-        batch = np.stack([text[s : s + options.length + 1] for s in starts])
+
+    def train(batch: mge.Tensor) -> mge.Tensor:
         with manager:
             loss = loss_of(net, batch)
             manager.backward(loss)
         clip_grad_norm(net.parameters(), 1.0)
         optimizer.step().clear_grad()
-        smooth = loss.item() if step == 1 else 0.95 * smooth + 0.05 * loss.item()
+        return loss
+
+    # Forward, backward, clipping and update become one native program.
+    run = train if options.eager else mge.jit.compile(train)
+    smooth, started = 0.0, time.perf_counter()
+    for step in range(1, options.steps + 1):
+        starts = rng.integers(0, len(text) - options.length - 1, options.batch)
+        batch = np.stack([text[s : s + options.length + 1] for s in starts])
+        loss = run(mge.Tensor(batch)).item()
+        smooth = loss if step == 1 else 0.95 * smooth + 0.05 * loss
         if step % 50 == 0 or step in (1, options.steps):
             seconds = time.perf_counter() - started
             print(f"step {step:4d}   loss {smooth:.3f} nats per character   {seconds:.0f} s")

@@ -32,7 +32,8 @@ from treadle.ops.unary import Exp
 
 @pytest.fixture
 def entries(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[Any, Any]]:
-    """An empty cache for the time of a test."""
+    """An empty cache for the time of a test, and operator tables without what others left there."""
+    registry.rescan()
     empty: dict[Any, Any] = {}
     monkeypatch.setattr(dispatch, "_ENTRIES", empty)
     yield empty

@@ -12,8 +12,10 @@ from tests.engine.random_graphs import close, programs, small_arrays
 from tests.engine.structural_compiler import StructuralCompiler
 from tests.engine.workloads import arrays, f32, gpt_step, linear, mlp_step
 
+from treadle.backends.program import Lowered
 from treadle.base import dtype as dt
 from treadle.base.errors import CompileError
+from treadle.base.symbol import symbol
 from treadle.base.types import TensorType
 from treadle.engine.optimize import optimize
 from treadle.engine.optimize.groups import Groups
@@ -35,6 +37,7 @@ from treadle.ops.logic import Less
 from treadle.ops.matmul import Matmul
 from treadle.ops.norm import LayerNorm
 from treadle.ops.reduce import Mean
+from treadle.ops.slicing import along
 from treadle.ops.softmax import Softmax
 from treadle.ops.unary import Exp, Relu, Tanh
 
@@ -48,7 +51,16 @@ def run(graph: Graph, level: int = 2, refused: tuple[str, ...] = ()) -> Graph:
     after = optimize(before, compiler, options, report)
     verify(after)
     assert parse(to_text(after)) == after
+    assert all_taken(after, compiler)
     return after
+
+
+def all_taken(graph: Graph, compiler: StructuralCompiler) -> bool:
+    """Whether the compiler takes every group as it was made in the end."""
+    groups = [n for n in graph.nodes if isinstance(n.op, Fused)]
+    return all(
+        isinstance(compiler.lower(n.op, [v.type for v in n.inputs]), Lowered) for n in groups
+    )
 
 
 def summary(graph: Graph) -> list[str]:
@@ -290,6 +302,7 @@ def test_random_programs_stay(graph: Graph) -> None:
         for level in (1, 2):
             after = optimize(before, compiler, Options(level=level), CompileReport())
             verify(after)
+            assert all_taken(after, compiler)
             moved.append(modelled_bytes(after))
             results = evaluate(after, given_)
             assert all(close(x, y) for x, y in zip(expected, results, strict=True))
@@ -304,6 +317,21 @@ def test_the_same_program_gives_the_same_groups() -> None:
 def test_a_reshape_between_two_loops_is_no_obstacle() -> None:
     found = one(lambda x: Exp()(Tanh()(x).reshape((8, 2))), (4, 4))
     assert found == ["loop(tanh exp) -> 1"]
+
+
+def test_symbolic_extents_are_left_alone() -> None:
+    n = symbol("n", low=4)
+    types = [TensorType(dt.float32, (n, 4)), f32(4, 4)]
+
+    def body(x: Any, w: Any) -> Any:
+        return Softmax(1)(Matmul()(x, w)), Tanh()(Exp()(along(x, 0, 0, 2)))
+
+    graph = trace_body(body, types, "g")
+    after = run(graph)
+    assert "fused" not in [n.op.name for n in after.nodes if not n.output.type.is_static]
+    x = [np.ones((5, 4), np.float32), np.eye(4, dtype=np.float32)]
+    for one_, other in zip(evaluate(graph, x), evaluate(after, x), strict=True):
+        assert close(one_, other)
 
 
 # -- groups: cycles ----------------------------------------------------------------------------

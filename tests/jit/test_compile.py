@@ -506,3 +506,45 @@ def test_a_step_with_its_own_manager_runs_inside_another_recording() -> None:
         step(mge.tensor([4.0]))
         outer.backward((v * v).sum())
     assert w.grad.item() == 4.0 and v.grad.item() == 6.0
+
+
+# -- dynamic extents -----------------------------------------------------------------------
+
+
+def test_dynamic_axes_capture_once(compiler: PythonCompiler) -> None:
+    calls: list[Any] = []
+    w = mge.tensor(np.arange(12, dtype="float32").reshape(3, 4))
+
+    @mge.jit.compile(dynamic={0: {0: "batch"}, 1: {0: "batch"}})
+    def f(x: mge.Tensor, y: mge.Tensor) -> tuple[mge.Tensor, ...]:
+        calls.append(x.shape)
+        hidden = F.relu(x @ w) + y.reshape(x.shape[0], 1)
+        return hidden.mean(), F.softmax(hidden.reshape(-1, 2), axis=-1), x.sum(axis=0)
+
+    for n in (2, 5, 1, 5):
+        x = mge.tensor(np.random.default_rng(n).standard_normal((n, 3), "float32"))
+        y = mge.tensor(np.arange(n, dtype="float32"))
+        for got, want in zip(f(x, y), f.__wrapped__(x, y), strict=True):
+            np.testing.assert_allclose(got.numpy(), want.numpy(), rtol=1e-6)
+    assert len(calls) == 1 + 4, "captured once; the others are the eager calls"
+    assert len(compiler.built) == 3
+
+
+def test_dynamic_training_steps() -> None:
+    _, _, eager = training(OPTIMIZERS["sgd"])
+    _, _, step = training(OPTIMIZERS["sgd"])
+    compiled = mge.jit.compile(dynamic={0: {0: "n"}, 1: {0: "n"}})(step)
+    for n in (4, 3, 4, 2):
+        x, y = batch(n)
+        x, y = x[:n], y[:n]
+        np.testing.assert_allclose(compiled(x, y).item(), eager(x, y).item(), rtol=1e-5)
+
+
+def test_dynamic_axes_are_checked() -> None:
+    f = mge.jit.compile(dynamic={0: {0: "n"}, 1: {1: "n"}})(lambda x, y: x.sum() + y.sum())
+    with pytest.raises(mge.TreadleError, match="dynamic extent 'n' is 2 and 3"):
+        f(tensor(), tensor())
+    with pytest.raises(mge.TreadleError, match="argument 1 has no axes"):
+        f(tensor(), mge.tensor([1.0]))
+    with pytest.raises(mge.TreadleError, match="argument 1 has no axes"):
+        f(tensor(), 3)

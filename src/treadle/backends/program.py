@@ -47,6 +47,8 @@ class Launch:
         serial: run by the calling thread alone.
         flops: arithmetic operations of the whole launch, for reports and models.
         nbytes: bytes it reads and writes at least.
+        moves: it only copies its second argument to its first, so it is left out where both are
+            one place.
     """
 
     kernel: Any
@@ -55,6 +57,7 @@ class Launch:
     serial: bool = False
     flops: int = 0
     nbytes: int = 0
+    moves: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,7 @@ DUMP = Variable(
     "",
     "stages and passes whose results are written as text; 'kernels' for code; 'all'",
 )
+CHECK = Variable(("TREADLE_CHECK",), "0", "1 verifies graphs after every pass and plans of memory")
 CPU_TARGET = Variable(
     ("TREADLE_CPU_TARGET",), "", "instructions the CPU backend may use: generic, avx2, avx512, neon"
 )
@@ -47,7 +48,6 @@ NUM_THREADS = Variable(
 CACHE_DIR = Variable(
     ("TREADLE_CACHE_DIR",), "", "directory of compiled code; ~/.cache/treadle if left out"
 )
-CHECK = Variable(("TREADLE_CHECK",), "0", "1 verifies graphs after every pass and plans of memory")
 LOG_LEVEL = Variable(("MEGENGINE_LOGGING_LEVEL", "TREADLE_LOG_LEVEL"), "", "logging level")
 
 ALL = (

@@ -27,7 +27,7 @@ from treadle.base.types import TensorType
 from treadle.base.version import VERSION
 from treadle.engine.options import Options
 from treadle.engine.plan import Interface, Loaded, MemoryPlan, Plan, Pool, memory
-from treadle.graph.ir import Graph
+from treadle.graph.ir import Graph, regions_of
 
 FORMAT = 1
 """Part of every key: raised when the meaning of an entry changes."""
@@ -42,7 +42,13 @@ class Entry:
 
 
 def key_of(graph: Graph, interface: Interface, options: Options, compiler: Compiler) -> str:
-    """The name of a graph's program; equal programs have equal names in every process."""
+    """The name of a graph's program; equal programs have equal names in every process.
+
+    It is "" for a program that is not kept, because it has ops from outside of Treadle: nobody
+    would see that their code has changed.
+    """
+    if not _is_own(graph):
+        return ""
     parts = (
         str(FORMAT),
         sources(),
@@ -52,6 +58,13 @@ def key_of(graph: Graph, interface: Interface, options: Options, compiler: Compi
         repr(options),
     )
     return hashlib.sha256("\n".join(parts).encode()).hexdigest() + ".program"
+
+
+def _is_own(graph: Graph) -> bool:
+    return all(
+        type(node.op).__module__.startswith("treadle.") and all(map(_is_own, regions_of(node.op)))
+        for node in graph.nodes
+    )
 
 
 @functools.cache
@@ -80,7 +93,7 @@ def _files(folder: Path) -> Iterator[str]:
 def save(key: str, loaded: Loaded, results: tuple[TensorType, ...], compiler: Compiler) -> None:
     """Keep a program; one that returns to Python for some ops is not kept."""
     plan = loaded.plan
-    if plan.host:
+    if plan.host or not key:
         return
     main = loaded.main.stored()
     prelude = b"" if loaded.prelude is None else loaded.prelude.stored()
@@ -106,7 +119,7 @@ def save(key: str, loaded: Loaded, results: tuple[TensorType, ...], compiler: Co
 
 def fetch(key: str, compiler: Compiler) -> Entry | None:
     """A program that was kept, ready to run; None where there is none, or its code is gone."""
-    data = compiler.saved(key)
+    data = compiler.saved(key) if key else None
     if data is None:
         return None
     try:

@@ -451,6 +451,8 @@ def _one_hot(b: CellBuilder, node: Node, op: OneHot, index: Index, guards: Guard
 
 
 def _constant(b: CellBuilder, node: Node, op: Constant, index: Index, guards: Guards) -> Cell:
+    if not op.data.is_present:
+        raise Refused("the data of a constant is not attached")
     array = op.data.array
     first = array.reshape(-1)[:1]
     if op.data.nbytes <= SMALL_BYTES and array.tobytes() == first.tobytes() * array.size:

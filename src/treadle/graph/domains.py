@@ -35,7 +35,7 @@ from treadle.ops.families import Reduce
 from treadle.ops.fused import Fused
 
 MOST_CELLS = 600
-MOST_DEPTH = 150
+MOST_DEPTH = 100
 MOST_SPLITS = 12
 
 

@@ -87,8 +87,23 @@ def remake(node: Node, op: Op, inputs: tuple[Value, ...]) -> Node:
     An op whose result extents depend on data (nonzero) invents a new symbol whenever it is asked;
     its users mention the one it had, so that one is kept.
     """
+    if op is node.op and all(
+        [a is b or a.type == b.type for a, b in zip(inputs, node.inputs, strict=True)]
+    ):
+        return _moved(node, inputs)
     made = Node(op, inputs, node.loc, node.names)
     return with_types(made, tuple(v.type for v in node.outputs))
+
+
+def _moved(node: Node, inputs: tuple[Value, ...]) -> Node:
+    """The node on inputs of the same types, which its results therefore keep."""
+    made, put = object.__new__(Node), object.__setattr__
+    put(made, "op", node.op)
+    put(made, "inputs", inputs)
+    put(made, "loc", node.loc)
+    put(made, "names", node.names)
+    put(made, "outputs", tuple([Value(v.type, made, v.index, v.name) for v in node.outputs]))
+    return made
 
 
 def with_types(node: Node, types: tuple[TensorType, ...]) -> Node:
@@ -247,7 +262,11 @@ def regions_of(op: Op) -> tuple[Graph, ...]:
     """The graphs a control-flow op holds, in the order of its attributes."""
     if not op._fields:
         return ()
-    return tuple(_graphs_in(getattr(op, name) for name in op._fields))
+    own = op.__dict__
+    found: tuple[Graph, ...] | None = own.get("_regions")
+    if found is None:
+        found = own["_regions"] = tuple(_graphs_in(own[name] for name in op._fields))
+    return found
 
 
 def _graphs_in(values: Iterable[object]) -> Iterator[Graph]:

@@ -9,7 +9,7 @@ given get their arrays back, and those that were rebound are outputs of the prog
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 from treadle.base import tree
 from treadle.base.errors import TraceError
 from treadle.base.modes import LOCAL, install_capture
+from treadle.base.shape import Shape
 from treadle.base.types import TensorType
 from treadle.engine.devices import CompNode, default_device, resolve
 from treadle.engine.dispatch import EagerType, common_device, eager_type
@@ -235,13 +236,16 @@ class Capture:
 
     # -- values ----------------------------------------------------------------------------
 
-    def bind(self, tensor: Tensor, source: Source, name: str = "") -> Symbol:
-        """Give a handle a symbol in place of its array until the capture ends."""
+    def bind(self, tensor: Tensor, source: Source, shape: Shape | None = None) -> Symbol:
+        """Give a handle a symbol in place of its array until the capture ends.
+
+        `shape` may have symbolic extents; None means the array's own.
+        """
         payload = tensor._data
         if not tensor._kind.device.on_host:
             raise _not_on_host(tensor._kind.device)
-        type_ = TensorType(tensor._kind.dtype, payload.shape)
-        symbol = Symbol(self, self._input(type_, source, name or tensor.name))
+        type_ = TensorType(tensor._kind.dtype, payload.shape if shape is None else shape)
+        symbol = Symbol(self, self._input(type_, source, tensor.name))
         self._bound[id(tensor)] = _Bound(tensor, payload, symbol)
         tensor._data = symbol
         return symbol
@@ -408,6 +412,7 @@ def capture(
     args: Any,
     kwargs: Any,
     name: str,
+    shapes: Mapping[int, Shape] | None = None,
 ) -> Captured:
     """The graph of one call; nothing is computed, and handles keep their values.
 
@@ -415,6 +420,7 @@ def capture(
         function: what to run, once.
         args, kwargs: what to run it with; tensors in them become the first inputs.
         name: the graph's name.
+        shapes: symbolic shapes of arguments, by their number among the flattened ones.
 
     Raises:
         TraceError: the function's course depends on values that only a run would know.
@@ -424,7 +430,7 @@ def capture(
         with recording(recorder):
             for i, leaf in enumerate(tree.flatten((args, kwargs))[0]):
                 if isinstance(leaf, Tensor) and type(leaf._data) is not Symbol:
-                    recorder.bind(leaf, Argument(i))
+                    recorder.bind(leaf, Argument(i), (shapes or {}).get(i))
             results, shape = tree.flatten(function(*args, **kwargs))
             return recorder.finish(results, shape)
     finally:

@@ -23,6 +23,7 @@ from treadle.engine.plan import Interface
 from treadle.engine.profile import Profile
 from treadle.jit.binding import Binding
 from treadle.jit.capture import Argument, Captured, ManagerInside, Output, State, capture
+from treadle.jit.dynamic import Axes, Family, extents_of, symbolic_shapes
 from treadle.jit.recorded import GraphRule, call_recorded
 from treadle.tensor import Tensor
 
@@ -98,10 +99,14 @@ def _shared(captured: Captured) -> set[int]:
 class Compiled(Generic[P, R]):
     """A function that runs as a native program; made by `jit.compile`."""
 
-    def __init__(self, function: Callable[P, R], options: Options) -> None:
+    def __init__(
+        self, function: Callable[P, R], options: Options, dynamic: Axes | None = None
+    ) -> None:
         functools.update_wrapper(self, function)
         self._function = function
         self._options = options
+        self._dynamic = dict(dynamic or {})
+        self._families: dict[Any, list[Family[Variant]]] = {}
         self._variants: dict[Any, list[Variant]] = {}
         self._lock = threading.RLock()
 
@@ -147,7 +152,7 @@ class Compiled(Generic[P, R]):
         bound = instance.__dict__.get(name)
         if bound is None:
             method = MethodType(self._function, instance)
-            bound = instance.__dict__[name] = Compiled(method, self._options)
+            bound = instance.__dict__[name] = Compiled(method, self._options, self._dynamic)
         return bound
 
     def _capture(self, key: Any, leaves: list[Any], args: Any, kwargs: Any) -> Variant:
@@ -155,13 +160,29 @@ class Compiled(Generic[P, R]):
             for variant in self._variants.get(key, ()):
                 if variant.valid():  # Another thread was quicker.
                     return variant
-            made, shape = replaced(args, kwargs, leaves)
-            captured = capture(self._function, made, shape, _name_of(self._function))
-            variant = Variant(captured, self._options)
+            variant = self._made(key, leaves, args, kwargs)
             kept = self._variants.setdefault(key, [])
             kept.append(variant)
             self._trim()
             return variant
+
+    def _made(self, key: Any, leaves: list[Any], args: Any, kwargs: Any) -> Variant:
+        """A new program: of a capture that serves other extents, too, where axes are dynamic."""
+        given, named = replaced(args, kwargs, leaves)
+        name = _name_of(self._function)
+        if not self._dynamic:
+            captured = capture(self._function, given, named, name)
+            return Variant(captured, self._options)
+        extents = extents_of(leaves, self._dynamic)
+        shapes = symbolic_shapes(leaves, self._dynamic)
+        fixed = _without(key, tuple(self._dynamic), tuple(shapes.values()))
+        for family in self._families.get(fixed, ()):
+            if all(g.holds() for g in family.captured.guards):
+                return family.at(extents)
+        captured = capture(self._function, given, named, name, shapes)
+        made = Family(captured, lambda c: Variant(c, self._options))
+        self._families.setdefault(fixed, []).append(made)
+        return made.at(extents)
 
     def _trim(self) -> None:
         while sum(map(len, self._variants.values())) > MOST_VARIANTS:
@@ -268,6 +289,14 @@ class Compiled(Generic[P, R]):
         return tuple(v for kept in self._variants.values() for v in kept)
 
 
+def _without(key: Any, numbers: tuple[int, ...], shapes: tuple[Any, ...]) -> Any:
+    """A signature with symbolic shapes in place of those of some arguments."""
+    parts = key[1] if key and key[0].__class__ is tree.Tree else key
+    kept = [p for i, p in enumerate(parts) if i not in numbers]
+    kinds = [parts[i][0] for i in numbers]
+    return (key[0] if parts is not key else None), tuple(kept), tuple(kinds), shapes
+
+
 def _name_of(function: Callable[..., Any]) -> str:
     return str(getattr(function, "__name__", "program"))
 
@@ -314,7 +343,11 @@ def replaced(args: Any, kwargs: Any, leaves: list[Any]) -> tuple[Any, Any]:
 def compile(function: Callable[P, R], /) -> Compiled[P, R]: ...
 @overload
 def compile(
-    *, level: int = 2, fast: bool = False, options: Options | None = None
+    *,
+    level: int = 2,
+    fast: bool = False,
+    dynamic: Axes | None = None,
+    options: Options | None = None,
 ) -> Callable[[Callable[P, R]], Compiled[P, R]]: ...
 
 
@@ -324,6 +357,7 @@ def compile(
     *,
     level: int = 2,
     fast: bool = False,
+    dynamic: Axes | None = None,
     options: Options | None = None,
 ) -> Any:
     """Make a function run as one native program: forward, backward and update together.
@@ -343,7 +377,10 @@ def compile(
         function: what to compile; without it, `compile` returns a decorator.
         level: 0 runs every op as it stands, 2 fuses by modelled cost.
         fast: allow rewrites that hold in real arithmetic only.
-        options: all options in one value, in place of the two above.
+        dynamic: axes whose extents may change without the body running again: for arguments by
+            number, names of axes by number, as in `{0: {0: "batch"}, 1: {0: "batch"}}`. Inside
+            the function such an extent is a symbol, which only arithmetic and shapes accept.
+        options: all options in one value, in place of level and fast.
 
     Returns:
         A callable with the methods `lower`, `compile` and `explain`.
@@ -361,8 +398,8 @@ def compile(
     """
     chosen = options or Options(level=level, fast=fast)
     if function is None:
-        return lambda wrapped: Compiled(wrapped, chosen)
-    return Compiled(function, chosen)
+        return lambda wrapped: Compiled(wrapped, chosen, dynamic)
+    return Compiled(function, chosen, dynamic)
 
 
 __all__ = ["Compiled", "Variant", "compile"]

@@ -52,6 +52,8 @@ LAYERS = [
     ((2, 3, 6, 7, 8), (5, 3, 2, 3, 3), (1, 2, 2), ((0, 1), (1, 1), (2, 0)), (2, 1, 1), 1),
     ((2, 16, 9, 9), (20, 16, 1, 1), (2, 2), ((0, 0), (0, 0)), (1, 1), 1),
     ((2, 8, 5, 5), (24, 8, 5, 5), (1, 1), ((0, 0), (0, 0)), (1, 1), 1),
+    ((3, 32, 7, 7), (20, 16, 3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1), 2),
+    ((3, 9, 7, 6), (70, 9, 3, 3), (2, 3), ((1, 1), (1, 1)), (1, 1), 1),
     ((1, 40, 12, 12), (13, 40, 3, 3), (1, 1), ((4, 4), (1, 1)), (1, 1), 1),
 ]
 
@@ -88,6 +90,21 @@ def test_bias_residual_and_relu():
         return x.apply(Relu(), (y,))[0], y
 
     check(fused(body, given), given, 27)
+
+
+def test_small_images_share_panels():
+    rng = np.random.default_rng(8)
+    given = [values(rng, s, dt.float32) for s in ((5, 16, 7, 7), (20, 16, 3, 3), (20, 1, 1))]
+    conv = Conv((1, 1), ((1, 1), (1, 1)), (1, 1), 1)
+
+    def body(x, w, bias):
+        y = x.apply(conv, (x, w))[0] + bias
+        return x.apply(Relu(), (y,))[0], y > 0.0
+
+    op = fused(body, given)
+    *_, launch = lowered(op, given).launches
+    assert "places" in [p.name for p in launch.kernel.parameters]
+    check(op, given, 144)
 
 
 @pytest.mark.parametrize("whole", [False, True])

@@ -7,11 +7,11 @@ Cells of the padding are real: `spread` copies the source into zeros first.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import lru_cache
 
 from treadle.backends.codegen import kernel_ir as ir
 from treadle.backends.codegen.contraction_items import Contraction
+from treadle.backends.codegen.contraction_pack import transpose
 from treadle.backends.codegen.contraction_tile import Tile
 from treadle.backends.codegen.kernel_ir import Builder, Function, Value
 from treadle.base import dtype as dt
@@ -27,46 +27,78 @@ def patch_function(tile: Tile) -> Function:
 
     It has `outer` terms and `inner` columns, at most as many as the tile is wide.
     """
-    source, target = ir.pointer(tile.dtype, "source"), ir.pointer(tile.dtype, "target")
-    terms, columns = ir.pointer(dt.int32, "terms"), ir.pointer(dt.int32, "columns")
-    outer, inner = ir.size("outer"), ir.size("inner")
-    lanes = tile.lanes
+    writer = _Patches(tile)
+    parameters = (writer.source, writer.terms, writer.columns, writer.target)
+    return ir.function("pack_patches", (*parameters, writer.outer, writer.inner), writer.write)
 
-    def write(e: Builder) -> None:
-        def rows(first: Value, copy: Callable[[Value, Value], None]) -> None:
-            def row(k: Value) -> None:
-                base = e.cast(e.load(terms, k), dt.int64)
-                copy(base, e.add(e.mul(k, tile.width), first))
 
-            e.loop(0, outer, 1, row)
+class _Patches:
+    """The body of the packing function: runs of neighbors move as vectors."""
 
-        def offset(column: Value) -> Value:
-            return e.cast(e.load(columns, column), dt.int64)
+    def __init__(self, tile: Tile) -> None:
+        self.tile, self.lanes = tile, tile.lanes
+        self.source, self.target = (ir.pointer(tile.dtype, n) for n in ("source", "target"))
+        self.terms, self.columns = (ir.pointer(dt.int32, n) for n in ("terms", "columns"))
+        self.outer, self.inner = ir.size("outer"), ir.size("inner")
 
-        def several(first: Value) -> None:
-            offsets = [offset(e.add(first, j)) for j in range(lanes)]
+    def write(self, e: Builder) -> None:
+        """As many columns at once as a vector has lanes, the others one by one."""
+        whole = e.sub(self.inner, e.rem(self.inner, self.lanes))
+        e.loop(0, whole, self.lanes, lambda first: self._several(e, first))
+        e.loop(whole, self.inner, 1, lambda column: self._rows(e, column, [column]))
 
-            def together(base: Value, place: Value) -> None:
-                e.store(target, place, e.load(source, e.add(base, offsets[0]), lanes))
+    def _several(self, e: Builder, first: Value) -> None:
+        columns = [e.add(first, j) for j in range(self.lanes)]
+        offsets = [self._offset(e, self.columns, column) for column in columns]
+        # Offsets of columns grow, so this says that they grow by one.
+        neighbors = e.compare("eq", e.sub(offsets[-1], offsets[0]), self.lanes - 1)
 
-            def apart(base: Value, place: Value) -> None:
-                for j, by in enumerate(offsets):
-                    e.store(target, e.add(place, j), e.load(source, e.add(base, by)))
+        def row(k: Value) -> None:
+            place = e.add(self._offset(e, self.terms, k), offsets[0])
+            self._store(e, k, first, e.load(self.source, place, self.lanes))
 
-            # Offsets grow from column to column, so this says that they grow by one.
-            neighbors = e.compare("eq", e.sub(offsets[-1], offsets[0]), lanes - 1)
-            e.branch(neighbors, lambda: rows(first, together), lambda: rows(first, apart))
+        def blocks() -> None:
+            whole = e.sub(self.outer, e.rem(self.outer, self.lanes))
+            e.loop(0, whole, self.lanes, lambda k: self._block(e, k, columns, offsets))
+            e.loop(whole, self.outer, 1, lambda k: self._row(e, k, first, offsets))
 
-        def single(column: Value) -> None:
-            by = offset(column)
-            rows(column, lambda base, at: e.store(target, at, e.load(source, e.add(base, by))))
+        e.branch(neighbors, lambda: e.loop(0, self.outer, 1, row), blocks)
 
-        whole = e.sub(inner, e.rem(inner, lanes))
-        e.loop(0, whole, lanes, several)
-        e.loop(whole, inner, 1, single)
+    def _block(self, e: Builder, k: Value, columns: list[Value], offsets: list[Value]) -> None:
+        """A square of terms and columns; where the terms are neighbors, it is transposed."""
+        first = columns[0]
+        steps = e.sub(e.load(self.terms, k, self.lanes), e.iota(dt.int32, self.lanes))
+        strays = e.reduce("or", e.sub(steps, e.load(self.terms, k)))
 
-    parameters = (source, terms, columns, target, outer, inner)
-    return ir.function("pack_patches", parameters, write)
+        def square() -> None:
+            start = self._offset(e, self.terms, k)
+            rows = [e.load(self.source, e.add(start, by), self.lanes) for by in offsets]
+            for j, row in enumerate(transpose(e, rows)):
+                self._store(e, e.add(k, j), first, row)
+
+        def apart() -> None:
+            last = e.add(k, self.lanes)
+            e.loop(k, last, 1, lambda i: self._row(e, i, first, offsets))
+
+        e.branch(e.compare("eq", strays, 0), square, apart)
+
+    def _rows(self, e: Builder, first: Value, columns: list[Value]) -> None:
+        offsets = [self._offset(e, self.columns, column) for column in columns]
+        e.loop(0, self.outer, 1, lambda k: self._row(e, k, first, offsets))
+
+    def _row(self, e: Builder, k: Value, first: Value, offsets: list[Value]) -> None:
+        """Element by element."""
+        start = self._offset(e, self.terms, k)
+        for j, by in enumerate(offsets):
+            value = e.load(self.source, e.add(start, by))
+            self._store(e, k, e.add(first, j), value)
+
+    def _store(self, e: Builder, k: Value, column: Value, value: Value) -> None:
+        e.store(self.target, e.add(e.mul(k, self.tile.width), column), value)
+
+    @staticmethod
+    def _offset(e: Builder, table: Value, index: Value) -> Value:
+        return e.cast(e.load(table, index), dt.int64)
 
 
 @lru_cache(maxsize=64)

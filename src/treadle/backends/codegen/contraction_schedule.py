@@ -24,8 +24,8 @@ _BLOCK = 96
 """Most rows of a block."""
 _EXACT = 256
 """Most products of two 8-bit integers whose sum float32 always holds exactly."""
-_COLUMN = 192
-"""Most terms for which columns of a are read in place."""
+_COLUMN = (48, 192)
+"""Most terms for which columns of a are read in place: by many panels, and by few."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,8 @@ def reads_in_place(problem: Problem, tile: Tile) -> bool:
     if a.dtype is not tile.dtype or 1 not in (a.row, a.column):
         return False
     # A column's elements lie on as many cache lines as there are terms; few of those stay near.
-    return a.column == 1 or problem.k <= _COLUMN
+    many, few = _COLUMN
+    return a.column == 1 or problem.k <= (few if problem.n <= 4 * tile.width else many)
 
 
 def sums_dtype(problem: Problem) -> DType:
@@ -100,7 +101,7 @@ def dots_sizes(problem: Problem, tile: Tile) -> tuple[dict[str, int], int]:
 def _reads_b_in_place(problem: Problem, tile: Tile) -> bool:
     """Whether there are too few rows to be worth packing b."""
     straight = problem.b.column == 1 and problem.b.dtype is tile.dtype and not problem.patches
-    return straight and problem.m <= 3 * tile.rows
+    return straight and problem.m <= 6 * tile.rows
 
 
 def _depth(k: int, tile: Tile, quarter: int) -> int:

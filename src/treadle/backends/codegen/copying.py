@@ -6,6 +6,7 @@ its old version was, and may leave out a launch of `copy` that then does nothing
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 from treadle.backends.codegen.kernel_ir import Builder, Kernel, Value, pointer, size
@@ -38,7 +39,8 @@ def copy(target: Ref, source: Ref, nbytes: int) -> Launch:
     """Bytes from one place to another, or to the same."""
     rows = -(-nbytes // _BLOCK)
     cost = min(nbytes, _BLOCK) * NS_PER_BYTE
-    return over_rows(_copy_kernel(), (target, source, nbytes), rows, cost, 2 * nbytes)
+    launch = over_rows(_copy_kernel(), (target, source, nbytes), rows, cost, 2 * nbytes)
+    return replace(launch, moves=True)
 
 
 @cache

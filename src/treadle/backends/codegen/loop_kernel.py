@@ -89,6 +89,7 @@ class LoopKernel:
     def _name(self) -> str:
         """What profiles call the kernel: the ops it computes."""
         ops = [c.op.name for c in self.writer.cells if isinstance(c, Apply | Total)]
+        ops += [c.node.op.name for c in self.nest.collected]
         names = list(dict.fromkeys(ops)) or ["move"]
         return "_".join(["loops", *names[:MOST_NAMES]])
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from treadle.backends.codegen.kernel_ir import KernelError, Value
 from treadle.backends.codegen.loop_cells import CellWriter
-from treadle.backends.codegen.loop_plan import Plan, Stage
+from treadle.backends.codegen.loop_plan import MOST_LANES, Plan, Stage
 from treadle.backends.codegen.loop_reduce import reducer_of
 from treadle.backends.codegen.rows import vector_loop
 from treadle.backends.codegen.scalar_convert import compute_dtype
@@ -20,7 +20,7 @@ from treadle.ops.families import Reduce
 
 SIZES = (1024, 4096, 16384)
 """Elements of row buffers: few different ones, so that few kernels differ by them."""
-SLACK = 64
+SLACK = MOST_LANES
 """Elements that a last, incomplete vector may write past the end of a row buffer."""
 
 

@@ -32,6 +32,8 @@ Independent chains hide latencies, which is worth more than the registers that s
 """
 COLUMNS = 8.0
 """Weight of a body up to which eight vectors of columns are reduced at a time."""
+MOST_LANES = 64
+"""Elements that are worked on at a time at most."""
 WORTH_SAVING = 8.0
 """From this weight on, an element is kept for the next stage instead of computed again."""
 ROW_BYTES = 1 << 16
@@ -152,8 +154,8 @@ class Division:
     band: int = 0
 
 
-def divided(nest: LoopNest, plan: Plan) -> Division:
-    """Units and items of a nest."""
+def divided(nest: LoopNest, plan: Plan, joins: bool = False) -> Division:
+    """Units and items of a nest; one that `joins` parts keeps its reductions whole."""
     rows = _product(a.extent for a in plan.outer)
     total = plan.cost * max(_product(a.extent for a in nest.axes), 1)
     if nest.collected:
@@ -164,7 +166,7 @@ def divided(nest: LoopNest, plan: Plan) -> Division:
     if plan.tile_axis is not None:
         return _banded(plan, plan.tile_axis, rows, total)
     blocks, block = _blocks(plan)
-    parts, length = _parts(nest, plan, rows * blocks, total)
+    parts, length = (1, 0) if joins else _parts(nest, plan, rows * blocks, total)
     units = rows * blocks * parts
     items, grain = divide(units, total / units, MOST_ITEMS)
     return Division(units, items, grain, items == 1 or total <= ALONE, blocks, block, parts, length)
@@ -458,7 +460,7 @@ def _vectors(nest: LoopNest, total: float, lane_axis: Axis | None, native: int) 
     if any(isinstance(c, Load) and c.guards for c in nest.cells()):
         # Masks that depend on more than the end of a row stay in registers of their own.
         most = 1
-    while most > 1 and native * most > lane_axis.extent:
+    while most > 1 and native * most > min(lane_axis.extent, MOST_LANES):
         most //= 2
     return most
 

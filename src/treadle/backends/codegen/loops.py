@@ -55,23 +55,36 @@ class _Lowering:
         self.read: list[set[Ref]] = []
         self.in_place: list[tuple[int, Ref, Ref]] = []
 
-    def add(self, nest: LoopNest, inputs: Sequence[Ref], outputs: Sequence[Ref]) -> Support | None:
-        """Launches of a nest and those that go with it, whose data is where the refs say."""
+    def add(
+        self,
+        nest: LoopNest,
+        inputs: Sequence[Ref],
+        outputs: Sequence[Ref],
+        *,
+        joins: bool = False,
+    ) -> Support | None:
+        """Launches of a nest and those that go with it, whose data is where the refs say.
+
+        What joins the parts of a reduction is not divided again.
+        """
         for part in (nest, *_all_further(nest)):
             if part.outputs or part.collected:
-                refusal = self._add(part, inputs, outputs)
+                refusal = self._add(part, inputs, outputs, joins)
                 if refusal is not None:
                     return refusal
         return None
 
-    def _add(self, nest: LoopNest, inputs: Sequence[Ref], outputs: Sequence[Ref]) -> Support | None:
+    def _add(
+        self, nest: LoopNest, inputs: Sequence[Ref], outputs: Sequence[Ref], joins: bool
+    ) -> Support | None:
         nbytes = _traffic(nest)
-        nest = by_rows(nest, nbytes, self.target) or nest
+        if not joins:
+            nest = by_rows(nest, nbytes, self.target) or nest
         chosen = plan(nest, self.target, nbytes)
         if self.group and jumps(nest, chosen):
             return no("layout", "an operand is transposed among rows that are computed in order")
-        division = divided(nest, chosen)
-        if is_starved(nest, chosen, division):
+        division = divided(nest, chosen, joins)
+        if not joins and is_starved(nest, chosen, division):
             return self._add_stages(nest, inputs, outputs)
         parts = _parts_of(nest, division)
         places = {p.node: self._workspace(p.type.nbytes) for p in parts}
@@ -89,7 +102,7 @@ class _Lowering:
         if isinstance(rest, Refusal):
             return no("op", rest.reason)
         refs = [*(places[p.node] for p in parts), *inputs]
-        return self.add(rest, refs, [outputs[i] for i in numbers])
+        return self.add(rest, refs, [outputs[i] for i in numbers], joins=True)
 
     def _add_stages(
         self, nest: LoopNest, inputs: Sequence[Ref], outputs: Sequence[Ref]
@@ -139,7 +152,8 @@ class _Lowering:
         in_place = tuple(
             (origin.index, output.index)
             for launch, origin, output in self.in_place
-            if origin.kind == "input" and not any(origin in r for r in self.read[launch + 1 :])
+            if (origin.kind, output.kind) == ("input", "output")
+            and not any(origin in r for r in self.read[launch + 1 :])
         )
         return Lowered(
             tuple(self.launches),

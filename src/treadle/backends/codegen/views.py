@@ -38,6 +38,14 @@ class Strided:
     offset: int
     strides: Shape
 
+    @property
+    def is_dense(self) -> bool:
+        """Whether the elements follow one another in row-major order."""
+        wanted = dense(0, self.shape).strides
+        return all(
+            n == 1 or a == b for n, a, b in zip(self.shape, self.strides, wanted, strict=True)
+        )
+
     def broadcast_to(self, shape: Shape) -> Strided:
         """The view repeated along new and size-1 axes; the shapes are known to fit."""
         return self._of(np.broadcast_to(self._array(), shape))

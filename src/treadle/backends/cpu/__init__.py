@@ -47,7 +47,9 @@ class Cpu(Backend):
         least = least_elements(op)
         if least is None:
             return no("policy", f"{op.name} of single tensors is left to NumPy")
-        largest = max((_size(t) for t in types), default=0)
+        # Random ops have operands of four words, whatever they make.
+        sized = types if op.shape_free else (*types, *op.infer(*types))
+        largest = max((_size(t) for t in sized), default=0)
         if not op.shape_free and largest < least:
             return no("policy", f"below {least} elements NumPy is faster")
         try:

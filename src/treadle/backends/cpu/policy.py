@@ -1,4 +1,5 @@
-"""Which single ops run on generated kernels: from how many elements of an operand on.
+"""Which single ops run on generated kernels: from how many elements of an
+operand or result on.
 
 A launch costs a few microseconds before it computes anything, and a new kernel some milliseconds to
 compile; NumPy costs a pass over memory for every step of an op, and one thread.
@@ -10,15 +11,18 @@ from treadle.ops.adaptive_pool import AdaptiveWindow
 from treadle.ops.composite import Composite
 from treadle.ops.conv import Convolution
 from treadle.ops.cumulative import Cumulative
+from treadle.ops.distribution import Draw
 from treadle.ops.elementwise import Pow
 from treadle.ops.families import Elementwise, Reduce, UnaryFloat
 from treadle.ops.matmul import Matmul
 from treadle.ops.op import Op
 from treadle.ops.pool import Pooling
+from treadle.ops.random import RandomBits
 from treadle.ops.transfer import Identity, StopGradient
 
 _TABLE: tuple[tuple[type[Op] | tuple[type[Op], ...], int | None], ...] = (
     ((Identity, StopGradient), None),
+    ((RandomBits, Draw), 1 << 12),
     (Composite, 1 << 8),
     ((Convolution, Pooling, AdaptiveWindow), 1 << 9),
     ((UnaryFloat, Pow), 1 << 12),

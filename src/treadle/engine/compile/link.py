@@ -118,8 +118,10 @@ class Linker:
         }
         self.prelude += [_run(launch, places, item.label) for launch in item.lowered.prelude]
         for launch in item.lowered.launches:
-            facts = _facts(launch, places, sizes, self.node)
-            self._write(_run(launch, places, item.label), facts)
+            run = _run(launch, places, item.label)
+            if launch.moves and run.arguments[0] == run.arguments[1]:
+                continue  # The plan has put the copy where the original was.
+            self._write(run, _facts(launch, places, sizes, self.node))
 
     def copy(self, source: Address, target: Address, value: Value) -> None:
         """Steps that copy a value's bytes from one place to another."""

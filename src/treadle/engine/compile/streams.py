@@ -8,6 +8,7 @@ the rule: a kernel uses all cores already.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -41,7 +42,8 @@ def assign_streams(plan: Plan, rates: Rates, most: int = 1) -> Streams:
     before = dependencies(blocks)
     single = sum(b.seconds for b in blocks)
     paths = path_cover(before)
-    tries = [_merged(paths, blocks, before, n) for n in range(2, min(most, len(paths)) + 1)]
+    counts = range(2, min(most, len(paths)) + 1)
+    tries = [_merged(paths, blocks, before, n, near) for n in counts for near in (True, False)]
     best = min(tries, key=lambda of: makespan(blocks, before, of), default=[0] * len(blocks))
     reached = makespan(blocks, before, best)
     if reached > single * (1 - LEAST_GAIN):
@@ -87,32 +89,51 @@ def _merged(
     blocks: Sequence[Block],
     before: Sequence[Sequence[int]],
     most: int,
+    prefer_near: bool,
 ) -> list[int]:
     """The stream of every block: each path joins the stream with which it overlaps least.
 
-    The busiest paths come first and found the streams.
+    The busiest paths come first and found the streams. Among streams that are equally busy a path
+    prefers the one it exchanges most with, where that is wanted, and then the idlest.
     """
-    of = [0] * len(blocks)
+    path_of = [0] * len(blocks)
     for number, path in enumerate(paths):
         for i in path:
-            of[i] = number
-    times = simulate(blocks, before, of)
+            path_of[i] = number
+    times = simulate(blocks, before, path_of)
     end = max(stop for _, stop in times) or 1.0
     busy = [_busy([times[i] for i in path], end) for path in paths]
-    order = sorted(range(len(paths)), key=lambda p: (-busy[p].sum(), p))
+    near = _neighbors(path_of, before, len(paths)) if prefer_near else [[] for _ in paths]
     load: list[npt.NDArray[np.float64]] = []
-    for p in order:
+    chosen: dict[int, int] = {}
+    for p in sorted(range(len(paths)), key=lambda p: (-busy[p].sum(), p)):
         if len(load) < most:
             load.append(busy[p])
-            stream = len(load) - 1
-        else:
-            overlap = [(np.minimum(known, busy[p]).sum(), known.sum()) for known in load]
-            stream = min(range(most), key=overlap.__getitem__)
-            load[stream] = load[stream] + busy[p]
-        for i in paths[p]:
-            of[i] = stream
+            chosen[p] = len(load) - 1
+            continue
+        ties = Counter(chosen[q] for q in near[p] if q in chosen)
+        keys = [
+            (round(float(np.minimum(known, busy[p]).sum() / end), 6), -ties[s], known.sum())
+            for s, known in enumerate(load)
+        ]
+        chosen[p] = min(range(most), key=keys.__getitem__)
+        load[chosen[p]] = load[chosen[p]] + busy[p]
+    of = [chosen[p] for p in path_of]
     numbers = {stream: n for n, stream in enumerate(dict.fromkeys(of))}
     return [numbers[stream] for stream in of]
+
+
+def _neighbors(
+    path_of: Sequence[int], before: Sequence[Sequence[int]], count: int
+) -> list[list[int]]:
+    """For each path those it exchanges values with, once per dependency."""
+    near: list[list[int]] = [[] for _ in range(count)]
+    for i, found in enumerate(before):
+        for p in found:
+            if path_of[p] != path_of[i]:
+                near[path_of[p]].append(path_of[i])
+                near[path_of[i]].append(path_of[p])
+    return near
 
 
 def _busy(times: Sequence[tuple[float, float]], end: float) -> npt.NDArray[np.float64]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from treadle.backends.program import Host, Jump
 from treadle.base.errors import CompileError
-from treadle.engine.plan import Event, Plan, Span, Streams
+from treadle.engine.plan import Event, Plan, Streams
 
 
 def check_streams(plan: Plan, streams: Streams) -> None:
@@ -24,6 +25,8 @@ def check_streams(plan: Plan, streams: Streams) -> None:
         raise _wrong(f"{len(plan.steps)} steps have {len(streams.of)} streams")
     _check_jumps(plan, streams)
     _check_events(streams)
+    if streams.count == 1:
+        return  # One after the other, in the order of the plan.
     clocks = _clocks(streams)
     for i, j in _conflicts(plan):
         if not _precedes(clocks, streams, i, j):
@@ -82,21 +85,41 @@ def _precedes(clocks: Sequence[Sequence[int]], streams: Streams, i: int, j: int)
 
 
 def _conflicts(plan: Plan) -> Iterator[tuple[int, int]]:
-    """Pairs of steps that touch the same bytes, at least one of them writing, earlier one first."""
-    by_base: dict[int, list[tuple[Span, int, bool]]] = {}
+    """Pairs of steps whose order decides what lies in memory; all others follow from them.
+
+    A sweep over addresses keeps the steps that touch the present bytes.
+    """
+    changes: dict[int, dict[int, list[tuple[bool, int, bool]]]] = {}
     for i, facts in enumerate(plan.facts):
         for spans, writes in ((facts.reads, False), (facts.writes, True)):
             for span in spans:
-                by_base.setdefault(span.base, []).append((span, i, writes))
-    for uses in by_base.values():
-        uses.sort(key=lambda use: use[0].offset)
-        open_: list[tuple[Span, int, bool]] = []
-        for span, i, writes in uses:
-            open_ = [use for use in open_ if use[0].offset + use[0].nbytes > span.offset]
-            for _, j, also in open_:
-                if i != j and (writes or also):
-                    yield min(i, j), max(i, j)
-            open_.append((span, i, writes))
+                places = changes.setdefault(span.base, {})
+                places.setdefault(span.offset, []).append((True, i, writes))
+                places.setdefault(span.offset + span.nbytes, []).append((False, i, writes))
+    for places in changes.values():
+        users: list[tuple[int, bool]] = []
+        for place in sorted(places):
+            for begins, i, writes in places[place]:
+                if begins:
+                    insort(users, (i, writes))
+                else:
+                    del users[bisect_left(users, (i, writes))]
+            yield from _in_order(users)
+
+
+def _in_order(users: Sequence[tuple[int, bool]]) -> Iterator[tuple[int, int]]:
+    """Of steps that touch the same bytes: each write with what it follows, reads with writes."""
+    last, reads = -1, list[int]()
+    for i, writes in users:
+        if last not in (-1, i):
+            yield last, i
+        if not writes:
+            reads.append(i)
+            continue
+        for r in reads:
+            if r != i:
+                yield r, i
+        last, reads = i, []
 
 
 def _check_numbers(streams: Streams, clocks: Sequence[Sequence[int]]) -> None:

@@ -275,16 +275,24 @@ def _stages(
 def _sizes(graphs: Mapping[str, Graph], plan: Plan) -> tuple[Size, ...]:
     found = [_graph_size(name, graphs[name]) for name in ("captured", "prepared")]
     compiled, runs = graphs["optimized"], [s for s in plan.steps if isinstance(s, Run)]
-    ops = sum(not isinstance(n.op, Constant) for n in compiled.nodes)
     launches = sum(not isinstance(s, Jump) for s in plan.steps)
     moved = sum(f.nbytes for f in plan.facts)
     kernels = len({s.kernel for s in runs}) + len(plan.host)
     regions = _regions(compiled)
-    found.append(Size("compiled", ops, regions, kernels, launches, moved, plan.memory.peak))
+    found.append(
+        Size("compiled", _running(compiled), regions, kernels, launches, moved, plan.memory.peak)
+    )
     return tuple(found)
 
 
 _VIEWS = (Reshape, Identity)
+
+
+def _running(graph: Graph) -> int:
+    """Nodes that run, those of regions included; a group is one."""
+    own = [n for n in graph.nodes if not isinstance(n.op, Constant)]
+    inner = [r for n in own if not isinstance(n.op, Fused) for r in regions_of(n.op)]
+    return len(own) + sum(map(_running, inner))
 
 
 def _graph_size(name: str, graph: Graph) -> Size:

@@ -42,10 +42,9 @@ def _head(found: Explanation) -> str:
 
 def _stages(found: Explanation) -> str:
     rows = [
-        (s.name, "-" if s.seconds is None else f"{s.seconds * 1e3:.2f}", s.did)
-        for s in found.stages
+        (s.name, "-" if s.seconds is None else duration(s.seconds), s.did) for s in found.stages
     ]
-    return _section("stages", ("stage", "ms", "what it did"), rows)
+    return _section("stages", ("stage", "time", "what it did"), rows)
 
 
 def _sizes(found: Explanation) -> str:
@@ -106,7 +105,7 @@ def _groups(found: Explanation) -> str:
         _, _, *cells = _cells(_summed(rest))
         name = f"({len(hidden)} more kinds, see full=True)"
         rows.append((str(len(rest)), "", name, "", *cells))
-    title = f"groups ({len(found.groups)} that run as one, the longest first)"
+    title = f"groups: {len(found.groups)}, the longest first"
     return _section(title, ("n", "kind", *_shown(found, _HEADER)), _trimmed(found, rows))
 
 
@@ -233,8 +232,8 @@ def _passes(found: Explanation) -> str:
     rows = []
     for name, before, after, seconds, hits in found.passes:
         fired = "; ".join(f"{rule} ({n})" for rule, n in hits)
-        rows.append((name, f"{before} -> {after}", f"{seconds * 1e3:.2f}", fired))
-    return _section("passes", ("pass", "nodes", "ms", "fired"), rows)
+        rows.append((name, f"{before} -> {after}", duration(seconds), fired))
+    return _section("passes", ("pass", "nodes", "time", "fired"), rows)
 
 
 def _refusals(refusals: Sequence[Refusal], full: bool) -> str:

@@ -7,11 +7,11 @@ crosses from inside to outside is written and read again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from treadle.base.shape import size_of
-from treadle.engine.optimize.bodies import Trial, accepted
+from treadle.engine.optimize.bodies import Note, Trial, accepted
 from treadle.engine.optimize.groups import Group, Groups
 from treadle.engine.optimize.kinds import (
     MOVES,
@@ -25,15 +25,13 @@ from treadle.engine.optimize.kinds import (
 )
 from treadle.graph.flow import FOREVER, Cut
 from treadle.graph.ir import Node, Value
+from treadle.ops.movement import Concat
 
 MOST_OPS = 48
 MOST_EXTRA_READS = 2
 MOST_EXTRA_WRITES = 2
 """Arrays of the result's size that an epilogue reads and writes besides the result: more of them
 than this cost the product more registers and cache than they save."""
-
-Note = Callable[[Node, str, str], None]
-"""Takes a node, what became of it, and why."""
 
 
 def contraction_groups(groups: Groups, trial: Trial, note: Note, *, plain: bool = False) -> None:
@@ -55,6 +53,7 @@ def attention_groups(groups: Groups, trial: Trial, note: Note) -> None:
         if is_attention(node) and is_static(node):
             group = _with_operands(groups, i, "attention", trial, note)
             _with_final_moves(groups, group, trial)
+            _with_concat(groups, groups.owner[i], trial)
 
 
 def _bits(numbers: Iterable[int]) -> int:
@@ -84,6 +83,7 @@ def _with_operands(groups: Groups, anchor: int, kind: str, trial: Trial, note: N
         if reason and not chain:
             note(groups.nodes[anchor], "operand is copied", reason)
     group.kind = kind if group.copies else ""
+    groups.add_copies(group, group.copies)
     return group
 
 
@@ -277,6 +277,44 @@ def _with_final_moves(groups: Groups, group: Group, trial: Trial) -> None:
             grown = groups.joined((group, *(groups.owner[m] for m in chain)), _kind(groups, group))
             if accepted(groups, grown, trial):
                 group = groups.keep(grown)
+
+
+def _with_concat(groups: Groups, group: Group, trial: Trial) -> None:
+    """Let the group write its results side by side where all they become is one concatenation.
+
+    That is what becomes of the gradients of heads split from one packed projection.
+    """
+    added: list[int] = []
+    ends: set[int] = set()
+    made = groups.needed(group)
+    for value in made:
+        views, end = _concat_after(groups, value)
+        added += views
+        ends.add(end)
+    if len(ends) != 1 or -1 in ends:
+        return
+    (end,) = ends
+    if len(groups.nodes[end].inputs) != len(made):
+        return
+    added.append(end)
+    grown = groups.joined((group, *(groups.owner[m] for m in added)), _kind(groups, group))
+    if accepted(groups, grown, trial):
+        groups.keep(grown)
+
+
+def _concat_after(groups: Groups, value: Value) -> tuple[list[int], int]:
+    """The views after a value that only a concatenation reads, and that one, -1 for none."""
+    views: list[int] = []
+    while value not in groups.results and len(groups.users[value]) == 1:
+        (user,) = groups.users[value]
+        node = groups.nodes[user]
+        if groups.owner[user].kind or not isinstance(node.op, (Concat, *VIEWS)):
+            break
+        if isinstance(node.op, Concat):
+            return views, user
+        views.append(user)
+        value = node.output
+    return [], -1
 
 
 def _kind(groups: Groups, group: Group) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from heapq import heapify, heappop, heappush
 
 from treadle.backends.api import Support, yes
@@ -16,6 +16,9 @@ from treadle.graph.builder import GraphBuilder
 from treadle.graph.ir import Graph, Node, Value, remake
 from treadle.ops.fused import Fused
 from treadle.ops.op import Op
+
+Note = Callable[[Node, str, str], None]
+"""Takes a node, what became of it, and why."""
 
 
 class Trial:

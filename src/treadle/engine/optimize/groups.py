@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from treadle.engine.optimize.kinds import MOVES, is_clear, is_free
+from treadle.engine.optimize.kinds import MOVES, is_clear, is_free, is_static
 from treadle.graph.ir import Graph, Value
 
 
@@ -62,11 +62,13 @@ class Groups:
             for value in dict.fromkeys(node.inputs):
                 self.users[value].append(i)
         self.results = set(graph.outputs)
+        self.nbytes = {v: v.type.nbytes for v in self.users if v.type.is_static}
         # Asked many thousand times, and instance tests of abstract classes are slow.
         self._moves = [isinstance(n.op, MOVES) for n in graph.nodes]
-        self._clear = {v for n in graph.nodes for v in n.outputs if is_clear(v)}
+        self._clear = {v for n in graph.nodes if is_static(n) for v in n.outputs if is_clear(v)}
         self._free = {v for v in self._clear if is_free(v)}
         self._read_through = _bits(self.position[v.producer] for v in self._clear if v.producer)
+        self._holders: dict[int, list[Group]] = {}
         self.owner: list[Group] = []
         self._start()
 
@@ -117,12 +119,19 @@ class Groups:
         for i in made.members:
             self.owner[i] = made
         self._read_through &= ~made.bits
+        self.add_copies(made, made.copies)
         # Groups on both sides of all parts know the ways through them already.
         for other in self._owners(_not_all(p.below for p in made.parts) & ~made.bits):
             other.above |= made.above | made.bits
         for other in self._owners(_not_all(p.above for p in made.parts) & ~made.bits):
             other.below |= made.below | made.bits
         return made
+
+    def add_copies(self, group: Group, nodes: Iterable[int]) -> None:
+        """Let a group make the results of some nodes itself."""
+        for i in tuple(nodes):
+            group.copies.add(i)
+            self._holders.setdefault(i, []).append(group)
 
     def split(self, group: Group) -> tuple[Group, ...]:
         """Undo the merge that made a group; what lies around may be kept apart needlessly."""
@@ -182,10 +191,12 @@ class Groups:
         Nodes `inside` a group that is only thought of do not count.
         """
         found: set[Group] = set()
+        maker = -1 if value.producer is None else self.position[value.producer]
         for user in self.users[value]:
-            if user in inside:
-                continue
+            found.update(g for g in self._running(user) if maker not in g.inside)
             group = self.owner[user]
+            if user in inside or maker in group.copies:
+                continue
             if len(group.members) > 1 or not self._moves[user]:
                 found.add(group)
                 continue
@@ -195,10 +206,11 @@ class Groups:
                 found.add(group)
         return found
 
-    def traffic(self, group: Group) -> int:
-        """Bytes a group reads and writes."""
-        _, read = self.operands(group)
-        return sum(v.type.nbytes for v in read) + sum(v.type.nbytes for v in self.needed(group))
+    def _running(self, node: int) -> Iterator[Group]:
+        """The groups that hold a copy of a node; those that were merged away do not count."""
+        for group in self._holders.get(node, ()):
+            if self.owner[group.members[0]] is group:
+                yield group
 
 
 def _bits(numbers: Iterable[int]) -> int:

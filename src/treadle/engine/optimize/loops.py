@@ -12,8 +12,7 @@ from heapq import heappop, heappush
 from itertools import count
 
 from treadle.base.shape import size_of
-from treadle.engine.optimize.anchors import Note
-from treadle.engine.optimize.bodies import Trial, accepted, stands_alone
+from treadle.engine.optimize.bodies import Note, Trial, accepted, stands_alone
 from treadle.engine.optimize.groups import Group, Groups
 from treadle.engine.optimize.kinds import CLEAR, is_closed, is_free, is_loop, is_static
 from treadle.engine.optimize.model import cost
@@ -34,7 +33,6 @@ class Domain:
     Attributes:
         points: elements of its largest value.
         reductions: shapes that are reduced and the axes, without extents of 1.
-        columns: whether some reduction leaves whole rows, so that its result comes last.
     """
 
     points: int
@@ -112,6 +110,7 @@ class _Merger:
         self.groups = groups
         self.plain = plain
         self.domains: dict[Group, Domain] = {}
+        self.single: dict[int, Domain] = {}
         self.cost: dict[Group, int] = {}
         self.reads: dict[Group, list[Value]] = {}
         self.count = count()
@@ -124,7 +123,7 @@ class _Merger:
             if not group.kind and is_loop(node) and is_static(node):
                 group.kind = "loop"
                 if not self._is_read_through(node):
-                    self.domains[group] = domain_of(node)
+                    self.domains[group] = self.single[i] = domain_of(node)
         for group in list(self.domains):
             self._refresh(group)
         for group in list(self.domains):
@@ -140,7 +139,7 @@ class _Merger:
 
     def _refresh(self, group: Group) -> None:
         self.reads[group] = self.groups.operands(group)[1]
-        self.cost[group] = cost(self.groups, group)
+        self.cost[group] = cost(self.groups, group, self.reads[group])
 
     def _merge(self, a: Group, b: Group) -> None:
         domain = self._domain(a, b)
@@ -163,7 +162,7 @@ class _Merger:
             _, reads = self.groups.operands(joined)
             if len(reads) > MOST_READS or not self._ends_with_columns(joined):
                 continue
-            saved = self.cost[group] + self.cost[other] - cost(self.groups, joined)
+            saved = self.cost[group] + self.cost[other] - cost(self.groups, joined, reads)
             if saved > 0:
                 first, second = sorted((group, other), key=lambda g: g.members[0])
                 key = -saved, first.members[0], second.members[0]
@@ -186,9 +185,8 @@ class _Merger:
         """
         reductions: dict[object, list[Node]] = {}
         for i in group.members:
-            node = self.groups.nodes[i]
-            for key in domain_of(node).reductions:
-                reductions.setdefault(key, []).append(node)
+            for key in self.single[i].reductions:
+                reductions.setdefault(key, []).append(self.groups.nodes[i])
         if len(reductions) < 2:
             return True
         return any(

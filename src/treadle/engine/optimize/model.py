@@ -6,18 +6,21 @@ tens of kilobytes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from treadle.engine.optimize.groups import Group, Groups
 from treadle.engine.optimize.kinds import VIEWS
-from treadle.graph.ir import Graph
+from treadle.graph.ir import Graph, Value
 from treadle.ops.constant import Constant
 
 LAUNCH = 32 << 10
 """Starting a kernel and waiting for all threads, in bytes: 2 us at 16 GB/s."""
 
 
-def cost(groups: Groups, group: Group) -> int:
-    """Modelled time of a memory-bound group, in bytes."""
-    return groups.traffic(group) + LAUNCH
+def cost(groups: Groups, group: Group, reads: Sequence[Value]) -> int:
+    """Modelled time of a memory-bound group that reads these values, in bytes."""
+    values = (*reads, *groups.needed(group))
+    return LAUNCH + sum([groups.nbytes[v] for v in values])
 
 
 def modelled_bytes(graph: Graph) -> int:

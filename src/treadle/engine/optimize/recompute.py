@@ -43,7 +43,7 @@ def _try(groups: Groups, group: Group, value: Value) -> None:
         spent += sum(v.type.nbytes for v in border if v not in read)
     if spent < value.type.nbytes * (1 + len(readers)):
         for reader in readers:
-            reader.copies |= cone
+            groups.add_copies(reader, cone)
 
 
 def _may_copy(groups: Groups, reader: Group) -> bool:

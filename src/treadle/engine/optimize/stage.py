@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
 
 from treadle.backends.program import Compiler
 from treadle.engine.optimize.anchors import attention_groups, contraction_groups
-from treadle.engine.optimize.bodies import Trial, assemble
+from treadle.engine.optimize.bodies import Note, Trial, assemble
 from treadle.engine.optimize.groups import Groups
+from treadle.engine.optimize.kinds import FREE, MOVES
 from treadle.engine.optimize.layout import assign
 from treadle.engine.optimize.loops import loop_groups
 from treadle.engine.options import Options
@@ -15,7 +16,12 @@ from treadle.engine.types import CompileReport
 from treadle.graph.ir import Graph, Node, regions_of
 from treadle.graph.passes import map_regions
 from treadle.graph.verify import verify
+from treadle.ops.constant import Constant
 from treadle.ops.fused import Fused
+from treadle.ops.op import Op
+
+QUIET: tuple[type[Op], ...] = (*MOVES, *FREE, Constant, Fused)
+"""Ops that reports leave out of a group's name."""
 
 
 def optimize(graph: Graph, compiler: Compiler, options: Options, report: CompileReport) -> Graph:
@@ -34,20 +40,26 @@ def optimize(graph: Graph, compiler: Compiler, options: Options, report: Compile
     if not options.fusion or not options.allows("fuse", 1):
         return graph
     trial = Trial(compiler)
+    notes: Counter[tuple[str, str, str]] = Counter()
+
+    def note(node: Node, outcome: str, reason: str) -> None:
+        notes[describe(node), outcome, reason] += 1
 
     def fuse(part: Graph) -> Graph:
-        return _fused(part, trial, _notes(report), plain=options.level == 1)
+        inner = map_regions(part, fuse)
+        return _fused(inner, trial, note, plain=options.level == 1)
 
-    made = fuse(map_regions(graph, fuse))
+    made = fuse(graph)
     if options.check:
         verify(made)
-    _tell(made, report)
+    _count_groups(made, notes)
+    for (subject, outcome, reason), count in notes.items():
+        times = f" x{count}" if count > 1 else ""
+        report.decide("optimize", subject, outcome + times, reason)
     return made
 
 
-def _fused(
-    graph: Graph, trial: Trial, note: Callable[[Node, str, str], None], plain: bool
-) -> Graph:
+def _fused(graph: Graph, trial: Trial, note: Note, plain: bool) -> Graph:
     groups = Groups(graph)
     attention_groups(groups, trial, note)
     contraction_groups(groups, trial, note, plain=plain)
@@ -55,21 +67,14 @@ def _fused(
     return assemble(groups)
 
 
-def _notes(report: CompileReport) -> Callable[[Node, str, str], None]:
-    def note(node: Node, outcome: str, reason: str) -> None:
-        report.decide("optimize", describe(node), outcome, reason)
-
-    return note
-
-
 def describe(node: Node) -> str:
-    """A node as reports name it."""
-    return f"{node.op.name} {' '.join(str(v.type) for v in node.outputs)}"
+    """A node as reports name it: the op, or those of a group that compute, and the results."""
+    ops = [node.op, *(n.op for body in regions_of(node.op) for n in body.nodes)]
+    names = [op.name for op in ops if not isinstance(op, QUIET)]
+    return f"{' '.join(names) or 'moves'} -> {', '.join(str(v.type) for v in node.outputs)}"
 
 
-def _tell(graph: Graph, report: CompileReport) -> None:
-    """Report what became of every op."""
+def _count_groups(graph: Graph, notes: Counter[tuple[str, str, str]]) -> None:
     for node in graph.nodes:
         if isinstance(node.op, Fused):
-            inside = " ".join(n.op.name for body in regions_of(node.op) for n in body.nodes)
-            report.decide("optimize", inside, f"fused: {node.op.kind}", describe(node))
+            notes[describe(node), f"one {node.op.kind} kernel", ""] += 1

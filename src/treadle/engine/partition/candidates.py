@@ -8,11 +8,14 @@ from treadle.backends.api import Engine, Support, no, yes
 from treadle.backends.program import CompilingEngine
 from treadle.base.errors import GraphError
 from treadle.base.types import TensorType
+from treadle.graph.cells import is_scalar_op
 from treadle.graph.ir import Node
 from treadle.ops.border import Border
 from treadle.ops.constant import Constant
 from treadle.ops.control import ControlFlow
+from treadle.ops.families import Reduce
 from treadle.ops.op import Op
+from treadle.ops.update import Update
 
 
 class Candidates:
@@ -49,11 +52,18 @@ class Candidates:
 
 def _ask(engine: Engine, op: Op, types: tuple[TensorType, ...]) -> Support:
     if isinstance(engine, CompilingEngine):
-        if isinstance(op, ControlFlow):
-            return yes()  # Programs jump by themselves.
+        if isinstance(op, ControlFlow) or _is_plain(op, types):
+            return yes()  # Programs jump by themselves, and loops need no asking.
         found = engine.compiler().lower(op, types)
         return found if isinstance(found, Support) else yes()
     if not all(t.is_static for t in types) and engine.priority > 0:
         return no("dynamic-shape", f"an operand of {op.name} has symbolic extents")
     launch = engine.prepare(op, types)
     return launch if isinstance(launch, Support) else yes()
+
+
+def _is_plain(op: Op, types: tuple[TensorType, ...]) -> bool:
+    """Whether an op is a loop that every generator of code has, on types that all have."""
+    if not (is_scalar_op(op) or isinstance(op, (Reduce, Update))):
+        return False
+    return all(t.is_static and t.dtype.kind != "complex" for t in types)

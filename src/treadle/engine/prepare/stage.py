@@ -43,7 +43,8 @@ def prepare(
     Raises:
         GraphError: the program is not well formed.
     """
-    verify(graph)
+    if options.check:
+        verify(graph)
     found: list[PassReport] = []
     graph = run_passes(graph, pipeline(graph, options, compiler), check=options.check, report=found)
     for _ in range(MOST_ROUNDS):
