@@ -64,6 +64,27 @@ def test_arrays_count_as_tensors() -> None:
     assert len(f.variants) == 1
 
 
+def test_arrays_share_the_programs_of_tensors() -> None:
+    f = mge.jit.compile(lambda x: x * 2)
+    assert f(tensor()).tolist() == f(X).tolist()
+    assert len(f.variants) == 1
+
+
+def test_zeros_of_both_signs_differ_and_nan_is_found_again() -> None:
+    f = mge.jit.compile(lambda x, k: x / k)
+    one = mge.tensor([1.0])
+    assert [f(one, 0.0).item(), f(one, -0.0).item()] == [np.inf, -np.inf]
+    assert np.isnan([f(one, np.nan).item(), f(one, float("nan")).item()]).all()
+    assert len(f.variants) == 3
+
+
+def test_one_tensor_passed_twice_is_a_program_of_its_own() -> None:
+    f = mge.jit.compile(lambda x, y: x - y)
+    one, two = mge.tensor([1.0]), mge.tensor([2.0])
+    assert [f(one, one).item(), f(two, one).item(), f(two, two).item()] == [0.0, 1.0, 0.0]
+    assert len(f.variants) == 2
+
+
 def test_an_argument_that_cannot_be_compared_is_refused() -> None:
     with pytest.raises(TraceError, match="neither a tensor nor hashable"):
         mge.jit.compile(lambda x, y: x)(tensor(), bytearray(b"x"))

@@ -119,3 +119,14 @@ def test_the_program_can_be_looked_at() -> None:
     f(mge.tensor(np.ones(3)))
     assert "kernels" in f.explain()
     assert [n.op.name for n in f.graph.nodes] == ["relu", "sum"]
+
+
+def test_several_arguments() -> None:
+    @mge.jit.trace
+    def add(x: mge.Tensor, y: mge.Tensor) -> mge.Tensor:
+        return x + y
+
+    one, two = mge.tensor([1.0]), mge.tensor([2.0])
+    assert [add(one, two).item(), add(two, two).item()] == [3.0, 4.0]
+    with pytest.raises(mge.TreadleError, match="element types"):
+        add(mge.tensor([1]), mge.tensor([2]))

@@ -454,7 +454,7 @@ def attention(g: Generator) -> Step | None:
     i = g.pick(lambda x: x.ndim in (3, 4) and is_float(x) and x.size > 0)
     if i is None:
         return None
-    causal = g.chance()
+    causal = g.chance() and not g.special  # Masked infinities may be skipped.
 
     def spelled(x: mge.Tensor) -> mge.Tensor:
         axes = (*range(x.ndim - 2), x.ndim - 1, x.ndim - 2)

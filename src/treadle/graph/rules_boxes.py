@@ -184,6 +184,8 @@ def _covered(m: Found) -> Value | None:
     """Boxes that fill everything, side by side along one axis."""
     boxes, _ = _written(m.root.output)
     shape = m.type.shape
+    if not boxes:  # Nothing to join, as where an extent is 0.
+        return None
     for axis in range(len(shape)):
         found = sorted(boxes, key=lambda b: b[0][axis])
         rest = [[r for i, r in enumerate(ranges) if i != axis] for ranges, _ in found]

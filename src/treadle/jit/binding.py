@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Sequence
-from typing import Any
+from operator import is_
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,13 +14,25 @@ from treadle.base import tree
 from treadle.base.errors import TraceError
 from treadle.engine.dispatch import EagerType
 from treadle.engine.execute import Executor
-from treadle.jit.capture import Argument, Captured, GradOf, HostValue, Output, State
+from treadle.jit.capture import Argument, Captured, GradOf, HostValue, Output, State, payload
 from treadle.runtime.array import to_host
 from treadle.tensor import Tensor, wrap
 
-_HOLDERS = 4
-"""References to an array that only its handle holds, as `getrefcount` sees them here: the handle,
-the list of arrays the program owns, the frame of the executor, and the argument itself."""
+_HOLDERS = 6
+"""References to an array of state that only its handle holds, as `getrefcount` sees them here: the
+handle, the two lists of `_State`, the two lists of `_Binding.payloads`, and the argument itself."""
+
+
+class _State(NamedTuple):
+    """What the handles of state held when they were last looked at.
+
+    `seen` are their payloads, `arrays` the same in the form that programs read; `version` is a new
+    object whenever one of them changes.
+    """
+
+    seen: list[Any]
+    arrays: list[Any]
+    version: object
 
 
 class Binding:
@@ -39,9 +52,15 @@ class Binding:
     ) -> None:
         self.executor = executor
         self._captured = captured
-        self._readers = [_reader(s) for s in captured.sources]
-        self._in_place = [i for _, i in updates]
-        self._owned: dict[int, Any] = dict.fromkeys(self._in_place)
+        sources = captured.sources
+        self._varying = sum(not isinstance(s, State) for s in sources)
+        self._readers = [_reader(s) for s in sources[: self._varying]]
+        self._tensors = [s.tensor for s in sources if isinstance(s, State)]
+        self._state = _State([None] * len(self._tensors), [None] * len(self._tensors), None)
+        taken = sorted(i for _, i in updates)
+        self._own_arguments = [i for i in taken if i < self._varying]
+        self._mine = [i - self._varying for i in taken if i >= self._varying]
+        self._in_place = bool(taken)
         self._lock = threading.Lock()
         in_place = {o for o, _ in updates}
         # Outputs that are arrays of their own, by their place among the executor's results.
@@ -66,7 +85,8 @@ class Binding:
 
     def run(self, payloads: list[Any], leaves: Sequence[Any]) -> Any:
         """Run once on these arrays, and deliver the results."""
-        return self._deliver(self.executor.run(payloads), leaves)
+        results = self.executor.run(payloads, self._varying, self._state.version)
+        return self._deliver(results, leaves)
 
     def repeat(self, batches: Sequence[Sequence[Any]]) -> tuple[int, Any]:
         """Run once per batch of flattened arguments, in one native loop.
@@ -97,17 +117,43 @@ class Binding:
 
     def payloads(self, leaves: Sequence[Any]) -> list[Any]:
         """The arrays of all inputs; those that are updated belong to nobody but their handles."""
-        for i in self._in_place:
-            self._own(i, leaves)
-        return [read(leaves) for read in self._readers]
+        for i in self._own_arguments:
+            handle = self._handle(i, leaves)
+            handle._data = np.array(_dense(handle), order="C", copy=True)
+        now = [t._data for t in self._tensors]
+        if not all(map(is_, now, self._state.seen)):
+            now = self._look_again(now)
+        if self._mine:
+            mine = [now[k] for k in self._mine]
+            if max(map(sys.getrefcount, mine)) > _HOLDERS:
+                self._leave_shared(now, mine)
+        return [read(leaves) for read in self._readers] + self._state.arrays
 
-    def _own(self, i: int, leaves: Sequence[Any]) -> None:
-        handle = self._handle(i, leaves)
-        mine = self._owned[i]
-        if handle._data is not mine or sys.getrefcount(handle._data) > _HOLDERS + 1:
-            mine = None
-            fresh = np.array(to_host(handle._data), order="C", copy=True)
-            self._owned[i] = handle._data = fresh
+    def _look_again(self, now: list[Any]) -> list[Any]:
+        """Some handles were rebound since the last call; what they hold now."""
+        arrays = [
+            old if data is seen else _dense(tensor)
+            for tensor, data, seen, old in zip(
+                self._tensors, now, self._state.seen, self._state.arrays, strict=True
+            )
+        ]
+        for k in self._mine:
+            if now[k] is not self._state.arrays[k]:
+                # Whoever made this array may still hold it: the program writes to its own.
+                arrays[k] = now[k] = np.array(arrays[k], order="C", copy=True)
+                self._tensors[k]._data = now[k]
+        self._state = _State(list(now), arrays, object())
+        return now
+
+    def _leave_shared(self, now: list[Any], mine: list[Any]) -> None:
+        """Leave arrays that others hold, too, to them, and go on with copies."""
+        shared = [
+            k for k, n in zip(self._mine, map(sys.getrefcount, mine), strict=True) if n > _HOLDERS
+        ]
+        seen, arrays = list(now), list(self._state.arrays)
+        for k in shared:
+            arrays[k] = seen[k] = self._tensors[k]._data = np.array(now[k], order="C", copy=True)
+        self._state = _State(seen, arrays, object())
 
     def _handle(self, i: int, leaves: Sequence[Any]) -> Tensor:
         source = self._captured.sources[i]
@@ -149,20 +195,22 @@ def _reader(source: Any) -> Any:
     """How the array of one input is found at each call, from the flattened arguments."""
     if isinstance(source, Argument):
         index = source.index
-        return lambda leaves: _dense(leaves[index]._data)
+        return lambda leaves: _dense(leaves[index])
     if isinstance(source, State):
         tensor = source.tensor
-        return lambda leaves: _dense(tensor._data)
+        return lambda leaves: _dense(tensor)
     if isinstance(source, GradOf):
         owner = source.tensor
-        return lambda leaves: _dense(owner.grad._data)
+        return lambda leaves: _dense(owner.grad)
     if isinstance(source, HostValue):
         read, dtype, shape = source.read, source.dtype, source.shape
         return lambda leaves: np.asarray(read(), dtype).reshape(shape)
     raise TypeError(f"no input is read from {source!r}")
 
 
-def _dense(payload: Any) -> Any:
-    """A row-major array on the host; the payload itself where it is one."""
-    array = payload if type(payload) is np.ndarray else to_host(payload)
+def _dense(handle: Tensor) -> Any:
+    """A row-major array on the host; the handle's payload itself where it is one."""
+    array = handle._data
+    if type(array) is not np.ndarray:
+        array = to_host(payload(handle))
     return array if array.flags.c_contiguous else np.ascontiguousarray(array)

@@ -8,6 +8,8 @@ given get their arrays back, and those that were rebound are outputs of the prog
 
 from __future__ import annotations
 
+import os
+import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -34,6 +36,30 @@ from treadle.tensor import Tensor, wrap
 
 class ManagerInside(TraceError):
     """The function has a manager of its own, so one around it cannot see its ops as one."""
+
+
+class _Turn:
+    """One capture at a time: another thread's would meet its symbols in the handles they share."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+
+    def renew(self) -> None:
+        """In a child process: whoever held the lock did not come along."""
+        self.lock = threading.RLock()
+
+
+_TURN = _Turn()
+os.register_at_fork(after_in_child=_TURN.renew)
+
+
+def payload(tensor: Tensor) -> Any:
+    """A handle's array, also while a capture of another thread has a symbol in its place."""
+    found = tensor._data
+    if type(found) is Symbol:
+        with _TURN.lock:
+            found = tensor._data
+    return found
 
 
 class Symbol:
@@ -353,10 +379,10 @@ class Capture:
         )
 
     def _order(self) -> list[int]:
-        """Inputs that differ from call to call come first: arguments, then host values."""
-        rank = {Argument: 0, HostValue: 1}
+        """Inputs that differ from call to call come first; state, which seldom does, comes last."""
+        rank = {Argument: 0, HostValue: 1, GradOf: 2}
         return sorted(
-            range(len(self._sources)), key=lambda i: (rank.get(type(self._sources[i]), 2), i)
+            range(len(self._sources)), key=lambda i: (rank.get(type(self._sources[i]), 3), i)
         )
 
     def _source(self, bound: _Bound) -> Source:

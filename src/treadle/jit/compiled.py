@@ -6,7 +6,7 @@ import functools
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import MethodType
 from typing import Any, Generic, Literal, ParamSpec, TypeVar, overload
 
@@ -293,7 +293,7 @@ def _without(key: Any, numbers: tuple[int, ...], shapes: tuple[Any, ...]) -> Any
     """A signature with symbolic shapes in place of those of some arguments."""
     parts = key[1] if key and key[0].__class__ is tree.Tree else key
     kept = [p for i, p in enumerate(parts) if i not in numbers]
-    kinds = [parts[i][0] for i in numbers]
+    kinds = [(parts[i][0], *parts[i][2:]) for i in numbers]
     return (key[0] if parts is not key else None), tuple(kept), tuple(kinds), shapes
 
 
@@ -305,7 +305,8 @@ def signature(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, list[
     """What a program specializes on, and the flattened arguments."""
     if not kwargs:
         try:  # Tensors only, as a rule.
-            return tuple([(a._kind, a._data.shape) for a in args]), list(args)
+            key = tuple([(a._kind, a._data.shape) for a in args])
+            return (key if len(set(map(id, args))) == len(args) else _aliased(key, args)), [*args]
         except AttributeError:
             pass
     leaves, shape = tree.flatten((args, kwargs))
@@ -317,10 +318,25 @@ def signature(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, list[
             parts.append((leaf._kind, leaf._data.shape))
         else:
             parts.append((type(leaf), _hashable(leaf)))
-    return (shape, tuple(parts)), leaves
+    key = _aliased(parts, leaves)
+    if not kwargs and all(isinstance(a, Tensor | np.ndarray) for a in args):
+        return key, leaves  # As above: arrays share the programs of tensors.
+    return (shape, key), leaves
+
+
+def _aliased(parts: Sequence[Any], leaves: Sequence[Any]) -> tuple[Any, ...]:
+    """The parts of a signature; a tensor that was passed before has its first place, too."""
+    first: dict[int, int] = {}
+    found = []
+    for i, (part, leaf) in enumerate(zip(parts, leaves, strict=True)):
+        known = first.setdefault(id(leaf), i) if isinstance(leaf, Tensor) else i
+        found.append(part if known == i else (*part, known))
+    return tuple(found)
 
 
 def _hashable(leaf: Any) -> Any:
+    if isinstance(leaf, float | complex):
+        return repr(leaf)  # The zeros differ, and NaN is found again.
     try:
         hash(leaf)
     except TypeError:

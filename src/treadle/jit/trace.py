@@ -168,7 +168,8 @@ class _NeedsValues(TraceError):
 
 def _without_shapes(key: Any) -> tuple[Any, Any]:
     """The structure of a signature, and its element types and places."""
-    shape, parts = key if len(key) == 2 and isinstance(key[1], tuple) else (len(key), key)
+    alone = all(isinstance(p, tuple) and p and isinstance(p[0], EagerType) for p in key)
+    shape, parts = (len(key), key) if alone else key  # See `signature`.
     kinds = tuple(f"{p[0].dtype.name}@{p[0].device}" for p in parts if isinstance(p[0], EagerType))
     return shape, kinds
 

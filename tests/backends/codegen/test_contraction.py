@@ -9,6 +9,8 @@ from tests.backends.codegen.execution import machine, parse
 
 from treadle.backends.codegen.target import AVX512, NEON
 from treadle.base import dtype as dt
+from treadle.ops.activation import Gelu
+from treadle.ops.conv import Conv, ConvGradInput
 from treadle.ops.matmul import IntMatmul, Matmul
 from treadle.ops.movement import Flip, Reshape, Transpose
 from treadle.ops.slicing import Slice
@@ -140,13 +142,28 @@ def test_steps_and_flips():
     check(fused(body, (x, y)), (x, y), 7)
 
 
-@pytest.mark.parametrize("target", [AVX512, NEON], ids=lambda t: t.name)
-def test_kernels_of_other_targets_are_valid(target):
-    kernels = []
+def other_cases():
+    """Ops and operands that take every kind of kernel there is."""
     for flags in FLAGS:
         op = Matmul(*flags)
         for dtype in dt.FLOATS:
             for m, k, n in ((20, 30, 40), (1, 30, 40), (40, 5000, 33)):
-                how = lowered(op, operands(op, m, k, n, dtype), target=target)
-                kernels += [launch.kernel for launch in how.launches]
+                yield op, operands(op, m, k, n, dtype)
+    for m in (1, 20):
+        ints = IntMatmul(False, True)
+        yield ints, operands(ints, m, 300, 20, dt.uint8, dt.int8)
+    rng = np.random.default_rng(0)
+    image, weight = values(rng, (2, 4, 9, 9), dt.float32), values(rng, (20, 4, 3, 3), dt.float32)
+    yield Conv((1, 1), ((1, 1), (1, 1)), (1, 1), 1), (image, weight)
+    yield ConvGradInput((2, 2), ((1, 1), (1, 1)), (1, 1), 1, (17, 17)), (image, weight[:4, :3])
+    arrays = [*operands(Matmul(), 20, 30, 40), np.ones(40, np.float32)]
+    yield fused(lambda x, w, b: x.apply(Gelu(), (x @ w + b,))[0], arrays), arrays
+
+
+@pytest.mark.parametrize("target", [AVX512, NEON], ids=lambda t: t.name)
+def test_kernels_of_other_targets_are_code(target):
+    kernels = []
+    for op, arrays in other_cases():
+        how = lowered(op, arrays, target=target)
+        kernels += [launch.kernel for launch in how.launches]
     assert machine(target).emit_object(parse(list(dict.fromkeys(kernels)), target))

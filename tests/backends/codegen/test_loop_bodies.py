@@ -186,6 +186,15 @@ def test_transposes_of_large_planes() -> None:
     compare(lambda x: x.transpose((0, 2, 1)).astype(dt.float16), drawn((3, 33, 70)))
 
 
+def test_costly_work_on_transposed_squares() -> None:
+    def body(x: Any, y: Any) -> Any:
+        turned = Gelu()(x.transpose((1, 0)))
+        return Gelu()(turned * y) * Gelu()(turned + y) + Gelu()(turned - y)
+
+    compare(body, drawn((37, 66)), drawn((66, 37), seed=1))
+    compare(body, drawn((32, 64)), drawn((64, 32), seed=1))
+
+
 def test_heads_there_and_back() -> None:
     x = drawn((2, 5, 24))
     compare(lambda x: x.reshape((2, 5, 3, 8)).transpose((0, 2, 1, 3)), x)

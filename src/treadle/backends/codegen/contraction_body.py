@@ -67,9 +67,9 @@ def read_product(body: Graph, anchor: Node) -> Reading | Support:
         return no("layout", str(refusal))
     *batch, m, n = extents(anchor.output.type.shape)
     k = a.shape[-1]
-    dtypes = [v.type.dtype for v in anchor.inputs]
-    matrices = (Matrix.of("input", d, v) for d, v in zip(dtypes, (a, b), strict=True))
-    problem = Problem(tuple(batch), m, n, k, *matrices, extras, results, epilogue)
+    x, y = (v.type.dtype for v in anchor.inputs)
+    left, right = Matrix.of("input", x, a), Matrix.of("input", y, b)
+    problem = Problem(tuple(batch), m, n, k, left, right, extras, results, epilogue)
     return Reading(problem, reader.constants)
 
 

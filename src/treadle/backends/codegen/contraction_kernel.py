@@ -112,7 +112,7 @@ class _Writer:
     def name(self) -> str:
         """A name that tells kernels apart in reports."""
         spec = self.spec
-        order = "in_place" if spec.in_place else spec.b_order or "panels"
+        order: str = "in_place" if spec.in_place else spec.b_order or "panels"
         order = "patches" if spec.patches else order
         steps = "".join(f"_{s.op.name}" for s in spec.epilogue.steps[:3])
         return f"contract_{spec.b.name}_{spec.form}_{order}{steps}"

@@ -58,7 +58,7 @@ def schedule(problem: Problem, tile: Tile, target: Target, *, packed: bool = Fal
         batch=len(problem.batch),
         split=split,
         exact=exact,
-        in_place=not packed and _reads_b_in_place(problem, tile),
+        in_place=not packed and _reads_b_in_place(problem, tile, target),
         panels=2 * quarter,
         sums=quarter if split else most * tile.width,
         epilogue=problem.epilogue,
@@ -98,10 +98,13 @@ def dots_sizes(problem: Problem, tile: Tile) -> tuple[dict[str, int], int]:
     return sizes, problem.count * panel_items
 
 
-def _reads_b_in_place(problem: Problem, tile: Tile) -> bool:
-    """Whether there are too few rows to be worth packing b."""
-    straight = problem.b.column == 1 and problem.b.dtype is tile.dtype and not problem.patches
-    return straight and problem.m <= 6 * tile.rows
+def _reads_b_in_place(problem: Problem, tile: Tile, target: Target) -> bool:
+    """Whether there are too few rows to be worth packing b, which is slower to read as it lies."""
+    b = problem.b
+    if b.column != 1 or b.dtype is not tile.dtype or problem.patches:
+        return False
+    stays = problem.k * b.row * b.dtype.itemsize <= target.l2 // 2
+    return problem.m <= (8 if stays else 2) * tile.rows
 
 
 def _depth(k: int, tile: Tile, quarter: int) -> int:

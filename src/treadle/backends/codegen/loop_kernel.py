@@ -12,7 +12,7 @@ from treadle.backends.codegen.loop_cells import CellWriter, Source
 from treadle.backends.codegen.loop_memory import Columns, RowBuffers
 from treadle.backends.codegen.loop_plan import Division, Plan, Stage
 from treadle.backends.codegen.loop_reduce import finish, reducer_of
-from treadle.backends.codegen.loop_squares import Squares
+from treadle.backends.codegen.loop_squares import Square, Squares
 from treadle.backends.codegen.rows import vector_loop, walk
 from treadle.backends.codegen.scalar_code import compute_dtype
 from treadle.backends.program import Launch, Ref
@@ -56,6 +56,7 @@ class LoopKernel:
         )
         self.columns = Columns(self.writer, nest.collected, memory.partial)
         self.buffers = RowBuffers(self.writer, plan)
+        self.squares = Squares(self.writer, plan)
         # Which part of the reductions is being computed.
         self.part: Value | int = 0
         self.band: Value | None = None
@@ -77,6 +78,7 @@ class LoopKernel:
         b, units, grain = self.b, size("units"), size("grain")
         lo, hi = size("lo"), size("hi")
         self.buffers.reserve()
+        self.squares.reserve()
         self.writer.hoist()
         if self.nest.collected:
             b.loop(lo, hi, 1, lambda item: self._collecting(item, units, grain))
@@ -157,25 +159,25 @@ class LoopKernel:
     def _band(self, tile_axis: Axis, axis: Axis, block: Value | None) -> None:
         """One band of squares, each transposed in registers."""
         b, lanes = self.b, self.plan.lanes
-        first, last = self._part_of(tile_axis, self.band, self.division.band)
-        start, stop = self._part_of(axis, block, self.division.block)
-        squares = Squares(self.writer, self.plan, tile_axis, b.index(last), b.index(stop))
-
+        first, end = self._part_of(tile_axis, self.band, self.division.band)
+        start, limit = self._part_of(axis, block, self.division.block)
+        last, stop = b.index(end), b.index(limit)
         fits = not tile_axis.extent % lanes and not axis.extent % lanes
 
-        def square(i: Value, j: Value) -> None:
+        def square(i: Value, j: Value, ragged: bool) -> None:
+            at = Square(i, j, last, stop, ragged)
+            self.squares.write(at, tile_axis, axis, self._stages)
+
+        def one(i: Value, j: Value) -> None:
             if fits:
-                squares.write(i, j, False, self._stages)
+                square(i, j, False)
                 return
-            room = b.min(b.sub(last, i), b.sub(b.index(stop), j))
-            b.branch(
-                b.compare("le", b.index(lanes), room),
-                lambda: squares.write(i, j, False, self._stages),
-                lambda: squares.write(i, j, True, self._stages),
-            )
+            room = b.min(b.sub(last, i), b.sub(stop, j))
+            whole = b.compare("le", b.index(lanes), room)
+            b.branch(whole, lambda: square(i, j, False), lambda: square(i, j, True))
 
         def across(j: Value) -> None:
-            b.loop(first, last, lanes, lambda i: square(i, j))
+            b.loop(first, last, lanes, lambda i: one(i, j))
 
         b.loop(start, stop, lanes, across)
 

@@ -101,6 +101,7 @@ class Plan:
         last: outputs that are stored once per row.
         saved: cells kept in a row buffer between stages.
         row: elements of such a buffer.
+        weight: vector instructions per vector of the domain.
         cost: estimated nanoseconds per point of the domain.
         flops: operations on elements in all.
         nbytes: bytes read and written at least.
@@ -116,6 +117,7 @@ class Plan:
     last: tuple[Output, ...]
     saved: tuple[Cell, ...]
     row: int
+    weight: float
     cost: float
     flops: int
     nbytes: int
@@ -328,6 +330,7 @@ def plan(nest: LoopNest, target: Target, nbytes: int) -> Plan:
         last,
         _saved(stages, reduced, row) if in_rows else (),
         row,
+        weight=total,
         cost=total / native / 2.5 + nbytes / points / (6.0 if turned else 12.0),
         flops=points * sum(isinstance(c, Apply | Total) for c in nest.cells()),
         nbytes=nbytes,

@@ -27,15 +27,15 @@ Array = npt.NDArray[Any]
 class _Frame:
     """Addresses and scratch memory of one run at a time."""
 
-    __slots__ = ("arena", "bases", "bound")
+    __slots__ = ("arena", "bases", "version")
 
     def __init__(self, loaded: Loaded) -> None:
         plan = loaded.plan
         self.arena: HostBuffer = memory("activations", plan.memory.peak)
         self.bases = np.zeros(plan.bases, np.int64)
         self.bases[-3:] = [address(b.bytes) for b in (loaded.constants, loaded.kept, self.arena)]
-        self.bound: list[Any] = [None] * plan.inputs
-        """The array at each input, kept alive while its address is in the table."""
+        self.version: object = None
+        """Names the inputs whose addresses are in the table; None where they must be written."""
 
 
 class Executor:
@@ -55,6 +55,7 @@ class Executor:
         self._frames: list[_Frame] = []
         self._frozen = tuple(frozen) if loaded.prelude is not None else ()
         self._packed: list[Any] = [None] * len(self._frozen)
+        self._packed_version: object = None
         self._packing = threading.Lock()
         self._ready = loaded.prelude is None
 
@@ -63,37 +64,47 @@ class Executor:
         """Bytes of scratch memory that one run needs."""
         return self.loaded.plan.memory.peak
 
-    def run(self, inputs: Sequence[Array]) -> list[Array]:
+    def run(self, inputs: Sequence[Array], varying: int = 0, version: object = None) -> list[Array]:
         """Run once; inputs that are updated are written in place.
 
         Args:
             inputs: dense row-major arrays of the program's input types.
+            varying: how many of the first ones may be others than those of the last run.
+            version: names the rest: as long as it is the same object, so are they. None: all may
+                be others.
 
         Returns:
             New arrays, one per result.
         """
         frame = self._frames.pop() if self._frames else _Frame(self.loaded)
         try:
-            results = self._bind(frame, inputs)
-            if self._frozen or not self._ready:
+            results = self._bind(frame, inputs, varying, version)
+            if version is None or version is not self._packed_version:
                 self._pack(frame, inputs)
+                self._packed_version = version
             reached = self.loaded.main.run(frame.bases)
             while reached >= 0:
-                self._serve(frame, results, reached)
+                self._serve(frame, inputs, results, reached)
                 reached = self.loaded.main.run(frame.bases, reached + 1)
             return results
         finally:
             self._frames.append(frame)
 
-    def _bind(self, frame: _Frame, inputs: Sequence[Array]) -> list[Array]:
+    def _bind(
+        self,
+        frame: _Frame,
+        inputs: Sequence[Array],
+        varying: int = 0,
+        version: object = None,
+    ) -> list[Array]:
         """Write the addresses of inputs, and of new arrays for the results, which it returns."""
-        bases, bound, empty = frame.bases, frame.bound, self.loaded.empty
-        for i, array in enumerate(inputs):
-            if array is not bound[i]:
-                bases[i] = array.__array_interface__["data"][0]
-                bound[i] = array
+        bases, empty = frame.bases, self.loaded.empty
+        known = version is not None and frame.version is version
+        for i in range(varying if known else len(inputs)):
+            bases[i] = inputs[i].__array_interface__["data"][0]
+        frame.version = version
         results = []
-        at = len(bound)
+        at = len(inputs)
         for shape, dtype in self._results:
             made = empty(shape, dtype)
             bases[at] = made.__array_interface__["data"][0]
@@ -132,8 +143,6 @@ class Executor:
             made = self.loaded.main.repeat(frame.bases, varying)
             return made, results
         finally:
-            # The table holds addresses of the last turn.
-            frame.bound[: varying.shape[1]] = [None] * varying.shape[1]
             self._frames.append(frame)
 
     def profile(self, inputs: Sequence[Array], repeats: int = 1) -> npt.NDArray[np.int64]:
@@ -154,7 +163,7 @@ class Executor:
             reached = self.loaded.main.profile(frame.bases, run)
             while reached >= 0:
                 start = time.monotonic_ns()
-                self._serve(frame, results, reached)
+                self._serve(frame, inputs, results, reached)
                 end = time.monotonic_ns()
                 run[reached] = start, end, run[reached, 2] + end - start, run[reached, 3] + 1
                 reached = self.loaded.main.profile(frame.bases, run, reached + 1)
@@ -181,14 +190,16 @@ class Executor:
 
     # -- host tasks ------------------------------------------------------------------------
 
-    def _serve(self, frame: _Frame, results: Sequence[Array], step: int) -> None:
+    def _serve(
+        self, frame: _Frame, inputs: Sequence[Array], results: Sequence[Array], step: int
+    ) -> None:
         """Do the host task at a step."""
         plan = self.loaded.plan
         halt = plan.steps[step]
         if not isinstance(halt, Host):
             raise CompileError("execute", f"step {step} is no host task")
         memories = [
-            *frame.bound,
+            *inputs,
             *results,
             self.loaded.constants.bytes,
             self.loaded.kept.bytes,

@@ -79,28 +79,39 @@ def loop_groups(groups: Groups, trial: Trial, note: Note, *, plain: bool = False
 
     `plain` merges a group only into the one group that reads all it makes, and makes nothing twice.
     """
-    _Merger(groups, plain).run()
+    merger = _Merger(groups, plain)
+    merger.run()
     if not plain:
         recompute(groups)
-    # What a split group no longer makes itself, another one has to make, which is then judged anew.
-    while any([_settle(groups, g, trial, note) for g in groups.all() if g.kind == "loop"]):
-        pass
+    pieces = _settle_all(groups, trial, note)
+    if pieces:
+        merger.run_again(pieces, trial)
+        # What a split group no longer makes itself, another has to make, which is judged anew.
+        while _settle_all(groups, trial, note):
+            pass
 
 
-def _settle(groups: Groups, group: Group, trial: Trial, note: Note) -> bool:
-    """Split what the compiler refuses, in the reverse order of the merges; whether it did."""
+def _settle_all(groups: Groups, trial: Trial, note: Note) -> list[Group]:
+    """Have every loop group judged; the pieces of those that were split."""
+    loops = [g for g in groups.all() if g.kind == "loop"]
+    return [piece for g in loops for piece in _settle(groups, g, trial, note)]
+
+
+def _settle(groups: Groups, group: Group, trial: Trial, note: Note) -> list[Group]:
+    """Split what the compiler refuses, in the reverse order of the merges; what is left of it."""
     if stands_alone(groups, group) or not groups.needed(group):
-        return False
+        return []
     answer = accepted(groups, group, trial)
     if answer:
-        return False
+        return []
     note(groups.nodes[group.members[-1]], f"group of {len(group.members)} is split", answer.message)
     if not group.parts:
         group.kind, group.copies = "", set()
-        return True
+        return [group]
+    found: list[Group] = []
     for part in groups.split(group):
-        _settle(groups, part, trial, note)
-    return True
+        found += _settle(groups, part, trial, note) or [part]
+    return found
 
 
 class _Merger:
@@ -110,6 +121,8 @@ class _Merger:
         self.groups = groups
         self.plain = plain
         self.domains: dict[Group, Domain] = {}
+        self.known: dict[Group, Domain] = {}
+        self.trial: Trial | None = None
         self.single: dict[int, Domain] = {}
         self.cost: dict[Group, int] = {}
         self.reads: dict[Group, list[Value]] = {}
@@ -124,6 +137,16 @@ class _Merger:
                 group.kind = "loop"
                 if not self._is_read_through(node):
                     self.domains[group] = self.single[i] = domain_of(node)
+        self._run()
+
+    def run_again(self, pieces: Iterable[Group], trial: Trial) -> None:
+        """Merge the pieces of refused groups otherwise, asking the compiler every time."""
+        self.domains = {p: self.known[p] for p in pieces if p in self.known and p.kind}
+        self.trial = trial
+        self._run()
+
+    def _run(self) -> None:
+        self.known.update(self.domains)
         for group in list(self.domains):
             self._refresh(group)
         for group in list(self.domains):
@@ -145,10 +168,13 @@ class _Merger:
         domain = self._domain(a, b)
         if domain is None or self.groups.closes_cycle((a, b)):
             return
-        made = self.groups.keep(self.groups.joined((a, b), "loop"))
+        joined = self.groups.joined((a, b), "loop")
+        if self.trial is not None and not accepted(self.groups, joined, self.trial):
+            return
+        made = self.groups.keep(joined)
         for old in (a, b):
             del self.domains[old], self.reads[old], self.cost[old]
-        self.domains[made] = domain
+        self.domains[made] = self.known[made] = domain
         self._refresh(made)
         self._propose(made)
 

@@ -24,9 +24,13 @@ def cost(groups: Groups, group: Group, reads: Sequence[Value]) -> int:
 
 
 def modelled_bytes(graph: Graph) -> int:
-    """Bytes that the nodes of a graph read and write, launches included; views cost nothing."""
-    return sum(
-        LAUNCH + sum(v.type.nbytes for v in (*dict.fromkeys(n.inputs), *n.outputs))
-        for n in graph.nodes
-        if not isinstance(n.op, (*VIEWS, Constant))
-    )
+    """Bytes that the nodes of a graph read and write, launches included; views cost nothing.
+
+    Values of symbolic shape do not count.
+    """
+    total = 0
+    for node in graph.nodes:
+        if not isinstance(node.op, (*VIEWS, Constant)):
+            values = (*dict.fromkeys(node.inputs), *node.outputs)
+            total += LAUNCH + sum(v.type.nbytes for v in values if v.type.is_static)
+    return total

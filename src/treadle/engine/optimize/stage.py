@@ -6,11 +6,12 @@ from collections import Counter
 
 from treadle.backends.program import Compiler
 from treadle.engine.optimize.anchors import attention_groups, contraction_groups
-from treadle.engine.optimize.bodies import Note, Trial, assemble
+from treadle.engine.optimize.bodies import Trial, assemble
 from treadle.engine.optimize.groups import Groups
 from treadle.engine.optimize.kinds import FREE, MOVES
 from treadle.engine.optimize.layout import assign
 from treadle.engine.optimize.loops import loop_groups
+from treadle.engine.optimize.model import modelled_bytes
 from treadle.engine.options import Options
 from treadle.engine.types import CompileReport
 from treadle.graph.ir import Graph, Node, regions_of
@@ -22,6 +23,10 @@ from treadle.ops.op import Op
 
 QUIET: tuple[type[Op], ...] = (*MOVES, *FREE, Constant, Fused)
 """Ops that reports leave out of a group's name."""
+QUICK = 256
+"""Nodes up to which fusing twice is not felt."""
+Notes = Counter[tuple[str, str, str]]
+"""How often something was said: about what, the outcome, and why."""
 
 
 def optimize(graph: Graph, compiler: Compiler, options: Options, report: CompileReport) -> Graph:
@@ -40,14 +45,12 @@ def optimize(graph: Graph, compiler: Compiler, options: Options, report: Compile
     if not options.fusion or not options.allows("fuse", 1):
         return graph
     trial = Trial(compiler)
-    notes: Counter[tuple[str, str, str]] = Counter()
-
-    def note(node: Node, outcome: str, reason: str) -> None:
-        notes[describe(node), outcome, reason] += 1
+    notes: Notes = Counter()
 
     def fuse(part: Graph) -> Graph:
-        inner = map_regions(part, fuse)
-        return _fused(inner, trial, note, plain=options.level == 1)
+        made, found = _best(map_regions(part, fuse), trial, options.level)
+        notes.update(found)
+        return made
 
     made = fuse(graph)
     if options.check:
@@ -59,12 +62,26 @@ def optimize(graph: Graph, compiler: Compiler, options: Options, report: Compile
     return made
 
 
-def _fused(graph: Graph, trial: Trial, note: Note, plain: bool) -> Graph:
+def _best(graph: Graph, trial: Trial, level: int) -> tuple[Graph, Notes]:
+    """The groups of a level; greedy choices are held against the plain ones where that is quick."""
+    made = _fused(graph, trial, plain=level == 1)
+    if (level == 2 and len(graph.nodes) <= QUICK) or level == 3:
+        plain = _fused(graph, trial, plain=True)
+        return min(made, plain, key=lambda m: modelled_bytes(m[0]))
+    return made
+
+
+def _fused(graph: Graph, trial: Trial, plain: bool) -> tuple[Graph, Notes]:
     groups = Groups(graph)
+    notes: Notes = Counter()
+
+    def note(node: Node, outcome: str, reason: str) -> None:
+        notes[describe(node), outcome, reason] += 1
+
     attention_groups(groups, trial, note)
     contraction_groups(groups, trial, note, plain=plain)
     loop_groups(groups, trial, note, plain=plain)
-    return assemble(groups)
+    return assemble(groups), notes
 
 
 def describe(node: Node) -> str:
@@ -74,7 +91,7 @@ def describe(node: Node) -> str:
     return f"{' '.join(names) or 'moves'} -> {', '.join(str(v.type) for v in node.outputs)}"
 
 
-def _count_groups(graph: Graph, notes: Counter[tuple[str, str, str]]) -> None:
+def _count_groups(graph: Graph, notes: Notes) -> None:
     for node in graph.nodes:
         if isinstance(node.op, Fused):
             notes[describe(node), f"one {node.op.kind} kernel", ""] += 1
