@@ -569,3 +569,17 @@ def test_dynamic_axes_are_checked() -> None:
         f(tensor(), mge.tensor([1.0]))
     with pytest.raises(mge.TreadleError, match="argument 1 has no axes"):
         f(tensor(), 3)
+
+
+def test_a_tensor_that_is_passed_and_reached_is_two_inputs() -> None:
+    w, z = mge.tensor([2.0]), mge.tensor([5.0])
+    f = mge.jit.compile(lambda x: x * w)
+    assert f(w).item() == 4.0
+    assert f(z).item() == 10.0
+    w[...] = mge.tensor([3.0])
+    assert f(z).item() == 15.0
+    net = M.Linear(2, 2)
+    g = mge.jit.compile(lambda m: (net(m) * net.weight).sum())
+    assert np.isclose(g(net.weight).item(), g.__wrapped__(net.weight).item())
+    other = mge.tensor(np.ones((2, 2), "float32"))
+    assert np.isclose(g(other).item(), g.__wrapped__(other).item())

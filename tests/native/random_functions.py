@@ -8,12 +8,15 @@ exact values only, and results can be compared with a tolerance.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 import treadle as mge
+import treadle.functional as F
+from treadle.autodiff import GradManager
 from treadle.base.errors import TreadleError
 
 Array = np.ndarray[Any, Any]
@@ -68,6 +71,44 @@ class Function:
 
         return function, states
 
+    def gradients(self, twice: bool = False) -> Run:
+        """A callable of the arguments that returns a loss and its gradients.
+
+        Args:
+            twice: also those of the sum of squares of the gradients.
+        """
+        chosen = [i for i, a in enumerate(self.arguments) if a.dtype.kind not in "biu"]
+
+        def function(*arguments: mge.Tensor) -> tuple[mge.Tensor, ...]:
+            given = list(arguments)
+            leaves = [given[i] * 1 for i in chosen]
+            for i, leaf in zip(chosen, leaves, strict=True):
+                given[i] = leaf
+            outer, inner = (GradManager().attach(leaves) for _ in range(2))
+            with outer if twice else nullcontext():
+                with inner:
+                    loss = self._loss(given)
+                    inner.backward(loss)
+                first = [leaf.grad for leaf in leaves]
+                for leaf in leaves:
+                    leaf.grad = None
+                known = [g.astype("float32") for g in first if g is not None]
+                if twice and known:
+                    outer.backward(sum(((g * g).sum() for g in known), loss * 0))
+            second = [leaf.grad for leaf in leaves]
+            return (loss, *[g for g in (*first, *second) if g is not None])
+
+        return function
+
+    def _loss(self, arguments: list[mge.Tensor]) -> mge.Tensor:
+        values = self.run([*arguments, *[mge.tensor(a, dtype=a.dtype) for a in self.states]])
+        total = mge.tensor(0.0)
+        for i in self.results:
+            kind = values[i]._kind.dtype
+            if kind.is_float and values[i].size:
+                total = total + F.tanh(values[i].astype("float32")).sum()
+        return total
+
     def run(self, values: list[mge.Tensor]) -> list[mge.Tensor]:
         """All values."""
         held = list(values)
@@ -107,6 +148,9 @@ class Generator:
         self.function = Function()
         self.values: list[mge.Tensor] = []
         self.special = special
+        self.narrow = True
+        """Whether 16-bit floats, and loops that have no gradient, are wanted."""
+        self.floats: tuple[str, ...] = ()
 
     def array(self, shape: tuple[int, ...], kind: str) -> Array:
         """Data of small exact numbers."""

@@ -39,6 +39,7 @@ def small(x: mge.Tensor) -> mge.Tensor:
 
 SMOOTH: dict[str, Callable[[mge.Tensor], mge.Tensor]] = {
     "exp": lambda x: F.exp(small(x)),
+    "cube": lambda x: small(x) ** 3,
     "expm1": lambda x: F.expm1(small(x)),
     "log": lambda x: F.log(F.abs(x) + 0.5),
     "log1p": lambda x: F.log1p(F.abs(x)),
@@ -78,7 +79,6 @@ EXACT: dict[str, Callable[[mge.Tensor], mge.Tensor]] = {
     "times": lambda x: x * -0.5,
     "over": lambda x: x / 2.0,
     "power": lambda x: small(x) ** 2,
-    "cube": lambda x: small(x) ** 3,
 }
 JUMPING: dict[str, Callable[[mge.Tensor], mge.Tensor]] = {
     "floor": F.floor,
@@ -201,7 +201,7 @@ def where(g: Generator) -> Step | None:
 
 def cast(g: Generator) -> Step | None:
     """Another element type; only exact values become integers."""
-    kind = g.choice((*FLOATS, *WHOLE, "bool"))
+    kind = g.choice((*g.floats, *WHOLE, "bool"))
     whole = "float" not in kind
     i = g.pick(lambda x: True, exact=whole)
     if i is None or (whole and g.special):
@@ -485,12 +485,10 @@ def control(g: Generator) -> Step | None:
 
     def scan(x: mge.Tensor) -> tuple[mge.Tensor, ...]:
         rows = x if x.ndim else x.reshape(1)
-        carried, stacked = mge.jit.scan(
-            lambda s, r: (s * 0.5 + r, s - r), (rows[0] * 0,), (rows,)
-        )
+        carried, stacked = mge.jit.scan(lambda s, r: (s * 0.5 + r, s - r), (rows[0] * 0,), (rows,))
         return (*carried, *stacked)
 
-    run = g.choice((branch, loop, scan))
+    run = g.choice((branch, loop, scan) if g.narrow else (branch, scan))
     return Step(run.__name__, (i,), run, jumps=True)
 
 
@@ -501,13 +499,23 @@ MAKERS: tuple[Maker, ...] = (
 )  # fmt: skip
 
 
-def generate(seed: int, steps: int = 14, special: bool = False) -> Generator:
-    """A generator that has made a function with some arguments, states, steps and results."""
+def generate(seed: int, steps: int = 14, special: bool = False, order: int = 0) -> Generator:
+    """A generator that has made a function with some arguments, states, steps and results.
+
+    Args:
+        seed: of everything.
+        steps: how many there are.
+        special: put NaN, infinities and negative zeros into the arguments.
+        order: how often the function has to be differentiable.
+    """
     g = Generator(seed, special)
-    kind = g.choice(FLOATS)
+    g.narrow = not order
+    makers = MAKERS if order < 2 else tuple(m for m in MAKERS if m is not control)
+    g.floats = FLOATS if g.narrow else ("float32", "float32", "float64")
+    kind = g.choice(g.floats)
     some = int(g.rng.integers(1, 4))
     for _ in range(some):
-        g.add_input(g.array(g.choice(SHAPES), kind if g.chance(0.7) else g.choice(FLOATS)))
+        g.add_input(g.array(g.choice(SHAPES), kind if g.chance(0.7) else g.choice(g.floats)))
     if g.chance():
         g.add_input(g.array(g.choice(SHAPES), g.choice((*WHOLE, "bool"))))
     for _ in range(int(g.rng.integers(0, 3))):
@@ -515,7 +523,7 @@ def generate(seed: int, steps: int = 14, special: bool = False) -> Generator:
     tries = 0
     while len(g.function.steps) < steps and tries < 20 * steps:
         tries += 1
-        g.add(g.choice(MAKERS)(g))
+        g.add(g.choice(makers)(g))
     _finish(g)
     return g
 
@@ -529,9 +537,7 @@ def _finish(g: Generator) -> None:
     for k in range(len(f.states)):
         state = g.values[len(f.arguments) + k]
         same = [
-            i
-            for i, v in enumerate(g.values)
-            if v.shape == state.shape and v.dtype == state.dtype
+            i for i, v in enumerate(g.values) if v.shape == state.shape and v.dtype == state.dtype
         ]
         how = g.choice(("none", "reset", "reset", "whole", "mixed"))
         if how != "none" and same:

@@ -16,12 +16,10 @@ class Options:
         level: 0 runs every op as it stands, 1 simplifies and fuses what is plainly better,
             2 chooses fusions by modelled cost, 3 also spends time on what rarely pays.
         fast: allow rewrites that hold in real arithmetic only (another order of summation).
-        deterministic: the same bits on every run, whatever the number of threads.
         reuse_memory: values that do not live at the same time may share memory.
         fusion: make groups of ops; without it every op is a kernel of its own.
         disabled: names of passes that are left out.
         engines: engines to choose from, best first; empty means all that serve the device.
-        threads: how many threads kernels use; 0 leaves it to the engine.
         streams: how many streams steps may be spread over, where that is predicted to pay.
         check: verify the graph after every pass, and the plan of memory; between stages the graph
             is verified in any case. On where the environment sets TREADLE_CHECK=1.
@@ -29,12 +27,10 @@ class Options:
 
     level: int = 2
     fast: bool = False
-    deterministic: bool = True
     reuse_memory: bool = True
     fusion: bool = True
     disabled: tuple[str, ...] = ()
     engines: tuple[str, ...] = ()
-    threads: int = 0
     streams: int = 1
     check: bool = field(default_factory=lambda: CHECK.get() == "1")
 
@@ -43,8 +39,6 @@ class Options:
             raise GraphError(
                 "options", f"there is no optimization level {self.level}", hint="use 0, 1, 2 or 3"
             )
-        if self.threads < 0:
-            raise GraphError("options", f"{self.threads} threads", hint="0 lets the engine choose")
         if self.streams < 1:
             raise GraphError("options", f"{self.streams} streams", hint="there is at least one")
 

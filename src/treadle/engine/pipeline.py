@@ -79,6 +79,7 @@ class Stages:
         """All stages but the last; what runs the program."""
         if self.executor is not None:
             return self.executor
+        self.report.name = self.captured.name
         compiler = find_compiler(self.options)
         key = cache.key_of(self.captured, self.interface, self.options, compiler)
         frozen = [i for i, yes in enumerate(self.interface.frozen) if yes]

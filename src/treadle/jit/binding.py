@@ -20,7 +20,14 @@ from treadle.tensor import Tensor, wrap
 
 _HOLDERS = 6
 """References to an array of state that only its handle holds, as `getrefcount` sees them here: the
-handle, the two lists of `_State`, the two lists of `_Binding.payloads`, and the argument itself."""
+handle, the two lists of `_State`, the two lists of `Binding.payloads`, and the argument itself."""
+
+
+class Payloads(NamedTuple):
+    """The arrays of all inputs of one call; `version` names those of state."""
+
+    arrays: list[Any]
+    version: object
 
 
 class _State(NamedTuple):
@@ -83,9 +90,9 @@ class Binding:
         with self._lock:  # Two threads must not update one state at once.
             return self.run(self.payloads(leaves), leaves)
 
-    def run(self, payloads: list[Any], leaves: Sequence[Any]) -> Any:
+    def run(self, payloads: Payloads, leaves: Sequence[Any]) -> Any:
         """Run once on these arrays, and deliver the results."""
-        results = self.executor.run(payloads, self._varying, self._state.version)
+        results = self.executor.run(payloads.arrays, self._varying, payloads.version)
         return self._deliver(results, leaves)
 
     def repeat(self, batches: Sequence[Sequence[Any]]) -> tuple[int, Any]:
@@ -106,7 +113,7 @@ class Binding:
             )
         with self._lock:
             count = sum(isinstance(s, (Argument, HostValue)) for s in sources)
-            first = self.payloads(batches[0])
+            first = self.payloads(batches[0]).arrays
             rows = [first[:count]]
             rows += [[read(b) for read in self._readers[:count]] for b in batches[1:]]
             varying = np.array(
@@ -115,45 +122,46 @@ class Binding:
             made, results = self.executor.repeat(first, varying)
             return made, self._deliver(results, batches[max(made - 1, 0)])
 
-    def payloads(self, leaves: Sequence[Any]) -> list[Any]:
+    def payloads(self, leaves: Sequence[Any]) -> Payloads:
         """The arrays of all inputs; those that are updated belong to nobody but their handles."""
         for i in self._own_arguments:
             handle = self._handle(i, leaves)
             handle._data = np.array(_dense(handle), order="C", copy=True)
+        state = self._state
         now = [t._data for t in self._tensors]
-        if not all(map(is_, now, self._state.seen)):
-            now = self._look_again(now)
+        if not all(map(is_, now, state.seen)):
+            state = self._look_again(now, state)
         if self._mine:
             mine = [now[k] for k in self._mine]
             if max(map(sys.getrefcount, mine)) > _HOLDERS:
-                self._leave_shared(now, mine)
-        return [read(leaves) for read in self._readers] + self._state.arrays
+                state = self._leave_shared(now, mine, state)
+        return Payloads([read(leaves) for read in self._readers] + state.arrays, state.version)
 
-    def _look_again(self, now: list[Any]) -> list[Any]:
-        """Some handles were rebound since the last call; what they hold now."""
+    def _look_again(self, now: list[Any], before: _State) -> _State:
+        """Some handles were rebound since the last call; `now` becomes what they hold."""
         arrays = [
             old if data is seen else _dense(tensor)
             for tensor, data, seen, old in zip(
-                self._tensors, now, self._state.seen, self._state.arrays, strict=True
+                self._tensors, now, before.seen, before.arrays, strict=True
             )
         ]
         for k in self._mine:
-            if now[k] is not self._state.arrays[k]:
+            if now[k] is not before.arrays[k]:
                 # Whoever made this array may still hold it: the program writes to its own.
                 arrays[k] = now[k] = np.array(arrays[k], order="C", copy=True)
                 self._tensors[k]._data = now[k]
-        self._state = _State(list(now), arrays, object())
-        return now
+        self._state = state = _State(list(now), arrays, object())
+        return state
 
-    def _leave_shared(self, now: list[Any], mine: list[Any]) -> None:
+    def _leave_shared(self, now: list[Any], mine: list[Any], before: _State) -> _State:
         """Leave arrays that others hold, too, to them, and go on with copies."""
-        shared = [
-            k for k, n in zip(self._mine, map(sys.getrefcount, mine), strict=True) if n > _HOLDERS
-        ]
-        seen, arrays = list(now), list(self._state.arrays)
+        counts = map(sys.getrefcount, mine)
+        shared = [k for k, n in zip(self._mine, counts, strict=True) if n > _HOLDERS]
+        seen, arrays = list(now), list(before.arrays)
         for k in shared:
             arrays[k] = seen[k] = self._tensors[k]._data = np.array(now[k], order="C", copy=True)
-        self._state = _State(seen, arrays, object())
+        self._state = state = _State(seen, arrays, object())
+        return state
 
     def _handle(self, i: int, leaves: Sequence[Any]) -> Tensor:
         source = self._captured.sources[i]

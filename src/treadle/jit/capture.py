@@ -28,6 +28,7 @@ from treadle.graph.analysis import has_effect
 from treadle.graph.builder import GraphBuilder, GraphOperand
 from treadle.graph.gradient import undifferentiable
 from treadle.graph.ir import Graph, Value
+from treadle.jit.reach import tensors_reached
 from treadle.ops.op import Array, Op, as_tuple
 from treadle.ops.transfer import Identity, Transfer
 from treadle.runtime.array import to_host
@@ -433,6 +434,24 @@ def recording(capture: Capture) -> Iterator[None]:
         install_capture(outer, hook)
 
 
+def _bound_arguments(
+    recorder: Capture, function: Callable[..., Any], given: Any, shapes: Mapping[int, Shape]
+) -> Any:
+    """The arguments, with symbols in the tensors among them.
+
+    One that the function also reaches from outside is passed as a handle of its own: the next call
+    may pass another tensor, and will still reach this one.
+    """
+    leaves, structure = tree.flatten(given)
+    reached = tensors_reached(function)
+    for i, leaf in enumerate(leaves):
+        if isinstance(leaf, Tensor) and type(leaf._data) is not Symbol:
+            if id(leaf) in reached:
+                leaves[i] = leaf = wrap(leaf._data, leaf._kind)
+            recorder.bind(leaf, Argument(i), shapes.get(i))
+    return tree.unflatten(structure, leaves)
+
+
 def capture(
     function: Callable[..., Any],
     args: Any,
@@ -452,12 +471,11 @@ def capture(
         TraceError: the function's course depends on values that only a run would know.
     """
     recorder = Capture(name)
-    try:
-        with recording(recorder):
-            for i, leaf in enumerate(tree.flatten((args, kwargs))[0]):
-                if isinstance(leaf, Tensor) and type(leaf._data) is not Symbol:
-                    recorder.bind(leaf, Argument(i), (shapes or {}).get(i))
-            results, shape = tree.flatten(function(*args, **kwargs))
-            return recorder.finish(results, shape)
-    finally:
-        recorder.restore()
+    with _TURN.lock:
+        try:
+            with recording(recorder):
+                given, named = _bound_arguments(recorder, function, (args, kwargs), shapes or {})
+                results, shape = tree.flatten(function(*given, **named))
+                return recorder.finish(results, shape)
+        finally:
+            recorder.restore()

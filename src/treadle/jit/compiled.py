@@ -264,7 +264,7 @@ class Compiled(Generic[P, R]):
         """
         variant = self.variant(args, kwargs)
         _, leaves = signature(args, kwargs)
-        found = variant.stages.profile(variant.binding().payloads(leaves), repeats)
+        found = variant.stages.profile(variant.binding().payloads(leaves).arrays, repeats)
         if path is not None:
             found.save(path)
         return found

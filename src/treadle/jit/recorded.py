@@ -128,11 +128,11 @@ def call_recorded(binding: Binding, rule: GraphRule, tape: Tape, leaves: Sequenc
     handles = rule.handles(leaves)
     numbers = [n for n, _ in handles]
     inputs = [wrap(t._data, t._kind, t._trace) for _, t in handles]
-    arrays = binding.payloads(leaves)
-    made = binding.run(arrays, leaves)
+    payloads = binding.payloads(leaves)
+    made = binding.run(payloads, leaves)
     results = [x for x in tree.flatten(made)[0] if isinstance(x, Tensor)]
     if any(x._trace is not None for x in inputs):
-        tape.record(RecordedCall(rule, numbers, arrays), inputs, results)
+        tape.record(RecordedCall(rule, numbers, payloads.arrays), inputs, results)
     return made
 
 

@@ -202,6 +202,7 @@ class _Sequence:
 
     def __init__(self) -> None:
         self.ops: list[str] = []
+        self._numbers: dict[int, tuple[str, Tensor]] = {}
 
     def __enter__(self) -> None:
         self._hook = LOCAL.hook
@@ -221,8 +222,8 @@ class _Sequence:
 
     def apply(self, op: Op, inputs: tuple[Tensor, ...], /) -> tuple[Tensor, ...]:
         """Run an op."""
-        kinds = ",".join(t._kind.dtype.name for t in inputs)
-        self.ops.append(f"{op_key(op)}({kinds})")
+        named = [self._numbers.get(id(t), (t._kind.dtype.name, t))[0] for t in inputs]
+        self.ops.append(f"{op_key(op)}({','.join(named)})")
         with self._aside():
             return execute(op, inputs)
 
@@ -237,10 +238,11 @@ class _Sequence:
             return create(op, device)
 
     def literal(self, value: Any, kind: EagerType, /) -> Tensor:
-        """A number is part of the sequence."""
-        self.ops.append(f"{value!r}")
+        """A number is part of the op that uses it."""
         with self._aside():
-            return scalar_tensor(value, kind)
+            made = scalar_tensor(value, kind)
+        self._numbers[id(made)] = (repr(value), made)
+        return made
 
     def born(self, tensor: Tensor, /) -> None:
         """Host data is not compared."""
