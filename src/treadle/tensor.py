@@ -64,7 +64,6 @@ class Tensor(ArrayMethods):
     _data: Any
     _kind: EagerType
     _trace: Trace
-    grad: Any = None
     name: str = ""
     format: str = "default"
     dmap_callback: Any = None
@@ -99,6 +98,17 @@ class Tensor(ArrayMethods):
             self.format = format
 
     # -- what it is ------------------------------------------------------------------------
+
+    @property
+    def grad(self) -> Any:
+        """What was accumulated or assigned; a capture reads it at each call of its program."""
+        notice_grad(self)
+        return self.__dict__.get("grad")
+
+    @grad.setter
+    def grad(self, value: Any) -> None:
+        notice_grad(self)
+        self.__dict__["grad"] = value
 
     @property
     def shape(self) -> tuple[int, ...]:

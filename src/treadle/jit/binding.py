@@ -12,9 +12,20 @@ import numpy as np
 
 from treadle.base import tree
 from treadle.base.errors import TraceError
+from treadle.base.types import TensorType
 from treadle.engine.dispatch import EagerType
 from treadle.engine.execute import Executor
-from treadle.jit.capture import Argument, Captured, GradOf, HostValue, Output, State, payload
+from treadle.jit.capture import (
+    Argument,
+    Captured,
+    GradOf,
+    HostValue,
+    Output,
+    State,
+    fits,
+    held,
+    payload,
+)
 from treadle.runtime.array import to_host
 from treadle.tensor import Tensor, wrap
 
@@ -28,6 +39,10 @@ class Payloads(NamedTuple):
 
     arrays: list[Any]
     version: object
+
+
+class StateChanged(TraceError):
+    """A tensor that the program reads by itself has another shape or type than it was made for."""
 
 
 class _State(NamedTuple):
@@ -61,8 +76,12 @@ class Binding:
         self._captured = captured
         sources = captured.sources
         self._varying = sum(not isinstance(s, State) for s in sources)
-        self._readers = [_reader(s) for s in sources[: self._varying]]
+        types = captured.graph.input_types
+        self._readers = [_reader(s, t) for s, t in zip(sources, types, strict=True)][
+            : self._varying
+        ]
         self._tensors = [s.tensor for s in sources if isinstance(s, State)]
+        self._types = captured.graph.input_types[self._varying :]
         self._state = _State([None] * len(self._tensors), [None] * len(self._tensors), None)
         taken = sorted(i for _, i in updates)
         self._own_arguments = [i for i in taken if i < self._varying]
@@ -105,7 +124,7 @@ class Binding:
             TraceError: state is written to new arrays, so turns cannot follow one another.
         """
         sources = self._captured.sources
-        if self._rebound or any(isinstance(s, GradOf) for s in sources):
+        if self._rebound or not self._captured.repeats:
             raise TraceError(
                 "sink",
                 "the function leaves state in new arrays, such as gradients that accumulate",
@@ -114,6 +133,7 @@ class Binding:
         with self._lock:
             count = sum(isinstance(s, (Argument, HostValue)) for s in sources)
             first = self.payloads(batches[0]).arrays
+            self._take_arguments(batches[1:], batches[0])
             rows = [first[:count]]
             rows += [[read(b) for read in self._readers[:count]] for b in batches[1:]]
             varying = np.array(
@@ -124,9 +144,8 @@ class Binding:
 
     def payloads(self, leaves: Sequence[Any]) -> Payloads:
         """The arrays of all inputs; those that are updated belong to nobody but their handles."""
-        for i in self._own_arguments:
-            handle = self._handle(i, leaves)
-            handle._data = np.array(_dense(handle), order="C", copy=True)
+        if self._own_arguments:
+            self._take_arguments([leaves])
         state = self._state
         now = [t._data for t in self._tensors]
         if not all(map(is_, now, state.seen)):
@@ -137,8 +156,22 @@ class Binding:
                 state = self._leave_shared(now, mine, state)
         return Payloads([read(leaves) for read in self._readers] + state.arrays, state.version)
 
+    def _take_arguments(
+        self, batches: Sequence[Sequence[Any]], done: Sequence[Any] | None = None
+    ) -> None:
+        """Give arguments that are updated arrays of their own, each handle once."""
+        taken = set() if done is None else {id(self._handle(i, done)) for i in self._own_arguments}
+        for leaves in batches:
+            for i in self._own_arguments:
+                handle = self._handle(i, leaves)
+                if id(handle) not in taken:
+                    taken.add(id(handle))
+                    handle._data = np.array(_dense(handle), order="C", copy=True)
+
     def _look_again(self, now: list[Any], before: _State) -> _State:
         """Some handles were rebound since the last call; `now` becomes what they hold."""
+        if not all(map(fits, self._tensors, self._types)):
+            raise _changed()
         arrays = [
             old if data is seen else _dense(tensor)
             for tensor, data, seen, old in zip(
@@ -175,10 +208,10 @@ class Binding:
         captured, kinds, place = self._captured, self._captured.kinds, self._place
         for output, i in self._rebound:
             _set(self._handle(i, leaves), results[place[output]], kinds[output])
-        for output, tensor in captured.gradients:
-            tensor.grad = wrap(results[place[output]], kinds[output])
-        for tensor in captured.cleared:
-            tensor.grad = None
+        for output, holder in captured.gradients:
+            held(holder, leaves).grad = wrap(results[place[output]], kinds[output])
+        for holder in captured.cleared:
+            held(holder, leaves).grad = None
         for output, reference in captured.escaped:
             alive = reference()
             if alive is not None:
@@ -199,7 +232,15 @@ def _set(handle: Tensor, array: Any, kind: EagerType) -> None:
     handle._trace = None
 
 
-def _reader(source: Any) -> Any:
+def _changed() -> StateChanged:
+    return StateChanged(
+        "jit",
+        "a tensor that the function reaches has another shape or element type than at its capture",
+        hint="call the compiled function, which captures anew",
+    )
+
+
+def _reader(source: Any, type_: TensorType) -> Any:
     """How the array of one input is found at each call, from the flattened arguments."""
     if isinstance(source, Argument):
         index = source.index
@@ -208,8 +249,15 @@ def _reader(source: Any) -> Any:
         tensor = source.tensor
         return lambda leaves: _dense(tensor)
     if isinstance(source, GradOf):
-        owner = source.tensor
-        return lambda leaves: _dense(owner.grad)
+        holder = source.holder
+
+        def read_gradient(leaves: Sequence[Any]) -> Any:
+            found = held(holder, leaves).grad
+            if not isinstance(found, Tensor) or not fits(found, type_):
+                raise _changed()
+            return _dense(found)
+
+        return read_gradient
     if isinstance(source, HostValue):
         read, dtype, shape = source.read, source.dtype, source.shape
         return lambda leaves: np.asarray(read(), dtype).reshape(shape)

@@ -101,11 +101,23 @@ class State:
     tensor: Tensor
 
 
+Holder = Tensor | Argument
+"""A handle, by itself or as the argument it is passed as."""
+
+
+def held(holder: Holder, leaves: Sequence[Any]) -> Tensor:
+    """The handle, given the flattened arguments."""
+    if isinstance(holder, Argument):
+        found: Tensor = leaves[holder.index]
+        return found
+    return holder
+
+
 @dataclass(frozen=True, slots=True)
 class GradOf:
-    """An input that is what `tensor.grad` holds."""
+    """An input that is what a handle's `grad` holds."""
 
-    tensor: Tensor
+    holder: Holder
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +158,7 @@ class Captured:
         cleared: handles whose `grad` is None at the end and was not at the beginning.
         escaped: other tensors that outlived the function, by output number.
         guards: when the graph holds.
+        slots: handles whose `grad` the function looks at, and whether it was None.
     """
 
     graph: Graph
@@ -153,10 +166,46 @@ class Captured:
     kinds: tuple[EagerType, ...]
     results: Any
     updates: tuple[tuple[int, int], ...]
-    gradients: tuple[tuple[int, Tensor], ...]
-    cleared: tuple[Tensor, ...]
+    gradients: tuple[tuple[int, Holder], ...]
+    cleared: tuple[Holder, ...]
     escaped: tuple[tuple[int, weakref.ref[Tensor]], ...]
     guards: tuple[Guard, ...]
+    slots: tuple[tuple[Holder, bool], ...]
+
+    def holds(self, leaves: Sequence[Any]) -> bool:
+        """Whether the world is as it was; shapes and types of state are looked at by `fits`."""
+        return all([g.read() == g.value for g in self.guards]) and all(
+            [(held(holder, leaves).grad is None) == empty for holder, empty in self.slots]
+        )
+
+    @property
+    def repeats(self) -> bool:
+        """Whether one run leaves gradients such that the next run may follow at once."""
+        empty = {id(holder) for holder, none in self.slots if none}
+        return not (
+            self.cleared
+            or any(isinstance(s, GradOf) for s in self.sources)
+            or any(isinstance(h, Argument) or id(h) in empty for _, h in self.gradients)
+        )
+
+    def fits(self, leaves: Sequence[Any]) -> bool:
+        """Whether state, and gradients that are read, have the shapes and types they had."""
+        for source, type_ in zip(self.sources, self.graph.input_types, strict=True):
+            tensor: Any = None
+            if isinstance(source, State):
+                tensor = source.tensor
+            elif isinstance(source, GradOf):
+                tensor = held(source.holder, leaves).grad
+            else:
+                continue
+            if not isinstance(tensor, Tensor) or not fits(tensor, type_):
+                return False
+        return True
+
+
+def fits(tensor: Tensor, type_: TensorType) -> bool:
+    """Whether a tensor has this element type and shape."""
+    return tensor._kind.dtype is type_.dtype and tensor._data.shape == type_.shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +234,7 @@ class Capture:
         self._host: dict[Any, Tensor] = {}
         self._grads: dict[int, tuple[Tensor, Any]] = {}
         self._guards: list[Guard] = []
+        self._slots: list[tuple[Holder, bool]] = []
         self._made: list[weakref.ref[Tensor]] = []
         self._outputs: dict[Any, int] = {}
         self._kinds: list[EagerType] = []
@@ -231,11 +281,18 @@ class Capture:
         """The `grad` of a tensor is about to be read or replaced."""
         if id(tensor) in self._grads:
             return
-        before = tensor.grad
+        before = tensor.__dict__.get("grad")
         self._grads[id(tensor)] = (tensor, before)
-        self.guard(lambda: tensor.grad is None, before is None)
+        holder = self._holder(tensor)
+        self._slots.append((holder, before is None))
         if isinstance(before, Tensor) and type(before._data) is not Symbol:
-            self.bind(before, GradOf(tensor))
+            self.bind(before, GradOf(holder))
+
+    def _holder(self, tensor: Tensor) -> Holder:
+        """The handle, or the argument it is passed as: the next call may pass another one."""
+        bound = self._bound.get(id(tensor))
+        source = None if bound is None else self._source(bound)
+        return source if isinstance(source, Argument) else tensor
 
     def host_value(
         self, key: Any, read: Callable[[], Any], kind: EagerType, shape: tuple[int, ...] = (), /
@@ -377,6 +434,7 @@ class Capture:
             cleared,
             tuple(escaped),
             tuple(self._guards),
+            tuple(self._slots),
         )
 
     def _order(self) -> list[int]:
@@ -391,20 +449,20 @@ class Capture:
 
     def _gradients(
         self,
-    ) -> tuple[tuple[tuple[int, Tensor], ...], tuple[Tensor, ...], set[int]]:
+    ) -> tuple[tuple[tuple[int, Holder], ...], tuple[Holder, ...], set[int]]:
         """Slots that hold something new, slots that were emptied, ids of what slots hold."""
-        changed: list[tuple[int, Tensor]] = []
-        cleared: list[Tensor] = []
+        changed: list[tuple[int, Holder]] = []
+        cleared: list[Holder] = []
         held: set[int] = set()
         for tensor, before in self._grads.values():
             after = tensor.grad
             if after is None:
-                cleared += [tensor] if before is not None else []
+                cleared += [self._holder(tensor)] if before is not None else []
                 continue
             held.add(id(after))
             bound = self._bound.get(id(after))
             if bound is None or after._data is not bound.symbol:
-                changed.append((self._output(after), tensor))
+                changed.append((self._output(after), self._holder(tensor)))
         return tuple(changed), tuple(cleared), held
 
     def restore(self) -> None:

@@ -21,7 +21,7 @@ from treadle.engine.options import Options
 from treadle.engine.pipeline import Stages
 from treadle.engine.plan import Interface
 from treadle.engine.profile import Profile
-from treadle.jit.binding import Binding
+from treadle.jit.binding import Binding, StateChanged
 from treadle.jit.capture import Argument, Captured, ManagerInside, Output, State, capture
 from treadle.jit.dynamic import Axes, Family, extents_of, symbolic_shapes
 from treadle.jit.recorded import GraphRule, call_recorded
@@ -49,9 +49,9 @@ class Variant:
         self._rule: GraphRule | None = None
         self._making = threading.Lock()
 
-    def valid(self) -> bool:
-        """Whether the world is as it was when the function was captured."""
-        return all([g.read() == g.value for g in self.captured.guards])
+    def valid(self, leaves: Sequence[Any]) -> bool:
+        """Whether the program is right for these arguments, state included."""
+        return self.captured.holds(leaves) and self.captured.fits(leaves)
 
     def rule(self) -> GraphRule:
         """How a tape differentiates the function."""
@@ -122,11 +122,14 @@ class Compiled(Generic[P, R]):
             recorded: R = self._recorded(tape, key, leaves, args, kwargs)
             return recorded
         for variant in self._variants.get(key, ()):
-            if variant.valid():
+            if variant.captured.holds(leaves):
                 break
         else:
             variant = self._capture(key, leaves, args, kwargs)
-        result: R = variant.binding()(leaves)
+        try:
+            result: R = variant.binding()(leaves)
+        except StateChanged:  # Found out here, so that the usual call need not look for it.
+            result = self._capture(key, leaves, args, kwargs).binding()(leaves)
         return result
 
     def _recorded(self, tape: Tape, key: Any, leaves: list[Any], args: Any, kwargs: Any) -> Any:
@@ -135,7 +138,7 @@ class Compiled(Generic[P, R]):
             return self._function(*args, **kwargs)
         key = ("recorded", key)
         for variant in self._variants.get(key, ()):
-            if variant.valid():
+            if variant.valid(leaves):
                 break
         else:
             try:
@@ -158,7 +161,7 @@ class Compiled(Generic[P, R]):
     def _capture(self, key: Any, leaves: list[Any], args: Any, kwargs: Any) -> Variant:
         with self._lock:
             for variant in self._variants.get(key, ()):
-                if variant.valid():  # Another thread was quicker.
+                if variant.valid(leaves):  # Another thread was quicker.
                     return variant
             variant = self._made(key, leaves, args, kwargs)
             kept = self._variants.setdefault(key, [])
@@ -177,7 +180,7 @@ class Compiled(Generic[P, R]):
         shapes = symbolic_shapes(leaves, self._dynamic)
         fixed = _without(key, tuple(self._dynamic), tuple(shapes.values()))
         for family in self._families.get(fixed, ()):
-            if all(g.holds() for g in family.captured.guards):
+            if family.captured.holds(leaves) and family.captured.fits(leaves):
                 return family.at(extents)
         captured = capture(self._function, given, named, name, shapes)
         made = Family(captured, lambda c: Variant(c, self._options))
@@ -279,7 +282,7 @@ class Compiled(Generic[P, R]):
         """The program for these arguments, captured if it is not known."""
         key, leaves = signature(args, kwargs)
         for variant in self._variants.get(key, ()):
-            if variant.valid():
+            if variant.valid(leaves):
                 return variant
         return self._capture(key, leaves, args, kwargs)
 

@@ -215,6 +215,10 @@ class _Region(Capture):
         """One more input, for a value of the outer graph."""
         self._known[value] = Symbol(self, self._input(_unplaced(value.type), Argument(-1)))
 
+    def watch_grad(self, tensor: Tensor, /) -> None:
+        """Slots belong to the program as a whole."""
+        self._outer.watch_grad(tensor)
+
     def rebound(self, tensor: Tensor, value: Tensor, /) -> None:
         """Only what the region made itself may be rebound."""
         if type(tensor._data) is not Symbol or tensor._data.capture is not self:

@@ -14,9 +14,9 @@ from typing import Any
 import llvmlite.binding as llvm
 import numpy as np
 
-from treadle.backends.codegen.c_text import c_source
-from treadle.backends.codegen.kernel_ir import Kernel
-from treadle.backends.codegen.llvm_text import module_text, symbol_of
+from treadle.backends.codegen.kernel.c import c_source
+from treadle.backends.codegen.kernel.ir import Kernel
+from treadle.backends.codegen.kernel.llvm import module_text, symbol_of
 from treadle.backends.codegen.target import AVX2, AVX512, GENERIC, NEON, Target
 
 Native = Callable[[Kernel, Sequence[Any], int, int], None]

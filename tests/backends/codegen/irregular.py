@@ -9,8 +9,9 @@ import numpy as np
 from tests.backends.codegen.execution import RUNNABLE, compiled
 
 from treadle.backends.api import Support
-from treadle.backends.codegen import interpret, lower
-from treadle.backends.codegen.kernel_ir import Kernel
+from treadle.backends.codegen import lower
+from treadle.backends.codegen.kernel import interpret
+from treadle.backends.codegen.kernel.ir import Kernel
 from treadle.backends.codegen.target import Target
 from treadle.backends.program import Launch, Lowered, Ref
 from treadle.base import dtype as dt

@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from treadle.backends.codegen.kernel_ir import Builder, Kernel, Type, Value, kernel, pointer, size
+from treadle.backends.codegen.kernel.builder import Builder, kernel
+from treadle.backends.codegen.kernel.ir import Kernel, Type, Value, pointer, size
 from treadle.base import dtype as dt
 
 COUNT = 256

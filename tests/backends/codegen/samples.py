@@ -8,16 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from treadle.backends.codegen.kernel_ir import (
-    Builder,
-    Function,
-    Kernel,
-    Type,
-    Value,
-    function,
-    kernel,
-    pointer,
-)
+from treadle.backends.codegen.kernel.builder import Builder, function, kernel
+from treadle.backends.codegen.kernel.ir import Function, Kernel, Type, Value, pointer
 from treadle.base import dtype as dt
 from treadle.base.dtype import DType
 

@@ -11,7 +11,7 @@ from tests.backends.codegen.irregular import Runner, interpreted, run
 from tests.backends.codegen.test_attention_kernels import close, normal
 
 from treadle.backends.api import Support
-from treadle.backends.codegen.attention import lower_body
+from treadle.backends.codegen.attention.lower_attention import lower_body
 from treadle.backends.codegen.target import AVX2
 from treadle.base import dtype as dt
 from treadle.base.types import TensorType

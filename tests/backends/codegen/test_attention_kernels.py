@@ -12,7 +12,7 @@ from tests.backends.codegen.execution import machine, parse
 from tests.backends.codegen.irregular import interpreted, one_by_one, run
 
 from treadle.backends.api import Support
-from treadle.backends.codegen.attention import lower_attention
+from treadle.backends.codegen.attention.lower_attention import lower_attention
 from treadle.backends.codegen.target import AVX2, AVX512, GENERIC, NEON, Target
 from treadle.base import dtype as dt
 from treadle.base.dtype import DType, as_dtype

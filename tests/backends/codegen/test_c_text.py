@@ -7,7 +7,7 @@ import pytest
 from tests.backends.codegen.execution import Native, c_compiler, compiled_c, same
 from tests.backends.codegen.samples import Sample, all_samples
 
-from treadle.backends.codegen.interpret import run
+from treadle.backends.codegen.kernel.interpret import run
 from treadle.backends.codegen.target import AVX2
 
 SAMPLES = all_samples()

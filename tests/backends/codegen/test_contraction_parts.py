@@ -7,12 +7,12 @@ import pytest
 from tests.backends.codegen.contractions import check, fused, lowered, types_of, values
 from tests.backends.codegen.execution import machine, parse
 
-from treadle.backends.codegen import kernel_ir as ir
-from treadle.backends.codegen.contraction_body import anchor_of, read_product
-from treadle.backends.codegen.contraction_pack import order_of, pack_function, transpose
-from treadle.backends.codegen.contraction_schedule import schedule
-from treadle.backends.codegen.contraction_tile import Tile, choose_tile, tile_function
-from treadle.backends.codegen.interpret import run
+from treadle.backends.codegen.contraction.body import anchor_of, read_product
+from treadle.backends.codegen.contraction.pack import order_of, pack_function, transpose
+from treadle.backends.codegen.contraction.schedule import schedule
+from treadle.backends.codegen.contraction.tile import Tile, choose_tile, tile_function
+from treadle.backends.codegen.kernel import builder, ir
+from treadle.backends.codegen.kernel.interpret import run
 from treadle.backends.codegen.target import AVX2, AVX512, GENERIC, NEON, TARGETS
 from treadle.base import dtype as dt
 from treadle.graph.builder import trace_body
@@ -25,7 +25,7 @@ TILE = Tile(dt.float32, 6, 4, 2, 8)
 def kernel_of(function):
     """A kernel that calls the function once."""
     parameters = [ir.Value(p.type, p.name) for p in function.parameters]
-    return ir.kernel(
+    return builder.kernel(
         "once", parameters, lambda e, lo, hi: e.call(function, *parameters), [function]
     )
 
@@ -101,7 +101,7 @@ def test_transpose(lanes):
 
     x = np.arange(lanes * lanes, dtype=np.float32).reshape(lanes, lanes)
     y = np.zeros_like(x)
-    run(ir.kernel("transpose", [source, target], write), [x, y])
+    run(builder.kernel("transpose", [source, target], write), [x, y])
     np.testing.assert_array_equal(y, x.T)
 
 

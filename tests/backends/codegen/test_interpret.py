@@ -8,22 +8,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from treadle.backends.codegen.c_text import c_source
-from treadle.backends.codegen.interpret import run
-from treadle.backends.codegen.interpret_values import fma
-from treadle.backends.codegen.kernel_ir import (
-    Builder,
+from treadle.backends.codegen.kernel.builder import Builder, kernel
+from treadle.backends.codegen.kernel.c import c_source
+from treadle.backends.codegen.kernel.interpret import run
+from treadle.backends.codegen.kernel.interpret_values import fma
+from treadle.backends.codegen.kernel.ir import (
     Instruction,
     Kernel,
     KernelError,
     Type,
     Value,
-    kernel,
     pointer,
 )
-from treadle.backends.codegen.llvm_text import module_text
+from treadle.backends.codegen.kernel.llvm import module_text
+from treadle.backends.codegen.kernel.text import kernel_text
 from treadle.backends.codegen.target import AVX2
-from treadle.backends.codegen.text import kernel_text
 from treadle.base import dtype as dt
 
 X = pointer(dt.float32, "x")

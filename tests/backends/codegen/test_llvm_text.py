@@ -9,9 +9,10 @@ import pytest
 from tests.backends.codegen.execution import RUNNABLE, Native, compiled, machine, parse, same
 from tests.backends.codegen.samples import Sample, all_samples
 
-from treadle.backends.codegen.interpret import run
-from treadle.backends.codegen.kernel_ir import Builder, Kernel, Value, kernel, pointer
-from treadle.backends.codegen.llvm_text import module_text
+from treadle.backends.codegen.kernel.builder import Builder, kernel
+from treadle.backends.codegen.kernel.interpret import run
+from treadle.backends.codegen.kernel.ir import Kernel, Value, pointer
+from treadle.backends.codegen.kernel.llvm import module_text
 from treadle.backends.codegen.target import AVX2, AVX512, NEON, TARGETS, Target
 from treadle.base import dtype as dt
 from treadle.base.dtype import DType

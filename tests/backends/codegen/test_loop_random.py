@@ -10,7 +10,8 @@ import pytest
 from tests.backends.codegen import irregular
 
 from treadle.backends.api import Support
-from treadle.backends.codegen import loop_plan, loops
+from treadle.backends.codegen.loops import lower_loops as loops
+from treadle.backends.codegen.loops import plan as loop_plan
 from treadle.backends.codegen.lower import lower
 from treadle.base import dtype as dt
 from treadle.base.types import TensorType

@@ -9,10 +9,10 @@ import pytest
 from tests.backends.codegen import irregular
 
 from treadle.backends.api import Support
-from treadle.backends.codegen.llvm_text import module_text
+from treadle.backends.codegen.kernel.llvm import module_text
+from treadle.backends.codegen.kernel.text import kernel_text
 from treadle.backends.codegen.lower import lower
 from treadle.backends.codegen.target import AVX2, AVX512, GENERIC, NEON
-from treadle.backends.codegen.text import kernel_text
 from treadle.backends.program import Lowered
 from treadle.base import dtype as dt
 from treadle.base.symbol import symbol

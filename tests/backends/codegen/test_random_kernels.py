@@ -7,7 +7,7 @@ import pytest
 from tests.backends.codegen.execution import RUNNABLE, Native, compiled, same
 from tests.backends.codegen.random_kernels import COUNT, Generator
 
-from treadle.backends.codegen.interpret import run
+from treadle.backends.codegen.kernel.interpret import run
 from treadle.backends.codegen.target import TARGETS
 
 GENERATORS = [Generator(seed) for seed in range(60)]

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from tests.backends.codegen.irregular import interpreted, one_by_one
 
-from treadle.backends.codegen.kernel_ir import Builder, Kernel, Value, pointer, size
-from treadle.backends.codegen.rows import (
+from treadle.backends.codegen.irregular.rows import (
     divide,
     over_rows,
     place,
@@ -16,6 +15,8 @@ from treadle.backends.codegen.rows import (
     vector_loop,
     walk,
 )
+from treadle.backends.codegen.kernel.builder import Builder
+from treadle.backends.codegen.kernel.ir import Kernel, Value, pointer, size
 from treadle.base import dtype as dt
 
 

@@ -12,17 +12,10 @@ import numpy as np
 import pytest
 from tests.backends.codegen.execution import RUNNABLE, compiled, same
 
-from treadle.backends.codegen.interpret import run
-from treadle.backends.codegen.kernel_ir import (
-    Builder,
-    Instruction,
-    Kernel,
-    KernelError,
-    Value,
-    kernel,
-    pointer,
-)
-from treadle.backends.codegen.scalar_code import (
+from treadle.backends.codegen.kernel.builder import Builder, kernel
+from treadle.backends.codegen.kernel.interpret import run
+from treadle.backends.codegen.kernel.ir import Instruction, Kernel, KernelError, Value, pointer
+from treadle.backends.codegen.scalars.code import (
     apply,
     compute_dtype,
     convert,

@@ -5,19 +5,12 @@ from __future__ import annotations
 import gc
 import weakref
 
-from treadle.backends.codegen.c_text import c_source
-from treadle.backends.codegen.kernel_ir import (
-    Builder,
-    Kernel,
-    Value,
-    function,
-    kernel,
-    pointer,
-    size,
-)
-from treadle.backends.codegen.llvm_text import module_text
+from treadle.backends.codegen.kernel.builder import Builder, function, kernel
+from treadle.backends.codegen.kernel.c import c_source
+from treadle.backends.codegen.kernel.ir import Kernel, Value, pointer, size
+from treadle.backends.codegen.kernel.llvm import module_text
+from treadle.backends.codegen.kernel.text import digest, kernel_text, symbol_of
 from treadle.backends.codegen.target import AVX2
-from treadle.backends.codegen.text import digest, kernel_text, symbol_of
 from treadle.base import dtype as dt
 
 

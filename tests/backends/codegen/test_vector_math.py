@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 from tests.backends.codegen.execution import RUNNABLE, Native, compiled, machine, parse, same
 
-from treadle.backends.codegen.interpret import run
-from treadle.backends.codegen.kernel_ir import Builder, Kernel, KernelError, Value, kernel, pointer
-from treadle.backends.codegen.scalar_code import load_value, store_value
+from treadle.backends.codegen.kernel.builder import Builder, kernel
+from treadle.backends.codegen.kernel.interpret import run
+from treadle.backends.codegen.kernel.ir import Kernel, KernelError, Value, pointer
+from treadle.backends.codegen.scalars.code import load_value, store_value
+from treadle.backends.codegen.scalars.vector_math import BOUNDS, FUNCTIONS
 from treadle.backends.codegen.target import AVX512, GENERIC, NEON, Target
-from treadle.backends.codegen.vector_math import BOUNDS, FUNCTIONS
 from treadle.base import dtype as dt
 from treadle.base.dtype import DType
 

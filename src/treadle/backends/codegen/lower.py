@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from treadle.backends.api import Support, no
-from treadle.backends.codegen import (  # noqa: F401  (imported so that they register)
+
+# Imported so that their lowerings register.
+from treadle.backends.codegen.attention import lower_attention  # noqa: F401
+from treadle.backends.codegen.contraction import lower_contraction  # noqa: F401
+from treadle.backends.codegen.irregular import (  # noqa: F401
     arg_reduce,
-    attention,
-    contraction,
     gather,
     joining,
-    loops,
     patches,
     pooling,
     random_bits,
@@ -25,6 +26,7 @@ from treadle.backends.codegen import (  # noqa: F401  (imported so that they reg
     scatter,
     sort,
 )
+from treadle.backends.codegen.loops import lower_loops
 from treadle.backends.codegen.lowering import LOWERINGS, types_of
 from treadle.backends.codegen.target import Target
 from treadle.backends.program import Lowered
@@ -71,7 +73,7 @@ def _lower_loops(op: Op, types: tuple[TensorType, ...], target: Target) -> Lower
     if op.n_outputs < 0:
         return no("op", f"{op.name} has no generator")
 
-    return loops.lower_body(_body_of(op, types), target)
+    return lower_loops.lower_body(_body_of(op, types), target)
 
 
 def _body_of(op: Op, types: tuple[TensorType, ...]) -> Graph:
@@ -91,4 +93,4 @@ def _lower_fused(
     own = LOWERINGS.get(f"fused.{op.kind}")
     if own is not None:
         return own(op, types, frozen, target)
-    return loops.lower_body(op.body, target, group=len(op.body.nodes) > 1)
+    return lower_loops.lower_body(op.body, target, group=len(op.body.nodes) > 1)

@@ -4,10 +4,10 @@ Warm starts, whose programs are stored, need none of it, and it takes longer to 
 else they do.
 """
 
-from treadle.backends.codegen.kernel_ir import Kernel
-from treadle.backends.codegen.llvm_text import module_text, symbol_of
+from treadle.backends.codegen.kernel.ir import Kernel
+from treadle.backends.codegen.kernel.llvm import module_text, symbol_of
+from treadle.backends.codegen.kernel.text import kernel_text
 from treadle.backends.codegen.lower import lower
 from treadle.backends.codegen.lowering import LOWERINGS
-from treadle.backends.codegen.text import kernel_text
 
 __all__ = ["LOWERINGS", "Kernel", "kernel_text", "lower", "module_text", "symbol_of"]

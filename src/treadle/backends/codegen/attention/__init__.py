@@ -1,0 +1,1 @@
+"""Attention and its gradient as kernels that keep scores in scratch memory."""

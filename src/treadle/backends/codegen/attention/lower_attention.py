@@ -1,0 +1,323 @@
+"""Lowering of attention and its gradient, alone or with movement around it.
+
+Operands are read and results written where they lie, as strided views, so heads that are split
+from a packed projection and merged again afterwards cost no copy.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from treadle.backends.api import Support, no
+from treadle.backends.codegen.attention.backward import Chunks, backward_kernel, row_multiple
+from treadle.backends.codegen.attention.forward import Blocks, forward_kernel
+from treadle.backends.codegen.attention.operands import Problem, round_up
+from treadle.backends.codegen.attention.row import row_kernel
+from treadle.backends.codegen.lowering import LOWERINGS, lowers
+from treadle.backends.codegen.target import Target
+from treadle.backends.codegen.views import REVERSIBLE, Strided, dense, extents, strided_input
+from treadle.backends.program import Launch, Lowered, Ref
+from treadle.base.dtype import DType
+from treadle.base.types import TensorType
+from treadle.graph.ir import Graph, Node, Value
+from treadle.ops.attention import Attention, AttentionGrad
+from treadle.ops.fused import Fused
+from treadle.ops.movement import Concat
+
+MOST_COLUMNS = 512
+"""Head sizes beyond are left to separate products: rows of tiles no longer fit the cache."""
+AREA_BYTES = 640 << 10
+"""Scratch for something that is as long as the keys; a kernel has up to five of them."""
+MANY_KEYS = 4096
+"""The most keys whose gradients are summed in scratch."""
+CHUNK_WEIGHTS = 32 << 10
+"""Weights the gradient holds at a time, twice: a quarter of a second-level cache of 512 KiB."""
+FEW_QUERIES = 4
+"""Up to so many queries keys are not packed: packing costs as much as two products with them."""
+SERIAL_FLOPS = 200_000
+"""Less work than this is over before other threads have woken up."""
+ENOUGH_ITEMS = 16
+"""Chunks of queries are made smaller until there are this many items."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Views:
+    """Where the operands and results of one call lie; None for a result nobody wants."""
+
+    inputs: tuple[Strided, ...]
+    outputs: tuple[Strided | None, ...]
+    types: tuple[TensorType, ...]
+
+
+@lowers(Attention, AttentionGrad)
+def lower_attention(
+    op: Attention | AttentionGrad,
+    types: tuple[TensorType, ...],
+    frozen: tuple[bool, ...],
+    target: Target,
+) -> Lowered | Support:
+    """Attention of dense operands."""
+    inputs = tuple(dense(i, t.shape) for i, t in enumerate(types))
+    outputs = tuple(dense(i, t.shape) for i, t in enumerate(op.infer(*types)))
+    return _lower(op, _Views(inputs, outputs, types), target)
+
+
+def lower_body(
+    body: Graph, types: tuple[TensorType, ...], frozen: tuple[bool, ...], target: Target
+) -> Lowered | Support:
+    """One attention or attention gradient with nothing but movement before and after it."""
+    found = [
+        (node, op) for node in body.nodes if isinstance(op := node.op, Attention | AttentionGrad)
+    ]
+    if len(found) != 1:
+        return no("op", f"the group holds {len(found)} attentions, not one")
+    ((node, op),) = found
+    inputs = [strided_input(body, v) for v in node.inputs]
+    if any(view is None for view in inputs):
+        return no("layout", "an operand of attention is no strided view of an input")
+    outputs = _outputs(body, node)
+    if isinstance(outputs, Support):
+        return outputs
+    views = _Views(
+        tuple(view for view in inputs if view is not None),
+        outputs,
+        tuple(v.type for v in node.inputs),
+    )
+    return _lower(op, views, target)
+
+
+def _outputs(body: Graph, node: Node) -> tuple[Strided | None, ...] | Support:
+    """Where each result of the node goes."""
+    found: list[Strided | None] = [None] * len(node.outputs)
+    for index, output in enumerate(body.outputs):
+        pieces = _pieces(output, dense(index, output.type.shape))
+        if pieces is None or any(value not in node.outputs for value, _ in pieces):
+            return no("layout", f"output {index} is no strided view of a result of attention")
+        for value, view in pieces:
+            if found[value.index] is not None:
+                return no("layout", "a result of attention is wanted in two places")
+            found[value.index] = view
+    return tuple(found)
+
+
+def _pieces(value: Value, view: Strided) -> list[tuple[Value, Strided]] | None:
+    """What a value is made of by reversible movement and concatenation, and where that lies.
+
+    `view` is where the value itself lies. None where movement takes a copy.
+    """
+    node = value.producer
+    if node is not None and isinstance(node.op, Concat):
+        axis, start = node.op.axis % value.type.ndim, 0
+        found: list[tuple[Value, Strided]] = []
+        for part in node.inputs:
+            stop = start + extents(part.type.shape)[axis]
+            pieces = _pieces(part, _between(view, axis, start, stop))
+            if pieces is None:
+                return None
+            found += pieces
+            start = stop
+        return found
+    if node is not None and isinstance(node.op, REVERSIBLE):
+        moved = view.before(node)
+        return None if moved is None else _pieces(node.inputs[0], moved)
+    return [(value, view)]
+
+
+def _between(view: Strided, axis: int, start: int, stop: int) -> Strided:
+    """A range of one axis."""
+    shape = (*view.shape[:axis], stop - start, *view.shape[axis + 1 :])
+    return replace(view, shape=shape, offset=view.offset + start * view.strides[axis])
+
+
+def _lower_fused(
+    op: Fused, types: tuple[TensorType, ...], frozen: tuple[bool, ...], target: Target
+) -> Lowered | Support:
+    if not isinstance(op.body, Graph):
+        return no("op", "the body of the group is no graph")
+    return lower_body(op.body, types, frozen, target)
+
+
+LOWERINGS["fused.attention"] = _lower_fused
+
+
+def _lower(op: Attention | AttentionGrad, views: _Views, target: Target) -> Lowered | Support:
+    """The launch for operands and results that lie where `views` says."""
+    if max(extents(t.shape)[-1] for t in views.types[:3]) > MOST_COLUMNS:
+        return no("size-limit", f"heads of more than {MOST_COLUMNS} columns are not generated")
+    call = _Call(op, views, target)
+    if isinstance(op, Attention):
+        return call.forward()
+    if any(extents(t.shape)[:-2] != call.batch for t in views.types[:3]):
+        return no("shape", "the gradient of an operand that is broadcast is a sum over the batch")
+    return call.backward()
+
+
+@dataclass(frozen=True, slots=True)
+class _Stack:
+    """A stack of matrices of one call: memory, element type, and strides of every axis."""
+
+    kind: Literal["input", "output"]
+    dtype: DType
+    view: Strided
+
+    @property
+    def ref(self) -> Ref:
+        """Where the first element lies."""
+        return Ref(self.kind, self.view.index, self.view.offset * self.dtype.itemsize)
+
+    @property
+    def unit(self) -> bool:
+        """Whether columns are adjacent."""
+        return self.view.strides[-1] == 1 or self.view.shape[-1] == 1
+
+
+class _Call:
+    """Sizes, arguments and schedule of one call."""
+
+    def __init__(self, op: Attention | AttentionGrad, views: _Views, target: Target) -> None:
+        self.op = op
+        self.views = views
+        self.target = target
+        count = 3 if isinstance(op, Attention) else 4
+        shapes = [view.shape for view in views.inputs]
+        self.dtype: DType = views.types[0].dtype
+        self.queries, self.d = shapes[0][-2:]
+        self.keys, self.e = shapes[2][-2:]
+        self.batch = _broadcast([s[:-2] for s in shapes[:3]])
+        self.mask = views.types[count].dtype if len(shapes) > count else None
+        self.stacks = self._stacks(count)
+        self.axes = _merge(self.batch, [s.view for s in self.stacks])
+        self.entries = math.prod(self.batch)
+
+    def _stacks(self, count: int) -> list[_Stack]:
+        """Operands, results and the mask, each broadcast over the batch."""
+        found = [_Stack("input", self.dtype, view) for view in self.views.inputs[:count]]
+        for view, operand in zip(self.views.outputs, self.views.inputs, strict=False):
+            # What nobody wants is never written: anything may stand for it.
+            kind: Literal["input", "output"] = "input" if view is None else "output"
+            found.append(_Stack(kind, self.dtype, operand if view is None else view))
+        stacks = [
+            replace(s, view=s.view.broadcast_to((*self.batch, *s.view.shape[-2:]))) for s in found
+        ]
+        if self.mask is not None:
+            scores = (*self.batch, self.queries, self.keys)
+            view = self.views.inputs[count].broadcast_to(scores)
+            stacks.append(_Stack("input", self.mask, view))
+        return stacks
+
+    def problem(self) -> Problem:
+        """The constants of the kernel."""
+        scale = self.op.scale if self.op.scale is not None else 1.0 / math.sqrt(self.d)
+        return Problem(
+            self.dtype,
+            self.d,
+            self.e,
+            self.op.causal,
+            scale,
+            self.mask,
+            len(self.axes),
+            tuple(s.unit for s in self.stacks),
+            self.target,
+        )
+
+    def launch(
+        self, kernel: object, sizes: Sequence[int], items: int, products: float = 2
+    ) -> Lowered:
+        """The launch; `products` is how many are made of queries with keys."""
+        arguments: list[Ref | int] = []
+        for i, stack in enumerate(self.stacks):
+            strides = (*(axis.strides[i] for axis in self.axes), *stack.view.strides[-2:])
+            arguments += [stack.ref, *strides]
+        arguments += [self.queries, self.keys, *sizes, *(axis.extent for axis in self.axes)]
+        flops = int(products * self.entries * self.pairs * (self.d + self.e))
+        nbytes = sum(math.prod(extents(t.shape)) * t.dtype.itemsize for t in self.views.types)
+        serial = items == 1 or flops < SERIAL_FLOPS
+        return Lowered((Launch(kernel, tuple(arguments), items, serial, flops, nbytes),))
+
+    @property
+    def pairs(self) -> int:
+        """Of queries and keys that are seen, in one entry."""
+        if not self.op.causal:
+            return self.queries * self.keys
+        n = min(self.queries, self.keys)
+        return n * (n + 1) // 2 + (self.queries - n) * self.keys
+
+    # -- schedules -------------------------------------------------------------------------
+
+    def forward(self) -> Lowered | Support:
+        if self.views.outputs[0] is None:
+            return no("layout", "the result of attention is not an output of its group")
+        p = self.problem()
+        longest = AREA_BYTES // p.compute.itemsize - p.lanes
+        if self.queries <= FEW_QUERIES and self.keys <= longest:
+            held = (MANY_KEYS if self.keys <= MANY_KEYS else longest) + p.lanes
+            return self.launch(row_kernel(p, held), (), self.entries * self.queries)
+        blocks = _blocks(p, self.keys)
+        rows, chunks = _chunks(p, blocks.rows, self.queries, self.entries)
+        return self.launch(forward_kernel(p, blocks), (rows, chunks), self.entries * chunks)
+
+    def backward(self) -> Lowered | Support:
+        p = self.problem()
+        keys = max(128, 1 << (self.keys - 1).bit_length())
+        widest = max(p.d_pitch, p.e_pitch) * p.compute.itemsize
+        if keys > MANY_KEYS or (keys + p.tile_rows) * widest > AREA_BYTES:
+            return no("size-limit", f"{self.keys} keys are too many for the gradient's scratch")
+        multiple = row_multiple(p)
+        rows = min(max(CHUNK_WEIGHTS // keys, 2 * multiple), 256) // multiple * multiple
+        chunks = Chunks(rows, keys, *(view is not None for view in self.views.outputs))
+        return self.launch(backward_kernel(p, chunks), (), self.entries, 5)
+
+
+def _blocks(p: Problem, keys: int) -> Blocks:
+    """Scratch of the forward kernel: q, k and v, each at most a quarter of 512 KiB."""
+    widest = max(p.d_pitch, p.e_pitch) * p.compute.itemsize
+    most = (128 << 10) // widest
+    held = max(1, min(512, most) // p.tile_columns) * p.tile_columns
+    rows = max(1, min(256, most) // p.tile_rows) * p.tile_rows
+    return Blocks(rows, held, keys > held)
+
+
+def _chunks(p: Problem, most: int, queries: int, entries: int) -> tuple[int, int]:
+    """Rows of a chunk of queries and the number of chunks.
+
+    Smaller chunks give more items, but each packs the keys again.
+    """
+    chunks = -(-queries // most)
+    wanted = -(-ENOUGH_ITEMS // entries)
+    chunks = max(chunks, min(wanted, queries // (8 * p.tile_rows)))
+    rows = round_up(-(-queries // chunks), p.tile_rows)
+    return rows, -(-queries // rows)
+
+
+@dataclass(frozen=True, slots=True)
+class _Axis:
+    """A batch axis and the stride along it of each operand and result."""
+
+    extent: int
+    strides: tuple[int, ...]
+
+
+def _merge(batch: tuple[int, ...], stacks: Sequence[Strided]) -> list[_Axis]:
+    """The batch with as few axes as all strides allow, and at least one."""
+    merged: list[_Axis] = []
+    for i, extent in enumerate(batch):
+        axis = _Axis(extent, tuple(s.strides[i] for s in stacks))
+        if extent == 1:
+            continue
+        if merged and all(
+            outer == inner * extent
+            for outer, inner in zip(merged[-1].strides, axis.strides, strict=True)
+        ):
+            axis = _Axis(merged.pop().extent * extent, axis.strides)
+        merged.append(axis)
+    return merged or [_Axis(1, (0,) * len(stacks))]
+
+
+def _broadcast(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    """The shape that all of these broadcast to; they are known to fit."""
+    rank = max(map(len, shapes))
+    filled = [(1,) * (rank - len(s)) + s for s in shapes]
+    return tuple(max(axis) for axis in zip(*filled, strict=True))

@@ -1,0 +1,206 @@
+"""What attention kernels know at compile time, and their operands: strided stacks of matrices.
+
+Head sizes, tile sizes and unit strides are constants of a kernel; the lengths of the two sequences,
+the batch and all other strides are parameters, so one kernel serves every sequence length.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from treadle.backends.codegen.kernel.builder import Builder
+from treadle.backends.codegen.kernel.ir import Value, pointer, size
+from treadle.backends.codegen.target import Target
+from treadle.base import dtype as dt
+from treadle.base.dtype import DType
+from treadle.ops.precision import compute_type
+
+LOG2_E = math.log2(math.e)
+"""Scores are held times this, so that weights are powers of 2."""
+UNROLL = 4
+"""Steps of a product's reduction that are written out; its depth is a multiple of this."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """The constants of an attention kernel.
+
+    Attributes:
+        dtype: element type of q, k, v and the results.
+        d, e: columns of q and k, and of v.
+        causal, scale: of the op, with the scale known.
+        mask: element type of the mask, if there is one.
+        rank: number of batch axes.
+        unit: for each operand and result in order, whether its columns are adjacent in memory.
+        target: for whom.
+    """
+
+    dtype: DType
+    d: int
+    e: int
+    causal: bool
+    scale: float
+    mask: DType | None
+    rank: int
+    unit: tuple[bool, ...]
+    target: Target
+
+    @property
+    def compute(self) -> DType:
+        """The type products and sums are computed in."""
+        return compute_type(self.dtype)
+
+    @property
+    def lanes(self) -> int:
+        """Lanes of a vector of the compute type."""
+        return self.target.lanes(self.compute)
+
+    @property
+    def tile_rows(self) -> int:
+        """Rows of a product's tile: with two vectors a row it fits the registers."""
+        return 6 if self.target.registers < 32 else 8
+
+    @property
+    def tile_columns(self) -> int:
+        """Columns of a product's tile."""
+        return 2 * self.lanes
+
+    @property
+    def d_pitch(self) -> int:
+        """Elements between packed rows of q or k."""
+        return round_up(self.d, self.tile_columns)
+
+    @property
+    def e_pitch(self) -> int:
+        """Elements between packed rows of v or the result."""
+        return round_up(self.e, self.tile_columns)
+
+    @property
+    def score_scale(self) -> float:
+        """What packed rows of q are multiplied by."""
+        return self.scale * LOG2_E
+
+    def stack(self, b: Builder, *extents: int) -> Value:
+        """Scratch of the compute type."""
+        return b.stack(self.compute, math.prod(extents))
+
+
+def round_up(n: int, multiple: int) -> int:
+    """The smallest multiple that is not below n."""
+    return -(-n // multiple) * multiple
+
+
+def padded(b: Builder, n: Value, multiple: int) -> Value:
+    """`round_up` of a value that is not negative."""
+    return b.mul(b.div(b.add(n, multiple - 1), multiple), multiple)
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """Parameters of a kernel that describe a stack of matrices in memory.
+
+    Attributes:
+        pointer: first element.
+        batch: stride of each batch axis.
+        row, step: strides of rows and columns; `step` counts only where `unit` is false.
+        unit: whether columns are adjacent.
+    """
+
+    pointer: Value
+    batch: tuple[Value, ...]
+    row: Value
+    step: Value
+    unit: bool = True
+
+    @property
+    def parameters(self) -> tuple[Value, ...]:
+        """In the order in which a launch passes them."""
+        return (self.pointer, *self.batch, self.row, self.step)
+
+    def at(self, b: Builder, place: Sequence[Value]) -> Matrix:
+        """The matrix at a place in the batch."""
+        start = self.pointer
+        for index, stride in zip(place, self.batch, strict=True):
+            start = b.offset(start, b.mul(index, stride))
+        return Matrix(start, (), self.row, self.step, self.unit)
+
+    def row_at(self, b: Builder, index: Value) -> Value:
+        """Pointer to a row's first element."""
+        return b.offset(self.pointer, b.mul(index, self.row))
+
+    def load(
+        self, b: Builder, row: Value, column: Value | int, lanes: int, mask: Value | None = None
+    ) -> Value:
+        """Neighbouring columns of a row that `row_at` gave, in the compute type."""
+        if self.unit or lanes == 1:
+            start = column if self.unit else b.mul(self.step, column)
+            found = b.load(row, start, lanes, mask)
+        else:
+            places = b.mul(b.add(b.iota(dt.int64, lanes), b.index(column)), self.step)
+            found = b.gather(row, places, mask)
+        return b.cast(found, compute_type(found.dtype))
+
+    def store(
+        self, b: Builder, row: Value, column: int, value: Value, mask: Value | None = None
+    ) -> None:
+        """Write neighbouring columns of a row that `row_at` gave."""
+        narrow = b.cast(value, row.dtype)
+        if self.unit:
+            b.store(row, column, narrow, mask)
+        else:
+            places = b.mul(b.add(b.iota(dt.int64, value.lanes), column), self.step)
+            b.scatter(row, places, narrow, mask)
+
+
+def matrix(name: str, dtype: DType, rank: int, unit: bool) -> Matrix:
+    """Fresh parameters for one operand."""
+    batch = tuple(size(f"{name}_batch{i}") for i in range(rank))
+    return Matrix(pointer(dtype, name), batch, size(f"{name}_row"), size(f"{name}_step"), unit)
+
+
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """What an attention kernel is passed.
+
+    Attributes:
+        matrices: operands, then results.
+        mask: the mask, if there is one.
+        sizes: lengths and such, as the kernel needs.
+        extents: of the batch.
+    """
+
+    matrices: tuple[Matrix, ...]
+    mask: Matrix | None
+    sizes: tuple[Value, ...]
+    extents: tuple[Value, ...]
+
+    @property
+    def all(self) -> tuple[Value, ...]:
+        """In the order in which a launch passes them."""
+        stacks = self.matrices if self.mask is None else (*self.matrices, self.mask)
+        return (*(v for m in stacks for v in m.parameters), *self.sizes, *self.extents)
+
+    def at(self, b: Builder, entry: Value) -> tuple[list[Matrix], Matrix | None]:
+        """The matrices and the mask of one entry of the batch."""
+        place = split(b, entry, self.extents)
+        mask = None if self.mask is None else self.mask.at(b, place)
+        return [m.at(b, place) for m in self.matrices], mask
+
+
+def parameters(p: Problem, names: Sequence[str], sizes: Sequence[str]) -> Parameters:
+    """Fresh parameters for matrices and sizes of these names."""
+    stacks = [matrix(n, p.dtype, p.rank, p.unit[i]) for i, n in enumerate(names)]
+    mask = None if p.mask is None else matrix("mask", p.mask, p.rank, p.unit[len(names)])
+    extents = tuple(size(f"extent{i}") for i in range(p.rank))
+    return Parameters(tuple(stacks), mask, tuple(map(size, sizes)), extents)
+
+
+def split(b: Builder, item: Value, extents: Sequence[Value]) -> tuple[Value, ...]:
+    """The row-major place of an item in the batch."""
+    place: list[Value] = []
+    for extent in reversed(extents[1:]):
+        place.append(b.rem(item, extent))
+        item = b.div(item, extent)
+    return (item, *reversed(place))

@@ -1,0 +1,1 @@
+"""The contraction generator: matrix products and convolutions as one register-tiled kernel."""

@@ -1,0 +1,112 @@
+"""Products of few rows with a matrix whose columns are contiguous, as in decoding token by token.
+
+Such a product reads the matrix once and computes little, so nothing is packed: one vector of sums
+per column, as many columns at once as a vector has lanes, and their sums by one transposition.
+Operands of 8 or 16 bits are widened as they are loaded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from treadle.backends.codegen.contraction.epilogue import Block, Epilogue, finish
+from treadle.backends.codegen.contraction.items import Contraction, Item, Items, moved
+from treadle.backends.codegen.contraction.pack import transpose
+from treadle.backends.codegen.contraction.tile import Tile
+from treadle.backends.codegen.kernel import builder
+from treadle.backends.codegen.kernel.builder import Builder
+from treadle.backends.codegen.kernel.ir import Value
+from treadle.base.dtype import DType
+
+ROWS = 6
+"""Most rows for which this is worth its slower arithmetic."""
+_AHEAD = 1024
+"""Bytes ahead of the loads that lines are fetched."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dots:
+    """A kernel's constants; the tile gives the type of the sums and the width of a panel."""
+
+    tile: Tile
+    a: DType
+    b: DType
+    batch: int
+    epilogue: Epilogue
+
+
+@lru_cache(maxsize=256)
+def dots_kernel(spec: Dots) -> Contraction:
+    """The kernel: its items are groups of panels, each with all rows."""
+    items = Items(spec.tile.width, spec.a, spec.b, spec.batch, spec.epilogue)
+
+    def write(e: Builder, lo: Value, hi: Value) -> None:
+        sums = e.stack(spec.tile.dtype, ROWS * spec.tile.width)
+
+        def item(i: Value) -> None:
+            found = items.locate(e, i, i)
+            e.loop(0, found.panels, 1, lambda p: _panel(e, spec, items, found, sums, p))
+
+        e.loop(lo, hi, 1, item)
+
+    steps = "".join(f"_{s.op.name}" for s in spec.epilogue.steps[:3])
+    kernel = builder.kernel(f"dots_{spec.b.name}{steps}", list(items.parameters.values()), write)
+    return Contraction(kernel, tuple(items.parameters))
+
+
+def _panel(e: Builder, spec: Dots, items: Items, item: Item, sums: Value, p: Value) -> None:
+    """All rows times the columns of one panel."""
+    tile = spec.tile
+    column = e.mul(e.add(item.panel, p), tile.width)
+    last = e.sub(items["n"], 1)
+
+    def group(first: Value) -> None:
+        places = [e.min(e.add(e.add(column, first), j), last) for j in range(tile.lanes)]
+        columns = [e.offset(item.b, e.mul(place, items["b_column"])) for place in places]
+
+        def row(r: Value) -> None:
+            a = e.offset(item.a, e.mul(r, items["a_row"]))
+            totals = _dots(e, spec, a, columns, items["k"])
+            e.store(sums, e.add(e.mul(r, tile.width), first), totals)
+
+        e.loop(0, item.rows, 1, row)
+
+    e.loop(0, tile.width, tile.lanes, group)
+    zero = e.index(0)
+    extras, results = (
+        [moved(e, place, zero, column) for place in places]
+        for places in (item.extras, item.results)
+    )
+    block = Block(sums, tile.width, item.rows, e.sub(items["n"], column))
+    finish(e, tile, spec.epilogue, block, extras, results)
+
+
+def _dots(e: Builder, spec: Dots, a: Value, columns: list[Value], terms: Value) -> Value:
+    """One sum per column, as a vector."""
+    dtype, lanes = spec.tile.dtype, spec.tile.lanes
+    whole = e.sub(terms, e.rem(terms, lanes))
+    ahead = _AHEAD // spec.b.itemsize
+
+    def added(k: Value, mask: Value | None, sums: tuple[Value, ...]) -> tuple[Value, ...]:
+        x = e.cast(e.load(a, k, lanes, mask), dtype)
+        loaded = [e.cast(e.load(column, k, lanes, mask), dtype) for column in columns]
+        if dtype.is_integer:
+            return tuple(e.add(s, e.mul(y, x)) for y, s in zip(loaded, sums, strict=True))
+        return tuple(e.fma(y, x, s) for y, s in zip(loaded, sums, strict=True))
+
+    def body(k: Value, *sums: Value) -> tuple[Value, ...]:
+        for column in columns:
+            e.prefetch(column, e.add(k, ahead))
+        return added(k, None, sums)
+
+    sums = e.loop(0, whole, lanes, body, [e.constant(0, dtype, lanes)] * lanes)
+    mask = e.first_lanes(e.sub(terms, whole), lanes)
+    sums = e.branch(
+        e.compare("lt", whole, terms), lambda: added(whole, mask, sums), lambda: sums, sums
+    )
+    parts = transpose(e, list(sums))
+    while len(parts) > 1:
+        half = len(parts) // 2
+        parts = [e.add(x, y) for x, y in zip(parts[:half], parts[half:], strict=True)]
+    return parts[0]

@@ -1,0 +1,244 @@
+"""Launches of contractions: packing where that pays, then the kernel, with all its arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from treadle.backends.codegen.contraction.dots import ROWS, Dots, dots_kernel
+from treadle.backends.codegen.contraction.items import Contraction
+from treadle.backends.codegen.contraction.kernel import contraction_kernel
+from treadle.backends.codegen.contraction.pack import Packing, order_of, packing_kernel
+from treadle.backends.codegen.contraction.problem import Matrix, Problem
+from treadle.backends.codegen.contraction.schedule import (
+    dots_sizes,
+    reads_in_place,
+    schedule,
+    sums_dtype,
+)
+from treadle.backends.codegen.contraction.tile import Tile, choose_tile
+from treadle.backends.codegen.target import Target
+from treadle.backends.program import Array, Launch, Lowered, Ref
+from treadle.base import dtype as dt
+from treadle.base.dtype import DType
+
+
+@dataclass(slots=True)
+class Launches:
+    """Collects what a problem becomes; `tables` are the offsets of patches."""
+
+    problem: Problem
+    target: Target
+    constants: list[Array]
+    frozen: tuple[bool, ...] = ()
+    launches: list[Launch] = field(default_factory=list)
+    prelude: list[Launch] = field(default_factory=list)
+    workspaces: list[int] = field(default_factory=list)
+    kept: list[int] = field(default_factory=list)
+    tables: dict[str, Ref | int] = field(default_factory=dict)
+
+    @property
+    def dtype(self) -> DType:
+        """Type of the sums."""
+        return sums_dtype(self.problem)
+
+    def dots(self) -> Lowered:
+        """Row by column."""
+        problem = self.problem
+        dtype = dt.int32 if problem.a.integer else self.dtype
+        tile = Tile(dtype, ROWS, ROWS, 2, self.target.lanes(dtype))
+        spec = Dots(tile, problem.a.dtype, problem.b.dtype, len(problem.batch), problem.epilogue)
+        self._launch(dots_kernel(spec), *dots_sizes(problem, tile))
+        return self.lowered()
+
+    def tiles(self) -> Lowered:
+        """Register tiles over panels."""
+        tile = choose_tile(self.target, self.dtype, self.problem.m, self.problem.n)
+        if not reads_in_place(self.problem, tile):
+            self._pack_rows(tile)
+        packed = self._is_frozen(self.problem.b) and not self.problem.patches
+        if packed:
+            self._pack_panels(tile)
+        self.multiply(tile, packed=packed)
+        return self.lowered()
+
+    def _is_frozen(self, matrix: Matrix) -> bool:
+        """Whether an operand never changes, so that it is packed once for all runs."""
+        known = matrix.kind == "input" and matrix.index < len(self.frozen)
+        return known and self.frozen[matrix.index]
+
+    def multiply(self, tile: Tile, *, packed: bool = False) -> None:
+        """The product itself; `packed`: b has been made panels."""
+        plan = schedule(self.problem, tile, self.target, packed=packed)
+        self._launch(contraction_kernel(plan.spec), plan.sizes, plan.items)
+
+    def workspace(self, nbytes: int) -> Ref:
+        """A new scratch area."""
+        self.workspaces.append(nbytes)
+        return Ref("workspace", len(self.workspaces) - 1)
+
+    def keep(self, nbytes: int) -> Ref:
+        """A new area that lives as long as the program."""
+        self.kept.append(nbytes)
+        return Ref("kept", len(self.kept) - 1)
+
+    def _pack_rows(self, tile: Tile) -> None:
+        """Make a's rows contiguous and of the type of the sums."""
+        problem, a = self.problem, self.problem.a
+        # Rows a power of two apart would compete for the same few lines of the cache.
+        pitch = -(-problem.k // 16) * 16 + 16
+        packing = Packing(tile, a.dtype, order_of(a.row, a.column), False, len(problem.batch))
+        steps, count = self._distinct(a, problem.m * pitch)
+        frozen, nbytes = self._is_frozen(a), count * tile.dtype.itemsize + 64
+        place = self.keep(nbytes) if frozen else self.workspace(nbytes)
+        area = Area(problem.m, problem.k, a.row, a.column, pitch, steps)
+        launches = self.prelude if frozen else self.launches
+        launches.append(packing_launch(packing, a, place, area))
+        made = replace(a, kind=place.kind, index=place.index, dtype=tile.dtype, offset=0)
+        made = replace(made, batch=tuple(s.target for s in steps), row=pitch, column=1)
+        self.problem = replace(problem, a=made)
+
+    def _pack_panels(self, tile: Tile) -> None:
+        """Make b panels, once for all runs."""
+        problem, b = self.problem, self.problem.b
+        packing = Packing(tile, b.dtype, order_of(b.row, b.column), True, len(problem.batch))
+        panels = -(-problem.n // tile.width)
+        steps, count = self._distinct(b, panels * problem.k * tile.width)
+        place = self.keep(count * tile.dtype.itemsize + 64)
+        area = Area(problem.k, problem.n, b.row, b.column, tile.width, steps)
+        self.prelude.append(packing_launch(packing, b, place, area))
+        made = replace(b, kind="kept", index=place.index, dtype=tile.dtype, offset=0)
+        made = replace(made, batch=tuple(s.target for s in steps), row=tile.width, column=1)
+        self.problem = replace(problem, b=made)
+
+    def _distinct(self, matrix: Matrix, count: int) -> tuple[tuple[Copies, ...], int]:
+        """Batch axes of a packed operand, `count` elements per matrix, and all its elements.
+
+        Along axes on which the operand does not vary it is packed once.
+        """
+        made: list[Copies] = []
+        for extent, step in zip(reversed(self.problem.batch), reversed(matrix.batch), strict=True):
+            made.append(Copies(extent, step, count) if step else Copies(1, 0, 0))
+            count *= made[-1].extent
+        return tuple(reversed(made)), count
+
+    def constant(self, array: Array) -> Ref:
+        """Data that a launch reads."""
+        self.constants.append(array)
+        return Ref("constant", len(self.constants) - 1)
+
+    def _launch(self, made: Contraction, sizes: dict[str, int], items: int) -> None:
+        problem = self.problem
+        arguments = problem_sizes(problem) | sizes | pointers_of(problem) | self.tables
+        launch = Launch(
+            made.kernel,
+            tuple(arguments[name] for name in made.names),
+            items=items,
+            serial=max(problem.flops, least_bytes(problem)) < 1 << 17,
+            flops=problem.flops,
+            nbytes=least_bytes(problem),
+        )
+        self.launches.append(launch)
+
+    def lowered(self) -> Lowered:
+        """All of it."""
+        return Lowered(
+            tuple(self.launches),
+            workspaces=tuple(self.workspaces),
+            constants=tuple(self.constants),
+            kept=tuple(self.kept),
+            prelude=tuple(self.prelude),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Copies:
+    """A batch axis of a packing launch: how often, and the steps of source and target."""
+
+    extent: int
+    source: int
+    target: int
+
+
+@dataclass(frozen=True, slots=True)
+class Area:
+    """What a packing launch moves; for panels the inner places are those of all panels."""
+
+    outer: int
+    inner: int
+    outer_step: int
+    inner_step: int
+    pitch: int
+    batch: Sequence[Copies] = ()
+
+
+def packing_launch(packing: Packing, source: Matrix, place: Ref, area: Area) -> Launch:
+    """A launch that packs a source into a place."""
+    block = 0
+    blocks = -(-area.inner // packing.tile.width)
+    if not packing.panels:
+        block = max(8, min(32, (1 << 15) // area.inner // 8 * 8))
+        blocks = -(-area.outer // block)
+    arguments: dict[str, Ref | int] = {
+        "source": Ref(source.kind, source.index, source.offset * source.dtype.itemsize),
+        "target": place,
+        "outer": area.outer,
+        "inner": area.inner,
+        "outer_step": area.outer_step,
+        "inner_step": area.inner_step,
+        "pitch": area.pitch,
+        "block": block,
+        "blocks": blocks,
+    }
+    copies = 1
+    for axis, steps in enumerate(area.batch):
+        arguments |= {f"batch{axis}": steps.extent, f"source_batch{axis}": steps.source}
+        arguments[f"target_batch{axis}"] = steps.target
+        copies *= steps.extent
+    kernel = packing_kernel(packing)
+    size = source.dtype.itemsize + packing.tile.dtype.itemsize
+    nbytes = copies * area.outer * area.inner * size
+    return Launch(
+        kernel.kernel,
+        tuple(arguments[name] for name in kernel.names),
+        items=copies * blocks,
+        serial=nbytes < 1 << 16,
+        nbytes=nbytes,
+    )
+
+
+def pointers_of(problem: Problem) -> dict[str, Ref | int]:
+    """The memory behind the pointer parameters."""
+    return {name: Ref(x.kind, x.index, x.offset * x.dtype.itemsize) for name, x in _named(problem)}
+
+
+def problem_sizes(problem: Problem) -> dict[str, Ref | int]:
+    """Extents and strides by parameter."""
+    sizes: dict[str, Ref | int] = {"m": problem.m, "n": problem.n, "k": problem.k}
+    sizes |= {"a_row": problem.a.row, "a_term": problem.a.column}
+    sizes |= {"b_term": problem.b.row, "b_column": problem.b.column}
+    for axis, extent in enumerate(problem.batch):
+        sizes[f"batch{axis}"] = extent
+    for name, matrix in _named(problem):
+        sizes |= {f"{name}_row": matrix.row, f"{name}_column": matrix.column}
+        sizes |= {f"{name}_batch{axis}": step for axis, step in enumerate(matrix.batch)}
+    return sizes
+
+
+def _named(problem: Problem) -> list[tuple[str, Matrix]]:
+    named = [("a", problem.a), ("b", problem.b)]
+    named += [(f"x{i}", x) for i, x in enumerate(problem.extras)]
+    return named + [(f"c{i}", c) for i, c in enumerate(problem.results)]
+
+
+def least_bytes(problem: Problem) -> int:
+    """Bytes of every array, read or written once."""
+    m, n, k = problem.m, problem.n, problem.k
+    total = 0
+    for name, matrix in _named(problem):
+        rows, columns = {"a": (m, k), "b": (k, n)}.get(name, (m, n))
+        count = (rows if matrix.row else 1) * (columns if matrix.column else 1)
+        for extent, step in zip(problem.batch, matrix.batch, strict=True):
+            count *= extent if step else 1
+        total += count * matrix.dtype.itemsize
+    return total

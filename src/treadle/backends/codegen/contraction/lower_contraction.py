@@ -1,0 +1,63 @@
+"""Contractions, alone or with what is applied to their results, as launches."""
+
+from __future__ import annotations
+
+from treadle.backends.api import Support, no
+from treadle.backends.codegen.contraction.body import Reading, anchor_of, read_product
+from treadle.backends.codegen.contraction.convolution import lower_convolution
+from treadle.backends.codegen.contraction.launch import Launches
+from treadle.backends.codegen.contraction.schedule import is_dots
+from treadle.backends.codegen.lowering import LOWERINGS, lowers
+from treadle.backends.codegen.target import Target
+from treadle.backends.program import Lowered
+from treadle.base.types import TensorType
+from treadle.graph.builder import trace_body
+from treadle.graph.ir import Graph
+from treadle.ops.conv import Conv, ConvGradInput, ConvGradWeight, Convolution, IntConv
+from treadle.ops.fused import Fused
+from treadle.ops.matmul import IntMatmul, Matmul, MatrixProduct
+
+
+@lowers(Matmul, IntMatmul, Conv, ConvGradInput, ConvGradWeight, IntConv)
+def lower_contraction(
+    op: MatrixProduct | Convolution,
+    types: tuple[TensorType, ...],
+    frozen: tuple[bool, ...],
+    target: Target,
+) -> Lowered | Support:
+    """A product or convolution by itself."""
+    body = trace_body(op, types, op.name)
+    return lower_body(body, types, frozen, target)
+
+
+def lower_body(
+    body: Graph, types: tuple[TensorType, ...], frozen: tuple[bool, ...], target: Target
+) -> Lowered | Support:
+    """A body around one contraction: movement before it, elementwise ops after it."""
+    anchor = anchor_of(body)
+    if isinstance(anchor, Support):
+        return anchor
+    if isinstance(anchor.op, Convolution):
+        return lower_convolution(body, anchor, frozen, target)
+    reading = read_product(body, anchor)
+    if isinstance(reading, Support):
+        return reading
+    return lower_problem(reading, frozen, target)
+
+
+def _lower_fused(
+    op: Fused, types: tuple[TensorType, ...], frozen: tuple[bool, ...], target: Target
+) -> Lowered | Support:
+    if not isinstance(op.body, Graph):
+        return no("op", "the body of the group is no graph")
+    return lower_body(op.body, types, frozen, target)
+
+
+LOWERINGS["fused.contraction"] = _lower_fused
+
+
+def lower_problem(reading: Reading, frozen: tuple[bool, ...], target: Target) -> Lowered:
+    """The launches of a problem: packing where that pays, then the product."""
+    problem = reading.problem.simplified()
+    made = Launches(problem, target, reading.constants, frozen)
+    return made.dots() if is_dots(problem) else made.tiles()

@@ -1,0 +1,162 @@
+"""Contractions as index arithmetic: extents, and one offset and stride per axis and array."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from treadle.backends.codegen.contraction.epilogue import Access, Column, Epilogue
+from treadle.backends.codegen.views import Strided
+from treadle.base import dtype as dt
+from treadle.base.dtype import DType
+
+Kind = Literal["input", "output", "workspace", "kept", "constant"]
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """A stack of matrices in memory: where it lies, and its steps in elements.
+
+    For a and the results the rows are those of the result; the columns of a and the rows of b are
+    the terms of the sums. `integer` says that it holds whole numbers of 8 bits, in whatever type:
+    their sums are exact; `table` that a table of offsets replaces the step of its columns.
+    """
+
+    kind: Kind
+    index: int
+    dtype: DType
+    offset: int
+    batch: tuple[int, ...]
+    row: int
+    column: int
+    integer: bool = False
+    table: bool = False
+
+    @staticmethod
+    def of(kind: Kind, dtype: DType, view: Strided) -> Matrix:
+        """The last two axes of a view as rows and columns."""
+        *batch, row, column = view.strides
+        integer = dtype in (dt.int8, dt.uint8)
+        return Matrix(kind, view.index, dtype, view.offset, tuple(batch), row, column, integer)
+
+    def transposed(self) -> Matrix:
+        """Rows and columns change places."""
+        return replace(self, row=self.column, column=self.row)
+
+    def access(self) -> Access:
+        """How an epilogue meets it."""
+        column: Column = "table" if self.table else "far"
+        if not self.table and self.column in (0, 1):
+            column = "next" if self.column else "same"
+        return Access(self.dtype, column, self.row != 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """c[..., m, n] = epilogue(sum over k of a[..., m, k] * b[..., k, n]).
+
+    With `patches`, b has no rows and columns: tables of offsets say where its elements lie.
+    """
+
+    batch: tuple[int, ...]
+    m: int
+    n: int
+    k: int
+    a: Matrix
+    b: Matrix
+    extras: tuple[Matrix, ...]
+    results: tuple[Matrix, ...]
+    epilogue: Epilogue
+    patches: bool = False
+
+    @property
+    def arrays(self) -> tuple[Matrix, ...]:
+        """Every array."""
+        return (self.a, self.b, *self.extras, *self.results)
+
+    @property
+    def count(self) -> int:
+        """How many matrices there are."""
+        total = 1
+        for extent in self.batch:
+            total *= extent
+        return total
+
+    @property
+    def flops(self) -> int:
+        """Multiplications and additions."""
+        return 2 * self.count * self.m * self.n * self.k
+
+    def simplified(self) -> Problem:
+        """The same with as few axes as possible, and with rows that lie in the results' order."""
+        found = self._without_units()._with_merged_batch()
+        if not self.patches:
+            found = found._with_batch_in_rows()
+            found = found._transposed() if found._lies_by_columns() else found
+        found = found._with_steps_of_units()
+        accesses = tuple(x.access() for x in found.extras), tuple(c.access() for c in found.results)
+        epilogue = replace(found.epilogue, extras=accesses[0], results=accesses[1])
+        return replace(found, epilogue=epilogue)
+
+    def _map(self, batch: tuple[int, ...], *arrays: Matrix) -> Problem:
+        count = len(self.extras)
+        a, b, *others = arrays
+        return replace(
+            self, batch=batch, a=a, b=b, extras=(*others[:count],), results=(*others[count:],)
+        )
+
+    def _without_units(self) -> Problem:
+        kept = [i for i, extent in enumerate(self.batch) if extent != 1]
+        arrays = (replace(x, batch=tuple(x.batch[i] for i in kept)) for x in self.arrays)
+        return self._map(tuple(self.batch[i] for i in kept), *arrays)
+
+    def _with_merged_batch(self) -> Problem:
+        """Neighboring batch axes as one wherever every array allows it."""
+        found = self
+        axis = 0
+        while axis + 1 < len(found.batch):
+            extent = found.batch[axis + 1]
+            if all(x.batch[axis] == x.batch[axis + 1] * extent for x in found.arrays):
+                batch = (*found.batch[:axis], found.batch[axis] * extent, *found.batch[axis + 2 :])
+                arrays = (
+                    replace(x, batch=(*x.batch[:axis], *x.batch[axis + 1 :])) for x in found.arrays
+                )
+                found = found._map(batch, *arrays)
+            else:
+                axis += 1
+        return found
+
+    def _with_batch_in_rows(self) -> Problem:
+        """A stack of matrices times one matrix is one tall matrix, where the rows follow."""
+        if not self.batch or self.b.batch[-1]:
+            return self
+        by_row = (self.a, *self.extras, *self.results)
+        if any(x.batch[-1] != x.row * self.m for x in by_row):
+            return self
+        arrays = (replace(x, batch=x.batch[:-1]) for x in self.arrays)
+        found = self._map(self.batch[:-1], *arrays)
+        return replace(found, m=self.m * self.batch[-1])._with_batch_in_rows()
+
+    def _lies_by_columns(self) -> bool:
+        """Whether neighbors in the results' columns are neighbors in memory."""
+        if self.n == 1:
+            return self.m > 1
+        return self.m > 1 and all(c.row == 1 and c.column != 1 for c in self.results)
+
+    def _transposed(self) -> Problem:
+        """The transposed results: a product of the transposed operands in the other order."""
+        a, b, *others = (x.transposed() for x in self.arrays)
+        found = self._map(self.batch, b, a, *others)
+        return replace(found, m=self.n, n=self.m)
+
+    def _with_steps_of_units(self) -> Problem:
+        """Axes of one element have steps nobody takes: those that choose the best kernel."""
+        a, b, *others = self.arrays
+        if self.k == 1:
+            a, b = replace(a, column=1), replace(b, row=self.n)
+        if self.m == 1:
+            a = replace(a, row=self.k)
+        if self.n == 1:
+            b = replace(b, column=1)
+            others = [replace(x, column=1 if x in self.results else 0) for x in others]
+        return self._map(self.batch, a, b, *others)

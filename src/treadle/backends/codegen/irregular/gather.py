@@ -1,0 +1,246 @@
+"""Elements and rows picked by integer indices: take, index, take_along_axis.
+
+Elements move as bits, so one kernel serves every type of a size. Indices out of range, for which
+the reference raises, read the nearest element (`rows.resolve`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+
+from treadle.backends.codegen.irregular.positions import Region, region_of
+from treadle.backends.codegen.irregular.rows import (
+    Arguments,
+    bits_of,
+    over_rows,
+    overlapping_loop,
+    place,
+    resolve,
+    row_kernel,
+    walk,
+)
+from treadle.backends.codegen.kernel.builder import Builder
+from treadle.backends.codegen.kernel.ir import Kernel, Value, pointer, size
+from treadle.backends.codegen.lowering import lowers
+from treadle.backends.codegen.target import Target
+from treadle.backends.program import Launch, Lowered, Ref
+from treadle.base import dtype as dt
+from treadle.base.dtype import DType
+from treadle.base.shape import row_major_strides, size_of
+from treadle.base.types import TensorType
+from treadle.ops.gather import Index, Take
+from treadle.ops.gather_along import Along, TakeAlongAxis
+
+_PANEL = 1024
+"""Elements that a kernel picks one by one, per row."""
+
+
+@lowers(Take)
+def lower_take(
+    op: Take, types: tuple[TensorType, ...], frozen: tuple[bool, ...], target: Target
+) -> Lowered:
+    """Rows [outer, count, width] of x [outer, extent, width]."""
+    x, index = types
+    shape = tuple(int(d) for d in x.shape)
+    axis = op.axis % len(shape)
+    outer, width = size_of(shape[:axis]), size_of(shape[axis + 1 :])
+    region = Region(outer, shape[axis], width, size_of(index.shape), Ref("input", 1), index.dtype)
+    return Lowered((pick(region, x.dtype, target),))
+
+
+@lowers(Index)
+def lower_index(
+    op: Index, types: tuple[TensorType, ...], frozen: tuple[bool, ...], target: Target
+) -> Lowered:
+    """The indices joined to one, then rows as in `take`."""
+    region = region_of(op, types[0], types[1:], 1)
+    launches = (*region.launches, pick(region, types[0].dtype, target))
+    return Lowered(launches, region.workspaces)
+
+
+def pick(region: Region, dtype: DType, target: Target) -> Launch:
+    """output[outer, j, :] = x[outer, index[j], :]."""
+    outer, extent, width, count = region.outer, region.extent, region.width, region.count
+    refs = Ref("output", 0), Ref("input", 0), region.index
+    nbytes = 2 * outer * count * width * dtype.itemsize
+    if width == 1:
+        kernel = _pick_elements(bits_of(dtype), region.dtype, _lanes(dtype, target))
+        panels = -(-count // _PANEL)
+        cost = min(count, _PANEL) * 0.7
+        return over_rows(kernel, (*refs, extent, count, panels), outer * panels, cost, nbytes)
+    kernel = _pick_rows(bits_of(dtype), region.dtype)
+    cost = 5 + width * dtype.itemsize * 0.05
+    return over_rows(kernel, (*refs, extent, count, width), outer * count, cost, nbytes)
+
+
+def _lanes(dtype: DType, target: Target) -> int:
+    """Lanes of a gather: as many as addresses fill a register; narrow types have no gathers."""
+    return target.vector_bytes // 8 if dtype.itemsize >= 4 else 1
+
+
+@cache
+def _pick_rows(bits: DType, index_type: DType) -> Kernel:
+    target, x, index = pointer(bits, "target"), pointer(bits, "x"), pointer(index_type, "index")
+    extent, count, width = sizes = [size(n) for n in ("extent", "count", "width")]
+
+    def body(b: Builder, first: Value, stop: Value) -> None:
+        def move(row: Value, outer: Value, j: Value) -> None:
+            found = resolve(b, b.load(index, j), extent)
+            source = b.mul(b.add(b.mul(outer, extent), found), width)
+            b.copy(b.offset(target, b.mul(row, width)), b.offset(x, source), width)
+
+        walk(b, first, stop, (count, count), move)
+
+    return row_kernel(f"pick_rows_{bits.name}_{index_type.name}", (target, x, index, *sizes), body)
+
+
+@cache
+def _pick_elements(bits: DType, index_type: DType, lanes: int) -> Kernel:
+    target, x, index = pointer(bits, "target"), pointer(bits, "x"), pointer(index_type, "index")
+    extent, count, panels = sizes = [size(n) for n in ("extent", "count", "panels")]
+
+    def body(b: Builder, first: Value, stop: Value) -> None:
+        def line(_: Value, outer: Value, panel: Value) -> None:
+            source, row = b.offset(x, b.mul(outer, extent)), b.offset(target, b.mul(outer, count))
+            start = b.mul(panel, _PANEL)
+            end = b.min(b.add(start, _PANEL), count)
+
+            def turn(j: Value, mask: Value | None) -> None:
+                found = resolve(b, b.load(index, j, lanes, mask), b.splat(extent, lanes))
+                b.store(row, j, read(b, source, found, mask), mask)
+
+            overlapping_loop(b, start, end, lanes, turn)
+
+        walk(b, first, stop, (panels, panels), line)
+
+    name = f"pick_elements_{bits.name}_{index_type.name}"
+    return row_kernel(name, (target, x, index, *sizes), body)
+
+
+def read(b: Builder, source: Value, places: Value, mask: Value | None) -> Value:
+    """Elements at places, one per lane."""
+    return b.load(source, places) if places.lanes == 1 else b.gather(source, places, mask)
+
+
+# -- along one axis ----------------------------------------------------------------------------
+
+
+class Lines:
+    """An `Along` op as independent lines: for each, `steps` indices into `extent` elements.
+
+    Lines are numbered over all axes but `axis` and, where that is not the last one, the last one,
+    over which `across` lines lie side by side. Strides are in elements.
+    """
+
+    def __init__(self, op: Along, x: TensorType, index: TensorType) -> None:
+        mine, theirs = tuple(map(int, x.shape)), tuple(map(int, index.shape))
+        axis, last = op.axis % len(mine), len(mine) - 1
+        strides, steps = row_major_strides(mine), row_major_strides(theirs)
+        own = [a for a in range(len(mine)) if a not in (axis, last)]
+        self.is_last = axis == last
+        self.extent, self.stride = mine[axis], strides[axis]
+        self.count, self.step = theirs[axis], steps[axis]
+        self.across = 1 if self.is_last else theirs[last]
+        axes = _merged([(theirs[a], strides[a], steps[a]) for a in own])
+        self.grid = [a[0] for a in axes]
+        self.sizes = [*self.grid, *(a[1] for a in axes), *(a[2] for a in axes)]
+        """Extents, strides in x and strides in the index of the axes that number the lines."""
+
+    @property
+    def number(self) -> int:
+        """How many groups of `across` lines there are."""
+        return size_of(self.grid)
+
+
+def _merged(axes: Sequence[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
+    """Axes (extent, stride, step) with neighbors joined where they are one axis in memory."""
+    found: list[tuple[int, int, int]] = []
+    for extent, stride, step in axes:
+        if found and found[-1][1:] == (extent * stride, extent * step):
+            found[-1] = (found[-1][0] * extent, stride, step)
+        elif extent != 1:
+            found.append((extent, stride, step))
+    return found or [(1, 0, 0)]
+
+
+@lowers(TakeAlongAxis)
+def lower_take_along_axis(
+    op: TakeAlongAxis, types: tuple[TensorType, ...], frozen: tuple[bool, ...], target: Target
+) -> Lowered:
+    """Every line by itself."""
+    x, index = types
+    lines = Lines(op, x, index)
+    refs = Ref("output", 0), Ref("input", 0), Ref("input", 1)
+    lanes, cost = _lanes(x.dtype, target), 0.8 * lines.across
+    rank = len(lines.grid)
+    if lines.is_last:
+        kernel = _along_last(bits_of(x.dtype), index.dtype, rank, lanes)
+        panels = -(-lines.count // _PANEL)
+        arguments: Arguments = (*refs, lines.extent, lines.count, panels, *lines.sizes)
+        rows, cost = lines.number * panels, 0.8 * min(lines.count, _PANEL)
+    else:
+        kernel = _along_inner(bits_of(x.dtype), index.dtype, rank, lanes)
+        own = lines.extent, lines.stride, lines.count, lines.step, lines.across
+        arguments = (*refs, *own, *lines.sizes)
+        rows = lines.number * lines.count
+    return Lowered((over_rows(kernel, arguments, rows, cost),))
+
+
+def line_sizes(rank: int) -> tuple[list[Value], list[Value], list[Value]]:
+    """Parameters for `Lines.sizes`."""
+    grid, strides, steps = ([size(f"{n}{i}") for i in range(rank)] for n in ("n", "stride", "step"))
+    return grid, strides, steps
+
+
+@cache
+def _along_last(bits: DType, index_type: DType, rank: int, lanes: int) -> Kernel:
+    target, x, index = pointer(bits, "target"), pointer(bits, "x"), pointer(index_type, "index")
+    extent, count, panels = sizes = [size(n) for n in ("extent", "count", "panels")]
+    grid, strides, steps = line_sizes(rank)
+
+    def body(b: Builder, first: Value, stop: Value) -> None:
+        def line(_: Value, *at: Value) -> None:
+            source = b.offset(x, place(b, at[:-1], strides))
+            own = place(b, at[:-1], steps)
+            numbers, row = b.offset(index, own), b.offset(target, own)
+            start = b.mul(at[-1], _PANEL)
+
+            def turn(j: Value, mask: Value | None) -> None:
+                found = resolve(b, b.load(numbers, j, lanes, mask), b.splat(extent, lanes))
+                b.store(row, j, read(b, source, found, mask), mask)
+
+            overlapping_loop(b, start, b.min(b.add(start, _PANEL), count), lanes, turn)
+
+        walk(b, first, stop, (*grid, panels), line)
+
+    name = f"take_along_last_{bits.name}_{index_type.name}_{rank}"
+    return row_kernel(name, (target, x, index, *sizes, *grid, *strides, *steps), body)
+
+
+@cache
+def _along_inner(bits: DType, index_type: DType, rank: int, lanes: int) -> Kernel:
+    target, x, index = pointer(bits, "target"), pointer(bits, "x"), pointer(index_type, "index")
+    names = ("extent", "stride", "count", "step", "across")
+    extent, stride, count, step, across = sizes = [size(n) for n in names]
+    grid, strides, steps = line_sizes(rank)
+
+    def body(b: Builder, first: Value, stop: Value) -> None:
+        def line(_: Value, *at: Value) -> None:
+            source = b.offset(x, place(b, at[:-1], strides))
+            own = b.add(place(b, at[:-1], steps), b.mul(at[-1], step))
+            numbers, row = b.offset(index, own), b.offset(target, own)
+            columns = b.iota(dt.int64, lanes) if lanes > 1 else b.index(0)
+
+            def turn(j: Value, mask: Value | None) -> None:
+                found = resolve(b, b.load(numbers, j, lanes, mask), b.splat(extent, lanes))
+                column = b.add(columns, b.splat(j, lanes))
+                places = b.add(b.mul(found, b.splat(stride, lanes)), column)
+                b.store(row, j, read(b, source, places, mask), mask)
+
+            overlapping_loop(b, 0, across, lanes, turn)
+
+        walk(b, first, stop, (*grid, count), line)
+
+    name = f"take_along_{bits.name}_{index_type.name}_{rank}"
+    return row_kernel(name, (target, x, index, *sizes, *grid, *strides, *steps), body)

@@ -1,0 +1,122 @@
+"""Arrays joined along an axis, and boxes replaced: concat and slice_update."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from treadle.backends.codegen.irregular.copying import NS_PER_BYTE, copy, copy_elements, copy_rows
+from treadle.backends.codegen.irregular.rows import (
+    Arguments,
+    bits_of,
+    over_rows,
+    place,
+    row_kernel,
+    walk,
+)
+from treadle.backends.codegen.kernel.builder import Builder
+from treadle.backends.codegen.kernel.ir import Kernel, Value, pointer, size
+from treadle.backends.codegen.lowering import lowers
+from treadle.backends.codegen.target import Target
+from treadle.backends.program import Launch, Lowered, Ref
+from treadle.base.dtype import DType
+from treadle.base.shape import row_major_strides, size_of
+from treadle.base.types import TensorType
+from treadle.ops.movement import Concat
+from treadle.ops.slicing import SliceUpdate
+
+_LINE = 4096
+"""Elements of a line that axes are joined to, at most."""
+
+
+@lowers(Concat)
+def lower_concat(
+    op: Concat, types: tuple[TensorType, ...], frozen: tuple[bool, ...], target: Target
+) -> Lowered:
+    """One launch per input that has elements: its rows to where they belong."""
+    shape = tuple(int(d) for d in types[0].shape)
+    axis, itemsize = op.axis % len(shape), types[0].dtype.itemsize
+    rows, inner = size_of(shape[:axis]), size_of(shape[axis + 1 :]) * itemsize
+    widths = [int(t.shape[axis]) * inner for t in types]
+    launches, start, total = [], 0, sum(widths)
+    for i, width in enumerate(widths):
+        to, origin = Ref("output", 0, start), Ref("input", i)
+        if width == itemsize and rows > 1:
+            step = total // itemsize
+            launches.append(copy_elements(to, origin, rows, types[0].dtype, step, 1))
+        elif width:
+            launches.append(copy_rows(to, origin, rows, width, total, width))
+        start += width
+    return Lowered(tuple(launches))
+
+
+@lowers(SliceUpdate)
+def lower_slice_update(
+    op: SliceUpdate, types: tuple[TensorType, ...], frozen: tuple[bool, ...], target: Target
+) -> Lowered:
+    """x, and then the box over it."""
+    x, v = types
+    whole = copy(Ref("output", 0), Ref("input", 0), size_of(x.shape) * x.dtype.itemsize)
+    box = (_write_box(op, x, v),) if size_of(v.shape) else ()
+    return Lowered((whole, *box), in_place=((0, 0),))
+
+
+def _write_box(op: SliceUpdate, x: TensorType, v: TensorType) -> Launch:
+    strides = row_major_strides(tuple(int(d) for d in x.shape))
+    starts, extents = [int(a) for a in op.starts], [int(d) for d in v.shape]
+    first = sum(a * s for a, s in zip(starts, strides, strict=True))
+    moves = [s * step for s, step in zip(strides, op.steps, strict=True)]
+    axes = _axes(extents, moves)
+    *grid, (width, step) = axes
+    kernel = _box_kernel(bits_of(x.dtype), len(grid), step == 1)
+    arguments: Arguments = (
+        Ref("output", 0),
+        Ref("input", 1),
+        first,
+        width,
+        step,
+        *(n for n, _ in grid),
+        *(s for _, s in grid),
+    )
+    each = NS_PER_BYTE * x.dtype.itemsize if step == 1 else 0.7
+    nbytes = 2 * size_of(v.shape) * x.dtype.itemsize
+    return over_rows(kernel, arguments, size_of([n for n, _ in grid]), 5 + width * each, nbytes)
+
+
+def _axes(extents: list[int], steps: list[int]) -> list[tuple[int, int]]:
+    """Axes (extent, step) of a box; two at least.
+
+    Axes that are one in memory are joined, but not to a line that would keep all threads but one
+    waiting.
+    """
+    found: list[tuple[int, int]] = []
+    for extent, step in zip(extents, steps, strict=True):
+        if found and found[-1][1] == extent * step and found[-1][0] * extent <= _LINE:
+            found[-1] = (found[-1][0] * extent, step)
+        elif extent != 1:
+            found.append((extent, step))
+    return [(1, 0)] * (2 - len(found)) + found if found else [(1, 0), (1, 1)]
+
+
+@cache
+def _box_kernel(bits: DType, rank: int, dense: bool) -> Kernel:
+    target, source = pointer(bits, "target"), pointer(bits, "source")
+    begin, width, step = sizes = [size(n) for n in ("begin", "width", "step")]
+    grid, strides = ([size(f"{n}{i}") for i in range(rank)] for n in ("n", "stride"))
+
+    def body(b: Builder, first: Value, stop: Value) -> None:
+        def line(row: Value, *at: Value) -> None:
+            to = b.offset(target, b.add(place(b, at, strides), begin))
+            origin = b.mul(row, width)
+            if dense:
+                b.copy(to, b.offset(source, origin), width)
+                return
+
+            def one(i: Value) -> None:
+                b.store(to, b.mul(i, step), b.load(source, b.add(origin, i)))
+
+            b.loop(0, width, 1, one)
+
+        walk(b, first, stop, grid, line)
+
+    name = f"write_box_{bits.name}_{rank}" + ("_dense" if dense else "")
+    return row_kernel(name, (target, source, *sizes, *grid, *strides), body)

@@ -1,0 +1,157 @@
+"""Where the windows of a pooling op lie, as tables for its kernels.
+
+One to three spatial axes become three, depth, height and width, with extents of 1 in front. Along
+an axis window i covers the cells first[i], first[i] + dilation, ... below stop[i]: moving and
+adaptive windows are the same to a kernel, and none reaches into the padding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from treadle.backends.codegen.kernel.builder import Builder
+from treadle.backends.codegen.kernel.ir import Value, pointer, size
+from treadle.backends.program import Array, Ref
+from treadle.base import dtype as dt
+from treadle.base.shape import Shape
+from treadle.ops.windows import Window
+
+AXES = ("d", "h", "w")
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """Windows along one axis over `extent` cells: (first, stop, cells that count) of each."""
+
+    extent: int
+    windows: Array
+    dilation: int = 1
+
+    @property
+    def count(self) -> int:
+        """Number of windows."""
+        return len(self.windows)
+
+
+_SINGLE = Axis(1, np.array([[0, 1, 1]]))
+
+
+def moving(window: Window, spatial: Shape, include_padding: bool = True) -> tuple[Axis, ...]:
+    """Axes of windows that move in steps."""
+    extents = window.extents("window", spatial, "")
+    axes = []
+    for i, (n, m) in enumerate(zip(spatial, extents, strict=True)):
+        before, after = window.padding[i]
+        dilation, cells = window.dilation[i], int(n)
+        start = np.arange(int(m)) * window.strides[i] - before
+        reach = (int(window.kernel[i]) - 1) * dilation + 1
+        first = np.where(start < 0, start + -(start // dilation) * dilation, start)
+        stop = np.minimum(start + reach, cells)
+        low, high = (-before, cells + after) if include_padding else (0, cells)
+        counted = np.minimum(start + reach, high) - np.maximum(start, low)
+        table = np.stack([first, stop, np.maximum(counted, 0)], 1)
+        axes.append(Axis(cells, table, dilation))
+    return _three(axes)
+
+
+def adaptive(spatial: Shape, counts: Sequence[int]) -> tuple[Axis, ...]:
+    """Axes of `counts` windows that cover the cells."""
+    axes = []
+    for n, m in zip(spatial, counts, strict=True):
+        i = np.arange(m)
+        first, stop = i * int(n) // m, -(-(i + 1) * int(n) // m)
+        axes.append(Axis(int(n), np.stack([first, stop, stop - first], 1)))
+    return _three(axes)
+
+
+def covers(axes: Sequence[Axis]) -> bool:
+    """Whether there is one window, of all cells."""
+    return all(a.windows.tolist() == [[0, a.extent, a.extent]] for a in axes)
+
+
+def _three(axes: list[Axis]) -> tuple[Axis, ...]:
+    return (*[_SINGLE] * (3 - len(axes)), *axes)
+
+
+def table_of(axes: Sequence[Axis]) -> Array:
+    """What kernels read, as one constant: three numbers per window, axis after axis."""
+    return np.ascontiguousarray(np.concatenate([a.windows for a in axes]).astype(np.int64))
+
+
+def arguments_of(axes: Sequence[Axis]) -> tuple[Ref | int, ...]:
+    """Arguments for the parameters of `Geometry`; the table is constant number 0."""
+    extents, counts = [a.extent for a in axes], [a.count for a in axes]
+    return (Ref("constant", 0), *extents, *counts, *(a.dilation for a in axes))
+
+
+class Geometry:
+    """The parameters that describe windows, and what kernels ask of them."""
+
+    def __init__(self) -> None:
+        self.table = pointer(dt.int64, "windows")
+        self.extents = [size(f"extent_{a}") for a in AXES]
+        self.counts = [size(f"count_{a}") for a in AXES]
+        self.dilations = [size(f"dilation_{a}") for a in AXES]
+
+    @property
+    def parameters(self) -> list[Value]:
+        """In the order of `arguments_of`."""
+        return [self.table, *self.extents, *self.counts, *self.dilations]
+
+    def cells(self, b: Builder) -> Value:
+        """Cells of a plane."""
+        depth, height, width = self.extents
+        return b.mul(b.mul(depth, height), width)
+
+    def window(self, b: Builder, axis: int, number: Value) -> tuple[Value, Value, Value]:
+        """(first, stop, cells that count) of a window along an axis."""
+        row = number
+        for count in self.counts[:axis]:
+            row = b.add(row, count)
+        at = b.mul(row, 3)
+        first, stop, counted = (b.load(self.table, b.add(at, i)) for i in range(3))
+        return first, stop, counted
+
+    def over(
+        self,
+        b: Builder,
+        bounds: Sequence[tuple[Value, Value, Value]],
+        body: Callable[..., tuple[Value, ...]],
+        initial: Sequence[Value] = (),
+    ) -> tuple[Value, ...]:
+        """`body(place in the plane, *carried)` for every cell of a window, in row-major order."""
+        _, height, width = self.extents
+        (d0, d1, _), (h0, h1, _), (w0, w1, _) = bounds
+        step_d, step_h, step_w = self.dilations
+
+        def layer(d: Value, *carried: Value) -> tuple[Value, ...]:
+            def line(h: Value, *inner: Value) -> tuple[Value, ...]:
+                row = b.mul(b.add(b.mul(d, height), h), width)
+                return b.loop(w0, w1, step_w, lambda w, *c: body(b.add(row, w), *c), inner)
+
+            return b.loop(h0, h1, step_h, line, carried)
+
+        return b.loop(d0, d1, step_d, layer, initial)
+
+    def each_window(
+        self, b: Builder, body: Callable[[Value, Sequence[tuple[Value, Value, Value]]], None]
+    ) -> None:
+        """`body(number of the window in its plane, its bounds)` for all windows of a plane."""
+        _, high, wide = self.counts
+
+        def layer(d: Value) -> None:
+            depth = self.window(b, 0, d)
+
+            def line(h: Value) -> None:
+                height = self.window(b, 1, h)
+                row = b.mul(b.add(b.mul(d, high), h), wide)
+                b.loop(
+                    0, wide, 1, lambda w: body(b.add(row, w), (depth, height, self.window(b, 2, w)))
+                )
+
+            b.loop(0, high, 1, line)
+
+        b.loop(0, self.counts[0], 1, layer)

@@ -1,0 +1,111 @@
+"""Where advanced indexing reads and writes: the region of an `Indexing` op as rows of a table.
+
+x is seen as [outer, extent, width] and the region as [outer, count, width]: row j of the region
+is row `index[j]` of x. One index operand is used as it is; several are first joined to numbers of
+rows, in a workspace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+from treadle.backends.codegen.irregular.rows import (
+    Arguments,
+    over_rows,
+    place,
+    resolve,
+    row_kernel,
+    walk,
+)
+from treadle.backends.codegen.kernel.builder import Builder
+from treadle.backends.codegen.kernel.ir import Kernel, Value, pointer, size
+from treadle.backends.program import Launch, Ref
+from treadle.base import dtype as dt
+from treadle.base.dtype import DType
+from treadle.base.shape import broadcast_shapes, row_major_strides, size_of
+from treadle.base.types import TensorType
+from treadle.ops.gather import Indexing
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """Rows of x [outer, extent, width], named by `count` numbers of type `dtype` at `index`.
+
+    `launches` compute the numbers, `workspaces` are what they need for it.
+    """
+
+    outer: int
+    extent: int
+    width: int
+    count: int
+    index: Ref
+    dtype: DType
+    launches: tuple[Launch, ...] = ()
+    workspaces: tuple[int, ...] = ()
+
+
+def region_of(
+    op: Indexing, x: TensorType, indices: Sequence[TensorType], first: int, workspace: int = 0
+) -> Region:
+    """The region that operands number `first` and on name together.
+
+    `workspace` is the number that a workspace of the lowered op gets, where one is needed.
+    """
+    shape = tuple(int(d) for d in x.shape)
+    common = tuple(int(d) for d in broadcast_shapes(op.name, *(t.shape for t in indices)))
+    axes, width = op.axes, size_of(shape[op.axes[-1] + 1 :])
+    if len(axes) == 1:
+        outer, extent = size_of(shape[: axes[0]]), shape[axes[0]]
+        ref, dtype = Ref("input", first), indices[0].dtype
+        return Region(outer, extent, width, size_of(common), ref, dtype)
+    neighbors = axes[-1] - axes[0] == len(axes) - 1
+    start = axes[0] if neighbors else 0
+    named = shape[start : axes[-1] + 1]
+    strides = row_major_strides(named)
+    others = [a for a in range(start, axes[-1] + 1) if a not in axes]
+    grid = (*common, *(shape[a] for a in others))
+    base = (*(0 for _ in common), *(strides[a - start] for a in others))
+    target = Ref("workspace", workspace)
+    launches = []
+    for i, (axis, t) in enumerate(zip(axes, indices, strict=True)):
+        steps = (*_steps(t, common), *(0 for _ in others))
+        ends = named[axis - start], strides[axis - start]
+        arguments: Arguments = (target, Ref("input", first + i), *ends, *grid, *steps, *base)
+        kernel = _join_kernel(t.dtype, len(grid), i > 0)
+        launches.append(over_rows(kernel, arguments, size_of(grid), 3.0))
+    count, outer = size_of(grid), size_of(shape[:start])
+    rows = size_of(named)
+    return Region(outer, rows, width, count, target, dt.int64, tuple(launches), (8 * count,))
+
+
+def _steps(index: TensorType, common: Sequence[int]) -> list[int]:
+    """Strides of an index over the shape that all indices broadcast to."""
+    shape = tuple(int(d) for d in index.shape)
+    strides = row_major_strides(shape)
+    own = [0 if d == 1 else s for d, s in zip(shape, strides, strict=True)]
+    return [0] * (len(common) - len(shape)) + own
+
+
+@cache
+def _join_kernel(dtype: DType, rank: int, add: bool) -> Kernel:
+    """Row numbers of one index, times its stride; the first one adds the axes between indices."""
+    target, index = pointer(dt.int64, "target"), pointer(dtype, "index")
+    extent, stride = size("extent"), size("stride")
+    grid, steps, base = ([size(f"{n}{i}") for i in range(rank)] for n in ("n", "step", "base"))
+
+    def body(b: Builder, first: Value, stop: Value) -> None:
+        def join(row: Value, *at: Value) -> None:
+            found = b.load(index, place(b, at, steps))
+            value = b.mul(resolve(b, found, extent), stride)
+            already = b.load(target, row) if add else place(b, at, base)
+            b.store(target, row, b.add(value, already))
+
+        if rank:
+            walk(b, first, stop, grid, join)
+        else:
+            b.loop(first, stop, 1, lambda row: join(row))
+
+    name = f"row_numbers_{dtype.name}_{rank}" + ("_add" if add else "")
+    return row_kernel(name, (target, index, extent, stride, *grid, *steps, *base), body)

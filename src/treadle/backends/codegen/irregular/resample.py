@@ -1,0 +1,200 @@
+"""Resizing and its adjoint: products with sparse matrices, one per spatial axis.
+
+Along an axis every cell of the result is a weighted sum of a few cells of the source. The adjoint
+is the transposed matrix, so no two threads ever write one cell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+
+from treadle.backends.codegen.irregular.rows import (
+    Arguments,
+    over_rows,
+    overlapping_loop,
+    row_kernel,
+    walk,
+)
+from treadle.backends.codegen.kernel.builder import Builder
+from treadle.backends.codegen.kernel.ir import Kernel, Value, pointer, size
+from treadle.backends.codegen.lowering import lowers
+from treadle.backends.codegen.scalars.code import load_value, store_value
+from treadle.backends.codegen.target import Target
+from treadle.backends.program import Array, Launch, Lowered, Ref
+from treadle.base import dtype as dt
+from treadle.base.dtype import DType
+from treadle.base.shape import size_of
+from treadle.base.types import TensorType
+from treadle.ops.precision import compute_type
+from treadle.ops.resample import Interpolation, Resize, ResizeGrad, interpolation_taps
+
+_PANEL = 512
+"""Columns per row of a launch."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Matrix:
+    """Rows of (column, weight) pairs: those of row i stand at starts[i] to starts[i + 1]."""
+
+    columns_of: int
+    starts: Array
+    columns: Array
+    weights: Array
+
+    @property
+    def rows(self) -> int:
+        """Number of rows."""
+        return len(self.starts) - 1
+
+
+def _interpolation(op: Interpolation, n: int, m: int) -> _Matrix:
+    """m cells out of n."""
+    taps = interpolation_taps(n, m, op.mode, op.coordinates)
+    columns = np.stack([cells for cells, _ in taps], 1)
+    weights = np.stack([weight for _, weight in taps], 1)
+    starts = np.arange(m + 1) * len(taps)
+    return _Matrix(n, starts, columns.reshape(-1), weights.reshape(-1))
+
+
+def _transposed(matrix: _Matrix) -> _Matrix:
+    rows = np.repeat(np.arange(matrix.rows), np.diff(matrix.starts))
+    order = np.argsort(matrix.columns, kind="stable")
+    counts = np.bincount(matrix.columns, minlength=matrix.columns_of)
+    starts = np.concatenate([[0], np.cumsum(counts)])
+    return _Matrix(matrix.rows, starts, rows[order], matrix.weights[order])
+
+
+@lowers(Resize)
+def lower_resize(
+    op: Resize, types: tuple[TensorType, ...], frozen: tuple[bool, ...], target: Target
+) -> Lowered:
+    """One product per spatial axis, in their order."""
+    pairs = zip(types[0].shape[2:], op.sizes, strict=True)
+    return _products(types[0], [_interpolation(op, int(n), int(m)) for n, m in pairs], target)
+
+
+@lowers(ResizeGrad)
+def lower_resize_grad(
+    op: ResizeGrad, types: tuple[TensorType, ...], frozen: tuple[bool, ...], target: Target
+) -> Lowered:
+    """The transposed products."""
+    pairs = zip(op.spatial, types[0].shape[2:], strict=True)
+    matrices = [_transposed(_interpolation(op, int(n), int(m))) for n, m in pairs]
+    return _products(types[0], matrices, target)
+
+
+def _products(x: TensorType, matrices: Sequence[_Matrix], target: Target) -> Lowered:
+    """Axis after axis; what lies between is kept in the compute type, in workspaces."""
+    wide, shape = compute_type(x.dtype), [int(d) for d in x.shape]
+    launches, workspaces, constants = [], [], []
+    source, origin = Ref("input", 0), x.dtype
+    for i, matrix in enumerate(matrices):
+        outer, inner = size_of(shape[: i + 2]), size_of(shape[i + 3 :])
+        shape[i + 2] = matrix.rows
+        last = i == len(matrices) - 1
+        to, kept = (Ref("output", 0), x.dtype) if last else (Ref("workspace", i), wide)
+        if not last:
+            workspaces.append(size_of(shape) * wide.itemsize)
+        tables = [Ref("constant", 3 * i + j) for j in range(3)]
+        constants += [matrix.starts, matrix.columns, matrix.weights.astype(wide.numpy)]
+        launches.append(
+            _product(matrix, (to, source, *tables), (kept, origin), (outer, inner), target)
+        )
+        source, origin = to, kept
+    numbers = tuple(c.astype(np.int64) if c.dtype.kind == "i" else c for c in constants)
+    return Lowered(tuple(launches), tuple(workspaces), numbers)
+
+
+def _product(
+    matrix: _Matrix,
+    refs: tuple[Ref, ...],
+    dtypes: tuple[DType, DType],
+    around: tuple[int, int],
+    target: Target,
+) -> Launch:
+    outer, inner = around
+    terms = max(len(matrix.columns) / matrix.rows, 1.0)
+    lanes = target.lanes(dtypes[1]) if inner > 1 else 1
+    if inner == 1:
+        kernel = _line_kernel(*dtypes)
+        cost = matrix.rows * (1 + terms * 1.2)
+        arguments: Arguments = (*refs, matrix.rows, matrix.columns_of)
+        return over_rows(kernel, arguments, outer, cost)
+    kernel = _plane_kernel(*dtypes, lanes)
+    panels = -(-inner // _PANEL)
+    cost = 3 + min(inner, _PANEL) * (0.1 + 0.1 * terms)
+    arguments = (*refs, matrix.rows, matrix.columns_of, inner, panels)
+    return over_rows(kernel, arguments, outer * matrix.rows * panels, cost)
+
+
+def _tables(kept: DType) -> list[Value]:
+    wide = compute_type(kept)
+    return [pointer(dt.int64, "starts"), pointer(dt.int64, "columns"), pointer(wide, "weights")]
+
+
+@cache
+def _line_kernel(kept: DType, given: DType) -> Kernel:
+    """The axis is the last one: each row of the launch is a line."""
+    target, x, tables = pointer(kept, "target"), pointer(given, "x"), _tables(kept)
+    rows, extent = sizes = [size(n) for n in ("count", "extent")]
+    starts, columns, weights = tables
+
+    def body(b: Builder, first: Value, stop: Value) -> None:
+        zero = b.constant(0.0, compute_type(kept))
+
+        def line(o: Value) -> None:
+            source, to = b.offset(x, b.mul(o, extent)), b.offset(target, b.mul(o, rows))
+
+            def cell(i: Value) -> None:
+                def term(e: Value, total: Value) -> Value:
+                    value = load_value(b, source, b.load(columns, e))
+                    return b.add(total, b.mul(value, b.load(weights, e)))
+
+                begin, end = b.load(starts, i), b.load(starts, b.add(i, 1))
+                (total,) = b.loop(begin, end, 1, term, (zero,))
+                store_value(b, to, i, total)
+
+            b.loop(0, rows, 1, cell)
+
+        b.loop(first, stop, 1, line)
+
+    name = f"resample_last_{given.name}_{kept.name}"
+    return row_kernel(name, (target, x, *tables, *sizes), body)
+
+
+@cache
+def _plane_kernel(kept: DType, given: DType, lanes: int) -> Kernel:
+    """Lanes lie across the axis: each row of the launch is a panel of columns of one cell."""
+    target, x, tables = pointer(kept, "target"), pointer(given, "x"), _tables(kept)
+    names = ("count", "extent", "inner", "panels")
+    count, extent, inner, panels = sizes = [size(n) for n in names]
+    starts, columns, weights = tables
+
+    def body(b: Builder, first: Value, stop: Value) -> None:
+        zero = b.constant(0.0, compute_type(kept), lanes)
+
+        def cell(_: Value, outer: Value, i: Value, panel: Value) -> None:
+            source = b.offset(x, b.mul(b.mul(outer, extent), inner))
+            to = b.offset(target, b.mul(b.add(b.mul(outer, count), i), inner))
+            begin, end = b.load(starts, i), b.load(starts, b.add(i, 1))
+            start = b.mul(panel, _PANEL)
+
+            def some(j: Value, mask: Value | None) -> None:
+                def term(e: Value, total: Value) -> Value:
+                    place = b.add(b.mul(b.load(columns, e), inner), j)
+                    value = load_value(b, source, place, lanes, mask)
+                    return b.add(total, b.mul(value, b.splat(b.load(weights, e), lanes)))
+
+                (total,) = b.loop(begin, end, 1, term, (zero,))
+                store_value(b, to, j, total, mask)
+
+            overlapping_loop(b, start, b.min(b.add(start, _PANEL), inner), lanes, some)
+
+        walk(b, first, stop, (count, count, panels), cell)
+
+    name = f"resample_{given.name}_{kept.name}_{lanes}"
+    return row_kernel(name, (target, x, *tables, *sizes), body)

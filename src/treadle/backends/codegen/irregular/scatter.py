@@ -1,0 +1,244 @@
+"""Elements and rows added or replaced by integer indices, in the order of the indices.
+
+Nothing is shared between items: each owns columns of the table and walks all indices in order. So
+there are no atomics, the last write stays, and sums do not depend on the number of threads.
+Indices out of range, for which the reference raises, write the nearest row (`rows.resolve`).
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+from treadle.backends.codegen.irregular.copying import NS_PER_BYTE, convert, copy
+from treadle.backends.codegen.irregular.gather import Lines, line_sizes
+from treadle.backends.codegen.irregular.positions import Region, region_of
+from treadle.backends.codegen.irregular.rows import (
+    Arguments,
+    bits_of,
+    over_rows,
+    place,
+    resolve,
+    row_kernel,
+    vector_loop,
+    walk,
+)
+from treadle.backends.codegen.kernel.builder import Builder
+from treadle.backends.codegen.kernel.ir import Kernel, Value, pointer, size
+from treadle.backends.codegen.lowering import lowers
+from treadle.backends.codegen.scalars.code import load_value
+from treadle.backends.codegen.target import Target
+from treadle.backends.program import Launch, Lowered, Ref
+from treadle.base import dtype as dt
+from treadle.base.dtype import DType
+from treadle.base.shape import size_of
+from treadle.base.types import TensorType
+from treadle.ops.gather import IndexAdd, Indexing, IndexUpdate
+from treadle.ops.gather_along import AddAlongAxis, Along, ScatterAlongAxis
+
+_PANEL_BYTES = 256
+"""Columns of a table that one item owns."""
+
+
+def is_half(dtype: DType) -> bool:
+    """Whether sums of a type are kept in float32."""
+    return dtype.is_float and dtype.itemsize == 2
+
+
+def element_types(dtype: DType, add: bool) -> tuple[DType, DType]:
+    """Types that a scatter reads and writes: floats are added as such, all else moves as bits."""
+    if not add or not dtype.is_float:
+        return bits_of(dtype), bits_of(dtype)
+    return dtype, dt.float32 if is_half(dtype) else dtype
+
+
+def updated(
+    scatter: Launch,
+    x: TensorType,
+    target: Target,
+    table: Ref,
+    before: tuple[Launch, ...] = (),
+    workspaces: tuple[int, ...] = (),
+) -> Lowered:
+    """x copied to `table`, what `before` computes, the scatter, and the table as the output.
+
+    Sums of 16-bit floats are kept in a workspace, the table, and rounded once.
+    """
+    out, source, count = Ref("output", 0), Ref("input", 0), size_of(x.shape)
+    if table == out:
+        whole = copy(out, source, count * x.dtype.itemsize)
+        return Lowered((*before, whole, scatter), workspaces, in_place=((0, 0),))
+    widen = convert(table, source, dt.float32, x.dtype, count, target)
+    narrow = convert(out, table, x.dtype, dt.float32, count, target)
+    return Lowered((*before, widen, scatter, narrow), (4 * count, *workspaces))
+
+
+def table_of(x: TensorType, add: bool) -> Ref:
+    """Where a scatter writes: a float32 workspace, number 0, for sums of 16-bit floats."""
+    return Ref("workspace", 0) if add and is_half(x.dtype) else Ref("output", 0)
+
+
+@lowers(IndexAdd, IndexUpdate)
+def lower_index_scatter(
+    op: Indexing, types: tuple[TensorType, ...], frozen: tuple[bool, ...], target: Target
+) -> Lowered:
+    """Rows of v [outer, count, width] to x [outer, extent, width]."""
+    x, add = types[0], isinstance(op, IndexAdd)
+    table = table_of(x, add)
+    region = region_of(op, x, types[2:], 2, 0 if table.kind == "output" else 1)
+    scatter = _scatter_rows(region, x.dtype, add, table, target)
+    return updated(scatter, x, target, table, region.launches, region.workspaces)
+
+
+def _scatter_rows(region: Region, dtype: DType, add: bool, table: Ref, target: Target) -> Launch:
+    given, kept = element_types(dtype, add)
+    lanes = target.lanes(kept)
+    narrow = region.width < lanes
+    panel = _PANEL_BYTES // kept.itemsize
+    kernel = _scatter_kernel(given, kept, region.dtype, add, 1 if narrow else lanes, panel)
+    panels = -(-region.width // panel)
+    sizes = region.extent, region.count, region.width, panels
+    arguments: Arguments = (table, Ref("input", 1), region.index, *sizes)
+    each = 3 + min(region.width, panel) * (1.0 if narrow else NS_PER_BYTE * kept.itemsize)
+    nbytes = region.outer * region.count * region.width * (given.itemsize + 2 * kept.itemsize)
+    return over_rows(kernel, arguments, region.outer * panels, region.count * each, nbytes)
+
+
+@cache
+def _scatter_kernel(
+    given: DType, kept: DType, index_type: DType, add: bool, lanes: int, panel: int
+) -> Kernel:
+    """Each row of the launch is a panel of columns, for all indices."""
+    table, v, index = pointer(kept, "table"), pointer(given, "v"), pointer(index_type, "index")
+    extent, count, width, panels = sizes = [size(n) for n in ("extent", "count", "width", "panels")]
+
+    def body(b: Builder, first: Value, stop: Value) -> None:
+        def own(_: Value, outer: Value, number: Value) -> None:
+            start = b.mul(number, panel)
+            end = b.min(b.add(start, panel), width)
+
+            def one(j: Value) -> None:
+                found = resolve(b, b.load(index, j), extent)
+                row = b.mul(b.add(b.mul(outer, extent), found), width)
+                to = b.offset(table, row)
+                source = b.offset(v, b.mul(b.add(b.mul(outer, count), j), width))
+
+                def turn(i: Value, mask: Value | None) -> None:
+                    value = load_value(b, source, i, lanes, mask)
+                    if add:
+                        value = b.add(b.load(to, i, lanes, mask), value)
+                    b.store(to, i, value, mask)
+
+                vector_loop(b, start, end, lanes, turn)
+
+            b.loop(0, count, 1, one)
+
+        walk(b, first, stop, (panels, panels), own)
+
+    name = f"{'add' if add else 'put'}_rows_{given.name}_{index_type.name}_{lanes}"
+    return row_kernel(name, (table, v, index, *sizes), body)
+
+
+@lowers(AddAlongAxis, ScatterAlongAxis)
+def lower_scatter_along(
+    op: Along, types: tuple[TensorType, ...], frozen: tuple[bool, ...], target: Target
+) -> Lowered:
+    """Every line by itself; its indices in order."""
+    x, index, _ = types
+    add, lines = isinstance(op, AddAlongAxis), Lines(op, x, index)
+    table = table_of(x, add)
+    given, kept = element_types(x.dtype, add)
+    if lines.is_last:
+        return _lower_last(lines, x, index, add, target)
+    kernel = _along_kernel(given, kept, index.dtype, add, len(lines.grid))
+    panel = _PANEL_BYTES // kept.itemsize
+    panels = -(-lines.across // panel)
+    own = lines.extent, lines.stride, lines.count, lines.step, lines.across, panel, panels
+    arguments: Arguments = (table, Ref("input", 2), Ref("input", 1), *own, *lines.sizes)
+    cost = lines.count * min(lines.across, panel) * 1.5
+    scatter = over_rows(kernel, arguments, lines.number * panels, cost)
+    return updated(scatter, x, target, table)
+
+
+def _lower_last(
+    lines: Lines, x: TensorType, index: TensorType, add: bool, target: Target
+) -> Lowered:
+    """Lines along the last axis; where they are all of x, each is copied just before its update."""
+    table = table_of(x, add)
+    copies = table.kind == "output" and x.shape[:-1] == index.shape[:-1]
+    kinds = element_types(x.dtype, add)
+    kernel = _along_last_kernel(*kinds, index.dtype, add, len(lines.grid), copies)
+    refs = (table, Ref("input", 0), Ref("input", 2), Ref("input", 1))
+    arguments: Arguments = (*refs, lines.extent, lines.count, *lines.sizes)
+    cost = lines.count * 1.5 + copies * lines.extent * x.dtype.itemsize * NS_PER_BYTE
+    scatter = over_rows(kernel, arguments, lines.number, cost)
+    if copies:
+        return Lowered((scatter,), in_place=((0, 0),))
+    return updated(scatter, x, target, table)
+
+
+@cache
+def _along_last_kernel(
+    given: DType, kept: DType, index_type: DType, add: bool, rank: int, copies: bool
+) -> Kernel:
+    """Each row of the launch is a line."""
+    table, x = pointer(kept, "table"), pointer(kept, "x")
+    v, index = pointer(given, "v"), pointer(index_type, "index")
+    extent, count = sizes = [size(n) for n in ("extent", "count")]
+    grid, strides, steps = line_sizes(rank)
+
+    def body(b: Builder, first: Value, stop: Value) -> None:
+        def own(_: Value, *at: Value) -> None:
+            start, row = place(b, at, strides), place(b, at, steps)
+            to = b.offset(table, start)
+            if copies:
+                b.copy(to, b.offset(x, start), extent)
+
+            def one(origin: Value) -> None:
+                found = resolve(b, b.load(index, origin), extent)
+                value = load_value(b, v, origin)
+                if add:
+                    value = b.add(b.load(to, found), value)
+                b.store(to, found, value)
+
+            b.loop(row, b.add(row, count), 1, one)
+
+        walk(b, first, stop, grid, own)
+
+    name = f"{'add' if add else 'put'}_along_last_{given.name}_{index_type.name}_{rank}"
+    parameters = (table, x, v, index, *sizes, *grid, *strides, *steps)
+    return row_kernel(name + "_copies" * copies, parameters, body)
+
+
+@cache
+def _along_kernel(given: DType, kept: DType, index_type: DType, add: bool, rank: int) -> Kernel:
+    """Each row of the launch is some lines side by side; elements one by one, as they may meet."""
+    table, v, index = pointer(kept, "table"), pointer(given, "v"), pointer(index_type, "index")
+    names = ("extent", "stride", "count", "step", "across", "panel", "panels")
+    extent, stride, count, step, across, panel, panels = sizes = [size(n) for n in names]
+    grid, strides, steps = line_sizes(rank)
+
+    def body(b: Builder, first: Value, stop: Value) -> None:
+        def one(to: Value, origin: Value, column: Value) -> None:
+            found = resolve(b, b.load(index, origin), extent)
+            position = b.add(b.mul(found, stride), column)
+            value = load_value(b, v, origin)
+            if add:
+                value = b.add(b.load(to, position), value)
+            b.store(to, position, value)
+
+        def own(_: Value, *at: Value) -> None:
+            to, row = b.offset(table, place(b, at[:-1], strides)), place(b, at[:-1], steps)
+            start = b.mul(at[-1], panel)
+            end = b.min(b.add(start, panel), across)
+
+            def along(j: Value) -> None:
+                here = b.add(row, b.mul(j, step))
+                b.loop(start, end, 1, lambda column: one(to, b.add(here, column), column))
+
+            b.loop(0, count, 1, along)
+
+        walk(b, first, stop, (*grid, panels), own)
+
+    name = f"{'add' if add else 'put'}_along_{given.name}_{index_type.name}_{rank}"
+    parameters = (table, v, index, *sizes, *grid, *strides, *steps)
+    return row_kernel(name, parameters, body)

@@ -1,0 +1,144 @@
+"""Sorting: sort, top_k, and random permutations; `sort_lines` has what is done to a line."""
+
+from __future__ import annotations
+
+import math
+from functools import cache, partial
+from typing import Literal
+
+from treadle.backends.codegen.irregular.ordering import key_type
+from treadle.backends.codegen.irregular.random_bits import draw
+from treadle.backends.codegen.irregular.rows import Arguments, item_kernel, over_rows, unravel
+from treadle.backends.codegen.irregular.sort_heads import sort_by_heads
+from treadle.backends.codegen.irregular.sort_lines import (
+    SAMPLES,
+    SHORT,
+    fill,
+    keep_least,
+    line_in,
+    scratch_bytes,
+    sort_line,
+)
+from treadle.backends.codegen.irregular.top_k import MANY, lower_few, worth_a_list
+from treadle.backends.codegen.kernel.builder import Builder
+from treadle.backends.codegen.kernel.ir import Kernel, Value, pointer, size
+from treadle.backends.codegen.lowering import lowers
+from treadle.backends.codegen.target import Target
+from treadle.backends.program import Launch, Lowered, Ref
+from treadle.base import dtype as dt
+from treadle.base.dtype import DType
+from treadle.base.shape import size_of
+from treadle.base.types import TensorType
+from treadle.ops.distribution import RandomPermutation
+from treadle.ops.sort import Sort, TopK
+
+_MOST_ITEMS = 16
+"""Each has its own scratch."""
+_HEADS = 1 << 16
+"""Elements up to which float64 numbers mostly differ in their upper halves."""
+
+Way = Literal["all", "few", "heads"]
+"""All of a line is sorted; most of it is left out first; upper halves of keys are sorted first."""
+
+
+@lowers(Sort)
+def lower_sort(
+    op: Sort, types: tuple[TensorType, ...], frozen: tuple[bool, ...], target: Target
+) -> Lowered:
+    """All elements of every line."""
+    x = types[0]
+    extent = int(x.shape[op.axis])
+    return _sorted(x, op.axis, extent, op.descending, target)
+
+
+@lowers(TopK)
+def lower_top_k(
+    op: TopK, types: tuple[TensorType, ...], frozen: tuple[bool, ...], target: Target
+) -> Lowered:
+    """The first k: of a few a list is kept, of many all are sorted."""
+    x = types[0]
+    if x.dtype.itemsize < 8 and worth_a_list(op.k, int(x.shape[op.axis])):
+        return lower_few(op, x, target)
+    return _sorted(x, op.axis, op.k, op.largest, target)
+
+
+@lowers(RandomPermutation)
+def lower_random_permutation(
+    op: RandomPermutation, types: tuple[TensorType, ...], frozen: tuple[bool, ...], target: Target
+) -> Lowered:
+    """The order of n random keys: pairs of words are 64-bit integers, low word first."""
+    n = int(op.n)
+    keys = draw(Ref("workspace", 0), "bits", dt.uint32, 2 * n, target)
+    refs = Ref("output", 0), Ref("output", 0), Ref("workspace", 0), Ref("workspace", 1)
+    kernel = _sort_kernel(dt.uint64, target.lanes(dt.uint64), True, False, "heads", values=False)
+    order, scratch = _launch(kernel, refs, dt.uint64, (1, n, 1), n)
+    return Lowered((keys, order), (8 * n, scratch))
+
+
+def _sorted(x: TensorType, axis: int, kept: int, descending: bool, target: Target) -> Lowered:
+    """x as [outer, extent, inner]; of every line the first `kept` elements in order."""
+    shape = tuple(int(d) for d in x.shape)
+    axis %= len(shape)
+    dims = size_of(shape[:axis]), shape[axis], size_of(shape[axis + 1 :])
+    dense = dims[2] == 1
+    lanes = target.lanes(key_type(x.dtype)) if dense else 1
+    way: Way = "all"
+    if dims[1] >= MANY and kept * 2 <= dims[1]:
+        way = "few"
+    elif x.dtype is dt.float64 and dims[1] <= _HEADS:
+        way = "heads"
+    kernel = _sort_kernel(x.dtype, lanes, dense, descending, way)
+    refs = Ref("output", 0), Ref("output", 1), Ref("input", 0), Ref("workspace", 0)
+    launch, scratch = _launch(kernel, refs, x.dtype, dims, kept)
+    return Lowered((launch,), (scratch,))
+
+
+def _launch(
+    kernel: Kernel, refs: tuple[Ref, ...], dtype: DType, dims: tuple[int, int, int], kept: int
+) -> tuple[Launch, int]:
+    """The launch and the bytes of its scratch."""
+    outer, extent, inner = dims
+    cost = extent * 0.4 * extent if extent <= SHORT else 2000 + extent * 4.0 * dtype.itemsize
+    share = kept / extent
+    # Three standard deviations above the rank that the last one kept has among the samples.
+    rank = math.ceil(SAMPLES * share + 3 * math.sqrt(SAMPLES * share * (1 - share))) + 1
+    arguments: Arguments = (*refs, extent, inner, kept, rank)
+    launch = over_rows(kernel, arguments, outer * inner, cost, most=_MOST_ITEMS)
+    return launch, scratch_bytes(extent, key_type(dtype), launch.items)
+
+
+@cache
+def _sort_kernel(
+    dtype: DType, lanes: int, dense: bool, descending: bool, way: Way, values: bool = True
+) -> Kernel:
+    """Each row of the launch is a line."""
+    target, order = pointer(dtype, "target"), pointer(dt.int32, "order")
+    x, scratch = pointer(dtype, "x"), pointer(dt.uint64, "scratch")
+    extent, inner, kept, rank = sizes = [size(n) for n in ("extent", "inner", "kept", "rank")]
+
+    def body(b: Builder, item: Value, first: Value, stop: Value) -> None:
+        whole = line_in(b, scratch, item, extent, key_type(dtype))
+
+        def row(number: Value) -> None:
+            outer, column = unravel(b, number, (inner, inner))
+            source = b.offset(x, b.add(b.mul(b.mul(outer, extent), inner), column))
+            step = None if dense else inner
+            make = partial(fill, b, whole, source, step, descending, lanes)
+            make()
+            line = keep_least(b, whole, kept, rank, make) if way == "few" else whole
+            at = sort_by_heads(b, line) if way == "heads" else sort_line(b, line)
+            to = b.add(b.mul(b.mul(outer, kept), inner), column)
+
+            def write(i: Value) -> None:
+                place, found = b.add(to, b.mul(i, inner)), line.number(b, b.add(at, i))
+                b.store(order, place, b.cast(found, dt.int32))
+                if values:
+                    b.store(target, place, b.load(source, b.mul(found, inner)))
+
+            b.loop(0, kept, 1, write)
+
+        b.loop(first, stop, 1, row)
+
+    name = f"sort_{dtype.name}_{lanes}" + "_dense" * dense + "_down" * descending
+    name += f"_{way}" + "_order" * (not values)
+    return item_kernel(name, (target, order, x, scratch, *sizes), body)

@@ -1,0 +1,185 @@
+"""The kernel IR: the small typed language every generated kernel is written in.
+
+A kernel is one function over a range [lo, hi) of work items, which may be run in any order and on
+any thread. Its parameters are pointers and 64-bit integers; extents and strides are parameters as
+a rule, so that one kernel serves many shapes. Inside there are structured loops and branches whose
+results are explicit (no variables, no phis), scalars and vectors of a fixed number of lanes.
+
+Generators write kernels with `Builder`; `interpret.py` runs them in Python, `llvm.py` and
+`c.py` print them. Renderers only print: whatever depends on a target is decided before.
+
+Rules of the language:
+
+* integers wrap, also where the smallest one is divided by -1; `div` and `rem` of integers truncate
+  and their divisor is not 0, in no lane; `rem` of floats is C's fmod; `shr` keeps the sign of
+  signed types; a shift count is inside [0, bits);
+* bools have `and`, `or`, `xor`, `min`, `max`, comparisons and select, no other arithmetic;
+* 16-bit floats compute in float32 and round after every instruction;
+* `min(x, y)` is x where x < y and else y, `max(x, y)` is x where x > y and else y, also where an
+  operand is NaN;
+* `lt`, `le`, `eq` are false where an operand is NaN, `ne` is true there;
+* `cast` from float to integer truncates; what does not fit is unspecified. float32 to a narrower
+  float rounds to nearest even;
+* only `fma` is fused; no other pair of operations ever is;
+* `reduce` combines halves, then halves of the result, and so on: its rounding is defined;
+* a masked load gives 0 in the lanes it leaves out, a masked store leaves memory alone there;
+* bool is one byte in memory, 0 or 1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from treadle.base import dtype as dt
+from treadle.base.dtype import DType
+
+Number = bool | int | float
+Reduction = Literal["add", "mul", "min", "max", "and", "or"]
+
+
+@dataclass(frozen=True, slots=True)
+class Type:
+    """A scalar (`lanes` 1), a vector, or a pointer to elements of `dtype`."""
+
+    dtype: DType
+    lanes: int = 1
+    pointer: bool = False
+
+    def __str__(self) -> str:
+        if self.pointer:
+            return f"*{self.dtype.name}"
+        return f"{self.dtype.name}x{self.lanes}" if self.lanes > 1 else self.dtype.name
+
+
+INDEX = Type(dt.int64)
+"""Type of extents, strides, indices and loop counters."""
+
+
+@dataclass(slots=True, eq=False)
+class Value:
+    """A result, a parameter, or (`literal` not None) a constant, splat over the lanes."""
+
+    type: Type
+    name: str = ""
+    literal: Number | None = None
+
+    @property
+    def dtype(self) -> DType:
+        """Element type."""
+        return self.type.dtype
+
+    @property
+    def lanes(self) -> int:
+        """Number of lanes; 1 for scalars."""
+        return self.type.lanes
+
+
+@dataclass(slots=True, eq=False)
+class Instruction:
+    """`result = code(arguments)`; `detail` holds what is no value, such as a shuffle's order."""
+
+    code: str
+    arguments: tuple[Value, ...]
+    result: Value | None
+    detail: tuple[Any, ...] = ()
+
+
+@dataclass(slots=True, eq=False)
+class Block:
+    """Statements in order."""
+
+    statements: list[Statement] = field(default_factory=list)
+
+
+@dataclass(slots=True, eq=False)
+class Loop:
+    """`for index in range(start, stop, step)`, carrying values from turn to turn.
+
+    `carried` are what the body sees, `initial` what they are in the first turn, `yielded` what they
+    become after each one, `results` what they are after the last. `step` is positive.
+    """
+
+    index: Value
+    start: Value
+    stop: Value
+    step: Value
+    initial: tuple[Value, ...]
+    carried: tuple[Value, ...]
+    body: Block
+    yielded: tuple[Value, ...]
+    results: tuple[Value, ...]
+
+
+@dataclass(slots=True, eq=False)
+class Branch:
+    """`results = then if condition else otherwise`; only one of the two blocks runs."""
+
+    condition: Value
+    then: Block
+    then_values: tuple[Value, ...]
+    otherwise: Block
+    otherwise_values: tuple[Value, ...]
+    results: tuple[Value, ...]
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """A call of another function of the kernel, which returns nothing."""
+
+    function: Function
+    arguments: tuple[Value, ...]
+
+
+Statement = Instruction | Loop | Branch | Call
+
+
+@dataclass(slots=True, eq=False)
+class Function:
+    """A body over parameters; a kernel's entry or one of the functions it calls."""
+
+    name: str
+    parameters: tuple[Value, ...]
+    body: Block
+
+
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+class Kernel:
+    """An entry function and, in `functions`, everything it calls, callees first.
+
+    The last two parameters of the entry are `lo` and `hi`, the range of work items; those before
+    are what a launch passes. `features` are the CPU features the kernel needs.
+    """
+
+    name: str
+    entry: Function
+    functions: tuple[Function, ...] = ()
+    features: tuple[str, ...] = ()
+
+    @property
+    def parameters(self) -> tuple[Value, ...]:
+        """What a launch passes."""
+        return self.entry.parameters[:-2]
+
+
+class KernelError(TypeError):
+    """A generator wrote a kernel that the language does not allow: a defect of Treadle."""
+
+
+ARITHMETIC = frozenset(("add", "sub", "mul", "div", "rem", "min", "max", "copysign"))
+UNARY = frozenset(("neg", "abs", "sqrt", "floor", "ceil", "trunc", "rint"))
+COMPARE = frozenset(("eq", "ne", "lt", "le"))
+BITWISE = frozenset(("and", "or", "xor", "shl", "shr"))
+EFFECTS = frozenset(("store", "scatter", "prefetch", "copy", "zero"))
+IMPURE = EFFECTS | {"load", "gather", "stack"}
+"""Codes whose instructions are never shared: they read or write memory."""
+
+
+def pointer(dtype: DType, name: str = "") -> Value:
+    """A parameter that points to elements."""
+    return Value(Type(dtype, pointer=True), name)
+
+
+def size(name: str = "") -> Value:
+    """A parameter that is an extent, a stride or any other 64-bit integer."""
+    return Value(INDEX, name)

@@ -1,0 +1,207 @@
+"""Positions of a loop nest as index arithmetic of the kernel IR.
+
+Extents and strides become parameters, so that one kernel serves many shapes; what a kernel's text
+depends on is only whether a factor is 0, 1 or something else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from treadle.backends.codegen.kernel.builder import Builder
+from treadle.backends.codegen.kernel.ir import KernelError, Value, pointer, size
+from treadle.backends.program import Ref
+from treadle.base import dtype as dt
+from treadle.base.dtype import DType
+from treadle.graph.domains import Axis
+from treadle.graph.positions import Atom, Position
+
+
+class Parameters:
+    """What a kernel is called with, found while it is written: pointers and integers."""
+
+    def __init__(self) -> None:
+        self._sizes: dict[int, Value] = {}
+        self._pointers: dict[tuple[Ref, DType], Value] = {}
+
+    def size(self, number: int) -> Value | int:
+        """An integer as a parameter; -1, 0 and 1 stay literals, which code is simplified by."""
+        if -1 <= number <= 1:
+            return number
+        return self._sizes.setdefault(number, size())
+
+    def pointer(self, ref: Ref, dtype: DType) -> Value:
+        """Memory of the op as a parameter."""
+        return self._pointers.setdefault((ref, dtype), pointer(dtype))
+
+    @property
+    def values(self) -> tuple[Value, ...]:
+        """The parameters."""
+        return (*self._pointers.values(), *self._sizes.values())
+
+    @property
+    def arguments(self) -> tuple[Ref | int, ...]:
+        """One argument per parameter."""
+        return (*(ref for ref, _ in self._pointers), *self._sizes)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A position as the lanes of a vector see it: `base` + lane * `step`.
+
+    Where `step` is None, `base` is a vector with one position per lane.
+    """
+
+    base: Value
+    step: int | None
+
+
+class IndexWriter:
+    """Evaluates positions while axes are bound to loop counters, one after the other.
+
+    Args:
+        b: where instructions go.
+        parameters: extents and strides come from here.
+        counters: the counter of each number, as positions name them.
+        lane_axis: the axis that vectors lie along, if any.
+        lanes: lanes of a vector.
+    """
+
+    def __init__(
+        self, b: Builder, parameters: Parameters, lane_axis: Axis | None, lanes: int
+    ) -> None:
+        self.b = b
+        self.parameters = parameters
+        self.lane_axis = lane_axis
+        self.lanes = lanes
+        self._bound: list[tuple[Axis, Value | int]] = []
+        self._sums: list[dict[Position, Value]] = [{}]
+        self._atoms: list[dict[Atom, Place]] = [{}]
+
+    @property
+    def bound(self) -> int:
+        """Bitset of the counters that have a value."""
+        found = 0
+        for axis, _ in self._bound:
+            found |= axis.varies
+        return found
+
+    @property
+    def lane_varies(self) -> int:
+        """Bitset of the counters that differ from lane to lane."""
+        return self.lane_axis.varies if self.lane_axis is not None else 0
+
+    @contextmanager
+    def binding(self, axis: Axis, index: Value | int, known: Iterable[Position]) -> Iterator[None]:
+        """Give an axis a value inside the block; `known` positions are added up on the way."""
+        before = {p: self._sum(p) for p in known}
+        self._bound.append((axis, index))
+        self._sums.append({})
+        self._atoms.append({})
+        for position, value in before.items():
+            self._sums[-1][position] = self._added(value, position, axis, index)
+        yield
+        self._sums.pop()
+        self._atoms.pop()
+        self._bound.pop()
+
+    def _added(self, total: Value, position: Position, axis: Axis, index: Value | int) -> Value:
+        factor = factor_of(position, axis)
+        if factor == 0:
+            return total
+        if factor == -1:
+            return self.b.sub(total, index)
+        return self.b.add(self.b.mul(self.b.index(index), self.parameters.size(factor)), total)
+
+    def _sum(self, position: Position) -> Value:
+        """The affine part of a position over the axes bound so far."""
+        found = self._sums[-1].get(position)
+        if found is None:
+            found = self.b.index(self.parameters.size(position.constant))
+            for axis, index in self._bound:
+                found = self._added(found, position, axis, index)
+            self._sums[-1][position] = found
+        return found
+
+    def place(self, position: Position) -> Place:
+        """The value of a position whose axes are all bound."""
+        base, step = self._sum(position), 0
+        if self.lane_axis is not None and position.varies & self.lane_varies & self.bound:
+            step = factor_of(position, self.lane_axis)
+        result = Place(base, step)
+        for atom, factor in position.terms:
+            if atom.kind != "counter":
+                result = self._plus(result, self._atom(atom), factor)
+        return result
+
+    def _plus(self, x: Place, y: Place, factor: int) -> Place:
+        """x + y * factor."""
+        b, scale = self.b, self.parameters.size(factor)
+        if x.step == 0 and y.step is not None:
+            base = b.add(x.base, b.mul(y.base, scale))
+            return Place(base, y.step * factor)
+        if y.step == 0:
+            return Place(b.add(x.base, b.mul(y.base, scale)), x.step)
+        return Place(b.add(self.vector(x), b.mul(self.vector(y), self._splat(scale))), None)
+
+    def _splat(self, scale: Value | int) -> Value:
+        return self.b.splat(self.b.index(scale), self.lanes)
+
+    def vector(self, place: Place) -> Value:
+        """One position per lane; a scalar where all lanes have the same."""
+        b = self.b
+        if place.step is None or place.step == 0:
+            return place.base
+        numbers = b.iota(dt.int64, self.lanes)
+        if place.step != 1:
+            numbers = b.mul(numbers, self._splat(self.parameters.size(place.step)))
+        return b.add(b.splat(place.base, self.lanes), numbers)
+
+    def _atom(self, atom: Atom) -> Place:
+        for scope in reversed(self._atoms):
+            if atom in scope:
+                return scope[atom]
+        value = self._made(atom)
+        lanes_differ = value.lanes > 1
+        found = self._atoms[-1][atom] = Place(value, None if lanes_differ else 0)
+        return found
+
+    def _made(self, atom: Atom) -> Value:
+        """A position that is not affine."""
+        if atom.kind == "fetch":
+            return self.fetched(atom)
+        if atom.of is None:
+            raise KernelError(f"a {atom.kind} of nothing")
+        b, x = self.b, self.vector(self.place(atom.of))
+        if atom.kind in ("quotient", "remainder"):
+            return self._divided(atom, x, atom.of.bounds[1])
+        last = self.parameters.size(atom.extent - 1)
+        if atom.kind == "clamp":
+            return b.min(b.max(x, 0), last)
+        turned = b.abs(x)
+        twice = b.add(b.index(last), last)
+        return b.min(turned, b.sub(b.splat(twice, x.lanes), turned))
+
+    def _divided(self, atom: Atom, x: Value, high: int) -> Value:
+        """A quotient or remainder of x, which is at most `high`; no division where 1 is enough."""
+        b, divisor = self.b, self.parameters.size(atom.divisor)
+        if high >= 2 * atom.divisor:
+            return b.div(x, divisor) if atom.kind == "quotient" else b.rem(x, divisor)
+        below = b.compare("lt", x, divisor)
+        if atom.kind == "quotient":
+            return b.cast(b.invert(below), dt.int64)
+        return b.select(below, x, b.sub(x, divisor))
+
+    def fetched(self, atom: Atom) -> Value:
+        """An index that is loaded; cells know how."""
+        raise KernelError("an index is fetched where no cells are written")
+
+
+def factor_of(position: Position, axis: Axis) -> int:
+    """The stride of a position along an axis."""
+    for atom, factor in position.terms:
+        if atom.number == axis.number:
+            return factor
+    return 0

@@ -1,0 +1,213 @@
+"""Loop nests as launches: elementwise ops, movement and reductions of one domain."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+from treadle.backends.api import Support, no
+from treadle.backends.codegen.loops.joining import Parts, joining_body, only, rest_of
+from treadle.backends.codegen.loops.kernel import LoopKernel, Memory
+from treadle.backends.codegen.loops.plan import (
+    Division,
+    Plan,
+    by_rows,
+    divided,
+    is_starved,
+    jumps,
+    plan,
+)
+from treadle.backends.codegen.target import Target
+from treadle.backends.program import ALIGNMENT, Array, Launch, Lowered, Ref
+from treadle.base.shape import size_of
+from treadle.base.types import TensorType
+from treadle.graph.cells import Load
+from treadle.graph.domains import LoopNest, Refusal, analyze
+from treadle.graph.ir import Graph, Node
+
+
+@lru_cache(maxsize=512)
+def lower_body(body: Graph, target: Target, *, group: bool = False) -> Lowered | Support:
+    """Launches that compute a body, or why no loop nest can.
+
+    A group, which may also run as several bodies, is refused where those are faster. Results are
+    remembered, as the fusion pass tries bodies before the compile stage lowers them.
+    """
+    nest = analyze(body)
+    if isinstance(nest, Refusal):
+        return no("op", nest.reason)
+    lowering = _Lowering(target, group)
+    inputs = tuple(Ref("input", i) for i in range(len(body.inputs)))
+    outputs = tuple(Ref("output", i) for i in range(len(body.outputs)))
+    refusal = lowering.add(nest, inputs, outputs)
+    return lowering.result() if refusal is None else refusal
+
+
+class _Lowering:
+    """Collects the launches of several nests."""
+
+    def __init__(self, target: Target, group: bool) -> None:
+        self.target = target
+        self.group = group
+        self.launches: list[Launch] = []
+        self.constants: list[Array] = []
+        self.workspaces: list[int] = []
+        self.read: list[set[Ref]] = []
+        self.in_place: list[tuple[int, Ref, Ref]] = []
+
+    def add(
+        self,
+        nest: LoopNest,
+        inputs: Sequence[Ref],
+        outputs: Sequence[Ref],
+        *,
+        joins: bool = False,
+    ) -> Support | None:
+        """Launches of a nest and those that go with it, whose data is where the refs say.
+
+        What joins the parts of a reduction is not divided again.
+        """
+        for part in (nest, *_all_further(nest)):
+            if part.outputs or part.collected:
+                refusal = self._add(part, inputs, outputs, joins)
+                if refusal is not None:
+                    return refusal
+        return None
+
+    def _add(
+        self, nest: LoopNest, inputs: Sequence[Ref], outputs: Sequence[Ref], joins: bool
+    ) -> Support | None:
+        nbytes = _traffic(nest)
+        if not joins:
+            nest = by_rows(nest, nbytes, self.target) or nest
+        chosen = plan(nest, self.target, nbytes)
+        if self.group and jumps(nest, chosen):
+            return no("layout", "an operand is transposed among rows that are computed in order")
+        division = divided(nest, chosen, joins)
+        if not joins and is_starved(nest, chosen, division):
+            return self._add_stages(nest, inputs, outputs)
+        parts = _parts_of(nest, division)
+        places = {p.node: self._workspace(p.type.nbytes) for p in parts}
+        memory = self._memory(nest, inputs, outputs, places)
+        self.in_place += [
+            (len(self.launches), inputs[i], outputs[o]) for i, o in _in_place(nest, chosen)
+        ]
+        self.launches.append(LoopKernel(nest, chosen, division, memory).launch())
+        self.read.append({a for a in self.launches[-1].arguments if isinstance(a, Ref)})
+        if not parts:
+            return None
+        numbers = nest.after or tuple(o.number for o in nest.outputs if o.cell.stage)
+        body = joining_body(nest.body, parts, numbers)
+        rest = analyze(body)
+        if isinstance(rest, Refusal):
+            return no("op", rest.reason)
+        refs = [*(places[p.node] for p in parts), *inputs]
+        return self.add(rest, refs, [outputs[i] for i in numbers], joins=True)
+
+    def _add_stages(
+        self, nest: LoopNest, inputs: Sequence[Ref], outputs: Sequence[Ref]
+    ) -> Support | None:
+        """The first reductions by themselves, then all that comes after them."""
+        wanted = tuple(o.number for o in nest.outputs)
+        body = only(nest.body, [nest.body.outputs[i] for i in wanted])
+        done = [t.node.output for t in nest.totals if t.stage == 1]
+        places = [self._workspace(v.type.nbytes) for v in done]
+        for part, refs, results in (
+            (only(body, done), inputs, places),
+            (rest_of(body, done), [*places, *inputs], [outputs[i] for i in wanted]),
+        ):
+            found = analyze(part)
+            if isinstance(found, Refusal):
+                return no("op", found.reason)
+            refusal = self.add(found, refs, results)
+            if refusal is not None:
+                return refusal
+        return None
+
+    def _workspace(self, nbytes: int) -> Ref:
+        self.workspaces.append(nbytes + ALIGNMENT)
+        return Ref("workspace", len(self.workspaces) - 1)
+
+    def _memory(
+        self,
+        nest: LoopNest,
+        inputs: Sequence[Ref],
+        outputs: Sequence[Ref],
+        places: dict[Node, Ref],
+    ) -> Memory:
+        types = [v.type for v in nest.body.inputs]
+        types += [TensorType(t.dtype, t.shape) for t in nest.tables]
+        first = len(self.constants)
+        refs = [*inputs, *(Ref("constant", first + i) for i in range(len(nest.tables)))]
+        self.constants += [t.array for t in nest.tables]
+        made = nest.body.outputs
+        return Memory(
+            lambda i: (refs[i], types[i].dtype, size_of(types[i].shape)),
+            lambda o: (outputs[o.number], made[o.number].type.dtype),
+            lambda node: places[node],
+        )
+
+    def result(self) -> Lowered:
+        """Everything, with the outputs that may lie on inputs."""
+        in_place = tuple(
+            (origin.index, output.index)
+            for launch, origin, output in self.in_place
+            if (origin.kind, output.kind) == ("input", "output")
+            and not any(origin in r for r in self.read[launch + 1 :])
+        )
+        return Lowered(
+            tuple(self.launches),
+            tuple(self.workspaces),
+            tuple(self.constants),
+            in_place=in_place,
+        )
+
+
+def _all_further(nest: LoopNest) -> list[LoopNest]:
+    found: list[LoopNest] = []
+    for other in nest.further:
+        found += [other, *_all_further(other)]
+    return found
+
+
+def _parts_of(nest: LoopNest, division: Division) -> list[Parts]:
+    """The reductions of a nest that are left in parts."""
+    if nest.collected:
+        return [Parts(c.node, division.items, c.count) for c in nest.collected]
+    if division.parts > 1:
+        return [Parts(t.node, division.parts, t.count) for t in nest.totals]
+    return []
+
+
+def _traffic(nest: LoopNest) -> int:
+    """Bytes that a nest reads and writes at least."""
+    read = {c.source for c in nest.cells() if isinstance(c, Load)}
+    types: list[TensorType] = [nest.body.outputs[o.number].type for o in nest.outputs]
+    types += [v.type for i, v in enumerate(nest.body.inputs) if i in read]
+    return sum(t.nbytes for t in types)
+
+
+def _in_place(nest: LoopNest, chosen: Plan) -> list[tuple[int, int]]:
+    """(input, output) pairs: each element of the input is read where the output is written, last.
+
+    Everything of a point is read before any of it is written.
+    """
+    loads: dict[int, list[Load]] = {}
+    for cell in nest.cells():
+        if isinstance(cell, Load) and cell.source < len(nest.body.inputs):
+            loads.setdefault(cell.source, []).append(cell)
+    found = []
+    for output in nest.outputs:
+        wanted = nest.body.outputs[output.number].type
+        stage = output.cell.stage if output not in chosen.last else len(nest.totals) + 1
+        later = [s for s in chosen.stages if s.number > stage]
+        for source, cells in loads.items():
+            type_ = nest.body.inputs[source].type
+            if (type_.nbytes, type_.dtype.itemsize) != (wanted.nbytes, wanted.dtype.itemsize):
+                continue
+            if all(
+                c.place == output.place and not c.guards and not any(c in s.needed for s in later)
+                for c in cells
+            ):
+                found.append((source, output.number))
+    return found

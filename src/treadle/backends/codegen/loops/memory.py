@@ -1,0 +1,129 @@
+"""Memory that a nest keeps for itself: rows between stages, and parts of column reductions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from treadle.backends.codegen.irregular.rows import vector_loop
+from treadle.backends.codegen.kernel.ir import KernelError, Value
+from treadle.backends.codegen.loops.cells import CellWriter
+from treadle.backends.codegen.loops.plan import MOST_LANES, Plan, Stage
+from treadle.backends.codegen.loops.reduce import reducer_of
+from treadle.backends.codegen.scalars.convert import compute_dtype
+from treadle.backends.program import Ref
+from treadle.base.shape import size_of
+from treadle.graph.cells import Cell
+from treadle.graph.domains import Collected
+from treadle.graph.ir import Node
+from treadle.graph.positions import Atom, Position
+from treadle.ops.families import Reduce
+
+SIZES = (1024, 4096, 16384)
+"""Elements of row buffers: few different ones, so that few kernels differ by them."""
+SLACK = MOST_LANES
+"""Elements that a last, incomplete vector may write past the end of a row buffer."""
+
+
+class RowBuffers:
+    """Elements of a row that one stage computes and later ones read."""
+
+    def __init__(self, writer: CellWriter, plan: Plan) -> None:
+        self.writer = writer
+        self.plan = plan
+        self._buffers: dict[Cell, Value] = {}
+        self._first = {
+            cell: next(s.number for s in plan.stages if cell in s.needed) for cell in plan.saved
+        }
+
+    def reserve(self) -> None:
+        """Take memory from the stack, at the top of the kernel."""
+        count = next((n for n in SIZES if n >= self.plan.row), SIZES[-1])
+        for cell in self.plan.saved:
+            dtype = compute_dtype(cell.dtype)
+            self._buffers[cell] = self.writer.b.stack(dtype, count + SLACK)
+
+    def recall(self, stage: Stage) -> None:
+        """Read back what earlier stages kept of the current vector."""
+        for cell, memory in self._buffers.items():
+            if cell in stage.needed and self._first[cell] < stage.number:
+                # Behind a row there is slack, so that its last vector may be read as a whole.
+                value = self.writer.b.load(memory, self._place(), self.plan.lanes)
+                self.writer.define(cell, value)
+
+    def save(self, stage: Stage) -> None:
+        """Keep what later stages read of the current vector."""
+        b = self.writer.b
+        for cell, memory in self._buffers.items():
+            if self._first[cell] == stage.number:
+                value = b.splat(self.writer.value(cell), self.plan.lanes)
+                b.store(memory, self._place(), value)
+
+    def _place(self) -> Value:
+        """The place of the current vector within its row."""
+        axes = [*self.plan.loops, self.plan.lane_axis]
+        terms, stride = [], 1
+        for axis in reversed([a for a in axes if a is not None]):
+            terms.append((Atom("counter", axis.number, axis.extent, axis.varies), stride))
+            stride *= axis.extent
+        return self.writer.place(Position(0, tuple(terms))).base
+
+
+class Columns:
+    """Reductions over rows: every item joins its own rows in memory, element by element."""
+
+    def __init__(
+        self,
+        writer: CellWriter,
+        collected: Sequence[Collected],
+        partial: Callable[[Node], Ref],
+    ) -> None:
+        self.writer = writer
+        self.collected = collected
+        self.partial = partial
+        self._item: Value | None = None
+
+    def start(self, item: Value) -> None:
+        """Begin the part of an item: as yet no row has been joined."""
+        b, lanes = self.writer.b, self.writer.lanes
+        self._item = item
+        for column in self.collected:
+            dtype = compute_dtype(column.cell.dtype)
+            nothing = reducer_of(_op(column)).start(b, dtype, lanes)
+            memory, offset = self._memory(column)
+
+            def clear(
+                i: Value,
+                mask: Value | None,
+                memory: Value = memory,
+                offset: Value = offset,
+                nothing: Value = nothing,
+            ) -> None:
+                b.store(memory, b.add(offset, i), nothing, mask)
+
+            vector_loop(b, 0, b.index(self._kept(column)), lanes, clear)
+
+    def add(self, column: Collected, tail: Value | None) -> None:
+        """Join the current vector of a row; `tail` masks the lanes that exist."""
+        b, lanes = self.writer.b, self.writer.lanes
+        memory, offset = self._memory(column)
+        at = b.add(self.writer.place(column.place).base, offset)
+        x = b.splat(self.writer.value(column.cell), lanes)
+        before = b.load(memory, at, lanes, tail)
+        b.store(memory, at, reducer_of(_op(column)).join(b, before, x), tail)
+
+    def _memory(self, column: Collected) -> tuple[Value, Value]:
+        """Where the parts are, and the offset of the current item's."""
+        if self._item is None:
+            raise KernelError("columns are summed outside of an item")
+        dtype = compute_dtype(column.cell.dtype)
+        memory = self.writer.parameters.pointer(self.partial(column.node), dtype)
+        return memory, self.writer.b.mul(self._item, self._kept(column))
+
+    def _kept(self, column: Collected) -> Value | int:
+        return self.writer.parameters.size(size_of(column.node.output.type.shape))
+
+
+def _op(column: Collected) -> Reduce:
+    if not isinstance(column.node.op, Reduce):
+        raise KernelError(f"{column.node.op.name} is no reduction")
+    return column.node.op

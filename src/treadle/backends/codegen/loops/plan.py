@@ -1,0 +1,483 @@
+"""Schedules of loop nests: which axis vectors lie along, what is kept, how work is divided."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from treadle.backends.codegen.irregular.rows import divide
+from treadle.backends.codegen.loops.index_map import factor_of
+from treadle.backends.codegen.scalars.convert import compute_dtype
+from treadle.backends.codegen.target import Target
+from treadle.graph.cells import Apply, Cell, Literal, Load, Total
+from treadle.graph.domains import Axis, Collected, LoopNest, Output, arguments
+from treadle.graph.positions import Position
+from treadle.ops.families import Elementwise
+from treadle.ops.scalar import Scalar
+
+_WEIGHT = {
+    **dict.fromkeys(("exp", "log", "sin", "cos", "tanh", "erf", "atan", "sinh", "cosh"), 18.0),
+    **dict.fromkeys(("expm1", "log1p", "tan", "asin", "acos", "asinh", "acosh", "atanh"), 24.0),
+    **dict.fromkeys(("pow", "atan2", "mod", "floor_div"), 45.0),
+    **dict.fromkeys(("div", "sqrt"), 5.0),
+}
+"""Vector instructions that an intrinsic takes, or the time of as many; all others take one."""
+
+LIGHT = 80.0
+HEAVY = 200.0
+"""Weights of a body up to which four, and two, vectors are worked on at a time.
+
+Independent chains hide latencies, which is worth more than the registers that spill for it.
+"""
+COLUMNS = 8.0
+"""Weight of a body up to which eight vectors of columns are reduced at a time."""
+MOST_LANES = 64
+"""Elements that are worked on at a time at most."""
+WORTH_SAVING = 8.0
+"""From this weight on, an element is kept for the next stage instead of computed again."""
+ROW_BYTES = 1 << 16
+"""Largest row that is kept on the stack, per cell."""
+
+
+@lru_cache(maxsize=1024)
+def weight(op: Elementwise) -> float:
+    """How many vector instructions an elementwise op takes."""
+    return _scalar_weight(op.scalar(*(Scalar("input") for _ in op.operands)))
+
+
+def _scalar_weight(expr: Scalar) -> float:
+    seen: dict[Scalar, None] = {}
+    waiting = [expr]
+    total = 0.0
+    while waiting:
+        node = waiting.pop()
+        if node in seen or node.code in ("input", "const"):
+            continue
+        seen[node] = None
+        total += _WEIGHT.get(node.code, 1.0)
+        waiting += node.args
+    return total
+
+
+BLOCK = 4096
+"""Elements of the lane axis that a unit of work has at least, where the axis is parallel."""
+MOST_ITEMS = 1024
+"""Items a launch is divided into at most."""
+ALONE = 8_000.0
+"""Nanoseconds up to which a launch is not worth sharing among threads."""
+PART = 16_000.0
+"""Nanoseconds that a part of a divided reduction takes at least."""
+MOST_PARTS = 64
+"""Parts of a divided reduction."""
+ENOUGH_UNITS = 8
+"""Units of work from which on reductions are not divided."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One pass over the reduced axes: what it reduces and what it stores."""
+
+    number: int
+    totals: tuple[Total, ...]
+    outputs: tuple[Output, ...]
+    collected: tuple[Collected, ...]
+    needed: frozenset[Cell]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The schedule of one nest.
+
+    Attributes:
+        lane_axis: the axis vectors lie along; None for a nest of one point.
+        lanes: elements that are worked on at a time.
+        tile_axis: a parallel axis along which `turned` loads are contiguous: squares of `lanes`
+            by `lanes` elements of them are transposed in registers.
+        turned: those loads.
+        outer: parallel axes besides `lane_axis` and `tile_axis`: a point of them is a row.
+        loops: reduced axes besides `lane_axis`, outermost first.
+        stages: passes over the reduced axes.
+        last: outputs that are stored once per row.
+        saved: cells kept in a row buffer between stages.
+        row: elements of such a buffer.
+        weight: vector instructions per vector of the domain.
+        cost: estimated nanoseconds per point of the domain.
+        flops: operations on elements in all.
+        nbytes: bytes read and written at least.
+    """
+
+    lane_axis: Axis | None
+    lanes: int
+    tile_axis: Axis | None
+    turned: tuple[Load, ...]
+    outer: tuple[Axis, ...]
+    loops: tuple[Axis, ...]
+    stages: tuple[Stage, ...]
+    last: tuple[Output, ...]
+    saved: tuple[Cell, ...]
+    row: int
+    weight: float
+    cost: float
+    flops: int
+    nbytes: int
+
+    @property
+    def split_axis(self) -> Axis | None:
+        """The reduced axis that is divided where rows are too few: the outermost one."""
+        if self.loops:
+            return self.loops[0]
+        return self.lane_axis if self.rows_reduced else None
+
+    @property
+    def rows_reduced(self) -> bool:
+        """Whether vectors lie along a reduced axis, so that their lanes are combined."""
+        return self.lane_axis is not None and self.lane_axis.reduced
+
+
+@dataclass(frozen=True, slots=True)
+class Division:
+    """How the work of a nest is divided.
+
+    A unit is a row, one of `blocks` blocks of `block` elements of it, or one of `parts` parts of
+    its reductions, each of `length` elements of the split axis. Where squares are transposed, a
+    unit is also one of `bands` bands of `band` elements of the tile axis. An item is `grain` units.
+    """
+
+    units: int
+    items: int
+    grain: int
+    serial: bool
+    blocks: int = 1
+    block: int = 0
+    parts: int = 1
+    length: int = 0
+    bands: int = 1
+    band: int = 0
+
+
+def divided(nest: LoopNest, plan: Plan, joins: bool = False) -> Division:
+    """Units and items of a nest; one that `joins` parts keeps its reductions whole."""
+    rows = _product(a.extent for a in plan.outer)
+    total = plan.cost * max(_product(a.extent for a in nest.axes), 1)
+    if nest.collected:
+        parts = max(min(rows // LEAST_TILE, MOST_PARTS, int(total / PART)), 1)
+        grain = -(-rows // parts)
+        items = -(-rows // grain)
+        return Division(rows, items, grain, items == 1 or total <= ALONE)
+    if plan.tile_axis is not None:
+        return _banded(plan, plan.tile_axis, rows, total)
+    blocks, block = _blocks(plan)
+    parts, length = (1, 0) if joins else _parts(nest, plan, rows * blocks, total)
+    units = rows * blocks * parts
+    items, grain = divide(units, total / units, MOST_ITEMS)
+    return Division(units, items, grain, items == 1 or total <= ALONE, blocks, block, parts, length)
+
+
+def _banded(plan: Plan, axis: Axis, rows: int, total: float) -> Division:
+    """Bands as wide as a cache line, so that each line is read by one unit."""
+    band = max(LINE // min(compute_dtype(c.dtype).itemsize for c in plan.turned), plan.lanes)
+    bands = -(-axis.extent // band)
+    length = plan.lane_axis.extent if plan.lane_axis is not None else 1
+    block = TILE_BLOCK * plan.lanes
+    blocks = -(-length // block)
+    units = rows * bands * blocks
+    items, grain = divide(units, total / units, MOST_ITEMS)
+    serial = items == 1 or total <= ALONE
+    return Division(units, items, grain, serial, blocks, block, 1, 0, bands, band)
+
+
+LINE = 64
+"""Bytes of a cache line."""
+TILE_BLOCK = 16
+"""Squares that a unit transposes one after the other along the lane axis."""
+
+
+def _blocks(plan: Plan) -> tuple[int, int]:
+    """Blocks along the lane axis, where it is parallel, and their extent."""
+    axis = plan.lane_axis
+    if axis is None or axis.reduced:
+        return 1, 0
+    inner = _product(a.extent for a in plan.loops)
+    least = max(BLOCK // inner // plan.lanes, 1) * plan.lanes
+    if axis.extent < 2 * least:
+        return 1, 0
+    return -(-axis.extent // least), least
+
+
+def jumps(nest: LoopNest, plan: Plan) -> bool:
+    """Whether many elements are gathered one by one from rows far apart.
+
+    A transposed operand is better copied by a nest of its own, which turns it in registers.
+    """
+    axis = plan.lane_axis
+    if axis is None:
+        return False
+    return any(
+        abs(factor_of(c.place, axis)) >= FAR and _points(nest, c.place) >= MANY
+        for c in nest.cells()
+        if isinstance(c, Load) and c not in plan.turned
+    )
+
+
+FAR = 16
+"""Stride from which on neighboring lanes lie on cache lines of their own."""
+MANY = 16_384
+"""Elements that may be gathered."""
+
+
+def by_rows(nest: LoopNest, nbytes: int, target: Target) -> LoopNest | None:
+    """A nest that reduces whole columns, as one that takes in row after row.
+
+    Reading along rows is what memory is fast at; the sums then go through memory themselves, but
+    that of the first cache. None where columns are better reduced on their own.
+    """
+    rows = _product(a.extent for a in nest.axes if a.reduced)
+    kept = [a for a in nest.axes if not a.reduced]
+    early = all(t.arg.stage == 0 for t in nest.totals)
+    columns = _product(a.extent for a in kept)
+    leading = nest.axes[: len(nest.axes) - len(kept)]
+    if (
+        not nest.totals
+        or not early
+        or nest.collected
+        or not all(a.reduced for a in leading)
+        or not LEAST_COLUMNS <= columns <= MOST_COLUMNS
+        or rows < LEAST_ROWS
+        or nbytes < 2 * target.l2
+    ):
+        return None
+    return _turned_around(nest)
+
+
+LEAST_COLUMNS = 64
+MOST_COLUMNS = 1 << 14
+LEAST_ROWS = 128
+"""Extents between which sums of columns are taken in by rows."""
+
+
+def _turned_around(nest: LoopNest) -> LoopNest | None:
+    """Rows and columns in each other's roles: reductions become collected ones."""
+    reduced = _mask(a for a in nest.axes if a.reduced)
+    full = tuple(o for o in nest.outputs if o.place.varies & reduced)
+    if any(o.cell.stage for o in full):
+        return None
+    return LoopNest(
+        nest.body,
+        tuple(replace(a, reduced=not a.reduced) for a in nest.axes),
+        full,
+        (),
+        tuple(Collected(t.node, t.arg, t.place, t.count) for t in nest.totals),
+        tuple(o.number for o in nest.outputs if o not in full),
+        nest.tables,
+    )
+
+
+def is_starved(nest: LoopNest, plan: Plan, division: Division) -> bool:
+    """Whether a nest has stages but few rows, so that each stage had better run alone."""
+    total = plan.cost * max(_product(a.extent for a in nest.axes), 1)
+    late = any(t.arg.stage for t in nest.totals) or any(s.number for s in plan.stages)
+    return (
+        bool(nest.totals)
+        and late
+        and not nest.collected
+        and division.units < ENOUGH_UNITS
+        and total >= STARVED
+    )
+
+
+STARVED = 100_000.0
+"""Nanoseconds from which on a nest with few rows is computed stage by stage."""
+
+
+def _parts(nest: LoopNest, plan: Plan, units: int, total: float) -> tuple[int, int]:
+    """Parts of reductions that would keep few threads busy otherwise, and their length.
+
+    Their number depends on nothing but the shapes: rounding must not depend on threads.
+    """
+    axis = plan.split_axis
+    staged = any(t.arg.stage for t in nest.totals) or any(s.number for s in plan.stages)
+    if axis is None or not nest.totals or staged or units >= ENOUGH_UNITS:
+        return 1, 0
+    parts = min(MOST_PARTS // units, int(total / PART))
+    length = -(-axis.extent // max(parts, 1))
+    if axis is plan.lane_axis:
+        length = -(-length // plan.lanes) * plan.lanes
+    parts = -(-axis.extent // length)
+    return (parts, length) if parts > 1 else (1, 0)
+
+
+def plan(nest: LoopNest, target: Target, nbytes: int) -> Plan:
+    """Choose a schedule; `nbytes` is what the nest reads and writes."""
+    lane_axis = _lane_axis(nest)
+    reduced = _mask(a for a in nest.axes if a.reduced)
+    stages, last = _stages(nest, reduced)
+    row = _product(a.extent for a in nest.axes if a.reduced)
+    in_rows = lane_axis is not None and lane_axis.reduced
+    total = sum(weight(c.op) for s in stages for c in s.needed if isinstance(c, Apply))
+    native = _native(nest, target, lane_axis)
+    tile_axis, turned = _tiles(nest, lane_axis)
+    lanes = native * _vectors(nest, total, lane_axis, native)
+    points = max(_product(a.extent for a in nest.axes), 1)
+    return Plan(
+        lane_axis,
+        min(native, MOST_TILE) if turned else lanes,
+        tile_axis,
+        turned,
+        tuple(a for a in nest.axes if not a.reduced and a not in (lane_axis, tile_axis)),
+        tuple(a for a in nest.axes if a.reduced and a is not lane_axis),
+        stages,
+        last,
+        _saved(stages, reduced, row) if in_rows else (),
+        row,
+        weight=total,
+        cost=total / native / 2.5 + nbytes / points / (6.0 if turned else 12.0),
+        flops=points * sum(isinstance(c, Apply | Total) for c in nest.cells()),
+        nbytes=nbytes,
+    )
+
+
+MOST_TILE = 16
+"""Largest side of a square that is transposed in registers."""
+
+
+def _lane_axis(nest: LoopNest) -> Axis | None:
+    """The axis along which most of what is stored and loaded is contiguous."""
+    if nest.collected:
+        # Their results lie along the reduced axes.
+        return [a for a in nest.axes if a.reduced][-1]
+    best: Axis | None = None
+    score = 0.0
+    for axis in nest.axes:
+        found = _contiguous(nest, axis)
+        if best is None or found >= score:
+            best, score = axis, found
+    return best
+
+
+def _contiguous(nest: LoopNest, axis: Axis) -> float:
+    """How many elements are read and written next to one another along an axis."""
+    stored = sum(_points(nest, o.place) for o in nest.outputs if factor_of(o.place, axis) == 1)
+    loads = [c.place for c in nest.cells() if isinstance(c, Load)]
+    near = sum(_points(nest, p) for p in loads if factor_of(p, axis) == 1)
+    far = sum(_points(nest, p) for p in loads if factor_of(p, axis) not in (0, 1))
+    # Nests without reductions transpose what they load, so stores decide; others gather.
+    return 4.0 * stored + near if not nest.totals else 1.0 * stored + near - 4.0 * far
+
+
+def _points(nest: LoopNest, place: Position) -> int:
+    return _product(a.extent for a in nest.axes if a.varies & place.varies)
+
+
+def _tiles(nest: LoopNest, lane_axis: Axis | None) -> tuple[Axis | None, tuple[Load, ...]]:
+    """The axis along which loads that jump along `lane_axis` are contiguous, and those loads."""
+    best: tuple[Axis | None, tuple[Load, ...]] = None, ()
+    if lane_axis is None or nest.totals or nest.collected or lane_axis.extent < LEAST_TILE:
+        return best
+    for axis in nest.axes:
+        if axis is lane_axis or axis.extent < LEAST_TILE:
+            continue
+        turned = tuple(
+            c for c in nest.cells() if isinstance(c, Load) and _is_turned(c, lane_axis, axis)
+        )
+        if len(turned) > len(best[1]):
+            best = axis, turned
+    return best
+
+
+LEAST_TILE = 4
+"""Extent from which on transposing in registers is worth it."""
+
+
+def _is_turned(cell: Load, lane_axis: Axis, axis: Axis) -> bool:
+    place, moving = cell.place, lane_axis.varies | axis.varies
+    affine = all(a.kind == "counter" or not a.varies & moving for a, _ in place.terms)
+    far = factor_of(place, lane_axis) not in (0, 1)
+    return affine and far and factor_of(place, axis) == 1 and not cell.guards
+
+
+def _stages(nest: LoopNest, reduced: int) -> tuple[tuple[Stage, ...], tuple[Output, ...]]:
+    """The passes, and the outputs that are stored after the last."""
+    full = [o for o in nest.outputs if o.place.varies & reduced or not reduced]
+    made = []
+    for number in range(nest.stages):
+        totals = tuple(t for t in nest.totals if t.arg.stage == number)
+        outputs = tuple(o for o in full if o.cell.stage == number)
+        collected = tuple(c for c in nest.collected if c.cell.stage == number)
+        if totals or outputs or collected:
+            kept = [*(o.cell for o in outputs), *(c.cell for c in collected)]
+            roots = [*(t.arg for t in totals), *kept]
+            made.append(Stage(number, totals, outputs, collected, _needed(roots)))
+    return tuple(made), tuple(o for o in nest.outputs if o not in full)
+
+
+def _needed(roots: Iterable[Cell]) -> frozenset[Cell]:
+    """The cells that are evaluated for some others, those behind reductions left out."""
+    found: set[Cell] = set()
+    waiting = list(roots)
+    while waiting:
+        cell = waiting.pop()
+        if cell not in found:
+            found.add(cell)
+            if not isinstance(cell, Total):
+                waiting += arguments(cell)
+    return frozenset(found)
+
+
+def _saved(stages: tuple[Stage, ...], reduced: int, row: int) -> tuple[Cell, ...]:
+    """Costly cells that several stages need: the largest ones that they share."""
+    shared: set[Cell] = set()
+    for i, first in enumerate(stages):
+        for second in stages[i + 1 :]:
+            shared |= {c for c in first.needed & second.needed if c.varies & reduced and _costly(c)}
+    inner = {a for c in shared for a in _needed(arguments(c))}
+    return tuple(c for c in shared - inner if row * compute_dtype(c.dtype).itemsize <= ROW_BYTES)
+
+
+def _costly(cell: Cell) -> bool:
+    inside = _needed([cell])
+    return sum(weight(c.op) for c in inside if isinstance(c, Apply)) >= WORTH_SAVING
+
+
+def _native(nest: LoopNest, target: Target, lane_axis: Axis | None) -> int:
+    """Lanes of one vector register of the widest type that vectors hold."""
+    if lane_axis is None:
+        return 1
+    widest = 1
+    for cell in nest.cells():
+        varies = cell.varies | (cell.arg.varies if isinstance(cell, Total) else 0)
+        if varies & lane_axis.varies and not isinstance(cell, Literal):
+            widest = max(widest, compute_dtype(cell.dtype).itemsize)
+    for output in nest.outputs:
+        widest = max(widest, compute_dtype(output.cell.dtype).itemsize)
+    return max(target.vector_bytes // widest, 1)
+
+
+def _vectors(nest: LoopNest, total: float, lane_axis: Axis | None, native: int) -> int:
+    """How many vectors are worked on at a time."""
+    if lane_axis is None:
+        return 1
+    most = 4 if total <= LIGHT else 2 if total <= HEAVY else 1
+    if not lane_axis.reduced and len(nest.totals) == 1 and total <= COLUMNS:
+        # Sums of columns jump from row to row: what they read of each had better be long.
+        most = 8
+    if any(isinstance(c, Load) and c.guards for c in nest.cells()):
+        # Masks that depend on more than the end of a row stay in registers of their own.
+        most = 1
+    while most > 1 and native * most > min(lane_axis.extent, MOST_LANES):
+        most //= 2
+    return most
+
+
+def _mask(axes: Iterable[Axis]) -> int:
+    found = 0
+    for axis in axes:
+        found |= axis.varies
+    return found
+
+
+def _product(extents: Iterable[int]) -> int:
+    result = 1
+    for d in extents:
+        result *= d
+    return result

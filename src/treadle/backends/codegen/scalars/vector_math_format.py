@@ -1,0 +1,113 @@
+"""What the elementary functions need to know of float32 and float64."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from treadle.backends.codegen.kernel.builder import Builder
+from treadle.backends.codegen.kernel.ir import KernelError, Value
+from treadle.base import dtype as dt
+from treadle.base.dtype import DType
+
+LN2 = 0.6931471805599453
+"""log(2), to be rounded to the type where it is used."""
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """A binary floating type and constants split into a sum of its numbers.
+
+    Attributes:
+        dtype, integer: the type, and the unsigned integer with its bits.
+        precision: fraction bits that are stored.
+        bias: what is added to exponents.
+        ln2: log(2) as a sum; whole multiples of the first number are exact.
+        half_pi: pi/2 as a sum of numbers cut off, not rounded: all have one sign.
+    """
+
+    dtype: DType
+    integer: DType
+    precision: int
+    bias: int
+    ln2: tuple[float, float]
+    half_pi: tuple[float, float, float]
+
+    @property
+    def magic(self) -> float:
+        """Added to a number, it rounds it to an integer, which the low bits then hold."""
+        return 1.5 * 2.0**self.precision
+
+    @property
+    def smallest_normal(self) -> float:
+        """Numbers below it have fewer bits."""
+        return float(2.0 ** (1 - self.bias))
+
+    @property
+    def tiny(self) -> float:
+        """Below it x * x is lost beside x."""
+        return float(2.0 ** (-self.precision - 2))
+
+
+FLOAT32 = Format(
+    dt.float32,
+    dt.uint32,
+    23,
+    127,
+    (0.693145751953125, 1.428606765330187e-06),
+    (1.570796251296997, 7.549789415861596e-08, 5.390302529957765e-15),
+)
+FLOAT64 = Format(
+    dt.float64,
+    dt.uint64,
+    52,
+    1023,
+    (0.6931471803691238, 1.9082149292705877e-10),
+    (1.5707963267948966, 6.123233995736765e-17, 1.0828566739219139e-32),
+)
+_FORMATS = {dt.float32: FLOAT32, dt.float64: FLOAT64}
+
+
+def format_of(x: Value) -> Format:
+    """The format of a value; `KernelError` unless it is float32 or float64."""
+    found = _FORMATS.get(x.dtype)
+    if found is None:
+        raise KernelError(f"no elementary function of {x.dtype.name}")
+    return found
+
+
+def polynomial(b: Builder, x: Value, coefficients: tuple[float, ...]) -> Value:
+    """Coefficients, the constant term first, by Horner's rule."""
+    result = b.constant(coefficients[-1], x.dtype, x.lanes)
+    for coefficient in reversed(coefficients[:-1]):
+        result = b.fma(result, x, coefficient)
+    return result
+
+
+def bits_of(b: Builder, x: Value) -> Value:
+    """The bits as an unsigned integer."""
+    return b.bitcast(x, format_of(x).integer)
+
+
+def two_to_the(b: Builder, biased: Value, form: Format) -> Value:
+    """2**n from n + bias in the low bits of a float or an unsigned integer."""
+    bits = b.bitcast(biased, form.integer)
+    return b.bitcast(b.bitwise("shl", bits, form.precision), form.dtype)
+
+
+def two_sum(b: Builder, x: Value, y: Value) -> tuple[Value, Value]:
+    """x + y rounded, and exactly what that lost (Knuth)."""
+    total = b.add(x, y)
+    part = b.sub(total, x)
+    return total, b.add(b.sub(x, b.sub(total, part)), b.sub(y, part))
+
+
+def fast_two_sum(b: Builder, x: Value, y: Value) -> tuple[Value, Value]:
+    """The same where x is not smaller in size than y (Dekker)."""
+    total = b.add(x, y)
+    return total, b.sub(y, b.sub(total, x))
+
+
+def two_product(b: Builder, x: Value, y: Value) -> tuple[Value, Value]:
+    """x * y rounded, and exactly what that lost."""
+    product = b.mul(x, y)
+    return product, b.fma(x, y, b.neg(product))
