@@ -27,9 +27,10 @@ from treadle.ops import elementwise as ew
 from treadle.ops import indexing, logic
 from treadle.ops.matmul import Matmul
 from treadle.ops.methods import ArrayMethods
-from treadle.ops.op import REGISTRY, Op
+from treadle.ops.op import Op
 from treadle.ops.operators import binary
 from treadle.ops.transfer import StopGradient, Transfer
+from treadle.ops.ufunc import op_of_ufunc
 from treadle.runtime.array import from_host, to_host
 
 Trace = Any
@@ -205,18 +206,7 @@ class Tensor(ArrayMethods):
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
         """NumPy's functions of tensors: run as the op of that name, and return tensors."""
-        op = _op_of_ufunc(ufunc)
-        if op is None or method != "__call__" or kwargs:
-            return NotImplemented
-        first, *rest = inputs
-        if rest:
-            swap = not isinstance(first, Tensor)
-            mine, other = (rest[0], first) if swap else (first, rest[0])
-            if op is _MATMUL:
-                return mine.__rmatmul__(other) if swap else mine @ other
-            return binary(op, mine, other, swap=swap)
-        wanted = first._kind.dtype
-        return op(first if wanted in op.dtypes else first.astype(float_for(wanted)))
+        return NotImplemented if method != "__call__" or kwargs else _run_ufunc(ufunc, inputs)
 
     def __dlpack__(
         self,
@@ -318,14 +308,10 @@ class Tensor(ArrayMethods):
         return binary(logic.NotEqual(), self, other)
 
     def __len__(self) -> int:
-        if not self._data.shape:
-            raise TypeError("ndim is 0")
-        return int(self._data.shape[0])
+        return _rows(self, "ndim is 0")
 
     def __iter__(self) -> Iterator[Tensor]:
-        if not self._data.shape:
-            raise TypeError("iteration over a 0-d tensor")
-        return (self[i] for i in range(len(self)))
+        return (self[i] for i in range(_rows(self, "iteration over a 0-d tensor")))
 
     def __format__(self, spec: str) -> str:
         return format(self.item(), spec) if spec else str(self)
@@ -449,6 +435,13 @@ def _rebuild(cls: type[Tensor], data: Any, dtype: str, device: str) -> Tensor:
     return made
 
 
+def _rows(x: Tensor, problem: str) -> int:
+    """The first extent."""
+    if not x._data.shape:
+        raise TypeError(problem)
+    return int(x._data.shape[0])
+
+
 def _one(x: Tensor) -> Any:
     """The single element of a tensor of any rank."""
     if x.size != 1:
@@ -545,18 +538,20 @@ def _inplace(method: Callable[[Tensor, Any], Tensor]) -> Callable[[Tensor, Any],
     return rebind
 
 
-_UFUNCS: dict[Any, Op] = {}
-
-
-def _op_of_ufunc(ufunc: Any) -> Op | None:
-    """The op for a NumPy function: the one that has it as its oracle, or that Python calls so."""
-    if not _UFUNCS:
-        _UFUNCS.update({np.matmul: _MATMUL, np.remainder: ew.Mod()})
-        for cls in REGISTRY.values():
-            oracle = cls.__dict__.get("reference")
-            if isinstance(oracle, staticmethod) and not cls._fields:
-                _UFUNCS[oracle.__func__] = cls()
-    return _UFUNCS.get(ufunc)
+def _run_ufunc(ufunc: Any, inputs: tuple[Any, ...]) -> Any:
+    """The op that a NumPy function is, on operands of which one is a tensor."""
+    op = op_of_ufunc(ufunc)
+    if op is None:
+        return NotImplemented
+    first, *rest = inputs
+    if rest:
+        swap = not isinstance(first, Tensor)
+        mine, other = (rest[0], first) if swap else (first, rest[0])
+        if op == _MATMUL:
+            return mine.__rmatmul__(other) if swap else mine @ other
+        return binary(op, mine, other, swap=swap)
+    wanted = first._kind.dtype
+    return op(first if wanted in op.dtypes else first.astype(float_for(wanted)))
 
 
 _FAST: dict[str, Op] = {

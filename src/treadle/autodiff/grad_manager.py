@@ -11,7 +11,7 @@ import numpy as np
 from treadle.autodiff.tape import Node, Tape, current
 from treadle.base.errors import AutodiffError, ShapeError
 from treadle.ops.reverse import backpropagate
-from treadle.tensor import Tensor, notice_grad
+from treadle.tensor import Tensor
 
 Callback = Callable[[Tensor, Any], Any]
 
@@ -187,7 +187,6 @@ class GradManager:
             tensor = entry.tensor()
             if tensor is None or grad is None:
                 continue
-            notice_grad(tensor)
             result: Any = grad
             for callback in entry.callbacks:
                 result = callback(tensor, result)

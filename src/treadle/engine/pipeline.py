@@ -17,6 +17,7 @@ from treadle.backends.api import Engine
 from treadle.backends.program import Compiler, CompilingEngine
 from treadle.base.env import DUMP
 from treadle.base.errors import CompileError
+from treadle.base.garbage import rare_collections
 from treadle.base.types import TensorType
 from treadle.engine import cache
 from treadle.engine.compile import compile_graph
@@ -57,6 +58,7 @@ class Stages:
     executor: Executor | None = None
     measured: Profile | None = None
 
+    @rare_collections()
     def lower(self) -> Graph:
         """Prepare, partition and optimize; the graph that will be compiled."""
         if self.optimized is not None:
@@ -75,6 +77,7 @@ class Stages:
         dump(self.optimized, "optimize")
         return self.optimized
 
+    @rare_collections()
     def compile(self) -> Executor:
         """All stages but the last; what runs the program."""
         if self.executor is not None:
@@ -102,6 +105,7 @@ class Stages:
         updated = {j for j, _ in self.interface.updates}
         return tuple(v.type for j, v in enumerate(self.lower().outputs) if j not in updated)
 
+    @rare_collections()
     def planned(self) -> Plan:
         """Prepare to compile, whatever the cache has; what the program does step by step."""
         if self.plan is None:

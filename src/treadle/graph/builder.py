@@ -11,7 +11,7 @@ from treadle.base.errors import GraphError
 from treadle.base.loc import UNKNOWN, Loc, user_location
 from treadle.base.symbol import Relation, recording_guards
 from treadle.base.types import TensorType
-from treadle.graph.ir import Graph, Node, Value, op_key, with_types
+from treadle.graph.ir import Graph, Node, Value, op_key, remake, unnamed, with_types
 from treadle.ops.abstract import constant_array
 from treadle.ops.constant import ArrayData, Constant
 from treadle.ops.control import Cond, Scan, While
@@ -123,10 +123,15 @@ class GraphBuilder:
             self._known[key] = node
         return node
 
-    def copy(self, node: Node, inputs: tuple[Value, ...]) -> Node:
+    def copy(self, node: Node, inputs: tuple[Value, ...], *, named: bool = True) -> Node:
         """Append a node of another graph, applied to the builder's own values."""
+        if self._known is None and not self._symbolic:
+            made = remake(node, node.op, inputs) if named else unnamed(node, inputs)
+            self._nodes.append(made)
+            self._values.update(made.outputs)
+            return made
         count = len(self._nodes)
-        made = self.add(node.op, inputs, node.names, node.loc)
+        made = self.add(node.op, inputs, node.names if named else (), node.loc)
         if len(self._nodes) > count:
             with_types(made, tuple(v.type for v in node.outputs))
             self._values.update(made.outputs)

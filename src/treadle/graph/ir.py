@@ -88,21 +88,33 @@ def remake(node: Node, op: Op, inputs: tuple[Value, ...]) -> Node:
     its users mention the one it had, so that one is kept.
     """
     if op is node.op and all(
-        [a is b or a.type == b.type for a, b in zip(inputs, node.inputs, strict=True)]
+        [a is b or _alike(a, b) for a, b in zip(inputs, node.inputs, strict=True)]
     ):
         return _moved(node, inputs)
     made = Node(op, inputs, node.loc, node.names)
     return with_types(made, tuple(v.type for v in node.outputs))
 
 
-def _moved(node: Node, inputs: tuple[Value, ...]) -> Node:
+def unnamed(node: Node, inputs: tuple[Value, ...]) -> Node:
+    """As `remake` with the node's own op, for a graph in which nobody knows its names."""
+    if all([a is b or _alike(a, b) for a, b in zip(inputs, node.inputs, strict=True)]):
+        return _moved(node, inputs, named=False)
+    return Node(node.op, inputs, node.loc)
+
+
+def _alike(a: Value, b: Value) -> bool:
+    return a.type is b.type or a.type == b.type
+
+
+def _moved(node: Node, inputs: tuple[Value, ...], *, named: bool = True) -> Node:
     """The node on inputs of the same types, which its results therefore keep."""
     made, put = object.__new__(Node), object.__setattr__
     put(made, "op", node.op)
     put(made, "inputs", inputs)
     put(made, "loc", node.loc)
-    put(made, "names", node.names)
-    put(made, "outputs", tuple([Value(v.type, made, v.index, v.name) for v in node.outputs]))
+    put(made, "names", node.names if named else ())
+    outputs = [Value(v.type, made, v.index, v.name if named else "") for v in node.outputs]
+    put(made, "outputs", tuple(outputs))
     return made
 
 
@@ -228,15 +240,21 @@ class Graph:
 def _canonical_lines(graph: Graph) -> Iterator[str]:
     """The program as text without names or source lines; what the digest is taken of."""
     number = {v: i for i, v in enumerate(graph.inputs)}
+    texts: dict[TensorType, str] = {}
     for symbol in symbols_of(graph):
         yield repr(symbol)
     yield from (str(g) for g in graph.guards)
     yield from (str(v.type) for v in graph.inputs)
     for node in graph.nodes:
         inputs = [number[v] for v in node.inputs]
+        types = []
         for value in node.outputs:
             number[value] = len(number)
-        yield f"{op_key(node.op)}{inputs}{[str(v.type) for v in node.outputs]}"
+            text = texts.get(value.type)
+            if text is None:
+                text = texts[value.type] = str(value.type)
+            types.append(text)
+        yield f"{op_key(node.op)}{inputs}{types}"
     yield f"return {[number[v] for v in graph.outputs]}"
 
 
@@ -244,8 +262,12 @@ def op_key(op: Op) -> str:
     """Text that tells ops with different attributes apart, the same in every process."""
     if not op._fields:
         return op.name
-    inside = ",".join(f"{name}={_attribute_key(getattr(op, name))}" for name in op._fields)
-    return f"{op.name}{{{inside}}}"
+    own = op.__dict__
+    found: str | None = own.get("_text_key")
+    if found is None:
+        inside = ",".join([f"{name}={_attribute_key(own[name])}" for name in op._fields])
+        found = own["_text_key"] = f"{op.name}{{{inside}}}"
+    return found
 
 
 def _attribute_key(value: object) -> str:

@@ -213,15 +213,53 @@ class _Redirect:
     after: tuple[Value, ...]
 
 
+_Heads = tuple[tuple[tuple[int, frozenset[type[Op]]], ...], ...]
+"""For each order of a pattern's inputs, which ops have to make some of them."""
+
+
+def _heads(pattern: P) -> _Heads:
+    orders = [pattern.inputs, *([pattern.inputs[::-1]] if pattern.commutes else [])]
+    return tuple(
+        tuple(
+            (i, _FILLING if isinstance(p, Filled) else frozenset((p.op,)))
+            for i, p in enumerate(order)
+            if not isinstance(p, str)
+        )
+        for order in orders
+    )
+
+
+_FILLING: frozenset[type[Op]] = frozenset((Constant, Full, Broadcast, Reshape))
+
+
+def _makers(values: Iterable[Value]) -> list[type[Op] | None]:
+    """The class of the op that makes each value, None for inputs of the graph."""
+    return [None if v.producer is None else type(v.producer.op) for v in values]
+
+
+def _may_match(heads: _Heads, kinds: Sequence[type[Op] | None]) -> bool:
+    """Whether the ops that make a node's operands are such that a pattern can match.
+
+    It rules most patterns out at a small part of what trying them costs.
+    """
+    for order in heads:
+        for i, allowed in order:
+            if i >= len(kinds) or kinds[i] not in allowed:
+                break
+        else:
+            return True
+    return False
+
+
 class _Rewriter:
     """One run of `rewrite`."""
 
     def __init__(self, graph: Graph, rules: Iterable[Rule], fuel: int) -> None:
         self._graph = graph
         self._fuel = fuel * max(len(graph.nodes), 1)
-        self._rules: dict[type[Op], list[Rule]] = {}
+        self._rules: dict[type[Op], list[tuple[Rule, _Heads]]] = {}
         for rule in rules:
-            self._rules.setdefault(rule.pattern.op, []).append(rule)
+            self._rules.setdefault(rule.pattern.op, []).append((rule, _heads(rule.pattern)))
         self._instead: dict[Value, Value] = {}
         self._kept: list[Node] = []
         self._fired: Counter[str] = Counter()
@@ -247,7 +285,11 @@ class _Rewriter:
     def _visit(self, node: Node) -> list[Node | _Redirect]:
         """Keep the node, or return what is to be visited in its place."""
         current = self._with_resolved_inputs(node)
-        for rule in self._rules.get(type(current.op), ()):
+        rules = self._rules.get(type(current.op), ())
+        kinds = _makers(current.inputs) if rules else []
+        for rule, heads in rules:
+            if not _may_match(heads, kinds):
+                continue
             found = Found(current)
             if not match_node(rule.pattern, current, found):
                 continue
@@ -264,10 +306,10 @@ class _Rewriter:
         return []
 
     def _with_resolved_inputs(self, node: Node) -> Node:
-        inputs = tuple([self._resolve(v) for v in node.inputs])
-        if all(a is b for a, b in zip(inputs, node.inputs, strict=True)):
-            return node
-        return remake(node, node.op, inputs)
+        for value in node.inputs:
+            if value in self._instead:
+                return remake(node, node.op, tuple([self._resolve(v) for v in node.inputs]))
+        return node
 
     def _redirect(self, item: _Redirect) -> None:
         for before, after in zip(item.before, item.after, strict=True):

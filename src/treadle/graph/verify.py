@@ -29,18 +29,20 @@ def verify(graph: Graph, spec: Spec = CAPTURED) -> None:
     defined: set[Value] = set(graph.inputs)
     seen: set[Node] = set()
     guards = set(graph.guards)
-    for node in graph.nodes:
-        if node in seen:
-            raise _error(graph, node, "the node appears twice")
-        seen.add(node)
-        _check_uses(graph, node, defined)
-        _check_outputs(graph, node, defined)
-        _check_types(graph, node, guards)
-        reason = spec.refuse(node)
-        if reason:
-            raise _error(graph, node, f"illegal after {spec.name}: {reason}")
-        for region in regions_of(node.op):
-            _check_region(graph, node, region, spec)
+    with recording_guards() as needed:
+        for node in graph.nodes:
+            if node in seen:
+                raise _error(graph, node, "the node appears twice")
+            seen.add(node)
+            _check_uses(graph, node, defined)
+            _check_outputs(graph, node, defined)
+            _check_types(graph, node)
+            _check_guards(graph, node, guards, needed)
+            reason = spec.refuse(node)
+            if reason:
+                raise _error(graph, node, f"illegal after {spec.name}: {reason}")
+            for region in regions_of(node.op):
+                _check_region(graph, node, region, spec)
     for i, value in enumerate(graph.outputs):
         if value not in defined:
             raise GraphError(f"graph {graph.name}", f"output {i} is not defined in the graph")
@@ -78,19 +80,23 @@ def _check_outputs(graph: Graph, node: Node, defined: set[Value]) -> None:
         defined.add(value)
 
 
-def _check_types(graph: Graph, node: Node, guards: set[Relation]) -> None:
+def _check_types(graph: Graph, node: Node) -> None:
     try:
-        with recording_guards() as needed:
-            types = result_types(node.op, node.inputs)
+        types = result_types(node.op, node.inputs)
     except TreadleError as problem:
         raise _error(graph, node, f"{problem.problem}; {problem.saw}") from problem
     found = tuple(v.type for v in node.outputs)
     if types != found and not differ_in_new_symbols(node.op, node.inputs, types, found):
         expected, actual = ", ".join(map(str, types)), ", ".join(map(str, found))
         raise _error(graph, node, f"has type {actual}, but the op infers {expected}")
+
+
+def _check_guards(graph: Graph, node: Node, guards: set[Relation], needed: list[Relation]) -> None:
+    """Whether the graph has the guards that the node's type rule asked for just now."""
     for relation in needed:
         if relation not in guards:
             raise _error(graph, node, f"needs the guard {relation}, which the graph lacks")
+    needed.clear()
 
 
 def _check_region(graph: Graph, node: Node, region: Graph, spec: Spec) -> None:

@@ -14,7 +14,7 @@ from treadle.base.dtype import DType, float32, float64
 from treadle.base.errors import ShapeError
 from treadle.base.modes import capturing
 from treadle.engine.dispatch import eager_type
-from treadle.tensor import Parameter, Tensor, notice_grad, scalar_tensor
+from treadle.tensor import Parameter, Tensor, scalar_tensor
 
 Group: TypeAlias = "dict[str, Any]"
 Params: TypeAlias = "Parameter | Group | Iterable[Parameter] | Iterable[Group]"
@@ -144,8 +144,6 @@ class Optimizer(abc.ABC):
         capture = capturing()
         if capture is None:
             return
-        for param in group["params"]:
-            notice_grad(param)
         fixed = [n for n in group if n not in ("params", *_READ_AT_EACH_CALL)]
         capture.guard(lambda: [group.get(n) for n in fixed], [group[n] for n in fixed])
 
@@ -153,7 +151,6 @@ class Optimizer(abc.ABC):
         """Set the gradient of every parameter to None."""
         for group in self.param_groups:
             for param in group["params"]:
-                notice_grad(param)
                 param.grad = None
 
     def zero_grad(self) -> None:

@@ -6,6 +6,7 @@ that is possible. Ops that move no data are views, and results without elements 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 from treadle.backends.api import Support, no
@@ -41,6 +42,8 @@ from treadle.ops.transfer import Identity, StopGradient
 
 VIEWS = (Reshape, Identity, StopGradient)
 """Ops whose result is their operand's memory."""
+MOST_KEPT = 512
+"""Answers that are remembered: the stages of one program ask the same several times."""
 
 
 def lower(
@@ -48,7 +51,13 @@ def lower(
 ) -> Lowered | Support:
     """Launches that compute an op on dense row-major operands, or why there are none."""
     operands = types_of(types)
-    constant = tuple(frozen) or (False,) * len(operands)
+    return _lower(op, operands, tuple(frozen) or (False,) * len(operands), target)
+
+
+@functools.lru_cache(MOST_KEPT)
+def _lower(
+    op: Op, operands: tuple[TensorType, ...], constant: tuple[bool, ...], target: Target
+) -> Lowered | Support:
     if not all(t.is_static for t in operands):
         return no("dynamic-shape", f"an operand of {op.name} has symbolic extents")
     if isinstance(op, VIEWS):

@@ -33,18 +33,18 @@ def shared_library(objects: Sequence[bytes]) -> bytes | None:
     program = linker()
     if program is None:
         return None
-    with tempfile.TemporaryDirectory(prefix="treadle-") as folder:
-        paths = [Path(folder, f"{number}.o") for number in range(len(objects))]
-        for path, image in zip(paths, objects, strict=True):
-            path.write_bytes(image)
-        made = Path(folder, "made.so")
-        command = [program, "-shared", "-z", "noexecstack", "-o", str(made)]
-        try:
+    try:
+        with tempfile.TemporaryDirectory(prefix="treadle-") as folder:
+            paths = [Path(folder, f"{number}.o") for number in range(len(objects))]
+            for path, image in zip(paths, objects, strict=True):
+                path.write_bytes(image)
+            made = Path(folder, "made.so")
+            command = [program, "-shared", "-z", "noexecstack", "-o", str(made)]
             subprocess.run([*command, *map(str, paths)], check=True, capture_output=True)
             return made.read_bytes()
-        except (OSError, subprocess.CalledProcessError) as error:
-            get_logger().info("the linker fails, LLVM loads the objects: %s", error)
-            return None
+    except (OSError, subprocess.CalledProcessError) as error:  # a full disk, among others
+        get_logger().info("the linker fails, LLVM loads the objects: %s", error)
+        return None
 
 
 def linked_by_llvm(objects: Sequence[bytes], symbols: Sequence[str]) -> Any:

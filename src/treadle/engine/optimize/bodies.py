@@ -42,14 +42,17 @@ def body_of(
 ) -> Fused:
     """Nodes as the body of an op that reads and makes the given values."""
     builder = GraphBuilder(kind)
-    known = {v: builder.input(TensorType(v.type.dtype, v.type.shape)).value for v in read}
-    wanted = _alive(groups, order, made)
-    for i in sorted(wanted):
+    known = {v: builder.input(_unplaced(v.type)).value for v in read}
+    for i in order:
         node = groups.nodes[i]
-        copy = builder.add(node.op, tuple([known[v] for v in node.inputs]), (), node.loc)
+        copy = builder.copy(node, tuple([known[v] for v in node.inputs]), named=False)
         known.update(zip(node.outputs, copy.outputs, strict=True))
     builder.output(*(builder.operand(known[v]) for v in made))
     return Fused(kind, builder.build())
+
+
+def _unplaced(type_: TensorType) -> TensorType:
+    return TensorType(type_.dtype, type_.shape) if type_.device else type_
 
 
 def _alive(groups: Groups, order: Iterable[int], made: Sequence[Value]) -> set[int]:
@@ -67,15 +70,26 @@ def _alive(groups: Groups, order: Iterable[int], made: Sequence[Value]) -> set[i
 
 def proposed(groups: Groups, group: Group, made: Sequence[Value]) -> tuple[Fused, list[Value]]:
     """A group as an op with the given results, and what it reads."""
+    order, read = _outline(groups, group, made)
+    key = group.kind, tuple(order), tuple(made)
+    op = groups.bodies.get(key)
+    if op is None:
+        op = groups.bodies[key] = body_of(groups, group.kind, order, read, made)
+    return op, read
+
+
+def _outline(groups: Groups, group: Group, made: Sequence[Value]) -> tuple[list[int], list[Value]]:
+    """The nodes that a group with the given results has to run, and what they read."""
     order, _ = groups.operands(group)
     wanted = _alive(groups, order, made)
+    order = sorted(wanted)
     read = dict.fromkeys(
         v
-        for i in sorted(wanted)
+        for i in order
         for v in groups.nodes[i].inputs
         if v.producer is None or groups.position[v.producer] not in wanted
     )
-    return body_of(groups, group.kind, wanted, list(read), made), list(read)
+    return order, list(read)
 
 
 def accepted(groups: Groups, group: Group, trial: Trial) -> Support:
@@ -135,7 +149,7 @@ def _matters(groups: Groups, group: Group) -> bool:
 def _reads(groups: Groups, group: Group, made: Sequence[Value]) -> Sequence[Value]:
     if not group.kind or stands_alone(groups, group):
         return groups.nodes[group.members[0]].inputs
-    return proposed(groups, group, made)[1]
+    return _outline(groups, group, made)[1]
 
 
 def _sorted(groups: Groups) -> list[Group]:

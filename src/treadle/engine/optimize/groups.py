@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from treadle.engine.optimize.kinds import MOVES, is_clear, is_free, is_static
 from treadle.graph.ir import Graph, Value
+from treadle.ops.fused import Fused
 
 
 @dataclass(slots=True, eq=False)
@@ -69,6 +70,8 @@ class Groups:
         self._free = {v for v in self._clear if is_free(v)}
         self._read_through = _bits(self.position[v.producer] for v in self._clear if v.producer)
         self._holders: dict[int, list[Group]] = {}
+        self.bodies: dict[tuple[str, tuple[int, ...], tuple[Value, ...]], Fused] = {}
+        """Groups as ops, by kind, nodes and results: each is asked about more than once."""
         self.owner: list[Group] = []
         self._start()
 
@@ -181,35 +184,40 @@ class Groups:
     def needed(self, group: Group) -> list[Value]:
         """The members' results that are read outside, or are results of the graph."""
         own = {self.owner[i] for i in group.members}
-        values = (v for i in group.members for v in self.nodes[i].outputs)
         inside = frozenset(group.members)
-        return [v for v in values if v in self.results or self.readers(v, inside) - own]
+        found = []
+        for i in group.members:
+            for value in self.nodes[i].outputs:
+                if value in self.results or self._is_read(value, inside, own):
+                    found.append(value)
+        return found
+
+    def _is_read(self, value: Value, inside: frozenset[int], own: set[Group]) -> bool:
+        return any(group not in own for group in self._reading(value, inside))
 
     def readers(self, value: Value, inside: frozenset[int] = frozenset()) -> set[Group]:
         """The groups that read a value, those that do so through a lone move included.
 
         Nodes `inside` a group that is only thought of do not count.
         """
-        found: set[Group] = set()
+        return set(self._reading(value, inside))
+
+    def _reading(self, value: Value, inside: frozenset[int]) -> Iterator[Group]:
         maker = -1 if value.producer is None else self.position[value.producer]
         for user in self.users[value]:
-            found.update(g for g in self._running(user) if maker not in g.inside)
+            # Groups that hold a copy of the user; those that were merged away do not count.
+            for holder in self._holders.get(user, ()):
+                if self.owner[holder.members[0]] is holder and maker not in holder.inside:
+                    yield holder
             group = self.owner[user]
             if user in inside or maker in group.copies:
                 continue
             if len(group.members) > 1 or not self._moves[user]:
-                found.add(group)
+                yield group
                 continue
             (moved,) = self.nodes[user].outputs
-            found |= self.readers(moved, inside)
+            yield from self._reading(moved, inside)
             if moved in self.results:
-                found.add(group)
-        return found
-
-    def _running(self, node: int) -> Iterator[Group]:
-        """The groups that hold a copy of a node; those that were merged away do not count."""
-        for group in self._holders.get(node, ()):
-            if self.owner[group.members[0]] is group:
                 yield group
 
 

@@ -11,11 +11,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from treadle.backends.api import Engine
+from treadle.base.types import TensorType
 from treadle.engine.partition.candidates import Candidates
 from treadle.engine.partition.model import Model, shares_memory
 from treadle.graph.analysis import users
 from treadle.graph.flow import FOREVER, Cut
 from treadle.graph.ir import Graph, Node, Value
+from treadle.ops.op import Op
 
 Assignment = dict[Node, int]
 """The number of something, an engine or a memory space, for every node."""
@@ -35,11 +37,23 @@ class Assigner:
         self.graph = graph
         self.engines = candidates.engines
         self.model = model
-        self.choices = {n: candidates.choices(n) for n in graph.nodes}
+        self.choices: dict[Node, list[int]] = {}
         self.readers = _readers(graph)
         self.spaces = _spaces(self.engines)
         self.space_of = {e: i for i, space in enumerate(self.spaces) for e in space}
-        self._fastest = {n: [self._in_space(n, s) for s in self.spaces] for n in graph.nodes}
+        self._fastest: dict[Node, list[tuple[float, int]]] = {}
+        self._ask(candidates)
+
+    def _ask(self, candidates: Candidates) -> None:
+        """Find who runs each node how fast; equal ops on equal types are asked about once."""
+        first: dict[tuple[Op, tuple[TensorType, ...]], Node] = {}
+        for node in self.graph.nodes:
+            known = first.setdefault((node.op, tuple([v.type for v in node.inputs])), node)
+            if known is node:
+                self.choices[node] = candidates.choices(node)
+                self._fastest[node] = [self._in_space(node, s) for s in self.spaces]
+            else:
+                self.choices[node], self._fastest[node] = self.choices[known], self._fastest[known]
 
     def first_supporting(self) -> Assignment:
         """Every node on the best engine that runs it, the other way to decide."""
