@@ -32,7 +32,8 @@ demo: $(VENV)/.demo ## train a small CNN on handwritten digits (under a minute)
 	$(PY) examples/digits_cnn.py
 
 .PHONY: bench
-bench: $(VENV)/.ready ## print eager overhead next to the peer's figures
+bench: $(VENV)/.bench ## time whole workloads and single ops, next to PyTorch where it is installed
+	$(PY) benchmarks/compare.py --plot benchmarks/compare.svg
 	$(PY) benchmarks/overhead.py
 
 ##@ Develop
@@ -118,6 +119,10 @@ $(VENV)/.ready: $(VENV)/.demo
 
 $(VENV)/.oracle: $(VENV)/.ready
 	$(PIP) install $(PIP_FLAGS) "$(TORCH)" "$(ONNX)"
+	@touch $@
+
+$(VENV)/.bench: $(VENV)/.ready
+	$(PIP) install $(PIP_FLAGS) "matplotlib>=3.9"
 	@touch $@
 
 $(VENV)/.build: $(VENV)/.ready

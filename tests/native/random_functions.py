@@ -24,7 +24,6 @@ Run = Callable[..., Any]
 
 TOLERANCE = {"float64": 1e-9, "float32": 5e-4, "float16": 4e-2, "bfloat16": 3e-1}
 _PRECISION = ("exact", "float64", "float32", "float16", "bfloat16")
-_MOST = 3000
 SHAPES = ((), (1,), (3,), (7,), (16,), (33,), (2, 3), (4, 1), (1, 5), (5, 8), (3, 3), (17, 4),
           (2, 3, 4), (3, 1, 5), (2, 8, 8), (1, 3, 6, 6), (2, 4, 5, 5), (2, 3, 4, 5),
           (0,), (0, 3), (2, 0, 4))  # fmt: skip
@@ -148,6 +147,8 @@ class Generator:
         self.function = Function()
         self.values: list[mge.Tensor] = []
         self.special = special
+        self.most = 3000
+        """Elements of the largest value."""
         self.narrow = True
         """Whether 16-bit floats, and loops that have no gradient, are wanted."""
         self.floats: tuple[str, ...] = ()
@@ -215,7 +216,7 @@ class Generator:
 
     def _tame(self, x: mge.Tensor) -> bool:
         data = x.numpy()
-        if data.size > _MOST or data.dtype.kind == "c":
+        if data.size > self.most or data.dtype.kind == "c":
             return False
         if self.special or not x.size or data.dtype.kind == "b":
             return True

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -338,8 +339,9 @@ def join(g: Generator) -> Step | None:
     axis = int(g.rng.integers(x.ndim))
 
     def fits(y: mge.Tensor) -> bool:
-        same = y.ndim == x.ndim and y.dtype == x.dtype
-        return same and all(a == b or k == axis for k, (a, b) in enumerate(zip(x.shape, y.shape)))
+        if y.ndim != x.ndim or y.dtype != x.dtype:
+            return False
+        return all(k == axis or y.shape[k] == extent for k, extent in enumerate(x.shape))
 
     j = g.pick(fits)
     return None if j is None else Step(f"join {axis}", (i, j), lambda x, y: F.concat([x, y], axis))
@@ -481,7 +483,7 @@ def control(g: Generator) -> Step | None:
         made = mge.jit.while_loop(
             lambda n, v: n < turns, lambda n, v: (n + 1, v * 0.5 + x), (mge.tensor(0), x)
         )
-        return made[1]
+        return made[1] * 1  # No turns give the operand itself, whose handle may be rebound.
 
     def scan(x: mge.Tensor) -> tuple[mge.Tensor, ...]:
         rows = x if x.ndim else x.reshape(1)
@@ -499,7 +501,13 @@ MAKERS: tuple[Maker, ...] = (
 )  # fmt: skip
 
 
-def generate(seed: int, steps: int = 14, special: bool = False, order: int = 0) -> Generator:
+def generate(
+    seed: int,
+    steps: int = 14,
+    special: bool = False,
+    order: int = 0,
+    shapes: Sequence[tuple[int, ...]] = SHAPES,
+) -> Generator:
     """A generator that has made a function with some arguments, states, steps and results.
 
     Args:
@@ -507,19 +515,21 @@ def generate(seed: int, steps: int = 14, special: bool = False, order: int = 0) 
         steps: how many there are.
         special: put NaN, infinities and negative zeros into the arguments.
         order: how often the function has to be differentiable.
+        shapes: of arguments and states.
     """
     g = Generator(seed, special)
+    g.most = max(g.most, *(4 * math.prod(s) for s in shapes))
     g.narrow = not order
     makers = MAKERS if order < 2 else tuple(m for m in MAKERS if m is not control)
     g.floats = FLOATS if g.narrow else ("float32", "float32", "float64")
     kind = g.choice(g.floats)
     some = int(g.rng.integers(1, 4))
     for _ in range(some):
-        g.add_input(g.array(g.choice(SHAPES), kind if g.chance(0.7) else g.choice(g.floats)))
+        g.add_input(g.array(g.choice(shapes), kind if g.chance(0.7) else g.choice(g.floats)))
     if g.chance():
-        g.add_input(g.array(g.choice(SHAPES), g.choice((*WHOLE, "bool"))))
+        g.add_input(g.array(g.choice(shapes), g.choice((*WHOLE, "bool"))))
     for _ in range(int(g.rng.integers(0, 3))):
-        g.add_input(g.array(g.choice(SHAPES), kind), state=True)
+        g.add_input(g.array(g.choice(shapes), kind), state=True)
     tries = 0
     while len(g.function.steps) < steps and tries < 20 * steps:
         tries += 1

@@ -6,9 +6,11 @@ that run one program at the same time get one each.
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Sequence
+from operator import is_
 from typing import Any
 
 import numpy as np
@@ -22,20 +24,40 @@ from treadle.ops.op import as_tuple
 from treadle.runtime.host import HostBuffer
 
 Array = npt.NDArray[Any]
+_UNUSED = 2
+"""References to what is packed, as `getrefcount` sees them where only the executor has it."""
 
 
 class _Frame:
     """Addresses and scratch memory of one run at a time."""
 
-    __slots__ = ("arena", "bases", "version")
+    __slots__ = ("arena", "bases", "kept", "version")
 
     def __init__(self, loaded: Loaded) -> None:
         plan = loaded.plan
         self.arena: HostBuffer = memory("activations", plan.memory.peak)
+        self.kept: HostBuffer = loaded.kept
         self.bases = np.zeros(plan.bases, np.int64)
         self.bases[-3:] = [address(b.bytes) for b in (loaded.constants, loaded.kept, self.arena)]
         self.version: object = None
         """Names the inputs whose addresses are in the table; None where they must be written."""
+
+
+class _Packed:
+    """What a prelude made of frozen inputs. Runs hold on to it; one that runs hold is not changed.
+
+    Attributes:
+        buffer: where it is.
+        arrays: the frozen inputs.
+        version: names all inputs that are not varying, as they were when it was last looked at.
+    """
+
+    __slots__ = ("arrays", "buffer", "version")
+
+    def __init__(self, buffer: HostBuffer, arrays: list[Any]) -> None:
+        self.buffer = buffer
+        self.arrays = arrays
+        self.version: object = None
 
 
 class Executor:
@@ -54,10 +76,8 @@ class Executor:
         self._results = [(_extents(t), t.dtype.numpy) for t in results]
         self._frames: list[_Frame] = []
         self._frozen = tuple(frozen) if loaded.prelude is not None else ()
-        self._packed: list[Any] = [None] * len(self._frozen)
-        self._packed_version: object = None
+        self._packed: _Packed | None = None
         self._packing = threading.Lock()
-        self._ready = loaded.prelude is None
 
     @property
     def peak(self) -> int:
@@ -76,19 +96,25 @@ class Executor:
         Returns:
             New arrays, one per result.
         """
-        frame = self._frames.pop() if self._frames else _Frame(self.loaded)
+        frame = self._frame()
         try:
             results = self._bind(frame, inputs, varying, version)
-            if version is None or version is not self._packed_version:
-                self._pack(frame, inputs)
-                self._packed_version = version
+            packed = self._pack(frame, inputs, version)
             reached = self.loaded.main.run(frame.bases)
             while reached >= 0:
                 self._serve(frame, inputs, results, reached)
                 reached = self.loaded.main.run(frame.bases, reached + 1)
+            del packed
             return results
         finally:
             self._frames.append(frame)
+
+    def _frame(self) -> _Frame:
+        """A frame that nobody uses."""
+        try:
+            return self._frames.pop()
+        except IndexError:
+            return _Frame(self.loaded)
 
     def _bind(
         self,
@@ -136,11 +162,12 @@ class Executor:
                 saw=f"ops left to the host: {names}",
                 hint="call it step by step",
             )
-        frame = self._frames.pop() if self._frames else _Frame(self.loaded)
+        frame = self._frame()
         try:
             results = self._bind(frame, inputs)
-            self._pack(frame, inputs)
+            packed = self._pack(frame, inputs)
             made = self.loaded.main.repeat(frame.bases, varying)
+            del packed
             return made, results
         finally:
             self._frames.append(frame)
@@ -157,7 +184,7 @@ class Executor:
         updated = {i for _, i in plan.updates}
         inputs = [x.copy() if i in updated else x for i, x in enumerate(inputs)]
         results = self._bind(frame, inputs)
-        self._pack(frame, inputs)
+        packed = self._pack(frame, inputs)
         times = np.zeros((repeats, len(plan.steps), 4), np.int64)
         for run in times:
             reached = self.loaded.main.profile(frame.bases, run)
@@ -167,6 +194,7 @@ class Executor:
                 end = time.monotonic_ns()
                 run[reached] = start, end, run[reached, 2] + end - start, run[reached, 3] + 1
                 reached = self.loaded.main.profile(frame.bases, run, reached + 1)
+        del packed
         return times
 
     def close(self) -> None:
@@ -175,18 +203,45 @@ class Executor:
 
     # -- packed weights --------------------------------------------------------------------
 
-    def _pack(self, frame: _Frame, inputs: Sequence[Array]) -> None:
-        """Fill the kept memory where a frozen input is not the array that was packed."""
+    def _pack(
+        self, frame: _Frame, inputs: Sequence[Array], version: object = None
+    ) -> _Packed | None:
+        """Have the frame point to what the prelude makes of the frozen inputs.
+
+        Returns:
+            What has to be held on to during the run; None where there is nothing to pack.
+        """
         if self.loaded.prelude is None:
-            return
-        if self._ready and all(
-            [inputs[i] is p for i, p in zip(self._frozen, self._packed, strict=True)]
-        ):
-            return
+            return None
+        found = self._packed
+        if found is None or version is None or found.version is not version:
+            found = None  # Whoever refers to it counts as a run.
+            found = self._packed_anew(frame, inputs)
+            found.version = version
+        if frame.kept is not found.buffer:
+            frame.kept = found.buffer
+            frame.bases[-2] = address(found.buffer.bytes)
+        return found
+
+    def _packed_anew(self, frame: _Frame, inputs: Sequence[Array]) -> _Packed:
+        """What is packed already, if it is of these inputs; else the prelude runs."""
         with self._packing:
-            self.loaded.prelude.run(frame.bases)
-            self._packed = [inputs[i] for i in self._frozen]
-            self._ready = True
+            old, arrays = self._packed, [inputs[i] for i in self._frozen]
+            if old is not None and all(map(is_, old.arrays, arrays)):
+                return old
+            self._packed = None  # From here on nobody begins a run with it.
+            if old is None:
+                buffer = self.loaded.kept
+            elif sys.getrefcount(old) <= _UNUSED:
+                buffer = old.buffer
+            else:
+                buffer = memory("packed weights", self.loaded.plan.kept)
+            frame.bases[-2] = address(buffer.bytes)
+            frame.kept = buffer
+            if self.loaded.prelude is not None:
+                self.loaded.prelude.run(frame.bases)
+            self._packed = made = _Packed(buffer, arrays)
+            return made
 
     # -- host tasks ------------------------------------------------------------------------
 
@@ -202,7 +257,7 @@ class Executor:
             *inputs,
             *results,
             self.loaded.constants.bytes,
-            self.loaded.kept.bytes,
+            frame.kept.bytes,
             frame.arena.bytes,
         ]
         _perform(plan.host[halt.task], memories)
