@@ -71,6 +71,17 @@ def test_import_takes_no_backend() -> None:
     assert backends <= {f"treadle.backends.{name}" for name in framework}
 
 
+def test_jit_takes_no_stage_before_a_program_has_to_be_made() -> None:
+    program = "import json, sys, treadle.jit; print(json.dumps(sorted(sys.modules)))"
+    run = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    modules = set(json.loads(run.stdout))
+    made = {"prepare", "partition", "optimize", "compile", "load", "explain", "profile"}
+    assert not modules & {f"treadle.engine.{stage}" for stage in made}
+    assert not modules & {"treadle.graph.passes", "treadle.graph.rewrite", "treadle.graph.verify"}
+
+
 @pytest.mark.parametrize("page", ["README.md", "ARCHITECTURE.md"])
 def test_stage_names_stand_in_order(page: str) -> None:
     words = re.findall(r"\w+", (ROOT / page).read_text(encoding="utf-8").lower())

@@ -70,18 +70,18 @@ def compare(generator: Generator, way: Options, calls: int = 2) -> None:
             assert_close(g.numpy(), w.numpy(), coarsest(function), f"state of\n{function}\n")
 
 
-@pytest.mark.parametrize("seed", range(36))
+@pytest.mark.parametrize("seed", range(28))
 def test_programs(seed: int) -> None:
-    compare(generate(seed, steps=16), options(seed))
+    compare(generate(seed, steps=14), options(seed))
 
 
-@pytest.mark.parametrize("seed", range(100, 112))
+@pytest.mark.parametrize("seed", range(100, 108))
 def test_special_values(seed: int) -> None:
     compare(generate(seed, special=True), options(seed), calls=1)
 
 
 @pytest.mark.parametrize("order", [1, 2])
-@pytest.mark.parametrize("seed", range(200, 208))
+@pytest.mark.parametrize("seed", range(200, 206))
 def test_gradients(seed: int, order: int) -> None:
     function = generate(seed, steps=8, order=order).function
     given = arguments(function)
@@ -95,7 +95,7 @@ def test_gradients(seed: int, order: int) -> None:
             assert_close(g.numpy(), w.numpy(), coarsest(function), f"of\n{function}\n")
 
 
-@pytest.mark.parametrize("seed", range(300, 306))
+@pytest.mark.parametrize("seed", range(300, 304))
 def test_threads_and_repetitions_change_no_bit(seed: int) -> None:
     function = generate(seed, steps=10, shapes=LARGE).function
     plain, states = function.bound()
@@ -113,7 +113,7 @@ def test_threads_and_repetitions_change_no_bit(seed: int) -> None:
 LARGE = ((130, 70), (3, 257), (4, 50, 17), (2, 8, 12, 12), (70,), (257, 1), (20_000,), (64, 64), ())
 
 
-@pytest.mark.parametrize("seed", range(400, 410))
+@pytest.mark.parametrize("seed", range(400, 408))
 def test_sinks_change_no_bit(seed: int) -> None:
     function = generate(seed, steps=8).function
     runs: list[tuple[Any, list[mge.Tensor]]] = []
@@ -132,7 +132,7 @@ def test_sinks_change_no_bit(seed: int) -> None:
 
 
 def test_a_new_function_object_with_the_same_program_gives_the_same_bits() -> None:
-    for seed in range(500, 504):
+    for seed in range(500, 503):
         found = []
         for _ in range(2):
             plain, states = generate(seed).function.bound()

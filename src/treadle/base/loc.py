@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import sys
 from dataclasses import dataclass
@@ -39,26 +40,37 @@ def user_location() -> Loc:
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if not _is_ours(frame):
-            code = frame.f_code
-            return Loc(_shorten(code.co_filename), frame.f_lineno, code.co_name)
+        code = frame.f_code
+        file = code.co_filename
+        if not _is_our_file(file) and not (file == "<string>" and _is_generated(frame)):
+            return Loc(_shorten(file), frame.f_lineno, code.co_name)
         frame = frame.f_back
     return UNKNOWN
 
 
-def _is_ours(frame: FrameType) -> bool:
-    """Whether a frame runs Treadle's code, or the standard library's on behalf of it."""
-    file = frame.f_code.co_filename
-    if file.startswith((_PACKAGE, "<frozen")) or file == contextlib.__file__:
-        return True
-    # Constructors that dataclasses and ops generate have no file, but their module's name.
-    return file == "<string>" and str(frame.f_globals.get("__name__")).startswith("treadle.")
+@functools.lru_cache(4096)
+def _is_our_file(file: str) -> bool:
+    """Whether a file is Treadle's, or the standard library's that runs on behalf of it."""
+    return file.startswith((_PACKAGE, "<frozen")) or file == contextlib.__file__
+
+
+def _is_generated(frame: FrameType) -> bool:
+    """Whether a frame runs a constructor that dataclasses or ops generate for Treadle.
+
+    Those have no file, but their module's name.
+    """
+    return str(frame.f_globals.get("__name__")).startswith("treadle.")
 
 
 def _shorten(file: str) -> str:
     """A path relative to the working directory where the file lies below it."""
     try:
-        here = os.path.join(os.getcwd(), "")
+        return _relative(file, os.getcwd())
     except OSError:  # The directory was deleted.
         return file
+
+
+@functools.lru_cache(4096)
+def _relative(file: str, folder: str) -> str:
+    here = os.path.join(folder, "")
     return file[len(here) :] if file.startswith(here) else file

@@ -14,7 +14,7 @@ Shape: TypeAlias = tuple[Dim, ...]
 
 def is_static(shape: Iterable[Dim]) -> bool:
     """Whether every extent is a plain int."""
-    return not any(isinstance(d, Expr) for d in shape)
+    return all([type(d) is int or not isinstance(d, Expr) for d in shape])
 
 
 def size_of(shape: Sequence[Dim]) -> int:

@@ -9,8 +9,10 @@ kernels print as well (`TREADLE_DUMP=compile,kernels`).
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from treadle.backends import registry
 from treadle.backends.api import Engine
@@ -20,20 +22,19 @@ from treadle.base.errors import CompileError
 from treadle.base.garbage import rare_collections
 from treadle.base.types import TensorType
 from treadle.engine import cache
-from treadle.engine.compile import compile_graph
 from treadle.engine.execute import Executor
-from treadle.engine.explain import Explanation, explain
-from treadle.engine.explain.plan import kernel_texts, plan_text
-from treadle.engine.load import load
-from treadle.engine.optimize import optimize
 from treadle.engine.options import Options
-from treadle.engine.partition import partition
 from treadle.engine.plan import Array, Interface, Plan
-from treadle.engine.prepare import prepare
-from treadle.engine.profile import Profile, measure
 from treadle.engine.types import CompileReport
 from treadle.graph.ir import Graph
-from treadle.graph.passes import dump, is_dumped, write_dump
+
+if TYPE_CHECKING:
+    from treadle.engine.explain import Explanation
+    from treadle.engine.profile import Profile
+
+
+def _stages() -> Any:
+    return importlib.import_module("treadle.engine.stages")
 
 
 @dataclass(slots=True)
@@ -63,19 +64,21 @@ class Stages:
         """Prepare, partition and optimize; the graph that will be compiled."""
         if self.optimized is not None:
             return self.optimized
-        compiler = find_compiler(self.options)
+        stages, compiler = _stages(), find_compiler(self.options)
         self.report.name = self.captured.name
-        dump(self.captured, "capture")
+        stages.dump(self.captured, "capture")
         with self.report.stage("prepare"):
-            self.prepared = prepare(self.captured, self.options, self.report, compiler)
-        dump(self.prepared, "prepare")
+            prepared: Graph = stages.prepare(self.captured, self.options, self.report, compiler)
+        self.prepared = prepared
+        stages.dump(prepared, "prepare")
         with self.report.stage("partition"):
-            parts = partition(self.prepared, _engines(self.options), self.options, self.report)
-        dump(parts.graph, "partition")
+            parts = stages.partition(prepared, _engines(self.options), self.options, self.report)
+        stages.dump(parts.graph, "partition")
         with self.report.stage("optimize"):
-            self.optimized = optimize(parts.graph, compiler, self.options, self.report)
-        dump(self.optimized, "optimize")
-        return self.optimized
+            optimized: Graph = stages.optimize(parts.graph, compiler, self.options, self.report)
+        stages.dump(optimized, "optimize")
+        self.optimized = optimized
+        return optimized
 
     @rare_collections()
     def compile(self) -> Executor:
@@ -94,7 +97,7 @@ class Stages:
             return self.executor
         plan = self.planned()
         with self.report.stage("load"):
-            loaded = load(plan, compiler)
+            loaded = _stages().load(plan, compiler)
         results = self._results()
         cache.save(key, loaded, results, compiler)
         self.executor = Executor(loaded, results, frozen)
@@ -111,7 +114,7 @@ class Stages:
         if self.plan is None:
             graph, compiler = self.lower(), find_compiler(self.options)
             with self.report.stage("compile"):
-                self.plan = compile_graph(
+                self.plan = _stages().compile_graph(
                     graph, compiler, self.interface, self.options, self.report
                 )
             _dump_plan(self.plan, compiler, self.captured.name)
@@ -128,7 +131,12 @@ class Stages:
             "optimized": self.lower(),
         }
         name = next((e.name for e in _engines(self.options) if isinstance(e, CompilingEngine)), "")
-        return explain(graphs, plan, self.report, name, self.measured)
+        found: Explanation = _stages().explain(graphs, plan, self.report, name, self.measured)
+        return found
+
+    def explained(self, *, full: bool = False) -> str:
+        """`explain()` as text for people; `full` gives every group, op and pass a row."""
+        return str(_stages().to_text(self.explain(), full=full))
 
     def profile(self, inputs: Sequence[Array], repeats: int = 10) -> Profile:
         """Measure every step on these inputs, which stay as they are.
@@ -138,19 +146,22 @@ class Stages:
         """
         plan, executor = self.planned(), self.compile()
         if executor.loaded.plan is not plan:  # Programs out of the cache have no steps to name.
-            executor = Executor(load(plan, find_compiler(self.options)), self._results())
+            loaded = _stages().load(plan, find_compiler(self.options))
+            executor = Executor(loaded, self._results())
         name, seconds = self.captured.name, self.report.seconds
-        self.measured = measure(name, executor, inputs, repeats, seconds)
-        return self.measured
+        found: Profile = _stages().measure(name, executor, inputs, repeats, seconds)
+        self.measured = found
+        return found
 
 
 def _dump_plan(plan: Plan, compiler: Compiler, name: str) -> None:
-    if is_dumped("compile"):
-        write_dump(name, "00.compile.txt", plan_text(plan, name))
+    stages = _stages()
+    if stages.is_dumped("compile"):
+        stages.write_dump(name, "00.compile.txt", stages.plan_text(plan, name))
     # Assembly takes its time, so that `all` does not stand for it.
     if "kernels" in DUMP.get().split(","):
-        for file, text in kernel_texts(plan, compiler):
-            write_dump(name, f"kernels.{file}", text)
+        for file, text in stages.kernel_texts(plan, compiler):
+            stages.write_dump(name, f"kernels.{file}", text)
 
 
 def find_compiler(options: Options) -> Compiler:

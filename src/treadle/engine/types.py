@@ -6,9 +6,12 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from treadle.graph.ir import Graph, Node, Value
-from treadle.graph.passes import PassReport
+
+if TYPE_CHECKING:
+    from treadle.graph.passes import PassReport
 
 # -- what partition gives ----------------------------------------------------------------------
 

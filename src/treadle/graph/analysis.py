@@ -100,7 +100,8 @@ def has_effect(op: Op) -> bool:
     """
     if isinstance(op, Collective):
         return True
-    return any(has_effect(n.op) for region in regions_of(op) for n in region.nodes)
+    regions = regions_of(op)
+    return bool(regions) and any(has_effect(n.op) for region in regions for n in region.nodes)
 
 
 def is_opaque(op: Op) -> bool:

@@ -53,14 +53,15 @@ class Share:
         first: dict[tuple[object, ...], Node] = {}
         instead: dict[Value, Value] = {}
         nodes: list[Node] = []
-        for node in graph.nodes:
-            current = _with_inputs(node, instead)
-            key = (id(current),) if is_opaque(current.op) else _key(current)
-            known = first.setdefault(key, current)
-            if known is current:
-                nodes.append(current)
-            if known is not node:
-                instead.update(zip(node.outputs, known.outputs, strict=True))
+        with recording_guards():  # The verifier compares what is needed with what is guarded.
+            for node in graph.nodes:
+                current = _with_inputs(node, instead)
+                key = (id(current),) if is_opaque(current.op) else _key(current)
+                known = first.setdefault(key, current)
+                if known is current:
+                    nodes.append(current)
+                if known is not node:
+                    instead.update(zip(node.outputs, known.outputs, strict=True))
         if len(nodes) == len(graph.nodes):
             return graph
         return graph.with_nodes(nodes, (instead.get(v, v) for v in graph.outputs))
@@ -78,11 +79,10 @@ def _key(node: Node) -> tuple[object, ...]:
 
 
 def _with_inputs(node: Node, instead: dict[Value, Value]) -> Node:
-    if not any(v in instead for v in node.inputs):
-        return node
-    with recording_guards():
-        inputs = tuple(instead.get(v, v) for v in node.inputs)
-        return remake(node, node.op, inputs)
+    for value in node.inputs:
+        if value in instead:
+            return remake(node, node.op, tuple([instead.get(v, v) for v in node.inputs]))
+    return node
 
 
 @register
@@ -106,15 +106,16 @@ class Fold:
         graph = map_regions(graph, self)
         instead: dict[Value, Value] = {}
         nodes: list[Node] = []
-        for node in graph.nodes:
-            current = _with_inputs(node, instead)
-            made = self._fold(current)
-            if made is None:
-                nodes.append(current)
-                made = () if current is node else current.outputs
-            else:
-                nodes += [v.producer for v in made if v.producer is not None]
-            instead.update(zip(node.outputs, made, strict=False))
+        with recording_guards():
+            for node in graph.nodes:
+                current = _with_inputs(node, instead)
+                made = self._fold(current)
+                if made is None:
+                    nodes.append(current)
+                    made = () if current is node else current.outputs
+                else:
+                    nodes += [v.producer for v in made if v.producer is not None]
+                instead.update(zip(node.outputs, made, strict=False))
         if not instead:
             return graph
         outputs = (instead.get(v, v) for v in graph.outputs)
@@ -122,9 +123,13 @@ class Fold:
 
     def _fold(self, node: Node) -> tuple[Value, ...] | None:
         """The results as constants, None where the node is to stay."""
-        data = [constant_of(v) for v in node.inputs]
-        known = [d.array for d in data if d is not None and d.is_present]
-        if len(known) < len(data) or not self._is_worth(node, sum(a.nbytes for a in known)):
+        known = []
+        for value in node.inputs:
+            data = constant_of(value)
+            if data is None or not data.is_present:
+                return None
+            known.append(data.array)
+        if not self._is_worth(node, sum(a.nbytes for a in known)):
             return None
         try:
             with np.errstate(all="ignore"):

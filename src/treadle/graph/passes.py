@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import re
 import time
 from collections.abc import Callable, Iterable
@@ -48,6 +49,8 @@ class PassReport:
 
 
 PASSES: dict[str, type[Pass]] = {}
+_OWN = "treadle.graph.cleanup", "treadle.graph.simplify"
+"""Modules of passes that are known by name without anybody having imported them."""
 C = TypeVar("C", bound=type[Pass])
 
 
@@ -144,6 +147,8 @@ def parse_passes(text: str) -> tuple[Pass, ...]:
     Raises:
         GraphError: a name or option is unknown, or the text is malformed.
     """
+    for module in _OWN:
+        importlib.import_module(module)
     cursor = Cursor(text)
     passes = [] if cursor.next.kind == "end" else [_parse_pass(cursor)]
     while cursor.take(","):
@@ -189,7 +194,7 @@ def _no_region() -> object:
 
 def map_regions(graph: Graph, change: Callable[[Graph], Graph]) -> Graph:
     """The graph with `change` applied to the regions of its control-flow ops."""
-    if not any(regions_of(n.op) for n in graph.nodes):
+    if not any([n.op._fields and regions_of(n.op) for n in graph.nodes]):
         return graph
     return replace_ops(graph, lambda op: substitute_attributes(op, lambda v: _within(v, change)))
 

@@ -8,6 +8,7 @@ given get their arrays back, and those that were rebound are outputs of the prog
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 import weakref
@@ -231,6 +232,7 @@ class Capture:
         self._builder = GraphBuilder(name, locate=True)
         self._sources: list[Source] = []
         self._bound: dict[int, _Bound] = {}
+        self._literals: dict[Any, GraphOperand] = {}
         self._host: dict[Any, Tensor] = {}
         self._grads: dict[int, tuple[Tensor, Any]] = {}
         self._guards: list[Guard] = []
@@ -267,9 +269,12 @@ class Capture:
             tensor._data = Symbol(self, operand)
 
     def literal(self, value: Any, kind: EagerType, /) -> Tensor:
-        """A 0-d constant."""
-        operand = self._builder.constant(as_scalar_array(value, kind.dtype))
-        return wrap(Symbol(self, operand), kind)
+        """A 0-d constant; one per value, since the way to an op may ask for it again."""
+        array = as_scalar_array(value, kind.dtype)
+        key = array.tobytes(), kind
+        if key not in self._literals:
+            self._literals[key] = self._builder.constant(array)
+        return wrap(Symbol(self, self._literals[key]), kind)
 
     def rebound(self, tensor: Tensor, value: Tensor, /) -> None:
         """A handle is about to be rebound: it must be known, to be written back."""
@@ -416,11 +421,7 @@ class Capture:
             if b.tensor._data is not b.symbol and not isinstance(self._source(b), GradOf)
         )
         known = slots | {id(t) for t in self._host.values()} | set(self._bound)
-        escaped = []
-        for reference in self._made:
-            tensor = reference()
-            if tensor is not None and id(tensor) not in known and type(tensor._data) is Symbol:
-                escaped.append((self._output(tensor), reference))
+        escaped = [(self._output(tensor), weakref.ref(tensor)) for tensor in self._alive(known)]
         order = self._order()
         place = {i: n for n, i in enumerate(order)}
         self._builder.arrange_inputs(order)
@@ -436,6 +437,18 @@ class Capture:
             tuple(self._guards),
             tuple(self._slots),
         )
+
+    def _alive(self, known: set[int]) -> list[Tensor]:
+        """Tensors that somebody outside holds, besides those whose ids are known."""
+
+        def found() -> list[Tensor]:
+            made = [reference() for reference in self._made]
+            alive = [t for t in made if t is not None and id(t) not in known]
+            return [t for t in alive if type(t._data) is Symbol]
+
+        if found():
+            gc.collect()  # Some are only waiting in cycles.
+        return found()
 
     def _order(self) -> list[int]:
         """Inputs that differ from call to call come first; state, which seldom does, comes last."""

@@ -8,7 +8,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from types import MethodType
-from typing import Any, Generic, Literal, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, overload
 
 import numpy as np
 
@@ -16,16 +16,17 @@ from treadle.autodiff.tape import Tape
 from treadle.base import tree
 from treadle.base.errors import TraceError
 from treadle.base.modes import ACTIVE, LOCAL
-from treadle.engine.explain import to_text
 from treadle.engine.options import Options
 from treadle.engine.pipeline import Stages
 from treadle.engine.plan import Interface
-from treadle.engine.profile import Profile
 from treadle.jit.binding import Binding, StateChanged
 from treadle.jit.capture import Argument, Captured, ManagerInside, Output, State, capture
 from treadle.jit.dynamic import Axes, Family, extents_of, symbolic_shapes
 from treadle.jit.recorded import GraphRule, call_recorded
 from treadle.tensor import Tensor
+
+if TYPE_CHECKING:
+    from treadle.engine.profile import Profile
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -240,8 +241,8 @@ class Compiled(Generic[P, R]):
         Raises:
             TypeError: arguments are missing, and the function has not been called before.
         """
-        found = self._known(args, kwargs).stages.explain()
-        return found.data() if form == "json" else to_text(found, full=full)
+        stages = self._known(args, kwargs).stages
+        return stages.explain().data() if form == "json" else stages.explained(full=full)
 
     def profile(
         self,

@@ -18,7 +18,6 @@ from treadle.base.log import get_logger
 from treadle.base.modes import LOCAL, install_capture
 from treadle.engine.devices import CompNode
 from treadle.engine.dispatch import EagerType
-from treadle.engine.explain import to_text
 from treadle.engine.options import Options
 from treadle.graph.ir import Graph, op_key
 from treadle.jit.binding import Binding
@@ -152,7 +151,7 @@ class trace:
                 f"trace {self._name}", "there is no program yet", hint="call the function first"
             )
         variant = list(self._variants.values())[-1]
-        return to_text(variant.stages.explain())
+        return variant.stages.explained()
 
     @property
     def graph(self) -> Graph:

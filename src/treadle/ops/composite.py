@@ -89,6 +89,7 @@ def differentiate_body(composite: Composite, at: Pullback[V]) -> tuple[V | None,
             seeds[id(out)] = dy if before is None else before + dy
     wanted = [id(x) for x, need in zip(inputs, at.needs, strict=True) if need]
     found = backpropagate(steps, seeds, wanted)
+    steps.clear()  # The wrappers and the list hold one another, and all values of the body.
     return tuple(
         found.get(id(x)) if need else None for x, need in zip(inputs, at.needs, strict=True)
     )

@@ -63,7 +63,17 @@ class Pullback(Generic[V]):
 _T = TypeVar("_T", bound="Op")
 
 
-class Op(abc.ABC):
+class _OpType(abc.ABCMeta):
+    """Abstract methods with the instance checks of plain classes, which take a part of the time.
+
+    Nobody registers classes as virtual ops.
+    """
+
+    __instancecheck__ = type.__instancecheck__
+    __subclasscheck__ = type.__subclasscheck__
+
+
+class Op(metaclass=_OpType):
     """A primitive operator with its attributes; compare by value.
 
     Class variables of a declaration:

@@ -148,7 +148,8 @@ def test_helper_processes_make_the_same_objects() -> None:
     target = host_target()
     names = (target.triple, target.cpu, ",".join(target.features))
     jobs = [(f"number{n}", text(n)) for n in range(20)] + [("broken", "define")]
-    with CompileProcesses(jobs, names, helpers=2) as helpers:
+    with CompileProcesses(len(jobs), names, helpers=2) as helpers:
+        helpers.give(jobs)
         made = helpers.results()
     assert helpers.next() is None
     assert set(made) == {name for name, _ in jobs if name != "broken"}
@@ -158,7 +159,8 @@ def test_helper_processes_make_the_same_objects() -> None:
 def test_helpers_that_cannot_start_cost_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
     jobs = [(f"number{n}", text(n)) for n in range(3)]
-    with CompileProcesses(jobs, ("", "", ""), helpers=1) as helpers:
+    with CompileProcesses(len(jobs), ("", "", ""), helpers=1) as helpers:
+        helpers.give(jobs)
         made = helpers.results()
         left = []
         while (job := helpers.next()) is not None:
@@ -174,7 +176,7 @@ def test_many_kernels_are_compiled_by_several_processes(
     monkeypatch.setattr(
         building,
         "CompileProcesses",
-        lambda jobs, target: CompileProcesses(jobs, target, helpers=2),
+        lambda expected, target: CompileProcesses(expected, target, helpers=2),
     )
     chain = fresh(tmp_path)
     assert values(chain, *range(40)) == list(range(40))

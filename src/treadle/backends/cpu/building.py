@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -59,15 +59,17 @@ def linked_by_llvm(objects: Sequence[bytes], symbols: Sequence[str]) -> Any:
         raise CompileError("cpu", f"compiled code cannot be loaded: {error}") from error
 
 
-def objects_of(texts: Mapping[str, str], target: Target) -> dict[str, bytes]:
+def objects_of(writers: Mapping[str, Callable[[], str]], target: Target) -> dict[str, bytes]:
     """The object of every text, compiled here and, where that pays, in other processes meanwhile.
 
     Raises:
         CompileError: LLVM does not accept a text.
     """
-    order = sorted(texts, key=lambda symbol: -len(texts[symbol]))
     made: dict[str, bytes] = {}
-    with CompileProcesses([(s, texts[s]) for s in order], names_of(target)) as others:
+    with CompileProcesses(len(writers), names_of(target)) as others:
+        texts = {symbol: write() for symbol, write in writers.items()}
+        order = sorted(texts, key=lambda symbol: -len(texts[symbol]))
+        others.give((symbol, texts[symbol]) for symbol in order)
         while (job := others.next()) is not None:
             made[job[0]] = translate(job[1], target)
         made.update(others.results())

@@ -1,7 +1,7 @@
 """More processes that compile, for programs with many new kernels.
 
 Jobs wait in one queue, longest first, from which this process takes, too; so a helper that starts
-slowly, or dies, costs nothing but its own share.
+slowly, or dies, costs nothing but its own share. Helpers start while the jobs are still written.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable
 from types import TracebackType
 from typing import IO
 
@@ -33,19 +33,20 @@ class CompileProcesses:
     """A queue of jobs and the helpers that empty it.
 
     Args:
-        jobs: in the order they are begun.
+        expected: how many jobs there will be.
         target: triple, processor and features.
         helpers: how many processes; by default what the cores and the number of jobs suggest.
     """
 
     def __init__(
-        self, jobs: Sequence[Job], target: tuple[str, str, str], helpers: int | None = None
+        self, expected: int, target: tuple[str, str, str], helpers: int | None = None
     ) -> None:
-        self._jobs = deque(jobs)
+        self._jobs: deque[Job] = deque()
+        self._given = threading.Event()
         self._target = target
         self._made: dict[str, bytes] = {}
         if helpers is None:
-            helpers = min(available_cores() - 1, len(jobs) // WORTHWHILE)
+            helpers = min(available_cores() - 1, expected // WORTHWHILE)
         self._threads = [
             threading.Thread(target=self._drive, name="treadle-compile", daemon=True)
             for _ in range(helpers)
@@ -63,8 +64,14 @@ class CompileProcesses:
         trace: TracebackType | None,
     ) -> None:
         self._jobs.clear()
+        self._given.set()
         for thread in self._threads:
             thread.join()
+
+    def give(self, jobs: Iterable[Job]) -> None:
+        """All the jobs, in the order they are to be begun."""
+        self._jobs.extend(jobs)
+        self._given.set()
 
     def next(self) -> Job | None:
         """The next job nobody has begun."""
@@ -100,6 +107,7 @@ class CompileProcesses:
         if to is None or back is None:
             return
         _send(to, *(part.encode() or b" " for part in self._target))
+        self._given.wait()
         while (job := self.next()) is not None:
             _send(to, job[1].encode())
             answer = _receive(back)

@@ -176,7 +176,9 @@ class Toolchain:
         """The object of every text, from the cache where it has it."""
         keys = {symbol: self._key(symbol) + ".o" for symbol in texts}
         found = {symbol: self.cache.get(key) for symbol, key in keys.items()}
-        missing = {s: texts[s]() for s, image in found.items() if image is None}
+        missing = {s: texts[s] for s, image in found.items() if image is None}
+        if _absent in missing.values():  # Nothing has to be started to find that out.
+            _absent()
         self.built += 1
         if missing:
             self.compiled += len(missing)

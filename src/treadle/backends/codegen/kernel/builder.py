@@ -63,20 +63,22 @@ class Writer:
 
     def _operands(self, given: Sequence[Value | Number]) -> tuple[Value, ...]:
         """Values of one type; numbers become literals of it, scalars beside vectors are splat."""
-        values = [v for v in given if isinstance(v, Value)]
-        if not values:
+        types = [v.type for v in given if isinstance(v, Value)]
+        if not types:
             raise KernelError("an instruction needs at least one operand that is no number")
-        like = max(values, key=lambda v: v.lanes)
+        like = types[0]
+        for type_ in types:
+            if type_.lanes > like.lanes:
+                like = type_
         made: list[Value] = []
         for v in given:
             if not isinstance(v, Value):
-                made.append(self.constant(v, like.dtype, like.lanes))
-            elif v.lanes != like.lanes and v.lanes == 1:
-                made.append(self.splat(v, like.lanes))
-            else:
-                made.append(v)
-        if any(v.type != like.type for v in made):
-            raise KernelError(f"operands differ in type: {[str(v.type) for v in made]}")
+                v = self.constant(v, like.dtype, like.lanes)
+            elif v.type.lanes != like.lanes and v.type.lanes == 1:
+                v = self.splat(v, like.lanes)
+            if v.type is not like and v.type != like:
+                raise KernelError(f"operands differ in type: {v.type} and {like}")
+            made.append(v)
         return tuple(made)
 
     def emit(
@@ -197,7 +199,7 @@ class Builder(Writer):
 
     def _binary(self, code: str, x: Value | Number, y: Value | Number) -> Value:
         a, b = self._operands((x, y))
-        if a.type == INDEX and code in _FOLDED:
+        if code in _FOLDED and a.type == INDEX:
             folded = self._fold(code, a, b)
             if folded is not None:
                 return folded

@@ -1,0 +1,31 @@
+"""The door to the stages, which `pipeline.py` opens when a program has to be made or looked into.
+
+Warm starts, whose programs come from the cache, pass none of them, and importing them takes longer
+than all else they do.
+"""
+
+from treadle.engine.compile import compile_graph
+from treadle.engine.explain import explain, to_text
+from treadle.engine.explain.plan import kernel_texts, plan_text
+from treadle.engine.load import load
+from treadle.engine.optimize import optimize
+from treadle.engine.partition import partition
+from treadle.engine.prepare import prepare
+from treadle.engine.profile import measure
+from treadle.graph.passes import dump, is_dumped, write_dump
+
+__all__ = [
+    "compile_graph",
+    "dump",
+    "explain",
+    "is_dumped",
+    "kernel_texts",
+    "load",
+    "measure",
+    "optimize",
+    "partition",
+    "plan_text",
+    "prepare",
+    "to_text",
+    "write_dump",
+]
