@@ -344,3 +344,25 @@ def test_extents_of_zero() -> None:
     x, y = mge.tensor(np.zeros((0, 3), "float32")), mge.tensor(np.zeros((3, 0), "float32"))
     for got, want in zip(mge.jit.compile(f)(x, y), f(x, y), strict=True):
         np.testing.assert_array_equal(got.numpy(), want.numpy())
+
+
+def test_a_tensor_that_another_thread_captures_says_so() -> None:
+    w, inside, leave = ramp(4), threading.Event(), threading.Event()
+
+    def slow() -> mge.Tensor:
+        made = w * 2
+        inside.set()
+        leave.wait(20)
+        return made
+
+    def meanwhile() -> None:
+        inside.wait(20)
+        try:
+            for use in (lambda: F.exp(w), lambda: w + 1, lambda: w.numpy(), lambda: F.sum(w)):
+                with pytest.raises(TraceError, match="outside of the capture"):
+                    use()
+        finally:
+            leave.set()
+
+    together(mge.jit.compile(slow), meanwhile)
+    assert (w + 1).tolist() == [1, 2, 3, 4]

@@ -80,12 +80,28 @@ class Symbol:
         """Bytes of the dense array it stands for."""
         return self.operand.type.nbytes
 
+    def __getattr__(self, name: str) -> Any:
+        # What arrays have besides, asked for by code that knows nothing of captures.
+        if LOCAL.capture is None:
+            raise _astray()
+        raise AttributeError(f"a symbol has no {name}")
+
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        if LOCAL.capture is None:
+            raise _astray()
         array = self.capture.read(self.operand.value)
         return array if dtype is None else array.astype(dtype)
 
     def __repr__(self) -> str:
         return f"<symbol of {self.operand.type}>"
+
+
+def _astray() -> TraceError:
+    return TraceError(
+        "jit",
+        "a tensor is used outside of the capture that goes on, or went on, with it",
+        hint="compile before other threads use the same tensors, and return what is needed outside",
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,6 +59,16 @@ def test_empty_operands_of_results_with_elements(op: Op) -> None:
     irregular.inside_memory(op, (np.zeros((0, 4), np.float32),), exact=False)
 
 
+def test_equal_questions_have_one_answer() -> None:
+    x = TensorType(dt.float32, (37, 41))
+    first = lower(Sum((1,)), (x,), (), AVX2)
+    assert isinstance(first, Lowered)
+    placed = TensorType(dt.float32, (37, 41), "cpu0")
+    assert lower(Sum((1,)), (placed,), (False,), AVX2) is first
+    assert lower(Sum((0,)), (x,), (), AVX2) is not first
+    assert lower(Sum((1,)), (x,), (), AVX512) is not first
+
+
 def test_refusals_say_why() -> None:
     n = symbol("n")
     assert "symbolic" in _refused(Add(), types((n,), (n,)))
