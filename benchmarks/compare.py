@@ -144,7 +144,10 @@ def measure(key: str, seconds: float, peers: dict[str, tuple[str, ...]]) -> list
     for peer, modes in peers.items():
         for mode in MODES.get(key, {}).get(peer, modes):
             ours, theirs = context.Pipe()
-            os.environ.update(TUNED if peer == "torch" else dict.fromkeys(TUNED, ""))
+            for name, value in TUNED.items():
+                os.environ.pop(name, None)  # Set to nothing, they would count as 0.
+                if peer == "torch":
+                    os.environ[name] = value
             process = context.Process(target=serve, args=(theirs, peer, key, mode), daemon=True)
             process.start()
             found = ours.recv()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,9 +63,3 @@ def _build(tree: Tree, leaves: Iterator[Any]) -> Any:
     if tree.kind in (list, tuple):
         return tree.kind(parts)
     return tree.kind(*parts)
-
-
-def map_leaves(function: Callable[[Any], Any], value: Any) -> Any:
-    """The structure with `function` applied to every leaf."""
-    leaves, tree = flatten(value)
-    return unflatten(tree, [function(leaf) for leaf in leaves])

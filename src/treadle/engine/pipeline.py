@@ -191,8 +191,3 @@ def _engines(options: Options) -> Sequence[Engine]:
         (e for e in known if e.name in wanted or e.name == "reference"),
         key=lambda e: wanted.get(e.name, len(wanted)),
     )
-
-
-def input_types(graph: Graph) -> tuple[TensorType, ...]:
-    """Types of what a program takes."""
-    return graph.input_types
