@@ -34,6 +34,101 @@ class LeNet(M.Module):
         return self.fc3(F.relu(self.fc2(F.relu(self.fc1(x)))))
 
 
+def conv(inputs: int, outputs: int, size: int, stride: int = 1, groups: int = 1) -> M.Conv2d:
+    """A convolution that keeps the extent of maps but for its stride."""
+    return M.Conv2d(inputs, outputs, size, stride, size // 2, groups=groups, bias=False)
+
+
+class ResBlock(M.Module):
+    """Two 3x3 convolutions, or 1x1, 3x3 and 1x1 in a `deep` one, beside a residual path."""
+
+    def __init__(self, inputs: int, width: int, stride: int, deep: bool) -> None:
+        super().__init__()
+        outputs = width * 4 if deep else width
+        self.c1 = conv(inputs, width, 1) if deep else conv(inputs, width, 3, stride)
+        self.c2 = conv(width, width, 3, stride if deep else 1)
+        self.b1, self.b2 = M.BatchNorm2d(width), M.BatchNorm2d(width)
+        self.deep, self.down = deep, None
+        if deep:
+            self.c3, self.b3 = conv(width, outputs, 1), M.BatchNorm2d(outputs)
+        if stride != 1 or inputs != outputs:
+            self.down = M.Sequential(conv(inputs, outputs, 1, stride), M.BatchNorm2d(outputs))
+
+    def forward(self, x: mge.Tensor) -> mge.Tensor:
+        y = self.b2(self.c2(F.relu(self.b1(self.c1(x)))))
+        if self.deep:
+            y = self.b3(self.c3(F.relu(y)))
+        return F.relu(y + (x if self.down is None else self.down(x)))
+
+
+class ResNet(M.Module):
+    """ResNet for images of 32x32 (`small`) or 224x224 pixels."""
+
+    def __init__(self, layers: tuple[int, ...], deep: bool, classes: int, small: bool) -> None:
+        super().__init__()
+        self.stem = conv(3, 64, 3) if small else conv(3, 64, 7, 2)
+        self.bn, self.small = M.BatchNorm2d(64), small
+        blocks, inputs = [], 64
+        for i, count in enumerate(layers):
+            for j in range(count):
+                blocks.append(ResBlock(inputs, 64 << i, 2 if i and not j else 1, deep))
+                inputs = (64 << i) * (4 if deep else 1)
+        self.blocks, self.fc = blocks, M.Linear(inputs, classes)
+
+    def forward(self, x: mge.Tensor) -> mge.Tensor:
+        x = F.relu(self.bn(self.stem(x)))
+        x = x if self.small else F.max_pool2d(x, 3, 2, 1)
+        for block in self.blocks:
+            x = block(x)
+        return self.fc(F.mean(x, (2, 3)))
+
+
+class Inverted(M.Module):
+    """MobileNetV2's block: wider, depthwise, narrower again."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int, expand: int) -> None:
+        super().__init__()
+        wide = inputs * expand
+        first = [] if expand == 1 else [conv(inputs, wide, 1), M.BatchNorm2d(wide), M.ReLU6()]
+        depthwise = [conv(wide, wide, 3, stride, wide), M.BatchNorm2d(wide), M.ReLU6()]
+        last = [conv(wide, outputs, 1), M.BatchNorm2d(outputs)]
+        self.seq = M.Sequential(*first, *depthwise, *last)
+        self.skip = stride == 1 and inputs == outputs
+
+    def forward(self, x: mge.Tensor) -> mge.Tensor:
+        return x + self.seq(x) if self.skip else self.seq(x)
+
+
+INVERTED = (
+    (1, 16, 1, 1),
+    (6, 24, 2, 2),
+    (6, 32, 3, 2),
+    (6, 64, 4, 2),
+    (6, 96, 3, 1),
+    (6, 160, 3, 2),
+    (6, 320, 1, 1),
+)
+"""MobileNetV2: times as wide, outputs, blocks, stride of the first."""
+
+
+class MobileNetV2(M.Module):
+    """MobileNetV2 for images of 224x224 pixels and 1000 classes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers: list[M.Module] = [conv(3, 32, 3, 2), M.BatchNorm2d(32), M.ReLU6()]
+        inputs = 32
+        for expand, outputs, count, stride in INVERTED:
+            for j in range(count):
+                layers.append(Inverted(inputs, outputs, 1 if j else stride, expand))
+                inputs = outputs
+        layers += [conv(inputs, 1280, 1), M.BatchNorm2d(1280), M.ReLU6()]
+        self.seq, self.fc = M.Sequential(*layers), M.Linear(1280, 1000)
+
+    def forward(self, x: mge.Tensor) -> mge.Tensor:
+        return self.fc(F.mean(self.seq(x), (2, 3)))
+
+
 def split_heads(x: mge.Tensor, heads: int) -> mge.Tensor:
     """(batch, time, dim) to (batch, heads, time, dim / heads)."""
     batch, time, dim = x.shape

@@ -11,7 +11,7 @@ from common import BERT, DECODE_FROM, GPT, OPT, THREADS, batch, weights  # the h
 
 os.environ.setdefault("TREADLE_NUM_THREADS", str(THREADS))
 
-from models import MLP, Bert, Decoder, GPTMini, LeNet
+from models import MLP, Bert, Decoder, GPTMini, LeNet, MobileNetV2, ResNet
 
 import treadle as mge
 import treadle.functional as F
@@ -24,6 +24,9 @@ mge.set_default_device("cpux")
 BUILD: dict[str, Callable[[], Any]] = {
     "mlp": MLP,
     "lenet": LeNet,
+    "resnet18": lambda: ResNet((2, 2, 2, 2), False, 10, True),
+    "resnet50": lambda: ResNet((3, 4, 6, 3), True, 1000, False),
+    "mobilenetv2": MobileNetV2,
     "gpt": lambda: GPTMini(**GPT),
     "bert": lambda: Bert(
         BERT["layers"], BERT["dim"], BERT["heads"], BERT["ffn"], BERT["seq"], BERT["vocab"]
