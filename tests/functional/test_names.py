@@ -119,6 +119,7 @@ FLAT = [
     "conv3d",
     "conv_transpose2d",
     "conv_transpose3d",
+    "deformable_conv2d",
     "dropout",
     "embedding",
     "gelu",

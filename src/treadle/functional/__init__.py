@@ -10,6 +10,7 @@ from treadle.base import spelling
 from treadle.functional import (
     activation,
     conv,
+    deformable,
     elemwise,
     loss,
     math,
@@ -23,6 +24,7 @@ from treadle.functional import (
 from treadle.functional.activation import *  # noqa: F403
 from treadle.functional.attention import scaled_dot_product_attention
 from treadle.functional.conv import *  # noqa: F403
+from treadle.functional.deformable import *  # noqa: F403
 from treadle.functional.einsum import einsum
 from treadle.functional.elemwise import *  # noqa: F403
 from treadle.functional.math import *  # noqa: F403
@@ -36,6 +38,7 @@ from treadle.functional.windows import *  # noqa: F403
 __all__ = [
     *activation.__all__,
     *conv.__all__,
+    *deformable.__all__,
     *elemwise.__all__,
     *math.__all__,
     *normalization.__all__,

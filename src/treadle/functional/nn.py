@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from treadle.base.dtype import FLOATS
 from treadle.base.errors import DTypeError, ShapeError
-from treadle.functional import activation, conv, loss, normalization, windows
+from treadle.functional import activation, conv, deformable, loss, normalization, windows
 from treadle.functional.activation import *  # noqa: F403
 from treadle.functional.arguments import as_tensor, axis_of, indices_of, unary
 from treadle.functional.conv import *  # noqa: F403
+from treadle.functional.deformable import *  # noqa: F403
 from treadle.functional.loss import *  # noqa: F403
 from treadle.functional.math import normalize
 from treadle.functional.normalization import *  # noqa: F403
@@ -24,6 +25,7 @@ from treadle.tensor import Tensor
 __all__ = [
     *activation.__all__,
     *conv.__all__,
+    *deformable.__all__,
     *loss.__all__,
     *normalization.__all__,
     *windows.__all__,
