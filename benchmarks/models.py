@@ -83,14 +83,21 @@ class ResNet(M.Module):
         return self.fc(F.mean(x, (2, 3)))
 
 
+class ReLU6(M.Module):
+    """A rectifier that stops at 6."""
+
+    def forward(self, x: mge.Tensor) -> mge.Tensor:
+        return F.relu6(x)
+
+
 class Inverted(M.Module):
     """MobileNetV2's block: wider, depthwise, narrower again."""
 
     def __init__(self, inputs: int, outputs: int, stride: int, expand: int) -> None:
         super().__init__()
         wide = inputs * expand
-        first = [] if expand == 1 else [conv(inputs, wide, 1), M.BatchNorm2d(wide), M.ReLU6()]
-        depthwise = [conv(wide, wide, 3, stride, wide), M.BatchNorm2d(wide), M.ReLU6()]
+        first = [] if expand == 1 else [conv(inputs, wide, 1), M.BatchNorm2d(wide), ReLU6()]
+        depthwise = [conv(wide, wide, 3, stride, wide), M.BatchNorm2d(wide), ReLU6()]
         last = [conv(wide, outputs, 1), M.BatchNorm2d(outputs)]
         self.seq = M.Sequential(*first, *depthwise, *last)
         self.skip = stride == 1 and inputs == outputs
@@ -116,13 +123,13 @@ class MobileNetV2(M.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        layers: list[M.Module] = [conv(3, 32, 3, 2), M.BatchNorm2d(32), M.ReLU6()]
+        layers: list[M.Module] = [conv(3, 32, 3, 2), M.BatchNorm2d(32), ReLU6()]
         inputs = 32
         for expand, outputs, count, stride in INVERTED:
             for j in range(count):
                 layers.append(Inverted(inputs, outputs, 1 if j else stride, expand))
                 inputs = outputs
-        layers += [conv(inputs, 1280, 1), M.BatchNorm2d(1280), M.ReLU6()]
+        layers += [conv(inputs, 1280, 1), M.BatchNorm2d(1280), ReLU6()]
         self.seq, self.fc = M.Sequential(*layers), M.Linear(1280, 1000)
 
     def forward(self, x: mge.Tensor) -> mge.Tensor:

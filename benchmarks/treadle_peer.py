@@ -38,7 +38,8 @@ def load(name: str) -> Any:
     """The model with the weights that all frameworks share."""
     model = BUILD[name]()
     state = model.state_dict()
-    model.load_state_dict({k: v.reshape(state[k].shape) for k, v in weights(name).items()})
+    known = {k: v for k, v in weights(name).items() if k in state}
+    model.load_state_dict({k: v.reshape(state[k].shape) for k, v in known.items()})
     return model
 
 
