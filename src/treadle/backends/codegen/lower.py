@@ -42,6 +42,8 @@ from treadle.ops.transfer import Identity, StopGradient
 
 VIEWS = (Reshape, Identity, StopGradient)
 """Ops whose result is their operand's memory."""
+MOST_ELEMENTS = 1 << 36
+"""Elements of a result from which lowerings are not asked: tables of its places would not fit."""
 MOST_KEPT = 512
 """Answers that are remembered: the stages of one program ask the same several times."""
 
@@ -69,6 +71,8 @@ def _lower(
         return no("dynamic-shape", f"data decides the shape of the result of {op.name}")
     if not any(size_of(t.shape) for t in results):
         return Lowered()
+    if any(size_of(t.shape) >= MOST_ELEMENTS for t in results):
+        return no("size-limit", f"a result of {op.name} is too large")
     if isinstance(op, Fused):
         return _lower_fused(op, operands, constant, target)
     own = LOWERINGS.get(op.name)
