@@ -16,6 +16,9 @@ PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python3.14; 
 JOBS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); \
 	[ "$$n" -gt 4 ] && n=4; echo "$$n")
 
+# Interpreters of frameworks that live elsewhere: make bench BENCH_PYTHON="jax=/path/to/python ..."
+BENCH_PYTHON ?=
+export BENCH_PYTHON
 # Extra arguments for every `pip install`, e.g. PIP_FLAGS="--no-index --find-links DIR".
 PIP_FLAGS ?=
 # Extra arguments for pytest, e.g. ARGS="tests/ops -x".
@@ -32,7 +35,7 @@ demo: $(VENV)/.demo ## train a small CNN on handwritten digits (under a minute)
 	$(PY) examples/digits_cnn.py
 
 .PHONY: bench
-bench: $(VENV)/.bench ## time whole workloads and single ops, next to PyTorch where it is installed
+bench: $(VENV)/.bench ## time whole workloads and single ops, next to other frameworks where they are installed
 	$(PY) benchmarks/compare.py --plot benchmarks/compare.svg
 	$(PY) benchmarks/overhead.py
 

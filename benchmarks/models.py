@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from weights import INVERTED
 
 import treadle as mge
 import treadle.functional as F
@@ -104,18 +105,6 @@ class Inverted(M.Module):
 
     def forward(self, x: mge.Tensor) -> mge.Tensor:
         return x + self.seq(x) if self.skip else self.seq(x)
-
-
-INVERTED = (
-    (1, 16, 1, 1),
-    (6, 24, 2, 2),
-    (6, 32, 3, 2),
-    (6, 64, 4, 2),
-    (6, 96, 3, 1),
-    (6, 160, 3, 2),
-    (6, 320, 1, 1),
-)
-"""MobileNetV2: times as wide, outputs, blocks, stride of the first."""
 
 
 class MobileNetV2(M.Module):

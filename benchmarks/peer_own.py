@@ -1,4 +1,4 @@
-"""The benchmark workloads in Treadle."""
+"""The benchmark workloads in Treadle; modes: compile, eager."""
 
 from __future__ import annotations
 
@@ -6,52 +6,41 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from models import MLP, Bert, Decoder, GPTMini
+from models import MLP, Bert, Decoder, GPTMini, LeNet, MobileNetV2, ResNet
+from weights import BERT, GPT, RESNET18, RESNET50, weights_of
+from workloads import DECODE_FROM, OPTIMIZERS, Call, Task, chain_data, data_of
 
 import treadle as mge
 import treadle.functional as F
 from treadle.autodiff import GradManager
-from treadle.optimizer import Adam, AdamW
+from treadle.optimizer import SGD, Adam, AdamW
 
-Weights = dict[str, np.ndarray]
-MODELS: dict[str, Any] = {"mlp": MLP, "gpt": GPTMini, "bert": Bert}
 mge.set_default_device("cpux")
+MODELS: dict[str, Callable[[], Any]] = {
+    "mlp": MLP,
+    "lenet": LeNet,
+    "resnet18": lambda: ResNet(*RESNET18),
+    "resnet50": lambda: ResNet(*RESNET50),
+    "mobilenetv2": MobileNetV2,
+    "gpt": lambda: GPTMini(*GPT),
+    "bert": lambda: Bert(*BERT),
+}
+OPTIMIZER_CLASSES: dict[str, Any] = {"sgd": SGD, "adam": Adam, "adamw": AdamW}
 
 
-def _load(name: str, shape: tuple[int, ...], weights: Weights) -> Any:
-    model = MODELS[name](*shape)
-    state = model.state_dict()
-    model.load_state_dict({k: v.reshape(state[k].shape) for k, v in weights.items()})
-    return model
+def make(task: Task) -> Call:
+    """The workload as a function; the number of threads is set by TREADLE_NUM_THREADS."""
+    return {"train": train, "infer": infer, "decode": decode, "chain": chain}[task.work.kind](task)
 
 
-def shapes(name: str, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-    """Shapes of the parameters, by name."""
-    return {k: tuple(v.shape) for k, v in MODELS[name](*shape).state_dict().items()}
+def version() -> str:
+    return f"Treadle {mge.__version__}"
 
 
-def _tensor(array: np.ndarray) -> mge.Tensor:
-    return mge.tensor(array.astype("int32") if array.dtype.kind == "i" else array)
-
-
-def _compiled(function: Callable[..., Any], mode: str) -> Callable[..., Any]:
-    return mge.jit.compile(function) if mode == "compile" else function
-
-
-def train(
-    name: str,
-    shape: tuple[int, ...],
-    weights: Weights,
-    x: np.ndarray,
-    y: np.ndarray,
-    opt: str,
-    mode: str,
-) -> Callable[[], float]:
+def train(task: Task) -> Call:
     """One optimizer step per call; returns the loss."""
-    model = _load(name, shape, weights)
-    cls = AdamW if opt == "adamw" else Adam
-    rate, decay = (3e-4, 0.1) if opt == "adamw" else (1e-3, 0.0)
-    optimizer = cls(model.parameters(), rate, weight_decay=decay)
+    model = load(task.work.model)
+    optimizer = OPTIMIZER_CLASSES[task.work.opt](model.parameters(), **OPTIMIZERS[task.work.opt])
     gm = GradManager().attach(model.parameters())
 
     def update(x: mge.Tensor, y: mge.Tensor) -> mge.Tensor:
@@ -62,37 +51,33 @@ def train(
         optimizer.step().clear_grad()
         return loss
 
-    step, inputs, labels = _compiled(update, mode), _tensor(x), _tensor(y)
-    return lambda: step(inputs, labels).item()
+    step, (x, y) = compiled(update, task), map(tensor, data_of(task.work))
+    return lambda: step(x, y).item()
 
 
-def infer(
-    name: str, shape: tuple[int, ...], weights: Weights, x: np.ndarray, mode: str
-) -> Callable[[], np.ndarray]:
+def infer(task: Task) -> Call:
     """One forward pass per call."""
-    model = _load(name, shape, weights)
+    model = load(task.work.model)
     model.eval()
-    call, inputs = _compiled(model, mode), _tensor(x)
-    return lambda: call(inputs).numpy()
+    call, x = compiled(model, task), tensor(data_of(task.work)[0])
+    return lambda: call(x).numpy()
 
 
-def decode(
-    shape: tuple[int, ...], weights: Weights, prompt: np.ndarray, start: int, mode: str
-) -> Callable[[], list[int]]:
-    """Greedy decoding of positions `start` and on; the tokens."""
-    model = _load("gpt", shape, weights)
+def decode(task: Task) -> Call:
+    """Greedy decoding; the tokens."""
+    model = load("gpt")
     model.eval()
-    _, dim, heads, seq, _ = shape
-    decoding = Decoder(model, seq, heads, dim)
-    step, tokens = _compiled(decoding.step, mode), _tensor(prompt)
-    places = [mge.tensor(np.array([at], "int32")) for at in range(seq)]
-    for at in range(start):
-        step(tokens[:, at : at + 1], places[at])
-    first = tokens[:, start : start + 1]
+    _, dim, heads, length, _ = GPT
+    decoding = Decoder(model, length, heads, dim)
+    step, tokens = compiled(decoding.step, task), tensor(data_of(task.work)[0])
+    places = [mge.tensor(np.array([at], "int32")) for at in range(length)]
+    first = tokens[:, DECODE_FROM : DECODE_FROM + 1]
+    for at in range(DECODE_FROM):
+        decoding.step(tokens[:, at : at + 1], places[at])
 
     def generate() -> list[int]:
         token, out = first, []
-        for at in range(start, seq):
+        for at in range(DECODE_FROM, length):
             token = step(token, places[at])
             out.append(token.item())
         return out
@@ -100,17 +85,24 @@ def decode(
     return generate
 
 
-def chain(arrays: tuple[np.ndarray, ...], mode: str) -> Callable[[], np.ndarray]:
+def chain(task: Task) -> Call:
     """gelu(x * w + b) + r."""
-    tensors = [_tensor(a) for a in arrays]
-    call = _compiled(lambda x, w, b, r: F.gelu(x * w + b, approximate="tanh") + r, mode)
+    tensors = [tensor(a) for a in chain_data()]
+    call = compiled(lambda x, w, b, r: F.gelu(x * w + b, approximate="tanh") + r, task)
     return lambda: call(*tensors).numpy()
 
 
-def set_threads(n: int) -> None:
-    """Threads are set by the environment variable TREADLE_NUM_THREADS, before the import."""
+def load(name: str) -> Any:
+    """The model with the weights that all frameworks share."""
+    model = MODELS[name]()
+    state = model.state_dict()
+    model.load_state_dict({k: v.reshape(state[k].shape) for k, v in weights_of(name).items()})
+    return model
 
 
-def version() -> str:
-    """Name and version."""
-    return f"Treadle {mge.__version__}"
+def tensor(array: np.ndarray) -> mge.Tensor:
+    return mge.tensor(array.astype("int32") if array.dtype.kind == "i" else array)
+
+
+def compiled(function: Callable[..., Any], task: Task) -> Callable[..., Any]:
+    return mge.jit.compile(function) if task.mode == "compile" else function
