@@ -1,0 +1,324 @@
+"""Convolutions of 3x3 kernels by Winograd's algorithm, of maps that are held channels-last.
+
+Row-major ones, and those of fewer channels than a vector has lanes, are computed directly.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import prod
+
+from treadle.backends.api import Support, no
+from treadle.backends.codegen.contraction.body import EpilogueReader, Refused
+from treadle.backends.codegen.contraction.convolution import lower_convolution
+from treadle.backends.codegen.contraction.epilogue import Epilogue, plain
+from treadle.backends.codegen.contraction.items import Contraction
+from treadle.backends.codegen.contraction.launch import Launches
+from treadle.backends.codegen.contraction.problem import Matrix, Problem
+from treadle.backends.codegen.contraction.tile import Tile, choose_tile
+from treadle.backends.codegen.contraction.winograd_kernels import (
+    PAD,
+    TERMS,
+    Part,
+    Spec,
+    map_kernel,
+    weight_kernel,
+)
+from treadle.backends.codegen.target import Target
+from treadle.backends.codegen.views import Strided, extents, strided_input, strided_output
+from treadle.backends.program import Launch, Lowered, Ref
+from treadle.base.dtype import DType
+from treadle.graph.builder import GraphBuilder
+from treadle.graph.ir import Graph, Node, Value
+from treadle.ops.movement import Transpose
+from treadle.ops.op import Op
+from treadle.ops.winograd import WinogradConv
+
+_LAST = Transpose((0, 2, 3, 1))
+"""From [N,C,H,W] to channels-last."""
+_PATCH = 1 << 16
+"""Elements of the inputs of one tile."""
+_BLOCK = (16, 48)
+"""Fewest tiles for which one kernel does all and reads the weights again, and most."""
+_ITEMS = 8
+"""Items of that kernel that keep a handful of threads busy."""
+_CHUNK = 1 << 24
+"""Bytes of workspace: so many tiles at a time go through three kernels."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Maps:
+    """Extents of a convolution by tiles."""
+
+    m: int
+    images: int
+    inputs: int
+    outputs: int
+    source: tuple[int, int]
+    result: tuple[int, int]
+    low: tuple[int, int]
+
+    @property
+    def points(self) -> int:
+        return (self.m + 2) ** 2
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Tiles per column and per line."""
+        height, width = self.result
+        return -(-height // self.m), -(-width // self.m)
+
+    @property
+    def tiles(self) -> int:
+        return self.images * prod(self.grid)
+
+    def weights(self, width: int) -> int:
+        """Elements of the transformed weights of one point, in panels of this width."""
+        return -(-self.outputs // width) * width * self.inputs + PAD
+
+
+def lower_winograd(
+    body: Graph, anchor: Node, frozen: tuple[bool, ...], target: Target
+) -> Lowered | Support:
+    """A body around one `WinogradConv`."""
+    op = anchor.op
+    if not isinstance(op, WinogradConv):
+        return no("op", f"{op.name} is not computed by Winograd's algorithm")
+    x, weight = (strided_input(body, v) for v in anchor.inputs)
+    if x is None or weight is None or not weight.is_dense:
+        return no("layout", "Winograd's algorithm takes dense weights and maps that exist")
+    types = [v.type for v in anchor.inputs]
+    channels = extents(types[1].shape)[:2]
+    few = min(channels) < target.lanes(types[0].dtype)
+    if few or (op.tile + 2) ** 2 * max(channels) > _PATCH or _is_row_major(body, x):
+        return _directly(body, anchor, op, frozen, target)
+    if not _is_channels_last(x):
+        return no("layout", "Winograd's algorithm takes maps that are held channels-last")
+    try:
+        reader = EpilogueReader(body, anchor, lambda view: view.after(_LAST))
+        extras, results, epilogue = reader.read()
+    except Refused as refusal:
+        return no("layout", str(refusal))
+    if any(c.column != 1 for c in results):
+        return no("layout", "Winograd's algorithm makes maps that are held channels-last")
+    maps = _maps_of(op, anchor)
+    source = Matrix.of("input", types[0].dtype, replace(x, strides=(0, 1)))
+    kernel = Matrix.of("input", types[1].dtype, replace(weight, strides=(0, 1)))
+    problem = Problem((), 0, 0, 0, source, kernel, extras, results, epilogue)
+    launches = Launches(problem, target, reader.constants, frozen)
+    _Plan(launches, maps, op.transposed, types[0].dtype).lower()
+    return launches.lowered()
+
+
+def _is_row_major(body: Graph, x: Strided) -> bool:
+    """Whether the maps are, on both sides: mixtures would hide a copy that is better made."""
+    outputs = [strided_output(body, i) for i in range(len(body.outputs))]
+    return x.is_dense and all(found is not None and found[1].is_dense for found in outputs)
+
+
+def _is_channels_last(x: Strided) -> bool:
+    view = x.after(_LAST)
+    return view is not None and view.is_dense
+
+
+def _maps_of(op: WinogradConv, anchor: Node) -> _Maps:
+    images, inputs, *source = extents(anchor.inputs[0].type.shape)
+    _, outputs, *result = extents(anchor.output.type.shape)
+    (top, _), (left, _) = op.effective_padding
+    return _Maps(
+        m=op.tile,
+        images=images,
+        inputs=inputs,
+        outputs=outputs,
+        source=(source[0], source[1]),
+        result=(result[0], result[1]),
+        low=(top, left),
+    )
+
+
+def _directly(
+    body: Graph, anchor: Node, op: WinogradConv, frozen: tuple[bool, ...], target: Target
+) -> Lowered | Support:
+    """The same body around a convolution without a trick."""
+    spatial = anchor.output.type.shape[2:]
+    plain_op: Op = op.direct_gradient(spatial) if op.transposed else op.direct
+    builder = GraphBuilder(body.name)
+    known: dict[Value, Value] = {v: builder.input(v.type).value for v in body.inputs}
+    made = anchor
+    for node in body.nodes:
+        given = tuple(known[v] for v in node.inputs)
+        copy = builder.add(plain_op, given) if node is anchor else builder.copy(node, given)
+        made = copy if node is anchor else made
+        known.update(zip(node.outputs, copy.outputs, strict=True))
+    builder.output(*(builder.operand(known[v]) for v in body.outputs))
+    return lower_convolution(builder.build(), made, frozen, target)
+
+
+@dataclass(slots=True)
+class _Plan:
+    """Sizes of the launches of one convolution."""
+
+    launches: Launches
+    maps: _Maps
+    turned: bool
+    dtype: DType
+
+    @property
+    def tile(self) -> Tile:
+        return choose_tile(self.launches.target, self.dtype, 96, self.maps.outputs)
+
+    def lower(self) -> None:
+        """All launches."""
+        maps, tile, size = self.maps, self.tile, self.dtype.itemsize
+        panels = self._weights()
+        pitch = _pitch(maps.inputs)
+        values = min(self.launches.target.l2 // 2, 1 << 20) // size
+        sums = min(self.launches.target.l2 // 4, 1 << 20) // size
+        room = (values // maps.points - PAD) // pitch, (sums // maps.points - PAD) // tile.width
+        block = _block(maps.tiles, min(*room, _BLOCK[1]), tile.rows)
+        if block >= _BLOCK[0] and maps.tiles > (_ITEMS - 1) * block:
+            spec = self._spec("whole", values, sums)
+            sizes = {"block": block, "pitch": pitch, "point": block * pitch + PAD}
+            sizes |= {"sums_pitch": tile.width, "sums_point": block * tile.width + PAD}
+            self._launch(spec, {"panels": panels}, sizes, (0, maps.tiles))
+        else:
+            self._in_three(panels, pitch)
+
+    def _in_three(self, panels: Ref, pitch: int) -> None:
+        """Inputs, products, results, of as many tiles at a time as the cache holds."""
+        maps, tile, size, launches = self.maps, self.tile, self.dtype.itemsize, self.launches
+        width = -(-maps.outputs // tile.width) * tile.width
+        sums_pitch = _pitch(width)
+        most = max(tile.rows, _CHUNK // (maps.points * (pitch + sums_pitch) * size))
+        chunk = _block(maps.tiles, most, tile.rows)
+        point, sums_point = (chunk * n + PAD for n in (pitch, sums_pitch))
+        values = launches.workspace(maps.points * point * size)
+        sums = launches.workspace(maps.points * sums_point * size)
+        sizes = {"block": max(1, min(8, chunk // 16)), "pitch": pitch, "point": point}
+        sizes |= {"sums_pitch": sums_pitch, "sums_point": sums_point}
+        ours = launches.problem
+        a = _matrix(values, self.dtype, point, pitch)
+        b = _matrix(panels, self.dtype, maps.weights(tile.width), tile.width)
+        c = _matrix(sums, self.dtype, sums_point, sums_pitch)
+        inputs, results = self._spec("inputs", 0, 0), self._spec("results", 0, 0)
+        for first in range(0, maps.tiles, chunk):
+            count = min(chunk, maps.tiles - first)
+            self._launch(inputs, {"values": values}, sizes, (first, count))
+            extents = (maps.points,), count, width, maps.inputs
+            launches.problem = Problem(*extents, a, b, (), (c,), plain(self.dtype))
+            launches.multiply(tile, packed=True)
+            launches.problem = ours
+            self._launch(results, {"sums": sums}, sizes, (first, count))
+
+    def _spec(self, part: Part, values: int, sums: int) -> Spec:
+        problem, patch = self.launches.problem, _PATCH if part != "results" else 0
+        epilogue = Epilogue((), (), (), ())
+        if part != "inputs":
+            epilogue = replace(
+                problem.epilogue,
+                extras=tuple(x.access() for x in problem.extras),
+                results=tuple(c.access() for c in problem.results),
+            )
+        return Spec(part, self.maps.m, self.tile, epilogue, values, sums, patch)
+
+    def _weights(self) -> Ref:
+        """The launch that transforms the weights, once for all runs where they are frozen."""
+        maps, tile, launches = self.maps, self.tile, self.launches
+        weight = launches.problem.b
+        panels, blocks = -(-maps.outputs // tile.width), -(-maps.inputs // TERMS)
+        point = maps.weights(tile.width)
+        is_frozen = weight.index < len(launches.frozen) and launches.frozen[weight.index]
+        nbytes = maps.points * point * self.dtype.itemsize
+        place = launches.keep(nbytes) if is_frozen else launches.workspace(nbytes)
+        steps = (9, 9 * maps.inputs)
+        if self.turned:
+            steps = 9 * maps.outputs, 9
+        arguments: dict[str, Ref | int] = {
+            "weight": _ref(weight),
+            "panels": place,
+            "terms": maps.inputs,
+            "columns": maps.outputs,
+            "term_step": steps[0],
+            "column_step": steps[1],
+            "blocks": blocks,
+            "point": point,
+        }
+        made = weight_kernel(maps.m, tile, turned=self.turned)
+        total = nbytes + 9 * maps.inputs * maps.outputs * self.dtype.itemsize
+        launch = _launch(made, arguments, panels * blocks, 0, total)
+        (launches.prelude if is_frozen else launches.launches).append(launch)
+        return place
+
+    def _launch(
+        self, spec: Spec, pointers: dict[str, Ref], sizes: dict[str, int], tiles: tuple[int, int]
+    ) -> None:
+        """Launch one of the kernels over blocks of `tiles`, the first one and how many."""
+        maps, problem = self.maps, self.launches.problem
+        down, across = maps.grid
+        height, width = maps.source
+        arguments: dict[str, Ref | int] = {"x": _ref(problem.a), **pointers, **sizes}
+        arguments |= {"first": tiles[0], "tiles": tiles[1], "across": across, "down": down}
+        arguments |= {"channels": maps.inputs, "columns": maps.outputs}
+        arguments |= {"height": height, "width": width, "top": maps.low[0], "left": maps.low[1]}
+        line = width * maps.inputs
+        arguments |= {"x_image": height * line, "x_line": line}
+        arguments["panels_point"] = maps.weights(self.tile.width)
+        arguments |= {"result_height": maps.result[0], "result_width": maps.result[1]}
+        named = [(f"x{i}", x) for i, x in enumerate(problem.extras)]
+        named += [(f"c{i}", c) for i, c in enumerate(problem.results)]
+        for name, matrix in named:
+            arguments |= {name: _ref(matrix), f"{name}_row": matrix.row}
+            arguments |= {f"{name}_image": matrix.batch[0], f"{name}_line": matrix.batch[1]}
+            arguments[f"{name}_column"] = matrix.column
+        made = map_kernel(spec)
+        flops, nbytes = (n * tiles[1] // maps.tiles for n in self._work(spec.part))
+        items = -(-tiles[1] // sizes["block"])
+        self.launches.launches.append(_launch(made, arguments, items, flops, nbytes))
+
+    def _work(self, part: Part) -> tuple[int, int]:
+        """Operations and bytes of a launch."""
+        maps, size = self.maps, self.dtype.itemsize
+        values, sums = (maps.points * maps.tiles * n for n in (maps.inputs, maps.outputs))
+        read = maps.images * prod(maps.source) * maps.inputs
+        written = maps.images * prod(maps.result) * maps.outputs
+        if part == "inputs":
+            return 4 * values, (read + values) * size
+        if part == "results":
+            return 3 * sums, (sums + written) * size
+        weights = maps.points * maps.inputs * maps.outputs
+        return 2 * sums * maps.inputs + 4 * values + 3 * sums, (read + written + weights) * size
+
+
+def _block(tiles: int, most: int, rows: int) -> int:
+    """Tiles per item: as many as fit, whole register tiles of them, shared out evenly."""
+    if tiles <= most:
+        return max(1, tiles)
+    items = -(-tiles // max(1, most))
+    even = -(-tiles // items)
+    rounded = -(-even // rows) * rows
+    return rounded if rounded <= most else max(1, most)
+
+
+def _pitch(count: int) -> int:
+    return -(-count // 16) * 16 + PAD
+
+
+def _ref(matrix: Matrix) -> Ref:
+    return Ref(matrix.kind, matrix.index, matrix.offset * matrix.dtype.itemsize)
+
+
+def _matrix(place: Ref, dtype: DType, batch: int, row: int) -> Matrix:
+    return Matrix(place.kind, place.index, dtype, 0, (batch,), row, 1)
+
+
+def _launch(
+    made: Contraction, arguments: dict[str, Ref | int], items: int, flops: int, nbytes: int
+) -> Launch:
+    return Launch(
+        made.kernel,
+        tuple(arguments[name] for name in made.names),
+        items=items,
+        serial=max(flops, nbytes) < 1 << 17,
+        flops=flops,
+        nbytes=nbytes,
+    )

@@ -1,0 +1,87 @@
+"""The transforms of Winograd's convolutions F(2x2, 3x3) and F(4x4, 3x3).
+
+A tile of m x m results is Y = A' [(G g G') * (B' d B)] A, with the kernel g, the (m+2) x (m+2)
+inputs d and a product element by element (Lavin and Gray, "Fast Algorithms for Convolutional
+Neural Networks", 2016). The matrices are those of Toom and Cook: polynomials are multiplied by
+their values at m + 1 points and at infinity.
+
+F(2x2) has the points 0, 1, -1. F(4x4) usually has 0, 1, -1, 2, -2; here it has 0, a, -a, b, -b
+with a = sqrt(1/2) and b = sqrt(2), whose powers stay near 1: a fifth of the error, and no more
+operations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from treadle.backends.codegen.kernel.builder import Builder
+from treadle.backends.codegen.kernel.ir import Value
+
+Values = list[Value]
+Transform = Callable[[Builder, Sequence[Value]], Values]
+
+A = 0.5**0.5
+B = 2.0**0.5
+"""The points of F(4x4); A * B = 1."""
+
+
+def of_input(m: int) -> Transform:
+    """B': m + 2 inputs to as many values."""
+    return _input_4 if m == 4 else _input_2
+
+
+def of_weight(m: int) -> Transform:
+    """G: three taps to m + 2 values."""
+    return _weight_4 if m == 4 else _weight_2
+
+
+def of_products(m: int) -> Transform:
+    """A': m + 2 products to m results."""
+    return _products_4 if m == 4 else _products_2
+
+
+def twice(e: Builder, transform: Transform, square: Sequence[Sequence[Value]]) -> list[Values]:
+    """A transform of the columns, then of the rows of what that gives."""
+    columns = [transform(e, column) for column in zip(*square, strict=True)]
+    return [transform(e, row) for row in zip(*columns, strict=True)]
+
+
+def _input_2(e: Builder, d: Sequence[Value]) -> Values:
+    return [e.sub(d[0], d[2]), e.add(d[1], d[2]), e.sub(d[2], d[1]), e.sub(d[3], d[1])]
+
+
+def _weight_2(e: Builder, g: Sequence[Value]) -> Values:
+    even, odd = e.mul(e.add(g[0], g[2]), 0.5), e.mul(g[1], 0.5)
+    return [g[0], e.add(even, odd), e.sub(even, odd), g[2]]
+
+
+def _products_2(e: Builder, y: Sequence[Value]) -> Values:
+    return [e.add(y[0], e.add(y[1], y[2])), e.add(e.sub(y[1], y[2]), y[3])]
+
+
+def _input_4(e: Builder, d: Sequence[Value]) -> Values:
+    found = [e.fma(d[2], -2.5, e.add(d[0], d[4]))]
+    for square, point in ((2.0, A), (0.5, B)):
+        even, odd = e.fma(d[2], -square, d[4]), e.fma(d[1], -square, d[3])
+        found += [e.fma(odd, point, even), e.fma(odd, -point, even)]
+    return [*found, e.fma(d[3], -2.5, e.add(d[1], d[5]))]
+
+
+def _weight_4(e: Builder, g: Sequence[Value]) -> Values:
+    found = [g[0]]
+    for point, scale in ((A, -2 / 3), (B, 1 / 6)):
+        even = e.mul(e.fma(g[2], point * point, g[0]), scale)
+        odd = e.mul(g[1], point * scale)
+        found += [e.add(even, odd), e.sub(even, odd)]
+    return [*found, g[2]]
+
+
+def _products_4(e: Builder, y: Sequence[Value]) -> Values:
+    s, d = e.add(y[1], y[2]), e.sub(y[1], y[2])
+    t, u = e.add(y[3], y[4]), e.sub(y[3], y[4])
+    return [
+        e.add(y[0], e.add(s, t)),
+        e.mul(e.fma(u, 2.0, d), A),
+        e.fma(t, 2.0, e.mul(s, 0.5)),
+        e.fma(e.fma(u, 8.0, d), A / 2, y[5]),
+    ]

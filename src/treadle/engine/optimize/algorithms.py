@@ -1,0 +1,150 @@
+"""Which algorithm computes a convolution: the direct one, or Winograd's.
+
+3x3 convolutions of stride 1 and their gradients in x become `WinogradConv` where that is modelled
+to be faster. The model counts multiplications and additions, and prices what else is done per
+number in the time of as many of them; the prices were measured with this package's kernels.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from treadle.base.shape import size_of
+from treadle.engine.cost import RATES
+from treadle.engine.optimize.bodies import Trial
+from treadle.engine.optimize.measured import in_tiles, measured_tile
+from treadle.graph.ir import Graph, Node, Value, constant_of, remake
+from treadle.graph.passes import map_regions
+from treadle.ops.conv import Conv, ConvGradInput, Convolution
+from treadle.ops.winograd import TILES, WinogradConv
+
+FEWEST = 16
+"""Channels, on both sides, below which vectors over them are not full on every machine."""
+MARGIN = 0.85
+"""Share of the direct time from which on the other algorithm is not worth its larger memory."""
+TRANSFORM = 32
+"""Price of a number that goes through a transform: computed, written and read again."""
+READ = 20
+"""Price of a weight that is read, from a cache where all is well."""
+PACK = 30
+"""Price of a weight that is transformed or packed, which is done once where it is frozen."""
+LAUNCH = 400_000
+"""Price of the launches that the direct algorithm does without."""
+
+Notes = Counter[tuple[str, str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Maps:
+    """Extents of a convolution of 3x3 kernels: maps of `inputs` channels to ones of `outputs`."""
+
+    images: int
+    inputs: int
+    outputs: int
+    height: int
+    width: int
+
+    def direct(self, frozen: bool) -> float:
+        """Price of the direct algorithm."""
+        weights = 9 * self.inputs * self.outputs
+        cells = self.images * self.height * self.width
+        return 2.0 * cells * weights + self._moved(weights, frozen)
+
+    def winograd(self, m: int, frozen: bool) -> float:
+        """Price of the algorithm with tiles of m x m results."""
+        points = (m + 2) ** 2
+        tiles = self.images * -(-self.height // m) * -(-self.width // m)
+        products = 2.0 * points * tiles * self.inputs * self.outputs
+        numbers = points * tiles * (self.inputs + self.outputs)
+        moved = self._moved(points * self.inputs * self.outputs, frozen)
+        return products + TRANSFORM * numbers + moved + LAUNCH
+
+    @staticmethod
+    def _moved(weights: int, frozen: bool) -> int:
+        return weights * (READ if frozen else READ + PACK)
+
+
+def choose_algorithms(
+    graph: Graph, trial: Trial, largest: int, frozen: Collection[Value] = ()
+) -> tuple[Graph, Notes]:
+    """The graph with Winograd's algorithm where it is worth it, and what is to be reported.
+
+    Args:
+        graph: after differentiation; regions of control flow are treated alike.
+        trial: asks the compiler, whose kernels have to know the algorithm.
+        largest: tiles of at most so many results per axis.
+        frozen: inputs that never change, so that they are transformed once.
+    """
+    notes: Notes = Counter()
+
+    def chosen(part: Graph) -> Graph:
+        part = map_regions(part, chosen)
+        renamed: dict[Value, Value] = {}
+        nodes: list[Node] = []
+        for node in part.nodes:
+            found = _winograd(node, trial, largest, frozen)
+            inputs = tuple([renamed.get(v, v) for v in node.inputs])
+            same = found is None and all(a is b for a, b in zip(inputs, node.inputs, strict=True))
+            made = node if same else remake(node, found[0] if found else node.op, inputs)
+            if not same:
+                renamed.update(zip(node.outputs, made.outputs, strict=True))
+            nodes.append(made)
+            if found is not None:
+                subject = f"{node.op.name} -> {node.output.type}"
+                notes[subject, f"{found[0].tile}x{found[0].tile} tiles", found[1]] += 1
+        if not renamed:
+            return part
+        return part.with_nodes(nodes, (renamed.get(v, v) for v in part.outputs))
+
+    return chosen(graph), notes
+
+
+def _winograd(
+    node: Node, trial: Trial, largest: int, frozen: Collection[Value]
+) -> tuple[WinogradConv, str] | None:
+    """The op in place of a convolution, and why; None where the convolution stays."""
+    op = node.op
+    if not isinstance(op, (Conv, ConvGradInput)) or not _fits(node, op):
+        return None
+    maps = maps_of(node)
+    if min(maps.inputs, maps.outputs) < FEWEST:
+        return None
+    weight = node.inputs[1]
+    once = weight in frozen or constant_of(weight) is not None
+    direct = maps.direct(once)
+    prices: Mapping[int, float] = {m: maps.winograd(m, once) for m in TILES if m <= largest}
+    best = min(prices, key=lambda m: prices[m], default=0)
+    if best and prices[best] > MARGIN * direct:
+        best = 0
+    measured = measured_tile(node, op, trial, best, once) if prices else None
+    best = measured if measured in (0, *prices) else best
+    made = in_tiles(op, best)
+    if not isinstance(made, WinogradConv) or not trial(made, [v.type for v in node.inputs]):
+        return None
+    if best == measured:
+        return made, "measured to be the fastest on this machine"
+    after, before = (1e3 * price / RATES["cpu"].flops for price in (prices[best], direct))
+    return made, f"modelled {after:.3g} ms against {before:.3g} ms, on one core"
+
+
+def _fits(node: Node, op: Convolution) -> bool:
+    """Whether a convolution is of the form that the algorithm is for."""
+    weight = node.inputs[1].type
+    is_static = all(v.type.is_static for v in (*node.inputs, *node.outputs))
+    if not is_static or weight.shape[2:] != (3, 3) or weight.dtype not in WinogradConv.dtypes:
+        return False
+    ones = (1, 1)
+    if op.strides != ones or op.dilation != ones or op.groups != 1:
+        return False
+    # A gradient in x is a convolution with a padding of 2 less this one.
+    wide = isinstance(op, ConvGradInput) and max(max(pair) for pair in op.padding) > 2
+    return size_of(node.output.type.shape) > 0 and not wide
+
+
+def maps_of(node: Node) -> Maps:
+    """Extents of a convolution of static types; for a gradient, of that which it is."""
+    images, inputs = (int(d) for d in node.inputs[0].type.shape[:2])
+    _, outputs, height, width = (int(d) for d in node.output.type.shape)
+    return Maps(images, inputs, outputs, height, width)

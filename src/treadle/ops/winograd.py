@@ -1,0 +1,129 @@
+"""Convolution by Winograd's algorithm, as an op of its own so that programs show the choice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from treadle.base import dtype as dt
+from treadle.base.errors import ShapeError
+from treadle.base.shape import Shape, require_equal
+from treadle.base.types import TensorType
+from treadle.ops.conv import Conv, ConvGradInput, Convolution
+from treadle.ops.conv_numpy import convolve
+from treadle.ops.op import Array, Op, op
+from treadle.ops.sample import Arg, BadSample, Sample
+from treadle.ops.windows import Padding, Window
+
+TILES = (2, 4)
+"""Results per axis that are computed together."""
+_ONES = (1, 1)
+
+
+@op
+class WinogradConv(Convolution):
+    """A 3x3 convolution, or its gradient in x, computed in tiles of `tile` x `tile` results.
+
+    The result is that of `Conv`, with `transposed` that of `ConvGradInput`, of the same padding;
+    kernels differ in rounding, and where an input is not finite a whole tile may become NaN.
+    Strides, dilation and groups are 1. It is made from the two after differentiation.
+    """
+
+    tile: int
+    transposed: bool
+
+    name = "winograd_conv"
+    operands = ("x", "weight")
+    dtypes = (dt.float32,)
+    no_gradient = "is made after differentiation"
+    torch = (
+        "torch.convolution(F.pad(x, [2 - p if op.transposed else p for pair in op.padding[::-1] "
+        "for p in pair]), weight.swapaxes(0, 1).flip(2, 3) if op.transposed else weight, None, "
+        "[1, 1], [0, 0], [1, 1], False, [0, 0], 1)"
+    )
+
+    @property
+    def effective_padding(self) -> Padding:
+        """That of the convolution it computes; with `transposed` of one with the turned kernel."""
+        if not self.transposed:
+            return self.padding
+        return tuple((2 - low, 2 - high) for low, high in self.padding)
+
+    @property
+    def direct(self) -> Conv:
+        """The convolution whose results it has, where it is no gradient."""
+        return Conv(self.strides, self.padding, self.dilation, self.groups)
+
+    def direct_gradient(self, spatial: Shape) -> ConvGradInput:
+        """The gradient whose results it has, where it is one."""
+        return ConvGradInput(self.strides, self.padding, self.dilation, self.groups, spatial)
+
+    def infer(self, x: TensorType, weight: TensorType) -> tuple[TensorType, ...]:
+        types = (x, weight)
+        self.check_dtype(types)
+        self.check_same_dtype(types)
+        self.check_operands(types)
+        self._check_attributes(types)
+        for extent in weight.shape[2:]:
+            require_equal(extent, 3, lambda: self.fail("the kernel is not 3x3", types))
+        outputs, inputs = weight.shape[:2]
+        if self.transposed:
+            outputs, inputs = inputs, outputs
+        self.check_channels("x", x.shape[1], inputs, types)
+        window = Window((3, 3), _ONES, self.effective_padding, _ONES)
+        spatial = window.extents(self.name, x.shape[2:], self.saw(types))
+        return (x.with_shape((x.shape[0], outputs, *spatial)),)
+
+    def _check_attributes(self, types: tuple[TensorType, ...]) -> None:
+        if types[0].ndim != 4:
+            raise self.fail("there are two spatial axes", types)
+        if self.strides != _ONES or self.dilation != _ONES or self.groups != 1:
+            raise self.fail("strides, dilation and groups must be 1", types)
+        if self.tile not in TILES:
+            raise self.fail(f"tiles have 2 or 4 results per axis, not {self.tile}", types)
+
+    def reference(self, x: Array, weight: Array) -> Array:
+        window = Window((3, 3), _ONES, self.effective_padding, _ONES)
+        if self.transposed:
+            weight = np.flip(weight.swapaxes(0, 1), (2, 3))
+        return convolve(x, np.ascontiguousarray(weight), window, 1)
+
+    @classmethod
+    def samples(cls) -> tuple[Sample, ...]:
+        made = (
+            ("two by two", 2, False, ((1, 1), (1, 1)), (2, 2, 4, 4), (3, 2, 3, 3)),
+            ("four by four", 4, False, ((1, 1), (1, 1)), (1, 3, 8, 4), (2, 3, 3, 3)),
+            ("ragged", 4, False, ((0, 2), (1, 0)), (2, 2, 5, 7), (2, 2, 3, 3)),
+            ("gradient in x", 2, True, ((1, 1), (1, 1)), (2, 3, 4, 3), (3, 2, 3, 3)),
+            ("gradient, uneven", 4, True, ((0, 2), (1, 0)), (1, 2, 5, 3), (2, 3, 3, 3)),
+        )
+        return tuple(
+            Sample(cls(_ONES, padding, _ONES, 1, tile, back), (Arg(x), Arg(w)), label=label)
+            for label, tile, back, padding, x, w in made
+        )
+
+    @classmethod
+    def bad_samples(cls) -> tuple[BadSample, ...]:
+        even = ((1, 1), (1, 1))
+
+        def made(
+            strides: tuple[int, int] = _ONES,
+            padding: Padding = even,
+            tile: int = 2,
+            transposed: bool = False,
+        ) -> Callable[[], Op]:
+            return lambda: cls(strides, padding, _ONES, 1, tile, transposed)
+
+        x, weight = (1, 2, 4, 4), (3, 2, 3, 3)
+        cases: tuple[tuple[Callable[[], Op], tuple[int, ...], tuple[int, ...], str], ...] = (
+            (made(strides=(2, 1)), x, weight, "must be 1"),
+            (made(tile=3), x, weight, "2 or 4 results per axis, not 3"),
+            (made(), x, (3, 2, 2, 3), "not 3x3"),
+            (made(), (1, 2, 4), (3, 2, 3), "two spatial axes"),
+            (made(transposed=True), x, weight, "x has 2 channels, expected 3"),
+            (made(padding=((3, 1), (1, 1)), transposed=True), (1, 3, 4, 4), weight, "negative"),
+        )
+        return tuple(
+            BadSample(make, (Arg(a), Arg(b)), ShapeError, message) for make, a, b, message in cases
+        )
