@@ -60,6 +60,22 @@ def test_maxima(dtype: DType) -> None:
         against_reference(MaxPoolGrad(*window), [x, dy])
 
 
+@pytest.mark.parametrize("dtype", [dt.float32, dt.float64, dt.float16], ids=str)
+def test_gradients_of_maxima_in_rows_without_nan(dtype: DType) -> None:
+    more = [
+        ((3, 3), ((2, 2), (2, 2), ((0, 1), (0, 1)), (1, 1), False)),
+        ((28, 28), ((2, 2), (2, 2), ((0, 0), (0, 0)), (1, 1), False)),
+        ((17, 18), ((5, 4), (2, 1), ((2, 2), (2, 1)), (1, 1), False)),
+        ((10, 11), ((2, 3), (3, 2), ((1, 0), (2, 2)), (1, 2), False)),
+        ((19,), ((3,), (2,), ((1, 1),), (1,), True)),
+    ]
+    for extents, window in (*_windows(), *more):
+        x = draw((2, 3, *extents), dtype, 1, nan=0.0005)
+        y = MaxPool(*window).reference(x)
+        dy = draw(y.shape, dtype, 2)
+        against_reference(MaxPoolGrad(*window), [x, dy])
+
+
 @pytest.mark.parametrize("extreme", [-np.inf, np.inf, np.nan])
 def test_gradients_of_equal_cells_go_to_the_first(extreme: float) -> None:
     for extents, window in _windows():

@@ -2,28 +2,26 @@
 
 The first maximum of a window is found in two steps. Of the cells above one another the first
 greatest is kept with the number of its row; of such columns the greatest wins, of equals the one
-whose row is the first, of those the leftmost. Columns are shared by windows that overlap. Windows
-of two columns that do not overlap are written back in vectors, too: nothing is added up.
+whose row is the first, of those the leftmost. Columns are shared by windows that overlap.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 
 from treadle.backends.codegen.irregular.copying import convert
 from treadle.backends.codegen.irregular.pool_rows import LONGEST, cells_of, lowest
 from treadle.backends.codegen.irregular.pool_tables import Axis, Geometry, arguments_of, table_of
 from treadle.backends.codegen.irregular.rows import (
     over_rows,
-    overlapping_loop,
     row_kernel,
     vector_loop,
 )
 from treadle.backends.codegen.kernel.builder import Builder
 from treadle.backends.codegen.kernel.ir import Kernel, Value, pointer, size
-from treadle.backends.codegen.scalars.code import load_value, store_value
+from treadle.backends.codegen.scalars.code import load_value
 from treadle.backends.codegen.target import Target
 from treadle.backends.program import Launch, Lowered, Ref
 from treadle.base import dtype as dt
@@ -45,11 +43,10 @@ def takes_plane(x: TensorType) -> bool:
 def lower_grad_rows(window: Window, axes: Sequence[Axis], x: TensorType, target: Target) -> Lowered:
     """One launch over planes; sums of 16-bit floats are kept in a float32 workspace."""
     out, wide, planes = Ref("output", 0), compute_type(x.dtype), size_of(x.shape[:2])
-    pairs, count = _are_pairs(window, axes), size_of(x.shape)
-    half = wide is not x.dtype and not pairs
+    half, count = wide is not x.dtype, size_of(x.shape)
     sums = Ref("workspace", 0) if half else out
     shape = int(window.kernel[-1]), window.strides[-1], window.dilation[-1], target.lanes(wide)
-    kernel = _kernel(x.dtype, x.dtype if pairs else wide, shape, pairs)
+    kernel = _kernel(x.dtype, shape)
     padding = window.padding[-1][0]
     refs = sums, Ref("input", 0), Ref("input", 1)
     rows = axes[0].count * axes[1].count
@@ -59,14 +56,6 @@ def lower_grad_rows(window: Window, axes: Sequence[Axis], x: TensorType, target:
     if half:
         launches += (convert(out, sums, x.dtype, dt.float32, count, target),)
     return Lowered(launches, (4 * count,) if half else (), (table_of(axes),))
-
-
-def _are_pairs(window: Window, axes: Sequence[Axis]) -> bool:
-    """Whether windows are two columns side by side in the image, and no two share a cell."""
-    steps = zip(window.kernel, window.strides, window.dilation, strict=True)
-    apart = all((int(k) - 1) * d < s for k, s, d in steps)
-    last = window.kernel[-1], window.strides[-1], window.dilation[-1], window.padding[-1][0]
-    return apart and last == (2, 2, 1, 0) and 2 * axes[2].count <= axes[2].extent
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +84,10 @@ class _Line:
 
 
 @cache
-def _kernel(dtype: DType, kept: DType, shape: tuple[int, int, int, int], pairs: bool) -> Kernel:
+def _kernel(dtype: DType, shape: tuple[int, int, int, int]) -> Kernel:
     """Each row of the launch is a plane."""
     wide, lanes = compute_type(dtype), shape[3]
-    target, x, dy = pointer(kept, "target"), pointer(dtype, "x"), pointer(dtype, "dy")
+    target, x, dy = pointer(wide, "target"), pointer(dtype, "x"), pointer(dtype, "dy")
     geometry, padding = Geometry(), size("padding")
 
     def body(b: Builder, first: Value, stop: Value) -> None:
@@ -122,10 +111,7 @@ def _kernel(dtype: DType, kept: DType, shape: tuple[int, int, int, int], pairs: 
                     _places(b, line, padding, widths, shape)
                     begin = b.mul(b.add(b.mul(d, heights), h), widths)
                     row_dy = b.offset(given, begin)
-                    if pairs:
-                        _write_pairs(b, geometry, to, row_dy, line, over)
-                    else:
-                        _add_row(b, to, row_dy, line.places, widths)
+                    _add_row(b, to, row_dy, line.places, widths)
 
                 b.branch(b.bitwise("and", *below), spread)
 
@@ -133,7 +119,7 @@ def _kernel(dtype: DType, kept: DType, shape: tuple[int, int, int, int], pairs: 
 
         b.loop(first, stop, 1, plane)
 
-    name = f"pool_grad_rows_{dtype.name}_" + "_".join(map(str, shape)) + "_pairs" * pairs
+    name = f"pool_grad_rows_{dtype.name}_" + "_".join(map(str, shape))
     return row_kernel(name, (target, x, dy, padding, *geometry.parameters), body)
 
 
@@ -221,63 +207,3 @@ def _add_row(b: Builder, to: Value, dy: Value, places: Value, widths: Value) -> 
         b.branch(b.compare("ne", found, _NOWHERE), add)
 
     b.loop(0, widths, 1, one)
-
-
-def _write_pairs(
-    b: Builder,
-    geometry: Geometry,
-    to: Value,
-    dy: Value,
-    line: _Line,
-    over: Sequence[tuple[Value, Value, Value]],
-) -> None:
-    """dy where the maxima are, 0 elsewhere, in all rows of a row of windows of two columns."""
-    lanes, columns = line.lanes, b.iota(dt.int32, line.lanes)
-
-    def some(w: Value, mask: Value | None) -> None:
-        places, given = b.load(line.places, w, lanes), load_value(b, dy, w, lanes, mask)
-        left = b.mul(b.sub(geometry.counts[2], w), 2)
-        for half in range(2):
-            order = [half * lanes // 2 + i // 2 for i in range(lanes)]
-            spread = b.shuffle(places, places, order), b.shuffle(given, given, order)
-            first = b.add(b.mul(w, 2), half * lanes)
-            column = b.add(b.splat(b.cast(first, dt.int32), lanes), columns)
-            own = None if mask is None else b.first_lanes(b.sub(left, half * lanes), lanes)
-            write = partial(_write_chosen, b, to, spread, first, column, own)
-            _each_row(b, geometry, over, write)
-
-    overlapping_loop(b, 0, geometry.counts[2], lanes, some)
-
-
-def _each_row(
-    b: Builder,
-    geometry: Geometry,
-    over: Sequence[tuple[Value, Value, Value]],
-    body: Callable[[Value], None],
-) -> None:
-    """`body(place where the row begins)` for all rows of cells of a row of windows."""
-    _, height, width = geometry.extents
-    (d0, d1, _), (h0, h1, _) = over
-    step_d, step_h = geometry.dilations[:2]
-
-    def layer(d: Value) -> None:
-        b.loop(h0, h1, step_h, lambda h: body(b.mul(b.add(b.mul(d, height), h), width)))
-
-    b.loop(d0, d1, step_d, layer)
-
-
-def _write_chosen(
-    b: Builder,
-    to: Value,
-    spread: tuple[Value, Value],
-    first: Value,
-    column: Value,
-    mask: Value | None,
-    begin: Value,
-) -> None:
-    """The values, of (places, values), whose places are those written to; else 0."""
-    places, values = spread
-    here = b.add(b.splat(b.cast(begin, dt.int32), places.lanes), column)
-    zero = b.constant(0.0, values.dtype, values.lanes)
-    chosen = b.select(b.compare("eq", places, here), values, zero)
-    store_value(b, to, b.add(begin, first), chosen, mask)

@@ -72,6 +72,31 @@ def covers(axes: Sequence[Axis]) -> bool:
     return all(a.windows.tolist() == [[0, a.extent, a.extent]] for a in axes)
 
 
+def is_tiling(axes: Sequence[Axis]) -> bool:
+    """Whether every cell is in one window, and only in one."""
+
+    def follow(axis: Axis) -> bool:
+        first, stop = axis.windows[:, 0], axis.windows[:, 1]
+        ends = bool(first[0] == 0 and stop[-1] == axis.extent)
+        return ends and axis.dilation == 1 and bool((first[1:] == stop[:-1]).all())
+
+    return all(follow(axis) for axis in axes)
+
+
+def covered(axes: Sequence[Axis]) -> tuple[Axis, ...]:
+    """The other way around: axes of cells, and over which windows each one's neighbors are.
+
+    Row p is (first window that has cell p, the one behind the last, 0); windows are the extent.
+    """
+    found = []
+    for axis in axes:
+        cells = np.arange(axis.extent)
+        first = np.searchsorted(axis.windows[:, 1], cells, side="right")
+        stop = np.searchsorted(axis.windows[:, 0], cells, side="right")
+        found.append(Axis(axis.count, np.stack([first, np.maximum(stop, first), 0 * cells], 1)))
+    return tuple(found)
+
+
 def _three(axes: list[Axis]) -> tuple[Axis, ...]:
     return (*[_SINGLE] * (3 - len(axes)), *axes)
 

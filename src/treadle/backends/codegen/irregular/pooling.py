@@ -14,7 +14,11 @@ import numpy as np
 
 from treadle.backends.codegen.irregular import pool_rows
 from treadle.backends.codegen.irregular.copying import convert
+from treadle.backends.codegen.irregular.pool_grad_average import lower_average_rows
+from treadle.backends.codegen.irregular.pool_grad_pairs import are_pairs, lower_grad_pairs
+from treadle.backends.codegen.irregular.pool_grad_planes import lower_grad_planes, row_taps, taps_of
 from treadle.backends.codegen.irregular.pool_grad_rows import lower_grad_rows, takes_plane
+from treadle.backends.codegen.irregular.pool_maximum import Bounds, find_maximum
 from treadle.backends.codegen.irregular.pool_tables import (
     Axis,
     Geometry,
@@ -57,10 +61,9 @@ from treadle.ops.precision import compute_type
 from treadle.ops.windows import Window
 
 Kind = Literal["max", "max_gather", "average"]
-Bounds = Sequence[tuple[Value, Value, Value]]
 
 
-def _windows_of(op: Pooling, spatial: Shape) -> tuple[Window | None, tuple[Axis, ...]]:
+def windows_of(op: Pooling, spatial: Shape) -> tuple[Window | None, tuple[Axis, ...]]:
     """The windows of an op over these extents; as moving ones, too, where they are."""
     if isinstance(op, AverageWindow):
         return op.window, moving(op.window, spatial, op.count_include_pad)
@@ -90,7 +93,7 @@ def lower_pool(
     """A row of windows at a time."""
     x = types[0]
     kind: pool_rows.Kind = "max" if isinstance(op, (MaxPool, AdaptiveMaxPool)) else "average"
-    window, axes = _windows_of(op, x.shape[2:])
+    window, axes = windows_of(op, x.shape[2:])
     if kind == "average" and covers(axes):
         return _plane_average(x, target)
     if window is not None and pool_rows.takes(window, x, target):
@@ -103,7 +106,7 @@ def lower_gather(
     op: Pooling, types: tuple[TensorType, ...], frozen: tuple[bool, ...], target: Target
 ) -> Lowered:
     """A row of windows at a time."""
-    return _pooled("max_gather", types[0], _windows_of(op, types[0].shape[2:])[1])
+    return _pooled("max_gather", types[0], windows_of(op, types[0].shape[2:])[1])
 
 
 def _plane_average(x: TensorType, target: Target) -> Lowered:
@@ -177,31 +180,6 @@ def _pool_kernel(kind: Kind, dtype: DType) -> Kernel:
     return row_kernel(f"pool_{kind}_{dtype.name}", (target, x, *values, *geometry.parameters), body)
 
 
-def _find_maximum(
-    b: Builder, geometry: Geometry, source: Value, bounds: Bounds
-) -> tuple[Value, Value]:
-    """The first maximum of a window (NaN before numbers) and its place, -1 if it has no cells."""
-    _, height, width = geometry.extents
-    firsts = [b.min(w[0], b.sub(n, 1)) for w, n in zip(bounds, geometry.extents, strict=True)]
-    begin = b.add(b.mul(b.add(b.mul(firsts[0], height), firsts[1]), width), firsts[2])
-
-    def cell(place: Value, best: Value, at: Value) -> tuple[Value, Value]:
-        value = load_value(b, source, place)
-        wins = b.compare("lt", best, value)
-        if value.dtype.is_float:
-            nan = b.bitwise("and", b.compare("ne", value, value), b.compare("eq", best, best))
-            wins = b.bitwise("or", wins, nan)
-        return b.select(wins, value, best), b.select(wins, place, at)
-
-    best, at = geometry.over(b, bounds, cell, (load_value(b, source, begin), begin))
-    return best, b.select(_has_cells(b, bounds), at, -1)
-
-
-def _has_cells(b: Builder, bounds: Bounds) -> Value:
-    found = [b.compare("lt", first, stop) for first, stop, _ in bounds]
-    return b.bitwise("and", b.bitwise("and", found[0], found[1]), found[2])
-
-
 def _store_maximum(
     b: Builder,
     geometry: Geometry,
@@ -212,7 +190,7 @@ def _store_maximum(
 ) -> None:
     """The maximum itself, or what stands there in `values`."""
     target, place = to
-    best, at = _find_maximum(b, geometry, source, bounds)
+    best, at = find_maximum(b, geometry, source, bounds)
     known = b.compare("le", 0, at)
     if values:
         found, empty = load_value(b, values[0], b.max(at, 0)), pool_rows.number(b, 0, best)
@@ -245,7 +223,12 @@ def lower_maxima_grad(
 ) -> Lowered:
     """dy to the first maximum of every window, plane by plane."""
     x = types[0]
-    window, axes = _windows_of(op, x.shape[2:])
+    window, axes = windows_of(op, x.shape[2:])
+    if window is not None and are_pairs(window, axes):
+        return lower_grad_pairs(axes, x, target)
+    taps = None if window is None else taps_of(window, axes, target.lanes(x.dtype))
+    if window is not None and taps is not None:
+        return lower_grad_planes(taps, window, axes, x, target)
     if window is not None and takes_plane(x) and pool_rows.takes(window, x, target):
         return lower_grad_rows(window, axes, x, target)
     return _spread(True, x, x, axes, target)
@@ -259,8 +242,12 @@ def lower_averages_grad(
     target: Target,
 ) -> Lowered:
     """dy, divided, to all cells of every window, plane by plane."""
-    result = op.infer(types[0])[0]
-    return _spread(False, types[0], result, _windows_of(op, op.spatial)[1], target)
+    result, dtype = op.infer(types[0])[0], types[0].dtype
+    window, axes = windows_of(op, op.spatial)
+    taps = None if window is None else row_taps(window, axes, 1, target.lanes(dtype))
+    if taps is not None:
+        return lower_average_rows(taps, axes, types[0])
+    return _spread(False, types[0], result, axes, target)
 
 
 def _spread(
@@ -300,7 +287,7 @@ def _spread_kernel(maxima: bool, dtype: DType) -> Kernel:
             def one(number: Value, bounds: Bounds) -> None:
                 value = load_value(b, origin, number)
                 if maxima:
-                    _, at = _find_maximum(b, geometry, b.offset(xs[0], begin), bounds)
+                    _, at = find_maximum(b, geometry, b.offset(xs[0], begin), bounds)
                     b.branch(b.compare("le", 0, at), partial(_add, b, to, at, value))
                     return
                 share = b.div(value, _divisor(b, bounds, wide))

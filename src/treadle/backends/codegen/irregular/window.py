@@ -1,0 +1,180 @@
+"""Pooling of channels-last arrays: groups of a pooling op and the transpositions around it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from treadle.backends.api import Support, no
+from treadle.backends.codegen.irregular.copying import convert
+from treadle.backends.codegen.irregular.pool_tables import (
+    Axis,
+    arguments_of,
+    covered,
+    is_tiling,
+    table_of,
+)
+from treadle.backends.codegen.irregular.pooling import windows_of
+from treadle.backends.codegen.irregular.rows import over_rows
+from treadle.backends.codegen.irregular.window_grad_kernels import (
+    averages_grad_kernel,
+    maxima_grad_kernel,
+)
+from treadle.backends.codegen.irregular.window_kernels import Kind, window_kernel
+from treadle.backends.codegen.irregular.window_parts import Spec, arguments
+from treadle.backends.codegen.lowering import LOWERINGS
+from treadle.backends.codegen.target import Target
+from treadle.backends.codegen.views import Strided, extents, strided_input, strided_output
+from treadle.backends.program import Launch, Lowered, Ref
+from treadle.base import dtype as dt
+from treadle.base.shape import size_of
+from treadle.base.types import TensorType
+from treadle.graph.ir import Graph
+from treadle.ops.adaptive_pool import (
+    AdaptiveAvgPoolGrad,
+    AdaptiveMaxPool,
+    AdaptiveMaxPoolGather,
+    AdaptiveMaxPoolGrad,
+)
+from treadle.ops.fused import Fused
+from treadle.ops.pool import (
+    AvgPoolGrad,
+    MaxPool,
+    MaxPoolGather,
+    MaxPoolGrad,
+    Pooling,
+)
+from treadle.ops.precision import compute_type
+
+_PARTS = 8
+"""Images, or strips of images, that keep a handful of threads busy."""
+
+
+def _lower_fused(
+    op: Fused, types: tuple[TensorType, ...], frozen: tuple[bool, ...], target: Target
+) -> Lowered | Support:
+    if not isinstance(op.body, Graph):
+        return no("op", "the body of the group is no graph")
+    problem = _read(op.body, target)
+    return problem if isinstance(problem, Support) else problem.lowered()
+
+
+LOWERINGS["fused.window"] = _lower_fused
+
+
+def _read(body: Graph, target: Target) -> _Pool | Support:
+    """The one pooling op of a body, and where its operands and its result lie."""
+    anchors = [node for node in body.nodes if isinstance(node.op, Pooling)]
+    if len(anchors) != 1 or len(body.outputs) != 1:
+        return no("op", "a window group has one pooling op and one result")
+    (node,) = anchors
+    if not isinstance(node.op, Pooling):
+        return no("op", f"{node.op.name} is no pooling op")
+    inputs = [strided_input(body, value) for value in node.inputs]
+    given = [view for view in inputs if view is not None]
+    found = strided_output(body, 0)
+    if len(given) < len(inputs) or found is None or found[0] is not node.output:
+        return no("op", "something is computed beside the pooling op of a window group")
+    views = (*given, found[1])
+    if any(view.shape[1] > 1 and view.strides[1] != 1 for view in views):
+        return no("layout", "channels of an operand or of the result are not neighbors")
+    return _Pool(node.op, node.inputs[0].type, given, found[1], target)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pool:
+    """A pooling op, the type of its first operand, views [N,C,*S] of operands and result."""
+
+    op: Pooling
+    x: TensorType
+    given: Sequence[Strided]
+    result: Strided
+    target: Target
+
+    def lowered(self) -> Lowered:
+        """The launches."""
+        op = self.op
+        if isinstance(op, (AvgPoolGrad, AdaptiveAvgPoolGrad)):
+            return self._averages_grad(windows_of(op, op.spatial)[1])
+        axes = windows_of(op, self.x.shape[2:])[1]
+        if isinstance(op, (MaxPoolGrad, AdaptiveMaxPoolGrad)):
+            return self._maxima_grad(axes)
+        if isinstance(op, (MaxPoolGather, AdaptiveMaxPoolGather)):
+            return self._forward("gather", axes)
+        return self._forward(
+            "max" if isinstance(op, (MaxPool, AdaptiveMaxPool)) else "average", axes
+        )
+
+    def _spec(self, axes: Sequence[Axis], vectors: int, *, adds: bool = False) -> Spec:
+        lanes = self.target.lanes(self.x.dtype)
+        channels = int(self.x.shape[1])
+        deep = axes[0].extent != 1 or axes[0].windows[:, :2].tolist() != [[0, 1]]
+        masked = channels < lanes or (adds and channels % lanes != 0)
+        vectors *= self.target.registers // 16
+        return Spec(self.x.dtype, lanes, vectors, deep, masked)
+
+    def _arguments(self, out: Ref) -> tuple[Ref | int, ...]:
+        """The result, then the operands."""
+        size = 4 if out.kind == "workspace" else self.x.dtype.itemsize
+        made = arguments(out, self.result, size)
+        for view in self.given:
+            made += arguments(Ref("input", view.index), view, self.x.dtype.itemsize)
+        return made
+
+    def _forward(self, kind: Kind, axes: Sequence[Axis]) -> Lowered:
+        spec = self._spec(axes, 4 if kind != "gather" else 2)
+        n, channels = extents(self.x.shape[:2])
+        rows = n * axes[0].count * axes[1].count
+        cells = axes[2].count * _cells(axes)
+        cost = axes[2].count * 5 + cells * -(-channels // spec.lanes)
+        out = self._arguments(Ref("output", 0))
+        launch = over_rows(
+            window_kernel(kind, spec), (*out, channels, *arguments_of(axes)), rows, cost
+        )
+        return Lowered((launch,), constants=(table_of(axes),))
+
+    def _maxima_grad(self, axes: Sequence[Axis]) -> Lowered:
+        tiled = is_tiling(axes)
+        spec = self._spec(axes, 4, adds=not tiled)
+        n, channels = extents(self.x.shape[:2])
+        wide, count = compute_type(self.x.dtype), size_of(self.x.shape)
+        half = wide is not self.x.dtype and not tiled
+        sums = Ref("workspace", 0) if half else Ref("output", 0)
+        height = axes[1].extent
+        # A strip has a few rows of windows: those at its edges belong to its neighbors, too. Along
+        # depth, the order of a window's cells leads through all strips.
+        strip = height
+        if not spec.deep:
+            strip = max(-(-height // max(_PARTS // n, 1)), 4 * -(-height // axes[1].count))
+        strips = -(-height // strip)
+        kept = wide if half else self.x.dtype
+        kernel = maxima_grad_kernel(spec, kept, tiled=tiled, strips=strips > 1)
+        cells = float(np.prod([a.count for a in axes])) * _cells(axes) / strips
+        cost = cells * 4 * -(-channels // spec.lanes)
+        given = (*self._arguments(sums), Ref("constant", 1), channels, strip, strips)
+        given += arguments_of(axes)
+        launches: tuple[Launch, ...] = (over_rows(kernel, given, n * strips, cost),)
+        if half:
+            launches += (
+                convert(Ref("output", 0), sums, self.x.dtype, dt.float32, count, self.target),
+            )
+        constants = table_of(axes), table_of(covered(axes)[1:2])
+        return Lowered(launches, (4 * count,) if half else (), constants)
+
+    def _averages_grad(self, axes: Sequence[Axis]) -> Lowered:
+        cells = covered(axes)
+        spec = self._spec(cells, 4)
+        n, channels = extents(self.x.shape[:2])
+        counts = np.concatenate([np.maximum(a.windows[:, 2], 1) for a in axes])
+        rows = n * cells[0].count * cells[1].count
+        cost = cells[2].count * (5 + 2 * _cells(cells) * -(-channels // spec.lanes))
+        out = (*self._arguments(Ref("output", 0)), Ref("constant", 1), channels)
+        launch = over_rows(averages_grad_kernel(spec), (*out, *arguments_of(cells)), rows, cost)
+        return Lowered((launch,), constants=(table_of(cells), counts.astype(spec.wide.numpy)))
+
+
+def _cells(axes: Sequence[Axis]) -> float:
+    """About how many cells a window has."""
+    return float(np.prod([np.mean(a.windows[:, 1] - a.windows[:, 0]) / a.dilation for a in axes]))
