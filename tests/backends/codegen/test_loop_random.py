@@ -10,8 +10,8 @@ import pytest
 from tests.backends.codegen import irregular
 
 from treadle.backends.api import Support
+from treadle.backends.codegen.loops import division
 from treadle.backends.codegen.loops import lower_loops as loops
-from treadle.backends.codegen.loops import plan as loop_plan
 from treadle.backends.codegen.lower import lower
 from treadle.base import dtype as dt
 from treadle.base.types import TensorType
@@ -147,8 +147,9 @@ def test_bodies_as_they_are() -> None:
 def test_bodies_whose_reductions_are_divided(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Thresholds are lowered, so that small shapes take the ways of large ones."""
     lowered = {"PART": 0.01, "STARVED": 0.0, "ENOUGH_UNITS": 1 << 30, "BLOCK": 8}
-    for name, value in {**lowered, "LEAST_ROWS": rows, "LEAST_COLUMNS": 2}.items():
-        monkeypatch.setattr(loop_plan, name, value)
+    strips = {"STRIP": 3, "STRIPS": 0.0, "MOST_STRIPS": 2}
+    for name, value in {**lowered, **strips, "LEAST_ROWS": rows, "LEAST_COLUMNS": 2}.items():
+        monkeypatch.setattr(division, name, value)
     loops.lower_body.cache_clear()
     try:
         target = dataclasses.replace(irregular.HOST, l2=1)

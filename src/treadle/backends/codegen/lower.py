@@ -10,6 +10,7 @@ import functools
 from collections.abc import Sequence
 
 from treadle.backends.api import Support, no
+from treadle.backends.codegen import tuned
 
 # Imported so that their lowerings register.
 from treadle.backends.codegen.attention import lower_attention  # noqa: F401
@@ -26,6 +27,7 @@ from treadle.backends.codegen.irregular import (  # noqa: F401
     scan,
     scatter,
     sort,
+    window,
 )
 from treadle.backends.codegen.loops import lower_loops
 from treadle.backends.codegen.lowering import LOWERINGS, types_of
@@ -53,12 +55,17 @@ def lower(
 ) -> Lowered | Support:
     """Launches that compute an op on dense row-major operands, or why there are none."""
     operands = types_of(types)
-    return _lower(op, operands, tuple(frozen) or (False,) * len(operands), target)
+    constant = tuple(frozen) or (False,) * len(operands)
+    return _lower(op, operands, constant, target, tuned.digest())
 
 
 @functools.lru_cache(MOST_KEPT)
 def _lower(
-    op: Op, operands: tuple[TensorType, ...], constant: tuple[bool, ...], target: Target
+    op: Op,
+    operands: tuple[TensorType, ...],
+    constant: tuple[bool, ...],
+    target: Target,
+    measured: str,  # what is remembered depends on it
 ) -> Lowered | Support:
     if not all(t.is_static for t in operands):
         return no("dynamic-shape", f"an operand of {op.name} has symbolic extents")

@@ -19,17 +19,20 @@ from treadle.backends.codegen.contraction.convolution_maps import (
     grid,
     steps_of,
 )
+from treadle.backends.codegen.contraction.depthwise import is_depthwise, lower_depthwise
 from treadle.backends.codegen.contraction.launch import Launches, packing_launch
 from treadle.backends.codegen.contraction.pack import Packing
 from treadle.backends.codegen.contraction.patches import AXES, reorder_kernel, spread_kernel
+from treadle.backends.codegen.contraction.pixels import lower_pixels
 from treadle.backends.codegen.contraction.problem import Matrix, Problem
 from treadle.backends.codegen.contraction.tile import choose_tile
+from treadle.backends.codegen.contraction.weight_gradient import lower_weight_gradient
 from treadle.backends.codegen.target import Target
-from treadle.backends.codegen.views import extents, strided_input
+from treadle.backends.codegen.views import Strided, extents, strided_input, strided_output
 from treadle.backends.program import Launch, Lowered, Ref
 from treadle.base.dtype import DType
 from treadle.graph.ir import Graph, Node
-from treadle.ops.conv import Convolution
+from treadle.ops.conv import ConvGradWeight, Convolution
 from treadle.ops.movement import Reshape
 
 _WASTE = 1.05
@@ -45,9 +48,14 @@ def lower_convolution(
         return no("op", f"{op.name} is no convolution")
     types = [v.type for v in anchor.inputs]
     shapes = [extents(t.shape) for t in types]
+    views = [strided_input(body, v) for v in anchor.inputs]
+    found = [v for v in views if v is not None]
+    if len(found) != len(views):
+        return no("layout", "an operand of the convolution is computed in the group")
+    if not _is_row_major(body, found):
+        return _lower_channels_last(body, anchor, found, frozen, target)
     geometry = geometry_of(op, *shapes, phased=True)
     shape = (*geometry.batch, geometry.m, geometry.n)
-    views = [strided_input(body, v) for v in anchor.inputs]
     try:
         reader = EpilogueReader(body, anchor, lambda view: view.after(Reshape(shape)))
         extras, results, epilogue = reader.read()
@@ -58,12 +66,9 @@ def lower_convolution(
         geometry = geometry_of(op, *shapes, phased=False)
     if geometry.planes.count * geometry.planes.size >= 1 << 31:
         return no("size-limit", "offsets into the operand do not fit in 31 bits")
-    dense_views = [v for v in views if v is not None and v.is_dense]
-    if len(dense_views) != len(views):
-        return no("layout", "convolutions take dense operands")
     b, a = (
         Matrix.of("input", t.dtype, replace(v, strides=(0, 1)))
-        for t, v in zip(types, dense_views, strict=True)
+        for t, v in zip(types, found, strict=True)
     )
     a = replace(a, batch=geometry.a_batch, row=geometry.a_row)
     b = replace(b, batch=geometry.b_batch)
@@ -76,6 +81,32 @@ def lower_convolution(
     for part in geometry.parts:
         _multiply(launches, whole, part)
     return launches.lowered()
+
+
+def _lower_channels_last(
+    body: Graph, anchor: Node, views: list[Strided], frozen: tuple[bool, ...], target: Target
+) -> Lowered | Support:
+    """A body whose operands, or results, are not dense and row-major."""
+    op = anchor.op
+    if not isinstance(op, Convolution):
+        return no("op", f"{op.name} is no convolution")
+    weight = isinstance(op, ConvGradWeight)
+    result = views[1].shape if weight else extents(anchor.output.type.shape)
+    if is_depthwise(op, views[0].shape, result):
+        made = lower_depthwise(body, anchor, frozen, target)
+        if not isinstance(made, Support):
+            return made
+    if weight:
+        return lower_weight_gradient(body, anchor, views, target)
+    return lower_pixels(body, anchor, views, frozen, target)
+
+
+def _is_row_major(body: Graph, views: list[Strided]) -> bool:
+    """Whether operands and results are dense and row-major."""
+    if not all(view.is_dense for view in views):
+        return False
+    outputs = [strided_output(body, i) for i in range(len(body.outputs))]
+    return all(found is not None and found[1].is_dense for found in outputs)
 
 
 def _wastes_columns(launches: Launches, geometry: Geometry) -> bool:

@@ -157,7 +157,7 @@ def _forward(op: Convolution, x: Shape, weight: Shape) -> Geometry:
 
 
 @dataclass(frozen=True, slots=True)
-class _Phase:
+class Phase:
     """Input positions first, first + step, ... of one axis: `reads` are the taps that reach them,
     and how far from position q of the phase the cell of dy is that each of them meets."""
 
@@ -166,15 +166,47 @@ class _Phase:
     reads: tuple[tuple[int, int], ...]
 
 
-def _phases(op: ConvGradInput, axis: int, taps: int, step: int) -> list[_Phase]:
+def _phases(op: ConvGradInput, axis: int, taps: int, step: int) -> list[Phase]:
     """The phases of an axis; the same taps reach positions that are a multiple of `step` apart."""
     n, low, dilation = extents(op.spatial)[axis], op.padding[axis][0], op.dilation[axis]
     found = []
     for first in range(min(step, n)):
         ways = [(t, first + low - t * dilation) for t in range(taps)]
         reads = tuple((t, way // step) for t, way in ways if way % step == 0)
-        found.append(_Phase(first, -(-(n - first) // step), reads))
+        found.append(Phase(first, -(-(n - first) // step), reads))
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class Phases:
+    """The gradient in x in phases, over dy within zeros.
+
+    Attributes:
+        steps: distances of the positions of a phase.
+        lows, spread, extents: where the cells of dy come to lie: see `Planes`.
+        phases: one per axis, in every combination.
+    """
+
+    steps: Shape
+    lows: Shape
+    spread: Shape
+    extents: Shape
+    phases: tuple[tuple[Phase, ...], ...]
+
+
+def phases_of(op: ConvGradInput, dy: Shape, kernel: Shape, *, phased: bool) -> Phases:
+    """The phases of the gradient in x for a dy of this shape; one, unless `phased`."""
+    ones = (1,) * len(kernel)
+    steps, spread = (op.strides, ones) if phased else (ones, op.strides)
+    cells = tuple((n - 1) * s + 1 for n, s in zip(dy[2:], spread, strict=True))
+    phases = [_phases(op, i, kernel[i], step) for i, step in enumerate(steps)]
+    ways = [[(p, way) for p in axis for _, way in p.reads] for axis in phases]
+    lows = tuple(max([0, *(-way for _, way in axis)]) for axis in ways)
+    ends = (
+        max([n, *(p.count + way for p, way in axis)]) for n, axis in zip(cells, ways, strict=True)
+    )
+    extent = tuple(low + end for low, end in zip(lows, ends, strict=True))
+    return Phases(steps, lows, spread, extent, tuple(itertools.product(*phases)))
 
 
 def _in_x(op: ConvGradInput, dy: Shape, weight: Shape, *, phased: bool) -> Geometry:
@@ -185,22 +217,14 @@ def _in_x(op: ConvGradInput, dy: Shape, weight: Shape, *, phased: bool) -> Geome
     """
     spatial, groups, kernel = extents(op.spatial), op.groups, weight[2:]
     outputs, inputs, taps = weight[0] // groups, weight[1], math.prod(kernel)
-    steps = op.strides if phased else (1,) * len(spatial)
-    spread = (1,) * len(spatial) if phased else op.strides
-    cells = tuple((n - 1) * s + 1 for n, s in zip(dy[2:], spread, strict=True))
-    phases = [_phases(op, i, kernel[i], step) for i, step in enumerate(steps)]
-    ways = [[(p, way) for p in axis for _, way in p.reads] for axis in phases]
-    lows = tuple(max(0, *(-way for _, way in axis)) for axis in ways)
-    ends = (
-        max(n, *(p.count + way for p, way in axis)) for n, axis in zip(cells, ways, strict=True)
-    )
-    extent = tuple(low + end for low, end in zip(lows, ends, strict=True))
-    planes = Planes(dy[0] * dy[1], dy[2:], lows, spread, extent)
+    found = phases_of(op, dy, kernel, phased=phased)
+    lows, steps = found.lows, found.steps
+    planes = Planes(dy[0] * dy[1], dy[2:], lows, found.spread, found.extents)
     size, strides = planes.size, planes.strides
     at, tap = dense(0, spatial).strides, dense(0, kernel).strides
     parts: list[Part] = []
     orders: list[Offsets] = []
-    for chosen in itertools.product(*phases):
+    for chosen in found.phases:
         reads = [np.array(p.reads, np.int64).reshape(-1, 2) for p in chosen]
         met = [(r[:, 1] + low) * s for r, low, s in zip(reads, lows, strides, strict=True)]
         starts = [

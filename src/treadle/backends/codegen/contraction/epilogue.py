@@ -80,7 +80,8 @@ def plain(dtype: DType, column: Column = "next") -> Epilogue:
 class Place:
     """Where an operand or result begins in the kernel at hand, and its steps.
 
-    Columns found by a table have no step: `table` points to the offset of the first one.
+    Columns found by a table have no step: `table` points to the offset of the first one. `rows`
+    points to the number of the first row, where a table says which ones they are.
     """
 
     access: Access
@@ -88,6 +89,13 @@ class Place:
     row_step: Value
     column_step: Value
     table: Value | None = None
+    rows: Value | None = None
+
+    def start(self, e: Builder, row: Value) -> Value:
+        """Elements from the pointer to a row."""
+        if self.rows is not None:
+            row = e.cast(e.load(self.rows, row), dt.int64)
+        return e.mul(row, self.row_step)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +126,7 @@ def finish(
 
     def write(masks: Sequence[Value | None]) -> None:
         fixed = {
-            (i, v): _load(e, place, None, e.index(v * lanes), lanes, mask)
+            (i, v): load_operand(e, place, None, e.index(v * lanes), lanes, mask)
             for i, place in enumerate(extras)
             if not place.access.by_row
             for v, mask in enumerate(masks)
@@ -131,13 +139,13 @@ def finish(
                 for i, place in enumerate(extras):
                     known = fixed.get((i, v))
                     values[Term("extra", i)] = (
-                        _load(e, place, r, e.index(v * lanes), lanes, mask)
+                        load_operand(e, place, r, e.index(v * lanes), lanes, mask)
                         if known is None
                         else known
                     )
-                _steps(e, epilogue, values)
+                apply_steps(e, epilogue, values)
                 for source, place in zip(epilogue.sources, results, strict=True):
-                    _store(e, place, r, e.index(v * lanes), values[source], mask)
+                    store_result(e, place, r, e.index(v * lanes), values[source], mask)
 
         e.loop(0, block.rows, 1, row)
 
@@ -152,7 +160,7 @@ def finish(
         e.branch(full, lambda: write([None] * tile.vectors), write_part)
 
 
-def _steps(e: Builder, epilogue: Epilogue, values: dict[Term, Value]) -> None:
+def apply_steps(e: Builder, epilogue: Epilogue, values: dict[Term, Value]) -> None:
     """Every step's value, added to `values`."""
     for i, step in enumerate(epilogue.steps):
         given = [
@@ -162,7 +170,7 @@ def _steps(e: Builder, epilogue: Epilogue, values: dict[Term, Value]) -> None:
         values[Term("step", i)] = apply(e, step.op, given, step.dtype)
 
 
-def _load(
+def load_operand(
     e: Builder,
     place: Place,
     row: Value | None,
@@ -171,7 +179,7 @@ def _load(
     mask: Value | None,
 ) -> Value:
     """An operand's elements at `lanes` columns, in the compute type."""
-    start = e.mul(row, place.row_step) if row is not None else e.index(0)
+    start = place.start(e, row) if row is not None else e.index(0)
     if place.access.column == "same":
         value = e.load(place.pointer, start)
     elif place.access.column == "next":
@@ -182,13 +190,13 @@ def _load(
     return e.splat(value, lanes) if row is None else value
 
 
-def _store(
+def store_result(
     e: Builder, place: Place, row: Value, column: Value, value: Value, mask: Value | None
 ) -> None:
     """A result's elements at as many columns as the value has lanes."""
     wide = compute_dtype(place.access.dtype)
     made = e.cast(value if value.dtype is wide else convert(e, value, wide), place.access.dtype)
-    start = e.mul(row, place.row_step)
+    start = place.start(e, row)
     if place.access.column == "next":
         e.store(place.pointer, e.add(start, column), made, mask)
     else:

@@ -43,7 +43,7 @@ class Items:
         a, b: element types of the operands.
         batch: number of batch axes.
         epilogue: names the further operands and the results.
-        tables: whether b's elements are found by two tables of offsets.
+        tables: names of the tables of offsets: see `Problem`.
     """
 
     width: int
@@ -51,7 +51,7 @@ class Items:
     b: DType
     batch: int
     epilogue: Epilogue
-    tables: bool = False
+    tables: tuple[str, ...] = ()
     parameters: dict[str, Value] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -60,11 +60,12 @@ class Items:
         accesses += [(f"c{i}", c.dtype) for i, c in enumerate(self.epilogue.results)]
         for name, dtype in accesses:
             self.parameters[name] = ir.pointer(dtype, name)
-        tables = ["terms", "columns"] if self.tables else []
+        tables = [*self.tables]
         tables += ["places"] if any(c.column == "table" for c in self.epilogue.results) else []
         self.parameters |= {name: ir.pointer(dt.int32, name) for name in tables}
         sizes = ["m", "n", "k", "height", "width", "block", "depth", "row_items", "panel_items"]
         sizes += ["a_row", "a_term", "b_term", "b_column"]
+        sizes += ["panel_terms"] if "b_table" in self.tables else []
         sizes += [f"{name}_{axis}" for name, _ in accesses[2:] for axis in ("row", "column")]
         sizes += [f"batch{i}" for i in range(self.batch)]
         sizes += [f"{name}_batch{i}" for i in range(self.batch) for name, _ in accesses]
@@ -86,7 +87,8 @@ class Items:
             pointer = e.offset(self[name], offsets[name])
             steps = self[f"{name}_row"], self[f"{name}_column"]
             table = self["places"] if access.column == "table" else None
-            return Place(access, pointer, *steps, table)
+            rows = self["positions"] if "positions" in self.tables else None
+            return Place(access, pointer, *steps, table, rows)
 
         return Item(
             a=e.offset(self["a"], offsets["a"]),
@@ -102,7 +104,7 @@ class Items:
     def _batch_offsets(self, e: Builder, batch: Value) -> dict[str, Value]:
         """Elements from each pointer to its part for a position of the batch axes."""
         pointers = [n for n, v in self.parameters.items() if v.type.pointer]
-        names = [n for n in pointers if n not in ("terms", "columns", "places")]
+        names = [n for n in pointers if n not in (*self.tables, "places")]
         offsets = {name: e.index(0) for name in names}
         for axis in reversed(range(self.batch)):
             position = e.rem(batch, self[f"batch{axis}"]) if axis else batch
@@ -115,8 +117,10 @@ class Items:
 
 def moved(e: Builder, place: Place, row: Value, column: Value) -> Place:
     """The place of an operand or result for a block that begins at this row and column."""
-    start = e.mul(row, place.row_step) if place.access.by_row else e.index(0)
+    by_row = place.access.by_row and place.rows is None
+    start = e.mul(row, place.row_step) if by_row else e.index(0)
     table = None if place.table is None else e.offset(place.table, column)
+    rows = None if place.rows is None else e.offset(place.rows, row)
     if place.access.column in ("next", "far"):
         start = e.add(start, e.mul(column, place.column_step))
-    return replace(place, pointer=e.offset(place.pointer, start), table=table)
+    return replace(place, pointer=e.offset(place.pointer, start), table=table, rows=rows)

@@ -19,7 +19,7 @@ from treadle.backends.codegen.contraction.epilogue import Block, Epilogue, finis
 from treadle.backends.codegen.contraction.items import Contraction, Item, Items, moved
 from treadle.backends.codegen.contraction.pack import Order, pack_function
 from treadle.backends.codegen.contraction.patches import patch_function
-from treadle.backends.codegen.contraction.tile import Form, Tile, tile_function
+from treadle.backends.codegen.contraction.tile import Form, Tile, full_tiles, tile_function
 from treadle.backends.codegen.kernel import builder, ir
 from treadle.backends.codegen.kernel.builder import Builder
 from treadle.backends.codegen.kernel.ir import Function, Value
@@ -36,7 +36,8 @@ class Spec:
         b: element type of b; a has that of the sums.
         form: what is contiguous in a.
         b_order: how panels of b are packed; None: it already consists of panels [n][k][width].
-        patches: whether the elements of b are found by tables of offsets (`contraction_patches`).
+        patches: whether the elements of b are found by tables of offsets (`patches.py`).
+        positions: whether a table says which rows of the results are computed.
         batch: number of batch axes.
         split: whether sums are built in steps of `depth` terms.
         exact: whether the sums of a step are integers, to be added up as int32; needs `split`.
@@ -50,6 +51,7 @@ class Spec:
     form: Form
     b_order: Order | None
     patches: bool
+    positions: bool
     batch: int
     split: bool
     exact: bool
@@ -61,7 +63,20 @@ class Spec:
     @property
     def direct(self) -> bool:
         """Whether tiles store their sums in the result at once."""
-        return not self.exact and self.epilogue.stores_sums(self.tile.dtype)
+        if self.exact or self.positions:
+            return False
+        return self.epilogue.stores_sums(self.tile.dtype)
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """Names of the tables of offsets; see `Problem`."""
+        names = ["terms", "columns"] if self.patches else []
+        names += ["row_table", "term_table"] if self.form in ("table", "picked") else []
+        names += ["b_table"] if self.form == "picked" else []
+        return (*names, "positions") if self.positions else (*names,)
+
+
+Args = tuple[Value, ...]
 
 
 @dataclass(slots=True)
@@ -100,7 +115,7 @@ class _Writer:
     def __post_init__(self) -> None:
         spec = self.spec
         self.items = Items(
-            spec.tile.width, spec.tile.dtype, spec.b, spec.batch, spec.epilogue, spec.patches
+            spec.tile.width, spec.tile.dtype, spec.b, spec.batch, spec.epilogue, spec.tables
         )
         self.adds = spec.split and not spec.exact
         self.big = tile_function(spec.tile, spec.form, small=False, accumulate=self.adds)
@@ -169,11 +184,22 @@ class _Writer:
 
         def block(row: Value) -> None:
             rows = e.min(self["block"], e.sub(item.rows, row))
-            a = e.offset(item.a, e.mul(step.first, self["a_term"]))
-            a = e.offset(a, e.mul(e.add(item.row, row), self["a_row"]))
+            a = self._rows_of_a(e, item, step, e.add(item.row, row))
             e.loop(0, item.panels, 1, lambda p: self._panel(e, item, step, (row, rows, a), p))
 
         e.loop(0, item.rows, self["block"], block)
+
+    def _rows_of_a(self, e: Builder, item: Item, step: Step, row: Value) -> Callable[..., Args]:
+        """What tells a tile where its rows of a lie, given how far behind `row` they begin."""
+        if self.spec.form in ("table", "picked"):
+            rows = e.offset(self["row_table"], row)
+            terms = e.offset(self["term_table"], step.first)
+            return lambda r: (item.a, e.offset(rows, r), terms)
+        a = e.offset(item.a, e.mul(step.first, self["a_term"]))
+        a = e.offset(a, e.mul(row, self["a_row"]))
+        if self.spec.form == "column":
+            return lambda r: (e.offset(a, r), self["a_term"])
+        return lambda r: (e.offset(a, e.mul(r, self["a_row"])), self["a_row"])
 
     def _pack_panels(self, e: Builder, item: Item, step: Step) -> None:
         width = self.spec.tile.width
@@ -210,7 +236,7 @@ class _Writer:
         e: Builder,
         item: Item,
         step: Step,
-        rows_of_a: tuple[Value, Value, Value],
+        rows_of_a: tuple[Value, Value, Callable[..., Args]],
         p: Value,
     ) -> None:
         """A block of rows times one panel."""
@@ -266,8 +292,11 @@ class _Writer:
     def _panel_of_b(
         self, e: Builder, item: Item, step: Step, p: Value, column: Value
     ) -> tuple[Value, Value]:
-        """Where a panel lies, and the step from term to term."""
+        """Where a panel lies, and the step from term to term, or the table of terms."""
         width = self.spec.tile.width
+        if self.spec.form == "picked":
+            place = e.mul(e.add(item.panel, p), self["panel_terms"])
+            return e.offset(item.b, e.mul(place, width)), e.offset(self["b_table"], step.first)
         if self.pack_b is None:
             place = e.add(e.mul(e.add(item.panel, p), self["k"]), step.first)
             return e.offset(item.b, e.mul(place, width)), e.index(width)
@@ -287,38 +316,24 @@ class _Writer:
         self,
         e: Builder,
         step: Step,
-        rows_of_a: tuple[Value, Value],
+        rows_of_a: tuple[Value, Callable[..., Args]],
         b: tuple[Value, Value],
         target: tuple[Value, Value],
     ) -> None:
         """Full tiles, then small ones for the last rows; the cut is that of `Tile.cut`."""
         tile = self.spec.tile
         rows, a = rows_of_a
-        in_rows = self.spec.form == "row"
-        a_step = self["a_row"] if in_rows else self["a_term"]
         accumulate = [e.select(e.compare("eq", step.first, 0), 0, e.index(1))]
         accumulate = accumulate if self.adds else []
 
         def tiles(function: Function, count: Callable[[Value], list[Value]]) -> Callable[..., None]:
             def call(r: Value) -> None:
-                start = e.offset(a, e.mul(r, a_step) if in_rows else r)
                 c = e.offset(target[0], e.mul(r, target[1]))
-                arguments = (start, a_step, *b, step.count, c, target[1])
+                arguments = (*a(r), *b, step.count, c, target[1])
                 e.call(function, *arguments, *count(r), *accumulate)
 
             return call
 
-        whole = e.mul(self._big_tiles(e, rows), tile.rows)
+        whole = e.mul(full_tiles(e, tile, rows), tile.rows)
         e.loop(0, whole, tile.rows, tiles(self.big, lambda r: []))
         e.loop(whole, rows, tile.small, tiles(self.small, lambda r: [e.sub(rows, r)]))
-
-    def _big_tiles(self, e: Builder, rows: Value) -> Value:
-        """How many full tiles begin a block; see `Tile.cut`."""
-        tile = self.spec.tile
-        full, rest = e.div(rows, tile.rows), e.rem(rows, tile.rows)
-        spare = 2 * tile.small - tile.rows
-        if spare <= 0:
-            return full
-        borrow = e.bitwise("and", e.compare("lt", 0, rest), e.compare("le", rest, spare))
-        borrow = e.bitwise("and", borrow, e.compare("lt", 0, full))
-        return e.select(borrow, e.sub(full, 1), full)

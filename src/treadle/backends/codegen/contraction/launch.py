@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from treadle.backends.codegen.contraction.body import Reading
 from treadle.backends.codegen.contraction.dots import ROWS, Dots, dots_kernel
 from treadle.backends.codegen.contraction.items import Contraction
 from treadle.backends.codegen.contraction.kernel import contraction_kernel
@@ -12,6 +13,7 @@ from treadle.backends.codegen.contraction.pack import Packing, order_of, packing
 from treadle.backends.codegen.contraction.problem import Matrix, Problem
 from treadle.backends.codegen.contraction.schedule import (
     dots_sizes,
+    is_dots,
     reads_in_place,
     schedule,
     sums_dtype,
@@ -56,13 +58,13 @@ class Launches:
         tile = choose_tile(self.target, self.dtype, self.problem.m, self.problem.n)
         if not reads_in_place(self.problem, tile):
             self._pack_rows(tile)
-        packed = self._is_frozen(self.problem.b) and not self.problem.patches
+        packed = self.is_frozen(self.problem.b) and not self.problem.patches
         if packed:
             self._pack_panels(tile)
         self.multiply(tile, packed=packed)
         return self.lowered()
 
-    def _is_frozen(self, matrix: Matrix) -> bool:
+    def is_frozen(self, matrix: Matrix) -> bool:
         """Whether an operand never changes, so that it is packed once for all runs."""
         known = matrix.kind == "input" and matrix.index < len(self.frozen)
         return known and self.frozen[matrix.index]
@@ -89,7 +91,7 @@ class Launches:
         pitch = -(-problem.k // 16) * 16 + 16
         packing = Packing(tile, a.dtype, order_of(a.row, a.column), False, len(problem.batch))
         steps, count = self._distinct(a, problem.m * pitch)
-        frozen, nbytes = self._is_frozen(a), count * tile.dtype.itemsize + 64
+        frozen, nbytes = self.is_frozen(a), count * tile.dtype.itemsize + 64
         place = self.keep(nbytes) if frozen else self.workspace(nbytes)
         area = Area(problem.m, problem.k, a.row, a.column, pitch, steps)
         launches = self.prelude if frozen else self.launches
@@ -177,7 +179,9 @@ def packing_launch(packing: Packing, source: Matrix, place: Ref, area: Area) -> 
     block = 0
     blocks = -(-area.inner // packing.tile.width)
     if not packing.panels:
-        block = max(8, min(32, (1 << 15) // area.inner // 8 * 8))
+        # Transposed rows are read across: a whole line of the cache at a time.
+        least = 64 // source.dtype.itemsize if packing.order == "transposed" else 8
+        block = max(least, min(32, (1 << 15) // area.inner // 8 * 8))
         blocks = -(-area.outer // block)
     arguments: dict[str, Ref | int] = {
         "source": Ref(source.kind, source.index, source.offset * source.dtype.itemsize),
@@ -215,6 +219,7 @@ def pointers_of(problem: Problem) -> dict[str, Ref | int]:
 def problem_sizes(problem: Problem) -> dict[str, Ref | int]:
     """Extents and strides by parameter."""
     sizes: dict[str, Ref | int] = {"m": problem.m, "n": problem.n, "k": problem.k}
+    sizes |= {"panel_terms": problem.panel_terms}
     sizes |= {"a_row": problem.a.row, "a_term": problem.a.column}
     sizes |= {"b_term": problem.b.row, "b_column": problem.b.column}
     for axis, extent in enumerate(problem.batch):
@@ -242,3 +247,10 @@ def least_bytes(problem: Problem) -> int:
             count *= extent if step else 1
         total += count * matrix.dtype.itemsize
     return total
+
+
+def lower_problem(reading: Reading, frozen: tuple[bool, ...], target: Target) -> Lowered:
+    """The launches of a problem: packing where that pays, then the product."""
+    problem = reading.problem.simplified()
+    made = Launches(problem, target, reading.constants, frozen)
+    return made.dots() if is_dots(problem) else made.tiles()

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from treadle.backends.api import Support, no
-from treadle.backends.codegen.contraction.body import Reading, anchor_of, read_product
+from treadle.backends.codegen.contraction.body import anchor_of, read_product
 from treadle.backends.codegen.contraction.convolution import lower_convolution
-from treadle.backends.codegen.contraction.launch import Launches
-from treadle.backends.codegen.contraction.schedule import is_dots
+from treadle.backends.codegen.contraction.launch import lower_problem
+from treadle.backends.codegen.contraction.winograd import lower_winograd
 from treadle.backends.codegen.lowering import LOWERINGS, lowers
 from treadle.backends.codegen.target import Target
 from treadle.backends.program import Lowered
@@ -16,9 +16,10 @@ from treadle.graph.ir import Graph
 from treadle.ops.conv import Conv, ConvGradInput, ConvGradWeight, Convolution, IntConv
 from treadle.ops.fused import Fused
 from treadle.ops.matmul import IntMatmul, Matmul, MatrixProduct
+from treadle.ops.winograd import WinogradConv
 
 
-@lowers(Matmul, IntMatmul, Conv, ConvGradInput, ConvGradWeight, IntConv)
+@lowers(Matmul, IntMatmul, Conv, ConvGradInput, ConvGradWeight, IntConv, WinogradConv)
 def lower_contraction(
     op: MatrixProduct | Convolution,
     types: tuple[TensorType, ...],
@@ -37,6 +38,8 @@ def lower_body(
     anchor = anchor_of(body)
     if isinstance(anchor, Support):
         return anchor
+    if isinstance(anchor.op, WinogradConv):
+        return lower_winograd(body, anchor, frozen, target)
     if isinstance(anchor.op, Convolution):
         return lower_convolution(body, anchor, frozen, target)
     reading = read_product(body, anchor)
@@ -54,10 +57,3 @@ def _lower_fused(
 
 
 LOWERINGS["fused.contraction"] = _lower_fused
-
-
-def lower_problem(reading: Reading, frozen: tuple[bool, ...], target: Target) -> Lowered:
-    """The launches of a problem: packing where that pays, then the product."""
-    problem = reading.problem.simplified()
-    made = Launches(problem, target, reading.constants, frozen)
-    return made.dots() if is_dots(problem) else made.tiles()

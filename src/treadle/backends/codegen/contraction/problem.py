@@ -55,7 +55,10 @@ class Matrix:
 class Problem:
     """c[..., m, n] = epilogue(sum over k of a[..., m, k] * b[..., k, n]).
 
-    With `patches`, b has no rows and columns: tables of offsets say where its elements lie.
+    With `patches`, b has no rows and columns: tables of offsets say where its elements lie; with
+    `tables`, so it is for a. With `positions`, row m of the further operands and the results is
+    not their m-th one but the one a table says. With `panel_terms`, b consists of panels of so
+    many terms, of which a table picks k.
     """
 
     batch: tuple[int, ...]
@@ -68,6 +71,9 @@ class Problem:
     results: tuple[Matrix, ...]
     epilogue: Epilogue
     patches: bool = False
+    tables: bool = False
+    positions: bool = False
+    panel_terms: int = 0
 
     @property
     def arrays(self) -> tuple[Matrix, ...]:
@@ -90,7 +96,7 @@ class Problem:
     def simplified(self) -> Problem:
         """The same with as few axes as possible, and with rows that lie in the results' order."""
         found = self._without_units()._with_merged_batch()
-        if not self.patches:
+        if not self.patches and not self.tables:
             found = found._with_batch_in_rows()
             found = found._transposed() if found._lies_by_columns() else found
         found = found._with_steps_of_units()

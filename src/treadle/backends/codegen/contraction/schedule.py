@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from treadle.backends.codegen.contraction.blocks import Blocks, Room, best_blocks
 from treadle.backends.codegen.contraction.dots import ROWS
 from treadle.backends.codegen.contraction.kernel import Spec
 from treadle.backends.codegen.contraction.pack import order_of
 from treadle.backends.codegen.contraction.problem import Problem
-from treadle.backends.codegen.contraction.tile import Tile
+from treadle.backends.codegen.contraction.tile import Form, Tile
 from treadle.backends.codegen.scalars.code import compute_dtype
 from treadle.backends.codegen.target import Target
 from treadle.base import dtype as dt
@@ -42,8 +43,14 @@ def schedule(problem: Problem, tile: Tile, target: Target, *, packed: bool = Fal
     quarter = min(target.l2, _CACHE) // (4 * tile.dtype.itemsize)
     exact = problem.a.integer
     depth = min(problem.k, _EXACT) if exact else _depth(problem.k, tile, quarter)
+    width, height = _item(problem, tile, depth, quarter, exact or depth < problem.k)
+    if problem.tables and packed:
+        depth = depth if exact else _depth(problem.k, tile, quarter // 2)
+        width, height = _table_item(problem, tile, quarter)
+    room = Room(panels=2 * quarter, sums=quarter, packed=packed, exact=exact)
+    blocks = best_blocks(Blocks(depth, width, height), problem, tile, target, room)
+    depth, width, height = blocks.depth, blocks.width, blocks.height
     split = exact or depth < problem.k
-    width, height = _item(problem, tile, depth, quarter, split)
     most = _BLOCK - _BLOCK % tile.rows
     panels = -(-problem.n // tile.width)
     row_items, panel_items = -(-problem.m // height), -(-panels // width)
@@ -52,9 +59,10 @@ def schedule(problem: Problem, tile: Tile, target: Target, *, packed: bool = Fal
     spec = Spec(
         tile=tile,
         b=tile.dtype if packed else problem.b.dtype,
-        form="column" if problem.a.row == 1 and problem.a.column != 1 else "row",
+        form=_form(problem),
         b_order=None if packed or problem.patches else order_of(problem.b.row, problem.b.column),
         patches=problem.patches,
+        positions=problem.positions,
         batch=len(problem.batch),
         split=split,
         exact=exact,
@@ -64,6 +72,12 @@ def schedule(problem: Problem, tile: Tile, target: Target, *, packed: bool = Fal
         epilogue=problem.epilogue,
     )
     return Schedule(spec, sizes, problem.count * row_items * panel_items)
+
+
+def _form(problem: Problem) -> Form:
+    if problem.tables:
+        return "picked" if problem.panel_terms else "table"
+    return "column" if problem.a.row == 1 and problem.a.column != 1 else "row"
 
 
 def reads_in_place(problem: Problem, tile: Tile) -> bool:
@@ -137,3 +151,18 @@ def _item(problem: Problem, tile: Tile, depth: int, quarter: int, split: bool) -
         else:
             break
     return width, height
+
+
+def _table_item(problem: Problem, tile: Tile, quarter: int) -> tuple[int, int]:
+    """Panels and rows of an item whose panels lie ready and whose rows are found by tables.
+
+    The elements of a block of rows lie scattered: they are to stay in the second cache, while
+    panels, which are read in order, pass by.
+    """
+    panels = -(-problem.n // tile.width)
+    wanted = max(1, min(_ITEMS, problem.flops // _ITEM))
+    blocks = -(-problem.m // (_BLOCK - _BLOCK % tile.rows))
+    height = -(-problem.m // (blocks * tile.rows)) * tile.rows
+    width = max(1, min(panels, quarter // (height * tile.width)))
+    parts = max(-(-panels // width), -(-wanted // (problem.count * -(-problem.m // height))))
+    return -(-panels // min(parts, panels)), min(height, problem.m)

@@ -14,10 +14,13 @@ from treadle.backends.codegen.kernel import builder, ir
 from treadle.backends.codegen.kernel.builder import Builder
 from treadle.backends.codegen.kernel.ir import Function, Value
 from treadle.backends.codegen.target import Target
+from treadle.base import dtype as dt
 from treadle.base.dtype import DType
 
-Form = Literal["row", "column"]
-"""What is contiguous in a: the terms of a row ("row"), or the rows of a term ("column")."""
+Form = Literal["row", "column", "table", "picked"]
+"""What is contiguous in a: the terms of a row ("row"), or the rows of a term ("column"); or
+nothing: tables hold an offset for each row and one for each term, to be added up ("table").
+Then another table may hold offsets of the terms in b, too ("picked")."""
 
 _AHEAD = 4
 """Terms ahead of which rows of b are asked for, where little is computed with them."""
@@ -50,6 +53,17 @@ class Tile:
         return full, -(-rest // self.small)
 
 
+def full_tiles(e: Builder, tile: Tile, rows: Value) -> Value:
+    """How many full tiles begin so many rows; see `Tile.cut`."""
+    full, rest = e.div(rows, tile.rows), e.rem(rows, tile.rows)
+    spare = 2 * tile.small - tile.rows
+    if spare <= 0:
+        return full
+    borrow = e.bitwise("and", e.compare("lt", 0, rest), e.compare("le", rest, spare))
+    borrow = e.bitwise("and", borrow, e.compare("lt", 0, full))
+    return e.select(borrow, e.sub(full, 1), full)
+
+
 def choose_tile(target: Target, dtype: DType, rows: int, columns: int) -> Tile:
     """The tile for a result of this shape: no spills, little waste at the edges.
 
@@ -65,45 +79,82 @@ def choose_tile(target: Target, dtype: DType, rows: int, columns: int) -> Tile:
     return Tile(dtype, 8, 4, 3 if wide <= narrow else 2, lanes)
 
 
+class _Operands:
+    """Parameters of both operands, and where the elements of a form lie."""
+
+    def __init__(self, tile: Tile, form: Form) -> None:
+        self.form, self.tabled = form, form in ("table", "picked")
+        self.a, self.b = (ir.pointer(tile.dtype, name) for name in ("a", "b"))
+        self.a_step, self.b_step = (ir.size(name) for name in ("a_step", "b_step"))
+        names = ("row_table", "term_table", "b_table")
+        self.row_table, self.term_table, self.b_table = (ir.pointer(dt.int32, n) for n in names)
+
+    @property
+    def parameters(self) -> list[Value]:
+        """Those that tell where a and b lie."""
+        a = [self.row_table, self.term_table] if self.tabled else [self.a_step]
+        return [self.a, *a, self.b, self.b_table if self.form == "picked" else self.b_step]
+
+    def starts(self, e: Builder, rows: list[Value]) -> list[Value]:
+        """Where rows of a begin."""
+        if self.form == "row":
+            return [e.offset(self.a, e.mul(row, self.a_step)) for row in rows]
+        return [_at(e, self.a, self.row_table, row) if self.tabled else self.a for row in rows]
+
+    def places(
+        self, e: Builder, k: Value, column: Value, starts: list[Value], rows: list[Value]
+    ) -> list[tuple[Value, Value]]:
+        """Pointer and index of an element of every row of a; `column` is that of the term."""
+        if self.form == "column":
+            return [(column, row) for row in rows]
+        place = e.cast(e.load(self.term_table, k), dt.int64) if self.tabled else k
+        return [(start, place) for start in starts]
+
+    def panel(self, e: Builder, k: Value, panel: Value) -> Value:
+        """A row of b; `panel` follows the one before."""
+        return _at(e, self.b, self.b_table, k) if self.form == "picked" else panel
+
+    def following(self, e: Builder, column: Value, panel: Value) -> tuple[Value, Value]:
+        """What the next term has in their place."""
+        column = e.offset(column, self.a_step) if self.form == "column" else column
+        return column, panel if self.form == "picked" else e.offset(panel, self.b_step)
+
+
 @lru_cache(maxsize=256)
 def tile_function(tile: Tile, form: Form, *, small: bool, accumulate: bool) -> Function:
     """The micro-kernel as a function of (a, a_step, b, b_step, terms, c, c_step[, count][, add]).
 
     Form "row": `a_step` is the distance of rows of a, whose terms are contiguous; form "column":
-    that of its terms. With `small`, rows from `count` on repeat the last one, so nothing outside is
-    read or written. With `accumulate`, the sums are added to c where `add` is not 0.
+    that of its terms; forms with tables have in its place those of rows and of terms, and "picked"
+    has that of b in place of `b_step`. With `small`, rows from `count` on repeat the last one, so
+    nothing outside is read or written. With `accumulate`, the sums are added to c where `add` is
+    not 0.
     """
-    rows = tile.small if small else tile.rows
-    pointers = [ir.pointer(tile.dtype, name) for name in ("a", "b", "c")]
-    a, b, c = pointers
-    a_step, b_step, terms, c_step = (ir.size(n) for n in ("a_step", "b_step", "terms", "c_step"))
+    rows, given = tile.small if small else tile.rows, _Operands(tile, form)
+    c, terms, c_step = ir.pointer(tile.dtype, "c"), ir.size("terms"), ir.size("c_step")
     count, add = ir.size("count"), ir.size("add")
-    parameters = [a, a_step, b, b_step, terms, c, c_step]
-    parameters += [count] if small else []
-    parameters += [add] if accumulate else []
+    parameters = [*given.parameters, terms, c, c_step, *[count] * small, *[add] * accumulate]
 
     def write(e: Builder) -> None:
         last = e.sub(count, 1) if small else None
         places = [e.index(r) if last is None or r == 0 else e.min(last, r) for r in range(rows)]
-        starts = [a] * rows
-        if form == "row":
-            starts = [e.offset(a, e.mul(place, a_step)) for place in places]
+        starts = given.starts(e, places)
         zero = e.constant(0, tile.dtype, tile.lanes)
 
-        def term(k: Value, column: Value, panel: Value, *sums: Value) -> tuple[Value, ...]:
-            if tile.rows <= 2:
-                _fetch(e, tile, panel, b_step)
+        def term(k: Value, column: Value, follows: Value, *sums: Value) -> tuple[Value, ...]:
+            panel = given.panel(e, k, follows)
+            if tile.rows <= 2 and form != "picked":
+                _fetch(e, tile, panel, given.b_step)
             row = [e.load(panel, v * tile.lanes, tile.lanes) for v in range(tile.vectors)]
             made: list[Value] = []
-            for r in range(rows):
-                where = (starts[r], k) if form == "row" else (column, places[r])
+            for r, where in enumerate(given.places(e, k, column, starts, places)):
                 x = e.splat(e.load(*where), tile.lanes)
                 for v in range(tile.vectors):
                     made.append(e.fma(x, row[v], sums[r * tile.vectors + v]))
-            following = column if form == "row" else e.offset(column, a_step)
-            return (following, e.offset(panel, b_step), *made)
+            return (*given.following(e, column, follows), *made)
 
-        sums = e.loop(0, terms, 1, term, (a, b, *[zero] * (rows * tile.vectors)))[2:]
+        initial = (given.a, given.b, *[zero] * (rows * tile.vectors))
+        sums = e.loop(0, terms, 1, term, initial)[2:]
         targets = [e.offset(c, e.mul(place, c_step)) for place in places]
         if accumulate:
             sums = _added(e, tile, targets, sums, add)
@@ -112,6 +163,11 @@ def tile_function(tile: Tile, form: Form, *, small: bool, accumulate: bool) -> F
 
     size = f"{rows}x{tile.width}{'_small' if small else ''}{'_add' if accumulate else ''}"
     return builder.function(f"tile_{form}_{size}_{tile.dtype.name}", parameters, write)
+
+
+def _at(e: Builder, pointer: Value, table: Value, index: Value) -> Value:
+    """The pointer moved by an entry of a table."""
+    return e.offset(pointer, e.cast(e.load(table, index), dt.int64))
 
 
 def _fetch(e: Builder, tile: Tile, panel: Value, step: Value) -> None:

@@ -5,31 +5,44 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
+from treadle.backends.codegen.loops.plan import weight
 from treadle.backends.codegen.scalars.convert import compute_dtype
 from treadle.base.shape import size_of
 from treadle.base.types import TensorType
 from treadle.graph.builder import GraphBuilder, GraphOperand
+from treadle.graph.cells import is_scalar_op, reduces
 from treadle.graph.ir import Graph, Node, Value
 from treadle.ops.families import Reduce
 from treadle.ops.reduce import Mean, Sum
+from treadle.ops.unary import Square
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """A reduction of which `count` partial results lie one after the other.
+    """A reduction of which partial results lie one after the other.
 
-    Each is of the compute type of the operand; `reduced` elements were reduced in all.
+    Each is of the compute type of the operand. Those of a mean are sums, but for a mean that sums
+    of squares are `about`: there the parts are means, and the squares are about these.
+
+    Attributes:
+        node: the reduction.
+        lengths: elements that each part has reduced.
+        about: the mean that squares are about.
+        means: the parts are means.
     """
 
     node: Node
-    count: int
-    reduced: int
+    lengths: tuple[int, ...]
+    about: Node | None = None
+    means: bool = False
 
     @property
     def type(self) -> TensorType:
         """Type of the parts together."""
         dtype = compute_dtype(self.node.inputs[0].type.dtype)
-        return TensorType(dtype, (self.count, size_of(self.node.output.type.shape)))
+        return TensorType(dtype, (len(self.lengths), size_of(self.node.output.type.shape)))
 
 
 def joining_body(body: Graph, parts: Sequence[Parts], numbers: Sequence[int]) -> Graph:
@@ -37,20 +50,54 @@ def joining_body(body: Graph, parts: Sequence[Parts], numbers: Sequence[int]) ->
 
     Its inputs are the parts, then the inputs of the body.
     """
-    builder = GraphBuilder(body.name)
-    joined = [_join(builder.input(p.type), p) for p in parts]
-    known = {p.node.output: x.value for p, x in zip(parts, joined, strict=True)}
+    builder = GraphBuilder(body.name, share=True)
+    given = {p.node: builder.input(p.type) for p in parts}
+    known: dict[Value, Value] = {}
+    for p in parts:
+        found = _joined(given, p)
+        wanted = p.node.output.type
+        known[p.node.output] = found.astype(wanted.dtype).reshape(wanted.shape).value
     return _continued(builder, body, known, numbers)
 
 
-def rest_of(body: Graph, done: Sequence[Value]) -> Graph:
-    """The body where some of its values are computed already.
+def _joined(given: Mapping[Node, GraphOperand], parts: Parts) -> GraphOperand:
+    """The complete reduction, in the compute type and without the axes that are gone."""
+    x, op = given[parts.node], parts.node.op
+    if parts.means:
+        return _mean(x, parts.lengths)
+    if parts.about is not None:
+        means = given[parts.about]
+        between = Square()(means - _mean(means, parts.lengths))
+        x = x + between * _counts(means, parts.lengths)
+    if isinstance(op, Mean):
+        return Sum((0,))(x) / float(sum(parts.lengths))
+    if isinstance(op, Reduce):
+        return op.replace(axes=(0,), keepdims=False)(x)
+    raise TypeError(f"{op.name} is no reduction")
+
+
+def _mean(means: GraphOperand, lengths: tuple[int, ...]) -> GraphOperand:
+    """The mean of all from the means of parts."""
+    if len(set(lengths)) == 1:
+        return Mean((0,))(means)
+    return Sum((0,))(means * (_counts(means, lengths) / float(sum(lengths))))
+
+
+def _counts(x: GraphOperand, lengths: tuple[int, ...]) -> GraphOperand:
+    """Elements of each part, to be multiplied with the parts."""
+    if len(set(lengths)) == 1:
+        return x.constant(float(lengths[0]))
+    return x.constant(np.array(lengths, x.type.dtype.numpy).reshape(-1, 1))
+
+
+def rest_of(body: Graph, done: Sequence[Value], numbers: Sequence[int]) -> Graph:
+    """The outputs of these numbers, where some values of the body are computed already.
 
     Its inputs are those values, then the inputs of the body.
     """
     builder = GraphBuilder(body.name)
     known = {v: builder.input(v.type).value for v in done}
-    return _continued(builder, body, known, range(len(body.outputs)))
+    return _continued(builder, body, known, numbers)
 
 
 def only(body: Graph, values: Sequence[Value]) -> Graph:
@@ -73,18 +120,6 @@ def _continued(
     return builder.build()
 
 
-def _join(x: GraphOperand, parts: Parts) -> GraphOperand:
-    """The complete reduction, in the type and shape of its node's result."""
-    op, wanted = parts.node.op, parts.node.output.type
-    if isinstance(op, Mean):
-        total = Sum((0,))(x) / float(parts.reduced)
-    elif isinstance(op, Reduce):
-        total = op.replace(axes=(0,), keepdims=False)(x)
-    else:
-        raise TypeError(f"{op.name} is no reduction")
-    return total.astype(wanted.dtype).reshape(wanted.shape)
-
-
 def _above(values: Sequence[Value], known: Mapping[Value, object]) -> set[Node]:
     """The nodes that some values are computed with, as far as they are not known."""
     found: set[Node] = set()
@@ -96,3 +131,35 @@ def _above(values: Sequence[Value], known: Mapping[Value, object]) -> set[Node]:
             found.add(node)
             waiting += node.inputs
     return found
+
+
+def settled(body: Graph, done: Sequence[Node]) -> list[Value]:
+    """What is known per row once some reductions are complete, as far as others read it.
+
+    That is the results of these reductions, and all that is computed from them and from values
+    that are no larger; only those are named that are results of the body or operands of the rest.
+    Costly work on values of that size is done here, too, and not again for every row.
+    """
+    size = size_of(done[0].output.type.shape)
+    small = {v for v in body.inputs if size_of(v.type.shape) <= size}
+    ready: dict[Value, None] = {}
+    for node in body.nodes:
+        follows = node in done or _is_costly(node) or any(v in ready for v in node.inputs)
+        if node not in done:
+            count = size_of(node.outputs[0].type.shape)
+            fits = count == size if follows else count <= size
+            if reduces(node) or not fits or not small.issuperset(node.inputs):
+                continue
+        small.update(node.outputs)
+        if follows:
+            ready.update(dict.fromkeys(node.outputs))
+    read = {v for n in body.nodes if n.outputs[0] not in ready for v in n.inputs}
+    return [v for v in ready if v in read or v in body.outputs]
+
+
+def _is_costly(node: Node) -> bool:
+    return is_scalar_op(node.op) and weight(node.op) >= COSTLY
+
+
+COSTLY = 5.0
+"""Weight of an op from which on its result is kept: that of a division."""

@@ -6,17 +6,18 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from treadle.backends.api import Support, no
-from treadle.backends.codegen.loops.joining import Parts, joining_body, only, rest_of
-from treadle.backends.codegen.loops.kernel import LoopKernel, Memory
-from treadle.backends.codegen.loops.plan import (
+from treadle.backends.codegen.loops.division import (
     Division,
-    Plan,
     by_rows,
     divided,
-    is_starved,
+    first_reductions,
+    is_cut,
     jumps,
-    plan,
 )
+from treadle.backends.codegen.loops.joining import Parts, joining_body, only, rest_of, settled
+from treadle.backends.codegen.loops.kernel import LoopKernel
+from treadle.backends.codegen.loops.plan import Plan, plan
+from treadle.backends.codegen.loops.stages import Memory
 from treadle.backends.codegen.target import Target
 from treadle.backends.program import ALIGNMENT, Array, Launch, Lowered, Ref
 from treadle.base.shape import size_of
@@ -77,16 +78,13 @@ class _Lowering:
     def _add(
         self, nest: LoopNest, inputs: Sequence[Ref], outputs: Sequence[Ref], joins: bool
     ) -> Support | None:
-        nbytes = _traffic(nest)
-        if not joins:
-            nest = by_rows(nest, nbytes, self.target) or nest
-        chosen = plan(nest, self.target, nbytes)
+        nest, chosen = self._planned(nest, joins)
         if self.group and jumps(nest, chosen):
             return no("layout", "an operand is transposed among rows that are computed in order")
-        division = divided(nest, chosen, joins)
-        if not joins and is_starved(nest, chosen, division):
-            return self._add_stages(nest, inputs, outputs)
-        parts = _parts_of(nest, division)
+        division = divided(nest, chosen, joins, self.target)
+        if not joins and is_cut(nest, chosen, division, self.target):
+            return self._add_stages(nest, chosen, inputs, outputs)
+        parts = _parts_of(nest, chosen, division)
         places = {p.node: self._workspace(p.type.nbytes) for p in parts}
         memory = self._memory(nest, inputs, outputs, places)
         self.in_place += [
@@ -104,22 +102,32 @@ class _Lowering:
         refs = [*(places[p.node] for p in parts), *inputs]
         return self.add(rest, refs, [outputs[i] for i in numbers], joins=True)
 
+    def _planned(self, nest: LoopNest, joins: bool) -> tuple[LoopNest, Plan]:
+        """The schedule of a nest, or of one that computes the same otherwise."""
+        nbytes = _traffic(nest)
+        chosen = plan(nest, self.target, nbytes)
+        turned = None if joins else by_rows(nest, chosen, self.target)
+        return (nest, chosen) if turned is None else (turned, plan(turned, self.target, nbytes))
+
     def _add_stages(
-        self, nest: LoopNest, inputs: Sequence[Ref], outputs: Sequence[Ref]
+        self, nest: LoopNest, chosen: Plan, inputs: Sequence[Ref], outputs: Sequence[Ref]
     ) -> Support | None:
-        """The first reductions by themselves, then all that comes after them."""
-        wanted = tuple(o.number for o in nest.outputs)
-        body = only(nest.body, [nest.body.outputs[i] for i in wanted])
-        done = [t.node.output for t in nest.totals if t.stage == 1]
-        places = [self._workspace(v.type.nbytes) for v in done]
-        for part, refs, results in (
+        """What one pass reduces, and what follows from it per row; then all that comes after."""
+        body = only(nest.body, [nest.body.outputs[o.number] for o in nest.outputs])
+        results = [outputs[o.number] for o in nest.outputs]
+        done = settled(body, first_reductions(nest, chosen))
+        # A value may be several results; the first is written, the others are copied from it.
+        made = {v: i for i, v in reversed([*enumerate(body.outputs)]) if v in done}
+        places = [results[made[v]] if v in made else self._workspace(v.type.nbytes) for v in done]
+        rest = [i for i, v in enumerate(body.outputs) if made.get(v) != i]
+        for part, reads, writes in (
             (only(body, done), inputs, places),
-            (rest_of(body, done), [*places, *inputs], [outputs[i] for i in wanted]),
+            (rest_of(body, done, rest), [*places, *inputs], [results[i] for i in rest]),
         ):
             found = analyze(part)
             if isinstance(found, Refusal):
                 return no("op", found.reason)
-            refusal = self.add(found, refs, results)
+            refusal = self.add(found, reads, writes)
             if refusal is not None:
                 return refusal
         return None
@@ -170,13 +178,26 @@ def _all_further(nest: LoopNest) -> list[LoopNest]:
     return found
 
 
-def _parts_of(nest: LoopNest, division: Division) -> list[Parts]:
+def _parts_of(nest: LoopNest, chosen: Plan, division: Division) -> list[Parts]:
     """The reductions of a nest that are left in parts."""
     if nest.collected:
-        return [Parts(c.node, division.items, c.count) for c in nest.collected]
-    if division.parts > 1:
-        return [Parts(t.node, division.parts, t.count) for t in nest.totals]
-    return []
+        rows = _lengths(division.units, division.grain)
+        about = {c.node: c.about for c in nest.collected if c.about is not None}
+        return [Parts(c.node, rows, c.about, c.node in about.values()) for c in nest.collected]
+    axis = chosen.split_axis
+    if division.parts == 1 or axis is None:
+        return []
+    inner = nest.row // axis.extent
+    lengths = tuple(n * inner for n in _lengths(axis.extent, division.length))
+    about = {m.squares.node: m.mean.node for m in chosen.moments}
+    return [
+        Parts(t.node, lengths, about.get(t.node), t.node in about.values()) for t in nest.totals
+    ]
+
+
+def _lengths(count: int, most: int) -> tuple[int, ...]:
+    """How many of `count` elements each part has."""
+    return tuple(min(most, count - i) for i in range(0, count, most))
 
 
 def _traffic(nest: LoopNest) -> int:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 
-from treadle.backends.codegen.irregular.rows import divide
 from treadle.backends.codegen.loops.index_map import factor_of
+from treadle.backends.codegen.loops.moments import Moments, are_early, moments_of
 from treadle.backends.codegen.scalars.convert import compute_dtype
 from treadle.backends.codegen.target import Target
 from treadle.graph.cells import Apply, Cell, Literal, Load, Total
@@ -34,6 +34,8 @@ COLUMNS = 8.0
 """Weight of a body up to which eight vectors of columns are reduced at a time."""
 MOST_LANES = 64
 """Elements that are worked on at a time at most."""
+SHORT = 8
+"""Times that vectors fit a row from which on its end is not felt."""
 WORTH_SAVING = 8.0
 """From this weight on, an element is kept for the next stage instead of computed again."""
 ROW_BYTES = 1 << 16
@@ -58,20 +60,6 @@ def _scalar_weight(expr: Scalar) -> float:
         total += _WEIGHT.get(node.code, 1.0)
         waiting += node.args
     return total
-
-
-BLOCK = 4096
-"""Elements of the lane axis that a unit of work has at least, where the axis is parallel."""
-MOST_ITEMS = 1024
-"""Items a launch is divided into at most."""
-ALONE = 8_000.0
-"""Nanoseconds up to which a launch is not worth sharing among threads."""
-PART = 16_000.0
-"""Nanoseconds that a part of a divided reduction takes at least."""
-MOST_PARTS = 64
-"""Parts of a divided reduction."""
-ENOUGH_UNITS = 8
-"""Units of work from which on reductions are not divided."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +89,9 @@ class Plan:
         last: outputs that are stored once per row.
         saved: cells kept in a row buffer between stages.
         row: elements of such a buffer.
+        moments: means that are reduced together with the squares about them.
+        is_early: one pass over the reduced axes is enough for all reductions.
+        points: points of the domain.
         weight: vector instructions per vector of the domain.
         cost: estimated nanoseconds per point of the domain.
         flops: operations on elements in all.
@@ -117,6 +108,9 @@ class Plan:
     last: tuple[Output, ...]
     saved: tuple[Cell, ...]
     row: int
+    moments: tuple[Moments, ...]
+    is_early: bool
+    points: int
     weight: float
     cost: float
     flops: int
@@ -135,181 +129,9 @@ class Plan:
         return self.lane_axis is not None and self.lane_axis.reduced
 
 
-@dataclass(frozen=True, slots=True)
-class Division:
-    """How the work of a nest is divided.
-
-    A unit is a row, one of `blocks` blocks of `block` elements of it, or one of `parts` parts of
-    its reductions, each of `length` elements of the split axis. Where squares are transposed, a
-    unit is also one of `bands` bands of `band` elements of the tile axis. An item is `grain` units.
-    """
-
-    units: int
-    items: int
-    grain: int
-    serial: bool
-    blocks: int = 1
-    block: int = 0
-    parts: int = 1
-    length: int = 0
-    bands: int = 1
-    band: int = 0
-
-
-def divided(nest: LoopNest, plan: Plan, joins: bool = False) -> Division:
-    """Units and items of a nest; one that `joins` parts keeps its reductions whole."""
-    rows = _product(a.extent for a in plan.outer)
-    total = plan.cost * max(_product(a.extent for a in nest.axes), 1)
-    if nest.collected:
-        parts = max(min(rows // LEAST_TILE, MOST_PARTS, int(total / PART)), 1)
-        grain = -(-rows // parts)
-        items = -(-rows // grain)
-        return Division(rows, items, grain, items == 1 or total <= ALONE)
-    if plan.tile_axis is not None:
-        return _banded(plan, plan.tile_axis, rows, total)
-    blocks, block = _blocks(plan)
-    parts, length = (1, 0) if joins else _parts(nest, plan, rows * blocks, total)
-    units = rows * blocks * parts
-    items, grain = divide(units, total / units, MOST_ITEMS)
-    return Division(units, items, grain, items == 1 or total <= ALONE, blocks, block, parts, length)
-
-
-def _banded(plan: Plan, axis: Axis, rows: int, total: float) -> Division:
-    """Bands as wide as a cache line, so that each line is read by one unit."""
-    band = max(LINE // min(compute_dtype(c.dtype).itemsize for c in plan.turned), plan.lanes)
-    bands = -(-axis.extent // band)
-    length = plan.lane_axis.extent if plan.lane_axis is not None else 1
-    block = TILE_BLOCK * plan.lanes
-    blocks = -(-length // block)
-    units = rows * bands * blocks
-    items, grain = divide(units, total / units, MOST_ITEMS)
-    serial = items == 1 or total <= ALONE
-    return Division(units, items, grain, serial, blocks, block, 1, 0, bands, band)
-
-
-LINE = 64
-"""Bytes of a cache line."""
-TILE_BLOCK = 16
-"""Squares that a unit transposes one after the other along the lane axis."""
-
-
-def _blocks(plan: Plan) -> tuple[int, int]:
-    """Blocks along the lane axis, where it is parallel, and their extent."""
-    axis = plan.lane_axis
-    if axis is None or axis.reduced:
-        return 1, 0
-    inner = _product(a.extent for a in plan.loops)
-    least = max(BLOCK // inner // plan.lanes, 1) * plan.lanes
-    if axis.extent < 2 * least:
-        return 1, 0
-    return -(-axis.extent // least), least
-
-
-def jumps(nest: LoopNest, plan: Plan) -> bool:
-    """Whether many elements are gathered one by one from rows far apart.
-
-    A transposed operand is better copied by a nest of its own, which turns it in registers.
-    """
-    axis = plan.lane_axis
-    if axis is None:
-        return False
-    return any(
-        abs(factor_of(c.place, axis)) >= FAR and _points(nest, c.place) >= MANY
-        for c in nest.cells()
-        if isinstance(c, Load) and c not in plan.turned
-    )
-
-
-FAR = 16
-"""Stride from which on neighboring lanes lie on cache lines of their own."""
-MANY = 16_384
-"""Elements that may be gathered."""
-
-
-def by_rows(nest: LoopNest, nbytes: int, target: Target) -> LoopNest | None:
-    """A nest that reduces whole columns, as one that takes in row after row.
-
-    Reading along rows is what memory is fast at; the sums then go through memory themselves, but
-    that of the first cache. None where columns are better reduced on their own.
-    """
-    rows = _product(a.extent for a in nest.axes if a.reduced)
-    kept = [a for a in nest.axes if not a.reduced]
-    early = all(t.arg.stage == 0 for t in nest.totals)
-    columns = _product(a.extent for a in kept)
-    leading = nest.axes[: len(nest.axes) - len(kept)]
-    if (
-        not nest.totals
-        or not early
-        or nest.collected
-        or not all(a.reduced for a in leading)
-        or not LEAST_COLUMNS <= columns <= MOST_COLUMNS
-        or rows < LEAST_ROWS
-        or nbytes < 2 * target.l2
-    ):
-        return None
-    return _turned_around(nest)
-
-
-LEAST_COLUMNS = 64
-MOST_COLUMNS = 1 << 14
-LEAST_ROWS = 128
-"""Extents between which sums of columns are taken in by rows."""
-
-
-def _turned_around(nest: LoopNest) -> LoopNest | None:
-    """Rows and columns in each other's roles: reductions become collected ones."""
-    reduced = _mask(a for a in nest.axes if a.reduced)
-    full = tuple(o for o in nest.outputs if o.place.varies & reduced)
-    if any(o.cell.stage for o in full):
-        return None
-    return LoopNest(
-        nest.body,
-        tuple(replace(a, reduced=not a.reduced) for a in nest.axes),
-        full,
-        (),
-        tuple(Collected(t.node, t.arg, t.place, t.count) for t in nest.totals),
-        tuple(o.number for o in nest.outputs if o not in full),
-        nest.tables,
-    )
-
-
-def is_starved(nest: LoopNest, plan: Plan, division: Division) -> bool:
-    """Whether a nest has stages but few rows, so that each stage had better run alone."""
-    total = plan.cost * max(_product(a.extent for a in nest.axes), 1)
-    late = any(t.arg.stage for t in nest.totals) or any(s.number for s in plan.stages)
-    return (
-        bool(nest.totals)
-        and late
-        and not nest.collected
-        and division.units < ENOUGH_UNITS
-        and total >= STARVED
-    )
-
-
-STARVED = 100_000.0
-"""Nanoseconds from which on a nest with few rows is computed stage by stage."""
-
-
-def _parts(nest: LoopNest, plan: Plan, units: int, total: float) -> tuple[int, int]:
-    """Parts of reductions that would keep few threads busy otherwise, and their length.
-
-    Their number depends on nothing but the shapes: rounding must not depend on threads.
-    """
-    axis = plan.split_axis
-    staged = any(t.arg.stage for t in nest.totals) or any(s.number for s in plan.stages)
-    if axis is None or not nest.totals or staged or units >= ENOUGH_UNITS:
-        return 1, 0
-    parts = min(MOST_PARTS // units, int(total / PART))
-    length = -(-axis.extent // max(parts, 1))
-    if axis is plan.lane_axis:
-        length = -(-length // plan.lanes) * plan.lanes
-    parts = -(-axis.extent // length)
-    return (parts, length) if parts > 1 else (1, 0)
-
-
 def plan(nest: LoopNest, target: Target, nbytes: int) -> Plan:
     """Choose a schedule; `nbytes` is what the nest reads and writes."""
-    lane_axis = _lane_axis(nest)
+    lane_axis = _lane_axis(nest, target)
     reduced = _mask(a for a in nest.axes if a.reduced)
     stages, last = _stages(nest, reduced)
     row = _product(a.extent for a in nest.axes if a.reduced)
@@ -319,6 +141,7 @@ def plan(nest: LoopNest, target: Target, nbytes: int) -> Plan:
     tile_axis, turned = _tiles(nest, lane_axis)
     lanes = native * _vectors(nest, total, lane_axis, native)
     points = max(_product(a.extent for a in nest.axes), 1)
+    moments = moments_of(nest)
     return Plan(
         lane_axis,
         min(native, MOST_TILE) if turned else lanes,
@@ -330,6 +153,9 @@ def plan(nest: LoopNest, target: Target, nbytes: int) -> Plan:
         last,
         _saved(stages, reduced, row) if in_rows else (),
         row,
+        moments,
+        are_early(nest, moments),
+        points,
         weight=total,
         cost=total / native / 2.5 + nbytes / points / (6.0 if turned else 12.0),
         flops=points * sum(isinstance(c, Apply | Total) for c in nest.cells()),
@@ -341,7 +167,7 @@ MOST_TILE = 16
 """Largest side of a square that is transposed in registers."""
 
 
-def _lane_axis(nest: LoopNest) -> Axis | None:
+def _lane_axis(nest: LoopNest, target: Target) -> Axis | None:
     """The axis along which most of what is stored and loaded is contiguous."""
     if nest.collected:
         # Their results lie along the reduced axes.
@@ -349,23 +175,29 @@ def _lane_axis(nest: LoopNest) -> Axis | None:
     best: Axis | None = None
     score = 0.0
     for axis in nest.axes:
-        found = _contiguous(nest, axis)
+        found = _contiguous(nest, axis, axis.extent < _native(nest, target, axis))
         if best is None or found >= score:
             best, score = axis, found
     return best
 
 
-def _contiguous(nest: LoopNest, axis: Axis) -> float:
-    """How many elements are read and written next to one another along an axis."""
-    stored = sum(_points(nest, o.place) for o in nest.outputs if factor_of(o.place, axis) == 1)
+def _contiguous(nest: LoopNest, axis: Axis, is_narrow: bool) -> float:
+    """How many elements are read and written next to one another along an axis.
+
+    Stores along one that is narrower than a vector are no better than element by element.
+    """
+    stored = sum(points_of(nest, o.place) for o in nest.outputs if factor_of(o.place, axis) == 1)
     loads = [c.place for c in nest.cells() if isinstance(c, Load)]
-    near = sum(_points(nest, p) for p in loads if factor_of(p, axis) == 1)
-    far = sum(_points(nest, p) for p in loads if factor_of(p, axis) not in (0, 1))
+    near = sum(points_of(nest, p) for p in loads if factor_of(p, axis) == 1)
+    far = sum(points_of(nest, p) for p in loads if factor_of(p, axis) not in (0, 1))
     # Nests without reductions transpose what they load, so stores decide; others gather.
-    return 4.0 * stored + near if not nest.totals else 1.0 * stored + near - 4.0 * far
+    if nest.totals:
+        return stored + near - 4.0 * far
+    return (0.5 if is_narrow else 4.0) * stored + near
 
 
-def _points(nest: LoopNest, place: Position) -> int:
+def points_of(nest: LoopNest, place: Position) -> int:
+    """How many different places a position takes in a nest."""
     return _product(a.extent for a in nest.axes if a.varies & place.varies)
 
 
@@ -466,7 +298,12 @@ def _vectors(nest: LoopNest, total: float, lane_axis: Axis | None, native: int) 
         most = 1
     while most > 1 and native * most > min(lane_axis.extent, MOST_LANES):
         most //= 2
-    return most
+    # Stores of a part of a vector are slow, so short rows had better be whole ones.
+    if lane_axis.extent >= SHORT * native * most:
+        return most
+    least = most // 2 if nest.totals and not lane_axis.reduced else 1
+    fits = (n for n in (8, 4, 2, 1) if least <= n <= most and not lane_axis.extent % (native * n))
+    return next(fits, most)
 
 
 def _mask(axes: Iterable[Axis]) -> int:

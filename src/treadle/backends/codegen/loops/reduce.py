@@ -9,8 +9,10 @@ import numpy as np
 
 from treadle.backends.codegen.kernel.builder import Builder
 from treadle.backends.codegen.kernel.ir import KernelError, Number, Reduction, Value
+from treadle.backends.codegen.scalars.convert import compute_dtype
 from treadle.base import dtype as dt
 from treadle.base.dtype import DType
+from treadle.graph.cells import Cell, Total
 from treadle.ops.families import Reduce
 from treadle.ops.reduce import All, Any, Max, Mean, Min, Prod, Sum
 
@@ -95,3 +97,57 @@ def finish(b: Builder, op: Reduce, total: Value, count: Value | int) -> Value:
         return total
     number = b.cast(b.index(count), dt.int64)
     return b.div(total, b.cast(number, total.dtype))
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A reduction while it runs: of `arg`, of its difference from `shift`, or of that squared."""
+
+    arg: Cell
+    reducer: Reducer
+    shift: Value | None = None
+    squared: bool = False
+
+    @property
+    def dtype(self) -> DType:
+        """The type it is computed in."""
+        return compute_dtype(self.arg.dtype)
+
+    def start(self, b: Builder, lanes: int) -> Value:
+        """What no element reduces to."""
+        return self.reducer.start(b, self.dtype, lanes)
+
+    def join(self, b: Builder, total: Value, x: Value, inside: Value | None) -> Value:
+        """The total with one more vector, of which only the lanes `inside` count."""
+        x = b.splat(x, total.lanes)
+        if self.shift is not None:
+            x = b.sub(x, b.splat(self.shift, total.lanes))
+        if inside is not None:
+            x = b.select(inside, x, self.start(b, total.lanes))
+        return b.fma(x, x, total) if self.squared else self.reducer.join(b, total, x)
+
+
+def running(total: Total) -> Running:
+    """A reduction as it stands."""
+    return Running(total.arg, reducer_of(total.op))
+
+
+def sum_of(arg: Cell, shift: Value, *, squared: bool = False) -> Running:
+    """The sum of differences from `shift`, or of their squares."""
+    return Running(arg, _ADD, shift, squared)
+
+
+def near(b: Builder, shift: Value) -> Value:
+    """A shift; where it is not finite, 0, so that sums say so by themselves."""
+    nothing = b.constant(0.0, shift.dtype, shift.lanes)
+    return b.select(b.compare("eq", b.sub(shift, shift), nothing), shift, nothing)
+
+
+def moments(
+    b: Builder, shift: Value, total: Value, square: Value, count: Value
+) -> tuple[Value, Value]:
+    """Mean and squares about it, from the sums of `count` differences from `shift` and squares."""
+    ahead = b.div(total, count)
+    about = b.sub(square, b.mul(total, ahead))
+    # The maximum is its second operand where that is NaN.
+    return b.add(shift, ahead), b.max(b.constant(0.0, about.dtype, about.lanes), about)
