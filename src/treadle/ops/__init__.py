@@ -41,6 +41,7 @@ from treadle.ops import (
     transfer,
     unary,
     update,
+    winograd,
 )
 from treadle.ops.op import REGISTRY, Op
 
@@ -84,4 +85,5 @@ __all__ = [
     "transfer",
     "unary",
     "update",
+    "winograd",
 ]

@@ -13,19 +13,16 @@ from treadle.base.types import TensorType
 from treadle.ops.composite import Composite, differentiate_body
 from treadle.ops.elementwise import Maximum
 from treadle.ops.norm import (
-    affine_operand,
-    affine_vjp,
     center_array,
     channel_shape,
     check_affine,
     check_channels,
     check_parameters,
-    standardize,
 )
 from treadle.ops.op import Array, Onnx, Pullback, op
 from treadle.ops.operand import V
 from treadle.ops.precision import compute_type, widen, widen_array
-from treadle.ops.reduce import Mean
+from treadle.ops.reduce import Mean, Sum
 from treadle.ops.sample import Arg, BadSample, Sample
 from treadle.ops.unary import Sqrt, Square
 
@@ -35,13 +32,31 @@ def _axes(ndim: int) -> tuple[int, ...]:
     return (0, *range(2, ndim))
 
 
-def _freedom(x: Any, axes: tuple[int, ...]) -> Any:
-    """max(n - 1, 1) for n elements per channel: a number, or an operand where n is symbolic."""
+def _count(x: Any, axes: tuple[int, ...]) -> Any:
+    """Elements per channel: a number, or an operand where it is symbolic."""
     counted = tuple(x.shape[a] for a in axes)
     if is_static(counted):
-        return float(max(size_of(counted) - 1, 1))
-    count = x.constant(1.0).broadcast_to(counted).sum()
-    return Maximum()(count - 1.0, count.constant(1.0))
+        return float(size_of(counted))
+    return x.constant(1.0).broadcast_to(counted).sum()
+
+
+def _unbiased(variance: Any, count: Any) -> Any:
+    """The variance over n - 1 in place of n; that of a single value, which is 0, stays."""
+    if isinstance(count, float):
+        return variance * (count / max(count - 1.0, 1.0))
+    return variance * (count / Maximum()(count - 1.0, count.constant(1.0)))
+
+
+def _centered(x: Any, axes: tuple[int, ...], eps: float) -> tuple[Any, Any, Any, Any]:
+    """x - mean, mean, biased variance and standard deviation, in the compute type; axes kept.
+
+    Everything after `x - mean` is per channel, so that each element takes one multiply-add.
+    """
+    wide, mean_of = widen(x), Mean(axes, keepdims=True)
+    mean = mean_of(wide)
+    centered = wide - mean
+    variance = mean_of(Square()(centered))
+    return centered, mean, variance, Sqrt()(variance + eps)
 
 
 @op
@@ -73,11 +88,15 @@ class BatchNormTrain(Composite):
         return TensorType(x.dtype, x.shape), statistic, statistic
 
     def body(self, x: Any, *affine: Any) -> Any:
-        axes, wide = _axes(x.type.ndim), widen(x)
-        y = affine_operand(standardize(x, axes, self.eps)[0], affine, channel_shape(x.type))
-        mean = Mean(axes, keepdims=True)(wide)
-        squares = Square()(wide - mean).sum(axes)
-        return y.astype(x.type.dtype), mean.reshape((x.shape[1],)), squares / _freedom(wide, axes)
+        axes, channels = _axes(x.type.ndim), (x.shape[1],)
+        centered, mean, variance, std = _centered(x, axes, self.eps)
+        if affine:
+            weight, bias = (widen(p).reshape(channel_shape(x.type)) for p in affine)
+            y = centered * (weight / std) + bias
+        else:
+            y = centered / std
+        unbiased = _unbiased(variance, _count(x, axes))
+        return y.astype(x.type.dtype), mean.reshape(channels), unbiased.reshape(channels)
 
     def reference(self, x: Array, *affine: Array) -> tuple[Array, ...]:
         axes, channels = _axes(x.ndim), x.shape[1]
@@ -93,8 +112,10 @@ class BatchNormTrain(Composite):
     def vjp(self, at: Pullback[V]) -> tuple[V | None, ...]:
         if at.dys[1] is not None or at.dys[2] is not None:
             return differentiate_body(self, at)
-        x = at.inputs[0]
-        return affine_vjp(at, at.dy, _axes(x.type.ndim), self.eps, channel_shape(x.type))
+        x, *affine = at.inputs
+        dx, *rest = BatchNormGrad(self.eps).outputs(x, at.dy, *affine[:1])
+        grads = (g.astype(p.type.dtype) for g, p in zip(rest, affine, strict=False))
+        return tuple(g if n else None for g, n in zip((dx, *grads), at.needs, strict=True))
 
     @classmethod
     def samples(cls) -> tuple[Sample, ...]:
@@ -118,6 +139,85 @@ class BatchNormTrain(Composite):
             BadSample(cls, (Arg((3,)),), ShapeError, "no channel axis"),
             BadSample(cls, (x, row), ShapeError, "x alone, or x, weight and bias"),
             BadSample(cls, (x, row, Arg((4,))), ShapeError, "must have shape [3]"),
+        )
+
+
+@op
+class BatchNormGrad(Composite):
+    """Cotangents of x, weight and bias in `BatchNormTrain`, from that of y.
+
+    With c = x - mean and s its standard deviation: dbias = sum(dy), dweight = sum(dy * c) / s and
+    dx = (dy - mean(dy) - c * mean(dy * c) / s^2) * weight / s. So there are two passes over x and
+    dy, one that sums and one that writes. The last two results have the compute type; weight
+    counts as 1 where it is not given.
+    """
+
+    eps: float = 1e-5
+
+    name = "batch_norm_grad"
+    operands = ("x", "dy", "*weight")
+    n_outputs = 3
+    dtypes = dt.FLOATS
+
+    def infer(self, *types: TensorType) -> tuple[TensorType, ...]:
+        self.check_dtype(types)
+        check_channels(self, types)
+        self.check_same_dtype(types[:2])
+        x = types[0]
+        if types[1].shape != x.shape:
+            raise self.error("x and dy differ in shape", types, "pass the result's cotangent")
+        if len(types) > 3:
+            raise self.error("takes x, dy and at most a weight", types, "leave out the bias")
+        check_parameters(self, (x, *types[2:]), (x.shape[1],))
+        sums = TensorType(compute_type(x.dtype), (x.shape[1],))
+        return TensorType(x.dtype, x.shape), sums, sums
+
+    def body(self, x: Any, dy: Any, *weight: Any) -> Any:
+        axes, channels = _axes(x.type.ndim), (x.shape[1],)
+        centered, _, _, std = _centered(x, axes, self.eps)
+        wide, sum_of, count = widen(dy), Sum(axes, keepdims=True), _count(x, axes)
+        total, product = sum_of(wide), sum_of(wide * centered)
+        dweight = product / std
+        gain = widen(weight[0]).reshape(channel_shape(x.type)) / std if weight else 1.0 / std
+        dx = (wide - total / count - centered * (dweight / (std * count))) * gain
+        return dx.astype(x.type.dtype), dweight.reshape(channels), total.reshape(channels)
+
+    def reference(self, x: Array, dy: Array, *weight: Array) -> tuple[Array, ...]:
+        axes, channels = _axes(x.ndim), x.shape[1]
+        centered, _, _, inverse = center_array(x, axes, self.eps)
+        wide, count = widen_array(dy), size_of([x.shape[a] for a in axes])
+        total = np.asarray(np.sum(wide, axis=axes, keepdims=True))
+        dx = np.asarray(wide * centered)
+        dweight = np.asarray(np.sum(dx, axis=axes, keepdims=True) * inverse)
+        number = dx.dtype.type(count)
+        np.multiply(centered, dweight * inverse / number, out=centered)
+        np.subtract(wide, centered, out=dx)
+        dx -= total / number
+        dx *= inverse * widen_array(weight[0]).reshape(inverse.shape) if weight else inverse
+        return (
+            dx.astype(x.dtype, copy=False),
+            dweight.reshape(channels),
+            total.reshape(channels),
+        )
+
+    @classmethod
+    def samples(cls) -> tuple[Sample, ...]:
+        found = []
+        for sample in BatchNormTrain.samples():
+            if isinstance(sample.op, BatchNormTrain):
+                x, *affine = sample.args
+                args = (x, x, *affine[:1])
+                found.append(Sample(cls(sample.op.eps), args, dtypes=sample.dtypes))
+        return tuple(found)
+
+    @classmethod
+    def bad_samples(cls) -> tuple[BadSample, ...]:
+        x, row = Arg((2, 3, 4)), Arg((3,))
+        return (
+            BadSample(cls, (Arg((3,)), Arg((3,))), ShapeError, "no channel axis"),
+            BadSample(cls, (x, Arg((2, 3, 5))), ShapeError, "differ in shape"),
+            BadSample(cls, (x, x, Arg((4,))), ShapeError, "must have shape [3]"),
+            BadSample(cls, (x, x, row, row), ShapeError, "at most a weight"),
         )
 
 

@@ -13,13 +13,18 @@ from treadle.ops.control import FunctionRegion, Region, match_types
 from treadle.ops.op import Array, Op, op
 from treadle.ops.sample import Arg, BadSample, Sample
 
+HOST = "host."
+"""What kinds of groups begin with that return to Python."""
+
 
 @op
 class Fused(Op):
     """The results of `body` on the operands; `kind` names what the group was built around.
 
     Kinds: "loop" (elementwise ops, movement, reductions of one domain), "contraction" (a matrix
-    product or convolution and what is applied to its result), "attention".
+    product or convolution and what is applied to its result), "attention", "window" (pooling
+    between transposes); "host." and the name of an engine for one op that this engine runs,
+    whatever the others of the program run on.
     """
 
     kind: str
@@ -33,6 +38,11 @@ class Fused(Op):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "n_outputs", len(self.body.output_types))
+
+    @property
+    def engine(self) -> str:
+        """The engine that runs the group in place of the program's own, `""` for that one."""
+        return self.kind.removeprefix(HOST) if self.kind.startswith(HOST) else ""
 
     def infer(self, *xs: TensorType) -> tuple[TensorType, ...]:
         match_types(self.name, "the body", self.body.input_types, xs)

@@ -68,6 +68,10 @@ class Take(Op):
         axis = normalize_axis(self.axis, x.ndim, self.name)
         return (x.with_shape((*x.shape[:axis], *index.shape, *x.shape[axis + 1 :])),)
 
+    def index_ranges(self, types: tuple[TensorType, ...]) -> tuple[tuple[int, int, int], ...]:
+        extent = int(types[0].shape[self.axis])
+        return ((1, -extent, extent),)
+
     def reference(self, x: Array, index: Array) -> Array:
         extent = x.shape[self.axis]
         check_bounds(self, (x, index), index, self.axis, extent, -extent)
@@ -144,6 +148,11 @@ class Indexing(Op):
         for axis, index in zip(self.axes, indices, strict=True):
             found[axis] = index
         return tuple(found)
+
+    def index_ranges(self, types: tuple[TensorType, ...]) -> tuple[tuple[int, int, int], ...]:
+        extents = [int(types[0].shape[axis]) for axis in self.axes]
+        first = len(types) - len(extents)
+        return tuple([(first + i, -extent, extent) for i, extent in enumerate(extents)])
 
     def check(self, operands: tuple[Array, ...], indices: tuple[Array, ...]) -> None:
         """Raise `IndexRangeError` for the first index that is out of range."""
@@ -370,6 +379,9 @@ class OneHot(Op):
                 f"cannot have {self.num_classes} classes", (x,), "num_classes is 0 or more"
             )
         return (x.with_shape((*x.shape, self.num_classes)),)
+
+    def index_ranges(self, types: tuple[TensorType, ...]) -> tuple[tuple[int, int, int], ...]:
+        return ((0, 0, self.num_classes),)
 
     def reference(self, x: Array) -> Array:
         check_bounds(self, (x,), x, x.ndim, self.num_classes)

@@ -69,6 +69,10 @@ class Along(Op):
             require_equal(mine, theirs, otherwise)
         return (x.with_shape(x.shape),)
 
+    def index_ranges(self, types: tuple[TensorType, ...]) -> tuple[tuple[int, int, int], ...]:
+        extent = int(types[0].shape[self.axis])
+        return ((1, -extent, extent),)
+
     def linear(self, *arrays: Array) -> Array:
         """Positions of the indexed elements in a dense x, after a check of bounds."""
         x, index = arrays[:2]

@@ -74,6 +74,9 @@ class SoftmaxCrossEntropy(Composite):
             require_equal(x, y, mismatch)
         return (TensorType(logits.dtype, shape),)
 
+    def index_ranges(self, types: tuple[TensorType, ...]) -> tuple[tuple[int, int, int], ...]:
+        return ((1, 0, int(types[0].shape[self.axis])),)
+
     def _one_hot(self, logits: V, labels: V) -> V:
         """Whether a class is the label, in the logits' shape."""
         kept = tuple(1 if i == self.axis else d for i, d in enumerate(logits.shape))

@@ -115,6 +115,13 @@ class Op(metaclass=_OpType):
         """Calls that must raise a given error, besides those every family generates."""
         return ()
 
+    def index_ranges(self, types: tuple[TensorType, ...]) -> tuple[tuple[int, int, int], ...]:
+        """Operands, of static types, that are indices: the number, least index, and first beyond.
+
+        `reference` raises `IndexRangeError` for any other index.
+        """
+        return ()
+
     def vjp(self, at: Pullback[V]) -> tuple[V | None, ...]:
         """Vector-Jacobian product: one cotangent per input, None where none is needed.
 
