@@ -8,7 +8,9 @@ cached, shared between threads, and shipped.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -107,6 +109,35 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
+class Together:
+    """Runs that need nothing of one another, as one launch.
+
+    Attributes:
+        runs: what runs, in any order and at the same time.
+        grains: for each of them how many items are one unit, so that units take about the same
+            time; the units of all runs are shared among threads as if they were one kernel's. A
+            serial run is one unit in any case. Empty means that every item is one.
+        serial: the calling thread does them all.
+    """
+
+    runs: tuple[Run, ...]
+    grains: tuple[int, ...] = ()
+    serial: bool = False
+
+    def __post_init__(self) -> None:
+        given = self.grains or (1,) * len(self.runs)
+        pairs = zip(self.runs, given, strict=True)
+        grains = tuple(max(run.items, 1) if run.serial else grain for run, grain in pairs)
+        object.__setattr__(self, "grains", grains)
+
+    @property
+    def label(self) -> str:
+        """What runs, and how often."""
+        counts = Counter(run.label for run in self.runs)
+        return " + ".join(f"{n} {label}" for label, n in counts.most_common())
+
+
+@dataclass(frozen=True, slots=True)
 class Jump:
     """Go on at instruction `target`; with `unless`, only where that bool in memory is false."""
 
@@ -121,7 +152,16 @@ class Host:
     task: int
 
 
-Step = Run | Jump | Host
+Step = Run | Together | Jump | Host
+
+
+def runs_of(steps: Iterable[Step]) -> Iterator[Run]:
+    """All runs of some steps in order, those of merged launches one by one."""
+    for step in steps:
+        if isinstance(step, Run):
+            yield step
+        elif isinstance(step, Together):
+            yield from step.runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +193,7 @@ class Executable(Protocol):
     def profile(
         self, bases: npt.NDArray[np.int64], times: npt.NDArray[np.int64], start: int = 0, /
     ) -> int:
-        """As `run`, and notes in `times` when each `Run` step ran.
+        """As `run`, and notes in `times` when each launch ran.
 
         `times` has a row per step: start and end of its last turn in nanoseconds of the monotonic
         clock, and, added to what stands there, the nanoseconds of all its turns and their number.
@@ -163,6 +203,66 @@ class Executable(Protocol):
     def stored(self) -> bytes:
         """The program as bytes, from which `Compiler.restore` makes it again in any process."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the device can do at best, as measured: the two lines of its roofline.
+
+    Attributes:
+        flops: multiplications and additions of float32 per second, on operands in registers.
+        bandwidth: bytes per second to and from memory, of arrays that no cache holds.
+    """
+
+    flops: float
+    bandwidth: float
+
+    def seconds(self, flops: int, nbytes: int) -> float:
+        """The least time for so much work."""
+        return max(flops / self.flops, nbytes / self.bandwidth)
+
+    def joined(self, other: Limits) -> Limits:
+        """The higher ones of two measurements."""
+        return Limits(max(self.flops, other.flops), max(self.bandwidth, other.bandwidth))
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One of several ops that compute the same, and the number that it is recorded under."""
+
+    number: int
+    op: Op
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """An op that was lowered, and which choices there were.
+
+    Attributes:
+        op, types, frozen: what was lowered, as the model has it.
+        asked: alternatives by the question's name.
+        others: where alternatives are other ops, those ops.
+    """
+
+    op: Op
+    types: tuple[TensorType, ...]
+    frozen: tuple[bool, ...]
+    asked: Mapping[str, tuple[Mapping[str, int], ...]]
+    others: tuple[Op, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    """What came of a question: seconds by the model's choice and by the one that is recorded.
+
+    `choice` is None where the model's is as good as any of the others that were tried.
+    """
+
+    name: str
+    choice: Mapping[str, int] | None
+    before: float
+    after: float
+    tried: int
 
 
 class Compiler(Protocol):
@@ -208,6 +308,44 @@ class Compiler(Protocol):
 
     def inspect(self, launch: Launch, form: Literal["kernel", "llvm", "assembly"], /) -> str:
         """The kernel of a launch as text."""
+        ...
+
+
+@runtime_checkable
+class MeasuringCompiler(Protocol):
+    """A compiler that knows what its device can do."""
+
+    def limits(self, *, anew: bool = False) -> Limits:
+        """The device's limits, measured once per machine (in a second) and kept; or `anew`."""
+        ...
+
+    def about(self) -> Mapping[str, str]:
+        """Names and figures of the machine and what is kept of it, for people."""
+        ...
+
+    def recorded(
+        self,
+        question: str,
+        types: tuple[TensorType, ...],
+        frozen: tuple[bool, ...],
+        ways: Callable[[], Sequence[Way]],
+        /,
+    ) -> int | None:
+        """The number of the way that was measured to be the fastest; None if none was.
+
+        `ways` lists ops that compute the same of such operands, that of the model first.
+        """
+        ...
+
+    def watch(self) -> AbstractContextManager[list[Watched]]:
+        """Inside, programs are compiled anew, and what can be tuned of them is collected."""
+        ...
+
+    def tune(self, watched: Sequence[Watched], seconds: float = 0.5, /) -> Iterator[Tuned]:
+        """Measure the alternatives of what was watched and record the best ones on disk.
+
+        Programs use them from then on, in this process and in others. `seconds` are for each.
+        """
         ...
 
 

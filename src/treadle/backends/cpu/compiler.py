@@ -3,18 +3,34 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable, Sequence
+import secrets
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import numpy as np
 
 from treadle.backends.api import Support
+from treadle.backends.codegen import tuned
 from treadle.backends.codegen.target import Target
+from treadle.backends.cpu import tuning_record
 from treadle.backends.cpu.allocator import HOST
 from treadle.backends.cpu.executable import NativeExecutable, encode, restored
+from treadle.backends.cpu.host import available_cores, processor
 from treadle.backends.cpu.native import toolchain
-from treadle.backends.cpu.toolchain import Library, Toolchain
-from treadle.backends.program import Array, Launch, Lowered, Program, Run
+from treadle.backends.cpu.pool import get_threads
+from treadle.backends.cpu.toolchain import Library, Toolchain, llvmlite_version
+from treadle.backends.program import (
+    Array,
+    Launch,
+    Limits,
+    Lowered,
+    Program,
+    Tuned,
+    Watched,
+    Way,
+    runs_of,
+)
 from treadle.base.types import TensorType
 from treadle.ops.op import Op
 
@@ -23,27 +39,42 @@ def _generators() -> Any:
     return importlib.import_module("treadle.backends.cpu.generators")
 
 
+def _tuning() -> Any:
+    return importlib.import_module("treadle.backends.cpu.tuning")
+
+
 class NativeCompiler:
     """See `treadle.backends.program.Compiler`."""
 
     def __init__(self) -> None:
         self._toolchain: Toolchain = toolchain()
+        self._limits: dict[int, Limits] = {}
+        self._watched: list[Watched] | None = None
+        tuned.install(tuning_record.read())
 
     @property
     def target(self) -> str:
-        return self._toolchain.fingerprint
+        measured = tuned.digest()
+        return self._toolchain.fingerprint + (f"/tuned-{measured}" if measured else "")
 
     def lower(
         self, op: Op, types: Sequence[TensorType], frozen: Sequence[bool] = (), /
     ) -> Lowered | Support:
-        found: Lowered | Support = _generators().lower(op, types, frozen, self._toolchain.target)
+        found: Lowered | Support
+        if self._watched is None:
+            found = _generators().lower(op, types, frozen, self._toolchain.target)
+            return found
+        with tuned.questions() as asked:
+            found = _generators().lower(op, types, frozen, self._toolchain.target)
+        if asked:
+            self._watched.append(Watched(op, tuple(types), tuple(frozen), asked))
         return found
 
     def keeps(self, name: str, /) -> bool:
         return name in _generators().LOWERINGS
 
     def build(self, program: Program, /) -> NativeExecutable:
-        kernels = {step.kernel for step in program.steps if isinstance(step, Run)}
+        kernels = {run.kernel for run in runs_of(program.steps)}
         return NativeExecutable(encode(program, _generators().symbol_of), self.load(kernels))
 
     def empty(self, shape: Sequence[int], dtype: np.dtype[Any], /) -> Array:
@@ -53,10 +84,78 @@ class NativeCompiler:
         return restored(stored)
 
     def save(self, key: str, data: bytes, /) -> None:
-        self._toolchain.cache.put(key, data)
+        if self._watched is None:  # nobody would ask for it again
+            self._toolchain.cache.put(key, data)
 
     def saved(self, key: str, /) -> bytes | None:
         return self._toolchain.cache.get(key)
+
+    def limits(self, *, anew: bool = False) -> Limits:
+        roofline: Any = importlib.import_module("treadle.backends.cpu.roofline")
+        threads = get_threads()
+        key = roofline.key_of(self._toolchain.fingerprint, threads)
+        data = self.saved(key) if threads not in self._limits else None
+        known: Limits | None = self._limits.get(threads) or (data and roofline.decode(data)) or None
+        if known is None or anew:
+            found = roofline.probe(self._toolchain.target, threads, self.bound)
+            # Whatever else runs can only lower what is measured.
+            known = found if known is None else known.joined(found)
+            self.save(key, roofline.encode(known))
+        self._limits[threads] = known
+        return known
+
+    def about(self) -> dict[str, str]:
+        return {
+            "processor": processor(),
+            "instructions": self._toolchain.target.name,
+            "threads": f"{get_threads()} of {available_cores()} cores",
+            "llvmlite": llvmlite_version(),
+            "tuned": f"{len(tuned.installed())} choices in {tuning_record.path()}",
+        }
+
+    def recorded(
+        self,
+        question: str,
+        types: tuple[TensorType, ...],
+        frozen: tuple[bool, ...],
+        ways: Callable[[], Sequence[Way]],
+        /,
+    ) -> int | None:
+        target = self._toolchain.target
+        if self._watched is not None:
+            first, *others = ways()
+            asked = {tuned.name_of(target, question): tuple({"way": w.number} for w in others)}
+            ops = tuple(w.op for w in others)
+            self._watched.append(Watched(first.op, types, frozen, asked, ops))
+        found = tuned.choice(target, question)
+        return None if found is None else found.get("way")
+
+    @contextmanager
+    def watch(self) -> Iterator[list[Watched]]:
+        before, self._watched = self._watched, []
+        try:
+            # A name of its own keeps what is compiled inside apart from what is remembered.
+            with tuned.trying({secrets.token_hex(8): {}}):
+                yield self._watched
+        finally:
+            self._watched = before
+
+    def tune(self, watched: Sequence[Watched], seconds: float = 0.5, /) -> Iterator[Tuned]:
+        def lower(work: Watched) -> Lowered | Support:
+            return self.lower(work.op, work.types, work.frozen)
+
+        found: Iterator[Tuned] = _tuning().tune(watched, lower, self.bound, seconds)
+        return found
+
+    def bound(self, program: Program, arrays: Sequence[Array]) -> Callable[[], None]:
+        """The program as a function of nothing that runs on these arrays, one per base."""
+        executable = self.build(program)
+        bases = np.array([a.__array_interface__["data"][0] for a in arrays], np.int64)
+
+        def run(_keep: Sequence[Array] = arrays) -> None:
+            executable.run(bases)
+
+        return run
 
     def load(self, kernels: Iterable[Any]) -> list[Library]:
         """Libraries that have all these kernels.

@@ -2,16 +2,36 @@
 
 It walks the words written by `executable.py`: puts together each launch's arguments in a table on
 its stack, calls the kernel itself or through the pool, follows jumps, and returns at `Host` steps.
+
+A merged launch is prepared part by part: each is written to the stack with its arguments. What the
+pool then runs is `@parts`, which looks up whose the items are that it is given.
 """
 
 from __future__ import annotations
 
-from treadle.backends.cpu.layout import ARRAY_DATA, JUMP, JUMP_WORDS, NO_POOL, RUN, RUN_WORDS
+from treadle.backends.cpu.layout import (
+    ARRAY_DATA,
+    FIRST,
+    JUMP,
+    JUMP_WORDS,
+    LAST,
+    NO_POOL,
+    PART,
+    PART_END,
+    PART_GRAIN,
+    PART_ITEMS,
+    PART_KERNEL,
+    PART_LENGTH,
+    PART_WORDS,
+    RUN,
+    RUN_WORDS,
+    TOGETHER,
+)
 
 
 def executor_text() -> str:
     """The part of the module that runs programs; needs `pool_text`."""
-    return "\n".join((_walk("walk", ""), _walk("timed_walk", _TIMES), _ENTRIES))
+    return "\n".join((_PARTS, _walk("walk", ""), _walk("timed_walk", _TIMES), _ENTRIES))
 
 
 _TIMES = ", ptr %times"
@@ -21,12 +41,18 @@ def _walk(name: str, extra: str) -> str:
     """The executor's loop; with times, every launch's last start and end, time and turns."""
     stamps = {"START": "", "STOP": ""}
     if extra:
-        stamps["START"] = """
+        stamps["START"] = f"""
   %row = shl i64 %number, 2
   %row.at = getelementptr i64, ptr %times, i64 %row
+  %flags.at = getelementptr i64, ptr %word, i64 7
+  %flags = load i64, ptr %flags.at, align 8
+  %first.bit = and i64 %flags, {FIRST}
+  %is.first = icmp ne i64 %first.bit, 0
+  %before = load i64, ptr %row.at, align 8
   %begun = call i64 @nanoseconds()
-  store i64 %begun, ptr %row.at, align 8"""
-        stamps["STOP"] = """
+  %start.new = select i1 %is.first, i64 %begun, i64 %before
+  store i64 %start.new, ptr %row.at, align 8"""
+        stamps["STOP"] = f"""
   %ended = call i64 @nanoseconds()
   %ended.at = getelementptr i64, ptr %row.at, i64 1
   store i64 %ended, ptr %ended.at, align 8
@@ -37,20 +63,67 @@ def _walk(name: str, extra: str) -> str:
   store i64 %busy.new, ptr %busy.at, align 8
   %turns.at = getelementptr i64, ptr %row.at, i64 3
   %turns = load i64, ptr %turns.at, align 8
-  %turns.new = add i64 %turns, 1
+  %last.bit = and i64 %flags, {LAST}
+  %is.last = icmp ne i64 %last.bit, 0
+  %turn = zext i1 %is.last to i64
+  %turns.new = add i64 %turns, %turn
   store i64 %turns.new, ptr %turns.at, align 8"""
     text = _WALK.replace("NAME", name).replace("EXTRA", extra)
     return text.replace("  START", stamps["START"]).replace("  STOP", stamps["STOP"])
 
 
-# A program starts with the most arguments any launch has and, for every step, its first word.
+# The kernel of merged launches: units [lo, hi) of the parts that begin at `args`, in order.
+_PARTS = f"""
+define internal void @parts(ptr %args, i64 %lo, i64 %hi) {{
+entry:
+  br label %look
+look:
+  %part = phi ptr [ %args, %entry ], [ %part.next, %skip ]
+  %begin = phi i64 [ 0, %entry ], [ %end, %skip ]
+  %at = phi i64 [ %lo, %entry ], [ %at.next, %skip ]
+  %some = icmp slt i64 %at, %hi
+  br i1 %some, label %read, label %done
+read:
+  %end.at = getelementptr i64, ptr %part, i64 {PART_END}
+  %end = load i64, ptr %end.at, align 8
+  %mine = icmp slt i64 %at, %end
+  br i1 %mine, label %run, label %skip
+run:
+  %kernel.at = getelementptr i64, ptr %part, i64 {PART_KERNEL}
+  %kernel = load ptr, ptr %kernel.at, align 8
+  %own = getelementptr i64, ptr %part, i64 {PART_WORDS}
+  %grain.at = getelementptr i64, ptr %part, i64 {PART_GRAIN}
+  %grain = load i64, ptr %grain.at, align 8
+  %items.at = getelementptr i64, ptr %part, i64 {PART_ITEMS}
+  %items = load i64, ptr %items.at, align 8
+  %stop = call i64 @llvm.umin.i64(i64 %end, i64 %hi)
+  %unit.lo = sub i64 %at, %begin
+  %unit.hi = sub i64 %stop, %begin
+  %own.lo = mul i64 %unit.lo, %grain
+  %all.hi = mul i64 %unit.hi, %grain
+  %own.hi = call i64 @llvm.umin.i64(i64 %all.hi, i64 %items)
+  call void %kernel(ptr %own, i64 %own.lo, i64 %own.hi)
+  br label %skip
+skip:
+  %at.next = phi i64 [ %at, %read ], [ %stop, %run ]
+  %length.at = getelementptr i64, ptr %part, i64 {PART_LENGTH}
+  %length = load i64, ptr %length.at, align 8
+  %part.next = getelementptr i64, ptr %part, i64 %length
+  br label %look
+done:
+  ret void
+}}
+"""
+
+# A program starts with the most words of scratch memory any launch needs and, for every step, its
+# first word.
 _WALK = f"""
 define internal i64 @NAME(ptr %pool, ptr %program, ptr %bases, i64 %first,
                            ptr %scratch EXTRA) {{
 entry:
   br label %fetch
 fetch:
-  %at = phi i64 [ %first, %entry ], [ %next, %launched ],
+  %at = phi i64 [ %first, %entry ], [ %next, %advance ],
                 [ %chosen, %test ], [ %target, %jump ]
   %word = getelementptr i64, ptr %program, i64 %at
   %code = load i64, ptr %word, align 8
@@ -58,6 +131,8 @@ fetch:
   %number = load i64, ptr %number.at, align 8
   %w2.at = getelementptr i64, ptr %word, i64 2
   switch i64 %code, label %stop [ i64 {RUN}, label %run
+                                  i64 {PART}, label %run
+                                  i64 {TOGETHER}, label %run
                                   i64 {JUMP}, label %jump ]
 stop:
   ret i64 %number
@@ -86,6 +161,9 @@ run:
   %items = load i64, ptr %items.at, align 8
   %serial.at = getelementptr i64, ptr %word, i64 5
   %serial = load i64, ptr %serial.at, align 8
+  %room.at = getelementptr i64, ptr %word, i64 6
+  %room = load i64, ptr %room.at, align 8
+  %table = getelementptr i64, ptr %scratch, i64 %room
   %pairs = getelementptr i64, ptr %word, i64 {RUN_WORDS}
   br label %bind
 bind:
@@ -107,22 +185,45 @@ resolve:
   br label %bound
 bound:
   %value = phi i64 [ %offset, %pair ], [ %moved, %resolve ]
-  %slot = getelementptr i64, ptr %scratch, i64 %i
+  %slot = getelementptr i64, ptr %table, i64 %i
   store i64 %value, ptr %slot, align 8
   %i.next = add i64 %i, 1
   br label %bind
 ready:
+  %partial = icmp eq i64 %code, {PART}
+  br i1 %partial, label %note, label %begin
+note:
+  %part = getelementptr i64, ptr %table, i64 -{PART_WORDS}
+  %part.kernel = getelementptr i64, ptr %part, i64 {PART_KERNEL}
+  store ptr %kernel, ptr %part.kernel, align 8
+  %part.end = getelementptr i64, ptr %part, i64 {PART_END}
+  %end.at = getelementptr i64, ptr %word, i64 7
+  %end = load i64, ptr %end.at, align 8
+  store i64 %end, ptr %part.end, align 8
+  %part.grain = getelementptr i64, ptr %part, i64 {PART_GRAIN}
+  store i64 %serial, ptr %part.grain, align 8
+  %part.items = getelementptr i64, ptr %part, i64 {PART_ITEMS}
+  store i64 %items, ptr %part.items, align 8
+  %part.words = add i64 %count, {PART_WORDS}
+  %part.length = getelementptr i64, ptr %part, i64 {PART_LENGTH}
+  store i64 %part.words, ptr %part.length, align 8
+  br label %advance
+begin:
   START
+  %merged = icmp eq i64 %code, {TOGETHER}
+  %job = select i1 %merged, ptr @parts, ptr %kernel
   %by.caller = icmp ne i64 %serial, 0
   br i1 %by.caller, label %alone, label %shared
 alone:
-  call void %kernel(ptr %scratch, i64 0, i64 %items)
+  call void %job(ptr %table, i64 0, i64 %items)
   br label %launched
 shared:
-  call void @launch(ptr %pool, ptr %kernel, ptr %scratch, i64 %items)
+  call void @launch(ptr %pool, ptr %job, ptr %table, i64 %items)
   br label %launched
 launched:
   STOP
+  br label %advance
+advance:
   %words = shl i64 %count, 1
   %length = add i64 %words, {RUN_WORDS}
   %next = add i64 %at, %length

@@ -6,6 +6,7 @@ is asked.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import importlib
@@ -90,6 +91,17 @@ def flags() -> frozenset[str]:
     return frozenset()
 
 
+@functools.cache
+def processor() -> str:
+    """The processor's name for people; its architecture where the system does not tell."""
+    with contextlib.suppress(OSError):
+        for line in _CPUINFO.read_text().splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == "model name":
+                return value.strip()
+    return platform.processor() or platform.machine()
+
+
 def _with_caches(target: Target) -> Target:
     sizes = _cache_sizes()
     return dataclasses.replace(target, l1=sizes.get(1, target.l1), l2=sizes.get(2, target.l2))
@@ -109,6 +121,11 @@ def _cache_sizes() -> dict[int, int]:
         if kind != "Instruction" and size.endswith("K"):
             found[level] = int(size[:-1]) << 10
     return found
+
+
+def last_cache() -> int:
+    """Bytes of the largest data cache; 0 where that is not told."""
+    return max(_cache_sizes().values(), default=0)
 
 
 # -- cores -------------------------------------------------------------------------------------

@@ -14,11 +14,21 @@ POOL_BYTES = SHARES + SHARE_BYTES * MOST_THREADS
 
 # -- words of a program ------------------------------------------------------------------------
 
-RUN, JUMP, HOST, END = 0, 1, 2, 3
+RUN, JUMP, HOST, END, PART, TOGETHER = 0, 1, 2, 3, 4, 5
 """Codes; a step is its code, its number, and then
-for RUN: kernel, number of arguments, items, whether serial, and (base or -1, offset) pairs;
-for JUMP: word to go on at, base (or -1 for always) and offset of the condition."""
-RUN_WORDS, JUMP_WORDS, HOST_WORDS = 6, 5, 2
+for RUN: kernel, number of arguments, items, whether serial, 0, whether it is the `FIRST` and the
+`LAST` of its step, and (base or -1, offset) pairs;
+for JUMP: word to go on at, base (or -1 for always) and offset of the condition.
+A merged launch is a RUN per run where it is serial; else a PART per run and then TOGETHER, which
+is as a RUN without arguments whose items are units. A PART is as a RUN, with the items of a unit in
+place of the flag, the word of the scratch memory at which its table of arguments begins, and the
+number of the unit after its last."""
+RUN_WORDS, JUMP_WORDS, HOST_WORDS = 8, 5, 2
+FIRST, LAST = 1, 2
+
+PART_KERNEL, PART_END, PART_GRAIN, PART_ITEMS, PART_LENGTH, PART_WORDS = 0, 1, 2, 3, 4, 5
+"""Words of a part in scratch memory, before its arguments. Parts follow one another; the length
+is that of the whole part."""
 
 ENDED, NO_POOL, NOT_DENSE = -1, -2, -3
 """Codes returned: the program ended; the pool must be started first; an array is not row-major."""

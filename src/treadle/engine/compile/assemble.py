@@ -1,14 +1,16 @@
-"""From work in order to a plan: lifetimes, offsets, steps with addresses."""
+"""From work in order to a plan: slots, offsets, steps with addresses."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from treadle.backends.program import Compiler
 from treadle.engine.compile.link import Linker, region_spaces, regions_of
-from treadle.engine.compile.memory import Buffer, check_memory, plan_memory
+from treadle.engine.compile.memory import check_memory, plan_memory
 from treadle.engine.compile.order import Task, best_order
-from treadle.engine.compile.place import Home, Placement, place_values, share_buffers
+from treadle.engine.compile.place import Home, Placement, place_values
+from treadle.engine.compile.schedule import Schedule, best_schedule
+from treadle.engine.compile.together import units_of
 from treadle.engine.compile.work import Work, lower_nodes
 from treadle.engine.options import Options
 from treadle.engine.plan import Interface, MemoryPlan, Plan, Pool, aligned
@@ -41,32 +43,42 @@ def assemble(
     placement = place_values(graph, work, interface, compiler, constants)
     parts = _subplans(work, compiler, options, report)
     spaces = _workspaces(work, parts, placement)
-    order = _order(work, placement)
-    buffers = _lifetimes(work, order, placement, spaces)
-    if options.reuse_memory:
-        last = {i: b.end for i, b in enumerate(buffers)}
-        merged = share_buffers(work, order, placement, last)
-    else:
-        merged = {}
-    memory = _plan(buffers, merged, options)
+    maker = _makers(work, placement)
+    order = _order(work, placement, maker)
+    units = units_of(work, order, maker)
+    schedule = best_schedule(work, order, placement, spaces, units, options)
+    memory = _plan(schedule, options)
     updated = len(interface.updates)
     linker = Linker(
         placement, memory, constants, len(graph.inputs), len(graph.outputs) - updated, compiler
     )
     numbers = {v: i for i, n in enumerate(graph.nodes) for v in n.outputs}
-    for number in order:
-        item = work[number]
-        node = numbers.get(item.outputs[0], -1) if item.outputs else -1
-        linker.add(item, spaces.get(number, ()), parts.get(number, ()), node)
+    nodes = [numbers.get(item.outputs[0], -1) if item.outputs else -1 for item in work]
+    runs = {n: linker.runs(work[n], spaces.get(n, ()), nodes[n]) for n in order}
+    for slot in schedule.slots:
+        members = [units[u] for u in slot]
+        first = members[0].work
+        if members[0].launch < 0:
+            linker.add(work[first], spaces.get(first, ()), parts.get(first, ()), nodes[first])
+            continue
+        found = [runs[m.work][m.launch] for m in members]
+        linker.add_runs([entry for entry in found if entry is not None])
     return linker.plan(interface)
 
 
-# -- order and memory --------------------------------------------------------------------------
+# -- order -------------------------------------------------------------------------------------
 
 
-def _order(work: Sequence[Work], placement: Placement) -> tuple[int, ...]:
+def _makers(work: Sequence[Work], placement: Placement) -> dict[Value, int]:
+    """The work that makes each value, or what it is a part of."""
     maker = {v: i for i, w in enumerate(work) for v in w.outputs}
     maker.update({placement.part(v).root: i for v, i in list(maker.items()) if _owns(placement, v)})
+    return maker
+
+
+def _order(
+    work: Sequence[Work], placement: Placement, maker: Mapping[Value, int]
+) -> tuple[int, ...]:
     tasks = []
     for item in work:
         after = dict.fromkeys(maker[v] for v in item.inputs if v in maker)
@@ -86,6 +98,9 @@ def _owns(placement: Placement, value: Value) -> bool:
     return value not in placement.parts or value in placement.homes
 
 
+# -- memory --------------------------------------------------------------------------------------
+
+
 def _workspaces(
     work: Sequence[Work], parts: dict[int, tuple[Plan, ...]], placement: Placement
 ) -> dict[int, tuple[Home, ...]]:
@@ -99,50 +114,17 @@ def _workspaces(
     return found
 
 
-def _lifetimes(
-    work: Sequence[Work],
-    order: Sequence[int],
-    placement: Placement,
-    spaces: dict[int, tuple[Home, ...]],
-) -> list[Buffer]:
-    """From the step that makes a buffer to the last that reads it."""
-    start: dict[int, int] = {}
-    end: dict[int, int] = {}
-    for position, number in enumerate(order):
-        item = work[number]
-        homes = [placement.home(v)[0] for v in (*item.inputs, *item.outputs)]
-        for home in (*homes, *spaces.get(number, ())):
-            if home.kind == "arena":
-                start.setdefault(home.index, position)
-                end[home.index] = position
-    return [
-        Buffer(size, start.get(i, 0), end.get(i, -1) if i in start else 0)
-        for i, size in enumerate(placement.sizes)
-    ]
-
-
-def _plan(buffers: Sequence[Buffer], merged: dict[int, int], options: Options) -> MemoryPlan:
+def _plan(schedule: Schedule, options: Options) -> MemoryPlan:
     """Offsets for all buffers; merged ones get those of what they became."""
-    roots: dict[int, Buffer] = {}
-    for i, b in enumerate(buffers):
-        root = _root(merged, i)
-        known = roots.get(root, buffers[root])
-        roots[root] = Buffer(known.size, min(known.start, b.start), max(known.end, b.end))
-    numbers = list(roots)
-    distinct = [roots[i] for i in numbers]
+    roots = schedule.distinct()
+    distinct = list(roots.values())
     found = plan_memory(distinct, reuse=options.reuse_memory)
     if options.check:
         check_memory(distinct, found)
-    at = dict(zip(numbers, found.offsets, strict=True))
-    offsets = tuple(at[_root(merged, i)] for i in range(len(buffers)))
-    naive = sum(aligned(b.size) for b in buffers)
+    at = dict(zip(roots, found.offsets, strict=True))
+    offsets = tuple(at[schedule.root(i)] for i in range(len(schedule.buffers)))
+    naive = sum(aligned(b.size) for b in schedule.buffers)
     return MemoryPlan(offsets, found.peak, found.bound, naive, found.order)
-
-
-def _root(merged: dict[int, int], i: int) -> int:
-    while i in merged:
-        i = merged[i]
-    return i
 
 
 def _subplans(
@@ -154,5 +136,5 @@ def _subplans(
             assemble(region, compiler, Interface(), options, report) for region in regions_of(item)
         )
         for number, item in enumerate(work)
-        if isinstance(item.op, ControlFlow)
+        if isinstance(item.op, ControlFlow) and not item.engine
     }

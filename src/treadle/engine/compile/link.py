@@ -6,11 +6,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from treadle.backends.api import Support
-from treadle.backends.program import Address, Compiler, Host, Jump, Launch, Ref, Run, Step
+from treadle.backends.program import (
+    Address,
+    Compiler,
+    Host,
+    Jump,
+    Launch,
+    Ref,
+    Run,
+    Step,
+    Together,
+)
 from treadle.base.errors import CompileError
 from treadle.engine.compile.place import Home, Placement
+from treadle.engine.compile.together import joined
 from treadle.engine.compile.work import COPY, Work, lower
 from treadle.engine.plan import (
+    REFERENCE,
     Facts,
     HostTask,
     Interface,
@@ -64,14 +76,17 @@ class Linker:
         return self._address(*self.placement.home(value))
 
     def add(self, item: Work, spaces: Sequence[Home], parts: Sequence[Plan], node: int) -> None:
-        """Steps of one piece of work, which belongs to node number `node`."""
+        """Steps of one piece of work that is no launch, and belongs to node number `node`."""
         self.node = node
         if parts:
             self._control(item, [self._address(h) for h in spaces], parts)
-        elif item.lowered is None:
-            self._task(item)
         else:
-            self._launches(item, [self._address(h) for h in spaces])
+            self._task(item)
+
+    def add_runs(self, runs: Sequence[tuple[Run, Facts]]) -> None:
+        """A step of runs that share one launch; nothing where there are none."""
+        if runs:
+            self._write(*joined(runs))
 
     def _write(self, step: Step, facts: Facts | None = None) -> None:
         """One more step; jumps tell theirs when their targets are known."""
@@ -84,6 +99,7 @@ class Linker:
                 item.op,
                 tuple((self.where(v), v.type) for v in item.inputs),
                 tuple((self.where(v), v.type) for v in item.outputs),
+                item.engine or REFERENCE,
             )
         )
 
@@ -94,9 +110,13 @@ class Linker:
         self._write(Host(len(self.host)), Facts(reads, writes, 0, nbytes, self.node))
         self.host.append(task)
 
-    def _launches(self, item: Work, spaces: Sequence[Address]) -> None:
+    def runs(self, item: Work, spaces: Sequence[Home], node: int) -> list[tuple[Run, Facts] | None]:
+        """Each launch of one piece of work with its addresses; its prelude is written.
+
+        None is a copy of what already lies where it belongs.
+        """
         if item.lowered is None:
-            return
+            return []
         kept = []
         for size in item.lowered.kept:
             kept.append(Address(self._constants + 1, self.kept))
@@ -104,7 +124,7 @@ class Linker:
         places: dict[str, Sequence[Address]] = {
             "input": [self.where(v) for v in item.inputs],
             "output": [self.where(v) for v in item.outputs],
-            "workspace": spaces,
+            "workspace": [self._address(h) for h in spaces],
             "kept": kept,
             "constant": [
                 Address(self._constants, self.constants.add(a)) for a in item.lowered.constants
@@ -117,11 +137,12 @@ class Linker:
             "kept": item.lowered.kept,
         }
         self.prelude += [_run(launch, places, item.label) for launch in item.lowered.prelude]
+        found: list[tuple[Run, Facts] | None] = []
         for launch in item.lowered.launches:
             run = _run(launch, places, item.label)
-            if launch.moves and run.arguments[0] == run.arguments[1]:
-                continue  # The plan has put the copy where the original was.
-            self._write(run, _facts(launch, places, sizes, self.node))
+            unmoved = launch.moves and run.arguments[0] == run.arguments[1]
+            found.append(None if unmoved else (run, _facts(launch, places, sizes, node)))
+        return found
 
     def copy(self, source: Address, target: Address, value: Value) -> None:
         """Steps that copy a value's bytes from one place to another."""
@@ -170,6 +191,7 @@ class Linker:
                 t.op,
                 tuple((rebase(a), kind) for a, kind in t.inputs),
                 tuple((rebase(a), kind) for a, kind in t.outputs),
+                t.engine,
             )
             for t in part.host
         ]
@@ -187,6 +209,7 @@ class Linker:
             self.memory,
             interface.updates,
             tuple(map(_completed, self.steps, self.facts)),
+            launches=sum(isinstance(s, Run | Together) for s in self.steps),
         )
 
     # -- control flow ----------------------------------------------------------------------

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from treadle.base.errors import CompileError
 from treadle.engine.plan import ALIGNMENT, MemoryPlan, aligned
@@ -28,17 +29,18 @@ class Buffer:
         return self.start <= other.end and other.start <= self.end
 
 
+def live_bytes(buffers: Sequence[Buffer]) -> list[int]:
+    """The bytes alive at every step."""
+    changes = [0] * (max((b.end for b in buffers), default=-1) + 2)
+    for b in buffers:
+        changes[b.start] += aligned(b.size)
+        changes[b.end + 1] -= aligned(b.size)
+    return list(accumulate(changes))
+
+
 def lower_bound(buffers: Sequence[Buffer]) -> int:
     """The largest number of bytes alive at one step."""
-    changes: dict[int, int] = {}
-    for b in buffers:
-        changes[b.start] = changes.get(b.start, 0) + aligned(b.size)
-        changes[b.end + 1] = changes.get(b.end + 1, 0) - aligned(b.size)
-    alive = peak = 0
-    for step in sorted(changes):
-        alive += changes[step]
-        peak = max(peak, alive)
-    return peak
+    return max(live_bytes(buffers), default=0)
 
 
 _Key = Callable[[int, Buffer], tuple[int, ...]]

@@ -210,24 +210,24 @@ def share_buffers(
     work: Sequence[Work],
     order: Sequence[int],
     placement: Placement,
-    last_read: Mapping[int, int],
+    spans: Mapping[int, tuple[int, int]],
 ) -> dict[int, int]:
     """Buffers that may take the place of others: results written where an operand dies.
 
     Args:
         work: what runs.
-        order: when.
+        order: of its pieces.
         placement: where values lie; the arena's are looked at.
-        last_read: for each buffer, the position in the order at which it is read last.
+        spans: the first and the last slot of every piece that has launches.
 
     Returns:
         For each buffer that is merged, the buffer it becomes.
     """
     merged: dict[int, int] = {}
-    last = dict(last_read)
-    for position, number in enumerate(order):
+    users = _users(work, placement, spans)
+    for number in order:
         item = work[number]
-        if item.lowered is None:
+        if item.lowered is None or number not in spans:
             continue
         taken: set[int] = set()
         for i, j in item.lowered.in_place:
@@ -238,10 +238,24 @@ def share_buffers(
             mine, theirs = target.index, merged.get(source.index, source.index)
             if mine in merged or theirs in taken or mine == theirs:
                 continue
-            dies = last.get(theirs, -1) == position
+            begins = spans[number][0]
+            dies = all(spans[w][1] < begins for w in users[theirs] if w != number)
             only = sum(placement.home(v)[0] == source for v in item.inputs) == 1
             if dies and only and placement.sizes[mine] == placement.sizes[theirs]:
                 merged[mine] = theirs
                 taken.add(theirs)
-                last[theirs] = max(last[theirs], last.get(mine, position))
+                users[theirs] |= users[mine]
     return merged
+
+
+def _users(
+    work: Sequence[Work], placement: Placement, spans: Mapping[int, tuple[int, int]]
+) -> dict[int, set[int]]:
+    """For each buffer the work that reads or writes it."""
+    users: dict[int, set[int]] = {}
+    for number in spans:
+        for value in (*work[number].inputs, *work[number].outputs):
+            home = placement.home(value)[0]
+            if home.kind == "arena":
+                users.setdefault(home.index, set()).add(number)
+    return users

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-from treadle.backends.program import Compiler, Run
+from treadle.backends.program import Compiler, runs_of
 from treadle.engine.compile.assemble import assemble
 from treadle.engine.compile.streams import assign_streams
 from treadle.engine.compile.streams_check import check_streams
+from treadle.engine.compile.together import check_together
 from treadle.engine.cost import RATES
 from treadle.engine.options import Options
 from treadle.engine.plan import Interface, Plan
@@ -33,10 +34,13 @@ def compile_graph(
         report: receives kernels, memory and streams.
 
     Raises:
-        CompileError: a result's extent depends on data, or memory or streams were planned wrongly.
+        CompileError: a result's extent depends on data, or memory, launches together or streams
+            were planned wrongly.
     """
     plan = assemble(graph, compiler, interface, options, report)
     streams = assign_streams(plan, RATES["cpu"], options.streams)
+    if options.check:
+        check_together(plan)
     if streams.count > 1 or options.check:
         check_streams(plan, streams)
     plan = replace(plan, streams=streams)
@@ -45,8 +49,7 @@ def compile_graph(
 
 
 def _tell(plan: Plan, report: CompileReport) -> None:
-    runs = [s for s in plan.steps if isinstance(s, Run)]
-    counts = Counter((s.label, s.kernel.name) for s in runs)
+    counts = Counter((run.label, run.kernel.name) for run in runs_of(plan.steps))
     rows = [(label, kernel, n) for (label, kernel), n in counts.items()]
     report.table("kernels", ("op", "kernel", "launches"), rows)
     memory = plan.memory

@@ -14,6 +14,7 @@ from treadle.engine.types import CompileReport
 from treadle.graph.ir import Graph, Node, Value
 from treadle.ops.constant import Constant
 from treadle.ops.control import ControlFlow
+from treadle.ops.fused import Fused
 from treadle.ops.op import Op
 from treadle.ops.transfer import Transfer
 
@@ -30,6 +31,7 @@ class Work:
         inputs, outputs: its values; a copy's output is a value of its own.
         lowered: its launches; None for a host task and for control flow.
         label: what reports call it.
+        engine: the name of the one that partition chose, if it is not the one that compiles.
         after: work that must come earlier although no value says so.
     """
 
@@ -38,6 +40,7 @@ class Work:
     outputs: tuple[Value, ...]
     lowered: Lowered | None
     label: str
+    engine: str = ""
     after: list[int] = field(default_factory=list)
 
 
@@ -52,6 +55,8 @@ class Part:
 def label_of(node: Node) -> str:
     """A short name for reports: the op, and what a group holds."""
     body = getattr(node.op, "body", None)
+    if isinstance(node.op, Fused) and node.op.engine:
+        return _hosted(node.op).name
     if node.op.name == "fused" and isinstance(body, Graph):
         inside = "+".join(n.op.name for n in body.nodes if n.op.name not in _QUIET)
         return f"{getattr(node.op, 'kind', 'fused')}({inside})"
@@ -80,12 +85,16 @@ def lower_nodes(
         for value in node.outputs:
             if not value.type.is_static:
                 raise CompileError(
-                    node.op.name,
+                    label_of(node),
                     f"the extents of its result {value.type} are known only at run time",
                     hint="leave this op out of the compiled function, or pad to a fixed size",
                     at=node.loc,
                 )
         label = label_of(node)
+        if isinstance(node.op, Fused) and node.op.engine:
+            op, engine = _hosted(node.op), node.op.engine
+            work.append(Work(op, node.inputs, node.outputs, None, label, engine))
+            continue
         work.append(Work(node.op, node.inputs, node.outputs, None, label))
         if isinstance(node.op, ControlFlow):
             continue
@@ -96,6 +105,14 @@ def lower_nodes(
         else:
             report.decide("compile", label, "host", found.message)
     return work
+
+
+def _hosted(group: Fused) -> Op:
+    """The op of a group that another engine runs."""
+    body = group.body
+    if not isinstance(body, Graph) or len(body.nodes) != 1:
+        raise CompileError("compile", f"a group of kind {group.kind} is no single op")
+    return body.nodes[0].op
 
 
 def lower(

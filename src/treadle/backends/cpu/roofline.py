@@ -1,0 +1,167 @@
+"""What the machine can do at best, measured: multiply-adds from registers, bytes from memory.
+
+Williams, Waterman, Patterson: "Roofline: an insightful visual performance model for multicore
+architectures" (2009). Both figures come from kernels of our own in the same kernel language, run by
+the same threads as everything else, so they are ceilings of generated code on this machine. They
+are kept beside the compiled code, one entry per processor, target and number of threads.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import platform
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from treadle.backends.codegen.kernel import builder
+from treadle.backends.codegen.kernel.builder import Builder
+from treadle.backends.codegen.kernel.ir import Kernel, Value, pointer, size
+from treadle.backends.codegen.target import Target
+from treadle.backends.cpu.host import last_cache, memory_bytes, processor
+from treadle.backends.program import ALIGNMENT, Address, Array, Limits, Program, Run
+from treadle.base import dtype as dt
+
+FORMAT = 1
+_CHAINS = 12
+"""Independent sums: more than latency times units of any processor, fewer than registers."""
+_TURNS = 1 << 15
+_ITEMS = 8
+"""Items per thread, so that one that starts late does less."""
+_CHUNK = 1 << 13
+"""Elements of a work item of the copies."""
+_SECONDS = 0.3
+"""For each of the two figures."""
+_LARGE = 32 << 20
+"""Least bytes of an array; three of them are more than most caches hold."""
+
+Runner = Callable[[], None]
+
+
+def key_of(fingerprint: str, threads: int) -> str:
+    """Where a machine's limits are kept."""
+    parts = (str(FORMAT), fingerprint, platform.node(), processor(), str(threads))
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest() + ".roofline"
+
+
+def encode(limits: Limits) -> bytes:
+    """What is kept."""
+    return json.dumps({"flops": limits.flops, "bandwidth": limits.bandwidth}).encode()
+
+
+def decode(data: bytes) -> Limits | None:
+    """What was kept; None where it makes no sense."""
+    try:
+        found = json.loads(data)
+        limits = Limits(float(found["flops"]), float(found["bandwidth"]))
+    except (ValueError, KeyError, TypeError):
+        return None
+    sound = all(math.isfinite(x) and x > 0 for x in (limits.flops, limits.bandwidth))
+    return limits if sound else None
+
+
+def arithmetic(target: Target, items: int, turns: int = _TURNS) -> tuple[Program, int]:
+    """A program of multiply-adds on registers over one base, the results; and its operations."""
+    run = Run(multiply_kernel(target), (Address(0), turns), items, label="multiply-add")
+    lanes = target.lanes(dt.float32)
+    return Program((run,), 1), 2 * items * turns * _CHAINS * lanes
+
+
+def copies(target: Target, elements: int, streaming: bool) -> tuple[Program, int]:
+    """x = y + s z over three bases of so many elements, whole chunks; and the bytes it moves."""
+    items = elements // _CHUNK
+    kernel = triad_kernel(target, streaming)
+    run = Run(kernel, (Address(0), Address(1), Address(2)), items, label="triad")
+    return Program((run,), 3), 3 * 4 * items * _CHUNK
+
+
+def multiply_kernel(target: Target) -> Kernel:
+    """Chains of dependent multiply-adds; an item leaves one vector."""
+    out, turns = pointer(dt.float32, "out"), size("turns")
+    lanes = target.lanes(dt.float32)
+
+    def write(e: Builder, lo: Value, hi: Value) -> None:
+        factor, term = (e.constant(x, dt.float32, lanes) for x in (0.5, 0.25))
+        starts = [e.constant(float(i), dt.float32, lanes) for i in range(_CHAINS)]
+
+        def item(i: Value) -> None:
+            def turn(_: Value, *sums: Value) -> tuple[Value, ...]:
+                return tuple(e.fma(s, factor, term) for s in sums)
+
+            first, *others = e.loop(0, turns, 1, turn, starts)
+            for other in others:
+                first = e.add(first, other)
+            e.store(out, e.mul(i, lanes), first)
+
+        e.loop(lo, hi, 1, item)
+
+    return builder.kernel("roofline_multiply", [out, turns], write)
+
+
+def triad_kernel(target: Target, streaming: bool) -> Kernel:
+    """Two arrays read and one written, in chunks; `streaming` stores pass the caches by."""
+    x, y, z = (pointer(dt.float32, name) for name in "xyz")
+    lanes = target.lanes(dt.float32)
+
+    def write(e: Builder, lo: Value, hi: Value) -> None:
+        factor = e.constant(0.5, dt.float32, lanes)
+
+        def step(i: Value) -> None:
+            total = e.fma(e.load(z, i, lanes), factor, e.load(y, i, lanes))
+            e.store(x, i, total, aligned=True, streaming=streaming)
+
+        e.loop(e.mul(lo, _CHUNK), e.mul(hi, _CHUNK), lanes, step)
+
+    return builder.kernel("roofline_triad", [x, y, z], write)
+
+
+def probe(
+    target: Target,
+    threads: int,
+    bind: Callable[[Program, list[Array]], Runner],
+    seconds: float = _SECONDS,
+    nbytes: int = 0,
+) -> Limits:
+    """Measure both figures.
+
+    Args:
+        target: of the kernels.
+        threads: how many share a launch.
+        bind: makes a function of a program and its memory.
+        seconds: for each figure; every program runs twice at least.
+        nbytes: of each of the three arrays; 0 for more than caches hold.
+    """
+    items = threads * _ITEMS
+    program, flops = arithmetic(target, items)
+    room = memory(4 * items * target.lanes(dt.float32))
+    best = _best([bind(program, [room])], seconds)
+    wanted = nbytes or min(max(_LARGE, last_cache()), memory_bytes() // 32)
+    elements = max(1, wanted // 4 // _CHUNK) * _CHUNK
+    arrays = [memory(4 * elements) for _ in range(3)]
+    made = [copies(target, elements, streaming) for streaming in (False, True)]
+    fastest = _best([bind(p, arrays) for p, _ in made], seconds)
+    return Limits(flops / best, made[0][1] / fastest)
+
+
+def memory(nbytes: int) -> Array:
+    """Zeros from an address that streaming stores accept."""
+    room = np.empty(nbytes + ALIGNMENT, np.uint8)
+    start = -room.ctypes.data % ALIGNMENT
+    found: Array = room[start : start + nbytes]
+    found[...] = 0  # the first touch of a page is no part of what is measured
+    return found
+
+
+def _best(runners: list[Runner], seconds: float) -> float:
+    """Seconds of the fastest run of any."""
+    found, end, turns = math.inf, time.perf_counter() + seconds, 0
+    while turns < 2 or time.perf_counter() < end:
+        for run in runners:
+            began = time.perf_counter()
+            run()
+            found = min(found, time.perf_counter() - began)
+        turns += 1
+    return max(found, 1e-9)

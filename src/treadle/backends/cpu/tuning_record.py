@@ -1,0 +1,85 @@
+"""The record of what was tuned on this machine: a JSON file per processor in the cache directory.
+
+It may be read, copied and deleted. It does not depend on the number of threads, as results must
+not. Entries that make no sense are left out with a notice; those that no longer fit are ignored by
+the generators.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import platform
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from treadle.backends.codegen import tuned
+from treadle.backends.cpu.host import processor
+from treadle.base.env import cache_directory
+from treadle.base.log import get_logger
+
+FORMAT = 1
+"""Raised when names or choices change their meaning: older records are ignored then."""
+
+
+def path() -> Path:
+    """Where the record of this machine is."""
+    machine = hashlib.sha256(f"{platform.node()}\n{processor()}".encode()).hexdigest()[:12]
+    return cache_directory() / f"tuned-{machine}.json"
+
+
+def read() -> tuned.Choices:
+    """What is recorded for this machine; what makes no sense of it is left out with a notice."""
+    try:
+        content = path().read_bytes()
+    except OSError:
+        return {}
+    try:
+        found = json.loads(content)
+        if found["format"] != FORMAT:
+            return {}
+        entries = dict(found["choices"])
+    except (ValueError, KeyError, TypeError) as error:
+        _ignored(f"it is no record ({error})")
+        return {}
+    good = {name: choice for name, choice in entries.items() if _is_choice(choice)}
+    if len(good) < len(entries):
+        _ignored(f"{len(entries) - len(good)} of its {len(entries)} entries are damaged")
+    return good
+
+
+def write(choices: tuned.Choices) -> bool:
+    """Record choices; whether that worked."""
+    where = path()
+    temporary = where.with_suffix(f".{os.getpid()}-{secrets.token_hex(4)}")
+    content = {"format": FORMAT, "machine": processor(), "choices": dict(sorted(choices.items()))}
+    try:
+        where.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        temporary.replace(where)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        get_logger().warning("what was tuned cannot be kept in %s: %s", where, error)
+        return False
+    return True
+
+
+def _is_choice(choice: Any) -> bool:
+    return (
+        isinstance(choice, Mapping)
+        and bool(choice)
+        and all(isinstance(k, str) and type(v) is int for k, v in choice.items())
+    )
+
+
+def _ignored(why: str) -> None:
+    get_logger().warning(
+        "the tuning record %s is not used as it stands: %s; `treadle bench --tune` makes a new one",
+        path(),
+        why,
+    )

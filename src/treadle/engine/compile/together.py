@@ -1,0 +1,390 @@
+"""Launches together: which launches of a program run as one.
+
+To wake threads and to wait for them costs as much as a small kernel does, and a launch of few items
+leaves threads without work. So launches that need nothing of one another take one slot of the
+program. A training step ends with an update per parameter, for instance: small ones become a single
+launch, or go along with one that is large. Slots are decided on dependencies between values, before
+memory is planned: what shares a slot is alive at the same time, and gets memory accordingly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from treadle.backends.program import Launch, Lowered, Run, Step, Together
+from treadle.base.errors import CompileError
+from treadle.engine.compile.work import Work
+from treadle.engine.cost import RATES
+from treadle.engine.plan import Facts, Plan, Span
+from treadle.graph.ir import Value
+
+REACH = 24
+"""Slots that a launch may be put off to go along with another one."""
+SMALL = 100e-6
+"""Modelled seconds up to which a launch may join any other one that is near."""
+FEW = 16
+"""Items up to which it may, however long they take: more threads would be idle."""
+BRIEF = 8e-6
+"""Modelled seconds that must be left to other threads for waking them to pay."""
+THREADS = 4
+"""How many threads the model has."""
+MOST = 256
+"""Launches in one slot: they share one table of arguments on the stack."""
+
+Slots = tuple[tuple[int, ...], ...]
+"""Numbers of units that run together, in the order in which they run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """One launch of a piece of work, or all of a piece that is no launch.
+
+    Attributes:
+        work: number of the piece.
+        launch: number of the launch; -1 for host tasks and control flow.
+        before: units that come earlier.
+        alike: what it has in common with others of its kernel.
+        seconds: modelled time of one thread.
+        parts: items that threads can share.
+        single: it is all of its piece of work.
+    """
+
+    work: int
+    launch: int
+    before: tuple[int, ...]
+    alike: tuple[str, str] = ("", "")
+    seconds: float = 0.0
+    parts: int = 1
+    single: bool = False
+
+    @property
+    def joins(self) -> bool:
+        """Whether it is worth putting it to others."""
+        return self.launch >= 0 and (self.seconds <= SMALL or self.parts <= FEW)
+
+
+def one_by_one(units: Sequence[Unit]) -> Slots:
+    """Every unit on its own."""
+    return tuple((u,) for u in range(len(units)))
+
+
+# -- units and what they wait for --------------------------------------------------------------
+
+
+def units_of(
+    work: Sequence[Work], order: Sequence[int], maker: Mapping[Value, int]
+) -> tuple[Unit, ...]:
+    """The launches of all work, in order.
+
+    Args:
+        work: what runs.
+        order: when, one piece after the other.
+        maker: the work that makes each value, or what it is a part of.
+    """
+    units: list[Unit] = []
+    done: dict[int, tuple[int, ...]] = {}
+    """For each piece of work the units after which its results are there."""
+    for number in order:
+        item = work[number]
+        sources = [done[maker[v]] if v in maker else () for v in item.inputs]
+        earlier = [u for w in item.after for u in done[w]]
+        own = range(len(units), len(units) + _count(item))
+        if item.lowered is None:
+            before = (*earlier, *(u for s in sources for u in s))
+            units.append(Unit(number, -1, tuple(dict.fromkeys(before))))
+        else:
+            units += _launches(number, item, item.lowered, sources, earlier, own.start)
+        done[number] = (*own, *_through(item, sources, earlier))
+    return tuple(units)
+
+
+def _count(item: Work) -> int:
+    return 1 if item.lowered is None else len(item.lowered.launches)
+
+
+def _through(
+    item: Work, sources: Sequence[tuple[int, ...]], earlier: Sequence[int]
+) -> tuple[int, ...]:
+    """What those who read a result that is only a view of an operand have to wait for."""
+    if item.lowered is None or not item.lowered.views:
+        return ()
+    viewed = (u for _, source, _ in item.lowered.views for u in sources[source])
+    return tuple(dict.fromkeys((*earlier, *viewed)))
+
+
+def _launches(
+    number: int,
+    item: Work,
+    lowered: Lowered,
+    sources: Sequence[tuple[int, ...]],
+    earlier: Sequence[int],
+    first: int,
+) -> Iterator[Unit]:
+    """The units of one piece; they wait for those of it that touch what they touch."""
+    uses = [_uses(lowered, launch) for launch in lowered.launches]
+    for i, launch in enumerate(lowered.launches):
+        reads, writes = uses[i]
+        before = [*earlier, *(u for k, j in reads if k == "input" for u in sources[j])]
+        for k, (read, written) in enumerate(uses[:i]):
+            if written & (reads | writes) or read & writes:
+                before.append(first + k)
+        seconds = _seconds(item, lowered, launch, reads | writes)
+        yield Unit(
+            number,
+            i,
+            tuple(dict.fromkeys(before)),
+            (item.label, str(launch.kernel.name)),
+            seconds,
+            1 if launch.serial else max(launch.items, 1),
+            len(uses) == 1,
+        )
+
+
+Place = tuple[str, int]
+
+
+def _uses(lowered: Lowered, launch: Launch) -> tuple[set[Place], set[Place]]:
+    """What a launch reads and writes; an input is also the output that may take its memory."""
+    taken: dict[int, list[int]] = {}
+    for i, j in lowered.in_place:
+        taken.setdefault(i, []).append(j)
+    reads: set[Place] = set()
+    writes: set[Place] = set()
+    for argument in launch.arguments:
+        if isinstance(argument, int) or argument.kind == "constant":
+            continue
+        place = argument.kind, argument.index
+        (reads if argument.kind in ("input", "kept") else writes).add(place)
+        if argument.kind == "input":
+            reads.update(("output", j) for j in taken.get(argument.index, ()))
+    return reads, writes
+
+
+def _seconds(item: Work, lowered: Lowered, launch: Launch, places: set[Place]) -> float:
+    """Modelled time of a launch, not counting its start."""
+    nbytes = 0
+    for kind, index in places:
+        if kind in ("input", "output"):
+            nbytes += (item.inputs if kind == "input" else item.outputs)[index].type.nbytes
+        elif kind == "workspace":
+            nbytes += lowered.workspaces[index]
+    rates = RATES["cpu"]
+    return rates.seconds(launch.flops, launch.nbytes or nbytes) - rates.launch
+
+
+# -- slots -------------------------------------------------------------------------------------
+
+
+def slots_of(
+    units: Sequence[Unit], reach: Mapping[int, int] | None = None, *, early: bool = False
+) -> Slots:
+    """Units that run together.
+
+    From the last unit back, each joins a slot that comes before all who wait for it, or opens a new
+    one. What nobody waits for joins others of its kernel, as far away as they may be; what is
+    small, or has few items, a slot within reach, best one whose units have as many before them,
+    so that branches of equal form run side by side; and anything a slot of small ones that it has
+    right behind it.
+
+    Args:
+        units: in a valid order.
+        reach: how many slots a unit may be moved, if not `REACH`; with 0 it joins none, but others
+            may join it.
+        early: the same from the first unit on: units are brought forward, rather than put off.
+    """
+    depths = _depths(units)
+    if not early:
+        return _Slots(units, depths, reach or {}).found()
+    last = len(units) - 1
+    reach = {last - u: slots for u, slots in (reach or {}).items()}
+    mirrored = _Slots(_mirrored(units), depths[::-1], reach).found()
+    return tuple(tuple(sorted(last - u for u in slot)) for slot in reversed(mirrored))
+
+
+def _mirrored(units: Sequence[Unit]) -> list[Unit]:
+    """The same units in a program that runs backwards."""
+    last = len(units) - 1
+    after: list[list[int]] = [[] for _ in units]
+    for i, unit in enumerate(units):
+        for p in unit.before:
+            after[p].append(last - i)
+    return [replace(units[i], before=tuple(after[i])) for i in range(last, -1, -1)]
+
+
+def modelled(units: Sequence[Unit], slots: Slots) -> float:
+    """Seconds of all slots on a few threads, as far as slots make a difference."""
+    total = 0.0
+    for slot in slots:
+        seconds = [units[u].seconds for u in slot]
+        longest = max(units[u].seconds / units[u].parts for u in slot)
+        if all(units[u].parts == 1 for u in slot) and sum(seconds) - longest < BRIEF:
+            total += sum(seconds)
+        else:
+            total += RATES["cpu"].launch + max(sum(seconds) / THREADS, longest)
+    return total
+
+
+@dataclass(slots=True)
+class _Slot:
+    """Units of a slot, and what decides who else may join.
+
+    Attributes:
+        units: from the last to the first.
+        depth: how many units are before the one that opened it, one after the other.
+        open: it is of launches, and has room.
+        small: all of them may join others.
+    """
+
+    units: list[int]
+    depth: int
+    open: bool
+    small: bool
+
+
+class _Slots:
+    """Slots from the last to the first."""
+
+    def __init__(
+        self, units: Sequence[Unit], depths: Sequence[int], reach: Mapping[int, int]
+    ) -> None:
+        self._units = units
+        self._reach = reach
+        self._slots: list[_Slot] = []
+        self._depth = depths
+        self._followed = {p for u in units for p in u.before}
+        self._least = [0] * len(units)
+        """The last slot, counted from the end, that a unit may be in."""
+        self._alike: dict[tuple[str, str], int] = {}
+        """For each kernel the first slot that has a unit with nothing after it."""
+
+    def found(self) -> Slots:
+        for u in reversed(range(len(self._units))):
+            self._put(u, self._choice(u))
+        return tuple(tuple(reversed(slot.units)) for slot in reversed(self._slots))
+
+    def _put(self, u: int, number: int) -> None:
+        unit = self._units[u]
+        if number == len(self._slots):
+            self._slots.append(_Slot([u], self._depth[u], unit.launch >= 0, unit.joins))
+        else:
+            slot = self._slots[number]
+            slot.units.append(u)
+            slot.open = len(slot.units) < MOST
+            slot.small &= unit.joins
+        for p in unit.before:
+            self._least[p] = max(self._least[p], number + 1)
+        if u not in self._followed and unit.single:
+            self._alike[unit.alike] = max(number, self._alike.get(unit.alike, 0))
+
+    def _choice(self, u: int) -> int:
+        """The slot for a unit."""
+        unit, new, least = self._units[u], len(self._slots), self._least[u]
+        reach = self._reach.get(u, REACH)
+        if unit.launch < 0 or not reach:
+            return new
+        if not unit.joins:
+            near = new > least and self._slots[-1].open and self._slots[-1].small
+            return new - 1 if near else new
+        last = u not in self._followed and unit.single
+        if last and unit.seconds <= SMALL and reach == REACH:
+            same = self._alike.get(unit.alike, -1)
+            if same >= least and self._slots[same].open:
+                return same
+        reached = range(max(least, new - reach), new)
+        fits = (number for number in reached if self._slots[number].open)
+        depth = self._depth[u]
+        return min(fits, key=lambda n: (abs(self._slots[n].depth - depth), -n), default=new)
+
+
+def _depths(units: Sequence[Unit]) -> list[int]:
+    """For each unit the longest chain of units before it."""
+    depths: list[int] = []
+    for unit in units:
+        depths.append(1 + max((depths[p] for p in unit.before), default=-1))
+    return depths
+
+
+# -- steps -------------------------------------------------------------------------------------
+
+
+def joined(members: Sequence[tuple[Run, Facts]]) -> tuple[Step, Facts]:
+    """One step of runs that share a slot, at least one."""
+    if len(members) == 1:
+        return members[0]
+    longest = max(_at_a_stretch(*m) for m in members)
+    rows = [(*m, _grain(*m, longest / 2)) for m in members]
+    # Long units first: whoever is done early takes short ones.
+    rows.sort(key=lambda row: -row[2] * _at_a_stretch(row[0], row[1]))
+    runs, facts, grains = zip(*rows, strict=True)
+    nodes = {f.node for f in facts}
+    together = Facts(
+        tuple(dict.fromkeys(s for f in facts for s in f.reads)),
+        tuple(dict.fromkeys(s for f in facts for s in f.writes)),
+        sum(f.flops for f in facts),
+        sum(f.nbytes for f in facts),
+        nodes.pop() if len(nodes) == 1 else -1,
+        facts,
+    )
+    return Together(runs, grains, _is_serial(members)), together
+
+
+def _is_serial(members: Sequence[tuple[Run, Facts]]) -> bool:
+    """Whether other threads would come too late to help."""
+    if any(not run.serial and run.items > 1 for run, _ in members):
+        return False
+    seconds = [_at_a_stretch(*m) for m in members]
+    return sum(seconds) - max(seconds) < BRIEF
+
+
+def _grain(run: Run, facts: Facts, seconds: float) -> int:
+    """How many items take so long."""
+    item = _at_a_stretch(run, facts)
+    if run.serial or not item:
+        return 1
+    return max(1, min(run.items, int(seconds / item)))
+
+
+def _at_a_stretch(run: Run, facts: Facts) -> float:
+    """Modelled seconds of what one thread has to do at a stretch."""
+    rates = RATES["cpu"]
+    nbytes = facts.nbytes or sum(s.nbytes for s in (*facts.reads, *facts.writes))
+    seconds = rates.seconds(facts.flops, nbytes) - rates.launch
+    return seconds if run.serial else seconds / max(run.items, 1)
+
+
+# -- proof -------------------------------------------------------------------------------------
+
+
+def check_together(plan: Plan) -> None:
+    """Hold merged launches against what they promise, on the bytes that they touch in the end.
+
+    Raises:
+        CompileError: one of a step writes what another one of the same step reads or writes.
+    """
+    for number, (step, facts) in enumerate(zip(plan.steps, plan.facts, strict=True)):
+        if not isinstance(step, Together):
+            continue
+        touched: list[tuple[Span, bool, int]] = [
+            (span, writes, i)
+            for i, f in enumerate(facts.members)
+            for spans, writes in ((f.reads, False), (f.writes, True))
+            for span in spans
+        ]
+        touched.sort(key=lambda entry: (entry[0].base, entry[0].offset))
+        _check_apart(number, touched)
+
+
+def _check_apart(number: int, touched: Sequence[tuple[Span, bool, int]]) -> None:
+    """A sweep over addresses; `open_` are the spans that reach the present one."""
+    open_: list[tuple[Span, bool, int]] = []
+    for span, writes, i in touched:
+        open_ = [o for o in open_ if o[0].meets(span)]
+        for _, written, other in open_:
+            if other != i and (writes or written):
+                raise CompileError(
+                    "together",
+                    f"two launches of step {number} use the same memory",
+                    saw=f"{span.nbytes} bytes of base {span.base} from {span.offset} on",
+                )
+        open_.append((span, writes, i))

@@ -1,0 +1,112 @@
+"""The probes of what the machine can do: what they compute, and what is kept of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.backends.codegen.execution import parse
+
+from treadle.backends.codegen.target import AVX2, AVX512, GENERIC, NEON, Target
+from treadle.backends.cpu import compiler as compiler_module
+from treadle.backends.cpu import roofline
+from treadle.backends.cpu.compiler import NativeCompiler
+from treadle.backends.cpu.native import toolchain
+from treadle.backends.cpu.object_cache import ObjectCache
+from treadle.backends.cpu.pool import get_threads
+from treadle.backends.cpu.toolchain import Toolchain
+from treadle.backends.program import Limits, MeasuringCompiler
+from treadle.base import dtype as dt
+
+
+@pytest.fixture
+def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> NativeCompiler:
+    """A compiler with an empty cache."""
+    own = Toolchain(toolchain().target, ObjectCache(tmp_path / "objects"))
+    monkeypatch.setattr(compiler_module, "toolchain", lambda: own)
+    monkeypatch.setattr(roofline, "_SECONDS", 0.0)
+    monkeypatch.setattr(roofline, "_LARGE", 1 << 20)
+    monkeypatch.setattr(roofline, "last_cache", lambda: 0)
+    return NativeCompiler()
+
+
+@pytest.mark.parametrize("target", [GENERIC, AVX2, AVX512, NEON], ids=lambda t: t.name)
+def test_the_kernels_are_valid_on_every_target(target: Target) -> None:
+    kernels = [roofline.multiply_kernel(target)]
+    kernels += [roofline.triad_kernel(target, streaming) for streaming in (False, True)]
+    for kernel in kernels:
+        parse([kernel], target)
+
+
+def test_the_multiply_kernel_does_the_operations_it_counts(compiler: NativeCompiler) -> None:
+    target, turns = toolchain().target, 3
+    program, flops = roofline.arithmetic(target, 5, turns)
+    lanes = target.lanes(dt.float32)
+    room = roofline.memory(4 * 5 * lanes).view(np.float32)
+    compiler.bound(program, [room])()
+    sums = np.arange(12, dtype=np.float32)
+    for _ in range(turns):
+        sums = sums * np.float32(0.5) + np.float32(0.25)
+    np.testing.assert_allclose(room, np.full(5 * lanes, sums.sum()), rtol=1e-6)
+    assert flops == 5 * lanes * turns * len(sums) * 2
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_the_triad_moves_the_bytes_it_counts(compiler: NativeCompiler, streaming: bool) -> None:
+    elements = 3 << 13
+    program, nbytes = roofline.copies(toolchain().target, elements, streaming)
+    x, y, z = (roofline.memory(4 * elements).view(np.float32) for _ in range(3))
+    y[...], z[...] = np.arange(elements), np.arange(elements)[::-1]
+    compiler.bound(program, [x, y, z])()
+    np.testing.assert_array_equal(x, y + np.float32(0.5) * z)
+    assert nbytes == x.nbytes + y.nbytes + z.nbytes
+
+
+def test_limits_are_measured_once_and_kept(
+    compiler: NativeCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert isinstance(compiler, MeasuringCompiler)
+    first = compiler.limits()
+    assert first.flops > 0 and first.bandwidth > 0
+
+    def fails(*_: object) -> None:
+        raise AssertionError("measured again")
+
+    monkeypatch.setattr(roofline, "probe", fails)
+    assert compiler.limits() == first
+    assert NativeCompiler().limits() == first  # as a new process would
+    with pytest.raises(AssertionError, match="measured again"):
+        compiler.limits(anew=True)
+
+
+def test_measuring_anew_never_lowers_a_limit(
+    compiler: NativeCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = iter([Limits(10.0, 4.0), Limits(8.0, 5.0)])
+    monkeypatch.setattr(roofline, "probe", lambda *_: next(found))
+    compiler.limits()
+    assert compiler.limits(anew=True) == Limits(10.0, 5.0)
+    assert NativeCompiler().limits() == Limits(10.0, 5.0)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[]", b'{"flops": 1}', b'{"flops": 0, "bandwidth": 1}',
+                b'{"flops": NaN, "bandwidth": 1}', b'{"flops": "x", "bandwidth": 1}']
+)  # fmt: skip
+def test_what_makes_no_sense_is_measured_again(compiler: NativeCompiler, content: bytes) -> None:
+    assert roofline.decode(content) is None
+    compiler.save(roofline.key_of(toolchain().fingerprint, get_threads()), content)
+    limits = compiler.limits()
+    assert limits.flops > 0
+    assert roofline.decode(roofline.encode(limits)) == limits
+
+
+def test_entries_of_other_thread_counts_are_apart() -> None:
+    assert roofline.key_of("x", 1) != roofline.key_of("x", 2) != roofline.key_of("y", 2)
+
+
+def test_the_least_time_is_that_of_the_scarcer_resource() -> None:
+    limits = Limits(100.0, 10.0)
+    assert limits.seconds(200, 1) == 2.0
+    assert limits.seconds(1, 50) == 5.0
