@@ -16,7 +16,17 @@ import numpy as np
 import numpy.typing as npt
 
 from treadle.backends.api import Support, no
-from treadle.backends.program import Host, Jump, Launch, Lowered, Program, Ref, Run
+from treadle.backends.program import (
+    Host,
+    Jump,
+    Launch,
+    Lowered,
+    Program,
+    Ref,
+    Run,
+    Together,
+    runs_of,
+)
 from treadle.base.types import TensorType
 from treadle.ops.control import ControlFlow
 from treadle.ops.families import Elementwise
@@ -68,13 +78,15 @@ class PythonExecutable:
             step = steps[at]
             if isinstance(step, Host):
                 return at
-            if isinstance(step, Run):
-                step.kernel(
-                    [
-                        a if isinstance(a, int) else int(bases[a.base]) + a.offset
-                        for a in step.arguments
-                    ]
-                )
+            if isinstance(step, Run | Together):
+                # Members from the last to the first: their order must not matter.
+                for launch in reversed(tuple(runs_of((step,)))):
+                    launch.kernel(
+                        [
+                            a if isinstance(a, int) else int(bases[a.base]) + a.offset
+                            for a in launch.arguments
+                        ]
+                    )
                 at += 1
             elif isinstance(step, Jump):
                 taken = (
@@ -101,7 +113,7 @@ class PythonExecutable:
         began = time.monotonic_ns()
         reached = self.run(bases, start)
         for i, step in enumerate(self.program.steps):
-            if isinstance(step, Run):
+            if isinstance(step, Run | Together):
                 times[i] = began + i, began + i + 1, times[i, 2] + 1, times[i, 3] + 1
         return reached
 

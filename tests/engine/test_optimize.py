@@ -14,19 +14,17 @@ from tests.engine.workloads import arrays, f32, gpt_step, linear, mlp_step
 
 from treadle.backends.program import Lowered
 from treadle.base import dtype as dt
-from treadle.base.errors import CompileError
 from treadle.base.symbol import symbol
 from treadle.base.types import TensorType
 from treadle.engine.optimize import optimize
 from treadle.engine.optimize.groups import Groups
-from treadle.engine.optimize.layout import ROW_MAJOR, Layout, assign
 from treadle.engine.optimize.model import modelled_bytes
 from treadle.engine.options import Options
 from treadle.engine.prepare import prepare
 from treadle.engine.types import CompileReport
 from treadle.graph.builder import GraphBuilder, trace_body
 from treadle.graph.evaluate import evaluate
-from treadle.graph.ir import Graph, Node
+from treadle.graph.ir import Graph
 from treadle.graph.parser import parse
 from treadle.graph.printer import to_text
 from treadle.graph.verify import verify
@@ -371,29 +369,6 @@ def test_merging_siblings_joins_their_ways() -> None:
     assert groups.closes_cycle((b, c)) is True
     groups.split(merged)
     assert groups.owner == [a, b, c, d]
-
-
-# -- layouts -----------------------------------------------------------------------------------
-
-
-def test_every_value_is_row_major() -> None:
-    graph = mlp_step(4, (6, 8, 3))
-    layouts = assign(graph)
-    assert set(layouts.values()) == {ROW_MAJOR}
-    assert len(layouts) == len(graph.inputs) + sum(len(n.outputs) for n in graph.nodes)
-
-
-def test_a_cheaper_layout_is_taken_inside_the_program() -> None:
-    blocked = Layout("blocked")
-    graph = trace_body(lambda x: Exp()(Tanh()(x)), [f32(4, 4)], "g")
-
-    def cost(node: Node, layouts: Any) -> float:
-        return float(layouts[node.output] is ROW_MAJOR)
-
-    layouts = assign(graph, lambda v: (ROW_MAJOR, blocked), cost)
-    assert [layouts[n.output] for n in graph.nodes] == [blocked, ROW_MAJOR]
-    with pytest.raises(CompileError, match="nothing offers a layout"):
-        assign(graph, lambda v: ())
 
 
 def test_low_precision_epilogue() -> None:

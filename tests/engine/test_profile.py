@@ -13,6 +13,7 @@ from tests.engine.python_compiler import PythonCompiler
 
 import treadle as mge
 import treadle.functional as F
+from treadle.backends.program import Limits
 from treadle.base import dtype as dt
 from treadle.base.errors import EngineError
 from treadle.base.types import TensorType
@@ -20,7 +21,7 @@ from treadle.engine import pipeline
 from treadle.engine.options import Options
 from treadle.engine.pipeline import Stages
 from treadle.engine.plan import Interface
-from treadle.engine.profile import Profile
+from treadle.engine.profile import KernelTime, Profile
 from treadle.engine.table import count, duration, lines, size
 from treadle.graph.builder import GraphBuilder, trace_body
 from treadle.graph.ir import Graph
@@ -197,3 +198,37 @@ def test_tables_fit_the_page() -> None:
     assert head.index("time") + 4 == first.index("1.0 us") + 6 == second.index("20.0 us") + 7
     assert first.endswith("short")
     assert lines(("a", "b"), []) == ["  a  b"]
+
+
+def test_kernels_are_held_against_the_machine() -> None:
+    limits = Limits(2e9, 1e9)
+    kernel = KernelTime("add", "loops_add", 2, 4e-3, 1e-3, 2_000_000, 3_000_000, 3e-3)
+    assert kernel.gflops == pytest.approx(0.5) and kernel.gbytes == pytest.approx(0.75)
+    assert kernel.roofline == pytest.approx(0.75)
+    text = str(Profile("f", 1, 4e-3, (), (kernel,), {}, limits))
+    assert "the machine at best: 2 GFLOP/s (float32), 1.0 GB/s" in text
+    assert text.splitlines()[2].split()[-3:] == ["GFLOP/s", "GB/s", "roofline"]
+    assert text.splitlines()[3].split()[-3:] == ["0.5", "0.8", "75%"]
+
+
+def test_without_limits_there_is_no_share_of_them() -> None:
+    kernel = KernelTime("add", "loops_add", 2, 4e-3, 1e-3, 2_000_000, 3_000_000)
+    text = str(Profile("f", 1, 4e-3, (), (kernel,), {}))
+    assert "machine" not in text
+    assert text.splitlines()[-1].split()[-1] == "-"
+
+
+def test_a_profiled_function_explains_how_near_to_the_machine_it_is() -> None:
+    weight = mge.Parameter(np.ones((64, 64), "float32"))
+
+    @mge.jit.compile
+    def layer(x: mge.Tensor) -> mge.Tensor:
+        return F.relu(F.matmul(x, weight))
+
+    x = mge.tensor(np.ones((64, 64), "float32"))
+    assert "roofline" not in layer.explain(x)
+    profile = layer.profile(x, repeats=1)
+    assert profile.limits is not None and profile.kernels[0].roofline > 0
+    assert "roofline" in layer.explain(x)
+    groups = layer.explain(x, form="json")["groups"]
+    assert all(group["attainable"] > 0 for group in groups if group["flops"])

@@ -39,6 +39,12 @@ DUMP = Variable(
     "stages and passes whose results are written as text; 'kernels' for code; 'all'",
 )
 CHECK = Variable(("TREADLE_CHECK",), "0", "1 verifies graphs after every pass and plans of memory")
+FUSION_SWITCH = Variable(
+    ("TREADLE_FUSION_SWITCH",), "", "file that turns rewrites and groups of ops off, by name"
+)
+FORCE_FALLBACK = Variable(
+    ("TREADLE_FORCE_FALLBACK",), "", "comma-separated ops that compiled programs leave to NumPy"
+)
 CPU_TARGET = Variable(
     ("TREADLE_CPU_TARGET",), "", "instructions the CPU backend may use: generic, avx2, avx512, neon"
 )
@@ -56,6 +62,8 @@ ALL = (
     FALLBACK,
     DUMP,
     CHECK,
+    FUSION_SWITCH,
+    FORCE_FALLBACK,
     CPU_TARGET,
     NUM_THREADS,
     CACHE_DIR,

@@ -102,6 +102,7 @@ def save(key: str, loaded: Loaded, results: tuple[TensorType, ...], compiler: Co
         "inputs": plan.inputs,
         "outputs": plan.outputs,
         "kept": plan.kept,
+        "launches": plan.launches,
         "updates": plan.updates,
         "memory": [plan.memory.peak, plan.memory.bound, plan.memory.naive],
         "results": [[t.dtype.name, t.shape] for t in results],
@@ -158,6 +159,7 @@ def _decode(data: bytes, compiler: Compiler) -> Entry | None:
         (),
         MemoryPlan((), peak, bound, naive),
         tuple((j, i) for j, i in head["updates"]),
+        launches=head["launches"],
     )
     kept = memory("packed weights", head["kept"])
     loaded = Loaded(plan, main, prelude, constants, kept, compiler.empty)

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from treadle.base.env import CHECK
+from treadle.base.env import CHECK, FORCE_FALLBACK, FUSION_SWITCH
 from treadle.base.errors import GraphError
+from treadle.engine.fusion_switch import switched_off
+
+
+def _forced() -> tuple[str, ...]:
+    return tuple(name.strip() for name in FORCE_FALLBACK.get().split(",") if name.strip())
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,10 +24,18 @@ class Options:
         reuse_memory: values that do not live at the same time may share memory.
         fusion: make groups of ops; without it every op is a kernel of its own.
         disabled: names of passes that are left out.
-        engines: engines to choose from, best first; empty means all that serve the device.
+        engines: engines to choose from, best first; empty means all that serve the device. The
+            reference engine runs what they refuse, named or not.
+        force_fallback: names of ops that the reference engine runs, whoever else could. Ops are
+            those of the prepared graph. Taken from TREADLE_FORCE_FALLBACK where it is set.
+        fusion_switch: path of a file that turns rewrites and kinds of groups off, by name (see
+            `engine.fusion_switch`). Taken from TREADLE_FUSION_SWITCH where it is set.
+        winograd: Winograd's algorithm for 3x3 convolutions in tiles of at most so many results per
+            axis, 2 or 4, where that is modelled to be faster; 0 computes all of them directly.
         streams: how many streams steps may be spread over, where that is predicted to pay.
         check: verify the graph after every pass, and the plan of memory; between stages the graph
             is verified in any case. On where the environment sets TREADLE_CHECK=1.
+        switched_off: what the file of `fusion_switch` turned off when these options were made.
     """
 
     level: int = 2
@@ -31,8 +44,12 @@ class Options:
     fusion: bool = True
     disabled: tuple[str, ...] = ()
     engines: tuple[str, ...] = ()
+    force_fallback: tuple[str, ...] = field(default_factory=_forced)
+    fusion_switch: str = field(default_factory=FUSION_SWITCH.get)
+    winograd: int = 4
     streams: int = 1
     check: bool = field(default_factory=lambda: CHECK.get() == "1")
+    switched_off: tuple[str, ...] = field(default=(), init=False)
 
     def __post_init__(self) -> None:
         if self.level not in (0, 1, 2, 3):
@@ -41,7 +58,17 @@ class Options:
             )
         if self.streams < 1:
             raise GraphError("options", f"{self.streams} streams", hint="there is at least one")
+        if self.winograd not in (0, 2, 4):
+            raise GraphError(
+                "options", f"there are no tiles of {self.winograd}", hint="winograd is 0, 2 or 4"
+            )
+        # Read now, so that options, which name a program in the cache, say what they turn off.
+        object.__setattr__(self, "switched_off", switched_off(self.fusion_switch))
 
     def allows(self, name: str, level: int = 0) -> bool:
         """Whether a pass of this name, which starts at `level`, is to run."""
-        return self.level >= level and name not in self.disabled
+        return self.level >= level and name not in self.disabled and self.fuses(name)
+
+    def fuses(self, name: str) -> bool:
+        """Whether the fusion switch leaves a rule, pass or kind of group on."""
+        return name not in self.switched_off

@@ -10,19 +10,21 @@ kernels print as well (`TREADLE_DUMP=compile,kernels`).
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from treadle.backends import registry
 from treadle.backends.api import Engine
-from treadle.backends.program import Compiler, CompilingEngine
+from treadle.backends.program import Compiler, CompilingEngine, MeasuringCompiler
 from treadle.base.env import DUMP
 from treadle.base.errors import CompileError
 from treadle.base.garbage import rare_collections
 from treadle.base.types import TensorType
 from treadle.engine import cache
 from treadle.engine.execute import Executor
+from treadle.engine.host import HostCompiler
 from treadle.engine.options import Options
 from treadle.engine.plan import Array, Interface, Plan
 from treadle.engine.types import CompileReport
@@ -72,10 +74,14 @@ class Stages:
         self.prepared = prepared
         stages.dump(prepared, "prepare")
         with self.report.stage("partition"):
-            parts = stages.partition(prepared, _engines(self.options), self.options, self.report)
-        stages.dump(parts.graph, "partition")
+            engines, forced = _engines(self.options), self.options.force_fallback
+            parts = stages.partition(prepared, engines, self.options, self.report)
+            parted: Graph = stages.leave_to_host(parts, engines, _compiling(engines), forced)
+        stages.dump(parted, "partition")
         with self.report.stage("optimize"):
-            optimized: Graph = stages.optimize(parts.graph, compiler, self.options, self.report)
+            known = zip(parted.inputs, self.interface.frozen, strict=False)
+            frozen = frozenset(value for value, yes in known if yes)
+            optimized: Graph = stages.optimize(parted, compiler, self.options, self.report, frozen)
         stages.dump(optimized, "optimize")
         self.optimized = optimized
         return optimized
@@ -130,13 +136,26 @@ class Stages:
             "prepared": self.prepared or self.captured,
             "optimized": self.lower(),
         }
-        name = next((e.name for e in _engines(self.options) if isinstance(e, CompilingEngine)), "")
+        name = _compiling(_engines(self.options))
         found: Explanation = _stages().explain(graphs, plan, self.report, name, self.measured)
         return found
 
     def explained(self, *, full: bool = False) -> str:
         """`explain()` as text for people; `full` gives every group, op and pass a row."""
         return str(_stages().to_text(self.explain(), full=full))
+
+    def diagram(self, path: str | os.PathLike[str]) -> None:
+        """Draw the program as it was captured, and as it is optimized, side by side.
+
+        Args:
+            path: of the file; its ending chooses between .svg, .html and .dot (for Graphviz).
+
+        Raises:
+            EngineError: the ending is another one.
+            OSError: the file cannot be written.
+        """
+        graphs = {"captured": self.captured, "optimized": self.lower()}
+        _stages().save_diagram(path, graphs)
 
     def profile(self, inputs: Sequence[Array], repeats: int = 10) -> Profile:
         """Measure every step on these inputs, which stay as they are.
@@ -149,7 +168,9 @@ class Stages:
             loaded = _stages().load(plan, find_compiler(self.options))
             executor = Executor(loaded, self._results())
         name, seconds = self.captured.name, self.report.seconds
-        found: Profile = _stages().measure(name, executor, inputs, repeats, seconds)
+        compiler = find_compiler(self.options)
+        limits = compiler.limits() if isinstance(compiler, MeasuringCompiler) else None
+        found: Profile = _stages().measure(name, executor, inputs, repeats, seconds, limits)
         self.measured = found
         return found
 
@@ -165,27 +186,35 @@ def _dump_plan(plan: Plan, compiler: Compiler, name: str) -> None:
 
 
 def find_compiler(options: Options) -> Compiler:
-    """The compiler of the best engine on the host that has one.
+    """The compiler of the best engine on the host that has one; else one that compiles nothing.
 
     Raises:
-        CompileError: no engine compiles.
+        CompileError: the options name an engine that is not there.
     """
     for engine in _engines(options):
         if isinstance(engine, CompilingEngine):
             return engine.compiler()
-    raise CompileError(
-        "pipeline",
-        "no engine on the host compiles programs",
-        saw=", ".join(e.name for e in registry.engines("cpu")) or "no engines",
-        hint="install llvmlite, and unset TREADLE_BACKENDS",
-    )
+    return HostCompiler()
+
+
+def _compiling(engines: Sequence[Engine]) -> str:
+    """The name of the engine whose compiler it is."""
+    return next((e.name for e in engines if isinstance(e, CompilingEngine)), "")
 
 
 def _engines(options: Options) -> Sequence[Engine]:
-    """Engines of the host, those that the options name first, in their order."""
+    """Engines of the host: those that the options name, in their order, and the reference."""
     known = registry.engines("cpu")
     if not options.engines:
         return known
+    names = [e.name for e in known]
+    for name in options.engines:
+        if name not in names:
+            raise CompileError(
+                "options",
+                f"no engine on the host is called {name!r}",
+                hint=f"choose from {', '.join(names)}",
+            )
     wanted = {name: i for i, name in enumerate(options.engines)}
     return sorted(
         (e for e in known if e.name in wanted or e.name == "reference"),

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from treadle.backends.program import Address, Executable, Host, Jump, Run, Step
+from treadle.backends.program import Address, Executable, Host, Jump, Run, Step, Together
 from treadle.base.errors import OutOfMemory
 from treadle.base.types import TensorType
 from treadle.ops.op import Op
@@ -56,13 +56,18 @@ class Interface:
     updates: tuple[tuple[int, int], ...] = ()
 
 
+REFERENCE = "reference"
+"""The engine of ops that no other one takes."""
+
+
 @dataclass(frozen=True, slots=True)
 class HostTask:
-    """An op that no engine compiled: the caller runs its oracle on the memory of the program."""
+    """An op that is not compiled: the caller has an engine run it on the memory of the program."""
 
     op: Op
     inputs: tuple[tuple[Address, TensorType], ...]
     outputs: tuple[tuple[Address, TensorType], ...]
+    engine: str = REFERENCE
 
 
 # -- what is known about steps ---------------------------------------------------------------
@@ -93,7 +98,9 @@ class Facts:
         reads, writes: memory; what is also read need not be listed if it is written.
         flops: arithmetic operations.
         nbytes: bytes that are moved at least.
-        node: number of its node in the compiled graph; -1 for copies to where outputs belong.
+        node: number of its node in the compiled graph; -1 for copies to where outputs belong, and
+            for launches on behalf of several nodes.
+        members: the same for each run of a merged launch.
     """
 
     reads: tuple[Span, ...] = ()
@@ -101,6 +108,7 @@ class Facts:
     flops: int = 0
     nbytes: int = 0
     node: int = -1
+    members: tuple[Facts, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +188,7 @@ class Plan:
         updates: (output, input) pairs that are written in place; these outputs have no base.
         facts: one for each of the steps.
         streams: the stream of each of the steps.
+        launches: kernels that the steps start, every one counted once.
     """
 
     steps: tuple[Step, ...]
@@ -193,6 +202,7 @@ class Plan:
     updates: tuple[tuple[int, int], ...] = ()
     facts: tuple[Facts, ...] = ()
     streams: Streams = field(default_factory=lambda: Streams(()))
+    launches: int = 0
 
     @property
     def bases(self) -> int:
@@ -216,17 +226,24 @@ def moved(facts: Facts, rebase: Rebase, node: int) -> Facts:
         return Span(at.base, at.offset, span.nbytes)
 
     reads, writes = tuple(map(shift, facts.reads)), tuple(map(shift, facts.writes))
-    return replace(facts, reads=reads, writes=writes, node=node)
+    members = tuple(moved(f, rebase, node) for f in facts.members)
+    return replace(facts, reads=reads, writes=writes, node=node, members=members)
 
 
 def _relocated(step: Step, rebase: Rebase, jump: int, host: int) -> Step:
     if isinstance(step, Run):
-        arguments = tuple(rebase(a) if isinstance(a, Address) else a for a in step.arguments)
-        return replace(step, arguments=arguments)
+        return _relocated_run(step, rebase)
+    if isinstance(step, Together):
+        return replace(step, runs=tuple(_relocated_run(run, rebase) for run in step.runs))
     if isinstance(step, Jump):
         unless = None if step.unless is None else rebase(step.unless)
         return Jump(step.target + jump, unless)
     return Host(step.task + host)
+
+
+def _relocated_run(run: Run, rebase: Rebase) -> Run:
+    arguments = tuple(rebase(a) if isinstance(a, Address) else a for a in run.arguments)
+    return replace(run, arguments=arguments)
 
 
 # -- in memory ---------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from treadle.backends.program import Host, Jump, Run, Step
+from treadle.backends.program import Host, Jump, Limits, Run, Step, Together
 from treadle.base.errors import EngineError
 from treadle.engine.cost import RATES
 from treadle.engine.execute import Executor
@@ -33,11 +33,14 @@ class KernelTime:
 
     Attributes:
         label: the ops it runs.
-        kernel: its name; "host" for what runs in Python.
+        kernel: its name; "host" for what runs in Python, "together" for merged launches, which
+            have their kernels in `label`.
         calls: launches per run of the program.
         seconds: time of them all per run.
         predicted: the same, as the model has it.
         flops, nbytes: work per run.
+        attainable: the least time that the machine's measured limits leave for that work; 0 where
+            they are not known.
     """
 
     label: str
@@ -47,6 +50,7 @@ class KernelTime:
     predicted: float
     flops: int
     nbytes: int
+    attainable: float = 0.0
 
     @property
     def gflops(self) -> float:
@@ -58,13 +62,19 @@ class KernelTime:
         """Billions of bytes per second, at least."""
         return self.nbytes / self.seconds / 1e9 if self.seconds else 0.0
 
+    @property
+    def roofline(self) -> float:
+        """How much of what the machine can do at best is reached; above 1 where caches help."""
+        return self.attainable / self.seconds if self.seconds else 0.0
+
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
     """One step: start and duration within a typical run, and its median over all runs.
 
     Times are seconds; `start` counts from the start of the run. Steps of a loop have the start
-    and duration of their last turn, and the time of all `turns` together.
+    and duration of their last turn, and the time of all `turns` together. `shares` are the nodes
+    it works for, with their parts of the modelled time; `node` is -1 where there are several.
     """
 
     number: int
@@ -79,6 +89,7 @@ class StepTime:
     predicted: float
     flops: int
     nbytes: int
+    shares: tuple[tuple[int, float], ...]
 
 
 @dataclass(frozen=True)
@@ -92,6 +103,7 @@ class Profile:
         steps: every launch and host task that ran.
         kernels: the same by kernel, the longest first.
         stages: seconds of the compilation, by stage.
+        limits: of the machine, where they are known.
     """
 
     name: str
@@ -100,6 +112,7 @@ class Profile:
     steps: tuple[StepTime, ...]
     kernels: tuple[KernelTime, ...]
     stages: Mapping[str, float]
+    limits: Limits | None = None
 
     @property
     def busy(self) -> float:
@@ -107,14 +120,18 @@ class Profile:
         return sum(k.seconds for k in self.kernels)
 
     def by_node(self) -> dict[int, float]:
-        """Seconds for each node of the compiled graph; copies are under -1."""
+        """Seconds for each node of the compiled graph; copies are under -1.
+
+        The time of a merged launch is divided among its nodes as the model has it.
+        """
         found: dict[int, float] = {}
         for step in self.steps:
-            found[step.node] = found.get(step.node, 0.0) + step.seconds
+            for node, share in step.shares:
+                found[node] = found.get(node, 0.0) + step.seconds * share
         return found
 
     def __str__(self) -> str:
-        header = ("op", "kernel", "calls", "time", "share", "predicted", "GFLOP/s", "GB/s")
+        header = ("op", "kernel", "calls", "time", "share", "predicted", *RATES_SHOWN)
         busy = self.busy or 1.0
         rows = [
             (
@@ -124,8 +141,7 @@ class Profile:
                 duration(k.seconds),
                 f"{k.seconds / busy:.1%}",
                 duration(k.predicted),
-                f"{k.gflops:.1f}",
-                f"{k.gbytes:.1f}",
+                *rates(k.flops, k.nbytes, k.seconds, k.attainable),
             )
             for k in self.kernels
         ]
@@ -133,7 +149,7 @@ class Profile:
             f"program {self.name}: {duration(self.seconds)} per run, the median of {self.repeats}; "
             f"{duration(self.busy)} in {sum(k.calls for k in self.kernels)} launches"
         )
-        return "\n".join((head, *lines(header, rows)))
+        return "\n".join((head, *limits_text(self.limits), *lines(header, rows)))
 
     # -- trace -----------------------------------------------------------------------------
 
@@ -167,6 +183,7 @@ def measure(
     inputs: Sequence[Array],
     repeats: int,
     stages: Mapping[str, float],
+    limits: Limits | None = None,
 ) -> Profile:
     """Run a program a few times on these inputs, which stay as they are.
 
@@ -178,6 +195,7 @@ def measure(
         inputs: as for a run.
         repeats: how many runs are measured.
         stages: seconds of the compilation.
+        limits: of the machine, if they are known.
 
     Raises:
         EngineError: there is nothing to repeat.
@@ -188,7 +206,7 @@ def measure(
     ran = times[0, :, 3] > 0
     plan = executor.loaded.plan
     if not ran.any():
-        return Profile(name, repeats, 0.0, (), (), dict(stages))
+        return Profile(name, repeats, 0.0, (), (), dict(stages), limits)
     starts = np.where(ran, times[:, :, 0], np.iinfo(np.int64).max).min(axis=1)
     spans = times[:, :, 1].max(axis=1) - starts
     typical = int(np.argsort(spans, kind="stable")[(repeats - 1) // 2])
@@ -198,13 +216,34 @@ def measure(
         for i in np.flatnonzero(ran).tolist()
     )
     total = float(np.median(spans)) * 1e-9
-    return Profile(name, repeats, total, steps, _by_kernel(steps), dict(stages))
+    return Profile(name, repeats, total, steps, _by_kernel(steps, limits), dict(stages), limits)
+
+
+RATES_SHOWN = ("GFLOP/s", "GB/s", "roofline")
+
+
+def rates(flops: int, nbytes: int, seconds: float, attainable: float) -> tuple[str, ...]:
+    """Cells for arithmetic and memory per second, and for how near to the roofline that is."""
+    if not seconds:
+        return ("-", "-", "-")
+    reached = f"{attainable / seconds:.0%}" if attainable else "-"
+    return f"{flops / seconds / 1e9:.1f}", f"{nbytes / seconds / 1e9:.1f}", reached
+
+
+def limits_text(limits: Limits | None) -> tuple[str, ...]:
+    """A line about the machine, if its limits are known."""
+    if limits is None:
+        return ()
+    flops, bandwidth = limits.flops / 1e9, limits.bandwidth / 1e9
+    return (f"the machine at best: {flops:.0f} GFLOP/s (float32), {bandwidth:.1f} GB/s",)
 
 
 def step_names(plan: Plan, step: Step) -> tuple[str, str]:
     """What a step runs, and the kernel's name."""
     if isinstance(step, Run):
         return step.label, str(step.kernel.name)
+    if isinstance(step, Together):
+        return step.label, "together"
     if isinstance(step, Host):
         return plan.host[step.task].op.name, "host"
     return "jump", ""
@@ -216,6 +255,16 @@ def predicted(step: Step, facts: Facts) -> float:
         return 0.0
     rates = RATES["reference" if isinstance(step, Host) else "cpu"]
     return rates.seconds(facts.flops, facts.nbytes)
+
+
+def shares(step: Step, facts: Facts) -> tuple[tuple[Step, Facts, float], ...]:
+    """A step as the runs that it consists of, with their parts of its modelled time."""
+    if not isinstance(step, Together):
+        return ((step, facts, 1.0),)
+    seconds = [predicted(*pair) for pair in zip(step.runs, facts.members, strict=True)]
+    total = sum(seconds)
+    entries = zip(step.runs, facts.members, seconds, strict=True)
+    return tuple((run, f, s / total) for run, f, s in entries)
 
 
 def _step_time(
@@ -236,10 +285,11 @@ def _step_time(
         predicted=predicted(step, facts) * turns,
         flops=facts.flops * turns,
         nbytes=facts.nbytes * turns,
+        shares=tuple((f.node, share) for _, f, share in shares(step, facts)),
     )
 
 
-def _by_kernel(steps: Sequence[StepTime]) -> tuple[KernelTime, ...]:
+def _by_kernel(steps: Sequence[StepTime], limits: Limits | None) -> tuple[KernelTime, ...]:
     groups: dict[tuple[str, str], list[StepTime]] = {}
     for step in steps:
         groups.setdefault((step.label, step.kernel), []).append(step)
@@ -252,6 +302,7 @@ def _by_kernel(steps: Sequence[StepTime]) -> tuple[KernelTime, ...]:
             sum(s.predicted for s in group),
             sum(s.flops for s in group),
             sum(s.nbytes for s in group),
+            0.0 if limits is None else sum(limits.seconds(s.flops, s.nbytes) for s in group),
         )
         for (label, kernel), group in groups.items()
     ]

@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from treadle.base.errors import EngineError
+from treadle.engine.execute.counters import Counters
 from treadle.engine.options import Options
 from treadle.engine.pipeline import Stages
 from treadle.engine.plan import Interface
@@ -84,7 +85,7 @@ def _options(where: str) -> Options:
 
 def _with(base: Options, given: Mapping[str, Any], where: str) -> Options:
     """The options with some replaced."""
-    known = {f.name: f for f in dataclasses.fields(Options)}
+    known = {f.name: f for f in dataclasses.fields(Options) if f.init}
     for name, value in given.items():
         if name not in known:
             raise EngineError(
@@ -263,6 +264,11 @@ class Session:
     def is_rebuild_needed(self, key: int) -> bool:
         """Whether the next run builds first."""
         return self._entry(key, "is_rebuild_needed").stages.executor is None
+
+    def counters(self, key: int) -> Counters:
+        """How often a graph ran, and what that cost at its border."""
+        executor = self._entry(key, "counters").stages.executor
+        return Counters() if executor is None else executor.counters
 
     def run_graph(self, key: int, inputs: Sequence[Any] = ()) -> list[Array]:
         """Run a graph on arrays, one for each input that is no variable, in order.

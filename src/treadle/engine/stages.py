@@ -6,10 +6,11 @@ than all else they do.
 
 from treadle.engine.compile import compile_graph
 from treadle.engine.explain import explain, to_text
+from treadle.engine.explain.diagram import save_diagram
 from treadle.engine.explain.plan import kernel_texts, plan_text
 from treadle.engine.load import load
 from treadle.engine.optimize import optimize
-from treadle.engine.partition import partition
+from treadle.engine.partition import leave_to_host, partition
 from treadle.engine.prepare import prepare
 from treadle.engine.profile import measure
 from treadle.graph.passes import dump, is_dumped, write_dump
@@ -20,12 +21,14 @@ __all__ = [
     "explain",
     "is_dumped",
     "kernel_texts",
+    "leave_to_host",
     "load",
     "measure",
     "optimize",
     "partition",
     "plan_text",
     "prepare",
+    "save_diagram",
     "to_text",
     "write_dump",
 ]

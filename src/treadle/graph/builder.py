@@ -58,6 +58,7 @@ class GraphBuilder:
     def __init__(self, name: str = "g", *, locate: bool = False, share: bool = False) -> None:
         self.name = name
         self.loc = UNKNOWN
+        self.group = ""
         self._locate = locate
         self._known: dict[tuple[str, tuple[Value, ...]], Node] | None = {} if share else None
         self._inputs: list[Value] = []
@@ -113,12 +114,16 @@ class GraphBuilder:
         inputs: tuple[Value, ...],
         names: tuple[str, ...] = (),
         loc: Loc | None = None,
+        group: str | None = None,
     ) -> Node:
-        """`apply` on bare values, which must be the builder's own; `loc` None: the current one."""
+        """`apply` on bare values, which must be the builder's own.
+
+        `loc` and `group` None: the current ones. Ops without operands belong to no group.
+        """
         key = op_key(op) if self._known is not None else "", inputs
         if self._known is not None and key in self._known:
             return self._known[key]
-        node = self._append(op, inputs, names, loc)
+        node = self._append(op, inputs, names, loc, self.group if group is None else group)
         if self._known is not None:
             self._known[key] = node
         return node
@@ -131,22 +136,29 @@ class GraphBuilder:
             self._values.update(made.outputs)
             return made
         count = len(self._nodes)
-        made = self.add(node.op, inputs, node.names if named else (), node.loc)
+        names, group = (node.names, node.group) if named else ((), "")
+        made = self.add(node.op, inputs, names, node.loc, group)
         if len(self._nodes) > count:
             with_types(made, tuple(v.type for v in node.outputs))
             self._values.update(made.outputs)
         return made
 
     def _append(
-        self, op: Op, inputs: tuple[Value, ...], names: tuple[str, ...], loc: Loc | None
+        self,
+        op: Op,
+        inputs: tuple[Value, ...],
+        names: tuple[str, ...],
+        loc: Loc | None,
+        group: str,
     ) -> Node:
+        group = group if inputs else ""
         place = loc or (user_location() if self._locate else self.loc)
         if self._symbolic:
             with recording_guards() as guards:
-                node = Node(op, inputs, place, names)
+                node = Node(op, inputs, place, names, group)
             self._guards.update(dict.fromkeys(guards))
         else:
-            node = Node(op, inputs, place, names)
+            node = Node(op, inputs, place, names, group)
         self._nodes.append(node)
         self._values.update(node.outputs)
         return node
@@ -202,13 +214,14 @@ class GraphBuilder:
     # -- the result ------------------------------------------------------------------------
 
     @contextmanager
-    def at(self, loc: Loc) -> Iterator[None]:
-        """Give the nodes appended inside the block this source line."""
-        before, self.loc = self.loc, loc
+    def at(self, loc: Loc, group: str = "") -> Iterator[None]:
+        """Give the nodes appended inside the block this source line and group."""
+        before = self.loc, self.group
+        self.loc, self.group = loc, group
         try:
             yield
         finally:
-            self.loc = before
+            self.loc, self.group = before
 
     def arrange_inputs(self, order: Sequence[int]) -> None:
         """Put the inputs into another order: number `order[i]` becomes number i."""

@@ -194,7 +194,7 @@ class Expand:
 def _body(
     builder: GraphBuilder, node: Node, composite: Composite, inputs: tuple[Value, ...]
 ) -> tuple[Value, ...]:
-    with builder.at(node.loc):
+    with builder.at(node.loc, node.group):
         results = expand(composite, tuple(GraphOperand(builder, v) for v in inputs))
     outputs = tuple(r.value for r in results)
     for before, after in zip(node.outputs, outputs, strict=True):

@@ -73,13 +73,15 @@ class Collected:
     """A reduction of `cell` over all parallel axes, which has results along the reduced ones.
 
     It is complete when the nest is; `place` says which element of its dense result each point of
-    the domain contributes to. Outputs that are computed from it are the nest's `after`.
+    the domain contributes to. Outputs that are computed from it are the nest's `after`. With
+    `about`, it reduces squares of the differences from that mean, which is collected as well.
     """
 
     node: Node
     cell: Cell
     place: Position
     count: int
+    about: Node | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,7 +112,7 @@ def specialize(graph: Graph, values: Mapping[str, int]) -> Graph:
     nodes = []
     for node in graph.nodes:
         op = substitute_attributes(node.op, lambda v: _substitute(v, values))
-        made = Node(op, tuple(renamed[v] for v in node.inputs), node.loc, node.names)
+        made = Node(op, tuple(renamed[v] for v in node.inputs), node.loc, node.names, node.group)
         made = with_types(made, tuple(_substitute(v.type, values) for v in node.outputs))
         renamed.update(zip(node.outputs, made.outputs, strict=True))
         nodes.append(made)

@@ -41,12 +41,16 @@ class Value:
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Node:
-    """One application of an op, compared by identity: a node is a place, an op is a value."""
+    """One application of an op, compared by identity: a node is a place, an op is a value.
+
+    Nodes of one `group` (`""`: none) are to run as one kernel, if any kernel can.
+    """
 
     op: Op
     inputs: tuple[Value, ...]
     loc: Loc = UNKNOWN
     names: tuple[str, ...] = ()
+    group: str = ""
     outputs: tuple[Value, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -82,7 +86,7 @@ def _placed(type_: TensorType, device: str) -> TensorType:
 
 
 def remake(node: Node, op: Op, inputs: tuple[Value, ...]) -> Node:
-    """A node in the place of another: same source line, names and, as far as may be, types.
+    """A node in the place of another: same line, names, group and, as far as may be, types.
 
     An op whose result extents depend on data (nonzero) invents a new symbol whenever it is asked;
     its users mention the one it had, so that one is kept.
@@ -91,12 +95,12 @@ def remake(node: Node, op: Op, inputs: tuple[Value, ...]) -> Node:
         [a is b or _alike(a, b) for a, b in zip(inputs, node.inputs, strict=True)]
     ):
         return _moved(node, inputs)
-    made = Node(op, inputs, node.loc, node.names)
+    made = Node(op, inputs, node.loc, node.names, node.group)
     return with_types(made, tuple(v.type for v in node.outputs))
 
 
 def unnamed(node: Node, inputs: tuple[Value, ...]) -> Node:
-    """As `remake` with the node's own op, for a graph in which nobody knows its names."""
+    """As `remake` with the node's own op, for a graph that knows no names and no groups."""
     if all([a is b or _alike(a, b) for a, b in zip(inputs, node.inputs, strict=True)]):
         return _moved(node, inputs, named=False)
     return Node(node.op, inputs, node.loc)
@@ -113,6 +117,7 @@ def _moved(node: Node, inputs: tuple[Value, ...], *, named: bool = True) -> Node
     put(made, "inputs", inputs)
     put(made, "loc", node.loc)
     put(made, "names", node.names if named else ())
+    put(made, "group", node.group if named else "")
     outputs = [Value(v.type, made, v.index, v.name if named else "") for v in node.outputs]
     put(made, "outputs", tuple(outputs))
     return made
@@ -254,7 +259,8 @@ def _canonical_lines(graph: Graph) -> Iterator[str]:
             if text is None:
                 text = texts[value.type] = str(value.type)
             types.append(text)
-        yield f"{op_key(node.op)}{inputs}{types}"
+        text = f"{op_key(node.op)}{inputs}{types}"
+        yield f"{text} in {node.group!r}" if node.group else text
     yield f"return {[number[v] for v in graph.outputs]}"
 
 

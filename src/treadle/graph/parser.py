@@ -154,9 +154,10 @@ class _Parser:
         types = [self._values.type()]
         while self._cursor.take(","):
             types.append(self._values.type())
+        group = str(literal(self._cursor.expect("string"))) if self._cursor.take("in") else ""
         loc = self._cursor.loc()
         names = tuple(_given_name(t) for t in results)
-        node = self._make(start, op, inputs, names, loc)
+        node = self._make(start, op, inputs, names, (loc, group))
         inferred = tuple(v.type for v in with_types(node, tuple(types)).outputs)
         if inferred != tuple(types):
             declared = ", ".join(map(str, types))
@@ -167,17 +168,23 @@ class _Parser:
         return node
 
     def _make(
-        self, start: Token, op: Op, inputs: tuple[Value, ...], names: tuple[str, ...], loc: Loc
+        self,
+        start: Token,
+        op: Op,
+        inputs: tuple[Value, ...],
+        names: tuple[str, ...],
+        where: tuple[Loc, str],
     ) -> Node:
+        loc, group = where
         try:
             with recording_guards() as guards:
                 # Results are counted before they are named, so that a wrong count has a message.
-                node = Node(op, inputs, loc)
+                node = Node(op, inputs, loc, (), group)
                 if any(names) and len(names) == len(node.outputs):
-                    node = Node(op, inputs, loc, names)
+                    node = Node(op, inputs, loc, names, group)
         except TreadleError as problem:
-            where = f"{problem.where}: {problem.problem}"
-            raise error(start, where, problem.hint) from problem
+            what = f"{problem.where}: {problem.problem}"
+            raise error(start, what, problem.hint) from problem
         except TypeError as problem:
             raise error(start, f"{op.name}: {len(inputs)} inputs do not fit") from problem
         if len(names) != len(node.outputs):

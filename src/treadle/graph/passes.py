@@ -196,7 +196,14 @@ def map_regions(graph: Graph, change: Callable[[Graph], Graph]) -> Graph:
     """The graph with `change` applied to the regions of its control-flow ops."""
     if not any([n.op._fields and regions_of(n.op) for n in graph.nodes]):
         return graph
-    return replace_ops(graph, lambda op: substitute_attributes(op, lambda v: _within(v, change)))
+    return replace_ops(graph, lambda op: substituted_regions(op, change))
+
+
+def substituted_regions(op: Op, change: Callable[[Graph], Graph]) -> Op:
+    """The op with `change` applied to its regions; itself where nothing changes."""
+    if not op._fields or not regions_of(op):
+        return op
+    return substitute_attributes(op, lambda v: _within(v, change))
 
 
 def _within(value: object, change: Callable[[Graph], Graph]) -> object:

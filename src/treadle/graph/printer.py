@@ -6,6 +6,7 @@
       return %y
     }
 
+A node that is to run as one with others has the name of their group behind its types, `in "head"`.
 Symbolic extents stand behind the name with their range (`n: 8..64 step 8`), relations they must
 meet behind `where`. Constants are printed whole when small and by digest otherwise; the data of
 the others is collected into a table that the parser takes.
@@ -145,6 +146,7 @@ class _Printer:
         inputs = ", ".join(names.get(v, "%?") for v in node.inputs)
         types = ", ".join(str(v.type) for v in node.outputs)
         text = f"{results} = {self.op(node.op, known, indent)}({inputs}) : {types}"
+        text += f" in {json.dumps(node.group)}" if node.group else ""
         return f"{text}  # at {node.loc}" if self.locs and node.loc else text
 
     def op(self, op: Op, known: set[Symbol], indent: str) -> str:

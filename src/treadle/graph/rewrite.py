@@ -80,8 +80,8 @@ class Found:
         return getattr((self.nodes[node] if node else self.root).op, name)
 
     def apply(self, op: Op, *inputs: Value) -> Value:
-        """A new node with the root's source line; its first output."""
-        node = Node(op, inputs, self.root.loc)
+        """A new node with the root's source line and group; its first output."""
+        node = Node(op, inputs, self.root.loc, (), self.root.group if inputs else "")
         self.made.append(node)
         return node.outputs[0]
 

@@ -38,18 +38,20 @@ class Simplify:
     Attributes:
         level: the weakest promise that is good enough: "exact", "safe" or "fast".
         fuel: rule firings per node before giving up.
+        without: names of rules that are left out.
     """
 
     name: ClassVar[str] = "simplify"
     level: str = "exact"
     fuel: int = 50
+    without: tuple[str, ...] = ()
 
     def __call__(self, graph: Graph, /) -> Graph:
         """The graph with the rules applied until none fires, regions included."""
         if self.level not in LEVELS:
             raise GraphError("pass simplify", f"level {self.level!r} is none of {LEVELS}")
         allowed = LEVELS[: LEVELS.index(self.level) + 1]
-        rules = [rule for rule in RULES if rule.level in allowed]
+        rules = [r for r in RULES if r.level in allowed and r.name not in self.without]
         return rewrite(map_regions(graph, self), rules, self.fuel)
 
 

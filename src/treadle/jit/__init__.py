@@ -4,6 +4,7 @@ from treadle.base.errors import TraceError
 from treadle.engine.options import Options
 from treadle.jit.compiled import Compiled, compile
 from treadle.jit.control import cond, scan, while_loop
+from treadle.jit.fuse import fuse
 from treadle.jit.sink import sink
 from treadle.jit.trace import exclude_from_trace, is_tracing, trace
 
@@ -14,6 +15,7 @@ __all__ = [
     "compile",
     "cond",
     "exclude_from_trace",
+    "fuse",
     "is_tracing",
     "scan",
     "sink",

@@ -339,6 +339,15 @@ class Capture:
         """The graph holds only while `read()` gives `value`."""
         self._guards.append(Guard(read, value))
 
+    @contextmanager
+    def grouped(self, name: str) -> Iterator[None]:
+        """Give the ops appended inside the block to a group."""
+        before, self._builder.group = self._builder.group, name
+        try:
+            yield
+        finally:
+            self._builder.group = before
+
     # -- values ----------------------------------------------------------------------------
 
     def bind(self, tensor: Tensor, source: Source, shape: Shape | None = None) -> Symbol:

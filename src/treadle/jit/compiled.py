@@ -16,9 +16,11 @@ from treadle.autodiff.tape import Tape
 from treadle.base import tree
 from treadle.base.errors import TraceError
 from treadle.base.modes import ACTIVE, LOCAL
+from treadle.engine.execute.counters import Counters
 from treadle.engine.options import Options
 from treadle.engine.pipeline import Stages
 from treadle.engine.plan import Interface
+from treadle.graph.ir import Graph
 from treadle.jit.binding import Binding, StateChanged
 from treadle.jit.capture import Argument, Captured, ManagerInside, Output, State, capture
 from treadle.jit.dynamic import Axes, Family, extents_of, symbolic_shapes
@@ -41,10 +43,12 @@ class Variant:
     Args:
         captured: what the capture found.
         options: of the compilation.
+        graph: what was captured, if that serves other extents, too.
     """
 
-    def __init__(self, captured: Captured, options: Options) -> None:
+    def __init__(self, captured: Captured, options: Options, graph: Graph | None = None) -> None:
         self.captured = captured
+        self.graph = captured.graph if graph is None else graph
         self.stages = Stages(captured.graph, _interface(captured), options)
         self._binding: Binding | None = None
         self._rule: GraphRule | None = None
@@ -184,7 +188,7 @@ class Compiled(Generic[P, R]):
             if family.captured.holds(leaves) and family.captured.fits(leaves):
                 return family.at(extents)
         captured = capture(self._function, given, named, name, shapes)
-        made = Family(captured, lambda c: Variant(c, self._options))
+        made = Family(captured, lambda c: Variant(c, self._options, captured.graph))
         self._families.setdefault(fixed, []).append(made)
         return made.at(extents)
 
@@ -196,6 +200,13 @@ class Compiled(Generic[P, R]):
                 del self._variants[oldest]
 
     # -- looking inside --------------------------------------------------------------------
+
+    def graph(self, *args: P.args, **kwargs: P.kwargs) -> Graph:
+        """The captured graph: all types are inferred; nothing is rewritten, compiled or run.
+
+        Dynamic axes are symbolic in it. `engine.graph_json` writes it for other tools.
+        """
+        return self.variant(args, kwargs).graph
 
     def lower(self, *args: P.args, **kwargs: P.kwargs) -> Stages:
         """The program for these arguments, captured and optimized but not compiled; nothing runs.
@@ -286,6 +297,18 @@ class Compiled(Generic[P, R]):
             if variant.valid(leaves):
                 return variant
         return self._capture(key, leaves, args, kwargs)
+
+    @property
+    def counters(self) -> Counters:
+        """What all runs of the programs that are kept have cost at their border.
+
+        Sink mode counts here as well; gradients that a manager outside takes do not.
+        """
+        found = Counters()
+        for variant in self.variants:
+            if variant.stages.executor is not None:
+                found += variant.stages.executor.counters
+        return found
 
     @property
     def variants(self) -> tuple[Variant, ...]:

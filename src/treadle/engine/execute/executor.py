@@ -9,16 +9,19 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from operator import is_
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from treadle.backends import registry
+from treadle.backends.api import Support
 from treadle.backends.program import Address, Host
 from treadle.base.errors import CompileError
 from treadle.base.types import TensorType
+from treadle.engine.execute.counters import Counters, Tally, total
 from treadle.engine.plan import HostTask, Loaded, address, memory
 from treadle.ops.op import as_tuple
 from treadle.runtime.host import HostBuffer
@@ -31,9 +34,10 @@ _UNUSED = 2
 class _Frame:
     """Addresses and scratch memory of one run at a time."""
 
-    __slots__ = ("arena", "bases", "kept", "version")
+    __slots__ = ("arena", "bases", "kept", "tally", "version")
 
-    def __init__(self, loaded: Loaded) -> None:
+    def __init__(self, loaded: Loaded, tally: Tally) -> None:
+        self.tally = tally
         plan = loaded.plan
         self.arena: HostBuffer = memory("activations", plan.memory.peak)
         self.kept: HostBuffer = loaded.kept
@@ -75,14 +79,21 @@ class Executor:
         self.loaded = loaded
         self._results = [(_extents(t), t.dtype.numpy) for t in results]
         self._frames: list[_Frame] = []
+        self._tallies: list[Tally] = []
         self._frozen = tuple(frozen) if loaded.prelude is not None else ()
         self._packed: _Packed | None = None
         self._packing = threading.Lock()
+        self._launches: dict[int, Callable[..., Any]] = {}
 
     @property
     def peak(self) -> int:
         """Bytes of scratch memory that one run needs."""
         return self.loaded.plan.memory.peak
+
+    @property
+    def counters(self) -> Counters:
+        """What all runs so far, those of profiles left out, have cost at the program's border."""
+        return total(self._tallies, self.loaded.plan.launches)
 
     def run(self, inputs: Sequence[Array], varying: int = 0, version: object = None) -> list[Array]:
         """Run once; inputs that are updated are written in place.
@@ -100,9 +111,12 @@ class Executor:
         try:
             results = self._bind(frame, inputs, varying, version)
             packed = self._pack(frame, inputs, version)
+            frame.tally.iterations += 1
+            frame.tally.entries += 1
             reached = self.loaded.main.run(frame.bases)
             while reached >= 0:
                 self._serve(frame, inputs, results, reached)
+                frame.tally.entries += 1
                 reached = self.loaded.main.run(frame.bases, reached + 1)
             del packed
             return results
@@ -114,7 +128,8 @@ class Executor:
         try:
             return self._frames.pop()
         except IndexError:
-            return _Frame(self.loaded)
+            self._tallies.append(Tally())
+            return _Frame(self.loaded, self._tallies[-1])
 
     def _bind(
         self,
@@ -126,7 +141,9 @@ class Executor:
         """Write the addresses of inputs, and of new arrays for the results, which it returns."""
         bases, empty = frame.bases, self.loaded.empty
         known = version is not None and frame.version is version
-        for i in range(varying if known else len(inputs)):
+        given = varying if known else len(inputs)
+        frame.tally.transfers += given + len(self._results)
+        for i in range(given):
             bases[i] = inputs[i].__array_interface__["data"][0]
         frame.version = version
         results = []
@@ -167,6 +184,9 @@ class Executor:
             results = self._bind(frame, inputs)
             packed = self._pack(frame, inputs)
             made = self.loaded.main.repeat(frame.bases, varying)
+            frame.tally.entries += 1
+            frame.tally.iterations += made
+            frame.tally.transfers += int((varying[1:made] != varying[: max(made - 1, 0)]).sum())
             del packed
             return made, results
         finally:
@@ -180,7 +200,7 @@ class Executor:
         Returns:
             For each run and step of the plan four numbers, see `Executable.profile`.
         """
-        plan, frame = self.loaded.plan, _Frame(self.loaded)
+        plan, frame = self.loaded.plan, _Frame(self.loaded, Tally())
         updated = {i for _, i in plan.updates}
         inputs = [x.copy() if i in updated else x for i, x in enumerate(inputs)]
         results = self._bind(frame, inputs)
@@ -260,13 +280,27 @@ class Executor:
             frame.kept.bytes,
             frame.arena.bytes,
         ]
-        _perform(plan.host[halt.task], memories)
+        task = plan.host[halt.task]
+        if halt.task not in self._launches:
+            self._launches[halt.task] = _launch(task)
+        _perform(task, self._launches[halt.task], memories)
 
 
-def _perform(task: HostTask, memories: Sequence[Array]) -> None:
-    """Run an op's oracle on memory of the program."""
+def _launch(task: HostTask) -> Callable[..., Any]:
+    """The op as the engine of the task runs it."""
+    for engine in registry.engines("cpu"):
+        if engine.name == task.engine:
+            types = [TensorType(t.dtype, t.shape) for _, t in task.inputs]
+            found = engine.prepare(task.op, types)
+            if not isinstance(found, Support):
+                return found
+    return task.op.reference
+
+
+def _perform(task: HostTask, launch: Callable[..., Any], memories: Sequence[Array]) -> None:
+    """Run an op on memory of the program."""
     arrays = [_array(memories, a, t) for a, t in task.inputs]
-    results = as_tuple(task.op.reference(*arrays))
+    results = as_tuple(launch(*arrays))
     for result, (where, type_) in zip(results, task.outputs, strict=True):
         _array(memories, where, type_)[...] = result
 

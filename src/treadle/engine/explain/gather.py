@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from treadle.backends.program import Host, Jump, Run
+from treadle.backends.program import Host, Jump, Step, Together, runs_of
 from treadle.engine.explain.origins import leaves, place, places_of, whereabouts
-from treadle.engine.plan import Plan
-from treadle.engine.profile import Profile, predicted, step_names
+from treadle.engine.plan import Facts, Plan
+from treadle.engine.profile import Profile, predicted, shares, step_names
 from treadle.engine.types import CompileReport
 from treadle.graph.ir import Graph, Node, regions_of
 from treadle.ops.constant import Constant
@@ -59,7 +59,7 @@ class Group:
 
     Attributes:
         number: of the node in the compiled graph; -1 for copies to where outputs belong.
-        kind: "contraction", "loop", "attention"; "op" for one on its own; "host", "copy".
+        kind: "contraction", "loop", "attention", "window"; "op" for one on its own; "host", "copy".
         ops: what it computes.
         lines: of the user's program.
         engine: who runs it.
@@ -68,6 +68,8 @@ class Group:
         flops, nbytes: work of a run, as the kernels declare it.
         output_bytes: of its results.
         predicted, measured: seconds of a run; None where there is no profile.
+        attainable: the least seconds that the machine's measured limits allow; 0 if not known.
+        name: what the user calls it.
     """
 
     number: int
@@ -82,16 +84,21 @@ class Group:
     output_bytes: int
     predicted: float
     measured: float | None
+    attainable: float = 0.0
+    name: str = ""
 
     @property
     def launches(self) -> int:
-        """How many launches a run makes for it."""
+        """How many runs of kernels it takes; some may share a launch with those of others."""
         return sum(n for _, n in self.kernels)
 
 
 @dataclass(frozen=True, slots=True)
 class CapturedOp:
-    """One op of the user's program, and the groups that compute it; none where it is gone."""
+    """One op of the user's program, and the groups that compute it; none where it is gone.
+
+    `wanted` is the name of the group that the user put it into.
+    """
 
     name: str
     result: str
@@ -101,6 +108,7 @@ class CapturedOp:
     engine: str
     why: str
     groups: tuple[int, ...]
+    wanted: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,40 +195,61 @@ def _streams(plan: Plan) -> dict[str, Any]:
 
 
 def _groups(graph: Graph, plan: Plan, engine: str, profile: Profile | None) -> tuple[Group, ...]:
-    steps: dict[int, list[int]] = {}
+    members: dict[int, list[_Member]] = {}
     for i, (step, facts) in enumerate(zip(plan.steps, plan.facts, strict=True)):
-        if not isinstance(step, Jump):
-            steps.setdefault(facts.node, []).append(i)
+        if isinstance(step, Jump):
+            continue
+        seconds, stream = predicted(step, facts), plan.streams.of[i]
+        for part, own, share in shares(step, facts):
+            mine = members.setdefault(own.node, [])
+            mine.append(_Member(part, own, stream, seconds * share))
     measured = profile.by_node() if profile is not None else {}
+    limits = None if profile is None else profile.limits
     found = []
-    for number, mine in steps.items():
+    for number, mine in members.items():
         node = graph.nodes[number] if number >= 0 else None
-        facts_of = [plan.facts[i] for i in mine]
-        hosted = any(isinstance(plan.steps[i], Host) for i in mine)
-        kernels = Counter(step_names(plan, plan.steps[i])[1] for i in mine)
+        tasks = [plan.host[m.step.task] for m in mine if isinstance(m.step, Host)]
+        kernels = Counter(step_names(plan, m.step)[1] for m in mine)
         found.append(
             Group(
                 number,
-                _kind(node, hosted),
+                _kind(node, bool(tasks)),
                 ("copy",) if node is None else _names(node),
                 () if node is None else places_of(node),
-                "reference" if hosted else engine,
+                tasks[0].engine if tasks else engine,
                 tuple(kernels.items()),
-                tuple(sorted({plan.streams.of[i] for i in mine})),
-                sum(f.flops for f in facts_of),
-                sum(f.nbytes for f in facts_of),
+                tuple(sorted({m.stream for m in mine})),
+                sum(m.facts.flops for m in mine),
+                sum(m.facts.nbytes for m in mine),
                 0 if node is None else sum(v.type.nbytes for v in node.outputs),
-                sum(predicted(plan.steps[i], plan.facts[i]) for i in mine),
+                sum(m.seconds for m in mine),
                 None if profile is None else measured.get(number, 0.0),
+                sum(limits.seconds(m.facts.flops, m.facts.nbytes) for m in mine) if limits else 0.0,
+                _name(node),
             )
         )
     return tuple(found)
 
 
+@dataclass(frozen=True, slots=True)
+class _Member:
+    """A step on behalf of one node, or one run of a step on behalf of several."""
+
+    step: Step
+    facts: Facts
+    stream: int
+    seconds: float
+
+
+def _name(node: Node | None) -> str:
+    """The user's name of a group that was made of all its ops."""
+    return node.group if node is not None and isinstance(node.op, Fused) else ""
+
+
 def _kind(node: Node | None, hosted: bool) -> str:
     if node is None:
         return "copy"
-    if isinstance(node.op, Fused):
+    if isinstance(node.op, Fused) and not node.op.engine:
         return node.op.kind
     return "host" if hosted else "op"
 
@@ -252,16 +281,15 @@ def _stages(
         fired.update(dict(r.hits))
     kinds = Counter(g.kind for g in groups)
     segments = [d.outcome for d in report.decisions if d.outcome.startswith("Segment")]
-    runs = sum(isinstance(s, Run) for s in plan.steps)
     did = {
         "prepare": f"{captured} -> {prepared} nodes; {len(report.passes)} passes, "
         f"{sum(fired.values())} rewrites",
         "partition": "; ".join(segments[:2]) + ("; ..." if len(segments) > 2 else ""),
         "optimize": f"{prepared} -> {len(graphs['optimized'].nodes)} nodes; "
         + ", ".join(f"{n} {kind}" for kind, n in kinds.items()),
-        "compile": f"{runs} launches, {len(plan.host)} host tasks, "
+        "compile": f"{_launches(plan)}, {len(plan.host)} host tasks, "
         f"{plan.streams.count} stream{'s' * (plan.streams.count != 1)}",
-        "load": f"{len({s.kernel for s in plan.steps if isinstance(s, Run)})} kernels, "
+        "load": f"{len({run.kernel for run in runs_of(plan.steps)})} kernels, "
         "those that the cache has not are compiled",
         "execute": "not measured; see profile()"
         if profile is None
@@ -272,12 +300,19 @@ def _stages(
     return tuple(StageTime(name, seconds.get(name), did[name]) for name in STAGES)
 
 
+def _launches(plan: Plan) -> str:
+    runs = len(list(runs_of(plan.steps)))
+    merged = [len(s.runs) for s in plan.steps if isinstance(s, Together)]
+    text = f"{runs - sum(merged) + len(merged)} launches"
+    return f"{text}, {len(merged)} of which are {sum(merged)} runs together" if merged else text
+
+
 def _sizes(graphs: Mapping[str, Graph], plan: Plan) -> tuple[Size, ...]:
     found = [_graph_size(name, graphs[name]) for name in ("captured", "prepared")]
-    compiled, runs = graphs["optimized"], [s for s in plan.steps if isinstance(s, Run)]
+    compiled = graphs["optimized"]
     launches = sum(not isinstance(s, Jump) for s in plan.steps)
     moved = sum(f.nbytes for f in plan.facts)
-    kernels = len({s.kernel for s in runs}) + len(plan.host)
+    kernels = len({run.kernel for run in runs_of(plan.steps)}) + len(plan.host)
     regions = _regions(compiled)
     found.append(
         Size("compiled", _running(compiled), regions, kernels, launches, moved, plan.memory.peak)
@@ -337,6 +372,7 @@ def _ops(
                 ", ".join(dict.fromkeys(g.engine for g in mine)),
                 why.get(node.op.name, f"not by {engine}" if on_host else ""),
                 tuple(g.number for g in mine),
+                node.group,
             )
         )
     return tuple(found)

@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal
 
-from treadle.backends.program import Address, Compiler, Host, Launch, Run, Step
+from treadle.backends.program import (
+    Address,
+    Compiler,
+    Host,
+    Launch,
+    Run,
+    Step,
+    Together,
+    runs_of,
+)
 from treadle.engine.plan import Facts, Plan, Span
 
 _FORMS: tuple[tuple[Literal["kernel", "llvm", "assembly"], str], ...] = (
@@ -18,9 +27,9 @@ _FORMS: tuple[tuple[Literal["kernel", "llvm", "assembly"], str], ...] = (
 def plan_text(plan: Plan, name: str = "program") -> str:
     """The plan as text.
 
-    A step shows its stream, what it runs on which items, the arguments, the events around it, and
-    the bytes it touches: `arena+256:1024` are 1024 bytes from offset 256 on. Offsets of the arena
-    are multiples of 64.
+    A step shows its stream, what it runs on which items (each run of a merged launch on a line of
+    its own), the arguments, the events around it, and the bytes it touches: `arena+256:1024` are
+    1024 bytes from offset 256 on. Offsets of the arena are multiples of 64.
     """
     memory = plan.memory
     head = (
@@ -58,6 +67,9 @@ def _action(plan: Plan, step: Step) -> str:
         arguments = ", ".join(_argument(plan, a) for a in step.arguments)
         how = "serial" if step.serial else f"items {step.items}"
         return f"{step.kernel.name}({arguments})  {how}  # {step.label}"
+    if isinstance(step, Together):
+        how = "together, serial" if step.serial else "together"
+        return "\n    ".join((how, *(_action(plan, run) for run in step.runs))) + "\n   "
     if isinstance(step, Host):
         return f"host {plan.host[step.task].op.name}"
     unless = "" if step.unless is None else f" unless {_argument(plan, step.unless)}"
@@ -86,8 +98,8 @@ def _place(plan: Plan, base: int, offset: int) -> str:
 
 def kernel_texts(plan: Plan, compiler: Compiler) -> Iterator[tuple[str, str]]:
     """File names and contents: each kernel in its own language, in LLVM's, and as assembly."""
-    runs = [s for s in (*plan.prelude, *plan.steps) if isinstance(s, Run)]
-    for number, run in enumerate({s.kernel: s for s in runs}.values()):
+    runs = runs_of((*plan.prelude, *plan.steps))
+    for number, run in enumerate({run.kernel: run for run in runs}.values()):
         for form, ending in _FORMS:
             text = compiler.inspect(Launch(run.kernel, ()), form)
             yield f"{number:03}.{run.kernel.name}.{ending}", text

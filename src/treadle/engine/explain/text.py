@@ -8,6 +8,7 @@ from itertools import groupby
 
 from treadle.engine.explain.gather import Explanation, Group, Refusal
 from treadle.engine.explain.origins import joined
+from treadle.engine.profile import RATES_SHOWN, rates
 from treadle.engine.table import count, duration, lines, size
 
 MOST_ROWS = 24
@@ -68,7 +69,8 @@ def _sizes(found: Explanation) -> str:
 
 # -- groups ------------------------------------------------------------------------------------
 
-_HEADER = ("ops", "kernels", "moved", "predicted", "measured", "lines")
+_HEADER = ("ops", "kernels", "moved", "predicted", "measured", *RATES_SHOWN, "lines")
+_MEASURED = ("measured", *RATES_SHOWN)
 
 
 def _cells(group: Group) -> tuple[str, ...]:
@@ -79,6 +81,7 @@ def _cells(group: Group) -> tuple[str, ...]:
         size(group.nbytes),
         duration(group.predicted),
         "-" if group.measured is None else duration(group.measured),
+        *rates(group.flops, group.nbytes, group.measured or 0.0, group.attainable),
         joined(group.lines),
     )
 
@@ -93,12 +96,12 @@ def _groups(found: Explanation) -> str:
     """Equal groups in one row, the most expensive first."""
     alike: dict[object, list[Group]] = {}
     for g in found.groups:
-        alike.setdefault((g.kind, g.engine, g.ops, g.kernels), []).append(g)
+        alike.setdefault((_kind(g), g.engine, g.ops, g.kernels), []).append(g)
     ranked = sorted(alike.values(), key=lambda same: -sum(_time(g) for g in same))
     rows = []
     for same in ranked[:MOST_ROWS]:
         one = _summed(same)
-        rows.append((str(len(same)), one.kind, *_cells(one)))
+        rows.append((str(len(same)), _kind(one), *_cells(one)))
     hidden = ranked[MOST_ROWS:]
     if hidden:
         rest = [g for same in hidden for g in same]
@@ -107,6 +110,11 @@ def _groups(found: Explanation) -> str:
         rows.append((str(len(rest)), "", name, "", *cells))
     title = f"groups: {len(found.groups)}, the longest first"
     return _section(title, ("n", "kind", *_shown(found, _HEADER)), _trimmed(found, rows))
+
+
+def _kind(group: Group) -> str:
+    """The kind, with the user's name."""
+    return f'{group.kind} "{group.name}"' if group.name else group.kind
 
 
 def _time(group: Group) -> float:
@@ -137,18 +145,20 @@ def _summed(same: Sequence[Group]) -> Group:
         sum(g.output_bytes for g in same),
         sum(g.predicted for g in same),
         _sum([g.measured for g in same]),
+        sum(g.attainable for g in same),
+        first.name,
     )
 
 
 def _shown(found: Explanation, header: Sequence[str]) -> tuple[str, ...]:
-    """The header without the measured column where nothing was measured."""
-    return tuple(h for h in header if h != "measured" or _measured(found))
+    """The header without the measured columns where nothing was measured."""
+    return tuple(h for h in header if h not in _MEASURED or _measured(found))
 
 
 def _trimmed(found: Explanation, rows: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
     if _measured(found):
         return [tuple(row) for row in rows]
-    return [(*row[:-2], row[-1]) for row in rows]
+    return [(*row[: -1 - len(_MEASURED)], row[-1]) for row in rows]
 
 
 def _measured(found: Explanation) -> bool:
@@ -160,7 +170,7 @@ def _every_group(found: Explanation) -> str:
     for g in found.groups:
         number = "" if g.number < 0 else f"#{g.number}"
         streams = ",".join(map(str, g.streams))
-        rows.append((number, g.kind, streams, size(g.output_bytes), count(g.flops), *_cells(g)))
+        rows.append((number, _kind(g), streams, size(g.output_bytes), count(g.flops), *_cells(g)))
     header = ("node", "kind", "stream", "output", "flops", *_shown(found, _HEADER))
     return _section("groups, as they run", header, _trimmed(found, rows))
 

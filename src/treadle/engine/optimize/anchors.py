@@ -22,10 +22,12 @@ from treadle.engine.optimize.kinds import (
     is_free,
     is_loop,
     is_static,
+    is_window,
 )
 from treadle.graph.flow import FOREVER, Cut
 from treadle.graph.ir import Node, Value
-from treadle.ops.movement import Concat
+from treadle.ops.conv import Convolution
+from treadle.ops.movement import Concat, Transpose
 
 MOST_OPS = 48
 MOST_EXTRA_READS = 2
@@ -56,6 +58,14 @@ def attention_groups(groups: Groups, trial: Trial, note: Note) -> None:
             _with_concat(groups, groups.owner[i], trial)
 
 
+def window_groups(groups: Groups, trial: Trial, note: Note) -> None:
+    """Form a group of moves around every pooling and resizing."""
+    for i, node in enumerate(groups.nodes):
+        if is_window(node) and is_static(node):
+            group = _with_operands(groups, i, "window", trial, note)
+            _with_final_moves(groups, group, trial)
+
+
 def _bits(numbers: Iterable[int]) -> int:
     found = 0
     for i in numbers:
@@ -69,22 +79,49 @@ def _bits(numbers: Iterable[int]) -> int:
 def _with_operands(groups: Groups, anchor: int, kind: str, trial: Trial, note: Note) -> Group:
     """The anchor with those moves before it that it can read through."""
     group = groups.owner[anchor]
-    for value in dict.fromkeys(groups.nodes[anchor].inputs):
-        chain = _moves_before(groups, value)
-        reason = ""
-        while chain:
-            group.kind, before = kind, set(group.copies)
-            group.copies |= set(chain)
-            answer = accepted(groups, group, trial)
-            if answer:
-                break
-            group.copies, reason = before, answer.message
-            chain = _useful(groups, chain[:-1])
-        if reason and not chain:
-            note(groups.nodes[anchor], "operand is copied", reason)
+    whole = _between_transposes(groups, anchor, kind, trial)
+    if whole is not None:
+        return whole
+    chains = [_moves_before(groups, v) for v in dict.fromkeys(groups.nodes[anchor].inputs)]
+    group.kind, group.copies = kind, {i for chain in chains for i in chain}
+    # Together first: what mixes layouts may be refused where all in one are not.
+    if group.copies and not accepted(groups, group, trial):
+        group.copies = set()
+        for chain in chains:
+            _read_through(groups, group, chain, trial, note)
     group.kind = kind if group.copies else ""
     groups.add_copies(group, group.copies)
     return group
+
+
+def _between_transposes(groups: Groups, anchor: int, kind: str, trial: Trial) -> Group | None:
+    """The anchor with all moves before it and the transpose after it, as another layout has them.
+
+    They are asked about together, since what mixes layouts may be refused where one is not.
+    """
+    turned = _turned(groups, anchor)
+    chains = [_moves_before(groups, v) for v in dict.fromkeys(groups.nodes[anchor].inputs)]
+    copies = {i for chain in chains for i in chain}
+    if not turned or not copies:
+        return None
+    made = groups.joined((groups.owner[anchor], *(groups.owner[i] for i in turned)), kind)
+    made.copies |= copies
+    return groups.keep(made) if accepted(groups, made, trial) else None
+
+
+def _read_through(groups: Groups, group: Group, chain: list[int], trial: Trial, note: Note) -> None:
+    """Let a group make the moves of a chain itself, or as many of the last ones as it can."""
+    reason = ""
+    while chain:
+        before = set(group.copies)
+        group.copies |= set(chain)
+        answer = accepted(groups, group, trial)
+        if answer:
+            return
+        group.copies, reason = before, answer.message
+        chain = _useful(groups, chain[:-1])
+    if reason:
+        note(groups.nodes[group.members[0]], "operand is copied", reason)
 
 
 def _moves_before(groups: Groups, value: Value) -> list[int]:
@@ -94,9 +131,19 @@ def _moves_before(groups: Groups, value: Value) -> list[int]:
     while node is not None and isinstance(node.op, MOVES) and is_static(node):
         if groups.owner[groups.position[node]].kind:
             break  # Another group writes its result in this order.
+        if chain and _undoes(groups.nodes[chain[-1]], node):
+            break  # A copy in another layout, which was chosen over reading it where it lies.
         chain.append(groups.position[node])
         node = node.inputs[0].producer
     return _useful(groups, chain)
+
+
+def _undoes(node: Node, before: Node) -> bool:
+    """Whether a transpose puts back what the one before it moved."""
+    if not isinstance(node.op, Transpose) or not isinstance(before.op, Transpose):
+        return False
+    order = before.op.permutation
+    return all(order[axis] == i for i, axis in enumerate(node.op.permutation))
 
 
 def _useful(groups: Groups, chain: list[int]) -> list[int]:
@@ -165,23 +212,26 @@ def _epilogue(
     groups: Groups, group: Group, heavy: int, trial: Trial, note: Note, plain: bool
 ) -> Group:
     """The group with what is applied to its result."""
-    (anchor,) = group.members
-    nodes = _followers(groups, anchor)
-    nodes = _chain(groups, anchor, nodes) if plain else nodes
+    anchor, *turned = group.members
+    turned = turned or _turned(groups, anchor)
+    last = turned[-1] if turned else anchor
+    nodes = _followers(groups, last)
+    nodes = _chain(groups, last, nodes) if plain else nodes
     if not nodes:
         return group
-    candidates = _Candidates(groups, anchor, nodes, heavy)
+    candidates = _Candidates(groups, last, nodes, heavy)
     barred: set[int] = set()
     reason = ""
     for _ in range(MOST_TRIALS):
         chosen = candidates.choose(barred)
         if not chosen:
             break
-        excess = _excess(groups, anchor, chosen)
+        excess = _excess(groups, last, chosen)
         if excess is not None:
             barred.add(excess)
             continue
-        grown = groups.joined((group, *(groups.owner[i] for i in chosen)), "contraction")
+        inside = (*turned, *chosen)
+        grown = groups.joined((group, *(groups.owner[i] for i in inside)), "contraction")
         answer = accepted(groups, grown, trial)
         if answer:
             return groups.keep(grown)
@@ -193,6 +243,21 @@ def _epilogue(
 
 
 MOST_TRIALS = 24
+
+
+def _turned(groups: Groups, anchor: int) -> list[int]:
+    """The transpose that is all that becomes of a result of an op that cares about layouts.
+
+    What is applied to the result then works on it as it is written.
+    """
+    node = groups.nodes[anchor]
+    cares = isinstance(node.op, Convolution) or is_window(node)
+    if not cares or node.output in groups.results:
+        return []
+    users = groups.users[node.output]
+    if len(users) != 1 or groups.owner[users[0]].kind:
+        return []
+    return users if isinstance(groups.nodes[users[0]].op, Transpose) else []
 
 
 def _followers(groups: Groups, anchor: int) -> list[int]:
@@ -272,11 +337,20 @@ def _with_final_moves(groups: Groups, group: Group, trial: Trial) -> None:
     for i in list(group.members):
         for value in groups.nodes[i].outputs:
             chain = _moves_after(groups, value)
-            if not chain:
+            if not chain or _puts_back(groups, group, chain[0]):
                 continue
             grown = groups.joined((group, *(groups.owner[m] for m in chain)), _kind(groups, group))
             if accepted(groups, grown, trial):
                 group = groups.keep(grown)
+
+
+def _puts_back(groups: Groups, group: Group, move: int) -> bool:
+    """Whether a move puts back what a transpose in the group moved, as borders of layouts do.
+
+    Either another anchor reads through both, or it is a copy between layouts, which was chosen over
+    writing the result in an order in which it is not made.
+    """
+    return any(_undoes(groups.nodes[move], groups.nodes[i]) for i in group.members)
 
 
 def _with_concat(groups: Groups, group: Group, trial: Trial) -> None:
@@ -320,7 +394,10 @@ def _concat_after(groups: Groups, value: Value) -> tuple[list[int], int]:
 def _kind(groups: Groups, group: Group) -> str:
     if group.kind:
         return group.kind
-    return "attention" if is_attention(groups.nodes[group.members[0]]) else "contraction"
+    node = groups.nodes[group.members[0]]
+    if is_window(node):
+        return "window"
+    return "attention" if is_attention(node) else "contraction"
 
 
 def _moves_after(groups: Groups, value: Value) -> list[int]:
@@ -332,6 +409,8 @@ def _moves_after(groups: Groups, value: Value) -> list[int]:
         if groups.owner[user].kind or not isinstance(node.op, MOVES[:1] + MOVES[-1:]):
             break
         if any(user in groups.owner[u].copies for u in groups.users[node.output]):
+            break
+        if chain and _undoes(node, groups.nodes[chain[-1]]):
             break
         chain.append(user)
         value = node.output

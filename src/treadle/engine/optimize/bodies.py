@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from heapq import heapify, heappop, heappush
 
 from treadle.backends.api import Support, yes
-from treadle.backends.program import Compiler
+from treadle.backends.program import Compiler, MeasuringCompiler, Way
 from treadle.base.errors import GraphError
 from treadle.base.types import TensorType
 from treadle.engine.optimize.groups import Group, Groups
@@ -35,6 +35,18 @@ class Trial:
             found = self._compiler.lower(op, key[1])
             self._known[key] = found if isinstance(found, Support) else yes()
         return self._known[key]
+
+    def recorded(
+        self,
+        question: str,
+        types: tuple[TensorType, ...],
+        frozen: tuple[bool, ...],
+        ways: Callable[[], Sequence[Way]],
+    ) -> int | None:
+        """Which of several ops was measured to be the fastest; see `MeasuringCompiler`."""
+        if not isinstance(self._compiler, MeasuringCompiler):
+            return None
+        return self._compiler.recorded(question, types, frozen, ways)
 
 
 def body_of(
@@ -110,7 +122,7 @@ def assemble(groups: Groups) -> Graph:
         if group.kind and not stands_alone(groups, group):
             op, read = proposed(groups, group, made)
             loc = groups.nodes[group.members[0]].loc
-            node = Node(op, tuple(known[v] for v in read), loc)
+            node = Node(op, tuple(known[v] for v in read), loc, (), group.name)
             known.update(zip(made, node.outputs, strict=True))
         else:
             (i,) = group.members

@@ -19,13 +19,14 @@ class Group:
     """Nodes by position in the graph.
 
     Attributes:
-        kind: "loop", "contraction" or "attention"; "" for an op that runs as it stands.
+        kind: "loop", "contraction", "attention" or "window"; "" for an op that runs as it stands.
         members: the nodes it owns.
         copies: nodes it makes for itself.
         bits: the members as a bitset.
         above: the nodes of the groups it depends on.
         below: the nodes of the groups that depend on it.
         parts: the groups it was merged from.
+        name: what the user calls it.
     """
 
     kind: str
@@ -35,6 +36,7 @@ class Group:
     above: int = 0
     below: int = 0
     parts: tuple[Group, ...] = ()
+    name: str = ""
 
     @property
     def inside(self) -> set[int]:

@@ -12,6 +12,8 @@ from treadle.ops.families import Reduce
 from treadle.ops.matmul import MatrixProduct
 from treadle.ops.movement import Broadcast, Flip, Reshape, Transpose
 from treadle.ops.op import Op
+from treadle.ops.pool import Pooling
+from treadle.ops.resample import Interpolation
 from treadle.ops.slicing import Slice
 from treadle.ops.transfer import Identity, StopGradient
 from treadle.ops.update import Update
@@ -24,6 +26,9 @@ CLEAR: tuple[type[Op], ...] = (*VIEWS, Broadcast, Slice, Flip)
 """Ops that a loop reads through: another index in place of a copy."""
 MOVES: tuple[type[Op], ...] = (*CLEAR, Transpose)
 """Ops whose result a contraction may read where the operand lies."""
+
+WINDOWS: tuple[type[Op], ...] = (Pooling, Interpolation)
+"""Ops that compute cells of maps from windows of others, and are no contractions."""
 
 
 def is_static(node: Node) -> bool:
@@ -62,6 +67,11 @@ def is_contraction(node: Node) -> bool:
 def is_attention(node: Node) -> bool:
     """Whether the node is attention or its gradient."""
     return isinstance(node.op, (Attention, AttentionGrad))
+
+
+def is_window(node: Node) -> bool:
+    """Whether the node is pooling, resizing or a gradient of one."""
+    return isinstance(node.op, WINDOWS)
 
 
 def is_free(value: Value) -> bool:

@@ -1,58 +1,89 @@
-"""Physical layouts: in which order the elements of every value lie in memory.
+"""Physical layouts: in which order the axes of values lie in memory.
 
-The assignment is a choice per value among what its maker and its readers offer, at the least
-total cost. Today there is one offer, row-major; what is here is the place where blocked layouts of
-convolutions will be weighed against their conversions.
+A layout is no attribute. A value held channels-last is a value of the graph with its axes in that
+order, and transposes stand where an op or another value wants them otherwise.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
-from treadle.base.errors import CompileError
-from treadle.graph.ir import Graph, Node, Value
+from treadle.base.shape import Shape, is_static
+
+Order = tuple[int, ...]
+"""Axes in the order in which memory has them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """An order of elements in memory; `name` is all that tells two apart."""
+    """An order of the axes of [N, C, *S]; `name` is all that tells two apart."""
 
     name: str
 
+    @lru_cache(64)  # noqa: B019, there are only so many layouts
+    def order(self, rank: int) -> Order:
+        """The axes of a value of this rank, outermost in memory first."""
+        if self is CHANNELS_LAST and rank > 2:
+            return (0, *range(2, rank), 1)
+        return tuple(range(rank))
+
 
 ROW_MAJOR = Layout("row-major")
-Domain = Callable[[Value], Sequence[Layout]]
-NodeCost = Callable[[Node, Mapping[Value, Layout]], float]
+CHANNELS_LAST = Layout("channels-last")
+LAYOUTS = (ROW_MAJOR, CHANNELS_LAST)
+"""The first of equals is taken, so row-major comes first."""
 
 
-def only_row_major(value: Value) -> Sequence[Layout]:
-    """The layouts of a value that there are kernels for."""
-    return (ROW_MAJOR,)
+def inverse(order: Order) -> Order:
+    """Where in memory each axis is; as a transpose, what undoes one by `order`."""
+    return tuple(order.index(axis) for axis in range(len(order)))
 
 
-def free(node: Node, layouts: Mapping[Value, Layout]) -> float:
-    """The cost of a node in the layouts of its values, as far as they make a difference."""
-    return 0.0
+def placed(shape: Shape, order: Order) -> Shape:
+    """What has an entry per axis, in memory's order."""
+    return tuple(shape[axis] for axis in order)
 
 
-def assign(
-    graph: Graph, domain: Domain = only_row_major, cost: NodeCost = free
-) -> dict[Value, Layout]:
-    """A layout for every value; inputs and outputs of the program stay row-major.
+def keeps_place(shape: Shape, order: Order) -> bool:
+    """Whether axes in this order are the same memory: only those of extent 1 change places."""
+    long = [axis for axis in order if shape[axis] != 1]
+    return long == sorted(long)
 
-    Values are decided in program order, each at the least cost of its maker: exact where every
-    value has one offer or every maker's cost depends on its own results alone.
 
-    Raises:
-        CompileError: a value has no layout at all.
-    """
-    border = {*graph.inputs, *graph.outputs}
-    chosen: dict[Value, Layout] = dict.fromkeys(graph.inputs, ROW_MAJOR)
-    for node in graph.nodes:
-        for value in node.outputs:
-            offers = [ROW_MAJOR] if value in border else list(domain(value))
-            if not offers:
-                raise CompileError("layout", f"nothing offers a layout for {value!r}", at=node.loc)
-            chosen[value] = min(offers, key=lambda o: cost(node, {**chosen, value: o}))
-    return chosen
+@lru_cache(1024)
+def is_neutral(shape: Shape) -> bool:
+    """Whether all layouts of a value are the same memory."""
+    return all(keeps_place(shape, layout.order(len(shape))) for layout in LAYOUTS)
+
+
+RANKS = range(3, 6)
+"""Numbers of axes of values that have layouts: batch, channels, one to three of space."""
+
+
+@lru_cache(1024)
+def has_layouts(shape: Shape) -> bool:
+    """Whether the layouts of a value of static shape are different memory."""
+    return len(shape) in RANKS and is_static(shape) and not is_neutral(shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Sides:
+    """The layouts an op works with, one for each operand and each result; None has no layout."""
+
+    operands: tuple[Layout | None, ...]
+    results: tuple[Layout | None, ...]
+
+    def count(self, layout: Layout) -> int:
+        """How many of the values have this layout."""
+        return (*self.operands, *self.results).count(layout)
+
+
+def sides(layouts: Sequence[Layout], operands: Sequence[bool], results: Sequence[bool]) -> Sides:
+    """`layouts` given to those operands, then results, that have one."""
+    each = iter(layouts)
+    return Sides(
+        tuple([next(each) if has else None for has in operands]),
+        tuple([next(each) if has else None for has in results]),
+    )

@@ -180,13 +180,16 @@ class _Merger:
 
     def _propose(self, group: Group) -> None:
         for other in self._neighbors(group):
-            if self._domain(group, other) is None or self.groups.closes_cycle((group, other)):
+            domain = self._domain(group, other)
+            if domain is None or self.groups.closes_cycle((group, other)):
                 continue
             if self.plain and not (self._feeds(group, other) or self._feeds(other, group)):
                 continue
             joined = self.groups.joined((group, other), "loop")
             _, reads = self.groups.operands(joined)
             if len(reads) > MOST_READS or not self._ends_with_columns(joined):
+                continue
+            if not self._stores_in_order(joined, domain):
                 continue
             saved = self.cost[group] + self.cost[other] - cost(self.groups, joined, reads)
             if saved > 0:
@@ -203,6 +206,18 @@ class _Merger:
         if len(a.members) + len(b.members) > MOST_OPS:
             return None
         return self.domains[a].merged(self.domains[b])
+
+    def _stores_in_order(self, group: Group, domain: Domain) -> bool:
+        """Whether results as large as what is reduced have their axes in its order.
+
+        A nest walks over its domain in one order; it may read in others, but not store.
+        """
+        shapes = [shape for shape, _ in domain.reductions]
+        for value in self.groups.needed(group) if shapes else ():
+            long = [int(d) for d in value.type.shape if d != 1]
+            if any(sorted(long) == sorted(s) and long != list(s) for s in shapes):
+                return False
+        return True
 
     def _ends_with_columns(self, group: Group) -> bool:
         """Whether, of reductions both ways, those one way are results that nothing inside reads.

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 
 from treadle.backends.program import Compiler
-from treadle.engine.optimize.anchors import attention_groups, contraction_groups
+from treadle.engine.optimize.algorithms import choose_algorithms
+from treadle.engine.optimize.anchors import attention_groups, contraction_groups, window_groups
 from treadle.engine.optimize.bodies import Trial, assemble
 from treadle.engine.optimize.groups import Groups
 from treadle.engine.optimize.kinds import FREE, MOVES
-from treadle.engine.optimize.layout import assign
+from treadle.engine.optimize.layout_pass import lay_out
 from treadle.engine.optimize.loops import loop_groups
 from treadle.engine.optimize.model import modelled_bytes
+from treadle.engine.optimize.named import named_groups
 from treadle.engine.options import Options
 from treadle.engine.types import CompileReport
-from treadle.graph.ir import Graph, Node, regions_of
+from treadle.graph.ir import Graph, Node, Value, regions_of
 from treadle.graph.passes import map_regions
 from treadle.graph.verify import verify
 from treadle.ops.constant import Constant
@@ -29,8 +32,14 @@ Notes = Counter[tuple[str, str, str]]
 """How often something was said: about what, the outcome, and why."""
 
 
-def optimize(graph: Graph, compiler: Compiler, options: Options, report: CompileReport) -> Graph:
-    """Rewrite a segment for its engine: layouts, then groups that run as one kernel each.
+def optimize(
+    graph: Graph,
+    compiler: Compiler,
+    options: Options,
+    report: CompileReport,
+    frozen: Collection[Value] = (),
+) -> Graph:
+    """Rewrite a segment for its engine: algorithms, layouts, then groups that run as one kernel.
 
     Level 0 leaves the program alone; level 1 makes groups with one result; from level 2 on groups
     are chosen by what they save. Regions of control flow are optimized like the program.
@@ -40,15 +49,21 @@ def optimize(graph: Graph, compiler: Compiler, options: Options, report: Compile
         compiler: of the engine that runs it; a group it refuses is not made.
         options: level and switches.
         report: receives the groups, and why others were not made.
+        frozen: inputs that keep their contents from run to run.
     """
-    assign(graph)
     if not options.fusion or not options.allows("fuse", 1):
         return graph
     trial = Trial(compiler)
+    if options.winograd and options.allows("winograd", 2):
+        graph, chosen = choose_algorithms(graph, trial, options.winograd, frozen)
+        _say(chosen, report)
+    if options.allows("layout", 2):
+        graph = _laid_out(graph, trial, options, report)
     notes: Notes = Counter()
 
     def fuse(part: Graph) -> Graph:
-        made, found = _best(map_regions(part, fuse), trial, options.level)
+        named = named_groups(map_regions(part, fuse), trial, options, notes)
+        made, found = _best(named, trial, options)
         notes.update(found)
         return made
 
@@ -56,31 +71,51 @@ def optimize(graph: Graph, compiler: Compiler, options: Options, report: Compile
     if options.check:
         verify(made)
     _count_groups(made, notes)
-    for (subject, outcome, reason), count in notes.items():
-        times = f" x{count}" if count > 1 else ""
-        report.decide("optimize", subject, outcome + times, reason)
+    _say(notes, report)
     return made
 
 
-def _best(graph: Graph, trial: Trial, level: int) -> tuple[Graph, Notes]:
+def _say(notes: Notes, report: CompileReport) -> None:
+    for (subject, outcome, reason), count in notes.items():
+        times = f" x{count}" if count > 1 else ""
+        report.decide("optimize", subject, outcome + times, reason)
+
+
+def _laid_out(graph: Graph, trial: Trial, options: Options, report: CompileReport) -> Graph:
+    """The graph in the layouts that its ops like best."""
+    graph, layouts = lay_out(graph, trial)
+    if layouts.ops or layouts.row_major:
+        report.decide("optimize", "layout", layouts.outcome, layouts.reason)
+    if options.check:
+        verify(graph)
+    return graph
+
+
+def _best(graph: Graph, trial: Trial, options: Options) -> tuple[Graph, Notes]:
     """The groups of a level; greedy choices are held against the plain ones where that is quick."""
-    made = _fused(graph, trial, plain=level == 1)
+    level = options.level
+    made = _fused(graph, trial, options, plain=level == 1)
     if (level == 2 and len(graph.nodes) <= QUICK) or level == 3:
-        plain = _fused(graph, trial, plain=True)
+        plain = _fused(graph, trial, options, plain=True)
         return min(made, plain, key=lambda m: modelled_bytes(m[0]))
     return made
 
 
-def _fused(graph: Graph, trial: Trial, plain: bool) -> tuple[Graph, Notes]:
+def _fused(graph: Graph, trial: Trial, options: Options, plain: bool) -> tuple[Graph, Notes]:
     groups = Groups(graph)
     notes: Notes = Counter()
 
     def note(node: Node, outcome: str, reason: str) -> None:
         notes[describe(node), outcome, reason] += 1
 
-    attention_groups(groups, trial, note)
-    contraction_groups(groups, trial, note, plain=plain)
-    loop_groups(groups, trial, note, plain=plain)
+    if options.fuses("attention"):
+        attention_groups(groups, trial, note)
+    if options.fuses("contraction"):
+        contraction_groups(groups, trial, note, plain=plain)
+    if options.fuses("window"):
+        window_groups(groups, trial, note)
+    if options.fuses("loop"):
+        loop_groups(groups, trial, note, plain=plain)
     return assemble(groups), notes
 
 
@@ -93,5 +128,5 @@ def describe(node: Node) -> str:
 
 def _count_groups(graph: Graph, notes: Notes) -> None:
     for node in graph.nodes:
-        if isinstance(node.op, Fused):
+        if isinstance(node.op, Fused) and not node.op.engine:
             notes[describe(node), f"one {node.op.kind} kernel", ""] += 1

@@ -1,6 +1,7 @@
 """The partition stage: which engine runs what, and where values cross between memory spaces."""
 
 from treadle.engine.partition.check import check_partition, without_borders
+from treadle.engine.partition.hosted import leave_to_host
 from treadle.engine.partition.stage import partition
 
-__all__ = ["check_partition", "partition", "without_borders"]
+__all__ = ["check_partition", "leave_to_host", "partition", "without_borders"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from difflib import get_close_matches
 
 from treadle.backends.api import Engine, Support, no, yes
 from treadle.backends.program import CompilingEngine
@@ -14,23 +15,38 @@ from treadle.ops.border import Border
 from treadle.ops.constant import Constant
 from treadle.ops.control import ControlFlow
 from treadle.ops.families import Reduce
-from treadle.ops.op import Op
+from treadle.ops.op import REGISTRY, Op
 from treadle.ops.update import Update
 
 
 class Candidates:
-    """The engines that may run a program, best first."""
+    """The engines that may run a program, best first.
 
-    def __init__(self, engines: Sequence[Engine]) -> None:
+    Args:
+        engines: who may.
+        forced: names of ops that the reference engine runs, whoever else could.
+
+    Raises:
+        GraphError: there is no engine, or no op of a name.
+    """
+
+    def __init__(self, engines: Sequence[Engine], forced: Sequence[str] = ()) -> None:
         if not engines:
             raise GraphError("partition", "there is no engine", hint="unset TREADLE_BACKENDS")
+        for name in forced:
+            if name not in REGISTRY:
+                near = ", ".join(get_close_matches(name, REGISTRY)) or "those of docs/ops.md"
+                raise GraphError("force_fallback", f"there is no op {name!r}", hint=near)
         self.engines = tuple(engines)
+        self._forced = frozenset(forced)
         self._known: dict[tuple[str, Op, tuple[TensorType, ...]], Support] = {}
 
     def support(self, node: Node, engine: Engine) -> Support:
         """Whether an engine runs a node, or why not."""
         if isinstance(node.op, (Constant, Border)):
             return yes()
+        if node.op.name in self._forced and engine.name != "reference":
+            return no("policy", f"force_fallback names {node.op.name}")
         types = tuple(TensorType(v.type.dtype, v.type.shape) for v in node.inputs)
         key = engine.name, node.op, types
         if key not in self._known:

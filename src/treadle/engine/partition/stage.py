@@ -37,7 +37,7 @@ def partition(
     Raises:
         GraphError: no engine runs some op.
     """
-    candidates = Candidates(engines)
+    candidates = Candidates(engines, options.force_fallback)
     assigner = Assigner(graph, candidates, model or Model())
     chosen = _without_petty_segments(graph, assigner, assigner.best())
     home = 0

@@ -40,7 +40,7 @@ class FoldControl:
         for node in graph.nodes:
             inputs = tuple(inside[v] for v in node.inputs)
             if self._is_known(node):
-                with builder.at(node.loc):
+                with builder.at(node.loc, node.group):
                     found = _inlined(builder, node, [builder.operand(v) for v in inputs])
                 outputs = tuple(x.value for x in found)
             else:

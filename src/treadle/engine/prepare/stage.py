@@ -60,7 +60,7 @@ def prepare(
 
 def pipeline(graph: Graph, options: Options, compiler: Compiler | None) -> tuple[Pass, ...]:
     """The passes that run once, in order."""
-    kept = kept_composites(graph, compiler)
+    kept = (*kept_composites(graph, compiler), *options.force_fallback)
     passes: tuple[tuple[int, Pass], ...] = (
         (0, DropMarkers()),
         (1, Share()),
@@ -96,7 +96,7 @@ def _allowed(passes: tuple[tuple[int, Pass], ...], options: Options) -> tuple[Pa
 
 def _simplify(options: Options) -> Simplify:
     """The rules, as exact as the options ask: a wrong NaN is no harm above level 1."""
-    exact = Simplify("exact" if options.level == 1 else "safe")
+    exact = Simplify("exact" if options.level == 1 else "safe", without=options.switched_off)
     return replace(exact, level="fast") if options.fast else exact
 
 

@@ -83,7 +83,7 @@ def _replaced(graph: Graph, made: dict[Value, Node]) -> Graph:
     for node in graph.nodes:
         inputs = tuple([instead.get(v, v) for v in node.inputs])
         if any(a is not b for a, b in zip(inputs, node.inputs, strict=True)):
-            again = Node(node.op, inputs, node.loc, node.names)
+            again = Node(node.op, inputs, node.loc, node.names, node.group)
             pairs = zip(node.outputs, again.outputs, strict=True)
             instead.update((v, w) for v, w in pairs if v not in made)
             node = again

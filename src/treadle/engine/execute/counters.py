@@ -1,0 +1,67 @@
+"""How often a program ran, and how often Python had to do with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """What the runs of a program have cost at its border. Subtract to look at a part of them.
+
+    Attributes:
+        iterations: runs of the whole program; many per call in sink mode.
+        entries: calls of native code, and so returns to Python: one per call, and one more for
+            every op that is left to the host.
+        transfers: arrays that changed hands: inputs whose addresses Python gave, and results it
+            took. Inputs that are the same as in the last run are not given again.
+        launches: kernels started; those of branches and loops count once each, taken or not.
+    """
+
+    iterations: int = 0
+    entries: int = 0
+    transfers: int = 0
+    launches: int = 0
+
+    def __add__(self, other: Counters) -> Counters:
+        return Counters(
+            self.iterations + other.iterations,
+            self.entries + other.entries,
+            self.transfers + other.transfers,
+            self.launches + other.launches,
+        )
+
+    def __sub__(self, other: Counters) -> Counters:
+        return Counters(
+            self.iterations - other.iterations,
+            self.entries - other.entries,
+            self.transfers - other.transfers,
+            self.launches - other.launches,
+        )
+
+    def __str__(self) -> str:
+        runs = max(self.iterations, 1)
+        return (
+            f"{self.iterations} iterations; per iteration {self.entries / runs:.4g} entries, "
+            f"{self.transfers / runs:.4g} transfers, {self.launches / runs:.4g} launches"
+        )
+
+
+class Tally:
+    """Counts of the runs of one frame; only one thread at a time adds to it."""
+
+    __slots__ = ("entries", "iterations", "transfers")
+
+    def __init__(self) -> None:
+        self.iterations = 0
+        self.entries = 0
+        self.transfers = 0
+
+
+def total(tallies: Iterable[Tally], launches: int) -> Counters:
+    """The sum of all frames of a program that starts so many kernels per run."""
+    made = Counters()
+    for t in tallies:
+        made += Counters(t.iterations, t.entries, t.transfers, t.iterations * launches)
+    return made

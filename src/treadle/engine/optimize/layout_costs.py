@@ -1,0 +1,116 @@
+"""What layouts cost: modelled times of the ops that care, and of copies between layouts.
+
+The rates are shares of peak as measured with this package's kernels on a two-core AVX2 machine;
+they decide between layouts, not between machines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from treadle.base.shape import size_of
+from treadle.engine.cost import RATES
+from treadle.engine.optimize.algorithms import maps_of
+from treadle.engine.optimize.kinds import is_free
+from treadle.engine.optimize.layout import (
+    CHANNELS_LAST,
+    LAYOUTS,
+    ROW_MAJOR,
+    Layout,
+    Sides,
+    is_neutral,
+)
+from treadle.graph.ir import Node, Value, constant_of
+from treadle.ops.adaptive_pool import AdaptiveAvgPool, AdaptiveWindow
+from treadle.ops.conv import ConvGradInput, ConvGradWeight, Convolution
+from treadle.ops.op import Op
+from treadle.ops.pool import AverageWindow, AvgPool, MaxPool, MaxWindow
+from treadle.ops.winograd import WinogradConv
+
+CPU = RATES["cpu"]
+COLUMNS = {ROW_MAJOR: 6, CHANNELS_LAST: 16}
+"""Channels that a kernel computes side by side: what does not fill them is lost. Row-major they
+are the rows of a tile, channels-last its columns."""
+
+DENSE: Mapping[str, tuple[float, float, float, float]] = {
+    "forward": (0.78, 0.88, 0.82, 0.65),
+    "input": (0.72, 0.82, 0.72, 0.65),
+    "weight": (0.78, 0.78, 0.70, 0.70),
+}
+"""Share of peak that a convolution or a gradient gets row-major, channels-last, from row-major to
+channels-last and the other way round (of the two operands, for the gradient of a weight).
+Row-major pays for gathering patches; channels-last reads whole vectors where they lie."""
+DEPTHWISE = (0.06, 0.35, 0.06, 0.06)
+"""The same with few channels per group: row-major, no vector of neighbors shares a weight unless
+it lies in one row of one map."""
+FEW = 8
+"""Channels per group from which a group is a product of its own."""
+SMALL_MAP = 0.9, 64
+"""Row-major loses ends of vectors on maps of fewer positions than this."""
+PASSES: Mapping[Any, tuple[float, float]] = {
+    MaxPool: (1.0, 0.45),
+    MaxWindow: (2.0, 0.8),
+    AvgPool: (0.8, 0.4),
+    AdaptiveAvgPool: (0.4, 0.45),
+    AverageWindow: (4.0, 0.6),
+    AdaptiveWindow: (4.0, 0.6),
+    Op: (5.0, 5.0),
+}
+"""Times that window ops move their bytes, row-major and channels-last, by the first class that
+fits. Row-major, cells that one vector holds belong to windows that overlap or lie apart."""
+
+
+def seconds(node: Node, layouts: Sides) -> float:
+    """Modelled time of an op that cares about layouts."""
+    nbytes = sum(v.type.nbytes for v in (*node.inputs, *node.outputs))
+    if isinstance(node.op, Convolution):
+        return CPU.launch + max(_arithmetic(node, node.op, layouts), nbytes / CPU.bandwidth)
+    passes = next(p for cls, p in PASSES.items() if isinstance(node.op, cls))
+    which = 0 if layouts.count(ROW_MAJOR) else 1
+    filled = 1.0 if which == 0 else _filled(int(node.output.type.shape[1]), CHANNELS_LAST)
+    return CPU.launch + passes[which] * nbytes / CPU.bandwidth / filled
+
+
+def _filled(channels: int, layout: Layout) -> float:
+    """The share of a kernel's rows or columns that channels fill."""
+    side = COLUMNS[layout]
+    return channels / (-(-channels // side) * side)
+
+
+def _arithmetic(node: Node, op: Convolution, layouts: Sides) -> float:
+    """Time of the multiplications of a convolution, or of a gradient of one."""
+    which = _mixture(layouts)
+    if isinstance(op, WinogradConv) and which == 1:  # Else it is computed directly.
+        return maps_of(node).winograd(op.tile, frozen=True) / CPU.flops
+    first, second = (v.type.shape for v in node.inputs)
+    if isinstance(op, ConvGradWeight):
+        kind, weight, small, result = "weight", node.output.type.shape, second, first
+    elif isinstance(op, ConvGradInput) or (isinstance(op, WinogradConv) and op.transposed):
+        kind, weight, small, result = "input", second, first, node.output.type.shape
+    else:
+        kind, weight, small, result = "forward", second, node.output.type.shape, None
+    flops = 2 * size_of(small) * size_of(weight[1:])
+    columns = max(int(small[1]), int(result[1])) if result else int(small[1])
+    is_grouped, is_few = op.groups > 1, int(weight[1]) < FEW
+    share = (DEPTHWISE if is_grouped and is_few else DENSE[kind])[which]
+    if not (is_grouped and is_few):
+        share *= _filled(columns // op.groups, CHANNELS_LAST if which else ROW_MAJOR)
+    if which == 0 and size_of(small[2:]) < SMALL_MAP[1]:
+        share *= SMALL_MAP[0]
+    return flops / (CPU.flops * share)
+
+
+def _mixture(layouts: Sides) -> int:
+    """0 for row-major throughout, 1 for channels-last, 2 and 3 for one before the other."""
+    used = [x for x in (*layouts.operands, *layouts.results) if x is not None]
+    if len(set(used)) == 1:
+        return LAYOUTS.index(used[0])
+    return 2 if used[0] is ROW_MAJOR else 3
+
+
+def conversion(value: Value) -> float:
+    """Modelled time of a copy of the value in another layout; none where the memory is the same."""
+    if is_neutral(value.type.shape) or constant_of(value) is not None or is_free(value):
+        return 0.0
+    return CPU.launch + 2 * value.type.nbytes / CPU.bandwidth
