@@ -32,6 +32,7 @@ GROUPS = {
     "Moving elements": "tensor",
     "Activations": "activation",
     "Linear maps and convolution": "conv",
+    "Deformable convolution": "deformable",
     "Pooling, patches, padding": "windows",
     "Normalization": "normalization",
     "Attention": "attention",

@@ -54,6 +54,16 @@ def test_compiled_step_learns_what_the_eager_one_does() -> None:
         assert stage in text
 
 
+def test_workload_benchmark_prints_its_table() -> None:
+    arguments = ("T2", "O2e", "--seconds", "0.1", "--only", "own", "--threads", "1", "--markdown")
+    head, rule, *rows = run("benchmarks/compare.py", *arguments).splitlines()
+    assert head.startswith("|  | workload | who | median ms | p20 ms | first s | MiB | ratio |")
+    assert set(rule) == {"|", "-"}
+    cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
+    assert [(c[0], c[2]) for c in cells] == [("T2", "Treadle compile"), ("O2e", "Treadle eager")]
+    assert all(float(c[3]) > 0 and float(c[6]) > 0 for c in cells)
+
+
 def test_overhead_benchmark_prints_its_table() -> None:
     text = run("benchmarks/overhead.py", "--rounds", "1", "--number", "20", "--markdown")
     assert text.startswith("| op | Treadle | PyTorch | ratio |")
