@@ -1,4 +1,4 @@
-"""The benchmark workloads in OpenVINO, on models that PyTorch exported; float32 throughout."""
+"""The benchmark workloads in OpenVINO, on models that PyTorch exported."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def make(task: Task) -> Call:
         settings = {
             "PERFORMANCE_HINT": "LATENCY",
             "INFERENCE_NUM_THREADS": task.threads,
-            "INFERENCE_PRECISION_HINT": "f32",
+            "INFERENCE_PRECISION_HINT": "bf16" if task.work.bfloat16 else "f32",
         }
         made = ov.Core().compile_model(task.file, "CPU", settings).create_infer_request()
         made.set_input_tensor(ov.Tensor(x, shared_memory=True))

@@ -59,8 +59,14 @@ def infer(task: Task) -> Call:
     """One forward pass per call."""
     model = load(task.work.model)
     model.eval()
-    call, x = compiled(model, task), tensor(data_of(task.work)[0])
-    return lambda: call(x).numpy()
+    x = tensor(data_of(task.work)[0])
+    if not task.work.bfloat16:
+        call = compiled(model, task)
+        return lambda: call(x).numpy()
+    for value in (*model.parameters(), *model.buffers()):
+        value[...] = value.astype("bfloat16")
+    short = compiled(lambda x: model(x.astype("bfloat16")).astype("float32"), task)
+    return lambda: short(x).numpy()
 
 
 def decode(task: Task) -> Call:

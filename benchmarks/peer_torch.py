@@ -57,8 +57,8 @@ def infer(task: Task) -> Call:
     mode: Any = torch.no_grad if "frozen" in task.mode else torch.inference_mode
 
     def run() -> Any:
-        with mode():
-            return call(x).numpy()
+        with mode(), torch.autocast("cpu", torch.bfloat16, enabled=task.work.bfloat16):
+            return call(x).float().numpy()
 
     return run
 

@@ -80,12 +80,16 @@ def trainer(name: str, n: int, opt: str, mode: str) -> Callable[[], float]:
 
 
 def predictor(name: str, n: int, mode: str, dtype: str) -> Callable[[], np.ndarray]:
-    if dtype != "f32":
+    if dtype not in ("f32", "bf16"):
         raise SystemExit(f"{dtype} is not measured yet")
     model = load(name)
     model.eval()
     x, _ = tensors(name, n)
     forward = compiled(model, mode)
+    if dtype == "bf16":
+        for value in (*model.parameters(), *model.buffers()):
+            value[...] = value.astype("bfloat16")
+        forward = compiled(lambda x: model(x.astype("bfloat16")).astype("float32"), mode)
     return lambda: forward(x).numpy()
 
 

@@ -40,6 +40,7 @@ class Workload:
         opt: of `OPTIMIZERS`.
         items: what one call counts for.
         eager: whether op by op.
+        bfloat16: whether weights and activations have 16 bits.
     """
 
     title: str
@@ -49,6 +50,7 @@ class Workload:
     opt: str = ""
     items: int = 1
     eager: bool = False
+    bfloat16: bool = False
 
 
 WORKLOADS = {
@@ -61,6 +63,7 @@ WORKLOADS = {
     "I1b": Workload("ResNet-50 forward, batch 16", "infer", "resnet50", 16),
     "I2": Workload("MobileNetV2 forward", "infer", "mobilenetv2"),
     "I3": Workload("BERT-base forward, 128 tokens", "infer", "bert"),
+    "I4": Workload("ResNet-50 forward, bfloat16", "infer", "resnet50", bfloat16=True),
     "I5": Workload("GPT-mini decoding, per token", "decode", "gpt", items=GPT[3] - DECODE_FROM),
     "O2": Workload("gelu(x w + b) + r, 16.8 M", "chain"),
     "O2e": Workload("the same, eager", "chain", eager=True),
@@ -92,7 +95,7 @@ _MODES: dict[str, dict[str, tuple[str, ...]]] = {
     "onnxruntime": {"infer": ("session",), "decode": ("session",)},
     "openvino": {"infer": ("latency",)},
 }
-_NOT_IN_JAX = ("I1", "I1b", "I2")  # It was never near the best there.
+_NOT_IN_JAX = ("I1", "I1b", "I2", "I4")  # It was never near the best there.
 
 
 @dataclass(frozen=True)
@@ -114,7 +117,7 @@ def modes_of(peer: str, key: str) -> tuple[str, ...]:
     work = WORKLOADS[key]
     if work.eager:
         return ("eager",) if peer in ("own", "torch") else ()
-    if peer == "jax" and key in _NOT_IN_JAX:
+    if (peer == "jax" and key in _NOT_IN_JAX) or (peer == "onnxruntime" and work.bfloat16):
         return ()
     modes = _MODES[peer].get(work.kind, ())
     if peer == "torch" and work.model in IMAGES:

@@ -68,11 +68,14 @@ def choose_tile(target: Target, dtype: DType, rows: int, columns: int) -> Tile:
     """The tile for a result of this shape: no spills, little waste at the edges.
 
     6 x 2 sums, two vectors of b and one broadcast element of a take 15 of 16 registers, 8 x 3 take
-    28 of 32. One or two rows have as many sums, for additions in a row wait for one another.
+    28 of 32. One or two rows have as many sums, for additions in a row wait for one another; one
+    vector of columns has 8, since more rows than that need more addresses than there are registers.
     """
     lanes = target.lanes(dtype)
     if rows <= 2:
         return Tile(dtype, rows, rows, min(8 // rows, -(-columns // lanes)), lanes)
+    if columns <= lanes and rows > 8:
+        return Tile(dtype, 8, 4, 1, lanes)
     if target.registers < 32:
         return Tile(dtype, 6, 4, 2, lanes)
     wide, narrow = (-(-columns // (v * lanes)) * v for v in (3, 2))
