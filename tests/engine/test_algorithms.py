@@ -26,10 +26,10 @@ from treadle.graph.ir import Graph
 from treadle.graph.parser import parse
 from treadle.graph.printer import to_text
 from treadle.graph.verify import verify
-from treadle.ops.conv import Conv, ConvGradInput, Convolution
+from treadle.ops.conv import Conv, ConvGradInput, ConvGradWeight, Convolution
 from treadle.ops.op import Op
 from treadle.ops.unary import Relu
-from treadle.ops.winograd import WinogradConv
+from treadle.ops.winograd import WinogradConv, WinogradConvGradWeight
 
 EVEN = ((1, 1), (1, 1))
 LAYER = Conv((1, 1), EVEN, (1, 1), 1)
@@ -39,7 +39,7 @@ class Unaware(StructuralCompiler):
     """A compiler without kernels for Winograd's algorithm."""
 
     def lower(self, op: Op, types: Any, frozen: Any = (), /) -> Lowered | Support:
-        if isinstance(op, WinogradConv):
+        if isinstance(op, (WinogradConv, WinogradConvGradWeight)):
             return no("op", "is not generated")
         return super().lower(op, types, frozen)
 
@@ -59,7 +59,8 @@ def tile(graph: Graph, largest: int = 4, frozen: bool = False, compiler: Any = N
     after, notes = choose_algorithms(graph, trial, largest, known)
     verify(after)
     assert parse(to_text(after)) == after
-    found = [n.op.tile for n in after.nodes if isinstance(n.op, WinogradConv)]
+    tiled = (WinogradConv, WinogradConvGradWeight)
+    found = [n.op.tile for n in after.nodes if isinstance(n.op, tiled)]
     assert len(found) == len(notes) and (found or after is graph)
     return found[0] if found else 0
 
@@ -124,6 +125,46 @@ def test_programs_stay_the_same(back: bool, padding: tuple[tuple[int, int], ...]
     assert subject[0].startswith(op.name) and subject[1] == "4x4 tiles"
     (wanted,), (got,) = evaluate(graph, [x, weight]), evaluate(after, [x, weight])
     np.testing.assert_allclose(got, wanted, 0, 1e-4)
+
+
+def weight_gradient(
+    images: int,
+    inputs: int,
+    outputs: int,
+    size: int,
+    padding: tuple[tuple[int, int], ...] = EVEN,
+    kernel: tuple[int, int] = (3, 3),
+) -> Graph:
+    """Relu of the gradient of a convolution in its weight."""
+    op = ConvGradWeight((1, 1), padding, (1, 1), 1, kernel)
+    spatial = [size + sum(p) - k + 1 for p, k in zip(padding, kernel, strict=True)]
+    return layer(op, (images, inputs, size, size), (images, outputs, spatial[0], spatial[1]))
+
+
+def test_usual_gradients_in_the_weight() -> None:
+    for images, channels, size in ((4, 64, 56), (4, 128, 28), (32, 256, 8), (32, 512, 4)):
+        graph = weight_gradient(images, channels, channels, size)
+        assert [tile(graph, largest=n) for n in (4, 2, 0)] == [4, 2, 0]
+        assert tile(graph, compiler=Unaware()) == 0
+
+
+def test_other_gradients_in_the_weight_stay_as_they_are() -> None:
+    assert tile(weight_gradient(4, 64, 64, 56, kernel=(1, 1))) == 0
+    assert tile(weight_gradient(4, 3, 64, 56)) == 0
+    assert tile(weight_gradient(4, 64, 10, 56)) == 0
+    # Few tiles do not pay for the many sums that are transformed in the end.
+    assert tile(weight_gradient(1, 512, 512, 7)) == 0
+
+
+def test_gradients_in_the_weight_stay_the_same() -> None:
+    rng = np.random.default_rng(1)
+    graph = weight_gradient(2, 32, 32, 40, padding=((2, 0), (1, 2)))
+    given = [rng.standard_normal(v.type.shape).astype(np.float32) for v in graph.inputs]
+    after, notes = choose_algorithms(graph, Trial(StructuralCompiler()), 4)
+    (subject,) = notes
+    assert subject[0].startswith("conv_grad_weight") and subject[1] == "4x4 tiles"
+    (wanted,), (got,) = evaluate(graph, given), evaluate(after, given)
+    np.testing.assert_array_equal(got, wanted)
 
 
 def test_gradients_with_much_padding_stay_as_they_are() -> None:

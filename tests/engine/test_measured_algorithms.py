@@ -10,13 +10,14 @@ import pytest
 
 import treadle as mge
 import treadle.functional as F
+from treadle.autodiff import GradManager
 from treadle.backends.codegen import tuned
 from treadle.backends.cpu import backend
 from treadle.backends.program import Lowered, MeasuringCompiler, Watched
 from treadle.engine.options import Options
 from treadle.engine.pipeline import Stages
 from treadle.graph.ir import Graph, regions_of
-from treadle.ops.winograd import WinogradConv
+from treadle.ops.winograd import WinogradConv, WinogradConvGradWeight
 
 X, W = (2, 32, 24, 24), (32, 32, 3, 3)
 
@@ -30,14 +31,16 @@ def no_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     tuned.install(before)
 
 
-def tiles_in(graph: Graph) -> list[int]:
+def tiles_in(
+    graph: Graph, kind: type[WinogradConv | WinogradConvGradWeight] = WinogradConv
+) -> list[int]:
     """Tiles of Winograd's algorithm, in groups or out of them."""
     found: list[int] = []
     for node in graph.nodes:
-        if isinstance(node.op, WinogradConv):
+        if isinstance(node.op, kind):
             found.append(node.op.tile)
         for inner in regions_of(node.op):
-            found += tiles_in(inner)
+            found += tiles_in(inner, kind)
     return found
 
 
@@ -82,6 +85,36 @@ def test_what_was_measured_wins(way: int) -> None:
     assert tiles_in(stages.lower()) == ([way] if way else [])
     reasons = {d.reason for d in stages.report.decisions}
     assert ("measured to be the fastest on this machine" in reasons) == bool(way)
+
+
+def gradient_stages() -> Stages:
+    """A program whose one convolution with a choice is a gradient in the weight."""
+    rng = np.random.default_rng(0)
+    x, w = (mge.tensor(rng.standard_normal(s, "float32"), device="cpux") for s in (X, W))
+
+    def gradient(x: mge.Tensor, w: mge.Tensor) -> mge.Tensor | None:
+        w.grad = None
+        with GradManager().attach(w) as gm:
+            gm.backward((F.conv2d(x, w, padding=1) ** 2).sum())
+        found: mge.Tensor | None = w.grad
+        return found
+
+    return mge.jit.compile(gradient).lower(x, w)
+
+
+@pytest.mark.parametrize("way", [0, 2, 4])
+def test_gradients_in_the_weight_are_measured_alike(way: int) -> None:
+    compiler = backend.compiler()
+    assert isinstance(compiler, MeasuringCompiler)
+    with compiler.watch() as found:
+        gradient_stages()
+    [work] = [w for w in found if any("conv_grad_weight" in name for name in w.asked)]
+    [(name, offers)] = work.asked.items()
+    assert len(offers) == len(work.others) == 2
+    for op in (work.op, *work.others):
+        assert isinstance(compiler.lower(op, work.types, work.frozen), Lowered)
+    tuned.install({name: {"way": way}})
+    assert tiles_in(gradient_stages().lower(), WinogradConvGradWeight) == ([way] if way else [])
 
 
 def test_options_come_first() -> None:

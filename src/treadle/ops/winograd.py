@@ -10,8 +10,8 @@ from treadle.base import dtype as dt
 from treadle.base.errors import ShapeError
 from treadle.base.shape import Shape, require_equal
 from treadle.base.types import TensorType
-from treadle.ops.conv import Conv, ConvGradInput, Convolution
-from treadle.ops.conv_numpy import convolve
+from treadle.ops.conv import Conv, ConvGradInput, ConvGradWeight, Convolution
+from treadle.ops.conv_numpy import convolve, correlate_for_weight
 from treadle.ops.op import Array, Op, op
 from treadle.ops.sample import Arg, BadSample, Sample
 from treadle.ops.windows import Padding, Window
@@ -19,6 +19,7 @@ from treadle.ops.windows import Padding, Window
 TILES = (2, 4)
 """Results per axis that are computed together."""
 _ONES = (1, 1)
+_KERNEL = (3, 3)
 
 
 @op
@@ -64,7 +65,7 @@ class WinogradConv(Convolution):
         self.check_dtype(types)
         self.check_same_dtype(types)
         self.check_operands(types)
-        self._check_attributes(types)
+        _check_attributes(self, self.tile, types)
         for extent in weight.shape[2:]:
             require_equal(extent, 3, lambda: self.fail("the kernel is not 3x3", types))
         outputs, inputs = weight.shape[:2]
@@ -74,14 +75,6 @@ class WinogradConv(Convolution):
         window = Window((3, 3), _ONES, self.effective_padding, _ONES)
         spatial = window.extents(self.name, x.shape[2:], self.saw(types))
         return (x.with_shape((x.shape[0], outputs, *spatial)),)
-
-    def _check_attributes(self, types: tuple[TensorType, ...]) -> None:
-        if types[0].ndim != 4:
-            raise self.fail("there are two spatial axes", types)
-        if self.strides != _ONES or self.dilation != _ONES or self.groups != 1:
-            raise self.fail("strides, dilation and groups must be 1", types)
-        if self.tile not in TILES:
-            raise self.fail(f"tiles have 2 or 4 results per axis, not {self.tile}", types)
 
     def reference(self, x: Array, weight: Array) -> Array:
         window = Window((3, 3), _ONES, self.effective_padding, _ONES)
@@ -127,3 +120,88 @@ class WinogradConv(Convolution):
         return tuple(
             BadSample(make, (Arg(a), Arg(b)), ShapeError, message) for make, a, b, message in cases
         )
+
+
+@op
+class WinogradConvGradWeight(Convolution):
+    """The gradient of a 3x3 `Conv` in the weight, summed from tiles of `tile` x `tile` of dy.
+
+    The result is that of `ConvGradWeight` of the same padding; kernels differ in rounding, and
+    where an input is not finite, any tap of its channel may become NaN. Strides, dilation and
+    groups are 1. It is made from the other op after differentiation.
+    """
+
+    tile: int
+
+    name = "winograd_conv_grad_weight"
+    operands = ("x", "dy")
+    dtypes = (dt.float32,)
+    no_gradient = "is made after differentiation"
+    torch = (
+        "torch.ops.aten.convolution_backward(dy, F.pad(x, [p for pair in op.padding[::-1] for p "
+        "in pair]), x.new_zeros((dy.shape[1], x.shape[1], 3, 3)), None, [1, 1], [0, 0], [1, 1], "
+        "False, [0, 0], 1, (False, True, False))[1]"
+    )
+
+    @property
+    def direct(self) -> ConvGradWeight:
+        """The gradient whose results it has."""
+        return ConvGradWeight(self.strides, self.padding, self.dilation, self.groups, _KERNEL)
+
+    def infer(self, x: TensorType, dy: TensorType) -> tuple[TensorType, ...]:
+        types = (x, dy)
+        self.check_dtype(types)
+        self.check_same_dtype(types)
+        self.check_operands(types)
+        _check_attributes(self, self.tile, types)
+        require_equal(
+            x.shape[0],
+            dy.shape[0],
+            lambda: self.fail(f"batches of {x.shape[0]} and {dy.shape[0]} differ", types),
+        )
+        window = self.window(_KERNEL)
+        window.check_extents(self.name, x.shape[2:], dy.shape[2:], self.saw(types))
+        return (x.with_shape((dy.shape[1], x.shape[1], *_KERNEL)),)
+
+    def reference(self, x: Array, dy: Array) -> Array:
+        return correlate_for_weight(x, dy, self.window(_KERNEL), 1)
+
+    @classmethod
+    def samples(cls) -> tuple[Sample, ...]:
+        made = (
+            ("two by two", 2, ((1, 1), (1, 1)), (2, 2, 4, 4), (2, 3, 4, 4)),
+            ("four by four", 4, ((1, 1), (1, 1)), (1, 3, 8, 4), (1, 2, 8, 4)),
+            ("ragged", 4, ((0, 2), (1, 0)), (2, 2, 5, 7), (2, 3, 5, 6)),
+        )
+        return tuple(
+            Sample(cls(_ONES, padding, _ONES, 1, tile), (Arg(x), Arg(dy)), label=label)
+            for label, tile, padding, x, dy in made
+        )
+
+    @classmethod
+    def bad_samples(cls) -> tuple[BadSample, ...]:
+        even = ((1, 1), (1, 1))
+
+        def made(tile: int = 2, groups: int = 1) -> Callable[[], Op]:
+            return lambda: cls(_ONES, even, _ONES, groups, tile)
+
+        x = (1, 2, 4, 4)
+        cases: tuple[tuple[Callable[[], Op], tuple[int, ...], tuple[int, ...], str], ...] = (
+            (made(groups=2), x, x, "must be 1"),
+            (made(tile=3), x, x, "2 or 4 results per axis, not 3"),
+            (made(), (1, 2, 4), (1, 2, 4), "two spatial axes"),
+            (made(), x, (2, 2, 4, 4), "batches of 1 and 2"),
+            (made(), x, (1, 2, 4, 5), "give [4,4] positions, not [4,5]"),
+        )
+        return tuple(
+            BadSample(make, (Arg(a), Arg(b)), ShapeError, message) for make, a, b, message in cases
+        )
+
+
+def _check_attributes(op: Convolution, tile: int, types: tuple[TensorType, ...]) -> None:
+    if types[0].ndim != 4:
+        raise op.fail("there are two spatial axes", types)
+    if op.strides != _ONES or op.dilation != _ONES or op.groups != 1:
+        raise op.fail("strides, dilation and groups must be 1", types)
+    if tile not in TILES:
+        raise op.fail(f"tiles have 2 or 4 results per axis, not {tile}", types)

@@ -192,12 +192,12 @@ def crowding(
     """
     sign = -1 if early else 1
     where = {u: position for position, slot in enumerate(found.slots) for u in slot}
-    alive = plain.live()
+    alive = dict(enumerate(plain.live()))  # None at the end, where only results are left.
     blamed: set[int] = set()
     for slot, too_much in excess.items():
         members = found.slots[slot]
         # Who needs most is at home in this slot; what was not alive beside it came with others.
-        host = max(members, key=alive.__getitem__)
+        host = max(members, key=lambda u: alive.get(u, 0))
         left = too_much
         for i in _intruders(plain, found, slot, host):
             if left <= 0:

@@ -1,14 +1,15 @@
 """Which algorithm computes a convolution: the direct one, or Winograd's.
 
-3x3 convolutions of stride 1 and their gradients in x become `WinogradConv` where that is modelled
-to be faster. The model counts multiplications and additions, and prices what else is done per
-number in the time of as many of them; the prices were measured with this package's kernels.
+3x3 convolutions of stride 1 and their gradients in x become `WinogradConv`, and those in the weight
+`WinogradConvGradWeight`, where that is modelled to be faster. The model counts multiplications and
+additions, and prices what else is done per number in the time of as many of them; the prices were
+measured with this package's kernels.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from treadle.base.shape import size_of
@@ -17,8 +18,8 @@ from treadle.engine.optimize.bodies import Trial
 from treadle.engine.optimize.measured import in_tiles, measured_tile
 from treadle.graph.ir import Graph, Node, Value, constant_of, remake
 from treadle.graph.passes import map_regions
-from treadle.ops.conv import Conv, ConvGradInput, Convolution
-from treadle.ops.winograd import TILES, WinogradConv
+from treadle.ops.conv import Conv, ConvGradInput, ConvGradWeight, Convolution
+from treadle.ops.winograd import TILES, WinogradConv, WinogradConvGradWeight
 
 FEWEST = 16
 """Channels, on both sides, below which vectors over them are not full on every machine."""
@@ -30,6 +31,11 @@ READ = 20
 """Price of a weight that is read, from a cache where all is well."""
 PACK = 30
 """Price of a weight that is transformed or packed, which is done once where it is frozen."""
+SUM = 30
+"""Price of a sum of products in a gradient in the weight: written, read again and transformed."""
+SLOWER = 1.15
+"""What the products of a gradient in the weight by tiles take longer than the direct ones: they
+read columns of the tiles."""
 LAUNCH = 400_000
 """Price of the launches that the direct algorithm does without."""
 
@@ -60,6 +66,19 @@ class Maps:
         numbers = points * tiles * (self.inputs + self.outputs)
         moved = self._moved(points * self.inputs * self.outputs, frozen)
         return products + TRANSFORM * numbers + moved + LAUNCH
+
+    def direct_gradient(self) -> float:
+        """Price of the direct algorithm for the gradient in the weight."""
+        cells = self.images * self.height * self.width
+        return 2.0 * cells * 9 * self.inputs * self.outputs
+
+    def winograd_gradient(self, m: int) -> float:
+        """Price of the gradient in the weight with tiles of m x m gradients of results."""
+        points, pairs = (m + 2) ** 2, self.inputs * self.outputs
+        tiles = self.images * -(-self.height // m) * -(-self.width // m)
+        numbers = points * tiles * (self.inputs + self.outputs)
+        products = 2.0 * SLOWER * points * tiles * pairs
+        return products + TRANSFORM * numbers + SUM * points * pairs + LAUNCH
 
     @staticmethod
     def _moved(weights: int, frozen: bool) -> int:
@@ -103,25 +122,26 @@ def choose_algorithms(
 
 def _winograd(
     node: Node, trial: Trial, largest: int, frozen: Collection[Value]
-) -> tuple[WinogradConv, str] | None:
+) -> tuple[WinogradConv | WinogradConvGradWeight, str] | None:
     """The op in place of a convolution, and why; None where the convolution stays."""
     op = node.op
-    if not isinstance(op, (Conv, ConvGradInput)) or not _fits(node, op):
+    if not isinstance(op, (Conv, ConvGradInput, ConvGradWeight)) or not _fits(node, op):
         return None
     maps = maps_of(node)
     if min(maps.inputs, maps.outputs) < FEWEST:
         return None
-    weight = node.inputs[1]
-    once = weight in frozen or constant_of(weight) is not None
-    direct = maps.direct(once)
-    prices: Mapping[int, float] = {m: maps.winograd(m, once) for m in TILES if m <= largest}
+    second = node.inputs[1]
+    once = second in frozen or constant_of(second) is not None
+    direct, prices = _prices(maps, op, [m for m in TILES if m <= largest], once)
     best = min(prices, key=lambda m: prices[m], default=0)
     if best and prices[best] > MARGIN * direct:
         best = 0
     measured = measured_tile(node, op, trial, best, once) if prices else None
     best = measured if measured in (0, *prices) else best
     made = in_tiles(op, best)
-    if not isinstance(made, WinogradConv) or not trial(made, [v.type for v in node.inputs]):
+    if not isinstance(made, (WinogradConv, WinogradConvGradWeight)):
+        return None
+    if not trial(made, [v.type for v in node.inputs]):
         return None
     if best == measured:
         return made, "measured to be the fastest on this machine"
@@ -129,9 +149,18 @@ def _winograd(
     return made, f"modelled {after:.3g} ms against {before:.3g} ms, on one core"
 
 
+def _prices(
+    maps: Maps, op: Convolution, tiles: Sequence[int], once: bool
+) -> tuple[float, Mapping[int, float]]:
+    """Prices of the direct algorithm and of the other one by its tiles."""
+    if isinstance(op, ConvGradWeight):
+        return maps.direct_gradient(), {m: maps.winograd_gradient(m) for m in tiles}
+    return maps.direct(once), {m: maps.winograd(m, once) for m in tiles}
+
+
 def _fits(node: Node, op: Convolution) -> bool:
     """Whether a convolution is of the form that the algorithm is for."""
-    weight = node.inputs[1].type
+    weight = (node.output if isinstance(op, ConvGradWeight) else node.inputs[1]).type
     is_static = all(v.type.is_static for v in (*node.inputs, *node.outputs))
     if not is_static or weight.shape[2:] != (3, 3) or weight.dtype not in WinogradConv.dtypes:
         return False
@@ -144,7 +173,9 @@ def _fits(node: Node, op: Convolution) -> bool:
 
 
 def maps_of(node: Node) -> Maps:
-    """Extents of a convolution of static types; for a gradient, of that which it is."""
+    """Extents of a convolution of static types; for a gradient in x, of that which it is."""
     images, inputs = (int(d) for d in node.inputs[0].type.shape[:2])
-    _, outputs, height, width = (int(d) for d in node.output.type.shape)
+    is_weight = isinstance(node.op, (ConvGradWeight, WinogradConvGradWeight))
+    result = node.inputs[1] if is_weight else node.output
+    _, outputs, height, width = (int(d) for d in result.type.shape)
     return Maps(images, inputs, outputs, height, width)

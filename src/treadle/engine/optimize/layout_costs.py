@@ -26,12 +26,14 @@ from treadle.ops.adaptive_pool import AdaptiveAvgPool, AdaptiveWindow
 from treadle.ops.conv import ConvGradInput, ConvGradWeight, Convolution
 from treadle.ops.op import Op
 from treadle.ops.pool import AverageWindow, AvgPool, MaxPool, MaxWindow
-from treadle.ops.winograd import WinogradConv
+from treadle.ops.winograd import WinogradConv, WinogradConvGradWeight
 
 CPU = RATES["cpu"]
 COLUMNS = {ROW_MAJOR: 6, CHANNELS_LAST: 16}
 """Channels that a kernel computes side by side: what does not fill them is lost. Row-major they
 are the rows of a tile, channels-last its columns."""
+NARROW = 8
+"""As many channels, channels-last, take tiles of half the columns."""
 
 DENSE: Mapping[str, tuple[float, float, float, float]] = {
     "forward": (0.78, 0.88, 0.82, 0.65),
@@ -59,6 +61,8 @@ PASSES: Mapping[Any, tuple[float, float]] = {
 }
 """Times that window ops move their bytes, row-major and channels-last, by the first class that
 fits. Row-major, cells that one vector holds belong to windows that overlap or lie apart."""
+PAIRS = 0.6
+"""Row-major, windows of 2 x 2 that lie side by side are pairs of neighbors in two rows."""
 
 
 def seconds(node: Node, layouts: Sides) -> float:
@@ -67,6 +71,8 @@ def seconds(node: Node, layouts: Sides) -> float:
     if isinstance(node.op, Convolution):
         return CPU.launch + max(_arithmetic(node, node.op, layouts), nbytes / CPU.bandwidth)
     passes = next(p for cls, p in PASSES.items() if isinstance(node.op, cls))
+    if isinstance(node.op, MaxWindow) and set(node.op.kernel) == set(node.op.strides) == {2}:
+        passes = (min(passes[0], PAIRS), passes[1])
     which = 0 if layouts.count(ROW_MAJOR) else 1
     filled = 1.0 if which == 0 else _filled(int(node.output.type.shape[1]), CHANNELS_LAST)
     return CPU.launch + passes[which] * nbytes / CPU.bandwidth / filled
@@ -74,7 +80,7 @@ def seconds(node: Node, layouts: Sides) -> float:
 
 def _filled(channels: int, layout: Layout) -> float:
     """The share of a kernel's rows or columns that channels fill."""
-    side = COLUMNS[layout]
+    side = NARROW if layout is CHANNELS_LAST and channels <= NARROW else COLUMNS[layout]
     return channels / (-(-channels // side) * side)
 
 
@@ -83,15 +89,17 @@ def _arithmetic(node: Node, op: Convolution, layouts: Sides) -> float:
     which = _mixture(layouts)
     if isinstance(op, WinogradConv) and which == 1:  # Else it is computed directly.
         return maps_of(node).winograd(op.tile, frozen=True) / CPU.flops
+    if isinstance(op, WinogradConvGradWeight) and which == 1:
+        return maps_of(node).winograd_gradient(op.tile) / CPU.flops
     first, second = (v.type.shape for v in node.inputs)
-    if isinstance(op, ConvGradWeight):
+    if isinstance(op, (ConvGradWeight, WinogradConvGradWeight)):
         kind, weight, small, result = "weight", node.output.type.shape, second, first
     elif isinstance(op, ConvGradInput) or (isinstance(op, WinogradConv) and op.transposed):
         kind, weight, small, result = "input", second, first, node.output.type.shape
     else:
         kind, weight, small, result = "forward", second, node.output.type.shape, None
     flops = 2 * size_of(small) * size_of(weight[1:])
-    columns = max(int(small[1]), int(result[1])) if result else int(small[1])
+    columns = int(result[1]) if result and kind == "input" else int(small[1])
     is_grouped, is_few = op.groups > 1, int(weight[1]) < FEW
     share = (DEPTHWISE if is_grouped and is_few else DENSE[kind])[which]
     if not (is_grouped and is_few):

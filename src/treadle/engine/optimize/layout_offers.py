@@ -28,6 +28,7 @@ from treadle.ops.conv import ConvGradWeight, Convolution
 from treadle.ops.fused import Fused
 from treadle.ops.movement import Transpose
 from treadle.ops.op import Op
+from treadle.ops.winograd import WinogradConvGradWeight
 
 Offer = tuple[Sides, float]
 """Layouts that an op can work with, and its modelled time."""
@@ -48,7 +49,7 @@ def places(node: Node) -> tuple[tuple[bool, ...], tuple[bool, ...]] | None:
     if not cares(node.op) or not is_static(node):
         return None
     op, several = node.op, (True,) * len(node.inputs)
-    if isinstance(op, ConvGradWeight):
+    if isinstance(op, (ConvGradWeight, WinogradConvGradWeight)):
         return several, (False,)
     if isinstance(op, Convolution):
         return (True, *(False for _ in node.inputs[1:])), (True,)

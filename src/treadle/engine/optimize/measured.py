@@ -5,15 +5,17 @@ Ways are timed on values that lie channels-last, as the layout stage has them ar
 
 from __future__ import annotations
 
+from typing import Any
+
 from treadle.backends.program import Way
 from treadle.base.types import TensorType
 from treadle.engine.optimize.bodies import Trial
 from treadle.graph.builder import trace_body
 from treadle.graph.ir import Node
-from treadle.ops.conv import ConvGradInput, Convolution
+from treadle.ops.conv import ConvGradInput, ConvGradWeight, Convolution
 from treadle.ops.fused import Fused
 from treadle.ops.movement import Transpose
-from treadle.ops.winograd import TILES, WinogradConv
+from treadle.ops.winograd import TILES, WinogradConv, WinogradConvGradWeight
 
 _TO_FRONT, _TO_BACK = (0, 3, 1, 2), (0, 2, 3, 1)
 
@@ -30,32 +32,44 @@ def measured_tile(
         modelled: what the model chooses.
         frozen: whether the weight never changes.
     """
-    x, weight = (TensorType(v.type.dtype, v.type.shape) for v in node.inputs)
-    last = TensorType(x.dtype, tuple(x.shape[axis] for axis in _TO_BACK))
+    types = [TensorType(v.type.dtype, v.type.shape) for v in node.inputs]
+    maps = 2 if isinstance(op, ConvGradWeight) else 1
+    held = *(_held_last(t) for t in types[:maps]), *types[maps:]
 
     def ways() -> list[Way]:
         others = [tile for tile in (0, *TILES) if tile != modelled]
-        return [
-            Way(tile, _laid_out(in_tiles(op, tile), last, weight)) for tile in (modelled, *others)
-        ]
+        return [Way(tile, _laid_out(in_tiles(op, tile), held)) for tile in (modelled, *others)]
 
-    extents = ["x".join(map(str, t.shape)) for t in (x, weight)]
+    extents = ["x".join(map(str, t.shape)) for t in types]
     sides = ",".join(f"{low}+{high}" for low, high in op.padding)
     kind = "frozen" if frozen else "weights"
     question = f"{op.name} {' '.join(extents)} padding {sides} {kind}"
-    return trial.recorded(question, (last, weight), (False, frozen), ways)
+    return trial.recorded(question, held, (False, frozen), ways)
 
 
 def in_tiles(op: Convolution, tile: int) -> Convolution:
     """The same convolution or gradient in tiles of so many results per axis; 0 is the op itself."""
     if not tile:
         return op
+    if isinstance(op, ConvGradWeight):
+        return WinogradConvGradWeight(op.strides, op.padding, op.dilation, op.groups, tile)
     back = isinstance(op, ConvGradInput)
     return WinogradConv(op.strides, op.padding, op.dilation, op.groups, tile, back)
 
 
-def _laid_out(op: Convolution, x: TensorType, weight: TensorType) -> Fused:
-    """The op from and to values that lie channels-last."""
+def _held_last(maps: TensorType) -> TensorType:
+    return maps.with_shape(tuple(maps.shape[axis] for axis in _TO_BACK))
+
+
+def _laid_out(op: Convolution, held: tuple[TensorType, ...]) -> Fused:
+    """The op from and to values that lie channels-last, apart from weights and their gradients."""
     to_front, to_back = Transpose(_TO_FRONT), Transpose(_TO_BACK)
-    body = trace_body(lambda x, w: to_back(op(to_front(x), w)), (x, weight), op.name)
-    return Fused("contraction", body)
+
+    def gradient(x: Any, dy: Any) -> Any:
+        return op(to_front(x), to_front(dy))
+
+    def forward(x: Any, weight: Any) -> Any:
+        return to_back(op(to_front(x), weight))
+
+    is_weight = isinstance(op, (ConvGradWeight, WinogradConvGradWeight))
+    return Fused("contraction", trace_body(gradient if is_weight else forward, held, op.name))

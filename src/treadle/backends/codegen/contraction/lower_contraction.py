@@ -7,6 +7,7 @@ from treadle.backends.codegen.contraction.body import anchor_of, read_product
 from treadle.backends.codegen.contraction.convolution import lower_convolution
 from treadle.backends.codegen.contraction.launch import lower_problem
 from treadle.backends.codegen.contraction.winograd import lower_winograd
+from treadle.backends.codegen.contraction.winograd_gradient import lower_winograd_gradient
 from treadle.backends.codegen.lowering import LOWERINGS, lowers
 from treadle.backends.codegen.target import Target
 from treadle.backends.program import Lowered
@@ -16,10 +17,13 @@ from treadle.graph.ir import Graph
 from treadle.ops.conv import Conv, ConvGradInput, ConvGradWeight, Convolution, IntConv
 from treadle.ops.fused import Fused
 from treadle.ops.matmul import IntMatmul, Matmul, MatrixProduct
-from treadle.ops.winograd import WinogradConv
+from treadle.ops.winograd import WinogradConv, WinogradConvGradWeight
 
 
-@lowers(Matmul, IntMatmul, Conv, ConvGradInput, ConvGradWeight, IntConv, WinogradConv)
+@lowers(
+    *(Matmul, IntMatmul, Conv, ConvGradInput, ConvGradWeight, IntConv),
+    *(WinogradConv, WinogradConvGradWeight),
+)
 def lower_contraction(
     op: MatrixProduct | Convolution,
     types: tuple[TensorType, ...],
@@ -40,6 +44,8 @@ def lower_body(
         return anchor
     if isinstance(anchor.op, WinogradConv):
         return lower_winograd(body, anchor, frozen, target)
+    if isinstance(anchor.op, WinogradConvGradWeight):
+        return lower_winograd_gradient(body, anchor, frozen, target)
     if isinstance(anchor.op, Convolution):
         return lower_convolution(body, anchor, frozen, target)
     reading = read_product(body, anchor)

@@ -12,7 +12,6 @@ from treadle.backends.api import Support, no
 from treadle.backends.codegen.contraction.body import EpilogueReader, Refused
 from treadle.backends.codegen.contraction.convolution import lower_convolution
 from treadle.backends.codegen.contraction.epilogue import Epilogue, plain
-from treadle.backends.codegen.contraction.items import Contraction
 from treadle.backends.codegen.contraction.launch import Launches
 from treadle.backends.codegen.contraction.problem import Matrix, Problem
 from treadle.backends.codegen.contraction.tile import Tile, choose_tile
@@ -24,9 +23,17 @@ from treadle.backends.codegen.contraction.winograd_kernels import (
     map_kernel,
     weight_kernel,
 )
+from treadle.backends.codegen.contraction.winograd_maps import (
+    Maps,
+    even_block,
+    launch_of,
+    pitch_of,
+    place_of,
+    stack_of,
+)
 from treadle.backends.codegen.target import Target
 from treadle.backends.codegen.views import Strided, extents, strided_input, strided_output
-from treadle.backends.program import Launch, Lowered, Ref
+from treadle.backends.program import Lowered, Ref
 from treadle.base.dtype import DType
 from treadle.graph.builder import GraphBuilder
 from treadle.graph.ir import Graph, Node, Value
@@ -46,37 +53,6 @@ _CHUNK = 1 << 24
 """Bytes of workspace: so many tiles at a time go through three kernels."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Maps:
-    """Extents of a convolution by tiles."""
-
-    m: int
-    images: int
-    inputs: int
-    outputs: int
-    source: tuple[int, int]
-    result: tuple[int, int]
-    low: tuple[int, int]
-
-    @property
-    def points(self) -> int:
-        return (self.m + 2) ** 2
-
-    @property
-    def grid(self) -> tuple[int, int]:
-        """Tiles per column and per line."""
-        height, width = self.result
-        return -(-height // self.m), -(-width // self.m)
-
-    @property
-    def tiles(self) -> int:
-        return self.images * prod(self.grid)
-
-    def weights(self, width: int) -> int:
-        """Elements of the transformed weights of one point, in panels of this width."""
-        return -(-self.outputs // width) * width * self.inputs + PAD
-
-
 def lower_winograd(
     body: Graph, anchor: Node, frozen: tuple[bool, ...], target: Target
 ) -> Lowered | Support:
@@ -91,8 +67,11 @@ def lower_winograd(
     channels = extents(types[1].shape)[:2]
     few = min(channels) < target.lanes(types[0].dtype)
     if few or (op.tile + 2) ** 2 * max(channels) > _PATCH or _is_row_major(body, x):
-        return _directly(body, anchor, op, frozen, target)
-    if not _is_channels_last(x):
+        direct: Op = op.direct
+        if op.transposed:
+            direct = op.direct_gradient(anchor.output.type.shape[2:])
+        return compute_directly(body, anchor, direct, frozen, target)
+    if not is_channels_last(x):
         return no("layout", "Winograd's algorithm takes maps that are held channels-last")
     try:
         reader = EpilogueReader(body, anchor, lambda view: view.after(_LAST))
@@ -116,16 +95,17 @@ def _is_row_major(body: Graph, x: Strided) -> bool:
     return x.is_dense and all(found is not None and found[1].is_dense for found in outputs)
 
 
-def _is_channels_last(x: Strided) -> bool:
+def is_channels_last(x: Strided) -> bool:
+    """Whether maps are dense in that order."""
     view = x.after(_LAST)
     return view is not None and view.is_dense
 
 
-def _maps_of(op: WinogradConv, anchor: Node) -> _Maps:
+def _maps_of(op: WinogradConv, anchor: Node) -> Maps:
     images, inputs, *source = extents(anchor.inputs[0].type.shape)
     _, outputs, *result = extents(anchor.output.type.shape)
     (top, _), (left, _) = op.effective_padding
-    return _Maps(
+    return Maps(
         m=op.tile,
         images=images,
         inputs=inputs,
@@ -136,18 +116,16 @@ def _maps_of(op: WinogradConv, anchor: Node) -> _Maps:
     )
 
 
-def _directly(
-    body: Graph, anchor: Node, op: WinogradConv, frozen: tuple[bool, ...], target: Target
+def compute_directly(
+    body: Graph, anchor: Node, direct: Op, frozen: tuple[bool, ...], target: Target
 ) -> Lowered | Support:
-    """The same body around a convolution without a trick."""
-    spatial = anchor.output.type.shape[2:]
-    plain_op: Op = op.direct_gradient(spatial) if op.transposed else op.direct
+    """The same body around a convolution, or a gradient, without a trick."""
     builder = GraphBuilder(body.name)
     known: dict[Value, Value] = {v: builder.input(v.type).value for v in body.inputs}
     made = anchor
     for node in body.nodes:
         given = tuple(known[v] for v in node.inputs)
-        copy = builder.add(plain_op, given) if node is anchor else builder.copy(node, given)
+        copy = builder.add(direct, given) if node is anchor else builder.copy(node, given)
         made = copy if node is anchor else made
         known.update(zip(node.outputs, copy.outputs, strict=True))
     builder.output(*(builder.operand(known[v]) for v in body.outputs))
@@ -159,7 +137,7 @@ class _Plan:
     """Sizes of the launches of one convolution."""
 
     launches: Launches
-    maps: _Maps
+    maps: Maps
     turned: bool
     dtype: DType
 
@@ -171,11 +149,11 @@ class _Plan:
         """All launches."""
         maps, tile, size = self.maps, self.tile, self.dtype.itemsize
         panels = self._weights()
-        pitch = _pitch(maps.inputs)
+        pitch = pitch_of(maps.inputs)
         values = min(self.launches.target.l2 // 2, 1 << 20) // size
         sums = min(self.launches.target.l2 // 4, 1 << 20) // size
         room = (values // maps.points - PAD) // pitch, (sums // maps.points - PAD) // tile.width
-        block = _block(maps.tiles, min(*room, _BLOCK[1]), tile.rows)
+        block = even_block(maps.tiles, min(*room, _BLOCK[1]), tile.rows)
         if block >= _BLOCK[0] and maps.tiles > (_ITEMS - 1) * block:
             spec = self._spec("whole", values, sums)
             sizes = {"block": block, "pitch": pitch, "point": block * pitch + PAD}
@@ -188,18 +166,18 @@ class _Plan:
         """Inputs, products, results, of as many tiles at a time as the cache holds."""
         maps, tile, size, launches = self.maps, self.tile, self.dtype.itemsize, self.launches
         width = -(-maps.outputs // tile.width) * tile.width
-        sums_pitch = _pitch(width)
+        sums_pitch = pitch_of(width)
         most = max(tile.rows, _CHUNK // (maps.points * (pitch + sums_pitch) * size))
-        chunk = _block(maps.tiles, most, tile.rows)
+        chunk = even_block(maps.tiles, most, tile.rows)
         point, sums_point = (chunk * n + PAD for n in (pitch, sums_pitch))
         values = launches.workspace(maps.points * point * size)
         sums = launches.workspace(maps.points * sums_point * size)
         sizes = {"block": max(1, min(8, chunk // 16)), "pitch": pitch, "point": point}
         sizes |= {"sums_pitch": sums_pitch, "sums_point": sums_point}
         ours = launches.problem
-        a = _matrix(values, self.dtype, point, pitch)
-        b = _matrix(panels, self.dtype, maps.weights(tile.width), tile.width)
-        c = _matrix(sums, self.dtype, sums_point, sums_pitch)
+        a = stack_of(values, self.dtype, point, pitch)
+        b = stack_of(panels, self.dtype, maps.weights(tile.width), tile.width)
+        c = stack_of(sums, self.dtype, sums_point, sums_pitch)
         inputs, results = self._spec("inputs", 0, 0), self._spec("results", 0, 0)
         for first in range(0, maps.tiles, chunk):
             count = min(chunk, maps.tiles - first)
@@ -234,7 +212,7 @@ class _Plan:
         if self.turned:
             steps = 9 * maps.outputs, 9
         arguments: dict[str, Ref | int] = {
-            "weight": _ref(weight),
+            "weight": place_of(weight),
             "panels": place,
             "terms": maps.inputs,
             "columns": maps.outputs,
@@ -245,7 +223,7 @@ class _Plan:
         }
         made = weight_kernel(maps.m, tile, turned=self.turned)
         total = nbytes + 9 * maps.inputs * maps.outputs * self.dtype.itemsize
-        launch = _launch(made, arguments, panels * blocks, 0, total)
+        launch = launch_of(made, arguments, panels * blocks, 0, total)
         (launches.prelude if is_frozen else launches.launches).append(launch)
         return place
 
@@ -254,26 +232,20 @@ class _Plan:
     ) -> None:
         """Launch one of the kernels over blocks of `tiles`, the first one and how many."""
         maps, problem = self.maps, self.launches.problem
-        down, across = maps.grid
-        height, width = maps.source
-        arguments: dict[str, Ref | int] = {"x": _ref(problem.a), **pointers, **sizes}
-        arguments |= {"first": tiles[0], "tiles": tiles[1], "across": across, "down": down}
-        arguments |= {"channels": maps.inputs, "columns": maps.outputs}
-        arguments |= {"height": height, "width": width, "top": maps.low[0], "left": maps.low[1]}
-        line = width * maps.inputs
-        arguments |= {"x_image": height * line, "x_line": line}
-        arguments["panels_point"] = maps.weights(self.tile.width)
+        arguments: dict[str, Ref | int] = {"x": place_of(problem.a), **pointers, **sizes}
+        arguments |= maps.sizes() | {"first": tiles[0], "tiles": tiles[1]}
+        arguments |= {"columns": maps.outputs, "panels_point": maps.weights(self.tile.width)}
         arguments |= {"result_height": maps.result[0], "result_width": maps.result[1]}
         named = [(f"x{i}", x) for i, x in enumerate(problem.extras)]
         named += [(f"c{i}", c) for i, c in enumerate(problem.results)]
         for name, matrix in named:
-            arguments |= {name: _ref(matrix), f"{name}_row": matrix.row}
+            arguments |= {name: place_of(matrix), f"{name}_row": matrix.row}
             arguments |= {f"{name}_image": matrix.batch[0], f"{name}_line": matrix.batch[1]}
             arguments[f"{name}_column"] = matrix.column
         made = map_kernel(spec)
         flops, nbytes = (n * tiles[1] // maps.tiles for n in self._work(spec.part))
         items = -(-tiles[1] // sizes["block"])
-        self.launches.launches.append(_launch(made, arguments, items, flops, nbytes))
+        self.launches.launches.append(launch_of(made, arguments, items, flops, nbytes))
 
     def _work(self, part: Part) -> tuple[int, int]:
         """Operations and bytes of a launch."""
@@ -287,38 +259,3 @@ class _Plan:
             return 3 * sums, (sums + written) * size
         weights = maps.points * maps.inputs * maps.outputs
         return 2 * sums * maps.inputs + 4 * values + 3 * sums, (read + written + weights) * size
-
-
-def _block(tiles: int, most: int, rows: int) -> int:
-    """Tiles per item: as many as fit, whole register tiles of them, shared out evenly."""
-    if tiles <= most:
-        return max(1, tiles)
-    items = -(-tiles // max(1, most))
-    even = -(-tiles // items)
-    rounded = -(-even // rows) * rows
-    return rounded if rounded <= most else max(1, most)
-
-
-def _pitch(count: int) -> int:
-    return -(-count // 16) * 16 + PAD
-
-
-def _ref(matrix: Matrix) -> Ref:
-    return Ref(matrix.kind, matrix.index, matrix.offset * matrix.dtype.itemsize)
-
-
-def _matrix(place: Ref, dtype: DType, batch: int, row: int) -> Matrix:
-    return Matrix(place.kind, place.index, dtype, 0, (batch,), row, 1)
-
-
-def _launch(
-    made: Contraction, arguments: dict[str, Ref | int], items: int, flops: int, nbytes: int
-) -> Launch:
-    return Launch(
-        made.kernel,
-        tuple(arguments[name] for name in made.names),
-        items=items,
-        serial=max(flops, nbytes) < 1 << 17,
-        flops=flops,
-        nbytes=nbytes,
-    )

@@ -22,6 +22,7 @@ from treadle.backends.codegen.contraction.items import Contraction, moved
 from treadle.backends.codegen.contraction.pack import pack_function
 from treadle.backends.codegen.contraction.tile import Tile, tile_function
 from treadle.backends.codegen.contraction.winograd_transforms import (
+    of_gradient,
     of_input,
     of_products,
     of_weight,
@@ -32,8 +33,11 @@ from treadle.backends.codegen.kernel.builder import Builder
 from treadle.backends.codegen.kernel.ir import Function, Value
 from treadle.base.dtype import DType
 
-Part = Literal["whole", "inputs", "results"]
-"""What a kernel does: everything, or what comes before or after the products."""
+Part = Literal["whole", "inputs", "gradients", "results"]
+"""What a kernel does: everything, or what comes before or after the products.
+
+"gradients" are what "inputs" are, of tiles of dy that do not overlap.
+"""
 
 TERMS = 16
 """Input channels of an item of the weights' transformation."""
@@ -58,16 +62,31 @@ class Spec:
         """Products per tile and pair of channels."""
         return (self.m + 2) ** 2
 
+    @property
+    def makes_results(self) -> bool:
+        """Whether it goes as far as the results."""
+        return self.part in ("whole", "results")
+
+    @property
+    def reads(self) -> int:
+        """Cells per axis that a tile reads."""
+        return self.m if self.part == "gradients" else self.m + 2
+
+    def input_function(self) -> Function:
+        """What transforms a tile that was read."""
+        return input_function(self.m, self.reads, self.tile.dtype, self.tile.lanes)
+
 
 @lru_cache(maxsize=64)
-def input_function(m: int, dtype: DType, lanes: int) -> Function:
+def input_function(m: int, reads: int, dtype: DType, lanes: int) -> Function:
     """A function of (source, line, pixel, target, point, channels): one tile, transformed.
 
-    `line` and `pixel` are the steps of the source, `point` is that of the target.
+    `line` and `pixel` are the steps of the source, `point` is that of the target. Tiles of inputs
+    read m + 2 cells per axis, those of dy m.
     """
     source, target = ir.pointer(dtype, "source"), ir.pointer(dtype, "target")
     line, pixel, point, channels = (ir.size(n) for n in ("line", "pixel", "point", "channels"))
-    size = range(m + 2)
+    size, transform = range(reads), of_gradient(m) if reads == m else of_input(m)
 
     def write(e: Builder) -> None:
         places = [[e.add(e.mul(line, y), e.mul(pixel, x)) for x in size] for y in size]
@@ -76,14 +95,15 @@ def input_function(m: int, dtype: DType, lanes: int) -> Function:
             start = e.min(k, e.sub(channels, lanes))
             here, there = e.offset(source, start), e.offset(target, start)
             square = [[e.load(here, place, lanes) for place in row] for row in places]
-            for y, row in enumerate(twice(e, of_input(m), square)):
+            for y, row in enumerate(twice(e, transform, square)):
                 for x, value in enumerate(row):
-                    e.store(there, e.mul(point, y * len(size) + x), value)
+                    e.store(there, e.mul(point, y * (m + 2) + x), value)
 
         e.loop(0, channels, lanes, vector)
 
     parameters = (source, line, pixel, target, point, channels)
-    return builder.function(f"winograd_input_{m}", parameters, write)
+    kind = "gradient" if reads == m else "input"
+    return builder.function(f"winograd_{kind}_{m}", parameters, write)
 
 
 @lru_cache(maxsize=64)
@@ -206,13 +226,14 @@ class _Writer:
         pointers = {
             "whole": ("x", "panels"),
             "inputs": ("x", "values"),
+            "gradients": ("x", "values"),
             "results": ("sums",),
         }[spec.part]
         self.parameters |= {name: ir.pointer(dtype, name) for name in pointers}
-        accesses = self._accesses() if spec.part != "inputs" else {}
+        accesses = self._accesses() if spec.makes_results else {}
         self.parameters |= {name: ir.pointer(a.dtype, name) for name, a in accesses.items()}
         sizes = [*_SIZES, *(_SOURCE if spec.part != "results" else ())]
-        sizes += _RESULT if spec.part != "inputs" else ()
+        sizes += _RESULT if spec.makes_results else ()
         sizes += [f"{n}_{step}" for n in accesses for step in ("image", "line", "row", "column")]
         self.parameters |= {name: ir.size(name) for name in sizes}
 
@@ -226,10 +247,10 @@ class _Writer:
         spec, tile = self.spec, self.spec.tile
         found: list[Function] = []
         if spec.part != "results":
-            found.append(input_function(spec.m, tile.dtype, tile.lanes))
+            found.append(spec.input_function())
         if spec.part == "whole":
             found += [tile_function(tile, "row", small=s, accumulate=False) for s in (False, True)]
-        if spec.part != "inputs":
+        if spec.makes_results:
             found.append(result_function(spec.m, tile))
         return found
 
@@ -241,7 +262,7 @@ class _Writer:
         spec, dtype, width = self.spec, self.spec.tile.dtype, self.spec.tile.width
         if spec.part != "results":
             self.patch = e.stack(dtype, spec.patch)
-        if spec.part != "inputs":
+        if spec.makes_results:
             self.made = e.stack(dtype, spec.m**2 * width)
         values = e.stack(dtype, spec.values) if spec.part == "whole" else None
         sums = e.stack(dtype, spec.sums) if spec.part == "whole" else None
@@ -252,7 +273,7 @@ class _Writer:
             first = e.add(self["first"], start)
             if values is not None:
                 self._inputs(e, values, first, count)
-            elif spec.part == "inputs":
+            elif spec.part != "results":
                 self._inputs(e, self._row(e, "values", "pitch", start), first, count)
 
             def panel(column: Value) -> None:
@@ -264,7 +285,7 @@ class _Writer:
                 if here is not None:
                     self._results(e, here, first, count, column)
 
-            if spec.part != "inputs":
+            if spec.makes_results:
                 e.loop(0, self["columns"], width, panel)
 
         e.loop(lo, hi, 1, item)
@@ -299,9 +320,8 @@ class _Writer:
 
     def _inputs(self, e: Builder, target: Value, first: Value, count: Value) -> None:
         """Transform the inputs of some tiles."""
-        spec, tile = self.spec, self.spec.tile
-        transform = input_function(spec.m, tile.dtype, tile.lanes)
-        size, channels = spec.m + 2, self["channels"]
+        spec, transform = self.spec, self.spec.input_function()
+        size, channels = spec.reads, self["channels"]
         rows, cells = e.sub(self["height"], size), e.sub(self["width"], size)
 
         def single(t: Value, image: Value, ty: Value, tx: Value) -> None:
@@ -328,7 +348,7 @@ class _Writer:
 
     def _copy(self, e: Builder, source: Value, top: Value, left: Value) -> None:
         """Inputs of a tile at the border, among zeros."""
-        size, channels = self.spec.m + 2, self["channels"]
+        size, channels = self.spec.reads, self["channels"]
         low = e.min(e.max(e.neg(left), 0), size)
         high = e.max(e.min(e.sub(self["width"], left), size), low)
         cells = [e.mul(n, channels) for n in (low, e.sub(high, low), e.sub(e.index(size), high))]

@@ -8,6 +8,9 @@ their values at m + 1 points and at infinity.
 F(2x2) has the points 0, 1, -1. F(4x4) usually has 0, 1, -1, 2, -2; here it has 0, a, -a, b, -b
 with a = sqrt(1/2) and b = sqrt(2), whose powers stay near 1: a fifth of the error, and no more
 operations.
+
+The gradient in the weight is a correlation of the same inputs with tiles of dy, so it is the
+transposed algorithm, G' [(B' d B) * (A dy A')] G: F(3x3, 4x4) and F(3x3, 2x2) with the same points.
 """
 
 from __future__ import annotations
@@ -40,6 +43,16 @@ def of_products(m: int) -> Transform:
     return _products_4 if m == 4 else _products_2
 
 
+def of_gradient(m: int) -> Transform:
+    """A: m gradients of results to m + 2 values."""
+    return _gradient_4 if m == 4 else _gradient_2
+
+
+def of_taps(m: int) -> Transform:
+    """G': m + 2 sums of products to the gradients of three taps."""
+    return _taps_4 if m == 4 else _taps_2
+
+
 def twice(e: Builder, transform: Transform, square: Sequence[Sequence[Value]]) -> list[Values]:
     """A transform of the columns, then of the rows of what that gives."""
     columns = [transform(e, column) for column in zip(*square, strict=True)]
@@ -57,6 +70,15 @@ def _weight_2(e: Builder, g: Sequence[Value]) -> Values:
 
 def _products_2(e: Builder, y: Sequence[Value]) -> Values:
     return [e.add(y[0], e.add(y[1], y[2])), e.add(e.sub(y[1], y[2]), y[3])]
+
+
+def _gradient_2(e: Builder, y: Sequence[Value]) -> Values:
+    return [y[0], e.add(y[0], y[1]), e.sub(y[0], y[1]), y[1]]
+
+
+def _taps_2(e: Builder, p: Sequence[Value]) -> Values:
+    even, odd = e.mul(e.add(p[1], p[2]), 0.5), e.mul(e.sub(p[1], p[2]), 0.5)
+    return [e.add(p[0], even), odd, e.add(even, p[3])]
 
 
 def _input_4(e: Builder, d: Sequence[Value]) -> Values:
@@ -85,3 +107,18 @@ def _products_4(e: Builder, y: Sequence[Value]) -> Values:
         e.fma(t, 2.0, e.mul(s, 0.5)),
         e.fma(e.fma(u, 8.0, d), A / 2, y[5]),
     ]
+
+
+def _gradient_4(e: Builder, y: Sequence[Value]) -> Values:
+    found = [y[0]]
+    for point in (A, B):
+        even = e.fma(y[2], point * point, y[0])
+        odd = e.mul(e.fma(y[3], point * point, y[1]), point)
+        found += [e.add(even, odd), e.sub(even, odd)]
+    return [*found, y[3]]
+
+
+def _taps_4(e: Builder, p: Sequence[Value]) -> Values:
+    s, t = e.mul(e.add(p[1], p[2]), -2 / 3), e.mul(e.add(p[3], p[4]), 1 / 6)
+    d, u = e.mul(e.sub(p[1], p[2]), -2 / 3 * A), e.mul(e.sub(p[3], p[4]), B / 6)
+    return [e.add(p[0], e.add(s, t)), e.add(d, u), e.fma(t, 2.0, e.fma(s, 0.5, p[5]))]
