@@ -3,5 +3,6 @@
 from __future__ import annotations
 
 from treadle.serialization.checkpoint import load, save
+from treadle.serialization.program import Program, load_program, save_program
 
-__all__ = ["load", "save"]
+__all__ = ["Program", "load", "load_program", "save", "save_program"]
