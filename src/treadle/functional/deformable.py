@@ -92,7 +92,10 @@ def deformable_conv2d(
 
 def _misfit(problem: str, x: Tensor, other: Tensor) -> ShapeError:
     return ShapeError(
-        "deformable_conv2d", problem, saw=f"x {x.type}, {other.type}", hint="see the extents above"
+        "deformable_conv2d",
+        problem,
+        saw=f"x {x.type}, {other.type}",
+        hint="compare the extents with those of conv2d on the same operands",
     )
 
 
