@@ -18,7 +18,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from treadle.serialization import atomic, load, save
+from treadle.base.files import atomic
+from treadle.serialization import load, save
 
 
 def test_killed_fifty_times(tmp_path: Path) -> None:

@@ -13,9 +13,9 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import IO, Any, TypeAlias
 
-from treadle.serialization import foreign, strict_json
-from treadle.serialization.atomic import Chunk, write_atomically
-from treadle.serialization.container import (
+from treadle.base.files import strict_json
+from treadle.base.files.atomic import Chunk, write_atomically
+from treadle.base.files.container import (
     Array,
     Entry,
     Header,
@@ -26,10 +26,11 @@ from treadle.serialization.container import (
     read_array,
     read_header,
 )
+from treadle.base.files.source import PathLike, Source, open_source, stream_name
+from treadle.base.files.strict_json import shorten
+from treadle.serialization import foreign
 from treadle.serialization.decode import Decoder
 from treadle.serialization.encode import Encoder
-from treadle.serialization.source import PathLike, Source, open_source, stream_name
-from treadle.serialization.strict_json import shorten
 from treadle.tensor import Tensor
 
 MapLocation: TypeAlias = "str | Mapping[str, str] | Callable[[str], str] | None"

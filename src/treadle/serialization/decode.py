@@ -15,10 +15,10 @@ import numpy as np
 
 from treadle.base import dtype as dtypes
 from treadle.base.errors import CheckpointError
-from treadle.serialization.container import Array
+from treadle.base.files.container import Array
+from treadle.base.files.source import Source
+from treadle.base.files.strict_json import shorten
 from treadle.serialization.encode import TAGS, is_inline, is_key
-from treadle.serialization.source import Source
-from treadle.serialization.strict_json import shorten
 from treadle.tensor import Parameter, Tensor
 
 Json: TypeAlias = Any

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from treadle.base import dtype as dtypes
-from treadle.serialization.container import METADATA, Array
+from treadle.base.files.container import METADATA, Array
 from treadle.tensor import Parameter, Tensor
 
 Json: TypeAlias = Any

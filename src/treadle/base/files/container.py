@@ -17,9 +17,9 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from treadle.base import dtype as dtypes
-from treadle.serialization import strict_json
-from treadle.serialization.source import Source
-from treadle.serialization.strict_json import shorten
+from treadle.base.files import strict_json
+from treadle.base.files.source import Source
+from treadle.base.files.strict_json import shorten
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 

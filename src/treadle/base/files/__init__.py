@@ -1,0 +1,1 @@
+"""Files: reading that trusts nothing, writing that leaves the old file or the new one."""
