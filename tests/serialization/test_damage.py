@@ -11,7 +11,10 @@ import pytest
 from tests.serialization.conftest import container, header_of, loaded, saved
 
 from treadle.base.errors import CheckpointError
-from treadle.serialization import checkpoint, load, save
+from treadle.base.files import sealed, strict_json
+from treadle.base.files.container import read_header
+from treadle.base.files.source import Source
+from treadle.serialization import load, save
 
 
 @pytest.mark.parametrize("sixteenth", range(16))
@@ -63,19 +66,19 @@ def rewritten(raw: bytes, change: dict[str, Any], *, sign: bool = True) -> bytes
     """The file with fields of its manifest replaced, and the digest made to fit."""
     header = header_of(raw)
     (length,) = np.frombuffer(raw[:8], "<u8")
-    manifest = json.loads(header["__metadata__"][checkpoint.MANIFEST]) | change
-    text = checkpoint.strict_json.canonical(manifest).decode()
-    header["__metadata__"][checkpoint.MANIFEST] = text
+    manifest = json.loads(header["__metadata__"][sealed.MANIFEST]) | change
+    text = strict_json.canonical(manifest).decode()
+    header["__metadata__"][sealed.MANIFEST] = text
     if sign:
-        entries = checkpoint.read_header(checkpoint_source(raw)).entries
-        header["__metadata__"][checkpoint.DIGEST] = checkpoint._digest(text, entries)
+        entries = read_header(checkpoint_source(raw)).entries
+        header["__metadata__"][sealed.DIGEST] = sealed._digest(text, entries)
     return container(header, raw[8 + int(length) :])
 
 
-def checkpoint_source(raw: bytes) -> checkpoint.Source:
+def checkpoint_source(raw: bytes) -> Source:
     import io
 
-    return checkpoint.Source(io.BytesIO(raw), len(raw), "<test>")
+    return Source(io.BytesIO(raw), len(raw), "<test>")
 
 
 def test_rewritten_manifest_loads_when_nothing_changes(state: dict[str, Any]) -> None:
@@ -156,7 +159,7 @@ def test_hostile_manifest(change: dict[str, Any], message: str) -> None:
 
 def test_manifest_or_digest_missing() -> None:
     raw = saved([1])
-    for key in (checkpoint.MANIFEST, checkpoint.DIGEST):
+    for key in (sealed.MANIFEST, sealed.DIGEST):
         header = header_of(raw)
         del header["__metadata__"][key]
         with pytest.raises(CheckpointError, match="manifest"):

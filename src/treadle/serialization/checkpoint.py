@@ -7,27 +7,18 @@ tensor; and `treadle.digest`, the SHA-256 of the manifest together with all dtyp
 
 from __future__ import annotations
 
-import hashlib
-import io
-import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import IO, Any, TypeAlias
 
-from treadle.base.files import strict_json
-from treadle.base.files.atomic import Chunk, write_atomically
 from treadle.base.files.container import (
     Array,
-    Entry,
     Header,
-    as_bytes,
-    header_bytes,
-    lay_out,
     looks_like_container,
     read_array,
     read_header,
 )
-from treadle.base.files.source import PathLike, Source, open_source, stream_name
-from treadle.base.files.strict_json import shorten
+from treadle.base.files.sealed import Kind, Sealed, chunks_of, is_sealed, write
+from treadle.base.files.source import PathLike, Source, open_source
 from treadle.serialization import foreign
 from treadle.serialization.decode import Decoder
 from treadle.serialization.encode import Encoder
@@ -35,10 +26,7 @@ from treadle.tensor import Tensor
 
 MapLocation: TypeAlias = "str | Mapping[str, str] | Callable[[str], str] | None"
 
-FORMAT = "treadle"
-VERSION = 1
-MANIFEST = "treadle.manifest"
-DIGEST = "treadle.digest"
+KIND = Kind("treadle", 1)
 
 
 def save(
@@ -71,23 +59,8 @@ def save(
     _refuse_pickle("save", pickle_module)
     encoder = Encoder()
     root = encoder.value(obj)
-    entries = lay_out(encoder.arrays)
-    data = {name: as_bytes(encoder.arrays[name]) for name in entries}
-    manifest = {
-        "format": FORMAT,
-        "version": VERSION,
-        "producer": f"treadle {VERSION}",
-        "root": root,
-        "nodes": encoder.nodes,
-        "sha256": {name: hashlib.sha256(raw).hexdigest() for name, raw in data.items()},
-    }
-    text = strict_json.canonical(manifest).decode()
-    metadata = {MANIFEST: text, DIGEST: _digest(text, entries)}
-    chunks: list[Chunk] = [header_bytes(entries, metadata), *data.values()]
-    if isinstance(f, str | bytes | os.PathLike):
-        write_atomically(os.fsdecode(f), chunks, sum(map(len, chunks)))
-    else:
-        _write_stream(f, chunks)
+    content = {"root": root, "nodes": encoder.nodes}
+    write(f, chunks_of(KIND, content, encoder.arrays), "save")
 
 
 def load(
@@ -116,7 +89,7 @@ def load(
     with open_source(f) as source:
         _refuse_foreign(source)
         header = read_header(source)
-        if MANIFEST in header.metadata or DIGEST in header.metadata:
+        if is_sealed(header):
             return _load_tree(source, header, locate)
         return {
             name: _plain_tensor(read_array(source, header, entry), locate)
@@ -143,63 +116,12 @@ def _refuse_foreign(source: Source) -> None:
         raise source.error(f"this is {kind}, not a checkpoint", hint=hint)
 
 
-def _digest(manifest: str, entries: Mapping[str, Entry]) -> str:
-    # Offsets are left out: they follow from the rest, and a tool that copies the file may reorder.
-    signatures = {name: entry.signature for name, entry in entries.items()}
-    return hashlib.sha256(strict_json.canonical([manifest, signatures])).hexdigest()
-
-
 def _load_tree(source: Source, header: Header, locate: Callable[[str], str]) -> object:
-    manifest = _read_manifest(source, header)
-    checksums = manifest.get("sha256")
-    if not isinstance(checksums, dict) or checksums.keys() != header.entries.keys():
-        raise source.error("the manifest does not list the tensors of the file")
-    unread = dict(header.entries)
-
-    def checked_array(name: str) -> Array:
-        entry = unread.pop(name, None)
-        if entry is None:
-            # Reading one tensor many times would turn a small file into a large object.
-            raise source.error(f"tensor {shorten(name)} is missing or used twice")
-        array = read_array(source, header, entry)
-        if hashlib.sha256(as_bytes(array)).hexdigest() != checksums[name]:
-            raise source.error(
-                f"checksum of tensor {shorten(name)} does not match: its data is damaged",
-                hint="use another copy of the file",
-            )
-        return array
-
-    decoder = Decoder(source, checked_array, locate)
-    obj = decoder.decode(manifest.get("nodes"), manifest.get("root"))
-    if unread:
-        raise source.error(f"tensor {shorten(next(iter(unread)))} belongs to no object")
+    sealed = Sealed(source, header, KIND)
+    decoder = Decoder(source, sealed.array, locate)
+    obj = decoder.decode(sealed.manifest.get("nodes"), sealed.manifest.get("root"))
+    sealed.finish()
     return obj
-
-
-def _read_manifest(source: Source, header: Header) -> dict[str, Any]:
-    text = header.metadata.get(MANIFEST, "")
-    try:
-        manifest = strict_json.parse(text.encode("utf-8", "surrogatepass"))
-    except ValueError as error:
-        raise source.error(f"manifest is damaged: {error}") from None
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        raise source.error("manifest is not one of Treadle's")
-    # Before the digest: a later version may compute that differently.
-    version = manifest.get("version")
-    if type(version) is not int or version < 1:
-        raise source.error("manifest has no format version", saw=shorten(version))
-    if version > VERSION:
-        raise source.error(
-            f"format version {version} is newer than {VERSION}, the newest this Treadle reads",
-            saw=f"written by {shorten(manifest.get('producer'))}",
-            hint=f"upgrade Treadle (this is {VERSION})",
-        )
-    if _digest(text, header.entries) != header.metadata.get(DIGEST):
-        raise source.error(
-            "checksum of the manifest does not match: the header is damaged",
-            hint="use another copy of the file",
-        )
-    return manifest
 
 
 def _locator(map_location: MapLocation) -> Callable[[str], str]:
@@ -221,17 +143,3 @@ def _locator(map_location: MapLocation) -> Callable[[str], str]:
 
 def _plain_tensor(array: Array, locate: Callable[[str], str]) -> Tensor:
     return Tensor(array, dtype=array.dtype, device=locate("") or None)
-
-
-def _write_stream(f: object, chunks: Iterable[Chunk]) -> None:
-    write = getattr(f, "write", None)
-    if not callable(write):
-        raise TypeError(f"save: expected a path or a file object, got {type(f).__name__}")
-    if isinstance(f, io.TextIOBase):
-        raise TypeError(f"save: {stream_name(f)} is opened as text; open it with 'wb'")
-    for chunk in chunks:
-        rest = memoryview(chunk)
-        while rest:
-            # A raw stream may take a part and say how much; a buffered one takes all.
-            count = write(rest)
-            rest = rest[count if isinstance(count, int) else len(rest) :]
