@@ -8,23 +8,38 @@ its sequence of ops is checked all the same.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import IO, TYPE_CHECKING, Any
 
 from treadle.autodiff.tape import Tape
 from treadle.base.errors import TraceError
+from treadle.base.files.source import PathLike
 from treadle.base.log import get_logger
 from treadle.base.modes import LOCAL, install_capture
 from treadle.engine.devices import CompNode
 from treadle.engine.dispatch import EagerType
 from treadle.engine.options import Options
-from treadle.graph.ir import Graph, op_key
+from treadle.graph.ir import Graph, Value, op_key
 from treadle.jit.binding import Binding
-from treadle.jit.capture import Capture, capture
+from treadle.jit.capture import Capture, Captured, capture
 from treadle.jit.compiled import Compiled, Variant, replaced, signature
+from treadle.jit.dump import (
+    Asked,
+    CompGraphDumpResult,
+    Ends,
+    argument_names,
+    checked_options,
+    model_of,
+    write,
+)
+from treadle.jit.inspection import profile_data, without_values
+from treadle.jit.memory import DTRConfig, GraphOptimizationConfig, SublinearMemoryConfig
 from treadle.ops.op import Op
 from treadle.tensor import Tensor, create, execute, scalar_tensor
+
+if TYPE_CHECKING:
+    from treadle.engine.profile import Profile
 
 
 class trace:
@@ -37,6 +52,11 @@ class trace:
         function: what to trace; without it, the object is a decorator.
         symbolic: accepted: programs are captured before they run in either case.
         without_host: run the recorded program without the body from the second call on.
+        capture_as_const: what `dump` needs: arguments are tensors, other tensors are constants.
+        record_only: record for `dump` and compute nothing; results have no values.
+        sublinear_memory_config, dtr_config, graph_opt_config: accepted; memory and fusion are
+            planned by the engine (`treadle.dtr` holds the budget of recomputation).
+        profiling: measure kernels; `get_profile` returns what was found.
         opt_level: 0 to 3, as `level` of `jit.compile`.
         symbolic_shape: accepted; a shape is a tuple inside a traced function, too.
         imperative: run the body op by op, checked and uncompiled.
@@ -50,13 +70,24 @@ class trace:
         function: Callable[..., Any] | None = None,
         *,
         symbolic: bool = False,
-        without_host: bool = False,
+        capture_as_const: bool = False,
+        record_only: bool = False,
+        sublinear_memory_config: SublinearMemoryConfig | None = None,
+        dtr_config: DTRConfig | None = None,
+        profiling: bool = False,
         opt_level: int = 2,
+        graph_opt_config: GraphOptimizationConfig | None = None,
         symbolic_shape: bool = True,
+        without_host: bool = False,
         imperative: bool = False,
     ) -> None:
         self._options = Options(level=min(opt_level, 3))
-        self._without_host = without_host
+        self._for_dump = capture_as_const or record_only
+        self._record_only = record_only
+        self._profiling = profiling
+        self._last: tuple[Captured, list[str]] | None = None
+        self._profile: Profile | None = None
+        self._without_host = without_host and not self._for_dump
         self._eager = imperative
         self._variants: dict[Any, Variant] = {}
         self._sequences: dict[Any, list[str]] = {}
@@ -77,7 +108,14 @@ class trace:
             self._wrap(args[0])
             return self
         if self._compiled is not None:
-            return self._compiled(*args, **kwargs)
+            result = self._compiled(*args, **kwargs)
+            if self._profiling:
+                self._profile = self._compiled.profile(*args, repeats=1, **kwargs)
+            return result
+        if self._for_dump and not all(isinstance(x, Tensor) for x in args):
+            raise AssertionError(
+                f"trace {self._name}: with capture_as_const, arguments are tensors"
+            )
         if LOCAL.capture is not None or isinstance(LOCAL.hook, Tape):
             return self._function(*args, **kwargs)
         key, leaves = signature(args, kwargs)
@@ -117,13 +155,24 @@ class trace:
             if error.where == "jit" and "known only when" in error.problem:
                 raise _NeedsValues(error.where, error.problem, at=error.at) from error
             raise
+        if self._for_dump:
+            self._last = captured, argument_names(args, kwargs)
+        if self._record_only:
+            return without_values(captured)
         known = self._variants.get(key)
         if known is None:
             variant = self._variants[key] = Variant(captured, self._options)
-            return variant.binding()(leaves)
+            return self._ran(variant, variant.binding(), leaves)
         _compare(self._name, known.captured.graph, captured.graph)
         executor = known.stages.compile()
-        return Binding(captured, known.stages.interface.updates, executor)(leaves)
+        return self._ran(known, Binding(captured, known.stages.interface.updates, executor), leaves)
+
+    def _ran(self, variant: Variant, binding: Binding, leaves: list[Any]) -> Any:
+        """One run, measured if so asked."""
+        if self._profiling:
+            arrays = binding.payloads(leaves).arrays
+            self._profile = variant.stages.profile(arrays, repeats=1)
+        return binding(leaves)
 
     # -- op by op --------------------------------------------------------------------------
 
@@ -158,7 +207,120 @@ class trace:
         """The graph traced last, as it was captured."""
         if self._compiled is not None:
             return self._compiled.variants[-1].captured.graph
+        if self._last is not None:
+            return self._last[0].graph
         return list(self._variants.values())[-1].captured.graph
+
+    @property
+    def ops(self) -> tuple[Op, ...]:
+        """Ops of the graph traced last, in order."""
+        return tuple(n.op for n in self.graph.nodes)
+
+    @property
+    def vars(self) -> tuple[Value, ...]:
+        """Values of the graph traced last: inputs, then results of ops."""
+        graph = self.graph
+        return (*graph.inputs, *(v for n in graph.nodes for v in n.outputs))
+
+    def get_profile(self) -> dict[str, Any]:
+        """What the last call cost, kernel by kernel.
+
+        Returns:
+            `graph_exec`: names and shapes of the graph's ops; `profiler`: per kernel its calls
+            and seconds.
+
+        Raises:
+            TraceError: nothing was measured; trace with profiling=True.
+        """
+        if self._profile is None:
+            raise TraceError(
+                f"trace {self._name}",
+                "nothing has been measured",
+                hint="trace with profiling=True and call the function",
+            )
+        return profile_data(self.graph, self._profile)
+
+    def dump(
+        self,
+        file: PathLike | IO[Any],
+        *,
+        arg_names: Sequence[str] | None = None,
+        output_names: Sequence[str] | str | None = None,
+        append: bool = False,
+        keep_var_name: int = 1,
+        keep_opr_name: bool = False,
+        keep_param_name: bool = False,
+        keep_opr_priority: bool = False,
+        no_change_graph: bool = False,
+        strip_info_file: Any = None,
+        append_json: bool = False,
+        optimize_for_inference: bool = True,
+        user_info: Any = None,
+        enable_metadata: bool = True,
+        input_data: Sequence[Any] | None = None,
+        repeat: int = 1,
+        silent: bool = False,
+        no_assert: bool = False,
+        maxerr: float = 1e-4,
+        resize_input: bool = False,
+        input_transform: Callable[[Any], Any] | None = None,
+        dump_format: str | None = None,
+        model_version: int = 2,
+        compat_older_version: str | None = None,
+        **options: bool,
+    ) -> CompGraphDumpResult:
+        """Write the traced function as a model file: program and parameters, without Python.
+
+        The file is Treadle's: one that needs no source of the function, runs no code when it is
+        loaded, and is compiled for the machine it is loaded on. MegEngine's files are not written.
+
+        Args:
+            file: a path, which is replaced atomically, or a file object opened in binary mode.
+            arg_names: names of the inputs; `arg_0`, ..., `kwarg_name` unless given.
+            output_names: names of the results; keys of a dict, else names of the last ops.
+            append: keep the models that are in the file, and add this one.
+            user_info: anything that JSON knows, kept with the model.
+            enable_metadata: write `user_info` and the options.
+            input_data: test cases kept with the model: arrays, `"x.npy"`, `"#rand(0, 255)"`, or
+                for several inputs `"data:x.npy;mask:#rand(0, 1)"` or dicts of arrays.
+            repeat: how often each test case counts.
+            no_assert: leave the expected results out of the test cases.
+            maxerr: by how much, relative, results may differ from the expected ones.
+            input_transform: applied to the arrays of `input_data`.
+            options: MegEngine's names of layouts and fusions. They are recorded; layouts and
+                fusion are decided where the model is loaded.
+            keep_var_name, keep_opr_name, keep_param_name, keep_opr_priority, no_change_graph,
+            strip_info_file, append_json, optimize_for_inference, silent, resize_input,
+            dump_format, model_version, compat_older_version: for MegEngine's signature. Names are
+                kept, and nothing is stripped.
+
+        Raises:
+            ValueError: the function has not been called, was traced without capture_as_const, or
+                an option or the number of names is wrong.
+            TraceError: the function does more than compute results from arguments and state.
+            OSError: the file cannot be written.
+        """
+        if not self._for_dump:
+            raise ValueError("dump: trace the function with capture_as_const=True")
+        if self._last is None:
+            raise ValueError("dump: call the traced function first")
+        chosen = checked_options(options)
+        captured, arguments = self._last
+        names = [output_names] if isinstance(output_names, str) else output_names
+        model = model_of(self._name, captured, arguments, Ends(arg_names, names))
+        asked = Asked(
+            append,
+            user_info,
+            enable_metadata,
+            chosen,
+            input_data,
+            input_transform,
+            repeat,
+            no_assert,
+            maxerr,
+            resize_input,
+        )
+        return write(file, model, asked)
 
 
 class _NeedsValues(TraceError):

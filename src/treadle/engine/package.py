@@ -1,0 +1,185 @@
+"""Model files: graphs with their weights, the names of their ends, and cases to test them with.
+
+A file is sealed and mapped as checkpoints are (`base.files`); a graph is text that reads back, its
+weights are arrays of the file. What it holds is a program before any stage, so it is compiled for
+the machine that loads it. Nothing in a file can run code.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import IO, Any
+
+import numpy as np
+
+from treadle.base.errors import CheckpointError, GraphError, ShapeError
+from treadle.base.files.container import Array, looks_like_container, read_header
+from treadle.base.files.sealed import Kind, Sealed, chunks_of, is_sealed, write
+from treadle.base.files.source import PathLike, Source, open_source
+from treadle.engine.options import Options
+from treadle.engine.pipeline import Stages
+from treadle.graph.ir import Graph, Value
+from treadle.graph.parser import parse
+from treadle.graph.printer import to_text
+from treadle.ops.constant import ArrayData
+
+KIND = Kind("treadle model", 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Inputs by name, and what the model made of them; outputs may differ by `maxerr`, relative."""
+
+    inputs: Mapping[str, Array]
+    outputs: Mapping[str, Array]
+    maxerr: float = 1e-4
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A graph for inference.
+
+    Attributes:
+        graph: what it computes; weights are constants in it.
+        inputs, outputs: names of the graph's inputs and outputs, in order.
+        info: what the user keeps with it, as JSON knows it.
+        options: what it was dumped with, for the record.
+        cases: to test it with.
+    """
+
+    graph: Graph
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    info: Any = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    cases: tuple[Case, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """Size of a file, and of the tensors in it, in bytes; names of its tensors."""
+
+    nbytes: int
+    tensor_bytes: int
+    tensors: tuple[str, ...]
+
+
+def write_models(f: PathLike | IO[Any], models: Sequence[Model], function: str) -> Written:
+    """Write models into one file.
+
+    Raises:
+        TypeError: `info` holds what JSON does not know.
+        OSError: the file cannot be written.
+    """
+    arrays: dict[str, Array] = {}
+    content = {"models": [_saved(m, arrays, f"case{i}") for i, m in enumerate(models)]}
+    size = write(f, chunks_of(KIND, content, arrays), function)
+    return Written(size, sum(a.nbytes for a in arrays.values()), tuple(arrays))
+
+
+def _saved(model: Model, arrays: dict[str, Array], prefix: str) -> dict[str, Any]:
+    constants: dict[str, ArrayData] = {}
+    text = to_text(model.graph, locs=True, constants=constants)
+    arrays.update({name: data.array for name, data in constants.items()})
+    cases = []
+    for number, case in enumerate(model.cases):
+        ends: dict[str, dict[str, str]] = {}
+        for kind, held in (("inputs", case.inputs), ("outputs", case.outputs)):
+            ends[kind] = {name: f"{prefix}.{number}.{kind}.{name}" for name in held}
+            arrays.update({ends[kind][name]: held[name] for name in held})
+        cases.append({**ends, "maxerr": case.maxerr})
+    return {
+        "graph": text,
+        "constants": list(constants),
+        "inputs": list(model.inputs),
+        "outputs": list(model.outputs),
+        "info": json.loads(json.dumps(model.info, allow_nan=False)),
+        "options": dict(model.options),
+        "cases": cases,
+    }
+
+
+def read_models(f: PathLike | IO[Any]) -> list[Model]:
+    """The models in a file.
+
+    Raises:
+        CheckpointError: the file is damaged, or of another kind.
+        OSError: the file cannot be opened.
+    """
+    with open_source(f) as source:
+        if not looks_like_container(source.read(0, 32)):
+            raise source.error("the file holds no model", hint="models are written by trace.dump")
+        header = read_header(source)
+        if not is_sealed(header):
+            raise source.error("the file holds tensors and no model", hint="read it with load()")
+        sealed = Sealed(source, header, KIND)
+        models = _models(sealed, source)
+        sealed.finish()
+        return models
+
+
+def _models(sealed: Sealed, source: Source) -> list[Model]:
+    taken: dict[str, ArrayData] = {}
+    try:
+        return [_model(entry, sealed, taken) for entry in sealed.manifest["models"]]
+    except (KeyError, TypeError, ValueError, AttributeError, GraphError) as error:
+        if isinstance(error, CheckpointError):
+            raise
+        raise source.error(f"the model is damaged: {error}") from error
+
+
+def _model(entry: Mapping[str, Any], sealed: Sealed, taken: dict[str, ArrayData]) -> Model:
+    for name in entry["constants"]:
+        if name not in taken:  # Models of a file share weights.
+            taken[name] = ArrayData(sealed.array(name))
+    graph = parse(entry["graph"], {name: taken[name] for name in entry["constants"]})
+    cases = [
+        Case(
+            {name: sealed.array(key) for name, key in case["inputs"].items()},
+            {name: sealed.array(key) for name, key in case["outputs"].items()},
+            float(case["maxerr"]),
+        )
+        for case in entry["cases"]
+    ]
+    inputs, outputs = tuple(entry["inputs"]), tuple(entry["outputs"])
+    if len(inputs) != len(graph.inputs) or len(outputs) != len(graph.outputs):
+        raise ValueError("its inputs or outputs are not those of its graph")
+    return Model(graph, inputs, outputs, entry["info"], entry["options"], tuple(cases))
+
+
+class Runner:
+    """A graph of arrays, run as a program that is compiled when it is first called."""
+
+    def __init__(self, graph: Graph, options: Options | None = None) -> None:
+        self.graph = graph
+        self.stages = Stages(graph, options=options or Options())
+
+    def __call__(self, arrays: Sequence[Any]) -> list[Array]:
+        """Run on one array per input, in order; they take the element types of the inputs.
+
+        Raises:
+            ShapeError: an array has another shape than its input.
+        """
+        given = [
+            _fitting(value, array) for value, array in zip(self.graph.inputs, arrays, strict=True)
+        ]
+        return self.stages.compile().run(given)
+
+
+def _fitting(value: Value, array: Any) -> Array:
+    fit = np.ascontiguousarray(array, value.type.dtype.numpy)
+    if not value.type.shape and fit.size == 1:
+        fit = fit.reshape(())
+    if fit.shape != value.type.shape:
+        raise ShapeError(
+            "model",
+            f"an array does not fit input {value.name or value.index}",
+            saw=f"{fit.dtype}{list(fit.shape)} for {value.type}",
+            hint="dump the model for this shape, or use Network.reset_batch_size",
+        )
+    return fit
+
+
+__all__ = ["Case", "Model", "Runner", "Written", "read_models", "write_models"]

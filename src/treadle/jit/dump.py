@@ -1,0 +1,276 @@
+"""`trace.dump`: a traced function as a model file, its parameters inside as constants."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import IO, Any, NamedTuple
+
+import numpy as np
+
+from treadle.base import tree
+from treadle.base.errors import TraceError
+from treadle.base.files.source import PathLike
+from treadle.engine.package import Case, Model, Runner, read_models, write_models
+from treadle.graph.analysis import live_nodes
+from treadle.graph.ir import Graph, Node, Value, constant, remake
+from treadle.jit.capture import Argument, Captured, HostValue, Output, State
+from treadle.ops.constant import Constant
+from treadle.runtime.array import to_host
+
+LAYOUT_OPTIONS = (
+    "enable_io16xc32",
+    "enable_ioc16",
+    "enable_hwcd4",
+    "enable_nchw88",
+    "enable_nchw44",
+    "enable_nchw44_dot",
+    "enable_nchw4",
+    "enable_nchw32",
+    "enable_nchw64",
+    "enable_chwn4",
+    "enable_fuse_conv_bias_nonlinearity",
+    "enable_fuse_conv_bias_with_z",
+    "enable_fuse_preprocess",
+    "enable_fuse_grain",
+)
+"""MegEngine's options of optimization. They are written into the file and change nothing else:
+layouts and fusion are decided when a model is loaded, for the machine it is loaded on."""
+
+
+class CompGraphDumpResult(NamedTuple):
+    """What `dump` wrote.
+
+    Attributes:
+        nr_opr: number of ops.
+        tot_bytes: size of the file.
+        tensor_value_bytes: size of the tensors in it.
+        content_hash: SHA-256 of the program, weights included.
+        inputs, outputs: names of the model's ends.
+        params: names of its parameters.
+    """
+
+    nr_opr: int
+    tot_bytes: int
+    tensor_value_bytes: int
+    content_hash: str
+    inputs: list[str]
+    outputs: list[str]
+    params: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """Names for the arguments and results of a traced call, None where nobody gave any."""
+
+    arguments: Sequence[str] | None = None
+    outputs: Sequence[str] | None = None
+
+
+def argument_names(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[str]:
+    """`arg_0`, `arg_1`, ..., `kwarg_name`, in the order in which arguments are flattened."""
+    named = {name: f"kwarg_{name}" for name in kwargs}
+    return list(tree.flatten(([f"arg_{i}" for i in range(len(args))], named))[0])
+
+
+def model_of(name: str, captured: Captured, arguments: Sequence[str], ends: Ends) -> Model:
+    """A captured call as a model: state becomes constants.
+
+    Raises:
+        TraceError: the function does more than compute its results from arguments and state.
+        ValueError: there are more or fewer names than arguments or results.
+    """
+    _refuse(name, captured)
+    inputs = list(ends.arguments) if ends.arguments is not None else list(arguments)
+    if len(inputs) != len(arguments):
+        raise ValueError(
+            f"dump: {len(arguments)} arguments were traced, arg_names has {len(inputs)}"
+        )
+    results, _ = tree.flatten(captured.results)
+    wanted = [r.index for r in results if isinstance(r, Output)]
+    graph = inference_graph(name, captured, wanted, len(arguments))
+    outputs = list(ends.outputs) if ends.outputs is not None else _output_names(captured, graph)
+    if len(outputs) != len(wanted):
+        raise ValueError(
+            f"dump: the function has {len(wanted)} results, output_names has {len(outputs)}"
+        )
+    return Model(graph, tuple(inputs), tuple(outputs))
+
+
+def _refuse(name: str, captured: Captured) -> None:
+    problem = ""
+    if captured.updates or captured.gradients or any(r() is not None for _, r in captured.escaped):
+        problem = "it changes tensors besides computing results"
+    if any(isinstance(s, HostValue) for s in captured.sources):
+        problem = "it reads learning rates or random states at each call"
+    if problem:
+        raise TraceError(
+            f"trace {name}",
+            f"the function cannot be dumped: {problem}",
+            hint="call eval() on the module, and trace what is needed for inference only",
+        )
+
+
+def inference_graph(name: str, captured: Captured, wanted: Sequence[int], arguments: int) -> Graph:
+    """The graph of some outputs, as a function of the arguments alone."""
+    old = captured.graph
+    inputs: dict[int, Value] = {}
+    values: dict[Value, Value] = {}
+    nodes: list[Node] = []
+    for source, value in zip(captured.sources, old.inputs, strict=True):
+        if isinstance(source, Argument):
+            made = inputs[source.index] = Value(value.type, None, source.index, value.name)
+        elif isinstance(source, State):
+            node = constant(to_host(source.tensor._data), value.type.device)
+            node = Node(node.op, (), node.loc, (source.tensor.name,))
+            nodes.append(node)
+            made = node.outputs[0]
+        else:
+            raise TypeError(f"{source!r} is no input of a model")
+        values[value] = made
+    live = live_nodes(old)
+    for node in old.nodes:
+        if node not in live:
+            continue
+        made_node = remake(node, node.op, tuple(values[v] for v in node.inputs))
+        nodes.append(made_node)
+        values.update(zip(node.outputs, made_node.outputs, strict=True))
+    outputs = tuple(values[old.outputs[i]] for i in wanted)
+    return Graph(name, tuple(inputs[i] for i in range(arguments)), tuple(nodes), outputs)
+
+
+def _output_names(captured: Captured, graph: Graph) -> list[str]:
+    """Keys of a dict that was returned, else what the ops and values are called."""
+    if isinstance(captured.results, dict):
+        return [str(key) for key in captured.results]
+    taken: list[str] = []
+    for number, value in enumerate(graph.outputs):
+        producer = value.producer
+        name = value.name or (f"{producer.op.name}" if producer else f"output_{number}")
+        taken.append(name if name not in taken else f"{name}[{number}]")
+    return taken
+
+
+# -- options, cases, files -----------------------------------------------------------------
+
+
+def checked_options(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of optimization by MegEngine's names.
+
+    Raises:
+        ValueError: there is no such option.
+    """
+    for name in given:
+        if name not in LAYOUT_OPTIONS:
+            raise ValueError(
+                f"dump: unknown option {name!r}; there are {', '.join(LAYOUT_OPTIONS)}"
+            )
+    return {name: bool(value) for name, value in given.items() if value}
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """How a file is to be written; the fields are `dump`'s arguments."""
+
+    append: bool
+    user_info: Any
+    enable_metadata: bool
+    options: Mapping[str, Any]
+    input_data: Sequence[Any] | None
+    input_transform: Any
+    repeat: int
+    no_assert: bool
+    maxerr: float
+    resize_input: bool
+
+
+def write(f: PathLike | IO[Any], model: Model, asked: Asked) -> CompGraphDumpResult:
+    """Write a model with its test cases, behind those that are in the file if so asked."""
+    cases = tuple(_cases(model, asked)) if asked.input_data is not None else ()
+    whole = Model(
+        model.graph,
+        model.inputs,
+        model.outputs,
+        asked.user_info if asked.enable_metadata else None,
+        dict(asked.options) if asked.enable_metadata else {},
+        cases,
+    )
+    before = read_models(f) if asked.append and _is_there(f) else []
+    done = write_models(f, [*before, whole], "dump")
+    constants = [n for n in model.graph.nodes if isinstance(n.op, Constant)]
+    return CompGraphDumpResult(
+        len(model.graph.nodes) + len(model.graph.inputs),
+        done.nbytes,
+        sum(n.outputs[0].type.nbytes for n in constants),
+        model.graph.digest,
+        list(model.inputs),
+        list(model.outputs),
+        [n.outputs[0].name for n in constants if n.outputs[0].name],
+    )
+
+
+def _is_there(f: PathLike | IO[Any]) -> bool:
+    if isinstance(f, str | bytes | os.PathLike):
+        return os.path.exists(os.fsdecode(f)) and os.path.getsize(os.fsdecode(f)) > 0
+    raise ValueError("dump: append=True takes a path, not a file object")
+
+
+def _cases(model: Model, asked: Asked) -> list[Case]:
+    """Test cases: inputs as they were asked for, outputs as the model gives them now."""
+    found = []
+    run = None if asked.no_assert else Runner(model.graph)
+    for entry in asked.input_data or ():
+        given = _parsed(entry, model, asked)
+        arrays = [given[name] for name in model.inputs]
+        outputs = {} if run is None else dict(zip(model.outputs, run(arrays), strict=True))
+        found += [Case(given, outputs, asked.maxerr)] * asked.repeat
+    return found
+
+
+def _parsed(entry: Any, model: Model, asked: Asked) -> dict[str, Any]:
+    """One test case: arrays by name, or text like `data:x.npy;mask:#rand(0,1)`."""
+    if isinstance(entry, str):
+        parts = [part.partition(":") for part in entry.split(";") if part]
+        if len(model.inputs) == 1 and len(parts) == 1 and parts[0][0] not in model.inputs:
+            parts = [(model.inputs[0], ":", entry)]
+        entry = {name: text for name, _, text in parts}
+    elif not isinstance(entry, Mapping):
+        entry = {model.inputs[0]: entry}
+    if set(entry) != set(model.inputs):
+        raise ValueError(
+            f"dump: input_data has values for {sorted(entry)}, the inputs are {list(model.inputs)}"
+        )
+    found = {}
+    for value, name in zip(model.graph.inputs, model.inputs, strict=True):
+        array = _array(entry[name], value)
+        if asked.input_transform is not None:
+            array = np.asarray(asked.input_transform(array))
+        if asked.resize_input and array.shape != value.type.shape:
+            raise ValueError("dump: resize_input needs images; resize them before, with OpenCV")
+        shaped = np.ascontiguousarray(array, value.type.dtype.numpy)
+        if shaped.shape != value.type.shape:
+            raise ValueError(
+                f"dump: input_data for {name!r} has shape {shaped.shape}, not {value.type.shape}"
+            )
+        found[name] = shaped
+    return found
+
+
+def _array(given: Any, value: Value) -> Any:
+    if not isinstance(given, str):
+        return given.numpy() if callable(getattr(given, "numpy", None)) else np.asarray(given)
+    if not given.startswith("#rand"):
+        if not given.endswith(".npy"):
+            raise ValueError(f"dump: input_data {given!r} is neither a .npy file nor #rand(a, b)")
+        return np.load(given, allow_pickle=False)
+    try:
+        low, high, *rest = [float(x) for x in given[len("#rand") :].strip(" ()").split(",")]
+    except ValueError:
+        raise ValueError(f"dump: {given!r} is not of the form #rand(low, high[, shape])") from None
+    shape = tuple(int(x) for x in rest) or value.type.shape
+    random = np.random.default_rng(0).uniform(low, high, shape)
+    return random.astype(value.type.dtype.numpy)
+
+
+__all__ = ["LAYOUT_OPTIONS", "Asked", "CompGraphDumpResult", "Ends", "argument_names", "model_of"]

@@ -1,0 +1,66 @@
+"""MegEngine's settings of traces that concern memory and fusion.
+
+The engine plans memory for every program, and recomputes what `treadle.dtr` and `jit.recompute` ask
+for; these classes carry the values that programs written for MegEngine pass.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from typing import Literal
+
+Fusion = Literal[None, False, True]
+
+
+@dataclass(frozen=True)
+class DTRConfig:
+    """A budget for recomputation in a traced program.
+
+    Attributes:
+        eviction_threshold: bytes of values kept at once; above it, values are recomputed.
+        evictee_minimum_size: bytes of the smallest value that is recomputed.
+        recomp_memory_factor, recomp_time_factor: for MegEngine's signature.
+    """
+
+    eviction_threshold: int
+    evictee_minimum_size: int = 1048576
+    recomp_memory_factor: float = 1
+    recomp_time_factor: float = 1
+
+    def __post_init__(self) -> None:
+        if self.eviction_threshold <= 0:
+            raise AssertionError("DTRConfig: eviction_threshold must be positive")
+        if self.evictee_minimum_size <= 0:
+            raise AssertionError("DTRConfig: evictee_minimum_size must be positive")
+
+
+@dataclass
+class SublinearMemoryConfig:
+    """Settings of MegEngine's search for what to recompute; `lb_memory_mb` is the budget.
+
+    Raises:
+        ValueError: a number is negative.
+    """
+
+    thresh_nr_try: int = 10
+    genetic_nr_iter: int = 0
+    genetic_pool_size: int = 20
+    lb_memory_mb: int = 0
+    num_worker: int = field(default_factory=lambda: max(1, (os.cpu_count() or 2) // 2))
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if value < (1 if name == "num_worker" else 0):
+                raise ValueError(f"SublinearMemoryConfig: {name} is {value}")
+
+
+@dataclass
+class GraphOptimizationConfig:
+    """Switches of two fusions of MegEngine's; groups are chosen by the engine's cost model."""
+
+    jit_fuse_dimshuffle: Fusion = False
+    jit_fuse_reduce: Fusion = False
+
+
+__all__ = ["DTRConfig", "GraphOptimizationConfig", "SublinearMemoryConfig"]
