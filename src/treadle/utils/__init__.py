@@ -1,0 +1,1 @@
+"""Tools for users: statistics, networks in files, profiles, and what MegEngine keeps here."""

@@ -1,0 +1,528 @@
+"""Networks in files: load, search, edit, and write again.
+
+    net = Network.load("model.mge")
+    x = net.data_providers_filter.as_unique().outputs[0]
+    net.replace_vars({y: F.relu(y)})
+    net.dump("edited.mge")
+
+A network is a graph that can be changed: operators (`OpNode`) and variables (`VarNode`), found by
+name, type or place, and replaced by what functions make of variables.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import IO, Any
+
+from treadle.base.errors import GraphError
+from treadle.base.files.source import PathLike
+from treadle.engine.package import Model, read_models
+from treadle.graph.ir import Graph, Node, Value
+from treadle.jit.dump import Asked, CompGraphDumpResult, checked_options, write
+from treadle.ops.movement import Broadcast, Reshape
+from treadle.utils.network_node import (
+    ConstOpBase,
+    Host2DeviceCopy,
+    OpNode,
+    VarNode,
+    const_var,
+    input_var,
+    op_node,
+    str_to_mge_class,
+)
+
+
+def as_varnode(obj: Any) -> VarNode:
+    """A variable: itself, the only output of an operator, or the only one of several things.
+
+    Raises:
+        TypeError: it is none of these.
+        ValueError: there is not exactly one.
+    """
+    if isinstance(obj, VarNode):
+        return obj
+    if isinstance(obj, OpNode):
+        if len(obj.outputs) != 1:
+            raise ValueError(f"as_varnode: {obj.name or obj.type} has {len(obj.outputs)} outputs")
+        return obj.outputs[0]
+    if isinstance(obj, Iterable):
+        return as_varnode(_only(list(obj), "as_varnode"))
+    raise TypeError(f"as_varnode: {type(obj).__name__} is no variable of a network")
+
+
+def as_oprnode(obj: Any) -> OpNode:
+    """An operator: itself, the owner of a variable, or the only one of several things.
+
+    Raises:
+        TypeError, ValueError: as `as_varnode`.
+    """
+    if isinstance(obj, OpNode):
+        return obj
+    if isinstance(obj, VarNode):
+        return obj.owner
+    if isinstance(obj, Iterable):
+        return as_oprnode(_only(list(obj), "as_oprnode"))
+    raise TypeError(f"as_oprnode: {type(obj).__name__} is no operator of a network")
+
+
+def _only(found: list[Any], where: str) -> Any:
+    if len(found) != 1:
+        raise ValueError(f"{where}: found {len(found)}, wanted one")
+    return found[0]
+
+
+def set_symbolic_shape(option: bool) -> bool:
+    """For MegEngine's programs: shapes are tuples of ints; returns the previous setting."""
+    previous = _SYMBOLIC[0]
+    _SYMBOLIC[0] = bool(option)
+    return previous
+
+
+_SYMBOLIC = [True]
+
+
+def order_of(variables: Iterable[VarNode]) -> list[OpNode]:
+    """Operators that the variables depend on, each after those that make its inputs.
+
+    Raises:
+        GraphError: they depend on themselves.
+    """
+    done: dict[int, OpNode] = {}
+    open_: set[int] = set()
+    stack = [(v.owner, False) for v in reversed(list(variables))]
+    while stack:
+        node, is_left = stack.pop()
+        if is_left:
+            open_.discard(node.id)
+            done[node.id] = node
+        elif node.id not in done:
+            if node.id in open_:
+                raise GraphError("network", f"{node.name or node.type} depends on itself")
+            open_.add(node.id)
+            stack.append((node, True))
+            stack += [(x.owner, False) for x in reversed(node.inputs) if x.owner.id not in done]
+    return list(done.values())
+
+
+class Network:
+    """Operators and variables that can be changed."""
+
+    def __init__(self) -> None:
+        self._outputs: list[VarNode] = []
+        self._extra: list[VarNode] = []
+        self._model: Model | None = None
+
+    # -- files -----------------------------------------------------------------------------
+
+    @classmethod
+    def load(cls, model_path: PathLike | IO[Any], outspec: Sequence[str] | None = None) -> Network:
+        """A network out of a file that `trace.dump` or `Network.dump` wrote.
+
+        Args:
+            model_path: a path, or a file object opened in binary mode.
+            outspec: names of variables that become the outputs.
+
+        Raises:
+            CheckpointError: the file is damaged, or holds no model.
+            ValueError: no variable has such a name.
+        """
+        return cls._from(read_models(model_path)[0], outspec)
+
+    @classmethod
+    def _from(cls, model: Model, outspec: Sequence[str] | None) -> Network:
+        self = cls()
+        self._model = model
+        known: dict[Value, VarNode] = {}
+        for value, name in zip(model.graph.inputs, model.inputs, strict=True):
+            known[value] = Host2DeviceCopy(value.type, name).outputs[0]
+        for node in model.graph.nodes:
+            made = op_node(node.op, [known[v] for v in node.inputs], node.names)
+            known.update(zip(node.outputs, made.outputs, strict=True))
+        self._outputs = [known[v] for v in model.graph.outputs]
+        for var, name in zip(self._outputs, model.outputs, strict=True):
+            var.name = var.name or name
+        self._extra = [known[v] for v in model.graph.inputs]
+        if outspec is not None:
+            self._outputs = [self.get_var_by_name(name) for name in outspec]
+        return self
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """What the file says about itself: `user_info`, and the options of `dump`."""
+        if self._model is None:
+            return {}
+        return {"user_info": self._model.info, "optimized_for_inference": True} | dict(
+            self._model.options
+        )
+
+    def graph(self) -> Graph:
+        """The network as a graph, with what its outputs depend on."""
+        values: dict[int, Value] = {}
+        nodes: list[Node] = []
+        inputs: list[Value] = []
+        for opr in self._ordered():
+            if opr.op is None:
+                var = opr.outputs[0]
+                values[var.id] = Value(var.type, None, len(inputs), var.name)
+                inputs.append(values[var.id])
+                continue
+            names = tuple(v.name for v in opr.outputs)
+            node = Node(opr.op, tuple(values[x.id] for x in opr.inputs), names=names)
+            nodes.append(node)
+            values.update({v.id: made for v, made in zip(opr.outputs, node.outputs, strict=True)})
+        outputs = tuple(values[v.id] for v in self._outputs)
+        return Graph("network", tuple(inputs), tuple(nodes), outputs)
+
+    def _ordered(self) -> list[OpNode]:
+        """Operators in order: inputs as they came, then what the outputs depend on."""
+        needed = order_of(self._outputs)
+        inputs = {v.owner.id: v.owner for v in self._extra if v.owner.op is None}
+        wanted = {n.id for n in needed}
+        kept = [n for n in inputs.values() if n.id in wanted]
+        return kept + [n for n in needed if n.id not in inputs]
+
+    def dump(
+        self,
+        file: PathLike | IO[Any],
+        *,
+        keep_var_name: int = 1,
+        keep_opr_name: bool = False,
+        keep_param_name: bool = False,
+        keep_opr_priority: bool = False,
+        no_change_graph: bool = False,
+        strip_info_file: Any = None,
+        append_json: bool = False,
+        optimize_for_inference: bool = True,
+        append: bool = False,
+        user_info: Any = None,
+        enable_metadata: bool = True,
+        dump_format: str | None = None,
+        **options: bool,
+    ) -> CompGraphDumpResult:
+        """Write the network; arguments are those of `trace.dump`.
+
+        Raises:
+            GraphError: there are no outputs, or operators depend on themselves.
+            ValueError: there is no such option.
+            OSError: the file cannot be written.
+        """
+        if not self._outputs:
+            raise GraphError("network", "there is nothing to dump", hint="add_output() first")
+        graph = self.graph()
+        inputs = tuple(v.name or f"input_{i}" for i, v in enumerate(graph.inputs))
+        model = Model(graph, inputs, tuple(_named(self._outputs)))
+        chosen = checked_options(options)
+        asked = Asked(append, user_info, enable_metadata, chosen, None, None, 1, True, 1e-4, False)
+        return write(file, model, asked)
+
+    def optimize_for_inference(
+        self, dest_vars: Sequence[VarNode], **options: bool
+    ) -> list[VarNode]:
+        """The variables as they are: the engine optimizes a model when it is loaded to run.
+
+        Raises:
+            ValueError: there is no such option.
+        """
+        checked_options(options)
+        return list(dest_vars)
+
+    # -- making ----------------------------------------------------------------------------
+
+    def make_const(self, data: Any, name: str | None = None, device: Any = None) -> VarNode:
+        """A constant with this value."""
+        return const_var(_array(data), name or "")
+
+    def make_input_node(
+        self, shape: Sequence[int], dtype: Any, name: str | None = None, device: Any = None
+    ) -> VarNode:
+        """A new input; it is one of the network's once an output depends on it."""
+        var = input_var(tuple(shape), dtype, name or "")
+        self._extra.append(var)
+        return var
+
+    # -- outputs ---------------------------------------------------------------------------
+
+    @property
+    def dest_vars(self) -> list[VarNode]:
+        """The outputs."""
+        return list(self._outputs)
+
+    def add_output(self, *vars: VarNode) -> None:
+        """Make variables outputs, too."""
+        known = {v.id for v in self._outputs}
+        self._outputs += [v for v in map(as_varnode, vars) if v.id not in known]
+
+    def remove_output(self, *vars: VarNode) -> None:
+        """Make variables no outputs any more."""
+        gone = {as_varnode(v).id for v in vars}
+        self._outputs = [v for v in self._outputs if v.id not in gone]
+
+    def add_dep_oprs(self, *vars: VarNode) -> list[OpNode]:
+        """Keep variables, and what they depend on, though no output does; all such operators."""
+        self._extra += [as_varnode(v) for v in vars]
+        return order_of(map(as_varnode, vars))
+
+    # -- editing ---------------------------------------------------------------------------
+
+    def replace_vars(self, repl_dict: Mapping[VarNode, VarNode]) -> None:
+        """Let whoever uses a variable use another one in its place.
+
+        What the new variable is computed from keeps using the old one, so `{y: F.relu(y)}`
+        inserts an operator behind y.
+
+        Raises:
+            TypeError: something is no variable.
+            TreadleError: an operator does not take the new variable.
+        """
+        by_id = {as_varnode(old).id: as_varnode(new) for old, new in repl_dict.items()}
+        # An operator that a new variable comes from, and that is not of the network yet.
+        own = {n.id for n in self.all_oprs}
+        fresh = {n.id for new in by_id.values() for n in order_of([new])} - own
+        self._outputs = [by_id.get(v.id, v) for v in self._outputs]
+        for opr in order_of([*self._outputs, *self._extra]):
+            if opr.id in fresh or not any(x.id in by_id for x in opr.inputs):
+                if opr.op is not None and opr.inputs:
+                    opr.set_inputs(opr.inputs)
+                continue
+            opr.set_inputs([by_id.get(x.id, x) for x in opr.inputs])
+
+    def replace_oprs(self, repl_dict: Mapping[OpNode, OpNode]) -> None:
+        """Let whoever uses the outputs of an operator use those of another one.
+
+        Raises:
+            ValueError: the operators have different numbers of outputs.
+        """
+        pairs: dict[VarNode, VarNode] = {}
+        for old, new in repl_dict.items():
+            first, second = as_oprnode(old).outputs, as_oprnode(new).outputs
+            if len(first) != len(second):
+                raise ValueError(
+                    f"replace_oprs: {len(first)} outputs cannot be replaced by {len(second)}"
+                )
+            pairs.update(zip(first, second, strict=True))
+        self.replace_vars(pairs)
+
+    def modify_opr_names(self, modifier: str | Callable[[str], str]) -> None:
+        """Change names of operators and their variables: a prefix, or a function of the name.
+
+        Raises:
+            TypeError: the modifier is neither.
+        """
+        if isinstance(modifier, str):
+            prefix = modifier
+            change: Callable[[str], str] = lambda name: f"{prefix}.{name}"  # noqa: E731
+        elif callable(modifier):
+            change = modifier
+        else:
+            raise TypeError("modify_opr_names: give a prefix, or a function of the name")
+        for opr in self.all_oprs:
+            opr.name = change(opr.name or f"{opr.type}_{opr.id}")
+            for var in opr.outputs:
+                if var.name:
+                    var.name = change(var.name)
+
+    def reset_batch_size(
+        self, batchsize: int, *, blacklist: Iterable[Any] = (), opr_filter: Any = None
+    ) -> None:
+        """Give the first axis of the inputs another extent, and all that follows from it.
+
+        Args:
+            batchsize: the new extent.
+            blacklist: inputs (variables, operators or names) that keep theirs.
+            opr_filter: names of the inputs that change, None for all.
+
+        Raises:
+            TreadleError: an operator cannot be given the new shape.
+        """
+        names = {getattr(x, "name", x) for x in blacklist}
+        inputs = [v for v in self._inputs() if v.name not in names and v.ndim]
+        if opr_filter is not None:
+            inputs = [v for v in inputs if v.name in set(opr_filter)]
+        before = {v.shape[0] for v in inputs}
+        if len(before) > 1:
+            raise GraphError("network", f"inputs have different batch sizes: {sorted(before)}")
+        for var in inputs:
+            var._data.shape = (batchsize, *var.shape[1:])
+        for opr in order_of([*self._outputs, *self._extra]):
+            if opr.op is None or not opr.inputs:
+                continue
+            if isinstance(opr.op, Reshape | Broadcast) and opr.op.shape[:1] == (*before,):
+                opr.op = type(opr.op)((batchsize, *opr.op.shape[1:]))
+            opr.set_inputs(opr.inputs)
+
+    def _inputs(self) -> list[VarNode]:
+        return [n.outputs[0] for n in self.all_oprs if n.op is None]
+
+    # -- searching -------------------------------------------------------------------------
+
+    @property
+    def all_oprs(self) -> list[OpNode]:
+        """All operators, in order."""
+        return order_of([*self._extra, *self._outputs])
+
+    @property
+    def all_vars(self) -> list[VarNode]:
+        """All variables, in order."""
+        return [v for n in self.all_oprs for v in n.outputs]
+
+    @property
+    def all_oprs_dict(self) -> OrderedDict[int, OpNode]:
+        """All operators by id."""
+        return OrderedDict((n.id, n) for n in self.all_oprs)
+
+    @property
+    def all_vars_dict(self) -> OrderedDict[int, VarNode]:
+        """All variables by id."""
+        return OrderedDict((v.id, v) for v in self.all_vars)
+
+    @property
+    def opr_filter(self) -> NodeFilter:
+        """All operators, to be narrowed down."""
+        return NodeFilter(self.all_oprs)
+
+    @property
+    def var_filter(self) -> NodeFilter:
+        """All variables, to be narrowed down."""
+        return NodeFilter(self.all_vars)
+
+    @property
+    def params_filter(self) -> NodeFilter:
+        """Constants and parameters."""
+        return self.opr_filter.param_provider()
+
+    @property
+    def data_providers_filter(self) -> NodeFilter:
+        """Inputs."""
+        return self.opr_filter.data_provider()
+
+    def get_opr_by_type(self, oprcls: type[OpNode], unique: bool = True) -> Any:
+        """The operator of a type (`unique`), or a list of all.
+
+        Raises:
+            ValueError: `unique`, and there is not exactly one.
+        """
+        found = self.opr_filter.type(oprcls)
+        return found.as_unique() if unique else found.as_list()
+
+    def get_opr_by_name(self, name: str, unique: bool = True) -> Any:
+        """The operator of a name, in which `*` and `?` stand for anything; see above."""
+        found = self.opr_filter.name(name)
+        return found.as_unique() if unique else found.as_list()
+
+    def get_var_by_name(self, name: str, unique: bool = True) -> Any:
+        """The variable of a name; see above."""
+        found = self.var_filter.name(name)
+        return found.as_unique() if unique else found.as_list()
+
+    def get_var_receive_oprs(self, var: VarNode) -> list[OpNode]:
+        """Operators that take a variable."""
+        return self.opr_filter.has_input(var).as_list()
+
+    def get_dep_oprs(self, var: VarNode | Sequence[VarNode]) -> list[OpNode]:
+        """Operators that variables depend on, in order."""
+        return order_of([var] if isinstance(var, VarNode) else var)
+
+
+class NodeFilter:
+    """Operators or variables, narrowed down by one condition after the other."""
+
+    def __init__(self, nodes: Iterable[Any]) -> None:
+        self._nodes = list(nodes)
+
+    @classmethod
+    def make_all_deps(cls, *dest_vars: VarNode) -> NodeFilter:
+        """All operators that variables depend on."""
+        return cls(order_of(dest_vars))
+
+    def _kept(self, condition: Callable[[Any], bool]) -> NodeFilter:
+        return NodeFilter(n for n in self._nodes if condition(n))
+
+    def type(self, node_type: Any) -> NodeFilter:
+        """Those of a class, or of a type by name."""
+        wanted = str_to_mge_class(node_type) if isinstance(node_type, str) else node_type
+        return self._kept(lambda n: isinstance(n, wanted))
+
+    def check_type(self, node_type: Any) -> NodeFilter:
+        """The same nodes, all of which must be of a class.
+
+        Raises:
+            TypeError: one is not.
+        """
+        for node in self._nodes:
+            if not isinstance(node, node_type):
+                raise TypeError(f"check_type: {node!r} is not of type {node_type.__name__}")
+        return NodeFilter(self._nodes)
+
+    def not_type(self, node_type: Any) -> NodeFilter:
+        """Those not of a class."""
+        return self._kept(lambda n: not isinstance(n, node_type))
+
+    def param_provider(self) -> NodeFilter:
+        """Constants and parameters."""
+        return self._kept(lambda n: isinstance(as_oprnode(n), ConstOpBase))
+
+    def data_provider(self) -> NodeFilter:
+        """Inputs."""
+        return self._kept(lambda n: isinstance(as_oprnode(n), Host2DeviceCopy))
+
+    def name(self, pattern: str) -> NodeFilter:
+        """Those whose name matches; `*` and `?` stand for anything, all else for itself."""
+        if not any(c in pattern for c in "*?["):
+            exact = self._kept(lambda n: n.name == pattern)
+            return exact if exact._nodes else self._kept(lambda n: n.name.endswith("." + pattern))
+        return self._kept(lambda n: fnmatch.fnmatchcase(n.name, pattern))
+
+    def has_input(self, var: VarNode) -> NodeFilter:
+        """Operators that take a variable."""
+        wanted = as_varnode(var).id
+        return self._kept(lambda n: any(x.id == wanted for x in as_oprnode(n).inputs))
+
+    def as_list(self) -> list[Any]:
+        """What is left, in order."""
+        return list(self._nodes)
+
+    def as_unique(self) -> Any:
+        """The only one that is left.
+
+        Raises:
+            ValueError: there is none, or more than one.
+        """
+        return _only(self._nodes, "as_unique")
+
+    def as_dict(self) -> OrderedDict[str, Any]:
+        """What is left, by name."""
+        return OrderedDict((n.name, n) for n in self._nodes)
+
+    def as_count(self) -> int:
+        """How many are left."""
+        return len(self._nodes)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._nodes)
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+
+def _named(variables: Sequence[VarNode]) -> list[str]:
+    found: list[str] = []
+    for number, var in enumerate(variables):
+        name = var.name or f"{var.owner.type}_{number}"
+        found.append(name if name not in found else f"{name}[{number}]")
+    return found
+
+
+def _array(data: Any) -> Any:
+    return data.numpy() if callable(getattr(data, "numpy", None)) else data
+
+
+__all__ = [
+    "Network",
+    "NodeFilter",
+    "as_oprnode",
+    "as_varnode",
+    "order_of",
+    "set_symbolic_shape",
+]

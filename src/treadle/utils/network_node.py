@@ -1,0 +1,271 @@
+"""Nodes of a loaded network: variables, and operators by the names MegEngine gives them.
+
+`VarNode` is a tensor without a value: functions and operators applied to one append an operator to
+its network. There is one class per kind of operator, so that networks can be searched by type.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from treadle.base.dtype import DType, as_dtype
+from treadle.base.errors import GraphError
+from treadle.base.types import TensorType
+from treadle.engine.devices import CompNode, default_device
+from treadle.engine.dispatch import EagerType
+from treadle.ops.abstract import constant_array
+from treadle.ops.constant import ArrayData, Constant
+from treadle.ops.conv import Convolution
+from treadle.ops.families import Elementwise, Reduce
+from treadle.ops.op import Op
+from treadle.ops.operators import Operators
+from treadle.tensor import Tensor
+from treadle.utils.network_ops_table import BY_OP, NAMES
+
+_NUMBERS = itertools.count()
+
+
+class _Absent:
+    """In place of an array: shape and type of a value that only a run knows."""
+
+    __slots__ = ("dtype", "nbytes", "shape")
+
+    def __init__(self, type_: TensorType) -> None:
+        self.shape = type_.shape
+        self.dtype = type_.dtype.numpy
+        self.nbytes = type_.nbytes
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        raise GraphError(
+            "network",
+            "a variable of a network has a value only where the network runs",
+            hint="run it with cgtools.GraphInference, or make it an output and dump the network",
+        )
+
+
+class VarNode(Tensor):
+    """One value of a network: a result of its `owner`.
+
+    Attributes:
+        id: unique in the process.
+        owner: the `OpNode` that makes it.
+        index: which of the owner's outputs it is.
+    """
+
+    def __init__(self, owner: OpNode, index: int, type_: TensorType, name: str = "") -> None:
+        self.id = next(_NUMBERS)
+        self.owner = owner
+        self.index = index
+        self.name = name
+        self._data = _Absent(type_)
+        # One of its own: tables of launches, which go by identity, must not know it.
+        self._kind = EagerType(type_.dtype, default_device())
+        self._trace = None
+
+    @property
+    def comp_node(self) -> CompNode:
+        """The device, by MegEngine's name."""
+        return self._kind.device
+
+    @property
+    def partial_shape(self) -> tuple[int, ...]:
+        """The shape, by MegEngine's name."""
+        return self.shape
+
+    def apply(self, op: Op, inputs: tuple[Tensor, ...], /) -> tuple[VarNode, ...]:
+        """Append an operator to the network; tensors among the inputs become constants."""
+        operands = [x if isinstance(x, VarNode) else const_var(x.numpy()) for x in inputs]
+        return tuple(op_node(op, operands).outputs)
+
+    def constant(self, value: Any, dtype: DType | None = None) -> VarNode:
+        """A constant of the network."""
+        return const_var(constant_array(value, dtype, self._kind.dtype))
+
+    def numpy(self) -> np.ndarray[Any, Any]:
+        """The value of a constant.
+
+        Raises:
+            GraphError: it is no constant.
+        """
+        if isinstance(self.owner.op, Constant):
+            return self.owner.op.data.array
+        return np.asarray(self._data)
+
+    def set_value(self, value: Any) -> None:
+        """Give a constant another value of the same shape.
+
+        Raises:
+            GraphError: it is no constant, or the shape differs.
+        """
+        array = np.asarray(value, self.dtype)
+        if not isinstance(self.owner.op, Constant) or array.shape != self.shape:
+            raise GraphError(
+                "network",
+                "only a constant can be given a value, of its own shape",
+                saw=f"{array.shape} for {self!r}",
+                hint="replace_vars puts another variable in its place",
+            )
+        self.owner.op = Constant(ArrayData(array), self.owner.op.device)
+
+    def __repr__(self) -> str:
+        return f"VarNode({self.name or self.id}: {self.type})"
+
+    __str__ = __repr__
+    __hash__ = Tensor.__hash__
+
+
+def _use_general_operators() -> None:
+    """Arithmetic by way of `apply`; a tensor's own is a shortcut to launches."""
+    for name, member in vars(Operators).items():
+        if name.startswith("__") and name.endswith("__") and callable(member):
+            setattr(VarNode, name, member)
+
+
+_use_general_operators()
+
+
+class OpNode:
+    """One operator of a network.
+
+    Attributes:
+        type: name of the operator's class, as MegEngine has it.
+        op: the op it stands for; None for an input.
+        inputs, outputs: variables.
+        name: what it is called; the name of its first output where that has one.
+        priority: for MegEngine's programs; order is planned by the engine.
+        id: unique in the process.
+    """
+
+    type = "OpNode"
+
+    def __init__(self, op: Op | None, inputs: list[VarNode], name: str = "") -> None:
+        self.id = next(_NUMBERS)
+        self.op = op
+        self.inputs = list(inputs)
+        self.outputs: list[VarNode] = []
+        self.name = name
+        self.priority = 0
+
+    @property
+    def params(self) -> Mapping[str, Any]:
+        """The op's attributes by name."""
+        return {} if self.op is None else dict(self.op.attributes)
+
+    def set_inputs(self, inputs: list[VarNode]) -> None:
+        """Put other variables in the place of the inputs; types of results follow.
+
+        Raises:
+            TreadleError: the op does not take them.
+        """
+        if self.op is None:
+            raise GraphError("network", "an input of the network takes no operands")
+        types = self.op.infer(*[x.type for x in inputs])
+        self.inputs = list(inputs)
+        for var, type_ in zip(self.outputs, types, strict=True):
+            var._data = _Absent(type_)
+            var._kind = EagerType(type_.dtype, var._kind.device)
+
+    def __repr__(self) -> str:
+        return f"{self.type}({self.name or self.id}: {self.inputs} -> {self.outputs})"
+
+
+class Host2DeviceCopy(OpNode):
+    """An input of the network; data comes from the host."""
+
+    type = "Host2DeviceCopy"
+
+    def __init__(self, type_: TensorType, name: str = "") -> None:
+        super().__init__(None, [], name)
+        self.outputs = [VarNode(self, 0, type_, name)]
+
+
+class ConstOpBase(OpNode):
+    """A constant."""
+
+    def get_value(self) -> np.ndarray[Any, Any]:
+        """The array."""
+        return self.outputs[0].numpy()
+
+    def set_value(self, data: Any) -> None:
+        """Replace the array by another one of its shape."""
+        self.outputs[0].set_value(data)
+
+
+class ImmutableTensor(ConstOpBase):
+    """A constant without a name: a number that the program was traced with."""
+
+    type = "ImmutableTensor"
+
+
+class SharedDeviceTensor(ConstOpBase):
+    """A parameter."""
+
+    type = "SharedDeviceTensor"
+
+
+class ReadOnlyOpNode(OpNode):
+    """An operator whose operands are not replaced."""
+
+
+def _made(name: str, doc: str, base: type[OpNode] = OpNode) -> type[OpNode]:
+    return type(name, (base,), {"type": name, "__doc__": doc, "__module__": __name__})
+
+
+CLASSES: dict[str, type[OpNode]] = {
+    "Host2DeviceCopy": Host2DeviceCopy,
+    "ImmutableTensor": ImmutableTensor,
+    "SharedDeviceTensor": SharedDeviceTensor,
+    **{name: _made(name, doc) for name, doc in NAMES.items()},
+}
+globals().update(CLASSES)
+
+
+def str_to_mge_class(name: str) -> type[OpNode]:
+    """The class of operators of a type, by name; `OpNode` where there is none of its own."""
+    return CLASSES.get(name, OpNode)
+
+
+def class_of(op: Op, inputs: list[VarNode]) -> type[OpNode]:
+    """The class of an op."""
+    if op.name in BY_OP:
+        name = BY_OP[op.name]
+        if isinstance(op, Convolution) and inputs[0].ndim == 5:
+            name = name.replace("Convolution", "Convolution3D")
+        if name == "MatrixMul" and max(x.ndim for x in inputs) > 2:
+            name = "BatchedMatrixMul"
+        return CLASSES[name]
+    if isinstance(op, Reduce):
+        return CLASSES["Reduce"]
+    return CLASSES["Elemwise"] if isinstance(op, Elementwise) else OpNode
+
+
+def op_node(op: Op, inputs: list[VarNode], names: tuple[str, ...] = ()) -> OpNode:
+    """A new operator with its results.
+
+    Raises:
+        TreadleError: the op does not take these inputs.
+    """
+    types = op.infer(*[x.type for x in inputs])
+    if isinstance(op, Constant):
+        kind: type[OpNode] = SharedDeviceTensor if any(names) else ImmutableTensor
+    else:
+        kind = class_of(op, inputs)
+    node = kind(op, inputs, next((n for n in names if n), ""))
+    given = names or ("",) * len(types)
+    pairs = zip(types, given, strict=True)
+    node.outputs = [VarNode(node, i, t, n) for i, (t, n) in enumerate(pairs)]
+    return node
+
+
+def const_var(array: Any, name: str = "") -> VarNode:
+    """A constant of a network."""
+    return op_node(Constant(ArrayData(np.asarray(array))), [], (name,)).outputs[0]
+
+
+def input_var(shape: tuple[int, ...], dtype: Any, name: str = "") -> VarNode:
+    """An input of a network."""
+    return Host2DeviceCopy(TensorType(as_dtype(dtype), tuple(shape)), name).outputs[0]

@@ -1,0 +1,414 @@
+"""Model files loaded, searched, edited, run and written again."""
+
+from __future__ import annotations
+
+import io
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import treadle as mge
+import treadle.functional as F
+import treadle.module as M
+from treadle import jit
+from treadle.base.errors import CheckpointError, GraphError, ShapeError, TraceError
+from treadle.utils import comp_graph_tools as cgtools
+from treadle.utils import network_node
+from treadle.utils.network import Network, NodeFilter, as_oprnode, as_varnode, set_symbolic_shape
+
+
+class Net(M.Module):
+    """A convolution, a norm, a linear layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = M.Conv2d(3, 4, 3)
+        self.norm = M.BatchNorm2d(4)
+        self.fc = M.Linear(4 * 36, 5)
+
+    def forward(self, x: Any) -> Any:
+        return self.fc(F.flatten(F.relu(self.norm(self.conv(x))), 1))
+
+
+def images(n: int = 2) -> np.ndarray[Any, Any]:
+    return np.random.default_rng(0).random((n, 3, 8, 8), np.float32)
+
+
+@pytest.fixture
+def dumped() -> tuple[io.BytesIO, np.ndarray[Any, Any], Net]:
+    """A model file, its output for `images()`, and the module it is of."""
+    net = Net()
+    net.eval()
+    traced = jit.trace(lambda x: net(x), symbolic=True, capture_as_const=True)
+    out = traced(mge.tensor(images()))
+    file = io.BytesIO()
+    traced.dump(file, arg_names=["data"], output_names=["logits"])
+    file.seek(0)
+    return file, out.numpy(), net
+
+
+def sum_of_product() -> io.BytesIO:
+    """`relu`-free: c = a * b + 2, named."""
+
+    @jit.trace(symbolic=True, capture_as_const=True)
+    def f(a: Any, b: Any) -> Any:
+        return a * b + 2
+
+    f(mge.tensor([1.0, -2.0]), mge.tensor([3.0, 4.0]))
+    file = io.BytesIO()
+    f.dump(file, arg_names=["a", "b"], output_names=["c"])
+    file.seek(0)
+    return file
+
+
+A, B = np.array([1.0, -2.0], np.float32), np.array([3.0, 4.0], np.float32)
+
+
+# -- dump ------------------------------------------------------------------------------------
+
+
+def test_dump_tells_what_it_wrote(tmp_path: Path) -> None:
+    weight = mge.tensor([[1.0, 2.0], [3.0, 4.0]], name="weight")
+
+    @jit.trace(symbolic=True, capture_as_const=True)
+    def f(x: Any) -> Any:
+        return x @ weight
+
+    f(mge.tensor([[1.0, 1.0]]))
+    path = tmp_path / "model.mge"
+    done = f.dump(path, user_info={"author": "me"}, enable_fuse_conv_bias_nonlinearity=True)
+    assert done.tot_bytes == path.stat().st_size
+    assert (done.inputs, done.params) == (["arg_0"], ["weight"])
+    assert done.nr_opr >= 3
+    assert done.tensor_value_bytes == 16
+    assert len(done.content_hash) == 64
+    assert len(done.outputs) == 1
+    meta = Network.load(path).metadata
+    assert meta["user_info"] == {"author": "me"}
+    assert meta["enable_fuse_conv_bias_nonlinearity"] is True
+    again = f.dump(tmp_path / "again.mge", user_info={"author": "me"})
+    assert again.content_hash == done.content_hash
+
+
+def test_dump_runs_elsewhere(dumped: Any) -> None:
+    file, out, _ = dumped
+    run = cgtools.GraphInference(file)
+    found = run.run(images())
+    assert list(found) == ["logits"]
+    np.testing.assert_allclose(found["logits"], out, rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(run.run(inp_dict={"data": images()})["logits"], found["logits"])
+
+
+def test_outputs_of_dicts_and_lists_have_names() -> None:
+    @jit.trace(symbolic=True, capture_as_const=True)
+    def f(x: Any) -> Any:
+        return {"twice": x * 2, "exp": F.exp(x)}
+
+    f(mge.tensor(A))
+    file = io.BytesIO()
+    f.dump(file)
+    file.seek(0)
+    found = cgtools.GraphInference(file).run(A)
+    np.testing.assert_allclose(found["twice"], A * 2)
+    np.testing.assert_allclose(found["exp"], np.exp(A), rtol=1e-6)
+
+    @jit.trace(symbolic=True, capture_as_const=True)
+    def g(x: Any, *, shift: Any) -> Any:
+        return [x + shift, x - shift]
+
+    g(mge.tensor(A), shift=mge.tensor(B))
+    assert g.dump(io.BytesIO()).inputs == ["arg_0", "kwarg_shift"]
+
+
+def test_dump_is_refused_where_there_is_nothing_to_dump() -> None:
+    plain = jit.trace(lambda x: x + 1)
+    plain(mge.tensor(A))
+    with pytest.raises(ValueError, match="capture_as_const"):
+        plain.dump(io.BytesIO())
+    fresh = jit.trace(lambda x: x + 1, capture_as_const=True)
+    with pytest.raises(ValueError, match="call the traced function"):
+        fresh.dump(io.BytesIO())
+    with pytest.raises(AssertionError, match="tensors"):
+        fresh(3)
+    fresh(mge.tensor(A))
+    with pytest.raises(ValueError, match="arg_names"):
+        fresh.dump(io.BytesIO(), arg_names=["x", "y"])
+    with pytest.raises(ValueError, match="output_names"):
+        fresh.dump(io.BytesIO(), output_names=["x", "y"])
+    with pytest.raises(ValueError, match="unknown option 'enable_magic'"):
+        fresh.dump(io.BytesIO(), enable_magic=True)
+
+
+def test_what_changes_state_is_not_dumped() -> None:
+    net = Net()
+    traced = jit.trace(lambda x: net(x), capture_as_const=True)
+    traced(mge.tensor(images()))
+    with pytest.raises(TraceError, match="changes tensors"):
+        traced.dump(io.BytesIO())
+
+
+def test_record_only_computes_nothing() -> None:
+    seen = []
+
+    @jit.trace(record_only=True)
+    def f(x: Any) -> Any:
+        seen.append(1)
+        return x * 3
+
+    out = f(mge.tensor(A))
+    assert out.shape == (2,)
+    with pytest.raises(TraceError):
+        out.numpy()
+    file = io.BytesIO()
+    f.dump(file)
+    file.seek(0)
+    [found] = cgtools.GraphInference(file).run(A).values()
+    np.testing.assert_array_equal(found, A * 3)
+
+
+def test_cases_are_kept_with_the_model(tmp_path: Path) -> None:
+    from treadle.engine.package import read_models
+
+    np.save(tmp_path / "x.npy", A)
+    f = jit.trace(lambda x: x * 2, capture_as_const=True)
+    f(mge.tensor(A))
+    path = tmp_path / "m.mge"
+    f.dump(path, arg_names=["x"], input_data=[f"x:{tmp_path / 'x.npy'}", "#rand(0, 1)", B])
+    first, second, third = read_models(path)[0].cases
+    np.testing.assert_array_equal(first.outputs[next(iter(first.outputs))], A * 2)
+    assert 0 <= second.inputs["x"].min() <= second.inputs["x"].max() <= 1
+    np.testing.assert_array_equal(third.inputs["x"], B)
+    with pytest.raises(ValueError, match="neither"):
+        f.dump(path, input_data=["x.jpg"])
+    with pytest.raises(ValueError, match="shape"):
+        f.dump(path, input_data=[np.zeros((3,), np.float32)])
+
+
+def test_append_adds_a_model(tmp_path: Path) -> None:
+    from treadle.engine.package import read_models
+
+    f = jit.trace(lambda x: x * 2, capture_as_const=True)
+    f(mge.tensor(A))
+    path = tmp_path / "m.mge"
+    f.dump(path)
+    f.dump(path, append=True)
+    assert len(read_models(path)) == 2
+
+
+def test_profiles_of_traces() -> None:
+    f = jit.trace(lambda x: F.exp(x) + 1, profiling=True)
+    with pytest.raises(TraceError, match="nothing has been measured"):
+        f.get_profile()
+    f(mge.tensor(A))
+    profile = f.get_profile()
+    assert {"graph_exec", "profiler"} == set(profile)
+    assert profile["graph_exec"]["operator"]["0"]["type"] == "exp"
+    assert profile["profiler"]["kernels"]
+    assert [op.name for op in f.ops] == ["exp", "constant", "add"]
+    assert len(f.vars) == 4
+
+
+def test_files_of_other_kinds_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "weights"
+    mge.save({"a": mge.tensor(A)}, path)
+    with pytest.raises(CheckpointError, match=r"treadle\.load"):
+        Network.load(path)
+    sum_path = tmp_path / "model"
+    sum_path.write_bytes(sum_of_product().getvalue())
+    with pytest.raises(CheckpointError, match=r"Network\.load"):
+        mge.load(sum_path)
+    damaged = bytearray(sum_of_product().getvalue())
+    damaged[200] ^= 1
+    with pytest.raises(CheckpointError):
+        Network.load(io.BytesIO(bytes(damaged)))
+    with pytest.raises(CheckpointError, match="no model"):
+        Network.load(io.BytesIO(b"x" * 100))
+
+
+# -- networks ---------------------------------------------------------------------------------
+
+
+def run(net: Network, *arrays: Any) -> OrderedDict[str, Any]:
+    file = io.BytesIO()
+    net.dump(file)
+    file.seek(0)
+    return cgtools.GraphInference(file).run(*arrays)
+
+
+def test_a_network_is_what_was_dumped(dumped: Any) -> None:
+    file, out, _ = dumped
+    net = Network.load(file)
+    np.testing.assert_allclose(run(net, images())["logits"], out, rtol=1e-5, atol=1e-6)
+    assert net.opr_filter.type("ConvolutionForward").as_count() == 1
+    assert net.get_opr_by_type(network_node.CLASSES["MatrixMul"]).type == "MatrixMul"
+    assert net.data_providers_filter.as_unique().name == "data"
+    assert len(net.params_filter.as_list()) >= 4
+    assert net.get_var_by_name("data").shape == (2, 3, 8, 8)
+
+
+def test_functions_of_variables_extend_a_network() -> None:
+    net = Network.load(sum_of_product())
+    a, b = net.var_filter.name("a").as_unique(), net.var_filter.name("b").as_unique()
+    out = F.relu(F.mul(a, b))
+    [product] = net.opr_filter.has_input(a)
+    net.replace_vars({product.outputs[0]: out})
+    np.testing.assert_array_equal(run(net, A, B)["c"], np.maximum(A * B, 0) + 2)
+
+
+def test_a_variable_is_replaced_by_a_function_of_itself() -> None:
+    net = Network.load(sum_of_product())
+    [c] = net.dest_vars
+    net.replace_vars({c: F.exp(c) - 1})
+    [found] = run(net, A, B).values()
+    np.testing.assert_allclose(found, np.exp(A * B + 2) - 1, rtol=1e-5)
+
+
+def test_operators_are_replaced() -> None:
+    net = Network.load(sum_of_product())
+    product = net.get_opr_by_type(network_node.CLASSES["Elemwise"], unique=False)[0]
+    a, b = product.inputs
+    net.replace_oprs({product: as_oprnode(a - b)})
+    np.testing.assert_array_equal(run(net, A, B)["c"], A - B + 2)
+
+
+def test_constants_and_inputs_are_made() -> None:
+    net = Network.load(sum_of_product())
+    a = net.get_var_by_name("a")
+    fresh = net.make_input_node((2,), "float32", name="fresh")
+    ten = net.make_const(np.float32(10), name="ten")
+    net.replace_vars({a: fresh * ten})
+    graph = net.graph()
+    assert [v.name for v in graph.inputs] == ["b", "fresh"]
+    np.testing.assert_array_equal(run(net, B, A)["c"], 10 * A * B + 2)
+    assert net.get_opr_by_name("ten").get_value() == 10
+    net.get_opr_by_name("ten").set_value(2)
+    np.testing.assert_array_equal(run(net, B, A)["c"], 2 * A * B + 2)
+
+
+def test_outputs_are_added_and_removed() -> None:
+    net = Network.load(sum_of_product())
+    [c] = net.dest_vars
+    product = c.owner.inputs[0]
+    net.add_output(product)
+    assert list(run(net, A, B)) == ["c", "Elemwise_1"]
+    net.remove_output(c)
+    np.testing.assert_array_equal(run(net, A, B)["Elemwise_0"], A * B)
+    net.remove_output(product)
+    with pytest.raises(GraphError, match="nothing to dump"):
+        net.dump(io.BytesIO())
+
+
+def test_another_batch_size(dumped: Any) -> None:
+    file, _, module = dumped
+    net = Network.load(file)
+    net.reset_batch_size(5)
+    assert net.get_var_by_name("data").shape == (5, 3, 8, 8)
+    assert net.dest_vars[0].shape == (5, 5)
+    want = module(mge.tensor(images(5))).numpy()
+    np.testing.assert_allclose(run(net, images(5))["logits"], want, rtol=1e-5, atol=1e-6)
+
+
+def test_names_are_changed() -> None:
+    net = Network.load(sum_of_product())
+    net.modify_opr_names("left")
+    assert net.get_var_by_name("left.a").name == "left.a"
+    assert net.get_var_by_name("a").name == "left.a"
+    net.modify_opr_names(str.upper)
+    assert net.var_filter.name("LEFT.*").as_count() == 3
+    with pytest.raises(TypeError):
+        net.modify_opr_names(3)  # type: ignore[arg-type]
+
+
+def test_two_networks_are_joined() -> None:
+    first, second = Network.load(sum_of_product()), Network.load(sum_of_product())
+    second.modify_opr_names("second")
+    [c] = first.dest_vars
+    second.replace_vars({second.get_var_by_name("second.a"): c})
+    found = run(second, B, A, B)
+    [value] = found.values()
+    np.testing.assert_array_equal(value, (A * B + 2) * B + 2)
+
+
+def test_filters() -> None:
+    net = Network.load(sum_of_product())
+    everything = net.opr_filter
+    assert everything.not_type(network_node.Host2DeviceCopy).as_count() == len(everything) - 2
+    assert list(everything.data_provider().as_dict()) == ["a", "b"]
+    with pytest.raises(ValueError, match="found 2"):
+        everything.data_provider().as_unique()
+    with pytest.raises(TypeError, match="check_type"):
+        everything.check_type(network_node.Host2DeviceCopy)
+    assert NodeFilter.make_all_deps(*net.dest_vars).as_count() == len(everything)
+    assert as_varnode(everything.data_provider().as_list()[0]).name == "a"
+    with pytest.raises(TypeError):
+        as_varnode(3)
+    assert set_symbolic_shape(False) is True
+    assert set_symbolic_shape(True) is False
+
+
+def test_a_variable_has_no_value_of_its_own() -> None:
+    net = Network.load(sum_of_product())
+    a = net.get_var_by_name("a")
+    with pytest.raises(GraphError, match="where the network runs"):
+        a.numpy()
+    with pytest.raises(GraphError, match="only a constant"):
+        a.set_value(A)
+    with pytest.raises(ShapeError):
+        _ = a + net.make_const(np.zeros((3,), np.float32))
+
+
+# -- cgtools ----------------------------------------------------------------------------------
+
+
+def test_graphs_are_looked_into() -> None:
+    net = Network.load(sum_of_product())
+    [c] = net.dest_vars
+    assert cgtools.get_owner_opr_type(c) == "Elemwise"
+    assert cgtools.get_opr_type(c.owner) == "Elemwise"
+    assert [v.shape for v in cgtools.get_owner_opr_inputs(c)] == [(2,), ()]
+    assert [v.name for v in cgtools.get_dep_vars(c, "Host2DeviceCopy")] == ["a", "b"]
+    assert len(cgtools.get_oprs_seq(c)) == 4
+    assert len(cgtools.get_oprs_seq(c, prune_immtensor=False)) == 5
+    takers, oprs, inputs, waiting, ready = cgtools.graph_traversal(c)
+    assert len(oprs) == len(inputs) == len(waiting) == 5
+    assert len(ready) == 3
+    assert [o.type for o in takers[net.get_var_by_name("a").id]] == ["Elemwise"]
+    [found] = cgtools.find_vars_by_name([c], ["a"])
+    assert found.name == "a"
+    with pytest.raises(TypeError):
+        cgtools.get_opr_type(3)  # type: ignore[arg-type]
+
+
+def test_inputs_become_constants() -> None:
+    net = Network.load(sum_of_product())
+    outs, made = cgtools.embed_inputs(net.dest_vars, [A, B])
+    fixed = Network()
+    fixed.add_output(*outs)
+    assert len(made) == 2
+    [value] = run(fixed).values()
+    np.testing.assert_array_equal(value, A * B + 2)
+    with pytest.raises(ValueError, match="arrays"):
+        cgtools.embed_inputs(net.dest_vars, [A, A, A])
+
+
+def test_wrong_inputs_of_a_run_are_named() -> None:
+    infer = cgtools.GraphInference(sum_of_product(), profiling=True)
+    with pytest.raises(ValueError, match=r"\['a', 'b'\]"):
+        infer.run(A)
+    with pytest.raises(ValueError, match=r"\['a', 'b'\]"):
+        infer.run(A, B, inp_dict={"a": A})
+    with pytest.raises(ShapeError, match="does not fit input a"):
+        infer.run(np.zeros((3,), np.float32), B)
+    with pytest.raises(ValueError, match="profiling"):
+        infer.get_profile()
+    infer.run(A, B)
+    assert infer.get_profile()["profiler"]["kernels"]
+
+
+def test_outputs_are_chosen_by_name(dumped: Any) -> None:
+    file, _, _ = dumped
+    found = cgtools.GraphInference(file, outputs=["data"]).run(images())
+    np.testing.assert_array_equal(found["data"], images())
