@@ -7,6 +7,7 @@ from treadle.autodiff.grad_manager import (
     GradManagerGroup,
     get_backwarding_grad_manager,
 )
+from treadle.autodiff.recompute import recompute
 from treadle.autodiff.tape import no_grad, stop_gradient
 
 __all__ = [
@@ -16,5 +17,6 @@ __all__ = [
     "detect_anomaly",
     "get_backwarding_grad_manager",
     "no_grad",
+    "recompute",
     "stop_gradient",
 ]

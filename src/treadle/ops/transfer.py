@@ -94,3 +94,31 @@ class StopGradient(Elementwise):
     @classmethod
     def samples(cls) -> tuple[Sample, ...]:
         return tuple(Sample(cls(), (Arg(shape),)) for shape in _SHAPES)
+
+
+@op
+class After(Op):
+    """x itself, not before `token` is known, so that what is made of it is made late.
+
+    What is computed again for the backward pass starts here: its operands are values of their own,
+    which nobody takes for those of the forward pass.
+    """
+
+    operands = ("x", "token")
+
+    name = "after"
+    dtypes = dt.ALL
+    shape_free = True
+
+    def infer(self, x: TensorType, token: TensorType) -> tuple[TensorType, ...]:
+        return (x,)
+
+    def reference(self, x: Array, token: Array) -> Array:
+        return np.array(x)
+
+    def vjp(self, at: Pullback[V]) -> tuple[V | None, ...]:
+        return (at.dy if at.needs[0] else None, None)
+
+    @classmethod
+    def samples(cls) -> tuple[Sample, ...]:
+        return tuple(Sample(cls(), (Arg(shape), Arg((2,)))) for shape in _SHAPES)

@@ -40,10 +40,10 @@ from treadle.graph.ir import Graph
 from treadle.ops.fused import Fused
 from treadle.ops.movement import Reshape
 from treadle.ops.op import Op
-from treadle.ops.transfer import Identity, StopGradient
+from treadle.ops.transfer import After, Identity, StopGradient
 
-VIEWS = (Reshape, Identity, StopGradient)
-"""Ops whose result is their operand's memory."""
+VIEWS = (Reshape, Identity, StopGradient, After)
+"""Ops whose result is their first operand's memory."""
 MOST_ELEMENTS = 1 << 36
 """Elements of a result from which lowerings are not asked: tables of its places would not fit."""
 MOST_KEPT = 512

@@ -18,10 +18,10 @@ from treadle.ops.matmul import Matmul
 from treadle.ops.op import Op
 from treadle.ops.pool import Pooling
 from treadle.ops.random import RandomBits
-from treadle.ops.transfer import Identity, StopGradient
+from treadle.ops.transfer import After, Identity, StopGradient
 
 _TABLE: tuple[tuple[type[Op] | tuple[type[Op], ...], int | None], ...] = (
-    ((Identity, StopGradient), None),
+    ((Identity, StopGradient, After), None),
     ((RandomBits, Draw), 1 << 12),
     (Composite, 1 << 8),
     ((Convolution, Pooling, AdaptiveWindow), 1 << 9),
