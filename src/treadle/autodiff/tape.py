@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
+from treadle.autodiff.eviction import Keeper, Kept, Results, Values, keeper_of_recording
 from treadle.base.loc import Loc, user_location
 from treadle.base.modes import LOCAL, install
 from treadle.engine.dispatch import EagerType, Launch
@@ -87,6 +89,22 @@ class Node:
         return inputs, outputs
 
 
+class KeptNode(Node):
+    """A node whose results may be dropped and computed again."""
+
+    __slots__ = ("results",)
+    results: Results
+
+    def clear(self) -> None:
+        """As for any node."""
+        super().clear()
+        del self.results
+
+    def _values(self) -> Any:
+        made = [(Kept(self.results, i), k, (self, i)) for i, (_, k) in enumerate(self.outputs)]
+        return Values(self.inputs), Values(made)
+
+
 _COUNT = itertools.count(1)
 _PRUNE_EVERY = 4095
 """Bits of `seq` that are all 0 when the log is looked through: every 4,096 nodes."""
@@ -102,6 +120,7 @@ class Tape:
         self.limit = EVERYONE
         self.locate = False
         self.watch: Any = None
+        self.keeper: Keeper | None = None
         self.places: dict[int, Loc] = {}
         """The user's line of every node, by `seq`, while `locate` asks for it."""
         self._log: list[weakref.ref[Node]] = []
@@ -111,7 +130,7 @@ class Tape:
 
     def binary(self, op: Op, launch: Launch, kind: EagerType, x: Tensor, y: Tensor, /) -> Tensor:
         """An arithmetic operator, with its launch already found."""
-        if self.watch is not None or LOCAL.capture is not None:
+        if self.watch is not None or LOCAL.capture is not None or self.keeper is not None:
             return self.apply(op, (x, y))[0]
         data = launch(x._data, y._data)
         tx, ty = x._trace, y._trace
@@ -126,9 +145,12 @@ class Tape:
 
     def apply(self, op: Op, inputs: tuple[Tensor, ...], /) -> tuple[Tensor, ...]:
         """Any other op."""
+        began = time.perf_counter() if self.keeper is not None else 0.0
         results = execute(op, inputs)
         if any([x._trace is not None for x in inputs]):
-            self.record(op, inputs, results)
+            node = self.record(op, inputs, results)
+            if type(node) is KeptNode:
+                node.results.cost = time.perf_counter() - began
         if self.watch is not None:
             self.watch(op, inputs, results)
         return results
@@ -137,23 +159,38 @@ class Tape:
         self, rule: Rule, inputs: Sequence[Tensor], results: Sequence[Tensor]
     ) -> Node | None:
         """Add a node and trace the floating results to it."""
-        if not any(r._kind.dtype.is_float for r in results):
+        if not any(r._kind.dtype.is_inexact for r in results):
             return None
-        node = Node(
-            rule,
-            tuple([(x._data, x._kind, x._trace) for x in inputs]),
-            tuple([(r._data, r._kind) for r in results]),
-            next(_COUNT),
-            self.limit,
-        )
+        node = (self._node if self.keeper is None else self._kept_node)(rule, inputs, results)
         self._log.append(_ref(node))
         if not node.seq & _PRUNE_EVERY:
             self._prune()
         if self.locate:
             self.places[node.seq] = user_location()
         for i, result in enumerate(results):
-            if result._kind.dtype.is_float:
+            if result._kind.dtype.is_inexact:
                 result._trace = (node, i)
+        return node
+
+    def _node(self, rule: Rule, inputs: Sequence[Tensor], results: Sequence[Tensor]) -> Node:
+        saved = tuple([(x._data, x._kind, x._trace) for x in inputs])
+        made = tuple([(r._data, r._kind) for r in results])
+        return Node(rule, saved, made, next(_COUNT), self.limit)
+
+    def _kept_node(self, rule: Rule, inputs: Sequence[Tensor], results: Sequence[Tensor]) -> Node:
+        """A node that holds its results alone: those who read them find them there."""
+        if self.keeper is None or LOCAL.capture is not None:
+            return self._node(rule, inputs, results)
+        saved = []
+        for x in inputs:
+            held, source = x._data, None if x._trace is None else x._trace[0]
+            if type(source) is KeptNode and source.alive:
+                held = Kept(source.results, x._trace[1])
+            saved.append((held, x._kind, x._trace))
+        made = tuple([(None, r._kind) for r in results])
+        node = KeptNode(rule, tuple(saved), made, next(_COUNT), self.limit)
+        op = rule if isinstance(rule, Op) else None
+        node.results = self.keeper.keep(op, node.inputs, [r._data for r in results], 0.0)
         return node
 
     def leaf(self, tensor: Tensor) -> tuple[Node, int]:
@@ -180,6 +217,7 @@ class Tape:
             LOCAL.capture.enter_manager(self.managers > 0)
         if self.managers == 0:
             install(self)
+            self.keeper = keeper_of_recording()
         self.managers += 1
         self.depth += 1
         return self.depth
@@ -193,6 +231,7 @@ class Tape:
         if LOCAL.hook is self and self.watch is None:
             install(None)
         self.places.clear()
+        self.keeper = None
         log, self._log, self._kept = self._log, [], 0
         for reference in log:
             node = reference()
