@@ -205,8 +205,9 @@ def test_profiles_of_traces() -> None:
     f(mge.tensor(A))
     profile = f.get_profile()
     assert {"graph_exec", "profiler"} == set(profile)
-    assert profile["graph_exec"]["operator"]["0"]["type"] == "exp"
-    assert profile["profiler"]["kernels"]
+    assert "exp" in profile["graph_exec"]["operator"]["0"]["type"]
+    times = profile["profiler"]["device"]["0"]["cpu0:0"]
+    assert times["start"][0] <= times["kern"][0] <= times["end"][0]
     assert [op.name for op in f.ops] == ["exp", "constant", "add"]
     assert len(f.vars) == 4
 
@@ -405,7 +406,7 @@ def test_wrong_inputs_of_a_run_are_named() -> None:
     with pytest.raises(ValueError, match="profiling"):
         infer.get_profile()
     infer.run(A, B)
-    assert infer.get_profile()["profiler"]["kernels"]
+    assert infer.get_profile()["profiler"]["device"]
 
 
 def test_outputs_are_chosen_by_name(dumped: Any) -> None:

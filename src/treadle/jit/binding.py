@@ -12,6 +12,7 @@ import numpy as np
 
 from treadle.base import tree
 from treadle.base.errors import TraceError
+from treadle.base.observer import OBSERVER
 from treadle.base.types import TensorType
 from treadle.engine.dispatch import EagerType
 from treadle.engine.execute import Executor
@@ -28,11 +29,18 @@ from treadle.jit.capture import (
 )
 from treadle.jit.index_checks import index_checks
 from treadle.runtime.array import to_host
+from treadle.runtime.host import OwnMemory
 from treadle.tensor import Tensor, wrap
 
 _HOLDERS = 6
 """References to an array of state that only its handle holds, as `getrefcount` sees them here: the
 handle, the two lists of `_State`, the two lists of `Binding.payloads`, and the argument itself."""
+
+
+_FOUND = 6
+"""The same where `_is_ours` looks at an array."""
+_BASE = 3
+"""References to the memory below an array: the array, a variable, and the argument itself."""
 
 
 class Payloads(NamedTuple):
@@ -114,8 +122,11 @@ class Binding:
 
     def run(self, payloads: Payloads, leaves: Sequence[Any]) -> Any:
         """Run once on these arrays, and deliver the results."""
-        results = self.executor.run(payloads.arrays, self._varying, payloads.version)
-        return self._deliver(results, leaves)
+        run, watching = self.executor.run, OBSERVER.now
+        if watching is not None:
+            name, plain = self._captured.graph.name, run
+            run = lambda *given: watching.program(name, lambda: plain(*given))  # noqa: E731
+        return self._deliver(run(payloads.arrays, self._varying, payloads.version), leaves)
 
     def repeat(self, batches: Sequence[Sequence[Any]]) -> tuple[int, Any]:
         """Run once per batch of flattened arguments, in one native loop.
@@ -189,10 +200,11 @@ class Binding:
             )
         ]
         for k in self._mine:
-            if now[k] is not before.arrays[k]:
-                # Whoever made this array may still hold it: the program writes to its own.
-                arrays[k] = now[k] = np.array(arrays[k], order="C", copy=True)
-                self._tensors[k]._data = now[k]
+            if now[k] is before.arrays[k] or _is_ours(now[k], arrays[k]):
+                continue
+            # Whoever made this array may still hold it: the program writes to its own.
+            arrays[k] = now[k] = np.array(arrays[k], order="C", copy=True)
+            self._tensors[k]._data = now[k]
         self._state = state = _State(list(now), arrays, object())
         return state
 
@@ -234,6 +246,18 @@ class Binding:
         if type(leaf) is Output:
             return wrap(results[self._place[leaf.index]], self._captured.kinds[leaf.index])
         return leaf
+
+
+def _is_ours(data: Any, array: Any) -> bool:
+    """Whether the payload of a handle is in memory that nobody else has, and may be written to.
+
+    References are counted as `getrefcount` sees them here: the handle, the two lists of the
+    caller, both arguments, and its own.
+    """
+    if data is not array or not array.flags.writeable or sys.getrefcount(array) > _FOUND:
+        return False
+    base = array.base
+    return base is None or (isinstance(base, OwnMemory) and sys.getrefcount(base) <= _BASE)
 
 
 def _unless_equal(source: Any, before: Any, now: Any) -> Any:

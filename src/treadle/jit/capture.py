@@ -23,7 +23,7 @@ from treadle.base.modes import LOCAL, install_capture
 from treadle.base.shape import Shape
 from treadle.base.types import TensorType
 from treadle.engine.devices import CompNode, default_device, resolve
-from treadle.engine.dispatch import EagerType, common_device, eager_type
+from treadle.engine.dispatch import EagerType, common_device, eager_type, result_kinds
 from treadle.engine.hostdata import as_scalar_array
 from treadle.graph.analysis import has_effect
 from treadle.graph.builder import GraphBuilder, GraphOperand
@@ -268,7 +268,14 @@ class Capture:
             if not device.on_host:
                 raise _not_on_host(device)
             op = Identity()
-        return self._wrapped(self._builder.apply(undifferentiable(op), operands), device)
+        made = self._builder.apply(undifferentiable(op), operands)
+        results = self._wrapped(made, device)
+        if any([t._kind.quantized is not None for t in inputs]):
+            types = [o.type for o in operands], [o.type for o in made]
+            kinds = result_kinds(op, [t._kind for t in inputs], *types, device)
+            for result, kind in zip(results, kinds, strict=True):
+                result._kind = kind
+        return results
 
     def binary(self, op: Op, launch: Any, kind: EagerType, x: Tensor, y: Tensor, /) -> Tensor:
         """Append an arithmetic operator."""
@@ -360,6 +367,9 @@ class Capture:
             raise _not_on_host(tensor._kind.device)
         type_ = TensorType(tensor._kind.dtype, payload.shape if shape is None else shape)
         symbol = Symbol(self, self._input(type_, source, tensor.name))
+        if isinstance(source, State) and tensor._kind.quantized is not None:
+            # Scales are constants of the program.
+            self.guard(lambda: tensor._kind.quantized, tensor._kind.quantized)
         self._bound[id(tensor)] = _Bound(tensor, payload, symbol)
         tensor._data = symbol
         return symbol
@@ -509,6 +519,9 @@ class Capture:
             bound.tensor._data = bound.payload
         for tensor, before in self._grads.values():
             tensor.grad = before
+        # Symbols that outlive the capture know it, and arrays that it held would be copied.
+        self._bound.clear()
+        self._grads.clear()
 
 
 def _not_on_host(device: CompNode) -> TraceError:

@@ -122,7 +122,7 @@ class Compiled(Generic[P, R]):
             if LOCAL.capture is not None:  # The ops become part of the outer program.
                 return self._function(*args, **kwargs)
             tape = LOCAL.hook if isinstance(LOCAL.hook, Tape) else None
-        key, leaves = signature(args, kwargs)
+        key, leaves = under_casting(*signature(args, kwargs))
         if tape is not None:
             recorded: R = self._recorded(tape, key, leaves, args, kwargs)
             return recorded
@@ -278,7 +278,7 @@ class Compiled(Generic[P, R]):
             OSError: the file cannot be written.
         """
         variant = self.variant(args, kwargs)
-        _, leaves = signature(args, kwargs)
+        _, leaves = under_casting(*signature(args, kwargs))
         found = variant.stages.profile(variant.binding().payloads(leaves).arrays, repeats)
         if path is not None:
             found.save(path)
@@ -292,7 +292,7 @@ class Compiled(Generic[P, R]):
 
     def variant(self, args: Any, kwargs: Any) -> Variant:
         """The program for these arguments, captured if it is not known."""
-        key, leaves = signature(args, kwargs)
+        key, leaves = under_casting(*signature(args, kwargs))
         for variant in self._variants.get(key, ()):
             if variant.valid(leaves):
                 return variant
@@ -318,6 +318,8 @@ class Compiled(Generic[P, R]):
 
 def _without(key: Any, numbers: tuple[int, ...], shapes: tuple[Any, ...]) -> Any:
     """A signature with symbolic shapes in place of those of some arguments."""
+    if key and key[0] is _CAST:
+        return _CAST, key[1], _without(key[2], numbers, shapes)
     parts = key[1] if key and key[0].__class__ is tree.Tree else key
     kept = [p for i, p in enumerate(parts) if i not in numbers]
     kinds = [(parts[i][0], *parts[i][2:]) for i in numbers]
@@ -349,6 +351,16 @@ def signature(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, list[
     if not kwargs and all(isinstance(a, Tensor | np.ndarray) for a in args):
         return key, leaves  # As above: arrays share the programs of tensors.
     return (shape, key), leaves
+
+
+_CAST = "cast"
+
+
+def under_casting(key: Any, leaves: list[Any]) -> tuple[Any, list[Any]]:
+    """A signature that tells programs of different precisions apart."""
+    if ACTIVE.count and LOCAL.casting is not None:
+        return (_CAST, LOCAL.casting.key, key), leaves
+    return key, leaves
 
 
 def _aliased(parts: Sequence[Any], leaves: Sequence[Any]) -> tuple[Any, ...]:

@@ -6,8 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 from treadle.base import tree
 from treadle.graph.builder import GraphBuilder, GraphOperand
-from treadle.graph.ir import Graph
-from treadle.graph.printer import value_names
 from treadle.jit.capture import Capture, Captured, Output, Symbol
 from treadle.tensor import wrap
 
@@ -15,23 +13,34 @@ if TYPE_CHECKING:
     from treadle.engine.profile import Profile
 
 
-def profile_data(graph: Graph, profile: Profile) -> dict[str, Any]:
-    """A profile as plain data, beside the ops that were traced."""
-    names = value_names(graph)
-    ops = {
-        str(number): {
-            "type": node.op.name,
-            "name": node.outputs[0].name or names[node.outputs[0]],
-            "input": [names[v] for v in node.inputs],
-            "output": [{"name": names[v], "shape": list(v.type.shape)} for v in node.outputs],
+def profile_data(profile: Profile) -> dict[str, Any]:
+    """A profile as plain data, in the form that `utils.profile_analyzer` reads.
+
+    An operator is a launch of the program, that is, a group of ops. Times are seconds.
+    """
+    operators: dict[str, Any] = {}
+    times: dict[str, Any] = {}
+    work: dict[str, Any] = {}
+    for number, step in enumerate(profile.steps):
+        key, start, end = str(number), step.start, step.start + step.seconds
+        operators[key] = {
+            "id": key,
+            "name": f"{step.label}[{number}]",
+            "type": step.label,
+            "input": [],
+            "output": [],
+            "params": {"kernel": step.kernel},
         }
-        for number, node in enumerate(graph.nodes)
+        times[key] = {"start": [start], "kern": [start], "end": [end]}
+        work[key] = {"computation": step.flops, "memory": step.nbytes}
+    return {
+        "graph_exec": {"operator": operators, "var": {}},
+        "profiler": {
+            "device": {key: {"cpu0:0": found} for key, found in times.items()},
+            "host": {key: {"main": found} for key, found in times.items()},
+            "opr_footprint": work,
+        },
     }
-    kernels = [
-        {"op": k.label, "kernel": k.kernel, "calls": k.calls, "seconds": k.seconds}
-        for k in profile.kernels
-    ]
-    return {"graph_exec": {"operator": ops}, "profiler": {"kernels": kernels}}
 
 
 def without_values(captured: Captured) -> Any:

@@ -1,7 +1,7 @@
 """MegEngine's settings of traces that concern memory and fusion.
 
-The engine plans memory for every program, and recomputes what `treadle.dtr` and `jit.recompute` ask
-for; these classes carry the values that programs written for MegEngine pass.
+They become budgets of the compilation (`Options.memory_budget`), which it keeps to as
+far as it can.
 """
 
 from __future__ import annotations
@@ -63,4 +63,11 @@ class GraphOptimizationConfig:
     jit_fuse_reduce: Fusion = False
 
 
-__all__ = ["DTRConfig", "GraphOptimizationConfig", "SublinearMemoryConfig"]
+def memory_budget(dtr: DTRConfig | None, sublinear: SublinearMemoryConfig | None) -> int:
+    """The budget in bytes that settings ask for; 0 where there are none, 1 for as low as can be."""
+    if dtr is not None:
+        return int(dtr.eviction_threshold)
+    return 0 if sublinear is None else max(1, sublinear.lb_memory_mb << 20)
+
+
+__all__ = ["DTRConfig", "GraphOptimizationConfig", "SublinearMemoryConfig", "memory_budget"]

@@ -34,7 +34,12 @@ from treadle.jit.dump import (
     write,
 )
 from treadle.jit.inspection import profile_data, without_values
-from treadle.jit.memory import DTRConfig, GraphOptimizationConfig, SublinearMemoryConfig
+from treadle.jit.memory import (
+    DTRConfig,
+    GraphOptimizationConfig,
+    SublinearMemoryConfig,
+    memory_budget,
+)
 from treadle.ops.op import Op
 from treadle.tensor import Tensor, create, execute, scalar_tensor
 
@@ -54,8 +59,9 @@ class trace:
         without_host: run the recorded program without the body from the second call on.
         capture_as_const: what `dump` needs: arguments are tensors, other tensors are constants.
         record_only: record for `dump` and compute nothing; results have no values.
-        sublinear_memory_config, dtr_config, graph_opt_config: accepted; memory and fusion are
-            planned by the engine (`treadle.dtr` holds the budget of recomputation).
+        sublinear_memory_config, dtr_config: bytes of values that the program may hold at once;
+            what exceeds them is computed again where that helps.
+        graph_opt_config: accepted; the engine chooses what is fused.
         profiling: measure kernels; `get_profile` returns what was found.
         opt_level: 0 to 3, as `level` of `jit.compile`.
         symbolic_shape: accepted; a shape is a tuple inside a traced function, too.
@@ -81,7 +87,8 @@ class trace:
         without_host: bool = False,
         imperative: bool = False,
     ) -> None:
-        self._options = Options(level=min(opt_level, 3))
+        budget = memory_budget(dtr_config, sublinear_memory_config)
+        self._options = Options(level=min(opt_level, 3), memory_budget=budget, strict_budget=False)
         self._for_dump = capture_as_const or record_only
         self._record_only = record_only
         self._profiling = profiling
@@ -226,8 +233,8 @@ class trace:
         """What the last call cost, kernel by kernel.
 
         Returns:
-            `graph_exec`: names and shapes of the graph's ops; `profiler`: per kernel its calls
-            and seconds.
+            `graph_exec`: the program's launches, each an operator; `profiler`: their times on the
+            device and the host, and their work. `utils.profile_analyzer` sorts and sums them.
 
         Raises:
             TraceError: nothing was measured; trace with profiling=True.
@@ -238,7 +245,7 @@ class trace:
                 "nothing has been measured",
                 hint="trace with profiling=True and call the function",
             )
-        return profile_data(self.graph, self._profile)
+        return profile_data(self._profile)
 
     def dump(
         self,
@@ -331,7 +338,11 @@ def _without_shapes(key: Any) -> tuple[Any, Any]:
     """The structure of a signature, and its element types and places."""
     alone = all(isinstance(p, tuple) and p and isinstance(p[0], EagerType) for p in key)
     shape, parts = (len(key), key) if alone else key  # See `signature`.
-    kinds = tuple(f"{p[0].dtype.name}@{p[0].device}" for p in parts if isinstance(p[0], EagerType))
+    kinds = tuple(
+        f"{p[0].quantized or p[0].dtype.name}@{p[0].device}"
+        for p in parts
+        if isinstance(p[0], EagerType)
+    )
     return shape, kinds
 
 

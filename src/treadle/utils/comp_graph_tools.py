@@ -225,7 +225,7 @@ class GraphInference:
             types = [v.type.dtype.numpy for v in self._runner.graph.inputs]
             ready = [np.ascontiguousarray(a, t) for a, t in zip(arrays, types, strict=True)]
             profile = self._runner.stages.profile(ready, repeats=1)
-            self._profile = profile_data(self._runner.graph, profile)
+            self._profile = profile_data(profile)
         return OrderedDict(zip(self._outputs, results, strict=True))
 
     def get_profile(self) -> dict[str, Any]:

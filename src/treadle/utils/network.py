@@ -441,7 +441,7 @@ class NodeFilter:
 
     def type(self, node_type: Any) -> NodeFilter:
         """Those of a class, or of a type by name."""
-        wanted = str_to_mge_class(node_type) if isinstance(node_type, str) else node_type
+        wanted = _class(node_type)
         return self._kept(lambda n: isinstance(n, wanted))
 
     def check_type(self, node_type: Any) -> NodeFilter:
@@ -450,14 +450,16 @@ class NodeFilter:
         Raises:
             TypeError: one is not.
         """
+        wanted = _class(node_type)
         for node in self._nodes:
-            if not isinstance(node, node_type):
-                raise TypeError(f"check_type: {node!r} is not of type {node_type.__name__}")
+            if not isinstance(node, wanted):
+                raise TypeError(f"check_type: {node!r} is not of type {wanted.__name__}")
         return NodeFilter(self._nodes)
 
     def not_type(self, node_type: Any) -> NodeFilter:
         """Those not of a class."""
-        return self._kept(lambda n: not isinstance(n, node_type))
+        wanted = _class(node_type)
+        return self._kept(lambda n: not isinstance(n, wanted))
 
     def param_provider(self) -> NodeFilter:
         """Constants and parameters."""
@@ -504,6 +506,10 @@ class NodeFilter:
 
     def __len__(self) -> int:
         return len(self._nodes)
+
+
+def _class(given: Any) -> Any:
+    return str_to_mge_class(given) if isinstance(given, str) else given
 
 
 def _named(variables: Sequence[VarNode]) -> list[str]:

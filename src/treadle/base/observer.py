@@ -1,0 +1,57 @@
+"""Whoever watches every op of the process run, a profiler for instance; at most one at a time.
+
+Launches are found once and kept in tables. While somebody watches, those that are found are
+wrapped; tables are emptied when watching begins and ends, so it costs nothing otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+
+class Observer(Protocol):
+    """What a profiler implements."""
+
+    def launch(self, op: Any, launch: Callable[..., Any], /) -> Callable[..., Any]:
+        """A launch of `op` that is watched."""
+        ...
+
+    def program(self, name: str, run: Callable[[], Any], /) -> Any:
+        """The result of `run()`, which is one run of a compiled program."""
+        ...
+
+    def module(self, module: Any, forward: Callable[[], Any], /) -> Any:
+        """The result of `forward()`, which is one call of a module."""
+        ...
+
+
+class _Slot:
+    """The observer, None where nobody watches."""
+
+    __slots__ = ("now",)
+
+    def __init__(self) -> None:
+        self.now: Observer | None = None
+
+
+OBSERVER = _Slot()
+_LISTENERS: list[Callable[[], None]] = []
+
+
+def on_change(listener: Callable[[], None]) -> None:
+    """Have `listener` called when watching begins or ends, to empty a table of launches."""
+    _LISTENERS.append(listener)
+
+
+def observe(observer: Observer | None) -> None:
+    """Let somebody watch, or nobody.
+
+    Raises:
+        RuntimeError: somebody else watches.
+    """
+    if observer is not None and OBSERVER.now is not None:
+        raise RuntimeError("another profiler is running; stop it first")
+    OBSERVER.now = observer
+    for listener in _LISTENERS:
+        listener()

@@ -1,0 +1,130 @@
+"""`PersistentCacheOnServer`: a cache of bytes by category and key, in memory, a file or Redis.
+
+MegEngine keeps choices of algorithms in one. Treadle's own caches (compiled kernels, programs,
+measured choices) lie in a directory that `treadle info` names and need no setting; this class is
+there for programs that bring their own store.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from treadle.base.files.atomic import write_atomically
+
+
+class Store(Protocol):
+    """Where bytes are kept; `redis.Redis` is one."""
+
+    def get(self, key: str, /) -> bytes | None:
+        """The bytes of a key, None where there are none."""
+        ...
+
+    def set(self, key: str, value: bytes, /) -> Any:
+        """Keep bytes under a key."""
+        ...
+
+
+class InMemory:
+    """A store that lives as long as the process."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, bytes] = {}
+
+    def get(self, key: str, /) -> bytes | None:
+        """The bytes of a key."""
+        return self._held.get(key)
+
+    def set(self, key: str, value: bytes, /) -> None:
+        """Keep bytes under a key."""
+        self._held[key] = bytes(value)
+
+
+class InFile(InMemory):
+    """A store in one JSON file, rewritten whole at each change; damage counts as empty."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        super().__init__()
+        self._path = Path(path)
+        try:
+            known = json.loads(self._path.read_text(encoding="utf-8"))
+            self._held = {str(k): b64decode(v) for k, v in known.items()}
+        except (OSError, ValueError, TypeError, AttributeError):
+            self._held = {}
+
+    def set(self, key: str, value: bytes, /) -> None:
+        """Keep bytes under a key."""
+        super().set(key, value)
+        text = json.dumps({k: b64encode(v).decode() for k, v in self._held.items()}).encode()
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(str(self._path), [text], len(text))
+
+
+def _redis(url: str) -> Store:
+    try:
+        redis = importlib.import_module("redis")
+    except ModuleNotFoundError:
+        raise ModuleNotFoundError(
+            "persistent_cache: a Redis store needs the package redis\n  hint: pip install redis"
+        ) from None
+    made: Store = redis.Redis.from_url(url)
+    return made
+
+
+class PersistentCacheOnServer:
+    """A cache of bytes by category and key.
+
+    Where it is: the environment variables MGE_FASTRUN_CACHE_TYPE ("MEMORY", "FILE" or "REDIS"),
+    MGE_FASTRUN_CACHE_DIR and MGE_FASTRUN_CACHE_URL, unless a store is given.
+
+    Args:
+        store: where bytes are kept.
+        environment: in place of `os.environ`.
+    """
+
+    def __init__(
+        self, store: Store | None = None, environment: Mapping[str, str] | None = None
+    ) -> None:
+        self._environment = os.environ if environment is None else environment
+        self._store = store or self._from_environment()
+
+    def _from_environment(self) -> Store:
+        """The store that the environment names.
+
+        Raises:
+            ValueError: there is no such type, or its place is missing.
+        """
+        env = self._environment
+        wanted = env.get("MGE_FASTRUN_CACHE_TYPE", "MEMORY").upper()
+        makers: dict[str, tuple[str, Callable[[str], Store]]] = {
+            "FILE": ("MGE_FASTRUN_CACHE_DIR", lambda d: InFile(Path(d) / "cache.json")),
+            "REDIS": ("MGE_FASTRUN_CACHE_URL", _redis),
+        }
+        if wanted == "MEMORY":
+            return InMemory()
+        if wanted not in makers:
+            raise ValueError(f"MGE_FASTRUN_CACHE_TYPE is {wanted!r}, not MEMORY, FILE or REDIS")
+        variable, make = makers[wanted]
+        if not env.get(variable):
+            raise ValueError(f"MGE_FASTRUN_CACHE_TYPE is {wanted}, which needs {variable}")
+        return make(env[variable])
+
+    @staticmethod
+    def _key(category: str, key: bytes) -> str:
+        return f"{category}:{b64encode(key).decode()}"
+
+    def get(self, category: str, key: bytes) -> bytes | None:
+        """The bytes of a key, None where there are none."""
+        return self._store.get(self._key(category, key))
+
+    def put(self, category: str, key: bytes, value: bytes) -> None:
+        """Keep bytes under a key."""
+        self._store.set(self._key(category, key), value)
+
+
+__all__ = ["InFile", "InMemory", "PersistentCacheOnServer", "Store"]

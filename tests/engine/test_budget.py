@@ -1,0 +1,125 @@
+"""Programs under a memory budget: the same bits in less memory, or an error that says so."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import treadle as mge
+import treadle.functional as F
+import treadle.module as M
+from treadle import jit, optimizer
+from treadle.autodiff import GradManager
+from treadle.base.errors import CompileError, GraphError
+from treadle.engine.budget import keep_to_budget
+from treadle.engine.options import Options
+
+
+class Deep(M.Module):
+    """Convolutions with norms, then a head; dropout between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = M.Conv2d(3, 8, 3, padding=1)
+        self.convs = [M.Conv2d(8, 8, 3, padding=1) for _ in range(5)]
+        self.norms = [M.BatchNorm2d(8) for _ in range(5)]
+        self.head = M.Linear(8, 4)
+
+    def forward(self, x: Any) -> Any:
+        x = self.stem(x)
+        for conv, norm in zip(self.convs, self.norms, strict=True):
+            x = x + F.dropout(F.gelu(norm(conv(x))), 0.1)
+        return self.head(F.mean(x, (2, 3)))
+
+
+def step_of(options: Options) -> tuple[Any, M.Module, Any]:
+    mge.random.seed(1)
+    model = Deep()
+    gm = GradManager().attach(model.parameters())
+    opt = optimizer.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+    @jit.compile(options=options)
+    def step(x: Any) -> Any:
+        with gm:
+            loss = (model(x) ** 2).mean()
+            gm.backward(loss)
+        opt.step().clear_grad()
+        return loss
+
+    x = mge.tensor(np.random.default_rng(0).normal(size=(8, 3, 16, 16)).astype(np.float32))
+    return step, model, x
+
+
+def trained(options: Options) -> tuple[list[Any], int]:
+    step, model, x = step_of(options)
+    mge.random.seed(9)
+    found = [step(x).numpy() for _ in range(3)]
+    found += [p.numpy() for p in model.parameters()]
+    return found, step.compile(x).planned().memory.peak
+
+
+def test_training_is_the_same_bits_in_less_memory() -> None:
+    plain, peak = trained(Options(check=True))
+    kept, less = trained(Options(check=True, memory_budget=int(0.7 * peak)))
+    assert less <= 0.7 * peak
+    for a, b in zip(plain, kept, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_the_report_says_what_it_cost() -> None:
+    _, peak = trained(Options())
+    step, _, x = step_of(Options(memory_budget=int(0.8 * peak)))
+    step(x)
+    text = step.explain(x)
+    assert "memory budget" in text
+    assert "nodes run twice" in text
+
+
+def test_a_budget_that_cannot_be_kept() -> None:
+    step, _, x = step_of(Options(memory_budget=1000))
+    with pytest.raises(CompileError, match="does not fit the memory budget"):
+        step(x)
+    _, less = trained(Options(memory_budget=1, strict_budget=False, check=True))
+    _, peak = trained(Options())
+    assert less < peak
+    with pytest.raises(GraphError, match="budget"):
+        Options(memory_budget=-1)
+
+
+def test_settings_of_megengine_are_budgets() -> None:
+    x = mge.tensor(np.random.default_rng(0).normal(size=(64, 64)).astype(np.float32))
+    w = mge.tensor(np.eye(64, dtype=np.float32))
+    gm = GradManager().attach(w)
+
+    def body(x: Any) -> Any:
+        with gm:
+            y = x
+            for _ in range(6):
+                y = F.gelu(y @ w)
+            gm.backward(y.sum())
+        return y
+
+    want = body(x).numpy()
+    grad = w.grad.numpy()
+    for settings in (
+        {"dtr_config": jit.DTRConfig(eviction_threshold=50000)},
+        {"sublinear_memory_config": jit.SublinearMemoryConfig()},
+    ):
+        w.grad = None
+        traced = jit.trace(body, symbolic=True, **settings)
+        np.testing.assert_allclose(traced(x).numpy(), want, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(w.grad.numpy(), grad, rtol=1e-4, atol=1e-4)
+        assert "memory budget" in traced.explain()
+    with pytest.raises(AssertionError):
+        jit.DTRConfig(eviction_threshold=0)
+    with pytest.raises(ValueError, match="lb_memory_mb"):
+        jit.SublinearMemoryConfig(lb_memory_mb=-1)
+
+
+def test_a_program_within_its_budget_is_left_alone() -> None:
+    graph = jit.compile(lambda x: F.exp(x) + 1).graph(mge.tensor([1.0]))
+    same, kept = keep_to_budget(graph, 1 << 20)
+    assert same is graph
+    assert kept.repeated == 0
