@@ -50,7 +50,11 @@ def memory_flow(blocks: Sequence[Block]) -> str:
             f'<rect x="{x(block.born):.1f}" y="{top}" height="{BAR - 2}" fill="{color}" '
             f'width="{max(1.0, (gone - block.born) * scale):.1f}"><title>{text}</title></rect>'
         )
-        parts.append(f'<text x="{x(block.born) + 3:.1f}" y="{top + BAR - 3}">{text}</text>')
+        late = block.born > 0.8 * end
+        at, anchor = (x(block.born) - 3, "end") if late else (x(block.born) + 3, "start")
+        parts.append(
+            f'<text x="{at:.1f}" y="{top + BAR - 3}" text-anchor="{anchor}">{text}</text>'
+        )
     parts.append("</svg>")
     return "\n".join(parts)
 

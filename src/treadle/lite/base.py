@@ -1,0 +1,134 @@
+"""Enumerations, element types, log level and version of Lite."""
+
+from __future__ import annotations
+
+import logging
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+
+from treadle.base.log import get_logger
+from treadle.base.version import VERSION
+
+
+class LiteBackend(IntEnum):
+    """Who runs a network."""
+
+    LITE_DEFAULT = 0
+
+
+class LiteDeviceType(IntEnum):
+    """Kinds of devices; networks run on the host whatever is asked for, unless it is a card."""
+
+    LITE_CPU = 0
+    LITE_CUDA = 1
+    LITE_ATLAS = 3
+    LITE_NPU = 4
+    LITE_CAMBRICON = 5
+    LITE_AX = 6
+    LITE_DEVICE_DEFAULT = 7
+
+
+class LiteDataType(IntEnum):
+    """Element types."""
+
+    LITE_FLOAT = 0
+    LITE_HALF = 1
+    LITE_INT = 2
+    LITE_INT16 = 3
+    LITE_INT8 = 4
+    LITE_UINT8 = 5
+    LITE_UINT = 6
+    LITE_UINT16 = 7
+    LITE_INT64 = 8
+
+
+class LiteTensorPhase(IntEnum):
+    """Which of a network's tensors are meant."""
+
+    LITE_IO = 0
+    LITE_INPUT = 1
+    LITE_OUTPUT = 2
+
+
+class LiteIOType(IntEnum):
+    """Whether an input or output is a value or a shape."""
+
+    LITE_IO_VALUE = 0
+    LITE_IO_SHAPE = 1
+
+
+class LiteAlgoSelectStrategy(IntEnum):
+    """How kernels are chosen; flags that may be combined. Treadle's model chooses in any case."""
+
+    LITE_ALGO_HEURISTIC = 1
+    LITE_ALGO_PROFILE = 2
+    LITE_ALGO_REPRODUCIBLE = 4
+    LITE_ALGO_OPTIMIZED = 8
+
+
+class LiteLogLevel(IntEnum):
+    """What is logged."""
+
+    DEBUG = 0
+    INFO = 1
+    WARN = 2
+    ERROR = 3
+
+
+_NUMPY: dict[LiteDataType, np.dtype[Any]] = {
+    LiteDataType.LITE_FLOAT: np.dtype(np.float32),
+    LiteDataType.LITE_HALF: np.dtype(np.float16),
+    LiteDataType.LITE_INT: np.dtype(np.int32),
+    LiteDataType.LITE_INT16: np.dtype(np.int16),
+    LiteDataType.LITE_INT8: np.dtype(np.int8),
+    LiteDataType.LITE_UINT8: np.dtype(np.uint8),
+    LiteDataType.LITE_UINT: np.dtype(np.uint32),
+    LiteDataType.LITE_UINT16: np.dtype(np.uint16),
+    LiteDataType.LITE_INT64: np.dtype(np.int64),
+}
+_LITE = {dtype: lite for lite, dtype in _NUMPY.items()}
+
+_LEVELS = {
+    LiteLogLevel.DEBUG: logging.DEBUG,
+    LiteLogLevel.INFO: logging.INFO,
+    LiteLogLevel.WARN: logging.WARNING,
+    LiteLogLevel.ERROR: logging.ERROR,
+}
+
+
+def lite_dtype_2_numpy(dtype: LiteDataType) -> np.dtype[Any]:
+    """NumPy's element type.
+
+    Raises:
+        ValueError: there is no such type.
+    """
+    return _NUMPY[LiteDataType(dtype)]
+
+
+def to_lite(dtype: Any) -> LiteDataType:
+    """Lite's element type of NumPy's.
+
+    Raises:
+        TypeError: Lite has none.
+    """
+    found = _LITE.get(np.dtype(dtype))
+    if found is None:
+        raise TypeError(f"Lite has no element type {np.dtype(dtype)}; cast the model's output")
+    return found
+
+
+def set_log_level(level: LiteLogLevel) -> None:
+    """Log messages of this level and above."""
+    get_logger("lite").setLevel(_LEVELS[LiteLogLevel(level)])
+
+
+def get_log_level() -> LiteLogLevel:
+    """The level that was set, WARN at first."""
+    now = get_logger("lite").getEffectiveLevel()
+    return next((lite for lite, std in reversed(_LEVELS.items()) if std <= now), LiteLogLevel.DEBUG)
+
+
+version = VERSION
+"""Of Treadle."""

@@ -1,0 +1,150 @@
+"""How a network is loaded and run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from treadle.lite.base import LiteBackend, LiteDeviceType, LiteIOType
+from treadle.lite.tensor import LiteLayout
+
+
+@dataclass
+class LiteOptions:
+    """Options of MegEngine's optimizer and runtime.
+
+    Weights are packed once, fusion and layouts are chosen for the machine and memory is planned in
+    any case; the fields are accepted so that configurations carry over.
+    """
+
+    weight_preprocess: bool = False
+    fuse_preprocess: bool = False
+    fake_next_exec: bool = False
+    var_sanity_check_first_run: bool = True
+    const_shape: bool = False
+    force_dynamic_alloc: bool = False
+    force_output_dynamic_alloc: bool = False
+    force_output_use_user_specified_memory: bool = False
+    no_profiling_on_shape_change: bool = False
+    jit_level: int = 0
+    comp_node_seq_record_level: int = 0
+    graph_opt_level: int = 2
+    async_exec_level: int = 1
+    # layouts
+    enable_nchw44: bool = False
+    enable_nchw44_dot: bool = False
+    enable_nchw88: bool = False
+    enable_nhwcd4: bool = False
+    enable_nchw4: bool = False
+    enable_nchw32: bool = False
+    enable_nchw64: bool = False
+
+
+@dataclass
+class LiteConfig:
+    """Where and how a network runs.
+
+    Attributes:
+        has_compression: accepted.
+        device_type, device_id: the host.
+        backend: there is one.
+        bare_model_cryption_name: of a method that `LiteGlobal.register_decryption_and_key` knows.
+        options: of the optimizer.
+        auto_optimize_inference: accepted; the engine optimizes in any case.
+    """
+
+    option: LiteOptions | None = None
+    has_compression: bool = False
+    device_id: int = 0
+    device_type: LiteDeviceType = LiteDeviceType.LITE_CPU
+    backend: LiteBackend = LiteBackend.LITE_DEFAULT
+    bare_model_cryption_name: str = ""
+    auto_optimize_inference: bool = False
+
+    def __post_init__(self) -> None:
+        self.options = self.option or LiteOptions()
+
+
+@dataclass
+class LiteExtraConfig:
+    """`disable_configure_by_model_info`: accepted; files carry no settings that override these."""
+
+    disable_configure_by_model_info: bool = False
+
+
+@dataclass
+class LiteIO:
+    """One input or output.
+
+    Attributes:
+        name: in the model.
+        is_host: where its memory is; always the host.
+        io_type: a value, or for outputs only the shape.
+        config_layout: the layout to make the network for, where it is not the file's.
+    """
+
+    name: str
+    is_host: bool = True
+    io_type: LiteIOType = LiteIOType.LITE_IO_VALUE
+    config_layout: LiteLayout | None = None
+
+
+def _ios(given: Sequence[Any] | None) -> list[LiteIO]:
+    made = []
+    for entry in given or ():
+        if isinstance(entry, LiteIO):
+            made.append(entry)
+        elif isinstance(entry, str):
+            made.append(LiteIO(entry))
+        else:
+            made.append(LiteIO(*entry))
+    return made
+
+
+@dataclass
+class LiteNetworkIO:
+    """Inputs and outputs to use; each a `LiteIO`, a name, or the arguments of a `LiteIO`."""
+
+    inputs: list[LiteIO] = field(default_factory=list)
+    outputs: list[LiteIO] = field(default_factory=list)
+
+    def __init__(
+        self, inputs: Sequence[Any] | None = None, outputs: Sequence[Any] | None = None
+    ) -> None:
+        self.inputs = _ios(inputs)
+        self.outputs = _ios(outputs)
+
+    def add_input(self, obj: Any, *args: Any) -> None:
+        """Add an input, given as a `LiteIO`, or as the arguments of one."""
+        self.inputs += _ios([obj if isinstance(obj, LiteIO) else (obj, *args)])
+
+    def add_output(self, obj: Any, *args: Any) -> None:
+        """Add an output, given as a `LiteIO`, or as the arguments of one."""
+        self.outputs += _ios([obj if isinstance(obj, LiteIO) else (obj, *args)])
+
+
+def wrap_async_callback(func: Callable[[], int]) -> Callable[[], int]:
+    """A function that takes nothing and returns 0, as `async_with_callback` wants it."""
+    return func
+
+
+def start_finish_callback(func: Callable[[dict[str, Any]], int]) -> Callable[[dict[str, Any]], int]:
+    """A function of a dict of tensors by name, as `set_start_callback` wants it."""
+    return func
+
+
+def option_names() -> list[str]:
+    """Names of the options."""
+    return [f.name for f in fields(LiteOptions)]
+
+
+__all__ = [
+    "LiteConfig",
+    "LiteExtraConfig",
+    "LiteIO",
+    "LiteNetworkIO",
+    "LiteOptions",
+    "start_finish_callback",
+    "wrap_async_callback",
+]

@@ -1,0 +1,171 @@
+"""What concerns the whole process: decryption, caches, devices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from treadle.engine.package import read_models
+from treadle.lite.base import LiteBackend, LiteDeviceType
+from treadle.lite.config import LiteConfig, LiteIO, LiteNetworkIO
+from treadle.lite.tensor import LiteLayout
+
+Decrypt = Callable[[Any, bytes], bytes | list[int]]
+
+
+@dataclass
+class _Method:
+    function: Decrypt
+    key: bytes
+
+
+_METHODS: dict[str, _Method] = {}
+_PAIRS: dict[int, int] = {}
+_CACHES: dict[str, str] = {}
+
+
+def decryption_func(func: Decrypt) -> Decrypt:
+    """Mark a function as one that decrypts: of (data, key), both bytes; it returns bytes."""
+    return func
+
+
+def decrypted(raw: bytes, name: str) -> bytes:
+    """Data decrypted by a registered method.
+
+    Raises:
+        RuntimeError: there is none of that name.
+    """
+    if name not in _METHODS:
+        raise RuntimeError(
+            f"Lite: no decryption method {name!r} is registered; there are {list(_METHODS)}"
+        )
+    method = _METHODS[name]
+    return bytes(method.function(raw, method.key))
+
+
+def _key(key: Any) -> bytes:
+    return bytes(key) if isinstance(key, bytes | bytearray) else bytes(np.asarray(key, np.uint8))
+
+
+class LiteGlobal:
+    """Settings of the process; all methods are static."""
+
+    @staticmethod
+    def register_decryption_and_key(
+        decryption_name: str, decryption_func: Decrypt, key: Any
+    ) -> None:
+        """Know a method of decryption by name, with its key (bytes, or a list of ints).
+
+        Raises:
+            RuntimeError: the name is taken.
+        """
+        if decryption_name in _METHODS:
+            raise RuntimeError(f"Lite: decryption method {decryption_name!r} is registered already")
+        _METHODS[decryption_name] = _Method(decryption_func, _key(key))
+
+    @staticmethod
+    def update_decryption_key(decryption_name: str, key: Any) -> None:
+        """Give a known method another key.
+
+        Raises:
+            RuntimeError: it is not known.
+        """
+        if decryption_name not in _METHODS:
+            raise RuntimeError(f"Lite: no decryption method {decryption_name!r} is registered")
+        _METHODS[decryption_name].key = _key(key)
+
+    @staticmethod
+    def set_loader_lib_path(path: str) -> None:
+        """There are no loader libraries: engines are Python packages found by entry point.
+
+        Raises:
+            RuntimeError: always.
+        """
+        raise RuntimeError("Lite: install a backend package in place of loading a library")
+
+    @staticmethod
+    def set_persistent_cache(path: str, always_sync: bool = False) -> None:
+        """Remember a path; compiled code is kept in the cache that `treadle info` names."""
+        _CACHES["algorithms"] = path
+
+    @staticmethod
+    def dump_persistent_cache(path: str) -> None:
+        """Write an empty file: choices are kept beside the compiled code."""
+        Path(path).write_bytes(b"")
+
+    @staticmethod
+    def set_tensorrt_cache(path: str) -> None:
+        """Remember a path; there is no TensorRT engine."""
+        _CACHES["tensorrt"] = path
+
+    @staticmethod
+    def dump_tensorrt_cache() -> None:
+        """Nothing: there is no TensorRT engine."""
+
+    @staticmethod
+    def get_device_count(device_type: LiteDeviceType) -> int:
+        """Number of devices of a kind: one host."""
+        hosts = (LiteDeviceType.LITE_CPU, LiteDeviceType.LITE_DEVICE_DEFAULT)
+        return int(LiteDeviceType(device_type) in hosts)
+
+    @staticmethod
+    def try_coalesce_all_free_memory() -> None:
+        """Nothing: memory of runs is planned, and freed with its network."""
+
+    @staticmethod
+    def register_memory_pair(
+        vir_ptr: Any,
+        phy_ptr: Any,
+        length: int,
+        device: Any,
+        backend: Any = LiteBackend.LITE_DEFAULT,
+    ) -> None:
+        """Remember that two addresses stand for the same memory."""
+        _PAIRS[_address(vir_ptr)] = _address(phy_ptr)
+
+    @staticmethod
+    def clear_memory_pair(
+        vir_ptr: Any, phy_ptr: Any, device: Any, backend: Any = LiteBackend.LITE_DEFAULT
+    ) -> None:
+        """Forget a pair."""
+        _PAIRS.pop(_address(vir_ptr), None)
+
+    @staticmethod
+    def lookup_physic_ptr(
+        vir_ptr: Any, device: Any, backend: Any = LiteBackend.LITE_DEFAULT
+    ) -> int:
+        """The other address of a pair.
+
+        Raises:
+            KeyError: it was not registered.
+        """
+        return _PAIRS[_address(vir_ptr)]
+
+
+def _address(pointer: Any) -> int:
+    return int(getattr(pointer, "value", pointer))
+
+
+def get_model_io_info(model_path: Any, config: LiteConfig | None = None) -> LiteNetworkIO:
+    """Names and layouts of a model's inputs and outputs, without compiling it.
+
+    Raises:
+        CheckpointError: the file is damaged, or holds no model.
+    """
+    model = read_models(model_path)[0]
+    found = LiteNetworkIO()
+    for names, values, into in (
+        (model.inputs, model.graph.inputs, found.inputs),
+        (model.outputs, model.graph.outputs, found.outputs),
+    ):
+        for name, value in zip(names, values, strict=True):
+            layout = LiteLayout([int(d) for d in value.type.shape], value.type.dtype.numpy)
+            into.append(LiteIO(name, config_layout=layout))
+    return found
+
+
+__all__ = ["LiteGlobal", "decrypted", "decryption_func", "get_model_io_info"]

@@ -1,0 +1,252 @@
+"""`LiteTensor`: memory with a layout, on the host."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from treadle.lite.base import LiteDataType, LiteDeviceType, lite_dtype_2_numpy, to_lite
+
+MAX_DIM = 7
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class LiteLayout:
+    """Shape and element type of a tensor.
+
+    Args:
+        shape: at most seven extents.
+        dtype: a `LiteDataType`, or a NumPy type or its name.
+
+    Raises:
+        AssertionError: there are more extents.
+    """
+
+    def __init__(self, shape: Sequence[int] | None = None, dtype: Any = None) -> None:
+        extents = tuple(int(s) for s in shape or ())
+        if len(extents) > MAX_DIM:
+            raise AssertionError(f"LiteLayout: at most {MAX_DIM} axes, got {len(extents)}")
+        self.shapes = extents
+        given = LiteDataType.LITE_FLOAT if dtype is None else dtype
+        self.data_type = given if isinstance(given, LiteDataType) else to_lite(given)
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes."""
+        return len(self.shapes)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """NumPy's element type."""
+        return lite_dtype_2_numpy(self.data_type)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, LiteLayout):
+            return NotImplemented
+        return (self.shapes, self.data_type) == (other.shapes, other.data_type)
+
+    def __hash__(self) -> int:
+        return hash((self.shapes, self.data_type))
+
+    def __repr__(self) -> str:
+        return f"LiteLayout({list(self.shapes)}, {self.data_type.name})"
+
+
+def on_host(device_type: LiteDeviceType) -> LiteDeviceType:
+    """The device type, which must be one that lies on the host.
+
+    Raises:
+        RuntimeError: it is a card.
+    """
+    if device_type not in (LiteDeviceType.LITE_CPU, LiteDeviceType.LITE_DEVICE_DEFAULT):
+        raise RuntimeError(
+            f"{LiteDeviceType(device_type).name} is not available: there is no backend for it\n"
+            "  hint: use LITE_CPU"
+        )
+    return LiteDeviceType(device_type)
+
+
+class LiteTensor:
+    """A dense array in host memory that networks read or write.
+
+    Args:
+        layout: shape and element type.
+        device_type, device_id: where it is; the host.
+        is_pinned_host: accepted; host memory is not pinned.
+        shapes, dtype: in place of `layout`.
+        physic_construct: accepted.
+
+    Raises:
+        RuntimeError: the device is no host.
+    """
+
+    def __init__(
+        self,
+        layout: LiteLayout | None = None,
+        device_type: LiteDeviceType = LiteDeviceType.LITE_CPU,
+        device_id: int = 0,
+        is_pinned_host: bool = False,
+        shapes: Sequence[int] | None = None,
+        dtype: Any = None,
+        physic_construct: bool = True,
+    ) -> None:
+        self._device_type = on_host(device_type)
+        self._device_id = device_id
+        self._pinned = is_pinned_host
+        if layout is None and (shapes is not None or dtype is not None):
+            layout = LiteLayout(shapes, dtype)
+        made = layout or LiteLayout()
+        self._array: Array = np.zeros(made.shapes if layout else (0,), made.dtype)
+        self._layout = layout or LiteLayout((0,))
+
+    # -- what it is ------------------------------------------------------------------------
+
+    @property
+    def layout(self) -> LiteLayout:
+        """Shape and element type; a new one makes new memory."""
+        return LiteLayout(self._array.shape, self._array.dtype)
+
+    @layout.setter
+    def layout(self, layout: LiteLayout) -> None:
+        if not isinstance(layout, LiteLayout):
+            raise TypeError(f"LiteTensor: a layout is a LiteLayout, not {type(layout).__name__}")
+        if layout != self.layout:
+            self._array = np.zeros(layout.shapes, layout.dtype)
+
+    @property
+    def device_type(self) -> LiteDeviceType:
+        """Kind of device."""
+        return self._device_type
+
+    @property
+    def device_id(self) -> int:
+        """Number of the device."""
+        return self._device_id
+
+    @property
+    def is_pinned_host(self) -> bool:
+        """What it was made with."""
+        return self._pinned
+
+    @property
+    def is_continue(self) -> bool:
+        """Whether the elements are dense and row-major."""
+        return bool(self._array.flags.c_contiguous)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the elements."""
+        return int(self._array.nbytes)
+
+    def update(self) -> None:
+        """For MegEngine's programs: properties are always those of the memory."""
+
+    # -- contents --------------------------------------------------------------------------
+
+    def fill_zero(self) -> None:
+        """Set every element to zero."""
+        self._array[...] = 0
+
+    def share_memory_with(self, src_tensor: LiteTensor) -> None:
+        """Stand for the memory of another tensor from now on."""
+        self._array = src_tensor._array
+
+    def copy_from(self, src_tensor: LiteTensor) -> None:
+        """Take over layout and contents of another tensor, as a copy."""
+        self._array = np.array(src_tensor._array, order="C", copy=True)
+
+    def reshape(self, shape: Sequence[int]) -> None:
+        """The same elements under another shape.
+
+        Raises:
+            ValueError: their numbers differ.
+        """
+        self._array = self._array.reshape(tuple(shape))
+
+    def slice(
+        self, start: Sequence[int], end: Sequence[int], step: Sequence[int] | None = None
+    ) -> LiteTensor:
+        """A tensor on a part of the same memory: `start` to `end` along the first axes."""
+        steps = step or (1,) * len(start)
+        part = tuple(slice(*s) for s in zip(start, end, steps, strict=True))
+        made = LiteTensor()
+        made._array = self._array[part]
+        return made
+
+    def get_ctypes_memory(self) -> ctypes.c_void_p:
+        """Address of the first element, as long as the tensor lives."""
+        return ctypes.c_void_p(self._array.ctypes.data)
+
+    def set_data_by_share(
+        self, data: Any, length: int = 0, layout: LiteLayout | None = None
+    ) -> None:
+        """Stand for the memory of an array from now on; it must stay alive and dense.
+
+        Args:
+            data: a NumPy array, or an address with `length` bytes and a layout.
+            length: bytes at the address.
+            layout: of what is at the address, or that the array is read as.
+
+        Raises:
+            AssertionError: the array is not dense, or an address has no layout.
+        """
+        array = self._array_of(data, length, layout)
+        if not array.flags.c_contiguous:
+            raise AssertionError("set_data_by_share: the array must be dense and row-major")
+        self._array = array
+
+    def set_data_by_copy(
+        self, data: Any, data_length: int = 0, layout: LiteLayout | None = None
+    ) -> None:
+        """Take over a copy of an array, nested lists, or memory; see `set_data_by_share`."""
+        source = data if isinstance(data, np.ndarray | ctypes.c_void_p | int) else np.asarray(data)
+        if isinstance(source, np.ndarray) and layout is None and not isinstance(data, np.ndarray):
+            source = source.astype(self._array.dtype)
+        self._array = np.array(self._array_of(source, data_length, layout), order="C", copy=True)
+
+    @staticmethod
+    def _array_of(data: Any, length: int, layout: LiteLayout | None) -> Array:
+        if isinstance(data, np.ndarray):
+            return data if layout is None else data.view(layout.dtype).reshape(layout.shapes)
+        address = data.value if isinstance(data, ctypes.c_void_p) else data
+        if layout is None or not isinstance(address, int):
+            raise AssertionError("LiteTensor: an address needs a layout")
+        size = int(np.prod(layout.shapes, dtype=np.int64)) * layout.dtype.itemsize
+        if length and length < size:
+            raise AssertionError(f"LiteTensor: {length} bytes cannot hold {layout}")
+        raw = (ctypes.c_ubyte * size).from_address(address)
+        array: Array = np.frombuffer(memoryview(raw), layout.dtype).reshape(layout.shapes)
+        return array
+
+    def get_data_by_share(self) -> Array:
+        """The memory itself as an array."""
+        return self._array
+
+    def to_numpy(self) -> Array:
+        """A copy of the contents."""
+        return np.array(self._array, order="C", copy=True)
+
+    def __repr__(self) -> str:
+        return f"LiteTensor({self.layout})"
+
+
+def LiteTensorConcat(
+    tensors: Sequence[LiteTensor],
+    dim: int,
+    device_type: LiteDeviceType = LiteDeviceType.LITE_DEVICE_DEFAULT,
+    device_id: int = -1,
+) -> LiteTensor:
+    """Tensors joined along an axis, as a new one.
+
+    Raises:
+        ValueError: their other extents differ, or there are none.
+    """
+    made = LiteTensor(device_type=on_host(device_type), device_id=max(device_id, 0))
+    made._array = np.concatenate([t.get_data_by_share() for t in tensors], axis=dim)
+    return made
+
+
+__all__ = ["LiteLayout", "LiteTensor", "LiteTensorConcat"]
