@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from treadle.base.shape import size_of
 from treadle.graph.ir import Node, Value, regions_of
 from treadle.ops.attention import Attention, AttentionGrad
 from treadle.ops.control import ControlFlow
-from treadle.ops.conv import Conv, ConvGradInput, ConvGradWeight, IntConv
+from treadle.ops.conv import Convolution
 from treadle.ops.fused import Fused
 from treadle.ops.matmul import MatrixProduct
 
@@ -34,7 +32,7 @@ def flops(node: Node) -> int:
     if isinstance(op, MatrixProduct):
         inner = node.inputs[0].type.shape[-2 if op.transpose_x else -1]
         return 2 * results * (inner if isinstance(inner, int) else 256)
-    if isinstance(op, (Conv, ConvGradInput, ConvGradWeight, IntConv)):
+    if isinstance(op, Convolution):
         return 2 * _products(node)
     if isinstance(op, (Attention, AttentionGrad)):
         keys = node.inputs[1].type.shape[-2]
@@ -45,9 +43,14 @@ def flops(node: Node) -> int:
 
 
 def _products(node: Node) -> int:
-    """Products of a convolution: its kernel at every position of its result, from any side."""
-    values: Sequence[Value] = (*node.inputs, *node.outputs)
-    sizes = sorted(elements(v) for v in values[:3])
-    # Kernel O C k, input N C s and result N O s: the root of their product is N O C s sqrt(k),
-    # and the root of k is 3 for the usual window.
-    return int((sizes[0] * sizes[1] * sizes[2]) ** 0.5) * 3
+    """Products of a convolution: a kernel per place of its result, from whichever side.
+
+    `dy` has the extents of the result of the convolution that a gradient belongs to.
+    """
+    of_weight = node.op.operands[1] == "dy"
+    weight = node.outputs[0] if of_weight else node.inputs[1]
+    at = node.op.operands.index("dy") if "dy" in node.op.operands else -1
+    result = node.outputs[0] if at < 0 else node.inputs[at]
+    channels = weight.type.shape[0]
+    per_channel = elements(weight) // channels if isinstance(channels, int) and channels else 0
+    return elements(result) * per_channel

@@ -1,0 +1,240 @@
+"""`load_and_run MODEL [--flags]`: run a model file, time it, check it, look at its values.
+
+    python -m treadle.tools.load_and_run model.mge --input image.npy --iter 100
+
+Flags are those of MegEngine's program of this name, with dashes or underscores; `--help` says what
+each does here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from treadle.backends import registry
+from treadle.base.errors import TreadleError
+from treadle.engine.options import Options
+from treadle.engine.package import Model, Runner, read_models, write_models
+from treadle.tools.load_and_run_flags_table import FLAGS
+from treadle.tools.run_model import (
+    WrongValues,
+    as_wanted,
+    check_case,
+    facts,
+    parsed_inputs,
+    timed,
+    values_of,
+    with_batch,
+    write_arrays,
+)
+
+_TYPES: dict[str, Any] = {"int": int, "float": float, "text": str}
+_REFUSED = tuple(name for name, _, what in FLAGS if what.startswith("refused"))
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    made = argparse.ArgumentParser(
+        "load_and_run", description="Run a model file, time it, check it, look at its values."
+    )
+    made.add_argument("model", help="a file that trace.dump or Network.dump wrote")
+    for name, kind, what in FLAGS:
+        names = dict.fromkeys((f"--{name}", f"--{name.replace('-', '_')}"))
+        if kind == "flag":
+            made.add_argument(*names, action="store_true", help=what)
+        else:
+            made.add_argument(*names, type=_TYPES[kind], metavar=kind.upper(), help=what)
+    return made
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; its exit status: 0, or 1 where the model or a value is wrong.
+
+    Raises:
+        SystemExit: misuse, with status 2.
+    """
+    wanted = parser()
+    args = wanted.parse_args(arguments)
+    for name in _REFUSED:
+        if getattr(args, name.replace("-", "_")):
+            what = next(what for n, _, what in FLAGS if n == name)
+            wanted.error(f"--{name}: {what.removeprefix('refused: ')}")
+    if args.wait_gdb:
+        print(f"process {os.getpid()}: press Enter to go on")
+        sys.stdin.readline()
+    try:
+        _run(args)
+    except (TreadleError, WrongValues, OSError, ValueError) as error:
+        print(f"load_and_run: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _run(args: argparse.Namespace) -> None:
+    threads = args.multithread or args.multithread_default
+    if threads:
+        os.environ["TREADLE_NUM_THREADS"] = str(threads)
+    model = read_models(args.model)[0]
+    if args.batch_size:
+        model = with_batch(model, args.batch_size)
+    console = Console()
+    if args.model_info:
+        console.print(_ends(model))
+    if args.model_dump:
+        write_models(args.model_dump, [model], "load_and_run")
+    cases = [] if args.input else list(model.cases)
+    for number, case in enumerate(cases):
+        results = _once(model, case.inputs, args, console, f"case {number}")
+        try:
+            worst = check_case(model, case, results)
+        except WrongValues as error:
+            if not args.disable_assert_throw:
+                raise
+            console.print(f"case {number} FAILED: {error}")
+            continue
+        if case.outputs:
+            console.print(f"case {number} passed: results differ by at most {worst:.3g}")
+    if not cases:
+        _once(model, parsed_inputs(args.input or "", model), args, console, "model")
+
+
+def _ends(model: Model) -> Table:
+    table = Table(title="inputs and outputs")
+    for title in ("", "name", "type"):
+        table.add_column(title)
+    for kind, names, values in (
+        ("input", model.inputs, model.graph.inputs),
+        ("output", model.outputs, model.graph.outputs),
+    ):
+        for name, value in zip(names, values, strict=True):
+            table.add_row(kind, name, str(value.type))
+    return table
+
+
+def _options(args: argparse.Namespace) -> Options:
+    options = Options(reuse_memory=not args.disable_mem_opt)
+    if args.workspace_limit:
+        options = replace(options, memory_budget=args.workspace_limit)
+    return options
+
+
+def _once(
+    model: Model, given: Any, args: argparse.Namespace, console: Console, what: str
+) -> dict[str, Any]:
+    """Run a model on one set of inputs in all the ways that were asked for; its results by name."""
+    graph, arrays = as_wanted(model, given)
+    options = _fitted(graph, arrays, args, console) if args.fitting else _options(args)
+    runner = Runner(graph, options)
+    if args.fake_first:
+        runner.stages.compile()
+    tell = console.print if args.verbose else None
+    count = 10 if args.iter is None else args.iter
+    warmup = 1 if args.warmup_iter is None else args.warmup_iter
+    results, timing = timed(runner, arrays, warmup, count, tell)
+    console.print(f"{what}: {timing}", soft_wrap=True)
+    if args.thread and args.thread > 1:
+        _together(runner, arrays, args.thread, count)
+        console.print(f"{what}: {args.thread} threads ran it {count} times each")
+    _values(graph, arrays, args)
+    _reports(runner, arrays, args, console)
+    named = dict(zip(model.outputs, results, strict=True))
+    if args.bin_out_dump:
+        write_arrays(Path(args.bin_out_dump), ((n, "", a) for n, a in named.items()))
+    if args.dump_fitting_model:
+        write_models(args.dump_fitting_model, [model], "load_and_run")
+    return named
+
+
+def _together(runner: Runner, arrays: list[Any], threads: int, count: int) -> None:
+    """Run a model by several threads at once."""
+    failures: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            for _ in range(count):
+                runner(arrays)
+        except TreadleError as error:
+            failures.append(error)
+
+    workers = [threading.Thread(target=work) for _ in range(threads)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    if failures:
+        raise failures[0]
+
+
+def _fitted(graph: Any, arrays: list[Any], args: argparse.Namespace, console: Console) -> Options:
+    """The options with the fastest engine."""
+    best, chosen = float("inf"), _options(args)
+    for engine in registry.engines("cpu"):
+        options = replace(_options(args), engines=(engine.name,))
+        _, timing = timed(Runner(graph, options), arrays, 1, 5)
+        seconds = float(np.median(timing.measured))
+        console.print(f"engine {engine.name}: {1e3 * seconds:.3f} ms")
+        if seconds < best:
+            best, chosen = seconds, options
+    console.print(f"fastest: {chosen.engines[0]}")
+    return chosen
+
+
+def _values(graph: Any, arrays: list[Any], args: argparse.Namespace) -> None:
+    """Look at the value of every op, where that was asked for."""
+    streams = ((sys.stdout, args.io_dump_stdout), (sys.stderr, args.io_dump_stderr))
+    outs = [stream for stream, yes in streams if yes]
+    if not (outs or args.io_dump or args.bin_io_dump or args.range or args.check_var_value):
+        return
+    found = list(values_of(graph, arrays))
+    for name, op, array in found:
+        _check(name, op, array, args)
+    lines = [facts(*row) for row in found]
+    for out in outs:
+        print("\n".join(lines), file=out)
+    if args.io_dump:
+        Path(args.io_dump).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    if args.bin_io_dump:
+        write_arrays(Path(args.bin_io_dump), iter(found))
+
+
+def _check(name: str, op: str, array: Any, args: argparse.Namespace) -> None:
+    if not array.size or array.dtype.kind not in "fiu":
+        return
+    largest = float(np.abs(array.astype(np.float64)).max())
+    if args.check_var_value and not np.isfinite(largest):
+        raise WrongValues(f"{name} ({op}) has values that are not finite")
+    if args.range and not largest <= args.range:
+        raise WrongValues(f"{name} ({op}) reaches {largest:.6g}, allowed are {args.range:.6g}")
+
+
+def _reports(runner: Runner, arrays: list[Any], args: argparse.Namespace, console: Console) -> None:
+    for path in filter(None, (args.profile, args.profile_host)):
+        profile = runner.stages.profile(arrays, repeats=5)
+        rows = [
+            {"op": k.label, "kernel": k.kernel, "calls": k.calls, "seconds": k.seconds}
+            for k in profile.kernels
+        ]
+        text = json.dumps({"seconds": profile.seconds, "kernels": rows}, indent=1)
+        Path(path).write_text(text, encoding="utf-8")
+    if args.check_dispatch:
+        console.print(runner.stages.explained(), markup=False, soft_wrap=True)
+    if args.get_static_mem_info:
+        folder = Path(args.get_static_mem_info)
+        folder.mkdir(parents=True, exist_ok=True)
+        text = runner.stages.explained(full=True)
+        (folder / "static_memory.txt").write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
