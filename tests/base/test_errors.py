@@ -72,9 +72,20 @@ def test_errors_pickle_with_all_their_fields(cls: type[TreadleError]) -> None:
     error.add_note("a note")
     back = pickle.loads(pickle.dumps(error))
     assert type(back) is cls and str(back) == str(error)
-    assert vars(back) == vars(error) and back.__notes__ == ["a note"]
+    assert vars(back) == vars(error) and back.__notes__[-1] == "a note"
     nowhere = pickle.loads(pickle.dumps(cls("op", "problem", at=UNKNOWN)))
     assert nowhere.at == UNKNOWN and "at:" not in str(nowhere)
+
+
+def test_tracebacks_end_with_a_code_and_a_place_to_read() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    codes = {cls.code: cls for cls in CLASSES if "code" in vars(cls)}
+    assert len(codes) == len([c for c in CLASSES if "code" in vars(c)])
+    for code, cls in codes.items():
+        name = cls.__name__
+        assert f"| {code} | [{name}](#{name.lower()}) |" in text
+        [note] = cls("op", "problem").__notes__
+        assert note == f"  help: {code}, docs/errors.md#{name.lower()}"
 
 
 def test_errors_are_pythons_kinds() -> None:

@@ -6,6 +6,8 @@ thing to try, and the user's line. Each class has an anchor of its own name in `
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from treadle.base.loc import Loc, user_location
 
 
@@ -18,7 +20,12 @@ class TreadleError(Exception):
         saw: the types or values that were found.
         hint: one thing the user can try.
         at: the user's line; found from the call stack when left out.
+
+    Attributes:
+        code: of the class, for search; `docs/errors.md` lists them. Tracebacks end with it.
     """
+
+    code: ClassVar[str] = "T00"
 
     def __init__(
         self, where: str, problem: str, *, saw: str = "", hint: str = "", at: Loc | None = None
@@ -29,6 +36,13 @@ class TreadleError(Exception):
         self.hint = hint
         self.at = user_location() if at is None else at
         super().__init__(self._text())
+        # A note, so that the message itself stays what it is about.
+        self.add_note(f"  help: {self.code}, docs/errors.md#{self._documented()}")
+
+    @classmethod
+    def _documented(cls) -> str:
+        """The anchor of the nearest class with a code of its own."""
+        return next(c.__name__.lower() for c in cls.__mro__ if "code" in vars(c))
 
     def rename(self, where: str) -> None:
         """Say it of the function the user called, in place of the op that it ran."""
@@ -57,58 +71,94 @@ def _rebuild(
 class ShapeError(TreadleError, ValueError):
     """Shapes, axes or sizes do not fit the op."""
 
+    code = "T01"
+
 
 class DTypeError(TreadleError, TypeError):
     """A dtype does not fit the op, or a value does not fit a dtype."""
+
+    code = "T02"
 
 
 class DeviceError(TreadleError, ValueError, RuntimeError):
     """A device name is malformed, a device is missing, or devices are mixed."""
 
+    code = "T03"
+
 
 class IndexRangeError(TreadleError, IndexError):
     """An index lies outside the axis it selects from."""
+
+    code = "T04"
 
 
 class NumericError(TreadleError, ArithmeticError):
     """The numbers admit no result: a singular matrix, an iteration that does not converge."""
 
+    code = "T05"
+
 
 class NoGradient(TreadleError, RuntimeError):
     """A gradient was asked of an op that has none."""
+
+    code = "T06"
 
 
 class AutodiffError(TreadleError, RuntimeError):
     """A gradient manager was used out of order, or found a NaN in anomaly mode."""
 
+    code = "T07"
+
 
 class GraphError(TreadleError, ValueError):
     """A graph breaks the rules of the intermediate representation."""
+
+    code = "T08"
+
+
+class EditError(GraphError, AssertionError):
+    """A traced module was edited or used in a way its graph does not allow."""
+
+    code = "T16"
 
 
 class EngineError(TreadleError, RuntimeError):
     """The engine or a session was used in a way it does not allow."""
 
+    code = "T09"
+
 
 class TraceError(TreadleError, RuntimeError):
     """A function cannot be captured, or a call differs from what was captured."""
+
+    code = "T10"
 
 
 class UnsupportedOp(TreadleError, NotImplementedError):
     """No engine can run this op on these types."""
 
+    code = "T11"
+
 
 class CompileError(TreadleError, RuntimeError):
     """A stage of the engine could not finish."""
+
+    code = "T12"
 
 
 class LoadError(TreadleError, RuntimeError):
     """An artifact or plug-in does not fit this machine or version."""
 
+    code = "T13"
+
 
 class CheckpointError(TreadleError, ValueError):
     """A saved file is damaged, hostile, newer than this version, or of another kind."""
 
+    code = "T14"
+
 
 class OutOfMemory(TreadleError, MemoryError):
     """A device could not provide the memory that was asked for."""
+
+    code = "T15"
