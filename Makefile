@@ -39,6 +39,11 @@ bench: $(VENV)/.bench ## time whole workloads and single ops, next to other fram
 	$(PY) benchmarks/compare.py --plot benchmarks/compare.svg
 	$(PY) benchmarks/overhead.py
 
+.PHONY: site
+site: $(VENV)/.site ## build the documentation as a site that opens without a server, into site/
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict -q
+	@echo "site/index.html"
+
 ##@ Develop
 
 .PHONY: setup
@@ -126,6 +131,10 @@ $(VENV)/.oracle: $(VENV)/.ready
 
 $(VENV)/.bench: $(VENV)/.ready
 	$(PIP) install $(PIP_FLAGS) "matplotlib>=3.9"
+	@touch $@
+
+$(VENV)/.site: $(VENV)/.ready
+	$(PIP) install $(PIP_FLAGS) "mkdocs-material>=9.5"
 	@touch $@
 
 $(VENV)/.build: $(VENV)/.ready
