@@ -1,4 +1,5 @@
 import json
+import multiprocessing
 from itertools import islice
 from typing import Any
 
@@ -379,3 +380,25 @@ def test_arguments_of_pytorch_are_answered_with_the_sampler(given: Any, sampler:
     with pytest.raises(TypeError) as caught:
         DataLoader([1, 2, 3], **given)
     assert str(caught.value).endswith(f"use DataLoader(dataset, {sampler})")
+
+
+def _sum_of_labels(results: Any) -> None:
+    dataset = Numbers(6)
+    loader = DataLoader(dataset, SequentialSampler(dataset, 2), num_workers=1)
+    results.put(sum(sum(batch) for batch in labels(loader)))
+
+
+# Forking a process that has threads is what this is about.
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+def test_a_forked_process_has_workers_of_its_own() -> None:
+    dataset = Numbers(4)
+    # Starts the fork server, which a fork of this process inherits and cannot use.
+    assert len(list(DataLoader(dataset, num_workers=1))) == 4
+    context = multiprocessing.get_context("fork")
+    results = context.SimpleQueue()
+    process = context.Process(target=_sum_of_labels, args=(results,))
+    process.start()
+    process.join()
+    assert process.exitcode == 0 and results.get() == sum(range(6))
+    process.close()
+    results.close()

@@ -8,6 +8,7 @@ from tests.data.sample_datasets import Numbers, Trap, raise_value_error
 
 from treadle.data import DataLoader, SequentialSampler
 from treadle.data.preload import preloaded, to_tensors
+from treadle.data.transform import Compose, CudaTransform, PseudoTransform
 from treadle.tensor import Tensor
 
 Pair = namedtuple("Pair", ["image", "label"])
@@ -58,3 +59,43 @@ def test_the_place_is_that_of_the_caller() -> None:
     loader = DataLoader(Numbers(4), preload=True)
     next(iter(loader))
     assert loader.state_dict()["position"] == 1
+
+
+class Double(CudaTransform):
+    """Doubles the first field of a batch of Tensors."""
+
+    def apply(self, input: Any) -> Any:
+        assert isinstance(input[0], Tensor)
+        return [input[0] * 2, *input[1:]]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("preload", [False, True])
+def test_transforms_of_batches_come_last(workers: int, preload: bool) -> None:
+    dataset = Numbers(5)
+    chain = Compose([PseudoTransform(), Double()])
+    loader = DataLoader(
+        dataset, SequentialSampler(dataset, 2), chain, num_workers=workers, preload=preload
+    )
+    plain = list(DataLoader(dataset, SequentialSampler(dataset, 2)))
+    for batch, expected in zip(loader, plain, strict=True):
+        np.testing.assert_array_equal(batch[0].numpy(), expected[0] * 2)
+        np.testing.assert_array_equal(batch[1].numpy(), expected[1])
+    assert loader.transform is chain
+
+
+def test_a_transform_of_batches_alone() -> None:
+    (batch, *_) = DataLoader(Numbers(2), transform=Double())
+    assert isinstance(batch[0], Tensor)
+
+
+@pytest.mark.parametrize(
+    "chain",
+    [
+        Compose([Double(), PseudoTransform()]),
+        Compose([PseudoTransform(), Double()], shuffle_indices=[(1, 2)]),
+    ],
+)
+def test_a_transform_of_batches_before_one_of_samples_is_refused(chain: Compose) -> None:
+    with pytest.raises(ValueError, match="comes after all others"):
+        DataLoader(Numbers(2), transform=chain)

@@ -3,17 +3,20 @@ import pickle
 from collections import Counter
 from itertools import chain, islice
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from treadle.data import (
     Infinite,
+    MapSampler,
     RandomSampler,
     ReplacementSampler,
     SequentialSampler,
     StreamSampler,
 )
+from treadle.data import sampler as sampler_module
 
 
 @st.composite
@@ -183,3 +186,24 @@ def test_stream_sampler_counts_in_groups() -> None:
 def test_indices_are_plain_integers() -> None:
     for sampler in (RandomSampler(range(4)), ReplacementSampler(range(4))):
         assert all(type(index) is int for index in chain(*sampler))
+
+
+def test_ranks_of_the_process_group_are_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampler_module.distributed, "get_world_size", lambda: 3)
+    monkeypatch.setattr(sampler_module.distributed, "get_rank", lambda: 2)
+    assert list(SequentialSampler(range(8))) == [[2], [5], [0]]
+    assert list(SequentialSampler(range(2), world_size=1, rank=0)) == [[0], [1]]
+    # All ranks have to shuffle alike.
+    assert RandomSampler(range(9)).rng.rand() == np.random.RandomState(0).rand()
+
+
+def test_a_map_sampler_of_ones_own() -> None:
+    class Backwards(MapSampler):
+        def sample(self) -> list[int]:
+            return list(range(len(self.dataset)))[::-1]
+
+    assert list(Backwards(range(5), batch_size=2)) == [[4, 3], [2, 1], [0]]
+    assert list(Backwards(range(5), 2, drop_last=True)) == [[4, 3], [2, 1]]
+    assert list(Backwards(range(5), world_size=2, rank=1)) == [[3], [1], [4]]
+    with pytest.raises(NotImplementedError, match="overrides neither"):
+        list(MapSampler(range(5)))

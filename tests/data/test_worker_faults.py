@@ -11,7 +11,7 @@ import pytest
 from tests.data import sample_datasets as samples
 from tests.data.sample_datasets import CountUp, Listing, Numbers, Pids, Trap
 
-from treadle.data import DataLoader, DataLoaderError, SequentialSampler, StreamSampler
+from treadle.data import DataLoader, DataLoaderError, SequentialSampler, StreamSampler, pool
 from treadle.data.failure import WorkerTraceback, abbreviate, describe_exit, find_unpicklable
 from treadle.data.transform import Transform
 
@@ -57,7 +57,8 @@ def test_an_exception_keeps_its_type_and_shows_both_tracebacks() -> None:
     error = failure(loader_with(Trap(8, 5, samples.raise_value_error)), 2)
     assert type(error) is ValueError
     assert str(error) == "bad sample"
-    assert re.search(r"in DataLoader worker 0 \(pid \d+\), batch 2", "\n".join(error.__notes__))
+    where = r"Caught ValueError in DataLoader worker process 0 \(pid \d+\), batch 2"
+    assert re.search(where, "\n".join(error.__notes__))
     assert isinstance(error.__cause__, WorkerTraceback)
     remote = str(error.__cause__)
     assert "in raise_value_error" in remote
@@ -67,7 +68,7 @@ def test_an_exception_keeps_its_type_and_shows_both_tracebacks() -> None:
 def test_an_exception_that_cannot_travel_is_described() -> None:
     error = failure(loader_with(Trap(4, 1, samples.raise_own_error)), 0)
     assert isinstance(error, DataLoaderError)
-    assert re.search(r"worker 0 \(pid \d+\), batch 0 raised .*OwnError: 1 and 2", str(error))
+    assert re.search(r"process 0 \(pid \d+\), batch 0 raised .*OwnError: 1 and 2", str(error))
     assert "raised by dataset[1]" in error.__notes__
     assert "in raise_own_error" in str(error.__cause__)
 
@@ -130,7 +131,7 @@ def test_a_hanging_worker_is_reported_with_its_line_and_ended() -> None:
         r"\(dataset indices \[2, 3\]\) within 0.5 s",
         str(error),
     )
-    (note,) = error.__notes__
+    _, note = error.__notes__
     assert "in hang" in note
     assert "time.sleep" in note
     # Not a speed test: without the time limit this would take as long as the worker hangs.
@@ -144,7 +145,7 @@ def test_a_stopped_worker_is_reported_and_ended() -> None:
     os.kill(stopped, signal.SIGSTOP)
     with pytest.raises(DataLoaderError, match="dataloader timeout") as caught:
         list(batches)
-    assert caught.value.__notes__ == ["the worker does not answer"]
+    assert caught.value.__notes__[-1] == "the worker does not answer"
 
 
 def test_a_slow_stream_is_reported_when_it_returns() -> None:
@@ -157,13 +158,36 @@ def test_a_slow_stream_is_reported_when_it_returns() -> None:
 
 
 def test_what_cannot_be_pickled_is_named_before_any_worker_starts() -> None:
+    # Asked for by name: by default such workers would be forked.
+    fresh: dict[str, Any] = {"context": "forkserver"}
     dataset = Numbers(4)
     dataset.decoders = {"png": [int, lambda raw: raw]}  # type: ignore[attr-defined]
-    error = failure(loader_with(dataset), 0)
+    error = failure(loader_with(dataset, **fresh), 0)
     assert isinstance(error, DataLoaderError)
     assert "dataset.decoders['png'][1] cannot be pickled" in str(error)
-    error = failure(loader_with(Numbers(4), worker_init_fn=lambda index: None), 0)
+    error = failure(loader_with(Numbers(4), worker_init_fn=lambda index: None, **fresh), 0)
     assert "worker_init_fn cannot be pickled" in str(error)
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+def test_by_default_what_cannot_be_pickled_is_forked(capsys: pytest.CaptureFixture[str]) -> None:
+    dataset = Numbers(4)
+    dataset.decode = lambda raw: raw  # type: ignore[attr-defined]
+    assert len(list(loader_with(dataset))) == 2
+    said = capsys.readouterr().err
+    assert "workers are forked" in said and "dataset.decode cannot be pickled" in said
+
+
+def test_without_timeout_the_log_says_where_a_worker_hangs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(pool, "_NOTICE_SECONDS", 0.2)
+    monkeypatch.setattr(pool, "_START_SECONDS", 30.0)
+    # What it dozes over has no field to merge; the wait comes first.
+    assert isinstance(failure(loader_with(Trap(4, 1, doze), num_workers=1), 0), ValueError)
+    said = capsys.readouterr().err
+    assert re.search(r"worker 0 \(pid \d+\) has not delivered batch 0 .* set timeout=", said)
+    assert "in doze" in said
 
 
 def test_a_sample_that_cannot_be_pickled_is_named() -> None:

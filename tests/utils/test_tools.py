@@ -141,22 +141,27 @@ class _Named:
         self.name = name
 
 
-def test_caches_keep_bytes(tmp_path: Path) -> None:
-    cache = persistent_cache.PersistentCacheOnServer(environment={})
+def test_caches_keep_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = persistent_cache.PersistentCacheOnServer
+    cache = made()
     assert cache.get("algo", b"k") is None
     cache.put("algo", b"k", b"v")
     assert cache.get("algo", b"k") == b"v"
     assert cache.get("other", b"k") is None
-    env = {"MGE_FASTRUN_CACHE_TYPE": "FILE", "MGE_FASTRUN_CACHE_DIR": str(tmp_path)}
-    persistent_cache.PersistentCacheOnServer(environment=env).put("algo", b"k", b"\x00\xff")
-    again = persistent_cache.PersistentCacheOnServer(environment=env)
-    assert again.get("algo", b"k") == b"\x00\xff"
+    monkeypatch.setenv("MGE_FASTRUN_CACHE_TYPE", "FILE")
+    with pytest.raises(ValueError, match="MGE_FASTRUN_CACHE_DIR"):
+        made()
+    monkeypatch.setenv("MGE_FASTRUN_CACHE_DIR", str(tmp_path))
+    made().put("algo", b"k", b"\x00\xff")
+    assert made().get("algo", b"k") == b"\x00\xff"
     (tmp_path / "cache.json").write_text("{broken")
-    assert persistent_cache.PersistentCacheOnServer(environment=env).get("algo", b"k") is None
-    with pytest.raises(ValueError, match="not MEMORY"):
-        persistent_cache.PersistentCacheOnServer(environment={"MGE_FASTRUN_CACHE_TYPE": "TAPE"})
+    assert made().get("algo", b"k") is None
+    monkeypatch.setenv("MGE_FASTRUN_CACHE_TYPE", "redis")
     with pytest.raises(ValueError, match="MGE_FASTRUN_CACHE_URL"):
-        persistent_cache.PersistentCacheOnServer(environment={"MGE_FASTRUN_CACHE_TYPE": "redis"})
+        made()
+    monkeypatch.setenv("MGE_FASTRUN_CACHE_TYPE", "TAPE")
+    with pytest.raises(ValueError, match="not MEMORY"):
+        made()
 
 
 def test_graphs_for_tensorboard(tmp_path: Path) -> None:
@@ -213,9 +218,9 @@ def test_downloads_are_whole_or_fail(server: str, tmp_path: Path) -> None:
     error = http_download.HTTPDownloadError
     with pytest.raises(error, match="404"):
         http_download.download_from_url(f"{server}/missing", target)
-    with pytest.raises(error, match=r"100 of 256000|IncompleteRead"):
+    with pytest.raises(error, match=r"100 of 256000|ended early|IncompleteRead"):
         http_download.download_from_url(f"{server}/short", target)
-    with pytest.raises(error, match="MD5"):
+    with pytest.raises(error, match="md5"):
         http_download.download_from_url(f"{server}/x", target, md5="0" * 32)
     assert target.read_bytes() == BODY
     assert [p.name for p in target.parent.iterdir()] == ["file"]

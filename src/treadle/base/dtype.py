@@ -23,9 +23,10 @@ class DType:
         numpy: the `numpy.dtype` with the same layout (ml_dtypes supplies bfloat16).
         kind: `"bool"`, `"uint"`, `"int"`, `"float"` or `"complex"`.
         itemsize: bytes per element.
+        is_inexact: real or complex floating, which gradients flow through.
     """
 
-    __slots__ = ("is_float", "is_integer", "itemsize", "kind", "name", "numpy")
+    __slots__ = ("is_float", "is_inexact", "is_integer", "itemsize", "kind", "name", "numpy")
 
     def __init__(self, name: str, numpy: np.dtype[Any], kind: Kind) -> None:
         self.name = name
@@ -33,6 +34,7 @@ class DType:
         self.kind: Kind = kind
         self.itemsize = numpy.itemsize
         self.is_float = kind == "float"
+        self.is_inexact = kind in ("float", "complex")
         self.is_integer = kind in ("int", "uint")
 
     def __repr__(self) -> str:

@@ -3,6 +3,9 @@
 A hook belongs to the thread that installed it. `ACTIVE.count` says how many threads have one, so
 that the eager fast path pays one attribute read while none has.
 
+A casting rule is what mixed precision installs. It is asked before the hook, for the ops a user's
+code applies, and never while gradients are computed.
+
 While a capture is on, ops append to a graph instead of running. The capture stands below the tape:
 whatever the tape does not record, and everything it runs itself, goes to the capture.
 """
@@ -10,7 +13,8 @@ whatever the tape does not record, and everything it runs itself, goes to the ca
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 
@@ -63,9 +67,27 @@ class Capturing(Hook, Protocol):
         """The program is valid only while `read()` returns `value`."""
         ...
 
+    @property
+    def endings(self) -> list[Callable[[], None]]:
+        """Called when the captured function has returned; their ops join the program."""
+        ...
+
+
+class Casting(Protocol):
+    """What mixed precision installs to bring operands to the precision an op is computed in."""
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """What programs captured under it depend on."""
+        ...
+
+    def __call__(self, op: Any, inputs: tuple[Any, ...], /) -> tuple[Any, ...]:
+        """The operands, cast where the op asks for it."""
+        ...
+
 
 class Active:
-    """How many threads of the process have a hook; read without a lock, as a hint."""
+    """How many hooks and casting rules there are; read without a lock, as a hint."""
 
     __slots__ = ("count",)
 
@@ -74,10 +96,15 @@ class Active:
 
 
 class _Local(threading.local):
-    """One thread's installed hook, and its capture."""
+    """One thread's installed hook, its capture, and its casting rule."""
 
     hook: Hook | None = None
     capture: Capturing | None = None
+    # On the class: the rule of threads that have set none.
+    casting: Casting | None = None
+
+    def __init__(self) -> None:
+        self.castings: list[Any] = []
 
 
 ACTIVE = Active()
@@ -103,3 +130,61 @@ def install_capture(capture: Capturing | None, hook: Hook | None = None) -> None
 def capturing() -> Capturing | None:
     """This thread's capture, if there is one."""
     return LOCAL.capture if ACTIVE.count else None
+
+
+# -- mixed precision ---------------------------------------------------------------------------
+
+_NONE_OF_ITS_OWN = object()
+
+
+def casting() -> Casting | None:
+    """The casting rule of this thread, if there is one."""
+    return LOCAL.casting if ACTIVE.count else None
+
+
+def push_casting(rule: Casting | None) -> None:
+    """Cast by another rule, or by none, on this thread until `pop_casting`."""
+    LOCAL.castings.append(LOCAL.__dict__.get("casting", _NONE_OF_ITS_OWN))
+    LOCAL.casting = rule
+    _count(1)
+
+
+def pop_casting() -> None:
+    """Go back to what was before the last `push_casting`."""
+    before = LOCAL.castings.pop()
+    if before is _NONE_OF_ITS_OWN:
+        del LOCAL.casting
+    else:
+        LOCAL.casting = before
+    _count(-1)
+
+
+def set_default_casting(rule: Casting | None) -> None:
+    """Cast by a rule, or by none, on all threads that have no rule of their own."""
+    _count((rule is not None) - (_Local.casting is not None))
+    _Local.casting = rule
+
+
+@contextmanager
+def uncast() -> Iterator[None]:
+    """No casts inside the block: gradients have the precisions that the forward pass chose."""
+    if casting() is None:
+        yield
+        return
+    push_casting(None)
+    try:
+        yield
+    finally:
+        pop_casting()
+
+
+def _count(change: int) -> None:
+    with _LOCK:
+        ACTIVE.count += change
+
+
+def depend_on(read: Callable[[], Any]) -> None:
+    """A program that is being captured holds only while `read()` gives what it gives now."""
+    capture = capturing()
+    if capture is not None:
+        capture.guard(read, read())

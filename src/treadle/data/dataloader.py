@@ -16,7 +16,7 @@ from treadle.data.failure import DataLoaderError
 from treadle.data.messages import Work
 from treadle.data.pipeline import Pipeline
 from treadle.data.pool import WorkerPool, start_context
-from treadle.data.preload import preloaded
+from treadle.data.preload import preloaded, split_transform, transformed
 from treadle.data.sampler import Sampler, SequentialSampler, StreamSampler
 from treadle.data.schedule import (
     map_works,
@@ -52,11 +52,13 @@ class DataLoader:
         dataset: a map-style dataset (or any sequence of samples), or a `StreamDataset`.
         sampler: which samples make up a batch; one at a time in order if None. A stream needs a
             `StreamSampler`.
-        transform: applied to the samples of a batch.
+        transform: applied to the samples of a batch. A `CudaTransform`, or those at the end of a
+            `Compose`, are applied to merged batches of Tensors, in this process.
         collator: merges the transformed samples.
         num_workers: processes that make batches; 0 makes them in this one. Python's and NumPy's
             generators of worker i start an epoch with the epoch's base seed plus i.
-        timeout: longest wait for a batch in seconds, once its worker has started; 0 for no limit.
+        timeout: longest wait for a batch in seconds, once its worker has started; 0 for no limit:
+            a worker that hangs is then waited for, and after a minute the log says where it is.
             In this process only the reading of a stream is watched, and reported when it returns.
         preload: yield Tensors on the default device instead of arrays, one batch ahead.
         parallel_stream: let each worker read its own copy of a stream, which must then yield a
@@ -69,7 +71,9 @@ class DataLoader:
             "fork" or a `multiprocessing` context. The first two need a dataset that can be
             pickled, made of classes that can be imported, and a script whose entry is guarded by
             `if __name__ == "__main__":`; large arrays in it are shared by all workers, not
-            copied. "fork" needs none of that but is unsafe when other threads run.
+            copied. "fork" needs none of that but is unsafe when other threads run. If None and
+            the dataset cannot be pickled (or is of an interactive session), workers are forked
+            after all, and the log says why.
         seed: of the workers' base seeds. Drawn from NumPy's global generator if None.
         batch_size, shuffle: refused with the sampler to pass instead.
 
@@ -113,6 +117,7 @@ class DataLoader:
         self.dataset = dataset
         self.sampler = _fitting_sampler(dataset, sampler)
         self.transform = PseudoTransform() if transform is None else transform
+        self._host_transform, self._batch_transforms = split_transform(self.transform)
         self.collator = Collator() if collator is None else collator
         self.num_workers = num_workers
         self.timeout = timeout
@@ -123,6 +128,7 @@ class DataLoader:
         self.worker_init_fn = worker_init_fn
         self.seed = seed
         self._context = start_context(context) if num_workers else None
+        self._may_fork = context is None
         self._idle_pool: WorkerPool | None = None
         self._progress = _Progress(0, 0, {})
         self._skip = 0
@@ -139,7 +145,7 @@ class DataLoader:
         epoch = self._progress.epoch + (self._progress.position > skip)
         progress = _Progress(epoch, skip, self.sampler.state_dict())
         self._progress = progress
-        pipeline = Pipeline(self.dataset, self.transform, self.collator)
+        pipeline = Pipeline(self.dataset, self._host_transform, self.collator)
         works = islice(self._works(pipeline), skip, None)
         if self._context is None:
             batches = serial_batches(pipeline, works)
@@ -147,7 +153,10 @@ class DataLoader:
             pool = self._take_pool(pipeline, self._context)
             pool.begin_epoch(_base_seed(self.seed, progress.epoch))
             batches = self._from_workers(pool, works)
-        return self._count(preloaded(batches) if self.preload else batches, progress)
+        batches = preloaded(batches) if self.preload else batches
+        if self._batch_transforms:
+            batches = transformed(batches, self._batch_transforms)
+        return self._count(batches, progress)
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the newest iteration stands, as JSON values.
@@ -191,7 +200,7 @@ class DataLoader:
         if pool is not None and not pool.is_closed:
             return pool
         spec = WorkerSpec(pipeline, self.worker_init_fn, self.num_workers)
-        return WorkerPool(spec, context)
+        return WorkerPool(spec, context, self._may_fork)
 
     def _from_workers(self, pool: WorkerPool, works: Iterable[Work]) -> Iterator[Any]:
         try:

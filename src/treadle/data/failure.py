@@ -19,6 +19,20 @@ _DEEPEST = 6
 class DataLoaderError(TreadleError, RuntimeError):
     """A loader's worker died, took too long, or could not be given or give back its objects."""
 
+    code = "T17"
+
+
+class ImageError(TreadleError, ValueError):
+    """An image file is damaged, cut off, too large or no image."""
+
+    code = "T18"
+
+
+class DatasetError(TreadleError, ValueError, RuntimeError):
+    """Files of a dataset are missing, damaged or of another kind."""
+
+    code = "T19"
+
 
 class WorkerTraceback(Exception):
     """The traceback of an exception in a worker, shown as the cause of the one raised here."""
@@ -57,7 +71,8 @@ class RemoteException:
         if error is None:
             error = DataLoaderError("DataLoader", f"{where} raised {self.summary}")
         present = getattr(error, "__notes__", ())
-        for note in (*self.notes, f"in {where}"):
+        # MegEngine's and PyTorch's words, which programs look for.
+        for note in (*self.notes, f"Caught {type(error).__name__} in {where}"):
             if note not in present:
                 error.add_note(note)
         error.__cause__ = WorkerTraceback(self.text)

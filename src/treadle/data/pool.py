@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import pickle
+import sys
 import time
 import weakref
 from collections.abc import Sequence
@@ -14,6 +16,8 @@ from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from typing import Any, NoReturn
 
+from treadle.base.log import get_logger
+from treadle.base.workers import WorkerStart
 from treadle.data.channel import Channel, Parcel
 from treadle.data.failure import DataLoaderError, describe_exit, find_unpicklable
 from treadle.data.messages import (
@@ -39,8 +43,21 @@ _DEATH_SECONDS = 1.0
 _LOCATE_SECONDS = 0.5
 # Importing the user's modules is not what `timeout` is meant to watch.
 _START_SECONDS = 60.0
+# Without a timeout nothing ends the wait for a worker that hangs, but it is said where it is.
+_NOTICE_SECONDS = 60.0
 
 Outcome = Batch | Exhausted | Failed
+
+
+class _ForkServer:
+    """Which process has started the fork server that this one would ask for workers."""
+
+    owner: int | None = None
+
+    @classmethod
+    def is_inherited(cls) -> bool:
+        """Whether it is another process's child, so that this one cannot ask it."""
+        return cls.owner not in (None, os.getpid())
 
 
 @dataclass(slots=True)
@@ -69,7 +86,8 @@ def start_context(context: str | BaseContext | None) -> BaseContext:
         return context
     if context is None:
         methods = multiprocessing.get_all_start_methods()
-        context = "forkserver" if "forkserver" in methods else "spawn"
+        wanted = (WorkerStart.method, "forkserver", "spawn")
+        context = next(method for method in wanted if method in methods)
     if context == "forkserver":
         # Imported once in the server, so that a worker costs a fork and no import.
         multiprocessing.set_forkserver_preload(["treadle.data.worker"])
@@ -82,28 +100,35 @@ class WorkerPool:
     Args:
         spec: what the workers do.
         context: how they are started.
+        may_fork: fork instead where `spec` cannot be given to a fresh process.
 
     Raises:
         DataLoaderError: the dataset, transform, collator or init function cannot be pickled.
     """
 
-    def __init__(self, spec: WorkerSpec, context: BaseContext) -> None:
+    def __init__(self, spec: WorkerSpec, context: BaseContext, may_fork: bool = False) -> None:
         self._workers: list[_Worker] = []
         self._epoch = 0
         self._results: dict[int, Outcome] = {}
         self._owner = os.getpid()
         self._finalizer = weakref.finalize(self, _bury, self._workers, self._owner)
         try:
-            if context.get_start_method() == "fork":
-                self._start(spec, context, None)
-            else:
-                with contextlib.closing(_pack(spec)) as parcel:
+            if may_fork and _ForkServer.is_inherited():
+                context = multiprocessing.get_context("fork")
+            is_fork = context.get_start_method() == "fork"
+            parcel = None if is_fork else _packed(spec, may_fork)
+            if parcel is not None:
+                with contextlib.closing(parcel):
                     self._start(spec, context, parcel)
+            else:
+                self._start(spec, context if is_fork else multiprocessing.get_context("fork"), None)
         except BaseException:
             self.close()
             raise
 
     def _start(self, spec: WorkerSpec, context: BaseContext, parcel: Parcel | None) -> None:
+        if context.get_start_method() == "forkserver":
+            _ForkServer.owner = os.getpid()
         for index in range(spec.workers):
             ours, theirs = context.Pipe(duplex=True)
             # Typeshed gives each kind of context its own Process, and their base none.
@@ -158,16 +183,21 @@ class WorkerPool:
             Exception: what the dataset, transform or collator raised in the worker.
         """
         worker = self._workers[index]
-        deadline = _deadline(worker, timeout)
+        patience = timeout if timeout > 0 else _NOTICE_SECONDS
+        deadline: float | None = _deadline(worker, patience)
         while batch not in self._results:
             was_ready = worker.is_ready
             if not self._receive(deadline):
-                self._give_up_on(worker, batch, timeout)
-            if worker.is_ready and not was_ready:
-                deadline = _deadline(worker, timeout)
+                if timeout > 0:
+                    self._give_up_on(worker, batch, timeout)
+                self._notice(worker, batch)
+                deadline = None
+            elif worker.is_ready and not was_ready:
+                deadline = _deadline(worker, patience)
         outcome = self._results.pop(batch)
         if isinstance(outcome, Failed):
-            raise outcome.error.restore(f"DataLoader {worker}, batch {batch}")
+            where = f"DataLoader worker process {index} (pid {worker.process.pid}), batch {batch}"
+            raise outcome.error.restore(where)
         return outcome
 
     def close(self) -> None:
@@ -213,8 +243,11 @@ class WorkerPool:
         match message:
             case Ready():
                 worker.is_ready = True
+            case Located():
+                get_logger("data").warning("DataLoader: %s is at:\n%s", worker, message.stack)
             case Unable():
-                raise message.error.restore(f"DataLoader {worker}")
+                pid = worker.process.pid
+                raise message.error.restore(f"DataLoader worker process {worker.index} (pid {pid})")
             case Batch() | Exhausted() | Failed() if message.epoch == self._epoch:
                 worker.tasks.pop(message.batch, None)
                 self._results[message.batch] = message
@@ -240,6 +273,16 @@ class WorkerPool:
         error.add_note(f"the worker is at:\n{stack}" if stack else "the worker does not answer")
         raise error
 
+    def _notice(self, worker: _Worker, batch: int) -> None:
+        """Say what is being waited for, and ask the worker where it is."""
+        get_logger("data").warning(
+            "DataLoader: %s has not delivered %s in %g s; set timeout= to make this an error",
+            worker,
+            describe_work(worker.tasks[batch]),
+            _NOTICE_SECONDS,
+        )
+        self._send(worker, Locate())
+
     def _locate(self, worker: _Worker) -> str:
         """Ask a slow worker where it is; empty if it does not answer."""
         deadline = time.monotonic() + _LOCATE_SECONDS
@@ -254,15 +297,35 @@ class WorkerPool:
         return ""
 
 
-def _deadline(worker: _Worker, timeout: float) -> float | None:
-    if timeout <= 0:
-        return None
+def _deadline(worker: _Worker, timeout: float) -> float:
     return time.monotonic() + timeout + (0 if worker.is_ready else _START_SECONDS)
 
 
 def _current(worker: _Worker) -> str:
     """What a dead worker was at: the oldest task it had not answered."""
     return f"it was at {describe_work(next(iter(worker.tasks.values())))}" if worker.tasks else ""
+
+
+def _packed(spec: WorkerSpec, may_fork: bool) -> Parcel | None:
+    """What fresh processes are given; None where that cannot be and they may be forked."""
+    may_fork = may_fork and "fork" in multiprocessing.get_all_start_methods()
+    try:
+        if may_fork and _is_interactive(spec):
+            raise TypeError("classes of an interactive session cannot be imported elsewhere")
+        return _pack(spec)
+    except Exception as error:
+        if not may_fork:
+            raise
+        reason = error.problem if isinstance(error, DataLoaderError) else str(error)
+        get_logger("data").warning("DataLoader: workers are forked, as %s", reason)
+        return None
+
+
+def _is_interactive(spec: WorkerSpec) -> bool:
+    """Whether a fresh process lacks what is named, because this one runs no file."""
+    if getattr(sys.modules["__main__"], "__file__", None) is not None:
+        return False
+    return b"__main__" in pickle.dumps(spec, protocol=5, buffer_callback=lambda buffer: None)
 
 
 def _pack(spec: WorkerSpec) -> Parcel:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from treadle import distributed
 from treadle.data.dataset import Dataset
 
 State = dict[str, Any]
@@ -41,8 +42,9 @@ class MapSampler(Sampler):
         batch_size: samples in a batch, on this rank.
         drop_last: leave out an incomplete last batch.
         num_samples: samples in an epoch, over all ranks; the dataset's length if None.
-        world_size: number of ranks that share an epoch; 1 if None.
-        rank: which of them this is; 0 if None.
+        world_size: number of ranks that share an epoch; that of the process group if None, 1
+            without one.
+        rank: which of them this is; this process's rank if None, 0 without a group.
         seed: of the sampler's own generator, which runs on from epoch to epoch. With several
             ranks it must be the same on all, so it is then 0 if None.
 
@@ -72,8 +74,8 @@ class MapSampler(Sampler):
         self.dataset = dataset
         self.batch_size = batch_size
         self.drop_last = drop_last
-        self.world_size = 1 if world_size is None else world_size
-        self.rank = 0 if rank is None else rank
+        self.world_size = distributed.get_world_size() if world_size is None else world_size
+        self.rank = distributed.get_rank() if rank is None else rank
         _require_positive("world_size", self.world_size)
         if not 0 <= self.rank < self.world_size:
             raise ValueError(f"rank should be in [0, {self.world_size}), but got rank={rank}")

@@ -23,6 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from treadle.backends import registry
+from treadle.base.env import NUM_THREADS
 from treadle.base.errors import TreadleError
 from treadle.engine.options import Options
 from treadle.engine.package import Model, Runner, read_models, write_models
@@ -84,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(args: argparse.Namespace) -> None:
     threads = args.multithread or args.multithread_default
     if threads:
-        os.environ["TREADLE_NUM_THREADS"] = str(threads)
+        NUM_THREADS.set(str(threads))
     model = read_models(args.model)[0]
     if args.batch_size:
         model = with_batch(model, args.batch_size)

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from html import escape
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from treadle.utils.profiler import Block
 
 WIDTH, CURVE, BAR, MARGIN = 960, 220, 12, 60
 MOST_BARS = 60
 COLORS = ("#3b6fb6", "#5a9e6f", "#c98a3d", "#a85a86", "#6d6fa8", "#7a8a99")
+
+
+@dataclass(slots=True)
+class Block:
+    """An array that an op made: bytes, and when it came and went, in microseconds."""
+
+    name: str
+    nbytes: int
+    born: float
+    gone: float | None = None
 
 
 def memory_flow(blocks: Sequence[Block]) -> str:
@@ -52,9 +59,7 @@ def memory_flow(blocks: Sequence[Block]) -> str:
         )
         late = block.born > 0.8 * end
         at, anchor = (x(block.born) - 3, "end") if late else (x(block.born) + 3, "start")
-        parts.append(
-            f'<text x="{at:.1f}" y="{top + BAR - 3}" text-anchor="{anchor}">{text}</text>'
-        )
+        parts.append(f'<text x="{at:.1f}" y="{top + BAR - 3}" text-anchor="{anchor}">{text}</text>')
     parts.append("</svg>")
     return "\n".join(parts)
 

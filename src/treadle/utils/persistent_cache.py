@@ -11,10 +11,11 @@ import importlib
 import json
 import os
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
+from treadle.base.env import FASTRUN_CACHE_DIR, FASTRUN_CACHE_TYPE, FASTRUN_CACHE_URL, Variable
 from treadle.base.files.atomic import write_atomically
 
 
@@ -84,35 +85,31 @@ class PersistentCacheOnServer:
 
     Args:
         store: where bytes are kept.
-        environment: in place of `os.environ`.
     """
 
-    def __init__(
-        self, store: Store | None = None, environment: Mapping[str, str] | None = None
-    ) -> None:
-        self._environment = os.environ if environment is None else environment
+    def __init__(self, store: Store | None = None) -> None:
         self._store = store or self._from_environment()
 
-    def _from_environment(self) -> Store:
+    @staticmethod
+    def _from_environment() -> Store:
         """The store that the environment names.
 
         Raises:
             ValueError: there is no such type, or its place is missing.
         """
-        env = self._environment
-        wanted = env.get("MGE_FASTRUN_CACHE_TYPE", "MEMORY").upper()
-        makers: dict[str, tuple[str, Callable[[str], Store]]] = {
-            "FILE": ("MGE_FASTRUN_CACHE_DIR", lambda d: InFile(Path(d) / "cache.json")),
-            "REDIS": ("MGE_FASTRUN_CACHE_URL", _redis),
+        wanted = FASTRUN_CACHE_TYPE.get().upper()
+        makers: dict[str, tuple[Variable, Callable[[str], Store]]] = {
+            "FILE": (FASTRUN_CACHE_DIR, lambda d: InFile(Path(d) / "cache.json")),
+            "REDIS": (FASTRUN_CACHE_URL, _redis),
         }
         if wanted == "MEMORY":
             return InMemory()
         if wanted not in makers:
             raise ValueError(f"MGE_FASTRUN_CACHE_TYPE is {wanted!r}, not MEMORY, FILE or REDIS")
-        variable, make = makers[wanted]
-        if not env.get(variable):
-            raise ValueError(f"MGE_FASTRUN_CACHE_TYPE is {wanted}, which needs {variable}")
-        return make(env[variable])
+        place, make = makers[wanted]
+        if not place.get():
+            raise ValueError(f"MGE_FASTRUN_CACHE_TYPE is {wanted}, which needs {place.names[0]}")
+        return make(place.get())
 
     @staticmethod
     def _key(category: str, key: bytes) -> str:

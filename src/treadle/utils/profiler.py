@@ -32,7 +32,7 @@ from rich.table import Table
 from treadle.base.observer import OBSERVER, observe
 from treadle.ops.families import Elementwise
 from treadle.ops.op import Op, as_tuple
-from treadle.utils.memory_flow import memory_flow
+from treadle.utils.memory_flow import Block, memory_flow
 from treadle.utils.network_ops_table import BY_OP
 
 P = ParamSpec("P")
@@ -40,16 +40,6 @@ R = TypeVar("R")
 
 FORMATS = ("chrome_timeline.json", "memory_flow.svg")
 MERGED = "merge.chrome_timeline.json"
-
-
-@dataclass(slots=True)
-class Block:
-    """An array that an op made: bytes, and when it came and went, in microseconds."""
-
-    name: str
-    nbytes: int
-    born: float
-    gone: float | None = None
 
 
 @dataclass(slots=True)

@@ -24,6 +24,10 @@ class Dataset(ABC):
         """Return the number of samples."""
 
 
+class MapDataset(Dataset):
+    """The same as `Dataset`, under the name that older MegEngine programs derive theirs from."""
+
+
 class StreamDataset(Dataset):
     """A dataset that can only be read in order: a subclass gives `__iter__`.
 

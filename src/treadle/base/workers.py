@@ -1,0 +1,13 @@
+"""How worker processes are started where nobody says."""
+
+from __future__ import annotations
+
+
+class WorkerStart:
+    """The process-wide default.
+
+    Attributes:
+        method: "fork", "forkserver", "spawn", or "" for what suits the platform.
+    """
+
+    method: str = ""
