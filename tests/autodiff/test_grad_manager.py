@@ -60,6 +60,12 @@ def test_attach_refuses_what_has_no_gradient(wrong: Any) -> None:
         GradManager().attach([wrong])
 
 
+@pytest.mark.parametrize("wrong", [1, [1.0], None, "tensor", [mge.tensor([True])]])
+def test_what_cannot_be_attached_is_told(wrong: Any) -> None:
+    with pytest.raises(AssertionError, match="attach takes floating tensors"):
+        GradManager().attach(wrong)
+
+
 def test_only_weak_references_are_kept() -> None:
     x = tensor(1.0)
     gm = GradManager().attach(x)

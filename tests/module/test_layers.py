@@ -332,3 +332,11 @@ def test_sizes_are_integers_of_any_kind() -> None:
 def test_a_dropout_probability_is_checked_when_the_layer_is_made(wrong: float) -> None:
     with pytest.raises(ValueError, match=r"Dropout: drop_prob must be in \[0, 1\)"):
         M.Dropout(wrong)
+
+
+def test_general_norm_without_extents() -> None:
+    layer, x = M.GeneralNorm(normalized_axis=(1, 2), affine=False), _x(2, 3, 4)
+    wanted = F.general_norm(x, (1, 2), affine=False)
+    np.testing.assert_array_equal(layer(x).numpy(), wanted.numpy())
+    with pytest.raises(ShapeError, match="one extent for each axis"):
+        M.GeneralNorm(normalized_axis=1)

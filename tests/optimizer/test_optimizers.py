@@ -310,3 +310,33 @@ def test_regression_reaches_the_optimum() -> None:
         optimizer.step().clear_grad()
     np.testing.assert_allclose(weight.numpy(), truth, atol=1e-3)
     assert abs(bias.item() - 0.25) < 1e-3
+
+
+def test_a_users_optimizer_keeps_state_of_any_kind() -> None:
+    class Own(Optimizer):
+        def _create_state(self, param_group: Any) -> None:
+            for param in param_group["params"]:
+                self._add_state(param, "zeros")
+                self._add_state(param, "count", initializer=0.0)
+                self._add_state(param, "copy", initializer=param)
+                self._add_state(param, "whole", initializer=3, dtype="int32")
+
+        def _updates(self, param_group: Any) -> None:
+            for param in param_group["params"]:
+                if param.grad is not None:
+                    self._state[param]["count"] += 1.0
+                    param -= param_group["lr"] * param.grad
+
+    param = Parameter([1.0, 2.0], dtype="float16")
+    optimizer = Own([param], {"lr": 0.5})
+    param.grad = Tensor([1.0, 1.0], dtype="float16")
+    optimizer.step()
+    state = optimizer.state_dict()["state"][0]
+    assert {k: v.dtype.name for k, v in state.items()} == {
+        "zeros": "float32",
+        "count": "float32",
+        "copy": "float16",
+        "whole": "int32",
+    }
+    assert (state["count"], state["copy"].tolist(), state["whole"]) == (1.0, [1.0, 2.0], 3)
+    assert param.tolist() == [0.5, 1.5]

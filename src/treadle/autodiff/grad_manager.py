@@ -10,6 +10,7 @@ import numpy as np
 
 from treadle.autodiff.tape import Node, Tape, current
 from treadle.base.errors import AutodiffError, ShapeError
+from treadle.base.modes import uncast
 from treadle.ops.reverse import backpropagate
 from treadle.tensor import Tensor
 
@@ -75,7 +76,8 @@ class GradManager:
         Returns:
             The manager itself.
         """
-        several = [tensors] if isinstance(tensors, Tensor) else list(tensors)
+        alone = isinstance(tensors, Tensor) or not isinstance(tensors, Iterable)
+        several: list[Any] = [tensors] if alone else list(tensors)
         given = [] if callbacks is None else [callbacks] if callable(callbacks) else list(callbacks)
         for tensor in several:
             _check_attachable(tensor)
@@ -161,7 +163,8 @@ class GradManager:
         before, _BACKWARDING[0] = _BACKWARDING[0], self
         try:
             with tape.visible_below(self._depth):
-                found = self._gradients(tape, outputs, cotangents)
+                with uncast():
+                    found = self._gradients(tape, outputs, cotangents)
                 self._deliver(found)
         finally:
             _BACKWARDING[0] = before

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any
@@ -20,6 +19,7 @@ from treadle.graph.retype import retyped
 from treadle.lite.base import LiteAlgoSelectStrategy, LiteIOType, LiteTensorPhase
 from treadle.lite.config import LiteConfig, LiteExtraConfig, LiteNetworkIO
 from treadle.lite.globals import decrypted
+from treadle.lite.inspection import write_profile, write_values
 from treadle.lite.tensor import LiteTensor, on_host
 
 Shapes = tuple[tuple[int, ...], ...]
@@ -204,9 +204,9 @@ class LiteNetwork:
             found = results[name]
             tensor.set_data_by_share(np.array(found.shape, np.int32) if name in shapes else found)
         if self._profile_path:
-            self._write_profile(runner, arrays, time.perf_counter() - began)
+            write_profile(self._profile_path, runner, arrays, time.perf_counter() - began)
         if self._dump is not None:
-            self._write_values(arrays)
+            write_values(*self._dump, runner.graph, arrays)
         if self._finish is not None:
             self._finish(dict(self._outputs))
 
@@ -297,17 +297,6 @@ class LiteNetwork:
         """Write a profile of kernels as JSON after every run."""
         self._profile_path = profile_json_file
 
-    def _write_profile(self, runner: Runner, arrays: Sequence[Any], seconds: float) -> None:
-        types = [v.type.dtype.numpy for v in runner.graph.inputs]
-        ready = [np.ascontiguousarray(a, t) for a, t in zip(arrays, types, strict=True)]
-        found = runner.stages.profile(ready, repeats=3)
-        rows = [
-            {"op": k.label, "kernel": k.kernel, "calls": k.calls, "seconds": k.seconds}
-            for k in found.kernels
-        ]
-        text = json.dumps({"seconds": seconds, "kernels": rows}, indent=1)
-        Path(self._profile_path).write_text(text, encoding="utf-8")
-
     def io_txt_dump(self, txt_file: str) -> None:
         """Write a line about the value of every op into a file, after every run."""
         self._dump = ("txt", Path(txt_file))
@@ -315,25 +304,6 @@ class LiteNetwork:
     def io_bin_dump(self, bin_dir: str) -> None:
         """Write the value of every op as a `.npy` file into a directory, after every run."""
         self._dump = ("bin", Path(bin_dir))
-
-    def _write_values(self, arrays: Sequence[Any]) -> None:
-        """Values of all ops, computed by their references."""
-        kind, path = self._dump or ("", Path())
-        graph = self._runner(tuple(a.shape for a in arrays)).graph
-        values = dict(zip(graph.inputs, arrays, strict=True))
-        lines = []
-        for number, node in enumerate(graph.nodes):
-            made = node.op.reference(*[values[v] for v in node.inputs])
-            several = made if isinstance(made, tuple) else (made,)
-            for value, array in zip(node.outputs, several, strict=True):
-                values[value] = array
-                name = value.name or f"{node.op.name}_{number}"
-                lines.append(_line(number, name, node.op.name, np.asarray(array)))
-                if kind == "bin":
-                    path.mkdir(parents=True, exist_ok=True)
-                    np.save(path / f"{number:04d}_{value.index}_{node.op.name}.npy", array)
-        if kind == "txt":
-            path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
     def get_static_memory_alloc_info(self, log_dir: str = "logs/test") -> None:
         """Write how memory is planned: a text file in a directory."""
@@ -362,15 +332,6 @@ class LiteNetwork:
 
 def _extents(value: Value) -> tuple[int, ...]:
     return tuple(int(d) for d in value.type.shape)
-
-
-def _line(number: int, name: str, op: str, array: Any) -> str:
-    if array.size and array.dtype.kind in "fiub":
-        wide = array.astype(np.float64)
-        facts = f"mean {wide.mean():.6g} min {wide.min():.6g} max {wide.max():.6g}"
-    else:
-        facts = "no numbers"
-    return f"{number} {op} {name} {array.dtype}{list(array.shape)} {facts}"
 
 
 __all__ = ["LiteNetwork"]

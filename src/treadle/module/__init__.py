@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from treadle.base import spelling
-from treadle.module import init
+from treadle.module import external, init
 from treadle.module.activation import GELU, LeakyReLU, PReLU, ReLU, Sigmoid, SiLU, Softmax
-from treadle.module.batchnorm import BatchNorm1d, BatchNorm2d
-from treadle.module.conv import Conv1d, Conv2d, Conv3d
-from treadle.module.conv_transpose import ConvTranspose2d, ConvTranspose3d
+from treadle.module.batch_matmul_activation import BatchMatMulActivation
+from treadle.module.batchnorm import BatchNorm1d, BatchNorm2d, SyncBatchNorm
+from treadle.module.conv import Conv1d, Conv2d, Conv3d, ConvRelu2d
+from treadle.module.conv_bn import ConvBn2d, ConvBnRelu2d
+from treadle.module.conv_special import DeformableConv2d, LocalConv2d, RegionRestrictedConv
+from treadle.module.conv_transpose import (
+    ConvTranspose2d,
+    ConvTranspose3d,
+    ConvTransposeRelu2d,
+)
+from treadle.module.conv_transpose_bn import ConvTransposeBn2d, ConvTransposeBnRelu2d
+from treadle.module.deformable_psroi_pooling import DeformablePSROIPooling
 from treadle.module.dropout import Dropout
 from treadle.module.elemwise import Elemwise
 from treadle.module.embedding import Embedding
 from treadle.module.identity import Identity
-from treadle.module.linear import Linear
+from treadle.module.linear import Linear, LinearRelu
+from treadle.module.linear_bn import LinearBn1d, LinearBnRelu1d
 from treadle.module.module import Module
+from treadle.module.multiheadattn import MultiHeadAttention
 from treadle.module.normalization import (
     GeneralNorm,
     GroupNorm,
@@ -25,56 +37,125 @@ from treadle.module.normalization import (
 )
 from treadle.module.padding import Pad
 from treadle.module.pooling import AdaptiveAvgPool2d, AdaptiveMaxPool2d, AvgPool2d, MaxPool2d
+from treadle.module.quant_dequant import DequantStub, QuantStub
 from treadle.module.rearrange import (
     Concat,
     PixelShuffle,
     SlidingWindow,
     SlidingWindowTranspose,
 )
+from treadle.module.rnn import LSTM, RNN, LSTMCell, RNNCell
 from treadle.module.sequential import Sequential
+from treadle.module.vision import (
+    CropAndPad,
+    Dilation,
+    FillPoly,
+    Flip,
+    Remap,
+    Resize,
+    Rot90,
+    Rotate,
+)
+from treadle.module.vision_noise import (
+    ActiveBlur,
+    AdditiveElemwise,
+    AdditiveGaussianNoise,
+    AdditiveLaplaceNoise,
+    AdditivePoissonNoise,
+    Cutmix,
+    Emboss,
+    GaussianBlur,
+    LinearContrast,
+    Mixup,
+    Sharpen,
+)
 
 __all__ = [
     "GELU",
+    "LSTM",
+    "RNN",
+    "ActiveBlur",
     "AdaptiveAvgPool2d",
     "AdaptiveMaxPool2d",
+    "AdditiveElemwise",
+    "AdditiveGaussianNoise",
+    "AdditiveLaplaceNoise",
+    "AdditivePoissonNoise",
     "AvgPool2d",
+    "BatchMatMulActivation",
     "BatchNorm1d",
     "BatchNorm2d",
     "Concat",
     "Conv1d",
     "Conv2d",
     "Conv3d",
+    "ConvBn2d",
+    "ConvBnRelu2d",
+    "ConvRelu2d",
     "ConvTranspose2d",
     "ConvTranspose3d",
+    "ConvTransposeBn2d",
+    "ConvTransposeBnRelu2d",
+    "ConvTransposeRelu2d",
+    "CropAndPad",
+    "Cutmix",
+    "DeformableConv2d",
+    "DeformablePSROIPooling",
+    "DequantStub",
+    "Dilation",
     "Dropout",
     "Elemwise",
     "Embedding",
+    "Emboss",
+    "FillPoly",
+    "Flip",
+    "GaussianBlur",
     "GeneralNorm",
     "GroupNorm",
     "Identity",
     "InstanceNorm",
+    "LSTMCell",
     "LayerNorm",
     "LeakyReLU",
     "Linear",
+    "LinearBn1d",
+    "LinearBnRelu1d",
+    "LinearContrast",
+    "LinearRelu",
+    "LocalConv2d",
     "LocalResponseNorm",
     "MaxPool2d",
+    "Mixup",
     "Module",
+    "MultiHeadAttention",
     "PReLU",
     "Pad",
     "PixelShuffle",
+    "QuantStub",
+    "RNNCell",
     "ReLU",
+    "RegionRestrictedConv",
+    "Remap",
+    "Resize",
+    "Rot90",
+    "Rotate",
     "Sequential",
+    "Sharpen",
     "SiLU",
     "Sigmoid",
     "SlidingWindow",
     "SlidingWindowTranspose",
     "Softmax",
+    "SyncBatchNorm",
+    "external",
     "init",
 ]
 
 if not TYPE_CHECKING:  # A type checker shall see the names that exist only.
 
     def __getattr__(name: str) -> Any:
+        if name in ("qat", "quantized"):
+            return importlib.import_module(f"treadle.module.{name}")
         advice = spelling.of_member(name, "treadle.module", __all__)
         raise AttributeError(
             f"module 'treadle.module' has no attribute {name!r}{advice}", name=name

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -137,3 +137,40 @@ class BatchNorm2d(_BatchNorm):
     """
 
     _ranks = (4,)
+
+
+class SyncBatchNorm(_BatchNorm):
+    """Batch normalization over (N, C), (N, C, L) or (N, C, H, W) with statistics of all ranks.
+
+    In one process it equals `BatchNorm1d` and `BatchNorm2d`.
+
+    Args:
+        num_features: channels C.
+        eps: added to the variance.
+        momentum: the share of the OLD value that running statistics keep at each update.
+        affine: whether to scale and shift by trainable `weight` and `bias`, both (1, C, 1, 1).
+        track_running_stats: keep `running_mean` and `running_var` (unbiased), both (1, C, 1, 1),
+            for evaluation; without them the batch's own statistics are used, also in evaluation.
+        freeze: use the running values in training too, and train neither weight nor bias.
+        group: the ranks that share statistics; None means all of them.
+        name: a name for messages and graphs.
+
+    Raises:
+        ShapeError: the input has another number of axes.
+    """
+
+    _ranks = (2, 3, 4)
+
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float = 0.9,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        freeze: bool = False,
+        group: Any = None,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(num_features, eps, momentum, affine, track_running_stats, freeze, name)
+        self.group = group

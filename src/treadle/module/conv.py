@@ -181,12 +181,13 @@ class Conv1d(_ForwardConv):
             name,
         )
 
-    def forward(self, inp: Tensor) -> Tensor:
+    def calc_conv(self, inp: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """The layer's convolution with another weight and bias, as quantization calls it."""
         padded, padding = self._padded(inp)
         return F.conv1d(
             padded,
-            self.weight,
-            self.bias,
+            weight,
+            bias,
             self.stride[0],
             padding[0],
             self.dilation[0],
@@ -194,6 +195,9 @@ class Conv1d(_ForwardConv):
             self.conv_mode,
             self.compute_mode,
         )
+
+    def forward(self, inp: Tensor) -> Tensor:
+        return self.calc_conv(inp, self.weight, self.bias)
 
 
 class Conv2d(_ForwardConv):
@@ -244,12 +248,13 @@ class Conv2d(_ForwardConv):
             name,
         )
 
-    def forward(self, inp: Tensor) -> Tensor:
+    def calc_conv(self, inp: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """The layer's convolution with another weight and bias, as quantization calls it."""
         padded, padding = self._padded(inp)
         return F.conv2d(
             padded,
-            self.weight,
-            self.bias,
+            weight,
+            bias,
             self.stride,
             padding,
             self.dilation,
@@ -257,6 +262,9 @@ class Conv2d(_ForwardConv):
             self.conv_mode,
             self.compute_mode,
         )
+
+    def forward(self, inp: Tensor) -> Tensor:
+        return self.calc_conv(inp, self.weight, self.bias)
 
 
 class Conv3d(_ForwardConv):
@@ -298,17 +306,28 @@ class Conv3d(_ForwardConv):
         modes = conv_mode, "default"
         super().__init__(channels, window, groups, bias, modes, "zeros", name)
 
-    def forward(self, inp: Tensor) -> Tensor:
+    def calc_conv(self, inp: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """The layer's convolution with another weight and bias."""
         return F.conv3d(
             inp,
-            self.weight,
-            self.bias,
+            weight,
+            bias,
             self.stride,
             self.padding,
             self.dilation,
             self.groups,
             self.conv_mode,
         )
+
+    def forward(self, inp: Tensor) -> Tensor:
+        return self.calc_conv(inp, self.weight, self.bias)
+
+
+class ConvRelu2d(Conv2d):
+    """relu(conv(x)), as one layer that quantization treats as a whole; built as `Conv2d` is."""
+
+    def forward(self, inp: Tensor) -> Tensor:
+        return F.relu(self.calc_conv(inp, self.weight, self.bias))
 
 
 def window_sizes(

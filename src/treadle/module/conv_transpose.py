@@ -89,11 +89,12 @@ class ConvTranspose2d(_Transposed):
             name,
         )
 
-    def forward(self, inp: Tensor) -> Tensor:
+    def calc_conv_transpose2d(self, inp: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """The layer's map with another weight and bias, as quantization calls it."""
         return F.conv_transpose2d(
             inp,
-            self.weight,
-            self.bias,
+            weight,
+            bias,
             self.stride,
             self.padding,
             self.output_padding,
@@ -102,6 +103,16 @@ class ConvTranspose2d(_Transposed):
             self.conv_mode,
             self.compute_mode,
         )
+
+    def forward(self, inp: Tensor) -> Tensor:
+        return self.calc_conv_transpose2d(inp, self.weight, self.bias)
+
+
+class ConvTransposeRelu2d(ConvTranspose2d):
+    """relu(conv_transpose(x)), as one layer for quantization; built as `ConvTranspose2d` is."""
+
+    def forward(self, inp: Tensor) -> Tensor:
+        return F.relu(self.calc_conv_transpose2d(inp, self.weight, self.bias))
 
 
 class ConvTranspose3d(_Transposed):

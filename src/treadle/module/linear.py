@@ -55,11 +55,22 @@ class Linear(Module):
         if self.bias is not None:
             init.zeros_(self.bias)
 
+    def _calc_linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """The layer's map with another weight and bias, as quantization calls it."""
+        return F.linear(x, weight, bias, compute_mode=self.compute_mode)
+
     def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight, self.bias, compute_mode=self.compute_mode)
+        return self._calc_linear(x, self.weight, self.bias)
 
     def _module_info_string(self) -> str:
         return (
             f"in_features={self.in_features}, out_features={self.out_features}, "
             f"bias={self.bias is not None}"
         )
+
+
+class LinearRelu(Linear):
+    """relu(x W^T + b), as one layer that quantization treats as a whole; built as `Linear` is."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self._calc_linear(x, self.weight, self.bias))

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, TypeAlias, TypeVar
 
 from treadle.autodiff import no_grad
 from treadle.base.modes import ACTIVE, capturing
+from treadle.base.observer import OBSERVER
 from treadle.module import state
 from treadle.module.hook import Hook, HookHandler
 from treadle.tensor import Parameter, Tensor
@@ -56,6 +57,9 @@ class Module(abc.ABC):
         self._forward_pre_hooks: dict[int, Hook] = {}
         self._forward_hooks: dict[int, Hook] = {}
         self.name = name
+        # MegEngine's pickles hold these two, and tracing names modules by them.
+        self._name: str | None = None
+        self._short_name: str | None = None
         self.training = True
         self.quantize_disabled: bool | None = None
 
@@ -70,7 +74,10 @@ class Module(abc.ABC):
             replaced = hook(self, inputs)
             if replaced is not None:
                 inputs = replaced if isinstance(replaced, tuple) else (replaced,)
-        outputs = self.forward(*inputs, **kwargs)
+        if OBSERVER.now is None:
+            outputs = self.forward(*inputs, **kwargs)
+        else:
+            outputs = OBSERVER.now.module(self, lambda: self.forward(*inputs, **kwargs))
         for hook in tuple(self._forward_hooks.values()):
             replaced = hook(self, inputs, outputs)
             if replaced is not None:
@@ -184,8 +191,10 @@ class Module(abc.ABC):
 
     def train(self, mode: bool = True, recursive: bool = True) -> None:
         """Switch training behaviour on or off, here and, if `recursive`, below."""
-        for module in self.modules() if recursive else (self,):
-            module.training = mode
+        if recursive:  # Through `train`, which a module below may have overridden.
+            self.apply(lambda module: module.train(mode, recursive=False))
+        else:
+            self.training = mode
 
     def eval(self) -> None:
         """Switch to evaluation: `train(False)`."""

@@ -141,7 +141,7 @@ class GeneralNorm(_Norm):
     """Normalizes over any run of axes.
 
     Args:
-        normalized_shape: extents of the axes to normalize over.
+        normalized_shape: extents of the axes to normalize over; may be left out without `affine`.
         normalized_axis: the axes, one for each extent; an int means a single axis.
         eps: added to the variance.
         affine: whether to scale and shift by trainable `weight` and `bias`, both of
@@ -149,24 +149,25 @@ class GeneralNorm(_Norm):
         name: a name for messages and graphs.
 
     Raises:
-        ShapeError: axes and extents differ in number.
+        ShapeError: axes and extents differ in number, or extents are missing.
     """
 
     def __init__(
         self,
-        normalized_shape: int | Sequence[int],
+        normalized_shape: int | Sequence[int] | None = None,
         normalized_axis: int | Sequence[int] = 0,
         eps: float = 1e-5,
         affine: bool = True,
         name: str | None = None,
     ) -> None:
         given, axis = normalized_shape, normalized_axis
-        shape = (given,) if isinstance(given, int) else tuple(given)
         axes = (axis,) if isinstance(axis, int) else tuple(axis)
-        if len(shape) != len(axes):
+        shape = None if given is None else (given,) if isinstance(given, int) else tuple(given)
+        if (shape is None and affine) or (shape is not None and len(shape) != len(axes)):
             saw = f"normalized_shape={shape}, normalized_axis={axes}"
-            raise ShapeError("GeneralNorm", "expects one extent for each axis", saw=saw)
-        super().__init__(shape, eps, affine, name)
+            hint = "give one for each axis; only without affine they may be left out"
+            raise ShapeError("GeneralNorm", "expects one extent for each axis", saw=saw, hint=hint)
+        super().__init__(shape or (), eps, affine, name)
         self.normalized_shape = shape
         self.normalized_axis = axes
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import treadle.functional as F
 from treadle.module.module import Module
 from treadle.module.window import Extents, extents
@@ -95,16 +97,16 @@ class AdaptiveMaxPool2d(Module):
     """Max pooling with windows chosen so that the output is (N, C, *oshp).
 
     Args:
-        oshp: output extents along (H, W); an int stands for both.
+        oshp: output extents along (H, W); an int stands for both, None for that of the input.
         name: a name for messages and graphs.
 
     Raises:
         ShapeError: a size is malformed.
     """
 
-    def __init__(self, oshp: Extents, name: str | None = None) -> None:
+    def __init__(self, oshp: Any, name: str | None = None) -> None:
         super().__init__(name)
-        extents(oshp, 2, f"{type(self).__name__}: oshp")
+        extents(_known(oshp), 2, f"{type(self).__name__}: oshp")
         self.oshp = oshp
 
     def forward(self, inp: Tensor) -> Tensor:
@@ -118,16 +120,16 @@ class AdaptiveAvgPool2d(Module):
     """Average pooling with windows chosen so that the output is (N, C, *oshp).
 
     Args:
-        oshp: output extents along (H, W); an int stands for both.
+        oshp: output extents along (H, W); an int stands for both, None for that of the input.
         name: a name for messages and graphs.
 
     Raises:
         ShapeError: a size is malformed.
     """
 
-    def __init__(self, oshp: Extents, name: str | None = None) -> None:
+    def __init__(self, oshp: Any, name: str | None = None) -> None:
         super().__init__(name)
-        extents(oshp, 2, f"{type(self).__name__}: oshp")
+        extents(_known(oshp), 2, f"{type(self).__name__}: oshp")
         self.oshp = oshp
 
     def forward(self, inp: Tensor) -> Tensor:
@@ -135,3 +137,10 @@ class AdaptiveAvgPool2d(Module):
 
     def _module_info_string(self) -> str:
         return f"oshp={self.oshp}"
+
+
+def _known(oshp: Any) -> Any:
+    """Output extents with 1 in place of None, which are checked like any other."""
+    if oshp is None:
+        return 1
+    return tuple(1 if d is None else d for d in oshp) if isinstance(oshp, (tuple, list)) else oshp

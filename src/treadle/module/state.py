@@ -50,7 +50,10 @@ def load(entries: Iterable[Entry], source: Source, strict: bool) -> None:
     _report(missing, unused, strict)
     with no_grad():
         for tensor, array in found:
-            tensor._reset(Tensor(array, dtype=array.dtype, device=tensor.device))
+            # Plain integers for a quantized parameter are its stored ones.
+            same = tensor._kind.quantized is not None and array.dtype == tensor.dtype
+            dtype = tensor.dtype if same and not array.dtype.metadata else array.dtype
+            tensor._reset(Tensor(array, dtype=dtype, device=tensor.device))
 
 
 def _ask(source: Source, entry: Entry) -> Any:

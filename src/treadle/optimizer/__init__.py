@@ -10,6 +10,7 @@ from treadle.optimizer.adagrad import Adagrad
 from treadle.optimizer.adam import Adam
 from treadle.optimizer.adamw import AdamW
 from treadle.optimizer.clip_grad import clip_grad_norm, clip_grad_value
+from treadle.optimizer.lamb import LAMB, LAMBFp16
 from treadle.optimizer.lr_scheduler import (
     CosineAnnealingLR,
     LambdaLR,
@@ -21,12 +22,14 @@ from treadle.optimizer.optimizer import Optimizer
 from treadle.optimizer.sgd import SGD
 
 __all__ = [
+    "LAMB",
     "SGD",
     "Adadelta",
     "Adagrad",
     "Adam",
     "AdamW",
     "CosineAnnealingLR",
+    "LAMBFp16",
     "LRScheduler",
     "LambdaLR",
     "MultiStepLR",

@@ -9,8 +9,10 @@ from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
+import treadle.functional as F
 from treadle.autodiff import no_grad
-from treadle.base.dtype import DType, float32, float64
+from treadle.autodiff.finite import usable
+from treadle.base.dtype import DType, as_dtype, float32, float64
 from treadle.base.errors import ShapeError
 from treadle.base.modes import capturing
 from treadle.engine.dispatch import eager_type
@@ -104,15 +106,26 @@ class Optimizer(abc.ABC):
         """Rebind a group's parameters and state to their next values; nothing is recorded."""
 
     def _add_state(
-        self, param: Parameter, state_name: str, initializer: np.ndarray[Any, Any] | None = None
+        self, param: Parameter, state_name: str, initializer: Any = None, dtype: Any = None
     ) -> None:
         """Give a parameter a state tensor: zeros of its shape unless `initializer` says more.
 
-        State of 16-bit parameters is kept in float32.
+        Args:
+            param: whose state it is.
+            state_name: its name in `state_dict`.
+            initializer: an array, a tensor or a number.
+            dtype: element type; float32 for floats where it and the initializer name none, so that
+                state of 16-bit parameters is wider than they are.
         """
-        dtype = _state_dtype(param).numpy
-        array = np.zeros(param.shape, dtype) if initializer is None else initializer
-        made = Tensor(array, dtype=array.dtype, device=param.device)
+        wide = _state_dtype(param)
+        if initializer is None:
+            array, given = np.zeros(param.shape, wide.numpy), wide
+        else:
+            array = np.asarray(initializer)
+            plain = not isinstance(initializer, (np.ndarray, Tensor))
+            given = wide if plain and array.dtype.kind == "f" else as_dtype(array.dtype)
+        kind = given if dtype is None else as_dtype(dtype)
+        made = Tensor(array.astype(kind.numpy), dtype=kind, device=param.device)
         self._state.setdefault(param, {})[state_name] = made
 
     def _scalar(self, group: Group, name: str, param: Parameter) -> Tensor:
@@ -136,8 +149,21 @@ class Optimizer(abc.ABC):
         with no_grad():
             for group in self.param_groups:
                 self._announce(group)
+                before = self._kept_where_unusable(group)
                 self._updates(group)
+                for flag, handle, old in before:
+                    handle._reset(F.where(flag, handle, old))
         return self
+
+    def _kept_where_unusable(self, group: Group) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """What must keep its value unless a flag is true: (flag, handle, present value)."""
+        found = []
+        for param in group["params"]:
+            flag = usable(param.grad)
+            if flag is not None:
+                handles = (param, *self._state.get(param, {}).values())
+                found += [(flag, handle, handle.detach()) for handle in handles]
+        return found
 
     def _announce(self, group: Group) -> None:
         """Tell a capture what an update depends on besides tensors."""

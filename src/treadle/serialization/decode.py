@@ -19,6 +19,8 @@ from treadle.base.files.container import Array
 from treadle.base.files.source import Source
 from treadle.base.files.strict_json import shorten
 from treadle.serialization.encode import TAGS, is_inline, is_key
+from treadle.serialization.forms import restored
+from treadle.serialization.quantized import described, stands_for
 from treadle.tensor import Parameter, Tensor
 
 Json: TypeAlias = Any
@@ -56,9 +58,12 @@ class Decoder:
             "frozenset": lambda items: frozenset(self._set(items)),
             "bytes": lambda name: array(name).tobytes(),
             "array": array,
+            "quantized_array": lambda name, data: stands_for(array(name), data),
+            "quantized_dtype": lambda data: described(data).numpy,
             "scalar": _scalar,
             "dtype": lambda name: _DTYPES[name],
             "scalar_type": lambda name: _DTYPES[name].type,
+            "form": lambda kind, value: restored(kind, self._value(value)),
         }
 
     def decode(self, nodes: Json, root: Json) -> object:
@@ -83,6 +88,8 @@ class Decoder:
         if kind == "tensor":
             # Not in the table: what a device or `map_location` raises must reach the caller.
             return self._tensor(label, operands)
+        if kind == "quantized_tensor":
+            return self._tensor(label, operands[:-1], operands[-1:])
         method = self._methods.get(kind)
         if method is None:
             raise self._source.error(f"{label} is of unknown kind {shorten(kind)}")
@@ -124,7 +131,7 @@ class Decoder:
             raise ValueError(f"a {type(key).__name__} cannot be a key or element")
         return key
 
-    def _tensor(self, label: str, operands: list[Json]) -> Tensor:
+    def _tensor(self, label: str, operands: list[Json], quantized: Json = ()) -> Tensor:
         match operands:
             case [str(name), str(kind), str(device), dict(tags)] if _are_tags(tags):
                 pass
@@ -133,6 +140,11 @@ class Decoder:
         if kind not in _CLASSES:
             raise self._source.error(f"{label} is a tensor of unknown class {shorten(kind)}")
         array = self._array(name)
+        if quantized:
+            try:
+                array = stands_for(array, quantized[0])
+            except _MALFORMED as error:
+                raise self._source.error(f"{label} (tensor) is malformed: {error}") from None
         return _CLASSES[kind](
             array,
             dtype=array.dtype,

@@ -17,6 +17,9 @@ import numpy as np
 
 from treadle.base import dtype as dtypes
 from treadle.base.files.container import METADATA, Array
+from treadle.base.quantized import quantized_type_of
+from treadle.serialization.forms import form_of
+from treadle.serialization.quantized import description
 from treadle.tensor import Parameter, Tensor
 
 Json: TypeAlias = Any
@@ -75,7 +78,7 @@ class Encoder:
             set: lambda x, path: ["set", self._elements(x, path)],
             frozenset: lambda x, path: ["frozenset", self._elements(x, path)],
             bytes: lambda x, path: ["bytes", self._store(np.frombuffer(x, np.uint8), path)],
-            np.ndarray: lambda x, path: ["array", self._store(x, path)],
+            np.ndarray: self._array,
             Tensor: self._tensor,
             Parameter: self._tensor,
         }
@@ -110,11 +113,16 @@ class Encoder:
             return ["scalar", x.dtype.name, x.tobytes().hex()]
         if isinstance(x, np.dtype) and saves_dtype(x):
             return ["dtype", x.name]
+        if isinstance(x, np.dtype) and (kind := quantized_type_of(x)) is not None:
+            return ["quantized_dtype", description(kind)]
         if isinstance(x, type) and issubclass(x, np.generic) and np.dtype(x) in _DTYPES:
             return ["scalar_type", np.dtype(x).name]
+        form = form_of(x)
+        if form is not None:
+            return ["form", form[0], self.value(form[1], path)]
         name = x.__name__ if isinstance(x, type) else type(x).__qualname__
-        kind = f"the class {name}" if isinstance(x, type) else f"a {name}"
-        raise TypeError(f"save: {describe(path)} is {kind}, which is not saved\n  hint: {_HINT}")
+        what = f"the class {name}" if isinstance(x, type) else f"a {name}"
+        raise TypeError(f"save: {describe(path)} is {what}, which is not saved\n  hint: {_HINT}")
 
     def _pairs(self, x: dict[Any, Any], path: Path) -> Json:
         for key in x:
@@ -139,9 +147,20 @@ class Encoder:
         # Sorted, so that one object gives one file although string hashes differ by process.
         return [self.value(item, path) for item in sorted(items, key=repr)]
 
+    def _array(self, x: Array, path: Path) -> Json:
+        kind = quantized_type_of(x.dtype)
+        if kind is None:
+            return ["array", self._store(x, path)]
+        return ["quantized_array", self._store(x.view(kind.stored.numpy), path), description(kind)]
+
     def _tensor(self, x: Tensor, path: Path) -> Json:
         tags = {tag: getattr(x, tag) for tag in TAGS if getattr(x, tag) != getattr(Tensor, tag)}
-        return ["tensor", self._store(x.numpy(), path), type(x).__name__, str(x.device), tags]
+        what, array = [type(x).__name__, str(x.device), tags], x.numpy()
+        kind = quantized_type_of(array.dtype)
+        if kind is None:
+            return ["tensor", self._store(array, path), *what]
+        stored = self._store(array.view(kind.stored.numpy), path)
+        return ["quantized_tensor", stored, *what, description(kind)]
 
     def _store(self, array: Array, path: Path) -> str:
         if not array.dtype.isnative:

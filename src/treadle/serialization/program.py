@@ -14,8 +14,9 @@ import numpy as np
 
 from treadle.base import tree
 from treadle.base.errors import CheckpointError, TraceError
+from treadle.base.quantized import quantized_type_of
 from treadle.engine.devices import default_device
-from treadle.engine.dispatch import eager_type
+from treadle.engine.dispatch import EagerType, eager_type
 from treadle.engine.options import Options
 from treadle.graph.parser import parse
 from treadle.graph.printer import to_text
@@ -77,8 +78,17 @@ def save_program(
         "results": tree.unflatten(made, list(range(len(results)))),
         "values": [x.index if isinstance(x, Output) else [x] for x in results],
         "updates": [list(pair) for pair in captured.updates],
+        "quantized": {
+            "arguments": [_quantized(x._kind) if isinstance(x, Tensor) else None for x in leaves],
+            "outputs": [_quantized(kind) for kind in captured.kinds],
+        },
     }
     save(content, f)
+
+
+def _quantized(kind: EagerType) -> np.dtype[Any] | None:
+    """The dtype of a quantized tensor, of which the graph knows the integers only."""
+    return None if kind.quantized is None else kind.surface
 
 
 def _refuse(captured: Captured) -> None:
@@ -126,10 +136,18 @@ class Program:
         ]
         values = [Output(x) if isinstance(x, int) else x[0] for x in content["values"]]
         _, made = tree.flatten(content["results"])
+        self._given = content["given"]
+        nothing = {"arguments": [None] * len(self._given), "outputs": [None] * len(graph.outputs)}
+        quantized = content.get("quantized", nothing)  # Files of older versions have none.
+        self._quantized = [quantized_type_of(dtype) for dtype in quantized["arguments"]]
+        outputs = quantized["outputs"]
         captured = Captured(
             graph=graph,
             sources=tuple(sources),
-            kinds=tuple(eager_type(v.type.dtype, device) for v in graph.outputs),
+            kinds=tuple(
+                eager_type(v.type.dtype, device, quantized_type_of(dtype))
+                for v, dtype in zip(graph.outputs, outputs, strict=True)
+            ),
             results=tree.unflatten(made, values),
             updates=tuple((o, i) for o, i in content["updates"]),
             gradients=(),
@@ -146,7 +164,6 @@ class Program:
             if isinstance(s, Argument)
         }
         _, self._shape = tree.flatten(content["arguments"])
-        self._given = content["given"]
         self._variant = Variant(captured, options)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -174,6 +191,9 @@ class Program:
             tensor.type.dtype is not wanted.dtype or tensor.type.shape != wanted.shape
         ):
             raise _unlike(f"tensor {i} must be {wanted}", saw=str(tensor.type))
+        if tensor._kind.quantized is not self._quantized[i]:
+            seen = tensor._kind.quantized or "no quantized tensor"
+            raise _unlike(f"tensor {i} must stand for {self._quantized[i]}", saw=str(seen))
         return tensor
 
 

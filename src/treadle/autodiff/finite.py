@@ -1,0 +1,22 @@
+"""A mark on gradients that a compiled step found out to be usable, or not.
+
+A program cannot leave a gradient out at run time, as eager code does by setting it to None. It
+marks the gradient with a truth value, by which the optimizer selects between new values and old.
+"""
+
+from __future__ import annotations
+
+from treadle.tensor import Tensor
+
+_MARK = "_usable"
+
+
+def mark_usable(grad: Tensor, flag: Tensor) -> None:
+    """The gradient counts only where `flag`, one bool, is true."""
+    grad.__dict__[_MARK] = flag
+
+
+def usable(grad: Tensor | None) -> Tensor | None:
+    """The mark of a gradient; None where it counts in any case."""
+    found: Tensor | None = None if grad is None else grad.__dict__.get(_MARK)
+    return found

@@ -1,0 +1,208 @@
+"""Ops from outside of Treadle: classes in Python, and libraries built from C.
+
+MegEngine's `core.ops.custom`: `load` makes the ops of a library attributes of this module.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from treadle.backends.foreign import ForeignOp, open_library
+from treadle.base.errors import LoadError, NoGradient
+from treadle.base.types import TensorType
+from treadle.ops.custom import Custom, custom_op, forget_custom_op
+from treadle.ops.op import Pullback
+from treadle.tensor import Tensor
+
+__all__ = ["CustomOp", "load", "loaded", "unload"]
+
+
+class CustomOp:
+    """An op in Python: derive a class, give it a name, say what it computes, and call instances.
+
+    The class of an instance and its attributes are what programs keep: in files the op stands under
+    `name`, so a program runs wherever the module with the class has been imported.
+
+    Args:
+        attributes: numbers, texts and tuples of them; members of the instance.
+
+    Attributes:
+        name: unique; by convention with the package's name in front.
+        n_outputs: number of results.
+    """
+
+    name: ClassVar[str] = ""
+    n_outputs: ClassVar[int] = 1
+
+    def __init__(self, **attributes: Any) -> None:
+        self.__dict__.update(attributes)
+
+    def infer(self, *inputs: TensorType) -> TensorType | Sequence[TensorType]:
+        """Types of the results from those of the operands; the first operand's if left out.
+
+        Raises:
+            TreadleError: of your choice, where the op does not take such operands.
+        """
+        return inputs[0] if self.n_outputs == 1 else [inputs[0]] * self.n_outputs
+
+    def forward(self, *inputs: Any) -> Any:
+        """The results, one NumPy array or a tuple, from arrays that must not be written to."""
+        raise NotImplementedError(f"{type(self).__name__}.forward is missing")
+
+    def backward(
+        self, inputs: tuple[Any, ...], outputs: tuple[Any, ...], grads: tuple[Any, ...]
+    ) -> Any:
+        """The gradient of each operand, or None, from those of the results, None where one lacks.
+
+        Written with operators and methods of tensors, it is differentiated again and captured.
+        """
+        raise NoGradient(self.name, "has no gradient", hint="define backward in the class")
+
+    def __init_subclass__(cls) -> None:
+        if "name" in cls.__dict__:
+            _register_class(cls)
+
+    def __call__(self, *inputs: Any) -> Any:
+        """The results for tensors (or what tensors are made of): one, or a tuple of several."""
+        made = Custom(self.name, tuple(sorted(self.__dict__.items())), self.n_outputs)
+        return run(made, inputs)
+
+    def __repr__(self) -> str:
+        inside = ", ".join(f"{name}={value!r}" for name, value in self.__dict__.items())
+        return f"{type(self).__name__}({inside})"
+
+
+def _register_class(cls: type[CustomOp]) -> None:
+    """Tell graphs what stands behind the name of a class."""
+
+    def infer(attributes: dict[str, Any], *types: TensorType) -> tuple[TensorType, ...]:
+        found = cls(**attributes).infer(*types)
+        return (found,) if isinstance(found, TensorType) else tuple(found)
+
+    def reference(attributes: dict[str, Any], *arrays: Any) -> Any:
+        return cls(**attributes).forward(*arrays)
+
+    def vjp(attributes: dict[str, Any], at: Pullback[Any]) -> tuple[Any, ...]:
+        found = cls(**attributes).backward(at.inputs, at.outputs, at.dys)
+        every = tuple(found) if isinstance(found, (tuple, list)) else (found,)
+        if len(every) != len(at.inputs):
+            raise NoGradient(
+                cls.name,
+                f"backward returned {len(every)} gradients for {len(at.inputs)} operands",
+                hint="return None for an operand without a gradient",
+            )
+        return tuple(g if need else None for g, need in zip(every, at.needs, strict=True))
+
+    infer.__module__ = cls.__module__  # which is how a name taken twice is noticed
+    custom_op(cls.name, infer, reference, vjp, cls.n_outputs)
+
+
+def run(op: Custom, inputs: Sequence[Any]) -> Any:
+    """An op applied to tensors: one result, or a tuple of several."""
+    first = next((x for x in inputs if isinstance(x, Tensor)), None)
+    like = Tensor(inputs[0]) if first is None else first
+    tensors = [x if isinstance(x, Tensor) else like.constant(x) for x in inputs]
+    results = like.apply(op, tuple(tensors))
+    return results[0] if len(results) == 1 else results
+
+
+# -- libraries -------------------------------------------------------------------------------------
+
+_LIBRARIES: dict[str, dict[str, ForeignOp]] = {}
+
+
+def load(lib_path: str | os.PathLike[str]) -> list[str]:
+    """Open a library of ops; they become attributes of this module, under the names returned.
+
+    Args:
+        lib_path: what `custom_op_tools.build` returned.
+
+    Raises:
+        LoadError: the file is no library of ops, or an op's name is taken by another one.
+    """
+    path = str(Path(lib_path).resolve())
+    if path not in _LIBRARIES:
+        found = {op.name: op for op in open_library(path)}
+        for name in found:
+            owner = next((p for p, ops in _LIBRARIES.items() if name in ops), None)
+            if owner is not None:
+                raise LoadError("custom op", f"{name!r} is loaded already, from {owner}")
+        for op in found.values():
+            _register_foreign(op)
+        _LIBRARIES[path] = found
+    return sorted(_LIBRARIES[path])
+
+
+def unload(lib_path: str | os.PathLike[str]) -> None:
+    """Forget a library's ops; `ValueError` where it is not loaded."""
+    path = str(Path(lib_path).resolve())
+    if path not in _LIBRARIES:
+        raise ValueError(f"{path} is not loaded")
+    for name in _LIBRARIES.pop(path):
+        forget_custom_op(name)
+        forget_custom_op(_gradient_of(name))
+
+
+def loaded() -> list[str]:
+    """Names of all ops of all libraries."""
+    return sorted(name for ops in _LIBRARIES.values() for name in ops)
+
+
+def _gradient_of(name: str) -> str:
+    return f"{name}.backward"
+
+
+def _register_foreign(op: ForeignOp) -> None:
+    """Tell graphs what stands behind the name of a library's op, and of its gradient."""
+    n_in, n_out = op.n_inputs, op.n_outputs
+
+    def backward(attributes: dict[str, Any], *arrays: Any) -> tuple[Any, ...]:
+        parts = arrays[:n_out], arrays[n_out : n_out + n_in], arrays[n_out + n_in :]
+        return op.backward(*parts, attributes)
+
+    gradient = custom_op(
+        _gradient_of(op.name),
+        infer=lambda attributes, *types: tuple(types[n_out : n_out + n_in]),
+        reference=backward,
+        n_outputs=n_in,
+    )
+
+    def vjp(attributes: dict[str, Any], at: Pullback[Any]) -> tuple[Any, ...]:
+        if not op.has_gradient:
+            raise NoGradient(op.name, "has no gradient", hint="give its C code a backward function")
+        dys = [y * 0 if dy is None else dy for dy, y in zip(at.dys, at.outputs, strict=True)]
+        found = gradient(**attributes).outputs(*dys, *at.inputs, *at.outputs)
+        return tuple(g if need else None for g, need in zip(found, at.needs, strict=True))
+
+    custom_op(
+        op.name,
+        infer=lambda attributes, *types: tuple(op.infer(types, attributes)),
+        reference=lambda attributes, *arrays: op.forward(arrays, attributes),
+        vjp=vjp,
+        n_outputs=n_out,
+    )
+
+
+def __getattr__(name: str) -> Callable[..., Any]:
+    """The constructor of a loaded op: `custom.my_op(scale=2.0)(x)`."""
+    for ops in _LIBRARIES.values():
+        if name in ops:
+            return _constructor(ops[name])
+    raise AttributeError(f"no loaded library has an op {name!r}; loaded: {loaded()}", name=name)
+
+
+def _constructor(op: ForeignOp) -> Callable[..., Any]:
+    def make(**params: float) -> Callable[..., Any]:
+        unknown = sorted(set(params) - set(op.params))
+        if unknown:
+            raise TypeError(f"{op.name} takes {list(op.params) or 'no parameters'}, not {unknown}")
+        values = tuple(sorted((name, float(v)) for name, v in {**op.params, **params}.items()))
+        made = Custom(op.name, values, op.n_outputs)
+        return lambda *inputs: run(made, inputs)
+
+    make.__name__ = op.name
+    make.__doc__ = f"The op {op.name}; parameters and their defaults: {dict(op.params)}."
+    return make

@@ -1,0 +1,266 @@
+"""Quantized tensors: plain integers inside, a scale at the surface."""
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+
+import treadle as mge
+import treadle.functional as F
+from treadle.base.errors import DTypeError, ShapeError
+from treadle.jit import compile, trace
+from treadle.quantization.dtype import (
+    convert_to_qint8,
+    get_scale,
+    is_dtype_equal,
+    is_quantize,
+    qint4,
+    qint8,
+    qint32,
+    quint8,
+)
+
+TENTH = qint8(0.1)
+
+
+def quantized(values, dtype=TENTH):
+    return mge.tensor(values, dtype="float32").astype(dtype)
+
+
+def test_astype_rounds_halves_away_and_clamps():
+    q = mge.tensor([0.25, -0.25, 0.74, 100.0, -100.0]).astype(qint8(0.5))
+    assert q.tolist() == [1, -1, 1, 127, -128]
+    assert q.astype("float32").tolist() == [0.5, -0.5, 0.5, 63.5, -64.0]
+    u = mge.tensor([-5.0, 0.0, 0.3]).astype(quint8(0.1, 10))
+    assert u.tolist() == [0, 10, 13]
+    np.testing.assert_allclose(u.astype("float32").numpy(), [-1.0, 0.0, 0.3], rtol=1e-6)
+
+
+def test_astype_agrees_with_the_conversion_of_arrays():
+    x = np.random.default_rng(0).normal(size=1000).astype(np.float32) * 10
+    dtype = qint8(0.0731)
+    np.testing.assert_array_equal(mge.tensor(x).astype(dtype).numpy(), convert_to_qint8(x, dtype))
+
+
+def test_dtype_and_numpy_carry_the_scale():
+    q = quantized([1.0])
+    assert q.dtype == np.int8
+    assert is_dtype_equal(q.dtype, TENTH)
+    assert is_dtype_equal(q.numpy().dtype, TENTH)
+    assert not q.numpy().flags.writeable
+    assert not is_quantize(q.astype("float32").dtype)
+
+
+def test_it_prints_its_type():
+    assert repr(quantized([1.0, 2.0])) == "Tensor([10 20], dtype=qint8(0.1), device=xpux:0)"
+
+
+@pytest.mark.parametrize("start", ["float16", "bfloat16", "float64", "int32"])
+def test_other_types_are_converted_by_value(start):
+    q = mge.tensor([1, 2], dtype=start).astype(qint8(0.5))
+    assert q.tolist() == [2, 4]
+    assert q.astype(start).tolist() == [1, 2]
+
+
+def test_from_one_scale_to_another():
+    q = quantized([1.0, -0.25])
+    assert q.astype(qint8(0.5)).tolist() == [2, -1]
+    assert q.astype(qint32(0.01)).tolist() == [100, -30]
+    same = q.astype(TENTH)
+    assert same is not q
+    assert same.tolist() == q.tolist()
+
+
+def test_construction_takes_integers_as_stored_and_rounds_numbers():
+    assert mge.tensor([1, 2], dtype=TENTH).tolist() == [1, 2]
+    assert mge.tensor([1.0, 2.0], dtype=TENTH).tolist() == [10, 20]
+    stored = convert_to_qint8(np.array([1.0, 2.0]), TENTH)
+    assert is_dtype_equal(mge.Parameter(stored).dtype, TENTH)
+    assert mge.tensor(stored, dtype=TENTH).tolist() == [10, 20]
+    assert mge.tensor(quantized([1.0]), dtype="float32").tolist() == pytest.approx([1.0])
+    assert mge.tensor([], dtype=TENTH).shape == (0,)
+
+
+@pytest.mark.parametrize("values", [[300], [-129], ["a"]])
+def test_construction_refuses_what_is_not_stored(values):
+    with pytest.raises(DTypeError, match=r"lie within|cannot make numbers"):
+        mge.tensor(values, dtype=TENTH)
+
+
+def test_four_bits_have_their_own_range():
+    assert quantized([9.0, -9.0], qint4(1.0)).tolist() == [7, -8]
+    with pytest.raises(DTypeError, match=r"\[-8, 7\]"):
+        mge.tensor([8], dtype=qint4(1.0))
+
+
+def test_filled_tensors_are_filled_by_value():
+    assert F.ones((2,), dtype=TENTH).tolist() == [10, 10]
+    assert F.zeros((2,), dtype=quint8(0.1, 7)).tolist() == [7, 7]
+    like = F.full_like(quantized([1.0, 2.0]), 0.5)
+    assert is_dtype_equal(like.dtype, TENTH)
+    assert like.tolist() == [5, 5]
+
+
+def test_moving_elements_keeps_the_type():
+    q = quantized([[1.0, 2.0], [3.0, 4.0]])
+    moved = [
+        q.reshape(4),
+        q.T,
+        q[0],
+        q[:, ::-1],
+        q[mge.tensor([1, 0])],
+        F.concat([q, q]),
+        F.expand_dims(q, 0),
+        q.flatten(),
+        q.max(axis=0),
+        F.where(q > 15, q, q),
+        q.detach(),
+        q.to("cpu0"),
+        +q,
+        F.stack([q, q]),
+        F.repeat(q, 2),
+        F.max_pool2d(q.reshape(1, 1, 2, 2), 2),
+        copy.deepcopy(q),
+        pickle.loads(pickle.dumps(q)),
+        mge.tensor(q),
+    ]
+    assert all(is_dtype_equal(m.dtype, TENTH) for m in moved)
+    assert moved[3].tolist() == [[20, 10], [40, 30]]
+
+
+def test_functions_of_real_numbers_compute_with_what_it_stands_for():
+    q = quantized([1.0, 4.0])
+    np.testing.assert_allclose(F.sqrt(q).numpy(), [1.0, 2.0], rtol=1e-6)
+    np.testing.assert_allclose((q * 0.5).numpy(), [0.5, 2.0], rtol=1e-6)
+    np.testing.assert_allclose((q + mge.tensor([1.0, 1.0])).numpy(), [2.0, 5.0], rtol=1e-6)
+    np.testing.assert_allclose(q.mean().numpy(), 2.5, rtol=1e-6)
+    assert q.astype("int32").tolist() == [1, 4]
+    assert q.astype("bool").tolist() == [True, True]
+
+
+def test_addition_is_that_of_stored_integers_and_wraps():
+    q = quantized([1.0, 12.0])
+    total = q + q
+    assert total.tolist() == [20, -16]
+    assert is_dtype_equal(total.dtype, TENTH)
+    assert (q + q).tolist() == total.tolist()  # the second call takes the known launch
+    assert is_dtype_equal((q + q).dtype, TENTH)
+    other = quantized([1.0, 1.0], qint8(0.2))
+    assert (q + other).tolist() == [15, 125]
+    assert not is_quantize((q + other).dtype)
+    u = quantized([1.0], quint8(0.1, 3))
+    assert not is_quantize((u + u).dtype)
+    assert not is_quantize((q * q).dtype)
+
+
+def test_padding_stands_for_its_value():
+    for dtype in (TENTH, quint8(0.1, 7)):
+        q = quantized([1.0, 2.0], dtype)
+        padded = F.pad(q, [(1, 1)], constant_value=0.5)
+        assert is_dtype_equal(padded.dtype, dtype)
+        np.testing.assert_allclose(padded.astype("float32").numpy(), [0.5, 1, 2, 0.5], rtol=1e-6)
+        real = F.pad(q, [(1, 0)], mode="edge").astype("float32")
+        np.testing.assert_allclose(real.numpy(), [1, 1, 2], rtol=1e-6)
+
+
+@pytest.mark.parametrize("function", [F.relu, F.abs, F.neg])
+def test_signs_of_integers_with_a_zero_point_say_nothing(function):
+    assert is_dtype_equal(function(quantized([1.0])).dtype, TENTH)
+    for run in (function, compile(function)):
+        with pytest.raises(DTypeError, match="have a zero point"):
+            run(quantized([1.0], quint8(0.1, 7)))
+
+
+def test_averages_are_rounded_to_the_type_of_the_input():
+    q = quantized((np.arange(16.0) * 4).reshape(1, 1, 4, 4) / 10)
+    for found in (
+        F.avg_pool2d(q, 2),
+        F.adaptive_avg_pool2d(q, 2),
+        F.vision.interpolate(q, (2, 2)),
+    ):
+        assert is_dtype_equal(found.dtype, TENTH)
+        assert found.tolist() == [[[[10, 18], [42, 50]]]]
+
+
+def test_items_are_assigned_by_value():
+    q = quantized([1.0, 2.0, 3.0])
+    q[0] = 0.5
+    q[1:] = mge.tensor([1.5, 2.5]).astype(qint8(0.5))
+    assert q.tolist() == [5, 15, 25]
+    assert is_dtype_equal(q.dtype, TENTH)
+    q[...] = mge.tensor([1.0])
+    assert q.dtype == np.float32
+
+
+def test_scales_per_channel():
+    x = np.array([[1.0, 2.0], [1.0, 2.0]], np.float32)
+    q = mge.tensor(x).astype(qint8(np.array([[0.1], [0.5]])))
+    assert q.tolist() == [[10, 20], [2, 4]]
+    np.testing.assert_allclose(q.astype("float32").numpy(), x, rtol=1e-6)
+    assert not is_quantize(q.T.dtype)  # the scales stand along another axis now
+    assert is_quantize(q.detach().dtype)
+    grouped = mge.tensor(np.ones((2, 2, 3), "f4")).astype(qint8(np.full((2, 2, 1), 0.1)))
+    np.testing.assert_allclose(grouped.astype("float32").numpy(), 1.0, rtol=1e-6)
+    with pytest.raises(ShapeError, match="scales per channel"):
+        mge.tensor(x).astype(qint8(np.ones((3, 1))))
+
+
+def test_programs_know_scales():
+    @compile
+    def twice(x):
+        return x.reshape(-1), (x.astype("float32") * 2).astype(qint8(0.3))
+
+    q = quantized([1.0, 2.0])
+    same, doubled = twice(q)
+    assert is_dtype_equal(same.dtype, TENTH)
+    assert (same.tolist(), doubled.tolist()) == ([10, 20], [7, 13])
+    assert twice(quantized([1.0, 2.0], qint8(1.0)))[1].tolist() == [7, 13]
+    assert len(twice.variants) == 2
+
+
+def test_programs_notice_state_with_another_scale():
+    state = mge.Parameter([1.0, 2.0])
+    state._reset(state.astype(qint8(0.5)))
+    read = compile(lambda x: state.astype("float32") + x)
+    zero = mge.tensor(0.0)
+    assert read(zero).tolist() == [1.0, 2.0]
+    state._reset(mge.tensor([1.0, 2.0]).astype(qint8(0.25)))
+    assert read(zero).tolist() == [1.0, 2.0]
+
+
+def test_traces_check_scales():
+    flat = trace(lambda x: x.flatten())
+    assert is_dtype_equal(flat(quantized([[1.0]])).dtype, TENTH)
+    with pytest.raises(mge.TreadleError, match="element types"):
+        flat(quantized([[1.0]], qint8(0.2)))
+
+
+def test_saved_and_loaded(tmp_path):
+    q = mge.Parameter(quantized([1.0, 2.0]).numpy())
+    w = mge.tensor(np.ones((2, 3), "f4")).astype(qint8(np.array([[0.1], [0.2]])))
+    path = tmp_path / "x.tm"
+    mge.save({"q": q, "w": w, "array": q.numpy(), "dtype": quint8(0.3, 7)}, path)
+    found = mge.load(path)
+    assert type(found["q"]) is mge.Parameter
+    for name, kept in (("q", q), ("w", w), ("array", q)):
+        assert is_dtype_equal(found[name].dtype, kept.dtype)
+        assert found[name].tolist() == kept.tolist()
+    assert is_dtype_equal(found["dtype"], quint8(0.3, 7))
+
+
+def test_qparams_belong_to_a_handle():
+    x = mge.tensor([1.0])
+    assert x.qparams.scale is None
+    x.qparams.scale = 0.5
+    assert x.qparams.scale == 0.5
+    assert copy.deepcopy(x).qparams.scale == 0.5
+    assert pickle.loads(pickle.dumps(x)).qparams.scale == 0.5
+    assert (x + 1).qparams.scale is None
+
+
+def test_numpy_functions_still_run():
+    q = quantized([1.0, 4.0])
+    np.testing.assert_allclose(np.sqrt(q).numpy(), [1.0, 2.0], rtol=1e-6)
+    assert np.add([1.0, 2.0], mge.tensor([1.0, 1.0])).tolist() == [2.0, 3.0]
+    assert get_scale(q.dtype) == 0.1
