@@ -16,3 +16,31 @@ def test_a_change_ends_with_its_block() -> None:
         assert (config.async_level, config.deterministic_kernel) == (0, True)
         raise KeyError
     assert (config.async_level, config.deterministic_kernel) == (2, False)
+
+
+SWITCHES = {
+    "benchmark_kernel": False,
+    "benchmark_with_subprocess": False,
+    "deterministic_kernel": False,
+    "async_level": 2,
+    "disable_memory_forwarding": False,
+    "_compute_mode": "default",
+    "_auto_format_convert": True,
+}
+
+
+@pytest.mark.parametrize("name", SWITCHES)
+def test_switches_have_megengines_defaults_and_refuse_other_values(name: str) -> None:
+    assert getattr(config, name) == SWITCHES[name]
+    with pytest.raises(AssertionError, match=f"config.{name} must be one of"):
+        setattr(config, name, "sometimes")
+    setattr(config, name, SWITCHES[name])
+
+
+def test_override_decorates() -> None:
+    @config._override(compute_mode="float32", benchmark_kernel=True)
+    def seen() -> tuple[str, bool]:
+        return config._compute_mode, config.benchmark_kernel
+
+    assert seen() == ("float32", True)
+    assert (config._compute_mode, config.benchmark_kernel) == ("default", False)

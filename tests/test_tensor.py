@@ -370,11 +370,35 @@ def test_the_literals_that_are_kept_are_bounded(monkeypatch: pytest.MonkeyPatch)
         _ = t * [[1.0], [1.0, 2.0]]
 
 
+# -- orders of axes ----------------------------------------------------------------------------
+
+
+def test_formats_are_tags() -> None:
+    x = mge.tensor(np.arange(16, dtype=np.float32).reshape(1, 4, 2, 2))
+    assert (x.format, x.strides, x.is_contiguous(), x.contiguous()) == (
+        "default",
+        x.strides,
+        True,
+        x,
+    )
+    for name in ("nchw", "nhwc", "nchw4", "nchw16", "default"):
+        x.format = name
+        assert x.format == name and x.strides == (64, 16, 8, 4)
+        np.testing.assert_array_equal(x.numpy(), np.arange(16).reshape(1, 4, 2, 2))
+    x.format = "nhwc"
+    assert ((x + 1).format, pickle.loads(pickle.dumps(x)).format) == ("default", "nhwc")
+    for wrong in ("NHWC", "nchw0", "chwn", "", None):
+        with pytest.raises(ShapeError, match="no order of axes named"):
+            x.format = wrong  # type: ignore[assignment]
+    with pytest.raises(ShapeError, match="'nhcw'"):
+        mge.tensor([1.0], format="nhcw")
+
+
 # -- names -------------------------------------------------------------------------------------
 
 
 def test_every_public_attribute_is_documented() -> None:
-    data = {"grad", "name", "format", "dmap_callback"}
+    data = {"grad", "name", "dmap_callback"}
     for name in dir(Tensor):
         if name.startswith("_"):
             continue
@@ -425,3 +449,30 @@ def test_huge_results_are_refused_and_the_process_lives() -> None:
         with pytest.raises(MemoryError):
             refused()
     assert (mge.tensor(1.0) + 1).item() == 2
+
+
+def test_private_names_that_megengine_programs_use() -> None:
+    x = mge.tensor([[1.0, 2.0]], name="x")
+    assert x._tuple_shape == (1, 2) and not x._isscalar() and mge.tensor(1)._isscalar()
+    assert x._broadcast(3, 2).shape == (3, 2) and x._dev_tensor() is x
+    x._set_name("y")
+    assert x.name == "y"
+    tagged = x._as_format("nhwc")
+    assert (tagged.format, x.format) == ("nhwc", "default") and tagged.tolist() == x.tolist()
+    assert x._drop() is None and x._watch() is None and "float32[1,2]" in x._detail()
+    x._reset(mge.tensor([5]))
+    assert x.tolist() == [5] and x.dtype == "int32"
+
+
+def test_getnewargs_are_the_constructors_arguments() -> None:
+    x = mge.tensor([1, 2], dtype="int16", device="cpu0", name="x", format="nhwc")
+    args = x.__getnewargs__()
+    assert len(args) == 7 and args[2:] == ("cpu0:0", False, False, "x", "nhwc")
+    again = mge.Tensor(*args)
+    assert again.tolist() == [1, 2] and again.dtype == "int16" and again.device == "cpu0"
+    assert (again.name, again.format) == ("x", "nhwc")
+
+
+def test_a_loader_may_set_the_device_callback() -> None:
+    assert mge.Tensor.dmap_callback is None
+    assert mge.tensor([1.0]).dmap_callback is None

@@ -2,12 +2,19 @@
 
 import sys
 
-from tools import api_page, op_table
+from tools import api_page, megengine_coverage, op_schemas, op_table, reference_pages
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Write all pages, or compare with all of them."""
-    return max(op_table.main(arguments), api_page.main(arguments))
+    mains = (
+        op_table.main,
+        op_schemas.main,
+        api_page.main,
+        reference_pages.main,
+        megengine_coverage.main,
+    )
+    return max([write(arguments) for write in mains])
 
 
 if __name__ == "__main__":

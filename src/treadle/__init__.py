@@ -37,15 +37,33 @@ from treadle.device import (
     set_default_device,
     set_prealloc_config,
 )
+from treadle.engine import lifetime
 from treadle.engine.fallback import fallback, fallback_report
 from treadle.logger import enable_debug_log, get_logger, set_log_file, set_log_level
 from treadle.tensor import Parameter, Tensor
 
 if TYPE_CHECKING:
-    from treadle import data, graph, jit, module, optimizer, random, serialization
+    from treadle import (
+        amp,
+        data,
+        graph,
+        hub,
+        jit,
+        module,
+        optimizer,
+        quantization,
+        random,
+        serialization,
+        traced_module,
+    )
     from treadle.serialization import load, save
+    from treadle.trainer import Trainer
 
 __version__ = VERSION
+
+# Private in MegEngine too, but programs and tests call them.
+_sync = _full_sync = lifetime.synchronize
+_atexit, _exit = lifetime.at_exit, lifetime.leave
 
 tensor = Tensor
 """The same class, under the name that reads well in a call: `treadle.tensor([1.0, 2.0])`."""
@@ -53,13 +71,19 @@ tensor = Tensor
 __all__ = [
     "Parameter",
     "Tensor",
+    "Trainer",
     "TreadleError",
+    "amp",
     "autodiff",
     "backends",
+    "cgtools",
     "coalesce_free_memory",
     "config",
     "data",
     "device",
+    "distributed",
+    "distributions",
+    "dtr",
     "enable_debug_log",
     "fallback",
     "fallback_report",
@@ -79,6 +103,7 @@ __all__ = [
     "get_reserved_memory",
     "get_tensorrt_version",
     "graph",
+    "hub",
     "is_atlas_available",
     "is_cambricon_available",
     "is_cuda_available",
@@ -88,6 +113,7 @@ __all__ = [
     "logger",
     "module",
     "optimizer",
+    "quantization",
     "random",
     "reset_max_memory_stats",
     "save",
@@ -97,23 +123,38 @@ __all__ = [
     "set_log_level",
     "set_prealloc_config",
     "tensor",
+    "traced_module",
+    "utils",
 ]
 
 _LATER = {
+    "Trainer": "treadle.trainer",
+    "amp": "treadle.amp",
+    "core": "treadle.interop.megengine.internals",
     "data": "treadle.data",
+    "distributed": "treadle.distributed",
+    "distributions": "treadle.distributions",
+    "dtr": "treadle.dtr",
     "graph": "treadle.graph",
+    "hub": "treadle.hub",
     "jit": "treadle.jit",
     "load": "treadle.serialization",
     "module": "treadle.module",
     "optimizer": "treadle.optimizer",
+    "quantization": "treadle.quantization",
     "random": "treadle.random",
     "save": "treadle.serialization",
     "serialization": "treadle.serialization",
+    "traced_module": "treadle.traced_module",
+    "utils": "treadle.utils",
+    "version": "treadle.interop.megengine.internals",
 }
 
 
 def __getattr__(name: str) -> Any:
     """Import a package when it is first named."""
+    if name == "cgtools":
+        return importlib.import_module("treadle.utils.comp_graph_tools")
     if name not in _LATER:
         advice = spelling.of_top_level(name, __all__)
         raise AttributeError(f"module 'treadle' has no attribute {name!r}{advice}", name=name)

@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from treadle.base.modes import casting
+
 _ALLOWED: dict[str, tuple[Any, ...]] = {
     "benchmark_kernel": (False, True),
     "benchmark_with_subprocess": (False, True),
@@ -32,6 +34,15 @@ class _Config(types.ModuleType):
         if name in _ALLOWED and value not in _ALLOWED[name]:
             raise AssertionError(f"config.{name} must be one of {_ALLOWED[name]}, got {value!r}")
         super().__setattr__(name, value)
+
+    @property
+    def _compute_mode(self) -> str:
+        """ "float32" inside of `amp.autocast`, else what was set."""
+        return "float32" if casting() is not None else str(self.__dict__["_compute_mode"])
+
+    @_compute_mode.setter
+    def _compute_mode(self, value: str) -> None:
+        self.__dict__["_compute_mode"] = value
 
 
 benchmark_kernel: bool = False

@@ -57,6 +57,10 @@ class DeviceType:
     ATLAS = "atlas"
 
 
+class InvalidDefaultDevice(DeviceError, AssertionError):
+    """A name that no device can have was to become the default."""
+
+
 def get_default_device() -> str:
     """The default device's name, exactly as it was given; `"xpux"` when nothing was set."""
     return _devices.default_name()
@@ -66,9 +70,13 @@ def set_default_device(device: str = "xpux") -> None:
     """Make new tensors on `device` from now on; existing tensors stay where they are.
 
     Raises:
-        DeviceError: the name is malformed (it is a `ValueError` and lists the valid forms).
+        InvalidDefaultDevice: the name is malformed. It is a `DeviceError`, which lists the valid
+            forms, and an `AssertionError`, as in MegEngine.
     """
-    _devices.set_default_name(device)
+    try:
+        _devices.set_default_name(device)
+    except DeviceError as error:
+        raise InvalidDefaultDevice(error.where, error.problem, hint=error.hint) from None
 
 
 def get_device_count(device_type: str) -> int:

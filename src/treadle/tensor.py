@@ -15,29 +15,33 @@ import numpy as np
 
 from treadle.backends.registry import on_rescan
 from treadle.base import spelling
-from treadle.base.dtype import DType, as_dtype, bool_, float_for
+from treadle.base.dtype import DType, as_dtype, bool_
 from treadle.base.errors import DTypeError
 from treadle.base.modes import ACTIVE, LOCAL
-from treadle.base.shape import row_major_strides
+from treadle.base.observer import on_change
+from treadle.base.qparams import QParams, create_qparams
+from treadle.base.quantized import quantized_type_of
 from treadle.base.types import TensorType
 from treadle.engine.devices import CompNode, default_device, resolve
 from treadle.engine.dispatch import EagerType, Launch, eager_type, lookup, run, run_nullary, type_of
-from treadle.engine.hostdata import as_host_array, as_scalar_array, exported
+from treadle.engine.handle_members import HandleMembers
+from treadle.engine.hostdata import as_scalar_array, exported, host_data
 from treadle.ops import elementwise as ew
 from treadle.ops import indexing, logic
 from treadle.ops.matmul import Matmul
 from treadle.ops.methods import ArrayMethods
 from treadle.ops.op import Op
 from treadle.ops.operators import binary
+from treadle.ops.requantize import requantized
 from treadle.ops.transfer import StopGradient, Transfer
-from treadle.ops.ufunc import op_of_ufunc
+from treadle.ops.ufunc import run_ufunc
 from treadle.runtime.array import from_host, to_host
 
 Trace = Any
 """Where a tensor stands in a recording; the business of whoever records (see autodiff/tape)."""
 
 
-class Tensor(ArrayMethods):
+class Tensor(ArrayMethods, HandleMembers):
     """A multi-dimensional array on a device.
 
     Args:
@@ -52,7 +56,6 @@ class Tensor(ArrayMethods):
     Attributes:
         grad: what `GradManager.backward` accumulated, None before; anything may be assigned.
         name: the user's name, empty by default.
-        format: MegEngine's layout tag, "default" unless given; layouts never show otherwise.
         dmap_callback: set by loaders to move tensors to another device; None outside of them.
 
     Raises:
@@ -66,7 +69,6 @@ class Tensor(ArrayMethods):
     _kind: EagerType
     _trace: Trace
     name: str = ""
-    format: str = "default"
     dmap_callback: Any = None
 
     def __init__(
@@ -86,9 +88,9 @@ class Tensor(ArrayMethods):
             source = moved if dtype is None else moved.astype(dtype)
             self._data, self._kind = source._data, source._kind
         else:
-            array = as_host_array(data, None if dtype is None else as_dtype(dtype))
+            array, quantized = host_data(data, dtype)
             where = default_device() if device is None else _as_device(device)
-            self._kind = eager_type(as_dtype(array.dtype), where)
+            self._kind = eager_type(as_dtype(array.dtype), where, quantized)
             self._data = array if where.on_host else from_host(array, where.open())
         self._trace = None
         if ACTIVE.count and LOCAL.capture is not None:
@@ -129,8 +131,16 @@ class Tensor(ArrayMethods):
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Element type, as a `numpy.dtype`."""
-        return self._kind.dtype.numpy
+        """Element type, as a `numpy.dtype`; that of a quantized tensor carries its scale."""
+        return self._kind.surface
+
+    @property
+    def qparams(self) -> QParams:
+        """How the tensor was rounded in quantization-aware training; empty unless it was."""
+        found: QParams | None = self.__dict__.get("_qparams")
+        if found is None:
+            found = self.__dict__["_qparams"] = create_qparams()
+        return found
 
     @property
     def device(self) -> CompNode:
@@ -142,24 +152,6 @@ class Tensor(ArrayMethods):
         """Element type, shape and device, as ops see them."""
         return type_of(self._kind, self._data)
 
-    @property
-    def strides(self) -> tuple[int, ...]:
-        """Bytes between neighbours along each axis; every tensor is dense and row-major."""
-        return tuple(s * self._kind.dtype.itemsize for s in row_major_strides(self.shape))
-
-    def is_contiguous(self) -> bool:
-        """True: layouts are the engine's business and never show."""
-        return True
-
-    def contiguous(self) -> Tensor:
-        """The tensor itself."""
-        return self
-
-    @property
-    def requires_grad(self) -> bool:
-        """Reserved; attach tensors to a `GradManager` instead."""
-        raise AttributeError("requires_grad is reserved; use GradManager().attach(tensor)")
-
     # -- how ops run -----------------------------------------------------------------------
 
     def apply(self, op: Op, inputs: tuple[Tensor, ...], /) -> tuple[Tensor, ...]:
@@ -168,6 +160,8 @@ class Tensor(ArrayMethods):
         An op without operands (`iota`, ...) runs on this tensor's device and is a constant.
         """
         if ACTIVE.count:
+            if LOCAL.casting is not None:
+                inputs = LOCAL.casting(op, inputs)
             hook = LOCAL.hook
             if hook is not None and inputs:
                 return hook.apply(op, inputs)
@@ -188,8 +182,8 @@ class Tensor(ArrayMethods):
     # -- out of Treadle --------------------------------------------------------------------
 
     def numpy(self) -> np.ndarray[Any, Any]:
-        """The data as a read-only, row-major NumPy array; shared, not copied, on the host."""
-        return exported(to_host(self._data))
+        """The data, or stored integers, as a read-only row-major array; shared on the host."""
+        return exported(to_host(self._data), self._kind.surface)
 
     def item(self, *index: int) -> Any:
         """One element as a Python scalar; without `index` the tensor must have one element."""
@@ -206,33 +200,12 @@ class Tensor(ArrayMethods):
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
         """NumPy's functions of tensors: run as the op of that name, and return tensors."""
-        return NotImplemented if method != "__call__" or kwargs else _run_ufunc(ufunc, inputs)
-
-    def __dlpack__(
-        self,
-        *,
-        stream: Any = None,
-        max_version: tuple[int, int] | None = None,
-        dl_device: tuple[int, int] | None = None,
-        copy: bool | None = None,
-    ) -> Any:
-        """Export by DLPack: a copy, as consumers may write into what they get without asking.
-
-        With `copy=False` the memory is shared, read-only; the consumer must know version 1.
-        """
-        array = self.numpy()
-        if copy is not False:
-            return array.copy().__dlpack__(max_version=max_version)
-        if max_version is None or max_version[0] < 1:
-            raise BufferError("sharing read-only memory needs DLPack 1; leave out copy=False")
-        return array.__dlpack__(max_version=max_version)
-
-    def __dlpack_device__(self) -> tuple[int, int]:
-        return (1, 0)
+        return NotImplemented if method != "__call__" or kwargs else run_ufunc(ufunc, inputs)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         state = {k: v for k, v in self.__dict__.items() if k != "grad"}
-        data = self.numpy(), self._kind.dtype.name, self._kind.device.logical_name
+        dtype = self._kind.quantized or self._kind.dtype.name
+        data = self.numpy(), dtype, self._kind.device.logical_name
         return _rebuild, (type(self), *data), state or None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
@@ -256,9 +229,15 @@ class Tensor(ArrayMethods):
     def astype(self, dtype: Any, /) -> Tensor:
         """A new tensor of an element type, given by name, NumPy type or `DType`.
 
-        Floats become integers by truncation; what does not fit an integer type wraps.
+        Floats become integers by truncation; what does not fit an integer type wraps. To a
+        quantized type they are rounded, halves away from zero, and clamped.
         """
-        wanted = as_dtype(dtype)
+        quantized, mine = quantized_type_of(dtype), self._kind.quantized
+        wanted = as_dtype(dtype) if quantized is None else quantized.stored
+        if quantized is not None or mine is not None:
+            made: Tensor = requantized(self, mine, quantized, wanted)
+            made._kind = eager_type(wanted, made._kind.device, quantized)
+            return made
         if wanted is self._kind.dtype:
             return self.reshape(self.shape)
         return self.apply(ew.Cast(wanted), (self,))[0]
@@ -276,18 +255,13 @@ class Tensor(ArrayMethods):
             LOCAL.capture.rebound(self, other)
         self._data, self._kind, self._trace = other._data, other._kind, other._trace
 
-    def set_value(self, value: Any) -> None:
-        """Replace the value; kept for old MegEngine programs, `x[...] = value` says the same."""
-        self[...] = value
-
-    def reset_zero(self) -> None:
-        """Fill with zeros, keeping shape and type."""
-        self._reset(self.constant(np.zeros(self.shape, self.dtype), self._kind.dtype))
-
     def __getitem__(self, index: Any) -> Tensor:
         return indexing.getitem(self, index)
 
     def __setitem__(self, index: Any, value: Any) -> None:
+        if self._kind.quantized is not None and index is not Ellipsis:
+            given = value if isinstance(value, Tensor) else Tensor(value, device=self.device)
+            value = given.astype(self.dtype)
         self._reset(indexing.setitem(self, index, value))
 
     # -- Python protocols ------------------------------------------------------------------
@@ -295,7 +269,8 @@ class Tensor(ArrayMethods):
     def __repr__(self) -> str:
         with np.printoptions(precision=4, suppress=True):
             text = str(self.numpy())
-        kind = "" if self._kind.dtype.name == "float32" else f", dtype={self._kind.dtype.name}"
+        name = str(self._kind.quantized or self._kind.dtype.name)
+        kind = "" if name == "float32" else f", dtype={name}"
         return f"{type(self).__name__}({text}{kind}, device={self.device})"
 
     __str__ = __repr__
@@ -429,7 +404,7 @@ def _as_device(device: Any) -> CompNode:
     return device if isinstance(device, CompNode) else resolve(str(device))
 
 
-def _rebuild(cls: type[Tensor], data: Any, dtype: str, device: str) -> Tensor:
+def _rebuild(cls: type[Tensor], data: Any, dtype: Any, device: str) -> Tensor:
     plain = Tensor(data, dtype=dtype, device=device)
     made: Tensor = _wrap(cls, plain._data, plain._kind)
     return made
@@ -460,6 +435,8 @@ def _operator(op: Op) -> Callable[[Tensor, Any], Tensor]:
         try:
             launch, kind = table[self._kind, other._kind]
             if ACTIVE.count:
+                if LOCAL.casting is not None:
+                    return _slow_binary(op, table, self, other)
                 hook = LOCAL.hook
                 if hook is not None:
                     made: Tensor = hook.binary(op, launch, kind, self, other)
@@ -516,16 +493,11 @@ def _slow_binary(op: Op, table: Any, x: Tensor, other: Any) -> Tensor:
     else:
         result = binary(op, x, other)
     theirs = other._kind if isinstance(other, Tensor) else x._kind
-    if x._kind.dtype is theirs.dtype:
-        _teach(table, (op, (x._kind, theirs)))
+    if x._kind.dtype is theirs.dtype:  # A launch that needs no promotion is known from now on.
+        found = lookup((op, (x._kind, theirs)))
+        if found is not None:
+            table[x._kind, theirs] = (found.launch, found.results[0])
     return result
-
-
-def _teach(table: Any, key: Any) -> None:
-    """Remember a launch that needs no promotion in the operator's own table."""
-    found = lookup(key)
-    if found is not None:
-        table[key[1]] = (found.launch, found.results[0])
 
 
 def _inplace(method: Callable[[Tensor, Any], Tensor]) -> Callable[[Tensor, Any], Tensor]:
@@ -536,22 +508,6 @@ def _inplace(method: Callable[[Tensor, Any], Tensor]) -> Callable[[Tensor, Any],
         return self
 
     return rebind
-
-
-def _run_ufunc(ufunc: Any, inputs: tuple[Any, ...]) -> Any:
-    """The op that a NumPy function is, on operands of which one is a tensor."""
-    op = op_of_ufunc(ufunc)
-    if op is None:
-        return NotImplemented
-    first, *rest = inputs
-    if rest:
-        swap = not isinstance(first, Tensor)
-        mine, other = (rest[0], first) if swap else (first, rest[0])
-        if op == _MATMUL:
-            return mine.__rmatmul__(other) if swap else mine @ other
-        return binary(op, mine, other, swap=swap)
-    wanted = first._kind.dtype
-    return op(first if wanted in op.dtypes else first.astype(float_for(wanted)))
 
 
 _FAST: dict[str, Op] = {
@@ -597,3 +553,4 @@ def _forget() -> None:
 
 
 on_rescan(_forget)
+on_change(_forget)

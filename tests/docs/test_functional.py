@@ -15,7 +15,7 @@ from tests.docs.pages import DOCS, anchors, section
 
 import treadle as mge
 import treadle.functional as F
-from tools import api_page, docs, op_table
+from tools import api_page, docs, megengine_coverage, op_schemas, op_table, reference_pages
 
 PAGE = DOCS / "functional.md"
 
@@ -85,8 +85,9 @@ def test_generated_pages_are_up_to_date(capsys: pytest.CaptureFixture[str]) -> N
 def test_a_stale_page_is_noticed_and_written_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for tool in (api_page, op_table):
+    for tool in (api_page, megengine_coverage, op_schemas, op_table):
         monkeypatch.setattr(tool, "PAGE", tmp_path / tool.PAGE.name)
+    monkeypatch.setattr(reference_pages, "DOCS", tmp_path)
     assert docs.main([]) == 0 and docs.main(["--check"]) == 0
     api_page.PAGE.write_text("old\n", encoding="utf-8")
     assert docs.main(["--check"]) == 1

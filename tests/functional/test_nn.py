@@ -8,6 +8,7 @@ import pytest
 
 import treadle as mge
 import treadle.functional as F
+import treadle.module as M
 from treadle.autodiff import GradManager
 from treadle.base.errors import DTypeError, IndexRangeError, OutOfMemory, ShapeError
 
@@ -116,7 +117,7 @@ def test_local_conv2d_is_conv2d_with_a_kernel_per_place() -> None:
 
 def test_convolution_errors() -> None:
     x = mge.tensor(normal(1, 4, 5, 5))
-    for weight, groups in (((6, 3, 3, 3), 1), ((6, 2, 3, 3), 2), ((3, 2, 2, 3, 3), 2)):
+    for weight, groups in (((6, 3, 3, 3), 1), ((5, 2, 3, 3), 2), ((3, 2, 2, 3, 3), 2)):
         with pytest.raises(ValueError, match=r"conv"):
             F.conv2d(x, mge.tensor(normal(*weight)), groups=groups)
     with pytest.raises(ValueError):
@@ -487,8 +488,9 @@ def test_remap_and_flip() -> None:
     assert outside[0, 0, 0, 2].item() == -1
     with pytest.raises(ValueError, match="'cubic' is unknown"):
         F.remap(x, places, interp_mode="cubic")
-    assert F.vision.flip(x).tolist() == [[[[5, 4, 3], [2, 1, 0]]]]
-    assert F.vision.flip(x, vertical=False).tolist() == [[[[2, 1, 0], [5, 4, 3]]]]
+    image = F.transpose(x, (0, 2, 3, 1))[..., 0]
+    assert F.vision.flip(image[0]).tolist() == [[5, 4, 3], [2, 1, 0]]
+    assert F.vision.flip(image[0], vertical=False).tolist() == [[2, 1, 0], [5, 4, 3]]
     assert F.vision.flip(x, False, False).tolist() == x.tolist()
 
 
@@ -531,3 +533,54 @@ def test_float_labels_are_whole_numbers() -> None:
             F.nn.cross_entropy(scores, mge.tensor([0.0, wrong]))
     with pytest.raises(IndexRangeError, match="cross_entropy: the label 9"):
         F.nn.cross_entropy(scores, mge.tensor([0, 9]))
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("eps_mode", ["additive", "max"])
+def test_sync_batch_norm_is_batch_norm_in_one_process(training: bool, eps_mode: str) -> None:
+    x = mge.tensor(normal(4, 3, 2))
+    weight, bias = mge.tensor(normal(3)), mge.tensor(normal(3))
+    ours = mge.tensor(np.zeros(3, np.float32)), mge.tensor(np.ones(3, np.float32))
+    theirs = mge.tensor(np.zeros(3, np.float32)), mge.tensor(np.ones(3, np.float32))
+    found = F.sync_batch_norm(x, *ours, weight, bias, training, eps=1e-7, eps_mode=eps_mode)
+    wanted = F.batch_norm(x, *theirs, weight, bias, training=training, eps=1e-7)
+    close(found, wanted.numpy())
+    for mine, other in zip(ours, theirs, strict=True):
+        close(mine, other.numpy())
+
+
+def test_sync_batch_norm_limits_the_variance_for_max() -> None:
+    x = mge.tensor([[0.0], [2.0]])  # variance 1
+    found = F.nn.sync_batch_norm(x, None, None, training=True, eps=4.0, eps_mode="max")
+    assert found.tolist() == [[-0.5], [0.5]]
+    with pytest.raises(AssertionError, match="eps_mode must be"):
+        F.sync_batch_norm(x, None, None, training=True, eps_mode="min")
+    with pytest.raises(AssertionError, match="running_mean"):
+        F.sync_batch_norm(x, None, None, eps_mode="max")
+
+
+def test_adaptive_pools_keep_the_extent_for_none() -> None:
+    x = mge.tensor(normal(1, 2, 6, 5))
+    for function, module in (
+        (F.adaptive_avg_pool2d, M.AdaptiveAvgPool2d),
+        (F.adaptive_max_pool2d, M.AdaptiveMaxPool2d),
+    ):
+        wanted = function(x, (3, 5)).numpy()
+        close(function(x, (3, None)), wanted)
+        close(module((3, None))(x), wanted)
+        close(function(x, None), x.numpy())
+        close(module(None)(x), x.numpy())
+
+
+def test_grouped_weights_of_other_frameworks_are_taken() -> None:
+    x, w = mge.tensor(normal(2, 4, 6, 6)), normal(2, 3, 2, 3, 3)
+    flat = mge.tensor(w.reshape(6, 2, 3, 3))
+    close(F.conv2d(x, flat, groups=2), F.conv2d(x, mge.tensor(w), groups=2).numpy())
+    back = normal(2, 2, 3, 3, 3)
+    both = mge.tensor(back), mge.tensor(back.reshape(4, 3, 3, 3))
+    wanted, found = (F.conv_transpose2d(x, w, groups=2) for w in both)
+    close(found, wanted.numpy())
+    with pytest.raises(ShapeError):
+        F.conv2d(x, mge.tensor(normal(5, 2, 3, 3)), groups=2)
+    with pytest.raises(ShapeError):
+        F.conv2d(x, mge.tensor(normal(6, 4, 3, 3)), groups=2)

@@ -85,6 +85,10 @@ def test_arange_and_linspace_edge_cases() -> None:
 
 def test_eye_diag_and_meshgrid() -> None:
     same(F.eye(2, 3), np.eye(2, 3))
+    same(F.eye([2, 3]), np.eye(2, 3))
+    same(F.eye(mge.tensor([2, 3])), np.eye(2, 3))
+    with pytest.raises(ValueError, match="a matrix has two extents, not 3"):
+        F.eye([1, 2, 3])
     for k in (-1, 0, 2):
         same(F.diag(mge.tensor([1.0, 2.0]), k), np.diag([1.0, 2.0], k))
         same(F.diag(mge.tensor(X[0]), k), np.diag(X[0], k))

@@ -12,7 +12,9 @@ from typing import Any, NamedTuple
 
 from treadle.backends import registry
 from treadle.base.dtype import DType
-from treadle.base.errors import DeviceError, TreadleError
+from treadle.base.errors import DeviceError, DTypeError, TreadleError
+from treadle.base.observer import OBSERVER, on_change
+from treadle.base.quantized import QuantizedType
 from treadle.base.types import TensorType
 from treadle.engine.choice import Decision, Launch, choose_engine
 from treadle.engine.devices import CompNode, resolve
@@ -31,6 +33,7 @@ __all__ = [
     "eager_type",
     "explain_failure",
     "lookup",
+    "result_kinds",
     "run",
     "run_nullary",
     "type_of",
@@ -38,13 +41,21 @@ __all__ = [
 
 
 class EagerType:
-    """What a cached launch specialises on: element type and device. Interned, so `is` compares."""
+    """What a cached launch specialises on: element type and device. Interned, so `is` compares.
 
-    __slots__ = ("device", "dtype")
+    `quantized` is what the integers of a quantized tensor stand for, and `surface` the dtype that
+    users see. Ops know nothing of either.
+    """
 
-    def __init__(self, dtype: DType, device: CompNode) -> None:
+    __slots__ = ("device", "dtype", "quantized", "surface")
+
+    def __init__(
+        self, dtype: DType, device: CompNode, quantized: QuantizedType | None = None
+    ) -> None:
         self.dtype = dtype
         self.device = device
+        self.quantized = quantized
+        self.surface = dtype.numpy if quantized is None else quantized.numpy
 
 
 class Entry(NamedTuple):
@@ -54,16 +65,18 @@ class Entry(NamedTuple):
     results: tuple[EagerType, ...]
 
 
-_TYPES: dict[tuple[DType, CompNode], EagerType] = {}
+_TYPES: dict[Any, EagerType] = {}
 _ENTRIES: dict[Any, Entry] = {}
 _MOST_ENTRIES = 16384
 
 
-def eager_type(dtype: DType, device: CompNode) -> EagerType:
-    """The one `EagerType` for an element type and a device."""
-    key = dtype, device
+def eager_type(dtype: DType, device: CompNode, quantized: QuantizedType | None = None) -> EagerType:
+    """The one `EagerType` for an element type, a device, and what its integers stand for."""
+    key = (dtype, device) if quantized is None else (dtype, device, quantized)
     found = _TYPES.get(key)
-    return found if found is not None else _TYPES.setdefault(key, EagerType(dtype, device))
+    if found is None:
+        found = _TYPES.setdefault(key, EagerType(dtype, device, quantized))
+    return found
 
 
 def type_of(kind: EagerType, payload: Payload) -> TensorType:
@@ -133,13 +146,100 @@ def _find(op: Op, kinds: tuple[EagerType, ...], payloads: tuple[Payload, ...], k
         launch = to_host if target.on_host else transfer(target)
     else:
         target, launch = device, _launch(op, types, device)
-    return _remember(key, Entry(launch, tuple(eager_type(t.dtype, target) for t in inferred)))
+    return _remember(key, Entry(launch, result_kinds(op, kinds, types, inferred, target)))
+
+
+def result_kinds(
+    op: Op,
+    kinds: Sequence[EagerType],
+    types: Sequence[TensorType],
+    results: Sequence[TensorType],
+    device: CompNode,
+) -> tuple[EagerType, ...]:
+    """The eager types of an op's results, which stay quantized where the op allows for it."""
+    carried = _carried(op, kinds, types, results)
+    return tuple(
+        [
+            eager_type(t.dtype, device, carried if carried and t.dtype is carried.stored else None)
+            for t in results
+        ]
+    )
+
+
+_MOVING = frozenset(
+    {
+        "adaptive_max_pool",
+        "broadcast",
+        "concat",
+        "end",
+        "flip",
+        "gather_to",
+        "identity",
+        "index",
+        "index_update",
+        "max",
+        "max_pool",
+        "maximum",
+        "min",
+        "minimum",
+        "pad",
+        "placeholder",
+        "reshape",
+        "roll",
+        "slice",
+        "slice_update",
+        "stop_gradient",
+        "take",
+        "take_along_axis",
+        "transfer",
+        "transpose",
+        "where",
+    }
+)
+"""Ops whose results hold nothing but elements of their operands."""
+_STAYING = frozenset({"end", "identity", "placeholder", "reshape", "stop_gradient", "transfer"})
+"""Ops that leave elements where they are, unless the shape changes."""
+_HOMOGENEOUS = frozenset({"abs", "add", "neg", "relu", "sliding_window", "sub", "sum"})
+"""Ops with f(s x, s y) = s f(x, y) for every s > 0, on integers that wrap around."""
+_OF_SIGN = frozenset({"abs", "neg", "relu"})
+
+
+def _carried(
+    op: Op,
+    kinds: Sequence[EagerType],
+    types: Sequence[TensorType],
+    results: Sequence[TensorType],
+) -> QuantizedType | None:
+    """What the results stand for if all operands of one element type stand for the same."""
+    found = {k.quantized for k in kinds if k.quantized is not None}
+    if len(found) != 1:
+        return None
+    (one,) = found
+    if any(k.quantized is None and k.dtype is one.stored for k in kinds):
+        return None
+    if op.name in _HOMOGENEOUS and one.zero_point:
+        if len(kinds) == 1 and op.name in _OF_SIGN:
+            raise DTypeError(
+                op.name,
+                "the stored integers have a zero point, so their sign says nothing",
+                saw=str(one),
+                hint="cast with astype('float32') first",
+            )
+        return None
+    if op.name not in _MOVING and op.name not in _HOMOGENEOUS:
+        return None
+    if one.is_per_channel:  # Its scales hold for the axes they were made for.
+        same = all(t.shape == types[0].shape for t in (*types, *results))
+        return one if same and op.name in _STAYING else None
+    return one
 
 
 def _remember(key: Any, entry: Entry) -> Entry:
     if len(_ENTRIES) >= _MOST_ENTRIES:
         # Shapes that never come back would grow the table for ever; finding again is cheap.
         _ENTRIES.clear()
+    if OBSERVER.now is not None:
+        entry = Entry(OBSERVER.now.launch(key[0], entry.launch), entry.results)
     _ENTRIES[key] = entry
     return entry
 
@@ -183,3 +283,4 @@ def _forget() -> None:
 
 
 registry.on_rescan(_forget)
+on_change(_ENTRIES.clear)

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from treadle.base.dtype import DType, as_dtype
 from treadle.base.errors import DTypeError, OutOfMemory, ShapeError
+from treadle.base.quantized import QuantizedType, quantized_type_of, to_stored
 
 Array = npt.NDArray[Any]
 
@@ -18,6 +19,19 @@ _NARROWED = {
     np.dtype(np.int64): np.dtype(np.int32),
     np.dtype(np.complex128): np.dtype(np.complex64),
 }
+
+
+def host_data(data: Any, dtype: Any) -> tuple[Array, QuantizedType | None]:
+    """A private row-major copy of user data, and what its integers stand for if it is quantized.
+
+    Raises:
+        DTypeError: the data is no array of numbers, or a value does not fit the type.
+    """
+    given = data.dtype if dtype is None and isinstance(data, np.ndarray) else dtype
+    quantized = quantized_type_of(given)
+    if quantized is not None:
+        return _as_stored_array(data, quantized), quantized
+    return as_host_array(data, None if dtype is None else as_dtype(dtype)), None
 
 
 def as_host_array(data: Any, dtype: DType | None) -> Array:
@@ -40,6 +54,31 @@ def as_host_array(data: Any, dtype: DType | None) -> Array:
         _check_fits(source, wanted)
     with np.errstate(all="ignore"):
         return np.array(source, dtype=wanted, order="C", copy=True)
+
+
+def _as_stored_array(data: Any, kind: QuantizedType) -> Array:
+    """A private row-major array of the integers that stand for user data.
+
+    Integers are taken for stored ones, which must lie in the type's range; real numbers are
+    rounded to them.
+
+    Raises:
+        DTypeError: the data is no array of numbers, or an integer lies outside of the range.
+    """
+    source = _as_array([] if data is None else data)
+    if source.dtype.kind == "f" or as_dtype(source.dtype).is_float:
+        return np.array(to_stored(source, kind), kind.stored.numpy, order="C")
+    low, high = kind.meta.qmin, kind.meta.qmax
+    if source.dtype.kind not in "biu" or (
+        source.size and not (low <= int(source.min()) and int(source.max()) <= high)
+    ):
+        raise DTypeError(
+            "tensor",
+            f"the integers of {kind} lie within [{low}, {high}]",
+            saw=f"{source.dtype} data",
+            hint="pass real numbers, which are rounded and clamped",
+        )
+    return np.array(source, dtype=kind.stored.numpy, order="C", copy=True)
 
 
 def _as_array(data: Any) -> Array:
@@ -119,12 +158,12 @@ def as_scalar_array(value: float, dtype: DType) -> Array:
         ) from None
 
 
-def exported(array: Array) -> Array:
-    """What the user sees of a payload: row-major and read-only."""
+def exported(array: Array, surface: np.dtype[Any]) -> Array:
+    """What the user sees of a payload: row-major and read-only, under the dtype `surface`."""
     try:
         plain = array if array.flags.c_contiguous else np.ascontiguousarray(array)
     except MemoryError as error:
         raise OutOfMemory("numpy", str(error)) from None
-    view = plain.view()
+    view = plain.view(surface) if surface.metadata else plain.view()
     view.flags.writeable = False
     return view

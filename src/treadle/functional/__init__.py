@@ -4,35 +4,45 @@ Elementwise, math, tensor and network functions are flat; losses are `F.loss.*` 
 image functions `F.vision.*`.
 """
 
+import importlib
 from typing import Any
 
 from treadle.base import spelling
-from treadle.functional import (
+from treadle.functional import (  # noqa: F401
     activation,
     conv,
+    debug_param,
     deformable,
     elemwise,
+    external,
+    inplace,
     loss,
     math,
     metric,
     nn,
     normalization,
     tensor,
+    utils,
     vision,
     windows,
 )
+from treadle.functional import quantized as quantized
 from treadle.functional.activation import *  # noqa: F403
 from treadle.functional.attention import scaled_dot_product_attention
 from treadle.functional.conv import *  # noqa: F403
 from treadle.functional.deformable import *  # noqa: F403
+from treadle.functional.detection import deformable_psroi_pooling
 from treadle.functional.einsum import einsum
 from treadle.functional.elemwise import *  # noqa: F403
 from treadle.functional.math import *  # noqa: F403
 from treadle.functional.metric import topk_accuracy
+from treadle.functional.multi_head_attention import multi_head_attention
 from treadle.functional.nn import dropout, embedding, indexing_one_hot, one_hot, pixel_shuffle
 from treadle.functional.normalization import *  # noqa: F403
+from treadle.functional.region_conv import region_restricted_conv
 from treadle.functional.tensor import *  # noqa: F403
 from treadle.functional.vision import remap
+from treadle.functional.warp import warp_affine, warp_perspective
 from treadle.functional.windows import *  # noqa: F403
 
 __all__ = [
@@ -44,6 +54,7 @@ __all__ = [
     *normalization.__all__,
     *tensor.__all__,
     *windows.__all__,
+    "deformable_psroi_pooling",
     "dropout",
     "einsum",
     "elemwise",
@@ -52,19 +63,26 @@ __all__ = [
     "loss",
     "math",
     "metric",
+    "multi_head_attention",
     "nn",
     "one_hot",
     "pixel_shuffle",
+    "region_restricted_conv",
     "remap",
     "scaled_dot_product_attention",
     "tensor",
     "topk_accuracy",
     "vision",
+    "warp_affine",
+    "warp_perspective",
 ]
 spelling.KNOWN.update(__all__)
 
 
 def __getattr__(name: str) -> Any:
+    if name == "distributed":
+        # It stands above this package, and few programs name it.
+        return importlib.import_module("treadle.distributed.functional")
     raise AttributeError(
         f"treadle.functional has no {name!r}{spelling.of_function(name)}", name=name
     )

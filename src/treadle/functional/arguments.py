@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from operator import index
 from typing import Any
 
@@ -12,6 +12,7 @@ from treadle.backends.registry import on_rescan
 from treadle.base.dtype import DType, float_for, int32, promote
 from treadle.base.errors import DTypeError, TreadleError
 from treadle.base.modes import ACTIVE, LOCAL
+from treadle.base.observer import on_change
 from treadle.base.shape import normalize_axis
 from treadle.engine.dispatch import EagerType, Launch, lookup
 from treadle.ops.op import Op
@@ -39,6 +40,8 @@ def _known(op: Op, x: Any) -> Tensor | None:
     try:
         launch, kind = _KNOWN[op, x._kind]
         if ACTIVE.count:
+            if LOCAL.casting is not None:
+                return None
             hook = LOCAL.hook
             if hook is not None:
                 made: Tensor = hook.apply(op, (x,))[0]
@@ -57,6 +60,7 @@ def _learn(op: Op, x: Tensor) -> None:
 
 
 on_rescan(_KNOWN.clear)
+on_change(_KNOWN.clear)
 
 
 def unary(op: Op, x: Any) -> Tensor:
@@ -87,6 +91,17 @@ def as_float(x: Any) -> Tensor:
     operand = as_tensor(x)
     wanted = float_for(operand._kind.dtype)
     return operand if wanted is operand._kind.dtype else operand.astype(wanted)
+
+
+def on_own_scale(compute: Callable[[Tensor], Tensor], x: Any) -> Tensor:
+    """Apply a function whose results lie among its operand's values.
+
+    A quantized operand is computed in float32, and the result rounded to the operand's own type.
+    """
+    operand = as_tensor(x)
+    if operand._kind.quantized is None:
+        return compute(as_float(operand))
+    return compute(operand.astype("float32")).astype(operand.dtype)
 
 
 def unary_float(op: Op, x: Any) -> Tensor:

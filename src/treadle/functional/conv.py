@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from treadle.base.errors import ShapeError
+from treadle.base.modes import casting
 from treadle.functional.arguments import as_float, as_tensor, both_sides, call, pair, promote_all
 from treadle.functional.math import matmul
 from treadle.functional.windows import sliding_window
@@ -45,7 +46,14 @@ def linear(
             hint="flatten or reshape x, or make the layer for as many in_features",
         )
     out = matmul(x, weight, transpose_b=True, compute_mode=compute_mode)
-    return out if bias is None else out + bias
+    return biased(out, bias)
+
+
+def biased(product: Tensor, bias: Tensor | None) -> Tensor:
+    """A product plus a bias; in mixed precision in the product's own type."""
+    if bias is None:
+        return product
+    return product + (bias if casting() is None else bias.astype(product.dtype))
 
 
 def conv1d(
@@ -89,7 +97,8 @@ def conv2d(
 
     Args:
         inp: (N, C, H, W).
-        weight: (O, C, KH, KW); with groups (groups, O/groups, C/groups, KH, KW).
+        weight: (O, C, KH, KW); with groups (groups, O/groups, C/groups, KH, KW), or
+            (O, C/groups, KH, KW) as in other frameworks.
         bias: added by broadcasting, usually (1, O, 1, 1).
         stride, padding, dilation: ints or pairs for height and width.
         groups: independent parts of the channels.
@@ -146,12 +155,15 @@ def _conv(
     x, w = (as_float(t) for t in promote_all([as_tensor(inp), _ungrouped(weight, n, groups)]))
     op = conv.Conv(pair(stride, n), both_sides(padding, n), pair(dilation, n), groups)
     out = call(f"conv{n}d", op, x, w)
-    return out if bias is None else out + bias
+    return biased(out, bias)
 
 
 def _ungrouped(weight: Tensor, n: int, groups: int) -> Tensor:
-    """Weights with MegEngine's leading group axis, as the (O, C/groups, ...) that ops take."""
-    if groups == 1 and weight.ndim == n + 2:
+    """Weights with MegEngine's leading group axis, as the (O, C/groups, ...) that ops take.
+
+    Weights without that axis, as other frameworks have them, are taken as they are.
+    """
+    if weight.ndim == n + 2:
         return weight
     if weight.ndim != n + 3 or weight.shape[0] != groups:
         raise ShapeError(
@@ -182,7 +194,8 @@ def conv_transpose2d(
 
     Args:
         inp: (N, C, H, W).
-        weight: (C, O, KH, KW); with groups (groups, C/groups, O/groups, KH, KW).
+        weight: (C, O, KH, KW); with groups (groups, C/groups, O/groups, KH, KW), or
+            (C, O/groups, KH, KW) as in other frameworks.
         bias: added by broadcasting, usually (1, O, 1, 1).
         stride, padding, dilation: ints or pairs, as those of `conv2d`.
         output_padding: extra rows and columns at the end of the result.
@@ -250,7 +263,7 @@ def _conv_transpose(
     )
     op = conv.ConvGradInput(strides, both_sides(padding, n), spread, groups, spatial)
     out = call(f"conv_transpose{n}d", op, x, w)
-    return out if bias is None else out + bias
+    return biased(out, bias)
 
 
 def local_conv2d(
@@ -297,4 +310,4 @@ def local_conv2d(
     rows = rows.transpose(1, 3, 4, 0, 2, 5, 6).reshape(groups, height, width, n, size)
     product = matmul(rows, weight.reshape(groups, height, width, size, out))
     done = product.transpose(3, 0, 4, 1, 2).reshape(n, groups * out, height, width)
-    return done if bias is None else done + bias
+    return biased(done, bias)

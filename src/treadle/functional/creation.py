@@ -14,6 +14,7 @@ import numpy as np
 
 from treadle.base.dtype import as_dtype
 from treadle.base.errors import DTypeError, ShapeError, TreadleError
+from treadle.base.quantized import quantized_type_of
 from treadle.engine.devices import default_device, resolve
 from treadle.engine.hostdata import as_host_array
 from treadle.functional.arguments import as_tensor, ints
@@ -68,6 +69,8 @@ def ones(shape: Any, *, dtype: Any = "float32", device: Any = None) -> Tensor:
 
 
 def _full(name: str, shape: Any, value: Any, dtype: Any, device: Any) -> Tensor:
+    if quantized_type_of(dtype) is not None:
+        return _full(name, shape, value, "float32", device).astype(dtype)
     kind = None if dtype is None else as_dtype(dtype)
     number = as_host_array(value, kind)
     if number.ndim:
@@ -84,6 +87,8 @@ def full_like(inp: Tensor, value: float) -> Tensor:
         [7, 7]
     """
     x = as_tensor(inp)
+    if x._kind.quantized is not None:
+        return _full("full_like", x.shape, value, x.dtype, x.device)
     number = x.constant(value).astype(x._kind.dtype).item()
     return _create("full_like", creation.Full(x.shape, number, x._kind.dtype), x.device)
 
@@ -178,14 +183,20 @@ def _number(name: str, value: Any) -> Any:
         raise DTypeError(name, "expects numbers", saw=repr(value), hint=hint) from None
 
 
-def eye(N: int, M: int | None = None, *, dtype: Any = "float32", device: Any = None) -> Tensor:
-    """A matrix (N, M) with ones on the diagonal; M is N if left out.
+def eye(N: Any, M: int | None = None, *, dtype: Any = "float32", device: Any = None) -> Tensor:
+    """A matrix (N, M) with ones on the diagonal; M is N if left out, or N holds both.
+
+    Raises:
+        ShapeError: N holds more than two extents.
 
     Example:
         >>> F.eye(2, 3).tolist()
         [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]]
     """
-    op = creation.Eye(int(N), int(N if M is None else M), 0, as_dtype(dtype))
+    extents = ints(N) if M is None else (int(N), int(M))
+    if len(extents) > 2 or not extents:
+        raise ShapeError("eye", f"a matrix has two extents, not {len(extents)}", hint="eye(2, 3)")
+    op = creation.Eye(extents[0], extents[-1], 0, as_dtype(dtype))
     return _create("eye", op, device)
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from treadle.base.errors import ShapeError
 from treadle.functional.arguments import as_float, as_tensor, pair, promote_all
+from treadle.functional.conv import biased
 from treadle.functional.creation import zeros_like
 from treadle.functional.elemwise import floor
 from treadle.functional.math import matmul
@@ -87,7 +88,7 @@ def deformable_conv2d(
     terms = (read * gains).reshape(n, groups, depth * taps, -1)
     made = matmul(w.reshape(groups, outputs // groups, depth * taps), terms)
     made = made.reshape(n, outputs, *extent)
-    return made if bias is None else made + bias
+    return biased(made, bias)
 
 
 def _misfit(problem: str, x: Tensor, other: Tensor) -> ShapeError:

@@ -8,6 +8,8 @@ float32. Shapes that do not broadcast are a `ShapeError`.
 from __future__ import annotations
 
 import builtins
+import importlib
+import warnings
 from typing import Any
 
 from treadle.functional import logic
@@ -471,3 +473,14 @@ def clip(x: Any, lower: Any = None, upper: Any = None) -> Tensor:
     if lower is not None:
         x = maximum(x, lower)
     return x if upper is None else minimum(x, upper)
+
+
+_MOVED = ("hsigmoid", "hswish", "relu", "relu6", "sigmoid")
+
+
+def __getattr__(name: str) -> Any:
+    """Activations stood here in old MegEngine programs; they are in `nn` now."""
+    if name not in _MOVED:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
+    warnings.warn(f"F.elemwise.{name} is F.nn.{name} now", DeprecationWarning, stacklevel=2)
+    return getattr(importlib.import_module("treadle.functional.activation"), name)

@@ -8,11 +8,19 @@ from __future__ import annotations
 
 from treadle.functional import elemwise as ew
 from treadle.functional.arguments import as_float, as_tensor, axis_of, call, indices_of
+from treadle.functional.ctc import ctc_loss
 from treadle.ops import loss as ops
 from treadle.ops import unary as un
 from treadle.tensor import Tensor
 
-__all__ = ["binary_cross_entropy", "cross_entropy", "hinge_loss", "l1_loss", "square_loss"]
+__all__ = [
+    "binary_cross_entropy",
+    "cross_entropy",
+    "ctc_loss",
+    "hinge_loss",
+    "l1_loss",
+    "square_loss",
+]
 
 
 def _reduced(each: Tensor, reduction: str) -> Tensor:

@@ -7,9 +7,10 @@ extent 1 for `keepdims`. An axis out of range is a `ShapeError`.
 from __future__ import annotations
 
 import builtins
+from collections.abc import Sequence
 from typing import Any
 
-from treadle.base.dtype import bool_, uint8
+from treadle.base.dtype import bool_, int32, uint8
 from treadle.base.errors import ShapeError
 from treadle.functional import elemwise as ew
 from treadle.functional.arguments import (
@@ -20,6 +21,7 @@ from treadle.functional.arguments import (
     unary,
     unary_float,
 )
+from treadle.functional.creation import zeros
 from treadle.ops import linalg, logic, movement, reduce
 from treadle.ops import matmul as mm
 from treadle.ops import sort as sorting
@@ -232,6 +234,19 @@ def _arg_extremum(op: type[reduce.ArgExtremum], inp: Tensor, axis: Any, keepdims
     return unary(op(axis_of(axis, x, op.name), keepdims), x)
 
 
+def _check_non_finite(inps: Sequence[Tensor], scale: float = 1.0) -> Tensor:
+    """int32 (1,): whether an element is NaN or infinite, once all tensors are scaled in place.
+
+    What loss scaling asks of gradients; nothing is recorded for differentiation.
+    """
+    found = zeros(1, dtype=bool_)
+    for x in inps:
+        scaled = x.detach() * scale
+        x._reset(scaled.astype(x.dtype))
+        found = found.to(x.device) | any(~isfinite(scaled)).reshape(1)
+    return found.astype(int32)
+
+
 # -- sorting -----------------------------------------------------------------------------------
 
 
@@ -279,7 +294,7 @@ def topk(
         >>> values.tolist(), indices.tolist()
         ([[3.0, 2.0]], [[0, 2]])
     """
-    x = as_tensor(inp)
+    x, k = as_tensor(inp), int(k)
     if x.ndim == 0 or not 0 < k <= x.shape[-1]:
         raise ShapeError(
             "topk",

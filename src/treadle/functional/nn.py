@@ -7,19 +7,30 @@ from __future__ import annotations
 
 from treadle.base.dtype import FLOATS
 from treadle.base.errors import DTypeError, ShapeError
-from treadle.functional import activation, conv, deformable, loss, normalization, windows
+from treadle.functional import (
+    activation,
+    conv,
+    deformable,
+    loss,
+    normalization,
+    vision,
+    windows,
+)
 from treadle.functional.activation import *  # noqa: F403
 from treadle.functional.arguments import as_tensor, axis_of, indices_of, unary
 from treadle.functional.conv import *  # noqa: F403
 from treadle.functional.deformable import *  # noqa: F403
+from treadle.functional.dropout import dropout
 from treadle.functional.loss import *  # noqa: F403
 from treadle.functional.math import normalize
+from treadle.functional.multi_head_attention import multi_head_attention
 from treadle.functional.normalization import *  # noqa: F403
+from treadle.functional.quantized import conv_bias_activation as conv_bias_activation
+from treadle.functional.region_conv import region_restricted_conv
 from treadle.functional.tensor import expand_dims, gather, squeeze
-from treadle.functional.vision import interpolate, remap
+from treadle.functional.vision import *  # noqa: F403
 from treadle.functional.windows import *  # noqa: F403
 from treadle.ops import gather as gathering
-from treadle.random.generator import default_generator
 from treadle.tensor import Tensor
 
 __all__ = [
@@ -28,15 +39,16 @@ __all__ = [
     *deformable.__all__,
     *loss.__all__,
     *normalization.__all__,
+    *vision.__all__,
     *windows.__all__,
     "dropout",
     "embedding",
     "indexing_one_hot",
-    "interpolate",
+    "multi_head_attention",
     "normalize",
     "one_hot",
     "pixel_shuffle",
-    "remap",
+    "region_restricted_conv",
 ]
 
 
@@ -102,30 +114,6 @@ def indexing_one_hot(src: Tensor, index: Tensor, axis: int = 1, keepdims: bool =
     at = axis_of(axis, x, "indexing_one_hot")
     picked = gather(x, at, expand_dims(as_tensor(index, x), at))
     return picked if keepdims else squeeze(picked, at)
-
-
-def dropout(inp: Tensor, drop_prob: float, training: bool = True) -> Tensor:
-    """Zero elements with a probability in [0, 1) and scale the others by 1 / (1 - drop_prob).
-
-    The result has the shape of `inp`, and its values where not `training`. Zeros are drawn from the
-    generator that `mge.random.seed` restarts.
-
-    Raises:
-        ValueError: the probability is outside [0, 1).
-
-    Example:
-        >>> mge.random.seed(1)
-        >>> F.dropout(F.ones(8), 0.5).tolist()
-        [2.0, 2.0, 2.0, 2.0, 2.0, 2.0, 0.0, 2.0]
-    """
-    if not 0 <= drop_prob < 1:
-        raise ValueError(f"drop_prob must be in [0, 1), got {drop_prob}")
-    x = as_tensor(inp)
-    if not training or drop_prob == 0:
-        return +x  # not x itself, which in-place operators on the result would change
-    draws = default_generator().uniform(size=x.shape).to(x.device)
-    kept = (draws >= drop_prob).astype(x.dtype)
-    return x * (kept * (1 / (1 - drop_prob)))
 
 
 def pixel_shuffle(inp: Tensor, upscale_factor: int) -> Tensor:

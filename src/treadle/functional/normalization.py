@@ -10,6 +10,7 @@ from treadle.base.dtype import float32
 from treadle.base.errors import ShapeError
 from treadle.base.shape import format_shape
 from treadle.functional.arguments import as_float, as_tensor, axis_of, ints
+from treadle.functional.elemwise import maximum, sqrt
 from treadle.functional.tensor import ones, zeros
 from treadle.functional.windows import pad
 from treadle.ops import batch_norm as bn
@@ -23,6 +24,7 @@ __all__ = [
     "instance_norm",
     "layer_norm",
     "local_response_norm",
+    "sync_batch_norm",
 ]
 
 
@@ -51,7 +53,8 @@ def batch_norm(
         training: whether to use, and count in, the statistics of the batch.
         momentum: share of the old running value that is kept.
         eps: added to the variance.
-        inplace: False returns (out, new_mean, new_var) and leaves the statistics alone.
+        inplace: False returns (out, new_mean, new_var) and leaves the statistics alone; without
+            any to update there is `out` alone.
 
     Raises:
         AssertionError: not training and no statistics are given.
@@ -76,12 +79,70 @@ def batch_norm(
     out, mean, var = bn.BatchNormTrain(eps).outputs(x, *affine)
     means = _running(running_mean, mean, momentum)
     variances = _running(running_var, var, momentum)
-    if not inplace:
+    if not inplace and (means is not None or variances is not None):
         return out, means, variances
     for old, new in ((running_mean, means), (running_var, variances)):
         if old is not None and new is not None:
             old._reset(new)
     return out
+
+
+def sync_batch_norm(
+    inp: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.9,
+    eps: float = 1e-5,
+    eps_mode: str = "additive",
+    group: Any = None,
+) -> Tensor:
+    """`batch_norm` with the statistics of all processes of a group; in one process they are equal.
+
+    Args:
+        inp: (N, C, *), of up to 4 axes.
+        running_mean, running_var, weight, bias, training, momentum, eps: as for `batch_norm`.
+        eps_mode: "additive" adds eps to the variance, "max" lets the variance count as at least
+            eps.
+        group: the processes that share statistics, all of them for None.
+
+    Returns:
+        The shape of `inp`.
+
+    Raises:
+        AssertionError: an unknown `eps_mode`, or not training and no statistics are given.
+        ShapeError: the statistics, weight or bias have not as many elements as x channels.
+
+    Example:
+        >>> x = mge.tensor([[1., 10.], [3., 30.]])
+        >>> F.sync_batch_norm(x, None, None, training=True)
+        Tensor([[-1. -1.]
+         [ 1.  1.]], device=xpux:0)
+    """
+    if eps_mode.lower() not in ("additive", "max"):
+        raise AssertionError(f"eps_mode must be 'additive' or 'max', got {eps_mode!r}")
+    statistics = running_mean, running_var
+    kept = float(momentum)
+    if eps_mode.lower() == "additive":
+        out: Tensor = batch_norm(
+            inp, *statistics, weight, bias, training=training, momentum=kept, eps=eps
+        )
+        return out
+    x = as_float(inp)
+    # Run for its checks, and in training for what it does to the running statistics.
+    batch_norm(x.detach(), *statistics, weight, bias, training=training, momentum=kept, eps=eps)
+    shape = tuple(x.shape[1] if i == 1 else 1 for i in range(x.ndim))
+    axes = tuple(i for i in range(x.ndim) if i != 1)
+    if training or running_mean is None or running_var is None:
+        mean = x.mean(axes, keepdims=True)
+        variance = ((x - mean) ** 2).mean(axes, keepdims=True)
+    else:
+        mean, variance = running_mean.reshape(shape), running_var.reshape(shape)
+    out = (x - mean) / sqrt(maximum(variance, eps))
+    given = _affine(x, weight, bias, (x.shape[1],))
+    return out * given[0].reshape(shape) + given[1].reshape(shape) if given else out
 
 
 def _check_channels(x: Tensor, channels: int, named: Mapping[str, Tensor | None]) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 from treadle.base.dtype import bool_, int32
 from treadle.base.errors import DeviceError, ShapeError
 from treadle.base.shape import format_shape
-from treadle.functional import creation
+from treadle.functional import complex_parts, creation
 from treadle.functional.arguments import (
     as_tensor,
     axis_of,
@@ -25,6 +25,7 @@ from treadle.functional.arguments import (
     promote_all,
     unary,
 )
+from treadle.functional.complex_parts import *  # noqa: F403
 from treadle.functional.creation import *  # noqa: F403
 from treadle.functional.creation import zeros
 from treadle.ops import cumulative, gather_along, movement, select
@@ -32,6 +33,7 @@ from treadle.ops import gather as gathering
 from treadle.tensor import Tensor
 
 __all__ = [
+    *complex_parts.__all__,
     *creation.__all__,
     "broadcast_to",
     "concat",

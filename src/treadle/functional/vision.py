@@ -1,15 +1,28 @@
-"""Functions of images: resizing, sampling, flipping."""
+"""Functions of images: resizing, sampling, flipping; colors, warps and regions from their files."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from treadle.functional.arguments import as_float, as_tensor, ints, pair, promote_all
+from treadle.functional import color, detection, warp
+from treadle.functional.arguments import as_float, as_tensor, ints, on_own_scale, pair, promote_all
+from treadle.functional.color import *  # noqa: F403
+from treadle.functional.detection import *  # noqa: F403
+from treadle.functional.warp import *  # noqa: F403
+from treadle.functional.warp import like_image
 from treadle.ops import movement, resample
 from treadle.ops.remap import Remap
 from treadle.tensor import Tensor
 
-__all__ = ["flip", "interpolate", "remap"]
+__all__ = [
+    *color.__all__,
+    *detection.__all__,
+    *warp.__all__,
+    "flip",
+    "interpolate",
+    "remap",
+    "resize",
+]
 
 _MODES = {"linear": 1, "bilinear": 2, "bicubic": 2, "nearest": 2, "trilinear": 3}
 """Interpolation modes and how many spatial axes they work on."""
@@ -48,7 +61,7 @@ def interpolate(
         >>> F.vision.interpolate(x, size=(1, 4), mode="nearest").tolist()
         [[[[0.0, 0.0, 4.0, 4.0]]]]
     """
-    x = as_float(inp)
+    x = as_tensor(inp)
     if mode not in _MODES:
         raise ValueError(f"interpolate: unknown mode {mode!r}; use one of {', '.join(_MODES)}")
     if x.ndim != _MODES[mode] + 2:
@@ -58,8 +71,9 @@ def interpolate(
     wanted = _target(x.shape[2:], size, scale_factor)
     how = "align_corners" if align_corners else "half_pixel"
     if mode == "nearest":
-        return resample.Resize("nearest", "asymmetric", wanted)(x)
-    return resample.Resize("cubic" if mode == "bicubic" else "linear", how, wanted)(x)
+        return on_own_scale(resample.Resize("nearest", "asymmetric", wanted), inp)
+    op = resample.Resize("cubic" if mode == "bicubic" else "linear", how, wanted)
+    return on_own_scale(op, inp)
 
 
 def _target(have: tuple[int, ...], size: Any, scale_factor: Any) -> tuple[int, ...]:
@@ -74,6 +88,51 @@ def _target(have: tuple[int, ...], size: Any, scale_factor: Any) -> tuple[int, .
     if len(factors) != len(have):
         raise ValueError(f"interpolate: {len(have)} scale factors are needed, got {scale_factor}")
     return tuple(int(extent * float(f)) for extent, f in zip(have, factors, strict=True))
+
+
+def resize(
+    inp: Tensor,
+    size: Any,
+    format: str = "NCHW",
+    imode: str = "bilinear",
+    max_size: int | None = None,
+) -> Tensor:
+    """A batch of images in another size.
+
+    Args:
+        inp: (N, C, H, W), or (N, H, W, C) with `format="NHWC"`.
+        size: (OH, OW); an int is the length of the shorter edge, the other one keeps the ratio.
+        imode: "bilinear" (or "linear"), "bicubic" (or "cubic") or "nearest", as `interpolate` has
+            them; integer images are rounded and limited to their type.
+        max_size: with an int as size, the most that the longer edge may have.
+
+    Raises:
+        ValueError: an unknown format or mode, or `max_size` with two extents.
+
+    Example:
+        >>> F.vision.resize(mge.tensor([[[[0., 4.]]]]), (1, 4)).tolist()
+        [[[[0.0, 1.0, 3.0, 4.0]]]]
+    """
+    x = as_tensor(inp)
+    if format not in ("NCHW", "NHWC"):
+        raise ValueError(f"resize: unknown format {format!r}; use 'NCHW' or 'NHWC'")
+    mode = {"linear": "bilinear", "cubic": "bicubic"}.get(imode, imode)
+    image = x.transpose(0, 3, 1, 2) if format == "NHWC" else x
+    out = interpolate(image, size=_resized(image.shape[2:], ints(size), max_size), mode=mode)
+    return like_image(out.transpose(0, 2, 3, 1) if format == "NHWC" else out, x)
+
+
+def _resized(have: tuple[int, ...], size: tuple[int, ...], max_size: int | None) -> tuple[int, ...]:
+    """Both extents of the result of `resize`."""
+    if len(size) == 2:
+        if max_size is not None:
+            raise ValueError("resize: max_size limits the longer edge; give size as an int")
+        return size
+    short, long = min(have), max(have)
+    ends = size[0], size[0] * long // short
+    if max_size is not None and ends[1] > max_size:
+        ends = max_size * ends[0] // ends[1], max_size
+    return ends if have[0] <= have[1] else ends[::-1]
 
 
 def remap(
@@ -108,12 +167,15 @@ def remap(
 
 
 def flip(inp: Tensor, vertical: bool = True, horizontal: bool = True) -> Tensor:
-    """An image (..., H, W) upside down (`vertical`), mirrored (`horizontal`), or both; same shape.
+    """An image upside down (`vertical`), mirrored (`horizontal`), or both; same shape.
+
+    Images are (N, H, W, C), (H, W, C) or (H, W), as in MegEngine.
 
     Example:
         >>> F.vision.flip(mge.tensor([[1, 2], [3, 4]]), horizontal=False).tolist()
         [[3, 4], [1, 2]]
     """
     x = as_tensor(inp)
-    axes = [x.ndim - 2] * bool(vertical) + [x.ndim - 1] * bool(horizontal)
+    row = warp.row_axis(x, "flip")
+    axes = [row] * bool(vertical) + [row + 1] * bool(horizontal)
     return movement.Flip(tuple(axes))(x)

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from treadle.functional.arguments import as_float, as_tensor, both_sides, call, pair, unary
+import numpy as np
+
+from treadle.base.quantized import to_stored
+from treadle.functional.arguments import as_tensor, both_sides, call, on_own_scale, pair, unary
 from treadle.ops import adaptive_pool, pool, slicing, sliding
 from treadle.tensor import Tensor
 
@@ -41,10 +44,12 @@ def pad(src: Tensor, pad_width: Any, mode: str = "constant", constant_value: flo
     widths = [tuple(int(v) for v in w) for w in pad_width]
     if len(widths) > x.ndim or any(len(w) != 2 for w in widths):
         raise ValueError(f"pad_width {pad_width} does not fit {x.ndim} axes")
-    if mode not in ("constant", "edge", "replicate", "reflect"):
+    if mode.lower() not in ("constant", "edge", "replicate", "reflect"):
         raise ValueError(f"pad: unknown mode {mode!r}")
     every = tuple((w[0], w[1]) for w in widths) + ((0, 0),) * (x.ndim - len(widths))
-    known = "edge" if mode == "replicate" else mode
+    known = "edge" if mode.lower() == "replicate" else mode.lower()
+    if x._kind.quantized is not None:
+        constant_value = to_stored(np.array(constant_value), x._kind.quantized).item()
     return unary(slicing.Pad(every, known, float(constant_value)), x)  # type: ignore[arg-type]
 
 
@@ -128,19 +133,21 @@ def avg_pool2d(
     kernel = pair(kernel_size)
     strides = kernel if stride is None else pair(stride)
     op = pool.AvgPool(kernel, strides, both_sides(padding, 2), mode == "average", False)
-    return call("avg_pool2d", op, as_float(inp))
+    return on_own_scale(lambda x: call("avg_pool2d", op, x), inp)
 
 
 def adaptive_avg_pool2d(inp: Tensor, oshp: Any) -> Tensor:
     """Mean of windows that cut x (N, C, H, W) into a grid of fixed size: (N, C, *oshp).
 
-    Row i of the grid covers the rows from floor(i H / OH) to ceil((i + 1) H / OH).
+    Row i of the grid covers the rows from floor(i H / OH) to ceil((i + 1) H / OH). None in `oshp`
+    keeps the extent of x.
 
     Example:
         >>> F.adaptive_avg_pool2d(F.arange(16).reshape(1, 1, 4, 4), (1, 2)).tolist()
         [[[[6.5, 8.5]]]]
     """
-    return call("adaptive_avg_pool2d", adaptive_pool.AdaptiveAvgPool(pair(oshp)), as_float(inp))
+    op = adaptive_pool.AdaptiveAvgPool(_grid(oshp, inp))
+    return on_own_scale(lambda x: call("adaptive_avg_pool2d", op, x), inp)
 
 
 def adaptive_max_pool2d(inp: Tensor, oshp: Any) -> Tensor:
@@ -152,4 +159,14 @@ def adaptive_max_pool2d(inp: Tensor, oshp: Any) -> Tensor:
         >>> F.adaptive_max_pool2d(F.arange(16).reshape(1, 1, 4, 4), (1, 2)).tolist()
         [[[[13.0, 15.0]]]]
     """
-    return call("adaptive_max_pool2d", adaptive_pool.AdaptiveMaxPool(pair(oshp)), as_tensor(inp))
+    op = adaptive_pool.AdaptiveMaxPool(_grid(oshp, inp))
+    return call("adaptive_max_pool2d", op, as_tensor(inp))
+
+
+def _grid(oshp: Any, inp: Any) -> tuple[int, ...]:
+    """Rows and columns of an adaptive pool; None stands for those of the input."""
+    if oshp is None or (isinstance(oshp, (tuple, list)) and None in oshp):
+        have = as_tensor(inp).shape[-2:]
+        given = (None, None) if oshp is None else tuple(oshp)
+        oshp = tuple(h if d is None else d for d, h in zip(given, have, strict=True))
+    return pair(oshp)

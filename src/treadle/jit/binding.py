@@ -37,10 +37,10 @@ _HOLDERS = 6
 handle, the two lists of `_State`, the two lists of `Binding.payloads`, and the argument itself."""
 
 
-_FOUND = 6
-"""The same where `_is_ours` looks at an array."""
-_BASE = 3
-"""References to the memory below an array: the array, a variable, and the argument itself."""
+_FOUND = 7
+"""References to an array that only its handle holds, where `_is_ours` looks at it."""
+_BASE = 4
+"""References to the memory below it: the array, a variable, and the two that counting takes."""
 
 
 class Payloads(NamedTuple):
@@ -251,13 +251,21 @@ class Binding:
 def _is_ours(data: Any, array: Any) -> bool:
     """Whether the payload of a handle is in memory that nobody else has, and may be written to.
 
-    References are counted as `getrefcount` sees them here: the handle, the two lists of the
-    caller, both arguments, and its own.
+    References are the handle, two lists of the caller, both arguments, and two for counting.
     """
-    if data is not array or not array.flags.writeable or sys.getrefcount(array) > _FOUND:
+    if data is not array or not array.flags.writeable or _references((array,)) > _FOUND:
         return False
     base = array.base
-    return base is None or (isinstance(base, OwnMemory) and sys.getrefcount(base) <= _BASE)
+    return base is None or (isinstance(base, OwnMemory) and _references((base,)) <= _BASE)
+
+
+def _references(one: tuple[Any]) -> int:
+    """How many references the one object has, the tuple's and the argument's included.
+
+    Called from native code, since how many references a call in Python holds is up to its version.
+    """
+    (count,) = map(sys.getrefcount, one)
+    return count
 
 
 def _unless_equal(source: Any, before: Any, now: Any) -> Any:

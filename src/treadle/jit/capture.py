@@ -253,6 +253,7 @@ class Capture:
         self._grads: dict[int, tuple[Tensor, Any]] = {}
         self._guards: list[Guard] = []
         self._slots: list[tuple[Holder, bool]] = []
+        self.endings: list[Callable[[], None]] = []
         self._made: list[weakref.ref[Tensor]] = []
         self._outputs: dict[Any, int] = {}
         self._kinds: list[EagerType] = []
@@ -268,13 +269,9 @@ class Capture:
             if not device.on_host:
                 raise _not_on_host(device)
             op = Identity()
-        made = self._builder.apply(undifferentiable(op), operands)
-        results = self._wrapped(made, device)
+        results = self._wrapped(self._builder.apply(undifferentiable(op), operands), device)
         if any([t._kind.quantized is not None for t in inputs]):
-            types = [o.type for o in operands], [o.type for o in made]
-            kinds = result_kinds(op, [t._kind for t in inputs], *types, device)
-            for result, kind in zip(results, kinds, strict=True):
-                result._kind = kind
+            _carry(op, inputs, results, device)
         return results
 
     def binary(self, op: Op, launch: Any, kind: EagerType, x: Tensor, y: Tensor, /) -> Tensor:
@@ -288,8 +285,7 @@ class Capture:
     def born(self, tensor: Tensor, /) -> None:
         """A tensor made of host data inside the function is a constant."""
         if type(tensor._data) is not Symbol:
-            operand = self._builder.constant(to_host(tensor._data))
-            tensor._data = Symbol(self, operand)
+            tensor._data = Symbol(self, self._builder.constant(to_host(tensor._data)))
 
     def literal(self, value: Any, kind: EagerType, /) -> Tensor:
         """A 0-d constant; one per value, since the way to an op may ask for it again."""
@@ -524,6 +520,14 @@ class Capture:
         self._grads.clear()
 
 
+def _carry(op: Op, inputs: Sequence[Tensor], results: Sequence[Tensor], device: CompNode) -> None:
+    """Let results stay quantized as they do when ops run one by one."""
+    types = [t._data.operand.type for t in inputs], [t._data.operand.type for t in results]
+    kinds = result_kinds(op, [t._kind for t in inputs], *types, device)
+    for result, kind in zip(results, kinds, strict=True):
+        result._kind = kind
+
+
 def _not_on_host(device: CompNode) -> TraceError:
     return TraceError(
         "jit",
@@ -585,6 +589,8 @@ def capture(
             with recording(recorder):
                 given, named = _bound_arguments(recorder, function, (args, kwargs), shapes or {})
                 results, shape = tree.flatten(function(*given, **named))
+                for action in recorder.endings:
+                    action()
                 return recorder.finish(results, shape)
         finally:
             recorder.restore()

@@ -187,6 +187,8 @@ class trace:
         watch = _Sequence()
         with watch:
             result = self._function(*args, **kwargs)
+            for action in watch.endings:
+                action()
         recorded = self._sequences.setdefault(key, watch.ops)
         for i, (old, new) in enumerate(zip(recorded, watch.ops, strict=False)):
             if old != new:
@@ -374,6 +376,7 @@ class _Sequence:
 
     def __init__(self) -> None:
         self.ops: list[str] = []
+        self.endings: list[Callable[[], None]] = []
         self._numbers: dict[int, tuple[str, Tensor]] = {}
 
     def __enter__(self) -> None:

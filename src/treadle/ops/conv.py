@@ -288,14 +288,15 @@ class ConvGradWeight(Convolution):
 
 @op
 class IntConv(Convolution):
-    """`Conv` of quantized values: x int8 or uint8, weight int8, exact sums in int32.
+    """`Conv` of quantized values: x int8, uint8 or int16, weight int8, sums in int32.
 
-    Padding is zero, so zero points are the caller's: subtract them or pad beforehand.
+    Sums are exact as long as int32 holds them, and wrap beyond. Padding is zero, so zero points are
+    the caller's: subtract them, which takes int16, or pad beforehand.
     """
 
     name = "int_conv"
     operands = ("x", "weight")
-    dtypes = (dt.int8, dt.uint8)
+    dtypes = (dt.int8, dt.uint8, dt.int16)
     no_gradient = "is an integer contraction"
     torch = (
         "torch.convolution(F.pad(x.double(), [p for pair in op.padding[::-1] for p in pair]), "
@@ -315,9 +316,10 @@ class IntConv(Convolution):
         return (TensorType(dt.int32, self.infer_forward(x, weight), x.device),)
 
     def reference(self, x: Array, weight: Array) -> Array:
-        # Sums of fewer than 2^24 / (255 * 128) products are exact in float32, all in float64.
+        # Sums of fewer than 2^24 / (255 * 128) products of bytes are exact in float32, all others
+        # in float64.
         terms = int(np.prod(weight.shape[1:]))
-        kind = np.float32 if terms < 512 else np.float64
+        kind = np.float32 if terms < 512 and x.dtype.itemsize == 1 else np.float64
         window = self.window(weight.shape[2:])
         y = convolve(x.astype(kind), weight.astype(kind), window, self.groups)
         return y.astype(np.int64).astype(np.int32)
@@ -385,7 +387,8 @@ def _positions(s: _Ints, p: Padding, d: _Ints, kernel: _Ints, x: _Ints) -> _Ints
 
 
 def _integers(kind: DType, shape: _Ints) -> Arg:
-    return Arg(shape, kind, -128.0 if kind is dt.int8 else 0.0, 128.0 if kind is dt.int8 else 256.0)
+    low, high = {dt.int8: (-128.0, 128.0), dt.uint8: (0.0, 256.0)}.get(kind, (-255.0, 256.0))
+    return Arg(shape, kind, low, high)
 
 
 def _bad(make: Callable[[], Op], x: _Ints, second: _Ints, message: str) -> BadSample:

@@ -87,6 +87,11 @@ def custom_op(
     return _KERNELS[name]
 
 
+def forget_custom_op(name: str) -> None:
+    """Take a registration back; programs that hold the op raise `UnsupportedOp` from now on."""
+    _KERNELS.pop(name, None)
+
+
 @op
 class Custom(Op):
     """The op that users registered under the name `kernel`; see `custom_op`."""

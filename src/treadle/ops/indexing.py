@@ -149,7 +149,9 @@ def setitem(x: T, index: Any, value: Any) -> T:
     if index is Ellipsis:
         return value if x.is_operand(value) else x.constant(as_array(Index(()), value))
     plan = _parse(x, index)
-    source = _as_operand(x, value).astype(x.type.dtype)
+    source = _as_operand(x, value)
+    if source.type.dtype is not x.type.dtype:
+        source = source.astype(x.type.dtype)
     sliced = _sliced(x, plan)
     if plan.gathered:
         part = sliced.reshape(plan.kept)

@@ -165,13 +165,14 @@ class Matmul(MatrixProduct):
 
 @op
 class IntMatmul(MatrixProduct):
-    """Product of quantized matrices: int8 or uint8 operands, exact sums in int32.
+    """Product of quantized matrices: operands int8, uint8 or int16, sums in int32.
 
-    The two operands may differ in element type; zero points are the caller's.
+    The two operands may differ in element type; zero points are the caller's. Sums are exact as
+    long as int32 holds them, and wrap beyond.
     """
 
     name = "int_matmul"
-    dtypes = (dt.int8, dt.uint8)
+    dtypes = (dt.int8, dt.uint8, dt.int16)
     no_gradient = "is an integer contraction"
     torch = (
         "torch.matmul((x.mT if op.transpose_x else x).int(), (y.mT if op.transpose_y else y).int())"
@@ -186,7 +187,8 @@ class IntMatmul(MatrixProduct):
         # BLAS has no integers; sums of up to 2^24 / 255^2 products are exact in float32, and
         # all that fit in memory are exact in float64.
         terms = x.shape[-2 if self.transpose_x else -1] if x.ndim > 1 else 0
-        kind = np.float32 if terms <= 256 else np.float64
+        narrow = x.dtype.itemsize == y.dtype.itemsize == 1
+        kind = np.float32 if terms <= 256 and narrow else np.float64
         exact = self.multiply(x.astype(kind), y.astype(kind))
         return exact.astype(np.int64).astype(np.int32)
 

@@ -10,12 +10,21 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from treadle.base.dtype import DType, as_dtype, bool_, float_for, promote, promote_scalar
+from treadle.base.dtype import (
+    DType,
+    as_dtype,
+    bool_,
+    complex64,
+    float_for,
+    promote,
+    promote_scalar,
+)
 from treadle.base.errors import DTypeError, ShapeError
 from treadle.base.shape import Shape
 from treadle.base.types import TensorType
 from treadle.ops import elementwise as ew
 from treadle.ops import logic
+from treadle.ops.complex_parts import BY_PARTS
 from treadle.ops.matmul import Matmul
 from treadle.ops.movement import Broadcast, Reshape, Transpose
 from treadle.ops.op import Op
@@ -216,6 +225,9 @@ def binary(op: Op, x: T, other: Any, *, swap: bool = False) -> T:
     `other` is an operand of the same kind, a Python scalar, or array data.
     """
     first, second = _promoted(op, x, other)
+    if first.type.dtype is complex64 and op.name in BY_PARTS:
+        result: T = BY_PARTS[op.name](*((second, first) if swap else (first, second)))
+        return result
     return op(second, first) if swap else op(first, second)
 
 
@@ -264,7 +276,7 @@ def _compute_type(op: Op, promoted: DType, same: DType | None) -> DType | None:
     if same is bool_ and bool_ in op.dtypes:
         return bool_
     for wanted in (promoted, float_for(promoted)):
-        if wanted in op.dtypes:
+        if wanted in op.dtypes or (wanted is complex64 and op.name in BY_PARTS):
             return wanted
     return None
 

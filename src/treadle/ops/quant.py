@@ -17,13 +17,14 @@ from treadle.base.errors import DTypeError, ShapeError
 from treadle.base.shape import Shape, require_equal
 from treadle.base.types import TensorType
 from treadle.ops.composite import Composite
-from treadle.ops.elementwise import Cast
-from treadle.ops.logic import IsNan, LogicalAnd
-from treadle.ops.op import Array, Pullback, family, op
+from treadle.ops.families import Unary
+from treadle.ops.logic import LogicalAnd
+from treadle.ops.op import Array, Op, Pullback, family, op
 from treadle.ops.operand import V
 from treadle.ops.precision import compute_type
 from treadle.ops.sample import Arg, BadSample, Sample
-from treadle.ops.select import Clip, Where
+from treadle.ops.scalar import Scalar, call, cast
+from treadle.ops.select import Clip
 from treadle.ops.unary import Round
 
 STORED: tuple[DType, ...] = (dt.int8, dt.uint8, dt.int16, dt.int32)
@@ -85,6 +86,60 @@ def round_half_away(x: Array) -> Array:
 
 
 @op
+class Saturate(Unary):
+    """x as integers of type `dtype` between two limits, which x is cut to; NaN becomes `low`."""
+
+    dtype: DType = dt.int8
+    low: int = -128
+    high: int = 127
+
+    name = "saturate"
+    dtypes = dt.FLOATS
+    no_gradient = "yields integers"
+
+    def infer(self, x: TensorType) -> tuple[TensorType, ...]:
+        self.check_dtype((x,))
+        check_limits(self, self.dtype, (self.low, self.high), (x,))
+        return (TensorType(self.dtype, x.shape),)
+
+    def reference(self, x: Array) -> Array:
+        low, high = (x.dtype.type(limit) for limit in (self.low, self.high))
+        # fmax and fmin prefer the number to the NaN.
+        return np.asarray(np.fmin(np.fmax(x, low), high)).astype(self.dtype.numpy)
+
+    def scalar(self, x: Scalar) -> Scalar:
+        return cast(call("clamp", x, float(self.low), float(self.high)), self.dtype)
+
+    @classmethod
+    def samples(cls) -> tuple[Sample, ...]:
+        far, nan = Arg((2, 9), low=-400, high=400), Arg((2,), values=(float("nan"), 3.7))
+        cases = (cls(), cls(dt.uint8, 0, 255), cls(dt.int16, -7, 7), cls(dt.int8, 0, 127))
+        made = [Sample(op, (x,)) for op in cases for x in (far, nan)]
+        return (*made, *(Sample(cls(), (Arg(s),)) for s in ((), (0, 2), (1, 1))))
+
+    @classmethod
+    def bad_samples(cls) -> tuple[BadSample, ...]:
+        return (
+            BadSample(lambda: cls(dt.int8, 0, 255), (Arg((2,)),), DTypeError, "0 to 255 as int8"),
+            BadSample(cls, (Arg((2,), dt.int32),), DTypeError, "does not take", dt.int32),
+        )
+
+
+def check_limits(
+    op: Op, dtype: DType, limits: tuple[int, int], types: tuple[TensorType, ...]
+) -> None:
+    """Raise unless an integer type can store what lies between two limits."""
+    low, high = limits_of(dtype) if dtype in STORED else (0, -1)
+    if not low <= limits[0] <= limits[1] <= high:
+        raise DTypeError(
+            op.name,
+            f"cannot store {limits[0]} to {limits[1]} as {dtype.name}",
+            saw=op.saw(types),
+            hint="use int8, uint8, int16 or int32 and limits inside it",
+        )
+
+
+@op
 class Quantize(Affine):
     """clamp(round(x / scale) + zero_point, qmin, qmax) as integers of type `dtype`.
 
@@ -103,14 +158,7 @@ class Quantize(Affine):
     def infer(self, *types: TensorType) -> tuple[TensorType, ...]:
         self.check_dtype(types)
         self.check_grid(self.axis, types)
-        low, high = limits_of(self.dtype) if self.dtype in STORED else (0, -1)
-        if not low <= self.qmin <= self.qmax <= high:
-            raise DTypeError(
-                self.name,
-                f"cannot store {self.qmin} to {self.qmax} as {self.dtype.name}",
-                saw=self.saw(types),
-                hint="use int8, uint8, int16 or int32 and limits inside it",
-            )
+        check_limits(self, self.dtype, (self.qmin, self.qmax), types)
         if types[2].dtype is not dt.int32:
             raise DTypeError(
                 self.name,
@@ -128,8 +176,7 @@ class Quantize(Affine):
         kind, ndim = self._wide(x.type.dtype), x.type.ndim
         scale, zero = (_along(g.astype(kind), self.axis, ndim) for g in (scale, zero_point))
         level = Round()(x.astype(kind) / scale) + zero
-        level = Where()(IsNan()(level), level.constant(float(self.qmin)), level)
-        return Cast(self.dtype)(Clip(float(self.qmin), float(self.qmax))(level))
+        return Saturate(self.dtype, self.qmin, self.qmax)(level)
 
     def reference(self, x: Array, scale: Array, zero_point: Array) -> Array:
         kind = self._wide(dt.as_dtype(x.dtype)).numpy

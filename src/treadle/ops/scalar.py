@@ -114,6 +114,16 @@ def _whole(function: Callable[[Array], Array]) -> Callable[[Array], Array]:
     return lambda x: x if x.dtype.kind in "iu" else function(x)
 
 
+def _round(x: Array) -> Array:
+    whole = np.trunc(x)
+    # x - whole is exact, unlike x + 0.5 just below a half.
+    return np.asarray(whole + np.copysign(np.abs(x - whole) >= x.dtype.type(0.5), x))
+
+
+def _clamp(x: Array, low: Array, high: Array) -> Array:
+    return np.asarray(np.fmin(np.fmax(x, low), high))
+
+
 def _mod(x: Array, y: Array) -> Array:
     return np.asarray(np.remainder(x, y) if x.dtype.kind in "iu" else np.fmod(x, y))
 
@@ -121,7 +131,8 @@ def _mod(x: Array, y: Array) -> Array:
 # Rules that a code generator has to follow besides what the names say: an integer division or
 # remainder by 0 is 0; `floor_div` rounds down; `mod` takes y's sign among integers and x's among
 # floats; a shift count outside [0, width) shifts everything out (`shr` leaves the sign); rounding
-# leaves integers alone; `min` and `max` give NaN where either operand is NaN.
+# leaves integers alone, and `round` takes halves away from 0; `min` and `max` give NaN where either
+# operand is NaN, and `clamp` gives its lower bound there.
 INTRINSICS: dict[str, Callable[..., Any]] = {
     "add": np.add,
     "sub": np.subtract,
@@ -157,6 +168,8 @@ INTRINSICS: dict[str, Callable[..., Any]] = {
     "ceil": _whole(np.ceil),
     "trunc": _whole(np.trunc),
     "rint": _whole(np.rint),
+    "round": _whole(_round),
+    "clamp": _clamp,
     "eq": np.equal,
     "ne": np.not_equal,
     "lt": np.less,

@@ -6,9 +6,11 @@ from typing import Any
 
 import numpy as np
 
+from treadle.base.dtype import float_for
 from treadle.ops.elementwise import Mod
 from treadle.ops.matmul import Matmul
 from treadle.ops.op import REGISTRY, Op
+from treadle.ops.operators import Operators, binary
 
 _UFUNCS: dict[Any, Op] = {}
 
@@ -22,3 +24,19 @@ def op_of_ufunc(ufunc: Any) -> Op | None:
             if isinstance(oracle, staticmethod) and not cls._fields:
                 _UFUNCS[oracle.__func__] = cls()
     return _UFUNCS.get(ufunc)
+
+
+def run_ufunc(ufunc: Any, inputs: tuple[Any, ...]) -> Any:
+    """The op that a NumPy function is, on operands of which one is a tensor."""
+    op = op_of_ufunc(ufunc)
+    if op is None:
+        return NotImplemented
+    first, *rest = inputs
+    if rest:
+        swap = not isinstance(first, Operators)
+        mine, other = (rest[0], first) if swap else (first, rest[0])
+        if isinstance(op, Matmul):
+            return mine.__rmatmul__(other) if swap else mine @ other
+        return binary(op, mine, other, swap=swap)
+    wanted = first.type.dtype
+    return op(first if wanted in op.dtypes else first.astype(float_for(wanted)))

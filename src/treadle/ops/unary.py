@@ -508,7 +508,4 @@ class Round(Rounding):
         return np.where(away, whole + np.copysign(x.dtype.type(1), x), whole)
 
     def scalar(self, x: Scalar) -> Scalar:
-        whole = call("trunc", x)
-        rest = call("abs", x - whole)
-        # Twice the rest against 1, because the constant 0.5 would be 0 among integers.
-        return select(rest + rest >= 1, select(x < 0, whole - 1, whole + 1), whole)
+        return call("round", x)

@@ -5,12 +5,30 @@ The module-level functions draw from one process-wide `RNG`, which `seed` restar
 
 from treadle.random.generator import (
     RNG,
+    beta,
     default_generator,
+    exponential,
+    gamma,
+    multinomial,
     normal,
     permutation,
+    poisson,
     seed,
     shuffle,
     uniform,
 )
 
-__all__ = ["RNG", "default_generator", "normal", "permutation", "seed", "shuffle", "uniform"]
+__all__ = [
+    "RNG",
+    "beta",
+    "default_generator",
+    "exponential",
+    "gamma",
+    "multinomial",
+    "normal",
+    "permutation",
+    "poisson",
+    "seed",
+    "shuffle",
+    "uniform",
+]

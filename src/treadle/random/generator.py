@@ -8,16 +8,21 @@ from typing import Any
 
 import numpy as np
 
-from treadle.base.dtype import DType, as_dtype, float32, uint32
+from treadle.base.dtype import DType, as_dtype, float32, int32, uint32
 from treadle.base.modes import capturing
 from treadle.engine.devices import CompNode, default_device, resolve
 from treadle.engine.dispatch import eager_type
-from treadle.ops import distribution
 from treadle.ops import random as ops
+from treadle.ops.cumulative import CumSum
+from treadle.ops.distribution import Draw, RandomNormal, RandomPermutation, RandomUniform
+from treadle.ops.elementwise import Minimum
+from treadle.ops.sampling import RandomGamma, RandomPoisson, Sampler
+from treadle.ops.sort import Sort
+from treadle.ops.unary import Log
+from treadle.random.parameters import Size, class_weights, parameters
 from treadle.tensor import Tensor
 
 _MASK = 0xFFFFFFFF
-Size = int | tuple[int, ...] | list[int] | None
 
 
 class RNG:
@@ -50,21 +55,30 @@ class RNG:
         with self._lock:
             self._key, self._counter = int(state[0]), int(state[1])
 
-    def draw(self, op: ops.RandomBits | distribution.Draw) -> Tensor:
+    def draw(self, op: ops.RandomBits | Draw | RandomPermutation) -> Tensor:
         """Run a random op on the next part of the stream."""
-        where = self._device or default_device()
+        return op(self._state(int(ops.blocks_used(op))))
+
+    def sample(self, op: Sampler, x: Tensor) -> Tensor:
+        """Run an op whose distribution depends on a tensor on the next part of the stream."""
+        words = int(op.words(x.type))
+        return op(self._state((words + 3) // 4).to(x.device), x.detach())
+
+    def _state(self, blocks: int) -> Tensor:
+        """The state a random op starts from, read anew at each call of a compiled function."""
+        where = self._place()
         capture = capturing()
         if capture is not None:
             kind = eager_type(uint32, where)
-            state: Tensor = capture.host_value(object(), lambda: self._reserve(op), kind, (4,))
-            return op(state)
-        return op(Tensor(self._reserve(op), dtype=uint32, device=where))
+            state: Tensor = capture.host_value(object(), lambda: self._reserve(blocks), kind, (4,))
+            return state
+        return Tensor(self._reserve(blocks), dtype=uint32, device=where)
 
-    def _reserve(self, op: ops.RandomBits | distribution.Draw) -> np.ndarray[Any, Any]:
-        """The state a random op starts from; the stream moves on past what the op will use."""
+    def _reserve(self, blocks: int) -> np.ndarray[Any, Any]:
+        """The words of a state; the stream moves on past what the op will use."""
         with self._lock:
             counter = self._counter
-            self._counter += int(ops.blocks_used(op))
+            self._counter += blocks
         words = (self._key, self._key >> 32, counter, counter >> 32)
         return np.array([w & _MASK for w in words], np.uint32)
 
@@ -79,7 +93,7 @@ class RNG:
         """
         if not low < high:
             raise AssertionError(f"uniform needs low < high, got {low} and {high}")
-        unit = self.draw(distribution.RandomUniform(_shape(size), _floating(dtype)))
+        unit = self.draw(RandomUniform(_shape(size), _floating(dtype)))
         return unit if (low, high) == (0, 1) else unit * (high - low) + low
 
     def normal(
@@ -90,19 +104,61 @@ class RNG:
         Raises:
             TypeError: `size` is an int; pass a tuple.
         """
-        standard = self.draw(distribution.RandomNormal(_shape(size), _floating(dtype)))
+        standard = self.draw(RandomNormal(_shape(size), _floating(dtype)))
         return standard if (mean, std) == (0, 1) else standard * std + mean
+
+    def gamma(self, shape: Any, scale: Any = 1, size: Size = None) -> Tensor:
+        """Gamma variates; see `treadle.random.gamma`."""
+        (alpha, theta), lead = parameters(size, self._place(), shape=shape, scale=scale)
+        return self.sample(RandomGamma(lead), alpha) * theta
+
+    def beta(self, alpha: Any, beta: Any, size: Size = None) -> Tensor:
+        """Beta variates; see `treadle.random.beta`."""
+        (a, b), lead = parameters(size, self._place(), alpha=alpha, beta=beta)
+        first, second = (self.sample(RandomGamma(lead), x) for x in (a, b))
+        return first / (first + second)
+
+    def poisson(self, lam: Any, size: Size = None) -> Tensor:
+        """Poisson variates; see `treadle.random.poisson`."""
+        (mean,), lead = parameters(size, self._place(), lam=lam)
+        return self.sample(RandomPoisson(lead), mean)
+
+    def exponential(self, rate: Any = 1.0, size: Size = None) -> Tensor:
+        """Exponential variates; see `treadle.random.exponential`."""
+        (rates,), lead = parameters(size, self._place(), rate=rate)
+        return self._waits((*lead, *rates.shape), rates.device) / rates
+
+    def multinomial(self, input: Tensor, num_samples: int, replacement: bool = False) -> Tensor:
+        """Numbers of classes; see `treadle.random.multinomial`."""
+        weights, count = class_weights(input, num_samples, replacement), int(num_samples)
+        *rows, classes = weights.shape
+        axis = len(rows)
+        if not replacement:
+            # The earliest events of processes with these rates are a sample without replacement.
+            times = self._waits(weights.shape, weights.device) / weights
+            return Sort(axis).outputs(times)[1][..., :count]
+        draws = self.draw(RandomUniform((*rows, count, 1), float32)).to(weights.device)
+        sums = CumSum(axis)(weights).reshape(*rows, 1, classes)
+        passed = (draws * sums[..., -1:] >= sums).astype(int32).sum(axis + 1)
+        # Rounding may reach the total: the last class that has a weight stands there.
+        places = weights.constant(np.arange(classes, dtype=np.int32), int32)
+        last = ((weights > 0).astype(int32) * places).max(axis, keepdims=True)
+        return Minimum()(passed, last.broadcast_to(*rows, count))
+
+    def _waits(self, shape: tuple[int, ...], device: CompNode) -> Tensor:
+        """Exponential variates of rate 1."""
+        return -Log()(1 - self.draw(RandomUniform(shape, float32)).to(device))
+
+    def _place(self) -> CompNode:
+        return self._device or default_device()
 
     def permutation(self, n: Any, *, dtype: Any = "int32") -> Tensor:
         """The numbers 0 to n - 1 in random order, or a tensor's rows in random order."""
         if isinstance(n, Tensor):
-            return n[self.permutation(len(n))]
+            return n[self.permutation(len(n)).to(n.device)]
         if int(n) < 0:
             raise ValueError(f"permutation needs a length of at least 0, got {n}")
-        keys = self.draw(ops.RandomBits((int(n), 2))).numpy().astype(np.uint64)
-        order = np.argsort(keys[:, 0] << np.uint64(32) | keys[:, 1], kind="stable")
-        where = self._device or default_device()
-        return Tensor(order.astype(np.int32), dtype=as_dtype(dtype), device=where)
+        return self.draw(RandomPermutation(int(n))).astype(dtype)
 
     def shuffle(self, inp: Tensor) -> None:
         """Put a tensor's rows in random order, in place."""
@@ -163,3 +219,63 @@ def permutation(n: Any, *, dtype: Any = "int32") -> Tensor:
 def shuffle(inp: Tensor) -> None:
     """Put a tensor's rows in random order, in place."""
     default_generator().shuffle(inp)
+
+
+def gamma(shape: Any, scale: Any = 1, size: Size = None) -> Tensor:
+    """float32 gamma variates: density x^(shape - 1) exp(-x / scale) up to a factor.
+
+    Args:
+        shape, scale: positive numbers or tensors, which broadcast.
+        size: axes in front of those of the parameters, an int or a tuple. Numbers without a size
+            give shape (1,).
+
+    Raises:
+        NumericError: a shape is not above 0, or not finite.
+    """
+    return default_generator().gamma(shape, scale, size)
+
+
+def beta(alpha: Any, beta: Any, size: Size = None) -> Tensor:
+    """float32 beta variates: density x^(alpha - 1) (1 - x)^(beta - 1) up to a factor.
+
+    Parameters, `size` and errors are as for `gamma`.
+    """
+    return default_generator().beta(alpha, beta, size)
+
+
+def poisson(lam: Any, size: Size = None) -> Tensor:
+    """Poisson variates of mean `lam`, whole numbers in float32.
+
+    `lam` is not negative; it and `size` are as for `gamma`.
+
+    Raises:
+        NumericError: a mean is negative or not finite.
+    """
+    return default_generator().poisson(lam, size)
+
+
+def exponential(rate: Any = 1.0, size: Size = None) -> Tensor:
+    """float32 exponential variates: density rate exp(-rate x), mean 1 / rate.
+
+    `rate` and `size` are as for `gamma`.
+    """
+    return default_generator().exponential(rate, size)
+
+
+def multinomial(input: Tensor, num_samples: int, replacement: bool = False) -> Tensor:
+    """Numbers of classes drawn by their weights, int32.
+
+    Args:
+        input: (C,) or (N, C), weights that are not negative and need not sum to 1.
+        num_samples: draws per row.
+        replacement: whether a class may be drawn again.
+
+    Returns:
+        (num_samples,) or (N, num_samples).
+
+    Raises:
+        ShapeError: another number of axes.
+        ValueError: a weight is negative or not finite, a row has fewer classes with a weight than
+            are drawn without replacement, or none at all.
+    """
+    return default_generator().multinomial(input, num_samples, replacement)

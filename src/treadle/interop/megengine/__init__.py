@@ -3,6 +3,7 @@
 Off unless asked for, either for one run
 
     python -m treadle.interop.megengine script.py [arguments]
+    python -m treadle.interop.megengine -m pytest [arguments]
 
 or by a program that calls `install()` before its first `import megengine`.
 """

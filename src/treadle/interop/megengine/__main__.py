@@ -1,21 +1,41 @@
-"""`python -m treadle.interop.megengine script.py`: run a MegEngine program on Treadle."""
+"""Run a MegEngine program on Treadle, as `python` itself would run it.
+
+python -m treadle.interop.megengine script.py [arguments]
+python -m treadle.interop.megengine -m module [arguments]
+python -m treadle.interop.megengine -c code [arguments]
+"""
 
 from __future__ import annotations
 
+import os
 import runpy
 import sys
 
 from treadle.interop.megengine.alias import install
 
+_USAGE = "usage: python -m treadle.interop.megengine (script.py | -m module | -c code) [arguments]"
+
 
 def main() -> None:
-    """Run the script named on the command line, with the rest as its arguments."""
-    if len(sys.argv) < 2:
-        sys.exit("usage: python -m treadle.interop.megengine script.py [arguments]")
+    """Run what the command line names, with the rest as its arguments."""
+    arguments = sys.argv[1:]
+    flag = arguments.pop(0) if arguments[:1] in (["-m"], ["-c"]) else ""
+    if not arguments or (not flag and arguments[0].startswith("-")):
+        sys.exit(_USAGE)
     install()
-    sys.argv = sys.argv[1:]
-    sys.path.insert(0, "")
-    runpy.run_path(sys.argv[0], run_name="__main__")
+    target, *rest = arguments
+    if flag == "-c":
+        sys.argv = ["-c", *rest]
+        sys.path.insert(0, "")
+        exec(compile(target, "<string>", "exec"), {"__name__": "__main__"})
+    elif flag == "-m":
+        sys.argv = [target, *rest]
+        sys.path.insert(0, os.getcwd())
+        runpy.run_module(target, run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = arguments
+        sys.path.insert(0, os.path.dirname(os.path.abspath(target)))
+        runpy.run_path(target, run_name="__main__")
 
 
 if __name__ == "__main__":

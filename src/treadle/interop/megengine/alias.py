@@ -9,7 +9,42 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
+from treadle.base.workers import WorkerStart
+from treadle.interop.megengine.internals import ROOMS
+
 _ALIAS, _REAL = "megengine", "treadle"
+
+_ELSEWHERE = {
+    "core.ops.custom": "utils.custom",
+    "core.tensor.dtype": "quantization.dtype",
+    "functional.distributed": "distributed.functional",
+}
+"""Modules that stand elsewhere here, by their path in MegEngine."""
+
+
+def _real(fullname: str) -> ModuleType:
+    """The module that stands behind a name below `megengine`.
+
+    Raises:
+        ModuleNotFoundError: there is none of that name.
+    """
+    path = fullname[len(_ALIAS) + 1 :]
+    if path in ROOMS:
+        return ROOMS[path]
+    path = _ELSEWHERE.get(path, path)
+    return importlib.import_module(f"{_REAL}.{path}" if path else _REAL)
+
+
+def _make_known(besides: str = "") -> None:
+    """Register all modules of Treadle that are loaded under their aliases, too.
+
+    `import` would otherwise bind them anew in their packages, and so replace the class
+    `treadle.tensor` or the function `treadle.quantization.quantize` by the module of that name.
+    """
+    for name in [n for n in sys.modules if n == _REAL or n.startswith(_REAL + ".")]:
+        alias = _ALIAS + name[len(_REAL) :]
+        if alias != besides:
+            sys.modules.setdefault(alias, sys.modules[name])
 
 
 class _AliasLoader(Loader):
@@ -19,7 +54,7 @@ class _AliasLoader(Loader):
         self._spec: ModuleSpec | None = None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        module = importlib.import_module(_REAL + spec.name[len(_ALIAS) :])
+        module = _real(spec.name)
         self._spec = module.__spec__
         return module
 
@@ -36,13 +71,13 @@ class _AliasFinder(MetaPathFinder):
     ) -> ModuleSpec | None:
         if fullname != _ALIAS and not fullname.startswith(_ALIAS + "."):
             return None
-        real = _REAL + fullname[len(_ALIAS) :]
         try:
-            found = importlib.import_module(real)
+            found = _real(fullname)
         except ModuleNotFoundError as missing:
-            if missing.name == real:
+            if str(missing.name).startswith(_REAL):
                 return None
             raise
+        _make_known(besides=fullname)
         is_package = bool(getattr(found, "__path__", None))
         return ModuleSpec(fullname, _AliasLoader(), is_package=is_package)
 
@@ -62,14 +97,14 @@ def install() -> None:
     if _FINDER not in sys.meta_path:
         sys.meta_path.insert(0, _FINDER)
     importlib.import_module(_REAL)
-    for name in [n for n in sys.modules if n == _REAL or n.startswith(_REAL + ".")]:
-        # Known ahead of `import`, which would otherwise bind them anew in their package and so
-        # replace the class `treadle.tensor` by the module of that name.
-        sys.modules[_ALIAS + name[len(_REAL) :]] = sys.modules[name]
+    _make_known()
+    # A fresh process would not know the alias; MegEngine forks its workers, too.
+    WorkerStart.method = "fork"
 
 
 def uninstall() -> None:
     """Forget the alias; modules that were imported through it stay usable."""
+    WorkerStart.method = ""
     if _FINDER in sys.meta_path:
         sys.meta_path.remove(_FINDER)
     for name in [n for n in sys.modules if n == _ALIAS or n.startswith(_ALIAS + ".")]:

@@ -1,0 +1,211 @@
+"""Images turned and warped.
+
+An image is (N, C, H, W), or (N, H, W, C) with `format="NHWC"`. What is sampled between cells is
+computed in floats; integer images are rounded and limited to their type.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from treadle.base.errors import ShapeError
+from treadle.functional.arguments import as_float, as_tensor, call, indices_of, pair, promote_all
+from treadle.functional.math import matmul
+from treadle.ops import movement
+from treadle.ops.gather import Take
+from treadle.ops.remap import Remap
+from treadle.ops.select import Clip
+from treadle.ops.unary import Round
+from treadle.tensor import Tensor
+
+__all__ = ["rot90", "rotate", "warp_affine", "warp_perspective"]
+
+_LINEAR = ("linear", "bilinear")
+
+
+def rot90(inp: Tensor, clockwise: bool = True) -> Tensor:
+    """An image turned by 90 degrees: (N, H, W, C) to (N, W, H, C).
+
+    (H, W, C) and (H, W) are images, too, as in MegEngine.
+
+    Raises:
+        ShapeError: another number of axes.
+
+    Example:
+        >>> F.vision.rot90(mge.tensor([[1, 2], [3, 4]])).tolist()
+        [[3, 1], [4, 2]]
+    """
+    x = as_tensor(inp)
+    row = row_axis(x, "rot90")
+    order = list(range(x.ndim))
+    order[row : row + 2] = row + 1, row
+    return movement.Flip((row + 1 if clockwise else row,))(x.transpose(order))
+
+
+def row_axis(x: Tensor, name: str) -> int:
+    """The axis that numbers the rows of an image with its channels last."""
+    if x.ndim not in (2, 3, 4):
+        raise ShapeError(name, "takes an image (N, H, W, C), (H, W, C) or (H, W)", saw=str(x.type))
+    return 1 if x.ndim == 4 else 0
+
+
+def rotate(
+    inp: Tensor, angle: float = 0.0, format: str = "NCHW", interp_mode: str = "bilinear"
+) -> Tensor:
+    """An image turned counterclockwise by an angle in degrees around its center; same shape.
+
+    Corners that come from outside are 0.
+
+    Raises:
+        ValueError: an unknown format or mode.
+
+    Example:
+        >>> F.vision.rotate(mge.tensor([[[[1., 2.], [3., 4.]]]]), 90, interp_mode="nearest")
+        Tensor([[[[2. 4.]
+           [1. 3.]]]], device=xpux:0)
+    """
+    x = as_tensor(inp)
+    height, width = _extents(x, format, "rotate")
+    turn = math.radians(angle)
+    cos, sin = math.cos(turn), math.sin(turn)
+    y0, x0 = (height - 1) / 2, (width - 1) / 2
+    rows = [[cos, -sin, x0 - cos * x0 + sin * y0], [sin, cos, y0 - sin * x0 - cos * y0]]
+    matrix = np.broadcast_to(np.array(rows, np.float32), (x.shape[0], 2, 3))
+    return warp_affine(
+        x, as_float(x).constant(matrix), (height, width), "constant", 0.0, format, interp_mode
+    )
+
+
+def warp_affine(
+    inp: Tensor,
+    mat: Tensor,
+    out_shape: Any,
+    border_mode: str = "replicate",
+    border_val: float = 0.0,
+    format: str = "NHWC",
+    interp_mode: str = "linear",
+) -> Tensor:
+    """An image sampled along an affine map: dst(x, y) = src(A (x, y, 1)).
+
+    Args:
+        inp: (N, H, W, C), or (N, C, H, W) with `format="NCHW"`.
+        mat: (N, 2, 3), from pixels of the result to pixels of `inp`.
+        out_shape: (OH, OW).
+        border_mode: what stands outside: "replicate", "reflect", "reflect_101", "wrap", or
+            "constant" for `border_val`.
+        interp_mode: "linear" or "nearest".
+
+    Raises:
+        ShapeError: shapes or modes do not fit.
+        ValueError: an unknown format.
+
+    Example:
+        >>> x = F.arange(4).reshape(1, 2, 2, 1)
+        >>> right = mge.tensor([[[1., 0., 0.5], [0., 1., 0.]]])
+        >>> F.vision.warp_affine(x, right, (2, 2)).reshape(2, 2).tolist()
+        [[0.5, 1.0], [2.5, 3.0]]
+    """
+    return _warp("warp_affine", inp, mat, out_shape, border_mode, border_val, format, interp_mode)
+
+
+def warp_perspective(
+    inp: Tensor,
+    mat: Tensor,
+    out_shape: Any,
+    mat_idx: Any = None,
+    border_mode: str = "replicate",
+    border_val: float = 0.0,
+    format: str = "NCHW",
+    interp_mode: str = "linear",
+) -> Tensor:
+    """An image sampled along a perspective map: dst(x, y) = src(u / w, v / w), of P (x, y, 1).
+
+    Args:
+        inp: (N, C, H, W), or (N, H, W, C) with `format="NHWC"`.
+        mat: (M, 3, 3), from pixels of the result to pixels of `inp`.
+        out_shape: (OH, OW).
+        mat_idx: (M,), which image each matrix is for; the first M in order if left out.
+        border_mode, border_val, interp_mode: as for `warp_affine`.
+
+    Returns:
+        M images of `out_shape`.
+
+    Raises:
+        ShapeError: shapes or modes do not fit.
+        IndexRangeError: `mat_idx` names no image.
+
+    Example:
+        >>> x = F.arange(16).reshape(1, 1, 4, 4)
+        >>> moved = mge.tensor([[[1., 0., 1.], [0., 1., 1.], [0., 0., 1.]]])
+        >>> F.vision.warp_perspective(x, moved, (2, 2)).tolist()
+        [[[[5.0, 6.0], [9.0, 10.0]]]]
+    """
+    x = as_tensor(inp)
+    if mat_idx is not None:
+        x = call("warp_perspective", Take(0), x, indices_of(mat_idx, x, "warp_perspective"))
+    name = "warp_perspective"
+    return _warp(name, x, mat, out_shape, border_mode, border_val, format, interp_mode)
+
+
+def _warp(
+    name: str,
+    inp: Tensor,
+    mat: Tensor,
+    out_shape: Any,
+    border_mode: str,
+    border_val: float,
+    format: str,
+    interp_mode: str,
+) -> Tensor:
+    given = as_tensor(inp)
+    _extents(given, format, name)
+    image, matrix = promote_all([as_float(given), as_float(mat)])
+    rows = 2 if name == "warp_affine" else 3
+    if matrix.shape != (image.shape[0], rows, 3):
+        raise ShapeError(
+            name,
+            f"the matrices must be ({image.shape[0]}, {rows}, 3)",
+            saw=f"inp {given.type}, mat {matrix.type}",
+            hint="give one matrix for each image",
+        )
+    if format == "NHWC":
+        image = image.transpose(0, 3, 1, 2)
+    mode = "linear" if interp_mode in _LINEAR else interp_mode
+    op = Remap(mode, border_mode.lower(), (0, 0), float(border_val))
+    out = call(name, op, image, _places(matrix, pair(out_shape)))
+    return like_image(out.transpose(0, 2, 3, 1) if format == "NHWC" else out, given)
+
+
+def _places(matrix: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Where the matrices (M, 2 or 3, 3) send each pixel: (M, OH, OW, 2)."""
+    height, width = shape
+    across, down = np.meshgrid(np.arange(width), np.arange(height))
+    grid = np.stack([across, down, np.ones_like(down)]).reshape(3, -1).astype(np.float32)
+    points = matmul(matrix, matrix.constant(grid, matrix._kind.dtype))
+    if matrix.shape[1] == 3:
+        points = points[:, :2] / points[:, 2:]
+    return points.transpose(0, 2, 1).reshape(matrix.shape[0], height, width, 2)
+
+
+def _extents(x: Tensor, format: str, name: str) -> tuple[int, int]:
+    """Height and width of a batch of images."""
+    if format not in ("NCHW", "NHWC"):
+        raise ValueError(f"{name}: unknown format {format!r}; use 'NCHW' or 'NHWC'")
+    if x.ndim != 4:
+        raise ShapeError(name, "takes a batch of images of 4 axes", saw=str(x.type))
+    return (x.shape[2], x.shape[3]) if format == "NCHW" else (x.shape[1], x.shape[2])
+
+
+def like_image(values: Tensor, image: Tensor) -> Tensor:
+    """Computed values in the element type of an image; integers are rounded and limited."""
+    kind = image._kind.dtype
+    if not kind.is_integer:
+        return values
+    whole = Round()(values)
+    if kind.itemsize <= 2:  # float32 does not hold the limits of wider types
+        limits = np.iinfo(kind.numpy)
+        whole = Clip(float(limits.min), float(limits.max))(whole)
+    return whole.astype(kind)

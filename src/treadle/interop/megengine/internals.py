@@ -1,0 +1,178 @@
+"""Names below `megengine.core` that user programs import: `treadle.core`, made when first named.
+
+MegEngine's core is its binding to C++; most of it has no counterpart. What has one is found through
+the tables below.
+"""
+
+from __future__ import annotations
+
+import importlib
+import types
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from treadle import config
+from treadle.autodiff import GradManager
+from treadle.base.version import VERSION
+from treadle.ops.op import Op
+from treadle.tensor import Tensor
+
+__all__ = ["ROOMS", "core", "version"]
+
+Callback = Callable[[Tensor, Tensor], Any]
+
+
+class At(str):
+    """Where something lives: "package.module" or "package.module:member"."""
+
+
+class Room(types.ModuleType):
+    """A module whose members live elsewhere.
+
+    Args:
+        name: its full name.
+        members: values by name; an `At` is imported when it is first named.
+    """
+
+    def __init__(self, name: str, members: dict[str, Any]) -> None:
+        super().__init__(name, "Names of MegEngine's core.")
+        self.__path__: list[str] = []
+        self._members = members
+
+    def __getattr__(self, name: str) -> Any:
+        members: dict[str, Any] = self.__dict__["_members"]
+        if name not in members:
+            known = ", ".join(sorted(members))
+            raise AttributeError(f"module {self.__name__!r} has no {name!r}; it has {known}")
+        found = members[name]
+        if isinstance(found, At):
+            path, _, member = found.partition(":")
+            module = importlib.import_module(path)
+            found = getattr(module, member) if member else module
+        return found
+
+    def __dir__(self) -> list[str]:
+        return sorted(self._members)
+
+
+class Grad:
+    """MegEngine's tape: one recording, whose results go to callbacks and nowhere else.
+
+    Args:
+        name: of the tape.
+    """
+
+    def __init__(self, name: str | None = None) -> None:
+        self.name = name or ""
+        self._manager = GradManager()
+
+    def wrt(self, *tensors: Tensor, callback: Callback | None = None) -> Grad:
+        """Differentiate with respect to tensors; `callback(tensor, gradient)` gets the results."""
+
+        def given(tensor: Tensor, grad: Tensor) -> None:
+            if callback is not None:
+                callback(tensor, grad)
+
+        for tensor in tensors:
+            self._manager.attach([tensor], callbacks=[given])
+        return self
+
+    def __call__(self, ys: Any, dys: Any = None) -> None:
+        """Run backwards from `ys` with the gradients `dys`, and end the recording."""
+        self._manager.backward(ys, dys)
+
+    def __enter__(self) -> Grad:
+        self._manager.__enter__()
+        return self
+
+    def __exit__(self, *failure: Any) -> None:
+        self._manager.__exit__(*failure)
+
+
+def apply(op: Any, *inputs: Tensor) -> Sequence[Tensor]:
+    """The results of an op (one of ours, or a loaded custom one) as a list."""
+    if isinstance(op, Op):
+        return list(op.outputs(*inputs))
+    found = op(*inputs)
+    return list(found) if isinstance(found, (tuple, list)) else [found]
+
+
+_OPTIONS: dict[str, Any] = {}
+
+
+def get_option(name: str) -> Any:
+    """A switch of the run time; 0 for one that was never set."""
+    return config.async_level if name == "async_level" else _OPTIONS.get(name, 0)
+
+
+def set_option(name: str, value: Any) -> Any:
+    """Set a switch of the run time and return its value before; only async_level is known."""
+    before = get_option(name)
+    if name == "async_level":
+        config.async_level = value
+    else:
+        _OPTIONS[name] = value
+    return before
+
+
+def use_symbolic_shape() -> bool:
+    """Whether shapes are tensors while a function is traced: never, they are tuples."""
+    return False
+
+
+def set_symbolic_shape(option: bool) -> bool:
+    """Accepted and not followed; returns the value before."""
+    return False
+
+
+def make_shape_tuple(shape: Any) -> tuple[int, ...]:
+    """A shape given as a tensor, a sequence or nested sequences as a tuple of ints."""
+    if isinstance(shape, Tensor):
+        shape = shape.tolist()
+    if isinstance(shape, (tuple, list)):
+        return tuple(d for part in shape for d in make_shape_tuple(part))
+    return (int(shape),)
+
+
+def astensor1d(x: Any, *reference: Any, dtype: Any = None, device: Any = None) -> Tensor:
+    """Numbers as a tensor of one axis, on the device of the first reference that is a tensor."""
+    like = next((r for r in reference if isinstance(r, Tensor)), None)
+    place = like.device if device is None and like is not None else device
+    made = x if isinstance(x, Tensor) else Tensor(x, dtype=dtype, device=place)
+    return made.reshape(-1)
+
+
+def _rooms() -> dict[str, Room]:
+    """All modules of the core, by their path below the package."""
+    tables: dict[str, dict[str, Any]] = {
+        "core": {"get_option": get_option, "set_option": set_option},
+        "core._imperative_rt": {"CompNode": At("treadle.engine.devices:CompNode")},
+        "core._imperative_rt.core2": {
+            "Tensor": Tensor,
+            "apply": apply,
+            "get_option": get_option,
+            "set_option": set_option,
+        },
+        "core._trace_option": {
+            "set_symbolic_shape": set_symbolic_shape,
+            "use_symbolic_shape": use_symbolic_shape,
+        },
+        "core.autodiff": {},
+        "core.autodiff.grad": {"Function": At("treadle.autodiff:Function"), "Grad": Grad},
+        "core.ops": {"custom": At("treadle.utils.custom")},
+        "core.tensor": {"Tensor": Tensor, "dtype": At("treadle.quantization.dtype")},
+        "version": {"__version__": VERSION, "git_version": ""},
+        "core.tensor.utils": {"astensor1d": astensor1d, "make_shape_tuple": make_shape_tuple},
+    }
+    rooms = {path: Room(f"treadle.{path}", members) for path, members in tables.items()}
+    for path, room in rooms.items():
+        above, _, name = path.rpartition(".")
+        if above:
+            rooms[above]._members[name] = room
+    return rooms
+
+
+ROOMS = _rooms()
+"""Modules by their path below `treadle`."""
+
+core, version = ROOMS["core"], ROOMS["version"]
