@@ -1,0 +1,41 @@
+"""Objects of packages above this one that `save` and `load` know as plain values in disguise.
+
+A form is a class, a kind that stands for it in files, and a function to plain values. The way back
+is `from_plain` of the module that is named here for the kind: the table is closed, as files must
+not choose what is imported, and the module is imported when such a file is read.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+_HOMES = {"traced_module": "treadle.traced_module.codec"}
+_FORMS: dict[type, tuple[str, Callable[[Any], Any]]] = {}
+
+
+def register_form(cls: type, kind: str, to_plain: Callable[[Any], Any]) -> None:
+    """Let `save` write objects of a class, but not of classes derived from it.
+
+    Raises:
+        KeyError: the kind is not in this module's table.
+    """
+    if kind not in _HOMES:
+        raise KeyError(f"{kind} has no home")
+    _FORMS[cls] = kind, to_plain
+
+
+def form_of(x: object) -> tuple[str, Any] | None:
+    """The kind and the plain value of an object; None if its class has no form."""
+    found = _FORMS.get(type(x))
+    return None if found is None else (found[0], found[1](x))
+
+
+def restored(kind: str, plain: Any) -> Any:
+    """The object of a plain value.
+
+    Raises:
+        KeyError: the kind is unknown.
+    """
+    return importlib.import_module(_HOMES[kind]).from_plain(plain)

@@ -1,0 +1,490 @@
+"""Reads pickles without calling what they name: the opcodes, over a table that is closed.
+
+Python's unpickler imports what a file names, calls it with arguments from the file and sets
+attributes of what comes back; with an allow-list in front, each allowed class and function must
+withstand that. Here a name stands for data or for a `Callee` written for this, nothing is imported,
+no attribute is looked up or set, and the only objects that a file can change are its own.
+
+Opcodes: https://github.com/python/cpython/blob/main/Lib/pickletools.py
+"""
+
+from __future__ import annotations
+
+import codecs
+import operator
+import pickle
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from treadle.base.files.source import Source
+from treadle.base.files.strict_json import shorten
+from treadle.serialization.encode import is_key
+
+MAX_STEPS = 20_000_000
+"""Opcodes of a file, and items copied or reached; each costs some hundred bytes at most."""
+
+_GROWTH = 4
+_SLACK = 1 << 20
+_PYTHON_ERRORS = (TypeError, ValueError, KeyError, IndexError, OverflowError, struct.error)
+
+
+class Malformed(ValueError):
+    """The file breaks a rule; the message names it, the caller says of which file."""
+
+
+class Meter:
+    """Bounds what a file of a size can make a reader do.
+
+    Args:
+        size: bytes of the file.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._bytes = _GROWTH * size + _SLACK
+        self._steps = MAX_STEPS
+
+    def copy(self, count: int) -> None:
+        """Account for bytes that are copied: text to bytes, bytes to an array, to a tensor."""
+        self._bytes -= count
+        if self._bytes < 0:
+            raise Malformed("it asks for far more memory than it has data")
+
+    def step(self, count: int = 1) -> None:
+        """Account for opcodes and items."""
+        self._steps -= count
+        if self._steps < 0:
+            raise Malformed(f"it takes more than {MAX_STEPS} steps")
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Callee:
+    """What stands for a class or function: all that a pickle can do with it is `make`."""
+
+    name: str
+    make: Callable[..., object]
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """What a file may do beyond containers and plain values.
+
+    Attributes:
+        find: what stands for a module and a name; raises `CheckpointError` for all others.
+        build: gives an object its state in place; raises `Malformed` for objects without.
+    """
+
+    find: Callable[[str, str], object]
+    build: Callable[[Any, Any], None]
+
+
+class Interrupted(Exception):
+    """Carries what a function of the user raised past the handlers for malformed files."""
+
+
+def run(source: Source, table: Table, meter: Meter) -> object:
+    """The object that a pickle describes.
+
+    Raises:
+        CheckpointError: the file is damaged, or asks for what the table lacks.
+        TreadleError: a device in the file is missing.
+    """
+    machine = Machine(source, table, meter)
+    try:
+        return machine.run()
+    except Malformed as error:
+        raise source.error(f"the pickle is malformed before byte {machine.at}: {error}") from None
+
+
+class Machine:
+    """One pickle being read.
+
+    Attributes:
+        at: the position in the file.
+    """
+
+    def __init__(self, source: Source, table: Table, meter: Meter) -> None:
+        self.at = 0
+        self._source = source
+        self._table = table
+        self._meter = meter
+        self._stack: list[Any] = []
+        self._below: list[list[Any]] = []  # the stacks below the open marks
+        self._memo: dict[int, Any] = {}
+
+    def run(self) -> object:
+        """Run to the end of the file."""
+        self._source.stream.seek(0)
+        while True:
+            self._meter.step()
+            code = self.take(1)[0]
+            if code == pickle.STOP[0]:
+                break
+            action = _ACTIONS.get(code)
+            if action is None:
+                raise Malformed(_REFUSED.get(code, f"opcode {code:#04x} does not exist"))
+            try:
+                action(self)
+            except Malformed:
+                raise
+            except _UNDERFLOW:
+                raise Malformed("its stack holds too little for an opcode") from None
+        if self.at != self._source.size:
+            raise Malformed(f"{self._source.size - self.at} bytes follow its end")
+        if self._below or len(self._stack) != 1:
+            raise Malformed("it ends with open marks, or another number of objects than 1")
+        return self._stack.pop()
+
+    # -- input -----------------------------------------------------------------------------
+
+    def take(self, count: int) -> bytes:
+        """The next bytes; no memory is taken before it is known that they are there."""
+        if count > self._source.size - self.at:
+            raise Malformed("it is truncated")
+        data = self._source.stream.read(count)
+        self.at += len(data)
+        if len(data) != count:
+            raise Malformed("it became shorter while it was read")
+        return data
+
+    def number(self, form: struct.Struct) -> Any:
+        """The next number."""
+        return form.unpack(self.take(form.size))[0]
+
+    def line(self) -> bytes:
+        """The next line, without its end."""
+        data = self._source.stream.readline()
+        self.at += len(data)
+        if not data.endswith(b"\n"):
+            raise Malformed("it is truncated")
+        return data[:-1]
+
+    # -- stack -----------------------------------------------------------------------------
+
+    def push(self, value: object) -> None:
+        """Put an object on the stack."""
+        self._stack.append(value)
+
+    def pop(self) -> Any:
+        """Take an object off the stack."""
+        return self._stack.pop()
+
+    def top(self) -> Any:
+        """The last object of the stack."""
+        return self._stack[-1]
+
+    def mark(self) -> None:
+        """Begin a group of objects."""
+        self._below.append(self._stack)
+        self._stack = []
+
+    def group(self) -> list[Any]:
+        """End a group: the objects since the last mark."""
+        if not self._below:
+            raise Malformed("an opcode needs a mark that is not there")
+        items, self._stack = self._stack, self._below.pop()
+        return items
+
+    def drop(self) -> None:
+        """Take off an object, or the mark if there is none above it."""
+        if self._stack:
+            self._stack.pop()
+        else:
+            self.group()
+
+    def keep(self, index: int) -> None:
+        """Remember the last object under a number."""
+        if index < 0:
+            raise Malformed("a negative number in the memo")
+        self._memo[index] = self._stack[-1]
+
+    def keep_next(self) -> None:
+        """Remember the last object under the next number."""
+        self._memo[len(self._memo)] = self._stack[-1]
+
+    def recall(self, index: int) -> None:
+        """Push what was remembered."""
+        if index not in self._memo:
+            raise Malformed(f"number {index} is not in the memo")
+        self._stack.append(self._memo[index])
+
+    # -- containers ------------------------------------------------------------------------
+
+    def extend(self, items: list[Any]) -> None:
+        """Append to the list on top."""
+        target = self._stack[-1]
+        if type(target) is not list:
+            raise Malformed(f"items are appended to a {kind(target)}")
+        target.extend(items)
+
+    def update(self, items: list[Any]) -> None:
+        """Put keys and values, alternating, into the dict on top."""
+        target = self._stack[-1]
+        if not isinstance(target, dict):
+            raise Malformed(f"items are set in a {kind(target)}")
+        if len(items) % 2:
+            raise Malformed("a key has no value")
+        for key, value in zip(items[::2], items[1::2], strict=True):
+            target[checked_key(key)] = value
+
+    def add(self, items: list[Any]) -> None:
+        """Put elements into the set on top."""
+        target = self._stack[-1]
+        if type(target) is not set:
+            raise Malformed(f"elements are added to a {kind(target)}")
+        target.update(map(checked_key, items))
+
+    # -- names -----------------------------------------------------------------------------
+
+    def find(self, module: object, name: object) -> object:
+        """What stands for a name."""
+        if not (type(module) is str and type(name) is str):
+            raise Malformed("a name is not text")
+        return self._table.find(module, name)
+
+    def call(self, callee: object, arguments: object) -> None:
+        """Push what a callee makes of arguments."""
+        if not isinstance(callee, Callee):
+            raise Malformed(f"a {kind(callee)} is called")
+        if type(arguments) is not tuple:
+            raise Malformed(f"the arguments of {callee.name} are a {kind(arguments)}")
+        try:
+            self.push(callee.make(*arguments))
+        except TypeError:
+            raise Malformed(f"{callee.name} cannot be made of these arguments") from None
+
+    def build(self) -> None:
+        """Give the object below the top the state on top."""
+        state = self._stack.pop()
+        self._table.build(self._stack[-1], state)
+
+
+def kind(value: object) -> str:
+    """What an object is, for messages."""
+    return value.name if isinstance(value, Callee) else type(value).__name__
+
+
+def checked_key(key: Any) -> Any:
+    """The key itself; hashing what is no key could take forever or run into nested tuples."""
+    if is_key(key) or type(key) is bytes or isinstance(key, np.generic):
+        return key
+    raise Malformed(f"a {kind(key)} is used as a key or an element of a set")
+
+
+_UNDERFLOW = (IndexError,)
+_Action = Callable[[Machine], None]
+_U8, _U16, _U32, _U64 = (struct.Struct(f) for f in ("<B", "<H", "<I", "<Q"))
+_I32, _F64 = struct.Struct("<i"), struct.Struct(">d")
+
+
+def _pushes(make: Callable[[], object]) -> _Action:
+    return lambda m: m.push(make())
+
+
+def _reads_number(form: struct.Struct) -> _Action:
+    return lambda m: m.push(m.number(form))
+
+
+def _reads_bytes(length: struct.Struct, convert: Callable[[bytes], object]) -> _Action:
+    def action(m: Machine) -> None:
+        m.push(_converted(convert, m.take(m.number(length))))
+
+    return action
+
+
+def _reads_line(convert: Callable[[bytes], object]) -> _Action:
+    return lambda m: m.push(_converted(convert, m.line()))
+
+
+def _converted(convert: Callable[[bytes], object], data: bytes) -> object:
+    try:
+        return convert(data)
+    except _PYTHON_ERRORS:
+        raise Malformed(f"{shorten(data[:40])} is not what its opcode says") from None
+
+
+def _groups(convert: Callable[[list[Any]], object]) -> _Action:
+    return lambda m: m.push(convert(m.group()))
+
+
+def _takes_tuple(count: int) -> _Action:
+    def action(m: Machine) -> None:
+        items = [m.pop() for _ in range(count)]
+        m.push(tuple(reversed(items)))
+
+    return action
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", "surrogatepass")
+
+
+def _escaped(data: bytes) -> str:
+    return codecs.raw_unicode_escape_decode(data)[0]
+
+
+def _quoted(data: bytes) -> str:
+    body = data.strip()
+    if len(body) < 2 or body[:1] != body[-1:] or body[:1] not in b"'\"":
+        raise Malformed("a string of protocol 0 has no quotes")
+    return codecs.escape_decode(body[1:-1])[0].decode("ascii")
+
+
+def _integer(data: bytes) -> int:
+    return int.from_bytes(data, "little", signed=True)
+
+
+def _decimal(data: bytes) -> object:
+    # Protocol 0 has no booleans but these two spellings of an integer.
+    return {b"00": False, b"01": True}.get(data, None) if data in (b"00", b"01") else int(data)
+
+
+def _long(data: bytes) -> int:
+    return int(data.removesuffix(b"L"))
+
+
+def _dict(m: Machine) -> None:
+    items = m.group()
+    m.push({})
+    m.update(items)
+
+
+def _set_item(m: Machine) -> None:
+    value, key = m.pop(), m.pop()
+    m.update([key, value])
+
+
+def _append(m: Machine) -> None:
+    value = m.pop()
+    m.extend([value])
+
+
+def _frozen_set(m: Machine) -> None:
+    m.push(frozenset(map(checked_key, m.group())))
+
+
+def _stack_global(m: Machine) -> None:
+    name, module = m.pop(), m.pop()
+    m.push(m.find(module, name))
+
+
+def _line_name(m: Machine) -> str:
+    return str(_converted(_text, m.line()))
+
+
+def _global(m: Machine) -> None:
+    module, name = _line_name(m), _line_name(m)
+    m.push(m.find(module, name))
+
+
+def _reduce(m: Machine) -> None:
+    arguments, callee = m.pop(), m.pop()
+    m.call(callee, arguments)
+
+
+def _new_with_keywords(m: Machine) -> None:
+    keywords, arguments, callee = m.pop(), m.pop(), m.pop()
+    if keywords != {}:
+        raise Malformed(f"{kind(callee)} gets arguments by keyword")
+    m.call(callee, arguments)
+
+
+def _instance(m: Machine) -> None:
+    callee = m.find(_line_name(m), _line_name(m))
+    m.call(callee, tuple(m.group()))
+
+
+def _object(m: Machine) -> None:
+    callee, *arguments = m.group() or [None]
+    m.call(callee, tuple(arguments))
+
+
+def _protocol(m: Machine) -> None:
+    found = m.number(_U8)
+    if found > pickle.HIGHEST_PROTOCOL:
+        raise Malformed(f"protocol {found} is unknown, the last one is {pickle.HIGHEST_PROTOCOL}")
+
+
+def _frame(m: Machine) -> None:
+    # A hint for readers that buffer; that the bytes are there is checked all the same.
+    if m.number(_U64) > m._source.size - m.at:
+        raise Malformed("it is truncated")
+
+
+_ACTIONS: dict[int, _Action] = {
+    code[0]: action
+    for code, action in (
+        (pickle.PROTO, _protocol),
+        (pickle.FRAME, _frame),
+        (pickle.NONE, _pushes(lambda: None)),
+        (pickle.NEWTRUE, _pushes(lambda: True)),
+        (pickle.NEWFALSE, _pushes(lambda: False)),
+        (pickle.EMPTY_TUPLE, _pushes(tuple)),
+        (pickle.EMPTY_LIST, _pushes(list)),
+        (pickle.EMPTY_DICT, _pushes(dict)),
+        (pickle.EMPTY_SET, _pushes(set)),
+        (pickle.BININT, _reads_number(_I32)),
+        (pickle.BININT1, _reads_number(_U8)),
+        (pickle.BININT2, _reads_number(_U16)),
+        (pickle.BINFLOAT, _reads_number(_F64)),
+        (pickle.LONG1, _reads_bytes(_U8, _integer)),
+        (pickle.LONG4, _reads_bytes(_U32, _integer)),
+        (pickle.BINBYTES, _reads_bytes(_U32, bytes)),
+        (pickle.SHORT_BINBYTES, _reads_bytes(_U8, bytes)),
+        (pickle.BINBYTES8, _reads_bytes(_U64, bytes)),
+        (pickle.BYTEARRAY8, _reads_bytes(_U64, bytearray)),
+        (pickle.BINUNICODE, _reads_bytes(_U32, _text)),
+        (pickle.SHORT_BINUNICODE, _reads_bytes(_U8, _text)),
+        (pickle.BINUNICODE8, _reads_bytes(_U64, _text)),
+        (pickle.BINSTRING, _reads_bytes(_U32, lambda data: data.decode("ascii"))),
+        (pickle.SHORT_BINSTRING, _reads_bytes(_U8, lambda data: data.decode("ascii"))),
+        (pickle.INT, _reads_line(_decimal)),
+        (pickle.LONG, _reads_line(_long)),
+        (pickle.FLOAT, _reads_line(float)),
+        (pickle.STRING, _reads_line(_quoted)),
+        (pickle.UNICODE, _reads_line(_escaped)),
+        (pickle.MARK, Machine.mark),
+        (pickle.POP, Machine.drop),
+        (pickle.POP_MARK, lambda m: operator.call(m.group().clear)),
+        (pickle.DUP, lambda m: m.push(m.top())),
+        (pickle.LIST, _groups(list)),
+        (pickle.TUPLE, _groups(tuple)),
+        (pickle.DICT, _dict),
+        (pickle.FROZENSET, _frozen_set),
+        (pickle.TUPLE1, _takes_tuple(1)),
+        (pickle.TUPLE2, _takes_tuple(2)),
+        (pickle.TUPLE3, _takes_tuple(3)),
+        (pickle.APPEND, _append),
+        (pickle.APPENDS, lambda m: m.extend(m.group())),
+        (pickle.SETITEM, _set_item),
+        (pickle.SETITEMS, lambda m: m.update(m.group())),
+        (pickle.ADDITEMS, lambda m: m.add(m.group())),
+        (pickle.PUT, lambda m: m.keep(_converted(int, m.line()))),  # type: ignore[arg-type]
+        (pickle.BINPUT, lambda m: m.keep(m.number(_U8))),
+        (pickle.LONG_BINPUT, lambda m: m.keep(m.number(_U32))),
+        (pickle.MEMOIZE, Machine.keep_next),
+        (pickle.GET, lambda m: m.recall(_converted(int, m.line()))),  # type: ignore[arg-type]
+        (pickle.BINGET, lambda m: m.recall(m.number(_U8))),
+        (pickle.LONG_BINGET, lambda m: m.recall(m.number(_U32))),
+        (pickle.GLOBAL, _global),
+        (pickle.STACK_GLOBAL, _stack_global),
+        (pickle.REDUCE, _reduce),
+        (pickle.NEWOBJ, _reduce),
+        (pickle.NEWOBJ_EX, _new_with_keywords),
+        (pickle.INST, _instance),
+        (pickle.OBJ, _object),
+        (pickle.BUILD, Machine.build),
+    )
+}
+_REFUSED: dict[int, str] = {
+    code[0]: problem
+    for codes, problem in (
+        ((pickle.PERSID, pickle.BINPERSID), "it refers to objects that are kept elsewhere"),
+        ((pickle.EXT1, pickle.EXT2, pickle.EXT4), "it names classes by registered numbers"),
+        ((pickle.NEXT_BUFFER, pickle.READONLY_BUFFER), "its data is kept elsewhere"),
+    )
+    for code in codes
+}

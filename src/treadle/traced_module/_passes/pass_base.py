@@ -1,0 +1,187 @@
+"""What a pass is, and how passes are found and run."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Iterable, Sequence
+from typing import Any, ClassVar, TypeVar
+
+import numpy as np
+
+from treadle.tensor import Tensor
+from treadle.traced_module.expr import CallMethod, Constant, Expr
+from treadle.traced_module.graph import InternalGraph
+from treadle.traced_module.node import Node, TensorNode
+from treadle.traced_module.pytree import tree_map
+
+P = TypeVar("P", bound="type[Pass]")
+
+_MOST_ROUNDS = 1000
+
+
+class Pass(abc.ABC):
+    """A change of graphs.
+
+    Attributes:
+        name: what `optimize` calls it.
+        required_pass: passes that run before it.
+    """
+
+    name: ClassVar[str]
+    required_pass: ClassVar[Sequence[str]] = ()
+
+    @abc.abstractmethod
+    def run(self, graph: InternalGraph) -> bool:
+        """Change one graph; returns whether anything changed, in which case it runs again."""
+
+
+class ExprPass(Pass):
+    """A pass that looks at one expression at a time."""
+
+    def run(self, graph: InternalGraph) -> bool:
+        """Offer each expression to `transform`, until one is changed."""
+        changed = False
+        for expr in list(graph._exprs):
+            # One that an earlier change deleted has no users any more.
+            if is_used(graph, expr) and self.transform(graph, expr):
+                changed = True
+        if changed:
+            graph.compile()
+        return changed
+
+    @abc.abstractmethod
+    def transform(self, graph: InternalGraph, expr: Expr) -> bool:
+        """Rewrite an expression; returns whether it did."""
+
+
+PASSES: dict[str, type[Pass]] = {}
+
+
+def register_pass(cls: P) -> P:
+    """Make a pass known to `optimize` by its name; a decorator of classes."""
+    PASSES[cls.name] = cls
+    return cls
+
+
+def with_required(names: Iterable[str]) -> list[str]:
+    """Passes in the order they run: what one requires comes before it, each once.
+
+    Raises:
+        ValueError: a name is unknown.
+    """
+    found: dict[str, None] = {}
+
+    def add(name: str) -> None:
+        if name not in PASSES:
+            raise ValueError(
+                f"optimize: there is no pass {name!r}; there are {', '.join(sorted(PASSES))}"
+            )
+        for before in PASSES[name].required_pass:
+            add(before)
+        found[name] = None
+
+    for name in names:
+        add(name)
+    return list(found)
+
+
+def run_pass(name: str, graph: InternalGraph) -> None:
+    """Run a pass on a graph until it changes nothing any more."""
+    made = PASSES[name]()
+    for _ in range(_MOST_ROUNDS):
+        if not made.run(graph):
+            return
+
+
+def is_used(graph: InternalGraph, expr: Expr) -> bool:
+    """Whether anything takes what an expression makes, or it changes something in place."""
+    used = any(node.users or node in graph._outputs for node in expr.outputs)
+    return used or expr._disable_remove
+
+
+def replace(graph: InternalGraph, old: Node, new: Node) -> None:
+    """Let all users of a node take one that is made no later than it.
+
+    Like `graph.replace_node` without sorting; what nothing needs any more is deleted at once.
+    """
+    for user in list(dict.fromkeys(old.users)):
+        user._take([new if node is old else node for node in user.inputs])
+    graph._outputs[:] = [new if node is old else node for node in graph._outputs]
+    waiting = [old.expr]
+    while waiting:
+        expr = waiting.pop()
+        if expr in graph._exprs and not is_used(graph, expr):
+            makers = [node.expr for node in expr.inputs]
+            expr._take([])
+            graph._exprs.remove(expr)
+            waiting += makers
+
+
+# -- building blocks -----------------------------------------------------------------------------
+
+
+def constant_value(arg: Any) -> Any:
+    """The number or array of a constant argument; None for anything else."""
+    if isinstance(arg, bool):
+        return None
+    if isinstance(arg, (int, float)):
+        return arg
+    if isinstance(arg, Tensor):
+        return arg.numpy()
+    if isinstance(arg, Node) and isinstance(arg.expr, Constant):
+        value = arg.expr.value
+        return value.numpy() if isinstance(value, Tensor) else None
+    return None
+
+
+def is_float(node: Any) -> bool:
+    """Whether a node is a tensor of real numbers."""
+    return isinstance(node, TensorNode) and node.dtype is not None and _kind(node.dtype) == "f"
+
+
+def _kind(dtype: Any) -> str:
+    try:
+        found = np.dtype(dtype)
+    except TypeError:
+        return ""
+    return "f" if found.name == "bfloat16" else found.kind
+
+
+def as_argument(graph: InternalGraph, before: Expr, value: Any, like: TensorNode) -> Any:
+    """A constant as an argument: a number, or the node of a new constant tensor."""
+    array = np.asarray(value)
+    if array.ndim == 0:
+        return float(array)
+    dtype = like.dtype if is_float(like) else None
+    return add_expr(graph, before, Constant(Tensor(array, dtype=dtype)), "const")
+
+
+def add_method(
+    graph: InternalGraph, before: Expr, method: str, args: Sequence[Any], like: TensorNode
+) -> TensorNode:
+    """A new call of a method, with a result like a node, before an expression."""
+    expr = CallMethod(args[0], method)
+    expr.set_args_kwargs(*args)
+    expr.return_val = TensorNode(
+        expr, None, like.qualname, like.shape, like.dtype, like.qparams, like.device
+    )
+    made: TensorNode = add_expr(graph, before, expr, method.strip("_") + "_out")
+    return made
+
+
+def add_expr(graph: InternalGraph, before: Expr, expr: Expr, name: str) -> Any:
+    """Put an expression into a graph before another one; returns its node."""
+    node = expr.outputs[0]
+    node._name = graph._fresh(name)
+    graph._adopt(expr)
+    graph._exprs.insert(graph._exprs.index(before), expr)
+    return node
+
+
+def substitute(graph: InternalGraph, node: Node, value: Any) -> None:
+    """Let all users of a node take a constant in its place; outputs of the graph stay."""
+    for user in list(dict.fromkeys(node.users)):
+        arguments = (user.args, user.kwargs)
+        user._set(
+            tree_map(arguments, lambda n: value if n is node else n, lambda n: isinstance(n, Node))
+        )
