@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
+import importlib
 from typing import Any
 
 import numpy as np
 import openvino as ov
-from workloads import Call, Task, data_of
+from workloads import Call, Task, calibration_of, data_of
 
 
 def make(task: Task) -> Call:
@@ -21,7 +22,8 @@ def make(task: Task) -> Call:
             "INFERENCE_NUM_THREADS": task.threads,
             "INFERENCE_PRECISION_HINT": "bf16" if task.work.bfloat16 else "f32",
         }
-        made = ov.Core().compile_model(task.file, "CPU", settings).create_infer_request()
+        model = quantized(task) if task.work.int8 else task.file
+        made = ov.Core().compile_model(model, "CPU", settings).create_infer_request()
         made.set_input_tensor(ov.Tensor(x, shared_memory=True))
         return made
 
@@ -31,6 +33,17 @@ def make(task: Task) -> Call:
         return made.get_output_tensor(0).data.copy()
 
     return run
+
+
+def quantized(task: Task) -> Any:
+    """The model with 8-bit weights, per channel, and activations, as NNCF makes it."""
+    try:
+        nncf = importlib.import_module("nncf")
+    except ModuleNotFoundError as error:
+        raise RuntimeError(f"quantized models need NNCF: {error}") from None
+    images = calibration_of(task.work)
+    model = ov.Core().read_model(task.file)
+    return nncf.quantize(model, nncf.Dataset(images), subset_size=len(images))
 
 
 def version() -> str:

@@ -6,9 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from int8 import quantized
 from models import MLP, Bert, Decoder, GPTMini, LeNet, MobileNetV2, ResNet
 from weights import BERT, GPT, RESNET18, RESNET50, weights_of
-from workloads import DECODE_FROM, OPTIMIZERS, Call, Task, chain_data, data_of
+from workloads import DECODE_FROM, OPTIMIZERS, Call, Task, calibration_of, chain_data, data_of
 
 import treadle as mge
 import treadle.functional as F
@@ -60,6 +61,8 @@ def infer(task: Task) -> Call:
     model = load(task.work.model)
     model.eval()
     x = tensor(data_of(task.work)[0])
+    if task.work.int8:
+        model = quantized(model, calibration_of(task.work))
     if not task.work.bfloat16:
         call = compiled(model, task)
         return lambda: call(x).numpy()

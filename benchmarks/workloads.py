@@ -41,6 +41,8 @@ class Workload:
         items: what one call counts for.
         eager: whether op by op.
         bfloat16: whether weights and activations have 16 bits.
+        int8: whether they are quantized to 8, by each framework in its own way, with ranges found
+            on `calibration_of`.
     """
 
     title: str
@@ -51,6 +53,7 @@ class Workload:
     items: int = 1
     eager: bool = False
     bfloat16: bool = False
+    int8: bool = False
 
 
 WORKLOADS = {
@@ -64,6 +67,7 @@ WORKLOADS = {
     "I2": Workload("MobileNetV2 forward", "infer", "mobilenetv2"),
     "I3": Workload("BERT-base forward, 128 tokens", "infer", "bert"),
     "I4": Workload("ResNet-50 forward, bfloat16", "infer", "resnet50", bfloat16=True),
+    "I4q": Workload("ResNet-50 forward, int8", "infer", "resnet50", int8=True),
     "I5": Workload("GPT-mini decoding, per token", "decode", "gpt", items=GPT[3] - DECODE_FROM),
     "O2": Workload("gelu(x w + b) + r, 16.8 M", "chain"),
     "O2e": Workload("the same, eager", "chain", eager=True),
@@ -95,6 +99,7 @@ _MODES: dict[str, dict[str, tuple[str, ...]]] = {
     "onnxruntime": {"infer": ("session",), "decode": ("session",)},
     "openvino": {"infer": ("latency",)},
 }
+_QUANTIZING = ("own", "onnxruntime", "openvino")
 _NOT_IN_JAX = ("I1", "I1b", "I2", "I4")  # It was never near the best there.
 
 
@@ -117,6 +122,8 @@ def modes_of(peer: str, key: str) -> tuple[str, ...]:
     work = WORKLOADS[key]
     if work.eager:
         return ("eager",) if peer in ("own", "torch") else ()
+    if work.int8 and peer not in _QUANTIZING:
+        return ()
     if (peer == "jax" and key in _NOT_IN_JAX) or (peer == "onnxruntime" and work.bfloat16):
         return ()
     modes = _MODES[peer].get(work.kind, ())
@@ -138,6 +145,13 @@ def data_of(work: Workload) -> tuple[np.ndarray, np.ndarray]:
     tokens, vocabulary = BERT[-2:] if work.model == "bert" else GPT[-2:]
     text = rng.integers(0, vocabulary, (work.batch, tokens + 1))
     return text[:, :-1].copy(), text[:, 1:].copy()
+
+
+def calibration_of(work: Workload, count: int = 16) -> list[np.ndarray]:
+    """Inputs of the kind that `data_of` makes, others than those."""
+    rng = np.random.default_rng(1)
+    shape = IMAGES[work.model][0]
+    return [rng.standard_normal((1, *shape), "float32") for _ in range(count)]
 
 
 def chain_data() -> tuple[np.ndarray, ...]:

@@ -8,7 +8,7 @@ from tests.engine.structural_compiler import StructuralCompiler
 
 from treadle.backends.api import Support, no
 from treadle.backends.codegen.views import MOVES, strided_input, strided_output
-from treadle.backends.program import Lowered
+from treadle.backends.program import Lowered, MapLayout
 from treadle.base.types import TensorType
 from treadle.engine.optimize.kinds import is_window
 from treadle.graph.ir import Graph
@@ -21,11 +21,17 @@ class LayoutCompiler(StructuralCompiler):
 
     Args:
         row_major: names of ops that have no channels-last form.
+        layouts: what it says that its kernels like.
     """
 
-    def __init__(self, row_major: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        row_major: Sequence[str] = (),
+        layouts: Sequence[MapLayout] = (MapLayout("channels-last"),),
+    ) -> None:
         super().__init__()
         self.row_major = frozenset(row_major)
+        self.layouts = tuple(layouts)
 
     def lower(
         self, op: Op, types: Sequence[TensorType], frozen: Sequence[bool] = (), /

@@ -6,12 +6,18 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from treadle.backends.api import Support, no
-from treadle.backends.codegen.views import MOVES, strided_input, strided_output
+from treadle.backends.codegen.views import (
+    MOVES,
+    blocked_input,
+    split_after,
+    strided_input,
+    strided_output,
+)
 from treadle.backends.program import Launch, Lowered, Program
 from treadle.base.types import TensorType
 from treadle.engine.optimize.kinds import is_attention, is_contraction, is_elementwise
 from treadle.graph.domains import Refusal, analyze
-from treadle.graph.ir import Graph, constant_of
+from treadle.graph.ir import Graph, Value, constant_of
 from treadle.ops.fused import Fused
 from treadle.ops.op import Op
 
@@ -56,14 +62,20 @@ class StructuralCompiler:
         raise NotImplementedError
 
 
+def _in_blocks(body: Graph, value: Value) -> bool:
+    return value.type.ndim > 2 and blocked_input(body, value) is not None
+
+
 def _anchored(kind: str, body: Graph) -> Lowered | Support:
     anchors = [n for n in body.nodes if is_contraction(n) or is_attention(n)]
     if len(anchors) != 1:
         return no("op", f"{len(anchors)} anchors")
     (anchor,) = anchors
-    if any(strided_input(body, v) is None for v in anchor.inputs):
+    if any(strided_input(body, v) is None and not _in_blocks(body, v) for v in anchor.inputs):
         return no("layout", "an operand needs a copy")
-    if any(strided_output(body, i) is None for i in range(len(body.outputs))):
+    outputs = range(len(body.outputs))
+    is_split = is_contraction(anchor) and split_after(body, anchor.output) is not None
+    if not is_split and any(strided_output(body, i) is None for i in outputs):
         return no("layout", "a result needs a copy")
     for node in body.nodes:
         if node is anchor or isinstance(node.op, MOVES) or constant_of(node.output) is not None:

@@ -43,7 +43,9 @@ def test_a_training_step_before_and_after(tmp_path: Path) -> None:
     ends = len(stages.captured.inputs) + len(stages.captured.outputs)
     assert f"captured: {len(captured)} nodes" in found
     assert f"optimized: {len(compiled)} nodes" in found
-    assert len(found) == 2 + len(captured) + len(compiled) + 2 * ends
+    memory = stages.planned().memory
+    assert found[-1].startswith(f"memory: {memory.peak} bytes, at least {memory.bound};")
+    assert len(found) == 3 + len(captured) + len(compiled) + 2 * ends
     assert sorted(n.op.name for n in captured) == sorted(
         name
         for name in found[: found.index(f"optimized: {len(compiled)} nodes")]

@@ -42,6 +42,36 @@ def test_character_model_learns() -> None:
     assert text.rstrip().splitlines()[-1]
 
 
+def test_mixed_precision_learns_as_float32_does() -> None:
+    rows = [r.split() for r in run("examples/mixed_precision.py", "--steps", "60").splitlines()[1:]]
+    assert [row[0] for row in rows] == ["float32", "bfloat16", "float16"]
+    first, last, kept = ([float(row[i]) for row in rows] for i in (1, 2, -1))
+    for i in (1, 2):
+        assert abs(first[i] - first[0]) < 0.02
+        assert abs(last[i] - last[0]) < 0.05
+        assert kept[i] < 0.7 * kept[0]
+    assert last[0] < first[0] / 2
+
+
+def test_quantized_digits_keep_their_accuracy() -> None:
+    rows = re.findall(
+        r"^(.+?) +([0-9.]+)% +([0-9.]+) KiB",
+        run("examples/quantized_digits.py", "--epochs", "3", "--tune", "1"),
+        re.MULTILINE,
+    )
+    assert [name for name, _, _ in rows] == [
+        "float32",
+        "calibrated",
+        "calibrated, per channel",
+        "trained with rounding",
+    ]
+    best, *integers = [float(accuracy) for _, accuracy, _ in rows]
+    assert best > 90
+    assert min(integers) > best - 1.5
+    sizes = [float(size) for _, _, size in rows]
+    assert max(sizes[1:]) < 0.3 * sizes[0]
+
+
 def test_compiled_step_learns_what_the_eager_one_does() -> None:
     text = run("examples/compiled_mlp.py", "--steps", "120", "--batch", "64", "--explain")
     losses = re.findall(r"(\w+) +loss ([0-9.]+) -> ([0-9.]+)", text)

@@ -166,10 +166,14 @@ def runs_of(steps: Iterable[Step]) -> Iterator[Run]:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """Instructions over `bases` base addresses; it ends after the last one."""
+    """Instructions over `bases` base addresses; it ends after the last one.
+
+    Kernels `beside` are those of other programs that are built with it: all are compiled together.
+    """
 
     steps: tuple[Step, ...]
     bases: int
+    beside: tuple[Any, ...] = ()
 
 
 class Executable(Protocol):
@@ -265,6 +269,29 @@ class Tuned:
     tried: int
 
 
+@dataclass(frozen=True, slots=True)
+class MapLayout:
+    """An order of the axes of maps [N, C, *S] that kernels read and write, besides row-major.
+
+    Attributes:
+        name: "channels-last", which is [N, *S, C], or "blocked", [N, C / block, *S, block].
+        block: channels of a block; 0: all channels are neighbors.
+        preferred: whether programs are held in it where nobody asks for another one.
+        columns: channels that a convolution computes side by side, or half of them where there
+            are no more; those that are missing are computed in vain.
+        dense, depthwise, windows: speed of kernels of convolutions, of depthwise ones, and of
+            pooling and resizing, as shares of that of channels-last ones.
+    """
+
+    name: str
+    block: int = 0
+    preferred: bool = True
+    columns: int = 16
+    dense: float = 1.0
+    depthwise: float = 1.0
+    windows: float = 1.0
+
+
 class Compiler(Protocol):
     """An engine that lowers ops to launches and builds programs of them."""
 
@@ -308,6 +335,16 @@ class Compiler(Protocol):
 
     def inspect(self, launch: Launch, form: Literal["kernel", "llvm", "assembly"], /) -> str:
         """The kernel of a launch as text."""
+        ...
+
+
+@runtime_checkable
+class LayoutCompiler(Protocol):
+    """A compiler that knows in which orders of axes its kernels like maps."""
+
+    @property
+    def layouts(self) -> tuple[MapLayout, ...]:
+        """Those it takes besides row-major, the best one first."""
         ...
 
 

@@ -32,6 +32,12 @@ class Options:
             `engine.fusion_switch`). Taken from TREADLE_FUSION_SWITCH where it is set.
         winograd: Winograd's algorithm for 3x3 convolutions in tiles of at most so many results per
             axis, 2 or 4, where that is modelled to be faster; 0 computes all of them directly.
+        layouts: names of the orders of axes that maps may be held in besides row-major, such as
+            "channels-last" and "blocked", whichever is modelled to be the fastest where; empty:
+            those that the target prefers.
+        memory_budget: bytes that values between inputs and outputs may take at once; where they
+            would take more, some are made again instead of being kept. 0: no limit.
+        strict_budget: a budget that cannot be kept is an error, not a wish.
         streams: how many streams steps may be spread over, where that is predicted to pay.
         check: verify the graph after every pass, and the plan of memory; between stages the graph
             is verified in any case. On where the environment sets TREADLE_CHECK=1.
@@ -47,6 +53,9 @@ class Options:
     force_fallback: tuple[str, ...] = field(default_factory=_forced)
     fusion_switch: str = field(default_factory=FUSION_SWITCH.get)
     winograd: int = 4
+    layouts: tuple[str, ...] = ()
+    memory_budget: int = 0
+    strict_budget: bool = True
     streams: int = 1
     check: bool = field(default_factory=lambda: CHECK.get() == "1")
     switched_off: tuple[str, ...] = field(default=(), init=False)
@@ -58,6 +67,8 @@ class Options:
             )
         if self.streams < 1:
             raise GraphError("options", f"{self.streams} streams", hint="there is at least one")
+        if self.memory_budget < 0:
+            raise GraphError("options", f"a budget of {self.memory_budget} bytes", hint="0: none")
         if self.winograd not in (0, 2, 4):
             raise GraphError(
                 "options", f"there are no tiles of {self.winograd}", hint="winograd is 0, 2 or 4"

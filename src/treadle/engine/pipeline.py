@@ -120,9 +120,19 @@ class Stages:
         if self.plan is None:
             graph, compiler = self.lower(), find_compiler(self.options)
             with self.report.stage("compile"):
-                self.plan = _stages().compile_graph(
-                    graph, compiler, self.interface, self.options, self.report
-                )
+
+                def plan_of(made: Graph) -> Plan:
+                    found: Plan = _stages().compile_graph(
+                        made, compiler, self.interface, self.options, self.report
+                    )
+                    return found
+
+                if self.options.memory_budget:
+                    self.optimized, self.plan = _stages().plan_within(
+                        graph, self.options, self.report, plan_of
+                    )
+                else:
+                    self.plan = plan_of(graph)
             _dump_plan(self.plan, compiler, self.captured.name)
         return self.plan
 
@@ -145,7 +155,7 @@ class Stages:
         return str(_stages().to_text(self.explain(), full=full))
 
     def diagram(self, path: str | os.PathLike[str]) -> None:
-        """Draw the program as it was captured, and as it is optimized, side by side.
+        """Draw the program as it was captured and as it is optimized, and its plan of memory.
 
         Args:
             path: of the file; its ending chooses between .svg, .html and .dot (for Graphviz).
@@ -154,8 +164,9 @@ class Stages:
             EngineError: the ending is another one.
             OSError: the file cannot be written.
         """
+        memory = self.planned().memory
         graphs = {"captured": self.captured, "optimized": self.lower()}
-        _stages().save_diagram(path, graphs)
+        _stages().save_diagram(path, graphs, memory)
 
     def profile(self, inputs: Sequence[Array], repeats: int = 10) -> Profile:
         """Measure every step on these inputs, which stay as they are.

@@ -29,6 +29,7 @@ class MemoryPlan:
         bound: the largest sum of bytes alive at one step.
         naive: the sum of all buffers.
         order: name of the placement order that won.
+        spans: for pictures, per buffer: offset, bytes, first and last step.
     """
 
     offsets: tuple[int, ...]
@@ -36,6 +37,7 @@ class MemoryPlan:
     bound: int
     naive: int
     order: str = ""
+    spans: tuple[tuple[int, int, int, int], ...] = ()
 
 
 def aligned(size: int) -> int:
@@ -189,6 +191,7 @@ class Plan:
         facts: one for each of the steps.
         streams: the stream of each of the steps.
         launches: kernels that the steps start, every one counted once.
+        once: numbers of the nodes that the prelude computes.
     """
 
     steps: tuple[Step, ...]
@@ -203,6 +206,7 @@ class Plan:
     facts: tuple[Facts, ...] = ()
     streams: Streams = field(default_factory=lambda: Streams(()))
     launches: int = 0
+    once: tuple[int, ...] = ()
 
     @property
     def bases(self) -> int:

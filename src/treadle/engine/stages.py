@@ -4,6 +4,7 @@ Warm starts, whose programs come from the cache, pass none of them, and importin
 than all else they do.
 """
 
+from treadle.engine.budget import plan_within
 from treadle.engine.compile import compile_graph
 from treadle.engine.explain import explain, to_text
 from treadle.engine.explain.diagram import save_diagram
@@ -27,6 +28,7 @@ __all__ = [
     "optimize",
     "partition",
     "plan_text",
+    "plan_within",
     "prepare",
     "save_diagram",
     "to_text",

@@ -62,7 +62,7 @@ def pullback(graph: Graph, needs: Sequence[bool] | None = None) -> Graph:
 
 def is_differentiable(type_: TensorType) -> bool:
     """Whether values of this type carry gradients."""
-    return type_.dtype.is_float or type_.dtype.kind == "complex"
+    return type_.dtype.is_inexact
 
 
 def _check_scalar(graph: Graph) -> None:

@@ -20,6 +20,12 @@ TOO_MANY_BYTES = 2**40
 _STREAM = SynchronousStream()
 
 
+class OwnMemory:
+    """Base of what arrays are made over by this package: memory that nobody else knows of."""
+
+    __slots__ = ()
+
+
 class HostBuffer:
     """Aligned host memory."""
 

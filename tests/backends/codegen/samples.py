@@ -212,22 +212,27 @@ def dots(lanes: int) -> Sample:
     x = random.choice([255, 254, 1, 0, 128], 4 * count).astype(np.uint8)
     y = random.choice([-128, 127, -1, 5], 4 * count).astype(np.int8)
     f, g = (random.standard_normal(2 * count).astype(dt.bfloat16.numpy) for _ in range(2))
-    p = [pointer(d) for d in (dt.uint8, dt.int8, dt.bfloat16, dt.bfloat16, dt.int32, dt.float32)]
+    s, t = (random.choice([-(2**15), 2**15 - 1, -1, 7], 2 * count).astype("i2") for _ in range(2))
+    kinds = (dt.uint8, dt.int8, dt.bfloat16, dt.bfloat16, dt.int16, dt.int16)
+    p = [pointer(d) for d in (*kinds, dt.int32, dt.float32, dt.int32, dt.int32)]
 
     def write(b: Builder, lo: Value, hi: Value) -> None:
         def body(item: Value) -> None:
             at = b.mul(item, lanes)
             a, c = (b.load(v, b.mul(at, 4), 4 * lanes) for v in p[:2])
-            b.store(p[4], at, b.dot(b.load(p[4], at, lanes), a, c))
-            d, e = (b.load(v, b.mul(at, 2), 2 * lanes) for v in p[2:4])
-            b.store(p[5], at, b.dot(b.load(p[5], at, lanes), d, e))
+            b.store(p[6], at, b.dot(b.load(p[6], at, lanes), a, c))
+            low = b.bitwise("and", a, 127)
+            b.store(p[9], at, b.dot(b.load(p[9], at, lanes), low, c, narrow=True))
+            for first, to in ((2, p[7]), (4, p[8])):
+                d, e = (b.load(v, b.mul(at, 2), 2 * lanes) for v in p[first : first + 2])
+                b.store(to, at, b.dot(b.load(to, at, lanes), d, e))
 
         b.loop(lo, hi, 1, body)
 
-    results = (np.full(count, 2**31 - 9, np.int32), random.standard_normal(count).astype("f4"))
-    return Sample(
-        kernel(f"dot{lanes}", p, write), (x, y, f, g), results, ("i", "f"), name=f"dot{lanes}"
-    )
+    near, real = np.full(count, 2**31 - 9, np.int32), random.standard_normal(count).astype("f4")
+    results, inputs = (near, real, near.copy(), near.copy()), (x, y, f, g, s, t)
+    labels = ("bytes", "reals", "shorts", "narrow")
+    return Sample(kernel(f"dot{lanes}", p, write), inputs, results, labels, name=f"dot{lanes}")
 
 
 def memory(dtype: DType, lanes: int) -> Sample:

@@ -2,7 +2,13 @@
 
 import numpy as np
 import pytest
-from tests.backends.codegen.contractions import check, fused, interpreted, lowered, values
+from tests.backends.codegen.contractions import (
+    check,
+    fused,
+    interpreted,
+    lowered,
+    values,
+)
 from tests.backends.codegen.execution import machine, parse
 
 from treadle.backends.codegen.target import AVX512, GENERIC, NEON
@@ -182,3 +188,78 @@ def test_other_targets(target):
                 check(op, given, terms, target=target)
             kernels += [run.kernel for run in lowered(op, given, target=target).launches]
     assert machine(target).emit_object(parse(list(dict.fromkeys(kernels)), target))
+
+
+@pytest.mark.parametrize("repeats", [2, 3, 8])
+@pytest.mark.parametrize("case", [*LAYERS[1:3], LAYERS[6]], ids=str)
+def test_several_results_per_channel(case, repeats):
+    """A group of one channel may have any number of results."""
+    n, c, s, k, *others = case
+    rng = np.random.default_rng(repeats)
+    x, weight = values(rng, (n, *s, c), dt.float32), values(rng, (c * repeats, 1, *k), dt.float32)
+    forward = Conv(*others, c)
+    dy = forward.reference(np.moveaxis(x, -1, 1), weight)
+    dy = np.ascontiguousarray(np.moveaxis(dy, 1, -1))
+    to_weight = ConvGradWeight(*others, c, k)
+    group = fused(lambda a, b: to_last(one(forward, to_first(a), b)), (x, weight))
+    assert is_depthwise(group, (x, weight))
+    check(group, (x, weight), int(np.prod(k)))
+    group = fused(lambda a, b: one(to_weight, to_first(a), to_first(b)), (x, dy))
+    assert is_depthwise(group, (x, dy))
+    check(group, (x, dy), dy.size // (c * repeats))
+    check(group, (x, dy), dy.size // (c * repeats), runner=interpreted)
+    # The other way around: groups of several channels, each of which gets its part of one.
+    wide = Conv(*others, c)
+    y = np.zeros((n, c * repeats, *s), np.float32)
+    weight = values(rng, (c, repeats, *k), dt.float32)
+    given = values(rng, wide.reference(y, weight).shape, dt.float32)
+    given = np.ascontiguousarray(np.moveaxis(given, 1, -1)), weight
+    back = ConvGradInput(*others, c, s)
+    group = fused(lambda a, b: to_last(one(back, to_first(a), b)), given)
+    assert is_depthwise(group, given)
+    check(group, given, int(np.prod(k)))
+
+
+def blocks_of(x, size):
+    """[N,C,*S] as [N,C/c,*S,c]."""
+    split = x.reshape(x.shape[0], -1, size, *x.shape[2:])
+    return np.ascontiguousarray(np.moveaxis(split, 2, -1))
+
+
+@pytest.mark.parametrize("size", [8, 16])
+@pytest.mark.parametrize("dtype", [dt.float32, dt.float64, dt.bfloat16], ids=str)
+def test_channels_in_blocks(size, dtype):
+    """Blocks are groups of channels that lie apart, in every operand and result."""
+    n, c, s, k = 2, 48, (7, 9), (3, 3)
+    common = (2, 1), ((1, 1), (0, 1)), (1, 1)
+    rng = np.random.default_rng(size)
+    x, weight = values(rng, (n, c, *s), dtype), values(rng, (c, 1, *k), dtype)
+    bias = values(rng, (1, c, 1, 1), dtype)
+    forward, to_weight = Conv(*common, c), ConvGradWeight(*common, c, k)
+    back = ConvGradInput(*common, c, s)
+    dy = values(rng, forward.reference(x, weight).shape, dtype)
+
+    def whole(a):
+        n, count, h, w, c = a.type.shape
+        return one(Reshape((n, count * c, h, w)), one(Transpose((0, 1, 4, 2, 3)), a))
+
+    def blocked(a):
+        n, c, h, w = a.type.shape
+        split = one(Reshape((n, c // size, size, h, w)), a)
+        return one(Transpose((0, 1, 3, 4, 2)), split)
+
+    def biased(a, b, v):
+        return one(Relu(), blocked(one(forward, whole(a), b)) + v)
+
+    given = blocks_of(x, size), weight, blocks_of(bias, size)
+    group = fused(biased, given)
+    assert is_depthwise(group, given)
+    check(group, given, 9)
+    given = blocks_of(dy, size), weight
+    group = fused(lambda a, b: blocked(one(back, whole(a), b)), given)
+    assert is_depthwise(group, given)
+    check(group, given, 9)
+    given = blocks_of(x, size), blocks_of(dy, size)
+    group = fused(lambda a, b: one(to_weight, whole(a), whole(b)), given)
+    assert is_depthwise(group, given)
+    check(group, given, dy.size // c)

@@ -166,6 +166,21 @@ def test_what_the_language_lacks(way: str, write: Callable[[Builder, Value], Any
         WAYS[way](one(write))
 
 
+def test_claims_about_products_are_checked() -> None:
+    p = [pointer(d) for d in (dt.uint8, dt.int8, dt.int32)]
+
+    def write(b: Builder, lo: Value, hi: Value) -> None:
+        x, y = (b.load(v, 0, 16) for v in p[:2])
+        b.store(p[2], 0, b.dot(b.constant(0, dt.int32, 4), x, y, narrow=True))
+
+    claims = kernel("claims", p, write)
+    total = np.zeros(4, np.int32)
+    run(claims, (np.full(16, 255, np.uint8), np.full(16, 64, np.int8), total), 0, 1)
+    assert (total == 4 * 255 * 64).all()
+    with pytest.raises(KernelError, match="do not fit in 16 bits"):
+        run(claims, (np.full(16, 255, np.uint8), np.full(16, 65, np.int8), total), 0, 1)
+
+
 def test_instructions_without_a_result_are_no_expressions() -> None:
     def write(b: Builder, lo: Value) -> None:
         b.block.statements.append(Instruction("splat", (lo,), None))

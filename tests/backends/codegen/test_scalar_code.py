@@ -328,6 +328,30 @@ def test_max_with_a_constant_is_one_instruction() -> None:
     assert codes == ["load", "max"]
 
 
+@pytest.mark.parametrize("dtype", [dt.float32, dt.float64], ids=str)
+def test_rounding_is_exact_around_halves(dtype: DType) -> None:
+    kind = dtype.numpy.type
+    halves = np.arange(-9, 10, dtype=kind) + kind(0.5)
+    big = kind(2) ** np.arange(20, 60, dtype=kind)
+    near = np.concatenate([halves, -big, big, big + kind(0.5), special(dtype)])
+    made = elementwise("round", [dtype], dtype, lambda b, v: emit(b, call("round", X), {X: v}))
+    with np.errstate(all="ignore"):
+        up, down = np.nextafter(near, kind(np.inf)), np.nextafter(near, kind(-np.inf))
+        x = padded([np.concatenate([near, up, down])])[0]
+        whole = np.trunc(x)
+        expected = np.where(np.abs(x - whole) >= 0.5, whole + np.copysign(1, x), whole)
+    np.testing.assert_array_equal(computed(made, [x], dtype), expected.astype(kind))
+
+
+def test_limits_leave_the_cast_nothing_to_check() -> None:
+    b = Builder()
+    emit(b, cast(call("clamp", X, -8.0, 7.0), dt.int8), {X: b.load(pointer(dt.float32), 0, 8)})
+    codes = [s.code for s in b.block.statements if isinstance(s, Instruction)]
+    assert codes == ["load", "max", "min", "cast"]
+    emit(b, cast(call("clamp", X, -8.0, 300.0), dt.int8), {X: b.load(pointer(dt.float32), 0, 8)})
+    assert len(b.block.statements) > 9
+
+
 def test_every_intrinsic_has_code() -> None:
     b = Builder()
     for code in INTRINSICS:
@@ -335,6 +359,9 @@ def test_every_intrinsic_has_code() -> None:
         x = b.load(pointer(dtype), 0, 4)
         if code == "select":
             assert emit(b, select(X < 0, X, 1), {X: x}).lanes == 4
+            continue
+        if code == "clamp":
+            assert emit(b, call(code, X, -1, 1), {X: x}).lanes == 4
             continue
         function = INTRINSICS[code]
         binary = getattr(function, "nin", 2 if code == "mod" else 1) == 2

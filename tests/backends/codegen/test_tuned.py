@@ -151,15 +151,13 @@ def test_choices_that_do_not_fit_are_ignored(choice: dict[str, int]) -> None:
 def test_scratch_memory_bounds_blocks() -> None:
     tile = choose_tile(AVX2, dt.float32, 600, 600)
     problem = _problem(600, 600, 5000)
-    room = Room(panels=5000 * tile.width, sums=60 * tile.width, packed=False, exact=False)
+    room = Room(panels=5000 * tile.width, sums=60 * tile.width, packed=False)
     assert room.holds(Blocks(5000, 1, 600), problem, tile)
     assert not room.holds(Blocks(5000, 2, 600), problem, tile)  # panels
     assert room.holds(Blocks(2500, 1, 60), problem, tile)
     assert not room.holds(Blocks(2500, 1, 66), problem, tile)  # sums of several steps
-    packed = Room(panels=0, sums=60 * tile.width, packed=True, exact=False)
+    packed = Room(panels=0, sums=60 * tile.width, packed=True)
     assert packed.holds(Blocks(5000, 2, 600), problem, tile)
-    exact = Room(panels=5000 * tile.width, sums=60 * tile.width, packed=False, exact=True)
-    assert not exact.holds(Blocks(5000, 1, 600), problem, tile)
     plan = schedule(problem, tile, AVX2)
     assert plan.sizes["depth"] < problem.k and plan.spec.split
 

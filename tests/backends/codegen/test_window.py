@@ -28,6 +28,8 @@ from treadle.ops.fused import Fused
 from treadle.ops.movement import Transpose
 from treadle.ops.op import Op
 from treadle.ops.pool import AvgPool, AvgPoolGrad, MaxPool, MaxPoolGather, MaxPoolGrad
+from treadle.ops.resample import Resize, ResizeGrad
+from treadle.ops.slicing import Slice
 from treadle.ops.unary import Relu
 
 Window = tuple[Any, ...]
@@ -177,3 +179,31 @@ def test_what_is_not_channels_last_is_refused() -> None:
         return x.apply(Relu(), x.apply(pool, (x,)))[0]
 
     assert isinstance(lower(Fused("window", trace_body(body, [x])), [x], (), AVX512), Support)
+
+
+@pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
+@pytest.mark.parametrize("channels", [1, 3, 19])
+def test_resizing(mode: str, channels: int) -> None:
+    for sizes, made in (((7,), (20,)), ((7, 20), (11, 9)), ((3, 4, 5), (6, 4, 2))):
+        x = draw(last((2, channels, *sizes)), dt.float32, 1)
+        dy = draw(last((2, channels, *made)), dt.float32, 2)
+        check(Resize(mode, "half_pixel", made), [x])
+        check(ResizeGrad(mode, "half_pixel", sizes), [dy], exact=False)
+        inside_memory(group(Resize(mode, "half_pixel", made), [x]), [x])
+
+
+def test_resizing_of_16_bit_floats() -> None:
+    x = draw(last((2, 9, 5, 4)), dt.bfloat16, 1)
+    check(Resize("linear", "half_pixel", (10, 8)), [x], exact=False)
+
+
+def test_resizing_takes_whole_maps() -> None:
+    def body(x):  # type: ignore[no-untyped-def]
+        part = x.apply(Slice((0, 0, 0, 2), (2, 5, 4, 8), (1, 1, 1, 1)), (x,))[0]
+        first = part.apply(Transpose((0, 3, 1, 2)), (part,))[0]
+        y = first.apply(Resize("linear", "half_pixel", (10, 8)), (first,))[0]
+        return y.apply(Transpose((0, 2, 3, 1)), (y,))[0]
+
+    types = [TensorType(dt.float32, (2, 5, 4, 9))]
+    answer = lower(Fused("window", trace_body(body, types)), types, (), AVX512)
+    assert isinstance(answer, Support) and "takes whole maps" in answer.message

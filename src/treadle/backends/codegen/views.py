@@ -114,6 +114,94 @@ def strided_input(body: Graph, value: Value) -> Strided | None:
     return view
 
 
+@dataclass(frozen=True, slots=True)
+class Blocked:
+    """A view [N, C, *S] whose channels lie in blocks: `whole` is [N, blocks, block, *S].
+
+    Channels from `channels` on fill up the last block and do not count.
+    """
+
+    whole: Strided
+    channels: int
+
+    @property
+    def index(self) -> int:
+        """Number of the body's input, or output."""
+        return self.whole.index
+
+    @property
+    def block(self) -> int:
+        """Channels of a block."""
+        return self.whole.shape[2]
+
+    @property
+    def shape(self) -> Shape:
+        """Without what fills up the last block."""
+        return (self.whole.shape[0], self.channels, *self.whole.shape[3:])
+
+    def as_images(self) -> Strided | None:
+        """Blocks as images of few channels, [N * blocks, block, *S]; None if they lie apart."""
+        n, blocks, block, *spatial = self.whole.shape
+        return self.whole.after(Reshape((n * blocks, block, *spatial)))
+
+
+def blocked_input(body: Graph, value: Value) -> Blocked | None:
+    """A value [N, C, *S] as a view of a body's input whose channels are split in two axes.
+
+    None where its channels were not merged from two axes, or where more was moved behind that than
+    the first channels picked.
+    """
+    channels = value.type.shape[1]
+    node = value.producer
+    if node is not None and isinstance(node.op, Slice) and _takes_first(node):
+        node = node.inputs[0].producer
+    if node is None or not isinstance(node.op, Reshape):
+        return None
+    before, after = (extents(v.type.shape) for v in (node.inputs[0], node.output))
+    if not _splits(after, before):
+        return None
+    whole = strided_input(body, node.inputs[0])
+    return None if whole is None else Blocked(whole, int(channels))
+
+
+def split_after(body: Graph, value: Value) -> Node | None:
+    """The reshape that splits the channels of [N, C, *S] before blocks of them are put last.
+
+    None where more becomes of the value than that.
+    """
+    reshape = _only_user(body, value)
+    if reshape is None or not isinstance(reshape.op, Reshape):
+        return None
+    before, after = (extents(v.type.shape) for v in (value, reshape.output))
+    move = _only_user(body, reshape.output) if _splits(before, after) else None
+    if move is None or not isinstance(move.op, Transpose):
+        return None
+    return reshape if move.op.permutation == (0, 1, *range(3, len(after)), 2) else None
+
+
+def _only_user(body: Graph, value: Value) -> Node | None:
+    users = [node for node in body.nodes if value in node.inputs]
+    return users[0] if len(users) == 1 and value not in body.outputs else None
+
+
+def _splits(shape: Shape, parts: Shape) -> bool:
+    """Whether `parts` are the axes of a shape, the second of which is split in two."""
+    return (
+        len(parts) == len(shape) + 1
+        and parts[0] == shape[0]
+        and parts[1] * parts[2] == shape[1]
+        and parts[3:] == shape[2:]
+    )
+
+
+def _takes_first(node: Node) -> bool:
+    """Whether a slice takes the first channels and leaves the other axes as they are."""
+    op, shape = node.op, node.inputs[0].type.shape
+    if not isinstance(op, Slice) or any(op.starts) or any(step != 1 for step in op.steps):
+        return False
+    return all(i == 1 or op.stops[i] == extent for i, extent in enumerate(shape))
+
+
 def strided_output(body: Graph, index: int) -> tuple[Value, Strided] | None:
     """What is computed for output `index`, and where its elements lie in that output's memory.
 

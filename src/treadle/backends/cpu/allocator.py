@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from treadle.backends.cpu.host import memory_bytes
 from treadle.base.errors import OutOfMemory
-from treadle.runtime.host import TOO_MANY_BYTES
+from treadle.runtime.host import TOO_MANY_BYTES, OwnMemory
 
 Array = npt.NDArray[Any]
 SMALL = 128 << 10
@@ -73,7 +73,8 @@ class _Rooms:
         def finalize(lease: Any, rooms: _Rooms = self) -> None:
             give_back(rooms, lease.block)
 
-        self.lease: Any = type("Lease", (ctypes.c_char * room,), {"__del__": finalize})
+        bases = ctypes.c_char * room, OwnMemory
+        self.lease: Any = type("Lease", bases, {"__slots__": ("block",), "__del__": finalize})
 
 
 class Allocator:

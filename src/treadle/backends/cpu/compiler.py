@@ -25,6 +25,7 @@ from treadle.backends.program import (
     Launch,
     Limits,
     Lowered,
+    MapLayout,
     Program,
     Tuned,
     Watched,
@@ -57,6 +58,10 @@ class NativeCompiler:
         measured = tuned.digest()
         return self._toolchain.fingerprint + (f"/tuned-{measured}" if measured else "")
 
+    @property
+    def layouts(self) -> tuple[MapLayout, ...]:
+        return self._toolchain.target.layouts
+
     def lower(
         self, op: Op, types: Sequence[TensorType], frozen: Sequence[bool] = (), /
     ) -> Lowered | Support:
@@ -74,13 +79,20 @@ class NativeCompiler:
         return name in _generators().LOWERINGS
 
     def build(self, program: Program, /) -> NativeExecutable:
-        kernels = {run.kernel for run in runs_of(program.steps)}
+        # Programs have an arena of their own: what eager calls have left over is of no more use.
+        HOST.empty_cache()
+        return self.executable(program)
+
+    def executable(self, program: Program) -> NativeExecutable:
+        """As `build`, for a single op, which needs no memory besides its results."""
+        kernels = {run.kernel for run in runs_of(program.steps)}.union(program.beside)
         return NativeExecutable(encode(program, _generators().symbol_of), self.load(kernels))
 
     def empty(self, shape: Sequence[int], dtype: np.dtype[Any], /) -> Array:
         return HOST.empty(shape, dtype)
 
     def restore(self, stored: bytes, /) -> NativeExecutable | None:
+        HOST.empty_cache()
         return restored(stored)
 
     def save(self, key: str, data: bytes, /) -> None:
@@ -149,7 +161,7 @@ class NativeCompiler:
 
     def bound(self, program: Program, arrays: Sequence[Array]) -> Callable[[], None]:
         """The program as a function of nothing that runs on these arrays, one per base."""
-        executable = self.build(program)
+        executable = self.executable(program)
         bases = np.array([a.__array_interface__["data"][0] for a in arrays], np.int64)
 
         def run(_keep: Sequence[Array] = arrays) -> None:

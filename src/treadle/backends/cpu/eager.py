@@ -59,7 +59,7 @@ class BoundLaunch:
             Run(x.kernel, tuple(_place(a, first) for a in x.arguments), x.items, x.serial)
             for x in lowered.launches
         )
-        executable = compiler().build(Program(steps, self._count))
+        executable = compiler().executable(Program(steps, self._count))
         self._keep = executable
         self._program = executable.address
         self._run = runtime().launch

@@ -85,6 +85,8 @@ def encode(program: Program, symbol_of: Callable[[Any], str]) -> Encoded:
             out.words += [JUMP, number, starts[step.target], *_pair(step.unless)]
         else:
             out.words += [HOST, number]
+    for kernel in program.beside:
+        out.numbers.setdefault(symbol_of(kernel), len(out.numbers))
     return Encoded(
         np.array([*out.words, END, -1], np.int64),
         np.array(out.places, np.int64),

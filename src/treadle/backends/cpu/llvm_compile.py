@@ -7,10 +7,12 @@ would start ten times slower.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import struct
 import sys
+from collections.abc import Iterator
 from typing import Any, BinaryIO, Literal
 
 if __name__ == "__main__":
@@ -60,10 +62,25 @@ def translate(
     module.verify()
     module.triple = machine.triple
     module.data_layout = str(machine.target_data)
-    if form == "assembly":
-        return bytes(machine.emit_assembly(module), "utf-8")
-    made: bytes = machine.emit_object(module)
+    with _loops_as_they_are():
+        if form == "assembly":
+            return bytes(machine.emit_assembly(module), "utf-8")
+        made: bytes = machine.emit_object(module)
     return made
+
+
+@contextlib.contextmanager
+def _loops_as_they_are() -> Iterator[None]:
+    """Without LLVM's strength reduction in loops, which took up to two thirds of its time.
+
+    Generators write loops with pointers that are moved on, so it found nothing to gain: kernels
+    were measured to be as fast without it, and products of few rows to be faster.
+    """
+    llvm.set_option("treadle", "-disable-lsr=true")
+    try:
+        yield
+    finally:
+        llvm.set_option("treadle", "-disable-lsr=false")  # Others may use LLVM in this process.
 
 
 # -- without a linker: objects become code through LLVM's own loader ---------------------------

@@ -24,7 +24,7 @@ from treadle.backends.cpu.object_cache import ObjectCache
 from treadle.base.errors import CompileError
 from treadle.base.log import get_logger
 
-FORMAT = 1
+FORMAT = 2
 """Part of every key: to be raised when equal texts come to mean other code."""
 Texts = Mapping[str, Callable[[], str]]
 

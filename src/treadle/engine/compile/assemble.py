@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from treadle.backends.program import Compiler
+from treadle.engine.compile.early import plan_early
 from treadle.engine.compile.link import Linker, region_spaces, regions_of
 from treadle.engine.compile.memory import check_memory, plan_memory
 from treadle.engine.compile.order import Task, best_order
@@ -39,19 +41,30 @@ def assemble(
         CompileError: a result's extent depends on data.
     """
     constants = Pool()
-    work = lower_nodes(graph, compiler, interface, report)
-    placement = place_values(graph, work, interface, compiler, constants)
+    once = options.allows("precompute", 1)
+    every = lower_nodes(graph, compiler, interface, report, precompute=once)
+    early, work = [w for w in every if w.once], [w for w in every if not w.once]
+    placement = place_values(graph, work, interface, compiler, constants, early)
+    before = plan_early(early, work, placement, options)
     parts = _subplans(work, compiler, options, report)
     spaces = _workspaces(work, parts, placement)
     maker = _makers(work, placement)
     order = _order(work, placement, maker)
     units = units_of(work, order, maker)
     schedule = best_schedule(work, order, placement, spaces, units, options)
-    memory = _plan(schedule, options)
+    memory = _with_early(_plan(schedule, options), before.memory)
     updated = len(interface.updates)
     linker = Linker(
-        placement, memory, constants, len(graph.inputs), len(graph.outputs) - updated, compiler
+        placement,
+        memory,
+        constants,
+        len(graph.inputs),
+        len(graph.outputs) - updated,
+        compiler,
+        early=before.memory,
+        kept=placement.kept,
     )
+    linker.prepare(before.turns, before.spaces)
     numbers = {v: i for i, n in enumerate(graph.nodes) for v in n.outputs}
     nodes = [numbers.get(item.outputs[0], -1) if item.outputs else -1 for item in work]
     runs = {n: linker.runs(work[n], spaces.get(n, ()), nodes[n]) for n in order}
@@ -63,7 +76,8 @@ def assemble(
             continue
         found = [runs[m.work][m.launch] for m in members]
         linker.add_runs([entry for entry in found if entry is not None])
-    return linker.plan(interface)
+    done = [w.outputs[0] for w in early if w.lowered is not None and w.lowered.launches]
+    return replace(linker.plan(interface), once=tuple(numbers[v] for v in done))
 
 
 # -- order -------------------------------------------------------------------------------------
@@ -124,7 +138,20 @@ def _plan(schedule: Schedule, options: Options) -> MemoryPlan:
     at = dict(zip(roots, found.offsets, strict=True))
     offsets = tuple(at[schedule.root(i)] for i in range(len(schedule.buffers)))
     naive = sum(aligned(b.size) for b in schedule.buffers)
-    return MemoryPlan(offsets, found.peak, found.bound, naive, found.order)
+    spans = tuple(
+        (offset, b.size, b.start, b.end) for offset, b in zip(found.offsets, distinct, strict=True)
+    )
+    return MemoryPlan(offsets, found.peak, found.bound, naive, found.order, spans)
+
+
+def _with_early(memory: MemoryPlan, early: MemoryPlan) -> MemoryPlan:
+    """The program's arena, with room for what runs before it."""
+    return replace(
+        memory,
+        peak=max(memory.peak, early.peak),
+        bound=max(memory.bound, early.bound),
+        naive=max(memory.naive, early.naive),
+    )
 
 
 def _subplans(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from treadle.backends.api import Support
@@ -12,12 +12,14 @@ from treadle.backends.program import (
     Host,
     Jump,
     Launch,
+    Lowered,
     Ref,
     Run,
     Step,
     Together,
 )
 from treadle.base.errors import CompileError
+from treadle.engine.compile.early import Turn
 from treadle.engine.compile.place import Home, Placement
 from treadle.engine.compile.together import joined
 from treadle.engine.compile.work import COPY, Work, lower
@@ -29,6 +31,7 @@ from treadle.engine.plan import (
     MemoryPlan,
     Plan,
     Pool,
+    Rebase,
     Span,
     aligned,
     moved,
@@ -51,8 +54,11 @@ class Linker:
     steps: list[Step] = field(default_factory=list)
     host: list[HostTask] = field(default_factory=list)
     prelude: list[Step] = field(default_factory=list)
+    early: MemoryPlan = field(default_factory=lambda: MemoryPlan((), 0, 0, 0))
+    """Offsets of what the prelude has in the arena."""
     kept: int = 0
     facts: list[Facts] = field(default_factory=list)
+    _packed: dict[Work, list[Address]] = field(default_factory=dict)
     node: int = -1
     """Number of the node whose work is being written."""
 
@@ -69,6 +75,10 @@ class Linker:
             return Address(self.inputs + home.index, offset)
         if home.kind == "constant":
             return Address(self._constants, home.index + offset)
+        if home.kind == "kept":
+            return Address(self._constants + 1, home.index + offset)
+        if home.kind == "early":
+            return Address(self._constants + 2, self.early.offsets[home.index] + offset)
         return Address(self._constants + 2, self.memory.offsets[home.index] + offset)
 
     def where(self, value: Value) -> Address:
@@ -111,38 +121,54 @@ class Linker:
         self.host.append(task)
 
     def runs(self, item: Work, spaces: Sequence[Home], node: int) -> list[tuple[Run, Facts] | None]:
-        """Each launch of one piece of work with its addresses; its prelude is written.
+        """Each launch of one piece of work with its addresses.
 
         None is a copy of what already lies where it belongs.
         """
         if item.lowered is None:
             return []
-        kept = []
-        for size in item.lowered.kept:
-            kept.append(Address(self._constants + 1, self.kept))
-            self.kept += aligned(size)
-        places: dict[str, Sequence[Address]] = {
-            "input": [self.where(v) for v in item.inputs],
-            "output": [self.where(v) for v in item.outputs],
-            "workspace": [self._address(h) for h in spaces],
-            "kept": kept,
-            "constant": [
-                Address(self._constants, self.constants.add(a)) for a in item.lowered.constants
-            ],
-        }
+        places = self._places(item, item.lowered, spaces)
         sizes: dict[str, Sequence[int]] = {
             "input": [v.type.nbytes for v in item.inputs],
             "output": [v.type.nbytes for v in item.outputs],
             "workspace": item.lowered.workspaces,
             "kept": item.lowered.kept,
         }
-        self.prelude += [_run(launch, places, item.label) for launch in item.lowered.prelude]
         found: list[tuple[Run, Facts] | None] = []
         for launch in item.lowered.launches:
             run = _run(launch, places, item.label)
             unmoved = launch.moves and run.arguments[0] == run.arguments[1]
             found.append(None if unmoved else (run, _facts(launch, places, sizes, node)))
         return found
+
+    def prepare(self, turns: Iterable[Turn], spaces: Mapping[Work, Sequence[Home]]) -> None:
+        """Steps that run once: work on frozen inputs, and what is packed."""
+        for turn in turns:
+            item = turn.work
+            if item.lowered is None:
+                continue
+            places = self._places(item, item.lowered, spaces.get(item, ()))
+            launches = item.lowered.prelude if turn.packs else item.lowered.launches
+            self.prelude += [_run(launch, places, item.label) for launch in launches]
+
+    def _places(
+        self, item: Work, lowered: Lowered, spaces: Sequence[Home]
+    ) -> Mapping[str, Sequence[Address]]:
+        """Addresses of all that the launches of a piece of work may name."""
+        if item not in self._packed:
+            self._packed[item] = []
+            for size in lowered.kept:
+                self._packed[item].append(Address(self._constants + 1, self.kept))
+                self.kept += aligned(size)
+        return {
+            "input": [self.where(v) for v in item.inputs],
+            "output": [] if not lowered.launches else [self.where(v) for v in item.outputs],
+            "workspace": [self._address(h) for h in spaces],
+            "kept": self._packed[item],
+            "constant": [
+                Address(self._constants, self.constants.add(a)) for a in lowered.constants
+            ],
+        }
 
     def copy(self, source: Address, target: Address, value: Value) -> None:
         """Steps that copy a value's bytes from one place to another."""
@@ -186,15 +212,7 @@ class Linker:
         self.steps += relocate(part.steps, rebase, len(self.steps), len(self.host))
         self.facts += [moved(f, rebase, self.node) for f in part.facts]
         self.prelude += relocate(part.prelude, rebase, len(self.prelude), 0)
-        self.host += [
-            HostTask(
-                t.op,
-                tuple((rebase(a), kind) for a, kind in t.inputs),
-                tuple((rebase(a), kind) for a, kind in t.outputs),
-                t.engine,
-            )
-            for t in part.host
-        ]
+        self.host += [_moved_task(task, rebase) for task in part.host]
 
     def plan(self, interface: Interface) -> Plan:
         """Everything written so far."""
@@ -291,6 +309,13 @@ class Linker:
                 self.copy(source, target, value)
 
 
+def _moved_task(task: HostTask, rebase: Rebase) -> HostTask:
+    """A host task at other addresses."""
+    inputs = tuple((rebase(a), kind) for a, kind in task.inputs)
+    outputs = tuple((rebase(a), kind) for a, kind in task.outputs)
+    return HostTask(task.op, inputs, outputs, task.engine)
+
+
 def _entry(start: Address, value: Value, turn: int, length: int) -> Address:
     """Entry number `turn` of a value stacked along its first axis."""
     return Address(start.base, start.offset + turn * (value.type.nbytes // length))
@@ -358,7 +383,8 @@ def _facts(
         span = Span(start.base, start.offset, sizes[argument.kind][argument.index])
         if span.nbytes:
             (reads if argument.kind in ("input", "kept") else writes)[span] = None
-    return Facts(tuple(reads), tuple(writes), launch.flops, launch.nbytes, node)
+    nbytes = launch.nbytes or sum(span.nbytes for span in (*reads, *writes))
+    return Facts(tuple(reads), tuple(writes), launch.flops, nbytes, node)
 
 
 def _completed(step: Step, facts: Facts) -> Facts:

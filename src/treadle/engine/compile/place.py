@@ -7,19 +7,28 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from treadle.backends.program import Compiler, Lowered
-from treadle.engine.compile.work import COPY, Aliases, Part, Work, find_parts, lower
-from treadle.engine.plan import Interface, Pool
+from treadle.engine.compile.work import (
+    COPY,
+    Aliases,
+    Part,
+    Work,
+    find_parts,
+    lower,
+    read_in_runs,
+)
+from treadle.engine.plan import Interface, Pool, aligned
 from treadle.graph.ir import Graph, Value
 from treadle.ops.constant import Constant
 
-Kind = Literal["input", "output", "constant", "arena"]
+Kind = Literal["input", "output", "constant", "kept", "early", "arena"]
 
 
 @dataclass(frozen=True, slots=True)
 class Home:
-    """A memory: a caller's input or output by number, the constants, or a buffer of the arena.
+    """A memory: a caller's input or output by number, constants, kept results, or the arena.
 
-    `index` is the number of the input, output or buffer; for constants the offset.
+    The arena has buffers for each run, and "early" ones for what runs once before. `index` is the
+    number of the input, output or buffer; for constants and what is kept it is the offset.
     """
 
     kind: Kind
@@ -34,11 +43,15 @@ class Placement:
         homes: of every root.
         parts: values that lie inside others.
         sizes: bytes of each buffer of the arena.
+        scratches: bytes of each buffer that the prelude has in the arena.
+        kept: bytes of results that are kept.
     """
 
     homes: dict[Value, Home] = field(default_factory=dict)
     parts: dict[Value, Part] = field(default_factory=dict)
     sizes: list[int] = field(default_factory=list)
+    scratches: list[int] = field(default_factory=list)
+    kept: int = 0
 
     def part(self, value: Value) -> Part:
         """What the value lies in; itself where it is no view."""
@@ -54,20 +67,41 @@ class Placement:
         self.sizes.append(nbytes)
         return Home("arena", len(self.sizes) - 1)
 
+    def scratch(self, nbytes: int) -> Home:
+        """A new buffer for the time before the program runs."""
+        self.scratches.append(nbytes)
+        return Home("early", len(self.scratches) - 1)
+
+    def keep(self, nbytes: int) -> Home:
+        """A place in memory that lives as long as the program."""
+        self.kept += aligned(nbytes)
+        return Home("kept", self.kept - aligned(nbytes))
+
 
 def place_values(
-    graph: Graph, work: list[Work], interface: Interface, compiler: Compiler, constants: Pool
+    graph: Graph,
+    work: list[Work],
+    interface: Interface,
+    compiler: Compiler,
+    constants: Pool,
+    early: Sequence[Work] = (),
 ) -> Placement:
     """Give every value a home; appends copies to `work` where an output needs one.
+
+    Results of `early` work are kept where the program reads them.
 
     An output that replaces an input's contents is computed in that input's memory if everybody
     who reads the old contents can come first, and is copied there at the end otherwise.
     """
-    found = Placement(parts=find_parts(work))
+    found = Placement(parts=find_parts((*early, *work)))
     found.homes.update((v, Home("input", i)) for i, v in enumerate(graph.inputs))
     for node in graph.nodes:
         if isinstance(node.op, Constant):
             found.homes[node.output] = Home("constant", constants.add(node.op.data.array))
+    kept = read_in_runs(work, found.parts).union(found.part(v).root for v in graph.outputs)
+    for value in (v for item in early for v in item.outputs if v not in found.parts):
+        size = value.type.nbytes
+        found.homes[value] = found.keep(size) if value in kept else found.scratch(size)
     aliases = Aliases(work, found.parts)
     _Outputs(graph, work, interface, compiler, found, aliases).place()
     for item in work:

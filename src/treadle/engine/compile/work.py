@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from treadle.backends.api import Support
-from treadle.backends.program import Compiler, Lowered
+from treadle.backends.program import Compiler, Launch, Lowered, Ref
 from treadle.base.errors import CompileError
 from treadle.base.types import TensorType
+from treadle.engine.frozen import is_fixed
 from treadle.engine.plan import Interface
 from treadle.engine.types import CompileReport
 from treadle.graph.ir import Graph, Node, Value
@@ -22,7 +23,7 @@ COPY = Transfer("")
 """The op that copies a value where it must lie in a place of its own."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Work:
     """One node, or one copy, on its way into the program.
 
@@ -33,6 +34,7 @@ class Work:
         label: what reports call it.
         engine: the name of the one that partition chose, if it is not the one that compiles.
         after: work that must come earlier although no value says so.
+        once: it depends on frozen inputs alone, and runs before the program does.
     """
 
     op: Op
@@ -42,6 +44,7 @@ class Work:
     label: str
     engine: str = ""
     after: list[int] = field(default_factory=list)
+    once: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +74,18 @@ def lower_nodes(
     compiler: Compiler,
     interface: Interface,
     report: CompileReport,
+    *,
+    precompute: bool = False,
 ) -> list[Work]:
     """Work for every node but constants, in program order.
+
+    With `precompute`, what depends on frozen inputs alone is marked to be done once.
 
     Raises:
         CompileError: a result's extent depends on data.
     """
-    frozen = dict(zip(graph.inputs, interface.frozen, strict=False))
+    known = {v for v, yes in zip(graph.inputs, interface.frozen, strict=False) if yes}
+    known.update(n.output for n in graph.nodes if isinstance(n.op, Constant))
     work = []
     for node in graph.nodes:
         if isinstance(node.op, Constant):
@@ -98,10 +106,13 @@ def lower_nodes(
         work.append(Work(node.op, node.inputs, node.outputs, None, label))
         if isinstance(node.op, ControlFlow):
             continue
-        flags = tuple(_is_frozen(v, frozen) for v in node.inputs)
+        once = precompute and is_fixed(node, known)
+        # What is done once packs operands as if they were not frozen: nobody needs them packed.
+        flags = tuple(v in known and not once for v in node.inputs)
         found = lower(compiler, node.op, node.inputs, flags)
         if isinstance(found, Lowered):
-            work[-1].lowered = found
+            work[-1].lowered, work[-1].once = found, once
+            known.update(node.outputs if once else ())
         else:
             report.decide("compile", label, "host", found.message)
     return work
@@ -123,12 +134,6 @@ def lower(
     return compiler.lower(op, types, tuple(frozen))
 
 
-def _is_frozen(value: Value, frozen: Mapping[Value, bool]) -> bool:
-    if value.producer is not None:
-        return isinstance(value.producer.op, Constant)
-    return frozen.get(value, False)
-
-
 def find_parts(work: Sequence[Work]) -> dict[Value, Part]:
     """For every value that is a view, what it is a part of; chains are followed to the end."""
     parts: dict[Value, Part] = {}
@@ -139,6 +144,23 @@ def find_parts(work: Sequence[Work]) -> dict[Value, Part]:
             outer = parts.get(item.inputs[source], Part(item.inputs[source]))
             parts[item.outputs[output]] = Part(outer.root, outer.offset + offset)
     return parts
+
+
+def read_by(item: Work, launches: Iterable[Launch]) -> list[Value]:
+    """The inputs of a piece of work that some of its launches read."""
+    read = {
+        a.index for k in launches for a in k.arguments if isinstance(a, Ref) and a.kind == "input"
+    }
+    return [item.inputs[i] for i in sorted(read)]
+
+
+def read_in_runs(work: Sequence[Work], parts: Mapping[Value, Part]) -> set[Value]:
+    """What the launches and host tasks of a program read; of a view, what it is a part of."""
+    found: set[Value] = set()
+    for item in work:
+        read = item.inputs if item.lowered is None else read_by(item, item.lowered.launches)
+        found.update(parts[v].root if v in parts else v for v in read)
+    return found
 
 
 class Aliases:

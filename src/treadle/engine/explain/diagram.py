@@ -11,6 +11,7 @@ from pathlib import Path
 
 from treadle.base.errors import EngineError
 from treadle.engine.explain.origins import places_of
+from treadle.engine.plan import MemoryPlan
 from treadle.graph.ir import Graph, Node, Value, regions_of
 from treadle.graph.layered import Point, arrange
 from treadle.graph.printer import value_names
@@ -34,6 +35,7 @@ COLORS = {
     "control": "#fbf1cf",
 }
 """Of boxes, by what they stand for."""
+MEMORY_COLORS = ("#9bb8dd", "#a9d3b4", "#e6c08f", "#cbb1da", "#d9a79a", "#b9c3cc")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +61,15 @@ class _Picture:
     edges: Mapping[tuple[int, int], str]
 
 
-def save_diagram(path: str | os.PathLike[str], graphs: Mapping[str, Graph]) -> None:
-    """Draw graphs side by side.
+def save_diagram(
+    path: str | os.PathLike[str], graphs: Mapping[str, Graph], memory: MemoryPlan | None = None
+) -> None:
+    """Draw graphs side by side, and the plan of memory.
 
     Args:
         path: of the file; its ending says what it becomes: .svg, .html or .dot.
         graphs: by title.
+        memory: of the program; it is not drawn for Graphviz.
 
     Raises:
         EngineError: the ending is another one.
@@ -75,7 +80,8 @@ def save_diagram(path: str | os.PathLike[str], graphs: Mapping[str, Graph]) -> N
     if target.suffix == ".dot":
         text = _dot(pictures)
     elif target.suffix in FORMS:
-        text = _svg(pictures) if target.suffix == ".svg" else _page(pictures)
+        plan = [] if memory is None or not memory.spans else [_planned(memory)]
+        text = _svg(pictures, plan) if target.suffix == ".svg" else _page(pictures, plan)
     else:
         raise EngineError(
             "diagram",
@@ -148,10 +154,35 @@ def _short(text: str) -> str:
 # -- from boxes to text ------------------------------------------------------------------------
 
 
-def _svg(pictures: Sequence[_Picture]) -> str:
+Drawing = tuple[list[str], Point]
+"""Lines of SVG, and their size."""
+
+
+def _planned(memory: MemoryPlan) -> Drawing:
+    """The arena: a rectangle per buffer, steps to the right, offsets downwards."""
+    steps = max(end for *_, end in memory.spans) + 1
+    width, height = min(900.0, max(320.0, 12.0 * steps)), 320.0
+    title = f"memory: {memory.peak} bytes, at least {memory.bound}; {len(memory.spans)} buffers"
+    lines = [f'<text x="0" y="{LINE:.0f}" font-weight="bold">{escape(title)}</text>']
+    lines.append(f'<g transform="translate(0 {2 * LINE:.0f})">')
+    lines.append(f'<rect width="{width:.1f}" height="{height:.1f}" fill="#eef1f4"/>')
+    for number, (offset, size, start, end) in enumerate(memory.spans):
+        x, y = width * start / steps, height * offset / max(memory.peak, 1)
+        wide, high = width * (end - start + 1) / steps, height * size / max(memory.peak, 1)
+        color = MEMORY_COLORS[number % len(MEMORY_COLORS)]
+        about = f"{size} bytes at {offset}, steps {start} to {end}"
+        lines.append(
+            f'<rect x="{x:.1f}" y="{y:.1f}" width="{wide:.1f}" height="{max(high, 0.6):.2f}" '
+            f'fill="{color}" stroke="#ffffff" stroke-width="0.4"><title>{about}</title></rect>'
+        )
+    foot = f"step 0 to {steps - 1}, offset 0 at the top"
+    lines += [f'<text x="0" y="{height + LINE:.0f}">{foot}</text>', "</g>"]
+    return lines, (max(width, len(title) * CHARACTER), height + 4 * LINE)
+
+
+def _svg(pictures: Sequence[_Picture], more: Sequence[Drawing] = ()) -> str:
     drawn, x, height = [], MARGIN, 0.0
-    for picture in pictures:
-        lines, size = _drawn(picture)
+    for lines, size in (*map(_drawn, pictures), *more):
         drawn += [f'<g transform="translate({x:.0f} {MARGIN:.0f})">', *lines, "</g>"]
         x, height = x + size[0] + 2 * MARGIN, max(height, size[1])
     width, height = x - MARGIN, height + 2 * MARGIN
@@ -211,11 +242,11 @@ def _box_lines(box: _Box, center: Point) -> Iterator[str]:
     yield "</g>"
 
 
-def _page(pictures: Sequence[_Picture]) -> str:
+def _page(pictures: Sequence[_Picture], more: Sequence[Drawing] = ()) -> str:
     title = escape(", ".join(p.title for p in pictures))
     return (
         f'<!doctype html>\n<html lang="en">\n<meta charset="utf-8">\n<title>{title}</title>\n'
-        f'<body style="margin:0;background:#fff">\n{_svg(pictures)}</body>\n</html>\n'
+        f'<body style="margin:0;background:#fff">\n{_svg(pictures, more)}</body>\n</html>\n'
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -163,7 +163,7 @@ def explain(
         _stages(graphs, plan, report, groups, profile),
         _sizes(graphs, plan),
         groups,
-        _ops(graphs, groups, report, engine),
+        _ops(graphs, groups, report, engine, frozenset(plan.once)),
         _refusals(report),
         tuple((f"{s} {r.name}", r.before, r.after, r.seconds, r.hits) for s, r in report.passes),
         {
@@ -288,7 +288,8 @@ def _stages(
         "optimize": f"{prepared} -> {len(graphs['optimized'].nodes)} nodes; "
         + ", ".join(f"{n} {kind}" for kind, n in kinds.items()),
         "compile": f"{_launches(plan)}, {len(plan.host)} host tasks, "
-        f"{plan.streams.count} stream{'s' * (plan.streams.count != 1)}",
+        f"{plan.streams.count} stream{'s' * (plan.streams.count != 1)}"
+        + (f", {len(plan.once)} groups once" if plan.once else ""),
         "load": f"{len({run.kernel for run in runs_of(plan.steps)})} kernels, "
         "those that the cache has not are compiled",
         "execute": "not measured; see profile()"
@@ -353,7 +354,11 @@ def _nbytes(value: Any) -> int:
 
 
 def _ops(
-    graphs: Mapping[str, Graph], groups: Sequence[Group], report: CompileReport, engine: str
+    graphs: Mapping[str, Graph],
+    groups: Sequence[Group],
+    report: CompileReport,
+    engine: str,
+    once: Set[int],
 ) -> tuple[CapturedOp, ...]:
     captured, compiled = graphs["captured"], graphs["optimized"]
     running = {g.number: g for g in groups}
@@ -368,7 +373,7 @@ def _ops(
                 " ".join(str(v.type) for v in node.outputs),
                 sum(map(_nbytes, node.outputs)),
                 place(node.loc),
-                _fate(node, tops, mine),
+                _fate(node, tops, mine, once),
                 ", ".join(dict.fromkeys(g.engine for g in mine)),
                 why.get(node.op.name, f"not by {engine}" if on_host else ""),
                 tuple(g.number for g in mine),
@@ -378,13 +383,13 @@ def _ops(
     return tuple(found)
 
 
-def _fate(node: Node, tops: Sequence[int], mine: Sequence[Group]) -> str:
+def _fate(node: Node, tops: Sequence[int], mine: Sequence[Group], once: Set[int]) -> str:
     if isinstance(node.op, Constant):
         return "constant"
     if not tops:
         return "folded or shared"
     if not mine:
-        return "view"
+        return "once" if any(t in once for t in tops) else "view"
     if all(g.kind == "op" for g in mine):
         return "alone" if node.op.name in mine[0].ops else "rewritten"
     return "on the host" if any(g.kind == "host" for g in mine) else "fused"

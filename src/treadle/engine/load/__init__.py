@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from treadle.backends.program import Compiler, Program
+from treadle.backends.program import Compiler, Program, runs_of
 from treadle.engine.plan import Loaded, Plan, memory
 
 
@@ -14,8 +14,12 @@ def load(plan: Plan, compiler: Compiler) -> Loaded:
     Raises:
         OutOfMemory: there is no room for constants or packed weights.
     """
-    main = compiler.build(Program(plan.steps, plan.bases))
-    prelude = compiler.build(Program(plan.prelude, plan.bases)) if plan.prelude else None
+    runs, once = (
+        tuple(dict.fromkeys(run.kernel for run in runs_of(steps)))
+        for steps in (plan.steps, plan.prelude)
+    )
+    main = compiler.build(Program(plan.steps, plan.bases, once))
+    prelude = compiler.build(Program(plan.prelude, plan.bases, runs)) if plan.prelude else None
     constants = memory("constants", plan.constants.nbytes)
     for offset, array in plan.constants.entries:
         place = constants.bytes[offset : offset + array.nbytes]

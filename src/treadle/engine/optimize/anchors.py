@@ -27,7 +27,7 @@ from treadle.engine.optimize.kinds import (
 from treadle.graph.flow import FOREVER, Cut
 from treadle.graph.ir import Node, Value
 from treadle.ops.conv import Convolution
-from treadle.ops.movement import Concat, Transpose
+from treadle.ops.movement import Concat, Reshape, Transpose
 
 MOST_OPS = 48
 MOST_EXTRA_READS = 2
@@ -248,21 +248,30 @@ MOST_TRIALS = 24
 def _turned(groups: Groups, anchor: int) -> list[int]:
     """The transpose that is all that becomes of a result of an op that cares about layouts.
 
-    What is applied to the result then works on it as it is written.
+    What is applied to the result then works on it as it is written. Channels in blocks are split
+    before that.
     """
     node = groups.nodes[anchor]
-    cares = isinstance(node.op, Convolution) or is_window(node)
-    if not cares or node.output in groups.results:
+    if not isinstance(node.op, Convolution) and not is_window(node):
         return []
-    users = groups.users[node.output]
-    if len(users) != 1 or groups.owner[users[0]].kind:
+    found = _only_move(groups, node.output)
+    if found and isinstance(groups.nodes[found[0]].op, Reshape):
+        found = [*found, *_only_move(groups, groups.nodes[found[0]].output)]
+    return found if found and isinstance(groups.nodes[found[-1]].op, Transpose) else []
+
+
+def _only_move(groups: Groups, value: Value) -> list[int]:
+    """The one node that reads a value, if it is a move that stands alone."""
+    users = groups.users[value]
+    if value in groups.results or len(users) != 1 or groups.owner[users[0]].kind:
         return []
-    return users if isinstance(groups.nodes[users[0]].op, Transpose) else []
+    return users if isinstance(groups.nodes[users[0]].op, (Reshape, Transpose)) else []
 
 
 def _followers(groups: Groups, anchor: int) -> list[int]:
     """Elementwise nodes of the result's shape that could run inside the anchor's group."""
     shape = groups.nodes[anchor].output.type.shape
+    first = groups.owner[anchor]
     found: list[int] = []
     bits = 1 << anchor
     waiting = sorted(groups.users[groups.nodes[anchor].output])
@@ -272,7 +281,7 @@ def _followers(groups: Groups, anchor: int) -> list[int]:
         node = groups.nodes[i]
         if groups.owner[i].kind or not is_elementwise(node) or node.output.type.shape != shape:
             continue
-        if not _is_ready(groups, node, bits):
+        if not _is_ready(groups, node, bits) or groups.is_apart(groups.owner[i], first):
             continue
         found.append(i)
         bits |= 1 << i

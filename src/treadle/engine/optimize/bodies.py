@@ -6,7 +6,13 @@ from collections.abc import Callable, Iterable, Sequence
 from heapq import heapify, heappop, heappush
 
 from treadle.backends.api import Support, yes
-from treadle.backends.program import Compiler, MeasuringCompiler, Way
+from treadle.backends.program import (
+    Compiler,
+    LayoutCompiler,
+    MapLayout,
+    MeasuringCompiler,
+    Way,
+)
 from treadle.base.errors import GraphError
 from treadle.base.types import TensorType
 from treadle.engine.optimize.groups import Group, Groups
@@ -35,6 +41,13 @@ class Trial:
             found = self._compiler.lower(op, key[1])
             self._known[key] = found if isinstance(found, Support) else yes()
         return self._known[key]
+
+    @property
+    def layouts(self) -> tuple[MapLayout, ...]:
+        """Orders of axes that the compiler's kernels take; channels-last if it says nothing."""
+        if isinstance(self._compiler, LayoutCompiler):
+            return self._compiler.layouts
+        return (MapLayout("channels-last"),)
 
     def recorded(
         self,

@@ -6,11 +6,12 @@ Which group depends on which is kept as bitsets over nodes, so that a merge's cy
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from treadle.engine.optimize.kinds import MOVES, is_clear, is_free, is_static
 from treadle.graph.ir import Graph, Value
+from treadle.ops.constant import Constant
 from treadle.ops.fused import Fused
 
 
@@ -53,9 +54,14 @@ def positions(bits: int) -> Iterator[int]:
 
 
 class Groups:
-    """A graph's nodes in groups, each node in exactly one."""
+    """A graph's nodes in groups, each node in exactly one.
 
-    def __init__(self, graph: Graph) -> None:
+    Args:
+        graph: the nodes.
+        fixed: values that are computed once; what makes them is kept apart from the rest.
+    """
+
+    def __init__(self, graph: Graph, fixed: Collection[Value] = ()) -> None:
         self.graph = graph
         self.nodes = graph.nodes
         self.position = {n: i for i, n in enumerate(graph.nodes)}
@@ -71,6 +77,13 @@ class Groups:
         self._clear = {v for n in graph.nodes if is_static(n) for v in n.outputs if is_clear(v)}
         self._free = {v for v in self._clear if is_free(v)}
         self._read_through = _bits(self.position[v.producer] for v in self._clear if v.producer)
+        self._fixed = self._moved = 0
+        """Nodes that are computed once, and those of them that any group may make for itself."""
+        for i, node in enumerate(graph.nodes if fixed else ()):
+            if all(v in fixed for v in node.outputs):
+                self._fixed |= 1 << i
+                if isinstance(node.op, (*MOVES, Constant)):
+                    self._moved |= 1 << i
         self._holders: dict[int, list[Group]] = {}
         self.bodies: dict[tuple[str, tuple[int, ...], tuple[Value, ...]], Fused] = {}
         """Groups as ops, by kind, nodes and results: each is asked about more than once."""
@@ -104,6 +117,11 @@ class Groups:
         for g in groups:
             above, below, bits = above | g.above, below | g.below, bits | g.bits
         return bool(above & below & ~bits & ~self._read_through)
+
+    def is_apart(self, group: Group, other: Group) -> bool:
+        """Whether one of the two is computed once, and the other in every run."""
+        bits, rest = group.bits & ~self._moved, other.bits & ~self._moved
+        return bool(bits and rest) and bool(bits & self._fixed) != bool(rest & self._fixed)
 
     def joined(self, groups: Iterable[Group], kind: str) -> Group:
         """What merging the groups would give; nothing changes until it is passed to `keep`."""

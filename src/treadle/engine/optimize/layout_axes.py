@@ -7,11 +7,12 @@ axes in the new order. Ops that are not here stay row-major.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 from treadle.engine.optimize.layout import RANKS, Layout, Order, inverse, placed
+from treadle.engine.optimize.layout_blocks import in_blocks
+from treadle.engine.optimize.layout_forms import Remapped
 from treadle.graph.ir import Node
 from treadle.ops.creation import Full
 from treadle.ops.cumulative import CumProd, CumSum
@@ -24,23 +25,10 @@ from treadle.ops.slicing import Pad, Slice, SliceUpdate
 from treadle.ops.update import Update
 
 
-@dataclass(frozen=True, slots=True)
-class Remapped:
-    """An op on values of another layout.
-
-    Attributes:
-        op: what computes the same there.
-        operands: for each operand, as how many axes it is to be laid out; 0 leaves it as it is.
-        held: whether the result is in the layout; if not, it is what the op would give anyway.
-    """
-
-    op: Op
-    operands: tuple[int, ...]
-    held: bool = True
-
-
 def remapped(node: Node, layout: Layout) -> Remapped | None:
     """The node's op on values of a layout; None if it has no such form."""
+    if layout.block:
+        return in_blocks(node, layout)
     rule = _rule(type(node.op))
     return None if rule is None else rule(node, node.op, layout)
 

@@ -1,7 +1,8 @@
 """What layouts cost: modelled times of the ops that care, and of copies between layouts.
 
 The rates are shares of peak as measured with this package's kernels on a two-core AVX2 machine;
-they decide between layouts, not between machines.
+they decide between layouts, not between machines. Those of blocked layouts are the target's: shares
+of the channels-last ones.
 """
 
 from __future__ import annotations
@@ -13,28 +14,20 @@ from treadle.base.shape import size_of
 from treadle.engine.cost import RATES
 from treadle.engine.optimize.algorithms import maps_of
 from treadle.engine.optimize.kinds import is_free
-from treadle.engine.optimize.layout import (
-    CHANNELS_LAST,
-    LAYOUTS,
-    ROW_MAJOR,
-    Layout,
-    Sides,
-    is_neutral,
-)
+from treadle.engine.optimize.layout import ROW_MAJOR, Layout, Sides, is_neutral
+from treadle.engine.optimize.layout_forms import is_depthwise
 from treadle.graph.ir import Node, Value, constant_of
 from treadle.ops.adaptive_pool import AdaptiveAvgPool, AdaptiveWindow
 from treadle.ops.conv import ConvGradInput, ConvGradWeight, Convolution
 from treadle.ops.op import Op
 from treadle.ops.pool import AverageWindow, AvgPool, MaxPool, MaxWindow
+from treadle.ops.resample import Resize, ResizeGrad
 from treadle.ops.winograd import WinogradConv, WinogradConvGradWeight
 
 CPU = RATES["cpu"]
-COLUMNS = {ROW_MAJOR: 6, CHANNELS_LAST: 16}
-"""Channels that a kernel computes side by side: what does not fill them is lost. Row-major they
-are the rows of a tile, channels-last its columns."""
-NARROW = 8
-"""As many channels, channels-last, take tiles of half the columns."""
-
+ROWS = 6
+"""Channels that a kernel computes side by side, row-major, which are the rows of a tile: what does
+not fill them is lost. Channels-last they are its columns, as many as the target says."""
 DENSE: Mapping[str, tuple[float, float, float, float]] = {
     "forward": (0.78, 0.88, 0.82, 0.65),
     "input": (0.72, 0.82, 0.72, 0.65),
@@ -57,6 +50,8 @@ PASSES: Mapping[Any, tuple[float, float]] = {
     AdaptiveAvgPool: (0.4, 0.45),
     AverageWindow: (4.0, 0.6),
     AdaptiveWindow: (4.0, 0.6),
+    Resize: (5.0, 1.2),
+    ResizeGrad: (2.9, 1.1),
     Op: (5.0, 5.0),
 }
 """Times that window ops move their bytes, row-major and channels-last, by the first class that
@@ -69,25 +64,33 @@ def seconds(node: Node, layouts: Sides) -> float:
     """Modelled time of an op that cares about layouts."""
     nbytes = sum(v.type.nbytes for v in (*node.inputs, *node.outputs))
     if isinstance(node.op, Convolution):
-        return CPU.launch + max(_arithmetic(node, node.op, layouts), nbytes / CPU.bandwidth)
+        moving = nbytes / CPU.bandwidth / (layouts.main.depthwise if is_depthwise(node) else 1.0)
+        return CPU.launch + max(_arithmetic(node, node.op, layouts), moving)
     passes = next(p for cls, p in PASSES.items() if isinstance(node.op, cls))
     if isinstance(node.op, MaxWindow) and set(node.op.kernel) == set(node.op.strides) == {2}:
         passes = (min(passes[0], PAIRS), passes[1])
-    which = 0 if layouts.count(ROW_MAJOR) else 1
-    filled = 1.0 if which == 0 else _filled(int(node.output.type.shape[1]), CHANNELS_LAST)
-    return CPU.launch + passes[which] * nbytes / CPU.bandwidth / filled
+    main = layouts.main
+    if main is ROW_MAJOR:
+        return CPU.launch + passes[0] * nbytes / CPU.bandwidth
+    filled = _filled(int(node.output.type.shape[1]), main) * main.windows
+    return CPU.launch + passes[1] * nbytes / CPU.bandwidth / filled
 
 
 def _filled(channels: int, layout: Layout) -> float:
     """The share of a kernel's rows or columns that channels fill."""
-    side = NARROW if layout is CHANNELS_LAST and channels <= NARROW else COLUMNS[layout]
+    if layout is ROW_MAJOR:
+        side = ROWS
+    elif layout.block:
+        side = layout.block
+    else:
+        side = layout.columns // 2 if channels <= layout.columns // 2 else layout.columns
     return channels / (-(-channels // side) * side)
 
 
 def _arithmetic(node: Node, op: Convolution, layouts: Sides) -> float:
     """Time of the multiplications of a convolution, or of a gradient of one."""
-    which = _mixture(layouts)
-    if isinstance(op, WinogradConv) and which == 1:  # Else it is computed directly.
+    which, main = _mixture(layouts), layouts.main
+    if isinstance(op, WinogradConv) and which == 1 and not main.block:  # Else it is direct.
         return maps_of(node).winograd(op.tile, frozen=True) / CPU.flops
     if isinstance(op, WinogradConvGradWeight) and which == 1:
         return maps_of(node).winograd_gradient(op.tile) / CPU.flops
@@ -100,20 +103,22 @@ def _arithmetic(node: Node, op: Convolution, layouts: Sides) -> float:
         kind, weight, small, result = "forward", second, node.output.type.shape, None
     flops = 2 * size_of(small) * size_of(weight[1:])
     columns = int(result[1]) if result and kind == "input" else int(small[1])
-    is_grouped, is_few = op.groups > 1, int(weight[1]) < FEW
-    share = (DEPTHWISE if is_grouped and is_few else DENSE[kind])[which]
-    if not (is_grouped and is_few):
-        share *= _filled(columns // op.groups, CHANNELS_LAST if which else ROW_MAJOR)
+    if op.groups > 1 and int(weight[1]) < FEW:
+        share = DEPTHWISE[which] * main.depthwise
+        share *= _filled(columns, main) if main.block else 1.0
+    else:
+        share = DENSE[kind][which] * main.dense
+        share *= _filled(columns // op.groups, main if which else ROW_MAJOR)
     if which == 0 and size_of(small[2:]) < SMALL_MAP[1]:
         share *= SMALL_MAP[0]
     return flops / (CPU.flops * share)
 
 
 def _mixture(layouts: Sides) -> int:
-    """0 for row-major throughout, 1 for channels-last, 2 and 3 for one before the other."""
+    """0 for row-major throughout, 1 for another layout, 2 and 3 for one before the other."""
     used = [x for x in (*layouts.operands, *layouts.results) if x is not None]
     if len(set(used)) == 1:
-        return LAYOUTS.index(used[0])
+        return 0 if used[0] is ROW_MAJOR else 1
     return 2 if used[0] is ROW_MAJOR else 3
 
 

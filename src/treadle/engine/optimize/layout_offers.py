@@ -14,6 +14,7 @@ from treadle.engine.optimize.layout import (
     RANKS,
     ROW_MAJOR,
     Layout,
+    Moves,
     Sides,
     has_layouts,
     inverse,
@@ -22,6 +23,7 @@ from treadle.engine.optimize.layout import (
     sides,
 )
 from treadle.engine.optimize.layout_costs import conversion, seconds
+from treadle.engine.optimize.layout_forms import form_of, is_row_major
 from treadle.graph.builder import GraphBuilder
 from treadle.graph.ir import Graph, Node, Value
 from treadle.ops.conv import ConvGradWeight, Convolution
@@ -56,7 +58,9 @@ def places(node: Node) -> tuple[tuple[bool, ...], tuple[bool, ...]] | None:
     return (several, (True,)) if node.output.type.ndim in RANKS else None
 
 
-def offers(node: Node, trial: Trial, borders: Sequence[bool]) -> list[Offer]:
+def offers(
+    node: Node, trial: Trial, borders: Sequence[bool], domain: Sequence[Layout] = LAYOUTS
+) -> list[Offer]:
     """What there is for an op with layouts, row-major first.
 
     Args:
@@ -64,6 +68,7 @@ def offers(node: Node, trial: Trial, borders: Sequence[bool]) -> list[Offer]:
         trial: asks the compiler.
         borders: which operands and results are made or read where all is row-major. They may
             differ from the rest: reading or writing them as they are can cost less than a copy.
+        domain: the layouts to choose from, row-major first.
     """
     found = places(node)
     if found is None:
@@ -72,55 +77,77 @@ def offers(node: Node, trial: Trial, borders: Sequence[bool]) -> list[Offer]:
     values = zip((*node.inputs, *node.outputs), borders, has_layout, strict=True)
     mine = [(v, border) for v, border, has in values if has]
     made = []
-    for layouts in _combinations(node, mine):
+    for layouts in _combinations(node, mine, domain):
         one = sides(layouts, *found)
         if isinstance(node.op, Transpose):
-            made.append((one, _moving(node, one)))
-        elif ROW_MAJOR is layouts[0] is layouts[-1] or trial(*asked(node, one)):
+            if not one.main.block:
+                made.append((one, _moving(node, one)))
+        elif is_row_major(one):
             made.append((one, seconds(node, one)))
+        else:
+            question = asked(node, one)
+            if question is not None and trial(*question):
+                made.append((one, seconds(node, one)))
     return made
 
 
-def _combinations(node: Node, mine: Sequence[tuple[Value, bool]]) -> list[tuple[Layout, ...]]:
+def _combinations(
+    node: Node, mine: Sequence[tuple[Value, bool]], domain: Sequence[Layout]
+) -> list[tuple[Layout, ...]]:
     """Layouts for the values that have one, row-major first.
 
-    Values inside the program have one layout together; what is the same memory in all follows.
+    Values inside the program have one layout together; what is the same memory in all follows. At
+    a border, values are row-major, or like the others.
     """
     free = isinstance(node.op, Transpose)
     alone = [free or (border and isinstance(node.op, Convolution)) for _, border in mine]
     neutral = [not has_layouts(v.type.shape) for v, _ in mine]
     found = []
-    for layouts in product(LAYOUTS, repeat=len(mine)):
+    for layouts in product(domain, repeat=len(mine)):
         each = list(zip(layouts, neutral, alone, strict=True))
-        main = max((x for x, same, _ in each if not same), key=LAYOUTS.index, default=ROW_MAJOR)
+        others = {x for x, same, _ in each if not same and x is not ROW_MAJOR}
+        main = next(iter(others), ROW_MAJOR)
         inside = {x for x, same, apart in each if not same and not apart}
-        if len(inside) <= 1 and all(x is main for x, same, _ in each if same):
+        fits = len(inside) <= 1 and len(others) <= 1
+        if fits and all(x is main for x, same, _ in each if same):
             found.append(layouts)
     return found
 
 
-def asked(node: Node, layouts: Sides) -> tuple[Fused, list[TensorType]]:
-    """The group that the op becomes, as the compiler is asked about it."""
+def asked(node: Node, layouts: Sides) -> tuple[Fused, list[TensorType]] | None:
+    """The group that the op becomes, as the compiler is asked about it; None if it becomes none."""
+    form = form_of(node, layouts)
+    if form is None:
+        return None
     builder = GraphBuilder(kind_of(node))
     inputs, types = [], []
-    for value, layout in zip(node.inputs, layouts.operands, strict=True):
+    for value, layout, moves in zip(node.inputs, layouts.operands, form.operands, strict=True):
         type_ = TensorType(value.type.dtype, value.type.shape)
-        if layout in (None, ROW_MAJOR):
-            inputs.append(builder.input(type_).value)
-        else:
-            order = layout.order(type_.ndim)
-            type_ = type_.with_shape(placed(type_.shape, order))
-            held = builder.input(type_).value
-            inputs.append(builder.add(Transpose(inverse(order)), (held,)).output)
+        before = moves if layout is None else ()  # Is done to the value for all who read it so.
+        type_ = _after(before, type_ if layout is None else _held(type_, layout))
+        held = builder.input(type_).value
+        for move in moves[len(before) :]:
+            held = builder.add(move, (held,)).output
+        inputs.append(held)
         types.append(type_)
     results = []
-    made = builder.add(node.op, tuple(inputs))
-    for value, layout in zip(made.outputs, layouts.results, strict=True):
-        if layout not in (None, ROW_MAJOR):
-            value = builder.add(Transpose(layout.order(value.type.ndim)), (value,)).output
+    made = builder.add(form.op, tuple(inputs))
+    for value, layout, moves in zip(made.outputs, layouts.results, form.results, strict=True):
+        for move in moves if layout is not None else ():
+            value = builder.add(move, (value,)).output
         results.append(builder.operand(value))
     builder.output(*results)
     return Fused(kind_of(node), builder.build()), types
+
+
+def _held(type_: TensorType, layout: Layout) -> TensorType:
+    return type_.with_shape(layout.held(type_.shape))
+
+
+def _after(moves: Moves, type_: TensorType) -> TensorType:
+    for move in moves:
+        (type_,) = move.infer(type_)
+    return type_
 
 
 def kind_of(node: Node) -> str:

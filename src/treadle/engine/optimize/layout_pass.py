@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from treadle.engine.optimize.bodies import Trial
+from treadle.engine.optimize.layout import LAYOUTS, Layout
+from treadle.engine.optimize.layout_hoist import Converted, conversions, hoisted
 from treadle.engine.optimize.layout_offers import has_offers
 from treadle.engine.optimize.layout_problem import assign
 from treadle.engine.optimize.layout_rebuild import rebuild
-from treadle.graph.ir import Graph
+from treadle.graph.ir import Graph, Value
 from treadle.graph.passes import replace_ops, substituted_regions
 from treadle.ops.conv import Convolution
 from treadle.ops.fused import Fused
@@ -22,19 +25,24 @@ class Layouts:
     """What the pass did, regions included.
 
     Attributes:
-        ops: channels-last ops that care, by what they are called in reports.
+        held: by the layout's name, ops that care and are in it, by what reports call them.
         row_major: those that stayed row-major.
         copies: between layouts.
         seconds, before: modelled time of both kinds of ops and of copies, and all row-major.
         is_proven: whether no other choice is cheaper, as modelled.
     """
 
-    ops: Counter[str] = field(default_factory=Counter)
+    held: dict[str, Counter[str]] = field(default_factory=dict)
     row_major: Counter[str] = field(default_factory=Counter)
     copies: int = 0
     seconds: float = 0.0
     before: float = 0.0
     is_proven: bool = True
+
+    @property
+    def ops(self) -> Counter[str]:
+        """Ops that care and are not row-major."""
+        return sum(self.held.values(), Counter[str]())
 
     @property
     def outcome(self) -> str:
@@ -43,7 +51,8 @@ class Layouts:
             return f"row-major: {_listed(self.row_major)}"
         copies = f"{self.copies} conversion{'s' * (self.copies != 1)}"
         left = f"; row-major: {_listed(self.row_major)}" if self.row_major else ""
-        return f"channels-last: {_listed(self.ops)}, {copies}{left}"
+        held = "; ".join(f"{name}: {_listed(ops)}" for name, ops in self.held.items())
+        return f"{held}, {copies}{left}"
 
     @property
     def reason(self) -> str:
@@ -57,14 +66,18 @@ class Layouts:
         )
 
 
-def lay_out(graph: Graph, trial: Trial) -> tuple[Graph, Layouts]:
+def lay_out(
+    graph: Graph, trial: Trial, domain: Sequence[Layout] = LAYOUTS
+) -> tuple[Graph, Layouts]:
     """A program whose values lie as its ops like best, regions of control flow like the program.
 
     Args:
         graph: without groups.
         trial: asks the compiler.
+        domain: the layouts to choose from, row-major first.
     """
     done = Layouts()
+    converted: list[Converted] = []
 
     def inside(op: Op) -> Op:
         # Groups there are at this stage run elsewhere, op by op.
@@ -72,26 +85,38 @@ def lay_out(graph: Graph, trial: Trial) -> tuple[Graph, Layouts]:
 
     def lay(part: Graph) -> Graph:
         part = replace_ops(part, inside)
-        return _laid(part, trial, done) if has_offers(part) else part
+        if converted:
+            part = hoisted(part, converted)
+        if not has_offers(part):
+            return part
+        made, copies = _laid(part, trial, domain, done)
+        converted.extend(conversions(made, copies, domain))
+        return made
 
     return lay(graph), done
 
 
-def _laid(graph: Graph, trial: Trial, done: Layouts) -> Graph:
-    chosen = assign(graph, trial)
+def _laid(
+    graph: Graph, trial: Trial, domain: Sequence[Layout], done: Layouts
+) -> tuple[Graph, list[Value]]:
+    """A graph in its layouts, and the values that it copies."""
+    chosen = assign(graph, trial, domain)
     done.seconds += chosen.seconds
     done.before += chosen.row_major
     done.is_proven &= chosen.is_proven
     for node in chosen.considered:
         if not isinstance(node.op, Transpose):
             name = "convolution" if isinstance(node.op, Convolution) else node.op.name
-            kind = done.ops if node in chosen.caring else done.row_major
+            held = chosen.caring.get(node)
+            kind = done.row_major
+            if held is not None:
+                kind = done.held.setdefault(held.main.name, Counter())
             kind[name] += 1
     if not chosen.caring:
-        return graph
+        return graph, []
     graph, copies = rebuild(graph, chosen)
     done.copies += len(copies)
-    return graph
+    return graph, copies
 
 
 def _listed(counts: Counter[str]) -> str:

@@ -14,15 +14,15 @@ from itertools import chain, combinations
 from treadle.engine.optimize.bodies import Trial
 from treadle.engine.optimize.kinds import is_static
 from treadle.engine.optimize.layout import (
-    CHANNELS_LAST,
     LAYOUTS,
     ROW_MAJOR,
     Layout,
     Sides,
     has_layouts,
 )
-from treadle.engine.optimize.layout_axes import Remapped, remapped
+from treadle.engine.optimize.layout_axes import remapped
 from treadle.engine.optimize.layout_costs import conversion
+from treadle.engine.optimize.layout_forms import Remapped
 from treadle.engine.optimize.layout_offers import Offer, cares, offers
 from treadle.graph.ir import Graph, Node, Value
 from treadle.graph.pbqp import NEVER, Problem
@@ -62,14 +62,15 @@ class Assignment:
     is_proven: bool = True
 
 
-def assign(graph: Graph, trial: Trial) -> Assignment:
+def assign(graph: Graph, trial: Trial, domain: Sequence[Layout] = LAYOUTS) -> Assignment:
     """Choose layouts at the least modelled time; inputs and results of the program stay row-major.
 
     Args:
         graph: a program without groups; regions inside it are not looked at.
         trial: asks the compiler for the layouts that it takes.
+        domain: the layouts to choose from, row-major first.
     """
-    model = Model(graph, trial)
+    model = Model(graph, trial, domain)
     considered = tuple(model.caring)
     if not model.has_choice:
         return Assignment({}, {}, considered)
@@ -81,11 +82,11 @@ def assign(graph: Graph, trial: Trial) -> Assignment:
     caring = {n: o[found.states[model.number[n]]][0] for n, o in model.caring.items()}
     others = {}
     for node, number in model.clusters.items():
-        layout = LAYOUTS[found.states[number]]
+        layout = model.forms_of(node)[found.states[number]]
         form = remapped(node, layout) if layout is not ROW_MAJOR else None
         if form is not None:
             others[node] = layout, form
-    used = {n: s for n, s in caring.items() if s.count(CHANNELS_LAST)}
+    used = {n: s for n, s in caring.items() if s.main is not ROW_MAJOR}
     return Assignment(used, others, considered, found.cost, before, found.proven)
 
 
@@ -96,21 +97,24 @@ class Model:
     Attributes:
         graph: the program.
         trial: asks the compiler.
+        domain: the layouts to choose from.
         caring: ops that care, with what there is for them, row-major first.
         number: their variables, whose states are these offers.
-        clusters: variables of ops that do not care, whose states are `LAYOUTS`.
+        clusters: variables of ops that do not care, whose states are `forms_of` one of them.
         problem: the costs; `build` states it.
         count: variables of the problem, those of shared values included.
     """
 
     graph: Graph
     trial: Trial
+    domain: Sequence[Layout] = LAYOUTS
     caring: dict[Node, list[Offer]] = field(default_factory=dict)
     number: dict[Node, int] = field(default_factory=dict)
     clusters: dict[Node, int] = field(default_factory=dict)
     problem: Problem = field(default_factory=Problem)
     count: int = 0
     _forms: dict[Node, Remapped] = field(default_factory=dict)
+    _layouts: dict[Node, tuple[Layout, ...]] = field(default_factory=dict)
     _users: dict[Value, list[tuple[Node, int]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -118,9 +122,7 @@ class Model:
             for i, value in enumerate(node.inputs):
                 self._users.setdefault(value, []).append((node, i))
             if not node.group and not cares(node.op) and is_static(node):
-                form = remapped(node, CHANNELS_LAST)
-                if form is not None and _varies(node, form):
-                    self._forms[node] = form
+                self._find_forms(node)
         known: dict[tuple[object, ...], list[Offer]] = {}
         for node in self.graph.nodes:
             if _cares(node):
@@ -128,9 +130,23 @@ class Model:
                 borders = [self._is_border(v) for v in values]
                 key = (node.op, *(v.type for v in values), *borders)
                 if key not in known:
-                    known[key] = offers(node, self.trial, borders)
+                    known[key] = offers(node, self.trial, borders, self.domain)
                 if known[key]:
                     self.caring[node] = known[key]
+
+    def _find_forms(self, node: Node) -> None:
+        """The layouts of an op that does not care, all of which have the same operands in them."""
+        known = [ROW_MAJOR]
+        for layout in self.domain[1:]:
+            form = remapped(node, layout)
+            if form is not None and _varies(node, form):
+                self._forms.setdefault(node, form)
+                known.append(layout)
+        self._layouts[node] = tuple(known)
+
+    def forms_of(self, node: Node) -> tuple[Layout, ...]:
+        """The layouts that an op which does not care has a form on."""
+        return self._layouts[node]
 
     @property
     def has_choice(self) -> bool:
@@ -173,22 +189,27 @@ class Model:
             return node
 
         for value in chain.from_iterable(n.outputs for n in self.graph.nodes):
-            maker = value.producer
-            if not has_layouts(value.type.shape) or maker is None:
-                continue
-            together = [n for n, i in self._users.get(value, ()) if self._reads(n, i, value)]
-            if maker in self._forms and self._forms[maker].held:
-                together.append(maker)
-            elif maker not in self.caring:
-                continue
-            for node in together[1:]:
-                parent[root(node)] = root(together[0])
+            first: dict[tuple[Layout, ...], Node] = {}
+            for node in self._sharing(value):
+                one = first.setdefault(self._layouts[node], node)
+                if one is not node:
+                    parent[root(node)] = root(one)
         numbers: dict[Node, int] = {}
         for node in self._forms:
             top = root(node)
             if top not in numbers:
-                numbers[top] = self._variable([0.0] * len(LAYOUTS))
+                numbers[top] = self._variable([0.0] * len(self._layouts[node]))
             self.clusters[node] = numbers[top]
+
+    def _sharing(self, value: Value) -> list[Node]:
+        """The ops that do not care and have a value in the layout that they work on."""
+        maker = value.producer
+        if not has_layouts(value.type.shape) or maker is None:
+            return []
+        together = [n for n, i in self._users.get(value, ()) if self._reads(n, i, value)]
+        if maker in self._forms and self._forms[maker].held:
+            return [*together, maker]
+        return together if maker in self.caring else []
 
     def _reads(self, node: Node, operand: int, value: Value) -> bool:
         """Whether an op that does not care reads the value in its own layout."""
@@ -215,14 +236,14 @@ class Model:
         if node in self.caring:
             return self._slot(node, [s.results[value.index] for s, _ in self.caring[node]])
         if node in self.clusters and self._forms[node].held:
-            return Slot(self.clusters[node], LAYOUTS)
+            return Slot(self.clusters[node], self._layouts[node])
         return FIXED
 
     def _use(self, node: Node, operand: int) -> Slot:
         if node in self.caring:
             return self._slot(node, [s.operands[operand] for s, _ in self.caring[node]])
         if node in self.clusters and self._reads(node, operand, node.inputs[operand]):
-            return Slot(self.clusters[node], LAYOUTS)
+            return Slot(self.clusters[node], self._layouts[node])
         return FIXED
 
     def _slot(self, node: Node, layouts: Iterable[Layout | None]) -> Slot:
@@ -248,8 +269,10 @@ class Model:
         """As a variable: in which layout the value is made, and in which there are copies."""
         states = [
             (made, frozenset((made, *copies)))
-            for made in (LAYOUTS if home is not FIXED else (ROW_MAJOR,))
-            for copies in _subsets([x for x in LAYOUTS if x is not made])
+            for made in dict.fromkeys(home.layouts)
+            for copies in _subsets(
+                [x for x in self.domain if x is not made and any(x in u.layouts for u in uses)]
+            )
         ]
         if FIXED in uses:
             states = [s for s in states if ROW_MAJOR in s[1]]

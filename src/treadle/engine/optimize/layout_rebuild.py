@@ -1,4 +1,4 @@
-"""Programs with chosen layouts: transposes at the borders, ops between them on other axes."""
+"""Programs with chosen layouts: moves at the borders, ops between them on other axes."""
 
 from __future__ import annotations
 
@@ -6,21 +6,24 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from treadle.base.errors import GraphError
 from treadle.base.loc import UNKNOWN
 from treadle.base.shape import Shape
 from treadle.engine.optimize.kinds import is_static
 from treadle.engine.optimize.layout import (
-    CHANNELS_LAST,
     ROW_MAJOR,
     Layout,
+    Moves,
     Sides,
+    across,
     has_layouts,
-    inverse,
+    is_neutral,
     keeps_place,
     placed,
 )
-from treadle.engine.optimize.layout_axes import Remapped, remapped
+from treadle.engine.optimize.layout_axes import remapped
 from treadle.engine.optimize.layout_costs import conversion
+from treadle.engine.optimize.layout_forms import Remapped, form_of
 from treadle.engine.optimize.layout_offers import moving_order
 from treadle.engine.optimize.layout_problem import Assignment
 from treadle.graph.analysis import live_nodes
@@ -28,7 +31,8 @@ from treadle.graph.ir import Graph, Node, Value, constant_of, remake
 from treadle.ops.constant import ArrayData, Constant
 from treadle.ops.creation import Full
 from treadle.ops.movement import Reshape, Transpose
-from treadle.ops.op import Op
+from treadle.ops.op import Array, Op, as_tuple
+from treadle.ops.slicing import Pad
 
 
 def rebuild(graph: Graph, assignment: Assignment) -> tuple[Graph, list[Value]]:
@@ -50,7 +54,7 @@ class _Rebuilder:
         self._home: dict[Value, Layout] = {}
         self._held: dict[tuple[Value, Layout], Value] = {}
         self._padded: dict[tuple[Value, Layout, int], Value] = {}
-        self._views: dict[Value, Value] = {}
+        self._moved: dict[tuple[Value, Op], Value] = {}
         self._copies: list[Value] = []
         self._loc = UNKNOWN
         self._wanted = _wanted(graph, self._others)
@@ -94,19 +98,19 @@ class _Rebuilder:
         if isinstance(node.op, Transpose):
             self._move(node, node.op, layouts)
             return
-        inputs = []
-        for value, layout in zip(node.inputs, layouts.operands, strict=True):
-            if layout is None or layout is ROW_MAJOR:
-                inputs.append(self._in(value, ROW_MAJOR))
-            else:
-                self._in(value, layout)
-                inputs.append(self._seen(value, layout))
-        made = self._add(node.op, tuple(inputs), node)
-        for before, after, layout in zip(node.outputs, made.outputs, layouts.results, strict=True):
-            if layout is None or layout is ROW_MAJOR:
-                self._define(before, after, ROW_MAJOR)
-            else:
-                self._define(before, self._turned(after, layout.order(after.type.ndim)), layout)
+        form = form_of(node, layouts)
+        if form is None:
+            raise GraphError(str(node.op), "was laid out as it cannot be")
+        inputs = [
+            self._through(self._in(value, layout or ROW_MAJOR), moves)
+            for value, layout, moves in zip(
+                node.inputs, layouts.operands, form.operands, strict=True
+            )
+        ]
+        made = self._add(form.op, tuple(inputs), node)
+        each = zip(node.outputs, made.outputs, layouts.results, form.results, strict=True)
+        for before, after, layout, moves in each:
+            self._define(before, self._through(after, moves), layout or ROW_MAJOR)
 
     def _move(self, node: Node, op: Transpose, layouts: Sides) -> None:
         """A transpose of the program, together with the layouts around it."""
@@ -123,8 +127,8 @@ class _Rebuilder:
             self._in(v, layout, rank) if rank else self._in(v, ROW_MAJOR)
             for v, rank in zip(node.inputs, form.operands, strict=True)
         )
-        made = self._add(form.op, inputs, node)
-        self._define(node.output, made.output, layout if form.held else ROW_MAJOR)
+        made = self._through(self._add(form.op, inputs, node).output, form.after)
+        self._define(node.output, made, layout if form.held else ROW_MAJOR)
 
     def _keep(self, node: Node) -> None:
         inputs = tuple([self._in(v, ROW_MAJOR) for v in node.inputs])
@@ -151,12 +155,14 @@ class _Rebuilder:
             return self._with_rank(value, layout, rank)
         key = value, layout
         if key not in self._held:
-            order = layout.order(len(shape))
-            if self._home[value] is not ROW_MAJOR:  # Two layouts: the other is row-major.
-                self._held[key] = self._seen(value, self._home[value])
+            home = self._home[value]
+            if home is ROW_MAJOR:
+                self._held[key] = self._converted(value, layout)
             else:
-                self._held[key] = self._converted(value, order)
-            if has_layouts(value.type.shape) and conversion(value):
+                self._held[key] = self._through(
+                    self._held[value, home], across(shape, home, layout)
+                )
+            if has_layouts(shape) and conversion(value):
                 self._copies.append(value)
         return self._held[key]
 
@@ -165,32 +171,43 @@ class _Rebuilder:
         if key not in self._padded:
             flat = self._in(value, ROW_MAJOR)
             shape = (*(1,) * (rank - value.type.ndim), *value.type.shape)
-            order = layout.order(rank)
-            if not keeps_place(shape, order):
-                flat = self._reshaped(flat, shape)
-                self._padded[key] = self._turned(flat, order)
+            moves = layout.into(shape)
+            if not is_neutral(shape):
                 self._copies.append(value)
+            data, node = constant_of(value), value.producer
+            if isinstance(moves[0], Pad) and node is not None and data is not None:
+                self._padded[key] = self._constant(data.array.reshape(shape), moves, node)
             else:
-                self._padded[key] = self._reshaped(flat, placed(shape, order))
+                self._padded[key] = self._through(self._reshaped(flat, shape), moves)
         return self._padded[key]
 
-    def _converted(self, value: Value, order: tuple[int, ...]) -> Value:
-        """A row-major value in another order; constants are made in it."""
+    def _converted(self, value: Value, layout: Layout) -> Value:
+        """A row-major value in another layout; constants are made in it."""
         held, node = self._held[value, ROW_MAJOR], value.producer
-        data = constant_of(value)
+        moves, data = layout.into(value.type.shape), constant_of(value)
         if node is not None and data is not None and data.is_present:
-            array = np.ascontiguousarray(data.array.transpose(order))
-            return self._add(Constant(ArrayData(array), value.type.device), (), node).output
+            return self._constant(data.array, moves, node)
         if node is not None and isinstance(node.op, Full):
-            return self._add(node.op.replace(shape=placed(node.op.shape, order)), (), node).output
-        return self._turned(held, order)
+            op = node.op.replace(shape=layout.held(node.op.shape))
+            return self._add(op, (), node).output
+        return self._through(held, moves)
 
-    def _seen(self, value: Value, layout: Layout) -> Value:
-        """The row-major view of a value that is held in another layout."""
-        if value not in self._views:
-            held = self._held[value, layout]
-            self._views[value] = self._turned(held, inverse(layout.order(held.type.ndim)))
-        return self._views[value]
+    def _constant(self, array: Array, moves: Moves, like: Node) -> Value:
+        """A constant that was moved at compile time."""
+        for op in moves:
+            (array,) = as_tuple(op.reference(array))
+        data = ArrayData(np.ascontiguousarray(array))
+        return self._add(Constant(data, like.output.type.device), (), like).output
+
+    def _through(self, value: Value, moves: Moves) -> Value:
+        """A value that was moved; equal moves of one value are made once."""
+        for op in moves:
+            key = value, op
+            if key not in self._moved:
+                made = self._reshaped(value, op.shape) if isinstance(op, Reshape) else None
+                self._moved[key] = self._append(op, value) if made is None else made
+            value = self._moved[key]
+        return value
 
     def _turned(self, value: Value, order: tuple[int, ...]) -> Value:
         if keeps_place(value.type.shape, order):
@@ -215,15 +232,16 @@ def _varies(node: Node) -> bool:
 def _wanted(graph: Graph, others: Mapping[Node, tuple[Layout, Remapped]]) -> dict[Node, Layout]:
     """Ops on values without layouts that lead to an op on another layout."""
     wanted: dict[Node, Layout] = {}
-    reading: set[Value] = set()
+    reading: dict[Value, Layout] = {}
     for node in reversed(graph.nodes):
-        inside = node in others
-        if not inside and any(v in reading for v in node.outputs):
-            form = None if _varies(node) else remapped(node, CHANNELS_LAST)
-            if form is not None and form.held:
-                wanted[node], inside = CHANNELS_LAST, True
-        if inside:
-            reading.update(
-                v for v in node.inputs if v.type.is_static and not has_layouts(v.type.shape)
-            )
+        layout = others[node][0] if node in others else None
+        if layout is None:
+            layout = next((reading[v] for v in node.outputs if v in reading), None)
+            form = None if layout is None or _varies(node) else remapped(node, layout)
+            if layout is None or form is None or not form.held:
+                continue
+            wanted[node] = layout
+        for value in node.inputs:
+            if value.type.is_static and not has_layouts(value.type.shape):
+                reading.setdefault(value, layout)
     return wanted

@@ -203,7 +203,7 @@ class _Merger:
         return all(v not in self.groups.results and self.groups.readers(v) == {other} for v in made)
 
     def _domain(self, a: Group, b: Group) -> Domain | None:
-        if len(a.members) + len(b.members) > MOST_OPS:
+        if len(a.members) + len(b.members) > MOST_OPS or self.groups.is_apart(a, b):
             return None
         return self.domains[a].merged(self.domains[b])
 

@@ -29,6 +29,8 @@ def _try(groups: Groups, group: Group, value: Value) -> None:
     readers = groups.readers(value) - {group}
     if value in groups.results or any(not _may_copy(groups, r) for r in readers):
         return
+    if any(groups.is_apart(group, r) for r in readers):
+        return
     found = _cone(groups, group, value)
     if found is None:
         return

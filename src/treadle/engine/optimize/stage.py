@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from treadle.backends.program import Compiler
+from treadle.engine.frozen import fixed_values
 from treadle.engine.optimize.algorithms import choose_algorithms
 from treadle.engine.optimize.anchors import attention_groups, contraction_groups, window_groups
 from treadle.engine.optimize.bodies import Trial, assemble
+from treadle.engine.optimize.fold_scales import fold_scales
 from treadle.engine.optimize.groups import Groups
 from treadle.engine.optimize.kinds import FREE, MOVES
+from treadle.engine.optimize.layout import Layout, has_channels_last, layouts_of
 from treadle.engine.optimize.layout_pass import lay_out
 from treadle.engine.optimize.loops import loop_groups
 from treadle.engine.optimize.model import modelled_bytes
@@ -54,16 +57,22 @@ def optimize(
     if not options.fusion or not options.allows("fuse", 1):
         return graph
     trial = Trial(compiler)
-    if options.winograd and options.allows("winograd", 2):
-        graph, chosen = choose_algorithms(graph, trial, options.winograd, frozen)
+    once = frozen if options.allows("precompute", 1) else ()
+    if once and options.allows("fold_scales", 2):
+        graph, folded = fold_scales(graph, once, narrow=options.fast)
+        _say(folded, report)
+    domain = layouts_of(trial.layouts, options.layouts)
+    if options.winograd and options.allows("winograd", 2) and has_channels_last(domain):
+        known = fixed_values(graph, once) if once else frozen
+        graph, chosen = choose_algorithms(graph, trial, options.winograd, known)
         _say(chosen, report)
     if options.allows("layout", 2):
-        graph = _laid_out(graph, trial, options, report)
+        graph = _laid_out(graph, trial, domain, options, report)
     notes: Notes = Counter()
 
     def fuse(part: Graph) -> Graph:
         named = named_groups(map_regions(part, fuse), trial, options, notes)
-        made, found = _best(named, trial, options)
+        made, found = _best(named, trial, options, fixed_values(named, once) if once else ())
         notes.update(found)
         return made
 
@@ -81,9 +90,15 @@ def _say(notes: Notes, report: CompileReport) -> None:
         report.decide("optimize", subject, outcome + times, reason)
 
 
-def _laid_out(graph: Graph, trial: Trial, options: Options, report: CompileReport) -> Graph:
+def _laid_out(
+    graph: Graph,
+    trial: Trial,
+    domain: Sequence[Layout],
+    options: Options,
+    report: CompileReport,
+) -> Graph:
     """The graph in the layouts that its ops like best."""
-    graph, layouts = lay_out(graph, trial)
+    graph, layouts = lay_out(graph, trial, domain)
     if layouts.ops or layouts.row_major:
         report.decide("optimize", "layout", layouts.outcome, layouts.reason)
     if options.check:
@@ -91,18 +106,22 @@ def _laid_out(graph: Graph, trial: Trial, options: Options, report: CompileRepor
     return graph
 
 
-def _best(graph: Graph, trial: Trial, options: Options) -> tuple[Graph, Notes]:
+def _best(
+    graph: Graph, trial: Trial, options: Options, fixed: Collection[Value]
+) -> tuple[Graph, Notes]:
     """The groups of a level; greedy choices are held against the plain ones where that is quick."""
     level = options.level
-    made = _fused(graph, trial, options, plain=level == 1)
+    made = _fused(graph, trial, options, fixed, plain=level == 1)
     if (level == 2 and len(graph.nodes) <= QUICK) or level == 3:
-        plain = _fused(graph, trial, options, plain=True)
+        plain = _fused(graph, trial, options, fixed, plain=True)
         return min(made, plain, key=lambda m: modelled_bytes(m[0]))
     return made
 
 
-def _fused(graph: Graph, trial: Trial, options: Options, plain: bool) -> tuple[Graph, Notes]:
-    groups = Groups(graph)
+def _fused(
+    graph: Graph, trial: Trial, options: Options, fixed: Collection[Value], *, plain: bool
+) -> tuple[Graph, Notes]:
+    groups = Groups(graph, fixed)
     notes: Notes = Counter()
 
     def note(node: Node, outcome: str, reason: str) -> None:

@@ -29,7 +29,6 @@ class Room:
     panels: int
     sums: int
     packed: bool
-    exact: bool
 
     def holds(self, blocks: Blocks, problem: Problem, tile: Tile) -> bool:
         """Whether blocks are of this problem and their data finds room."""
@@ -37,7 +36,7 @@ class Room:
         sizes = (blocks.depth, blocks.width, blocks.height)
         if not all(1 <= size <= limit for size, limit in zip(sizes, most, strict=True)):
             return False
-        split = self.exact or blocks.depth < problem.k
+        split = blocks.depth < problem.k
         panel = blocks.width * tile.width
         if not self.packed and panel * blocks.depth > self.panels:
             return False
@@ -54,8 +53,7 @@ def best_blocks(model: Blocks, problem: Problem, tile: Tile, target: Target, roo
     if found is None or sorted(found) != sorted(_NAMES):
         return model
     blocks = Blocks(**found)
-    same = blocks.depth == model.depth or not room.exact
-    return blocks if same and room.holds(blocks, problem, tile) else model
+    return blocks if room.holds(blocks, problem, tile) else model
 
 
 def _key(problem: Problem, tile: Tile, room: Room) -> str:
@@ -70,10 +68,8 @@ def _key(problem: Problem, tile: Tile, room: Room) -> str:
 
 def _alternatives(model: Blocks, problem: Problem, tile: Tile, room: Room) -> list[Blocks]:
     """Blocks around those of the model, without it."""
-    depths = {model.depth}
-    if not room.exact:
-        depths |= {min(problem.k, _whole(model.depth * part, tile.lanes)) for part in (0.5, 2)}
-        depths |= {problem.k}
+    depths = {model.depth, problem.k}
+    depths |= {min(problem.k, _whole(model.depth * part, tile.lanes)) for part in (0.5, 2)}
     widths = {model.width, 1, 2 * model.width, -(-model.width // 2), 8}
     heights = {model.height, problem.m}
     heights |= {_whole(model.height * part, tile.rows) for part in (0.25, 0.5, 2)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -171,12 +172,17 @@ class EpilogueReader:
 
     def _constant(self, value: Value, array: Array, pull: Pull) -> Term:
         dtype = value.type.dtype
-        if array.size == 1:
+        if array.size == 1 and not (self._shares_kernels and _is_measured(array)):
             number = array.astype(np.float64).item() if dtype.is_float else array.item()
             return Term("literal", 0, number, repr(number), dtype)
         self.constants.append(np.ascontiguousarray(array))
         view = _pulled(pull, dense(len(self.constants) - 1, array.shape))
         return self._extra(Matrix.of("constant", dtype, view))
+
+    @property
+    def _shares_kernels(self) -> bool:
+        """Whether numbers are data: layers of a quantized network differ in scales only."""
+        return self.anchor.output.type.dtype.is_integer
 
     def _beside(self, value: Value, pull: Pull) -> Term:
         """What is computed from further operands alone."""
@@ -191,6 +197,12 @@ class EpilogueReader:
         if matrix not in self._extras:
             self._extras.append(matrix)
         return Term("extra", self._extras.index(matrix))
+
+
+def _is_measured(array: Array) -> bool:
+    """Whether a number looks like a measured one: no whole number and no power of two."""
+    number = array.astype(np.float64).item() if array.dtype.kind == "f" else 0.0
+    return math.isfinite(number) and number % 1 != 0 and abs(math.frexp(number)[0]) != 0.5
 
 
 def _is_same(x: Strided | None, y: Strided | None) -> bool:

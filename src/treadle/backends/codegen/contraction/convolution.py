@@ -28,11 +28,18 @@ from treadle.backends.codegen.contraction.problem import Matrix, Problem
 from treadle.backends.codegen.contraction.tile import choose_tile
 from treadle.backends.codegen.contraction.weight_gradient import lower_weight_gradient
 from treadle.backends.codegen.target import Target
-from treadle.backends.codegen.views import Strided, extents, strided_input, strided_output
+from treadle.backends.codegen.views import (
+    Strided,
+    blocked_input,
+    extents,
+    split_after,
+    strided_input,
+    strided_output,
+)
 from treadle.backends.program import Launch, Lowered, Ref
 from treadle.base.dtype import DType
 from treadle.graph.ir import Graph, Node
-from treadle.ops.conv import ConvGradWeight, Convolution
+from treadle.ops.conv import ConvGradWeight, Convolution, IntConv
 from treadle.ops.movement import Reshape
 
 _WASTE = 1.05
@@ -51,8 +58,10 @@ def lower_convolution(
     views = [strided_input(body, v) for v in anchor.inputs]
     found = [v for v in views if v is not None]
     if len(found) != len(views):
-        return no("layout", "an operand of the convolution is computed in the group")
-    if not _is_row_major(body, found):
+        return _lower_blocked(body, anchor, views[1], frozen, target)
+    # What has one channel to sum over is too short for words.
+    words = isinstance(op, IntConv) and shapes[1][1] > 1
+    if words or split_after(body, anchor.output) is not None or not _is_row_major(body, found):
         return _lower_channels_last(body, anchor, found, frozen, target)
     geometry = geometry_of(op, *shapes, phased=True)
     shape = (*geometry.batch, geometry.m, geometry.n)
@@ -98,7 +107,22 @@ def _lower_channels_last(
             return made
     if weight:
         return lower_weight_gradient(body, anchor, views, target)
-    return lower_pixels(body, anchor, views, frozen, target)
+    return lower_pixels(body, anchor, (views[0], views[1]), frozen, target)
+
+
+def _lower_blocked(
+    body: Graph, anchor: Node, weight: Strided | None, frozen: tuple[bool, ...], target: Target
+) -> Lowered | Support:
+    """A body whose first operand is no array with a stride per axis: channels lie in blocks."""
+    op, x = anchor.op, blocked_input(body, anchor.inputs[0])
+    if x is None or not isinstance(op, Convolution):
+        return no("layout", "an operand of the convolution is computed in the group")
+    result = anchor.inputs[1] if isinstance(op, ConvGradWeight) else anchor.output
+    if is_depthwise(op, x.shape, extents(result.type.shape)):
+        return lower_depthwise(body, anchor, frozen, target)
+    if weight is None or isinstance(op, ConvGradWeight):
+        return no("layout", "gradients of weights take no blocks of channels")
+    return lower_pixels(body, anchor, (x, weight), frozen, target)
 
 
 def _is_row_major(body: Graph, views: list[Strided]) -> bool:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 
 from treadle.backends.api import Support, no
 from treadle.backends.codegen.contraction.body import EpilogueReader, Refused
 from treadle.backends.codegen.contraction.depthwise_kernel import depthwise_kernel
-from treadle.backends.codegen.contraction.depthwise_rows import STEPS, Spec
+from treadle.backends.codegen.contraction.depthwise_rows import STEPS, Spec, sums_type
 from treadle.backends.codegen.contraction.depthwise_taps import Side, Tiles, sides, tiles_of
 from treadle.backends.codegen.contraction.depthwise_weight import addition_kernel, weight_kernel
 from treadle.backends.codegen.contraction.epilogue import Epilogue
@@ -24,13 +25,19 @@ from treadle.backends.codegen.contraction.pack import Packing, order_of
 from treadle.backends.codegen.contraction.problem import Matrix
 from treadle.backends.codegen.contraction.tile import Tile
 from treadle.backends.codegen.irregular.rows import MOST_ITEMS, divide
-from treadle.backends.codegen.scalars.code import compute_dtype
 from treadle.backends.codegen.target import Target
-from treadle.backends.codegen.views import Shape, Strided, extents, strided_input
+from treadle.backends.codegen.views import (
+    Shape,
+    Strided,
+    blocked_input,
+    extents,
+    split_after,
+    strided_input,
+)
 from treadle.backends.program import Array, Launch, Lowered, Ref
 from treadle.base.dtype import DType
-from treadle.graph.ir import Graph, Node
-from treadle.ops.conv import Conv, ConvGradInput, ConvGradWeight, Convolution
+from treadle.graph.ir import Graph, Node, Value
+from treadle.ops.conv import Conv, ConvGradInput, ConvGradWeight, Convolution, IntConv
 from treadle.ops.movement import Reshape, Transpose
 
 _TABLE = 1 << 14
@@ -42,8 +49,8 @@ _MOST_CHUNKS = 32
 
 
 def is_depthwise(op: Convolution, x: Shape, result: Shape) -> bool:
-    """Whether an op on [N,C,*S] with these shapes has one channel in every group."""
-    return op.groups == x[1] == result[1] and op.groups > 1
+    """Whether every channel of x [N,C,*S] is a group of its own, of one channel or more."""
+    return op.groups == x[1] > 1 and result[1] % op.groups == 0
 
 
 def lower_depthwise(
@@ -52,11 +59,12 @@ def lower_depthwise(
     """A body around one depthwise convolution, or gradient of one, with channels last."""
     op = anchor.op
     shapes = [extents(v.type.shape) for v in (*anchor.inputs, anchor.output)]
-    if not isinstance(op, (Conv, ConvGradInput, ConvGradWeight)):
+    if not isinstance(op, (Conv, ConvGradInput, ConvGradWeight, IntConv)):
         return no("op", f"{op.name} is no depthwise convolution")
-    views = [strided_input(body, v) for v in anchor.inputs]
-    first, second = views
-    if first is None or second is None:
+    maps = 2 if isinstance(op, ConvGradWeight) else 1
+    given = [_cells_of(body, v) for v in anchor.inputs[:maps]]
+    found = [cells for cells in given if cells is not None]
+    if len(found) < maps:
         return no("layout", "an operand of the convolution is computed in the group")
     if isinstance(op, ConvGradWeight):
         positions, kernel = shapes[1], extents(op.kernel)
@@ -66,31 +74,62 @@ def lower_depthwise(
         return no("shape", "not every channel is a group of its own")
     transposed = isinstance(op, ConvGradInput)
     axes = sides(op.window(kernel), positions[2:], shapes[0][2:], transposed=transposed)
-    if max(axes[2].kernel, axes[2].period) > _WIDEST:
-        return no("shape", f"a row of taps is longer than {_WIDEST}")
-    given = [_planes(v) for v in ((first, second) if isinstance(op, ConvGradWeight) else (first,))]
-    if any(v.strides[-1] != 1 for v in given):
-        return no("layout", "channels of an operand are not neighbors")
-    dtype, channels = anchor.inputs[0].type.dtype, positions[1]
-    problem = _Depthwise(dtype, positions[0], channels, axes, given[0], target, frozen)
+    dtype, repeats = anchor.inputs[0].type.dtype, positions[1] // op.groups
+    problem = _Depthwise(
+        dtype, positions[0], positions[1], axes, found[0], target, frozen, repeats=repeats
+    )
+    refused = problem.refused(found)
+    if refused is not None:
+        return refused
     try:
         if isinstance(op, ConvGradWeight):
             reader = EpilogueReader(body, anchor, lambda view: _flat(view, shapes[2]))
-            extras, results, epilogue = reader.read()
-            problem.constants = reader.constants
-            return problem.to_weight(given[1], _After.of(extras, results, epilogue))
-        reader = EpilogueReader(body, anchor, lambda view: _channels_last(view, positions))
-        extras, results, epilogue = reader.read()
-        weight = _weight(second, anchor.inputs[1].type.dtype)
+            return problem.to_weight(found[1], problem.after(reader))
+        reader = _reader(body, anchor, blocked=found[0].block > 0)
+        weight = _weight(strided_input(body, anchor.inputs[1]), anchor.inputs[1].type.dtype)
+        return problem.applied(weight, problem.after(reader))
     except Refused as refusal:
         return no("layout", str(refusal))
-    if any(c.column != 1 for c in results):
-        return no("layout", "channels of a result are not neighbors")
-    problem.constants = reader.constants
-    return problem.applied(weight, _After.of(extras, results, epilogue))
+
+
+def _reader(body: Graph, anchor: Node, *, blocked: bool) -> EpilogueReader:
+    """A reader of results whose channels are last, or are in blocks, which are."""
+    split = split_after(body, anchor.output) if blocked else None
+    if split is None:
+        shape = extents(anchor.output.type.shape)
+        return EpilogueReader(body, anchor, partial(_channels_last, shape=shape))
+    shape = extents(split.output.type.shape)
+    return EpilogueReader(body, split, partial(_blocks_last, shape=shape))
 
 
 # -- operands ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Cells:
+    """An operand [N,D,H,W,C]; with a `block`, C are its channels, and blocks are `apart`."""
+
+    view: Strided
+    block: int = 0
+    apart: int = 0
+
+    @property
+    def jump(self) -> int:
+        """Elements by which groups, which are blocks, are further apart than their channels."""
+        return self.apart - self.block * self.view.strides[-1] if self.block else 0
+
+
+def _cells_of(body: Graph, value: Value) -> _Cells | None:
+    """An operand [N,C,*S] as cells."""
+    view = strided_input(body, value)
+    if view is not None:
+        return _Cells(_planes(view))
+    found = blocked_input(body, value)
+    if found is None or found.channels != found.whole.shape[1] * found.block:
+        return None
+    (n, _, block, *cells), (batch, apart, *steps) = found.whole.shape, found.whole.strides
+    one = Strided(found.index, (n, block, *cells), found.whole.offset, (batch, *steps))
+    return _Cells(_planes(one), block, apart)
 
 
 def _planes(view: Strided) -> Strided:
@@ -102,18 +141,27 @@ def _planes(view: Strided) -> Strided:
 
 
 def _channels_last(view: Strided, shape: Shape) -> Strided | None:
-    """A view in the shape [N,C,*P] of the result as [N,D,H,W,C]."""
-    whole = view.after(Reshape((*shape[:2], *(1,) * (5 - len(shape)), *shape[2:])))
-    return None if whole is None else whole.after(Transpose((0, 2, 3, 4, 1)))
+    """A view in the shape [N,C,*P] of the result as [1,N,D,H,W,C]."""
+    whole = view.after(Reshape((1, *shape[:2], *(1,) * (5 - len(shape)), *shape[2:])))
+    return None if whole is None else whole.after(Transpose((0, 1, 3, 4, 5, 2)))
 
 
-def _weight(view: Strided, dtype: DType) -> Matrix:
-    """A weight [C,1,*K] as a matrix [taps, C]."""
-    flat = view.after(Reshape((view.shape[0], int(np.prod(view.shape[1:])))))
+def _blocks_last(view: Strided, shape: Shape) -> Strided | None:
+    """A view in the shape [N,C/c,c,*P] of the split result as [C/c,N,D,H,W,c]."""
+    whole = view.after(Reshape((*shape[:3], *(1,) * (6 - len(shape)), *shape[3:])))
+    return None if whole is None else whole.after(Transpose((1, 0, 3, 4, 5, 2)))
+
+
+def _weight(view: Strided | None, dtype: DType) -> Matrix:
+    """A weight [C,1,*K], or one whose first axes are channels of the result, as [taps, C]."""
+    flat = None
+    if view is not None:
+        channels = view.shape[0] * view.shape[1]
+        flat = view.after(Reshape((channels, int(np.prod(view.shape[2:])))))
     if flat is None:
         raise Refused("the taps of the weight are no equal steps apart")
     channel, tap = flat.strides
-    return Matrix("input", view.index, dtype, view.offset, (), tap, channel)
+    return Matrix("input", flat.index, dtype, flat.offset, (), tap, channel)
 
 
 def _flat(view: Strided, taps: Shape) -> Strided | None:
@@ -159,6 +207,7 @@ class _Depthwise:
         dtype: element type of the operands.
         axes: depth, height and width.
         frozen: which inputs of the body never change.
+        repeats: channels of the result per channel of x.
         constants: arrays that operands of the epilogue, and tables, are.
     """
 
@@ -166,15 +215,41 @@ class _Depthwise:
     batch: int
     channels: int
     axes: tuple[Side, Side, Side]
-    x: Strided
+    cells: _Cells
     target: Target
     frozen: tuple[bool, ...]
+    repeats: int = 1
     constants: list[Array] = field(default_factory=list)
+
+    def after(self, reader: EpilogueReader) -> _After:
+        """What a reader finds; raises `Refused` where channels of a result are no neighbors."""
+        extras, results, epilogue = reader.read()
+        if any(len(c.batch) == 4 and c.column != 1 for c in results):
+            raise Refused("channels of a result are not neighbors")
+        self.constants = reader.constants
+        return _After.of(extras, results, epilogue)
+
+    @property
+    def x(self) -> Strided:
+        """The cells; of the first block."""
+        return self.cells.view
+
+    def refused(self, given: Sequence[_Cells]) -> Support | None:
+        """Why the kernels do not take these operands, if they do not."""
+        if any(cells.view.strides[-1] != 1 for cells in given):
+            return no("layout", "channels of an operand are not neighbors")
+        if any(cells.block != self.cells.block for cells in given):
+            return no("layout", "one operand has its channels in blocks, the other has not")
+        if self.cells.block % self.lanes or (self.cells.block and self.repeats > 1):
+            return no("shape", f"blocks are not of vectors of {self.lanes} channels")
+        if max(self.axes[2].kernel, self.axes[2].period) > _WIDEST:
+            return no("shape", f"a row of taps is longer than {_WIDEST}")
+        return None
 
     @property
     def wide(self) -> DType:
         """Type of the sums."""
-        return compute_dtype(self.dtype)
+        return sums_type(self.dtype)
 
     @property
     def lanes(self) -> int:
@@ -207,15 +282,16 @@ class _Depthwise:
             return Lowered((launch,), constants=constants, kept=(nbytes,), prelude=(pack,))
         return Lowered((pack, launch), workspaces=(nbytes,), constants=constants)
 
-    def to_weight(self, dy: Strided, after: _After) -> Lowered:
+    def to_weight(self, dy: _Cells, after: _After) -> Lowered:
         """The gradient to the weight: tables of sums, and their sum."""
         place, lanes = Ref("workspace", 0), self.lanes
         # One row of positions is in registers, and one sum for every tap of a row.
         tiles = self._tiles(self.target.registers - 2 - self.axes[2].kernel)
         made = weight_kernel(self._spec(tiles, masked=self.channels % lanes != 0))
         step = self.taps * self.pitch
-        *batch, row, column = dy.strides
-        given = Matrix("input", dy.index, self.dtype, dy.offset, tuple(batch), row, column)
+        *batch, row, column = dy.apart, *dy.view.strides
+        view = dy.view
+        given = Matrix("input", view.index, self.dtype, view.offset, tuple(batch), row, column)
         sizes: dict[str, Ref | int] = {"sums": place, "taps": self.taps, "table_step": step}
         cut = self._cut(_MOST_CHUNKS)
         launch = self._launch(made, tiles, sizes, {"dy": given}, cut)
@@ -255,7 +331,7 @@ class _Depthwise:
         column = self.x.strides[3]
         deep = any(len(reads) != 1 for reads in self.axes[0].reads())
         sizes = tiles.width, tiles.step, column, tiles.patterns
-        return Spec(self.dtype, self.lanes, *sizes, deep, masked)
+        return Spec(self.dtype, self.lanes, *sizes, deep, masked, self.repeats)
 
     def _bytes(self) -> int:
         # Packing writes up to a vector beyond the last row.
@@ -273,7 +349,7 @@ class _Depthwise:
         row = self.axes[2].positions
         group = max(_TABLE // (self.taps * self.wide.itemsize), self.lanes)
         groups = -(-self.channels // group)
-        group = -(-self.channels // groups // self.lanes) * self.lanes
+        group = self.cells.block or -(-self.channels // groups // self.lanes) * self.lanes
         groups = -(-self.channels // group)
         cost = row * -(-group // self.lanes) * (2 + 0.2 * self.taps)
         chunks, grain = divide(self._rows(), cost, max(most // groups, 1))
@@ -307,10 +383,15 @@ class _Depthwise:
             "ahead_rows": height.advance if cut.groups == 1 else 0,
         }
         given |= {f"stop{i}": stop for i, stop in enumerate(tiles.stops)}
+        if self.repeats > 1:
+            self.constants.append(np.arange(self.pitch, dtype=np.int64) // self.repeats)
+            given["index"] = Ref("constant", len(self.constants) - 1)
         nbytes = self.batch * depth.cells * height.cells * width.cells * self.channels
         nbytes *= self.dtype.itemsize
         for name, matrix in operands.items():
-            steps = zip(STEPS, (*matrix.batch, matrix.row, matrix.column), strict=True)
+            apart, *batch = matrix.batch
+            jump = apart - self.cells.block * matrix.column if self.cells.block else 0
+            steps = zip(STEPS, (*batch, matrix.row, matrix.column, jump), strict=True)
             given |= {name: _ref(matrix)} | {f"{name}_{step}": n for step, n in steps}
             if matrix.row:
                 nbytes += rows * width.positions * self.channels * matrix.dtype.itemsize
@@ -346,6 +427,7 @@ class _Depthwise:
             "x_batch": self.x.strides[0],
             "x_depth": x_depth,
             "x_height": x_height,
+            "x_jump": self.cells.jump,
             "depth_cells": depth.cell_step * x_depth,
             "height_cells": height.cell_step * x_height,
             "tap": self.pitch,

@@ -20,10 +20,10 @@ from treadle.backends.codegen.contraction.epilogue import (
     store_result,
 )
 from treadle.backends.codegen.contraction.items import Contraction
+from treadle.backends.codegen.contraction.tile import multiply_add
 from treadle.backends.codegen.kernel import builder
 from treadle.backends.codegen.kernel.builder import Builder
 from treadle.backends.codegen.kernel.ir import Value
-from treadle.backends.codegen.scalars.code import load_value
 
 
 @lru_cache(maxsize=256)
@@ -57,7 +57,7 @@ class _Kernel:
         e.loop(lo, hi, 1, item)
 
     def _tile(self, e: Builder, spot: Spot) -> None:
-        zero = e.constant(0.0, self.spec.wide, self.spec.lanes)
+        zero = e.constant(0, self.spec.wide, self.spec.lanes)
 
         def line(cells: Value, taps: Value, *sums: Value) -> tuple[Value, ...]:
             return self._line(e, spot, cells, taps, sums)
@@ -75,10 +75,10 @@ class _Kernel:
             tap: e.load(taps, e.mul(self.rows["tap"], tap), lanes, spot.mask) for tap in used
         }
         for cell in sorted({cell for reads in spot.pattern for _, cell in reads}):
-            x = load_value(e, cells, cell * self.spec.column, lanes, spot.mask)
+            x = self.rows.cell(e, spot, cells, cell)
             for u, reads in enumerate(spot.pattern):
                 for tap in (tap for tap, read in reads if read == cell):
-                    made[u] = e.fma(x, weights[tap], made[u])
+                    made[u] = multiply_add(e, x, weights[tap], made[u])
         return tuple(made)
 
     def _finish(self, e: Builder, spot: Spot, sums: Sequence[Value]) -> None:

@@ -14,19 +14,23 @@ from treadle.backends.codegen.contraction.depthwise_taps import Pattern
 from treadle.backends.codegen.kernel import ir
 from treadle.backends.codegen.kernel.builder import Builder
 from treadle.backends.codegen.kernel.ir import Value
-from treadle.backends.codegen.scalars.code import compute_dtype
+from treadle.backends.codegen.scalars.code import compute_dtype, load_value
 from treadle.base import dtype as dt
 from treadle.base.dtype import DType
 
-STEPS = ("batch", "depth", "height", "row", "column")
-"""The steps of an operand that lies like the positions; columns are channels."""
+STEPS = ("batch", "depth", "height", "row", "column", "jump")
+"""The steps of an operand that lies like the positions; columns are channels.
+
+Groups of channels are `jump` elements further apart than their channels: where channels lie in
+blocks, each of which is a group.
+"""
 
 _LINE = 64
 """Bytes of a cache line."""
 
 SIZES = (
     *("rows", "grain", "chunks", "channels", "group", "depths", "heights"),
-    *("x_batch", "x_depth", "x_height", "depth_cells", "height_cells"),
+    *("x_batch", "x_depth", "x_height", "x_jump", "depth_cells", "height_cells"),
     *("tap", "height_tap", "depth_tap", "height_taps", "depth_taps"),
     *("ahead", "ahead_rows"),
 )
@@ -51,6 +55,7 @@ class Spec:
         patterns: what the tiles of every run read.
         deep: whether some position has more or fewer taps along depth than one.
         masked: whether vectors may end behind the last channel.
+        repeats: channels of the result per channel of x; from 2 on, a table says which one of x.
     """
 
     dtype: DType
@@ -61,21 +66,28 @@ class Spec:
     patterns: tuple[Pattern, ...]
     deep: bool
     masked: bool
+    repeats: int = 1
 
     @property
     def wide(self) -> DType:
         """Type of the sums."""
-        return compute_dtype(self.dtype)
+        return sums_type(self.dtype)
+
+
+def sums_type(dtype: DType) -> DType:
+    """In which type sums of products of this type are built."""
+    return dt.int32 if dtype.is_integer else compute_dtype(dtype)
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
     """A row of positions: (batch, depth, height), and where its first cell and tap are.
 
-    `counts` are the taps along depth and height that fall inside.
+    `counts` are the taps along depth and height that fall inside; `group` is that of the channels.
     """
 
     at: tuple[Value, Value, Value]
+    group: Value
     cells: Value
     taps: Value
     counts: tuple[Value, Value]
@@ -83,7 +95,10 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Spot:
-    """A vector of channels of a tile: its first position, cell, and tap."""
+    """A vector of channels of a tile: its first position, cell, and tap.
+
+    With `index`, the cell is that of the first channel, and its elements are these.
+    """
 
     pattern: Pattern
     row: Row
@@ -92,6 +107,7 @@ class Spot:
     mask: Value | None
     cells: Value
     taps: Value
+    index: Value | None = None
 
 
 class Rows:
@@ -105,6 +121,7 @@ class Rows:
     ) -> None:
         self.spec, self.taps = spec, taps
         pointers = [("x", spec.dtype), (taps, spec.wide), ("table", dt.int64), *operands]
+        pointers += [("index", dt.int64)] if spec.repeats > 1 else []
         self.parameters = {name: ir.pointer(dtype, name) for name, dtype in pointers}
         names = [*SIZES, *sizes, *(f"stop{i}" for i in range(len(spec.patterns)))]
         names += [f"{name}_{step}" for name, _ in operands for step in STEPS]
@@ -137,9 +154,10 @@ class Rows:
         """`body` for all vectors of all tiles of an item, whose table of taps is at `taps`."""
         first = e.mul(e.rem(item, self["chunks"]), self["grain"])
         stop = e.min(e.add(first, self["grain"]), self["rows"])
+        group = e.div(item, self["chunks"])
 
         def row(r: Value) -> None:
-            here = self._row(e, r, taps)
+            here = self._row(e, r, taps, group)
             begin = e.index(0)
             for i, pattern in enumerate(self.spec.patterns):
                 self._run(e, item, here, pattern, (begin, self[f"stop{i}"]), body)
@@ -164,12 +182,23 @@ class Rows:
             self._fetch(e, e.offset(cells, self["ahead"]))
 
             def vector(c: Value, mask: Value | None) -> None:
-                places = e.offset(cells, c), e.offset(row.taps, c)
-                body(Spot(pattern, row, position, c, mask, *places))
+                places, index = (e.offset(cells, c), e.offset(row.taps, c)), None
+                if self.spec.repeats > 1:
+                    index = e.load(self["index"], c, self.spec.lanes, mask)
+                    places = cells, places[1]
+                body(Spot(pattern, row, position, c, mask, *places, index))
 
             self.channels(e, item, vector)
 
         e.loop(*tiles, 1, tile)
+
+    def cell(self, e: Builder, spot: Spot, cells: Value, number: int) -> Value:
+        """The elements of a cell that a tile's vector is computed of, in the type of the sums."""
+        lanes, at = self.spec.lanes, number * self.spec.column
+        if spot.index is None:
+            return e.cast(load_value(e, cells, at, lanes, spot.mask), self.spec.wide)
+        found = e.gather(e.offset(cells, at), spot.index, spot.mask)
+        return e.cast(found, self.spec.wide)
 
     def _fetch(self, e: Builder, cells: Value) -> None:
         """Ask for cells of a later row: channel by channel, they are met in no order of memory."""
@@ -181,17 +210,18 @@ class Rows:
 
         e.loop(0, self["ahead_rows"], 1, row)
 
-    def _row(self, e: Builder, row: Value, taps: Value) -> Row:
+    def _row(self, e: Builder, row: Value, taps: Value, group: Value) -> Row:
         h, rest = e.rem(row, self["heights"]), e.div(row, self["heights"])
         d, n = e.rem(rest, self["depths"]), e.div(rest, self["depths"])
         along_d, tap_d, cell_d = self._reads(e, d)
         along_h, tap_h, cell_h = self._reads(e, e.add(self["depths"], h))
-        cells = e.offset(self["x"], e.mul(n, self["x_batch"]))
+        cells = e.offset(self["x"], e.mul(group, self["x_jump"]))
+        cells = e.offset(cells, e.mul(n, self["x_batch"]))
         cells = e.offset(cells, e.mul(cell_d, self["x_depth"]))
         cells = e.offset(cells, e.mul(cell_h, self["x_height"]))
         taps = e.offset(taps, e.mul(tap_d, self["depth_tap"]))
         taps = e.offset(taps, e.mul(tap_h, self["height_tap"]))
-        return Row((n, d, h), cells, taps, (along_d, along_h))
+        return Row((n, d, h), group, cells, taps, (along_d, along_h))
 
     def _reads(self, e: Builder, position: Value) -> tuple[Value, Value, Value]:
         """(number of taps, first tap, its cell)."""
@@ -225,7 +255,7 @@ class Rows:
 
     def offset(self, e: Builder, name: str, row: Row) -> Value:
         """Where an operand has this row of positions."""
-        at = e.index(0)
+        at = e.mul(row.group, self[f"{name}_jump"])
         for position, step in zip(row.at, STEPS, strict=False):
             at = e.add(at, e.mul(position, self[f"{name}_{step}"]))
         return at

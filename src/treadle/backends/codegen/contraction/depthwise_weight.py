@@ -70,12 +70,12 @@ def _add_line(
 ) -> None:
     """The products of a tile and a row of taps, added to the table."""
     cells, taps = at
-    lanes, column = rows.spec.lanes, rows.spec.column
+    lanes = rows.spec.lanes
     used = sorted({tap for reads in spot.pattern for tap, _ in reads})
     places = {tap: e.mul(rows["tap"], tap) for tap in used}
     sums = {tap: e.load(taps, places[tap], lanes) for tap in used}
     for cell in sorted({cell for reads in spot.pattern for _, cell in reads}):
-        x = load_value(e, cells, cell * column, lanes, spot.mask)
+        x = rows.cell(e, spot, cells, cell)
         for dy, reads in zip(given, spot.pattern, strict=True):
             for tap in (tap for tap, read in reads if read == cell):
                 sums[tap] = e.fma(x, dy, sums[tap])

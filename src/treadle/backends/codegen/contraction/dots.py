@@ -17,6 +17,7 @@ from treadle.backends.codegen.contraction.tile import Tile
 from treadle.backends.codegen.kernel import builder
 from treadle.backends.codegen.kernel.builder import Builder
 from treadle.backends.codegen.kernel.ir import Value
+from treadle.base import dtype as dt
 from treadle.base.dtype import DType
 
 ROWS = 6
@@ -85,14 +86,16 @@ def _panel(e: Builder, spec: Dots, items: Items, item: Item, sums: Value, p: Val
 def _dots(e: Builder, spec: Dots, a: Value, columns: list[Value], terms: Value) -> Value:
     """One sum per column, as a vector."""
     dtype, lanes = spec.tile.dtype, spec.tile.lanes
-    whole = e.sub(terms, e.rem(terms, lanes))
+    # Sums of integers take their terms by twos.
+    step, kind = (2 * lanes, dt.int16) if dtype.is_integer else (lanes, dtype)
+    whole = e.sub(terms, e.rem(terms, step))
     ahead = _AHEAD // spec.b.itemsize
 
     def added(k: Value, mask: Value | None, sums: tuple[Value, ...]) -> tuple[Value, ...]:
-        x = e.cast(e.load(a, k, lanes, mask), dtype)
-        loaded = [e.cast(e.load(column, k, lanes, mask), dtype) for column in columns]
+        x = e.cast(e.load(a, k, step, mask), kind)
+        loaded = [e.cast(e.load(column, k, step, mask), kind) for column in columns]
         if dtype.is_integer:
-            return tuple(e.add(s, e.mul(y, x)) for y, s in zip(loaded, sums, strict=True))
+            return tuple(e.dot(s, y, x) for y, s in zip(loaded, sums, strict=True))
         return tuple(e.fma(y, x, s) for y, s in zip(loaded, sums, strict=True))
 
     def body(k: Value, *sums: Value) -> tuple[Value, ...]:
@@ -100,8 +103,8 @@ def _dots(e: Builder, spec: Dots, a: Value, columns: list[Value], terms: Value) 
             e.prefetch(column, e.add(k, ahead))
         return added(k, None, sums)
 
-    sums = e.loop(0, whole, lanes, body, [e.constant(0, dtype, lanes)] * lanes)
-    mask = e.first_lanes(e.sub(terms, whole), lanes)
+    sums = e.loop(0, whole, step, body, [e.constant(0, dtype, lanes)] * lanes)
+    mask = e.first_lanes(e.sub(terms, whole), step)
     sums = e.branch(
         e.compare("lt", whole, terms), lambda: added(whole, mask, sums), lambda: sums, sums
     )

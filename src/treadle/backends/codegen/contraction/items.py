@@ -66,6 +66,7 @@ class Items:
         sizes = ["m", "n", "k", "height", "width", "block", "depth", "row_items", "panel_items"]
         sizes += ["a_row", "a_term", "b_term", "b_column"]
         sizes += ["panel_terms"] if "b_table" in self.tables else []
+        sizes += ["panel_terms", "run", "run_words"] if "run_table" in self.tables else []
         sizes += [f"{name}_{axis}" for name, _ in accesses[2:] for axis in ("row", "column")]
         sizes += [f"batch{i}" for i in range(self.batch)]
         sizes += [f"{name}_batch{i}" for i in range(self.batch) for name, _ in accesses]

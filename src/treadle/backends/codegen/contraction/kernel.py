@@ -23,7 +23,6 @@ from treadle.backends.codegen.contraction.tile import Form, Tile, full_tiles, ti
 from treadle.backends.codegen.kernel import builder, ir
 from treadle.backends.codegen.kernel.builder import Builder
 from treadle.backends.codegen.kernel.ir import Function, Value
-from treadle.base import dtype as dt
 from treadle.base.dtype import DType
 
 
@@ -40,7 +39,6 @@ class Spec:
         positions: whether a table says which rows of the results are computed.
         batch: number of batch axes.
         split: whether sums are built in steps of `depth` terms.
-        exact: whether the sums of a step are integers, to be added up as int32; needs `split`.
         in_place: whether full panels of b are read where they lie, and none but the last is packed.
         panels, sums: elements of scratch for panels of b and for sums.
         epilogue: what becomes of the sums.
@@ -54,7 +52,6 @@ class Spec:
     positions: bool
     batch: int
     split: bool
-    exact: bool
     in_place: bool
     panels: int
     sums: int
@@ -63,9 +60,7 @@ class Spec:
     @property
     def direct(self) -> bool:
         """Whether tiles store their sums in the result at once."""
-        if self.exact or self.positions:
-            return False
-        return self.epilogue.stores_sums(self.tile.dtype)
+        return not self.positions and self.epilogue.stores_sums(self.tile.dtype)
 
     @property
     def tables(self) -> tuple[str, ...]:
@@ -106,20 +101,17 @@ class _Writer:
     items: Items = field(init=False)
     big: Function = field(init=False)
     small: Function = field(init=False)
-    adds: bool = False
     pack_b: Function | None = None
     b_panels: Value = field(init=False)
     sums: Value = field(init=False)
-    totals: Value = field(init=False)
 
     def __post_init__(self) -> None:
         spec = self.spec
         self.items = Items(
             spec.tile.width, spec.tile.dtype, spec.b, spec.batch, spec.epilogue, spec.tables
         )
-        self.adds = spec.split and not spec.exact
-        self.big = tile_function(spec.tile, spec.form, small=False, accumulate=self.adds)
-        self.small = tile_function(spec.tile, spec.form, small=True, accumulate=self.adds)
+        self.big = tile_function(spec.tile, spec.form, small=False, accumulate=spec.split)
+        self.small = tile_function(spec.tile, spec.form, small=True, accumulate=spec.split)
         if spec.patches:
             self.pack_b = patch_function(spec.tile)
         elif spec.b_order is not None:
@@ -148,8 +140,6 @@ class _Writer:
         if self.pack_b is not None:
             self.b_panels = e.stack(spec.tile.dtype, spec.panels)
         self.sums = e.stack(spec.tile.dtype, spec.sums)
-        if spec.exact:
-            self.totals = e.stack(dt.int32, spec.sums)
         # Neighboring items share their panels: those of the last item are still there.
         fresh = e.constant(-1, ir.INDEX.dtype)
 
@@ -262,10 +252,9 @@ class _Writer:
             pointer, by = e.branch(full, lambda: there, lambda: here, target)
             target = pointer, by
         self._tiles(e, step, (rows, a), b, target)
-        made = self._added(e, step, rows, sums, place) if spec.exact else sums
 
         def end() -> None:
-            block = Block(made, width, rows, columns)
+            block = Block(sums, width, rows, columns)
             finish(e, spec.tile, spec.epilogue, block, extras, results, ragged=spec.direct)
 
         conditions = [] if step.last is None else [step.last]
@@ -274,20 +263,6 @@ class _Writer:
             e.branch(reduce(partial(e.bitwise, "and"), conditions), end)
         else:
             end()
-
-    def _added(self, e: Builder, step: Step, rows: Value, sums: Value, place: Value) -> Value:
-        """Integer totals: whole numbers held as floats, added to those of the steps before."""
-        tile = self.spec.tile
-        totals = e.offset(self.totals, place)
-        first = e.compare("eq", step.first, 0)
-
-        def add(i: Value) -> None:
-            value = e.cast(e.load(sums, i, tile.lanes), dt.int32)
-            before = e.select(first, 0, e.load(totals, i, tile.lanes))
-            e.store(totals, i, e.add(value, before))
-
-        e.loop(0, e.mul(rows, tile.width), tile.lanes, add)
-        return totals
 
     def _panel_of_b(
         self, e: Builder, item: Item, step: Step, p: Value, column: Value
@@ -324,7 +299,7 @@ class _Writer:
         tile = self.spec.tile
         rows, a = rows_of_a
         accumulate = [e.select(e.compare("eq", step.first, 0), 0, e.index(1))]
-        accumulate = accumulate if self.adds else []
+        accumulate = accumulate if self.spec.split else []
 
         def tiles(function: Function, count: Callable[[Value], list[Value]]) -> Callable[..., None]:
             def call(r: Value) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from treadle.backends.codegen.contraction.body import Reading
 from treadle.backends.codegen.contraction.dots import ROWS, Dots, dots_kernel
 from treadle.backends.codegen.contraction.items import Contraction
 from treadle.backends.codegen.contraction.kernel import contraction_kernel
@@ -13,7 +12,6 @@ from treadle.backends.codegen.contraction.pack import Packing, order_of, packing
 from treadle.backends.codegen.contraction.problem import Matrix, Problem
 from treadle.backends.codegen.contraction.schedule import (
     dots_sizes,
-    is_dots,
     reads_in_place,
     schedule,
     sums_dtype,
@@ -21,7 +19,6 @@ from treadle.backends.codegen.contraction.schedule import (
 from treadle.backends.codegen.contraction.tile import Tile, choose_tile
 from treadle.backends.codegen.target import Target
 from treadle.backends.program import Array, Launch, Lowered, Ref
-from treadle.base import dtype as dt
 from treadle.base.dtype import DType
 
 
@@ -47,17 +44,16 @@ class Launches:
     def dots(self) -> Lowered:
         """Row by column."""
         problem = self.problem
-        dtype = dt.int32 if problem.a.integer else self.dtype
-        tile = Tile(dtype, ROWS, ROWS, 2, self.target.lanes(dtype))
+        tile = Tile(self.dtype, ROWS, ROWS, 2, self.target.lanes(self.dtype))
         spec = Dots(tile, problem.a.dtype, problem.b.dtype, len(problem.batch), problem.epilogue)
-        self._launch(dots_kernel(spec), *dots_sizes(problem, tile))
+        self.add(dots_kernel(spec), *dots_sizes(problem, tile))
         return self.lowered()
 
     def tiles(self) -> Lowered:
         """Register tiles over panels."""
         tile = choose_tile(self.target, self.dtype, self.problem.m, self.problem.n)
         if not reads_in_place(self.problem, tile):
-            self._pack_rows(tile)
+            self.pack_rows(tile)
         packed = self.is_frozen(self.problem.b) and not self.problem.patches
         if packed:
             self._pack_panels(tile)
@@ -72,7 +68,7 @@ class Launches:
     def multiply(self, tile: Tile, *, packed: bool = False) -> None:
         """The product itself; `packed`: b has been made panels."""
         plan = schedule(self.problem, tile, self.target, packed=packed)
-        self._launch(contraction_kernel(plan.spec), plan.sizes, plan.items)
+        self.add(contraction_kernel(plan.spec), plan.sizes, plan.items)
 
     def workspace(self, nbytes: int) -> Ref:
         """A new scratch area."""
@@ -84,13 +80,13 @@ class Launches:
         self.kept.append(nbytes)
         return Ref("kept", len(self.kept) - 1)
 
-    def _pack_rows(self, tile: Tile) -> None:
+    def pack_rows(self, tile: Tile) -> None:
         """Make a's rows contiguous and of the type of the sums."""
         problem, a = self.problem, self.problem.a
         # Rows a power of two apart would compete for the same few lines of the cache.
         pitch = -(-problem.k // 16) * 16 + 16
         packing = Packing(tile, a.dtype, order_of(a.row, a.column), False, len(problem.batch))
-        steps, count = self._distinct(a, problem.m * pitch)
+        steps, count = self.distinct(a, problem.m * pitch)
         frozen, nbytes = self.is_frozen(a), count * tile.dtype.itemsize + 64
         place = self.keep(nbytes) if frozen else self.workspace(nbytes)
         area = Area(problem.m, problem.k, a.row, a.column, pitch, steps)
@@ -105,7 +101,7 @@ class Launches:
         problem, b = self.problem, self.problem.b
         packing = Packing(tile, b.dtype, order_of(b.row, b.column), True, len(problem.batch))
         panels = -(-problem.n // tile.width)
-        steps, count = self._distinct(b, panels * problem.k * tile.width)
+        steps, count = self.distinct(b, panels * problem.k * tile.width)
         place = self.keep(count * tile.dtype.itemsize + 64)
         area = Area(problem.k, problem.n, b.row, b.column, tile.width, steps)
         self.prelude.append(packing_launch(packing, b, place, area))
@@ -113,7 +109,7 @@ class Launches:
         made = replace(made, batch=tuple(s.target for s in steps), row=tile.width, column=1)
         self.problem = replace(problem, b=made)
 
-    def _distinct(self, matrix: Matrix, count: int) -> tuple[tuple[Copies, ...], int]:
+    def distinct(self, matrix: Matrix, count: int) -> tuple[tuple[Copies, ...], int]:
         """Batch axes of a packed operand, `count` elements per matrix, and all its elements.
 
         Along axes on which the operand does not vary it is packed once.
@@ -129,7 +125,8 @@ class Launches:
         self.constants.append(array)
         return Ref("constant", len(self.constants) - 1)
 
-    def _launch(self, made: Contraction, sizes: dict[str, int], items: int) -> None:
+    def add(self, made: Contraction, sizes: dict[str, int], items: int) -> None:
+        """A launch of the product; `sizes` go before those of the problem."""
         problem = self.problem
         arguments = problem_sizes(problem) | sizes | pointers_of(problem) | self.tables
         launch = Launch(
@@ -247,10 +244,3 @@ def least_bytes(problem: Problem) -> int:
             count *= extent if step else 1
         total += count * matrix.dtype.itemsize
     return total
-
-
-def lower_problem(reading: Reading, frozen: tuple[bool, ...], target: Target) -> Lowered:
-    """The launches of a problem: packing where that pays, then the product."""
-    problem = reading.problem.simplified()
-    made = Launches(problem, target, reading.constants, frozen)
-    return made.dots() if is_dots(problem) else made.tiles()

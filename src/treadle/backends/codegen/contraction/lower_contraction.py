@@ -5,9 +5,9 @@ from __future__ import annotations
 from treadle.backends.api import Support, no
 from treadle.backends.codegen.contraction.body import anchor_of, read_product
 from treadle.backends.codegen.contraction.convolution import lower_convolution
-from treadle.backends.codegen.contraction.launch import lower_problem
 from treadle.backends.codegen.contraction.winograd import lower_winograd
 from treadle.backends.codegen.contraction.winograd_gradient import lower_winograd_gradient
+from treadle.backends.codegen.contraction.word_launches import lower_problem
 from treadle.backends.codegen.lowering import LOWERINGS, lowers
 from treadle.backends.codegen.target import Target
 from treadle.backends.program import Lowered

@@ -17,18 +17,20 @@ import numpy as np
 from treadle.backends.api import Support, no
 from treadle.backends.codegen.contraction.body import EpilogueReader, Reading, Refused
 from treadle.backends.codegen.contraction.convolution_maps import Offsets, grid, steps_of
-from treadle.backends.codegen.contraction.launch import Launches, lower_problem
+from treadle.backends.codegen.contraction.launch import Launches
 from treadle.backends.codegen.contraction.pixel_maps import Part, forward_part, gradient_parts
+from treadle.backends.codegen.contraction.pixel_words import Window, lower_pixel_words
 from treadle.backends.codegen.contraction.problem import Matrix, Problem
 from treadle.backends.codegen.contraction.spread import Margins, Source, clashes, spread
 from treadle.backends.codegen.contraction.tile import Tile, choose_tile
 from treadle.backends.codegen.contraction.weight_panels import Weight, panels_of
+from treadle.backends.codegen.contraction.word_launches import lower_problem
 from treadle.backends.codegen.target import Target
-from treadle.backends.codegen.views import Shape, Strided, extents
+from treadle.backends.codegen.views import Blocked, Shape, Strided, extents, split_after
 from treadle.backends.program import Lowered, Ref
 from treadle.base.dtype import DType
 from treadle.graph.ir import Graph, Node
-from treadle.ops.conv import ConvGradInput, Convolution
+from treadle.ops.conv import ConvGradInput, Convolution, IntConv
 from treadle.ops.movement import Reshape, Transpose
 
 _LARGE = 1 << 20
@@ -49,7 +51,9 @@ _MOST = 1 << 31
 class Form:
     """How the axes [N,C,*S] of a result become (*batch, row, column).
 
-    `flat`: the images follow one another in the rows; else they are a batch axis.
+    `flat`: the images follow one another in the rows; else they are a batch axis. With a `block`,
+    so are the blocks of the channels, whose axes are [N,C / block,block,*S]; there are as many
+    images as `images` says, one of them flat.
     """
 
     images: int
@@ -57,55 +61,76 @@ class Form:
     channels: int
     positions: Shape
     flat: bool
+    block: int = 0
 
     @property
     def batch(self) -> Shape:
         """Extents of the batch axes."""
-        return (self.groups,) if self.flat else (self.images, self.groups)
+        groups = (self.groups,) if self.flat else (self.images, self.groups)
+        return (*groups, self.channels // self.block) if self.block else groups
 
     @property
     def m(self) -> int:
         """Rows."""
         return math.prod(self.positions) * (self.images if self.flat else 1)
 
+    @property
+    def columns(self) -> int:
+        """Columns, which are neighbors."""
+        return self.block or self.channels
+
     def pull(self, view: Strided) -> Strided | None:
-        """A view in the shape [N,C,*S], made one of rows and columns."""
-        split = (self.images, self.groups, self.channels, *self.positions)
-        last = tuple(range(3, len(split)))
-        order = (1, 0, *last, 2) if self.flat else (0, 1, *last, 2)
+        """A view in the shape [N,C,*S], or with channels split, made one of rows and columns."""
+        parts = (self.channels // self.block, self.block) if self.block else (self.channels,)
+        split = (self.images, self.groups, *parts, *self.positions)
+        last = tuple(range(2 + len(parts), len(split)))
+        lead = tuple(range(2, 1 + len(parts)))
+        order = (1, *lead, 0, *last) if self.flat else (0, 1, *lead, *last)
         found = view.after(Reshape(split))
-        found = None if found is None else found.after(Transpose(order))
-        return None if found is None else found.after(Reshape((*self.batch, self.m, self.channels)))
+        found = None if found is None else found.after(Transpose((*order, 1 + len(parts))))
+        return None if found is None else found.after(Reshape((*self.batch, self.m, self.columns)))
 
 
 def lower_pixels(
-    body: Graph, anchor: Node, views: list[Strided], frozen: tuple[bool, ...], target: Target
+    body: Graph,
+    anchor: Node,
+    views: tuple[Strided | Blocked, Strided],
+    frozen: tuple[bool, ...],
+    target: Target,
 ) -> Lowered | Support:
     """A body around a convolution or a gradient in x, whose operands are these views."""
     op = anchor.op
     if not isinstance(op, Convolution):
         return no("op", f"{op.name} is no convolution")
     weight = extents(anchor.inputs[1].type.shape)
-    images, channels, *positions = extents(anchor.output.type.shape)
-    form = Form(images, op.groups, channels // op.groups, (*positions,), True)
-    large = form.m > _LARGE and images > 1
     refusal: Refused | None = None
-    for flat in (False,) if large else (True, False):
-        form = replace(form, flat=flat)
+    for form, last in _forms(body, anchor, op.groups):
         try:
-            reader = EpilogueReader(body, anchor, form.pull)
+            reader = EpilogueReader(body, last, form.pull)
             extras, results, epilogue = reader.read()
         except Refused as error:
             refusal = error
             continue
-        x = Matrix.of("input", anchor.inputs[0].type.dtype, views[0])
-        empty = replace(x, batch=(0,) * len(form.batch), row=1, column=1)
-        problem = Problem(
-            form.batch, form.m, form.channels, 0, empty, empty, extras, results, epilogue
-        )
+        lie = Strided(views[0].index, (*form.batch, 1, 1), 0, (*(0,) * len(form.batch), 1, 1))
+        x = Matrix.of("input", anchor.inputs[0].type.dtype, lie)
+        problem = Problem(form.batch, form.m, form.columns, 0, x, x, extras, results, epilogue)
         writer = _Writer(op, weight, form, anchor, views, Reading(problem, reader.constants))
         return writer.lowered(frozen, target)
     return no("layout", str(refusal))
+
+
+def _forms(body: Graph, anchor: Node, groups: int) -> list[tuple[Form, Node]]:
+    """The forms to try, and the node whose result has the axes which they speak of."""
+    images, channels, *positions = extents(anchor.output.type.shape)
+    form = Form(images, groups, channels // groups, (*positions,), True)
+    large = form.m > _LARGE and images > 1
+    found = [(replace(form, flat=flat), anchor) for flat in ((False,) if large else (True, False))]
+    split = split_after(body, anchor.output)
+    if split is not None:
+        block = extents(split.output.type.shape)[2]
+        if form.channels % block == 0:
+            found += [(replace(f, block=block), split) for f, _ in found]
+    return found
 
 
 @dataclass(slots=True)
@@ -116,7 +141,7 @@ class _Writer:
     weight: Shape
     form: Form
     anchor: Node
-    views: list[Strided]
+    views: tuple[Strided | Blocked, Strided]
     reading: Reading
 
     @property
@@ -142,9 +167,16 @@ class _Writer:
         product = self._pointwise()
         if product is not None:
             return lower_problem(product, frozen, target)
-        view = self.views[0]
-        matrix = Matrix.of("input", self.dtype_of(0), view)
-        source = Source(matrix, view.shape, view.strides)
+        x = self.views[0]
+        if isinstance(self.op, IntConv):
+            if isinstance(x, Blocked) or self.form.block:
+                return no("layout", "products of integers take no blocks of channels")
+            window = Window(self.op, x, self.views[1], self.form.flat)
+            return lower_pixel_words(window, self.dtype_of(0), self.reading, frozen, target)
+        source = self._cells()
+        if source is None:
+            return no("layout", "blocks of channels do not follow one another")
+        view, matrix = x, source.matrix
         margins, parts = self._parts()
         problem = replace(self.reading.problem, a=matrix, tables=True)
         launches = Launches(problem, target, self.reading.constants, frozen)
@@ -161,11 +193,18 @@ class _Writer:
             return no("layout", "convolutions take dense weights")
         several = len(parts) > 1 or parts[0].places is not None
         rows = _ROWS if several else launches.problem.m
-        tile = choose_tile(target, launches.dtype, rows, weight.columns)
-        b = panels_of(launches, weight, tile)
-        b = b if self.form.flat else replace(b, batch=(0, *b.batch))
+        rows = max(rows, _ROWS + 1) if self.form.block else rows  # No wider than a block.
+        tile = choose_tile(target, launches.dtype, rows, self.form.columns)
+        if self.form.block % tile.width:
+            return no("shape", f"tiles have {tile.width} columns, blocks {self.form.block}")
+        launches.problem = _with_panels(launches.problem, self.form, tile)
+        b = self._panels(panels_of(launches, weight, tile), len(launches.problem.batch), tile)
         launches.problem = replace(
-            launches.problem, a=self._source(source), b=b, k=weight.terms, positions=several
+            launches.problem,
+            a=self._source(source, len(b.batch)),
+            b=b,
+            k=weight.terms,
+            positions=several,
         ).simplified()
         if several:
             self._multiply_parts(launches, source, parts, tile)
@@ -183,6 +222,44 @@ class _Writer:
 
     # -- operands ----------------------------------------------------------------------------
 
+    def _cells(self) -> Source | None:
+        """The source as it lies; blocks of channels are images of their own."""
+        found = self.views[0]
+        view: Strided | None
+        if isinstance(found, Blocked):
+            apart = self.op.groups > 1 and found.channels // self.op.groups % found.block
+            view = None if apart else found.as_images()
+        else:
+            view = found
+        if view is None:
+            return None
+        return Source(Matrix.of("input", self.dtype_of(0), view), view.shape, view.strides)
+
+    @property
+    def _blocks(self) -> int:
+        """Images of the source that make up one of the operand."""
+        view = self.views[0]
+        return view.whole.shape[1] if isinstance(view, Blocked) else 1
+
+    def _channels(self, source: Source) -> Offsets:
+        """Offsets of the channels of a source in an image."""
+        blocks, block = self._blocks, source.shape[1]
+        every = grid(steps_of(blocks, source.strides[0]), steps_of(block, source.strides[1]))
+        return every[: self.views[0].shape[1]]
+
+    def _panels(self, b: Matrix, axes: int, tile: Tile) -> Matrix:
+        """The batch axes of panels: images share them, blocks have their own."""
+        batch = b.batch if self.form.flat else (0, *b.batch)
+        if axes > len(batch):
+            batch = (*batch, self.form.block // tile.width * tile.width * self._terms)
+        return replace(b, batch=batch)
+
+    @property
+    def _terms(self) -> int:
+        """Terms of a sum."""
+        outputs, inputs = self.weight[0] // self.op.groups, self.weight[1]
+        return self.taps * (outputs if self.turned else inputs)
+
     def _matrix_of_weight(self) -> Matrix | None:
         """The weight as a matrix of terms by columns, which may be one for all taps."""
         groups, outputs = self.op.groups, self.weight[0] // self.op.groups
@@ -195,9 +272,11 @@ class _Writer:
 
     def _pointwise(self) -> Reading | None:
         """A convolution that looks at one cell only, as a product; None for any other one."""
-        if not self.op.window(self.kernel).is_pointwise:
-            return None
         x, weight = self.views[0], self._matrix_of_weight()
+        if not self.op.window(self.kernel).is_pointwise or self.form.block:
+            return None
+        if isinstance(x, Blocked):
+            return None
         split = replace(self.form, channels=x.shape[1] // self.op.groups)
         rows = split.pull(x)
         if rows is None or weight is None:
@@ -206,10 +285,12 @@ class _Writer:
         problem = replace(self.reading.problem, k=rows.shape[-1], a=a, b=weight)
         return Reading(problem, self.reading.constants)
 
-    def _source(self, source: Source) -> Matrix:
+    def _source(self, source: Source, axes: int) -> Matrix:
         """a: its batch axes."""
-        group = source.shape[1] // self.op.groups * source.strides[1]
-        batch = (group,) if self.form.flat else (source.strides[0], group)
+        channels, groups = self._channels(source), self.op.groups
+        group = int(channels[len(channels) // groups]) if groups > 1 else 0
+        batch = (group,) if self.form.flat else (source.strides[0] * self._blocks, group)
+        batch = (*batch, *[0] * (axes - len(batch)))
         return replace(source.matrix, batch=batch, row=1, column=1)
 
     def _saves(self, exact: list[Part], parts: list[Part], margins: Margins) -> bool:
@@ -242,7 +323,7 @@ class _Writer:
         """The products of several parts, which share the panels of the weight."""
         whole = launches.problem
         inputs = whole.k // self.taps
-        images = steps_of(source.shape[0], math.prod(self.form.positions))
+        images = steps_of(self.form.images, math.prod(self.form.positions))
         for part in parts:
             tables = self._offsets(source, part)
             places = steps_of(part.count, 1) if part.places is None else part.places
@@ -259,9 +340,34 @@ class _Writer:
         spatial = source.strides[2:]
         rows = part.rows(spatial)
         if self.form.flat:
-            rows = grid(steps_of(source.shape[0], source.strides[0]), rows)
-        channels = steps_of(source.shape[1] // self.op.groups, source.strides[1])
+            images = self.form.images
+            rows = grid(steps_of(images, source.strides[0] * self._blocks), rows)
+        channels = self._channels(source)
+        channels = channels[: len(channels) // self.op.groups]
         return {"row_table": rows, "term_table": grid(part.reads(spatial), channels)}
+
+
+def _with_panels(problem: Problem, form: Form, tile: Tile) -> Problem:
+    """Blocks as panels of one result, where that is what they are and every array allows it."""
+    arrays = (*problem.extras, *problem.results)
+    fits = form.block == tile.width and all(_has_panels(x, tile) for x in arrays)
+    if not fits:
+        return problem
+    made = [
+        replace(x, batch=x.batch[:-1], column=x.batch[-1] // tile.width, panels=x.column == 1)
+        for x in arrays
+    ]
+    count = len(problem.extras)
+    extras, results = (*made[:count],), (*made[count:],)
+    batch = problem.batch[:-1]
+    return replace(problem, batch=batch, n=form.channels, extras=extras, results=results)
+
+
+def _has_panels(matrix: Matrix, tile: Tile) -> bool:
+    """Whether blocks, the last batch axis, are whole steps of a panel's columns apart."""
+    if matrix.column == 0:
+        return matrix.batch[-1] == 0
+    return matrix.column == 1 and matrix.batch[-1] % tile.width == 0
 
 
 def _tables(launches: Launches, tables: dict[str, Offsets]) -> dict[str, Ref | int]:

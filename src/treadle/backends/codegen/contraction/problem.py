@@ -18,8 +18,8 @@ class Matrix:
     """A stack of matrices in memory: where it lies, and its steps in elements.
 
     For a and the results the rows are those of the result; the columns of a and the rows of b are
-    the terms of the sums. `integer` says that it holds whole numbers of 8 bits, in whatever type:
-    their sums are exact; `table` that a table of offsets replaces the step of its columns.
+    the terms of the sums. `integer` says that it holds small integers, whose sums are int32;
+    `table` that a table of offsets replaces the step of its columns.
     """
 
     kind: Kind
@@ -31,12 +31,13 @@ class Matrix:
     column: int
     integer: bool = False
     table: bool = False
+    panels: bool = False
 
     @staticmethod
     def of(kind: Kind, dtype: DType, view: Strided) -> Matrix:
         """The last two axes of a view as rows and columns."""
         *batch, row, column = view.strides
-        integer = dtype in (dt.int8, dt.uint8)
+        integer = dtype in (dt.int8, dt.uint8, dt.int16)
         return Matrix(kind, view.index, dtype, view.offset, tuple(batch), row, column, integer)
 
     def transposed(self) -> Matrix:
@@ -46,7 +47,9 @@ class Matrix:
     def access(self) -> Access:
         """How an epilogue meets it."""
         column: Column = "table" if self.table else "far"
-        if not self.table and self.column in (0, 1):
+        if self.panels:
+            column = "next"
+        elif not self.table and self.column in (0, 1):
             column = "next" if self.column else "same"
         return Access(self.dtype, column, self.row != 0)
 

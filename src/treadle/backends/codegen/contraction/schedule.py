@@ -23,8 +23,6 @@ _CACHE = 2 << 20
 """Most bytes of the second cache that are counted on; half of them are scratch on the stack."""
 _BLOCK = 96
 """Most rows of a block."""
-_EXACT = 256
-"""Most products of two 8-bit integers whose sum float32 always holds exactly."""
 _COLUMN = (48, 192)
 """Most terms for which columns of a are read in place: by many panels, and by few."""
 
@@ -41,16 +39,15 @@ class Schedule:
 def schedule(problem: Problem, tile: Tile, target: Target, *, packed: bool = False) -> Schedule:
     """The schedule of a problem whose a has the type of sums; `packed`: b consists of panels."""
     quarter = min(target.l2, _CACHE) // (4 * tile.dtype.itemsize)
-    exact = problem.a.integer
-    depth = min(problem.k, _EXACT) if exact else _depth(problem.k, tile, quarter)
-    width, height = _item(problem, tile, depth, quarter, exact or depth < problem.k)
+    depth = _depth(problem.k, tile, quarter)
+    width, height = _item(problem, tile, depth, quarter, depth < problem.k)
     if problem.tables and packed:
-        depth = depth if exact else _depth(problem.k, tile, quarter // 2)
+        depth = _depth(problem.k, tile, quarter // 2)
         width, height = _table_item(problem, tile, quarter)
-    room = Room(panels=2 * quarter, sums=quarter, packed=packed, exact=exact)
+    room = Room(panels=2 * quarter, sums=quarter, packed=packed)
     blocks = best_blocks(Blocks(depth, width, height), problem, tile, target, room)
     depth, width, height = blocks.depth, blocks.width, blocks.height
-    split = exact or depth < problem.k
+    split = depth < problem.k
     most = _BLOCK - _BLOCK % tile.rows
     panels = -(-problem.n // tile.width)
     row_items, panel_items = -(-problem.m // height), -(-panels // width)
@@ -65,7 +62,6 @@ def schedule(problem: Problem, tile: Tile, target: Target, *, packed: bool = Fal
         positions=problem.positions,
         batch=len(problem.batch),
         split=split,
-        exact=exact,
         in_place=not packed and _reads_b_in_place(problem, tile, target),
         panels=2 * quarter,
         sums=quarter if split else most * tile.width,
@@ -92,7 +88,7 @@ def reads_in_place(problem: Problem, tile: Tile) -> bool:
 
 def sums_dtype(problem: Problem) -> DType:
     """The type in which tiles multiply and add."""
-    return dt.float32 if problem.a.integer else compute_dtype(problem.a.dtype)
+    return dt.int32 if problem.a.integer else compute_dtype(problem.a.dtype)
 
 
 def is_dots(problem: Problem) -> bool:

@@ -19,6 +19,7 @@ from treadle.backends.codegen.kernel.builder import Builder
 from treadle.backends.codegen.kernel.ir import Value
 from treadle.backends.codegen.views import Shape, dense
 from treadle.backends.program import Launch, Ref
+from treadle.base import dtype as dt
 from treadle.base.dtype import DType
 
 AXES = 3
@@ -80,18 +81,22 @@ def spread(
     *,
     anyway: bool = False,
     clash: int = CLASH,
+    dtype: DType | None = None,
 ) -> Source:
-    """The source among zeros and in the type of the sums.
+    """The source among zeros and in the type of the sums, or in `dtype`.
 
     Itself where it already is that, unless it is to be copied `anyway`. Copies of cells of a
     multiple of `clash` bytes are kept apart.
     """
-    dtype, spatial = launches.dtype, source.shape[2:]
+    dtype, spatial = dtype or launches.dtype, source.shape[2:]
     if not anyway and margins.extents == spatial and source.matrix.dtype is dtype:
         return source
     channels = source.shape[1]
-    tile = choose_tile(launches.target, dtype, 8, channels)
     order = order_of(source.strides[-1], source.strides[1])
+    tile = choose_tile(launches.target, dtype, 8, channels)
+    if order == "transposed" and dtype.itemsize < dt.int32.itemsize:
+        # A square of all lanes would not fit the registers.
+        tile = replace(tile, lanes=launches.target.lanes(dt.int32))
     behind = margins.extents[-1] - margins.lows[-1] - spatial[-1]
     behind = behind if margins.steps[-1] == 1 else 0
     pitch = _pitch(channels, tile, order, behind, clash)

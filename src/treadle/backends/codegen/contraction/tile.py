@@ -31,7 +31,8 @@ class Tile:
     """Sums of one micro-kernel: `rows` by `vectors` of `lanes` elements.
 
     `small` rows are what the last rows of a block are cut to. `dtype` is the type of the sums and,
-    in the registers, of both operands.
+    in the registers, of both operands. With several `terms`, their elements are words (see
+    `words.py`).
     """
 
     dtype: DType
@@ -39,6 +40,7 @@ class Tile:
     small: int
     vectors: int
     lanes: int
+    terms: int = 1
 
     @property
     def width(self) -> int:
@@ -153,19 +155,24 @@ def tile_function(tile: Tile, form: Form, *, small: bool, accumulate: bool) -> F
             for r, where in enumerate(given.places(e, k, column, starts, places)):
                 x = e.splat(e.load(*where), tile.lanes)
                 for v in range(tile.vectors):
-                    made.append(e.fma(x, row[v], sums[r * tile.vectors + v]))
+                    made.append(multiply_add(e, x, row[v], sums[r * tile.vectors + v]))
             return (*given.following(e, column, follows), *made)
 
         initial = (given.a, given.b, *[zero] * (rows * tile.vectors))
         sums = e.loop(0, terms, 1, term, initial)[2:]
         targets = [e.offset(c, e.mul(place, c_step)) for place in places]
         if accumulate:
-            sums = _added(e, tile, targets, sums, add)
+            sums = added(e, tile, targets, sums, add)
         for i, value in enumerate(sums):
             e.store(targets[i // tile.vectors], i % tile.vectors * tile.lanes, value)
 
     size = f"{rows}x{tile.width}{'_small' if small else ''}{'_add' if accumulate else ''}"
     return builder.function(f"tile_{form}_{size}_{tile.dtype.name}", parameters, write)
+
+
+def multiply_add(e: Builder, x: Value, y: Value, total: Value) -> Value:
+    """total + x * y."""
+    return e.add(total, e.mul(x, y)) if total.dtype.is_integer else e.fma(x, y, total)
 
 
 def _at(e: Builder, pointer: Value, table: Value, index: Value) -> Value:
@@ -180,7 +187,7 @@ def _fetch(e: Builder, tile: Tile, panel: Value, step: Value) -> None:
         e.prefetch(panel, e.add(later, first))
 
 
-def _added(
+def added(
     e: Builder, tile: Tile, targets: list[Value], sums: tuple[Value, ...], add: Value
 ) -> tuple[Value, ...]:
     """The sums plus what the targets hold, unless `add` is 0."""

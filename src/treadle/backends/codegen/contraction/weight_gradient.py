@@ -10,7 +10,7 @@ import numpy as np
 from treadle.backends.api import Support, no
 from treadle.backends.codegen.contraction.body import EpilogueReader, Reading, Refused
 from treadle.backends.codegen.contraction.convolution_maps import grid, steps_of
-from treadle.backends.codegen.contraction.launch import Launches, lower_problem
+from treadle.backends.codegen.contraction.launch import Launches
 from treadle.backends.codegen.contraction.pack import order_of
 from treadle.backends.codegen.contraction.pixel_maps import Part, forward_part
 from treadle.backends.codegen.contraction.pixels import Form
@@ -18,6 +18,7 @@ from treadle.backends.codegen.contraction.problem import Matrix, Problem
 from treadle.backends.codegen.contraction.spread import Margins, Source, spread
 from treadle.backends.codegen.contraction.tile import Tile, choose_tile
 from treadle.backends.codegen.contraction.weight_kernel import Spec, weight_kernels
+from treadle.backends.codegen.contraction.word_launches import lower_problem
 from treadle.backends.codegen.target import Target
 from treadle.backends.codegen.views import Strided, extents
 from treadle.backends.program import Launch, Lowered, Ref

@@ -133,17 +133,21 @@ class _Writer:
             def line(at: Value) -> None:
                 given = e.offset(source, e.mul(at, values["line_step"]))
                 made = e.offset(target, e.mul(at, width))
-                for first in range(0, width, self.tile.lanes):
+
+                # A loop rather than one copy for each vector, which LLVM takes long over.
+                def vector(first: Value) -> None:
                     self._vector(e, given, e.offset(made, first), first, last)
+
+                e.loop(0, width, self.tile.lanes, vector)
 
             e.loop(0, values["lines"], 1, line)
 
         e.loop(lo, hi, 1, item)
 
-    def _vector(self, e: Builder, source: Value, target: Value, first: int, last: Value) -> None:
+    def _vector(self, e: Builder, source: Value, target: Value, first: Value, last: Value) -> None:
         """A vector's columns of a line; columns beyond the last one repeat it."""
         lanes, length = self.tile.lanes, self.values["length"]
-        columns = [e.min(last, e.index(first + j)) for j in range(lanes)]
+        columns = [e.min(last, e.add(first, j)) for j in range(lanes)]
         starts = [e.offset(source, e.mul(c, self.values["column_step"])) for c in columns]
 
         def square(q: Value) -> None:

@@ -1,6 +1,7 @@
 """Convolutions of 3x3 kernels by Winograd's algorithm, of maps that are held channels-last.
 
-Row-major ones, and those of fewer channels than a vector has lanes, are computed directly.
+Row-major ones, those whose channels lie in blocks, and those of fewer channels than a vector has
+lanes, are computed directly.
 """
 
 from __future__ import annotations
@@ -32,7 +33,14 @@ from treadle.backends.codegen.contraction.winograd_maps import (
     stack_of,
 )
 from treadle.backends.codegen.target import Target
-from treadle.backends.codegen.views import Strided, extents, strided_input, strided_output
+from treadle.backends.codegen.views import (
+    Strided,
+    blocked_input,
+    extents,
+    split_after,
+    strided_input,
+    strided_output,
+)
 from treadle.backends.program import Lowered, Ref
 from treadle.base.dtype import DType
 from treadle.graph.builder import GraphBuilder
@@ -61,12 +69,15 @@ def lower_winograd(
     if not isinstance(op, WinogradConv):
         return no("op", f"{op.name} is not computed by Winograd's algorithm")
     x, weight = (strided_input(body, v) for v in anchor.inputs)
-    if x is None or weight is None or not weight.is_dense:
+    blocks = x is None and blocked_input(body, anchor.inputs[0]) is not None
+    blocks = blocks or split_after(body, anchor.output) is not None
+    if (x is None and not blocks) or weight is None or not weight.is_dense:
         return no("layout", "Winograd's algorithm takes dense weights and maps that exist")
     types = [v.type for v in anchor.inputs]
     channels = extents(types[1].shape)[:2]
     few = min(channels) < target.lanes(types[0].dtype)
-    if few or (op.tile + 2) ** 2 * max(channels) > _PATCH or _is_row_major(body, x):
+    large = (op.tile + 2) ** 2 * max(channels) > _PATCH
+    if x is None or blocks or few or large or _is_row_major(body, x):
         direct: Op = op.direct
         if op.transposed:
             direct = op.direct_gradient(anchor.output.type.shape[2:])

@@ -175,16 +175,20 @@ def weight_kernel(m: int, tile: Tile, *, turned: bool) -> Contraction:
             e.loop(0, count, 1, lambda c: term(e.mul(c, width), target))
 
         def term(c: Value, target: Value) -> None:
-            for v in range(0, width, tile.lanes):
+            here = e.offset(scratch, e.mul(c, taps))
+
+            def vector(v: Value) -> None:
+                start, there = e.offset(here, v), e.offset(target, e.add(c, v))
                 given = [
-                    e.load(scratch, e.add(e.mul(c, taps), tap * width + v), tile.lanes)
+                    e.load(start, tap * width, tile.lanes)
                     for tap in (reversed(range(taps)) if turned else range(taps))
                 ]
                 square = [given[3 * y : 3 * y + 3] for y in range(3)]
                 made = [value for row in twice(e, of_weight(m), square) for value in row]
-                there = e.offset(target, e.add(c, v))
                 for place, value in zip(points, made, strict=True):
                     e.store(there, place, value)
+
+            e.loop(0, width, tile.lanes, vector)
 
         e.loop(lo, hi, 1, item)
 

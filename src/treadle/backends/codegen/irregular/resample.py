@@ -27,7 +27,7 @@ from treadle.backends.codegen.target import Target
 from treadle.backends.program import Array, Launch, Lowered, Ref
 from treadle.base import dtype as dt
 from treadle.base.dtype import DType
-from treadle.base.shape import size_of
+from treadle.base.shape import Shape, size_of
 from treadle.base.types import TensorType
 from treadle.ops.precision import compute_type
 from treadle.ops.resample import Interpolation, Resize, ResizeGrad, interpolation_taps
@@ -68,35 +68,54 @@ def _transposed(matrix: _Matrix) -> _Matrix:
     return _Matrix(matrix.rows, starts, rows[order], matrix.weights[order])
 
 
-@lowers(Resize)
+@lowers(Resize, ResizeGrad)
 def lower_resize(
-    op: Resize, types: tuple[TensorType, ...], frozen: tuple[bool, ...], target: Target
+    op: Resize | ResizeGrad,
+    types: tuple[TensorType, ...],
+    frozen: tuple[bool, ...],
+    target: Target,
 ) -> Lowered:
-    """One product per spatial axis, in their order."""
-    pairs = zip(types[0].shape[2:], op.sizes, strict=True)
-    return _products(types[0], [_interpolation(op, int(n), int(m)) for n, m in pairs], target)
+    """One product per spatial axis, in their order; for the gradient, with transposed matrices."""
+    x = types[0]
+    return _products(x.dtype, x.shape, 2, matrices_of(op, x.shape[2:]), Ref("input", 0), target)
 
 
-@lowers(ResizeGrad)
-def lower_resize_grad(
-    op: ResizeGrad, types: tuple[TensorType, ...], frozen: tuple[bool, ...], target: Target
+def lower_resize_last(
+    op: Resize | ResizeGrad, x: TensorType, source: Ref, target: Target
 ) -> Lowered:
-    """The transposed products."""
-    pairs = zip(op.spatial, types[0].shape[2:], strict=True)
-    matrices = [_transposed(_interpolation(op, int(n), int(m))) for n, m in pairs]
-    return _products(types[0], matrices, target)
+    """The same of x [N,C,*S] that lies densely as [N,*S,C], and so for the result."""
+    shape = (x.shape[0], *x.shape[2:], x.shape[1])
+    return _products(x.dtype, shape, 1, matrices_of(op, x.shape[2:]), source, target)
 
 
-def _products(x: TensorType, matrices: Sequence[_Matrix], target: Target) -> Lowered:
-    """Axis after axis; what lies between is kept in the compute type, in workspaces."""
-    wide, shape = compute_type(x.dtype), [int(d) for d in x.shape]
+def matrices_of(op: Resize | ResizeGrad, spatial: Shape) -> list[_Matrix]:
+    """What cells along each axis are multiplied with."""
+    if isinstance(op, ResizeGrad):
+        pairs = zip(op.spatial, spatial, strict=True)
+        return [_transposed(_interpolation(op, int(n), int(m))) for n, m in pairs]
+    return [_interpolation(op, int(n), int(m)) for n, m in zip(spatial, op.sizes, strict=True)]
+
+
+def _products(
+    dtype: DType,
+    extents: Shape,
+    first: int,
+    matrices: Sequence[_Matrix],
+    source: Ref,
+    target: Target,
+) -> Lowered:
+    """Axis after axis, from axis `first` on.
+
+    What lies between is kept in the compute type, in workspaces.
+    """
+    wide, shape = compute_type(dtype), [int(d) for d in extents]
     launches, workspaces, constants = [], [], []
-    source, origin = Ref("input", 0), x.dtype
+    origin = dtype
     for i, matrix in enumerate(matrices):
-        outer, inner = size_of(shape[: i + 2]), size_of(shape[i + 3 :])
-        shape[i + 2] = matrix.rows
+        outer, inner = size_of(shape[: first + i]), size_of(shape[first + i + 1 :])
+        shape[first + i] = matrix.rows
         last = i == len(matrices) - 1
-        to, kept = (Ref("output", 0), x.dtype) if last else (Ref("workspace", i), wide)
+        to, kept = (Ref("output", 0), dtype) if last else (Ref("workspace", i), wide)
         if not last:
             workspaces.append(size_of(shape) * wide.itemsize)
         tables = [Ref("constant", 3 * i + j) for j in range(3)]

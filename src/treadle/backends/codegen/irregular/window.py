@@ -1,4 +1,4 @@
-"""Pooling of channels-last arrays: groups of a pooling op and the transpositions around it."""
+"""Pooling and resizing of channels-last arrays: groups of one op and the moves around it."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from treadle.backends.codegen.irregular.pool_tables import (
     table_of,
 )
 from treadle.backends.codegen.irregular.pooling import windows_of
+from treadle.backends.codegen.irregular.resample import lower_resize_last
 from treadle.backends.codegen.irregular.rows import over_rows
 from treadle.backends.codegen.irregular.window_grad_kernels import (
     averages_grad_kernel,
@@ -31,7 +32,7 @@ from treadle.backends.program import Launch, Lowered, Ref
 from treadle.base import dtype as dt
 from treadle.base.shape import size_of
 from treadle.base.types import TensorType
-from treadle.graph.ir import Graph
+from treadle.graph.ir import Graph, Node
 from treadle.ops.adaptive_pool import (
     AdaptiveAvgPoolGrad,
     AdaptiveMaxPool,
@@ -39,6 +40,7 @@ from treadle.ops.adaptive_pool import (
     AdaptiveMaxPoolGrad,
 )
 from treadle.ops.fused import Fused
+from treadle.ops.movement import Transpose
 from treadle.ops.pool import (
     AvgPoolGrad,
     MaxPool,
@@ -47,6 +49,7 @@ from treadle.ops.pool import (
     Pooling,
 )
 from treadle.ops.precision import compute_type
+from treadle.ops.resample import Interpolation, Resize, ResizeGrad
 
 _PARTS = 8
 """Images, or strips of images, that keep a handful of threads busy."""
@@ -57,21 +60,28 @@ def _lower_fused(
 ) -> Lowered | Support:
     if not isinstance(op.body, Graph):
         return no("op", "the body of the group is no graph")
-    problem = _read(op.body, target)
-    return problem if isinstance(problem, Support) else problem.lowered()
+    found = _read(op.body)
+    if isinstance(found, Support):
+        return found
+    node, given, result = found
+    if isinstance(node.op, Pooling):
+        return _Pool(node.op, node.inputs[0].type, given, result, target).lowered()
+    (x,) = given
+    whole = is_channels_last(x) and is_channels_last(result)
+    if not whole or not isinstance(node.op, (Resize, ResizeGrad)):
+        return no("layout", f"{node.op.name} takes whole maps, in order")
+    return lower_resize_last(node.op, node.inputs[0].type, Ref("input", x.index), target)
 
 
 LOWERINGS["fused.window"] = _lower_fused
 
 
-def _read(body: Graph, target: Target) -> _Pool | Support:
-    """The one pooling op of a body, and where its operands and its result lie."""
-    anchors = [node for node in body.nodes if isinstance(node.op, Pooling)]
+def _read(body: Graph) -> tuple[Node, list[Strided], Strided] | Support:
+    """The one window op of a body, and where its operands and its result lie, as [N,C,*S]."""
+    anchors = [node for node in body.nodes if isinstance(node.op, (Pooling, Interpolation))]
     if len(anchors) != 1 or len(body.outputs) != 1:
         return no("op", "a window group has one pooling op and one result")
     (node,) = anchors
-    if not isinstance(node.op, Pooling):
-        return no("op", f"{node.op.name} is no pooling op")
     inputs = [strided_input(body, value) for value in node.inputs]
     given = [view for view in inputs if view is not None]
     found = strided_output(body, 0)
@@ -80,7 +90,13 @@ def _read(body: Graph, target: Target) -> _Pool | Support:
     views = (*given, found[1])
     if any(view.shape[1] > 1 and view.strides[1] != 1 for view in views):
         return no("layout", "channels of an operand or of the result are not neighbors")
-    return _Pool(node.op, node.inputs[0].type, given, found[1], target)
+    return node, given, found[1]
+
+
+def is_channels_last(view: Strided) -> bool:
+    """Whether maps [N,C,*S] are whole and dense as [N,*S,C]."""
+    moved = view.after(Transpose((0, *range(2, len(view.shape)), 1)))
+    return moved is not None and moved.is_dense and view.offset == 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +129,7 @@ class _Pool:
         deep = axes[0].extent != 1 or axes[0].windows[:, :2].tolist() != [[0, 1]]
         masked = channels < lanes or (adds and channels % lanes != 0)
         vectors *= self.target.registers // 16
+        vectors = max(min(vectors, channels // lanes), 1)
         return Spec(self.x.dtype, lanes, vectors, deep, masked)
 
     def _arguments(self, out: Ref) -> tuple[Ref | int, ...]:

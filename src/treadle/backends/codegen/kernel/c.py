@@ -344,6 +344,9 @@ def _dot(p: _Printer, instruction: Instruction) -> None:
     if kinds == (dt.int32, dt.uint8, dt.int8) and x.lanes == y.lanes == 4 * total.lanes:
         terms = [f"{a} * {b}" for a, b in _neighbors(p, x, y, 4)]
         p.lanewise(result, f"(int32_t)((uint32_t){p.lane(total)} + {' + '.join(terms)})")
+    elif kinds == (dt.int32, dt.int16, dt.int16) and x.lanes == y.lanes == 2 * total.lanes:
+        terms = [f"(uint32_t)({a} * {b})" for a, b in _neighbors(p, x, y, 2)]
+        p.lanewise(result, f"(int32_t)((uint32_t){p.lane(total)} + {' + '.join(terms)})")
     elif kinds == (dt.float32, dt.bfloat16, dt.bfloat16) and x.lanes == y.lanes == 2 * total.lanes:
         (a, b), (c, d) = _neighbors(p, x, y, 2)
         p.lanewise(result, f"({p.lane(total)} + {c} * {d}) + {a} * {b}")

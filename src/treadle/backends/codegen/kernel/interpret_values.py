@@ -242,11 +242,17 @@ def _dot(instruction: Instruction, result: Type, args: list[Array]) -> Array:
     total, x, y = args
     if kinds == (dt.int32, dt.uint8, dt.int8) and x.size == y.size == 4 * total.size:
         fours = (x.astype(np.int32) * y.astype(np.int32)).reshape(-1, 4)
+        pairs = fours.reshape(-1, 2).sum(1)
+        if instruction.detail and (pairs != pairs.astype(np.int16)).any():
+            raise KernelError("sums of two products do not fit in 16 bits, as was claimed")
         return np.asarray(total + fours.sum(1, dtype=np.int32))
+    if kinds == (dt.int32, dt.int16, dt.int16) and x.size == y.size == 2 * total.size:
+        twos = (x.astype(np.int32) * y.astype(np.int32)).reshape(-1, 2)
+        return np.asarray(total + twos.sum(1, dtype=np.int32))
     if kinds == (dt.float32, dt.bfloat16, dt.bfloat16) and x.size == y.size == 2 * total.size:
         # Products of bfloat16 are exact in float32, so nothing here differs from fused steps.
-        twos = (x.astype(np.float32) * y.astype(np.float32)).reshape(-1, 2)
-        return np.asarray(total + twos[:, 1] + twos[:, 0])
+        both = (x.astype(np.float32) * y.astype(np.float32)).reshape(-1, 2)
+        return np.asarray(total + both[:, 1] + both[:, 0])
     types = [str(v.type) for v in instruction.arguments]
     raise KernelError(f"dot of {types} is not in the language")
 

@@ -9,15 +9,18 @@ from treadle.backends.codegen.kernel.llvm_writer import Writer, spread
 from treadle.base import dtype as dt
 
 _PAIR_PRODUCTS = {4: "sse2.pmadd.wd", 8: "avx2.pmadd.wd", 16: "avx512.pmaddw.d.512"}
+_BYTE_PRODUCTS = {4: "ssse3.pmadd.ub.sw.128", 8: "avx2.pmadd.ub.sw", 16: "avx512.pmaddubs.w.512"}
 
 
 def dot(w: Writer, instruction: Instruction) -> str:
-    """`dot` of bytes or of bfloat16."""
+    """`dot` of bytes, of 16-bit integers or of bfloat16."""
     total, x, y = instruction.arguments
     kinds, lanes = (total.dtype, x.dtype, y.dtype), total.lanes
     texts = w.operand(total), w.operand(x), w.operand(y)
     if kinds == (dt.int32, dt.uint8, dt.int8) and x.lanes == y.lanes == 4 * lanes:
-        return _dot_bytes(w, lanes, *texts)
+        return _dot_bytes(w, lanes, *texts, narrow=bool(instruction.detail))
+    if kinds == (dt.int32, dt.int16, dt.int16) and x.lanes == y.lanes == 2 * lanes:
+        return _dot_shorts(w, lanes, *texts)
     if kinds == (dt.float32, dt.bfloat16, dt.bfloat16) and x.lanes == y.lanes == 2 * lanes:
         return _dot_bfloat16(w, lanes, *texts)
     raise KernelError(f"{w.kernel}: dot of {x.type} and {y.type} into {total.type}")
@@ -36,7 +39,7 @@ def _fits(w: Writer, lanes: int) -> bool:
     return lanes in _PAIR_PRODUCTS and 4 * lanes <= w.target.vector_bytes
 
 
-def _dot_bytes(w: Writer, lanes: int, total: str, x: str, y: str) -> str:
+def _dot_bytes(w: Writer, lanes: int, total: str, x: str, y: str, *, narrow: bool) -> str:
     i32, bytes_ = f"<{lanes} x i32>", f"<{4 * lanes} x i8>"
     if w.target.dot_int8 and _is_arm(w) and lanes == 4:
         name = "llvm.aarch64.neon.usdot.v4i32.v16i8"
@@ -46,13 +49,15 @@ def _dot_bytes(w: Writer, lanes: int, total: str, x: str, y: str) -> str:
         return w.call(i32, name, (i32, total), (bytes_, x), (bytes_, y))
     if lanes == 1 or not (_is_x86(w) and _fits(w, lanes)):
         return _dot_bytes_plain(w, lanes, total, x, y)
+    if narrow and w.target.vector_bytes >= 32:
+        return _dot_bytes_narrow(w, lanes, total, x, y)
     return _dot_bytes_by_pairs(w, lanes, total, x, y)
 
 
 def _dot_bytes_by_pairs(w: Writer, lanes: int, total: str, x: str, y: str) -> str:
     """Even and odd bytes as 16-bit integers, whose products x86 adds in pairs, exactly.
 
-    The instruction for bytes (pmaddubsw) saturates its sums and is of no use here.
+    The instruction for bytes (pmaddubsw) saturates its sums.
     """
     i16, i32 = f"<{2 * lanes} x i16>", f"<{lanes} x i32>"
     eight = spread("i16", 2 * lanes, "8")
@@ -68,6 +73,15 @@ def _dot_bytes_by_pairs(w: Writer, lanes: int, total: str, x: str, y: str) -> st
     return w.op(f"add {i32} {total}, {w.op(f'add {i32} {even}, {odd}')}")
 
 
+def _dot_bytes_narrow(w: Writer, lanes: int, total: str, x: str, y: str) -> str:
+    """Products added in pairs of 16 bits, which are then added in pairs."""
+    i16, i32, bytes_ = f"<{2 * lanes} x i16>", f"<{lanes} x i32>", f"<{4 * lanes} x i8>"
+    pairs = w.call(i16, f"llvm.x86.{_BYTE_PRODUCTS[lanes]}", (bytes_, x), (bytes_, y))
+    ones = spread("i16", 2 * lanes, "1")
+    fours = w.call(i32, f"llvm.x86.{_PAIR_PRODUCTS[lanes]}", (i16, pairs), (i16, ones))
+    return w.op(f"add {i32} {total}, {fours}")
+
+
 def _dot_bytes_plain(w: Writer, lanes: int, total: str, x: str, y: str) -> str:
     """Widen, multiply, and add every fourth product."""
     many, i32 = f"<{4 * lanes} x i32>", "i32" if lanes == 1 else f"<{lanes} x i32>"
@@ -78,6 +92,21 @@ def _dot_bytes_plain(w: Writer, lanes: int, total: str, x: str, y: str) -> str:
         order = tuple(range(first, 4 * lanes, 4))
         part = pick(w, "i32", 4 * lanes, products, "poison", order)
         total = w.op(f"add {i32} {total}, {part}")
+    return total
+
+
+def _dot_shorts(w: Writer, lanes: int, total: str, x: str, y: str) -> str:
+    """x86 adds the products in pairs; both being the square of -32768, they wrap as all else."""
+    i16, i32 = f"<{2 * lanes} x i16>", "i32" if lanes == 1 else f"<{lanes} x i32>"
+    if _is_x86(w) and _fits(w, lanes):
+        name = f"llvm.x86.{_PAIR_PRODUCTS[lanes]}"
+        return w.op(f"add {i32} {total}, {w.call(i32, name, (i16, x), (i16, y))}")
+    for first in (0, 1):
+        order = tuple(range(first, 2 * lanes, 2))
+        parts = (pick(w, "i16", 2 * lanes, v, "poison", order) for v in (x, y))
+        short = "i16" if lanes == 1 else f"<{lanes} x i16>"
+        a, b = (w.op(f"sext {short} {v} to {i32}") for v in parts)
+        total = w.op(f"add {i32} {total}, {w.op(f'mul {i32} {a}, {b}')}")
     return total
 
 

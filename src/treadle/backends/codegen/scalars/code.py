@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+import numpy as np
+
 from treadle.backends.codegen.kernel.builder import Builder
 from treadle.backends.codegen.kernel.ir import KernelError, Number, Value
 from treadle.backends.codegen.scalars import division
@@ -91,7 +93,8 @@ def _step(b: Builder, node: Scalar, args: list[Operand], compute: DType) -> Oper
     if node.code == "cast":
         if node.dtype is None:
             raise KernelError("a cast names its element type")
-        return convert(b, _value(b, args[0], compute), node.dtype)
+        x = _value(b, args[0], compute)
+        return b.cast(x, node.dtype) if _fits(node, x) else convert(b, x, node.dtype)
     if node.code == "select":
         condition, *cases = args
         return b.select(_value(b, condition, dt.bool_), *_typed(b, cases, compute))
@@ -101,6 +104,16 @@ def _step(b: Builder, node: Scalar, args: list[Operand], compute: DType) -> Oper
     if write is None:
         raise KernelError(f"no code is generated for the intrinsic {node.code!r}")
     return write(b, *_typed(b, args, compute))
+
+
+def _fits(node: Scalar, x: Value) -> bool:
+    """Whether a float that becomes an integer is known to lie between limits which that one has."""
+    clamp, wide = node.args[0], node.dtype
+    if clamp.code != "clamp" or wide is None or not (wide.is_integer and x.dtype.is_float):
+        return False
+    bounds = [bound.value for bound in clamp.args[1:] if bound.code == "const"]
+    limits = np.iinfo(wide.numpy)
+    return len(bounds) == 2 and limits.min <= bounds[0] and bounds[1] <= limits.max
 
 
 def _typed(b: Builder, args: Sequence[Operand], compute: DType) -> list[Value]:
@@ -175,6 +188,23 @@ def _rounding(code: str) -> Callable[[Builder, Value], Value]:
     return lambda b, x: b.unary(code, x) if x.dtype.is_float else x
 
 
+def _round(b: Builder, x: Value) -> Value:
+    """Halves away from 0: towards 0 after adding the largest number below a half.
+
+    That much keeps what is just below a half from being rounded up, and still makes every half a
+    whole number: the sum is rounded to even.
+    """
+    if not x.dtype.is_float:
+        return x
+    half = b.constant(float(np.nextafter(x.dtype.numpy.type(0.5), 0)), x.dtype, x.lanes)
+    return b.unary("trunc", b.add(x, b.copysign(half, x)))
+
+
+def _clamp(b: Builder, x: Value, low: Value, high: Value) -> Value:
+    # The language gives the second operand where either one is NaN.
+    return b.min(b.max(x, low), high)
+
+
 def _abs(b: Builder, x: Value) -> Value:
     return x if x.dtype.kind == "uint" else b.abs(x)
 
@@ -237,6 +267,8 @@ _WRITERS: dict[str, Callable[..., Value]] = {
     **{code: _extreme(code) for code in ("min", "max")},
     **{code: _compare(code) for code in ("eq", "ne", "lt", "le")},
     **{code: _shift(code) for code in ("shl", "shr")},
+    "round": _round,
+    "clamp": _clamp,
     **{code: _rounding(code) for code in ("floor", "ceil", "trunc", "rint")},
     **{code: _real(code, function) for code, function in vm.FUNCTIONS.items()},
 }

@@ -1,0 +1,105 @@
+"""The micro-kernel of words: see `words.py` for what they are and `tile.py` for tiles."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+
+from treadle.backends.codegen.contraction.tile import Tile, added, choose_tile
+from treadle.backends.codegen.kernel import builder, ir
+from treadle.backends.codegen.kernel.builder import Builder
+from treadle.backends.codegen.kernel.ir import Function, Value
+from treadle.backends.codegen.target import Target
+from treadle.base import dtype as dt
+
+WORDS = {2: (dt.int16, dt.int16), 4: (dt.uint8, dt.int8)}
+"""Element types of a and b inside words of 32 bits, by how many terms those hold."""
+DEPTH = 1024
+"""Terms per step of long sums: rows of a block and a panel of so many stay near."""
+_SPARE = 5, 4
+"""Up to so many times as many, long sums are not split."""
+_LINE = 16
+"""Words of a cache line."""
+_TURN = 2
+"""Words that a turn of the loop multiplies: with its own instructions it would take longer than
+the products."""
+
+
+def deepest(terms: int) -> int:
+    """Most words per step."""
+    return DEPTH // terms * _SPARE[0] // _SPARE[1]
+
+
+def pitch_of(terms: int) -> int:
+    """Words from row to row of a.
+
+    As a constant it needs no register, nor an instruction per row. It is no multiple of a power of
+    two, so rows do not compete for the same few lines of the cache.
+    """
+    return deepest(terms) + 4 // terms * _LINE
+
+
+def choose_word_tile(target: Target, rows: int, columns: int, terms: int) -> Tile:
+    """The tile for a result of this shape.
+
+    Bytes need two registers more than other types do, for ones and for products in between.
+    """
+    tile = replace(choose_tile(target, dt.int32, rows, columns), terms=terms)
+    if terms == 4 and tile.rows == 6 and tile.vectors == 2 and not target.dot_int8:
+        return replace(tile, rows=5)
+    return tile
+
+
+@lru_cache(maxsize=64)
+def word_tile_function(
+    tile: Tile, *, small: bool, accumulate: bool, narrow: bool = False
+) -> Function:
+    """The micro-kernel as a function of (a, b, words, first, c, c_step[, count][, add]).
+
+    Rows of a are as far apart as `pitch_of` says; b is a panel; sums begin with the row `first`.
+    With `small`, rows from `count` on repeat the last one. With `accumulate`, the sums are added to
+    c where `add` is not 0. `narrow` claims of bytes what `Builder.dot` says.
+    """
+    rows = tile.small if small else tile.rows
+    a, b, c, first = (ir.pointer(dt.int32, name) for name in ("a", "b", "c", "first"))
+    words, c_step, count, add = map(ir.size, ("words", "c_step", "count", "add"))
+    parameters = [a, b, words, first, c, c_step, *[count] * small, *[add] * accumulate]
+    vectors = range(tile.vectors)
+
+    def write(e: Builder) -> None:
+        last = e.sub(count, 1) if small else None
+        places = [e.index(r) if last is None or r == 0 else e.min(last, r) for r in range(rows)]
+        starts = [e.offset(a, e.mul(place, pitch_of(tile.terms))) for place in places]
+
+        def word(k: Value, panel: Value, *sums: Value) -> tuple[Value, ...]:
+            row = [_terms(e, tile, 1, e.load(panel, v * tile.lanes, tile.lanes)) for v in vectors]
+            made: list[Value] = []
+            for r, start in enumerate(starts):
+                x = _terms(e, tile, 0, e.splat(e.load(start, k), tile.lanes))
+                for v in vectors:
+                    made.append(e.dot(sums[r * tile.vectors + v], x, row[v], narrow=narrow))
+            return (e.offset(panel, tile.width), *made)
+
+        def turn(k: Value, *carried: Value) -> tuple[Value, ...]:
+            for i in range(_TURN):
+                carried = word(e.add(k, i), *carried)
+            return carried
+
+        initial = [e.load(first, v * tile.lanes, tile.lanes) for v in vectors] * rows
+        whole = e.sub(words, e.rem(words, _TURN))
+        found = e.loop(0, whole, _TURN, turn, (b, *initial))
+        sums = e.loop(whole, words, 1, word, found)[1:]
+        targets = [e.offset(c, e.mul(place, c_step)) for place in places]
+        if accumulate:
+            sums = added(e, tile, targets, sums, add)
+        for i, value in enumerate(sums):
+            e.store(targets[i // tile.vectors], i % tile.vectors * tile.lanes, value)
+
+    size = f"{rows}x{tile.width}{'_small' if small else ''}{'_add' if accumulate else ''}"
+    size += "_narrow" if narrow else ""
+    return builder.function(f"tile_words{tile.terms}_{size}", parameters, write)
+
+
+def _terms(e: Builder, tile: Tile, side: int, words: Value) -> Value:
+    """Words as the terms of an operand."""
+    return e.bitcast(words, WORDS[tile.terms][side])
