@@ -1,8 +1,9 @@
 """MegEngine's `trace`: the body runs at every call and is checked against what was recorded.
 
 With `without_host=True` the recorded program replaces the body, as `jit.compile` does. Both stand
-on the same capture. A body that reads values of tensors cannot be captured; it runs op by op, and
-its sequence of ops is checked all the same.
+on the same capture. A body that reads values of tensors cannot be captured, and one with results
+whose extents depend on data (`nonzero`, `nms`) has no program; it runs op by op, and its sequence
+of ops is checked all the same.
 """
 
 from __future__ import annotations
@@ -168,6 +169,7 @@ class trace:
             return without_values(captured)
         known = self._variants.get(key)
         if known is None:
+            _refuse_open_extents(captured.graph)
             variant = self._variants[key] = Variant(captured, self._options)
             return self._ran(variant, variant.binding(), leaves)
         _compare(self._name, known.captured.graph, captured.graph)
@@ -334,6 +336,15 @@ class trace:
 
 class _NeedsValues(TraceError):
     """The body reads values, so it has to run op by op."""
+
+
+def _refuse_open_extents(graph: Graph) -> None:
+    """Raise `_NeedsValues` where the extent of a result depends on data."""
+    for node in graph.nodes:
+        for value in node.outputs:
+            if not value.type.is_static:
+                problem = f"the extents of {node.op.name}'s result are known only at run time"
+                raise _NeedsValues("jit", problem, at=node.loc)
 
 
 def _without_shapes(key: Any) -> tuple[Any, Any]:

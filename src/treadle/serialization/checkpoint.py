@@ -22,6 +22,7 @@ from treadle.base.files.source import PathLike, Source, open_source
 from treadle.serialization import foreign
 from treadle.serialization.decode import Decoder
 from treadle.serialization.encode import Encoder
+from treadle.serialization.pickled_tensors import load_pickle
 from treadle.tensor import Tensor
 
 MapLocation: TypeAlias = "str | Mapping[str, str] | Callable[[str], str] | None"
@@ -66,10 +67,11 @@ def save(
 def load(
     f: PathLike | IO[Any], map_location: MapLocation = None, pickle_module: object = None
 ) -> Any:
-    """Read what `save` wrote, or a plain safetensors file as a dict of tensors by name.
+    """Read what `save` or MegEngine's `save` wrote, or a safetensors file as a dict of tensors.
 
-    Everything is checked before it is believed, and nothing in a file can run code. Pickle files
-    are refused.
+    Everything is checked before it is believed, and nothing in a file can run code: pickles, as
+    MegEngine writes, are read by an interpreter of their opcodes that knows tensors, arrays, plain
+    values and containers, calls nothing, and refuses every other name.
 
     Args:
         f: a path, or a file object opened in binary mode, read from its position to its end.
@@ -80,14 +82,16 @@ def load(
         pickle_module: for MegEngine's signature; None or the standard `pickle`, unused.
 
     Raises:
-        CheckpointError: the file is damaged, of another kind, or of a newer format version.
+        CheckpointError: the file is damaged, of another kind, of a newer format version, or a
+            pickle that holds anything else, or far more objects than data.
         DeviceError: a device named in the file is not on this machine; use `map_location`.
         OSError: the file cannot be opened.
     """
     _refuse_pickle("load", pickle_module)
     locate = _locator(map_location)
     with open_source(f) as source:
-        _refuse_foreign(source)
+        if _is_pickle(source):
+            return load_pickle(source, locate)
         header = read_header(source)
         if is_sealed(header):
             return _load_tree(source, header, locate)
@@ -105,15 +109,17 @@ def _refuse_pickle(function: str, module: object) -> None:
         )
 
 
-def _refuse_foreign(source: Source) -> None:
+def _is_pickle(source: Source) -> bool:
+    """Whether to read a pickle or a container; raises for what is known to be neither."""
     prefix = source.read(0, 32)
     if not prefix:
         raise source.error("the file is empty")
     if looks_like_container(prefix):
-        return
-    kind, hint = foreign.identify(prefix, source.read(source.size - 1, 1))
+        return False
+    kind, hint = foreign.identify(prefix)
     if kind:
         raise source.error(f"this is {kind}, not a checkpoint", hint=hint)
+    return foreign.is_pickle(prefix, source.read(source.size - 1, 1))
 
 
 def _load_tree(source: Source, header: Header, locate: Callable[[str], str]) -> object:

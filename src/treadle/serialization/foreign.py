@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-_PICKLE_HINT = (
-    "pickles run code when read and are never loaded here; convert the file where you trust it: "
-    "load it with the program that wrote it and store its arrays with safetensors or numpy.savez"
+_ZIP_HINT = (
+    "convert the file where you trust it: load it with the program that wrote it and store its "
+    "arrays with safetensors"
 )
 
 _SIGNATURES: tuple[tuple[bytes, str, str], ...] = (
-    (b"PK\x03\x04", "a zip archive (PyTorch .pt or NumPy .npz)", _PICKLE_HINT),
+    (b"PK\x03\x04", "a zip archive (PyTorch .pt or NumPy .npz)", _ZIP_HINT),
     (b"PK\x05\x06", "an empty zip archive", ""),
     (b"\x93NUMPY", "a NumPy .npy file", "read it with numpy.load"),
     (b"\x89HDF\r\n", "an HDF5 file (Keras .h5)", "read it with h5py and pass the arrays on"),
@@ -20,13 +20,16 @@ _SIGNATURES: tuple[tuple[bytes, str, str], ...] = (
 _TEXT_PICKLE_OPCODES = frozenset(b"(cIFLSVNMKJGgpt]})")
 
 
-def identify(prefix: bytes, last: bytes) -> tuple[str, str]:
-    """What a file is by its first bytes and its last one, and a hint; empty if unknown."""
-    if len(prefix) >= 2 and prefix[0] == 0x80 and 2 <= prefix[1] <= 5:
-        return f"a pickle file (protocol {prefix[1]})", _PICKLE_HINT
+def is_pickle(prefix: bytes, last: bytes) -> bool:
+    """Whether a file is a pickle by its first bytes and its last one."""
+    if prefix[0] == 0x80:
+        return len(prefix) > 1
+    return last == b"." and prefix[0] in _TEXT_PICKLE_OPCODES
+
+
+def identify(prefix: bytes) -> tuple[str, str]:
+    """What a file is by its first bytes, and a hint; empty if unknown."""
     for signature, kind, hint in _SIGNATURES:
         if prefix.startswith(signature):
             return kind, hint
-    if last == b"." and prefix[0] in _TEXT_PICKLE_OPCODES:
-        return "a pickle file (protocol 0 or 1)", _PICKLE_HINT
     return "", ""

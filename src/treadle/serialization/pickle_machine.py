@@ -11,7 +11,6 @@ Opcodes: https://github.com/python/cpython/blob/main/Lib/pickletools.py
 from __future__ import annotations
 
 import codecs
-import operator
 import pickle
 import struct
 from collections.abc import Callable
@@ -24,11 +23,11 @@ from treadle.base.files.source import Source
 from treadle.base.files.strict_json import shorten
 from treadle.serialization.encode import is_key
 
-MAX_STEPS = 20_000_000
-"""Opcodes of a file, and items copied or reached; each costs some hundred bytes at most."""
+OPCODE, CONTAINER, CALL = 32, 128, 512
+"""Bytes that are charged for one; about what Python takes."""
 
-_GROWTH = 4
-_SLACK = 1 << 20
+_ALL_OBJECTS = 512 << 20
+_GROWTH, _SLACK = 4, 1 << 20
 _PYTHON_ERRORS = (TypeError, ValueError, KeyError, IndexError, OverflowError, struct.error)
 
 
@@ -37,27 +36,27 @@ class Malformed(ValueError):
 
 
 class Meter:
-    """Bounds what a file of a size can make a reader do.
+    """Bounds the memory, and with it the time, that a file can make a reader take.
 
     Args:
         size: bytes of the file.
     """
 
     def __init__(self, size: int) -> None:
-        self._bytes = _GROWTH * size + _SLACK
-        self._steps = MAX_STEPS
+        self._data = _GROWTH * size + _SLACK
+        self._objects = _ALL_OBJECTS
 
     def copy(self, count: int) -> None:
-        """Account for bytes that are copied: text to bytes, bytes to an array, to a tensor."""
-        self._bytes -= count
-        if self._bytes < 0:
-            raise Malformed("it asks for far more memory than it has data")
+        """Account for bytes of data: text becomes bytes, bytes an array, an array a tensor."""
+        self._data -= count
+        if self._data < 0:
+            raise Malformed("its arrays are larger than its data: bytes are used again and again")
 
-    def step(self, count: int = 1) -> None:
-        """Account for opcodes and items."""
-        self._steps -= count
-        if self._steps < 0:
-            raise Malformed(f"it takes more than {MAX_STEPS} steps")
+    def objects(self, count: int) -> None:
+        """Account for the bytes of Python objects."""
+        self._objects -= count
+        if self._objects < 0:
+            raise Malformed("it makes more small objects than any checkpoint has")
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -65,7 +64,7 @@ class Callee:
     """What stands for a class or function: all that a pickle can do with it is `make`."""
 
     name: str
-    make: Callable[..., object]
+    make: Callable[[tuple[Any, ...]], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +118,7 @@ class Machine:
         """Run to the end of the file."""
         self._source.stream.seek(0)
         while True:
-            self._meter.step()
+            self._meter.objects(OPCODE)
             code = self.take(1)[0]
             if code == pickle.STOP[0]:
                 break
@@ -130,10 +129,10 @@ class Machine:
                 action(self)
             except Malformed:
                 raise
-            except _UNDERFLOW:
+            except IndexError:
                 raise Malformed("its stack holds too little for an opcode") from None
-        if self.at != self._source.size:
-            raise Malformed(f"{self._source.size - self.at} bytes follow its end")
+        if self.left:
+            raise Malformed(f"{self.left} bytes follow its end")
         if self._below or len(self._stack) != 1:
             raise Malformed("it ends with open marks, or another number of objects than 1")
         return self._stack.pop()
@@ -142,7 +141,7 @@ class Machine:
 
     def take(self, count: int) -> bytes:
         """The next bytes; no memory is taken before it is known that they are there."""
-        if count > self._source.size - self.at:
+        if count > self.left:
             raise Malformed("it is truncated")
         data = self._source.stream.read(count)
         self.at += len(data)
@@ -162,10 +161,20 @@ class Machine:
             raise Malformed("it is truncated")
         return data[:-1]
 
+    @property
+    def left(self) -> int:
+        """How many bytes there are to read."""
+        return self._source.size - self.at
+
     # -- stack -----------------------------------------------------------------------------
 
     def push(self, value: object) -> None:
         """Put an object on the stack."""
+        self._stack.append(value)
+
+    def contain(self, value: object) -> None:
+        """Put a new container on the stack."""
+        self._meter.objects(CONTAINER)
         self._stack.append(value)
 
     def pop(self) -> Any:
@@ -178,6 +187,7 @@ class Machine:
 
     def mark(self) -> None:
         """Begin a group of objects."""
+        self._meter.objects(CONTAINER)
         self._below.append(self._stack)
         self._stack = []
 
@@ -251,10 +261,8 @@ class Machine:
             raise Malformed(f"a {kind(callee)} is called")
         if type(arguments) is not tuple:
             raise Malformed(f"the arguments of {callee.name} are a {kind(arguments)}")
-        try:
-            self.push(callee.make(*arguments))
-        except TypeError:
-            raise Malformed(f"{callee.name} cannot be made of these arguments") from None
+        self._meter.objects(CALL)
+        self.push(callee.make(arguments))
 
     def build(self) -> None:
         """Give the object below the top the state on top."""
@@ -274,14 +282,17 @@ def checked_key(key: Any) -> Any:
     raise Malformed(f"a {kind(key)} is used as a key or an element of a set")
 
 
-_UNDERFLOW = (IndexError,)
 _Action = Callable[[Machine], None]
 _U8, _U16, _U32, _U64 = (struct.Struct(f) for f in ("<B", "<H", "<I", "<Q"))
 _I32, _F64 = struct.Struct("<i"), struct.Struct(">d")
 
 
-def _pushes(make: Callable[[], object]) -> _Action:
-    return lambda m: m.push(make())
+def _pushes(value: object) -> _Action:
+    return lambda m: m.push(value)
+
+
+def _contains(make: Callable[[], object]) -> _Action:
+    return lambda m: m.contain(make())
 
 
 def _reads_number(form: struct.Struct) -> _Action:
@@ -307,13 +318,13 @@ def _converted(convert: Callable[[bytes], object], data: bytes) -> object:
 
 
 def _groups(convert: Callable[[list[Any]], object]) -> _Action:
-    return lambda m: m.push(convert(m.group()))
+    return lambda m: m.contain(convert(m.group()))
 
 
 def _takes_tuple(count: int) -> _Action:
     def action(m: Machine) -> None:
         items = [m.pop() for _ in range(count)]
-        m.push(tuple(reversed(items)))
+        m.contain(tuple(reversed(items)))
 
     return action
 
@@ -337,18 +348,25 @@ def _integer(data: bytes) -> int:
     return int.from_bytes(data, "little", signed=True)
 
 
+_BOOLEANS = {b"00": False, b"01": True}
+
+
 def _decimal(data: bytes) -> object:
     # Protocol 0 has no booleans but these two spellings of an integer.
-    return {b"00": False, b"01": True}.get(data, None) if data in (b"00", b"01") else int(data)
+    return _BOOLEANS[data] if data in _BOOLEANS else int(data)
 
 
 def _long(data: bytes) -> int:
     return int(data.removesuffix(b"L"))
 
 
+def _drop_group(m: Machine) -> None:
+    m.group()
+
+
 def _dict(m: Machine) -> None:
     items = m.group()
-    m.push({})
+    m.contain({})
     m.update(items)
 
 
@@ -363,7 +381,7 @@ def _append(m: Machine) -> None:
 
 
 def _frozen_set(m: Machine) -> None:
-    m.push(frozenset(map(checked_key, m.group())))
+    m.contain(frozenset(map(checked_key, m.group())))
 
 
 def _stack_global(m: Machine) -> None:
@@ -410,7 +428,7 @@ def _protocol(m: Machine) -> None:
 
 def _frame(m: Machine) -> None:
     # A hint for readers that buffer; that the bytes are there is checked all the same.
-    if m.number(_U64) > m._source.size - m.at:
+    if m.number(_U64) > m.left:
         raise Malformed("it is truncated")
 
 
@@ -419,13 +437,13 @@ _ACTIONS: dict[int, _Action] = {
     for code, action in (
         (pickle.PROTO, _protocol),
         (pickle.FRAME, _frame),
-        (pickle.NONE, _pushes(lambda: None)),
-        (pickle.NEWTRUE, _pushes(lambda: True)),
-        (pickle.NEWFALSE, _pushes(lambda: False)),
-        (pickle.EMPTY_TUPLE, _pushes(tuple)),
-        (pickle.EMPTY_LIST, _pushes(list)),
-        (pickle.EMPTY_DICT, _pushes(dict)),
-        (pickle.EMPTY_SET, _pushes(set)),
+        (pickle.NONE, _pushes(None)),
+        (pickle.NEWTRUE, _pushes(True)),
+        (pickle.NEWFALSE, _pushes(False)),
+        (pickle.EMPTY_TUPLE, _pushes(())),
+        (pickle.EMPTY_LIST, _contains(list)),
+        (pickle.EMPTY_DICT, _contains(dict)),
+        (pickle.EMPTY_SET, _contains(set)),
         (pickle.BININT, _reads_number(_I32)),
         (pickle.BININT1, _reads_number(_U8)),
         (pickle.BININT2, _reads_number(_U16)),
@@ -448,7 +466,7 @@ _ACTIONS: dict[int, _Action] = {
         (pickle.UNICODE, _reads_line(_escaped)),
         (pickle.MARK, Machine.mark),
         (pickle.POP, Machine.drop),
-        (pickle.POP_MARK, lambda m: operator.call(m.group().clear)),
+        (pickle.POP_MARK, _drop_group),
         (pickle.DUP, lambda m: m.push(m.top())),
         (pickle.LIST, _groups(list)),
         (pickle.TUPLE, _groups(tuple)),
@@ -462,11 +480,11 @@ _ACTIONS: dict[int, _Action] = {
         (pickle.SETITEM, _set_item),
         (pickle.SETITEMS, lambda m: m.update(m.group())),
         (pickle.ADDITEMS, lambda m: m.add(m.group())),
-        (pickle.PUT, lambda m: m.keep(_converted(int, m.line()))),  # type: ignore[arg-type]
+        (pickle.PUT, lambda m: m.keep(_converted(int, m.line()))),
         (pickle.BINPUT, lambda m: m.keep(m.number(_U8))),
         (pickle.LONG_BINPUT, lambda m: m.keep(m.number(_U32))),
         (pickle.MEMOIZE, Machine.keep_next),
-        (pickle.GET, lambda m: m.recall(_converted(int, m.line()))),  # type: ignore[arg-type]
+        (pickle.GET, lambda m: m.recall(_converted(int, m.line()))),
         (pickle.BINGET, lambda m: m.recall(m.number(_U8))),
         (pickle.LONG_BINGET, lambda m: m.recall(m.number(_U32))),
         (pickle.GLOBAL, _global),

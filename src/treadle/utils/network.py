@@ -249,6 +249,16 @@ class Network:
         """The outputs."""
         return list(self._outputs)
 
+    @property
+    def output_vars(self) -> list[VarNode]:
+        """The outputs, by another of MegEngine's names."""
+        return list(self._outputs)
+
+    @property
+    def input_vars(self) -> list[VarNode]:
+        """The variables that get data from outside."""
+        return self._inputs()
+
     def add_output(self, *vars: VarNode) -> None:
         """Make variables outputs, too."""
         known = {v.id for v in self._outputs}
@@ -259,10 +269,11 @@ class Network:
         gone = {as_varnode(v).id for v in vars}
         self._outputs = [v for v in self._outputs if v.id not in gone]
 
-    def add_dep_oprs(self, *vars: VarNode) -> list[OpNode]:
-        """Keep variables, and what they depend on, though no output does; all such operators."""
-        self._extra += [as_varnode(v) for v in vars]
-        return order_of(map(as_varnode, vars))
+    def add_dep_oprs(self, *vars: VarNode) -> list[VarNode]:
+        """Keep variables, and what they depend on, though no output does; the variables."""
+        given = [as_varnode(v) for v in vars]
+        self._extra += given
+        return given
 
     # -- editing ---------------------------------------------------------------------------
 

@@ -182,6 +182,16 @@ class Host2DeviceCopy(OpNode):
         super().__init__(None, [], name)
         self.outputs = [VarNode(self, 0, type_, name)]
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The extents of the input."""
+        return self.outputs[0].shape
+
+    @property
+    def dtype(self) -> Any:
+        """Its element type."""
+        return self.outputs[0].dtype
+
 
 class ConstOpBase(OpNode):
     """A constant."""
