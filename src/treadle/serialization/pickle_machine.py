@@ -116,21 +116,21 @@ class Machine:
 
     def run(self) -> object:
         """Run to the end of the file."""
-        self._source.stream.seek(0)
-        while True:
-            self._meter.objects(OPCODE)
-            code = self.take(1)[0]
-            if code == pickle.STOP[0]:
-                break
+        stream, charge = self._source.stream, self._meter.objects
+        stream.seek(0)
+        while (code := stream.read(1)) != pickle.STOP:
+            self.at += len(code)
+            charge(OPCODE)
             action = _ACTIONS.get(code)
             if action is None:
-                raise Malformed(_REFUSED.get(code, f"opcode {code:#04x} does not exist"))
+                raise Malformed(_REFUSED.get(code, f"opcode {code!r} does not exist"))
             try:
                 action(self)
             except Malformed:
                 raise
             except IndexError:
                 raise Malformed("its stack holds too little for an opcode") from None
+        self.at += 1
         if self.left:
             raise Malformed(f"{self.left} bytes follow its end")
         if self._below or len(self._stack) != 1:
@@ -432,8 +432,8 @@ def _frame(m: Machine) -> None:
         raise Malformed("it is truncated")
 
 
-_ACTIONS: dict[int, _Action] = {
-    code[0]: action
+_ACTIONS: dict[bytes, _Action] = {
+    code: action
     for code, action in (
         (pickle.PROTO, _protocol),
         (pickle.FRAME, _frame),
@@ -497,8 +497,10 @@ _ACTIONS: dict[int, _Action] = {
         (pickle.BUILD, Machine.build),
     )
 }
-_REFUSED: dict[int, str] = {
-    code[0]: problem
+_REFUSED: dict[bytes, str] = {
+    b"": "it is truncated",
+} | {
+    code: problem
     for codes, problem in (
         ((pickle.PERSID, pickle.BINPERSID), "it refers to objects that are kept elsewhere"),
         ((pickle.EXT1, pickle.EXT2, pickle.EXT4), "it names classes by registered numbers"),

@@ -112,6 +112,7 @@ class Network:
     def __init__(self) -> None:
         self._outputs: list[VarNode] = []
         self._extra: list[VarNode] = []
+        self._beside: list[VarNode] = []
         self._model: Model | None = None
 
     # -- files -----------------------------------------------------------------------------
@@ -270,9 +271,12 @@ class Network:
         self._outputs = [v for v in self._outputs if v.id not in gone]
 
     def add_dep_oprs(self, *vars: VarNode) -> list[VarNode]:
-        """Keep variables, and what they depend on, though no output does; the variables."""
+        """Edit variables, and what they depend on, along with the network; the variables.
+
+        They are found by its filters once an output depends on them.
+        """
         given = [as_varnode(v) for v in vars]
-        self._extra += given
+        self._beside += given
         return given
 
     # -- editing ---------------------------------------------------------------------------
@@ -292,7 +296,7 @@ class Network:
         own = {n.id for n in self.all_oprs}
         fresh = {n.id for new in by_id.values() for n in order_of([new])} - own
         self._outputs = [by_id.get(v.id, v) for v in self._outputs]
-        for opr in order_of([*self._outputs, *self._extra]):
+        for opr in order_of([*self._outputs, *self._extra, *self._beside]):
             if opr.id in fresh or not any(x.id in by_id for x in opr.inputs):
                 if opr.op is not None and opr.inputs:
                     opr.set_inputs(opr.inputs)
@@ -356,7 +360,7 @@ class Network:
             raise GraphError("network", f"inputs have different batch sizes: {sorted(before)}")
         for var in inputs:
             var._data.shape = (batchsize, *var.shape[1:])
-        for opr in order_of([*self._outputs, *self._extra]):
+        for opr in order_of([*self._outputs, *self._extra, *self._beside]):
             if opr.op is None or not opr.inputs:
                 continue
             if isinstance(opr.op, Reshape | Broadcast) and opr.op.shape[:1] == (*before,):
