@@ -26,7 +26,7 @@ from treadle.serialization.encode import is_key
 OPCODE, CONTAINER, CALL = 32, 128, 512
 """Bytes that are charged for one; about what Python takes."""
 
-_ALL_OBJECTS = 512 << 20
+_ALL_OBJECTS = 256 << 20
 _GROWTH, _SLACK = 4, 1 << 20
 _PYTHON_ERRORS = (TypeError, ValueError, KeyError, IndexError, OverflowError, struct.error)
 
