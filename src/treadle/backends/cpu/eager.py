@@ -19,9 +19,11 @@ from treadle.backends.cpu.layout import NO_POOL, NOT_DENSE
 from treadle.backends.cpu.native import runtime
 from treadle.backends.cpu.pool import PROCESS, start
 from treadle.backends.program import Address, Lowered, Program, Ref, Run
+from treadle.base.dtype import DType
 from treadle.base.errors import OutOfMemory
 from treadle.base.log import get_logger
 from treadle.base.types import TensorType
+from treadle.ops.families import Elementwise, Movement
 from treadle.ops.op import Op
 
 Array = npt.NDArray[Any]
@@ -31,6 +33,24 @@ _BROKEN: set[str] = set()
 """Names of ops whose generator has failed."""
 AT_ONCE = 1 << 18
 """Elements of an operand from which on NumPy takes about as long as lowering."""
+
+
+ROUNDED_ONCE = frozenset(
+    (
+        "abs", "add", "bit_and", "bit_not", "bit_or", "bit_xor", "cast", "ceil", "clip", "div",
+        "equal", "floor", "greater", "greater_equal", "less", "less_equal", "maximum", "minimum",
+        "mul", "neg", "not_equal", "relu", "round", "sign", "sqrt", "square", "sub", "trunc",
+        "where",
+    )
+)  # fmt: skip
+"""Elementwise ops whose result IEEE 754 fixes to the bit."""
+
+
+def same_bits(op: Op, dtypes: Sequence[DType]) -> bool:
+    """Whether NumPy and generated kernels compute an op to the same bits."""
+    if isinstance(op, Movement) or op.name in ROUNDED_ONCE:
+        return True
+    return isinstance(op, Elementwise) and not any(d.is_inexact for d in dtypes)
 
 
 @functools.cache
@@ -127,13 +147,15 @@ def try_bind(op: Op, types: Sequence[TensorType]) -> BoundLaunch | Support:
 class AnyShape:
     """An op on operands of given element types and any shapes.
 
-    Shapes are bound when they come for the second time, unless they are large: lowering takes a
-    millisecond or two, and shapes that vary may not come again.
+    Lowering takes a millisecond or two, and shapes that vary may not come again: where NumPy gives
+    the same bits, small ones are bound when they come for the second time. Elsewhere the first
+    call would differ from later ones by its rounding, so they are bound at once.
     """
 
     def __init__(self, op: Op, types: Sequence[TensorType]) -> None:
         self._op = op
         self._dtypes = tuple(t.dtype for t in types)
+        self._may_wait = same_bits(op, self._dtypes)
         self._bound: dict[Any, Launch] = {}
         self._met: set[Any] = set()
 
@@ -145,7 +167,8 @@ class AnyShape:
         return launch(*arrays)
 
     def _meet(self, shapes: tuple[tuple[int, ...], ...]) -> Launch:
-        if shapes not in self._met and max(map(math.prod, shapes)) < AT_ONCE:
+        is_new = self._may_wait and shapes not in self._met
+        if is_new and max(map(math.prod, shapes)) < AT_ONCE:
             if len(self._met) >= _MOST_SHAPES:
                 self._met.clear()
             self._met.add(shapes)
