@@ -364,7 +364,10 @@ def test_weights_that_are_others(weights: Path, tmp_path: Path) -> None:
 def test_pickled_weights_do_not_run(tmp_path: Path) -> None:
     path = tmp_path / "x.pkl"
     path.write_bytes(pickle.dumps({"weight": np.ones(3)}))
-    with pytest.raises(CheckpointError, match="pickle"):
+    assert hub.load_serialized_obj_from_url(path.as_uri())["weight"].tolist() == [1, 1, 1]
+    path = tmp_path / "y.pkl"
+    path.write_bytes(pickle.dumps({"weight": print}))
+    with pytest.raises(CheckpointError, match=r"the pickle names 'builtins\.print'"):
         hub.load_serialized_obj_from_url(path.as_uri())
 
 

@@ -320,6 +320,10 @@ ARRAYS: dict[str, tuple[bytes, str]] = {
         array(dtype=dtype_of("i1", number_state("|", more=b"}" + text("a") + b"Ns"))),
         "a dtype has metadata",
     ),
+    "quantized without a scale": (
+        array(dtype=dtype_of("i1", number_state("|", more=b"}" + text("mgb_dtype") + b"}s"))),
+        "a dtype has metadata",
+    ),
     "big-endian": (array(dtype=dtype_of("f4", number_state(">"))), "byte order '>'"),
     "dtype without state": (array(dtype=dtype_of("f4")), "has the dtype float32"),
     "dtype with two states": (dtype_of("f4", number_state() + number_state()), "a state twice"),
@@ -383,6 +387,14 @@ ARRAYS: dict[str, tuple[bytes, str]] = {
     "buffer of a tensor": (
         call("numpy._core.numeric", "_frombuffer", b"(]" + INT8 + b"K\x00\x85" + text("C") + b"t"),
         "an array is malformed",
+    ),
+    "axes": (
+        call(
+            "numpy._core.numeric",
+            "_frombuffer",
+            b"(C\x01x" + INT8 + b"K\x01\x85" + text("K") + b"K\x01\x85t",
+        ),
+        "order of an array's axes",
     ),
     "buffer too short": (
         call(
@@ -459,7 +471,7 @@ OPCODES: dict[str, tuple[bytes, str]] = {
     "number of letters": (b"Ix\n.", "is not what its opcode says"),
     "number of 5000 digits": (b"L" + b"9" * 5000 + b"L\n.", "is not what its opcode says"),
     "float of letters": (b"Fx\n.", "is not what its opcode says"),
-    "text without quotes": (b"Sx\n.", "no quotes"),
+    "text without quotes": (b"Sx\n.", "is not what its opcode says"),
     "line without an end": (b"cos.", "truncated"),
 }
 
@@ -477,11 +489,11 @@ def laughs(first: bytes, again: bytes, count: int) -> bytes:
     """Containers that hold the one before them twice: 2^count ways through a few hundred bytes."""
     steps = [first, b"q\x00"]
     for i in range(count):
-        steps += [again.replace(b"?", b"h" + bytes([i])), b"q" + bytes([i + 1])]
+        steps += [b"0", again.replace(b"?", b"h" + bytes([i])), b"q" + bytes([i + 1])]
     return b"\x80\x02" + b"".join(steps)
 
 
-def deep(opening: bytes, closing: bytes, count: int = 100_000) -> bytes:
+def deep(opening: bytes, closing: bytes, count: int = 20_000) -> bytes:
     return b"\x80\x02" + opening * count + b"N" + closing * count + b"."
 
 
@@ -500,7 +512,7 @@ BOMBS: dict[str, tuple[bytes, str]] = {
     "lists in lists": (deep(b"](", b"e"), "nests deeper than 100"),
     "dicts in dicts": (deep(b"}K\x01", b"s"), "nests deeper than 100"),
     "tuples in tuples": (deep(b"", b"\x85"), "nests deeper than 100"),
-    "marks": (b"\x80\x02" + b"(" * 100_000 + b".", "open marks"),
+    "marks": (b"\x80\x02" + b"(" * 20_000 + b".", "open marks"),
     "a list in itself": (b"\x80\x02]q\x00h\x00a.", "contains itself"),
     "a dict in itself": (b"\x80\x02}q\x00K\x01h\x00s.", "contains itself"),
     "a tuple in a list in it": (b"\x80\x02]q\x00h\x00\x85a.", "contains itself"),
@@ -547,10 +559,10 @@ def test_bombs_take_little_memory(case: str) -> None:
 @pytest.mark.parametrize(
     "content",
     [
-        b"]" * 100_000,
-        b"\x8f" * 100_000,
-        b"N\x94" * 100_000,
-        call("collections", "OrderedDict") + b"0",
+        b"]" * 20_000,
+        b"\x8f" * 20_000,
+        b"N\x94" * 20_000,
+        (call("collections", "OrderedDict") + b"0") * 5000,
         b"](" + b"K\x01" * 1000 + b"eq\x00" + call("builtins", "set", b"h\x00\x85") * 100,
     ],
     ids=["lists", "sets", "memo", "calls", "copies"],
@@ -560,11 +572,11 @@ def test_small_objects_are_counted(content: bytes, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(pickle_machine, "_ALL_OBJECTS", 1 << 20)
     tracemalloc.start()
     try:
-        refused(b"\x80\x04" + content * 10_000, "more small objects")
+        refused(b"\x80\x04" + content + b".", "more small objects")
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert peak < 4 << 20 or peak < 3 * 10_000 * len(content)
+    assert peak < 6 << 20
 
 
 def test_numbers_in_the_memo_may_be_large() -> None:
@@ -590,7 +602,7 @@ def test_every_truncation_is_noticed(version: str) -> None:
 
 @pytest.mark.parametrize("protocol", [2, 4, 5])
 def test_random_damage(protocol: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever a byte becomes, the file is read or refused; nothing is called, nothing else raised."""
+    """Whatever a byte becomes, the file is read or refused, and nothing else is raised."""
     monkeypatch.setattr(builtins, "eval", None)
     raw = pickled("snapshot", checkpoint, protocol)
     chance = random.Random(protocol)

@@ -57,6 +57,7 @@ def plain() -> OrderedDict[str, Any]:
     return OrderedDict(
         arrays=[np.arange(6, dtype=t).reshape(2, 3) for t in ("i1", "u2", "i8", "f2", "f4", "c8")],
         more=[np.asfortranarray(np.eye(3)), np.zeros((0, 2)), np.array(5), np.array([True, False])],
+        axes=np.arange(24).reshape(2, 3, 4).transpose(1, 0, 2),
         bfloat16=np.ones(3, ml_dtypes.bfloat16).view(np.uint16),
         scalars=[np.float32(0.5), np.bool_(True), np.int64(-7)],
         numbers=[1, -1, 255, 65536, -(2**40), 2**70, True, False, None, 1.5, -0.0, 1j],
@@ -156,9 +157,10 @@ def test_quantization_parameters(version: str) -> None:
     assert found.dtype_meta is (BUILTIN["quint8"] if version in ("1.13", "snapshot") else None)
 
 
+@pytest.mark.parametrize(("family", "zero"), [("quint8", 7), ("qint8", None), ("qint32", None)])
 @pytest.mark.parametrize("protocol", [2, 4, 5])
-def test_quantized_dtype(protocol: int) -> None:
-    dtype = create_quantized_dtype(BUILTIN["quint8"], 0.25, 7)
+def test_quantized_dtype(protocol: int, family: str, zero: int | None) -> None:
+    dtype = create_quantized_dtype(BUILTIN[family], 0.25, zero)
     raw = pickled("snapshot", lambda mge: mge.Tensor(np.arange(3, dtype=dtype)), protocol)
     found = loaded(raw)
     assert found.numpy().tolist() == [0, 1, 2]

@@ -22,11 +22,12 @@ _TIMEOUT_SECONDS = 60.0
 def load_serialized_obj_from_url(
     url: str, model_dir: str | os.PathLike[str] | None = None, *, sha256: str | None = None
 ) -> Any:
-    """Download a file that `treadle.save` wrote, or a safetensors file, and load it.
+    """Download a file that `treadle.load` reads, such as a `.safetensors` or `.pkl`, and load it.
 
     The file is kept, and not downloaded again. It is compared with `sha256` or, without one, with
     the first digits of its hash if its name ends in them (`resnet18-f37072fd.safetensors`, as
-    PyTorch names its weights). Loading runs no code from the file; pickles are refused.
+    PyTorch names its weights). Loading runs no code from the file, not from pickles either: see
+    `treadle.load`.
 
     Args:
         url: an https, http or file address.

@@ -23,6 +23,7 @@ from treadle.serialization import foreign
 from treadle.serialization.decode import Decoder
 from treadle.serialization.encode import Encoder
 from treadle.serialization.pickled_tensors import load_pickle
+from treadle.serialization.torch_archive import is_torch, load_torch
 from treadle.tensor import Tensor
 
 MapLocation: TypeAlias = "str | Mapping[str, str] | Callable[[str], str] | None"
@@ -67,18 +68,19 @@ def save(
 def load(
     f: PathLike | IO[Any], map_location: MapLocation = None, pickle_module: object = None
 ) -> Any:
-    """Read what `save` or MegEngine's `save` wrote, or a safetensors file as a dict of tensors.
+    """Read what `save`, MegEngine or PyTorch wrote, or a safetensors file as a dict of tensors.
 
-    Everything is checked before it is believed, and nothing in a file can run code: pickles, as
-    MegEngine writes, are read by an interpreter of their opcodes that knows tensors, arrays, plain
-    values and containers, calls nothing, and refuses every other name.
+    Everything is checked before it is believed, and nothing in a file can run code: the pickles of
+    MegEngine and PyTorch are read by an interpreter of their opcodes that knows tensors, arrays,
+    plain values and containers, calls nothing, and refuses every other name.
 
     Args:
         f: a path, or a file object opened in binary mode, read from its position to its end.
         map_location: where tensors go: None (the device named in the file), a device name, a dict
             of names compared on their first four characters (`{"gpu0": "cpu0"}`), or a function
-            from the saved logical name (`"gpu0:0"`) to a name. Tensors of a plain safetensors
-            file go to the default device unless a name or function is given; a function gets "".
+            from the saved logical name (`"gpu0:0"`) to a name. Tensors of plain safetensors
+            files and of PyTorch go to the default device unless a name or function is given; a
+            function gets "".
         pickle_module: for MegEngine's signature; None or the standard `pickle`, unused.
 
     Raises:
@@ -90,8 +92,9 @@ def load(
     _refuse_pickle("load", pickle_module)
     locate = _locator(map_location)
     with open_source(f) as source:
-        if _is_pickle(source):
-            return load_pickle(source, locate)
+        reader = _foreign_reader(source)
+        if reader is not None:
+            return reader(source, locate)
         header = read_header(source)
         if is_sealed(header):
             return _load_tree(source, header, locate)
@@ -109,17 +112,19 @@ def _refuse_pickle(function: str, module: object) -> None:
         )
 
 
-def _is_pickle(source: Source) -> bool:
-    """Whether to read a pickle or a container; raises for what is known to be neither."""
+def _foreign_reader(source: Source) -> Callable[[Source, Callable[[str], str]], object] | None:
+    """What reads the file, None if it is a container; raises for kinds that nothing reads."""
     prefix = source.read(0, 32)
     if not prefix:
         raise source.error("the file is empty")
     if looks_like_container(prefix):
-        return False
+        return None
+    if prefix.startswith(b"PK\x03\x04") and is_torch(source):
+        return load_torch
     kind, hint = foreign.identify(prefix)
     if kind:
         raise source.error(f"this is {kind}, not a checkpoint", hint=hint)
-    return foreign.is_pickle(prefix, source.read(source.size - 1, 1))
+    return load_pickle if foreign.is_pickle(prefix, source.read(source.size - 1, 1)) else None
 
 
 def _load_tree(source: Source, header: Header, locate: Callable[[str], str]) -> object:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 _ZIP_HINT = (
-    "convert the file where you trust it: load it with the program that wrote it and store its "
-    "arrays with safetensors"
+    "read an .npz with numpy.load; else load the file with the program that wrote it, and store "
+    "its arrays with safetensors"
 )
 
 _SIGNATURES: tuple[tuple[bytes, str, str], ...] = (
-    (b"PK\x03\x04", "a zip archive (PyTorch .pt or NumPy .npz)", _ZIP_HINT),
+    (b"PK\x03\x04", "a zip archive, but no .pt of PyTorch", _ZIP_HINT),
+    (
+        b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.",
+        "a PyTorch file of before version 1.6",
+        "load it in PyTorch and torch.save it again",
+    ),
     (b"PK\x05\x06", "an empty zip archive", ""),
     (b"\x93NUMPY", "a NumPy .npy file", "read it with numpy.load"),
     (b"\x89HDF\r\n", "an HDF5 file (Keras .h5)", "read it with h5py and pass the arrays on"),

@@ -74,10 +74,12 @@ class Table:
     Attributes:
         find: what stands for a module and a name; raises `CheckpointError` for all others.
         build: gives an object its state in place; raises `Malformed` for objects without.
+        stored: the object that is kept outside of the pickle under an id; None if nothing is.
     """
 
     find: Callable[[str, str], object]
     build: Callable[[Any, Any], None]
+    stored: Callable[[Any], object] | None = None
 
 
 class Interrupted(Exception):
@@ -264,6 +266,12 @@ class Machine:
         self._meter.objects(CALL)
         self.push(callee.make(arguments))
 
+    def stored(self, number: object) -> None:
+        """Push an object that is kept outside of the pickle."""
+        if self._table.stored is None:
+            raise Malformed("it refers to objects that are kept elsewhere")
+        self.push(self._table.stored(number))
+
     def build(self) -> None:
         """Give the object below the top the state on top."""
         state = self._stack.pop()
@@ -340,7 +348,7 @@ def _escaped(data: bytes) -> str:
 def _quoted(data: bytes) -> str:
     body = data.strip()
     if len(body) < 2 or body[:1] != body[-1:] or body[:1] not in b"'\"":
-        raise Malformed("a string of protocol 0 has no quotes")
+        raise ValueError("no quotes")
     return codecs.escape_decode(body[1:-1])[0].decode("ascii")
 
 
@@ -405,7 +413,7 @@ def _reduce(m: Machine) -> None:
 
 def _new_with_keywords(m: Machine) -> None:
     keywords, arguments, callee = m.pop(), m.pop(), m.pop()
-    if keywords != {}:
+    if type(keywords) is not dict or keywords:
         raise Malformed(f"{kind(callee)} gets arguments by keyword")
     m.call(callee, arguments)
 
@@ -495,6 +503,8 @@ _ACTIONS: dict[bytes, _Action] = {
         (pickle.INST, _instance),
         (pickle.OBJ, _object),
         (pickle.BUILD, Machine.build),
+        (pickle.PERSID, lambda m: m.stored(m.line())),
+        (pickle.BINPERSID, lambda m: m.stored(m.pop())),
     )
 }
 _REFUSED: dict[bytes, str] = {
@@ -502,7 +512,6 @@ _REFUSED: dict[bytes, str] = {
 } | {
     code: problem
     for codes, problem in (
-        ((pickle.PERSID, pickle.BINPERSID), "it refers to objects that are kept elsewhere"),
         ((pickle.EXT1, pickle.EXT2, pickle.EXT4), "it names classes by registered numbers"),
         ((pickle.NEXT_BUFFER, pickle.READONLY_BUFFER), "its data is kept elsewhere"),
     )

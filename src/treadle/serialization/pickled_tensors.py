@@ -45,7 +45,7 @@ _DTYPES = frozenset(dtype.numpy for dtype in dtypes.ALL)
 _FORMATS = ("default", "nchw", "nhwc")
 _ADVICE = (
     ("megengine", "save state_dict() of modules and optimizers there, not the objects"),
-    ("torch", "there, store the state_dict() with safetensors.torch.save_file"),
+    ("torch", "save state_dict() of modules there, not the objects"),
 )
 _HINT = (
     "arrays, tensors, numbers, texts and containers of them are loaded from pickles, all else could"
@@ -65,7 +65,20 @@ def load_pickle(source: Source, locate: Callable[[str], str]) -> object:
         DeviceError: a device named in the file is missing.
     """
     tensors = Tensors(Meter(source.size), locate)
-    known = tensors.table()
+    table = Table(finder(source, tensors.table()), tensors.build)
+    try:
+        found = run(source, table, tensors.meter)
+    except Interrupted as stop:
+        raise stop.args[0] from None
+    try:
+        tensors.check(found)
+    except Malformed as error:
+        raise source.error(f"the pickle is malformed: {error}") from None
+    return found
+
+
+def finder(source: Source, known: dict[tuple[str, str], object]) -> Callable[[str, str], object]:
+    """A function that gives what stands for a name, and refuses all that are not known."""
 
     def find(module: str, name: str) -> object:
         found = known.get((module, name))
@@ -76,15 +89,7 @@ def load_pickle(source: Source, locate: Callable[[str], str]) -> object:
             raise source.error(problem, hint=hint)
         return found
 
-    try:
-        found = run(source, Table(find, tensors.build), tensors.meter)
-    except Interrupted as stop:
-        raise stop.args[0] from None
-    try:
-        tensors.check(found)
-    except Malformed as error:
-        raise source.error(f"the pickle is malformed: {error}") from None
-    return found
+    return find
 
 
 class Tensors:
@@ -159,7 +164,7 @@ class Tensors:
         name, format = tags
         if not (device is None or type(device) is str):
             raise Malformed(f"the device of a tensor is a {kind(device)}")
-        if not (name is None or type(name) is str) or format not in _FORMATS:
+        if not isinstance(name, str | None) or type(format) is not str or format not in _FORMATS:
             raise Malformed("the name or the format of a tensor is malformed")
         self.meter.copy(array.nbytes)
         place = None if device is None else self._place(device)
@@ -262,7 +267,9 @@ def _mode(arguments: tuple[Any, ...]) -> QuantMode:
 
 
 def _family(arguments: tuple[Any, ...]) -> QuantDtypeMeta:
-    for family in BUILTIN.values():
-        if arguments == tuple(family):
-            return family
+    match arguments:
+        case (str(), str(), str(), int(), int(), int()):
+            for family in BUILTIN.values():
+                if arguments == tuple(family):
+                    return family
     raise Malformed("QuantDtypeMeta of a family that is not known")

@@ -1,12 +1,14 @@
 """What pickles of arrays and containers name, and the checks on a loaded whole.
 
 NumPy gives an array or dtype its state after it is made; here once, and after every part of that
-state has been checked against the data that is there.
+state has been checked against the data that is there. Types are checked before values are compared:
+comparing arrays and tensors computes.
 """
 
 from __future__ import annotations
 
 import math
+import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -33,7 +35,7 @@ _CODES = ["b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8"
 _DTYPES = frozenset([BFLOAT16, *map(np.dtype, _CODES)])
 _SCALARS = [*(d.name for d in ALL if d.numpy != BFLOAT16), "complex128", "bool_"]
 _CORES = ("numpy.core", "numpy._core")
-_ORDERS = {"<": "<", "|": "|", "=": "="}
+_OWN_ORDERS = ("|", "=", "<" if sys.byteorder == "little" else ">")
 _MAX_REACHED = 10_000_000
 
 
@@ -87,12 +89,12 @@ class Values:
 
     def _dtype(self, arguments: tuple[Any, ...]) -> object:
         match arguments:
-            case (str(code), 0 | 1, 0 | 1) if code in _CODES:
+            case (str(code), int(), int()) if code in _CODES:
                 # A copy: its state is given to it in place.
                 made = np.dtype(code, False, True)
                 self.unfilled[id(made)] = made
                 return made
-            case (np.dtype() as dtype, 0 | 1, 0 | 1) if dtype is BFLOAT16:
+            case (np.dtype() as dtype, int(), int()) if dtype is BFLOAT16:
                 return dtype
             case (str(code), *_):
                 raise Malformed(f"dtype {shorten(code)} is not one of numbers")
@@ -101,12 +103,14 @@ class Values:
     def fill_dtype(self, dtype: np.dtype[Any], state: object) -> None:
         """Give a dtype its byte order and, if it is quantized, its grid."""
         match state:
-            case (3 | 4, str(order), None, None, None, int(), int(), int(), *more):
+            case (int(version), str(order), None, None, None, int(), int(), int(), *more) if (
+                version in (3, 4)
+            ):
                 pass
             case _:
                 raise Malformed("the state of a dtype is malformed, or not that of a number")
-        if order not in _ORDERS:
-            raise Malformed(f"byte order {shorten(order)}; little-endian data can be read")
+        if order not in _OWN_ORDERS:
+            raise Malformed(f"byte order {shorten(order)} is not that of this machine")
         if len(more) > 1:
             raise Malformed("the state of a dtype is malformed")
         if dtype is BFLOAT16:
@@ -114,13 +118,12 @@ class Values:
         if self.unfilled.pop(id(dtype), None) is None:
             raise Malformed("a dtype is given a state twice")
         if more and more[0] is not None:
-            order = dtype.byteorder
             grid = dict(_quantized(dtype, more[0]).metadata or {})
-            dtype.__setstate__((4, order, None, None, None, -1, -1, 0, grid))  # type: ignore[attr-defined]
+            dtype.__setstate__((4, dtype.byteorder, None, None, None, -1, -1, 0, grid))  # type: ignore[attr-defined]
 
     def _reconstruct(self, arguments: tuple[Any, ...]) -> object:
         match arguments:
-            case (Callee() as cls, (0,), b"b" | "b") if cls is self._ndarray:
+            case (Callee() as cls, (int(n),), bytes() | str()) if cls is self._ndarray and n == 0:
                 made = np.empty((0,), np.int8)
                 self.unfilled[id(made)] = made
                 return made
@@ -129,24 +132,33 @@ class Values:
     def fill_array(self, array: Array, state: object) -> None:
         """Give an array its shape, dtype and data."""
         match state:
-            case (1, tuple(shape), np.dtype() as dtype, 0 | 1 as fortran, bytes(raw)):
+            case (int(version), tuple(shape), np.dtype() as dtype, bool(fortran), bytes(raw)):
                 self._check(shape, dtype, raw)
             case _:
                 raise Malformed("the state of an array is malformed, or holds Python objects")
+        if version != 1:
+            raise Malformed(f"the state of an array is of version {version}")
         if self.unfilled.pop(id(array), None) is None:
             raise Malformed("an array is given a state twice")
         # A copy: NumPy would let the array write to the bytes, which others may refer to.
         own = bytes(memoryview(raw))
-        array.__setstate__((1, shape, dtype, bool(fortran), own))  # type: ignore[arg-type]
-        _check_booleans(array)
+        array.__setstate__((1, shape, dtype, fortran, own))  # type: ignore[arg-type]
+        check_booleans(array)
 
     def _from_buffer(self, arguments: tuple[Any, ...]) -> object:
         match arguments:
-            case (bytes() | bytearray() as raw, np.dtype() as dtype, tuple(shape), "C" | "F" as o):
+            case (
+                bytes() | bytearray() as raw,
+                np.dtype() as dtype,
+                tuple(shape),
+                str(order),
+                *axes,
+            ):
                 self._check(shape, dtype, raw)
-                array = np.ndarray(shape, dtype, buffer=raw, order=o).copy(order=o)
-                _check_booleans(array)
-                return array
+                flat = np.ndarray((math.prod(shape),), dtype, buffer=raw).copy()
+                check_booleans(flat)
+                array = flat.reshape(shape, order="F" if order == "F" else "C")
+                return array.transpose(_permutation(axes, array.ndim)) if axes else array
         raise Malformed("an array is malformed")
 
     def _scalar(self, arguments: tuple[Any, ...]) -> object:
@@ -154,7 +166,7 @@ class Values:
             case (np.dtype() as dtype, bytes(raw)):
                 self._check((), dtype, raw)
                 array = np.ndarray((), dtype, buffer=raw)
-                _check_booleans(array)
+                check_booleans(array)
                 return array[()]
         raise Malformed("a number of NumPy is malformed")
 
@@ -198,7 +210,7 @@ class Values:
 
     def _encoded(self, arguments: tuple[Any, ...]) -> bytes:
         match arguments:
-            case (str(text), "latin1" | "latin-1"):
+            case (str(text), str(codec)) if codec in ("latin1", "latin-1"):
                 self._meter.copy(len(text))
                 try:
                     return text.encode("latin-1")
@@ -216,6 +228,15 @@ class Values:
             case (str(), str()):
                 return bytearray(self._encoded(arguments))
         raise Malformed("a bytearray is malformed")
+
+
+def _permutation(axes: list[Any], ndim: int) -> tuple[int, ...]:
+    """The order of axes in memory, as NumPy 2.3 and later write it."""
+    match axes:
+        case (tuple(order),) if all(type(n) is int for n in order):
+            if sorted(order) == list(range(ndim)):
+                return order
+    raise Malformed("the order of an array's axes is malformed")
 
 
 def _only_named(_: tuple[Any, ...]) -> object:
@@ -247,6 +268,8 @@ def _quantized(dtype: np.dtype[Any], metadata: object) -> np.dtype[Any]:
             zero = more.pop("zero_point", None)
         case _:
             raise Malformed("a dtype has metadata")
+    if not isinstance(zero, int | None):
+        raise Malformed(f"the zero point of a dtype is a {kind(zero)}")
     for family in BUILTIN.values():
         if family.cname == name and family.np_dtype_str == dtype.name and not more:
             try:
@@ -256,7 +279,8 @@ def _quantized(dtype: np.dtype[Any], metadata: object) -> np.dtype[Any]:
     raise Malformed(f"{shorten(name)} on {dtype.name} is no quantized dtype")
 
 
-def _check_booleans(array: Array) -> None:
+def check_booleans(array: Array) -> None:
+    """Refuse booleans that are neither 0 nor 1: what is computed from them is undefined."""
     if array.dtype == np.bool_ and array.size and np.ravel(array, "K").view(np.uint8).max() > 1:
         raise Malformed("an array holds booleans other than 0 and 1")
 
@@ -291,6 +315,8 @@ def check_tree(root: object) -> None:
         if id(value) in entered:
             raise Malformed(f"a {kind(value)} contains itself")
         entered.add(id(value))
+        if len(entered) - len(reached) > MAX_DEPTH:
+            raise Malformed(f"it nests deeper than {MAX_DEPTH}")
         stack.append((value, True))
         stack.extend((child, False) for child in children)
 
