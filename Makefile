@@ -34,6 +34,10 @@ ONNX := onnx>=1.21,<1.24
 demo: $(VENV)/.demo ## train a small CNN on handwritten digits (under a minute)
 	$(PY) examples/digits_cnn.py
 
+.PHONY: examples
+examples: $(VENV)/.ready ## run every example and print what each shows; make examples ARGS=custom_op runs one
+	$(PY) examples/run.py $(or $(ARGS),all)
+
 .PHONY: bench
 bench: $(VENV)/.bench ## time whole workloads and single ops, next to other frameworks where they are installed
 	$(PY) benchmarks/compare.py --plot benchmarks/compare.svg

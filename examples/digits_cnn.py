@@ -4,6 +4,8 @@ The data are scikit-learn's bundled digits: 1,797 scans of 8x8 pixels, 16 grey l
 and C. Kaynak, Optical Recognition of Handwritten Digits, UCI 1998). Every fifth image is held out.
 
     python examples/digits_cnn.py [--epochs 12] [--out build/demo]
+
+digits_torch.py does the same in PyTorch.
 """
 
 from __future__ import annotations
@@ -152,7 +154,10 @@ def main() -> None:
         f"({count:,} parameters)",
         highlight=False,
     )
+    learning = time.perf_counter()
     accuracy = train(net, options.epochs, console)
+    learning = time.perf_counter() - learning
+    console.print(f"{options.epochs} epochs in {learning:.1f} s", highlight=False)
     show_mistakes(net, console)
 
     options.out.mkdir(parents=True, exist_ok=True)

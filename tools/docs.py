@@ -2,7 +2,14 @@
 
 import sys
 
-from tools import api_page, megengine_coverage, op_schemas, op_table, reference_pages
+from tools import (
+    api_page,
+    megengine_coverage,
+    notebooks,
+    op_schemas,
+    op_table,
+    reference_pages,
+)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -13,6 +20,7 @@ def main(arguments: list[str] | None = None) -> int:
         api_page.main,
         reference_pages.main,
         megengine_coverage.main,
+        notebooks.main,
     )
     return max([write(arguments) for write in mains])
 

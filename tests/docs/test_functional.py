@@ -15,7 +15,15 @@ from tests.docs.pages import DOCS, anchors, section
 
 import treadle as mge
 import treadle.functional as F
-from tools import api_page, docs, megengine_coverage, op_schemas, op_table, reference_pages
+from tools import (
+    api_page,
+    docs,
+    megengine_coverage,
+    notebooks,
+    op_schemas,
+    op_table,
+    reference_pages,
+)
 
 PAGE = DOCS / "functional.md"
 
@@ -88,6 +96,7 @@ def test_a_stale_page_is_noticed_and_written_anew(
     for tool in (api_page, megengine_coverage, op_schemas, op_table):
         monkeypatch.setattr(tool, "PAGE", tmp_path / tool.PAGE.name)
     monkeypatch.setattr(reference_pages, "DOCS", tmp_path)
+    monkeypatch.setattr(notebooks, "FOLDER", tmp_path / "course")
     assert docs.main([]) == 0 and docs.main(["--check"]) == 0
     api_page.PAGE.write_text("old\n", encoding="utf-8")
     assert docs.main(["--check"]) == 1

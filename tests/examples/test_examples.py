@@ -84,6 +84,63 @@ def test_compiled_step_learns_what_the_eager_one_does() -> None:
         assert stage in text
 
 
+def test_recomputation_needs_less_memory() -> None:
+    text = run("examples/recomputation.py", "--layers", "4", "--width", "32", "--batch", "256")
+    share = [int(v) for v in re.findall(r"MiB +(\d+)%", text)]
+    assert share[0] == 100
+    assert max(share[1:]) < 90
+    assert "with a budget agree bit for bit: yes" in text
+    gap = re.search(r"with regions: (\S+)", text)
+    assert gap is not None and float(gap[1]) < 1e-4
+
+
+def test_the_slow_part_is_found(tmp_path: Path) -> None:
+    text = run("examples/find_the_slow_part.py", "--batch", "16", "--out", str(tmp_path))
+    assert re.search(r"DIV\D+16", text)
+    assert [*tmp_path.glob("*.chrome_timeline.json")]
+    gap = re.search(r"of the results: (\S+)", text)
+    assert gap is not None and float(gap[1]) < 1e-5
+
+
+def test_the_edited_network_scores_the_same(tmp_path: Path) -> None:
+    text = run("examples/edit_network.py", "--out", str(tmp_path / "net.tm"))
+    assert re.findall(r"(\d+) batch norms", text) == ["3", "0"]
+    assert "outputs: scores, features" in text
+    gap = re.search(r"of the scores: (\S+)", text)
+    assert gap is not None and float(gap[1]) < 1e-4
+    assert "without the class: the same scores" in text
+
+
+def test_the_op_in_c_agrees() -> None:
+    text = run("examples/custom_op.py", "--size", "1000")
+    gaps = re.search(r"values (\S+), of gradients (\S+)", text)
+    assert gaps is not None and max(map(float, gaps.groups())) < 1e-5
+    assert "the gradient agrees with differences" in text
+
+
+def test_the_runner_knows_every_example_and_the_table_lists_it() -> None:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "examples/run.py"), "nothing"], capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    listed = re.search(r"examples: (.*)", done.stdout)
+    assert listed is not None
+    table = (ROOT / "examples/README.md").read_text(encoding="utf-8")
+    found = {path.stem for path in (ROOT / "examples").glob("*.py")} - {"run"}
+    assert (
+        found == set(listed[1].split(", ")) == set(re.findall(r"^\| `(\w+)`", table, re.MULTILINE))
+    )
+    assert "custom_op: done in" in run("examples/run.py", "custom_op", "--size", "100")
+
+
+def test_crossover_benchmark_prints_its_table() -> None:
+    head, rule, *rows = run(
+        "benchmarks/crossover.py", "--seconds", "0.01", "--markdown"
+    ).splitlines()
+    assert head.startswith("| batch | MFLOP |") and set(rule) <= set("|- ")
+    assert len(rows) == 5
+
+
 def test_workload_benchmark_prints_its_table() -> None:
     arguments = ("T2", "O2e", "--seconds", "0.1", "--only", "own", "--threads", "1", "--markdown")
     head, rule, *rows = run("benchmarks/compare.py", *arguments).splitlines()

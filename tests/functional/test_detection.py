@@ -220,3 +220,27 @@ def test_wrong_regions_are_refused() -> None:
         F.vision.correlation(x, x, max_displacement=4)
     with pytest.raises(UnsupportedOp, match="optical flow unit"):
         F.vision.nvof(x)
+
+
+@pytest.mark.parametrize(
+    ("images", "regions"), [((2, 0, 26, 26), 4), ((0, 1, 26, 26), 0), ((2, 3, 26, 26), 0)]
+)
+def test_no_regions_channels_or_images_give_empty_results(
+    images: tuple[int, ...], regions: int
+) -> None:
+    x, rois = F.zeros(images), F.zeros((regions, 5))
+    assert F.vision.roi_align(x, rois, (7, 7)).shape == (regions, images[1], 7, 7)
+    assert F.vision.roi_pooling(x, rois, (7, 7)).shape == (regions, images[1], 7, 7)
+
+
+def test_modes_are_taken_in_capitals_too() -> None:
+    x, rois = mge.tensor(X), mge.tensor(ROIS)
+    for function, mode in ((F.vision.roi_align, "average"), (F.vision.roi_pooling, "max")):
+        found = function(x, rois, (2, 2), mode=mode.upper())
+        np.testing.assert_array_equal(found.numpy(), function(x, rois, (2, 2), mode=mode).numpy())
+    wide = F.vision.interpolate(x, (4, 4), mode="BILINEAR").numpy()
+    np.testing.assert_array_equal(wide, F.vision.interpolate(x, (4, 4)).numpy())
+    mean = F.avg_pool2d(x, 3, 2, 1, mode="AVERAGE").numpy()
+    np.testing.assert_array_equal(mean, F.avg_pool2d(x, 3, 2, 1, mode="average").numpy())
+    weight = F.ones((1, 4, 1, 1))
+    assert F.conv2d(x, weight, conv_mode="CROSS_CORRELATION").shape == (2, 1, 8, 7)

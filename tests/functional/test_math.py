@@ -83,8 +83,6 @@ def test_arg_extrema() -> None:
     assert F.argmax(x).item() == X.argmax() and F.argmax(x).dtype == np.int32
     assert F.argmax(mge.tensor([False, True, True])).item() == 1
     assert F.isnan(mge.tensor([True])).tolist() == [False]
-    with pytest.raises(ValueError, match="one axis"):
-        F.argmax(x, (0, 1))
     with pytest.raises(ValueError, match="no elements"):
         F.argmin(F.zeros(0))
 
@@ -214,3 +212,14 @@ def test_topk_accuracy() -> None:
     assert F.topk_accuracy(logits, target).item() == pytest.approx(1 / 3)
     several = F.metric.topk_accuracy(logits, target, (1, 2, 3))
     assert [s.item() for s in several] == pytest.approx([1 / 3, 2 / 3, 1])
+
+
+def test_arguments_of_extrema_along_several_axes() -> None:
+    x = RNG.standard_normal((3, 4, 5)).astype(np.float32)
+    found = F.argmax(mge.tensor(x), axis=(-1, 0))
+    expected = x.transpose(1, 0, 2).reshape(4, -1).argmax(1)
+    np.testing.assert_array_equal(found.numpy(), expected)
+    kept = F.argmin(mge.tensor(x), axis=[1, 2], keepdims=True)
+    np.testing.assert_array_equal(kept.numpy(), x.reshape(3, -1).argmin(1).reshape(3, 1, 1))
+    with pytest.raises(ValueError, match="each once"):
+        F.argmax(mge.tensor(x), axis=(0, 0))

@@ -11,8 +11,11 @@ import pytest
 
 import treadle as mge
 import treadle.functional as F
+import treadle.module as M
+from treadle.functional.elemwise import _elwise
 from treadle.interop.megengine import install, uninstall
 from treadle.interop.megengine.internals import Grad, apply
+from treadle.module.module import _access_structure
 from treadle.ops.elementwise import Add
 
 PATHS = [
@@ -22,23 +25,31 @@ PATHS = [
     "config",
     "core",
     "core._imperative_rt",
+    "core._imperative_rt.common",
     "core._imperative_rt.core2",
+    "core._imperative_rt.imperative",
+    "core._imperative_rt.ops",
     "core._trace_option",
     "core.autodiff.grad",
     "core.ops",
+    "core.ops.builtin",
     "core.ops.custom",
     "core.tensor",
     "core.tensor.dtype",
     "data",
     "data.dataloader",
     "data.dataset",
+    "data.dataset.meta_dataset",
     "data.sampler",
     "data.transform",
+    "data.transform.meta_transform",
     "data.transform.vision",
+    "data.transform.vision.transform",
     "device",
     "distributed",
     "distributed.functional",
     "distributed.helper",
+    "distributed.launcher",
     "distributions",
     "dtr",
     "functional",
@@ -57,19 +68,27 @@ PATHS = [
     "functional.vision",
     "hub",
     "jit",
+    "jit.dtr_config",
+    "jit.graph_opt_config",
+    "jit.sublinear_memory_config",
+    "jit.tracing",
     "logger",
     "module",
+    "module.adaptive_pooling",
+    "module.concat",
     "module.external",
     "module.init",
     "module.qat",
     "module.quantized",
     "optimizer",
     "optimizer.lr_scheduler",
+    "optimizer.multi_step_lr",
     "quantization",
     "quantization.observer",
     "quantization.qconfig",
     "quantization.fake_quant",
     "random",
+    "random.rng",
     "serialization",
     "traced_module",
     "utils",
@@ -91,6 +110,10 @@ def test_every_package_path_is_imported_and_is_one_module() -> None:
         "    if found is not sys.modules[f'megengine.{path}']: print(path, 'is two modules')",
         "import megengine, treadle",
         "assert megengine is treadle and isinstance(megengine.tensor, type)",
+        "from megengine.distributed.launcher import launcher",
+        "from megengine.jit.tracing import TraceError, trace",
+        "from megengine.utils.tuple_function import _pair",
+        "assert callable(megengine.distributed.launcher) and _pair(3) == (3, 3)",
         "print(megengine.core.ops.custom.__name__)",
     ]
     done = subprocess.run(
@@ -172,7 +195,7 @@ def test_core_names_what_it_has() -> None:
     assert mge.core.set_option("other", 1) == 0 and mge.core.get_option("other") == 1
     assert mge.core._trace_option.use_symbolic_shape() is False
     with pytest.raises(AttributeError, match="it has "):
-        mge.core.ops.builtin
+        mge.core.ops.nothing
     assert "dtype" in dir(mge.core.tensor)
 
 
@@ -185,13 +208,44 @@ def test_shapes_and_vectors_of_the_core() -> None:
 
 def test_the_old_tape_gives_gradients_to_callbacks() -> None:
     x, y = mge.tensor([1.0, 2.0]), mge.tensor([3.0])
-    found = {}
+    found: list[list[float]] = []
     with Grad("test") as grad:
-        grad.wrt(x, y, callback=lambda t, g: found.update({id(t): g.tolist()}))
+        grad.wrt(x, y, callback=lambda g: found.append(g.tolist()))
         z = x * x * y
         grad(z, F.ones_like(z))
-    assert found == {id(x): [6.0, 12.0], id(y): [5.0]}
+    assert found == [[6.0, 12.0], [5.0]]
     assert x.grad is None
+
+
+def test_the_old_tape_records_from_wrt_on_and_not_while_suppressed() -> None:
+    x, found = mge.tensor([1.0, 2.0]), []
+    grad = Grad().wrt(x, callback=lambda g: found.append(g.tolist()))
+    y = x * 2
+    grad.suppress()
+    factor = x * 3
+    grad.resume()
+    z = y * factor
+    grad(z, F.ones_like(z))
+    assert found == [[6.0, 12.0]]
+
+
+def test_op_definitions_are_applied_by_hand() -> None:
+    ops, x = mge.core.ops.builtin, mge.tensor([[1.0, -2.0, 3.0]])
+    assert apply(ops.Elemwise("ADD"), x, x)[0].tolist() == [[2.0, -4.0, 6.0]]
+    assert apply(ops.Elemwise(mode="RELU"), x)[0].tolist() == [[1.0, 0.0, 3.0]]
+    assert apply(ops.Reduce("SUM", 1), x)[0].tolist() == [[2.0]]
+    assert apply(ops.Dimshuffle((1, -1, 0)), x)[0].shape == (3, 1, 1)
+    assert apply(ops.TypeCvt("int32"), x)[0].tolist() == [[1, -2, 3]]
+    assert apply(ops.Copy("cpu1"), x)[0].device == "cpu1"
+    assert apply(ops.Reshape(), x, mge.tensor([3, 1]))[0].shape == (3, 1)
+    assert apply(ops.Broadcast(), x, mge.tensor([2, 3]))[0].shape == (2, 3)
+    assert apply(ops.Concat(axis=1), x, x)[0].shape == (1, 6)
+    assert apply(ops.GetVarShape(), x)[0].tolist() == [1, 3]
+    assert apply(ops.GetVarShape(axis=-1), x)[0].tolist() == [3]
+    assert apply(ops.MatrixMul(False, True), x, x)[0].tolist() == [[14.0]]
+    assert apply(ops.Identity(), x)[0].tolist() == x.tolist()
+    with pytest.raises(TypeError, match="Reduce: its parameters are: mode"):
+        ops.Reduce(kind="SUM")
 
 
 def test_apply_gives_a_list() -> None:
@@ -216,3 +270,16 @@ def test_exit_runs_handlers_last_one_first() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (3, "last\nfirst\n"), done.stderr
+
+
+def test_private_names_that_programs_import() -> None:
+    assert _elwise(mge.tensor([1.0]), mge.tensor([2.0]), mode="ADD").tolist() == [3.0]
+    net = M.Sequential(M.Linear(1, 1), M.Linear(1, 2))
+    net.kept = [{"a": net[1]}]
+    assert _access_structure(net, "kept.0.a.weight") is net[1].weight
+    found = _access_structure(net, "kept.0.a", lambda holder, key, it: (holder, key, it))
+    assert found == (net.kept[0], "a", net[1])
+    x = mge.tensor([1.0])
+    assert x.__getstate__() == {}
+    kept = x.qparams
+    assert x.__getstate__() == {"qparams": kept}

@@ -130,3 +130,17 @@ def test_several_arguments() -> None:
     assert [add(one, two).item(), add(two, two).item()] == [3.0, 4.0]
     with pytest.raises(mge.TreadleError, match="element types"):
         add(mge.tensor([1]), mge.tensor([2]))
+
+
+@pytest.mark.parametrize("symbolic", [False, True])
+def test_results_may_have_extents_that_only_data_knows(symbolic: bool) -> None:
+    @trace(symbolic=symbolic)
+    def f(x: mge.Tensor, mask: mge.Tensor) -> tuple[mge.Tensor, mge.Tensor]:
+        values, places = F.cond_take(mask, x)
+        return x[mask] * 2 + values, places
+
+    x = mge.tensor([1.0, 2.0, 3.0])
+    for kept in ([True, False, True], [False, True, False], [False, False, False]):
+        values, places = f(x, mge.tensor(kept))
+        assert values.tolist() == [3 * v for v, k in zip([1.0, 2.0, 3.0], kept, strict=True) if k]
+        assert places.tolist() == [i for i, k in enumerate(kept) if k]

@@ -117,8 +117,7 @@ def test_observers_look_while_enabled_and_training_decides():
     observer = MinMaxObserver()
     observer.disable()
     observer(mge.tensor([9.0]))
-    with pytest.raises(ValueError, match="has seen nothing yet"):
-        observer.get_quantized_dtype()
+    assert get_scale(observer.get_quantized_dtype()) == pytest.approx(1e-5)
     observer.enable()
     observer(mge.tensor([1.0]))
     observer.eval()
@@ -212,8 +211,7 @@ def test_histograms_of_one_sided_and_constant_data():
     nothing = HistogramObserver()
     nothing(mge.tensor([]))
     nothing(mge.tensor([np.nan, np.inf]))
-    with pytest.raises(ValueError, match="seen nothing"):
-        nothing.get_quantized_dtype()
+    assert get_scale(nothing.get_quantized_dtype()) == pytest.approx(1e-5)
 
 
 def test_histograms_are_state(tmp_path):

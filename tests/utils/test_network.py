@@ -123,6 +123,24 @@ def test_outputs_of_dicts_and_lists_have_names() -> None:
     assert g.dump(io.BytesIO()).inputs == ["arg_0", "kwarg_shift"]
 
 
+def test_what_is_no_tensor_is_part_of_the_model() -> None:
+    net = M.Linear(2, 1)
+
+    @jit.trace(symbolic=True, capture_as_const=True)
+    def run(data: Any, *, net: M.Module, bias: Any, scale: float = 1.0) -> Any:
+        return net(data) * scale + bias
+
+    x, bias = mge.tensor([[1.0, 2.0]]), mge.tensor([3.0])
+    wanted = run(x, net=net, bias=bias, scale=2.0).numpy()
+    file = io.BytesIO()
+    assert run.dump(file).inputs == ["arg_0", "kwarg_bias"]
+    file = io.BytesIO()
+    run.dump(file, arg_names=["data", "bias"], output_names="out")
+    file.seek(0)
+    found = cgtools.GraphInference(file).run(inp_dict={"data": x.numpy(), "bias": bias.numpy()})
+    np.testing.assert_allclose(found["out"], wanted, rtol=1e-6)
+
+
 def test_dump_is_refused_where_there_is_nothing_to_dump() -> None:
     plain = jit.trace(lambda x: x + 1)
     plain(mge.tensor(A))
@@ -273,6 +291,29 @@ def test_operators_are_replaced() -> None:
     a, b = product.inputs
     net.replace_oprs({product: as_oprnode(a - b)})
     np.testing.assert_array_equal(run(net, A, B)["c"], A - B + 2)
+
+
+def test_operators_made_beside_a_network_are_found_once_they_are_used() -> None:
+    @jit.trace(symbolic=True, capture_as_const=True)
+    def run(a: Any, b: Any) -> Any:
+        return (a - b) * 2
+
+    run(mge.tensor([1, 2]), mge.tensor([3, 4]))
+    file = io.BytesIO()
+    run.dump(file, arg_names=["a", "b"], output_names="o")
+    file.seek(0)
+    net = Network.load(file)
+    assert [v.name for v in net.input_vars] == ["a", "b"]
+    assert [v.name for v in net.output_vars] == ["o"]
+    a, b = net.get_var_by_name("a"), net.get_var_by_name("b")
+    assert (a.owner.shape, a.owner.dtype) == ((2,), np.dtype("int32"))
+    (made,) = net.add_dep_oprs(F.relu(F.sub(a, b)))
+    before = net.opr_filter.has_input(a).as_unique()
+    net.replace_oprs({before: made.owner})
+    file = io.BytesIO()
+    net.dump(file)
+    file.seek(0)
+    assert cgtools.GraphInference(file).run([1, 5], [3, 4])["o"].tolist() == [0, 2]
 
 
 def test_constants_and_inputs_are_made() -> None:

@@ -109,6 +109,25 @@ def test_as_a_decorator_and_as_a_table(tmp_path: Path, capsys: Any) -> None:
     assert (tmp_path / "other").is_dir()
 
 
+def test_many_small_ops_are_remarked_on_and_few_large_ones_are_not(tmp_path: Path) -> None:
+    def remark(*durations: float, op: bool = True) -> str | None:
+        profiler = Profiler(tmp_path)
+        events = profiler._record.events
+        for duration in durations:
+            args = {"op": "exp"} if op else {}
+            events.append({"name": "EXP", "ph": "X", "dur": duration, "args": args})
+        caption = profiler.table().caption
+        return None if caption is None else str(caption)
+
+    assert remark(*[10.0] * 9, 30.0) == (
+        "75 % of the time is in ops shorter than 20 us: "
+        "compile the function, or work on larger batches"
+    )
+    assert remark(10.0, 500.0) is None
+    assert remark() is None
+    assert remark(*[10.0] * 9, op=False) is None  # Runs of programs are compiled already.
+
+
 def test_only_one_profiler_at_a_time(tmp_path: Path) -> None:
     with Profiler(tmp_path), pytest.raises(RuntimeError, match="another profiler"):
         Profiler(tmp_path).start()

@@ -119,6 +119,11 @@ class HandleMembers:
         place = self.device.logical_name
         return self.numpy(), self.dtype, place, False, False, self.name or None, self.format
 
+    def __getstate__(self: _Handle) -> dict[str, Any]:
+        """What pickles keep beside those arguments, as MegEngine has it: `qparams` once set."""
+        found = self.__dict__.get("_qparams")
+        return {} if found is None else {"qparams": found}
+
     # -- deprecated ----------------------------------------------------------------------------
 
     def set_value(self: _Handle, value: Any) -> None:

@@ -150,7 +150,7 @@ def _conv(
     groups: int,
     conv_mode: str,
 ) -> Tensor:
-    if conv_mode != "cross_correlation":
+    if conv_mode.lower() != "cross_correlation":
         raise AssertionError(f"conv_mode must be 'cross_correlation', got {conv_mode!r}")
     x, w = (as_float(t) for t in promote_all([as_tensor(inp), _ungrouped(weight, n, groups)]))
     op = conv.Conv(pair(stride, n), both_sides(padding, n), pair(dilation, n), groups)
@@ -211,7 +211,7 @@ def conv_transpose2d(
         >>> F.conv_transpose2d(x, w, stride=(1, 2)).tolist()
         [[[[1.0, 1.0, 2.0, 2.0]]]]
     """
-    if conv_mode != "cross_correlation":
+    if conv_mode.lower() != "cross_correlation":
         raise AssertionError(f"conv_mode must be 'cross_correlation', got {conv_mode!r}")
     return _conv_transpose(2, inp, weight, bias, stride, padding, output_padding, dilation, groups)
 
@@ -294,7 +294,7 @@ def local_conv2d(
         >>> F.local_conv2d(F.ones((1, 1, 1, 3)), w).tolist()
         [[[[1.0, 2.0, 3.0]]]]
     """
-    if conv_mode != "cross_correlation":
+    if conv_mode.lower() != "cross_correlation":
         raise AssertionError(f"conv_mode must be 'cross_correlation', got {conv_mode!r}")
     groups, height, width, depth, *kernel, out = weight.shape
     patches = sliding_window(inp, kernel, padding, stride, dilation)

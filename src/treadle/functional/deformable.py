@@ -59,7 +59,7 @@ def deformable_conv2d(
         >>> F.deformable_conv2d(x, w, right, F.ones((1, 1, 1, 2))).tolist()
         [[[[2.5, 5.0]]]]
     """
-    if conv_mode != "cross_correlation":
+    if conv_mode.lower() != "cross_correlation":
         raise AssertionError(f"conv_mode must be 'cross_correlation', got {conv_mode!r}")
     x, w, shifts, gains = (
         as_float(t) for t in promote_all([as_tensor(t) for t in (inp, weight, offset, mask)])

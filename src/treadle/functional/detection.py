@@ -80,6 +80,7 @@ def roi_pooling(
         >>> F.vision.roi_pooling(x, mge.tensor([[0., 0., 0., 3., 3.]]), 2).tolist()
         [[[[5.0, 7.0], [13.0, 15.0]]]]
     """
+    mode = mode.lower()
     if mode not in ("max", "average"):
         raise ValueError(f"roi_pooling: unknown mode {mode!r}; use 'max' or 'average'")
     x, regions = promote_all([as_float(inp), as_float(rois)])
@@ -158,6 +159,7 @@ def roi_align(
         >>> F.vision.roi_align(x, mge.tensor([[0., 0., 0., 4., 4.]]), 2).tolist()
         [[[[2.5, 4.5], [10.5, 12.5]]]]
     """
+    mode = mode.lower()
     if mode not in ("average", "max"):
         raise ValueError(f"roi_align: unknown mode {mode!r}; use 'average' or 'max'")
     x, regions = promote_all([as_float(inp), as_float(rois)])
@@ -170,8 +172,9 @@ def roi_align(
         count = grid[1 - axis] * samples[1 - axis]
         steps = x.constant(((np.arange(count) + 0.5) / count).astype(np.float32))
         places.append(corners[:, axis : axis + 1] + size[:, axis : axis + 1] * steps)
-    down = places[0].reshape(k, -1, 1) + zeros_like(places[1]).reshape(k, 1, -1)
-    right = places[1].reshape(k, 1, -1) + zeros_like(places[0]).reshape(k, -1, 1)
+    rows, columns = (p.shape[1] for p in places)
+    down = places[0].reshape(k, rows, 1) + zeros_like(places[1]).reshape(k, 1, columns)
+    right = places[1].reshape(k, 1, columns) + zeros_like(places[0]).reshape(k, rows, 1)
     shape = x.shape[2:]
     outside = _outside(down, shape[0], 1.0) | _outside(right, shape[1], 1.0)
     images = regions[:, 0].astype("int32").reshape(k, 1, 1)
@@ -200,7 +203,7 @@ def deformable_psroi_pooling(
         inp: (N, C, H, W).
         rois: (K, 5), corners in whole pixels, the last ones included.
         trans: (K, 2 G, part_size, part_size), x before y for each of G groups of C/G channels, in
-            shares of the region's extent times `trans_std`.
+            shares of the region's extent times `trans_std`; rows beyond K are not read.
         no_trans: leave the parts where they are; `trans` is not read.
         part_size: rows and columns of offsets.
         pooled_h, pooled_w: rows and columns of the grid.
@@ -238,7 +241,7 @@ def deformable_psroi_pooling(
             steps.reshape(shape).astype(np.float32)
         )
         if not no_trans:
-            moved = _offsets(as_float(trans), axis, part_size, (pooled_h, pooled_w))
+            moved = _offsets(as_float(trans)[:k], axis, part_size, (pooled_h, pooled_w))
             at = at + moved.reshape(k, groups, pooled_h, 1, pooled_w, 1) * trans_std * wide
         places.append(at)
     whole = places[0] * 0.0 + places[1] * 0.0
@@ -256,8 +259,9 @@ def deformable_psroi_pooling(
 def _groups_of_offsets(x: Tensor, rois: Tensor, trans: Tensor, part_size: int) -> int:
     given = as_tensor(trans)
     groups = given.shape[1] // 2 if given.ndim == 4 else 0
-    wanted = (rois.shape[0], 2 * groups, part_size, part_size)
-    if not groups or given.shape != wanted or x.shape[1] % groups:
+    wanted = (2 * groups, part_size, part_size)
+    short = given.shape[0] < rois.shape[0]
+    if not groups or short or given.shape[1:] != wanted or x.shape[1] % groups:
         raise ShapeError(
             "deformable_psroi_pooling",
             f"trans must be (K, 2 G, {part_size}, {part_size}) with G dividing the channels",
@@ -293,7 +297,8 @@ def _outside(at: Tensor, extent: int, margin: float) -> Tensor:
 
 def _cells(x: Tensor) -> Tensor:
     """Images (N, C, H, W) as one row of channels per cell: (N H W, C)."""
-    return x.transpose(0, 2, 3, 1).reshape(-1, x.shape[1])
+    n, channels, *extents = x.shape
+    return x.transpose(0, 2, 3, 1).reshape(n * math.prod(extents), channels)
 
 
 def _between(

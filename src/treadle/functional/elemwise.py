@@ -478,6 +478,12 @@ def clip(x: Any, lower: Any = None, upper: Any = None) -> Tensor:
 _MOVED = ("hsigmoid", "hswish", "relu", "relu6", "sigmoid")
 
 
+def _elwise(*args: Any, mode: str) -> Tensor:
+    """An elementwise function by MegEngine's name of its mode, as `module.Elemwise` has it."""
+    made: Tensor = importlib.import_module("treadle.module.elemwise").Elemwise(mode)(*args)
+    return made
+
+
 def __getattr__(name: str) -> Any:
     """Activations stood here in old MegEngine programs; they are in `nn` now."""
     if name not in _MOVED:

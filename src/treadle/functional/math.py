@@ -7,6 +7,7 @@ extent 1 for `keepdims`. An axis out of range is a `ShapeError`.
 from __future__ import annotations
 
 import builtins
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -213,6 +214,8 @@ def argmin(inp: Tensor, axis: builtins.int | None = None, keepdims: bool = False
 def argmax(inp: Tensor, axis: builtins.int | None = None, keepdims: bool = False) -> Tensor:
     """int32 index of the first largest element along an axis; of the flat tensor for None.
 
+    Several axes count as flattened into one.
+
     Example:
         >>> x = mge.tensor([[3., 1.], [2., 4.]])
         >>> F.argmax(x, axis=1).tolist(), F.argmax(x).item()
@@ -228,10 +231,24 @@ def _arg_extremum(op: type[reduce.ArgExtremum], inp: Tensor, axis: Any, keepdims
             raise AssertionError(f"{op.name}: keepdims needs an axis")
         return unary(op(0), x.reshape(-1))
     if isinstance(axis, (tuple, list)):
-        if len(axis) != 1:
-            raise ShapeError(op.name, f"searches along one axis, got {axis}", saw=str(x.type))
-        axis = axis[0]
+        return _arg_of_several(op, x, axis, keepdims)
     return unary(op(axis_of(axis, x, op.name), keepdims), x)
+
+
+def _arg_of_several(
+    op: type[reduce.ArgExtremum], x: Tensor, axes: Sequence[builtins.int], keepdims: bool
+) -> Tensor:
+    """Indices along several axes as if they were flattened into one."""
+    at = sorted({axis_of(a, x, op.name) for a in axes})
+    if not at or len(at) != len(axes):
+        raise ShapeError(op.name, f"axes must be given, each once; got {axes}", saw=str(x.type))
+    rest = [a for a in range(x.ndim) if a not in at]
+    kept = [x.shape[a] for a in rest]
+    together = x.transpose(*rest, *at).reshape(*kept, math.prod(x.shape[a] for a in at))
+    found = unary(op(len(rest), False), together)
+    if not keepdims:
+        return found
+    return found.reshape(*(1 if a in at else extent for a, extent in enumerate(x.shape)))
 
 
 def _check_non_finite(inps: Sequence[Tensor], scale: float = 1.0) -> Tensor:

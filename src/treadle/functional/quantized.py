@@ -349,7 +349,7 @@ def _activation(where: str, name: str) -> Callable[[Tensor], Tensor]:
 
 
 def _check_mode(conv_mode: str) -> None:
-    if conv_mode != "cross_correlation":
+    if conv_mode.lower() != "cross_correlation":
         raise AssertionError(f"conv_mode must be 'cross_correlation', got {conv_mode!r}")
 
 

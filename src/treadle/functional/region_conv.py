@@ -48,7 +48,7 @@ def region_restricted_conv(
         >>> F.region_restricted_conv(x, w, region, region, padding=(0, 1)).tolist()
         [[[[2.0, 2.0, 2.0, 2.0]]]]
     """
-    if conv_mode != "cross_correlation":
+    if conv_mode.lower() != "cross_correlation":
         raise AssertionError(f"conv_mode must be 'cross_correlation', got {conv_mode!r}")
     x, w = (as_float(t) for t in promote_all([as_tensor(inp), as_tensor(weight)]))
     if x.ndim != 4 or w.ndim not in (4, 5) or x.shape[1] != groups * w.shape[-3]:

@@ -61,7 +61,7 @@ def interpolate(
         >>> F.vision.interpolate(x, size=(1, 4), mode="nearest").tolist()
         [[[[0.0, 0.0, 4.0, 4.0]]]]
     """
-    x = as_tensor(inp)
+    x, mode = as_tensor(inp), mode.lower()
     if mode not in _MODES:
         raise ValueError(f"interpolate: unknown mode {mode!r}; use one of {', '.join(_MODES)}")
     if x.ndim != _MODES[mode] + 2:
@@ -163,7 +163,7 @@ def remap(
         [[[[10.0, 15.0]]]]
     """
     image, places = promote_all([as_float(inp), as_float(map_xy)])
-    return Remap(interp_mode, border_mode, (0, 0), float(scalar))(image, places)
+    return Remap(interp_mode.lower(), border_mode.lower(), (0, 0), float(scalar))(image, places)
 
 
 def flip(inp: Tensor, vertical: bool = True, horizontal: bool = True) -> Tensor:

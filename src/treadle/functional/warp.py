@@ -173,7 +173,7 @@ def _warp(
         )
     if format == "NHWC":
         image = image.transpose(0, 3, 1, 2)
-    mode = "linear" if interp_mode in _LINEAR else interp_mode
+    mode = "linear" if interp_mode.lower() in _LINEAR else interp_mode.lower()
     op = Remap(mode, border_mode.lower(), (0, 0), float(border_val))
     out = call(name, op, image, _places(matrix, pair(out_shape)))
     return like_image(out.transpose(0, 2, 3, 1) if format == "NHWC" else out, given)

@@ -128,6 +128,7 @@ def avg_pool2d(
         >>> F.avg_pool2d(F.arange(16).reshape(1, 1, 4, 4), 2).tolist()
         [[[[2.5, 4.5], [10.5, 12.5]]]]
     """
+    mode = mode.lower()
     if mode not in ("average", "average_count_exclude_padding"):
         raise ValueError(f"avg_pool2d: unknown mode {mode!r}")
     kernel = pair(kernel_size)

@@ -2,6 +2,7 @@
 
 from treadle.base.errors import TraceError
 from treadle.engine.options import Options
+from treadle.jit.compare import Comparison, OpComparison, compare
 from treadle.jit.compiled import Compiled, compile
 from treadle.jit.control import cond, scan, while_loop
 from treadle.jit.dump import CompGraphDumpResult
@@ -13,12 +14,15 @@ from treadle.jit.trace import exclude_from_trace, is_tracing, trace
 
 __all__ = [
     "CompGraphDumpResult",
+    "Comparison",
     "Compiled",
     "DTRConfig",
     "GraphOptimizationConfig",
+    "OpComparison",
     "Options",
     "SublinearMemoryConfig",
     "TraceError",
+    "compare",
     "compile",
     "cond",
     "exclude_from_trace",

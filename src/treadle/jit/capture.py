@@ -571,6 +571,7 @@ def capture(
     kwargs: Any,
     name: str,
     shapes: Mapping[int, Shape] | None = None,
+    kind: type[Capture] = Capture,
 ) -> Captured:
     """The graph of one call; nothing is computed, and handles keep their values.
 
@@ -579,11 +580,12 @@ def capture(
         args, kwargs: what to run it with; tensors in them become the first inputs.
         name: the graph's name.
         shapes: symbolic shapes of arguments, by their number among the flattened ones.
+        kind: what records.
 
     Raises:
         TraceError: the function's course depends on values that only a run would know.
     """
-    recorder = Capture(name)
+    recorder = kind(name)
     with _TURN.lock:
         try:
             with recording(recorder):

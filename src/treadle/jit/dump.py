@@ -18,6 +18,7 @@ from treadle.graph.ir import Graph, Node, Value, constant, remake
 from treadle.jit.capture import Argument, Captured, HostValue, Output, State
 from treadle.ops.constant import Constant
 from treadle.runtime.array import to_host
+from treadle.tensor import Tensor
 
 LAYOUT_OPTIONS = (
     "enable_io16xc32",
@@ -69,8 +70,11 @@ class Ends:
 
 
 def argument_names(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[str]:
-    """`arg_0`, `arg_1`, ..., `kwarg_name`, in the order in which arguments are flattened."""
-    named = {name: f"kwarg_{name}" for name in kwargs}
+    """`arg_0`, `arg_1`, ..., `kwarg_name`, in the order in which arguments are flattened.
+
+    Only tensors are inputs of a model: what else is passed, a module above all, is part of it.
+    """
+    named = {name: f"kwarg_{name}" for name, given in kwargs.items() if isinstance(given, Tensor)}
     return list(tree.flatten(([f"arg_{i}" for i in range(len(args))], named))[0])
 
 
@@ -89,7 +93,7 @@ def model_of(name: str, captured: Captured, arguments: Sequence[str], ends: Ends
         )
     results, _ = tree.flatten(captured.results)
     wanted = [r.index for r in results if isinstance(r, Output)]
-    graph = inference_graph(name, captured, wanted, len(arguments))
+    graph = inference_graph(name, captured, wanted)
     outputs = list(ends.outputs) if ends.outputs is not None else _output_names(captured, graph)
     if len(outputs) != len(wanted):
         raise ValueError(
@@ -112,7 +116,7 @@ def _refuse(name: str, captured: Captured) -> None:
         )
 
 
-def inference_graph(name: str, captured: Captured, wanted: Sequence[int], arguments: int) -> Graph:
+def inference_graph(name: str, captured: Captured, wanted: Sequence[int]) -> Graph:
     """The graph of some outputs, as a function of the arguments alone."""
     old = captured.graph
     inputs: dict[int, Value] = {}
@@ -137,7 +141,7 @@ def inference_graph(name: str, captured: Captured, wanted: Sequence[int], argume
         nodes.append(made_node)
         values.update(zip(node.outputs, made_node.outputs, strict=True))
     outputs = tuple(values[old.outputs[i]] for i in wanted)
-    return Graph(name, tuple(inputs[i] for i in range(arguments)), tuple(nodes), outputs)
+    return Graph(name, tuple(inputs[i] for i in sorted(inputs)), tuple(nodes), outputs)
 
 
 def _output_names(captured: Captured, graph: Graph) -> list[str]:

@@ -96,7 +96,7 @@ class trace:
         self._last: tuple[Captured, list[str]] | None = None
         self._profile: Profile | None = None
         self._without_host = without_host and not self._for_dump
-        self._eager = imperative
+        self._eager, self._open = imperative, False
         self._variants: dict[Any, Variant] = {}
         self._sequences: dict[Any, list[str]] = {}
         self._kinds: dict[Any, Any] = {}
@@ -134,7 +134,7 @@ class trace:
             return self._recorded(key, leaves, args, kwargs)
         except _NeedsValues as reason:
             get_logger("jit").info("%s runs op by op: %s", self._name, reason.problem)
-            self._eager = True
+            self._eager, self._open = True, isinstance(reason, _OpenExtents)
             return self._checked(key, args, kwargs)
 
     @property
@@ -158,7 +158,8 @@ class trace:
     def _recorded(self, key: Any, leaves: list[Any], args: Any, kwargs: Any) -> Any:
         given, named = replaced(args, kwargs, leaves)
         try:
-            captured = capture(self._function, given, named, self._name)
+            kind = Capture if self._for_dump else _Static
+            captured = capture(self._function, given, named, self._name, kind=kind)
         except TraceError as error:
             if error.where == "jit" and "known only when" in error.problem:
                 raise _NeedsValues(error.where, error.problem, at=error.at) from error
@@ -186,7 +187,7 @@ class trace:
     # -- op by op --------------------------------------------------------------------------
 
     def _checked(self, key: Any, args: Any, kwargs: Any) -> Any:
-        watch = _Sequence()
+        watch = _Sequence(attributes=not self._open)
         with watch:
             result = self._function(*args, **kwargs)
             for action in watch.endings:
@@ -334,8 +335,23 @@ class trace:
         return write(file, model, asked)
 
 
+class _Static(Capture):
+    """A capture that gives up where the extent of a result depends on data."""
+
+    def apply(self, op: Op, inputs: tuple[Tensor, ...], /) -> tuple[Tensor, ...]:
+        """Append an op."""
+        results = super().apply(op, inputs)
+        if not all(r.type.is_static for r in results):
+            raise _OpenExtents("jit", f"the extents of {op.name}'s result depend on data")
+        return results
+
+
 class _NeedsValues(TraceError):
     """The body reads values, so it has to run op by op."""
+
+
+class _OpenExtents(_NeedsValues):
+    """Extents depend on data, and with them attributes of ops."""
 
 
 def _refuse_open_extents(graph: Graph) -> None:
@@ -343,8 +359,8 @@ def _refuse_open_extents(graph: Graph) -> None:
     for node in graph.nodes:
         for value in node.outputs:
             if not value.type.is_static:
-                problem = f"the extents of {node.op.name}'s result are known only at run time"
-                raise _NeedsValues("jit", problem, at=node.loc)
+                problem = f"the extents of {node.op.name}'s result depend on data"
+                raise _OpenExtents("jit", problem, at=node.loc)
 
 
 def _without_shapes(key: Any) -> tuple[Any, Any]:
@@ -382,10 +398,19 @@ def _short(text: str) -> str:
     return text if len(text) < 80 else text[:77] + "..."
 
 
-class _Sequence:
-    """Stands where a capture stands, runs every op and writes down which it was."""
+def _name(op: Op) -> str:
+    return op.name
 
-    def __init__(self) -> None:
+
+class _Sequence:
+    """Stands where a capture stands, runs every op and writes down which it was.
+
+    Args:
+        attributes: write down attributes of ops, too.
+    """
+
+    def __init__(self, attributes: bool) -> None:
+        self._key = op_key if attributes else _name
         self.ops: list[str] = []
         self.endings: list[Callable[[], None]] = []
         self._numbers: dict[int, tuple[str, Tensor]] = {}
@@ -409,7 +434,7 @@ class _Sequence:
     def apply(self, op: Op, inputs: tuple[Tensor, ...], /) -> tuple[Tensor, ...]:
         """Run an op."""
         named = [self._numbers.get(id(t), (t._kind.dtype.name, t))[0] for t in inputs]
-        self.ops.append(f"{op_key(op)}({','.join(named)})")
+        self.ops.append(f"{self._key(op)}({','.join(named)})")
         with self._aside():
             return execute(op, inputs)
 
@@ -419,7 +444,7 @@ class _Sequence:
 
     def create(self, op: Op, device: CompNode, /) -> tuple[Tensor, ...]:
         """Run an op without operands."""
-        self.ops.append(op_key(op))
+        self.ops.append(self._key(op))
         with self._aside():
             return create(op, device)
 

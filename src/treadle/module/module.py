@@ -350,6 +350,24 @@ def expand(key: str, value: Any) -> Iterator[tuple[str, Leaf]]:
             yield from expand(f"{key}.{i}", item)
 
 
+def _access_structure(
+    obj: Module, key: str, callback: Callable[[Any, str, Any], Any] | None = None
+) -> Any:
+    """What stands at a dotted name, or what `callback(holder, last part, it)` makes of it.
+
+    MegEngine's programs import it; `utils.module_utils.get_expand_structure` is the public way.
+    """
+    holder: Any = None
+    found, part = obj, ""
+    for part in key.split("."):
+        holder = found
+        if isinstance(holder, (list, tuple)):
+            found = holder[int(part)]
+        else:
+            found = holder[part] if isinstance(holder, dict) else getattr(holder, part)
+    return found if callback is None else callback(holder, part, found)
+
+
 def _members(module: Module) -> Iterator[tuple[str, Leaf]]:
     """A module's own tensors and direct sub-modules, each once, alphabetically."""
     seen = {id(module)}

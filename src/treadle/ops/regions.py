@@ -142,7 +142,10 @@ class RegionArgmax(Op):
             for (i, (top, end)), (j, (left, right)) in itertools.product(*map(enumerate, spans)):
                 if top >= end or left >= right:
                     continue
-                part = x[image, :, top:end, left:right].reshape(channels, -1)
+                span = (end - top) * (
+                    right - left
+                )  # NumPy finds no -1 where there are no channels.
+                part = x[image, :, top:end, left:right].reshape(channels, span)
                 best = part.argmax(1)
                 at = (top + best // (right - left)) * width + left + best % (right - left)
                 out[k, :, i, j] = image * channels * height * width + planes + at

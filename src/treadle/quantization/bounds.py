@@ -118,14 +118,19 @@ class MinMaxObserver(Observer):
     def get_quantized_dtype(self) -> np.dtype[Any]:
         """The NumPy dtype for what was seen so far.
 
+        Where nothing was seen, the scale is `eps`, as in MegEngine, and a warning is logged: it
+        fits a layer that is never used, and no other.
+
         Raises:
-            ValueError: nothing was seen, or the values were not finite.
+            ValueError: the values were not finite.
         """
         low, high = self.min_val.numpy(), self.max_val.numpy()
         if (low > high).any():
-            raise ValueError(
-                f"{type(self).__name__} has seen nothing yet; run the network on data with "
-                "observers enabled"
+            get_logger("quantization").warning(
+                "%s has seen nothing yet, so its scale is %g; run the network on data with "
+                "observers enabled",
+                type(self).__name__,
+                self.scale_limit,
             )
         return super().get_quantized_dtype()
 

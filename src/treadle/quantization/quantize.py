@@ -84,7 +84,7 @@ def quantize(module: M, inplace: bool = True, mapping: Mapping[type, Any] | None
 
     Raises:
         TypeError: module is no `Module`, or a layer is of a class derived from one that is known.
-        ValueError: a layer has no scale, as its observers have seen nothing.
+        ValueError: a layer has neither observers nor quantizers, or they saw what is not finite.
     """
     module = _checked(module, "quantize", inplace)
     if not any(isinstance(m, QATModule) for m in module.modules()):

@@ -38,6 +38,8 @@ from treadle.utils.network_ops_table import BY_OP
 P = ParamSpec("P")
 R = TypeVar("R")
 
+SMALL = 20.0
+"""Microseconds below which an op costs about as much as calling it."""
 FORMATS = ("chrome_timeline.json", "memory_flow.svg")
 MERGED = "merge.chrome_timeline.json"
 
@@ -281,7 +283,10 @@ class Profiler:
         return {"traceEvents": names + self._record.events, "metadata": metadata}
 
     def table(self) -> Table:
-        """Ops and programs by name: calls, time, share; rich prints it."""
+        """Ops and programs by name: calls, time, share; rich prints it.
+
+        Where ops shorter than 20 us take most of the time, the caption says so, and what helps.
+        """
         rows: dict[str, list[float]] = {}
         for event in self._record.events:
             if event["ph"] == "X":
@@ -296,7 +301,19 @@ class Profiler:
         for name, (calls, total, longest) in sorted(rows.items(), key=lambda r: -r[1][1]):
             cells = (f"{calls:.0f}", f"{total:.0f}", f"{total / calls:.1f}", f"{longest:.0f}")
             table.add_row(name, *cells, f"{100 * total / whole:.1f} %")
+        table.caption = self._advice(whole)
         return table
+
+    def _advice(self, whole: float) -> str | None:
+        """What to do about many small ops; None where they are not what takes the time."""
+        events = (e for e in self._record.events if e["ph"] == "X" and "op" in e["args"])
+        small = sum(e["dur"] for e in events if e["dur"] < SMALL)
+        if small <= 0.5 * whole:
+            return None
+        return (
+            f"{100 * small / whole:.0f} % of the time is in ops shorter than {SMALL:.0f} us: "
+            "compile the function, or work on larger batches"
+        )
 
     def print_table(self) -> None:
         """Print `table()`."""

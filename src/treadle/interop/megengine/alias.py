@@ -15,9 +15,33 @@ from treadle.interop.megengine.internals import ROOMS
 _ALIAS, _REAL = "megengine", "treadle"
 
 _ELSEWHERE = {
+    "amp.convert_format": "amp",
+    "core._config": "config",
     "core.ops.custom": "utils.custom",
     "core.tensor.dtype": "quantization.dtype",
+    "core.tensor.megbrain_graph": "utils.network_node",
+    "data.dataset.meta_dataset": "data.dataset",
+    "data.transform.meta_transform": "data.transform",
+    "data.transform.vision.transform": "data.transform.vision",
     "functional.distributed": "distributed.functional",
+    "functional.types": "utils.tuple_function",
+    "hub.hub": "hub",
+    "jit.dtr_config": "jit",
+    "jit.graph_opt_config": "jit",
+    "jit.partial_tracing": "jit",
+    "jit.sublinear_memory_config": "jit",
+    "jit.tracing": "jit",
+    "module.adaptive_pooling": "module",
+    "module.concat": "module",
+    "module.lrn": "module",
+    "module.pixel_shuffle": "module",
+    "module.qat.concat": "module.qat",
+    "module.quantized.concat": "module.quantized",
+    "module.quantized.conv_bn": "module.quantized",
+    "module.sliding_window": "module",
+    "optimizer.multi_step_lr": "optimizer",
+    "random.rng": "random",
+    "utils.types": "utils.tuple_function",
 }
 """Modules that stand elsewhere here, by their path in MegEngine."""
 
@@ -98,6 +122,9 @@ def install() -> None:
         sys.meta_path.insert(0, _FINDER)
     importlib.import_module(_REAL)
     _make_known()
+    # Known beforehand, since `import` would put the module in the place of the function `launcher`.
+    package = importlib.import_module(f"{_REAL}.distributed")
+    sys.modules.setdefault(f"{_ALIAS}.distributed.launcher", package)
     # A fresh process would not know the alias; MegEngine forks its workers, too.
     WorkerStart.method = "fork"
 

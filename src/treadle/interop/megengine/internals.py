@@ -11,15 +11,20 @@ import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from treadle import config
 from treadle.autodiff import GradManager
+from treadle.base.modes import install
 from treadle.base.version import VERSION
+from treadle.engine.lifetime import synchronize
+from treadle.interop.megengine.builtin import MEMBERS
 from treadle.ops.op import Op
 from treadle.tensor import Tensor
 
 __all__ = ["ROOMS", "core", "version"]
 
-Callback = Callable[[Tensor, Tensor], Any]
+Callback = Callable[[Tensor], Any]
 
 
 class At(str):
@@ -65,28 +70,55 @@ class Grad:
     def __init__(self, name: str | None = None) -> None:
         self.name = name or ""
         self._manager = GradManager()
+        self._recording = False
+        self._held: Any = None
 
     def wrt(self, *tensors: Tensor, callback: Callback | None = None) -> Grad:
-        """Differentiate with respect to tensors; `callback(tensor, gradient)` gets the results."""
+        """Differentiate with respect to tensors; `callback(gradient)` gets the results.
+
+        Recording begins here, unless the tape was entered before.
+        """
 
         def given(tensor: Tensor, grad: Tensor) -> None:
             if callback is not None:
-                callback(tensor, grad)
+                callback(grad)
 
         for tensor in tensors:
             self._manager.attach([tensor], callbacks=[given])
-        return self
+        return self.__enter__()
+
+    def suppress(self) -> None:
+        """Record nothing until `resume`."""
+        self._held = install(None)
+
+    def resume(self) -> None:
+        """Record again."""
+        install(self._held)
 
     def __call__(self, ys: Any, dys: Any = None) -> None:
         """Run backwards from `ys` with the gradients `dys`, and end the recording."""
+        self._recording = False
         self._manager.backward(ys, dys)
 
     def __enter__(self) -> Grad:
-        self._manager.__enter__()
+        if not self._recording:
+            self._manager.record()
+            self._recording = True
         return self
 
     def __exit__(self, *failure: Any) -> None:
-        self._manager.__exit__(*failure)
+        self._recording = False
+        self._manager.release()
+
+
+def sync() -> None:
+    """Wait for all computation, as `megengine._full_sync` does."""
+    synchronize()
+
+
+def isscalar(x: Any) -> bool:
+    """Whether a tensor, or a number, has no axes."""
+    return len(x.shape) == 0 if isinstance(x, Tensor) else np.isscalar(x)
 
 
 def apply(op: Any, *inputs: Tensor) -> Sequence[Tensor]:
@@ -147,11 +179,15 @@ def _rooms() -> dict[str, Room]:
     tables: dict[str, dict[str, Any]] = {
         "core": {"get_option": get_option, "set_option": set_option},
         "core._imperative_rt": {"CompNode": At("treadle.engine.devices:CompNode")},
+        "core._imperative_rt.common": {"CompNode": At("treadle.engine.devices:CompNode")},
+        "core._imperative_rt.imperative": {"sync": sync},
+        "core._imperative_rt.ops": MEMBERS,
         "core._imperative_rt.core2": {
             "Tensor": Tensor,
             "apply": apply,
             "get_option": get_option,
             "set_option": set_option,
+            "sync": sync,
         },
         "core._trace_option": {
             "set_symbolic_shape": set_symbolic_shape,
@@ -160,11 +196,16 @@ def _rooms() -> dict[str, Room]:
         "core.autodiff": {},
         "core.autodiff.grad": {"Function": At("treadle.autodiff:Function"), "Grad": Grad},
         "core.ops": {"custom": At("treadle.utils.custom")},
+        "core.ops.builtin": MEMBERS,
         "core.tensor": {"Tensor": Tensor, "dtype": At("treadle.quantization.dtype")},
         "version": {"__version__": VERSION, "git_version": ""},
-        "core.tensor.utils": {"astensor1d": astensor1d, "make_shape_tuple": make_shape_tuple},
+        "core.tensor.utils": {
+            "astensor1d": astensor1d,
+            "isscalar": isscalar,
+            "make_shape_tuple": make_shape_tuple,
+        },
     }
-    rooms = {path: Room(f"treadle.{path}", members) for path, members in tables.items()}
+    rooms = {path: Room(f"treadle.{path}", dict(members)) for path, members in tables.items()}
     for path, room in rooms.items():
         above, _, name = path.rpartition(".")
         if above:
