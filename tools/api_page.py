@@ -71,6 +71,10 @@ results are on the device of the operands. [Ops](ops.md) lists what the function
 """
 
 
+ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+"""Differs from process to process, and means nothing to readers."""
+
+
 def functions(module: ModuleType) -> dict[str, Function]:
     """The public functions that a module defines itself, in the order of their names."""
     return {
@@ -142,7 +146,8 @@ def _signature(where: str, function: Function) -> str:
 
 def _parameter(parameter: inspect.Parameter) -> str:
     star = "*" if parameter.kind is parameter.VAR_POSITIONAL else ""
-    default = "" if parameter.default is parameter.empty else f" = {parameter.default!r}"
+    given = parameter.default
+    default = "" if given is parameter.empty else f" = {ADDRESS.sub('', repr(given))}"
     return f"{star}{parameter.name}: {parameter.annotation}{default}"
 
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from tools.api_page import _RENDERED, _parsed, _text
+from tools.api_page import _RENDERED, ADDRESS, _parsed, _text
 from tools.generated import DOCS, write_or_check
 
 PAGES: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -153,10 +154,11 @@ def _methods(kind: type) -> Iterator[tuple[str, Any]]:
 def _signed(where: str, value: Any) -> str:
     """The call, with one parameter per line where it is long."""
     try:
-        text = str(inspect.signature(value))
+        text = ADDRESS.sub("", str(inspect.signature(value)))
     except (TypeError, ValueError):
         text = "(...)"
     text = text.replace("(self, ", "(").replace("(self)", "()").replace("'", "")
+    text = re.sub(r"<(?:function |class )?([\w.]+)[^>]*? at 0x[0-9a-f]+>", r"\1", text)
     line = f"{where}{text}"
     if len(line) <= _WIDTH:
         return line

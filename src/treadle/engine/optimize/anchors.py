@@ -26,6 +26,7 @@ from treadle.engine.optimize.kinds import (
 )
 from treadle.graph.flow import FOREVER, Cut
 from treadle.graph.ir import Node, Value
+from treadle.ops.column_moments import ColumnMoments
 from treadle.ops.conv import Convolution
 from treadle.ops.movement import Concat, Reshape, Transpose
 
@@ -47,6 +48,7 @@ def contraction_groups(groups: Groups, trial: Trial, note: Note, *, plain: bool 
         group = _with_operands(groups, i, "contraction", trial, note)
         grown = _epilogue(groups, group, heavy, trial, note, plain)
         _with_final_moves(groups, grown, trial)
+        _with_statistics(groups, groups.owner[i], trial)
 
 
 def attention_groups(groups: Groups, trial: Trial, note: Note) -> None:
@@ -349,6 +351,16 @@ def _with_final_moves(groups: Groups, group: Group, trial: Trial) -> None:
             if not chain or _puts_back(groups, group, chain[0]):
                 continue
             grown = groups.joined((group, *(groups.owner[m] for m in chain)), _kind(groups, group))
+            if accepted(groups, grown, trial):
+                group = groups.keep(grown)
+
+
+def _with_statistics(groups: Groups, group: Group, trial: Trial) -> None:
+    """Let the group leave statistics of what it has just stored."""
+    values = [v for i in group.members for v in groups.nodes[i].outputs]
+    for i in [u for v in values for u in groups.users[v]]:
+        if isinstance(groups.nodes[i].op, ColumnMoments) and not groups.owner[i].kind:
+            grown = groups.joined((group, groups.owner[i]), _kind(groups, group))
             if accepted(groups, grown, trial):
                 group = groups.keep(grown)
 

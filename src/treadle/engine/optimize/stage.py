@@ -18,11 +18,13 @@ from treadle.engine.optimize.layout_pass import lay_out
 from treadle.engine.optimize.loops import loop_groups
 from treadle.engine.optimize.model import modelled_bytes
 from treadle.engine.optimize.named import named_groups
+from treadle.engine.optimize.statistics import with_statistics
 from treadle.engine.options import Options
 from treadle.engine.types import CompileReport
 from treadle.graph.ir import Graph, Node, Value, regions_of
 from treadle.graph.passes import map_regions
 from treadle.graph.verify import verify
+from treadle.ops.column_moments import ColumnMoments
 from treadle.ops.constant import Constant
 from treadle.ops.fused import Fused
 from treadle.ops.op import Op
@@ -72,7 +74,7 @@ def optimize(
 
     def fuse(part: Graph) -> Graph:
         named = named_groups(map_regions(part, fuse), trial, options, notes)
-        made, found = _best(named, trial, options, fixed_values(named, once) if once else ())
+        made, found = _measured(named, trial, options, once)
         notes.update(found)
         return made
 
@@ -104,6 +106,24 @@ def _laid_out(
     if options.check:
         verify(graph)
     return graph
+
+
+def _measured(
+    graph: Graph, trial: Trial, options: Options, once: Collection[Value]
+) -> tuple[Graph, Notes]:
+    """The groups of a graph, some of which leave statistics of their results."""
+
+    def best(part: Graph) -> tuple[Graph, Notes]:
+        return _best(part, trial, options, fixed_values(part, once) if once else ())
+
+    if options.allows("statistics", 2) and options.fuses("contraction"):
+        changed, found = with_statistics(graph, trial)
+        if found:
+            made, notes = best(changed)
+            # What stands alone has no kernel: some group was formed in another way.
+            if not any(isinstance(n.op, ColumnMoments) for n in made.nodes):
+                return made, notes + found
+    return best(graph)
 
 
 def _best(

@@ -10,7 +10,7 @@ import numpy as np
 
 from treadle.backends.api import Support, no
 from treadle.backends.codegen.contraction.epilogue import Epilogue, Step, Term
-from treadle.backends.codegen.contraction.problem import Matrix, Problem
+from treadle.backends.codegen.contraction.problem import Matrix, Moments, Problem
 from treadle.backends.codegen.views import (
     MOVES,
     REVERSIBLE,
@@ -21,7 +21,9 @@ from treadle.backends.codegen.views import (
     strided_input,
 )
 from treadle.backends.program import Array
+from treadle.base import dtype as dt
 from treadle.graph.ir import Graph, Node, Value, constant_of
+from treadle.ops.column_moments import ColumnMoments
 from treadle.ops.conv import Convolution
 from treadle.ops.families import Elementwise
 from treadle.ops.matmul import MatrixProduct
@@ -99,12 +101,16 @@ class EpilogueReader:
     """Reads what follows the anchor, node by node.
 
     `start` leads from views in the shape of the anchor's result to (*batch, rows, columns).
+    `measures` says that statistics of the columns of a result may be taken beside it; then
+    `moments` are those that were found.
     """
 
     body: Graph
     anchor: Node
     start: Pull = _itself
     constants: list[Array] = field(default_factory=list)
+    measures: bool = False
+    moments: Moments | None = None
     _extras: list[Matrix] = field(default_factory=list)
     _steps: list[Step] = field(default_factory=list)
     _known: dict[Value, tuple[Term, Pull]] = field(default_factory=dict)
@@ -117,7 +123,10 @@ class EpilogueReader:
                 self._follow(node)
         results: list[Matrix] = []
         sources: list[Term] = []
+        measured = self._measured()
         for index, value in enumerate(self.body.outputs):
+            if measured is not None and value in measured.outputs:
+                continue
             if value not in self._known:
                 raise Refused(f"output {index} does not depend on the product")
             term, pull = self._known[value]
@@ -126,11 +135,40 @@ class EpilogueReader:
                 raise Refused(f"output {index} is not laid out like the product")
             sources.append(term)
             results.append(Matrix.of("output", value.type.dtype, view))
+        if measured is not None:
+            self.moments = self._moments(measured, sources)
         epilogue = Epilogue((), tuple(self._steps), tuple(sources), ())
         return tuple(self._extras), tuple(results), epilogue
 
+    def _measured(self) -> Node | None:
+        """The node that takes statistics of a result."""
+        found = [n for n in self.body.nodes if isinstance(n.op, ColumnMoments)]
+        if len(found) > 1:
+            raise Refused("statistics are taken of several results")
+        return found[0] if found else None
+
+    def _moments(self, node: Node, sources: list[Term]) -> Moments:
+        """Statistics of what is stored, whose rows are those of the contraction."""
+        (value,) = node.inputs
+        term, pull = self._known[value]
+        view = pull(dense(0, value.type.shape))
+        if view is None or term not in sources or not isinstance(node.op, ColumnMoments):
+            raise Refused("statistics are taken of what is not stored")
+        *batch, _, n = view.shape
+        if any(extent != 1 for extent in batch) or view.strides[-2:] != (n, 1) or view.offset:
+            raise Refused("statistics are taken of other rows")
+        if value.type.dtype not in (dt.float32, dt.float64):
+            raise Refused("statistics are taken of floats of 32 or 64 bits")
+        outputs = self.body.outputs
+        if any(v not in outputs for v in node.outputs):
+            raise Refused("statistics are means and squares")
+        means, squares = (outputs.index(v) for v in node.outputs)
+        return Moments(node.op.rows, sources.index(term), means, squares)
+
     def _follow(self, node: Node) -> None:
         """A node behind the anchor: a movement to look through, or a step."""
+        if isinstance(node.op, ColumnMoments) and self.measures:
+            return
         if isinstance(node.op, REVERSIBLE):
             term, pull = self._known[node.inputs[0]]
             self._known[node.output] = term, _through(node, pull)

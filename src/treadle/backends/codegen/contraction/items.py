@@ -11,6 +11,9 @@ from treadle.backends.codegen.kernel.ir import Kernel, Value
 from treadle.base import dtype as dt
 from treadle.base.dtype import DType
 
+STATISTICS = ("means", "squares")
+"""Parameters for statistics of columns: see `Moments`."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Contraction:
@@ -44,6 +47,7 @@ class Items:
         batch: number of batch axes.
         epilogue: names the further operands and the results.
         tables: names of the tables of offsets: see `Problem`.
+        measured: whether statistics of a result are left beside it, which are of type a.
     """
 
     width: int
@@ -52,6 +56,7 @@ class Items:
     batch: int
     epilogue: Epilogue
     tables: tuple[str, ...] = ()
+    measured: bool = False
     parameters: dict[str, Value] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -63,6 +68,8 @@ class Items:
         tables = [*self.tables]
         tables += ["places"] if any(c.column == "table" for c in self.epilogue.results) else []
         self.parameters |= {name: ir.pointer(dt.int32, name) for name in tables}
+        names = STATISTICS if self.measured else ()
+        self.parameters |= {name: ir.pointer(self.a, name) for name in names}
         sizes = ["m", "n", "k", "height", "width", "block", "depth", "row_items", "panel_items"]
         sizes += ["a_row", "a_term", "b_term", "b_column"]
         sizes += ["panel_terms"] if "b_table" in self.tables else []
@@ -105,7 +112,7 @@ class Items:
     def _batch_offsets(self, e: Builder, batch: Value) -> dict[str, Value]:
         """Elements from each pointer to its part for a position of the batch axes."""
         pointers = [n for n, v in self.parameters.items() if v.type.pointer]
-        names = [n for n in pointers if n not in (*self.tables, "places")]
+        names = [n for n in pointers if n not in (*self.tables, "places", *STATISTICS)]
         offsets = {name: e.index(0) for name in names}
         for axis in reversed(range(self.batch)):
             position = e.rem(batch, self[f"batch{axis}"]) if axis else batch

@@ -15,8 +15,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache, partial, reduce
 
-from treadle.backends.codegen.contraction.epilogue import Block, Epilogue, finish
-from treadle.backends.codegen.contraction.items import Contraction, Item, Items, moved
+from treadle.backends.codegen.contraction.epilogue import Block, Epilogue, Place, finish
+from treadle.backends.codegen.contraction.items import STATISTICS, Contraction, Item, Items, moved
+from treadle.backends.codegen.contraction.moments import moments_function
 from treadle.backends.codegen.contraction.pack import Order, pack_function
 from treadle.backends.codegen.contraction.patches import patch_function
 from treadle.backends.codegen.contraction.tile import Form, Tile, full_tiles, tile_function
@@ -42,6 +43,7 @@ class Spec:
         in_place: whether full panels of b are read where they lie, and none but the last is packed.
         panels, sums: elements of scratch for panels of b and for sums.
         epilogue: what becomes of the sums.
+        measured: the result of which statistics are left for every block of rows; -1 for none.
     """
 
     tile: Tile
@@ -56,6 +58,7 @@ class Spec:
     panels: int
     sums: int
     epilogue: Epilogue
+    measured: int = -1
 
     @property
     def direct(self) -> bool:
@@ -102,16 +105,25 @@ class _Writer:
     big: Function = field(init=False)
     small: Function = field(init=False)
     pack_b: Function | None = None
+    moments: Function | None = None
     b_panels: Value = field(init=False)
     sums: Value = field(init=False)
 
     def __post_init__(self) -> None:
         spec = self.spec
         self.items = Items(
-            spec.tile.width, spec.tile.dtype, spec.b, spec.batch, spec.epilogue, spec.tables
+            spec.tile.width,
+            spec.tile.dtype,
+            spec.b,
+            spec.batch,
+            spec.epilogue,
+            spec.tables,
+            spec.measured >= 0,
         )
         self.big = tile_function(spec.tile, spec.form, small=False, accumulate=spec.split)
         self.small = tile_function(spec.tile, spec.form, small=True, accumulate=spec.split)
+        if spec.measured >= 0:
+            self.moments = moments_function(spec.tile)
         if spec.patches:
             self.pack_b = patch_function(spec.tile)
         elif spec.b_order is not None:
@@ -123,11 +135,12 @@ class _Writer:
         order: str = "in_place" if spec.in_place else spec.b_order or "panels"
         order = "patches" if spec.patches else order
         steps = "".join(f"_{s.op.name}" for s in spec.epilogue.steps[:3])
+        steps += "_moments" if spec.measured >= 0 else ""
         return f"contract_{spec.b.name}_{spec.form}_{order}{steps}"
 
     def functions(self) -> list[Function]:
         """What the entry calls."""
-        return [f for f in (self.big, self.small, self.pack_b) if f is not None]
+        return [f for f in (self.big, self.small, self.pack_b, self.moments) if f is not None]
 
     def __getitem__(self, name: str) -> Value:
         return self.items[name]
@@ -259,10 +272,20 @@ class _Writer:
 
         conditions = [] if step.last is None else [step.last]
         conditions += [e.invert(full)] if spec.direct else []
-        if conditions:
-            e.branch(reduce(partial(e.bitwise, "and"), conditions), end)
-        else:
-            end()
+        _when(e, conditions, end)
+        if self.moments is not None:
+            at = e.div(e.add(item.row, row), self["block"]), column, rows, columns
+            measure = partial(self._measure, e, results[spec.measured], at)
+            _when(e, [] if step.last is None else [step.last], measure)
+
+    def _measure(self, e: Builder, result: Place, at: tuple[Value, ...]) -> None:
+        """The statistics of a block of rows of a result, which is still in the first cache."""
+        if self.moments is None:
+            return
+        block, column, rows, columns = at
+        place = e.add(e.mul(block, self["n"]), column)
+        means, squares = (e.offset(self[name], place) for name in STATISTICS)
+        e.call(self.moments, result.pointer, result.row_step, means, squares, rows, columns)
 
     def _panel_of_b(
         self, e: Builder, item: Item, step: Step, p: Value, column: Value
@@ -312,3 +335,11 @@ class _Writer:
         whole = e.mul(full_tiles(e, tile, rows), tile.rows)
         e.loop(0, whole, tile.rows, tiles(self.big, lambda r: []))
         e.loop(whole, rows, tile.small, tiles(self.small, lambda r: [e.sub(rows, r)]))
+
+
+def _when(e: Builder, conditions: list[Value], write: Callable[[], None]) -> None:
+    """Write something that runs where all conditions hold."""
+    if conditions:
+        e.branch(reduce(partial(e.bitwise, "and"), conditions), write)
+    else:
+        write()

@@ -210,7 +210,13 @@ def packing_launch(packing: Packing, source: Matrix, place: Ref, area: Area) -> 
 
 def pointers_of(problem: Problem) -> dict[str, Ref | int]:
     """The memory behind the pointer parameters."""
-    return {name: Ref(x.kind, x.index, x.offset * x.dtype.itemsize) for name, x in _named(problem)}
+    found: dict[str, Ref | int] = {
+        name: Ref(x.kind, x.index, x.offset * x.dtype.itemsize) for name, x in _named(problem)
+    }
+    if problem.moments is not None:
+        found["means"] = Ref("output", problem.moments.means)
+        found["squares"] = Ref("output", problem.moments.squares)
+    return found
 
 
 def problem_sizes(problem: Problem) -> dict[str, Ref | int]:

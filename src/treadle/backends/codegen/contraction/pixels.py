@@ -21,6 +21,7 @@ from treadle.backends.codegen.contraction.launch import Launches
 from treadle.backends.codegen.contraction.pixel_maps import Part, forward_part, gradient_parts
 from treadle.backends.codegen.contraction.pixel_words import Window, lower_pixel_words
 from treadle.backends.codegen.contraction.problem import Matrix, Problem
+from treadle.backends.codegen.contraction.schedule import measures
 from treadle.backends.codegen.contraction.spread import Margins, Source, clashes, spread
 from treadle.backends.codegen.contraction.tile import Tile, choose_tile
 from treadle.backends.codegen.contraction.weight_panels import Weight, panels_of
@@ -106,7 +107,7 @@ def lower_pixels(
     refusal: Refused | None = None
     for form, last in _forms(body, anchor, op.groups):
         try:
-            reader = EpilogueReader(body, last, form.pull)
+            reader = EpilogueReader(body, last, form.pull, measures=True)
             extras, results, epilogue = reader.read()
         except Refused as error:
             refusal = error
@@ -114,6 +115,7 @@ def lower_pixels(
         lie = Strided(views[0].index, (*form.batch, 1, 1), 0, (*(0,) * len(form.batch), 1, 1))
         x = Matrix.of("input", anchor.inputs[0].type.dtype, lie)
         problem = Problem(form.batch, form.m, form.columns, 0, x, x, extras, results, epilogue)
+        problem = replace(problem, moments=reader.moments)
         writer = _Writer(op, weight, form, anchor, views, Reading(problem, reader.constants))
         return writer.lowered(frozen, target)
     return no("layout", str(refusal))
@@ -164,6 +166,8 @@ class _Writer:
 
     def lowered(self, frozen: tuple[bool, ...], target: Target) -> Lowered | Support:
         """The launches, or why there are none."""
+        if not self._measures():
+            return no("layout", "statistics are taken of whole rows, in tiles of floats")
         product = self._pointwise()
         if product is not None:
             return lower_problem(product, frozen, target)
@@ -206,12 +210,16 @@ class _Writer:
             k=weight.terms,
             positions=several,
         ).simplified()
-        if several:
-            self._multiply_parts(launches, source, parts, tile)
-        else:
-            launches.tables = _tables(launches, self._offsets(source, parts[0]))
-            launches.multiply(tile, packed=True)
-        return launches.lowered()
+        return self._multiplied(launches, source, parts, tile)
+
+    def _measures(self) -> bool:
+        """Whether some kernel takes the statistics, if there are any to take."""
+        if self.reading.problem.moments is None:
+            return True
+        if isinstance(self.op, IntConv) or self.form.block or self.form.batch != (1,):
+            return False
+        product = self._pointwise()
+        return product is None or measures(product.problem.simplified())
 
     def _parts(self) -> tuple[Margins, list[Part]]:
         shape = self.views[0].shape
@@ -316,6 +324,20 @@ class _Writer:
         return Weight(matrix, groups, outputs // groups, inputs, self.taps, self.turned)
 
     # -- products ----------------------------------------------------------------------------
+
+    def _multiplied(
+        self, launches: Launches, source: Source, parts: list[Part], tile: Tile
+    ) -> Lowered | Support:
+        """The products, once their operands are there."""
+        problem = launches.problem
+        if problem.moments is not None and (problem.positions or not measures(problem)):
+            return no("layout", "statistics are taken of positions in order")
+        if problem.positions:
+            self._multiply_parts(launches, source, parts, tile)
+        else:
+            launches.tables = _tables(launches, self._offsets(source, parts[0]))
+            launches.multiply(tile, packed=True)
+        return launches.lowered()
 
     def _multiply_parts(
         self, launches: Launches, source: Source, parts: list[Part], tile: Tile

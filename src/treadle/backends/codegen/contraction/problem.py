@@ -55,6 +55,22 @@ class Matrix:
 
 
 @dataclass(frozen=True, slots=True)
+class Moments:
+    """Statistics of the columns of a result, by blocks of rows: see `ColumnMoments`.
+
+    Attributes:
+        rows: of a block.
+        result: which result.
+        means, squares: outputs of the body, [blocks, columns], of the result's type.
+    """
+
+    rows: int
+    result: int
+    means: int
+    squares: int
+
+
+@dataclass(frozen=True, slots=True)
 class Problem:
     """c[..., m, n] = epilogue(sum over k of a[..., m, k] * b[..., k, n]).
 
@@ -77,6 +93,7 @@ class Problem:
     tables: bool = False
     positions: bool = False
     panel_terms: int = 0
+    moments: Moments | None = None
 
     @property
     def arrays(self) -> tuple[Matrix, ...]:

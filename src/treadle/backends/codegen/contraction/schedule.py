@@ -49,6 +49,9 @@ def schedule(problem: Problem, tile: Tile, target: Target, *, packed: bool = Fal
     depth, width, height = blocks.depth, blocks.width, blocks.height
     split = depth < problem.k
     most = _BLOCK - _BLOCK % tile.rows
+    if problem.moments is not None:
+        most = problem.moments.rows
+        height = max(1, height // most) * most
     panels = -(-problem.n // tile.width)
     row_items, panel_items = -(-problem.m // height), -(-panels // width)
     sizes = {"height": height, "width": width, "block": min(height, most), "depth": depth}
@@ -64,8 +67,9 @@ def schedule(problem: Problem, tile: Tile, target: Target, *, packed: bool = Fal
         split=split,
         in_place=not packed and _reads_b_in_place(problem, tile, target),
         panels=2 * quarter,
-        sums=quarter if split else most * tile.width,
+        sums=max(quarter, width * height * tile.width) if split else most * tile.width,
         epilogue=problem.epilogue,
+        measured=-1 if problem.moments is None else problem.moments.result,
     )
     return Schedule(spec, sizes, problem.count * row_items * panel_items)
 
@@ -95,6 +99,16 @@ def is_dots(problem: Problem) -> bool:
     """Whether few rows meet a matrix with contiguous columns."""
     lies = problem.b.row == 1 and problem.a.column == 1
     return problem.m <= ROWS and lies and problem.k >= 8
+
+
+def measures(problem: Problem) -> bool:
+    """Whether tiles store the measured result in whole vectors, in the type of the sums."""
+    if problem.moments is None or problem.batch or is_dots(problem):
+        return False
+    if problem.moments.rows > 4 * _BLOCK:
+        return False  # More would not stay in the first cache.
+    result = problem.results[problem.moments.result]
+    return (result.column, result.row) == (1, problem.n) and result.dtype is sums_dtype(problem)
 
 
 def dots_sizes(problem: Problem, tile: Tile) -> tuple[dict[str, int], int]:
