@@ -325,7 +325,11 @@ def _is_interactive(spec: WorkerSpec) -> bool:
     """Whether a fresh process lacks what is named, because this one runs no file."""
     if getattr(sys.modules["__main__"], "__file__", None) is not None:
         return False
-    return b"__main__" in pickle.dumps(spec, protocol=5, buffer_callback=lambda buffer: None)
+    try:
+        raw = pickle.dumps(spec, protocol=5, buffer_callback=lambda buffer: None)
+    except Exception:
+        return False  # Packing says why.
+    return b"__main__" in raw
 
 
 def _pack(spec: WorkerSpec) -> Parcel:
