@@ -32,6 +32,7 @@ def _torch_name(key: str) -> str:
 
 
 # 5 moments are unrolled in a program, 70 become a loop.
+@pytest.mark.filterwarnings("ignore:LSTM with projections:UserWarning")  # PyTorch's, of itself
 @pytest.mark.parametrize("moments", [5, 70])
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("name", RECURRENT)
