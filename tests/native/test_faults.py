@@ -159,7 +159,10 @@ def test_an_interrupt_stops_a_long_run(way: str, warm: Path) -> None:
         "calls": "for _ in range(10**7):\n        turn(x)",
         "sink": "list(mge.jit.sink(turn, (x for _ in range(10**7)), 20000))",
     }[way]
+    # Shells start background jobs, and a test run may be one, with interrupts ignored.
     code = f"""
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
 try:
     {loop}
 except KeyboardInterrupt:
