@@ -383,6 +383,9 @@ def test_filters() -> None:
         everything.data_provider().as_unique()
     with pytest.raises(TypeError, match="check_type"):
         everything.check_type(network_node.Host2DeviceCopy)
+    assert list(net.all_oprs_dict.values()) == everything.as_list()
+    assert [v.id for v in net.all_vars_dict.values()] == list(net.all_vars_dict)
+    assert net.get_var_by_name("a").partial_shape == (2,)
     assert NodeFilter.make_all_deps(*net.dest_vars).as_count() == len(everything)
     assert as_varnode(everything.data_provider().as_list()[0]).name == "a"
     with pytest.raises(TypeError):

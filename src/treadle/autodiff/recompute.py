@@ -1,8 +1,8 @@
 """Regions whose values are computed again in backward, so that forward need not keep them.
 
 A region runs once and is watched: the ops it ran, and what they read from outside, are all that is
-kept. Backward runs these ops once more, so the results are the same bits, random numbers included,
-and Python side effects happen once. Source: Chen et al., Training Deep Nets with Sublinear Memory
+kept. Backward runs these ops once more, with the same random numbers, and Python side effects
+happen once. Source: Chen et al., Training Deep Nets with Sublinear Memory
 Cost, 2016 (arXiv:1604.06174).
 """
 
@@ -30,8 +30,9 @@ def recompute(function: Callable[P, R]) -> Callable[P, R]:
     """Wrap a function so that backward computes its inner values again instead of keeping them.
 
     Memory between forward and backward shrinks to what the function reads and returns; the
-    function's ops run twice. Results and gradients are the same bits as without it. Works in eager
-    code and inside compiled functions, and changes nothing where no `GradManager` records.
+    function's ops run twice. In eager code, results and gradients are the same bits as without it;
+    in compiled functions ops may be fused otherwise, which shows in last bits. Nothing changes
+    where no `GradManager` records.
 
     Args:
         function: of tensors, a module's `forward` for instance. It may read parameters and other

@@ -35,7 +35,7 @@ def retyped(graph: Graph, shapes: Sequence[Shape]) -> Graph:
     for node in graph.nodes:
         operands = tuple(known[v] for v in node.inputs)
         moved = any(a.type != b.type for a, b in zip(operands, node.inputs, strict=True))
-        op = _fitting(node.op, batch) if moved or not node.inputs else node.op
+        op = fitting(node.op, batch) if moved or not node.inputs else node.op
         try:
             made = Node(op, operands, node.loc, node.names, node.group)
         except TreadleError as error:
@@ -47,7 +47,8 @@ def retyped(graph: Graph, shapes: Sequence[Shape]) -> Graph:
     return Graph(graph.name, inputs, tuple(nodes), outputs, graph.guards)
 
 
-def _fitting(op: Op, batch: Mapping[Dim, Dim]) -> Op:
+def fitting(op: Op, batch: Mapping[Dim, Dim]) -> Op:
+    """An op that names its result's shape, with another first extent where `batch` has one."""
     if isinstance(op, Reshape | Broadcast) and op.shape and op.shape[0] in batch:
         return type(op)((batch[op.shape[0]], *op.shape[1:]))
     return op

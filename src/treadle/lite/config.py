@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 from treadle.lite.base import LiteBackend, LiteDeviceType, LiteIOType
@@ -132,11 +132,6 @@ def wrap_async_callback(func: Callable[[], int]) -> Callable[[], int]:
 def start_finish_callback(func: Callable[[dict[str, Any]], int]) -> Callable[[dict[str, Any]], int]:
     """A function of a dict of tensors by name, as `set_start_callback` wants it."""
     return func
-
-
-def option_names() -> list[str]:
-    """Names of the options."""
-    return [f.name for f in fields(LiteOptions)]
 
 
 __all__ = [

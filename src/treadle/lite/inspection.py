@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from treadle.engine.package import Runner
-from treadle.graph.ir import Graph
+from treadle.graph.evaluate import evaluate
+from treadle.graph.ir import Graph, Node
 
 
 def write_profile(path: str, runner: Runner, arrays: Sequence[Any], seconds: float) -> None:
@@ -34,18 +35,18 @@ def write_values(kind: str, path: Path, graph: Graph, arrays: Sequence[Any]) -> 
         graph: of the run.
         arrays: its inputs.
     """
-    values: dict[Any, Any] = dict(zip(graph.inputs, arrays, strict=True))
-    lines = []
-    for number, node in enumerate(graph.nodes):
-        made = node.op.reference(*[values[v] for v in node.inputs])
-        several = made if isinstance(made, tuple) else (made,)
-        for value, array in zip(node.outputs, several, strict=True):
-            values[value] = array
+    lines: list[str] = []
+
+    def observe(node: Node, results: tuple[Any, ...]) -> None:
+        for value, array in zip(node.outputs, results, strict=True):
+            number = len(lines)
             name = value.name or f"{node.op.name}_{number}"
             lines.append(_line(number, name, node.op.name, np.asarray(array)))
             if kind == "bin":
                 path.mkdir(parents=True, exist_ok=True)
-                np.save(path / f"{number:04d}_{value.index}_{node.op.name}.npy", array)
+                np.save(path / f"{number:04d}_{node.op.name}.npy", array)
+
+    evaluate(graph, arrays, observe)
     if kind == "txt":
         path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 

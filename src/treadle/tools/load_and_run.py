@@ -197,7 +197,7 @@ def _values(graph: Any, arrays: list[Any], args: argparse.Namespace) -> None:
     outs = [stream for stream, yes in streams if yes]
     if not (outs or args.io_dump or args.bin_io_dump or args.range or args.check_var_value):
         return
-    found = list(values_of(graph, arrays))
+    found = values_of(graph, arrays)
     for name, op, array in found:
         _check(name, op, array, args)
     lines = [facts(*row) for row in found]
@@ -206,7 +206,7 @@ def _values(graph: Any, arrays: list[Any], args: argparse.Namespace) -> None:
     if args.io_dump:
         Path(args.io_dump).write_text("\n".join(lines) + "\n", encoding="utf-8")
     if args.bin_io_dump:
-        write_arrays(Path(args.bin_io_dump), iter(found))
+        write_arrays(Path(args.bin_io_dump), found)
 
 
 def _check(name: str, op: str, array: Any, args: argparse.Namespace) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from treadle.engine.package import Case, Model, Runner
-from treadle.graph.ir import Graph
+from treadle.graph.evaluate import evaluate
+from treadle.graph.ir import Graph, Node
 from treadle.graph.retype import retyped
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -134,16 +135,16 @@ def check_case(model: Model, case: Case, results: Mapping[str, Array]) -> float:
     return worst
 
 
-def values_of(graph: Graph, arrays: Sequence[Array]) -> Iterator[tuple[str, str, Array]]:
+def values_of(graph: Graph, arrays: Sequence[Array]) -> list[tuple[str, str, Array]]:
     """Name, op and array of every result in a graph, computed by the references of the ops."""
-    values: dict[Any, Any] = dict(zip(graph.inputs, arrays, strict=True))
-    for number, node in enumerate(graph.nodes):
-        made = node.op.reference(*[values[v] for v in node.inputs])
-        several = made if isinstance(made, tuple) else (made,)
-        for value, array in zip(node.outputs, several, strict=True):
-            values[value] = array
-            suffix = f"[{value.index}]" if len(several) > 1 else ""
-            yield (value.name or f"{number:04d}_{node.op.name}{suffix}"), node.op.name, array
+    found: list[tuple[str, str, Array]] = []
+
+    def observe(node: Node, results: tuple[Array, ...]) -> None:
+        for value, array in zip(node.outputs, results, strict=True):
+            found.append((value.name or f"{len(found):04d}_{node.op.name}", node.op.name, array))
+
+    evaluate(graph, arrays, observe)
+    return found
 
 
 def facts(name: str, op: str, array: Array) -> str:
@@ -156,7 +157,7 @@ def facts(name: str, op: str, array: Array) -> str:
     return f"{text} mean {wide.mean():.6g} min {wide.min():.6g} max {wide.max():.6g} rms {rms:.6g}"
 
 
-def write_arrays(folder: Path, found: Iterator[tuple[str, str, Array]]) -> int:
+def write_arrays(folder: Path, found: Iterable[tuple[str, str, Array]]) -> int:
     """Write arrays as numbered `.npy` files; how many."""
     folder.mkdir(parents=True, exist_ok=True)
     count = 0

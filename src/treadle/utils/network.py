@@ -20,8 +20,8 @@ from treadle.base.errors import GraphError
 from treadle.base.files.source import PathLike
 from treadle.engine.package import Model, read_models
 from treadle.graph.ir import Graph, Node, Value
+from treadle.graph.retype import fitting
 from treadle.jit.dump import Asked, CompGraphDumpResult, checked_options, write
-from treadle.ops.movement import Broadcast, Reshape
 from treadle.utils.network_node import (
     ConstOpBase,
     Host2DeviceCopy,
@@ -363,8 +363,7 @@ class Network:
         for opr in order_of([*self._outputs, *self._extra, *self._beside]):
             if opr.op is None or not opr.inputs:
                 continue
-            if isinstance(opr.op, Reshape | Broadcast) and opr.op.shape[:1] == (*before,):
-                opr.op = type(opr.op)((batchsize, *opr.op.shape[1:]))
+            opr.op = fitting(opr.op, dict.fromkeys(before, batchsize))
             opr.set_inputs(opr.inputs)
 
     def _inputs(self) -> list[VarNode]:

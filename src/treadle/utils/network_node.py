@@ -217,10 +217,6 @@ class SharedDeviceTensor(ConstOpBase):
     type = "SharedDeviceTensor"
 
 
-class ReadOnlyOpNode(OpNode):
-    """An operator whose operands are not replaced."""
-
-
 def _made(name: str, doc: str, base: type[OpNode] = OpNode) -> type[OpNode]:
     return type(name, (base,), {"type": name, "__doc__": doc, "__module__": __name__})
 

@@ -7,7 +7,7 @@ from typing import Any
 import treadle.functional as F
 from treadle.functional.quantized import conv_bias_activation
 from treadle.module import conv as Float
-from treadle.module.quantized.module import QuantizedModule, take_weights, weight_only
+from treadle.module.quantized.module import QuantizedModule, folded, take_weights, weight_only
 from treadle.module.window import Extents
 from treadle.tensor import Tensor
 
@@ -122,13 +122,7 @@ class _FoldedConv2d(Conv2d):
     @classmethod
     def from_qat_module(cls, qat_module: Any) -> Any:
         """The integer layer that computes what `qat_module` does in evaluation."""
-        if qat_module.bn.running_mean is None:
-            raise ValueError(f"{qat_module!r} has no running statistics to fold")
-        weight, bias = qat_module.fold_weight_bias()
-        made = cls._like(qat_module.conv, qat_module.get_activation_dtype())
-        made._take_mode(qat_module)
-        take_weights(made, qat_module, weight, bias, bias.shape)
-        return made
+        return folded(cls, qat_module, qat_module.conv)
 
 
 class ConvBn2d(_FoldedConv2d):

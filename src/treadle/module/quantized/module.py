@@ -57,6 +57,21 @@ def take_weights(
     made.bias = Parameter(values)
 
 
+def folded(kind: Any, qat_module: Any, layer: Any) -> Any:
+    """A layer like `layer` with the weight and bias that fold the norm behind it.
+
+    Raises:
+        ValueError: the norm has no running statistics.
+    """
+    if qat_module.bn.running_mean is None:
+        raise ValueError(f"{qat_module!r} has no running statistics to fold")
+    weight, bias = qat_module.fold_weight_bias()
+    made = kind._like(layer, qat_module.get_activation_dtype())
+    made._take_mode(qat_module)
+    take_weights(made, qat_module, weight, bias, bias.shape)
+    return made
+
+
 def weight_only(module: Any, inp: Tensor) -> bool:
     """Whether a layer multiplies real inputs by its integer weight."""
     return inp._kind.quantized is None and module.output_dtype is None
