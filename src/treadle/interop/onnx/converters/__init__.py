@@ -1,0 +1,35 @@
+"""Converters by family; importing them registers them."""
+
+from treadle.interop.onnx.converters import (
+    arithmetic,
+    control,
+    images,
+    indexing,
+    layers,
+    preview,
+    quantized,
+    recurrent,
+    reductions,
+    resampling,
+    shapes,
+    signal,
+    strings,
+    windows,
+)
+
+__all__ = [
+    "arithmetic",
+    "control",
+    "images",
+    "indexing",
+    "layers",
+    "preview",
+    "quantized",
+    "recurrent",
+    "reductions",
+    "resampling",
+    "shapes",
+    "signal",
+    "strings",
+    "windows",
+]

@@ -1,0 +1,337 @@
+"""Elementwise operators that differ from the ops of the same meaning, casts, and random numbers."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+
+from treadle.base import dtype as dt
+from treadle.base.dtype import DType, as_dtype
+from treadle.interop.onnx.nodes import (
+    Array,
+    Node,
+    Value,
+    concrete,
+    dtype_of,
+    is_known,
+    known,
+    supported,
+)
+from treadle.interop.onnx.registry import converts
+from treadle.ops import activation, logic, unary
+from treadle.ops import elementwise as ew
+from treadle.ops.op import Op
+from treadle.ops.select import Clip, Where
+
+# -- arithmetic --------------------------------------------------------------------------------
+
+
+@converts("Div")
+def _div(node: Node, x: Value, y: Value) -> Value:
+    if not dtype_of(x).is_integer:
+        return ew.Div()(x, y)
+    quotient = ew.FloorDiv()(x, y)
+    if dtype_of(x).kind == "uint":
+        return quotient
+    # ONNX rounds to zero: one more where rounding down went past it.
+    inexact = logic.NotEqual()(quotient * y, x)
+    down = logic.Less()(quotient, quotient.constant(0))
+    return Where()(inexact & down, quotient + 1, quotient)
+
+
+@converts("Mod")
+def _mod(node: Node, x: Value, y: Value) -> Value:
+    rest, kind = ew.Mod()(x, y), dtype_of(x)
+    truncated = bool(node.attr("fmod", 0))
+    # Our remainder has the sign of x for floats, as C's, and that of y for integers.
+    if kind.kind == "uint" or truncated == kind.is_float:
+        return rest
+    zero = x.constant(0)
+    apart = logic.LogicalXor()(logic.Less()(rest, zero), logic.Less()(y, zero))
+    if truncated:
+        apart = logic.LogicalXor()(logic.Less()(rest, zero), logic.Less()(x, zero))
+    other = logic.NotEqual()(rest, zero) & apart
+    return Where()(other, rest - y if truncated else rest + y, rest)
+
+
+@converts("Pow")
+def _pow(node: Node, x: Value, y: Value) -> Value:
+    base = dtype_of(x)
+    wide = base if base.is_float else dt.float64
+    result = ew.Pow()(x.astype(wide), y.astype(wide))
+    return result if base.is_float else unary.Round()(result).astype(base)
+
+
+def _folding(op: Op) -> Callable[..., Value]:
+    def fold(node: Node, *xs: Value) -> Value:
+        return functools.reduce(op, xs)
+
+    return fold
+
+
+converts("Max")(_folding(ew.Maximum()))
+converts("Min")(_folding(ew.Minimum()))
+converts("Sum")(_folding(ew.Add()))
+
+
+@converts("Mean")
+def _mean(node: Node, *xs: Value) -> Value:
+    return functools.reduce(ew.Add(), xs) / len(xs)
+
+
+@converts("Sqrt", "Reciprocal", "Exp", "Log", "Floor", "Ceil")
+def _of_floats(node: Node, x: Value) -> Value:
+    ops: dict[str, Op] = {
+        "Sqrt": unary.Sqrt(),
+        "Reciprocal": unary.Reciprocal(),
+        "Exp": unary.Exp(),
+        "Log": unary.Log(),
+        "Floor": unary.Floor(),
+        "Ceil": unary.Ceil(),
+    }
+    return ops[node.op_type](x)
+
+
+@converts("Round")
+def _round(node: Node, x: Value) -> Value:
+    """To even, as `numpy.rint`; our op rounds halves away from zero."""
+    whole = unary.Floor()(x)
+    rest = x - whole
+    odd = logic.NotEqual()(ew.Mod()(whole, whole.constant(2)), whole.constant(0))
+    up = logic.Less()(rest.constant(0.5), rest) | (logic.Equal()(rest, rest.constant(0.5)) & odd)
+    rounded = whole + up.astype(dtype_of(x))
+    return Where()(logic.IsFinite()(x), rounded, x)
+
+
+@converts("BitShift")
+def _bit_shift(node: Node, x: Value, y: Value) -> Value:
+    left = node.attr("direction", "LEFT") == "LEFT"
+    return (logic.ShiftLeft() if left else logic.ShiftRight())(x, y)
+
+
+@converts("IsInf")
+def _is_inf(node: Node, x: Value) -> Value:
+    found = logic.IsInf()(x)
+    if not node.attr("detect_positive", 1):
+        found = found & logic.Less()(x, x.constant(0))
+    if not node.attr("detect_negative", 1):
+        found = found & logic.Less()(x.constant(0), x)
+    return found
+
+
+@converts("Equal")
+def _equal(node: Node, x: Value, y: Value) -> Value:
+    return _compared(logic.Equal(), np.equal, x, y)
+
+
+def _compared(op: Op, on_host: Callable[..., Array], x: Value, y: Value) -> Value:
+    if is_known(x) and is_known(y) and not (supported(x.array.dtype) and supported(y.array.dtype)):
+        return known(on_host(x.array, y.array).astype(bool))
+    return op(x, y)
+
+
+# -- activations -------------------------------------------------------------------------------
+
+
+@converts("PRelu")
+def _prelu(node: Node, x: Value, slope: Value) -> Value:
+    return Where()(logic.Less()(x, x.constant(0)), x * _slopes(node, x, slope), x)
+
+
+def _slopes(node: Node, x: Value, slope: Value) -> Value:
+    """Before opset 7 slopes were those of channels, without axes after them."""
+    if node.opset >= 7 or slope.type.ndim != 1:
+        return slope
+    return slope.reshape((*slope.type.shape, *[1] * (x.type.ndim - 2)))
+
+
+@converts("HardSigmoid")
+def _hard_sigmoid(node: Node, x: Value) -> Value:
+    return Clip(0.0, 1.0)(x * node.attr("alpha", 0.2) + node.attr("beta", 0.5))
+
+
+@converts("Gelu", since=20)
+def _gelu(node: Node, x: Value) -> Value:
+    return activation.Gelu(node.attr("approximate", "none"))(x)
+
+
+@converts("Clip")
+def _clip_attributes(node: Node, x: Value) -> Value:
+    return Clip(node.attributes.get("min"), node.attributes.get("max"))(x)
+
+
+@converts("Clip", since=11, separate=True)
+def _clip(node: Node, x: Value, low: Value = None, high: Value = None) -> Value:
+    if is_known(low) and is_known(high) and not is_known(x):
+        bounds = [None if v is None else v.array.item() for v in (low, high)]
+        return Clip(*bounds)(x)
+    # The upper bound wins where the two cross.
+    for op, bound in ((ew.Maximum(), low), (ew.Minimum(), high)):
+        if bound is not None:
+            bound = x.constant(bound.array) if is_known(bound) and not is_known(x) else bound
+            x = op(x, bound)
+    return x
+
+
+@converts("Dropout", host=(1, 2), separate=True)
+def _dropout(
+    node: Node, x: Value, ratio: Array | None = None, training: Array | None = None
+) -> Value:
+    if training is not None and bool(training) and (ratio is None or float(ratio) != 0.0):
+        raise node.refuse("random numbers of training cannot be those of another framework")
+    mask = known(np.ones(tuple(x.shape), bool)) if node.wants(1) else None
+    return x, mask
+
+
+# -- casts -------------------------------------------------------------------------------------
+
+_FINFO: Any = ml_dtypes.finfo
+
+
+def target_type(code: int, node: Node) -> np.dtype[Any]:
+    """The NumPy type of a number in ONNX's list."""
+    try:
+        return np.dtype(onnx.helper.tensor_dtype_to_np_dtype(code))
+    except (KeyError, TypeError) as error:
+        raise node.refuse(f"element type {code} is unknown") from error
+
+
+@converts("Cast")
+def _cast(node: Node, x: Value) -> Value:
+    code = int(node.attributes["to"])
+    return _cast_to(node, x, target_type(code, node), code)
+
+
+@converts("CastLike", separate=True)
+def _cast_like(node: Node, x: Value, like: Value) -> Value:
+    target = like.array.dtype if is_known(like) else like.type.dtype.numpy
+    code = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(target)) if target.kind != "O" else 8
+    return _cast_to(node, x, np.dtype(target), int(code))
+
+
+def _cast_to(node: Node, x: Value, target: np.dtype[Any], code: int) -> Value:
+    if is_known(x) or not supported(target):
+        return known(_cast_on_host(node, concrete(x, node, "the input"), target, code))
+    return _cast_operand(x, as_dtype(target))
+
+
+def _cast_operand(x: Value, wanted: DType) -> Value:
+    if wanted is dt.bool_ and dtype_of(x) is not dt.bool_:
+        return logic.NotEqual()(x, x.constant(0))
+    return x.astype(wanted)
+
+
+def _cast_on_host(node: Node, x: Array, target: np.dtype[Any], code: int) -> Array:
+    if target.kind in "OUS" or code == onnx.TensorProto.STRING:
+        return _as_text(x)
+    if x.dtype.kind in "OUS":
+        return np.array([_number(t, target) for t in x.reshape(-1)]).reshape(x.shape).astype(target)
+    name = onnx.TensorProto.DataType.Name(code)
+    if name.startswith(("FLOAT8", "FLOAT4")):
+        return _cast_narrow(x, target, name, bool(node.attr("saturate", 1)), node)
+    if name in ("INT4", "UINT4", "INT2", "UINT2"):
+        return _wrapped(x, target, name)
+    wide = x.astype(np.float32) if not supported(x.dtype) else x
+    return wide.astype(target)
+
+
+def _wrapped(x: Array, target: np.dtype[Any], name: str) -> Array:
+    """Integers of few bits keep the low ones."""
+    bits, signed = int(name[-1]), not name.startswith("U")
+    low = x.astype(np.float32).astype(np.int64) & ((1 << bits) - 1)
+    if signed:
+        low = np.where(low >= 1 << (bits - 1), low - (1 << bits), low)
+    return low.astype(np.int8 if signed else np.uint8).astype(target)
+
+
+def _cast_narrow(x: Array, target: np.dtype[Any], name: str, saturate: bool, node: Node) -> Array:
+    """To a float of 8 bits: values beyond its range become the largest one, if so asked."""
+    if name == "FLOAT8E8M0":
+        return _cast_scale(x, target, saturate, str(node.attr("round_mode", "up")))
+    wide = x.astype(np.float32)
+    if name.startswith("FLOAT4"):
+        limit = float(_FINFO(target).max)
+        return np.clip(wide, -limit, limit).astype(target)
+    result = wide.astype(target)
+    if saturate:
+        limit = float(_FINFO(target).max)
+        largest = np.array(limit, np.float32)
+        beyond = np.isinf(wide) | (np.abs(wide) > limit)
+        result = np.where(beyond & ~np.isnan(wide), np.copysign(largest, wide), wide).astype(target)
+    return result
+
+
+def _cast_scale(x: Array, target: np.dtype[Any], saturate: bool, mode: str) -> Array:
+    """To a power of two (no sign, no fraction)."""
+    wide = x.astype(np.float32)
+    bits = wide.view(np.uint32)
+    exponent, fraction = (bits >> 23) & 0xFF, bits & 0x7FFFFF
+    if mode == "up":
+        exponent = exponent + (fraction > 0)
+    elif mode == "nearest":
+        exponent = exponent + (fraction >= 0x400000)
+    most = 254 if saturate else 255
+    found = np.where(np.isnan(wide), 255, np.minimum(exponent, most)).astype(np.uint8)
+    return found.view(target)
+
+
+def _as_text(x: Array) -> Array:
+    if x.dtype.kind in "OUS":
+        return x.astype(object)
+    texts = [_text(v) for v in x.reshape(-1)]
+    return np.array(texts, dtype=object).reshape(x.shape)
+
+
+def _text(value: Any) -> str:
+    number = value.item() if isinstance(value, np.generic) else value
+    if not isinstance(number, float):
+        return str(number)
+    if np.isnan(number):
+        return "NaN"
+    if np.isinf(number):
+        return "INF" if number > 0 else "-INF"
+    digits = 9 if value.dtype == np.float32 else 17
+    return np.format_float_positional(value, trim="-", precision=digits) if number else "0"
+
+
+def _number(text: Any, target: np.dtype[Any]) -> Any:
+    plain = text.decode() if isinstance(text, bytes) else str(text)
+    return float(plain) if target.kind not in "iub" else int(float(plain))
+
+
+@converts("BitCast")
+def _bit_cast(node: Node, x: Value) -> Value:
+    array = concrete(x, node, "the input")
+    return known(array.view(target_type(int(node.attributes["to"]), node)))
+
+
+# -- random numbers ----------------------------------------------------------------------------
+
+
+@converts("RandomUniform", "RandomNormal")
+def _random(node: Node) -> Value:
+    shape = node.ints("shape", ())
+    return known(_drawn(node, shape, target_type(int(node.attr("dtype", 1)), node)))
+
+
+@converts("RandomUniformLike", "RandomNormalLike", separate=True)
+def _random_like(node: Node, x: Value) -> Value:
+    like = x.array.dtype if is_known(x) else x.type.dtype.numpy
+    code = node.attributes.get("dtype")
+    target = like if code is None else target_type(int(code), node)
+    return known(_drawn(node, tuple(int(d) for d in x.shape), np.dtype(target)))
+
+
+def _drawn(node: Node, shape: tuple[int, ...], target: np.dtype[Any]) -> Array:
+    seed = node.attributes.get("seed")
+    generator = np.random.default_rng(None if seed is None else int(abs(seed) * 2**20))
+    if "Uniform" in node.op_type:
+        low, high = node.attr("low", 0.0), node.attr("high", 1.0)
+        return generator.uniform(low, high, shape).astype(target)
+    mean, scale = node.attr("mean", 0.0), node.attr("scale", 1.0)
+    return generator.normal(mean, scale, shape).astype(target)

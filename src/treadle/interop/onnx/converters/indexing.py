@@ -1,0 +1,220 @@
+"""Gathering, scattering, one-hot codes, selection of boxes."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from treadle.base import dtype as dt
+from treadle.interop.onnx.converters.shapes import extents, reshaped
+from treadle.interop.onnx.nodes import Array, Node, Value, concrete, dtype_of, is_known, known
+from treadle.interop.onnx.registry import converts
+from treadle.ops import logic
+from treadle.ops.gather import Index, IndexAdd, IndexUpdate, Take
+from treadle.ops.gather_along import AddAlongAxis, ScatterAlongAxis, TakeAlongAxis
+from treadle.ops.movement import Transpose
+from treadle.ops.select import Where
+from treadle.ops.slicing import Slice
+
+
+def _wrapped(index: Value, extent: int) -> Value:
+    """Places counted from the end as places from the start."""
+    index = index.astype(dt.int64)
+    array = getattr(index, "array", None)
+    if array is not None:
+        return known(np.where(array < 0, array + extent, array))
+    return Where()(logic.Less()(index, index.constant(0)), index + extent, index)
+
+
+@converts("Gather", separate=True)
+def _gather(node: Node, x: Value, index: Value) -> Value:
+    axis = node.attr("axis", 0) % len(extents(x))
+    mine, other = getattr(x, "array", None), getattr(index, "array", None)
+    if mine is not None and other is not None:
+        return known(np.take(mine, other, axis))
+    if mine is not None:
+        x = index.constant(mine, dtype_of(x))
+    places = _wrapped(index, extents(x)[axis])
+    return Take(axis)(x, x.constant(places.array, dt.int64) if other is not None else places)
+
+
+@converts("GatherElements")
+def _gather_elements(node: Node, x: Value, index: Value) -> Value:
+    axis = node.attr("axis", 0) % len(extents(x))
+    shape = extents(index)
+    starts = tuple(0 for _ in shape)
+    within = [d if i == axis else shape[i] for i, d in enumerate(extents(x))]
+    cut = x if tuple(within) == extents(x) else _cut(x, starts, within)
+    return TakeAlongAxis(axis)(cut, _wrapped(index, extents(x)[axis]))
+
+
+def _cut(x: Value, starts: tuple[int, ...], stops: list[int]) -> Value:
+    from_array = getattr(x, "array", None)
+    if from_array is not None:
+        return known(from_array[tuple(map(slice, starts, stops))])
+    return Slice(starts, tuple(stops), (1,) * len(stops))(x)
+
+
+@converts("GatherND")
+def _gather_nd(node: Node, x: Value, index: Value) -> Value:
+    batch = node.attr("batch_dims", 0)
+    shape, places = extents(x), extents(index)
+    depth = places[-1]
+    columns = [_column(index, i, shape[batch + i]) for i in range(depth)]
+    for i in range(batch):
+        where = np.arange(shape[i]).reshape([-1 if j == i else 1 for j in range(len(places) - 1)])
+        wide = np.broadcast_to(where, places[:-1]).astype(np.int64)
+        columns.insert(i, index.constant(wide, dt.int64))
+    return Index(tuple(range(batch + depth)))(x, *columns)
+
+
+def _column(index: Value, i: int, extent: int) -> Value:
+    shape = extents(index)
+    column = _cut(index, (*[0] * (len(shape) - 1), i), [*shape[:-1], i + 1])
+    return _wrapped(reshaped(column, shape[:-1]), extent)
+
+
+@converts("ScatterElements", "Scatter")
+def _scatter_elements(node: Node, x: Value, index: Value, updates: Value) -> Value:
+    axis = node.attr("axis", 0) % len(extents(x))
+    how = node.attr("reduction", "none")
+    places = _wrapped(index, extents(x)[axis])
+    if how == "none" and extents(places) == extents(updates) and _fits(x, places, axis):
+        return ScatterAlongAxis(axis)(x, places, updates)
+    if how == "add" and _fits(x, places, axis):
+        return AddAlongAxis(axis)(x, places, updates)
+    grid = np.meshgrid(*[np.arange(d) for d in extents(places)], indexing="ij")
+    where = [grid[i] for i in range(len(grid))]
+    where[axis] = concrete(places, node, "the places")
+    return _scattered(node, x, updates, how, tuple(where))
+
+
+def _fits(x: Value, places: Value, axis: int) -> bool:
+    """Whether all extents but that of the axis are the same."""
+    pairs = zip(extents(x), extents(places), strict=True)
+    return all(a == b or i == axis for i, (a, b) in enumerate(pairs))
+
+
+def _scattered(node: Node, x: Value, updates: Value, how: str, where: tuple[Array, ...]) -> Value:
+    """On the host: extrema and products of what meets at one place."""
+    result = concrete(x, node, "the input").copy()
+    given = concrete(updates, node, "the updates")
+    if how == "none":
+        result[where] = given
+        return known(result)
+    ufuncs = {"add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.minimum}
+    if how not in ufuncs:
+        raise node.refuse(f"reduction {how!r} is unknown")
+    ufuncs[how].at(result, where, given)
+    return known(result)
+
+
+@converts("ScatterND")
+def _scatter_nd(node: Node, x: Value, index: Value, updates: Value) -> Value:
+    depth, how = extents(index)[-1], node.attr("reduction", "none")
+    columns = [_column(index, i, extents(x)[i]) for i in range(depth)]
+    if how in ("none", "add") and depth:
+        op = (IndexUpdate if how == "none" else IndexAdd)(tuple(range(depth)))
+        return op(x, updates, *columns)
+    where = tuple(concrete(c, node, "the places") for c in columns)
+    return _scattered(node, x, updates, how, where)
+
+
+@converts("TensorScatter", host=(2,))
+def _tensor_scatter(node: Node, x: Value, update: Value, starts: Array | None = None) -> Value:
+    shape = extents(x)
+    axis = node.attr("axis", -2) % len(shape)
+    count, length = extents(update)[axis], shape[axis]
+    first = np.zeros(shape[0], np.int64) if starts is None else starts
+    places = first[:, None] + np.arange(count)
+    if node.attr("mode", "linear") == "circular":
+        places = places % length
+    order = (0, axis, *(i for i in range(1, len(shape)) if i != axis))
+    back = tuple(int(i) for i in np.argsort(order))
+    rows = np.broadcast_to(np.arange(shape[0])[:, None], places.shape).astype(np.int64)
+    turned = Transpose(order)(x)
+    indices = [turned.constant(np.ascontiguousarray(i), dt.int64) for i in (rows, places)]
+    made = IndexUpdate((0, 1))(turned, Transpose(order)(update), *indices)
+    return Transpose(back)(made)
+
+
+@converts("OneHot", host=(1,))
+def _one_hot(node: Node, index: Value, depth: Array, values: Value) -> Value:
+    n = int(depth.reshape(-1)[0])
+    rank = len(extents(index)) + 1
+    axis = node.attr("axis", -1) % rank
+    shape = list(extents(index))
+    shape.insert(axis, 1)
+    places = _wrapped(index, n)
+    codes = np.arange(n).reshape([-1 if i == axis else 1 for i in range(rank)])
+    hot = logic.Equal()(reshaped(places, shape), places.constant(codes, dt.int64))
+    off, on = (reshaped(_cut(values, (i,), [i + 1]), ()) for i in (0, 1))
+    return Where()(hot, on, off)
+
+
+@converts("Where")
+def _where(node: Node, mask: Value, x: Value, y: Value) -> Value:
+    if is_known(mask) and is_known(x) and is_known(y):
+        return known(np.where(mask.array, x.array, y.array))
+    return Where()(mask, x, y)
+
+
+@converts("Compress", host=(1,))
+def _compress(node: Node, x: Value, mask: Array) -> Value:
+    axis = node.attributes.get("axis")
+    flat = reshaped(x, (-1,)) if axis is None else x
+    where = 0 if axis is None else axis % len(extents(x))
+    places = np.flatnonzero(mask).astype(np.int64)
+    return Take(where)(flat, flat.constant(places, dt.int64))
+
+
+# -- boxes -------------------------------------------------------------------------------------
+
+
+@converts("NonMaxSuppression", host=(-1,))
+def _non_max_suppression(
+    node: Node,
+    boxes: Array,
+    scores: Array,
+    most: Array | None = None,
+    overlap: Array | None = None,
+    least: Array | None = None,
+) -> Value:
+    limit = 0 if most is None else int(most.reshape(-1)[0])
+    threshold = 0.0 if overlap is None else float(overlap.reshape(-1)[0])
+    floor = -np.inf if least is None else float(least.reshape(-1)[0])
+    found = []
+    for batch in range(scores.shape[0]):
+        corners = _corners(boxes[batch], bool(node.attr("center_point_box", 0)))
+        for label in range(scores.shape[1]):
+            for box in _suppressed(corners, scores[batch, label], limit, threshold, floor):
+                found.append((batch, label, box))
+    return known(np.array(found, np.int64).reshape(-1, 3))
+
+
+def _corners(boxes: Array, centered: bool) -> Array:
+    if centered:
+        x, y, w, h = boxes.T
+        return np.stack([y - h / 2, x - w / 2, y + h / 2, x + w / 2], 1)
+    low, high = np.minimum(boxes[:, :2], boxes[:, 2:]), np.maximum(boxes[:, :2], boxes[:, 2:])
+    return np.concatenate([low, high], 1)
+
+
+def _suppressed(
+    boxes: Array, scores: Array, limit: int, threshold: float, floor: float
+) -> list[int]:
+    order = [int(i) for i in np.argsort(-scores, kind="stable") if scores[i] > floor]
+    kept: list[int] = []
+    for i in order:
+        if len(kept) >= limit:
+            break
+        if all(_overlap(boxes[i], boxes[j]) <= threshold for j in kept):
+            kept.append(i)
+    return kept
+
+
+def _overlap(a: Array, b: Array) -> float:
+    """Intersection over union of two boxes."""
+    size = np.maximum(np.minimum(a[2:], b[2:]) - np.maximum(a[:2], b[:2]), 0)
+    common = float(size.prod())
+    total = float((a[2:] - a[:2]).prod() + (b[2:] - b[:2]).prod()) - common
+    return common / total if total > 0 else 0.0

@@ -1,0 +1,150 @@
+"""Products, normalizations and losses."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from treadle.base import dtype as dt
+from treadle.interop.onnx.converters.shapes import extents, reshaped
+from treadle.interop.onnx.nodes import Array, Node, Value, dtype_of
+from treadle.interop.onnx.registry import converts
+from treadle.ops import elementwise as ew
+from treadle.ops import reduce, unary
+from treadle.ops.batch_norm import BatchNormInfer, BatchNormTrain
+from treadle.ops.matmul import Matmul
+from treadle.ops.norm import LayerNorm, RmsNorm, Standardize
+
+
+@converts("MatMul")
+def _matmul(node: Node, x: Value, y: Value) -> Value:
+    return x @ y
+
+
+@converts("Gemm")
+def _gemm(node: Node, a: Value, b: Value, c: Value = None) -> Value:
+    kind = dtype_of(a)
+    wide = kind if kind.is_float else dt.float64
+    op = Matmul(bool(node.attr("transA", 0)), bool(node.attr("transB", 0)))
+    result = op(a.astype(wide), b.astype(wide))
+    alpha, beta = node.attr("alpha", 1.0), node.attr("beta", 1.0)
+    result = result if alpha == 1.0 else result * alpha
+    if c is not None:
+        addend = c.astype(wide)
+        result = result + (addend if beta == 1.0 else addend * beta)
+    return result.astype(kind)
+
+
+def _per_channel(x: Value, rank: int) -> Value:
+    return reshaped(x, (1, -1, *[1] * (rank - 2)))
+
+
+@converts("BatchNormalization")
+def _batch_norm(node: Node, x: Value, scale: Value, bias: Value, mean: Value, var: Value) -> Value:
+    eps = node.attr("epsilon", 1e-5)
+    if not node.attr("training_mode", 0):
+        return _batch_norm_inference(x, scale, bias, mean, var, eps)
+    momentum, kind = node.attr("momentum", 0.9), dtype_of(x)
+    y, batch_mean, inverse = BatchNormTrain(eps).outputs(x, scale.astype(kind), bias.astype(kind))
+    axes = tuple(i for i in range(len(extents(x))) if i != 1)
+    centered = x - _per_channel(batch_mean.astype(kind), len(extents(x)))
+    spread = reduce.Mean(axes)(centered * centered)
+    new_mean = mean * momentum + batch_mean.astype(dtype_of(mean)) * (1 - momentum)
+    new_var = var * momentum + spread.astype(dtype_of(var)) * (1 - momentum)
+    del inverse
+    return y, new_mean, new_var
+
+
+def _batch_norm_inference(
+    x: Value, scale: Value, bias: Value, mean: Value, var: Value, eps: float
+) -> Value:
+    kind, rank = dtype_of(x), len(extents(x))
+    if rank > 2 and all(dtype_of(v) is kind for v in (scale, bias, mean, var)):
+        return BatchNormInfer(eps)(x, scale, bias, mean, var)
+    wide = kind if kind is dt.float64 else dt.float32
+    factor = scale.astype(wide) / unary.Sqrt()(var.astype(wide) + eps)
+    shift = bias.astype(wide) - mean.astype(wide) * factor
+    return (x.astype(wide) * _per_channel(factor, rank) + _per_channel(shift, rank)).astype(kind)
+
+
+@converts("InstanceNormalization")
+def _instance_norm(node: Node, x: Value, scale: Value, bias: Value) -> Value:
+    rank = len(extents(x))
+    y = Standardize(tuple(range(2, rank)), node.attr("epsilon", 1e-5))(x)
+    return y * _per_channel(scale, rank) + _per_channel(bias, rank)
+
+
+@converts("LayerNormalization")
+def _layer_norm(node: Node, x: Value, scale: Value, bias: Value = None) -> Value:
+    rank = len(extents(x))
+    axis = node.attr("axis", -1) % rank
+    eps, count = node.attr("epsilon", 1e-5), rank - axis
+    axes = tuple(range(axis, rank))
+    plain = bias is not None and not any(map(node.wants, (1, 2)))
+    if plain and extents(scale) == extents(bias) == extents(x)[axis:]:
+        return LayerNorm(count, eps)(x, scale, bias)
+    kind = dtype_of(x)
+    wide = x.astype(dt.float32) if kind.itemsize < 4 else x
+    mean = reduce.Mean(axes, True)(wide)
+    centered = wide - mean
+    inverse = unary.Rsqrt()(reduce.Mean(axes, True)(centered * centered) + eps)
+    y = (centered * inverse).astype(kind) * scale
+    return (y if bias is None else y + bias), mean, inverse
+
+
+@converts("RMSNormalization")
+def _rms_norm(node: Node, x: Value, scale: Value) -> Value:
+    rank = len(extents(x))
+    axis = node.attr("axis", -1) % rank
+    if extents(scale) == extents(x)[axis:]:
+        return RmsNorm(rank - axis, node.attr("epsilon", 1e-5))(x, scale)
+    return RmsNorm(rank - axis, node.attr("epsilon", 1e-5))(x) * scale
+
+
+@converts("LRN")
+def _local_response_norm(node: Node, x: Value) -> Value:
+    size = int(node.attributes["size"])
+    alpha, beta, bias = node.attr("alpha", 1e-4), node.attr("beta", 0.75), node.attr("bias", 1.0)
+    rank, channels = len(extents(x)), extents(x)[1]
+    before = (size - 1) // 2
+    # The sum over neighboring channels as a product with a band matrix.
+    c = np.arange(channels)
+    apart = c[None, :] - c[:, None]
+    band = ((apart >= -before) & (apart <= size - 1 - before)).astype(dtype_of(x).numpy)
+    flat = reshaped(x * x, (extents(x)[0], channels, -1))
+    sums = Matmul()(flat.constant(band[None], dtype_of(x)), flat) if rank else flat
+    squares = reshaped(sums, extents(x))
+    return x / ew.Pow()(squares * (alpha / size) + bias, x.constant(beta))
+
+
+@converts("Shrink")
+def _shrink(node: Node, x: Value) -> Value:
+    lambd, bias = node.attr("lambd", 0.5), node.attr("bias", 0.0)
+    kind = dtype_of(x)
+    wide = x if kind.is_float else x.astype(dt.float64)
+    above = (wide > lambd).astype(dtype_of(wide)) * (wide - bias)
+    below = (wide < -lambd).astype(dtype_of(wide)) * (wide + bias)
+    return (above + below).astype(kind)
+
+
+@converts("Celu")
+def _celu(node: Node, x: Value) -> Value:
+    alpha = node.attr("alpha", 1.0)
+    zero = x.constant(0)
+    low = (unary.Exp()(ew.Minimum()(x, zero) / alpha) - 1) * alpha
+    return ew.Maximum()(x, zero) + low
+
+
+@converts("Upsample")
+def _upsample_attribute(node: Node, x: Value) -> Value:
+    return _upsample(node, x, np.array(node.attributes["scales"]))
+
+
+@converts("Upsample", since=9, host=(1,))
+def _upsample(node: Node, x: Value, scales: Array) -> Value:
+    if node.attr("mode", "nearest") != "nearest" or any(s != int(s) for s in scales):
+        raise node.refuse("only whole factors of the nearest mode are converted")
+    shape = extents(x)
+    apart = [n for d in shape for n in (d, 1)]
+    wide = tuple(n for d, s in zip(shape, scales, strict=True) for n in (d, int(s)))
+    made = reshaped(x, apart).broadcast_to(wide)
+    return reshaped(made, [d * int(s) for d, s in zip(shape, scales, strict=True)])

@@ -1,0 +1,248 @@
+"""RNN, GRU and LSTM, turn by turn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from treadle.base import dtype as dt
+from treadle.interop.onnx.converters.shapes import extents, joined, part, reshaped
+from treadle.interop.onnx.nodes import Array, Node, Value, dtype_of
+from treadle.interop.onnx.registry import converts
+from treadle.ops import activation, unary
+from treadle.ops.matmul import Matmul
+from treadle.ops.movement import Transpose
+from treadle.ops.select import Clip, Where
+
+Activation = Callable[[Value], Value]
+
+
+def _activations(node: Node, default: Sequence[str], direction: int) -> list[Activation]:
+    names = node.attr("activations", list(default) * 2)
+    count = len(default)
+    chosen = names[direction * count : (direction + 1) * count]
+    alphas: list[float] = list(node.attr("activation_alpha", []))
+    betas: list[float] = list(node.attr("activation_beta", []))
+    return [_activation(n, alphas, betas, node) for n in chosen]
+
+
+def _activation(name: str, alphas: list[float], betas: list[float], node: Node) -> Activation:
+    simple = {
+        "relu": unary.Relu(),
+        "tanh": unary.Tanh(),
+        "sigmoid": unary.Sigmoid(),
+        "softsign": activation.Softsign(),
+        "softplus": unary.Softplus(),
+    }
+    low = name.lower()
+    if low in simple:
+        return simple[low]
+    alpha = alphas.pop(0) if alphas else {"leakyrelu": 0.01, "hardsigmoid": 0.2}.get(low, 1.0)
+    if low == "leakyrelu":
+        return activation.LeakyRelu(alpha)
+    if low == "elu":
+        return activation.Elu(alpha)
+    beta = betas.pop(0) if betas else {"hardsigmoid": 0.5}.get(low, 1.0)
+    if low == "hardsigmoid":
+        return lambda x: Clip(0.0, 1.0)(x * alpha + beta)
+    if low == "affine":
+        return lambda x: x * alpha + beta
+    if low == "scaledtanh":
+        return lambda x: unary.Tanh()(x * beta) * alpha
+    if low == "thresholdedrelu":
+        return lambda x: x * (x > alpha).astype(dtype_of(x))
+    raise node.refuse(f"activation {name!r} is unknown")
+
+
+class _Cell:
+    """The weights of one direction, transposed for products from the left."""
+
+    def __init__(
+        self, node: Node, direction: int, w: Value, r: Value, b: Value, hidden: int
+    ) -> None:
+        self.hidden = hidden
+        self.w, self.r = (_turned(_one(v, direction)) for v in (w, r))
+        gates = extents(w)[1]
+        self.wb = self.rb = None
+        if b is not None:
+            both = _one(b, direction)
+            self.wb, self.rb = part(both, 0, 0, gates), part(both, 0, gates, 2 * gates)
+        limit = node.attributes.get("clip")
+        self.clip: Activation = (lambda x: x) if limit is None else Clip(-limit, limit)
+
+    def gate(self, x: Value, number: int) -> Value:
+        """One gate's part of what was computed for all."""
+        return part(x, 1, number * self.hidden, (number + 1) * self.hidden)
+
+    def from_input(self, x: Value) -> Value:
+        """All gates' share of the input, its bias included."""
+        y = Matmul()(x, self.w)
+        return y if self.wb is None else y + self.wb
+
+    def from_state(self, h: Value) -> Value:
+        """All gates' share of the last state, its bias included."""
+        y = Matmul()(h, self.r)
+        return y if self.rb is None else y + self.rb
+
+
+def _one(v: Value, i: int) -> Value:
+    cut = part(v, 0, i, i + 1)
+    return reshaped(cut, extents(cut)[1:])
+
+
+def _turned(v: Value) -> Value:
+    return Transpose((1, 0))(v)
+
+
+Step = Callable[[Value, tuple[Value, ...]], tuple[Value, ...]]
+
+
+def _recur(
+    node: Node,
+    x: Value,
+    lengths: Array | None,
+    initial: Sequence[Value],
+    make: Callable[[int], Step],
+    states: int,
+) -> tuple[Value, ...]:
+    """All directions over [time, batch, ...]: the sequence of states and the last ones."""
+    batch_first = bool(node.attr("layout", 0))
+    if batch_first:
+        x = Transpose((1, 0, 2))(x)
+        initial = [None if v is None else Transpose((1, 0, 2))(v) for v in initial]
+    direction = node.attr("direction", "forward")
+    ways = [False, True] if direction == "bidirectional" else [direction == "reverse"]
+    hidden = int(node.attributes["hidden_size"])
+    time, batch = extents(x)[:2]
+    zero = x.constant(np.zeros((batch, hidden)), dtype_of(x))
+    sequences, lasts = [], []
+    for number, backward in enumerate(ways):
+        state = tuple(zero if v is None else _one(v, number) for v in initial[:states])
+        rows, state = _turns(x, time, lengths, backward, make(number), state)
+        sequences.append(_with_axis(joined([_with_axis(r, 0) for r in rows], 0), 1))
+        lasts.append([_with_axis(s, 0) for s in state])
+    y = joined(sequences, 1)
+    last = [joined(list(column), 0) for column in zip(*lasts, strict=True)]
+    if batch_first:
+        y = Transpose((2, 0, 1, 3))(y)
+        last = [Transpose((1, 0, 2))(v) for v in last]
+    return (y, *last)
+
+
+def _turns(
+    x: Value,
+    time: int,
+    lengths: Array | None,
+    backward: bool,
+    step: Step,
+    state: tuple[Value, ...],
+) -> tuple[list[Value], tuple[Value, ...]]:
+    rows: list[Value] = [None] * time
+    for t in range(time)[::-1] if backward else range(time):
+        made = step(_one(x, t), state)
+        if lengths is not None and (lengths <= t).any():
+            inside = x.constant((lengths > t)[:, None], dt.bool_)
+            rows[t] = made[0] * inside.astype(dtype_of(x))
+            state = tuple(Where()(inside, a, b) for a, b in zip(made, state, strict=True))
+        else:
+            rows[t], state = made[0], made
+    return rows, state
+
+
+def _with_axis(v: Value, axis: int) -> Value:
+    shape = list(extents(v))
+    shape.insert(axis, 1)
+    return reshaped(v, shape)
+
+
+@converts("RNN", host=(4,))
+def _rnn(
+    node: Node,
+    x: Value,
+    w: Value,
+    r: Value,
+    b: Value = None,
+    lengths: Array | None = None,
+    h: Value = None,
+) -> tuple[Value, ...]:
+    def make(direction: int) -> Step:
+        cell = _Cell(node, direction, w, r, b, int(node.attributes["hidden_size"]))
+        (f,) = _activations(node, ("Tanh",), direction)
+        return lambda xt, s: (f(cell.clip(cell.from_input(xt) + cell.from_state(s[0]))),)
+
+    return _recur(node, x, lengths, [h], make, 1)
+
+
+@converts("GRU", host=(4,))
+def _gru(
+    node: Node,
+    x: Value,
+    w: Value,
+    r: Value,
+    b: Value = None,
+    lengths: Array | None = None,
+    h: Value = None,
+) -> tuple[Value, ...]:
+    before = not node.attr("linear_before_reset", 0)
+
+    def make(direction: int) -> Step:
+        cell = _Cell(node, direction, w, r, b, int(node.attributes["hidden_size"]))
+        f, g = _activations(node, ("Sigmoid", "Tanh"), direction)
+        n = cell.hidden
+        r_h = part(cell.r, 1, 2 * n, 3 * n)
+        rb_h = None if cell.rb is None else part(cell.rb, 0, 2 * n, 3 * n)
+
+        def step(xt: Value, s: tuple[Value, ...]) -> tuple[Value, ...]:
+            own, last = cell.from_input(xt), cell.from_state(s[0])
+            z = f(cell.clip(cell.gate(own, 0) + cell.gate(last, 0)))
+            reset = f(cell.clip(cell.gate(own, 1) + cell.gate(last, 1)))
+            if before:
+                inner = Matmul()(reset * s[0], r_h)
+                inner = inner if rb_h is None else inner + rb_h
+            else:
+                inner = reset * cell.gate(last, 2)
+            new = g(cell.clip(cell.gate(own, 2) + inner))
+            return ((1 - z) * new + z * s[0],)
+
+        return step
+
+    return _recur(node, x, lengths, [h], make, 1)
+
+
+@converts("LSTM", host=(4,))
+def _lstm(
+    node: Node,
+    x: Value,
+    w: Value,
+    r: Value,
+    b: Value = None,
+    lengths: Array | None = None,
+    h: Value = None,
+    c: Value = None,
+    p: Value = None,
+) -> tuple[Value, ...]:
+    def make(direction: int) -> Step:
+        cell = _Cell(node, direction, w, r, b, int(node.attributes["hidden_size"]))
+        f, g, last = _activations(node, ("Sigmoid", "Tanh", "Tanh"), direction)
+        peep = None if p is None else _one(p, direction)
+
+        def looked(i: int, state: Value) -> Value:
+            n = cell.hidden
+            return 0 if peep is None else part(peep, 0, i * n, (i + 1) * n) * state
+
+        def step(xt: Value, s: tuple[Value, ...]) -> tuple[Value, ...]:
+            hidden, memory = s
+            all_gates = cell.from_input(xt) + cell.from_state(hidden)
+            i = f(cell.clip(cell.gate(all_gates, 0) + looked(0, memory)))
+            if node.attr("input_forget", 0):
+                keep = 1 - i
+            else:
+                keep = f(cell.clip(cell.gate(all_gates, 2) + looked(2, memory)))
+            new = keep * memory + i * g(cell.clip(cell.gate(all_gates, 3)))
+            o = f(cell.clip(cell.gate(all_gates, 1) + looked(1, new)))
+            return o * last(new), new
+
+        return step
+
+    return _recur(node, x, lengths, [h, c], make, 2)

@@ -1,0 +1,307 @@
+"""Sums, extrema and their places, products of many axes, and what is sorted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from treadle.base import dtype as dt
+from treadle.interop.onnx.converters.shapes import extents, joined, part, reshaped
+from treadle.interop.onnx.nodes import Array, Node, Value, concrete, dtype_of, known
+from treadle.interop.onnx.registry import converts
+from treadle.ops import elementwise as ew
+from treadle.ops import logic, reduce, unary
+from treadle.ops.cumulative import CumProd, CumSum
+from treadle.ops.matmul import Matmul
+from treadle.ops.movement import Broadcast, Flip, Transpose
+from treadle.ops.softmax import LogSoftmax, Softmax
+from treadle.ops.softmax import LogSumExp as LogSumExpOp
+from treadle.ops.sort import TopK
+
+_NAMES = (
+    "ReduceSum",
+    "ReduceMean",
+    "ReduceMax",
+    "ReduceMin",
+    "ReduceProd",
+    "ReduceL1",
+    "ReduceL2",
+    "ReduceLogSum",
+    "ReduceLogSumExp",
+    "ReduceSumSquare",
+)
+
+
+def _reduced(node: Node, x: Value, axes: list[int] | None) -> Value:
+    rank = len(extents(x))
+    if not axes:
+        if axes is not None and node.attr("noop_with_empty_axes", 0):
+            return _of_each(node, x)
+        axes = list(range(rank))
+    where = tuple(sorted(a % rank for a in axes))
+    return _reduction(node, x, where, bool(node.attr("keepdims", 1)))
+
+
+def _of_each(node: Node, x: Value) -> Value:
+    """A reduction over no axis."""
+    name = node.op_type
+    if name == "ReduceSumSquare":
+        return x * x
+    if name in ("ReduceL1", "ReduceL2"):
+        return unary.Abs()(x)
+    return unary.Log()(x) if name == "ReduceLogSum" else x
+
+
+def _reduction(node: Node, x: Value, axes: tuple[int, ...], keep: bool) -> Value:
+    name, kind = node.op_type, dtype_of(x)
+    if kind is dt.bool_:
+        return reduce.Any(axes, keep)(x) if name == "ReduceMax" else reduce.All(axes, keep)(x)
+    empty = any(extents(x)[a] == 0 for a in axes)
+    if empty and name in ("ReduceMax", "ReduceMin"):
+        return _extremum_of_nothing(x, axes, keep, name == "ReduceMax")
+    if name == "ReduceMean" and not kind.is_float:
+        total = reduce.Sum(axes, keep)(x)
+        count = int(np.prod([extents(x)[a] for a in axes]))
+        return ew.FloorDiv()(total, total.constant(count))
+    simple: dict[str, Any] = {
+        "ReduceSum": reduce.Sum,
+        "ReduceMean": reduce.Mean,
+        "ReduceMax": reduce.Max,
+        "ReduceMin": reduce.Min,
+        "ReduceProd": reduce.Prod,
+    }
+    if name in simple:
+        return simple[name](axes, keep)(x)
+    if name == "ReduceL1":
+        return reduce.Sum(axes, keep)(unary.Abs()(x))
+    if name == "ReduceLogSumExp" and kind.is_float and not empty:
+        return LogSumExpOp(axes, keep)(x)
+    wide = x if kind.is_float else x.astype(dt.float64)
+    if name == "ReduceLogSumExp":
+        return unary.Log()(reduce.Sum(axes, keep)(unary.Exp()(wide))).astype(kind)
+    if name == "ReduceLogSum":
+        return unary.Log()(reduce.Sum(axes, keep)(wide)).astype(kind)
+    squares = reduce.Sum(axes, keep)(x * x)
+    if name == "ReduceSumSquare":
+        return squares
+    root = squares if kind.is_float else squares.astype(dt.float64)
+    return unary.Sqrt()(root).astype(kind)
+
+
+def _extremum_of_nothing(x: Value, axes: tuple[int, ...], keep: bool, largest: bool) -> Value:
+    """The least (or largest) value there is, as ONNX has it for no elements."""
+    shape = [1 if i in axes else d for i, d in enumerate(extents(x))]
+    shape = shape if keep else [d for i, d in enumerate(shape) if i not in axes]
+    numpy = dtype_of(x).numpy
+    if dtype_of(x).is_float:
+        value: Any = -np.inf if largest else np.inf
+    else:
+        value = np.iinfo(numpy).min if largest else np.iinfo(numpy).max
+    return known(np.full(shape, value, numpy))
+
+
+@converts(*_NAMES)
+def _by_attribute(node: Node, x: Value) -> Value:
+    axes = node.attributes.get("axes")
+    return _reduced(node, x, None if axes is None else list(axes))
+
+
+def _by_input(node: Node, x: Value, axes: Array | None = None) -> Value:
+    given = [] if axes is None else [int(a) for a in axes.reshape(-1)]
+    return _reduced(node, x, given)
+
+
+converts("ReduceSum", since=13, host=(1,))(_by_input)
+converts(*_NAMES[1:], since=18, host=(1,))(_by_input)
+
+
+@converts("ArgMax", "ArgMin")
+def _arg_extremum(node: Node, x: Value) -> Value:
+    axis = node.attr("axis", 0) % len(extents(x))
+    keep = bool(node.attr("keepdims", 1))
+    op = (reduce.Argmax if node.op_type == "ArgMax" else reduce.Argmin)(axis, keep)
+    if not node.attr("select_last_index", 0):
+        return op(x).astype(dt.int64)
+    last = op(Flip((axis,))(x)).astype(dt.int64)
+    return extents(x)[axis] - 1 - last
+
+
+@converts("TopK", host=(1,))
+def _top_k(node: Node, x: Value, k: Array) -> tuple[Value, Value]:
+    axis = node.attr("axis", -1) % len(extents(x))
+    op = TopK(axis, int(k.reshape(-1)[0]), bool(node.attr("largest", 1)), True)
+    values, places = op.outputs(x)
+    return values, places.astype(dt.int64)
+
+
+@converts("TopK", since=1)
+def _top_k_attribute(node: Node, x: Value) -> tuple[Value, Value]:
+    values, places = _top_k(node, x, np.array(node.attributes["k"]))
+    return values, places
+
+
+converts("TopK", since=10, host=(1,))(_top_k)
+
+
+@converts("CumSum", host=(1,))
+def _cum_sum(node: Node, x: Value, axis: Array) -> Value:
+    where = int(axis.reshape(-1)[0]) % len(extents(x))
+    return CumSum(where, bool(node.attr("exclusive", 0)), bool(node.attr("reverse", 0)))(x)
+
+
+@converts("CumProd", host=(1,))
+def _cum_prod(node: Node, x: Value, axis: Array) -> Value:
+    where = int(axis.reshape(-1)[0]) % len(extents(x))
+    return CumProd(where, bool(node.attr("exclusive", 0)), bool(node.attr("reverse", 0)))(x)
+
+
+# -- normalized exponentials -------------------------------------------------------------------
+
+
+def _flat_softmax(node: Node, x: Value) -> Value:
+    """Before opset 13: over all axes from `axis` on."""
+    shape, axis = extents(x), node.attr("axis", 1)
+    axis %= max(len(shape), 1)
+    flat = reshaped(x, (int(np.prod(shape[:axis], dtype=int)), -1))
+    return reshaped(_exponential(node, flat, 1), shape)
+
+
+def _softmax(node: Node, x: Value) -> Value:
+    return _exponential(node, x, node.attr("axis", -1) % len(extents(x)))
+
+
+def _exponential(node: Node, x: Value, axis: int) -> Value:
+    if node.op_type == "Hardmax":
+        largest = reduce.Argmax(axis, True)(x).astype(dt.int64)
+        places = np.arange(extents(x)[axis], dtype=np.int64)
+        shape = [-1 if i == axis else 1 for i in range(len(extents(x)))]
+        same = logic.Equal()(largest, largest.constant(places.reshape(shape), dt.int64))
+        return same.astype(dtype_of(x))
+    return (Softmax if node.op_type == "Softmax" else LogSoftmax)(axis)(x)
+
+
+converts("Softmax", "LogSoftmax", "Hardmax")(_flat_softmax)
+converts("Softmax", "LogSoftmax", "Hardmax", since=13)(_softmax)
+
+
+@converts("LpNormalization")
+def _lp_normalization(node: Node, x: Value) -> Value:
+    axis = node.attr("axis", -1) % len(extents(x))
+    if node.attr("p", 2) == 1:
+        size = reduce.Sum((axis,), True)(unary.Abs()(x))
+    else:
+        size = unary.Sqrt()(reduce.Sum((axis,), True)(x * x))
+    zero = logic.Equal()(size, size.constant(0))
+    return x / (size + zero.astype(dtype_of(x)))
+
+
+# -- sums over named axes ----------------------------------------------------------------------
+
+
+@converts("Einsum")
+def _einsum(node: Node, *xs: Value) -> Value:
+    equation = str(node.attributes["equation"]).replace(" ", "")
+    terms, result = _terms(equation, [len(extents(x)) for x in xs])
+    value, names = _diagonals(xs[0], terms[0])
+    for x, term in zip(xs[1:], terms[1:], strict=True):
+        other, its = _diagonals(x, term)
+        later = set(result).union(*terms[2:]) if len(terms) > 2 else set(result)
+        value, names = _contracted(value, names, other, its, later)
+    gone = tuple(i for i, n in enumerate(names) if n not in result)
+    value = reduce.Sum(gone)(value) if gone else value
+    left = [n for n in names if n in result]
+    order = tuple(left.index(n) for n in result)
+    return Transpose(order)(value) if order else value
+
+
+def _terms(equation: str, ranks: list[int]) -> tuple[list[str], str]:
+    """Axis names of each operand and of the result; those of an ellipsis are digits."""
+    left, arrow, right = equation.partition("->")
+    terms, most = [], 0
+    for term, rank in zip(left.split(","), ranks, strict=True):
+        hidden = rank - len(term.replace("...", "")) if "..." in term else 0
+        most = max(most, hidden)
+        terms.append(
+            term.replace("...", "0123456789"[10 - hidden :]) if hidden else term.replace("...", "")
+        )
+    shared = "0123456789"[10 - most :] if most else ""
+    if arrow:
+        return terms, right.replace("...", shared)
+    letters = sorted(c for c in set(left) if c.isalpha() and left.count(c) == 1)
+    return terms, shared + "".join(letters)
+
+
+def _diagonals(x: Value, names: str) -> tuple[Value, str]:
+    """Axes of one name become one: their diagonal."""
+    for name in dict.fromkeys(names):
+        while names.count(name) > 1:
+            i, j = names.index(name), names.rindex(name)
+            n = extents(x)[i]
+            pieces = [part(part(x, i, k, k + 1), j, k, k + 1) for k in range(n)]
+            x = reduce.Sum((j,))(joined(pieces, i))
+            names = names[:j] + names[j + 1 :]
+    return x, names
+
+
+def _contracted(x: Value, names: str, y: Value, its: str, later: set[str]) -> tuple[Value, str]:
+    """The product of two operands, summed over shared axes that nobody needs afterwards."""
+    batch = [n for n in names if n in its and n in later]
+    inner = [n for n in names if n in its and n not in later]
+    mine, other = [n for n in names if n not in its], [n for n in its if n not in names]
+    size = {**_sizes(x, names), **{n: d for n, d in _sizes(y, its).items() if d != 1}}
+    left = _arranged(x, names, [*batch, *mine, *inner], [*batch, *inner], size)
+    right = _arranged(y, its, [*batch, *inner, *other], [*batch, *inner], size)
+    full = {**_sizes(x, names), **_sizes(y, its), **{n: size[n] for n in (*batch, *inner)}}
+    b, m, k, n = (
+        int(np.prod([full[c] for c in part_], dtype=int)) for part_ in (batch, mine, inner, other)
+    )
+    kind = dtype_of(x)
+    wide = kind if kind.is_float else dt.float64
+    product = Matmul()(
+        reshaped(left, (b, m, k)).astype(wide), reshaped(right, (b, k, n)).astype(wide)
+    )
+    made = [*batch, *mine, *other]
+    return reshaped(product, [full[c] for c in made]).astype(kind), "".join(made)
+
+
+def _sizes(x: Value, names: str) -> dict[str, int]:
+    return dict(zip(names, extents(x), strict=True))
+
+
+def _arranged(
+    x: Value, names: str, order: list[str], shared: list[str], size: dict[str, int]
+) -> Value:
+    """Axes in an order, those that both operands have at their full extent."""
+    turned = Transpose(tuple(names.index(n) for n in order))(x)
+    mine = _sizes(x, names)
+    shape = tuple(size[n] if n in shared else mine[n] for n in order)
+    return turned if extents(turned) == shape else Broadcast(shape)(turned)
+
+
+@converts("Det", host=(0,))
+def _det(node: Node, x: Array) -> Value:
+    return known(np.linalg.det(x.astype(np.float64)).astype(x.dtype))
+
+
+@converts("NonZero", separate=True)
+def _non_zero(node: Node, x: Value) -> Value:
+    array = concrete(x, node, "the input")
+    return known(np.array(np.nonzero(array), np.int64).reshape(max(array.ndim, 1), -1))
+
+
+@converts("Unique", separate=True)
+def _unique(node: Node, x: Value) -> tuple[Value, ...]:
+    array = concrete(x, node, "the input")
+    axis = node.attributes.get("axis")
+    flat = array.reshape(-1) if axis is None else array
+    made, first, inverse, counts = np.unique(
+        flat, return_index=True, return_inverse=True, return_counts=True, axis=axis or 0
+    )
+    inverse = inverse.reshape(-1)
+    if not node.attr("sorted", 1):
+        order = np.argsort(first, kind="stable")
+        rank = np.argsort(order, kind="stable")
+        made = np.take(made, order, axis or 0)
+        first, counts, inverse = first[order], counts[order], rank[inverse]
+    return known(made), *(known(v.astype(np.int64)) for v in (first, inverse, counts))

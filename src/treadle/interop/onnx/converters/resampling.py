@@ -1,0 +1,390 @@
+"""Resize, grids, and regions: values at fractional places."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from treadle.base import dtype as dt
+from treadle.interop.onnx.converters.shapes import extents, part, reshaped
+from treadle.interop.onnx.nodes import Array, Node, Value, concrete, dtype_of, known
+from treadle.interop.onnx.registry import converts
+from treadle.ops import elementwise as ew
+from treadle.ops import logic, unary
+from treadle.ops.gather import Index, Take
+from treadle.ops.matmul import Matmul
+from treadle.ops.movement import Transpose
+from treadle.ops.resample import Resize as ResizeOp
+from treadle.ops.select import Where
+
+# -- resize ------------------------------------------------------------------------------------
+
+
+@converts("Resize", host=(1,))
+def _resize_10(node: Node, x: Value, scales: Array) -> Value:
+    shape = extents(x)
+    sizes = [math.floor(d * float(s)) for d, s in zip(shape, scales, strict=True)]
+    return _resized(node, x, list(range(len(shape))), sizes, [float(s) for s in scales], None)
+
+
+@converts("Resize", since=11, host=(1, 2, 3))
+def _resize(
+    node: Node,
+    x: Value,
+    roi: Array | None = None,
+    scales: Array | None = None,
+    sizes: Array | None = None,
+) -> Value:
+    shape = extents(x)
+    axes = [a % len(shape) for a in node.ints("axes", range(len(shape)))]
+    mine = [shape[a] for a in axes]
+    box = None if roi is None or roi.size == 0 else roi.reshape(2, -1)
+    if sizes is not None and sizes.size:
+        target = [int(s) for s in sizes]
+        factors = [t / d for t, d in zip(target, mine, strict=True)]
+        policy = node.attr("keep_aspect_ratio_policy", "stretch")
+        if policy != "stretch":
+            factor = min(factors) if policy == "not_larger" else max(factors)
+            factors = [factor] * len(target)
+            target = [math.floor(factor * d + 0.5) for d in mine]
+    elif scales is not None:
+        factors = [float(s) for s in scales]
+        target = [math.floor(d * f) for d, f in zip(mine, factors, strict=True)]
+        if (
+            box is not None
+            and node.attr("coordinate_transformation_mode", "") == "tf_crop_and_resize"
+        ):
+            spans = zip(mine, factors, box.T, strict=True)
+            target = [math.floor(d * f * (b - a)) for d, f, (a, b) in spans]
+    else:
+        raise node.refuse("neither scales nor sizes are given")
+    return _resized(node, x, axes, target, factors, box)
+
+
+def _resized(
+    node: Node,
+    x: Value,
+    axes: Sequence[int],
+    target: Sequence[int],
+    factors: Sequence[float],
+    box: Array | None,
+) -> Value:
+    quick = _by_op(node, x, axes, target, factors)
+    if quick is not None:
+        return quick
+    kind = dtype_of(x)
+    places = node.attr(
+        "coordinate_transformation_mode", "half_pixel" if node.opset > 10 else "asymmetric"
+    )
+    y = x if kind.is_float else x.astype(dt.float32)
+    outside = None
+    for i, axis in enumerate(axes):
+        extent = extents(y)[axis]
+        if extent == target[i] and factors[i] == 1.0 and places != "tf_crop_and_resize":
+            continue
+        window = (0.0, 1.0) if box is None else (float(box[0, i]), float(box[1, i]))
+        at = _coordinates(places, extent, target[i], factors[i], window)
+        y = _interpolated(node, y, axis, at, factors[i])
+        if places == "tf_crop_and_resize":
+            beyond = (at < 0) | (at > extent - 1)
+            shape = [-1 if j == axis else 1 for j in range(len(extents(y)))]
+            mask = beyond.reshape(shape)
+            outside = mask if outside is None else outside | mask
+    if outside is not None and outside.any():
+        fill = y.constant(node.attr("extrapolation_value", 0.0))
+        whole = np.broadcast_to(outside, extents(y))
+        y = Where()(y.constant(np.ascontiguousarray(whole), dt.bool_), fill, y)
+    if kind.is_float:
+        return y.astype(kind)
+    info = np.iinfo(kind.numpy)
+    return ew.Minimum()(ew.Maximum()(y, y.constant(info.min)), y.constant(info.max)).astype(kind)
+
+
+_COORDINATES = {
+    "half_pixel": "half_pixel",
+    "align_corners": "align_corners",
+    "asymmetric": "asymmetric",
+}
+
+
+def _by_op(
+    node: Node, x: Value, axes: Sequence[int], target: Sequence[int], factors: Sequence[float]
+) -> Value | None:
+    """The op of the same meaning, for maps resized along spatial axes; None if there is none."""
+    rank, mode = len(extents(x)), node.attr("mode", "nearest")
+    places = node.attr(
+        "coordinate_transformation_mode", "half_pixel" if node.opset > 10 else "asymmetric"
+    )
+    shape = list(extents(x))
+    for axis, size in zip(axes, target, strict=True):
+        shape[axis] = size
+    exact = all(
+        abs(f - t / extents(x)[a]) < 1e-9 for f, t, a in zip(factors, target, axes, strict=True)
+    )
+    ours = mode == "linear" and places in _COORDINATES
+    if mode == "nearest":
+        ours = places == "asymmetric" and node.attr("nearest_mode", "round_prefer_floor") == "floor"
+        ours |= places == "asymmetric" and node.opset == 10
+    if node.attr("antialias", 0) or not (
+        ours and exact and 3 <= rank <= 5 and dtype_of(x).is_float
+    ):
+        return None
+    if tuple(shape[:2]) != extents(x)[:2] or min(shape) < 1:
+        return None
+    return ResizeOp(mode, _COORDINATES[places], tuple(shape[2:]))(x)
+
+
+def _coordinates(mode: str, n: int, m: int, factor: float, window: tuple[float, float]) -> Array:
+    """Where each of m results stands on n cells."""
+    i = np.arange(m, dtype=np.float64)
+    if mode == "align_corners":
+        extent = factor * n  # not rounded, where scales were given
+        return i * (n - 1) / (extent - 1) if extent != 1 else i * 0
+    if mode == "asymmetric":
+        return i / factor
+    if mode == "pytorch_half_pixel":
+        return (i + 0.5) / factor - 0.5 if m > 1 else i * 0 - 0.0
+    if mode == "tf_half_pixel_for_nn":
+        return (i + 0.5) / factor
+    if mode == "tf_crop_and_resize":
+        start, end = window
+        if m > 1:
+            return start * (n - 1) + i * (end - start) * (n - 1) / (m - 1)
+        return i * 0 + 0.5 * (start + end) * (n - 1)
+    if mode == "half_pixel_symmetric":
+        adjusted = m / (factor * n)
+        center = n / 2
+        return center * (1 - adjusted) + (i + 0.5) / factor - 0.5
+    return (i + 0.5) / factor - 0.5
+
+
+def _interpolated(node: Node, x: Value, axis: int, at: Array, factor: float) -> Value:
+    n, mode = extents(x)[axis], node.attr("mode", "nearest")
+    if mode == "nearest":
+        places = _nearest(str(node.attr("nearest_mode", "round_prefer_floor")), at, node.opset)
+        index = np.clip(places, 0, n - 1).astype(np.int64)
+        return Take(axis)(x, x.constant(index, dt.int64))
+    scale = min(factor, 1.0) if node.attr("antialias", 0) else 1.0
+    kernel: Callable[[Array], Array] = _triangle
+    reach = 1.0
+    if mode == "cubic":
+        slope = float(node.attr("cubic_coeff_a", -0.75))
+        kernel, reach = (lambda t: _cubic(t, slope)), 2.0
+    weights = _weights(at, n, kernel, reach / scale, scale, bool(node.attr("exclude_outside", 0)))
+    return _along(x, axis, weights)
+
+
+def _nearest(mode: str, at: Array, opset: int) -> Array:
+    if opset == 10:
+        return np.floor(at)
+    rounded: dict[str, Callable[[Array], Array]] = {
+        "round_prefer_floor": lambda t: np.ceil(t - 0.5),
+        "round_prefer_ceil": lambda t: np.floor(t + 0.5),
+        "floor": np.floor,
+        "ceil": np.ceil,
+    }
+    return rounded[mode](at)
+
+
+def _triangle(t: Array) -> Array:
+    found: Array = np.maximum(1 - np.abs(t), 0)
+    return found
+
+
+def _cubic(t: Array, a: float) -> Array:
+    """Keys' kernel."""
+    t = np.abs(t)
+    near = (a + 2) * t**3 - (a + 3) * t**2 + 1
+    far = a * t**3 - 5 * a * t**2 + 8 * a * t - 4 * a
+    return np.where(t <= 1, near, np.where(t < 2, far, 0.0))
+
+
+def _weights(
+    at: Array, n: int, kernel: Callable[[Array], Array], reach: float, scale: float, inside: bool
+) -> Array:
+    """[results, cells]: how much each cell counts; what lies outside counts for the edge."""
+    low = np.floor(at - reach).astype(int)
+    cells = low[:, None] + np.arange(int(2 * reach) + 3)
+    shares = kernel((at[:, None] - cells) * scale)
+    if inside:
+        shares = np.where((cells < 0) | (cells >= n), 0, shares)
+    if inside or scale != 1.0:
+        shares = shares / shares.sum(1, keepdims=True)
+    result = np.zeros((at.size, n))
+    rows = np.broadcast_to(np.arange(at.size)[:, None], cells.shape)
+    np.add.at(result, (rows, np.clip(cells, 0, n - 1)), shares)
+    return result
+
+
+def _along(x: Value, axis: int, weights: Array) -> Value:
+    """The product with a matrix along one axis."""
+    rank = len(extents(x))
+    order = (*(i for i in range(rank) if i != axis), axis)
+    back = tuple(int(i) for i in np.argsort(order))
+    matrix = x.constant(np.ascontiguousarray(weights.T.astype(dtype_of(x).numpy)), dtype_of(x))
+    turned = Transpose(order)(x)
+    shape = extents(turned)
+    flat = Matmul()(reshaped(turned, (-1, shape[-1])), matrix)
+    return Transpose(back)(reshaped(flat, (*shape[:-1], weights.shape[0])))
+
+
+# -- grids -------------------------------------------------------------------------------------
+
+
+@converts("GridSample")
+def _grid_sample(node: Node, x: Value, grid: Value) -> Value:
+    mode = {"bilinear": "linear", "bicubic": "cubic"}.get(m := str(node.attr("mode", "linear")), m)
+    padding, corners = node.attr("padding_mode", "zeros"), bool(node.attr("align_corners", 0))
+    spatial = extents(x)[2:]
+    rank = len(spatial)
+    flat = reshaped(grid, (extents(grid)[0], -1, rank))
+    places = []
+    for i, n in enumerate(spatial):
+        unit = reshaped(part(flat, 2, rank - 1 - i, rank - i), extents(flat)[:2])
+        at = (unit + 1) * ((n - 1) / 2) if corners else (unit + 1) * (n / 2) - 0.5
+        places.append(
+            at if padding == "zeros" or mode == "cubic" else _inside(at, n, padding, corners)
+        )
+    made = _grid_values(x, places, mode, str(padding), corners)
+    return reshaped(made, (*extents(x)[:2], *extents(grid)[1:-1]))
+
+
+def _inside(at: Value, n: int, padding: str, corners: bool) -> Value:
+    """Places outside moved to the border or mirrored."""
+    zero, last = at.constant(0), at.constant(n - 1)
+    if padding == "reflection":
+        low, high = (0.0, n - 1.0) if corners else (-0.5, n - 0.5)
+        span = high - low
+        if span == 0:
+            return at * 0
+        twice = ew.Mod()(unary.Abs()(at - low), at.constant(2 * span))
+        at = low + ew.Minimum()(twice, 2 * span - twice)
+    return ew.Minimum()(ew.Maximum()(at, zero), last)
+
+
+def _taps(at: Value, mode: str) -> list[tuple[Value, Value | None]]:
+    """Cells that count for a place, each with its share (None: all of it)."""
+    if mode == "nearest":
+        floor = unary.Floor()(at + 0.5)
+        half = logic.Equal()(floor - at, at.constant(0.5))
+        odd = logic.NotEqual()(ew.Mod()(floor, at.constant(2)), at.constant(0))
+        return [(floor - (half & odd).astype(dtype_of(at)), None)]
+    low = unary.Floor()(at)
+    if mode == "linear":
+        return [(low, low + 1 - at), (low + 1, at - low)]
+    taps = []
+    for shift in (-1, 0, 1, 2):
+        cell = low + shift
+        t, a = unary.Abs()(at - cell), -0.75
+        near = ((a + 2) * t - (a + 3)) * t * t + 1
+        far = ((a * t - 5 * a) * t + 8 * a) * t - 4 * a
+        taps.append((cell, near if shift in (0, 1) else far))
+    return taps
+
+
+def _grid_values(
+    x: Value, places: Sequence[Value], mode: str, padding: str, corners: bool
+) -> Value:
+    """x [N, C, *S] at places [N, P], as [N, C, P]."""
+    spatial, kind = extents(x)[2:], dtype_of(x)
+    batch = np.arange(extents(x)[0], dtype=np.int64)[:, None]
+    rows = np.ascontiguousarray(np.broadcast_to(batch, extents(places[0])))
+    order = (0, *range(2, 2 + len(spatial)), 1)
+    last = Transpose(order)(x)
+    total: Value = None
+
+    def add(axis: int, cells: list[Value], share: Value | None) -> None:
+        nonlocal total
+        if axis < len(spatial):
+            for cell, weight in _taps(places[axis], mode):
+                both = weight if share is None else share if weight is None else share * weight
+                add(axis + 1, [*cells, cell], both)
+            return
+        seen = _at_cells(last, rows, cells, spatial, padding, corners)
+        seen = seen if share is None else seen * reshaped(share.astype(kind), (*extents(share), 1))
+        total = seen if total is None else total + seen
+
+    add(0, [], None)
+    return Transpose((0, 2, 1))(total)
+
+
+def _at_cells(
+    x: Value,
+    rows: Array,
+    cells: Sequence[Value],
+    spatial: Sequence[int],
+    padding: str,
+    corners: bool,
+) -> Value:
+    inside: Any = None
+    indices = []
+    for cell, n in zip(cells, spatial, strict=True):
+        if padding == "zeros":
+            within = (cell >= 0) & (cell <= n - 1)
+            inside = within if inside is None else inside & within
+        at = _inside(cell, n, "border" if padding == "zeros" else padding, corners)
+        indices.append(unary.Floor()(at + 0.5).astype(dt.int64))
+    axes = tuple(range(1 + len(spatial)))
+    seen = Index(axes)(x, x.constant(rows, dt.int64), *indices)
+    if inside is None:
+        return seen
+    return seen * reshaped(inside.astype(dtype_of(x)), (*extents(inside), 1))
+
+
+# -- regions -----------------------------------------------------------------------------------
+
+
+@converts("RoiAlign", host=(2,))
+def _roi_align(node: Node, x: Value, rois: Value, batches: Array) -> Value:
+    """Averages (or maxima) of bilinear samples on a regular grid in each cell of each region."""
+    boxes = concrete(rois, node, "the regions").astype(np.float64)
+    half = (
+        0.5
+        if node.attr("coordinate_transformation_mode", "half_pixel" if node.opset >= 16 else "")
+        == "half_pixel"
+        else 0.0
+    )
+    scale, ratio = node.attr("spatial_scale", 1.0), node.attr("sampling_ratio", 0)
+    height, width = node.attr("output_height", 1), node.attr("output_width", 1)
+    values = concrete(x, node, "the maps")
+    results = np.zeros((len(boxes), values.shape[1], height, width), values.dtype)
+    for i, (box, batch) in enumerate(zip(boxes * scale - half, batches, strict=True)):
+        x0, y0, x1, y1 = box
+        h, w = y1 - y0, x1 - x0
+        if not half:
+            h, w = max(h, 1.0), max(w, 1.0)
+        grid_h = ratio or math.ceil(h / height)
+        grid_w = ratio or math.ceil(w / width)
+        ys = y0 + (np.arange(height * grid_h) + 0.5) * h / (height * grid_h)
+        xs = x0 + (np.arange(width * grid_w) + 0.5) * w / (width * grid_w)
+        shape = (values.shape[1], height, grid_h, width, grid_w)
+        if node.attr("mode", "avg") == "avg":
+            samples = _bilinear(values[int(batch)], ys, xs).sum(0)
+            results[i] = samples.reshape(shape).mean((2, 4))
+        else:
+            samples = _bilinear(values[int(batch)], ys, xs).max(0)
+            results[i] = samples.reshape(shape).max((2, 4))
+    return known(results)
+
+
+def _bilinear(image: Array, ys: Array, xs: Array) -> Array:
+    """The four weighted corners of every sample, [4, C, len(ys), len(xs)]."""
+    (y0, y1, ty, in_y), (x0, x1, tx, in_x) = (
+        _corner(a, n) for a, n in zip((ys, xs), image.shape[1:], strict=True)
+    )
+    inside = in_y[:, None] & in_x[None, :]
+    parts = []
+    for rows, wy in ((y0, 1 - ty), (y1, ty)):
+        for columns, wx in ((x0, 1 - tx), (x1, tx)):
+            parts.append(image[:, rows][:, :, columns] * (wy[:, None] * wx[None, :] * inside))
+    return np.stack(parts)
+
+
+def _corner(at: Array, n: int) -> tuple[Array, Array, Array, Array]:
+    inside = (at >= -1.0) & (at <= n)
+    at = np.clip(at, 0, n - 1)
+    low = np.floor(at).astype(int)
+    return low, np.minimum(low + 1, n - 1), at - low, inside

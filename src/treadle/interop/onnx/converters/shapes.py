@@ -1,0 +1,411 @@
+"""Operators that make, ask for, or change shapes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from treadle.base.dtype import as_dtype
+from treadle.interop.onnx.converters.arithmetic import target_type
+from treadle.interop.onnx.nodes import Array, Node, Value, concrete, dtype_of, is_known, known
+from treadle.interop.onnx.registry import converts
+from treadle.ops.movement import Broadcast, Concat, Flip, Reshape, Transpose
+from treadle.ops.select import Where
+from treadle.ops.slicing import Pad, Slice
+
+MOST_ELEMENTS = 1 << 33
+"""Of an array made from its extents alone: more is a damaged model."""
+
+
+def extents(value: Value) -> tuple[int, ...]:
+    """The shape as numbers."""
+    return tuple(int(d) for d in _shape(value))
+
+
+def _shape(value: Value) -> Any:
+    array = getattr(value, "array", None)
+    return value.type.shape if array is None else array.shape
+
+
+# -- questions ---------------------------------------------------------------------------------
+
+
+@converts("Shape", separate=True)
+def _shape_of(node: Node, x: Value) -> Value:
+    shape = extents(x)
+    start, end = node.attr("start", 0), node.attr("end", len(shape))
+    return known(np.array(shape[slice(start, end)], np.int64))
+
+
+@converts("Size", separate=True)
+def _size_of(node: Node, x: Value) -> Value:
+    return known(np.array(math.prod(extents(x)), np.int64))
+
+
+# -- creation ----------------------------------------------------------------------------------
+
+
+@converts("Constant")
+def _constant(node: Node) -> Value:
+    given = node.attributes
+    if "value" in given:
+        return known(given["value"])
+    for name, dtype in (
+        ("value_float", np.float32),
+        ("value_floats", np.float32),
+        ("value_int", np.int64),
+        ("value_ints", np.int64),
+        ("value_string", object),
+        ("value_strings", object),
+    ):
+        if name in given:
+            return known(np.array(given[name], dtype))
+    raise node.refuse("it has no dense value")
+
+
+@converts("ConstantOfShape", host=(0,))
+def _constant_of_shape(node: Node, shape: Array) -> Value:
+    value = np.asarray(node.attr("value", np.zeros(1, np.float32))).reshape(-1)[:1]
+    if math.prod(shape.tolist()) > MOST_ELEMENTS:
+        raise node.refuse(f"extents {shape.tolist()} are more than memory holds")
+    return known(np.broadcast_to(value.reshape(()), tuple(shape.tolist())).copy())
+
+
+@converts("Range", host=(0, 1, 2))
+def _range(node: Node, start: Array, limit: Array, delta: Array) -> Value:
+    wide = np.float64 if start.dtype.kind not in "iu" else np.int64
+    given: list[Any] = [np.asarray(v).astype(wide).item() for v in (start, limit, delta)]
+    first, last, step = given
+    count = max(math.ceil((last - first) / step), 0)
+    return known((first + np.arange(count, dtype=wide) * step).astype(start.dtype))
+
+
+@converts("EyeLike", separate=True)
+def _eye_like(node: Node, x: Value) -> Value:
+    code = node.attributes.get("dtype")
+    dtype = x.type.dtype.numpy if code is None else target_type(int(code), node)
+    rows, columns = extents(x)
+    return known(np.eye(rows, columns, k=node.attr("k", 0)).astype(dtype))
+
+
+# -- other views of the same elements ----------------------------------------------------------
+
+
+@converts("Identity", separate=True)
+def _identity(node: Node, x: Value) -> Value:
+    return x
+
+
+@converts("Reshape", host=(1,))
+def _reshape(node: Node, x: Value, shape: Array) -> Value:
+    wanted = [int(d) for d in shape]
+    if not node.attr("allowzero", 0):
+        mine = extents(x)
+        wanted = [mine[i] if d == 0 else d for i, d in enumerate(wanted)]
+    return _reshaped(x, wanted)
+
+
+def _reshaped(x: Value, wanted: Sequence[int]) -> Value:
+    """Reshape with at most one -1; also arrays of types that tensors do not have."""
+    shape = list(wanted)
+    if -1 in shape:
+        rest = math.prod(d for d in shape if d != -1)
+        shape[shape.index(-1)] = math.prod(extents(x)) // rest if rest else 0
+    array = getattr(x, "array", None)
+    return Reshape(tuple(shape))(x) if array is None else known(array.reshape(shape))
+
+
+@converts("Flatten")
+def _flatten(node: Node, x: Value) -> Value:
+    shape, axis = extents(x), node.attr("axis", 1)
+    axis += len(shape) if axis < 0 else 0
+    return _reshaped(x, (math.prod(shape[:axis]), math.prod(shape[axis:])))
+
+
+def _squeezed(x: Value, axes: Sequence[int] | None) -> Value:
+    shape = extents(x)
+    if axes is None:
+        drop = {i for i, d in enumerate(shape) if d == 1}
+    else:
+        drop = {int(a) % len(shape) for a in axes}
+    return _reshaped(x, [d for i, d in enumerate(shape) if i not in drop])
+
+
+@converts("Squeeze")
+def _squeeze_attribute(node: Node, x: Value) -> Value:
+    return _squeezed(x, node.attributes.get("axes"))
+
+
+@converts("Squeeze", since=13, host=(1,))
+def _squeeze(node: Node, x: Value, axes: Array | None = None) -> Value:
+    return _squeezed(x, None if axes is None else axes.reshape(-1).tolist())
+
+
+def _unsqueezed(x: Value, axes: Sequence[int]) -> Value:
+    shape = list(extents(x))
+    rank = len(shape) + len(axes)
+    for axis in sorted(int(a) % rank for a in axes):
+        shape.insert(axis, 1)
+    return _reshaped(x, shape)
+
+
+@converts("Unsqueeze")
+def _unsqueeze_attribute(node: Node, x: Value) -> Value:
+    return _unsqueezed(x, node.attributes["axes"])
+
+
+@converts("Unsqueeze", since=13, host=(1,))
+def _unsqueeze(node: Node, x: Value, axes: Array) -> Value:
+    return _unsqueezed(x, axes.reshape(-1).tolist())
+
+
+@converts("Transpose")
+def _transpose(node: Node, x: Value) -> Value:
+    rank = len(extents(x))
+    order = node.ints("perm", range(rank)[::-1])
+    array = getattr(x, "array", None)
+    return Transpose(order)(x) if array is None else known(array.transpose(order))
+
+
+# -- repetition --------------------------------------------------------------------------------
+
+
+@converts("Expand", host=(1,))
+def _expand(node: Node, x: Value, shape: Array) -> Value:
+    return _broadcast(x, np.broadcast_shapes(extents(x), tuple(shape.tolist())))
+
+
+def _broadcast(x: Value, shape: Sequence[int]) -> Value:
+    return x if extents(x) == tuple(shape) else Broadcast(tuple(int(d) for d in shape))(x)
+
+
+@converts("Tile", host=(1,))
+def _tile(node: Node, x: Value, repeats: Array) -> Value:
+    shape = extents(x)
+    apart = [part for d in shape for part in (1, d)]
+    wide = [part for d, n in zip(shape, repeats, strict=True) for part in (int(n), d)]
+    whole = [d * int(n) for d, n in zip(shape, repeats, strict=True)]
+    return _reshaped(_broadcast(_reshaped(x, apart), wide), whole)
+
+
+# -- parts -------------------------------------------------------------------------------------
+
+
+@converts("Concat")
+def _concat(node: Node, *xs: Value) -> Value:
+    return _joined(xs, node.attr("axis", 0))
+
+
+def _joined(xs: Sequence[Value], axis: int) -> Value:
+    if all(map(is_known, xs)):
+        return known(np.concatenate([x.array for x in xs], axis))
+    return xs[0] if len(xs) == 1 else Concat(axis % len(extents(xs[0])))(*xs)
+
+
+@converts("Slice")
+def _slice_attributes(node: Node, x: Value) -> Value:
+    starts, ends = node.ints("starts", ()), node.ints("ends", ())
+    return _sliced(x, starts, ends, node.ints("axes", range(len(starts))), [1] * len(starts))
+
+
+@converts("Slice", since=10, host=(1, 2, 3, 4))
+def _slice(
+    node: Node,
+    x: Value,
+    starts: Array,
+    ends: Array,
+    axes: Array | None = None,
+    steps: Array | None = None,
+) -> Value:
+    count = starts.size
+    where = range(count) if axes is None else axes.tolist()
+    return _sliced(
+        x, starts.tolist(), ends.tolist(), where, [1] * count if steps is None else steps.tolist()
+    )
+
+
+def _sliced(
+    x: Value, starts: Sequence[int], ends: Sequence[int], axes: Sequence[int], steps: Sequence[int]
+) -> Value:
+    shape = extents(x)
+    first, last, step = [0] * len(shape), list(shape), [1] * len(shape)
+    backward = []
+    for start, end, axis, by in zip(starts, ends, axes, steps, strict=True):
+        axis %= len(shape)
+        indices = range(*slice(start, end, by).indices(shape[axis]))
+        if by < 0:
+            backward.append(axis)
+            indices = indices[::-1]
+        first[axis], step[axis] = (indices.start, indices.step) if len(indices) else (0, 1)
+        last[axis] = indices[-1] + 1 if len(indices) else 0
+    array = getattr(x, "array", None)
+    if array is not None:
+        cut = array[tuple(map(slice, first, last, step))]
+        return known(np.flip(cut, tuple(backward)))
+    made = Slice(tuple(first), tuple(last), tuple(step))(x)
+    return Flip(tuple(sorted(backward)))(made) if backward else made
+
+
+def part(x: Value, axis: int, start: int, stop: int) -> Value:
+    """x from `start` to `stop` along an axis."""
+    return _sliced(x, [start], [stop], [axis], [1])
+
+
+def _split_at(x: Value, axis: int, sizes: Sequence[int]) -> tuple[Value, ...]:
+    places = np.cumsum([0, *sizes]).tolist()
+    return tuple(part(x, axis, a, b) for a, b in pairwise(places))
+
+
+def _even(extent: int, count: int) -> list[int]:
+    size = -(-extent // count)
+    return [max(min(size, extent - i * size), 0) for i in range(count)]
+
+
+@converts("Split")
+def _split_attribute(node: Node, x: Value) -> tuple[Value, ...]:
+    axis = node.attr("axis", 0)
+    sizes = node.ints("split", _even(extents(x)[axis], node.n_outputs))
+    return _split_at(x, axis, sizes)
+
+
+@converts("Split", since=13, host=(1,))
+def _split(node: Node, x: Value, sizes: Array | None = None) -> tuple[Value, ...]:
+    axis = node.attr("axis", 0)
+    count = node.attr("num_outputs", node.n_outputs)
+    given = _even(extents(x)[axis], count) if sizes is None else sizes.tolist()
+    return _split_at(x, axis, given)
+
+
+@converts("Pad")
+def _pad_attributes(node: Node, x: Value) -> Value:
+    pads = node.attributes.get("pads", node.attributes.get("paddings", ()))
+    return _padded(node, x, pads, node.attr("value", 0.0), None)
+
+
+@converts("Pad", since=11, host=(1, 2, 3))
+def _pad(
+    node: Node, x: Value, pads: Array, value: Array | None = None, axes: Array | None = None
+) -> Value:
+    fill = 0.0 if value is None or value.size == 0 else value.reshape(-1)[0].item()
+    where = None if axes is None else axes.tolist()
+    return _padded(node, x, pads.tolist(), fill, where)
+
+
+def _padded(
+    node: Node, x: Value, pads: Sequence[int], fill: Any, axes: Sequence[int] | None
+) -> Value:
+    rank = len(extents(x))
+    where = [a % rank for a in (range(rank) if axes is None else axes)]
+    before, after = [0] * rank, [0] * rank
+    for i, axis in enumerate(where):
+        before[axis], after[axis] = int(pads[i]), int(pads[i + len(where)])
+    mode = node.attr("mode", "constant")
+    # What is negative cuts off; padding comes after.
+    cut = [(max(-b, 0), d - max(-a, 0)) for b, a, d in zip(before, after, extents(x), strict=True)]
+    if any(p < 0 for p in (*before, *after)):
+        x = _sliced(x, [a for a, _ in cut], [b for _, b in cut], range(rank), [1] * rank)
+    widths = tuple((max(b, 0), max(a, 0)) for b, a in zip(before, after, strict=True))
+    if not any(map(any, widths)):
+        return x
+    if mode == "wrap":
+        return _wrapped(x, widths)
+    known_mode: Any = mode
+    return Pad(widths, known_mode, fill if mode == "constant" else 0.0)(x)
+
+
+def _wrapped(x: Value, widths: Sequence[tuple[int, int]]) -> Value:
+    for axis, (before, after) in enumerate(widths):
+        if before or after:
+            extent = extents(x)[axis]
+            places = np.arange(-before, extent + after) % extent
+            pieces = [part(x, axis, int(i), int(i) + 1) for i in places]
+            x = _joined(pieces, axis)
+    return x
+
+
+@converts("Trilu", host=(1,))
+def _trilu(node: Node, x: Value, k: Array | None = None) -> Value:
+    rows, columns = extents(x)[-2:]
+    mask = np.ones((rows, columns), bool)
+    diagonal = 0 if k is None else int(k)
+    kept = np.triu(mask, diagonal) if node.attr("upper", 1) else np.tril(mask, diagonal)
+    array = getattr(x, "array", None)
+    if array is not None:
+        return known(np.where(kept, array, np.zeros((), array.dtype)))
+    return Where()(x.constant(kept, as_dtype("bool")), x, x.constant(0, dtype_of(x)))
+
+
+@converts("CenterCropPad", host=(1,))
+def _center_crop_pad(node: Node, x: Value, shape: Array) -> Value:
+    rank = len(extents(x))
+    axes = [a % rank for a in node.ints("axes", range(rank))]
+    for axis, wanted in zip(axes, shape.tolist(), strict=True):
+        extent = extents(x)[axis]
+        if extent > wanted:
+            start = (extent - wanted) // 2
+            x = part(x, axis, start, start + wanted)
+        elif extent < wanted:
+            before = (wanted - extent) // 2
+            widths = [(0, 0)] * rank
+            widths[axis] = (before, wanted - extent - before)
+            x = Pad(tuple(widths), "constant", 0.0)(x)
+    return x
+
+
+@converts("DepthToSpace")
+def _depth_to_space(node: Node, x: Value) -> Value:
+    n, c, h, w = extents(x)
+    b = int(node.attributes["blocksize"])
+    if node.attr("mode", "DCR") == "DCR":
+        apart = _reshaped(x, (n, b, b, c // (b * b), h, w))
+        order: tuple[int, ...] = (0, 3, 4, 1, 5, 2)
+    else:
+        apart = _reshaped(x, (n, c // (b * b), b, b, h, w))
+        order = (0, 1, 4, 2, 5, 3)
+    return _reshaped(Transpose(order)(apart), (n, c // (b * b), h * b, w * b))
+
+
+@converts("SpaceToDepth")
+def _space_to_depth(node: Node, x: Value) -> Value:
+    n, c, h, w = extents(x)
+    b = int(node.attributes["blocksize"])
+    apart = _reshaped(x, (n, c, h // b, b, w // b, b))
+    depth_first = node.attr("mode", "DCR") == "DCR"
+    order = (0, 3, 5, 1, 2, 4) if depth_first else (0, 1, 3, 5, 2, 4)
+    return _reshaped(Transpose(order)(apart), (n, c * b * b, h // b, w // b))
+
+
+@converts("ReverseSequence", host=(1,))
+def _reverse_sequence(node: Node, x: Value, lengths: Array) -> Value:
+    time, batch = node.attr("time_axis", 0), node.attr("batch_axis", 1)
+    parts = []
+    for i, length in enumerate(lengths.tolist()):
+        one = part(x, batch, i, i + 1)
+        turned = Flip((time,))(part(one, time, 0, length))
+        rest = part(one, time, length, extents(x)[time])
+        parts.append(_joined([turned, rest], time) if extents(rest)[time] else turned)
+    return _joined(parts, batch)
+
+
+def host_value(node: Node, value: Value, what: str) -> Array:
+    """The array of a value, which must be known."""
+    return concrete(value, node, what)
+
+
+def joined(xs: Sequence[Value], axis: int) -> Value:
+    """Concatenation of values of one kind."""
+    return _joined(xs, axis)
+
+
+def reshaped(x: Value, shape: Sequence[int]) -> Value:
+    """The same elements under another shape, with at most one -1."""
+    return _reshaped(x, shape)
+
+
+def where_not(mask: Value, x: Value, other: float) -> Value:
+    """x where the mask is false, else a number."""
+    return Where()(mask, x.constant(other, dtype_of(x)), x)

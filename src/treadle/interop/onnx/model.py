@@ -1,0 +1,189 @@
+"""`OnnxModel`: an ONNX model as a module."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+
+from treadle.base.dtype import as_dtype
+from treadle.base.errors import LoadError
+from treadle.interop.onnx import converters  # noqa: F401  (registers them)
+from treadle.interop.onnx.nodes import Node, Value, known, supported
+from treadle.interop.onnx.registry import find
+from treadle.interop.onnx.runner import Runner, attribute_value
+from treadle.module.module import Module
+from treadle.ops.abstract import ArrayOperand
+from treadle.tensor import Parameter, Tensor
+
+LEAST_PARAMETER = 2
+"""Elements from which on an initializer is a parameter; single numbers are constants."""
+
+
+class OnnxModel(Module):
+    """A model that computes what an ONNX model does; it can be compiled, trained and dumped.
+
+    Float initializers, and what nodes make of constants alone, are parameters, whose names are
+    those of the model with `_` for what Python names cannot have. Integers, and whatever decides
+    shapes, are constants. The results are those of the graph in order; nodes are run one by one, so
+    that a compiled call captures all of it, and its ops bear the names of the nodes.
+
+    Args:
+        model: the model, with its initializers in place.
+
+    Attributes:
+        input_names, output_names: of the graph, in order; initializers are no inputs.
+
+    Raises:
+        LoadError: the model has no graph, or uses names twice.
+    """
+
+    def __init__(self, model: onnx.ModelProto) -> None:
+        super().__init__()
+        graph = model.graph
+        self._proto = model
+        self._constants: dict[str, Value] = {}
+        self._weights: dict[str, str] = {}
+        self._functions = {(_plain(f.domain), f.name): f for f in model.functions}
+        self._opsets = {_plain(o.domain): o.version for o in model.opset_import}
+        self._nodes: list[onnx.NodeProto] = []
+        self._take_constants(graph)
+        initial = {i.name for i in graph.initializer}
+        self.input_names = [i.name for i in graph.input if i.name not in initial]
+        self.output_names = [o.name for o in graph.output]
+        self._optional = {
+            i.name for i in graph.input if i.type.WhichOneof("value") == "optional_type"
+        }
+
+    def _take_constants(self, graph: onnx.GraphProto) -> None:
+        """Initializers and what nodes make of them alone, as parameters or as arrays."""
+        deciding = _deciding(graph, self._opsets)
+        taken: set[str] = set()
+        for tensor in graph.initializer:
+            if tensor.name in taken:
+                raise LoadError("onnx", f"two initializers are called {tensor.name!r}")
+            taken.add(tensor.name)
+            self._take(tensor.name, numpy_helper.to_array(tensor), deciding)
+        for sparse in graph.sparse_initializer:
+            self._take(sparse.values.name, _dense(sparse), deciding)
+        before = set(self._constants)
+        self._nodes = self._runner().folded(graph.node, self._constants)
+        for name in set(self._constants) - before:
+            value = self._constants[name]
+            if type(value) is ArrayOperand:
+                del self._constants[name]
+                self._take(name, value.array, deciding)
+
+    def _take(self, name: str, array: Any, deciding: set[str]) -> None:
+        """Keep an array: a parameter if gradients may flow to it, else a constant."""
+        trained = supported(array.dtype) and as_dtype(array.dtype).is_float
+        if trained and array.size >= LEAST_PARAMETER and name not in deciding:
+            attribute = self._attribute(name)
+            setattr(self, attribute, Parameter(array, dtype=array.dtype))
+            self._weights[name] = attribute
+        else:
+            self._constants[name] = known(array)
+
+    def _runner(self) -> Runner:
+        return Runner(self._opsets, self._functions)
+
+    def _attribute(self, name: str) -> str:
+        """A name for Python that no other attribute has."""
+        base = re.sub(r"\W", "_", name, flags=re.ASCII) or "weight"
+        base = f"w{base}" if base[0].isdigit() or base[0] == "_" else base
+        found, number = base, 1
+        while found in self.__dict__ or getattr(type(self), found, None) is not None:
+            found, number = f"{base}_{number}", number + 1
+        return found
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        """Run the model.
+
+        Args:
+            inputs: tensors or arrays, one per name of `input_names`; the last ones may be left out
+                where they are optional.
+            named: inputs by name instead.
+
+        Returns:
+            The result, or a tuple where there are several; lists for sequences, None for empty
+            optionals, arrays for element types that tensors do not have.
+
+        Raises:
+            LoadError: an input is missing, or has a name that the model does not have.
+            UnsupportedOp: a node has no converter, or decides a shape by data while compiling.
+        """
+        results = tuple(_exported(v) for v in self.values(self._bound(inputs, named)))
+        return results[0] if len(results) == 1 else results
+
+    def values(self, names: dict[str, Value]) -> list[Value]:
+        """The outputs from the inputs by name, as values (see `nodes`)."""
+        own = {name: getattr(self, attribute) for name, attribute in self._weights.items()}
+        found = {**self._constants, **own, **names}
+        return self._runner().run(self._nodes, self.output_names, found)
+
+    def _bound(self, inputs: Sequence[Any], named: dict[str, Any]) -> dict[str, Value]:
+        unknown = set(named) - set(self.input_names)
+        if unknown or len(inputs) > len(self.input_names):
+            raise LoadError(
+                "onnx",
+                f"the model has no input {', '.join(sorted(unknown)) or len(inputs)}",
+                saw=f"inputs {', '.join(self.input_names)}",
+            )
+        given = {**dict(zip(self.input_names, inputs, strict=False)), **named}
+        missing = [n for n in self.input_names if n not in given and n not in self._optional]
+        if missing:
+            raise LoadError("onnx", f"inputs are missing: {', '.join(missing)}")
+        return {n: _imported(given.get(n)) for n in self.input_names}
+
+
+def _plain(domain: str) -> str:
+    return "" if domain == "ai.onnx" else domain
+
+
+def _imported(value: Any) -> Value:
+    if value is None or isinstance(value, Tensor):
+        return value
+    if isinstance(value, (list, tuple)):
+        return [_imported(v) for v in value]
+    array = np.asarray(value)
+    return Tensor(array, dtype=array.dtype) if supported(array.dtype) else known(array)
+
+
+def _exported(value: Value) -> Any:
+    if isinstance(value, list):
+        return [_exported(v) for v in value]
+    if type(value) is not ArrayOperand:
+        return value
+    array = np.asarray(value.array)
+    return Tensor(array, dtype=array.dtype) if supported(array.dtype) else array
+
+
+def _deciding(graph: onnx.GraphProto, opsets: dict[str, int]) -> set[str]:
+    """Names of initializers that some node needs to know, in this graph or one inside."""
+    found: set[str] = set()
+    for proto in graph.node:
+        domain = _plain(proto.domain)
+        node = Node(proto.op_type, domain, opsets.get(domain, 1), {}, "", 0, 0)
+        entry = find(node)
+        for position, name in enumerate(proto.input):
+            if entry is not None and (entry.host == (-1,) or position in entry.host):
+                found.add(name)
+        for attribute in proto.attribute:
+            if attribute.HasField("g"):
+                found |= _deciding(attribute_value(attribute), opsets)
+    return found
+
+
+def _dense(sparse: onnx.SparseTensorProto) -> Any:
+    values = numpy_helper.to_array(sparse.values)
+    indices = numpy_helper.to_array(sparse.indices)
+    array = np.zeros(tuple(sparse.dims), values.dtype)
+    if indices.ndim == 1:
+        array.reshape(-1)[indices] = values
+    else:
+        array[tuple(indices.T)] = values
+    return array

@@ -1,0 +1,125 @@
+"""What a converter of an ONNX operator sees: the node, and values that ops can be applied to.
+
+A value is an operand (a tensor, a value of a graph, or an array that is known on the host), None
+(left out, or an empty optional), or a list of values (a sequence).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from treadle.base.dtype import DType, as_dtype
+from treadle.base.errors import DTypeError, UnsupportedOp
+from treadle.ops.abstract import ArrayOperand
+
+Array = npt.NDArray[Any]
+Value = Any
+"""An operand, None, or a list of values."""
+T = TypeVar("T")
+
+
+def is_known(value: Value) -> bool:
+    """Whether a value is an array on the host (or nothing), rather than computed by the model."""
+    return value is None or type(value) is ArrayOperand
+
+
+def known(array: Any) -> ArrayOperand:
+    """An array as a value."""
+    return ArrayOperand(np.asarray(array))
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One node on its way into ops.
+
+    Attributes:
+        op_type, domain: the operator.
+        opset: version of its domain that the model imports.
+        attributes: decoded; tensors are arrays, graphs are ONNX graphs.
+        name: of the node, or of its first result, for messages.
+        n_inputs: how many are listed, those that are left out in the middle included.
+        n_outputs: how many results are listed.
+        wanted: which results have a name.
+        run: runs a graph of an attribute on values; names outside of it are visible inside.
+    """
+
+    op_type: str
+    domain: str
+    opset: int
+    attributes: dict[str, Any]
+    name: str
+    n_inputs: int
+    n_outputs: int
+    wanted: tuple[bool, ...] = ()
+    run: Callable[[Any, Sequence[Value]], list[Value]] = field(default=lambda graph, inputs: [])
+
+    def attr(self, name: str, default: T) -> T:
+        """An attribute, or its default."""
+        found: T = self.attributes.get(name, default)
+        return found
+
+    def ints(self, name: str, default: Sequence[int]) -> tuple[int, ...]:
+        """A list of integers."""
+        return tuple(int(i) for i in self.attributes.get(name, default))
+
+    def wants(self, output: int) -> bool:
+        """Whether somebody uses this result."""
+        return output < len(self.wanted) and self.wanted[output]
+
+    def refuse(self, problem: str, hint: str = "register a converter of your own") -> UnsupportedOp:
+        """An error that names the node."""
+        return UnsupportedOp(f"onnx {self.op_type}", f"{problem} (node {self.name!r})", hint=hint)
+
+
+def concrete(value: Value, node: Node, what: str) -> Array:
+    """The array of a value that decides shapes or results of this node.
+
+    Raises:
+        UnsupportedOp: a program that is being captured computes it.
+    """
+    if type(value) is ArrayOperand:
+        return value.array
+    read = getattr(value, "numpy", None)
+    if read is None:
+        raise node.refuse(
+            f"{what} must be known when the model is converted",
+            "make it an initializer, or run the model eagerly",
+        )
+    return np.asarray(read())
+
+
+def dtype_of(value: Value) -> DType:
+    """Element type of an operand."""
+    found: DType = value.type.dtype
+    return found
+
+
+def supported(dtype: np.dtype[Any]) -> bool:
+    """Whether tensors can have this element type."""
+    try:
+        as_dtype(dtype)
+    except DTypeError:
+        return False
+    return True
+
+
+def together(values: Sequence[Value]) -> list[Value]:
+    """The values with arrays made constants of the first operand that is none, if there is one."""
+    flat = [v for x in values for v in (x if isinstance(x, list) else (x,))]
+    anchor = next((v for v in flat if not is_known(v)), None)
+    if anchor is None:
+        return list(values)
+
+    def lift(value: Value) -> Value:
+        if isinstance(value, list):
+            return [lift(v) for v in value]
+        if type(value) is ArrayOperand and supported(value.array.dtype):
+            return anchor.constant(value.array, as_dtype(value.array.dtype))
+        return value
+
+    return [lift(v) for v in values]

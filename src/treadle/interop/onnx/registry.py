@@ -1,0 +1,106 @@
+"""Which converter takes which ONNX operator; open to users.
+
+Operators that an op declares as its own (`Op.onnx`) need no converter; what has neither is replaced
+by the function that its ONNX schema defines, where there is one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from treadle.base.errors import UnsupportedOp
+from treadle.interop.onnx.nodes import Node, Value
+from treadle.ops import REGISTRY
+from treadle.ops.op import Op
+
+Convert = Callable[..., Any]
+"""Takes the node and its values; returns a value, or a tuple where there are several."""
+
+
+@dataclass(frozen=True, slots=True)
+class Converter:
+    """How nodes of one operator become ops.
+
+    Attributes:
+        convert: called with the node and one value per input; None stands for what is left out.
+        since: the first version of the domain it is for.
+        host: numbers of the inputs it gets as arrays of the host (or None), since they decide
+            shapes; -1 stands for all.
+        separate: inputs come as they are, some on the host, some not.
+    """
+
+    convert: Convert
+    since: int = 1
+    host: tuple[int, ...] = ()
+    separate: bool = False
+
+
+CONVERTERS: dict[tuple[str, str], list[Converter]] = {}
+
+
+def converts(
+    *names: str,
+    domain: str = "",
+    since: int = 1,
+    host: tuple[int, ...] = (),
+    separate: bool = False,
+) -> Callable[[Convert], Convert]:
+    """Register a converter; a later one of the same version takes the place of an earlier one.
+
+    Args:
+        names: the operators.
+        domain: their domain; "" is ONNX's own.
+        since: the first version of the domain it is for; the newest that fits a model is taken.
+        host: numbers of inputs that decide shapes and are handed over as NumPy arrays; -1: all.
+        separate: do not turn arrays into constants beside tensors.
+    """
+
+    def add(convert: Convert) -> Convert:
+        for name in names:
+            entries = CONVERTERS.setdefault((_domain(domain), name), [])
+            entries[:] = [e for e in entries if e.since != since]
+            entries.append(Converter(convert, since, host, separate))
+            entries.sort(key=lambda e: -e.since)
+        return convert
+
+    return add
+
+
+def find(node: Node) -> Converter | None:
+    """The converter of a node's operator in its version; None if there is none."""
+    for entry in CONVERTERS.get((_domain(node.domain), node.op_type), ()):
+        if entry.since <= node.opset:
+            return entry
+    return _declared(node) if not _domain(node.domain) else None
+
+
+def _domain(name: str) -> str:
+    return "" if name == "ai.onnx" else name
+
+
+def _declared(node: Node) -> Converter | None:
+    """A converter made of the declaration of an op that is the operator."""
+    cls = _DECLARED.get(node.op_type)
+    if cls is None or cls.onnx is None:
+        return None
+    pairs = cls.onnx.attributes
+
+    def convert(node: Node, *inputs: Value) -> Value:
+        given = {mine: node.attributes[his] for mine, his in pairs if his in node.attributes}
+        operator: Any = cls
+        try:
+            made: Op = operator(
+                **{k: tuple(v) if isinstance(v, list) else v for k, v in given.items()}
+            )
+        except TypeError as error:
+            raise UnsupportedOp(f"onnx {node.op_type}", str(error)) from error
+        return made(*inputs)
+
+    return Converter(convert)
+
+
+_DECLARED: dict[str, type[Op]] = {
+    c.onnx.op_type: c for c in REGISTRY.values() if c.onnx is not None
+}
