@@ -26,7 +26,7 @@ ARGS ?=
 # The comparison framework of `make test-oracle`, pinned so that its results do not move.
 TORCH := torch==2.13.0
 # Its own test cases, operator schemas and checker: an exact list of cases needs an exact version.
-ONNX := onnx==1.23.2
+ONNX := onnx==1.23.2 onnxruntime==1.31.1
 
 ##@ Use
 
@@ -130,7 +130,7 @@ $(VENV)/.ready: $(VENV)/.demo
 	@touch $@
 
 $(VENV)/.oracle: $(VENV)/.ready
-	$(PIP) install $(PIP_FLAGS) "$(TORCH)" "$(ONNX)"
+	$(PIP) install $(PIP_FLAGS) "$(TORCH)" $(ONNX)
 	@touch $@
 
 $(VENV)/.bench: $(VENV)/.ready
