@@ -3,6 +3,7 @@
 import pytest
 
 from treadle import config
+from treadle.runtime.synchronous import SYNCHRONOUS
 
 
 def test_values_are_checked_when_they_are_set() -> None:
@@ -44,3 +45,10 @@ def test_override_decorates() -> None:
 
     assert seen() == ("float32", True)
     assert (config._compute_mode, config.benchmark_kernel) == ("default", False)
+
+
+def test_level_zero_waits_for_devices_after_every_op() -> None:
+    assert not SYNCHRONOUS.on
+    with config._override(async_level=0):
+        assert SYNCHRONOUS.on
+    assert not SYNCHRONOUS.on

@@ -1,9 +1,9 @@
 """Run-time switches under MegEngine's names; set them as `treadle.config.async_level = 0`.
 
-All are accepted, checked and reserved; nothing in this version reads them. `_compute_mode`,
-`benchmark_kernel`, `benchmark_with_subprocess` and `_auto_format_convert` wait for kernels to
-choose among. `async_level` will only ever delay failures of devices, none of which is asynchronous
-yet: errors of shape, dtype and device are always raised at the call.
+`async_level` 0 waits for the device after every op, as `device.synchronous` does, so that failures
+are raised by the op at fault; 1 and 2 let devices work late. Errors of shape, dtype and device are
+always raised at the call. The others are accepted, checked and reserved; nothing in this version
+reads them: they wait for kernels to choose among.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from treadle.base.env import SYNC
 from treadle.base.modes import casting
+from treadle.runtime.synchronous import SYNCHRONOUS
 
 _ALLOWED: dict[str, tuple[Any, ...]] = {
     "benchmark_kernel": (False, True),
@@ -34,6 +36,8 @@ class _Config(types.ModuleType):
         if name in _ALLOWED and value not in _ALLOWED[name]:
             raise AssertionError(f"config.{name} must be one of {_ALLOWED[name]}, got {value!r}")
         super().__setattr__(name, value)
+        if name == "async_level":
+            SYNCHRONOUS.on = value == 0 or SYNC.get() == "1"
 
     @property
     def _compute_mode(self) -> str:

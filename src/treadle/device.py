@@ -16,7 +16,10 @@ import numpy as np
 from treadle.backends import registry
 from treadle.base.errors import DeviceError
 from treadle.engine import devices as _devices
+from treadle.engine.choice import kernels_of
+from treadle.ops.op import REGISTRY
 from treadle.runtime.array import DeviceArray
+from treadle.runtime.synchronous import synchronous
 from treadle.tensor import Tensor
 
 __all__ = [
@@ -39,9 +42,13 @@ __all__ = [
     "is_cambricon_available",
     "is_cuda_available",
     "is_rocm_available",
+    "ops",
+    "reset",
     "reset_max_memory_stats",
     "set_default_device",
     "set_prealloc_config",
+    "synchronize",
+    "synchronous",
     "what_is_xpu",
 ]
 
@@ -109,6 +116,41 @@ def is_atlas_available() -> bool:
 def what_is_xpu() -> str:
     """What `xpu` means on this machine: `"cpu"` or a backend's device kind."""
     return _devices.fastest_kind()
+
+
+def ops(device: str | None = None) -> list[dict[str, str]]:
+    """What a device's backend has kernels for: op, kernel, priority, in the order of asking.
+
+    Whether a kernel takes operands of some shapes and types, `treadle.explain` says. Kernels for
+    ops that do not exist are left out.
+    """
+    kind = _node(device).kind
+    entry = registry.for_kind(kind)
+    names = sorted({k.op for k in entry.kernels()} & set(REGISTRY)) if entry is not None else []
+    return [
+        {"op": op, "kernel": name, "priority": str(kernel.priority)}
+        for op in names
+        for name, kernel in kernels_of(op, kind)
+    ]
+
+
+def synchronize(device: str | None = None) -> None:
+    """Wait until a device has done what was asked of it.
+
+    Raises:
+        DeviceError: something failed in the meantime; ops that may be the cause are named.
+    """
+    node = _node(device)
+    if not node.on_host:
+        node.open().synchronize()
+
+
+def reset(device: str) -> None:
+    """Close a device, and open it anew when it is next used; after it was lost, for instance.
+
+    Tensors that are only there are lost; what has a copy on the host stays.
+    """
+    _devices.reset(device)
 
 
 def _valid_device(device: Any) -> bool:

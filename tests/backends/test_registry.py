@@ -1,6 +1,7 @@
 """Finding, loading and refusing plug-ins."""
 
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -23,7 +24,8 @@ def test_the_reference_engine_comes_through_the_same_door() -> None:
     (row,) = [r for r in mge.backends() if r["name"] == "reference"]
     assert row["distribution"] == "treadle" and row["state"] == "loaded"
     assert isinstance(registry.load("reference"), Engine)
-    assert registry.engines("cpu")[-1].name == "reference"
+    asked = [engine for engine in registry.engines("cpu") if engine.priority >= 0]
+    assert asked[-1].name == "reference", "what it does not run, nobody does"
 
 
 def test_a_plug_in_is_found_by_its_entry_point(plugins: Plugins) -> None:
@@ -32,10 +34,13 @@ def test_a_plug_in_is_found_by_its_entry_point(plugins: Plugins) -> None:
         "name": "toy",
         "distribution": "treadle-toy",
         "version": "1.5",
+        "protocol": "1.0",
         "state": "loaded",
         "devices": "2",
         "kinds": "toy",
+        "tiers": "devices",
         "kernels": "0",
+        "ops": "0",
         "detail": "made of NumPy",
     }
     assert mge.get_device_count("toy") == 2
@@ -243,6 +248,104 @@ def test_a_plug_in_may_use_tensors_while_it_is_imported(plugins: Plugins) -> Non
     assert plugins.row("toy")["state"] == "loaded"
     assert registry.entries()["toy"].error is None
     assert registry.engines("cpu") is registry.engines("cpu")
+
+
+# -- which devices are seen, and what changes while a process runs ---------------------------------
+
+
+def test_a_variable_says_which_devices_are_seen(
+    plugins: Plugins, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TREADLE_TOY_VISIBLE_DEVICES", "1")
+    toy = plugins.toy("toy")
+    plugins.toy("pet")
+    assert mge.get_device_count("toy") == 1 and mge.get_device_count("pet") == 2
+    mge.tensor([1.0], device="toy0")
+    assert list(toy.opened) == [1], "toy0 is the physical number 1"
+    with pytest.raises(DeviceError, match="there is no device toy1: 1 of this kind exist"):
+        mge.tensor([1.0], device="toy1")
+    monkeypatch.setenv("TREADLE_TOY_VISIBLE_DEVICES", "1, 0")
+    registry.rescan()
+    mge.tensor([1.0], device="toy1")
+    assert mge.get_device_count("toy") == 2 and list(toy.opened)[-1] == 0
+
+
+@pytest.mark.parametrize("hidden", ["", "-1"])
+def test_no_devices_are_seen(
+    hidden: str, plugins: Plugins, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TREADLE_TOY_VISIBLE_DEVICES", hidden)
+    plugins.toy("toy", priority=9)
+    assert mge.get_device_count("toy") == 0 and mge.device.what_is_xpu() == "cpu"
+    with pytest.raises(DeviceError, match="there is no device toy0: 0 of this kind") as caught:
+        mge.tensor([1.0], device="toy0")
+    assert f"TREADLE_TOY_VISIBLE_DEVICES='{hidden}' hides all of them" in str(caught.value)
+
+
+@pytest.mark.parametrize("wrong", ["2", "a", "0,0", "0,-1"])
+def test_a_wrong_list_of_devices_is_refused(
+    wrong: str, plugins: Plugins, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TREADLE_TOY_VISIBLE_DEVICES", wrong)
+    plugins.toy("toy")
+    row = plugins.row("toy")
+    assert row["state"] == "failed" and "is no list of different devices" in row["detail"]
+    with pytest.raises(DeviceError, match="TREADLE_TOY_VISIBLE_DEVICES"):
+        mge.tensor([1.0], device="toy0")
+
+
+def test_a_package_that_goes_away_leaves_the_framework_intact(
+    plugins: Plugins, tmp_path: Path
+) -> None:
+    plugins.toy("toy")
+    with mge.fallback("silent"):
+        assert (mge.tensor([1.0], device="toy0") + 1).item() == 2.0
+    shutil.rmtree(tmp_path / "site" / "treadle_toy-1.5.dist-info")
+    registry.rescan()
+    assert "toy" not in registry.entries()
+    with pytest.raises(DeviceError, match="'toy0' is not a device name"):
+        mge.tensor([1.0], device="toy0")
+    assert (mge.tensor([1.0], device="cpux") + 1).item() == 2.0
+
+
+def test_files_that_were_left_behind_are_named(plugins: Plugins, tmp_path: Path) -> None:
+    plugins.write("toy", TOY + "backend = Toy()\n")
+    (tmp_path / "site" / "plugin_treadle_toy.py").unlink()
+    registry.rescan()
+    row = plugins.row("toy")
+    assert row["state"] == "failed" and "No module named 'plugin_treadle_toy'" in row["detail"]
+    assert "pip install --force-reinstall treadle-toy" in row["detail"]
+
+
+def test_an_upgrade_under_a_running_process_is_noticed(plugins: Plugins, tmp_path: Path) -> None:
+    plugins.toy("toy")
+    assert plugins.row("toy")["detail"] == "made of NumPy"
+    metadata = tmp_path / "site" / "treadle_toy-1.5.dist-info" / "METADATA"
+    metadata.write_text("Metadata-Version: 2.1\nName: treadle-toy\nVersion: 2.0\n")
+    registry.rescan()
+    detail = plugins.row("toy")["detail"]
+    assert "version 2.0 is installed, but this process runs 1.5" in detail
+
+
+def test_two_plug_ins_with_kernels_run_in_one_program_and_change_nothing_else(
+    plugins: Plugins,
+) -> None:
+    mge.explain("add", mge.tensor([1.0]), mge.tensor([1.0]))  # imports what is imported later on
+    ours = [name for name in sys.modules if name.startswith("treadle.")]
+    before = {name: vars(sys.modules[name]).copy() for name in ours}
+    toy = plugins.toy("toy", kernels=[kernel("add", lambda x, y: x + y)])
+    pet = plugins.toy("pet", kernels=[kernel("mul", lambda x, y: x * y)])
+    a, b = mge.tensor([1.0, 2.0], device="toy0"), mge.tensor([3.0, 4.0], device="pet0")
+    with mge.fallback("silent"):
+        assert ((a + a).to("pet0") * b).tolist() == [6.0, 16.0]
+    assert toy.opened[0].launches == pet.opened[0].launches == 1
+    assert mge.explain("add", a, a).decisions[0].implementation == "toy"
+    assert mge.explain("mul", b, b).decisions[0].implementation == "pet"
+    for name, attributes in before.items():
+        now = vars(sys.modules[name])
+        submodules = {n for n in now if f"{name}.{n}" in sys.modules}
+        assert set(now) - submodules == set(attributes) - submodules, name
+        assert all(now[n] is value for n, value in attributes.items()), name
 
 
 # -- the protocol's defaults -------------------------------------------------------------------

@@ -21,6 +21,7 @@ from treadle.base.errors import (
     UnsupportedOp,
 )
 from treadle.engine import dispatch
+from treadle.engine.choice import Decision
 from treadle.engine.devices import resolve
 from treadle.engine.failures import explain
 from treadle.ops.elementwise import Add
@@ -178,7 +179,8 @@ def test_an_engine_of_lower_priority_is_not_asked(plugins: Plugins) -> None:
     last = plugins.offer("last", Picky("last", -1))
     x = mge.tensor([1.0])
     assert (x + x).item() == 2.0 and last.asked == []
-    assert [e.name for e in registry.engines("cpu")] == ["cpu", "reference", "last"]
+    names = [e.name for e in registry.engines("cpu")]
+    assert names[:2] == ["cpu", "reference"] and "last" in names
 
 
 def test_all_reasons_are_told_where_nobody_runs_an_op(
@@ -234,7 +236,8 @@ def failing(monkeypatch: pytest.MonkeyPatch, error: Exception) -> Exception:
         raise error
 
     monkeypatch.setattr(dispatch, "_ENTRIES", {})
-    monkeypatch.setattr(dispatch, "choose_engine", lambda *a: (launch, None))
+    decided = Decision(Exp(), (), "cpux:0", "faulty")
+    monkeypatch.setattr(dispatch, "choose_engine", lambda *a: (launch, decided))
     x = mge.tensor([[1.0, 2.0]])
     with pytest.raises(Exception) as caught:
         Exp()(x)

@@ -1,11 +1,14 @@
 """Fallback: policies, warnings, and what the report counts."""
 
+import re
 import threading
 from typing import Any
 
+import numpy as np
 import pytest
 from tests.backends.plugins import Plugins, logged
 from tests.backends.test_tier0 import on_device_only
+from tests.backends.toy_backend import kernel
 
 import treadle as mge
 import treadle.functional as F
@@ -150,3 +153,77 @@ def test_a_failing_op_reports_its_error_not_the_fallback(plugins: Plugins) -> No
     x = mge.tensor([1.0, 2.0], device="toy0")
     with mge.fallback("silent"), pytest.raises(ValueError, match=r"add: .*axis -1: 2 against 3"):
         x + mge.tensor([1.0, 2.0, 3.0], device="toy0")
+
+
+# -- single ops, shares, the table -----------------------------------------------------------------
+
+
+def test_single_ops_have_policies_of_their_own(
+    plugins: Plugins, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plugins.toy()
+    x = mge.tensor([1.0, 2.0], device="toy0")
+    with mge.fallback("silent", ops={"exp": "error", "log": "warn"}):
+        F.sin(x)
+        with pytest.raises(UnsupportedOp, match="exp: toy0:0 cannot run it"):
+            F.exp(x)
+        with logged() as lines:
+            F.log(x)
+        assert len(lines) == 1 and lines[0].startswith("log runs on the host")
+        with mge.fallback("warn", ops={"log": "silent"}), pytest.raises(UnsupportedOp):
+            assert fallback.policy("log") == "silent"
+            F.exp(x)  # named by the block outside
+    monkeypatch.setenv("TREADLE_FALLBACK", "error, sin=silent,cos=silent")
+    F.sin(x)
+    with pytest.raises(UnsupportedOp):
+        F.exp(x)
+    with mge.fallback("error", ops={"cos": "error"}):
+        F.sin(x)
+        with pytest.raises(UnsupportedOp):
+            F.cos(x)
+    refused = pytest.raises(DeviceError, match="fallback: there is no op 'exps'")
+    with refused, mge.fallback("warn", ops={"exps": "silent"}):
+        pytest.fail("the block was entered")
+    monkeypatch.setenv("TREADLE_FALLBACK", "warn,sin=never")
+    with pytest.raises(DeviceError, match="TREADLE_FALLBACK: 'never' is no fallback policy"):
+        F.sin(x)
+
+
+def test_a_block_may_limit_the_share_of_time_on_the_host(plugins: Plugins) -> None:
+    plugins.toy(kernels=[kernel("add", np.add)])
+    x = mge.tensor([1.0, 2.0], device="toy0")
+    with mge.fallback("silent", max_share=0.0):
+        x + x
+    with mge.fallback("silent", max_share=1.0):
+        F.exp(x)
+    refused = pytest.raises(DeviceError, match=r"% of the time went to ops that fell back")
+    with refused as caught, mge.fallback("silent", max_share=0.01):
+        for _ in range(3):
+            F.exp(x)
+    assert "at most 1 % may" in str(caught.value)
+    assert "exp " in str(caught.value) and "toy has no kernel for exp" in str(caught.value)
+    with pytest.raises(KeyError, match="mine"), mge.fallback("silent", max_share=0.0):
+        F.exp(x)
+        raise KeyError("mine")
+
+
+def test_the_report_prints_a_table_that_sums_up_first(plugins: Plugins) -> None:
+    plugins.toy(kernels=[kernel("add", np.add)])
+    assert mge.fallback_report().summary == "no op has run on a device"
+    x = on_device_only(mge.tensor([1.0, 2.0], device="toy0"))
+    mge.fallback_report(clear=True)
+    with mge.fallback("silent"):
+        F.exp(x + x)
+        F.exp(x)
+    report = mge.fallback_report()
+    first, header, row = str(report).splitlines()
+    assert re.fullmatch(
+        r"1 of 2 kinds of ops and [\d.]+ % of .* on devices; 1 fell back to the host", first
+    )
+    assert header.split() == ["op", "device", "calls", "copied", "time", "reason"]
+    assert row.split()[:5] == ["exp", "toy0:0", "2", "16", "B"] and "no kernel for exp" in row
+    assert [(r.op, r.calls) for r in report.ran] == [("add", 1)]
+    assert 0 < report.spent.share < 1 and repr(report).startswith("[Fallen(op='exp'")
+    mge.fallback_report(clear=True)
+    x + x
+    assert [(r.op, r.calls) for r in mge.fallback_report().ran] == [("add", 1)]

@@ -11,13 +11,16 @@ from tests.engine.python_compiler import PythonCompiler, PythonKernel
 
 import treadle as mge
 import treadle.functional as F
+import treadle.module as M
 from treadle import jit
 from treadle.backends.api import Support
 from treadle.backends.program import Launch, Lowered, Ref
+from treadle.base.observer import OBSERVER
 from treadle.base.types import TensorType
 from treadle.engine import pipeline
 from treadle.ops.fused import Fused
 from treadle.ops.op import Op, as_tuple
+from treadle.utils.tensor_sanity_check import TensorSanityCheck
 
 
 class Wrong:
@@ -137,3 +140,18 @@ def test_options_of_a_compiled_function_are_kept() -> None:
     assert jit.compare(compiled, X).level == 1
     assert jit.compare(compiled, X, level=0).level == 0
     assert jit.compare(lambda x: x, X).ops == ()
+
+
+# -- layers -------------------------------------------------------------------------------
+
+
+def test_every_op_knows_its_layer() -> None:
+    net = M.Sequential(M.Linear(2, 3), M.Sequential(M.ReLU())).to("cpux")
+    x = mge.tensor([[1.0, 2.0]], device="cpux")
+    found = mge.jit.compare(lambda x: F.exp(net(x)), x)
+    layers = [(row.op, row.layer) for row in found.ops]
+    assert layers[-2:] == [("relu", "1.0 (ReLU)"), ("exp", "")]
+    assert layers[0] == ("matmul", "0 (Linear)")
+    assert OBSERVER.now is None
+    with TensorSanityCheck():  # somebody else watches: layers are not known
+        assert {row.layer for row in mge.jit.compare(net.forward, x).ops} == {""}

@@ -1,13 +1,15 @@
 """The protocol between Treadle and a backend, in tiers; plug-in authors import from here.
 
 Tier 0 (`Backend`, `Device`) supplies memory and movement and already trains every model, through
-fallback. Tier 1 adds `Kernel`s one at a time. An `Engine` runs ops on arrays of a device kind that
-it names; the reference engine serves the host. Views, broadcasting, promotion, gradients and
-fallback never reach a backend.
+fallback. Tier 1 adds `Kernel`s one at a time, or a `Renderer` (`backends.rendering`) for all ops at
+once; tier 2 compiles parts of programs (`backends.segments`). An `Engine` runs ops on arrays of a
+device kind that it names; the reference engine serves the host. Views, broadcasting, promotion,
+gradients and fallback never reach a backend.
 
 `Backend` and `Device` are protocols with defaults: derive from them and write what has none, or
 supply objects of the same shape. What is optional is found by its presence (`kernels`,
-`PeerDevice`), never by comparing versions.
+`PeerDevice`, `Counting`), never by comparing versions. What a backend raises reaches users with
+the device, the op and their line; `MemoryError` and `DeviceLost` mean what they say.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
 
+from treadle.base.errors import DeviceLost
 from treadle.base.types import TensorType
 from treadle.ops.op import Op
 from treadle.runtime.api import (
@@ -25,6 +28,7 @@ from treadle.runtime.api import (
     DeviceInfo,
     DoneEvent,
     Event,
+    PartDevice,
     PeerDevice,
     Stream,
     SynchronousStream,
@@ -35,14 +39,17 @@ __all__ = [
     "Availability",
     "Backend",
     "Buffer",
+    "Counting",
     "Device",
     "DeviceInfo",
+    "DeviceLost",
     "DoneEvent",
     "Engine",
     "Event",
     "Kernel",
     "KernelFunction",
     "Operand",
+    "PartDevice",
     "PeerDevice",
     "Reason",
     "Stream",
@@ -52,11 +59,13 @@ __all__ = [
     "yes",
 ]
 
-PROTOCOL = (1, 0)
+PROTOCOL = (1, 1)
 """Version of this protocol: a backend whose major number differs is refused when it is loaded.
 
-A backend states the number it was written for as a literal; repeating this name would claim to
-fit every future version.
+The minor number counts additions: 1 brought names of kernels, programs, renderers, segments and
+`DeviceLost`. A backend with a larger minor number than Treadle's is loaded with a remark, since it
+may count on what is not there. A backend states the number it was written for as a literal;
+repeating this name would claim to fit every future version.
 """
 
 Reason = Literal[
@@ -72,7 +81,10 @@ Reason = Literal[
     "precision",
     "device-feature",
     "policy",
+    "failure",
 ]
+"""Codes of refusals. `policy` is a choice, the user's or the framework's, and `failure` the
+framework's own: the device failed, and the op ran again on the host because that was asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +122,7 @@ class Availability:
     priority: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # Not frozen: several are made per launch, and that would take longer.
 class Operand:
     """One argument of a kernel: dense row-major memory, as `alloc` returned it, and its type.
 
@@ -125,7 +137,8 @@ class KernelFunction(Protocol):
     """A kernel: reads `ins`, writes the pre-allocated `outs`, in the order of `stream`.
 
     `attributes` are the op's, by name. What it raises reaches the user with the op's name: saying
-    yes in `supports` is a promise.
+    yes in `supports` is a promise. `MemoryError` means that there was no room, `DeviceLost` that
+    the device is gone for good; then nothing is asked of it any more.
     """
 
     def __call__(
@@ -153,13 +166,15 @@ class Kernel:
     then of listing, once for each new combination of operand types.
 
     `supports` gets the op with its attributes and the operands' types as the user gave them,
-    before broadcasting.
+    before broadcasting. `name` is what explanations and TREADLE_KERNEL call it among kernels of
+    the same op; it is the backend's name where it is left out.
     """
 
     op: str
     run: KernelFunction
     supports: Callable[[Op, Sequence[TensorType]], Support] = _always
     priority: int = 0
+    name: str = ""
 
 
 class Backend(Protocol):
@@ -206,4 +221,13 @@ class Engine(Protocol):
         a tuple for ops with several results; it raises ValueError, TypeError or IndexError for
         operands that do not fit, which the framework explains.
         """
+        ...
+
+
+@runtime_checkable
+class Counting(Protocol):
+    """Optional: a backend that counts what it does, for `treadle.report`."""
+
+    def counters(self) -> Mapping[str, int]:
+        """Numbers since the process began, by what they count: `{"kernels compiled": 3}`."""
         ...

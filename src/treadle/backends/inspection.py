@@ -5,10 +5,10 @@ from __future__ import annotations
 import difflib
 import inspect
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from treadle.backends.api import Kernel
+from treadle.backends.api import PROTOCOL, Engine, Kernel
 from treadle.ops.op import REGISTRY
 
 _KIND = re.compile("[a-z_]+")
@@ -49,6 +49,32 @@ def _kind_problems(backend: Any, built_in: bool) -> list[str]:
     return [f"the device kind {k!r} is not lower-case letters and underscores" for k in wrong] + [
         f"the device kind {k!r} is the framework's own" for k in taken
     ]
+
+
+def newer_protocol(protocol: tuple[int, int]) -> str:
+    """A remark about a backend that may count on what this version does not have yet."""
+    if protocol[1] <= PROTOCOL[1]:
+        return ""
+    theirs, ours = ".".join(map(str, protocol)), ".".join(map(str, PROTOCOL))
+    return f"was written for protocol {theirs}, this Treadle speaks {ours}; upgrade treadle"
+
+
+def tiers(backend: Any, kernels: Sequence[Kernel]) -> list[str]:
+    """What a backend is made of: memory, kernels, engines that run ops, compile, take segments."""
+    found = ["devices"] if getattr(backend, "device_kinds", ()) else []
+    found += ["kernels"] if kernels else []
+    if isinstance(backend, Engine):
+        found += ["engine"]
+    for method, tier in (("compiler", "programs"), ("compile_segment", "segments")):
+        found += [tier] if callable(getattr(backend, method, None)) else []
+    return found
+
+
+def op_count(backend: Any, kernels: Sequence[Kernel]) -> str:
+    """For how many ops it has kernels; what engines take, they say of each op with its types."""
+    if isinstance(backend, Engine):
+        return f"all {len(REGISTRY)}" if backend.priority == 0 else "when asked"
+    return str(len({k.op for k in kernels} & set(REGISTRY)))
 
 
 def unknown_kernels(kernels: Iterable[Kernel]) -> str:

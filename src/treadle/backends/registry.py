@@ -14,19 +14,33 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from treadle.backends.api import PROTOCOL, Availability, Engine, Kernel
-from treadle.backends.inspection import problems, unknown_kernels
-from treadle.base.env import BACKENDS
+from treadle.backends.inspection import (
+    newer_protocol,
+    op_count,
+    problems,
+    tiers,
+    unknown_kernels,
+)
+from treadle.base.env import BACKENDS, visible_devices
 from treadle.base.errors import DeviceError, LoadError
 from treadle.base.log import get_logger
+from treadle.base.version import VERSION
 
 GROUP = "treadle.backends"
 BUILT_IN = {
     "reference": "treadle.backends.reference:backend",
     "cpu": "treadle.backends.cpu:backend",
+    "cuda": "treadle.backends.cuda:backend",
+    "opencl": "treadle.backends.opencl:backend",
+    "openvino": "treadle.backends.openvino:backend",
 }
 """Also declared as entry points; listed so that a source tree works before it is installed."""
+BY_NAME = ("opencl",)
+"""Built-in backends that serve only devices of their name, and are none that `xpux` could be: they
+load large libraries, so nobody imports them who does not ask for them."""
 
-State = Literal["found", "loading", "loaded", "disabled", "failed"]
+State = Literal["found", "loading", "loaded", "disabled", "missing", "failed"]
+"""How far a backend came. `missing`: one of Treadle's own, whose optional library is not there."""
 
 
 @dataclass
@@ -42,6 +56,8 @@ class Entry:
     error: BaseException | None = None
     availability: Availability | None = None
     remark: str = ""
+    visible: tuple[int, ...] | None = None
+    """Numbers of the devices that are seen, as the backend counts them; None: all."""
 
     def serves(self, kind: str) -> bool:
         """Whether it is loaded and its devices may be called `kind`."""
@@ -56,13 +72,29 @@ class Entry:
     def count(self) -> int:
         """How many of its devices can be used."""
         found = self.availability
-        return found.count if found is not None and found.ok else 0
+        if found is None or not found.ok:
+            return 0
+        return found.count if self.visible is None else len(self.visible)
 
     @property
     def rank(self) -> tuple[bool, int]:
         """What decides between backends that could both serve: usable, then priority."""
         found = self.availability
         return self.count > 0, found.priority if found is not None else 0
+
+    @property
+    def why_none(self) -> str:
+        """Why it has no devices, or what probing said of them."""
+        found = self.availability
+        said = "" if found is None else found.reason
+        if self.visible is None or self.count:
+            return said
+        name, value = visible_devices(self.name)
+        return "; ".join(part for part in (said, f"{name}={value!r} hides all of them") if part)
+
+    def open(self, index: int) -> Any:
+        """Open the device that counts as number `index` of those that are seen."""
+        return self.backend.open(index if self.visible is None else self.visible[index])
 
     def kernels(self) -> Sequence[Kernel]:
         """Its kernels; a backend need not have the method."""
@@ -75,6 +107,8 @@ _ENTRIES: dict[str, Entry] = {}
 _ENGINES: dict[str, tuple[Engine, ...]] = {}
 _SCANNED = [False]
 _LISTENERS: list[Callable[[], None]] = []
+_IMPORTED: dict[str, tuple[Any, str]] = {}
+"""Backends with the versions that were installed when they were first imported."""
 
 
 def entries() -> dict[str, Entry]:
@@ -203,9 +237,16 @@ def _ensure(entry: Entry) -> None:
         try:
             _import(entry)
         except (Exception, SystemExit) as error:  # a plug-in may raise anything; none may escape
-            entry.state, entry.error, entry.backend = "failed", error, None
+            entry.state = "missing" if _lacks_library(entry, error) else "failed"
+            entry.error, entry.backend = error, None
         else:
             entry.state = "loaded"
+
+
+def _lacks_library(entry: Entry, error: BaseException) -> bool:
+    """Whether one of our own backends is there in vain, because an extra is not installed."""
+    own = entry.distribution == "treadle"
+    return own and isinstance(error, ModuleNotFoundError) and "treadle" not in str(error.name)
 
 
 def _import(entry: Entry) -> None:
@@ -218,29 +259,74 @@ def _import(entry: Entry) -> None:
         raise LoadError(
             where,
             f"speaks protocol {backend.protocol[0]}, this Treadle speaks {PROTOCOL[0]}",
+            saw=f"{entry.distribution} {entry.version}, treadle {VERSION}",
             hint=f"install versions of {entry.distribution} and treadle that match",
         )
     found = backend.probe()
     if not isinstance(found, Availability):
         raise LoadError(where, f"probe() returned {type(found).__name__}, not Availability")
+    entry.visible = _visible(entry.name, found.count)
     entry.availability = found
-    entry.remark = unknown_kernels(entry.kernels()) or entry.remark
+    remarks = (entry.remark, newer_protocol(backend.protocol), unknown_kernels(entry.kernels()))
+    entry.remark = "; ".join(r for r in (*remarks, _outdated(entry)) if r)
     if entry.remark:
         get_logger().warning("backend %s: %s", entry.name, entry.remark)
 
 
-def loaded() -> list[Entry]:
-    """Every backend that can be imported, importing those not yet imported."""
+def _visible(name: str, count: int) -> tuple[int, ...] | None:
+    """Which devices the environment lets be seen, in its order; None: all.
+
+    Raises:
+        LoadError: it is no list of numbers of devices that exist.
+    """
+    variable, text = visible_devices(name)
+    if text is None:
+        return None
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if parts in ([], ["-1"]):
+        return ()
+    wrong = [p for p in parts if not p.isdecimal() or int(p) >= count]
+    if wrong or len(set(parts)) < len(parts):
+        raise LoadError(
+            variable,
+            f"{text!r} is no list of different devices",
+            saw=f"{count} devices were found",
+            hint="numbers from 0 on with commas between them; nothing at all or -1 hides all",
+        )
+    return tuple(int(p) for p in parts)
+
+
+def _outdated(entry: Entry) -> str:
+    """A remark about a package that was changed on disk after this process had imported it."""
+    before = _IMPORTED.setdefault(entry.name, (entry.backend, entry.version))
+    if before[0] is entry.backend and before[1] != entry.version:
+        return (
+            f"version {entry.version} is installed, but this process runs {before[1]}, which it "
+            "imported before; start it anew"
+        )
+    _IMPORTED[entry.name] = entry.backend, entry.version
+    return ""
+
+
+def loaded(but: Sequence[str] = ()) -> list[Entry]:
+    """Every backend that can be imported, importing those not yet imported, `but` some."""
     for entry in list(entries().values()):
-        _ensure(entry)
+        if entry.name not in but:
+            _ensure(entry)
     return [e for e in entries().values() if e.state == "loaded"]
+
+
+def offered() -> list[Entry]:
+    """Backends that could serve any device, the default one among them."""
+    return loaded(BY_NAME)
 
 
 def engines(kind: str) -> tuple[Engine, ...]:
     """Engines that serve a device kind, best first; sought once and kept."""
     found = _ENGINES.get(kind)
     if found is None:
-        serving = [e.backend for e in loaded() if isinstance(e.backend, Engine)]
+        known = loaded([name for name in BY_NAME if name != kind])
+        serving = [e.backend for e in known if isinstance(e.backend, Engine)]
         serving = [e for e in serving if kind in e.serves]
         found = tuple(sorted(serving, key=lambda e: -e.priority))
         if all(e.state != "loading" for e in entries().values()):
@@ -255,36 +341,53 @@ def for_kind(kind: str) -> Entry | None:
         _ensure(named)  # an entry point usually bears its device's name: import no other
         if named.serves(kind):
             return named
-    serving = [entry for entry in loaded() if entry.serves(kind)]
+    serving = [entry for entry in offered() if entry.serves(kind)]
     return max(serving, key=lambda e: e.rank, default=None)
 
 
 def why_missing(kind: str) -> tuple[str, BaseException | None]:
     """Why a backend that bears the name of a device kind does not serve it; "" if none does."""
     entry = entries().get(kind)
-    if entry is None or entry.state not in ("disabled", "failed"):
+    if entry is None or entry.state not in ("disabled", "missing", "failed"):
         return "", None
-    why = entry.remark if entry.error is None else str(entry.error).partition("\n")[0]
+    why = entry.remark if entry.error is None else _told(entry).partition("\n")[0]
     return f"the backend {kind} is {entry.state}: {why}", entry.error
 
 
 def table() -> list[dict[str, str]]:
     """One row per backend: where it comes from, how far it came, what it has, what went wrong."""
     loaded()
-    return [_row(entry) for entry in entries().values()]
+    return [row_of(entry) for entry in entries().values()]
 
 
-def _row(entry: Entry) -> dict[str, str]:
-    found = entry.availability
-    remarks = [entry.remark, str(entry.error or ""), found.reason if found is not None else ""]
+def row_of(entry: Entry) -> dict[str, str]:
+    """What `table` says of one backend."""
     usable = entry.state == "loaded"
+    remarks = [entry.remark, _told(entry), entry.why_none]
+    kernels = entry.kernels() if usable else ()
     return {
         "name": entry.name,
         "distribution": entry.distribution,
-        "version": entry.version,
+        "version": entry.version or (VERSION if entry.name in BUILT_IN else ""),
+        "protocol": ".".join(map(str, entry.backend.protocol)) if usable else "",
         "state": entry.state,
         "devices": str(entry.count),
         "kinds": ", ".join(entry.kinds),
-        "kernels": str(len(entry.kernels()) if usable else 0),
+        "tiers": ", ".join(tiers(entry.backend, kernels)) if usable else "",
+        "kernels": str(len(kernels)),
+        "ops": op_count(entry.backend, kernels) if usable else "",
         "detail": "; ".join(r for r in remarks if r),
     }
+
+
+def _told(entry: Entry) -> str:
+    """What went wrong, and what to do where a library is missing."""
+    error = entry.error
+    if error is None:
+        return ""
+    text = str(error) or type(error).__name__
+    if entry.state == "missing":
+        return f"{text}; pip install 'treadle[{entry.name}]'"
+    if isinstance(error, ModuleNotFoundError):
+        return f"{text}; pip install --force-reinstall {entry.distribution}"
+    return text

@@ -36,7 +36,29 @@ BACKENDS = Variable(
     ("TREADLE_BACKENDS",), "", "comma-separated allow-list of backends, or 'off' for none foreign"
 )
 FALLBACK = Variable(
-    ("TREADLE_FALLBACK",), "warn", "ops a device lacks: 'warn' once, 'silent', or 'error'"
+    ("TREADLE_FALLBACK",),
+    "warn",
+    "ops a device lacks: 'warn' once, 'silent', or 'error'; 'warn,sort=silent' for one op else",
+)
+RETRY = Variable(
+    ("TREADLE_RETRY",), "0", "1 runs ops on the host that fail on a device, and reports them"
+)
+KERNEL = Variable(
+    ("TREADLE_KERNEL",), "", "op=implementation pairs, separated by commas, that eager ops must use"
+)
+TRACE_DISPATCH = Variable(
+    ("TREADLE_TRACE_DISPATCH",), "0", "1 logs every new decision about who runs an op"
+)
+SYNC = Variable(
+    ("TREADLE_SYNC",), "0", "1 waits for the device after every op, so that errors are at the op"
+)
+COMPARE = Variable(
+    ("TREADLE_COMPARE",),
+    "",
+    "'cpu' compares every eager op with the host, and stops where they differ",
+)
+REPLAY = Variable(
+    ("TREADLE_REPLAY",), "", "directory of scripts that run again what failed or differed"
 )
 DUMP = Variable(
     ("TREADLE_DUMP",),
@@ -47,8 +69,16 @@ CHECK = Variable(("TREADLE_CHECK",), "0", "1 verifies graphs after every pass an
 FUSION_SWITCH = Variable(
     ("TREADLE_FUSION_SWITCH",), "", "file that turns rewrites and groups of ops off, by name"
 )
+ENGINES = Variable(
+    ("TREADLE_ENGINES",), "", "comma-separated engines that compiled programs use, best first"
+)
+OPENVINO_PRECISION = Variable(
+    ("TREADLE_OPENVINO_PRECISION",), "f32", "how OpenVINO computes: f32, int8, bf16 or f16"
+)
 FORCE_FALLBACK = Variable(
-    ("TREADLE_FORCE_FALLBACK",), "", "comma-separated ops that compiled programs leave to NumPy"
+    ("TREADLE_FORCE_FALLBACK",),
+    "",
+    "comma-separated ops that are left to the host, and there to NumPy",
 )
 CPU_TARGET = Variable(
     ("TREADLE_CPU_TARGET",), "", "instructions the CPU backend may use: generic, avx2, avx512, neon"
@@ -60,6 +90,10 @@ FASTRUN_CACHE_DIR = Variable(("MGE_FASTRUN_CACHE_DIR",), "", "directory of that 
 FASTRUN_CACHE_URL = Variable(("MGE_FASTRUN_CACHE_URL",), "", "address of that store's server")
 NUM_THREADS = Variable(
     ("TREADLE_NUM_THREADS",), "", "threads of the CPU backend; the cores this process may use"
+)
+OPENCL_OPTIONS = Variable(("TREADLE_OPENCL_OPTIONS",), "", "further options of the OpenCL compiler")
+POCL_SPECIALIZATION = Variable(
+    ("POCL_WORK_GROUP_SPECIALIZATION",), "", "PoCL's own; set to 0 unless it is set"
 )
 CACHE_DIR = Variable(
     ("TREADLE_CACHE_DIR",), "", "directory of compiled code; ~/.cache/treadle if left out"
@@ -75,35 +109,24 @@ HUB_TRUST = Variable(
 CUSTOM_OP_DIR = Variable(
     ("MGE_CUSTOM_OP_DIR",), "", "directory of built custom ops; a folder of TREADLE_CACHE_DIR"
 )
-C_COMPILER = Variable(("CC",), "cc", "compiler of custom ops in C")
+C_COMPILER = Variable(("CC",), "cc", "compiler of custom ops in C and of libraries")
 CXX_COMPILER = Variable(("CXX",), "c++", "compiler of custom ops in C++")
 MAX_IMAGE_PIXELS = Variable(
     ("TREADLE_MAX_IMAGE_PIXELS",), "178956970", "images with more pixels are refused"
 )
+COMM_TIMEOUT = Variable(
+    ("TREADLE_COMM_TIMEOUT",), "600", "seconds that a process waits for others of its group"
+)
+MPIEXEC = Variable(
+    ("TREADLE_MPIEXEC",), "", "command that starts processes: of the environment, or of the path"
+)
+CUDA_TF32 = Variable(
+    ("TREADLE_CUDA_TF32",), "0", "1 rounds operands of float32 products on GPUs to 10 bits: faster"
+)
 LOG_LEVEL = Variable(("MEGENGINE_LOGGING_LEVEL", "TREADLE_LOG_LEVEL"), "", "logging level")
 
-ALL = (
-    DEFAULT_DEVICE,
-    BACKENDS,
-    FALLBACK,
-    DUMP,
-    CHECK,
-    FUSION_SWITCH,
-    FORCE_FALLBACK,
-    CPU_TARGET,
-    FASTRUN_CACHE_TYPE,
-    FASTRUN_CACHE_DIR,
-    FASTRUN_CACHE_URL,
-    NUM_THREADS,
-    CACHE_DIR,
-    HOME,
-    HUB_TRUST,
-    CUSTOM_OP_DIR,
-    C_COMPILER,
-    CXX_COMPILER,
-    MAX_IMAGE_PIXELS,
-    LOG_LEVEL,
-)
+ALL = tuple([found for found in tuple(globals().values()) if isinstance(found, Variable)])
+"""Every variable, in the order of this page."""
 
 
 def cache_directory() -> Path:
@@ -121,6 +144,19 @@ def home_directory() -> Path:
 def data_directory() -> Path:
     """Where data sets are kept if no place is named: `megengine` in the user's cache."""
     return _user_cache() / "megengine"
+
+
+def visible_devices(backend: str) -> tuple[str, str | None]:
+    """The variable that says which devices of a backend are seen, and its value; None: unset."""
+    name = f"TREADLE_{backend.upper().replace('-', '_')}_VISIBLE_DEVICES"
+    return name, os.environ.get(name)
+
+
+def settings() -> dict[str, str]:
+    """What is set of these variables, and of others that look like ours, by name."""
+    known = {name for variable in ALL for name in variable.names}
+    ours = {n: v for n, v in os.environ.items() if n in known or n.startswith("TREADLE_")}
+    return {name: ours[name] for name in sorted(ours)}
 
 
 def of_child(changes: Mapping[str, str], without: Iterable[str] = ()) -> dict[str, str]:

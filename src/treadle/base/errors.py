@@ -49,6 +49,11 @@ class TreadleError(Exception):
         self.where = where
         self.args = (self._text(),)
 
+    def locate(self, at: Loc) -> None:
+        """Say it of the line where the op was captured, in place of that which runs the program."""
+        self.at = at
+        self.args = (self._text(),)
+
     def _text(self) -> str:
         lines = [f"{self.where}: {self.problem}"]
         lines += [f"  saw:  {self.saw}"] if self.saw else []
@@ -84,6 +89,12 @@ class DeviceError(TreadleError, ValueError, RuntimeError):
     """A device name is malformed, a device is missing, or devices are mixed."""
 
     code = "T03"
+
+
+class DeviceLost(DeviceError):
+    """A device is gone in the middle of work: reset, unplugged, its driver or process ended."""
+
+    code = "T23"
 
 
 class IndexRangeError(TreadleError, IndexError):
@@ -162,3 +173,9 @@ class OutOfMemory(TreadleError, MemoryError):
     """A device could not provide the memory that was asked for."""
 
     code = "T15"
+
+
+class Divergence(TreadleError, ArithmeticError):
+    """An op's or layer's result on one device differs from another's, or is not finite."""
+
+    code = "T24"

@@ -6,19 +6,26 @@ import contextlib
 import functools
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import FrameType
+
+from treadle.base.layers import current_layer
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
 @dataclass(frozen=True, slots=True)
 class Loc:
-    """A source line: file, 1-based line and function; an empty file means unknown."""
+    """A source line: file, 1-based line and function; an empty file means unknown.
+
+    `layer` is the module that ran the line, where somebody watches; it does not count as a part of
+    the place.
+    """
 
     file: str = ""
     line: int = 0
     function: str = ""
+    layer: str = field(default="", compare=False)
 
     def __bool__(self) -> bool:
         return bool(self.file)
@@ -43,7 +50,7 @@ def user_location() -> Loc:
         code = frame.f_code
         file = code.co_filename
         if not _is_our_file(file) and not (file == "<string>" and _is_generated(frame)):
-            return Loc(_shorten(file), frame.f_lineno, code.co_name)
+            return Loc(_shorten(file), frame.f_lineno, code.co_name, current_layer())
         frame = frame.f_back
     return UNKNOWN
 

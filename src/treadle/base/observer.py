@@ -21,8 +21,8 @@ class Observer(Protocol):
         """The result of `run()`, which is one run of a compiled program."""
         ...
 
-    def module(self, module: Any, forward: Callable[[], Any], /) -> Any:
-        """The result of `forward()`, which is one call of a module."""
+    def module(self, module: Any, inputs: tuple[Any, ...], forward: Callable[[], Any], /) -> Any:
+        """The result of `forward()`, which is one call of a module with these inputs."""
         ...
 
 
@@ -53,5 +53,10 @@ def observe(observer: Observer | None) -> None:
     if observer is not None and OBSERVER.now is not None:
         raise RuntimeError("another profiler is running; stop it first")
     OBSERVER.now = observer
+    launches_changed()
+
+
+def launches_changed() -> None:
+    """Empty the tables of launches: those to come may be others than those that are known."""
     for listener in _LISTENERS:
         listener()

@@ -11,8 +11,8 @@ from treadle.backends import registry
 from treadle.backends.program import MeasuringCompiler
 from treadle.base.env import cache_directory
 from treadle.base.version import VERSION
+from treadle.engine.homes import find_compiler
 from treadle.engine.options import Options
-from treadle.engine.pipeline import find_compiler
 from treadle.engine.table import lines, size
 
 

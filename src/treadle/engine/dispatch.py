@@ -17,6 +17,7 @@ from treadle.base.observer import OBSERVER, on_change
 from treadle.base.quantized import QuantizedType
 from treadle.base.types import TensorType
 from treadle.engine.choice import Decision, Launch, choose_engine
+from treadle.engine.decisions import note
 from treadle.engine.devices import CompNode, resolve
 from treadle.engine.failures import EXPLAINED, explain
 from treadle.engine.placed import PlacedLaunch, plan_for, transfer
@@ -264,7 +265,9 @@ def common_device(op: Op, kinds: tuple[EagerType, ...]) -> CompNode:
 
 def _launch(op: Op, types: tuple[TensorType, ...], device: CompNode) -> Launch:
     if device.on_host:
-        return choose_engine(op, types, device.logical_name)[0]
+        launch, decided = choose_engine(op, types, device.logical_name)
+        note(decided)
+        return launch
     return PlacedLaunch(op, tuple(t.dtype for t in types), device)
 
 

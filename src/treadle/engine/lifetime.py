@@ -17,8 +17,9 @@ def synchronize() -> None:
 
     A failure that a device reports late is raised here.
     """
-    for device in list(devices._OPEN.values()):
-        device.stream.synchronize()
+    for device in devices.opened():
+        if not device.lost:  # every use of it says so already
+            device.synchronize()
 
 
 def at_exit(handler: Callable[[], Any]) -> Callable[[], Any]:

@@ -15,6 +15,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from treadle.base.difference import Difference, difference, magnitude
+from treadle.base.errors import EngineError
+from treadle.base.layers import within
+from treadle.base.observer import OBSERVER, observe
+from treadle.engine.devices import CompNode
 from treadle.engine.options import Options
 from treadle.engine.pipeline import Stages
 from treadle.engine.plan import Interface
@@ -22,15 +27,13 @@ from treadle.engine.table import lines
 from treadle.graph.evaluate import evaluate
 from treadle.graph.ir import Graph, Node, Value
 from treadle.jit.binding import Binding
-from treadle.jit.compiled import Compiled, signature, under_casting
+from treadle.jit.compiled import Compiled, Variant, signature, under_casting
 from treadle.ops.constant import Constant
 from treadle.ops.fused import Fused
 from treadle.ops.op import Op, as_tuple
+from treadle.runtime.array import from_host, to_host
 
 Array = npt.NDArray[Any]
-
-_TOLERANCES = {"float64": 1e-9, "float32": 1e-4, "float16": 1e-2, "bfloat16": 4e-2}
-"""By element type: relative to the largest magnitude of a result; other types must be equal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,24 +44,38 @@ class OpComparison:
         number: of the op, in the order in which the function runs them.
         op: its name; of a group, the kind and the ops.
         at: the user's line, as `file:line`.
+        layer: path and class of the module that ran it, "" outside of modules.
         type: of the result.
-        largest: largest absolute difference; inf where NaN or an infinity stands on one side only.
-        relative: the same over the largest magnitude among operands and result.
-        tolerance: what `relative` may be.
+        difference: from the reference, in every measure, with the values around the first element
+            that differs.
     """
 
     number: int
     op: str
     at: str
+    layer: str
     type: str
-    largest: float
-    relative: float
-    tolerance: float
+    difference: Difference
+
+    @property
+    def largest(self) -> float:
+        """Largest absolute difference; inf where NaN or an infinity stands on one side only."""
+        return self.difference.largest
+
+    @property
+    def relative(self) -> float:
+        """The same over the largest magnitude among operands and result."""
+        return self.difference.relative
+
+    @property
+    def tolerance(self) -> float:
+        """What `relative` may be."""
+        return self.difference.tolerance
 
     @property
     def differs(self) -> bool:
         """Whether it is more than rounding."""
-        return self.relative > self.tolerance
+        return self.difference.differs
 
 
 @dataclass(frozen=True)
@@ -88,17 +105,19 @@ class Comparison:
         return next((row for row in (*self.ops, *self.groups) if row.differs), None)
 
     def __str__(self) -> str:
-        header = ("", "op", "line", "result", "largest", "relative", "allowed", "")
+        header = ("", "op", "line", "layer", "result", "largest", "relative", "ulp", "allowed", "")
         rows = [
             (
                 str(row.number),
                 row.op,
                 row.at,
+                row.layer,
                 row.type,
                 f"{row.largest:.2g}",
                 f"{row.relative:.2g}",
+                f"{row.difference.ulps:.3g}",
                 f"{row.tolerance:.2g}",
-                "differs" if row.differs else "",
+                f"{row.difference.count} of {row.difference.size}" if row.differs else "",
             )
             for row in (*self.ops, *self.groups)
         ]
@@ -110,8 +129,10 @@ class Comparison:
         if first is None:
             return f"{self.name}, level {self.level}: {counts}; all agree"
         where = f" at {first.at}" if first.at else ""
+        where += f", in {first.layer}" if first.layer else ""
         return (
             f"{self.name}, level {self.level}: {counts}; the first that differs: {first.op}{where}"
+            f"\n  {first.difference}\n  {first.difference.around}"
         )
 
 
@@ -125,9 +146,9 @@ def compare(
 ) -> Comparison:
     """Compare every op of a compiled function with its NumPy reference, and name the first wrong.
 
-    The function is captured. Its graph is compiled with all intermediate results as outputs, to
-    compare op by op, and as it is, to compare the groups of ops that are one kernel. State stays
-    as it is; random numbers are drawn as in one call.
+    The function is captured, and runs where its tensors live. Its graph is compiled with all
+    intermediate results as outputs, to compare op by op, and as it is, to compare the groups of
+    ops that are one kernel. State stays as it is; random numbers are drawn as in one call.
 
     Args:
         function: what to look at, compiled or not. A compiled one keeps its options, unless
@@ -146,6 +167,7 @@ def compare(
     Raises:
         TraceError: the function cannot be captured.
         CompileError: it has results whose shape depends on data.
+        EngineError: it uses several devices.
 
     Example:
         >>> x = mge.tensor([[1.0, 2.0], [3.0, 4.0]])
@@ -154,16 +176,65 @@ def compare(
         (True, None, ['exp', 'softmax'])
     """
     chosen = options or _options_of(function, level)
-    made = function if isinstance(function, Compiled) else Compiled(function, chosen)
-    variant = made.variant(args, kwargs)
+    variant = _variant(function, chosen, args, kwargs)
     graph, frozen = variant.captured.graph, Interface(variant.stages.interface.frozen)
+    home = variant.stages.home
     _, leaves = under_casting(*signature(args, kwargs))
-    whole = Stages(graph, frozen, chosen)
+    whole = Stages(graph, frozen, chosen, home)
     payloads = Binding(variant.captured, (), whole.compile()).payloads(leaves)
-    arrays = [np.array(a) for a in payloads.arrays]
-    ops = _ops(graph, chosen, arrays, rtol)
-    groups = _groups(whole.lower(), chosen, arrays, rtol)
+    arrays = [np.array(to_host(a)) for a in payloads.arrays]
+    ops = _ops(graph, _Runs(chosen, home), arrays, rtol)
+    groups = _groups(whole.lower(), _Runs(chosen, home), arrays, rtol)
     return Comparison(graph.name, chosen.level, tuple(ops), tuple(groups))
+
+
+def _variant(function: Callable[..., Any], options: Options, args: Any, kwargs: Any) -> Variant:
+    """A capture in which every op knows its layer, if nobody else watches.
+
+    Raises:
+        EngineError: the function uses several devices.
+    """
+    compiled = function if isinstance(function, Compiled) else None
+    plain, axes = (compiled._function, compiled._dynamic) if compiled else (function, None)
+    watched = OBSERVER.now is None
+    if watched:
+        observe(_Layers())
+    try:
+        found = Compiled(plain, options, axes).variant(args, kwargs)
+    finally:
+        if watched:
+            observe(None)
+    if found.stages.places is not None:
+        hint = "compare what runs on each of them by itself"
+        raise EngineError("compare", "the function uses several devices", hint=hint)
+    return found
+
+
+class _Layers:
+    """An observer that only lets modules be known by their paths."""
+
+    def launch(self, op: Op, launch: Callable[..., Any], /) -> Callable[..., Any]:
+        return launch
+
+    def program(self, name: str, run: Callable[[], Any], /) -> Any:
+        return run()
+
+    def module(self, module: Any, inputs: tuple[Any, ...], forward: Callable[[], Any], /) -> Any:
+        return within(module, forward)
+
+
+@dataclass(frozen=True, slots=True)
+class _Runs:
+    """How and where graphs are run."""
+
+    options: Options
+    home: CompNode | None
+
+    def __call__(self, graph: Graph, arrays: Sequence[Array]) -> list[Array]:
+        """The outputs of a graph that is compiled for the purpose."""
+        program = Stages(graph, options=self.options, home=self.home).compile()
+        where = None if self.home is None or self.home.on_host else self.home.open()
+        return [to_host(a) for a in program.run([from_host(a, where) for a in arrays])]
 
 
 def _options_of(function: Callable[..., Any], level: int) -> Options:
@@ -172,16 +243,16 @@ def _options_of(function: Callable[..., Any], level: int) -> Options:
 
 
 def _ops(
-    graph: Graph, options: Options, arrays: Sequence[Array], rtol: float | None
+    graph: Graph, run: _Runs, arrays: Sequence[Array], rtol: float | None
 ) -> Iterator[OpComparison]:
     """Each op on the operands that the program computed."""
     nodes = [node for node in graph.nodes if not isinstance(node.op, Constant)]
     wanted = [value for node in nodes for value in node.outputs]
     if not wanted:
         return
-    program = Stages(graph.with_nodes(graph.nodes, wanted), options=options).compile()
     known = dict(zip(graph.inputs, arrays, strict=True))
-    known.update(zip(wanted, program.run(arrays), strict=True))
+    made = run(graph.with_nodes(graph.nodes, wanted), arrays)
+    known.update(zip(wanted, made, strict=True))
     for node in graph.nodes:
         if isinstance(node.op, Constant):
             known[node.output] = as_tuple(node.op.reference())[0]
@@ -193,7 +264,7 @@ def _ops(
 
 
 def _groups(
-    graph: Graph, options: Options, arrays: Sequence[Array], rtol: float | None
+    graph: Graph, run: _Runs, arrays: Sequence[Array], rtol: float | None
 ) -> Iterator[OpComparison]:
     """Each group of an optimized program, alone, on the operands that the reference gives."""
     known: dict[Value, Array] = dict(zip(graph.inputs, arrays, strict=True))
@@ -201,8 +272,8 @@ def _groups(
     groups = [n for n in graph.nodes if isinstance(n.op, Fused) and not n.op.engine]
     for number, node in enumerate(groups):
         given = [known[v] for v in node.inputs]
-        alone = replace(options, level=0, fusion=False)
-        found = Stages(_alone(node), options=alone).compile().run(given)
+        alone = _Runs(replace(run.options, level=0, fusion=False), run.home)
+        found = alone(_alone(node), given)
         yield from _rows(number, node, given, found, [known[v] for v in node.outputs], rtol)
 
 
@@ -222,45 +293,18 @@ def _rows(
     rtol: float | None,
 ) -> Iterator[OpComparison]:
     at = f"{node.loc.file.rpartition('/')[2]}:{node.loc.line}" if node.loc else ""
+    layer = node.loc.layer
     for value, seen, wanted in zip(node.outputs, found, expected, strict=True):
-        allowed = _TOLERANCES.get(value.type.dtype.name, 0.0)
-        if allowed and rtol is not None:
-            allowed = rtol
-        largest = _difference(np.asarray(seen), np.asarray(wanted))
         # Sums may cancel: what was added is the measure of their rounding.
-        scale = max([_magnitude(a) for a in (wanted, *given)])
-        relative = largest / scale if scale else largest
-        name = _name(node.op)
-        yield OpComparison(number, name, at, str(value.type), largest, relative, allowed)
+        scale = max([magnitude(a) for a in (wanted, *given)])
+        apart = difference(np.asarray(seen), np.asarray(wanted), scale=scale, rtol=rtol)
+        yield OpComparison(number, _name(node.op), at, layer, str(value.type), apart)
 
 
 def _name(op: Op) -> str:
     if isinstance(op, Fused) and isinstance(op.body, Graph):
         return f"{op.kind}({'+'.join(node.op.name for node in op.body.nodes)})"
     return op.name
-
-
-def _difference(found: Array, wanted: Array) -> float:
-    """The largest absolute difference."""
-    if not wanted.size:
-        return 0.0
-    wide = np.complex128 if wanted.dtype.kind == "c" else np.float64
-    x, y = found.astype(wide), wanted.astype(wide)
-    same = (found == wanted) | (np.isnan(x) & np.isnan(y))
-    with np.errstate(invalid="ignore"):
-        apart = np.where(same, 0.0, np.abs(x - y))
-    if wanted.dtype.kind in "iub":  # Large integers that differ may be one number in float64.
-        apart = np.where(same, 0.0, np.maximum(apart, 1.0))
-    return float(np.where(np.isnan(apart), np.inf, apart).max())
-
-
-def _magnitude(array: Array) -> float:
-    """The largest finite magnitude of a floating array; 0 of others."""
-    given = np.asarray(array)
-    if given.dtype.kind in "iub":
-        return 0.0
-    wide = np.abs(given.astype(np.complex128 if given.dtype.kind == "c" else np.float64))
-    return float(np.max(wide, initial=0.0, where=np.isfinite(wide)))
 
 
 __all__ = ["Comparison", "OpComparison", "compare"]

@@ -9,6 +9,7 @@ from typing import IO, Any
 import numpy as np
 
 from treadle.base.files.source import PathLike
+from treadle.engine.execute import Timeline
 from treadle.engine.package import Runner
 from treadle.jit.inspection import profile_data
 from treadle.utils.network import Network, as_varnode, order_of
@@ -225,7 +226,8 @@ class GraphInference:
             types = [v.type.dtype.numpy for v in self._runner.graph.inputs]
             ready = [np.ascontiguousarray(a, t) for a, t in zip(arrays, types, strict=True)]
             profile = self._runner.stages.profile(ready, repeats=1)
-            self._profile = profile_data(profile)
+            if not isinstance(profile, Timeline):  # which programs of other devices have
+                self._profile = profile_data(profile)
         return OrderedDict(zip(self._outputs, results, strict=True))
 
     def get_profile(self) -> dict[str, Any]:

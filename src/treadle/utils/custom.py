@@ -10,14 +10,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from treadle.backends.foreign import ForeignOp, open_library
+from treadle.backends.foreign import LISTING, ForeignOp, open_library
 from treadle.base.errors import LoadError, NoGradient
 from treadle.base.types import TensorType
 from treadle.ops.custom import Custom, custom_op, forget_custom_op
 from treadle.ops.op import Pullback
 from treadle.tensor import Tensor
 
-__all__ = ["CustomOp", "load", "loaded", "unload"]
+__all__ = ["LISTING", "CustomOp", "load", "loaded", "unload"]
 
 
 class CustomOp:
@@ -114,18 +114,19 @@ def run(op: Custom, inputs: Sequence[Any]) -> Any:
 _LIBRARIES: dict[str, dict[str, ForeignOp]] = {}
 
 
-def load(lib_path: str | os.PathLike[str]) -> list[str]:
+def load(lib_path: str | os.PathLike[str], listing: str = LISTING) -> list[str]:
     """Open a library of ops; they become attributes of this module, under the names returned.
 
     Args:
         lib_path: what `custom_op_tools.build` returned.
+        listing: the library's function that lists its ops.
 
     Raises:
         LoadError: the file is no library of ops, or an op's name is taken by another one.
     """
     path = str(Path(lib_path).resolve())
     if path not in _LIBRARIES:
-        found = {op.name: op for op in open_library(path)}
+        found = {op.name: op for op in open_library(path, listing)}
         for name in found:
             owner = next((p for p, ops in _LIBRARIES.items() if name in ops), None)
             if owner is not None:

@@ -188,7 +188,7 @@ class Profiler:
         finally:
             self._complete(f"program {name}", began, self._now(), {})
 
-    def module(self, module: Any, forward: Callable[[], Any], /) -> Any:
+    def module(self, module: Any, inputs: tuple[Any, ...], forward: Callable[[], Any], /) -> Any:
         """One call of a module: a scope, where those were asked for."""
         if not self._scopes:
             return forward()

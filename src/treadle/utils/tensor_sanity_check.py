@@ -53,7 +53,7 @@ class TensorSanityCheck:
         """Programs update state in place by design."""
         return run()
 
-    def module(self, module: Any, forward: Callable[[], Any], /) -> Any:
+    def module(self, module: Any, inputs: tuple[Any, ...], forward: Callable[[], Any], /) -> Any:
         """Calls of modules are not looked at."""
         return forward()
 

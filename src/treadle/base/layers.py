@@ -1,0 +1,43 @@
+"""Which layer of a network runs on a thread, for those who watch: its path and class."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+
+class _Stack(threading.local):
+    """One thread's layers from the outermost to the innermost, and names of all below the first."""
+
+    def __init__(self) -> None:
+        self.layers: list[str] = []
+        self.names: dict[int, str] = {}
+
+
+_STACK = _Stack()
+
+
+def current_layer() -> str:
+    """The layer that runs: its path in the outermost module and its class; "" outside of all.
+
+    Layers are known while an observer runs that calls modules by `within`.
+    """
+    return _STACK.layers[-1] if _STACK.layers else ""
+
+
+def depth() -> int:
+    """How many layers run inside of each other."""
+    return len(_STACK.layers)
+
+
+def within(module: Any, forward: Callable[[], Any]) -> Any:
+    """The result of `forward()`, which is one call of a module; it is the current layer."""
+    if not _STACK.layers:
+        _STACK.names = {id(m): name for name, m in module.named_modules()}
+    path, kind = _STACK.names.get(id(module), ""), type(module).__name__
+    _STACK.layers.append(f"{path} ({kind})" if path else kind)
+    try:
+        return forward()
+    finally:
+        _STACK.layers.pop()
