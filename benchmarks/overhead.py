@@ -3,7 +3,7 @@
 Both frameworks are timed alternately in this one process (imports in fresh ones); the figure is
 the median of the rounds, the ratio is the median of the rounds' ratios. PyTorch is optional.
 
-    python benchmarks/overhead.py [--rounds 15] [--markdown]
+    python benchmarks/overhead.py [--rounds 15] [--alone] [--markdown]
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import sys
 import time
 import timeit
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date
 from typing import Any
@@ -112,13 +113,13 @@ def import_seconds(module: str) -> float:
     return run(f"import {module}") - run("pass")
 
 
-def measure(rounds: int, number: int) -> list[tuple[str, float, float | None]]:
+def measure(rounds: int, number: int, alone: bool) -> list[tuple[str, float, float | None]]:
     """Rows of (name, Treadle's median, PyTorch's median or None), in microseconds or seconds."""
     ours = treadle_calls()
-    try:
-        torch = importlib.import_module("torch")
-    except ImportError:
-        torch = None
+    torch = None
+    if not alone:
+        with suppress(ImportError):
+            torch = importlib.import_module("torch")
     theirs = torch_calls(torch) if torch is not None else {}
     empty = lambda_overhead(number)
     rows: list[tuple[str, float, float | None]] = []
@@ -141,9 +142,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--number", type=int, default=20_000, help="ops per round")
+    parser.add_argument("--alone", action="store_true", help="leave PyTorch out")
     parser.add_argument("--markdown", action="store_true", help="print a table for RESULTS.md")
     options = parser.parse_args()
-    rows = measure(options.rounds, options.number)
+    rows = measure(options.rounds, options.number, options.alone)
     machine = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
     title = f"Eager overhead, microseconds per op ({date.today()}, {machine})"
     if options.markdown:

@@ -476,3 +476,12 @@ def test_getnewargs_are_the_constructors_arguments() -> None:
 def test_a_loader_may_set_the_device_callback() -> None:
     assert mge.Tensor.dmap_callback is None
     assert mge.tensor([1.0]).dmap_callback is None
+
+
+def test_products_of_vectors_after_products_of_matrices() -> None:
+    # The second call of equal element types finds the launch for matrices, which takes no vectors.
+    matrix, vector = mge.tensor(np.eye(2, dtype=np.float32)), mge.tensor([1.0, 2.0])
+    for _ in range(2):
+        np.testing.assert_array_equal((matrix @ matrix).numpy(), np.eye(2))
+        assert (vector @ vector).item() == 5.0
+        np.testing.assert_array_equal((matrix @ vector).numpy(), [1.0, 2.0])

@@ -16,7 +16,7 @@ import numpy as np
 from treadle.backends.registry import on_rescan
 from treadle.base import spelling
 from treadle.base.dtype import DType, as_dtype, bool_
-from treadle.base.errors import DTypeError
+from treadle.base.errors import DeviceError, DTypeError
 from treadle.base.modes import ACTIVE, LOCAL
 from treadle.base.observer import on_change
 from treadle.base.qparams import QParams, create_qparams
@@ -405,7 +405,8 @@ def _as_device(device: Any) -> CompNode:
 
 
 def _rebuild(cls: type[Tensor], data: Any, dtype: Any, device: str) -> Tensor:
-    plain = Tensor(data, dtype=dtype, device=device)
+    moved = Tensor.dmap_callback
+    plain = Tensor(data, dtype=dtype, device=device if moved is None else moved(device))
     made: Tensor = _wrap(cls, plain._data, plain._kind)
     return made
 
@@ -442,6 +443,8 @@ def _operator(op: Op) -> Callable[[Tensor, Any], Tensor]:
                     made: Tensor = hook.binary(op, launch, kind, self, other)
                     return made
             data = launch(self._data, other._data)
+        except DeviceError:
+            raise  # A device that failed is not to be asked twice.
         except (AttributeError, KeyError, ValueError, MemoryError):
             pass  # Left before going on, so that the errors raised below have no history.
         else:

@@ -20,6 +20,7 @@ import numpy.typing as npt
 from treadle.backends.api import Engine, Support
 from treadle.base.types import TensorType
 from treadle.ops.op import Op
+from treadle.runtime.api import Buffer, Device, Stream
 
 Array = npt.NDArray[Any]
 ALIGNMENT = 64
@@ -209,6 +210,36 @@ class Executable(Protocol):
         ...
 
 
+class DeviceExecutable(Protocol):
+    """A program that is ready to run on memory of a device.
+
+    Several threads may run it at the same time, on other bases.
+    """
+
+    def run(
+        self, device: Device, stream: Stream, bases: Sequence[Buffer], start: int = 0, /
+    ) -> int:
+        """Submit what follows from instruction `start` on, in the order of `stream`.
+
+        It need not have finished when this returns; a `Jump` with a condition waits for what it
+        depends on.
+
+        Args:
+            device: whose memory it is; the one that `Backend.open` made.
+            stream: where launches are submitted.
+            bases: a buffer for every base; `Address(i, n)` is n bytes from the start of `bases[i]`.
+            start: the first instruction.
+
+        Returns:
+            The number of the `Host` instruction reached, or -1 at the end.
+        """
+        ...
+
+    def stored(self) -> bytes:
+        """The program as bytes, from which `Compiler.restore` makes it again in any process."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """What the device can do at best, as measured: the two lines of its roofline.
@@ -313,8 +344,11 @@ class Compiler(Protocol):
         """Whether it has a kernel for composites of this name, so that they are not taken apart."""
         ...
 
-    def build(self, program: Program, /) -> Executable:
-        """Compile (or fetch from the cache) what the program runs, and make it ready."""
+    def build(self, program: Program, /) -> Executable | DeviceExecutable:
+        """Compile (or fetch from the cache) what the program runs, and make it ready.
+
+        An engine of the host gives an `Executable`, one of another kind a `DeviceExecutable`.
+        """
         ...
 
     def empty(self, shape: Sequence[int], dtype: np.dtype[Any], /) -> Array:
@@ -392,4 +426,34 @@ class CompilingEngine(Engine, Protocol):
 
     def compiler(self) -> Compiler:
         """Its compiler; the same one at every call."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Linked:
+    """A program with its code as objects for a linker, to run in processes without Python.
+
+    Attributes:
+        words: what the executor reads; where the address of a kernel belongs, its number.
+        places: where that is.
+        symbols: the kernels, by number.
+        objects: object files with the kernels and the executor.
+        target: name of the instructions that the code uses.
+        layout: sizes and offsets that the executor and whoever starts its threads agree on.
+    """
+
+    words: npt.NDArray[np.int64]
+    places: npt.NDArray[np.int64]
+    symbols: tuple[str, ...]
+    objects: tuple[bytes, ...]
+    target: str
+    layout: Mapping[str, int]
+
+
+@runtime_checkable
+class LibraryCompiler(Protocol):
+    """A compiler whose code runs without it."""
+
+    def linked(self, program: Program, prefix: str, /) -> Linked:
+        """The program's code; names of the executor's functions begin with `prefix`."""
         ...

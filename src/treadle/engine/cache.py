@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from treadle.backends.program import Compiler, Executable
+from treadle.backends.program import Compiler, DeviceExecutable, Executable
 from treadle.base.dtype import as_dtype
 from treadle.base.errors import TreadleError
 from treadle.base.log import get_logger
@@ -37,7 +37,7 @@ FORMAT = 1
 class Entry:
     """A program out of the cache, loaded; its plan has no steps to look at."""
 
-    loaded: Loaded
+    loaded: Loaded[Any]
     results: tuple[TensorType, ...]
 
 
@@ -90,7 +90,9 @@ def _files(folder: Path) -> Iterator[str]:
 # -- writing -----------------------------------------------------------------------------------
 
 
-def save(key: str, loaded: Loaded, results: tuple[TensorType, ...], compiler: Compiler) -> None:
+def save(
+    key: str, loaded: Loaded[Any], results: tuple[TensorType, ...], compiler: Compiler
+) -> None:
     """Keep a program; one that returns to Python for some ops is not kept."""
     plan = loaded.plan
     if plan.host or not key:
@@ -118,24 +120,27 @@ def save(key: str, loaded: Loaded, results: tuple[TensorType, ...], compiler: Co
 # -- reading -----------------------------------------------------------------------------------
 
 
-def fetch(key: str, compiler: Compiler) -> Entry | None:
-    """A program that was kept, ready to run; None where there is none, or its code is gone."""
+def fetch(key: str, compiler: Compiler, *, on_host: bool = True) -> Entry | None:
+    """A program that was kept, ready to run; None where there is none, or its code is gone.
+
+    `on_host` says where it runs, as in `load`.
+    """
     data = compiler.saved(key) if key else None
     if data is None:
         return None
     try:
-        return _decode(data, compiler)
+        return _decode(data, compiler, on_host)
     except (ValueError, KeyError, TypeError, IndexError, TreadleError) as error:
         get_logger("engine").info("a cached program is ignored: %s", error)
         return None
 
 
-def _decode(data: bytes, compiler: Compiler) -> Entry | None:
+def _decode(data: bytes, compiler: Compiler, on_host: bool) -> Entry | None:
     text, _, rest = data.partition(b"\n")
     head: dict[str, Any] = json.loads(text)
     first, second = head["main"], head["main"] + head["prelude"]
     main = compiler.restore(rest[:first])
-    prelude: Executable | None = None
+    prelude: Executable | DeviceExecutable | None = None
     if second > first:
         prelude = compiler.restore(rest[first:second])
         if prelude is None:
@@ -161,7 +166,7 @@ def _decode(data: bytes, compiler: Compiler) -> Entry | None:
         tuple((j, i) for j, i in head["updates"]),
         launches=head["launches"],
     )
-    kept = memory("packed weights", head["kept"])
-    loaded = Loaded(plan, main, prelude, constants, kept, compiler.empty)
+    kept = memory("packed weights", head["kept"] if on_host else 0)
+    loaded: Loaded[Any] = Loaded(plan, main, prelude, constants, kept, compiler.empty)
     results = tuple(TensorType(as_dtype(name), tuple(shape)) for name, shape in head["results"])
     return Entry(loaded, results)

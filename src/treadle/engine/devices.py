@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import os
 import re
 import threading
 from typing import Any, NamedTuple
@@ -11,6 +12,7 @@ from treadle.backends import registry
 from treadle.base.env import DEFAULT_DEVICE
 from treadle.base.errors import DeviceError
 from treadle.base.log import get_logger
+from treadle.base.observer import launches_changed
 from treadle.runtime.opened import OpenDevice
 
 _HOST_KINDS = ("cpu", "multithread")
@@ -100,6 +102,11 @@ class CompNode:
         return self.kind, self._index
 
     @property
+    def memory(self) -> tuple[str, int]:
+        """What is equal for devices that share memory, as all names of the host do."""
+        return ("cpu", 0) if self.on_host else self.place
+
+    @property
     def on_host(self) -> bool:
         """Whether tensors here are plain host arrays."""
         return self.kind in _HOST_KINDS
@@ -148,11 +155,10 @@ def _physical(logical: Name) -> Name:
     entry = registry.for_kind(kind)
     count = 0 if entry is None else entry.count
     if entry is None or index >= count:
-        found = None if entry is None else entry.availability
         raise DeviceError(
             "device",
             f"there is no device {logical.kind}{index}: {count} of this kind exist",
-            saw="" if found is None else found.reason,
+            saw="" if entry is None else entry.why_none,
             hint="use cpux, or install a backend for it; treadle.backends() lists what was found",
         )
     return Name(entry.kinds[0], str(index), logical.stream)
@@ -170,7 +176,7 @@ def device_count(kind: str) -> int:
 
 def fastest_kind() -> str:
     """What `xpu` means here: the usable backend with the highest priority, else the CPU."""
-    usable = [e for e in registry.loaded() if e.kinds and e.count]
+    usable = [e for e in registry.offered() if e.kinds and e.count]
     best = max(usable, key=lambda e: e.rank, default=None)
     return "cpu" if best is None or best.rank[1] <= 0 else best.kinds[0]
 
@@ -183,7 +189,7 @@ def _open(kind: str, index: int) -> OpenDevice:
             if entry is None:
                 raise DeviceError("device", f"no backend serves {name}")
             try:
-                raw = entry.backend.open(index)
+                raw = entry.open(index)
             except Exception as error:
                 raise DeviceError(
                     name,
@@ -192,6 +198,31 @@ def _open(kind: str, index: int) -> OpenDevice:
                 ) from error
             _OPEN[kind, index] = OpenDevice(name, raw)
         return _OPEN[kind, index]
+
+
+def opened() -> list[OpenDevice]:
+    """Every device in use other than the host."""
+    with _LOCK:
+        return list(_OPEN.values())
+
+
+def reset(text: str) -> None:
+    """Close a device and open it anew when it is next used, after it was lost for instance.
+
+    Tensors that live there alone are lost; copies on the host stay.
+
+    Raises:
+        DeviceError: the name is malformed, or no such device exists.
+    """
+    node = resolve(text)
+    with _LOCK:
+        before = _OPEN.pop(node.place, None)
+        if before is not None:
+            before.close()
+        for other in _RESOLVED.values():
+            if other.place == node.place:
+                other._opened = None
+    launches_changed()
 
 
 def close_all() -> None:
@@ -212,6 +243,12 @@ def _forget() -> None:
         _DEFAULT.node = None
 
 
+def _left_behind() -> None:
+    for device in _OPEN.values():
+        device.left_behind()
+
+
+os.register_at_fork(after_in_child=_left_behind)
 atexit.register(close_all)
 registry.on_rescan(_forget)
 
@@ -261,6 +298,11 @@ def default_device() -> CompNode:
         if parse(name).kind == "xpu":
             _notice(node)
     return node
+
+
+def leave_notice_to_others() -> None:
+    """Say nothing of missing GPUs, where another process of the same program does."""
+    _NOTICED[0] = True
 
 
 def _notice(node: CompNode) -> None:

@@ -2,15 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 
-from treadle.base.env import CHECK, FORCE_FALLBACK, FUSION_SWITCH
+from treadle.base.env import CHECK, ENGINES, FORCE_FALLBACK, FUSION_SWITCH, Variable
 from treadle.base.errors import GraphError
 from treadle.engine.fusion_switch import switched_off
 
 
-def _forced() -> tuple[str, ...]:
-    return tuple(name.strip() for name in FORCE_FALLBACK.get().split(",") if name.strip())
+def _names(variable: Variable) -> tuple[str, ...]:
+    return tuple(name.strip() for name in variable.get().split(",") if name.strip())
+
+
+_PREFERRED: ContextVar[tuple[str, ...]] = ContextVar("engines")
+
+
+@contextmanager
+def engines(*names: str) -> Iterator[None]:
+    """Functions compiled or traced and models loaded inside use these engines, best first.
+
+    That is, options made inside have these names, unless they are given others.
+    """
+    token = _PREFERRED.set(names)
+    try:
+        yield
+    finally:
+        _PREFERRED.reset(token)
+
+
+def _preferred() -> tuple[str, ...]:
+    return _PREFERRED.get(()) or _names(ENGINES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +49,10 @@ class Options:
         disabled: names of passes that are left out.
         engines: engines to choose from, best first; empty means all that serve the device. The
             reference engine runs what they refuse, named or not.
+            One that compiles segments takes part only where it is named here. Taken from
+            the block of `engines(...)` around, or TREADLE_ENGINES where that is set.
+        strict_segments: a segment that its engine fails to compile or to run is an error; the
+            others run it otherwise, with a warning.
         force_fallback: names of ops that the reference engine runs, whoever else could. Ops are
             those of the prepared graph. Taken from TREADLE_FORCE_FALLBACK where it is set.
         fusion_switch: path of a file that turns rewrites and kinds of groups off, by name (see
@@ -49,8 +76,9 @@ class Options:
     reuse_memory: bool = True
     fusion: bool = True
     disabled: tuple[str, ...] = ()
-    engines: tuple[str, ...] = ()
-    force_fallback: tuple[str, ...] = field(default_factory=_forced)
+    engines: tuple[str, ...] = field(default_factory=_preferred)
+    strict_segments: bool = False
+    force_fallback: tuple[str, ...] = field(default_factory=lambda: _names(FORCE_FALLBACK))
     fusion_switch: str = field(default_factory=FUSION_SWITCH.get)
     winograd: int = 4
     layouts: tuple[str, ...] = ()

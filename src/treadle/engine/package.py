@@ -9,21 +9,26 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import IO, Any
 
 import numpy as np
 
+from treadle.backends.segments import seal
 from treadle.base.errors import CheckpointError, GraphError, ShapeError
 from treadle.base.files.container import Array, looks_like_container, read_header
 from treadle.base.files.sealed import Kind, Sealed, chunks_of, is_sealed, write
 from treadle.base.files.source import PathLike, Source, open_source
+from treadle.engine.homes import engines_of
 from treadle.engine.options import Options
 from treadle.engine.pipeline import Stages
-from treadle.graph.ir import Graph, Value
+from treadle.engine.segments import SegmentLaunch, blob_key, body_of, engine_of, shelve
+from treadle.graph.ir import Graph, Value, regions_of
 from treadle.graph.parser import parse
 from treadle.graph.printer import to_text
 from treadle.ops.constant import ArrayData
+from treadle.ops.custom import RuntimeBlob, load_blob, store_blob
+from treadle.ops.fused import Fused
 
 KIND = Kind("treadle model", 1)
 
@@ -47,6 +52,7 @@ class Model:
         info: what the user keeps with it, as JSON knows it.
         options: what it was dumped with, for the record.
         cases: to test it with.
+        segments: parts of it as other engines compiled them, for whoever has the same engine.
     """
 
     graph: Graph
@@ -55,6 +61,7 @@ class Model:
     info: Any = None
     options: Mapping[str, Any] = field(default_factory=dict)
     cases: tuple[Case, ...] = ()
+    segments: Mapping[str, bytes | memoryview] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +97,11 @@ def _saved(model: Model, arrays: dict[str, Array], prefix: str) -> dict[str, Any
             ends[kind] = {name: f"{prefix}.{number}.{kind}.{name}" for name in held}
             arrays.update({ends[kind][name]: held[name] for name in held})
         cases.append({**ends, "maxerr": case.maxerr})
+    for key, sealed in model.segments.items():
+        arrays[f"segment.{key}"] = np.frombuffer(sealed, np.uint8)
+    blobs = foreign_models(model.graph)
+    for digest in blobs:
+        arrays[f"blob.{digest}"] = np.frombuffer(load_blob(digest), np.uint8)
     return {
         "graph": text,
         "constants": list(constants),
@@ -98,7 +110,42 @@ def _saved(model: Model, arrays: dict[str, Array], prefix: str) -> dict[str, Any
         "info": json.loads(json.dumps(model.info, allow_nan=False)),
         "options": dict(model.options),
         "cases": cases,
+        "segments": list(model.segments),
+        "blobs": blobs,
     }
+
+
+def foreign_models(graph: Graph) -> list[str]:
+    """Digests of the models of other engines that a graph has as ops."""
+    found: dict[str, None] = {}
+    for node in graph.nodes:
+        if isinstance(node.op, RuntimeBlob):
+            found[node.op.digest] = None
+        for region in regions_of(node.op):
+            found.update(dict.fromkeys(foreign_models(region)))
+    return list(found)
+
+
+def with_segments(model: Model, engines: Sequence[str]) -> Model:
+    """The model with what these engines compile of it.
+
+    It is used where the model is run with the same engines of the same versions; anywhere else the
+    graph is compiled as if it were not there.
+
+    Raises:
+        CompileError: an engine is not there, or fails.
+    """
+    plain = [e.name for e in engines_of(Options(engines=())) if e.name not in engines]
+    stages = Stages(model.graph, options=Options(engines=(*engines, *plain)))
+    found = {}
+    for node in stages.lower().nodes:
+        if isinstance(node.op, Fused) and node.op.is_segment:
+            launch = SegmentLaunch(engine_of(node.op), body_of(node.op), strict=True)
+            launch.prepare()
+            if launch.executable is not None:
+                key = blob_key(launch.engine.name, launch.body)
+                found[key] = seal(launch.engine.name, launch.executable)
+    return replace(model, segments=found)
 
 
 def read_models(f: PathLike | IO[Any]) -> list[Model]:
@@ -134,6 +181,12 @@ def _model(entry: Mapping[str, Any], sealed: Sealed, taken: dict[str, ArrayData]
     for name in entry["constants"]:
         if name not in taken:  # Models of a file share weights.
             taken[name] = ArrayData(sealed.array(name))
+    for digest in entry.get("blobs", ()):
+        if store_blob(sealed.array(f"blob.{digest}").tobytes()) != digest:
+            raise ValueError(f"the embedded model {digest[:12]}... is another one")
+    segments = {key: sealed.array(f"segment.{key}").data for key in entry.get("segments", ())}
+    for key, compiled in segments.items():
+        shelve(key, compiled)
     graph = parse(entry["graph"], {name: taken[name] for name in entry["constants"]})
     cases = [
         Case(
@@ -146,7 +199,8 @@ def _model(entry: Mapping[str, Any], sealed: Sealed, taken: dict[str, ArrayData]
     inputs, outputs = tuple(entry["inputs"]), tuple(entry["outputs"])
     if len(inputs) != len(graph.inputs) or len(outputs) != len(graph.outputs):
         raise ValueError("its inputs or outputs are not those of its graph")
-    return Model(graph, inputs, outputs, entry["info"], entry["options"], tuple(cases))
+    info, options = entry["info"], entry["options"]
+    return Model(graph, inputs, outputs, info, options, tuple(cases), segments)
 
 
 class Runner:
@@ -182,4 +236,4 @@ def _fitting(value: Value, array: Any) -> Array:
     return fit
 
 
-__all__ = ["Case", "Model", "Runner", "Written", "read_models", "write_models"]
+__all__ = ["Case", "Model", "Runner", "Written", "read_models", "with_segments", "write_models"]

@@ -11,24 +11,48 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence, Set
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from treadle.backends import registry
-from treadle.backends.api import Engine
-from treadle.backends.program import Compiler, CompilingEngine, MeasuringCompiler
+from treadle.backends.program import Compiler, MeasuringCompiler
 from treadle.base.env import DUMP
-from treadle.base.errors import CompileError
+from treadle.base.errors import EngineError
 from treadle.base.garbage import rare_collections
 from treadle.base.types import TensorType
 from treadle.engine import cache
-from treadle.engine.execute import Executor
-from treadle.engine.host import HostCompiler
+from treadle.engine.devices import CompNode, default_device
+from treadle.engine.execute import (
+    DeviceExecutor,
+    Executor,
+    Runner,
+    Scheduler,
+    Stepwise,
+    Timeline,
+)
+from treadle.engine.homes import (
+    HOST,
+    Device,
+    compiling,
+    engines_of,
+    find_compiler,
+    forced_to_host,
+    segment_engines,
+)
 from treadle.engine.options import Options
-from treadle.engine.plan import Array, Interface, Plan
+from treadle.engine.plan import Interface, Loaded, Plan
+from treadle.engine.segments import (
+    SegmentLaunch,
+    body_of,
+    engine_of,
+    is_apart,
+    kept_whole,
+    launches_of,
+)
+from treadle.engine.spread import Part, Places, cut
 from treadle.engine.types import CompileReport
-from treadle.graph.ir import Graph
+from treadle.graph.ir import Graph, Value
+from treadle.ops.fused import Fused
 
 if TYPE_CHECKING:
     from treadle.engine.explain import Explanation
@@ -47,6 +71,9 @@ class Stages:
         captured: what was given.
         interface: which inputs are frozen or updated.
         options: of the compilation.
+        home: the device that the program lives on; None for the host.
+        places: where everything is, if there are several devices.
+        parts: then, the program's parts, each on its way.
         report: what the stages decided.
         measured: the last profile.
     """
@@ -54,60 +81,164 @@ class Stages:
     captured: Graph
     interface: Interface = field(default_factory=Interface)
     options: Options = field(default_factory=Options)
+    home: CompNode | None = None
+    places: Places | None = None
+    parts: tuple[Stages, ...] = ()
     report: CompileReport = field(default_factory=CompileReport)
     prepared: Graph | None = None
     optimized: Graph | None = None
     plan: Plan | None = None
-    executor: Executor | None = None
+    executor: Runner | None = None
     measured: Profile | None = None
+
+    @property
+    def kind(self) -> str:
+        """The kind of the device that the program lives on."""
+        return HOST if self.home is None or self.home.on_host else self.home.kind
+
+    @property
+    def compiled(self) -> bool:
+        """Whether the device has a compiler; without one its programs run op by op."""
+        return self.kind == HOST or bool(compiling(engines_of(self.options, self.kind)))
+
+    def compiler(self) -> Compiler:
+        """What lowers the program's ops.
+
+        Raises:
+            CompileError: the options name an engine that is not there.
+        """
+        if self.kind == HOST:
+            return find_compiler(self.options)
+        return find_compiler(self.options, self.kind)
 
     @rare_collections()
     def lower(self) -> Graph:
-        """Prepare, partition and optimize; the graph that will be compiled."""
+        """Prepare, partition and optimize; the graph that will be compiled, or run op by op."""
         if self.optimized is not None:
             return self.optimized
-        stages, compiler = _stages(), find_compiler(self.options)
+        if self.places is not None:
+            self.compile()
+            self.optimized = self.captured
+            return self.captured
+        stages, compiler, options = _stages(), self.compiler(), self.options
         self.report.name = self.captured.name
         stages.dump(self.captured, "capture")
         with self.report.stage("prepare"):
-            prepared: Graph = stages.prepare(self.captured, self.options, self.report, compiler)
+            options = options if self.compiled else op_by_op(options)
+            whole = kept_whole(engines_of(options, self.kind)) if self.compiled else ()
+            prepared: Graph = stages.prepare(self.captured, options, self.report, compiler, whole)
         self.prepared = prepared
         stages.dump(prepared, "prepare")
+        frozen = {v for v, yes in zip(prepared.inputs, self.interface.frozen, strict=False) if yes}
         with self.report.stage("partition"):
-            engines, forced = _engines(self.options), self.options.force_fallback
-            parts = stages.partition(prepared, engines, self.options, self.report)
-            parted: Graph = stages.leave_to_host(parts, engines, _compiling(engines), forced)
+            parted = self._parted(prepared, frozen)
+            if whole:
+                parted = stages.take_apart(parted, options, self.report, compiler)
         stages.dump(parted, "partition")
-        with self.report.stage("optimize"):
-            known = zip(parted.inputs, self.interface.frozen, strict=False)
-            frozen = frozenset(value for value, yes in known if yes)
-            optimized: Graph = stages.optimize(parted, compiler, self.options, self.report, frozen)
-        stages.dump(optimized, "optimize")
-        self.optimized = optimized
-        return optimized
+        self.optimized = parted
+        if self.compiled:
+            with self.report.stage("optimize"):
+                known = zip(parted.inputs, self.interface.frozen, strict=False)
+                fixed = frozenset(value for value, yes in known if yes)
+                self.optimized = stages.optimize(parted, compiler, self.options, self.report, fixed)
+            stages.dump(self.optimized, "optimize")
+        return self.optimized
+
+    def _parted(self, prepared: Graph, frozen: Set[Value]) -> Graph:
+        """The graph with a group around what another engine runs than the program's own."""
+        stages, options = _stages(), self.options
+        engines = list(engines_of(options, self.kind))
+        own, forced = compiling(engines), options.force_fallback
+        if self.kind != HOST:
+            # What its compiler or kernels refuse goes to the host, and nothing else does.
+            prepared = forced_to_host(prepared, forced)
+            if self.compiled or not segment_engines(engines):
+                return prepared
+            engines, forced = [*segment_engines(engines), Device(self.kind, own)], ()
+            options = replace(options, force_fallback=())
+        parts = stages.partition(prepared, engines, options, self.report, frozen=frozen)
+        made: Graph = stages.leave_to_host(parts, engines, own, forced)
+        return made
 
     @rare_collections()
-    def compile(self) -> Executor:
+    def compile(self) -> Runner:
         """All stages but the last; what runs the program."""
-        if self.executor is not None:
-            return self.executor
-        self.report.name = self.captured.name
-        compiler = find_compiler(self.options)
+        if self.executor is None:
+            self.report.name = self.captured.name
+            if self.places is not None:
+                self.executor = self._spread(self.places)
+            else:
+                self.executor = self._loaded() if self.compiled else self._op_by_op()
+        return self.executor
+
+    def _spread(self, places: Places) -> Runner:
+        """The program in parts by device."""
+        with self.report.stage("cut"):
+            spread = cut(self.captured, places)
+        frozen = self.interface.frozen
+        made = []
+        for part in spread.parts:
+            known = tuple(s.part < 0 and any(frozen[s.index : s.index + 1]) for s in part.sources)
+            made.append(Stages(part.graph, Interface(known), self.options, part.home))
+            place = f"{part.home}, {len(part.graph.nodes)} ops"
+            self.report.decide("cut", part.graph.name, place, f"takes {len(part.sources)} values")
+        self.parts = tuple(made)
+        return Scheduler(self.captured.name, spread, [p.compile() for p in made])
+
+    def _loaded(self) -> Runner:
+        """The program of a compiler, out of the cache or made now."""
+        compiler, on_host = self.compiler(), self.kind == HOST
         key = cache.key_of(self.captured, self.interface, self.options, compiler)
-        frozen = [i for i, yes in enumerate(self.interface.frozen) if yes]
+        if segment_engines(engines_of(self.options, self.kind)):
+            key = ""  # What such an engine takes depends on its version, and keeps its own blobs.
         with self.report.stage("cache"):
             # Who wants the stages' results written wants the stages to run.
-            known = None if DUMP.get() else cache.fetch(key, compiler)
+            known = None if DUMP.get() else cache.fetch(key, compiler, on_host=on_host)
         if known is not None:
-            self.executor = Executor(known.loaded, known.results, frozen)
-            return self.executor
+            return self._executor(known.loaded, known.results)
         plan = self.planned()
         with self.report.stage("load"):
-            loaded = _stages().load(plan, compiler)
+            loaded = _stages().load(plan, compiler, on_host=on_host)
         results = self._results()
         cache.save(key, loaded, results, compiler)
-        self.executor = Executor(loaded, results, frozen)
-        return self.executor
+        return self._executor(loaded, results)
+
+    def _executor(self, loaded: Loaded[Any], results: Sequence[TensorType]) -> Runner:
+        frozen = [i for i, yes in enumerate(self.interface.frozen) if yes]
+        if self.home is None or self.kind == HOST:
+            return Executor(loaded, results, frozen, self._segments(loaded.plan))
+        name, compiler = self.captured.name, self.compiler()
+        return DeviceExecutor(name, loaded, results, self.home, compiler, frozen)
+
+    def _segments(self, plan: Plan) -> dict[int, SegmentLaunch]:
+        """What runs the parts of the program that other engines compile."""
+
+        def by_others(body: Graph, frozen: tuple[bool, ...]) -> Callable[..., Sequence[Any]]:
+            names = tuple(e.name for e in engines_of(self.options) if not is_apart(e))
+            return (
+                Stages(body, Interface(frozen), replace(self.options, engines=names)).compile().run
+            )
+
+        strict, store = self.options.strict_segments, self.compiler()
+        with self.report.stage("segments"):
+            frozen = self.interface.frozen
+            return launches_of(plan, frozen, by_others, store, self.report, strict=strict)
+
+    def _op_by_op(self) -> Runner:
+        home, strict = self.home, self.options.strict_segments
+        if home is None:
+            raise EngineError("compile", "only programs of devices run op by op")
+
+        def by_others(body: Graph, frozen: tuple[bool, ...]) -> Callable[..., Sequence[Any]]:
+            return Stepwise(body, home).run
+
+        def segment(op: Fused) -> SegmentLaunch:
+            engine, body = engine_of(op, self.kind), body_of(op)
+            made = SegmentLaunch(engine, body, (), by_others, strict=strict, report=self.report)
+            made.prepare()
+            return made
+
+        return Stepwise(self.lower(), home, segment)
 
     def _results(self) -> tuple[TensorType, ...]:
         """Types of the outputs that replace no input."""
@@ -116,9 +247,20 @@ class Stages:
 
     @rare_collections()
     def planned(self) -> Plan:
-        """Prepare to compile, whatever the cache has; what the program does step by step."""
+        """Prepare to compile, whatever the cache has; what the program does step by step.
+
+        Raises:
+            EngineError: the program runs op by op, or is in parts on several devices.
+        """
+        if self.places is not None or not self.compiled:
+            raise EngineError(
+                "compile",
+                f"{self.captured.name} has no plan of its own: "
+                + ("its parts have" if self.parts else f"on {self.home} it runs op by op"),
+                hint="explained() says in words what became of it",
+            )
         if self.plan is None:
-            graph, compiler = self.lower(), find_compiler(self.options)
+            graph, compiler = self.lower(), self.compiler()
             with self.report.stage("compile"):
 
                 def plan_of(made: Graph) -> Plan:
@@ -139,20 +281,33 @@ class Stages:
     # -- looking inside --------------------------------------------------------------------
 
     def explain(self) -> Explanation:
-        """What became of the program; compiled for the purpose if it came from the cache."""
+        """What became of the program; compiled for the purpose if it came from the cache.
+
+        Raises:
+            EngineError: the program runs op by op, or is in parts on several devices.
+        """
         plan = self.planned()
         graphs = {
             "captured": self.captured,
             "prepared": self.prepared or self.captured,
             "optimized": self.lower(),
         }
-        name = _compiling(_engines(self.options))
+        name = compiling(engines_of(self.options, self.kind))
         found: Explanation = _stages().explain(graphs, plan, self.report, name, self.measured)
         return found
 
     def explained(self, *, full: bool = False) -> str:
         """`explain()` as text for people; `full` gives every group, op and pass a row."""
+        if self.places is not None or not self.compiled:
+            self.compile()
+            parts = [part.explained(full=full) for part in self.parts]
+            return "\n\n".join((f"{self.report}\n\n{self._course()}".rstrip(), *parts))
         return str(_stages().to_text(self.explain(), full=full))
+
+    def _course(self) -> str:
+        """Who runs the ops of a program that runs op by op."""
+        executor = self.executor
+        return executor.table() if isinstance(executor, Stepwise) else ""
 
     def diagram(self, path: str | os.PathLike[str]) -> None:
         """Draw the program as it was captured and as it is optimized, and its plan of memory.
@@ -168,22 +323,45 @@ class Stages:
         graphs = {"captured": self.captured, "optimized": self.lower()}
         _stages().save_diagram(path, graphs, memory)
 
-    def profile(self, inputs: Sequence[Array], repeats: int = 10) -> Profile:
+    def profile(self, inputs: Sequence[Any], repeats: int = 10) -> Profile | Timeline:
         """Measure every step on these inputs, which stay as they are.
+
+        Returns:
+            Times by kernel on the host. Elsewhere the quickest run: when each part of the program
+            ran on which device, and what was copied.
 
         Raises:
             EngineError: there is nothing to repeat.
         """
-        plan, executor = self.planned(), self.compile()
+        executor = self.compile()
+        if not isinstance(executor, Executor):
+            return self._timeline(executor, inputs, repeats)
+        plan = self.planned()
+        compiler = self.compiler()
         if executor.loaded.plan is not plan:  # Programs out of the cache have no steps to name.
-            loaded = _stages().load(plan, find_compiler(self.options))
-            executor = Executor(loaded, self._results())
+            loaded = _stages().load(plan, compiler)
+            executor = Executor(loaded, self._results(), (), self._segments(plan))
         name, seconds = self.captured.name, self.report.seconds
-        compiler = find_compiler(self.options)
         limits = compiler.limits() if isinstance(compiler, MeasuringCompiler) else None
         found: Profile = _stages().measure(name, executor, inputs, repeats, seconds, limits)
         self.measured = found
         return found
+
+    def _timeline(self, executor: Runner, inputs: Sequence[Any], repeats: int) -> Timeline:
+        """The quickest of some runs, after one that is not counted."""
+        if repeats < 1:
+            raise EngineError("profile", f"{repeats} repeats", hint="measure one run at least")
+        if not isinstance(executor, Scheduler):
+            part = Part(self.captured, self.home or default_device(), ())
+            executor = Scheduler.of_one(part, executor)
+        runs = [executor.measure(inputs) for _ in range(repeats + 1)][1:]
+        return min(runs, key=lambda run: run.seconds)
+
+
+def op_by_op(options: Options) -> Options:
+    """Options with which a graph keeps the ops that eager code would run."""
+    off = ("propagate", "fold_control", "canonicalize", "simplify")
+    return replace(options, level=min(options.level, 1), disabled=(*options.disabled, *off))
 
 
 def _dump_plan(plan: Plan, compiler: Compiler, name: str) -> None:
@@ -194,40 +372,3 @@ def _dump_plan(plan: Plan, compiler: Compiler, name: str) -> None:
     if "kernels" in DUMP.get().split(","):
         for file, text in stages.kernel_texts(plan, compiler):
             stages.write_dump(name, f"kernels.{file}", text)
-
-
-def find_compiler(options: Options) -> Compiler:
-    """The compiler of the best engine on the host that has one; else one that compiles nothing.
-
-    Raises:
-        CompileError: the options name an engine that is not there.
-    """
-    for engine in _engines(options):
-        if isinstance(engine, CompilingEngine):
-            return engine.compiler()
-    return HostCompiler()
-
-
-def _compiling(engines: Sequence[Engine]) -> str:
-    """The name of the engine whose compiler it is."""
-    return next((e.name for e in engines if isinstance(e, CompilingEngine)), "")
-
-
-def _engines(options: Options) -> Sequence[Engine]:
-    """Engines of the host: those that the options name, in their order, and the reference."""
-    known = registry.engines("cpu")
-    if not options.engines:
-        return known
-    names = [e.name for e in known]
-    for name in options.engines:
-        if name not in names:
-            raise CompileError(
-                "options",
-                f"no engine on the host is called {name!r}",
-                hint=f"choose from {', '.join(names)}",
-            )
-    wanted = {name: i for i, name in enumerate(options.engines)}
-    return sorted(
-        (e for e in known if e.name in wanted or e.name == "reference"),
-        key=lambda e: wanted.get(e.name, len(wanted)),
-    )

@@ -1,4 +1,4 @@
-"""Launches on devices other than the host: kernels where there are some, else the host's engines.
+"""Launches on devices other than the host: kernels, else generated code, else the host's engines.
 
 An op has one launch per device and element types, and within it a plan for each combination of
 shapes, because kernels may refuse by shape.
@@ -7,7 +7,10 @@ shapes, because kernels may refuse by shape.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
+from operator import attrgetter
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,18 +19,27 @@ from treadle.backends.api import Kernel, Operand, Support
 from treadle.base.dtype import DType
 from treadle.base.errors import DeviceError, OutOfMemory, TreadleError
 from treadle.base.types import TensorType
-from treadle.engine import fallback
-from treadle.engine.choice import Decision, Launch, choose_engine, choose_kernel
+from treadle.engine import decisions, fallback, tally
+from treadle.engine.choice import (
+    Choice,
+    Decision,
+    Launch,
+    check_results,
+    choose_engine,
+    choose_on_device,
+)
 from treadle.engine.devices import CompNode
+from treadle.engine.guarded import Guarded
 from treadle.ops.creation import Full
 from treadle.ops.families import Elementwise
 from treadle.ops.movement import Broadcast
 from treadle.ops.op import Array, Op, as_tuple
-from treadle.runtime.array import DeviceArray, to_device
+from treadle.runtime.array import DeviceArray, resident, to_device
 from treadle.runtime.opened import OpenDevice
 
 Shape = tuple[int, ...]
 _MOST_PLANS = 1024
+_SHAPE, _OPERAND = attrgetter("shape"), attrgetter("operand")
 
 
 class Plan(Protocol):
@@ -49,11 +61,11 @@ class PlacedLaunch:
         self._op = op
         self._dtypes = dtypes
         self._where = where
-        self.plans: dict[tuple[Shape, ...], Plan] = {}
+        self.plans: dict[tuple[Shape, ...], Launch] = {}
 
     def __call__(self, *payloads: DeviceArray) -> Any:
         """Run the op."""
-        shapes = tuple([p.shape for p in payloads])
+        shapes = tuple(map(_SHAPE, payloads))
         plan = self.plans.get(shapes)
         if plan is None:
             if len(self.plans) >= _MOST_PLANS:
@@ -61,11 +73,13 @@ class PlacedLaunch:
             plan = self.plans[shapes] = self._plan(shapes)
         return plan(*payloads)
 
-    def _plan(self, shapes: tuple[Shape, ...]) -> Plan:
+    def _plan(self, shapes: tuple[Shape, ...]) -> Launch:
         place = self._where.logical_name
         pairs = zip(self._dtypes, shapes, strict=True)
         types = tuple(TensorType(dtype, shape, place) for dtype, shape in pairs)
-        return plan_for(self._op, types, self._where)
+        made = plan_for(self._op, types, self._where)
+        decisions.note(made.decision)
+        return made.__call__  # Bound once, since every call of the op comes by here.
 
 
 def plan_for(op: Op, types: tuple[TensorType, ...], where: CompNode) -> Plan:
@@ -75,12 +89,49 @@ def plan_for(op: Op, types: tuple[TensorType, ...], where: CompNode) -> Plan:
         UnsupportedOp: neither the device nor any engine on the host runs it.
     """
     results = op.infer(*types)
-    found = choose_kernel(op, types, results, where.kind)
-    if isinstance(found, Kernel):
-        return _KernelPlan(op, types, results, found, where)
+    found = choose_on_device(op, types, results, where.kind)
+    if found.kernel is not None:
+        decision = _decision(op, types, found, "kernel", where)
+        kernel = _KernelPlan(decision, results, found.kernel, where)
+        return Guarded(kernel, where.open(), partial(_on_host, op, types, found, where))
+    if found.launch is not None:
+        decision = _decision(op, types, found, found.name, where)
+        generated = _EnginePlan(decision, results, found.launch, where.open())
+        return Guarded(generated, where.open(), partial(_on_host, op, types, found, where))
+    return _on_host(op, types, found, where, found.why)
+
+
+def decision_of(launch: object) -> Decision | None:
+    """The decision that a launch came of; None for what is no plan of this module."""
+    if isinstance(launch, Guarded | _CreationPlan | _FallbackPlan):
+        return launch.decision
+    return None
+
+
+def host_plan(op: Op, types: tuple[TensorType, ...], where: CompNode, source: str) -> Plan:
+    """How the host runs an op on operands of a device because `source` wants that."""
+    found = Choice(None, None, "host", (), source)
+    return _on_host(op, types, found, where, found.why)
+
+
+def _on_host(
+    op: Op, types: tuple[TensorType, ...], found: Choice, where: CompNode, why: Support
+) -> Plan:
+    """How the host runs an op in place of a device."""
+    launch, chosen = choose_engine(op, types, where.logical_name, fallen=True)
+    decision = replace(
+        _decision(op, types, found, "host", where), implementation=chosen.implementation
+    )
     if not types:
-        return _CreationPlan(op, found, where)
-    return _FallbackPlan(op, types, found, where)
+        return _CreationPlan(decision, launch, where.open())
+    return _FallbackPlan(decision, launch, why, where.open())
+
+
+def _decision(
+    op: Op, types: tuple[TensorType, ...], found: Choice, runner: str, where: CompNode
+) -> Decision:
+    place = where.logical_name
+    return Decision(op, types, place, runner, found.refusals, found.name, found.forced)
 
 
 # -- kernels -------------------------------------------------------------------------------
@@ -91,23 +142,24 @@ class _KernelPlan:
 
     def __init__(
         self,
-        op: Op,
-        types: tuple[TensorType, ...],
+        decision: Decision,
         results: tuple[TensorType, ...],
         kernel: Kernel,
         where: CompNode,
     ) -> None:
-        self.decision = Decision(op, types, where.logical_name, "kernel")
-        self._kernel = kernel
-        self._device = where.open()
+        self.decision = decision
+        op = decision.op
+        self._run: Callable[..., object] = kernel.run
+        self._device = device = where.open()
+        self._raw, self._stream = device.raw, device.stream
         self._attributes = op.attributes
         self._wide: list[tuple[int, Launch]] = []
-        self._ins = list(types)
-        self._outs = results
-        self._shapes = [tuple(int(d) for d in t.shape) for t in results]
+        self._ins = list(decision.types)
+        self._outs = [(t, t.dtype.numpy, tuple(int(d) for d in t.shape), t.nbytes) for t in results]
+        self._single = self._outs[0] if op.n_outputs == 1 else None
         self._empty = all(t.nbytes == 0 for t in results)
         if isinstance(op, Elementwise):
-            self._broadcast(self._outs[0].shape, where)
+            self._broadcast(results[0].shape, where)
 
     def _broadcast(self, shape: Any, where: CompNode) -> None:
         for i, type_ in enumerate(self._ins):
@@ -116,52 +168,74 @@ class _KernelPlan:
                 self._ins[i] = type_.with_shape(shape)
 
     def __call__(self, *payloads: DeviceArray) -> Any:
-        operands = list(payloads)
-        made = self._results()
-        if not self._empty:
-            for i, widen in self._wide:
-                operands[i] = widen(operands[i])
-            self._launch(made, operands)
-        return made[0] if self.decision.op.n_outputs == 1 else made
-
-    def _results(self) -> tuple[DeviceArray, ...]:
         device = self._device
         try:
-            return tuple(
-                [
-                    DeviceArray(device, t.dtype.numpy, shape, block=device.alloc(t.nbytes))
-                    for t, shape in zip(self._outs, self._shapes, strict=True)
+            if self._single is not None:  # What most ops are, and therefore short.
+                type_, dtype, shape, nbytes = self._single
+                block = device.alloc(nbytes)
+                result: Any = resident(device, dtype, shape, block)
+                result.operand = operand = Operand(block.buffer, type_)
+                outs = [operand]
+            else:
+                made = [
+                    DeviceArray(device, dtype, shape, device.alloc(nbytes))
+                    for _, dtype, shape, nbytes in self._outs
                 ]
-            )
+                outs = [Operand(p.buffer, out[0]) for p, out in zip(made, self._outs, strict=True)]
+                result = tuple(made)
         except OutOfMemory as error:
-            raise self._out_of_memory(error) from error
-
-    def _launch(self, made: tuple[DeviceArray, ...], operands: list[DeviceArray]) -> None:
-        device = self._device
-        outs = [Operand(p.buffer, t) for p, t in zip(made, self._outs, strict=True)]
+            raise _no_room(self.decision, device, error) from error
+        if self._empty:
+            return result
         try:
-            ins = [Operand(p.buffer, t) for p, t in zip(operands, self._ins, strict=True)]
-            self._kernel.run(device.raw, outs, ins, self._attributes, device.stream)
+            operands = self._widened(payloads) if self._wide else payloads
+            try:
+                ins = list(map(_OPERAND, operands))
+            except AttributeError:  # of an array that no kernel has seen
+                ins = list(map(_operand, operands, self._ins))
+            if self._run(self._raw, outs, ins, self._attributes, self._stream) is not None:
+                raise TypeError("it returned something; results are written into `outs`")
         except MemoryError as error:
-            raise self._out_of_memory(error) from error
+            raise _no_room(self.decision, device, error) from error
         except TreadleError:
             raise
         except Exception as error:
-            raise DeviceError(
-                self.decision.op.name,
-                f"the kernel of {device.name} failed: {type(error).__name__}: {error}",
-                saw=self.decision.op.saw(self.decision.types),
-                hint="the kernel said it supports this; report it to the backend's authors",
-            ) from error
+            raise _failed("the kernel", self.decision, device, error) from error
+        return result
 
-    def _out_of_memory(self, error: MemoryError) -> OutOfMemory:
-        op, types = self.decision.op, self.decision.types
-        why = (
-            error if isinstance(error, OutOfMemory) else OutOfMemory(self._device.name, str(error))
+    def _widened(self, payloads: tuple[DeviceArray, ...]) -> list[DeviceArray]:
+        began, operands = time.perf_counter(), list(payloads)
+        for i, widen in self._wide:
+            operands[i] = widen(operands[i])
+        # An op of its own, which counts its own time.
+        tally.ran(self.decision.op.name, self.decision.device).seconds -= (
+            time.perf_counter() - began
         )
-        saw = "; ".join(part for part in (op.saw(types), why.saw) if part)
-        hint = why.hint or "use smaller batches or shapes"
-        return OutOfMemory(op.name, f"{self._device.name} {why.problem}", saw=saw, hint=hint)
+        return operands
+
+
+def _operand(array: DeviceArray, type_: TensorType) -> Operand:
+    """What kernels get for an array, which keeps it."""
+    array.operand = made = Operand(array.buffer, type_)
+    return made
+
+
+def _failed(what: str, decision: Decision, device: OpenDevice, error: Exception) -> DeviceError:
+    """What a kernel raised, with its op and device."""
+    return DeviceError(
+        decision.op.name,
+        f"{what} of {device.name} failed: {type(error).__name__}: {error}",
+        saw=decision.op.saw(decision.types),
+        hint=f"{what} said it supports this; report it to the backend's authors",
+    )
+
+
+def _no_room(decision: Decision, device: OpenDevice, error: MemoryError) -> OutOfMemory:
+    op, types = decision.op, decision.types
+    why = error if isinstance(error, OutOfMemory) else OutOfMemory(device.name, str(error))
+    saw = "; ".join(part for part in (op.saw(types), why.saw) if part)
+    hint = why.hint or "use smaller batches or shapes"
+    return OutOfMemory(op.name, f"{device.name} {why.problem}", saw=saw, hint=hint)
 
 
 def _widening(type_: TensorType, shape: Any, where: CompNode) -> Launch:
@@ -170,15 +244,61 @@ def _widening(type_: TensorType, shape: Any, where: CompNode) -> Launch:
     Single elements, such as Python numbers, are spread on the host without remark.
     """
     op = Broadcast(shape)
-    found = choose_kernel(op, (type_,), op.infer(type_), where.kind)
-    if isinstance(found, Support) and type_.nbytes == type_.dtype.itemsize:
-        return partial(_spread, shape=shape, device=where.open())
+    if type_.nbytes == type_.dtype.itemsize:
+        found = choose_on_device(op, (type_,), op.infer(type_), where.kind)
+        if found.kernel is None and found.launch is None:
+            return partial(_spread, shape=shape, device=where.open())
     return plan_for(op, (type_,), where)
 
 
 def _spread(payload: DeviceArray, *, shape: Shape, device: OpenDevice) -> DeviceArray:
     wide = np.broadcast_to(payload.host(), shape)
     return DeviceArray(device, payload.dtype, shape, host=wide, fill=_uniform_byte(payload.host()))
+
+
+# -- generated code ----------------------------------------------------------------------------
+
+
+class _EnginePlan:
+    """Run an op with an engine of the device, which generated code for it."""
+
+    __slots__ = ("_device", "_expected", "_launch", "decision")
+
+    def __init__(
+        self,
+        decision: Decision,
+        results: tuple[TensorType, ...],
+        launch: Launch,
+        device: OpenDevice,
+    ) -> None:
+        self.decision = decision
+        self._launch = launch
+        self._device = device
+        self._expected: tuple[TensorType, ...] | None = results
+
+    def __call__(self, *payloads: DeviceArray) -> Any:
+        try:
+            made = self._launch(*payloads)
+        except MemoryError as error:
+            raise _no_room(self.decision, self._device, error) from error
+        except TreadleError:
+            raise
+        except Exception as error:
+            raise _failed("generated code", self.decision, self._device, error) from error
+        if self._expected is not None:  # Looked at once; it is the same every time.
+            self._check(made if isinstance(made, tuple | list) else (made,), self._expected)
+            self._expected = None
+        return made
+
+    def _check(self, made: Sequence[Any], expected: Sequence[TensorType]) -> None:
+        decision = self.decision
+        check_results(decision.op, expected, made, decision.implementation)
+        if not all(type(a) is DeviceArray and a.device is self._device for a in made):
+            raise DeviceError(
+                decision.op.name,
+                f"a result of {decision.implementation} is not on {self._device.name}",
+                hint="report it to the backend's authors",
+            )
 
 
 # -- the host --------------------------------------------------------------------------------
@@ -189,10 +309,10 @@ class _CreationPlan:
 
     __slots__ = ("_device", "_on_host", "decision")
 
-    def __init__(self, op: Op, why: Support, where: CompNode) -> None:
-        self._on_host, _ = choose_engine(op, (), where.logical_name)
-        self._device = where.open()
-        self.decision = Decision(op, (), where.logical_name, "host", ((where.kind, why),))
+    def __init__(self, decision: Decision, launch: Launch, device: OpenDevice) -> None:
+        self._on_host = launch
+        self._device = device
+        self.decision = decision
 
     def __call__(self, *payloads: DeviceArray) -> Any:
         op = self.decision.op
@@ -222,19 +342,21 @@ class _FallbackPlan:
     __slots__ = ("_device", "_on_host", "_why", "decision")
 
     def __init__(
-        self, op: Op, types: tuple[TensorType, ...], why: Support, where: CompNode
+        self, decision: Decision, launch: Launch, why: Support, device: OpenDevice
     ) -> None:
-        self._on_host, _ = choose_engine(op, types, where.logical_name)
-        self._device = where.open()
+        self._on_host = launch
+        self._device = device
         self._why = why
-        self.decision = Decision(op, types, where.logical_name, "host", ((where.kind, why),))
+        self.decision = decision
 
     def __call__(self, *payloads: DeviceArray) -> Any:
         decision, device = self.decision, self._device
         row = fallback.admit(decision.op.name, decision.device, self._why)
         charge = partial(fallback.charge, row)
-        started = time.perf_counter()
         moved = sum({id(p): p.nbytes for p in payloads if not p.on_host}.values())
+        if moved:
+            device.synchronize()  # what the device still has to do is no cost of falling back
+        started = time.perf_counter()
         arrays = self._on_host(*[p.host() for p in payloads])
         made = tuple(
             [DeviceArray(device, a.dtype, a.shape, host=a, charge=charge) for a in as_tuple(arrays)]

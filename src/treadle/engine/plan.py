@@ -4,12 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from treadle.backends.program import Address, Executable, Host, Jump, Run, Step, Together
+from treadle.backends.program import (
+    Address,
+    DeviceExecutable,
+    Executable,
+    Host,
+    Jump,
+    Run,
+    Step,
+    Together,
+)
 from treadle.base.errors import OutOfMemory
 from treadle.base.types import TensorType
 from treadle.ops.op import Op
@@ -255,21 +264,25 @@ def _relocated_run(run: Run, rebase: Rebase) -> Run:
 _HOST = HostDevice()
 
 
+ProgramT = TypeVar("ProgramT", Executable, DeviceExecutable)
+
+
 @dataclass(slots=True)
-class Loaded:
+class Loaded(Generic[ProgramT]):
     """A program in memory, ready to be executed.
 
     Attributes:
         plan: what it was made from.
         main: runs the steps.
         prelude: fills the kept memory; None where there is nothing to fill.
-        constants, kept: memory that lives as long as this object.
-        empty: makes the arrays of results.
+        constants, kept: memory that lives as long as this object. For a device, its constants are
+            copied there by whoever runs it, and what is kept lies there alone.
+        empty: makes the arrays of results on the host.
     """
 
     plan: Plan
-    main: Executable
-    prelude: Executable | None
+    main: ProgramT
+    prelude: ProgramT | None
     constants: HostBuffer
     kept: HostBuffer
     empty: Callable[[Sequence[int], Any], Array]

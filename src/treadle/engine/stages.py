@@ -12,7 +12,7 @@ from treadle.engine.explain.plan import kernel_texts, plan_text
 from treadle.engine.load import load
 from treadle.engine.optimize import optimize
 from treadle.engine.partition import leave_to_host, partition
-from treadle.engine.prepare import prepare
+from treadle.engine.prepare import prepare, take_apart
 from treadle.engine.profile import measure
 from treadle.graph.passes import dump, is_dumped, write_dump
 
@@ -31,6 +31,7 @@ __all__ = [
     "plan_within",
     "prepare",
     "save_diagram",
+    "take_apart",
     "to_text",
     "write_dump",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -44,11 +44,13 @@ class Segment:
 class Partitioned:
     """A program with every node in one segment; segments are in an order in which they can run.
 
-    `graph` has the border ops (`End`, `Placeholder`) where a value changes its memory space.
+    `graph` has the border ops (`End`, `Placeholder`) where a value changes its memory space;
+    `fixed` are those of its values that segment engines may make for themselves.
     """
 
     graph: Graph
     segments: tuple[Segment, ...]
+    fixed: Collection[Value] = ()
 
     def engines(self) -> Mapping[Node, str]:
         """The engine of every node."""

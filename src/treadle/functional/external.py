@@ -1,20 +1,26 @@
 """Models of other engines inside of a program.
 
 `extern_opr_subgraph` runs in any process that has registered its loader with
-`treadle.ops.custom.blob_engine`. The others are models compiled by vendors of accelerators: nothing
-but the vendor's runtime knows their results, and no backend has one of these yet.
+`treadle.ops.custom.blob_engine`; the loader "openvino" is registered here. The others are models
+compiled by vendors of accelerators: nothing but the vendor's runtime knows their results, and no
+backend has one of these yet.
 """
 
 from __future__ import annotations
 
+import functools
+import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
+from treadle.backends import registry
 from treadle.base.dtype import as_dtype, float32
-from treadle.base.errors import UnsupportedOp
+from treadle.base.errors import LoadError, UnsupportedOp
+from treadle.base.files.source import PathLike
 from treadle.base.types import TensorType
 from treadle.functional.arguments import as_tensor, ints
-from treadle.ops.custom import RuntimeBlob, store_blob
+from treadle.ops.custom import RuntimeBlob, blob_engine, store_blob
 from treadle.tensor import Tensor
 
 __all__ = [
@@ -22,6 +28,8 @@ __all__ = [
     "cambricon_runtime_opr",
     "extern_opr_subgraph",
     "magicmind_runtime_opr",
+    "openvino_model",
+    "openvino_runtime_opr",
     "tensorrt_runtime_opr",
 ]
 
@@ -56,6 +64,66 @@ def extern_opr_subgraph(
     )
     op = RuntimeBlob(dump_name, store_blob(bytes(dump_data)), takes, gives)
     return list(given[0].apply(op, tuple(given)))
+
+
+OPENVINO = "openvino"
+_PACKED = b"TREADLE OPENVINO MODEL 1\n"
+
+
+def openvino_model(graph: PathLike, weights: PathLike | None = None) -> bytes:
+    """The two files of a model in OpenVINO's own format as one piece, for `openvino_runtime_opr`.
+
+    Args:
+        graph: path of the .xml file.
+        weights: path of the .bin file; beside the other one, if left out.
+
+    Raises:
+        OSError: a file cannot be read.
+    """
+    text = Path(os.fsdecode(graph))
+    data = Path(os.fsdecode(weights)) if weights is not None else text.with_suffix(".bin")
+    xml = text.read_bytes()
+    return b"".join((_PACKED, b"%d\n" % len(xml), xml, data.read_bytes()))
+
+
+def openvino_runtime_opr(inputs: Sequence[Tensor], *, data: bytes) -> list[Tensor]:
+    """The results of a ready OpenVINO model, which is one op of the program.
+
+    Args:
+        inputs: tensors of the model's input types, in its order.
+        data: what `CompiledModel.export_model` gave, or `openvino_model` of two files.
+
+    Raises:
+        LoadError: OpenVINO does not read the model, or is not installed.
+        ShapeError: the inputs are not of the types that the model takes.
+    """
+    given = [as_tensor(x) for x in inputs]
+    if not given:
+        raise ValueError("openvino_runtime_opr needs inputs")
+    return list(given[0].apply(_openvino_op(bytes(data)), tuple(given)))
+
+
+@functools.lru_cache(maxsize=16)
+def _openvino_op(data: bytes) -> RuntimeBlob:
+    """The op of a model."""
+    takes, gives = _openvino().model_types(data)
+    return RuntimeBlob(OPENVINO, store_blob(data), takes, gives)
+
+
+def _openvino() -> Any:
+    """The backend.
+
+    Raises:
+        LoadError: OpenVINO is not installed.
+    """
+    found = registry.load(OPENVINO)
+    answer = found.probe()
+    if not answer.ok:
+        raise LoadError("openvino_runtime_opr", answer.reason, hint="pip install openvino")
+    return found
+
+
+blob_engine(OPENVINO, lambda blob, arrays: tuple(_openvino().run_model(blob, arrays)))
 
 
 def tensorrt_runtime_opr(inputs: Sequence[Tensor], *, data: Any = None) -> NoReturn:

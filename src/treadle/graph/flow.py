@@ -6,7 +6,6 @@ estimation: shortest augmenting paths, a level at a time.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Hashable
 
 from treadle.base.errors import GraphError
@@ -46,54 +45,73 @@ class Cut:
         """The least cost, and the largest first side that has it. To be called once."""
         start, end = self._node(source), self._node(sink)
         total = 0.0
-        while (levels := self._levels(start))[end] >= 0:
-            nexts = [0] * len(self._edges)
-            while (pushed := self._augment(start, end, levels, nexts)) > 0:
-                total += pushed
+        while (distance := self._distances(start, end))[start] >= 0:
+            total += self._fill(start, end, distance)
         other = self._reaching(end)
         return total, {key for key, number in self._number.items() if number not in other}
 
-    def _levels(self, start: int) -> list[int]:
-        """Distance from the start over edges with room left, -1 where there is no way."""
-        levels = [-1] * len(self._edges)
-        levels[start] = 0
-        queue = deque((start,))
-        while queue:
-            node = queue.popleft()
-            for e in self._edges[node]:
-                target = self._target[e]
-                if self._capacity[e] > 0 and levels[target] < 0:
-                    levels[target] = levels[node] + 1
-                    queue.append(target)
-        return levels
+    def _distances(self, start: int, end: int) -> list[int]:
+        """Distance to the end over edges with room left, -1 where it is farther than the start's.
 
-    def _augment(self, start: int, end: int, levels: list[int], nexts: list[int]) -> float:
-        """Push flow along one path of the level graph; 0 where none is left."""
+        Looked for from the end, so that few ways begun at the start lead nowhere.
+        """
+        capacity, target, edges = self._capacity, self._target, self._edges
+        found = [-1] * len(edges)
+        found[end] = 0
+        front = [end]
+        while front and found[start] < 0:
+            behind = []
+            for node in front:
+                step = found[node] + 1
+                for e in edges[node]:
+                    source = target[e]
+                    if found[source] < 0 and capacity[e ^ 1] > 0:
+                        found[source] = step
+                        behind.append(source)
+            front = behind
+        return found
+
+    def _fill(self, start: int, end: int, distance: list[int]) -> float:
+        """Push flow along shortest paths until each has an edge without room."""
+        capacity, target, edges = self._capacity, self._target, self._edges
+        nexts = [0] * len(edges)
         path: list[int] = []
-        node = start
-        while node != end:
-            edges = self._edges[node]
-            while nexts[node] < len(edges) and not self._leads_on(edges[nexts[node]], node, levels):
-                nexts[node] += 1
-            if nexts[node] < len(edges):
-                path.append(edges[nexts[node]])
-                node = self._target[path[-1]]
+        node, total = start, 0.0
+        while True:
+            if node == end:
+                room, full = self._push(path)
+                total += room
+                node = target[path[full] ^ 1]
+                del path[full:]
+            mine, n, closer = edges[node], nexts[node], distance[node] - 1
+            while n < len(mine) and not (
+                distance[target[mine[n]]] == closer and capacity[mine[n]] > 0
+            ):
+                n += 1
+            nexts[node] = n
+            if n < len(mine):
+                path.append(mine[n])
+                node = target[mine[n]]
             elif path:
                 # A dead end: step back and take the next edge there.
-                node = self._target[path.pop() ^ 1]
+                node = target[path.pop() ^ 1]
                 nexts[node] += 1
             else:
-                return 0.0
-        room = min(self._capacity[e] for e in path)
+                return total
+
+    def _push(self, path: list[int]) -> tuple[float, int]:
+        """Push all that goes along a path; how much it is, and which edge was the first to fill."""
+        capacity = self._capacity
+        room = min([capacity[e] for e in path])
         if room == FOREVER:
             raise GraphError("minimum cut", "an edge that is never cut joins the two sides")
-        for e in path:
-            self._capacity[e] -= room
-            self._capacity[e ^ 1] += room
-        return room
-
-    def _leads_on(self, edge: int, node: int, levels: list[int]) -> bool:
-        return self._capacity[edge] > 0 and levels[self._target[edge]] == levels[node] + 1
+        full = -1
+        for i, e in enumerate(path):
+            capacity[e] -= room
+            capacity[e ^ 1] += room
+            if full < 0 and capacity[e] <= 0:
+                full = i
+        return room, full
 
     def _reaching(self, end: int) -> set[int]:
         """The nodes from which the end can still be reached."""

@@ -21,6 +21,7 @@ from treadle.graph.printer import to_text
 from treadle.graph.rewrite import counting_hits
 from treadle.graph.spec import CAPTURED, Spec
 from treadle.graph.verify import verify
+from treadle.ops.fused import Fused
 from treadle.ops.op import Op
 
 DUMP_FOLDER = Path("treadle-dump")
@@ -200,8 +201,11 @@ def map_regions(graph: Graph, change: Callable[[Graph], Graph]) -> Graph:
 
 
 def substituted_regions(op: Op, change: Callable[[Graph], Graph]) -> Op:
-    """The op with `change` applied to its regions; itself where nothing changes."""
-    if not op._fields or not regions_of(op):
+    """The op with `change` applied to its regions; itself where nothing changes.
+
+    What another engine runs stays as that engine was given it.
+    """
+    if not op._fields or not regions_of(op) or (isinstance(op, Fused) and op.engine):
         return op
     return substitute_attributes(op, lambda v: _within(v, change))
 

@@ -1,7 +1,7 @@
 """Compiling functions: whole training steps and models as native programs."""
 
 from treadle.base.errors import TraceError
-from treadle.engine.options import Options
+from treadle.engine.options import Options, engines
 from treadle.jit.compare import Comparison, OpComparison, compare
 from treadle.jit.compiled import Compiled, compile
 from treadle.jit.control import cond, scan, while_loop
@@ -25,6 +25,7 @@ __all__ = [
     "compare",
     "compile",
     "cond",
+    "engines",
     "exclude_from_trace",
     "fuse",
     "is_tracing",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from operator import is_
 from typing import Any, NamedTuple
 
@@ -14,9 +14,11 @@ from treadle.base import tree
 from treadle.base.errors import TraceError
 from treadle.base.observer import OBSERVER
 from treadle.base.types import TensorType
+from treadle.engine.devices import CompNode
 from treadle.engine.dispatch import EagerType
-from treadle.engine.execute import Executor
-from treadle.jit.capture import (
+from treadle.engine.execute import Executor, Runner
+from treadle.jit.capture import payload
+from treadle.jit.captured import (
     Argument,
     Captured,
     GradOf,
@@ -25,10 +27,9 @@ from treadle.jit.capture import (
     State,
     fits,
     held,
-    payload,
 )
 from treadle.jit.index_checks import index_checks
-from treadle.runtime.array import to_host
+from treadle.runtime.array import DeviceArray, to_device, to_host
 from treadle.runtime.host import OwnMemory
 from treadle.tensor import Tensor, wrap
 
@@ -69,8 +70,9 @@ class _State(NamedTuple):
 class Binding:
     """Runs a program on the present values of its handles, and writes results back.
 
-    State that the program updates lives in arrays it owns: they are written in place as long as
-    nobody else holds them, and replaced by copies where somebody does.
+    State that a program of the host updates lives in arrays it owns: they are written in place as
+    long as nobody else holds them, and replaced by copies where somebody does. Programs of other
+    devices write to new arrays, which handles take when the whole run has been submitted.
 
     Args:
         captured: what the program was made from.
@@ -79,29 +81,34 @@ class Binding:
     """
 
     def __init__(
-        self, captured: Captured, updates: Sequence[tuple[int, int]], executor: Executor
+        self, captured: Captured, updates: Sequence[tuple[int, int]], executor: Runner
     ) -> None:
         self.executor = executor
         self._captured = captured
         sources = captured.sources
         self._varying = sum(not isinstance(s, State) for s in sources)
-        types = captured.graph.input_types
-        self._readers = [_reader(s, t) for s, t in zip(sources, types, strict=True)][
-            : self._varying
-        ]
+        types, self._on_host = captured.graph.input_types, captured.on_host
+        self._dense = _dense if self._on_host else _as_found
+        inputs = zip(sources[: self._varying], types, captured.at, strict=False)
+        self._readers = [_reader(s, t, at, self._dense) for s, t, at in inputs]
         self._tensors = [s.tensor for s in sources if isinstance(s, State)]
-        self._types = captured.graph.input_types[self._varying :]
+        self._types = types[self._varying :]
+        self._at = captured.at[self._varying :]
         self._state = _State([None] * len(self._tensors), [None] * len(self._tensors), None)
         taken = sorted(i for _, i in updates)
         self._own_arguments = [i for i in taken if i < self._varying]
         self._mine = [i - self._varying for i in taken if i >= self._varying]
-        self._in_place = bool(taken)
+        self._writes = bool(taken or captured.updates)
         self._lock = threading.Lock()
         in_place = {o for o, _ in updates}
         # Outputs that are arrays of their own, by their place among the executor's results.
         order = [o for o in range(len(captured.kinds)) if o not in in_place]
         self._place = {o: n for n, o in enumerate(order)}
         self._rebound = [(o, i) for o, i in captured.updates if o not in in_place]
+        # Constants among the results are wherever the program is.
+        self._kinds = [captured.kinds[o] for o in order]
+        homes = {captured.home.memory, *(k.device.memory for k in self._kinds)}
+        self._scattered = not self._on_host or len(homes) > 1
         self._leaves, self._shape = tree.flatten(captured.results)
         count = sum(isinstance(s, Argument) for s in sources)  # They come first.
         self._checks = index_checks(captured.graph, count)
@@ -115,7 +122,7 @@ class Binding:
         Returns:
             What the function returned, with new tensors.
         """
-        if not self._in_place:
+        if not self._writes:
             return self.run(self.payloads(leaves), leaves)
         with self._lock:  # Two threads must not update one state at once.
             return self.run(self.payloads(leaves), leaves)
@@ -129,7 +136,7 @@ class Binding:
         return self._deliver(run(payloads.arrays, self._varying, payloads.version), leaves)
 
     def repeat(self, batches: Sequence[Sequence[Any]]) -> tuple[int, Any]:
-        """Run once per batch of flattened arguments, in one native loop.
+        """Run once per batch of flattened arguments, on the host in one native loop.
 
         Returns:
             The number of turns made (fewer where an interrupt is pending), and the last result.
@@ -137,6 +144,9 @@ class Binding:
         Raises:
             TraceError: state is written to new arrays, so turns cannot follow one another.
         """
+        if not isinstance(self.executor, Executor):
+            found = [self(leaves) for leaves in batches]
+            return len(found), found[-1]
         sources = self._captured.sources
         if self._rebound or not self._captured.repeats:
             raise TraceError(
@@ -153,7 +163,7 @@ class Binding:
                 row = [read(leaves) for read in self._readers[:count]]
                 rows.append([*map(_unless_equal, sources, rows[-1], row)])
                 for check in self._checks:
-                    check(row)
+                    check(row[check.number])
             varying = np.array(
                 [[a.__array_interface__["data"][0] for a in row] for row in rows], np.int64
             ).reshape(len(rows), count)
@@ -174,7 +184,11 @@ class Binding:
                 state = self._leave_shared(now, mine, state)
         arrays = [read(leaves) for read in self._readers]
         for check in self._checks:
-            check(arrays)
+            array = arrays[check.number]
+            if type(array) is not DeviceArray:
+                check(array)
+            elif array.on_host:  # Nobody waits for the device only to look at indices.
+                check(array.host())
         return Payloads(arrays + state.arrays, state.version)
 
     def _take_arguments(
@@ -191,10 +205,10 @@ class Binding:
 
     def _look_again(self, now: list[Any], before: _State) -> _State:
         """Some handles were rebound since the last call; `now` becomes what they hold."""
-        if not all(map(fits, self._tensors, self._types)):
+        if not all(map(fits, self._tensors, self._types, self._at)):
             raise _changed()
         arrays = [
-            old if data is seen else _dense(tensor)
+            old if data is seen else self._dense(tensor)
             for tensor, data, seen, old in zip(
                 self._tensors, now, before.seen, before.arrays, strict=True
             )
@@ -228,6 +242,8 @@ class Binding:
     def _deliver(self, results: list[Any], leaves: Sequence[Any]) -> Any:
         """Results to whoever waits for them: handles, gradients, the caller."""
         captured, kinds, place = self._captured, self._captured.kinds, self._place
+        if self._scattered:
+            results = [_placed(r, k) for r, k in zip(results, self._kinds, strict=True)]
         for output, i in self._rebound:
             _set(self._handle(i, leaves), results[place[output]], kinds[output])
         for output, holder in captured.gradients:
@@ -288,28 +304,43 @@ def _changed() -> StateChanged:
     )
 
 
-def _reader(source: Any, type_: TensorType) -> Any:
+def _reader(
+    source: Any, type_: TensorType, at: CompNode | None, dense: Callable[[Tensor], Any]
+) -> Any:
     """How the array of one input is found at each call, from the flattened arguments."""
     if isinstance(source, Argument):
         index = source.index
-        return lambda leaves: _dense(leaves[index])
+        return lambda leaves: dense(leaves[index])
     if isinstance(source, State):
         tensor = source.tensor
-        return lambda leaves: _dense(tensor)
+        return lambda leaves: dense(tensor)
     if isinstance(source, GradOf):
         holder = source.holder
 
         def read_gradient(leaves: Sequence[Any]) -> Any:
             found = held(holder, leaves).grad
-            if not isinstance(found, Tensor) or not fits(found, type_):
+            if not isinstance(found, Tensor) or not fits(found, type_, at):
                 raise _changed()
-            return _dense(found)
+            return dense(found)
 
         return read_gradient
     if isinstance(source, HostValue):
         read, dtype, shape = source.read, source.dtype, source.shape
         return lambda leaves: np.asarray(read(), dtype).reshape(shape)
     raise TypeError(f"no input is read from {source!r}")
+
+
+def _as_found(handle: Tensor) -> Any:
+    """What a handle holds, on its device; on the host row-major."""
+    found = payload(handle)
+    if not isinstance(found, np.ndarray) or found.flags.c_contiguous:
+        return found
+    return np.ascontiguousarray(found)
+
+
+def _placed(result: Any, kind: EagerType) -> Any:
+    """A result where the tensor that takes it is said to be."""
+    return to_host(result) if kind.device.on_host else to_device(result, kind.device.open())
 
 
 def _dense(handle: Tensor) -> Any:

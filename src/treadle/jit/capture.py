@@ -22,14 +22,26 @@ from treadle.base.errors import TraceError
 from treadle.base.modes import LOCAL, install_capture
 from treadle.base.shape import Shape
 from treadle.base.types import TensorType
-from treadle.engine.devices import CompNode, default_device, resolve
+from treadle.engine.devices import CompNode, resolve
 from treadle.engine.dispatch import EagerType, common_device, eager_type, result_kinds
 from treadle.engine.hostdata import as_scalar_array
 from treadle.graph.analysis import has_effect
 from treadle.graph.builder import GraphBuilder, GraphOperand
 from treadle.graph.gradient import undifferentiable
-from treadle.graph.ir import Graph, Value
+from treadle.graph.ir import Value
+from treadle.jit.captured import (
+    Argument,
+    Captured,
+    GradOf,
+    Guard,
+    Holder,
+    HostValue,
+    Output,
+    Source,
+    State,
+)
 from treadle.jit.reach import tensors_reached
+from treadle.jit.whereabouts import Whereabouts
 from treadle.ops.op import Array, Op, as_tuple
 from treadle.ops.transfer import Identity, Transfer
 from treadle.runtime.array import to_host
@@ -104,134 +116,6 @@ def _astray() -> TraceError:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Argument:
-    """An input that is passed: leaf number `index` of the arguments."""
-
-    index: int
-
-
-@dataclass(frozen=True, slots=True)
-class State:
-    """An input that is the value of a handle the function reached."""
-
-    tensor: Tensor
-
-
-Holder = Tensor | Argument
-"""A handle, by itself or as the argument it is passed as."""
-
-
-def held(holder: Holder, leaves: Sequence[Any]) -> Tensor:
-    """The handle, given the flattened arguments."""
-    if isinstance(holder, Argument):
-        found: Tensor = leaves[holder.index]
-        return found
-    return holder
-
-
-@dataclass(frozen=True, slots=True)
-class GradOf:
-    """An input that is what a handle's `grad` holds."""
-
-    holder: Holder
-
-
-@dataclass(frozen=True, slots=True)
-class HostValue:
-    """An input that `read()` gives at each call: a number, or a small array."""
-
-    read: Callable[[], Any]
-    dtype: Any
-    shape: tuple[int, ...]
-
-
-Source = Argument | State | GradOf | HostValue
-
-
-@dataclass(frozen=True, slots=True)
-class Guard:
-    """A fact about the world outside: `read()` gave `value`."""
-
-    read: Callable[[], Any]
-    value: Any
-
-    def holds(self) -> bool:
-        """Whether it still does."""
-        return bool(self.read() == self.value)
-
-
-@dataclass(frozen=True, slots=True)
-class Captured:
-    """What a capture found.
-
-    Attributes:
-        graph: the program.
-        sources: where each input comes from.
-        kinds: element type and device of each output.
-        results: what the function returned, with `Output(number)` in place of tensors.
-        updates: (output, input) pairs: handles that were rebound, by the inputs they are.
-        gradients: handles whose `grad` is an output at the end, by output number.
-        cleared: handles whose `grad` is None at the end and was not at the beginning.
-        escaped: other tensors that outlived the function, by output number.
-        guards: when the graph holds.
-        slots: handles whose `grad` the function looks at, and whether it was None.
-    """
-
-    graph: Graph
-    sources: tuple[Source, ...]
-    kinds: tuple[EagerType, ...]
-    results: Any
-    updates: tuple[tuple[int, int], ...]
-    gradients: tuple[tuple[int, Holder], ...]
-    cleared: tuple[Holder, ...]
-    escaped: tuple[tuple[int, weakref.ref[Tensor]], ...]
-    guards: tuple[Guard, ...]
-    slots: tuple[tuple[Holder, bool], ...]
-
-    def holds(self, leaves: Sequence[Any]) -> bool:
-        """Whether the world is as it was; shapes and types of state are looked at by `fits`."""
-        return all([g.read() == g.value for g in self.guards]) and all(
-            [(held(holder, leaves).grad is None) == empty for holder, empty in self.slots]
-        )
-
-    @property
-    def repeats(self) -> bool:
-        """Whether one run leaves gradients such that the next run may follow at once."""
-        empty = {id(holder) for holder, none in self.slots if none}
-        return not (
-            self.cleared
-            or any(isinstance(s, GradOf) for s in self.sources)
-            or any(isinstance(h, Argument) or id(h) in empty for _, h in self.gradients)
-        )
-
-    def fits(self, leaves: Sequence[Any]) -> bool:
-        """Whether state, and gradients that are read, have the shapes and types they had."""
-        for source, type_ in zip(self.sources, self.graph.input_types, strict=True):
-            tensor: Any = None
-            if isinstance(source, State):
-                tensor = source.tensor
-            elif isinstance(source, GradOf):
-                tensor = held(source.holder, leaves).grad
-            else:
-                continue
-            if not isinstance(tensor, Tensor) or not fits(tensor, type_):
-                return False
-        return True
-
-
-def fits(tensor: Tensor, type_: TensorType) -> bool:
-    """Whether a tensor has this element type and shape."""
-    return tensor._kind.dtype is type_.dtype and tensor._data.shape == type_.shape
-
-
-@dataclass(frozen=True, slots=True)
-class Output:
-    """Stands in a result for output number `index` of the graph."""
-
-    index: int
-
-
 @dataclass(slots=True)
 class _Bound:
     """A handle that was given a symbol, and the array it goes back to."""
@@ -247,6 +131,7 @@ class Capture:
     def __init__(self, name: str) -> None:
         self._builder = GraphBuilder(name, locate=True)
         self._sources: list[Source] = []
+        self._where = Whereabouts()
         self._bound: dict[int, _Bound] = {}
         self._literals: dict[Any, GraphOperand] = {}
         self._host: dict[Any, Tensor] = {}
@@ -265,10 +150,12 @@ class Capture:
         operands = [self.operand(t) for t in inputs]
         device = common_device(op, tuple([t._kind for t in inputs]))
         if isinstance(op, Transfer):
-            device = resolve(op.device) if op.device else device
-            if not device.on_host:
-                raise _not_on_host(device)
-            op = Identity()
+            before, device = device, resolve(op.device) if op.device else device
+            # The program has its own names of devices: it may run elsewhere, or on the host alone.
+            moves = before.memory != device.memory and not self._where.follow(
+                operands[0].value, device
+            )
+            op = Transfer("") if moves else Identity()
         results = self._wrapped(self._builder.apply(undifferentiable(op), operands), device)
         if any([t._kind.quantized is not None for t in inputs]):
             _carry(op, inputs, results, device)
@@ -359,10 +246,8 @@ class Capture:
         `shape` may have symbolic extents; None means the array's own.
         """
         payload = tensor._data
-        if not tensor._kind.device.on_host:
-            raise _not_on_host(tensor._kind.device)
         type_ = TensorType(tensor._kind.dtype, payload.shape if shape is None else shape)
-        symbol = Symbol(self, self._input(type_, source, tensor.name))
+        symbol = Symbol(self, self._input(type_, source, tensor.name, tensor._kind.device))
         if isinstance(source, State) and tensor._kind.quantized is not None:
             # Scales are constants of the program.
             self.guard(lambda: tensor._kind.quantized, tensor._kind.quantized)
@@ -370,8 +255,11 @@ class Capture:
         tensor._data = symbol
         return symbol
 
-    def _input(self, type_: TensorType, source: Source, name: str = "") -> GraphOperand:
+    def _input(
+        self, type_: TensorType, source: Source, name: str = "", at: CompNode | None = None
+    ) -> GraphOperand:
         self._sources.append(source)
+        self._where.inputs.append(at)
         return self._builder.input(type_, name)
 
     def operand(self, tensor: Tensor) -> GraphOperand:
@@ -387,11 +275,10 @@ class Capture:
             )
         return data.operand
 
-    def kind_of(self, type_: TensorType) -> EagerType:
-        """Element type and place of a tensor of this type."""
-        return eager_type(type_.dtype, default_device())
-
     def _wrapped(self, operands: Sequence[GraphOperand], device: CompNode) -> tuple[Tensor, ...]:
+        node = operands[0].value.producer
+        if node is not None:
+            self._where.nodes[node] = device
         made = tuple([wrap(Symbol(self, o), eager_type(o.type.dtype, device)) for o in operands])
         self._made += [weakref.ref(t) for t in made]
         return made
@@ -453,11 +340,12 @@ class Capture:
         )
         known = slots | {id(t) for t in self._host.values()} | set(self._bound)
         escaped = [(self._output(tensor), weakref.ref(tensor)) for tensor in self._alive(known)]
-        order = self._order()
+        order = _order(self._sources)
         place = {i: n for n, i in enumerate(order)}
         self._builder.arrange_inputs(order)
+        graph, homes = self._builder.build(), self._where.homes()
         return Captured(
-            self._builder.build(),
+            graph,
             tuple(self._sources[i] for i in order),
             tuple(self._kinds),
             tree.unflatten(shape, found),
@@ -467,6 +355,9 @@ class Capture:
             tuple(escaped),
             tuple(self._guards),
             tuple(self._slots),
+            homes[0],
+            tuple(self._where.inputs[i] for i in order),
+            tuple(map(self._where.nodes.get, graph.nodes)) if len(homes) > 1 else (),
         )
 
     def _alive(self, known: set[int]) -> list[Tensor]:
@@ -480,13 +371,6 @@ class Capture:
         if found():
             gc.collect()  # Some are only waiting in cycles.
         return found()
-
-    def _order(self) -> list[int]:
-        """Inputs that differ from call to call come first; state, which seldom does, comes last."""
-        rank = {Argument: 0, HostValue: 1, GradOf: 2}
-        return sorted(
-            range(len(self._sources)), key=lambda i: (rank.get(type(self._sources[i]), 3), i)
-        )
 
     def _source(self, bound: _Bound) -> Source:
         return self._sources[bound.symbol.operand.value.index]
@@ -520,20 +404,18 @@ class Capture:
         self._grads.clear()
 
 
+def _order(sources: Sequence[Source]) -> list[int]:
+    """Inputs that differ from call to call come first; state, which seldom does, comes last."""
+    rank = {Argument: 0, HostValue: 1, GradOf: 2}
+    return sorted(range(len(sources)), key=lambda i: (rank.get(type(sources[i]), 3), i))
+
+
 def _carry(op: Op, inputs: Sequence[Tensor], results: Sequence[Tensor], device: CompNode) -> None:
     """Let results stay quantized as they do when ops run one by one."""
     types = [t._data.operand.type for t in inputs], [t._data.operand.type for t in results]
     kinds = result_kinds(op, [t._kind for t in inputs], *types, device)
     for result, kind in zip(results, kinds, strict=True):
         result._kind = kind
-
-
-def _not_on_host(device: CompNode) -> TraceError:
-    return TraceError(
-        "jit",
-        f"a tensor is on {device}, and programs run on the host so far",
-        hint="call the function without jit, or move its tensors with to('cpu0')",
-    )
 
 
 @contextmanager

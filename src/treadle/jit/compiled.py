@@ -16,14 +16,17 @@ from treadle.autodiff.tape import Tape
 from treadle.base import tree
 from treadle.base.errors import TraceError
 from treadle.base.modes import ACTIVE, LOCAL
+from treadle.engine.execute import Timeline
 from treadle.engine.execute.counters import Counters
 from treadle.engine.options import Options
 from treadle.engine.pipeline import Stages
 from treadle.engine.plan import Interface
 from treadle.graph.ir import Graph
 from treadle.jit.binding import Binding, StateChanged
-from treadle.jit.capture import Argument, Captured, ManagerInside, Output, State, capture
+from treadle.jit.capture import ManagerInside, capture
+from treadle.jit.captured import Argument, Captured, Output, State
 from treadle.jit.dynamic import Axes, Family, extents_of, symbolic_shapes
+from treadle.jit.order import agree_on_order
 from treadle.jit.recorded import GraphRule, call_recorded
 from treadle.tensor import Tensor
 
@@ -49,7 +52,8 @@ class Variant:
     def __init__(self, captured: Captured, options: Options, graph: Graph | None = None) -> None:
         self.captured = captured
         self.graph = captured.graph if graph is None else graph
-        self.stages = Stages(captured.graph, _interface(captured), options)
+        home, places = captured.home, captured.spread
+        self.stages = Stages(captured.graph, _interface(captured), options, home, places)
         self._binding: Binding | None = None
         self._rule: GraphRule | None = None
         self._making = threading.Lock()
@@ -79,8 +83,9 @@ def _interface(captured: Captured) -> Interface:
     """Which handles are written in place, and which keep their arrays from call to call."""
     graph = captured.graph
     updates: dict[int, int] = {}
+    writes = captured.updates if captured.on_host else ()
     shared = _shared(captured)
-    for output, i in captured.updates:
+    for output, i in writes:
         new, old = graph.outputs[output].type, graph.inputs[i].type
         same = (new.dtype, new.shape) == (old.dtype, old.shape)
         held = isinstance(captured.sources[i], (State, Argument))
@@ -114,6 +119,7 @@ class Compiled(Generic[P, R]):
         self._families: dict[Any, list[Family[Variant]]] = {}
         self._variants: dict[Any, list[Variant]] = {}
         self._lock = threading.RLock()
+        self._runs = False
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run the program of these arguments, which is made first where there is none."""
@@ -131,6 +137,8 @@ class Compiled(Generic[P, R]):
                 break
         else:
             variant = self._capture(key, leaves, args, kwargs)
+        if not self._runs:
+            self._agree(variant)
         try:
             result: R = variant.binding()(leaves)
         except StateChanged:  # Found out here, so that the usual call need not look for it.
@@ -150,7 +158,16 @@ class Compiled(Generic[P, R]):
                 variant = self._capture(key, leaves, args, kwargs)
             except ManagerInside:
                 return self._function(*args, **kwargs)
+        if variant.captured.places:  # The gradient of a graph knows nothing of devices.
+            return self._function(*args, **kwargs)
+        if not self._runs:
+            self._agree(variant)
         return call_recorded(variant.binding(), variant.rule(), tape, leaves)
+
+    def _agree(self, variant: Variant) -> None:
+        """Before the first run, with the other processes of the groups that it speaks to."""
+        agree_on_order(variant.captured.graph)
+        self._runs = True
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """As a method: one program per instance, kept with the instance."""
@@ -261,7 +278,7 @@ class Compiled(Generic[P, R]):
         path: str | os.PathLike[str] | None = None,
         repeats: int = 10,
         **kwargs: Any,
-    ) -> Profile:
+    ) -> Profile | Timeline:
         """Run the program a few times and measure every kernel; state stays as it is.
 
         Args:
@@ -271,7 +288,8 @@ class Compiled(Generic[P, R]):
             kwargs: of the function.
 
         Returns:
-            Median times by kernel, which print as a table.
+            Median times by kernel, which print as a table. For programs of other devices than the
+            host, or of several: the quickest run, with the time of every part and copy.
 
         Raises:
             EngineError: there is nothing to repeat.

@@ -13,10 +13,13 @@ from treadle.base import tree
 from treadle.base.errors import ShapeError, TraceError
 from treadle.base.modes import LOCAL
 from treadle.base.types import TensorType
+from treadle.engine.devices import resolve
+from treadle.engine.dispatch import eager_type
 from treadle.graph.builder import reordered
 from treadle.graph.gradient import differentiable
 from treadle.graph.ir import Graph, Value
-from treadle.jit.capture import Argument, Capture, Symbol, recording
+from treadle.jit.capture import Capture, Symbol, recording
+from treadle.jit.captured import Argument
 from treadle.ops.control import Cond, Scan, While
 from treadle.ops.movement import Concat
 from treadle.ops.op import Op
@@ -90,7 +93,7 @@ def while_loop(
         while bool(condition(*held)):
             held = _tuple(body(*held))
         return held
-    types = [_unplaced(t.type) for t in held]
+    types = [t.type for t in held]
     test, turn = _Region(outer, "condition", types), _Region(outer, "body", types)
     test.run(condition, None)
     turn.run(body, None)
@@ -139,8 +142,8 @@ def scan(
             held = made[:n]
             rows.append(made[n:])
         return held, tuple(_stacked(column) for column in zip(*rows, strict=True))
-    entries = [_unplaced(x.type.with_shape(x.type.shape[1:])) for x in stacked]
-    turn = _Region(outer, "body", [*[_unplaced(t.type) for t in held], *entries])
+    entries = [x.type.with_shape(x.type.shape[1:]) for x in stacked]
+    turn = _Region(outer, "body", [*[t.type for t in held], *entries])
     turn.run(body, None)
     # What a turn uses from outside is carried, and returned as it came.
     op = Scan(_carrying(turn, n), n + len(turn.extra), turns)
@@ -172,7 +175,7 @@ class _Region(Capture):
     Args:
         outer: the capture it stands in.
         name: the region's name.
-        types: of the inputs the function is called with.
+        types: of the inputs the function is called with, with their devices.
     """
 
     def __init__(self, outer: Capture, name: str, types: Sequence[TensorType]) -> None:
@@ -181,8 +184,9 @@ class _Region(Capture):
         self.extra: dict[Value, Tensor] = {}
         """Values of the outer graph that the region uses, in order of use, and who holds them."""
         self._known: dict[Value, Symbol] = {}
-        self._given = [self._input(t, Argument(i)) for i, t in enumerate(types)]
-        self._tensors = [wrap(Symbol(self, o), outer.kind_of(o.type)) for o in self._given]
+        self._given = [self._input(_unplaced(t), Argument(i)) for i, t in enumerate(types)]
+        kinds = [eager_type(t.dtype, resolve(t.device)) for t in types]
+        self._tensors = [wrap(Symbol(self, o), k) for o, k in zip(self._given, kinds, strict=True)]
         self.shape = tree.LEAF
         self.types: list[TensorType] = []
         self._results: list[Any] = []

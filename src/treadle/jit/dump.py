@@ -12,10 +12,10 @@ import numpy as np
 from treadle.base import tree
 from treadle.base.errors import TraceError
 from treadle.base.files.source import PathLike
-from treadle.engine.package import Case, Model, Runner, read_models, write_models
+from treadle.engine.package import Case, Model, Runner, read_models, with_segments, write_models
 from treadle.graph.analysis import live_nodes
 from treadle.graph.ir import Graph, Node, Value, constant, remake
-from treadle.jit.capture import Argument, Captured, HostValue, Output, State
+from treadle.jit.captured import Argument, Captured, HostValue, Output, State
 from treadle.ops.constant import Constant
 from treadle.runtime.array import to_host
 from treadle.tensor import Tensor
@@ -187,6 +187,7 @@ class Asked:
     no_assert: bool
     maxerr: float
     resize_input: bool
+    engines: tuple[str, ...] = ()
 
 
 def write(f: PathLike | IO[Any], model: Model, asked: Asked) -> CompGraphDumpResult:
@@ -200,6 +201,8 @@ def write(f: PathLike | IO[Any], model: Model, asked: Asked) -> CompGraphDumpRes
         dict(asked.options) if asked.enable_metadata else {},
         cases,
     )
+    if asked.engines:
+        whole = with_segments(whole, asked.engines)
     before = read_models(f) if asked.append and _is_there(f) else []
     done = write_models(f, [*before, whole], "dump")
     constants = [n for n in model.graph.nodes if isinstance(n.op, Constant)]

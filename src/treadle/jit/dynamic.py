@@ -14,7 +14,7 @@ from treadle.base.errors import ShapeError
 from treadle.base.shape import Shape
 from treadle.base.symbol import symbol
 from treadle.graph.evaluate import specialize
-from treadle.jit.capture import Captured
+from treadle.jit.captured import Captured
 from treadle.tensor import Tensor
 
 Axes = Mapping[int, Mapping[int, str]]

@@ -7,7 +7,7 @@ run, which then leaves all state alone. Indices that the program computes are no
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,9 +38,8 @@ class IndexCheck:
     high: int
     node: Node
 
-    def __call__(self, arrays: Sequence[Any]) -> None:
+    def __call__(self, array: Any) -> None:
         """Raise `IndexRangeError` if an element of the input is out of range."""
-        array = arrays[self.number]
         size = array.size
         if size > FEW:
             # Negative numbers are the largest ones without a sign, which one look finds.

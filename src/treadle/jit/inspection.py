@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from treadle.base import tree
 from treadle.graph.builder import GraphBuilder, GraphOperand
-from treadle.jit.capture import Capture, Captured, Output, Symbol
+from treadle.jit.capture import Capture, Symbol
+from treadle.jit.captured import Captured, Output
 from treadle.tensor import wrap
 
 if TYPE_CHECKING:

@@ -13,16 +13,19 @@ import numpy as np
 
 from treadle.autodiff.tape import Tape
 from treadle.base import tree
+from treadle.base.dtype import as_dtype
 from treadle.base.modes import LOCAL
+from treadle.engine.dispatch import eager_type
 from treadle.engine.options import Options
 from treadle.engine.pipeline import Stages
 from treadle.graph.gradient import is_differentiable, pullback
 from treadle.graph.ir import Graph, Value
 from treadle.jit.binding import Binding
-from treadle.jit.capture import Argument, Captured, Output, State
+from treadle.jit.capture import payload
+from treadle.jit.captured import Argument, Captured, Output, State
 from treadle.ops.constant import Constant
 from treadle.ops.op import Pullback
-from treadle.runtime.array import to_host
+from treadle.runtime.array import DeviceArray, to_host
 from treadle.tensor import Tensor, create, wrap
 
 
@@ -43,7 +46,19 @@ class GraphRule:
         self.graph = graph.with_nodes(graph.nodes, [graph.outputs[i] for i in self.results])
         self._sources = captured.sources
         self._options = options
+        self.home = captured.home
         self._programs: dict[tuple[bool, ...], Stages] = {}
+
+    @property
+    def on_host(self) -> bool:
+        """Whether the function runs there."""
+        return self.home.on_host
+
+    def constant(self, array: Any) -> Tensor:
+        """A tensor of an array, or of what the program has in its place, where the function is."""
+        if type(array) is DeviceArray:
+            return wrap(array, eager_type(as_dtype(array.dtype), self.home))
+        return Tensor(array, dtype=array.dtype, device=self.home)
 
     def handles(self, leaves: Sequence[Any]) -> list[tuple[int, Tensor]]:
         """Inputs that are tensors somebody holds, by number."""
@@ -58,7 +73,8 @@ class GraphRule:
     def program(self, needs: tuple[bool, ...]) -> Stages:
         """The gradient with respect to some of the inputs."""
         if needs not in self._programs:
-            self._programs[needs] = Stages(pullback(self.graph, needs), options=self._options)
+            graph = pullback(self.graph, needs)
+            self._programs[needs] = Stages(graph, options=self._options, home=self.home)
         return self._programs[needs]
 
 
@@ -93,7 +109,8 @@ class RecordedCall:
         if isinstance(LOCAL.hook, Tape):
             made = self._replayed(stages.captured, at.inputs, dys)
         else:
-            arrays = [*self._arrays, *[_dense(dy) for dy in dys]]
+            given = _dense if self._rule.on_host else payload
+            arrays = [*self._arrays, *map(given, dys)]
             # Gradients have the element types and places of what they are gradients of.
             kinds = [x._kind for n, x in zip(self._numbers, at.inputs, strict=True) if needs[n]]
             results = stages.compile().run(arrays)
@@ -108,17 +125,18 @@ class RecordedCall:
         held = dict(zip(self._numbers, inputs, strict=True))
         count = len(graph.inputs) - len(dys)
         known: dict[Value, Tensor] = {}
+        constant, home = self._rule.constant, self._rule.home
         for i, value in enumerate(graph.inputs):
             if i >= count:
                 known[value] = dys[i - count]
             else:
-                known[value] = held[i] if i in held else _constant(self._arrays[i])
+                known[value] = held[i] if i in held else constant(self._arrays[i])
         for node in graph.nodes:
             if isinstance(node.op, Constant):
-                known[node.output] = _constant(node.op.data.array)
+                known[node.output] = constant(node.op.data.array)
                 continue
             operands = tuple(known[v] for v in node.inputs)
-            results = operands[0].apply(node.op, operands) if operands else create(node.op)
+            results = operands[0].apply(node.op, operands) if operands else create(node.op, home)
             known.update(zip(node.outputs, results, strict=True))
         return [known[v] for v in graph.outputs]
 
@@ -138,7 +156,3 @@ def call_recorded(binding: Binding, rule: GraphRule, tape: Tape, leaves: Sequenc
 
 def _dense(x: Tensor) -> Any:
     return np.ascontiguousarray(to_host(x._data))
-
-
-def _constant(array: Any) -> Tensor:
-    return Tensor(array, dtype=array.dtype)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from typing import Any
 
 from treadle.base.errors import TraceError
@@ -15,29 +14,31 @@ _END = object()
 
 
 class _Prefetch:
-    """Fills a ring of batches on a thread of its own while the program runs."""
+    """Fills a ring of batches on a thread of its own while the program runs.
+
+    An interrupt that is raised inside `queue.Queue` or `threading.Condition`, which are written in
+    Python, leaves their lock taken, and the other thread waits for ever. `SimpleQueue` is not.
+    """
 
     def __init__(self, data: Iterable[Any], room: int) -> None:
-        self._ring: queue.Queue[Any] = queue.Queue(room)
-        self._stop = threading.Event()
+        self._ring: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._room: queue.SimpleQueue[None] = queue.SimpleQueue()
+        for _ in range(room):
+            self._room.put(None)
+        self._stopped = False
         self._thread = threading.Thread(target=self._fill, args=(data,), daemon=True)
         self._thread.start()
 
     def _fill(self, data: Iterable[Any]) -> None:
         try:
             for batch in data:
-                self._put(batch)
-                if self._stop.is_set():
+                self._room.get()
+                if self._stopped:
                     return
-            self._put(_END)
+                self._ring.put(batch)
+            self._ring.put(_END)
         except BaseException as error:  # raised where the batches are used
-            self._put(error)
-
-    def _put(self, item: Any) -> None:
-        while not self._stop.is_set():
-            with suppress(queue.Full):
-                self._ring.put(item, timeout=0.1)
-                return
+            self._ring.put(error)
 
     def take(self, count: int) -> list[tuple[Any, ...]]:
         """The next batches, as argument tuples; fewer at the end."""
@@ -45,20 +46,18 @@ class _Prefetch:
         while len(found) < count:
             item = self._ring.get()
             if item is _END or isinstance(item, BaseException):
-                self._put_back(item)
+                self._ring.put(item)  # for the next call
                 if isinstance(item, BaseException) and not found:
                     raise item
                 break
+            self._room.put(None)
             found.append(item if isinstance(item, tuple) else (item,))
         return found
 
-    def _put_back(self, item: Any) -> None:
-        with suppress(queue.Full):
-            self._ring.put_nowait(item)
-
     def close(self) -> None:
         """Stop reading ahead."""
-        self._stop.set()
+        self._stopped = True
+        self._room.put(None)
         self._thread.join()
 
 

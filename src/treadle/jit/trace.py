@@ -20,10 +20,12 @@ from treadle.base.log import get_logger
 from treadle.base.modes import LOCAL, install_capture
 from treadle.engine.devices import CompNode
 from treadle.engine.dispatch import EagerType
+from treadle.engine.execute import Timeline
 from treadle.engine.options import Options
 from treadle.graph.ir import Graph, Value, op_key
 from treadle.jit.binding import Binding
-from treadle.jit.capture import Capture, Captured, capture
+from treadle.jit.capture import Capture, capture
+from treadle.jit.captured import Captured
 from treadle.jit.compiled import Compiled, Variant, replaced, signature
 from treadle.jit.dump import (
     Asked,
@@ -94,7 +96,7 @@ class trace:
         self._record_only = record_only
         self._profiling = profiling
         self._last: tuple[Captured, list[str]] | None = None
-        self._profile: Profile | None = None
+        self._profile: Profile | Timeline | None = None
         self._without_host = without_host and not self._for_dump
         self._eager, self._open = imperative, False
         self._variants: dict[Any, Variant] = {}
@@ -250,6 +252,12 @@ class trace:
                 "nothing has been measured",
                 hint="trace with profiling=True and call the function",
             )
+        if isinstance(self._profile, Timeline):
+            raise TraceError(
+                f"trace {self._name}",
+                "kernels are measured on the host only",
+                hint="jit.compile the function; its profile() has the times of the device's parts",
+            )
         return profile_data(self._profile)
 
     def dump(
@@ -279,6 +287,7 @@ class trace:
         dump_format: str | None = None,
         model_version: int = 2,
         compat_older_version: str | None = None,
+        engines: Sequence[str] = (),
         **options: bool,
     ) -> CompGraphDumpResult:
         """Write the traced function as a model file: program and parameters, without Python.
@@ -301,6 +310,8 @@ class trace:
             input_transform: applied to the arrays of `input_data`.
             options: MegEngine's names of layouts and fusions. They are recorded; layouts and
                 fusion are decided where the model is loaded.
+            engines: names of engines such as "openvino" whose compiled form of the model goes into
+                the file beside the program, for machines that have them in the same versions.
             keep_var_name, keep_opr_name, keep_param_name, keep_opr_priority, no_change_graph,
             strip_info_file, append_json, optimize_for_inference, silent, resize_input,
             dump_format, model_version, compat_older_version: for MegEngine's signature. Names are
@@ -331,6 +342,7 @@ class trace:
             no_assert,
             maxerr,
             resize_input,
+            tuple(engines),
         )
         return write(file, model, asked)
 

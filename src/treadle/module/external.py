@@ -72,6 +72,20 @@ class ExternOprSubgraph(_Runtime):
         return f"output_shapes={self.output_shapes}, dump_name={self.dump_name}"
 
 
+class OpenVINORuntimeSubgraph(_Runtime):
+    """A ready OpenVINO model; see `functional.external.openvino_runtime_opr`.
+
+    `forward(*inputs)` takes tensors, or one list of them, and returns a list.
+
+    Raises:
+        LoadError: when called: OpenVINO is not installed, or does not read the model.
+    """
+
+    def forward(self, *inputs: Any) -> list[Tensor]:
+        alone = len(inputs) == 1 and isinstance(inputs[0], (list, tuple))
+        return external.openvino_runtime_opr(inputs[0] if alone else inputs, data=self._data)
+
+
 class TensorrtRuntimeSubgraph(_Runtime):
     """A TensorRT engine, serialized in `data`.
 

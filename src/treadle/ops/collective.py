@@ -3,11 +3,13 @@
 Each op carries the name of its group and the group's size, `world`, which fixes the result shapes.
 All processes apply the same ops in the same order; where only one rank receives the result
 (`ReduceTo`, `GatherTo`), the others get a value of the same type whose elements mean nothing.
-The oracle here is that of a group of one; larger groups need a communicator.
+In a group of one every op is that of its oracle; in a larger one the oracle asks the group's
+communicator (`runtime/comm`), after the ranks have agreed on op, shape and element type.
 """
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -21,9 +23,31 @@ from treadle.base.types import TensorType
 from treadle.ops.op import Array, Op, Pullback, family, op
 from treadle.ops.operand import V
 from treadle.ops.sample import Arg, BadSample, Sample
+from treadle.runtime.comm import groups
+from treadle.runtime.comm.api import Communicator
 
 REDUCTIONS = ("sum", "mean", "max", "min")
 _SHAPES: tuple[tuple[int, ...], ...] = ((2, 3), (0, 3), (1, 1))
+
+
+@lru_cache(maxsize=4096)
+def _intent(op: Op, dtype: np.dtype[Any], shape: tuple[int, ...]) -> str:
+    """What a rank is about to do, for comparison with others; equal ops give equal text."""
+    return f"{op} {dtype}{list(shape)}"
+
+
+def _pieces(x: Array, axis: int, count: int) -> Array:
+    """Equal pieces of x along an axis, stacked."""
+    extent = x.shape[axis] // count
+    cut = x.reshape(*x.shape[:axis], count, extent, *x.shape[axis + 1 :])
+    return np.moveaxis(cut, axis, 0)
+
+
+def _joined(stack: Array, axis: int) -> Array:
+    """A stack of arrays joined along an axis of theirs."""
+    count, *shape = stack.shape
+    shape[axis] *= count
+    return np.ascontiguousarray(np.moveaxis(stack, 0, axis)).reshape(shape)
 
 
 @family
@@ -50,19 +74,33 @@ class Collective(Op):
                 f"use a rank from 0 to {self.world - 1}",
             )
 
-    def require_single(self) -> None:
-        """Raise `UnsupportedOp` where the oracle would need other processes."""
-        if self.world != 1:
+    def reference(self, x: Array) -> Array:
+        """Among the processes of the group; in a group of one, the operand."""
+        if self.world == 1:
+            return np.array(x)
+        comm = self.communicator()
+        comm.agree(_intent(self, x.dtype, x.shape))
+        return self.together(comm, x)
+
+    def together(self, comm: Communicator, x: Array) -> Array:
+        """What this process gets of a group of several."""
+        raise NotImplementedError(self.name)
+
+    def communicator(self) -> Communicator:
+        """The group's.
+
+        Raises:
+            UnsupportedOp: this process is in no such group.
+        """
+        comm = groups.find(self.group)
+        if comm is None or comm.size != self.world:
             raise UnsupportedOp(
                 self.name,
                 f"needs the {self.world} processes of the group {self.group!r}",
+                saw="" if comm is None else f"a group of {comm.size}",
                 hint="start them with distributed.launcher and call init_process_group",
             )
-
-    def reference(self, x: Array) -> Array:
-        """In a group of one every collective returns its operand."""
-        self.require_single()
-        return np.array(x)
+        return comm
 
     def _axis(self, axis: int, x: TensorType) -> int:
         if not 0 <= axis < x.ndim:
@@ -113,6 +151,9 @@ class AllReduce(Collective):
             )
         return (x,)
 
+    def together(self, comm: Communicator, x: Array) -> Array:
+        return comm.all_reduce(x, self.kind)
+
     def vjp(self, at: Pullback[V]) -> tuple[V | None, ...]:
         if self.kind not in ("sum", "mean"):
             raise NoGradient(
@@ -147,6 +188,9 @@ class AllGather(Collective):
         self.check_group(x)
         return (self.scaled(x, self.axis, self.world),)
 
+    def together(self, comm: Communicator, x: Array) -> Array:
+        return _joined(comm.all_gather(x), self.axis)
+
     def vjp(self, at: Pullback[V]) -> tuple[V | None, ...]:
         return (ReduceScatter(self.group, self.world, self.axis)(at.dy),)
 
@@ -172,6 +216,9 @@ class ReduceScatter(Collective):
         self.check_group(x)
         return (self.divided(x, self.axis),)
 
+    def together(self, comm: Communicator, x: Array) -> Array:
+        return comm.reduce_scatter(_pieces(x, self.axis, self.world))
+
     def vjp(self, at: Pullback[V]) -> tuple[V | None, ...]:
         return (AllGather(self.group, self.world, self.axis)(at.dy),)
 
@@ -195,6 +242,9 @@ class BroadcastRank(Collective):
     def infer(self, x: TensorType) -> tuple[TensorType, ...]:
         self.check_group(x, self.root)
         return (x,)
+
+    def together(self, comm: Communicator, x: Array) -> Array:
+        return comm.broadcast(x, self.root)
 
     def vjp(self, at: Pullback[V]) -> tuple[V | None, ...]:
         return (ReduceTo(self.group, self.world, self.root)(at.dy),)
@@ -221,6 +271,10 @@ class ReduceTo(Collective):
         self.check_group(x, self.root)
         return (x,)
 
+    def together(self, comm: Communicator, x: Array) -> Array:
+        total = comm.reduce(x, self.root)
+        return np.zeros_like(x) if total is None else total
+
     def vjp(self, at: Pullback[V]) -> tuple[V | None, ...]:
         return (BroadcastRank(self.group, self.world, self.root)(at.dy),)
 
@@ -245,6 +299,12 @@ class GatherTo(Collective):
     def infer(self, x: TensorType) -> tuple[TensorType, ...]:
         self.check_group(x, self.root)
         return (self.scaled(x, self.axis, self.world),)
+
+    def together(self, comm: Communicator, x: Array) -> Array:
+        every = comm.gather(x, self.root)
+        if every is None:
+            every = np.zeros((self.world, *x.shape), x.dtype)
+        return _joined(every, self.axis)
 
     def vjp(self, at: Pullback[V]) -> tuple[V | None, ...]:
         return (ScatterFrom(self.group, self.world, self.root, self.axis)(at.dy),)
@@ -271,6 +331,9 @@ class ScatterFrom(Collective):
         self.check_group(x, self.root)
         return (self.divided(x, self.axis),)
 
+    def together(self, comm: Communicator, x: Array) -> Array:
+        return comm.scatter(_pieces(x, self.axis, self.world), self.root)
+
     def vjp(self, at: Pullback[V]) -> tuple[V | None, ...]:
         return (GatherTo(self.group, self.world, self.root, self.axis)(at.dy),)
 
@@ -295,6 +358,9 @@ class AllToAll(Collective):
     def infer(self, x: TensorType) -> tuple[TensorType, ...]:
         self.check_group(x)
         return (self.scaled(self.divided(x, self.split_axis), self.concat_axis, self.world),)
+
+    def together(self, comm: Communicator, x: Array) -> Array:
+        return _joined(comm.all_to_all(_pieces(x, self.split_axis, self.world)), self.concat_axis)
 
     def vjp(self, at: Pullback[V]) -> tuple[V | None, ...]:
         back = AllToAll(self.group, self.world, self.concat_axis, self.split_axis)
@@ -326,7 +392,8 @@ class Send(Collective):
         return (x.with_shape((0,)),)
 
     def reference(self, x: Array) -> Array:
-        self.require_single()
+        if self.world != 1:
+            self.communicator().send(x, self.dest)
         return np.zeros(0, x.dtype)
 
     def vjp(self, at: Pullback[V]) -> tuple[V | None, ...]:
@@ -368,9 +435,10 @@ class Recv(Collective):
         return (TensorType(self.dtype, self.shape, token.device),)
 
     def reference(self, token: Array) -> Array:
-        self.require_single()
         fixed: Any = self.shape
-        return np.zeros(fixed, self.dtype.numpy)
+        if self.world == 1:
+            return np.zeros(fixed, self.dtype.numpy)
+        return self.communicator().recv(fixed, self.dtype.numpy, self.source)
 
     def vjp(self, at: Pullback[V]) -> tuple[V | None, ...]:
         return (Send(self.group, self.world, self.source)(at.dy),)

@@ -14,7 +14,9 @@ from treadle.ops.op import Array, Op, op
 from treadle.ops.sample import Arg, BadSample, Sample
 
 HOST = "host."
-"""What kinds of groups begin with that return to Python."""
+"""What kinds of groups begin with that return to Python for one op."""
+SEGMENT = "segment."
+"""What kinds of groups begin with that another engine compiles as a whole."""
 
 
 @op
@@ -24,7 +26,8 @@ class Fused(Op):
     Kinds: "loop" (elementwise ops, movement, reductions of one domain), "contraction" (a matrix
     product or convolution and what is applied to its result), "attention", "window" (pooling
     between transposes); "host." and the name of an engine for one op that this engine runs,
-    whatever the others of the program run on.
+    whatever the others of the program run on; "segment." and the name of an engine for a part of
+    the program that it compiles by itself.
     """
 
     kind: str
@@ -42,7 +45,15 @@ class Fused(Op):
     @property
     def engine(self) -> str:
         """The engine that runs the group in place of the program's own, `""` for that one."""
-        return self.kind.removeprefix(HOST) if self.kind.startswith(HOST) else ""
+        for prefix in (HOST, SEGMENT):
+            if self.kind.startswith(prefix):
+                return self.kind.removeprefix(prefix)
+        return ""
+
+    @property
+    def is_segment(self) -> bool:
+        """Whether another engine compiles the group as a whole."""
+        return self.kind.startswith(SEGMENT)
 
     def infer(self, *xs: TensorType) -> tuple[TensorType, ...]:
         match_types(self.name, "the body", self.body.input_types, xs)

@@ -37,6 +37,7 @@ def backpropagate(
     seeds: Mapping[Hashable, V],
     wanted: Sequence[Hashable],
     observe: Callable[[Step[V], tuple[V | None, ...]], None] | None = None,
+    settled: Callable[[Hashable, V], None] | None = None,
 ) -> dict[Hashable, V]:
     """Cotangents of the wanted values.
 
@@ -45,6 +46,8 @@ def backpropagate(
         seeds: cotangents of the values that are differentiated, by key.
         wanted: keys whose cotangents are returned; those the seeds do not depend on are left out.
         observe: called with every step and the cotangents its rule returned.
+        settled: called with each wanted key and its cotangent as soon as nothing is added to it
+            any more, while the walk goes on.
     """
     needed = set(wanted)
     for step in steps:
@@ -52,19 +55,44 @@ def backpropagate(
             needed.update(step.outputs)
     cotangents = dict(seeds)
     keep = set(wanted)
+    waiting = _uses(steps, keep) if settled is not None else {}
     for step in reversed(steps):
         needs = tuple(k in needed for k in step.inputs)
         dys = tuple(cotangents.get(k) for k in step.outputs)
         for key in step.outputs:
             if key not in keep:
                 cotangents.pop(key, None)
-        if not any(needs) or all(dy is None for dy in dys):
-            continue
-        grads = _pull_back(step, dys, needs)
-        if observe is not None:
-            observe(step, grads)
-        _accumulate(cotangents, step, grads, needs)
+        if any(needs) and not all(dy is None for dy in dys):
+            grads = _pull_back(step, dys, needs)
+            if observe is not None:
+                observe(step, grads)
+            _accumulate(cotangents, step, grads, needs)
+        if settled is not None:
+            _settle(step, waiting, cotangents, settled)
     return {k: cotangents[k] for k in wanted if k in cotangents}
+
+
+def _uses(steps: Sequence[Step[V]], wanted: set[Hashable]) -> dict[Hashable, int]:
+    """How many steps read each wanted value."""
+    found: dict[Hashable, int] = {}
+    for step in steps:
+        for key in set(step.inputs) & wanted:
+            found[key] = found.get(key, 0) + 1
+    return found
+
+
+def _settle(
+    step: Step[V],
+    waiting: dict[Hashable, int],
+    cotangents: Mapping[Hashable, V],
+    settled: Callable[[Hashable, V], None],
+) -> None:
+    """Count down the steps that are left to read each value, and tell of those with none."""
+    for key in dict.fromkeys(step.inputs):
+        if key in waiting:
+            waiting[key] -= 1
+            if not waiting[key] and key in cotangents:
+                settled(key, cotangents[key])
 
 
 def _pull_back(

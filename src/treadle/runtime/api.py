@@ -143,5 +143,19 @@ class PeerDevice(Protocol):
         ...
 
 
+@runtime_checkable
+class PartDevice(Protocol):
+    """Optional: a device whose memory can be moved in pieces; one that runs programs has to be."""
+
+    def part(self, buffer: Buffer, offset: int, nbytes: int, /) -> Buffer:
+        """The `nbytes` bytes of `buffer` from `offset` on, which share its memory.
+
+        `copy_in`, `copy_out` and `fill` take it as they take a buffer; `free` never gets it. It
+        is not used when the buffer has been freed. `offset` is a multiple of 64 or of the size of
+        the elements there, and `nbytes` is 1 or more.
+        """
+        ...
+
+
 Payload = Any
 """What a tensor holds: a NumPy array on the host device, a `DeviceArray` on any other."""

@@ -29,15 +29,18 @@ class DeviceArray:
         charge: told the bytes of the upload, if there is one.
     """
 
-    __slots__ = ("_block", "_charge", "_fill", "_host", "device", "dtype", "shape")
+    __slots__ = ("_block", "_host", "_upload_as", "device", "dtype", "operand", "shape")
+
+    operand: Any
+    """What kernels get for it; whoever launches one makes it, and it is not there before."""
 
     def __init__(
         self,
         device: OpenDevice,
         dtype: np.dtype[Any],
         shape: tuple[int, ...],
-        *,
         block: Block | None = None,
+        *,
         host: HostArray | None = None,
         fill: int | None = None,
         charge: Callable[[int], None] | None = None,
@@ -47,12 +50,12 @@ class DeviceArray:
         self.shape = shape
         self._block = block
         self._host = host
-        self._fill = fill
-        self._charge = charge
+        self._upload_as = None if host is None else (fill, charge)
 
     def __del__(self) -> None:
-        if self._block is not None:
-            self.device.release(self._block)
+        block = self._block
+        if block is not None:
+            self.device.release(block)
 
     def __repr__(self) -> str:
         copies = [n for n, c in (("device", self._block), ("host", self._host)) if c is not None]
@@ -79,10 +82,11 @@ class DeviceArray:
         return self._block
 
     def _upload(self) -> Block:
-        if self._fill is not None:
-            return self.device.filled(self._fill, self.nbytes)
-        if self._charge is not None:
-            self._charge(self.nbytes)
+        fill, charge = self._upload_as or (None, None)
+        if fill is not None:
+            return self.device.filled(fill, self.nbytes)
+        if charge is not None:
+            charge(self.nbytes)
         return self.device.upload(self.host())
 
     @property
@@ -99,10 +103,29 @@ class DeviceArray:
         return self._host
 
 
+_new = DeviceArray.__new__
+
+
+def resident(
+    device: OpenDevice, dtype: np.dtype[Any], shape: tuple[int, ...], block: Block
+) -> DeviceArray:
+    """An array whose only copy is a block of its own; made so for the sake of the time it takes."""
+    made = _new(DeviceArray)
+    made.device = device
+    made.dtype = dtype
+    made.shape = shape
+    made._block = block
+    made._host = made._upload_as = None
+    return made
+
+
 def to_host(payload: Any) -> HostArray:
     """A payload as a NumPy array, without a copy where it already is one."""
     if type(payload) is DeviceArray:
-        return payload.host()
+        if payload.on_host:
+            return payload.host()
+        array: HostArray = payload.device.waiting(payload.host)
+        return array
     return np.asarray(payload)
 
 

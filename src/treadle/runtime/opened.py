@@ -8,20 +8,23 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
-from treadle.base.errors import DeviceError, OutOfMemory, TreadleError
+from treadle.base.errors import DeviceError, DeviceLost, OutOfMemory, TreadleError
 from treadle.base.log import get_logger
-from treadle.runtime.api import Buffer, Device, DeviceInfo, PeerDevice
+from treadle.runtime.api import Buffer, Device, DeviceInfo, PartDevice, PeerDevice, Stream
 
 HostArray = npt.NDArray[Any]
 
+_RECENT = 8
+"""Ops that a failure which comes late names as its possible causes."""
 _METHODS = ("alloc", "free", "copy_in", "copy_out", "fill", "stream", "memory", "close")
 
 
@@ -37,13 +40,14 @@ class Block:
 
 @dataclass
 class Traffic:
-    """Copies over a device's lifetime, in numbers and in bytes."""
+    """Copies over a device's lifetime, in numbers and in bytes; seconds that it was waited for."""
 
     uploads: int = 0
     downloads: int = 0
     peer_copies: int = 0
     bytes_up: int = 0
     bytes_down: int = 0
+    waited: float = 0.0
 
 
 class OpenDevice:
@@ -63,14 +67,16 @@ class OpenDevice:
             )
         self.name = name
         self.raw = raw
-        self.stream = raw.stream()
         self.traffic = Traffic()
         self.closed = False
+        self.lost = ""
+        self.recent: deque[str] = deque(maxlen=_RECENT)
         self.placing = threading.RLock()
         self._lock = threading.Lock()
         self._counting = threading.Lock()
         self._live: set[Block] = set()
         self._released: deque[Block] = deque()
+        self.stream: Stream = self._call(raw.stream)
 
     def __repr__(self) -> str:
         return f"OpenDevice({self.name}, {self.allocated} bytes live)"
@@ -100,33 +106,35 @@ class OpenDevice:
             DeviceError: the device failed, or was closed.
         """
         try:
-            return self._alloc(nbytes)
+            with self._lock:
+                if self._released or self.closed or self.lost:
+                    self._check_open()
+                    self._free_released()
+                # Empty arrays have memory too, so that no backend needs a special case for them.
+                block = Block(self.raw.alloc(nbytes or 1), nbytes)
+                self._live.add(block)
         except MemoryError:
-            gc.collect()  # reference cycles may still hold arrays
-            self.stream.synchronize()  # and queued work may still hold freed memory
-        try:
-            return self._alloc(nbytes)
-        except MemoryError as error:
-            raise self._out_of_memory(nbytes) from error
+            return self._alloc_again(nbytes)
+        except Exception as error:
+            self._fail("alloc", error)
+        if self._released:
+            self._settle()
+        return block
 
-    def _alloc(self, nbytes: int) -> Block:
+    def _alloc_again(self, nbytes: int) -> Block:
+        """`alloc` after everything was let go that can be."""
+        gc.collect()  # reference cycles may still hold arrays
+        self._call(self.stream.synchronize)  # and queued work may still hold freed memory
         with self._lock:
             self._check_open()
             self._free_released()
-            # Empty arrays have memory too, so that no backend needs a special case for them.
-            block = Block(self._call(self.raw.alloc, max(nbytes, 1)), nbytes)
+            try:
+                block = Block(self._call(self.raw.alloc, nbytes or 1), nbytes)
+            except MemoryError as error:
+                raise _no_room(self, nbytes) from error
             self._live.add(block)
         self._settle()
         return block
-
-    def _out_of_memory(self, nbytes: int) -> OutOfMemory:
-        total, free = self.memory()
-        return OutOfMemory(
-            self.name,
-            f"cannot allocate {nbytes} bytes",
-            saw=f"{free} of {total} bytes free" if total else "",
-            hint="use smaller batches or shapes, or delete tensors that are no longer needed",
-        )
 
     def release(self, block: Block) -> None:
         """Give a block back, now or when whoever is allocating has finished.
@@ -138,23 +146,32 @@ class OpenDevice:
             self._settle()
 
     def _settle(self) -> None:
-        while self._released and self._lock.acquire(blocking=False):
+        lock = self._lock
+        while self._released and lock.acquire(False):
             try:
                 self._free_released()
             finally:
-                self._lock.release()
+                lock.release()
 
     def _free_released(self) -> None:
-        while self._released:
-            self._free(self._released.popleft())
+        released, live = self._released, self._live
+        while released:
+            block = released.popleft()
+            if block in live:
+                live.discard(block)
+                try:
+                    if not self.lost:
+                        self.raw.free(block.buffer)
+                except Exception:  # nobody is there to catch it
+                    get_logger().exception("%s failed to free %d bytes", self.name, block.nbytes)
 
-    def _free(self, block: Block) -> None:
-        if block in self._live:
-            self._live.discard(block)
-            try:
-                self.raw.free(block.buffer)
-            except Exception:  # nobody is there to catch it
-                get_logger().exception("%s failed to free %d bytes", self.name, block.nbytes)
+    def left_behind(self) -> None:
+        """In a forked child: the device stayed with the parent, and nothing is asked of it here."""
+        why = "it was opened before this process was forked; start processes with 'spawn'"
+        self.lost, self.closed = self.lost or why, True
+        # Threads that held them did not come along.
+        self.placing = threading.RLock()
+        self._lock, self._counting = threading.Lock(), threading.Lock()
 
     def close(self) -> None:
         """Free what is left, arrays that still exist included, and close the device."""
@@ -163,8 +180,8 @@ class OpenDevice:
                 return
             self.closed = True
             self._released.clear()
-            for block in list(self._live):
-                self._free(block)
+            self._released.extend(self._live)
+            self._free_released()
             try:
                 self.raw.close()
             except Exception:  # the program goes on, or is at its end
@@ -175,10 +192,13 @@ class OpenDevice:
     def upload(self, array: HostArray) -> Block:
         """A new block with the contents of a host array."""
         block = self._filled(array.nbytes, self.raw.copy_in, flat_bytes(array))
+        self._count_upload(array.nbytes)
+        return block
+
+    def _count_upload(self, nbytes: int) -> None:
         with self._counting:
             self.traffic.uploads += 1
-            self.traffic.bytes_up += array.nbytes
-        return block
+            self.traffic.bytes_up += nbytes
 
     def filled(self, byte: int, nbytes: int) -> Block:
         """A new block of equal bytes; nothing is copied."""
@@ -192,6 +212,8 @@ class OpenDevice:
         made = self._filled(
             block.nbytes, self.raw.copy_peer, source.raw, block.buffer, block.nbytes
         )
+        # Whoever frees the source does so in the order of its stream: not before this copy is done.
+        source.stream.wait(self.stream.record())
         with self._counting:
             self.traffic.peer_copies += 1
         return made
@@ -210,18 +232,68 @@ class OpenDevice:
                 raise
         return block
 
-    def download(self, block: Block, into: HostArray) -> None:
-        """Fill a dense host array from a block."""
+    def write(self, array: HostArray, block: Block, offset: int) -> None:
+        """Copy a host array to a place inside a block."""
+        self._check_open()
+        if array.nbytes:
+            place = self._piece(block, offset, array.nbytes)
+            self._call(self.raw.copy_in, place, flat_bytes(array), self.stream)
+        self._count_upload(array.nbytes)
+
+    def _piece(self, block: Block, offset: int, nbytes: int) -> Buffer:
+        """The memory at a place inside a block; what a backend gave where it is the start."""
+        if not offset:
+            return block.buffer
+        if not isinstance(self.raw, PartDevice):
+            problem = "it cannot copy pieces of its memory, which programs with host ops need"
+            raise DeviceError(self.name, problem, hint="its class lacks part(); see PartDevice")
+        return self._call(self.raw.part, block.buffer, offset, nbytes)
+
+    def download(self, block: Block, into: HostArray, offset: int = 0) -> None:
+        """Fill a dense host array from a block, from `offset` bytes on."""
         self._check_open()
         if into.nbytes:
-            self._call(self.raw.copy_out, flat_bytes(into), block.buffer, self.stream)
+            place = self._piece(block, offset, into.nbytes)
+            self._call(self.raw.copy_out, flat_bytes(into), place, self.stream)
+            self.recent.clear()  # what was launched before has finished
         with self._counting:
             self.traffic.downloads += 1
             self.traffic.bytes_down += into.nbytes
 
+    # -- order -----------------------------------------------------------------------------
+
+    def synchronize(self) -> None:
+        """Wait until the device has done what was asked of it.
+
+        Raises:
+            DeviceError: something failed in the meantime; the ops in question are named.
+        """
+        self._check_open()
+        self.waiting(self._synchronize)
+        self.recent.clear()
+
+    def _synchronize(self) -> None:
+        self._call(self.stream.synchronize)
+
+    def waiting(self, wait: Callable[[], Any]) -> Any:
+        """The result of a call that waits for the device; the time is counted."""
+        began = time.perf_counter()
+        try:
+            return wait()
+        finally:
+            with self._counting:
+                self.traffic.waited += time.perf_counter() - began
+
     # -- failures --------------------------------------------------------------------------
 
     def _check_open(self) -> None:
+        if self.lost:
+            raise DeviceLost(
+                self.name,
+                f"the device was lost: {self.lost}",
+                hint=f"device.reset({self.name!r}) opens it anew; tensors that were only there "
+                "have to be made or loaded again",
+            )
         if self.closed:
             raise DeviceError(
                 self.name,
@@ -229,17 +301,52 @@ class OpenDevice:
                 hint="tensors there are lost; make them anew on a device that is open",
             )
 
+    def failed(self, error: DeviceLost) -> DeviceLost:
+        """Note that the device is gone: nothing is asked of it from now on. What to raise."""
+        self.lost = self.lost or error.problem
+        return DeviceLost(
+            error.where,
+            f"{self.name} was lost: {error.problem}",
+            saw=error.saw,
+            hint=f"tensors on the host are intact; device.reset({self.name!r}) opens it anew",
+        )
+
     def _call(self, method: Callable[..., Any], *arguments: Any) -> Any:
         """Call the backend; whatever it raises names the device and keeps its cause."""
         try:
             return method(*arguments)
-        except (TreadleError, MemoryError):
-            raise
         except Exception as error:
-            name = getattr(method, "__name__", "a call")
+            self._fail(getattr(method, "__name__", "a call"), error)
+
+    def _fail(self, name: str, error: Exception) -> NoReturn:
+        """Raise what a call of the backend raised, with the device's name."""
+        late = ", ".join(self.recent)
+        try:
+            if isinstance(error, DeviceLost):
+                raise self.failed(error) from error
+            if isinstance(error, TreadleError | MemoryError):
+                raise error
             raise DeviceError(
-                self.name, f"{name} failed: {type(error).__name__}: {error}"
+                self.name,
+                f"{name} failed: {type(error).__name__}: {error}",
+                saw=f"launched before, not waited for: {late}" if late else "",
+                hint="TREADLE_SYNC=1 has the op at fault raise it" if late else "",
             ) from error
+        finally:
+            del error  # or it and this frame would hold each other, and arrays with them
+
+
+def _no_room(device: OpenDevice, nbytes: int) -> OutOfMemory:
+    try:
+        total, free = device.memory()
+    except Exception:  # what is to be told is that there is no room
+        total = free = 0
+    return OutOfMemory(
+        device.name,
+        f"cannot allocate {nbytes} bytes",
+        saw=f"{free} of {total} bytes free" if total else "",
+        hint="use smaller batches or shapes, or delete tensors that are no longer needed",
+    )
 
 
 def flat_bytes(array: HostArray) -> memoryview:

@@ -20,7 +20,8 @@ from treadle.engine.dispatch import EagerType, eager_type
 from treadle.engine.options import Options
 from treadle.graph.parser import parse
 from treadle.graph.printer import to_text
-from treadle.jit.capture import Argument, Captured, HostValue, Output, State, capture
+from treadle.jit.capture import capture
+from treadle.jit.captured import Argument, Captured, HostValue, Output, State
 from treadle.jit.compiled import Variant
 from treadle.ops.constant import ArrayData
 from treadle.serialization.checkpoint import load, save
@@ -155,6 +156,8 @@ class Program:
             escaped=(),
             guards=(),
             slots=(),
+            home=device,
+            at=(device,) * len(sources),
         )
         self.graph = graph
         self.state = [s.tensor for s in sources if isinstance(s, State)]

@@ -13,9 +13,9 @@ from treadle.backends.cpu import compiler as compiler_module
 from treadle.backends.cpu import roofline
 from treadle.backends.cpu.compiler import NativeCompiler
 from treadle.backends.cpu.native import toolchain
-from treadle.backends.cpu.object_cache import ObjectCache
 from treadle.backends.cpu.pool import get_threads
 from treadle.backends.cpu.toolchain import Toolchain
+from treadle.backends.object_cache import ObjectCache
 from treadle.backends.program import Limits, MeasuringCompiler
 from treadle.base import dtype as dt
 

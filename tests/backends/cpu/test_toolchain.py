@@ -16,8 +16,8 @@ from treadle.backends.cpu import building
 from treadle.backends.cpu.compile_processes import CompileProcesses
 from treadle.backends.cpu.host import host_target
 from treadle.backends.cpu.llvm_compile import translate
-from treadle.backends.cpu.object_cache import ObjectCache
 from treadle.backends.cpu.toolchain import LinkedObjects, SharedLibrary, Toolchain
+from treadle.backends.object_cache import ObjectCache
 from treadle.base.errors import CompileError
 
 

@@ -9,6 +9,7 @@ must be compiled.
 from __future__ import annotations
 
 import importlib.util
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -64,6 +65,16 @@ class Cpu(Backend):
             return found
         except CompileError as error:
             return no("device-feature", str(error))
+
+    def counters(self) -> dict[str, int]:
+        """Zeros where nothing has asked for generated code yet."""
+        native = sys.modules.get("treadle.backends.cpu.native")
+        made = native.toolchain() if native is not None else None
+        return {
+            "kernels compiled": getattr(made, "compiled", 0),
+            "libraries built": getattr(made, "built", 0),
+            "libraries from the cache": getattr(made, "found", 0),
+        }
 
     @staticmethod
     def _eager() -> Any:

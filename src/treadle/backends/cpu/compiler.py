@@ -17,13 +17,14 @@ from treadle.backends.cpu import tuning_record
 from treadle.backends.cpu.allocator import HOST
 from treadle.backends.cpu.executable import NativeExecutable, encode, restored
 from treadle.backends.cpu.host import available_cores, processor
-from treadle.backends.cpu.native import toolchain
+from treadle.backends.cpu.native import LAYOUT, executor, toolchain
 from treadle.backends.cpu.pool import get_threads
 from treadle.backends.cpu.toolchain import Library, Toolchain, llvmlite_version
 from treadle.backends.program import (
     Array,
     Launch,
     Limits,
+    Linked,
     Lowered,
     MapLayout,
     Program,
@@ -177,6 +178,15 @@ class NativeCompiler:
         """
         target, symbol_of = self._toolchain.target, _generators().symbol_of
         return self._toolchain.load({symbol_of(k): _Text(k, target) for k in kernels})
+
+    def linked(self, program: Program, prefix: str, /) -> Linked:
+        generators, target = _generators(), self._toolchain.target
+        encoded = encode(program, generators.symbol_of)
+        kernels = {run.kernel for run in runs_of(program.steps)}
+        texts = {generators.symbol_of(k): _Text(k, target) for k in kernels}
+        objects = [*self._toolchain.objects(texts), self._toolchain.object(executor(prefix))]
+        found = encoded.words, encoded.places, encoded.symbols
+        return Linked(*found, tuple(objects), target.name, LAYOUT)
 
     def inspect(self, launch: Launch, form: Literal["kernel", "llvm", "assembly"], /) -> str:
         if form == "kernel":

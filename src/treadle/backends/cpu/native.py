@@ -15,14 +15,41 @@ import numpy as np
 from treadle.backends.cpu.eager_text import eager_text
 from treadle.backends.cpu.executor_text import executor_text
 from treadle.backends.cpu.host import host_target
-from treadle.backends.cpu.layout import ARRAY_DATA, ARRAY_FLAGS, ARRAY_NDIM, ARRAY_SHAPE
-from treadle.backends.cpu.object_cache import ObjectCache
+from treadle.backends.cpu.layout import (
+    ARRAY_DATA,
+    ARRAY_FLAGS,
+    ARRAY_NDIM,
+    ARRAY_SHAPE,
+    LIVE,
+    MOST_THREADS,
+    POOL_BYTES,
+    SPINS,
+    THREADS,
+)
 from treadle.backends.cpu.pool_text import pool_text
 from treadle.backends.cpu.toolchain import Toolchain
+from treadle.backends.object_cache import ObjectCache
 from treadle.base.env import cache_directory
 from treadle.base.errors import CompileError
 
 _FUNCTIONS = ("run", "profile", "repeat", "launch", "stop", "switch", "worker")
+
+
+LAYOUT = {
+    "POOL_BYTES": POOL_BYTES,
+    "POOL_THREADS": THREADS,
+    "POOL_SPINS": SPINS,
+    "POOL_LIVE": LIVE,
+    "MOST_THREADS": MOST_THREADS,
+    "ARRAY_DATA_WORD": ARRAY_DATA // 8,
+}
+"""What a runtime in another language has to know to start threads and run programs."""
+
+
+def executor(prefix: str) -> str:
+    """The text of the executor and the pool alone, for programs that run without Python."""
+    text = "\n".join((pool_text(), executor_text()))
+    return text.replace("@treadle_", f"@{prefix}")
 
 
 @functools.cache

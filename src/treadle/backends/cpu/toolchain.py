@@ -20,7 +20,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from treadle.backends.codegen.target import Target
-from treadle.backends.cpu.object_cache import ObjectCache
+from treadle.backends.object_cache import ObjectCache
 from treadle.base.errors import CompileError
 from treadle.base.log import get_logger
 
@@ -91,6 +91,7 @@ class Toolchain:
         compiled: how many modules LLVM has compiled for it so far.
         cache: what is on disk.
         built: how many libraries were made rather than found in the cache.
+        found: how many were found there.
         fingerprint: names all that decides what code a text becomes.
     """
 
@@ -98,6 +99,7 @@ class Toolchain:
         self.target = target
         self.compiled = 0
         self.built = 0
+        self.found = 0
         self.fingerprint = f"{FORMAT}/llvmlite-{llvmlite_version()}/{target!r}"
         self.cache = cache
         self._loaded: WeakValueDictionary[str, Library] = WeakValueDictionary()
@@ -135,6 +137,16 @@ class Toolchain:
         with _LOCK:
             return self._library({"+".join(sorted(symbols)): lambda: text}, symbols)
 
+    def objects(self, texts: Texts) -> list[bytes]:
+        """The object file of every text, from the cache where it has it."""
+        with _LOCK:
+            return self._objects(texts)
+
+    def object(self, text: str) -> bytes:
+        """The object file of a module."""
+        made: bytes = building().translate(text, self.target)
+        return made
+
     def assembly(self, text: str) -> str:
         """The target's assembly of a module."""
         made: bytes = building().translate(text, self.target, "assembly")
@@ -147,6 +159,7 @@ class Toolchain:
         image = self.cache.get(key)
         found = None if image is None else self._open(key, image, symbols)
         if found is not None:
+            self.found += 1
             return found
         objects = self._objects(texts)
         image = building().shared_library(objects)

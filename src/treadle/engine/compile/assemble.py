@@ -13,7 +13,7 @@ from treadle.engine.compile.order import Task, best_order
 from treadle.engine.compile.place import Home, Placement, place_values
 from treadle.engine.compile.schedule import Schedule, best_schedule
 from treadle.engine.compile.together import units_of
-from treadle.engine.compile.work import Work, lower_nodes
+from treadle.engine.compile.work import Work, keep_order, lower_nodes
 from treadle.engine.options import Options
 from treadle.engine.plan import Interface, MemoryPlan, Plan, Pool, aligned
 from treadle.engine.types import CompileReport
@@ -44,6 +44,7 @@ def assemble(
     once = options.allows("precompute", 1)
     every = lower_nodes(graph, compiler, interface, report, precompute=once)
     early, work = [w for w in every if w.once], [w for w in every if not w.once]
+    keep_order(work)
     placement = place_values(graph, work, interface, compiler, constants, early)
     before = plan_early(early, work, placement, options)
     parts = _subplans(work, compiler, options, report)

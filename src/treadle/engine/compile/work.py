@@ -12,6 +12,7 @@ from treadle.base.types import TensorType
 from treadle.engine.frozen import is_fixed
 from treadle.engine.plan import Interface
 from treadle.engine.types import CompileReport
+from treadle.graph.analysis import has_effect
 from treadle.graph.ir import Graph, Node, Value
 from treadle.ops.constant import Constant
 from treadle.ops.control import ControlFlow
@@ -58,6 +59,8 @@ class Part:
 def label_of(node: Node) -> str:
     """A short name for reports: the op, and what a group holds."""
     body = getattr(node.op, "body", None)
+    if isinstance(node.op, Fused) and node.op.is_segment:
+        return f"{node.op.kind}({len(body.nodes) if isinstance(body, Graph) else 0} nodes)"
     if isinstance(node.op, Fused) and node.op.engine:
         return _hosted(node.op).name
     if node.op.name == "fused" and isinstance(body, Graph):
@@ -118,8 +121,19 @@ def lower_nodes(
     return work
 
 
+def keep_order(work: Sequence[Work]) -> None:
+    """Work with effects runs in program order: other processes wait for it in theirs."""
+    last = None
+    for i, item in enumerate(work):
+        if has_effect(item.op):
+            item.after += [] if last is None else [last]
+            last = i
+
+
 def _hosted(group: Fused) -> Op:
-    """The op of a group that another engine runs."""
+    """The op of a group that another engine runs; a segment runs as a whole."""
+    if group.is_segment:
+        return group
     body = group.body
     if not isinstance(body, Graph) or len(body.nodes) != 1:
         raise CompileError("compile", f"a group of kind {group.kind} is no single op")
@@ -176,6 +190,8 @@ class Aliases:
             for v in work[i].inputs:
                 if v in maker:
                     self.below[maker[v]] |= self.below[i] | 1 << i
+            for j in work[i].after:
+                self.below[j] |= self.below[i] | 1 << i
         for i, w in enumerate(work):
             for root in dict.fromkeys(self.root(v) for v in w.inputs):
                 self.readers.setdefault(root, []).append(i)

@@ -17,12 +17,15 @@ class Counters:
         transfers: arrays that changed hands: inputs whose addresses Python gave, and results it
             took. Inputs that are the same as in the last run are not given again.
         launches: kernels started; those of branches and loops count once each, taken or not.
+        copies, copied: values that went from one device to another, and their bytes.
     """
 
     iterations: int = 0
     entries: int = 0
     transfers: int = 0
     launches: int = 0
+    copies: int = 0
+    copied: int = 0
 
     def __add__(self, other: Counters) -> Counters:
         return Counters(
@@ -30,6 +33,8 @@ class Counters:
             self.entries + other.entries,
             self.transfers + other.transfers,
             self.launches + other.launches,
+            self.copies + other.copies,
+            self.copied + other.copied,
         )
 
     def __sub__(self, other: Counters) -> Counters:
@@ -38,14 +43,19 @@ class Counters:
             self.entries - other.entries,
             self.transfers - other.transfers,
             self.launches - other.launches,
+            self.copies - other.copies,
+            self.copied - other.copied,
         )
 
     def __str__(self) -> str:
         runs = max(self.iterations, 1)
-        return (
+        text = (
             f"{self.iterations} iterations; per iteration {self.entries / runs:.4g} entries, "
             f"{self.transfers / runs:.4g} transfers, {self.launches / runs:.4g} launches"
         )
+        if not self.copies:
+            return text
+        return f"{text}, {self.copies / runs:.4g} copies of {self.copied / runs:.4g} bytes"
 
 
 class Tally:

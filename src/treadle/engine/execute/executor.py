@@ -9,24 +9,25 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import is_
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from treadle.backends import registry
-from treadle.backends.api import Support
-from treadle.backends.program import Address, Host
+from treadle.backends.program import Address, Executable, Host
 from treadle.base.errors import CompileError
 from treadle.base.types import TensorType
 from treadle.engine.execute.counters import Counters, Tally, total
+from treadle.engine.execute.host_tasks import extents, launch_of
 from treadle.engine.plan import HostTask, Loaded, address, memory
+from treadle.engine.segments import SegmentLaunch
 from treadle.ops.op import as_tuple
 from treadle.runtime.host import HostBuffer
 
 Array = npt.NDArray[Any]
+_Split = tuple[list[tuple[Address, TensorType]], list[tuple[Address, TensorType]]]
 _UNUSED = 2
 """References to what is packed, as `getrefcount` sees them where only the executor has it."""
 
@@ -34,9 +35,9 @@ _UNUSED = 2
 class _Frame:
     """Addresses and scratch memory of one run at a time."""
 
-    __slots__ = ("arena", "bases", "kept", "tally", "version")
+    __slots__ = ("arena", "bases", "kept", "tally", "version", "views")
 
-    def __init__(self, loaded: Loaded, tally: Tally) -> None:
+    def __init__(self, loaded: Loaded[Executable], tally: Tally) -> None:
         self.tally = tally
         plan = loaded.plan
         self.arena: HostBuffer = memory("activations", plan.memory.peak)
@@ -45,6 +46,8 @@ class _Frame:
         self.bases[-3:] = [address(b.bytes) for b in (loaded.constants, loaded.kept, self.arena)]
         self.version: object = None
         """Names the inputs whose addresses are in the table; None where they must be written."""
+        self.views: dict[tuple[Address, TensorType], Array] = {}
+        """Arrays over the arena and constants that were handed to host tasks."""
 
 
 class _Packed:
@@ -71,19 +74,25 @@ class Executor:
         loaded: the program.
         results: types of the outputs that are not updates, in order.
         frozen: inputs that the prelude packs; it runs again when one of them is another array.
+        launches: of host tasks, by number, that are not found by asking engines.
     """
 
     def __init__(
-        self, loaded: Loaded, results: Sequence[TensorType], frozen: Sequence[int] = ()
+        self,
+        loaded: Loaded[Executable],
+        results: Sequence[TensorType],
+        frozen: Sequence[int] = (),
+        launches: Mapping[int, Callable[..., Any]] | None = None,
     ) -> None:
         self.loaded = loaded
-        self._results = [(_extents(t), t.dtype.numpy) for t in results]
+        self._results = [(extents(t), t.dtype.numpy) for t in results]
         self._frames: list[_Frame] = []
         self._tallies: list[Tally] = []
         self._frozen = tuple(frozen) if loaded.prelude is not None else ()
         self._packed: _Packed | None = None
         self._packing = threading.Lock()
-        self._launches: dict[int, Callable[..., Any]] = {}
+        self._launches: dict[int, Callable[..., Any]] = dict(launches or {})
+        self._splits: dict[int, _Split] = {}
 
     @property
     def peak(self) -> int:
@@ -273,47 +282,62 @@ class Executor:
         halt = plan.steps[step]
         if not isinstance(halt, Host):
             raise CompileError("execute", f"step {step} is no host task")
-        memories = [
-            *inputs,
-            *results,
-            self.loaded.constants.bytes,
-            frame.kept.bytes,
-            frame.arena.bytes,
-        ]
         task = plan.host[halt.task]
         if halt.task not in self._launches:
-            self._launches[halt.task] = _launch(task)
-        _perform(task, self._launches[halt.task], memories)
+            self._launches[halt.task] = launch_of(task)
+        launch = self._launches[halt.task]
+        targets = [self._array(frame, inputs, results, a, t) for a, t in task.outputs]
+        if isinstance(launch, SegmentLaunch):
+            given, fixed = self._split(halt.task, task, launch.frozen)
+            launch.into(
+                [self._array(frame, inputs, results, a, t) for a, t in given],
+                lambda: [self._array(frame, inputs, results, a, t) for a, t in fixed],
+                targets,
+                frame.version,
+            )
+            return
+        arrays = [self._array(frame, inputs, results, a, t) for a, t in task.inputs]
+        for target, result in zip(targets, as_tuple(launch(*arrays)), strict=True):
+            target[...] = result
+
+    def _split(self, number: int, task: HostTask, frozen: Sequence[bool]) -> _Split:
+        """The operands of a segment that are not frozen, and those that are."""
+        found = self._splits.get(number)
+        if found is None:
+            pairs = list(zip(task.inputs, frozen, strict=True))
+            found = [o for o, yes in pairs if not yes], [o for o, yes in pairs if yes]
+            self._splits[number] = found
+        return found
+
+    def _array(
+        self,
+        frame: _Frame,
+        inputs: Sequence[Array],
+        results: Sequence[Array],
+        where: Address,
+        type_: TensorType,
+    ) -> Array:
+        """An array over memory of the program: whole inputs and results are handed over as such."""
+        base, n = where.base, len(inputs)
+        if base < n + len(results):
+            whole = inputs[base] if base < n else results[base - n]
+            same = whole.shape == type_.shape and whole.dtype == type_.dtype.numpy
+            if same and not where.offset:
+                return whole
+            return _view(whole, where, type_)
+        if base == n + len(results) + 1:  # What is packed may lie elsewhere the next time.
+            return _view(frame.kept.bytes, where, type_)
+        known = frame.views.get((where, type_))
+        if known is None:
+            memory = self.loaded.constants if base == n + len(results) else frame.arena
+            known = frame.views[where, type_] = _view(memory.bytes, where, type_)
+        return known
 
 
-def _launch(task: HostTask) -> Callable[..., Any]:
-    """The op as the engine of the task runs it."""
-    for engine in registry.engines("cpu"):
-        if engine.name == task.engine:
-            types = [TensorType(t.dtype, t.shape) for _, t in task.inputs]
-            found = engine.prepare(task.op, types)
-            if not isinstance(found, Support):
-                return found
-    return task.op.reference
-
-
-def _perform(task: HostTask, launch: Callable[..., Any], memories: Sequence[Array]) -> None:
-    """Run an op on memory of the program."""
-    arrays = [_array(memories, a, t) for a, t in task.inputs]
-    results = as_tuple(launch(*arrays))
-    for result, (where, type_) in zip(results, task.outputs, strict=True):
-        _array(memories, where, type_)[...] = result
-
-
-def _array(memories: Sequence[Array], where: Address, type_: TensorType) -> Array:
-    """An array over memory of the program."""
-    raw = memories[where.base].reshape(-1).view(np.uint8)
-    shape = _extents(type_)
+def _view(memory: Array, where: Address, type_: TensorType) -> Array:
+    """A part of the program's memory as an array."""
+    raw = memory.reshape(-1).view(np.uint8)
+    shape = extents(type_)
     part = raw[where.offset : where.offset + type_.nbytes]
     made: Array = part.view(type_.dtype.numpy).reshape(shape)
     return made
-
-
-def _extents(type_: TensorType) -> tuple[int, ...]:
-    """The shape of a type that is static, as everything compiled is."""
-    return tuple([d for d in type_.shape if isinstance(d, int)])

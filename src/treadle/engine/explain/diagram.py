@@ -141,6 +141,8 @@ def _kind(node: Node) -> tuple[str, str]:
     """What a node stands for, and what it is called."""
     if isinstance(node.op, Fused):
         (body,) = regions_of(node.op)
+        if node.op.is_segment:
+            return "host", f"segment on {node.op.engine}, {len(body.nodes)} ops"
         if node.op.engine:
             return "host", f"{body.nodes[0].op.name} on {node.op.engine}"
         return (node.op.kind if node.op.kind in COLORS else "loop"), node.op.kind

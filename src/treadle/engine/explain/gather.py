@@ -59,7 +59,8 @@ class Group:
 
     Attributes:
         number: of the node in the compiled graph; -1 for copies to where outputs belong.
-        kind: "contraction", "loop", "attention", "window"; "op" for one on its own; "host", "copy".
+        kind: "contraction", "loop", "attention", "window"; "op" for one on its own; "host", "copy";
+            "segment." and an engine's name.
         ops: what it computes.
         lines: of the user's program.
         engine: who runs it.
@@ -249,7 +250,7 @@ def _name(node: Node | None) -> str:
 def _kind(node: Node | None, hosted: bool) -> str:
     if node is None:
         return "copy"
-    if isinstance(node.op, Fused) and not node.op.engine:
+    if isinstance(node.op, Fused) and (node.op.is_segment or not node.op.engine):
         return node.op.kind
     return "host" if hosted else "op"
 

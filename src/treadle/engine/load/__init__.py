@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from treadle.backends.program import Compiler, Program, runs_of
 from treadle.engine.plan import Loaded, Plan, memory
 
 
-def load(plan: Plan, compiler: Compiler) -> Loaded:
+def load(plan: Plan, compiler: Compiler, *, on_host: bool = True) -> Loaded[Any]:
     """Compile what the cache does not have, and lay out constants.
+
+    Args:
+        plan: of the program.
+        compiler: builds it.
+        on_host: whether it runs there; a device has memory of its own for what is kept.
 
     Raises:
         OutOfMemory: there is no room for constants or packed weights.
@@ -24,9 +31,8 @@ def load(plan: Plan, compiler: Compiler) -> Loaded:
     for offset, array in plan.constants.entries:
         place = constants.bytes[offset : offset + array.nbytes]
         place[:] = array.reshape(-1).view(np.uint8)
-    return Loaded(
-        plan, main, prelude, constants, memory("packed weights", plan.kept), compiler.empty
-    )
+    kept = memory("packed weights", plan.kept if on_host else 0)
+    return Loaded(plan, main, prelude, constants, kept, compiler.empty)
 
 
 __all__ = ["load"]

@@ -1,26 +1,28 @@
 """The engine of every node at the least modelled total of computing and moving values.
 
-For two engines the optimum is a minimum cut (Stone 1977, Multiprocessor scheduling with the aid of
-network flow algorithms): nodes on one side run on the first engine, and what is cut is paid. More
-engines are settled by alpha-expansion (Boykov, Veksler and Zabih 2001): one engine after the other
-may take over nodes from all others, each time by a minimum cut.
+For two domains of engines the optimum is a minimum cut (Stone 1977, Multiprocessor scheduling with
+the aid of network flow algorithms): nodes on one side run in the first domain, and what is cut is
+paid. More domains are settled by alpha-expansion (Boykov, Veksler and Zabih 2001): one after the
+other may take over nodes from all others, each time by a minimum cut.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from treadle.backends.api import Engine
 from treadle.base.types import TensorType
 from treadle.engine.partition.candidates import Candidates
+from treadle.engine.partition.domains import Domains
 from treadle.engine.partition.model import Model, shares_memory
 from treadle.graph.analysis import users
+from treadle.graph.flop_count import nbytes
 from treadle.graph.flow import FOREVER, Cut
 from treadle.graph.ir import Graph, Node, Value
+from treadle.ops.constant import Constant
 from treadle.ops.op import Op
 
 Assignment = dict[Node, int]
-"""The number of something, an engine or a memory space, for every node."""
+"""The number of something, an engine or a domain, for every node."""
 
 _FIRST, _OTHER = "first", "other"
 
@@ -28,136 +30,234 @@ _FIRST, _OTHER = "first", "other"
 class Assigner:
     """Costs of a graph on some engines, and the cheapest assignment.
 
-    Engines that share memory exchange values for nothing, so each node takes the fastest of them:
-    what remains is the choice of a memory space. Values from outside lie in space 0, where the
-    results are wanted, too.
+    Values from outside lie in the home domain's memory, where the results are wanted, too.
+
+    Args:
+        graph: what is assigned.
+        candidates: the engines, and who runs what.
+        model: what things cost.
+        fixed: values that are computed once, if at all, wherever they are needed.
     """
 
-    def __init__(self, graph: Graph, candidates: Candidates, model: Model) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        candidates: Candidates,
+        model: Model,
+        fixed: Collection[Value] = (),
+    ) -> None:
         self.graph = graph
         self.engines = candidates.engines
         self.model = model
+        self.fixed = fixed
         self.choices: dict[Node, list[int]] = {}
-        self.readers = _readers(graph)
-        self.spaces = _spaces(self.engines)
-        self.space_of = {e: i for i, space in enumerate(self.spaces) for e in space}
+        self.domains = Domains(self.engines)
+        one = [self.engines[d[0]] for d in self.domains.members]
+        self._ways = [[model.way(a, b) for b in one] for a in one]
+        self._beside = [[shares_memory(a, b) for b in one] for a in one]
+        self.order = candidates.claims.order(graph)
+        self.readers = {v: r for v, r in _readers(graph).items() if not self.is_free(v)}
+        self._nbytes = {v: nbytes(v) for v in self.readers}
         self._fastest: dict[Node, list[tuple[float, int]]] = {}
+        self._toll = 0.0
         self._ask(candidates)
+
+    def is_free(self, value: Value) -> bool:
+        """Whether a value can be had in every domain for nothing."""
+        return value in self.fixed or (
+            value.producer is not None and isinstance(value.producer.op, Constant)
+        )
+
+    def is_settled(self, node: Node) -> bool:
+        """Whether a node is computed once, at home, and is not worth a thought."""
+        return isinstance(node.op, Constant) or all(v in self.fixed for v in node.outputs)
 
     def _ask(self, candidates: Candidates) -> None:
         """Find who runs each node how fast; equal ops on equal types are asked about once."""
-        first: dict[tuple[Op, tuple[TensorType, ...]], Node] = {}
+        first: dict[tuple[Op, tuple[TensorType, ...]], tuple[float, ...]] = {}
         for node in self.graph.nodes:
-            known = first.setdefault((node.op, tuple([v.type for v in node.inputs])), node)
-            if known is node:
-                self.choices[node] = candidates.choices(node)
-                self._fastest[node] = [self._in_space(node, s) for s in self.spaces]
-            else:
-                self.choices[node], self._fastest[node] = self.choices[known], self._fastest[known]
+            self.choices[node] = choices = candidates.choices(node)
+            key = (node.op, tuple([v.type for v in node.inputs]))
+            if key not in first:
+                first[key] = tuple(self.model.seconds(node, e) for e in self.engines)
+            self._fastest[node] = [
+                self._in_domain(node, first[key], [e for e in choices if e in domain])
+                for domain in self.domains.members
+            ]
+        for unit in self.order:
+            self._bind(unit)
+
+    def _bind(self, unit: Sequence[Node]) -> None:
+        """Nodes of a claim run in one domain, so what cannot have all of them has none."""
+        for domain in range(len(self.domains)) if len(unit) > 1 else ():
+            if any(self._fastest[n][domain][1] < 0 for n in unit):
+                for node in unit:
+                    self._fastest[node][domain] = FOREVER, -1
 
     def first_supporting(self) -> Assignment:
         """Every node on the best engine that runs it, the other way to decide."""
         return {n: self.choices[n][0] for n in self.graph.nodes}
 
     def best(self) -> Assignment:
-        """The engine of every node: the optimum for two memory spaces, good for more."""
-        first = self.first_supporting()
-        best = {n: self.space_of[e] for n, e in first.items()}
-        if len(self.spaces) == 2:
-            best = self._expanded(dict.fromkeys(self.graph.nodes, 0), 1)
-        while len(self.spaces) > 2:
-            steps = (self._expanded(best, i) for i in range(len(self.spaces)))
-            found = min(steps, key=self._total)
-            if self._total(found) >= self._total(best):
-                break
-            best = found
-        return {n: self._fastest[n][s][1] for n, s in best.items()}
+        """The engine of every node: the optimum for two domains, good for more."""
+        return self.fastest(self.best_domains())
+
+    def fastest(self, domains: Mapping[Node, int]) -> Assignment:
+        """The fastest engine of every node in its domain."""
+        return {n: self._fastest[n][d][1] for n, d in domains.items()}
+
+    def best_domains(self, toll: float = 0.0) -> Assignment:
+        """The domain of every node, likewise, if every value on its way cost `toll` more."""
+        self._toll = toll
+        home, count = self.domains.home, len(self.domains)
+        start = {n: self._first_domain(n) for n in self.graph.nodes}
+        if count == 1:
+            return start
+        if count == 2:
+            return self._expanded(dict.fromkeys(self.graph.nodes, home), 1 - home)
+        for unit in self.order:
+            start.update(dict.fromkeys(unit, start[unit[0]]))
+        best = min((start, *self.alone()), key=self.cost)
+        cost, domain, idle = self.cost(best), 0, 0
+        while idle < count:
+            found = self._expanded(best, domain)
+            price = self.cost(found)
+            if price < cost:
+                best, cost, idle = found, price, 0
+            idle, domain = idle + 1, (domain + 1) % count
+        return best
+
+    def alone(self) -> Iterator[Assignment]:
+        """Everything in one domain, for each domain that can."""
+        nodes, home = self.graph.nodes, self.domains.home
+        for domain in range(len(self.domains)):
+            found = {n: home if self.is_settled(n) else domain for n in nodes}
+            if all(self._fastest[n][d][1] >= 0 for n, d in found.items()):
+                yield found
+
+    def _first_domain(self, node: Node) -> int:
+        """Where the best engine is that may have the node, as a member of its claim, too."""
+        if self.is_settled(node):
+            return self.domains.home
+        offers = self._fastest[node]
+        found = (self.domains.of[e] for e in self.choices[node])
+        return next(d for d in found if offers[d][1] >= 0)
 
     def total(self, engines: Mapping[Node, int]) -> float:
-        """Modelled seconds: every op, and every value once per memory space it is sent to."""
-        cost = sum(self.model.seconds(n, self.engines[engines[n]]) for n in self.graph.nodes)
-        return cost + self._sent({n: self.space_of[engines[n]] for n in self.graph.nodes})
+        """Modelled seconds of ops and of values on their way, each once per domain it goes to."""
+        cost = sum(
+            0.0 if self.is_settled(n) else self.model.seconds(n, self.engines[engines[n]])
+            for n in self.graph.nodes
+        )
+        return cost + self._sent({n: self.domains.of[engines[n]] for n in self.graph.nodes})
 
-    def _total(self, spaces: Mapping[Node, int]) -> float:
-        return sum(self._fastest[n][s][0] for n, s in spaces.items()) + self._sent(spaces)
+    def cost(self, domains: Mapping[Node, int]) -> float:
+        """The same for the fastest engines of these domains."""
+        return sum(self._fastest[n][d][0] for n, d in domains.items()) + self._sent(domains)
 
-    def _sent(self, spaces: Mapping[Node, int]) -> float:
-        cost = 0.0
-        for value, readers in self.readers.items():
-            source = _place(value.producer, spaces)
-            cost += sum(
-                self._transfer(value, source, t) for t in {_place(r, spaces) for r in readers}
-            )
+    def seconds(self, node: Node, domain: int) -> float:
+        """A node's time in a domain; infinite where nobody has it."""
+        return self._fastest[node][domain][0]
+
+    def _sent(self, domains: Mapping[Node, int]) -> float:
+        return sum(self.sent(value, domains) for value in self.readers)
+
+    def sent(self, value: Value, domains: Mapping[Node, int]) -> float:
+        """The time a value is on its way."""
+        source, home = self._place(value.producer, domains), self.domains.home
+        targets = {domains[r] for r in self.readers[value] if r is not None}
+        cost = sum(self.crossing(value, source, t) for t in targets)
+        if home not in targets and None in self.readers[value] and not self._beside[source][home]:
+            cost += self.crossing(value, source, home)
         return cost
 
-    def _in_space(self, node: Node, space: Sequence[int]) -> tuple[float, int]:
-        """The time of a node in a memory space, and the engine there that takes so long."""
-        able = [e for e in self.choices[node] if e in space]
-        offers = [(self.model.seconds(node, self.engines[e]), e) for e in able]
-        return min(offers, default=(FOREVER, -1))
+    def _in_domain(
+        self, node: Node, seconds: Sequence[float], able: Sequence[int]
+    ) -> tuple[float, int]:
+        """The time of a node in a domain, and the engine there that takes so long."""
+        if not able:
+            return FOREVER, -1
+        best = min(able, key=seconds.__getitem__)
+        return (0.0 if self.is_settled(node) else seconds[best]), best
 
-    def _transfer(self, value: Value, source: int, target: int) -> float:
+    def crossing(self, value: Value, source: int, target: int) -> float:
+        """What it costs that a value made in one domain is used in another one.
+
+        Arguments and results of the program are in memory in any case, so that nothing is lost
+        where an engine beside that memory reads or makes them.
+        """
         if source == target:
             return 0.0
-        one, other = self.spaces[source][0], self.spaces[target][0]
-        return self.model.transfer(value, self.engines[one], self.engines[other])
+        way = self._ways[source][target]
+        if way is None or (value.producer is None and self._beside[source][target]):
+            return 0.0
+        return way.latency + self._nbytes[value] / way.bandwidth
+
+    def _tolled(self, value: Value, source: int, target: int) -> float:
+        cost = self.crossing(value, source, target)
+        return cost + self._toll if cost else 0.0
+
+    def _place(self, node: Node | None, domains: Mapping[Node, int]) -> int:
+        """The domain of a node; what lies outside the program is at home."""
+        return self.domains.home if node is None else domains[node]
 
     # -- one minimum cut -------------------------------------------------------------------
 
-    def _expanded(self, before: Assignment, space: int) -> Assignment:
-        """The cheapest assignment in which every node stays or moves to `space`."""
+    def _expanded(self, before: Assignment, domain: int) -> Assignment:
+        """The cheapest assignment in which every node stays or moves to `domain`."""
         cut = Cut()
         # Tiny, and there so that both ends are known to the network.
         cut.edge(_FIRST, _OTHER, 1e-30)
-        for node in self.graph.nodes:
-            if before[node] == space:
-                cut.edge(_FIRST, node, FOREVER)
+        for unit in self.order:
+            node = unit[0]
+            if self.is_settled(node):
                 continue
-            # What moves is on the first side, and pays its edge to the other.
-            cut.edge(_FIRST, node, self._fastest[node][before[node]][0])
-            cut.edge(node, _OTHER, self._fastest[node][space][0])
+            for other in unit[1:]:
+                cut.edge(node, other, FOREVER)
+                cut.edge(other, node, FOREVER)
+            for node in unit:
+                if before[node] == domain:
+                    cut.edge(_FIRST, node, FOREVER)
+                    continue
+                # What moves is on the first side, and pays its edge to the other. What both sides
+                # would pay need not flow.
+                stays, moves = self.seconds(node, before[node]), self.seconds(node, domain)
+                least = min(stays, moves)
+                cut.edge(_FIRST, node, stays - least)
+                cut.edge(node, _OTHER, moves - least)
         for value in self.readers:
-            self._price(cut, value, before, space)
+            self._price(cut, value, before, domain)
         _, first = cut.solve(_FIRST, _OTHER)
-        return {n: space if n in first else before[n] for n in self.graph.nodes}
+        return {n: domain if n in first else before[n] for n in self.graph.nodes}
 
-    def _price(self, cut: Cut, value: Value, before: Assignment, space: int) -> None:
+    def _price(self, cut: Cut, value: Value, before: Assignment, domain: int) -> None:
         """Pay for sending a value once, however many readers it has on the other side."""
-        source = _side(value.producer, space)
-        stays = _place(value.producer, before)
-        away = {_place(r, before) for r in self.readers[value]} - {space}
-        into, back = ("into", value), ("back", value)
-        for reader in self.readers[value]:
-            target = _side(reader, space)
-            cut.edge(target, into, FOREVER)
-            cut.edge(back, target, FOREVER)
-        cut.edge(into, source, self._transfer(value, stays, space))
-        cut.edge(source, back, max((self._transfer(value, space, a) for a in away), default=0.0))
+        source = self._side(value.producer, domain)
+        stays = self._place(value.producer, before)
+        readers = self.readers[value]
+        other = stays if domain == self.domains.home else domain
+        if None in readers and self._beside[other][self.domains.home]:
+            readers = [r for r in readers if r is not None]
+        away = {self._place(r, before) for r in readers} - {domain}
+        into = self._tolled(value, stays, domain)
+        back = max((self._tolled(value, domain, a) for a in away), default=0.0)
+        if len(readers) == 1:
+            target = self._side(readers[0], domain)
+            cut.edge(target, source, into)
+            cut.edge(source, target, back)
+            return
+        for reader in readers if into > 0 else ():
+            cut.edge(self._side(reader, domain), ("into", value), FOREVER)
+        cut.edge(("into", value), source, into)
+        for reader in readers if back > 0 else ():
+            cut.edge(("back", value), self._side(reader, domain), FOREVER)
+        cut.edge(source, ("back", value), back)
 
-
-def _place(node: Node | None, spaces: Mapping[Node, int]) -> int:
-    """The memory space of a node; what lies outside the program is in space 0."""
-    return 0 if node is None else spaces[node]
-
-
-def _side(node: Node | None, space: int) -> object:
-    """What stands for a node in the network."""
-    if node is None:
-        return _FIRST if space == 0 else _OTHER
-    return node
-
-
-def _spaces(engines: Sequence[Engine]) -> list[list[int]]:
-    """Engines by the memory they share."""
-    spaces: list[list[int]] = []
-    for i, engine in enumerate(engines):
-        for space in spaces:
-            if shares_memory(engine, engines[space[0]]):
-                space.append(i)
-                break
-        else:
-            spaces.append([i])
-    return spaces
+    def _side(self, node: Node | None, domain: int) -> object:
+        """What stands for a node in the network."""
+        if node is None:
+            return _FIRST if domain == self.domains.home else _OTHER
+        return node
 
 
 def _readers(graph: Graph) -> dict[Value, Sequence[Node | None]]:

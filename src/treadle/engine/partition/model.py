@@ -1,12 +1,21 @@
-"""What an op costs on an engine and a value on its way, in seconds, as far as they compare."""
+"""What an op costs on an engine and a value on its way, in seconds, as far as they compare.
+
+An op costs what it takes alone, all its operands read and results written. Within an engine values
+need not go through memory, since ops are fused; what passes from an engine to one that compiles
+apart from it does, even where both see the same memory. So such a value costs a `handover`: once
+more through memory, and its share of the call.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TypeGuard
 
 from treadle.backends.api import Engine
-from treadle.engine.cost import RATES, Rates
+from treadle.backends.segments import CostingEngine, Rates, SegmentEngine
+from treadle.base.types import TensorType
+from treadle.engine.cost import RATES
 from treadle.graph.flop_count import flops, nbytes
 from treadle.graph.ir import Node, Value
 from treadle.ops.constant import Constant
@@ -15,48 +24,82 @@ from treadle.ops.movement import Reshape
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """The way between two memory spaces: seconds per value and bytes per second."""
+    """The way between two engines: seconds per value and bytes per second."""
 
     latency: float = 20e-6
     bandwidth: float = 8e9
+
+    def seconds(self, value: Value) -> float:
+        """The time of a value on its way."""
+        return self.latency + nbytes(value) / self.bandwidth
 
 
 USUAL = Rates(2e12, 200e9, 8e-6, 50e-6)
 """Of a card."""
 LINK = Link()
+HANDOVER = Link(2e-6, 8e9)
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """Rates by engine name, for an engine that is not listed, and of the way between memories."""
+    """Rates by engine name and for an engine that is not listed; ways between engines.
+
+    Attributes:
+        rates: what is listed precedes what a segment engine says of itself.
+        usual: of an engine that nobody knows.
+        link: between two memory spaces.
+        handover: between two engines that compile apart from one another in one memory.
+    """
 
     rates: Mapping[str, Rates] = field(default_factory=lambda: RATES)
     usual: Rates = USUAL
     link: Link = LINK
+    handover: Link = HANDOVER
 
     def of(self, engine: Engine) -> Rates:
         """The rates of an engine."""
-        return self.rates.get(engine.name, self.usual)
+        found = self.rates.get(engine.name)
+        if found is None:
+            found = engine.rates if isinstance(engine, SegmentEngine) else self.usual
+        return found
 
     def seconds(self, node: Node, engine: Engine) -> float:
         """Modelled time of a node on an engine."""
         if isinstance(node.op, (Constant, Reshape)):
             return 0.0
+        if _is_costing(engine):
+            types = [TensorType(v.type.dtype, v.type.shape) for v in node.inputs]
+            return engine.cost(node.op, types)
         rates = self.of(engine)
         moved = sum(map(nbytes, (*node.inputs, *node.outputs)))
         return rates.seconds(flops(node), moved)
 
-    def transfer(self, value: Value, engine: Engine, other: Engine) -> float:
-        """Modelled time for a value made by one engine to reach another."""
-        if shares_memory(engine, other) or isinstance(_op(value), Constant):
-            return 0.0
-        return self.link.latency + nbytes(value) / self.link.bandwidth
+    def way(self, engine: Engine, other: Engine) -> Link | None:
+        """How a value made by one engine reaches another one; None where it is there already."""
+        if not compile_apart(engine, other):
+            return None
+        return self.handover if shares_memory(engine, other) else self.link
 
 
-def _op(value: Value) -> object:
-    return None if value.producer is None else value.producer.op
+_COSTING: dict[type, bool] = {}
+
+
+def _is_costing(engine: Engine) -> TypeGuard[CostingEngine]:
+    """Whether an engine knows its costs; asked once per class, as protocols are slow to check."""
+    kind = type(engine)
+    if kind not in _COSTING:
+        _COSTING[kind] = isinstance(engine, CostingEngine)
+    return _COSTING[kind]
 
 
 def shares_memory(engine: Engine, other: Engine) -> bool:
     """Whether what one engine makes the other can read where it lies."""
     return bool(set(engine.serves) & set(other.serves))
+
+
+def compile_apart(engine: Engine, other: Engine) -> bool:
+    """Whether a value that passes from one engine to the other leaves one program for another."""
+    if engine is other:
+        return False
+    segments = isinstance(engine, SegmentEngine) or isinstance(other, SegmentEngine)
+    return segments or not shares_memory(engine, other)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 from treadle.backends.program import Compiler
@@ -27,7 +28,11 @@ MOST_ROUNDS = 4
 
 
 def prepare(
-    graph: Graph, options: Options, report: CompileReport, compiler: Compiler | None
+    graph: Graph,
+    options: Options,
+    report: CompileReport,
+    compiler: Compiler | None,
+    whole: Collection[str] = (),
 ) -> Graph:
     """Rewrite a captured program for the engines: whole, but for nothing that is physical.
 
@@ -39,6 +44,7 @@ def prepare(
         options: level and switches.
         report: receives what each pass did.
         compiler: of the engine that will run most of it; None if only the reference is there.
+        whole: names of composites that other engines may have whole.
 
     Raises:
         GraphError: the program is not well formed.
@@ -46,7 +52,8 @@ def prepare(
     if options.check:
         verify(graph)
     found: list[PassReport] = []
-    graph = run_passes(graph, pipeline(graph, options, compiler), check=options.check, report=found)
+    passes = pipeline(graph, options, compiler, whole)
+    graph = run_passes(graph, passes, check=options.check, report=found)
     for _ in range(MOST_ROUNDS):
         before = graph
         graph = run_passes(graph, repeated(options), check=options.check, report=found)
@@ -58,9 +65,33 @@ def prepare(
     return graph
 
 
-def pipeline(graph: Graph, options: Options, compiler: Compiler | None) -> tuple[Pass, ...]:
-    """The passes that run once, in order."""
+def take_apart(
+    graph: Graph, options: Options, report: CompileReport, compiler: Compiler | None
+) -> Graph:
+    """Expand the composites that were kept for engines which did not get them.
+
+    Args:
+        graph: after partition; what is in segments stays as it is.
+        options: level and switches.
+        report: receives what each pass did.
+        compiler: of the engine that runs the rest.
+    """
     kept = (*kept_composites(graph, compiler), *options.force_fallback)
+    left = [n.op.name for n in graph.nodes if isinstance(n.op, Composite)]
+    if options.level < 1 or not options.allows("expand", 1) or set(left) <= set(kept):
+        return graph
+    found: list[PassReport] = []
+    passes: tuple[Pass, ...] = (Expand(kept), DropMarkers(), *repeated(options))
+    graph = run_passes(graph, passes, check=options.check, report=found)
+    report.passes += [("partition", r) for r in found]
+    return graph
+
+
+def pipeline(
+    graph: Graph, options: Options, compiler: Compiler | None, whole: Collection[str] = ()
+) -> tuple[Pass, ...]:
+    """The passes that run once, in order."""
+    kept = (*kept_composites(graph, compiler), *options.force_fallback, *whole)
     passes: tuple[tuple[int, Pass], ...] = (
         (0, DropMarkers()),
         (1, Share()),

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from treadle.backends.cpu.object_cache import ObjectCache
+from treadle.backends.object_cache import ObjectCache
 
 DATA = bytes(range(256)) * 40
 
@@ -132,7 +132,7 @@ def test_the_files_unused_for_longest_go_first(tmp_path: Path) -> None:
 WRITER = """
     import sys
     from pathlib import Path
-    from treadle.backends.cpu.object_cache import ObjectCache
+    from treadle.backends.object_cache import ObjectCache
     cache = ObjectCache(Path(sys.argv[1]))
     print("ready", flush=True)
     round = 0

@@ -1,0 +1,114 @@
+"""The OpenVINO engine: whole parts of programs for the host's processor, compiled by OpenVINO.
+
+It takes part only in programs whose options name it. Where to read: `engine.py` (compiling,
+running, blobs), `model.py` (graphs to OpenVINO's models), `translation.py` and the modules beside
+it (ops), `ready.py` (models made elsewhere, as one op). The package `openvino` is imported when
+the first program asks for it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, cast
+
+from treadle.backends.api import Availability, Backend, Support, no
+from treadle.backends.segments import Compatibility, Rates, SegmentExecutable
+from treadle.base.log import get_logger
+from treadle.base.types import TensorType
+from treadle.graph.ir import Graph, Node
+from treadle.ops.op import Op
+from treadle.runtime.api import Device
+
+Types = tuple[TensorType, ...]
+
+
+class OpenVino(Backend):
+    """Compiles segments; runs no single ops and has no memory of its own."""
+
+    name = "openvino"
+    protocol = (1, 1)
+    serves = ("cpu", "multithread")
+    priority = -1
+    on_request = True
+    rates = Rates(150e9, 16e9, 0.5e-6, 30e-6)
+
+    def __init__(self) -> None:
+        self._warned = False
+
+    def probe(self) -> Availability:
+        if importlib.util.find_spec("openvino") is None:
+            return Availability(False, "openvino is not installed; pip install 'treadle[openvino]'")
+        return Availability(True, "segments of programs that ask for it")
+
+    def open(self, index: int, /) -> Device:
+        raise NotImplementedError("the host's device is the reference backend's")
+
+    def prepare(self, op: Op, types: Sequence[TensorType], /) -> Callable[..., Any] | Support:
+        return no("policy", "it compiles segments of programs, and runs no single ops")
+
+    def supports(self, op: Op, types: Sequence[TensorType], /) -> Support:
+        """Whether there is a translation; what OpenVINO itself says counts in `claim`."""
+        if not self._is_here():
+            return no("device-feature", self.probe().reason)
+        return cast(Support, _translation().supports(op, tuple(types)))
+
+    def claim(self, graph: Graph, /) -> Sequence[Collection[Node]]:
+        """The nodes that have a translation which OpenVINO's own query accepts."""
+        return _engine().claim(graph) if self._is_here() else ()
+
+    def keeps(self, name: str, /) -> bool:
+        """Composites for which OpenVINO has kernels that it would not find in the parts."""
+        return name in ("softmax", "log_softmax", "layer_norm") and self._is_here()
+
+    def compat(self) -> Mapping[str, str]:
+        found: Mapping[str, str] = _engine().compat()
+        return found
+
+    def judge(self, compat: Mapping[str, str], /) -> Compatibility:
+        found: Compatibility = _engine().judge(compat)
+        return found
+
+    def compile_segment(self, graph: Graph, /) -> SegmentExecutable:
+        found: SegmentExecutable = _engine().compile_segment(graph)
+        return found
+
+    def load_segment(self, blob: bytes, /) -> SegmentExecutable:
+        found: SegmentExecutable = _engine().load_segment(blob)
+        return found
+
+    # -- ready models ----------------------------------------------------------------------
+
+    def model_types(self, data: bytes, /) -> tuple[Types, Types]:
+        """Types of the inputs and of the results of a model that somebody else made."""
+        found: tuple[Types, Types] = _ready().types_of(data)
+        return found
+
+    def run_model(self, data: bytes, arrays: Sequence[Any], /) -> Sequence[Any]:
+        """The results of such a model."""
+        found: Sequence[Any] = _ready().run(data, arrays)
+        return found
+
+    def _is_here(self) -> bool:
+        """Whether the package is installed; says once where it is not."""
+        found = self.probe()
+        if not found.ok and not self._warned:
+            self._warned = True
+            get_logger("openvino").warning("openvino: %s; other engines run all", found.reason)
+        return found.ok
+
+
+def _engine() -> Any:
+    return importlib.import_module("treadle.backends.openvino.engine")
+
+
+def _ready() -> Any:
+    return importlib.import_module("treadle.backends.openvino.ready")
+
+
+def _translation() -> Any:
+    return importlib.import_module("treadle.backends.openvino.translation")
+
+
+backend = OpenVino()

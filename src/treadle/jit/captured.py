@@ -1,0 +1,167 @@
+"""What a capture found: a graph, where its inputs come from, and where its outputs belong."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from treadle.base.types import TensorType
+from treadle.engine.devices import CompNode
+from treadle.engine.dispatch import EagerType
+from treadle.engine.spread import Places
+from treadle.graph.ir import Graph
+from treadle.tensor import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """An input that is passed: leaf number `index` of the arguments."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """An input that is the value of a handle the function reached."""
+
+    tensor: Tensor
+
+
+Holder = Tensor | Argument
+"""A handle, by itself or as the argument it is passed as."""
+
+
+def held(holder: Holder, leaves: Sequence[Any]) -> Tensor:
+    """The handle, given the flattened arguments."""
+    if isinstance(holder, Argument):
+        found: Tensor = leaves[holder.index]
+        return found
+    return holder
+
+
+@dataclass(frozen=True, slots=True)
+class GradOf:
+    """An input that is what a handle's `grad` holds."""
+
+    holder: Holder
+
+
+@dataclass(frozen=True, slots=True)
+class HostValue:
+    """An input that `read()` gives at each call: a number, or a small array."""
+
+    read: Callable[[], Any]
+    dtype: Any
+    shape: tuple[int, ...]
+
+
+Source = Argument | State | GradOf | HostValue
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """A fact about the world outside: `read()` gave `value`."""
+
+    read: Callable[[], Any]
+    value: Any
+
+    def holds(self) -> bool:
+        """Whether it still does."""
+        return bool(self.read() == self.value)
+
+
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """What a capture found.
+
+    Attributes:
+        graph: the program.
+        sources: where each input comes from.
+        kinds: element type and device of each output.
+        results: what the function returned, with `Output(number)` in place of tensors.
+        updates: (output, input) pairs: handles that were rebound, by the inputs they are.
+        gradients: handles whose `grad` is an output at the end, by output number.
+        cleared: handles whose `grad` is None at the end and was not at the beginning.
+        escaped: other tensors that outlived the function, by output number.
+        guards: when the graph holds.
+        slots: handles whose `grad` the function looks at, and whether it was None.
+        home: the device that the program lives on.
+        at: the device of every input; None for what Python gives, which can be anywhere.
+        places: where there are several devices, that of each node of the graph.
+    """
+
+    graph: Graph
+    sources: tuple[Source, ...]
+    kinds: tuple[EagerType, ...]
+    results: Any
+    updates: tuple[tuple[int, int], ...]
+    gradients: tuple[tuple[int, Holder], ...]
+    cleared: tuple[Holder, ...]
+    escaped: tuple[tuple[int, weakref.ref[Tensor]], ...]
+    guards: tuple[Guard, ...]
+    slots: tuple[tuple[Holder, bool], ...]
+    home: CompNode
+    at: tuple[CompNode | None, ...]
+    places: tuple[CompNode | None, ...] = ()
+
+    @property
+    def on_host(self) -> bool:
+        """Whether all of the program is on the host."""
+        return self.home.on_host and not self.places
+
+    @property
+    def spread(self) -> Places | None:
+        """Where everything is, if there are several devices."""
+        if not self.places:
+            return None
+        return Places(self.at, self.places, tuple([k.device for k in self.kinds]))
+
+    def holds(self, leaves: Sequence[Any]) -> bool:
+        """Whether the world is as it was; shapes and types of state are looked at by `fits`."""
+        return all([g.read() == g.value for g in self.guards]) and all(
+            [(held(holder, leaves).grad is None) == empty for holder, empty in self.slots]
+        )
+
+    @property
+    def repeats(self) -> bool:
+        """Whether one run leaves gradients such that the next run may follow at once."""
+        empty = {id(holder) for holder, none in self.slots if none}
+        return not (
+            self.cleared
+            or any(isinstance(s, GradOf) for s in self.sources)
+            or any(isinstance(h, Argument) or id(h) in empty for _, h in self.gradients)
+        )
+
+    def fits(self, leaves: Sequence[Any]) -> bool:
+        """Whether state, and gradients that are read, have the shapes and types they had."""
+        types = self.graph.input_types
+        for source, type_, place in zip(self.sources, types, self.at, strict=True):
+            tensor: Any = None
+            if isinstance(source, State):
+                tensor = source.tensor
+            elif isinstance(source, GradOf):
+                tensor = held(source.holder, leaves).grad
+            else:
+                continue
+            if not isinstance(tensor, Tensor) or not fits(tensor, type_, place):
+                return False
+        return True
+
+
+def fits(tensor: Tensor, type_: TensorType, place: CompNode | None) -> bool:
+    """Whether a tensor has this element type and shape, and is on this device (None: any)."""
+    kind = tensor._kind
+    return (
+        kind.dtype is type_.dtype
+        and tensor._data.shape == type_.shape
+        and (place is None or place is kind.device or place.memory == kind.device.memory)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """Stands in a result for output number `index` of the graph."""
+
+    index: int
