@@ -1,0 +1,169 @@
+"""Calls of ops to check a backend with: what the declarations offer, and corners of our own."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from treadle.base import dtype as dt
+from treadle.base.dtype import DType, as_dtype
+from treadle.base.errors import TreadleError
+from treadle.base.types import TensorType
+from treadle.conformance.check import Array, CheckFailed, require
+from treadle.conformance.tolerance_table import tolerance
+from treadle.ops import REGISTRY
+from treadle.ops.custom import Custom, RuntimeBlob
+from treadle.ops.families import Elementwise, Reduce
+from treadle.ops.fused import Fused
+from treadle.ops.matmul import Matmul
+from treadle.ops.op import Op, as_tuple
+from treadle.ops.sample import Sample
+
+_ELSEWHERE = (Custom, Fused, RuntimeBlob)
+"""Made from other ops or from foreign code: they have no meaning of their own to check."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """An op, its operands, and what they are there for."""
+
+    op: Op
+    arrays: tuple[Array, ...]
+    label: str
+
+    @property
+    def types(self) -> tuple[TensorType, ...]:
+        """The operands' types."""
+        return types_of(self.arrays)
+
+    def expected(self) -> tuple[Array, ...] | None:
+        """What the reference computes; None where it refuses the data."""
+        given = [np.array(a) for a in self.arrays]
+        try:
+            with np.errstate(all="ignore"):
+                return as_tuple(self.op.reference(*given))
+        except TreadleError:
+            return None
+
+    def __str__(self) -> str:
+        return f"{self.op}({', '.join(map(str, self.types))}), {self.label}"
+
+
+def types_of(arrays: Sequence[Array]) -> tuple[TensorType, ...]:
+    """The types of some arrays."""
+    return tuple([TensorType(as_dtype(a.dtype), a.shape) for a in arrays])
+
+
+def op_names() -> list[str]:
+    """The ops that are checked: all of the package's own, by name."""
+    return sorted(
+        name
+        for name, op in REGISTRY.items()
+        if op.__module__.startswith("treadle.") and not issubclass(op, _ELSEWHERE)
+    )
+
+
+def element_types(op: type[Op]) -> list[DType]:
+    """The element types that an op's samples come in."""
+    found = itertools.chain.from_iterable(s.element_types() for s in op.samples())
+    return list(dict.fromkeys(found))
+
+
+def main_type(op: type[Op]) -> DType:
+    """The element type that says most about an op: float32 where it takes that."""
+    types = element_types(op)
+    return dt.float32 if dt.float32 in types else types[0]
+
+
+def calls(op: type[Op], dtype: DType, *, quick: bool = False) -> Iterator[Call]:
+    """Calls of an op with one element type; the most telling ones if it is to be `quick`.
+
+    The declaration's samples, which include broadcast, one-element and empty operands. For ops
+    that work element by element also special values, ranks up to 7, and more elements than any
+    vector or group of work items has.
+    """
+    samples = [s for s in op.samples() if dtype in s.element_types()]
+    for sample in samples[: 3 if quick else None]:
+        yield Call(sample.op, sample.arrays(dtype), "sample")
+    first = op.samples()[0]
+    if dtype not in first.element_types() or any(a.values is not None for a in first.args):
+        return
+    if issubclass(op, Elementwise) and first.args:
+        yield from _corners(first, dtype, quick)
+    elif issubclass(op, Reduce):
+        shape, axes = (37, 65, 3), ((0, 2), (1,), (0,), (0, 1, 2))[: 2 if quick else None]
+        arrays = _shaped(first, dtype, (shape,))
+        yield from (Call(first.op.replace(axes=a), arrays, f"axes {a}") for a in axes)
+    elif issubclass(op, Matmul):
+        yield Call(first.op, _shaped(first, dtype, ((33, 65), (65, 17))), "odd sizes")
+
+
+def _corners(sample: Sample, dtype: DType, quick: bool) -> Iterator[Call]:
+    op, n = sample.op, len(sample.args)
+    kinds = [special_values(a.dtype or dtype) for a in sample.args]
+    grid = np.meshgrid(*kinds, indexing="ij")
+    yield Call(op, tuple([np.ascontiguousarray(g.ravel()) for g in grid]), "special values")
+    for rank in (5,) if quick else (1, 5, 6, 7):
+        shape = (2, 1, 3, 1, 2, 1, 2)[7 - rank :]
+        yield Call(op, _shaped(sample, dtype, (shape,) * n), f"rank {rank}")
+    yield Call(op, _shaped(sample, dtype, ((1031, 17),) * n), "many elements")
+    if n == 2:
+        yield Call(op, _shaped(sample, dtype, ((4, 1, 3), (5, 1))), "both broadcast")
+        if not quick:
+            yield Call(op, _shaped(sample, dtype, ((7, 5), (5,))), "rows")
+
+
+def _shaped(sample: Sample, dtype: DType, shapes: Sequence[tuple[int, ...]]) -> tuple[Array, ...]:
+    """Operands as the sample's, so that they stay in the op's domain, in other shapes."""
+    rng = np.random.default_rng(5)
+    pairs = zip(sample.args, shapes, strict=True)
+    return tuple([np.asarray(replace(a, shape=s).make(dtype, rng)) for a, s in pairs])
+
+
+def special_values(dtype: DType) -> Array:
+    """Values at which formulas go wrong: zeros, limits, infinities, NaN, halves."""
+    if dtype.kind == "bool":
+        return np.array([False, True])
+    if dtype.kind == "complex":
+        return np.array([0, 1, -2.5j, 1 + 2j]).astype(dtype.numpy)
+    if dtype.is_integer:
+        limits = np.iinfo(dtype.numpy)
+        near = [v for v in (-7, -2, -1, 0, 1, 2, 3, 7, 100) if v >= limits.min]
+        return np.array([*near, limits.min, limits.max], dtype.numpy)
+    with np.errstate(over="ignore"):
+        reals = [0.0, -0.0, 0.3, -0.3, 0.5, -0.5, 1.0, -1.0, 1.5, 2.5, -2.5, 30.0, -30.0, 1e4]
+        return np.array([*reals, -1e4, np.inf, -np.inf, np.nan]).astype(dtype.numpy)
+
+
+# -- comparing ---------------------------------------------------------------------------------
+
+
+def require_close(got: Sequence[Array], expected: Sequence[Array], call: Call) -> None:
+    """Raise unless results have the reference's types and, but for rounding, its values."""
+    require(len(got) == len(expected), f"{call}: {len(got)} results, expected {len(expected)}")
+    for i, (x, y) in enumerate(zip(got, expected, strict=True)):
+        found, wanted = (f"{a.dtype}{list(a.shape)}" for a in (x, y))
+        require(found == wanted, f"{call}: result {i} is {found}, expected {wanted}")
+        wrong = differing(x, y, tolerance(call.op.name, y.dtype.name))
+        if wrong.size:
+            at = int(wrong[0])
+            raise CheckFailed(
+                f"{call}: {wrong.size} of {x.size} elements of result {i} are wrong; number {at} "
+                f"is {x.reshape(-1)[at]}, expected {y.reshape(-1)[at]}"
+            )
+
+
+def differing(got: Array, expected: Array, allowed: float) -> Array:
+    """Positions, in row-major order, at which two arrays differ by more than is allowed."""
+    if not allowed:
+        return np.flatnonzero(got.reshape(-1) != expected.reshape(-1))
+    wide = np.complex128 if expected.dtype.kind == "c" else np.float64
+    x, y = (a.astype(wide).reshape(-1) for a in (got, expected))
+    finite = np.abs(y[np.isfinite(y)])
+    scale = min(float(finite.max(initial=1.0)), 1e3)
+    with np.errstate(all="ignore"):
+        near = np.isclose(x, y, rtol=allowed, atol=allowed * scale, equal_nan=True)
+    return np.flatnonzero(~near)

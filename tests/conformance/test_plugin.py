@@ -1,0 +1,87 @@
+"""The plug-in of the tutorial, built and installed as any package, passes the kit and trains."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.backends.plugins import fresh_report
+from tests.backends.test_tier0 import mlp, train
+from tests.docs.pages import blocks
+
+import treadle
+from treadle.backends import registry
+from treadle.conformance import cli
+
+ROOT = Path(__file__).resolve().parents[2]
+PLUGIN = ROOT / "plugins" / "treadle-toy"
+TUTORIAL = ROOT / "docs" / "writing-a-backend.md"
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The plug-in, installed into a folder by pip, without a network."""
+    folder = tmp_path_factory.mktemp("site")
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--disable-pip-version-check",
+        "install",
+        "-q",
+        "--no-index",
+    ]
+    options = ["--no-deps", "--no-build-isolation", "--target", str(folder)]
+    done = subprocess.run([*pip, *options, str(PLUGIN)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.fixture
+def installed(site: Path) -> Iterator[Path]:
+    sys.path.insert(0, str(site))
+    registry.rescan()
+    fresh_report()
+    yield site
+    sys.path.remove(str(site))
+    sys.modules.pop("treadle_toy", None)
+    registry.rescan()
+
+
+def test_it_is_a_package_like_any_other(installed: Path) -> None:
+    (row,) = [r for r in treadle.backends() if r["name"] == "toy"]
+    assert (row["distribution"], row["version"], row["state"]) == ("treadle-toy", "1.0", "loaded")
+    assert row["kernels"] == "12" and row["detail"] == "always here"
+
+
+def test_it_is_small(installed: Path) -> None:
+    files = list(PLUGIN.glob("**/*.py"))
+    assert len(files) == 1 and len(files[0].read_text().splitlines()) < 200
+
+
+GROUPS = ("Purity", "Device", "Movement", "Isolation", "Honesty", "Graph", "Profiling")
+"""Those that take seconds; `make test-plugins` runs all of them, with all samples."""
+
+
+def test_it_passes_the_kit(installed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status = cli.main(["toy", "--quick", *(f"--group={name}" for name in GROUPS)])
+    assert status == 0, capsys.readouterr().out
+
+
+def test_it_trains_as_the_host_does(installed: Path) -> None:
+    expected, _ = train("cpux", mlp, steps=10)
+    with treadle.fallback("silent"):
+        got, _ = train("toy0", mlp, steps=10)
+    assert got == pytest.approx(expected, rel=1e-4) and got[-1] < got[0]
+    fallen = {row.op for row in treadle.fallback_report()}
+    assert not fallen & {"add", "sub", "mul", "matmul", "relu", "broadcast"}
+
+
+def test_the_tutorial_builds_it() -> None:
+    """Its blocks, one after another, are the module."""
+    parts = [b.code for b in blocks(TUTORIAL) if {"toy", "file=treadle_toy.py"} & set(b.words)]
+    built = "\n".join(parts).splitlines()
+    module = (PLUGIN / "treadle_toy.py").read_text().splitlines()
+    assert [line for line in built if line] == [line for line in module if line]
+    assert len(parts) == 3
