@@ -187,3 +187,21 @@ def test_anomaly_mode_is_quiet_without_one_and_ends() -> None:
         gm.backward(F.log(x))
     assert float(x.grad) == 1.0
     assert np.isnan(F.log(mge.tensor([-1.0])).numpy()).all()
+
+
+def test_a_compiled_function_keeps_the_gradient_that_the_user_wrote() -> None:
+    """Also where it is differentiated from outside, by rules of the ops its graph consists of."""
+    x = mge.tensor([1.0, 2.0])
+    eager = gradient_through(Scale(3.0), x)
+    compiled = gradient_through(mge.jit.compile(lambda t: Scale(3.0)(t)), x)
+    np.testing.assert_array_equal(compiled, eager)
+    assert not np.array_equal(eager, [3.0, 3.0])  # which is what the ops would say
+
+
+def gradient_through(function: Any, x: Tensor) -> np.ndarray[Any, Any]:
+    x.grad = None
+    gm = GradManager().attach(x)
+    with gm:
+        gm.backward(function(x).sum())
+    assert x.grad is not None
+    return np.asarray(x.grad.numpy())

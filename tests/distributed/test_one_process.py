@@ -1,6 +1,10 @@
-"""One process: MegEngine's answers outside of a group, and names that say what is missing."""
+"""One process: MegEngine's answers outside of a group, and a group of one."""
 
 from __future__ import annotations
+
+import threading
+import xmlrpc.client
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -8,8 +12,7 @@ import pytest
 import treadle as mge
 import treadle.distributed as dist
 import treadle.functional as F
-from treadle.base.errors import UnsupportedOp
-from treadle.distributed import helper
+from treadle.distributed import group, helper
 
 
 def test_one_process_is_rank_0_of_1() -> None:
@@ -64,23 +67,67 @@ def test_everything_else_that_wants_a_group() -> None:
             call()
 
 
-def test_joining_processes_is_refused() -> None:
-    with pytest.raises(ValueError, match="cannot be joined on CPUs"):
-        dist.init_process_group("localhost", 0, 2, 0, 0, device_type="cpu")
+def test_joining_processes_that_are_not_there() -> None:
     with pytest.raises(ValueError, match="there must be several"):
         dist.init_process_group("localhost", 0, 1, 0, 0)
+    with pytest.raises(ValueError, match="there must be several"):
+        dist.init_process_group("localhost", 0, 2, 2, 0)
     with pytest.raises(ValueError, match="backend must be one of"):
         dist.init_process_group("localhost", 0, 2, 0, 0, backend="smoke")
-    for call in (
-        lambda: dist.init_process_group("localhost", 0, 2, 0, 0),
-        lambda: dist.Server(),
-        lambda: dist.Client("localhost", 1),
-        lambda: dist.launcher(lambda: 1, n_gpus=2)(),
-    ):
-        with pytest.raises(UnsupportedOp, match="several processes are not supported yet"):
-            call()
+    with pytest.raises(ValueError, match="backend must be one of"):
+        dist.launcher(lambda: 1, backend="smoke")
+    with pytest.raises(dist.CommunicationError, match="no 2 processes to join") as caught:
+        dist.init_process_group("localhost", 0, 2, 0, 0, device_type="cpu")
+    assert "mpiexec -n 2" in caught.value.hint
     with pytest.raises(AssertionError, match="'sum' or 'mean'"):
         dist.make_allreduce_cb("max")
+
+
+@pytest.fixture
+def group_of_one() -> Iterator[None]:
+    dist.init_process_group()
+    yield
+    group.leave()
+
+
+@pytest.mark.usefixtures("group_of_one")
+def test_a_process_that_is_alone_is_a_group_of_one() -> None:
+    """Programs for several processes run unchanged in one."""
+    x = mge.tensor([[1.0, 2.0]])
+    assert dist.is_distributed() and dist.get_backend() == "loopback"
+    for name in COLLECTIVES:
+        assert getattr(F.distributed, name)(x).tolist() == [[1.0, 2.0]]
+    gm = mge.autodiff.GradManager().attach(x, dist.make_allreduce_cb("mean"))
+    with gm:
+        gm.backward((x * x).sum())
+    assert x.grad.tolist() == [[2.0, 4.0]]
+    dist.bcast_list_([x])
+    dist.group_barrier()
+    assert dist.new_group([0]).size == 1
+    with pytest.raises(ValueError, match="no other rank"):
+        F.distributed.remote_send(x, 0)
+    client = dist.get_client()
+    client.user_set("key", 3)
+    assert client.user_get("key") == 3 and dist.get_py_server_addr()[1] == client.port
+
+
+def test_servers_of_ones_own() -> None:
+    server = dist.Server()
+    client = dist.Client("localhost", server.py_server_port)
+    assert server.mm_server_port == client.get_mm_server_port()
+    found: list[object] = []
+    waiting = threading.Thread(target=lambda: found.append(client.user_get("late")))
+    waiting.start()
+    client.user_set("late", (1, "two"))
+    waiting.join(10)
+    assert found == [[1, "two"]]
+    stranger = xmlrpc.client.ServerProxy(f"http://localhost:{server.py_server_port}/other")
+    with stranger, pytest.raises(xmlrpc.client.ProtocolError):
+        stranger.connect()
+    client.close()
+    server.close()
+    with pytest.raises(dist.CommunicationError, match="does not answer"):
+        dist.Client("localhost", server.py_server_port)
 
 
 def test_launcher_calls_in_this_process_for_one_device() -> None:
@@ -95,7 +142,8 @@ def test_launcher_calls_in_this_process_for_one_device() -> None:
 def test_backends_are_checked_names() -> None:
     assert dist.backend == "auto"
     with dist.override_backend("nccl"):
-        pass
+        assert dist.backend == "nccl"
+    assert dist.backend == "auto"
     with pytest.raises(ValueError, match="backend must be"), dist.override_backend("smoke"):
         pass
 

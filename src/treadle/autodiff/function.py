@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from treadle.autodiff.tape import Tape, no_grad
+from treadle.autodiff.tape import Tape, need_tape, no_grad
 from treadle.base.errors import AutodiffError, NoGradient
 from treadle.base.modes import LOCAL
 from treadle.ops.op import Pullback
@@ -51,6 +51,7 @@ class Function:
                     f"{type(self).__name__} takes positional tensors only, got {type(x).__name__}"
                 )
         hook = LOCAL.hook
+        need_tape()
         call = copy.copy(self)
         with no_grad():
             results = call.forward(*inputs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -177,10 +178,13 @@ class GradManager:
         for out, dy in zip(outputs, cotangents, strict=True):
             if out._trace is not None:
                 seeds[out._trace] = dy if out._trace not in seeds else seeds[out._trace] + dy
-        nodes = tape.ancestors([y._trace for y in outputs], self._since, self._depth)
+        for out in tape.owed:
+            seeds.setdefault(out._trace, _zeros_like(out))
+        ends = [y._trace for y in (*outputs, *tape.owed)]
+        nodes = tape.ancestors(ends, self._since, self._depth)
         entries = [e for e in self._attached.values() if e.trace is not None]
-        wanted = list(dict.fromkeys(e.trace for e in entries))
-        found = _walk(tape, nodes, seeds, wanted)
+        wanted = list(dict.fromkeys([e.trace for e in entries] + [t._trace for t in tape.involved]))
+        found = _walk(tape, nodes, seeds, wanted, _notices(entries))
         return [(e, found.get(e.trace)) for e in entries]
 
     def _deliver(self, found: list[tuple[_Attached, Tensor | None]]) -> None:
@@ -202,14 +206,54 @@ class GradManager:
                 tensor.grad = settled if tensor.grad is None else tensor.grad + settled
 
 
+class EarlyCallback(abc.ABC):
+    """A callback that wants to know of gradients while others are still computed.
+
+    What it is told is a hint: it is called with the same tensor and gradient in any case, later.
+    """
+
+    @abc.abstractmethod
+    def notice(self, tensor: Tensor, grad: Tensor, /) -> None:
+        """The gradient of a tensor is there."""
+
+    @abc.abstractmethod
+    def __call__(self, tensor: Tensor, grad: Any, /) -> Any:
+        """As any callback."""
+
+
+def _notices(entries: list[_Attached]) -> Callable[[Any, Tensor], None] | None:
+    """What to do with a gradient as soon as it is there; None for nothing.
+
+    Only the first callback gets gradients as they are computed.
+    """
+    early = [e for e in entries if e.callbacks and isinstance(e.callbacks[0], EarlyCallback)]
+    if not early:
+        return None
+    of: dict[Any, list[tuple[Tensor, EarlyCallback]]] = {}
+    for entry in early:
+        tensor, callback = entry.tensor(), entry.callbacks[0]
+        if tensor is not None and isinstance(callback, EarlyCallback):
+            of.setdefault(entry.trace, []).append((tensor, callback))
+
+    def notice(key: Any, grad: Tensor) -> None:
+        for tensor, callback in of.get(key, ()):
+            callback.notice(tensor, grad)
+
+    return notice
+
+
 def _walk(
-    tape: Tape, nodes: list[Node], seeds: dict[Any, Tensor], wanted: list[Any]
+    tape: Tape,
+    nodes: list[Node],
+    seeds: dict[Any, Tensor],
+    wanted: list[Any],
+    notice: Callable[[Any, Tensor], None] | None,
 ) -> dict[Any, Tensor]:
     """Walk the nodes backwards; in anomaly mode look at what every rule returns."""
     steps = [node.step() for node in nodes]
     watch, tape.watch = tape.watch, None
     if watch is None:
-        return backpropagate(steps, seeds, wanted)
+        return backpropagate(steps, seeds, wanted, settled=notice)
     of = {id(step): node for step, node in zip(steps, nodes, strict=True)}
     try:
         return backpropagate(steps, seeds, wanted, lambda s, g: watch.gradient(of[id(s)], g))
@@ -254,6 +298,10 @@ def _seeds(y: Any, dy: Any) -> tuple[list[Tensor], list[Tensor]]:
 
 def _ones_like(x: Tensor) -> Tensor:
     return x.constant(np.ones(x.shape, x.dtype), x._kind.dtype)
+
+
+def _zeros_like(x: Tensor) -> Tensor:
+    return x.constant(np.zeros(x.shape, x.dtype), x._kind.dtype)
 
 
 class GradManagerGroup:

@@ -123,6 +123,10 @@ class Tape:
         self.keeper: Keeper | None = None
         self.places: dict[int, Loc] = {}
         """The user's line of every node, by `seq`, while `locate` asks for it."""
+        self.owed: list[Tensor] = []
+        """Results that no output depends on and backward goes through: others wait for it there."""
+        self.involved: list[Tensor] = []
+        """Values whose gradients nobody here wants and backward computes, for the same reason."""
         self._log: list[weakref.ref[Node]] = []
         self._kept = 0
 
@@ -231,6 +235,8 @@ class Tape:
         if LOCAL.hook is self and self.watch is None:
             install(None)
         self.places.clear()
+        self.owed.clear()
+        self.involved.clear()
         self.keeper = None
         log, self._log, self._kept = self._log, [], 0
         for reference in log:
@@ -299,6 +305,32 @@ def no_grad() -> Iterator[None]:
     finally:
         if recording:
             install(hook)
+
+
+def need_tape() -> None:
+    """Have a function that is captured to be differentiated from outside run op by op instead.
+
+    Its graph does not hold what the caller adds to the tape, such as a gradient the user wrote.
+    """
+    if LOCAL.capture is not None and not isinstance(LOCAL.hook, Tape):
+        LOCAL.capture.enter_manager(current().managers > 0)
+
+
+def owe(result: Tensor) -> None:
+    """Have backward go through a result that this process has no use for, from a zero cotangent.
+
+    So it is with what was sent to another process, which sends its gradient back.
+    """
+    if result._trace is not None and result._trace[0].alive:
+        current().owed.append(result)
+
+
+def involve(value: Tensor) -> None:
+    """Have backward compute the gradient of a value made here, so that its op's rule runs."""
+    tape = current()
+    if tape.managers:
+        tape.leaf(value)
+        tape.involved.append(value)
 
 
 def stop_gradient(x: Tensor) -> Tensor:

@@ -1,10 +1,13 @@
-"""Several processes: MegEngine's names, with what they answer in a single process.
+"""Several processes that train together, over MPI: MegEngine's names.
 
-Several processes are not supported yet; joining some raises `UnsupportedOp`, and collectives raise
-MegEngine's `AssertionError` outside of a group.
+Outside of a group there is one process, and collectives raise MegEngine's `AssertionError`.
 """
 
+import importlib
+from typing import Any
+
 from treadle.distributed import functional, helper
+from treadle.distributed.gradients import AllreduceCallback, make_allreduce_cb
 from treadle.distributed.group import (
     WORLD,
     Group,
@@ -20,18 +23,21 @@ from treadle.distributed.group import (
     group_start,
     init_process_group,
     is_distributed,
-    launcher,
     new_group,
     override_backend,
     synchronized,
 )
-from treadle.distributed.helper import bcast_list_, make_allreduce_cb
-from treadle.distributed.server import Client, Server
+from treadle.distributed.helper import bcast_list_
+from treadle.distributed.launcher import RankFailed, launcher
+from treadle.runtime.comm.api import CommunicationError
 
 __all__ = [
     "WORLD",
+    "AllreduceCallback",
     "Client",
+    "CommunicationError",
     "Group",
+    "RankFailed",
     "Server",
     "bcast_list_",
     "functional",
@@ -57,3 +63,9 @@ __all__ = [
 
 backend = "auto"
 """The library of collectives; `override_backend` checks names."""
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("Client", "Server"):  # with Python's HTTP, which takes longer than all the rest
+        return getattr(importlib.import_module("treadle.distributed.server"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)

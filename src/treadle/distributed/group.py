@@ -1,26 +1,45 @@
-"""Groups of processes. There is one process so far: what MegEngine answers outside of a group."""
+"""Groups of processes: joining them, and what a process knows of the one it is in."""
 
 from __future__ import annotations
 
 import functools
+import importlib
+import math
+import os
+import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NoReturn, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
-from treadle.base.errors import UnsupportedOp
-from treadle.device import get_device_count
+import numpy as np
+
+from treadle.backends.program import Compiler
+from treadle.device import get_device_count, set_default_device
+from treadle.engine.devices import leave_notice_to_others
+from treadle.engine.homes import find_compiler
+from treadle.engine.options import Options
+from treadle.ops.op import Array
+from treadle.random import seed
+from treadle.runtime.comm import groups
+from treadle.runtime.comm.api import CommunicationError, Communicator
+from treadle.runtime.comm.loopback import Loopback
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_BACKENDS = ("nccl", "rccl", "cncl", "hccl", "auto")
+_LARGE = 1 << 16
+"""Bytes from which on memory is worth keeping."""
+BACKENDS = ("nccl", "rccl", "cncl", "hccl", "mpi", "auto")
+"""Names that MegEngine's programs use. Arrays on the host travel by MPI under each of them."""
 
 
 class Group:
     """Some of the processes, by their ranks.
 
     Args:
-        proc_ranks: distinct ranks; None stands for all processes.
+        proc_ranks: distinct ranks; None stands for all processes. The communicator is made at the
+            first collective, in which all of them take part.
 
     Attributes:
         proc_ranks: the ranks.
@@ -32,130 +51,294 @@ class Group:
     def reset(self, proc_ranks: Sequence[int] | None) -> None:
         """Make the group consist of other ranks."""
         self.proc_ranks = None if proc_ranks is None else list(proc_ranks)
+        if self.proc_ranks is not None and groups.world() is not None:
+            self.check(self.proc_ranks)
 
     def check(self, proc_ranks: Sequence[int]) -> None:
-        """Raise unless ranks are distinct, exist, and include this process."""
-        require_processes()
+        """Look at ranks.
+
+        Raises:
+            AssertionError: this process is in no group, or is not one of them.
+            ValueError: they are not distinct, or do not exist.
+        """
+        world = require_processes()
+        wrong = [r for r in proc_ranks if not 0 <= r < world.size]
+        if wrong or len(set(proc_ranks)) != len(proc_ranks) or not proc_ranks:
+            raise ValueError(
+                f"a group has distinct ranks from 0 to {world.size - 1}, got {list(proc_ranks)}"
+            )
+        if world.rank not in proc_ranks:
+            raise AssertionError(f"rank {world.rank} is not in the group {list(proc_ranks)}")
 
     @property
     def size(self) -> int:
         """Number of processes."""
-        return 1 if self.proc_ranks is None else len(self.proc_ranks)
+        return get_world_size() if self.proc_ranks is None else len(self.proc_ranks)
 
     @property
     def key(self) -> str:
         """The ranks as text."""
-        return ",".join(map(str, [0] if self.proc_ranks is None else self.proc_ranks))
+        return groups.name_of(self._ranks)
+
+    @property
+    def _ranks(self) -> list[int]:
+        return list(range(get_world_size())) if self.proc_ranks is None else self.proc_ranks
+
+    @property
+    def name(self) -> str:
+        """What ops call the group."""
+        everybody = self._ranks == list(range(get_world_size()))
+        return groups.WORLD if everybody else self.key
 
     @property
     def rank(self) -> int:
         """The place of this process among the ranks."""
-        return 0
+        return self._ranks.index(get_rank())
 
     @property
-    def comp_node(self) -> NoReturn:
-        """The device collectives run on."""
+    def comp_node(self) -> str:
+        """The device collectives run on, which is the host."""
         require_processes()
+        return "cpux:0"
 
     @property
     def is_single_machine(self) -> bool:
         """Whether all processes are on one machine."""
-        return True
+        world = groups.world()
+        return world is None or len({world.machines[r] for r in self._ranks}) == 1
+
+    def communicator(self) -> Communicator:
+        """What its members talk through; made at the first call, which all of them make.
+
+        Raises:
+            AssertionError: this process is in no group, or not in this one.
+        """
+        require_processes()
+        found = groups.find(self.name)
+        if found is None:
+            raise AssertionError(f"rank {get_rank()} is not in the group {self._ranks}")
+        return found
 
 
 WORLD = Group(None)
 """All processes."""
 
 
-def require_processes() -> NoReturn:
-    """Say that this process is alone.
+def require_processes() -> Communicator:
+    """All processes.
 
     Raises:
-        AssertionError: always, with MegEngine's text.
+        AssertionError: this one is in no group; MegEngine's text.
     """
-    raise AssertionError("please call init_process_group first")
+    world = groups.world()
+    if world is None:
+        raise AssertionError("please call init_process_group first")
+    return world
+
+
+# -- joining ---------------------------------------------------------------------------------
+
+
+def job_size() -> int:
+    """How many processes the MPI job has that this one was started in, 0 outside of one.
+
+    MPI knows, once it has been initialized. Before, launchers say so in the environment: Open MPI,
+    MPICH and its kin, and Slurm's through PMI.
+    """
+    library = sys.modules.get("mpi4py.MPI")
+    if library is not None and library.Is_initialized():
+        return int(library.COMM_WORLD.size)
+    if "PMIX_RANK" not in os.environ and "PMI_RANK" not in os.environ:
+        return 0
+    for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"):
+        if os.environ.get(name, "").isdecimal():
+            return int(os.environ[name])
+    return 0
+
+
+def server() -> Any:
+    """The module of the key-value server, which most programs that use this one do not need."""
+    return importlib.import_module("treadle.distributed.server")
+
+
+def mpi() -> Any:
+    """The module of the MPI communicator.
+
+    Raises:
+        CommunicationError: mpi4py, or a library for it, is missing.
+    """
+    try:
+        return importlib.import_module("treadle.runtime.comm.mpi")
+    except (ImportError, RuntimeError) as error:
+        raise CommunicationError(
+            "distributed",
+            f"MPI cannot be used: {error}",
+            hint='pip install "treadle[mpi]", or mpi4py on top of the MPI of your cluster; '
+            "`treadle doctor --mpi` looks at both",
+        ) from error
 
 
 def init_process_group(
-    master_ip: str,
-    port: int,
-    world_size: int,
-    rank: int,
-    device: int,
+    master_ip: str = "localhost",
+    port: int = 0,
+    world_size: int | None = None,
+    rank: int | None = None,
+    device: int | None = None,
     backend: str = "auto",
     device_type: str = "xpu",
-) -> NoReturn:
-    """Join the processes that call this with one address.
+) -> None:
+    """Join the processes of this MPI job; a process that is alone is a group of one.
+
+    The processes are started by `launcher`, `mpiexec -n 4 python -m mpi4py train.py` or Slurm's
+    `srun`, which also tell them of one another, so that no argument is needed.
+
+    Args:
+        master_ip, port: where the key-value server of rank 0 listens; 0 picks a port.
+        world_size: number of processes; the job's if None.
+        rank: this process's number; its number in the job if None.
+        device: number of its device; that of its place on the machine if None.
+        backend: "auto", "mpi", or a name of MegEngine's.
+        device_type: kind of its device.
 
     Raises:
-        ValueError: a CPU as device type, an unknown backend, or a single process.
-        UnsupportedOp: else: several processes are not supported yet.
+        ValueError: unknown backend, one process, or a rank that does not exist.
+        CommunicationError: MPI is missing, or the job has another number of processes.
     """
-    if device_type == "cpu":
-        raise ValueError("processes cannot be joined on CPUs: device_type is 'cpu'")
-    if backend not in _BACKENDS:
-        raise ValueError(f"backend must be one of {', '.join(_BACKENDS)}, got {backend!r}")
-    if world_size <= 1 or not 0 <= rank < world_size:
+    check_backend(backend)
+    several = world_size is not None and rank is not None
+    if several and (world_size <= 1 or not 0 <= rank < world_size):  # type: ignore[operator]
         raise ValueError(f"rank {rank} of {world_size} processes: there must be several")
-    raise _unsupported("init_process_group", f"{world_size} processes at {master_ip}:{port}")
+    if groups.world() is not None:
+        raise CommunicationError("init_process_group", "this process is in a group already")
+    found = job_size()
+    if world_size not in (None, found):
+        raise CommunicationError(
+            "init_process_group",
+            f"there are no {world_size} processes to join",
+            saw=f"an MPI job of {found}" if found else "a process that no MPI launcher started",
+            hint=f"start with: mpiexec -n {world_size} python -m mpi4py script.py",
+        )
+    world: Communicator = mpi().open_world(rank, _memory) if found > 1 else Loopback()
+    _settle(world, device, device_type, port)
 
 
-def _unsupported(name: str, saw: str) -> UnsupportedOp:
-    return UnsupportedOp(
-        name,
-        "several processes are not supported yet",
-        saw=saw,
-        hint="run in one process, which may use all cores",
-    )
+def _memory(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    """Memory for a result: large blocks are those that earlier results gave back."""
+    if math.prod(shape) * dtype.itemsize < _LARGE:
+        return np.empty(shape, dtype)
+    return _compiler().empty(shape, dtype)
 
 
-def new_group(proc_ranks: Sequence[int]) -> NoReturn:
-    """A subgroup; raises `AssertionError`, as this process is in no group."""
+@functools.cache
+def _compiler() -> Compiler:
+    return find_compiler(Options())
+
+
+def _settle(world: Communicator, device: int | None, device_type: str, port: int) -> None:
+    """Become part of a world: its server, random numbers, and a device of this process's own."""
+    groups.join(world)
+    WORLD.reset(range(world.size))
+    if world.size > 1:
+        server().open_for(world, port)
+    start = world.broadcast_value(int(time.time()) if world.rank == 0 else None, 0)
+    if world.rank:
+        leave_notice_to_others()
+    if world.size > 1:
+        seed(start + world.rank)
+        # An exception on one rank must not leave the others waiting for it, in whichever way
+        # the program was started.
+        mpi().abort_on_exceptions()
+    gpus = get_device_count("gpu") if device_type in ("xpu", "gpu") else 0
+    if gpus:
+        set_default_device(f"gpu{(get_local_device_id() if device is None else device) % gpus}")
+
+
+def leave() -> None:
+    """Leave all groups, once all processes are here."""
+    groups.close_all()
+    server().close()
+    WORLD.reset(None)
+
+
+def new_group(proc_ranks: Sequence[int]) -> Group:
+    """A group of some of the processes, called by those.
+
+    Raises:
+        AssertionError: this process is in no group, or is not one of them.
+        ValueError: ranks are not distinct or do not exist.
+    """
     require_processes()
+    return Group(proc_ranks)
+
+
+# -- what a process knows ----------------------------------------------------------------------
 
 
 def is_distributed() -> bool:
     """Whether this process is in a group."""
-    return False
+    return groups.world() is not None
 
 
 def get_rank() -> int:
     """The number of this process: 0 outside of a group."""
-    return 0
+    world = groups.world()
+    return 0 if world is None else world.rank
 
 
 def get_world_size() -> int:
     """Number of processes: 1 outside of a group."""
-    return 1
+    world = groups.world()
+    return 1 if world is None else world.size
 
 
 def get_local_device_id() -> int:
-    """The number of this process's device: 0 outside of a group."""
-    return 0
+    """The place of this process among those of its machine: 0 outside of a group."""
+    world = groups.world()
+    if world is None:
+        return 0
+    return world.machines[: world.rank].count(world.machines[world.rank])
 
 
 def get_backend() -> str:
-    """The library of collectives; raises `AssertionError` outside of a group."""
-    require_processes()
+    """What carries messages: "mpi", or "loopback" in a group of one.
+
+    Raises:
+        AssertionError: outside of a group.
+    """
+    return require_processes().engine
 
 
 def get_py_server_addr() -> tuple[str, int]:
-    """Address of the rendezvous; raises `AssertionError` outside of a group."""
-    require_processes()
+    """Host and port of the key-value server; raises `AssertionError` outside of a group."""
+    found: tuple[str, int] = _reachable().address()
+    return found
 
 
 def get_mm_server_addr() -> tuple[str, int]:
-    """Address of the collectives' server; raises `AssertionError` outside of a group."""
-    require_processes()
+    """The same server: MPI needs none of its own. `AssertionError` outside of a group."""
+    return get_py_server_addr()
 
 
-def get_client() -> NoReturn:
-    """The connection to the rendezvous; raises `AssertionError` outside of a group."""
-    require_processes()
+def get_client() -> Any:
+    """A connection to the key-value server; raises `AssertionError` outside of a group."""
+    return _reachable().client()
+
+
+def _reachable() -> Any:
+    """The module of the key-value server; in a group of one it starts when somebody asks."""
+    world = require_processes()
+    if world.size == 1 and not server().address()[1]:
+        server().open_for(world)
+    return server()
+
+
+# -- waiting -----------------------------------------------------------------------------------
 
 
 def group_barrier(group: Group = WORLD) -> None:
-    """Wait for all processes of a group: nothing to wait for in one process."""
+    """Wait for all processes of a group; outside of groups there is nothing to wait for."""
+    if is_distributed():
+        group.communicator().barrier()
 
 
 def synchronized(func: Callable[P, R]) -> Callable[P, R]:
@@ -170,61 +353,34 @@ def synchronized(func: Callable[P, R]) -> Callable[P, R]:
     return wrapper
 
 
+def check_backend(name: str) -> None:
+    """Raise `ValueError` unless it is the name of a library of collectives."""
+    if name not in BACKENDS:
+        raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, got {name!r}")
+
+
 @contextmanager
 def override_backend(new_backend: str) -> Iterator[None]:
-    """Use another library of collectives within a block.
+    """Use another library of collectives within a block; host arrays travel by MPI in any case.
 
     Raises:
         ValueError: an unknown name.
     """
-    if new_backend not in _BACKENDS:
-        raise ValueError(f"backend must be one of {', '.join(_BACKENDS)}, got {new_backend!r}")
-    yield
+    check_backend(new_backend)
+    package = importlib.import_module("treadle.distributed")
+    before = package.backend
+    vars(package)["backend"] = new_backend
+    try:
+        yield
+    finally:
+        vars(package)["backend"] = before
 
 
-def group_start() -> NoReturn:
-    """Begin a batch of sends and receives; raises `AssertionError` outside of a group."""
+def group_start() -> None:
+    """Begin a batch of sends and receives, which may come in any order: sends never wait."""
     require_processes()
 
 
-def group_end() -> NoReturn:
+def group_end() -> None:
     """End a batch of sends and receives; raises `AssertionError` outside of a group."""
     require_processes()
-
-
-class launcher:
-    """Decorator: call a function in one process per device, and return the list of results.
-
-    With one device, or none, the function is called in this process.
-
-    Raises:
-        UnsupportedOp: at the call, where there would be several processes.
-    """
-
-    def __init__(
-        self,
-        func: Callable[..., Any] | None = None,
-        n_gpus: int | None = None,
-        world_size: int | None = None,
-        rank_start: int = 0,
-        master_ip: str = "localhost",
-        port: int = 0,
-        device_type: str = "xpu",
-        backend: str = "nccl",
-    ) -> None:
-        self.func = func
-        self.device_type = device_type
-        found = get_device_count("gpu") if device_type == "xpu" else get_device_count(device_type)
-        self.n_gpus = n_gpus if n_gpus is not None else max(found, 1)
-        self.world_size = world_size if world_size is not None else self.n_gpus
-        self.options = {"rank_start": rank_start, "master_ip": master_ip, "port": port}
-        self.backend = backend
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The list of results; the decorator itself where it was made without a function."""
-        if self.func is None:
-            self.func = args[0]
-            return self
-        if self.world_size > 1:
-            raise _unsupported("launcher", f"{self.world_size} processes")
-        return [self.func(*args, **kwargs)]

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
-from treadle.distributed.functional import all_reduce_sum
-from treadle.distributed.group import WORLD, Group, require_processes
+from treadle.autodiff.tape import no_grad
+from treadle.distributed.group import WORLD, Group
 from treadle.functional.tensor import concat, split
+from treadle.ops.collective import AllReduce, BroadcastRank
 from treadle.tensor import Tensor
 
 __all__ = [
     "TensorFuture",
     "bcast_list_",
     "get_offsets",
-    "make_allreduce_cb",
     "pack_allreduce_split",
     "param_pack_concat",
     "param_pack_split",
@@ -24,15 +24,21 @@ __all__ = [
 
 
 class TensorFuture:
-    """A tensor that will be there later; attributes are those of the tensor."""
+    """A tensor that will be there later.
 
-    def __init__(self, ack: bool = True) -> None:
+    Args:
+        ack: accepted for MegEngine's signature.
+        pending: what brings it, called where it is asked for and not there.
+    """
+
+    def __init__(self, ack: bool = True, pending: Callable[[], None] | None = None) -> None:
         self.ack = ack
         self._value: Tensor | None = None
+        self._pending = pending
 
     def set(self, value: Tensor) -> None:
         """Say what the tensor is."""
-        self._value = value
+        self._value, self._pending = value, None
 
     def get(self) -> Tensor:
         """The tensor.
@@ -40,6 +46,8 @@ class TensorFuture:
         Raises:
             RuntimeError: it is not there yet.
         """
+        if self._value is None and self._pending is not None:
+            self._pending()
         if self._value is None:
             raise RuntimeError("the tensor is not there yet")
         return self._value
@@ -82,25 +90,29 @@ def pack_allreduce_split(
     pack_list: Sequence[Tensor], shapes: Sequence[Any], group: Group, reduce_method: str
 ) -> list[Tensor]:
     """Tensors summed or averaged over a group by one collective."""
-    total = all_reduce_sum(param_pack_concat(pack_list), group)
-    if reduce_method == "mean":
-        total = total / group.size
+    group.communicator()
+    kind = kind_of(reduce_method)
+    total = AllReduce(group.name, group.size, kind)(param_pack_concat(pack_list))
     return param_pack_split(total, get_offsets(shapes), shapes)
 
 
-def bcast_list_(inps: Sequence[Tensor], group: Group = WORLD) -> NoReturn:
-    """Give tensors the first rank's values; raises `AssertionError` outside of a group."""
-    require_processes()
-
-
-def make_allreduce_cb(
-    reduce_method: str, group: Group = WORLD, backend: str | None = None
-) -> Callable[[Tensor, Tensor], Any]:
-    """A callback for `GradManager.attach` that reduces gradients over a group, "sum" or "mean".
+def bcast_list_(inps: Sequence[Tensor], group: Group = WORLD) -> None:
+    """Give tensors, such as parameters, the values they have on the group's first rank.
 
     Raises:
-        AssertionError: outside of a group, or for another method.
+        AssertionError: outside of a group.
+        CommunicationError: ranks differ in shapes, dtypes or number of tensors.
     """
-    if reduce_method.lower() not in ("sum", "mean"):
+    group.communicator()
+    op = BroadcastRank(group.name, group.size)
+    with no_grad():
+        for tensor in inps:
+            tensor._reset(op(tensor))
+
+
+def kind_of(reduce_method: str) -> str:
+    """The op's name of a method; raises `AssertionError` where there is none."""
+    kind = reduce_method.lower()
+    if kind not in ("sum", "mean"):
         raise AssertionError(f"reduce_method must be 'sum' or 'mean', got {reduce_method!r}")
-    require_processes()
+    return kind

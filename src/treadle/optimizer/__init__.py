@@ -20,6 +20,7 @@ from treadle.optimizer.lr_scheduler import (
 )
 from treadle.optimizer.optimizer import Optimizer
 from treadle.optimizer.sgd import SGD
+from treadle.optimizer.sharded import ShardedOptimizer
 
 __all__ = [
     "LAMB",
@@ -34,6 +35,7 @@ __all__ = [
     "LambdaLR",
     "MultiStepLR",
     "Optimizer",
+    "ShardedOptimizer",
     "StepLR",
     "clip_grad_norm",
     "clip_grad_value",

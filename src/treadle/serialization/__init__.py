@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from treadle.serialization.checkpoint import load, save
+from treadle.serialization.checkpoint import dmap, load, save
 from treadle.serialization.program import Program, load_program, save_program
+from treadle.serialization.sharded import Part, load_sharded, save_sharded
 
-__all__ = ["Program", "load", "load_program", "save", "save_program"]
+__all__ = [
+    "Part",
+    "Program",
+    "dmap",
+    "load",
+    "load_program",
+    "load_sharded",
+    "save",
+    "save_program",
+    "save_sharded",
+]

@@ -7,7 +7,8 @@ tensor; and `treadle.digest`, the SHA-256 of the manifest together with all dtyp
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import IO, Any, TypeAlias
 
 from treadle.base.files.container import (
@@ -90,7 +91,8 @@ def load(
         OSError: the file cannot be opened.
     """
     _refuse_pickle("load", pickle_module)
-    locate = _locator(map_location)
+    locate = Tensor.dmap_callback if map_location is None else None
+    locate = locate or _locator(map_location)
     with open_source(f) as source:
         reader = _foreign_reader(source)
         if reader is not None:
@@ -102,6 +104,20 @@ def load(
             name: _plain_tensor(read_array(source, header, entry), locate)
             for name, entry in header.entries.items()
         }
+
+
+@contextmanager
+def dmap(map_location: MapLocation) -> Iterator[None]:
+    """Inside, tensors that are loaded go where `map_location` says, as in `load`.
+
+    That holds for `load` without one of its own, and for tensors that `pickle` reads.
+    """
+    before = Tensor.dmap_callback
+    Tensor.dmap_callback = staticmethod(_locator(map_location))
+    try:
+        yield
+    finally:
+        Tensor.dmap_callback = before
 
 
 def _refuse_pickle(function: str, module: object) -> None:

@@ -1,0 +1,126 @@
+"""Which gradients are reduced together.
+
+A reduction of b bytes takes α + β b seconds. Gradients become ready one after the other; one bucket
+for all saves start-up times but begins when the last one is there, one for each begins at once but
+pays α every time, in the network and, as no other thread starts it, in the backward pass. With
+T(j, k) the time at which the first j gradients are reduced in k buckets,
+
+    T(j, k) = min over i < j of max(T(i, k - 1), ready(j) + (k - 1) α) + α + β bytes(i + 1 to j),
+
+and the best plan is the one of the k with the least T(n, k). Buckets are runs of the order in which
+gradients become ready, and are reduced one after the other.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from treadle.runtime.comm.api import Array, Communicator
+
+_SMALL, _LARGE = 1 << 10, 1 << 20
+"""Elements of float32 that a link is measured with."""
+_TURNS = 5
+_MOST_UNITS, _MOST_BUCKETS = 400, 32
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """What reductions cost in a group: seconds to start one, and seconds per byte."""
+
+    alpha: float
+    beta: float
+
+    def seconds(self, nbytes: float) -> float:
+        """The modelled time of one."""
+        return self.alpha + self.beta * nbytes
+
+
+def measured(comm: Communicator) -> Link:
+    """The link of a group, as its first rank sees it; all ranks call this together."""
+    small, large = _fastest(comm, _SMALL), _fastest(comm, _LARGE)
+    beta = max(large - small, 0.0) / (4 * (_LARGE - _SMALL))
+    told = (max(small - 4 * _SMALL * beta, 0.0), beta)
+    return Link(*comm.broadcast_value(told, 0))
+
+
+def _fastest(comm: Communicator, elements: int) -> float:
+    parts = np.array_split(np.zeros(elements, np.float32), 4)
+    best = float("inf")
+    for _ in range(_TURNS):
+        comm.agree("measuring a link")
+        began = time.perf_counter()
+        # As buckets are reduced: packed, and in the background.
+        comm.start_all_reduce(np.concatenate(parts), "sum").wait()
+        best = min(best, time.perf_counter() - began)
+    return best
+
+
+def plan(
+    ready: Sequence[float], nbytes: Sequence[int], kinds: Sequence[object], link: Link
+) -> tuple[int, ...]:
+    """How many gradients each bucket has, in order.
+
+    Args:
+        ready: when each is there, in seconds from any moment, never before the one before it.
+        nbytes: of each.
+        kinds: of each; a bucket has gradients of one kind.
+        link: of the group.
+    """
+    if not ready:
+        return ()
+    ends = _units(kinds)
+    total = np.concatenate([[0.0], np.cumsum(nbytes)])[[0, *ends]]
+    when = np.asarray(ready)[np.asarray(ends) - 1]
+    own = [kinds[e - 1] for e in ends]
+    runs = np.cumsum([False] + [a != b for a, b in itertools.pairwise(own)])
+    reduced = link.alpha + link.beta * (total[1:, None] - total[None, :-1])
+    # Row j, column i: units i to j, all of one kind, as the last bucket.
+    number = np.arange(len(ends))
+    reduced[(number[:, None] < number) | (runs[:, None] != runs)] = np.inf
+    before = np.full(len(ends), np.inf)
+    before[0] = -np.inf  # T(i, k - 1) by i: nothing is reduced by no bucket, at any time
+    choices: list[Array] = []
+    best, finished = 0, np.inf
+    for k in range(1, min(_MOST_BUCKETS, len(ends)) + 1):
+        candidates = np.maximum(before, when[:, None] + (k - 1) * link.alpha) + reduced
+        choices.append(candidates.argmin(axis=1))
+        after = candidates.min(axis=1)
+        if after[-1] < finished:
+            best, finished = k, after[-1]
+        before = np.concatenate([[np.inf], after[:-1]])
+    return _traced(choices[:best], ends)
+
+
+def _units(kinds: Sequence[object]) -> list[int]:
+    """Where runs of gradients end that are planned as one, so that there are not too many."""
+    step = -(-len(kinds) // _MOST_UNITS)
+    last = len(kinds)
+    return [i for i in range(1, last + 1) if i == last or i % step == 0 or kinds[i] != kinds[i - 1]]
+
+
+def _traced(choices: Sequence[Array], ends: Sequence[int]) -> tuple[int, ...]:
+    """The sizes of buckets, from where each began."""
+    sizes = []
+    unit = len(ends) - 1
+    for choice in reversed(choices):
+        first = int(choice[unit])
+        sizes.append(ends[unit] - (ends[first - 1] if first else 0))
+        unit = first - 1
+    return tuple(reversed(sizes))
+
+
+def finish(
+    sizes: Sequence[int], ready: Sequence[float], nbytes: Sequence[int], link: Link
+) -> float:
+    """When the last bucket is reduced, as modelled."""
+    end, at = float("-inf"), 0
+    for k, size in enumerate(sizes):
+        begin = max(end, ready[at + size - 1] + k * link.alpha)
+        end = begin + link.seconds(sum(nbytes[at : at + size]))
+        at += size
+    return end

@@ -1,0 +1,225 @@
+"""`make_allreduce_cb`: gradients reduced over a group while others are still computed."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections import deque
+from typing import Any
+
+import numpy as np
+
+from treadle.autodiff.grad_manager import EarlyCallback, get_backwarding_grad_manager
+from treadle.base.modes import LOCAL
+from treadle.distributed import buckets
+from treadle.distributed.group import WORLD, Group, check_backend
+from treadle.distributed.helper import TensorFuture, kind_of, pack_allreduce_split
+from treadle.runtime.comm.api import Handle
+from treadle.tensor import Tensor, wrap
+
+__all__ = ["AllreduceCallback", "make_allreduce_cb"]
+
+_MOST = 10 << 20
+"""Bytes of gradients that are reduced together where nothing is planned; MegEngine's number."""
+_MOST_PLANS = 16
+
+
+def make_allreduce_cb(
+    reduce_method: str, group: Group = WORLD, backend: str | None = None
+) -> AllreduceCallback:
+    """A callback for `GradManager.attach` that reduces gradients over a group.
+
+    Gradients of one dtype are packed into buckets, which are reduced in the background while
+    backward goes on. The first backward fills them up to 10 MiB and takes the time; buckets are
+    then planned for the order in which gradients become ready. In a compiled function the
+    reductions are ops of the program.
+
+    Args:
+        reduce_method: "sum" or "mean".
+        group: the ranks whose gradients meet; they attach the same parameters in the same order.
+        backend: a name of `override_backend`; the current one if None.
+
+    Raises:
+        AssertionError: outside of a group, or for another method.
+    """
+    return AllreduceCallback(reduce_method, group, backend)
+
+
+class AllreduceCallback(EarlyCallback):
+    """What `make_allreduce_cb` makes; MegEngine's name."""
+
+    def __init__(
+        self, reduce_method: str, group: Group = WORLD, backend: str | None = None
+    ) -> None:
+        self._kind = kind_of(reduce_method)
+        group.communicator()
+        if backend is not None:
+            check_backend(backend)
+        self._group = group
+        self._managers: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._bucket = _Bucket(group, self._kind)
+        self._going: deque[_Bucket] = deque()
+        self._early: dict[int, tuple[Tensor, TensorFuture]] = {}
+        self._seen: list[_Seen] = []
+        self._plan = _Plan()
+
+    def notice(self, param: Tensor, grad: Tensor) -> None:
+        """A gradient is there, and backward goes on: put it into its bucket at once."""
+        if LOCAL.hook is None and _is_at_hand(grad) and self._group.size > 1:
+            self._early[id(param)] = grad, self._add(grad)
+            while self._going and self._going[0].is_over():
+                self._going.popleft()  # MPI moves messages on while it is being asked.
+
+    def __call__(self, param: Tensor, grad: Tensor) -> TensorFuture:
+        """The future of a gradient's reduction, which is there after the backward."""
+        if self._group.size == 1:
+            alone = TensorFuture(False)
+            alone.set(grad)
+            return alone
+        manager = get_backwarding_grad_manager()
+        if manager is not None and manager not in self._managers:
+            manager._register_after_backward_callback(self.flush)
+            self._managers.add(manager)
+        noticed, future = self._early.pop(id(param), (None, None))
+        if future is None or noticed is not grad:  # The other one is of a backward that failed.
+            future = self._add(grad)
+        if manager is None:
+            self.flush()
+        return future
+
+    def flush(self) -> None:
+        """Start what is collected; at the end of a backward, plan for the next ones."""
+        self._start()
+        seen, self._seen = self._seen, []
+        if not self._plan.recall(seen):
+            for bucket in self._going:
+                bucket.wait()
+            self._plan.learn(seen, self._group)
+        self._going.clear()
+        self._early.clear()
+
+    def _add(self, grad: Tensor) -> TensorFuture:
+        seen = _Seen(time.perf_counter(), grad.size * grad.dtype.itemsize, grad._kind)
+        if self._bucket.holds_others_than(grad):
+            self._start()
+        future = self._bucket.add(grad)
+        self._seen.append(seen)
+        if self._plan.ends(self._seen, self._bucket.nbytes):
+            self._start()
+        return future
+
+    def _start(self) -> None:
+        bucket, self._bucket = self._bucket, _Bucket(self._group, self._kind)
+        if bucket.nbytes or bucket.holds_any:
+            bucket.start()
+            self._going.append(bucket)
+
+
+def _is_at_hand(grad: Tensor) -> bool:
+    """Whether the gradient is an array of the host, and no value of a program to come."""
+    return grad._kind.device.on_host and LOCAL.capture is None
+
+
+class _Seen:
+    """One gradient: when it was there, its bytes, element type and device."""
+
+    __slots__ = ("kind", "nbytes", "when")
+
+    def __init__(self, when: float, nbytes: int, kind: Any) -> None:
+        self.when, self.nbytes, self.kind = when, nbytes, kind
+
+
+class _Plan:
+    """After how many gradients a bucket ends, as planned for gradients like those of last time.
+
+    Plans hold as long as gradients come in the same order and sizes; those of earlier orders are
+    kept. The first rank's times decide for all.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[Any, frozenset[int]] = {}
+        self._ends: frozenset[int] | None = None
+        self._link: buckets.Link | None = None
+
+    def ends(self, seen: list[_Seen], nbytes: int) -> bool:
+        """Whether the bucket of the gradient seen last, of so many bytes, is complete."""
+        return nbytes >= _MOST if self._ends is None else len(seen) in self._ends
+
+    def recall(self, seen: list[_Seen]) -> bool:
+        """Take the plan for gradients like these; whether there is one."""
+        if not seen or LOCAL.capture is not None:
+            return True
+        self._ends = self._known.get(_sizes(seen))
+        return self._ends is not None
+
+    def learn(self, seen: list[_Seen], group: Group) -> None:
+        """Plan for gradients like these, together with all ranks."""
+        comm, sizes = group.communicator(), _sizes(seen)
+        self._link = self._link or buckets.measured(comm)
+        ready = [s.when - seen[0].when for s in seen]
+        found = buckets.plan(ready, [n for n, _ in sizes], [k for _, k in sizes], self._link)
+        planned = comm.broadcast_value(found, 0)
+        if len(self._known) >= _MOST_PLANS:
+            self._known.clear()
+        self._ends = self._known[sizes] = frozenset(np.cumsum(planned).tolist())
+
+
+def _sizes(seen: list[_Seen]) -> tuple[tuple[int, str], ...]:
+    return tuple([(s.nbytes, s.kind.dtype.name) for s in seen])
+
+
+class _Bucket:
+    """Gradients of one dtype and device that are reduced together."""
+
+    def __init__(self, group: Group, kind: str) -> None:
+        self.nbytes = 0
+        self._group, self._kind = group, kind
+        self._grads: list[Tensor] = []
+        self._futures: list[TensorFuture] = []
+        self._handle: Handle | None = None
+
+    @property
+    def holds_any(self) -> bool:
+        """Whether a gradient is in it, be it an empty one."""
+        return bool(self._grads)
+
+    def holds_others_than(self, grad: Tensor) -> bool:
+        """Whether what is in it has another dtype or device."""
+        return bool(self._grads) and self._grads[0]._kind is not grad._kind
+
+    def add(self, grad: Tensor) -> TensorFuture:
+        """Put a gradient in; its reduction comes out of the future."""
+        self._grads.append(grad)
+        self._futures.append(TensorFuture(False, self._finish))
+        self.nbytes += grad.size * grad.dtype.itemsize
+        return self._futures[-1]
+
+    def start(self) -> None:
+        """Reduce: in the background if values are at hand, else by ops that others record."""
+        if LOCAL.hook is None and all(map(_is_at_hand, self._grads)):
+            packed = np.concatenate([g._data.reshape(-1) for g in self._grads])
+            self._handle = self._group.communicator().start_all_reduce(packed, self._kind)
+            return
+        shapes = [g.shape for g in self._grads]
+        made = pack_allreduce_split(self._grads, shapes, self._group, self._kind)
+        for future, reduced in zip(self._futures, made, strict=True):
+            future.set(reduced)
+
+    def is_over(self) -> bool:
+        """Whether the reduction is; asking moves it on."""
+        return self._handle is None or self._handle.done()
+
+    def wait(self) -> None:
+        """Have all futures hold their results."""
+        if self._handle is not None:
+            self._finish()
+
+    def _finish(self) -> None:
+        if self._handle is None:
+            raise RuntimeError("the gradients are still being collected: call flush()")
+        total, at = self._handle.wait(), 0
+        for grad, future in zip(self._grads, self._futures, strict=True):
+            # Results do not share memory: one that stays must not keep the whole bucket.
+            part = total[at : at + grad.size].reshape(grad.shape).copy()
+            future.set(wrap(part, grad._kind))
+            at += grad.size

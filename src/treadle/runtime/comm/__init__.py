@@ -1,0 +1,1 @@
+"""Messages between processes: one protocol, and the engines behind it."""

@@ -1,0 +1,154 @@
+"""The protocol of communicators: what processes of one group do together.
+
+Arrays are NumPy arrays of any element type Treadle has; results are new arrays. Every process of
+the group calls the same methods in the same order. Ranks are places in the group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from treadle.base.errors import TreadleError
+
+Array = npt.NDArray[Any]
+
+
+class CommunicationError(TreadleError, RuntimeError):
+    """Processes of a group disagree, do not answer, or cannot be reached."""
+
+    code = "T25"
+
+
+class Handle(Protocol):
+    """A collective that goes on while the caller does something else."""
+
+    def done(self) -> bool:
+        """Whether the result is there; asking moves the collective on."""
+        ...
+
+    def wait(self) -> Array:
+        """The result.
+
+        Raises:
+            CommunicationError: the ranks disagree, or one does not come in time.
+        """
+        ...
+
+
+class Communicator(Protocol):
+    """A group of processes, and this one's place in it.
+
+    Attributes:
+        name: the group's name, equal on all of its ranks.
+        engine: what carries the messages.
+        rank, size: this process's place, and how many there are.
+        ranks: the group's ranks as ranks of the world.
+        machines: names of the machines they are on.
+    """
+
+    name: str
+    engine: str
+    rank: int
+    size: int
+    ranks: tuple[int, ...]
+    machines: tuple[str, ...]
+
+    # -- control -----------------------------------------------------------------------------
+
+    def agree(self, what: str, /) -> None:
+        """Wait until all ranks are about to do `what`.
+
+        Raises:
+            CommunicationError: on all ranks, if some rank is about to do something else; on those
+                that wait, if some rank does not come in time.
+        """
+        ...
+
+    def barrier(self) -> None:
+        """Wait for all ranks, and until what they sent has been received."""
+        ...
+
+    def exchange(self, value: Any, /) -> list[Any]:
+        """Small Python objects of all ranks, in rank order."""
+        ...
+
+    def broadcast_value(self, value: Any, root: int, /) -> Any:
+        """A small Python object of one rank."""
+        ...
+
+    def send_value(self, value: Any, dest: int, /) -> None:
+        """Send a small Python object."""
+        ...
+
+    def recv_value(self, source: int, /) -> Any:
+        """The next small Python object that a rank sends."""
+        ...
+
+    # -- arrays ------------------------------------------------------------------------------
+
+    def all_reduce(self, x: Array, kind: str, /) -> Array:
+        """The elementwise "sum", "mean", "max" or "min"."""
+        ...
+
+    def start_all_reduce(self, x: Array, kind: str, /) -> Handle:
+        """The same, without waiting; `x` is given away, and the result may be in its memory."""
+        ...
+
+    def reduce(self, x: Array, root: int, /) -> Array | None:
+        """The sum on rank `root`, None on others."""
+        ...
+
+    def reduce_scatter(self, x: Array, /) -> Array:
+        """Of the sum of arrays [size, ...] this rank's entry [...]."""
+        ...
+
+    def all_gather(self, x: Array, /) -> Array:
+        """Arrays of all ranks, stacked: [size, ...]."""
+        ...
+
+    def gather(self, x: Array, root: int, /) -> Array | None:
+        """Arrays of all ranks stacked on rank `root`, None on others."""
+        ...
+
+    def scatter(self, x: Array, root: int, /) -> Array:
+        """This rank's entry [...] of rank root's array [size, ...]; those of others only count."""
+        ...
+
+    def broadcast(self, x: Array, root: int, /) -> Array:
+        """Rank root's array; those of others have its shape and type."""
+        ...
+
+    def all_to_all(self, x: Array, /) -> Array:
+        """Entry r of the result is this rank's entry of rank r's array; both are [size, ...]."""
+        ...
+
+    def send(self, x: Array, dest: int, /) -> None:
+        """Send an array, without waiting for its receiver."""
+        ...
+
+    def recv(self, shape: tuple[int, ...], dtype: np.dtype[Any], source: int, /) -> Array:
+        """The next array that a rank sends, which must have this many bytes."""
+        ...
+
+    # -- groups ------------------------------------------------------------------------------
+
+    def group(self, ranks: Sequence[int], name: str, /) -> Communicator:
+        """Some of this group's ranks, in this order; called by those only."""
+        ...
+
+    def abort(self, status: int, /) -> None:
+        """End all processes of the world at once."""
+        ...
+
+    def close(self) -> None:
+        """Let go of the group; what was sent has been received."""
+        ...
+
+
+def reduction_type(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The element type sums are made in: float32 for floats of 16 bits, which MPI does not know."""
+    return np.dtype(np.float32) if dtype.itemsize == 2 and dtype.kind not in "iu" else dtype

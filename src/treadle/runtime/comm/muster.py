@@ -1,0 +1,256 @@
+"""Whether all ranks of a group are about to do the same, and who is missing.
+
+Before a collective every rank hands in a hash of what it is about to do, and a reduction of 16
+bytes tells everybody whether the hashes are equal. It is waited for with an eye on the clock; the
+collective itself then finds all ranks present and needs none. A rank that waits for long says so
+to others, so that whoever runs out of time can tell those who wait from those who are missing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any, cast
+
+import numpy as np
+from mpi4py import MPI
+
+from treadle.runtime.comm.api import CommunicationError
+
+_WAITING, _WORDS = 11, 12
+"""Tags of messages: "I wait in call number n to do this", and "I was about to do this"."""
+_SPINS = 200
+_TURNS = range(_SPINS)
+_LONG = 0.1
+"""Seconds after which a rank says that it waits, and polls less often."""
+_NAP = 0.0005
+_WATCHERS = 16
+"""How many ranks are told who waits; in a large group the others need not know."""
+_WORDS_TIME = 2.0
+"""Seconds in which ranks that disagree tell one another."""
+
+
+def wait_until(test: Callable[[], bool], late: Callable[[float], None]) -> None:
+    """Poll until `test()`; `late(seconds)` is called now and then once that takes long."""
+    for _ in range(_SPINS):
+        if test():
+            return
+    began = time.monotonic()
+    while not test():
+        waited = time.monotonic() - began
+        if waited > _LONG:
+            late(waited)
+            time.sleep(_NAP)
+        else:
+            os.sched_yield()
+
+
+@lru_cache(maxsize=4096)
+def _digest(what: str) -> int:
+    """62 bits, which leave room for a sign."""
+    return int.from_bytes(hashlib.blake2b(what.encode(), digest_size=8).digest(), "little") >> 2
+
+
+class Muster:
+    """The control traffic of one group.
+
+    Args:
+        comm: an MPI communicator for nothing else.
+        name: the group's name, for messages.
+        ranks: its ranks as ranks of the world.
+        timeout: in seconds.
+    """
+
+    def __init__(self, comm: MPI.Comm, name: str, ranks: Sequence[int], timeout: float) -> None:
+        self.comm = comm
+        self.timeout = timeout
+        self._name = name
+        self._ranks = tuple(ranks)
+        self._calls = 0
+        self._waits: dict[int, tuple[int, str]] = {}
+        self._words: dict[tuple[int, int], str] = {}
+        self._sent: list[MPI.Request] = []
+        self._broken = ""
+        self._usual = Reduction(comm, lasting=True)
+
+    def agree(self, what: str) -> None:
+        """Wait until all ranks are about to do this.
+
+        Raises:
+            CommunicationError: one does not come, in time, or they are to do different things.
+        """
+        # Every collective comes through here: written for the case that others come soon.
+        if self._broken:
+            raise self._failed(what)
+        self._calls = number = self._calls + 1
+        usual = self._usual
+        usual.start(_digest(what))
+        test = usual.request.Test
+        for _ in _TURNS:
+            if test():
+                break
+        else:
+            wait_until(test, lambda seconds: self.late(what, number, seconds))
+        if not usual.is_unanimous():
+            raise self.disagree(what, number)
+
+    def start(self, what: str) -> Check:
+        """Hand in what this rank is about to do, without waiting for others."""
+        number = self._number(what)
+        reduction = Reduction(self.comm, lasting=False)
+        reduction.start(_digest(what))
+        return Check(self, reduction, what, number)
+
+    def _number(self, what: str) -> int:
+        if self._broken:
+            raise self._failed(what)
+        self._calls += 1
+        return self._calls
+
+    def _failed(self, what: str) -> CommunicationError:
+        return CommunicationError(
+            what,
+            f"the group {self._name!r} has failed before",
+            saw=self._broken,
+            hint="end the job and resume from the last checkpoint",
+        )
+
+    def late(self, what: str, number: int, waited: float) -> None:
+        """Say that this rank waits, listen to who else does, and give up in the end."""
+        me, size = self.comm.rank, self.comm.size
+        if self._waits.get(me) != (number, what):
+            self._waits[me] = number, what
+            told = [r for r in range(min(size, _WATCHERS)) if r != me]
+            self._sent += [self.comm.isend((number, what), r, _WAITING) for r in told]
+        self._listen(_WAITING)
+        if any(n == number and other != what for n, other in self._waits.values()):
+            # One waits and the other does not, which are two kinds of calls for MPI.
+            self._broken = "ranks were about to do different things"
+            raise self.disagree(what, number)
+        if waited > self.timeout:
+            missing = [self._ranks[r] for r in range(size) if self._waits.get(r, (0,))[0] < number]
+            error = self._missing(what, missing)
+            self._broken = f"{error.where}: {error.problem}"
+            raise error
+
+    def _missing(self, what: str, missing: Sequence[int]) -> CommunicationError:
+        shown = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
+        here = self._ranks[self.comm.rank]
+        come = self.comm.size - len(missing)
+        who = f"rank{'s' * (len(missing) > 1)} {shown} of the group {self._name!r}"
+        return CommunicationError(
+            what,
+            f"{who} did not come within {self.timeout:g} s",
+            saw=f"rank {here} waits; {come} of {self.comm.size} ranks are there",
+            hint="see what those ranks do; TREADLE_COMM_TIMEOUT sets the time",
+        )
+
+    def disagree(self, what: str, number: int) -> CommunicationError:
+        """What every rank was about to do; ranks tell one another, point to point."""
+        me, size = self.comm.rank, self.comm.size
+        self._words[me, number] = what
+        self._sent += [self.comm.isend((number, what), r, _WORDS) for r in range(size) if r != me]
+        deadline = time.monotonic() + _WORDS_TIME
+        while len(self._said(number)) < size and time.monotonic() < deadline:
+            self._listen(_WORDS)
+            time.sleep(_NAP)
+        alike: dict[str, list[int]] = {}
+        for r, words in self._said(number).items():
+            alike.setdefault(words, []).append(self._ranks[r])
+        saw = "; ".join(
+            f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks[:8]))}: {words}"
+            for words, ranks in alike.items()
+        )
+        return CommunicationError(
+            what.split("{")[0].split(" ")[0],
+            f"the ranks of the group {self._name!r} are about to do different things",
+            saw=saw,
+            hint="call the same collectives in the same order, with equal shapes and dtypes",
+        )
+
+    def _said(self, number: int) -> dict[int, str]:
+        return {r: words for (r, n), words in sorted(self._words.items()) if n == number}
+
+    def _listen(self, tag: int) -> None:
+        """Take in what others say of themselves."""
+        status = MPI.Status()
+        while True:
+            message = self.comm.improbe(MPI.ANY_SOURCE, tag, status)
+            if message is None:
+                break
+            number, what = message.recv()
+            source = status.Get_source()
+            if tag == _WORDS:
+                self._words[source, number] = what
+            elif number > self._waits.get(source, (0,))[0]:
+                self._waits[source] = number, what
+        self._sent = [r for r in self._sent if not r.Test()]
+
+
+class Reduction:
+    """The largest of h and of -h over all ranks: equal up to sign only where all h are equal.
+
+    A lasting one is set up once, which MPI 4 can do, and then takes a third of the time.
+    """
+
+    __slots__ = ("_all", "_comm", "_lasting", "_mine", "request")
+
+    def __init__(self, comm: MPI.Comm, *, lasting: bool) -> None:
+        self._comm = comm
+        # Views of memory: reading one number of an array takes three times as long.
+        self._mine, self._all = np.empty(2, np.int64).data, np.empty(2, np.int64).data
+        self.request: Any = None
+        self._lasting = lasting and MPI.Get_version() >= (4, 0)
+        if self._lasting:
+            self.request = cast(MPI.Intracomm, comm).Allreduce_init(self._mine, self._all, MPI.MAX)
+
+    def start(self, digest: int) -> None:
+        """Hand in a hash."""
+        self._mine[0], self._mine[1] = digest, -digest
+        if self._lasting:
+            self.request.Start()
+        else:
+            self.request = self._comm.Iallreduce(self._mine, self._all, MPI.MAX)
+
+    def done(self) -> bool:
+        """Whether all ranks have handed in theirs; `request.Test` is the same, without a call."""
+        done: bool = self.request.Test()
+        return done
+
+    def is_unanimous(self) -> bool:
+        """Whether they are equal, once it is done."""
+        return bool(self._all[0] == -self._all[1])
+
+
+class Check:
+    """One reduction over hashes: over when all ranks have come."""
+
+    __slots__ = ("_muster", "_number", "_reduction", "_what")
+
+    def __init__(self, muster: Muster, reduction: Reduction, what: str, number: int) -> None:
+        self._muster, self._reduction = muster, reduction
+        self._what, self._number = what, number
+
+    def done(self) -> bool:
+        """Whether all have come.
+
+        Raises:
+            CommunicationError: they have, to do different things.
+        """
+        if not self._reduction.done():
+            return False
+        if not self._reduction.is_unanimous():
+            # All ranks find out, so the group can still be used.
+            raise self._muster.disagree(self._what, self._number)
+        return True
+
+    def wait(self) -> None:
+        """Wait until all have come.
+
+        Raises:
+            CommunicationError: one does not, in time, or they are to do different things.
+        """
+        wait_until(self.done, lambda s: self._muster.late(self._what, self._number, s))

@@ -1,0 +1,200 @@
+"""Ranks that raise, are killed or stall: the job ends, says why, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+import treadle.distributed as dist
+from treadle.distributed import launch
+
+
+def needs_mpi(test: Callable[..., None]) -> Callable[..., None]:
+    """Mark a test that starts processes."""
+    missing = not importlib.util.find_spec("mpi4py")
+    return pytest.mark.multi(pytest.mark.skipif(missing, reason="needs the mpi extra")(test))
+
+
+def note_process(folder: Path) -> None:
+    (folder / f"{dist.get_rank()}.pid").write_text(str(os.getpid()))
+
+
+def all_ended(folder: Path) -> bool:
+    """Whether the processes that noted themselves are gone, within a moment."""
+    found = [int(path.read_text()) for path in folder.glob("*.pid")]
+    deadline = time.monotonic() + 10
+    while any(map(psutil.pid_exists, found)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return bool(found) and not any(map(psutil.pid_exists, found))
+
+
+def failure_of(folder: Path, size: int, fault: Callable[[], None], rank: int = 1) -> Any:
+    """What the launcher raises where one rank has a fault and the others wait for it."""
+
+    @dist.launcher(n_gpus=size)
+    def job() -> None:
+        note_process(folder)
+        if dist.get_rank() == rank:
+            fault()
+        dist.group_barrier()
+
+    with pytest.raises(dist.RankFailed) as caught:
+        job()
+    assert all_ended(folder)
+    return caught.value
+
+
+@needs_mpi
+def test_a_rank_raises(tmp_path: Path) -> None:
+    def fault() -> None:
+        raise KeyError("missing")
+
+    error = failure_of(tmp_path, 2, fault)
+    assert "rank 1 raised an exception" in str(error)
+    assert 'raise KeyError("missing")' in error.saw and __file__ in error.saw
+    assert isinstance(error.__cause__, KeyError) and isinstance(error, AssertionError)
+
+
+@needs_mpi
+def test_a_rank_is_killed(tmp_path: Path) -> None:
+    error = failure_of(tmp_path, 2, lambda: os.kill(os.getpid(), signal.SIGKILL))
+    assert "returned nothing" in error.problem
+    assert "signal 9" in error.saw or "signal: 9" in error.saw or "KILLED" in error.saw
+
+
+@needs_mpi
+def test_a_rank_stalls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TREADLE_COMM_TIMEOUT", "1")
+    error = failure_of(tmp_path, 2, lambda: time.sleep(60))
+    assert isinstance(error.__cause__, dist.CommunicationError)
+    assert "rank 1 of the group 'world' did not come within 1 s" in str(error.__cause__)
+    assert "1 of 2 ranks are there" in error.__cause__.saw
+
+
+SCRIPT = """
+import os, sys, time
+from pathlib import Path
+import treadle.distributed as dist
+
+@dist.launcher(n_gpus=2)
+def job():
+    (Path(sys.argv[1]) / f"{dist.get_rank()}.pid").write_text(str(os.getpid()))
+    time.sleep(60)
+
+if __name__ == "__main__":
+    job()
+"""
+
+
+@needs_mpi
+@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGKILL], ids=["interrupt", "kill"])
+def test_the_launcher_is_ended(tmp_path: Path, sign: signal.Signals) -> None:
+    script = tmp_path / "job.py"
+    script.write_text(SCRIPT)
+    running = subprocess.Popen(
+        [sys.executable, str(script), str(tmp_path)],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    while len(list(tmp_path.glob("*.pid"))) < 2 and running.poll() is None:
+        time.sleep(0.05)
+    running.send_signal(sign)
+    _, said = running.communicate(timeout=60)
+    assert running.returncode != 0
+    assert ("KeyboardInterrupt" in said) == (sign is signal.SIGINT)
+    assert all_ended(tmp_path)
+
+
+PLAIN = """
+import sys
+import treadle as mge, treadle.distributed as dist, treadle.functional as F
+
+dist.init_process_group()
+total = F.distributed.all_reduce_sum(mge.tensor([1.0])).item()
+print("rank", dist.get_rank(), "of", dist.get_world_size(), "has", total, flush=True)
+if dist.get_rank():
+    raise ValueError("on one rank")
+dist.group_barrier()
+"""
+
+
+@needs_mpi
+def test_programs_started_by_mpiexec(tmp_path: Path) -> None:
+    """Also without `-m mpi4py` an exception on one rank ends the others."""
+    script = tmp_path / "train.py"
+    script.write_text(PLAIN)
+    done = subprocess.run(
+        [launch.mpiexec(), "-n", "2", sys.executable, str(script)],
+        env=launch.environment(2),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode != 0
+    assert {"rank 0 of 2 has 2.0", "rank 1 of 2 has 2.0"} <= set(done.stdout.splitlines())
+    assert "ValueError: on one rank" in done.stderr
+
+
+# -- in this process ---------------------------------------------------------------------------
+
+
+def test_mpi_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mpi4py", None)
+    with pytest.raises(dist.CommunicationError, match="MPI cannot be used") as caught:
+        dist.launcher(lambda: 1, n_gpus=2)()
+    assert "pip install" in caught.value.hint
+    monkeypatch.setenv("PMIX_RANK", "0")
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
+    monkeypatch.delitem(sys.modules, "treadle.runtime.comm.mpi", raising=False)
+    monkeypatch.delitem(sys.modules, "treadle.runtime.comm.muster", raising=False)
+    with pytest.raises(dist.CommunicationError, match="MPI cannot be used"):
+        dist.init_process_group()
+    assert not dist.is_distributed()
+
+
+def test_mpiexec_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TREADLE_MPIEXEC", "no-such-command")
+    with pytest.raises(dist.CommunicationError, match="there is no no-such-command"):
+        dist.launcher(lambda: 1, n_gpus=2)()
+
+
+def test_what_cannot_be_sent() -> None:
+    lock = threading.Lock()
+    with pytest.raises(dist.CommunicationError, match="cannot be sent to other processes"):
+        dist.launcher(lambda: lock.locked(), n_gpus=2)()
+
+
+def test_processes_on_other_machines_are_started_from_outside() -> None:
+    with pytest.raises(dist.CommunicationError, match="started from outside") as caught:
+        dist.launcher(lambda: 1, n_gpus=2, world_size=4, rank_start=2, master_ip="far")()
+    assert "mpiexec -n 4" in caught.value.hint
+    with pytest.raises(ValueError, match="cannot start 0 of 2"):
+        dist.launcher(lambda: 1, n_gpus=0, world_size=2)
+
+
+def test_ranks_get_what_the_machine_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("TREADLE_NUM_THREADS", "OMPI_MCA_btl", "OMPI_ALLOW_RUN_AS_ROOT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    made = launch.environment(3)
+    assert made["TREADLE_NUM_THREADS"] == "2" and "OMPI_ALLOW_RUN_AS_ROOT" not in made
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setenv("OMPI_MCA_btl", "mine")
+    monkeypatch.setattr(launch, "_shares_memory", lambda: False)
+    made = launch.environment(16)
+    assert made["TREADLE_NUM_THREADS"] == "1" and made["OMPI_ALLOW_RUN_AS_ROOT"] == "1"
+    assert made["OMPI_MCA_btl"] == "mine"
+    monkeypatch.delenv("OMPI_MCA_btl")
+    assert launch.environment(2)["OMPI_MCA_btl"] == "self,tcp"
