@@ -11,14 +11,17 @@ from typer.main import get_command
 
 from treadle.base.errors import TreadleError
 from treadle.base.version import VERSION
-from treadle.cli import bench, info
+from treadle.cli import bench, compile, doctor, info, run
 
 __all__ = ["main"]
 
 app = typer.Typer(rich_markup_mode="markdown", add_completion=False)
 # What stands behind a script are its own arguments, options included.
 app.command("bench", context_settings={"allow_interspersed_args": False})(bench.command)
+app.command("compile")(compile.command)
+app.command("doctor")(doctor.command)
 app.command("info")(info.command)
+app.command("run")(run.command)
 
 
 def _print_version(wanted: bool) -> None:

@@ -1,0 +1,311 @@
+"""Models as shared libraries with a C header: run without Python.
+
+The library holds the compiled kernels, the program's steps, the weights as the program wants them
+(packed, folded), and a small runtime in C. It needs the C library and threads, nothing else.
+"""
+
+from __future__ import annotations
+
+import importlib.resources
+import importlib.util
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from treadle.backends.program import Address, LibraryCompiler, Linked, Program, Step
+from treadle.base.env import C_COMPILER
+from treadle.base.errors import CompileError
+from treadle.base.version import VERSION
+from treadle.engine.homes import find_compiler
+from treadle.engine.options import Options
+from treadle.engine.package import Model
+from treadle.engine.pipeline import Stages
+from treadle.engine.plan import Loaded, Plan, Pool, address, memory, relocate
+from treadle.engine.stages import load
+from treadle.graph.ir import Value
+
+Array = np.ndarray[Any, Any]
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*", re.ASCII)
+_FEATURES = {
+    "generic": "1",
+    "neon": "1",
+    "avx2": '(__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))',
+    "avx512": '(__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") && '
+    '__builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq"))',
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """What was written.
+
+    Attributes:
+        library, header: the files.
+        weights: bytes of weights in it.
+        scratch: bytes of memory that each instance needs.
+    """
+
+    library: Path
+    header: Path
+    weights: int
+    scratch: int
+
+
+def write_library(
+    model: Model,
+    folder: str | os.PathLike[str],
+    name: str = "model",
+    options: Options | None = None,
+) -> Library:
+    """Compile a model to `lib<name>.so` and `<name>.h`.
+
+    Args:
+        model: with extents that are numbers; see `read_models`.
+        folder: made if it is not there.
+        name: prefix of all functions, a C identifier.
+        options: of the compilation.
+
+    Raises:
+        CompileError: an op of the model needs Python, an extent is symbolic, there is no C
+            compiler, or it fails.
+    """
+    if _NAME.fullmatch(name) is None:
+        raise CompileError("library", f"{name!r} is no C identifier", hint="use letters and _")
+    chosen = options or Options()
+    compiler = find_compiler(chosen)
+    if not isinstance(compiler, LibraryCompiler):
+        raise CompileError(
+            "library", "the engine cannot write libraries", hint="use the engine cpu"
+        )
+    stages = Stages(model.graph, options=chosen)
+    plan = stages.planned()
+    _refuse(plan)
+    loaded = load(plan, compiler)
+    _run_prelude(loaded)
+    steps, constants = _needed(plan)
+    linked = compiler.linked(Program(steps, plan.bases), f"{name}_rt_")
+    ends = _ends(model.graph.inputs, model.inputs), _ends(model.graph.outputs, model.outputs)
+    made = _Parts(name, linked, plan, constants, loaded.kept.bytes[: plan.kept], ends)
+    target = Path(folder)
+    target.mkdir(parents=True, exist_ok=True)
+    library, header = target / f"lib{name}.so", target / f"{name}.h"
+    with tempfile.TemporaryDirectory(prefix="treadle-") as scratch:
+        made.build(Path(scratch), library)
+    header.write_text(_text("model.h", name), encoding="utf-8")
+    return Library(library, header, constants.nbytes + plan.kept, plan.memory.peak)
+
+
+def _refuse(plan: Plan) -> None:
+    if plan.host:
+        ops = ", ".join(sorted({task.op.name for task in plan.host}))
+        raise CompileError(
+            "library", f"these ops need Python: {ops}", hint="leave them out of the model"
+        )
+    if plan.updates:
+        raise CompileError("library", "the model changes its inputs", hint="trace it for inference")
+
+
+def _run_prelude(loaded: Loaded[Any]) -> None:
+    """Have everything that depends on weights alone computed now, not by every process."""
+    if loaded.prelude is None:
+        return
+    plan = loaded.plan
+    arena = memory("activations", plan.memory.peak)
+    bases = np.zeros(plan.bases, np.int64)
+    bases[-3:] = [address(b.bytes) for b in (loaded.constants, loaded.kept, arena)]
+    loaded.prelude.run(bases)
+
+
+def _needed(plan: Plan) -> tuple[tuple[Step, ...], Pool]:
+    """The steps, and the constants that they read: what only the prelude read is left out."""
+    base = plan.inputs + plan.outputs
+    starts = [offset for offset, _ in plan.constants.entries]
+    arrays = dict(plan.constants.entries)
+    pool, moved = Pool(), {}
+
+    def rebase(place: Address) -> Address:
+        if place.base != base:
+            return place
+        start = starts[int(np.searchsorted(starts, place.offset, "right")) - 1]
+        if start not in moved:
+            moved[start] = pool.add(arrays[start])
+        return Address(base, moved[start] + place.offset - start)
+
+    return relocate(plan.steps, rebase, 0, 0), pool
+
+
+def _ends(values: Sequence[Value], names: Sequence[str]) -> list[tuple[str, Value]]:
+    for name, value in zip(names, values, strict=True):
+        if not value.type.is_static:
+            raise CompileError("library", f"{name} has symbolic extents", saw=str(value.type))
+    return list(zip(names, values, strict=True))
+
+
+# -- files -------------------------------------------------------------------------------------
+
+
+def _text(file: str, name: str) -> str:
+    """A C file of this package, with the model's name in it."""
+    source = importlib.resources.files("treadle.deploy").joinpath(file)
+    return source.read_text(encoding="utf-8").replace("NAME", name)
+
+
+def _functions(name: str) -> str:
+    """The functions of the header, for the linker: nothing else is seen from outside."""
+    declared = re.findall(rf"\b({name}_\w+)\(", _text("model.h", name))
+    return " ".join(f"{function};" for function in dict.fromkeys(declared))
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """All that goes into one library."""
+
+    name: str
+    linked: Linked
+    plan: Plan
+    constants: Pool
+    kept: Array
+    ends: tuple[list[tuple[str, Value]], list[tuple[str, Value]]]
+
+    def build(self, folder: Path, target: Path) -> None:
+        """Write sources and objects into a folder, and have the system's compiler join them."""
+        name = self.name
+        files = {
+            f"{name}.h": _text("model.h", name),
+            f"{name}.c": _text("model.c", name),
+            f"{name}_parts.h": self._parts(),
+            "weights.s": self._weights(),
+            "exports.map": f"{{ global: {_functions(name)} local: *; }};\n",
+        }
+        for file, text in files.items():
+            (folder / file).write_text(text, encoding="utf-8")
+        (folder / "kept.bin").write_bytes(self.kept.tobytes())
+        with (folder / "constants.bin").open("wb") as file_:
+            for offset, array in self.constants.entries:
+                file_.seek(offset)
+                file_.write(array.tobytes())
+        objects = []
+        for number, image in enumerate(self.linked.objects):
+            objects.append(f"{number}.o")
+            (folder / objects[-1]).write_bytes(image)
+        made = folder / target.name
+        flags = ["-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-Wl,-z,noexecstack"]
+        flags += [f"-Wl,--version-script={folder / 'exports.map'}", "-o", str(made)]
+        inputs = [f"{name}.c", "weights.s", *objects]
+        _compile([*flags, *inputs, "-lpthread", "-lm"], folder)
+        shutil.move(made, target)
+
+    def _weights(self) -> str:
+        """Weights as data that the system maps, not as text that a compiler reads."""
+        lines = ['.section .rodata,"a",%progbits']
+        for what in ("constants", "kept"):
+            lines += [".balign 64", f".global {self.name}_{what}", f"{self.name}_{what}:"]
+            lines += [f'.incbin "{what}.bin"', ".balign 64", ".byte 0"]
+        return "\n".join([*lines, '.section .note.GNU-stack,"",%progbits', ""])
+
+    def _parts(self) -> str:
+        """The header that model.c reads."""
+        name, linked, plan = self.name, self.linked, self.plan
+        about = {
+            "producer": f"treadle {VERSION}",
+            "model": name,
+            "target": linked.target,
+            "kernels": len(linked.symbols),
+        }
+        numbers = {
+            "INPUTS": plan.inputs,
+            "OUTPUTS": plan.outputs,
+            "WORDS": len(linked.words),
+            "PLACES": len(linked.places),
+            "ARENA_BYTES": max(plan.memory.peak, 1),
+            "WEIGHT_BYTES": self.constants.nbytes + plan.kept,
+            **linked.layout,
+        }
+        lines = [f"#define {key} {value}" for key, value in numbers.items()]
+        lines += [
+            f"#define ABOUT {json.dumps(json.dumps(about))}",
+            f"#define PROCESSOR {json.dumps(linked.target)}",
+            f"#define PROCESSOR_FITS {_FEATURES.get(linked.target, '1')}",
+            f"extern const unsigned char {name}_constants[], {name}_kept[];",
+            f"extern int64_t {name}_rt_run(void *, const int64_t *, void *, int64_t);",
+            f"extern void *{name}_rt_worker(void *);",
+            f"extern void {name}_rt_stop(void *);",
+            *(f"extern void {s}(const int64_t *, int64_t, int64_t);" for s in linked.symbols),
+            "typedef void Kernel(const int64_t *, int64_t, int64_t);",
+            f"static Kernel *const kernels[] = {{{', '.join(linked.symbols)}}};",
+            _array("program_words", linked.words),
+            _array("kernel_places", linked.places),
+            *_tensors(name, "inputs", self.ends[0]),
+            *_tensors(name, "outputs", self.ends[1]),
+        ]
+        return "\n".join((*lines, ""))
+
+
+def _array(name: str, values: Array) -> str:
+    rows = [values[i : i + 16] for i in range(0, len(values), 16)]
+    text = ",\n".join(", ".join(str(int(v)) for v in row) for row in rows)
+    return f"static const int64_t {name}[] = {{\n{text or '0'}\n}};"
+
+
+def _tensors(name: str, what: str, ends: list[tuple[str, Value]]) -> list[str]:
+    shapes, rows = [], []
+    for i, (label, value) in enumerate(ends):
+        extents = [int(d) for d in value.type.shape]
+        listed = ", ".join(map(str, extents)) or "0"
+        shapes.append(f"static const int64_t {what}_shape{i}[] = {{{listed}}};")
+        kind = value.type.dtype.name
+        rows.append(
+            f'  {{{json.dumps(label)}, "{kind}", {len(extents)}, {what}_shape{i}, '
+            f"{value.type.nbytes}}},"
+        )
+    body = "\n".join(rows) or '  {"", "", 0, 0, 0},'
+    return [*shapes, f"static const {name}_tensor {what}[] = {{\n{body}\n}};"]
+
+
+def _compile(arguments: Sequence[str], folder: Path) -> None:
+    """Run the system's C compiler, or that of the extra `aot`.
+
+    Raises:
+        CompileError: there is none, or it fails.
+    """
+    command = compiler_command()
+    try:
+        done = subprocess.run(
+            [*command, *arguments], cwd=folder, capture_output=True, text=True, check=False
+        )
+    except OSError as error:
+        raise CompileError("library", f"{command[0]} cannot be run: {error}") from error
+    if done.returncode:
+        told = done.stderr.strip().splitlines()
+        first = next((line for line in told if "error" in line), "\n".join(told[-3:]))
+        raise CompileError("library", f"{command[0]} fails: {first}")
+
+
+def compiler_command() -> list[str]:
+    """The C compiler: `CC`, the system's, or ziglang's.
+
+    Raises:
+        CompileError: there is none.
+    """
+    own = C_COMPILER.get() if C_COMPILER.source() else ""
+    found = own or next((c for c in ("cc", "gcc", "clang") if shutil.which(c)), None)
+    if found:
+        return found.split()
+    if importlib.util.find_spec("ziglang") is not None:
+        return [sys.executable, "-m", "ziglang", "cc"]
+    raise CompileError(
+        "library", "there is no C compiler", hint="install one, or pip install treadle[aot]"
+    )
+
+
+__all__ = ["Library", "compiler_command", "write_library"]

@@ -1,0 +1,85 @@
+/* A compiled model: NAME. Written by Treadle; no Python is needed to build or to run it.
+ *
+ * Functions that can fail return a status, 0 if all is well; `NAME_error()` then says what went
+ * wrong, for the calling thread. One instance is used by one thread at a time; clones share code
+ * and weights and may be used by others at the same time.
+ */
+#ifndef NAME_H
+#define NAME_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct NAME_model NAME_model;
+
+/* What a function may return. */
+enum {
+  NAME_OK = 0,
+  NAME_BAD_ARGUMENT = 1, /* a number out of range, a missing pointer, an input that was not set */
+  NAME_NO_MEMORY = 2,
+  NAME_BAD_PROCESSOR = 3, /* the processor lacks instructions that the model was compiled for */
+  NAME_NO_THREAD = 4
+};
+
+/* Element types, by their names. */
+typedef struct NAME_tensor {
+  const char *name;
+  const char *dtype; /* "float32", "int64", ... */
+  int ndim;
+  const int64_t *shape;
+  size_t nbytes; /* of the dense row-major array */
+} NAME_tensor;
+
+/* Where memory comes from: `alignment` is a power of two. */
+typedef struct NAME_allocator {
+  void *(*allocate)(void *context, size_t nbytes, size_t alignment);
+  void (*release)(void *context, void *memory, size_t nbytes);
+  void *context;
+} NAME_allocator;
+
+/* A new instance. threads: how many share the work of a call, the caller counted; 0: all cores.
+ * allocator: NULL for the system's; it is copied. */
+int NAME_create(NAME_model **made, int threads, const NAME_allocator *allocator);
+
+/* An instance with inputs, outputs and scratch memory of its own, and the code, weights and threads
+ * of another one. */
+int NAME_clone(const NAME_model *model, NAME_model **made);
+
+/* Free an instance; NULL is allowed. */
+void NAME_destroy(NAME_model *model);
+
+/* Number of inputs and outputs, and what they are (NULL where there is none of that number). */
+int NAME_inputs(void);
+int NAME_outputs(void);
+const NAME_tensor *NAME_input(int number);
+const NAME_tensor *NAME_output(int number);
+
+/* Have the model read an input from, or write an output to, this memory from now on; nothing is
+ * copied. It is the caller's, dense and row-major, and must live until the next run has ended. */
+int NAME_set_input(NAME_model *model, int number, const void *data);
+int NAME_set_output(NAME_model *model, int number, void *data);
+
+/* The memory of an output: what was set, or the instance's own. NULL where there is none. */
+void *NAME_get_output(NAME_model *model, int number);
+
+/* Compute all outputs. */
+int NAME_run(NAME_model *model);
+
+/* Bytes of scratch memory of an instance, and of weights that instances share. */
+size_t NAME_scratch_bytes(void);
+size_t NAME_weight_bytes(void);
+
+/* What the last call of this thread that failed had to say; "" if none did. */
+const char *NAME_error(void);
+
+/* Who made the library, and for which processor: JSON. */
+const char *NAME_about(void);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,147 @@
+"""Models as shared libraries: built, linked into C and C++ programs, and run without Python."""
+
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import treadle as mge
+import treadle.functional as F
+import treadle.module as M
+from treadle.base.errors import CompileError
+from treadle.deploy import compiler_command, write_library
+from treadle.engine.package import Model
+from treadle.jit.capture import capture
+from treadle.jit.dump import Ends, argument_names, model_of
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "native"
+pytestmark = pytest.mark.skipif(
+    not any(map(shutil.which, ("cc", "gcc", "clang"))), reason="there is no C compiler"
+)
+
+
+class Net(M.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = M.Conv2d(3, 8, 3, padding=1)
+        self.norm = M.BatchNorm2d(8)
+        self.fc = M.Linear(8, 5)
+
+    def forward(self, x: Any) -> Any:
+        x = F.relu(self.norm(self.conv(x)))
+        return F.softmax(self.fc(F.mean(x, axis=(2, 3))), axis=1)
+
+
+def traced(function: Any, *arrays: Any) -> Model:
+    inputs = tuple(mge.tensor(a, dtype=a.dtype) for a in arrays)
+    captured = capture(function, inputs, {}, "net")
+    return model_of("net", captured, argument_names(inputs, {}), Ends(["image"], ["label"]))
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, Any]:
+    """A folder with the library and its input, and what is to come out."""
+    folder = tmp_path_factory.mktemp("library")
+    network = Net()
+    network.eval()
+    x = np.random.default_rng(0).standard_normal((2, 3, 16, 16)).astype(np.float32)
+    write_library(traced(network, x), folder, "net")
+    x.tofile(folder / "x.bin")
+    return folder, x, network(mge.tensor(x)).numpy()
+
+
+def compiled(folder: Path, source: str, *flags: str) -> Path:
+    command = compiler_command() if source.endswith(".c") else [shutil.which("c++") or "c++"]
+    program = folder / Path(source).stem
+    inputs = [str(EXAMPLES / source), "-I", str(folder), "-L", str(folder), "-lnet"]
+    rest = [f"-Wl,-rpath,{folder}", "-o", str(program), "-Wall", "-Wextra", "-Werror", *flags]
+    subprocess.run([*command, *inputs, *rest], check=True)
+    return program
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_c_program_computes_the_same(built: tuple[Path, Any, Any], threads: int) -> None:
+    folder, _, expected = built
+    program = compiled(folder, "run.c")
+    command = [program, folder / "x.bin", str(threads)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    found = np.array([float(line) for line in done.stdout.split()]).reshape(expected.shape)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+@pytest.mark.skipif(shutil.which("c++") is None, reason="there is no C++ compiler")
+def test_clones_run_at_the_same_time_and_give_all_memory_back(
+    built: tuple[Path, Any, Any],
+) -> None:
+    folder = built[0]
+    program = compiled(folder, "serve.cpp", "-pthread")
+    done = subprocess.run([program, folder / "x.bin", "4"], capture_output=True, text=True)
+    assert done.stdout == "0 of 200 results differ, 0 bytes are still held\n", done.stderr
+
+
+MISUSE = r"""
+#include <stdio.h>
+#include <string.h>
+#include "net.h"
+static void *none(void *c, size_t n, size_t a) { (void)c; (void)n; (void)a; return NULL; }
+static void drop(void *c, void *m, size_t n) { (void)c; (void)m; (void)n; }
+int main(void) {
+  net_model *model = NULL;
+  const net_allocator empty = {none, drop, NULL};
+  if (net_create(NULL, 1, NULL) != net_BAD_ARGUMENT) return 1;
+  if (net_create(&model, -1, NULL) != net_BAD_ARGUMENT || !*net_error()) return 2;
+  if (net_create(&model, 1, &empty) != net_NO_MEMORY || model) return 3;
+  if (net_create(&model, 1, NULL) != net_OK) return 4;
+  if (net_run(model) != net_BAD_ARGUMENT || !strstr(net_error(), "input")) return 5;
+  if (net_set_input(model, 7, model) != net_BAD_ARGUMENT) return 6;
+  if (net_set_output(model, 0, NULL) != net_BAD_ARGUMENT) return 7;
+  if (net_input(1) || net_output(-1) || net_inputs() != 1 || net_outputs() != 1) return 8;
+  if (strcmp(net_input(0)->dtype, "float32") || net_input(0)->shape[1] != 3) return 9;
+  if (!strstr(net_about(), "treadle")) return 10;
+  net_destroy(model);
+  net_destroy(NULL);
+  return 0;
+}
+"""
+
+
+def test_misuse_is_a_status_and_a_message(built: tuple[Path, Any, Any], tmp_path: Path) -> None:
+    folder = built[0]
+    (tmp_path / "misuse.c").write_text(MISUSE, encoding="utf-8")
+    program = tmp_path / "misuse"
+    inputs = ["misuse.c", "-I", str(folder), "-L", str(folder), "-lnet", f"-Wl,-rpath,{folder}"]
+    subprocess.run([*compiler_command(), *inputs, "-o", str(program)], cwd=tmp_path, check=True)
+    assert subprocess.run([program]).returncode == 0
+
+
+def test_only_functions_of_the_header_are_seen(built: tuple[Path, Any, Any]) -> None:
+    if shutil.which("nm") is None:
+        pytest.skip("there is no nm to list symbols with")
+    folder = built[0]
+    listed = subprocess.run(
+        ["nm", "-D", "--defined-only", folder / "libnet.so"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    names = {line.split()[-1] for line in listed.stdout.splitlines()}
+    assert {n for n in names if not n.startswith("net_")} == set()
+    header = (folder / "net.h").read_text(encoding="utf-8")
+    assert all(f"{n}(" in header for n in names)
+
+
+def test_what_needs_python_is_refused(tmp_path: Path) -> None:
+    matrix = np.eye(3, dtype=np.float32)
+    with pytest.raises(CompileError, match="mat_inv"):
+        write_library(traced(F.matinv, matrix), tmp_path, "net")
+    with pytest.raises(CompileError, match="no C identifier"):
+        write_library(traced(F.relu, matrix), tmp_path, "my-net")
+
+
+def test_a_compiler_that_fails_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", "false")
+    with pytest.raises(CompileError, match="false fails"):
+        write_library(traced(F.relu, np.ones(3, np.float32)), tmp_path, "net")
