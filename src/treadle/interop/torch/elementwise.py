@@ -1,0 +1,314 @@
+"""Elementwise operators of ATen, and casts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from treadle.base import dtype as dt
+from treadle.base.dtype import DType
+from treadle.graph.builder import GraphOperand
+from treadle.interop.torch.arrays import DTYPES
+from treadle.interop.torch.table import Call, lowers
+from treadle.ops import activation, logic, unary
+from treadle.ops import elementwise as ew
+from treadle.ops.op import Op
+from treadle.ops.select import Clip, Where
+
+V = GraphOperand
+
+_UNARY: dict[str, Op] = {
+    "abs": unary.Abs(),
+    "acos": unary.Acos(),
+    "acosh": unary.Acosh(),
+    "asin": unary.Asin(),
+    "asinh": unary.Asinh(),
+    "atan": unary.Atan(),
+    "atanh": unary.Atanh(),
+    "ceil": unary.Ceil(),
+    "cos": unary.Cos(),
+    "cosh": unary.Cosh(),
+    "erf": unary.Erf(),
+    "exp": unary.Exp(),
+    "expm1": unary.Expm1(),
+    "floor": unary.Floor(),
+    "log": unary.Log(),
+    "log1p": unary.Log1p(),
+    "neg": ew.Neg(),
+    "reciprocal": unary.Reciprocal(),
+    "relu": unary.Relu(),
+    "rsqrt": unary.Rsqrt(),
+    "sigmoid": unary.Sigmoid(),
+    "sign": unary.Sign(),
+    "sin": unary.Sin(),
+    "sinh": unary.Sinh(),
+    "sqrt": unary.Sqrt(),
+    "tan": unary.Tan(),
+    "tanh": unary.Tanh(),
+    "trunc": unary.Trunc(),
+    "silu": activation.Silu(),
+}
+_SAME_TYPE = ("abs", "ceil", "floor", "neg", "relu", "sign", "trunc")
+
+
+def _register_unary() -> None:
+    for name, op in _UNARY.items():
+
+        def lower(call: Call, x: V, _op: Op = op, _name: str = name) -> V:
+            if x.type.dtype.is_integer and _name in ("ceil", "floor", "trunc"):
+                return x
+            return _op(x.astype(call.dtype))
+
+        lowers(f"{name}.default")(lower)
+
+
+_register_unary()
+
+
+@lowers("round.default")
+def _round(call: Call, x: V) -> V:
+    """Halves to even numbers."""
+    if x.type.dtype.is_integer:
+        return x
+    whole = unary.Floor()(x)
+    rest = x - whole
+    odd = logic.NotEqual()(ew.Mod()(whole, whole.constant(2)), whole.constant(0))
+    half = rest.constant(0.5)
+    up = logic.Less()(half, rest) | (logic.Equal()(rest, half) & odd)
+    return whole + up.astype(x.type.dtype)
+
+
+# -- two operands ------------------------------------------------------------------------------
+
+
+def _both(call: Call, x: Any, y: Any, dtype: DType) -> tuple[V, V]:
+    anchor = x if isinstance(x, GraphOperand) else y
+    like = anchor if isinstance(anchor, GraphOperand) else None
+    return call.operand(x, dtype, like), call.operand(y, dtype, like)
+
+
+def _arithmetic(op: Op) -> Any:
+    def lower(call: Call, x: Any, y: Any, *, alpha: Any = 1) -> V:
+        first, second = _both(call, x, y, call.dtype)
+        if alpha != 1:
+            second = second * alpha
+        return op(first, second)
+
+    return lower
+
+
+_BINARY: dict[str, Op] = {
+    "add": ew.Add(),
+    "sub": ew.Sub(),
+    "mul": ew.Mul(),
+    "maximum": ew.Maximum(),
+    "minimum": ew.Minimum(),
+    "atan2": ew.Atan2(),
+    "bitwise_and": logic.BitAnd(),
+    "bitwise_or": logic.BitOr(),
+    "bitwise_xor": logic.BitXor(),
+}
+for _name, _op in _BINARY.items():
+    lowers(f"{_name}.default", f"{_name}.Tensor", f"{_name}.Scalar")(_arithmetic(_op))
+
+
+@lowers("rsub.Scalar", "rsub.Tensor")
+def _rsub(call: Call, x: V, y: Any, alpha: Any = 1) -> V:
+    first, second = _both(call, x, y, call.dtype)
+    return second - (first if alpha == 1 else first * alpha)
+
+
+@lowers("div.Tensor", "div.Scalar")
+def _div(call: Call, x: Any, y: Any) -> V:
+    return ew.Div()(*_both(call, x, y, call.dtype))
+
+
+@lowers("div.Tensor_mode", "div.Scalar_mode")
+def _div_mode(call: Call, x: Any, y: Any, *, rounding_mode: str | None = None) -> V:
+    first, second = _both(call, x, y, call.dtype)
+    if rounding_mode is None:
+        return ew.Div()(first, second)
+    if rounding_mode == "floor":
+        return ew.FloorDiv()(first, second)
+    if call.dtype.is_float:
+        return unary.Trunc()(ew.Div()(first, second))
+    quotient = ew.FloorDiv()(first, second)
+    inexact = logic.NotEqual()(quotient * second, first)
+    down = logic.Less()(quotient, quotient.constant(0))
+    return Where()(inexact & down, quotient + 1, quotient)
+
+
+@lowers("remainder.Tensor", "remainder.Scalar")
+def _remainder(call: Call, x: Any, y: Any) -> V:
+    first, second = _both(call, x, y, call.dtype)
+    rest = ew.Mod()(first, second)
+    if not call.dtype.is_float:
+        return rest
+    zero = rest.constant(0)
+    apart = logic.LogicalXor()(logic.Less()(rest, zero), logic.Less()(second, zero))
+    return Where()(logic.NotEqual()(rest, zero) & apart, rest + second, rest)
+
+
+@lowers("fmod.Tensor", "fmod.Scalar")
+def _fmod(call: Call, x: Any, y: Any) -> V:
+    return ew.Mod()(*_both(call, x, y, call.dtype))
+
+
+@lowers("pow.Tensor_Scalar", "pow.Tensor_Tensor", "pow.Scalar")
+def _pow(call: Call, x: Any, y: Any) -> V:
+    if isinstance(x, GraphOperand) and isinstance(y, (int, float)) and call.dtype.is_float:
+        return x.astype(call.dtype) ** y
+    wide = call.dtype if call.dtype.is_float else dt.float64
+    result = ew.Pow()(*_both(call, x, y, wide))
+    return result if call.dtype.is_float else unary.Round()(result).astype(call.dtype)
+
+
+# -- comparisons and logic ---------------------------------------------------------------------
+
+
+def _compared_as(call: Call, x: Any, y: Any) -> DType:
+    parts = [i if i is not None else v for i, v in zip(call.inputs, (x, y), strict=False)]
+    return DTYPES[torch.result_type(*parts)]
+
+
+def _comparison(op: Op) -> Any:
+    def lower(call: Call, x: Any, y: Any) -> V:
+        return op(*_both(call, x, y, _compared_as(call, x, y)))
+
+    return lower
+
+
+_COMPARISONS: dict[str, Op] = {
+    "eq": logic.Equal(),
+    "ne": logic.NotEqual(),
+    "lt": logic.Less(),
+    "le": logic.LessEqual(),
+    "gt": logic.Greater(),
+    "ge": logic.GreaterEqual(),
+}
+for _name, _op in _COMPARISONS.items():
+    lowers(f"{_name}.Tensor", f"{_name}.Scalar")(_comparison(_op))
+
+
+def truth(x: V) -> V:
+    """Whether elements are not 0."""
+    return x if x.type.dtype is dt.bool_ else logic.NotEqual()(x, x.constant(0))
+
+
+@lowers("logical_not.default")
+def _logical_not(call: Call, x: V) -> V:
+    return logic.LogicalNot()(truth(x))
+
+
+@lowers("logical_and.default")
+def _logical_and(call: Call, x: V, y: V) -> V:
+    return logic.LogicalAnd()(truth(x), truth(y))
+
+
+@lowers("logical_or.default")
+def _logical_or(call: Call, x: V, y: V) -> V:
+    return logic.LogicalOr()(truth(x), truth(y))
+
+
+@lowers("logical_xor.default")
+def _logical_xor(call: Call, x: V, y: V) -> V:
+    return logic.LogicalXor()(truth(x), truth(y))
+
+
+@lowers("bitwise_not.default")
+def _bitwise_not(call: Call, x: V) -> V:
+    return logic.LogicalNot()(x) if x.type.dtype is dt.bool_ else logic.BitNot()(x)
+
+
+@lowers("isnan.default")
+def _isnan(call: Call, x: V) -> V:
+    return logic.IsNan()(x)
+
+
+@lowers("isinf.default")
+def _isinf(call: Call, x: V) -> V:
+    return logic.IsInf()(x)
+
+
+@lowers("where.self")
+def _where(call: Call, mask: V, x: V, y: V) -> V:
+    first, second = _both(call, x, y, call.dtype)
+    return Where()(mask, first, second).broadcast_to(call.shape)
+
+
+@lowers("masked_fill.Scalar")
+def _masked_fill(call: Call, x: V, mask: V, value: Any) -> V:
+    return Where()(mask, x.constant(value, x.type.dtype), x).broadcast_to(call.shape)
+
+
+# -- activations -------------------------------------------------------------------------------
+
+
+@lowers("gelu.default")
+def _gelu(call: Call, x: V, *, approximate: str = "none") -> V:
+    return activation.Gelu(approximate)(x)
+
+
+@lowers("clamp.default", "hardtanh.default")
+def _clamp(call: Call, x: V, low: Any = None, high: Any = None) -> V:
+    if call.dtype.is_float:
+        low, high = (None if v is None else float(v) for v in (low, high))
+    return Clip(low, high)(x.astype(call.dtype))
+
+
+@lowers("clamp_min.default")
+def _clamp_min(call: Call, x: V, low: Any) -> V:
+    made: V = _clamp(call, x, low)
+    return made
+
+
+@lowers("leaky_relu.default")
+def _leaky_relu(call: Call, x: V, slope: float = 0.01) -> V:
+    return activation.LeakyRelu(slope)(x)
+
+
+@lowers("elu.default")
+def _elu(call: Call, x: V, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> V:
+    zero = x.constant(0)
+    low = (unary.Expm1()(ew.Minimum()(x, zero) * input_scale)) * (alpha * scale)
+    return ew.Maximum()(x, zero) * scale + low
+
+
+@lowers("hardsigmoid.default")
+def _hardsigmoid(call: Call, x: V) -> V:
+    return Clip(0.0, 1.0)(x / 6.0 + 0.5)
+
+
+@lowers("hardswish.default")
+def _hardswish(call: Call, x: V) -> V:
+    return x * Clip(0.0, 6.0)(x + 3.0) / 6.0
+
+
+# -- casts and copies --------------------------------------------------------------------------
+
+
+@lowers(
+    "_to_copy.default",
+    "convert_element_type.default",
+    "to.dtype",
+)
+def _to_copy(call: Call, x: V, *args: Any, **kwargs: Any) -> V:
+    if call.dtype is dt.bool_:
+        return truth(x)
+    return x.astype(call.dtype)
+
+
+@lowers(
+    "clone.default",
+    "alias.default",
+    "detach.default",
+    "contiguous.default",
+    "lift_fresh_copy.default",
+    "copy.default",
+)
+def _same(call: Call, x: V, *args: Any, **kwargs: Any) -> V:
+    if args and isinstance(args[0], GraphOperand):  # copy: the second argument's values
+        given: V = args[0]
+        return given.astype(call.dtype).broadcast_to(call.shape)
+    return x
