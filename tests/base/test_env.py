@@ -45,7 +45,9 @@ def test_nobody_else_reads_the_environment() -> None:
         for path in SOURCE.rglob("*.py")
         if re.search(r"os\.(environ|getenv)", path.read_text(encoding="utf-8"))
     }
-    assert readers == {"base/env.py"}
+    # The kit changes variables to see what a backend makes of them.
+    kit = {"conformance/distributed.py", "conformance/visit.py"}
+    assert readers - kit == {"base/env.py"}
 
 
 def test_where_compiled_code_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -273,7 +273,7 @@ def test_mixing_devices_names_both_and_the_fix(
     plugins.toy(kernels=elementwise())
     a = mge.tensor(np.ones((2, 2)), device="toy0")
     b = mge.tensor(np.ones((2, 2)), device="cpux")
-    refused = pytest.raises(DeviceError, match="different devices|ambiguous device")
+    refused = pytest.raises(DeviceError, match=r"different devices|ambiguous device")
     with mge.fallback("silent"), refused as caught:
         use(a, b)
     text = str(caught.value)

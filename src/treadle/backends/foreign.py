@@ -189,15 +189,19 @@ def _empty(types: Sequence[TensorType]) -> list[Array]:
     return [np.empty(tuple(int(d) for d in t.shape), t.dtype.numpy) for t in types]
 
 
-def open_library(path: str) -> list[ForeignOp]:
-    """The ops of a shared library.
+LISTING = "treadle_ops"
+"""The function of a library that lists its ops, as `TREADLE_OPS` of treadle_op.h makes it."""
+
+
+def open_library(path: str, listing: str = LISTING) -> list[ForeignOp]:
+    """The ops of a shared library, whose function `listing` lists them.
 
     Raises:
         LoadError: the file cannot be opened, lists no ops, or was built for another interface.
     """
     try:
         library = ctypes.CDLL(path)
-        abi, listed = library.treadle_abi, library.treadle_ops
+        abi, listed = library.treadle_abi, getattr(library, listing)
     except (OSError, AttributeError) as error:
         raise LoadError(
             "custom op",

@@ -129,6 +129,11 @@ ALL = tuple([found for found in tuple(globals().values()) if isinstance(found, V
 """Every variable, in the order of this page."""
 
 
+def foreign(name: str) -> str | None:
+    """A variable that another program set for its own ends, such as MPI's launchers."""
+    return os.environ.get(name)
+
+
 def cache_directory() -> Path:
     """Where compiled code is kept: the named directory, else `treadle` in the user's cache."""
     named = CACHE_DIR.get()

@@ -96,10 +96,8 @@ def _tell(
         shown = ", ".join(f"{v:.6g}" for v in flat[:5])
         more = ", ..." if flat.size > 5 else ""
         typer.echo(f"{name} {value.dtype}{list(value.shape)}: {shown}{more}")
-    typer.echo(
-        f"first call {duration(found['first'])}, then median {duration(found['median'])}, "
-        f"best {duration(found['best'])}, p90 {duration(found['p90'])}, p99 {duration(found['p99'])}"
-    )
+    later = ", ".join(f"{k} {duration(found[k])}" for k in ("median", "best", "p90", "p99"))
+    typer.echo(f"first call {duration(found['first'])}, then {later}")
     typer.echo(f"peak memory of the process {size(int(found['peak_bytes']))}")
     if expect is not None:
         typer.echo("\n".join(differing) or f"equal to {expect}")

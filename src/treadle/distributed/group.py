@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import importlib
 import math
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -15,6 +14,7 @@ from typing import Any, ParamSpec, TypeVar
 import numpy as np
 
 from treadle.backends.program import Compiler
+from treadle.base.env import foreign
 from treadle.device import get_device_count, set_default_device
 from treadle.engine.devices import leave_notice_to_others
 from treadle.engine.homes import find_compiler
@@ -148,11 +148,12 @@ def job_size() -> int:
     library = sys.modules.get("mpi4py.MPI")
     if library is not None and library.Is_initialized():
         return int(library.COMM_WORLD.size)
-    if "PMIX_RANK" not in os.environ and "PMI_RANK" not in os.environ:
+    if foreign("PMIX_RANK") is None and foreign("PMI_RANK") is None:
         return 0
     for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"):
-        if os.environ.get(name, "").isdecimal():
-            return int(os.environ[name])
+        count = foreign(name) or ""
+        if count.isdecimal():
+            return int(count)
     return 0
 
 

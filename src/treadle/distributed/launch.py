@@ -144,7 +144,7 @@ def environment(count: int) -> dict[str, str]:
     cores = len(os.sched_getaffinity(0))
     if count > cores:  # Whoever waits lets others work.
         changes["OMPI_MCA_mpi_yield_when_idle"] = "1"
-    changes = {k: v for k, v in changes.items() if k not in os.environ}
+    changes = {k: v for k, v in changes.items() if env.foreign(k) is None}
     if not env.NUM_THREADS.get():
         changes[env.NUM_THREADS.names[0]] = str(max(cores // count, 1))
     return env.of_child(changes)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from dataclasses import replace
 
 from treadle.backends.api import Support, no
 from treadle.backends.codegen import tuned
@@ -29,6 +30,7 @@ from treadle.backends.codegen.irregular import (  # noqa: F401
     sort,
     window,
 )
+from treadle.backends.codegen.irregular.rows import row_by_row
 from treadle.backends.codegen.loops import lower_loops
 from treadle.backends.codegen.lowering import LOWERINGS, types_of
 from treadle.backends.codegen.target import Target
@@ -84,8 +86,18 @@ def _lower(
         return _lower_fused(op, operands, constant, target)
     own = LOWERINGS.get(op.name)
     if own is not None and all(size_of(t.shape) for t in operands):
-        return own(op, operands, constant, target)
+        return _grained(own(op, operands, constant, target), target)
     return _lower_loops(op, operands, target)
+
+
+def _grained(found: Lowered | Support, target: Target) -> Lowered | Support:
+    """Items as small as they can be, where the target wants many."""
+    if isinstance(found, Support) or not target.fine:
+        return found
+    launches, prelude = (
+        tuple(row_by_row(launch) for launch in part) for part in (found.launches, found.prelude)
+    )
+    return replace(found, launches=launches, prelude=prelude)
 
 
 def _lower_loops(op: Op, types: tuple[TensorType, ...], target: Target) -> Lowered | Support:

@@ -23,6 +23,7 @@ class Target:
         dot_int8: whether `dot` of bytes is an instruction (VNNI).
         dot_bfloat16: whether `dot` of bfloat16 is an instruction.
         l1, l2: bytes of the caches of one core.
+        fine: whether items are threads of a GPU: the more the better, each with little scratch.
         preferred: names of the `layouts` that programs use where nobody asks for others.
     """
 
@@ -37,6 +38,7 @@ class Target:
     dot_bfloat16: bool = False
     l1: int = 32 << 10
     l2: int = 512 << 10
+    fine: bool = False
     preferred: tuple[str, ...] = ("channels-last",)
 
     @property

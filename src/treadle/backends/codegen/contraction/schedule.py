@@ -21,6 +21,8 @@ _ITEMS = 32
 """Items that keep a handful of threads equally busy."""
 _CACHE = 2 << 20
 """Most bytes of the second cache that are counted on; half of them are scratch on the stack."""
+_FINE = 1 << 12
+"""Arithmetic operations of an item on a target with many threads, at least."""
 _BLOCK = 96
 """Most rows of a block."""
 _COLUMN = (48, 192)
@@ -39,11 +41,14 @@ class Schedule:
 def schedule(problem: Problem, tile: Tile, target: Target, *, packed: bool = False) -> Schedule:
     """The schedule of a problem whose a has the type of sums; `packed`: b consists of panels."""
     quarter = min(target.l2, _CACHE) // (4 * tile.dtype.itemsize)
+    in_place = not packed and _reads_b_in_place(problem, tile, target)
     depth = _depth(problem.k, tile, quarter)
-    width, height = _item(problem, tile, depth, quarter, depth < problem.k)
+    if target.fine and in_place and not problem.n % tile.width:
+        depth = problem.k  # Nothing is packed.
+    width, height = _item(problem, tile, depth, quarter, target)
     if problem.tables and packed:
         depth = _depth(problem.k, tile, quarter // 2)
-        width, height = _table_item(problem, tile, quarter)
+        width, height = _table_item(problem, tile, quarter, target)
     room = Room(panels=2 * quarter, sums=quarter, packed=packed)
     blocks = best_blocks(Blocks(depth, width, height), problem, tile, target, room)
     depth, width, height = blocks.depth, blocks.width, blocks.height
@@ -65,7 +70,7 @@ def schedule(problem: Problem, tile: Tile, target: Target, *, packed: bool = Fal
         positions=problem.positions,
         batch=len(problem.batch),
         split=split,
-        in_place=not packed and _reads_b_in_place(problem, tile, target),
+        in_place=in_place,
         panels=2 * quarter,
         sums=max(quarter, width * height * tile.width) if split else most * tile.width,
         epilogue=problem.epilogue,
@@ -127,6 +132,8 @@ def _reads_b_in_place(problem: Problem, tile: Tile, target: Target) -> bool:
     b = problem.b
     if b.column != 1 or b.dtype is not tile.dtype or problem.patches:
         return False
+    if target.fine:
+        return True
     stays = problem.k * b.row * b.dtype.itemsize <= target.l2 // 2
     return problem.m <= (8 if stays else 2) * tile.rows
 
@@ -140,20 +147,23 @@ def _depth(k: int, tile: Tile, quarter: int) -> int:
     return -(-k // (parts * tile.lanes)) * tile.lanes
 
 
-def _item(problem: Problem, tile: Tile, depth: int, quarter: int, split: bool) -> tuple[int, int]:
+def _item(
+    problem: Problem, tile: Tile, depth: int, quarter: int, target: Target
+) -> tuple[int, int]:
     """Panels and rows of an item: large ones pack little, many keep all threads busy."""
-    panels = -(-problem.n // tile.width)
+    panels, split = -(-problem.n // tile.width), depth < problem.k
     width = max(1, min(panels, quarter // (max(1, depth) * tile.width), 8))
     height = problem.m
     if split:
         height = min(height, max(tile.rows, quarter // (width * tile.width)))
-    wanted = max(1, min(_ITEMS, problem.flops // _ITEM))
+    wanted = _wanted(problem, target)
+    least = tile.rows if target.fine else 8 * tile.rows
 
     def items() -> int:
         return problem.count * -(-problem.m // height) * -(-panels // width)
 
     while items() < wanted:
-        if height > 320 or (width == 1 and height > 8 * tile.rows):
+        if height > 320 or (width == 1 and height > least):
             parts = -(-height // 2)
             height = -(-parts // tile.rows) * tile.rows
         elif width > 1:
@@ -163,15 +173,23 @@ def _item(problem: Problem, tile: Tile, depth: int, quarter: int, split: bool) -
     return width, height
 
 
-def _table_item(problem: Problem, tile: Tile, quarter: int) -> tuple[int, int]:
+def _wanted(problem: Problem, target: Target) -> int:
+    """Items that a target wants to have."""
+    if target.fine:
+        return max(1, problem.flops // _FINE)
+    return max(1, min(_ITEMS, problem.flops // _ITEM))
+
+
+def _table_item(problem: Problem, tile: Tile, quarter: int, target: Target) -> tuple[int, int]:
     """Panels and rows of an item whose panels lie ready and whose rows are found by tables.
 
     The elements of a block of rows lie scattered: they are to stay in the second cache, while
     panels, which are read in order, pass by.
     """
     panels = -(-problem.n // tile.width)
-    wanted = max(1, min(_ITEMS, problem.flops // _ITEM))
-    blocks = -(-problem.m // (_BLOCK - _BLOCK % tile.rows))
+    wanted = _wanted(problem, target)
+    most = tile.rows if target.fine else _BLOCK - _BLOCK % tile.rows
+    blocks = -(-problem.m // most)
     height = -(-problem.m // (blocks * tile.rows)) * tile.rows
     width = max(1, min(panels, quarter // (height * tile.width)))
     parts = max(-(-panels // width), -(-wanted // (problem.count * -(-problem.m // height))))

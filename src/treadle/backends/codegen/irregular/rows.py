@@ -8,6 +8,7 @@ that one kernel serves every shape.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from treadle.backends.codegen.kernel import builder
@@ -22,6 +23,8 @@ _ITEM = 4_000.0
 _ALONE = 10_000.0
 """Nanoseconds up to which a launch is not worth sharing."""
 MOST_ITEMS = 256
+_SHARED = ("rows", "grain")
+"""Last parameters of kernels whose rows may be items of their own."""
 
 Arguments = tuple[Ref | int, ...]
 """What a launch passes."""
@@ -48,10 +51,12 @@ def row_kernel(
     `over_rows` launches it: it adds the parameters `rows` and `grain`.
     """
 
-    def body(b: Builder, item: Value, first: Value, stop: Value) -> None:
-        write(b, first, stop)
+    rows, grain = (size(n) for n in _SHARED)
 
-    return item_kernel(name, parameters, body, functions)
+    def body(b: Builder, lo: Value, hi: Value) -> None:
+        write(b, b.mul(lo, grain), b.min(b.mul(hi, grain), rows))
+
+    return builder.kernel(name, (*parameters, rows, grain), body, functions)
 
 
 def item_kernel(
@@ -61,7 +66,7 @@ def item_kernel(
     functions: Sequence[Function] = (),
 ) -> Kernel:
     """A `row_kernel` whose body is also told an item that no other call has, for its scratch."""
-    rows, grain = size("rows"), size("grain")
+    rows, grain = size("rows"), size("share")
 
     def body(b: Builder, lo: Value, hi: Value) -> None:
         write(b, lo, b.mul(lo, grain), b.min(b.mul(hi, grain), rows))
@@ -82,6 +87,16 @@ def over_rows(
     serial = items == 1 or rows * cost <= _ALONE
     given = (*arguments, rows, grain)
     return Launch(kernel, given, items=items, serial=serial, nbytes=nbytes)
+
+
+def row_by_row(launch: Launch) -> Launch:
+    """The launch with as many items as rows, if it is one of a `row_kernel`."""
+    if tuple(p.name for p in launch.kernel.parameters[-2:]) != _SHARED:
+        return launch
+    *others, rows, _ = launch.arguments
+    if not isinstance(rows, int):
+        return launch
+    return replace(launch, arguments=(*others, rows, 1), items=rows, serial=rows == 1)
 
 
 def divide(rows: int, cost: float, most: int = MOST_ITEMS) -> tuple[int, int]:

@@ -27,6 +27,10 @@ MOST_PARTS = 64
 """Parts of a divided reduction."""
 ENOUGH_UNITS = 8
 """Units of work from which on reductions are not divided."""
+FINE = 256
+"""Parts of a reduction on a target with many threads, and elements that a part has at least."""
+FINE_UNITS = 4096
+"""Units of work from which on reductions are not divided there."""
 LINE = 64
 """Bytes of a cache line."""
 TILE_BLOCK = 16
@@ -74,12 +78,17 @@ def divided(nest: LoopNest, plan: Plan, joins: bool, target: Target) -> Division
         items = -(-rows // grain)
         return Division(rows, items, grain, items == 1 or total <= ALONE)
     if plan.tile_axis is not None:
-        return _banded(plan, plan.tile_axis, rows, total)
-    blocks, block = _blocks(plan)
+        return _banded(plan, plan.tile_axis, rows, total, target)
+    blocks, block = _blocks(plan, target)
     parts, length = (1, 0) if joins else _parts(nest, plan, rows * blocks, total, target)
     units = rows * blocks * parts
-    items, grain = divide(units, total / units, MOST_ITEMS)
+    items, grain = _items(units, total, target)
     return Division(units, items, grain, items == 1 or total <= ALONE, blocks, block, parts, length)
+
+
+def _items(units: int, total: float, target: Target) -> tuple[int, int]:
+    """Items, and the units of each."""
+    return (units, 1) if target.fine else divide(units, total / units, MOST_ITEMS)
 
 
 def _time(nest: LoopNest, plan: Plan) -> float:
@@ -87,26 +96,26 @@ def _time(nest: LoopNest, plan: Plan) -> float:
     return plan.cost * max(_product(nest.axes), 1)
 
 
-def _banded(plan: Plan, axis: Axis, rows: int, total: float) -> Division:
+def _banded(plan: Plan, axis: Axis, rows: int, total: float, target: Target) -> Division:
     """Bands as wide as a cache line, so that each line is read by one unit."""
     band = max(LINE // min(compute_dtype(c.dtype).itemsize for c in plan.turned), plan.lanes)
     bands = -(-axis.extent // band)
     length = plan.lane_axis.extent if plan.lane_axis is not None else 1
-    block = TILE_BLOCK * plan.lanes
+    block = plan.lanes if target.fine else TILE_BLOCK * plan.lanes
     blocks = -(-length // block)
     units = rows * bands * blocks
-    items, grain = divide(units, total / units, MOST_ITEMS)
+    items, grain = _items(units, total, target)
     serial = items == 1 or total <= ALONE
     return Division(units, items, grain, serial, blocks, block, 1, 0, bands, band)
 
 
-def _blocks(plan: Plan) -> tuple[int, int]:
+def _blocks(plan: Plan, target: Target) -> tuple[int, int]:
     """Blocks along the lane axis, where it is parallel, and their extent."""
     axis = plan.lane_axis
     if axis is None or axis.reduced:
         return 1, 0
     inner = _product(plan.loops)
-    least = max(BLOCK // inner // plan.lanes, 1) * plan.lanes
+    least = plan.lanes if target.fine else max(BLOCK // inner // plan.lanes, 1) * plan.lanes
     if axis.extent < 2 * least:
         return 1, 0
     return -(-axis.extent // least), least
@@ -123,7 +132,9 @@ def _parts(nest: LoopNest, plan: Plan, units: int, total: float, target: Target)
     axis = plan.split_axis
     if axis is None or not nest.totals or not plan.is_early:
         return 1, 0
-    if not plan.rows_reduced:
+    if target.fine:
+        length = _fine_part(plan, axis, units)
+    elif not plan.rows_reduced:
         length = _strip(plan, axis, units, total, target)
     elif units < ENOUGH_UNITS:
         parts = min(MOST_PARTS // units, int(total / PART))
@@ -134,6 +145,15 @@ def _parts(nest: LoopNest, plan: Plan, units: int, total: float, target: Target)
         length = -(-length // plan.lanes) * plan.lanes
     parts = -(-axis.extent // length)
     return (parts, length) if parts > 1 else (1, 0)
+
+
+def _fine_part(plan: Plan, axis: Axis, units: int) -> int:
+    """Elements of the split axis of a part where every part is a thread of its own."""
+    inner = _product(plan.loops) // axis.extent if axis in plan.loops else 1
+    if units >= FINE_UNITS or axis.extent * inner < 2 * FINE:
+        return axis.extent
+    parts = min(FINE, axis.extent * inner // FINE, -(-FINE_UNITS // units))
+    return -(-axis.extent // parts)
 
 
 def _strip(plan: Plan, axis: Axis, units: int, total: float, target: Target) -> int:

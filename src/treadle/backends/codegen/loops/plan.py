@@ -139,7 +139,7 @@ def plan(nest: LoopNest, target: Target, nbytes: int) -> Plan:
     total = sum(weight(c.op) for s in stages for c in s.needed if isinstance(c, Apply))
     native = _native(nest, target, lane_axis)
     tile_axis, turned = _tiles(nest, lane_axis)
-    lanes = native * _vectors(nest, total, lane_axis, native)
+    lanes = native * _vectors(nest, total, lane_axis, native, target)
     points = max(_product(a.extent for a in nest.axes), 1)
     moments = moments_of(nest)
     return Plan(
@@ -285,9 +285,11 @@ def _native(nest: LoopNest, target: Target, lane_axis: Axis | None) -> int:
     return max(target.vector_bytes // widest, 1)
 
 
-def _vectors(nest: LoopNest, total: float, lane_axis: Axis | None, native: int) -> int:
+def _vectors(
+    nest: LoopNest, total: float, lane_axis: Axis | None, native: int, target: Target
+) -> int:
     """How many vectors are worked on at a time."""
-    if lane_axis is None:
+    if lane_axis is None or target.fine:
         return 1
     most = 4 if total <= LIGHT else 2 if total <= HEAVY else 1
     if not lane_axis.reduced and len(nest.totals) == 1 and total <= COLUMNS:

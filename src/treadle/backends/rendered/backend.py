@@ -1,0 +1,51 @@
+"""What a backend derives from that has a `Renderer`."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from treadle.backends.api import Backend, Support
+from treadle.backends.program import Compiler
+from treadle.backends.rendering import Renderer
+from treadle.base.types import TensorType
+from treadle.ops.op import Op
+
+
+class RenderedBackend(Backend):
+    """A device kind whose programs and ops run on generated kernels.
+
+    A class that derives from it has `name`, `protocol`, `device_kinds`, `probe`, `open` and
+    `renderer`; `serves` is its kinds.
+    """
+
+    serves: tuple[str, ...] = ()
+    priority = 1
+
+    @abstractmethod
+    def renderer(self) -> Renderer:
+        """What prints, compiles and launches its kernels; asked for once, after `probe`."""
+        ...
+
+    def compiler(self) -> Compiler:
+        """How it lowers ops and builds programs."""
+        made: Compiler = self._compiler
+        return made
+
+    def prepare(self, op: Op, types: Sequence[TensorType], /) -> Callable[..., Any] | Support:
+        """A launch on arrays of these types, or why there is none."""
+        eager: Any = importlib.import_module("treadle.backends.rendered.eager")
+        found: Callable[..., Any] | Support = eager.prepare(self._compiler, op, types)
+        return found
+
+    def counters(self) -> Mapping[str, int]:
+        """How often its compiler was called."""
+        return {"sources compiled": self._compiler.library.compiled}
+
+    @functools.cached_property
+    def _compiler(self) -> Any:
+        module: Any = importlib.import_module("treadle.backends.rendered.compiler")
+        return module.RenderedCompiler(self.renderer())

@@ -1,0 +1,88 @@
+"""The renderer role: what a vendor supplies to run Treadle's own kernels.
+
+Kernels are generated for a `Target` in one language (`codegen/kernel/ir.py`). A renderer prints
+them in the language of its device, has them compiled, and launches them; `backends/rendered` makes
+the rest of it: a compiler for whole programs and an engine for single ops. With a `Device` and a
+`Renderer` a backend is complete:
+
+    class Backend(RenderedBackend):
+        def renderer(self) -> Renderer: ...
+        def open(self, index) -> Device: ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from treadle.backends.api import Support
+from treadle.backends.codegen.target import Target
+from treadle.runtime.api import Buffer, Device, Stream
+
+Launchable = Any
+"""A kernel on a device, as `Renderer.load` returned it."""
+Argument = tuple[Buffer, int] | int
+"""What a kernel takes: a place, as a buffer and an offset in bytes, or a 64-bit integer."""
+
+
+class Renderer(Protocol):
+    """Prints, compiles, loads and launches kernels for the devices of one kind."""
+
+    name: str
+
+    @property
+    def target(self) -> Target:
+        """What kernels may assume: widths, registers, multiply-add, caches."""
+        ...
+
+    @property
+    def fingerprint(self) -> str:
+        """Names all else that decides what a source becomes: device, driver, compiler, options.
+
+        Binaries are kept on disk under it.
+        """
+        ...
+
+    def supports(self, kernel: Any, /) -> Support:
+        """Whether the device can run a kernel: it may lack a type, for instance."""
+        ...
+
+    def render(self, kernels: Sequence[Any], /) -> str:
+        """A source with a function for each of the kernels, named by `symbol_of`.
+
+        It takes what the kernel takes, then the number of work items.
+        """
+        ...
+
+    def compile(self, source: str, /) -> bytes:
+        """The binary of a source.
+
+        Raises:
+            CompileError: the compiler refuses it; the message has what it says.
+        """
+        ...
+
+    def load(self, device: Device, binary: bytes, symbols: Sequence[str], /) -> list[Launchable]:
+        """What launches these kernels of a binary; a symbol that comes twice gives two of them.
+
+        Each is used for one place in one program, by one thread at a time, so that it may keep
+        what it was launched with.
+        """
+        ...
+
+    def launch(
+        self,
+        device: Device,
+        launchable: Launchable,
+        arguments: tuple[Argument, ...],
+        items: int,
+        serial: bool,
+        stream: Stream,
+        /,
+    ) -> None:
+        """Submit a kernel over [0, items), split among the device's threads in any way.
+
+        Where `arguments` is the tuple of the launch before, nothing in it has changed. `serial`
+        says that there is too little work for more than one thread of a processor.
+        """
+        ...
