@@ -12,6 +12,9 @@ PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python3.14; 
 	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
 	&& { echo "$$p"; exit; }; done; echo python3)
 
+# What installs packages of the system.
+SUDO ?= $(shell [ "$$(id -u)" = 0 ] || echo sudo)
+
 # Test processes: one per core, four at most.
 JOBS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); \
 	[ "$$n" -gt 4 ] && n=4; echo "$$n")
@@ -27,6 +30,8 @@ ARGS ?=
 TORCH := torch==2.13.0
 # Its own test cases, operator schemas and checker: an exact list of cases needs an exact version.
 ONNX := onnx==1.23.2 onnxruntime==1.31.1
+# An engine that takes segments: its tests skip where it is missing.
+OPENVINO := openvino==2026.4.1
 
 ##@ Use
 
@@ -53,13 +58,33 @@ site: $(VENV)/.site ## build the documentation as a site that opens without a se
 .PHONY: setup
 setup: $(VENV)/.ready ## create .venv with everything that tests and checks need
 
+.PHONY: setup-opencl
+setup-opencl: ## install PoCL, OpenCL for processors (Debian, Ubuntu); tests of OpenCL skip without it
+	@ls /etc/OpenCL/vendors/*.icd 2>/dev/null || { $(SUDO) apt-get update -qq \
+	&& $(SUDO) apt-get install -y -qq --no-install-recommends pocl-opencl-icd; }
+
 .PHONY: test
 test: $(VENV)/.ready ## run the default test suite
-	$(PY) -m pytest -q -n $(JOBS) $(ARGS)
+	$(PY) -m pytest -q -n $(JOBS) --dist worksteal $(ARGS)
 
 .PHONY: test-oracle
-test-oracle: $(VENV)/.oracle ## compare with PyTorch and ONNX (installs both first)
+test-oracle: $(VENV)/.oracle ## compare with PyTorch, ONNX and OpenVINO (installs them first)
 	$(PY) -m pytest -q -n $(JOBS) -m "oracle or onnx" $(ARGS)
+	$(PY) -m pytest -q -n $(JOBS) tests/backends/openvino $(ARGS)
+
+.PHONY: fuzz-onnx
+fuzz-onnx: $(VENV)/.oracle ## read 100,000 damaged ONNX files (minutes)
+	TREADLE_MUTATIONS=100000 $(PY) -m pytest -q -n 0 -m onnx tests/interop/onnx/test_reader.py -k mutated --timeout 7200
+
+.PHONY: test-cuda-compile
+test-cuda-compile: $(VENV)/.cuda ## compile every generated kernel for GPUs (no GPU needed; takes minutes)
+	$(PY) -m pytest -q -n $(JOBS) -m nvrtc tests/backends/cuda $(ARGS)
+
+.PHONY: test-plugins
+test-plugins: $(VENV)/.ready ## install the sample plug-in and run the conformance kit on it and on the simulated device
+	$(PIP) install -q --no-deps --no-build-isolation $(PIP_FLAGS) --target build/plugins --upgrade plugins/treadle-toy
+	PYTHONPATH=build/plugins $(PY) -m treadle.conformance.cli toy --report build/treadle-toy $(ARGS)
+	$(PY) -m tests.sim $(ARGS)
 
 .PHONY: check check-format check-lint check-types check-imports check-budget
 check: check-format check-lint check-types check-imports check-budget ## format, lint, strict types, import contract, size budget
@@ -130,7 +155,11 @@ $(VENV)/.ready: $(VENV)/.demo
 	@touch $@
 
 $(VENV)/.oracle: $(VENV)/.ready
-	$(PIP) install $(PIP_FLAGS) "$(TORCH)" $(ONNX)
+	$(PIP) install $(PIP_FLAGS) "$(TORCH)" $(ONNX) $(OPENVINO)
+	@touch $@
+
+$(VENV)/.cuda: $(VENV)/.ready
+	$(PIP) install $(PIP_FLAGS) -e ".[cuda]"
 	@touch $@
 
 $(VENV)/.bench: $(VENV)/.ready

@@ -20,7 +20,7 @@ import treadle as mge  # noqa: E402
 from treadle.base.errors import LoadError, TreadleError  # noqa: E402
 from treadle.interop.onnx import load  # noqa: E402
 
-MUTATIONS = int(os.environ.get("TREADLE_MUTATIONS", "600"))
+MUTATIONS = int(os.environ.get("TREADLE_MUTATIONS", "2000"))
 
 
 @pytest.fixture(autouse=True)

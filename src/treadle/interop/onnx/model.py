@@ -37,6 +37,7 @@ class OnnxModel(Module):
 
     Attributes:
         input_names, output_names: of the graph, in order; initializers are no inputs.
+        input_types: element type and declared shape by name; extents may be symbols.
 
     Raises:
         LoadError: the model has no graph, or uses names twice.
@@ -55,6 +56,7 @@ class OnnxModel(Module):
         initial = {i.name for i in graph.initializer}
         self.input_names = [i.name for i in graph.input if i.name not in initial]
         self.output_names = [o.name for o in graph.output]
+        self.input_types = {i.name: _described(i) for i in graph.input if i.name not in initial}
         self._optional = {
             i.name for i in graph.input if i.type.WhichOneof("value") == "optional_type"
         }
@@ -138,6 +140,21 @@ class OnnxModel(Module):
         if missing:
             raise LoadError("onnx", f"inputs are missing: {', '.join(missing)}")
         return {n: _imported(given.get(n)) for n in self.input_names}
+
+
+def _described(value: onnx.ValueInfoProto) -> tuple[np.dtype[Any], tuple[int | str, ...]]:
+    """Element type and shape of an input; "?" stands for what is not known at all."""
+    kind = value.type.tensor_type
+    if not kind.elem_type or kind.elem_type == onnx.TensorProto.STRING:
+        return np.dtype(object), ("?",)
+    try:
+        dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type))
+    except KeyError:
+        problem = f"input {value.name!r} has an element type that does not exist"
+        raise LoadError("onnx", problem, saw=str(kind.elem_type)) from None
+    dims = kind.shape.dim
+    shape = tuple(d.dim_value if d.HasField("dim_value") else d.dim_param or "?" for d in dims)
+    return dtype, shape
 
 
 def _plain(domain: str) -> str:

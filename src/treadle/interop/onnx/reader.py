@@ -12,7 +12,7 @@ import onnx
 from google.protobuf.message import DecodeError
 from onnx import numpy_helper
 
-from treadle.base.errors import LoadError
+from treadle.base.errors import LoadError, TreadleError
 from treadle.interop.onnx.model import OnnxModel
 
 OLDEST, NEWEST = 1, onnx.defs.onnx_opset_version()
@@ -20,6 +20,8 @@ OLDEST, NEWEST = 1, onnx.defs.onnx_opset_version()
 MOST_NODES = 1_000_000
 MOST_BYTES = 1 << 36
 """Of one tensor: more than a machine has, and what a damaged file asks for."""
+_DAMAGE = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RuntimeError)
+"""What ONNX's own functions raise for values that its format does not allow."""
 
 
 def load(source: str | os.PathLike[str] | bytes | onnx.ModelProto) -> OnnxModel:
@@ -45,14 +47,17 @@ def load(source: str | os.PathLike[str] | bytes | onnx.ModelProto) -> OnnxModel:
         path = Path(source)
         model, folder, name = _parsed(path.read_bytes(), str(path)), path.parent, str(path)
     _check(model, name)
-    for tensor in _tensors(model):
-        if tensor.data_location == onnx.TensorProto.EXTERNAL:
-            _fetch(tensor, folder, name)
-        _check_tensor(tensor, name)
     try:
+        for tensor in _tensors(model):
+            if tensor.data_location == onnx.TensorProto.EXTERNAL:
+                _fetch(tensor, folder, name)
+            _check_tensor(tensor, name)
         return OnnxModel(model)
-    except (ValueError, TypeError) as error:
-        raise LoadError(name, f"a tensor cannot be read: {error}") from error
+    except (TreadleError, OSError):
+        raise
+    except _DAMAGE as error:
+        problem = f"a part of it cannot be read: {type(error).__name__}: {error}"
+        raise LoadError(name, problem, hint="check the file") from error
 
 
 def _parsed(data: bytes, name: str) -> onnx.ModelProto:
@@ -127,7 +132,7 @@ def _check_tensor(tensor: onnx.TensorProto, name: str) -> None:
     if tensor.HasField("raw_data"):
         try:
             numpy_helper.to_array(tensor)
-        except (ValueError, TypeError) as error:
+        except _DAMAGE as error:
             raise LoadError(name, f"tensor {tensor.name!r} is damaged: {error}") from error
 
 

@@ -1,0 +1,1 @@
+"""Ops that NVIDIA's libraries compute, as kernels of the backend; each optional."""

@@ -1,0 +1,113 @@
+"""Products in programs: launches of the library, and generated kernels for what goes with them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from treadle.backends.api import Support, no
+from treadle.backends.codegen.contraction.body import anchor_of
+from treadle.backends.codegen.loops import lower_loops
+from treadle.backends.codegen.target import Target
+from treadle.backends.codegen.views import extents, strided_input
+from treadle.backends.cuda.libraries.convolutions import lower_convolution
+from treadle.backends.cuda.libraries.joining import Joining
+from treadle.backends.cuda.libraries.products import Sizes, View, calls_of
+from treadle.backends.program import Lowered, Ref
+from treadle.base.types import TensorType
+from treadle.graph.builder import GraphBuilder, trace_body
+from treadle.graph.ir import Graph, Node, Value
+from treadle.ops.conv import Conv, ConvGradInput, ConvGradWeight
+from treadle.ops.fused import Fused
+from treadle.ops.matmul import Matmul
+from treadle.ops.op import Op
+
+CONVOLUTIONS = (Conv, ConvGradInput, ConvGradWeight)
+
+
+def lower_product(op: Op, types: Sequence[TensorType], target: Target) -> Lowered | Support:
+    """A product or convolution, alone or in a group, by the library; or why it is not."""
+    if isinstance(op, (Matmul, *CONVOLUTIONS)):
+        body = trace_body(op, types, op.name)
+    elif isinstance(op, Fused) and op.kind == "contraction" and isinstance(op.body, Graph):
+        body = op.body
+    else:
+        return no("op", f"cuBLASLt does not compute {op.name}")
+    if not all(v.type.is_static for v in body.inputs):
+        return no("dynamic-shape", "an operand has symbolic extents")
+    anchor = anchor_of(body)
+    if isinstance(anchor, Support):
+        return anchor
+    joining = Joining()
+    is_alone = body.outputs == (anchor.output,)
+    result = Ref("output", 0) if is_alone else joining.workspace(anchor.output.type.nbytes)
+    refusal = _anchored(body, anchor, joining, result, target)
+    if refusal is not None:
+        return refusal
+    if not is_alone:
+        rest = lower_loops.lower_body(_rest(body, anchor), target)
+        if isinstance(rest, Support):
+            return rest
+        inputs = [Ref("input", i) for i in range(len(body.inputs))]
+        outputs = [Ref("output", i) for i in range(len(body.outputs))]
+        refusal = joining.add(rest, [*inputs, result], outputs)
+    return joining.lowered() if refusal is None else refusal
+
+
+def _anchored(
+    body: Graph, anchor: Node, joining: Joining, result: Ref, target: Target
+) -> Support | None:
+    """Add what computes the anchor; why that is not done."""
+    op = anchor.op
+    if isinstance(op, CONVOLUTIONS):
+        views = [strided_input(body, v) for v in anchor.inputs]
+        if not all(v is not None and v.is_dense for v in views):
+            return no("layout", "a map or weight is not dense")
+        sources = [Ref("input", v.index, v.offset) for v in views if v is not None]
+        if any(source.offset for source in sources):
+            return no("layout", "a map or weight is a part of another array")
+        return lower_convolution(anchor, sources, result, joining, target)
+    if not isinstance(op, Matmul):
+        return no("op", f"cuBLASLt does not compute {op.name}")
+    *batch, m, n = extents(anchor.output.type.shape)
+    made, sources, k = [], [], 0
+    for value, turned in zip(anchor.inputs, (op.transpose_x, op.transpose_y), strict=True):
+        view = strided_input(body, value)
+        if view is None:
+            return no("layout", "an operand is computed within the group")
+        k = k or view.shape[-2 if turned else -1]
+        whole = view.broadcast_to((*batch, *view.shape[-2:]))
+        row, column = whole.strides[-2:][:: -1 if turned else 1]
+        made.append(View(whole.offset, row, column, whole.strides[:-2]))
+        sources.append(Ref("input", view.index))
+    dtype = anchor.output.type.dtype
+    calls = calls_of(dtype, Sizes(m, n, k, tuple(batch)), made[0], made[1])
+    if isinstance(calls, Support):
+        return calls
+    joining.multiply(calls, sources[0], sources[1], result, dtype)
+    return None
+
+
+def _rest(body: Graph, anchor: Node) -> Graph:
+    """What a group does with its anchor's result, which becomes the last input."""
+    builder = GraphBuilder(body.name)
+    known: dict[Value, Value] = {v: builder.input(v.type).value for v in body.inputs}
+    known[anchor.output] = builder.input(anchor.output.type).value
+    needed = _needed(body, anchor)
+    for node in body.nodes:
+        if node in needed:
+            made = builder.add(node.op, tuple(known[v] for v in node.inputs))
+            known |= zip(node.outputs, made.outputs, strict=True)
+    builder.output(*(builder.operand(known[v]) for v in body.outputs))
+    return builder.build()
+
+
+def _needed(body: Graph, anchor: Node) -> set[Node]:
+    """Nodes that the results depend on, those left out that only the anchor does."""
+    found: set[Node] = set()
+    waiting = list(body.outputs)
+    while waiting:
+        producer = waiting.pop().producer
+        if producer is not None and producer is not anchor and producer not in found:
+            found.add(producer)
+            waiting += producer.inputs
+    return found

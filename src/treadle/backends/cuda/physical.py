@@ -1,0 +1,194 @@
+"""GPUs by way of NVIDIA's cuda-core: contexts, queues, memory pools, kernels.
+
+Imported only where the driver was found.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from cuda.bindings import driver
+from cuda.core import (
+    Device,
+    DeviceMemoryResource,
+    EventOptions,
+    LaunchConfig,
+    LegacyPinnedMemoryResource,
+    ObjectCode,
+    launch,
+)
+
+from treadle.backends.cuda.driver import DriverError, Facts, Gpu, Mark, Queue, Region
+
+_OUT_OF_MEMORY = "CUDA_ERROR_OUT_OF_MEMORY"
+
+
+def _checked(result: tuple[Any, ...]) -> tuple[Any, ...]:
+    """What a call of the bindings gave besides its status."""
+    status, *values = result
+    if status == driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
+        raise MemoryError(_OUT_OF_MEMORY)
+    if status != driver.CUresult.CUDA_SUCCESS:
+        raise DriverError(f"{status.name} ({int(status)})")
+    return tuple(values)
+
+
+class PhysicalMark:
+    """An event of cuda-core."""
+
+    __slots__ = ("event",)
+
+    def __init__(self, event: Any) -> None:
+        self.event = event
+
+    def done(self) -> bool:
+        return bool(self.event.is_done)
+
+    def wait(self) -> None:
+        self.event.sync()
+
+
+class PhysicalQueue:
+    """A stream of cuda-core that does not wait for the legacy default stream."""
+
+    __slots__ = ("gpu", "handle", "stream")
+
+    def __init__(self, gpu: PhysicalGpu) -> None:
+        self.gpu = gpu
+        self.stream = gpu.current().create_stream()
+        self.handle = int(self.stream.handle)
+
+    def mark(self) -> Mark:
+        self.gpu.current()
+        return PhysicalMark(self.stream.record())
+
+    def timed_mark(self) -> PhysicalMark:
+        """A mark that knows its time, for measurements."""
+        self.gpu.current()
+        return PhysicalMark(self.stream.record(options=EventOptions(timing_enabled=True)))
+
+    def after(self, mark: Mark, /) -> None:
+        if isinstance(mark, PhysicalMark):
+            self.stream.wait(mark.event)
+        else:
+            mark.wait()
+
+    def synchronize(self) -> None:
+        self.gpu.current()
+        self.stream.sync()
+
+
+class PhysicalRegion:
+    """A buffer of cuda-core."""
+
+    __slots__ = ("address", "buffer")
+
+    def __init__(self, buffer: Any) -> None:
+        self.buffer = buffer
+        self.address = int(buffer.handle)
+
+
+class PhysicalGpu:
+    """One GPU, with its primary context, which other libraries share."""
+
+    def __init__(self, index: int) -> None:
+        self._index = index
+        self._threads = threading.local()
+        device = self.current()
+        self._pool = DeviceMemoryResource(device)
+        peers = [d for d in Device.get_all_devices() if d.device_id != index]
+        peers = [d for d in peers if device.can_access_peer(d)]
+        if peers:
+            self._pool.peer_accessible_by = peers
+        self._pins = LegacyPinnedMemoryResource()
+        self.facts = _facts(device, self.memory()[0])
+
+    def current(self) -> Any:
+        """The device, current in the calling thread."""
+        device = getattr(self._threads, "device", None)
+        if device is None:
+            device = Device(self._index)
+            device.set_current()
+            self._threads.device = device
+        return device
+
+    def queue(self) -> PhysicalQueue:
+        return PhysicalQueue(self)
+
+    def allocate(self, nbytes: int, queue: Queue, /) -> PhysicalRegion:
+        self.current()
+        try:
+            return PhysicalRegion(self._pool.allocate(nbytes, stream=_stream(queue)))
+        except Exception as error:  # the package's own class is not public
+            if _OUT_OF_MEMORY in str(error):
+                raise MemoryError(_OUT_OF_MEMORY) from error
+            raise
+
+    def release(self, region: Region, queue: Queue, /) -> None:
+        self.current()
+        if isinstance(region, PhysicalRegion):
+            region.buffer.close(stream=_stream(queue))
+
+    def pinned(self, nbytes: int, /) -> PhysicalRegion:
+        device = self.current()
+        return PhysicalRegion(self._pins.allocate(nbytes, stream=device.default_stream))
+
+    def copy(self, to: int, source: int, nbytes: int, queue: Queue, /) -> None:
+        self.current()
+        _checked(driver.cuMemcpyAsync(to, source, nbytes, queue.handle))
+
+    def fill(self, to: int, value: int, nbytes: int, queue: Queue, /) -> None:
+        self.current()
+        _checked(driver.cuMemsetD8Async(to, value, nbytes, queue.handle))
+
+    def load(self, binary: bytes, symbols: Sequence[str], /) -> list[Any]:
+        self.current()
+        code = ObjectCode.from_cubin(binary)
+        return [code.get_kernel(symbol) for symbol in symbols]
+
+    def launch(
+        self, kernel: Any, blocks: int, threads: int, arguments: Sequence[int], queue: Queue, /
+    ) -> None:
+        self.current()
+        # Python's integers are passed as 8 bytes with a sign.
+        launch(_stream(queue), LaunchConfig(grid=blocks, block=threads), kernel, *arguments)
+
+    def memory(self) -> tuple[int, int]:
+        self.current()
+        free, total = _checked(driver.cuMemGetInfo())
+        return int(total), int(free)
+
+    def close(self) -> None:
+        self.current().sync()
+
+
+def open_gpu(index: int) -> Gpu:
+    """GPU number `index` of those that the driver shows."""
+    return PhysicalGpu(index)
+
+
+def _stream(queue: Queue) -> Any:
+    if not isinstance(queue, PhysicalQueue):
+        raise DriverError(f"a {type(queue).__name__} is no queue of a GPU")
+    return queue.stream
+
+
+def _facts(device: Any, memory: int) -> Facts:
+    properties = device.properties
+    capability = device.compute_capability
+    major, minor = int(capability.major), int(capability.minor)
+    # Kilohertz and bits; two transfers per clock.
+    bandwidth = 2e3 * properties.memory_clock_rate * properties.global_memory_bus_width / 8
+    processors = int(properties.multiprocessor_count)
+    cores = 64 if (major, minor) in ((7, 5), (8, 0)) else 128
+    return Facts(
+        name=str(device.name),
+        capability=(major, minor),
+        memory=memory,
+        bandwidth=float(bandwidth),
+        processors=processors,
+        threads=int(properties.max_threads_per_multiprocessor),
+        flops=2e3 * float(properties.clock_rate) * cores * processors,
+    )

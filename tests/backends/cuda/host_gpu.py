@@ -1,0 +1,205 @@
+"""A GPU made of main memory: CUDA C++ compiled for the host, one thread after the other.
+
+It shows what the text means (indices, masks, reductions, loops over items, scratch memory) and
+drives everything above the driver. It says nothing about what NVIDIA's compiler and hardware do.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import platform
+import shutil
+import subprocess
+import tempfile
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from treadle.backends.cuda.driver import DriverError, Facts
+
+SHIM = """
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+struct one_dimension { unsigned x; };
+static thread_local one_dimension gridDim, blockDim, blockIdx, threadIdx;
+#define __global__
+#define __device__
+#define __noinline__ __attribute__((noinline))
+#define __forceinline__ inline
+#define __shared__ thread_local
+static inline void __syncthreads() {}
+typedef void (*any_kernel)(%s);
+extern "C" void run_grid(void *kernel, unsigned blocks, unsigned threads, int64_t *a) {
+  gridDim.x = blocks;
+  blockDim.x = threads;
+  for (blockIdx.x = 0; blockIdx.x < blocks; blockIdx.x++)
+    for (threadIdx.x = 0; threadIdx.x < threads; threadIdx.x++)
+      ((any_kernel)kernel)(%s);
+}
+"""
+MOST_PARAMETERS = 64
+"""Calls pass as many, all of one register's size; a function ignores those it does not know."""
+_FLAGS = [
+    "-std=c++17",
+    "-O0",
+    "-ffp-contract=off",
+    "-fno-strict-aliasing",
+    "-fwrapv",
+    "-w",
+    "-shared",
+    "-fPIC",
+    "-x",
+    "c++",
+]
+_GUARD = 64
+_POISON = 0xA5
+_numbers = itertools.count()
+
+
+def host_compiler() -> str | None:
+    """The system's C++ compiler, if it is one that takes the flags."""
+    return None if platform.system() == "Windows" else shutil.which("g++")
+
+
+def compile_for_host(source: str, architecture: str = "") -> bytes:
+    """A shared library of what would be a cubin."""
+    types = ", ".join(["int64_t"] * MOST_PARAMETERS)
+    values = ", ".join(f"a[{i}]" for i in range(MOST_PARAMETERS))
+    with tempfile.TemporaryDirectory() as folder:
+        text, library = Path(folder, "kernels.cu"), Path(folder, "kernels.so")
+        text.write_text(SHIM % (types, values) + source)
+        command = [host_compiler() or "g++", *_FLAGS, str(text), "-o", str(library)]
+        subprocess.run(command, check=True)
+        return library.read_bytes()
+
+
+class HostRegion:
+    """Memory with guards on both sides, which `release` looks at."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.nbytes = nbytes
+        self.memory = np.full(nbytes + 3 * _GUARD, _POISON, np.uint8)
+        self.start = -self.memory.ctypes.data % _GUARD + _GUARD
+        self.address = self.memory.ctypes.data + self.start
+        self.alive = True
+
+    def check(self) -> None:
+        before = self.memory[: self.start]
+        after = self.memory[self.start + self.nbytes :]
+        assert (before == _POISON).all() and (after == _POISON).all(), "written out of bounds"
+
+
+class HostMark:
+    def __init__(self, queue: HostQueue) -> None:
+        self.queue, self.position = queue, queue.submitted
+
+    def done(self) -> bool:
+        return self.queue.finished >= self.position
+
+    def wait(self) -> None:
+        self.queue.finish(self.position)
+
+
+class HostQueue:
+    """Work waits until somebody waits for it, as it may on a GPU."""
+
+    def __init__(self) -> None:
+        self.handle = next(_numbers) + 1
+        self.work: list[Any] = []
+        self.submitted = self.finished = 0
+        self._lock = threading.RLock()
+
+    def submit(self, task: Any) -> None:
+        with self._lock:
+            self.work.append(task)
+            self.submitted += 1
+
+    def finish(self, position: int) -> None:
+        with self._lock:
+            while self.finished < position:
+                self.work.pop(0)()
+                self.finished += 1
+
+    def mark(self) -> HostMark:
+        return HostMark(self)
+
+    def after(self, mark: Any, /) -> None:
+        self.submit(mark.wait)
+
+    def synchronize(self) -> None:
+        self.finish(self.submitted)
+
+
+class HostGpu:
+    """A GPU of `memory` bytes."""
+
+    def __init__(self, index: int = 0, memory: int = 1 << 28, processors: int = 2) -> None:
+        self.index = index
+        self.facts = Facts(f"host gpu {index}", (8, 0), memory, 1e9, processors, 256, 1e9)
+        self.used = 0
+        self.launches: list[tuple[int, int]] = []
+        self.live: set[HostRegion] = set()
+        self.closed = False
+        self._libraries: list[Any] = []
+
+    def queue(self) -> HostQueue:
+        return HostQueue()
+
+    def allocate(self, nbytes: int, queue: HostQueue, /) -> HostRegion:
+        if self.used + nbytes > self.facts.memory:
+            raise MemoryError("CUDA_ERROR_OUT_OF_MEMORY")
+        region = HostRegion(nbytes)
+        self.used += nbytes
+        self.live.add(region)
+        return region
+
+    def release(self, region: HostRegion, queue: HostQueue, /) -> None:
+        assert region in self.live, "released twice"
+        self.live.discard(region)
+        self.used -= region.nbytes
+
+        def gone() -> None:
+            region.check()
+            region.memory[:] = 0xDD
+
+        queue.submit(gone)
+
+    def pinned(self, nbytes: int, /) -> HostRegion:
+        return HostRegion(nbytes)
+
+    def copy(self, to: int, source: int, nbytes: int, queue: HostQueue, /) -> None:
+        queue.submit(lambda: ctypes.memmove(to, source, nbytes))
+
+    def fill(self, to: int, value: int, nbytes: int, queue: HostQueue, /) -> None:
+        queue.submit(lambda: ctypes.memset(to, value, nbytes))
+
+    def load(self, binary: bytes, symbols: Sequence[str], /) -> list[Any]:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, f"{next(_numbers)}.so")
+            path.write_bytes(binary)
+            library = ctypes.CDLL(str(path))
+        self._libraries.append(library)
+        run = library.run_grid
+        return [(run, ctypes.cast(getattr(library, s), ctypes.c_void_p)) for s in symbols]
+
+    def launch(
+        self, kernel: Any, blocks: int, threads: int, arguments: Sequence[int], queue: Any, /
+    ) -> None:
+        if not 0 < blocks < 1 << 31 or not 0 < threads <= 1024:
+            raise DriverError("CUDA_ERROR_INVALID_VALUE (1)")
+        run, function = kernel
+        assert len(arguments) <= MOST_PARAMETERS
+        self.launches.append((blocks, threads))
+        slots = (ctypes.c_int64 * MOST_PARAMETERS)(*arguments)
+        queue.submit(lambda: run(function, blocks, threads, slots))
+
+    def memory(self) -> tuple[int, int]:
+        return self.facts.memory, self.facts.memory - self.used
+
+    def close(self) -> None:
+        self.closed = True

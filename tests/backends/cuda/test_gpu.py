@@ -1,0 +1,86 @@
+"""What only a machine with a GPU can show; skipped everywhere else. It has never been run."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from tests.backends.codegen import irregular
+from tests.backends.cuda.workloads import MODELS, curve
+
+import treadle as mge
+import treadle.functional as F
+from treadle.backends.api import Support
+from treadle.backends.cuda import backend
+from treadle.base.dtype import as_dtype
+from treadle.base.errors import OutOfMemory
+from treadle.base.types import TensorType
+from treadle.engine import fallback
+from treadle.engine.devices import resolve
+from treadle.ops import REGISTRY
+from treadle.ops.op import Op, as_tuple
+from treadle.runtime.array import DeviceArray
+
+FOUND = backend.probe()
+pytestmark = [
+    pytest.mark.cuda,
+    pytest.mark.skipif(not FOUND.ok, reason=FOUND.reason),
+    pytest.mark.timeout(1200),
+]
+OPS = sorted(
+    (c for c in REGISTRY.values() if c.__module__.startswith("treadle.")), key=lambda c: c.name
+)
+
+
+@pytest.mark.parametrize("op", OPS, ids=lambda c: c.name)
+def test_samples_of_every_op(op: type[Op]) -> None:
+    device = resolve("gpu0").open()
+    for sample in op.samples():
+        for dtype in (d for d in sample.element_types() if d.kind != "complex"):
+            arrays = sample.arrays(dtype)
+            types = tuple(TensorType(as_dtype(a.dtype), a.shape) for a in arrays)
+            launch = backend.prepare(sample.op, types)
+            if isinstance(launch, Support):
+                assert launch.message
+                continue
+            payloads = [DeviceArray(device, a.dtype, a.shape, host=a) for a in arrays]
+            with np.errstate(all="ignore"):
+                expected = as_tuple(sample.op.reference(*arrays))
+            made = launch(*payloads)
+            results = made if isinstance(made, tuple) else (made,)
+            for got, wanted in zip(results, expected, strict=True):
+                irregular.check(got.host(), np.asarray(wanted), str(sample), exact=False)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("name", MODELS)
+def test_training_follows_the_cpus_curve(name: str, compiled: bool) -> None:
+    found = curve(name, "gpu0", 50, compiled)
+    np.testing.assert_allclose(found, curve(name, "cpu0", 50), 1e-2, 1e-3)
+    assert not fallback.fallback_report()
+
+
+def test_the_conformance_kit_finds_nothing() -> None:
+    run = "from treadle.conformance.cli import main; raise SystemExit(main())"
+    done = subprocess.run(
+        [sys.executable, "-c", run, "cuda", "--quick"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout[-4000:]
+
+
+def test_results_do_not_depend_on_the_run() -> None:
+    x = np.random.default_rng(0).standard_normal((300, 500)).astype(np.float32)
+    runs = []
+    for _ in range(3):
+        t = mge.tensor(x, device="gpu0")
+        runs.append(F.softmax(F.matmul(t, t, transpose_b=True), axis=1).numpy().tobytes())
+    assert len(set(runs)) == 1
+
+
+def test_out_of_memory_is_an_error_and_the_device_goes_on() -> None:
+    device = resolve("gpu0").open()
+    with pytest.raises(OutOfMemory, match="gpu0"):
+        device.alloc(2 * device.memory()[0])
+    assert F.sum(F.ones((4,), device="gpu0")).item() == 4.0
