@@ -1,8 +1,10 @@
 """Options and fixtures for the whole suite: golden texts, Hypothesis profiles."""
 
 import difflib
+import gc
 import os
 import re
+import sys
 from pathlib import Path
 
 import hypothesis
@@ -16,6 +18,20 @@ hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, prin
 # Every pass and every plan is checked in tests; programs in the field are between stages only.
 os.environ.setdefault("TREADLE_CHECK", "1")
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "dev")
+
+if sys.dont_write_bytecode:
+    # Some two hundred tests start interpreters, and each would compile the package again. Whoever
+    # wants no bytecode beside sources gets it in a folder of its own.
+    sys.dont_write_bytecode = False
+    sys.pycache_prefix = str(_TESTS.parent / ".pytest_cache" / "bytecode")
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix
+
+
+def pytest_collection_finish() -> None:
+    """Some 600,000 objects are alive by now for good: collections need not visit them again."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -116,7 +116,7 @@ def _check_file(source: Source, budget: Budget) -> Iterator[Finding]:
     if not ast.get_docstring(source.tree):
         yield Finding(source.path, "module has no docstring")
     yield from _check_names(source.path, budget)
-    for node in ast.walk(source.tree):
+    for node in _statements(source.tree):
         if isinstance(node, _Function):
             kind, limit = "function", budget.function
         elif isinstance(node, ast.ClassDef):
@@ -141,7 +141,10 @@ def _check_markers(root: Path, budget: Budget) -> Iterator[Finding]:
     pattern = re.compile(rf"\b({'|'.join(map(re.escape, budget.words))})\b")
     for folder in budget.roots:
         for path in sorted((root / folder).rglob("*.py")):
-            for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+            text = path.read_text(encoding="utf-8")
+            if not pattern.search(text):
+                continue
+            for number, line in enumerate(text.splitlines(), start=1):
                 if match := pattern.search(line):
                     place = f"{path.relative_to(root).as_posix()}:{number}"
                     yield Finding(place, f"{match[1]} in the source; open an issue instead")
@@ -150,10 +153,18 @@ def _check_markers(root: Path, budget: Budget) -> Iterator[Finding]:
 def _length(node: ast.ClassDef | _Function) -> int:
     """Lines of the definition without docstrings, so that documentation never costs budget."""
     total = _span(node)
-    for scope in ast.walk(node):
+    for scope in _statements(node):
         if isinstance(scope, _Scope) and (docstring := _docstring(scope)):
             total -= _span(docstring)
     return total
+
+
+def _statements(node: ast.AST) -> Iterator[ast.AST]:
+    """A node and all statements below it; expressions, most of a tree, hold no definitions."""
+    yield node
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.stmt | ast.excepthandler | ast.match_case):
+            yield from _statements(child)
 
 
 def _docstring(scope: _Scope) -> ast.stmt | None:

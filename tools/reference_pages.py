@@ -37,6 +37,15 @@ PAGES: dict[str, tuple[str, tuple[str, ...]]] = {
     "distributed": ("Several processes", ("treadle.distributed",)),
     "lite": ("Lite", ("treadle.lite",)),
     "trainer": ("Trainer", ("treadle.trainer",)),
+    "debugging": (
+        "Debugging",
+        (
+            "treadle.utils.compare_layers",
+            "treadle.utils.check_ops",
+            "treadle.utils.dumper",
+            "treadle.utils.replay",
+        ),
+    ),
     "utils": (
         "Tools",
         (

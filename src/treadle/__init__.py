@@ -10,8 +10,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from treadle import autodiff, config, device, functional, logger
+from treadle.backends.registry import entries as _entries
 from treadle.backends.registry import table as backends
 from treadle.base import spelling
+from treadle.base.env import COMPARE
 from treadle.base.errors import TreadleError
 from treadle.base.version import VERSION
 from treadle.device import (
@@ -39,6 +41,7 @@ from treadle.device import (
 )
 from treadle.engine import lifetime
 from treadle.engine.fallback import fallback, fallback_report
+from treadle.engine.forced import force
 from treadle.logger import enable_debug_log, get_logger, set_log_file, set_log_level
 from treadle.tensor import Parameter, Tensor
 
@@ -58,6 +61,7 @@ if TYPE_CHECKING:
     )
     from treadle.serialization import load, save
     from treadle.trainer import Trainer
+    from treadle.utils.device_module import get_device_module
 
 __version__ = VERSION
 
@@ -85,8 +89,10 @@ __all__ = [
     "distributions",
     "dtr",
     "enable_debug_log",
+    "explain",
     "fallback",
     "fallback_report",
+    "force",
     "functional",
     "get_allocated_memory",
     "get_cuda_compute_capability",
@@ -96,6 +102,7 @@ __all__ = [
     "get_cudnn_version",
     "get_default_device",
     "get_device_count",
+    "get_device_module",
     "get_logger",
     "get_max_allocated_memory",
     "get_max_reserved_memory",
@@ -115,6 +122,7 @@ __all__ = [
     "optimizer",
     "quantization",
     "random",
+    "report",
     "reset_max_memory_stats",
     "save",
     "serialization",
@@ -135,6 +143,8 @@ _LATER = {
     "distributed": "treadle.distributed",
     "distributions": "treadle.distributions",
     "dtr": "treadle.dtr",
+    "explain": "treadle.jit.decisions",
+    "get_device_module": "treadle.utils.device_module",
     "graph": "treadle.graph",
     "hub": "treadle.hub",
     "jit": "treadle.jit",
@@ -143,6 +153,7 @@ _LATER = {
     "optimizer": "treadle.optimizer",
     "quantization": "treadle.quantization",
     "random": "treadle.random",
+    "report": "treadle.engine.reports",
     "save": "treadle.serialization",
     "serialization": "treadle.serialization",
     "traced_module": "treadle.traced_module",
@@ -152,15 +163,30 @@ _LATER = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import a package when it is first named."""
+    """Import a package when it is first named; functions for devices by their backend's name."""
     if name == "cgtools":
         return importlib.import_module("treadle.utils.comp_graph_tools")
     if name not in _LATER:
+        if not name.startswith("_") and name in _entries():
+            return _device_module(name)
         advice = spelling.of_top_level(name, __all__)
         raise AttributeError(f"module 'treadle' has no attribute {name!r}{advice}", name=name)
     found = importlib.import_module(_LATER[name])
     return found if _LATER[name].endswith("." + name) else getattr(found, name)
 
 
+def _device_module(name: str) -> Any:
+    """The functions for devices of a backend."""
+    make = importlib.import_module("treadle.utils.device_module").get_device_module
+    try:
+        return make(name)
+    except TreadleError as error:
+        raise AttributeError(f"module 'treadle' has no attribute {name!r}: {error}") from error
+
+
 def __dir__() -> list[str]:
     return __all__
+
+
+if COMPARE.get():
+    importlib.import_module("treadle.utils.check_ops").install()

@@ -56,7 +56,8 @@ def test_every_device_function_is_documented() -> None:
     listed = quoted([row[0] for row in table(section(DEVICES, "All functions"))])
     functions = {n for n in mge.device.__all__ if inspect.isfunction(getattr(mge.device, n))}
     assert listed == functions
-    assert functions - {"what_is_xpu"} <= set(dir(mge))
+    here_only = {"ops", "reset", "synchronize", "synchronous", "what_is_xpu"}
+    assert functions - here_only <= set(dir(mge))
 
 
 def test_every_environment_variable_is_documented() -> None:

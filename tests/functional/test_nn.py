@@ -486,8 +486,8 @@ def test_remap_and_flip() -> None:
     assert F.remap(x, places).tolist() == [[[[0, 3, 2]]]]
     outside = F.remap(x, places, border_mode="constant", scalar=-1.0, interp_mode="nearest")
     assert outside[0, 0, 0, 2].item() == -1
-    with pytest.raises(ValueError, match="'cubic' is unknown"):
-        F.remap(x, places, interp_mode="cubic")
+    with pytest.raises(ValueError, match="'quintic' is unknown"):
+        F.remap(x, places, interp_mode="quintic")
     image = F.transpose(x, (0, 2, 3, 1))[..., 0]
     assert F.vision.flip(image[0]).tolist() == [[5, 4, 3], [2, 1, 0]]
     assert F.vision.flip(image[0], vertical=False).tolist() == [[2, 1, 0], [5, 4, 3]]

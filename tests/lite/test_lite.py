@@ -14,7 +14,7 @@ import treadle as mge
 import treadle.functional as F
 import treadle.module as M
 from treadle import jit, lite
-from treadle.base.errors import CheckpointError, EngineError, TreadleError
+from treadle.base.errors import CheckpointError, TreadleError
 from treadle.lite import (
     LiteConfig,
     LiteDataType,
@@ -25,6 +25,7 @@ from treadle.lite import (
     LiteLayout,
     LiteNetwork,
     LiteNetworkIO,
+    LiteOptions,
     LiteTensor,
     LiteTensorConcat,
     LiteTensorPhase,
@@ -177,12 +178,29 @@ def test_settings_are_accepted_or_refused(model: Any) -> None:
     network.extra_configure(lite.LiteExtraConfig(disable_configure_by_model_info=True))
     with pytest.raises(RuntimeError, match="TensorRT"):
         network.use_tensorrt()
-    with pytest.raises(EngineError, match="layouts"):
-        network.dump_layout_transform_model("x")
     with pytest.raises(RuntimeError, match="LITE_CUDA"):
         LiteNetwork(LiteConfig(device_type=LiteDeviceType.LITE_CUDA))
     with pytest.raises(RuntimeError, match="load"):
         LiteNetwork().forward()
+
+
+def test_layouts_and_budgets_reach_the_engine(model: Any, tmp_path: Any) -> None:
+    network = loaded(model)
+    network.enable_global_layout_transform()
+    network.dump_layout_transform_model(str(tmp_path / "laid_out.mge"))
+    again = loaded((tmp_path / "laid_out.mge",))
+    assert again._options.layouts == ("channels-last", "blocked")
+    for each in (network, again):
+        each.get_io_tensor("data").set_data_by_copy(X)
+        each.forward()
+    first, second = (n.get_io_tensor(n.get_output_name(0)).to_numpy() for n in (network, again))
+    np.testing.assert_array_equal(first, second)
+    network.set_network_algo_workspace_limit(1)
+    with pytest.raises(TreadleError, match="memory budget"):
+        network.forward()
+    options = LiteOptions(enable_nhwcd4=True, force_dynamic_alloc=True)
+    found = LiteNetwork(LiteConfig(options))._options
+    assert found.layouts == ("channels-last",) and not found.reuse_memory
 
 
 def test_parts_of_an_input(model: Any) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +15,15 @@ import pytest
 import treadle as mge
 import treadle.functional as F
 from treadle import jit
+from treadle.backends.codegen import tuned
 from treadle.base.env import NUM_THREADS
+from treadle.base.errors import CheckpointError
+from treadle.engine.options import Options
 from treadle.engine.package import read_models
+from treadle.lite import LiteExtraConfig, LiteNetwork
 from treadle.tools import load_and_run
+from treadle.utils import custom
+from treadle.utils.custom_op_tools import build
 
 X = np.random.default_rng(1).random((2, 6), np.float32)
 
@@ -100,3 +108,162 @@ def test_times_and_the_model_are_written(model: Path, tmp_path: Path, capsys: An
     assert run(model, "--profile-host", times, "--fitting", "--dump-fitting-model", copy) == 0
     assert json.loads(times.read_text())["kernels"]
     assert list(read_models(copy)[0].inputs) == ["data"]
+
+
+@pytest.fixture(scope="module")
+def network(tmp_path_factory: Any) -> Path:
+    """A convolution of 16 maps, for which layouts and algorithms differ."""
+    rng = np.random.default_rng(2)
+    w = mge.tensor(rng.standard_normal((16, 16, 3, 3), np.float32) / 12)
+    traced = jit.trace(lambda data: F.relu(F.conv2d(data, w, padding=1)), capture_as_const=True)
+    images = rng.standard_normal((2, 16, 10, 10)).astype("float32")
+    traced(mge.tensor(images))
+    path = tmp_path_factory.mktemp("network") / "model.mge"
+    traced.dump(path, arg_names=["data"], output_names=["maps"], input_data=[images])
+    return path
+
+
+@pytest.fixture
+def options(monkeypatch: Any) -> list[Options]:
+    """What programs are compiled with, from here on."""
+    seen: list[Options] = []
+    original = load_and_run.Runner.__init__
+
+    def spy(self: Any, graph: Any, options: Any = None) -> None:
+        seen.append(options)
+        original(self, graph, options)
+
+    monkeypatch.setattr(load_and_run.Runner, "__init__", spy)
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("flags", "layouts"),
+    [
+        (["--enable-nchw44"], ("blocked",)),
+        (["--enable-nchw88"], ("blocked",)),
+        (["--enable-nhwcd4"], ("channels-last",)),
+        (["--layout-transform", "cpu"], ("channels-last", "blocked")),
+        (["--enable-nchw88", "--lite"], ("blocked",)),
+    ],
+)
+def test_maps_are_held_in_the_layouts_asked_for(
+    network: Path, flags: list[str], layouts: tuple[str, ...], options: list[Options], capsys: Any
+) -> None:
+    assert run(network, *flags) == 0 and "passed" in capsys.readouterr().out
+    assert {o.layouts for o in options} == {layouts}
+
+
+def test_a_model_is_written_with_its_layouts(
+    network: Path, tmp_path: Path, options: list[Options], capsys: Any
+) -> None:
+    copy = tmp_path / "laid_out.mge"
+    assert run(network, "--enable-nchw44", "--layout-transform-dump", copy) == 0
+    options.clear()
+    assert run(copy) == 0 and options[-1].layouts == ("blocked",)
+    loaded = LiteNetwork()
+    loaded.load(str(copy))
+    loaded.forward()
+    assert options[-1].layouts == ("blocked",)
+    assert run(network, "--layout-transform", "cuda") == 1
+    assert "runs on cpu" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flag", ["--fast-run", "--full-run"])
+def test_kernels_are_measured_and_the_file_keeps_what_was_found(
+    network: Path, flag: str, tmp_path: Path, monkeypatch: Any, capsys: Any
+) -> None:
+    monkeypatch.setenv("TREADLE_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(load_and_run, "SECONDS", {"fast": 0.01, "full": 0.02})
+    before, policy = tuned.installed(), tmp_path / "policy.json"
+    try:
+        assert run(network, flag, "--fast-run-algo-policy", policy) == 0
+        assert "ways, the best" in capsys.readouterr().out
+        kept = json.loads(policy.read_text())["choices"]
+        assert kept == {name: dict(choice) for name, choice in tuned.installed().items()}
+        policy.write_text(json.dumps({"format": 1, "choices": {"someone asks": {"tile": 4}}}))
+        assert run(network, "--fast-run-algo-policy", policy) == 0
+        assert tuned.installed()["someone asks"] == {"tile": 4}
+        for wrong in ("[]", '{"format": 9, "choices": {}}', '{"choices": {"a": 1}}', "{"):
+            policy.write_text(wrong)
+            assert run(network, "--fast-run-algo-policy", policy) == 1
+    finally:
+        tuned.install(before)
+    assert run(network, "--fast-run-shared-batch-size", 1) == 0
+
+
+def test_a_packed_model_runs_as_the_model_does(
+    network: Path, tmp_path: Path, options: list[Options], capsys: Any
+) -> None:
+    packed, info, cache = (tmp_path / n for n in ("packed", "info.json", "cache.json"))
+    info.write_text(json.dumps({"name": "net", "options": {"enable_nchw88": True}}))
+    cache.write_text(json.dumps({"format": 1, "choices": {"packed asks": {"tile": 2}}}))
+    before = tuned.installed()
+    try:
+        given = ("--packed-model-dump", packed, "--pack-info-json", info, "--pack-cache", cache)
+        assert run(network, *given) == 0
+        assert run(packed) == 0 and tuned.installed()["packed asks"] == {"tile": 2}
+        assert capsys.readouterr().out.count("passed") == 2  # the case is packed, too
+        for by_model, layouts in ((True, ("blocked",)), (False, ())):
+            loaded = LiteNetwork()
+            loaded.extra_configure(LiteExtraConfig(disable_configure_by_model_info=not by_model))
+            loaded.load(str(packed))
+            loaded.forward()
+            assert options[-1].layouts == layouts
+    finally:
+        tuned.install(before)
+    data = packed.read_bytes()
+    for wrong in (data[:200], data.replace(b"enable_nchw88", b"enable_nchw99"), b"PK\3\4" * 9):
+        packed.write_bytes(wrong)
+        with pytest.raises(CheckpointError, match=r"damaged|unknown options"):
+            LiteNetwork().load(str(packed))
+
+
+def test_threads_run_on_the_cores_given(model: Path) -> None:
+    before = os.sched_getaffinity(0)
+    core = min(before)
+    try:
+        assert run(model, "--multi-thread-core-ids", core) == 0
+        assert os.sched_getaffinity(0) == {core}
+    finally:
+        os.sched_setaffinity(0, before)
+    assert run(model, "--multi-thread-core-ids", "none") == 1
+
+
+@pytest.mark.parametrize("flag", ["--lite", "--mdl"])
+def test_both_interfaces_give_the_results(model: Path, flag: str, tmp_path: Path) -> None:
+    assert run(model, flag, "--bin-out-dump", tmp_path) == 0
+    (path,) = tmp_path.glob("*.npy")
+    np.testing.assert_allclose(np.load(path), np.exp(X) @ X.T, 1e-5)
+
+
+OPS = """
+#include "treadle_op.h"
+static int half(const treadle_tensor *in, treadle_tensor *out, const double *params) {
+    for (int64_t i = 0; i < treadle_size(in); i++)
+        ((float *)out[0].data)[i] = ((const float *)in[0].data)[i] / 2;
+    return 0;
+}
+#define treadle_ops list_of_ops
+TREADLE_OPS({"flags_half", 1, 1, "", NULL, half, NULL})
+"""
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+def test_ops_of_a_library_are_found(tmp_path: Path, capsys: Any) -> None:
+    (tmp_path / "ops.c").write_text(OPS)
+    library = build("ops", tmp_path / "ops.c", build_dir=tmp_path)
+    custom.load(library, "list_of_ops")
+    traced = jit.trace(lambda data: custom.flags_half()(data) + 1, capture_as_const=True)
+    traced(mge.tensor(X))
+    path = tmp_path / "halved.mge"
+    traced.dump(path, arg_names=["data"], output_names=["halves"], input_data=[X])
+    custom.unload(library)
+    assert run(path) == 1 and "flags_half" in capsys.readouterr().err
+    try:
+        given = ("--c-opr-lib", library, "--c-opr-init-interface", "list_of_ops")
+        assert run(path, *given) == 0 and "passed" in capsys.readouterr().out
+    finally:
+        custom.unload(library)
+    assert run(path, "--c-opr-lib", library) == 1
+    assert "no library of ops" in capsys.readouterr().err

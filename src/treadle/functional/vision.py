@@ -8,10 +8,10 @@ from treadle.functional import color, detection, warp
 from treadle.functional.arguments import as_float, as_tensor, ints, on_own_scale, pair, promote_all
 from treadle.functional.color import *  # noqa: F403
 from treadle.functional.detection import *  # noqa: F403
+from treadle.functional.sampling import resized_by_weights, sampled
 from treadle.functional.warp import *  # noqa: F403
 from treadle.functional.warp import like_image
 from treadle.ops import movement, resample
-from treadle.ops.remap import Remap
 from treadle.tensor import Tensor
 
 __all__ = [
@@ -103,7 +103,8 @@ def resize(
         inp: (N, C, H, W), or (N, H, W, C) with `format="NHWC"`.
         size: (OH, OW); an int is the length of the shorter edge, the other one keeps the ratio.
         imode: "bilinear" (or "linear"), "bicubic" (or "cubic") or "nearest", as `interpolate` has
-            them; integer images are rounded and limited to their type.
+            them; "area" or "lanczos4" as OpenCV has them. Integer images are rounded and limited
+            to their type.
         max_size: with an int as size, the most that the longer edge may have.
 
     Raises:
@@ -118,7 +119,11 @@ def resize(
         raise ValueError(f"resize: unknown format {format!r}; use 'NCHW' or 'NHWC'")
     mode = {"linear": "bilinear", "cubic": "bicubic"}.get(imode, imode)
     image = x.transpose(0, 3, 1, 2) if format == "NHWC" else x
-    out = interpolate(image, size=_resized(image.shape[2:], ints(size), max_size), mode=mode)
+    wanted = _resized(image.shape[2:], ints(size), max_size)
+    if mode in ("area", "lanczos4"):
+        out = resized_by_weights(as_float(image), wanted, mode)
+    else:
+        out = interpolate(image, size=wanted, mode=mode)
     return like_image(out.transpose(0, 2, 3, 1) if format == "NHWC" else out, x)
 
 
@@ -149,7 +154,7 @@ def remap(
         map_xy: (N, OH, OW, 2), for every pixel of the result the (x, y) in pixels of `inp`.
         border_mode: what stands outside: "replicate", "reflect", "reflect_101", "wrap", or
             "constant" for `scalar`.
-        interp_mode: "linear" or "nearest".
+        interp_mode: "linear", "nearest", "cubic" or "lanczos4", as OpenCV has them.
 
     Returns:
         (N, C, OH, OW).
@@ -163,7 +168,7 @@ def remap(
         [[[[10.0, 15.0]]]]
     """
     image, places = promote_all([as_float(inp), as_float(map_xy)])
-    return Remap(interp_mode.lower(), border_mode.lower(), (0, 0), float(scalar))(image, places)
+    return sampled("remap", image, places, interp_mode, border_mode, scalar)
 
 
 def flip(inp: Tensor, vertical: bool = True, horizontal: bool = True) -> Tensor:

@@ -14,16 +14,14 @@ import numpy as np
 from treadle.base.errors import ShapeError
 from treadle.functional.arguments import as_float, as_tensor, call, indices_of, pair, promote_all
 from treadle.functional.math import matmul
+from treadle.functional.sampling import sampled
 from treadle.ops import movement
 from treadle.ops.gather import Take
-from treadle.ops.remap import Remap
 from treadle.ops.select import Clip
 from treadle.ops.unary import Round
 from treadle.tensor import Tensor
 
 __all__ = ["rot90", "rotate", "warp_affine", "warp_perspective"]
-
-_LINEAR = ("linear", "bilinear")
 
 
 def rot90(inp: Tensor, clockwise: bool = True) -> Tensor:
@@ -96,7 +94,8 @@ def warp_affine(
         out_shape: (OH, OW).
         border_mode: what stands outside: "replicate", "reflect", "reflect_101", "wrap", or
             "constant" for `border_val`.
-        interp_mode: "linear" or "nearest".
+        interp_mode: "linear", "nearest", "cubic", "lanczos4", or "area", which is linear here; as
+            OpenCV has them.
 
     Raises:
         ShapeError: shapes or modes do not fit.
@@ -173,9 +172,8 @@ def _warp(
         )
     if format == "NHWC":
         image = image.transpose(0, 3, 1, 2)
-    mode = "linear" if interp_mode.lower() in _LINEAR else interp_mode.lower()
-    op = Remap(mode, border_mode.lower(), (0, 0), float(border_val))
-    out = call(name, op, image, _places(matrix, pair(out_shape)))
+    places = _places(matrix, pair(out_shape))
+    out = sampled(name, image, places, interp_mode, border_mode, border_val)
     return like_image(out.transpose(0, 2, 3, 1) if format == "NHWC" else out, given)
 
 

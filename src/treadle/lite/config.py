@@ -14,8 +14,13 @@ from treadle.lite.tensor import LiteLayout
 class LiteOptions:
     """Options of MegEngine's optimizer and runtime.
 
-    Weights are packed once, fusion and layouts are chosen for the machine and memory is planned in
-    any case; the fields are accepted so that configurations carry over.
+    Weights are packed once, fusion is chosen for the machine and memory is planned in any case;
+    most fields are accepted so that configurations carry over. Those with an effect:
+
+    Attributes:
+        force_dynamic_alloc, force_output_dynamic_alloc: values do not share memory.
+        enable_nchw44, enable_nchw88: maps are held with their channels in blocks.
+        enable_nhwcd4: maps are held with their channels last.
     """
 
     weight_preprocess: bool = False
@@ -68,7 +73,7 @@ class LiteConfig:
 
 @dataclass
 class LiteExtraConfig:
-    """`disable_configure_by_model_info`: accepted; files carry no settings that override these."""
+    """`disable_configure_by_model_info`: options of a packed model do not win over these."""
 
     disable_configure_by_model_info: bool = False
 

@@ -5,21 +5,23 @@ from __future__ import annotations
 import io
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 
-from treadle.base.errors import EngineError
-from treadle.engine.package import Model, Runner, read_models
+from treadle.engine.options import Options
+from treadle.engine.package import Model, Runner, read_models, write_models
 from treadle.graph.ir import Graph, Value
 from treadle.graph.retype import retyped
 from treadle.lite.base import LiteAlgoSelectStrategy, LiteIOType, LiteTensorPhase
-from treadle.lite.config import LiteConfig, LiteExtraConfig, LiteNetworkIO
+from treadle.lite.config import LiteConfig, LiteExtraConfig, LiteNetworkIO, LiteOptions
 from treadle.lite.globals import decrypted
 from treadle.lite.inspection import write_profile, write_values
+from treadle.lite.packed import Packed, is_packed, unpack, use_choices
 from treadle.lite.tensor import LiteTensor, on_host
 
 Shapes = tuple[tuple[int, ...], ...]
@@ -58,6 +60,8 @@ class LiteNetwork:
         self._threads = 1
         self._stream_id = 0
         self._inplace = False
+        self._options = engine_options(self.config.options)
+        self._by_model = True
 
     # -- loading ---------------------------------------------------------------------------
 
@@ -71,14 +75,15 @@ class LiteNetwork:
             CheckpointError: the file is damaged, or holds no model.
             ValueError: `io` names an input or output that the model has not.
         """
-        source: Any = path
-        if self.config.bare_model_cryption_name:
-            raw = Path(path).read_bytes() if isinstance(path, str | os.PathLike) else path.read()
-            source = io.BytesIO(decrypted(raw, self.config.bare_model_cryption_name))
-        self._take(read_models(source)[0])
+        model, packed = _opened(path, self.config.bare_model_cryption_name)
+        if packed is not None and self._by_model:
+            self._options = engine_options(packed.options(self.config.options))
+        self._take(model)
 
     def _take(self, model: Model) -> None:
         self._model, self._graph = model, model.graph
+        if layouts_of(model) and not self._options.layouts:
+            self._options = replace(self._options, layouts=layouts_of(model))
         wanted = {i.name: i for i in self.network_io.inputs}
         chosen = [o.name for o in self.network_io.outputs] or list(model.outputs)
         for name in (*wanted, *chosen):
@@ -113,7 +118,8 @@ class LiteNetwork:
         self._runners = src_network._runners
 
     def extra_configure(self, extra_config: LiteExtraConfig) -> None:
-        """Accepted: files carry no settings that override the configuration."""
+        """Say whether what a packed model says about itself wins over the configuration."""
+        self._by_model = not extra_config.disable_configure_by_model_info
 
     # -- tensors ---------------------------------------------------------------------------
 
@@ -218,7 +224,7 @@ class LiteNetwork:
         if known is None:
             as_traced = tuple(v.type.shape for v in graph.inputs)
             fit = graph if shapes == as_traced else retyped(graph, shapes)
-            known = self._runners[shapes] = Runner(fit)
+            known = self._runners[shapes] = Runner(fit, self._options)
         return known
 
     # -- callbacks -------------------------------------------------------------------------
@@ -289,7 +295,12 @@ class LiteNetwork:
         """Accepted: kernels follow the engine's model and its record of measurements."""
 
     def set_network_algo_workspace_limit(self, size_limit: int) -> None:
-        """Accepted: scratch memory is part of the plan, see `get_static_memory_alloc_info`."""
+        """Let values and scratch memory take so many bytes at most; 0: no limit.
+
+        What does not fit is made again instead of being kept, where that helps.
+        """
+        self._options = replace(self._options, memory_budget=size_limit)
+        self._runners.clear()
 
     # -- looking inside --------------------------------------------------------------------
 
@@ -315,23 +326,75 @@ class LiteNetwork:
         (folder / "static_memory.txt").write_text(text, encoding="utf-8")
 
     def enable_global_layout_transform(self) -> None:
-        """Accepted: layouts are chosen for the whole program in any case."""
+        """Choose among all layouts that the machine has, by modelled time."""
+        self._options = replace(self._options, layouts=("channels-last", "blocked"))
+        self._runners.clear()
 
     def dump_layout_transform_model(self, model_file: str) -> None:
-        """Layouts are chosen where a model is loaded, so there is no file to write.
+        """Write the model with the layouts that it is to be held in where it is loaded."""
+        model = self._loaded()
+        chosen = {**model.options, "layouts": list(self._options.layouts)}
+        write_models(model_file, [replace(model, options=chosen)], "LiteNetwork")
 
-        Raises:
-            EngineError: always.
-        """
-        raise EngineError(
-            "lite",
-            "layouts are chosen for the machine that loads a model; a file holds none",
-            hint="copy the model file itself",
-        )
+
+class LiteRunner(Runner):
+    """A model that is run by a network: arrays in the order of its inputs, and of its outputs.
+
+    Args:
+        model: whose names the inputs and outputs have.
+        graph: what it computes, for the shapes to come.
+        options: of the engine.
+    """
+
+    def __init__(self, model: Model, graph: Graph, options: Options) -> None:
+        super().__init__(graph, options)
+        self._network = LiteNetwork()
+        self._network._take(replace(model, graph=graph))
+        self._network._options = options
+
+    def __call__(self, arrays: Sequence[Any]) -> list[np.ndarray[Any, np.dtype[Any]]]:
+        """Fill the inputs, run, wait, read the outputs."""
+        network = self._network
+        for name, array in zip(network.get_all_input_name(), arrays, strict=True):
+            network.get_io_tensor(name).set_data_by_copy(array)
+        network.forward()
+        network.wait()
+        return [network.get_io_tensor(n).to_numpy() for n in network.get_all_output_name()]
+
+
+def _opened(path: Any, decryption: str) -> tuple[Model, Packed | None]:
+    """The model of a file, and what a packed one says besides; its measurements are in use."""
+    is_path = isinstance(path, str | os.PathLike)
+    if is_path and not decryption:
+        with Path(path).open("rb") as file:
+            if not is_packed(file.read(4)):
+                return read_models(path)[0], None  # mapped
+    raw = Path(path).read_bytes() if is_path else path.read()
+    raw = decrypted(raw, decryption) if decryption else raw
+    if not is_packed(raw):
+        return read_models(io.BytesIO(raw))[0], None
+    packed = unpack(raw)
+    use_choices(packed.cache)
+    return read_models(io.BytesIO(packed.model))[0], packed
+
+
+def layouts_of(model: Model) -> tuple[str, ...]:
+    """The layouts that a model's file says it is to be held in; mostly none."""
+    return tuple(str(name) for name in model.options.get("layouts", ()))
+
+
+def engine_options(options: LiteOptions) -> Options:
+    """What the engine makes of options: `enable_nchw44` and the like choose orders of axes."""
+    wanted = {
+        "blocked": options.enable_nchw44 or options.enable_nchw88,
+        "channels-last": options.enable_nhwcd4,
+    }
+    reuse = not (options.force_dynamic_alloc or options.force_output_dynamic_alloc)
+    return Options(layouts=tuple(n for n, yes in wanted.items() if yes), reuse_memory=reuse)
 
 
 def _extents(value: Value) -> tuple[int, ...]:
     return tuple(int(d) for d in value.type.shape)
 
 
-__all__ = ["LiteNetwork"]
+__all__ = ["LiteNetwork", "LiteRunner", "engine_options", "layouts_of"]

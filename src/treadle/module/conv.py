@@ -92,6 +92,10 @@ class Convolution(Module):
         return ", ".join(parts)
 
 
+_ConvNd = Convolution
+"""MegEngine's name of it, which programs ask layers for."""
+
+
 class _ForwardConv(Convolution):
     """Convolutions that are not transposed; adds padding with other values than zeros."""
 

@@ -20,7 +20,11 @@ def _check_window(
     extents(padding, 2, f"{layer}: padding", least=0)
 
 
-class MaxPool2d(Module):
+class _PoolNd(Module):
+    """What both poolings with windows are, for programs that ask so."""
+
+
+class MaxPool2d(_PoolNd):
     """The largest element of each window; padding cells never win.
 
     Args:
@@ -53,7 +57,7 @@ class MaxPool2d(Module):
         return f"kernel_size={self.kernel_size}, stride={self.stride}, padding={self.padding}"
 
 
-class AvgPool2d(Module):
+class AvgPool2d(_PoolNd):
     """The mean of each window.
 
     Args:

@@ -9,6 +9,7 @@ each does here.
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import os
 import sys
@@ -23,10 +24,16 @@ from rich.console import Console
 from rich.table import Table
 
 from treadle.backends import registry
+from treadle.backends.codegen import tuned
 from treadle.base.env import NUM_THREADS
 from treadle.base.errors import TreadleError
 from treadle.engine.options import Options
 from treadle.engine.package import Model, Runner, read_models, write_models
+from treadle.engine.profile import Profile
+from treadle.graph.ir import Graph
+from treadle.lite.network import LiteRunner, layouts_of
+from treadle.lite.packed import choices_of, choices_text, is_packed, pack, unpack, use_choices
+from treadle.tools.fast_run import SECONDS, measure
 from treadle.tools.load_and_run_flags_table import FLAGS
 from treadle.tools.run_model import (
     WrongValues,
@@ -39,6 +46,7 @@ from treadle.tools.run_model import (
     with_batch,
     write_arrays,
 )
+from treadle.utils import custom
 
 _TYPES: dict[str, Any] = {"int": int, "float": float, "text": str}
 _REFUSED = tuple(name for name, _, what in FLAGS if what.startswith("refused"))
@@ -82,18 +90,60 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _run(args: argparse.Namespace) -> None:
+def _prepare(args: argparse.Namespace) -> None:
+    """What has to be there before a model is read: threads, cores, libraries, measurements."""
     threads = args.multithread or args.multithread_default
     if threads:
         NUM_THREADS.set(str(threads))
-    model = read_models(args.model)[0]
+    if args.multi_thread_core_ids:
+        os.sched_setaffinity(0, [int(n) for n in args.multi_thread_core_ids.split(",")])
+    if args.c_opr_lib:
+        custom.load(args.c_opr_lib, args.c_opr_init_interface or custom.LISTING)
+    if args.fast_run_algo_policy and Path(args.fast_run_algo_policy).exists():
+        use_choices(choices_of(Path(args.fast_run_algo_policy).read_text(encoding="utf-8")))
+
+
+def _model(path: Path) -> Model:
+    """The model of a file, or of a packed one, whose measurements are used from here on."""
+    with path.open("rb") as file:
+        if not is_packed(file.read(4)):
+            return read_models(path)[0]
+    packed = unpack(path.read_bytes())
+    use_choices(packed.cache)
+    return read_models(io.BytesIO(packed.model))[0]
+
+
+def _pack(model: Model, args: argparse.Namespace) -> None:
+    """Write a packed model: this one, what `--pack-info-json` says, and measurements."""
+    info = json.loads(Path(args.pack_info_json).read_text()) if args.pack_info_json else {}
+    cache = tuned.installed()
+    if args.pack_cache:
+        cache = choices_of(Path(args.pack_cache).read_text(encoding="utf-8"))
+    written = io.BytesIO()
+    write_models(written, [model], "load_and_run")
+    pack(Path(args.packed_model_dump), written.getvalue(), info, cache)
+
+
+def _write(model: Model, args: argparse.Namespace) -> None:
+    """Write the model in the forms that were asked for."""
+    if args.model_dump:
+        write_models(args.model_dump, [model], "load_and_run")
+    if args.layout_transform_dump:
+        chosen = {**model.options, "layouts": list(_layouts(args, model))}
+        write_models(args.layout_transform_dump, [replace(model, options=chosen)], "load_and_run")
+    if args.packed_model_dump:
+        _pack(model, args)
+
+
+def _run(args: argparse.Namespace) -> None:
+    _prepare(args)
+    model = _model(Path(args.model))
     if args.batch_size:
         model = with_batch(model, args.batch_size)
     console = Console()
     if args.model_info:
         console.print(_ends(model))
-    if args.model_dump:
-        write_models(args.model_dump, [model], "load_and_run")
+    _write(model, args)
     cases = [] if args.input else list(model.cases)
     for number, case in enumerate(cases):
         results = _once(model, case.inputs, args, console, f"case {number}")
@@ -123,11 +173,39 @@ def _ends(model: Model) -> Table:
     return table
 
 
-def _options(args: argparse.Namespace) -> Options:
+def _options(args: argparse.Namespace, model: Model) -> Options:
     options = Options(reuse_memory=not args.disable_mem_opt)
     if args.workspace_limit:
         options = replace(options, memory_budget=args.workspace_limit)
-    return options
+    return replace(options, layouts=_layouts(args, model))
+
+
+def _layouts(args: argparse.Namespace, model: Model) -> tuple[str, ...]:
+    """Orders of axes to hold maps in; empty: those that the target prefers."""
+    if args.layout_transform:
+        if args.layout_transform.lower() != "cpu":
+            raise ValueError(f"--layout-transform {args.layout_transform}: this runs on cpu")
+        return ("channels-last", "blocked")
+    wanted = {
+        "blocked": args.enable_nchw44 or args.enable_nchw88,
+        "channels-last": args.enable_nhwcd4,
+    }
+    return tuple(name for name, yes in wanted.items() if yes) or layouts_of(model)
+
+
+def _measure(model: Model, graph: Graph, args: argparse.Namespace, console: Console) -> None:
+    """Measure kernels, where that was asked for."""
+    if not (args.fast_run or args.full_run):
+        return
+    if args.fast_run_shared_batch_size:
+        graph = with_batch(model, args.fast_run_shared_batch_size).graph
+    seconds = SECONDS["full" if args.full_run else "fast"]
+    for found in measure(graph, _options(args, model), seconds):
+        kept = found.before / found.after
+        console.print(f"{found.name}: {found.tried} ways, the best {kept:.2f} times as fast")
+    if args.fast_run_algo_policy:
+        text = choices_text(tuned.installed())
+        Path(args.fast_run_algo_policy).write_text(text, encoding="utf-8")
 
 
 def _once(
@@ -135,8 +213,11 @@ def _once(
 ) -> dict[str, Any]:
     """Run a model on one set of inputs in all the ways that were asked for; its results by name."""
     graph, arrays = as_wanted(model, given)
-    options = _fitted(graph, arrays, args, console) if args.fitting else _options(args)
-    runner = Runner(graph, options)
+    _measure(model, graph, args, console)
+    options = _options(args, model)
+    if args.fitting:
+        options = _fitted(graph, arrays, options, console)
+    runner = LiteRunner(model, graph, options) if args.lite else Runner(graph, options)
     if args.fake_first:
         runner.stages.compile()
     tell = console.print if args.verbose else None
@@ -177,11 +258,11 @@ def _together(runner: Runner, arrays: list[Any], threads: int, count: int) -> No
         raise failures[0]
 
 
-def _fitted(graph: Any, arrays: list[Any], args: argparse.Namespace, console: Console) -> Options:
+def _fitted(graph: Any, arrays: list[Any], plain: Options, console: Console) -> Options:
     """The options with the fastest engine."""
-    best, chosen = float("inf"), _options(args)
+    best, chosen = float("inf"), plain
     for engine in registry.engines("cpu"):
-        options = replace(_options(args), engines=(engine.name,))
+        options = replace(plain, engines=(engine.name,))
         _, timing = timed(Runner(graph, options), arrays, 1, 5)
         seconds = float(np.median(timing.measured))
         console.print(f"engine {engine.name}: {1e3 * seconds:.3f} ms")
@@ -222,6 +303,8 @@ def _check(name: str, op: str, array: Any, args: argparse.Namespace) -> None:
 def _reports(runner: Runner, arrays: list[Any], args: argparse.Namespace, console: Console) -> None:
     for path in filter(None, (args.profile, args.profile_host)):
         profile = runner.stages.profile(arrays, repeats=5)
+        if not isinstance(profile, Profile):
+            continue
         rows = [
             {"op": k.label, "kernel": k.kernel, "calls": k.calls, "seconds": k.seconds}
             for k in profile.kernels

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ class WrongValues(AssertionError):
 def with_batch(model: Model, batch: int) -> Model:
     """The model for another extent of the first axis of its inputs."""
     shapes = [(batch, *v.type.shape[1:]) if v.type.shape else () for v in model.graph.inputs]
-    return Model(retyped(model.graph, shapes), model.inputs, model.outputs, model.info)
+    return replace(model, graph=retyped(model.graph, shapes), cases=())
 
 
 def parsed_inputs(text: str, model: Model, seed: int = 0) -> dict[str, Array]:

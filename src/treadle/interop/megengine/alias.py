@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import Any
 
 from treadle.base.workers import WorkerStart
 from treadle.interop.megengine.internals import ROOMS
@@ -31,6 +32,7 @@ _ELSEWHERE = {
     "jit.partial_tracing": "jit",
     "jit.sublinear_memory_config": "jit",
     "jit.tracing": "jit",
+    "jit.xla_backend": "jit",
     "module.adaptive_pooling": "module",
     "module.concat": "module",
     "module.lrn": "module",
@@ -45,6 +47,22 @@ _ELSEWHERE = {
 }
 """Modules that stand elsewhere here, by their path in MegEngine."""
 
+_GUESTS = {
+    "device": {"CompNode": "engine.devices"},
+    "module.conv": {
+        "ConvTranspose2d": "module",
+        "ConvTranspose3d": "module",
+        "ConvTransposeRelu2d": "module",
+        "DeformableConv2d": "module",
+        "LocalConv2d": "module",
+        "RegionRestrictedConv": "module",
+    },
+    "tensor": {"tensor": ""},
+    "traced_module.node": {"NodeMixin": "traced_module.node:Node"},
+    "traced_module.traced_module": {"trace_module": "traced_module"},
+}
+"""Names that MegEngine has in modules whose namesakes here lack them, and where they are."""
+
 
 def _real(fullname: str) -> ModuleType:
     """The module that stands behind a name below `megengine`.
@@ -57,6 +75,16 @@ def _real(fullname: str) -> ModuleType:
         return ROOMS[path]
     path = _ELSEWHERE.get(path, path)
     return importlib.import_module(f"{_REAL}.{path}" if path else _REAL)
+
+
+def _guests() -> Iterator[tuple[ModuleType, str, Any]]:
+    """Modules, names in them while the alias is installed, and what these mean."""
+    for path, names in _GUESTS.items():
+        host = sys.modules.get(f"{_REAL}.{path}") or importlib.import_module(f"{_REAL}.{path}")
+        for name, place in names.items():
+            owner, _, other = place.partition(":")
+            module = importlib.import_module(f"{_REAL}.{owner}" if owner else _REAL)
+            yield host, name, getattr(module, other or name)
 
 
 def _make_known(besides: str = "") -> None:
@@ -125,6 +153,8 @@ def install() -> None:
     # Known beforehand, since `import` would put the module in the place of the function `launcher`.
     package = importlib.import_module(f"{_REAL}.distributed")
     sys.modules.setdefault(f"{_ALIAS}.distributed.launcher", package)
+    for host, name, meant in _guests():
+        setattr(host, name, meant)
     # A fresh process would not know the alias; MegEngine forks its workers, too.
     WorkerStart.method = "fork"
 
@@ -132,6 +162,9 @@ def install() -> None:
 def uninstall() -> None:
     """Forget the alias; modules that were imported through it stay usable."""
     WorkerStart.method = ""
+    for host, name, meant in _guests():
+        if vars(host).get(name) is meant:
+            delattr(host, name)
     if _FINDER in sys.meta_path:
         sys.meta_path.remove(_FINDER)
     for name in [n for n in sys.modules if n == _ALIAS or n.startswith(_ALIAS + ".")]:

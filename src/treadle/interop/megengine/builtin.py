@@ -1,7 +1,8 @@
 """Op definitions of MegEngine's core that programs apply by hand: `apply(Elemwise("ADD"), x, y)`.
 
 Each is made with its parameters and called with tensors; results come as a list, as `apply` has
-them. MegEngine has over a hundred, most of which only its own functions use.
+them. Those that are one call of a function stand in `definitions`; those that have no counterpart
+say so when they are made.
 """
 
 from __future__ import annotations
@@ -11,27 +12,12 @@ from typing import Any, ClassVar
 
 import treadle.functional as F
 import treadle.module as M
+from treadle.base.errors import UnsupportedOp
+from treadle.interop.megengine.definitions import TABLE, OpDef
 from treadle.tensor import Tensor
 
 
-class _Definition:
-    """An op with parameters, given by position or name."""
-
-    parameters: ClassVar[dict[str, Any]] = {}
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        given = dict(zip(self.parameters, args, strict=False))
-        unknown = (set(kwargs) - set(self.parameters)) | set(given) & set(kwargs)
-        if unknown or len(args) > len(self.parameters):
-            known = ", ".join(self.parameters) or "none"
-            raise TypeError(f"{type(self).__name__}: its parameters are: {known}")
-        self.__dict__.update(self.parameters | given | kwargs)
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.__dict__})"
-
-
-class Elemwise(_Definition):
+class Elemwise(OpDef):
     """An elementwise function by MegEngine's name of its mode."""
 
     parameters: ClassVar = {"mode": "RELU"}
@@ -51,7 +37,7 @@ _REDUCTIONS: dict[str, Callable[..., Tensor]] = {
 }
 
 
-class Reduce(_Definition):
+class Reduce(OpDef):
     """A reduction along one axis."""
 
     parameters: ClassVar = {"mode": "SUM", "axis": 0, "data_type": "DEFAULT", "keepdim": True}
@@ -62,7 +48,7 @@ class Reduce(_Definition):
         return [_REDUCTIONS[mode](x, axis, self.__dict__["keepdim"])]
 
 
-class Dimshuffle(_Definition):
+class Dimshuffle(OpDef):
     """Axes in another order; -1 inserts one."""
 
     parameters: ClassVar = {"pattern": ()}
@@ -72,7 +58,7 @@ class Dimshuffle(_Definition):
         return [F.transpose(x, ["x" if a == -1 else a for a in self.__dict__["pattern"]])]
 
 
-class TypeCvt(_Definition):
+class TypeCvt(OpDef):
     """A cast."""
 
     parameters: ClassVar = {"dtype": "float32"}
@@ -82,7 +68,7 @@ class TypeCvt(_Definition):
         return [x.astype(self.__dict__["dtype"])]
 
 
-class Copy(_Definition):
+class Copy(OpDef):
     """A copy on a device."""
 
     parameters: ClassVar = {"comp_node": None}
@@ -93,7 +79,7 @@ class Copy(_Definition):
         return [F.copy(x, None if place is None else str(place))]
 
 
-class Identity(_Definition):
+class Identity(OpDef):
     """The tensor as it is."""
 
     def __call__(self, x: Tensor) -> list[Tensor]:
@@ -105,7 +91,7 @@ class FastpathCopy(Identity):
     """The tensor as it is."""
 
 
-class Reshape(_Definition):
+class Reshape(OpDef):
     """Another shape, given as a tensor."""
 
     parameters: ClassVar = {"axis": -1, "shape": ()}
@@ -115,7 +101,7 @@ class Reshape(_Definition):
         return [F.reshape(x, self.__dict__["shape"] if shape is None else shape)]
 
 
-class Broadcast(_Definition):
+class Broadcast(OpDef):
     """Broadcast to a shape, given as a tensor."""
 
     parameters: ClassVar = {"shape": ()}
@@ -125,7 +111,7 @@ class Broadcast(_Definition):
         return [F.broadcast_to(x, self.__dict__["shape"] if shape is None else shape)]
 
 
-class Concat(_Definition):
+class Concat(OpDef):
     """Tensors joined along an axis."""
 
     parameters: ClassVar = {"axis": 0, "comp_node": None}
@@ -135,7 +121,7 @@ class Concat(_Definition):
         return [F.concat(list(inps), self.__dict__["axis"])]
 
 
-class GetVarShape(_Definition):
+class GetVarShape(OpDef):
     """The shape as an int32 tensor, or one extent of it."""
 
     parameters: ClassVar = {"axis": -7}  # A number no axis has: MegEngine's for "all of them".
@@ -146,7 +132,7 @@ class GetVarShape(_Definition):
         return [shape if axis == -7 else shape[axis : axis + 1 or None]]
 
 
-class MatrixMul(_Definition):
+class MatrixMul(OpDef):
     """A product of matrices."""
 
     parameters: ClassVar = {"transposeA": False, "transposeB": False, "compute_mode": "default"}
@@ -160,7 +146,95 @@ class BatchedMatrixMul(MatrixMul):
     """Products of matrices, one for each index of the leading axes."""
 
 
-MEMBERS = {
+class Const(OpDef):
+    """A value as a tensor."""
+
+    parameters: ClassVar = {"value": 0, "dtype": None, "device": None}
+
+    def __call__(self, *reference: Tensor) -> list[Tensor]:
+        """The tensor, in a list; on the device of a reference, if no other is named."""
+        p = self.__dict__
+        like = reference[0].device if reference and p["device"] is None else p["device"]
+        return [Tensor(p["value"], dtype=p["dtype"], device=like)]
+
+
+class _Refused(OpDef):
+    """A definition that stands for nothing here."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        name = type(self).__name__
+        raise UnsupportedOp(
+            "megengine", f"core.ops.builtin.{name} has no counterpart", hint=_WHY.get(name, _USE)
+        )
+
+
+_USE = "call the function of treadle.functional or the module that you want instead"
+_VENDOR = "it runs models of a vendor's compiler; see functional.external"
+_WHY = {
+    **dict.fromkeys(
+        ("AtlasRuntime", "CambriconRuntime", "MagicMindRuntime", "TensorRTRuntime"), _VENDOR
+    ),
+    "NvOf": "it needs the optical flow unit of a GPU",
+    "ExternOpr": "use functional.external.extern_opr_subgraph",
+    "ParamPackConcat": "use distributed.helper.param_pack_concat",
+    "ParamPackSplit": "use distributed.helper.param_pack_split",
+    "RemoteRecv": "use distributed.functional.remote_recv",
+    "RemoteSend": "use distributed.functional.remote_send",
+}
+_ABSENT = [
+    "AdvancedIndexing",
+    "AtlasRuntime",
+    "Barrier",
+    "BatchConvBias",
+    "BatchNormBackward",
+    "BatchedIncrMeshIndexing",
+    "BatchedSetMeshIndexing",
+    "Borrow",
+    "CambriconRuntime",
+    "ConvBias",
+    "Convolution3DBackwardData",
+    "DeformableConv",
+    "DeformablePSROIPooling",
+    "ElemwiseMultiType",
+    "ExternOpr",
+    "FakeQuant",
+    "GeneralNorm",
+    "GroupLocal",
+    "Images2Neibs",
+    "IndexingSetOneHot",
+    "LAMBUpdate",
+    "LSQ",
+    "LSTM",
+    "LSTMCell",
+    "MagicMindRuntime",
+    "MaskedFill",
+    "MultiHeadAttn",
+    "NvOf",
+    "Padding",
+    "ParamPackConcat",
+    "ParamPackSplit",
+    "PixelShuffleBackward",
+    "RNN",
+    "RNNCell",
+    "ROIPooling",
+    "RegionRestrictedConvolution",
+    "RegionRestrictedConvolutionBackwardData",
+    "RemoteRecv",
+    "RemoteSend",
+    "Resize3D",
+    "SlidingWindowTranspose",
+    "TQT",
+    "TensorRTRuntime",
+    "Where",
+]
+MEMBERS: dict[str, Any] = {
+    **{name: type(name, (_Refused,), {"__doc__": _Refused.__doc__}) for name in _ABSENT},
+    **TABLE,
+    "Const": Const,
+    "OpDef": OpDef,
+}
+"""Definitions by name."""
+MEMBERS |= {
     made.__name__: made
     for made in (
         BatchedMatrixMul,
@@ -178,4 +252,3 @@ MEMBERS = {
         TypeCvt,
     )
 }
-"""Definitions by name."""

@@ -7,6 +7,7 @@ the tables below.
 from __future__ import annotations
 
 import importlib
+import socket
 import types
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,9 +16,13 @@ import numpy as np
 
 from treadle import config
 from treadle.autodiff import GradManager
+from treadle.base.errors import UnsupportedOp
 from treadle.base.modes import install
 from treadle.base.version import VERSION
+from treadle.device import DeviceType
+from treadle.engine.devices import CompNode, resolve
 from treadle.engine.lifetime import synchronize
+from treadle.functional.arguments import as_tensor, promote_all
 from treadle.interop.megengine.builtin import MEMBERS
 from treadle.ops.op import Op
 from treadle.tensor import Tensor
@@ -174,21 +179,145 @@ def astensor1d(x: Any, *reference: Any, dtype: Any = None, device: Any = None) -
     return made.reshape(-1)
 
 
+def convert_inputs(*args: Any, device: Any = None) -> tuple[Any, ...]:
+    """Tensors of all values, on one device; None stays."""
+    like = next((a for a in args if isinstance(a, Tensor)), None)
+    place = like.device if device is None and like is not None else device
+    return tuple(a if a is None or isinstance(a, Tensor) else Tensor(a, device=place) for a in args)
+
+
+def convert_single_value(v: Any, dtype: Any = None, device: Any = None) -> Tensor:
+    """A tensor of a value; a tensor as it is."""
+    return v if isinstance(v, Tensor) else Tensor(v, dtype=dtype, device=device)
+
+
+def dtype_promotion(inps: Sequence[Any]) -> Any:
+    """The element type that values have together."""
+    return promote_all([as_tensor(x) for x in inps])[0].dtype
+
+
+def get_device(inps: Sequence[Any]) -> Any:
+    """The device of the first tensor; the default one if there is none."""
+    found = next((x.device for x in inps if isinstance(x, Tensor)), None)
+    return Tensor(0.0).device if found is None else found
+
+
+def astype(x: Tensor, dtype: Any) -> Tensor:
+    """A cast; the tensor itself where it has the type."""
+    return x if x.dtype == dtype else x.astype(dtype)
+
+
+def as_device(obj: Any) -> Any:
+    """The device that a name or another device means."""
+    return resolve(str(obj))
+
+
+def getitem(x: Tensor, index: Any) -> Tensor:
+    """What an index takes of a tensor."""
+    return x[index]
+
+
+def setitem(x: Tensor, index: Any, value: Any) -> Tensor:
+    """A tensor with another value at an index."""
+    made = Tensor(x)
+    made[index] = value
+    return made
+
+
+def get_free_ports(num: int) -> list[int]:
+    """Numbers of ports that nobody listens on at the moment."""
+    sockets = [socket.socket() for _ in range(num)]
+    for each in sockets:
+        each.bind(("", 0))
+    found = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return found
+
+
+def _absent(name: str, why: str) -> Callable[..., Any]:
+    """A function of MegEngine's that cannot work here and says so."""
+
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        raise UnsupportedOp("megengine", f"{name} has no counterpart", hint=why)
+
+    refuse.__name__ = refuse.__qualname__ = name.rpartition(".")[2]
+    return refuse
+
+
+_TRACER = "trace_module, and the nodes and expressions of its graph, are there"
+_SUBGRAPH = "jit.compile fuses what a function computes"
+
+
+class SymbolVar:
+    """MegEngine's tensors of graphs under construction; here these are tensors, too."""
+
+
+def setscalar(x: Tensor) -> None:
+    """Nothing: tensors without axes are scalars."""
+
+
+def _beside() -> dict[str, dict[str, Any]]:
+    """Modules outside of the core that exist only for programs that import them."""
+    scaled = {
+        name: _absent(f"experimental.{name}", "quantization has observers for ranges")
+        for name in ("get_norm_mod_value", "get_scaled_model")
+    }
+    return {
+        "_multistream": {
+            name: _absent(f"_multistream.{name}", "the engine chooses: Options(streams=2)")
+            for name in ("record_event", "wait_event")
+        },
+        "distributed.util": {"get_free_ports": get_free_ports},
+        "data.dataset.vision.utils": {"is_img": At("treadle.data.dataset.vision.folder:is_img")},
+        "experimental": scaled,
+        "experimental.weight_scaler": scaled,
+        "hub.const": {
+            "DEFAULT_BRANCH_NAME": "master",
+            "DEFAULT_GIT_HOST": "github.com",
+            "DEFAULT_PROTOCOL": "HTTPS",
+            "ENV_MGE_HOME": "MGE_HOME",
+            "ENV_XDG_CACHE_HOME": "XDG_CACHE_HOME",
+            "HTTP_CONNECTION_TIMEOUT": 5,
+            "HTTP_READ_TIMEOUT": 120,
+        },
+        "hub.fetcher": {
+            name: _absent(f"hub.fetcher.{name}", "hub.load fetches repositories")
+            for name in ("GitHTTPSFetcher", "GitSSHFetcher", "RepoFetcherBase")
+        },
+        "traced_module.module_tracer": {
+            name: _absent(f"traced_module.module_tracer.{name}", _TRACER)
+            for name in ("active_module_tracer", "module_tracer", "set_active_module_tracer")
+        },
+        "traced_module.compat": {},
+        "xla": {"build_xla": _absent("xla.build_xla", "jit.compile makes native programs")},
+    }
+
+
 def _rooms() -> dict[str, Room]:
     """All modules of the core, by their path below the package."""
     tables: dict[str, dict[str, Any]] = {
-        "core": {"get_option": get_option, "set_option": set_option},
-        "core._imperative_rt": {"CompNode": At("treadle.engine.devices:CompNode")},
-        "core._imperative_rt.common": {"CompNode": At("treadle.engine.devices:CompNode")},
+        **_beside(),
+        "core": {
+            "Graph": _absent("core.Graph", "utils.network.Network holds graphs"),
+            "get_option": get_option,
+            "set_option": set_option,
+        },
+        "core._imperative_rt": {"CompNode": CompNode, "DeviceType": DeviceType},
+        "core._imperative_rt.common": {"CompNode": CompNode, "DeviceType": DeviceType},
         "core._imperative_rt.imperative": {"sync": sync},
         "core._imperative_rt.ops": MEMBERS,
         "core._imperative_rt.core2": {
+            "SymbolVar": SymbolVar,
             "Tensor": Tensor,
             "apply": apply,
+            "dtype_promotion": dtype_promotion,
+            "get_device": get_device,
             "get_option": get_option,
             "set_option": set_option,
             "sync": sync,
         },
+        "core._wrap": {"Device": CompNode, "as_device": as_device, "device": as_device},
         "core._trace_option": {
             "set_symbolic_shape": set_symbolic_shape,
             "use_symbolic_shape": use_symbolic_shape,
@@ -196,19 +325,33 @@ def _rooms() -> dict[str, Room]:
         "core.autodiff": {},
         "core.autodiff.grad": {"Function": At("treadle.autodiff:Function"), "Grad": Grad},
         "core.ops": {"custom": At("treadle.utils.custom")},
+        "core.ops.special": {"Const": MEMBERS["Const"]},
         "core.ops.builtin": MEMBERS,
+        "core.tensor.array_method": {
+            "ArrayMethodMixin": Tensor,
+            "_broadcast": At("treadle.functional:broadcast_to"),
+            "_elwise": At("treadle.functional.elemwise:_elwise"),
+            "_matmul": At("treadle.functional:matmul"),
+            "_remove_axis": At("treadle.functional:squeeze"),
+        },
+        "core.tensor.indexing": {"getitem": getitem, "setitem": setitem},
         "core.tensor": {"Tensor": Tensor, "dtype": At("treadle.quantization.dtype")},
         "version": {"__version__": VERSION, "git_version": ""},
         "core.tensor.utils": {
             "astensor1d": astensor1d,
+            "astype": astype,
+            "convert_inputs": convert_inputs,
+            "convert_single_value": convert_single_value,
             "isscalar": isscalar,
             "make_shape_tuple": make_shape_tuple,
+            "setscalar": setscalar,
+            "subgraph": _absent("core.tensor.utils.subgraph", _SUBGRAPH),
         },
     }
     rooms = {path: Room(f"treadle.{path}", dict(members)) for path, members in tables.items()}
     for path, room in rooms.items():
         above, _, name = path.rpartition(".")
-        if above:
+        if above in rooms:
             rooms[above]._members[name] = room
     return rooms
 

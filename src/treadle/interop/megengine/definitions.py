@@ -1,0 +1,443 @@
+"""Definitions of ops by a table: name, parameters with their defaults, the function they stand for.
+
+Names of parameters are MegEngine's; those that choose algorithms or formats are taken and have no
+effect here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import treadle.functional as F
+import treadle.random as rand
+from treadle.distributed import WORLD
+from treadle.distributed import functional as D
+from treadle.tensor import Tensor
+
+Function = Callable[..., Any]
+
+
+class OpDef:
+    """An op with parameters, given by position or name, called with tensors for a list of them."""
+
+    parameters: ClassVar[Mapping[str, Any]] = {}
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        given = dict(zip(self.parameters, args, strict=False))
+        unknown = (set(kwargs) - set(self.parameters)) | set(given) & set(kwargs)
+        if unknown or len(args) > len(self.parameters):
+            known = ", ".join(self.parameters) or "none"
+            raise TypeError(f"{type(self).__name__}: its parameters are: {known}")
+        self.__dict__.update({**self.parameters, **given, **kwargs})
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.__dict__})"
+
+
+def _define(name: str, parameters: Mapping[str, Any], function: Function) -> type[OpDef]:
+    """A class of definitions; `function` takes the parameters and the tensors."""
+
+    def call(self: OpDef, *inps: Any) -> list[Tensor]:
+        found = function(SimpleNamespace(**self.__dict__), *inps)
+        return list(found) if isinstance(found, list | tuple) else [found]
+
+    body = {"__doc__": f"MegEngine's {name}.", "__call__": call, "parameters": dict(parameters)}
+    return type(name, (OpDef,), body)
+
+
+def _pair(p: SimpleNamespace, what: str) -> tuple[int, int]:
+    return getattr(p, f"{what}_h"), getattr(p, f"{what}_w")
+
+
+def _groups(p: SimpleNamespace, weight: Tensor) -> int:
+    return weight.shape[0] if str(p.sparse).upper() == "GROUP" else 1
+
+
+def _convolution(p: SimpleNamespace, x: Tensor, weight: Tensor) -> Tensor:
+    window = _pair(p, "stride"), _pair(p, "pad"), _pair(p, "dilate")
+    return F.conv2d(x, weight, None, *window, groups=_groups(p, weight))
+
+
+def _transposed(p: SimpleNamespace, weight: Tensor, x: Tensor, *_: Any) -> Tensor:
+    return F.conv_transpose2d(
+        x,
+        weight,
+        stride=_pair(p, "stride"),
+        padding=_pair(p, "pad"),
+        dilation=_pair(p, "dilate"),
+        groups=_groups(p, weight),
+    )
+
+
+def _three(p: SimpleNamespace, what: str) -> tuple[int, int, int]:
+    return getattr(p, f"{what}_d"), getattr(p, f"{what}_h"), getattr(p, f"{what}_w")
+
+
+def _pooling(p: SimpleNamespace, x: Tensor) -> Tensor:
+    window = _pair(p, "window"), _pair(p, "stride"), _pair(p, "pad")
+    mode = str(p.mode).upper()
+    return F.max_pool2d(x, *window) if mode == "MAX" else F.avg_pool2d(x, *window, mode.lower())
+
+
+def _adaptive(p: SimpleNamespace, x: Tensor, shape: Any = None) -> Tensor:
+    size = tuple(p.shape) if shape is None else tuple(int(n) for n in Tensor(shape).tolist())
+    maximum = str(p.mode).upper() == "MAX"
+    return F.adaptive_max_pool2d(x, size) if maximum else F.adaptive_avg_pool2d(x, size)
+
+
+def _batch_norm(p: SimpleNamespace, x: Tensor, scale: Any, bias: Any, *stats: Any) -> Any:
+    mean, var = stats if stats else (None, None)
+    training = str(p.fwd_mode).upper() == "TRAINING"
+    return F.batch_norm(
+        x,
+        mean,
+        var,
+        scale,
+        bias,
+        training=training,
+        momentum=1 - p.avg_factor,
+        eps=p.epsilon,
+        inplace=not training or mean is None,
+    )
+
+
+def _items(p: SimpleNamespace, numbers: Sequence[Any]) -> tuple[Any, ...]:
+    """The index that MegEngine's list (axis, has begin, end, step, index) means."""
+    given = iter(numbers)
+    wanted = sorted(p.items, key=lambda item: item[0])
+    found: dict[int, Any] = {}
+    for axis, *flags in wanted:
+        begin, end, step, index = (next(given) if flag else None for flag in flags)
+        found[axis] = slice(*map(_whole, (begin, end, step))) if index is None else index
+    last = max(found, default=-1)
+    return tuple(found.get(axis, slice(None)) for axis in range(last + 1))
+
+
+def _whole(value: Any) -> int | None:
+    return None if value is None else int(Tensor(value).item())
+
+
+def _subtensor(p: SimpleNamespace, x: Tensor, *numbers: Any) -> Tensor:
+    places = _items(p, numbers)
+    return x[tuple(_whole(i) if isinstance(i, Tensor) and not i.ndim else i for i in places)]
+
+
+def _set(p: SimpleNamespace, x: Tensor, value: Any, *numbers: Any) -> Tensor:
+    made = F.copy(x)
+    made[_items(p, numbers)] = value
+    return made
+
+
+def _added(p: SimpleNamespace, x: Tensor, value: Any, *numbers: Any) -> Tensor:
+    places = _items(p, numbers)
+    made = F.copy(x)
+    made[places] = made[places] + value
+    return made
+
+
+def _volumes(p: SimpleNamespace, x: Tensor, weight: Tensor) -> Tensor:
+    window = _three(p, "stride"), _three(p, "pad"), _three(p, "dilate")
+    return F.conv3d(x, weight, None, *window, groups=_groups(p, weight))
+
+
+def _affine(given: tuple[Any, ...]) -> tuple[Any, Any]:
+    """Scale and bias, or None for both."""
+    return given if len(given) == 2 else (None, None)
+
+
+def _split(p: SimpleNamespace, x: Tensor, *_: Any) -> list[Tensor]:
+    parts = p.nsections or list(p.splits)
+    return list(F.split(x, parts, p.axis))
+
+
+def _top(p: SimpleNamespace, x: Tensor, k: Any) -> Any:
+    """MegEngine's k is negative for the largest values."""
+    count = int(Tensor(k).item())
+    kth_only, no_sort = (str(p.mode).upper() == m for m in ("KTH_ONLY", "VALUE_IDX_NOSORT"))
+    return F.topk(x, abs(count), count < 0, kth_only=kth_only, no_sort=no_sort)
+
+
+def _fill(p: SimpleNamespace, shape: Any) -> Tensor:
+    made: Tensor = F.full(_shape(shape), p.value, dtype=p.dtype, device=p.comp_node)
+    return made
+
+
+def _axes(p: SimpleNamespace) -> list[int]:
+    return list(p.axis)
+
+
+def _shape(shape: Any) -> list[int]:
+    return [int(n) for n in Tensor(shape).tolist()]
+
+
+_CONV = {
+    "mode": "CROSS_CORRELATION",
+    "pad_h": 0,
+    "pad_w": 0,
+    "stride_h": 1,
+    "stride_w": 1,
+    "dilate_h": 1,
+    "dilate_w": 1,
+    "sparse": "DENSE",
+    "format": "NCHW",
+    "compute_mode": "DEFAULT",
+    "strategy": 1,
+    "workspace_limit": 0,
+}
+_WINDOW = {"window_h": 2, "window_w": 2, "stride_h": 2, "stride_w": 2, "pad_h": 0, "pad_w": 0}
+_ITEMS: dict[str, Any] = {"items": ()}
+_SEED = {"seed": 0, "handle": 0}
+_RNG = {**_SEED, "dtype": "float32"}
+_TABLE: tuple[tuple[str, dict[str, Any], Function], ...] = (
+    ("AdaptivePooling", {"mode": "MAX", "format": "NCHW", "shape": ()}, _adaptive),
+    ("AddAxis", {"axis": ()}, lambda p, x: F.expand_dims(x, _axes(p))),
+    ("RemoveAxis", {"axis": ()}, lambda p, x: F.squeeze(x, _axes(p))),
+    ("Argmax", {"axis": 0}, lambda p, x: F.argmax(x, p.axis, keepdims=True)),
+    ("Argmin", {"axis": 0}, lambda p, x: F.argmin(x, p.axis, keepdims=True)),
+    (
+        "Argsort",
+        {"order": "ASCENDING"},
+        lambda p, x: list(F.sort(x, descending=str(p.order).upper() == "DESCENDING")),
+    ),
+    (
+        "AssertEqual",
+        {"maxerr": 1e-4, "verbose": False},
+        lambda p, x, y: F.utils._assert_equal(x, y, maxerr=p.maxerr, verbose=p.verbose),
+    ),
+    (
+        "BatchNorm",
+        {"param_dim": "DIM_1C11", "fwd_mode": "TRAINING", "epsilon": 1e-4, "avg_factor": 1.0},
+        _batch_norm,
+    ),
+    ("BatchedMeshIndexing", _ITEMS, _subtensor),
+    ("CondTake", {}, lambda p, x, mask: list(F.cond_take(mask, x))),
+    ("Convolution", _CONV, _convolution),
+    ("ConvolutionBackwardData", {**_CONV, "dtype": None}, _transposed),
+    (
+        "Convolution3D",
+        {
+            **{f"pad_{a}": 0 for a in "dhw"},
+            **{f"{what}_{a}": 1 for what in ("stride", "dilate") for a in "dhw"},
+            "sparse": "DENSE",
+        },
+        _volumes,
+    ),
+    (
+        "Correlation",
+        {
+            "format": "NCHW",
+            "kernel_size": 1,
+            "max_displacement": 1,
+            "stride1": 1,
+            "stride2": 1,
+            "pad_size": 0,
+            "is_multiply": True,
+        },
+        lambda p, x, y: F.vision.correlation(
+            x, y, p.kernel_size, p.max_displacement, p.stride1, p.stride2, p.pad_size, p.is_multiply
+        ),
+    ),
+    (
+        "Cross",
+        {"axisa": -1, "axisb": -1, "axisc": -1},
+        lambda p, x, y: F.cross(x, y, p.axisa, p.axisb, p.axisc),
+    ),
+    (
+        "Cumsum",
+        {"axis": 0, "exclusive": False, "reverse": False},
+        lambda p, x: _running(p, x),
+    ),
+    ("CvtColor", {"mode": "RGB2GRAY"}, lambda p, x: F.vision.cvt_color(x, str(p.mode))),
+    ("Diag", {"k": 0}, lambda p, x: F.diag(x, p.k)),
+    ("Dot", {}, lambda p, x, y: F.dot(x, y)),
+    ("Dropout", {"drop_prob": 0.0, **_SEED}, lambda p, x: F.dropout(x, p.drop_prob)),
+    (
+        "Eye",
+        {"k": 0, "dtype": "float32", "comp_node": None},
+        lambda p, shape: F.eye(*_shape(shape), dtype=p.dtype, device=p.comp_node),
+    ),
+    ("Fill", {"value": 0.0, "dtype": "float32", "comp_node": None}, _fill),
+    ("FillLike", {"value": 0.0}, lambda p, x: F.full_like(x, p.value)),
+    ("IncrMeshIndexing", _ITEMS, _added),
+    ("IncrSubtensor", _ITEMS, _added),
+    ("IndexingIncrMultiAxisVec", _ITEMS, _added),
+    ("IndexingMultiAxisVec", _ITEMS, lambda p, x, *numbers: x[_items(p, numbers)]),
+    (
+        "IndexingOneHot",
+        {"axis": 0, "ndim": 0},
+        lambda p, x, index: F.indexing_one_hot(x, index, p.axis, keepdims=True),
+    ),
+    ("IndexingSetMultiAxisVec", _ITEMS, _set),
+    ("LRN", {"n": 5, "k": 2.0, "alpha": 1e-4, "beta": 0.75}, lambda p, x: _lrn(p, x)),
+    (
+        "LayerNorm",
+        {"affine": True, "eps": 1e-5, "normalized_dim": 1, "normalized_size": 1},
+        lambda p, x, *wb: F.layer_norm(
+            x, x.shape[-p.normalized_dim :], p.affine, *_affine(wb), p.eps
+        ),
+    ),
+    (
+        "GroupNorm",
+        {"affine": True, "eps": 1e-5, "group": 1, "format": "NCHW"},
+        lambda p, x, *wb: F.group_norm(x, p.group, p.affine, *_affine(wb), p.eps),
+    ),
+    (
+        "InstanceNorm",
+        {"affine": True, "eps": 1e-5, "format": "NCHW"},
+        lambda p, x, *wb: F.instance_norm(x, p.affine, *_affine(wb), p.eps),
+    ),
+    (
+        "Linspace",
+        {"endpoint": True, "comp_node": None},
+        lambda p, start, stop, num: F.linspace(start, stop, _whole(num) or 0, device=p.comp_node),
+    ),
+    ("MatrixInverse", {}, lambda p, x: F.matinv(x)),
+    ("MeshGrid", {"indexing": "xy"}, lambda p, *inps: F.meshgrid(*inps, indexing=p.indexing)),
+    ("MeshIndexing", _ITEMS, lambda p, x, *numbers: x[_items(p, numbers)]),
+    (
+        "NMSKeep",
+        {"iou_thresh": 0.5, "max_output": 0},
+        lambda p, boxes, scores: F.vision.nms(boxes, scores, p.iou_thresh, p.max_output or None),
+    ),
+    ("PixelShuffle", {"factor": 1}, lambda p, x: F.pixel_shuffle(x, p.factor)),
+    ("Pooling", {"mode": "MAX", **_WINDOW, "format": "NCHW", "strategy": 1}, _pooling),
+    (
+        "ROIAlign",
+        {
+            "mode": "MAX",
+            "format": "NCHW",
+            "spatial_scale": 1.0,
+            "offset": 0.0,
+            "pooled_height": 1,
+            "pooled_width": 1,
+            "sample_height": 2,
+            "sample_width": 2,
+        },
+        lambda p, x, rois: F.vision.roi_align(
+            x,
+            rois,
+            _pair2(p, "pooled"),
+            str(p.mode).lower(),
+            p.spatial_scale,
+            _pair2(p, "sample"),
+            aligned=p.offset != 0,
+        ),
+    ),
+    (
+        "Remap",
+        {"imode": "LINEAR", "border_type": "REPLICATE", "format": "NHWC", "scalar": 0.0},
+        lambda p, x, places: F.vision.remap(
+            x, places, str(p.border_type).lower(), p.scalar, str(p.imode).lower()
+        ),
+    ),
+    (
+        "Resize",
+        {"imode": "LINEAR", "format": "NHWC"},
+        lambda p, x, size: F.vision.resize(x, _shape(size), str(p.format), str(p.imode).lower()),
+    ),
+    ("SVD", {"full_matrices": False, "compute_uv": True}, lambda p, x: _svd(p, x)),
+    ("SetMeshIndexing", _ITEMS, _set),
+    ("SetSubtensor", _ITEMS, _set),
+    ("Softmax", {"axis": -1}, lambda p, x: F.softmax(x, p.axis)),
+    ("Split", {"axis": 0, "nsections": 0, "splits": ()}, _split),
+    ("Stack", {"axis": 0, "comp_node": None}, lambda p, *inps: F.stack(list(inps), p.axis)),
+    ("Subtensor", _ITEMS, _subtensor),
+    ("TopK", {"mode": "KTH_ONLY"}, _top),
+    (
+        "WarpAffine",
+        {"imode": "LINEAR", "border_mode": "REPLICATE", "border_val": 0.0, "format": "NHWC"},
+        lambda p, x, m, size: F.vision.warp_affine(
+            x,
+            m,
+            _shape(size),
+            str(p.border_mode).lower(),
+            p.border_val,
+            str(p.format),
+            str(p.imode).lower(),
+        ),
+    ),
+    (
+        "WarpPerspective",
+        {
+            "imode": "LINEAR",
+            "bmode": "REPLICATE",
+            "format": "NCHW",
+            "border_val": 0.0,
+            "mat_idx": (),
+        },
+        lambda p, x, m, size: F.vision.warp_perspective(
+            x,
+            m,
+            _shape(size),
+            p.mat_idx or None,
+            str(p.bmode).lower(),
+            p.border_val,
+            str(p.format),
+            str(p.imode).lower(),
+        ),
+    ),
+    ("UniformRNG", _RNG, lambda p, size: rand.uniform(size=tuple(_shape(size)))),
+    (
+        "GaussianRNG",
+        {"seed": 0, "mean": 0.0, "std": 1.0, "handle": 0, "dtype": "float32"},
+        lambda p, size: rand.normal(p.mean, p.std, size=tuple(_shape(size))),
+    ),
+    ("GammaRNG", _SEED, lambda p, shape, scale: rand.gamma(shape, scale)),
+    ("BetaRNG", _SEED, lambda p, alpha, beta: rand.beta(alpha, beta)),
+    ("PoissonRNG", _SEED, lambda p, lam: rand.poisson(lam)),
+    ("ExponentialRNG", _SEED, lambda p, rate: rand.exponential(rate)),
+    ("PermutationRNG", {**_SEED, "dtype": "int32"}, lambda p, n: rand.permutation(_whole(n) or 0)),
+    ("ShuffleRNG", _SEED, lambda p, x: _shuffled(x)),
+    ("MultinomialRNG", {**_SEED, "num_samples": 1, "replacement": True}, lambda p, x: _drawn(p, x)),
+    ("CheckNonFinite", {"scale": 1.0}, lambda p, *inps: _checked(p, *inps)),
+    ("InplaceAdd", {}, lambda p, x, y, a, b: F.inplace._inplace_add_(x, y, a, b)),
+    ("CollectiveComm", {"key": "", "mode": "ALL_REDUCE_SUM"}, lambda p, x: _collective(p, x)),
+)
+
+
+def _pair2(p: SimpleNamespace, what: str) -> tuple[int, int]:
+    return getattr(p, f"{what}_height"), getattr(p, f"{what}_width")
+
+
+def _running(p: SimpleNamespace, x: Tensor) -> Tensor:
+    turned = F.concat([x], p.axis)
+    backwards = (slice(None),) * (p.axis % x.ndim) + (slice(None, None, -1),)
+    if p.reverse:
+        turned = turned[backwards]
+    summed = F.cumsum(turned, p.axis)
+    summed = summed - turned if p.exclusive else summed
+    return summed[backwards] if p.reverse else summed
+
+
+def _lrn(p: SimpleNamespace, x: Tensor) -> Tensor:
+    return F.local_response_norm(x, p.n, p.k, p.alpha, p.beta)
+
+
+def _svd(p: SimpleNamespace, x: Tensor) -> Any:
+    return F.svd(x, p.full_matrices, p.compute_uv)
+
+
+def _shuffled(x: Tensor) -> list[Tensor]:
+    order = rand.permutation(x.shape[0])
+    return [x[order], order]
+
+
+def _drawn(p: SimpleNamespace, x: Tensor) -> Tensor:
+    return rand.multinomial(x, p.num_samples, p.replacement)
+
+
+def _checked(p: SimpleNamespace, *inps: Tensor) -> list[Tensor]:
+    copies = [F.copy(x) for x in inps]
+    flag = F.math._check_non_finite(copies, p.scale)
+    return [*copies, flag]
+
+
+def _collective(p: SimpleNamespace, x: Tensor) -> Tensor | None:
+    found: Tensor | None = D.collective_comm(x, str(p.mode), WORLD)
+    return found
+
+
+TABLE = {name: _define(name, parameters, function) for name, parameters, function in _TABLE}
+"""Definitions by name."""
