@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+HAS_MPI = all(importlib.util.find_spec(name) for name in ("mpi4py", "cloudpickle"))
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -118,6 +122,28 @@ def test_the_op_in_c_agrees() -> None:
     assert "the gradient agrees with differences" in text
 
 
+def test_the_mandelbrot_set_is_the_same_on_devices_and_the_host(tmp_path: Path) -> None:
+    out = tmp_path / "set.pgm"
+    text = run("examples/mandelbrot.py", "--size", "60", "--turns", "40", "--out", str(out))
+    share = re.search(r"differs from NumPy's: ([0-9.]+)%", text)
+    assert share is not None and float(share[1]) < 1
+    assert "@@@" in text and re.search(r"compiled +on cpux:0", text)
+    assert out.read_bytes().startswith(b"P5 60 60 255\n") and out.stat().st_size == 3613
+
+
+@pytest.mark.multi
+@pytest.mark.skipif(not HAS_MPI, reason="needs mpi4py and cloudpickle")
+def test_several_processes_learn_what_one_does() -> None:
+    sizes = ("--steps", "5", "--batch", "64", "--width", "32")
+    text = run("examples/several_processes.py", *sizes)
+    losses = re.findall(r"loss ([0-9.]+) -> ([0-9.]+)", text)
+    assert len(losses) == 2 and losses[0] == losses[1]
+    assert re.search(r"gain: [0-9.]+ times as fast", text)
+    gap = re.search(r"difference of a loss: (\S+)", text)
+    assert gap is not None and float(gap[1]) < 1e-5
+    assert "equal weights: yes" in text
+
+
 def test_the_runner_knows_every_example_and_the_table_lists_it() -> None:
     done = subprocess.run(
         [sys.executable, str(ROOT / "examples/run.py"), "nothing"], capture_output=True, text=True
@@ -141,6 +167,15 @@ def test_crossover_benchmark_prints_its_table() -> None:
     assert len(rows) == 5
 
 
+def test_inference_over_random_input_sizes_needs_no_change_of_the_program() -> None:
+    arguments = ("--calls", "3", "--largest", "64", "--markdown")
+    head, rule, *rows = run("benchmarks/random_sizes.py", *arguments).splitlines()
+    assert head.startswith("| network | sizes | images/s |") and set(rule) <= set("|- ")
+    cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
+    assert [(c[0], c[1]) for c in cells] == [("ResNet-18", "4"), ("MobileNetV2", "4")]
+    assert all(float(c[2]) > 0 and float(c[3]) > 0 for c in cells)
+
+
 def test_workload_benchmark_prints_its_table() -> None:
     arguments = ("T2", "O2e", "--seconds", "0.1", "--only", "own", "--threads", "1", "--markdown")
     head, rule, *rows = run("benchmarks/compare.py", *arguments).splitlines()
@@ -152,6 +187,7 @@ def test_workload_benchmark_prints_its_table() -> None:
 
 
 def test_overhead_benchmark_prints_its_table() -> None:
-    text = run("benchmarks/overhead.py", "--rounds", "1", "--number", "20", "--markdown")
+    arguments = ("--rounds", "1", "--number", "20", "--alone", "--markdown")
+    text = run("benchmarks/overhead.py", *arguments)
     assert text.startswith("| op | Treadle | PyTorch | ratio |")
     assert "| import, seconds |" in text

@@ -6,13 +6,15 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+from treadle.backends import registry
+from treadle.backends.api import LowPrecision
 from treadle.base.dtype import DType, as_dtype, float64
-from treadle.base.errors import DTypeError
+from treadle.base.errors import DeviceError, DTypeError
 from treadle.ops import activation as act
 from treadle.ops import attention, batch_norm, conv, loss, matmul, norm, softmax
 from treadle.ops import elementwise as ew
 from treadle.ops import unary as un
-from treadle.ops.op import Op
+from treadle.ops.op import REGISTRY, Op
 from treadle.tensor import Tensor
 
 LOW: frozenset[type[Op]] = frozenset(
@@ -40,12 +42,14 @@ BATCH_NORM: frozenset[type[Op]] = frozenset({batch_norm.BatchNormTrain, batch_no
 class Precision:
     """Casts the operands of an op by the lists above; see `base.modes.Casting`.
 
+    The lists of the backend whose device the operands are on come first (`LowPrecision`).
+
     Args:
         low: the type of few bits.
         high: the type of many.
     """
 
-    __slots__ = ("_wanted", "high", "key", "low")
+    __slots__ = ("_added", "_wanted", "high", "key", "low")
 
     def __init__(self, low: DType, high: DType) -> None:
         self.low = low
@@ -57,10 +61,14 @@ class Precision:
             (BATCH_NORM, lambda i: high if i else low),
         ]
         self._wanted = {op: wanted for ops, wanted in ways for op in ops}
+        self._added = {"low": ways[0][1], "high": ways[1][1]}
 
     def __call__(self, op: Op, inputs: tuple[Tensor, ...], /) -> tuple[Tensor, ...]:
         """The operands, cast where the op asks for it; integers and float64 stay as they are."""
         wanted = self._wanted.get(type(op))
+        if inputs and not inputs[0]._kind.device.on_host:
+            way = _added(inputs[0]._kind.device.kind).get(type(op))
+            wanted = wanted if way is None else self._added[way]
         if wanted is None or any(x._kind.dtype is float64 for x in inputs):
             return inputs
         return tuple([_cast(x, wanted(i)) for i, x in enumerate(inputs)])
@@ -69,6 +77,32 @@ class Precision:
 def _cast(x: Tensor, wanted: DType) -> Tensor:
     mine = x._kind.dtype
     return x.astype(wanted) if mine.is_float and mine is not wanted else x
+
+
+@functools.cache
+def _added(kind: str) -> dict[type[Op], str]:
+    """Ops that the backend of a device kind lists, with the list that each is in.
+
+    Raises:
+        DeviceError: an op or a list is unknown, or an op is in both.
+    """
+    entry = registry.for_kind(kind)
+    if entry is None or not isinstance(entry.backend, LowPrecision):
+        return {}
+    found: dict[type[Op], str] = {}
+    for way, names in entry.backend.amp.items():
+        wrong = [name for name in names if name not in REGISTRY or REGISTRY[name] in found]
+        if way not in ("low", "high") or wrong:
+            raise DeviceError(
+                f"backend {entry.name}",
+                f"its lists for mixed precision are wrong: {way}: {', '.join(wrong)}",
+                hint="lists are 'low' and 'high'; an op exists, and is in one of them",
+            )
+        found |= {REGISTRY[name]: way for name in names}
+    return found
+
+
+registry.on_rescan(_added.cache_clear)
 
 
 @functools.lru_cache(maxsize=16)

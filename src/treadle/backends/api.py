@@ -8,14 +8,14 @@ gradients and fallback never reach a backend.
 
 `Backend` and `Device` are protocols with defaults: derive from them and write what has none, or
 supply objects of the same shape. What is optional is found by its presence (`kernels`,
-`PeerDevice`, `Counting`), never by comparing versions. What a backend raises reaches users with
-the device, the op and their line; `MemoryError` and `DeviceLost` mean what they say.
+`PeerDevice`, `Counting`, `Extending`), never by comparing versions. What a backend raises reaches
+users with the device, the op and their line; `MemoryError` and `DeviceLost` mean what they say.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -30,8 +30,10 @@ from treadle.runtime.api import (
     Event,
     PartDevice,
     PeerDevice,
+    QueueDevice,
     Stream,
     SynchronousStream,
+    TimedEvent,
 )
 
 __all__ = [
@@ -46,15 +48,19 @@ __all__ = [
     "DoneEvent",
     "Engine",
     "Event",
+    "Extending",
     "Kernel",
     "KernelFunction",
+    "LowPrecision",
     "Operand",
     "PartDevice",
     "PeerDevice",
+    "QueueDevice",
     "Reason",
     "Stream",
     "Support",
     "SynchronousStream",
+    "TimedEvent",
     "no",
     "yes",
 ]
@@ -62,8 +68,8 @@ __all__ = [
 PROTOCOL = (1, 1)
 """Version of this protocol: a backend whose major number differs is refused when it is loaded.
 
-The minor number counts additions: 1 brought names of kernels, programs, renderers, segments and
-`DeviceLost`. A backend with a larger minor number than Treadle's is loaded with a remark, since it
+The minor number counts additions: 1 brought names of kernels, programs, renderers, segments,
+further queues and `DeviceLost`. A backend with a larger minor number is loaded with a remark, as it
 may count on what is not there. A backend states the number it was written for as a literal;
 repeating this name would claim to fit every future version.
 """
@@ -231,3 +237,22 @@ class Counting(Protocol):
     def counters(self) -> Mapping[str, int]:
         """Numbers since the process began, by what they count: `{"kernels compiled": 3}`."""
         ...
+
+
+@runtime_checkable
+class Extending(Protocol):
+    """Optional: a backend with functions of its own, such as a switch of the clock's speed."""
+
+    extras: Mapping[str, Callable[..., Any]]
+    """Functions by name: attributes of `treadle.get_device_module(kind)`."""
+
+
+@runtime_checkable
+class LowPrecision(Protocol):
+    """Optional: a backend on whose devices mixed precision casts the operands of further ops."""
+
+    amp: Mapping[str, Collection[str]]
+    """Names of ops under "low", for the type of few bits, and "high", for the one of many.
+
+    They come on top of the framework's lists, and before them.
+    """

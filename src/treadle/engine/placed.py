@@ -151,7 +151,7 @@ class _KernelPlan:
         op = decision.op
         self._run: Callable[..., object] = kernel.run
         self._device = device = where.open()
-        self._raw, self._stream = device.raw, device.stream
+        self._raw = device.raw
         self._attributes = op.attributes
         self._wide: list[tuple[int, Launch]] = []
         self._ins = list(decision.types)
@@ -193,7 +193,7 @@ class _KernelPlan:
                 ins = list(map(_OPERAND, operands))
             except AttributeError:  # of an array that no kernel has seen
                 ins = list(map(_operand, operands, self._ins))
-            if self._run(self._raw, outs, ins, self._attributes, self._stream) is not None:
+            if self._run(self._raw, outs, ins, self._attributes, device.stream) is not None:
                 raise TypeError("it returned something; results are written into `outs`")
         except MemoryError as error:
             raise _no_room(self.decision, device, error) from error

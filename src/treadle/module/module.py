@@ -77,7 +77,8 @@ class Module(abc.ABC):
         if OBSERVER.now is None:
             outputs = self.forward(*inputs, **kwargs)
         else:
-            outputs = OBSERVER.now.module(self, lambda: self.forward(*inputs, **kwargs))
+            given = (*inputs, *kwargs.values())
+            outputs = OBSERVER.now.module(self, given, lambda: self.forward(*inputs, **kwargs))
         for hook in tuple(self._forward_hooks.values()):
             replaced = hook(self, inputs, outputs)
             if replaced is not None:
@@ -306,6 +307,26 @@ class Module(abc.ABC):
                 yield state.Entry(prefix + key, leaf, self._flat_state)
 
     # -- printing --------------------------------------------------------------------------
+
+    def _flatten(
+        self,
+        *,
+        recursive: bool = True,
+        with_key: bool = False,
+        with_parent: bool = False,
+        prefix: str | None = None,
+        predicate: Callable[[Any], bool] = lambda _: True,
+        seen: set[int] | None = None,
+    ) -> Iterator[Any]:
+        """Members that `predicate` takes, as MegEngine's programs ask for them.
+
+        With names and holders these are tuples (name, member, holder).
+        """
+        known = {id(self)} if seen is None else seen
+        for key, leaf, parent in _walk_with_parent(self, prefix, recursive, known):
+            if predicate(leaf):
+                found = (*([key] if with_key else ()), leaf, *([parent] if with_parent else ()))
+                yield found if len(found) > 1 else leaf
 
     def _module_info_string(self) -> str:
         """What stands between the parentheses of `repr`, before the sub-modules."""

@@ -5,6 +5,7 @@ This is tier 0 of the backend protocol: with it alone every program runs, throug
 
 from __future__ import annotations
 
+import time
 from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -56,14 +57,32 @@ class Stream(Protocol):
         ...
 
 
+@runtime_checkable
+class TimedEvent(Event, Protocol):
+    """Optional: an event that knows when it happened."""
+
+    def since(self, start: Event, /) -> float:
+        """Seconds from `start`, an earlier event of the same device; both are done."""
+        ...
+
+
 class DoneEvent:
     """The event of a device that has finished every call when it returns."""
+
+    def __init__(self) -> None:
+        self._at = time.perf_counter()
 
     def done(self) -> bool:
         return True
 
     def wait(self) -> None:
         return None
+
+    def since(self, start: Event, /) -> float:
+        """See `TimedEvent`."""
+        if not isinstance(start, DoneEvent):
+            raise TypeError(f"a {type(start).__name__} is an event of another device")
+        return self._at - start._at
 
 
 class SynchronousStream:
@@ -140,6 +159,19 @@ class PeerDevice(Protocol):
         self, dst: Buffer, source: Device, src: Buffer, nbytes: int, stream: Stream, /
     ) -> None:
         """The first `nbytes` bytes of `src`, which is memory of `source`, to the start of `dst`."""
+        ...
+
+
+@runtime_checkable
+class QueueDevice(Protocol):
+    """Optional: a device with more than one queue."""
+
+    def new_stream(self) -> Stream:
+        """A further stream. Events of each can be waited for by the others.
+
+        Memory is freed in the order of the default stream; the framework has that one wait for
+        the stream that was in use.
+        """
         ...
 
 

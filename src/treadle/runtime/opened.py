@@ -19,7 +19,15 @@ import numpy.typing as npt
 
 from treadle.base.errors import DeviceError, DeviceLost, OutOfMemory, TreadleError
 from treadle.base.log import get_logger
-from treadle.runtime.api import Buffer, Device, DeviceInfo, PartDevice, PeerDevice, Stream
+from treadle.runtime.api import (
+    Buffer,
+    Device,
+    DeviceInfo,
+    PartDevice,
+    PeerDevice,
+    QueueDevice,
+    Stream,
+)
 
 HostArray = npt.NDArray[Any]
 
@@ -77,6 +85,7 @@ class OpenDevice:
         self._live: set[Block] = set()
         self._released: deque[Block] = deque()
         self.stream: Stream = self._call(raw.stream)
+        self.main: Stream = self.stream  # the one that backends know of
 
     def __repr__(self) -> str:
         return f"OpenDevice({self.name}, {self.allocated} bytes live)"
@@ -161,7 +170,7 @@ class OpenDevice:
                 live.discard(block)
                 try:
                     if not self.lost:
-                        self.raw.free(block.buffer)
+                        free_in_order(self, block.buffer)
                 except Exception:  # nobody is there to catch it
                     get_logger().exception("%s failed to free %d bytes", self.name, block.nbytes)
 
@@ -334,6 +343,38 @@ class OpenDevice:
             ) from error
         finally:
             del error  # or it and this frame would hold each other, and arrays with them
+
+
+# -- streams ---------------------------------------------------------------------------------
+
+
+def use(device: OpenDevice, stream: Stream) -> Stream:
+    """Submit to another stream from now on, after all that was submitted; the one before."""
+    device._check_open()
+    before = device.stream
+    if stream is not before:
+        device._call(stream.wait, device._call(before.record))
+        device.stream = stream
+    return before
+
+
+def new_stream(device: OpenDevice) -> Stream:
+    """A stream besides the default one; that one itself where the device has no other."""
+    device._check_open()
+    if not isinstance(device.raw, QueueDevice):
+        return device.main
+    made: Stream = device._call(device.raw.new_stream)
+    return made
+
+
+def free_in_order(device: OpenDevice, buffer: Buffer) -> None:
+    """Free memory in the order of the default stream, which is the one that backends know of."""
+    current, main = device.stream, device.main
+    if current is not main:
+        main.wait(current.record())
+    device.raw.free(buffer)
+    if current is not main:
+        current.wait(main.record())
 
 
 def _no_room(device: OpenDevice, nbytes: int) -> OutOfMemory:

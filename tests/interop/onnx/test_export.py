@@ -124,6 +124,16 @@ def runs(sample: Sample, dtype: DType) -> bool:
     return "bfloat16" not in kinds
 
 
+@pytest.mark.parametrize("pool", [F.adaptive_avg_pool2d, F.adaptive_max_pool2d])
+@pytest.mark.parametrize("shape", [(3, 4), (1, 1), (2, 7), (5, 3)])
+def test_adaptive_pools_of_windows_that_differ(pool: Any, shape: tuple[int, int]) -> None:
+    x = np.random.default_rng(0).standard_normal((2, 3, 6, 7)).astype("float32")
+    f = jit.trace(lambda x: pool(x, shape), capture_as_const=True)
+    expected = f(mge.tensor(x)).numpy()
+    (found,) = run(export(f, mge.tensor(x)), x)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.timeout(400)
 def test_every_op_that_can_be_written_computes_the_same() -> None:
     same, problems = collections.Counter[str](), []

@@ -6,6 +6,9 @@ from typing import Any
 
 from treadle.base.errors import UnsupportedOp
 from treadle.interop.onnx.writer import OnnxOperand, Writer, exports
+from treadle.ops.movement import Concat
+from treadle.ops.reduce import Max, Mean
+from treadle.ops.slicing import Slice
 
 X = OnnxOperand
 
@@ -76,15 +79,29 @@ def _adaptive(w: Writer, op: Any, x: X) -> X:
     if all(o == 1 for o in op.output_shape):
         return w.one("GlobalAveragePool" if average else "GlobalMaxPool", [x], kind)
     if any(n % o for n, o in zip(spatial, op.output_shape, strict=True)):
-        raise UnsupportedOp(
-            op.name,
-            "windows of different extents cannot be written as ONNX",
-            saw=op.saw((x.type,)),
-            hint="choose an output shape that divides the input's",
-        )
+        for axis, cells in enumerate(op.output_shape, 2):
+            x = _by_cells(x, axis, cells, average)
+        return x
     kernel = [n // o for n, o in zip(spatial, op.output_shape, strict=True)]
     name = "AveragePool" if average else "MaxPool"
     return w.one(name, [x], kind, kernel_shape=kernel, strides=kernel)
+
+
+def _by_cells(x: X, axis: int, cells: int, average: bool) -> X:
+    """One axis pooled to a number of cells whose windows differ in extent, each cut out by itself.
+
+    The mean of a rectangle is that of its rows' means, and its maximum that of their maxima.
+    """
+    extents = x.extents
+    found: list[X] = []
+    for i in range(cells):
+        n = extents[axis]
+        starts = tuple(i * n // cells if a == axis else 0 for a in range(len(extents)))
+        stops = tuple(-(-(i + 1) * n // cells) if a == axis else e for a, e in enumerate(extents))
+        (piece,) = x.apply(Slice(starts, stops, (1,) * len(extents)), (x,))
+        reduce = Mean((axis,), True) if average else Max((axis,), True)
+        found += x.apply(reduce, (piece,))
+    return x.apply(Concat(axis), tuple(found))[0]
 
 
 @exports("batch_norm_infer")
