@@ -14,7 +14,7 @@ from treadle.interop.onnx.reader import load
 from treadle.tensor import Tensor
 
 
-class TreadleRep(BackendRep):
+class TreadleRep(BackendRep):  # type: ignore[misc, unused-ignore]  # onnx may be missing
     """A model that is ready to run."""
 
     def __init__(self, model: OnnxModel) -> None:
@@ -36,7 +36,7 @@ def _exported(value: Any) -> Any:
     return value
 
 
-class TreadleBackend(Backend):
+class TreadleBackend(Backend):  # type: ignore[misc, unused-ignore]  # onnx may be missing
     """See `onnx.backend.base.Backend`."""
 
     @classmethod

@@ -112,7 +112,7 @@ def _decompositions() -> Mapping[Any, Any]:
 # -- what is taken over ------------------------------------------------------------------------
 
 
-class _Support(OperatorSupportBase):
+class _Support(OperatorSupportBase):  # type: ignore[misc, unused-ignore]  # torch may be missing
     """Which nodes have a counterpart, tried by writing each one on its own."""
 
     def __init__(self, shown: frozenset[str]) -> None:
@@ -225,7 +225,7 @@ def _tell(support: _Support) -> None:
         get_logger("torch").info("%s stays with PyTorch (%d nodes): %s", name, count, why)
 
 
-class Program(torch.nn.Module):
+class Program(torch.nn.Module):  # type: ignore[misc, unused-ignore]  # torch may be missing
     """A part of a graph as a program of the engine, compiled at its first call."""
 
     def __init__(self, part: fx.GraphModule) -> None:

@@ -196,7 +196,8 @@ _FINFO: Any = ml_dtypes.finfo
 def target_type(code: int, node: Node) -> np.dtype[Any]:
     """The NumPy type of a number in ONNX's list."""
     try:
-        return np.dtype(onnx.helper.tensor_dtype_to_np_dtype(code))
+        found: np.dtype[Any] = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(code))
+        return found
     except (KeyError, TypeError) as error:
         raise node.refuse(f"element type {code} is unknown") from error
 
