@@ -123,26 +123,11 @@ class OpenDevice:
                 block = Block(self.raw.alloc(nbytes or 1), nbytes)
                 self._live.add(block)
         except MemoryError:
-            return self._alloc_again(nbytes)
+            return _allocated_at_last(self, nbytes)
         except Exception as error:
             self._fail("alloc", error)
         if self._released:
             self._settle()
-        return block
-
-    def _alloc_again(self, nbytes: int) -> Block:
-        """`alloc` after everything was let go that can be."""
-        gc.collect()  # reference cycles may still hold arrays
-        self._call(self.stream.synchronize)  # and queued work may still hold freed memory
-        with self._lock:
-            self._check_open()
-            self._free_released()
-            try:
-                block = Block(self._call(self.raw.alloc, nbytes or 1), nbytes)
-            except MemoryError as error:
-                raise _no_room(self, nbytes) from error
-            self._live.add(block)
-        self._settle()
         return block
 
     def release(self, block: Block) -> None:
@@ -150,9 +135,16 @@ class OpenDevice:
 
         The garbage collector comes here at any moment, also in the middle of `alloc`.
         """
-        if not self.closed:
-            self._released.append(block)
-            self._settle()
+        if self.closed:
+            return
+        self._released.append(block)
+        if self._lock.acquire(False):
+            try:
+                self._free_released()
+            finally:
+                self._lock.release()
+            if self._released:
+                self._settle()
 
     def _settle(self) -> None:
         lock = self._lock
@@ -169,7 +161,9 @@ class OpenDevice:
             if block in live:
                 live.discard(block)
                 try:
-                    if not self.lost:
+                    if self.stream is self.main and not self.lost:
+                        self.raw.free(block.buffer)
+                    elif not self.lost:
                         free_in_order(self, block.buffer)
                 except Exception:  # nobody is there to catch it
                     get_logger().exception("%s failed to free %d bytes", self.name, block.nbytes)
@@ -367,14 +361,28 @@ def new_stream(device: OpenDevice) -> Stream:
     return made
 
 
+def _allocated_at_last(device: OpenDevice, nbytes: int) -> Block:
+    """What `alloc` gives after everything was let go that can be."""
+    gc.collect()  # reference cycles may still hold arrays
+    device._call(device.stream.synchronize)  # and queued work may still hold freed memory
+    with device._lock:
+        device._check_open()
+        device._free_released()
+        try:
+            block = Block(device._call(device.raw.alloc, nbytes or 1), nbytes)
+        except MemoryError as error:
+            raise _no_room(device, nbytes) from error
+        device._live.add(block)
+    device._settle()
+    return block
+
+
 def free_in_order(device: OpenDevice, buffer: Buffer) -> None:
     """Free memory in the order of the default stream, which is the one that backends know of."""
     current, main = device.stream, device.main
-    if current is not main:
-        main.wait(current.record())
+    main.wait(current.record())
     device.raw.free(buffer)
-    if current is not main:
-        current.wait(main.record())
+    current.wait(main.record())
 
 
 def _no_room(device: OpenDevice, nbytes: int) -> OutOfMemory:
