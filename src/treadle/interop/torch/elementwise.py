@@ -9,6 +9,7 @@ import torch
 from treadle.base import dtype as dt
 from treadle.base.dtype import DType
 from treadle.graph.builder import GraphOperand
+from treadle.interop.conventions import remainder, rounded_to_even, truncated_quotient
 from treadle.interop.torch.arrays import DTYPES
 from treadle.interop.torch.table import Call, lowers
 from treadle.ops import activation, logic, unary
@@ -68,15 +69,8 @@ _register_unary()
 
 @lowers("round.default")
 def _round(call: Call, x: V) -> V:
-    """Halves to even numbers."""
-    if x.type.dtype.is_integer:
-        return x
-    whole = unary.Floor()(x)
-    rest = x - whole
-    odd = logic.NotEqual()(ew.Mod()(whole, whole.constant(2)), whole.constant(0))
-    half = rest.constant(0.5)
-    up = logic.Less()(half, rest) | (logic.Equal()(rest, half) & odd)
-    return whole + up.astype(x.type.dtype)
+    made: V = x if x.type.dtype.is_integer else rounded_to_even(x)
+    return made
 
 
 # -- two operands ------------------------------------------------------------------------------
@@ -131,28 +125,20 @@ def _div_mode(call: Call, x: Any, y: Any, *, rounding_mode: str | None = None) -
         return ew.Div()(first, second)
     if rounding_mode == "floor":
         return ew.FloorDiv()(first, second)
-    if call.dtype.is_float:
-        return unary.Trunc()(ew.Div()(first, second))
-    quotient = ew.FloorDiv()(first, second)
-    inexact = logic.NotEqual()(quotient * second, first)
-    down = logic.Less()(quotient, quotient.constant(0))
-    return Where()(inexact & down, quotient + 1, quotient)
+    made: V = truncated_quotient(first, second)
+    return made
 
 
 @lowers("remainder.Tensor", "remainder.Scalar")
 def _remainder(call: Call, x: Any, y: Any) -> V:
-    first, second = _both(call, x, y, call.dtype)
-    rest = ew.Mod()(first, second)
-    if not call.dtype.is_float:
-        return rest
-    zero = rest.constant(0)
-    apart = logic.LogicalXor()(logic.Less()(rest, zero), logic.Less()(second, zero))
-    return Where()(logic.NotEqual()(rest, zero) & apart, rest + second, rest)
+    made: V = remainder(*_both(call, x, y, call.dtype), truncated=False)
+    return made
 
 
 @lowers("fmod.Tensor", "fmod.Scalar")
 def _fmod(call: Call, x: Any, y: Any) -> V:
-    return ew.Mod()(*_both(call, x, y, call.dtype))
+    made: V = remainder(*_both(call, x, y, call.dtype), truncated=True)
+    return made
 
 
 @lowers("pow.Tensor_Scalar", "pow.Tensor_Tensor", "pow.Scalar")

@@ -181,6 +181,10 @@ def _adaptive(call: Call, x: V, output: Ints) -> V:
 
 @lowers("upsample_bilinear2d.vec", "upsample_bilinear2d.default")
 def _upsample(call: Call, x: V, size: Any, align_corners: bool, *rest: Any) -> V:
+    scales = next((r for r in rest if isinstance(r, (list, tuple))), [r for r in rest if r])
+    exact = zip(call.shape[2:], extents(x)[2:], scales, strict=False)
+    if not align_corners and any(m != n * s for m, n, s in exact):
+        raise NotImplementedError("a scale that is not the ratio of the extents")
     places = "align_corners" if align_corners else "half_pixel"
     return Resize("linear", places, call.shape[2:])(x)
 

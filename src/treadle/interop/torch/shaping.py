@@ -10,6 +10,7 @@ import numpy as np
 
 from treadle.base import dtype as dt
 from treadle.graph.builder import GraphOperand
+from treadle.interop.conventions import from_start
 from treadle.interop.torch.elementwise import truth
 from treadle.interop.torch.table import Call, lowers
 from treadle.ops import reduce, unary
@@ -216,12 +217,6 @@ def _arange_end(call: Call, end: Any, **kwargs: Any) -> V:
 # -- indexing ----------------------------------------------------------------------------------
 
 
-def _wrapped(index: V, extent: int) -> V:
-    """Places counted from the end as places from the start."""
-    index = index.astype(dt.int64)
-    return index + (index < 0).astype(dt.int64) * extent
-
-
 @lowers("embedding.default")
 def _embedding(call: Call, weight: V, index: V, *args: Any) -> V:
     return Take(0)(weight, index)
@@ -254,9 +249,11 @@ def _scatter_add(call: Call, x: V, dim: int, index: V, src: V) -> V:
 
 
 def _axes_of(x: V, indices: Sequence[V | None]) -> tuple[tuple[int, ...], list[V]]:
-    axes = tuple(i for i, v in enumerate(indices) if v is not None)
+    given = [(i, v) for i, v in enumerate(indices) if v is not None]
+    if any(v.type.dtype in (dt.bool_, dt.uint8) for _, v in given):
+        raise NotImplementedError("a mask picks as many elements as its data say")
     shape = extents(x)
-    return axes, [_wrapped(v, shape[i]) for i, v in enumerate(indices) if v is not None]
+    return tuple(i for i, _ in given), [from_start(v, shape[i]) for i, v in given]
 
 
 @lowers("index.Tensor")

@@ -12,6 +12,7 @@ import onnx
 
 from treadle.base import dtype as dt
 from treadle.base.dtype import DType, as_dtype
+from treadle.interop.conventions import remainder, rounded_to_even, truncated_quotient
 from treadle.interop.onnx.nodes import (
     Array,
     Node,
@@ -33,30 +34,12 @@ from treadle.ops.select import Clip, Where
 
 @converts("Div")
 def _div(node: Node, x: Value, y: Value) -> Value:
-    if not dtype_of(x).is_integer:
-        return ew.Div()(x, y)
-    quotient = ew.FloorDiv()(x, y)
-    if dtype_of(x).kind == "uint":
-        return quotient
-    # ONNX rounds to zero: one more where rounding down went past it.
-    inexact = logic.NotEqual()(quotient * y, x)
-    down = logic.Less()(quotient, quotient.constant(0))
-    return Where()(inexact & down, quotient + 1, quotient)
+    return ew.Div()(x, y) if dtype_of(x).is_float else truncated_quotient(x, y)
 
 
 @converts("Mod")
 def _mod(node: Node, x: Value, y: Value) -> Value:
-    rest, kind = ew.Mod()(x, y), dtype_of(x)
-    truncated = bool(node.attr("fmod", 0))
-    # Our remainder has the sign of x for floats, as C's, and that of y for integers.
-    if kind.kind == "uint" or truncated == kind.is_float:
-        return rest
-    zero = x.constant(0)
-    apart = logic.LogicalXor()(logic.Less()(rest, zero), logic.Less()(y, zero))
-    if truncated:
-        apart = logic.LogicalXor()(logic.Less()(rest, zero), logic.Less()(x, zero))
-    other = logic.NotEqual()(rest, zero) & apart
-    return Where()(other, rest - y if truncated else rest + y, rest)
+    return remainder(x, y, truncated=bool(node.attr("fmod", 0)))
 
 
 @converts("Pow")
@@ -99,13 +82,7 @@ def _of_floats(node: Node, x: Value) -> Value:
 
 @converts("Round")
 def _round(node: Node, x: Value) -> Value:
-    """To even, as `numpy.rint`; our op rounds halves away from zero."""
-    whole = unary.Floor()(x)
-    rest = x - whole
-    odd = logic.NotEqual()(ew.Mod()(whole, whole.constant(2)), whole.constant(0))
-    up = logic.Less()(rest.constant(0.5), rest) | (logic.Equal()(rest, rest.constant(0.5)) & odd)
-    rounded = whole + up.astype(dtype_of(x))
-    return Where()(logic.IsFinite()(x), rounded, x)
+    return rounded_to_even(x)
 
 
 @converts("BitShift")

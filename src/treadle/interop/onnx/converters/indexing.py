@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from treadle.base import dtype as dt
+from treadle.interop.conventions import from_start
 from treadle.interop.onnx.converters.shapes import extents, reshaped
 from treadle.interop.onnx.nodes import Array, Node, Value, concrete, dtype_of, is_known, known
 from treadle.interop.onnx.registry import converts
@@ -16,15 +17,6 @@ from treadle.ops.select import Where
 from treadle.ops.slicing import Slice
 
 
-def _wrapped(index: Value, extent: int) -> Value:
-    """Places counted from the end as places from the start."""
-    index = index.astype(dt.int64)
-    array = getattr(index, "array", None)
-    if array is not None:
-        return known(np.where(array < 0, array + extent, array))
-    return Where()(logic.Less()(index, index.constant(0)), index + extent, index)
-
-
 @converts("Gather", separate=True)
 def _gather(node: Node, x: Value, index: Value) -> Value:
     axis = node.attr("axis", 0) % len(extents(x))
@@ -33,7 +25,7 @@ def _gather(node: Node, x: Value, index: Value) -> Value:
         return known(np.take(mine, other, axis))
     if mine is not None:
         x = index.constant(mine, dtype_of(x))
-    places = _wrapped(index, extents(x)[axis])
+    places = from_start(index, extents(x)[axis])
     return Take(axis)(x, x.constant(places.array, dt.int64) if other is not None else places)
 
 
@@ -44,7 +36,7 @@ def _gather_elements(node: Node, x: Value, index: Value) -> Value:
     starts = tuple(0 for _ in shape)
     within = [d if i == axis else shape[i] for i, d in enumerate(extents(x))]
     cut = x if tuple(within) == extents(x) else _cut(x, starts, within)
-    return TakeAlongAxis(axis)(cut, _wrapped(index, extents(x)[axis]))
+    return TakeAlongAxis(axis)(cut, from_start(index, extents(x)[axis]))
 
 
 def _cut(x: Value, starts: tuple[int, ...], stops: list[int]) -> Value:
@@ -70,14 +62,14 @@ def _gather_nd(node: Node, x: Value, index: Value) -> Value:
 def _column(index: Value, i: int, extent: int) -> Value:
     shape = extents(index)
     column = _cut(index, (*[0] * (len(shape) - 1), i), [*shape[:-1], i + 1])
-    return _wrapped(reshaped(column, shape[:-1]), extent)
+    return from_start(reshaped(column, shape[:-1]), extent)
 
 
 @converts("ScatterElements", "Scatter")
 def _scatter_elements(node: Node, x: Value, index: Value, updates: Value) -> Value:
     axis = node.attr("axis", 0) % len(extents(x))
     how = node.attr("reduction", "none")
-    places = _wrapped(index, extents(x)[axis])
+    places = from_start(index, extents(x)[axis])
     if how == "none" and extents(places) == extents(updates) and _fits(x, places, axis):
         return ScatterAlongAxis(axis)(x, places, updates)
     if how == "add" and _fits(x, places, axis):
@@ -144,7 +136,7 @@ def _one_hot(node: Node, index: Value, depth: Array, values: Value) -> Value:
     axis = node.attr("axis", -1) % rank
     shape = list(extents(index))
     shape.insert(axis, 1)
-    places = _wrapped(index, n)
+    places = from_start(index, n)
     codes = np.arange(n).reshape([-1 if i == axis else 1 for i in range(rank)])
     hot = logic.Equal()(reshaped(places, shape), places.constant(codes, dt.int64))
     off, on = (reshaped(_cut(values, (i,), [i + 1]), ()) for i in (0, 1))

@@ -41,16 +41,17 @@ def _per_channel(x: Value, rank: int) -> Value:
 @converts("BatchNormalization")
 def _batch_norm(node: Node, x: Value, scale: Value, bias: Value, mean: Value, var: Value) -> Value:
     eps = node.attr("epsilon", 1e-5)
+    if not node.attr("spatial", 1):
+        raise node.refuse("statistics of every place of a map (before opset 9) are not converted")
     if not node.attr("training_mode", 0):
         return _batch_norm_inference(x, scale, bias, mean, var, eps)
     momentum, kind = node.attr("momentum", 0.9), dtype_of(x)
-    y, batch_mean, inverse = BatchNormTrain(eps).outputs(x, scale.astype(kind), bias.astype(kind))
+    y, batch_mean, _ = BatchNormTrain(eps).outputs(x, scale.astype(kind), bias.astype(kind))
     axes = tuple(i for i in range(len(extents(x))) if i != 1)
     centered = x - _per_channel(batch_mean.astype(kind), len(extents(x)))
     spread = reduce.Mean(axes)(centered * centered)
     new_mean = mean * momentum + batch_mean.astype(dtype_of(mean)) * (1 - momentum)
     new_var = var * momentum + spread.astype(dtype_of(var)) * (1 - momentum)
-    del inverse
     return y, new_mean, new_var
 
 
@@ -104,14 +105,14 @@ def _rms_norm(node: Node, x: Value, scale: Value) -> Value:
 def _local_response_norm(node: Node, x: Value) -> Value:
     size = int(node.attributes["size"])
     alpha, beta, bias = node.attr("alpha", 1e-4), node.attr("beta", 0.75), node.attr("bias", 1.0)
-    rank, channels = len(extents(x)), extents(x)[1]
+    channels = extents(x)[1]
     before = (size - 1) // 2
     # The sum over neighboring channels as a product with a band matrix.
     c = np.arange(channels)
     apart = c[None, :] - c[:, None]
     band = ((apart >= -before) & (apart <= size - 1 - before)).astype(dtype_of(x).numpy)
     flat = reshaped(x * x, (extents(x)[0], channels, -1))
-    sums = Matmul()(flat.constant(band[None], dtype_of(x)), flat) if rank else flat
+    sums = Matmul()(flat.constant(band[None], dtype_of(x)), flat)
     squares = reshaped(sums, extents(x))
     return x / ew.Pow()(squares * (alpha / size) + bias, x.constant(beta))
 

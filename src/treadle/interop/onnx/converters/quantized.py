@@ -9,6 +9,7 @@ import numpy as np
 
 from treadle.base import dtype as dt
 from treadle.base.dtype import as_dtype
+from treadle.interop.conventions import rounded_to_even
 from treadle.interop.onnx.converters.arithmetic import target_type
 from treadle.interop.onnx.converters.shapes import extents, part, reshaped
 from treadle.interop.onnx.converters.windows import Geometry
@@ -25,19 +26,10 @@ from treadle.interop.onnx.nodes import (
 )
 from treadle.interop.onnx.registry import converts
 from treadle.ops import elementwise as ew
-from treadle.ops import logic, reduce, unary
+from treadle.ops import reduce
 from treadle.ops.conv import IntConv
 from treadle.ops.matmul import IntMatmul
 from treadle.ops.select import Clip
-
-
-def _rounded(x: Value) -> Value:
-    """To the nearest integer, halves to even ones."""
-    whole = unary.Floor()(x)
-    rest = x - whole
-    odd = logic.NotEqual()(ew.Mod()(whole, whole.constant(2)), whole.constant(0))
-    up = logic.Less()(rest.constant(0.5), rest) | (logic.Equal()(rest, rest.constant(0.5)) & odd)
-    return whole + up.astype(dtype_of(x))
 
 
 def _per_axis(v: Value, x: Value, axis: int, block: int) -> Value:
@@ -73,7 +65,7 @@ def _quantize(node: Node, x: Value, scale: Value, zero: Value = None) -> Value:
     wide = dt.float32 if kind.itemsize < 4 else kind
     ratio = x.astype(wide) / _per_axis(scale, x, axis, block).astype(wide)
     info = np.iinfo(target)
-    shifted = _rounded(ratio) + _per_axis(zero, x, axis, block).astype(wide)
+    shifted = rounded_to_even(ratio) + _per_axis(zero, x, axis, block).astype(wide)
     return Clip(float(info.min), float(info.max))(shifted).astype(as_dtype(target))
 
 
@@ -158,8 +150,8 @@ def _dynamic_quantize(node: Node, x: Value) -> tuple[Value, ...]:
     from_ops = _extrema(x)
     low, high = ew.Minimum()(from_ops[0], x.constant(0)), ew.Maximum()(from_ops[1], x.constant(0))
     scale = (high - low) / 255.0
-    zero = Clip(0.0, 255.0)(_rounded(0.0 - low / scale))
-    y = Clip(0.0, 255.0)(_rounded(x / scale) + zero)
+    zero = Clip(0.0, 255.0)(rounded_to_even(0.0 - low / scale))
+    y = Clip(0.0, 255.0)(rounded_to_even(x / scale) + zero)
     return y.astype(dt.uint8), scale, zero.astype(dt.uint8)
 
 
@@ -225,7 +217,7 @@ def _requantized(total: Value, scale: Value, sy: Value, zy: Value) -> Value:
     target = dtype_of(zy)
     info = np.iinfo(target.numpy)
     ratio = total.astype(dt.float32) * scale.astype(dt.float32) / _scalar(sy).astype(dt.float32)
-    shifted = _rounded(ratio) + _scalar(zy).astype(dt.float32)
+    shifted = rounded_to_even(ratio) + _scalar(zy).astype(dt.float32)
     return Clip(float(info.min), float(info.max))(shifted).astype(target)
 
 

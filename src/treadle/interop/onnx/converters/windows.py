@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from copy import copy
 
 import numpy as np
 
@@ -50,6 +51,13 @@ class Geometry:
         n, step = self.spatial[axis], self.strides[axis]
         total = max((-(-n // step) - 1) * step + self.reach(axis) - n, 0)
         return (total - total // 2, total // 2) if lower else (total // 2, total - total // 2)
+
+    def without_padding(self, spatial: Sequence[int]) -> Geometry:
+        """The same windows over an input that has its padding already."""
+        made = copy(self)
+        made.spatial = tuple(spatial)
+        made.padding = ((0, 0),) * len(made.spatial)
+        return made
 
     def positions(self, axis: int) -> int:
         """Windows along an axis; an incomplete last one only where it starts inside."""
@@ -113,10 +121,13 @@ def _conv_transpose(node: Node, x: Value, weight: Value, bias: Value = None) -> 
 # -- windows as an axis ------------------------------------------------------------------------
 
 
-def unfolded(x: Value, at: Geometry, fill: float) -> Value:
-    """x [N, C, *S] as [N, C, *positions, *kernel]: what each window sees."""
+def unfolded(x: Value, at: Geometry, fill: float, counts: Sequence[int] | None = None) -> Value:
+    """x [N, C, *S] as [N, C, *positions, *kernel]: what each window sees.
+
+    There are as many windows as the geometry gives, or `counts` of them per axis.
+    """
     rank = len(at.spatial)
-    counts = [at.positions(i) for i in range(rank)]
+    counts = counts or [at.positions(i) for i in range(rank)]
     ends = [
         (n - 1) * s + at.reach(i) for i, (n, s) in enumerate(zip(counts, at.strides, strict=True))
     ]
@@ -208,24 +219,12 @@ def _average_pool(node: Node, x: Value) -> Value:
     rank = len(at.spatial)
     total = reduce.Sum(_window_axes(rank))(unfolded(x, at, 0.0))
     ones = known(np.ones((1, 1, *at.spatial), dtype_of(x).numpy))
-    if include:
-        low_high = ((0, 0), (0, 0), *at.padding)
-        ones = known(np.pad(ones.array, low_high, constant_values=1))
-        inner = Geometry(node, ones.array.shape[2:], at.kernel)
-        inner.padding = ((0, 0),) * rank
-        inner.ceil = at.ceil
-        count = reduce.Sum(_window_axes(rank))(_clipped(ones, inner, at))
-    else:
-        count = reduce.Sum(_window_axes(rank))(unfolded(ones, at, 0.0))
-    return total / total.constant(count.array, dtype_of(x))
-
-
-def _clipped(ones: Value, inner: Geometry, at: Geometry) -> Value:
-    """Windows over the padded input, as many as over the input with its padding."""
-    rank = len(at.spatial)
     counts = [at.positions(i) for i in range(rank)]
-    inner.positions = lambda axis: counts[axis]  # type: ignore[method-assign]
-    return unfolded(ones, inner, 0.0)
+    if include:  # cells of the padding count, those beyond it do not
+        ones = known(np.pad(ones.array, ((0, 0), (0, 0), *at.padding), constant_values=1))
+        at = at.without_padding(ones.array.shape[2:])
+    count = reduce.Sum(_window_axes(rank))(unfolded(ones, at, 0.0, counts))
+    return total / total.constant(count.array, dtype_of(x))
 
 
 @converts("LpPool")

@@ -1,0 +1,57 @@
+"""Integer division, remainders, rounding and places as ONNX and PyTorch have them, in ops.
+
+Ours are NumPy's and MegEngine's: division of integers rounds down, the remainder of floats is C's,
+halves round away from zero.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from treadle.base import dtype as dt
+from treadle.ops import elementwise as ew
+from treadle.ops import logic, unary
+from treadle.ops.select import Where
+
+
+def rounded_to_even(x: Any) -> Any:
+    """Floats to the nearest integer, halves to even ones; infinities and NaN stay."""
+    whole = unary.Floor()(x)
+    rest, half = x - whole, x.constant(0.5)
+    odd = logic.NotEqual()(ew.Mod()(whole, whole.constant(2)), whole.constant(0))
+    up = logic.Less()(half, rest) | (logic.Equal()(rest, half) & odd)
+    return Where()(logic.IsFinite()(x), whole + up.astype(x.type.dtype), x)
+
+
+def truncated_quotient(x: Any, y: Any) -> Any:
+    """x / y rounded to zero, of one element type."""
+    if x.type.dtype.is_float:
+        return unary.Trunc()(ew.Div()(x, y))
+    quotient = ew.FloorDiv()(x, y)
+    if x.type.dtype.kind == "uint":
+        return quotient
+    # One more where rounding down went past it.
+    inexact = logic.NotEqual()(quotient * y, x)
+    down = logic.Less()(quotient, quotient.constant(0))
+    return Where()(inexact & down, quotient + 1, quotient)
+
+
+def remainder(x: Any, y: Any, *, truncated: bool) -> Any:
+    """What is left of x after whole multiples of y, both of one element type.
+
+    With `truncated` it has the sign of x, as C's; else that of y, as Python's.
+    """
+    rest, kind = ew.Mod()(x, y), x.type.dtype
+    if kind.kind == "uint" or truncated == kind.is_float:
+        return rest
+    zero = x.constant(0)
+    wanted = logic.Less()(x if truncated else y, zero)
+    apart = logic.LogicalXor()(logic.Less()(rest, zero), wanted)
+    other = logic.NotEqual()(rest, zero) & apart
+    return Where()(other, rest - y if truncated else rest + y, rest)
+
+
+def from_start(index: Any, extent: int) -> Any:
+    """Places that may count from the end of an axis, as int64 from its start."""
+    index = index.astype(dt.int64)
+    return Where()(logic.Less()(index, index.constant(0)), index + extent, index)
