@@ -12,6 +12,7 @@ from treadle.base.errors import ShapeError, TreadleError
 from treadle.base.symbol import Dim, bounds, recording_guards, symbol
 from treadle.base.symbol import evaluate as evaluate_dim
 from treadle.base.types import TensorType
+from treadle.conformance.samples import special_values
 from treadle.ops import REGISTRY
 from treadle.ops.abstract import constant_array
 from treadle.ops.op import Array, Op, Pullback, as_tuple
@@ -136,21 +137,6 @@ def check_scalar(op: Any, arrays: Sequence[Array], what: str) -> None:
         assert got.dtype == expected.dtype, f"{what}: scalar code gives {got.dtype}"
     got = np.broadcast_to(got, expected.shape)  # a constant result has no shape
     assert_close(got, expected, dtype, what)
-
-
-def special_values(dtype: DType) -> Array:
-    """Values at which formulas go wrong: zeros, limits, infinities, NaN, halves."""
-    if dtype.kind == "bool":
-        return np.array([False, True])
-    if dtype.kind == "complex":
-        return np.array([0, 1, -2.5j, 1 + 2j]).astype(dtype.numpy)
-    if dtype.is_integer:
-        limits = np.iinfo(dtype.numpy)
-        near = [v for v in (-7, -2, -1, 0, 1, 2, 3, 7, 100) if v >= limits.min]
-        return np.array([*near, limits.min, limits.max], dtype.numpy)
-    with np.errstate(over="ignore"):
-        reals = [0.0, -0.0, 0.3, -0.3, 0.5, -0.5, 1.0, -1.0, 1.5, 2.5, -2.5, 30.0, -30.0, 1e4, -1e4]
-        return np.array([*reals, np.inf, -np.inf, np.nan]).astype(dtype.numpy)
 
 
 def special_arrays(sample: Sample, dtype: DType) -> tuple[Array, ...] | None:

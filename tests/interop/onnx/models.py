@@ -40,7 +40,7 @@ def small_cnn() -> onnx.ModelProto:
     """Convolution, norm, pooling and a classifier over [N, 3, 8, 8]."""
     nodes = [
         helper.make_node(
-            "Conv", ["x", "conv.weight", "conv.bias"], ["c"], name="conv", pads=[1] * 4
+            "Conv", ["x", "conv.weight", "conv.bias"], ["c"], name="stem", pads=[1] * 4
         ),
         helper.make_node("BatchNormalization", ["c", "scale", "shift", "mean", "var"], ["n"]),
         helper.make_node("Relu", ["n"], ["r"]),

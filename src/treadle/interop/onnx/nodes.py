@@ -123,3 +123,17 @@ def together(values: Sequence[Value]) -> list[Value]:
         return value
 
     return [lift(v) for v in values]
+
+
+ALIGNED = frozenset(
+    ("Add", "And", "Div", "Equal", "Greater", "Less", "Mul", "Or", "PRelu", "Pow", "Sub", "Xor")
+)
+"""Operators whose second operand was placed by an attribute before version 7 of the standard."""
+
+
+def aligned(node: Node, x: Value, y: Value) -> Value:
+    """The second operand of such an operator, with axes of 1 behind it so that NumPy places it."""
+    rank, own = len(x.type.shape), len(y.type.shape)
+    first = node.attr("axis", 1 if node.op_type == "PRelu" and own == 1 else rank - own)
+    behind = rank - first - own
+    return y.reshape((*y.type.shape, *(1,) * behind)) if behind > 0 else y

@@ -16,7 +16,15 @@ from onnx import defs, numpy_helper
 
 from treadle.base.errors import OutOfMemory, TreadleError, UnsupportedOp
 from treadle.base.modes import ACTIVE, LOCAL
-from treadle.interop.onnx.nodes import Node, Value, concrete, known, together
+from treadle.interop.onnx.nodes import (
+    ALIGNED,
+    Node,
+    Value,
+    aligned,
+    concrete,
+    known,
+    together,
+)
 from treadle.interop.onnx.registry import Converter, find
 from treadle.ops.abstract import ArrayOperand
 
@@ -196,6 +204,8 @@ def _convert(entry: Converter, node: Node, inputs: list[Value]) -> Sequence[Valu
     left = [inputs[i] for i in rest]
     for i, value in zip(rest, left if entry.separate else together(left), strict=True):
         values[i] = value
+    if node.opset < 7 and node.op_type in ALIGNED and node.domain in ("", "ai.onnx"):
+        values[1] = aligned(node, *values)
     made = entry.convert(node, *values)
     return made if isinstance(made, tuple) else (made,)
 

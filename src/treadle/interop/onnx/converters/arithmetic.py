@@ -117,14 +117,7 @@ def _compared(op: Op, on_host: Callable[..., Array], x: Value, y: Value) -> Valu
 
 @converts("PRelu")
 def _prelu(node: Node, x: Value, slope: Value) -> Value:
-    return Where()(logic.Less()(x, x.constant(0)), x * _slopes(node, x, slope), x)
-
-
-def _slopes(node: Node, x: Value, slope: Value) -> Value:
-    """Before opset 7 slopes were those of channels, without axes after them."""
-    if node.opset >= 7 or slope.type.ndim != 1:
-        return slope
-    return slope.reshape((*slope.type.shape, *[1] * (x.type.ndim - 2)))
+    return Where()(logic.Less()(x, x.constant(0)), x * slope, x)
 
 
 @converts("HardSigmoid")
