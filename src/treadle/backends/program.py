@@ -439,6 +439,7 @@ class Linked:
         symbols: the kernels, by number.
         objects: object files with the kernels and the executor.
         target: name of the instructions that the code uses.
+        requires: features that the processor must have, as /proc/cpuinfo spells them.
         layout: sizes and offsets that the executor and whoever starts its threads agree on.
     """
 
@@ -447,6 +448,7 @@ class Linked:
     symbols: tuple[str, ...]
     objects: tuple[bytes, ...]
     target: str
+    requires: tuple[str, ...]
     layout: Mapping[str, int]
 
 

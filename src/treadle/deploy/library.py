@@ -36,13 +36,22 @@ from treadle.graph.ir import Value
 
 Array = np.ndarray[Any, Any]
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*", re.ASCII)
-_FEATURES = {
-    "generic": "1",
-    "neon": "1",
-    "avx2": '(__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))',
-    "avx512": '(__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") && '
-    '__builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq"))',
+_SUPPORTED = {
+    "avx2": "avx2",
+    "fma": "fma",
+    "bmi1": "bmi",
+    "bmi2": "bmi2",
+    "avx512f": "avx512f",
+    "avx512dq": "avx512dq",
+    "avx512bw": "avx512bw",
+    "avx512vl": "avx512vl",
+    "avx512cd": "avx512cd",
+    "avx512_vnni": "avx512vnni",
+    "avx512_bf16": "avx512bf16",
+    "avx_vnni": "avxvnni",
 }
+"""Names that compilers have for features. They know no other ones of old; processors with these
+have those as well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +244,7 @@ class _Parts:
         lines += [
             f"#define ABOUT {json.dumps(json.dumps(about))}",
             f"#define PROCESSOR {json.dumps(linked.target)}",
-            f"#define PROCESSOR_FITS {_FEATURES.get(linked.target, '1')}",
+            f"#define PROCESSOR_FITS {_question(linked.requires)}",
             f"extern const unsigned char {name}_constants[], {name}_kept[];",
             f"extern int64_t {name}_rt_run(void *, const int64_t *, void *, int64_t);",
             f"extern void *{name}_rt_worker(void *);",
@@ -249,6 +258,13 @@ class _Parts:
             *_tensors(name, "outputs", self.ends[1]),
         ]
         return "\n".join((*lines, ""))
+
+
+def _question(features: Sequence[str]) -> str:
+    """Whether the processor has features, in C."""
+    names = [_SUPPORTED[f] for f in features if f in _SUPPORTED]
+    joined = " && ".join(f'__builtin_cpu_supports("{n}")' for n in names)
+    return f"({joined or 1})"
 
 
 def _array(name: str, values: Array) -> str:

@@ -40,6 +40,9 @@ def test_targets(
 ) -> None:
     target = host.target_for(features, machine)
     assert (target.name, target.dot_int8, target.dot_bfloat16) == (name, int8, bfloat16)
+    needed = frozenset(host.required(target))
+    assert needed <= features
+    assert host.target_for(needed, machine) == target, "what it requires is enough for it"
 
 
 def test_the_host_is_found_as_llvm_finds_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from treadle.backends.codegen.target import Target
 from treadle.backends.cpu import tuning_record
 from treadle.backends.cpu.allocator import HOST
 from treadle.backends.cpu.executable import NativeExecutable, encode, restored
-from treadle.backends.cpu.host import available_cores, processor
+from treadle.backends.cpu.host import available_cores, processor, required
 from treadle.backends.cpu.native import LAYOUT, executor, toolchain
 from treadle.backends.cpu.pool import get_threads
 from treadle.backends.cpu.toolchain import Library, Toolchain, llvmlite_version
@@ -186,7 +186,7 @@ class NativeCompiler:
         texts = {generators.symbol_of(k): _Text(k, target) for k in kernels}
         objects = [*self._toolchain.objects(texts), self._toolchain.object(executor(prefix))]
         found = encoded.words, encoded.places, encoded.symbols
-        return Linked(*found, tuple(objects), target.name, LAYOUT)
+        return Linked(*found, tuple(objects), target.name, required(target), LAYOUT)
 
     def inspect(self, launch: Launch, form: Literal["kernel", "llvm", "assembly"], /) -> str:
         if form == "kernel":

@@ -26,6 +26,12 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 _AVX2 = frozenset(("avx2", "fma", "f16c", "bmi1", "bmi2", "movbe"))
 _AVX512 = _AVX2 | {"avx512f", "avx512dq", "avx512bw", "avx512vl", "avx512cd"}
+_OPTIONAL = {
+    "avx512_vnni": "+avx512vnni",
+    "avx512_bf16": "+avx512bf16",
+    "avx_vnni": "+avxvnni",
+}
+"""What kernels use where the processor has it: LLVM's flags by the names of /proc/cpuinfo."""
 
 
 @functools.cache
@@ -56,8 +62,8 @@ def target_for(features: frozenset[str], machine: str) -> Target:
     if machine not in ("x86_64", "AMD64"):
         return GENERIC
     if features >= _AVX512:
-        extra = {"avx512_vnni": "+avx512vnni", "avx512_bf16": "+avx512bf16"}
-        found = tuple(flag for name, flag in extra.items() if name in features)
+        extra = ("avx512_vnni", "avx512_bf16")
+        found = tuple(_OPTIONAL[name] for name in extra if name in features)
         return dataclasses.replace(
             AVX512,
             features=found,
@@ -68,6 +74,13 @@ def target_for(features: frozenset[str], machine: str) -> Target:
         vnni = "avx_vnni" in features
         return dataclasses.replace(AVX2, features=("+avxvnni",) if vnni else (), dot_int8=vnni)
     return GENERIC
+
+
+def required(target: Target) -> tuple[str, ...]:
+    """Features that code for a target uses, sorted, as /proc/cpuinfo spells them."""
+    base = {AVX2.name: _AVX2, AVX512.name: _AVX512}.get(target.name, frozenset())
+    optional = {name for name, flag in _OPTIONAL.items() if flag in target.features}
+    return tuple(sorted(base | optional))
 
 
 def _lesser(best: Target) -> list[str]:
