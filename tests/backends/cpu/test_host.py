@@ -92,3 +92,15 @@ def test_what_cannot_be_read_has_defaults(monkeypatch: pytest.MonkeyPatch, tmp_p
         assert host.available_cores() >= 1
     finally:
         host.flags.cache_clear()
+
+
+def test_a_report_has_cores_and_vectors(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for cpu, siblings in enumerate(("0-1", "0-1", "2-3", "2-3")):
+        folder = tmp_path / f"cpu{cpu}" / "topology"
+        folder.mkdir(parents=True)
+        (folder / "thread_siblings_list").write_text(siblings)
+    monkeypatch.setattr(host, "_CPUS", tmp_path)
+    monkeypatch.setattr(host.os, "cpu_count", lambda: 4)
+    assert host.cores() == (2, 4)
+    monkeypatch.setattr(host, "flags", lambda: frozenset(("fma", "avx2", "avx512f", "tsc")))
+    assert host.vector_features() == "avx2 fma avx512f"

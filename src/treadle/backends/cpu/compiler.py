@@ -16,7 +16,13 @@ from treadle.backends.codegen.target import Target
 from treadle.backends.cpu import tuning_record
 from treadle.backends.cpu.allocator import HOST
 from treadle.backends.cpu.executable import NativeExecutable, encode, restored
-from treadle.backends.cpu.host import available_cores, processor, required
+from treadle.backends.cpu.host import (
+    available_cores,
+    cores,
+    processor,
+    required,
+    vector_features,
+)
 from treadle.backends.cpu.native import LAYOUT, executor, toolchain
 from treadle.backends.cpu.pool import get_threads
 from treadle.backends.cpu.toolchain import Library, Toolchain, llvmlite_version
@@ -120,6 +126,8 @@ class NativeCompiler:
     def about(self) -> dict[str, str]:
         return {
             "processor": processor(),
+            "cores": "{} with {} hardware threads".format(*cores()),
+            "vectors": vector_features(),
             "instructions": self._toolchain.target.name,
             "threads": f"{get_threads()} of {available_cores()} cores",
             "llvmlite": llvmlite_version(),

@@ -26,6 +26,18 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 _AVX2 = frozenset(("avx2", "fma", "f16c", "bmi1", "bmi2", "movbe"))
 _AVX512 = _AVX2 | {"avx512f", "avx512dq", "avx512bw", "avx512vl", "avx512cd"}
+_VECTORS = (
+    "sse4_2",
+    "avx",
+    "avx2",
+    "fma",
+    "f16c",
+    "avx_vnni",
+    "asimd",
+    "asimdhp",
+    "asimddp",
+    "sve",
+)
 _OPTIONAL = {
     "avx512_vnni": "+avx512vnni",
     "avx512_bf16": "+avx512bf16",
@@ -134,6 +146,19 @@ def _cache_sizes() -> dict[int, int]:
         if kind != "Instruction" and size.endswith("K"):
             found[level] = int(size[:-1]) << 10
     return found
+
+
+def vector_features() -> str:
+    """The processor's instructions on vectors and tiles, for people."""
+    found = flags()
+    wide = sorted(name for name in found if name.startswith(("avx512", "avx10", "amx")))
+    return " ".join([*(name for name in _VECTORS if name in found), *wide]) or "none are known"
+
+
+def cores() -> tuple[int, int]:
+    """How many cores and hardware threads the machine has."""
+    threads = os.cpu_count() or 1
+    return len({_siblings(cpu) for cpu in range(threads)}), threads
 
 
 def last_cache() -> int:
