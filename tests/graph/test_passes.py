@@ -41,6 +41,7 @@ from treadle.ops.creation import Full
 from treadle.ops.custom import custom_op
 from treadle.ops.elementwise import Add, Neg
 from treadle.ops.gather import Take
+from treadle.ops.movement import Concat
 
 FILES = sorted((Path(__file__).parents[1] / "golden/graph/passes").glob("*.txt"))
 F2 = TensorType(dt.float32, (2,))
@@ -221,6 +222,31 @@ def test_folding_keeps_64_bit_integers_exact() -> None:
     (node,) = Fold()(graph).nodes
     assert isinstance(node.op, Constant)
     assert node.op.data.array == big + 2
+
+
+@pytest.mark.parametrize("axis", [0, 1, -1])
+@pytest.mark.parametrize(
+    ("first", "dtype", "expected"),
+    [
+        ([[2**53 + 1, -(2**62) - 3]], "int64", [2**53 + 1, -(2**62) - 3]),
+        ([[2**40 + 5, -(2**31) - 1]], "int32", [5, 2**31 - 1]),  # narrower types wrap
+        ([[2**53 + 1, -3]], "float64", [2**53, -3]),
+    ],
+)
+def test_casts_and_concatenations_of_64_bit_integers_fold_exactly(
+    first: list[list[int]], dtype: str, expected: list[int], axis: int
+) -> None:
+    values = np.array(first, np.int64)
+
+    def body(x):
+        wide = x.constant(values).astype(dt.as_dtype(dtype)).astype(dt.int64)
+        return Concat(axis)(wide, x.constant(values))
+
+    (node,) = run_passes(trace_body(body, [F2]), parse_passes("expand,fold,dce")).nodes
+    assert isinstance(node.op, Constant)
+    found = node.op.data.array
+    assert found.dtype == np.int64
+    np.testing.assert_array_equal(found, np.concatenate([[expected], values], axis))
 
 
 def test_large_results_are_not_folded() -> None:
