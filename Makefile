@@ -80,6 +80,19 @@ fuzz-onnx: $(VENV)/.oracle ## read 100,000 damaged ONNX files (minutes)
 test-cuda-compile: $(VENV)/.cuda ## compile every generated kernel for GPUs (no GPU needed; takes minutes)
 	$(PY) -m pytest -q -n $(JOBS) -m nvrtc tests/backends/cuda $(ARGS)
 
+.PHONY: fuzz-offline
+fuzz-offline: $(VENV)/.ready ## open 100,000 damaged offline models (minutes)
+	TREADLE_MUTATIONS=100000 $(PY) -m pytest -q -n 0 tests/deploy/test_offline_damage.py --timeout 7200
+
+.PHONY: setup-cross
+setup-cross: ## install a C compiler and an emulator of Arm processors (Debian, Ubuntu)
+	@command -v qemu-aarch64 >/dev/null && command -v aarch64-linux-gnu-gcc >/dev/null || { $(SUDO) apt-get update -qq \
+	&& $(SUDO) apt-get install -y -qq --no-install-recommends qemu-user gcc-aarch64-linux-gnu libc6-dev-arm64-cross; }
+
+.PHONY: test-cross
+test-cross: $(VENV)/.ready ## run every op and some networks as libraries for other processors, emulated
+	$(PY) -m pytest -q -n $(JOBS) -m cross tests/cross $(ARGS)
+
 .PHONY: test-plugins
 test-plugins: $(VENV)/.ready ## install the sample plug-in and run the conformance kit on it and on the simulated device
 	$(PIP) install -q --no-deps --no-build-isolation $(PIP_FLAGS) --target build/plugins --upgrade plugins/treadle-toy

@@ -17,11 +17,10 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from treadle.base.errors import DeviceLost
 from treadle.base.types import TensorType
-from treadle.ops.op import Op
 from treadle.runtime.api import (
     Buffer,
     Device,
@@ -35,6 +34,9 @@ from treadle.runtime.api import (
     SynchronousStream,
     TimedEvent,
 )
+
+if TYPE_CHECKING:  # Processes that run compiled code need no op.
+    from treadle.ops.op import Op
 
 __all__ = [
     "PROTOCOL",

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import difflib
+import importlib
 import inspect
 import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from treadle.backends.api import PROTOCOL, Engine, Kernel
-from treadle.ops.op import REGISTRY
 
 _KIND = re.compile("[a-z_]+")
 _RESERVED = ("cpu", "multithread", "xpu")
@@ -73,14 +73,22 @@ def tiers(backend: Any, kernels: Sequence[Kernel]) -> list[str]:
 def op_count(backend: Any, kernels: Sequence[Kernel]) -> str:
     """For how many ops it has kernels; what engines take, they say of each op with its types."""
     if isinstance(backend, Engine):
-        return f"all {len(REGISTRY)}" if backend.priority == 0 else "when asked"
-    return str(len({k.op for k in kernels} & set(REGISTRY)))
+        return f"all {len(_ops())}" if backend.priority == 0 else "when asked"
+    return str(len({k.op for k in kernels} & _ops()))
 
 
 def unknown_kernels(kernels: Iterable[Kernel]) -> str:
     """A remark about kernels for ops that do not exist, with near names; "" if all do."""
+    named = {kernel.op for kernel in kernels}
+    if not named:
+        return ""
     remarks = []
-    for name in sorted({kernel.op for kernel in kernels} - set(REGISTRY)):
-        near = difflib.get_close_matches(name, REGISTRY, n=1)
+    for name in sorted(named - _ops()):
+        near = difflib.get_close_matches(name, _ops(), n=1)
         remarks.append(f"{name} (did you mean {near[0]}?)" if near else name)
     return f"kernels for unknown ops are ignored: {', '.join(remarks)}" if remarks else ""
+
+
+def _ops() -> set[str]:
+    """The names of all ops, which are imported for this: who runs compiled code needs none."""
+    return set(importlib.import_module("treadle.ops").REGISTRY)

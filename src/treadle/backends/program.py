@@ -12,15 +12,18 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
 from treadle.backends.api import Engine, Support
+from treadle.backends.native_code import Executable, NativeCode
 from treadle.base.types import TensorType
-from treadle.ops.op import Op
 from treadle.runtime.api import Buffer, Device, Stream
+
+if TYPE_CHECKING:  # Processes that run compiled code need no op.
+    from treadle.ops.op import Op
 
 Array = npt.NDArray[Any]
 ALIGNMENT = 64
@@ -175,39 +178,6 @@ class Program:
     steps: tuple[Step, ...]
     bases: int
     beside: tuple[Any, ...] = ()
-
-
-class Executable(Protocol):
-    """A program that is ready to run. Threads may run one at the same time, on other bases."""
-
-    def run(self, bases: npt.NDArray[np.int64], start: int = 0, /) -> int:
-        """Run from instruction `start`; the number of the `Host` instruction reached, or -1.
-
-        `bases` holds addresses. Other Python threads go on meanwhile.
-        """
-        ...
-
-    def repeat(self, bases: npt.NDArray[np.int64], varying: npt.NDArray[np.int64], /) -> int:
-        """Run once per row of `varying`, whose entries replace the first bases of that turn.
-
-        Only for programs without `Host`. Stops early where an interrupt is pending; the number of
-        turns made.
-        """
-        ...
-
-    def profile(
-        self, bases: npt.NDArray[np.int64], times: npt.NDArray[np.int64], start: int = 0, /
-    ) -> int:
-        """As `run`, and notes in `times` when each launch ran.
-
-        `times` has a row per step: start and end of its last turn in nanoseconds of the monotonic
-        clock, and, added to what stands there, the nanoseconds of all its turns and their number.
-        """
-        ...
-
-    def stored(self) -> bytes:
-        """The program as bytes, from which `Compiler.restore` makes it again in any process."""
-        ...
 
 
 class DeviceExecutable(Protocol):
@@ -440,6 +410,7 @@ class Linked:
         objects: object files with the kernels and the executor.
         target: name of the instructions that the code uses.
         requires: features that the processor must have, as /proc/cpuinfo spells them.
+        architecture: of the processor, such as "x86_64".
         layout: sizes and offsets that the executor and whoever starts its threads agree on.
     """
 
@@ -449,13 +420,50 @@ class Linked:
     objects: tuple[bytes, ...]
     target: str
     requires: tuple[str, ...]
+    architecture: str
     layout: Mapping[str, int]
 
 
 @runtime_checkable
-class LibraryCompiler(Protocol):
+class LibraryCompiler(Compiler, Protocol):
     """A compiler whose code runs without it."""
+
+    def build(self, program: Program, /) -> Executable:
+        """As every compiler; on the host."""
+        ...
 
     def linked(self, program: Program, prefix: str, /) -> Linked:
         """The program's code; names of the executor's functions begin with `prefix`."""
+        ...
+
+
+# -- code that is shipped ----------------------------------------------------------------------
+
+
+@runtime_checkable
+class ShippingCompiler(Compiler, Protocol):
+    """A compiler whose programs run in processes that cannot compile, on other machines as well."""
+
+    def build(self, program: Program, /) -> Executable:
+        """As every compiler; on the host, whatever ops are lowered for."""
+        ...
+
+    def toward(self, target: str, /) -> ShippingCompiler:
+        """A compiler for this target, which ships; what it builds runs here nevertheless.
+
+        Raises:
+            CompileError: there is no target of this name, or LLVM has no code generator for it.
+        """
+        ...
+
+    def shipped(self, programs: Sequence[Program], /) -> NativeCode:
+        """The programs and all their code.
+
+        Raises:
+            CompileError: LLVM does not accept a kernel.
+        """
+        ...
+
+    def compiled_by(self) -> str:
+        """Name and version of what generates code, and a digest of what was measured for it."""
         ...

@@ -11,6 +11,7 @@ from treadle.base.env import LOG_LEVEL
 
 _NAME = "treadle"
 _LOCK = Lock()
+_FORMAT = "%(levelname)s %(name)s: %(message)s"
 
 
 def get_logger(name: str | None = None) -> logging.Logger:
@@ -45,9 +46,16 @@ def _configure(root: logging.Logger) -> None:
     except ValueError:
         raise ValueError(f"{LOG_LEVEL.source()}={wanted!r} is not a logging level") from None
     handler = _StandardError()
-    handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+    handler.setFormatter(logging.Formatter(_FORMAT))
     root.addHandler(handler)
     root.propagate = False
+
+
+def set_log_prefix(prefix: str) -> None:
+    """Begin each record on standard error with a text, such as which of several processes it is."""
+    for handler in get_logger().handlers:
+        if isinstance(handler, _StandardError):
+            handler.setFormatter(logging.Formatter(prefix.replace("%", "%%") + _FORMAT))
 
 
 def _level(level: int | str) -> int | str:

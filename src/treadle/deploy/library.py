@@ -10,6 +10,7 @@ import importlib.resources
 import importlib.util
 import json
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -22,16 +23,16 @@ from typing import Any
 
 import numpy as np
 
-from treadle.backends.program import Address, LibraryCompiler, Linked, Program, Step
+from treadle.backends.program import LibraryCompiler, Linked, Program, ShippingCompiler
 from treadle.base.env import C_COMPILER
 from treadle.base.errors import CompileError
 from treadle.base.version import VERSION
+from treadle.deploy.prepared import Weights, moved, packed, refuse
 from treadle.engine.homes import find_compiler
 from treadle.engine.options import Options
 from treadle.engine.package import Model
 from treadle.engine.pipeline import Stages
-from treadle.engine.plan import Loaded, Plan, Pool, address, memory, relocate
-from treadle.engine.stages import load
+from treadle.engine.plan import Plan
 from treadle.graph.ir import Value
 
 Array = np.ndarray[Any, Any]
@@ -75,6 +76,7 @@ def write_library(
     folder: str | os.PathLike[str],
     name: str = "model",
     options: Options | None = None,
+    target: str | None = None,
 ) -> Library:
     """Compile a model to `lib<name>.so` and `<name>.h`.
 
@@ -83,6 +85,9 @@ def write_library(
         folder: made if it is not there.
         name: prefix of all functions, a C identifier.
         options: of the compilation.
+        target: "generic", "avx2", "avx512" or "neon"; by default this processor, with all that it
+            has. For another architecture there must be a C compiler: `CC`, one that is named
+            after it, or that of the extra `aot`.
 
     Raises:
         CompileError: an op of the model needs Python, an extent is symbolic, there is no C
@@ -91,66 +96,34 @@ def write_library(
     if _NAME.fullmatch(name) is None:
         raise CompileError("library", f"{name!r} is no C identifier", hint="use letters and _")
     chosen = options or Options()
-    compiler = find_compiler(chosen)
-    if not isinstance(compiler, LibraryCompiler):
-        raise CompileError(
-            "library", "the engine cannot write libraries", hint="use the engine cpu"
-        )
-    stages = Stages(model.graph, options=chosen)
-    plan = stages.planned()
-    _refuse(plan)
-    loaded = load(plan, compiler)
-    _run_prelude(loaded)
-    steps, constants = _needed(plan)
+    compiler = _compiler(chosen, target)
+    plan = Stages(model.graph, options=chosen, crossing=compiler).planned()
+    refuse(plan, "library")
+    weights = Weights()
+    steps = moved(plan, packed(plan, compiler.build), weights.add)
     linked = compiler.linked(Program(steps, plan.bases), f"{name}_rt_")
     ends = _ends(model.graph.inputs, model.inputs), _ends(model.graph.outputs, model.outputs)
-    made = _Parts(name, linked, plan, constants, loaded.kept.bytes[: plan.kept], ends)
-    target = Path(folder)
-    target.mkdir(parents=True, exist_ok=True)
-    library, header = target / f"lib{name}.so", target / f"{name}.h"
+    made = _Parts(name, linked, plan, weights.joined(), ends)
+    place = Path(folder)
+    place.mkdir(parents=True, exist_ok=True)
+    library, header = place / f"lib{name}.so", place / f"{name}.h"
     with tempfile.TemporaryDirectory(prefix="treadle-") as scratch:
         made.build(Path(scratch), library)
     header.write_text(_text("model.h", name), encoding="utf-8")
-    return Library(library, header, constants.nbytes + plan.kept, plan.memory.peak)
+    return Library(library, header, weights.nbytes, plan.memory.peak)
 
 
-def _refuse(plan: Plan) -> None:
-    if plan.host:
-        ops = ", ".join(sorted({task.op.name for task in plan.host}))
+def _compiler(options: Options, target: str | None) -> Any:
+    found = find_compiler(options)
+    if not isinstance(found, LibraryCompiler):
         raise CompileError(
-            "library", f"these ops need Python: {ops}", hint="leave them out of the model"
+            "library", "the engine cannot write libraries", hint="use the engine cpu"
         )
-    if plan.updates:
-        raise CompileError("library", "the model changes its inputs", hint="trace it for inference")
-
-
-def _run_prelude(loaded: Loaded[Any]) -> None:
-    """Have everything that depends on weights alone computed now, not by every process."""
-    if loaded.prelude is None:
-        return
-    plan = loaded.plan
-    arena = memory("activations", plan.memory.peak)
-    bases = np.zeros(plan.bases, np.int64)
-    bases[-3:] = [address(b.bytes) for b in (loaded.constants, loaded.kept, arena)]
-    loaded.prelude.run(bases)
-
-
-def _needed(plan: Plan) -> tuple[tuple[Step, ...], Pool]:
-    """The steps, and the constants that they read: what only the prelude read is left out."""
-    base = plan.inputs + plan.outputs
-    starts = [offset for offset, _ in plan.constants.entries]
-    arrays = dict(plan.constants.entries)
-    pool, moved = Pool(), {}
-
-    def rebase(place: Address) -> Address:
-        if place.base != base:
-            return place
-        start = starts[int(np.searchsorted(starts, place.offset, "right")) - 1]
-        if start not in moved:
-            moved[start] = pool.add(arrays[start])
-        return Address(base, moved[start] + place.offset - start)
-
-    return relocate(plan.steps, rebase, 0, 0), pool
+    if target is None:
+        return found
+    if not isinstance(found, ShippingCompiler):
+        raise CompileError("library", "the engine knows no other targets", hint="leave it out")
+    return found.toward(target)
 
 
 def _ends(values: Sequence[Value], names: Sequence[str]) -> list[tuple[str, Value]]:
@@ -182,8 +155,7 @@ class _Parts:
     name: str
     linked: Linked
     plan: Plan
-    constants: Pool
-    kept: Array
+    weights: Array
     ends: tuple[list[tuple[str, Value]], list[tuple[str, Value]]]
 
     def build(self, folder: Path, target: Path) -> None:
@@ -198,11 +170,7 @@ class _Parts:
         }
         for file, text in files.items():
             (folder / file).write_text(text, encoding="utf-8")
-        (folder / "kept.bin").write_bytes(self.kept.tobytes())
-        with (folder / "constants.bin").open("wb") as file_:
-            for offset, array in self.constants.entries:
-                file_.seek(offset)
-                file_.write(array.tobytes())
+        (folder / "weights.bin").write_bytes(self.weights.data)
         objects = []
         for number, image in enumerate(self.linked.objects):
             objects.append(f"{number}.o")
@@ -211,15 +179,14 @@ class _Parts:
         flags = ["-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-Wl,-z,noexecstack"]
         flags += [f"-Wl,--version-script={folder / 'exports.map'}", "-o", str(made)]
         inputs = [f"{name}.c", "weights.s", *objects]
-        _compile([*flags, *inputs, "-lpthread", "-lm"], folder)
+        _compile([*flags, *inputs, "-lpthread", "-lm"], folder, self.linked.architecture)
         shutil.move(made, target)
 
     def _weights(self) -> str:
         """Weights as data that the system maps, not as text that a compiler reads."""
-        lines = ['.section .rodata,"a",%progbits']
-        for what in ("constants", "kept"):
-            lines += [".balign 64", f".global {self.name}_{what}", f"{self.name}_{what}:"]
-            lines += [f'.incbin "{what}.bin"', ".balign 64", ".byte 0"]
+        name = f"{self.name}_weights"
+        lines = ['.section .rodata,"a",%progbits', ".balign 64", f".global {name}", f"{name}:"]
+        lines += ['.incbin "weights.bin"', ".balign 64", ".byte 0"]
         return "\n".join([*lines, '.section .note.GNU-stack,"",%progbits', ""])
 
     def _parts(self) -> str:
@@ -237,7 +204,7 @@ class _Parts:
             "WORDS": len(linked.words),
             "PLACES": len(linked.places),
             "ARENA_BYTES": max(plan.memory.peak, 1),
-            "WEIGHT_BYTES": self.constants.nbytes + plan.kept,
+            "WEIGHT_BYTES": self.weights.nbytes,
             **linked.layout,
         }
         lines = [f"#define {key} {value}" for key, value in numbers.items()]
@@ -245,7 +212,7 @@ class _Parts:
             f"#define ABOUT {json.dumps(json.dumps(about))}",
             f"#define PROCESSOR {json.dumps(linked.target)}",
             f"#define PROCESSOR_FITS {_question(linked.requires)}",
-            f"extern const unsigned char {name}_constants[], {name}_kept[];",
+            f"extern const unsigned char {name}_weights[];",
             f"extern int64_t {name}_rt_run(void *, const int64_t *, void *, int64_t);",
             f"extern void *{name}_rt_worker(void *);",
             f"extern void {name}_rt_stop(void *);",
@@ -288,13 +255,13 @@ def _tensors(name: str, what: str, ends: list[tuple[str, Value]]) -> list[str]:
     return [*shapes, f"static const {name}_tensor {what}[] = {{\n{body}\n}};"]
 
 
-def _compile(arguments: Sequence[str], folder: Path) -> None:
+def _compile(arguments: Sequence[str], folder: Path, architecture: str) -> None:
     """Run the system's C compiler, or that of the extra `aot`.
 
     Raises:
         CompileError: there is none, or it fails.
     """
-    command = compiler_command()
+    command = compiler_command(architecture)
     try:
         done = subprocess.run(
             [*command, *arguments], cwd=folder, capture_output=True, text=True, check=False
@@ -307,20 +274,27 @@ def _compile(arguments: Sequence[str], folder: Path) -> None:
         raise CompileError("library", f"{command[0]} fails: {first}")
 
 
-def compiler_command() -> list[str]:
-    """The C compiler: `CC`, the system's, or ziglang's.
+def compiler_command(architecture: str = "") -> list[str]:
+    """The C compiler: `CC`, the system's for an architecture, or ziglang's.
+
+    `architecture` is spelled as `platform.machine()` does on Linux; "" for this machine's.
 
     Raises:
         CompileError: there is none.
     """
+    foreign = architecture not in ("", platform.machine())
+    names = [f"{architecture}-linux-gnu-gcc"] if foreign else ["cc", "gcc", "clang"]
     own = C_COMPILER.get() if C_COMPILER.source() else ""
-    found = own or next((c for c in ("cc", "gcc", "clang") if shutil.which(c)), None)
+    found = own or next(filter(shutil.which, names), None)
     if found:
         return found.split()
     if importlib.util.find_spec("ziglang") is not None:
-        return [sys.executable, "-m", "ziglang", "cc"]
+        there = ["-target", f"{architecture}-linux-gnu"] if foreign else []
+        return [sys.executable, "-m", "ziglang", "cc", *there]
     raise CompileError(
-        "library", "there is no C compiler", hint="install one, or pip install treadle[aot]"
+        "library",
+        f"there is no C compiler{f' for {architecture}' if foreign else ''}",
+        hint="install one, name one in CC, or pip install treadle[aot]",
     )
 
 

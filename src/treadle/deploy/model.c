@@ -149,8 +149,8 @@ static int instance(Core *core, NAME_model **made) {
     NAME_destroy(model);
     return failed(NAME_NO_MEMORY, "there is no scratch memory");
   }
-  model->bases[INPUTS + OUTPUTS] = (int64_t)(intptr_t)NAME_constants;
-  model->bases[INPUTS + OUTPUTS + 1] = (int64_t)(intptr_t)NAME_kept;
+  model->bases[INPUTS + OUTPUTS] = (int64_t)(intptr_t)NAME_weights;
+  model->bases[INPUTS + OUTPUTS + 1] = (int64_t)(intptr_t)NAME_weights;
   model->bases[INPUTS + OUTPUTS + 2] = (int64_t)(intptr_t)model->arena;
   *made = model;
   return NAME_OK;

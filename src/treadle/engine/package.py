@@ -2,7 +2,8 @@
 
 A file is sealed and mapped as checkpoints are (`base.files`); a graph is text that reads back, its
 weights are arrays of the file. What it holds is a program before any stage, so it is compiled for
-the machine that loads it. Nothing in a file can run code.
+the machine that loads it. Nothing in a file can run code, except for native parts, which are read
+only where that is asked for.
 """
 
 from __future__ import annotations
@@ -16,10 +17,13 @@ import numpy as np
 
 from treadle.backends.segments import seal
 from treadle.base.errors import CheckpointError, GraphError, ShapeError
-from treadle.base.files.container import Array, looks_like_container, read_header
-from treadle.base.files.sealed import Kind, Sealed, chunks_of, is_sealed, write
+from treadle.base.files.container import Array, as_bytes
+from treadle.base.files.sealed import Kind, Sealed, chunks_of, write
 from treadle.base.files.source import PathLike, Source, open_source
 from treadle.engine.homes import engines_of
+from treadle.engine.model_file import KIND, opened
+from treadle.engine.native_part import MEMBERS, NativePart, described, entry_of, members_of
+from treadle.engine.native_run import NativeRunner, Shapes, best_of
 from treadle.engine.options import Options
 from treadle.engine.pipeline import Stages
 from treadle.engine.segments import SegmentLaunch, blob_key, body_of, engine_of, shelve
@@ -29,8 +33,6 @@ from treadle.graph.printer import to_text
 from treadle.ops.constant import ArrayData
 from treadle.ops.custom import RuntimeBlob, load_blob, store_blob
 from treadle.ops.fused import Fused
-
-KIND = Kind("treadle model", 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,8 @@ class Model:
         options: what it was dumped with, for the record.
         cases: to test it with.
         segments: parts of it as other engines compiled them, for whoever has the same engine.
+        native: the whole of it as machine code, made by `deploy.compile_offline`; who changes the
+            graph has to leave it out.
     """
 
     graph: Graph
@@ -62,6 +66,7 @@ class Model:
     options: Mapping[str, Any] = field(default_factory=dict)
     cases: tuple[Case, ...] = ()
     segments: Mapping[str, bytes | memoryview] = field(default_factory=dict)
+    native: tuple[NativePart, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +86,22 @@ def write_models(f: PathLike | IO[Any], models: Sequence[Model], function: str) 
         OSError: the file cannot be written.
     """
     arrays: dict[str, Array] = {}
-    content = {"models": [_saved(m, arrays, f"case{i}") for i, m in enumerate(models)]}
-    size = write(f, chunks_of(KIND, content, arrays), function)
+    parts = [_native(m, arrays, f"native{i}") for i, m in enumerate(models)]
+    kind = KIND if any(parts) else Kind(KIND.format, 1)
+    saved = [_saved(m, arrays, f"case{i}") for i, m in enumerate(models)]
+    content = {"models": [{**s, **p} for s, p in zip(saved, parts, strict=True)]}
+    size = write(f, chunks_of(kind, content, arrays), function)
     return Written(size, sum(a.nbytes for a in arrays.values()), tuple(arrays))
+
+
+def _native(model: Model, arrays: dict[str, Array], prefix: str) -> dict[str, Any]:
+    """Native parts go first, so that they start at whole lines of the file."""
+    entries = []
+    for number, part in enumerate(model.native):
+        name = f"{prefix}.{number}"
+        arrays.update(members_of(part, name))
+        entries.append(entry_of(part, name))
+    return {"native": entries} if entries else {}
 
 
 def _saved(model: Model, arrays: dict[str, Array], prefix: str) -> dict[str, Any]:
@@ -148,33 +166,52 @@ def with_segments(model: Model, engines: Sequence[str]) -> Model:
     return replace(model, segments=found)
 
 
-def read_models(f: PathLike | IO[Any]) -> list[Model]:
+def read_models(f: PathLike | IO[Any], *, allow_native: bool = False) -> list[Model]:
     """The models in a file.
+
+    Args:
+        f: its path, or a binary file object.
+        allow_native: whether native parts are read, too. They are machine code, so that is for
+            files of those who are trusted as programs are; without it nothing in a file can run
+            code.
 
     Raises:
         CheckpointError: the file is damaged, or of another kind.
         OSError: the file cannot be opened.
     """
     with open_source(f) as source:
-        if not looks_like_container(source.read(0, 32)):
-            raise source.error("the file holds no model", hint="models are written by trace.dump")
-        header = read_header(source)
-        if not is_sealed(header):
-            raise source.error("the file holds tensors and no model", hint="read it with load()")
-        sealed = Sealed(source, header, KIND)
-        models = _models(sealed, source)
-        sealed.finish()
-        return models
+        return models_in(source, allow_native=allow_native)
 
 
-def _models(sealed: Sealed, source: Source) -> list[Model]:
+def models_in(source: Source, *, allow_native: bool = False) -> list[Model]:
+    """As `read_models`, from a file that is open."""
+    sealed = opened(source)
+    models = _models(sealed, source, allow_native)
+    sealed.finish()
+    return models
+
+
+def _models(sealed: Sealed, source: Source, allow_native: bool) -> list[Model]:
     taken: dict[str, ArrayData] = {}
     try:
-        return [_model(entry, sealed, taken) for entry in sealed.manifest["models"]]
+        made = []
+        for entry in sealed.manifest["models"]:
+            parts = [_part(part, sealed, allow_native) for part in entry.get("native", ())]
+            native = tuple(part for part in parts if part is not None)
+            made.append(replace(_model(entry, sealed, taken), native=native))
+        return made
     except (KeyError, TypeError, ValueError, AttributeError, GraphError) as error:
         if isinstance(error, CheckpointError):
             raise
         raise source.error(f"the model is damaged: {error}") from error
+
+
+def _part(entry: Any, sealed: Sealed, allowed: bool) -> NativePart | None:
+    if allowed:
+        return described(entry).open(lambda name: as_bytes(sealed.array(name)))
+    for name in MEMBERS:
+        sealed.skip(f"{entry['members']}.{name}")
+    return None
 
 
 def _model(entry: Mapping[str, Any], sealed: Sealed, taken: dict[str, ArrayData]) -> Model:
@@ -204,11 +241,24 @@ def _model(entry: Mapping[str, Any], sealed: Sealed, taken: dict[str, ArrayData]
 
 
 class Runner:
-    """A graph of arrays, run as a program that is compiled when it is first called."""
+    """A graph of arrays, run as a program that is compiled when it is first called.
 
-    def __init__(self, graph: Graph, options: Options | None = None) -> None:
+    Args:
+        graph: what to run.
+        options: of the compilation.
+        native: the same graph as machine code: where one fits this machine, and has the shapes of
+            the inputs as a gear, that runs and nothing is compiled.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        options: Options | None = None,
+        native: Sequence[NativePart] = (),
+    ) -> None:
         self.graph = graph
         self.stages = Stages(graph, options=options or Options())
+        self._native = _ready(native, tuple(v.type.shape for v in graph.inputs))
 
     def __call__(self, arrays: Sequence[Any]) -> list[Array]:
         """Run on one array per input, in order; they take the element types of the inputs.
@@ -219,7 +269,16 @@ class Runner:
         given = [
             _fitting(value, array) for value, array in zip(self.graph.inputs, arrays, strict=True)
         ]
+        if self._native is not None:
+            return self._native.run(given)
         return self.stages.compile().run(given)
+
+
+def _ready(native: Sequence[NativePart], shapes: Shapes) -> NativeRunner | None:
+    """What runs the best of these parts, if one has such a gear and fits this machine."""
+    having = [p for p in native if any(g.shapes == shapes for g in p.gears)]
+    best = best_of([(p.engine, p.code.machine) for p in having])
+    return None if best is None else NativeRunner(having[best])
 
 
 def _fitting(value: Value, array: Any) -> Array:

@@ -4,25 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from treadle.backends.program import (
-    Address,
-    DeviceExecutable,
-    Executable,
-    Host,
-    Jump,
-    Run,
-    Step,
-    Together,
-)
-from treadle.base.errors import OutOfMemory
+from treadle.backends.native_code import Executable
+from treadle.backends.program import Address, DeviceExecutable, Host, Jump, Run, Step, Together
 from treadle.base.types import TensorType
-from treadle.ops.op import Op
-from treadle.runtime.host import HostBuffer, HostDevice
+from treadle.runtime.host import HostBuffer
+
+if TYPE_CHECKING:  # Processes that run compiled code need no op.
+    from treadle.ops.op import Op
 
 Array = npt.NDArray[Any]
 ALIGNMENT = 64
@@ -71,14 +64,27 @@ REFERENCE = "reference"
 """The engine of ops that no other one takes."""
 
 
+START, FINISH = "start", "finish"
+"""Phases of what goes on behind other steps."""
+
+
 @dataclass(frozen=True, slots=True)
 class HostTask:
-    """An op that is not compiled: the caller has an engine run it on the memory of the program."""
+    """An op that is not compiled: the caller has an engine run it on the memory of the program.
+
+    One with a phase begins, or waits for, what takes place in the memory of its one operand.
+    """
 
     op: Op
     inputs: tuple[tuple[Address, TensorType], ...]
     outputs: tuple[tuple[Address, TensorType], ...]
     engine: str = REFERENCE
+    phase: str = ""
+
+    @property
+    def name(self) -> str:
+        """What reports call it."""
+        return f"{self.phase} {self.op.name}".lstrip()
 
 
 # -- what is known about steps ---------------------------------------------------------------
@@ -201,6 +207,7 @@ class Plan:
         streams: the stream of each of the steps.
         launches: kernels that the steps start, every one counted once.
         once: numbers of the nodes that the prelude computes.
+        areas: offset and bytes of everything in `kept`.
     """
 
     steps: tuple[Step, ...]
@@ -216,6 +223,7 @@ class Plan:
     streams: Streams = field(default_factory=lambda: Streams(()))
     launches: int = 0
     once: tuple[int, ...] = ()
+    areas: tuple[tuple[int, int], ...] = ()
 
     @property
     def bases(self) -> int:
@@ -261,9 +269,6 @@ def _relocated_run(run: Run, rebase: Rebase) -> Run:
 
 # -- in memory ---------------------------------------------------------------------------------
 
-_HOST = HostDevice()
-
-
 ProgramT = TypeVar("ProgramT", Executable, DeviceExecutable)
 
 
@@ -286,25 +291,3 @@ class Loaded(Generic[ProgramT]):
     constants: HostBuffer
     kept: HostBuffer
     empty: Callable[[Sequence[int], Any], Array]
-
-
-def memory(what: str, nbytes: int) -> HostBuffer:
-    """Aligned host memory.
-
-    Raises:
-        OutOfMemory: names what it was for.
-    """
-    try:
-        return _HOST.alloc(max(nbytes, 1))
-    except OutOfMemory as error:
-        raise OutOfMemory(
-            "memory",
-            f"there is no room for {nbytes} bytes of {what}",
-            hint="use smaller batches, or recompute activations",
-        ) from error
-
-
-def address(array: Array) -> int:
-    """Where an array's memory starts."""
-    start: int = array.__array_interface__["data"][0]
-    return start

@@ -203,7 +203,7 @@ def write(f: PathLike | IO[Any], model: Model, asked: Asked) -> CompGraphDumpRes
     )
     if asked.engines:
         whole = with_segments(whole, asked.engines)
-    before = read_models(f) if asked.append and _is_there(f) else []
+    before = read_models(f, allow_native=True) if asked.append and _is_there(f) else []
     done = write_models(f, [*before, whole], "dump")
     constants = [n for n in model.graph.nodes if isinstance(n.op, Constant)]
     return CompGraphDumpResult(

@@ -7,6 +7,7 @@ class exists for code that treats all devices alike (conformance tests, memory q
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -85,3 +86,25 @@ def _pages(name: str) -> int:
     if name not in getattr(os, "sysconf_names", ()):  # which Windows does not have
         return 0
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf(name)
+
+
+def memory(what: str, nbytes: int) -> HostBuffer:
+    """Aligned host memory.
+
+    Raises:
+        OutOfMemory: names what it was for.
+    """
+    try:
+        return HostDevice().alloc(max(nbytes, 1))
+    except OutOfMemory as error:
+        raise OutOfMemory(
+            "memory",
+            f"there is no room for {nbytes} bytes of {what}",
+            hint="use smaller batches, or recompute activations",
+        ) from error
+
+
+def address(array: npt.NDArray[Any]) -> int:
+    """Where an array's memory starts."""
+    start: int = array.__array_interface__["data"][0]
+    return start

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from treadle.backends.cpu.executable import NativeExecutable, encode
+from treadle.backends.cpu.encoding import encode
+from treadle.backends.cpu.executable import NativeExecutable
 from treadle.backends.cpu.native import toolchain
 from treadle.backends.program import Program, Step
 

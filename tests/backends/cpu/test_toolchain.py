@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from treadle.backends.codegen.target import AVX512, NEON
-from treadle.backends.cpu import building
+from treadle.backends.cpu import building, linking
 from treadle.backends.cpu.compile_processes import CompileProcesses
 from treadle.backends.cpu.host import host_target
 from treadle.backends.cpu.llvm_compile import translate
-from treadle.backends.cpu.toolchain import LinkedObjects, SharedLibrary, Toolchain
+from treadle.backends.cpu.toolchain import LinkedObjects, SharedLibrary, Toolchain, opened
 from treadle.backends.object_cache import ObjectCache
 from treadle.base.errors import CompileError
 
@@ -47,7 +47,7 @@ def values(chain: Toolchain, *numbers: int) -> list[int]:
 @pytest.fixture(params=["linker", "no linker"])
 def _any_linker(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "no linker":
-        monkeypatch.setattr(building, "linker", lambda: None)
+        monkeypatch.setattr(linking, "linker", lambda architecture="": None)
 
 
 @pytest.mark.usefixtures("_any_linker")
@@ -101,6 +101,20 @@ def test_without_a_cache_everything_works(
     assert capsys.readouterr().err.count("compiled anew") == 1
 
 
+@pytest.mark.skipif(linking.linker() is None, reason="there is no linker")
+def test_libraries_in_memory_are_not_taken_for_one_another() -> None:
+    made = []
+    for number in (1, 2, 3):  # all are open at the same time
+        image = linking.shared_library([translate(text(number), "", "", "")])
+        assert image is not None
+        made.append(opened(image, [f"number{number}"]))
+    assert [call(x.addresses[f"number{i}"]) for i, x in enumerate(made, start=1)] == [1, 2, 3]
+    numbers = set(os.listdir("/proc/self/fd"))
+    del made
+    gc.collect()
+    assert len(set(os.listdir("/proc/self/fd"))) <= len(numbers) - 3
+
+
 def test_a_damaged_library_that_cannot_be_replaced_is_not_opened(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -116,7 +130,7 @@ def test_a_damaged_library_that_cannot_be_replaced_is_not_opened(
 
 
 def test_a_linker_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(building, "linker", lambda: "/bin/false")
+    monkeypatch.setattr(linking, "linker", lambda architecture="": "/bin/false")
     chain = fresh(tmp_path)
     libraries = chain.load(texts(4))
     assert isinstance(libraries[0], LinkedObjects)
@@ -224,7 +238,7 @@ def test_two_processes_at_once_then_a_warm_start(tmp_path: Path) -> None:
     # Nothing is compiled and, where there is a linker, LLVM is not even imported.
     (compiled, imported), _ = answers(run_process(tmp_path))
     assert compiled == 0
-    assert imported == int(building.linker() is None)
+    assert imported == int(linking.linker() is None)
 
 
 def test_a_read_only_cache_is_read(tmp_path: Path) -> None:

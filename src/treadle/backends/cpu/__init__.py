@@ -11,16 +11,20 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from treadle.backends.api import Availability, Backend, Support, no
-from treadle.backends.cpu.policy import least_elements
-from treadle.backends.program import Compiler
+from treadle.backends.native_code import Array, Executable, Machine, NativeCode
 from treadle.base.errors import CompileError
 from treadle.base.shape import size_of
 from treadle.base.types import TensorType
-from treadle.ops.op import Op
 from treadle.runtime.api import Device
+
+if TYPE_CHECKING:  # Processes that run compiled code need neither.
+    from treadle.backends.program import Compiler
+    from treadle.ops.op import Op
 
 
 class Cpu(Backend):
@@ -45,7 +49,8 @@ class Cpu(Backend):
         return made
 
     def prepare(self, op: Op, types: Sequence[TensorType], /) -> Callable[..., Any] | Support:
-        least = least_elements(op)
+        policy: Any = importlib.import_module("treadle.backends.cpu.policy")
+        least: int | None = policy.least_elements(op)
         if least is None:
             return no("policy", f"{op.name} of single tensors is left to NumPy")
         # Random ops have operands of four words, whatever they make.
@@ -66,6 +71,22 @@ class Cpu(Backend):
         except CompileError as error:
             return no("device-feature", str(error))
 
+    def misfit(self, machine: Machine, /) -> tuple[str, str] | None:
+        """As `NativeLoader` says."""
+        found: tuple[str, str] | None = self._shipped().misfit(machine)
+        return found
+
+    def open_native(self, code: NativeCode, /) -> Sequence[Executable]:
+        """As `NativeLoader` says."""
+        made: Sequence[Executable] = self._shipped().open_native(code)
+        return made
+
+    def empty(self, shape: Sequence[int], dtype: np.dtype[Any], /) -> Array:
+        """As `NativeLoader` says."""
+        allocator: Any = importlib.import_module("treadle.backends.cpu.allocator")
+        made: Array = allocator.HOST.empty(shape, dtype)
+        return made
+
     def counters(self) -> dict[str, int]:
         """Zeros where nothing has asked for generated code yet."""
         native = sys.modules.get("treadle.backends.cpu.native")
@@ -79,6 +100,10 @@ class Cpu(Backend):
     @staticmethod
     def _eager() -> Any:
         return importlib.import_module("treadle.backends.cpu.eager")
+
+    @staticmethod
+    def _shipped() -> Any:
+        return importlib.import_module("treadle.backends.cpu.shipped")
 
 
 def _size(type_: TensorType) -> int:

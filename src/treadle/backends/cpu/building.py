@@ -1,50 +1,14 @@
-"""Texts to objects to shared libraries: what a warm start does not need, nor import."""
+"""Texts to objects, and objects to code through LLVM: what a warm start does not import."""
 
 from __future__ import annotations
 
-import functools
-import shutil
-import subprocess
-import sys
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 from treadle.backends.codegen.target import Target
 from treadle.backends.cpu import llvm_compile
 from treadle.backends.cpu.compile_processes import CompileProcesses
 from treadle.base.errors import CompileError
-from treadle.base.log import get_logger
-
-_LINKERS = ("ld", "ld.lld", "mold", "ld.gold")
-
-
-@functools.cache
-def linker() -> str | None:
-    """The system's linker; None where there is none."""
-    if sys.platform != "linux":
-        return None
-    return next((path for name in _LINKERS if (path := shutil.which(name)) is not None), None)
-
-
-def shared_library(objects: Sequence[bytes]) -> bytes | None:
-    """The image of a shared library; None where there is no linker, or it fails."""
-    program = linker()
-    if program is None:
-        return None
-    try:
-        with tempfile.TemporaryDirectory(prefix="treadle-") as folder:
-            paths = [Path(folder, f"{number}.o") for number in range(len(objects))]
-            for path, image in zip(paths, objects, strict=True):
-                path.write_bytes(image)
-            made = Path(folder, "made.so")
-            command = [program, "-shared", "-z", "noexecstack", "-o", str(made)]
-            subprocess.run([*command, *map(str, paths)], check=True, capture_output=True)
-            return made.read_bytes()
-    except (OSError, subprocess.CalledProcessError) as error:  # a full disk, among others
-        get_logger().info("the linker fails, LLVM loads the objects: %s", error)
-        return None
 
 
 def linked_by_llvm(objects: Sequence[bytes], symbols: Sequence[str]) -> Any:

@@ -3,29 +3,33 @@
 from __future__ import annotations
 
 import importlib
+import platform
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
 
 from treadle.backends.api import Support
 from treadle.backends.codegen import tuned
-from treadle.backends.codegen.target import Target
+from treadle.backends.codegen.target import GENERIC, TARGETS, Target
 from treadle.backends.cpu import tuning_record
 from treadle.backends.cpu.allocator import HOST
-from treadle.backends.cpu.executable import NativeExecutable, encode, restored
+from treadle.backends.cpu.encoding import encode
+from treadle.backends.cpu.executable import NativeExecutable, restored
 from treadle.backends.cpu.host import (
     available_cores,
     cores,
     processor,
-    required,
     vector_features,
 )
 from treadle.backends.cpu.native import LAYOUT, executor, toolchain
 from treadle.backends.cpu.pool import get_threads
-from treadle.backends.cpu.toolchain import Library, Toolchain, llvmlite_version
+from treadle.backends.cpu.shipped import machine_of, prefix_of, renumbered
+from treadle.backends.cpu.toolchain import Library, Toolchain, linking, llvmlite_version
+from treadle.backends.native_code import NativeCode, NativeProgram
 from treadle.backends.program import (
     Array,
     Launch,
@@ -39,6 +43,7 @@ from treadle.backends.program import (
     Way,
     runs_of,
 )
+from treadle.base.errors import CompileError
 from treadle.base.types import TensorType
 from treadle.ops.op import Op
 
@@ -52,10 +57,16 @@ def _tuning() -> Any:
 
 
 class NativeCompiler:
-    """See `treadle.backends.program.Compiler`."""
+    """See `treadle.backends.program.Compiler`.
 
-    def __init__(self) -> None:
-        self._toolchain: Toolchain = toolchain()
+    Args:
+        chain: of the target that ops are lowered for; the host's by default. What is built runs
+            on the host in any case.
+    """
+
+    def __init__(self, chain: Toolchain | None = None) -> None:
+        self._here: Toolchain = toolchain()
+        self._toolchain = chain or self._here
         self._limits: dict[int, Limits] = {}
         self._watched: list[Watched] | None = None
         tuned.install(tuning_record.read())
@@ -184,17 +195,55 @@ class NativeCompiler:
         Raises:
             CompileError: LLVM does not accept a kernel.
         """
-        target, symbol_of = self._toolchain.target, _generators().symbol_of
-        return self._toolchain.load({symbol_of(k): _Text(k, target) for k in kernels})
+        target, symbol_of = self._here.target, _generators().symbol_of
+        return self._here.load({symbol_of(k): _Text(k, target) for k in kernels})
 
     def linked(self, program: Program, prefix: str, /) -> Linked:
         generators, target = _generators(), self._toolchain.target
         encoded = encode(program, generators.symbol_of)
         kernels = {run.kernel for run in runs_of(program.steps)}
         texts = {generators.symbol_of(k): _Text(k, target) for k in kernels}
-        objects = [*self._toolchain.objects(texts), self._toolchain.object(executor(prefix))]
-        found = encoded.words, encoded.places, encoded.symbols
-        return Linked(*found, tuple(objects), target.name, required(target), LAYOUT)
+        machine = machine_of(target)
+        runtime = self._toolchain.object(executor(prefix, machine.architecture))
+        objects = (*self._toolchain.objects(texts), runtime)
+        found = encoded.words, encoded.places, encoded.symbols, objects
+        return Linked(*found, target.name, machine.requires, machine.architecture, LAYOUT)
+
+    def toward(self, target: str, /) -> NativeCompiler:
+        found = TARGETS.get(target)
+        if found is None:
+            raise CompileError(
+                "cpu", f"there is no target {target!r}", hint=f"one of {', '.join(TARGETS)}"
+            )
+        if not found.triple and found.vector_bytes > GENERIC.vector_bytes:
+            foreign = platform.machine() not in ("x86_64", "AMD64")
+            found = replace(found, triple="x86_64-unknown-linux-gnu" if foreign else "")
+        return NativeCompiler(Toolchain(found, self._here.cache))
+
+    def shipped(self, programs: Sequence[Program], /) -> NativeCode:
+        generators, target = _generators(), self._toolchain.target
+        every = dict.fromkeys(run.kernel for p in programs for run in runs_of(p.steps))
+        named = {generators.symbol_of(kernel): kernel for kernel in every}
+        kernels = {symbol: named[symbol] for symbol in sorted(named)}
+        number = {symbol: i for i, symbol in enumerate(kernels)}
+        made = []
+        for program in programs:
+            code = encode(program, generators.symbol_of)
+            words = renumbered(code, number.__getitem__)
+            made.append(NativeProgram(words, code.places, code.steps, code.bases))
+        machine = machine_of(target)
+        texts: dict[str, Callable[[], str]] = {s: _Text(k, target) for s, k in kernels.items()}
+        # Named by its digest, as kernels are, so that it is compiled once.
+        texts[prefix_of(machine)] = lambda: executor(prefix_of(machine), machine.architecture)
+        objects = self._toolchain.objects(texts)
+        foreign = machine.architecture != machine_of(self._here.target).architecture
+        library = linking().shared_library(objects, machine.architecture if foreign else "")
+        kept = () if library else tuple(objects)
+        return NativeCode(tuple(made), tuple(kernels), library or b"", kept, machine)
+
+    def compiled_by(self) -> str:
+        measured = tuned.digest()
+        return f"llvmlite {llvmlite_version()}" + (f", tuned {measured}" if measured else "")
 
     def inspect(self, launch: Launch, form: Literal["kernel", "llvm", "assembly"], /) -> str:
         if form == "kernel":

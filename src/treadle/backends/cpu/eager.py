@@ -39,8 +39,8 @@ ROUNDED_ONCE = frozenset(
     (
         "abs", "add", "bit_and", "bit_not", "bit_or", "bit_xor", "cast", "ceil", "clip", "div",
         "equal", "floor", "greater", "greater_equal", "less", "less_equal", "maximum", "minimum",
-        "mul", "neg", "not_equal", "relu", "round", "sign", "sqrt", "square", "sub", "trunc",
-        "where",
+        "mul", "neg", "not_equal", "relu", "round", "round_even", "sign", "sqrt", "square", "sub",
+        "trunc", "where",
     )
 )  # fmt: skip
 """Elementwise ops whose result IEEE 754 fixes to the bit."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -27,12 +28,14 @@ from treadle.backends.cpu.layout import (
     THREADS,
 )
 from treadle.backends.cpu.pool_text import pool_text
-from treadle.backends.cpu.toolchain import Toolchain
+from treadle.backends.cpu.toolchain import Library, Toolchain
 from treadle.backends.object_cache import ObjectCache
 from treadle.base.env import cache_directory
 from treadle.base.errors import CompileError
 
-_FUNCTIONS = ("run", "profile", "repeat", "launch", "stop", "switch", "worker")
+CORE = ("run", "profile", "repeat", "stop", "worker")
+"""What programs need of the runtime; the rest is for eager calls."""
+_FUNCTIONS = (*CORE, "launch", "switch")
 
 
 LAYOUT = {
@@ -46,10 +49,19 @@ LAYOUT = {
 """What a runtime in another language has to know to start threads and run programs."""
 
 
-def executor(prefix: str) -> str:
-    """The text of the executor and the pool alone, for programs that run without Python."""
-    text = "\n".join((pool_text(), executor_text()))
+def executor(prefix: str, machine: str = "") -> str:
+    """The text of the executor and the pool alone, for programs that leave this process.
+
+    `machine` is the architecture that it is for; "" for this one.
+    """
+    text = "\n".join((pool_text(machine), executor_text()))
     return text.replace("@treadle_", f"@{prefix}")
+
+
+@functools.cache
+def version(machine: str = "") -> str:
+    """Names how programs are written and run: it changes with the text of the executor."""
+    return hashlib.sha256(executor("treadle_", machine).encode()).hexdigest()[:16]
 
 
 @functools.cache
@@ -58,26 +70,19 @@ def toolchain() -> Toolchain:
     return Toolchain(host_target(), ObjectCache(cache_directory() / "objects"))
 
 
-class Runtime:
-    """The functions of the native runtime.
+class Core:
+    """What programs need of the native runtime; `executor_text.py` describes its functions.
 
-    `run`, `profile`, `repeat` and `launch` are described in `executor_text.py` and `eager_text.py`;
-    `worker` and `switch` are addresses.
+    Args:
+        library: has the functions, and stays loaded.
+        address: of each of them; `worker` remains one.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, library: Library, address: Mapping[str, int]) -> None:
         _check_layouts()
-        text = "\n".join((pool_text(), executor_text(), eager_text()))
-        version = hashlib.sha256(text.encode()).hexdigest()[:16]
-        symbols = [f"treadle_{name}_{version}" for name in _FUNCTIONS]
-        for name in _FUNCTIONS:
-            text = text.replace(f"@treadle_{name}(", f"@treadle_{name}_{version}(")
-        # Any symbol leads to the whole module: it is compiled once, as one.
-        self._library = toolchain().load_module(symbols, text)
-        address = dict(zip(_FUNCTIONS, self._library.addresses.values(), strict=True))
+        self._library = library
         pointer, word, object_ = ctypes.c_void_p, ctypes.c_int64, ctypes.py_object
         self.worker = address["worker"]
-        self.switch = address["switch"]
         self.stop: Any = ctypes.CFUNCTYPE(None, pointer)(address["stop"])
         self.run: Any = ctypes.CFUNCTYPE(word, pointer, pointer, object_, word)(address["run"])
         self.profile: Any = ctypes.CFUNCTYPE(word, pointer, pointer, pointer, word, pointer)(
@@ -86,6 +91,23 @@ class Runtime:
         self.repeat: Any = ctypes.CFUNCTYPE(
             None, pointer, pointer, pointer, pointer, word, word, pointer, word
         )(address["repeat"])
+
+
+class Runtime(Core):
+    """The whole runtime: `launch` is described in `eager_text.py`, `switch` is an address."""
+
+    def __init__(self) -> None:
+        text = "\n".join((pool_text(), executor_text(), eager_text()))
+        version = hashlib.sha256(text.encode()).hexdigest()[:16]
+        symbols = [f"treadle_{name}_{version}" for name in _FUNCTIONS]
+        for name in _FUNCTIONS:
+            text = text.replace(f"@treadle_{name}(", f"@treadle_{name}_{version}(")
+        # Any symbol leads to the whole module: it is compiled once, as one.
+        library = toolchain().load_module(symbols, text)
+        address = dict(zip(_FUNCTIONS, library.addresses.values(), strict=True))
+        super().__init__(library, address)
+        self.switch = address["switch"]
+        pointer, word, object_ = ctypes.c_void_p, ctypes.c_int64, ctypes.py_object
         self.launch: Any = ctypes.CFUNCTYPE(word, pointer, pointer, object_, word)(
             address["launch"]
         )
@@ -99,6 +121,23 @@ def runtime() -> Runtime:
         CompileError: this machine or interpreter cannot have it.
     """
     return Runtime()
+
+
+_ADOPTED: list[Core] = []
+
+
+def core() -> Core:
+    """What runs programs: the part of `runtime()`, or what came with the code of a file before."""
+    return _ADOPTED[0] if _ADOPTED else runtime()
+
+
+def adopt(library: Library, address: Mapping[str, int]) -> None:
+    """Take the functions of a library for those of this process, where it has none yet.
+
+    They must be of this `version()`, so that threads and programs understand one another.
+    """
+    if not _ADOPTED and not runtime.cache_info().currsize:
+        _ADOPTED.append(Core(library, address))
 
 
 def _check_layouts() -> None:

@@ -24,7 +24,7 @@ from treadle.backends.cpu.layout import (
     SPINS,
     THREADS,
 )
-from treadle.backends.cpu.native import runtime
+from treadle.backends.cpu.native import core
 from treadle.base.env import NUM_THREADS
 from treadle.base.errors import DeviceError
 from treadle.base.log import get_logger
@@ -57,7 +57,7 @@ class Pool:
 
     def stop(self) -> None:
         """Tell the workers to end after the job they are at; returns before they have."""
-        runtime().stop(self.address)
+        core().stop(self.address)
 
     def live(self) -> int:
         """Workers that have not ended."""
@@ -79,7 +79,7 @@ class Pool:
             failed = libc.pthread_create(
                 ctypes.byref(handle),
                 attributes,
-                ctypes.c_void_p(runtime().worker),
+                ctypes.c_void_p(core().worker),
                 ctypes.c_void_p(start),
             )
         finally:

@@ -44,9 +44,13 @@ _FUTEX_NUMBER = {"x86_64": 202, "aarch64": 98}
 _WAIT_PRIVATE, _WAKE_PRIVATE = 128, 129
 
 
-def pool_text() -> str:
-    """The part of the module for this machine: `@launch`, `@nanoseconds`, `@treadle_worker`."""
-    machine = {"AMD64": "x86_64", "arm64": "aarch64"}.get(platform.machine(), platform.machine())
+def pool_text(machine: str = "") -> str:
+    """The part of the module for a machine: `@launch`, `@nanoseconds`, `@treadle_worker`.
+
+    `machine` is its architecture as `platform` spells it; "" for the one that this runs on.
+    """
+    machine = machine or platform.machine()
+    machine = {"AMD64": "x86_64", "arm64": "aarch64"}.get(machine, machine)
     declare_pause, pause = _PAUSE.get(machine, ("", "fence seq_cst"))
     number = _FUTEX_NUMBER.get(machine) if sys.platform == "linux" else None
     waiting = _SLICES if number is None else _futex(number)

@@ -16,7 +16,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
-from typing import Any
+from typing import IO, Any
 from weakref import WeakValueDictionary
 
 from treadle.backends.codegen.target import Target
@@ -43,6 +43,11 @@ def building() -> ModuleType:
         ) from error
 
 
+def linking() -> ModuleType:
+    """The module that calls linkers, imported at the first call: warm starts need none."""
+    return importlib.import_module("treadle.backends.cpu.linking")
+
+
 @functools.cache
 def llvmlite_version() -> str:
     """Part of every key: another version may generate other code."""
@@ -60,10 +65,11 @@ class Library:
 
 
 class SharedLibrary(Library):
-    """A file opened by the system's loader."""
+    """A file opened by the system's loader; `behind` stays open as long as it."""
 
-    def __init__(self, path: str, symbols: Sequence[str]) -> None:
+    def __init__(self, path: str, symbols: Sequence[str], behind: IO[bytes] | None = None) -> None:
         super().__init__(symbols)
+        self._behind = behind
         self._handle = _ctypes.dlopen(path, os.RTLD_NOW | os.RTLD_LOCAL)
         for symbol in symbols:
             self.addresses[symbol] = _ctypes.dlsym(self._handle, symbol)
@@ -72,6 +78,8 @@ class SharedLibrary(Library):
         handle = getattr(self, "_handle", None)
         if handle is not None and not _at_exit():  # a thread may still be inside then
             _close(handle)
+        if self._behind is not None:
+            self._behind.close()
 
 
 class LinkedObjects(Library):
@@ -82,6 +90,27 @@ class LinkedObjects(Library):
         self._tracker = building().linked_by_llvm(objects, symbols)
         for symbol in symbols:
             self.addresses[symbol] = self._tracker[symbol]
+
+
+def opened(image: bytes | memoryview, symbols: Sequence[str]) -> Library:
+    """A shared library in memory.
+
+    Raises:
+        OSError: the system's loader does not take it, or it lacks a symbol.
+    """
+    try:
+        descriptor = os.memfd_create("treadle")
+    except AttributeError as error:
+        raise OSError("this system has no files in memory") from error
+    # The loader takes two files of one name for the same, and numbers that are closed come again.
+    file = open(descriptor, "wb")  # noqa: SIM115 - open as long as the library
+    try:
+        file.write(image)
+        file.flush()
+        return SharedLibrary(f"/proc/self/fd/{descriptor}", symbols, file)
+    except BaseException:
+        file.close()
+        raise
 
 
 class Toolchain:
@@ -162,7 +191,7 @@ class Toolchain:
             self.found += 1
             return found
         objects = self._objects(texts)
-        image = building().shared_library(objects)
+        image = linking().shared_library(objects)
         if image is not None:
             # What was not written now may be a damaged file, so it is not opened by its name.
             found = self._open(key if self.cache.put(key, image) else "", image, symbols)
@@ -176,12 +205,8 @@ class Toolchain:
         except OSError:
             pass  # on a file system that allows no execution
         try:
-            descriptor = os.memfd_create("treadle")
-            with open(descriptor, "wb") as file:
-                file.write(image)
-                file.flush()
-                return SharedLibrary(f"/proc/self/fd/{descriptor}", symbols)
-        except (OSError, AttributeError) as error:  # other systems have no such files
+            return opened(image, symbols)
+        except OSError as error:
             get_logger().info("a library cannot be opened, LLVM loads its objects: %s", error)
             return None
 

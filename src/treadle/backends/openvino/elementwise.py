@@ -129,6 +129,11 @@ def _round(op: Op, x: Output) -> Output:
     return opset.round(x, "half_away_from_zero")
 
 
+@translates(unary.RoundEven)
+def _round_even(op: Op, x: Output) -> Output:
+    return opset.round(x, "half_to_even")
+
+
 @translates(unary.Square)
 def _square(op: Op, x: Output) -> Output:
     return opset.multiply(x, x)

@@ -106,6 +106,26 @@ class Sealed:
             )
         return array
 
+    def mapped(self, name: str, file: memoryview, *, check: bool = True) -> memoryview:
+        """The bytes of an array in a map of the whole file, once; unchecked where asked for."""
+        entry = self._unread.pop(name, None)
+        if entry is None:
+            raise self._source.error(f"tensor {shorten(name)} is missing or used twice")
+        start = self._header.data_start
+        raw = file[start + entry.begin : start + entry.end]
+        if len(raw) < entry.end - entry.begin:
+            raise self._source.error("the file became shorter while it was read")
+        if check and hashlib.sha256(raw).hexdigest() != self._checksums[name]:
+            raise self._source.error(
+                f"checksum of tensor {shorten(name)} does not match: its data is damaged",
+                hint="use another copy of the file",
+            )
+        return raw
+
+    def skip(self, name: str) -> None:
+        """Leave an array of the file alone."""
+        self._unread.pop(name, None)
+
     def finish(self) -> None:
         """Raise where arrays of the file belong to nothing."""
         if self._unread:

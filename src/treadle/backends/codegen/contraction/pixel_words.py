@@ -31,6 +31,8 @@ _MOST = 1 << 31
 """Offsets are numbers of 32 bits."""
 _MERGED = 1024
 """Most terms of a line of taps that is one run."""
+WORD = 4
+"""Bytes of a word."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,13 @@ class Window:
     def channels(self) -> int:
         """Input channels of a group."""
         return self.weight.shape[1]
+
+    def is_ragged(self, target: Target) -> bool:
+        """Whether runs end amid a vector of bytes, so that what is behind them has to be there."""
+        whole = target.lanes(dt.int32) * WORD
+        line = self.weight.shape[-1] if self.op.groups == 1 and self.op.dilation[-1] == 1 else 1
+        run = self.channels * (line if line * self.channels <= _MERGED else 1)
+        return run < whole or run % WORD != 0
 
     def is_merged(self, source: Source) -> bool:
         """Whether the channels of neighboring taps follow one another."""
@@ -66,7 +75,8 @@ def lower_pixel_words(
     launches = Launches(reading.problem, target, reading.constants, frozen)
     margins, part = forward_part(op, x.shape, window.weight.shape[2:])
     given = Source(Matrix.of("input", kind, x), x.shape, x.strides)
-    source = spread(launches, given, margins, anyway=x.strides[1] != 1, dtype=kind)
+    anyway = x.strides[1] != 1 or window.is_ragged(target)
+    source = spread(launches, given, margins, anyway=anyway, dtype=kind)
     if source.reach >= _MOST:
         return no("size-limit", "offsets into the operand do not fit in 31 bits")
     spatial = source.strides[2:]

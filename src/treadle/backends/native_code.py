@@ -1,0 +1,126 @@
+"""Programs of the host that are ready to run, and native code as files carry it.
+
+This is all that a process needs to know of programs that it only runs; how they are made stands in
+`program.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+
+
+class Executable(Protocol):
+    """A program that is ready to run. Threads may run one at the same time, on other bases."""
+
+    def run(self, bases: npt.NDArray[np.int64], start: int = 0, /) -> int:
+        """Run from instruction `start`; the number of the `Host` instruction reached, or -1.
+
+        `bases` holds addresses. Other Python threads go on meanwhile.
+        """
+        ...
+
+    def repeat(self, bases: npt.NDArray[np.int64], varying: npt.NDArray[np.int64], /) -> int:
+        """Run once per row of `varying`, whose entries replace the first bases of that turn.
+
+        Only for programs without `Host`. Stops early where an interrupt is pending; the number of
+        turns made.
+        """
+        ...
+
+    def profile(
+        self, bases: npt.NDArray[np.int64], times: npt.NDArray[np.int64], start: int = 0, /
+    ) -> int:
+        """As `run`, and notes in `times` when each launch ran.
+
+        `times` has a row per step: start and end of its last turn in nanoseconds of the monotonic
+        clock, and, added to what stands there, the nanoseconds of all its turns and their number.
+        """
+        ...
+
+    def stored(self) -> bytes:
+        """The program as bytes, from which `Compiler.restore` makes it again in any process."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class NativeProgram:
+    """A program in words, apart from the addresses of its kernels.
+
+    Attributes:
+        words: what the executor reads; where the address of a kernel belongs, its number.
+        places: where that is.
+        steps: how many there are.
+        bases: how many base addresses a run takes.
+    """
+
+    words: npt.NDArray[np.int64]
+    places: npt.NDArray[np.int64]
+    steps: int
+    bases: int
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What native code was made for, or what a process has.
+
+    Attributes:
+        target: name of the instructions, such as "avx2".
+        architecture: of the processor, such as "x86_64".
+        system: the operating system, such as "linux".
+        requires: features of the processor without which the code fails, as Linux spells them.
+        format: names how programs are written and how they are run; only equal ones go together.
+    """
+
+    target: str
+    architecture: str
+    system: str
+    requires: tuple[str, ...]
+    format: str
+
+
+@dataclass(frozen=True, slots=True)
+class NativeCode:
+    """Programs with their machine code, for processes that cannot compile.
+
+    Attributes:
+        programs: they share the code.
+        symbols: kernels, by number.
+        library: a shared library with the kernels and what runs programs; empty where no linker
+            made one.
+        objects: what a linker makes it from; empty where there is a library.
+        machine: what it runs on.
+    """
+
+    programs: tuple[NativeProgram, ...]
+    symbols: tuple[str, ...]
+    library: bytes | memoryview
+    objects: tuple[bytes | memoryview, ...]
+    machine: Machine
+
+
+@runtime_checkable
+class NativeLoader(Protocol):
+    """A backend that runs shipped code, whether or not it can compile here."""
+
+    def misfit(self, machine: Machine, /) -> tuple[str, str] | None:
+        """What keeps code for a machine from running here: what it needs, and what is here."""
+        ...
+
+    def open_native(self, code: NativeCode, /) -> Sequence[Executable]:
+        """The programs, ready to run. Nothing is compiled where there is a library or a linker.
+
+        Raises:
+            LoadError: the code cannot be opened, or lacks a kernel.
+        """
+        ...
+
+    def empty(self, shape: Sequence[int], dtype: np.dtype[Any], /) -> Array:
+        """Memory for a result, taken from what earlier ones gave back."""
+        ...

@@ -1,0 +1,176 @@
+"""Models compiled into their files: the counterpart of `engine.offline`, which runs them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from treadle.backends.program import Program, ShippingCompiler
+from treadle.base.errors import CompileError, ShapeError
+from treadle.base.version import VERSION
+from treadle.deploy.prepared import Weights, moved, packed, refuse
+from treadle.engine.homes import compiling, engines_of, find_compiler
+from treadle.engine.native_part import MOST_GEARS, Gear, NativePart
+from treadle.engine.options import Options
+from treadle.engine.package import Model
+from treadle.engine.pipeline import Stages
+from treadle.engine.plan import Plan
+from treadle.graph.ir import Graph
+from treadle.graph.retype import retyped
+
+Shape = tuple[int, ...]
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
+_RECORDED = ("level", "fast", "winograd", "layouts", "disabled", "switched_off", "streams")
+"""Options that are noted in the file; none of them holds a path."""
+
+
+def compile_offline(
+    model: Model,
+    gears: Sequence[Mapping[str, Sequence[int]]] = (),
+    options: Options | None = None,
+    target: str | None = None,
+    *,
+    command: str = "",
+    source: Mapping[str, Any] = _NOTHING,
+) -> Model:
+    """Compile a model into what its file will hold.
+
+    The result, written by `write_models`, is run by `load_offline` with nothing to compile. Equal
+    models, options and versions give equal files, whatever was compiled before.
+
+    Args:
+        model: its graph is kept, for machines that the code does not fit. If it has native parts
+            for other targets, those stay.
+        gears: shapes of inputs by name, 2 to 100 sets of them; inputs that a gear does not name
+            have the model's shape. Empty: the model's own shapes alone.
+        options: of the compilation.
+        target: "generic", "avx2", "avx512" or "neon"; by default this processor, with all that it
+            has. Weights are packed here in any case.
+        command: the command line that asked for it, for the record.
+        source: what the model came from, for the record: framework, version, file, digest.
+
+    Raises:
+        ShapeError: gears are too few, too many or equal, or have inputs that the model has not,
+            or extents that are no sizes.
+        CompileError: an op of the model needs Python, an extent is symbolic, or the engine or LLVM
+            does not have the target.
+    """
+    chosen = options or Options()
+    compiler = find_compiler(chosen)
+    if not isinstance(compiler, ShippingCompiler):
+        raise CompileError("offline", "the engine cannot ship code", hint="use the engine cpu")
+    if target is not None:
+        compiler = compiler.toward(target)
+    shapes = _checked(model, gears)
+    pool, plans, graphs = Weights(), [], []
+    for wanted in shapes:
+        graph = _shaped(model.graph, wanted)
+        plan = Stages(graph, options=chosen, crossing=compiler).planned()
+        refuse(plan, "offline")
+        steps = moved(plan, packed(plan, compiler.build), pool.add)
+        plans.append((plan, Program(steps, plan.bases)))
+        graphs.append(graph)
+    part = NativePart(
+        tuple(_gear(graph, plan) for graph, (plan, _) in zip(graphs, plans, strict=True)),
+        compiler.shipped([program for _, program in plans]),
+        pool.joined(),
+        compiling(engines_of(chosen)),
+        _about(model.graph, chosen, compiler, command, source),
+    )
+    others = [p for p in model.native if p.code.machine != part.code.machine]
+    return replace(model, native=(*others, part))
+
+
+# -- gears -------------------------------------------------------------------------------------
+
+
+def _checked(model: Model, gears: Sequence[Mapping[str, Sequence[int]]]) -> list[tuple[Shape, ...]]:
+    """The shapes of all inputs, gear by gear."""
+    own = {n: v.type.shape for n, v in zip(model.inputs, model.graph.inputs, strict=True)}
+    if gears and not 2 <= len(gears) <= MOST_GEARS:
+        raise ShapeError(
+            "gears",
+            f"there are 2 to {MOST_GEARS} of them, not {len(gears)}",
+            hint="for one set of shapes give it to the model itself, and no gears",
+        )
+    made: list[tuple[Shape, ...]] = []
+    for gear in gears or [{}]:
+        unknown = [name for name in gear if name not in own]
+        if unknown:
+            raise ShapeError(
+                "gears", f"the model has no input {unknown[0]!r}", saw=f"inputs {', '.join(own)}"
+            )
+        shapes = [_sizes(name, gear.get(name, shape)) for name, shape in own.items()]
+        if tuple(shapes) in made:
+            raise ShapeError("gears", "two of them are equal", saw=str(dict(gear)))
+        made.append(tuple(shapes))
+    return made
+
+
+def _sizes(name: str, shape: Sequence[Any]) -> Shape:
+    if not all(isinstance(d, int | np.integer) and d >= 0 for d in shape):
+        raise ShapeError(
+            "gears",
+            f"input {name} needs extents that are numbers",
+            saw=str(list(map(str, shape))),
+            hint="give every gear a shape for it",
+        )
+    return tuple(int(d) for d in shape)
+
+
+def _shaped(graph: Graph, shapes: tuple[Shape, ...]) -> Graph:
+    same = all(v.type.shape == s for v, s in zip(graph.inputs, shapes, strict=True))
+    return graph if same else retyped(graph, shapes)
+
+
+def _gear(graph: Graph, plan: Plan) -> Gear:
+    for value in graph.outputs:
+        if not value.type.is_static:
+            raise CompileError(
+                "offline", "an output has symbolic extents", saw=f"{value.name} {value.type}"
+            )
+    streams = plan.streams
+    return Gear(
+        tuple(v.type for v in graph.inputs),
+        tuple(v.type for v in graph.outputs),
+        plan.memory.peak,
+        plan.launches,
+        streams.count,
+        len(streams.events),
+    )
+
+
+# -- what is kept ------------------------------------------------------------------------------
+
+
+def _about(
+    graph: Graph,
+    options: Options,
+    compiler: ShippingCompiler,
+    command: str,
+    source: Mapping[str, Any],
+) -> dict[str, Any]:
+    """The record: nothing in it depends on when or where the model is compiled."""
+    values = [v for node in graph.nodes for v in node.outputs]
+    counts = Counter(v.type.dtype.name for v in (*graph.inputs, *values))
+    return {
+        "producer": f"treadle {VERSION}",
+        "compiler": compiler.compiled_by(),
+        "options": {name: _plain(getattr(options, name)) for name in _RECORDED},
+        "dtypes": dict(sorted(counts.items())),
+        "nodes": len(graph.nodes),
+        "command": command,
+        "source": dict(source),
+    }
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+__all__ = ["compile_offline"]

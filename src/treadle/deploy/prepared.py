@@ -1,0 +1,106 @@
+"""What libraries and offline models have done beforehand: packing, folding, leaving out."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from treadle.backends.native_code import Executable
+from treadle.backends.program import Address, Program, Step
+from treadle.base.errors import CompileError
+from treadle.engine.plan import Plan, aligned, relocate
+from treadle.runtime.host import address, memory
+
+Array = np.ndarray[Any, Any]
+Placed = Callable[[Array], int]
+"""Finds a place for some bytes: their offset."""
+
+
+@dataclass
+class Weights:
+    """Bytes that programs read; equal ones have one place, whichever gear they belong to."""
+
+    nbytes: int = 0
+    _places: dict[bytes, int] = field(default_factory=dict)
+    _held: list[tuple[int, Array]] = field(default_factory=list)
+
+    def add(self, raw: Array) -> int:
+        """The offset of these bytes."""
+        key = hashlib.sha256(raw.data).digest()
+        if key not in self._places:
+            self._places[key] = self.nbytes
+            self._held.append((self.nbytes, raw.copy()))
+            self.nbytes += aligned(raw.nbytes)
+        return self._places[key]
+
+    def joined(self) -> Array:
+        """All of them."""
+        made = np.zeros(self.nbytes, np.uint8)
+        for offset, raw in self._held:
+            made[offset : offset + raw.nbytes] = raw
+        return made
+
+
+def refuse(plan: Plan, what: str) -> None:
+    """Refuse programs that cannot leave this process.
+
+    Raises:
+        CompileError: an op needs Python, or the program changes its inputs.
+    """
+    if plan.host:
+        ops = ", ".join(sorted({task.op.name for task in plan.host}))
+        raise CompileError(
+            what, f"these ops need Python: {ops}", hint="leave them out of the model"
+        )
+    if plan.updates:
+        raise CompileError(what, "the model changes its inputs", hint="trace it for inference")
+
+
+def packed(plan: Plan, build: Callable[[Program], Executable]) -> Array:
+    """The bytes that a program keeps: what depends on weights alone, computed now.
+
+    Raises:
+        OutOfMemory: there is no room for weights or packed weights.
+    """
+    kept = memory("packed weights", plan.kept)
+    if plan.prelude:
+        prelude = build(Program(plan.prelude, plan.bases))
+        constants = memory("constants", plan.constants.nbytes)
+        for offset, array in plan.constants.entries:
+            place = constants.bytes[offset : offset + array.nbytes]
+            place[:] = array.reshape(-1).view(np.uint8)
+        arena = memory("activations", plan.memory.peak)
+        bases = np.zeros(plan.bases, np.int64)
+        bases[-3:] = [address(b.bytes) for b in (constants, kept, arena)]
+        prelude.run(bases)
+    return kept.bytes[: plan.kept]
+
+
+def moved(plan: Plan, kept: Array, place: Placed) -> tuple[Step, ...]:
+    """The steps, reading constants and what is kept from where `place` puts them.
+
+    Only what steps read is placed: constants that the prelude alone has read are left out.
+    """
+    first = plan.inputs + plan.outputs
+    constants = {offset: a.reshape(-1).view(np.uint8) for offset, a in plan.constants.entries}
+    areas = {offset: kept[offset : offset + size] for offset, size in plan.areas}
+    known = {first: constants, first + 1: areas}
+    starts = {base: np.array(sorted(held), np.int64) for base, held in known.items()}
+    found: dict[tuple[int, int], int] = {}
+
+    def rebase(at: Address) -> Address:
+        if at.base not in known:
+            return at
+        start = int(starts[at.base][np.searchsorted(starts[at.base], at.offset, "right") - 1])
+        if (at.base, start) not in found:
+            found[at.base, start] = place(known[at.base][start])
+        return Address(at.base, found[at.base, start] + at.offset - start)
+
+    return relocate(plan.steps, rebase, 0, 0)
+
+
+__all__ = ["Weights", "moved", "packed", "refuse"]

@@ -1,0 +1,302 @@
+"""The native part of a model file: its program for some machine, in one form per gear.
+
+A gear is a set of shapes of the inputs. All gears share code and weights; equal weights are kept
+once. In a file the part is an entry of the manifest and three members, which only numbers and text
+describe: that they are code, and that words of programs index into memory, is why they are opened
+only for those who trust the file.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from treadle.backends.native_code import Machine, NativeCode, NativeProgram
+from treadle.base.dtype import as_dtype
+from treadle.base.types import TensorType
+
+Array = npt.NDArray[Any]
+Bytes = bytes | memoryview
+SCHEMA = 1
+"""Of the entry in the manifest: raised when its meaning changes."""
+MOST_GEARS = 100
+MEMBERS = ("words", "code", "weights")
+_LINE = 64
+_MOST_BYTES = 1 << 40
+_MOST_ITEMS = 1 << 24
+
+
+@dataclass(frozen=True, slots=True)
+class Gear:
+    """One set of shapes, and what a run with them takes.
+
+    Attributes:
+        inputs, outputs: types in order.
+        arena: bytes of scratch memory.
+        launches: kernels that a run starts.
+        streams, events: of the program.
+    """
+
+    inputs: tuple[TensorType, ...]
+    outputs: tuple[TensorType, ...]
+    arena: int
+    launches: int
+    streams: int = 1
+    events: int = 0
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        """The shapes of the inputs."""
+        return tuple(tuple(int(d) for d in t.shape) for t in self.inputs)
+
+
+@dataclass(frozen=True, slots=True)
+class NativePart:
+    """A model compiled for one machine.
+
+    Attributes:
+        gears: one per program of the code.
+        code: programs and machine code.
+        weights: all that the programs read, packed and folded, from base to base.
+        engine: name of the backend that runs it.
+        about: what is recorded besides, as JSON knows it: who compiled it, from what, and how.
+    """
+
+    gears: tuple[Gear, ...]
+    code: NativeCode
+    weights: npt.NDArray[np.uint8]
+    engine: str
+    about: Mapping[str, Any] = field(default_factory=dict)
+
+
+# -- writing -----------------------------------------------------------------------------------
+
+
+def members_of(part: NativePart, prefix: str) -> dict[str, Array]:
+    """The members of a part, by name: whole lines of 64-bit words, so that each starts at one."""
+    code = part.code
+    words = [w for p in code.programs for w in (p.words, p.places)]
+    image = code.library or b"".join(bytes(o) for o in code.objects)
+    return {
+        f"{prefix}.words": _lines(np.concatenate(words).view(np.uint8)),
+        f"{prefix}.code": _lines(np.frombuffer(image, np.uint8)),
+        f"{prefix}.weights": _lines(part.weights),
+    }
+
+
+def _lines(raw: npt.NDArray[np.uint8]) -> Array:
+    room = -(-max(raw.nbytes, 1) // _LINE) * _LINE
+    if room == raw.nbytes and raw.flags.c_contiguous and not raw.ctypes.data % 8:
+        return raw.view(np.int64)
+    made = np.zeros(room, np.uint8)
+    made[: raw.nbytes] = raw
+    return made.view(np.int64)
+
+
+def entry_of(part: NativePart, prefix: str) -> dict[str, Any]:
+    """What the manifest says about a part."""
+    code, machine = part.code, part.code.machine
+    sizes = {
+        "words": sum(p.words.nbytes + p.places.nbytes for p in code.programs),
+        "code": len(code.library) or sum(map(len, code.objects)),
+        "weights": part.weights.nbytes,
+    }
+    gears = []
+    for gear, program in zip(part.gears, code.programs, strict=True):
+        gears.append(
+            {
+                "inputs": [_typed(t) for t in gear.inputs],
+                "outputs": [_typed(t) for t in gear.outputs],
+                "arena": gear.arena,
+                "launches": gear.launches,
+                "streams": gear.streams,
+                "events": gear.events,
+                "steps": program.steps,
+                "bases": program.bases,
+                "words": len(program.words),
+                "places": len(program.places),
+            }
+        )
+    return {
+        "schema": SCHEMA,
+        "engine": part.engine,
+        "target": {
+            "name": machine.target,
+            "architecture": machine.architecture,
+            "system": machine.system,
+            "requires": list(machine.requires),
+            "format": machine.format,
+        },
+        "gears": gears,
+        "memory": {"arena": max(g.arena for g in part.gears), **sizes},
+        "symbols": list(code.symbols),
+        "objects": [len(o) for o in code.objects],
+        "members": prefix,
+        "about": dict(part.about),
+    }
+
+
+def _typed(type_: TensorType) -> list[Any]:
+    return [type_.dtype.name, [int(d) for d in type_.shape]]
+
+
+# -- reading -----------------------------------------------------------------------------------
+
+Take = Callable[[str], memoryview]
+"""The bytes of a member, by its whole name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """An entry of a manifest that was checked: numbers are in range and fit one another.
+
+    Attributes:
+        entry: as it is in the manifest.
+        gears: of the part.
+        machine: that it runs on.
+        engine: name of the backend that runs it.
+        prefix: of the names of its members.
+        sizes: bytes that each member has.
+        about: the record.
+    """
+
+    entry: Mapping[str, Any]
+    gears: tuple[Gear, ...]
+    machine: Machine
+    engine: str
+    prefix: str
+    sizes: Mapping[str, int]
+    about: Mapping[str, Any]
+
+    def open(self, take: Take) -> NativePart:
+        """The part, over members that `take` gives.
+
+        Raises:
+            ValueError: sizes do not fit.
+        """
+        sizes, raw = self.sizes, {k: take(f"{self.prefix}.{k}") for k in self.sizes}
+        for what, size in sizes.items():
+            if not size <= raw[what].nbytes < size + 2 * _LINE:
+                raise ValueError(f"{what} are {raw[what].nbytes} bytes, not {size}")
+        code = raw["code"][: sizes["code"]]
+        objects = _cut(code, [_count(n) for n in _list(self.entry["objects"])])
+        symbols = tuple(_text(s) for s in _list(self.entry["symbols"]))
+        programs = _programs(self.entry, np.frombuffer(raw["words"], np.int64), len(symbols))
+        library = b"" if objects else code
+        whole = NativeCode(programs, symbols, library, objects, self.machine)
+        weights = np.frombuffer(raw["weights"], np.uint8, sizes["weights"])
+        return NativePart(self.gears, whole, weights, self.engine, self.about)
+
+
+def described(entry: Any) -> Described:
+    """What an entry of a manifest says.
+
+    Raises:
+        ValueError, KeyError, TypeError: it is damaged, or of a newer schema.
+    """
+    if not isinstance(entry, dict):
+        raise ValueError("the entry of a native part is no object")
+    schema = _count(entry["schema"])
+    if schema != SCHEMA:
+        raise NewerSchema(schema, str(entry.get("about", {}).get("producer", "")))
+    target = entry["target"]
+    texts = [_text(target[k]) for k in ("name", "architecture", "system")]
+    requires = tuple(_text(f) for f in _list(target["requires"]))
+    machine = Machine(texts[0], texts[1], texts[2], requires, _text(target["format"]))
+    gears = tuple(_gear(g) for g in _list(entry["gears"]))
+    if not 1 <= len(gears) <= MOST_GEARS or len({g.shapes for g in gears}) < len(gears):
+        raise ValueError(f"{len(gears)} gears, or two of the same shapes")
+    ends = {(len(g.inputs), len(g.outputs)) for g in gears}
+    if len(ends) > 1:
+        raise ValueError("gears have different numbers of inputs or outputs")
+    sizes = {k: _count(entry["memory"][k]) for k in MEMBERS}
+    if not isinstance(entry["about"], dict):
+        raise ValueError("its record is no object")
+    engine, prefix = _text(entry["engine"]), _text(entry["members"])
+    return Described(entry, gears, machine, engine, prefix, sizes, entry["about"])
+
+
+class NewerSchema(ValueError):
+    """The entry is written in a way that this Treadle does not know."""
+
+    def __init__(self, schema: int, producer: str) -> None:
+        super().__init__(f"its native part has schema {schema}, this Treadle reads {SCHEMA}")
+        self.producer = producer
+
+
+def _gear(entry: Any) -> Gear:
+    inputs, outputs = (tuple(_type(t) for t in _list(entry[k])) for k in ("inputs", "outputs"))
+    numbers = [_count(entry[k]) for k in ("arena", "launches", "streams", "events")]
+    gear = Gear(inputs, outputs, *numbers)
+    if _count(entry["bases"]) != len(inputs) + len(outputs) + 3:
+        raise ValueError(f"a program over {entry['bases']} bases")
+    return gear
+
+
+def _type(entry: Any) -> TensorType:
+    name, shape = entry
+    type_ = TensorType(as_dtype(_text(name)), tuple(_count(d) for d in _list(shape)))
+    _count(type_.nbytes)
+    return type_
+
+
+def _programs(entry: Any, words: Array, symbols: int) -> tuple[NativeProgram, ...]:
+    made, at = [], 0
+    for gear in entry["gears"]:
+        steps, bases, length, places = (
+            _count(gear[k], _MOST_ITEMS) for k in ("steps", "bases", "words", "places")
+        )
+        own, kernels = words[at : at + length], words[at + length : at + length + places]
+        at += length + places
+        if len(own) < length or len(kernels) < places or at > len(words):
+            raise ValueError("the words of a program are cut off")
+        if places and not (kernels.min() >= 0 and kernels.max() < length):
+            raise ValueError("a kernel belongs outside of its program")
+        if places and not (own[kernels].min() >= 0 and own[kernels].max() < symbols):
+            raise ValueError("a program uses a kernel that is not there")
+        made.append(NativeProgram(own, kernels, steps, bases))
+    return tuple(made)
+
+
+def _cut(raw: memoryview, sizes: Sequence[int]) -> tuple[memoryview, ...]:
+    if sizes and sum(sizes) != len(raw):
+        raise ValueError(f"objects of {sum(sizes)} bytes in {len(raw)}")
+    ends = np.cumsum([0, *sizes]).tolist()
+    return tuple(raw[a:b] for a, b in itertools.pairwise(ends))
+
+
+def _count(value: Any, most: int = _MOST_BYTES) -> int:
+    if type(value) is not int or not 0 <= value <= most:
+        raise ValueError(f"{str(value)[:40]} is no size")
+    return value
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str) or len(value) > 256:
+        raise ValueError(f"{str(value)[:40]} is no name")
+    return value
+
+
+def _list(value: Any) -> list[Any]:
+    if not isinstance(value, list) or len(value) > _MOST_ITEMS:
+        raise ValueError(f"{str(value)[:40]} is no list")
+    return value
+
+
+__all__ = [
+    "MEMBERS",
+    "MOST_GEARS",
+    "SCHEMA",
+    "Described",
+    "Gear",
+    "NativePart",
+    "NewerSchema",
+    "described",
+    "entry_of",
+    "members_of",
+]

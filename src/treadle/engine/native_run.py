@@ -1,0 +1,184 @@
+"""Native parts of models, run: the right gear, addresses into a table, one native call.
+
+All runs of a part share its weights; runs at the same time have a frame each: a table of addresses
+and an arena of the size that the largest gear needs.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from itertools import repeat
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from treadle.backends import registry
+from treadle.backends.native_code import Executable, Machine, NativeLoader
+from treadle.base.errors import LoadError, ShapeError
+from treadle.base.shape import Shape
+from treadle.base.types import TensorType
+from treadle.engine.native_part import Gear, NativePart
+from treadle.runtime.host import ALIGNMENT, HostBuffer, address, memory
+
+Array = npt.NDArray[Any]
+Shapes = tuple[Shape, ...]
+"""Of all inputs; those of gears are numbers."""
+_Kind = tuple[tuple[int, ...], np.dtype[Any]]
+_PAGE = 4096
+_MOST_TOUCHED = 1 << 28
+"""Bytes of an arena that are put in place ahead of the first run; a damaged file may ask for all
+memory there is."""
+
+
+def loader_of(engine: str) -> NativeLoader:
+    """The backend that runs native parts of an engine.
+
+    Raises:
+        DeviceError: there is no backend of this name.
+        LoadError: it runs no code that it has not compiled.
+    """
+    home = registry.BUILT_IN.get(engine)
+    if home is None:
+        found = registry.load(engine)
+    else:  # Reading the metadata of what is installed takes longer than opening a model.
+        module, _, name = home.partition(":")
+        try:
+            found = getattr(importlib.import_module(module), name)
+        except ImportError as error:
+            raise LoadError("model", f"the backend {engine!r} is not there: {error}") from error
+    if not isinstance(found, NativeLoader):
+        raise LoadError("model", f"the backend {engine!r} runs no code out of files")
+    return found
+
+
+def best_of(offers: Sequence[tuple[str, Machine]]) -> int | None:
+    """The number of the part (by engine and machine) that asks for most of what is here."""
+    fitting = [i for i, (name, made) in enumerate(offers) if loader_of(name).misfit(made) is None]
+    return max(fitting, key=lambda i: len(offers[i][1].requires), default=None)
+
+
+class _Frame:
+    """Addresses and scratch memory of one run at a time, touched before."""
+
+    __slots__ = ("arena", "bases")
+
+    def __init__(self, bases: int, weights: int, nbytes: int) -> None:
+        self.arena: HostBuffer = memory("activations", nbytes)
+        self.arena.bytes[:_MOST_TOUCHED:_PAGE] = 0
+        self.bases = np.zeros(bases, np.int64)
+        self.bases[-3:] = weights, weights, address(self.arena.bytes)
+
+
+class NativeRunner:
+    """The programs of a native part, opened.
+
+    Args:
+        part: it fits this machine; its weights stay where they are.
+
+    Raises:
+        LoadError: its code cannot be opened.
+    """
+
+    def __init__(self, part: NativePart) -> None:
+        loader = loader_of(part.engine)
+        programs = loader.open_native(part.code)
+        self.gears = part.gears
+        self._programs: dict[Shapes, tuple[Executable, Gear, list[_Kind]]] = {
+            gear.shapes: (program, gear, [(extents(t), t.dtype.numpy) for t in gear.outputs])
+            for gear, program in zip(part.gears, programs, strict=True)
+        }
+        self._empty = loader.empty
+        # An address alone would keep nothing alive.
+        self._weights = _at_a_line(part.weights)
+        self.arena = max(gear.arena for gear in part.gears)
+        self._frames = [self._frame()]
+
+    def has(self, shapes: Shapes) -> bool:
+        """Whether there is a gear of these shapes."""
+        return shapes in self._programs
+
+    def run(
+        self, inputs: Sequence[Array], out: Sequence[Array | None] | None = None
+    ) -> list[Array]:
+        """Run on dense row-major arrays of the input types; threads may do so at the same time.
+
+        Args:
+            inputs: one per input.
+            out: where results go; None, for one or for all, for new arrays.
+
+        Raises:
+            ShapeError: there is no gear of these shapes, or an array of `out` cannot be used.
+        """
+        found = self._programs.get(tuple([a.shape for a in inputs]))
+        if found is None:
+            raise ShapeError("model", "there is no gear of these shapes", saw=_listed(inputs))
+        program, gear, kinds = found
+        results = [
+            self._empty(*kind) if given is None else usable(given, type_, inputs)
+            for kind, given, type_ in zip(kinds, out or repeat(None), gear.outputs, strict=False)
+        ]
+        try:
+            frame = self._frames.pop()
+        except IndexError:
+            frame = self._frame()
+        try:
+            bases = frame.bases
+            for i, array in enumerate((*inputs, *results)):
+                bases[i] = array.__array_interface__["data"][0]
+            program.run(bases)
+        finally:
+            self._frames.append(frame)
+        return results
+
+    def close(self) -> None:
+        """Give scratch memory back; the next run takes new."""
+        self._frames.clear()
+
+    def _frame(self) -> _Frame:
+        gear = self.gears[0]
+        count = len(gear.inputs) + len(gear.outputs) + 3
+        return _Frame(count, address(self._weights), self.arena)
+
+
+def _at_a_line(weights: Array) -> Array:
+    """Weights as kernels expect them to lie: where a file is mapped they do."""
+    if not address(weights) % ALIGNMENT:
+        return weights
+    copy = memory("weights", weights.nbytes).bytes[: weights.nbytes]
+    copy[:] = weights
+    return copy
+
+
+def usable(array: Any, type_: TensorType, inputs: Sequence[Array]) -> Array:
+    """An array of the caller as a place for a result.
+
+    Raises:
+        ShapeError: it is of another type, not dense, not writeable, or shares memory with an input.
+    """
+    problem = ""
+    if not isinstance(array, np.ndarray) or array.dtype != type_.dtype.numpy:
+        problem = f"is no array of {type_.dtype.name}"
+    elif array.shape != type_.shape:
+        problem = f"has the shape {list(array.shape)}"
+    elif not (array.flags.c_contiguous and array.flags.writeable):
+        problem = "is not dense, row-major and writeable"
+    elif any(np.may_share_memory(array, x) for x in inputs):
+        problem = "shares memory with an input"
+    if problem:
+        raise ShapeError("model", f"an array for a result {problem}", saw=f"a result {type_}")
+    made: Array = array
+    return made
+
+
+def extents(type_: TensorType) -> tuple[int, ...]:
+    """A static shape, as numbers."""
+    return tuple(int(d) for d in type_.shape)
+
+
+def _listed(arrays: Sequence[Array]) -> str:
+    return ", ".join(str(list(a.shape)) for a in arrays)
+
+
+__all__ = ["NativeRunner", "best_of", "loader_of", "usable"]

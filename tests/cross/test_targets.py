@@ -1,0 +1,177 @@
+"""Every op that is compiled, in a library for another processor, run by an emulator of it.
+
+Installed by `make setup-cross`; run by `make test-cross`.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.backends.codegen import irregular
+from tests.engine.test_every_op import NAMES
+from tests.graph.samples import with_graphs
+
+import treadle as mge
+import treadle.functional as F
+import treadle.module as M
+from treadle.backends.program import ShippingCompiler
+from treadle.base.dtype import as_dtype, float32
+from treadle.base.errors import TreadleError
+from treadle.base.types import TensorType
+from treadle.deploy import write_library
+from treadle.engine.homes import find_compiler
+from treadle.engine.options import Options
+from treadle.engine.package import Model
+from treadle.engine.pipeline import Stages
+from treadle.graph.builder import trace_body
+from treadle.jit.capture import capture
+from treadle.jit.dump import Ends, argument_names, model_of
+from treadle.ops import REGISTRY
+from treadle.ops.op import as_tuple
+from treadle.ops.sample import Sample
+
+Array = np.ndarray[Any, Any]
+PLAIN = Options(level=0)
+"""Every op is a kernel of its own, as it stands."""
+MACHINES = {
+    "neon": (["aarch64-linux-gnu-gcc"], ["qemu-aarch64", "-L", "/usr/aarch64-linux-gnu"]),
+    "generic": (["cc"], []),
+}
+pytestmark = pytest.mark.cross
+
+
+def traced(cases: list[tuple[Sample, tuple[Array, ...]]]) -> Model:
+    """All of them in one graph."""
+    types = [TensorType(as_dtype(a.dtype), a.shape) for _, arrays in cases for a in arrays]
+
+    def body(*values: Any) -> tuple[Any, ...]:
+        rest, made = list(values), []
+        for sample, arrays in cases:
+            given, rest = rest[: len(arrays)], rest[len(arrays) :]
+            made += given[0].builder.apply(with_graphs(sample.op), given)
+        return tuple(made)
+
+    graph = trace_body(body, types, "ops")
+    inputs = tuple(f"x{i}" for i in range(len(graph.inputs)))
+    return Model(graph, inputs, tuple(f"y{i}" for i in range(len(graph.outputs))))
+
+
+def compiled(target: str) -> Iterator[tuple[Sample, tuple[Array, ...]]]:
+    """The samples of every op that needs no Python, with their arrays."""
+    host = find_compiler(PLAIN)
+    assert isinstance(host, ShippingCompiler)
+    compiler = host.toward(target)
+    for name in NAMES:
+        for sample in REGISTRY[name].samples():
+            kinds = sample.element_types()
+            arrays = sample.arrays(float32 if float32 in kinds else kinds[0])
+            if not arrays:
+                continue
+            try:
+                graph = traced([(sample, arrays)]).graph
+                plan = Stages(graph, options=PLAIN, crossing=compiler).planned()
+            except TreadleError:
+                continue  # what data decide, or a part of it, is no program
+            if not plan.host and not plan.updates:
+                yield sample, arrays
+
+
+def real(array: Array) -> Array:
+    """Real and imaginary parts of complex numbers, other arrays as they are."""
+    return np.stack([array.real, array.imag]) if array.dtype.kind == "c" else array
+
+
+def outputs(
+    model: Model, inputs: list[Array], target: str, folder: Path, options: Options
+) -> bytes:
+    """What the library for a target gives, in an emulator; equal for any number of threads."""
+    compiler, emulator = MACHINES[target]
+    for program in (compiler[0], *emulator[:1]):
+        if shutil.which(program) is None:
+            pytest.skip(f"there is no {program}; see make setup-cross")
+    write_library(model, folder, "ops", options, target)
+    source, run = Path(__file__).with_name("all.c"), folder / "run"
+    flags = ["-I", str(folder), "-L", str(folder), "-lops", f"-Wl,-rpath,{folder}"]
+    subprocess.run([*compiler, str(source), *flags, "-o", str(run)], check=True)
+    (folder / "in").write_bytes(b"".join(a.tobytes() for a in inputs))
+    found = []
+    for threads in ("1", "2"):
+        out = folder / f"out{threads}"
+        subprocess.run([*emulator, str(run), str(folder / "in"), str(out), threads], check=True)
+        found.append(out.read_bytes())
+    assert found[0] == found[1]
+    return found[0]
+
+
+@pytest.mark.parametrize("target", MACHINES)
+@pytest.mark.timeout(1200)
+def test_every_op_gives_numpys_results(target: str, tmp_path: Path) -> None:
+    cases = list(compiled(target))
+    arrays = [a for _, given in cases for a in given]
+    found = outputs(traced(cases), arrays, target, tmp_path, PLAIN)
+    at, seen = 0, set()
+    for sample, given in cases:
+        with np.errstate(all="ignore"):
+            wanted = as_tuple(sample.op.reference(*given))
+        for expected in map(np.asarray, wanted):
+            raw = found[at : at + expected.nbytes]
+            got = np.frombuffer(raw, expected.dtype).reshape(expected.shape)
+            irregular.check(real(got), real(expected), f"{target}: {sample}", exact=False)
+            at += expected.nbytes
+        seen.add(sample.op.name)
+    assert at == len(found)
+    assert len(seen) > 120
+
+
+class Maps(M.Module):
+    """Convolutions of every kind: strided, depthwise, 1x1, 3x3 in tiles."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = M.Conv2d(3, 32, 3, stride=2, padding=1)
+        self.depthwise = M.Conv2d(32, 32, 3, padding=1, groups=32)
+        self.mix = M.Conv2d(32, 64, 1)
+        self.deep = M.Conv2d(64, 64, 3, padding=1)
+        self.head = M.Linear(64, 10)
+
+    def forward(self, x: Any) -> Any:
+        x = F.relu6(self.mix(F.relu6(self.depthwise(F.relu6(self.stem(x))))))
+        x = F.max_pool2d(F.relu(self.deep(x)), 2)
+        return F.softmax(self.head(F.mean(x, axis=(2, 3))), axis=1)
+
+
+class Tokens(M.Module):
+    """A block of a transformer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = M.MultiHeadAttention(64, 4)
+        self.norm = M.LayerNorm(64)
+        self.wide, self.narrow = M.Linear(64, 256), M.Linear(256, 64)
+
+    def forward(self, x: Any) -> Any:
+        x = self.norm(x + self.attention(x, x, x)[0])
+        return x + self.narrow(F.gelu(self.wide(x)))
+
+
+@pytest.mark.parametrize("target", MACHINES)
+@pytest.mark.parametrize(("network", "shape"), [(Maps, (2, 3, 64, 64)), (Tokens, (2, 33, 64))])
+def test_fused_programs_give_the_results_of_eager_code(
+    target: str, network: type[M.Module], shape: tuple[int, ...], tmp_path: Path
+) -> None:
+    module = network()
+    module.eval()
+    x = np.random.default_rng(0).standard_normal(shape, np.float32)
+    given = (mge.tensor(x),)
+    captured = capture(module, given, {}, "net")
+    model = model_of("net", captured, argument_names(given, {}), Ends(["x"], ["y"]))
+    found = outputs(model, [x], target, tmp_path, Options())
+    wanted = module(*given).numpy()
+    got = np.frombuffer(found, np.float32).reshape(wanted.shape)
+    np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-5)

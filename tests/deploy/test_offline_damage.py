@@ -1,0 +1,202 @@
+"""Damaged and hostile offline models: an error of ours, in bounded memory, or a sound model.
+
+Nothing is run: what an intact digest vouches for is trusted as code, and said to be.
+"""
+
+import json
+import os
+import random
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.deploy.networks import image, traced
+
+import treadle as mge
+import treadle.functional as F
+from treadle.base.errors import CheckpointError, LoadError, TreadleError
+from treadle.base.files import sealed
+from treadle.base.files.container import header_bytes, read_header
+from treadle.base.files.source import open_source
+from treadle.deploy import compile_offline, load_offline
+from treadle.engine.package import read_models, write_models
+
+MUTATIONS = int(os.environ.get("TREADLE_MUTATIONS", "2000"))
+_EXTRA = 1 << 30
+"""Bytes beyond what the process has: loading a file of some kilobytes takes a fraction of it."""
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    mge.set_default_device("cpux")
+    weights = mge.tensor(image(4, 3))
+    model = traced(lambda x: F.matmul(x, weights), image(2, 4))
+    path = tmp_path_factory.mktemp("damage") / "good.tm"
+    write_models(path, [compile_offline(model, [{}, {"image": (5, 4)}])], "test")
+    load_offline(path)
+    return path
+
+
+@contextmanager
+def bounded() -> Iterator[None]:
+    """Address space for what loading takes, and not for what a file may ask for."""
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    with open("/proc/self/statm") as file:
+        used = int(file.read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + _EXTRA, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+def tried(path: Path, content: bytes) -> bool:
+    """Whether this content is taken; it raises where an error is not Treadle's."""
+    path.unlink(missing_ok=True)  # Maps of the last one stay as they were.
+    path.write_bytes(content)
+    with suppress(TreadleError):
+        load_offline(path)
+        return True
+    return False
+
+
+def test_random_damage(good: Path, tmp_path: Path) -> None:
+    content, generator = good.read_bytes(), random.Random(0)
+    taken = 0
+    with bounded():
+        for _ in range(MUTATIONS):
+            bad = bytearray(content)
+            for _ in range(generator.choice((1, 1, 2, 8))):
+                bad = bad or bytearray(content)
+                at = generator.randrange(len(bad))
+                match generator.randrange(4):
+                    case 0:
+                        bad[at] ^= 1 << generator.randrange(8)
+                    case 1:
+                        bad[at : at + generator.randrange(64)] = b""
+                    case 2:
+                        bad[at:at] = generator.randbytes(generator.randrange(1, 64))
+                    case _:
+                        del bad[at + 1 :]
+            taken += bytes(bad) != content and tried(tmp_path / "bad.tm", bytes(bad))
+    # Only bytes of the graph's weights and of packed weights go unnoticed without `verify`.
+    assert taken < MUTATIONS // 20
+
+
+def parts_of(path: Path) -> tuple[dict[str, Any], Any, bytes]:
+    with open_source(path) as source:
+        header = read_header(source)
+        data = source.read(header.data_start, source.size)
+    return json.loads(header.metadata[sealed.MANIFEST]), header.entries, data
+
+
+def resealed(manifest: dict[str, Any], entries: Any, data: bytes) -> bytes:
+    """A file whose digests are right, whatever its manifest says."""
+    text = json.dumps(manifest, sort_keys=True, separators=(",", ":"))
+    metadata = {sealed.MANIFEST: text, sealed.DIGEST: sealed._digest(text, entries)}
+    return header_bytes(entries, metadata) + data
+
+
+STRANGE: tuple[Any, ...] = (
+    None, True, -1, 0, 1, 7, 64, 10**12, 2**40 - 64, 2**62, 1.5, "", "x", "float64", [], [[]],
+    [-1], ["x"], {}, {"x": 1},
+)  # fmt: skip
+
+
+def places(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Every container in a tree and each key or index of it."""
+    for key in value if isinstance(value, dict) else range(len(value)):
+        yield value, key
+        if isinstance(value[key], dict | list):
+            yield from places(value[key])
+
+
+def test_manifests_that_lie(good: Path, tmp_path: Path) -> None:
+    manifest, entries, data = parts_of(good)
+    generator = random.Random(1)
+    text = json.dumps(manifest)
+    taken = 0
+    with bounded():
+        for _ in range(MUTATIONS // 4):
+            lying = json.loads(text)
+            where, key = generator.choice(list(places(lying["models"])))
+            where[key] = generator.choice(STRANGE)
+            taken += tried(tmp_path / "bad.tm", resealed(lying, entries, data))
+    assert taken > 0  # what describes the graph is not looked at
+
+
+def lie(manifest: dict[str, Any], *path: Any, to: Any) -> None:
+    where = manifest["models"][0]
+    for key in path[:-1]:
+        where = where[key]
+    where[path[-1]] = to
+
+
+@pytest.mark.parametrize(
+    ("path", "to", "problem"),
+    [
+        (("native", 0, "gears", 0, "arena"), 10**15, "is no size"),
+        (("native", 0, "gears", 0, "arena"), True, "is no size"),
+        (("native", 0, "gears", 0, "words"), 10**6, "are cut off"),
+        (("native", 0, "gears", 0, "bases"), 2, "over 2 bases"),
+        (("native", 0, "gears", 0, "inputs", 0, 1), [2**30, 2**30], "is no size"),
+        (("native", 0, "gears", 0, "inputs", 0, 0), "float33", "float33"),
+        (("native", 0, "gears", 1, "inputs", 0, 1), [2, 4], "two of the same shapes"),
+        (("native", 0, "gears", 0, "inputs"), [], "over 5 bases"),
+        (("native", 0, "gears"), [], "0 gears"),
+        (("native", 0, "memory", "code"), 10**6, "code are"),
+        (("native", 0, "objects"), [1, 2], "objects of 3 bytes"),
+        (("native", 0, "symbols"), [], "a kernel that is not there"),
+        (("native", 0, "symbols", 0), "no_such_kernel", "cannot be opened"),
+        (("native", 0, "engine"), "reference", "runs no code out of files"),
+        (("native", 0, "engine"), "nobody", "no backend called"),
+        (("native", 0, "members"), "other", "is missing"),
+        (("native", 0), 3, "is no object"),
+        (("inputs",), [], "other inputs or outputs"),
+        (("inputs",), [3], "has no name"),
+    ],
+)
+def test_lies_are_named(
+    good: Path, tmp_path: Path, path: tuple[Any, ...], to: Any, problem: str
+) -> None:
+    manifest, entries, data = parts_of(good)
+    lie(manifest, *path, to=to)
+    bad = tmp_path / "bad.tm"
+    bad.write_bytes(resealed(manifest, entries, data))
+    with pytest.raises(TreadleError, match=problem):
+        load_offline(bad)
+
+
+def test_readers_of_graphs_find_the_same_lies(good: Path, tmp_path: Path) -> None:
+    manifest, entries, data = parts_of(good)
+    lie(manifest, "native", 0, "gears", 0, "words", to=10**6)
+    bad = tmp_path / "bad.tm"
+    bad.write_bytes(resealed(manifest, entries, data))
+    assert len(read_models(bad)) == 1
+    with pytest.raises(CheckpointError, match="are cut off"):
+        read_models(bad, allow_native=True)
+
+
+def test_code_that_is_none(good: Path, tmp_path: Path) -> None:
+    manifest, entries, data = parts_of(good)
+    at = entries["native0.0.code"]
+    noise = np.random.default_rng(0).bytes(at.end - at.begin)
+    data = data[: at.begin] + noise + data[at.end :]
+    manifest["sha256"]["native0.0.code"] = sealed.hashlib.sha256(noise).hexdigest()
+    bad = tmp_path / "bad.tm"
+    bad.write_bytes(resealed(manifest, entries, data))
+    with pytest.raises(LoadError, match="cannot be opened"):
+        load_offline(bad)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.9, 0.999])
+def test_cut_files(good: Path, tmp_path: Path, share: float) -> None:
+    content = good.read_bytes()
+    bad = tmp_path / "bad.tm"
+    bad.write_bytes(content[: int(len(content) * share)])
+    with pytest.raises(CheckpointError, match="truncated"):
+        load_offline(bad)
