@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 Point = tuple[float, float]
-GAP, LEVEL = 24.0, 40.0
-"""Space between boxes of a layer, and between layers."""
+GAP, BESIDE, LEVEL = 24.0, 8.0, 40.0
+"""Space between boxes of a layer, between edges that pass it, and between layers."""
 SWEEPS = 8
 MOST_STOPS = 40
 """Layers that an edge may pass and still get a way of its own; a longer one is drawn straight."""
@@ -151,7 +151,8 @@ class _Arrangement:
         """
         if not layer:
             return
-        apart = [(self.sizes[a][0] + self.sizes[b][0]) / 2 + GAP for a, b in pairwise(layer)]
+        widths = [(self.sizes[a][0] + self.sizes[b][0]) / 2 for a, b in pairwise(layer)]
+        apart = [wide + GAP if wide else BESIDE for wide in widths]
         right, left = [wanted[0]], [wanted[-1]]
         for want, gap in zip(wanted[1:], apart, strict=True):
             right.append(max(want, right[-1] + gap))

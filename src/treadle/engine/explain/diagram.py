@@ -1,4 +1,4 @@
-"""Graphs as pictures: SVG, a page of HTML that needs nothing else, or text for Graphviz."""
+"""Graphs as pictures: SVG, or text for Graphviz."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from treadle.graph.printer import value_names
 from treadle.ops.constant import Constant
 from treadle.ops.fused import Fused
 
-FORMS = (".svg", ".html", ".dot")
+FORMS = (".svg", ".dot")
 FONT, CHARACTER, LINE, EDGE = 12, 7.25, 16.0, 8.0
 """Size of letters, width of one, height of a line, and the margin in boxes."""
 WIDTH = 34
@@ -67,7 +67,7 @@ def save_diagram(
     """Draw graphs side by side, and the plan of memory.
 
     Args:
-        path: of the file; its ending says what it becomes: .svg, .html or .dot.
+        path: of the file; its ending says what it becomes: .svg or .dot.
         graphs: by title.
         memory: of the program; it is not drawn for Graphviz.
 
@@ -81,12 +81,12 @@ def save_diagram(
         text = _dot(pictures)
     elif target.suffix in FORMS:
         plan = [] if memory is None or not memory.spans else [_planned(memory)]
-        text = _svg(pictures, plan) if target.suffix == ".svg" else _page(pictures, plan)
+        text = _svg(pictures, plan)
     else:
         raise EngineError(
             "diagram",
             f"there is no picture of the form {target.suffix!r}",
-            hint=f"end the path in {', '.join(FORMS)}",
+            hint=f"end the path in {', '.join((*FORMS, '.html'))}",
         )
     target.write_text(text, encoding="utf-8")
 
@@ -242,14 +242,6 @@ def _box_lines(box: _Box, center: Point) -> Iterator[str]:
         at = top + EDGE + (i + 0.75) * LINE
         yield f'<text x="{x:.1f}" y="{at:.1f}" text-anchor="middle"{weight}>{escape(line)}</text>'
     yield "</g>"
-
-
-def _page(pictures: Sequence[_Picture], more: Sequence[Drawing] = ()) -> str:
-    title = escape(", ".join(p.title for p in pictures))
-    return (
-        f'<!doctype html>\n<html lang="en">\n<meta charset="utf-8">\n<title>{title}</title>\n'
-        f'<body style="margin:0;background:#fff">\n{_svg(pictures, more)}</body>\n</html>\n'
-    )
 
 
 def _dot(pictures: Sequence[_Picture]) -> str:

@@ -44,15 +44,17 @@ def whereabouts(captured: Graph, compiled: Graph) -> dict[Node, tuple[int, ...]]
     """For every captured op the nodes of the compiled graph in which it lives on.
 
     Ops are told by source line, name and result, and among equals by their order. One that is not
-    found like that may have become another op of its line with the same result, and a composite
-    what else its line has that nobody claims. What leaves no such trace was folded, shared with
-    an equal op, found to be dead, or is a view.
+    found like that may hold its result with the axes in another order, be computed on integers, or
+    have become another op of its line with the same result; and a composite is what else its line
+    has that nobody claims. What leaves no such trace was folded, shared with an equal op, found to
+    be dead, or is a view.
     """
     every = leaves(compiled)
     found, left = _matched(captured.nodes, every, lambda n: (n.loc, n.op.name, _results(n)))
-    plain = [n for n in captured.nodes if n not in found and not isinstance(n.op, _TRACELESS)]
-    more, left = _matched(plain, left, lambda n: (n.loc, _results(n)))
-    found |= more
+    for key in (_in_any_layout, _on_integers, _of_any_op):
+        plain = [n for n in captured.nodes if n not in found and not isinstance(n.op, _TRACELESS)]
+        more, left = _matched(plain, left, key)
+        found |= more
     by_line: dict[Loc, dict[int, None]] = {}
     for leaf in left:
         by_line.setdefault(leaf.node.loc, {})[leaf.top] = None
@@ -86,22 +88,43 @@ def _matched(
     return found, [leaf for leaf in every if key(leaf.node) not in wanted]
 
 
+def _in_any_layout(node: Node) -> object:
+    types = tuple((v.type.dtype, tuple(sorted(map(str, v.type.shape)))) for v in node.outputs)
+    return node.loc, node.op.name, types
+
+
+def _on_integers(node: Node) -> object:
+    shapes = tuple(tuple(sorted(map(str, v.type.shape))) for v in node.outputs)
+    return node.loc, node.op.name.removeprefix("int_"), shapes
+
+
+def _of_any_op(node: Node) -> object:
+    return node.loc, _results(node)
+
+
 def _results(node: Node) -> object:
     return tuple((v.type.dtype, v.type.shape) for v in node.outputs)
 
 
 def place(loc: Loc) -> str:
-    """File and line, without folders."""
-    return f"{loc.file.rsplit('/', 1)[-1]}:{loc.line}" if loc else ""
+    """File and line, without folders; the name of a node of another format, which has line 0."""
+    if not loc:
+        return ""
+    return f"{loc.file.rsplit('/', 1)[-1]}:{loc.line}" if loc.line else loc.file
 
 
 def joined(places: Iterable[str]) -> str:
-    """Lines of files in few words: `net.py:3,7,12-14`."""
+    """Lines of files in few words: `net.py:3,7,12-14`; nodes of other formats by name alone."""
     by_file: dict[str, set[int]] = {}
     for text in places:
         file, _, line = text.rpartition(":")
-        by_file.setdefault(file, set()).add(int(line))
-    return " ".join(f"{f}:{_numbers(sorted(found))}" for f, found in by_file.items())
+        if file and line.isdecimal():
+            by_file.setdefault(file, set()).add(int(line))
+        else:
+            by_file.setdefault(text, set())
+    return " ".join(
+        f"{f}:{_numbers(sorted(found))}" if found else f for f, found in by_file.items()
+    )
 
 
 def _numbers(found: Sequence[int]) -> str:

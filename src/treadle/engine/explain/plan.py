@@ -71,7 +71,7 @@ def _action(plan: Plan, step: Step) -> str:
         how = "together, serial" if step.serial else "together"
         return "\n    ".join((how, *(_action(plan, run) for run in step.runs))) + "\n   "
     if isinstance(step, Host):
-        return f"host {plan.host[step.task].op.name}"
+        return f"host {plan.host[step.task].name}"
     unless = "" if step.unless is None else f" unless {_argument(plan, step.unless)}"
     return f"go to {step.target}{unless}"
 
