@@ -15,6 +15,7 @@ import treadle.functional as F
 import treadle.module as M
 from treadle import jit, lite
 from treadle.base.errors import CheckpointError, TreadleError
+from treadle.engine.package import read_models
 from treadle.lite import (
     LiteConfig,
     LiteDataType,
@@ -167,8 +168,8 @@ def test_looking_inside(model: Any, tmp_path: Path) -> None:
 
 def test_settings_are_accepted_or_refused(model: Any) -> None:
     network = loaded(model)
-    network.threads_number, network.stream_id, network.device_id = 2, 1, 0
-    assert (network.threads_number, network.stream_id, network.device_id) == (2, 1, 0)
+    network.stream_id, network.device_id = 1, 0
+    assert (network.stream_id, network.device_id) == (1, 0)
     assert not network.is_cpu_inplace_mode()
     network.enable_cpu_inplace_mode()
     assert network.is_cpu_inplace_mode()
@@ -184,12 +185,29 @@ def test_settings_are_accepted_or_refused(model: Any) -> None:
         LiteNetwork().forward()
 
 
+def test_the_number_of_threads_is_that_of_the_process(model: Any) -> None:
+    network, other = loaded(model), loaded(model)
+    before = network.threads_number
+    try:
+        network.threads_number = 3
+        assert other.threads_number == 3
+        network.get_io_tensor("data").set_data_by_copy(X)
+        network.forward()
+        found = network.get_io_tensor("scores").to_numpy()
+        np.testing.assert_allclose(found, model[1](X)[0], rtol=1e-5, atol=1e-6)
+        with pytest.raises(TreadleError, match="no number of threads"):
+            network.threads_number = 0
+    finally:
+        network.threads_number = before
+
+
 def test_layouts_and_budgets_reach_the_engine(model: Any, tmp_path: Any) -> None:
     network = loaded(model)
     network.enable_global_layout_transform()
     network.dump_layout_transform_model(str(tmp_path / "laid_out.mge"))
     again = loaded((tmp_path / "laid_out.mge",))
-    assert again._options.layouts == ("channels-last", "blocked")
+    [written] = read_models(tmp_path / "laid_out.mge")
+    assert written.options["layouts"] == ["channels-last", "blocked"]
     for each in (network, again):
         each.get_io_tensor("data").set_data_by_copy(X)
         each.forward()
@@ -199,7 +217,7 @@ def test_layouts_and_budgets_reach_the_engine(model: Any, tmp_path: Any) -> None
     with pytest.raises(TreadleError, match="memory budget"):
         network.forward()
     options = LiteOptions(enable_nhwcd4=True, force_dynamic_alloc=True)
-    found = LiteNetwork(LiteConfig(options))._options
+    found = LiteNetwork(LiteConfig(options))._settings
     assert found.layouts == ("channels-last",) and not found.reuse_memory
 
 

@@ -25,12 +25,15 @@ _OURS = ("treadle", "numpy")
 def visit(name: str) -> dict[str, Any]:
     """Everything the group Purity wants to know about a backend."""
     found: dict[str, Any] = {"changed": []}
-    importlib.import_module("treadle")
+    treadle: Any = importlib.import_module("treadle")
     modules = set(sys.modules)
     registry = importlib.import_module("treadle.backends.registry")
     module = _module_of(name, registry.BUILT_IN)
     found["early"] = module in modules
     importlib.import_module("treadle.backends.api")
+    # What comes when it is first used would look like a change.
+    for late in treadle.__all__:
+        getattr(treadle, late)
     before, process = framework_state(), process_state()
     threads = threading.active_count()
     started = time.perf_counter()

@@ -7,7 +7,8 @@
     network.wait()
     scores = network.get_io_tensor("scores").to_numpy()
 
-Files are those that `trace.dump` writes. Everything runs on the host.
+Files are those that `trace.dump` and `treadle compile` write. Those with native code need no
+compiler, which is not even imported. Everything runs on the host.
 """
 
 from treadle.lite.base import (
@@ -33,7 +34,8 @@ from treadle.lite.config import (
     start_finish_callback,
     wrap_async_callback,
 )
-from treadle.lite.globals import LiteGlobal, decryption_func, get_model_io_info
+from treadle.lite.globals import LiteGlobal, decryption_func
+from treadle.lite.model import get_model_io_info
 from treadle.lite.network import LiteNetwork
 from treadle.lite.tensor import LiteLayout, LiteTensor, LiteTensorConcat
 

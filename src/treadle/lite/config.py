@@ -19,6 +19,8 @@ class LiteOptions:
 
     Attributes:
         force_dynamic_alloc, force_output_dynamic_alloc: values do not share memory.
+        force_output_use_user_specified_memory: results are written where `set_data_by_share` says,
+            and it is an error if they do not fit there.
         enable_nchw44, enable_nchw88: maps are held with their channels in blocks.
         enable_nhwcd4: maps are held with their channels last.
     """
@@ -44,6 +46,35 @@ class LiteOptions:
     enable_nchw4: bool = False
     enable_nchw32: bool = False
     enable_nchw64: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the options of a network come to when its model is compiled.
+
+    Attributes:
+        layouts: orders of the axes of maps to choose from; empty for the file's, or the machine's.
+        reuse_memory: values share memory.
+        memory_limit: bytes for values and scratch memory; 0 for no limit.
+    """
+
+    layouts: tuple[str, ...] = ()
+    reuse_memory: bool = True
+    memory_limit: int = 0
+
+
+AS_COMPILED = Settings()
+"""Settings that ask for nothing: native code of a file may run."""
+
+
+def settings_of(options: LiteOptions) -> Settings:
+    """What options ask of the compiler: `enable_nchw44` and the like choose orders of axes."""
+    wanted = {
+        "blocked": options.enable_nchw44 or options.enable_nchw88,
+        "channels-last": options.enable_nhwcd4,
+    }
+    reuse = not (options.force_dynamic_alloc or options.force_output_dynamic_alloc)
+    return Settings(tuple(name for name, yes in wanted.items() if yes), reuse)
 
 
 @dataclass
@@ -140,11 +171,14 @@ def start_finish_callback(func: Callable[[dict[str, Any]], int]) -> Callable[[di
 
 
 __all__ = [
+    "AS_COMPILED",
     "LiteConfig",
     "LiteExtraConfig",
     "LiteIO",
     "LiteNetworkIO",
     "LiteOptions",
+    "Settings",
+    "settings_of",
     "start_finish_callback",
     "wrap_async_callback",
 ]

@@ -9,10 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from treadle.engine.package import read_models
 from treadle.lite.base import LiteBackend, LiteDeviceType
-from treadle.lite.config import LiteConfig, LiteIO, LiteNetworkIO
-from treadle.lite.tensor import LiteLayout
 
 Decrypt = Callable[[Any, bytes], bytes | list[int]]
 
@@ -150,22 +147,4 @@ def _address(pointer: Any) -> int:
     return int(getattr(pointer, "value", pointer))
 
 
-def get_model_io_info(model_path: Any, config: LiteConfig | None = None) -> LiteNetworkIO:
-    """Names and layouts of a model's inputs and outputs, without compiling it.
-
-    Raises:
-        CheckpointError: the file is damaged, or holds no model.
-    """
-    model = read_models(model_path)[0]
-    found = LiteNetworkIO()
-    for names, values, into in (
-        (model.inputs, model.graph.inputs, found.inputs),
-        (model.outputs, model.graph.outputs, found.outputs),
-    ):
-        for name, value in zip(names, values, strict=True):
-            layout = LiteLayout([int(d) for d in value.type.shape], value.type.dtype.numpy)
-            into.append(LiteIO(name, config_layout=layout))
-    return found
-
-
-__all__ = ["LiteGlobal", "decrypted", "decryption_func", "get_model_io_info"]
+__all__ = ["LiteGlobal", "decrypted", "decryption_func"]

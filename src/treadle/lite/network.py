@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import io
+import importlib
 import os
-import time
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -13,25 +13,22 @@ from typing import IO, Any
 
 import numpy as np
 
-from treadle.engine.options import Options
-from treadle.engine.package import Model, Runner, read_models, write_models
-from treadle.graph.ir import Graph, Value
-from treadle.graph.retype import retyped
 from treadle.lite.base import LiteAlgoSelectStrategy, LiteIOType, LiteTensorPhase
-from treadle.lite.config import LiteConfig, LiteExtraConfig, LiteNetworkIO, LiteOptions
-from treadle.lite.globals import decrypted
-from treadle.lite.inspection import write_profile, write_values
-from treadle.lite.packed import Packed, is_packed, unpack, use_choices
-from treadle.lite.tensor import LiteTensor, on_host
+from treadle.lite.config import LiteConfig, LiteExtraConfig, LiteNetworkIO, settings_of
+from treadle.lite.model import LiteModel, opened
+from treadle.lite.tensor import Array, LiteLayout, LiteTensor, on_host
 
-Shapes = tuple[tuple[int, ...], ...]
 Callback = Callable[[dict[str, LiteTensor]], int]
+_LOOKED_INTO = "its values and times are looked into"
 
 
 class LiteNetwork:
     """A network: load a file, get its tensors, fill the inputs, `forward`, `wait`, read.
 
-    Shapes of inputs may differ from run to run; each combination is compiled when first met.
+    Where a file has native code for this machine, nothing is compiled, and the compiler is not
+    even imported, as long as inputs have shapes that there is code for (`gears`). Others, and files
+    without such code, are compiled when they are first met. Inputs are read, and outputs are
+    written, where their tensors are; networks and threads that share a model share its weights.
 
     Args:
         config: where and how to run.
@@ -45,22 +42,22 @@ class LiteNetwork:
         self.config = config or LiteConfig()
         self.network_io = io or LiteNetworkIO()
         on_host(self.config.device_type)
-        self._model: Model | None = None
-        self._graph: Graph | None = None
-        self._runners: dict[Shapes, Runner] = {}
+        self._model: LiteModel | None = None
         self._inputs: dict[str, LiteTensor] = {}
         self._outputs: dict[str, LiteTensor] = {}
-        self._pool: ThreadPoolExecutor | None = None
-        self._running: Future[None] | None = None
+        self._run_lock, self._queue_lock = threading.RLock(), threading.Lock()
+        self._worker: ThreadPoolExecutor | None = None
+        self._worker_process = 0
+        self._running: list[Future[None]] = []
+        self._shapes_only: set[str] = set()
         self._start: Callback | None = None
         self._finish: Callback | None = None
         self._done: Callable[[], int] | None = None
         self._profile_path = ""
         self._dump: tuple[str, Path] | None = None
-        self._threads = 1
         self._stream_id = 0
         self._inplace = False
-        self._options = engine_options(self.config.options)
+        self._settings = settings_of(self.config.options)
         self._by_model = True
 
     # -- loading ---------------------------------------------------------------------------
@@ -75,47 +72,52 @@ class LiteNetwork:
             CheckpointError: the file is damaged, or holds no model.
             ValueError: `io` names an input or output that the model has not.
         """
-        model, packed = _opened(path, self.config.bare_model_cryption_name)
-        if packed is not None and self._by_model:
-            self._options = engine_options(packed.options(self.config.options))
-        self._take(model)
+        model, options = opened(path, self.config)
+        if options is not None and self._by_model:
+            limit = self._settings.memory_limit
+            self._settings = replace(settings_of(options), memory_limit=limit)
+        self.use(model)
 
-    def _take(self, model: Model) -> None:
-        self._model, self._graph = model, model.graph
-        if layouts_of(model) and not self._options.layouts:
-            self._options = replace(self._options, layouts=layouts_of(model))
+    def use(self, model: LiteModel) -> None:
+        """Become a network of a model that was opened already; tensors are made anew.
+
+        Raises:
+            ValueError: `io` names an input or output that the model has not.
+        """
         wanted = {i.name: i for i in self.network_io.inputs}
-        chosen = [o.name for o in self.network_io.outputs] or list(model.outputs)
-        for name in (*wanted, *chosen):
-            known = model.inputs if name in wanted else model.outputs
-            if name not in known:
-                raise ValueError(f"LiteNetwork: the model has no {name!r}; it has {list(known)}")
-        self._runners.clear()
-        self._inputs = {}
-        for value, name in zip(model.graph.inputs, model.inputs, strict=True):
-            asked = wanted.get(name)
-            layout = None if asked is None else asked.config_layout
-            shape = _extents(value) if layout is None else layout.shapes
-            self._inputs[name] = LiteTensor(shapes=shape, dtype=value.type.dtype.numpy)
-        self._outputs = {name: LiteTensor() for name in chosen}
-        for value, name in zip(model.graph.outputs, model.outputs, strict=True):
-            if name in self._outputs:
-                self._outputs[name] = LiteTensor(
-                    shapes=_extents(value), dtype=value.type.dtype.numpy
-                )
+        chosen = [o.name for o in self.network_io.outputs] or [o.name for o in model.outputs]
+        for names, ends in ((wanted, model.inputs), (chosen, model.outputs)):
+            known = [end.name for end in ends]
+            for name in names:
+                if name not in known:
+                    raise ValueError(f"LiteNetwork: the model has no {name!r}; it has {known}")
+        self._model = model
+        self._inputs, self._outputs = {}, {}
+        for end in model.inputs:
+            asked = wanted.get(end.name, end)
+            self._inputs[end.name] = LiteTensor(asked.config_layout or end.config_layout)
+        layouts = {end.name: end.config_layout for end in model.outputs}
+        for name in chosen:
+            self._outputs[name] = LiteTensor(layouts[name])
+        asked_for = self.network_io.outputs
+        self._shapes_only = {o.name for o in asked_for if o.io_type is LiteIOType.LITE_IO_SHAPE}
 
-    def _loaded(self) -> Model:
+    def _loaded(self) -> LiteModel:
         if self._model is None:
             raise RuntimeError("LiteNetwork: no model is loaded; call load() first")
         return self._model
 
     def share_weights_with(self, src_network: LiteNetwork) -> None:
         """Become a network of the same model that shares its weights; tensors are its own."""
-        self._take(src_network._loaded())
+        self.use(src_network._loaded())
 
     def share_runtime_memroy(self, src_network: LiteNetwork) -> None:
-        """Share compiled programs with another network, and so the memory of their runs."""
-        self._runners = src_network._runners
+        """Accepted: networks that share a model share the memory of runs, others keep their own.
+
+        Raises:
+            RuntimeError: the other network has no model.
+        """
+        src_network._loaded()
 
     def extra_configure(self, extra_config: LiteExtraConfig) -> None:
         """Say whether what a packed model says about itself wins over the configuration."""
@@ -125,7 +127,8 @@ class LiteNetwork:
 
     def get_all_input_name(self) -> list[str]:
         """Names of the inputs, in order."""
-        return list(self._loaded().inputs)
+        self._loaded()
+        return list(self._inputs)
 
     def get_all_output_name(self) -> list[str]:
         """Names of the outputs, in order."""
@@ -182,15 +185,23 @@ class LiteNetwork:
         if self._done is None:
             self._run()
             return
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(1, thread_name_prefix="lite")
-        self._running = self._pool.submit(self._run_and_tell)
+        with self._queue_lock:
+            if self._worker is None or self._worker_process != os.getpid():  # a fork has no threads
+                self._worker = ThreadPoolExecutor(1, thread_name_prefix="lite")
+                self._worker_process, self._running = os.getpid(), []
+            # Whoever goes by callbacks alone never waits; the first failure is kept nevertheless.
+            done = [run for run in self._running if run.done()]
+            failed = [run for run in done if run.exception() is not None][:1]
+            self._running = failed + self._running[len(done) :]
+            self._running.append(self._worker.submit(self._run_and_tell))
 
     def wait(self) -> None:
-        """Return when the last `forward` is done; raises what it raised."""
-        running, self._running = self._running, None
-        if running is not None:
-            running.result()
+        """Return when every `forward` so far is done; raises what the first that failed raised."""
+        with self._queue_lock:
+            running, self._running = self._running, []
+        failures = [error for future in running if (error := future.exception()) is not None]
+        if failures:
+            raise failures[0]
 
     def _run_and_tell(self) -> None:
         self._run()
@@ -198,34 +209,42 @@ class LiteNetwork:
             self._done()
 
     def _run(self) -> None:
-        model = self._loaded()
-        if self._start is not None:
-            self._start(dict(self._inputs))
-        arrays = [self._inputs[name].get_data_by_share() for name in model.inputs]
-        runner = self._runner(tuple(a.shape for a in arrays))
-        began = time.perf_counter()
-        results = dict(zip(model.outputs, runner(arrays), strict=True))
-        shapes = {o.name for o in self.network_io.outputs if o.io_type is LiteIOType.LITE_IO_SHAPE}
-        for name, tensor in self._outputs.items():
-            found = results[name]
-            tensor.set_data_by_share(np.array(found.shape, np.int32) if name in shapes else found)
-        if self._profile_path:
-            write_profile(self._profile_path, runner, arrays, time.perf_counter() - began)
-        if self._dump is not None:
-            write_values(*self._dump, runner.graph, arrays)
-        if self._finish is not None:
-            self._finish(dict(self._outputs))
+        with self._run_lock:
+            model = self._loaded()
+            if self._start is not None:
+                self._start(dict(self._inputs))
+            arrays = [tensor.get_data_by_share() for tensor in self._inputs.values()]
+            results = model.run(arrays, self._settings, self._room)
+            if self._shapes_only:
+                for end, result in zip(model.outputs, results, strict=True):
+                    if end.name in self._shapes_only:
+                        self._outputs[end.name].set_data_by_share(np.array(result.shape, np.int32))
+            self._look(model, arrays)
+            if self._finish is not None:
+                self._finish(dict(self._outputs))
 
-    def _runner(self, shapes: Shapes) -> Runner:
-        graph = self._graph
-        if graph is None:
-            raise RuntimeError("LiteNetwork: no model is loaded")
-        known = self._runners.get(shapes)
-        if known is None:
-            as_traced = tuple(v.type.shape for v in graph.inputs)
-            fit = graph if shapes == as_traced else retyped(graph, shapes)
-            known = self._runners[shapes] = Runner(fit, self._options)
-        return known
+    def _room(self, name: str, layout: LiteLayout) -> Array | None:
+        """Where a result goes: to its tensor, if it has one."""
+        if name not in self._outputs or name in self._shapes_only:
+            return None
+        keep = self.config.options.force_output_use_user_specified_memory
+        return self._outputs[name].room_for(layout, keep)
+
+    def _look(self, model: LiteModel, arrays: list[Array]) -> None:
+        """Write down what was asked for about a run; the graph's ops are needed for that."""
+        if self._profile_path:
+            portable = model.portable_because(_LOOKED_INTO)
+            portable.profile(self._profile_path, arrays, self._settings)
+        if self._dump is not None:
+            model.portable_because(_LOOKED_INTO).values(*self._dump, arrays, self._settings)
+
+    @property
+    def gears(self) -> list[dict[str, tuple[int, ...]]]:
+        """Shapes of the inputs that there is native code for; none where all are compiled."""
+        native = self._loaded().native
+        if native is None:
+            return []
+        return [dict(zip(self._inputs, shapes, strict=True)) for shapes in native.gears]
 
     # -- callbacks -------------------------------------------------------------------------
 
@@ -263,12 +282,16 @@ class LiteNetwork:
 
     @property
     def threads_number(self) -> int:
-        """Kept; all networks share one pool of threads (`TREADLE_NUM_THREADS`)."""
-        return self._threads
+        """How many threads share the work, of all networks in this process: they have one pool.
+
+        At first as many as there are cores, or as `TREADLE_NUM_THREADS` says. Results do not depend
+        on it.
+        """
+        return int(_pool().get_threads())
 
     @threads_number.setter
     def threads_number(self, nr_threads: int) -> None:
-        self._threads = nr_threads
+        _pool().set_threads(nr_threads)
 
     def is_cpu_inplace_mode(self) -> bool:
         """Whether `enable_cpu_inplace_mode` was called; runs are in the calling thread anyway."""
@@ -299,13 +322,12 @@ class LiteNetwork:
 
         What does not fit is made again instead of being kept, where that helps.
         """
-        self._options = replace(self._options, memory_budget=size_limit)
-        self._runners.clear()
+        self._settings = replace(self._settings, memory_limit=size_limit)
 
     # -- looking inside --------------------------------------------------------------------
 
     def enable_profile_performance(self, profile_json_file: str) -> None:
-        """Write a profile of kernels as JSON after every run."""
+        """Write a profile of kernels as JSON after every run, of the portable part."""
         self._profile_path = profile_json_file
 
     def io_txt_dump(self, txt_file: str) -> None:
@@ -320,81 +342,23 @@ class LiteNetwork:
         """Write how memory is planned: a text file in a directory."""
         folder = Path(log_dir)
         folder.mkdir(parents=True, exist_ok=True)
-        model = self._loaded()
-        shapes = tuple(self._inputs[name].layout.shapes for name in model.inputs)
-        text = self._runner(shapes).stages.explained(full=True)
+        portable = self._loaded().portable_because(_LOOKED_INTO)
+        shapes = tuple(tensor.layout.shapes for tensor in self._inputs.values())
+        text = portable.explained(shapes, self._settings)
         (folder / "static_memory.txt").write_text(text, encoding="utf-8")
 
     def enable_global_layout_transform(self) -> None:
         """Choose among all layouts that the machine has, by modelled time."""
-        self._options = replace(self._options, layouts=("channels-last", "blocked"))
-        self._runners.clear()
+        self._settings = replace(self._settings, layouts=("channels-last", "blocked"))
 
     def dump_layout_transform_model(self, model_file: str) -> None:
         """Write the model with the layouts that it is to be held in where it is loaded."""
-        model = self._loaded()
-        chosen = {**model.options, "layouts": list(self._options.layouts)}
-        write_models(model_file, [replace(model, options=chosen)], "LiteNetwork")
+        self._loaded().portable.write(model_file, self._settings)
 
 
-class LiteRunner(Runner):
-    """A model that is run by a network: arrays in the order of its inputs, and of its outputs.
-
-    Args:
-        model: whose names the inputs and outputs have.
-        graph: what it computes, for the shapes to come.
-        options: of the engine.
-    """
-
-    def __init__(self, model: Model, graph: Graph, options: Options) -> None:
-        super().__init__(graph, options)
-        self._network = LiteNetwork()
-        self._network._take(replace(model, graph=graph))
-        self._network._options = options
-
-    def __call__(self, arrays: Sequence[Any]) -> list[np.ndarray[Any, np.dtype[Any]]]:
-        """Fill the inputs, run, wait, read the outputs."""
-        network = self._network
-        for name, array in zip(network.get_all_input_name(), arrays, strict=True):
-            network.get_io_tensor(name).set_data_by_copy(array)
-        network.forward()
-        network.wait()
-        return [network.get_io_tensor(n).to_numpy() for n in network.get_all_output_name()]
+def _pool() -> Any:
+    """The process's threads, which the engine for the host starts."""
+    return importlib.import_module("treadle.backends.cpu.pool")
 
 
-def _opened(path: Any, decryption: str) -> tuple[Model, Packed | None]:
-    """The model of a file, and what a packed one says besides; its measurements are in use."""
-    is_path = isinstance(path, str | os.PathLike)
-    if is_path and not decryption:
-        with Path(path).open("rb") as file:
-            if not is_packed(file.read(4)):
-                return read_models(path)[0], None  # mapped
-    raw = Path(path).read_bytes() if is_path else path.read()
-    raw = decrypted(raw, decryption) if decryption else raw
-    if not is_packed(raw):
-        return read_models(io.BytesIO(raw))[0], None
-    packed = unpack(raw)
-    use_choices(packed.cache)
-    return read_models(io.BytesIO(packed.model))[0], packed
-
-
-def layouts_of(model: Model) -> tuple[str, ...]:
-    """The layouts that a model's file says it is to be held in; mostly none."""
-    return tuple(str(name) for name in model.options.get("layouts", ()))
-
-
-def engine_options(options: LiteOptions) -> Options:
-    """What the engine makes of options: `enable_nchw44` and the like choose orders of axes."""
-    wanted = {
-        "blocked": options.enable_nchw44 or options.enable_nchw88,
-        "channels-last": options.enable_nhwcd4,
-    }
-    reuse = not (options.force_dynamic_alloc or options.force_output_dynamic_alloc)
-    return Options(layouts=tuple(n for n, yes in wanted.items() if yes), reuse_memory=reuse)
-
-
-def _extents(value: Value) -> tuple[int, ...]:
-    return tuple(int(d) for d in value.type.shape)
-
-
-__all__ = ["LiteNetwork", "LiteRunner", "engine_options", "layouts_of"]
+__all__ = ["LiteNetwork"]

@@ -13,10 +13,11 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from treadle.backends.codegen import tuned
 from treadle.base.errors import CheckpointError
 from treadle.lite.config import LiteOptions
 
+Choices = Mapping[str, Mapping[str, int]]
+"""What was measured for kernels: numbers by the name of the question."""
 _FORMAT = 1
 _MODEL, _INFO, _CACHE = "model", "info.json", "cache.json"
 
@@ -27,7 +28,7 @@ class Packed:
 
     model: bytes
     info: Mapping[str, Any]
-    cache: Mapping[str, Mapping[str, int]]
+    cache: Choices
 
     def options(self, given: LiteOptions) -> LiteOptions:
         """The options that the facts name, and others as given.
@@ -43,12 +44,7 @@ class Packed:
         return LiteOptions(**{n: named.get(n, getattr(given, n)) for n in known})
 
 
-def is_packed(raw: bytes) -> bool:
-    """Whether these are the first bytes of a packed model."""
-    return raw[:4] == b"PK\x03\x04"
-
-
-def pack(path: Path, model: bytes, info: Mapping[str, Any], cache: tuned.Choices) -> None:
+def pack(path: Path, model: bytes, info: Mapping[str, Any], cache: Choices) -> None:
     """Write a packed model."""
     members = {
         _MODEL: model,
@@ -81,13 +77,13 @@ def unpack(raw: bytes) -> Packed:
         raise CheckpointError("load", f"the packed model is damaged: {error}") from error
 
 
-def choices_text(choices: tuned.Choices) -> str:
+def choices_text(choices: Choices) -> str:
     """Measurements as a file holds them."""
     known = {name: dict(choice) for name, choice in sorted(choices.items())}
     return json.dumps({"format": _FORMAT, "choices": known}, indent=1) + "\n"
 
 
-def choices_of(text: str) -> tuned.Choices:
+def choices_of(text: str) -> Choices:
     """Measurements from a file's text.
 
     Raises:
@@ -102,13 +98,8 @@ def choices_of(text: str) -> tuned.Choices:
     return choices
 
 
-def use_choices(choices: tuned.Choices) -> None:
-    """Use measurements besides those that this machine has recorded."""
-    tuned.install({**tuned.installed(), **choices})
-
-
 def _is_choice(choice: Any) -> bool:
     return isinstance(choice, Mapping) and all(type(v) is int for v in choice.values())
 
 
-__all__ = ["Packed", "choices_of", "choices_text", "is_packed", "pack", "unpack", "use_choices"]
+__all__ = ["Choices", "Packed", "choices_of", "choices_text", "pack", "unpack"]

@@ -12,6 +12,8 @@ from treadle.lite.base import LiteDataType, LiteDeviceType, lite_dtype_2_numpy, 
 
 MAX_DIM = 7
 Array = np.ndarray[Any, np.dtype[Any]]
+Shapes = tuple[tuple[int, ...], ...]
+"""Of the inputs of a run, in order."""
 
 
 class LiteLayout:
@@ -100,7 +102,8 @@ class LiteTensor:
             layout = LiteLayout(shapes, dtype)
         made = layout or LiteLayout()
         self._array: Array = np.zeros(made.shapes if layout else (0,), made.dtype)
-        self._layout = layout or LiteLayout((0,))
+        self._given = False
+        """Whether the memory is not the tensor's own: `set_data_by_share` was called."""
 
     # -- what it is ------------------------------------------------------------------------
 
@@ -114,7 +117,7 @@ class LiteTensor:
         if not isinstance(layout, LiteLayout):
             raise TypeError(f"LiteTensor: a layout is a LiteLayout, not {type(layout).__name__}")
         if layout != self.layout:
-            self._array = np.zeros(layout.shapes, layout.dtype)
+            self._own(np.zeros(layout.shapes, layout.dtype))
 
     @property
     def device_type(self) -> LiteDeviceType:
@@ -152,11 +155,11 @@ class LiteTensor:
 
     def share_memory_with(self, src_tensor: LiteTensor) -> None:
         """Stand for the memory of another tensor from now on."""
-        self._array = src_tensor._array
+        self._array, self._given = src_tensor._array, True
 
     def copy_from(self, src_tensor: LiteTensor) -> None:
         """Take over layout and contents of another tensor, as a copy."""
-        self._array = np.array(src_tensor._array, order="C", copy=True)
+        self._own(np.array(src_tensor._array, order="C", copy=True))
 
     def reshape(self, shape: Sequence[int]) -> None:
         """The same elements under another shape.
@@ -183,7 +186,9 @@ class LiteTensor:
     def set_data_by_share(
         self, data: Any, length: int = 0, layout: LiteLayout | None = None
     ) -> None:
-        """Stand for the memory of an array from now on; it must stay alive and dense.
+        """Stand for the memory of an array from now on, which networks read from or write to.
+
+        An array is kept alive; what is at an address must stay there.
 
         Args:
             data: a NumPy array, or an address with `length` bytes and a layout.
@@ -196,7 +201,7 @@ class LiteTensor:
         array = self._array_of(data, length, layout)
         if not array.flags.c_contiguous:
             raise AssertionError("set_data_by_share: the array must be dense and row-major")
-        self._array = array
+        self._array, self._given = array, True
 
     def set_data_by_copy(
         self, data: Any, data_length: int = 0, layout: LiteLayout | None = None
@@ -205,7 +210,11 @@ class LiteTensor:
         source = data if isinstance(data, np.ndarray | ctypes.c_void_p | int) else np.asarray(data)
         if isinstance(source, np.ndarray) and layout is None and not isinstance(data, np.ndarray):
             source = source.astype(self._array.dtype)
-        self._array = np.array(self._array_of(source, data_length, layout), order="C", copy=True)
+        found = self._array_of(source, data_length, layout)
+        if not self._given and (found.shape, found.dtype) == (self._array.shape, self._array.dtype):
+            np.copyto(self._array, found)  # Its address stays the same from run to run.
+        else:
+            self._own(np.array(found, order="C", copy=True))
 
     @staticmethod
     def _array_of(data: Any, length: int, layout: LiteLayout | None) -> Array:
@@ -220,6 +229,33 @@ class LiteTensor:
         raw = (ctypes.c_ubyte * size).from_address(address)
         array: Array = np.frombuffer(memoryview(raw), layout.dtype).reshape(layout.shapes)
         return array
+
+    def _own(self, array: Array) -> None:
+        self._array, self._given = array, False
+
+    def room_for(self, layout: LiteLayout, keep: bool = False) -> Array:
+        """Memory to write a result to: the tensor's where it fits, so that nothing is copied.
+
+        Args:
+            layout: of the result.
+            keep: memory that was given by `set_data_by_share` must be used.
+
+        Raises:
+            RuntimeError: it must be used, and has another layout or cannot be written to.
+        """
+        array = self._array
+        if array.shape == layout.shapes and array.dtype == layout.dtype:
+            flags = array.flags
+            if flags.c_contiguous and flags.writeable:
+                return array
+        if keep and self._given:
+            raise RuntimeError(
+                f"LiteTensor: a result {layout} does not fit the memory that was given, "
+                f"{self.layout}\n  hint: share dense memory of that layout, or leave out "
+                "force_output_use_user_specified_memory"
+            )
+        self._own(np.empty(layout.shapes, layout.dtype))
+        return self._array
 
     def get_data_by_share(self) -> Array:
         """The memory itself as an array."""

@@ -31,8 +31,10 @@ from treadle.engine.options import Options
 from treadle.engine.package import Model, Runner, read_models, write_models
 from treadle.engine.profile import Profile
 from treadle.graph.ir import Graph
-from treadle.lite.network import LiteRunner, layouts_of
-from treadle.lite.packed import choices_of, choices_text, is_packed, pack, unpack, use_choices
+from treadle.lite.model import is_packed
+from treadle.lite.packed import choices_of, choices_text, pack, unpack
+from treadle.lite.portable import layouts_of, use_choices
+from treadle.lite.runner import LiteRunner
 from treadle.tools.fast_run import SECONDS, measure
 from treadle.tools.load_and_run_flags_table import FLAGS
 from treadle.tools.run_model import (

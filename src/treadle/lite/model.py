@@ -1,0 +1,188 @@
+"""What networks run: a model file's native code, or its portable part, compiled when needed."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+import numpy as np
+
+from treadle.base.errors import LoadError
+from treadle.base.log import get_logger
+from treadle.engine.offline import OfflineModel, load_offline
+from treadle.lite.config import (
+    AS_COMPILED,
+    LiteConfig,
+    LiteIO,
+    LiteNetworkIO,
+    LiteOptions,
+    Settings,
+)
+from treadle.lite.globals import decrypted
+from treadle.lite.native import Native, Room
+from treadle.lite.tensor import Array, LiteLayout
+
+if TYPE_CHECKING:
+    from treadle.lite.packed import Choices, Packed
+    from treadle.lite.portable import Portable
+
+
+def is_packed(raw: bytes) -> bool:
+    """Whether these are the first bytes of a packed model."""
+    return raw[:4] == b"PK\x03\x04"
+
+
+class LiteModel:
+    """A model that was loaded. Networks share it, and threads may run it at the same time.
+
+    Args:
+        native: code of the file for this machine, if it has any.
+        read: reads the portable part.
+    """
+
+    def __init__(self, native: Native | None, read: Callable[[], Portable]) -> None:
+        self.native = native
+        self._read = read
+        self._lock = threading.Lock()
+        self._told: set[str] = set()
+        self._portable = read() if native is None else None
+
+    @property
+    def portable(self) -> Portable:
+        """The portable part, read when it is first needed."""
+        with self._lock:
+            if self._portable is None:
+                self._portable = self._read()
+            return self._portable
+
+    def portable_because(self, reason: str) -> Portable:
+        """The portable part, which is compiled now although there is native code; told once."""
+        if self.native is not None and reason not in self._told:
+            self._told.add(reason)
+            get_logger("lite").warning("the portable part of the model is compiled: %s", reason)
+        return self.portable
+
+    @property
+    def inputs(self) -> Sequence[LiteIO]:
+        """Names and layouts of the inputs."""
+        return self.portable.inputs if self.native is None else self.native.inputs
+
+    @property
+    def outputs(self) -> Sequence[LiteIO]:
+        """Names and layouts of the outputs."""
+        return self.portable.outputs if self.native is None else self.native.outputs
+
+    def run(self, arrays: Sequence[Array], settings: Settings, room: Room) -> list[Array]:
+        """Run on one array per input; results are written where `room` says.
+
+        Raises:
+            TreadleError: the model does not take these shapes.
+        """
+        shapes = tuple(a.shape for a in arrays)
+        if self.native is not None and settings == AS_COMPILED:
+            if shapes in self.native.gears:
+                return self.native.run(arrays, room)
+            reason = f"it has no code for inputs of shapes {list(map(list, shapes))}"
+        else:
+            reason = "options of the network differ from those that its code was compiled with"
+        results = self.portable_because(reason).run(arrays, settings)
+        return [_placed(io.name, r, room) for io, r in zip(self.outputs, results, strict=True)]
+
+
+def _placed(name: str, result: Array, room: Room) -> Array:
+    target = room(name, LiteLayout(result.shape, result.dtype))
+    if target is None:
+        return result
+    np.copyto(target, result)
+    return target
+
+
+# -- files -------------------------------------------------------------------------------------
+
+
+def opened(
+    file: str | os.PathLike[str] | IO[Any], config: LiteConfig
+) -> tuple[LiteModel, LiteOptions | None]:
+    """A file's model, and the options that a packed one says it is to be run with.
+
+    Raises:
+        CheckpointError: the file is damaged, or holds no model.
+        RuntimeError: it is encrypted by a method that is not registered.
+    """
+    name = config.bare_model_cryption_name
+    if isinstance(file, str | os.PathLike) and not name:
+        with Path(file).open("rb") as stream:
+            if not is_packed(stream.read(4)):
+                return _loaded(os.fspath(file)), None
+    raw = Path(file).read_bytes() if isinstance(file, str | os.PathLike) else file.read()
+    raw = decrypted(raw, name) if name else raw
+    if not is_packed(raw):
+        return _loaded(raw), None
+    # Only packed files need an archive's reader.
+    packed: Packed = importlib.import_module("treadle.lite.packed").unpack(raw)
+    return _loaded(packed.model, packed.cache), packed.options(config.options)
+
+
+def _loaded(file: str | bytes, choices: Choices | None = None) -> LiteModel:
+    """The model of a path or of a file's bytes."""
+    offline = _offline(file) if isinstance(file, str) else _in_memory(file)
+
+    def read() -> Portable:
+        # The compiler is behind this import.
+        portable = importlib.import_module("treadle.lite.portable")
+        if offline is None:
+            made: Portable = portable.read(file, choices)
+        else:
+            made = portable.Portable(offline.model, choices)
+        return made
+
+    native = Native(offline) if offline is not None and offline.target else None
+    return LiteModel(native, read)
+
+
+def _offline(path: str) -> OfflineModel:
+    try:
+        found = load_offline(path, recompile=True)
+    except LoadError as error:
+        get_logger("lite").warning("the portable part of the model is compiled: %s", error)
+        return load_offline(path, allow_native=False)
+    if not found.target and "target" in found.manifest:
+        made = found.manifest["target"]["name"]
+        get_logger("lite").warning(
+            "the portable part of the model is compiled: its code is for other machines (%s)", made
+        )
+    return found
+
+
+def _in_memory(raw: bytes) -> OfflineModel | None:
+    """A file that is not on disk, and must not come there: it may have been encrypted.
+
+    None where the system has no files in memory.
+    """
+    try:
+        descriptor = os.memfd_create("treadle")
+    except (AttributeError, OSError):
+        return None
+    try:
+        with open(descriptor, "wb", closefd=False) as stream:
+            stream.write(raw)
+        return _offline(f"/proc/self/fd/{descriptor}")
+    finally:
+        os.close(descriptor)
+
+
+def get_model_io_info(model_path: Any, config: LiteConfig | None = None) -> LiteNetworkIO:
+    """Names and layouts of a model's inputs and outputs, without compiling it.
+
+    Raises:
+        CheckpointError: the file is damaged, or holds no model.
+    """
+    model, _ = opened(model_path, config or LiteConfig())
+    return LiteNetworkIO(list(model.inputs), list(model.outputs))
+
+
+__all__ = ["LiteModel", "get_model_io_info", "is_packed", "opened"]
