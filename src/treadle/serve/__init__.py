@@ -1,0 +1,20 @@
+"""Models over HTTP: the Open Inference Protocol, version 2, with batching and metrics.
+
+`Application` is an ASGI application of `ServedModel`s; `serve` runs it, as `treadle serve` does.
+"""
+
+from treadle.serve.application import Application
+from treadle.serve.limits import Limits
+from treadle.serve.models import ServedModel, load_compiled, load_model
+from treadle.serve.server import bind, serve, url_of
+
+__all__ = [
+    "Application",
+    "Limits",
+    "ServedModel",
+    "bind",
+    "load_compiled",
+    "load_model",
+    "serve",
+    "url_of",
+]

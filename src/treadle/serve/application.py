@@ -1,0 +1,332 @@
+"""The server as an ASGI application: addresses, their answers, and requests on their way to models.
+
+It runs under any ASGI server. `treadle.serve.connection` hands bodies over without copies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from treadle.base.errors import TreadleError
+from treadle.base.log import get_logger
+from treadle.base.version import VERSION
+from treadle.serve.batching import Outcome, Work, Worker
+from treadle.serve.datatypes import Array
+from treadle.serve.limits import Limits
+from treadle.serve.metrics import Metrics, ModelMetrics
+from treadle.serve.models import ServedModel
+from treadle.serve.protocol import (
+    HEADER_LENGTH,
+    Disconnected,
+    Refusal,
+    Response,
+    error_response,
+    json_response,
+    read_request,
+    write_response,
+)
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Scope = MutableMapping[str, Any]
+INCOMING = "treadle.incoming"
+"""Where a connection leaves an `Incoming` in the scope's state."""
+_READ = ("GET", "HEAD")
+
+
+class Incoming:
+    """A body that a connection writes to memory as it arrives.
+
+    Attributes:
+        memory: all of it; complete when the application is told that no more comes.
+        gone: whether the client has closed the connection.
+    """
+
+    __slots__ = ("gone", "memory")
+
+    def __init__(self, memory: memoryview) -> None:
+        self.memory = memory
+        self.gone = False
+
+
+class _Served:
+    """A model with its thread and its counts."""
+
+    def __init__(self, model: ServedModel, metrics: Metrics, limits: Limits) -> None:
+        self.model = model
+        self.metrics = ModelMetrics(metrics, model.name, model.version)
+        self.worker = Worker(model, self.metrics, limits.delay, limits.waiting)
+        self.about = {"model_name": model.name, "model_version": model.version}
+
+
+class Application:
+    """Answers for models.
+
+    Args:
+        models: with names and versions that differ.
+        limits: of requests.
+
+    Attributes:
+        draining: whether new requests are refused, because the server ends.
+        in_flight: requests being read, run or answered.
+    """
+
+    def __init__(self, models: Sequence[ServedModel], limits: Limits | None = None) -> None:
+        self.limits = limits or Limits()
+        self.metrics = Metrics()
+        self.draining = False
+        self.in_flight = 0
+        self._held = 0
+        """Bytes of all bodies."""
+        self._models: dict[str, dict[str, _Served]] = {}
+        for model in models:
+            served = _Served(model, self.metrics, self.limits)
+            self._models.setdefault(model.name, {})[model.version] = served
+        self.metrics.in_flight.set_function(lambda: self.in_flight)
+
+    def close(self) -> None:
+        """End the models' threads."""
+        for versions in self._models.values():
+            for served in versions.values():
+                served.worker.close(timeout=1.0)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """ASGI."""
+        if scope["type"] == "lifespan":
+            await _live(receive, send)
+        elif scope["type"] == "http":
+            await self._http(scope, receive, send)
+
+    async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.in_flight += 1
+        try:
+            response = await self._answered(scope, receive, send)
+            if response is not None:
+                await _sent(send, response, with_body=scope["method"] != "HEAD")
+        except Disconnected:
+            pass
+        finally:
+            self.in_flight -= 1
+
+    async def _answered(self, scope: Scope, receive: Receive, send: Send) -> Response | None:
+        """The answer; None where it has been sent."""
+        parts = scope["path"].strip("/").split("/")
+        try:
+            if parts[:2] == ["v2", "models"] and parts[-1] == "infer":
+                await self._infer(self._model(parts[2:-1]), scope, receive, send)
+                return None
+            return self._read(parts, scope["method"])
+        except Refusal as refusal:
+            self.metrics.refused.labels(str(refusal.status)).inc()
+            return error_response(refusal)
+
+    # -- what can be read ----------------------------------------------------------------------
+
+    def _read(self, parts: list[str], method: str) -> Response:
+        match parts:
+            case ["v2"]:
+                answer = self._about
+            case ["v2", "health", "live"]:
+                answer = _alive
+            case ["v2", "health", "ready"]:
+                answer = self._ready
+            case ["metrics"]:
+                answer = self._metrics
+            case ["v2", "models", *name, "ready"] if name:
+                served = self._model(name)
+                answer = self._ready if self.draining else _ready(served)
+            case ["v2", "models", *name] if name:
+                answer = _metadata(self._model(name), list(self._models[name[0]]))
+            case _:
+                raise Refusal(404, "there is nothing at this address; see /v2")
+        _check_method(method, *_READ)
+        return answer()
+
+    def _model(self, parts: list[str]) -> _Served:
+        """A model by its name, or its name, `versions` and a version."""
+        version: str | None = None
+        match parts:
+            case [name]:
+                pass
+            case [name, "versions", version]:
+                pass
+            case _:
+                raise Refusal(404, "a model's address is /v2/models/NAME[/versions/VERSION]")
+        versions = self._models.get(name)
+        if versions is None:
+            raise Refusal(404, f"there is no model {name[:80]!r}")
+        if version is None:
+            return next(reversed(versions.values()))
+        if version not in versions:
+            known = ", ".join(versions)
+            raise Refusal(404, f"there is no version {version[:80]!r} of {name}, but {known}")
+        return versions[version]
+
+    def _about(self) -> Response:
+        extensions = ["binary_tensor_data"]
+        return json_response({"name": "treadle", "version": VERSION, "extensions": extensions})
+
+    def _ready(self) -> Response:
+        return json_response({"ready": not self.draining}, 503 if self.draining else 200)
+
+    def _metrics(self) -> Response:
+        headers = ((b"content-type", self.metrics.content_type),)
+        return Response(200, headers, (self.metrics.text(),))
+
+    # -- inference -----------------------------------------------------------------------------
+
+    async def _infer(self, served: _Served, scope: Scope, receive: Receive, send: Send) -> None:
+        started, status = time.perf_counter(), 499
+        try:
+            response = await self._inferred(served, scope, receive)
+            status = response.status
+            await _sent(send, response)
+        finally:
+            # 499 as others write it down: the client has gone.
+            served.metrics.answered(status)
+            served.metrics.seconds.observe(time.perf_counter() - started)
+
+    async def _inferred(self, served: _Served, scope: Scope, receive: Receive) -> Response:
+        held = 0
+        try:
+            _check_method(scope["method"], "POST")
+            headers = dict(scope["headers"])
+            held = self._admitted(headers)
+            body, incoming = await self._body(scope, receive)
+            model = served.model
+            request = read_request(
+                body, headers.get(HEADER_LENGTH), model.inputs, model.outputs, self.limits.json
+            )
+            results = await _submitted(served.worker, request.inputs, incoming)
+            outputs = dict(zip((o.name for o in model.outputs), results, strict=True))
+            return write_response(served.about, request, outputs)
+        except Refusal as refusal:
+            return error_response(refusal)
+        except asyncio.CancelledError:
+            return error_response(Refusal(503, "the server has ended"))
+        except TreadleError as error:
+            return error_response(Refusal(500, f"{error.code} {error.where}: {error.problem}"))
+        except Disconnected:
+            raise
+        except Exception as error:
+            get_logger().error("request to %s failed", served.model.name, exc_info=error)
+            return error_response(Refusal(500, f"the request failed: {type(error).__name__}"))
+        finally:
+            self._held -= held
+
+    def _admitted(self, headers: Mapping[bytes, bytes]) -> int:
+        """Bytes to set aside for a request's body."""
+        if self.draining:
+            raise Refusal(503, "the server is about to end", (b"connection", b"close"))
+        if headers.get(b"content-encoding", b"identity") != b"identity":
+            raise Refusal(415, "the body is compressed: send it as it is")
+        limits, length = self.limits, headers.get(b"content-length")
+        size = limits.body if length is None else int(length)
+        if size > limits.body:
+            raise Refusal(413, f"the body has {size} bytes, {limits.body} are taken")
+        if self._held + size > limits.bodies:
+            raise Refusal(503, "too many bytes are under way", (b"retry-after", b"1"))
+        self._held += size
+        return size
+
+    async def _body(self, scope: Scope, receive: Receive) -> tuple[memoryview, Incoming | None]:
+        # Taken out, so that the memory is free when the answer is there, whoever has the scope.
+        incoming: Incoming | None = scope.get("state", {}).pop(INCOMING, None)
+        parts: list[bytes] = []
+        size, more = 0, True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise Disconnected
+            parts.append(message.get("body", b""))
+            size += len(parts[-1])
+            if size > self.limits.body:
+                raise Refusal(413, f"the body has more than {self.limits.body} bytes")
+            more = message.get("more_body", False)
+        if incoming is not None:
+            return incoming.memory, incoming
+        return memoryview(b"".join(parts)), None
+
+
+def _submitted(
+    worker: Worker, arrays: Sequence[Array], incoming: Incoming | None
+) -> asyncio.Future[list[Array]]:
+    """The results, which the model's thread will have.
+
+    It is no coroutine: an error that one waited for would have its frame, and that the error.
+    """
+    rows = worker.model.rows(arrays)
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[list[Array]] = loop.create_future()
+
+    def done(outcome: Outcome) -> None:
+        with suppress(RuntimeError):  # The loop has ended before the run: nobody is waiting.
+            loop.call_soon_threadsafe(_settle, future, outcome)
+
+    def gone() -> bool:
+        return future.cancelled() or (incoming is not None and incoming.gone)
+
+    worker.submit(Work(arrays, rows, done, gone))
+    return future
+
+
+def _settle(future: asyncio.Future[list[Array]], outcome: Outcome) -> None:
+    if future.cancelled():
+        return
+    if isinstance(outcome, BaseException):
+        future.set_exception(outcome)
+    else:
+        future.set_result(outcome)
+
+
+def _alive() -> Response:
+    return json_response({"live": True})
+
+
+def _ready(served: _Served) -> Callable[[], Response]:
+    return lambda: json_response({"name": served.model.name, "ready": True})
+
+
+def _metadata(served: _Served, versions: list[str]) -> Callable[[], Response]:
+    model = served.model
+    content = {
+        "name": model.name,
+        "versions": versions,
+        "platform": "treadle",
+        "inputs": [end.described for end in model.inputs],
+        "outputs": [end.described for end in model.outputs],
+    }
+    return lambda: json_response(content)
+
+
+def _check_method(method: str, *allowed: str) -> None:
+    if method not in allowed:
+        header = b"allow", ", ".join(allowed).encode()
+        raise Refusal(405, f"{method} is not for this address, but {allowed[0]}", header)
+
+
+async def _live(receive: Receive, send: Send) -> None:
+    """Startup and shutdown, in which nothing is left to be done."""
+    while True:
+        kind = (await receive())["type"]
+        await send({"type": f"{kind}.complete"})
+        if kind == "lifespan.shutdown":
+            return
+
+
+async def _sent(send: Send, response: Response, with_body: bool = True) -> None:
+    headers = [*response.headers, (b"content-length", str(response.length).encode())]
+    await send({"type": "http.response.start", "status": response.status, "headers": headers})
+    parts = response.parts if with_body else ()
+    for part in parts[:-1]:
+        await send({"type": "http.response.body", "body": part, "more_body": True})
+    last = parts[-1] if parts else b""
+    await send({"type": "http.response.body", "body": last, "more_body": False})
+
+
+__all__ = ["INCOMING", "Application", "Incoming"]

@@ -1,0 +1,241 @@
+"""Connections that defend themselves, and read bodies straight into memory that models read.
+
+uvicorn's own connection hands bodies on in pieces of 64 KiB and stops reading in between; for an
+image of 600 KB that takes longer than the rest of the server together. This one receives the rest
+of a body whose length is known into one block of memory. It also ends requests that arrive too
+slowly and lines that are too long, which uvicorn leaves to a proxy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from http import HTTPStatus
+from typing import Any
+
+import httptools
+import numpy as np
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from treadle.serve.application import INCOMING, Incoming
+from treadle.serve.limits import Limits
+from treadle.serve.protocol import HEADER_LENGTH
+
+_SCRATCH = 16 * 1024
+_ALIGNMENT = 64
+
+
+class Config(uvicorn.Config):
+    """uvicorn's, with our limits for our connections."""
+
+    def __init__(self, app: Any, limits: Limits) -> None:
+        super().__init__(
+            app,
+            http=Connection,
+            loop="asyncio",
+            ws="none",
+            lifespan="on",
+            log_config=None,
+            log_level="error",
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            limit_concurrency=limits.connections,
+            timeout_keep_alive=max(1, round(limits.idle)),
+            timeout_graceful_shutdown=1,
+        )
+        self.limits = limits
+
+
+class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
+    """One client's connection."""
+
+    config: Config
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin to wait for a request."""
+        super().connection_made(transport)
+        self._limits = self.config.limits
+        self._scratch = memoryview(bytearray(_SCRATCH))
+        self._head = 0
+        """Bytes of the line and headers so far."""
+        self._left: int | None = None
+        """Bytes of a body of known length that have not come."""
+        self._memory: memoryview | None = None
+        """Where they go; None where nobody reads them."""
+        self._incoming: Incoming | None = None
+        self._deadline: asyncio.TimerHandle | None = None
+        """Of a request."""
+        self._taking: asyncio.TimerHandle | None = None
+        """Of an answer."""
+        self._arm()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Tell the application that nobody waits for the answer."""
+        self._disarm()
+        self._unwatch()
+        if self._incoming is not None:
+            self._incoming.gone = True
+        self._incoming = self._memory = None
+        super().connection_lost(exc)
+
+    # -- reading -------------------------------------------------------------------------------
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Where the next bytes go."""
+        if not self._left:
+            return self._scratch
+        if self.cycle.response_complete:
+            self._memory = None  # The request was refused; what is left of it goes nowhere.
+        return self._scratch[: self._left] if self._memory is None else self._memory
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """So many bytes have come."""
+        if self._left:
+            self._filled(nbytes)
+            if not self._left:
+                # The parser has not seen the body, so a new one reads what follows.
+                self.parser = httptools.HttpRequestParser(self)
+                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+                self.on_message_complete()
+            return
+        if self._deadline is None:
+            self._arm()
+        self._head += nbytes
+        self.data_received(bytes(self._scratch[:nbytes]))
+        if self._head > self._limits.header:
+            self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "the headers are too long")
+
+    def on_headers_complete(self) -> None:
+        """Prepare for the body."""
+        self._head = 0
+        headers = dict(self.headers)
+        length = headers.get(b"content-length")
+        self._left, self._memory, self._incoming = None, None, None
+        if length is not None:
+            self._left = size = int(length)
+            if size <= self._limits.body:
+                self._memory = _memory(size, headers.get(HEADER_LENGTH, b""))
+                self._incoming = Incoming(self._memory)
+                self.scope["state"][INCOMING] = self._incoming
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """Take what came together with the headers, or a chunk of a body of unknown length."""
+        if self._left is None:
+            self._head = 0
+            super().on_body(body)
+            return
+        if self._memory is not None:
+            self._memory[: len(body)] = body
+        self._filled(len(body))
+
+    def _filled(self, nbytes: int) -> None:
+        self._left = (self._left or 0) - nbytes
+        if self._memory is not None:
+            self._memory = self._memory[nbytes:]
+
+    def on_message_complete(self) -> None:
+        """The request is complete."""
+        self._head = 0
+        self._disarm()
+        self._left = self._memory = None
+        super().on_message_complete()
+        self.cycle.more_body = False  # uvicorn leaves it where the answer is there already.
+
+    # -- limits --------------------------------------------------------------------------------
+
+    def _arm(self) -> None:
+        self._deadline = self.loop.call_later(self._limits.seconds, self._late)
+
+    def _disarm(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _late(self) -> None:
+        """A request has not arrived in time."""
+        self._deadline = None
+        if self._busy:
+            self._arm()  # Reading waits for the answer before.
+        elif self._last is None and not self._head:
+            self.transport.close()  # It was opened, and never used.
+        else:
+            told = f"the request has not arrived within {self._limits.seconds:g} s"
+            self._refuse(HTTPStatus.REQUEST_TIMEOUT, told)
+
+    @property
+    def _last(self) -> RequestResponseCycle | None:
+        """The last request whose headers have come."""
+        return self.cycle
+
+    @property
+    def _busy(self) -> bool:
+        """Whether a request that has arrived is being answered."""
+        last = self._last
+        return last is not None and not last.response_complete and not last.more_body
+
+    @property
+    def _answered_early(self) -> bool:
+        """Whether a request that has not arrived as a whole has an answer: a refusal."""
+        last = self._last
+        return last is not None and last.more_body and last.response_started
+
+    def pause_writing(self) -> None:
+        """The client does not take what is sent."""
+        super().pause_writing()
+        self._watch()
+
+    def on_response_complete(self) -> None:
+        """The answer is written, if not yet sent."""
+        self._incoming = None
+        self._watch()
+        super().on_response_complete()
+
+    def _watch(self) -> None:
+        if self._taking is None and self.transport.get_write_buffer_size():
+            self._taking = self.loop.call_later(self._limits.seconds, self._untaken)
+
+    def resume_writing(self) -> None:
+        """It does, again."""
+        super().resume_writing()
+        self._unwatch()
+
+    def _unwatch(self) -> None:
+        if self._taking is not None:
+            self._taking.cancel()
+            self._taking = None
+
+    def _untaken(self) -> None:
+        self._taking = None
+        if self.transport.get_write_buffer_size():
+            self.transport.abort()
+
+    def send_400_response(self, msg: str) -> None:
+        """What does not parse as HTTP."""
+        self._refuse(HTTPStatus.BAD_REQUEST, msg)
+
+    def _refuse(self, status: HTTPStatus, text: str) -> None:
+        """Answer without the application, and close."""
+        if self.transport.is_closing():
+            return
+        if self._busy or self._answered_early:
+            self.transport.close()  # Another answer would end in the middle of this one.
+            return
+        body = json.dumps({"error": text}).encode()
+        head = f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-type: application/json\r\n"
+        tail = f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        self.transport.write((head + tail).encode() + body)
+        self.transport.close()
+
+
+def _memory(size: int, header_length: bytes) -> memoryview:
+    """Memory for a body, so that the first tensor behind its JSON is aligned."""
+    raw = np.empty(size + 2 * _ALIGNMENT, np.uint8)
+    json_length = int(header_length) if header_length.isdigit() and len(header_length) < 20 else 0
+    start = -(raw.ctypes.data + json_length) % _ALIGNMENT
+    return raw[start : start + size].data
+
+
+__all__ = ["Config", "Connection"]

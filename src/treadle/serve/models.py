@@ -1,0 +1,280 @@
+"""Models as the server has them: compiled ahead for every batch size that it will run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from treadle.base.errors import LoadError, TreadleError
+from treadle.engine.offline import OfflineModel
+from treadle.engine.options import Options
+from treadle.engine.package import Model
+from treadle.engine.pipeline import Stages
+from treadle.graph.ir import Value
+from treadle.graph.retype import retyped
+from treadle.serve.datatypes import NAMES, Array
+from treadle.serve.protocol import End, Refusal
+
+Shapes = tuple[tuple[int, ...], ...]
+Program = Callable[[Sequence[Array]], list[Array]]
+"""Dense arrays of one program's input types to new arrays; threads may call it at once."""
+_CLOSE = 1e-2
+"""How far a row's results may be from those that it has alone, relative to the largest."""
+
+
+class ServedModel:
+    """A model that requests can be put to.
+
+    Args:
+        name, version: in its address.
+        inputs, outputs: names and element types, in order.
+        programs: by the shapes of the inputs, of one shape at least.
+        most: rows of requests that are joined.
+        notes: what whoever starts the server should know.
+
+    Attributes:
+        inputs, outputs: as clients see them; extents that differ between programs are open.
+        sizes: numbers of rows (extents of axis 0) that have a program, by what is behind axis 0;
+            empty where requests are not joined.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        version: str,
+        inputs: Sequence[tuple[str, np.dtype[Any]]],
+        outputs: Sequence[tuple[str, np.dtype[Any]]],
+        programs: Mapping[Shapes, Program],
+        most: int = 1,
+        notes: Sequence[str] = (),
+    ) -> None:
+        for end, dtype in (*inputs, *outputs):
+            if dtype not in NAMES:
+                raise LoadError(name, f"{end} is {dtype}, which the protocol does not know")
+        self.name, self.version, self.notes = name, version, list(notes)
+        self._programs = dict(programs)
+        self._dtypes = [dtype for _, dtype in inputs]
+        results = {shapes: self._results(shapes) for shapes in self._programs}
+        self.inputs = _ends(inputs, list(self._programs))
+        self.outputs = _ends(outputs, list(results.values()))
+        self.sizes = self._batches(results, most)
+
+    @property
+    def most(self) -> int:
+        """The most rows of one run; 1 where requests are not joined."""
+        return max((sizes[-1] for sizes in self.sizes.values()), default=1)
+
+    def rows(self, arrays: Sequence[Array]) -> int:
+        """How many rows a request has; 0 if it runs alone.
+
+        Raises:
+            Refusal: there is no program for its shapes.
+        """
+        shapes = tuple(array.shape for array in arrays)
+        sizes = self.sizes.get(_behind(shapes), ())
+        if sizes and _one_extent(shapes) and 1 <= shapes[0][0] <= sizes[-1]:
+            return int(shapes[0][0])
+        if shapes in self._programs:
+            return 0
+        if sizes:
+            raise Refusal(400, f"a request has 1 to {sizes[-1]} rows, not {_spelled(shapes)}")
+        known = "; ".join(map(_spelled, self._programs))
+        raise Refusal(400, f"there is no program for {_spelled(shapes)}, but for {known}")
+
+    def run(self, arrays: Sequence[Array]) -> list[Array]:
+        """The outputs; rows that have no program together are run in several turns."""
+        shapes = tuple(array.shape for array in arrays)
+        program = self._programs.get(shapes)
+        if program is not None:
+            return program(arrays)
+        behind, rows = _behind(shapes), shapes[0][0]
+        turns = []
+        at = 0
+        for size in _split(rows, self.sizes[behind]):
+            part = [array[at : at + size] for array in arrays]
+            turns.append(self._programs[tuple((size, *s) for s in behind)](part))
+            at += size
+        return [np.concatenate(parts) for parts in zip(*turns, strict=True)]
+
+    # -- batches -------------------------------------------------------------------------------
+
+    def _results(self, shapes: Shapes) -> Shapes:
+        """Shapes of the results, of a run that warms the program up, too."""
+        made = self._programs[shapes](self._zeros(shapes))
+        return tuple(array.shape for array in made)
+
+    def _zeros(self, shapes: Shapes) -> list[Array]:
+        return [np.zeros(s, d) for s, d in zip(shapes, self._dtypes, strict=True)]
+
+    def _batches(
+        self, results: Mapping[Shapes, Shapes], most: int
+    ) -> dict[Shapes, tuple[int, ...]]:
+        found: dict[Shapes, list[int]] = {}
+        for shapes, made in results.items():
+            if _one_extent((*shapes, *made)) and shapes[0][0] <= most:
+                found.setdefault(_behind(shapes), []).append(shapes[0][0])
+        joined = {}
+        for behind, sizes in found.items():
+            sizes.sort()
+            if sizes[0] != 1 or len(sizes) == 1:
+                continue
+            if self._rows_are_apart(behind, sizes):
+                joined[behind] = tuple(sizes)
+            else:
+                self.notes.append("rows of a batch are not independent: requests are not joined")
+        return joined
+
+    def _rows_are_apart(self, behind: Shapes, sizes: Sequence[int]) -> bool:
+        """Whether rows have the results together that they have one by one, on random data."""
+        generator, rows = np.random.default_rng(0), sizes[-1]
+        given = []
+        for shape, dtype in zip(behind, self._dtypes, strict=True):
+            if dtype.kind in "biu":  # Indices, maybe, of small tables.
+                given.append(generator.integers(0, 2, (rows, *shape)).astype(dtype))
+            else:
+                given.append(generator.standard_normal((rows, *shape)).astype(dtype))
+        together = self._programs[tuple(a.shape for a in given)](given)
+        for row in range(rows):
+            alone = self.run([array[row : row + 1] for array in given])
+            for whole, own in zip(together, alone, strict=True):
+                if not _alike(whole[row : row + 1], own):
+                    return False
+        return True
+
+
+def load_model(name: str, version: str, model: Model, most: int = 1, level: int = 2) -> ServedModel:
+    """Compile a model for 1, 2, 4, ... rows up to a number of them, or as it is.
+
+    Args:
+        name, version: in its address.
+        model: with extents that are numbers.
+        most: rows of one run; with 1 requests are not joined.
+        level: of optimization.
+
+    Raises:
+        LoadError: it has no fixed shapes, or an element type that the protocol lacks.
+    """
+    ends = (*zip(model.inputs, model.graph.inputs, strict=True),)
+    for end, value in ends:
+        if not value.type.is_static:
+            raise LoadError(
+                name, f"input {end} is {value.type}", hint=f"give its shape: --shape {end}=1,3"
+            )
+    own = tuple(_shape(value) for _, value in ends)
+    graphs, notes = {own: model.graph}, []
+    if most > 1 and _one_extent(own):
+        try:
+            for rows in _powers(most):
+                shapes = tuple((rows, *s[1:]) for s in own)
+                if shapes not in graphs:
+                    graphs[shapes] = retyped(model.graph, shapes)
+        except TreadleError as error:
+            graphs = {own: model.graph}
+            notes.append(f"it takes no other batch size: {error.problem}")
+    elif most > 1:
+        notes.append("its inputs have no extent in common: requests are not joined")
+    options = Options(level=level)
+    programs = {s: Stages(graph, options=options).compile().run for s, graph in graphs.items()}
+    return ServedModel(
+        name,
+        version,
+        [(end, value.type.dtype.numpy) for end, value in ends],
+        _typed(model.outputs, model.graph.outputs),
+        programs,
+        most,
+        notes,
+    )
+
+
+def load_compiled(
+    name: str, version: str, model: OfflineModel, most: int | None = None
+) -> ServedModel:
+    """Take a model that was compiled into its file: its gears are what requests can have.
+
+    Args:
+        name, version: in its address.
+        model: of a file.
+        most: rows of one run; None for as many as the largest gear has.
+
+    Raises:
+        LoadError: it has an element type that the protocol lacks.
+    """
+    gears = [tuple(gear.values()) for gear in model.gears]
+    notes = []
+    if most is None:
+        most = max((shapes[0][0] for shapes in gears if _one_extent(shapes)), default=1)
+    elif most > 1 and len(gears) == 1:
+        notes.append("its file has code for one shape: requests are not joined")
+
+    def program(arrays: Sequence[Array]) -> list[Array]:
+        return list(model.run(arrays).values())
+
+    return ServedModel(
+        name,
+        version,
+        [(port.name, port.dtype) for port in model.inputs],
+        [(port.name, port.dtype) for port in model.outputs],
+        dict.fromkeys(gears, program),
+        most,
+        notes,
+    )
+
+
+def _typed(names: Sequence[str], values: Sequence[Value]) -> list[tuple[str, np.dtype[Any]]]:
+    return [(n, v.type.dtype.numpy) for n, v in zip(names, values, strict=True)]
+
+
+def _shape(value: Value) -> tuple[int, ...]:
+    return tuple(int(d) for d in value.type.shape)
+
+
+def _powers(most: int) -> list[int]:
+    """1, 2, 4, ... and the number itself."""
+    return [*(1 << i for i in range(most.bit_length()) if 1 << i < most), most]
+
+
+def _split(rows: int, sizes: Sequence[int]) -> list[int]:
+    """Rows as a sum of sizes, the largest first; 1 is one of them."""
+    parts = []
+    for size in reversed(sizes):
+        count, rows = divmod(rows, size)
+        parts += [size] * count
+    return parts
+
+
+def _behind(shapes: Shapes) -> Shapes:
+    return tuple(shape[1:] for shape in shapes)
+
+
+def _one_extent(shapes: Shapes) -> bool:
+    """Whether all have the same first extent."""
+    return all(shapes) and len({shape[0] for shape in shapes}) == 1
+
+
+def _spelled(shapes: Shapes) -> str:
+    return " ".join(str(list(shape)) for shape in shapes)
+
+
+def _ends(named: Sequence[tuple[str, np.dtype[Any]]], shapes: Sequence[Shapes]) -> tuple[End, ...]:
+    """Ends with the extents that all programs agree on."""
+    made = []
+    for i, (name, dtype) in enumerate(named):
+        own = [s[i] for s in shapes]
+        if len(set(map(len, own))) != 1:
+            raise LoadError(name, "its programs differ in rank", saw=", ".join(map(str, own)))
+        extents = (set(along) for along in zip(*own, strict=True))
+        made.append(End(name, dtype, tuple(e.pop() if len(e) == 1 else None for e in extents)))
+    return tuple(made)
+
+
+def _alike(x: Array, y: Array) -> bool:
+    if x.dtype.kind in "biu":
+        return bool((x == y).all())
+    wide, other = x.astype(np.float64), y.astype(np.float64)
+    size = max(float(np.abs(other).max(initial=0)), 1e-6)
+    return bool(np.allclose(wide, other, rtol=0, atol=_CLOSE * size, equal_nan=True))
+
+
+__all__ = ["Program", "ServedModel", "load_compiled", "load_model"]

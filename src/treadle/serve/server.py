@@ -1,0 +1,144 @@
+"""The process: binds the port, serves until it is told to end, and lets requests finish."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import uvicorn
+
+from treadle.base.errors import LoadError
+from treadle.serve.application import Application
+from treadle.serve.connection import Config
+from treadle.serve.limits import Limits
+from treadle.serve.models import ServedModel
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_LOOK = 0.02
+"""Seconds between looks at whether all requests are done."""
+
+
+class Server(uvicorn.Server):
+    """uvicorn's, which ends in another order.
+
+    At the first signal the server says that it is not ready, takes no new requests and finishes
+    those under way; then it closes its port. At the second one it does not wait any more.
+    """
+
+    def __init__(self, app: Application) -> None:
+        super().__init__(Config(app, app.limits))
+        self.app = app
+        self.cut = 0
+        """Requests that were not done in time."""
+        self._draining: asyncio.Task[None] | None = None
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Handle signals in the event loop, and not again when the server has ended."""
+        if threading.current_thread() is not threading.main_thread():
+            yield  # Only that one gets signals.
+            return
+        loop = asyncio.get_running_loop()
+        for number in _SIGNALS:
+            loop.add_signal_handler(number, self.stop)
+        try:
+            yield
+        finally:
+            for number in _SIGNALS:
+                loop.remove_signal_handler(number)
+
+    def stop(self) -> None:
+        """End, once requests under way are answered; at once if called again."""
+        if self._draining is None:
+            self.app.draining = True
+            self._draining = asyncio.get_running_loop().create_task(self._drain())
+        else:
+            self.should_exit = True
+
+    async def _drain(self) -> None:
+        loop = asyncio.get_running_loop()
+        until = loop.time() + self.app.limits.grace
+        while self.app.in_flight and loop.time() < until and not self.should_exit:
+            await asyncio.sleep(_LOOK)
+        self.cut = self.app.in_flight
+        self.should_exit = True
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket of this address, which nobody can connect to yet; port 0 takes a free one.
+
+    Raises:
+        LoadError: the address is another program's, or not this machine's.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        # With the protocol by name, or asyncio leaves TCP_NODELAY off.
+        made = socket.socket(family, kind, protocol or socket.IPPROTO_TCP)
+        try:
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            made.bind(address)
+        except OSError:
+            made.close()
+            raise
+    except (OSError, OverflowError) as error:
+        raise _taken(f"{host}:{port}", error) from error
+    return made
+
+
+def _taken(address: str, error: Exception) -> LoadError:
+    return LoadError("serve", f"cannot listen at {address}: {error}", hint="choose another --port")
+
+
+def url_of(sock: socket.socket) -> str:
+    """The address of a server."""
+    host, port = sock.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def serve(
+    models: Sequence[ServedModel],
+    sock: socket.socket,
+    limits: Limits | None = None,
+    ready: Callable[[Server], None] | None = None,
+) -> int:
+    """Serve models until SIGTERM or SIGINT.
+
+    Args:
+        models: with names and versions that differ; later versions are the default ones.
+        sock: of `bind`.
+        limits: of requests.
+        ready: called in the event loop when requests are taken.
+
+    Returns:
+        The number of requests that were cut off, for lack of time, when the server ended.
+
+    Raises:
+        LoadError: another program has begun to listen at the address.
+    """
+    app = Application(models, limits)
+    server = Server(app)
+
+    async def run() -> None:
+        serving = asyncio.ensure_future(server.serve(sockets=[sock]))
+        while not server.started and not serving.done():
+            await asyncio.sleep(_LOOK)
+        if ready is not None and not serving.done():
+            ready(server)
+        await serving
+
+    try:
+        asyncio.run(run())
+    except OSError as error:
+        raise _taken(url_of(sock), error) from error
+    finally:
+        app.close()
+    return server.cut
+
+
+__all__ = ["Server", "bind", "serve", "url_of"]
