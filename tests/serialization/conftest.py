@@ -5,11 +5,14 @@ from __future__ import annotations
 import io
 import json
 import struct
+import sys
+import types
 from collections import OrderedDict
 from typing import Any
 
 import numpy as np
 import pytest
+from tests.serialization.torch_pickles import STORAGES
 
 from treadle.serialization import load, save
 from treadle.tensor import Parameter, Tensor
@@ -77,3 +80,18 @@ def state() -> dict[str, Any]:
         "rng": b"\x00\xff",
         "type": np.int64,
     }
+
+
+@pytest.fixture
+def torch(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Stand-ins for the names in PyTorch's pickles, while something is written."""
+    package, inner = types.ModuleType("torch"), types.ModuleType("torch._utils")
+    for name in STORAGES:
+        setattr(package, name, type(name, (), {"__module__": "torch"}))
+    for name in ("_rebuild_tensor_v2", "_rebuild_parameter"):
+        function = types.FunctionType((lambda: None).__code__, {}, name)
+        function.__module__, function.__qualname__ = "torch._utils", name
+        setattr(inner, name, function)
+    monkeypatch.setitem(sys.modules, "torch", package)
+    monkeypatch.setitem(sys.modules, "torch._utils", inner)
+    return package

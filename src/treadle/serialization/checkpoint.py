@@ -7,12 +7,12 @@ tensor; and `treadle.digest`, the SHA-256 of the manifest together with all dtyp
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import os
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import IO, Any, TypeAlias
+from typing import IO, Any
 
 from treadle.base.files.container import (
-    Array,
     Header,
     looks_like_container,
     read_array,
@@ -22,12 +22,17 @@ from treadle.base.files.sealed import Kind, Sealed, chunks_of, is_sealed, write
 from treadle.base.files.source import PathLike, Source, open_source
 from treadle.serialization import foreign
 from treadle.serialization.decode import Decoder
+from treadle.serialization.directories import load_directory
 from treadle.serialization.encode import Encoder
+from treadle.serialization.locations import (
+    MapLocation,
+    current_locator,
+    locator,
+    plain_tensor,
+)
 from treadle.serialization.pickled_tensors import load_pickle
 from treadle.serialization.torch_archive import is_torch, load_torch
 from treadle.tensor import Tensor
-
-MapLocation: TypeAlias = "str | Mapping[str, str] | Callable[[str], str] | None"
 
 KIND = Kind("treadle", 1)
 
@@ -69,11 +74,13 @@ def save(
 def load(
     f: PathLike | IO[Any], map_location: MapLocation = None, pickle_module: object = None
 ) -> Any:
-    """Read what `save`, MegEngine or PyTorch wrote, or a safetensors file as a dict of tensors.
+    """Read what `save`, MegEngine or PyTorch wrote, or safetensors as a dict of tensors.
 
     Everything is checked before it is believed, and nothing in a file can run code: the pickles of
     MegEngine and PyTorch are read by an interpreter of their opcodes that knows tensors, arrays,
     plain values and containers, calls nothing, and refuses every other name.
+
+    A directory is read as one of a model's weights, see `load_directory`.
 
     Args:
         f: a path, or a file object opened in binary mode, read from its position to its end.
@@ -91,8 +98,9 @@ def load(
         OSError: the file cannot be opened.
     """
     _refuse_pickle("load", pickle_module)
-    locate = Tensor.dmap_callback if map_location is None else None
-    locate = locate or _locator(map_location)
+    locate = current_locator(map_location)
+    if isinstance(f, str | bytes | os.PathLike) and os.path.isdir(f):
+        return dict(load_directory(os.fsdecode(f), locate))
     with open_source(f) as source:
         reader = _foreign_reader(source)
         if reader is not None:
@@ -101,7 +109,7 @@ def load(
         if is_sealed(header):
             return _load_tree(source, header, locate)
         return {
-            name: _plain_tensor(read_array(source, header, entry), locate)
+            name: plain_tensor(read_array(source, header, entry), locate)
             for name, entry in header.entries.items()
         }
 
@@ -113,7 +121,7 @@ def dmap(map_location: MapLocation) -> Iterator[None]:
     That holds for `load` without one of its own, and for tensors that `pickle` reads.
     """
     before = Tensor.dmap_callback
-    Tensor.dmap_callback = staticmethod(_locator(map_location))
+    Tensor.dmap_callback = staticmethod(locator(map_location))
     try:
         yield
     finally:
@@ -149,24 +157,3 @@ def _load_tree(source: Source, header: Header, locate: Callable[[str], str]) -> 
     obj = decoder.decode(sealed.manifest.get("nodes"), sealed.manifest.get("root"))
     sealed.finish()
     return obj
-
-
-def _locator(map_location: MapLocation) -> Callable[[str], str]:
-    """`map_location` as a function from logical name to logical name."""
-    if map_location is None:
-        return lambda name: name
-    if isinstance(map_location, str):
-        return lambda name: map_location
-    if isinstance(map_location, Mapping):
-        by_start = {start[:4]: name for start, name in map_location.items()}
-        return lambda name: by_start.get(name[:4], name)
-    if callable(map_location):
-        return map_location
-    raise TypeError(
-        f"load: map_location is a {type(map_location).__name__}\n"
-        "  hint: give a device name, a dict of names, or a function"
-    )
-
-
-def _plain_tensor(array: Array, locate: Callable[[str], str]) -> Tensor:
-    return Tensor(array, dtype=array.dtype, device=locate("") or None)

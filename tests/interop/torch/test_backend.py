@@ -13,6 +13,7 @@ pytestmark = [
 
 torch = pytest.importorskip("torch", reason="needs PyTorch")
 
+from tests.interop.torch.networks import NETWORKS  # noqa: E402
 from torch import nn  # noqa: E402
 
 from treadle.interop.torch import backend, left_to_torch  # noqa: E402
@@ -93,6 +94,98 @@ def test_training_follows_the_same_curve_and_nothing_is_left(name: str) -> None:
     assert left(before) == set()
 
 
+def test_fields_of_networks_train_and_nothing_is_left() -> None:
+    """Attention with masks, group norm, upsampling, writes in place, tied weights, an LSTM."""
+    before = left_to_torch()
+    for name, (make, inputs) in NETWORKS.items():
+        torch._dynamo.reset()
+        theirs, x = make().train(), inputs()
+        mine = copy.deepcopy(theirs)
+        found, expected = compiled(mine)(x), theirs(x)
+        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-5, msg=name)
+        for y in (found, expected):
+            (y**2).sum().backward()
+        for (key, ours), other in zip(mine.named_parameters(), theirs.parameters(), strict=True):
+            worst, most = (ours.grad - other.grad).abs().max(), other.grad.abs().max()
+            assert worst <= 1e-4 * max(1.0, most), f"{name}: {key}"
+    assert left(before) == set()
+
+
+def test_dropout_is_run_by_torch_and_reported() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.ReLU()).train()
+    before, x = left_to_torch(), torch.ones(64, 4)
+    torch.manual_seed(3)
+    found = compiled(model)(x)
+    torch.manual_seed(3)
+    torch.testing.assert_close(found, model(x))
+    assert left(before) == {"native_dropout.default"}
+
+
+def test_a_mask_sets_one_value_in_ops_and_several_in_torch() -> None:
+    def one(x: Any) -> Any:
+        y = x.clone()
+        y[y > 0] = 0
+        return y * 2
+
+    def several(x: Any) -> Any:
+        y = x.clone()
+        y[y > 0] = x[x > 0] * 3
+        return y * 2
+
+    x, before = torch.randn(4, 5), left_to_torch()
+    torch.testing.assert_close(compiled(one)(x), one(x))
+    assert left(before) == set()
+    torch.testing.assert_close(compiled(several)(x), several(x))
+
+
+def test_a_mask_over_the_first_axes() -> None:
+    def rows(x: Any) -> Any:
+        return x.index_put((x[:, 0] > 0,), torch.tensor(7.0)) + 1
+
+    x = torch.randn(6, 3)
+    torch.testing.assert_close(compiled(rows)(x), rows(x))
+
+
+def test_several_values_behind_a_mask_are_left_to_torch() -> None:
+    def put(x: Any, values: Any) -> Any:
+        return x.index_put((x > 0,), values) + 1
+
+    x, before = torch.tensor([1.0, -1.0, 2.0]), left_to_torch()
+    values = torch.tensor([10.0, 20.0])
+    torch.testing.assert_close(compiled(put)(x, values), put(x, values))
+    reasons = {e.reason for e in left_to_torch() if e.operator == "index_put.default"}
+    assert left(before) == {"index_put.default"}
+    assert any("mask" in reason for reason in reasons)
+
+
+@pytest.mark.parametrize("kind", [torch.int32, torch.int64, torch.float32])
+def test_remainders_have_the_signs_that_torch_gives_them(kind: Any) -> None:
+    def remainders(x: Any, y: Any) -> Any:
+        floor = torch.div(x, y, rounding_mode="floor")
+        return torch.fmod(x, y), torch.remainder(x, y), floor, x.div(y, rounding_mode="trunc")
+
+    before = left_to_torch()
+    x = torch.tensor([7, -7, 7, -7, 6, -6, 0, 5], dtype=kind)
+    y = torch.tensor([3, 3, -3, -3, 3, -3, -4, 5], dtype=kind)
+    for ours, theirs in zip(compiled(remainders)(x, y), remainders(x, y), strict=True):
+        torch.testing.assert_close(ours, theirs)
+    assert left(before) == set()
+
+
+def bilinear(x: Any, scale: float) -> Any:
+    return nn.functional.interpolate(
+        x, scale_factor=scale, mode="bilinear", recompute_scale_factor=False
+    )
+
+
+@pytest.mark.parametrize("scale", [2.0, 1.7, 0.6])
+def test_scales_that_are_no_ratio_of_extents_are_not_taken_for_one(scale: float) -> None:
+    x = torch.randn(1, 2, 5, 7)
+    torch.testing.assert_close(
+        compiled(lambda given: bilinear(given, scale))(x), bilinear(x, scale), rtol=1e-4, atol=1e-5
+    )
+
+
 def test_inference_is_one_program() -> None:
     model = Classifier().eval()
     x = torch.randn(2, 3, 12, 12)
@@ -129,6 +222,10 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "indices": lambda x: (x[[0, 2, 1]], x.gather(1, (x > 0).long()), x[x.argmax(0) % 4, 1]),
     "powers": lambda x: (x**2, x.abs() ** 0.5, 2.0**x, torch.rsqrt(x.abs() + 1), x.round()),
     "halves": lambda x: (x.bfloat16() @ x.bfloat16().t()).float().softmax(1),
+    "whole tensors": lambda x: (x.argmax(), x.argmin(), x.roll(3), x.max(), x.sum()),
+    "strides": lambda x: (x.contiguous().as_strided((2, 2), (1, 3), 1), x.diagonal(1), x.diag()),
+    "logarithms": lambda x: (x.abs().log2(), x.abs().log10(), x.exp2(), x.cumprod(0)),
+    "bounds": lambda x: (torch.clamp(x, x - 1, x.mean(0)), *torch.var_mean(x, 1)),
     "sorted": lambda x: (*x.sort(1, descending=True), *x.topk(2, dim=0)),
 }
 

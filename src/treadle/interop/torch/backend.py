@@ -16,34 +16,24 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._decomp import core_aten_decompositions
 from torch._dynamo.backends.common import aot_autograd
 from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
 
-from treadle.base.errors import TreadleError
 from treadle.base.log import get_logger
-from treadle.base.types import TensorType
 from treadle.engine.options import Options
 from treadle.engine.pipeline import Stages
-from treadle.graph.builder import GraphBuilder, GraphOperand
+from treadle.graph.builder import GraphBuilder
 from treadle.graph.ir import Graph
-from treadle.interop.torch import elementwise, layers, shaping  # noqa: F401  (they register)
-from treadle.interop.torch.arrays import DTYPES, to_array, to_tensor
-from treadle.interop.torch.table import LOWERINGS, Call, name_of
-
-_KEPT = (
-    "_log_softmax",
-    "_scaled_dot_product_flash_attention_for_cpu",
-    "_softmax",
-    "gelu",
-    "max_pool2d_with_indices",
-    "native_layer_norm",
-    "silu",
+from treadle.interop.torch.arrays import to_array, to_tensor
+from treadle.interop.torch.nodes import (
+    FOR_GRADIENTS,
+    decompositions,
+    lowered,
+    refusal,
+    type_of,
 )
-"""Operators that are not to be taken apart, since ours are the same."""
-_SECOND = ("max_pool2d_with_indices", "_scaled_dot_product_flash_attention_for_cpu")
-"""Operators whose second result is made for their gradient, and is another one for ours."""
+from treadle.interop.torch.table import name_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +63,7 @@ def backend(module: fx.GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Cal
     """
     compiler = partial(_boxed, _shown(module))
     compiled: Any = aot_autograd(
-        fw_compiler=compiler, bw_compiler=compiler, decompositions=_decompositions()
+        fw_compiler=compiler, bw_compiler=compiler, decompositions=decompositions()
     )
     made: Callable[..., Any] = compiled(module, inputs)
     return made
@@ -85,7 +75,7 @@ def _shown(module: fx.GraphModule) -> frozenset[str]:
     for node in module.graph.nodes:
         text = f"{node.target} {getattr(node.target, '__name__', '')}"
         asked = node.kwargs.get("return_indices") or (len(node.args) > 6 and node.args[6] is True)
-        found |= {name for name in _SECOND if name in text or (asked and "max_pool" in name)}
+        found |= {name for name in FOR_GRADIENTS if name in text or (asked and "max_pool" in name)}
     return frozenset(found)
 
 
@@ -102,11 +92,6 @@ def _boxed(
 
     run._boxed_call = True  # type: ignore[attr-defined]
     return run
-
-
-def _decompositions() -> Mapping[Any, Any]:
-    table: dict[Any, Any] = dict(core_aten_decompositions())
-    return {k: v for k, v in table.items() if name_of(k).partition(".")[0] not in _KEPT}
 
 
 # -- what is taken over ------------------------------------------------------------------------
@@ -126,7 +111,7 @@ class _Support(OperatorSupportBase):  # type: ignore[misc, unused-ignore]  # tor
             source = node.args[0]
             return isinstance(source, fx.Node) and self.is_node_supported(submodules, source)
         if node not in self.reasons:
-            self.reasons[node] = self._hidden(node) or _refusal(node)
+            self.reasons[node] = self._hidden(node) or refusal(node)
         return not self.reasons[node]
 
     def _hidden(self, node: fx.Node) -> str:
@@ -134,66 +119,6 @@ class _Support(OperatorSupportBase):  # type: ignore[misc, unused-ignore]  # tor
         name = name_of(node.target).partition(".")[0]
         own = any(name.startswith(s) for s in self._shown)
         return "the program reads its second result" if own else ""
-
-
-def _refusal(node: fx.Node) -> str:
-    """Why a node stays with PyTorch; "" if it does not."""
-    if name_of(node.target) not in LOWERINGS:
-        return "it has no counterpart"
-    values = [node.meta.get("val"), *(n.meta.get("val") for n in node.all_input_nodes)]
-    for value in values:
-        for tensor in value if isinstance(value, (tuple, list)) else [value]:
-            problem = _unfit(tensor)
-            if problem:
-                return problem
-    builder = GraphBuilder("trial")
-    try:
-        operands = {n: _placeholder(builder, n) for n in node.all_input_nodes}
-        _lowered(builder, node, operands)
-    except (TreadleError, NotImplementedError, TypeError, ValueError, KeyError) as error:
-        return str(error).partition("\n")[0] or type(error).__name__
-    return ""
-
-
-def _unfit(tensor: Any) -> str:
-    if tensor is None or isinstance(tensor, (int, float, bool)):
-        return ""
-    if not isinstance(tensor, torch.Tensor):
-        return "a value is no tensor of fixed shape"
-    if tensor.device.type != "cpu":
-        return f"a tensor is on {tensor.device}"
-    if tensor.dtype not in DTYPES:
-        return f"{tensor.dtype} is no element type of ours"
-    if not all(isinstance(d, int) for d in tensor.shape):
-        return "a shape is symbolic"
-    return ""
-
-
-def _placeholder(builder: GraphBuilder, node: fx.Node) -> Any:
-    value = node.meta["val"]
-    if isinstance(value, (tuple, list)):
-        return tuple(builder.input(_type(v)) for v in value)
-    return builder.input(_type(value)) if isinstance(value, torch.Tensor) else value
-
-
-def _type(value: torch.Tensor) -> TensorType:
-    return TensorType(DTYPES[value.dtype], tuple(int(d) for d in value.shape))
-
-
-def _lowered(builder: GraphBuilder, node: fx.Node, operands: Mapping[fx.Node, Any]) -> Any:
-    """The node's results as operands."""
-    arguments: Any = fx.map_arg(node.args, operands.__getitem__)
-    keywords: Any = fx.map_arg(node.kwargs, operands.__getitem__)
-    if node.target is operator.getitem:
-        return arguments[0][arguments[1]]
-    inputs = tuple(a.meta.get("val") if isinstance(a, fx.Node) else None for a in node.args)
-    call = Call(builder, node.meta["val"], inputs)
-    made = LOWERINGS[name_of(node.target)](call, *arguments, **keywords)
-    expected = node.meta["val"]
-    single = isinstance(made, GraphOperand) and isinstance(expected, torch.Tensor)
-    if single and made.type != _type(expected):
-        raise NotImplementedError(f"the result would be {made.type}, not {_type(expected)}")
-    return made
 
 
 # -- parts -------------------------------------------------------------------------------------
@@ -247,9 +172,9 @@ def _graph_of(part: fx.GraphModule) -> tuple[Graph, str]:
     shape = "one"
     for node in part.graph.nodes:
         if node.op == "placeholder":
-            operands[node] = builder.input(_type(node.meta["val"]), str(node.name))
+            operands[node] = builder.input(type_of(node.meta["val"]), str(node.name))
         elif node.op == "call_function":
-            operands[node] = _lowered(builder, node, operands)
+            operands[node] = lowered(builder, node, operands)
         elif node.op == "output":
             results = node.args[0]
             shape = "one" if isinstance(results, fx.Node) else "many"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -65,6 +66,23 @@ def _register_unary() -> None:
 
 
 _register_unary()
+
+
+def _scaled_log(base: float) -> Any:
+    def lower(call: Call, x: V) -> V:
+        return unary.Log()(x.astype(call.dtype)) / math.log(base)
+
+    return lower
+
+
+lowers("log2.default")(_scaled_log(2))
+lowers("log10.default")(_scaled_log(10))
+
+
+@lowers("exp2.default")
+def _exp2(call: Call, x: V) -> V:
+    y = x.astype(call.dtype)
+    return ew.Pow()(y.constant(2.0), y)
 
 
 @lowers("round.default")
@@ -247,6 +265,13 @@ def _clamp(call: Call, x: V, low: Any = None, high: Any = None) -> V:
 def _clamp_min(call: Call, x: V, low: Any) -> V:
     made: V = _clamp(call, x, low)
     return made
+
+
+@lowers("clamp.Tensor")
+def _clamp_by_tensors(call: Call, x: V, low: Any = None, high: Any = None) -> V:
+    y = x.astype(call.dtype)
+    y = y if low is None else ew.Maximum()(y, call.operand(low, call.dtype, y))
+    return y if high is None else ew.Minimum()(y, call.operand(high, call.dtype, y))
 
 
 @lowers("leaky_relu.default")

@@ -13,11 +13,17 @@ from treadle.graph.builder import GraphOperand
 from treadle.interop.torch.shaping import extents
 from treadle.interop.torch.table import Call, lowers
 from treadle.ops import reduce, unary
-from treadle.ops.attention import Attention, AttentionGrad
+from treadle.ops.adaptive_pool import (
+    AdaptiveAvgPool,
+    AdaptiveAvgPoolGrad,
+    AdaptiveMaxPool,
+    AdaptiveMaxPoolGrad,
+)
 from treadle.ops.batch_norm import BatchNormInfer
 from treadle.ops.conv import Conv, ConvGradInput, ConvGradWeight
+from treadle.ops.gather import Take
 from treadle.ops.matmul import Matmul
-from treadle.ops.norm import LayerNorm
+from treadle.ops.norm import GroupNorm, LayerNorm
 from treadle.ops.pool import AvgPool, AvgPoolGrad, MaxPool, MaxPoolGrad
 from treadle.ops.resample import Resize
 from treadle.ops.softmax import LogSoftmax, Softmax
@@ -172,11 +178,35 @@ def _avg_pool_backward(
     return AvgPoolGrad(*window, count_include_pad, ceil_mode, extents(x)[2:])(dy)
 
 
-@lowers("_adaptive_avg_pool2d.default")
+@lowers("_adaptive_avg_pool2d.default", "_adaptive_avg_pool3d.default")
 def _adaptive(call: Call, x: V, output: Ints) -> V:
-    if tuple(output) != (1, 1):
-        raise NotImplementedError("adaptive pooling to more than one cell")
-    return reduce.Mean((2, 3), True)(x)
+    if set(output) == {1}:
+        return reduce.Mean(tuple(range(x.type.ndim - len(output), x.type.ndim)), True)(x)
+    single = x.type.ndim == len(output) + 1
+    batched = x.reshape((1, *extents(x))) if single else x
+    return AdaptiveAvgPool(tuple(output))(batched).reshape(call.shape)
+
+
+@lowers("_adaptive_avg_pool2d_backward.default", "_adaptive_avg_pool3d_backward.default")
+def _adaptive_backward(call: Call, dy: V, x: V) -> V:
+    if x.type.ndim == 3:
+        raise NotImplementedError("the gradient of adaptive pooling without a batch axis")
+    return AdaptiveAvgPoolGrad(extents(dy)[2:], extents(x)[2:])(dy)
+
+
+@lowers("adaptive_max_pool2d.default", "adaptive_max_pool3d.default")
+def _adaptive_max(call: Call, x: V, output: Ints) -> tuple[V, V]:
+    """The places are asked for by the gradient alone, as those of `max_pool2d_with_indices`."""
+    if x.type.ndim != len(output) + 2:
+        raise NotImplementedError("adaptive pooling without a batch axis")
+    y = AdaptiveMaxPool(tuple(output))(x)
+    nothing = call.builder.constant(np.zeros((1,) * len(call.shape), np.int64))
+    return y, nothing.broadcast_to(call.shape)
+
+
+@lowers("adaptive_max_pool2d_backward.default", "adaptive_max_pool3d_backward.default")
+def _adaptive_max_backward(call: Call, dy: V, x: V, places: V) -> V:
+    return AdaptiveMaxPoolGrad(extents(dy)[2:])(x, dy)
 
 
 @lowers("upsample_bilinear2d.vec", "upsample_bilinear2d.default")
@@ -187,6 +217,19 @@ def _upsample(call: Call, x: V, size: Any, align_corners: bool, *rest: Any) -> V
         raise NotImplementedError("a scale that is not the ratio of the extents")
     places = "align_corners" if align_corners else "half_pixel"
     return Resize("linear", places, call.shape[2:])(x)
+
+
+@lowers("upsample_nearest2d.vec", "upsample_nearest2d.default")
+def _upsample_nearest(call: Call, x: V, size: Any, *scales: Any) -> V:
+    given = scales[0] if scales and isinstance(scales[0], (list, tuple)) else scales
+    steps = [None] * 2 if not any(given) else list(given)
+    for axis, step in enumerate(steps, 2):
+        count, wide = extents(x)[axis], call.shape[axis]
+        # As PyTorch: the step is one of float32, from the scale where there is one.
+        ratio = np.float32(1 / step if step else count / wide)
+        cells = np.floor(np.arange(wide, dtype=np.float32) * ratio).astype(np.int64)
+        x = Take(axis)(x, call.builder.constant(np.minimum(cells, count - 1)))
+    return x
 
 
 @lowers("max_pool2d_with_indices.default")
@@ -267,6 +310,53 @@ def _batch_norm_inference(
     return x * _per_channel(factor, rank) + _per_channel(shift, rank), empty, empty
 
 
+@lowers("native_group_norm.default")
+def _group_norm(
+    call: Call,
+    x: V,
+    weight: V | None,
+    bias: V | None,
+    batch: int,
+    channels: int,
+    cells: int,
+    groups: int,
+    eps: float,
+) -> tuple[V, V, V]:
+    """Results: y, and per group its mean and inverse deviation."""
+    kind = x.type.dtype
+    affine = () if weight is None or bias is None else (weight, bias)
+    y = GroupNorm(groups, eps)(x, *affine)
+    if not affine:
+        y = y if weight is None else y * _per_channel(weight, x.type.ndim)
+        y = y if bias is None else y + _per_channel(bias, x.type.ndim)
+    wide = x.astype(dt.float32) if kind.itemsize < 4 else x
+    grouped = wide.reshape((batch, groups, channels // groups * cells))
+    mean = reduce.Mean((2,), True)(grouped)
+    centered = grouped - mean
+    inverse = unary.Rsqrt()(reduce.Mean((2,))(centered * centered) + eps)
+    return y, mean.reshape((batch, groups)).astype(kind), inverse.astype(kind)
+
+
+@lowers("_native_batch_norm_legit.no_stats")
+def _batch_norm_without_statistics(
+    call: Call,
+    x: V,
+    weight: V | None,
+    bias: V | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> tuple[V, V, V]:
+    axes = tuple(i for i in range(x.type.ndim) if i != 1)
+    mean = reduce.Mean(axes, True)(x)
+    centered = x - mean
+    inverse = unary.Rsqrt()(reduce.Mean(axes, True)(centered * centered) + eps)
+    y = centered * inverse
+    y = y if weight is None else y * _per_channel(weight, x.type.ndim)
+    y = y if bias is None else y + _per_channel(bias, x.type.ndim)
+    return y, mean.reshape((extents(x)[1],)), inverse.reshape((extents(x)[1],))
+
+
 @lowers("_native_batch_norm_legit_functional.default")
 def _batch_norm_training(
     call: Call,
@@ -298,7 +388,7 @@ def _batch_norm_training(
     return y, mean, inverse, new_mean, new_var
 
 
-# -- softmax and attention ---------------------------------------------------------------------
+# -- softmax ----------------------------------------------------------------------------------
 
 
 @lowers("_softmax.default", "softmax.int")
@@ -309,62 +399,3 @@ def _softmax(call: Call, x: V, dim: int, *rest: Any) -> V:
 @lowers("_log_softmax.default", "log_softmax.int")
 def _log_softmax(call: Call, x: V, dim: int, *rest: Any) -> V:
     return LogSoftmax(dim % x.type.ndim)(x.astype(call.dtype))
-
-
-@lowers("scaled_dot_product_attention.default")
-def _attention(
-    call: Call,
-    q: V,
-    k: V,
-    v: V,
-    mask: V | None = None,
-    dropout: float = 0.0,
-    causal: bool = False,
-    *,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> V:
-    if dropout or enable_gqa or mask is not None:
-        raise NotImplementedError("attention with dropout, masks or shared heads")
-    return Attention(causal, scale)(q, k, v)
-
-
-@lowers("_scaled_dot_product_flash_attention_for_cpu.default")
-def _flash_attention(
-    call: Call,
-    q: V,
-    k: V,
-    v: V,
-    dropout: float = 0.0,
-    causal: bool = False,
-    *,
-    attn_mask: V | None = None,
-    scale: float | None = None,
-) -> tuple[V, V]:
-    """The second result, sums of exponentials, is for the gradient alone, which makes its own."""
-    if dropout or attn_mask is not None:
-        raise NotImplementedError("attention with dropout or a mask")
-    nothing = call.builder.constant(np.zeros((1, 1, 1), np.float32))
-    y = Attention(causal, scale)(q, k, v)
-    AttentionGrad(causal, scale).infer(q.type, k.type, v.type, y.type)  # it has to be ours, too
-    return y, nothing.broadcast_to(extents(q)[:3])
-
-
-@lowers("_scaled_dot_product_flash_attention_for_cpu_backward.default")
-def _flash_attention_backward(
-    call: Call,
-    dy: V,
-    q: V,
-    k: V,
-    v: V,
-    y: V,
-    sums: V,
-    dropout: float,
-    causal: bool,
-    *,
-    attn_mask: V | None = None,
-    scale: float | None = None,
-) -> tuple[V, ...]:
-    if dropout or attn_mask is not None:
-        raise NotImplementedError("attention with dropout or a mask")
-    return AttentionGrad(causal, scale).outputs(q, k, v, dy)

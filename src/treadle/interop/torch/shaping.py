@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
@@ -15,10 +16,11 @@ from treadle.interop.torch.elementwise import truth
 from treadle.interop.torch.table import Call, lowers
 from treadle.ops import reduce, unary
 from treadle.ops.creation import Full, Iota
-from treadle.ops.cumulative import CumSum
+from treadle.ops.cumulative import CumProd, CumSum
 from treadle.ops.gather import Index, IndexAdd, IndexUpdate, Take
 from treadle.ops.gather_along import AddAlongAxis, ScatterAlongAxis, TakeAlongAxis
 from treadle.ops.movement import Concat, Flip, Roll
+from treadle.ops.select import Where
 from treadle.ops.slicing import Pad, Slice, SliceUpdate
 from treadle.ops.sort import Sort, TopK
 
@@ -30,6 +32,11 @@ LAST = (1 << 63) - 1
 def extents(x: V) -> tuple[int, ...]:
     """The shape as numbers."""
     return tuple(int(d) for d in x.type.shape)
+
+
+def flat(x: V) -> V:
+    """The elements along one axis."""
+    return x.reshape((math.prod(extents(x)),))
 
 
 @lowers(
@@ -155,6 +162,35 @@ def _unbind(call: Call, x: V, dim: int = 0) -> tuple[V, ...]:
     return tuple(part(x, dim, i, i + 1).reshape(tuple(shape)) for i in range(extents(x)[dim]))
 
 
+@lowers("diagonal.default", "diagonal_copy.default")
+def _diagonal(call: Call, x: V, offset: int = 0, dim1: int = 0, dim2: int = 1) -> V:
+    """Elements of two axes at equal places, on a new last axis."""
+    rank, shape = x.type.ndim, extents(x)
+    first, second = dim1 % rank, dim2 % rank
+    order = [i for i in range(rank) if i not in (first, second)]
+    rows, columns, count = shape[first], shape[second], call.shape[-1]
+    wide = (*(shape[i] for i in order), rows * columns)
+    lined = x.transpose((*order, first, second)).reshape(wide)
+    start = offset if offset >= 0 else -offset * columns
+    places = call.builder.constant(start + np.arange(count, dtype=np.int64) * (columns + 1))
+    return Take(rank - 2)(lined, places)
+
+
+@lowers("as_strided.default", "as_strided_copy.default")
+def _as_strided(
+    call: Call, x: V, size: Sequence[int], stride: Sequence[int], offset: int | None = None
+) -> V:
+    """Elements of the memory of x, which has to be row-major there for ours to have the same."""
+    if not call.inputs[0].is_contiguous():
+        raise NotImplementedError("strides over memory that is not row-major")
+    places = np.full((), offset or 0, np.int64)
+    for count, step in zip(size, stride, strict=True):
+        places = places[..., None] + np.arange(count, dtype=np.int64) * step
+    if places.size and not 0 <= places.min() <= places.max() < math.prod(extents(x)):
+        raise NotImplementedError("strides beyond the tensor")
+    return Take(0)(flat(x), call.builder.constant(places.reshape(-1))).reshape(call.shape)
+
+
 @lowers("flip.default")
 def _flip(call: Call, x: V, dims: Sequence[int]) -> V:
     return Flip(tuple(sorted(d % x.type.ndim for d in dims)))(x)
@@ -163,7 +199,7 @@ def _flip(call: Call, x: V, dims: Sequence[int]) -> V:
 @lowers("roll.default")
 def _roll(call: Call, x: V, shifts: Sequence[int], dims: Sequence[int] = ()) -> V:
     if not dims:
-        return Roll(tuple(shifts), (0,))(x.reshape((-1,))).reshape(call.shape)
+        return Roll(tuple(shifts), (0,))(flat(x)).reshape(call.shape)
     return Roll(tuple(shifts), tuple(d % x.type.ndim for d in dims))(x)
 
 
@@ -187,7 +223,16 @@ def _full(call: Call, first: Any, *args: Any, **kwargs: Any) -> V:
     return made
 
 
-@lowers("zeros.default", "zeros_like.default", "new_zeros.default", "empty.memory_format")
+@lowers(
+    "zeros.default",
+    "zeros_like.default",
+    "new_zeros.default",
+    "empty.memory_format",
+    "empty_like.default",
+    "empty_strided.default",
+    "new_empty.default",
+    "new_empty_strided.default",
+)
 def _zeros(call: Call, *args: Any, **kwargs: Any) -> V:
     return call.builder.apply(Full(call.shape, 0, call.dtype), ())[0]
 
@@ -266,10 +311,26 @@ def _index(call: Call, x: V, indices: Sequence[V | None]) -> V:
 def _index_put(
     call: Call, x: V, indices: Sequence[V | None], values: V, accumulate: bool = False
 ) -> V:
+    if set(extents(values)) <= {1} and not accumulate and _is_mask(indices):
+        return _filled(x, indices[0], values)
     axes, given = _axes_of(x, indices)
     picked = extents(Index(axes)(x, *given))
     op = (IndexAdd if accumulate else IndexUpdate)(axes)
     return op(x, values.astype(x.type.dtype).broadcast_to(picked), *given)
+
+
+def _is_mask(indices: Sequence[V | None]) -> bool:
+    """Whether a boolean tensor alone says which elements are meant."""
+    mask, *rest = indices
+    return mask is not None and mask.type.dtype is dt.bool_ and all(i is None for i in rest)
+
+
+def _filled(x: V, mask: Any, value: V) -> V:
+    """x with one value where the mask is true; the mask is over the first axes of x."""
+    shape = extents(x)
+    lined = mask.reshape((*extents(mask), *[1] * (len(shape) - mask.type.ndim)))
+    made: V = Where()(lined, value.astype(x.type.dtype).reshape(()), x)
+    return made.broadcast_to(shape)
 
 
 # -- reductions --------------------------------------------------------------------------------
@@ -332,11 +393,19 @@ def _var(call: Call, x: V, dims: Any = None, *, correction: Any = 1, keepdim: bo
     return total / max(count - (1 if correction is None else correction), 0)
 
 
+@lowers("var_mean.correction")
+def _var_mean(
+    call: Call, x: V, dims: Any = None, *, correction: Any = 1, keepdim: bool = False
+) -> tuple[V, V]:
+    found: V = _var(call, x, dims, correction=correction, keepdim=keepdim)
+    return found, _over(reduce.Mean, x, dims, keepdim)
+
+
 def _argument(op: Any) -> Any:
     def lower(call: Call, x: V, dim: Any = None, keepdim: bool = False) -> V:
-        flat = x.reshape((-1,)) if dim is None else x
+        line = flat(x) if dim is None else x
         axis = 0 if dim is None else dim % x.type.ndim
-        found: V = op(axis, keepdim and dim is not None)(flat)
+        found: V = op(axis, keepdim and dim is not None)(line)
         return found.astype(dt.int64).reshape(call.shape)
 
     return lower
@@ -376,6 +445,11 @@ def _sort(call: Call, x: V, dim: int = -1, descending: bool = False, **kwargs: A
 @lowers("cumsum.default")
 def _cumsum(call: Call, x: V, dim: int, **kwargs: Any) -> V:
     return CumSum(dim % x.type.ndim)(x.astype(call.dtype))
+
+
+@lowers("cumprod.default")
+def _cumprod(call: Call, x: V, dim: int, **kwargs: Any) -> V:
+    return CumProd(dim % x.type.ndim)(x.astype(call.dtype))
 
 
 @lowers("linalg_vector_norm.default")

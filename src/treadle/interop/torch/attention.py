@@ -1,0 +1,101 @@
+"""Scaled dot-product attention of ATen, with masks, and its gradient."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from treadle.base import dtype as dt
+from treadle.graph.builder import GraphOperand
+from treadle.interop.torch.shaping import extents
+from treadle.interop.torch.table import Call, lowers
+from treadle.ops import logic, reduce
+from treadle.ops.attention import Attention, AttentionGrad
+from treadle.ops.select import Where
+
+V = GraphOperand
+
+
+def _seen(mask: V | None, q: V) -> tuple[tuple[V, ...], V | None]:
+    """The mask as ours takes it, and which queries see some key, where any may see none.
+
+    PyTorch's result for a query without keys is 0, ours NaN: such a query is shown all keys, and
+    what it found is set to 0.
+    """
+    if mask is None:
+        return (), None
+    boolean = mask.type.dtype is dt.bool_
+    shown = mask if boolean else logic.NotEqual()(mask, mask.constant(-np.inf))
+    some = reduce.Any((mask.type.ndim - 1,), True)(shown)
+    nothing = mask.constant(True, dt.bool_) if boolean else mask.constant(0.0)
+    open_ = Where()(some, mask, nothing.broadcast_to(extents(mask)))
+    return (open_ if boolean else open_.astype(q.type.dtype),), some
+
+
+def _where_seen(some: V | None, x: V) -> V:
+    return x if some is None else Where()(some, x, x.constant(0.0))
+
+
+@lowers("scaled_dot_product_attention.default")
+def _attention(
+    call: Call,
+    q: V,
+    k: V,
+    v: V,
+    mask: V | None = None,
+    dropout: float = 0.0,
+    causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> V:
+    if dropout or enable_gqa:
+        raise NotImplementedError("attention with dropout or shared heads")
+    given, some = _seen(mask, q)
+    return _where_seen(some, Attention(causal, scale)(q, k, v, *given))
+
+
+@lowers("_scaled_dot_product_flash_attention_for_cpu.default")
+def _flash_attention(
+    call: Call,
+    q: V,
+    k: V,
+    v: V,
+    dropout: float = 0.0,
+    causal: bool = False,
+    *,
+    attn_mask: V | None = None,
+    scale: float | None = None,
+) -> tuple[V, V]:
+    """The second result, sums of exponentials, is for the gradient alone, which makes its own."""
+    if dropout:
+        raise NotImplementedError("attention with dropout")
+    given, some = _seen(attn_mask, q)
+    y = _where_seen(some, Attention(causal, scale)(q, k, v, *given))
+    # It has to be ours, too.
+    types = (q.type, k.type, v.type, y.type, *(m.type for m in given))
+    AttentionGrad(causal, scale).infer(*types)
+    nothing = call.builder.constant(np.zeros((1, 1, 1), np.float32))
+    return y, nothing.broadcast_to(extents(q)[:3])
+
+
+@lowers("_scaled_dot_product_flash_attention_for_cpu_backward.default")
+def _flash_attention_backward(
+    call: Call,
+    dy: V,
+    q: V,
+    k: V,
+    v: V,
+    y: V,
+    sums: V,
+    dropout: float,
+    causal: bool,
+    *,
+    attn_mask: V | None = None,
+    scale: float | None = None,
+) -> tuple[Any, ...]:
+    if dropout:
+        raise NotImplementedError("attention with dropout")
+    given, some = _seen(attn_mask, q)
+    return AttentionGrad(causal, scale).outputs(q, k, v, _where_seen(some, dy), *given)

@@ -1,0 +1,208 @@
+"""Programs of `torch.export` as modules: parameters to train, a forward of Treadle's ops.
+
+A program is a graph of ATen operators with its weights. It is written in ops through the same table
+that the backend of `torch.compile` uses, once for each set of input shapes, and the ops are applied
+to tensors: so the module records gradients, and is captured, compiled and dumped as any other.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.export.graph_signature import ConstantArgument, InputKind
+
+from treadle.base.errors import LoadError
+from treadle.base.files.source import PathLike
+from treadle.base.modes import pop_casting, push_casting
+from treadle.interop.torch.arrays import to_array
+from treadle.interop.torch.nodes import decompositions
+from treadle.interop.torch.program import Program
+from treadle.interop.torch.written import Place
+from treadle.module.module import Module
+from treadle.tensor import Parameter, Tensor
+
+
+def from_exported(program: ExportedProgram) -> ExportedModel:
+    """A program of `torch.export` as a module of Treadle, with copies of its weights.
+
+    Args:
+        program: what `torch.export.export` gave. Inputs may have dynamic extents: the program is
+            then written anew for each set of shapes that it meets, within the bounds it declares.
+
+    Raises:
+        UnsupportedOp: operators have no counterpart; all are listed, with the user's lines.
+        LoadError: the program writes into its inputs, or has inputs that are neither tensors nor
+            plain values.
+    """
+    return ExportedModel(program)
+
+
+def load_exported(path: PathLike) -> ExportedModel:
+    """The module of a `.pt2` file, which `torch.export.save` wrote.
+
+    The file is read by PyTorch: open only those whose origin you trust.
+
+    Raises:
+        LoadError: PyTorch cannot read the file.
+        UnsupportedOp, LoadError: as `from_exported`.
+    """
+    return from_exported(read_exported(path))
+
+
+def read_exported(path: PathLike) -> ExportedProgram:
+    """The program of a `.pt2` file, as PyTorch reads it; see `load_exported`."""
+    name = os.fsdecode(path)
+    try:
+        with quiet_torch():
+            return torch.export.load(name)
+    except Exception as error:  # PyTorch raises whatever its parsers do
+        text = str(error).strip().partition("\n")[0]
+        raise LoadError(
+            name,
+            f"PyTorch cannot read it as an exported program: {text or type(error).__name__}",
+            hint="write it with torch.export.save, and read it with the same version of PyTorch",
+        ) from error
+
+
+@contextmanager
+def quiet_torch() -> Iterator[None]:
+    """Inside, PyTorch's exporter says nothing of its own parts that are to change."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        yield
+
+
+class Weights(Module):
+    """Holds the weights of a part of an exported program, under PyTorch's names."""
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Refuse: the program is one whole.
+
+        Raises:
+            LoadError: always.
+        """
+        raise LoadError("torch.export", "a part of an exported program cannot be called alone")
+
+
+class ExportedModel(Module):
+    """What an exported program computes; `state_dict()` has PyTorch's names.
+
+    Whether layers such as BatchNorm and Dropout train was decided when the program was exported;
+    `train()` and `eval()` change nothing, and autocasting does not reach inside. Buffers that the
+    program updates are updated at each call.
+
+    Attributes:
+        input_names: of the tensors it takes, in the order in which arguments are flattened.
+        input_types: element type and shape of each by name; extents that may vary are "?".
+        output_names: keys of the results where they have some, else their numbers.
+    """
+
+    def __init__(self, program: ExportedProgram) -> None:
+        super().__init__()
+        with quiet_torch():
+            core = program.run_decompositions(decompositions())
+        self._paths: dict[str, tuple[str, ...]] = {}
+        self._targets: list[str] = []
+        self._program = Program(core, *self._take(core))
+        self.input_names = self._program.names
+        self.input_types = self._program.types
+        self.output_names = self._program.output_names
+
+    def _take(self, program: ExportedProgram) -> tuple[list[str], dict[str, Any]]:
+        """Keep weights under their names; the placeholders of weights, and constants by theirs."""
+        shared: dict[int, Tensor] = {}
+        held: list[str] = []
+        constants: dict[str, Any] = {}
+        updated = set(program.graph_signature.buffers_to_mutate.values())
+        for spec in program.graph_signature.input_specs:
+            name, target = spec.arg.name, str(spec.target)
+            if spec.kind is InputKind.USER_INPUT:
+                if isinstance(spec.arg, ConstantArgument):
+                    constants[name] = spec.arg.value
+            elif target in program.state_dict or target in updated:
+                given = program.state_dict.get(target, program.constants.get(target))
+                trained = spec.kind is InputKind.PARAMETER and given.requires_grad
+                made = shared.setdefault(id(given), _tensor(given, trained))
+                self._paths[target] = _put(self, target.split("."), made)
+                self._targets.append(target)
+                held.append(name)
+            else:
+                given = program.constants.get(target)
+                tensor = isinstance(given, torch.Tensor)
+                constants[name] = to_array(given) if tensor else None
+        return held, constants
+
+    def _at(self, target: str) -> Tensor:
+        """The parameter or buffer of PyTorch's name, as it is now."""
+        found: Any = self
+        for part in self._paths[target]:
+            found = getattr(found, part)
+        tensor: Tensor = found
+        return tensor
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        """Run the program.
+
+        Args:
+            inputs, named: as the exported model takes them, with tensors of Treadle or arrays; or
+                its tensors alone, in order.
+
+        Returns:
+            What the exported model returns.
+
+        Raises:
+            LoadError: the arguments are not nested as those it was exported with, or a plain value
+                is another one.
+            ShapeError: a tensor has another shape, and the program did not declare it to vary.
+            DTypeError: a tensor is of another kind of element type.
+        """
+        return self._program.nested(self.results(*inputs, **named))
+
+    def results(self, *inputs: Any, **named: Any) -> list[Any]:
+        """What `forward` returns, as a flat list in the order of `output_names`."""
+        given = self._program.tensors(inputs, named)
+        written = self._program.written_for(tuple(x.shape for x in given))
+        push_casting(None)
+        try:
+            made = written.apply([*map(self._at, self._targets), *given])
+        finally:
+            pop_casting()
+        for target, place in written.updates:
+            self._at(target)._reset(made[place.index])
+        return [made[r.index] if isinstance(r, Place) else r for r in written.results]
+
+
+# -- weights -----------------------------------------------------------------------------------
+
+
+def _tensor(given: torch.Tensor, trained: bool) -> Tensor:
+    array = to_array(given.cpu())
+    return (Parameter if trained else Tensor)(array, dtype=array.dtype)
+
+
+def _put(module: Module, path: Sequence[str], tensor: Tensor) -> tuple[str, ...]:
+    """Keep a tensor under a path of names; the path in the names it got."""
+    *rooms, last = path
+    taken: list[str] = []
+    for room in rooms:
+        name = _attribute(module, room, Weights)
+        if name not in vars(module):
+            setattr(module, name, Weights())
+        module = getattr(module, name)
+        taken.append(name)
+    name = _attribute(module, last, type(None))
+    setattr(module, name, tensor)
+    return (*taken, name)
+
+
+def _attribute(module: Module, name: str, kind: type) -> str:
+    """The name, with `_` behind it where a module has something else of that name."""
+    while name in dir(module) and not isinstance(getattr(module, name), kind):
+        name += "_"
+    return name

@@ -1,0 +1,271 @@
+"""Exported programs written in ops: the graph for one set of input shapes."""
+
+from __future__ import annotations
+
+import operator
+import os
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.export.graph_signature import OutputKind, OutputSpec, TensorArgument
+from torch.fx.passes.fake_tensor_prop import FakeTensorProp
+
+from treadle.base.errors import LoadError, UnsupportedOp
+from treadle.base.loc import UNKNOWN, Loc
+from treadle.graph.builder import GraphBuilder, GraphOperand
+from treadle.graph.ir import Graph, Node, Value
+from treadle.interop.torch.nodes import FOR_GRADIENTS, lowered, refusal, type_of
+from treadle.interop.torch.table import name_of
+from treadle.tensor import Tensor, create
+
+Shapes = tuple[tuple[int, ...], ...]
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)')
+_LISTED = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """What stands for the placeholders and results of a program.
+
+    Attributes:
+        weights: placeholders of parameters and buffers, which are the graph's first inputs.
+        tensors: those of the user's tensors, which are the others.
+        constants: arrays and plain values by placeholder.
+        outputs: of the program's signature, in order.
+    """
+
+    weights: Sequence[str]
+    tensors: Sequence[str]
+    constants: Mapping[str, Any]
+    outputs: Sequence[OutputSpec]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A result that is the graph's output of this number."""
+
+    index: int
+
+
+class Written:
+    """A program for inputs of certain shapes.
+
+    Args:
+        graph: inputs are weights, then the user's tensors.
+        results: one for each of the user's outputs: a place, or a plain value.
+        updates: names of buffers, and what they become.
+    """
+
+    def __init__(
+        self, graph: Graph, results: Sequence[Any], updates: Sequence[tuple[str, Place]]
+    ) -> None:
+        self.graph = graph
+        self.results = results
+        self.updates = updates
+        self._steps = list(zip(graph.nodes, _ends_of_life(graph), strict=True))
+
+    def apply(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """The graph's outputs on tensors: its ops are applied to them one by one."""
+        values: dict[Value, Tensor] = dict(zip(self.graph.inputs, tensors, strict=True))
+        for node, unused in self._steps:
+            operands = tuple([values[v] for v in node.inputs])
+            made = tensors[0].apply(node.op, operands) if tensors else create(node.op)
+            values.update(zip(node.outputs, made, strict=True))
+            for value in unused:
+                del values[value]
+        return [values[v] for v in self.graph.outputs]
+
+
+def _ends_of_life(graph: Graph) -> list[list[Value]]:
+    """For each node the values that nobody needs after it."""
+    last: dict[Value, Node] = {}
+    for node in graph.nodes:
+        last.update(dict.fromkeys((*node.outputs, *node.inputs), node))
+    kept = set(graph.outputs)
+    ending: dict[Node, list[Value]] = defaultdict(list)
+    for value, node in last.items():
+        if value not in kept:
+            ending[node].append(value)
+    return [ending[node] for node in graph.nodes]
+
+
+def write_program(code: fx.GraphModule, ends: Ends, shapes: Shapes | None) -> Written:
+    """The program for inputs of some shapes.
+
+    Args:
+        code: a functional graph of ATen operators; the types noted at its nodes are renewed.
+        ends: what its placeholders and results are.
+        shapes: of the user's tensors; None where all extents are fixed.
+
+    Raises:
+        UnsupportedOp: operators have no counterpart; all are listed.
+        LoadError: the program does not take these shapes, or writes into its inputs.
+    """
+    if shapes is not None:
+        _propagate(code, ends, dict(zip(ends.tensors, shapes, strict=True)))
+    needed = _needed(code)
+    _check(needed)
+    builder = GraphBuilder("exported")
+    operands = _operands(builder, code, ends)
+    for node in needed:
+        if _is_plain(node):
+            operands[node] = node.meta["val"]
+            continue
+        with builder.at(line_of(node)):
+            operands[node] = lowered(builder, node, operands)
+    return _finished(builder, code, ends, operands)
+
+
+# -- types -------------------------------------------------------------------------------------
+
+
+def _propagate(code: fx.GraphModule, ends: Ends, shapes: Mapping[str, Sequence[int]]) -> None:
+    """Note at every node the type that it has for inputs of these shapes."""
+    mode = FakeTensorMode()
+    given: list[Any] = []
+    with mode:
+        for node in code.graph.find_nodes(op="placeholder"):
+            value, name = node.meta.get("val"), str(node.target)
+            if isinstance(value, torch.Tensor):
+                shape = shapes.get(name, tuple(value.shape))
+                given.append(torch.empty(shape, dtype=value.dtype))
+            else:
+                given.append(ends.constants.get(name))
+    try:
+        FakeTensorProp(code, mode).propagate_dont_convert_inputs(*given)
+    except Exception as error:  # operators of PyTorch raise what they like
+        text = str(error).strip().partition("\n")[0]
+        listed = ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items())
+        raise LoadError(
+            "torch.export",
+            f"the program does not take these shapes: {text or type(error).__name__}",
+            saw=listed,
+            hint="extents that depend on data have no counterpart; others: check the inputs",
+        ) from error
+
+
+def _is_plain(node: fx.Node) -> bool:
+    """Whether a node makes a number of shapes, rather than a tensor."""
+    return isinstance(node.meta.get("val"), (int, float, bool))
+
+
+def _needed(code: fx.GraphModule) -> list[fx.Node]:
+    """Nodes whose results are used, in order; assertions, for one, are not."""
+    found: list[fx.Node] = []
+    used: set[fx.Node] = set()
+    for node in reversed(code.graph.nodes):
+        if node.op == "output":
+            used.update(node.all_input_nodes)
+        elif node.op not in ("placeholder", "get_attr") and node in used:
+            found.append(node)
+            used.update([] if _is_plain(node) else node.all_input_nodes)
+    return found[::-1]
+
+
+# -- what cannot be written --------------------------------------------------------------------
+
+
+def _check(nodes: Sequence[fx.Node]) -> None:
+    """Raise about all nodes that have no counterpart."""
+    problems: dict[tuple[str, str], list[fx.Node]] = defaultdict(list)
+    for node in nodes:
+        if _is_plain(node) or node.target is operator.getitem:
+            continue
+        reason = _hidden(node) or refusal(node)
+        if reason:
+            problems[name_of(node.target) or str(node.target), reason].append(node)
+    if not problems:
+        return
+    ordered = sorted(problems.items(), key=lambda item: -len(item[1]))
+    count = sum(len(nodes) for nodes in problems.values())
+    lines = [_told(name, why, nodes) for (name, why), nodes in ordered[:_LISTED]]
+    lines += [f"and {len(ordered) - _LISTED} more"] if len(ordered) > _LISTED else []
+    names = len({name for name, _ in problems})
+    raise UnsupportedOp(
+        "torch.export",
+        f"{names} operator{'s' * (names > 1)} ({count} node{'s' * (count > 1)}) of the program "
+        "cannot be written in ops",
+        saw="\n        ".join(lines),
+        hint='torch.compile(model, backend="treadle") leaves such operators to PyTorch',
+        at=line_of(ordered[0][1][0]) or None,
+    )
+
+
+def _hidden(node: fx.Node) -> str:
+    """Ours has another second result, which must not be read."""
+    if not name_of(node.target).startswith(FOR_GRADIENTS):
+        return ""
+    seen = any(user.args[1] != 0 and user.users for user in node.users)
+    return "the program reads its second result" if seen else ""
+
+
+def _told(name: str, why: str, nodes: Sequence[fx.Node]) -> str:
+    places = list(dict.fromkeys(str(line_of(node)) for node in nodes))
+    more = f" and {len(places) - 1} more" if len(places) > 1 else ""
+    count = f"{len(nodes)} node{'s' * (len(nodes) > 1)}"
+    return f"{name}, {count}: {why} ({places[0]}{more})"
+
+
+def line_of(node: fx.Node) -> Loc:
+    """The innermost line of the user's, rather than PyTorch's, that a node comes from."""
+    found = list(_frames(node.meta.get("stack_trace") or ""))
+    own = [f for f in found if not f.file.startswith(_TORCH)]
+    return (own or found or [UNKNOWN])[-1]
+
+
+def _frames(trace: str) -> Iterator[Loc]:
+    for match in _FRAME.finditer(trace):
+        yield Loc(match["file"], int(match["line"]), match["function"])
+
+
+# -- ends --------------------------------------------------------------------------------------
+
+
+def _operands(builder: GraphBuilder, code: fx.GraphModule, ends: Ends) -> dict[fx.Node, Any]:
+    """Inputs and constants of the graph by placeholder."""
+    known = {str(n.target): n for n in code.graph.find_nodes(op="placeholder")}
+    operands: dict[fx.Node, Any] = {}
+    for name in (*ends.weights, *ends.tensors):
+        operands[known[name]] = builder.input(type_of(known[name].meta["val"]), name)
+    for name, value in ends.constants.items():
+        plain = value is None or isinstance(value, (bool, int, float, str))
+        operands[known[name]] = value if plain else builder.constant(value)
+    return operands
+
+
+def _finished(
+    builder: GraphBuilder, code: fx.GraphModule, ends: Ends, operands: Mapping[fx.Node, Any]
+) -> Written:
+    (output,) = code.graph.find_nodes(op="output")
+    results: list[Any] = []
+    updates: list[tuple[str, Place]] = []
+    made: list[GraphOperand] = []
+    for spec, value in zip(ends.outputs, output.args[0], strict=True):
+        found = operands[value] if isinstance(value, fx.Node) else value
+        if isinstance(found, GraphOperand):
+            made.append(found)
+            found = Place(len(made) - 1)
+        if spec.kind is OutputKind.BUFFER_MUTATION:
+            updates.append((str(spec.target), found))
+        elif spec.kind is OutputKind.USER_OUTPUT:
+            results.append(found)
+        else:
+            raise LoadError(
+                "torch.export",
+                f"the program has a result of kind {spec.kind.name}",
+                hint="export a forward that writes into nothing but buffers",
+            )
+    builder.output(*made)
+    return Written(builder.build(), results, updates)
+
+
+def is_tensor(argument: object) -> bool:
+    """Whether an argument of a signature is a tensor."""
+    return isinstance(argument, TensorArgument)

@@ -1,0 +1,249 @@
+"""Programs of `torch.export` as modules: equal results, gradients, names, refusals."""
+
+import copy
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import treadle as mge
+from treadle.autodiff import GradManager
+from treadle.base.errors import DTypeError, LoadError, ShapeError, UnsupportedOp
+from treadle.optimizer import SGD
+
+pytestmark = [
+    pytest.mark.oracle,
+    pytest.mark.filterwarnings("ignore"),  # PyTorch's own, of its exporter
+]
+
+torch = pytest.importorskip("torch", reason="needs PyTorch")
+
+from tests.interop.torch.networks import NETWORKS  # noqa: E402
+from torch import nn  # noqa: E402
+
+from treadle.interop.torch import from_exported, load_exported  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    torch.manual_seed(0)
+
+
+def ours(tensor: Any) -> mge.Tensor:
+    array = tensor.numpy()
+    return mge.Tensor(array, dtype=array.dtype)
+
+
+def exported(model: Any, *inputs: Any, **options: Any) -> Any:
+    return from_exported(torch.export.export(model, inputs, **options))
+
+
+@pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_results_gradients_and_buffers_are_those_of_torch(name: str, training: bool) -> None:
+    make, inputs = NETWORKS[name]
+    model, x = make().train(training), inputs()
+    module = exported(copy.deepcopy(model), x)
+    manager = GradManager().attach(list(module.parameters()))
+    with manager:
+        y = module(ours(x))
+        manager.backward((y**2).sum())
+    expected = model(x)
+    (expected**2).sum().backward()
+    np.testing.assert_allclose(y.numpy(), expected.detach().numpy(), rtol=1e-3, atol=1e-5)
+    for key, parameter in model.named_parameters():
+        wanted = parameter.grad.numpy()
+        worst = np.abs(attrgetter(key)(module).grad.numpy() - wanted).max()
+        assert worst <= 1e-4 * max(1.0, np.abs(wanted).max()), key
+    state = module.state_dict()
+    for key, buffer in model.named_buffers():
+        np.testing.assert_allclose(state[key], buffer.numpy(), rtol=1e-4, atol=1e-6)
+
+
+def test_a_compiled_training_step_follows_the_curve_of_torch() -> None:
+    make, inputs = NETWORKS["unet"]
+    theirs, x = make().train(), inputs()
+    module = exported(copy.deepcopy(theirs), x)
+    manager = GradManager().attach(list(module.parameters()))
+    optimizer = SGD(module.parameters(), lr=0.1)
+    other = torch.optim.SGD(theirs.parameters(), lr=0.1)
+
+    @mge.jit.compile
+    def step(given: mge.Tensor) -> mge.Tensor:
+        with manager:
+            loss = (module(given) ** 2).mean()
+            manager.backward(loss)
+        optimizer.step().clear_grad()
+        return loss
+
+    for _ in range(3):
+        loss = (theirs(x) ** 2).mean()
+        other.zero_grad()
+        loss.backward()
+        other.step()
+        assert step(ours(x)).item() == pytest.approx(loss.item(), rel=1e-3)
+
+
+def test_names_are_those_of_torch_and_tied_weights_stay_tied() -> None:
+    make, inputs = NETWORKS["gpt"]
+    model = make()
+    module = exported(model, inputs())
+    assert set(module.state_dict()) == set(model.state_dict())
+    assert module.head.weight is module.tokens.weight
+    module.load_state_dict({k: v.numpy() * 0 for k, v in model.state_dict().items()})
+    assert float(module(ours(inputs())).numpy().max()) == 0
+
+
+def test_copies_have_weights_of_their_own() -> None:
+    make, inputs = NETWORKS["mobile"]
+    module, x = exported(make().eval(), inputs()), ours(inputs())
+    before = module(x).numpy()
+    copied = copy.deepcopy(module)
+    copied.load_state_dict({k: np.zeros_like(v) for k, v in copied.state_dict().items()})
+    assert np.abs(copied(x).numpy()).max() < np.abs(before).max()
+    np.testing.assert_array_equal(module(x).numpy(), before)
+
+
+def test_autocasting_stops_at_the_program() -> None:
+    make, inputs = NETWORKS["mobile"]
+    module, x = exported(make().eval(), inputs()), ours(inputs())
+    with mge.amp.autocast():
+        found = module(x)
+    assert found.dtype == np.float32
+    np.testing.assert_array_equal(found.numpy(), module(x).numpy())
+
+
+class Dynamic(nn.Module):
+    """Results in a dict, an argument that is no tensor, a constant, a buffer nobody saves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 2)
+        self.register_buffer("scale", torch.full((2,), 2.0), persistent=False)
+
+    def forward(self, x: Any, *, twice: bool = False) -> Any:
+        y = self.linear(x) * self.scale + torch.tensor([1.0, -1.0])
+        y = y * 2 if twice else y
+        return {"y": y.reshape(x.shape[0] * 2), "half": y.to(torch.float16), "rows": x.shape[0]}
+
+
+def test_extents_that_vary_and_arguments_that_are_no_tensors() -> None:
+    model = Dynamic().eval()
+    rows = torch.export.Dim("rows", min=2, max=9)
+    shapes = {"x": {0: rows}, "twice": None}
+    program = torch.export.export(
+        model, (torch.randn(4, 3),), {"twice": True}, dynamic_shapes=shapes
+    )
+    module = from_exported(program)
+    assert module.input_types == {"x": (np.dtype("float32"), ("?", 3))}
+    for count in (4, 2, 9):
+        x = torch.randn(count, 3)
+        found, expected = module(ours(x), twice=True), model(x, twice=True)
+        assert found["rows"] == count
+        for key in ("y", "half"):
+            wanted = expected[key].detach().numpy()
+            assert found[key].dtype == wanted.dtype
+            np.testing.assert_allclose(found[key].numpy(), wanted, rtol=1e-3, atol=1e-3)
+    with pytest.raises(ShapeError, match=r"x was exported as \[s\d+, 3\]"):
+        module(ours(torch.randn(10, 3)))
+    with pytest.raises(ShapeError, match="dynamic_shapes"):
+        module(ours(torch.randn(4, 4)))
+    with pytest.raises(LoadError, match="twice is True in this program"):
+        module(ours(x), twice=False)
+    with pytest.raises(LoadError, match="not nested as"):
+        module([ours(x)], twice=True)
+    with pytest.raises(DTypeError, match="float32"):
+        module(mge.Tensor(np.ones((4, 3), np.int32)))
+
+
+def test_integers_of_other_widths_are_cast() -> None:
+    module = exported(nn.Embedding(5, 2), torch.tensor([1, 2]))
+    assert module(mge.Tensor([3, 4])).shape == (2, 2)
+
+
+class Odd(nn.Module):
+    def forward(self, x: Any) -> Any:
+        y = torch.fft.rfft(x).abs() + torch.fft.rfft(x + 1).abs()
+        return y + torch.linalg.det(x)
+
+
+def test_all_operators_without_counterpart_are_listed_with_the_lines() -> None:
+    with pytest.raises(UnsupportedOp) as caught:
+        exported(Odd(), torch.randn(4, 4))
+    text = str(caught.value)
+    assert "_fft_r2c.default, 2 nodes: it has no counterpart" in text
+    assert "_linalg_det.default, 1 node" in text
+    assert f"{Path(__file__).name}:" in text and "in forward" in text
+
+
+def test_dropout_that_is_exported_in_training_is_refused() -> None:
+    with pytest.raises(UnsupportedOp, match="dropout"):
+        exported(nn.Dropout(0.5).train(), torch.randn(3))
+    x = torch.randn(3)
+    np.testing.assert_array_equal(exported(nn.Dropout(0.5).eval(), x)(ours(x)).numpy(), x.numpy())
+
+
+class Writes(nn.Module):
+    def forward(self, x: Any) -> Any:
+        x.add_(1)
+        return x * 2
+
+
+def test_programs_that_write_into_their_inputs_are_refused() -> None:
+    with pytest.raises(LoadError, match="USER_INPUT_MUTATION"):
+        exported(Writes(), torch.randn(3))
+
+
+def test_files(tmp_path: Path) -> None:
+    make, inputs = NETWORKS["vit"]
+    model, x = make().eval(), inputs()
+    torch.export.save(torch.export.export(model, (x,)), tmp_path / "vit.pt2")
+    module = load_exported(tmp_path / "vit.pt2")
+    np.testing.assert_allclose(module(ours(x)).numpy(), model(x).detach().numpy(), atol=1e-5)
+    torch.save(model.state_dict(), tmp_path / "other.pt2")
+    with pytest.raises(LoadError, match="cannot read it as an exported program"):
+        load_exported(tmp_path / "other.pt2")
+
+
+def test_it_can_be_traced_and_dumped(tmp_path: Path) -> None:
+    from treadle.engine.package import Runner, read_models
+
+    make, inputs = NETWORKS["mobile"]
+    model, x = make().eval(), inputs()
+    module = exported(model, x)
+    traced = mge.jit.trace(lambda given: module(given), capture_as_const=True)
+    traced(ours(x))
+    traced.dump(str(tmp_path / "mobile.tm"))
+    (found,) = Runner(read_models(tmp_path / "mobile.tm")[0].graph)([x.numpy()])
+    np.testing.assert_allclose(found, model(x).detach().numpy(), atol=1e-5)
+
+
+class Bilinear(nn.Module):
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.scale = scale
+
+    def forward(self, x: Any) -> Any:
+        return nn.functional.interpolate(
+            x, scale_factor=self.scale, mode="bilinear", recompute_scale_factor=False
+        )
+
+
+def test_scales_that_are_no_ratio_of_extents_are_refused() -> None:
+    x = torch.randn(1, 2, 5, 7)
+    with pytest.raises(UnsupportedOp, match="a scale that is not the ratio of the extents"):
+        exported(Bilinear(1.7), x)
+    twice = Bilinear(2.0)
+    np.testing.assert_allclose(exported(twice, x)(ours(x)).numpy(), twice(x).numpy(), atol=1e-5)
+
+
+class Places(nn.Module):
+    def forward(self, x: Any) -> Any:
+        return nn.functional.max_pool2d(x, 2, return_indices=True)
+
+
+def test_places_of_maxima_are_refused_where_the_program_reads_them() -> None:
+    with pytest.raises(UnsupportedOp, match="the program reads its second result"):
+        exported(Places(), torch.randn(1, 1, 4, 4))
