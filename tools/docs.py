@@ -9,6 +9,7 @@ from tools import (
     op_schemas,
     op_table,
     reference_pages,
+    tool_pages,
 )
 
 
@@ -21,6 +22,7 @@ def main(arguments: list[str] | None = None) -> int:
         reference_pages.main,
         megengine_coverage.main,
         notebooks.main,
+        tool_pages.main,
     )
     return max([write(arguments) for write in mains])
 

@@ -15,7 +15,8 @@ import pytest
 from tests.backends.plugins import Plugins, plugins
 from tests.backends.toy_backend import elementwise
 
-from treadle.cli import doctor, installation, machine, main
+from treadle.cli import doctor, main
+from treadle.cli.doctor import installation, machine
 from treadle.cli.section import Finding, Section
 
 __all__ = ["plugins"]

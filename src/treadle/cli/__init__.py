@@ -4,24 +4,41 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated
 
 import typer
 from typer.main import get_command
 
 from treadle.base.errors import TreadleError
+from treadle.base.loc import UNKNOWN
 from treadle.base.version import VERSION
-from treadle.cli import bench, compile, doctor, info, run
+from treadle.cli.late import Late, group_of
+from treadle.cli.status import Misuse, Status, Unfit
 
 __all__ = ["main"]
 
-app = typer.Typer(rich_markup_mode="markdown", add_completion=False)
-# What stands behind a script are its own arguments, options included.
-app.command("bench", context_settings={"allow_interspersed_args": False})(bench.command)
-app.command("compile")(compile.command)
-app.command("doctor")(doctor.command)
-app.command("info")(info.command)
-app.command("run")(run.command)
+_MODELS, _MACHINE = "Models", "This machine"
+_COMMANDS = (
+    Late("compile", "Compile a model: to one file, or to a library without Python.", _MODELS),
+    Late("convert", "Convert a checkpoint or foreign model, and check what was written.", _MODELS),
+    Late("run", "Run a model: its results, and how long it takes.", _MODELS),
+    Late("info", "Show what a model file holds, or without one this installation.", _MODELS),
+    Late("stats", "Count a model's parameters, arithmetic and memory, op by op.", _MODELS),
+    Late("explain", "Show what the compiler makes of a model, as text or as a page.", _MODELS),
+    Late("serve", "Serve models over HTTP by the Open Inference Protocol.", _MODELS),
+    Late("doctor", "Show what is installed, and what is wrong with it.", _MACHINE),
+    # What stands behind a script are its own arguments, options included.
+    Late(
+        "bench",
+        "Measure this machine and a few kernels against its roofline.",
+        _MACHINE,
+        {"allow_interspersed_args": False},
+    ),
+)
+app = typer.Typer(
+    cls=group_of(*_COMMANDS), rich_markup_mode="markdown", pretty_exceptions_enable=False
+)
 
 
 def _print_version(wanted: bool) -> None:
@@ -30,29 +47,47 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
+@app.callback(epilog="`treadle COMMAND --help` shows the options of a command.")
 def options(
     version: Annotated[
         bool,
         typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version."),
     ] = False,
 ) -> None:
-    """The Treadle command line."""
+    """Compile trained models, run them, and look inside."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; the exit status.
 
     Raises:
-        SystemExit: misuse, with status 2, or the end of a script that ends by itself.
+        SystemExit: in place of a status other than 0, where that does not come of an error.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        get_command(app).main(given, prog_name="treadle")
+        get_command(app).main(given, prog_name="treadle", obj=given)
     except SystemExit as end:
         if end.code:
             raise
     except TreadleError as error:
+        if _is_ours(error.at.file):
+            error.locate(UNKNOWN)
         typer.echo(f"treadle {given[0]}: {error}", err=True)
-        return 1
-    return 0
+        return _status_of(error)
+    except OSError as error:
+        name = f"{error.filename}: " if error.filename else ""
+        typer.echo(f"treadle {given[0]}: {name}{error.strerror or error}", err=True)
+        return Status.FAILED
+    return Status.DONE
+
+
+def _status_of(error: TreadleError) -> Status:
+    if isinstance(error, Misuse):
+        return Status.MISUSE
+    return Status.UNFIT if isinstance(error, Unfit) else Status.FAILED
+
+
+def _is_ours(file: str) -> bool:
+    """Whether a line that an error names is of the command itself, and none of the user's."""
+    path = Path(file)
+    return "typer" in path.parts or path.name == Path(sys.argv[0]).name

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from treadle.base.version import VERSION
-from treadle.cli import installation, machine
+from treadle.cli.doctor import installation, machine
 from treadle.cli.section import Finding, Section
 
 SECTIONS: tuple[Callable[[], Section], ...] = (
@@ -23,7 +23,7 @@ SECTIONS: tuple[Callable[[], Section], ...] = (
     machine.environment,
     machine.trial,
 )
-ON_REQUEST = {"mpi": "treadle.cli.doctor_mpi"}
+ON_REQUEST = {"mpi": "treadle.cli.doctor.mpi"}
 """Modules with a function `section`, which takes too long to be asked every time."""
 
 
@@ -31,7 +31,9 @@ def command(
     as_json: Annotated[bool, typer.Option("--json", help="Plain data for other tools.")] = False,
     mpi: Annotated[bool, typer.Option("--mpi", help="Look at MPI, too: starts processes.")] = False,
 ) -> None:
-    """Show backends, devices, the machine, caches, compilers and settings, and what is wrong.
+    """Show what is installed, and what is wrong with it.
+
+    Backends, devices, the machine, caches, compilers and settings are looked at.
 
     The status is 0 where nothing is wrong, else 1; advice is not counted.
     """

@@ -1,0 +1,173 @@
+"""`treadle compile`: from a trained network to one file, or to a library without Python."""
+
+from __future__ import annotations
+
+import enum
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from treadle.cli import arguments as a
+
+
+class Emit(enum.StrEnum):
+    """What is written."""
+
+    MODEL = "model"
+    LIBRARY = "library"
+
+
+class Target(enum.StrEnum):
+    """Instructions that code is made for."""
+
+    NATIVE = "native"
+    GENERIC = "generic"
+    AVX2 = "avx2"
+    AVX512 = "avx512"
+    NEON = "neon"
+
+
+Gear = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="X=..;Y=..",
+        help="Shapes that the file is made for: one set per option, 2 to 100 of them.",
+        rich_help_panel=a.INPUTS,
+    ),
+]
+Batch = Annotated[
+    str,
+    typer.Option(
+        metavar="1,4,8",
+        help="The same, by the first extent of all inputs.",
+        rich_help_panel=a.INPUTS,
+    ),
+]
+Output = Annotated[
+    Path | None,
+    typer.Option(
+        "--output",
+        "-o",
+        metavar="PATH",
+        help="A file, or a folder for a library; beside the source where left out.",
+        rich_help_panel=a.RESULTS,
+    ),
+]
+Outputs = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--outputs",
+        metavar="NAME",
+        help="A value or node whose result the model gives; may be repeated.",
+        rich_help_panel=a.RESULTS,
+    ),
+]
+Emitted = Annotated[
+    Emit,
+    typer.Option(
+        metavar="model|library",
+        help="A file that Treadle runs, or a shared library with a C header.",
+        rich_help_panel=a.RESULTS,
+    ),
+]
+Name = Annotated[
+    str,
+    typer.Option(
+        metavar="PREFIX",
+        help="Of a library's functions; that of the source where left out.",
+        rich_help_panel=a.RESULTS,
+    ),
+]
+WithCase = Annotated[
+    bool,
+    typer.Option(
+        "--case/--no-case",
+        metavar="",
+        help="Keep inputs with their results in the file, for run --check.",
+        rich_help_panel=a.CONTENTS,
+    ),
+]
+Info = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="KEY=VALUE",
+        help="Kept in the file; may be repeated.",
+        rich_help_panel=a.CONTENTS,
+    ),
+]
+Report = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FOLDER",
+        help="For what the compiler did: text, JSON, and a page to look at.",
+        rich_help_panel=a.RESULTS,
+    ),
+]
+Targets = Annotated[
+    list[Target] | None,
+    typer.Option(
+        "--target",
+        metavar="NAME",
+        help=f"Instructions: {', '.join(Target)}; may be repeated.",
+        rich_help_panel=a.CONTENTS,
+    ),
+]
+Native = Annotated[
+    bool | None,
+    typer.Option(
+        "--native/--portable",
+        metavar="",
+        help="Whether machine code is in the file; where left out, if that is possible.",
+        rich_help_panel=a.CONTENTS,
+    ),
+]
+
+
+def command(
+    context: typer.Context,
+    source: a.Source,
+    shape: a.Shape = None,
+    gear: Gear = None,
+    batch: Batch = "",
+    preprocess: a.Preprocess = None,
+    output: Output = None,
+    outputs: Outputs = None,
+    emit: Emitted = Emit.MODEL,
+    name: Name = "",
+    case: WithCase = True,
+    info: Info = None,
+    report: Report = None,
+    as_json: a.Json = False,
+    target: Targets = None,
+    native: Native = None,
+    precision: a.Mode = None,
+    keep: a.Keep = None,
+    allow: a.Allow = None,
+    calibration: a.Calibration = None,
+    level: a.Level = None,
+    disable: a.Disable = None,
+    fusion_switch: a.FusionSwitch = None,
+    maps: a.Maps = None,
+    winograd: a.Winograd = None,
+    engine_options: a.EngineOptions = None,
+) -> None:
+    """Compile a model: to one file, or to a library without Python.
+
+    The file holds the graph with its weights and, unless --portable, machine code for the targets.
+    Exit status: 0, or 1 where the model cannot be read or compiled.
+    """
+    from treadle.cli.compile.making import Wish, keyed, make
+    from treadle.cli.models.opening import parsed_shapes
+    from treadle.cli.models.programs import Change
+    from treadle.cli.models.settings import Tuning
+
+    started = time.perf_counter()
+    shapes, chosen = parsed_shapes(shape or []), tuple(outputs or ())
+    change = Change(shapes, chosen, preprocess, precision, keep, allow, calibration)
+    tuning = Tuning(level, disable, fusion_switch, maps, winograd, engine_options)
+    targets = [t.value for t in target or (Target.NATIVE,)]
+    wanted = (targets, native, case, keyed(info or ()), output, name, report)
+    wish = Wish(source, change, tuning, gear or (), batch, *wanted, emit is Emit.LIBRARY)
+    make(wish, context.obj or (), started, as_json)

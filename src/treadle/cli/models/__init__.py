@@ -1,0 +1,1 @@
+"""Models as commands get them: opened, changed as options ask, given inputs, and compared."""

@@ -1,0 +1,69 @@
+"""ONNX files as models of fixed shapes."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from treadle.base.errors import LoadError
+from treadle.cli.models.sources import Shapes, no_input, provenance
+from treadle.engine.package import Model
+from treadle.graph.cleanup import DeadCode
+from treadle.jit.capture import capture
+from treadle.jit.dump import Ends, argument_names, model_of
+from treadle.tensor import Tensor
+
+
+def from_onnx(path: Path, shapes: Shapes, outputs: Sequence[str], batch: int) -> Model:
+    """An ONNX model; see `open_model`, which has the arguments.
+
+    Raises:
+        LoadError: ONNX is not installed, the file is damaged, or something does not fit it.
+    """
+    try:
+        onnx: Any = importlib.import_module("treadle.interop.onnx")
+    except ModuleNotFoundError as error:
+        raise LoadError(str(path), str(error), hint="pip install treadle[onnx]") from error
+    network = onnx.load(path)
+    network.eval()
+    unknown = set(shapes) - set(network.input_names)
+    if unknown:
+        raise no_input(path, unknown, network.input_names)
+    if outputs:
+        network.choose_outputs(outputs)
+    inputs = [
+        _sample(path, name, network.input_types[name], shapes, batch)
+        for name in network.input_names
+    ]
+    captured = capture(network, tuple(inputs), {}, path.stem)
+    names = Ends(network.input_names, outputs or network.output_names)
+    model = model_of(path.stem, captured, argument_names(inputs, {}), names)
+    # What only other outputs needed is of no use any more.
+    info = {"source": {**provenance(path), **network.provenance}}
+    return replace(model, graph=DeadCode()(model.graph), info=info)
+
+
+def _sample(
+    path: Path,
+    name: str,
+    described: tuple[np.dtype[Any], tuple[int | str, ...]],
+    shapes: Shapes,
+    batch: int,
+) -> Tensor:
+    dtype, declared = described
+    if batch and declared and not isinstance(declared[0], int):
+        declared = (batch, *declared[1:])
+    shape = shapes.get(name, declared)
+    if not all(isinstance(d, int) for d in shape):
+        listed = ",".join(str(d) for d in shape)
+        raise LoadError(
+            str(path),
+            f"input {name} has extents that are not fixed: {listed}",
+            hint=f"give them: --shape {name}=1,3,224,224",
+        )
+    return Tensor(np.zeros([int(d) for d in shape], dtype), dtype=dtype)

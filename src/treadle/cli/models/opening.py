@@ -1,0 +1,137 @@
+"""Models as commands take them: ONNX files and Treadle's own, with shapes given by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from treadle.base.env import DEFAULT_DEVICE
+from treadle.base.errors import LoadError
+from treadle.cli.models.sources import Shapes, no_input
+from treadle.cli.status import Misuse
+from treadle.device import set_default_device
+from treadle.engine.package import Model, read_models
+from treadle.graph.cleanup import DeadCode
+from treadle.graph.ir import Value
+from treadle.graph.printer import value_names
+from treadle.graph.retype import retyped
+
+EXTENSION = ".tm"
+"""Of the model files that commands write."""
+
+
+def parsed_shapes(given: Sequence[str], option: str = "--shape") -> Shapes:
+    """Shapes such as `x=1,3,224,224`, by name.
+
+    Raises:
+        Misuse: one is written in another way.
+    """
+    shapes: Shapes = {}
+    for text in given:
+        name, sign, extents = text.rpartition("=")
+        parts = [p.strip() for p in extents.split(",") if p.strip()]
+        if not sign or not name or not all(p.isdecimal() for p in parts):
+            raise Misuse(option, f"{text!r} is no shape", hint="write it as x=1,3,224,224")
+        shapes[name] = tuple(int(p) for p in parts)
+    return shapes
+
+
+def on_host() -> None:
+    """Take the host for tensors; the command's choice, so that nobody is told of a missing GPU."""
+    if not DEFAULT_DEVICE.source():
+        set_default_device("cpux")
+
+
+def open_model(path: Path, shapes: Shapes, outputs: Sequence[str] = (), batch: int = 0) -> Model:
+    """The model in a file, with inputs of fixed shapes; `info["source"]` tells its provenance.
+
+    Args:
+        path: of an ONNX model or of a model file.
+        shapes: of inputs that are to have others than the file says.
+        outputs: names of values or nodes that become the outputs in place of the model's own.
+        batch: first extent of inputs whose first extent is open.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        LoadError: it is no model, needs shapes that are not given, or has nothing of a name.
+    """
+    on_host()
+    if path.suffix == ".onnx":
+        from treadle.cli.models.onnx import from_onnx  # with all that modules and capture need
+
+        return from_onnx(path, shapes, outputs, batch)
+    models = read_models(path)
+    if not models:
+        raise LoadError(str(path), "it holds no model", hint="write it again")
+    model = models[0]
+    unknown = set(shapes) - set(model.inputs)
+    if unknown:
+        raise no_input(path, unknown, model.inputs)
+    if outputs:
+        model = with_outputs(model, outputs)
+    if not shapes:
+        return model
+    return with_shapes(model, shapes)
+
+
+def with_shapes(model: Model, shapes: Shapes) -> Model:
+    """The model for inputs of other shapes; without its cases, which are for the old ones."""
+    ends = zip(model.inputs, model.graph.inputs, strict=True)
+    wanted = [shapes.get(name, value.type.shape) for name, value in ends]
+    return replace(model, graph=retyped(model.graph, wanted), cases=(), segments={})
+
+
+def with_outputs(model: Model, names: Sequence[str]) -> Model:
+    """The model with other values as its outputs.
+
+    Args:
+        model: whose values are looked at.
+        names: of outputs; of nodes of the source, whose last result is meant; or of values, as the
+            text of the graph has them, such as %12.
+
+    Raises:
+        LoadError: nothing has such a name.
+    """
+    texts = {text: value for value, text in value_names(model.graph).items()}
+    known: dict[str, Value] = {**texts, **{t.removeprefix("%"): v for t, v in texts.items()}}
+    for node in model.graph.nodes:
+        if node.group:
+            known[node.group] = node.outputs[-1]
+    known.update(zip(model.outputs, model.graph.outputs, strict=True))
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        near = get_close_matches(unknown[0], known, 3)
+        raise LoadError(
+            "--outputs",
+            f"the model has nothing called {', '.join(unknown)}",
+            hint=f"did you mean {' or '.join(near)}?" if near else "info --graph lists values",
+        )
+    whole = model.graph.with_nodes(model.graph.nodes, [known[n] for n in names])
+    graph = DeadCode()(whole)
+    return replace(model, graph=graph, outputs=tuple(names), cases=(), segments={})
+
+
+def source_of(model: Model) -> dict[str, Any]:
+    """What a model's information says of its source."""
+    info = model.info if isinstance(model.info, Mapping) else {}
+    source = info.get("source")
+    return dict(source) if isinstance(source, Mapping) else {}
+
+
+def random_inputs(model: Model, seed: int = 0) -> dict[str, Any]:
+    """Arrays for all inputs: normal floats, integers from 0 to 9, bytes from 0 to 255."""
+    generator = np.random.default_rng(seed)
+    found = {}
+    for name, value in zip(model.inputs, model.graph.inputs, strict=True):
+        kind, shape = value.type.dtype, tuple(int(d) for d in value.type.shape)
+        if kind.is_float:
+            found[name] = generator.standard_normal(shape).astype(kind.numpy)
+        else:
+            most = {"bool": 2, "uint8": 256}.get(kind.name, 10)
+            found[name] = generator.integers(0, most, shape).astype(kind.numpy)
+    return found

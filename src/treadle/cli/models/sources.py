@@ -1,0 +1,25 @@
+"""Files that models come from."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from treadle.base.errors import LoadError
+
+Shapes = dict[str, tuple[int, ...]]
+"""Of inputs, by name."""
+
+
+def provenance(path: Path) -> dict[str, Any]:
+    """Name and digest of a file, as manifests keep them."""
+    with path.open("rb") as file:
+        return {"file": path.name, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+
+
+def no_input(path: Path, unknown: set[str], inputs: Sequence[str]) -> LoadError:
+    """An error that says which inputs there are."""
+    problem = f"it has no input {', '.join(sorted(unknown))}"
+    return LoadError(str(path), problem, saw=f"inputs {', '.join(inputs)}")

@@ -1,0 +1,210 @@
+"""`treadle serve`: models over HTTP, as the Open Inference Protocol has it."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import re
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from treadle.base.errors import LoadError
+from treadle.cli.models.opening import on_host, open_model, parsed_shapes
+from treadle.cli.status import Misuse, Status
+from treadle.engine.offline import OfflineModel, load_offline
+
+_NAMED = re.compile(
+    r"(?:(?P<name>[A-Za-z0-9_.-]+)(?::(?P<version>[A-Za-z0-9_.-]+))?=)?(?P<path>.+)"
+)
+_MIB = 1024 * 1024
+
+
+_BATCHES, _LIMITS = "Batches", "Limits"
+
+Sources = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="MODEL",
+        help="Model files or ONNX models, as FILE, NAME=FILE or NAME:VERSION=FILE.",
+    ),
+]
+Host = Annotated[str, typer.Option(help="Address to listen at; 0.0.0.0 for all.")]
+Port = Annotated[int, typer.Option(help="0 takes a free one.", min=0, max=65535)]
+Given = Annotated[
+    list[str] | None,
+    typer.Option(help="Of an input, as x=1,3,224,224, or of one model's, as NAME:x=1,3."),
+]
+Portable = Annotated[
+    bool, typer.Option("--portable", help="Leave native code in files alone: compile here.")
+]
+Level = Annotated[int, typer.Option(help="Of optimization.", min=0, max=3)]
+MaxBatch = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        max=1024,
+        rich_help_panel=_BATCHES,
+        help="Rows of a run; more than 1 joins requests. By default as many as a file has gears "
+        "for, or 1.",
+    ),
+]
+MaxDelay = Annotated[
+    float,
+    typer.Option(
+        min=0.0, rich_help_panel=_BATCHES, help="Milliseconds that a request waits for others."
+    ),
+]
+MaxBody = Annotated[
+    float, typer.Option(min=0.001, rich_help_panel=_LIMITS, help="MiB of a request.")
+]
+MaxQueue = Annotated[
+    int, typer.Option(min=1, rich_help_panel=_LIMITS, help="Requests that wait for a model.")
+]
+Timeout = Annotated[
+    float,
+    typer.Option(
+        min=0.1, rich_help_panel=_LIMITS, help="Seconds in which a request has to arrive."
+    ),
+]
+Grace = Annotated[
+    float,
+    typer.Option(
+        min=0.0, rich_help_panel=_LIMITS, help="Seconds for requests under way at the end."
+    ),
+]
+
+
+def command(
+    sources: Sources,
+    host: Host = "127.0.0.1",
+    port: Port = 8000,
+    shape: Given = None,
+    portable: Portable = False,
+    level: Level = 2,
+    max_batch: MaxBatch = None,
+    max_delay: MaxDelay = 0.0,
+    max_body: MaxBody = 64.0,
+    max_queue: MaxQueue = 64,
+    timeout: Timeout = 30.0,
+    grace: Grace = 30.0,
+) -> None:
+    """Serve models over HTTP by the Open Inference Protocol, until SIGTERM or Ctrl-C.
+
+    Exit status: 0, 1 where a model cannot be read, the port is taken, or requests had to be cut
+    off at the end, 2 where arguments are wrong.
+    """
+    room = _room()
+    on_host()
+    named = _named(sources)
+    shapes = _shapes([name for name, _, _ in named], shape or [])
+    body = round(max_body * _MIB)
+    limits = room.Limits(
+        body=body,
+        bodies=max(8 * body, room.Limits().bodies),
+        seconds=timeout,
+        waiting=max_queue,
+        delay=max_delay / 1000,
+        grace=grace,
+    )
+    with room.bind(host, port) as sock:
+        models = []
+        for name, version, path in named:
+            started = time.perf_counter()
+            wanted = parsed_shapes(shapes[name])
+            native = None if portable or wanted or path.suffix == ".onnx" else _native(path)
+            if native is not None:
+                model = room.load_compiled(name, version, native, max_batch)
+            else:
+                opened = open_model(path, wanted)
+                model = room.load_model(name, version, opened, max_batch or 1, level)
+            _tell(model, path, time.perf_counter() - started)
+            models.append(model)
+        # They live as long as the process: collections need not look at them.
+        gc.collect()
+        gc.freeze()
+        cut = room.serve(models, sock, limits, lambda _: _listening(room.url_of(sock)))
+    if cut:
+        typer.echo(f"{cut} requests were not done in {grace:g} s", err=True)
+        raise typer.Exit(Status.FAILED)
+
+
+def _room() -> Any:
+    try:
+        return importlib.import_module("treadle.serve")
+    except ModuleNotFoundError as error:
+        raise LoadError("serve", str(error), hint="pip install treadle[serve]") from error
+
+
+def _named(sources: list[str]) -> list[tuple[str, str, Path]]:
+    """Name, version and file of each model.
+
+    Raises:
+        Misuse: two have the same name and version.
+        LoadError: a file is not there.
+    """
+    found: dict[tuple[str, str], Path] = {}
+    for source in sources:
+        match = _NAMED.fullmatch(source)
+        path = Path(match["path"] if match else source)
+        if not path.exists() and Path(source).exists():
+            path, match = Path(source), None  # A file with = in its name.
+        if not path.is_file():
+            raise LoadError("serve", f"there is no file {path}")
+        name = (match and match["name"]) or re.sub(r"[^A-Za-z0-9_.-]", "_", path.stem)
+        key = name, (match and match["version"]) or "1"
+        if key in found:
+            raise Misuse(
+                "serve",
+                f"two models have the name {name} and version {key[1]}",
+                saw=f"{found[key]} and {path}",
+                hint=f"write {name}:2={path}, or another name",
+            )
+        found[key] = path
+    return [(name, version, path) for (name, version), path in found.items()]
+
+
+def _native(path: Path) -> OfflineModel | None:
+    """The model of a file whose native code runs here; None where the graph is to be compiled."""
+    model = load_offline(path, recompile=True)
+    if model.target:
+        return model
+    if needed := model.manifest.get("target"):
+        told = f"its code is for {needed['name']}, so it is compiled here"
+        typer.echo(f"{path}: {told}", err=True)
+    return None
+
+
+def _shapes(names: list[str], given: list[str]) -> dict[str, list[str]]:
+    """What is said of each model; what begins with no model's name is said of all."""
+    said: dict[str, list[str]] = {name: [] for name in names}
+    for text in given:
+        owner, sign, rest = text.partition(":")
+        if sign and owner in said:
+            said[owner].append(rest)
+            continue
+        for texts in said.values():
+            texts.append(text)
+    return said
+
+
+def _listening(url: str) -> None:
+    typer.echo(f"listening at {url}")
+
+
+def _tell(model: Any, path: Path, seconds: float) -> None:
+    inputs = ", ".join(_spelled(end) for end in model.inputs)
+    outputs = ", ".join(_spelled(end) for end in model.outputs)
+    rows = f", up to {model.most} rows" if model.most > 1 else ""
+    typer.echo(
+        f"{model.name} {model.version} of {path}: {inputs} -> {outputs}{rows}, {seconds:.1f} s"
+    )
+    for note in model.notes:
+        typer.echo(f"  {note}", err=True)
+
+
+def _spelled(end: Any) -> str:
+    extents = ",".join("?" if d is None else str(d) for d in end.shape)
+    return f"{end.name} {end.dtype}[{extents}]"

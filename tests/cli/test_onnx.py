@@ -1,0 +1,93 @@
+"""Commands on ONNX models."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.onnx
+
+onnx = pytest.importorskip("onnx", reason="needs the onnx extra")
+
+from onnx import helper  # noqa: E402
+from tests.interop.onnx import models  # noqa: E402
+
+from treadle.cli import main  # noqa: E402
+from treadle.engine.package import read_models  # noqa: E402
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """Convolution, norm, pooling and a classifier over [N, 3, 8, 8]."""
+    path = tmp_path / "cnn.onnx"
+    onnx.save(models.small_cnn(), path)
+    return path
+
+
+def test_open_batches_become_gears(source: Path, capsys: Capture) -> None:
+    assert main(["compile", str(source), "--batch", "1,3"]) == 0
+    capsys.readouterr()
+    assert main(["info", str(source.with_suffix(".tm")), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [g["shapes"]["x"] for g in found["gears"]] == [[1, 3, 8, 8], [3, 3, 8, 8]]
+    assert found["info"]["source"]["framework"] == "onnx"
+    assert found["info"]["source"]["opsets"] == {"ai.onnx": models.OPSET}
+
+
+def test_open_extents_have_to_be_given(source: Path, capsys: Capture) -> None:
+    assert main(["compile", str(source)]) == 1
+    assert "--shape x=" in capsys.readouterr().err
+
+
+def test_outputs_are_chosen_by_names_of_values_and_nodes(source: Path, capsys: Capture) -> None:
+    made = source.with_suffix(".tm")
+    shape = ["--shape", "x=2,3,8,8", "--portable"]
+    assert main(["compile", str(source), *shape, "--outputs", "stem", "--outputs", "p"]) == 0
+    (model,) = read_models(made)
+    assert model.outputs == ("stem", "p")
+    assert [v.type.shape for v in model.graph.outputs] == [(2, 4, 8, 8), (2, 4, 4, 4)]
+    # The classifier is gone with its weights.
+    assert "matmul" not in {n.op.name for n in model.graph.nodes}
+    assert main(["compile", str(source), *shape, "--outputs", "sten"]) == 1
+    assert "did you mean stem" in capsys.readouterr().err
+    assert main(["compile", str(source), *shape]) == 0
+    again = ["compile", str(made), "--outputs", "stem", "--portable", "-o", str(made)]
+    assert main(again) == 0
+    assert read_models(made)[0].graph.outputs[0].type.shape == (2, 4, 8, 8)
+
+
+def test_info_names_operators_without_converters(tmp_path: Path, capsys: Capture) -> None:
+    nodes = [
+        helper.make_node("Relu", ["x"], ["r"]),
+        helper.make_node("Twice", ["r"], ["y"], domain="test.ops"),
+    ]
+    proto = models.model(nodes, {"x": ("N", 3)}, {"y": ("N", 3)})
+    proto.opset_import.append(helper.make_opsetid("test.ops", 1))
+    onnx.save(proto, tmp_path / "own.onnx")
+    assert main(["info", str(tmp_path / "own.onnx"), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["unsupported"] == ["test.ops.Twice"]
+    assert found["operators"] == {"Relu": 1, "test.ops.Twice": 1}
+    assert found["ends"][0] == {"kind": "input", "name": "x", "type": "float32[N,3]"}
+    assert main(["info", str(tmp_path / "own.onnx")]) == 0
+    assert "no converter" in capsys.readouterr().out
+    assert main(["info", str(tmp_path / "own.onnx"), "--graph", "x.txt"]) == 1
+
+
+def test_functions_and_inner_graphs_count_as_operators(tmp_path: Path, capsys: Capture) -> None:
+    value = helper.make_tensor_value_info("t", onnx.TensorProto.FLOAT, [3])
+    node = helper.make_node("Twice", ["x"], ["t"], domain="test.ops")
+    inner = helper.make_graph([node], "inner", [], [value])
+    branch = helper.make_node("If", ["c"], ["y"], then_branch=inner, else_branch=inner)
+    wanted = helper.make_tensor("c", onnx.TensorProto.BOOL, [], [True])
+    proto = models.model([branch], {"x": (3,)}, {"y": (3,)}, [wanted])
+    proto.opset_import.append(helper.make_opsetid("test.ops", 1))
+    onnx.save(proto, tmp_path / "branch.onnx")
+    assert main(["info", str(tmp_path / "branch.onnx"), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["operators"] == {"test.ops.Twice": 2, "If": 1}
+    assert found["unsupported"] == ["test.ops.Twice"]
