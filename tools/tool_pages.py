@@ -46,7 +46,6 @@ EXAMPLES = {
     "python -m treadle.tools.graph_info_analyze": "... graph_info_analyze -i model.mge -o facts",
     "python -m treadle.tools.load_and_run": "... load_and_run model.mge --input data:x.npy",
     "python -m treadle.tools.load_network_and_run": "... load_network_and_run model.mge --iter 9",
-    "python -m treadle.tools.merge_traces": "... merge_traces rank0.json rank1.json -o all.json",
     "python -m treadle.tools.network_visualize": "... network_visualize model.mge --all",
     "python -m treadle.tools.profile_analyze": "... profile_analyze profile.json --top 10",
     "python -m treadle.tools.profiler": "... profiler -o traces train.py --epochs 1",

@@ -9,7 +9,10 @@ from tests.distributed.collective_checks import D, arrays, gradient, mine, part,
 import treadle as mge
 import treadle.distributed as dist
 import treadle.functional as F
+import treadle.module as M
+from treadle.engine.options import Options
 from treadle.jit import compile as compiled
+from treadle.optimizer import SGD
 from treadle.tensor import Tensor
 
 
@@ -54,6 +57,40 @@ def check_ranks_without_results_take_part_in_gradients_of_programs() -> None:
     r, w = dist.get_rank(), weights((6, 4))
     got = gradient(compiled(D.reduce_sum), w[r])
     np.testing.assert_allclose(got, w[0])
+
+
+def check_gradients_of_programs_travel_in_buckets() -> None:
+    """However they are cut, losses are those of single reductions; other programs are noticed."""
+    r = dist.get_rank()
+    steps, curves = [], []
+    comm = dist.WORLD.communicator()
+    assert comm.defers  # on one machine; over a network they begin at once
+    for how in ("off", "auto", (1, 3), (2, 4)):
+        comm.defers = how != (2, 4)
+        rng = np.random.default_rng(3)
+        net = M.Sequential(M.Linear(6, 16), M.ReLU(), M.Linear(16, 16), M.ReLU(), M.Linear(16, 4))
+        for p in net.parameters():
+            p._reset(mge.tensor(rng.normal(size=p.shape).astype(np.float32) * 0.3))
+        gm = mge.autodiff.GradManager().attach(net.parameters(), dist.make_allreduce_cb("mean"))
+        optimizer = SGD(net.parameters(), lr=0.1, momentum=0.9)
+
+        def step(x: Tensor, net=net, gm=gm, optimizer=optimizer) -> Tensor:
+            with gm:
+                loss = (net(x) ** 2).mean()
+                gm.backward(loss)
+            optimizer.step().clear_grad()
+            return D.all_reduce_sum(loss)
+
+        steps.append(compiled(options=Options(reductions=how, check=True))(step))
+        data = rng.normal(size=(5, 2, 8, 6)).astype(np.float32)
+        curves.append([float(steps[-1](mge.tensor(x[r]))) for x in data])
+    np.testing.assert_allclose(curves[1:], curves[:1] * 3, rtol=1e-5)
+    x = mge.tensor(data[0, r])
+    with pytest.raises(dist.CommunicationError, match="about to do different things") as caught:
+        steps[1 + r](x)
+    assert "all_reduce_bucket 3 buckets" in caught.value.saw
+    assert float(steps[2](x)) < curves[2][0]
+    comm.defers = True
 
 
 def check_programs_that_differ_are_an_error_on_all_ranks() -> None:

@@ -45,6 +45,7 @@ def failure_of(folder: Path, size: int, fault: Callable[[], None], rank: int = 1
     @dist.launcher(n_gpus=size)
     def job() -> None:
         note_process(folder)
+        print("at work")
         if dist.get_rank() == rank:
             fault()
         dist.group_barrier()
@@ -56,7 +57,7 @@ def failure_of(folder: Path, size: int, fault: Callable[[], None], rank: int = 1
 
 
 @needs_mpi
-def test_a_rank_raises(tmp_path: Path) -> None:
+def test_a_rank_raises(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def fault() -> None:
         raise KeyError("missing")
 
@@ -64,6 +65,8 @@ def test_a_rank_raises(tmp_path: Path) -> None:
     assert "rank 1 raised an exception" in str(error)
     assert 'raise KeyError("missing")' in error.saw and __file__ in error.saw
     assert isinstance(error.__cause__, KeyError) and isinstance(error, AssertionError)
+    said = capsys.readouterr().out.splitlines()
+    assert sorted(said) == ["[rank 0] at work", "[rank 1] at work"]
 
 
 @needs_mpi
@@ -80,6 +83,20 @@ def test_a_rank_stalls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(error.__cause__, dist.CommunicationError)
     assert "rank 1 of the group 'world' did not come within 1 s" in str(error.__cause__)
     assert "1 of 2 ranks are there" in error.__cause__.saw
+
+
+@needs_mpi
+def test_shared_memory_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then ranks of a machine talk through its loopback network."""
+    monkeypatch.setattr(launch, "_shares_memory", lambda: False)
+    monkeypatch.delenv("OMPI_MCA_btl", raising=False)
+
+    @dist.launcher(n_gpus=2)
+    def job() -> tuple[str, list[Any]]:
+        group = dist.WORLD.communicator()
+        return dict(os.environ)["OMPI_MCA_btl"], group.exchange(dist.get_rank())
+
+    assert job() == [("self,tcp", [0, 1])] * 2
 
 
 SCRIPT = """

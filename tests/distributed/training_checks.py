@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -18,14 +19,16 @@ import treadle.module as M
 from treadle.autodiff import Function
 from treadle.base.errors import CheckpointError, ShapeError
 from treadle.data import RandomSampler, SequentialSampler
-from treadle.distributed import buckets, gradients, helper
+from treadle.distributed import gradients, helper
 from treadle.jit import compile as compiled
 from treadle.module import Module
 from treadle.module.parallel import ColumnParallelLinear, RowParallelLinear
 from treadle.optimizer import LAMB, SGD, Adam, ShardedOptimizer
 from treadle.quantization import SyncMinMaxObserver
+from treadle.runtime.comm import buckets
 from treadle.serialization import Part, load_sharded, save_sharded
 from treadle.tensor import Parameter, Tensor
+from treadle.utils.profiler import Profiler, merge_trace_events
 
 BATCH = 6
 STEPS = 4
@@ -112,6 +115,11 @@ def check_sharded_optimizers_are_those_of_one_process() -> None:
         assert state["state"][0]["exp_avg"].shape == (size,)
         held = made[-1].inner.state_dict()["state"][0]["exp_avg"]
         assert held.size == -(-size // dist.get_world_size())
+        for p in net.parameters():  # Others set parameters, too, when they read a checkpoint.
+            p._reset(mge.tensor(np.full(p.shape, 2.0, np.float32)))
+            p.grad = mge.tensor(np.zeros(p.shape, np.float32))
+        made[-1].step().clear_grad()
+        assert all(np.abs(p.numpy() - 2.0).max() < 0.2 for p in net.parameters())
         other = ShardedOptimizer(net.parameters(), lambda groups: Adam(groups, lr=1.0))
         other.load_state_dict(state)
         assert other.param_groups[0]["lr"] == 0.05
@@ -362,6 +370,24 @@ def check_what_a_process_knows() -> None:
     assert dist.synchronized(lambda x: x + 1)(r) == r + 1
     with pytest.raises(dist.CommunicationError, match="in a group already"):
         dist.init_process_group()
+
+
+def check_timelines_of_ranks_become_one() -> None:
+    n, r = dist.get_world_size(), dist.get_rank()
+    told = tempfile.mkdtemp() if r == 0 else None
+    folder = Path(dist.get_client().bcast_val(told, "timelines", n))
+    with Profiler(folder):
+        F.distributed.all_reduce_sum(mge.tensor([1.0]))
+    dist.group_barrier()
+    if r == 0:
+        merge_trace_events(folder)
+        merged = json.loads((folder / "merge.chrome_timeline.json").read_text())["traceEvents"]
+        ops = [e for e in merged if e["name"] == "all_reduce"]
+        assert sorted(e["pid"] for e in ops) == list(range(n))
+        # It is over for nobody before it has begun for all.
+        assert max(e["ts"] for e in ops) < min(e["ts"] + e["dur"] for e in ops)
+        titles = [e["args"]["name"] for e in merged if e["name"] == "process_name"]
+        assert [t.split(" on ")[0] for t in titles] == [f"rank {k}" for k in range(n)]
 
 
 def check_values_by_key() -> None:

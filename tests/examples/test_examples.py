@@ -144,6 +144,23 @@ def test_several_processes_learn_what_one_does() -> None:
     assert "equal weights: yes" in text
 
 
+def test_cores_share_a_task_that_falls_into_parts() -> None:
+    text = run("examples/cores.py", "--size", "64", "--turns", "20", "--cores", "1", "2")
+    assert re.search(r"^1 core .* ms +1.00 times", text, re.MULTILINE)
+    assert re.search(r"^2 cores .* ms .* of what they could give", text, re.MULTILINE)
+    assert "the same counts on any number of cores: yes" in text
+
+
+def test_scaling_is_predicted_from_measured_kernels() -> None:
+    text = run("benchmarks/scaling.py", "--workloads", "T1", "--repeats", "2")
+    assert re.search(r"^T1: .*: 6 gradients, 2\.6 MiB; backward ends at [1-9]", text, re.MULTILINE)
+    found = re.findall(r"^ *T1 .* ([0-9]+)% +([0-9]+)% +([0-9]+)% +([0-9]+)% ", text, re.MULTILINE)
+    assert len(found) == 6
+    for row in found:
+        efficiency = list(map(int, row))
+        assert efficiency == sorted(efficiency, reverse=True) and 0 < efficiency[0] <= 100
+
+
 def test_the_runner_knows_every_example_and_the_table_lists_it() -> None:
     done = subprocess.run(
         [sys.executable, str(ROOT / "examples/run.py"), "nothing"], capture_output=True, text=True

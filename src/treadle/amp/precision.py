@@ -73,6 +73,11 @@ class Precision:
             return inputs
         return tuple([_cast(x, wanted(i)) for i, x in enumerate(inputs)])
 
+    def wanted(self, op: Op, index: int) -> DType | None:
+        """The type that an op of the host wants an operand in; None where any will do."""
+        wanted = self._wanted.get(type(op))
+        return None if wanted is None else wanted(index)
+
 
 def _cast(x: Tensor, wanted: DType) -> Tensor:
     mine = x._kind.dtype

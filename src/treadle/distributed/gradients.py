@@ -11,9 +11,10 @@ import numpy as np
 
 from treadle.autodiff.grad_manager import EarlyCallback, get_backwarding_grad_manager
 from treadle.base.modes import LOCAL
-from treadle.distributed import buckets
-from treadle.distributed.group import WORLD, Group, check_backend
+from treadle.distributed.group import WORLD, Group, check_backend, memory
 from treadle.distributed.helper import TensorFuture, kind_of, pack_allreduce_split
+from treadle.ops.collective import AllReduce
+from treadle.runtime.comm import buckets
 from treadle.runtime.comm.api import Handle
 from treadle.tensor import Tensor, wrap
 
@@ -73,9 +74,10 @@ class AllreduceCallback(EarlyCallback):
     def __call__(self, param: Tensor, grad: Tensor) -> TensorFuture:
         """The future of a gradient's reduction, which is there after the backward."""
         if self._group.size == 1:
-            alone = TensorFuture(False)
-            alone.set(grad)
-            return alone
+            return _ready(grad)
+        if LOCAL.capture is not None and grad._kind.device.on_host:
+            # The engine puts reductions into buckets.
+            return _ready(AllReduce(self._group.name, self._group.size, self._kind)(grad))
         manager = get_backwarding_grad_manager()
         if manager is not None and manager not in self._managers:
             manager._register_after_backward_callback(self.flush)
@@ -115,6 +117,12 @@ class AllreduceCallback(EarlyCallback):
             self._going.append(bucket)
 
 
+def _ready(value: Tensor) -> TensorFuture:
+    future = TensorFuture(False)
+    future.set(value)
+    return future
+
+
 def _is_at_hand(grad: Tensor) -> bool:
     """Whether the gradient is an array of the host, and no value of a program to come."""
     return grad._kind.device.on_host and LOCAL.capture is None
@@ -139,7 +147,6 @@ class _Plan:
     def __init__(self) -> None:
         self._known: dict[Any, frozenset[int]] = {}
         self._ends: frozenset[int] | None = None
-        self._link: buckets.Link | None = None
 
     def ends(self, seen: list[_Seen], nbytes: int) -> bool:
         """Whether the bucket of the gradient seen last, of so many bytes, is complete."""
@@ -155,9 +162,9 @@ class _Plan:
     def learn(self, seen: list[_Seen], group: Group) -> None:
         """Plan for gradients like these, together with all ranks."""
         comm, sizes = group.communicator(), _sizes(seen)
-        self._link = self._link or buckets.measured(comm)
+        link = buckets.link_of(comm, memory)
         ready = [s.when - seen[0].when for s in seen]
-        found = buckets.plan(ready, [n for n, _ in sizes], [k for _, k in sizes], self._link)
+        found = buckets.plan(ready, [n for n, _ in sizes], [k for _, k in sizes], link)
         planned = comm.broadcast_value(found, 0)
         if len(self._known) >= _MOST_PLANS:
             self._known.clear()
@@ -197,7 +204,9 @@ class _Bucket:
     def start(self) -> None:
         """Reduce: in the background if values are at hand, else by ops that others record."""
         if LOCAL.hook is None and all(map(_is_at_hand, self._grads)):
-            packed = np.concatenate([g._data.reshape(-1) for g in self._grads])
+            parts = [g._data.reshape(-1) for g in self._grads]
+            size = sum(g.size for g in self._grads)
+            packed = np.concatenate(parts, out=memory((size,), parts[0].dtype))
             self._handle = self._group.communicator().start_all_reduce(packed, self._kind)
             return
         shapes = [g.shape for g in self._grads]

@@ -15,7 +15,9 @@ import numpy as np
 
 from treadle.backends.program import Compiler
 from treadle.base.env import foreign
+from treadle.base.log import set_log_prefix
 from treadle.device import get_device_count, set_default_device
+from treadle.distributed.streams import RankStream
 from treadle.engine.devices import leave_notice_to_others
 from treadle.engine.homes import find_compiler
 from treadle.engine.options import Options
@@ -219,11 +221,11 @@ def init_process_group(
             saw=f"an MPI job of {found}" if found else "a process that no MPI launcher started",
             hint=f"start with: mpiexec -n {world_size} python -m mpi4py script.py",
         )
-    world: Communicator = mpi().open_world(rank, _memory) if found > 1 else Loopback()
+    world: Communicator = mpi().open_world(rank, memory) if found > 1 else Loopback()
     _settle(world, device, device_type, port)
 
 
-def _memory(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+def memory(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     """Memory for a result: large blocks are those that earlier results gave back."""
     if math.prod(shape) * dtype.itemsize < _LARGE:
         return np.empty(shape, dtype)
@@ -245,6 +247,8 @@ def _settle(world: Communicator, device: int | None, device_type: str, port: int
     if world.rank:
         leave_notice_to_others()
     if world.size > 1:
+        if not isinstance(sys.stderr, RankStream):
+            set_log_prefix(f"[rank {world.rank}] ")
         seed(start + world.rank)
         # An exception on one rank must not leave the others waiting for it, in whichever way
         # the program was started.

@@ -25,7 +25,8 @@ class launcher:
 
     Processes are started with `mpiexec` on this machine; arguments, results, and closures travel
     by cloudpickle. Where the program itself was started by an MPI launcher nothing is started:
-    every process of that job calls the function, and gets the list of all results.
+    every process of that job calls the function, and gets the list of all results. Lines that
+    processes print which were started here begin with their rank.
 
     Args:
         func: the function; left out where the decorator is given arguments.

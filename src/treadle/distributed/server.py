@@ -7,11 +7,16 @@ reading one runs nothing. Within a job only those who know its token are answere
 from __future__ import annotations
 
 import base64
+import fcntl
 import json
 import secrets
+import socket
 import socketserver
+import struct
 import threading
 import xmlrpc.client
+from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 from xmlrpc.server import SimpleXMLRPCRequestHandler, SimpleXMLRPCServer
 
@@ -21,6 +26,9 @@ from treadle.runtime.comm.api import CommunicationError, Communicator
 __all__ = ["Client", "Server"]
 
 _HERE = "127.0.0.1"
+_LOOPBACK = "127."
+_GET_ADDRESS = 0x8915
+"""Number of the request for an interface's address (SIOCGIFADDR of Linux)."""
 _BYTES = "\N{NULL}bytes"
 """Key of a JSON object that stands for bytes."""
 
@@ -238,11 +246,31 @@ def open_for(world: Communicator, port: int = 0) -> None:
     if world.rank == 0:
         token = secrets.token_hex(16)
         alone = len(set(world.machines)) == 1
-        host = _HERE if alone else world.machines[0]
+        host = _HERE if alone else reachable(world.machines[0])
         _Job.server = Server(port, host, token)
         told = host, _Job.server.py_server_port, token
     _Job.client = None
     _Job.where = world.broadcast_value(told, 0)
+
+
+def reachable(name: str) -> str:
+    """What other machines can call this one: its name, or an address where that means nothing.
+
+    Names of machines are often known to nobody, or stand for the loopback network.
+    """
+    with suppress(OSError):
+        if not socket.gethostbyname(name).startswith(_LOOPBACK):
+            return name
+    return next((a for a in _addresses() if not a.startswith(_LOOPBACK)), name)
+
+
+def _addresses() -> Iterator[str]:
+    """The IPv4 addresses of this machine's interfaces."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, interface in socket.if_nameindex():
+            request = struct.pack("256s", interface.encode()[:15])
+            with suppress(OSError):  # It has none.
+                yield socket.inet_ntoa(fcntl.ioctl(probe, _GET_ADDRESS, request)[20:24])
 
 
 def address() -> tuple[str, int]:

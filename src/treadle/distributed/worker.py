@@ -16,6 +16,7 @@ import cloudpickle
 
 from treadle.distributed import group, launch
 from treadle.distributed.launch import Failure, JobFolder, hold, is_held
+from treadle.distributed.streams import finish_lines, name_lines
 from treadle.runtime.comm.api import CommunicationError
 
 _LOOK = 0.25
@@ -32,17 +33,19 @@ def main(path: str) -> None:
     if lock is not None:
         lock.write(str(os.getpid()))
         lock.flush()
+    name_lines(rank)
     threading.Thread(target=_watch, args=(folder.launcher,), daemon=True).start()
     try:
         result = _call(folder)
         JobFolder.write(folder.result(rank), cloudpickle.dumps(result))
         group.leave()
+        finish_lines()
     except BaseException as error:
         if isinstance(error, SystemExit) and not error.code:
             raise
         failure = Failure(rank, traceback.format_exc(), _pickled(error))
         JobFolder.write(folder.failure(rank), pickle.dumps(failure))
-        sys.stdout.flush()
+        finish_lines()
         mpi.COMM_WORLD.Abort(1)
 
 

@@ -19,15 +19,17 @@ from typing import Any
 
 import numpy as np
 
-from treadle.backends.program import Compiler, DeviceExecutable, Executable
+from treadle.backends.native_code import Executable
+from treadle.backends.program import Compiler, DeviceExecutable
 from treadle.base.dtype import as_dtype
 from treadle.base.errors import TreadleError
 from treadle.base.log import get_logger
 from treadle.base.types import TensorType
 from treadle.base.version import VERSION
 from treadle.engine.options import Options
-from treadle.engine.plan import Interface, Loaded, MemoryPlan, Plan, Pool, memory
+from treadle.engine.plan import Interface, Loaded, MemoryPlan, Plan, Pool
 from treadle.graph.ir import Graph, regions_of
+from treadle.runtime.host import memory
 
 FORMAT = 1
 """Part of every key: raised when the meaning of an entry changes."""

@@ -6,8 +6,9 @@
     }}
 
 It has the form of the file that GE calls fusion_switch.cfg. `GraphFusion` has the rewrite rules of
-prepare, as the report names them, and the pass that finds attention; `Fusion` has the kinds of
-groups that optimize makes. `ALL` stands for those a section does not name, which are on without it.
+prepare, as the report names them, and the passes that find attention and products of integers;
+`Fusion` has the kinds of groups that optimize makes. `ALL` stands for those a section does not
+name, which are on without it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from treadle.base.errors import EngineError
 
 KINDS = ("attention", "contraction", "window", "loop")
 """Kinds of groups."""
-PASSES = ("find_attention",)
+PASSES = ("find_attention", "integers")
 """Passes of prepare that fuse; rules are parts of another pass."""
 _RULES = "treadle.graph.simplify"
 """The module of all rules, which programs out of the cache do without."""

@@ -76,6 +76,7 @@ class Stages:
         parts: then, the program's parts, each on its way.
         report: what the stages decided.
         measured: the last profile.
+        crossing: lowers the ops for another machine, in place of the home's compiler.
     """
 
     captured: Graph
@@ -86,10 +87,12 @@ class Stages:
     parts: tuple[Stages, ...] = ()
     report: CompileReport = field(default_factory=CompileReport)
     prepared: Graph | None = None
+    partitioned: Graph | None = None
     optimized: Graph | None = None
     plan: Plan | None = None
     executor: Runner | None = None
     measured: Profile | None = None
+    crossing: Compiler | None = None
 
     @property
     def kind(self) -> str:
@@ -107,9 +110,9 @@ class Stages:
         Raises:
             CompileError: the options name an engine that is not there.
         """
-        if self.kind == HOST:
+        if self.crossing is None and self.kind == HOST:
             return find_compiler(self.options)
-        return find_compiler(self.options, self.kind)
+        return self.crossing or find_compiler(self.options, self.kind)
 
     @rare_collections()
     def lower(self) -> Graph:
@@ -127,6 +130,8 @@ class Stages:
             options = options if self.compiled else op_by_op(options)
             whole = kept_whole(engines_of(options, self.kind)) if self.compiled else ()
             prepared: Graph = stages.prepare(self.captured, options, self.report, compiler, whole)
+            if self.kind == HOST:
+                prepared = stages.bucket_reductions(prepared, options, self.report)
         self.prepared = prepared
         stages.dump(prepared, "prepare")
         frozen = {v for v, yes in zip(prepared.inputs, self.interface.frozen, strict=False) if yes}
@@ -135,7 +140,7 @@ class Stages:
             if whole:
                 parted = stages.take_apart(parted, options, self.report, compiler)
         stages.dump(parted, "partition")
-        self.optimized = parted
+        self.partitioned = self.optimized = parted
         if self.compiled:
             with self.report.stage("optimize"):
                 known = zip(parted.inputs, self.interface.frozen, strict=False)
@@ -313,15 +318,40 @@ class Stages:
         """Draw the program as it was captured and as it is optimized, and its plan of memory.
 
         Args:
-            path: of the file; its ending chooses between .svg, .html and .dot (for Graphviz).
+            path: of the file; its ending chooses between .svg, .dot (for Graphviz) and .html, the
+                whole `picture`.
 
         Raises:
             EngineError: the ending is another one.
             OSError: the file cannot be written.
         """
+        if os.fspath(path).endswith(".html"):
+            self.picture(path)
+            return
         memory = self.planned().memory
         graphs = {"captured": self.captured, "optimized": self.lower()}
         _stages().save_diagram(path, graphs, memory)
+
+    def picture(
+        self,
+        path: str | os.PathLike[str],
+        inputs: Sequence[str] = (),
+        outputs: Sequence[str] = (),
+    ) -> None:
+        """Write a page of HTML that shows what became of the program; it needs no other file.
+
+        It has the graph at every stage, passes and decisions, memory and steps over time, kernels,
+        and the times of the last `profile`.
+
+        Args:
+            path: of the file.
+            inputs, outputs: names of the program's ends, if they have any.
+
+        Raises:
+            EngineError: the program runs op by op, or is in parts on several devices.
+            OSError: the file cannot be written.
+        """
+        _stages().save_picture(path, self, inputs, outputs)
 
     def profile(self, inputs: Sequence[Any], repeats: int = 10) -> Profile | Timeline:
         """Measure every step on these inputs, which stay as they are.

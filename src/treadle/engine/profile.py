@@ -245,7 +245,7 @@ def step_names(plan: Plan, step: Step) -> tuple[str, str]:
     if isinstance(step, Together):
         return step.label, "together"
     if isinstance(step, Host):
-        return plan.host[step.task].op.name, "host"
+        return plan.host[step.task].name, "host"
     return "jump", ""
 
 

@@ -8,15 +8,17 @@ from treadle.engine.budget import plan_within
 from treadle.engine.compile import compile_graph
 from treadle.engine.explain import explain, to_text
 from treadle.engine.explain.diagram import save_diagram
+from treadle.engine.explain.page import save_picture
 from treadle.engine.explain.plan import kernel_texts, plan_text
 from treadle.engine.load import load
 from treadle.engine.optimize import optimize
 from treadle.engine.partition import leave_to_host, partition
-from treadle.engine.prepare import prepare, take_apart
+from treadle.engine.prepare import bucket_reductions, prepare, take_apart
 from treadle.engine.profile import measure
 from treadle.graph.passes import dump, is_dumped, write_dump
 
 __all__ = [
+    "bucket_reductions",
     "compile_graph",
     "dump",
     "explain",
@@ -31,6 +33,7 @@ __all__ = [
     "plan_within",
     "prepare",
     "save_diagram",
+    "save_picture",
     "take_apart",
     "to_text",
     "write_dump",

@@ -17,7 +17,7 @@ from treadle.ops.logic import LogicalNot
 from treadle.ops.movement import Broadcast
 from treadle.ops.op import Op
 from treadle.ops.select import Where
-from treadle.ops.unary import Abs, Ceil, Floor, Relu, Round, Sign, Trunc
+from treadle.ops.unary import Abs, Ceil, Floor, Relu, Round, RoundEven, Sign, Trunc
 
 FLOATS = ("float32", "float16", "bfloat16", "float64")
 INTEGERS = ("int32", "uint8", "int64")
@@ -255,7 +255,7 @@ def _twice(op: Op, dtypes: tuple[str, ...] = NUMBERS) -> Rule:
 
 REPEATED = (
     *(_twice(op) for op in (Abs(), Relu(), Sign())),
-    *(_twice(op, FLOATS) for op in (Floor(), Ceil(), Trunc(), Round())),
+    *(_twice(op, FLOATS) for op in (Floor(), Ceil(), Trunc(), Round(), RoundEven())),
     Rule(
         "logical_not(logical_not(x)) => x",
         P(LogicalNot, (P(LogicalNot, ("x",)),)),

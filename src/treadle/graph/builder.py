@@ -59,6 +59,7 @@ class GraphBuilder:
         self.name = name
         self.loc = UNKNOWN
         self.group = ""
+        self.called = ""
         self._locate = locate
         self._known: dict[tuple[str, tuple[Value, ...]], Node] | None = {} if share else None
         self._inputs: list[Value] = []
@@ -152,7 +153,9 @@ class GraphBuilder:
         group: str,
     ) -> Node:
         group = group if inputs else ""
-        place = loc or (user_location() if self._locate else self.loc)
+        if self.called and inputs and not names:
+            names = (self.called,) * op.n_outputs
+        place = loc or self.loc or (user_location() if self._locate else UNKNOWN)
         if self._symbolic:
             with recording_guards() as guards:
                 node = Node(op, inputs, place, names, group)
@@ -214,14 +217,14 @@ class GraphBuilder:
     # -- the result ------------------------------------------------------------------------
 
     @contextmanager
-    def at(self, loc: Loc, group: str = "") -> Iterator[None]:
-        """Give the nodes appended inside the block this source line and group."""
-        before = self.loc, self.group
-        self.loc, self.group = loc, group
+    def at(self, loc: Loc, group: str = "", called: str = "") -> Iterator[None]:
+        """Give the nodes appended inside the block this source line, group and name."""
+        before = self.loc, self.group, self.called
+        self.loc, self.group, self.called = loc, group, called
         try:
             yield
         finally:
-            self.loc, self.group = before
+            self.loc, self.group, self.called = before
 
     def arrange_inputs(self, order: Sequence[int]) -> None:
         """Put the inputs into another order: number `order[i]` becomes number i."""

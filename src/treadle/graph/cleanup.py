@@ -95,11 +95,13 @@ class Fold:
             large as what they are computed from.
         lazy: what only repeats or counts (broadcast, full, iota) is folded up to this many elements
             only: it is cheaper to make than to read.
+        keep: names of ops that stay.
     """
 
     name: ClassVar[str] = "fold"
     limit: int = 1 << 20
     lazy: int = 64
+    keep: tuple[str, ...] = ()
 
     def __call__(self, graph: Graph, /) -> Graph:
         """The graph with constant results in place of what computes them."""
@@ -147,6 +149,8 @@ class Fold:
     def _is_worth(self, node: Node, operand_bytes: int) -> bool:
         types = [v.type for v in node.outputs]
         if isinstance(node.op, Constant) or regions_of(node.op) or is_opaque(node.op):
+            return False
+        if node.op.name in self.keep:
             return False
         if not all(t.is_static for t in types):
             return False

@@ -16,11 +16,7 @@ from treadle.ops.select import Where
 
 def rounded_to_even(x: Any) -> Any:
     """Floats to the nearest integer, halves to even ones; infinities and NaN stay."""
-    whole = unary.Floor()(x)
-    rest, half = x - whole, x.constant(0.5)
-    odd = logic.NotEqual()(ew.Mod()(whole, whole.constant(2)), whole.constant(0))
-    up = logic.Less()(half, rest) | (logic.Equal()(rest, half) & odd)
-    return Where()(logic.IsFinite()(x), whole + up.astype(x.type.dtype), x)
+    return unary.RoundEven()(x)
 
 
 def truncated_quotient(x: Any, y: Any) -> Any:

@@ -13,12 +13,13 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from treadle.base import tree
 from treadle.base.errors import TraceError
+from treadle.base.loc import Loc
 from treadle.base.modes import LOCAL, install_capture
 from treadle.base.shape import Shape
 from treadle.base.types import TensorType
@@ -229,14 +230,13 @@ class Capture:
         """The graph holds only while `read()` gives `value`."""
         self._guards.append(Guard(read, value))
 
-    @contextmanager
-    def grouped(self, name: str) -> Iterator[None]:
+    def grouped(self, name: str) -> AbstractContextManager[None]:
         """Give the ops appended inside the block to a group."""
-        before, self._builder.group = self._builder.group, name
-        try:
-            yield
-        finally:
-            self._builder.group = before
+        return self._builder.at(self._builder.loc, name, self._builder.called)
+
+    def called(self, name: str) -> AbstractContextManager[None]:
+        """Inside the block, ops stand at a node of another format, whose name their results get."""
+        return self._builder.at(Loc(name), self._builder.group, name)
 
     # -- values ----------------------------------------------------------------------------
 

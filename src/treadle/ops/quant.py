@@ -25,7 +25,7 @@ from treadle.ops.precision import compute_type
 from treadle.ops.sample import Arg, BadSample, Sample
 from treadle.ops.scalar import Scalar, call, cast
 from treadle.ops.select import Clip
-from treadle.ops.unary import Round
+from treadle.ops.unary import Round, RoundEven
 
 STORED: tuple[DType, ...] = (dt.int8, dt.uint8, dt.int16, dt.int32)
 """Element types that hold quantized values."""
@@ -143,13 +143,15 @@ def check_limits(
 class Quantize(Affine):
     """clamp(round(x / scale) + zero_point, qmin, qmax) as integers of type `dtype`.
 
-    The zero point is int32; NaN becomes qmin.
+    The zero point is int32; NaN becomes qmin. With `even` halves are rounded to even levels, as
+    ONNX and PyTorch have it, else away from zero, as MegEngine has it.
     """
 
     dtype: DType = dt.int8
     qmin: int = -128
     qmax: int = 127
     axis: int | None = None
+    even: bool = False
 
     name = "quantize"
     dtypes = dt.FLOATS
@@ -175,13 +177,15 @@ class Quantize(Affine):
     def body(self, x: Any, scale: Any, zero_point: Any) -> Any:
         kind, ndim = self._wide(x.type.dtype), x.type.ndim
         scale, zero = (_along(g.astype(kind), self.axis, ndim) for g in (scale, zero_point))
-        level = Round()(x.astype(kind) / scale) + zero
+        nearest: Op = RoundEven() if self.even else Round()
+        level = nearest(x.astype(kind) / scale) + zero
         return Saturate(self.dtype, self.qmin, self.qmax)(level)
 
     def reference(self, x: Array, scale: Array, zero_point: Array) -> Array:
         kind = self._wide(dt.as_dtype(x.dtype)).numpy
         scale, zero = (_along(g.astype(kind), self.axis, x.ndim) for g in (scale, zero_point))
-        level = round_half_away(x.astype(kind) / scale) + zero
+        nearest = np.rint if self.even else round_half_away
+        level = nearest(x.astype(kind) / scale) + zero
         # fmax and fmin prefer the number to the NaN.
         level = np.fmin(np.fmax(level, kind.type(self.qmin)), kind.type(self.qmax))
         return np.asarray(level).astype(self.dtype.numpy)
@@ -191,6 +195,7 @@ class Quantize(Affine):
         one, zero = Arg((), dt.float32, low=0.01, high=0.1), Arg((), dt.int32, values=3)
         each = Arg((3,), dt.float32, low=0.01, high=0.1)
         zeros = Arg((3,), dt.int32, low=0, high=9)
+        halves = Arg((4,), values=(-1.5, -0.5, 0.5, 2.5))
         return (
             Sample(cls(), (Arg((2, 3)), one, zero)),
             Sample(cls(dt.uint8, 0, 255, 1), (Arg((2, 3)), each, zeros)),
@@ -198,6 +203,7 @@ class Quantize(Affine):
             Sample(cls(dt.int16, -7, 7), (Arg(()), one, zero)),
             Sample(cls(), (Arg((0, 2)), one, zero)),
             Sample(cls(), (Arg((1, 1)), one, zero)),
+            Sample(cls(even=True), (halves, Arg((), dt.float32, values=1.0), zero)),
         )
 
     @classmethod

@@ -509,3 +509,18 @@ class Round(Rounding):
 
     def scalar(self, x: Scalar) -> Scalar:
         return call("round", x)
+
+
+@op
+class RoundEven(Rounding):
+    """The nearest whole number; halves are rounded to the even one, as IEEE 754 prefers."""
+
+    name = "round_even"
+    onnx = Onnx("Round", since=11)
+    torch = "torch.round(x)"
+
+    def reference(self, x: Array) -> Array:
+        return x if x.dtype.kind in "iu" else np.asarray(np.rint(x))
+
+    def scalar(self, x: Scalar) -> Scalar:
+        return call("rint", x)

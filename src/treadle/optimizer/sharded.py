@@ -77,6 +77,7 @@ class ShardedOptimizer:
         """Sum gradients, update this rank's parts, and put the parameters together again."""
         with no_grad():
             for vector in self._vectors:
+                vector.take_apart()
                 vector.part.grad = vector.summed() * self._share
             self.inner.step()
             for vector in self._vectors:
@@ -141,12 +142,32 @@ class _Vector:
         self.size = sum(p.size for p in params)
         self._padding = -self.size % group.size
         self._rank, self._ranks = group.rank, group.size
-        self.start = min(self._rank * ((self.size + self._padding) // group.size), self.size)
+        length = (self.size + self._padding) // group.size
+        self.start = min(self._rank * length, self.size)
+        self._missing = length - min(length, self.size - self.start)
+        self._stop = self.start + length - self._missing
         self._scatter = ReduceScatter(group.name, group.size)
         self._gather = AllGather(group.name, group.size)
         with no_grad():
-            whole = self._joined(params)
-        self.part = Parameter(self.own_part(whole.numpy()[: self.size]), dtype=whole.dtype)
+            mine = self._mine()
+        self.part = Parameter(mine.numpy(), dtype=mine.dtype, device=mine.device)
+
+    def _mine(self) -> Tensor:
+        """This rank's part of the parameters as they are now."""
+        first, pieces = 0, []
+        for p in self.params:
+            low, high = max(self.start - first, 0), min(self._stop - first, p.size)
+            if low < high:
+                pieces.append(p.reshape(-1)[low:high])
+            first += p.size
+        if self._missing:
+            kind = self.params[0]
+            pieces.append(zeros((self._missing,), dtype=kind.dtype, device=kind.device))
+        return concat(pieces)
+
+    def take_apart(self) -> None:
+        """Have this rank's part be that of the parameters, which others may have set."""
+        self.part._reset(self._mine())
 
     def _joined(self, tensors: Sequence[Tensor]) -> Tensor:
         """One vector, with zeros at the end so that it divides evenly."""

@@ -12,6 +12,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from treadle.distributed.group import get_rank
 from treadle.trainer.callback import Callback, Logs, Run
 
 # The weight of the past in the loss that the bar shows.
@@ -22,7 +23,7 @@ class ProgressBar(Callback):
     """Shows how far training is.
 
     On a terminal: a bar with speed, time left and the smoothed loss. Everywhere: one line per
-    epoch, on standard error.
+    epoch, on standard error. In a group of processes only the first one shows anything.
 
     Args:
         console: where to; standard error if None.
@@ -30,6 +31,7 @@ class ProgressBar(Callback):
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = Console(stderr=True) if console is None else console
+        self._console.quiet |= get_rank() > 0
         self._progress: Progress | None = None
         self._task = TaskID(0)
         self._loss: float | None = None

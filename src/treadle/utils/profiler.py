@@ -14,6 +14,7 @@ import atexit
 import functools
 import json
 import os
+import platform
 import re
 import threading
 import time
@@ -32,6 +33,7 @@ from rich.table import Table
 from treadle.base.observer import OBSERVER, observe
 from treadle.ops.families import Elementwise
 from treadle.ops.op import Op, as_tuple
+from treadle.runtime.comm import groups
 from treadle.utils.memory_flow import Block, memory_flow
 from treadle.utils.network_ops_table import BY_OP
 
@@ -58,7 +60,8 @@ class Profiler:
     """Record what runs, between `start` and `stop` or inside a `with` block.
 
     Files `<pid>.chrome_timeline.json` (and `<pid>.memory_flow.svg`) are written into the directory
-    `path` by `dump`, which `stop` and the end of the process call.
+    `path` by `dump`, which `stop` and the end of the process call; in a group of processes they are
+    `rank-<number>.…`, and `merge_trace_events` makes one timeline of all.
 
     Args:
         path: a directory, which is made.
@@ -100,6 +103,7 @@ class Profiler:
         self._origin = time.perf_counter()
         self._epoch = time.time()
         self._running = False
+        self._rank: int | None = None
         self._lock = threading.Lock()
 
     @property
@@ -116,6 +120,7 @@ class Profiler:
             RuntimeError: a profiler is running.
         """
         observe(self)
+        self._place()
         self._running = True
         _CURRENT[:] = [self]
         os.makedirs(self.path, exist_ok=True)
@@ -255,17 +260,25 @@ class Profiler:
             OSError: a file cannot be written.
         """
         os.makedirs(self.path, exist_ok=True)
-        pid = os.getpid()
+        pid, rank = os.getpid(), self._place()
         for name in self.formats:
-            target = Path(self.path) / f"{pid}.{name}"
+            target = Path(self.path) / f"{pid if rank is None else f'rank-{rank}'}.{name}"
             if name == "memory_flow.svg":
                 target.write_text(memory_flow(self._record.blocks), encoding="utf-8")
                 continue
-            target.write_text(json.dumps(self._timeline(pid)), encoding="utf-8")
+            target.write_text(json.dumps(self._timeline(pid, rank)), encoding="utf-8")
 
-    def _timeline(self, pid: int) -> dict[str, Any]:
+    def _place(self) -> int | None:
+        """Which of several processes this is, or has been; None where it is alone."""
+        world = groups.world()
+        if world is not None and world.size > 1:
+            self._rank = world.rank
+        return self._rank
+
+    def _timeline(self, pid: int, rank: int | None) -> dict[str, Any]:
+        title = "treadle" if rank is None else f"rank {rank} on {platform.node()}"
         names: list[dict[str, Any]] = [
-            {"name": "process_name", "ph": "M", "pid": pid, "tid": 0, "args": {"name": "treadle"}}
+            {"name": "process_name", "ph": "M", "pid": pid, "tid": 0, "args": {"name": title}}
         ]
         for thread in threading.enumerate():
             if thread.ident is not None:
@@ -280,6 +293,8 @@ class Profiler:
                     }
                 )
         metadata = {"localTime": self._epoch * 1e6, "pid": pid, "peak_bytes": self._record.peak}
+        if rank is not None:
+            metadata["rank"] = rank
         return {"traceEvents": names + self._record.events, "metadata": metadata}
 
     def table(self) -> Table:
@@ -359,14 +374,18 @@ def is_profiling() -> bool:
 def merge_trace_events(directory: str | os.PathLike[str]) -> None:
     """Merge the timelines of several processes in a directory into `merge.chrome_timeline.json`.
 
-    Clocks are lined up by the time at which each profiler was made.
+    Clocks are lined up by the time at which each profiler was made, so those of several machines
+    are as far apart as the machines' clocks. Ranks of a group come in their order, under their
+    numbers, as processes of two machines may have the same one.
 
     Raises:
         ValueError: there are no timelines.
     """
     folder = Path(directory)
     files = [
-        p for p in sorted(folder.iterdir()) if re.fullmatch(r"\d+\.chrome_timeline\.json", p.name)
+        p
+        for p in sorted(folder.iterdir())
+        if re.fullmatch(r"(rank-)?\d+\.chrome_timeline\.json", p.name)
     ]
     if not files:
         raise ValueError(f"merge_trace_events: {folder} has no timelines")
@@ -374,9 +393,13 @@ def merge_trace_events(directory: str | os.PathLike[str]) -> None:
     first = min(c["metadata"]["localTime"] for c in contents)
     events = []
     for content in contents:
-        shift = content["metadata"]["localTime"] - first
-        for event in content["traceEvents"]:
-            events.append({**event, "ts": event["ts"] + shift} if "ts" in event else event)
+        shift, rank = content["metadata"]["localTime"] - first, content["metadata"].get("rank")
+        for given in content["traceEvents"]:
+            event = {**given, "ts": given["ts"] + shift} if "ts" in given else given
+            events.append(event if rank is None else {**event, "pid": rank})
+        if rank is not None:
+            place = {"name": "process_sort_index", "ph": "M", "pid": rank, "tid": 0}
+            events.append({**place, "args": {"sort_index": rank}})
     merged = json.dumps({"traceEvents": events, "metadata": {"localTime": first}})
     (folder / MERGED).write_text(merged, encoding="utf-8")
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from treadle.backends.program import Compiler
+from treadle.engine.compile.buckets import fill_buckets, overlapped
 from treadle.engine.compile.early import plan_early
 from treadle.engine.compile.link import Linker, region_spaces, regions_of
 from treadle.engine.compile.memory import check_memory, plan_memory
@@ -15,7 +16,7 @@ from treadle.engine.compile.schedule import Schedule, best_schedule
 from treadle.engine.compile.together import units_of
 from treadle.engine.compile.work import Work, keep_order, lower_nodes
 from treadle.engine.options import Options
-from treadle.engine.plan import Interface, MemoryPlan, Plan, Pool, aligned
+from treadle.engine.plan import FINISH, Interface, MemoryPlan, Plan, Pool, aligned
 from treadle.engine.types import CompileReport
 from treadle.graph.ir import Graph, Value
 from treadle.ops.control import ControlFlow
@@ -43,9 +44,10 @@ def assemble(
     constants = Pool()
     once = options.allows("precompute", 1)
     every = lower_nodes(graph, compiler, interface, report, precompute=once)
+    every, inside = fill_buckets(graph, every, compiler)
     early, work = [w for w in every if w.once], [w for w in every if not w.once]
     keep_order(work)
-    placement = place_values(graph, work, interface, compiler, constants, early)
+    placement = place_values(graph, work, interface, compiler, constants, early, inside)
     before = plan_early(early, work, placement, options)
     parts = _subplans(work, compiler, options, report)
     spaces = _workspaces(work, parts, placement)
@@ -64,9 +66,11 @@ def assemble(
         compiler,
         early=before.memory,
         kept=placement.kept,
+        areas=list(placement.areas),
     )
     linker.prepare(before.turns, before.spaces)
     numbers = {v: i for i, n in enumerate(graph.nodes) for v in n.outputs}
+    numbers.update({w.inputs[0]: numbers[w.outputs[0]] for w in work if w.phase == FINISH})
     nodes = [numbers.get(item.outputs[0], -1) if item.outputs else -1 for item in work]
     runs = {n: linker.runs(work[n], spaces.get(n, ()), nodes[n]) for n in order}
     for slot in schedule.slots:
@@ -91,9 +95,7 @@ def _makers(work: Sequence[Work], placement: Placement) -> dict[Value, int]:
     return maker
 
 
-def _order(
-    work: Sequence[Work], placement: Placement, maker: Mapping[Value, int]
-) -> tuple[int, ...]:
+def _order(work: Sequence[Work], placement: Placement, maker: Mapping[Value, int]) -> Sequence[int]:
     tasks = []
     for item in work:
         after = dict.fromkeys(maker[v] for v in item.inputs if v in maker)
@@ -105,7 +107,7 @@ def _order(
         ]
         reads = {home.index for v in item.inputs if (home := placement.home(v)[0]).kind == "arena"}
         tasks.append(Task(tuple(after), tuple(makes), tuple(reads)))
-    return best_order(tasks)
+    return overlapped(work, tasks, best_order(tasks))
 
 
 def _owns(placement: Placement, value: Value) -> bool:

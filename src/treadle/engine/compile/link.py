@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from treadle.backends.api import Support
@@ -25,6 +25,7 @@ from treadle.engine.compile.together import joined
 from treadle.engine.compile.work import COPY, Work, lower
 from treadle.engine.plan import (
     REFERENCE,
+    START,
     Facts,
     HostTask,
     Interface,
@@ -57,6 +58,8 @@ class Linker:
     early: MemoryPlan = field(default_factory=lambda: MemoryPlan((), 0, 0, 0))
     """Offsets of what the prelude has in the arena."""
     kept: int = 0
+    areas: list[tuple[int, int]] = field(default_factory=list)
+    """Offset and bytes of all that is kept."""
     facts: list[Facts] = field(default_factory=list)
     _packed: dict[Work, list[Address]] = field(default_factory=dict)
     node: int = -1
@@ -91,7 +94,7 @@ class Linker:
         if parts:
             self._control(item, [self._address(h) for h in spaces], parts)
         else:
-            self._task(item)
+            self._host(_task(item, self.where))
 
     def add_runs(self, runs: Sequence[tuple[Run, Facts]]) -> None:
         """A step of runs that share one launch; nothing where there are none."""
@@ -102,16 +105,6 @@ class Linker:
         """One more step; jumps tell theirs when their targets are known."""
         self.steps.append(step)
         self.facts.append(facts or Facts(node=self.node))
-
-    def _task(self, item: Work) -> None:
-        self._host(
-            HostTask(
-                item.op,
-                tuple((self.where(v), v.type) for v in item.inputs),
-                tuple((self.where(v), v.type) for v in item.outputs),
-                item.engine or REFERENCE,
-            )
-        )
 
     def _host(self, task: HostTask) -> None:
         reads = tuple(Span(a.base, a.offset, t.nbytes) for a, t in task.inputs if t.nbytes)
@@ -159,6 +152,7 @@ class Linker:
             self._packed[item] = []
             for size in lowered.kept:
                 self._packed[item].append(Address(self._constants + 1, self.kept))
+                self.areas.append((self.kept, size))
                 self.kept += aligned(size)
         return {
             "input": [self.where(v) for v in item.inputs],
@@ -193,6 +187,7 @@ class Linker:
         starts = sorted(placed)
         kept = self.kept
         self.kept += part.kept
+        self.areas += [(kept + offset, size) for offset, size in part.areas]
 
         def rebase(address: Address) -> Address:
             base, offset = address.base, address.offset
@@ -228,6 +223,7 @@ class Linker:
             interface.updates,
             tuple(map(_completed, self.steps, self.facts)),
             launches=sum(isinstance(s, Run | Together) for s in self.steps),
+            areas=tuple(self.areas),
         )
 
     # -- control flow ----------------------------------------------------------------------
@@ -309,11 +305,21 @@ class Linker:
                 self.copy(source, target, value)
 
 
+def _task(item: Work, where: Callable[[Value], Address]) -> HostTask:
+    """The host task of a piece of work."""
+    inputs, outputs = item.inputs, item.outputs
+    if item.phase:
+        inputs = outputs = outputs if item.phase == START else inputs
+    given = tuple((where(v), v.type) for v in inputs)
+    made = tuple((where(v), v.type) for v in outputs)
+    return HostTask(item.op, given, made, item.engine or REFERENCE, item.phase)
+
+
 def _moved_task(task: HostTask, rebase: Rebase) -> HostTask:
     """A host task at other addresses."""
     inputs = tuple((rebase(a), kind) for a, kind in task.inputs)
     outputs = tuple((rebase(a), kind) for a, kind in task.outputs)
-    return HostTask(task.op, inputs, outputs, task.engine)
+    return replace(task, inputs=inputs, outputs=outputs)
 
 
 def _entry(start: Address, value: Value, turn: int, length: int) -> Address:

@@ -45,6 +45,7 @@ class Placement:
         sizes: bytes of each buffer of the arena.
         scratches: bytes of each buffer that the prelude has in the arena.
         kept: bytes of results that are kept.
+        areas: offset and bytes of each of them.
     """
 
     homes: dict[Value, Home] = field(default_factory=dict)
@@ -52,6 +53,7 @@ class Placement:
     sizes: list[int] = field(default_factory=list)
     scratches: list[int] = field(default_factory=list)
     kept: int = 0
+    areas: list[tuple[int, int]] = field(default_factory=list)
 
     def part(self, value: Value) -> Part:
         """What the value lies in; itself where it is no view."""
@@ -61,6 +63,15 @@ class Placement:
         """The memory a value lies in, and the bytes before it."""
         part = self.part(value)
         return self.homes[part.root], part.offset
+
+    def put_inside(self, value: Value, place: Part) -> None:
+        """Have a value, and what are parts of it, lie in a buffer that others share."""
+        for v, part in list(self.parts.items()):
+            if part.root is value:
+                self.parts[v] = Part(place.root, place.offset + part.offset)
+        self.parts[value] = place
+        if place.root not in self.homes:
+            self.homes[place.root] = self.buffer(place.root.type.nbytes)
 
     def buffer(self, nbytes: int) -> Home:
         """A new buffer of the arena."""
@@ -74,8 +85,9 @@ class Placement:
 
     def keep(self, nbytes: int) -> Home:
         """A place in memory that lives as long as the program."""
+        self.areas.append((self.kept, nbytes))
         self.kept += aligned(nbytes)
-        return Home("kept", self.kept - aligned(nbytes))
+        return Home("kept", self.areas[-1][0])
 
 
 def place_values(
@@ -85,10 +97,11 @@ def place_values(
     compiler: Compiler,
     constants: Pool,
     early: Sequence[Work] = (),
+    inside: Mapping[Value, Part] | None = None,
 ) -> Placement:
     """Give every value a home; appends copies to `work` where an output needs one.
 
-    Results of `early` work are kept where the program reads them.
+    Results of `early` work are kept where the program reads them. Values `inside` lie in buckets.
 
     An output that replaces an input's contents is computed in that input's memory if everybody
     who reads the old contents can come first, and is copied there at the end otherwise.
@@ -102,6 +115,8 @@ def place_values(
     for value in (v for item in early for v in item.outputs if v not in found.parts):
         size = value.type.nbytes
         found.homes[value] = found.keep(size) if value in kept else found.scratch(size)
+    for value, part in (inside or {}).items():
+        found.put_inside(value, part)
     aliases = Aliases(work, found.parts)
     _Outputs(graph, work, interface, compiler, found, aliases).place()
     for item in work:
@@ -275,7 +290,9 @@ def share_buffers(
             begins = spans[number][0]
             dies = all(spans[w][1] < begins for w in users[theirs] if w != number)
             only = sum(placement.home(v)[0] == source for v in item.inputs) == 1
-            if dies and only and placement.sizes[mine] == placement.sizes[theirs]:
+            # Buckets of reductions have contents before their last operand is made.
+            begun = any(spans[w][0] < begins for w in users[mine])
+            if dies and only and not begun and placement.sizes[mine] == placement.sizes[theirs]:
                 merged[mine] = theirs
                 taken.add(theirs)
                 users[theirs] |= users[mine]

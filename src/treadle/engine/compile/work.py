@@ -10,10 +10,11 @@ from treadle.backends.program import Compiler, Launch, Lowered, Ref
 from treadle.base.errors import CompileError
 from treadle.base.types import TensorType
 from treadle.engine.frozen import is_fixed
-from treadle.engine.plan import Interface
+from treadle.engine.plan import FINISH, START, Interface, aligned
 from treadle.engine.types import CompileReport
 from treadle.graph.analysis import has_effect
 from treadle.graph.ir import Graph, Node, Value
+from treadle.ops.bucket import AllReduceBucket
 from treadle.ops.constant import Constant
 from treadle.ops.control import ControlFlow
 from treadle.ops.fused import Fused
@@ -36,6 +37,7 @@ class Work:
         engine: the name of the one that partition chose, if it is not the one that compiles.
         after: work that must come earlier although no value says so.
         once: it depends on frozen inputs alone, and runs before the program does.
+        phase: of what goes on behind other work: whether this begins it, or waits for it.
     """
 
     op: Op
@@ -46,6 +48,7 @@ class Work:
     engine: str = ""
     after: list[int] = field(default_factory=list)
     once: bool = False
+    phase: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +92,7 @@ def lower_nodes(
     """
     known = {v for v, yes in zip(graph.inputs, interface.frozen, strict=False) if yes}
     known.update(n.output for n in graph.nodes if isinstance(n.op, Constant))
-    work = []
+    work: list[Work] = []
     for node in graph.nodes:
         if isinstance(node.op, Constant):
             continue
@@ -101,10 +104,15 @@ def lower_nodes(
                     hint="leave this op out of the compiled function, or pad to a fixed size",
                     at=node.loc,
                 )
-        label = label_of(node)
+        label, hosted = label_of(node), None
         if isinstance(node.op, Fused) and node.op.engine:
-            op, engine = _hosted(node.op), node.op.engine
-            work.append(Work(op, node.inputs, node.outputs, None, label, engine))
+            hosted = _hosted(node.op)
+        if isinstance(hosted or node.op, AllReduceBucket):
+            work += _in_phases(node, hosted or node.op)
+            continue
+        if hosted is not None:
+            engine = node.op.engine if isinstance(node.op, Fused) else ""
+            work.append(Work(hosted, node.inputs, node.outputs, None, label, engine))
             continue
         work.append(Work(node.op, node.inputs, node.outputs, None, label))
         if isinstance(node.op, ControlFlow):
@@ -121,11 +129,23 @@ def lower_nodes(
     return work
 
 
+def _in_phases(node: Node, op: Op) -> tuple[Work, Work]:
+    """What begins a reduction in the memory of a bucket, and what waits for it."""
+    nbytes = sum(aligned(v.type.nbytes) for v in node.inputs)
+    dtype = node.output.type.dtype
+    # What lies between operands is added up with the rest, and nobody reads it.
+    bucket = Value(TensorType(dtype, (nbytes // dtype.itemsize,)), None, 0, "bucket")
+    return (
+        Work(op, node.inputs, (bucket,), None, f"start {op.name}", phase=START),
+        Work(op, (bucket,), node.outputs, None, f"finish {op.name}", phase=FINISH),
+    )
+
+
 def keep_order(work: Sequence[Work]) -> None:
     """Work with effects runs in program order: other processes wait for it in theirs."""
     last = None
     for i, item in enumerate(work):
-        if has_effect(item.op):
+        if has_effect(item.op) and item.phase != FINISH:
             item.after += [] if last is None else [last]
             last = i
 
@@ -152,6 +172,11 @@ def find_parts(work: Sequence[Work]) -> dict[Value, Part]:
     """For every value that is a view, what it is a part of; chains are followed to the end."""
     parts: dict[Value, Part] = {}
     for item in work:
+        if item.phase == FINISH:
+            at = 0
+            for value in item.outputs:
+                parts[value] = Part(item.inputs[0], at)
+                at += aligned(value.type.nbytes)
         if item.lowered is None:
             continue
         for output, source, offset in item.lowered.views:

@@ -16,15 +16,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from treadle.backends.program import Address, Executable, Host
+from treadle.backends.native_code import Executable
+from treadle.backends.program import Address, Host
 from treadle.base.errors import CompileError
 from treadle.base.types import TensorType
 from treadle.engine.execute.counters import Counters, Tally, total
 from treadle.engine.execute.host_tasks import extents, launch_of
-from treadle.engine.plan import HostTask, Loaded, address, memory
+from treadle.engine.execute.reductions import Reductions
+from treadle.engine.plan import HostTask, Loaded
 from treadle.engine.segments import SegmentLaunch
 from treadle.ops.op import as_tuple
-from treadle.runtime.host import HostBuffer
+from treadle.runtime.host import HostBuffer, address, memory
 
 Array = npt.NDArray[Any]
 _Split = tuple[list[tuple[Address, TensorType]], list[tuple[Address, TensorType]]]
@@ -35,7 +37,7 @@ _UNUSED = 2
 class _Frame:
     """Addresses and scratch memory of one run at a time."""
 
-    __slots__ = ("arena", "bases", "kept", "tally", "version", "views")
+    __slots__ = ("arena", "bases", "kept", "reductions", "tally", "version", "views")
 
     def __init__(self, loaded: Loaded[Executable], tally: Tally) -> None:
         self.tally = tally
@@ -48,6 +50,7 @@ class _Frame:
         """Names the inputs whose addresses are in the table; None where they must be written."""
         self.views: dict[tuple[Address, TensorType], Array] = {}
         """Arrays over the arena and constants that were handed to host tasks."""
+        self.reductions = Reductions()
 
 
 class _Packed:
@@ -283,6 +286,11 @@ class Executor:
         if not isinstance(halt, Host):
             raise CompileError("execute", f"step {step} is no host task")
         task = plan.host[halt.task]
+        if task.phase:
+            where, kind = task.inputs[0]
+            bucket = self._array(frame, inputs, results, where, kind)
+            frame.reductions.serve(task, bucket)
+            return
         if halt.task not in self._launches:
             self._launches[halt.task] = launch_of(task)
         launch = self._launches[halt.task]

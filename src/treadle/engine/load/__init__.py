@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from treadle.backends.program import Compiler, Program, runs_of
-from treadle.engine.plan import Loaded, Plan, memory
+from treadle.engine.plan import Loaded, Plan
+from treadle.runtime.host import memory
 
 
 def load(plan: Plan, compiler: Compiler, *, on_host: bool = True) -> Loaded[Any]:

@@ -7,8 +7,9 @@ its means and deviations for the backward pass in place of the normalized values
 
 from __future__ import annotations
 
+from treadle.engine.optimize.bodies import Trial, accepted
 from treadle.engine.optimize.groups import Group, Groups
-from treadle.engine.optimize.kinds import is_closed
+from treadle.engine.optimize.kinds import is_closed, is_free
 from treadle.graph.cells import is_scalar_op
 from treadle.graph.ir import Value
 
@@ -77,3 +78,48 @@ def _cone(groups: Groups, group: Group, value: Value) -> tuple[set[int], set[Val
             cone.add(i)
             waiting += node.inputs
     return (cone, border) if cone else None
+
+
+def widen_again(groups: Groups, trial: Trial) -> None:
+    """Let groups read narrow values, and widen them, where wide ones are made of narrow ones.
+
+    Levels of a quantized network are bytes; what they stand for, four bytes, is made by whoever
+    reads it.
+    """
+    for group in groups.all():
+        if group.kind in ("contraction", "loop"):
+            for value in groups.needed(group):
+                _widen_again(groups, group, value, trial)
+
+
+def _widen_again(groups: Groups, group: Group, value: Value, trial: Trial) -> None:
+    readers = groups.readers(value) - {group}
+    if value in groups.results or not readers:
+        return
+    cone = _widening(groups, group, value)
+    if not cone or any(groups.is_apart(group, r) for r in readers):
+        return
+    for reader in readers:
+        grown = groups.joined((reader,), reader.kind)
+        grown.copies |= cone
+        if reader.kind not in ("contraction", "loop") or not accepted(groups, grown, trial):
+            return
+    for reader in readers:
+        groups.add_copies(reader, cone)
+
+
+def _widening(groups: Groups, group: Group, value: Value) -> set[int]:
+    """The elementwise nodes between a value and a narrower one that it is made of alone."""
+    chain: list[int] = []
+    best, size = 0, value.type.nbytes
+    at = value
+    while at.producer is not None and len(chain) < MOST_OPS:
+        i = groups.position[at.producer]
+        read = [v for v in at.producer.inputs if not is_free(v)]
+        if i not in group.inside or not is_scalar_op(at.producer.op) or len(read) != 1:
+            break
+        chain.append(i)
+        (at,) = read
+        if at.type.nbytes < size:
+            best, size = len(chain), at.type.nbytes
+    return set(chain[:best])

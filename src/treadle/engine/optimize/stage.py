@@ -18,6 +18,7 @@ from treadle.engine.optimize.layout_pass import lay_out
 from treadle.engine.optimize.loops import loop_groups
 from treadle.engine.optimize.model import modelled_bytes
 from treadle.engine.optimize.named import named_groups
+from treadle.engine.optimize.recompute import widen_again
 from treadle.engine.optimize.statistics import with_statistics
 from treadle.engine.options import Options
 from treadle.engine.types import CompileReport
@@ -155,6 +156,8 @@ def _fused(
         window_groups(groups, trial, note)
     if options.fuses("loop"):
         loop_groups(groups, trial, note, plain=plain)
+    if not plain:
+        widen_again(groups, trial)
     return assemble(groups), notes
 
 

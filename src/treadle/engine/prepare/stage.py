@@ -10,6 +10,7 @@ from treadle.engine.options import Options
 from treadle.engine.prepare.attention import FindAttention
 from treadle.engine.prepare.canonical import Canonicalize
 from treadle.engine.prepare.control import FoldControl
+from treadle.engine.prepare.integers import on_integers
 from treadle.engine.prepare.values import Propagate
 from treadle.engine.types import CompileReport
 from treadle.graph.cells import is_scalar_op
@@ -51,6 +52,11 @@ def prepare(
     """
     if options.check:
         verify(graph)
+    if options.allows("integers", 2):
+        graph, notes = on_integers(graph)
+        for (subject, outcome, reason), count in notes.items():
+            times = f" x{count}" if count > 1 else ""
+            report.decide("prepare", subject, outcome + times, reason)
     found: list[PassReport] = []
     passes = pipeline(graph, options, compiler, whole)
     graph = run_passes(graph, passes, check=options.check, report=found)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from difflib import get_close_matches
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,8 @@ from treadle.module.module import Module
 from treadle.ops.abstract import ArrayOperand
 from treadle.tensor import Parameter, Tensor
 
+QUANTIZED = "QLinear", "QGemm"
+"""What names of operators begin with that take scales along."""
 LEAST_PARAMETER = 2
 """Elements from which on an initializer is a parameter; single numbers are constants."""
 
@@ -28,9 +31,11 @@ class OnnxModel(Module):
     """A model that computes what an ONNX model does; it can be compiled, trained and dumped.
 
     Float initializers, and what nodes make of constants alone, are parameters, whose names are
-    those of the model with `_` for what Python names cannot have. Integers, and whatever decides
-    shapes, are constants. The results are those of the graph in order; nodes are run one by one, so
-    that a compiled call captures all of it, and its ops bear the names of the nodes.
+    those of the model with `_` for what Python names cannot have. Quantized weights, which are
+    matrices of bytes, are buffers, and stay bytes. Other integers, scales of quantized values, and
+    whatever decides shapes are constants. The results are those of the graph in order; nodes are
+    run one by one, so that a compiled call captures all of it, and its ops bear the names of the
+    nodes.
 
     Args:
         model: the model, with its initializers in place.
@@ -64,6 +69,7 @@ class OnnxModel(Module):
     def _take_constants(self, graph: onnx.GraphProto) -> None:
         """Initializers and what nodes make of them alone, as parameters or as arrays."""
         deciding = _deciding(graph, self._opsets)
+        self._scales = _scales(graph)
         taken: set[str] = set()
         for tensor in graph.initializer:
             if tensor.name in taken:
@@ -83,12 +89,15 @@ class OnnxModel(Module):
     def _take(self, name: str, array: Any, deciding: set[str]) -> None:
         """Keep an array: a parameter if gradients may flow to it, else a constant."""
         trained = supported(array.dtype) and as_dtype(array.dtype).is_float
-        if trained and array.size >= LEAST_PARAMETER and name not in deciding:
-            attribute = self._attribute(name)
-            setattr(self, attribute, Parameter(array, dtype=array.dtype))
-            self._weights[name] = attribute
-        else:
+        taken = array.dtype in (np.int8, np.uint8) and array.ndim > 1
+        taken = taken or (trained and name not in self._scales)
+        if not taken or array.size < LEAST_PARAMETER or name in deciding:
             self._constants[name] = known(array)
+            return
+        attribute = self._attribute(name)
+        kind = Parameter if trained else Tensor
+        setattr(self, attribute, kind(array, dtype=array.dtype))
+        self._weights[name] = attribute
 
     def _runner(self) -> Runner:
         return Runner(self._opsets, self._functions)
@@ -101,6 +110,37 @@ class OnnxModel(Module):
         while found in self.__dict__ or getattr(type(self), found, None) is not None:
             found, number = f"{base}_{number}", number + 1
         return found
+
+    @property
+    def provenance(self) -> dict[str, Any]:
+        """Where the model comes from, as its file says: producer, IR version and opsets."""
+        return {
+            "framework": "onnx",
+            "producer": f"{self._proto.producer_name} {self._proto.producer_version}".strip(),
+            "ir_version": self._proto.ir_version,
+            "opsets": {domain or "ai.onnx": n for domain, n in sorted(self._opsets.items())},
+        }
+
+    def choose_outputs(self, names: Sequence[str]) -> None:
+        """Make other values the results.
+
+        Args:
+            names: of values, or of nodes, whose first result is meant.
+
+        Raises:
+            LoadError: the model has nothing of a name.
+        """
+        first = {n.name: n.output[0] for n in self._proto.graph.node if n.name and n.output}
+        values = {v for n in self._proto.graph.node for v in n.output if v}
+        unknown = [n for n in names if n not in values and n not in first]
+        if unknown:
+            near = get_close_matches(unknown[0], [*values, *first], 3)
+            raise LoadError(
+                "onnx",
+                f"the model has no value and no node {', '.join(unknown)}",
+                hint=f"did you mean {' or '.join(near)}?" if near else "",
+            )
+        self.output_names = [n if n in values else first[n] for n in names]
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """Run the model.
@@ -192,6 +232,19 @@ def _deciding(graph: onnx.GraphProto, opsets: dict[str, int]) -> set[str]:
         for attribute in proto.attribute:
             if attribute.HasField("g"):
                 found |= _deciding(attribute_value(attribute), opsets)
+    return found
+
+
+def _scales(graph: onnx.GraphProto) -> set[str]:
+    """Names of scales and zero points, and of biases that are multiples of scales."""
+    found: set[str] = set()
+    for proto in graph.node:
+        if proto.op_type in ("QuantizeLinear", "DequantizeLinear"):
+            found.update(proto.input[1:])
+        if proto.op_type == "DequantizeLinear":
+            found.update(proto.output)
+        if proto.op_type.startswith(QUANTIZED):
+            found.update(proto.input)
     return found
 
 

@@ -39,6 +39,23 @@ def load(source: str | os.PathLike[str] | bytes | onnx.ModelProto) -> OnnxModel:
             folder.
         FileNotFoundError: there is no such file.
     """
+    model, name = read(source)
+    try:
+        return OnnxModel(model)
+    except (TreadleError, OSError):
+        raise
+    except _DAMAGE as error:
+        raise _partly(name, error) from error
+
+
+def read(
+    source: str | os.PathLike[str] | bytes | onnx.ModelProto,
+) -> tuple[onnx.ModelProto, str]:
+    """A model as its file has it, checked, with data from beside the file; and what to call it.
+
+    Raises:
+        LoadError, FileNotFoundError: as `load`.
+    """
     if isinstance(source, onnx.ModelProto):
         model, folder, name = source, None, "the model"
     elif isinstance(source, bytes):
@@ -52,12 +69,16 @@ def load(source: str | os.PathLike[str] | bytes | onnx.ModelProto) -> OnnxModel:
             if tensor.data_location == onnx.TensorProto.EXTERNAL:
                 _fetch(tensor, folder, name)
             _check_tensor(tensor, name)
-        return OnnxModel(model)
     except (TreadleError, OSError):
         raise
     except _DAMAGE as error:
-        problem = f"a part of it cannot be read: {type(error).__name__}: {error}"
-        raise LoadError(name, problem, hint="check the file") from error
+        raise _partly(name, error) from error
+    return model, name
+
+
+def _partly(name: str, error: Exception) -> LoadError:
+    problem = f"a part of it cannot be read: {type(error).__name__}: {error}"
+    return LoadError(name, problem, hint="check the file")
 
 
 def _parsed(data: bytes, name: str) -> onnx.ModelProto:

@@ -182,9 +182,8 @@ def _named(proto: onnx.NodeProto) -> AbstractContextManager[None]:
     capture: Any = LOCAL.capture if ACTIVE.count else None
     if capture is None:
         return nullcontext()
-    found: AbstractContextManager[None] = capture.grouped(
-        proto.name or next(iter(proto.output), "")
-    )
+    name = proto.name or next(iter(proto.output), "")
+    found: AbstractContextManager[None] = capture.called(name)
     return found
 
 

@@ -39,6 +39,26 @@ class Handle(Protocol):
         ...
 
 
+class Agreement(Protocol):
+    """Whether all ranks are about to do the same, which is found out in the background."""
+
+    def done(self) -> bool:
+        """Whether all have come; asking moves it on.
+
+        Raises:
+            CommunicationError: they have, to do different things.
+        """
+        ...
+
+    def wait(self) -> None:
+        """Wait until all have come.
+
+        Raises:
+            CommunicationError: the ranks disagree, or one does not come in time.
+        """
+        ...
+
+
 class Communicator(Protocol):
     """A group of processes, and this one's place in it.
 
@@ -68,6 +88,10 @@ class Communicator(Protocol):
         """
         ...
 
+    def announce(self, what: str, /) -> Agreement:
+        """Say that this rank is about to do `what`, without waiting for others."""
+        ...
+
     def barrier(self) -> None:
         """Wait for all ranks, and until what they sent has been received."""
         ...
@@ -94,8 +118,13 @@ class Communicator(Protocol):
         """The elementwise "sum", "mean", "max" or "min"."""
         ...
 
-    def start_all_reduce(self, x: Array, kind: str, /) -> Handle:
-        """The same, without waiting; `x` is given away, and the result may be in its memory."""
+    def start_all_reduce(
+        self, x: Array, kind: str, /, announced: Agreement | None = None
+    ) -> Handle:
+        """The same, without waiting; `x` is given away, and the result may be in its memory.
+
+        It is part of what was announced, if anything was: then ranks are not compared once more.
+        """
         ...
 
     def reduce(self, x: Array, root: int, /) -> Array | None:

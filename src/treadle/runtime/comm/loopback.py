@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from treadle.runtime.comm.api import Array, CommunicationError
+from treadle.runtime.comm.api import Agreement, Array, CommunicationError
 
 
 class DoneHandle:
@@ -25,6 +25,18 @@ class DoneHandle:
     def wait(self) -> Array:
         """The result."""
         return self._result
+
+
+class Unanimous:
+    """What a process alone is about to do."""
+
+    def done(self) -> bool:
+        """True."""
+        return True
+
+    def wait(self) -> None:
+        """Nobody else has to come."""
+        return None
 
 
 class Loopback:
@@ -44,6 +56,9 @@ class Loopback:
     def agree(self, what: str, /) -> None:
         return None
 
+    def announce(self, what: str, /) -> Unanimous:
+        return Unanimous()
+
     def barrier(self) -> None:
         return None
 
@@ -62,7 +77,9 @@ class Loopback:
     def all_reduce(self, x: Array, kind: str, /) -> Array:
         return np.array(x)
 
-    def start_all_reduce(self, x: Array, kind: str, /) -> DoneHandle:
+    def start_all_reduce(
+        self, x: Array, kind: str, /, announced: Agreement | None = None
+    ) -> DoneHandle:
         return DoneHandle(x)
 
     def reduce(self, x: Array, root: int, /) -> Array:

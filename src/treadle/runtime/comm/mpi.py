@@ -19,7 +19,7 @@ from mpi4py import MPI
 from mpi4py.run import set_abort_status
 
 from treadle.base.env import COMM_TIMEOUT
-from treadle.runtime.comm.api import Array, CommunicationError, reduction_type
+from treadle.runtime.comm.api import Agreement, Array, CommunicationError, reduction_type
 from treadle.runtime.comm.muster import Check, Muster, wait_until
 
 P = ParamSpec("P")
@@ -29,6 +29,8 @@ _OPS = {"sum": MPI.SUM, "mean": MPI.SUM, "max": MPI.MAX, "min": MPI.MIN}
 _ARRAY, _VALUE, _READY = 1, 2, 3
 """Tags of messages from one rank to another."""
 _GROUP_TAGS = 1 << 14
+_SMALL = 1 << 14
+"""Bytes for whose memory nobody has to ask."""
 
 
 def _explained(method: Callable[P, R]) -> Callable[P, R]:
@@ -105,12 +107,19 @@ class MpiCommunicator:
         self._data, self._behind = comm.Dup(), comm.Dup()
         self._muster = Muster(comm, name, ranks, float(COMM_TIMEOUT.get()))
         self._going: deque[_Going] = deque()
+        self.defers = len(set(machines)) == 1
+        """Whether what is to go on in the background is carried out when it is waited for. Memory
+        that ranks share moves nothing while nobody calls MPI, and waiting in it takes a third of
+        the time of asking."""
         self._outgoing: list[tuple[MPI.Request, Any]] = []
 
     # -- control -----------------------------------------------------------------------------
 
     def agree(self, what: str, /) -> None:
         self._muster.agree(what)
+
+    def announce(self, what: str, /) -> Check:
+        return self._muster.start(what)
 
     def barrier(self) -> None:
         self.agree("barrier")
@@ -137,30 +146,60 @@ class MpiCommunicator:
     @_explained
     def all_reduce(self, x: Array, kind: str, /) -> Array:
         wide = _wide(x)
-        total = self.empty(wide.shape, wide.dtype)
+        small = wide.nbytes < _SMALL
+        total = np.empty_like(wide) if small else self.empty(wide.shape, wide.dtype)
         self._data.Allreduce(wide, total, _OPS[kind])
         return _finished(total, kind, self.size, x.dtype)
 
-    def start_all_reduce(self, x: Array, kind: str, /) -> _Going:
+    def start_all_reduce(
+        self, x: Array, kind: str, /, announced: Agreement | None = None
+    ) -> _Going:
         what = f"all_reduce {kind} {x.dtype}{list(x.shape)}, not waited for"
-        going = _Going(self, self._muster.start(what), x, kind)
+        going = _Going(self, announced or self._muster.start(what), x, kind)
         self._going.append(going)
         self.advance()
         return going
 
     def advance(self) -> None:
         """Move collectives in the background on, in the order in which they were started."""
-        while self._going and self._going[0].begin():
-            self._going.popleft()
+        try:
+            while not self.defers and self._going and self._going[0].begin():
+                self._going.popleft()
+        except CommunicationError as error:
+            self._give_up(error)
+            raise
 
     def wait_for_next(self) -> None:
-        """Wait until all ranks have come to the next collective in the background; begin it."""
-        self._going[0].wait_for_all()
-        self.advance()
+        """Wait until all ranks have come to the next collective in the background; begin it.
+
+        Where those are deferred it is carried out at once.
+        """
+        try:
+            self._going[0].agreement.wait()
+        except CommunicationError as error:
+            self._give_up(error)
+            raise
+        if self.defers:
+            self._going.popleft().carry_out()
+        else:
+            self.advance()
+
+    def _give_up(self, error: CommunicationError) -> None:
+        """Begin nothing that was announced together with what has failed."""
+        agreement = self._going[0].agreement
+        for going in self._going:
+            if going.agreement is agreement:
+                going.failure = error
+        self._going = deque(g for g in self._going if g.failure is None)
 
     def begin(self, x: Array, kind: str) -> MPI.Request:
         """Begin a reduction in the background, in the memory of its operand."""
         return self._behind.Iallreduce(MPI.IN_PLACE, x, _OPS[kind])
+
+    @_explained
+    def carry_out(self, x: Array, kind: str) -> None:
+        """The same, waited for."""
+        self._behind.Allreduce(MPI.IN_PLACE, x, _OPS[kind])
 
     @_explained
     def reduce(self, x: Array, root: int, /) -> Array | None:
@@ -304,32 +343,39 @@ class MpiCommunicator:
 class _Going:
     """A reduction in the background: first the ranks agree, then it begins, then it is over."""
 
-    def __init__(self, owner: MpiCommunicator, check: Check, x: Array, kind: str) -> None:
-        self._owner, self._check, self._kind = owner, check, kind
+    def __init__(self, owner: MpiCommunicator, agreement: Agreement, x: Array, kind: str) -> None:
+        self.agreement = agreement
+        self.failure: CommunicationError | None = None
+        self._owner, self._kind = owner, kind
         self._x, self._dtype = _wide(x), x.dtype
         self._request: MPI.Request | None = None
+        self._over = False
+
+    def carry_out(self) -> None:
+        """Begin, and wait for the end."""
+        self._owner.carry_out(self._x, self._kind)
+        self._over = True
 
     def begin(self) -> bool:
         """Begin if all ranks have come; whether it has begun."""
-        if self._request is None and self._check.done():
+        if self._request is None and self.agreement.done():
             self._request = self._owner.begin(self._x, self._kind)
         return self._request is not None
 
     def done(self) -> bool:
         """Whether the result is there."""
         self._owner.advance()
-        return self._request is not None and bool(self._request.Test())
+        return self._over or (self._request is not None and bool(self._request.Test()))
 
     def wait(self) -> Array:
         """The result."""
-        while self._request is None:
+        while self._request is None and not self._over:
+            if self.failure is not None:
+                raise self.failure
             self._owner.wait_for_next()
-        self._request.Wait()
+        if self._request is not None:
+            self._request.Wait()
         return _finished(self._x, self._kind, self._owner.size, self._dtype)
-
-    def wait_for_all(self) -> None:
-        """Wait until all ranks have come."""
-        self._check.wait()
 
 
 def _dense(x: Array) -> Array:

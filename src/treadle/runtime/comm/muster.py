@@ -20,8 +20,8 @@ from mpi4py import MPI
 
 from treadle.runtime.comm.api import CommunicationError
 
-_WAITING, _WORDS = 11, 12
-"""Tags of messages: "I wait in call number n to do this", and "I was about to do this"."""
+_WAITING, _WORDS, _HASH = 11, 12, 13
+"""Tags of messages: "I wait in call number n to do this", "I was about to do this", and hashes."""
 _SPINS = 200
 _TURNS = range(_SPINS)
 _LONG = 0.1
@@ -74,7 +74,8 @@ class Muster:
         self._words: dict[tuple[int, int], str] = {}
         self._sent: list[MPI.Request] = []
         self._broken = ""
-        self._usual = Reduction(comm, lasting=True)
+        two = comm.size == 2
+        self._usual = Exchange(comm) if two else Reduction(comm, lasting=True)
 
     def agree(self, what: str) -> None:
         """Wait until all ranks are about to do this.
@@ -223,6 +224,29 @@ class Reduction:
     def is_unanimous(self) -> bool:
         """Whether they are equal, once it is done."""
         return bool(self._all[0] == -self._all[1])
+
+
+class Exchange:
+    """Two ranks tell each other their hashes, in a third of the time of the smallest reduction."""
+
+    __slots__ = ("_mine", "_sent", "_theirs", "request")
+
+    def __init__(self, comm: MPI.Comm) -> None:
+        self._mine, self._theirs = np.zeros(1, np.int64).data, np.empty(1, np.int64).data
+        other = 1 - comm.rank
+        self._sent = comm.Send_init(self._mine, other, _HASH)
+        self.request: Any = comm.Recv_init(self._theirs, other, _HASH)
+
+    def start(self, digest: int) -> None:
+        """Hand in a hash."""
+        self._sent.Wait()  # It has left long ago: messages of this size do not wait for receivers.
+        self._mine[0] = digest
+        self.request.Start()
+        self._sent.Start()
+
+    def is_unanimous(self) -> bool:
+        """Whether they are equal, once the other one is there."""
+        return bool(self._mine[0] == self._theirs[0])
 
 
 class Check:

@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from treadle.distributed.buckets import Link, finish, measured, plan
+from treadle.runtime.comm.buckets import Link, finish, measured, plan
 from treadle.runtime.comm.loopback import Loopback
 
 

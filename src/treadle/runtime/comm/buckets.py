@@ -15,16 +15,20 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+import weakref
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from treadle.runtime.comm.api import Array, Communicator
 
+Empty = Callable[[tuple[int, ...], np.dtype[Any]], Array]
 _SMALL, _LARGE = 1 << 10, 1 << 20
 """Elements of float32 that a link is measured with."""
-_TURNS = 5
+_TURNS = 5, 50
+"""How often the large one and the small one is sent: the quickest counts."""
 _MOST_UNITS, _MOST_BUCKETS = 400, 32
 
 
@@ -40,22 +44,66 @@ class Link:
         return self.alpha + self.beta * nbytes
 
 
-def measured(comm: Communicator) -> Link:
+def measured(comm: Communicator, empty: Empty | None = None) -> Link:
     """The link of a group, as its first rank sees it; all ranks call this together."""
-    small, large = _fastest(comm, _SMALL), _fastest(comm, _LARGE)
+    small, large = _fastest(comm, _SMALL, empty), _fastest(comm, _LARGE, empty)
     beta = max(large - small, 0.0) / (4 * (_LARGE - _SMALL))
     told = (max(small - 4 * _SMALL * beta, 0.0), beta)
     return Link(*comm.broadcast_value(told, 0))
 
 
-def _fastest(comm: Communicator, elements: int) -> float:
-    parts = np.array_split(np.zeros(elements, np.float32), 4)
+@dataclass(slots=True)
+class _Known:
+    """What a group has found out: its link, and plans."""
+
+    links: dict[bool, Link] = field(default_factory=dict)
+    plans: dict[Hashable, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
+
+
+_KNOWN: weakref.WeakKeyDictionary[Communicator, _Known] = weakref.WeakKeyDictionary()
+_MOST_PLANS = 64
+
+
+def link_of(comm: Communicator, empty: Empty | None = None) -> Link:
+    """The link of a group, measured when its ranks first ask for it, which they do together.
+
+    `empty` makes the memory that arrays are packed into; None where they are reduced in place.
+    """
+    links, packs = _KNOWN.setdefault(comm, _Known()).links, empty is not None
+    if packs not in links:
+        links[packs] = measured(comm, empty)
+    return links[packs]
+
+
+def agreed(
+    comm: Communicator, what: Hashable, make: Callable[[], Sequence[Sequence[int]]]
+) -> tuple[tuple[int, ...], ...]:
+    """What is reduced together, by number: as the first rank says when a group asks first.
+
+    Args:
+        comm: of the group, all ranks of which call this.
+        what: is reduced; the same on all ranks.
+        make: makes the first rank's proposal.
+    """
+    plans = _KNOWN.setdefault(comm, _Known()).plans
+    if what not in plans:
+        told = comm.broadcast_value([list(b) for b in make()], 0)
+        if len(plans) >= _MOST_PLANS:
+            plans.clear()
+        plans[what] = tuple(map(tuple, told))
+    return plans[what]
+
+
+def _fastest(comm: Communicator, elements: int, empty: Empty | None) -> float:
+    whole = np.zeros(elements, np.float32)
+    parts = np.array_split(whole, 4)
     best = float("inf")
-    for _ in range(_TURNS):
+    for _ in range(_TURNS[elements == _SMALL]):
         comm.agree("measuring a link")
         began = time.perf_counter()
-        # As buckets are reduced: packed, and in the background.
-        comm.start_all_reduce(np.concatenate(parts), "sum").wait()
+        if empty is not None:
+            whole = np.concatenate(parts, out=empty(whole.shape, whole.dtype))
+        comm.start_all_reduce(whole, "sum").wait()
         best = min(best, time.perf_counter() - began)
     return best
 
