@@ -184,7 +184,10 @@ def get_allocated_memory(device: str | None = None) -> int:
     live: dict[int, int] = {}
     for found in gc.get_objects():
         # By type: isinstance would ask `__class__` of everybody's lazy proxies.
-        if issubclass(type(found), Tensor) and found._kind.device.place == place:
+        if not issubclass(type(found), Tensor):
+            continue
+        kind = getattr(found, "_kind", None)  # One that is being made, by another thread, has none.
+        if kind is not None and kind.device.place == place:
             _count(live, found._data)
     live.update(_saved_bytes(place))
     total = sum(live.values())

@@ -12,7 +12,8 @@ import pytest
 from tests.backends.plugins import Plugins, plugins
 from tests.backends.test_tier0 import cnn, train
 from tests.backends.toy_backend import elementwise, kernel
-from tests.serialization.test_torch_files import torch, whole, written
+from tests.serialization.conftest import torch
+from tests.serialization.torch_pickles import whole, written
 
 import treadle as mge
 import treadle.functional as F
