@@ -83,8 +83,7 @@ class Cpu(Backend):
 
     def empty(self, shape: Sequence[int], dtype: np.dtype[Any], /) -> Array:
         """As `NativeLoader` says."""
-        allocator: Any = importlib.import_module("treadle.backends.cpu.allocator")
-        made: Array = allocator.HOST.empty(shape, dtype)
+        made: Array = self._shipped().HOST.empty(shape, dtype)
         return made
 
     def counters(self) -> dict[str, int]:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from treadle.backends.codegen.target import Target
+from treadle.backends.cpu.allocator import HOST
 from treadle.backends.cpu.executable import Encoded, NativeExecutable
 from treadle.backends.cpu.host import flags, host_target, processor, required
 from treadle.backends.cpu.native import CORE, adopt, version
@@ -93,3 +94,6 @@ def renumbered(encoded: Encoded, number_of: Callable[[str], int]) -> np.ndarray[
     numbers = np.array([number_of(symbol) for symbol in encoded.symbols], np.int64)
     words[encoded.places] = numbers[words[encoded.places]]
     return words
+
+
+__all__ = ["HOST", "machine_of", "misfit", "open_native", "prefix_of", "renumbered"]
