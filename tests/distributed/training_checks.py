@@ -23,6 +23,7 @@ from treadle.distributed import gradients, helper
 from treadle.jit import compile as compiled
 from treadle.module import Module
 from treadle.module.parallel import ColumnParallelLinear, RowParallelLinear
+from treadle.module.pipeline import Pipeline
 from treadle.optimizer import LAMB, SGD, Adam, ShardedOptimizer
 from treadle.quantization import SyncMinMaxObserver
 from treadle.runtime.comm import buckets
@@ -282,6 +283,44 @@ def check_layers_shared_out_among_ranks() -> None:
         ColumnParallelLinear(6, 7)
     with pytest.raises(ValueError, match="cannot take"):
         columns.take(second)
+
+
+def check_pipelines_train_as_one_process_does() -> None:
+    """Layers on different ranks, micro-batches of different sizes, three steps of SGD."""
+    ranks, rank = dist.get_world_size(), dist.get_rank()
+    rng = np.random.default_rng(4)
+    x = mge.tensor(rng.normal(size=(7, 6)).astype(np.float32))
+    wanted = mge.tensor(rng.normal(size=(7, 6)).astype(np.float32))
+    parts = [M.Sequential(M.Linear(6, 6), M.ReLU(), M.Linear(6, 6)) for _ in range(ranks)]
+    dist.bcast_list_([p for part in parts for p in part.parameters()])
+
+    def loss(y: Tensor, number: int) -> Tensor:
+        rows = slice(3 * number - (number == 2), 3 * number + 3 - (number > 0))
+        return F.loss.square_loss(y, wanted[rows])
+
+    stage = M.Sequential(M.Linear(6, 6), M.ReLU(), M.Linear(6, 6))
+    stage.load_state_dict(parts[rank].state_dict())
+    pipeline, own = Pipeline(stage, 3), SGD(stage.parameters(), lr=0.1)
+    found = []
+    for _ in range(3):
+        value = pipeline.step(x if rank == 0 else None, loss if rank == ranks - 1 else None)
+        assert (value is None) == (rank < ranks - 1)
+        found.append(None if value is None else value.item())
+        own.step().clear_grad()
+    weights = [p for part in parts for p in part.parameters()]
+    gm, optimizer = mge.autodiff.GradManager().attach(weights), SGD(weights, lr=0.1)
+    for step in range(3):
+        with gm:
+            y = x
+            for part in parts:
+                y = part(y)
+            alone = F.loss.square_loss(y, wanted)
+            gm.backward(alone)
+        optimizer.step().clear_grad()
+        if found[step] is not None:
+            np.testing.assert_allclose(found[step], alone.item(), rtol=1e-5)
+    for ours, theirs in zip(stage.parameters(), parts[rank].parameters(), strict=True):
+        np.testing.assert_allclose(ours.numpy(), theirs.numpy(), rtol=1e-5, atol=1e-6)
 
 
 def check_samplers_share_an_epoch() -> None:
