@@ -1,8 +1,17 @@
-"""Models on their way to where they run: native libraries, and files that hold native code."""
+"""Models on their way to where they run: native libraries, and files that hold native code.
 
-from treadle.deploy.library import Library, compiler_command, write_library
-from treadle.deploy.offline import compile_offline
-from treadle.engine.offline import OfflineModel, load_offline
+Who only loads a file imports no compiler: names come when they are first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from treadle.deploy.library import Library, compiler_command, write_library
+    from treadle.deploy.offline import compile_offline
+    from treadle.engine.offline import OfflineModel, load_offline
 
 __all__ = [
     "Library",
@@ -12,3 +21,22 @@ __all__ = [
     "load_offline",
     "write_library",
 ]
+_HOMES = {
+    "Library": "treadle.deploy.library",
+    "OfflineModel": "treadle.engine.offline",
+    "compile_offline": "treadle.deploy.offline",
+    "compiler_command": "treadle.deploy.library",
+    "load_offline": "treadle.engine.offline",
+    "write_library": "treadle.deploy.library",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
+    found = globals()[name] = getattr(importlib.import_module(_HOMES[name]), name)
+    return found
+
+
+def __dir__() -> list[str]:
+    return __all__
