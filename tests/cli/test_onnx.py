@@ -63,15 +63,15 @@ def test_outputs_are_chosen_by_names_of_values_and_nodes(source: Path, capsys: C
 def test_info_names_operators_without_converters(tmp_path: Path, capsys: Capture) -> None:
     nodes = [
         helper.make_node("Relu", ["x"], ["r"]),
-        helper.make_node("Twice", ["r"], ["y"], domain="test.ops"),
+        helper.make_node("Twice", ["r"], ["y"], domain="cli.tests"),
     ]
     proto = models.model(nodes, {"x": ("N", 3)}, {"y": ("N", 3)})
-    proto.opset_import.append(helper.make_opsetid("test.ops", 1))
+    proto.opset_import.append(helper.make_opsetid("cli.tests", 1))
     onnx.save(proto, tmp_path / "own.onnx")
     assert main(["info", str(tmp_path / "own.onnx"), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["unsupported"] == ["test.ops.Twice"]
-    assert found["operators"] == {"Relu": 1, "test.ops.Twice": 1}
+    assert found["unsupported"] == ["cli.tests.Twice"]
+    assert found["operators"] == {"Relu": 1, "cli.tests.Twice": 1}
     assert found["ends"][0] == {"kind": "input", "name": "x", "type": "float32[N,3]"}
     assert main(["info", str(tmp_path / "own.onnx")]) == 0
     assert "no converter" in capsys.readouterr().out
@@ -80,14 +80,14 @@ def test_info_names_operators_without_converters(tmp_path: Path, capsys: Capture
 
 def test_functions_and_inner_graphs_count_as_operators(tmp_path: Path, capsys: Capture) -> None:
     value = helper.make_tensor_value_info("t", onnx.TensorProto.FLOAT, [3])
-    node = helper.make_node("Twice", ["x"], ["t"], domain="test.ops")
+    node = helper.make_node("Twice", ["x"], ["t"], domain="cli.tests")
     inner = helper.make_graph([node], "inner", [], [value])
     branch = helper.make_node("If", ["c"], ["y"], then_branch=inner, else_branch=inner)
     wanted = helper.make_tensor("c", onnx.TensorProto.BOOL, [], [True])
     proto = models.model([branch], {"x": (3,)}, {"y": (3,)}, [wanted])
-    proto.opset_import.append(helper.make_opsetid("test.ops", 1))
+    proto.opset_import.append(helper.make_opsetid("cli.tests", 1))
     onnx.save(proto, tmp_path / "branch.onnx")
     assert main(["info", str(tmp_path / "branch.onnx"), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["operators"] == {"test.ops.Twice": 2, "If": 1}
-    assert found["unsupported"] == ["test.ops.Twice"]
+    assert found["operators"] == {"cli.tests.Twice": 2, "If": 1}
+    assert found["unsupported"] == ["cli.tests.Twice"]

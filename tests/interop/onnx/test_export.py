@@ -67,6 +67,7 @@ NEVER = {
     "programs of several processes, users' code, other engines' models": (
         "all_gather",
         "all_reduce",
+        "all_reduce_bucket",
         "all_to_all",
         "broadcast_rank",
         "custom",
