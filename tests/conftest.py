@@ -2,9 +2,11 @@
 
 import difflib
 import gc
+import importlib
 import os
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
@@ -32,6 +34,16 @@ def pytest_collection_finish() -> None:
     """Some 600,000 objects are alive by now for good: collections need not visit them again."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _device_as_before() -> Iterator[None]:
+    """Commands and tests choose a default device for their process, which is that of others, too."""
+    devices = importlib.import_module("treadle.device")
+    before = devices.get_default_device()
+    yield
+    if devices.get_default_device() != before:
+        devices.set_default_device(before)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
