@@ -38,7 +38,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def _device_as_before() -> Iterator[None]:
-    """Commands and tests choose a default device for their process, which is that of others, too."""
+    """Commands and tests choose a default device, and others run in the same process."""
     devices = importlib.import_module("treadle.device")
     before = devices.get_default_device()
     yield
