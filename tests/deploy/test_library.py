@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.deploy.networks import Net
 
 import treadle as mge
 import treadle.functional as F
-import treadle.module as M
 from treadle.base.errors import CompileError
 from treadle.deploy import compiler_command, write_library
 from treadle.engine.package import Model
@@ -21,18 +21,6 @@ EXAMPLES = Path(__file__).parents[2] / "examples" / "native"
 pytestmark = pytest.mark.skipif(
     not any(map(shutil.which, ("cc", "gcc", "clang"))), reason="there is no C compiler"
 )
-
-
-class Net(M.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = M.Conv2d(3, 8, 3, padding=1)
-        self.norm = M.BatchNorm2d(8)
-        self.fc = M.Linear(8, 5)
-
-    def forward(self, x: Any) -> Any:
-        x = F.relu(self.norm(self.conv(x)))
-        return F.softmax(self.fc(F.mean(x, axis=(2, 3))), axis=1)
 
 
 def traced(function: Any, *arrays: Any) -> Model:

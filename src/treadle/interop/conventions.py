@@ -1,7 +1,6 @@
-"""Integer division, remainders, rounding and places as ONNX and PyTorch have them, in ops.
+"""Integer division, remainders and places as ONNX and PyTorch have them, in ops.
 
-Ours are NumPy's and MegEngine's: division of integers rounds down, the remainder of floats is C's,
-halves round away from zero.
+Ours are NumPy's and MegEngine's: division of integers rounds down, the remainder of floats is C's.
 """
 
 from __future__ import annotations
@@ -12,11 +11,6 @@ from treadle.base import dtype as dt
 from treadle.ops import elementwise as ew
 from treadle.ops import logic, unary
 from treadle.ops.select import Where
-
-
-def rounded_to_even(x: Any) -> Any:
-    """Floats to the nearest integer, halves to even ones; infinities and NaN stay."""
-    return unary.RoundEven()(x)
 
 
 def truncated_quotient(x: Any, y: Any) -> Any:

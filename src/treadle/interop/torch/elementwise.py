@@ -10,7 +10,7 @@ import torch
 from treadle.base import dtype as dt
 from treadle.base.dtype import DType
 from treadle.graph.builder import GraphOperand
-from treadle.interop.conventions import remainder, rounded_to_even, truncated_quotient
+from treadle.interop.conventions import remainder, truncated_quotient
 from treadle.interop.torch.arrays import DTYPES
 from treadle.interop.torch.table import Call, lowers
 from treadle.ops import activation, logic, unary
@@ -87,7 +87,7 @@ def _exp2(call: Call, x: V) -> V:
 
 @lowers("round.default")
 def _round(call: Call, x: V) -> V:
-    made: V = x if x.type.dtype.is_integer else rounded_to_even(x)
+    made: V = unary.RoundEven()(x)
     return made
 
 

@@ -12,7 +12,7 @@ import onnx
 
 from treadle.base import dtype as dt
 from treadle.base.dtype import DType, as_dtype
-from treadle.interop.conventions import remainder, rounded_to_even, truncated_quotient
+from treadle.interop.conventions import remainder, truncated_quotient
 from treadle.interop.onnx.nodes import (
     Array,
     Node,
@@ -78,11 +78,6 @@ def _of_floats(node: Node, x: Value) -> Value:
         "Ceil": unary.Ceil(),
     }
     return ops[node.op_type](x)
-
-
-@converts("Round")
-def _round(node: Node, x: Value) -> Value:
-    return rounded_to_even(x)
 
 
 @converts("BitShift")

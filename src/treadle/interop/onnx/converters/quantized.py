@@ -9,7 +9,6 @@ import numpy as np
 
 from treadle.base import dtype as dt
 from treadle.base.dtype import as_dtype
-from treadle.interop.conventions import rounded_to_even
 from treadle.interop.onnx.converters.arithmetic import target_type
 from treadle.interop.onnx.converters.shapes import extents, part, reshaped
 from treadle.interop.onnx.nodes import (
@@ -28,6 +27,7 @@ from treadle.ops import elementwise as ew
 from treadle.ops import reduce
 from treadle.ops.quant import STORED, Dequantize, Quantize
 from treadle.ops.select import Clip
+from treadle.ops.unary import RoundEven
 
 
 def _per_axis(v: Value, x: Value, axis: int, block: int) -> Value:
@@ -66,7 +66,7 @@ def _quantize(node: Node, x: Value, scale: Value, zero: Value = None) -> Value:
     wide = dt.float32 if kind.itemsize < 4 else kind
     ratio = x.astype(wide) / _per_axis(scale, x, axis, block).astype(wide)
     info = np.iinfo(target)
-    shifted = rounded_to_even(ratio) + _per_axis(zero, x, axis, block).astype(wide)
+    shifted = RoundEven()(ratio) + _per_axis(zero, x, axis, block).astype(wide)
     return Clip(float(info.min), float(info.max))(shifted).astype(as_dtype(target))
 
 
@@ -192,8 +192,8 @@ def _dynamic_quantize(node: Node, x: Value) -> tuple[Value, ...]:
     from_ops = _extrema(x)
     low, high = ew.Minimum()(from_ops[0], x.constant(0)), ew.Maximum()(from_ops[1], x.constant(0))
     scale = (high - low) / 255.0
-    zero = Clip(0.0, 255.0)(rounded_to_even(0.0 - low / scale))
-    y = Clip(0.0, 255.0)(rounded_to_even(x / scale) + zero)
+    zero = Clip(0.0, 255.0)(RoundEven()(0.0 - low / scale))
+    y = Clip(0.0, 255.0)(RoundEven()(x / scale) + zero)
     return y.astype(dt.uint8), scale, zero.astype(dt.uint8)
 
 

@@ -12,7 +12,6 @@ from dataclasses import replace
 import numpy as np
 
 from treadle.base import dtype as dt
-from treadle.interop.conventions import rounded_to_even
 from treadle.interop.onnx.converters.quantized import alike, levels, numbers, numpy_type
 from treadle.interop.onnx.converters.shapes import extents, reshaped
 from treadle.interop.onnx.converters.windows import Geometry
@@ -25,6 +24,7 @@ from treadle.ops.integer_products import conv_sums, matmul_sums
 from treadle.ops.matmul import IntMatmul, Matmul
 from treadle.ops.movement import Concat
 from treadle.ops.select import Clip
+from treadle.ops.unary import RoundEven
 
 RUNTIME = "com.microsoft"
 """The domain of ONNX Runtime's own operators."""
@@ -133,7 +133,7 @@ def _requantized(total: Value, scale: Value, sy: Value, zy: Value) -> Value:
     target = dtype_of(zy)
     info = np.iinfo(target.numpy)
     ratio = total.astype(dt.float32) * scale.astype(dt.float32) / _scalar(sy).astype(dt.float32)
-    shifted = rounded_to_even(ratio) + _scalar(zy).astype(dt.float32)
+    shifted = RoundEven()(ratio) + _scalar(zy).astype(dt.float32)
     return Clip(float(info.min), float(info.max))(shifted).astype(target)
 
 
