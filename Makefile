@@ -79,6 +79,13 @@ fuzz-onnx: $(VENV)/.oracle ## read 100,000 damaged ONNX files (minutes)
 .PHONY: test-cuda-compile
 test-cuda-compile: $(VENV)/.cuda ## compile every generated kernel for GPUs (no GPU needed; takes minutes)
 	$(PY) -m pytest -q -n $(JOBS) -m nvrtc tests/backends/cuda $(ARGS)
+	$(PY) -m pytest -q -n 0 tests/backends/cuda/test_carried.py -k "not ranks"
+
+# An environment of its own: the library takes 2 GB. The frontend's compiler of kernels stays out.
+.PHONY: test-cudnn-plans
+test-cudnn-plans: $(VENV)-cudnn/.ready ## have cuDNN build every plan we ask it for (no GPU needed)
+	PYTHONPATH=.:src $(VENV)-cudnn/bin/python -m pytest -q -n 0 -m nvrtc \
+		tests/backends/cuda/test_cudnn_plans.py $(ARGS)
 
 .PHONY: fuzz-offline
 fuzz-offline: $(VENV)/.ready ## open 100,000 damaged offline models (minutes)
@@ -173,6 +180,13 @@ $(VENV)/.oracle: $(VENV)/.ready
 
 $(VENV)/.cuda: $(VENV)/.ready
 	$(PIP) install $(PIP_FLAGS) -e ".[cuda]"
+	$(PIP) install $(PIP_FLAGS) --no-deps "nccl4py>=0.6,<1"  # without NCCL, which takes 240 MB
+	@touch $@
+
+$(VENV)-cudnn/.ready: pyproject.toml
+	$(PYTHON) -m venv $(VENV)-cudnn
+	$(VENV)-cudnn/bin/pip install $(PIP_FLAGS) --no-compile -e ".[dev]" "nvidia-cudnn-cu13>=9.11,<10"
+	$(VENV)-cudnn/bin/pip install $(PIP_FLAGS) --no-deps "nvidia-cudnn-frontend>=1.32,<2"
 	@touch $@
 
 $(VENV)/.bench: $(VENV)/.ready

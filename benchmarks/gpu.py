@@ -3,11 +3,12 @@
     python benchmarks/gpu.py [--device gpu0] [--out FOLDER] [--seconds 5] [--dry-run]
 
 In this order: what the machine is; the tests that need a GPU; the conformance kit; launches,
-copies and single kernels against what the hardware can do; training steps T1 to T5 beside PyTorch,
-eager and compiled, timed by events on the device. Each part runs in a process of its own, so that
-one that fails leaves the others alone. FOLDER gets `results.md`, `results.json`, one log per part
-and the kit's reports. PyTorch is left out where it is not installed; its environment may be another
-one: `--torch-python PATH`.
+copies and single kernels against what the hardware can do; all-reductions by NCCL; training steps
+T1 to T5 beside PyTorch, eager and compiled, timed by events on the device. Each part runs in a
+process of its own, so that one that fails leaves the others alone. FOLDER gets `results.md`,
+`results.json`, one log per part and the kit's reports. PyTorch is left out where it is not
+installed; its environment may be another one:
+`--torch-python PATH`.
 """
 
 from __future__ import annotations
@@ -85,6 +86,7 @@ def _parts(given: argparse.Namespace) -> list[Part]:
         Part("tests", (own, *tests), 3600),
         Part("kit", (own, *kit), 3600),
         Part("kernels", (own, child, "kernels", given.device, seconds), 1200),
+        Part("nccl", (own, str(HERE / "gpu_nccl.py"), given.device, seconds), 600),
     ]
     for key in TRAINING:
         parts.append(Part(f"own {key}", (own, child, key, given.device, seconds), 1800))
@@ -156,7 +158,8 @@ def _report(results: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def _kernels(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    found = results.get("kernels", {}).get("data")
+    parts = [results.get(name, {}).get("data") or {} for name in ("kernels", "nccl")]
+    found = {name: row for part in parts for name, row in part.items()}
     if not found:
         return []
     rows = ["| measured | value | unit |", "|---|--:|---|"]
@@ -166,7 +169,7 @@ def _kernels(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
 def _steps(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Milliseconds of a step; ratios are PyTorch's over Treadle's: above 1 Treadle is faster."""
     heads = ["", "workload", "Treadle ms", *(f"PyTorch {m} ms" for m in TORCH_MODES)]
-    heads += ["ratio to compiled", "first losses differ by"]
+    heads += ["ratio to compiled", "first losses differ by", "without CUDA graphs ms"]
     rows = ["| " + " | ".join(heads) + " |", "|---|---|" + "--:|" * (len(heads) - 2)]
     for key in TRAINING:
         names = [f"own {key}", *(f"torch {mode} {key}" for mode in TORCH_MODES)]
@@ -181,9 +184,16 @@ def _steps(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
         ratio = f"{best['median'] / own['median']:.2f}" if own and best else "-"
         rows.append(
             f"| {key} | {WORKLOADS[key].title} | {' | '.join(times)} | {ratio} | "
-            f"{_difference(own, peers)} |"
+            f"{_difference(own, peers)} | {_plain(own)} |"
         )
     return rows
+
+
+def _plain(own: Any) -> str:
+    """Milliseconds of a step whose launches are submitted one by one."""
+    if not own or "plain" not in own:
+        return "-"
+    return f"{own['plain']:.3f}{'' if own.get('replayed') else ' (none was replayed)'}"
 
 
 def _difference(own: Any, peers: Sequence[Any]) -> str:

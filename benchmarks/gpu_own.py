@@ -22,11 +22,20 @@ from workloads import OPTIMIZERS, WORKLOADS, data_of
 import treadle as mge
 import treadle.functional as F
 from treadle.autodiff import GradManager
+from treadle.base.env import CUDA_GRAPHS
 from treadle.engine.devices import resolve
 
 LOSSES = 5
 BLOCK = 10
-PACKAGES = ("cuda-core", "cuda-bindings", "nvidia-cuda-nvrtc", "nvmath-python", "nvidia-cublas")
+PACKAGES = (
+    "cuda-core",
+    "cuda-bindings",
+    "nvidia-cuda-nvrtc",
+    "nvmath-python",
+    "nvidia-cublas",
+    "nvidia-cudnn-frontend",
+    "nvidia-cudnn-cu13",
+)
 
 
 def main() -> None:
@@ -47,15 +56,15 @@ class Clock:
     """Milliseconds between two events of the device's stream."""
 
     def __init__(self, device: str) -> None:
-        self._queue = resolve(device).open().raw.stream().queue
+        self._stream = resolve(device).open().raw.stream()
 
     def __call__(self, work: Callable[[], Any], times: int) -> float:
-        before = self._queue.timed_mark()
+        before = self._stream.record()
         for _ in range(times):
             work()
-        after = self._queue.timed_mark()
+        after = self._stream.record()
         after.wait()
-        return float(after.event - before.event) / times
+        return float(after.since(before)) * 1e3 / times
 
     def median(self, work: Callable[[], Any], seconds: float, times: int = BLOCK) -> float:
         """Of as many blocks as there is time for, after one that does not count."""
@@ -111,11 +120,19 @@ def kernels(device: str, seconds: float) -> dict[str, tuple[float, str]]:
         a = mge.tensor(np.ones((side, side), "float32"), device=device).astype(dtype)
         took = clock.median(lambda a=a: a @ a, each, 2)
         found[f"matmul {side}, {dtype}"] = 2e-9 * side**3 / took, "TFLOP/s"
+        maps = mge.tensor(np.ones((64, 64, 56, 56), "float32"), device=device).astype(dtype)
+        w = mge.tensor(np.ones((64, 64, 3, 3), "float32"), device=device).astype(dtype)
+        took = clock.median(lambda x=maps, w=w: F.conv2d(x, w, padding=1), each, 4)
+        found[f"3x3 convolution of 64x64x56x56, {dtype}"] = 2e-9 * maps.size * 576 / took, "TFLOP/s"
+    heads = mge.tensor(np.ones((4, 16, 2048, 64), "float32"), device=device).astype("bfloat16")
+    attend = mge.jit.compile(lambda q: F.scaled_dot_product_attention(q, q, q))
+    took = clock.median(lambda: attend(heads), each, 4)
+    found["attention of 4x16x2048x64, bfloat16"] = 4e-9 * heads.size * 2048 / took, "TFLOP/s"
     return found
 
 
 def training(key: str, device: str, seconds: float) -> dict[str, Any]:
-    """A compiled step: its first losses, and the median time."""
+    """A compiled step: its first losses, and the median time with CUDA graphs and without."""
     mge.set_default_device(device)
     work = WORKLOADS[key]
     model = MODELS[work.model]()
@@ -140,7 +157,16 @@ def training(key: str, device: str, seconds: float) -> dict[str, Any]:
     first = time.perf_counter() - began
     losses += [step(x, y).item() for _ in range(LOSSES - 1)]
     median = Clock(device).median(lambda: step(x, y), seconds)
-    return {"losses": losses, "first": first, "median": median}
+    counters = mge.report(device).counters
+    CUDA_GRAPHS.set("0")
+    plain = Clock(device).median(lambda: step(x, y), seconds)
+    return {
+        "losses": losses,
+        "first": first,
+        "median": median,
+        "plain": plain,
+        "replayed": counters.get("recordings replayed", 0),
+    }
 
 
 if __name__ == "__main__":

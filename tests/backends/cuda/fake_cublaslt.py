@@ -96,7 +96,6 @@ class FakeCublasLt:
         _, description, alpha, a, a_layout, b, b_layout, beta, c, c_layout, d, d_layout = given[:12]
         algorithm, scratch, nbytes, stream = given[12:]
         assert (c, c_layout) == (d, d_layout) and nbytes == 4096 and scratch
-        self.calls += 1
         assert _array(algorithm, np.uint64, 8).tolist() == [77] * 8
         compute, scale = self.made[description].values
         self.computes.append(compute)
@@ -105,6 +104,7 @@ class FakeCublasLt:
         flags = self.made[description].attributes
 
         def work() -> None:
+            self.calls += 1
             first = self._matrices(a, a_layout, flags[3], compute)
             second = self._matrices(b, b_layout, flags[4], compute)
             target = self._places(d, d_layout)

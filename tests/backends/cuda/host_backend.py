@@ -6,11 +6,20 @@ from tests.backends.cuda.host_gpu import HostGpu, compile_for_host
 
 from treadle.backends.api import Availability, Device
 from treadle.backends.cuda import Cuda
-from treadle.backends.cuda.device import CudaDevice
+from treadle.backends.cuda.device import CudaDevice, Memory
 from treadle.backends.cuda.renderer import CudaRenderer
 from treadle.backends.rendering import Renderer
 
 KIND = "hostgpu"
+
+
+class PoisoningDevice(CudaDevice):
+    """Freed memory, which waits for whoever wants it next, loses its contents."""
+
+    def free(self, buffer: Memory, /) -> None:
+        if buffer.region is not None:
+            self.fill(buffer, 0xDD, buffer.nbytes, self.stream())
+        super().free(buffer)
 
 
 class HostCuda(Cuda):
@@ -29,11 +38,11 @@ class HostCuda(Cuda):
 
     def open(self, index: int, /) -> Device:
         self.gpus[index] = HostGpu(index)
-        return CudaDevice(self.gpus[index], f"{KIND}{index}")
+        return PoisoningDevice(self.gpus[index], f"{KIND}{index}")
 
     def renderer(self) -> Renderer:
         return CudaRenderer(["sm_80"], "g++", compile_for_host)
 
-    def has_products(self) -> bool:
-        """Not by NVIDIA's library, also where that is installed."""
-        return False
+    def libraries(self) -> tuple[str, ...]:
+        """None of NVIDIA's, also where they are installed."""
+        return ()

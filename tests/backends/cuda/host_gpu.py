@@ -13,6 +13,8 @@ import shutil
 import subprocess
 import tempfile
 import threading
+import time
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -105,6 +107,26 @@ class HostMark:
         self.queue.finish(self.position)
 
 
+QUEUES: weakref.WeakValueDictionary[int, HostQueue] = weakref.WeakValueDictionary()
+"""Every queue by its handle, for fakes of libraries."""
+
+
+class HostTimedMark(HostMark):
+    """Notes the time when the queue gets there."""
+
+    def __init__(self, queue: HostQueue) -> None:
+        self.time = 0.0
+        queue.submit(self._reached)
+        super().__init__(queue)
+
+    def _reached(self) -> None:
+        self.time = time.perf_counter()
+
+    def since(self, start: HostTimedMark, /) -> float:
+        assert self.done() and start.done()
+        return self.time - start.time
+
+
 class HostQueue:
     """Work waits until somebody waits for it, as it may on a GPU."""
 
@@ -113,6 +135,7 @@ class HostQueue:
         self.work: list[Any] = []
         self.submitted = self.finished = 0
         self._lock = threading.RLock()
+        QUEUES[self.handle] = self
 
     def submit(self, task: Any) -> None:
         with self._lock:
@@ -128,11 +151,63 @@ class HostQueue:
     def mark(self) -> HostMark:
         return HostMark(self)
 
+    def timed_mark(self) -> HostTimedMark:
+        return HostTimedMark(self)
+
     def after(self, mark: Any, /) -> None:
         self.submit(mark.wait)
 
     def synchronize(self) -> None:
         self.finish(self.submitted)
+
+
+class HostRecording:
+    """What a capture has recorded."""
+
+    def __init__(self, work: Sequence[Any]) -> None:
+        self.work = tuple(work)
+        self.pending = 0
+        self.closed = False
+
+    def run(self) -> None:
+        for task in self.work:
+            task()
+        self.pending -= 1
+
+    def close(self) -> None:
+        assert not self.pending and not self.closed, "let go of while it is under way"
+        self.closed = True
+
+
+class HostCapture(HostQueue):
+    """A queue that remembers its work; what CUDA forbids while capturing is an error."""
+
+    def __init__(self, gpu: HostGpu) -> None:
+        super().__init__()
+        self.gpu = gpu
+        self.ended = False
+        gpu.capturing += 1
+
+    def submit(self, task: Any) -> None:
+        assert not self.ended
+        self.work.append(task)
+
+    def finish(self) -> HostRecording:
+        if self.gpu.refuses:
+            raise DriverError("CUDA_ERROR_STREAM_CAPTURE_INVALIDATED (901)")
+        made = HostRecording(self.work)
+        self.gpu.recordings.append(made)
+        return made
+
+    def close(self) -> None:
+        if not self.ended:
+            self.ended = True
+            self.gpu.capturing -= 1
+
+    def _refuse(self, *_: Any) -> Any:
+        raise DriverError("CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED (900)")
+
+    mark = timed_mark = after = synchronize = _refuse
 
 
 class HostGpu:
@@ -141,16 +216,25 @@ class HostGpu:
     def __init__(self, index: int = 0, memory: int = 1 << 28, processors: int = 2) -> None:
         self.index = index
         self.facts = Facts(f"host gpu {index}", (8, 0), memory, 1e9, processors, 256, 1e9)
-        self.used = 0
+        self.used = self.selected = 0
         self.launches: list[tuple[int, int]] = []
+        self.submissions = 0
+        self.recordings: list[HostRecording] = []
+        self.capturing = 0
+        self.refuses = False
         self.live: set[HostRegion] = set()
         self.closed = False
         self._libraries: list[Any] = []
+
+    def select(self) -> None:
+        self.selected += 1
 
     def queue(self) -> HostQueue:
         return HostQueue()
 
     def allocate(self, nbytes: int, queue: HostQueue, /) -> HostRegion:
+        if isinstance(queue, HostCapture):
+            raise DriverError("CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED (900)")
         if self.used + nbytes > self.facts.memory:
             raise MemoryError("CUDA_ERROR_OUT_OF_MEMORY")
         region = HostRegion(nbytes)
@@ -160,6 +244,7 @@ class HostGpu:
 
     def release(self, region: HostRegion, queue: HostQueue, /) -> None:
         assert region in self.live, "released twice"
+        assert not isinstance(queue, HostCapture), "released in the middle of a recording"
         self.live.discard(region)
         self.used -= region.nbytes
 
@@ -194,9 +279,20 @@ class HostGpu:
             raise DriverError("CUDA_ERROR_INVALID_VALUE (1)")
         run, function = kernel
         assert len(arguments) <= MOST_PARAMETERS
-        self.launches.append((blocks, threads))
+        if not isinstance(queue, HostCapture):
+            self.launches.append((blocks, threads))
+            self.submissions += 1
         slots = (ctypes.c_int64 * MOST_PARAMETERS)(*arguments)
         queue.submit(lambda: run(function, blocks, threads, slots))
+
+    def capture(self) -> HostCapture:
+        return HostCapture(self)
+
+    def replay(self, recording: HostRecording, queue: HostQueue, /) -> None:
+        assert not recording.closed
+        recording.pending += 1
+        self.submissions += 1
+        queue.submit(recording.run)
 
     def memory(self) -> tuple[int, int]:
         return self.facts.memory, self.facts.memory - self.used

@@ -23,7 +23,7 @@ def test_a_dry_run_lists_every_part() -> None:
 def test_the_report_has_ratios_and_what_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     gpu = importlib.import_module("gpu")
-    step = {"losses": [2.0, 1.5], "first": 3.0, "median": 4.0}
+    step = {"losses": [2.0, 1.5], "first": 3.0, "median": 4.0, "plain": 6.0, "replayed": 9}
     results = {
         "machine": {"status": 0, "data": {"device": "a GPU"}, "tail": ""},
         "tests": {"status": 1, "data": None, "tail": "1 failed"},
@@ -36,12 +36,13 @@ def test_the_report_has_ratios_and_what_failed(monkeypatch: pytest.MonkeyPatch) 
     assert "device: a GPU" in text and "tests: status 1, 1 failed" in text
     assert "| sum | 12 | GB/s |" in text
     row = next(line for line in text.splitlines() if line.startswith("| T1"))
-    assert [cell.strip() for cell in row.split("|")[3:8]] == [
+    assert [cell.strip() for cell in row.split("|")[3:9]] == [
         "4.000",
         "-",
         "2.000",
         "0.50",
         "2.5e-01",
+        "6.000",
     ]
     assert "| T2 | LeNet-5 step, batch 64, SGD | failed | - | - | - | - |" in text
     assert "| T3" not in text

@@ -15,7 +15,7 @@ from treadle.backends.cuda.device import PIECE, PIECES, CudaDevice
 from treadle.backends.cuda.driver import DriverError, architecture, count_devices
 from treadle.backends.cuda.launching import geometry
 from treadle.base.errors import DeviceError, DeviceLost, OutOfMemory
-from treadle.runtime.api import PartDevice, PeerDevice
+from treadle.runtime.api import CachingDevice, PartDevice, PeerDevice, TimedEvent, TimingDevice
 from treadle.runtime.opened import OpenDevice
 
 
@@ -55,7 +55,9 @@ def test_parts_share_memory(device: CudaDevice) -> None:
 
 
 def test_it_is_what_the_protocols_ask_for(device: CudaDevice) -> None:
-    assert isinstance(device, PartDevice) and isinstance(device, PeerDevice)
+    for protocol in (CachingDevice, PartDevice, PeerDevice, TimingDevice):
+        assert isinstance(device, protocol)
+    assert isinstance(device.stream().record(), TimedEvent)
     opened = OpenDevice("gpu0", device)
     block = opened.upload(np.arange(6.0))
     back = np.zeros(6)
@@ -72,6 +74,11 @@ def test_events_are_done_when_work_before_them_is(device: CudaDevice) -> None:
     assert not event.done()
     event.wait()
     assert event.done()
+    later = stream.record()
+    later.wait()
+    assert later.since(event) > 0
+    with pytest.raises(TypeError, match="another device"):
+        later.since(CudaDevice(HostGpu(1)).stream().record())
 
 
 def test_peers_copy_and_keep_their_memory_until_then(gpu: HostGpu, device: CudaDevice) -> None:
@@ -81,6 +88,7 @@ def test_peers_copy_and_keep_their_memory_until_then(gpu: HostGpu, device: CudaD
     device.stream().wait(other.stream().record())
     device.copy_peer(target, other, source, 64, device.stream())
     other.free(source)
+    other.pool.clear()
     other.stream().synchronize()  # gives the memory to others
     out = np.zeros(64, np.uint8)
     device.copy_out(out.data, target, device.stream())

@@ -8,18 +8,23 @@ import sys
 import numpy as np
 import pytest
 from tests.backends.codegen import irregular
+from tests.backends.cuda.test_cudnn import ATTENTIONS, GEOMETRIES, close, draw
 from tests.backends.cuda.workloads import MODELS, curve
 
 import treadle as mge
 import treadle.functional as F
 from treadle.backends.api import Support
 from treadle.backends.cuda import backend
+from treadle.backends.cuda.libraries import products
+from treadle.backends.cuda.libraries.cudnn import library
 from treadle.base.dtype import as_dtype
 from treadle.base.errors import OutOfMemory
 from treadle.base.types import TensorType
 from treadle.engine import fallback
 from treadle.engine.devices import resolve
 from treadle.ops import REGISTRY
+from treadle.ops.attention import Attention, AttentionGrad
+from treadle.ops.conv import Conv, ConvGradInput, ConvGradWeight
 from treadle.ops.op import Op, as_tuple
 from treadle.runtime.array import DeviceArray
 
@@ -60,6 +65,43 @@ def test_training_follows_the_cpus_curve(name: str, compiled: bool) -> None:
     found = curve(name, "gpu0", 50, compiled)
     np.testing.assert_allclose(found, curve(name, "cpu0", 50), 1e-2, 1e-3)
     assert not fallback.fallback_report()
+
+
+@pytest.mark.skipif(not (FOUND.ok and library.version()), reason="needs cuDNN")
+def test_convolutions_and_attention_by_cudnn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "LEAST", 1)
+    for dtype in ("float32", "float16"):
+        for shape, kernel, attributes in GEOMETRIES:
+            x, w = draw(shape, dtype), draw(kernel, dtype)
+            y = Conv(*attributes).reference(x.numpy(), w.numpy())
+            dy = draw(y.shape, dtype, 1)
+            for op, given in (
+                (Conv(*attributes), (x, w)),
+                (ConvGradInput(*attributes, shape[2:]), (dy, w)),
+                (ConvGradWeight(*attributes, kernel[2:]), (x, dy)),
+            ):
+                found = op(*(t.to("gpu0") for t in given)).numpy()
+                close(found, op.reference(*(t.numpy() for t in given)))
+    for shapes, mask, causal, scale in ATTENTIONS:
+        more = [draw(mask[0], mask[1])] if mask else []
+        given = [draw(s, "float16", i) for i, s in enumerate(shapes)]
+        y = Attention(causal, scale).reference(*(t.numpy() for t in (*given, *more)))
+        dy = draw(y.shape, "float16", 5)
+        found = Attention(causal, scale)(*(t.to("gpu0") for t in (*given, *more)))
+        close(found.numpy(), y)
+        op = AttentionGrad(causal, scale)
+        results = op.outputs(*(t.to("gpu0") for t in (*given, dy, *more)))
+        expected = op.reference(*(t.numpy() for t in (*given, dy, *more)))
+        for one, other in zip(results, expected, strict=True):
+            close(one.numpy(), other)
+
+
+def test_recorded_steps_are_those_submitted_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = curve("cnn", "gpu0", 20)
+    counters = mge.report("gpu0").counters
+    assert counters["recordings replayed"] >= 10 and not counters["recordings refused"]
+    monkeypatch.setenv("TREADLE_CUDA_GRAPHS", "0")
+    np.testing.assert_allclose(curve("cnn", "gpu0", 20), found, 1e-6)
 
 
 def test_the_conformance_kit_finds_nothing() -> None:

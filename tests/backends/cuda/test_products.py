@@ -9,15 +9,13 @@ import numpy as np
 import pytest
 from tests.backends.cuda.fake_cublaslt import FakeCublasLt
 from tests.backends.cuda.host_backend import KIND, HostCuda
-from tests.backends.cuda.host_gpu import host_compiler
+from tests.backends.cuda.host_gpu import QUEUES, host_compiler
 from tests.backends.cuda.workloads import curve
 from tests.backends.plugins import Plugins
 
 import treadle as mge
 import treadle.functional as F
 from treadle.backends.api import Support
-from treadle.backends.cuda import compiler
-from treadle.backends.cuda.device import CudaDevice
 from treadle.backends.cuda.libraries import blaslt, products
 from treadle.backends.cuda.libraries.products import PREFIX, Sizes, View, calls_of, parsed
 from treadle.base import dtype as dt
@@ -49,8 +47,8 @@ SHAPES = [
 class WithProducts(HostCuda):
     """The backend as it is where nvmath-python is installed."""
 
-    def has_products(self) -> bool:
-        return True
+    def libraries(self) -> tuple[str, ...]:
+        return ("cublasLt",)
 
 
 @pytest.fixture(scope="module")
@@ -64,16 +62,9 @@ def library(
 ) -> Iterator[FakeCublasLt]:
     monkeypatch.setenv("TREADLE_CACHE_DIR", folder)
     plugins.offer(KIND, WithProducts())
-    queues: dict[int, Any] = {}
-    made = FakeCublasLt(lambda stream, work: queues[stream].submit(work))
+    made = FakeCublasLt(lambda stream, work: QUEUES[stream].submit(work))
     opened = blaslt.BlasLt(made)
-
-    def library_of(device: CudaDevice) -> blaslt.BlasLt:
-        queue: Any = device.stream().queue
-        queues[queue.handle] = queue
-        return opened
-
-    monkeypatch.setattr(compiler, "library_of", library_of)
+    monkeypatch.setattr(blaslt, "library_of", lambda device: opened)
     yield made
 
 
@@ -111,6 +102,22 @@ def test_plans_are_made_once_and_tensor_cores_are_asked_for_openly(
     monkeypatch.setenv("TREADLE_CUDA_TF32", "1")
     F.matmul(x, y)
     assert library.heuristics == 2 and library.computes[-1] == 77
+
+
+def test_products_are_recorded_with_their_scratch_memory(library: FakeCublasLt) -> None:
+    def turned(x: mge.Tensor, w: mge.Tensor) -> mge.Tensor:
+        for _ in range(5):
+            x = F.matmul(x, w)
+        return x
+
+    run, order = jit_compile(turned), np.roll(np.eye(40, dtype=np.float32), 1, 0)
+    x, w = draw((30, 40)), mge.tensor(order, device=DEVICE)
+    given, expected = x.to(DEVICE), np.roll(x.numpy(), -5, 1)
+    for _ in range(6):
+        np.testing.assert_array_equal(run(given, w).numpy(), expected)
+    assert library.calls == 6 * 5
+    counters = mge.report(DEVICE).counters
+    assert counters["recordings replayed"] == 4 and counters["submissions spared"] == 16
 
 
 def test_no_algorithm_is_an_error(library: FakeCublasLt) -> None:

@@ -1,9 +1,9 @@
 """The CUDA backend: NVIDIA GPUs by way of cuda-core, generated kernels compiled by NVRTC.
 
 Where to read: `driver.py` (what is needed of a GPU) and `physical.py` (a real one), `device.py`
-(memory, copies, order), `renderer.py` with `launching.py` (kernels), `nvrtc.py` (their compiler),
-`libraries/` (what cuBLASLt computes). Nothing of NVIDIA's is imported before a GPU was
-found.
+(memory, copies, order) with `pool.py`, `renderer.py` with `launching.py` (kernels), `recording.py`
+(CUDA graphs), `nvrtc.py` (the compiler), `libraries/` (what NVIDIA's libraries compute). Nothing of
+NVIDIA's is imported before a GPU was found.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
+from collections.abc import Mapping
 from typing import Any
 
 from treadle.backends.api import Availability, Device
@@ -20,11 +21,16 @@ from treadle.backends.cuda.driver import (
     capabilities,
     count_devices,
     driver_version,
+    unique_name,
 )
 from treadle.backends.rendered.backend import RenderedBackend
 from treadle.backends.rendering import Renderer
+from treadle.base.env import CUDA_LIBRARIES
 from treadle.base.errors import DeviceError
+from treadle.runtime.comm.carriers import NCCL, Offer
 
+LIBRARIES = {"cublasLt": "nvmath.bindings.cublasLt", "cudnn": "cudnn", NCCL: "nccl.core"}
+"""The package that each kind of library call is made by."""
 INSTALL = "pip install 'treadle[cuda]'"
 PRIORITY = 0
 """Not chosen for `xpux` before it has been seen to run on a GPU; `gpux` names it."""
@@ -52,7 +58,9 @@ class Cuda(RenderedBackend):
         if not self.probe().ok:
             return {}
         nvrtc: Any = importlib.import_module("treadle.backends.cuda.nvrtc")
-        return {"driver": driver_version(), "cuda": nvrtc.compiler_number()}
+        cudnn: Any = importlib.import_module("treadle.backends.cuda.libraries.cudnn.library")
+        numbers = {"driver": driver_version(), "cuda": nvrtc.compiler_number()}
+        return numbers | {"cudnn": cudnn.version()}
 
     def open(self, index: int, /) -> Device:
         physical: Any = importlib.import_module("treadle.backends.cuda.physical")
@@ -70,14 +78,27 @@ class Cuda(RenderedBackend):
 
     @functools.cached_property
     def _compiler(self) -> Any:
-        if not self.has_products():
-            return super()._compiler
         module: Any = importlib.import_module("treadle.backends.cuda.compiler")
-        return module.CudaCompiler(self.renderer())
+        return module.CudaCompiler(self.renderer(), self.libraries())
 
-    def has_products(self) -> bool:
-        """Whether cuBLASLt computes products; else generated kernels do."""
-        return _is_installed("nvmath.bindings.cublasLt")
+    def libraries(self) -> tuple[str, ...]:
+        """Kinds of library calls whose packages are installed; kernels are generated for the rest.
+
+        The names are those of `libraries/calls.py`.
+        """
+        allowed = {name.strip() for name in CUDA_LIBRARIES.get().split(",")}
+        return tuple(k for k, p in LIBRARIES.items() if k in allowed and _is_installed(p))
+
+    def offers(self, index: int, /) -> Mapping[str, Offer]:
+        """See `treadle.backends.api.Carrying`."""
+        if NCCL not in self.libraries():
+            why = "nccl4py is missing: pip install 'treadle[nccl]'"
+            off = f"{CUDA_LIBRARIES.names[0]} leaves NCCL out"
+            return {NCCL: Offer(refusal=off if _is_installed(LIBRARIES[NCCL]) else why)}
+        nccl: Any = importlib.import_module("treadle.backends.cuda.libraries.nccl")
+        found = nccl.version()
+        refusal = "" if found else "libnccl.so.2 was not found: pip install 'treadle[nccl]'"
+        return {NCCL: Offer(found, unique_name(index), refusal)}
 
 
 def check_capability(index: int, capability: tuple[int, int]) -> None:

@@ -1,83 +1,158 @@
-"""The compiler of CUDA programs where cuBLASLt is installed: products by it, all else generated."""
+"""The compiler of CUDA programs: what NVIDIA's libraries compute by them, all else generated."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, Literal
 
 from treadle.backends.api import Device, Support, no
+from treadle.backends.codegen.kernel.ir import Kernel
 from treadle.backends.codegen.kernel.text import symbol_of
 from treadle.backends.cuda.device import CudaDevice
-from treadle.backends.cuda.libraries.blaslt import ProductLaunchable, library_of
-from treadle.backends.cuda.libraries.lowering import lower_product
-from treadle.backends.cuda.libraries.products import PREFIX, Product, parsed
-from treadle.backends.program import Lowered, MapLayout, Program, runs_of
+from treadle.backends.cuda.libraries.calls import KINDS, CallLaunchable, kind_of
+from treadle.backends.cuda.libraries.collectives import lower_collective
+from treadle.backends.cuda.libraries.cudnn import library as cudnn
+from treadle.backends.cuda.libraries.cudnn.attention import lower_attention
+from treadle.backends.cuda.libraries.cudnn.calls import KIND as CUDNN
+from treadle.backends.cuda.libraries.lowering import Offers, lower_product
+from treadle.backends.object_cache import ObjectCache
+from treadle.backends.program import Launch, Lowered, MapLayout, Program, runs_of
 from treadle.backends.rendered.compiler import RenderedCompiler
 from treadle.backends.rendered.executable import RenderedExecutable, encode
 from treadle.backends.rendered.library import Library
 from treadle.backends.rendering import Launchable, Renderer
-from treadle.base.errors import DeviceError
+from treadle.base.errors import CompileError, DeviceError
 from treadle.base.types import TensorType
+from treadle.ops.bucket import AllReduceBucket
+from treadle.ops.collective import Collective
 from treadle.ops.op import Op
 from treadle.ops.winograd import WinogradConv, WinogradConvGradWeight
+from treadle.runtime.comm.carriers import NCCL, why_not
+from treadle.runtime.comm.groups import WORLD
 
+PRODUCTS = "cublasLt"
+"""The kind of calls that compute matrix products."""
 APART = ("attention", "attention_grad")
 WINOGRAD = (WinogradConv, WinogradConvGradWeight)
 
 
 class CudaLibrary(Library):
-    """Binaries of generated kernels; products have none."""
+    """Binaries of generated kernels; calls of libraries have none.
+
+    Args:
+        renderer: what makes the binaries.
+        cache: where they are kept.
+        libraries: kinds of calls that can be made here.
+    """
+
+    def __init__(self, renderer: Renderer, cache: ObjectCache, libraries: Collection[str]) -> None:
+        super().__init__(renderer, cache)
+        self.libraries = frozenset(libraries)
 
     def add(self, kernels: Mapping[str, Any]) -> None:
-        super().add({s: k for s, k in kernels.items() if not s.startswith(PREFIX)})
+        super().add({s: k for s, k in kernels.items() if not kind_of(s)})
 
     def has(self, symbols: Iterable[str]) -> bool:
-        return super().has([s for s in symbols if not s.startswith(PREFIX)])
+        every = list(symbols)
+        kinds = {kind_of(s) for s in every} - {""}
+        return kinds <= self.libraries and super().has([s for s in every if not kind_of(s)])
 
     def load(self, device: Device, symbols: Sequence[str]) -> list[Launchable]:
-        generated = iter(super().load(device, [s for s in symbols if not s.startswith(PREFIX)]))
-        return [_product(device, s) if s.startswith(PREFIX) else next(generated) for s in symbols]
+        generated = iter(super().load(device, [s for s in symbols if not kind_of(s)]))
+        return [_opened(device, s) if kind_of(s) else next(generated) for s in symbols]
 
 
 class CudaCompiler(RenderedCompiler):
-    """See `treadle.backends.program.Compiler`."""
+    """See `treadle.backends.program.Compiler`.
 
-    def __init__(self, renderer: Renderer) -> None:
+    Args:
+        renderer: of generated kernels.
+        libraries: kinds of library calls that can be made here, names of `calls.KINDS`.
+    """
+
+    def __init__(self, renderer: Renderer, libraries: Collection[str] = ()) -> None:
         super().__init__(renderer)
-        self.library = CudaLibrary(renderer, self.library.cache)
+        self._cudnn = cudnn.version() if CUDNN in libraries else 0
+        self.libraries = frozenset(libraries) - (set() if self._cudnn else {CUDNN})
+        self.library = CudaLibrary(renderer, self.library.cache, self.libraries)
+        accepts = cudnn.accepts if self._cudnn else None
+        self._offers = Offers(PRODUCTS in self.libraries, accepts)
 
     @property
     def target(self) -> str:
-        return f"{super().target} cublasLt"
+        carries = ("carries",) if self.carries(WORLD) else ()
+        version = (str(self._cudnn),) if self._cudnn else ()  # it decides what is cuDNN's
+        return " ".join((super().target, *sorted(self.libraries), *version, *carries))
+
+    def carries(self, group: str, /) -> bool:
+        """Whether arrays of a group travel between processes without the host."""
+        return NCCL in self.libraries and not why_not(NCCL, group)
 
     @property
     def layouts(self) -> tuple[MapLayout, ...]:
-        """Maps stay row-major, as products over columns take them."""
-        return ()
+        """Maps stay row-major where a library computes convolutions."""
+        return () if {PRODUCTS, CUDNN} & self.libraries else super().layouts
 
     def keeps(self, name: str, /) -> bool:
-        """Attention is taken apart: its products are worth more than one kernel for all of it."""
-        return name not in APART and super().keeps(name)
+        """Attention stays whole for cuDNN, see `takes`; without it, for want of products alone.
+
+        Reductions are put into buckets for NCCL.
+        """
+        if name == AllReduceBucket.name:
+            return NCCL in self.libraries
+        apart = PRODUCTS in self.libraries and CUDNN not in self.libraries and name in APART
+        return not apart and super().keeps(name)
+
+    def takes(self, op: Op, types: Sequence[TensorType], /) -> bool:
+        """See `treadle.backends.program.Choosing`.
+
+        What cuDNN does not compute is taken apart: its products are worth more than one kernel for
+        all of it.
+        """
+        if op.name not in APART or PRODUCTS not in self.libraries:
+            return True
+        return isinstance(self._attention(op, types), Lowered)
 
     def lower(
         self, op: Op, types: Sequence[TensorType], frozen: Sequence[bool] = (), /
     ) -> Lowered | Support:
-        if isinstance(op, WINOGRAD):
-            return no("policy", "convolutions are products by cuBLASLt")
-        found = lower_product(op, types, self.renderer.target)
+        if isinstance(op, Collective):
+            return lower_collective(op, types, super().lower, NCCL in self.libraries)
+        found: Lowered | Support = no("policy", "neither cuDNN nor cuBLASLt is installed")
+        if {PRODUCTS, CUDNN} & self.libraries:
+            if isinstance(op, WINOGRAD):
+                return no("policy", "convolutions are a library's")
+            found = self._attention(op, types)
+            if isinstance(found, Support):
+                found = lower_product(op, types, self.renderer.target, self._offers)
         return found if isinstance(found, Lowered) else super().lower(op, types, frozen)
+
+    def _attention(self, op: Op, types: Sequence[TensorType]) -> Lowered | Support:
+        accepts = self._offers.accepts
+        if accepts is None:
+            return no("policy", "cuDNN is not installed")
+        return lower_attention(op, types, accepts, self.renderer.target)
 
     def build(self, program: Program, /) -> RenderedExecutable:
         kernels = [*(run.kernel for run in runs_of(program.steps)), *program.beside]
         self.library.add({_symbol(k): k for k in kernels})
         return RenderedExecutable(encode(program, _symbol, self.renderer.fingerprint), self.library)
 
+    def inspect(self, launch: Launch, form: Literal["kernel", "llvm", "assembly"], /) -> str:
+        if isinstance(launch.kernel, Kernel):
+            return super().inspect(launch, form)
+        return f"// a call of a library: {_symbol(launch.kernel)}\n"
+
 
 def _symbol(kernel: Any) -> str:
-    return kernel.symbol if isinstance(kernel, Product) else symbol_of(kernel)
+    symbol: str = symbol_of(kernel) if isinstance(kernel, Kernel) else kernel.symbol
+    return symbol
 
 
-def _product(device: Device, symbol: str) -> ProductLaunchable:
+def _opened(device: Device, symbol: str) -> CallLaunchable:
     if not isinstance(device, CudaDevice):
         raise DeviceError("cuda", f"a {type(device).__name__} is no CUDA device")
-    return ProductLaunchable(parsed(symbol), library_of(device))
+    open_call = KINDS.get(kind_of(symbol))
+    if open_call is None:
+        raise CompileError("cuda", f"no library is known for the call {symbol}")
+    return open_call(device, symbol)

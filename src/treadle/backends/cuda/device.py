@@ -10,12 +10,14 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from treadle.backends.api import Device, DeviceInfo, Event, Stream
-from treadle.backends.cuda.driver import DriverError, Gpu, Mark, Queue, Region
-from treadle.base.errors import DeviceError, DeviceLost
+from treadle.backends.cuda.driver import DriverError, Gpu, Mark, Queue, Recording, Region, TimedMark
+from treadle.backends.cuda.pool import Pool
+from treadle.base.errors import DeviceError, DeviceLost, TreadleError
 
 PIECE = 4 << 20
 """Bytes of a piece of pinned memory."""
@@ -63,11 +65,11 @@ class Memory:
 
 
 class CudaEvent:
-    """A place in a stream."""
+    """A place in a stream, which knows when it was reached."""
 
     __slots__ = ("device", "mark")
 
-    def __init__(self, device: CudaDevice, mark: Mark) -> None:
+    def __init__(self, device: CudaDevice, mark: TimedMark) -> None:
         self.device = device
         self.mark = mark
 
@@ -75,20 +77,32 @@ class CudaEvent:
         return self.device.call(self.mark.done)
 
     def wait(self) -> None:
-        self.device.call(self.mark.wait)
+        self.device.wait_for(self.mark)
+
+    def since(self, start: Event, /) -> float:
+        """See `treadle.runtime.api.TimedEvent`."""
+        if not isinstance(start, CudaEvent) or start.device is not self.device:
+            raise TypeError(f"a {type(start).__name__} is an event of another device")
+        return self.device.call(lambda: self.mark.since(start.mark))
 
 
 class CudaStream:
-    """A queue of a device, with the scratch memory of the kernels in it."""
+    """A queue of a device, with the scratch memory of the kernels in it.
+
+    Attributes:
+        lock: held by who asks for scratch memory until what uses it was submitted.
+        moves: how often that memory has become another one.
+    """
 
     def __init__(self, device: CudaDevice, queue: Queue) -> None:
         self.device = device
         self.queue = queue
+        self.lock = threading.RLock()
+        self.moves = 0
         self._scratch: tuple[Region, int] | None = None
-        self._lock = threading.Lock()
 
     def record(self) -> Event:
-        return CudaEvent(self.device, self.device.call(self.queue.mark))
+        return CudaEvent(self.device, self.device.call(self.queue.timed_mark))
 
     def wait(self, event: Event, /) -> None:
         if isinstance(event, CudaEvent):
@@ -97,17 +111,19 @@ class CudaStream:
             event.wait()
 
     def synchronize(self) -> None:
+        self.device.watch()
         self.device.call(self.queue.synchronize)
 
     def scratch(self, nbytes: int) -> int:
         """The address of memory that one launch may use while it runs; launches run in turn."""
-        with self._lock:
+        with self.lock:
             if self._scratch is None or self._scratch[1] < nbytes:
-                gpu, queue = self.device.gpu, self.queue
+                gpu, queue, pool = self.device.gpu, self.queue, self.device.pool
+                self.moves += 1
                 if self._scratch is not None:
                     region, self._scratch = self._scratch[0], None
                     self.device.call(lambda: gpu.release(region, queue))
-                made = self.device.call(lambda: gpu.allocate(nbytes, queue))
+                made = self.device.call(lambda: pool.fresh(nbytes, queue))
                 self._scratch = made, nbytes
             return self._scratch[0].address
 
@@ -116,13 +132,14 @@ class CudaStream:
         if self._scratch is not None:
             self.device.gpu.release(self._scratch[0], self.queue)
             self._scratch = None
+            self.moves += 1
 
 
 class _Staging:
     """Pinned memory for one direction: pieces in turn, each with the mark of its last copy."""
 
-    def __init__(self, gpu: Gpu) -> None:
-        self._gpu = gpu
+    def __init__(self, gpu: Gpu, wait: Callable[[Mark], None]) -> None:
+        self._gpu, self._wait = gpu, wait
         self._pieces: list[Region] = []
         self._marks: list[Mark | None] = []
         self._next = 0
@@ -137,7 +154,7 @@ class _Staging:
         self._next = (number + 1) % PIECES
         mark = self._marks[number]
         if mark is not None:
-            mark.wait()
+            self._wait(mark)
         return number, self._pieces[number].address
 
     def used(self, number: int, mark: Mark) -> None:
@@ -146,7 +163,12 @@ class _Staging:
 
 
 class CudaDevice(Device):
-    """One GPU. It fetches from other GPUs by itself, and hands out parts of its memory."""
+    """One GPU. It fetches from other GPUs by itself, and hands out parts of its memory.
+
+    Attributes:
+        pool: its memory.
+        dropped: recordings that nobody wants any more, with their streams.
+    """
 
     def __init__(self, gpu: Gpu, name: str = "gpu") -> None:
         self.gpu = gpu
@@ -161,7 +183,13 @@ class CudaDevice(Device):
         )
         self._forks = _FORKED[0]
         self._stream = CudaStream(self, self.call(gpu.queue))
-        self._up, self._down = _Staging(gpu), _Staging(gpu)
+        self.pool = Pool(gpu, self._stream.queue)
+        self.guards: list[Callable[[], None]] = []
+        """What sees to it that work under way ends; they raise where it does not."""
+        self._up, self._down = _Staging(gpu, self.wait_for), _Staging(gpu, self.wait_for)
+        self.dropped: deque[tuple[Recording, CudaStream]] = deque()
+        self._retired: deque[tuple[Recording, Mark]] = deque()
+        self._closing = threading.Lock()
 
     def call(self, work: Callable[[], _R]) -> _R:
         """Do something with the driver.
@@ -179,10 +207,21 @@ class CudaDevice(Device):
             )
         try:
             return work()
-        except (MemoryError, DeviceError):
+        except (MemoryError, TreadleError):
             raise
         except Exception as error:
             raise self._failure(error) from error
+
+    def watch(self) -> None:
+        """Have the guards look after what may never end, before the host waits for it."""
+        for guard in tuple(self.guards):
+            guard()
+
+    def wait_for(self, mark: Mark) -> None:
+        """Block until a place in a queue is reached."""
+        if self.guards and not self.call(mark.done):
+            self.watch()
+        self.call(mark.wait)
 
     def _failure(self, error: Exception) -> DeviceError:
         text = f"{type(error).__name__}: {error}"
@@ -194,13 +233,17 @@ class CudaDevice(Device):
     # -- memory ----------------------------------------------------------------------------
 
     def alloc(self, nbytes: int, /) -> Memory:
-        region = self.call(lambda: self.gpu.allocate(nbytes, self._stream.queue))
+        region = self.pool.take(nbytes)
+        if region is None:
+            region = self.call(lambda: self.pool.fresh(nbytes, self._stream.queue))
         return Memory(region.address, nbytes, region)
 
     def free(self, buffer: Memory, /) -> None:
         region, buffer.region = buffer.region, None
         if region is not None:
-            self.call(lambda: self.gpu.release(region, self._stream.queue))
+            self.pool.give(region, buffer.nbytes)
+            if self.pool.is_full:
+                self.call(self.pool.trim)
 
     def part(self, buffer: Memory, offset: int, nbytes: int, /) -> Memory:
         if not 0 <= offset <= offset + nbytes <= buffer.nbytes:
@@ -212,7 +255,16 @@ class CudaDevice(Device):
         return buffer.address
 
     def memory(self) -> tuple[int, int]:
-        return self.call(self.gpu.memory)
+        total, free = self.call(self.gpu.memory)
+        return total, free + self.pool.kept
+
+    def cached(self) -> int:
+        """See `treadle.runtime.api.CachingDevice`."""
+        return self.pool.kept
+
+    def drop_cache(self) -> None:
+        """Give freed memory that waits back to the driver."""
+        self.call(self.pool.clear)
 
     # -- movement --------------------------------------------------------------------------
 
@@ -235,14 +287,19 @@ class CudaDevice(Device):
         waiting: list[tuple[int, int, int, Mark]] = []
         for offset, nbytes in _pieces(dst.nbytes):
             if len(waiting) == PIECES:
-                _land(dst, *waiting.pop(0))
+                self._land(dst, *waiting.pop(0))
             number, address = self._down.take()
             self.gpu.copy(address, src.address + offset, nbytes, queue)
             mark = queue.mark()
             self._down.used(number, mark)
             waiting.append((offset, nbytes, address, mark))
         for piece in waiting:
-            _land(dst, *piece)
+            self._land(dst, *piece)
+
+    def _land(self, dst: memoryview, offset: int, nbytes: int, address: int, mark: Mark) -> None:
+        """Take a piece that has arrived in pinned memory."""
+        self.wait_for(mark)
+        dst[offset : offset + nbytes] = _bytes_at(address, nbytes)
 
     def fill(self, buffer: Memory, value: int, nbytes: int, stream: Stream, /) -> None:
         queue = _queue(stream)
@@ -263,10 +320,30 @@ class CudaDevice(Device):
     def stream(self) -> CudaStream:
         return self._stream
 
+    def timing_stream(self) -> CudaStream:
+        """See `treadle.runtime.api.TimingDevice`: all events know their times."""
+        return self._stream
+
+    def let_go(self) -> None:
+        """Close recordings that were dropped, once what was submitted of them has finished."""
+        with self._closing:
+            while self.dropped:
+                recording, stream = self.dropped.popleft()
+                self._retired.append((recording, self.call(stream.queue.mark)))
+            while self._retired:
+                recording, mark = self._retired[0]
+                if not self.call(mark.done):
+                    return
+                self._retired.popleft()
+                self.call(recording.close)
+
     def close(self) -> None:
         if self._forks == _FORKED[0]:
             self._stream.close()
+            self.call(self.pool.clear)
+            self.let_go()
             self.call(self._stream.synchronize)
+            self.let_go()
             self.call(self.gpu.close)
 
 
@@ -283,9 +360,3 @@ def _pieces(nbytes: int) -> Iterator[tuple[int, int]]:
 
 def _bytes_at(address: int, nbytes: int) -> memoryview:
     return memoryview((ctypes.c_char * nbytes).from_address(address)).cast("B")
-
-
-def _land(dst: memoryview, offset: int, nbytes: int, address: int, mark: Mark) -> None:
-    """Take a piece that has arrived in pinned memory."""
-    mark.wait()
-    dst[offset : offset + nbytes] = _bytes_at(address, nbytes)

@@ -67,6 +67,14 @@ class Mark(Protocol):
         ...
 
 
+class TimedMark(Mark, Protocol):
+    """A mark that knows when it was reached."""
+
+    def since(self, start: TimedMark, /) -> float:
+        """Seconds from an earlier one of the same GPU; both have been reached."""
+        ...
+
+
 class Queue(Protocol):
     """Work in order of submission."""
 
@@ -79,12 +87,44 @@ class Queue(Protocol):
         """A place after what was submitted so far."""
         ...
 
+    def timed_mark(self) -> TimedMark:
+        """The same, and it knows its time."""
+        ...
+
     def after(self, mark: Mark, /) -> None:
         """What is submitted from now on starts after a mark, which may be another queue's."""
         ...
 
     def synchronize(self) -> None:
         """Block until everything has finished."""
+        ...
+
+
+class Recording(Protocol):
+    """Work that was recorded, with the addresses it had; it runs where `Gpu.replay` submits it."""
+
+    def close(self) -> None:
+        """Let go of it. All that was submitted of it has finished."""
+        ...
+
+
+class Capture(Queue, Protocol):
+    """A queue whose work is recorded in place of being done: launches, copies, fills.
+
+    What waits for work, or allocates in its order, raises `DriverError`. Other queues are not
+    concerned, whoever uses them meanwhile.
+    """
+
+    def finish(self) -> Recording:
+        """All of the work as one piece.
+
+        Raises:
+            DriverError: the driver does not record it.
+        """
+        ...
+
+    def close(self) -> None:
+        """End the capture, finished or not."""
         ...
 
 
@@ -101,6 +141,10 @@ class Gpu(Protocol):
     """One GPU. May be called by any thread; failures raise `DriverError` or `MemoryError`."""
 
     facts: Facts
+
+    def select(self) -> None:
+        """Make it the one that libraries use in the calling thread."""
+        ...
 
     def queue(self) -> Queue:
         """A new queue."""
@@ -134,6 +178,14 @@ class Gpu(Protocol):
         self, kernel: Any, blocks: int, threads: int, arguments: Sequence[int], queue: Queue, /
     ) -> None:
         """Submit a kernel whose parameters all have 8 bytes."""
+        ...
+
+    def capture(self) -> Capture:
+        """Begin to record."""
+        ...
+
+    def replay(self, recording: Recording, queue: Queue, /) -> None:
+        """Submit recorded work, once more."""
         ...
 
     def memory(self) -> tuple[int, int]:
@@ -190,6 +242,17 @@ def capabilities(library: str = LIBRARY) -> tuple[tuple[int, int], ...]:
         return value.value
 
     return tuple((ask(_MAJOR, i), ask(_MINOR, i)) for i in range(count))
+
+
+def unique_name(index: int, library: str = LIBRARY) -> str:
+    """What tells a GPU from all others, those of other machines included; empty without one."""
+    if index >= count_devices(library)[0]:
+        return ""
+    driver, device, found = ctypes.CDLL(library), ctypes.c_int(), (ctypes.c_ubyte * 16)()
+    driver.cuDeviceGet(ctypes.byref(device), index)
+    # The second version has names of its own for parts of a GPU that are used like whole ones.
+    status = driver.cuDeviceGetUuid_v2(ctypes.byref(found), device)
+    return "" if status else bytes(found).hex()
 
 
 _MAJOR, _MINOR = 75, 76

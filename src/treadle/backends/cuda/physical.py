@@ -5,6 +5,7 @@ Imported only where the driver was found.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -20,7 +21,17 @@ from cuda.core import (
     launch,
 )
 
-from treadle.backends.cuda.driver import DriverError, Facts, Gpu, Mark, Queue, Region
+from treadle.backends.cuda.driver import (
+    Capture,
+    DriverError,
+    Facts,
+    Gpu,
+    Mark,
+    Queue,
+    Recording,
+    Region,
+    TimedMark,
+)
 
 _OUT_OF_MEMORY = "CUDA_ERROR_OUT_OF_MEMORY"
 
@@ -50,6 +61,17 @@ class PhysicalMark:
         self.event.sync()
 
 
+class PhysicalTimedMark(PhysicalMark):
+    """An event that was told to note its time."""
+
+    __slots__ = ()
+
+    def since(self, start: TimedMark, /) -> float:
+        if not isinstance(start, PhysicalTimedMark):
+            raise DriverError(f"a {type(start).__name__} knows no time of a GPU")
+        return float(self.event - start.event) / 1e3
+
+
 class PhysicalQueue:
     """A stream of cuda-core that does not wait for the legacy default stream."""
 
@@ -64,10 +86,9 @@ class PhysicalQueue:
         self.gpu.current()
         return PhysicalMark(self.stream.record())
 
-    def timed_mark(self) -> PhysicalMark:
-        """A mark that knows its time, for measurements."""
+    def timed_mark(self) -> TimedMark:
         self.gpu.current()
-        return PhysicalMark(self.stream.record(options=EventOptions(timing_enabled=True)))
+        return PhysicalTimedMark(self.stream.record(options=EventOptions(timing_enabled=True)))
 
     def after(self, mark: Mark, /) -> None:
         if isinstance(mark, PhysicalMark):
@@ -78,6 +99,45 @@ class PhysicalQueue:
     def synchronize(self) -> None:
         self.gpu.current()
         self.stream.sync()
+
+
+class PhysicalRecording:
+    """A CUDA graph that is ready to be launched."""
+
+    __slots__ = ("graph",)
+
+    def __init__(self, graph: Any) -> None:
+        self.graph = graph
+
+    def close(self) -> None:
+        self.graph.close()
+
+
+class PhysicalCapture(PhysicalQueue):
+    """A stream of its own that is captured, so that nothing of other threads gets into it.
+
+    In relaxed mode whatever the program does elsewhere meanwhile, such as freeing memory, goes on.
+    """
+
+    __slots__ = ("builder",)
+
+    def __init__(self, gpu: PhysicalGpu) -> None:
+        self.gpu = gpu
+        gpu.select()
+        self.builder = gpu.current().create_graph_builder()
+        self.stream = self.builder.stream
+        self.handle = int(self.stream.handle)
+        self.builder.begin_building("relaxed")
+
+    def finish(self) -> Recording:
+        self.gpu.current()
+        return PhysicalRecording(self.builder.end_building().complete())
+
+    def close(self) -> None:
+        self.gpu.current()
+        # One that the driver has given up cannot be ended; what went wrong was raised by then.
+        with contextlib.suppress(Exception):
+            self.builder.close()
 
 
 class PhysicalRegion:
@@ -113,6 +173,10 @@ class PhysicalGpu:
             device.set_current()
             self._threads.device = device
         return device
+
+    def select(self) -> None:
+        # Another GPU may have been made current in this thread since `current` was called.
+        self.current().set_current()
 
     def queue(self) -> PhysicalQueue:
         return PhysicalQueue(self)
@@ -154,6 +218,15 @@ class PhysicalGpu:
         self.current()
         # Python's integers are passed as 8 bytes with a sign.
         launch(_stream(queue), LaunchConfig(grid=blocks, block=threads), kernel, *arguments)
+
+    def capture(self) -> Capture:
+        return PhysicalCapture(self)
+
+    def replay(self, recording: Recording, queue: Queue, /) -> None:
+        self.current()
+        if not isinstance(recording, PhysicalRecording):
+            raise DriverError(f"a {type(recording).__name__} is no recording of a GPU")
+        recording.graph.launch(_stream(queue))
 
     def memory(self) -> tuple[int, int]:
         self.current()

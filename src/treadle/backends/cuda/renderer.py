@@ -19,10 +19,13 @@ from treadle.backends.codegen.kernel.c_cuda import cuda_source, scratch_bytes
 from treadle.backends.codegen.kernel.ir import Kernel
 from treadle.backends.codegen.target import Target
 from treadle.backends.cuda.device import CudaDevice, CudaStream
-from treadle.backends.cuda.launching import geometry
+from treadle.backends.cuda.launching import Geometry, geometry
+from treadle.backends.cuda.recording import CudaRecording, record
 from treadle.backends.rendering import Argument
+from treadle.base.env import CUDA_GRAPHS, CUDA_TF32
 from treadle.base.errors import CompileError, DeviceError
 from treadle.base.log import get_logger
+from treadle.runtime.api import Buffer
 
 TARGET = Target(
     "cuda",
@@ -153,19 +156,46 @@ class CudaRenderer:
     ) -> None:
         own, queued = _own(device), _own_stream(stream)
         if not isinstance(launchable, CudaLaunchable):
-            launchable.submit(own, queued, arguments)
+            with queued.lock:  # it may use scratch memory
+                launchable.submit(own, queued, arguments)
             return
         if items < 1:
             return
         values = launchable.place(arguments)
         shape = geometry(items, launchable.scratch, own.gpu.facts)
-        memory = queued.scratch(shape.scratch) if shape.scratch else 0
-        passed = (*values, items, memory, launchable.scratch)
-        own.call(
-            lambda: own.gpu.launch(
-                launchable.kernel, shape.blocks, shape.threads, passed, queued.queue
-            )
-        )
+        if not shape.scratch:
+            _launch(own, queued, launchable, shape, (*values, items, 0, launchable.scratch))
+            return
+        with queued.lock:
+            memory = queued.scratch(shape.scratch)
+            _launch(own, queued, launchable, shape, (*values, items, memory, launchable.scratch))
+
+    # -- recordings ------------------------------------------------------------------------
+
+    def record(
+        self, device: Device, stream: Stream, submit: Callable[[Stream], None], /
+    ) -> CudaRecording:
+        return record(_own(device), _own_stream(stream), submit)
+
+    def records(self, launchable: Any, /) -> bool:
+        return isinstance(launchable, CudaLaunchable) or getattr(launchable, "recordable", False)
+
+    def places(self, buffers: Sequence[Buffer], /) -> tuple[int, ...]:
+        return tuple([buffer.address for buffer in buffers])
+
+    def settings(self) -> str | None:
+        return None if CUDA_GRAPHS.get() == "0" else CUDA_TF32.get()
+
+
+def _launch(
+    device: CudaDevice,
+    stream: CudaStream,
+    launchable: CudaLaunchable,
+    shape: Geometry,
+    passed: Sequence[int],
+) -> None:
+    gpu, kernel = device.gpu, launchable.kernel
+    device.call(lambda: gpu.launch(kernel, shape.blocks, shape.threads, passed, stream.queue))
 
 
 def _nvrtc() -> Any:

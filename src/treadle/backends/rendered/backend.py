@@ -10,7 +10,7 @@ from typing import Any
 
 from treadle.backends.api import Backend, Support
 from treadle.backends.program import Compiler
-from treadle.backends.rendering import Renderer
+from treadle.backends.rendering import RecordingRenderer, Renderer
 from treadle.base.types import TensorType
 from treadle.ops.op import Op
 
@@ -42,8 +42,18 @@ class RenderedBackend(Backend):
         return found
 
     def counters(self) -> Mapping[str, int]:
-        """How often its compiler was called."""
-        return {"sources compiled": self._compiler.library.compiled}
+        """How often its compiler was called; what was recorded, where its devices can do that."""
+        library = self._compiler.library
+        found = {"sources compiled": library.compiled}
+        if isinstance(library.renderer, RecordingRenderer):
+            counts = library.recordings
+            found |= {
+                "launches recorded together": counts.recorded,
+                "recordings replayed": counts.replayed,
+                "submissions spared": counts.spared,
+                "recordings refused": counts.refused,
+            }
+        return found
 
     @functools.cached_property
     def _compiler(self) -> Any:

@@ -15,7 +15,7 @@ from treadle.backends.rendered.compiler import RenderedCompiler
 from treadle.base import dtype as dt
 from treadle.base.types import TensorType
 from treadle.ops.op import Op
-from treadle.runtime.array import DeviceArray
+from treadle.runtime.array import DeviceArray, resident
 from treadle.runtime.opened import OpenDevice
 
 _PIECE = 1 << 16
@@ -53,6 +53,8 @@ class EagerLaunch:
         self._results = [(t.dtype.numpy, _extents(t), t.nbytes) for t in results]
         self._workspaces = lowered.workspaces
         self._constants = [np.ascontiguousarray(c) for c in lowered.constants]
+        self._besides = bool(self._workspaces or self._constants)
+        self._single = op.n_outputs == 1
         self._held: dict[int, list[DeviceArray]] = {}
         first = {"input": 0, "output": len(types), "workspace": len(types) + len(results)}
         first["constant"] = first["workspace"] + len(self._workspaces)
@@ -69,13 +71,14 @@ class EagerLaunch:
         if [p.shape for p in payloads] != self._shapes:
             raise ValueError(f"{self._op.name} was prepared for {self._shapes}")
         device = payloads[0].device
-        made = [DeviceArray(device, d, s, device.alloc(n)) for d, s, n in self._results]
+        made = [resident(device, d, s, device.alloc(n)) for d, s, n in self._results]
         if self._program is not None:
-            scratch = [_bytes(device, n) for n in self._workspaces]
-            memories = (*payloads, *made, *scratch, *self._constants_on(device))
-            buffers = [m.buffer for m in memories]
-            self._program.run(device.raw, device.stream, buffers)
-        return made[0] if self._op.n_outputs == 1 else tuple(made)
+            memories = [*payloads, *made]
+            if self._besides:
+                memories += [_bytes(device, n) for n in self._workspaces]
+                memories += self._constants_on(device)
+            self._program.submit(device.raw, device.stream, [m.block.buffer for m in memories])
+        return made[0] if self._single else tuple(made)
 
     def _constants_on(self, device: OpenDevice) -> list[DeviceArray]:
         if not self._constants:

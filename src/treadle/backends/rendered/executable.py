@@ -8,9 +8,19 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from treadle.backends.program import Address, Jump, Program, Run, Step, Together, runs_of
+from treadle.backends.program import (
+    Address,
+    Jump,
+    Program,
+    Run,
+    Step,
+    Together,
+    Watch,
+    runs_of,
+)
 from treadle.backends.rendered.library import Library
-from treadle.backends.rendering import Argument, Launchable
+from treadle.backends.rendered.recording import LEAST, Recorder, Turn
+from treadle.backends.rendering import Argument, Launchable, RecordingRenderer
 from treadle.base.errors import CompileError
 from treadle.runtime.api import Buffer, Device, PartDevice, Stream
 
@@ -63,6 +73,10 @@ class _Launch:
     arguments: tuple[Argument, ...] = ()
     stale: bool = True
 
+    def uses(self) -> set[int]:
+        """The bases it touches."""
+        return {a[0] for a in self.template if not isinstance(a, int)}
+
     def place(self, bases: Sequence[Buffer]) -> None:
         """Put buffers in the place of bases."""
         self.arguments = tuple(
@@ -71,11 +85,22 @@ class _Launch:
         self.stale = False
 
 
+@dataclass(frozen=True, slots=True)
+class _Stretch:
+    """Launches that follow one another, up to step `end`."""
+
+    launches: tuple[_Launch, ...]
+    end: int
+
+
 class _Bound:
-    """A program on one device: launches with what they were given last."""
+    """A program on one device: launches with what they were given last, and recordings of them."""
 
     def __init__(self, encoded: Encoded, library: Library, device: Device) -> None:
         self.lock = threading.Lock()
+        self._library = library
+        self._device = device
+        self._stretches: dict[int, _Stretch] = {}
         self.last: list[Buffer] = [None] * encoded["bases"]
         self.steps: list[list[_Launch]] = []
         self.users: list[list[_Launch]] = [[] for _ in self.last]
@@ -84,12 +109,40 @@ class _Bound:
         for step in encoded["steps"]:
             own = [self._launch(next(made), run) for run in step[1]] if step[0] == "run" else []
             self.steps.append(own)
+        self._kinds = [step[0] for step in encoded["steps"]]
+        self.recorder = self._recorder()
+
+    def _recorder(self) -> Recorder[_Launch] | None:
+        """What records launches, where the renderer can and enough of them follow one another."""
+        renderer = self._library.renderer
+        if not isinstance(renderer, RecordingRenderer):
+            return None
+        starts = (i for i in range(len(self.steps)) if i == 0 or self._kinds[i - 1] != "run")
+        if max((len(self.stretch(at).launches) for at in starts), default=0) < LEAST:
+            return None
+        records, counts = renderer.records, self._library.recordings
+
+        def uses(launch: _Launch) -> set[int] | None:
+            return launch.uses() if records(launch.launchable) else None
+
+        return Recorder(renderer, self._device, len(self.last), uses, counts)
+
+    def stretch(self, at: int) -> _Stretch:
+        """The launches from step `at` on to the next jump or task of the host."""
+        found = self._stretches.get(at)
+        if found is None:
+            end = at
+            while end < len(self._kinds) and self._kinds[end] == "run":
+                end += 1
+            launches = tuple(launch for step in self.steps[at:end] for launch in step)
+            found = self._stretches[at] = _Stretch(launches, end)
+        return found
 
     def _launch(self, launchable: Launchable, run: Sequence[Any]) -> _Launch:
         _, items, serial, arguments = run
         template = tuple(a if isinstance(a, int) else (a[0], a[1]) for a in arguments)
         launch = _Launch(launchable, template, items, bool(serial))
-        for base in {a[0] for a in template if not isinstance(a, int)}:
+        for base in launch.uses():
             self.users[base].append(launch)
         return launch
 
@@ -134,8 +187,30 @@ class RenderedExecutable:
             )
         bound = self._on(device)
         with bound.lock:
-            bound.rebase(bases)
             return self._run(bound, device, stream, bases, start)
+
+    def submit(self, device: Device, stream: Stream, bases: Sequence[Buffer]) -> None:
+        """`run` for programs of a few launches and nothing else, without a look at what changed."""
+        launch, bound = self._library.renderer.launch, self._on(device)
+        with bound.lock:
+            for step in bound.steps:
+                for run in step:
+                    given = [a if isinstance(a, int) else (bases[a[0]], a[1]) for a in run.template]
+                    launch(device, run.launchable, tuple(given), run.items, run.serial, stream)
+
+    def run_watched(
+        self,
+        device: Device,
+        stream: Stream,
+        bases: Sequence[Buffer],
+        start: int,
+        watch: Watch,
+        /,
+    ) -> int:
+        """See `treadle.backends.program.WatchedExecutable`."""
+        bound = self._on(device)
+        with bound.lock:
+            return self._run(bound, device, stream, bases, start, watch)
 
     def _on(self, device: Device) -> _Bound:
         found = self._bound.get(id(device))
@@ -147,9 +222,23 @@ class RenderedExecutable:
         return found[1]
 
     def _run(
-        self, bound: _Bound, device: Device, stream: Stream, bases: Sequence[Buffer], at: int
+        self,
+        bound: _Bound,
+        device: Device,
+        stream: Stream,
+        bases: Sequence[Buffer],
+        at: int,
+        watch: Watch | None = None,
     ) -> int:
-        launch, steps = self._library.renderer.launch, self._encoded["steps"]
+        steps = self._encoded["steps"]
+        turn = None
+        if watch is None and bound.recorder is not None:
+            turn = bound.recorder.begin(bases, resumed=at > 0)
+        if turn is not None:
+            forward = self._recording(bound, device, stream, bases, turn)
+        else:
+            bound.rebase(bases)
+            forward = self._one_by_one(bound, device, stream, bases, watch)
         while at < len(steps):
             step = steps[at]
             if step[0] == "host":
@@ -158,13 +247,60 @@ class RenderedExecutable:
                 _, target, unless = step
                 taken = unless is None or not _truth(device, stream, bases, unless)
                 at = target if taken else at + 1
-                continue
-            for run in bound.steps[at]:
-                if run.stale:
-                    run.place(bases)
-                launch(device, run.launchable, run.arguments, run.items, run.serial, stream)
-            at += 1
+            else:
+                at = forward(at)
         return -1
+
+    def _one_by_one(
+        self,
+        bound: _Bound,
+        device: Device,
+        stream: Stream,
+        bases: Sequence[Buffer],
+        watch: Watch | None,
+    ) -> Callable[[int], int]:
+        """What submits the launches of a step, and says which step comes next."""
+
+        def forward(at: int) -> int:
+            self._submit(bound.steps[at], device, stream, bases)
+            return at + 1
+
+        def watched(at: int) -> int:
+            if watch is not None:
+                watch(at, lambda: self._submit(bound.steps[at], device, stream, bases))
+            return at + 1
+
+        return forward if watch is None else watched
+
+    def _recording(
+        self, bound: _Bound, device: Device, stream: Stream, bases: Sequence[Buffer], turn: Turn
+    ) -> Callable[[int], int]:
+        """The same by recordings: all launches up to the next jump or task of the host."""
+        rebased = False
+
+        def plainly(launches: Sequence[_Launch], to: Stream) -> None:
+            nonlocal rebased
+            if not rebased:  # replays need no arguments
+                bound.rebase(bases)
+                rebased = True
+            self._submit(launches, device, to, bases)
+
+        def forward(at: int) -> int:
+            stretch = bound.stretch(at)
+            if bound.recorder is not None:
+                bound.recorder.submit(turn, at, stretch.launches, stream, plainly)
+            return stretch.end
+
+        return forward
+
+    def _submit(
+        self, launches: Sequence[_Launch], device: Device, stream: Stream, bases: Sequence[Buffer]
+    ) -> None:
+        launch = self._library.renderer.launch
+        for run in launches:
+            if run.stale:
+                run.place(bases)
+            launch(device, run.launchable, run.arguments, run.items, run.serial, stream)
 
     def stored(self) -> bytes:
         return json.dumps(self._encoded).encode()

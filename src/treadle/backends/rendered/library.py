@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from treadle.backends.object_cache import ObjectCache
+from treadle.backends.rendered.recording import RecordingCounts
 from treadle.backends.rendering import Launchable, Renderer
 from treadle.base.errors import CompileError
 from treadle.runtime.api import Device
@@ -29,12 +30,14 @@ class Library:
     Attributes:
         compiled: how many sources were compiled for it so far.
         cache: what is on disk.
+        recordings: what its programs have recorded so far.
     """
 
     def __init__(self, renderer: Renderer, cache: ObjectCache) -> None:
         self.renderer = renderer
         self.cache = cache
         self.compiled = 0
+        self.recordings = RecordingCounts()
         self._home: dict[str, str] = {}
         self._binaries: dict[str, bytes] = {}
         self._lock = threading.RLock()

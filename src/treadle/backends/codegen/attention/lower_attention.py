@@ -44,7 +44,7 @@ ENOUGH_ITEMS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class _Views:
+class Views:
     """Where the operands and results of one call lie; None for a result nobody wants."""
 
     inputs: tuple[Strided, ...]
@@ -60,15 +60,26 @@ def lower_attention(
     target: Target,
 ) -> Lowered | Support:
     """Attention of dense operands."""
+    return _lower(op, dense_views(op, types), target)
+
+
+def dense_views(op: Attention | AttentionGrad, types: tuple[TensorType, ...]) -> Views:
+    """Arrays in row-major order."""
     inputs = tuple(dense(i, t.shape) for i, t in enumerate(types))
     outputs = tuple(dense(i, t.shape) for i, t in enumerate(op.infer(*types)))
-    return _lower(op, _Views(inputs, outputs, types), target)
+    return Views(inputs, outputs, types)
 
 
 def lower_body(
     body: Graph, types: tuple[TensorType, ...], frozen: tuple[bool, ...], target: Target
 ) -> Lowered | Support:
     """One attention or attention gradient with nothing but movement before and after it."""
+    found = read_body(body)
+    return found if isinstance(found, Support) else _lower(*found, target)
+
+
+def read_body(body: Graph) -> tuple[Attention | AttentionGrad, Views] | Support:
+    """The one attention of a body that holds but movement besides, and where its arrays lie."""
     found = [
         (node, op) for node in body.nodes if isinstance(op := node.op, Attention | AttentionGrad)
     ]
@@ -81,12 +92,12 @@ def lower_body(
     outputs = _outputs(body, node)
     if isinstance(outputs, Support):
         return outputs
-    views = _Views(
+    views = Views(
         tuple(view for view in inputs if view is not None),
         outputs,
         tuple(v.type for v in node.inputs),
     )
-    return _lower(op, views, target)
+    return op, views
 
 
 def _outputs(body: Graph, node: Node) -> tuple[Strided | None, ...] | Support:
@@ -143,7 +154,7 @@ def _lower_fused(
 LOWERINGS["fused.attention"] = _lower_fused
 
 
-def _lower(op: Attention | AttentionGrad, views: _Views, target: Target) -> Lowered | Support:
+def _lower(op: Attention | AttentionGrad, views: Views, target: Target) -> Lowered | Support:
     """The launch for operands and results that lie where `views` says."""
     if max(extents(t.shape)[-1] for t in views.types[:3]) > MOST_COLUMNS:
         return no("size-limit", f"heads of more than {MOST_COLUMNS} columns are not generated")
@@ -177,7 +188,7 @@ class _Stack:
 class _Call:
     """Sizes, arguments and schedule of one call."""
 
-    def __init__(self, op: Attention | AttentionGrad, views: _Views, target: Target) -> None:
+    def __init__(self, op: Attention | AttentionGrad, views: Views, target: Target) -> None:
         self.op = op
         self.views = views
         self.target = target
@@ -186,10 +197,10 @@ class _Call:
         self.dtype: DType = views.types[0].dtype
         self.queries, self.d = shapes[0][-2:]
         self.keys, self.e = shapes[2][-2:]
-        self.batch = _broadcast([s[:-2] for s in shapes[:3]])
+        self.batch = broadcast_batch([s[:-2] for s in shapes[:3]])
         self.mask = views.types[count].dtype if len(shapes) > count else None
         self.stacks = self._stacks(count)
-        self.axes = _merge(self.batch, [s.view for s in self.stacks])
+        self.axes = merged(self.batch, [s.view for s in self.stacks])
         self.entries = math.prod(self.batch)
 
     def _stacks(self, count: int) -> list[_Stack]:
@@ -293,30 +304,30 @@ def _chunks(p: Problem, most: int, queries: int, entries: int) -> tuple[int, int
 
 
 @dataclass(frozen=True, slots=True)
-class _Axis:
+class Axis:
     """A batch axis and the stride along it of each operand and result."""
 
     extent: int
     strides: tuple[int, ...]
 
 
-def _merge(batch: tuple[int, ...], stacks: Sequence[Strided]) -> list[_Axis]:
+def merged(batch: tuple[int, ...], stacks: Sequence[Strided]) -> list[Axis]:
     """The batch with as few axes as all strides allow, and at least one."""
-    merged: list[_Axis] = []
+    found: list[Axis] = []
     for i, extent in enumerate(batch):
-        axis = _Axis(extent, tuple(s.strides[i] for s in stacks))
+        axis = Axis(extent, tuple(s.strides[i] for s in stacks))
         if extent == 1:
             continue
-        if merged and all(
+        if found and all(
             outer == inner * extent
-            for outer, inner in zip(merged[-1].strides, axis.strides, strict=True)
+            for outer, inner in zip(found[-1].strides, axis.strides, strict=True)
         ):
-            axis = _Axis(merged.pop().extent * extent, axis.strides)
-        merged.append(axis)
-    return merged or [_Axis(1, (0,) * len(stacks))]
+            axis = Axis(found.pop().extent * extent, axis.strides)
+        found.append(axis)
+    return found or [Axis(1, (0,) * len(stacks))]
 
 
-def _broadcast(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+def broadcast_batch(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
     """The shape that all of these broadcast to; they are known to fit."""
     rank = max(map(len, shapes))
     filled = [(1,) * (rank - len(s)) + s for s in shapes]

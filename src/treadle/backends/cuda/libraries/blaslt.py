@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from treadle.backends.cuda.device import CudaDevice, CudaStream
-from treadle.backends.cuda.libraries.products import Layout, Product
+from treadle.backends.cuda.libraries.products import Layout, Product, parsed
 from treadle.backends.rendering import Argument
 from treadle.base import dtype as dt
 from treadle.base.dtype import DType
@@ -160,6 +160,7 @@ class ProductLaunchable:
     """A product in a program."""
 
     __slots__ = ("library", "product")
+    recordable = True
 
     def __init__(self, product: Product, library: BlasLt) -> None:
         self.product = product
@@ -170,7 +171,12 @@ class ProductLaunchable:
         places = [a if isinstance(a, int) else a[0].address + a[1] for a in arguments]
         result, x, y = places
         fast = CUDA_TF32.get() == "1"
-        device.call(lambda: self.library.multiply(self.product, x, y, result, stream, fast))
+
+        def work() -> None:
+            device.gpu.select()
+            self.library.multiply(self.product, x, y, result, stream, fast)
+
+        device.call(work)
 
 
 _OPEN: dict[int, tuple[CudaDevice, BlasLt]] = {}
@@ -182,6 +188,16 @@ def library_of(device: CudaDevice) -> BlasLt:
     with _LOCK:
         found = _OPEN.get(id(device))
         if found is None or found[0] is not device:
-            bindings: Any = importlib.import_module(BINDINGS)
-            found = _OPEN[id(device)] = device, device.call(lambda: BlasLt(bindings))
+            found = _OPEN[id(device)] = device, device.call(lambda: _opened(device))
         return found[1]
+
+
+def _opened(device: CudaDevice) -> BlasLt:
+    bindings: Any = importlib.import_module(BINDINGS)
+    device.gpu.select()
+    return BlasLt(bindings)
+
+
+def launchable(device: CudaDevice, symbol: str) -> ProductLaunchable:
+    """What launches the product of a symbol."""
+    return ProductLaunchable(parsed(symbol), library_of(device))

@@ -1,15 +1,18 @@
-"""Products in programs: launches of the library, and generated kernels for what goes with them."""
+"""Products and convolutions in programs: calls, and generated kernels for what goes with them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from treadle.backends.api import Support, no
 from treadle.backends.codegen.contraction.body import anchor_of
 from treadle.backends.codegen.loops import lower_loops
 from treadle.backends.codegen.target import Target
 from treadle.backends.codegen.views import extents, strided_input
-from treadle.backends.cuda.libraries.convolutions import lower_convolution
+from treadle.backends.cuda.libraries import convolutions
+from treadle.backends.cuda.libraries.cudnn import convolutions as whole
+from treadle.backends.cuda.libraries.cudnn.convolutions import Accepts
 from treadle.backends.cuda.libraries.joining import Joining
 from treadle.backends.cuda.libraries.products import Sizes, View, calls_of
 from treadle.backends.program import Lowered, Ref
@@ -24,14 +27,29 @@ from treadle.ops.op import Op
 CONVOLUTIONS = (Conv, ConvGradInput, ConvGradWeight)
 
 
-def lower_product(op: Op, types: Sequence[TensorType], target: Target) -> Lowered | Support:
-    """A product or convolution, alone or in a group, by the library; or why it is not."""
+@dataclass(frozen=True, slots=True)
+class Offers:
+    """What is there.
+
+    Attributes:
+        products: whether cuBLASLt computes products.
+        accepts: which calls cuDNN has a plan for; None where it is not installed.
+    """
+
+    products: bool
+    accepts: Accepts | None
+
+
+def lower_product(
+    op: Op, types: Sequence[TensorType], target: Target, offers: Offers
+) -> Lowered | Support:
+    """A product or convolution, alone or in a group, by a library; or why it is not."""
     if isinstance(op, (Matmul, *CONVOLUTIONS)):
         body = trace_body(op, types, op.name)
     elif isinstance(op, Fused) and op.kind == "contraction" and isinstance(op.body, Graph):
         body = op.body
     else:
-        return no("op", f"cuBLASLt does not compute {op.name}")
+        return no("op", f"no library computes {op.name}")
     if not all(v.type.is_static for v in body.inputs):
         return no("dynamic-shape", "an operand has symbolic extents")
     anchor = anchor_of(body)
@@ -40,7 +58,7 @@ def lower_product(op: Op, types: Sequence[TensorType], target: Target) -> Lowere
     joining = Joining()
     is_alone = body.outputs == (anchor.output,)
     result = Ref("output", 0) if is_alone else joining.workspace(anchor.output.type.nbytes)
-    refusal = _anchored(body, anchor, joining, result, target)
+    refusal = _anchored(body, anchor, joining, result, target, offers)
     if refusal is not None:
         return refusal
     if not is_alone:
@@ -54,18 +72,40 @@ def lower_product(op: Op, types: Sequence[TensorType], target: Target) -> Lowere
 
 
 def _anchored(
-    body: Graph, anchor: Node, joining: Joining, result: Ref, target: Target
+    body: Graph, anchor: Node, joining: Joining, result: Ref, target: Target, offers: Offers
 ) -> Support | None:
     """Add what computes the anchor; why that is not done."""
+    if isinstance(anchor.op, CONVOLUTIONS):
+        return _convolution(body, anchor, joining, result, target, offers)
+    if not offers.products:
+        return no("policy", "cuBLASLt is not installed")
+    return _product(body, anchor, joining, result)
+
+
+def _convolution(
+    body: Graph, anchor: Node, joining: Joining, result: Ref, target: Target, offers: Offers
+) -> Support | None:
+    """By cuDNN, or as a product over columns."""
+    found = [strided_input(body, v) for v in anchor.inputs]
+    views = [v for v in found if v is not None]
+    if len(views) < len(found):
+        return no("layout", "a map or weight is computed within the group")
+    refusal: Support | None = no("policy", "neither cuDNN nor cuBLASLt is installed")
+    if offers.accepts is not None:
+        refusal = whole.lower_convolution(anchor, views, result, joining, offers.accepts)
+    if refusal is None or not offers.products:
+        return refusal
+    if not all(v.is_dense for v in views):
+        return no("layout", "a map or weight is not dense")
+    if any(v.offset for v in views):
+        return no("layout", "a map or weight is a part of another array")
+    sources = [Ref("input", v.index) for v in views]
+    return convolutions.lower_convolution(anchor, sources, result, joining, target)
+
+
+def _product(body: Graph, anchor: Node, joining: Joining, result: Ref) -> Support | None:
+    """By cuBLASLt."""
     op = anchor.op
-    if isinstance(op, CONVOLUTIONS):
-        views = [strided_input(body, v) for v in anchor.inputs]
-        if not all(v is not None and v.is_dense for v in views):
-            return no("layout", "a map or weight is not dense")
-        sources = [Ref("input", v.index, v.offset) for v in views if v is not None]
-        if any(source.offset for source in sources):
-            return no("layout", "a map or weight is a part of another array")
-        return lower_convolution(anchor, sources, result, joining, target)
     if not isinstance(op, Matmul):
         return no("op", f"cuBLASLt does not compute {op.name}")
     *batch, m, n = extents(anchor.output.type.shape)
