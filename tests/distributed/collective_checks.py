@@ -14,6 +14,7 @@ from treadle.base import dtype as dt
 from treadle.base.errors import NoGradient, ShapeError
 from treadle.base.types import TensorType
 from treadle.ops import collective as co
+from treadle.runtime.comm.board import Board
 from treadle.tensor import Tensor
 
 D = F.distributed
@@ -242,6 +243,23 @@ def check_disagreement_is_an_error_on_all_ranks() -> None:
     with pytest.raises(ShapeError, match="does not split"):
         D.reduce_scatter_sum(mge.tensor(np.zeros(7, np.float32)))
     same(D.all_reduce_sum(mine()), np.sum(arrays(), axis=0))  # and the group goes on
+
+
+def check_ranks_of_several_machines_agree_by_messages() -> None:
+    """As do those that share no memory."""
+    two = dist.get_world_size() == 2
+    # Imported here, for it initializes MPI, which the process that starts the ranks does without.
+    from treadle.runtime.comm.muster import Exchange, Reduction
+
+    muster = dist.WORLD.communicator()._muster
+    board = muster._usual
+    assert isinstance(board, Board)
+    muster._usual = Exchange(muster.comm) if two else Reduction(muster.comm, lasting=True)
+    muster._known.clear()
+    check_reductions_of_every_dtype()
+    check_disagreement_is_an_error_on_all_ranks()
+    muster._usual = board
+    muster._known.clear()
 
 
 def check_ops_know_their_group() -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Any
+from unittest.mock import patch
+
 import numpy as np
 import pytest
 from tests.distributed.collective_checks import D, arrays, gradient, mine, part, same, weights
@@ -10,9 +14,11 @@ import treadle as mge
 import treadle.distributed as dist
 import treadle.functional as F
 import treadle.module as M
+from treadle.engine import cache
 from treadle.engine.options import Options
 from treadle.jit import compile as compiled
 from treadle.optimizer import SGD
+from treadle.runtime.comm import buckets
 from treadle.tensor import Tensor
 
 
@@ -105,3 +111,59 @@ def check_programs_that_differ_are_an_error_on_all_ranks() -> None:
     with pytest.raises(dist.CommunicationError, match="different") as caught:
         step(mine())
     assert "program of 2 collectives: all_gather" in caught.value.saw
+
+
+def check_programs_come_from_the_cache() -> None:
+    """Also where one rank alone has found nothing, or another cut than the others."""
+    r = dist.get_rank()
+    x = mge.tensor(np.full((4, 7), r + 1.0, np.float32))
+    real = cache.fetch
+
+    def ran(how: Any, fetch: Any = real) -> tuple[bool, Any]:
+        """Whether the stages ran in what is a new program to this process, and its results."""
+        buckets._KNOWN.pop(dist.WORLD.communicator(), None)
+
+        def step(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            a, b = F.exp(x), F.sin(x) * 3
+            return D.all_reduce_sum(a) + 1, D.all_reduce_sum(b) * 2, D.all_gather(x)
+
+        with patch.object(cache, "fetch", fetch):
+            stages = (again := compiled(options=Options(reductions=how))(step)).compile(x)
+            found = [y.numpy() for y in again(x)]
+        made = "compile" in stages.report.seconds
+        if r == 0:  # Looking at a program that has run needs nobody else.
+            assert "2 buckets" in stages.explained()
+        return made, found
+
+    def nothing(*args: Any, **kwargs: Any) -> None:
+        return None
+
+    def another(*args: Any, **kwargs: Any) -> Any:
+        found = real(*args, **kwargs)
+        return found and dataclasses.replace(found, cuts=((found.cuts[0][0], ((1, 0),)),))
+
+    made, wanted = ran((1,))
+    for fetch, makes in ((real, False), (nothing, True), (another, True), (real, False)):
+        made, found = ran((1,), fetch if r else real)
+        assert made == makes
+        for ours, theirs in zip(found, wanted, strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+    np.testing.assert_allclose(wanted[0], np.exp(1) + np.exp(2) + 1, rtol=1e-6)
+
+
+def check_a_rank_alone_makes_programs_of_smaller_batches() -> None:
+    """What all have agreed on before is not asked again: the others run what they have."""
+    r = dist.get_rank()
+    w = mge.Parameter(np.ones((3,), np.float32))
+    gm = mge.autodiff.GradManager().attach([w], dist.make_allreduce_cb("sum"))
+
+    @compiled
+    def step(x: Tensor) -> Tensor:
+        with gm:
+            gm.backward((w * x).sum())
+        grad, w.grad = w.grad, None
+        return grad
+
+    for rows, wanted in ((4, 8), (4, 8), (2, 6), (4, 8)):
+        x = mge.tensor(np.ones((rows if r else 4, 3), np.float32))
+        assert step(x).tolist() == [wanted] * 3

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 
 import pytest
-from tests.distributed import collective_checks, program_checks, training_checks
+from tests.distributed import collective_checks, pipeline_checks, program_checks, training_checks
 from tests.distributed.world import checks_of, run_checks
 
 pytestmark = [
@@ -13,7 +13,7 @@ pytestmark = [
     pytest.mark.skipif(not importlib.util.find_spec("mpi4py"), reason="needs the mpi extra"),
 ]
 MODULES = {
-    2: (collective_checks, program_checks, training_checks),
+    2: (collective_checks, program_checks, training_checks, pipeline_checks),
     3: (collective_checks, training_checks),
 }
 

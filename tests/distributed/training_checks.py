@@ -20,6 +20,7 @@ from treadle.autodiff import Function
 from treadle.base.errors import CheckpointError, ShapeError
 from treadle.data import RandomSampler, SequentialSampler
 from treadle.distributed import gradients, helper
+from treadle.engine.options import Options
 from treadle.jit import compile as compiled
 from treadle.module import Module
 from treadle.module.parallel import ColumnParallelLinear, RowParallelLinear
@@ -193,6 +194,63 @@ def check_reductions_begin_while_backward_goes_on() -> None:
             assert first.grad.tolist() == second.grad.tolist() == [2.0 * n] * 4
     # The first time in one bucket; then the last layer's while the first one is differentiated.
     assert happened == ["step", "below", "start", "step", "start", "below", "start"]
+
+
+def check_gradients_travel_as_they_are_named() -> None:
+    """Eager and compiled: one message for each name and dtype, none with others in it."""
+    n, r = dist.get_world_size(), dist.get_rank()
+    params = [Parameter(np.ones((2, 3), np.float32), name=f"p{i}") for i in range(6)]
+    half = Parameter(np.ones(4), dtype="float16", name="p6")
+    names = {"p1": "head", "p4": "head", "p6": "head", "p2": "tail", "p3": "tail"}
+    every = [*params, half]
+    sent: list[str] = []
+    start = gradients._Bucket.start
+
+    def noted(bucket: Any) -> None:
+        sent.append(" ".join([bucket._name, *sorted(str(g.size) for g in bucket._grads)]))
+        start(bucket)
+
+    def step_of(**given: Any) -> Callable[[Tensor], None]:
+        callback = dist.make_allreduce_cb("sum", bucket_of=lambda p: names.get(p.name, ""), **given)
+        gm = mge.autodiff.GradManager().attach(every, callback)
+
+        def step(x: Tensor) -> None:
+            with gm:
+                loss = sum((p * x * k).sum() for k, p in enumerate(params, 1))
+                gm.backward(loss + (half * x.astype("float16")).sum())
+
+        return step
+
+    def run(step: Callable[[Tensor], None]) -> list[str]:
+        for p in every:
+            p.grad = None
+        sent.clear()
+        step(mge.tensor(r + 1.0))
+        for k, p in zip((*range(1, 7), 1), every, strict=True):
+            np.testing.assert_array_equal(p.grad.numpy(), k * n * (n + 1) / 2)
+        return sorted(sent)
+
+    with patch.object(gradients._Bucket, "start", noted):
+        for how, rest in (("auto", [" 6 6"]), ("off", [" 6", " 6"]), ((0.5, 0.5), [" 6", " 6"])):
+            step = step_of(reductions=how)
+            first, then = run(step), run(step)
+            assert run(step) == then  # each begins now when its last gradient is there
+            if how != "auto":
+                assert then == sorted([*rest, "head 4", "head 6 6", "tail 6 6"])
+            assert first[-3:] == ["head 4", "head 6 6", "tail 6 6"]
+    if n == 2:
+        captured = compiled(options=Options(reductions=1))(step_of())
+        stages = captured.lower(mge.tensor(r + 1.0))
+        found = [node.op.count for node in stages.prepared.nodes if "bucket" in node.op.name]
+        assert sorted(found) == [1, 1, 1, 2, 2]
+        run(captured)
+        other = mge.autodiff.GradManager()
+        other.attach(params, dist.make_allreduce_cb("sum", bucket_of=lambda p: f"of {r}"))
+        with pytest.raises(dist.CommunicationError, match="different things"), other:
+            other.backward(sum((p * 2).sum() for p in params))
+            params[0].grad.numpy()
+    with pytest.raises(ValueError, match="reductions='most'"):
+        dist.make_allreduce_cb("sum", reductions="most")
 
 
 def check_higher_gradients_go_through_the_callback() -> None:

@@ -12,6 +12,7 @@ import numpy as np
 
 from treadle import distributed
 from treadle.data.dataset import Dataset
+from treadle.runtime.comm import groups
 
 State = dict[str, Any]
 Samples = Dataset | Sequence[Any]
@@ -48,6 +49,9 @@ class MapSampler(Sampler):
         seed: of the sampler's own generator, which runs on from epoch to epoch. With several
             ranks it must be the same on all, so it is then 0 if None.
 
+    Where ranks are lost (`distributed.shrink`), the next epoch is dealt out to those that are left,
+    unless `world_size` or `rank` is given.
+
     With several ranks every rank gets `num_samples = ceil(total / world_size)` samples: indices
     from the start are repeated until they divide evenly, then dealt out one by one.
 
@@ -74,12 +78,15 @@ class MapSampler(Sampler):
         self.dataset = dataset
         self.batch_size = batch_size
         self.drop_last = drop_last
+        self.follows = world_size is None and rank is None
         self.world_size = distributed.get_world_size() if world_size is None else world_size
         self.rank = distributed.get_rank() if rank is None else rank
         _require_positive("world_size", self.world_size)
         if not 0 <= self.rank < self.world_size:
             raise ValueError(f"rank should be in [0, {self.world_size}), but got rank={rank}")
-        self.num_samples = self._share(len(dataset) if num_samples is None else num_samples)
+        self.total = len(dataset) if num_samples is None else num_samples
+        self.num_samples = self._share(self.total)
+        self._losses, self._left_out = groups.losses(), 0
         self.rng = np.random.RandomState(0 if seed is None and self.world_size > 1 else seed)
 
     def _share(self, total: int) -> int:
@@ -93,10 +100,22 @@ class MapSampler(Sampler):
             )
         return share
 
+    def leave_out(self, count: int) -> None:
+        """Have the next epoch leave out so many samples of its order, over all ranks."""
+        self._left_out = count
+
+    def _follow(self) -> None:
+        """Deal out to the ranks that there are, if some have been lost."""
+        if self.follows and self._losses != groups.losses():
+            self._losses = groups.losses()
+            self.world_size, self.rank = distributed.get_world_size(), distributed.get_rank()
+            self.num_samples = math.ceil(self.total / self.world_size)
+
     def __iter__(self) -> Iterator[list[Any]]:
         return self.batch()
 
     def __len__(self) -> int:
+        self._follow()
         full, rest = divmod(self.num_samples, self.batch_size)
         return full + (rest > 0 and not self.drop_last)
 
@@ -106,14 +125,21 @@ class MapSampler(Sampler):
 
     def scatter(self, indices: Sequence[Any]) -> Sequence[Any]:
         """Return this rank's part of the indices of an epoch."""
-        total = self.num_samples * self.world_size
-        padded = list(islice(cycle(indices), total))
+        return self._dealt(indices, self.num_samples)
+
+    def _dealt(self, indices: Sequence[Any], share: int) -> Sequence[Any]:
+        padded = list(islice(cycle(indices), share * self.world_size))
         return padded[self.rank :: self.world_size]
 
     def batch(self) -> Iterator[list[Any]]:
         """Draw the order of an epoch and cut it into batches."""
+        self._follow()
         indices = self.sample()
-        if self.world_size > 1:
+        done, self._left_out = self._left_out, 0
+        if done:
+            rest = indices[done:]
+            indices = self._dealt(rest, math.ceil(len(rest) / self.world_size))
+        elif self.world_size > 1:
             indices = self.scatter(indices)
         stop = len(indices)
         if self.drop_last:

@@ -29,7 +29,8 @@ from treadle.distributed.group import (
 )
 from treadle.distributed.helper import bcast_list_
 from treadle.distributed.launcher import RankFailed, launcher
-from treadle.runtime.comm.api import CommunicationError
+from treadle.distributed.shrinking import can_shrink, shrink
+from treadle.runtime.comm.api import CommunicationError, RankLost
 
 __all__ = [
     "WORLD",
@@ -38,8 +39,10 @@ __all__ = [
     "CommunicationError",
     "Group",
     "RankFailed",
+    "RankLost",
     "Server",
     "bcast_list_",
+    "can_shrink",
     "functional",
     "get_backend",
     "get_client",
@@ -58,6 +61,7 @@ __all__ = [
     "make_allreduce_cb",
     "new_group",
     "override_backend",
+    "shrink",
     "synchronized",
 ]
 

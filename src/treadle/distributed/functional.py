@@ -8,6 +8,7 @@ with `gm.backward()`. `device` moves the result.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ import numpy as np
 from treadle.autodiff.tape import involve, need_tape, owe
 from treadle.base.dtype import as_dtype
 from treadle.distributed.group import WORLD, Group, get_rank, get_world_size, require_processes
+from treadle.engine.devices import default_device
 from treadle.ops import collective as co
 from treadle.runtime.comm import groups
 from treadle.tensor import Tensor
@@ -36,14 +38,12 @@ __all__ = [
 ]
 
 
-def _joined(group: Group) -> tuple[str, int]:
-    """The group's name and size, once this process is in it; ops make the communicator."""
-    group.communicator()
-    return group.name, group.size
-
-
 def _placed(x: Tensor, device: Any) -> Tensor:
     return x if device is None else x.to(device)
+
+
+_all_reduce = lru_cache(maxsize=1024)(co.AllReduce)
+"""Ops that are found again: making one takes as long as running it."""
 
 
 def collective_comm(inp: Tensor, mode: Any, group: Group, device: Any = None) -> Any:
@@ -60,35 +60,38 @@ def collective_comm(inp: Tensor, mode: Any, group: Group, device: Any = None) ->
     return _MODES[name](inp, group, device)
 
 
-def all_reduce_sum(inp: Tensor, group: Group = WORLD, device: Any = None) -> Tensor:
+def all_reduce_sum(
+    inp: Tensor, group: Group = WORLD, device: Any = None, bucket: str = ""
+) -> Tensor:
     """The sum on every rank.
 
     Args:
         inp: any shape, integers or floats; floats of 16 bits are summed in float32.
         group: the ranks that take part.
         device: where the result goes.
+        bucket: in compiled programs, sums of one name travel together, and no others with them.
 
     Raises:
         AssertionError: this process is in no group, or not in this one.
         CommunicationError: ranks disagree, or do not answer.
     """
-    return _placed(co.AllReduce(*_joined(group), "sum")(inp), device)
+    return _placed(_all_reduce(*group.joined(), "sum", bucket)(inp), device)
 
 
 def all_reduce_max(inp: Tensor, group: Group = WORLD, device: Any = None) -> Tensor:
     """The largest elements on every rank; has no gradient. Raises as `all_reduce_sum`."""
-    return _placed(co.AllReduce(*_joined(group), "max")(inp), device)
+    return _placed(_all_reduce(*group.joined(), "max")(inp), device)
 
 
 def all_reduce_min(inp: Tensor, group: Group = WORLD, device: Any = None) -> Tensor:
     """The smallest elements on every rank; has no gradient. Raises as `all_reduce_sum`."""
-    return _placed(co.AllReduce(*_joined(group), "min")(inp), device)
+    return _placed(_all_reduce(*group.joined(), "min")(inp), device)
 
 
 def reduce_sum(inp: Tensor, group: Group = WORLD, device: Any = None) -> Tensor | None:
     """The sum on the group's first rank, None on the others. Raises as `all_reduce_sum`."""
     need_tape()
-    total = co.ReduceTo(*_joined(group))(inp)
+    total = co.ReduceTo(*group.joined())(inp)
     return _for_first(total, group, device)
 
 
@@ -105,13 +108,13 @@ def broadcast(inp: Tensor | None, group: Group = WORLD, device: Any = None) -> T
 
     Raises as `all_reduce_sum`.
     """
-    name, size = _joined(group)
+    name, size = group.joined()
     return _placed(co.BroadcastRank(name, size)(_like_first(inp, group)), device)
 
 
 def all_gather(inp: Tensor, group: Group = WORLD, device: Any = None, axis: int = 0) -> Tensor:
     """Tensors of all ranks, joined along an axis in rank order. Raises as `all_reduce_sum`."""
-    return _placed(co.AllGather(*_joined(group), _axis(axis, inp))(inp), device)
+    return _placed(co.AllGather(*group.joined(), _axis(axis, inp))(inp), device)
 
 
 def reduce_scatter_sum(
@@ -121,7 +124,7 @@ def reduce_scatter_sum(
 
     Raises `ShapeError` where the axis does not divide evenly, else as `all_reduce_sum`.
     """
-    return _placed(co.ReduceScatter(*_joined(group), _axis(axis, inp))(inp), device)
+    return _placed(co.ReduceScatter(*group.joined(), _axis(axis, inp))(inp), device)
 
 
 def gather(inp: Tensor, group: Group = WORLD, device: Any = None, axis: int = 0) -> Tensor | None:
@@ -130,7 +133,7 @@ def gather(inp: Tensor, group: Group = WORLD, device: Any = None, axis: int = 0)
     Raises as `all_reduce_sum`.
     """
     need_tape()
-    joined = co.GatherTo(*_joined(group), 0, _axis(axis, inp))(inp)
+    joined = co.GatherTo(*group.joined(), 0, _axis(axis, inp))(inp)
     return _for_first(joined, group, device)
 
 
@@ -139,7 +142,7 @@ def scatter(inp: Tensor | None, group: Group = WORLD, device: Any = None, axis: 
 
     Raises `ShapeError` where the axis does not divide evenly, else as `all_reduce_sum`.
     """
-    name, size = _joined(group)
+    name, size = group.joined()
     whole = _like_first(inp, group)
     return _placed(co.ScatterFrom(name, size, 0, _axis(axis, whole))(whole), device)
 
@@ -156,7 +159,7 @@ def all_to_all(
     Raises `ShapeError` where the axis does not divide evenly, else as `all_reduce_sum`.
     """
     split, joined = _axis(split_axis, inp), _axis(concat_axis, inp)
-    return _placed(co.AllToAll(*_joined(group), split, joined)(inp), device)
+    return _placed(co.AllToAll(*group.joined(), split, joined)(inp), device)
 
 
 def _axis(axis: int, x: Tensor) -> int:
@@ -191,7 +194,7 @@ def remote_recv(src_rank: int, device: Any = None, inp: Tensor | None = None) ->
     """
     need_tape()
     world = _other(src_rank)
-    shape, dtype, traced = world.recv_value(src_rank)
+    shape, dtype, traced, _ = world.recv_value(src_rank)
     token = _stand_in((0,), dtype, traced)
     received = co.Recv(groups.WORLD, world.size, src_rank, tuple(shape), as_dtype(dtype))(token)
     return _placed(received, device)
@@ -207,9 +210,9 @@ def _other(rank: int) -> Any:
 # -- ranks that have nothing to give -------------------------------------------------------------
 
 
-def _described(x: Tensor) -> tuple[tuple[int, ...], str, bool]:
-    """Shape, element type, and whether its gradient is wanted."""
-    return x.shape, x._kind.dtype.name, x._trace is not None
+def _described(x: Tensor) -> tuple[tuple[int, ...], str, bool, bool]:
+    """Shape, element type, whether its gradient is wanted, and whether it is on the host."""
+    return x.shape, x._kind.dtype.name, x._trace is not None, x._kind.device.on_host
 
 
 def _like_first(inp: Tensor | None, group: Group) -> Tensor:
@@ -228,8 +231,10 @@ def _like_first(inp: Tensor | None, group: Group) -> Tensor:
         raise TypeError(f"the first rank of {group.proc_ranks} has to pass a tensor, got None")
     if comm.rank == 0 and inp is not None:
         return inp
-    shape, dtype, traced = told
-    return _stand_in(shape, dtype, traced, None if inp is None else str(inp.device))
+    shape, dtype, traced, on_host = told
+    # What is on the host on one rank and on a device on others travels by no library.
+    near = "cpux" if on_host and not default_device().on_host else None
+    return _stand_in(shape, dtype, traced, near if inp is None else str(inp.device))
 
 
 def _stand_in(

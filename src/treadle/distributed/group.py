@@ -7,6 +7,7 @@ import importlib
 import math
 import sys
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, ParamSpec, TypeVar
@@ -17,13 +18,14 @@ from treadle.backends.program import Compiler
 from treadle.base.env import foreign
 from treadle.base.log import set_log_prefix
 from treadle.device import get_device_count, set_default_device
+from treadle.distributed import carrying
 from treadle.distributed.streams import RankStream
-from treadle.engine.devices import leave_notice_to_others
+from treadle.engine.devices import default_device, leave_notice_to_others
 from treadle.engine.homes import find_compiler
 from treadle.engine.options import Options
 from treadle.ops.op import Array
 from treadle.random import seed
-from treadle.runtime.comm import groups
+from treadle.runtime.comm import carriers, groups
 from treadle.runtime.comm.api import CommunicationError, Communicator
 from treadle.runtime.comm.loopback import Loopback
 
@@ -33,7 +35,8 @@ R = TypeVar("R")
 _LARGE = 1 << 16
 """Bytes from which on memory is worth keeping."""
 BACKENDS = ("nccl", "rccl", "cncl", "hccl", "mpi", "auto")
-"""Names that MegEngine's programs use. Arrays on the host travel by MPI under each of them."""
+"""Names that MegEngine's programs use. Arrays on the host travel by MPI under each of them, arrays
+of GPUs by NCCL under all but "mpi"."""
 
 
 class Group:
@@ -52,7 +55,9 @@ class Group:
 
     def reset(self, proc_ranks: Sequence[int] | None) -> None:
         """Make the group consist of other ranks."""
+        self._joined: tuple[Any, tuple[str, int]] | None = None
         self.proc_ranks = None if proc_ranks is None else list(proc_ranks)
+        self._losses = groups.losses()
         if self.proc_ranks is not None and groups.world() is not None:
             self.check(self.proc_ranks)
 
@@ -75,22 +80,30 @@ class Group:
     @property
     def size(self) -> int:
         """Number of processes."""
-        return get_world_size() if self.proc_ranks is None else len(self.proc_ranks)
+        return len(self._ranks)
 
     @property
     def key(self) -> str:
         """The ranks as text."""
-        return groups.name_of(self._ranks)
+        return ",".join(map(str, self._ranks))
 
     @property
     def _ranks(self) -> list[int]:
-        return list(range(get_world_size())) if self.proc_ranks is None else self.proc_ranks
+        if self.proc_ranks is None:
+            return list(range(get_world_size()))
+        if self._losses != groups.losses():
+            raise CommunicationError(
+                "group",
+                f"the group of ranks {self.proc_ranks} was made before ranks were lost",
+                hint="ranks have other numbers now: make it anew with distributed.new_group",
+            )
+        return self.proc_ranks
 
     @property
     def name(self) -> str:
         """What ops call the group."""
         everybody = self._ranks == list(range(get_world_size()))
-        return groups.WORLD if everybody else self.key
+        return groups.WORLD if everybody else groups.name_of(self._ranks)
 
     @property
     def rank(self) -> int:
@@ -99,15 +112,27 @@ class Group:
 
     @property
     def comp_node(self) -> str:
-        """The device collectives run on, which is the host."""
+        """The device collectives run on: a GPU where NCCL carries its arrays, else the host."""
         require_processes()
-        return "cpux:0"
+        return str(default_device()) if carrying.carries(self.name) else carrying.HOST
 
     @property
     def is_single_machine(self) -> bool:
         """Whether all processes are on one machine."""
         world = groups.world()
         return world is None or len({world.machines[r] for r in self._ranks}) == 1
+
+    def joined(self) -> tuple[str, int]:
+        """Its name and size, by which ops know it; this process joins it first.
+
+        Raises:
+            AssertionError: this process is in no group, or not in this one.
+        """
+        known, world = self._joined, groups.world()
+        if known is None or known[0]() is not world:
+            self.communicator()
+            self._joined = known = weakref.ref(world), (self.name, self.size)
+        return known[1]
 
     def communicator(self) -> Communicator:
         """What its members talk through; made at the first call, which all of them make.
@@ -200,7 +225,8 @@ def init_process_group(
         world_size: number of processes; the job's if None.
         rank: this process's number; its number in the job if None.
         device: number of its device; that of its place on the machine if None.
-        backend: "auto", "mpi", or a name of MegEngine's.
+        backend: "mpi" takes arrays of GPUs through the host; under "auto" and MegEngine's names,
+            such as "nccl", NCCL carries them wherever all ranks of a group have it.
         device_type: kind of its device.
 
     Raises:
@@ -222,7 +248,16 @@ def init_process_group(
             hint=f"start with: mpiexec -n {world_size} python -m mpi4py script.py",
         )
     world: Communicator = mpi().open_world(rank, memory) if found > 1 else Loopback()
+    carrying.prefer(backend)
     _settle(world, device, device_type, port)
+
+
+_DEVICE: list[Any] = ["", 0]
+
+
+def own_device() -> tuple[str, int]:
+    """Kind and number of the device that this process has joined with; no kind for the host."""
+    return _DEVICE[0], _DEVICE[1]
 
 
 def memory(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
@@ -254,8 +289,11 @@ def _settle(world: Communicator, device: int | None, device_type: str, port: int
         # the program was started.
         mpi().abort_on_exceptions()
     gpus = get_device_count("gpu") if device_type in ("xpu", "gpu") else 0
+    index = (get_local_device_id() if device is None else device) % max(gpus, 1)
     if gpus:
-        set_default_device(f"gpu{(get_local_device_id() if device is None else device) % gpus}")
+        set_default_device(f"gpu{index}")
+    _DEVICE[:] = "gpu" if gpus else "", index
+    carrying.meet(world, *own_device())
 
 
 def leave() -> None:
@@ -305,12 +343,13 @@ def get_local_device_id() -> int:
 
 
 def get_backend() -> str:
-    """What carries messages: "mpi", or "loopback" in a group of one.
+    """What carries messages: "mpi", "loopback" in a group of one, "nccl" for arrays of GPUs.
 
     Raises:
         AssertionError: outside of a group.
     """
-    return require_processes().engine
+    engine = require_processes().engine
+    return carriers.NCCL if carrying.carries(groups.WORLD) else engine
 
 
 def get_py_server_addr() -> tuple[str, int]:
@@ -366,19 +405,22 @@ def check_backend(name: str) -> None:
 
 @contextmanager
 def override_backend(new_backend: str) -> Iterator[None]:
-    """Use another library of collectives within a block; host arrays travel by MPI in any case.
+    """Use another library of collectives within a block, on all ranks alike.
+
+    "mpi" takes arrays of GPUs through the host. Arrays on the host travel by MPI in any case.
 
     Raises:
         ValueError: an unknown name.
     """
     check_backend(new_backend)
     package = importlib.import_module("treadle.distributed")
-    before = package.backend
+    before, held = package.backend, carrying.prefer(new_backend)
     vars(package)["backend"] = new_backend
     try:
         yield
     finally:
         vars(package)["backend"] = before
+        carriers.hold(held)
 
 
 def group_start() -> None:

@@ -12,6 +12,7 @@ import fcntl
 import importlib
 import os
 import pickle
+import re
 import shutil
 import signal
 import subprocess
@@ -118,12 +119,35 @@ def mpiexec() -> str:
     return found
 
 
-def command(count: int, *program: str) -> list[str]:
-    """The command line that runs a program of Python in `count` ranks."""
-    return [mpiexec(), "-n", str(count), sys.executable, "-m", "mpi4py", *program]
+def command(count: int, *program: str, shrinks: bool = False) -> list[str]:
+    """The command line that runs a program of Python in `count` ranks.
+
+    Raises:
+        CommunicationError: there is no command that starts ranks, or it cannot start such as
+            outlive others where the job is to shrink.
+    """
+    starter = mpiexec()
+    flags = ["--with-ft", "ulfm"] if shrinks else []
+    if shrinks:
+        _require_ulfm(starter)
+    return [starter, *flags, "-n", str(count), sys.executable, "-m", "mpi4py", *program]
 
 
-def environment(count: int) -> dict[str, str]:
+def _require_ulfm(starter: str) -> None:
+    """Only Open MPI has its fault tolerance, from version 5 on."""
+    said = subprocess.run([starter, "--version"], capture_output=True, text=True, check=False)
+    version = re.search(r"\(Open MPI\) (\d+)", said.stdout)
+    if version is None or int(version[1]) < 5:
+        raise CommunicationError(
+            "launcher",
+            "this MPI cannot go on without some of its ranks",
+            saw=(said.stdout or said.stderr).strip().partition("\n")[0],
+            hint='install Open MPI 5 (pip install "treadle[mpi]"), or leave on_failure at "end" '
+            "and resume from the last checkpoint",
+        )
+
+
+def environment(count: int, shrinks: bool = False) -> dict[str, str]:
     """The environment of ranks on this machine.
 
     Open MPI is told to start more ranks than cores, to leave threads where the system puts them,
@@ -137,6 +161,8 @@ def environment(count: int) -> dict[str, str]:
         "OMPI_MCA_pml": "ob1",
         "OMPI_MCA_btl": "self,sm" if _shares_memory() else "self,tcp",
     }
+    if shrinks:  # The end of a job with lost ranks waits for them now and then, unless told not to.
+        changes["OMPI_MCA_async_mpi_finalize"] = "1"
     if os.geteuid() == 0:  # As root, containers' usual user, it starts nothing unless told so.
         for library in ("OMPI", "PRTE"):
             changes[f"{library}_ALLOW_RUN_AS_ROOT"] = "1"
@@ -158,28 +184,35 @@ def _shares_memory() -> bool:
         return False
 
 
-def run_ranks(function: Callable[..., Any], args: Any, kwargs: Any, count: int) -> list[Any]:
+def run_ranks(
+    function: Callable[..., Any], args: Any, kwargs: Any, count: int, shrinks: bool = False
+) -> list[Any]:
     """Call a function in `count` new processes that are a group; what it returns, by rank.
+
+    Args:
+        function, args, kwargs: the call.
+        count: processes.
+        shrinks: whether those that are left go on where some are killed.
 
     Raises:
         RankFailed: a rank raised, was killed or ended early; all others have been ended.
         CommunicationError: MPI is missing, or the function cannot be sent.
     """
     data = _pickled(function, args, kwargs, count)
-    started = command(count, "-m", "treadle.distributed.worker")
+    started = command(count, "-m", "treadle.distributed.worker", shrinks=shrinks)
     with tempfile.TemporaryDirectory(prefix="treadle-job-") as path:
         folder = JobFolder(path)
         JobFolder.write(folder.call, data)
         lock = hold(folder.launcher)
         try:
-            with _running([*started, path], environment(count)) as (process, tail):
+            with _running([*started, path], environment(count, shrinks)) as (process, tail):
                 while process.poll() is None:
                     time.sleep(_POLL)
         finally:
             if lock is not None:
                 lock.close()
             _bury(folder, count)
-        return _results(folder, count, process.returncode, tail)
+        return _results(folder, count, process.returncode, tail, shrinks)
 
 
 def _pickled(function: Callable[..., Any], args: Any, kwargs: Any, count: int) -> bytes:
@@ -285,15 +318,18 @@ def _left_after(seconds: float, locks: list[Path]) -> list[Path]:
     return locks
 
 
-def _results(folder: JobFolder, count: int, status: int, tail: deque[str]) -> list[Any]:
+def _results(
+    folder: JobFolder, count: int, status: int, tail: deque[str], shrinks: bool
+) -> list[Any]:
     """What the ranks returned, or the first one's exception."""
     failed = [path for r in range(count) if (path := folder.failure(r)).exists()]
     if failed:  # The first one; others may have failed for want of it.
         first = min(failed, key=lambda path: path.stat().st_mtime_ns)
         failure: Failure = pickle.loads(first.read_bytes())
         raise _failed(failure) from _exception(failure)
-    missing = [r for r in range(count) if not folder.result(r).exists()]
-    if status or missing:
+    found = [r for r in range(count) if folder.result(r).exists()]
+    missing = [r for r in range(count) if r not in found]
+    if (status or missing) and not (shrinks and found):
         raise RankFailed(
             "launcher",
             f"the job ended with status {status}, and rank{'s' * (len(missing) > 1)} "
@@ -301,7 +337,7 @@ def _results(folder: JobFolder, count: int, status: int, tail: deque[str]) -> li
             saw="".join(line for line in tail if line.strip()).strip(),
             hint="a rank was killed, ran out of memory, or called exit()",
         )
-    return [pickle.loads(folder.result(r).read_bytes()) for r in range(count)]
+    return [pickle.loads(folder.result(r).read_bytes()) for r in found]
 
 
 def _failed(failure: Failure) -> RankFailed:

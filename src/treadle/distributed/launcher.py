@@ -8,7 +8,13 @@ from collections.abc import Callable
 from typing import Any
 
 from treadle.device import get_device_count
-from treadle.distributed.group import check_backend, init_process_group, job_size
+from treadle.distributed.group import (
+    check_backend,
+    init_process_group,
+    job_size,
+    require_processes,
+)
+from treadle.distributed.shrinking import require_resilience
 from treadle.runtime.comm import groups
 from treadle.runtime.comm.api import CommunicationError
 
@@ -36,6 +42,10 @@ class launcher:
             started with `mpiexec` or `srun` here, so that they say nothing.
         device_type: kind of device to count.
         backend: see `override_backend`.
+        on_failure: what becomes of the job when a process is killed: "end" ends all others;
+            "shrink" has their collectives raise `RankLost`, after which `shrink` and
+            `trainer.Elastic` go on without it. Results are then of those that are left. An
+            exception ends the job in any case.
 
     Raises:
         RankFailed: at the call: a process raised or was killed. All others have been ended.
@@ -52,8 +62,12 @@ class launcher:
         port: int = 0,
         device_type: str = "xpu",
         backend: str = "nccl",
+        on_failure: str = "end",
     ) -> None:
         check_backend(backend)
+        if on_failure not in ("end", "shrink"):
+            raise ValueError(f"on_failure must be 'end' or 'shrink', got {on_failure!r}")
+        self.on_failure = on_failure
         self.device_type = device_type
         self.asked = n_gpus if world_size is None else world_size
         found = get_device_count("gpu" if device_type == "xpu" else device_type)
@@ -85,7 +99,8 @@ class launcher:
                 hint=f"mpiexec -n {self.world_size} --hostfile hosts python -m mpi4py script.py",
             )
         launch = importlib.import_module("treadle.distributed.launch")
-        results: list[Any] = launch.run_ranks(self.func, args, kwargs, self.n_gpus)
+        shrinks = self.on_failure == "shrink"
+        results: list[Any] = launch.run_ranks(self.func, args, kwargs, self.n_gpus, shrinks)
         return results
 
     def _within(self, args: Any, kwargs: Any) -> list[Any]:
@@ -100,4 +115,7 @@ class launcher:
                 saw="" if world is None else f"a job of {world.size}",
                 hint="start the job with as many processes, or leave the number out",
             )
-        return world.exchange(self.func(*args, **kwargs))
+        if self.on_failure == "shrink" and world.size > 1:
+            require_resilience("launcher")
+        result = self.func(*args, **kwargs)
+        return require_processes().exchange(result)  # which may be fewer by now

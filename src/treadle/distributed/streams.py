@@ -18,7 +18,7 @@ class RankStream(io.TextIOBase):
     def __init__(self, target: TextIO, prefix: str) -> None:
         super().__init__()
         self._target = target
-        self._prefix = prefix
+        self.prefix = prefix
         self._rest = ""
         self._lock = threading.Lock()
 
@@ -46,7 +46,7 @@ class RankStream(io.TextIOBase):
             *lines, self._rest = (self._rest + text).split("\n")
             if lines:
                 shown = (line.rstrip("\r").rpartition("\r")[2] for line in lines)
-                self._target.write("".join(f"{self._prefix}{line}\n" for line in shown))
+                self._target.write("".join(f"{self.prefix}{line}\n" for line in shown))
                 self._target.flush()
         return len(text)
 
@@ -64,6 +64,14 @@ def name_lines(rank: int) -> None:
     """Have what this process prints from now on say its rank."""
     prefix = f"[rank {rank}] "
     sys.stdout, sys.stderr = RankStream(sys.stdout, prefix), RankStream(sys.stderr, prefix)
+
+
+def rename_lines(rank: int) -> bool:
+    """Have lines say another rank from now on; whether they said one."""
+    named = [s for s in (sys.stdout, sys.stderr) if isinstance(s, RankStream)]
+    for stream in named:
+        stream.prefix = f"[rank {rank}] "
+    return bool(named)
 
 
 def finish_lines() -> None:

@@ -14,9 +14,10 @@ from typing import Any
 
 import cloudpickle
 
-from treadle.distributed import group, launch
+from treadle.distributed import group, launch, shrinking
 from treadle.distributed.launch import Failure, JobFolder, hold, is_held
 from treadle.distributed.streams import finish_lines, name_lines
+from treadle.runtime.comm import groups
 from treadle.runtime.comm.api import CommunicationError
 
 _LOOK = 0.25
@@ -38,8 +39,10 @@ def main(path: str) -> None:
     try:
         result = _call(folder)
         JobFolder.write(folder.result(rank), cloudpickle.dumps(result))
-        group.leave()
+        shrinking.leave()
         finish_lines()
+        if groups.losses():
+            os._exit(0)  # MPI's own end might wait for ranks that are lost.
     except BaseException as error:
         if isinstance(error, SystemExit) and not error.code:
             raise

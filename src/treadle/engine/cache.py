@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,18 +21,22 @@ from typing import Any
 import numpy as np
 
 from treadle.backends.native_code import Executable
-from treadle.backends.program import Compiler, DeviceExecutable
+from treadle.backends.program import Address, Compiler, DeviceExecutable
 from treadle.base.dtype import as_dtype
 from treadle.base.errors import TreadleError
 from treadle.base.log import get_logger
 from treadle.base.types import TensorType
 from treadle.base.version import VERSION
 from treadle.engine.options import Options
-from treadle.engine.plan import Interface, Loaded, MemoryPlan, Plan, Pool
+from treadle.engine.plan import HostTask, Interface, Loaded, MemoryPlan, Plan, Pool
 from treadle.graph.ir import Graph, regions_of
+from treadle.ops import REGISTRY
+from treadle.ops.collective import Collective
 from treadle.runtime.host import memory
 
-FORMAT = 1
+Cuts = tuple[tuple[str, tuple[tuple[int, ...], ...]], ...]
+"""As in `CompileReport.cuts`."""
+FORMAT = 2
 """Part of every key: raised when the meaning of an entry changes."""
 
 
@@ -41,13 +46,16 @@ class Entry:
 
     loaded: Loaded[Any]
     results: tuple[TensorType, ...]
+    cuts: Cuts = ()
 
 
-def key_of(graph: Graph, interface: Interface, options: Options, compiler: Compiler) -> str:
+def key_of(
+    graph: Graph, interface: Interface, options: Options, compiler: Compiler, settings: str = ""
+) -> str:
     """The name of a graph's program; equal programs have equal names in every process.
 
     It is "" for a program that is not kept, because it has ops from outside of Treadle: nobody
-    would see that their code has changed.
+    would see that their code has changed. `settings` says what else it depends on.
     """
     if not _is_own(graph):
         return ""
@@ -58,6 +66,7 @@ def key_of(graph: Graph, interface: Interface, options: Options, compiler: Compi
         graph.digest,
         repr(interface),
         repr(options),
+        settings,
     )
     return hashlib.sha256("\n".join(parts).encode()).hexdigest() + ".program"
 
@@ -92,12 +101,11 @@ def _files(folder: Path) -> Iterator[str]:
 # -- writing -----------------------------------------------------------------------------------
 
 
-def save(
-    key: str, loaded: Loaded[Any], results: tuple[TensorType, ...], compiler: Compiler
-) -> None:
-    """Keep a program; one that returns to Python for some ops is not kept."""
+def save(key: str, entry: Entry, compiler: Compiler) -> None:
+    """Keep a program; one that returns to Python for other ops than collectives is not kept."""
+    loaded = entry.loaded
     plan = loaded.plan
-    if plan.host or not key:
+    if not key or not all(map(_is_kept, plan.host)):
         return
     main = loaded.main.stored()
     prelude = b"" if loaded.prelude is None else loaded.prelude.stored()
@@ -109,7 +117,10 @@ def save(
         "launches": plan.launches,
         "updates": plan.updates,
         "memory": [plan.memory.peak, plan.memory.bound, plan.memory.naive],
-        "results": [[t.dtype.name, t.shape] for t in results],
+        "results": [_type_data(t) for t in entry.results],
+        "host": [_task_data(task) for task in plan.host],
+        "halts": list(plan.tasks.items()),
+        "cuts": entry.cuts,
         "constants": [[offset, a.nbytes] for offset, a in plan.constants.entries],
         "room": plan.constants.nbytes,
         "main": len(main),
@@ -117,6 +128,24 @@ def save(
     }
     text = json.dumps(head).encode()
     compiler.save(key, b"\n".join((text, b"".join((main, prelude, *arrays)))))
+
+
+def _is_kept(task: HostTask) -> bool:
+    """Whether a task is a collective whose attributes are numbers and names."""
+    plain = all(type(v) in (int, str) for v in task.op.attributes.values())
+    return isinstance(task.op, Collective) and plain
+
+
+def _task_data(task: HostTask) -> list[Any]:
+    ends = [
+        [[where.base, where.offset, *_type_data(type_)] for where, type_ in side]
+        for side in (task.inputs, task.outputs)
+    ]
+    return [task.op.name, task.op.attributes, *ends, task.engine, task.phase]
+
+
+def _type_data(type_: TensorType) -> list[Any]:
+    return [type_.dtype.name, type_.shape]
 
 
 # -- reading -----------------------------------------------------------------------------------
@@ -158,7 +187,7 @@ def _decode(data: bytes, compiler: Compiler, on_host: bool) -> Entry | None:
     peak, bound, naive = head["memory"]
     plan = Plan(
         (),
-        (),
+        tuple(itertools.starmap(_task, head["host"])),
         head["inputs"],
         head["outputs"],
         Pool(head["room"]),
@@ -167,8 +196,24 @@ def _decode(data: bytes, compiler: Compiler, on_host: bool) -> Entry | None:
         MemoryPlan((), peak, bound, naive),
         tuple((j, i) for j, i in head["updates"]),
         launches=head["launches"],
+        halts=tuple((step, task) for step, task in head["halts"]),
     )
     kept = memory("packed weights", head["kept"] if on_host else 0)
     loaded: Loaded[Any] = Loaded(plan, main, prelude, constants, kept, compiler.empty)
-    results = tuple(TensorType(as_dtype(name), tuple(shape)) for name, shape in head["results"])
-    return Entry(loaded, results)
+    results = tuple(itertools.starmap(_type, head["results"]))
+    cuts = tuple((what, tuple(map(tuple, cut))) for what, cut in head["cuts"])
+    return Entry(loaded, results, cuts)
+
+
+def _task(
+    name: str, attributes: dict[str, Any], inputs: Any, outputs: Any, engine: str, phase: str
+) -> HostTask:
+    ends = [
+        tuple((Address(base, offset), _type(*type_)) for base, offset, *type_ in side)
+        for side in (inputs, outputs)
+    ]
+    return HostTask(REGISTRY[name](**attributes), ends[0], ends[1], engine, phase)
+
+
+def _type(name: str, shape: Sequence[int]) -> TensorType:
+    return TensorType(as_dtype(name), tuple(shape))

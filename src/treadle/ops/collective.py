@@ -98,7 +98,9 @@ class Collective(Op):
                 self.name,
                 f"needs the {self.world} processes of the group {self.group!r}",
                 saw="" if comm is None else f"a group of {comm.size}",
-                hint="start them with distributed.launcher and call init_process_group",
+                hint="ranks were lost since this program was made: capture it anew"
+                if groups.losses()
+                else "start them with distributed.launcher and call init_process_group",
             )
         return comm
 
@@ -136,12 +138,17 @@ class Collective(Op):
 
 @op
 class AllReduce(Collective):
-    """Every process gets the elementwise `kind` ("sum", "mean", "max", "min") of all operands."""
+    """Every process gets the elementwise `kind` ("sum", "mean", "max", "min") of all operands.
+
+    Compiled programs put those of one `bucket` into one message, and no others beside them.
+    """
 
     kind: str = "sum"
+    bucket: str = ""
 
     name = "all_reduce"
     dtypes = dt.REALS
+    shape_free = True
 
     def infer(self, x: TensorType) -> tuple[TensorType, ...]:
         self.check_group(x)
@@ -151,8 +158,10 @@ class AllReduce(Collective):
             )
         return (x,)
 
-    def together(self, comm: Communicator, x: Array) -> Array:
-        return comm.all_reduce(x, self.kind)
+    def reference(self, x: Array) -> Array:
+        if self.world == 1:
+            return np.array(x)
+        return self.communicator().all_reduce(x, self.kind, self)
 
     def vjp(self, at: Pullback[V]) -> tuple[V | None, ...]:
         if self.kind not in ("sum", "mean"):
@@ -166,7 +175,8 @@ class AllReduce(Collective):
         kinds = tuple(
             Sample(cls(kind=k), (Arg((2, 3)),), gradient=k in ("sum", "mean")) for k in REDUCTIONS
         )
-        return (*kinds, *(Sample(cls(), (Arg(s),)) for s in ((), (0, 3), (1, 1))))
+        named = Sample(cls(bucket="head"), (Arg((2, 3)),))
+        return (*kinds, named, *(Sample(cls(), (Arg(s),)) for s in ((), (0, 3), (1, 1))))
 
     @classmethod
     def bad_samples(cls) -> tuple[BadSample, ...]:

@@ -17,10 +17,12 @@ from treadle.base.errors import ShapeError
 from treadle.distributed import WORLD
 from treadle.distributed import Group as Ranks
 from treadle.distributed.helper import get_offsets, param_pack_split
+from treadle.distributed.shrinking import require_all_ranks
 from treadle.functional.tensor import concat, zeros
 from treadle.ops.collective import AllGather, ReduceScatter
 from treadle.optimizer.lamb import LAMB
 from treadle.optimizer.optimizer import Group, Optimizer
+from treadle.runtime.comm.groups import losses
 from treadle.tensor import Parameter, Tensor
 
 
@@ -53,6 +55,7 @@ class ShardedOptimizer:
         reduce_method: str = "mean",
     ) -> None:
         group.communicator()
+        self._losses = losses()
         if reduce_method not in ("mean", "sum"):
             raise ValueError(f"reduce_method must be 'mean' or 'sum', got {reduce_method!r}")
         given: list[Any] = list(params)
@@ -75,6 +78,7 @@ class ShardedOptimizer:
 
     def step(self) -> ShardedOptimizer:
         """Sum gradients, update this rank's parts, and put the parameters together again."""
+        require_all_ranks("ShardedOptimizer", self._losses)
         with no_grad():
             for vector in self._vectors:
                 vector.take_apart()

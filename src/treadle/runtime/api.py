@@ -19,7 +19,9 @@ class DeviceInfo:
     """What a device says about itself.
 
     `memory` is in bytes, `bandwidth` in bytes per second, `flops` in operations per second; 0
-    means unknown. `features` are capability strings such as `"float16"`.
+    means unknown. `features` are capability strings such as `"float16"`. Copies from and to the
+    host take `copy_latency` seconds and `copy_bandwidth` bytes per second; where that is 0 they
+    are measured when somebody wants to know.
     """
 
     name: str
@@ -27,6 +29,8 @@ class DeviceInfo:
     bandwidth: float = 0.0
     flops: float = 0.0
     features: tuple[str, ...] = ()
+    copy_latency: float = 0.0
+    copy_bandwidth: float = 0.0
 
 
 class Event(Protocol):
@@ -63,6 +67,16 @@ class TimedEvent(Event, Protocol):
 
     def since(self, start: Event, /) -> float:
         """Seconds from `start`, an earlier event of the same device; both are done."""
+        ...
+
+
+@runtime_checkable
+class SpanEvent(TimedEvent, Protocol):
+    """Optional: an event that knows when the work right before it ran."""
+
+    def span(self) -> tuple[int, int]:
+        """Start and end, in nanoseconds of the device's clock, of what its stream was given since
+        the event before; the event's own time twice where that is nothing. It is done."""
         ...
 
 
@@ -172,6 +186,28 @@ class QueueDevice(Protocol):
         Memory is freed in the order of the default stream; the framework has that one wait for
         the stream that was in use.
         """
+        ...
+
+
+@runtime_checkable
+class CachingDevice(Protocol):
+    """Optional: a device that keeps freed memory for who allocates next."""
+
+    def cached(self) -> int:
+        """Bytes that it keeps; `memory` counts them as free."""
+        ...
+
+    def drop_cache(self) -> None:
+        """Give them back to where they came from."""
+        ...
+
+
+@runtime_checkable
+class TimingDevice(Protocol):
+    """Optional: a device that knows times, on a queue for the purpose."""
+
+    def timing_stream(self) -> Stream:
+        """A queue whose events are `TimedEvent`s, or better `SpanEvent`s; profiles use it alone."""
         ...
 
 

@@ -239,11 +239,11 @@ class OpenDevice:
         """Copy a host array to a place inside a block."""
         self._check_open()
         if array.nbytes:
-            place = self._piece(block, offset, array.nbytes)
+            place = self.piece(block, offset, array.nbytes)
             self._call(self.raw.copy_in, place, flat_bytes(array), self.stream)
         self._count_upload(array.nbytes)
 
-    def _piece(self, block: Block, offset: int, nbytes: int) -> Buffer:
+    def piece(self, block: Block, offset: int, nbytes: int) -> Buffer:
         """The memory at a place inside a block; what a backend gave where it is the start."""
         if not offset:
             return block.buffer
@@ -256,7 +256,7 @@ class OpenDevice:
         """Fill a dense host array from a block, from `offset` bytes on."""
         self._check_open()
         if into.nbytes:
-            place = self._piece(block, offset, into.nbytes)
+            place = self.piece(block, offset, into.nbytes)
             self._call(self.raw.copy_out, flat_bytes(into), place, self.stream)
             self.recent.clear()  # what was launched before has finished
         with self._counting:
@@ -337,6 +337,18 @@ class OpenDevice:
             ) from error
         finally:
             del error  # or it and this frame would hold each other, and arrays with them
+
+
+def copy_within(device: OpenDevice, source: Block, target: Block, offset: int) -> bool:
+    """Copy a block to a place inside another one of the device; whether it can without the host."""
+    device._check_open()
+    if not isinstance(device.raw, PeerDevice):
+        return False
+    if source.nbytes:
+        place = device.piece(target, offset, source.nbytes)
+        copy, nbytes = device.raw.copy_peer, source.nbytes
+        device._call(copy, place, device.raw, source.buffer, nbytes, device.stream)
+    return True
 
 
 # -- streams ---------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """Training loops: `Trainer`, and what listens to it."""
 
 from treadle.trainer.callback import Callback, Checkpoint, EarlyStopping
+from treadle.trainer.elastic import Elastic
 from treadle.trainer.logs import CSVLogger, TensorBoardLogger
 from treadle.trainer.progress import ProgressBar
 from treadle.trainer.randomness import seed_everything
@@ -11,6 +12,7 @@ __all__ = [
     "Callback",
     "Checkpoint",
     "EarlyStopping",
+    "Elastic",
     "ProgressBar",
     "TensorBoardLogger",
     "Trainer",

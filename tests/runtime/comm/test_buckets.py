@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
 
-from treadle.runtime.comm.buckets import Link, finish, measured, plan
+from treadle.runtime.comm.buckets import Link, ends, finish, measured, plan
 from treadle.runtime.comm.loopback import Loopback
 
 
@@ -57,6 +58,24 @@ def test_thousands_of_gradients_are_planned_in_runs() -> None:
     kinds = [i // 2500 for i in range(5000)]
     sizes = plan(ready.tolist(), [4000] * 5000, kinds, Link(1e-3, 1e-9))
     assert sum(sizes) == 5000 and 2500 in np.cumsum(sizes) and len(sizes) <= 32
+
+
+@pytest.mark.parametrize(
+    ("how", "found"),
+    [
+        ("auto", (3,)),
+        ("off", (1, 2, 3)),
+        (25, (2, 3)),
+        (1, (1, 2, 3)),
+        ((1, 9), (1,)),
+        ((1.0,), (3,)),
+        ((0.5, 0.5), (2, 3)),
+        ((0.2, 0.2, 0.6), (1, 2, 3)),
+        ((0.01, 0.99), (1, 3)),
+    ],
+)
+def test_ways_to_cut(how: Any, found: tuple[int, ...]) -> None:
+    assert ends(how, [1.0, 1.5, 2.0], [10, 10, 20], ["a"] * 3, Link(100.0, 0.0)) == found
 
 
 def test_a_link_of_one_process_is_measured() -> None:

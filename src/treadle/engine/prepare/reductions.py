@@ -11,13 +11,14 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
 import numpy as np
 
+from treadle.backends.program import Compiler, Lowered
 from treadle.engine.cost import RATES
 from treadle.engine.options import Options
 from treadle.engine.types import CompileReport
@@ -30,9 +31,7 @@ from treadle.ops.constant import ArrayData, Constant
 from treadle.ops.elementwise import Mul
 from treadle.ops.movement import Reshape
 from treadle.runtime.comm import buckets, groups
-
-Buckets = tuple[tuple[int, ...], ...]
-"""What is reduced together, by number."""
+from treadle.runtime.comm.buckets import Buckets
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +48,12 @@ class _Reduction:
         return self.node.inputs[0]
 
     @property
+    def bucket(self) -> str:
+        """The name of the bucket that it is to share; empty where others choose."""
+        name: str = self.node.op.attributes["bucket"]
+        return name
+
+    @property
     def kind(self) -> tuple[str, str]:
         """What those of a bucket have in common."""
         return kind_of(self.node), self.operand.type.dtype.name
@@ -63,33 +68,44 @@ def kind_of(node: Node) -> str:
     return "sum" if kind == "mean" and node.output.type.dtype.itemsize >= 4 else kind
 
 
-def bucket_reductions(graph: Graph, options: Options, report: CompileReport) -> Graph:
+_CARRIED = 25 << 20
+"""Bytes of a bucket that a device's library carries: nothing is known of its times."""
+
+
+def bucket_reductions(
+    graph: Graph, options: Options, report: CompileReport, carrier: Compiler | None = None
+) -> Graph:
     """Put all-reductions that no later collective waits for into buckets, group by group.
 
     Args:
         graph: prepared.
         options: `reductions` says how they are cut.
         report: told of the buckets.
+        carrier: the compiler of a device whose library carries arrays; None on the host.
 
     Raises:
         CommunicationError: ranks of a group make programs that reduce different things.
     """
     if options.reductions == "off" or not options.allows("reductions", 1):
         return graph
+    if carrier is not None and options.reductions == "auto":
+        options = replace(options, reductions=_CARRIED)
     found: dict[str, list[_Reduction]] = defaultdict(list)
-    for reduction in _candidates(graph):
+    for reduction in _candidates(graph, carrier):
         found[reduction.node.op.attributes["group"]].append(reduction)
     for group, members in sorted(found.items()):
-        cut = _cut(group, members, options)
+        cut = _cut(group, members, options, report)
         graph = _rebuilt(graph, [[members[i] for i in bucket] for bucket in cut])
         sizes = ", ".join(str(len(bucket)) for bucket in cut)
         how = f"{options.reductions}" if isinstance(options.reductions, str) else "as asked"
+        if names := sorted({m.bucket for m in members} - {""}):
+            how += ", and by name: " + ", ".join(names)
         report.decide("reductions", f"{len(members)} of {group}", f"{len(cut)} buckets", how)
         report.decide("reductions", f"buckets of {group}", sizes, "in order of readiness")
     return graph
 
 
-def _candidates(graph: Graph) -> list[_Reduction]:
+def _candidates(graph: Graph, carrier: Compiler | None) -> list[_Reduction]:
     """Sums and means over several processes whose results reach no other effect."""
     awaited: set[Node] = set()
     for node in reversed(graph.nodes):
@@ -99,7 +115,12 @@ def _candidates(graph: Graph) -> list[_Reduction]:
     ready = dict(zip(graph.nodes, itertools.islice(seconds, 1, None), strict=True))
     found = []
     for place, node in enumerate(graph.nodes):
-        if isinstance(node.op, AllReduce) and node not in awaited and _fits(node.op, node.output):
+        if (
+            isinstance(node.op, AllReduce)
+            and node not in awaited
+            and _fits(node.op, node.output)
+            and (carrier is None or _is_carried(node, carrier))
+        ):
             maker = node.inputs[0].producer
             found.append(_Reduction(node, place, 0.0 if maker is None else ready[maker]))
     return found
@@ -109,6 +130,13 @@ def _fits(op: AllReduce, value: Value) -> bool:
     kind, dtype = op.kind, value.type.dtype
     summed = kind == "sum" or (kind == "mean" and dtype.is_float)
     return op.world > 1 and summed and value.type.is_static and value.type.nbytes > 0
+
+
+def _is_carried(node: Node, carrier: Compiler) -> bool:
+    """Whether the device's library reduces it in a bucket."""
+    group, world = node.op.attributes["group"], node.op.attributes["world"]
+    alone = AllReduceBucket(group, world, kind_of(node))
+    return isinstance(carrier.lower(alone, [node.output.type]), Lowered)
 
 
 def _seconds(node: Node) -> float:
@@ -123,43 +151,36 @@ def _seconds(node: Node) -> float:
 # -- cutting -----------------------------------------------------------------------------------
 
 
-def _cut(group: str, members: Sequence[_Reduction], options: Options) -> Buckets:
+def _cut(
+    group: str, members: Sequence[_Reduction], options: Options, report: CompileReport
+) -> Buckets:
     """Which members each bucket has, the same on all ranks."""
     comm = groups.find(group)
-    order = sorted(range(len(members)), key=lambda i: (members[i].ready, i))
     if comm is None:
-        return _by_ends(order, members, (len(order),))
-    what = tuple((*m.kind, m.operand.type.nbytes) for m in members), repr(options.reductions)
-    # Found out by all ranks together, so not within the proposal, which is the first one's.
-    link = buckets.link_of(comm) if options.reductions == "auto" else buckets.Link(0.0, 0.0)
-    return buckets.agreed(comm, what, lambda: _proposal(order, members, options.reductions, link))
+        return _proposal(members, len(members), buckets.Link(0.0, 0.0))
+    how, link = options.reductions, buckets.Link(0.0, 0.0)
+    what = repr(([(*m.kind, m.bucket, m.operand.type.nbytes) for m in members], how))
+    if how == "auto" and not buckets.is_agreed(comm, what):
+        # Found out by all ranks together, so not within the proposal, which is the first one's.
+        link = buckets.link_of(comm)
+    cut = buckets.agreed(comm, what, lambda: _proposal(members, how, link))
+    report.cuts.append((what, cut))
+    return cut
 
 
-def _proposal(
-    order: Sequence[int], members: Sequence[_Reduction], how: Any, link: buckets.Link
-) -> Buckets:
-    """The cut that this rank would choose.
-
-    Args:
-        order: numbers of the members, as they become ready.
-        members: the reductions.
-        how: as `Options.reductions`.
-        link: of the group.
-    """
-    sizes = [members[i].operand.type.nbytes for i in order]
-    if how == "auto":
-        kinds = [members[i].kind for i in order]
-        planned = buckets.plan([members[i].ready for i in order], sizes, kinds, link)
-        return _by_ends(order, members, tuple(accumulate(planned)))
-    if isinstance(how, tuple):
-        return _by_ends(order, members, how)
-    ends, filled = [], 0
-    for i, size in enumerate(sizes):
-        if filled and filled + size > how:
-            ends.append(i)
-            filled = 0
-        filled += size
-    return _by_ends(order, members, tuple(ends))
+def _proposal(members: Sequence[_Reduction], how: Any, link: buckets.Link) -> Buckets:
+    """The cut that this rank would choose: by name, and the rest as `Options.reductions` says."""
+    order = sorted(range(len(members)), key=lambda i: (members[i].ready, i))
+    found: list[tuple[int, ...]] = []
+    for name in dict.fromkeys(members[i].bucket for i in order):
+        part = [i for i in order if members[i].bucket == name]
+        ends: tuple[int, ...] = ()
+        if not name:
+            ready, kinds = [members[i].ready for i in part], [members[i].kind for i in part]
+            sizes = [members[i].operand.type.nbytes for i in part]
+            ends = buckets.ends(how, ready, sizes, kinds, link)
+        found += _by_ends(part, members, ends)
+    return tuple(found)
 
 
 def _by_ends(order: Sequence[int], members: Sequence[_Reduction], ends: Iterable[int]) -> Buckets:
@@ -181,6 +202,8 @@ def _rebuilt(graph: Graph, cut: Sequence[Sequence[_Reduction]]) -> Graph:
     place = {n: i for i, n in enumerate(graph.nodes)}
     instead: dict[Value, Value] = {}
     behind: dict[int, list[Node]] = defaultdict(list)
+    # They begin in the order of their last operands, and the first one announces all.
+    cut = sorted(cut, key=lambda bucket: _last(bucket, place))
     series = _series(cut)
     for number, bucket in enumerate(cut):
         nodes, scaled = _scaled(bucket)
@@ -195,9 +218,7 @@ def _rebuilt(graph: Graph, cut: Sequence[Sequence[_Reduction]]) -> Graph:
         )
         node = Node(op, tuple(scaled), first.loc)
         instead.update((m.node.output, v) for m, v in zip(bucket, node.outputs, strict=True))
-        makers = (m.operand.producer for m in bucket)
-        last = max((place[n] for n in makers if n is not None), default=-1)
-        behind[last] += [*nodes, node]
+        behind[_last(bucket, place)] += [*nodes, node]
     gone = {m.node for bucket in cut for m in bucket}
     made = list(behind[-1])
     for i, node in enumerate(graph.nodes):
@@ -211,6 +232,12 @@ def _rebuilt(graph: Graph, cut: Sequence[Sequence[_Reduction]]) -> Graph:
         made += behind[i]
     outputs = [instead.get(v, v) for v in graph.outputs]
     return graph.with_nodes(topological_order(made, graph.name), outputs)
+
+
+def _last(bucket: Sequence[_Reduction], place: Mapping[Node, int]) -> int:
+    """Where the last operand of a bucket is made; -1 for inputs."""
+    makers = (m.operand.producer for m in bucket)
+    return max((place[n] for n in makers if n is not None), default=-1)
 
 
 def _series(cut: Sequence[Sequence[_Reduction]]) -> str:

@@ -6,7 +6,7 @@ the group calls the same methods in the same order. Ranks are places in the grou
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,6 +21,18 @@ class CommunicationError(TreadleError, RuntimeError):
     """Processes of a group disagree, do not answer, or cannot be reached."""
 
     code = "T25"
+
+
+class RankLost(CommunicationError):
+    """Ranks are gone: killed, or their machine is; the others go on with `distributed.shrink`.
+
+    Only in a job that was started to outlive ranks: `launcher(on_failure="shrink")`.
+
+    Attributes:
+        ranks: those that are known to be lost, as they were numbered; others may follow.
+    """
+
+    ranks: tuple[int, ...] = ()
 
 
 class Handle(Protocol):
@@ -114,8 +126,12 @@ class Communicator(Protocol):
 
     # -- arrays ------------------------------------------------------------------------------
 
-    def all_reduce(self, x: Array, kind: str, /) -> Array:
-        """The elementwise "sum", "mean", "max" or "min"."""
+    def all_reduce(self, x: Array, kind: str, /, by: Hashable | None = None) -> Array:
+        """The elementwise "sum", "mean", "max" or "min".
+
+        Ranks must have agreed on it, unless it is said `by` whom it is asked for: then they agree
+        on that, and on the type of x, as a part of the reduction.
+        """
         ...
 
     def start_all_reduce(
@@ -169,6 +185,14 @@ class Communicator(Protocol):
         """Some of this group's ranks, in this order; called by those only."""
         ...
 
+    def look_for_losses(self, where: str, /) -> None:
+        """Look whether ranks are known to be gone; nobody is asked, and nobody has to come.
+
+        Raises:
+            RankLost: they are, in a job that outlives them.
+        """
+        ...
+
     def abort(self, status: int, /) -> None:
         """End all processes of the world at once."""
         ...
@@ -176,6 +200,11 @@ class Communicator(Protocol):
     def close(self) -> None:
         """Let go of the group; what was sent has been received."""
         ...
+
+
+def intent(by: object, x: Array) -> str:
+    """What a rank is about to do with an array, for comparison with others."""
+    return f"{by} {x.dtype}{list(x.shape)}"
 
 
 def reduction_type(dtype: np.dtype[Any]) -> np.dtype[Any]:

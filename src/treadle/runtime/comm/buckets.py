@@ -14,16 +14,21 @@ gradients become ready, and are reduced one after the other.
 from __future__ import annotations
 
 import itertools
+import math
 import time
 import weakref
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from treadle.runtime.comm.api import Array, Communicator
 
+Buckets = tuple[tuple[int, ...], ...]
+"""What is reduced together, by number."""
+Reductions = Literal["auto", "off"] | int | tuple[int, ...] | tuple[float, ...]
+"""How gradients share messages; see `ends`."""
 Empty = Callable[[tuple[int, ...], np.dtype[Any]], Array]
 _SMALL, _LARGE = 1 << 10, 1 << 20
 """Elements of float32 that a link is measured with."""
@@ -54,10 +59,11 @@ def measured(comm: Communicator, empty: Empty | None = None) -> Link:
 
 @dataclass(slots=True)
 class _Known:
-    """What a group has found out: its link, and plans."""
+    """What a group has found out: its link, plans, and the plans of programs."""
 
     links: dict[bool, Link] = field(default_factory=dict)
-    plans: dict[Hashable, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
+    plans: dict[str, Buckets] = field(default_factory=dict)
+    programs: dict[str, tuple[tuple[str, Buckets], ...]] = field(default_factory=dict)
 
 
 _KNOWN: weakref.WeakKeyDictionary[Communicator, _Known] = weakref.WeakKeyDictionary()
@@ -75,9 +81,28 @@ def link_of(comm: Communicator, empty: Empty | None = None) -> Link:
     return links[packs]
 
 
-def agreed(
-    comm: Communicator, what: Hashable, make: Callable[[], Sequence[Sequence[int]]]
-) -> tuple[tuple[int, ...], ...]:
+def is_agreed(comm: Communicator, what: str) -> bool:
+    """Whether the ranks of a group know already how they cut this: all or none of them."""
+    return what in _KNOWN.setdefault(comm, _Known()).plans
+
+
+def remember(comm: Communicator, what: str, cut: Buckets) -> None:
+    """Cut in this way from now on; all ranks of the group call this, with the same cut."""
+    plans = _KNOWN.setdefault(comm, _Known()).plans
+    if len(plans) >= _MOST_PLANS:
+        plans.clear()
+    plans[what] = cut
+
+
+def programs_of(comm: Communicator) -> dict[str, tuple[tuple[str, Buckets], ...]]:
+    """How programs of a group are cut, by what they reduce, for those who keep it in mind."""
+    found = _KNOWN.setdefault(comm, _Known()).programs
+    if len(found) >= _MOST_PLANS:
+        found.clear()
+    return found
+
+
+def agreed(comm: Communicator, what: str, make: Callable[[], Sequence[Sequence[int]]]) -> Buckets:
     """What is reduced together, by number: as the first rank says when a group asks first.
 
     Args:
@@ -85,13 +110,10 @@ def agreed(
         what: is reduced; the same on all ranks.
         make: makes the first rank's proposal.
     """
-    plans = _KNOWN.setdefault(comm, _Known()).plans
-    if what not in plans:
+    if not is_agreed(comm, what):
         told = comm.broadcast_value([list(b) for b in make()], 0)
-        if len(plans) >= _MOST_PLANS:
-            plans.clear()
-        plans[what] = tuple(map(tuple, told))
-    return plans[what]
+        remember(comm, what, tuple(map(tuple, told)))
+    return _KNOWN[comm].plans[what]
 
 
 def _fastest(comm: Communicator, elements: int, empty: Empty | None) -> float:
@@ -142,6 +164,58 @@ def plan(
             best, finished = k, after[-1]
         before = np.concatenate([[np.inf], after[:-1]])
     return _traced(choices[:best], ends)
+
+
+def problem_of(how: Reductions) -> str:
+    """Why gradients cannot be cut in this way; empty where they can."""
+    if isinstance(how, str):
+        return "" if how in ("auto", "off") else 'a word is "auto" or "off"'
+    if isinstance(how, int):
+        return "" if how > 0 else "a bucket has bytes"
+    if all(type(part) is int for part in how):
+        return "" if list(how) == sorted(set(how)) else "numbers of gradients increase"
+    shares = [float(part) for part in how]
+    fine = min(shares) > 0 and math.isclose(sum(shares), 1.0, abs_tol=1e-3)
+    return "" if fine else "shares are above 0, and add up to 1"
+
+
+def ends(
+    how: Reductions,
+    ready: Sequence[float],
+    nbytes: Sequence[int],
+    kinds: Sequence[object],
+    link: Link,
+) -> tuple[int, ...]:
+    """After how many gradients buckets end, in the order in which gradients become ready.
+
+    Args:
+        how: "auto", as planned; a number fills each up to so many bytes; a tuple of whole numbers
+            is the answer itself; one of fractions, which add up to 1, has the shares that buckets
+            have of all bytes, as nearly as whole gradients allow; "off", each alone.
+        ready, nbytes, kinds, link: as in `plan`.
+    """
+    if how == "auto":
+        return tuple(itertools.accumulate(plan(ready, nbytes, kinds, link)))
+    if how == "off":
+        return tuple(range(1, len(nbytes) + 1))
+    if isinstance(how, int):
+        return _filled(nbytes, how)
+    if all(isinstance(part, int) for part in how):
+        return tuple(int(end) for end in how if end <= len(nbytes))
+    total = np.cumsum(nbytes)
+    wanted = np.cumsum(np.asarray(how, np.float64)) * total[-1]
+    nearest = np.abs(total[None] - wanted[:, None]).argmin(axis=1) + 1
+    return tuple(np.unique([*nearest.tolist(), len(nbytes)]).tolist())
+
+
+def _filled(nbytes: Sequence[int], most: int) -> tuple[int, ...]:
+    found, filled = [], 0
+    for i, size in enumerate(nbytes):
+        if filled and filled + size > most:
+            found.append(i)
+            filled = 0
+        filled += size
+    return (*found, len(nbytes))
 
 
 def _units(kinds: Sequence[object]) -> list[int]:

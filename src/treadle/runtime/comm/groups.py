@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from treadle.runtime.comm.api import Communicator
 
@@ -10,16 +10,43 @@ WORLD = "world"
 """The name of the group of all processes."""
 
 _groups: dict[str, Communicator] = {}
+_leaving: list[Callable[[bool], None]] = []
+_losses = [0]
+
+
+def before_leaving(listener: Callable[[bool], None]) -> None:
+    """Have something called before groups are left: True where all their members leave together."""
+    _leaving.append(listener)
+
+
+def _let_go(together: bool) -> None:
+    if _groups:
+        for listener in _leaving:
+            listener(together)
 
 
 def join(world: Communicator) -> None:
     """Make this process part of a world."""
-    _groups.clear()
+    leave()
     _groups[WORLD] = world
+    _losses[0] = 0
+
+
+def shrink_to(world: Communicator) -> None:
+    """Go on in what is left of the world; ranks are other processes, so all groups are gone."""
+    leave()
+    _groups[WORLD] = world
+    _losses[0] += 1
+
+
+def losses() -> int:
+    """How often this process's world has shrunk."""
+    return _losses[0]
 
 
 def leave() -> None:
     """Leave all groups, without a word to their other members."""
+    _let_go(together=False)
     _groups.clear()
 
 
@@ -29,8 +56,19 @@ def world() -> Communicator | None:
 
 
 def name_of(ranks: Sequence[int]) -> str:
-    """The name of a group: its ranks in the world, in order."""
-    return ",".join(map(str, ranks))
+    """The name of a group: its ranks in the world, in order; `@1` in one that has shrunk once."""
+    return ",".join(map(str, ranks)) + (f"@{losses()}" if losses() else "")
+
+
+def ranks_of(name: str) -> list[int]:
+    """The ranks of a group in the world, by its name; for the world's name all there are."""
+    everybody = _groups.get(WORLD)
+    if name == WORLD:
+        return [] if everybody is None else list(range(everybody.size))
+    named, _, born = name.partition("@")
+    if int(born or 0) != losses():  # Those ranks are other processes now.
+        return []
+    return [int(part) for part in named.split(",") if part.isdecimal()]
 
 
 def find(name: str) -> Communicator | None:
@@ -41,8 +79,7 @@ def find(name: str) -> Communicator | None:
     found = _groups.get(name)
     if found is not None or name == WORLD:
         return found
-    everybody = _groups.get(WORLD)
-    ranks = [int(part) for part in name.split(",") if part.isdecimal()]
+    everybody, ranks = _groups.get(WORLD), ranks_of(name)
     if everybody is None or everybody.rank not in ranks:
         return None
     made = _groups[name] = everybody.group(ranks, name)
@@ -51,6 +88,7 @@ def find(name: str) -> Communicator | None:
 
 def close_all() -> None:
     """Leave all groups, after what was sent has been received: all processes do this together."""
+    _let_go(together=True)
     for group in reversed(list(_groups.values())):
         group.close()
     _groups.clear()

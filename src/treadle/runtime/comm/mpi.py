@@ -6,21 +6,37 @@ Messages that hold Python objects are pickled by mpi4py and come from processes 
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import os
 import platform
 import sys
+import time
+import weakref
 import zlib
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Any, ParamSpec, TypeVar, cast
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 import numpy as np
 from mpi4py import MPI
 from mpi4py.run import set_abort_status
 
 from treadle.base.env import COMM_TIMEOUT
+from treadle.base.log import get_logger
 from treadle.runtime.comm.api import Agreement, Array, CommunicationError, reduction_type
-from treadle.runtime.comm.muster import Check, Muster, wait_until
+from treadle.runtime.comm.board import finished
+from treadle.runtime.comm.muster import Check, Muster, open_board, wait_until
+from treadle.runtime.comm.survivors import (
+    ENDING,
+    ends_alone,
+    has_lost,
+    is_loss,
+    is_resilient,
+    loss,
+    rest_of,
+    unanimous,
+)
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -32,22 +48,51 @@ _GROUP_TAGS = 1 << 14
 _SMALL = 1 << 14
 """Bytes for whose memory nobody has to ask."""
 
+_SETTLED = 5.0
+"""Seconds that reductions of a group that has lost ranks have to end."""
 
-def _explained(method: Callable[P, R]) -> Callable[P, R]:
+
+def _explained(
+    method: Callable[Concatenate[MpiCommunicator, P], R],
+) -> Callable[Concatenate[MpiCommunicator, P], R]:
     """MPI's own errors as ours."""
 
     @functools.wraps(method)
-    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+    def call(self: MpiCommunicator, /, *args: P.args, **kwargs: P.kwargs) -> R:
         try:
-            return method(*args, **kwargs)
+            return method(self, *args, **kwargs)
         except MPI.Exception as error:
-            raise CommunicationError(
-                method.__name__,
-                f"MPI reports: {error.Get_error_string()}",
-                hint="end the job and resume from the last checkpoint",
-            ) from error
+            raise _as_ours(self, method.__name__, error) from error
 
     return call
+
+
+def _as_ours(comm: MpiCommunicator, where: str, error: MPI.Exception) -> CommunicationError:
+    """An error of MPI's; where ranks are lost, the calls of all others end, too."""
+    if not is_loss(error):
+        return CommunicationError(
+            where,
+            f"MPI reports: {error.Get_error_string()}",
+            hint="end the job and resume from the last checkpoint",
+        )
+    _revoke_all()
+    return loss(where, comm.world.comms[0], comm.world.ranks)
+
+
+def _revoke_all() -> None:
+    """End the calls of all ranks in all groups, with an error."""
+    for group in list(_OPEN):
+        for comm in group.comms:
+            comm.Revoke()
+
+
+def _settle(begun: deque[MPI.Request]) -> None:
+    """See to it that nothing writes to memory any more, once its group has been revoked."""
+    deadline = time.monotonic() + _SETTLED
+    for request in begun:
+        with contextlib.suppress(MPI.Exception):
+            while not request.Test() and time.monotonic() < deadline:
+                os.sched_yield()
 
 
 def open_world(
@@ -63,7 +108,42 @@ def open_world(
             saw=f"rank {rank} came out as {comm.rank}",
         )
     machines = tuple(comm.allgather(platform.node()))
+    if comm.rank == 0 and is_resilient() and not ends_alone():
+        get_logger().warning("a job that has lost ranks may hang at its end: %s", ENDING)
     return MpiCommunicator(comm, "world", tuple(range(comm.size)), machines, empty)
+
+
+def is_whole(world: MpiCommunicator, fine: bool) -> bool:
+    """Whether no rank is lost and all are fine, the same answer on all that are left.
+
+    Raises:
+        CommunicationError: a rank is there, but does not come.
+    """
+    return unanimous(world.comms[0], fine, world.timeout)
+
+
+def shrunk(world: MpiCommunicator, met: bool) -> tuple[MpiCommunicator, tuple[int, ...]]:
+    """The ranks of a world that are left, in their order, and those that are not.
+
+    Args:
+        world: all of whose ranks call this that are left.
+        met: whether they have just come together in `is_whole`.
+    """
+    _revoke_all()
+    for comm in _OPEN:
+        _settle(comm.begun)
+    _LEFT.extend(_OPEN)
+    _OPEN.clear()
+    origin = world.comms[0].Get_group()
+
+    def made(comm: MPI.Intracomm) -> tuple[MpiCommunicator, tuple[int, ...]]:
+        places = comm.Get_group().Translate_ranks(None, origin)
+        machines = tuple(world.machines[p] for p in places)
+        lost = tuple(sorted(set(range(world.size)).difference(places)))
+        ranks = tuple(range(comm.size))
+        return MpiCommunicator(comm, world.name, ranks, machines, world.empty), lost
+
+    return rest_of(world.comms[0], made, world.timeout, met)
 
 
 def abort_on_exceptions() -> None:
@@ -87,6 +167,7 @@ class MpiCommunicator:
         machines: that they are on.
         empty: makes memory for results; better than NumPy is what keeps large blocks for reuse,
             as every page of new memory costs about as much as its message.
+        world: that it is part of; None if it is one.
     """
 
     engine = "mpi"
@@ -98,44 +179,57 @@ class MpiCommunicator:
         ranks: tuple[int, ...],
         machines: tuple[str, ...],
         empty: Callable[[tuple[int, ...], np.dtype[Any]], Array],
+        world: MpiCommunicator | None = None,
     ) -> None:
         self.empty = empty
+        self.world = self if world is None else world
         self.name, self.ranks, self.machines = name, ranks, machines
         self.rank, self.size = int(comm.rank), int(comm.size)
         # Collectives that go on in the background are ordered among themselves alone, and so must
         # not share a communicator with others.
         self._data, self._behind = comm.Dup(), comm.Dup()
-        self._muster = Muster(comm, name, ranks, float(COMM_TIMEOUT.get()))
+        self.comms = self._data, self._behind, comm
+        self.timeout = float(COMM_TIMEOUT.get())
+        self._muster = Muster(comm, name, ranks, self.timeout, open_board(comm, machines))
         self._going: deque[_Going] = deque()
+        self.begun: deque[MPI.Request] = deque()
         self.defers = len(set(machines)) == 1
         """Whether what is to go on in the background is carried out when it is waited for. Memory
         that ranks share moves nothing while nobody calls MPI, and waiting in it takes a third of
         the time of asking."""
-        self._outgoing: list[tuple[MPI.Request, Any]] = []
+        self._outgoing = _Outgoing()
+        _OPEN.add(self)
 
     # -- control -----------------------------------------------------------------------------
 
     def agree(self, what: str, /) -> None:
-        self._muster.agree(what)
+        try:  # No decorator: every collective comes through here.
+            self._muster.agree(what)
+        except MPI.Exception as error:
+            raise _as_ours(self, what, error) from error
 
+    @_explained
     def announce(self, what: str, /) -> Check:
         return self._muster.start(what)
 
+    @_explained
     def barrier(self) -> None:
         self.agree("barrier")
-        self._wait_for_outgoing()
+        self._outgoing.wait()
 
+    @_explained
     def exchange(self, value: Any, /) -> list[Any]:
         self.agree("exchange of values")
         return list(self._data.allgather(value))
 
+    @_explained
     def broadcast_value(self, value: Any, root: int, /) -> Any:
         self.agree(f"broadcast of a value from {root}")
         return self._data.bcast(value, root)
 
     @_explained
     def send_value(self, value: Any, dest: int, /) -> None:
-        self._track(self._data.isend(value, dest, _VALUE), value)
+        self._outgoing.add(self._data.isend(value, dest, _VALUE), value)
 
     @_explained
     def recv_value(self, source: int, /) -> Any:
@@ -143,19 +237,29 @@ class MpiCommunicator:
 
     # -- arrays ------------------------------------------------------------------------------
 
+    def all_reduce(self, x: Array, kind: str, /, by: Hashable | None = None) -> Array:
+        if by is not None:
+            try:  # No decorator, for the sake of small arrays.
+                made = self._muster.reduced(x, kind, by)
+            except MPI.Exception as error:
+                raise _as_ours(self, "all_reduce", error) from error
+            if made is not None:
+                return made
+        return self._all_reduce(x, kind)
+
     @_explained
-    def all_reduce(self, x: Array, kind: str, /) -> Array:
+    def _all_reduce(self, x: Array, kind: str) -> Array:
         wide = _wide(x)
         small = wide.nbytes < _SMALL
         total = np.empty_like(wide) if small else self.empty(wide.shape, wide.dtype)
         self._data.Allreduce(wide, total, _OPS[kind])
-        return _finished(total, kind, self.size, x.dtype)
+        return finished(total, kind, self.size, x.dtype)
 
     def start_all_reduce(
         self, x: Array, kind: str, /, announced: Agreement | None = None
     ) -> _Going:
         what = f"all_reduce {kind} {x.dtype}{list(x.shape)}, not waited for"
-        going = _Going(self, announced or self._muster.start(what), x, kind)
+        going = _Going(self, announced or self.announce(what), x, kind)
         self._going.append(going)
         self.advance()
         return going
@@ -165,9 +269,8 @@ class MpiCommunicator:
         try:
             while not self.defers and self._going and self._going[0].begin():
                 self._going.popleft()
-        except CommunicationError as error:
-            self._give_up(error)
-            raise
+        except (CommunicationError, MPI.Exception) as error:
+            raise self._given_up(error) from None
 
     def wait_for_next(self) -> None:
         """Wait until all ranks have come to the next collective in the background; begin it.
@@ -176,25 +279,30 @@ class MpiCommunicator:
         """
         try:
             self._going[0].agreement.wait()
-        except CommunicationError as error:
-            self._give_up(error)
-            raise
+        except (CommunicationError, MPI.Exception) as error:
+            raise self._given_up(error) from None
         if self.defers:
             self._going.popleft().carry_out()
         else:
             self.advance()
 
-    def _give_up(self, error: CommunicationError) -> None:
+    def _given_up(self, error: CommunicationError | MPI.Exception) -> CommunicationError:
         """Begin nothing that was announced together with what has failed."""
+        if isinstance(error, MPI.Exception):
+            error = _as_ours(self, "all_reduce", error)
         agreement = self._going[0].agreement
         for going in self._going:
             if going.agreement is agreement:
                 going.failure = error
         self._going = deque(g for g in self._going if g.failure is None)
+        return error
 
     def begin(self, x: Array, kind: str) -> MPI.Request:
         """Begin a reduction in the background, in the memory of its operand."""
-        return self._behind.Iallreduce(MPI.IN_PLACE, x, _OPS[kind])
+        while self.begun and self.begun[0].Test():
+            self.begun.popleft()
+        self.begun.append(self._behind.Iallreduce(MPI.IN_PLACE, x, _OPS[kind]))
+        return self.begun[-1]
 
     @_explained
     def carry_out(self, x: Array, kind: str) -> None:
@@ -251,7 +359,7 @@ class MpiCommunicator:
     @_explained
     def send(self, x: Array, dest: int, /) -> None:
         copy = _dense(x).copy()
-        self._track(self._data.Isend(_bytes(copy, copy.nbytes), dest, _ARRAY), copy)
+        self._outgoing.add(self._data.Isend(_bytes(copy, copy.nbytes), dest, _ARRAY), copy)
 
     @_explained
     def recv(self, shape: tuple[int, ...], dtype: np.dtype[Any], source: int, /) -> Array:
@@ -283,27 +391,8 @@ class MpiCommunicator:
                 found.append(message)
             return bool(found)
 
-        def late(waited: float) -> None:
-            if waited > self._muster.timeout:
-                raise CommunicationError(
-                    "recv",
-                    f"rank {self.ranks[source]} sent nothing within {self._muster.timeout:g} s",
-                    saw=f"rank {self.ranks[self.rank]} waits for {what}",
-                    hint="see what that rank does; TREADLE_COMM_TIMEOUT sets the time",
-                )
-
-        wait_until(arrived, late)
+        wait_until(arrived, lambda waited: _late(self, source, what, waited))
         return found[0]
-
-    def _track(self, request: MPI.Request, held: Any) -> None:
-        """Keep what is being sent until it has left."""
-        self._outgoing = [(r, h) for r, h in self._outgoing if not r.Test()]
-        self._outgoing.append((request, held))
-
-    def _wait_for_outgoing(self) -> None:
-        for request, _ in self._outgoing:
-            request.Wait()
-        self._outgoing.clear()
 
     # -- groups ------------------------------------------------------------------------------
 
@@ -311,33 +400,71 @@ class MpiCommunicator:
     def group(self, ranks: Sequence[int], name: str, /) -> MpiCommunicator:
         others = [r for r in ranks if r != self.rank]
         for r in others:
-            self._track(self._data.isend(name, r, _READY), name)
+            self._outgoing.add(self._data.isend(name, r, _READY), name)
         for r in others:
-            self._expect(r, name)
+            _expect(self, r, name)
         picked = self._data.Get_group().Incl(list(ranks))
         inside = cast(MPI.Intracomm, self._data)
         comm = inside.Create_group(picked, zlib.crc32(name.encode()) % _GROUP_TAGS)
         named = tuple(self.ranks[r] for r in ranks)
         machines = tuple(self.machines[r] for r in ranks)
-        return MpiCommunicator(comm, name, named, machines, self.empty)
+        return MpiCommunicator(comm, name, named, machines, self.empty, self.world)
 
-    def _expect(self, source: int, name: str) -> None:
-        """Wait until a rank is about to make the group, too: `Create_group` has no clock."""
-        theirs = self._message(source, _READY, f"the group {name!r}").recv()
-        if theirs != name:
-            raise CommunicationError(
-                "new_group",
-                "ranks make groups in different orders",
-                saw=f"rank {self.rank}: {name!r}, rank {source}: {theirs!r}",
-            )
+    def look_for_losses(self, where: str, /) -> None:
+        if is_resilient() and has_lost(self.world.comms[0]):
+            _revoke_all()
+            raise loss(where, self.world.comms[0], self.world.ranks)
 
     def abort(self, status: int, /) -> None:
         MPI.COMM_WORLD.Abort(status)
 
+    @_explained
     def close(self) -> None:
         self.barrier()
-        for comm in (self._data, self._behind, self._muster.comm):
-            comm.Free()
+        _OPEN.discard(self)
+        for comm in self.comms:
+            with contextlib.suppress(MPI.Exception):  # Others may have ended meanwhile.
+                comm.Free()
+
+
+def _expect(comm: MpiCommunicator, source: int, name: str) -> None:
+    """Wait until a rank is about to make the group, too: `Create_group` has no clock."""
+    theirs = comm._message(source, _READY, f"the group {name!r}").recv()
+    if theirs != name:
+        raise CommunicationError(
+            "new_group",
+            "ranks make groups in different orders",
+            saw=f"rank {comm.rank}: {name!r}, rank {source}: {theirs!r}",
+        )
+
+
+def _late(comm: MpiCommunicator, source: int, what: str, waited: float) -> None:
+    """Give up waiting for a message, if it is time."""
+    if waited > comm.timeout:
+        raise CommunicationError(
+            "recv",
+            f"rank {comm.ranks[source]} sent nothing within {comm.timeout:g} s",
+            saw=f"rank {comm.ranks[comm.rank]} waits for {what}",
+            hint="see what that rank does; TREADLE_COMM_TIMEOUT sets the time",
+        )
+
+
+class _Outgoing:
+    """What is being sent, kept until it has left."""
+
+    def __init__(self) -> None:
+        self._held: list[tuple[MPI.Request, Any]] = []
+
+    def add(self, request: MPI.Request, held: Any) -> None:
+        """Keep something."""
+        self._held = [(r, h) for r, h in self._held if not r.Test()]
+        self._held.append((request, held))
+
+    def wait(self) -> None:
+        """Until all of it has left."""
+        for request, _ in self._held:
+            request.Wait()
+        self._held.clear()
 
 
 class _Going:
@@ -365,7 +492,10 @@ class _Going:
     def done(self) -> bool:
         """Whether the result is there."""
         self._owner.advance()
-        return self._over or (self._request is not None and bool(self._request.Test()))
+        try:
+            return self._over or (self._request is not None and bool(self._request.Test()))
+        except MPI.Exception as error:
+            raise _as_ours(self._owner, "all_reduce", error) from error
 
     def wait(self) -> Array:
         """The result."""
@@ -373,9 +503,18 @@ class _Going:
             if self.failure is not None:
                 raise self.failure
             self._owner.wait_for_next()
-        if self._request is not None:
-            self._request.Wait()
-        return _finished(self._x, self._kind, self._owner.size, self._dtype)
+        try:
+            if self._request is not None:
+                self._request.Wait()
+        except MPI.Exception as error:
+            raise _as_ours(self._owner, "all_reduce", error) from error
+        return finished(self._x, self._kind, self._owner.size, self._dtype)
+
+
+_OPEN: weakref.WeakSet[MpiCommunicator] = weakref.WeakSet()
+"""The groups of this process."""
+_LEFT: list[MpiCommunicator] = []
+"""Those that have lost ranks. They are kept: messages to their memory may still be under way."""
 
 
 def _dense(x: Array) -> Array:
@@ -386,12 +525,6 @@ def _dense(x: Array) -> Array:
 def _wide(x: Array) -> Array:
     """Dense, in a type MPI can add."""
     return np.asarray(x, dtype=reduction_type(x.dtype), order="C")
-
-
-def _finished(total: Array, kind: str, size: int, dtype: np.dtype[Any]) -> Array:
-    if kind == "mean":
-        total = total // size if dtype.kind in "iu" else total / total.dtype.type(size)
-    return total.astype(dtype, copy=False)
 
 
 def _bytes(x: Array, unit: int) -> Array:

@@ -1,9 +1,10 @@
 """Whether all ranks of a group are about to do the same, and who is missing.
 
-Before a collective every rank hands in a hash of what it is about to do, and a reduction of 16
-bytes tells everybody whether the hashes are equal. It is waited for with an eye on the clock; the
-collective itself then finds all ranks present and needs none. A rank that waits for long says so
-to others, so that whoever runs out of time can tell those who wait from those who are missing.
+Before a collective every rank hands in a hash of what it is about to do; a board in shared memory,
+or a reduction of 16 bytes, tells everybody whether the hashes are equal. That is waited for with an
+eye on the clock; the collective itself then finds all ranks present and needs none. A rank that
+waits for long says so to others, so that whoever runs out of time can tell those who wait from
+those who are missing.
 """
 
 from __future__ import annotations
@@ -11,14 +12,22 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from collections.abc import Callable, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Hashable, Sequence
+from functools import lru_cache, partial
 from typing import Any, cast
 
 import numpy as np
 from mpi4py import MPI
 
-from treadle.runtime.comm.api import CommunicationError
+from treadle.runtime.comm.api import Array, CommunicationError, intent
+from treadle.runtime.comm.board import (
+    Board,
+    SmallReduction,
+    is_possible,
+    mapped,
+    published,
+    withdraw,
+)
 
 _WAITING, _WORDS, _HASH = 11, 12, 13
 """Tags of messages: "I wait in call number n to do this", "I was about to do this", and hashes."""
@@ -29,6 +38,8 @@ _LONG = 0.1
 _NAP = 0.0005
 _WATCHERS = 16
 """How many ranks are told who waits; in a large group the others need not know."""
+_MOST_KNOWN = 4096
+"""Kinds of reductions that are kept ready."""
 _WORDS_TIME = 2.0
 """Seconds in which ranks that disagree tell one another."""
 
@@ -62,20 +73,31 @@ class Muster:
         name: the group's name, for messages.
         ranks: its ranks as ranks of the world.
         timeout: in seconds.
+        board: where ranks tell one another quickly, if they share memory.
     """
 
-    def __init__(self, comm: MPI.Comm, name: str, ranks: Sequence[int], timeout: float) -> None:
+    def __init__(
+        self,
+        comm: MPI.Comm,
+        name: str,
+        ranks: Sequence[int],
+        timeout: float,
+        board: Board | None = None,
+    ) -> None:
         self.comm = comm
         self.timeout = timeout
         self._name = name
         self._ranks = tuple(ranks)
         self._calls = 0
+        self._known: dict[Hashable, tuple[str, SmallReduction | None]] = {}
         self._waits: dict[int, tuple[int, str]] = {}
         self._words: dict[tuple[int, int], str] = {}
         self._sent: list[MPI.Request] = []
         self._broken = ""
         two = comm.size == 2
-        self._usual = Exchange(comm) if two else Reduction(comm, lasting=True)
+        self._usual: Board | Exchange | Reduction = board or (
+            Exchange(comm) if two else Reduction(comm, lasting=True)
+        )
 
     def agree(self, what: str) -> None:
         """Wait until all ranks are about to do this.
@@ -83,20 +105,44 @@ class Muster:
         Raises:
             CommunicationError: one does not come, in time, or they are to do different things.
         """
+        self._meet(what, _digest(what))
+
+    def _meet(self, what: str, digest: int) -> None:
         # Every collective comes through here: written for the case that others come soon.
         if self._broken:
             raise self._failed(what)
         self._calls = number = self._calls + 1
         usual = self._usual
-        usual.start(_digest(what))
-        test = usual.request.Test
-        for _ in _TURNS:
-            if test():
-                break
-        else:
-            wait_until(test, lambda seconds: self.late(what, number, seconds))
-        if not usual.is_unanimous():
-            raise self.disagree(what, number)
+        if not usual.meet(digest):
+            wait_until(usual.test, lambda seconds: self.late(what, number, seconds))
+            if not usual.is_unanimous():
+                raise self.disagree(what, number)
+
+    def reduced(self, x: Array, kind: str, by: Hashable) -> Array | None:
+        """The reduction of an array; None for one that is too large to be handed in with its hash.
+
+        Then ranks have agreed that they are about to reduce it. Raises as `agree`.
+        """
+        key = by, kind, x.dtype, x.shape
+        known = self._known.get(key)
+        if known is None:
+            known = self._remember(key, x, kind, intent(by, x))
+        what, small = known
+        if small is not None:
+            return small(x)
+        self.agree(what)
+        return None
+
+    def _remember(
+        self, key: Hashable, x: Array, kind: str, what: str
+    ) -> tuple[str, SmallReduction | None]:
+        small, meet = None, partial(self._meet, what, _digest(what))
+        if isinstance(self._usual, Board):
+            small = self._usual.reduction(x.shape, x.dtype, kind, meet)
+        if len(self._known) >= _MOST_KNOWN:
+            self._known.clear()
+        self._known[key] = what, small
+        return what, small
 
     def start(self, what: str) -> Check:
         """Hand in what this rank is about to do, without waiting for others."""
@@ -191,6 +237,22 @@ class Muster:
         self._sent = [r for r in self._sent if not r.Test()]
 
 
+def open_board(comm: MPI.Comm, machines: Sequence[str]) -> Board | None:
+    """A board for a group, in which all ranks take part; None where they do not share memory."""
+    if not is_possible(machines):
+        return None
+    own = published(comm.size) if comm.rank == 0 else ""
+    try:
+        memory = mapped(comm.bcast(own), comm.size)
+        seen_by_all = comm.allreduce(memory is not None, MPI.LAND)
+    finally:
+        withdraw(own)
+    if memory is None or not seen_by_all:
+        return None
+    # Asking for a message, any, has MPI do its work, as ranks that wait otherwise do.
+    return Board(memory, comm.rank, comm.size, lambda: comm.Iprobe(MPI.ANY_SOURCE, _WAITING))
+
+
 class Reduction:
     """The largest of h and of -h over all ranks: equal up to sign only where all h are equal.
 
@@ -216,8 +278,13 @@ class Reduction:
         else:
             self.request = self._comm.Iallreduce(self._mine, self._all, MPI.MAX)
 
-    def done(self) -> bool:
-        """Whether all ranks have handed in theirs; `request.Test` is the same, without a call."""
+    def meet(self, digest: int) -> bool:
+        """Hand in a hash, and wait a moment; whether those of all ranks are there and equal."""
+        self.start(digest)
+        return _soon(self.request) and self.is_unanimous()
+
+    def test(self) -> bool:
+        """Whether all ranks have."""
         done: bool = self.request.Test()
         return done
 
@@ -229,24 +296,39 @@ class Reduction:
 class Exchange:
     """Two ranks tell each other their hashes, in a third of the time of the smallest reduction."""
 
-    __slots__ = ("_mine", "_sent", "_theirs", "request")
+    __slots__ = ("_mine", "_request", "_sent", "_theirs")
 
     def __init__(self, comm: MPI.Comm) -> None:
         self._mine, self._theirs = np.zeros(1, np.int64).data, np.empty(1, np.int64).data
         other = 1 - comm.rank
         self._sent = comm.Send_init(self._mine, other, _HASH)
-        self.request: Any = comm.Recv_init(self._theirs, other, _HASH)
+        self._request = comm.Recv_init(self._theirs, other, _HASH)
 
-    def start(self, digest: int) -> None:
-        """Hand in a hash."""
+    def meet(self, digest: int) -> bool:
+        """Hand in a hash, and wait a moment; whether the other one is there and equal."""
         self._sent.Wait()  # It has left long ago: messages of this size do not wait for receivers.
         self._mine[0] = digest
-        self.request.Start()
+        self._request.Start()
         self._sent.Start()
+        return _soon(self._request) and self.is_unanimous()
+
+    def test(self) -> bool:
+        """Whether the other rank has."""
+        done: bool = self._request.Test()
+        return done
 
     def is_unanimous(self) -> bool:
         """Whether they are equal, once the other one is there."""
         return bool(self._mine[0] == self._theirs[0])
+
+
+def _soon(request: MPI.Request) -> bool:
+    """Whether a request is over within a moment."""
+    test = request.Test
+    for _ in _TURNS:  # noqa: SIM110  (a generator takes longer than all else here)
+        if test():
+            return True
+    return False
 
 
 class Check:
@@ -264,7 +346,7 @@ class Check:
         Raises:
             CommunicationError: they have, to do different things.
         """
-        if not self._reduction.done():
+        if not self._reduction.test():
             return False
         if not self._reduction.is_unanimous():
             # All ranks find out, so the group can still be used.
