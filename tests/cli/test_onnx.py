@@ -41,6 +41,8 @@ def test_open_batches_become_gears(source: Path, capsys: Capture) -> None:
 def test_open_extents_have_to_be_given(source: Path, capsys: Capture) -> None:
     assert main(["compile", str(source)]) == 1
     assert "--shape x=" in capsys.readouterr().err
+    assert main(["compile", str(source), "--shape", "x=1,3"]) == 1
+    assert "input x has 4 axes, not 2" in capsys.readouterr().err
 
 
 def test_outputs_are_chosen_by_names_of_values_and_nodes(source: Path, capsys: Capture) -> None:

@@ -1,5 +1,6 @@
 """Products of numbers that were integers are computed on the integers."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +17,7 @@ from treadle.ops.conv import Conv
 from treadle.ops.matmul import Matmul
 from treadle.ops.movement import Concat
 from treadle.ops.pool import MaxPool
-from treadle.ops.quant import Dequantize, Quantize, limits_of
+from treadle.ops.quant import Dequantize, FakeQuantize, Quantize, limits_of
 from treadle.ops.select import Clip
 from treadle.ops.unary import Relu
 
@@ -181,3 +182,53 @@ def test_a_residual_is_read_as_bytes() -> None:
     stages = check(graph_of(body, (1, 32, 12, 12)), 1)
     stored = [v.type.dtype for n in stages.lower().nodes if n.inputs for v in n.outputs]
     assert stored and dt.float32 not in stored
+
+
+def agrees(graph: Graph) -> None:
+    """Compare with op after op, to last bits: no rounding follows."""
+    arrays = [RNG.normal(0, 2, v.type.shape).astype(np.float32) for v in graph.inputs]
+    (found,), (wanted,) = Stages(graph).compile().run(arrays), graph.evaluate(arrays)
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("zero", [300, -300])
+def test_numbers_may_be_counted_from_where_no_byte_is(zero: int) -> None:
+    """A padded border stands for 0, which is no level then."""
+
+    def body(x: GraphOperand) -> GraphOperand:
+        q = levels(x, STEP, dt.int8, -128)
+        return Conv(*ONE)(numbers(q, STEP, zero), weight(x, (4, 8, 3, 3)))
+
+    agrees(graph_of(body, (1, 8, 6, 6)))
+
+
+@pytest.mark.parametrize("limits", [(7.0, 9.0), (-9.0, -7.0)])
+def test_limits_with_nothing_in_common(limits: tuple[float, float]) -> None:
+    def body(x: GraphOperand) -> GraphOperand:
+        y = Conv(*ONE)(rounded(x, STEP, GRIDS["uint8"]), weight(x, (4, 8, 3, 3)))
+        return rounded(Clip(*limits)(Clip(0.0, 6.0)(y)), OUT, (dt.int8, 0))
+
+    agrees(graph_of(body, (1, 8, 6, 6)))
+
+
+def test_biases_join_the_sums_while_these_hold_them() -> None:
+    def body(x: GraphOperand) -> GraphOperand:
+        scale = x.constant(2.0**-10, dt.float32)
+        zero = x.constant(0, dt.int32)
+        q = x.constant(RNG.integers(-9, 9, (8, 4)).astype(np.int8), dt.int8)
+        y = Matmul()(numbers(levels(x, 0.25, dt.int8, 0), 0.25, 0), Dequantize()(q, scale, zero))
+        for _ in range(4):
+            y = y + x.constant(0.7 * 2.0**30 / 2.0**12, dt.float32)
+        return y
+
+    agrees(graph_of(body, (3, 8)))
+
+
+@pytest.mark.parametrize("zero", [1e12, math.inf, math.nan])
+def test_zero_points_that_are_no_integers(zero: float) -> None:
+    def body(x: GraphOperand) -> GraphOperand:
+        by, at = (x.constant(number, dt.float32) for number in (STEP, zero))
+        return Matmul()(FakeQuantize(0, 255)(x, by, at), weight(x, (8, 4), 1))
+
+    graph = graph_of(body, (3, 8))
+    assert "int_matmul" not in ops_of(Stages(graph).lower())

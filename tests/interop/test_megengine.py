@@ -14,6 +14,7 @@ import treadle.functional as F
 import treadle.module as M
 from treadle.functional.elemwise import _elwise
 from treadle.interop.megengine import install, uninstall
+from treadle.interop.megengine.__main__ import main
 from treadle.interop.megengine.internals import Grad, apply
 from treadle.module.module import _access_structure
 from treadle.ops.elementwise import Add
@@ -170,9 +171,16 @@ def test_modules_code_and_neighbours_of_a_script_are_found(tmp_path: Path) -> No
     assert run("-m", "package", "b", cwd=tmp_path).stdout == f"{mge.__version__} ['b']\n"
     code = "import sys, megengine as m; print(m.tensor(1).item(), sys.argv)"
     assert run("-c", code, "c", cwd=tmp_path).stdout == "1 ['-c', 'c']\n"
-    for wrong in ([], ["-m"], ["-x"]):
-        done = run(*wrong, cwd=tmp_path)
-        assert done.returncode == 1 and "usage: python -m treadle.interop" in done.stderr
+
+
+@pytest.mark.parametrize("wrong", [[], ["-m"], ["-x"]], ids=str)
+def test_a_command_line_without_a_program_is_told_what_it_takes(
+    wrong: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["megengine", *wrong])
+    # Python ends such a process with status 1 and the text on standard error.
+    with pytest.raises(SystemExit, match=r"^usage: python -m treadle\.interop"):
+        main()
 
 
 def test_unknown_modules_are_ordinary_import_errors() -> None:

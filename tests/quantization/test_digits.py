@@ -11,8 +11,6 @@ from treadle.autodiff import GradManager
 from treadle.jit import compile
 from treadle.optimizer import Adam
 
-datasets = pytest.importorskip("sklearn.datasets", reason="its bundled digits are the data")
-
 TRAINED, SIZE = 1297, 50
 
 
@@ -33,6 +31,8 @@ class Net(M.Module):
 
 @pytest.fixture(scope="module")
 def digits():
+    # Its import takes seconds, which only the process that runs these tests has to spend.
+    datasets = pytest.importorskip("sklearn.datasets", reason="its bundled digits are the data")
     found = datasets.load_digits()
     order = np.random.default_rng(0).permutation(len(found.target))
     images = (found.images[order, None] / 16).astype(np.float32)

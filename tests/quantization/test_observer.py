@@ -200,14 +200,18 @@ def test_histograms_of_batches_add_up():
     assert a == pytest.approx(b, rel=0.05)
 
 
-def test_histograms_of_one_sided_and_constant_data():
+@pytest.mark.parametrize("value", [3.0, -1e9, 3e20])
+def test_histograms_of_constant_data(value):
+    constant = HistogramObserver()
+    for _ in range(2):
+        constant(mge.tensor([value, value]))
+    assert constant.get_qparams().scale.item() == pytest.approx(2 * abs(value) / 255, rel=0.02)
+
+
+def test_histograms_of_one_sided_data_and_of_nothing():
     observer = HistogramObserver(mode=QuantMode.ASYMMERTIC, dtype="quint8")
     observer(mge.tensor(abs(normal())))
     assert observer.get_qparams().zero_point.item() == 0
-    constant = HistogramObserver()
-    for _ in range(2):
-        constant(mge.tensor([3.0, 3.0]))
-    assert constant.get_qparams().scale.item() == pytest.approx(6 / 255, rel=0.02)
     nothing = HistogramObserver()
     nothing(mge.tensor([]))
     nothing(mge.tensor([np.nan, np.inf]))

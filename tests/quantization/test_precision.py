@@ -216,3 +216,5 @@ def test_files_of_examples_become_batches(model: Model) -> None:
         calibration_batches(model.graph, ["x"], {"y": many})
     with pytest.raises(GraphError, match="does not fit"):
         calibration_batches(model.graph, ["x"], {"x": many[:, :2]})
+    with pytest.raises(GraphError, match="input x holds NaN"):
+        calibration_batches(model.graph, ["x"], {"x": many * np.float32(np.nan)})

@@ -206,6 +206,7 @@ def test_profiler_runs_scripts(tmp_path: Path) -> None:
     assert "EXP" in timeline.read_text()
     assert profiler.main(["-o", str(out), "--merge_trace_events"]) == 0
     assert (out / "merge.chrome_timeline.json").exists()
+    assert profiler.main(["-o", str(out / "missing"), "--merge_trace_events"]) == 1
     with pytest.raises(SystemExit):
         profiler.main(["-o", str(out)])
 

@@ -17,7 +17,9 @@ def opened(source: Source) -> Sealed:
         CheckpointError: the file is damaged, of another kind, or of a newer version.
     """
     if not looks_like_container(source.read(0, 32)):
-        raise source.error("the file holds no model", hint="models are written by trace.dump")
+        raise source.error(
+            "the file holds no model", hint="trace.dump and treadle compile write them"
+        )
     header = read_header(source)
     if not is_sealed(header):
         raise source.error("the file holds tensors and no model", hint="read it with load()")

@@ -183,7 +183,7 @@ class OfflineModel:
                 "model",
                 "it was not compiled for inputs of these shapes",
                 saw=_spelled(given),
-                hint=f"it has gears for {known}; load it with recompile=True for others",
+                hint=f"it has gears for {known}; recompile=True (run --recompile) for others",
             )
         with self._lock:
             if shapes not in self._compiled:

@@ -13,9 +13,11 @@ import treadle.functional as F
 from treadle.autodiff import Function
 from treadle.distributed import WORLD, Group
 from treadle.distributed import functional as collectives
+from treadle.distributed.shrinking import require_all_ranks
 from treadle.module.linear import Linear
 from treadle.module.module import Module
 from treadle.ops.op import Array
+from treadle.runtime.comm import groups
 from treadle.tensor import Parameter, Tensor
 
 
@@ -85,6 +87,7 @@ class _ParallelLinear(Module):
         """Take this rank's part of a layer."""
         self.in_features, self.out_features = whole.in_features, whole.out_features
         self._group = group
+        self._losses = groups.losses()
         extent = whole.weight.shape[self._axis]
         if extent % group.size:
             raise ValueError(
@@ -94,6 +97,9 @@ class _ParallelLinear(Module):
         self.bias: Parameter | None = None
         if whole.bias is not None:
             self.bias = Parameter(whole.bias.numpy() if self._axis else self._own(whole.bias))
+
+    def _require_all(self) -> None:
+        require_all_ranks(type(self).__name__, self._losses)
 
     def _own(self, x: Tensor) -> Array:
         return np.split(x.numpy(), self._group.size, self._axis)[self._group.rank]
@@ -146,6 +152,7 @@ class ColumnParallelLinear(_ParallelLinear):
         self.gather_output = gather_output
 
     def forward(self, x: Tensor) -> Tensor:
+        self._require_all()
         y: Tensor = F.linear(_Shared(self._group)(x), self.weight, self.bias)
         joined: Tensor = _Joined(self._group)(y) if self.gather_output else y
         return joined
@@ -183,6 +190,7 @@ class RowParallelLinear(_ParallelLinear):
         self.split_input = split_input
 
     def forward(self, x: Tensor) -> Tensor:
+        self._require_all()
         mine = _part(_Shared(self._group)(x), self._group) if self.split_input else x
         y: Tensor = _Summed(self._group)(F.linear(mine, self.weight))
         return y if self.bias is None else y + self.bias

@@ -8,6 +8,8 @@ process would.
 
 from __future__ import annotations
 
+import itertools
+from collections import deque
 from collections.abc import Callable
 
 import numpy as np
@@ -17,8 +19,11 @@ from treadle.autodiff.grad_manager import GradManagerGroup
 from treadle.base.dtype import as_dtype
 from treadle.base.errors import ShapeError
 from treadle.distributed import WORLD, Group
+from treadle.distributed.shrinking import require_all_ranks
+from treadle.functional import zeros_like
 from treadle.module.module import Module
-from treadle.runtime.comm.api import Communicator
+from treadle.runtime.comm import groups
+from treadle.runtime.comm.api import CommunicationError, Communicator
 from treadle.tensor import Tensor
 
 Loss = Callable[[Tensor, int], Tensor]
@@ -32,8 +37,9 @@ class Pipeline:
     idle for a share of (n - 1) / (m + n - 1) of a step.
 
     Args:
-        stage: this rank's part, of one tensor whose first axis is the batch. Wrap it in
-            `autodiff.recompute` where the values between its layers take too much memory.
+        stage: this rank's part, of one tensor whose first axis is the batch. Have it
+            `stage.forward = autodiff.recompute(stage.forward)` where the values between its layers
+            take too much memory.
         micro_batches: how many parts a batch is cut into.
         group: the ranks that have the parts.
 
@@ -54,6 +60,7 @@ class Pipeline:
         if micro_batches < 1:
             raise ValueError(f"a batch has at least one part, got {micro_batches}")
         self.stage, self.micro_batches, self.group = stage, micro_batches, group
+        self._losses = groups.losses()
 
     def step(self, x: Tensor | None, loss: Loss | None) -> Tensor | None:
         """Go forward and backward; gradients add up in `.grad` of the stage's parameters.
@@ -68,13 +75,15 @@ class Pipeline:
             The mean loss of the batch on the last rank, None elsewhere.
 
         Raises:
-            ShapeError: the batch has fewer rows than there are micro-batches.
+            ShapeError: the batch has fewer rows than there are micro-batches, or a loss is not one
+                number.
             TypeError: the first rank has no batch, or the last one no loss.
-            CommunicationError: a neighbor does not come in time.
+            CommunicationError: another rank has raised one of these, or does not come in time.
         """
-        run = _Run(self, self.group.communicator(), _shares(x, self.micro_batches, self.group))
+        require_all_ranks("Pipeline", self._losses)
+        run = _Run(self.stage, self.group.communicator(), *self._agreed(x, loss))
         weights = list(self.stage.parameters())
-        managers = [GradManager().attach(weights) for _ in range(self.micro_batches)]
+        managers = [GradManager().attach(weights) for _ in run.shares]
         group = GradManagerGroup(managers)
         group.record()
         try:
@@ -84,28 +93,56 @@ class Pipeline:
             group.release()
         return total
 
+    def _agreed(self, x: Tensor | None, loss: Loss | None) -> tuple[int, list[int]]:
+        """The number of the step and the rows of each micro-batch, once all ranks can begin."""
+        comm = self.group.communicator()
+        shares: list[int] = []
+        problem: Exception | None = None
+        try:
+            if comm.rank == 0:
+                shares = _shares(x, self.micro_batches)
+            if comm.rank == comm.size - 1 and loss is None:
+                raise TypeError("Pipeline.step: the last rank has to pass a loss")
+        except (TypeError, ShapeError) as error:
+            problem = error
+        said = None if problem is None else str(problem)
+        every: list[tuple[int, list[int], str | None]]
+        every = comm.exchange((next(_STEPS), shares, said))
+        if problem is not None:
+            raise problem
+        for rank, (_, _, theirs) in enumerate(every):
+            if theirs is not None:
+                raise CommunicationError("Pipeline", f"rank {rank} cannot begin: {theirs}")
+        number, shares, _ = every[0]
+        return number, shares
+
+
+_STEPS = itertools.count()
+"""Numbers of steps; those of a group's first rank tell its messages apart."""
+
 
 class _Run:
     """One step of a rank.
 
     Args:
-        pipeline: whose step it is.
+        stage: this rank's part.
         comm: what ranks talk through.
-        shares: rows of each micro-batch; the first rank knows them.
+        number: of the step.
+        shares: rows of each micro-batch.
     """
 
-    def __init__(self, pipeline: Pipeline, comm: Communicator, shares: list[int]) -> None:
-        self._stage, self._comm = pipeline.stage, comm
-        self._shares: list[int] = comm.broadcast_value(shares, 0)
+    def __init__(self, stage: Module, comm: Communicator, number: int, shares: list[int]) -> None:
+        self.shares = shares
+        self._stage, self._comm, self._number = stage, comm, number
         self._first, self._last = comm.rank == 0, comm.rank == comm.size - 1
-        self._made: list[tuple[Tensor, Tensor]] = []
+        self._made: deque[tuple[Tensor, Tensor]] = deque()
 
     def forward(
         self, managers: list[GradManager], x: Tensor | None, loss: Loss | None
     ) -> Tensor | None:
         """All micro-batches forward; the last rank goes backward through each at once."""
         total, start = None, 0
-        for number, (manager, rows) in enumerate(zip(managers, self._shares, strict=True)):
+        for number, (manager, rows) in enumerate(zip(managers, self.shares, strict=True)):
             if x is not None and self._first:
                 given = x[start : start + rows]
                 start += rows
@@ -113,13 +150,11 @@ class _Run:
                 given = self._receive(self._comm.rank - 1)
                 manager.attach(given)
             made = self._stage(given)
-            if not self._last:
+            if not self._last or loss is None:
                 self._send(made, self._comm.rank + 1)
                 self._made.append((given, made))
                 continue
-            if loss is None:
-                raise TypeError("Pipeline.step: the last rank has to pass a loss")
-            part = loss(made, number) * (rows / sum(self._shares))
+            part = _one_number(loss(made, number)) * (rows / sum(self.shares))
             manager.backward(part)
             self._return(given)
             total = part.detach() if total is None else total + part.detach()
@@ -127,7 +162,8 @@ class _Run:
 
     def backward(self, managers: list[GradManager]) -> None:
         """All micro-batches backward, in the order in which their gradients come."""
-        for manager, (given, made) in zip(managers, self._made, strict=False):
+        for manager in managers[: len(self._made)]:
+            given, made = self._made.popleft()
             manager.backward(made, self._receive(self._comm.rank + 1))
             self._return(given)
 
@@ -135,33 +171,44 @@ class _Run:
         """Send the gradient of what came from the rank before back to it."""
         if self._first:
             return
-        grad = given.grad
-        if grad is None:  # The part does not depend on its input.
-            grad = given * 0
-        self._send(grad, self._comm.rank - 1)
+        # There is none where the part does not depend on its input.
+        self._send(zeros_like(given) if given.grad is None else given.grad, self._comm.rank - 1)
 
     def _send(self, x: Tensor, rank: int) -> None:
         array = np.ascontiguousarray(x.numpy())
-        self._comm.send_value((array.shape, x._kind.dtype.name), rank)
+        self._comm.send_value((self._number, x.shape, x._kind.dtype.name), rank)
         self._comm.send(array, rank)
 
     def _receive(self, rank: int) -> Tensor:
-        shape, dtype = self._comm.recv_value(rank)
-        return Tensor(self._comm.recv(shape, as_dtype(dtype).numpy, rank), dtype=dtype)
+        """What a rank sends in this step; what is left of one that failed is passed over."""
+        number = None
+        while number != self._number:
+            number, shape, dtype = self._comm.recv_value(rank)
+            array = self._comm.recv(shape, as_dtype(dtype).numpy, rank)
+        return Tensor(array, dtype=dtype)
 
 
-def _shares(x: Tensor | None, count: int, group: Group) -> list[int]:
+def _shares(x: Tensor | None, count: int) -> list[int]:
     """Rows of each micro-batch: as equal as can be."""
-    if group.rank:
-        return []
     if x is None:
         raise TypeError("Pipeline.step: the first rank has to pass a batch")
-    rows = int(x.shape[0])
+    rows = int(x.shape[0]) if x.shape else 0
     if rows < count:
         raise ShapeError(
             "Pipeline", f"{rows} rows cannot be cut into {count} parts", hint="use fewer parts"
         )
     return [rows // count + (i < rows % count) for i in range(count)]
+
+
+def _one_number(loss: Tensor) -> Tensor:
+    if loss.size != 1:
+        raise ShapeError(
+            "Pipeline",
+            "the loss of a micro-batch is one number, its mean",
+            saw=f"loss {loss.type}",
+            hint="take the mean of it",
+        )
+    return loss
 
 
 __all__ = ["Loss", "Pipeline"]

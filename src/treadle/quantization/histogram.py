@@ -145,8 +145,9 @@ class KLObserver(HistogramObserver):
 
 
 def _wide(low: float, high: float) -> tuple[float, float]:
-    """A range that is not empty."""
-    return (low, high) if high > low else (low - 0.5, high + 0.5)
+    """A range that is not empty, and can be cut into bins."""
+    margin = max(0.5, abs(low) * 2.0**-20)
+    return (low, high) if high > low else (low - margin, high + margin)
 
 
 def _centers(bounds: tuple[float, float], bins: int) -> Array:

@@ -154,7 +154,7 @@ def calibration_batches(
             array of exactly the input's shape is one batch.
 
     Raises:
-        GraphError: an input has no array, or one of another shape, or of fewer batches.
+        GraphError: an input has no array, or one of another shape, with NaN, or of fewer batches.
     """
     parts: list[list[Array]] = []
     for name, value in zip(names, graph.inputs, strict=True):
@@ -173,6 +173,8 @@ def calibration_batches(
 def _batches(name: str, array: Array, value: Value) -> list[Array]:
     shape = tuple(int(d) for d in value.type.shape)
     array = array.astype(value.type.dtype.numpy, copy=False)
+    if value.type.dtype.is_float and np.isnan(array).any():
+        raise GraphError("calibration", f"the array for input {name} holds NaN")
     if array.shape == shape:
         return [array]
     size = shape[0] if shape else 1

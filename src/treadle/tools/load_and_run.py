@@ -13,7 +13,6 @@ import io
 import json
 import os
 import sys
-import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +26,7 @@ from treadle.backends import registry
 from treadle.backends.codegen import tuned
 from treadle.base.env import NUM_THREADS
 from treadle.base.errors import TreadleError
+from treadle.engine.callers import call_together
 from treadle.engine.options import Options
 from treadle.engine.package import Model, Runner, read_models, write_models
 from treadle.engine.profile import Profile
@@ -228,7 +228,7 @@ def _once(
     results, timing = timed(runner, arrays, warmup, count, tell)
     console.print(f"{what}: {timing}", soft_wrap=True)
     if args.thread and args.thread > 1:
-        _together(runner, arrays, args.thread, count)
+        call_together(lambda: runner(arrays), args.thread, count)
         console.print(f"{what}: {args.thread} threads ran it {count} times each")
     _values(graph, arrays, args)
     _reports(runner, arrays, args, console)
@@ -238,26 +238,6 @@ def _once(
     if args.dump_fitting_model:
         write_models(args.dump_fitting_model, [model], "load_and_run")
     return named
-
-
-def _together(runner: Runner, arrays: list[Any], threads: int, count: int) -> None:
-    """Run a model by several threads at once."""
-    failures: list[BaseException] = []
-
-    def work() -> None:
-        try:
-            for _ in range(count):
-                runner(arrays)
-        except TreadleError as error:
-            failures.append(error)
-
-    workers = [threading.Thread(target=work) for _ in range(threads)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    if failures:
-        raise failures[0]
 
 
 def _fitted(graph: Any, arrays: list[Any], plain: Options, console: Console) -> Options:

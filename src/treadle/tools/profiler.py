@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from treadle.utils.profiler import FORMATS, Profiler, merge_trace_events
+from treadle.utils.profiler import FORMATS, MERGED, Profiler, merge_trace_events
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -30,7 +30,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for old in [p for name in FORMATS for p in folder.glob(f"*.{name}")]:
             old.unlink()
     if args.merge_trace_events:
-        merge_trace_events(folder)
+        try:
+            merge_trace_events(folder)
+        except (OSError, ValueError) as error:
+            print(f"profiler: {error}", file=sys.stderr)
+            return 1
+        print(folder / MERGED)
         return 0
     rest = args.script[1:] if args.script[:1] == ["--"] else args.script
     if not args.module and not rest:

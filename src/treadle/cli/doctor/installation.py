@@ -45,6 +45,9 @@ def compilers() -> Section:
         findings.append(
             Finding("llvmlite is missing: everything runs with NumPy", "pip install llvmlite")
         )
+    entry = registry.for_kind("gpu")
+    versions: dict[str, int] = getattr(entry.backend, "versions", {}) if entry else {}
+    rows += [(name, str(number), "NVIDIA GPUs") for name, number in versions.items() if number]
     linker = shutil.which("ld") or shutil.which("ld.lld")
     rows.append(("linker", linker or "missing", "warm starts without LLVM"))
     if not linker:

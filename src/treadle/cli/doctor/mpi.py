@@ -11,11 +11,11 @@ import numpy as np
 
 from treadle import distributed
 from treadle.cli.section import Finding, Section
-from treadle.distributed import launch
+from treadle.distributed import carrying, launch
 from treadle.runtime.comm import groups
 from treadle.runtime.comm.api import CommunicationError
 
-_PACKAGES = ("mpi4py", "openmpi", "mpich", "cloudpickle")
+_PACKAGES = ("mpi4py", "openmpi", "mpich", "cloudpickle", "nccl4py")
 _SIZES = (("4 KiB", 1 << 10), ("1 MiB", 1 << 18), ("16 MiB", 1 << 22))
 _TURNS = 20
 
@@ -58,6 +58,7 @@ def _two_ranks() -> list[tuple[str, str, str]]:
     rows = [
         ("library", first["library"], "what mpi4py found"),
         ("two ranks", "work", f"started, tried and ended in {seconds:.1f} s"),
+        ("arrays on GPUs", first["carried"], "how they travel between these two"),
     ]
     times = zip(_SIZES, first["seconds"], strict=True)
     rows += [(f"all-reduce {name}", f"{t * 1e6:.0f} us", "float32") for (name, _), t in times]
@@ -65,7 +66,7 @@ def _two_ranks() -> list[tuple[str, str, str]]:
 
 
 def _report() -> dict[str, Any]:
-    """On a rank: the library's name, and how long sums take.
+    """On a rank: the library's name, how long sums take, and how arrays on GPUs travel.
 
     Raises:
         CommunicationError: a sum is wrong.
@@ -82,7 +83,8 @@ def _report() -> dict[str, Any]:
         seconds.append(min(_timed(world, x) for _ in range(_TURNS)))
     library: Any = importlib.import_module("mpi4py.MPI")
     name = library.Get_library_version().partition("\n")[0].partition(",")[0]
-    return {"library": name.strip("\0 "), "seconds": seconds}
+    carried = carrying.described(groups.WORLD)
+    return {"library": name.strip("\0 "), "seconds": seconds, "carried": carried}
 
 
 def _timed(world: Any, x: Any) -> float:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import resource
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from treadle.base.errors import TreadleError
+from treadle.engine.callers import call_together
 from treadle.engine.table import duration, size
 
 Array = np.ndarray[Any, Any]
@@ -48,7 +47,7 @@ class Figures:
         found = self.as_dict()
         names = ("median", "best", "p90", "p99")
         later = ", ".join(f"{name} {duration(found[name])}" for name in names)
-        runs = f"{len(self.later)} runs"
+        runs = "1 run" if len(self.later) == 1 else f"{len(self.later)} runs"
         return [
             f"first call {duration(self.first)}, then {runs}: {later}",
             f"peak memory of the process {size(int(found['peak_bytes']))}",
@@ -93,29 +92,6 @@ class Throughput:
 
 
 def together(program: Program, arrays: Sequence[Array], callers: int, count: int) -> Throughput:
-    """Call a program from several threads at once, `count` times each.
-
-    Raises:
-        TreadleError: the first one that a call raised.
-    """
-    failures: list[TreadleError] = []
-    ready = threading.Barrier(callers + 1)
-
-    def call() -> None:
-        ready.wait()
-        try:
-            for _ in range(count):
-                program(arrays)
-        except TreadleError as error:
-            failures.append(error)
-
-    workers = [threading.Thread(target=call) for _ in range(callers)]
-    for worker in workers:
-        worker.start()
-    ready.wait()
-    started = time.perf_counter()
-    for worker in workers:
-        worker.join()
-    if failures:
-        raise failures[0]
-    return Throughput(callers, callers * count, time.perf_counter() - started)
+    """Call a program from several threads at once, `count` times each."""
+    seconds = call_together(lambda: program(arrays), callers, count)
+    return Throughput(callers, callers * count, seconds)

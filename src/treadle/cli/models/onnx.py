@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from treadle.base.errors import LoadError
-from treadle.cli.models.sources import Shapes, no_input, provenance
+from treadle.cli.models.sources import Shapes, checked_axes, no_input, provenance
 from treadle.engine.package import Model
 from treadle.graph.cleanup import DeadCode
 from treadle.jit.capture import capture
@@ -59,6 +59,8 @@ def _sample(
     if batch and declared and not isinstance(declared[0], int):
         declared = (batch, *declared[1:])
     shape = shapes.get(name, declared)
+    if name in shapes and declared:  # A model may leave out how many axes there are.
+        checked_axes(name, shapes[name], declared)
     if not all(isinstance(d, int) for d in shape):
         listed = ",".join(str(d) for d in shape)
         raise LoadError(

@@ -12,7 +12,7 @@ import numpy as np
 
 from treadle.base.env import DEFAULT_DEVICE
 from treadle.base.errors import LoadError
-from treadle.cli.models.sources import Shapes, no_input
+from treadle.cli.models.sources import Shapes, checked_axes, no_input
 from treadle.cli.status import Misuse
 from treadle.device import set_default_device
 from treadle.engine.package import Model, read_models
@@ -82,7 +82,10 @@ def open_model(path: Path, shapes: Shapes, outputs: Sequence[str] = (), batch: i
 def with_shapes(model: Model, shapes: Shapes) -> Model:
     """The model for inputs of other shapes; without its cases, which are for the old ones."""
     ends = zip(model.inputs, model.graph.inputs, strict=True)
-    wanted = [shapes.get(name, value.type.shape) for name, value in ends]
+    wanted = [
+        checked_axes(name, shapes[name], value.type.shape) if name in shapes else value.type.shape
+        for name, value in ends
+    ]
     return replace(model, graph=retyped(model.graph, wanted), cases=(), segments={})
 
 

@@ -130,7 +130,7 @@ def precise(
     """The model in other element types, and what became of its ops.
 
     Raises:
-        Misuse: a list or data was given without a mode that takes it.
+        Misuse: a list or data was given without a mode that takes it, or int8 without data.
         GraphError: a name fits nothing, or calibration data do not fit the model.
     """
     if mode is None:
@@ -138,6 +138,8 @@ def precise(
             given = "--keep" if keep else "--allow" if allow else "--calibration"
             raise Misuse(given, "it goes with --precision", hint="say which precision")
         return model, None
+    if mode is Precision.INT8 and calibration is None:
+        raise Misuse("--precision", "int8 needs --calibration", hint="give it samples.npz")
     from treadle.quantization.precision import calibration_batches, with_precision
 
     batches: Sequence[Any] = ()

@@ -49,6 +49,8 @@ Array = npt.NDArray[Any]
 Notes: TypeAlias = Counter[tuple[str, str, str]]
 """How often something was said: about what, the outcome, and why."""
 BYTES = (dt.int8, dt.uint8)
+MOST = 1 << 30
+"""What products may add up to at most, and biases as well, so that both fit into 32 bits."""
 HALF = 128
 """What int8 and uint8 lie apart."""
 NEAR = 1e-3
@@ -91,10 +93,14 @@ class Grid:
 
 @dataclass(frozen=True, slots=True)
 class Sums:
-    """int32 sums that stand for `steps` (float64, broadcasts) times themselves, cut at limits."""
+    """int32 sums that stand for `steps` (float64, broadcasts) times themselves, cut at limits.
+
+    `added` is the most that biases may have added to them.
+    """
 
     value: Value
     steps: Array
+    added: int = 0
     low: float = -math.inf
     high: float = math.inf
 
@@ -102,6 +108,11 @@ class Sums:
     def is_cut(self) -> bool:
         """Whether there are limits."""
         return self.low > -math.inf or self.high < math.inf
+
+    def cut(self, low: float, high: float) -> Sums:
+        """The same, cut once more; these limits win where the two have nothing in common."""
+        first, last = (min(max(limit, low), high) for limit in (self.low, self.high))
+        return replace(self, low=first, high=last)
 
 
 def on_integers(graph: Graph) -> tuple[Graph, Notes]:
@@ -177,16 +188,18 @@ class _Integers:
     def _dequantize(self, node: Node) -> GraphOperand | None:
         """Real numbers of stored integers; those of the other type, where it has no zero point."""
         stored = self._now[node.inputs[0]]
-        zero = _whole(self._now[node.inputs[2]])
-        if stored not in self._other or zero is None or node.op.attributes["axis"] is not None:
+        if stored not in self._other or node.op.attributes["axis"] is not None:
             return None
         q, offset = self._other[stored]
-        return self._real(Grid(q, *self._steps(node, 1), zero + offset, None))
+        zero = _level(self._now[node.inputs[2]], q.type.dtype, offset)
+        if zero is None or node.output.type.dtype is not dt.float32:
+            return None
+        return self._real(Grid(q, *self._steps(node, 1), zero, None))
 
     def _note_grid(self, node: Node, made: Value) -> None:
         """Remember what the numbers of a plain `dequantize` are."""
-        q, zero = self._now[node.inputs[0]], _whole(self._now[node.inputs[2]])
-        zero = zero if zero is not None and _holds(q.type.dtype, zero) else None
+        q = self._now[node.inputs[0]]
+        zero = _level(self._now[node.inputs[2]], q.type.dtype)
         if q.type.dtype in BYTES and made.type.dtype is dt.float32:
             grid = Grid(q, *self._steps(node, 1), zero, node.op.attributes["axis"])
             self._grids[made] = grid
@@ -299,9 +312,11 @@ class _Integers:
             if sums is None or bias is None or sums.is_cut:
                 continue
             levels = _levels(bias, sums.steps)
-            if levels is None:
+            added = sums.added + _largest(levels)
+            if levels is None or added >= MOST:
                 continue
-            return self._scaled_sums(replace(sums, value=self._shifted(sums.value, levels)))
+            value = self._shifted(sums.value, levels)
+            return self._scaled_sums(replace(sums, value=value, added=added))
         return None
 
     def _shifted(self, sums: Value, levels: Array) -> Value:
@@ -322,7 +337,7 @@ class _Integers:
             low = -math.inf if node.op.low is None else node.op.low
             high = math.inf if node.op.high is None else node.op.high
         made = node.op(self._at(node))
-        self._sums[made.value] = replace(sums, low=max(sums.low, low), high=min(sums.high, high))
+        self._sums[made.value] = sums.cut(low, high)
         return made
 
     # -- moves -----------------------------------------------------------------------------
@@ -431,7 +446,7 @@ def _unfit_weight(w: Grid, axis: int) -> str:
 def _too_many(x: Grid, y: Grid, terms: Shape) -> str:
     """Whether sums of so many products may not fit into 32 bits, a bias included."""
     count = product(terms)
-    fits = isinstance(count, int) and count * x.reach * y.reach <= 1 << 30
+    fits = isinstance(count, int) and count * x.reach * y.reach <= MOST
     return "" if fits else "sums of so many products need more than 32 bits"
 
 
@@ -467,12 +482,18 @@ def _known(value: Value) -> Array | None:
 
 
 def _whole(value: Value) -> int | None:
-    """The one integer that all elements of a constant are."""
+    """The one integer, of 32 bits, that all elements of a constant are."""
     found = _known(value)
     if found is None or not found.size or (found != found.flat[0]).any():
         return None
     number = found.flat[0].item()
-    return int(number) if number == np.rint(number) else None
+    return int(number) if abs(number) < 2**31 and number == np.rint(number) else None
+
+
+def _level(value: Value, dtype: DType, offset: int = 0) -> int | None:
+    """The one integer that all elements of a constant are, and an offset, if a type holds it."""
+    found = _whole(value)
+    return None if found is None or not _holds(dtype, found + offset) else found + offset
 
 
 def _levels(bias: Array, steps: Array) -> Array | None:
@@ -482,9 +503,13 @@ def _levels(bias: Array, steps: Array) -> Array | None:
         whole = np.rint(levels)
         # float32 holds the multiples of a step to 24 bits.
         close = np.abs(levels - whole) <= NEAR + np.abs(levels) * 2.0**-23
-    if not close.all() or (np.abs(whole) >= 2**30).any():
+    if not close.all() or (np.abs(whole) >= MOST).any():
         return None
     return np.asarray(whole.astype(np.int32))
+
+
+def _largest(levels: Array | None) -> int:
+    return 0 if levels is None or not levels.size else int(np.abs(levels).max())
 
 
 def _scaled(sums: GraphOperand, steps: Array) -> GraphOperand:
