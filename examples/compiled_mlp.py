@@ -4,7 +4,7 @@ A network of two hidden layers learns in which of two interleaved spirals a poin
 step, from the same weights and on the same batches, runs op by op, as a compiled function, and in
 sink mode; the losses are compared, and so are the times and how often Python was entered.
 
-    python examples/compiled_mlp.py [--steps 600] [--batch 128] [--explain]
+    python examples/compiled_mlp.py [--steps 600] [--batch 128] [--device cpux] [--explain]
 """
 
 from __future__ import annotations
@@ -86,9 +86,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--device", default="cpux", help="such as opencl0")
     parser.add_argument("--explain", action="store_true", help="print what became of the step")
     options = parser.parse_args()
-    mge.set_default_device("cpux")
+    mge.set_default_device(options.device)
     batches = make_batches(options.steps, options.batch)
 
     net, step = make_step()

@@ -136,6 +136,7 @@ def evaluate(path: str) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--epochs", type=int, default=12)
+    parser.add_argument("--device", default="cpux", help="such as opencl0")
     parser.add_argument("--out", type=Path, default=Path("build/demo"))
     parser.add_argument("--evaluate", metavar="FILE", help="only load FILE and print its accuracy")
     options = parser.parse_args()
@@ -144,7 +145,7 @@ def main() -> None:
         return
     console = Console()
     started = time.perf_counter()
-    mge.set_default_device("cpux")
+    mge.set_default_device(options.device)
     mge.random.seed(SEED)
     net = Net()
     count = sum(p.size for p in net.parameters())

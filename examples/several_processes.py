@@ -4,6 +4,7 @@ The same network learns the same batches in one process and in several, each of 
 thread; time, losses and weights are compared.
 
     python examples/several_processes.py [--processes 2] [--steps 40] [--batch 512] [--width 512]
+        [--device cpux]
 """
 
 from __future__ import annotations
@@ -38,10 +39,10 @@ class Run:
     weights: float
 
 
-def train(steps: int, batch: int, width: int) -> Run:
+def train(steps: int, batch: int, width: int, device: str) -> Run:
     """Train on this process's part of every batch; all of it where the process is alone."""
     rank, size = dist.get_rank(), dist.get_world_size()
-    mge.set_default_device("cpux")
+    mge.set_default_device(device)
     mge.random.seed(1)
     net = M.Sequential(M.Linear(64, width), M.ReLU(), M.Linear(width, width), M.ReLU())
     net = M.Sequential(net, M.Linear(width, 10))
@@ -77,8 +78,9 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--batch", type=int, default=512)
     parser.add_argument("--width", type=int, default=512)
+    parser.add_argument("--device", default="cpux", help="of every process, such as opencl0")
     given = parser.parse_args()
-    sizes = given.steps, given.batch, given.width
+    sizes = given.steps, given.batch, given.width, given.device
     (alone,) = dist.launcher(train, n_gpus=1)(*sizes)
     ranks = dist.launcher(train, n_gpus=given.processes)(*sizes)
     seconds = max(run.seconds for run in ranks)

@@ -18,6 +18,7 @@ from treadle.base.errors import DeviceError
 from treadle.engine import devices as _devices
 from treadle.engine.choice import kernels_of
 from treadle.ops.op import REGISTRY
+from treadle.runtime.api import CachingDevice
 from treadle.runtime.array import DeviceArray
 from treadle.runtime.synchronous import synchronous
 from treadle.tensor import Tensor
@@ -196,6 +197,7 @@ def get_allocated_memory(device: str | None = None) -> int:
 
 
 _PEAK: dict[tuple[str, int], int] = {}
+_MOST_RESERVED: dict[tuple[str, int], int] = {}
 
 
 def _count(live: dict[int, int], payload: Any) -> None:
@@ -221,8 +223,14 @@ def _saved_bytes(place: tuple[str, int]) -> dict[int, int]:
 
 
 def get_reserved_memory(device: str | None = None) -> int:
-    """Bytes the allocator holds for a device: what is allocated, as nothing is cached."""
-    return get_allocated_memory(device)
+    """Bytes the allocator holds: what is allocated, and what a backend keeps of freed memory."""
+    node = _node(device)
+    total = get_allocated_memory(device)
+    if not node.on_host:
+        raw = node.open().raw
+        total += raw.cached() if isinstance(raw, CachingDevice) else 0
+    _MOST_RESERVED[node.place] = max(_MOST_RESERVED.get(node.place, 0), total)
+    return total
 
 
 def get_max_allocated_memory(device: str | None = None) -> int:
@@ -233,17 +241,23 @@ def get_max_allocated_memory(device: str | None = None) -> int:
 
 def get_max_reserved_memory(device: str | None = None) -> int:
     """The largest figure `get_reserved_memory` returned since the last reset."""
-    return get_max_allocated_memory(device)
+    get_reserved_memory(device)
+    place = _node(device).place
+    return max(_MOST_RESERVED[place], _PEAK[place])
 
 
 def reset_max_memory_stats(device: str | None = None) -> None:
     """Start the maxima anew."""
-    _PEAK.pop(_node(device).place, None)
+    for maxima in (_PEAK, _MOST_RESERVED):
+        maxima.pop(_node(device).place, None)
 
 
 def coalesce_free_memory() -> None:
-    """Give cached free memory back; nothing is cached on the host."""
+    """Collect garbage, and give back what devices keep of freed memory; the host keeps none."""
     gc.collect()
+    for opened in _devices.opened():
+        if isinstance(opened.raw, CachingDevice) and not (opened.lost or opened.closed):
+            opened.raw.drop_cache()
 
 
 def set_prealloc_config(
@@ -297,7 +311,7 @@ def get_cuda_driver_version() -> int:
 
 
 def get_cudnn_version() -> int:
-    """Version of cuDNN; 0 without a CUDA backend."""
+    """Version of cuDNN, for example 92800; 0 where it is not installed, or without a GPU."""
     return _version("cudnn")
 
 

@@ -1,5 +1,6 @@
 """A toy device with a compiler: its kernels are the oracles of the ops, run on device memory."""
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -8,7 +9,17 @@ from tests.backends.toy_backend import Toy, ToyBuffer, ToyDevice
 from tests.engine.python_compiler import PythonCompiler, PythonKernel
 
 from treadle.backends.api import Buffer, Device, Stream, Support
-from treadle.backends.program import Address, Host, Jump, Program, Run, Together, runs_of
+from treadle.backends.program import (
+    Address,
+    Host,
+    Jump,
+    Program,
+    Run,
+    Step,
+    Together,
+    Watch,
+    runs_of,
+)
 from treadle.base.types import TensorType
 from treadle.ops.op import Op, as_tuple
 from treadle.runtime.array import DeviceArray
@@ -62,6 +73,36 @@ class ToyExecutable:
         return b""
 
 
+class WatchedToyExecutable(ToyExecutable):
+    """The same, step by step."""
+
+    def run_watched(
+        self,
+        device: Device,
+        stream: Stream,
+        bases: Sequence[Buffer],
+        start: int,
+        watch: Watch,
+        /,
+    ) -> int:
+        steps, at = self.program.steps, start
+        while at < len(steps):
+            step = steps[at]
+            if isinstance(step, Host):
+                return at
+            if isinstance(step, Jump):
+                at = step.target if _jumps(step, bases) else at + 1
+                continue
+            watch(at, functools.partial(_launch_all, step, bases))
+            at += 1
+        return -1
+
+
+def _launch_all(step: Step, bases: Sequence[Buffer]) -> None:
+    for launch in runs_of((step,)):
+        _launch(launch, bases)
+
+
 def _bytes_at(bases: Sequence[Buffer], where: Address, nbytes: int) -> Any:
     buffer = bases[where.base]
     assert buffer.alive, "freed memory is used"
@@ -98,6 +139,7 @@ class ToyCompiler(PythonCompiler):
     def __init__(self, refused: Sequence[str] = ()) -> None:
         super().__init__(refused)
         self.launches = 0
+        self.executable: type[ToyExecutable] = WatchedToyExecutable
         self.fails_at: int | None = None
         self.failure: Exception = RuntimeError("the wire came off")
 
@@ -107,7 +149,7 @@ class ToyCompiler(PythonCompiler):
             raise self.failure
 
     def build(self, program: Program, /) -> Any:
-        return ToyExecutable(program, self)
+        return self.executable(program, self)
 
 
 class CompilingToy(Toy):

@@ -14,7 +14,7 @@ from tests.backends.toy_backend import Toy, ToyDevice, kernel
 
 import treadle as mge
 from treadle.backends import registry
-from treadle.backends.api import Availability, Backend, Device, Engine, no, yes
+from treadle.backends.api import Availability, Backend, Device, Engine, Kernel, no, yes
 from treadle.base.errors import DeviceError, LoadError
 
 TOY = "from tests.backends.toy_backend import Toy\n"
@@ -41,6 +41,7 @@ def test_a_plug_in_is_found_by_its_entry_point(plugins: Plugins) -> None:
         "tiers": "devices",
         "kernels": "0",
         "ops": "0",
+        "passes": "",
         "detail": "made of NumPy",
     }
     assert mge.get_device_count("toy") == 2
@@ -157,6 +158,23 @@ def test_kernels_for_unknown_ops_are_named_with_near_ones(plugins: Plugins) -> N
         row = plugins.row("toy")
     assert row["state"] == "loaded" and row["kernels"] == "2"
     assert "adds (did you mean add?)" in row["detail"] and "adds" in lines[0]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        (Kernel("add", lambda device, outs: None), "run(device, outs, ins, attributes, stream)"),
+        (Kernel("add", print, supports=lambda op: yes()), "supports(op, types)"),
+        (Kernel("add", "add.cu"), "'add.cu', which cannot be called"),  # type: ignore[arg-type]
+    ],
+)
+def test_a_kernel_that_takes_other_arguments_is_refused(
+    plugins: Plugins, wrong: Kernel, told: str
+) -> None:
+    plugins.toy(kernels=[wrong])
+    row = plugins.row("toy")
+    assert row["state"] == "failed" and "kernel for add" in row["detail"]
+    assert told in row["detail"]
 
 
 # -- choosing ----------------------------------------------------------------------------------

@@ -1,5 +1,7 @@
 """The plug-in of the tutorial, built and installed as any package, passes the kit and trains."""
 
+import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -76,6 +78,28 @@ def test_it_trains_as_the_host_does(installed: Path) -> None:
     assert got == pytest.approx(expected, rel=1e-4) and got[-1] < got[0]
     fallen = {row.op for row in treadle.fallback_report()}
     assert not fallen & {"add", "sub", "mul", "matmul", "relu", "broadcast"}
+
+
+DEMOS = {
+    "compiled_mlp": ("--steps", "3", "--batch", "16"),
+    "several_processes": ("--steps", "1", "--batch", "32", "--width", "16"),
+}
+"""Eager, compiled and sunk training; training by several processes."""
+
+
+@pytest.mark.multi
+@pytest.mark.parametrize("demo", DEMOS)
+def test_examples_run_on_it_unmodified(demo: str, site: Path) -> None:
+    if demo == "several_processes":
+        pytest.importorskip("mpi4py", reason="several processes need the extra mpi")
+    command = [sys.executable, str(ROOT / "examples" / f"{demo}.py"), *DEMOS[demo]]
+    outside = {**os.environ, "PYTHONPATH": str(site), "TREADLE_FALLBACK": "silent"}
+    done = subprocess.run(
+        [*command, "--device", "toy0"], capture_output=True, text=True, env=outside, cwd=ROOT
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    gap = re.search(r"difference of a loss[^:]*: (\S+)", done.stdout)
+    assert gap is not None and float(gap[1]) < 1e-5
 
 
 def test_the_tutorial_builds_it() -> None:

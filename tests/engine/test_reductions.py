@@ -15,8 +15,10 @@ from treadle.base.errors import GraphError
 from treadle.engine.compile.buckets import overlapped
 from treadle.engine.compile.order import Task
 from treadle.engine.compile.work import Work
+from treadle.engine.consent import settings, shared
 from treadle.engine.options import Options
 from treadle.engine.plan import FINISH, START
+from treadle.graph.ir import Graph
 from treadle.jit import compile as compiled
 from treadle.ops.bucket import AllReduceBucket
 from treadle.ops.collective import AllReduce
@@ -36,7 +38,7 @@ class Twins(Loopback):
         super().__init__()
         self.seen: list[str] = []
 
-    def all_reduce(self, x: Any, kind: str, /) -> Any:
+    def all_reduce(self, x: Any, kind: str, /, by: Any = None) -> Any:
         self.seen.append(f"at once {x.size}")
         return x * 2 if kind == "sum" else x.copy()
 
@@ -90,7 +92,15 @@ X = np.linspace(-1, 1, 64, dtype=np.float32).reshape(8, 8)
 
 @pytest.mark.parametrize(
     ("how", "sizes"),
-    [(1, (64, 64, 16)), (520, (128, 16)), ((1,), (64, 80)), (1 << 20, (144,)), ("auto", None)],
+    [
+        (1, (64, 64, 16)),
+        (520, (128, 16)),
+        ((1,), (64, 80)),
+        ((0.4, 0.6), (64, 80)),
+        ((0.9, 0.1), (128, 16)),
+        (1 << 20, (144,)),
+        ("auto", None),
+    ],
 )
 def test_buckets_reduce_what_single_ops_do(how: Any, sizes: Any, world: Twins) -> None:
     wanted = [y.numpy() for y in compiled(options=options("off"))(three)(mge.tensor(X))]
@@ -102,6 +112,29 @@ def test_buckets_reduce_what_single_ops_do(how: Any, sizes: Any, world: Twins) -
     if sizes is not None:
         starts = [f"start {n}" for n in sizes]
         assert world.seen == ["announce", *starts, *(f"wait {n}" for n in sizes)]
+
+
+@pytest.mark.parametrize(("how", "rest"), [(1, [64, 64]), (1 << 20, [128])])
+def test_reductions_travel_as_they_are_named(how: Any, rest: list[int], world: Twins) -> None:
+    """Those of one name in one bucket, whatever lies between; others in none with them."""
+    tail, head = AllReduce("world", 2, "sum", "tail"), AllReduce("world", 2, "mean", "head")
+
+    def step(x: Tensor) -> tuple[Tensor, ...]:
+        a = mge.functional.exp(x)
+        b = mge.functional.matmul(a, a)
+        c = mge.functional.matmul(b, b)
+        return head(a) + 1, total(a + 2), tail(b), head(b[:1]), total(c), tail(c[0])
+
+    wanted = [y.numpy() for y in compiled(options=options("off"))(step)(mge.tensor(X))]
+    world.seen.clear()
+    stages = compiled(options=options(how))(step).lower(mge.tensor(X))
+    got = compiled(options=options(how))(step)(mge.tensor(X))
+    for ours, theirs in zip(got, wanted, strict=True):
+        np.testing.assert_allclose(ours.numpy(), theirs, rtol=1e-5)
+    starts = [s for s in world.seen if s.startswith("start")]
+    assert world.seen[0] == "announce"
+    assert sorted(starts) == sorted(f"start {n}" for n in (80, 80, *rest))
+    assert any("by name: head, tail" in d.reason for d in stages.report.decisions)
 
 
 def test_operands_are_made_in_their_bucket(world: Twins) -> None:
@@ -187,9 +220,10 @@ def test_a_run_that_ends_early_leaves_nothing_to_the_next(
     assert world.seen[:2] == ["wait 64", "announce"]
 
 
-def test_what_may_be_asked_for() -> None:
-    with pytest.raises(GraphError, match="reductions='none'"):
-        Options(reductions="none")  # type: ignore[arg-type]
+@pytest.mark.parametrize("how", ["none", 0, (3, 2), (2, 2), (0.5, 0.4), (1.5, -0.5)])
+def test_what_cannot_be_asked_for(how: Any) -> None:
+    with pytest.raises(GraphError, match=r"reductions=.*: "):
+        Options(reductions=how)
 
 
 def test_work_that_needs_no_result_comes_before_all_that_does() -> None:
@@ -217,3 +251,38 @@ def test_work_that_needs_no_result_comes_before_all_that_does() -> None:
         "finish a",
     ]
     assert sorted(work[2].after) == [1, 5] and {2, 3} <= set(work[6].after)
+
+
+def test_programs_with_collectives_are_kept(world: Twins) -> None:
+    def step(x: Tensor) -> tuple[Tensor, ...]:
+        return (*three(x), total(total(x, "max") - 1))
+
+    made = compiled(options=options((1,)))(step)
+    wanted = [y.numpy() for y in made(mge.tensor(X))]
+    seen = list(world.seen)
+    world.seen.clear()
+    again = compiled(options=options((1,)))(step)
+    for ours, theirs in zip(again(mge.tensor(X)), wanted, strict=True):
+        np.testing.assert_array_equal(ours.numpy(), theirs)
+    assert world.seen == seen
+    stages = again.variants[0].stages
+    assert "compile" not in stages.report.seconds
+    assert stages.executor is not None and stages.executor.loaded.plan.host
+    assert "2 buckets" in stages.explained()
+
+
+def test_what_a_kept_program_depends_on(world: Twins) -> None:
+    def graph(*names: str) -> Graph:
+        def step(x: Tensor) -> tuple[Tensor, ...]:
+            return tuple(AllReduce(name, 2)(x) for name in names)
+
+        return compiled(step).graph(mge.tensor(X))
+
+    one = settings(graph("world"), Options())
+    assert one is not None and "world: loopback" in one
+    world.machines = ("a", "b")
+    assert settings(graph("world"), Options()) not in (one, None)
+    assert settings(graph("7,8"), Options()) == "7,8: nobody"
+    assert settings(graph("world", "7,8"), Options()) is None
+    assert settings(graph("world", "7,8"), Options(reductions="off")) is not None
+    assert shared(graph("7,8"), Options(), None) is None

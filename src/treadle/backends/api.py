@@ -8,8 +8,9 @@ gradients and fallback never reach a backend.
 
 `Backend` and `Device` are protocols with defaults: derive from them and write what has none, or
 supply objects of the same shape. What is optional is found by its presence (`kernels`,
-`PeerDevice`, `Counting`, `Extending`), never by comparing versions. What a backend raises reaches
-users with the device, the op and their line; `MemoryError` and `DeviceLost` mean what they say.
+`PeerDevice`, `Counting`, `Extending`, `Rewriting`), never by comparing versions. What a backend
+raises reaches users with the device, the op and their line; `MemoryError` and `DeviceLost` mean
+what they say.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from treadle.base.errors import DeviceLost
 from treadle.base.types import TensorType
 from treadle.runtime.api import (
     Buffer,
+    CachingDevice,
     Device,
     DeviceInfo,
     DoneEvent,
@@ -30,19 +32,25 @@ from treadle.runtime.api import (
     PartDevice,
     PeerDevice,
     QueueDevice,
+    SpanEvent,
     Stream,
     SynchronousStream,
     TimedEvent,
+    TimingDevice,
 )
 
 if TYPE_CHECKING:  # Processes that run compiled code need no op.
+    from treadle.graph.passes import Pass
     from treadle.ops.op import Op
+    from treadle.runtime.comm.carriers import Offer
 
 __all__ = [
     "PROTOCOL",
     "Availability",
     "Backend",
     "Buffer",
+    "CachingDevice",
+    "Carrying",
     "Counting",
     "Device",
     "DeviceInfo",
@@ -59,10 +67,13 @@ __all__ = [
     "PeerDevice",
     "QueueDevice",
     "Reason",
+    "Rewriting",
+    "SpanEvent",
     "Stream",
     "Support",
     "SynchronousStream",
     "TimedEvent",
+    "TimingDevice",
     "no",
     "yes",
 ]
@@ -247,6 +258,31 @@ class Extending(Protocol):
 
     extras: Mapping[str, Callable[..., Any]]
     """Functions by name: attributes of `treadle.get_device_module(kind)`."""
+
+
+@runtime_checkable
+class Rewriting(Protocol):
+    """Optional: a backend with passes over graphs (`treadle.graph.passes.Pass`) of its own.
+
+    They run at the end of the first part of the prepare stage, on every program that lives on its
+    devices or that it takes part in as an engine; what they leave is verified. Their names are
+    told by `treadle.backends()`, and `Options(disabled=(name,))` leaves one out.
+    """
+
+    passes: Sequence[Pass]
+
+
+@runtime_checkable
+class Carrying(Protocol):
+    """Optional: a backend of GPUs (`gpu`) with a library that carries arrays between processes.
+
+    Its compiler or kernels run collectives by it; `treadle.runtime.comm.carriers.why_not` tells
+    them whether all ranks of a group can.
+    """
+
+    def offers(self, index: int, /) -> Mapping[str, Offer]:
+        """By the library's name, what this process has of it for device `index`."""
+        ...
 
 
 @runtime_checkable

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import importlib
 import inspect
@@ -12,6 +13,8 @@ from typing import Any
 from treadle.backends.api import PROTOCOL, Engine, Kernel
 
 _KIND = re.compile("[a-z_]+")
+_RUN = ("device", "outs", "ins", "attributes", "stream")
+_SUPPORTS = ("op", "types")
 _RESERVED = ("cpu", "multithread", "xpu")
 
 
@@ -28,7 +31,16 @@ def problems(backend: Any, *, built_in: bool = False) -> list[str]:
         found.append("it has no method probe()")
     found += _protocol_problems(getattr(backend, "protocol", None))
     found += _kind_problems(backend, built_in)
-    return found
+    return found + _pass_problems(getattr(backend, "passes", ()))
+
+
+def _pass_problems(passes: Iterable[Any]) -> list[str]:
+    fit = [dataclasses.is_dataclass(p) and callable(p) and getattr(p, "name", "") for p in passes]
+    return [
+        f"its pass {p!r} is no callable dataclass with a name"
+        for p, fits in zip(passes, fit, strict=True)
+        if not fits
+    ]
 
 
 def _protocol_problems(protocol: Any) -> list[str]:
@@ -60,14 +72,15 @@ def newer_protocol(protocol: tuple[int, int]) -> str:
 
 
 def tiers(backend: Any, kernels: Sequence[Kernel]) -> list[str]:
-    """What a backend is made of: memory, kernels, engines that run ops, compile, take segments."""
+    """What a backend is made of: memory, kernels, engines that run ops, compile, take segments,
+    passes."""
     found = ["devices"] if getattr(backend, "device_kinds", ()) else []
     found += ["kernels"] if kernels else []
     if isinstance(backend, Engine):
         found += ["engine"]
     for method, tier in (("compiler", "programs"), ("compile_segment", "segments")):
         found += [tier] if callable(getattr(backend, method, None)) else []
-    return found
+    return found + (["passes"] if getattr(backend, "passes", ()) else [])
 
 
 def op_count(backend: Any, kernels: Sequence[Kernel]) -> str:
@@ -75,6 +88,34 @@ def op_count(backend: Any, kernels: Sequence[Kernel]) -> str:
     if isinstance(backend, Engine):
         return f"all {len(_ops())}" if backend.priority == 0 else "when asked"
     return str(len({k.op for k in kernels} & _ops()))
+
+
+def kernel_problems(kernels: Iterable[Kernel]) -> list[str]:
+    """Kernels whose functions cannot be called the way they will be."""
+    found = []
+    for kernel in kernels:
+        for part, expected in (("run", _RUN), ("supports", _SUPPORTS)):
+            function = getattr(kernel, part)
+            if not _takes(function, len(expected)):
+                words = f"{part} of its kernel for {kernel.op} is {_told(function)}"
+                found.append(f"{words}; expected {part}({', '.join(expected)})")
+    return found
+
+
+def _takes(function: Any, count: int) -> bool:
+    try:
+        inspect.signature(function).bind(*(None,) * count)
+    except ValueError:  # Functions of libraries do not say what they take.
+        return True
+    except TypeError:
+        return False
+    return True
+
+
+def _told(function: Any) -> str:
+    if not callable(function):
+        return f"{function!r}, which cannot be called"
+    return f"{getattr(function, '__name__', repr(function))}{inspect.signature(function)}"
 
 
 def unknown_kernels(kernels: Iterable[Kernel]) -> str:

@@ -210,6 +210,30 @@ class DeviceExecutable(Protocol):
         ...
 
 
+Watch = Callable[[int, Callable[[], None]], None]
+"""Takes the number of an instruction and what submits it, which it calls once."""
+
+
+@runtime_checkable
+class WatchedExecutable(Protocol):
+    """Optional: a device program whose instructions can be measured one by one."""
+
+    def run_watched(
+        self,
+        device: Device,
+        stream: Stream,
+        bases: Sequence[Buffer],
+        start: int,
+        watch: Watch,
+        /,
+    ) -> int:
+        """As `DeviceExecutable.run`, with every instruction that launches submitted by `watch`.
+
+        Launches are submitted one by one, whatever else a run would make of them.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """What the device can do at best, as measured: the two lines of its roofline.
@@ -291,6 +315,15 @@ class MapLayout:
     dense: float = 1.0
     depthwise: float = 1.0
     windows: float = 1.0
+
+
+@runtime_checkable
+class Choosing(Protocol):
+    """Optional: a compiler that keeps composites whole on some operands only."""
+
+    def takes(self, op: Op, types: Sequence[TensorType], /) -> bool:
+        """Whether a composite that it keeps by name is to stay whole on operands of these types."""
+        ...
 
 
 class Compiler(Protocol):

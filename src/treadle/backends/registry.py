@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from treadle.backends.api import PROTOCOL, Availability, Engine, Kernel
 from treadle.backends.inspection import (
+    kernel_problems,
     newer_protocol,
     op_count,
     problems,
@@ -265,6 +266,9 @@ def _import(entry: Entry) -> None:
     found = backend.probe()
     if not isinstance(found, Availability):
         raise LoadError(where, f"probe() returned {type(found).__name__}, not Availability")
+    wrong = kernel_problems(entry.kernels())
+    if wrong:
+        raise LoadError(where, wrong[0], saw=f"{len(wrong)} such functions" * (len(wrong) > 1))
     entry.visible = _visible(entry.name, found.count)
     entry.availability = found
     remarks = (entry.remark, newer_protocol(backend.protocol), unknown_kernels(entry.kernels()))
@@ -376,6 +380,7 @@ def row_of(entry: Entry) -> dict[str, str]:
         "tiers": ", ".join(tiers(entry.backend, kernels)) if usable else "",
         "kernels": str(len(kernels)),
         "ops": op_count(entry.backend, kernels) if usable else "",
+        "passes": ", ".join(p.name for p in getattr(entry.backend, "passes", ())) if usable else "",
         "detail": "; ".join(r for r in remarks if r),
     }
 

@@ -12,8 +12,8 @@ the rest of it: a compiler for whole programs and an engine for single ops. With
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, Protocol, runtime_checkable
 
 from treadle.backends.api import Support
 from treadle.backends.codegen.target import Target
@@ -85,4 +85,43 @@ class Renderer(Protocol):
         Where `arguments` is the tuple of the launch before, nothing in it has changed. `serial`
         says that there is too little work for more than one thread of a processor.
         """
+        ...
+
+
+class Recording(Protocol):
+    """Launches that a device submits as one."""
+
+    def replay(self, stream: Stream, /) -> bool:
+        """Submit them; False, with nothing done, where memory they name has moved since."""
+        ...
+
+    def close(self) -> None:
+        """Let go of it, after what was submitted of it."""
+        ...
+
+
+@runtime_checkable
+class RecordingRenderer(Protocol):
+    """Optional: a renderer whose devices record launches and submit them again as one."""
+
+    def record(
+        self, device: Device, stream: Stream, submit: Callable[[Stream], None], /
+    ) -> Recording:
+        """What `submit` launches into the stream it is given; nothing of it runs now.
+
+        Launches are recorded with the addresses and numbers that they have. Whatever is raised,
+        the stream is as it was.
+        """
+        ...
+
+    def records(self, launchable: Launchable, /) -> bool:
+        """Whether a launch is nothing but work for the device, so that it can be recorded."""
+        ...
+
+    def places(self, buffers: Sequence[Buffer], /) -> tuple[Hashable, ...]:
+        """Where buffers are: launches on equal places are the same launches."""
+        ...
+
+    def settings(self) -> Hashable:
+        """What besides places and numbers decides what a launch does; None: record nothing now."""
         ...

@@ -123,6 +123,14 @@ MPIEXEC = Variable(
 CUDA_TF32 = Variable(
     ("TREADLE_CUDA_TF32",), "0", "1 rounds operands of float32 products on GPUs to 10 bits: faster"
 )
+CUDA_LIBRARIES = Variable(
+    ("TREADLE_CUDA_LIBRARIES",),
+    "cublasLt,cudnn,nccl",
+    "libraries of NVIDIA's that are used on GPUs where they are installed",
+)
+CUDA_GRAPHS = Variable(
+    ("TREADLE_CUDA_GRAPHS",), "1", "0 submits a program's launches on NVIDIA GPUs one by one"
+)
 LOG_LEVEL = Variable(("MEGENGINE_LOGGING_LEVEL", "TREADLE_LOG_LEVEL"), "", "logging level")
 
 ALL = tuple([found for found in tuple(globals().values()) if isinstance(found, Variable)])

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from treadle import distributed as dist
+from treadle.backends import registry
+from treadle.backends.api import Carrying
 from treadle.conformance.check import Array, Check, Measured, NotOffered, require
 from treadle.conformance.subject import Subject
+from treadle.distributed import carrying
 from treadle.distributed import functional as collectives
-from treadle.engine.fallback import fallback
+from treadle.engine.fallback import Policy, fallback
 from treadle.tensor import Tensor
 
 RANKS = 2
@@ -27,28 +30,54 @@ def checks(subject: Subject) -> Iterator[Check]:
     yield Check("Distributed", "collectives", partial(own_collectives, subject), 3)
 
 
-def own_collectives(subject: Subject) -> None:
-    """Collectives of the backend's own; without them values go by way of the host."""
-    raise NotOffered("the backend has no collectives of its own: values travel by the host")
+def own_collectives(subject: Subject) -> Measured:
+    """Two processes, each with a device of its own, whose arrays the backend's library carries."""
+    entry = registry.for_kind(subject.kind)
+    if entry is None or not isinstance(entry.backend, Carrying):
+        raise NotOffered("the backend has no collectives of its own: values travel by the host")
+    if entry.count < RANKS:
+        raise NotOffered(f"its library wants a device per process, and there are {entry.count}")
+    dtypes = DTYPES[:3] if subject.quick else DTYPES
+    told = _on_ranks(subject, carried, subject.kind, dtypes)
+    for rank, (how, found) in enumerate(told):
+        if found is None:
+            raise NotOffered(f"arrays travel {how}")
+        for dtype in dtypes:
+            _compare(rank, dtype, f"{subject.kind}{rank}", found[dtype])
+    return {"processes": float(RANKS), "element types": float(len(dtypes))}
+
+
+def carried(kind: str, dtypes: tuple[str, ...]) -> tuple[str, Any]:
+    """How arrays travel, and results of every collective where that is not through the host."""
+    rank = dist.get_rank()
+    carrying.meet(dist.WORLD.communicator(), kind, rank)
+    if not carrying.carries(dist.WORLD.name):
+        return carrying.described(dist.WORLD.name), None
+    return "", exchange(f"{kind}{rank}", dtypes, "error")
 
 
 def by_way_of_the_host(subject: Subject) -> Measured:
     """Two processes with tensors on the device get the reference's results on the device."""
-    missing = [m for m in ("mpi4py", "cloudpickle") if importlib.util.find_spec(m) is None]
-    if missing:
-        raise NotOffered(f"processes need {' and '.join(missing)}: pip install 'treadle[mpi]'")
     dtypes = DTYPES[:3] if subject.quick else DTYPES
     device = f"{subject.kind}0"
-    before = os.environ.get("PYTHONPATH", "")
-    os.environ["PYTHONPATH"] = subject.environment["PYTHONPATH"]  # of the processes to start
-    try:
-        results = dist.launcher(n_gpus=RANKS)(exchange)(device, dtypes)
-    finally:
-        os.environ["PYTHONPATH"] = before
+    results = _on_ranks(subject, exchange, device, dtypes)
     for rank, found in enumerate(results):
         for dtype in dtypes:
             _compare(rank, dtype, device, found[dtype])
     return {"processes": float(RANKS), "element types": float(len(dtypes))}
+
+
+def _on_ranks(subject: Subject, function: Callable[..., Any], *given: Any) -> list[Any]:
+    """What a function gives on each of two ranks."""
+    missing = [m for m in ("mpi4py", "cloudpickle") if importlib.util.find_spec(m) is None]
+    if missing:
+        raise NotOffered(f"processes need {' and '.join(missing)}: pip install 'treadle[mpi]'")
+    before = os.environ.get("PYTHONPATH", "")
+    os.environ["PYTHONPATH"] = subject.environment["PYTHONPATH"]  # of the processes to start
+    try:
+        return list(dist.launcher(n_gpus=RANKS)(function)(*given))
+    finally:
+        os.environ["PYTHONPATH"] = before
 
 
 def operand(rank: int) -> Array:
@@ -56,12 +85,14 @@ def operand(rank: int) -> Array:
     return (np.arange(8).reshape(4, 2) + rank).astype(np.float32)
 
 
-def exchange(device: str, dtypes: tuple[str, ...]) -> dict[str, dict[str, tuple[Any, str]]]:
+def exchange(
+    device: str, dtypes: tuple[str, ...], policy: Policy = "silent"
+) -> dict[str, dict[str, tuple[Any, str]]]:
     """Results of every collective on this rank, by element type: their elements and device."""
     found = {}
     for dtype in dtypes:
         x = Tensor(operand(dist.get_rank()), dtype=dtype, device=device)
-        with fallback("silent"):
+        with fallback(policy):
             made = {
                 "all_reduce_sum": collectives.all_reduce_sum(x),
                 "all_reduce_max": collectives.all_reduce_max(x),

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from treadle.backends import registry
-from treadle.backends.api import Engine, Support
+from treadle.backends.api import Engine, Rewriting
 from treadle.backends.program import Compiler, CompilingEngine
 from treadle.backends.segments import SegmentEngine
 from treadle.base.errors import CompileError
@@ -17,7 +17,9 @@ from treadle.graph.builder import GraphBuilder
 from treadle.graph.ir import Graph, Node, Value, remake
 from treadle.ops.fused import HOST as OF_HOST
 from treadle.ops.fused import Fused
-from treadle.ops.op import Op
+
+if TYPE_CHECKING:  # Nobody needs passes but who has some.
+    from treadle.graph.passes import Pass
 
 HOST = "cpu"
 """The kind of the host, under whatever name."""
@@ -45,15 +47,20 @@ def compiling(engines: Sequence[Engine]) -> str:
 def engines_of(options: Options, kind: str = HOST) -> Sequence[Engine]:
     """Who may run parts of a program, best first: those that the options name, and the reference.
 
-    Options that name engines of the host alone say nothing about programs of devices.
+    Options that name engines of the host alone say nothing about programs of devices, and the
+    other way round. Where they name a device's own compiler, segment engines of the host that they
+    name beside it take part, too.
 
     Raises:
         CompileError: the options name an engine that is not there.
     """
     known = (*registry.engines(kind), *(() if kind == HOST else _aides()))
+    known = (*known, *_guests(options, kind))
     names = [e.name for e in known]
-    elsewhere = [] if kind == HOST else [e.name for e in registry.engines(HOST)]
+    elsewhere = _elsewhere(kind)
     chosen = [n for n in options.engines if n in names or n not in elsewhere]
+    if kind == HOST and not chosen:
+        chosen = list(options.engines)
     if not chosen:
         return [e for e in known if not (isinstance(e, SegmentEngine) and e.on_request)]
     for name in chosen:
@@ -72,6 +79,22 @@ def engines_of(options: Options, kind: str = HOST) -> Sequence[Engine]:
     )
 
 
+def _elsewhere(kind: str) -> list[str]:
+    """Names that options may have although nobody of that name serves this kind."""
+    if kind != HOST:
+        return [e.name for e in registry.engines(HOST)]
+    return [name for name, entry in registry.entries().items() if entry.state != "disabled"]
+
+
+def _guests(options: Options, kind: str) -> list[Engine]:
+    """Segment engines of the host that options name together with a device's compiler."""
+    own = [e.name for e in registry.engines(kind) if isinstance(e, CompilingEngine)]
+    if kind == HOST or not set(own) & set(options.engines):
+        return []
+    found = [e for e in registry.engines(HOST) if e.name in options.engines]
+    return [e for e in found if isinstance(e, SegmentEngine) and kind not in e.serves]
+
+
 def _aides() -> list[Engine]:
     """What runs the rest of a device's programs on the host."""
     return [e for e in registry.engines(HOST) if e.name == _AIDE]
@@ -82,25 +105,12 @@ def segment_engines(engines: Sequence[Engine]) -> list[Engine]:
     return [e for e in engines if isinstance(e, SegmentEngine)]
 
 
-class Device:
-    """Stands for what runs the ops of a device, where parts go to engines that compile them.
-
-    Whatever its compiler or kernels refuse, it sees to it that the host runs that.
-
-    Args:
-        kind: of the device.
-        name: of the engine that compiles; of nobody, where ops run one by one.
-    """
-
-    priority = 0
-
-    def __init__(self, kind: str, name: str) -> None:
-        self.name = name
-        self.serves: tuple[str, ...] = (kind,)
-
-    def prepare(self, op: Op, types: Sequence[TensorType], /) -> Callable[..., Any] | Support:
-        """It takes every op, and is never asked to run one."""
-        return op.reference
+def passes_of(options: Options, kind: str = HOST) -> tuple[Pass, ...]:
+    """Passes of the backend that has the devices, then those of engines that take part."""
+    home = registry.for_kind(kind)
+    takers = [*([] if home is None else [home.backend]), *engines_of(options, kind)]
+    rewriting = {id(taker): taker for taker in takers if isinstance(taker, Rewriting)}
+    return tuple(p for taker in rewriting.values() for p in taker.passes)
 
 
 def forced_to_host(graph: Graph, names: Sequence[str]) -> Graph:

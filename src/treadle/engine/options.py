@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Literal
 
 from treadle.base.env import CHECK, ENGINES, FORCE_FALLBACK, FUSION_SWITCH, Variable
 from treadle.base.errors import GraphError
 from treadle.engine.fusion_switch import switched_off
+from treadle.runtime.comm.buckets import Reductions, problem_of
 
 
 def _names(variable: Variable) -> tuple[str, ...]:
@@ -69,8 +69,10 @@ class Options:
         streams: how many streams steps may be spread over, where that is predicted to pay.
         reductions: how all-reductions of gradients share messages in programs of the host: "auto"
             plans buckets for the times at which gradients are there, a number fills each up to so
-            many bytes, a tuple ends one after so many gradients, in the order in which they are
-            there; "off": each travels alone, and is waited for where it stands.
+            many bytes, a tuple of whole numbers ends one after so many gradients, in the order in
+            which they are there, one of fractions has the buckets' shares of all bytes. Those that
+            name a bucket travel in that. "off": each travels alone, and is waited for where it
+            stands.
         check: verify the graph after every pass, and the plan of memory; between stages the graph
             is verified in any case. On where the environment sets TREADLE_CHECK=1.
         switched_off: what the file of `fusion_switch` turned off when these options were made.
@@ -90,7 +92,7 @@ class Options:
     memory_budget: int = 0
     strict_budget: bool = True
     streams: int = 1
-    reductions: Literal["auto", "off"] | int | tuple[int, ...] = "auto"
+    reductions: Reductions = "auto"
     check: bool = field(default_factory=lambda: CHECK.get() == "1")
     switched_off: tuple[str, ...] = field(default=(), init=False)
 
@@ -103,11 +105,12 @@ class Options:
             raise GraphError("options", f"{self.streams} streams", hint="there is at least one")
         if self.memory_budget < 0:
             raise GraphError("options", f"a budget of {self.memory_budget} bytes", hint="0: none")
-        if isinstance(self.reductions, str) and self.reductions not in ("auto", "off"):
+        if problem := problem_of(self.reductions):
             raise GraphError(
                 "options",
-                f"reductions={self.reductions!r}",
-                hint='use "auto", "off", a number of bytes, or a tuple of numbers of gradients',
+                f"reductions={self.reductions!r}: {problem}",
+                hint='use "auto", "off", a number of bytes, or a tuple: (10, 40) ends buckets '
+                "after so many gradients, (0.7, 0.3) has their shares of all bytes",
             )
         if self.winograd not in (0, 2, 4):
             raise GraphError(

@@ -21,6 +21,7 @@ from treadle.base.errors import EngineError
 from treadle.base.garbage import rare_collections
 from treadle.base.types import TensorType
 from treadle.engine import cache
+from treadle.engine.consent import settings, settle, shared
 from treadle.engine.devices import CompNode, default_device
 from treadle.engine.execute import (
     DeviceExecutor,
@@ -32,11 +33,11 @@ from treadle.engine.execute import (
 )
 from treadle.engine.homes import (
     HOST,
-    Device,
     compiling,
     engines_of,
     find_compiler,
     forced_to_host,
+    passes_of,
     segment_engines,
 )
 from treadle.engine.options import Options
@@ -129,14 +130,19 @@ class Stages:
         with self.report.stage("prepare"):
             options = options if self.compiled else op_by_op(options)
             whole = kept_whole(engines_of(options, self.kind)) if self.compiled else ()
-            prepared: Graph = stages.prepare(self.captured, options, self.report, compiler, whole)
+            own = passes_of(options, self.kind)
+            prepared: Graph = stages.prepare(
+                self.captured, options, self.report, compiler, whole, own
+            )
             if self.kind == HOST:
                 prepared = stages.bucket_reductions(prepared, options, self.report)
+            elif self.compiled and compiler.keeps("all_reduce_bucket"):
+                prepared = stages.bucket_reductions(prepared, options, self.report, compiler)
         self.prepared = prepared
         stages.dump(prepared, "prepare")
         frozen = {v for v, yes in zip(prepared.inputs, self.interface.frozen, strict=False) if yes}
         with self.report.stage("partition"):
-            parted = self._parted(prepared, frozen)
+            parted = _parted(self, prepared, frozen, whole)
             if whole:
                 parted = stages.take_apart(parted, options, self.report, compiler)
         stages.dump(parted, "partition")
@@ -148,22 +154,6 @@ class Stages:
                 self.optimized = stages.optimize(parted, compiler, self.options, self.report, fixed)
             stages.dump(self.optimized, "optimize")
         return self.optimized
-
-    def _parted(self, prepared: Graph, frozen: Set[Value]) -> Graph:
-        """The graph with a group around what another engine runs than the program's own."""
-        stages, options = _stages(), self.options
-        engines = list(engines_of(options, self.kind))
-        own, forced = compiling(engines), options.force_fallback
-        if self.kind != HOST:
-            # What its compiler or kernels refuse goes to the host, and nothing else does.
-            prepared = forced_to_host(prepared, forced)
-            if self.compiled or not segment_engines(engines):
-                return prepared
-            engines, forced = [*segment_engines(engines), Device(self.kind, own)], ()
-            options = replace(options, force_fallback=())
-        parts = stages.partition(prepared, engines, options, self.report, frozen=frozen)
-        made: Graph = stages.leave_to_host(parts, engines, own, forced)
-        return made
 
     @rare_collections()
     def compile(self) -> Runner:
@@ -193,41 +183,55 @@ class Stages:
     def _loaded(self) -> Runner:
         """The program of a compiler, out of the cache or made now."""
         compiler, on_host = self.compiler(), self.kind == HOST
-        key = cache.key_of(self.captured, self.interface, self.options, compiler)
+        setting = settings(self.captured, self.options)
+        key = cache.key_of(self.captured, self.interface, self.options, compiler, setting or "")
+        if setting is None:
+            key = ""
         if segment_engines(engines_of(self.options, self.kind)):
             key = ""  # What such an engine takes depends on its version, and keeps its own blobs.
+        if passes_of(self.options, self.kind):
+            key = ""  # Nobody would see that their code has changed.
         with self.report.stage("cache"):
             # Who wants the stages' results written wants the stages to run.
             known = None if DUMP.get() else cache.fetch(key, compiler, on_host=on_host)
+            known = shared(self.captured, self.options, known)
         if known is not None:
+            settle(self.captured, self.options, known.cuts)
             return self._executor(known.loaded, known.results)
         plan = self.planned()
         with self.report.stage("load"):
             loaded = _stages().load(plan, compiler, on_host=on_host)
-        results = self._results()
-        cache.save(key, loaded, results, compiler)
-        return self._executor(loaded, results)
+        entry = cache.Entry(loaded, self._results(), tuple(self.report.cuts))
+        settle(self.captured, self.options, entry.cuts)
+        if on_host or not plan.host:
+            cache.save(key, entry, compiler)
+        return self._executor(loaded, entry.results)
 
-    def _executor(self, loaded: Loaded[Any], results: Sequence[TensorType]) -> Runner:
+    def _executor(
+        self, loaded: Loaded[Any], results: Sequence[TensorType]
+    ) -> Executor | DeviceExecutor:
         frozen = [i for i, yes in enumerate(self.interface.frozen) if yes]
         if self.home is None or self.kind == HOST:
             return Executor(loaded, results, frozen, self._segments(loaded.plan))
-        name, compiler = self.captured.name, self.compiler()
-        return DeviceExecutor(name, loaded, results, self.home, compiler, frozen)
+        name, compiler, segments = self.captured.name, self.compiler(), self._segments(loaded.plan)
+        return DeviceExecutor(name, loaded, results, self.home, compiler, frozen, segments)
 
     def _segments(self, plan: Plan) -> dict[int, SegmentLaunch]:
         """What runs the parts of the program that other engines compile."""
 
         def by_others(body: Graph, frozen: tuple[bool, ...]) -> Callable[..., Sequence[Any]]:
-            names = tuple(e.name for e in engines_of(self.options) if not is_apart(e))
-            return (
-                Stages(body, Interface(frozen), replace(self.options, engines=names)).compile().run
+            engines = engines_of(self.options, self.kind)
+            options = replace(
+                self.options, engines=tuple(e.name for e in engines if not is_apart(e))
             )
+            return Stages(body, Interface(frozen), options, self.home).compile().run
 
-        strict, store = self.options.strict_segments, self.compiler()
+        strict, store, kind = self.options.strict_segments, self.compiler(), self.kind
         with self.report.stage("segments"):
             frozen = self.interface.frozen
-            return launches_of(plan, frozen, by_others, store, self.report, strict=strict)
+            return launches_of(
+                plan, frozen, by_others, store, self.report, strict=strict, kind=kind
+            )
 
     def _op_by_op(self) -> Runner:
         home, strict = self.home, self.options.strict_segments
@@ -357,35 +361,58 @@ class Stages:
         """Measure every step on these inputs, which stay as they are.
 
         Returns:
-            Times by kernel on the host. Elsewhere the quickest run: when each part of the program
-            ran on which device, and what was copied.
+            Times by kernel, on the host and on devices whose programs are compiled. Elsewhere the
+            quickest run: when each part of the program ran on which device, and what was copied.
 
         Raises:
             EngineError: there is nothing to repeat.
         """
         executor = self.compile()
-        if not isinstance(executor, Executor):
-            return self._timeline(executor, inputs, repeats)
+        if not isinstance(executor, Executor | DeviceExecutor) or not executor.is_watched:
+            return _timeline(self, executor, inputs, repeats)
         plan = self.planned()
         compiler = self.compiler()
         if executor.loaded.plan is not plan:  # Programs out of the cache have no steps to name.
-            loaded = _stages().load(plan, compiler)
-            executor = Executor(loaded, self._results(), (), self._segments(plan))
+            loaded = _stages().load(plan, compiler, on_host=self.kind == HOST)
+            executor = self._executor(loaded, self._results())
         name, seconds = self.captured.name, self.report.seconds
         limits = compiler.limits() if isinstance(compiler, MeasuringCompiler) else None
         found: Profile = _stages().measure(name, executor, inputs, repeats, seconds, limits)
         self.measured = found
         return found
 
-    def _timeline(self, executor: Runner, inputs: Sequence[Any], repeats: int) -> Timeline:
-        """The quickest of some runs, after one that is not counted."""
-        if repeats < 1:
-            raise EngineError("profile", f"{repeats} repeats", hint="measure one run at least")
-        if not isinstance(executor, Scheduler):
-            part = Part(self.captured, self.home or default_device(), ())
-            executor = Scheduler.of_one(part, executor)
-        runs = [executor.measure(inputs) for _ in range(repeats + 1)][1:]
-        return min(runs, key=lambda run: run.seconds)
+
+def _parted(of: Stages, prepared: Graph, frozen: Set[Value], whole: Sequence[str]) -> Graph:
+    """The graph with a group around what another engine runs than the program's own."""
+    stages, options, kind = _stages(), of.options, of.kind
+    engines = list(engines_of(options, kind))
+    own, forced, apart = compiling(engines), options.force_fallback, segment_engines(engines)
+    made: Graph
+    if of.home is None or kind == HOST:
+        parts = stages.partition(prepared, engines, options, of.report, frozen=frozen)
+        made = stages.leave_to_host(parts, engines, own, forced)
+        return made
+    # What its compiler or kernels refuse goes to the host, and what segment engines take goes to
+    # them; nothing else leaves the device.
+    prepared = forced_to_host(prepared, forced)
+    if not apart:
+        return prepared
+    compiler = of.compiler() if of.compiled else None
+    device = stages.Device(kind, own, of.home.open(), compiler, whole)
+    options = replace(options, force_fallback=())
+    made = stages.part_on_device(prepared, apart, device, options, of.report, frozen)
+    return made
+
+
+def _timeline(of: Stages, executor: Runner, inputs: Sequence[Any], repeats: int) -> Timeline:
+    """The quickest of some runs, after one that is not counted."""
+    if repeats < 1:
+        raise EngineError("profile", f"{repeats} repeats", hint="measure one run at least")
+    if not isinstance(executor, Scheduler):
+        part = Part(of.captured, of.home or default_device(), ())
+        executor = Scheduler.of_one(part, executor)
+    runs = [executor.measure(inputs) for _ in range(repeats + 1)][1:]
+    return min(runs, key=lambda run: run.seconds)
 
 
 def op_by_op(options: Options) -> Options:

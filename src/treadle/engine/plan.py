@@ -208,6 +208,7 @@ class Plan:
         launches: kernels that the steps start, every one counted once.
         once: numbers of the nodes that the prelude computes.
         areas: offset and bytes of everything in `kept`.
+        halts: (step, task) pairs of a program out of the cache, whose steps are not known.
     """
 
     steps: tuple[Step, ...]
@@ -224,6 +225,13 @@ class Plan:
     launches: int = 0
     once: tuple[int, ...] = ()
     areas: tuple[tuple[int, int], ...] = ()
+    halts: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def tasks(self) -> dict[int, int]:
+        """The number of the host task at each step that is one."""
+        found = {i: step.task for i, step in enumerate(self.steps) if isinstance(step, Host)}
+        return found or dict(self.halts)
 
     @property
     def bases(self) -> int:

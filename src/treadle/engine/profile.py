@@ -18,8 +18,8 @@ import numpy.typing as npt
 
 from treadle.backends.program import Host, Jump, Limits, Run, Step, Together
 from treadle.base.errors import EngineError
-from treadle.engine.cost import RATES
-from treadle.engine.execute import Executor
+from treadle.engine.cost import RATES, Rates, rates_of
+from treadle.engine.execute import DeviceExecutor, Executor
 from treadle.engine.plan import Facts, Plan
 from treadle.engine.table import duration, lines, shortened
 
@@ -104,6 +104,9 @@ class Profile:
         kernels: the same by kernel, the longest first.
         stages: seconds of the compilation, by stage.
         limits: of the machine, where they are known.
+        device: on which it ran; "" for the host.
+        clock: what told the time there.
+        rates: with which times are predicted.
     """
 
     name: str
@@ -113,6 +116,9 @@ class Profile:
     kernels: tuple[KernelTime, ...]
     stages: Mapping[str, float]
     limits: Limits | None = None
+    device: str = ""
+    clock: str = ""
+    rates: Rates = RATES["cpu"]
 
     @property
     def busy(self) -> float:
@@ -146,16 +152,22 @@ class Profile:
             for k in self.kernels
         ]
         head = (
-            f"program {self.name}: {duration(self.seconds)} per run, the median of {self.repeats}; "
+            f"{self.title}: {duration(self.seconds)} per run, the median of {self.repeats}; "
             f"{duration(self.busy)} in {sum(k.calls for k in self.kernels)} launches"
         )
-        return "\n".join((head, *limits_text(self.limits), *lines(header, rows)))
+        clock = (f"times are those of {self.clock}",) if self.clock else ()
+        return "\n".join((head, *clock, *limits_text(self.limits), *lines(header, rows)))
+
+    @property
+    def title(self) -> str:
+        """The program, and where it ran."""
+        return f"program {self.name}" + (f" on {self.device}" if self.device else "")
 
     # -- trace -----------------------------------------------------------------------------
 
     def trace(self) -> dict[str, Any]:
         """The profile in Chromium's Trace Event Format: times are microseconds."""
-        events = [*_names(1, f"program {self.name}", sorted({s.stream for s in self.steps}))]
+        events = [*_names(1, self.title, sorted({s.stream for s in self.steps}))]
         events += [_step_event(step) for step in self.steps]
         if self.stages:
             events += [
@@ -179,8 +191,8 @@ class Profile:
 
 def measure(
     name: str,
-    executor: Executor,
-    inputs: Sequence[Array],
+    executor: Executor | DeviceExecutor,
+    inputs: Sequence[Any],
     repeats: int,
     stages: Mapping[str, float],
     limits: Limits | None = None,
@@ -202,21 +214,26 @@ def measure(
     """
     if repeats < 1:
         raise EngineError("profile", f"{repeats} repeats", hint="measure one run at least")
-    times = executor.profile(inputs, repeats + 1)[1:]
+    device, clock, rates = "", "", RATES["cpu"]
+    if isinstance(executor, Executor):
+        times = executor.profile(inputs, repeats + 1)[1:]
+    else:
+        clock, times = executor.profile(inputs, repeats + 1)
+        device, rates, times = executor.device.name, rates_of(executor.device.info), times[1:]
     ran = times[0, :, 3] > 0
     plan = executor.loaded.plan
     if not ran.any():
-        return Profile(name, repeats, 0.0, (), (), dict(stages), limits)
+        return Profile(name, repeats, 0.0, (), (), dict(stages), limits, device, clock, rates)
     starts = np.where(ran, times[:, :, 0], np.iinfo(np.int64).max).min(axis=1)
     spans = times[:, :, 1].max(axis=1) - starts
     typical = int(np.argsort(spans, kind="stable")[(repeats - 1) // 2])
     median = np.median(times[:, :, 2], axis=0)
     steps = tuple(
-        _step_time(plan, i, times[typical, i], int(starts[typical]), float(median[i]) * 1e-9)
+        _step_time(plan, i, times[typical, i], int(starts[typical]), float(median[i]), rates)
         for i in np.flatnonzero(ran).tolist()
     )
-    total = float(np.median(spans)) * 1e-9
-    return Profile(name, repeats, total, steps, _by_kernel(steps, limits), dict(stages), limits)
+    total, kernels = float(np.median(spans)) * 1e-9, _by_kernel(steps, limits)
+    return Profile(name, repeats, total, steps, kernels, dict(stages), limits, device, clock, rates)
 
 
 RATES_SHOWN = ("GFLOP/s", "GB/s", "roofline")
@@ -249,12 +266,18 @@ def step_names(plan: Plan, step: Step) -> tuple[str, str]:
     return "jump", ""
 
 
-def predicted(step: Step, facts: Facts) -> float:
-    """Modelled seconds of one turn of a step."""
+def rates_in(profile: Profile | None) -> Rates:
+    """Those with which a program's times are predicted; the CPU's, as long as it did not run."""
+    return RATES["cpu"] if profile is None else profile.rates
+
+
+def predicted(step: Step, facts: Facts, rates: Rates = RATES["cpu"]) -> float:
+    """Modelled seconds of one turn of a step, with the rates of what runs launches."""
     if isinstance(step, Jump):
         return 0.0
-    rates = RATES["reference" if isinstance(step, Host) else "cpu"]
-    return rates.seconds(facts.flops, facts.nbytes)
+    return (RATES["reference"] if isinstance(step, Host) else rates).seconds(
+        facts.flops, facts.nbytes
+    )
 
 
 def shares(step: Step, facts: Facts) -> tuple[tuple[Step, Facts, float], ...]:
@@ -268,7 +291,7 @@ def shares(step: Step, facts: Facts) -> tuple[tuple[Step, Facts, float], ...]:
 
 
 def _step_time(
-    plan: Plan, i: int, row: npt.NDArray[np.int64], start: int, seconds: float
+    plan: Plan, i: int, row: npt.NDArray[np.int64], start: int, nanoseconds: float, rates: Rates
 ) -> StepTime:
     step, facts, turns = plan.steps[i], plan.facts[i], int(row[3])
     label, kernel = step_names(plan, step)
@@ -280,9 +303,9 @@ def _step_time(
         node=facts.node,
         start=(int(row[0]) - start) * 1e-9,
         duration=int(row[1] - row[0]) * 1e-9,
-        seconds=seconds,
+        seconds=nanoseconds * 1e-9,
         turns=turns,
-        predicted=predicted(step, facts) * turns,
+        predicted=predicted(step, facts, rates) * turns,
         flops=facts.flops * turns,
         nbytes=facts.nbytes * turns,
         shares=tuple((f.node, share) for _, f, share in shares(step, facts)),

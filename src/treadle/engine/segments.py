@@ -142,7 +142,7 @@ class SegmentLaunch:
         """New arrays of the results, one alone or a tuple, as any launch."""
         given = [a for a, yes in zip(arrays, self.frozen, strict=True) if not yes]
         fixed = [a for a, yes in zip(arrays, self.frozen, strict=True) if yes]
-        results = self._run(given, lambda: fixed, None, None)
+        results = self.results(given, lambda: fixed)
         return results[0] if len(results) == 1 else tuple(results)
 
     def into(
@@ -160,7 +160,7 @@ class SegmentLaunch:
             results: arrays to write to.
             version: names the frozen inputs: as long as it is the same object, so are they.
         """
-        made = self._run(given, fixed, results, version)
+        made = self.results(given, fixed, results, version)
         if made is not results:
             for target, source in zip(results, made, strict=True):
                 target[...] = source
@@ -214,7 +214,7 @@ class SegmentLaunch:
         if not self._constant:
             return self.body
         rest = [None] * (len(self.frozen) - len(held))
-        return with_constants(self.body, self._all(rest, held))
+        return with_constants(self.body, self._all(rest, list(map(to_host, held))))
 
     def _compiled(self, graph: Graph) -> SegmentExecutable:
         start = time.perf_counter()
@@ -266,14 +266,14 @@ class SegmentLaunch:
 
     # -- running ---------------------------------------------------------------------------
 
-    def _run(
+    def results(
         self,
         given: Sequence[Any],
         fixed: Callable[[], Sequence[Any]],
-        results: Sequence[Any] | None,
-        version: object,
+        results: Sequence[Any] | None = None,
+        version: object = None,
     ) -> Sequence[Any]:
-        """The results: `results` themselves if they were written."""
+        """The results: `results` themselves if they were written. Arguments are those of `into`."""
         made = self._ready(given, fixed, version)
         if made is not None:
             passed = given if self._constant or not made.held else self._all(given, fixed())
@@ -398,8 +398,9 @@ def launches_of(
     report: CompileReport,
     *,
     strict: bool = False,
+    kind: str = "cpu",
 ) -> dict[int, SegmentLaunch]:
-    """What runs the segments of a program, by the number of their tasks.
+    """What runs the segments of a program of a device kind, by the number of their tasks.
 
     Those that take no frozen inputs are compiled now.
     """
@@ -410,7 +411,7 @@ def launches_of(
             continue
         flags = [at.base in constant and not at.offset for at, _ in task.inputs]
         found[number] = launch = SegmentLaunch(
-            engine_of(task.op),
+            engine_of(task.op, kind),
             body_of(task.op),
             flags,
             others,
@@ -442,7 +443,7 @@ def engine_of(op: Fused, kind: str = "cpu") -> SegmentEngine:
     Raises:
         CompileError: it is not installed here.
     """
-    for engine in registry.engines(kind):
+    for engine in (*registry.engines(kind), *registry.engines("cpu")):
         if engine.name == op.engine and isinstance(engine, SegmentEngine):
             return engine
     raise CompileError(

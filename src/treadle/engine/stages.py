@@ -12,12 +12,13 @@ from treadle.engine.explain.page import save_picture
 from treadle.engine.explain.plan import kernel_texts, plan_text
 from treadle.engine.load import load
 from treadle.engine.optimize import optimize
-from treadle.engine.partition import leave_to_host, partition
+from treadle.engine.partition import Device, leave_to_host, part_on_device, partition
 from treadle.engine.prepare import bucket_reductions, prepare, take_apart
 from treadle.engine.profile import measure
 from treadle.graph.passes import dump, is_dumped, write_dump
 
 __all__ = [
+    "Device",
     "bucket_reductions",
     "compile_graph",
     "dump",
@@ -28,6 +29,7 @@ __all__ = [
     "load",
     "measure",
     "optimize",
+    "part_on_device",
     "partition",
     "plan_text",
     "plan_within",

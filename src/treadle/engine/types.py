@@ -92,6 +92,8 @@ class CompileReport:
         passes: what each pass did, with its stage, in order.
         decisions: engines, refusals, groups.
         tables: whatever else a stage shows: kernels, memory, times.
+        cuts: what is reduced together, as agreed with other ranks: reductions, as text, and their
+            numbers by bucket.
     """
 
     name: str = ""
@@ -99,6 +101,7 @@ class CompileReport:
     passes: list[tuple[str, PassReport]] = field(default_factory=list)
     decisions: list[Decision] = field(default_factory=list)
     tables: list[Table] = field(default_factory=list)
+    cuts: list[tuple[str, tuple[tuple[int, ...], ...]]] = field(default_factory=list)
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:

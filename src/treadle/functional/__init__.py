@@ -82,7 +82,9 @@ spelling.KNOWN.update(__all__)
 def __getattr__(name: str) -> Any:
     if name == "distributed":
         # It stands above this package, and few programs name it.
-        return importlib.import_module("treadle.distributed.functional")
+        found = importlib.import_module("treadle.distributed.functional")
+        globals()[name] = found  # So that Python does not ask here again.
+        return found
     raise AttributeError(
         f"treadle.functional has no {name!r}{spelling.of_function(name)}", name=name
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -10,6 +11,7 @@ import numpy as np
 from treadle.base.errors import GraphError, TreadleError
 from treadle.base.shape import size_of
 from treadle.base.symbol import recording_guards
+from treadle.base.types import TensorType
 from treadle.graph.analysis import is_opaque, live_nodes
 from treadle.graph.builder import GraphBuilder, GraphOperand
 from treadle.graph.ir import Graph, Node, Value, constant, constant_of, op_key, regions_of, remake
@@ -17,7 +19,7 @@ from treadle.graph.passes import map_regions, register
 from treadle.ops.composite import Composite, expand
 from treadle.ops.constant import Constant
 from treadle.ops.movement import Broadcast
-from treadle.ops.op import as_tuple
+from treadle.ops.op import Op, as_tuple
 
 COMMUTATIVE = frozenset(("add", "mul", "equal", "not_equal", "bit_and", "bit_or", "bit_xor"))
 """Ops whose inputs may be swapped bit for bit. The larger of two zeros depends on the order, so
@@ -166,10 +168,12 @@ class Expand:
 
     Attributes:
         keep: names of composites that stay.
+        takes: whether one of them is to stay on operands of some types; all are if left out.
     """
 
     name: ClassVar[str] = "expand"
     keep: tuple[str, ...] = ()
+    takes: Callable[[Op, tuple[TensorType, ...]], bool] | None = None
 
     def __call__(self, graph: Graph, /) -> Graph:
         """The graph without composites, but for those kept."""
@@ -179,7 +183,11 @@ class Expand:
         return graph
 
     def _applies(self, node: Node) -> bool:
-        return isinstance(node.op, Composite) and node.op.name not in self.keep
+        if not isinstance(node.op, Composite):
+            return False
+        if node.op.name not in self.keep:
+            return True
+        return self.takes is not None and not self.takes(node.op, _types(node))
 
     def _expand(self, graph: Graph) -> Graph:
         builder = GraphBuilder(graph.name)
@@ -193,6 +201,11 @@ class Expand:
                 outputs = builder.copy(node, inputs).outputs
             instead.update(zip(node.outputs, outputs, strict=True))
         return graph.with_nodes(builder.build().nodes, (instead[v] for v in graph.outputs))
+
+
+def _types(node: Node) -> tuple[TensorType, ...]:
+    """Types of the operands, without what is known of their places and contents."""
+    return tuple([TensorType(v.type.dtype, v.type.shape) for v in node.inputs])
 
 
 def _body(

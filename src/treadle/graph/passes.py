@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeVar
 
 from treadle.base.env import DUMP
-from treadle.base.errors import GraphError
+from treadle.base.errors import GraphError, TreadleError
 from treadle.base.log import get_logger
 from treadle.graph.evaluate import substitute_attributes
 from treadle.graph.ir import Graph, Node, Value, regions_of, remake
@@ -88,7 +88,7 @@ def run_passes(
     for number, step in enumerate(passes):
         start, before = time.perf_counter(), len(graph.nodes)
         with counting_hits() as hits:
-            graph = step(graph)
+            graph = _stepped(graph, step)
         seconds = time.perf_counter() - start
         if report is not None:
             fired = tuple(hits.most_common())
@@ -97,6 +97,19 @@ def run_passes(
         if check:
             _verify_after(graph, step, spec)
     return graph
+
+
+def _stepped(graph: Graph, step: Pass) -> Graph:
+    try:
+        return step(graph)
+    except TreadleError:
+        raise
+    except Exception as problem:
+        raise GraphError(
+            f"pass {pass_text(step)}",
+            f"failed: {type(problem).__name__}: {problem}",
+            hint=f"this is a defect of the pass; Options(disabled=({step.name!r},)) leaves it out",
+        ) from problem
 
 
 def _verify_after(graph: Graph, step: Pass, spec: Spec) -> None:

@@ -46,6 +46,7 @@ from treadle.jit.whereabouts import Whereabouts
 from treadle.ops.op import Array, Op, as_tuple
 from treadle.ops.transfer import Identity, Transfer
 from treadle.runtime.array import to_host
+from treadle.runtime.comm import groups
 from treadle.tensor import Tensor, wrap
 
 
@@ -138,6 +139,8 @@ class Capture:
         self._host: dict[Any, Tensor] = {}
         self._grads: dict[int, tuple[Tensor, Any]] = {}
         self._guards: list[Guard] = []
+        if groups.world() is not None:  # Ranks and their number may have become part of the graph.
+            self.guard(groups.losses, groups.losses())
         self._slots: list[tuple[Holder, bool]] = []
         self.endings: list[Callable[[], None]] = []
         self._made: list[weakref.ref[Tensor]] = []

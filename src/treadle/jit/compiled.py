@@ -288,8 +288,8 @@ class Compiled(Generic[P, R]):
             kwargs: of the function.
 
         Returns:
-            Median times by kernel, which print as a table. For programs of other devices than the
-            host, or of several: the quickest run, with the time of every part and copy.
+            Median times by kernel, which print as a table. For programs of devices without a
+            compiler, or of several devices: the quickest run, with the time of every part and copy.
 
         Raises:
             EngineError: there is nothing to repeat.

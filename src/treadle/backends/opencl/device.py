@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 import pyopencl as cl
 
-from treadle.backends.opencl.platforms import check_process, info_of, is_forked
+from treadle.backends.opencl.platforms import (
+    check_process,
+    context_of,
+    forget_contexts,
+    info_of,
+    is_forked,
+)
 from treadle.base.errors import DeviceLost, OutOfMemory
 from treadle.runtime.api import Device, Event, Stream
 
@@ -53,11 +59,35 @@ class ClEvent:
         self.marker.wait()
 
 
+class TimedClEvent(ClEvent):
+    """A point in a queue that knows times; `work` are the launches since the point before it."""
+
+    def __init__(self, stream: ClStream, marker: cl.Event, work: Sequence[cl.Event]) -> None:
+        super().__init__(stream, marker)
+        self.work = work
+
+    def span(self) -> tuple[int, int]:
+        """See `SpanEvent`."""
+        if not self.work:
+            return self.marker.profile.end, self.marker.profile.end
+        return self.work[0].profile.start, self.work[-1].profile.end
+
+    def since(self, start: Event, /) -> float:
+        """See `TimedEvent`."""
+        if not isinstance(start, TimedClEvent):
+            raise TypeError(f"a {type(start).__name__} knows no time of OpenCL's")
+        return (int(self.marker.profile.end) - int(start.marker.profile.end)) * 1e-9
+
+
 class ClStream:
     """An in-order queue."""
 
     def __init__(self, queue: cl.CommandQueue) -> None:
         self.queue = queue
+
+    def launch(self, kernel: cl.Kernel, size: int, group: tuple[int] | None) -> None:
+        """Submit a kernel."""
+        cl.enqueue_nd_range_kernel(self.queue, kernel, (size,), group)
 
     def record(self) -> ClEvent:
         marker = cl.enqueue_marker(self.queue)
@@ -65,12 +95,34 @@ class ClStream:
         return ClEvent(self, marker)
 
     def wait(self, event: Event, /) -> None:
-        if not isinstance(event, ClEvent) or event.stream is not self:
-            event.wait()  # an event means nothing outside its context
+        if not isinstance(event, ClEvent):
+            event.wait()
+        elif event.stream is not self:
+            if event.stream.queue.context == self.queue.context:
+                cl.enqueue_barrier(self.queue, wait_for=[event.marker])
+            else:
+                event.wait()  # it means nothing outside its context
 
     def synchronize(self) -> None:
         check_process()
         self.queue.finish()
+
+
+class TimedClStream(ClStream):
+    """A queue that keeps the events of its launches."""
+
+    def __init__(self, queue: cl.CommandQueue) -> None:
+        super().__init__(queue)
+        self._work: list[cl.Event] = []
+
+    def launch(self, kernel: cl.Kernel, size: int, group: tuple[int] | None) -> None:
+        self._work.append(cl.enqueue_nd_range_kernel(self.queue, kernel, (size,), group))
+
+    def record(self) -> TimedClEvent:
+        work, self._work = self._work, []
+        marker = cl.enqueue_marker(self.queue)
+        self.queue.flush()
+        return TimedClEvent(self, marker, work)
 
 
 def translated(method: _Method) -> _Method:
@@ -95,12 +147,13 @@ def own_error(error: cl.Error) -> Exception:
     if isinstance(error, cl.MemoryError) or any(name in text for name in _NO_ROOM):
         return OutOfMemory("opencl", f"has no room: {text}")
     if any(name in text for name in _LOST):
+        forget_contexts()
         return DeviceLost("opencl", text)
     return error
 
 
 class ClDevice(Device):
-    """One device with a context and a queue of its own.
+    """One device with a queue of its own, in a context that it shares with those like it.
 
     Freed buffers are kept for requests of the same size: the queue is in order, so that what comes
     later may write where earlier work still reads.
@@ -110,7 +163,7 @@ class ClDevice(Device):
         check_process()
         self.device = device
         self.info = info_of(device)
-        self.context = cl.Context([device])
+        self.context = context_of(device)
         self.queue = cl.CommandQueue(self.context)
         self.units = int(device.max_compute_units)
         self.programs: dict[bytes, cl.Program] = {}
@@ -189,27 +242,56 @@ class ClDevice(Device):
     @translated
     def copy_in(self, dst: Memory, src: memoryview, stream: Stream, /) -> None:
         check_process()
-        data = np.frombuffer(src, np.uint8)
+        queue, data = self.queue_of(stream), np.frombuffer(src, np.uint8)
         if data.nbytes in _PATTERNS and dst.offset % data.nbytes == 0:
-            cl.enqueue_fill_buffer(self.queue, dst.buffer, data, dst.offset, data.nbytes)
+            cl.enqueue_fill_buffer(queue, dst.buffer, data, dst.offset, data.nbytes)
             return
-        cl.enqueue_copy(self.queue, dst.buffer, data, dst_offset=dst.offset, is_blocking=True)
+        cl.enqueue_copy(queue, dst.buffer, data, dst_offset=dst.offset, is_blocking=True)
 
     @translated
     def copy_out(self, dst: memoryview, src: Memory, stream: Stream, /) -> None:
         check_process()
-        data = np.frombuffer(dst, np.uint8)
-        cl.enqueue_copy(self.queue, data, src.buffer, src_offset=src.offset, is_blocking=True)
+        queue, data = self.queue_of(stream), np.frombuffer(dst, np.uint8)
+        cl.enqueue_copy(queue, data, src.buffer, src_offset=src.offset, is_blocking=True)
+
+    @translated
+    def copy_peer(
+        self, dst: Memory, source: Device, src: Memory, nbytes: int, stream: Stream, /
+    ) -> None:
+        """See `PeerDevice`: devices that are shown together have one context."""
+        if not isinstance(source, ClDevice) or source.context != self.context:
+            bounce = np.empty(nbytes, np.uint8)  # One of them was lost, and opened anew.
+            source.copy_out(bounce.data, src, source.stream())
+            self.copy_in(dst, bounce.data, stream)
+            return
+        cl.enqueue_copy(
+            self.queue_of(stream),
+            dst.buffer,
+            src.buffer,
+            byte_count=nbytes,
+            src_offset=src.offset,
+            dst_offset=dst.offset,
+        )
 
     @translated
     def fill(self, buffer: Memory, value: int, nbytes: int, stream: Stream, /) -> None:
         check_process()
         width = next(n for n in (16, 4, 1) if nbytes % n == 0 and buffer.offset % n == 0)
-        pattern = np.full(width, value, np.uint8)
-        cl.enqueue_fill_buffer(self.queue, buffer.buffer, pattern, buffer.offset, nbytes)
+        queue, pattern = self.queue_of(stream), np.full(width, value, np.uint8)
+        cl.enqueue_fill_buffer(queue, buffer.buffer, pattern, buffer.offset, nbytes)
 
     def stream(self) -> ClStream:
         return self._stream
+
+    def queue_of(self, stream: Stream) -> cl.CommandQueue:
+        """Where the framework wants something submitted."""
+        return stream.queue if isinstance(stream, ClStream) else self.queue
+
+    @translated
+    def timing_stream(self) -> TimedClStream:
+        """See `TimingDevice`."""
+        properties = cl.command_queue_properties.PROFILING_ENABLE
+        return TimedClStream(cl.CommandQueue(self.context, properties=properties))
 
     def close(self) -> None:
         if not is_forked():

@@ -26,6 +26,11 @@ os.register_at_fork(after_in_child=lambda: _FORKED.append(os.getpid()))
 GRAPHICS = Target("opencl", vector_bytes=16, registers=64, fma=True, l1=16 << 10, l2=64 << 10)
 """Narrow vectors and modest tiles; one thread has no cache of its own to speak of."""
 
+_CARD_LANES = 64
+"""Multiply-adds per cycle of a compute unit of a graphics card, which OpenCL does not tell."""
+_MEMORY = 16e9
+"""Bytes per second that the memory of a desktop processor gives; OpenCL does not tell."""
+
 
 @functools.cache
 def devices() -> tuple[tuple[cl.Device, ...], str]:
@@ -44,6 +49,22 @@ def devices() -> tuple[tuple[cl.Device, ...], str]:
     others = ", ".join(sorted({d.platform.name for d in found if d not in alike}))
     said = f"{first.platform.name}: {first.name}"
     return tuple(alike), f"{said}; left out: {others}" if others else said
+
+
+def context_of(device: cl.Device) -> cl.Context:
+    """The context of a device and those like it, which can copy from one another in it."""
+    alike, _ = devices()
+    return _context(alike if device in alike else (device,))
+
+
+@functools.cache
+def _context(devices: tuple[cl.Device, ...]) -> cl.Context:
+    return cl.Context(list(devices))
+
+
+def forget_contexts() -> None:
+    """Make new ones for devices that are opened from now on: in those a device was lost."""
+    _context.cache_clear()
 
 
 def is_forked() -> bool:
@@ -105,7 +126,15 @@ def features_of(device: cl.Device) -> tuple[str, ...]:
 def info_of(device: cl.Device) -> DeviceInfo:
     """The device as the framework shows it."""
     name = f"{device.name.strip()} ({device.platform.name.strip()})"
-    return DeviceInfo(name, memory=int(device.global_mem_size), features=features_of(device))
+    lanes = max(int(device.native_vector_width_float), 1) if is_processor(device) else _CARD_LANES
+    hertz = int(device.max_clock_frequency) * 1e6
+    return DeviceInfo(
+        name,
+        memory=int(device.global_mem_size),
+        bandwidth=_MEMORY if is_processor(device) else 0.0,
+        flops=2.0 * lanes * int(device.max_compute_units) * hertz,
+        features=features_of(device),
+    )
 
 
 def versions_of(device: cl.Device) -> str:

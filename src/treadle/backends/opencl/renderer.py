@@ -25,7 +25,7 @@ from treadle.backends.codegen.kernel.ir import (
     Loop,
 )
 from treadle.backends.codegen.target import Target
-from treadle.backends.opencl.device import ClDevice, translated
+from treadle.backends.opencl.device import ClDevice, ClStream, translated
 from treadle.backends.opencl.platforms import features_of, is_processor, target_of, versions_of
 from treadle.backends.rendering import Argument
 from treadle.base import dtype as dt
@@ -160,16 +160,17 @@ class ClRenderer:
         /,
     ) -> None:
         own = _own(device)
+        queue = stream if isinstance(stream, ClStream) else own.stream()
         if self._single:
             if arguments is not launchable.arguments:
                 launchable.give(arguments, items)
             size = 1 if serial else min(items, _SHARES * own.units)
-            cl.enqueue_nd_range_kernel(own.queue, launchable.kernel, (size,), (1,))
+            queue.launch(launchable.kernel, size, (1,))
             return
         slab = launchable.slab
         size = min(items, max(1, _MOST_SCRATCH // slab)) if slab else items
         launchable.give(arguments, items, own.scratch(max(1, slab * size)), slab)
-        cl.enqueue_nd_range_kernel(own.queue, launchable.kernel, (size,), None)
+        queue.launch(launchable.kernel, size, None)
 
 
 def _own(device: Device) -> ClDevice:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from treadle.backends.api import Support
 from treadle.backends.program import Compiler, Launch, Lowered, Ref
@@ -108,7 +110,7 @@ def lower_nodes(
         if isinstance(node.op, Fused) and node.op.engine:
             hosted = _hosted(node.op)
         if isinstance(hosted or node.op, AllReduceBucket):
-            work += _in_phases(node, hosted or node.op)
+            work += _reduced(node, hosted or node.op, compiler, label)
             continue
         if hosted is not None:
             engine = node.op.engine if isinstance(node.op, Fused) else ""
@@ -129,6 +131,14 @@ def lower_nodes(
     return work
 
 
+def _reduced(node: Node, op: Op, compiler: Compiler, label: str) -> Sequence[Work]:
+    """A bucket: one launch where the device's library carries it, else work in two phases."""
+    found = lower(compiler, op, node.inputs)
+    if isinstance(found, Lowered):
+        return (Work(op, node.inputs, node.outputs, found, label),)
+    return _in_phases(node, op)
+
+
 def _in_phases(node: Node, op: Op) -> tuple[Work, Work]:
     """What begins a reduction in the memory of a bucket, and what waits for it."""
     nbytes = sum(aligned(v.type.nbytes) for v in node.inputs)
@@ -142,12 +152,24 @@ def _in_phases(node: Node, op: Op) -> tuple[Work, Work]:
 
 
 def keep_order(work: Sequence[Work]) -> None:
-    """Work with effects runs in program order: other processes wait for it in theirs."""
+    """Work with effects runs in program order: other processes wait for it in theirs.
+
+    Buckets begin in the order of their numbers, whatever order fusion has left: the first one
+    announces all of its group.
+    """
     last = None
+    buckets: dict[str, dict[int, int]] = defaultdict(dict)
     for i, item in enumerate(work):
+        if item.phase == START and isinstance(item.op, AllReduceBucket):
+            buckets[item.op.group][item.op.number] = i
+            if item.op.number:
+                continue
         if has_effect(item.op) and item.phase != FINISH:
             item.after += [] if last is None else [last]
             last = i
+    for numbered in buckets.values():
+        for before, after in pairwise(sorted(numbered)):
+            work[numbered[after]].after.append(numbered[before])
 
 
 def _hosted(group: Fused) -> Op:

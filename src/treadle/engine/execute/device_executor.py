@@ -9,25 +9,35 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from operator import is_
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from treadle.backends.api import Support, no
-from treadle.backends.program import Compiler, DeviceExecutable, Host
-from treadle.base.errors import CompileError, DeviceError, DeviceLost, OutOfMemory, TreadleError
+from treadle.backends.program import Compiler, DeviceExecutable, WatchedExecutable
+from treadle.base.errors import (
+    DeviceError,
+    DeviceLost,
+    EngineError,
+    OutOfMemory,
+    TreadleError,
+)
 from treadle.base.types import TensorType
-from treadle.engine import fallback, tally
+from treadle.engine import tally
 from treadle.engine.devices import CompNode
 from treadle.engine.execute.counters import Counters, Tally, total
-from treadle.engine.execute.host_tasks import extents, launch_of
-from treadle.engine.plan import HostTask, Loaded
-from treadle.ops.op import as_tuple
+from treadle.engine.execute.device_clock import Clock, clock_of
+from treadle.engine.execute.device_tasks import DeviceTasks
+from treadle.engine.execute.host_tasks import extents
+from treadle.engine.plan import Loaded
+from treadle.engine.segments import SegmentLaunch
 from treadle.runtime.array import DeviceArray, to_device
-from treadle.runtime.opened import Block, OpenDevice
+from treadle.runtime.opened import OpenDevice
 from treadle.runtime.synchronous import SYNCHRONOUS
 
 Array = npt.NDArray[Any]
@@ -70,6 +80,7 @@ class DeviceExecutor:
         where: the device.
         compiler: what refused the ops that are left to the host, and says why.
         frozen: inputs that the prelude packs; it runs again when one of them is another array.
+        segments: what runs the parts that other engines compile, by number of task.
     """
 
     def __init__(
@@ -80,19 +91,22 @@ class DeviceExecutor:
         where: CompNode,
         compiler: Compiler,
         frozen: Sequence[int] = (),
+        segments: Mapping[int, SegmentLaunch] | None = None,
     ) -> None:
         self.loaded = loaded
         self._name = name
         self._where = where
-        self._compiler = compiler
+        self._tasks = DeviceTasks(loaded.plan, where, compiler, segments or {})
+        self._fixed = tuple(frozen)
         self._results = [(t.dtype.numpy, extents(t), t.nbytes) for t in results]
+        # State, which comes last, is placed first: what callers keep does not move it about.
+        self._backward = self._results[::-1]
         self._frozen = tuple(frozen) if loaded.prelude is not None else ()
         self._frame: _Frame | None = None
         self._tally = Tally()
         self._elsewhere = 0.0
         """Seconds of the last run that the host's engines took."""
-        self._launches: dict[int, Callable[..., Any]] = {}
-        self._refusals: list[Support] = []
+        self._copies = [0, 0]
         self._lock = threading.Lock()
 
     @property
@@ -103,7 +117,9 @@ class DeviceExecutor:
     @property
     def counters(self) -> Counters:
         """What all runs so far have cost at the program's border."""
-        return total([self._tally], self.loaded.plan.launches)
+        made = total([self._tally], self.loaded.plan.launches)
+        copies, copied = self._copies
+        return replace(made, copies=copies, copied=copied)
 
     def run(
         self, inputs: Sequence[Any], varying: int = 0, version: object = None
@@ -124,7 +140,7 @@ class DeviceExecutor:
         """
         device, row = self._where.open(), tally.ran(self._name, self._where.logical_name)
         began = time.perf_counter()
-        try:
+        with self._translated(device):
             with self._lock:
                 results = self._run(device, inputs)
                 row.calls += 1
@@ -133,6 +149,43 @@ class DeviceExecutor:
             if SYNCHRONOUS.on:
                 device.synchronize()
             return results
+
+    def profile(self, inputs: Sequence[Any], repeats: int = 1) -> tuple[str, npt.NDArray[np.int64]]:
+        """Run a few times and measure every step, host tasks included; nothing changes.
+
+        Returns:
+            What told the time; for each run and step of the plan four numbers, as in
+            `Executable.profile`.
+
+        Raises:
+            EngineError: the program cannot be watched, see `WatchedExecutable`.
+            DeviceError: the device failed.
+        """
+        device, steps = self._where.open(), len(self.loaded.plan.steps)
+        if not self.is_watched:
+            raise EngineError("profile", f"programs of {device.name} cannot be watched")
+        times = np.zeros((repeats, steps, 4), np.int64)
+        with self._translated(device), self._lock, clock_of(device) as clock:
+            for run in times:
+                self._run(device, inputs, clock)
+                run[:] = clock.rows(steps)
+        return clock.name, times
+
+    @property
+    def device(self) -> OpenDevice:
+        """Where it runs."""
+        return self._where.open()
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether single steps can be measured."""
+        return isinstance(self.loaded.main, WatchedExecutable)
+
+    @contextmanager
+    def _translated(self, device: OpenDevice) -> Iterator[None]:
+        """What goes wrong inside as errors that name the program and the device."""
+        try:
+            yield
         except MemoryError as error:
             raise self._no_room(device, error) from error
         except DeviceLost as error:
@@ -151,27 +204,43 @@ class DeviceExecutor:
         with self._lock:
             self._frame = None
 
-    def _run(self, device: OpenDevice, inputs: Sequence[Any]) -> list[DeviceArray]:
-        loaded, rows = self.loaded, self._admitted()
-        self._elsewhere = 0.0
+    def _run(
+        self, device: OpenDevice, inputs: Sequence[Any], clock: Clock | None = None
+    ) -> list[DeviceArray]:
         if self._frame is None or self._frame.device is not device:
-            self._frame = _Frame(device, loaded)
+            self._frame = _Frame(device, self.loaded)
         frame = self._frame
         placed = [self._placed(frame, i, x) for i, x in enumerate(inputs)]
-        made = [DeviceArray(device, d, s, device.alloc(n)) for d, s, n in self._results]
-        memories = [*placed, *made, frame.constants, frame.kept, frame.arena]
-        bases = [m.buffer for m in memories]
+        visit = self._tasks.visit(device, list(placed), self._fixed)
+        made = [DeviceArray(device, d, s, device.alloc(n)) for d, s, n in self._backward]
+        made.reverse()
+        visit.memories += [*made, frame.constants, frame.kept, frame.arena]
+        bases = [m.buffer for m in visit.memories]
         self._pack(frame, placed, bases)
-        raw, stream, main = device.raw, device.stream, loaded.main
-        reached = main.run(raw, stream, bases)
+        if clock is not None:
+            clock.begin()
+        reached = self._submitted(device, bases, 0, clock)
         while reached >= 0:
-            self._serve(device, [m.block for m in memories], reached, rows)
+            serve = partial(self._tasks.serve, visit, reached)
+            serve() if clock is None else clock.host(reached, serve)
             self._tally.entries += 1
-            reached = main.run(raw, stream, bases, reached + 1)
+            bases = [m.buffer for m in visit.memories]
+            reached = self._submitted(device, bases, reached + 1, clock)
+        self._elsewhere = visit.seconds
+        self._copies = [self._copies[0] + visit.copies, self._copies[1] + visit.copied]
         self._tally.entries += 1
         self._tally.iterations += 1
-        self._tally.transfers += len(placed) + len(made)
-        return made
+        self._tally.transfers += len(inputs) + len(made)
+        return visit.memories[len(inputs) : len(inputs) + len(made)]
+
+    def _submitted(
+        self, device: OpenDevice, bases: Sequence[Any], start: int, clock: Clock | None
+    ) -> int:
+        """Submit what follows from a step on; the host task that was reached."""
+        main, raw, stream = self.loaded.main, device.raw, device.stream
+        if clock is not None and isinstance(main, WatchedExecutable):
+            return main.run_watched(raw, stream, bases, start, clock.watch)
+        return main.run(raw, stream, bases, start)
 
     def _placed(self, frame: _Frame, i: int, given: Any) -> DeviceArray:
         """An input on the device; numbers that Python gives again are not copied again."""
@@ -197,53 +266,6 @@ class DeviceExecutor:
         frame.packed = None
         prelude.run(frame.device.raw, frame.device.stream, bases)
         frame.packed = wanted
-
-    # -- what is left to the host ----------------------------------------------------------
-
-    def _admitted(self) -> list[fallback.Fallen]:
-        """The report's rows of all ops for the host, before anything runs: policy may refuse."""
-        tasks = self.loaded.plan.host
-        if len(self._refusals) < len(tasks):
-            self._refusals = [self._refusal(task) for task in tasks]
-        where = self._where.logical_name
-        pairs = zip(tasks, self._refusals, strict=True)
-        return [fallback.admit(task.op.name, where, why) for task, why in pairs]
-
-    def _refusal(self, task: HostTask) -> Support:
-        types = [TensorType(t.dtype, t.shape) for _, t in task.inputs]
-        found = self._compiler.lower(task.op, types)
-        if isinstance(found, Support):
-            return found
-        return no("policy", f"the engine {task.engine} was chosen for it")
-
-    def _serve(
-        self,
-        device: OpenDevice,
-        blocks: Sequence[Block],
-        step: int,
-        rows: Sequence[fallback.Fallen],
-    ) -> None:
-        """Do the host task at a step: operands come down, results go up."""
-        halt = self.loaded.plan.steps[step]
-        if not isinstance(halt, Host):
-            raise CompileError("execute", f"step {step} is no host task")
-        task = self.loaded.plan.host[halt.task]
-        if halt.task not in self._launches:
-            self._launches[halt.task] = launch_of(task)
-        began, moved = time.perf_counter(), 0
-        operands = []
-        for at, type_ in task.inputs:
-            operand = np.empty(extents(type_), type_.dtype.numpy)
-            device.download(blocks[at.base], operand, at.offset)
-            operands.append(operand)
-            moved += operand.nbytes
-        results = as_tuple(self._launches[halt.task](*operands))
-        for result, (at, type_) in zip(results, task.outputs, strict=True):
-            device.write(np.asarray(result, type_.dtype.numpy), blocks[at.base], at.offset)
-            moved += type_.nbytes
-        seconds = time.perf_counter() - began
-        self._elsewhere += seconds
-        fallback.count(rows[halt.task], moved, seconds)
 
     def _no_room(self, device: OpenDevice, error: MemoryError) -> OutOfMemory:
         why = error if isinstance(error, OutOfMemory) else OutOfMemory(device.name, str(error))

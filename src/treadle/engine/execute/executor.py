@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from treadle.backends.native_code import Executable
-from treadle.backends.program import Address, Host
+from treadle.backends.program import Address
 from treadle.base.errors import CompileError
 from treadle.base.types import TensorType
 from treadle.engine.execute.counters import Counters, Tally, total
@@ -88,6 +88,7 @@ class Executor:
         launches: Mapping[int, Callable[..., Any]] | None = None,
     ) -> None:
         self.loaded = loaded
+        self._tasks = loaded.plan.tasks
         self._results = [(extents(t), t.dtype.numpy) for t in results]
         self._frames: list[_Frame] = []
         self._tallies: list[Tally] = []
@@ -204,6 +205,11 @@ class Executor:
         finally:
             self._frames.append(frame)
 
+    @property
+    def is_watched(self) -> bool:
+        """Whether single steps can be measured, as they can on the host."""
+        return True
+
     def profile(self, inputs: Sequence[Array], repeats: int = 1) -> npt.NDArray[np.int64]:
         """Run a few times and measure every step, host tasks included.
 
@@ -281,22 +287,21 @@ class Executor:
         self, frame: _Frame, inputs: Sequence[Array], results: Sequence[Array], step: int
     ) -> None:
         """Do the host task at a step."""
-        plan = self.loaded.plan
-        halt = plan.steps[step]
-        if not isinstance(halt, Host):
+        number = self._tasks.get(step)
+        if number is None:
             raise CompileError("execute", f"step {step} is no host task")
-        task = plan.host[halt.task]
+        task = self.loaded.plan.host[number]
         if task.phase:
             where, kind = task.inputs[0]
             bucket = self._array(frame, inputs, results, where, kind)
             frame.reductions.serve(task, bucket)
             return
-        if halt.task not in self._launches:
-            self._launches[halt.task] = launch_of(task)
-        launch = self._launches[halt.task]
+        if number not in self._launches:
+            self._launches[number] = launch_of(task)
+        launch = self._launches[number]
         targets = [self._array(frame, inputs, results, a, t) for a, t in task.outputs]
         if isinstance(launch, SegmentLaunch):
-            given, fixed = self._split(halt.task, task, launch.frozen)
+            given, fixed = self._split(number, task, launch.frozen)
             launch.into(
                 [self._array(frame, inputs, results, a, t) for a, t in given],
                 lambda: [self._array(frame, inputs, results, a, t) for a, t in fixed],

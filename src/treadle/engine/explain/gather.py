@@ -10,7 +10,7 @@ from typing import Any
 from treadle.backends.program import Host, Jump, Step, Together, runs_of
 from treadle.engine.explain.origins import leaves, place, places_of, whereabouts
 from treadle.engine.plan import Facts, Plan
-from treadle.engine.profile import Profile, predicted, shares, step_names
+from treadle.engine.profile import Profile, predicted, rates_in, shares, step_names
 from treadle.engine.types import CompileReport
 from treadle.graph.ir import Graph, Node, regions_of
 from treadle.ops.constant import Constant
@@ -200,7 +200,7 @@ def _groups(graph: Graph, plan: Plan, engine: str, profile: Profile | None) -> t
     for i, (step, facts) in enumerate(zip(plan.steps, plan.facts, strict=True)):
         if isinstance(step, Jump):
             continue
-        seconds, stream = predicted(step, facts), plan.streams.of[i]
+        seconds, stream = predicted(step, facts, rates_in(profile)), plan.streams.of[i]
         for part, own, share in shares(step, facts):
             mine = members.setdefault(own.node, [])
             mine.append(_Member(part, own, stream, seconds * share))

@@ -8,7 +8,7 @@ from typing import Any
 
 from treadle.backends.program import Compiler, Jump, Launch, Run, runs_of
 from treadle.engine.plan import Plan
-from treadle.engine.profile import Profile, predicted, shares
+from treadle.engine.profile import Profile, predicted, rates_in, shares
 
 MOST_TEXT, MOST_KERNEL_TEXT = 600_000, 60_000
 """Characters of kernels that a page holds, and of one of them."""
@@ -65,7 +65,7 @@ def kernels(plan: Plan, compiler: Compiler, profile: Profile | None) -> tuple[Ke
                 use = uses.setdefault(part.kernel, _Use({}, {}))
                 use.labels[part.label] = use.steps[i] = None
                 use.launches += 1
-                use.seconds += predicted(step, facts) * share
+                use.seconds += predicted(step, facts, rates_in(profile)) * share
                 use.measured += times.get(i, 0.0) * share
                 use.flops += own.flops
                 use.nbytes += own.nbytes

@@ -11,7 +11,7 @@ from treadle.engine.compile.streams import simulate
 from treadle.engine.compile.streams_order import blocks_of, dependencies
 from treadle.engine.cost import RATES
 from treadle.engine.plan import Facts, Plan, Span
-from treadle.engine.profile import Profile, predicted, shares, step_names
+from treadle.engine.profile import Profile, predicted, rates_in, shares, step_names
 from treadle.graph.ir import Graph
 
 
@@ -77,7 +77,7 @@ def moments(plan: Plan, profile: Profile | None = None) -> tuple[Moment, ...]:
                 plan.streams.of[i] if plan.streams.of else 0,
                 groups_of(step, facts),
                 starts[i],
-                predicted(step, facts),
+                predicted(step, facts, rates_in(profile)),
                 -1.0 if time is None else time.start,
                 -1.0 if time is None else time.duration,
                 facts.flops,

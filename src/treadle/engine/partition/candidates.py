@@ -18,6 +18,7 @@ from treadle.ops.composite import Composite
 from treadle.ops.constant import Constant
 from treadle.ops.control import ControlFlow
 from treadle.ops.families import Reduce
+from treadle.ops.fused import Fused
 from treadle.ops.op import REGISTRY, Op
 from treadle.ops.update import Update
 
@@ -89,7 +90,7 @@ class Candidates:
 
 def _ask(engine: Engine, op: Op, types: tuple[TensorType, ...]) -> Support:
     if isinstance(engine, CompilingEngine):
-        if isinstance(op, ControlFlow) or _is_plain(op, types):
+        if isinstance(op, ControlFlow) or is_plain(op, types):
             return yes()  # Programs jump by themselves, and loops need no asking.
         found = engine.compiler().lower(op, types)
         return found if isinstance(found, Support) else yes()
@@ -102,16 +103,18 @@ def _ask(engine: Engine, op: Op, types: tuple[TensorType, ...]) -> Support:
 
 
 def _asked(engine: SegmentEngine, op: Op, types: tuple[TensorType, ...]) -> Support:
-    """The answer of a segment engine, which gets neither branches nor what has no types."""
+    """The answer of a segment engine, which gets neither branches nor what is somebody else's."""
     if isinstance(op, ControlFlow):
         return no("op", f"{engine.name} gets no control flow")
+    if isinstance(op, Fused):
+        return no("policy", f"{op.kind} is somebody else's")
     try:
         return engine.supports(op, types)
     except Exception as error:  # a plug-in's defect must not take working engines away
         return no("policy", f"supports() failed: {type(error).__name__}: {error}")
 
 
-def _is_plain(op: Op, types: tuple[TensorType, ...]) -> bool:
+def is_plain(op: Op, types: tuple[TensorType, ...]) -> bool:
     """Whether an op is a loop that every generator of code has, on types that all have."""
     if not (is_scalar_op(op) or isinstance(op, (Reduce, Update))):
         return False

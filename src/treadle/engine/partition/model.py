@@ -8,6 +8,7 @@ more through memory, and its share of the call.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeGuard
@@ -15,28 +16,12 @@ from typing import TypeGuard
 from treadle.backends.api import Engine
 from treadle.backends.segments import CostingEngine, Rates, SegmentEngine
 from treadle.base.types import TensorType
-from treadle.engine.cost import RATES
+from treadle.engine.cost import CARD, LINK, RATES, Link
 from treadle.graph.flop_count import flops, nbytes
-from treadle.graph.ir import Node, Value
+from treadle.graph.ir import Node
 from treadle.ops.constant import Constant
 from treadle.ops.movement import Reshape
 
-
-@dataclass(frozen=True, slots=True)
-class Link:
-    """The way between two engines: seconds per value and bytes per second."""
-
-    latency: float = 20e-6
-    bandwidth: float = 8e9
-
-    def seconds(self, value: Value) -> float:
-        """The time of a value on its way."""
-        return self.latency + nbytes(value) / self.bandwidth
-
-
-USUAL = Rates(2e12, 200e9, 8e-6, 50e-6)
-"""Of a card."""
-LINK = Link()
 HANDOVER = Link(2e-6, 8e9)
 
 
@@ -48,13 +33,15 @@ class Model:
         rates: what is listed precedes what a segment engine says of itself.
         usual: of an engine that nobody knows.
         link: between two memory spaces.
+        links: the same for pairs of device kinds, from the first one to the second.
         handover: between two engines that compile apart from one another in one memory.
     """
 
     rates: Mapping[str, Rates] = field(default_factory=lambda: RATES)
-    usual: Rates = USUAL
+    usual: Rates = CARD
     link: Link = LINK
     handover: Link = HANDOVER
+    links: Mapping[tuple[str, str], Link] = field(default_factory=dict)
 
     def of(self, engine: Engine) -> Rates:
         """The rates of an engine."""
@@ -67,6 +54,8 @@ class Model:
         """Modelled time of a node on an engine."""
         if isinstance(node.op, (Constant, Reshape)):
             return 0.0
+        if isinstance(engine, PricingEngine):
+            return engine.price(node)
         if _is_costing(engine):
             types = [TensorType(v.type.dtype, v.type.shape) for v in node.inputs]
             return engine.cost(node.op, types)
@@ -78,7 +67,19 @@ class Model:
         """How a value made by one engine reaches another one; None where it is there already."""
         if not compile_apart(engine, other):
             return None
-        return self.handover if shares_memory(engine, other) else self.link
+        if shares_memory(engine, other):
+            return self.handover
+        known = (self.links.get((a, b)) for a in engine.serves for b in other.serves)
+        return next((link for link in known if link is not None), self.link)
+
+
+class PricingEngine(ABC):
+    """An engine for which the framework itself says what a node takes."""
+
+    @abstractmethod
+    def price(self, node: Node, /) -> float:
+        """Seconds of a node."""
+        ...
 
 
 _COSTING: dict[type, bool] = {}

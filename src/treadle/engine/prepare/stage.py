@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
-from treadle.backends.program import Compiler
+from treadle.backends.program import Choosing, Compiler
+from treadle.base.types import TensorType
 from treadle.engine.options import Options
 from treadle.engine.prepare.attention import FindAttention
 from treadle.engine.prepare.canonical import Canonicalize
@@ -21,7 +22,7 @@ from treadle.graph.simplify import DropMarkers, Simplify
 from treadle.graph.spec import PREPARED
 from treadle.graph.verify import verify
 from treadle.ops.composite import Composite
-from treadle.ops.op import REGISTRY
+from treadle.ops.op import REGISTRY, Op
 from treadle.ops.update import Update
 
 MOST_ROUNDS = 4
@@ -34,6 +35,7 @@ def prepare(
     report: CompileReport,
     compiler: Compiler | None,
     whole: Collection[str] = (),
+    own: Sequence[Pass] = (),
 ) -> Graph:
     """Rewrite a captured program for the engines: whole, but for nothing that is physical.
 
@@ -46,9 +48,10 @@ def prepare(
         report: receives what each pass did.
         compiler: of the engine that will run most of it; None if only the reference is there.
         whole: names of composites that other engines may have whole.
+        own: passes of backends; they see a simplified program, and what they leave is simplified.
 
     Raises:
-        GraphError: the program is not well formed.
+        GraphError: the program is not well formed; or a backend's pass failed.
     """
     if options.check:
         verify(graph)
@@ -58,7 +61,8 @@ def prepare(
             times = f" x{count}" if count > 1 else ""
             report.decide("prepare", subject, outcome + times, reason)
     found: list[PassReport] = []
-    passes = pipeline(graph, options, compiler, whole)
+    theirs = tuple(p for p in own if options.allows(p.name, 1))
+    passes = (*pipeline(graph, options, compiler, whole), *theirs)
     graph = run_passes(graph, passes, check=options.check, report=found)
     for _ in range(MOST_ROUNDS):
         before = graph
@@ -106,10 +110,20 @@ def pipeline(
         (1, FoldControl()),
         (1, _simplify(options)),
         *(((2, FindAttention()),) if "attention" in kept else ()),
-        (1, Expand(kept)),
+        (1, Expand(kept, _choice(compiler, (*options.force_fallback, *whole)))),
         (1, DropMarkers()),
     )
     return _allowed(passes, options)
+
+
+def _choice(
+    compiler: object, others: Collection[str]
+) -> Callable[[Op, tuple[TensorType, ...]], bool] | None:
+    """What the compiler says of single composites, but for those that others are to have."""
+    if not isinstance(compiler, Choosing):
+        return None
+    takes = compiler.takes
+    return lambda op, types: op.name in others or takes(op, types)
 
 
 def repeated(options: Options) -> tuple[Pass, ...]:

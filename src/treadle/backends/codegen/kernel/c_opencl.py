@@ -105,6 +105,9 @@ class OpenCL(Dialect):
 
     def __init__(self, single: bool) -> None:
         self.single = single
+        if single:
+            # PoCL makes three functions of every kernel, and would compile the body for each.
+            self.function = "static __attribute__((noinline)) void"
         self.carried = ("", "") if single else ("global uchar *scratch", "scratch")
         self._scratch = 0
 
