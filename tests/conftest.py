@@ -2,7 +2,7 @@
 
 import difflib
 import gc
-import importlib
+import importlib.util
 import os
 import re
 import sys
@@ -21,6 +21,12 @@ hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, prin
 os.environ.setdefault("TREADLE_CHECK", "1")
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "dev")
 
+if importlib.util.find_spec("mpi4py"):
+    # Importing MPI would make the process of the tests a rank of a job: its environment says so to
+    # all that it starts. Ranks are processes of their own.
+    mpi4py = importlib.import_module("mpi4py")
+    mpi4py.rc.initialize = mpi4py.rc.finalize = False
+
 if sys.dont_write_bytecode:
     # Some two hundred tests start interpreters, and each would compile the package again. Whoever
     # wants no bytecode beside sources gets it in a folder of its own.
@@ -32,6 +38,14 @@ if sys.dont_write_bytecode:
 
 def pytest_collection_finish() -> None:
     """Some 600,000 objects are alive by now for good: collections need not visit them again."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _seldom_visited() -> Iterator[None]:
+    """What a module leaves in caches, millions of objects in the end, is as good as for good."""
+    yield
     gc.collect()
     gc.freeze()
 

@@ -6,8 +6,11 @@ import ast
 import importlib
 import json
 import os
+import pkgutil
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from types import ModuleType
 
@@ -16,10 +19,10 @@ import pytest
 import treadle
 
 
-def fresh(program: str) -> str:
+def fresh(program: str, *arguments: str) -> str:
     """What a program prints in a process of its own."""
     ran = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+        [sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=True
     )
     return ran.stdout.strip()
 
@@ -85,28 +88,51 @@ def test_names_that_are_not_there() -> None:
 
 
 _EACH_FIRST = """
-import importlib, os, pkgutil, sys
+import importlib, json, os, sys
 import ml_dtypes, numpy
 import treadle
 
 failed = []
-for info in pkgutil.iter_modules(treadle.__path__, "treadle."):
-    child = os.fork()
-    if child == 0:
+for layer in json.loads(sys.argv[1]):
+    for name in layer:
+        child = os.fork()
+        if child == 0:
+            try:
+                importlib.import_module(name)
+                os._exit(0)
+            except ModuleNotFoundError as error:  # of an extra that is not installed
+                os._exit(0 if not str(error.name).startswith("treadle") else 1)
+            except BaseException as error:
+                print(repr(error), file=sys.stderr, flush=True)
+                os._exit(1)
+        if os.waitpid(child, 0)[1]:
+            failed.append(name)
+    if failed:
+        break
+    for name in layer:
         try:
-            importlib.import_module(info.name)
-            os._exit(0)
-        except ModuleNotFoundError as error:  # of an extra that is not installed
-            os._exit(0 if not str(error.name).startswith("treadle") else 1)
-        except BaseException as error:
-            print(repr(error), file=sys.stderr, flush=True)
-            os._exit(1)
-    if os.waitpid(child, 0)[1]:
-        failed.append(info.name)
+            importlib.import_module(name)
+        except ModuleNotFoundError:
+            pass
 print(failed)
 """
 
 
+def layers() -> list[list[str]]:
+    """The packages of each layer, lowest first, by the import contract."""
+    tables = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())
+    contracts = tables["tool"]["importlinter"]["contracts"]
+    (contract,) = [contract for contract in contracts if contract["id"] == "layers"]
+    return [
+        [f"treadle.{name}" for name in re.findall(r"\w+", layer)]
+        for layer in reversed(contract["layers"])
+    ]
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="a process per package takes too long")
 def test_every_package_may_be_the_first() -> None:
-    assert fresh(_EACH_FIRST) == "[]"
+    """The first but for the layers below, which by contract know nothing of those above."""
+    found = layers()
+    there = {info.name for info in pkgutil.iter_modules(treadle.__path__, "treadle.")}
+    assert {name for layer in found for name in layer} == there
+    assert fresh(_EACH_FIRST, json.dumps(found)) == "[]"

@@ -103,11 +103,25 @@ def _page_code(text: str) -> str:
     return "\n".join(parts)
 
 
+def _nodes(tree: ast.Module) -> list[ast.AST]:
+    """What `ast.walk` gives, in its order, but contexts: a third of its time for all tests."""
+    found: list[ast.AST] = [tree]
+    for node in found:
+        for name in node._fields:
+            value = getattr(node, name, None)
+            if isinstance(value, list):
+                found += [item for item in value if isinstance(item, ast.AST)]
+            elif isinstance(value, ast.AST) and name != "ctx":
+                found.append(value)
+    return found
+
+
 def _read(tree: ast.Module, evidence: Evidence) -> None:
-    aliases = dict(_imported(tree))
+    nodes = _nodes(tree)
+    aliases = dict(_imported(nodes))
     evidence.addresses.update(aliases.values())
     looked_in: set[str] = set()
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Attribute):
             evidence.attributes.add(node.attr)
             chain = _chain(node, aliases)
@@ -119,7 +133,7 @@ def _read(tree: ast.Module, evidence: Evidence) -> None:
             evidence.flags.add(str(node.value).split("=")[0].replace("_", "-"))
         evidence.attributes.update(_implied(node))
     if looked_in:
-        names = {n.value for n in ast.walk(tree) if isinstance(n, ast.Constant)}
+        names = {n.value for n in nodes if isinstance(n, ast.Constant)}
         words = {n for n in names if isinstance(n, str) and n.isidentifier()}
         evidence.addresses.update(f"{owner}.{word}" for owner in looked_in for word in words)
 
@@ -142,9 +156,9 @@ def _implied(node: ast.AST) -> list[str]:
     return ["__call__"] if isinstance(node, ast.Call) else []
 
 
-def _imported(tree: ast.Module) -> Iterator[tuple[str, str]]:
+def _imported(nodes: list[ast.AST]) -> Iterator[tuple[str, str]]:
     """Names that imports bind, with the addresses they stand for."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Import):
             for name in node.names:
                 if name.name.split(".")[0] in PACKAGES:

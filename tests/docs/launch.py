@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -22,7 +24,31 @@ def python(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True)
 
 
-def run_page(page: Path, *words: str) -> None:
-    """Run a page; fails with what it printed."""
-    done = python(str(RUNNER), str(page), *words)
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+class Runner:
+    """Runs pages in forks of one process: what all of them import is imported once."""
+
+    def __init__(self) -> None:
+        command = [sys.executable, "-W", "error", str(RUNNER), "--serve"]
+        self._process = subprocess.Popen(
+            command,
+            env=ENVIRONMENT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def run(self, output: Path, page: Path, *words: str) -> int:
+        """The exit status of a run that prints to a file; errors end the runner."""
+        asked, answers = self._process.stdin, self._process.stdout
+        assert asked is not None and answers is not None
+        try:
+            print(json.dumps([[str(page), *words], str(output)]), file=asked, flush=True)
+            return int(answers.readline())
+        except BaseException:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            raise
+
+    def close(self) -> None:
+        """Let it end."""
+        self._process.communicate()

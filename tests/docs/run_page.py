@@ -6,11 +6,20 @@ Blocks that start with `>>>` are compared with the output they show (`...` match
 other blocks must not raise. A block marked `file=name.py` is written to the working directory,
 for the blocks after it to import. Blocks marked `oracle` need another framework and run only
 where the second argument asks for them.
+
+    python tests/docs/run_page.py --serve
+
+reads requests from standard input, a list of the arguments above and a file for the output per
+line as JSON, and answers each with the exit status of a process that has run the page. The
+processes are forks of this one, which has imported what most pages import and run nothing.
 """
 
 from __future__ import annotations
 
 import doctest
+import gc
+import importlib
+import json
 import os
 import random
 import re
@@ -21,6 +30,7 @@ from pathlib import Path
 import numpy as np
 from pages import ROOT, Block, blocks, name_of
 
+OFTEN_IMPORTED = ("functional", "module", "optimizer", "autodiff", "jit", "jit.compiled")
 FLAGS = doctest.ELLIPSIS | doctest.DONT_ACCEPT_TRUE_FOR_1
 
 
@@ -71,5 +81,30 @@ def main() -> None:
     sys.exit(1 if failures else 0)
 
 
-if __name__ == "__main__":
+def serve() -> bool:
+    """Answer requests until there are no more; True in a fork, which has a page to run."""
+    for name in OFTEN_IMPORTED:
+        importlib.import_module(f"treadle.{name}")
+    gc.collect()
+    gc.freeze()
+    for line in sys.stdin:
+        arguments, output = json.loads(line)
+        child = os.fork()
+        if not child:
+            _connect(os.open(os.devnull, os.O_RDONLY), 0)
+            file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            os.dup2(file, 2)
+            _connect(file, 1)
+            sys.argv[1:] = arguments
+            return True
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+    return False
+
+
+def _connect(opened: int, descriptor: int) -> None:
+    os.dup2(opened, descriptor)
+    os.close(opened)
+
+
+if __name__ == "__main__" and (sys.argv[1:] != ["--serve"] or serve()):
     main()

@@ -28,8 +28,11 @@ def test_figures_are_drawn_from_graphs() -> None:
 def test_page_runs_with_the_name_megengine(tmp_path: Path) -> None:
     lines = PAGE.read_text(encoding="utf-8").splitlines(keepends=True)
     for i, text in enumerate(lines):
-        # Fresh interpreters that the page starts do not have the alias.
-        if text.startswith(">>> ") and "python(" not in text and '"import' not in text:
+        # Fresh interpreters that the page starts do not have the alias: they would do once more
+        # what they do for the page itself.
+        if text.startswith((">>> python(", ">>> print(python(", '>>> "MGE_DEFAULT_DEVICE: ')):
+            lines[i] = f"{text.rstrip()}  # doctest: +SKIP\n"
+        elif text.startswith(">>> ") and "python(" not in text and '"import' not in text:
             for ours, theirs in RENAMED:
                 lines[i] = lines[i].replace(ours, theirs)
     copy = tmp_path / "seed.md"

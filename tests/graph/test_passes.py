@@ -6,7 +6,7 @@ graph; `pytest --update-golden` rewrites the latter.
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -333,6 +333,19 @@ def test_expanding_composites() -> None:
     assert names(Expand()(graph)) == ["add"] * 4
     assert names(Expand(keep=("triple_for_tests",))(graph)) == ["triple_for_tests"] * 2
     assert names(Expand(keep=("nine_for_tests",))(graph)) == ["nine_for_tests"]
+
+
+def test_a_composite_that_is_kept_by_name_may_be_expanded_for_its_types() -> None:
+    graph = trace_body(lambda x: Nine()(x), [F2])
+    kept = ("nine_for_tests", "triple_for_tests")
+    asked = []
+
+    def takes(op: Any, types: tuple[TensorType, ...]) -> bool:
+        asked.append(types)
+        return op.name != "nine_for_tests"
+
+    assert names(Expand(kept, takes)(graph)) == ["triple_for_tests"] * 2
+    assert set(asked) == {(F2,)}
 
 
 def test_a_composite_whose_type_rule_lies_is_named() -> None:

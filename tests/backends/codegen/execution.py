@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-import itertools
+import functools
 import platform
 import shutil
 import subprocess
@@ -18,14 +18,11 @@ from treadle.backends.codegen.kernel.c import c_source
 from treadle.backends.codegen.kernel.ir import Kernel
 from treadle.backends.codegen.kernel.llvm import module_text, symbol_of
 from treadle.backends.codegen.target import AVX2, AVX512, GENERIC, NEON, Target
+from treadle.backends.cpu import llvm_compile
+from treadle.backends.cpu.building import translate
 
 Native = Callable[[Kernel, Sequence[Any], int, int], None]
 _ENTRY = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
-_numbers = itertools.count()
-_kept: list[Any] = []
-
-llvm.initialize_all_targets()
-llvm.initialize_all_asmprinters()
 
 
 def runs_here(target: Target) -> bool:
@@ -42,14 +39,6 @@ def runs_here(target: Target) -> bool:
 RUNNABLE = tuple(t for t in (GENERIC, AVX2, AVX512, NEON) if runs_here(t))
 
 
-def machine(target: Target, **options: Any) -> llvm.TargetMachine:
-    """LLVM's code generator for a target."""
-    triple = target.triple or llvm.get_default_triple()
-    return llvm.Target.from_triple(triple).create_target_machine(
-        cpu=target.cpu, features=",".join(target.features), opt=2, **options
-    )
-
-
 def parse(kernels: Sequence[Kernel], target: Target) -> llvm.ModuleRef:
     """The kernels as a verified module."""
     module = llvm.parse_assembly(module_text(kernels, target))
@@ -57,15 +46,24 @@ def parse(kernels: Sequence[Kernel], target: Target) -> llvm.ModuleRef:
     return module
 
 
+def object_code(kernels: Sequence[Kernel], target: Target) -> bytes:
+    """The code of the kernels, as programs have it."""
+    return translate(module_text(kernels, target), target)
+
+
+def assembly(kernels: Sequence[Kernel], target: Target) -> str:
+    """The kernels' code as people read it."""
+    return translate(module_text(kernels, target), target, "assembly").decode()
+
+
 def compiled(kernels: Sequence[Kernel], target: Target) -> Native:
     """The kernels, compiled together; calls one of them on arrays and integers."""
-    code = machine(target, jit=True).emit_object(parse(kernels, target))
-    builder = llvm.JITLibraryBuilder().add_object_img(code).add_current_process()
-    for kernel in {symbol_of(k): k for k in kernels}.values():
-        builder.export_symbol(symbol_of(kernel))
-    jit = llvm.create_lljit_compiler(machine(target, jit=True))
-    library = builder.link(jit, f"kernels{next(_numbers)}")
-    _kept.append((jit, library))
+    return _linked(object_code(kernels, target), tuple(sorted({symbol_of(k) for k in kernels})))
+
+
+@functools.cache
+def _linked(code: bytes, symbols: tuple[str, ...]) -> Native:
+    library = llvm_compile.link([code], list(symbols))
     return lambda kernel, arguments, lo, hi: launch(library[symbol_of(kernel)], arguments, lo, hi)
 
 

@@ -12,6 +12,7 @@ from treadle.backends.api import Support
 from treadle.backends.codegen import lower
 from treadle.backends.codegen.kernel import interpret
 from treadle.backends.codegen.kernel.ir import Kernel
+from treadle.backends.codegen.kernel.text import symbol_of
 from treadle.backends.codegen.target import Target
 from treadle.backends.program import Launch, Lowered, Ref
 from treadle.base import dtype as dt
@@ -27,7 +28,8 @@ HOST = RUNNABLE[-1]
 GUARD = 64
 """Bytes behind every area that must stay as they were."""
 
-_native: dict[tuple[Kernel, str], Runner] = {}
+_native: dict[tuple[str, str], Runner] = {}
+"""By symbol, which equal kernels share, and target."""
 
 
 def whole(items: int) -> list[tuple[int, int]]:
@@ -41,7 +43,7 @@ def one_by_one(items: int) -> list[tuple[int, int]]:
 
 def native(target: Target = HOST) -> Runner:
     def run(kernel: Kernel, arguments: Sequence[Any], lo: int, hi: int) -> None:
-        key = kernel, target.name
+        key = symbol_of(kernel), target.name
         if key not in _native:
             _native[key] = compiled([kernel], target)
         _native[key](kernel, arguments, lo, hi)

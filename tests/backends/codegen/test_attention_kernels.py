@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.backends.codegen.execution import machine, parse
+from tests.backends.codegen.execution import object_code
 from tests.backends.codegen.irregular import interpreted, one_by_one, run
 
 from treadle.backends.api import Support
@@ -227,7 +227,7 @@ def test_kernels_compile_for_every_target(target: Target, gradient: bool) -> Non
         found = lower_attention(op, (*types, mask), (False,) * 5, target)
         assert not isinstance(found, Support)
         kernels = [launch.kernel for launch in found.launches]
-        assert machine(target).emit_object(parse(kernels, target))
+        assert object_code(kernels, target)
 
 
 @both

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.backends.codegen.contractions import check, fused, interpreted, lowered, types_of, values
-from tests.backends.codegen.execution import machine, parse
+from tests.backends.codegen.execution import object_code
 from tests.backends.codegen.irregular import HOST, Array
 
 from treadle.backends.api import Support
@@ -186,7 +186,7 @@ def test_other_targets_compile(target: Target, dtype: DType) -> None:
     x, weight = values(rng, (1, 20, 3, 2), dtype), values(rng, (32, 20, 3, 3), dtype)
     made = group(op, x, weight, 16)
     for run in lowered(*made, (), target).launches:
-        assert machine(target).emit_object(parse([run.kernel], target))
+        assert object_code([run.kernel], target)
 
 
 # -- views -------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tests.backends.codegen.channels_last import channels_last, last, moved, to_first, to_last
 from tests.backends.codegen.contractions import check, fused, interpreted, lowered, types_of, values
-from tests.backends.codegen.execution import machine, parse
+from tests.backends.codegen.execution import assembly, object_code
 from tests.backends.codegen.irregular import HOST
 
 from treadle.backends.api import Support
@@ -328,7 +328,7 @@ def test_no_vector_register_is_spilled(target, form):
             tile = choose_tile(target, dtype, rows, columns)
             for small in (False, True):
                 function = tile_function(tile, form, small=small, accumulate=True)
-                text = machine(target).emit_assembly(parse([kernel_of(function)], target))
+                text = assembly([kernel_of(function)], target)
                 # Behind it is the caller, which passes arguments on the stack.
                 text = text[: text.index(".Lfunc_end0")]
                 assert "vfmadd" in text
@@ -340,4 +340,4 @@ def test_kernels_compile_for_other_targets(target):
     for op, first, second, _ in operations(*LAYERS[9], dt.float32):
         group, operands = channels_last(op, first, second)
         for launch in lowered(group, operands, (), target).launches:
-            assert machine(target).emit_object(parse([launch.kernel], target))
+            assert object_code([launch.kernel], target)

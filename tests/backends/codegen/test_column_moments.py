@@ -12,7 +12,7 @@ from tests.backends.codegen.contractions import (
     types_of,
     values,
 )
-from tests.backends.codegen.execution import machine, parse
+from tests.backends.codegen.execution import assembly
 from tests.backends.codegen.irregular import HOST
 
 from treadle.backends.api import Support
@@ -86,7 +86,7 @@ def test_all_targets(target):
     group, arrays, terms = layer((1, 3, 9, 12), (21, 3, 3, 3), 1, 1, rows=40)
     check(group, arrays, terms * 40, runner=interpreted, target=target)
     for launch in lowered(group, arrays, target=target).launches:
-        text = machine(target).emit_assembly(parse([launch.kernel], target))
+        text = assembly([launch.kernel], target)
         assert text
 
 

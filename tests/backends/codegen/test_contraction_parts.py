@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 from tests.backends.codegen.contractions import check, fused, lowered, types_of, values
-from tests.backends.codegen.execution import machine, parse
+from tests.backends.codegen.execution import assembly
 
 from treadle.backends.codegen.contraction.body import anchor_of, read_product
 from treadle.backends.codegen.contraction.pack import order_of, pack_function, transpose
@@ -65,8 +65,7 @@ def test_no_vector_register_is_spilled(target, form):
             tile = choose_tile(target, dtype, rows, columns)
             for small in (False, True):
                 function = tile_function(tile, form, small=small, accumulate=True)
-                module = parse([kernel_of(function)], target)
-                text = machine(target).emit_assembly(module)
+                text = assembly([kernel_of(function)], target)
                 assert "vfmadd" in text
                 assert not re.search(r"%[yz]mm\d+, -?\d*\(%rsp\)|\(%rsp\), %[yz]mm\d+", text)
 
@@ -169,4 +168,4 @@ def test_neon_kernels_are_code():
     arrays = [np.zeros((20, 30), np.float32), np.zeros((30, 40), np.float32)]
     op = fused(lambda x, y: x.apply(Matmul(), (x, y))[0] * 2.0, arrays)
     (launch,) = lowered(op, arrays, target=NEON).launches
-    assert "fmla" in machine(NEON).emit_assembly(parse([launch.kernel], NEON))
+    assert "fmla" in assembly([launch.kernel], NEON)

@@ -9,7 +9,7 @@ from tests.backends.codegen.contractions import (
     lowered,
     values,
 )
-from tests.backends.codegen.execution import machine, parse
+from tests.backends.codegen.execution import object_code
 
 from treadle.backends.codegen.target import AVX512, GENERIC, NEON
 from treadle.base import dtype as dt
@@ -187,7 +187,7 @@ def test_other_targets(target):
             if target is GENERIC:
                 check(op, given, terms, target=target)
             kernels += [run.kernel for run in lowered(op, given, target=target).launches]
-    assert machine(target).emit_object(parse(list(dict.fromkeys(kernels)), target))
+    assert object_code(list(dict.fromkeys(kernels)), target)
 
 
 @pytest.mark.parametrize("repeats", [2, 3, 8])

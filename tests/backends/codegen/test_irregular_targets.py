@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.backends.codegen.execution import machine, parse
+from tests.backends.codegen.execution import object_code
 from tests.backends.codegen.irregular import against_reference, lowered, samples
 
 from treadle.backends.codegen.target import AVX512, GENERIC, NEON, Target
@@ -58,4 +58,4 @@ def test_other_targets_compile(target: Target) -> None:
     for name in OPS:
         for op, arrays in samples(REGISTRY[name], KINDS):
             kernels += [launch.kernel for launch in lowered(op, arrays, target).launches]
-    assert machine(target).emit_object(parse(list(dict.fromkeys(kernels)), target))
+    assert object_code(list(dict.fromkeys(kernels)), target)

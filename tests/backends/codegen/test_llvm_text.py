@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from tests.backends.codegen.execution import RUNNABLE, Native, compiled, machine, parse, same
+from tests.backends.codegen.execution import RUNNABLE, Native, assembly, compiled, object_code, same
 from tests.backends.codegen.samples import Sample, all_samples
 
 from treadle.backends.codegen.kernel.builder import Builder, kernel
@@ -50,7 +50,7 @@ ARM_WITH_DOTS = replace(NEON, dot_int8=True, features=("+i8mm",))
 @pytest.mark.parametrize("target", [AVX512, WITH_DOTS, NEON, ARM_WITH_DOTS])
 def test_other_processors_have_code_for_it(target: Target) -> None:
     kernels = [s.kernel for s in SAMPLES if s.name.endswith(("8", "fibonacci", "nested", "dot16"))]
-    assert len(machine(target).emit_object(parse(kernels, target))) > 10_000
+    assert len(object_code(kernels, target)) > 10_000
 
 
 @pytest.mark.parametrize(
@@ -63,8 +63,8 @@ def test_other_processors_have_code_for_it(target: Target) -> None:
 )
 def test_dots_become_instructions(target: Target, lanes: int, codes: tuple[str, ...]) -> None:
     (made,) = (s.kernel for s in SAMPLES if s.name == f"dot{lanes}")
-    assembly = machine(target).emit_assembly(parse([made], target))
-    assert all(code in assembly for code in codes)
+    text = assembly([made], target)
+    assert all(code in text for code in codes)
 
 
 def test_min_and_max_are_one_instruction() -> None:
@@ -73,8 +73,8 @@ def test_min_and_max_are_one_instruction() -> None:
     def write(b: Builder, lo: Value, hi: Value) -> None:
         b.store(x, lo, b.min(b.max(b.load(x, lo, 8), 0.0), 6.0))
 
-    assembly = machine(AVX2).emit_assembly(parse([kernel("clip", (x,), write)], AVX2))
-    assert "vmaxps" in assembly and "vminps" in assembly and "vcmp" not in assembly
+    text = assembly([kernel("clip", (x,), write)], AVX2)
+    assert "vmaxps" in text and "vminps" in text and "vcmp" not in text
 
 
 def _first(count: int, dtype: DType, lanes: int) -> Kernel:

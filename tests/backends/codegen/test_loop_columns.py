@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.backends.codegen import irregular
-from tests.backends.codegen.execution import machine, parse
+from tests.backends.codegen.execution import object_code
 
 from treadle.backends.codegen.loops import division
 from treadle.backends.codegen.loops import lower_loops as loops
@@ -232,4 +232,4 @@ def test_other_targets_compile(target: Target) -> None:
     for shape in SHAPES:
         x = drawn(shape)
         kernels += [n.kernel for n in irregular.lowered(fused(moments, [x]), [x], target).launches]
-    assert machine(target).emit_object(parse(list(dict.fromkeys(kernels)), target))
+    assert object_code(list(dict.fromkeys(kernels)), target)

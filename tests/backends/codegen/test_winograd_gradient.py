@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.backends.codegen.contractions import fused, lowered, run, types_of
-from tests.backends.codegen.execution import machine, parse
+from tests.backends.codegen.execution import object_code
 from tests.backends.codegen.irregular import HOST, interpreted, one_by_one
 from tests.backends.codegen.test_winograd import EVEN, ROUND, Padding, matrices, names
 
@@ -243,7 +243,7 @@ def test_other_targets_compile(target: Target) -> None:
         how = lowered(fused(channels_last(of_weight(tile)), given), given, (), target)
         assert any("winograd_taps" in name for name in names(how))
         kernels += [launch.kernel for launch in how.launches]
-    assert machine(target).emit_object(parse(list(dict.fromkeys(kernels)), target))
+    assert object_code(list(dict.fromkeys(kernels)), target)
 
 
 def test_wide_vectors_stay_inside() -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from tests.backends.codegen.channels_last import channels_last, to_first, to_last
 from tests.backends.codegen.contractions import check, fused, interpreted, lowered, run, values
-from tests.backends.codegen.execution import machine, parse
+from tests.backends.codegen.execution import assembly
 from tests.backends.codegen.irregular import HOST, one_by_one, whole
 
 from treadle.backends.codegen.contraction.word_launches import runs_of
@@ -137,7 +137,7 @@ def test_kernels_are_code_on_every_target(target):
     how = lowered(body, operands, (False, True), target)
     text = ""
     for launch in (*how.prelude, *how.launches):
-        text += machine(target).emit_assembly(parse([launch.kernel], target))
+        text += assembly([launch.kernel], target)
     assert wanted.get(target.name, "") in text
 
 

@@ -8,9 +8,6 @@ import numpy as np
 import pytest
 
 mpi4py = pytest.importorskip("mpi4py", reason="needs the mpi extra")
-# Names are all that is needed of MPI here; initialized, it would change this process's environment.
-mpi4py.rc.initialize = mpi4py.rc.finalize = False
-
 from mpi4py import MPI  # noqa: E402
 
 from treadle.runtime.comm import survivors  # noqa: E402

@@ -74,7 +74,10 @@ class Pool:
         libc.pthread_attr_setstacksize(attributes, ctypes.c_size_t(STACK_BYTES))
         libc.pthread_attr_setdetachstate(attributes, 1)
         self._int(LIVE).value += 1
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        # The module signal makes an enum of every member of a set: longer than starting a thread.
+        every, before = (ctypes.create_string_buffer(128) for _ in range(2))  # as large as any set
+        libc.sigfillset(every)
+        libc.pthread_sigmask(signal.SIG_BLOCK, every, before)
         try:
             failed = libc.pthread_create(
                 ctypes.byref(handle),
@@ -83,7 +86,7 @@ class Pool:
                 ctypes.c_void_p(start),
             )
         finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            libc.pthread_sigmask(signal.SIG_SETMASK, before, None)
         libc.pthread_attr_destroy(attributes)
         if failed:
             self._int(LIVE).value -= 1

@@ -142,14 +142,13 @@ class _Machine:
         self._values = outer
 
     def _get(self, value: Value) -> Datum:
-        if value.literal is not None:
-            if value.type == INDEX:
-                return int(value.literal)
-            return _literal(value)
-        try:
-            return self._values[value]
-        except KeyError:
-            raise self._error(f"a value of type {value.type} is used undefined") from None
+        found = self._values.get(value)
+        if found is None:
+            if value.literal is None:
+                raise self._error(f"a value of type {value.type} is used undefined")
+            found = int(value.literal) if value.type == INDEX else _literal(value)
+            self._values[value] = found
+        return found
 
     def _index(self, value: Value) -> int:
         got = self._get(value)
@@ -241,12 +240,20 @@ class _Machine:
 
     # -- memory ----------------------------------------------------------------------------
 
+    def _memory_of(self, datum: Datum) -> Pointer:
+        if not isinstance(datum, Pointer):
+            raise self._error("a value where a pointer belongs")
+        return datum
+
+    def _place(self, datum: Datum) -> int:
+        """The index that a value is, or that its first lane is."""
+        return datum if isinstance(datum, int) else int(self._array(datum)[0])
+
     def _window(
         self, datum: Datum, index: int, dtype: DType, count: int, alignment: int = 1
     ) -> npt.NDArray[np.uint8]:
         """The bytes of `count` elements from an index on."""
-        if not isinstance(datum, Pointer):
-            raise self._error("a value where a pointer belongs")
+        datum = self._memory_of(datum)
         first = datum.place + index * dtype.itemsize
         last = first + count * dtype.itemsize
         if count < 0 or (count and (first < 0 or last > datum.memory.size)):
@@ -263,6 +270,32 @@ class _Machine:
             raise self._error("a store to memory that is only to be read")
         return window
 
+    def _cells(self, datum: Datum, indices: Array, dtype: DType) -> npt.NDArray[np.int64]:
+        """Where the bytes of the elements at some indices lie: [elements, bytes of one]."""
+        pointer = self._memory_of(datum)
+        if indices.size:
+            for end in (indices.min(), indices.max()):  # what lies between them is inside as well
+                self._window(pointer, int(end), dtype, 1)
+        first = pointer.place + indices.astype(np.int64) * dtype.itemsize
+        cells: npt.NDArray[np.int64] = first[:, None] + np.arange(dtype.itemsize)
+        return cells
+
+    def _read_lanes(self, datum: Datum, indices: Array, result: Type, mask: Array) -> Datum:
+        """One element per lane of a mask, 0 for the others."""
+        made = np.zeros(result.lanes, result.dtype.numpy)
+        cells = self._cells(datum, indices[mask], result.dtype)
+        made[mask] = _read(self._memory_of(datum).memory[cells].reshape(-1), result.dtype)
+        return self._datum(made, result)
+
+    def _write_lanes(
+        self, datum: Datum, indices: Array, dtype: DType, value: Array, mask: Array
+    ) -> None:
+        """One element per lane of a mask; of equal indices the last lane's stays."""
+        cells = self._cells(datum, indices[mask], dtype)
+        if cells.size:
+            written = np.ascontiguousarray(value[mask]).view(np.uint8).reshape(cells.shape)
+            self._writable(self._memory_of(datum).memory)[cells] = written
+
     def _mask(self, args: Sequence[Datum], lanes: int) -> Array:
         """Which lanes take part: the argument, or all of them."""
         if not args:
@@ -274,42 +307,34 @@ class _Machine:
 
     def _load(self, instruction: Instruction, args: list[Datum]) -> Datum:
         result = _result(instruction)
-        dtype, lanes, index = result.dtype, result.lanes, int(self._array(args[1])[0])
-        alignment = _alignment(dtype, lanes, instruction.detail[0])
+        dtype, lanes, index = result.dtype, result.lanes, self._place(args[1])
         if len(args) == 2:
+            alignment = _alignment(dtype, lanes, instruction.detail[0])
             window = self._window(args[0], index, dtype, lanes, alignment)
             return self._datum(_read(window, dtype), result)
-        made = np.zeros(lanes, dtype.numpy)
-        for lane in np.flatnonzero(self._mask(args[2:], lanes)):
-            made[lane] = _read(self._window(args[0], index + int(lane), dtype, 1), dtype)[0]
-        return self._datum(made, result)
+        mask = self._mask(args[2:], lanes)
+        return self._read_lanes(args[0], index + np.arange(lanes), result, mask)
 
     def _store(self, instruction: Instruction, args: list[Datum]) -> None:
         dtype, value = instruction.arguments[0].dtype, self._array(args[2])
-        index, lanes = int(self._array(args[1])[0]), value.size
-        alignment = _alignment(dtype, lanes, instruction.detail[0])
+        index, lanes = self._place(args[1]), value.size
         if len(args) == 3:
+            alignment = _alignment(dtype, lanes, instruction.detail[0])
             window = self._window(args[0], index, dtype, lanes, alignment)
             self._writable(window)[:] = np.ascontiguousarray(value).view(np.uint8)
             return
-        for lane in np.flatnonzero(self._mask(args[3:], lanes)):
-            window = self._window(args[0], index + int(lane), dtype, 1)
-            self._writable(window)[:] = value[lane : lane + 1].view(np.uint8)
+        mask = self._mask(args[3:], lanes)
+        self._write_lanes(args[0], index + np.arange(lanes), dtype, value, mask)
 
     def _gather(self, instruction: Instruction, args: list[Datum]) -> Datum:
-        result, indices = _result(instruction), self._array(args[1])
-        made = np.zeros(result.lanes, result.dtype.numpy)
-        for lane in np.flatnonzero(self._mask(args[2:], result.lanes)):
-            window = self._window(args[0], int(indices[lane]), result.dtype, 1)
-            made[lane] = _read(window, result.dtype)[0]
-        return self._datum(made, result)
+        result = _result(instruction)
+        mask = self._mask(args[2:], result.lanes)
+        return self._read_lanes(args[0], self._array(args[1]), result, mask)
 
     def _scatter(self, instruction: Instruction, args: list[Datum]) -> None:
         indices, value = self._array(args[1]), self._array(args[2])
-        dtype = instruction.arguments[0].dtype
-        for lane in np.flatnonzero(self._mask(args[3:], value.size)):
-            window = self._window(args[0], int(indices[lane]), dtype, 1)
-            self._writable(window)[:] = value[lane : lane + 1].view(np.uint8)
+        dtype, mask = instruction.arguments[0].dtype, self._mask(args[3:], value.size)
+        self._write_lanes(args[0], indices, dtype, value, mask)
 
     def _offset(self, instruction: Instruction, args: list[Datum]) -> Datum:
         pointer, index = args
@@ -326,7 +351,7 @@ class _Machine:
         return _pointer(memory[first : first + size])
 
     def _copy(self, instruction: Instruction, args: list[Datum]) -> None:
-        dtype, count = instruction.arguments[0].dtype, int(self._array(args[2])[0])
+        dtype, count = instruction.arguments[0].dtype, self._place(args[2])
         target = self._writable(self._window(args[0], 0, dtype, count))
         source = self._window(args[1], 0, dtype, count)
         if np.may_share_memory(target, source):
@@ -334,7 +359,7 @@ class _Machine:
         target[:] = source
 
     def _zero(self, instruction: Instruction, args: list[Datum]) -> None:
-        dtype, count = instruction.arguments[0].dtype, int(self._array(args[1])[0])
+        dtype, count = instruction.arguments[0].dtype, self._place(args[1])
         self._writable(self._window(args[0], 0, dtype, count))[:] = 0
 
 
@@ -343,8 +368,11 @@ def _literal(value: Value) -> Array:
     if dtype.is_integer:
         bits = int(value.literal or 0) & ((1 << dtype.bits) - 1)
         unsigned = np.full(value.lanes, bits, np.dtype(f"u{dtype.itemsize}"))
-        return unsigned.view(dtype.numpy)
-    return np.full(value.lanes, value.literal, np.float64).astype(dtype.numpy)
+        made: Array = unsigned.view(dtype.numpy)
+    else:
+        made = np.full(value.lanes, value.literal, np.float64).astype(dtype.numpy)
+    made.flags.writeable = False  # it is kept
+    return made
 
 
 def _result(instruction: Instruction) -> Type:

@@ -6,7 +6,7 @@ A value is an array with one entry per lane.
 from __future__ import annotations
 
 from collections.abc import Callable
-from fractions import Fraction
+from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -71,6 +71,8 @@ _BOTH: dict[str, Callable[[Array, Array], Array]] = {
     "min": lambda x, y: np.where(x < y, x, y),
     "max": lambda x, y: np.where(x > y, x, y),
 }
+_OF_FLOATS = _BOTH | _FLOAT
+_OF_INTEGERS = _BOTH | _INTEGER
 _BOOL: dict[str, Callable[[Array, Array], Array]] = {
     "and": np.logical_and,
     "or": np.logical_or,
@@ -97,13 +99,10 @@ _UNARY: dict[str, Callable[[Array], Array]] = {
 
 def binary(code: str, dtype: DType, x: Array, y: Array) -> Array:
     """An arithmetic or bitwise instruction; 16-bit floats compute in float32 and round."""
-    if dtype is dt.bool_:
-        table = _BOOL
-    else:
-        table = _BOTH | (_FLOAT if dtype.is_float else _INTEGER)
+    table = _BOOL if dtype is dt.bool_ else _OF_FLOATS if dtype.is_float else _OF_INTEGERS
     if code not in table:
         raise KernelError(f"{code} of {dtype.name} is not in the language")
-    return table[code](_wide(x, dtype), _wide(y, dtype)).astype(dtype.numpy)
+    return table[code](_wide(x, dtype), _wide(y, dtype)).astype(dtype.numpy, copy=False)
 
 
 def _binary(instruction: Instruction, result: Type, args: list[Array]) -> Array:
@@ -141,6 +140,8 @@ def _fma_float32(x: Array, y: Array, z: Array) -> Array:
     total = product + addend
     back = total - product
     error = (product - (total - back)) + (addend - back)
+    if not error.any():  # NaN is true
+        return total.astype(np.float32)
     odd = (total.view(np.int64) & 1) != 0
     move = np.isfinite(total) & np.isfinite(error) & (error != 0) & ~odd
     toward = np.where(error > 0, np.inf, -np.inf)
@@ -149,14 +150,15 @@ def _fma_float32(x: Array, y: Array, z: Array) -> Array:
 
 
 def _fma_float64(x: float, y: float, z: float) -> float:
-    if not np.isfinite([x, y, z]).all():
+    if not (isfinite(x) and isfinite(y) and isfinite(z)):
         return float(np.float64(x) * np.float64(y) + np.float64(z))
-    product = Fraction(x) * Fraction(y)
-    total = product + Fraction(z)
+    (a, below_a), (b, below_b), (c, below_c) = (v.as_integer_ratio() for v in (x, y, z))
+    product, below = a * b, below_a * below_b
+    total = product * below_c + c * below
     if not total:
         return 0.0 if product else x * y + z
     try:
-        return float(total)
+        return total / (below * below_c)  # Python rounds quotients of integers correctly
     except OverflowError:
         return float("inf") if total > 0 else float("-inf")
 
