@@ -7,7 +7,8 @@ two loader workers, steps run op by op and compiled, weights are saved and read 
 for new sizes is made now and then and forgotten. Another one serves a model to four clients, some
 of whose requests are wrong. Every so often a line says what each of them holds: memory, threads,
 open files, children. At the end the last third is compared with the second, the first being for
-caches to fill: more than 5 % and 8 MiB of memory, or one thread, file or child more, is a leak.
+caches to fill: more than 5 % and 8 MiB of memory, one thread or child more, or more files than
+connections account for, is a leak.
 """
 
 from __future__ import annotations
@@ -172,6 +173,8 @@ def leaks(name: str, seen: list[Burden]) -> list[str]:
         grown = now > was
         if field.name == "memory":
             grown = now > was * ALLOWED_SHARE and now > was + ALLOWED_MEMORY
+        elif field.name == "files":
+            grown = now > was + CLIENTS  # That many connections may be open at any time.
         if grown:
             found.append(f"{name}: {field.name} went from {was:,.0f} to {now:,.0f}")
     return found

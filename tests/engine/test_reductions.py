@@ -16,8 +16,9 @@ from treadle.engine.compile.buckets import overlapped
 from treadle.engine.compile.order import Task
 from treadle.engine.compile.work import Work
 from treadle.engine.consent import settings, shared
+from treadle.engine.execute.reductions import Reductions
 from treadle.engine.options import Options
-from treadle.engine.plan import FINISH, START
+from treadle.engine.plan import FINISH, START, HostTask
 from treadle.graph.ir import Graph
 from treadle.jit import compile as compiled
 from treadle.ops.bucket import AllReduceBucket
@@ -218,6 +219,14 @@ def test_a_run_that_ends_early_leaves_nothing_to_the_next(
     world.seen.clear()
     step(mge.tensor(X))
     assert world.seen[:2] == ["wait 64", "announce"]
+
+
+def test_what_lies_between_the_parts_of_a_bucket_warns_nobody(world: Twins) -> None:
+    """Parts begin at lines of their own; in between is what another value left there."""
+    bucket, going = np.full(4, 3e38, np.float32), Reductions()
+    for phase in (START, FINISH):
+        going.serve(HostTask(AllReduceBucket("world", 2), (), (), phase=phase), bucket)
+    assert np.isinf(bucket).all()
 
 
 @pytest.mark.parametrize("how", ["none", 0, (3, 2), (2, 2), (0.5, 0.4), (1.5, -0.5)])

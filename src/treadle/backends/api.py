@@ -78,13 +78,14 @@ __all__ = [
     "yes",
 ]
 
-PROTOCOL = (1, 1)
+PROTOCOL = (1, 2)
 """Version of this protocol: a backend whose major number differs is refused when it is loaded.
 
 The minor number counts additions: 1 brought names of kernels, programs, renderers, segments,
-further queues and `DeviceLost`. A backend with a larger minor number is loaded with a remark, as it
-may count on what is not there. A backend states the number it was written for as a literal;
-repeating this name would claim to fit every future version.
+further queues and `DeviceLost`; 2 passes, times of launches, memory that is kept, and who carries
+arrays between processes. A backend with a larger minor number is loaded with a remark, as it may
+count on what is not there. A backend states the number it was written for as a literal; repeating
+this name would claim to fit every future version.
 """
 
 Reason = Literal[

@@ -40,7 +40,7 @@ class Cuda(RenderedBackend):
     """NVIDIA GPUs."""
 
     name = "cuda"
-    protocol = (1, 1)
+    protocol = (1, 2)
     device_kinds = ("gpu",)
     serves = ("gpu",)
 

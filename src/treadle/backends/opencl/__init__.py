@@ -19,7 +19,7 @@ class OpenCL(RenderedBackend):
     """All devices of one platform and type: the first graphics card's, else the processor's."""
 
     name = "opencl"
-    protocol = (1, 1)
+    protocol = (1, 2)
     device_kinds = ("opencl",)
     serves = ("opencl",)
 

@@ -37,10 +37,12 @@ class Reductions:
         """
         if not isinstance(task.op, AllReduceBucket):
             raise CompileError("execute", f"{task.op.name} is nothing that goes on behind others")
-        if task.phase == START:
-            self._start(task.op, bucket)
-        else:
-            self._finish(bucket)
+        # Between the parts of a bucket lies whatever was there before, NaN and all.
+        with np.errstate(all="ignore"):
+            if task.phase == START:
+                self._start(task.op, bucket)
+            else:
+                self._finish(bucket)
 
     def _start(self, op: AllReduceBucket, bucket: Array) -> None:
         comm = op.communicator()
