@@ -6,6 +6,7 @@ buckets, with buckets of given shares, with one bucket for all, and with one red
 that is waited for at once. Figures are the 20th percentile of many turns; beside them stands what
 the model of buckets predicts with the link as measured. The first call captures the step, and makes
 its program or takes it from the cache; set `TREADLE_CACHE_DIR` to an empty folder to have it made.
+The last line is a job of its own, from the launcher's call to its first sum on all ranks.
 
     python benchmarks/distributed.py [--ranks 2] [--workload T4] [--seconds 30]
 """
@@ -39,6 +40,7 @@ VARIANTS: dict[str, Any] = {
     "one bucket": 1 << 40,
     "one by one": "off",
 }
+LAUNCHES = 5
 Step = Callable[[], float]
 
 
@@ -106,6 +108,20 @@ def steps(key: str, seconds: float, names: Iterable[str] = tuple(VARIANTS)) -> d
     }
 
 
+def launched(ranks: int) -> float:
+    """Seconds until a job is started and its first collective is over, the median of a few."""
+
+    def first() -> float:
+        F.distributed.all_reduce_sum(mge.tensor([1.0])).item()
+        return time.time()
+
+    found = []
+    for _ in range(LAUNCHES):
+        began = time.time()
+        found.append(max(dist.launcher(first, n_gpus=ranks)()) - began)
+    return float(np.median(found))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--ranks", type=int, default=2)
@@ -132,6 +148,7 @@ def main() -> None:
     alone = link.seconds(found["bytes"]) * 1e3
     print(f"\nall of them at once, with nothing to hide behind: {alone:.1f} ms as modelled\n")
     print("\n".join(lines(("KiB", "mpi4py us", "Treadle us"), messages)))
+    print(f"\nstarted and the first sum made: {launched(given.ranks):.2f} s")
 
 
 def rows(found: dict[str, Any], base: float) -> list[tuple[str, ...]]:
