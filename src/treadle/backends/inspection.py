@@ -35,11 +35,10 @@ def problems(backend: Any, *, built_in: bool = False) -> list[str]:
 
 
 def _pass_problems(passes: Iterable[Any]) -> list[str]:
-    fit = [dataclasses.is_dataclass(p) and callable(p) and getattr(p, "name", "") for p in passes]
     return [
         f"its pass {p!r} is no callable dataclass with a name"
-        for p, fits in zip(passes, fit, strict=True)
-        if not fits
+        for p in passes
+        if not (dataclasses.is_dataclass(p) and callable(p) and bool(getattr(p, "name", None)))
     ]
 
 

@@ -13,13 +13,12 @@ import pytest
 from tests.backends.cuda.compiling import needs_nvrtc
 from tests.backends.cuda.host_backend import KIND, HostCuda
 from tests.backends.cuda.host_gpu import HostCapture, HostGpu, host_compiler
+from tests.backends.cuda.workloads import training_step
 from tests.backends.plugins import Plugins, logged
 
 import treadle as mge
 import treadle.functional as F
 import treadle.module as M
-import treadle.optimizer as optim
-from treadle.autodiff import GradManager
 from treadle.backends.cuda.device import CudaDevice, CudaStream
 from treadle.backends.cuda.recording import CudaRecording, record
 from treadle.base.errors import DeviceError
@@ -185,17 +184,8 @@ def train(device: str, steps: int, keep: bool = False) -> list[float]:
     """The losses of a small network; read at the end if they are kept until then."""
     mge.random.seed(3)
     model = M.Sequential(M.Linear(6, 5), M.ReLU(), M.Linear(5, 4)).to(device)
-    optimizer = optim.Adam(model.parameters(), lr=0.05)
-    manager = GradManager().attach(model.parameters())
-
-    def step(x: mge.Tensor, y: mge.Tensor) -> mge.Tensor:
-        with manager:
-            loss = F.nn.cross_entropy(model(x), y)
-            manager.backward(loss)
-        optimizer.step().clear_grad()
-        return loss
-
-    run, rng, losses, read = jit_compile(step), np.random.default_rng(3), [], []
+    run = jit_compile(training_step(model, rate=0.05))
+    rng, losses, read = np.random.default_rng(3), [], []
     for _ in range(steps):
         x, y = rng.standard_normal((8, 6)).astype("float32"), rng.integers(0, 4, 8).astype("int32")
         losses.append(run(mge.tensor(x, device=device), mge.tensor(y, device=device)))

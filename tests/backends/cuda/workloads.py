@@ -60,12 +60,9 @@ MODELS: dict[str, tuple[Callable[[], M.Module], tuple[int, ...]]] = {
 }
 
 
-def curve(name: str, device: str, steps: int, compiled: bool = True) -> list[float]:
-    """The losses of some steps of training."""
-    make, shape = MODELS[name]
-    mge.random.seed(7)
-    model = make().to(device)
-    optimizer = optim.Adam(model.parameters(), lr=0.01)
+def training_step(model: M.Module, rate: float) -> Callable[[mge.Tensor, mge.Tensor], mge.Tensor]:
+    """A step of Adam, which returns the loss before it."""
+    optimizer = optim.Adam(model.parameters(), lr=rate)
     manager = GradManager().attach(model.parameters())
 
     def step(x: mge.Tensor, y: mge.Tensor) -> mge.Tensor:
@@ -75,6 +72,14 @@ def curve(name: str, device: str, steps: int, compiled: bool = True) -> list[flo
         optimizer.step().clear_grad()
         return loss
 
+    return step
+
+
+def curve(name: str, device: str, steps: int, compiled: bool = True) -> list[float]:
+    """The losses of some steps of training."""
+    make, shape = MODELS[name]
+    mge.random.seed(7)
+    step = training_step(make().to(device), rate=0.01)
     run = jit_compile(step) if compiled else step
     rng = np.random.default_rng(3)
     found = []
