@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from tests.backends.plugins import logged
 
 import treadle as mge
 import treadle.functional as F
@@ -45,22 +46,28 @@ def fresh(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
 
 
 @needs_no_gpu
-def test_a_fresh_process_says_xpux_and_gives_one_notice() -> None:
-    done = fresh(
+@pytest.mark.parametrize("how", ["call", "variable", "unnamed"])
+def test_a_fresh_process_says_xpux_and_gives_one_notice_to_those_who_named_it(how: str) -> None:
+    code = (
         "print(mge.get_default_device())\n"
         "import sys; print('made', file=sys.stderr)\n"
         "a = mge.tensor([1.0]); b = mge.tensor([2.0]); a + b\n"
         "print(a.device, repr(a.device), a)\n"
-        "mge.set_default_device('xpux'); mge.tensor([3.0])\n"
     )
+    if how == "call":
+        code = "mge.set_default_device()\n" + code + "mge.set_default_device(); mge.tensor([3.0])"
+    done = fresh(code, **({"MGE_DEFAULT_DEVICE": "xpux"} if how == "variable" else {}))
     assert done.stdout.splitlines() == [
         "xpux",
         'xpux:0 CompNode("cpu0:0" from "xpux:0") Tensor([1.], device=xpux:0)',
     ]
     before, after = done.stderr.split("made\n")
     assert before == "", "nothing is said before the first tensor"
-    assert after.count("CUDA driver") == 1 and len(after.splitlines()) == 1
-    assert "CPU mode" in after and "set_default_device('cpux')" in after and "docs/" in after
+    if how == "unnamed":
+        assert after == "", "who asked for no GPU does not hear that there is none"
+    else:
+        assert after.count("CUDA driver") == 1 and len(after.splitlines()) == 1
+        assert "CPU mode" in after and "set_default_device('cpux')" in after and "docs/" in after
 
 
 @pytest.mark.parametrize("how", ["call", "variable", "argument"])
@@ -104,7 +111,11 @@ def test_the_logical_name_is_kept_and_existing_tensors_stay() -> None:
 
 @needs_no_gpu
 def test_a_missing_gpu_is_never_silently_a_cpu() -> None:
-    mge.set_default_device("gpux")
+    with logged() as lines:
+        mge.set_default_device("gpux")
+        mge.set_default_device("cpu7")
+        mge.set_default_device("gpux")
+    assert len(lines) == 2 and all("is gpux, and 0 of this kind exist: " in line for line in lines)
     assert mge.get_default_device() == "gpux"
     with pytest.raises(DeviceError, match=r"no device gpux?0?: 0 of this kind exist"):
         mge.tensor([1.0])

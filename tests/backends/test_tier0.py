@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.backends.plugins import Plugins
-from tests.backends.toy_backend import Toy, ToyWithPeers
+from tests.backends.plugins import Plugins, logged
+from tests.backends.toy_backend import Toy, ToyDevice, ToyWithPeers, kernel
 
 import treadle as mge
 import treadle.functional as F
@@ -17,6 +17,7 @@ import treadle.module as M
 import treadle.optimizer as optim
 from treadle import random as R
 from treadle.autodiff import GradManager
+from treadle.backends.api import Availability
 from treadle.base.errors import DeviceError, OutOfMemory
 from treadle.engine import devices
 
@@ -197,6 +198,61 @@ def test_xpux_is_the_plug_in_that_asks_for_it(plugins: Plugins, capfd: Any) -> N
     with mge.fallback("silent"):
         assert (x + mge.tensor([1.0], device="fast0")).device == "xpux"
     assert mge.get_device_count("xpu") == 2
+
+
+class Forgetful(ToyDevice):
+    """A device whose memory keeps nothing."""
+
+    def copy_in(self, dst: Any, src: memoryview, stream: Any, /) -> None:
+        pass
+
+
+class Shut(Toy):
+    """A backend that finds devices and cannot open them."""
+
+    def open(self, index: int, /) -> ToyDevice:
+        raise OSError("the driver is too old")
+
+
+def test_xpux_is_a_working_gpu_and_a_script_runs_on_it(plugins: Plugins) -> None:
+    plugins.offer("broken", Shut("broken", priority=99))
+    plugins.toy("forgetful", priority=98, device=Forgetful)
+    gpu = Toy("vendor", priority=10, kernels=[kernel("add", np.add)])
+    gpu.device_kinds = ("gpu",)
+    plugins.offer("vendor", gpu)
+    mge.set_default_device("xpux")
+    with logged() as lines:
+        x = mge.tensor([1.0, 2.0])
+    assert repr(x.device) == 'CompNode("gpu0:0" from "xpux:0")'
+    assert [line.split(":")[0] for line in lines] == [
+        "xpux does not stand for broken0",
+        "xpux does not stand for forgetful0",
+    ]
+    assert "the driver is too old" in lines[0] and "does not return the bytes" in lines[1]
+    net = mge.module.Linear(2, 2)
+    manager = GradManager().attach(net.parameters())
+    optimizer = mge.optimizer.SGD(net.parameters(), lr=0.1)
+    with mge.fallback("silent"), manager:
+        manager.backward(net(x).sum())
+        optimizer.step()
+    assert {t.device.kind for p in net.parameters() for t in (p, p.grad)} == {"gpu"}
+    assert gpu.opened[0].launches > 0
+
+
+def test_a_gpu_that_lies_idle_is_told_of_once(plugins: Plugins) -> None:
+    idle = Toy("idle")
+    idle._found = Availability(False, "its libraries are not installed", 1, 10)
+    plugins.offer("idle", idle)
+    mge.set_default_device("xpux")
+    noticed, devices._NOTICED[0] = devices._NOTICED[0], False
+    try:
+        with logged() as lines:
+            mge.tensor([1.0])
+            mge.tensor([2.0])
+    finally:
+        devices._NOTICED[0] = noticed
+    (line,) = lines
+    assert "a GPU is present and not used (its libraries are not installed)" in line
 
 
 # -- what programs do with tensors -------------------------------------------------------------

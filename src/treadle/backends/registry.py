@@ -78,6 +78,12 @@ class Entry:
         return found.count if self.visible is None else len(self.visible)
 
     @property
+    def idle(self) -> bool:
+        """True if the machine has its devices, and something else keeps them from being used."""
+        found = self.availability
+        return found is not None and not found.ok and found.count > 0
+
+    @property
     def rank(self) -> tuple[bool, int]:
         """What decides between backends that could both serve: usable, then priority."""
         found = self.availability

@@ -8,6 +8,8 @@ import re
 import threading
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from treadle.backends import registry
 from treadle.base.env import DEFAULT_DEVICE
 from treadle.base.errors import DeviceError
@@ -124,6 +126,8 @@ _OPEN: dict[tuple[str, int], OpenDevice] = {}
 _BEFORE: dict[str, CompNode] = {}
 """Host devices as they were before a rescan: tensors there live on, and compare by identity."""
 _NOTICED = [False]
+_FASTEST: list[str | None] = [None]
+"""What `xpu` means, once it was asked for."""
 
 
 def resolve(text: str) -> CompNode:
@@ -175,10 +179,37 @@ def device_count(kind: str) -> int:
 
 
 def fastest_kind() -> str:
-    """What `xpu` means here: the usable backend with the highest priority, else the CPU."""
-    usable = [e for e in registry.offered() if e.kinds and e.count]
-    best = max(usable, key=lambda e: e.rank, default=None)
-    return "cpu" if best is None or best.rank[1] <= 0 else best.kinds[0]
+    """The kind that `xpu` means here: the offered backend that ranks highest and works, or `cpu`.
+
+    A device works if it opens and returns the bytes that it was given; one that does not is left
+    out with a warning. The answer is kept until backends are looked for again.
+    """
+    with _LOCK:
+        kind = _FASTEST[0]
+        if kind is None:
+            offers = [e for e in registry.offered() if e.kinds and e.count and e.rank[1] > 0]
+            ranked = sorted(offers, key=lambda e: e.rank, reverse=True)
+            kind = next((e.kinds[0] for e in ranked if _works(e.kinds[0])), "cpu")
+            _FASTEST[0] = kind
+        return kind
+
+
+def _works(kind: str) -> bool:
+    sent = np.arange(16, dtype=np.int32)
+    returned = np.zeros_like(sent)
+    try:
+        device = _open(kind, 0)
+        block = device.upload(sent)
+        device.download(block, returned)
+        device.release(block)
+    except DeviceError as error:
+        problem = str(error).partition("\n")[0]
+    else:
+        if np.array_equal(sent, returned):
+            return True
+        problem = f"{kind}0 does not return the bytes that were copied to it"
+    get_logger().warning("xpux does not stand for %s0: %s", kind, problem)
+    return False
 
 
 def _open(kind: str, index: int) -> OpenDevice:
@@ -241,6 +272,7 @@ def _forget() -> None:
             node._opened = None
         _RESOLVED.clear()
         _DEFAULT.node = None
+        _FASTEST[0] = None
 
 
 def _left_behind() -> None:
@@ -259,10 +291,11 @@ registry.on_rescan(_forget)
 class _Default:
     """The default device's name (kept as given) and, once a tensor was made, what it means."""
 
-    __slots__ = ("name", "node")
+    __slots__ = ("chosen", "name", "node")
 
     def __init__(self) -> None:
         self.name: str | None = None
+        self.chosen = False  # by a call; the environment's choice is asked of the environment
         self.node: CompNode | None = None
 
 
@@ -284,19 +317,28 @@ def default_name() -> str:
 
 def set_default_name(name: str) -> None:
     """Change where new tensors are made; existing tensors stay where they are."""
-    parse(name)
-    _DEFAULT.name, _DEFAULT.node = name, None
+    kind, number, _ = parse(name)
+    _DEFAULT.name, _DEFAULT.node, _DEFAULT.chosen = name, None, True
+    if kind == "xpu" or kind in _HOST_KINDS:
+        return  # What xpux means is found out with the first tensor, and there is always a host.
+    count = device_count(kind)
+    if count <= (0 if number == "x" else int(number)):
+        entry = registry.for_kind(kind)
+        why = f": {entry.why_none}" if entry is not None and entry.why_none else ""
+        get_logger().warning(
+            "the default device is %s, and %d of this kind exist%s", name, count, why
+        )
 
 
 def default_device() -> CompNode:
-    """The device of new tensors; the first call may print the no-GPU notice."""
+    """The device of new tensors; the first call may say why no GPU is used."""
     node = _DEFAULT.node
     if node is None:
         name = default_name()
         node = resolve(name)
         _DEFAULT.node = node
         if parse(name).kind == "xpu":
-            _notice(node)
+            _notice(node, named=_DEFAULT.chosen or bool(DEFAULT_DEVICE.source()))
     return node
 
 
@@ -305,11 +347,19 @@ def leave_notice_to_others() -> None:
     _NOTICED[0] = True
 
 
-def _notice(node: CompNode) -> None:
-    """Say once that no GPU is used; never when a CPU was asked for."""
-    if node.on_host and not _NOTICED[0]:
-        _NOTICED[0] = True
+def _notice(node: CompNode, *, named: bool) -> None:
+    """Say once why the CPU is used: to those who named `xpux`, and where a GPU lies idle."""
+    if not node.on_host or _NOTICED[0]:
+        return
+    _NOTICED[0] = True
+    silence = "Call set_default_device('cpux') to choose it and silence this; see docs/devices.md"
+    idle = next((e for e in registry.offered() if e.idle), None)
+    if idle is not None:
+        get_logger().warning(
+            "a GPU is present and not used (%s): CPU mode is used. %s", idle.why_none, silence
+        )
+    elif named:
         get_logger().warning(
             "failed to load the CUDA driver (no usable GPU backend was found): CPU mode is used. "
-            "Call set_default_device('cpux') to choose it and silence this; see docs/devices.md"
+            + silence
         )

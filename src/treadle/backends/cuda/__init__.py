@@ -32,8 +32,8 @@ from treadle.runtime.comm.carriers import NCCL, Offer
 LIBRARIES = {"cublasLt": "nvmath.bindings.cublasLt", "cudnn": "cudnn", NCCL: "nccl.core"}
 """The package that each kind of library call is made by."""
 INSTALL = "pip install 'treadle[cuda]'"
-PRIORITY = 0
-"""Not chosen for `xpux` before it has been seen to run on a GPU; `gpux` names it."""
+PRIORITY = 10
+"""A GPU that works is what `xpux` stands for."""
 
 
 class Cuda(RenderedBackend):
@@ -49,7 +49,10 @@ class Cuda(RenderedBackend):
         needs = f"{' and '.join(missing)} not installed: {INSTALL}" if missing else ""
         count, reason = count_devices()
         if not count or missing:
-            return Availability(False, "; ".join(filter(None, (reason, needs))))
+            return Availability(False, "; ".join(filter(None, (reason, needs))), count)
+        if all(c < LEAST for c in capabilities()):
+            why = f"compute capability below {LEAST[0]}.{LEAST[1]}: CUDA has no compiler for it"
+            return Availability(False, why, count)
         return Availability(True, f"{count} by NVIDIA's driver", count, PRIORITY)
 
     @functools.cached_property
