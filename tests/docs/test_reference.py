@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from dataclasses import fields
 
 import pytest
 from tests.docs.pages import DOCS, anchors, section, table
@@ -63,3 +64,9 @@ def test_every_device_function_is_documented() -> None:
 def test_every_environment_variable_is_documented() -> None:
     listed = quoted([row[0] for row in table(section(DEVICES, "Environment variables"))])
     assert listed == {name for variable in env.ALL for name in variable.names}
+
+
+def test_the_page_on_compiling_lists_every_option() -> None:
+    rows = set(re.findall(r"^\| `(\w+)` \|", (DOCS / "jit.md").read_text(), re.MULTILINE))
+    named = {field.name for field in fields(mge.jit.Options) if field.init}
+    assert named <= rows, f"docs/jit.md lacks {sorted(named - rows)}"

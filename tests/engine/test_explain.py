@@ -203,3 +203,16 @@ def test_a_plan_as_text_tells_addresses_streams_and_events() -> None:
     assert {line.split()[1] for line in rows[2:]} == {"s0", "s1"}
     assert "[wait e0]" in text and "[record e0]" in text
     assert "reads in0:96" in text and "writes out0:96" in text
+
+
+def test_streams_on_the_cpu_are_said_to_be_planned_and_not_run() -> None:
+    weight = mge.tensor(np.ones((64, 64), "float32"))
+
+    def branches(x: mge.Tensor) -> mge.Tensor:
+        return F.matmul(F.matmul(x, weight), weight) + F.matmul(F.matmul(x * 2, weight), weight)
+
+    x = mge.tensor(np.ones((64, 64), "float32"))
+    options = Options(level=0, streams=2, reuse_memory=False)
+    text = str(mge.jit.compile(branches, options=options).explain(x))
+    assert "2 streams planned" in text
+    assert "the CPU runs these steps one after the other" in text

@@ -174,11 +174,11 @@ def explain(
             "constants": plan.constants.nbytes,
             "packed": plan.kept,
         },
-        _streams(plan),
+        _streams(plan, engine),
     )
 
 
-def _streams(plan: Plan) -> dict[str, Any]:
+def _streams(plan: Plan, engine: str) -> dict[str, Any]:
     streams = plan.streams
     return {
         "count": streams.count,
@@ -189,6 +189,7 @@ def _streams(plan: Plan) -> dict[str, Any]:
         "single": streams.single,
         "makespan": streams.makespan,
         "reason": streams.reason,
+        "overlap": engine != "cpu",  # whose executor walks the steps in order
     }
 
 
@@ -289,7 +290,7 @@ def _stages(
         "optimize": f"{prepared} -> {len(graphs['optimized'].nodes)} nodes; "
         + ", ".join(f"{n} {kind}" for kind, n in kinds.items()),
         "compile": f"{_launches(plan)}, {len(plan.host)} host tasks, "
-        f"{plan.streams.count} stream{'s' * (plan.streams.count != 1)}"
+        f"{plan.streams.count} stream{'s' * (plan.streams.count != 1)} planned"
         + (f", {len(plan.once)} groups once" if plan.once else ""),
         "load": f"{len({run.kernel for run in runs_of(plan.steps)})} kernels, "
         "those that the cache has not are compiled",

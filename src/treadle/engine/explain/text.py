@@ -275,6 +275,8 @@ def _streams(found: Explanation) -> str:
 def _stream_rows(found: Explanation) -> Iterator[str]:
     s = found.streams
     if s["count"] > 1:
+        if not s["overlap"]:
+            yield "  planned for devices with queues; the CPU runs these steps one after the other"
         yield f"  steps by stream: {', '.join(map(str, s['steps']))}"
         yield (
             f"  dependencies between streams: {s['crossing']}; events {s['events']}, "
