@@ -73,7 +73,7 @@ def _rebuild(
     return cls(where, problem, saw=saw, hint=hint, at=at)
 
 
-class ShapeError(TreadleError, ValueError):
+class ShapeError(TreadleError, ValueError, RuntimeError):
     """Shapes, axes or sizes do not fit the op."""
 
     code = "T01"

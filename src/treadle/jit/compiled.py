@@ -53,7 +53,8 @@ class Variant:
         self.captured = captured
         self.graph = captured.graph if graph is None else graph
         home, places = captured.home, captured.spread
-        self.stages = Stages(captured.graph, _interface(captured), options, home, places)
+        self.interface = interface_of(captured)
+        self.stages = Stages(captured.graph, self.interface, options, home, places)
         self._binding: Binding | None = None
         self._rule: GraphRule | None = None
         self._making = threading.Lock()
@@ -79,7 +80,7 @@ class Variant:
         return self._binding
 
 
-def _interface(captured: Captured) -> Interface:
+def interface_of(captured: Captured) -> Interface:
     """Which handles are written in place, and which keep their arrays from call to call."""
     graph = captured.graph
     updates: dict[int, int] = {}

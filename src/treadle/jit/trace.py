@@ -14,19 +14,20 @@ from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, Any
 
 from treadle.autodiff.tape import Tape
+from treadle.base import tree
 from treadle.base.errors import TraceError
 from treadle.base.files.source import PathLike
 from treadle.base.log import get_logger
 from treadle.base.modes import LOCAL, install_capture
-from treadle.engine.devices import CompNode
 from treadle.engine.dispatch import EagerType
 from treadle.engine.execute import Timeline
 from treadle.engine.options import Options
-from treadle.graph.ir import Graph, Value, op_key
+from treadle.graph.ir import Graph, Value
 from treadle.jit.binding import Binding
 from treadle.jit.capture import Capture, capture
 from treadle.jit.captured import Captured
-from treadle.jit.compiled import Compiled, Variant, replaced, signature
+from treadle.jit.compiled import Compiled, Variant, interface_of, replaced, signature
+from treadle.jit.course import Course, Left, course_of
 from treadle.jit.dump import (
     Asked,
     CompGraphDumpResult,
@@ -43,8 +44,9 @@ from treadle.jit.memory import (
     SublinearMemoryConfig,
     memory_budget,
 )
+from treadle.jit.sequence import Watch
 from treadle.ops.op import Op
-from treadle.tensor import Tensor, create, execute, scalar_tensor
+from treadle.tensor import Tensor
 
 if TYPE_CHECKING:
     from treadle.engine.profile import Profile
@@ -99,8 +101,9 @@ class trace:
         self._profile: Profile | Timeline | None = None
         self._without_host = without_host and not self._for_dump
         self._eager, self._open = imperative, False
-        self._variants: dict[Any, Variant] = {}
-        self._sequences: dict[Any, list[str]] = {}
+        self._variants: dict[Any, list[Variant]] = {}
+        self._courses: dict[Any, Course] = {}
+        self._left = Left()
         self._kinds: dict[Any, Any] = {}
         self._compiled: Compiled[..., Any] | None = None
         if function is not None:
@@ -123,21 +126,20 @@ class trace:
                 self._profile = self._compiled.profile(*args, repeats=1, **kwargs)
             return result
         if self._for_dump and not all(isinstance(x, Tensor) for x in args):
-            raise AssertionError(
-                f"trace {self._name}: with capture_as_const, arguments are tensors"
-            )
+            raise AssertionError("Only support tensor type args when capture_as_const is enabled")
         if LOCAL.capture is not None or isinstance(LOCAL.hook, Tape):
             return self._function(*args, **kwargs)
         key, leaves = signature(args, kwargs)
         self._check_types(key)
         if self._eager:
-            return self._checked(key, args, kwargs)
+            return self._checked(key, leaves, args, kwargs)
         try:
             return self._recorded(key, leaves, args, kwargs)
         except _NeedsValues as reason:
             get_logger("jit").info("%s runs op by op: %s", self._name, reason.problem)
-            self._eager, self._open = True, isinstance(reason, _OpenExtents)
-            return self._checked(key, args, kwargs)
+            # What the body reads, and extents that data decides, may be attributes of ops.
+            self._eager, self._open = True, True
+            return self._checked(key, leaves, args, kwargs)
 
     @property
     def _name(self) -> str:
@@ -170,14 +172,24 @@ class trace:
             self._last = captured, argument_names(args, kwargs)
         if self._record_only:
             return without_values(captured)
-        known = self._variants.get(key)
-        if known is None:
+        variant = self._variant(key, captured)
+        executor = variant.stages.compile()
+        result = self._ran(variant, Binding(captured, variant.interface.updates, executor), leaves)
+        self._left.add(reference for _, reference in captured.escaped)
+        return result
+
+    def _variant(self, key: Any, captured: Captured) -> Variant:
+        """The program of this call: one that is known, or that of another world."""
+        interface = interface_of(captured)
+        known = self._variants.setdefault(key, [])
+        for variant in known:
+            if variant.captured.graph == captured.graph and variant.interface == interface:
+                return variant
+        if not known:
             _refuse_open_extents(captured.graph)
-            variant = self._variants[key] = Variant(captured, self._options)
-            return self._ran(variant, variant.binding(), leaves)
-        _compare(self._name, known.captured.graph, captured.graph)
-        executor = known.stages.compile()
-        return self._ran(known, Binding(captured, known.stages.interface.updates, executor), leaves)
+        self._follow(key, course_of(captured, self._left))
+        known.append(Variant(captured, self._options))
+        return known[-1]
 
     def _ran(self, variant: Variant, binding: Binding, leaves: list[Any]) -> Any:
         """One run, measured if so asked."""
@@ -188,20 +200,19 @@ class trace:
 
     # -- op by op --------------------------------------------------------------------------
 
-    def _checked(self, key: Any, args: Any, kwargs: Any) -> Any:
-        watch = _Sequence(attributes=not self._open)
+    def _checked(self, key: Any, leaves: list[Any], args: Any, kwargs: Any) -> Any:
+        watch = Watch(leaves, self._left, attributes=not self._open)
         with watch:
             result = self._function(*args, **kwargs)
             for action in watch.endings:
                 action()
-        recorded = self._sequences.setdefault(key, watch.ops)
-        for i, (old, new) in enumerate(zip(recorded, watch.ops, strict=False)):
-            if old != new:
-                raise _differs(self._name, i, old, new)
-        if len(recorded) != len(watch.ops):
-            count = f"{len(watch.ops)} ops, recorded {len(recorded)}"
-            raise _differs(self._name, min(len(recorded), len(watch.ops)), "", "", count)
+        self._follow(key, watch.course(tree.flatten(result)[0]))
+        self._left.add(watch.alive())
         return result
+
+    def _follow(self, key: Any, course: Course) -> None:
+        """Raise `CourseError` where a call differs from the first one of its world."""
+        self._courses.setdefault((key, course.world), course).follow(self._name, course)
 
     # -- looking inside --------------------------------------------------------------------
 
@@ -213,8 +224,7 @@ class trace:
             raise TraceError(
                 f"trace {self._name}", "there is no program yet", hint="call the function first"
             )
-        variant = list(self._variants.values())[-1]
-        return variant.stages.explained()
+        return self._latest.stages.explained()
 
     @property
     def graph(self) -> Graph:
@@ -223,7 +233,11 @@ class trace:
             return self._compiled.variants[-1].captured.graph
         if self._last is not None:
             return self._last[0].graph
-        return list(self._variants.values())[-1].captured.graph
+        return self._latest.captured.graph
+
+    @property
+    def _latest(self) -> Variant:
+        return list(self._variants.values())[-1][-1]
 
     @property
     def ops(self) -> tuple[Op, ...]:
@@ -354,16 +368,12 @@ class _Static(Capture):
         """Append an op."""
         results = super().apply(op, inputs)
         if not all(r.type.is_static for r in results):
-            raise _OpenExtents("jit", f"the extents of {op.name}'s result depend on data")
+            raise _NeedsValues("jit", f"the extents of {op.name}'s result depend on data")
         return results
 
 
 class _NeedsValues(TraceError):
     """The body reads values, so it has to run op by op."""
-
-
-class _OpenExtents(_NeedsValues):
-    """Extents depend on data, and with them attributes of ops."""
 
 
 def _refuse_open_extents(graph: Graph) -> None:
@@ -372,7 +382,7 @@ def _refuse_open_extents(graph: Graph) -> None:
         for value in node.outputs:
             if not value.type.is_static:
                 problem = f"the extents of {node.op.name}'s result depend on data"
-                raise _OpenExtents("jit", problem, at=node.loc)
+                raise _NeedsValues("jit", problem, at=node.loc)
 
 
 def _without_shapes(key: Any) -> tuple[Any, Any]:
@@ -385,109 +395,6 @@ def _without_shapes(key: Any) -> tuple[Any, Any]:
         if isinstance(p[0], EagerType)
     )
     return shape, kinds
-
-
-def _compare(name: str, recorded: Graph, now: Graph) -> None:
-    """Raise `TraceError` where two captures of one function differ."""
-    for i, (old, new) in enumerate(zip(recorded.nodes, now.nodes, strict=False)):
-        if old.op != new.op:
-            raise _differs(name, i, op_key(old.op), op_key(new.op))
-    if recorded != now:
-        count = f"{len(now.nodes)} ops, recorded {len(recorded.nodes)}"
-        raise _differs(name, min(len(now.nodes), len(recorded.nodes)), "", "", count)
-
-
-def _differs(name: str, i: int, old: str, new: str, saw: str = "") -> TraceError:
-    return TraceError(
-        f"trace {name}",
-        f"this call takes another course than the recorded one, from op {i} on",
-        saw=saw or f"{_short(new)}, recorded {_short(old)}",
-        hint="pass what changes as a tensor, or leave the function untraced",
-    )
-
-
-def _short(text: str) -> str:
-    return text if len(text) < 80 else text[:77] + "..."
-
-
-def _name(op: Op) -> str:
-    return op.name
-
-
-class _Sequence:
-    """Stands where a capture stands, runs every op and writes down which it was.
-
-    Args:
-        attributes: write down attributes of ops, too.
-    """
-
-    def __init__(self, attributes: bool) -> None:
-        self._key = op_key if attributes else _name
-        self.ops: list[str] = []
-        self.endings: list[Callable[[], None]] = []
-        self._numbers: dict[int, tuple[str, Tensor]] = {}
-
-    def __enter__(self) -> None:
-        self._hook = LOCAL.hook
-        install_capture(self)
-
-    def __exit__(self, *_: object) -> None:
-        install_capture(None, self._hook)
-
-    @contextmanager
-    def _aside(self) -> Iterator[None]:
-        """Let ops run inside."""
-        LOCAL.capture = None
-        try:
-            yield
-        finally:
-            LOCAL.capture = self
-
-    def apply(self, op: Op, inputs: tuple[Tensor, ...], /) -> tuple[Tensor, ...]:
-        """Run an op."""
-        named = [self._numbers.get(id(t), (t._kind.dtype.name, t))[0] for t in inputs]
-        self.ops.append(f"{self._key(op)}({','.join(named)})")
-        with self._aside():
-            return execute(op, inputs)
-
-    def binary(self, op: Op, launch: Any, kind: Any, x: Tensor, y: Tensor, /) -> Tensor:
-        """Run an arithmetic operator."""
-        return self.apply(op, (x, y))[0]
-
-    def create(self, op: Op, device: CompNode, /) -> tuple[Tensor, ...]:
-        """Run an op without operands."""
-        self.ops.append(self._key(op))
-        with self._aside():
-            return create(op, device)
-
-    def literal(self, value: Any, kind: EagerType, /) -> Tensor:
-        """A number is part of the op that uses it."""
-        with self._aside():
-            made = scalar_tensor(value, kind)
-        self._numbers[id(made)] = (repr(value), made)
-        return made
-
-    def born(self, tensor: Tensor, /) -> None:
-        """Host data is not compared."""
-
-    def rebound(self, tensor: Tensor, value: Tensor, /) -> None:
-        """Handles are rebound as they are outside."""
-
-    def watch_grad(self, tensor: Tensor, /) -> None:
-        """Gradients are kept as they are outside."""
-
-    def host_value(
-        self, key: Any, read: Callable[[], Any], kind: EagerType, shape: tuple[int, ...] = (), /
-    ) -> Tensor:
-        """What is read at each call is read now."""
-        with self._aside():
-            return Tensor(read(), dtype=kind.dtype, device=kind.device)
-
-    def enter_manager(self, outer: bool, /) -> None:
-        """Managers record as they do outside."""
-
-    def guard(self, read: Callable[[], Any], value: Any, /) -> None:
-        """The body runs at each call anyway."""
 
 
 def is_tracing() -> bool:
@@ -512,6 +419,8 @@ def exclude_from_trace() -> Iterator[None]:
             "the function leaves the trace for a while, so its values are known only when it runs",
             hint="trace it with imperative=True",
         )
+    if isinstance(held, Watch):
+        held.interrupt()
     hook = LOCAL.hook
     install_capture(None, None if hook is held else hook)
     try:
