@@ -11,6 +11,8 @@ import numpy as np
 
 from treadle.autodiff.tape import Node, Tape, current
 from treadle.base.errors import AutodiffError, ShapeError
+from treadle.base.loc import user_location
+from treadle.base.log import get_logger
 from treadle.base.modes import uncast
 from treadle.ops.reverse import backpropagate
 from treadle.tensor import Tensor
@@ -54,6 +56,7 @@ class GradManager:
         self._tape: Tape | None = None
         self._depth = 0
         self._since = 0
+        self._warned = False
         self._after_backward: list[Callable[[], Any]] = []
 
     def attached_tensors(self) -> list[Tensor]:
@@ -166,6 +169,8 @@ class GradManager:
             with tape.visible_below(self._depth):
                 with uncast():
                     found = self._gradients(tape, outputs, cotangents)
+                if outputs and not self._warned and all(grad is None for _, grad in found):
+                    self._warn_of_no_gradient(tape)
                 self._deliver(found)
         finally:
             _BACKWARDING[0] = before
@@ -186,6 +191,24 @@ class GradManager:
         wanted = list(dict.fromkeys([e.trace for e in entries] + [t._trace for t in tape.involved]))
         found = _walk(tape, nodes, seeds, wanted, _notices(entries))
         return [(e, found.get(e.trace)) for e in entries]
+
+    def _warn_of_no_gradient(self, tape: Tape) -> None:
+        """Say once why `backward` had nothing to do."""
+        attached = self.attached_tensors()
+        if tape.owed or tape.involved or tape.depth > 1:
+            return  # Other ranks, custom functions or other managers take part.
+        self._warned = True
+        if attached:
+            why = (
+                f"as recorded, y depends on none of the {len(attached)} attached tensors (the "
+                f"first is {attached[0].type}). Compute it from them inside of `with gm:`; "
+                ".numpy(), .detach() and no_grad() cut what is recorded"
+            )
+        else:
+            why = "no tensor is attached. Call gm.attach(net.parameters()) before the block"
+        get_logger().warning(
+            "GradManager.backward gives no gradient: %s. At %s", why, user_location()
+        )
 
     def _deliver(self, found: list[tuple[_Attached, Tensor | None]]) -> None:
         """Run callbacks, wait for what they promised, then accumulate."""

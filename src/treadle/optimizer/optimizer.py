@@ -14,6 +14,8 @@ from treadle.autodiff import no_grad
 from treadle.autodiff.finite import usable
 from treadle.base.dtype import DType, as_dtype, float32, float64
 from treadle.base.errors import ShapeError
+from treadle.base.loc import user_location
+from treadle.base.log import get_logger
 from treadle.base.modes import capturing
 from treadle.engine.dispatch import eager_type
 from treadle.tensor import Parameter, Tensor, scalar_tensor
@@ -53,6 +55,9 @@ class Optimizer(abc.ABC):
         ValueError: there is nothing to optimize, or a required hyper-parameter is missing.
         AssertionError: a parameter appears twice.
     """
+
+    _saw_gradient = False
+    """Set by the first step, which looks for gradients."""
 
     def __init__(self, params: Params, defaults: Mapping[str, Any]) -> None:
         self._state: dict[Parameter, dict[str, Tensor]] = {}
@@ -146,6 +151,8 @@ class Optimizer(abc.ABC):
 
         The update itself is never recorded for differentiation.
         """
+        if not self._saw_gradient:
+            self._look_for_gradients()
         with no_grad():
             for group in self.param_groups:
                 self._announce(group)
@@ -154,6 +161,17 @@ class Optimizer(abc.ABC):
                 for flag, handle, old in before:
                     handle._reset(F.where(flag, handle, old))
         return self
+
+    def _look_for_gradients(self) -> None:
+        """Warn once if no parameter has a gradient at the first step."""
+        self._saw_gradient = True
+        params = [param for group in self.param_groups for param in group["params"]]
+        if params and all(param.grad is None for param in params):
+            get_logger().warning(
+                "%s.step changes nothing: none of its %d parameters has a gradient (the first is "
+                "%s); attach them to a GradManager and call gm.backward(loss) before. At %s",
+                type(self).__name__, len(params), params[0].type, user_location(),
+            )  # fmt: skip
 
     def _kept_where_unusable(self, group: Group) -> list[tuple[Tensor, Tensor, Tensor]]:
         """What must keep its value unless a flag is true: (flag, handle, present value)."""
