@@ -292,8 +292,9 @@ class Tensor(ArrayMethods, HandleMembers):
         return format(self.item(), spec) if spec else str(self)
 
     def __getattr__(self, name: str) -> Any:
+        advice = spelling.of_method(name, [n for n in dir(type(self)) if n[0] != "_"])
         raise AttributeError(
-            f"{type(self).__name__!r} object has no attribute {name!r}{spelling.of_method(name)}",
+            f"{type(self).__name__!r} object has no attribute {name!r}{advice}",
             name=name,
             obj=self,
         )

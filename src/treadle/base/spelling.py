@@ -41,7 +41,7 @@ _FUNCTIONS = {
     "cube": "x ** 3",
     "detach": "x.detach()",
     "divide": "F.div(x, y)",
-    "elu": "F.where(x > 0, x, F.expm1(x))",
+    "elu": "F.where(x > 0, x, F.expm1(F.minimum(x, 0)))",
     "empty": "F.zeros(shape)",
     "empty_like": "F.zeros_like(x)",
     "eq": "F.equal(x, y)",
@@ -140,6 +140,7 @@ _METHODS = {
     "mul_": "x *= y",
     "nbytes": "x.size * x.dtype.itemsize",
     "numel": "x.size",
+    "repeat": "F.tile(x, reps) for whole copies, F.repeat(x, n, axis) for each element",
     "requires_grad": "GradManager().attach(x), as this name is reserved",
     "requires_grad_": "GradManager().attach(x)",
     "reshape_as": "x.reshape(other.shape)",
@@ -150,7 +151,58 @@ _METHODS = {
     "zero_": "x[...] = 0",
 }
 
+_LAYERS = {
+    "AvgPool1d": "F.avg_pool2d on x[:, :, None]",
+    "BCELoss": "F.loss.binary_cross_entropy(pred, label, with_logits=False)",
+    "BCEWithLogitsLoss": "F.loss.binary_cross_entropy(pred, label)",
+    "CrossEntropyLoss": "F.loss.cross_entropy(pred, label)",
+    "ELU": "F.where(x > 0, x, F.expm1(F.minimum(x, 0))) in forward",
+    "Flatten": "F.flatten(x, 1) in forward",
+    "HuberLoss": "F.where on F.abs(pred - label)",
+    "L1Loss": "F.loss.l1_loss(pred, label)",
+    "LogSoftmax": "F.logsoftmax(x, axis) in forward",
+    "MSELoss": "F.loss.square_loss(pred, label)",
+    "ModuleDict": "a dict of modules as an attribute, which is registered as it is",
+    "ModuleList": "a list of modules as an attribute, which is registered as it is",
+    "MultiheadAttention": "treadle.module.MultiHeadAttention",
+    "NLLLoss": "F.loss.cross_entropy(pred, label), which takes logits",
+    "ReLU6": "F.relu6(x) in forward",
+    "SiLU": "treadle.module.SiLU",
+    "Softplus": "F.softplus(x) in forward",
+    "Tanh": "F.tanh(x) in forward",
+    "Upsample": "F.vision.interpolate(x, scale_factor=s) in forward",
+}
+
+_OPTIMIZERS = {
+    "ExponentialLR": "treadle.optimizer.LambdaLR(optimizer, lambda epoch: gamma**epoch)",
+    "OneCycleLR": "treadle.optimizer.LambdaLR(optimizer, lambda step: factor)",
+    "RMSprop": "treadle.optimizer.Adam(params, lr, betas=(0.0, 0.99))",
+    "lr_scheduler": "treadle.optimizer, where schedulers stand beside optimizers",
+}
+
+_MODULE_METHODS = {
+    "add_module": "setattr(net, name, module)",
+    "cpu": 'net.to("cpux")',
+    "cuda": 'net.to("gpux")',
+    "double": 'a loop over net.parameters() with p[...] = p.astype("float64")',
+    "half": "treadle.amp.autocast, which computes in 16 bits",
+    "register_buffer": "net.name = treadle.tensor(data); what is no Parameter is a buffer",
+    "register_parameter": "net.name = treadle.Parameter(data)",
+    "requires_grad_": "to leave its parameters out of gm.attach(...) and the optimizer",
+}
+
+_DEVICES = {"cuda": "gpux", "cpu": "cpux", "gpu": "gpux", "xpu": "xpux"}
+
 _TOP_LEVEL = {
+    "bfloat16": '"bfloat16", as dtypes are given by name or as NumPy\'s',
+    "bool": '"bool", as dtypes are given by name or as NumPy\'s',
+    "compile": "treadle.jit.compile(function)",
+    "float16": '"float16", as dtypes are given by name or as NumPy\'s',
+    "float32": '"float32", as dtypes are given by name or as NumPy\'s',
+    "float64": '"float64", as dtypes are given by name or as NumPy\'s',
+    "inference_mode": "treadle.autodiff.no_grad()",
+    "int32": '"int32", as dtypes are given by name or as NumPy\'s',
+    "int64": '"int64", as dtypes are given by name or as NumPy\'s',
     "enable_grad": "treadle.autodiff.GradManager()",
     "manual_seed": "treadle.random.seed(n)",
     "nn": "treadle.module",
@@ -186,14 +238,38 @@ def of_member(name: str, owner: str, known: Collection[str]) -> str:
     return _question(f"{owner}.{near[0]}") if near else ""
 
 
-def of_method(name: str) -> str:
+def of_layer(name: str, known: Collection[str]) -> str:
+    """`; did you mean ...?` for a name that `treadle.module` lacks, or nothing."""
+    return _question(_LAYERS.get(name, "")) or of_member(name, "treadle.module", known)
+
+
+def of_optimizer(name: str, known: Collection[str]) -> str:
+    """`; did you mean ...?` for a name that `treadle.optimizer` lacks, or nothing."""
+    return _question(_OPTIMIZERS.get(name, "")) or of_member(name, "treadle.optimizer", known)
+
+
+def of_module_method(name: str, known: Collection[str]) -> str:
+    """`; did you mean ...?` for an attribute that a module lacks, or nothing."""
+    return _question(_MODULE_METHODS.get(name, "")) or of_member(name, "net", known)
+
+
+def of_device(name: str) -> str:
+    """`; did you mean ...?` for a device as PyTorch writes it (`cuda:1`), or nothing."""
+    kind, _, number = name.partition(":")
+    if kind not in _DEVICES:
+        return ""
+    ours = _DEVICES[kind][:-1] + number if number.isdigit() else _DEVICES[kind]
+    return _question(f"{ours!r}")
+
+
+def of_method(name: str, known: Collection[str] = ()) -> str:
     """`; did you mean ...?` for an attribute that tensors lack, or nothing."""
     if name in _METHODS:
         return _question(_METHODS[name])
     plain = name.rstrip("_")
     if plain in KNOWN:
         return _question(f"F.{plain}(x)")
-    return _question(_FUNCTIONS.get(plain, ""))
+    return _question(_FUNCTIONS.get(plain, "")) or of_member(name, "x", known)
 
 
 def _question(what: str) -> str:

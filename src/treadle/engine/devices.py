@@ -15,6 +15,7 @@ from treadle.base.env import DEFAULT_DEVICE
 from treadle.base.errors import DeviceError
 from treadle.base.log import get_logger
 from treadle.base.observer import launches_changed
+from treadle.base.spelling import of_device
 from treadle.runtime.opened import OpenDevice
 
 _HOST_KINDS = ("cpu", "multithread")
@@ -47,7 +48,9 @@ def parse(text: str) -> Name:
         if why:
             hint = "treadle.backends() lists what was found"
             raise DeviceError("device", f"there is no device {text!r}: {why}", hint=hint) from cause
-        raise DeviceError("device", f"{text!r} is not a device name", hint=f"valid: {_FORMS}")
+        advice = of_device(text)
+        problem = f"{text!r} is not a device name{advice}"
+        raise DeviceError("device", problem, hint=f"valid: {_FORMS}")
     number = match[2] if match[2] == "x" else str(int(match[2]))
     return Name(match[1], number, int(match[3] or 0))
 

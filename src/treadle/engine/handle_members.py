@@ -90,6 +90,13 @@ class HandleMembers:
         """Reserved; attach tensors to a `GradManager` instead."""
         raise AttributeError("requires_grad is reserved; use GradManager().attach(tensor)")
 
+    @requires_grad.setter
+    def requires_grad(self, value: bool) -> None:
+        raise AttributeError(
+            "requires_grad is reserved; GradManager().attach(tensor) asks for a gradient, and what "
+            "is left out of attach and of the optimizer is frozen"
+        )
+
     # -- exchange ------------------------------------------------------------------------------
 
     def __dlpack__(

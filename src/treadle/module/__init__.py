@@ -156,7 +156,7 @@ if not TYPE_CHECKING:  # A type checker shall see the names that exist only.
     def __getattr__(name: str) -> Any:
         if name in ("qat", "quantized"):
             return importlib.import_module(f"treadle.module.{name}")
-        advice = spelling.of_member(name, "treadle.module", __all__)
+        advice = spelling.of_layer(name, __all__)
         raise AttributeError(
             f"module 'treadle.module' has no attribute {name!r}{advice}", name=name
         )

@@ -8,11 +8,12 @@ import warnings
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, ClassVar, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
 
 from treadle.autodiff import no_grad
 from treadle.base.modes import ACTIVE, capturing
 from treadle.base.observer import OBSERVER
+from treadle.base.spelling import of_module_method
 from treadle.module import state
 from treadle.module.hook import Hook, HookHandler
 from treadle.tensor import Parameter, Tensor
@@ -105,6 +106,16 @@ class Module(abc.ABC):
         if name not in _BOOKKEEPING:
             self._note(name, value)
         super().__setattr__(name, value)
+
+    if not TYPE_CHECKING:  # A type checker shall see the attributes that exist only.
+
+        def __getattr__(self, name: str) -> Any:
+            if hasattr(type(self), name):  # A property has failed: let it say why.
+                return object.__getattribute__(self, name)
+            public = [n for n in dir(type(self)) if n[0] != "_"]
+            advice = "" if name[0] == "_" else of_module_method(name, public)
+            problem = f"{type(self).__name__!r} object has no attribute {name!r}{advice}"
+            raise AttributeError(problem, name=name, obj=self)
 
     def _note(self, name: str, value: Any) -> None:
         """Keep `_modules` up to date; containers count, as they may be filled later."""

@@ -44,7 +44,7 @@ __all__ = [
 if not TYPE_CHECKING:  # A type checker shall see the names that exist only.
 
     def __getattr__(name: str) -> Any:
-        advice = spelling.of_member(name, "treadle.optimizer", __all__)
+        advice = spelling.of_optimizer(name, __all__)
         raise AttributeError(
             f"module 'treadle.optimizer' has no attribute {name!r}{advice}", name=name
         )
