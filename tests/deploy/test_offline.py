@@ -247,7 +247,7 @@ def test_equal_models_give_equal_files_in_any_process(file: Path, tmp_path: Path
         [sys.executable, "-c", textwrap.dedent(SAME), tmp_path / "again.tm", repr(SHAPES)],
         env={
             **os.environ,
-            "PYTHONPATH": os.getcwd(),
+            "PYTHONPATH": os.pathsep.join((os.getcwd(), os.path.join(os.getcwd(), "src"))),
             "PYTHONHASHSEED": "3",
             "TREADLE_CACHE_DIR": str(tmp_path / "cache"),
         },
@@ -477,10 +477,11 @@ def test_code_is_checked_before_it_is_opened(
             load_offline(bad)
 
 
-def test_weights_are_checked_on_demand(file: Path, compiled: Model, tmp_path: Path) -> None:
+def test_weights_are_checked(file: Path, compiled: Model, tmp_path: Path) -> None:
     weights = compiled.native[0].weights[:64].tobytes()
     bad = changed(file, tmp_path / "bad.tm", lambda content: content.index(weights))
-    load_offline(bad)
+    with pytest.raises(CheckpointError, match="checksum of the weights"):
+        load_offline(bad)
     with pytest.raises(CheckpointError, match="checksum of tensor"):
         load_offline(bad, verify=True)
     load_offline(file, verify=True)

@@ -151,14 +151,14 @@ def test_native_code_is_used_where_it_fits(
 ) -> None:
     path = tmp_path / "ready.tm"
     write_models(str(path), [compile_offline(read_models(model)[0])], "test")
-    assert cli._native(model) is None
-    found = cli._native(path)
+    assert cli._native(model, None) is None
+    found = cli._native(path, None)
     assert found is not None and found.target
     assert not capsys.readouterr().err
 
     class Elsewhere:
         target, manifest = "", {"target": {"name": "avx1024"}}
 
-    monkeypatch.setattr(cli, "load_offline", lambda path, recompile: Elsewhere())
-    assert cli._native(path) is None
+    monkeypatch.setattr(cli, "load_offline", lambda path, **given: Elsewhere())
+    assert cli._native(path, None) is None
     assert "its code is for avx1024, so it is compiled here" in capsys.readouterr().err

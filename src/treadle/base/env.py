@@ -98,6 +98,11 @@ POCL_SPECIALIZATION = Variable(
 CACHE_DIR = Variable(
     ("TREADLE_CACHE_DIR",), "", "directory of compiled code; ~/.cache/treadle if left out"
 )
+CONFIG_DIR = Variable(
+    ("TREADLE_CONFIG_DIR",),
+    "",
+    "directory of this user's key and of keys to trust; ~/.config/treadle if left out",
+)
 HOME = Variable(
     ("MGE_HOME",), "", "directory of hub repositories and weights; ~/.cache/megengine if left out"
 )
@@ -146,6 +151,14 @@ def cache_directory() -> Path:
     """Where compiled code is kept: the named directory, else `treadle` in the user's cache."""
     named = CACHE_DIR.get()
     return Path(named) if named else _user_cache() / "treadle"
+
+
+def config_directory() -> Path:
+    """Where this user's key is, and those that are trusted: `treadle` in the user's settings."""
+    named, base = CONFIG_DIR.get(), os.environ.get("XDG_CONFIG_HOME", "")
+    if named:
+        return Path(named)
+    return (Path(base) if os.path.isabs(base) else Path.home() / ".config") / "treadle"
 
 
 def home_directory() -> Path:

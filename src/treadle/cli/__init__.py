@@ -27,6 +27,7 @@ _COMMANDS = (
     Late("stats", "Count a model's parameters, arithmetic and memory, op by op.", _MODELS),
     Late("explain", "Show what the compiler makes of a model, as text or as a page.", _MODELS),
     Late("serve", "Serve models over HTTP by the Open Inference Protocol.", _MODELS),
+    Late("trust", "Trust a key: code of model files that it has signed runs here.", _MACHINE),
     Late("doctor", "Show what is installed, and what is wrong with it.", _MACHINE),
     # What stands behind a script are its own arguments, options included.
     Late(

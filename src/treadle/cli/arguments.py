@@ -232,6 +232,15 @@ Portable = Annotated[
         rich_help_panel=TARGET,
     ),
 ]
+AllowNative = Annotated[
+    bool,
+    typer.Option(
+        "--allow-native",
+        metavar="",
+        help="Run native code whoever made it: else only yours, and that of keys you trust.",
+        rich_help_panel=TARGET,
+    ),
+]
 Recompile = Annotated[
     bool,
     typer.Option(

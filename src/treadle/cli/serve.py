@@ -40,6 +40,13 @@ Given = Annotated[
 Portable = Annotated[
     bool, typer.Option("--portable", help="Leave native code in files alone: compile here.")
 ]
+AllowNative = Annotated[
+    bool,
+    typer.Option(
+        "--allow-native",
+        help="Run native code whoever made it: else only yours, and that of keys you trust.",
+    ),
+]
 Level = Annotated[int, typer.Option(help="Of optimization.", min=0, max=3)]
 MaxBatch = Annotated[
     int | None,
@@ -83,6 +90,7 @@ def command(
     port: Port = 8000,
     shape: Given = None,
     portable: Portable = False,
+    allow_native: AllowNative = False,
     level: Level = 2,
     max_batch: MaxBatch = None,
     max_delay: MaxDelay = 0.0,
@@ -114,11 +122,13 @@ def command(
         for name, version, path in named:
             started = time.perf_counter()
             wanted = parsed_shapes(shapes[name])
-            native = None if portable or wanted or path.suffix == ".onnx" else _native(path)
+            allowed = True if allow_native else None
+            as_it_is = not (portable or wanted or path.suffix == ".onnx")
+            native = _native(path, allowed) if as_it_is else None
             if native is not None:
                 model = room.load_compiled(name, version, native, max_batch)
             else:
-                opened = open_model(path, wanted)
+                opened = open_model(path, wanted, allow_native=False if portable else allowed)
                 model = room.load_model(name, version, opened, max_batch or 1, level)
             _tell(model, path, time.perf_counter() - started)
             models.append(model)
@@ -166,9 +176,9 @@ def _named(sources: list[str]) -> list[tuple[str, str, Path]]:
     return [(name, version, path) for (name, version), path in found.items()]
 
 
-def _native(path: Path) -> OfflineModel | None:
+def _native(path: Path, allowed: bool | None) -> OfflineModel | None:
     """The model of a file whose native code runs here; None where the graph is to be compiled."""
-    model = load_offline(path, recompile=True)
+    model = load_offline(path, recompile=True, allow_native=allowed)
     if model.target:
         return model
     if needed := model.manifest.get("target"):

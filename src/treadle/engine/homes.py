@@ -39,6 +39,13 @@ def find_compiler(options: Options, kind: str = HOST) -> Compiler:
     return HostCompiler()
 
 
+def has_compiler() -> bool:
+    """Whether something can be compiled for the host: what is in the cache runs in any case."""
+    compilers = [e.name for e in registry.engines(HOST) if isinstance(e, CompilingEngine)]
+    states = [registry.entries()[name].availability for name in compilers]
+    return any(state is not None and state.ok for state in states)
+
+
 def compiling(engines: Sequence[Engine]) -> str:
     """The name of the engine whose compiler it is; "" where none compiles."""
     return next((e.name for e in engines if isinstance(e, CompilingEngine)), "")

@@ -18,6 +18,8 @@ import numpy.typing as npt
 
 from treadle.backends.native_code import Machine, NativeCode, NativeProgram
 from treadle.base.dtype import as_dtype
+from treadle.base.files.checksum import checksum
+from treadle.base.files.container import as_bytes
 from treadle.base.types import TensorType
 
 Array = npt.NDArray[Any]
@@ -98,8 +100,8 @@ def _lines(raw: npt.NDArray[np.uint8]) -> Array:
     return made.view(np.int64)
 
 
-def entry_of(part: NativePart, prefix: str) -> dict[str, Any]:
-    """What the manifest says about a part."""
+def entry_of(part: NativePart, prefix: str, members: Mapping[str, Array]) -> dict[str, Any]:
+    """What the manifest says about a part with these members."""
     code, machine = part.code, part.code.machine
     sizes = {
         "words": sum(p.words.nbytes + p.places.nbytes for p in code.programs),
@@ -137,6 +139,7 @@ def entry_of(part: NativePart, prefix: str) -> dict[str, Any]:
         "symbols": list(code.symbols),
         "objects": [len(o) for o in code.objects],
         "members": prefix,
+        "checksum": checksum(as_bytes(members[f"{prefix}.weights"])),
         "about": dict(part.about),
     }
 
@@ -163,6 +166,7 @@ class Described:
         prefix: of the names of its members.
         sizes: bytes that each member has.
         about: the record.
+        checksum: of the weights; "" in files that were written before there was one.
     """
 
     entry: Mapping[str, Any]
@@ -172,6 +176,7 @@ class Described:
     prefix: str
     sizes: Mapping[str, int]
     about: Mapping[str, Any]
+    checksum: str = ""
 
     def open(self, take: Take) -> NativePart:
         """The part, over members that `take` gives.
@@ -179,7 +184,9 @@ class Described:
         Raises:
             ValueError: sizes do not fit.
         """
-        sizes, raw = self.sizes, {k: take(f"{self.prefix}.{k}") for k in self.sizes}
+        # Weights first: what is done with them goes on while code is checked and opened.
+        raw = {k: take(f"{self.prefix}.{k}") for k in reversed(MEMBERS)}
+        sizes = self.sizes
         for what, size in sizes.items():
             if not size <= raw[what].nbytes < size + 2 * _LINE:
                 raise ValueError(f"{what} are {raw[what].nbytes} bytes, not {size}")
@@ -218,7 +225,8 @@ def described(entry: Any) -> Described:
     if not isinstance(entry["about"], dict):
         raise ValueError("its record is no object")
     engine, prefix = _text(entry["engine"]), _text(entry["members"])
-    return Described(entry, gears, machine, engine, prefix, sizes, entry["about"])
+    summed = _text(entry.get("checksum", ""))
+    return Described(entry, gears, machine, engine, prefix, sizes, entry["about"], summed)
 
 
 class NewerSchema(ValueError):

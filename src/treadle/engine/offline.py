@@ -4,7 +4,8 @@
     results = model.run({"x": image})
 
 No compiler and no module of the six stages is imported, and the graph's text is not parsed, unless
-a model has to be compiled after all, which happens only where it is asked for (`recompile=True`).
+a model has to be compiled after all. That happens where it is asked for (`recompile=True`), and
+where nobody who is trusted has made the file.
 """
 
 from __future__ import annotations
@@ -26,8 +27,10 @@ import numpy.typing as npt
 
 from treadle.base.dtype import as_dtype
 from treadle.base.errors import CheckpointError, EngineError, LoadError, ShapeError, TreadleError
+from treadle.base.files.checksum import LaterChecksum
 from treadle.base.files.sealed import Sealed
 from treadle.base.files.source import Source
+from treadle.base.log import get_logger
 from treadle.base.types import TensorType
 from treadle.base.version import VERSION
 from treadle.engine.model_file import opened
@@ -217,23 +220,25 @@ def load_offline(
     *,
     recompile: bool = False,
     verify: bool = False,
-    allow_native: bool = True,
+    allow_native: bool | None = None,
     number: int = 0,
 ) -> OfflineModel:
     """Open a model that was compiled into its file.
 
-    Native parts are machine code: what is in the file can do what a program can do. Digests tell
-    damage, not malice, so open files of strangers with `allow_native=False`.
+    Native parts are machine code, which can do what a program can do. They run only if this user
+    made the file on this machine, or a key signed it that the user trusts (`treadle trust`). The
+    graph of any other file is compiled here, and a warning says so.
 
     Args:
         path: of the file. It is mapped: replace it by renaming, as Treadle does, not by writing
             into it while it is open.
         recompile: compile the graph here, with the recorded options, where no native part fits
             this machine or can be opened, or none of its gears fits the inputs.
-        verify: check the digests of the weights as well, which reads all of them. Those of the
-            manifest, of programs and of code are checked in any case, before the code is opened.
-        allow_native: False leaves native parts alone; the graph is compiled here, as with
-            `recompile`.
+        verify: check the SHA-256 of the weights as well, which tells malice, too. That they are
+            not damaged is checked in any case by a sum at the speed of memory; manifest, programs
+            and code are checked by their SHA-256 before the code is opened.
+        allow_native: True runs native parts whoever made them; False leaves them alone, and the
+            graph is compiled here, as with `recompile`.
         number: of the model, in a file with several.
 
     Raises:
@@ -244,22 +249,35 @@ def load_offline(
     """
     file = _File(path, number)
     entry = file.entry()
-    parts = _described(file, entry) if allow_native else []
+    parts = _described(file, entry) if allow_native is not False else []
+    if parts and not allow_native and not file.sealed.origin.who:
+        get_logger().warning(
+            "%s: its machine code is left alone and its graph compiled here: %s",
+            file.source.where,
+            file.sealed.origin.why_unknown,
+        )
+        return _guarded(file, entry, None, None, True)
     best = best_of([(p.engine, p.machine) for p in parts])
     if best is None:
-        if allow_native and not recompile:
+        if allow_native is not False and not recompile:
             raise _refusal(file, parts)
         return _guarded(file, entry, parts[0] if parts else None, None, True)
+    known = parts[best].checksum
     try:
-        opened_part = parts[best].open(lambda name: file.member(name, verify))
+        part = parts[best].open(lambda name: file.member(name, verify or not known))
     except _DAMAGE as error:
         raise _damaged(file, error) from error
     try:
-        runner = NativeRunner(opened_part)
+        runner = NativeRunner(part)
     except LoadError:
         if not recompile:
             raise
         return _guarded(file, entry, parts[best], None, True)
+    if known and file.checksum is not None and file.checksum.value() != known:
+        raise file.source.error(
+            "checksum of the weights does not match: they are damaged",
+            hint="use another copy of the file",
+        )
     return _guarded(file, entry, parts[best], runner, recompile)
 
 
@@ -352,6 +370,8 @@ class _File:
     def __init__(self, path: str | os.PathLike[str], number: int) -> None:
         self.number = number
         self.lock = threading.Lock()
+        self.checksum: LaterChecksum | None = None
+        """Of weights, under way."""
         self._stream: IO[bytes] = open(path, "rb", opener=_not_waiting)  # noqa: SIM115 - it stays
         try:
             status = os.fstat(self._stream.fileno())
@@ -378,11 +398,13 @@ class _File:
         return found
 
     def member(self, name: str, verify: bool) -> memoryview:
-        """The bytes of a member; those of weights are checked on demand, and read ahead."""
+        """The bytes of a member; weights are read ahead, and mostly only added up meanwhile."""
         weights = name.endswith(".weights")
-        raw = self.sealed.mapped(name, self._bytes, check=verify or not weights)
-        if weights:
-            self._ready(raw)
+        if not weights:
+            return self.sealed.mapped(name, self._bytes)
+        raw = self.sealed.mapped(name, self._bytes, check=verify)
+        self._ready(raw)
+        self.checksum = None if verify else LaterChecksum(raw)
         return raw
 
     def _ready(self, raw: memoryview) -> None:

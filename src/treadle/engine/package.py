@@ -2,8 +2,9 @@
 
 A file is sealed and mapped as checkpoints are (`base.files`); a graph is text that reads back, its
 weights are arrays of the file. What it holds is a program before any stage, so it is compiled for
-the machine that loads it. Nothing in a file can run code, except for native parts, which are read
-only where that is asked for.
+the machine that loads it. Nothing in it can run code, except for native parts, which are read only
+where that is asked for, and what other engines have made, which is used only out of files of this
+user, or of those whose keys are trusted (`base.files.trust`).
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ from typing import IO, Any
 import numpy as np
 
 from treadle.backends.segments import seal
-from treadle.base.errors import CheckpointError, GraphError, ShapeError
+from treadle.base.errors import CheckpointError, CompileError, GraphError, ShapeError
 from treadle.base.files.container import Array, as_bytes
 from treadle.base.files.sealed import Kind, Sealed, chunks_of, write
 from treadle.base.files.source import PathLike, Source, open_source
-from treadle.engine.homes import engines_of
+from treadle.base.files.trust import Signer
+from treadle.base.log import get_logger
+from treadle.engine.homes import engines_of, has_compiler
 from treadle.engine.model_file import KIND, opened
 from treadle.engine.native_part import MEMBERS, NativePart, described, entry_of, members_of
 from treadle.engine.native_run import NativeRunner, Shapes, best_of
@@ -57,6 +60,7 @@ class Model:
         segments: parts of it as other engines compiled them, for whoever has the same engine.
         native: the whole of it as machine code, made by `deploy.compile_offline`; who changes the
             graph has to leave it out.
+        own: whether code in it was made here, or by one who is trusted.
     """
 
     graph: Graph
@@ -67,6 +71,12 @@ class Model:
     cases: tuple[Case, ...] = ()
     segments: Mapping[str, bytes | memoryview] = field(default_factory=dict)
     native: tuple[NativePart, ...] = ()
+    own: bool = True
+
+    @property
+    def has_code(self) -> bool:
+        """Whether there is more in it than a graph and arrays: what may run as it is."""
+        return bool(self.native or self.segments or foreign_models(self.graph))
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +88,19 @@ class Written:
     tensors: tuple[str, ...]
 
 
-def write_models(f: PathLike | IO[Any], models: Sequence[Model], function: str) -> Written:
+def write_models(
+    f: PathLike | IO[Any], models: Sequence[Model], function: str, signer: Signer | None = None
+) -> Written:
     """Write models into one file.
+
+    Where there is code in them, all of it made here or by one who is trusted, the file bears this
+    user's seal: here it is run without asking again.
+
+    Args:
+        f: path, or a binary file object.
+        models: in their order in the file.
+        function: who asks, for errors.
+        signer: signs the file, for machines that trust the key.
 
     Raises:
         TypeError: `info` holds what JSON does not know.
@@ -90,7 +111,8 @@ def write_models(f: PathLike | IO[Any], models: Sequence[Model], function: str) 
     kind = KIND if any(parts) else Kind(KIND.format, 1)
     saved = [_saved(m, arrays, f"case{i}") for i, m in enumerate(models)]
     content = {"models": [{**s, **p} for s, p in zip(saved, parts, strict=True)]}
-    size = write(f, chunks_of(kind, content, arrays), function)
+    own = any(m.has_code for m in models) and all(m.own for m in models)
+    size = write(f, chunks_of(kind, content, arrays, own=own, signer=signer), function)
     return Written(size, sum(a.nbytes for a in arrays.values()), tuple(arrays))
 
 
@@ -99,8 +121,9 @@ def _native(model: Model, arrays: dict[str, Array], prefix: str) -> dict[str, An
     entries = []
     for number, part in enumerate(model.native):
         name = f"{prefix}.{number}"
-        arrays.update(members_of(part, name))
-        entries.append(entry_of(part, name))
+        members = members_of(part, name)
+        arrays.update(members)
+        entries.append(entry_of(part, name, members))
     return {"native": entries} if entries else {}
 
 
@@ -166,14 +189,15 @@ def with_segments(model: Model, engines: Sequence[str]) -> Model:
     return replace(model, segments=found)
 
 
-def read_models(f: PathLike | IO[Any], *, allow_native: bool = False) -> list[Model]:
+def read_models(f: PathLike | IO[Any], *, allow_native: bool | None = None) -> list[Model]:
     """The models in a file.
 
     Args:
         f: its path, or a binary file object.
-        allow_native: whether native parts are read, too. They are machine code, so that is for
-            files of those who are trusted as programs are; without it nothing in a file can run
-            code.
+        allow_native: True reads native parts, too, and uses what other engines have made, whoever
+            the file is from: that is for those who are trusted as programs are. False does
+            neither. If left out, what other engines have made is used where the file is this
+            user's, or signed by a trusted key.
 
     Raises:
         CheckpointError: the file is damaged, or of another kind.
@@ -183,7 +207,7 @@ def read_models(f: PathLike | IO[Any], *, allow_native: bool = False) -> list[Mo
         return models_in(source, allow_native=allow_native)
 
 
-def models_in(source: Source, *, allow_native: bool = False) -> list[Model]:
+def models_in(source: Source, *, allow_native: bool | None = None) -> list[Model]:
     """As `read_models`, from a file that is open."""
     sealed = opened(source)
     models = _models(sealed, source, allow_native)
@@ -191,14 +215,14 @@ def models_in(source: Source, *, allow_native: bool = False) -> list[Model]:
     return models
 
 
-def _models(sealed: Sealed, source: Source, allow_native: bool) -> list[Model]:
+def _models(sealed: Sealed, source: Source, allow_native: bool | None) -> list[Model]:
     taken: dict[str, ArrayData] = {}
     try:
         made = []
         for entry in sealed.manifest["models"]:
-            parts = [_part(part, sealed, allow_native) for part in entry.get("native", ())]
+            parts = [_part(part, sealed, bool(allow_native)) for part in entry.get("native", ())]
             native = tuple(part for part in parts if part is not None)
-            made.append(replace(_model(entry, sealed, taken), native=native))
+            made.append(replace(_model(entry, sealed, taken, allow_native), native=native))
         return made
     except (KeyError, TypeError, ValueError, AttributeError, GraphError) as error:
         if isinstance(error, CheckpointError):
@@ -214,16 +238,18 @@ def _part(entry: Any, sealed: Sealed, allowed: bool) -> NativePart | None:
     return None
 
 
-def _model(entry: Mapping[str, Any], sealed: Sealed, taken: dict[str, ArrayData]) -> Model:
+def _model(
+    entry: Mapping[str, Any],
+    sealed: Sealed,
+    taken: dict[str, ArrayData],
+    allow_native: bool | None,
+) -> Model:
     for name in entry["constants"]:
         if name not in taken:  # Models of a file share weights.
             taken[name] = ArrayData(sealed.array(name))
-    for digest in entry.get("blobs", ()):
-        if store_blob(sealed.array(f"blob.{digest}").tobytes()) != digest:
-            raise ValueError(f"the embedded model {digest[:12]}... is another one")
-    segments = {key: sealed.array(f"segment.{key}").data for key in entry.get("segments", ())}
-    for key, compiled in segments.items():
-        shelve(key, compiled)
+    code = any(entry.get(kind) for kind in ("native", "blobs", "segments"))
+    own = not code or bool(sealed.origin.who)
+    segments = _foreign(entry, sealed, own if allow_native is None else allow_native)
     graph = parse(entry["graph"], {name: taken[name] for name in entry["constants"]})
     cases = [
         Case(
@@ -237,7 +263,29 @@ def _model(entry: Mapping[str, Any], sealed: Sealed, taken: dict[str, ArrayData]
     if len(inputs) != len(graph.inputs) or len(outputs) != len(graph.outputs):
         raise ValueError("its inputs or outputs are not those of its graph")
     info, options = entry["info"], entry["options"]
-    return Model(graph, inputs, outputs, info, options, tuple(cases), segments)
+    return Model(graph, inputs, outputs, info, options, tuple(cases), segments, own=own)
+
+
+def _foreign(entry: Mapping[str, Any], sealed: Sealed, allowed: bool) -> dict[str, memoryview]:
+    """What other engines have made, put where they look for it; parts of the graph by name."""
+    blobs = {digest: f"blob.{digest}" for digest in entry.get("blobs", ())}
+    keys = {key: f"segment.{key}" for key in entry.get("segments", ())}
+    if not allowed:
+        for name in (*blobs.values(), *keys.values()):
+            sealed.skip(name)
+        if blobs or keys:
+            why = sealed.origin.why_unknown or "as was asked"
+            get_logger().warning(
+                "%s: what other engines made of it is left alone: %s", sealed.where, why
+            )
+        return {}
+    for digest, name in blobs.items():
+        if store_blob(sealed.array(name).tobytes()) != digest:
+            raise ValueError(f"the embedded model {digest[:12]}... is another one")
+    segments = {key: sealed.array(name).data for key, name in keys.items()}
+    for key, compiled in segments.items():
+        shelve(key, compiled)
+    return segments
 
 
 class Runner:
@@ -271,6 +319,14 @@ class Runner:
         ]
         if self._native is not None:
             return self._native.run(given)
+        try:
+            return self.stages.compile().run(given)
+        except CompileError as error:
+            if has_compiler() or self.stages.options.engines:
+                raise
+            get_logger().warning("NumPy runs the model, op by op: %s", error.problem)
+        options = replace(self.stages.options, engines=("reference",))
+        self.stages = Stages(self.graph, options=options)
         return self.stages.compile().run(given)
 
 

@@ -105,9 +105,13 @@ def _placed(name: str, result: Array, room: Room) -> Array:
 
 
 def opened(
-    file: str | os.PathLike[str] | IO[Any], config: LiteConfig
+    file: str | os.PathLike[str] | IO[Any],
+    config: LiteConfig,
+    allow_native: bool | None = None,
 ) -> tuple[LiteModel, LiteOptions | None]:
     """A file's model, and the options that a packed one says it is to be run with.
+
+    `allow_native` says whose machine code may run, as in `load_offline`.
 
     Raises:
         CheckpointError: the file is damaged, or holds no model.
@@ -117,19 +121,25 @@ def opened(
     if isinstance(file, str | os.PathLike) and not name:
         with Path(file).open("rb") as stream:
             if not is_packed(stream.read(4)):
-                return _loaded(os.fspath(file)), None
+                return _loaded(os.fspath(file), allow_native), None
     raw = Path(file).read_bytes() if isinstance(file, str | os.PathLike) else file.read()
     raw = decrypted(raw, name) if name else raw
     if not is_packed(raw):
-        return _loaded(raw), None
+        return _loaded(raw, allow_native), None
     # Only packed files need an archive's reader.
     packed: Packed = importlib.import_module("treadle.lite.packed").unpack(raw)
-    return _loaded(packed.model, packed.cache), packed.options(config.options)
+    model = _loaded(packed.model, allow_native, packed.cache)
+    return model, packed.options(config.options)
 
 
-def _loaded(file: str | bytes, choices: Choices | None = None) -> LiteModel:
+def _loaded(
+    file: str | bytes, allow_native: bool | None, choices: Choices | None = None
+) -> LiteModel:
     """The model of a path or of a file's bytes."""
-    offline = _offline(file) if isinstance(file, str) else _in_memory(file)
+    if isinstance(file, str):
+        offline: OfflineModel | None = _offline(file, allow_native)
+    else:
+        offline = _in_memory(file, allow_native)
 
     def read() -> Portable:
         # The compiler is behind this import.
@@ -144,9 +154,9 @@ def _loaded(file: str | bytes, choices: Choices | None = None) -> LiteModel:
     return LiteModel(native, read)
 
 
-def _offline(path: str) -> OfflineModel:
+def _offline(path: str, allow_native: bool | None) -> OfflineModel:
     try:
-        found = load_offline(path, recompile=True)
+        found = load_offline(path, recompile=True, allow_native=allow_native)
     except LoadError as error:
         get_logger("lite").warning("the portable part of the model is compiled: %s", error)
         return load_offline(path, allow_native=False)
@@ -158,7 +168,7 @@ def _offline(path: str) -> OfflineModel:
     return found
 
 
-def _in_memory(raw: bytes) -> OfflineModel | None:
+def _in_memory(raw: bytes, allow_native: bool | None) -> OfflineModel | None:
     """A file that is not on disk, and must not come there: it may have been encrypted.
 
     None where the system has no files in memory.
@@ -170,7 +180,7 @@ def _in_memory(raw: bytes) -> OfflineModel | None:
     try:
         with open(descriptor, "wb", closefd=False) as stream:
             stream.write(raw)
-        return _offline(f"/proc/self/fd/{descriptor}")
+        return _offline(f"/proc/self/fd/{descriptor}", allow_native)
     finally:
         os.close(descriptor)
 

@@ -18,6 +18,7 @@ from treadle.lite.config import LiteConfig, LiteExtraConfig, LiteNetworkIO, sett
 from treadle.lite.model import LiteModel, opened
 from treadle.lite.tensor import Array, LiteLayout, LiteTensor, on_host
 
+Source = str | os.PathLike[str] | IO[Any]
 Callback = Callable[[dict[str, LiteTensor]], int]
 _LOOKED_INTO = "its values and times are looked into"
 
@@ -62,17 +63,19 @@ class LiteNetwork:
 
     # -- loading ---------------------------------------------------------------------------
 
-    def load(self, path: str | os.PathLike[str] | IO[Any]) -> None:
+    def load(self, path: Source, *, allow_native: bool | None = None) -> None:
         """Load a model file.
 
         Args:
             path: of the file, or a file object opened in binary mode.
+            allow_native: True runs the file's machine code whoever made it, False never; if left
+                out, where this user or a trusted key made it (`treadle trust`).
 
         Raises:
             CheckpointError: the file is damaged, or holds no model.
             ValueError: `io` names an input or output that the model has not.
         """
-        model, options = opened(path, self.config)
+        model, options = opened(path, self.config, allow_native)
         if options is not None and self._by_model:
             limit = self._settings.memory_limit
             self._settings = replace(settings_of(options), memory_limit=limit)

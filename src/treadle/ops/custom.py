@@ -182,7 +182,7 @@ def load_blob(digest: str) -> bytes:
         raise LoadError(
             "runtime_blob",
             f"no blob is stored under {digest[:12]}...",
-            hint="load the package the graph came with, or call store_blob first",
+            hint="load the package the graph came with; one of strangers with allow_native=True",
         )
     return data
 

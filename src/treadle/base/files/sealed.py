@@ -1,7 +1,8 @@
 """Files with a manifest: a container whose header says what the arrays are and seals them.
 
 The manifest is JSON under one key of the container's metadata; it names the format, its version
-and the producer, and holds a SHA-256 per array. A digest covers manifest, dtypes and shapes.
+and the producer, and holds a SHA-256 per array. A digest covers manifest, dtypes and shapes. Beside
+it may stand who made the file, see `trust`.
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ import io
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import IO, Any
 
 from treadle.base.errors import CheckpointError
-from treadle.base.files import strict_json
+from treadle.base.files import strict_json, trust
 from treadle.base.files.atomic import Chunk, write_atomically
 from treadle.base.files.container import (
     Array,
@@ -41,8 +43,18 @@ class Kind:
     version: int
 
 
-def chunks_of(kind: Kind, content: Mapping[str, Any], arrays: Mapping[str, Array]) -> list[Chunk]:
-    """A file in pieces: header first, then the data of each array."""
+def chunks_of(
+    kind: Kind,
+    content: Mapping[str, Any],
+    arrays: Mapping[str, Array],
+    *,
+    own: bool = False,
+    signer: trust.Signer | None = None,
+) -> list[Chunk]:
+    """A file in pieces: header first, then the data of each array.
+
+    It bears this user's seal if it is the user's `own`, and a signature if there is a signer.
+    """
     entries = lay_out(arrays)
     data = {name: as_bytes(arrays[name]) for name in entries}
     manifest = {
@@ -53,7 +65,12 @@ def chunks_of(kind: Kind, content: Mapping[str, Any], arrays: Mapping[str, Array
         "sha256": {name: hashlib.sha256(raw).hexdigest() for name, raw in data.items()},
     }
     text = strict_json.canonical(manifest).decode()
-    metadata = {MANIFEST: text, DIGEST: _digest(text, entries)}
+    digest = _digest(text, entries)
+    metadata = {MANIFEST: text, DIGEST: digest}
+    if own:
+        metadata[trust.SEAL] = trust.seal(digest)
+    if signer is not None:
+        metadata[trust.SIGNATURE] = signer.signature(digest)
     return [header_bytes(entries, metadata), *data.values()]
 
 
@@ -86,6 +103,7 @@ class Sealed:
     def __init__(self, source: Source, header: Header, kind: Kind) -> None:
         self.manifest = _manifest(source, header, kind)
         self._source, self._header = source, header
+        self.where = source.where
         checksums = self.manifest.get("sha256")
         if not isinstance(checksums, dict) or checksums.keys() != header.entries.keys():
             raise source.error("the manifest does not list the tensors of the file")
@@ -131,6 +149,12 @@ class Sealed:
         if self._unread:
             name = shorten(next(iter(self._unread)))
             raise self._source.error(f"tensor {name} belongs to no object")
+
+    @cached_property
+    def origin(self) -> trust.Origin:
+        """Who made the file, as far as the manifest: arrays are checked when they are taken."""
+        metadata = self._header.metadata
+        return trust.origin(metadata[DIGEST], metadata)
 
     @property
     def error(self) -> Callable[..., CheckpointError]:

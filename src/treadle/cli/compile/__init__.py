@@ -125,6 +125,16 @@ Native = Annotated[
 ]
 
 
+Sign = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="KEY",
+        help="Sign the file with a private key, for machines that trust the public one.",
+        rich_help_panel=a.RESULTS,
+    ),
+]
+
+
 def command(
     context: typer.Context,
     source: a.Source,
@@ -142,6 +152,7 @@ def command(
     as_json: a.Json = False,
     target: Targets = None,
     native: Native = None,
+    sign: Sign = None,
     precision: a.Mode = None,
     keep: a.Keep = None,
     allow: a.Allow = None,
@@ -169,5 +180,5 @@ def command(
     tuning = Tuning(level, disable, fusion_switch, maps, winograd, engine_options)
     targets = [t.value for t in target or (Target.NATIVE,)]
     wanted = (targets, native, case, keyed(info or ()), output, name, report)
-    wish = Wish(source, change, tuning, gear or (), batch, *wanted, emit is Emit.LIBRARY)
+    wish = Wish(source, change, tuning, gear or (), batch, *wanted, emit is Emit.LIBRARY, sign)
     make(wish, context.obj or (), started, as_json)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from treadle.base.errors import CompileError, LoadError
+from treadle.base.files.trust import Signer, short
 from treadle.cli.console import progress, show_facts, show_json
 from treadle.cli.models.comparison import compared
 from treadle.cli.models.opening import (
@@ -53,6 +54,7 @@ class Wish:
         name: prefix of a library's functions.
         report: folder for what the compiler did.
         library: whether a library is made, in place of a file.
+        sign: file of the private key that signs it.
         command: the command line, for the record.
     """
 
@@ -69,6 +71,7 @@ class Wish:
     name: str = ""
     report: Path | None = None
     library: bool = False
+    sign: Path | None = None
     command: str = ""
 
 
@@ -190,6 +193,7 @@ def write_file(wish: Wish, found: Read, tell: Tell) -> Facts:
         OSError: the file cannot be written.
     """
     path = _place(wish)
+    signer = None if wish.sign is None else Signer(wish.sign)
     model = replace(found.model, info=_info(wish, found), options={}, native=())
     note = ""
     if wish.native is not False:
@@ -210,13 +214,15 @@ def write_file(wish: Wish, found: Read, tell: Tell) -> Facts:
         tell("comparing with the precision of the source")
         differences = _differences(model, wish, found)
     tell("writing")
-    written = write_models(path, [model], "compile")
+    written = write_models(path, [model], "compile", signer)
     facts: Facts = {"written": str(path), "size": written.nbytes, **_facts(model, found)}
     facts["native"] = [p.code.machine.target for p in model.native]
-    if note:
-        facts["note"] = note
-    if differences:
-        facts["differences"] = differences
+    further = {
+        "signed": short(signer.key) if signer is not None else "",
+        "note": note,
+        "differences": differences,
+    }
+    facts |= {name: value for name, value in further.items() if value}
     if model.native:
         part = model.native[0]
         facts["weights"] = part.weights.nbytes
@@ -325,6 +331,10 @@ def write_native_library(wish: Wish, found: Read, tell: Tell) -> Facts:
         Misuse: gears or several targets were asked for.
         CompileError: there is no C compiler, or the model has something that needs Python.
     """
+    if wish.sign is not None:
+        raise Misuse(
+            "--sign", "a library is a program: nothing asks who made it", hint="sign files"
+        )
     if found.gears or len(wish.targets) > 1:
         given = "--gear or --batch" if found.gears else "--target"
         raise Misuse(given, "a library is for one shape and one processor", hint="use --emit model")

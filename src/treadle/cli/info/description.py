@@ -18,7 +18,7 @@ from treadle.base.env import cache_directory
 from treadle.base.errors import LoadError, TreadleError
 from treadle.base.version import VERSION
 from treadle.cli.console import show_facts, show_json, show_table
-from treadle.cli.models.programs import native_parts
+from treadle.cli.models.programs import native_parts, origin_of
 from treadle.cli.models.sources import provenance
 from treadle.cli.section import Section
 from treadle.engine.homes import find_compiler
@@ -101,6 +101,10 @@ def described(path: Path, verify: bool = False, graph: Path | None = None) -> De
         found.facts["digests"] = "all as the manifest says"
         found.data["verified"] = True
     _describe_origin(found, model, parts)
+    if parts:
+        origin = origin_of(path)
+        found.facts["trusted"] = f"made by {origin.who}" if origin.who else origin.why_unknown
+        found.data["trusted"] = bool(origin.who)
     _describe_ends(found, model)
     _describe_gears(found, model, parts[0].gears if parts else ())
     _describe_parts(found, parts)

@@ -47,7 +47,13 @@ def on_host() -> None:
         set_default_device("cpux")
 
 
-def open_model(path: Path, shapes: Shapes, outputs: Sequence[str] = (), batch: int = 0) -> Model:
+def open_model(
+    path: Path,
+    shapes: Shapes,
+    outputs: Sequence[str] = (),
+    batch: int = 0,
+    allow_native: bool | None = None,
+) -> Model:
     """The model in a file, with inputs of fixed shapes; `info["source"]` tells its provenance.
 
     Args:
@@ -55,6 +61,7 @@ def open_model(path: Path, shapes: Shapes, outputs: Sequence[str] = (), batch: i
         shapes: of inputs that are to have others than the file says.
         outputs: names of values or nodes that become the outputs in place of the model's own.
         batch: first extent of inputs whose first extent is open.
+        allow_native: whose parts of other engines are used, as in `read_models`.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -65,7 +72,7 @@ def open_model(path: Path, shapes: Shapes, outputs: Sequence[str] = (), batch: i
         from treadle.cli.models.onnx import from_onnx  # with all that modules and capture need
 
         return from_onnx(path, shapes, outputs, batch)
-    models = read_models(path)
+    models = read_models(path, allow_native=allow_native)
     if not models:
         raise LoadError(str(path), "it holds no model", hint="write it again")
     model = models[0]

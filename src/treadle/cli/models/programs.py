@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from treadle.base.errors import LoadError
 from treadle.base.files.source import open_source
+from treadle.base.files.trust import Origin
 from treadle.cli.arguments import Precision
 from treadle.cli.models.measure import Array, Program
 from treadle.cli.models.opening import open_model
@@ -76,13 +77,21 @@ class Opened:
         return Stages(self.model.graph, options=self.options)
 
 
-def changed(path: Path, change: Change, batch: int = 0) -> tuple[Model, PrecisionReport | None]:
-    """The model of a file, changed; `batch` is the first extent of inputs that leave it open.
+def changed(
+    path: Path, change: Change, batch: int = 0, allow_native: bool | None = None
+) -> tuple[Model, PrecisionReport | None]:
+    """The model of a file, changed.
+
+    Args:
+        path: of the file.
+        change: of the model.
+        batch: first extent of inputs that leave it open.
+        allow_native: whose parts of other engines are used, as in `read_models`.
 
     Raises:
         TreadleError: it cannot be read, or a change does not fit it.
     """
-    model = open_model(path, change.shapes, change.outputs, batch)
+    model = open_model(path, change.shapes, change.outputs, batch, allow_native)
     model, report = precise(model, change.precision, change.keep, change.allow, change.calibration)
     return preprocessed(model, change.preprocess), report
 
@@ -103,8 +112,23 @@ def native_parts(path: Path) -> list[Described]:
             raise source.error(f"its native part is damaged: {error}") from error
 
 
+def origin_of(path: Path) -> Origin:
+    """Who made a model file.
+
+    Raises:
+        CheckpointError: the file is damaged.
+    """
+    with open_source(path) as source:
+        return model_container(source).origin
+
+
 def opened(
-    path: Path, change: Change, tuning: Tuning, *, portable: bool = False, recompile: bool = False
+    path: Path,
+    change: Change,
+    tuning: Tuning,
+    *,
+    allow_native: bool | None = None,
+    recompile: bool = False,
 ) -> Opened:
     """A model that is ready to be called: by its own native code, or compiled at the first call.
 
@@ -112,7 +136,7 @@ def opened(
         path: of an ONNX model or a model file.
         change: of the model; what is changed is compiled here.
         tuning: of the compiler; so is what it was asked of.
-        portable: leave native code alone.
+        allow_native: whose native code is run, as in `load_offline`.
         recompile: compile the graph where no native code fits.
 
     Raises:
@@ -122,19 +146,21 @@ def opened(
     """
     options = tuning.options()
     parts = native_parts(path)
-    model, report = changed(path, change)
-    as_it_is = replace(change, shapes={}).is_none and tuning.is_none and not portable
-    if parts and as_it_is:
-        return _native(path, model, options, recompile)
+    model, report = changed(path, change, allow_native=allow_native)
+    as_it_is = replace(change, shapes={}).is_none and tuning.is_none
+    if parts and as_it_is and allow_native is not False:
+        return _native(path, model, options, recompile, allow_native)
     runner = Runner(model.graph, options)
     words = "compiled here" + (", native code of the file left alone" if parts else "")
     return Opened(model, runner, options, words, report)
 
 
-def _native(path: Path, model: Model, options: Options, recompile: bool) -> Opened:
+def _native(
+    path: Path, model: Model, options: Options, recompile: bool, allow_native: bool | None
+) -> Opened:
     started = time.perf_counter()
     try:
-        found = load_offline(path, recompile=recompile)
+        found = load_offline(path, recompile=recompile, allow_native=allow_native)
     except LoadError as error:
         raise Unfit(
             str(path),
@@ -147,5 +173,9 @@ def _native(path: Path, model: Model, options: Options, recompile: bool) -> Open
     def run(arrays: Sequence[Array]) -> list[Array]:
         return list(found.run(arrays).values())
 
-    words = f"native code for {found.target}, opened in {took}"
-    return Opened(model, run, options, words if found.target else "compiled here")
+    words = "compiled here"
+    if found.target:
+        words = f"native code for {found.target}, opened in {took}"
+    elif "target" not in found.manifest:
+        words += ", native code of the file left alone: nobody who is trusted made it"
+    return Opened(model, run, options, words)

@@ -129,6 +129,7 @@ def command(
     as_json: a.Json = False,
     threads: a.Threads = 0,
     portable: a.Portable = False,
+    allow_native: a.AllowNative = False,
     recompile: a.Recompile = False,
     level: a.Level = None,
     disable: a.Disable = None,
@@ -152,7 +153,9 @@ def command(
     tuning = level, disable, fusion_switch, maps, winograd, engine_options
     types = precision, keep, allow, calibration
     finding = iterations, warmup, parallel, trying, profile, trace, expect, tolerance, check, dump
-    asked = Asked(*finding, save=save, threads=threads, portable=portable, recompile=recompile)
+    allowed = True if allow_native else None
+    native = False if portable else allowed
+    asked = Asked(*finding, save=save, threads=threads, native=native, recompile=recompile)
     found = carry_out(source, inputs, types, tuning, asked)
     found.show(as_json)
     if not found.agrees:

@@ -53,7 +53,7 @@ class Asked:
     dump: Path | None
     save: Path | None = None
     threads: int = 0
-    portable: bool = False
+    native: bool | None = None
     recompile: bool = False
 
 
@@ -91,7 +91,7 @@ def carry_out(source: Path, inputs: Inputs, types: Types, tuning: Given, asked: 
             source,
             change,
             Tuning(*tuning),
-            portable=asked.portable,
+            allow_native=asked.native,
             recompile=asked.recompile,
         )
         model = program.model
