@@ -144,7 +144,7 @@ def test_matmul_flags_types_and_errors() -> None:
     half = a.astype("float16")
     assert F.matmul(half, half.T).dtype == np.float16
     assert F.matmul(half, b).dtype == np.float32
-    assert F.matmul(a.astype("int32"), b.astype("int32")).dtype == np.float32
+    assert F.matmul(a.astype("int32"), b.astype("int32")).dtype == np.int32
     assert F.matmul(a, b.numpy()).tolist() == F.matmul(a.numpy(), b).tolist()
     with pytest.raises(ValueError, match="inner extents 3 and 2"):
         F.matmul(a, a)

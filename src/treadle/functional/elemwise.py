@@ -26,6 +26,7 @@ from treadle.ops import elementwise as ew
 from treadle.ops import logic as lg
 from treadle.ops import select as sl
 from treadle.ops import unary as un
+from treadle.ops.operators import power
 from treadle.tensor import Tensor
 
 __all__ = [
@@ -372,12 +373,18 @@ def mod(x: Any, y: Any) -> Tensor:
 
 
 def pow(x: Any, y: Any) -> Tensor:
-    """x to the power y; integers give float32.
+    """x to the power y. Integers give float32, but for uint32, int64 and uint64: exact, wrapping.
+
+    Raises:
+        DTypeError: integers of these types to a negative number. Negative elements of a tensor y
+            give 0 there, or 1 or -1 where x is one of these.
 
     Example:
         >>> F.pow(mge.tensor([2., 3.]), 2).tolist()
         [4.0, 9.0]
     """
+    if isinstance(x, Tensor):
+        return power(x, y)
     return binary(ew.Pow(), x, y)
 
 

@@ -24,10 +24,10 @@ from treadle.functional.arguments import (
 )
 from treadle.functional.creation import zeros
 from treadle.ops import linalg, logic, movement, reduce
-from treadle.ops import matmul as mm
 from treadle.ops import sort as sorting
 from treadle.ops import unary as un
 from treadle.ops.methods import reduced_axes
+from treadle.ops.operators import product_of
 from treadle.tensor import Tensor
 
 __all__ = [
@@ -337,8 +337,8 @@ def matmul(
     """Matrix product over the last two axes; the axes before them broadcast.
 
     1-d operands count as a row on the left and a column on the right; the axis they bring is
-    dropped from the result. `compute_mode` is accepted for MegEngine's signature: float16 and
-    bfloat16 always accumulate in float32.
+    dropped from the result. Integers are multiplied in their own type and wrap. `compute_mode` is
+    accepted for MegEngine's signature: float16 and bfloat16 always accumulate in float32.
 
     Raises:
         ShapeError: the inner extents differ, or an operand is 0-d.
@@ -351,21 +351,26 @@ def matmul(
         [[1.0, 4.0], [3.0, 8.0]]
     """
     first = as_tensor(inp1, inp2 if isinstance(inp2, Tensor) else None)
-    x, y = (as_float(t) for t in promote_all([first, as_tensor(inp2, first)]))
+    x, y = (_factor(t) for t in promote_all([first, as_tensor(inp2, first)]))
     if x.ndim == 0 or y.ndim == 0:
         raise ShapeError(
             "matmul", "operands need at least one axis", saw=f"{x.type}, {y.type}", hint="use *"
         )
     left, right = x.ndim == 1, y.ndim == 1
     if not left and not right:
-        return mm.Matmul(transpose_a, transpose_b)(x, y)
+        return product_of(x._kind.dtype, transpose_a, transpose_b)(x, y)
     if left and right:
         return dot(x, y)
     if left:
-        out = mm.Matmul(False, transpose_b)(x.reshape(1, -1), y)
+        out = product_of(x._kind.dtype, False, transpose_b)(x.reshape(1, -1), y)
         return out.reshape(*out.shape[:-2], out.shape[-1])
-    out = mm.Matmul(transpose_a, False)(x, y.reshape(-1, 1))
+    out = product_of(x._kind.dtype, transpose_a, False)(x, y.reshape(-1, 1))
     return out.reshape(*out.shape[:-1])
+
+
+def _factor(x: Tensor) -> Tensor:
+    """An operand of a product: integers as they are."""
+    return x if x._kind.dtype.is_integer else as_float(x)
 
 
 def dot(inp1: Tensor, inp2: Tensor) -> Tensor:
@@ -378,12 +383,12 @@ def dot(inp1: Tensor, inp2: Tensor) -> Tensor:
         >>> F.dot(mge.tensor([1., 2.]), mge.tensor([3., 4.])).item()
         11.0
     """
-    x, y = (as_float(t) for t in promote_all([as_tensor(inp1), as_tensor(inp2)]))
+    x, y = (_factor(t) for t in promote_all([as_tensor(inp1), as_tensor(inp2)]))
     if x.ndim != 1 or y.ndim != 1 or x.shape != y.shape:
         raise ShapeError(
             "dot", "takes two vectors of one length", saw=f"{x.type}, {y.type}", hint="use matmul"
         )
-    return mm.Matmul()(x.reshape(1, -1), y.reshape(-1, 1)).reshape(())
+    return product_of(x._kind.dtype)(x.reshape(1, -1), y.reshape(-1, 1)).reshape(())
 
 
 def matinv(inp: Tensor) -> Tensor:

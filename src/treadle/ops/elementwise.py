@@ -14,7 +14,7 @@ from treadle.ops.logic import Equal, LogicalAnd
 from treadle.ops.op import Array, Onnx, Pullback, op
 from treadle.ops.operand import V
 from treadle.ops.sample import Arg, Sample
-from treadle.ops.scalar import Scalar, call, cast
+from treadle.ops.scalar import Scalar, call, cast, power, truncated
 from treadle.ops.select import Where
 from treadle.ops.unary import Log, Round
 
@@ -144,15 +144,19 @@ class Mod(Binary):
 class Pow(Binary):
     """x to the power y; NaN for a negative x with a fractional y, 1 for y = 0.
 
+    Integers are exact and wrap; a negative power of an integer is cut off: 0, or 1 or -1 where x
+    is one of these. Integers that MegEngine has are cast to float32 before they get here.
     The gradient by y is 0 where x <= 0; the gradient by x is 0 at x = y = 0.
     """
 
     name = "pow"
-    dtypes = dt.FLOATS
+    dtypes = (dt.uint32, dt.int64, dt.uint64, *dt.FLOATS)
     domains = (Arg((3, 4), low=0.2, high=2.0), Arg((3, 4)))
     onnx = Onnx("Pow")
     torch = "torch.pow(x, y)"
-    reference = oracle(np.power)
+
+    def reference(self, x: Array, y: Array) -> Array:
+        return power(x, y)
 
     def scalar(self, x: Scalar, y: Scalar) -> Scalar:
         return call("pow", x, y)
@@ -165,6 +169,17 @@ class Pow(Binary):
 
     def grad_y(self, dy: V, x: V, y: V, out: V) -> V:
         return dy * out * Log()(Where()(x > 0, x, x.constant(1.0)))
+
+    @classmethod
+    def samples(cls) -> tuple[Sample, ...]:
+        wide = (dt.int64, dt.uint64)
+        bases = Arg((7,), values=(7, -7, 2, -1, 1, 0, 3))
+        exponents = Arg((7,), values=(19, 22, 64, 5, -3, 0, 40))
+        return (
+            *super().samples(),
+            Sample(cls(), (bases, exponents), dtypes=wide, gradient=False),
+            Sample(cls(), (bases, Arg((2, 1), values=((-1,), (-2,)))), dtypes=(dt.int64,)),
+        )
 
 
 @op
@@ -265,8 +280,9 @@ class Cast(Elementwise):
     """x converted to another element type.
 
     Floats become integers by truncation, anything non-zero becomes True, complex numbers lose
-    their imaginary part. What no integer of the type can hold is converted as the machine does:
-    NaN becomes the smallest int32 or int64, narrower types wrap.
+    their imaginary part. What no integer of the type can hold is converted as x86 does, on every
+    machine: what no int32 or int64 can hold, NaN included, becomes the smallest one, of which
+    narrower types keep the low bits; uint32 has those of an int64.
     """
 
     dtype: DType
@@ -280,6 +296,8 @@ class Cast(Elementwise):
 
     def reference(self, x: Array) -> Array:
         kept = x.real if x.dtype.kind == "c" and self.dtype.kind not in ("bool", "complex") else x
+        if self.dtype.is_integer and kept.dtype.kind not in "biu":
+            return truncated(kept, self.dtype)
         return kept.astype(self.dtype.numpy)
 
     def scalar(self, x: Scalar) -> Scalar:

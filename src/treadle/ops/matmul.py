@@ -164,6 +164,54 @@ class Matmul(MatrixProduct):
 
 
 @op
+class ExactMatmul(MatrixProduct):
+    """Matrix product of integers of one type, in that type: sums wrap, as in NumPy."""
+
+    name = "exact_matmul"
+    dtypes = dt.INTEGERS
+    no_gradient = "is an integer contraction"
+    torch = "torch.matmul(x.mT if op.transpose_x else x, y.mT if op.transpose_y else y)"
+
+    def infer(self, x: TensorType, y: TensorType) -> tuple[TensorType, ...]:
+        self.check_dtype((x, y))
+        self.check_same_dtype((x, y))
+        return (x.with_shape(self.result_shape(x, y)),)
+
+    def reference(self, x: Array, y: Array) -> Array:
+        return self.multiply(x, y)
+
+    def terms(self, x: V, y: V) -> V:
+        """The product as ops of loop nests: sum over k of x[..., m, k, 1] * y[..., 1, k, n]."""
+        x = _turned(x) if self.transpose_x else x
+        y = _turned(y) if self.transpose_y else y
+        columns = y.type.shape
+        products = x.reshape((*x.type.shape, 1)) * y.reshape((*columns[:-2], 1, *columns[-2:]))
+        return products.sum((products.type.ndim - 2,))
+
+    @classmethod
+    def samples(cls) -> tuple[Sample, ...]:
+        wide = Arg((2, 3), low=-(2.0**20), high=2.0**20)
+        return (
+            Sample(cls(), (Arg((2, 3), low=-9, high=9), Arg((3, 4), low=-9, high=9))),
+            Sample(cls(False, True), (wide, wide), dtypes=(dt.int32, dt.int64)),
+            Sample(cls(True, True), (Arg((3, 2)), Arg((4, 3)))),
+            Sample(cls(False, True), (Arg((2, 2, 3)), Arg((2, 3)))),
+            Sample(cls(True, False), (Arg((2, 1, 3, 2)), Arg((4, 3, 1)))),
+            Sample(cls(), (Arg((2, 0)), Arg((0, 3)))),
+            Sample(cls(), (Arg((0, 2, 3)), Arg((3, 2)))),
+        )
+
+    @classmethod
+    def bad_samples(cls) -> tuple[BadSample, ...]:
+        return (
+            BadSample(
+                cls, (Arg((2, 3)), Arg((4, 2))), ShapeError, "inner extents 3 and 4", dt.int64
+            ),
+            BadSample(cls, (Arg((2, 3)), Arg((3, 2))), DTypeError, "does not take", dt.float32),
+        )
+
+
+@op
 class IntMatmul(MatrixProduct):
     """Product of quantized matrices: operands int8, uint8 or int16, sums in int32.
 
@@ -223,3 +271,9 @@ def _as_matrix(x: V) -> V:
     """All leading axes of x as one."""
     shape = x.type.shape
     return x.reshape((product(shape[:-1]), shape[-1]))
+
+
+def _turned(x: V) -> V:
+    """The last two axes exchanged."""
+    n = x.type.ndim
+    return x.transpose((*range(n - 2), n - 1, n - 2))

@@ -25,7 +25,7 @@ from treadle.base.types import TensorType
 from treadle.ops import elementwise as ew
 from treadle.ops import logic
 from treadle.ops.complex_parts import BY_PARTS
-from treadle.ops.matmul import Matmul
+from treadle.ops.matmul import ExactMatmul, Matmul, MatrixProduct
 from treadle.ops.movement import Broadcast, Reshape, Transpose
 from treadle.ops.op import Op
 from treadle.ops.reduce import Sum
@@ -35,6 +35,7 @@ T = TypeVar("T", bound="Operators")
 
 _POWERS: dict[float, Op] = {2: Square(), 0.5: Sqrt(), -0.5: Rsqrt(), -1: Reciprocal()}
 """Exponents with an op of their own, which is faster and has a simpler gradient."""
+_PRODUCTS = Matmul.dtypes + ExactMatmul.dtypes
 
 
 class Operators:
@@ -135,19 +136,16 @@ class Operators:
         return binary(ew.Mod(), self, other, swap=True)
 
     def __pow__(self: T, other: Any, /) -> T:
-        simple = _POWERS.get(other) if _is_scalar(other) else None
-        if simple is None:
-            return binary(ew.Pow(), self, other)
-        return simple(self.astype(float_for(promote_scalar(self.type.dtype, other))))
+        return power(self, other)
 
     def __rpow__(self: T, other: Any, /) -> T:
         return binary(ew.Pow(), self, other, swap=True)
 
     def __matmul__(self: T, other: Any, /) -> T:
-        return _matrix_product(*_promoted(Matmul(), self, other))
+        return _matrix_product(*_promoted(Matmul(), self, other, _PRODUCTS))
 
     def __rmatmul__(self: T, other: Any, /) -> T:
-        return _matrix_product(*reversed(_promoted(Matmul(), self, other)))
+        return _matrix_product(*reversed(_promoted(Matmul(), self, other, _PRODUCTS)))
 
     def __abs__(self: T) -> T:
         return Abs()(self)
@@ -231,11 +229,38 @@ def binary(op: Op, x: T, other: Any, *, swap: bool = False) -> T:
     return op(second, first) if swap else op(first, second)
 
 
+def power(x: T, other: Any) -> T:
+    """x to a power, after promotion.
+
+    Raises:
+        DTypeError: a negative whole number as exponent, where the result would be integers.
+    """
+    if not _is_scalar(other):
+        return binary(ew.Pow(), x, other)
+    wanted = _compute_type(ew.Pow.dtypes, promote_scalar(x.type.dtype, other), None)
+    if wanted is not None and wanted.is_integer and other < 0:
+        raise DTypeError(
+            "pow",
+            "integers to a negative power are no integers",
+            saw=f"{x.type}, {other!r}",
+            hint="cast with astype() to a floating type, or write the exponent as a float",
+        )
+    simple = _POWERS.get(other)
+    return (
+        binary(ew.Pow(), x, other) if wanted is None or simple is None else simple(_cast(x, wanted))
+    )
+
+
+def product_of(dtype: DType, transpose_x: bool = False, transpose_y: bool = False) -> MatrixProduct:
+    """The op that multiplies matrices of an element type."""
+    return (ExactMatmul if dtype.is_integer else Matmul)(transpose_x, transpose_y)
+
+
 def _matrix_product(x: T, y: T) -> T:
     """NumPy's `@`: a vector counts as one row or one column, an axis that the result drops."""
     rows = x.reshape((1, *x.type.shape)) if x.type.ndim == 1 else x
     columns = y.reshape((*y.type.shape, 1)) if y.type.ndim == 1 else y
-    product = Matmul()(rows, columns)
+    product = product_of(x.type.dtype)(rows, columns)
     shape = list(product.type.shape)
     if y.type.ndim == 1:
         del shape[-1]
@@ -244,18 +269,19 @@ def _matrix_product(x: T, y: T) -> T:
     return product.reshape(tuple(shape))
 
 
-def _promoted(op: Op, x: T, other: Any) -> tuple[T, T]:
-    mine = x.type.dtype
+def _promoted(op: Op, x: T, other: Any, dtypes: tuple[DType, ...] | None = None) -> tuple[T, T]:
+    """Both operands in the type that the op computes in, one of `dtypes`: by default its own."""
+    mine, dtypes = x.type.dtype, dtypes or op.dtypes
     if _is_scalar(other):
         same = mine if isinstance(other, bool) else None
-        wanted = _compute_type(op, promote_scalar(mine, other), same)
+        wanted = _compute_type(dtypes, promote_scalar(mine, other), same, op)
         if wanted is None:
             raise _refusal(op, (mine,), f"{x.type}, {other!r}")
         return _cast(x, wanted), x.constant(other, wanted)
     y: T = other if x.is_operand(other) else x.constant(as_array(op, other))
     theirs = y.type.dtype
     same = mine if mine is theirs else None
-    wanted = _compute_type(op, promote(mine, theirs), same)
+    wanted = _compute_type(dtypes, promote(mine, theirs), same, op)
     if wanted is None:
         raise _refusal(op, (mine, theirs), f"{x.type}, {y.type}")
     return _cast(x, wanted), _cast(y, wanted)
@@ -271,12 +297,14 @@ def _is_scalar(value: Any) -> bool:
     return isinstance(value, (bool, int, float)) and not isinstance(value, np.generic)
 
 
-def _compute_type(op: Op, promoted: DType, same: DType | None) -> DType | None:
-    """The element type `op` computes in, given what its operands promote to; None if it cannot."""
-    if same is bool_ and bool_ in op.dtypes:
+def _compute_type(
+    dtypes: tuple[DType, ...], promoted: DType, same: DType | None, op: Op | None = None
+) -> DType | None:
+    """Which of `dtypes` an op computes in, given what its operands promote to; None if none."""
+    if same is bool_ and bool_ in dtypes:
         return bool_
     for wanted in (promoted, float_for(promoted)):
-        if wanted in op.dtypes or (wanted is complex64 and op.name in BY_PARTS):
+        if wanted in dtypes or (wanted is complex64 and op is not None and op.name in BY_PARTS):
             return wanted
     return None
 

@@ -8,6 +8,7 @@ comparisons give truth values.
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from treadle.base.dtype import DType, bfloat16
+from treadle.base.dtype import DType, bfloat16, int32, int64, uint32, uint64
 from treadle.ops import special
 
 Number = bool | int | float
@@ -128,11 +129,46 @@ def _mod(x: Array, y: Array) -> Array:
     return np.asarray(np.remainder(x, y) if x.dtype.kind in "iu" else np.fmod(x, y))
 
 
+def power(x: Array, y: Array) -> Array:
+    """NumPy's power; a negative power of an integer, which NumPy refuses, is cut off."""
+    if x.dtype.kind != "i":
+        return np.asarray(np.power(x, y))
+    cut = np.where(np.abs(x) == 1, np.power(x, y & 1), x.dtype.type(0))
+    return np.where(y < 0, cut, np.power(x, np.maximum(y, 0)))
+
+
+def truncated(x: Array, dtype: DType) -> Array:
+    """Floats as integers, truncated; what does not fit as x86 converts it, on every machine."""
+    if x.dtype.itemsize == 2:
+        x = x.astype(np.float32)  # ml_dtypes leaves what does not fit to the C compiler
+    if not _X86:
+        return fitting(x, dtype)
+    # NumPy converts to uint32 as vectors in one way, and what is left over in another.
+    return x.astype(np.int64).astype(np.uint32) if dtype is uint32 else x.astype(dtype.numpy)
+
+
+def fitting(x: Array, dtype: DType) -> Array:
+    """What `truncated` gives, without a conversion that C leaves undefined."""
+    if dtype is uint64:
+        high = x >= 2.0**63
+        part = fitting(np.where(high, x - x.dtype.type(2.0**63), x), int64)
+        return np.where(high, part ^ np.int64(-(2**63)), part).astype(np.uint64)
+    # Narrow types keep the low bits of an int32, uint32 those of an int64.
+    wide = int64 if dtype in (int64, uint32) else int32
+    limit = x.dtype.type(2.0 ** (wide.bits - 1))
+    inside = np.where((x >= -limit) & (x < limit), x, -limit)
+    return inside.astype(wide.numpy).astype(dtype.numpy)
+
+
+_X86 = platform.machine().lower() in ("x86_64", "amd64")
+
+
 # Rules that a code generator has to follow besides what the names say: an integer division or
 # remainder by 0 is 0; `floor_div` rounds down; `mod` takes y's sign among integers and x's among
-# floats; a shift count outside [0, width) shifts everything out (`shr` leaves the sign); rounding
-# leaves integers alone, and `round` takes halves away from 0; `min` and `max` give NaN where either
-# operand is NaN, and `clamp` gives its lower bound there.
+# floats; `pow` of integers wraps, and a negative power is cut off towards 0; a shift count outside
+# [0, width) shifts everything out (`shr` leaves the sign); rounding leaves integers alone, and
+# `round` takes halves away from 0; `min` and `max` give NaN where either operand is NaN, and
+# `clamp` gives its lower bound there.
 INTRINSICS: dict[str, Callable[..., Any]] = {
     "add": np.add,
     "sub": np.subtract,
@@ -144,7 +180,7 @@ INTRINSICS: dict[str, Callable[..., Any]] = {
     "abs": np.abs,
     "min": np.minimum,
     "max": np.maximum,
-    "pow": np.power,
+    "pow": power,
     "atan2": np.arctan2,
     "sqrt": np.sqrt,
     "exp": np.exp,
@@ -212,5 +248,7 @@ def _step(node: Scalar, args: list[Any], inputs: Mapping[Scalar, Array], compute
     if node.code == "cast":
         if node.dtype is None:
             raise TypeError("a cast names its element type")
+        if node.dtype.is_integer and args[0].dtype.kind == "f":
+            return truncated(args[0], node.dtype)
         return args[0].astype(node.dtype.numpy)
     return INTRINSICS[node.code](*args)

@@ -126,3 +126,39 @@ def test_integers_of_a_quantized_product_are_exact() -> None:
     proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
     expected = (a.astype(np.int64) - 13) @ (b.astype(np.int64) - 200)
     np.testing.assert_array_equal(load(proto)(a).numpy(), expected)
+
+
+def integers(op: str, *arrays: Any, **attributes: Any) -> tuple[Any, Any]:
+    """What a model of one operator gives for integers, as it is and compiled."""
+    names = [f"x{i}" for i in range(len(arrays))]
+    node = helper.make_node(op, names, ["y"], **attributes)
+    kinds = [helper.np_dtype_to_tensor_dtype(a.dtype) for a in arrays]
+    given = [
+        helper.make_tensor_value_info(n, k, a.shape)
+        for n, k, a in zip(names, kinds, arrays, strict=True)
+    ]
+    graph = helper.make_graph(
+        [node], "test", given, [helper.make_tensor_value_info("y", kinds[0], arrays[0].shape)]
+    )
+    network = load(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)]))
+    tensors = [mge.tensor(a, dtype=a.dtype) for a in arrays]
+    return network(*tensors).numpy(), jit.compile(lambda *xs: network(*xs))(*tensors).numpy()
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64"])
+def test_integers_stay_integers_and_exact(dtype: str) -> None:
+    big = 2**40 if dtype == "int64" else 2**20
+    x = np.array([[big + 1, 3], [-7, 5]], dtype)
+    base = np.array([7, 2, -2, -1, 1, 0, 3], dtype)
+    power = np.array([19, -1, -1, -3, -2, 0, 5], dtype)
+    exact = np.array([7**19 if dtype == "int64" else 7**19 % 2**32 - 2**32 * (7**19 >> 31 & 1)])
+    for got in integers("Pow", base, power):
+        assert got.dtype == dtype and got.tolist() == [exact.item(), 0, 0, -1, 1, 1, 243]
+    halves = np.array([2.0, 0.5, -1.0, 3.0, 1.5, 2.5, 5.0], "float32")
+    for got in integers("Pow", np.abs(base) + 3, halves):
+        assert got.tolist() == [100, 2, 0, 64, 8, 15, 7776]
+    for got in integers("MatMul", x, x):
+        np.testing.assert_array_equal(got, x @ x)
+        assert got.dtype == dtype
+    for got in integers("Gemm", x, x, x, alpha=3.0, beta=2.0, transA=1):
+        np.testing.assert_array_equal(got, 3 * (x.T @ x) + 2 * x)

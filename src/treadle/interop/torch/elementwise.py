@@ -163,9 +163,9 @@ def _fmod(call: Call, x: Any, y: Any) -> V:
 def _pow(call: Call, x: Any, y: Any) -> V:
     if isinstance(x, GraphOperand) and isinstance(y, (int, float)) and call.dtype.is_float:
         return x.astype(call.dtype) ** y
-    wide = call.dtype if call.dtype.is_float else dt.float64
-    result = ew.Pow()(*_both(call, x, y, wide))
-    return result if call.dtype.is_float else unary.Round()(result).astype(call.dtype)
+    wide = call.dtype if call.dtype.is_float else dt.int64
+    made: V = ew.Pow()(*_both(call, x, y, wide))
+    return made.astype(call.dtype)
 
 
 # -- comparisons and logic ---------------------------------------------------------------------

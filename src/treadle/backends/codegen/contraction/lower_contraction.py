@@ -8,6 +8,7 @@ from treadle.backends.codegen.contraction.convolution import lower_convolution
 from treadle.backends.codegen.contraction.winograd import lower_winograd
 from treadle.backends.codegen.contraction.winograd_gradient import lower_winograd_gradient
 from treadle.backends.codegen.contraction.word_launches import lower_problem
+from treadle.backends.codegen.loops import lower_loops
 from treadle.backends.codegen.lowering import LOWERINGS, lowers
 from treadle.backends.codegen.target import Target
 from treadle.backends.program import Lowered
@@ -16,7 +17,7 @@ from treadle.graph.builder import trace_body
 from treadle.graph.ir import Graph
 from treadle.ops.conv import Conv, ConvGradInput, ConvGradWeight, Convolution, IntConv
 from treadle.ops.fused import Fused
-from treadle.ops.matmul import IntMatmul, Matmul, MatrixProduct
+from treadle.ops.matmul import ExactMatmul, IntMatmul, Matmul, MatrixProduct
 from treadle.ops.winograd import WinogradConv, WinogradConvGradWeight
 
 
@@ -33,6 +34,14 @@ def lower_contraction(
     """A product or convolution by itself."""
     body = trace_body(op, types, op.name)
     return lower_body(body, types, frozen, target)
+
+
+@lowers(ExactMatmul)
+def lower_exact(
+    op: ExactMatmul, types: tuple[TensorType, ...], frozen: tuple[bool, ...], target: Target
+) -> Lowered | Support:
+    """A product of integers of any width, as a loop nest."""
+    return lower_loops.lower_body(trace_body(op.terms, types, op.name), target)
 
 
 def lower_body(

@@ -246,9 +246,13 @@ def _power(b: Builder, x: Value, exponent: Number) -> Value:
         return b.mul(x, x)
     if exponent == 3:
         return b.mul(b.mul(x, x), x)
-    if exponent == -1:
+    if exponent == -1 and x.dtype.is_float:
         return b.div(b.constant(1.0, x.dtype, x.lanes), x)
-    return _real("pow", vm.power)(b, *_typed(b, (x, float(exponent)), x.dtype))
+    return _pow(b, *_typed(b, (x, exponent), x.dtype))
+
+
+def _pow(b: Builder, x: Value, y: Value) -> Value:
+    return vm.power(b, x, y) if x.dtype.is_float else division.power(b, x, y)
 
 
 _WRITERS: dict[str, Callable[..., Value]] = {
@@ -271,6 +275,7 @@ _WRITERS: dict[str, Callable[..., Value]] = {
     "clamp": _clamp,
     **{code: _rounding(code) for code in ("floor", "ceil", "trunc", "rint")},
     **{code: _real(code, function) for code, function in vm.FUNCTIONS.items()},
+    "pow": _pow,
 }
 
 

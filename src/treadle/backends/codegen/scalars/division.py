@@ -1,4 +1,4 @@
-"""Division that rounds down, and remainders, of integers and of floats."""
+"""Division that rounds down and remainders, of integers and of floats; powers of integers."""
 
 from __future__ import annotations
 
@@ -64,6 +64,30 @@ def _modulo_of_integers(b: Builder, x: Value, y: Value) -> Value:
     if x.dtype.kind == "int":
         rest = b.select(_crosses(b, rest, divisor), b.add(rest, divisor), rest)
     return rest
+
+
+_FEW = 6
+"""Bits of the exponents that most powers have."""
+
+
+def power(b: Builder, x: Value, y: Value) -> Value:
+    """x to the power y, both integers; it wraps, and a negative power is cut off towards 0."""
+    one = b.constant(1, x.dtype, x.lanes)
+    many = b.reduce("or", b.compare("ne", b.bitwise("shr", y, _FEW), 0))
+
+    def turn(_: Value, rest: Value, factor: Value, result: Value) -> tuple[Value, ...]:
+        odd = b.compare("ne", b.bitwise("and", rest, 1), 0)
+        result = b.select(odd, b.mul(result, factor), result)
+        return b.bitwise("shr", rest, 1), b.mul(factor, factor), result
+
+    turns = b.select(many, b.index(x.dtype.bits), b.index(_FEW))
+    *_, result = b.loop(0, turns, 1, turn, (y, x, one))
+    if x.dtype.kind != "int":
+        return result
+    odd = b.compare("ne", b.bitwise("and", y, 1), 0)
+    sign = b.select(odd, b.constant(-1, x.dtype, x.lanes), 1)
+    cut = b.select(b.compare("eq", x, 1), one, b.select(b.compare("eq", x, -1), sign, 0))
+    return b.select(b.compare("lt", y, 0), cut, result)
 
 
 # -- floats ------------------------------------------------------------------------------------

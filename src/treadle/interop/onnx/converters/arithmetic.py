@@ -44,10 +44,16 @@ def _mod(node: Node, x: Value, y: Value) -> Value:
 
 @converts("Pow")
 def _pow(node: Node, x: Value, y: Value) -> Value:
-    base = dtype_of(x)
-    wide = base if base.is_float else dt.float64
-    result = ew.Pow()(x.astype(wide), y.astype(wide))
-    return result if base.is_float else unary.Round()(result).astype(base)
+    base, exponent = dtype_of(x), dtype_of(y)
+    if base.is_float:
+        return ew.Pow()(x, y.astype(base))
+    wide = dt.uint64 if dt.uint64 in (base, exponent) and base.kind != "int" else dt.int64
+    exact = ew.Pow()(x.astype(wide), y.astype(wide)).astype(base)
+    if exponent.is_integer:
+        return exact
+    whole = logic.Equal()(y, unary.Round()(y))
+    real = ew.Pow()(x.astype(dt.float64), y.astype(dt.float64))
+    return Where()(whole, exact, real.astype(base))
 
 
 def _folding(op: Op) -> Callable[..., Value]:

@@ -13,6 +13,7 @@ from treadle.ops import reduce, unary
 from treadle.ops.batch_norm import BatchNormInfer, BatchNormTrain
 from treadle.ops.matmul import Matmul
 from treadle.ops.norm import LayerNorm, RmsNorm, Standardize
+from treadle.ops.operators import product_of
 
 
 @converts("MatMul")
@@ -23,14 +24,16 @@ def _matmul(node: Node, x: Value, y: Value) -> Value:
 @converts("Gemm")
 def _gemm(node: Node, a: Value, b: Value, c: Value = None) -> Value:
     kind = dtype_of(a)
-    wide = kind if kind.is_float else dt.float64
-    op = Matmul(bool(node.attr("transA", 0)), bool(node.attr("transB", 0)))
-    result = op(a.astype(wide), b.astype(wide))
     alpha, beta = node.attr("alpha", 1.0), node.attr("beta", 1.0)
-    result = result if alpha == 1.0 else result * alpha
+    exact = kind.is_integer and float(alpha).is_integer() and float(beta).is_integer()
+    alpha, beta = (int(alpha), int(beta)) if exact else (alpha, beta)
+    wide = kind if exact or kind.is_float else dt.float64
+    op = product_of(wide, bool(node.attr("transA", 0)), bool(node.attr("transB", 0)))
+    result = op(a.astype(wide), b.astype(wide))
+    result = result if alpha == 1 else result * alpha
     if c is not None:
         addend = c.astype(wide)
-        result = result + (addend if beta == 1.0 else addend * beta)
+        result = result + (addend if beta == 1 else addend * beta)
     return result.astype(kind)
 
 

@@ -256,7 +256,7 @@ def _turned(x: X, turn: bool) -> X:
     return x.transpose((*range(rank - 2), rank - 1, rank - 2)) if turn else x
 
 
-@exports("matmul")
+@exports("matmul", "exact_matmul")
 def _matmul(w: Writer, op: Any, x: X, y: X) -> X:
     kind = op.infer(x.type, y.type)[0]
     return w.one("MatMul", [_turned(x, op.transpose_x), _turned(y, op.transpose_y)], kind)
