@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from treadle.backends.program import Compiler
 from treadle.engine.compile.buckets import fill_buckets, overlapped
+from treadle.engine.compile.contents import Contents
 from treadle.engine.compile.early import plan_early
 from treadle.engine.compile.link import Linker, region_spaces, regions_of
 from treadle.engine.compile.memory import check_memory, plan_memory
@@ -73,6 +74,10 @@ def assemble(
     numbers.update({w.inputs[0]: numbers[w.outputs[0]] for w in work if w.phase == FINISH})
     nodes = [numbers.get(item.outputs[0], -1) if item.outputs else -1 for item in work]
     runs = {n: linker.runs(work[n], spaces.get(n, ()), nodes[n]) for n in order}
+    if options.check:
+        contents = Contents(graph, interface, work, linker)
+        contents.prelude(before.turns, linker.prelude)
+        contents.program(schedule.slots, units, work, runs, spaces)
     for slot in schedule.slots:
         members = [units[u] for u in slot]
         first = members[0].work

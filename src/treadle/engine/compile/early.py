@@ -92,18 +92,19 @@ def _turns(early: Sequence[Work], work: Sequence[Work], placement: Placement) ->
         for rank, item in enumerate(work)
         if item.lowered is not None and item.lowered.prelude
     ]
-    maker = {placement.part(v).root: item for item in early for v in item.outputs}
-    ranks = dict.fromkeys(early, len(work))
+    # A view has no launches: what it shows is made by the work that makes what it is a part of.
+    maker = {v: item for item in early for v in item.outputs if v not in placement.parts}
+    ranks = {item: len(work) for item in early if item.lowered and item.lowered.launches}
     for rank, turn in reversed(packing):
         for value in turn.reads():
             made_by = maker.get(placement.part(value).root)
             if made_by is not None:
                 ranks[made_by] = rank
-    for item in reversed(early):
+    for item in reversed(ranks):
         for value in item.inputs:
             made_by = maker.get(placement.part(value).root)
-            if made_by is not None and made_by is not item:
+            if made_by is not None:
                 ranks[made_by] = min(ranks[made_by], ranks[item])
-    order = [(ranks[item], 0, Turn(item, packs=False)) for item in early]
+    order = [(rank, 0, Turn(item, packs=False)) for item, rank in ranks.items()]
     order += [(rank, 1, turn) for rank, turn in packing]
     return [turn for *_, turn in sorted(order, key=lambda entry: entry[:2])]

@@ -71,7 +71,8 @@ class Linker:
     def _constants(self) -> int:
         return self.inputs + self.outputs
 
-    def _address(self, home: Home, offset: int = 0) -> Address:
+    def address(self, home: Home, offset: int = 0) -> Address:
+        """The address of a place in a memory."""
         if home.kind == "input":
             return Address(home.index, offset)
         if home.kind == "output":
@@ -86,13 +87,13 @@ class Linker:
 
     def where(self, value: Value) -> Address:
         """The address of a value."""
-        return self._address(*self.placement.home(value))
+        return self.address(*self.placement.home(value))
 
     def add(self, item: Work, spaces: Sequence[Home], parts: Sequence[Plan], node: int) -> None:
         """Steps of one piece of work that is no launch, and belongs to node number `node`."""
         self.node = node
         if parts:
-            self._control(item, [self._address(h) for h in spaces], parts)
+            self._control(item, [self.address(h) for h in spaces], parts)
         else:
             self._host(_task(item, self.where))
 
@@ -157,7 +158,7 @@ class Linker:
         return {
             "input": [self.where(v) for v in item.inputs],
             "output": [] if not lowered.launches else [self.where(v) for v in item.outputs],
-            "workspace": [self._address(h) for h in spaces],
+            "workspace": [self.address(h) for h in spaces],
             "kept": self._packed[item],
             "constant": [
                 Address(self._constants, self.constants.add(a)) for a in lowered.constants
