@@ -37,3 +37,20 @@ def rare_collections() -> Iterator[None]:
             # Whoever has set other thresholds meanwhile meant it.
             if not _inside and gc.get_threshold() == _RARE:
                 gc.set_threshold(*_usual)
+
+
+def promotions() -> int:
+    """How often the collector has moved what is young to what it rarely looks at."""
+    return sum(g["collections"] for g in gc.get_stats()[1:])
+
+
+def collect_young(since: int) -> None:
+    """Collect the garbage that was made since `promotions()` gave a number.
+
+    That takes time in proportion to what was made; all objects are looked at only where some of
+    these may have been moved meanwhile.
+    """
+    if promotions() == since:
+        gc.collect(1)
+    else:
+        gc.collect()

@@ -4,9 +4,10 @@ It stands between optimize and compile: what compile plans for one choice decide
 
 At the place where most is alive, a value that is read later is chosen, which frees most bytes for
 the time that it takes to make it again; what makes it is repeated right before that reader. That
-goes on until the peak is within the budget. Groups are repeated whole, so kernels stay what they
-are. Sources: Chen et al. 2016 (arXiv:1604.06174); Kumar et al., Efficient Rematerialization for
-Deep Networks, NeurIPS 2019.
+goes on until the peak is within the budget, or falls no more: each choice also keeps operands alive
+longer, and where every step reads the same weight, another place becomes as high. Groups are
+repeated whole, so kernels stay what they are. Sources: Chen et al. 2016
+(arXiv:1604.06174); Kumar et al., Efficient Rematerialization for Deep Networks, NeurIPS 2019.
 """
 
 from __future__ import annotations
@@ -30,7 +31,10 @@ from treadle.ops.transfer import After, Identity, StopGradient
 _VIEWS = (Reshape, Identity, StopGradient, After)
 MOST_NODES = 12
 """Nodes that are repeated to have one value again."""
-MOST_TURNS = 4096
+MOST_GROWTH = 4
+"""Nodes of the result for each node of the graph, at most."""
+PATIENCE = 32
+"""Choices in a row that may leave the peak as high, at as many places, as it was before."""
 MOST_PLANS = 6
 ALIGNMENT = 64
 
@@ -58,20 +62,23 @@ def keep_to_budget(graph: Graph, budget: int) -> tuple[Graph, Kept]:
         graph: optimized, in an order in which it can run.
         budget: for values that are neither inputs nor outputs.
     """
-    before = _Life(graph).peak
-    seconds, repeated, made, peak = 0.0, 0, graph, before
-    for _ in range(MOST_TURNS):
-        life = _Life(made)
-        peak = life.peak
-        choice = _best(life) if peak > budget else None
+    life = _Life(graph)
+    before, made, seconds, repeated = life.peak, graph, 0.0, 0
+    best, kept = (life.peak, life.places), (graph, Kept(before, before, 0.0, 0))
+    left = PATIENCE
+    while life.peak > budget and left and len(made.nodes) <= MOST_GROWTH * len(graph.nodes):
+        choice = _best(life)
         if choice is None:
             break
         seconds += choice.seconds
         repeated += len(choice.cone)
         made = _repeated(life, choice)
-    if peak >= before:
-        return graph, Kept(before, before, 0.0, 0)
-    return made, Kept(before, peak, seconds, repeated)
+        life = _Life(made)
+        left -= 1
+        if (life.peak, life.places) < best:
+            best, left = (life.peak, life.places), PATIENCE
+            kept = made, Kept(before, life.peak, seconds, repeated)
+    return kept if kept[1].after < before else (graph, Kept(before, before, 0.0, 0))
 
 
 def plan_within(
@@ -112,11 +119,12 @@ def plan_within(
             saw=f"{peak} bytes of values at once, a budget of {budget}",
             hint="raise memory_budget, use smaller batches, or set strict_budget=False",
         )
+    above = f"above the budget of {budget}: " if peak > budget else ""
     report.decide(
         "optimize",
         "memory budget",
         f"{kept.repeated} nodes run twice",
-        f"{kept.before} to {peak} bytes, {kept.seconds * 1e6:.0f} us",
+        f"{above}{kept.before} to {peak} bytes, {kept.seconds * 1e6:.0f} us",
     )
     return best
 
@@ -148,21 +156,22 @@ class _Life:
             for v in n.outputs
             if v not in self.outside
         ]
-        self.peak, self.at = self._highest()
+        self.peak, self.at, self.places = self._highest()
 
-    def _highest(self) -> tuple[int, int]:
-        """The most bytes alive at once, and at which node."""
+    def _highest(self) -> tuple[int, int, int]:
+        """The most bytes alive at once, at which node first, and at how many."""
         change = [0] * (len(self.graph.nodes) + 1)
         for value in self.inner:
             size = -(-nbytes(value) // ALIGNMENT) * ALIGNMENT
             change[self.makers[value]] += size
             change[self.last(value) + 1] -= size
-        alive = peak = at = 0
+        alive = peak = at = places = 0
         for i, grown in enumerate(change[:-1]):
             alive += grown
             if alive > peak:
-                peak, at = alive, i
-        return peak, at
+                peak, at, places = alive, i, 0
+            places += alive == peak
+        return peak, at, places
 
     def root_of(self, value: Value) -> Value:
         """The value whose memory a value lies in."""

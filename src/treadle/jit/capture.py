@@ -8,7 +8,6 @@ given get their arrays back, and those that were rebound are outputs of the prog
 
 from __future__ import annotations
 
-import gc
 import os
 import threading
 import weakref
@@ -19,6 +18,7 @@ from typing import Any
 
 from treadle.base import tree
 from treadle.base.errors import TraceError
+from treadle.base.garbage import collect_young, promotions, rare_collections
 from treadle.base.loc import Loc
 from treadle.base.modes import LOCAL, install_capture
 from treadle.base.shape import Shape
@@ -146,6 +146,7 @@ class Capture:
         self._made: list[weakref.ref[Tensor]] = []
         self._outputs: dict[Any, int] = {}
         self._kinds: list[EagerType] = []
+        self._promotions = promotions()
 
     # -- what modes.Capturing asks for -----------------------------------------------------
 
@@ -371,8 +372,8 @@ class Capture:
             alive = [t for t in made if t is not None and id(t) not in known]
             return [t for t in alive if type(t._data) is Symbol]
 
-        if found():
-            gc.collect()  # Some are only waiting in cycles.
+        if found():  # Some are only waiting in cycles, which are as young as this capture.
+            collect_young(self._promotions)
         return found()
 
     def _source(self, bound: _Bound) -> Source:
@@ -471,7 +472,7 @@ def capture(
         TraceError: the function's course depends on values that only a run would know.
     """
     recorder = kind(name)
-    with _TURN.lock:
+    with _TURN.lock, rare_collections():
         try:
             with recording(recorder):
                 given, named = _bound_arguments(recorder, function, (args, kwargs), shapes or {})

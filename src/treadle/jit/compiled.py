@@ -6,7 +6,7 @@ import functools
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MethodType
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, overload
 
@@ -16,6 +16,7 @@ from treadle.autodiff.tape import Tape
 from treadle.base import tree
 from treadle.base.errors import TraceError
 from treadle.base.modes import ACTIVE, LOCAL
+from treadle.base.shape import Shape
 from treadle.engine.execute import Timeline
 from treadle.engine.execute.counters import Counters
 from treadle.engine.options import Options
@@ -27,6 +28,7 @@ from treadle.jit.capture import ManagerInside, capture
 from treadle.jit.captured import Argument, Captured, Output, State
 from treadle.jit.dynamic import Axes, Family, extents_of, symbolic_shapes
 from treadle.jit.order import agree_on_order
+from treadle.jit.recaptures import MANY, tell_of_many
 from treadle.jit.recorded import GraphRule, call_recorded
 from treadle.tensor import Tensor
 
@@ -121,6 +123,9 @@ class Compiled(Generic[P, R]):
         self._variants: dict[Any, list[Variant]] = {}
         self._lock = threading.RLock()
         self._runs = False
+        self._captures = 0
+        self._latest: Any = None
+        self._told = False
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run the program of these arguments, which is made first where there is none."""
@@ -187,6 +192,10 @@ class Compiled(Generic[P, R]):
                 if variant.valid(leaves):  # Another thread was quicker.
                     return variant
             variant = self._made(key, leaves, args, kwargs)
+            if self._captures > MANY and not self._told:
+                self._told = True
+                tell_of_many(_name_of(self._function), self._latest, key)
+            self._latest = key
             kept = self._variants.setdefault(key, [])
             kept.append(variant)
             self._trim()
@@ -197,7 +206,7 @@ class Compiled(Generic[P, R]):
         given, named = replaced(args, kwargs, leaves)
         name = _name_of(self._function)
         if not self._dynamic:
-            captured = capture(self._function, given, named, name)
+            captured = self._captured(given, named, name)
             return Variant(captured, self._options)
         extents = extents_of(leaves, self._dynamic)
         shapes = symbolic_shapes(leaves, self._dynamic)
@@ -205,10 +214,16 @@ class Compiled(Generic[P, R]):
         for family in self._families.get(fixed, ()):
             if family.captured.holds(leaves) and family.captured.fits(leaves):
                 return family.at(extents)
-        captured = capture(self._function, given, named, name, shapes)
+        captured = self._captured(given, named, name, shapes)
         made = Family(captured, lambda c: Variant(c, self._options, captured.graph))
         self._families.setdefault(fixed, []).append(made)
         return made.at(extents)
+
+    def _captured(
+        self, args: Any, kwargs: Any, name: str, shapes: Mapping[int, Shape] | None = None
+    ) -> Captured:
+        self._captures += 1
+        return capture(self._function, args, kwargs, name, shapes)
 
     def _trim(self) -> None:
         while sum(map(len, self._variants.values())) > MOST_VARIANTS:

@@ -213,14 +213,24 @@ class Groups:
         return found
 
     def _is_read(self, value: Value, inside: frozenset[int], own: set[Group]) -> bool:
+        """Whether somebody else reads a value; nodes `inside` a group only thought of do not."""
         return any(group not in own for group in self._reading(value, inside))
 
-    def readers(self, value: Value, inside: frozenset[int] = frozenset()) -> set[Group]:
-        """The groups that read a value, those that do so through a lone move included.
+    def readers(self, value: Value) -> set[Group]:
+        """The groups that read a value, those that do so through a lone move included."""
+        return set(self._reading(value, frozenset()))
 
-        Nodes `inside` a group that is only thought of do not count.
+    def few_readers(self, value: Value, most: int) -> set[Group]:
+        """Them, if there are no more than `most`; else none.
+
+        A value that thousands read is asked about for each of them.
         """
-        return set(self._reading(value, inside))
+        found: set[Group] = set()
+        for group in self._reading(value, frozenset()):
+            found.add(group)
+            if len(found) > most:
+                return set()
+        return found
 
     def _reading(self, value: Value, inside: frozenset[int]) -> Iterator[Group]:
         maker = -1 if value.producer is None else self.position[value.producer]

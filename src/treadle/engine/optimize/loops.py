@@ -252,9 +252,8 @@ class _Merger:
         for value in self.reads[group]:
             if value.producer is not None:
                 found[self.groups.owner[self.groups.position[value.producer]]] = None
-            readers = self.groups.readers(value)
-            if len(readers) <= MOST_SIBLINGS:
-                found.update(dict.fromkeys(sorted(readers, key=lambda g: g.members[0])))
+            siblings = self.groups.few_readers(value, MOST_SIBLINGS)
+            found.update(dict.fromkeys(sorted(siblings, key=lambda g: g.members[0])))
         for i in group.members:
             for value in self.groups.nodes[i].outputs:
                 readers = self.groups.readers(value)

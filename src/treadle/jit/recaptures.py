@@ -1,0 +1,84 @@
+"""What one says whose function is captured again and again: what changed, and what to do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from treadle.base.log import get_logger
+from treadle.base.tree import Tree
+
+MANY = 8
+"""Programs of one function after which somebody is told."""
+
+_ADVICE = {
+    "shape": "name axes that change in jit.compile(dynamic=...), or pad to a few shapes",
+    "element type": "cast arguments to one element type",
+    "device": "move arguments to one device",
+    "tensor": "pass distinct tensors, or the same ones, in every call",
+    "Python number": "pass a tensor in place of a Python number that changes: mge.tensor(value)",
+    "value": "pass what changes as a tensor, or compile one function for each value",
+    "structure": "pass the same structure of arguments in every call",
+    "state": "tensors that the function reads, or their gradients, come and go or change type",
+}
+
+
+def tell_of_many(name: str, before: Any, now: Any) -> None:
+    """Warn that a function has had many programs.
+
+    Args:
+        name: of the function.
+        before: the signature of the last program but this one; see `jit.compiled.signature`.
+        now: this one's.
+    """
+    what, saw = changed(before, now)
+    get_logger("jit").warning(
+        "%s: program number %d is made: another %s, %s; %s",
+        name,
+        MANY + 1,
+        what,
+        saw,
+        _ADVICE[what],
+    )
+
+
+def changed(before: Any, now: Any) -> tuple[str, str]:
+    """What kind of thing differs between two signatures, and what it was and is."""
+    if before == now:
+        return "state", "the arguments are alike"
+    old, new = _parts(before), _parts(now)
+    if old is None or new is None or len(old) != len(new):
+        return "structure", "another number or nesting of arguments"
+    for i, (a, b) in enumerate(zip(old, new, strict=True)):
+        if a != b:
+            what, was, is_ = _difference(a, b)
+            return what, f"argument {i}: {was}, then {is_}"
+    return "structure", "another nesting or other names of arguments"
+
+
+def _parts(key: Any) -> Any:
+    """What stands for each argument: (kind, shape) of a tensor, (type, value) of the rest."""
+    if not isinstance(key, tuple):
+        return None
+    if len(key) == 3 and isinstance(key[0], str):  # Under autocast: its name, settings, the key.
+        return _parts(key[2])
+    if len(key) == 2 and isinstance(key[0], str):  # Under a tape.
+        return _parts(key[1])
+    return key[1] if len(key) == 2 and isinstance(key[0], Tree) else key
+
+
+def _difference(a: Any, b: Any) -> tuple[str, Any, Any]:
+    if len(a) != len(b):
+        return "tensor", "one that was passed before", "another one"
+    if isinstance(a[0], type) or isinstance(b[0], type):
+        if a[0] is not b[0]:
+            return "value", _name(a), _name(b)
+        return "Python number" if a[0] in (int, float, complex) else "value", a[1], b[1]
+    if a[1] != b[1]:
+        return "shape", a[1], b[1]
+    if a[0].dtype is not b[0].dtype:
+        return "element type", a[0].dtype, b[0].dtype
+    return "device", a[0].device, b[0].device
+
+
+def _name(part: Any) -> str:
+    return part[0].__name__ if isinstance(part[0], type) else "a tensor"
