@@ -96,6 +96,7 @@ def test_the_key_is_the_users_alone(file: Path, settings: Path) -> None:
 def test_a_key_that_others_can_read_is_none(
     file: Path, settings: Path, mode: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """In a group of the user's own it matters that the group can read it."""
     (settings / "key").chmod(mode)
     assert load_offline(file).target == ""
     assert "others" in capsys.readouterr().err

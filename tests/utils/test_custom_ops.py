@@ -277,6 +277,29 @@ def test_building_is_done_once_and_its_mistakes_are_explained(tmp_path: Path) ->
         custom.unload(path)
 
 
+def test_libraries_of_others_are_built_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good = tmp_path / "good.c"
+    good.write_text(SOURCE.replace("tests_", "planted_"))
+    path = Path(build("good", [good], build_dir=tmp_path / "own"))
+    built = path.read_bytes()
+    planted = tmp_path / "planted.so"
+    planted.write_bytes(b"planted")
+    for plant in (lambda: path.write_bytes(b"planted"), lambda: path.symlink_to(planted)):
+        path.unlink()
+        plant()
+        path.chmod(0o666)
+        build("good", [good], build_dir=tmp_path / "own")
+        assert path.read_bytes() == built and not path.is_symlink()
+    path.parent.chmod(0o777)
+    path.write_bytes(b"planted")
+    for _ in range(2):
+        elsewhere = Path(build("good", [good], build_dir=tmp_path / "own"))
+        assert elsewhere.read_bytes() == built and path.read_bytes() == b"planted"
+    assert capsys.readouterr().err.count("can be written by others") == 1
+
+
 def test_a_missing_compiler_and_a_wrong_library_are_explained(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

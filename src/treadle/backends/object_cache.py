@@ -1,27 +1,32 @@
 """Compiled code on disk: a private directory of files named by the hash of what they came from.
 
-A file is the data, then a magic number and the SHA-256 of the data (after the data, so that the
-system's loader can open a library in place). Whatever does not check is taken for absent and
-written anew. Writers rename complete files into place: readers and other writers never see half of
-one, and a killed writer leaves only a temporary file, which is swept up later. Whoever can write
-here can run code as the user, hence a directory that others may write to is not used at all.
+A file is the data, then a magic number and a digest of its key and the data (after the data, so
+that the system's loader can open a library in place). Whatever does not check, an entry under the
+name of another one included, is taken for absent and written anew. Writers rename complete files
+into place: readers and other writers never see half of one, and a killed writer leaves only a
+temporary file, which is swept up later. Whoever can write here can run code as the user, hence a
+directory that others may write to, or put another in the place of, is not used at all.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib
 import os
-import secrets
 import stat
 import time
+import weakref
 from pathlib import Path
+from typing import Any
 
+from treadle.base.files.ownership import exposed, make_private
 from treadle.base.log import get_logger
 
 DEFAULT_LIMIT = 1 << 30
-_MAGIC = b"TRDLOBJ1"
-_TRAILER = len(_MAGIC) + hashlib.sha256().digest_size
+_MAGIC = b"TRDLOBJ2"
+_DIGEST = 32
+_TRAILER = len(_MAGIC) + _DIGEST
 _TEMPORARY = ".partial-"
 _FRESH = 3600.0
 """Seconds for which a file's time of use is not renewed, and a temporary file is left alone."""
@@ -62,7 +67,7 @@ class ObjectCache:
                 content = file.read() if stat.S_ISREG(status.st_mode) else b""
         except OSError:
             return None
-        data = _checked(content)
+        data = _checked(key, content)
         if data is not None and time.time() - status.st_mtime > _FRESH:
             with contextlib.suppress(OSError):
                 os.utime(path)
@@ -72,12 +77,12 @@ class ObjectCache:
         """Write data under a key; whether that worked."""
         if self._trusted is None:
             with contextlib.suppress(OSError):
-                self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+                make_private(self._directory)
         if not self._is_private(missing_is_trouble=True):
             return False
-        temporary = self._directory / f"{_TEMPORARY}{os.getpid()}-{secrets.token_hex(8)}"
+        temporary = self._directory / f"{_TEMPORARY}{os.getpid()}-{os.urandom(8).hex()}"
         try:
-            _write(temporary, data + _MAGIC + hashlib.sha256(data).digest())
+            _write(temporary, data + _trailer(key, data))
             os.replace(temporary, self.path(key))
         except OSError as error:
             with contextlib.suppress(OSError):
@@ -112,19 +117,35 @@ class ObjectCache:
             excess -= size
 
     def _is_private(self, missing_is_trouble: bool = False) -> bool:
-        """Whether the directory is there, ours, and closed to writers other than us."""
+        """Whether the directory is there, ours, and closed to writers other than us.
+
+        Where it is not, a temporary one takes its place, for this process.
+        """
         if self._trusted is None:
+            problem = ""
             try:
-                status = os.stat(self._directory)
+                problem = exposed(self._directory)
             except OSError as error:
-                if missing_is_trouble:
-                    self._say(f"cannot be made ({error.strerror or error})")
-                return False
-            mine = status.st_uid == os.geteuid() and stat.S_ISDIR(status.st_mode)
-            self._trusted = mine and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-            if not self._trusted:
-                self._say("belongs to or can be written by others")
+                if not missing_is_trouble:
+                    return False
+                problem = f"cannot be made ({error.strerror or error})"
+            self._trusted = True
+            if problem:
+                self._say(problem)
+                self._trusted = self._goes_elsewhere()
         return self._trusted
+
+    def _goes_elsewhere(self) -> bool:
+        """Take a temporary directory; whether there is one."""
+        tempfile: Any = importlib.import_module("tempfile")  # seldom needed, and not quick
+        try:
+            made = tempfile.mkdtemp(prefix="treadle-")
+        except OSError:
+            return False
+        self._directory = Path(made)
+        remove = importlib.import_module("shutil").rmtree
+        weakref.finalize(self, _removed, remove, made, os.getpid())
+        return True
 
     def _say(self, problem: str) -> None:
         if not self._said:
@@ -137,12 +158,22 @@ class ObjectCache:
             )
 
 
-def _checked(content: bytes) -> bytes | None:
-    """The data of a file's content, if the checksum is right."""
-    data, trailer = content[:-_TRAILER], content[-_TRAILER:]
-    if trailer != _MAGIC + hashlib.sha256(data).digest():
-        return None
-    return data
+def _removed(remove: Any, folder: str, process: int) -> None:
+    if os.getpid() == process:  # Forks use it, too.
+        remove(folder, ignore_errors=True)
+
+
+def _trailer(key: str, data: bytes) -> bytes:
+    """What stands behind the data of a key."""
+    state = hashlib.blake2b(key.encode() + b"\0", digest_size=_DIGEST)
+    state.update(data)
+    return _MAGIC + state.digest()
+
+
+def _checked(key: str, content: bytes) -> bytes | None:
+    """The data of a file's content, if it is that of the key."""
+    data = content[:-_TRAILER]
+    return data if content[-_TRAILER:] == _trailer(key, data) else None
 
 
 def _write(path: Path, content: bytes) -> None:

@@ -6,6 +6,7 @@ import hashlib
 import os
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import numpy as np
 from treadle.autodiff import GradManager
 from treadle.base.env import C_COMPILER, CUSTOM_OP_DIR, CXX_COMPILER, cache_directory
 from treadle.base.errors import CompileError, NumericError, UnsupportedOp
+from treadle.base.files.ownership import exposed, is_own, make_private
 from treadle.base.log import get_logger
 from treadle.tensor import Tensor
 from treadle.utils import custom
@@ -52,7 +54,8 @@ def build(
         sources: files in C (`.c`) or C++ (`.cc`, `.cpp`, `.cxx`), which include "treadle_op.h".
         extra_cflags, extra_ldflags: more arguments for the compiler, before and after the sources.
         extra_include_paths: more directories of headers.
-        build_dir: where the library is put; `MGE_CUSTOM_OP_DIR` or the cache if left out.
+        build_dir: where the library is put; `MGE_CUSTOM_OP_DIR` or the cache if left out. One that
+            others can write to is not used, but a temporary one; nor is a library of others.
         verbose: log the compiler's command.
         extra_cuda_cflags, with_cuda, abi_tag: of MegEngine's signature; CUDA sources are refused.
 
@@ -72,11 +75,38 @@ def build(
     said = repr((compiler, flags, list(extra_ldflags))).encode()
     digest = hashlib.sha256(b"\0".join([said, *texts])).hexdigest()[:16]
     folder = Path(build_dir or CUSTOM_OP_DIR.get() or cache_directory() / "custom_ops")
-    library = folder.resolve() / f"{name}-{digest}.so"
-    if not library.exists():
-        folder.mkdir(parents=True, exist_ok=True)
+    library = _private(folder) / f"{name}-{digest}.so"
+    if not _is_built(library):
         _compile([*compiler, *flags, *map(str, files)], library, list(extra_ldflags), verbose)
     return str(library)
+
+
+def _private(folder: Path) -> Path:
+    """The folder, or a temporary one where others could put libraries into it."""
+    make_private(folder)
+    folder = folder.resolve()
+    problem = exposed(folder)
+    if not problem:
+        return folder
+    if folder not in _INSTEAD:
+        _INSTEAD[folder] = tempfile.TemporaryDirectory(prefix="treadle-ops-")
+        get_logger().warning(
+            "the folder of custom ops %s %s: they are built in a temporary one; name a folder of "
+            "your own in build_dir or %s",
+            *(folder, problem, CUSTOM_OP_DIR.names[0]),
+        )
+    return Path(_INSTEAD[folder].name)
+
+
+_INSTEAD: dict[Path, tempfile.TemporaryDirectory[str]] = {}
+
+
+def _is_built(library: Path) -> bool:
+    """Whether the library is there, and nobody else has written it."""
+    try:
+        return is_own(os.lstat(library))
+    except FileNotFoundError:
+        return False
 
 
 def _compiler(is_cxx: bool) -> list[str]:

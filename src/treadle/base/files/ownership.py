@@ -13,7 +13,6 @@ import pwd
 import stat
 from pathlib import Path
 
-_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 _UNMAPPED = 65534
 """What a container shows for owners that it has no number for, such as the machine's root."""
 
@@ -36,7 +35,7 @@ def exposed(folder: str | os.PathLike[str]) -> str:
         return "is no folder"
     if status.st_uid != os.geteuid():
         return "belongs to another user"
-    if status.st_mode & _OTHERS:
+    if _others_write(status):
         return "can be written by others"
     for above in {*Path(path).parents, *Path(os.path.realpath(path)).parents}:
         if _is_open(os.lstat(above)):
@@ -51,6 +50,11 @@ def _is_open(status: os.stat_result) -> bool:
         return True
     if stat.S_ISLNK(mode) or mode & stat.S_ISVTX:
         return False
+    return _others_write(status)
+
+
+def _others_write(status: os.stat_result) -> bool:
+    mode = status.st_mode
     return bool(mode & stat.S_IWOTH or (mode & stat.S_IWGRP and not _is_alone(status.st_gid)))
 
 
@@ -67,7 +71,7 @@ def _is_alone(group: int) -> bool:
 def is_own(status: os.stat_result) -> bool:
     """Whether a file is a regular one of this user's that nobody else can write."""
     mine = stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
-    return mine and not status.st_mode & _OTHERS
+    return mine and not _others_write(status)
 
 
 def make_private(folder: Path) -> None:
