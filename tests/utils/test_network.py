@@ -149,7 +149,7 @@ def test_dump_is_refused_where_there_is_nothing_to_dump() -> None:
     fresh = jit.trace(lambda x: x + 1, capture_as_const=True)
     with pytest.raises(ValueError, match="call the traced function"):
         fresh.dump(io.BytesIO())
-    with pytest.raises(AssertionError, match="tensors"):
+    with pytest.raises(AssertionError, match="tensor type args"):
         fresh(3)
     fresh(mge.tensor(A))
     with pytest.raises(ValueError, match="arg_names"):

@@ -59,7 +59,14 @@ def _known_kind(kind: str) -> bool:
     return kind in _MEGENGINE_KINDS or registry.for_kind(kind) is not None
 
 
-class CompNode:
+class _Named(type):
+    """Lets `CompNode("gpu0")` mean the device of that name, as it does in MegEngine."""
+
+    def __call__(cls, logical: Any = "xpux", physical: Name | None = None) -> Any:
+        return resolve(str(logical)) if physical is None else super().__call__(logical, physical)
+
+
+class CompNode(metaclass=_Named):
     """Where a tensor lives: a logical name and the physical device it stands for.
 
     There is one object per logical name. `str` is the logical name, `repr` shows both. Equality

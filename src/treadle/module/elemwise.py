@@ -66,7 +66,7 @@ def _rmulh(x: Tensor, y: Tensor) -> Tensor:
     return (product >> (bits - 1)).astype(x.dtype)
 
 
-_METHODS: dict[str, Callable[..., Tensor]] = {
+METHODS: dict[str, Callable[..., Tensor]] = {
     "ABS": F.abs,
     "ABS_GRAD": lambda x, dy: _chosen(x > 0, dy, -dy),
     "ACOS": F.acos,
@@ -171,12 +171,12 @@ class Elemwise(Module):
 
     def __init__(self, method: str, name: str | None = None) -> None:
         super().__init__(name)
-        if method.upper() not in _METHODS:
-            raise ValueError(f"Elemwise: unknown method {method!r}; known: {', '.join(_METHODS)}")
+        if method.upper() not in METHODS:
+            raise ValueError(f"Elemwise: unknown method {method!r}; known: {', '.join(METHODS)}")
         self.method = method
 
     def forward(self, *inps: Any) -> Tensor:
-        return _METHODS[self.method.upper()](*inps)
+        return METHODS[self.method.upper()](*inps)
 
     def _module_info_string(self) -> str:
         return f"method={self.method}"

@@ -48,6 +48,36 @@ class Flip(Module):
         return f"vertical={self.vertical}, horizontal={self.horizontal}"
 
 
+class RandomHorizontalFlip(Flip):
+    """Images (N, H, W, C) left to right, the whole batch with a probability.
+
+    Args:
+        prob: how often, from 0 to 1.
+    """
+
+    def __init__(self, prob: float = 0.5) -> None:
+        super().__init__(vertical=False)
+        self.prob = prob
+
+    def forward(self, inp: Tensor) -> Tensor:
+        return super().forward(inp) if np.random.rand() < self.prob else inp
+
+
+class RandomVerticalFlip(Flip):
+    """Images (N, H, W, C) upside down, the whole batch with a probability.
+
+    Args:
+        prob: how often, from 0 to 1.
+    """
+
+    def __init__(self, prob: float = 0.5) -> None:
+        super().__init__(horizontal=False)
+        self.prob = prob
+
+    def forward(self, inp: Tensor) -> Tensor:
+        return super().forward(inp) if np.random.rand() < self.prob else inp
+
+
 class Resize(Module):
     """`F.resize` as a layer.
 

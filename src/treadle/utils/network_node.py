@@ -21,7 +21,7 @@ from treadle.ops.abstract import constant_array
 from treadle.ops.constant import ArrayData, Constant
 from treadle.ops.conv import Convolution
 from treadle.ops.families import Elementwise, Reduce
-from treadle.ops.op import Op
+from treadle.ops.op import Op, as_tuple
 from treadle.ops.operators import Operators
 from treadle.tensor import Tensor
 from treadle.utils.network_ops_table import BY_OP, NAMES
@@ -30,41 +30,94 @@ _NUMBERS = itertools.count()
 
 
 class _Absent:
-    """In place of an array: shape and type of a value that only a run knows."""
+    """In place of an array: shape and type of a value that a network computes."""
 
-    __slots__ = ("dtype", "nbytes", "shape")
+    __slots__ = ("dtype", "nbytes", "shape", "var")
 
-    def __init__(self, type_: TensorType) -> None:
+    def __init__(self, type_: TensorType, var: VarNode) -> None:
         self.shape = type_.shape
         self.dtype = type_.dtype.numpy
         self.nbytes = type_.nbytes
+        self.var = var
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
-        raise GraphError(
-            "network",
-            "a variable of a network has a value only where the network runs",
-            hint="run it with cgtools.GraphInference, or make it an output and dump the network",
-        )
+        array = value_of(self.var)
+        return array if dtype is None else array.astype(dtype)
 
 
 class VarNode(Tensor):
     """One value of a network: a result of its `owner`.
 
+    It is a tensor, whose value is known where it depends on constants alone.
+
+    Args:
+        owner: the `OpNode` that makes it; or another variable, which this one is then.
+        index: which of the owner's outputs it is.
+        type_: its shape and element type.
+        name: of the variable.
+
     Attributes:
         id: unique in the process.
-        owner: the `OpNode` that makes it.
-        index: which of the owner's outputs it is.
+        owner, index: as above.
+        users: operators that were made of it.
     """
 
-    def __init__(self, owner: OpNode, index: int, type_: TensorType, name: str = "") -> None:
+    def __init__(
+        self,
+        owner: OpNode | VarNode,
+        index: int = 0,
+        type_: TensorType | None = None,
+        name: str = "",
+    ) -> None:
+        self._trace = None
+        self.users: list[OpNode] = []
+        if isinstance(owner, VarNode):
+            self.name = name or owner.name
+            self._reset(owner)
+            return
         self.id = next(_NUMBERS)
         self.owner = owner
         self.index = index
         self.name = name
-        self._data = _Absent(type_)
+        self.take_type(owner.outputs[index].type if type_ is None else type_)
+
+    def take_type(self, type_: TensorType) -> None:
+        """Be of another shape and element type from here on."""
+        self._data = _Absent(type_, self)
         # One of its own: tables of launches, which go by identity, must not know it.
         self._kind = EagerType(type_.dtype, default_device())
-        self._trace = None
+
+    def _reset(self, other: Tensor) -> None:
+        """Stand for another variable; a tensor becomes a constant.
+
+        Operators that take this one go on with what it was.
+        """
+        found = other if isinstance(other, VarNode) else const_var(other.numpy())
+        if "owner" in self.__dict__:
+            self._leave_behind()
+        self.id, self.owner, self.index = found.id, found.owner, found.index
+        self.take_type(found.type)
+
+    def _leave_behind(self) -> None:
+        """Put another handle in this one's place in the network."""
+        before = VarNode(self.owner, self.index, self.type, self.name)
+        before.id, before.users, self.users = self.id, self.users, []
+        if self.owner.outputs[self.index] is self:
+            self.owner.outputs[self.index] = before
+        for user in before.users:
+            user.inputs = [before if x is self else x for x in user.inputs]
+
+    @property
+    def var(self) -> VarNode:
+        """The variable itself; MegEngine's programs ask for what stands behind it."""
+        return self
+
+    _node = var
+
+    @property
+    def op(self) -> OpNode:
+        """The owner, by another of MegEngine's names."""
+        return self.owner
 
     @property
     def comp_node(self) -> CompNode:
@@ -86,14 +139,12 @@ class VarNode(Tensor):
         return const_var(constant_array(value, dtype, self._kind.dtype))
 
     def numpy(self) -> np.ndarray[Any, Any]:
-        """The value of a constant.
+        """The value.
 
         Raises:
-            GraphError: it is no constant.
+            GraphError: it depends on inputs of the network.
         """
-        if isinstance(self.owner.op, Constant):
-            return self.owner.op.data.array
-        return np.asarray(self._data)
+        return np.array(value_of(self))
 
     def set_value(self, value: Any) -> None:
         """Give a constant another value of the same shape.
@@ -146,9 +197,16 @@ class OpNode:
         self.id = next(_NUMBERS)
         self.op = op
         self.inputs = list(inputs)
+        for var in self.inputs:
+            var.users.append(self)
         self.outputs: list[VarNode] = []
         self.name = name
         self.priority = 0
+
+    @property
+    def _node(self) -> OpNode:
+        """The operator itself; see `VarNode.var`."""
+        return self
 
     @property
     def params(self) -> Mapping[str, Any]:
@@ -165,9 +223,10 @@ class OpNode:
             raise GraphError("network", "an input of the network takes no operands")
         types = self.op.infer(*[x.type for x in inputs])
         self.inputs = list(inputs)
+        for x in self.inputs:
+            x.users.append(self)
         for var, type_ in zip(self.outputs, types, strict=True):
-            var._data = _Absent(type_)
-            var._kind = EagerType(type_.dtype, var._kind.device)
+            var.take_type(type_)
 
     def __repr__(self) -> str:
         return f"{self.type}({self.name or self.id}: {self.inputs} -> {self.outputs})"
@@ -265,6 +324,34 @@ def op_node(op: Op, inputs: list[VarNode], names: tuple[str, ...] = ()) -> OpNod
     pairs = zip(types, given, strict=True)
     node.outputs = [VarNode(node, i, t, n) for i, (t, n) in enumerate(pairs)]
     return node
+
+
+def value_of(var: VarNode) -> np.ndarray[Any, Any]:
+    """What a variable is, computed from constants.
+
+    Raises:
+        GraphError: it depends on inputs of the network.
+    """
+    known: dict[int, Any] = {}
+    stack = [var.owner]
+    while stack:
+        opr = stack[-1]
+        if opr.op is None:
+            raise GraphError(
+                "network",
+                "a variable of a network has a value only where the network runs",
+                saw=f"it depends on the input {opr.name or opr.id}",
+                hint="run the network with cgtools.GraphInference, or give its inputs constants",
+            )
+        waiting = [x.owner for x in opr.inputs if x.owner.id not in known]
+        if waiting:
+            stack += waiting
+            continue
+        stack.pop()
+        if opr.id not in known:
+            arrays = [known[x.owner.id][x.index] for x in opr.inputs]
+            known[opr.id] = as_tuple(opr.op.reference(*arrays))
+    return np.asarray(known[var.owner.id][var.index])
 
 
 def const_var(array: Any, name: str = "") -> VarNode:

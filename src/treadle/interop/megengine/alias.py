@@ -19,8 +19,8 @@ _ELSEWHERE = {
     "amp.convert_format": "amp",
     "core._config": "config",
     "core.ops.custom": "utils.custom",
+    "core.tensor.amp": "amp",
     "core.tensor.dtype": "quantization.dtype",
-    "core.tensor.megbrain_graph": "utils.network_node",
     "data.dataset.meta_dataset": "data.dataset",
     "data.transform.meta_transform": "data.transform",
     "data.transform.vision.transform": "data.transform.vision",
@@ -47,8 +47,26 @@ _ELSEWHERE = {
 }
 """Modules that stand elsewhere here, by their path in MegEngine."""
 
+_MEGENGINE = "interop.megengine"
+_NOISE = "module.vision_noise"
 _GUESTS = {
+    "config": {
+        "get_auto_format_convert": f"{_MEGENGINE}.switches",
+        "set_auto_format_convert": f"{_MEGENGINE}.switches",
+    },
     "device": {"CompNode": "engine.devices"},
+    "functional.elemwise": {
+        "Elemwise": f"{_MEGENGINE}.builtin",
+        "_elemwise_multi_type": f"{_MEGENGINE}.switches:multi_type",
+    },
+    "jit": {
+        "set_symbolic_shape": f"{_MEGENGINE}.internals",
+        "use_symbolic_shape": f"{_MEGENGINE}.internals",
+    },
+    "logger": {
+        "_all_loggers": "logger:_NAMED",
+        "_imperative_rt_logger": f"{_MEGENGINE}.runtime:Logger",
+    },
     "module.conv": {
         "ConvTranspose2d": "module",
         "ConvTranspose3d": "module",
@@ -57,7 +75,29 @@ _GUESTS = {
         "LocalConv2d": "module",
         "RegionRestrictedConv": "module",
     },
+    "module.quantized.conv": {
+        name: "module.quantized"
+        for name in ("ConvTranspose2d", "ConvTransposeBn2d", "ConvTransposeRelu2d")
+    },
+    "module.vision": {
+        name: _NOISE
+        for name in (
+            "ActiveBlur",
+            "AdditiveElemwise",
+            "AdditiveGaussianNoise",
+            "AdditiveLaplaceNoise",
+            "AdditivePoissonNoise",
+            "Cutmix",
+            "Emboss",
+            "GaussianBlur",
+            "LinearContrast",
+            "Mixup",
+            "Sharpen",
+        )
+    },
     "tensor": {"tensor": ""},
+    "utils.custom_op_tools": {"_get_default_build_root": f"{_MEGENGINE}.switches"},
+    "utils.module_stats": {"hook_modules": "utils.module_stats_rules:HOOKED"},
     "traced_module.node": {"NodeMixin": "traced_module.node:Node"},
     "traced_module.traced_module": {"trace_module": "traced_module"},
 }

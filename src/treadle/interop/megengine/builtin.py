@@ -14,6 +14,7 @@ import treadle.functional as F
 import treadle.module as M
 from treadle.base.errors import UnsupportedOp
 from treadle.interop.megengine.definitions import TABLE, OpDef
+from treadle.interop.megengine.modes import add_choices
 from treadle.tensor import Tensor
 
 
@@ -158,6 +159,19 @@ class Const(OpDef):
         return [Tensor(p["value"], dtype=p["dtype"], device=like)]
 
 
+class ElemwiseMultiType(OpDef):
+    """An elementwise function of the numbers that quantized tensors stand for, rounded again."""
+
+    parameters: ClassVar = {"mode": "QADD", "dtype": None}
+
+    def __call__(self, *inps: Any) -> list[Tensor]:
+        """The result, in a list; the name of a quantized function begins with a Q."""
+        mode, dtype = self.__dict__["mode"], self.__dict__["dtype"]
+        given = [x.astype("float32") if isinstance(x, Tensor) else x for x in inps]
+        made = M.Elemwise(mode.removeprefix("Q"))(*given)
+        return [made if dtype is None else made.astype(dtype)]
+
+
 class _Refused(OpDef):
     """A definition that stands for nothing here."""
 
@@ -195,7 +209,6 @@ _ABSENT = [
     "Convolution3DBackwardData",
     "DeformableConv",
     "DeformablePSROIPooling",
-    "ElemwiseMultiType",
     "ExternOpr",
     "FakeQuant",
     "GeneralNorm",
@@ -243,6 +256,7 @@ MEMBERS |= {
         Copy,
         Dimshuffle,
         Elemwise,
+        ElemwiseMultiType,
         FastpathCopy,
         GetVarShape,
         Identity,
@@ -252,3 +266,5 @@ MEMBERS |= {
         TypeCvt,
     )
 }
+for _made in MEMBERS.values():
+    add_choices(_made)

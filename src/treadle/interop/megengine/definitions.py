@@ -6,7 +6,7 @@ effect here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -31,9 +31,39 @@ class OpDef:
             known = ", ".join(self.parameters) or "none"
             raise TypeError(f"{type(self).__name__}: its parameters are: {known}")
         self.__dict__.update({**self.parameters, **given, **kwargs})
+        if isinstance(mode := self.__dict__.get("mode"), str):
+            self.mode = mode.upper()
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and self.__dict__ == other.__dict__
+
+    def __hash__(self) -> int:
+        return hash((type(self).__name__, repr(self.__dict__)))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restored, (type(self).__name__, dict(self.__dict__))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The parameters by name."""
+        return dict(self.__dict__)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.__dict__})"
+
+
+def _restored(name: str, state: dict[str, Any]) -> OpDef:
+    """A definition out of a file."""
+    kind = next(k for k in _kinds(OpDef) if k.__name__ == name)
+    made = kind.__new__(kind)
+    made.__dict__.update(state)
+    return made
+
+
+def _kinds(kind: type[OpDef]) -> Iterator[type[OpDef]]:
+    """A class and all below it."""
+    yield kind
+    for below in kind.__subclasses__():
+        yield from _kinds(below)
 
 
 def _define(name: str, parameters: Mapping[str, Any], function: Function) -> type[OpDef]:

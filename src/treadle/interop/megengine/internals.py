@@ -6,8 +6,11 @@ the tables below.
 
 from __future__ import annotations
 
+import functools
 import importlib
+import inspect
 import socket
+import sys
 import types
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -23,6 +26,7 @@ from treadle.device import DeviceType
 from treadle.engine.devices import CompNode, resolve
 from treadle.engine.lifetime import synchronize
 from treadle.functional.arguments import as_tensor, promote_all
+from treadle.interop.megengine import graphs, runtime
 from treadle.interop.megengine.builtin import MEMBERS
 from treadle.ops.op import Op
 from treadle.tensor import Tensor
@@ -224,6 +228,38 @@ def setitem(x: Tensor, index: Any, value: Any) -> Tensor:
     return made
 
 
+def get_subattr(module: Any, target: str) -> Any:
+    """What a dotted path names below a module; the module itself for an empty one."""
+    for name in target.split(".") if target else ():
+        module = getattr(module, name)
+    return module
+
+
+def assign_attr(obj: Any, module: Any, target: str) -> None:
+    """Put something at a dotted path below a module."""
+    path, _, name = target.rpartition(".")
+    setattr(get_subattr(module, path), name, obj)
+
+
+def positional(
+    function: Callable[..., Any], args: Any, kwargs: Any, is_bounded: bool = False
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """A call with everything by position that can be, and all defaults.
+
+    Args:
+        function: what is called.
+        args, kwargs: its arguments.
+        is_bounded: whether the first parameter, `self`, is not among them.
+
+    Raises:
+        TypeError: they do not fit the function.
+    """
+    given = (None, *args) if is_bounded else args
+    bound = inspect.signature(inspect.unwrap(function)).bind(*given, **kwargs)
+    bound.apply_defaults()
+    return bound.args[1:] if is_bounded else bound.args, bound.kwargs
+
+
 def get_free_ports(num: int) -> list[int]:
     """Numbers of ports that nobody listens on at the moment."""
     sockets = [socket.socket() for _ in range(num)]
@@ -246,7 +282,7 @@ def _absent(name: str, why: str) -> Callable[..., Any]:
 
 
 _TRACER = "trace_module, and the nodes and expressions of its graph, are there"
-_SUBGRAPH = "jit.compile fuses what a function computes"
+_SUBGRAPH = "core.tensor.utils.subgraph_fn is there"
 
 
 class SymbolVar:
@@ -290,24 +326,53 @@ def _beside() -> dict[str, dict[str, Any]]:
             for name in ("active_module_tracer", "module_tracer", "set_active_module_tracer")
         },
         "traced_module.compat": {},
+        "traced_module.utils": {
+            "_convert_kwargs_to_args": positional,
+            "assign_attr": assign_attr,
+            "get_subattr": get_subattr,
+        },
+        "quantization.internal_fake_quant": {
+            "F": At("treadle.functional"),
+            "Function": At("treadle.autodiff:Function"),
+            "MinMaxObserver": At("treadle.quantization:MinMaxObserver"),
+            "QConfig": At("treadle.quantization:QConfig"),
+            "QParams": At("treadle.quantization.utils:QParams"),
+            "_FakeQuantize": At("treadle.quantization.fake_quant:_FakeQuantize"),
+            "__all__": ["F", "Function", "MinMaxObserver", "QConfig", "QParams", "partial"],
+            "partial": functools.partial,
+        },
         "xla": {"build_xla": _absent("xla.build_xla", "jit.compile makes native programs")},
     }
 
 
 def _rooms() -> dict[str, Room]:
     """All modules of the core, by their path below the package."""
+    devices = {"CompNode": CompNode, "DeviceType": DeviceType}
     tables: dict[str, dict[str, Any]] = {
         **_beside(),
         "core": {
-            "Graph": _absent("core.Graph", "utils.network.Network holds graphs"),
+            "_config": At("treadle.config"),
+            "Graph": graphs.Graph,
             "get_option": get_option,
             "set_option": set_option,
         },
-        "core._imperative_rt": {"CompNode": CompNode, "DeviceType": DeviceType},
-        "core._imperative_rt.common": {"CompNode": CompNode, "DeviceType": DeviceType},
+        "core._imperative_rt": {
+            **devices,
+            "Logger": runtime.Logger,
+            "OperatorNodeConfig": runtime.OperatorNodeConfig,
+            "TensorAttr": runtime.TensorAttr,
+        },
+        "core._imperative_rt.common": devices,
         "core._imperative_rt.imperative": {"sync": sync},
-        "core._imperative_rt.ops": MEMBERS,
+        "core._imperative_rt.ops": {
+            **MEMBERS,
+            "delete_rng_handle": runtime.delete_rng_handle,
+            "get_global_rng_seed": runtime.get_seed,
+            "new_rng_handle": runtime.new_rng_handle,
+            "set_global_rng_seed": runtime.set_seed,
+        },
         "core._imperative_rt.core2": {
+            **runtime.CORE2,
             "SymbolVar": SymbolVar,
             "Tensor": Tensor,
             "apply": apply,
@@ -334,8 +399,13 @@ def _rooms() -> dict[str, Room]:
             "_matmul": At("treadle.functional:matmul"),
             "_remove_axis": At("treadle.functional:squeeze"),
         },
+        "core.tensor.megbrain_graph": graphs.MEMBERS,
         "core.tensor.indexing": {"getitem": getitem, "setitem": setitem},
-        "core.tensor": {"Tensor": Tensor, "dtype": At("treadle.quantization.dtype")},
+        "core.tensor": {
+            "Tensor": Tensor,
+            "amp": At("treadle.amp"),
+            "dtype": At("treadle.quantization.dtype"),
+        },
         "version": {"__version__": VERSION, "git_version": ""},
         "core.tensor.utils": {
             "astensor1d": astensor1d,
@@ -346,6 +416,7 @@ def _rooms() -> dict[str, Room]:
             "make_shape_tuple": make_shape_tuple,
             "setscalar": setscalar,
             "subgraph": _absent("core.tensor.utils.subgraph", _SUBGRAPH),
+            "subgraph_fn": runtime.subgraph_fn,
         },
     }
     rooms = {path: Room(f"treadle.{path}", dict(members)) for path, members in tables.items()}
@@ -353,6 +424,8 @@ def _rooms() -> dict[str, Room]:
         above, _, name = path.rpartition(".")
         if above in rooms:
             rooms[above]._members[name] = room
+    # Known as modules, so that `from treadle.core import name` says which name is missing.
+    sys.modules.update({room.__name__: room for room in rooms.values()})
     return rooms
 
 

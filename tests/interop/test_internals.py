@@ -1,0 +1,139 @@
+"""MegEngine's internal modules, as programs call them: modes, subgraphs, scopes, graphs by hand."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import treadle as mge
+import treadle.functional as F
+from treadle.autodiff import GradManager
+from treadle.interop.megengine import runtime
+from treadle.utils.network import Network
+
+ops = mge.core.ops.builtin
+core2 = mge.core._imperative_rt.core2
+graphs = mge.core.tensor.megbrain_graph
+
+
+def test_modes_are_the_text_of_their_names() -> None:
+    mode = ops.Elemwise.Mode
+    assert mode.ADD == "ADD" and isinstance(mode.ADD, mode)
+    assert ops.Elemwise(mode.ADD) == ops.Elemwise("add") == ops.Elemwise(mode="ADD")
+    assert ops.Elemwise(mode.ADD) != ops.Elemwise(mode.SUB)
+    assert len({ops.Elemwise("ADD"), ops.Elemwise("Add")}) == 1
+    assert (mode.__qualname__, ops.Elemwise.__qualname__) == ("Elemwise.Mode", "Elemwise")
+    assert ops.Pooling.Mode.AVERAGE == "AVERAGE" and ops.Convolution.Sparse.GROUP == "GROUP"
+
+
+def test_definitions_are_pickled() -> None:
+    kinds = ops.Convolution.Strategy
+    made = ops.Convolution(stride_h=9, strategy=kinds.PROFILE | kinds.REPRODUCIBLE)
+    again = pickle.loads(pickle.dumps(made))
+    assert again == made and again.strategy == 6
+
+
+@pytest.mark.parametrize("mode, expected", [("qadd", [1.0, -1.0]), ("QMUL", [0.0, -6.0])])
+def test_quantized_modes(mode: str, expected: list[float]) -> None:
+    kind = mge.quantization.dtype.qint8(0.5)
+    x, y = (mge.tensor(v).astype(kind) for v in ([1.0, 2.0], [0.0, -3.0]))
+    made = ops.ElemwiseMultiType(mode=mode, dtype=kind)(x, y)[0]
+    assert made.astype("float32").tolist() == expected
+
+
+def test_a_missing_name_is_named() -> None:
+    code = "from treadle.core import no_such_name"
+    run = [sys.executable, "-c", f"import treadle; treadle.core\n{code}"]
+    done = subprocess.run(run, capture_output=True, text=True)
+    assert "cannot import name 'no_such_name' from 'treadle.core'" in done.stderr
+
+
+def test_subgraphs_with_and_without_their_own_gradient() -> None:
+    @runtime.subgraph_fn("Cube", dtype="float32", nr_inputs=1)
+    def cube(inputs: list[mge.Tensor], f: Callable[..., Any], c: Callable[..., Any]) -> Any:
+        (x,) = inputs
+        return (f("*", f("**", x, c(2.0)), x),), (True,)
+
+    @runtime.subgraph_fn("Doubled", nr_inputs=2, custom_grad=True)
+    def product(
+        inputs: list[mge.Tensor], f: Callable[..., Any], c: Callable[..., Any]
+    ) -> Iterator[Any]:
+        x, y = inputs
+        (dz,) = yield (f("*", x, y),)
+        yield f("*", dz, y), f("-", f("*", dz, x))
+
+    x, y = mge.tensor([3.0]), mge.tensor([5.0])
+    gm = GradManager().attach([x, y])
+    with gm:
+        (a,), (b,) = cube(x), product(x, y)
+        gm.backward(a + b)
+    assert (a.item(), b.item()) == (27.0, 15.0)
+    assert (x.grad.item(), y.grad.item()) == (27.0 + 5.0, -3.0)
+
+
+def test_functions_of_the_run_time() -> None:
+    core2.push_scope("net")
+    with pytest.raises(ValueError, match="not the innermost"):
+        core2.pop_scope("other")
+    core2.pop_scope("net")
+    before = core2.get_async_level()
+    core2.config_async_level(1)
+    assert mge.config.async_level == 1
+    core2.config_async_level(before)
+    made = core2.create_complex(mge.tensor([1.0]), mge.tensor([2.0]))
+    assert F.imag(made).tolist() == [2.0]
+    assert core2.TensorWeakRef(made)() is made
+    with pytest.warns(UserWarning, match="_set_defrag has no effect"):
+        core2._set_defrag(True)
+    config = mge.core._imperative_rt.OperatorNodeConfig()
+    config.comp_node_arr = ["xpux", "xpux:1"]
+    with pytest.raises(ValueError, match="2 devices"):
+        config.comp_node
+    assert mge.core._imperative_rt.CompNode("cpu0") == "cpu0"
+
+
+def test_graphs_are_fed_and_read() -> None:
+    graph = graphs.Graph()
+    given = graphs.InputNode(device="xpux", dtype="float32", graph=graph)
+    total = graphs.apply_normal_varnode(
+        ops.Elemwise("ADD"), given.outputs[0], graph.make_const(1.5)
+    )[0]
+    read, attributes = graphs.OutputNode(total), graphs.AttrOutputNode(total)
+    seen: list[Any] = []
+    run = graph.compile(graphs.output_callback(seen.append, total))
+    for value in ([1.0], [2.0, 3.0]):
+        given.reset()
+        given.set_value(mge.tensor(value))
+        run.execute()
+        assert read.get_value().tolist() == [v + 1.5 for v in value] == seen[-1].tolist()
+        assert attributes.get_value().shape == (len(value),)
+
+
+def test_graphs_of_files_and_back() -> None:
+    net = Network()
+    x = net.make_input_node((2,), "float32", "x")
+    data, done = graphs.dump_graph({"y": F.relu(x) + 1})
+    found = graphs.load_graph(io.BytesIO(data))
+    assert list(found.output_vars_dict) == done.outputs == ["y"]
+    assert found.output_vars_list[0].owner.type == "Elemwise"
+
+
+def test_variables_of_networks_have_values_where_inputs_are_known() -> None:
+    net = Network()
+    x = net.make_const(np.array([[1.0, -2.0], [3.0, 4.0]], "float32"))
+    y = F.concat([F.relu(x), x * 2], axis=0).sum(axis=1)
+    np.testing.assert_array_equal(y.numpy(), [1.0, 7.0, -2.0, 14.0])
+    y += 1
+    y[0] = 9.0
+    assert y.numpy().tolist() == [9.0, 8.0, -1.0, 15.0]
+    assert type(y)(y.var).numpy().tolist() == y.numpy().tolist()
+    z = net.make_input_node((2,), "float32", "z")
+    with pytest.raises(mge.TreadleError, match="depends on the input z"):
+        (z + 1).numpy()
