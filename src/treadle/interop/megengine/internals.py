@@ -345,11 +345,43 @@ def _beside() -> dict[str, dict[str, Any]]:
     }
 
 
+def _of_tensors() -> dict[str, dict[str, Any]]:
+    """Modules of the core about tensors."""
+    return {
+        "core.tensor.array_method": {
+            "ArrayMethodMixin": Tensor,
+            "_broadcast": At("treadle.functional:broadcast_to"),
+            "_elwise": At("treadle.functional.elemwise:_elwise"),
+            "_matmul": At("treadle.functional:matmul"),
+            "_remove_axis": At("treadle.functional:squeeze"),
+        },
+        "core.tensor.megbrain_graph": graphs.MEMBERS,
+        "core.tensor.indexing": {"getitem": getitem, "setitem": setitem},
+        "core.tensor": {
+            "Tensor": Tensor,
+            "amp": At("treadle.amp"),
+            "dtype": At("treadle.quantization.dtype"),
+        },
+        "core.tensor.utils": {
+            "astensor1d": astensor1d,
+            "astype": astype,
+            "convert_inputs": convert_inputs,
+            "convert_single_value": convert_single_value,
+            "isscalar": isscalar,
+            "make_shape_tuple": make_shape_tuple,
+            "setscalar": setscalar,
+            "subgraph": _absent("core.tensor.utils.subgraph", _SUBGRAPH),
+            "subgraph_fn": runtime.subgraph_fn,
+        },
+    }
+
+
 def _rooms() -> dict[str, Room]:
     """All modules of the core, by their path below the package."""
     devices = {"CompNode": CompNode, "DeviceType": DeviceType}
     tables: dict[str, dict[str, Any]] = {
         **_beside(),
+        **_of_tensors(),
         "core": {
             "_config": At("treadle.config"),
             "Graph": graphs.Graph,
@@ -392,32 +424,7 @@ def _rooms() -> dict[str, Room]:
         "core.ops": {"custom": At("treadle.utils.custom")},
         "core.ops.special": {"Const": MEMBERS["Const"]},
         "core.ops.builtin": MEMBERS,
-        "core.tensor.array_method": {
-            "ArrayMethodMixin": Tensor,
-            "_broadcast": At("treadle.functional:broadcast_to"),
-            "_elwise": At("treadle.functional.elemwise:_elwise"),
-            "_matmul": At("treadle.functional:matmul"),
-            "_remove_axis": At("treadle.functional:squeeze"),
-        },
-        "core.tensor.megbrain_graph": graphs.MEMBERS,
-        "core.tensor.indexing": {"getitem": getitem, "setitem": setitem},
-        "core.tensor": {
-            "Tensor": Tensor,
-            "amp": At("treadle.amp"),
-            "dtype": At("treadle.quantization.dtype"),
-        },
         "version": {"__version__": VERSION, "git_version": ""},
-        "core.tensor.utils": {
-            "astensor1d": astensor1d,
-            "astype": astype,
-            "convert_inputs": convert_inputs,
-            "convert_single_value": convert_single_value,
-            "isscalar": isscalar,
-            "make_shape_tuple": make_shape_tuple,
-            "setscalar": setscalar,
-            "subgraph": _absent("core.tensor.utils.subgraph", _SUBGRAPH),
-            "subgraph_fn": runtime.subgraph_fn,
-        },
     }
     rooms = {path: Room(f"treadle.{path}", dict(members)) for path, members in tables.items()}
     for path, room in rooms.items():
