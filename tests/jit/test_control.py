@@ -162,3 +162,8 @@ def test_regions_pass_the_stages() -> None:
     text = str(stages.report)
     assert "less" in text
     assert "mul" in text
+
+
+def test_one_tensor_is_no_sequence() -> None:
+    with pytest.raises(TraceError, match="sequences of tensors"):
+        mge.jit.scan(lambda s, x: (s + x,), mge.tensor([1.0]), (mge.tensor([1.0]),))

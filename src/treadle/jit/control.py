@@ -123,6 +123,7 @@ def scan(
 
     Raises:
         ShapeError: the first extents differ, or there is no length.
+        TraceError: `state` or `stacked` is a tensor, not a sequence of them.
 
     Example:
         >>> import treadle as mge
@@ -132,6 +133,12 @@ def scan(
         >>> print(total.item(), sums.tolist())
         6.0 [1.0, 3.0, 6.0]
     """
+    if isinstance(state, Tensor) or isinstance(stacked, Tensor):
+        raise TraceError(
+            "jit.scan",
+            "state or stacked is one tensor",
+            hint="pass sequences of tensors, as in scan(body, (state,), (stacked,))",
+        )
     turns = _length(stacked, length)
     held, n = tuple(state), len(state)
     outer = _capture()

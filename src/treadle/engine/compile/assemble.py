@@ -8,8 +8,9 @@ from dataclasses import replace
 from treadle.backends.program import Compiler
 from treadle.engine.compile.buckets import fill_buckets, overlapped
 from treadle.engine.compile.contents import Contents
+from treadle.engine.compile.control import region_spaces, regions_of, write_control
 from treadle.engine.compile.early import plan_early
-from treadle.engine.compile.link import Linker, region_spaces, regions_of
+from treadle.engine.compile.link import Linker
 from treadle.engine.compile.memory import check_memory, plan_memory
 from treadle.engine.compile.order import Task, best_order
 from treadle.engine.compile.place import Home, Placement, place_values
@@ -82,7 +83,10 @@ def assemble(
         members = [units[u] for u in slot]
         first = members[0].work
         if members[0].launch < 0:
-            linker.add(work[first], spaces.get(first, ()), parts.get(first, ()), nodes[first])
+            if first in parts:
+                write_control(linker, work[first], spaces[first], parts[first], nodes[first])
+            else:
+                linker.add(work[first], nodes[first])
             continue
         found = [runs[m.work][m.launch] for m in members]
         linker.add_runs([entry for entry in found if entry is not None])

@@ -1,4 +1,4 @@
-"""Steps with addresses: launches, host tasks, and the branches and loops of control flow."""
+"""Steps with addresses: launches, host tasks, and steps of regions; `control.py` adds the jumps."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from treadle.backends.program import (
     Step,
     Together,
 )
-from treadle.base.errors import CompileError
+from treadle.base.types import TensorType
 from treadle.engine.compile.early import Turn
 from treadle.engine.compile.place import Home, Placement
 from treadle.engine.compile.together import joined
-from treadle.engine.compile.work import COPY, Work, lower
+from treadle.engine.compile.work import COPY, Work
 from treadle.engine.plan import (
     REFERENCE,
     START,
@@ -38,8 +38,11 @@ from treadle.engine.plan import (
     moved,
     relocate,
 )
-from treadle.graph.ir import Graph, Value
-from treadle.ops.control import Cond, Scan, While
+from treadle.graph.ir import Value
+from treadle.ops.op import Op
+
+Placed = tuple[Address, TensorType]
+"""A value by its address."""
 
 
 @dataclass
@@ -68,7 +71,8 @@ class Linker:
     # Numbers of the bases that follow inputs and outputs.
 
     @property
-    def _constants(self) -> int:
+    def constants_base(self) -> int:
+        """The number of the base of constants; kept memory and the arena follow."""
         return self.inputs + self.outputs
 
     def address(self, home: Home, offset: int = 0) -> Address:
@@ -78,31 +82,28 @@ class Linker:
         if home.kind == "output":
             return Address(self.inputs + home.index, offset)
         if home.kind == "constant":
-            return Address(self._constants, home.index + offset)
+            return Address(self.constants_base, home.index + offset)
         if home.kind == "kept":
-            return Address(self._constants + 1, home.index + offset)
+            return Address(self.constants_base + 1, home.index + offset)
         if home.kind == "early":
-            return Address(self._constants + 2, self.early.offsets[home.index] + offset)
-        return Address(self._constants + 2, self.memory.offsets[home.index] + offset)
+            return Address(self.constants_base + 2, self.early.offsets[home.index] + offset)
+        return Address(self.constants_base + 2, self.memory.offsets[home.index] + offset)
 
     def where(self, value: Value) -> Address:
         """The address of a value."""
         return self.address(*self.placement.home(value))
 
-    def add(self, item: Work, spaces: Sequence[Home], parts: Sequence[Plan], node: int) -> None:
-        """Steps of one piece of work that is no launch, and belongs to node number `node`."""
+    def add(self, item: Work, node: int) -> None:
+        """The step of one piece of work that is no launch, and belongs to node number `node`."""
         self.node = node
-        if parts:
-            self._control(item, [self.address(h) for h in spaces], parts)
-        else:
-            self._host(_task(item, self.where))
+        self._host(_task(item, self.where))
 
     def add_runs(self, runs: Sequence[tuple[Run, Facts]]) -> None:
         """A step of runs that share one launch; nothing where there are none."""
         if runs:
-            self._write(*joined(runs))
+            self.write(*joined(runs))
 
-    def _write(self, step: Step, facts: Facts | None = None) -> None:
+    def write(self, step: Step, facts: Facts | None = None) -> None:
         """One more step; jumps tell theirs when their targets are known."""
         self.steps.append(step)
         self.facts.append(facts or Facts(node=self.node))
@@ -111,7 +112,7 @@ class Linker:
         reads = tuple(Span(a.base, a.offset, t.nbytes) for a, t in task.inputs if t.nbytes)
         writes = tuple(Span(a.base, a.offset, t.nbytes) for a, t in task.outputs if t.nbytes)
         nbytes = sum(s.nbytes for s in (*reads, *writes))
-        self._write(Host(len(self.host)), Facts(reads, writes, 0, nbytes, self.node))
+        self.write(Host(len(self.host)), Facts(reads, writes, 0, nbytes, self.node))
         self.host.append(task)
 
     def runs(self, item: Work, spaces: Sequence[Home], node: int) -> list[tuple[Run, Facts] | None]:
@@ -152,7 +153,7 @@ class Linker:
         if item not in self._packed:
             self._packed[item] = []
             for size in lowered.kept:
-                self._packed[item].append(Address(self._constants + 1, self.kept))
+                self._packed[item].append(Address(self.constants_base + 1, self.kept))
                 self.areas.append((self.kept, size))
                 self.kept += aligned(size)
         return {
@@ -161,21 +162,32 @@ class Linker:
             "workspace": [self.address(h) for h in spaces],
             "kept": self._packed[item],
             "constant": [
-                Address(self._constants, self.constants.add(a)) for a in lowered.constants
+                Address(self.constants_base, self.constants.add(a)) for a in lowered.constants
             ],
         }
 
     def copy(self, source: Address, target: Address, value: Value) -> None:
         """Steps that copy a value's bytes from one place to another."""
-        found = lower(self.compiler, COPY, (value,))
-        if not isinstance(found, Support):
-            places = {"input": [source], "output": [target]}
-            sizes = {"input": [value.type.nbytes], "output": [value.type.nbytes]}
-            for launch in found.launches:
-                facts = _facts(launch, places, sizes, self.node)
-                self._write(_run(launch, places, "copy"), facts)
+        self.apply(COPY, ((source, value.type),), (target, value.type))
+
+    def apply(self, op: Op, inputs: Sequence[Placed], output: Placed) -> None:
+        """Steps of an op that the program itself does not have; one may write where it reads."""
+        found = self.compiler.lower(op, [kind for _, kind in inputs], (False,) * len(inputs))
+        if isinstance(found, Support) or found.workspaces or _refuses(found, inputs, output):
+            self._host(HostTask(op, tuple(inputs), (output,)))
             return
-        self._host(HostTask(COPY, ((source, value.type),), ((target, value.type),)))
+        places: dict[str, Sequence[Address]] = {
+            "input": [at for at, _ in inputs],
+            "output": [output[0]],
+            "constant": [
+                Address(self.constants_base, self.constants.add(a)) for a in found.constants
+            ],
+        }
+        sizes = {"input": [kind.nbytes for _, kind in inputs], "output": [output[1].nbytes]}
+        for launch in found.launches:
+            run = _run(launch, places, "copy" if op is COPY else op.name)
+            if not (launch.moves and run.arguments[0] == run.arguments[1]):
+                self.write(run, _facts(launch, places, sizes, self.node))
 
     def splice(
         self, part: Plan, inputs: Sequence[Address], outputs: Sequence[Address], arena: Address
@@ -200,9 +212,9 @@ class Linker:
             base -= part.outputs
             if base == 0:
                 start = max((s for s in starts if s <= offset), default=shift)
-                return Address(self._constants, placed[start] + offset - start)
+                return Address(self.constants_base, placed[start] + offset - start)
             if base == 1:
-                return Address(self._constants + 1, kept + offset)
+                return Address(self.constants_base + 1, kept + offset)
             return Address(arena.base, arena.offset + offset)
 
         self.steps += relocate(part.steps, rebase, len(self.steps), len(self.host))
@@ -227,83 +239,11 @@ class Linker:
             areas=tuple(self.areas),
         )
 
-    # -- control flow ----------------------------------------------------------------------
 
-    def _control(self, item: Work, spaces: Sequence[Address], parts: Sequence[Plan]) -> None:
-        inputs = [self.where(v) for v in item.inputs]
-        outputs = [self.where(v) for v in item.outputs]
-        if isinstance(item.op, Cond):
-            self._cond(parts, inputs, outputs, spaces[0])
-        elif isinstance(item.op, While):
-            self._while(item, parts, inputs, outputs, spaces)
-        elif isinstance(item.op, Scan):
-            self._scan(item, parts[0], inputs, outputs, spaces)
-
-    def _cond(
-        self,
-        parts: Sequence[Plan],
-        inputs: Sequence[Address],
-        outputs: Sequence[Address],
-        arena: Address,
-    ) -> None:
-        choice = len(self.steps)
-        self._write(Jump(0))
-        self.splice(parts[0], inputs[1:], outputs, arena)
-        leave = len(self.steps)
-        self._write(Jump(0))
-        self.steps[choice] = Jump(len(self.steps), inputs[0])
-        self.splice(parts[1], inputs[1:], outputs, arena)
-        self.steps[leave] = Jump(len(self.steps))
-
-    def _while(
-        self,
-        item: Work,
-        parts: Sequence[Plan],
-        inputs: Sequence[Address],
-        state: Sequence[Address],
-        spaces: Sequence[Address],
-    ) -> None:
-        arena, test, *following = spaces
-        for value, source, target in zip(item.outputs, inputs, state, strict=True):
-            self.copy(source, target, value)
-        again = len(self.steps)
-        self.splice(parts[0], state, [test], arena)
-        leave = len(self.steps)
-        self._write(Jump(0))
-        self.splice(parts[1], state, following, arena)
-        for value, source, target in zip(item.outputs, following, state, strict=True):
-            self.copy(source, target, value)
-        self._write(Jump(again))
-        self.steps[leave] = Jump(len(self.steps), test)
-
-    def _scan(
-        self,
-        item: Work,
-        body: Plan,
-        inputs: Sequence[Address],
-        outputs: Sequence[Address],
-        spaces: Sequence[Address],
-    ) -> None:
-        """All turns, written out: they share their kernels, and a turn is a few table entries."""
-        op = item.op
-        if not isinstance(op, Scan):
-            return
-        n, arena, following = op.n_carried, spaces[0], spaces[1:]
-        state = list(outputs[:n])
-        for value, source, target in zip(item.outputs, inputs[:n], state, strict=False):
-            self.copy(source, target, value)
-        for turn in range(op.length):
-            entries = [
-                _entry(a, v, turn, op.length)
-                for a, v in zip(inputs[n:], item.inputs[n:], strict=True)
-            ]
-            made = [
-                _entry(a, v, turn, op.length)
-                for a, v in zip(outputs[n:], item.outputs[n:], strict=True)
-            ]
-            self.splice(body, [*state, *entries], [*following, *made], arena)
-            for value, source, target in zip(item.outputs, following, state, strict=False):
-                self.copy(source, target, value)
+def _refuses(lowered: Lowered, inputs: Sequence[Placed], output: Placed) -> bool:
+    """Whether an op cannot write where it reads, though it is to."""
+    shared = [i for i, (at, _) in enumerate(inputs) if at == output[0]]
+    return any((i, 0) not in lowered.in_place for i in shared)
 
 
 def _task(item: Work, where: Callable[[Value], Address]) -> HostTask:
@@ -321,43 +261,6 @@ def _moved_task(task: HostTask, rebase: Rebase) -> HostTask:
     inputs = tuple((rebase(a), kind) for a, kind in task.inputs)
     outputs = tuple((rebase(a), kind) for a, kind in task.outputs)
     return replace(task, inputs=inputs, outputs=outputs)
-
-
-def _entry(start: Address, value: Value, turn: int, length: int) -> Address:
-    """Entry number `turn` of a value stacked along its first axis."""
-    return Address(start.base, start.offset + turn * (value.type.nbytes // length))
-
-
-def regions_of(item: Work) -> tuple[Graph, ...]:
-    """The programs a control-flow op holds, in the order in which its plans are kept."""
-    op = item.op
-    if isinstance(op, Cond):
-        regions: tuple[object, ...] = (op.then, op.otherwise)
-    elif isinstance(op, While):
-        regions = (op.condition, op.body)
-    elif isinstance(op, Scan):
-        regions = (op.body,)
-    else:
-        regions = ()
-    found = tuple(r for r in regions if isinstance(r, Graph))
-    if len(found) != len(regions):
-        raise CompileError(
-            op.name, "a region is no graph", hint="capture control flow with treadle.jit"
-        )
-    return found
-
-
-def region_spaces(item: Work, parts: Sequence[Plan]) -> list[int]:
-    """Bytes of what a control-flow op needs besides its results: arena, test, next state."""
-    if not parts:
-        return []
-    sizes = [max(p.memory.peak for p in parts)]
-    if isinstance(item.op, While):
-        sizes.append(1)
-        sizes += [v.type.nbytes for v in item.outputs]
-    elif isinstance(item.op, Scan):
-        sizes += [v.type.nbytes for v in item.outputs[: item.op.n_carried]]
-    return sizes
 
 
 def _run(launch: Launch, places: Mapping[str, Sequence[Address]], label: str) -> Run:
