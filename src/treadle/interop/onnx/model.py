@@ -17,6 +17,7 @@ from treadle.interop.onnx import converters  # noqa: F401  (registers them)
 from treadle.interop.onnx.nodes import Node, Value, known, supported
 from treadle.interop.onnx.registry import find
 from treadle.interop.onnx.runner import Runner, attribute_value
+from treadle.interop.onnx.stored import Room, dense
 from treadle.module.module import Module
 from treadle.ops.abstract import ArrayOperand
 from treadle.tensor import Parameter, Tensor
@@ -39,6 +40,7 @@ class OnnxModel(Module):
 
     Args:
         model: the model, with its initializers in place.
+        room: counts what nodes make of constants; None: nobody does.
 
     Attributes:
         input_names, output_names: of the graph, in order; initializers are no inputs.
@@ -48,7 +50,7 @@ class OnnxModel(Module):
         LoadError: the model has no graph, or uses names twice.
     """
 
-    def __init__(self, model: onnx.ModelProto) -> None:
+    def __init__(self, model: onnx.ModelProto, room: Room | None = None) -> None:
         super().__init__()
         graph = model.graph
         self._proto = model
@@ -57,7 +59,7 @@ class OnnxModel(Module):
         self._functions = {(_plain(f.domain), f.name): f for f in model.functions}
         self._opsets = {_plain(o.domain): o.version for o in model.opset_import}
         self._nodes: list[onnx.NodeProto] = []
-        self._take_constants(graph)
+        self._take_constants(graph, room)
         initial = {i.name for i in graph.initializer}
         self.input_names = [i.name for i in graph.input if i.name not in initial]
         self.output_names = [o.name for o in graph.output]
@@ -66,7 +68,7 @@ class OnnxModel(Module):
             i.name for i in graph.input if i.type.WhichOneof("value") == "optional_type"
         }
 
-    def _take_constants(self, graph: onnx.GraphProto) -> None:
+    def _take_constants(self, graph: onnx.GraphProto, room: Room | None) -> None:
         """Initializers and what nodes make of them alone, as parameters or as arrays."""
         deciding = _deciding(graph, self._opsets)
         self._scales = _scales(graph)
@@ -77,9 +79,9 @@ class OnnxModel(Module):
             taken.add(tensor.name)
             self._take(tensor.name, numpy_helper.to_array(tensor), deciding)
         for sparse in graph.sparse_initializer:
-            self._take(sparse.values.name, _dense(sparse), deciding)
+            self._take(sparse.values.name, dense(sparse, "onnx"), deciding)
         before = set(self._constants)
-        self._nodes = self._runner().folded(graph.node, self._constants)
+        self._nodes = self._runner(room).folded(graph.node, self._constants)
         for name in set(self._constants) - before:
             value = self._constants[name]
             if type(value) is ArrayOperand:
@@ -99,8 +101,8 @@ class OnnxModel(Module):
         setattr(self, attribute, kind(array, dtype=array.dtype))
         self._weights[name] = attribute
 
-    def _runner(self) -> Runner:
-        return Runner(self._opsets, self._functions)
+    def _runner(self, room: Room | None = None) -> Runner:
+        return Runner(self._opsets, self._functions, room=room)
 
     def _attribute(self, name: str) -> str:
         """A name for Python that no other attribute has."""
@@ -179,7 +181,25 @@ class OnnxModel(Module):
         missing = [n for n in self.input_names if n not in given and n not in self._optional]
         if missing:
             raise LoadError("onnx", f"inputs are missing: {', '.join(missing)}")
-        return {n: _imported(given.get(n)) for n in self.input_names}
+        return {n: self._declared(n, _imported(given.get(n))) for n in self.input_names}
+
+    def _declared(self, name: str, value: Value) -> Value:
+        """An input as the element type that the model declares: tensors are made with others."""
+        declared = self.input_types[name][0]
+        if value is None or isinstance(value, list) or not supported(declared):
+            return value
+        given, wanted = value.type.dtype, as_dtype(declared)
+        if given is wanted:
+            return value
+        integers = given.is_integer and wanted.is_integer
+        if not integers and not np.can_cast(given.numpy, wanted.numpy, "same_kind"):
+            raise LoadError(
+                "onnx",
+                f"input {name!r} is {wanted.name} in the model",
+                saw=f"{given.name}{list(value.type.shape)}",
+                hint=f'cast it with astype("{wanted.name}")',
+            )
+        return value.astype(wanted)
 
 
 def _described(value: onnx.ValueInfoProto) -> tuple[np.dtype[Any], tuple[int | str, ...]]:
@@ -246,14 +266,3 @@ def _scales(graph: onnx.GraphProto) -> set[str]:
         if proto.op_type.startswith(QUANTIZED):
             found.update(proto.input)
     return found
-
-
-def _dense(sparse: onnx.SparseTensorProto) -> Any:
-    values = numpy_helper.to_array(sparse.values)
-    indices = numpy_helper.to_array(sparse.indices)
-    array = np.zeros(tuple(sparse.dims), values.dtype)
-    if indices.ndim == 1:
-        array.reshape(-1)[indices] = values
-    else:
-        array[tuple(indices.T)] = values
-    return array

@@ -6,6 +6,7 @@ A value is an operand (a tensor, a value of a graph, or an array that is known o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -14,13 +15,15 @@ import numpy as np
 import numpy.typing as npt
 
 from treadle.base.dtype import DType, as_dtype
-from treadle.base.errors import DTypeError, UnsupportedOp
+from treadle.base.errors import DTypeError, TraceError, UnsupportedOp
 from treadle.ops.abstract import ArrayOperand
 
 Array = npt.NDArray[Any]
 Value = Any
 """An operand, None, or a list of values."""
 T = TypeVar("T")
+MOST_BYTES = 1 << 35
+"""Of an array made from its extents alone: more is a damaged model."""
 
 
 def is_known(value: Value) -> bool:
@@ -46,6 +49,7 @@ class Node:
         n_outputs: how many results are listed.
         wanted: which results have a name.
         run: runs a graph of an attribute on values; names outside of it are visible inside.
+        ask: raises where so many bytes are more than the model may take while it is read.
     """
 
     op_type: str
@@ -57,6 +61,21 @@ class Node:
     n_outputs: int
     wanted: tuple[bool, ...] = ()
     run: Callable[[Any, Sequence[Value]], list[Value]] = field(default=lambda graph, inputs: [])
+    ask: Callable[[int, str], None] | None = None
+
+    def made(self, shape: Sequence[int], itemsize: int) -> tuple[int, ...]:
+        """The shape of an array that is about to be made on the host.
+
+        Raises:
+            LoadError, UnsupportedOp: it is larger than memory, or than a model may take.
+        """
+        extents = tuple(int(d) for d in shape)
+        count = math.prod(extents) * itemsize
+        if count > MOST_BYTES or any(d < 0 for d in extents):
+            raise self.refuse(f"extents {list(extents)} are more than memory holds")
+        if self.ask is not None:
+            self.ask(count, f"the result of {self.op_type} {self.name!r}")
+        return extents
 
     def attr(self, name: str, default: T) -> T:
         """An attribute, or its default."""
@@ -84,13 +103,15 @@ def concrete(value: Value, node: Node, what: str) -> Array:
     """
     if type(value) is ArrayOperand:
         return value.array
+    problem = f"{what} must be known when the model is converted"
+    hint = "make it an initializer, or run the model eagerly"
     read = getattr(value, "numpy", None)
     if read is None:
-        raise node.refuse(
-            f"{what} must be known when the model is converted",
-            "make it an initializer, or run the model eagerly",
-        )
-    return np.asarray(read())
+        raise node.refuse(problem, hint)
+    try:
+        return np.asarray(read())
+    except TraceError as error:
+        raise node.refuse(problem, hint) from error
 
 
 def dtype_of(value: Value) -> DType:

@@ -2,78 +2,96 @@
 
 from __future__ import annotations
 
-import math
 import os
-import stat
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import onnx
 from google.protobuf.message import DecodeError
-from onnx import numpy_helper
 
-from treadle.base.errors import LoadError, TreadleError
+from treadle.base.errors import LoadError, OutOfMemory, TreadleError
 from treadle.interop.onnx.model import OnnxModel
+from treadle.interop.onnx.stored import DAMAGE, Room, plain_file, take_all, tensors
 
 OLDEST, NEWEST = 1, onnx.defs.onnx_opset_version()
 """Versions of ONNX's own operators that are read."""
 MOST_NODES = 1_000_000
-MOST_BYTES = 1 << 36
-"""Of one tensor: more than a machine has, and what a damaged file asks for."""
-_DAMAGE = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RuntimeError)
-"""What ONNX's own functions raise for values that its format does not allow."""
 
 
-def load(source: str | os.PathLike[str] | bytes | onnx.ModelProto) -> OnnxModel:
+def load(
+    source: str | os.PathLike[str] | bytes | onnx.ModelProto, *, limit: int | None = None
+) -> OnnxModel:
     """Read an ONNX model.
 
     Args:
         source: a path, the bytes of a file, or a model that is read already. Data beside the file
             is read from its folder only.
+        limit: bytes that all its tensors and what nodes make of constants may take. By default
+            256 MiB, and 16 for each byte of the file and of those that its data lies in.
 
     Returns:
         A module; see `OnnxModel`.
 
     Raises:
-        LoadError: the file is damaged, of a version that is not known, or reaches outside its
-            folder.
+        LoadError: the file is damaged, of a version that is not known, asks for more memory than
+            the limit, or reaches outside its folder.
+        OutOfMemory: the machine has not the memory that it asks for.
         FileNotFoundError: there is no such file.
     """
-    model, name = read(source)
-    try:
-        return OnnxModel(model)
-    except (TreadleError, OSError):
-        raise
-    except _DAMAGE as error:
-        raise _partly(name, error) from error
+    model, name, room = _read(source, limit)
+    with _errors_of(name):
+        return OnnxModel(model, room)
 
 
-def read(
-    source: str | os.PathLike[str] | bytes | onnx.ModelProto,
-) -> tuple[onnx.ModelProto, str]:
+def read(source: str | os.PathLike[str] | bytes | onnx.ModelProto) -> tuple[onnx.ModelProto, str]:
     """A model as its file has it, checked, with data from beside the file; and what to call it.
 
     Raises:
-        LoadError, FileNotFoundError: as `load`.
+        LoadError, OutOfMemory, FileNotFoundError: as `load`.
     """
-    if isinstance(source, onnx.ModelProto):
-        model, folder, name = source, None, "the model"
-    elif isinstance(source, bytes):
-        model, folder, name = _parsed(source, "the model"), None, "the model"
-    else:
+    return _read(source, None)[:2]
+
+
+def _read(
+    source: str | os.PathLike[str] | bytes | onnx.ModelProto, limit: int | None
+) -> tuple[onnx.ModelProto, str, Room]:
+    name, folder = "the model", None
+    if isinstance(source, (str, os.PathLike)):
         path = Path(source)
-        model, folder, name = _parsed(path.read_bytes(), str(path)), path.parent, str(path)
-    _check(model, name)
+        name, folder = str(path), path.parent
+        source = _contents(path)
+    room = Room(name, limit)
+    with _errors_of(name):
+        model = _parsed(source, name) if isinstance(source, bytes) else source
+        room.read(len(source) if isinstance(source, bytes) else source.ByteSize())
+        _check(model, name)
+        take_all(model, folder, name, room)
+    return model, name, room
+
+
+def _contents(path: Path) -> bytes:
     try:
-        for tensor in _tensors(model):
-            if tensor.data_location == onnx.TensorProto.EXTERNAL:
-                _fetch(tensor, folder, name)
-            _check_tensor(tensor, name)
+        descriptor = plain_file(path)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise LoadError(str(path), f"it cannot be read: {error}") from error
+    with open(descriptor, "rb") as file:
+        return file.read()
+
+
+@contextmanager
+def _errors_of(name: str) -> Iterator[None]:
+    """Inside, what ONNX's own functions raise for a damaged file becomes an error of ours."""
+    try:
+        yield
     except (TreadleError, OSError):
         raise
-    except _DAMAGE as error:
+    except MemoryError as error:
+        raise OutOfMemory(name, f"it asks for more memory than there is: {error}") from error
+    except DAMAGE as error:
         raise _partly(name, error) from error
-    return model, name
 
 
 def _partly(name: str, error: Exception) -> LoadError:
@@ -112,94 +130,14 @@ def _check(model: onnx.ModelProto, name: str) -> None:
 
 def _without_data(model: onnx.ModelProto) -> onnx.ModelProto:
     """What the checker looks at: it would open files by itself."""
-    if not any(t.data_location == onnx.TensorProto.EXTERNAL for t in _tensors(model)):
+    if not any(t.data_location == onnx.TensorProto.EXTERNAL for t in tensors(model)):
         return model
     bare = onnx.ModelProto()
     bare.CopyFrom(model)
-    for tensor in _tensors(bare):
+    for tensor in tensors(bare):
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
             tensor.ClearField("external_data")
             tensor.ClearField("data_location")
             tensor.ClearField("dims")
             tensor.dims.append(0)
     return bare
-
-
-def _tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
-    """Every tensor, those in nodes and in graphs inside of nodes included."""
-    graphs = [model.graph]
-    while graphs:
-        graph = graphs.pop()
-        yield from graph.initializer
-        for sparse in graph.sparse_initializer:
-            yield sparse.values
-            yield sparse.indices
-        for node in graph.node:
-            for attribute in node.attribute:
-                if attribute.HasField("t"):
-                    yield attribute.t
-                yield from attribute.tensors
-                if attribute.HasField("g"):
-                    graphs.append(attribute.g)
-                graphs += attribute.graphs
-
-
-# -- data beside the file ----------------------------------------------------------------------
-
-
-def _check_tensor(tensor: onnx.TensorProto, name: str) -> None:
-    if any(d < 0 for d in tensor.dims) or math.prod(tensor.dims) > MOST_BYTES:
-        raise LoadError(name, f"tensor {tensor.name!r} has extents {list(tensor.dims)}")
-    if tensor.HasField("raw_data"):
-        try:
-            numpy_helper.to_array(tensor)
-        except _DAMAGE as error:
-            raise LoadError(name, f"tensor {tensor.name!r} is damaged: {error}") from error
-
-
-def _fetch(tensor: onnx.TensorProto, folder: Path | None, name: str) -> None:
-    """Put the data of a tensor into it.
-
-    Raises:
-        LoadError: the data is not a plain file of the model's folder, or not all there.
-    """
-    entries = {e.key: e.value for e in tensor.external_data}
-    where = entries.get("location", "")
-
-    def fail(problem: str) -> LoadError:
-        text = f"the data of tensor {tensor.name!r} {problem}"
-        return LoadError(name, text, saw=f"location {where!r}", hint="keep it beside the model")
-
-    if folder is None:
-        raise fail("lies in another file, and the model in none")
-    path = _inside(folder, where)
-    if path is None:
-        raise fail("is not in the model's folder")
-    try:
-        offset, length = int(entries.get("offset", 0)), int(entries.get("length", -1))
-    except ValueError:
-        raise fail("has an offset or length that is no number") from None
-    size = path.stat().st_size
-    length = size - offset if length < 0 else length
-    if not 0 <= offset <= offset + length <= size:
-        raise fail(f"is not all there: {length} bytes at {offset} of {size}")
-    with path.open("rb") as file:
-        file.seek(offset)
-        tensor.raw_data = file.read(length)
-    tensor.data_location = onnx.TensorProto.DEFAULT
-    del tensor.external_data[:]
-
-
-def _inside(folder: Path, where: str) -> Path | None:
-    """The file, if it is a plain one in the folder that no other name leads to."""
-    relative = Path(where)
-    if not where or relative.is_absolute() or ".." in relative.parts or "\0" in where:
-        return None
-    path = folder / relative
-    try:
-        if path.resolve().parent != (folder.resolve() / relative.parent) or path.is_symlink():
-            return None
-        found = path.lstat()
-    except OSError:
-        return None
-    return path if stat.S_ISREG(found.st_mode) and found.st_nlink == 1 else None

@@ -26,6 +26,7 @@ from treadle.interop.onnx.nodes import (
     together,
 )
 from treadle.interop.onnx.registry import Converter, find
+from treadle.interop.onnx.stored import Room
 from treadle.ops.abstract import ArrayOperand
 
 DEEPEST = 32
@@ -36,6 +37,8 @@ NOT_FOLDED = frozenset(
 """Operators that give something else at each call."""
 _WRONG = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
 """What a converter raises for nodes that the standard does not allow."""
+MOST_STEPS = 10_000_000
+"""Nodes that one call runs, those of loops and functions included: more than any model means."""
 Names = dict[str, Value]
 
 
@@ -46,6 +49,7 @@ class Runner:
         opsets: version of each domain.
         functions: those that the model defines, by domain and name.
         observe: told the name and value of every result.
+        room: counts the arrays that nodes make.
     """
 
     def __init__(
@@ -53,10 +57,13 @@ class Runner:
         opsets: Mapping[str, int],
         functions: Mapping[tuple[str, str], onnx.FunctionProto],
         observe: Callable[[str, Value], None] | None = None,
+        room: Room | None = None,
     ) -> None:
         self._opsets = {("" if k == "ai.onnx" else k): v for k, v in opsets.items()}
         self._functions = functions
         self._observe = observe
+        self._room = room
+        self._steps = MOST_STEPS
 
     def run(
         self, nodes: Sequence[onnx.NodeProto], outputs: Sequence[str], names: Names
@@ -92,13 +99,28 @@ class Runner:
             raise UnsupportedOp("onnx", f"graphs are nested more than {DEEPEST} deep")
         for proto in nodes:
             inputs = [self._find(n, names) if n else None for n in proto.input]
+            self._step(proto)
             with _named(proto):
                 results = self._node(proto, inputs, names, opsets, depth)
             for name, value in zip(proto.output, results, strict=False):
                 if name:
                     names[name] = value
+                    self._count(proto, value)
                     if self._observe is not None:
                         self._observe(name, value)
+
+    def _step(self, proto: onnx.NodeProto) -> None:
+        self._steps -= 1
+        if self._steps < 0:
+            raise UnsupportedOp(
+                f"onnx {proto.op_type}",
+                f"{MOST_STEPS} nodes have run, and the model goes on (node {proto.name!r})",
+                hint="check the model for loops and functions that do not end",
+            )
+
+    def _count(self, proto: onnx.NodeProto, value: Value) -> None:
+        if self._room is not None and type(value) is ArrayOperand:
+            self._room.take(value.array.nbytes, f"the result of {proto.op_type} {proto.name!r}")
 
     @staticmethod
     def _find(name: str, names: Names) -> Value:
@@ -156,7 +178,10 @@ class Runner:
         name = proto.name or next(iter(proto.output), "")
         wanted = tuple(bool(o) for o in proto.output)
         counts = len(proto.input), len(proto.output)
-        return Node(proto.op_type, proto.domain, version, attributes, name, *counts, wanted, run)
+        ask = None if self._room is None else self._room.ask
+        return Node(
+            proto.op_type, proto.domain, version, attributes, name, *counts, wanted, run, ask
+        )
 
     def _function(
         self,

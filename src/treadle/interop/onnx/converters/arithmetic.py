@@ -22,6 +22,7 @@ from treadle.interop.onnx.nodes import (
     is_known,
     known,
     supported,
+    together,
 )
 from treadle.interop.onnx.registry import converts
 from treadle.ops import activation, logic, unary
@@ -144,8 +145,7 @@ def _clip(node: Node, x: Value, low: Value = None, high: Value = None) -> Value:
     # The upper bound wins where the two cross.
     for op, bound in ((ew.Maximum(), low), (ew.Minimum(), high)):
         if bound is not None:
-            bound = x.constant(bound.array) if is_known(bound) and not is_known(x) else bound
-            x = op(x, bound)
+            x = op(*together([x, bound]))
     return x
 
 

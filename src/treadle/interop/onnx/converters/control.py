@@ -7,19 +7,108 @@ from typing import Any
 import numpy as np
 import onnx
 
+from treadle.base import dtype as dt
+from treadle.base.errors import TreadleError, UnsupportedOp
+from treadle.base.modes import LOCAL
 from treadle.interop.onnx.converters.shapes import extents, joined, part, reshaped
-from treadle.interop.onnx.nodes import Array, Node, Value, concrete, is_known, known
+from treadle.interop.onnx.nodes import Array, Node, Value, concrete, is_known, known, supported
 from treadle.interop.onnx.registry import converts
+from treadle.jit.control import cond
+from treadle.ops import logic
+from treadle.ops.abstract import ArrayOperand
+from treadle.ops.check import AssertEqual
 from treadle.ops.movement import Flip
+from treadle.tensor import Tensor
 
-MOST_TURNS = 10_000_000
-"""Of one loop: more than any model means."""
+MOST_TURNS = 1_000_000
+"""Of one loop that ends by its condition: more than any model means."""
 
 
-@converts("If", host=(0,))
-def _if(node: Node, condition: Array) -> tuple[Value, ...]:
-    chosen = "then_branch" if bool(condition.reshape(-1)[0]) else "else_branch"
+@converts("If", separate=True)
+def _if(node: Node, condition: Value) -> tuple[Value, ...]:
+    if not is_known(condition) and LOCAL.capture is not None:
+        return _either(node, condition)
+    truth = concrete(condition, node, "the condition")
+    chosen = "then_branch" if bool(truth.reshape(-1)[0]) else "else_branch"
     return tuple(node.run(node.attributes[chosen], ()))
+
+
+def _either(node: Node, condition: Tensor) -> tuple[Value, ...]:
+    """Both branches in the program that is being captured, which runs one of them.
+
+    A branch that cannot be run on extents such as these is replaced by a check that fails.
+    """
+    branches = _Branches(node, condition.reshape(()))
+    try:
+        return branches.both(True)
+    except TreadleError as error:
+        if not branches.failed:
+            raise branches.refused(error) from error
+    try:
+        return branches.both(branches.failed == "else_branch")
+    except TreadleError as error:
+        raise branches.refused(error) from error
+
+
+class _Branches:
+    """The two graphs of an If node.
+
+    Attributes:
+        failed: name of the one that could not be run, if there is one.
+    """
+
+    def __init__(self, node: Node, test: Tensor) -> None:
+        self._node = node
+        self._test = test
+        self.failed = ""
+
+    def both(self, first: bool) -> tuple[Value, ...]:
+        """Capture the branch for `first`, then the other one, or a check in its place."""
+        names = ("then_branch", "else_branch") if first else ("else_branch", "then_branch")
+        held: list[Tensor] = []
+
+        def one() -> tuple[Tensor, ...]:
+            held[:] = self._run(names[0])
+            return tuple(held)
+
+        def other() -> tuple[Tensor, ...]:
+            never = self.failed == names[1]
+            return _never(self._test, first, held) if never else self._run(names[1])
+
+        test = self._test if first else logic.LogicalNot()(self._test)
+        made: tuple[Value, ...] = cond(test, one, other)
+        return made
+
+    def _run(self, name: str) -> tuple[Tensor, ...]:
+        try:
+            made = tuple(_held(v) for v in self._node.run(self._node.attributes[name], ()))
+        except TreadleError:
+            self.failed = name
+            raise
+        if not all(isinstance(v, Tensor) for v in made):
+            raise self._node.refuse("a branch gives something that is no tensor", "run it eagerly")
+        return made
+
+    def refused(self, error: TreadleError) -> UnsupportedOp:
+        """The error for branches that one program cannot hold."""
+        return self._node.refuse(
+            f"its condition is known only at run time, and: {error.problem}",
+            "give results of equal types from both branches, or run the model eagerly",
+        )
+
+
+def _never(test: Tensor, wanted: bool, like: list[Tensor]) -> tuple[Tensor, ...]:
+    """Values of the types of others, after a check that the condition is as wanted."""
+    found = test.astype(dt.float32)
+    checked = AssertEqual(0.0)(found.constant(float(wanted)), found)
+    return tuple(checked.astype(v.type.dtype).broadcast_to(v.shape) for v in like)
+
+
+def _held(value: Value) -> Value:
+    """A result of a branch as a tensor, if it can be one."""
+    if type(value) is ArrayOperand and supported(value.array.dtype):
+        return Tensor(value.array, dtype=value.array.dtype)
+    return value
 
 
 @converts("Loop", host=(0, 1), separate=True)
@@ -27,12 +116,19 @@ def _loop(
     node: Node, most: Array | None = None, condition: Array | None = None, *carried: Value
 ) -> tuple[Value, ...]:
     body: onnx.GraphProto = node.attributes["body"]
-    turns = MOST_TURNS if most is None else int(most.reshape(-1)[0])
+    turns = None if most is None else int(most.reshape(-1)[0])
+    if (turns is None or turns > MOST_TURNS) and _never_ends(body):
+        raise node.refuse(
+            f"the loop has {turns or 'endless'} turns, and its condition never changes",
+            "check the number of turns",
+        )
     goes_on = True if condition is None else bool(condition.reshape(-1)[0])
     state = list(carried)
     collected: list[list[Value]] = [[] for _ in range(len(body.output) - 1 - len(carried))]
     turn = 0
-    while goes_on and turn < turns:
+    while goes_on and (turns is None or turn < turns):
+        if turn == MOST_TURNS:
+            raise node.refuse(f"the loop goes on after {turn} turns", "check its condition")
         inputs = [known(np.array(turn, np.int64)), known(np.array(goes_on)), *state]
         test, *made = node.run(body, inputs[: len(body.input)])
         goes_on = bool(concrete(test, node, "the condition").reshape(-1)[0])
@@ -42,6 +138,18 @@ def _loop(
         turn += 1
     outs = body.output[1 + len(carried) :]
     return (*state, *(_stacked(c, o) for c, o in zip(collected, outs, strict=True)))
+
+
+def _never_ends(body: onnx.GraphProto) -> bool:
+    """Whether the condition a turn returns is the one it was given, or a constant."""
+    made = {name: node for node in body.node for name in node.output}
+    name = body.output[0].name
+    while name in made and made[name].op_type == "Identity":
+        name = made[name].input[0]
+    constants = {i.name for i in body.initializer}
+    constants.update(n for n, node in made.items() if node.op_type == "Constant")
+    given = body.input[1].name if len(body.input) > 1 else ""
+    return name == given or name in constants
 
 
 def _stacked(values: list[Value], declared: onnx.ValueInfoProto, axis: int = 0) -> Value:

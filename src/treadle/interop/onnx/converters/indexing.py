@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from treadle.base import dtype as dt
 from treadle.interop.conventions import from_start
-from treadle.interop.onnx.converters.shapes import extents, reshaped
-from treadle.interop.onnx.nodes import Array, Node, Value, concrete, dtype_of, is_known, known
+from treadle.interop.onnx.converters.shapes import extents, joined, part, reshaped
+from treadle.interop.onnx.nodes import Array, Node, Value, dtype_of, is_known, known
 from treadle.interop.onnx.registry import converts
+from treadle.ops import elementwise as ew
 from treadle.ops import logic
 from treadle.ops.gather import Index, IndexAdd, IndexUpdate, Take
 from treadle.ops.gather_along import AddAlongAxis, ScatterAlongAxis, TakeAlongAxis
 from treadle.ops.movement import Transpose
 from treadle.ops.select import Where
 from treadle.ops.slicing import Slice
+from treadle.ops.sort import Sort
 
 
 @converts("Gather", separate=True)
@@ -68,47 +72,65 @@ def _column(index: Value, i: int, extent: int) -> Value:
 @converts("ScatterElements", "Scatter")
 def _scatter_elements(node: Node, x: Value, index: Value, updates: Value) -> Value:
     axis = node.attr("axis", 0) % len(extents(x))
-    how = node.attr("reduction", "none")
     places = from_start(index, extents(x)[axis])
-    if how == "none" and extents(places) == extents(updates) and _fits(x, places, axis):
-        return ScatterAlongAxis(axis)(x, places, updates)
-    if how == "add" and _fits(x, places, axis):
-        return AddAlongAxis(axis)(x, places, updates)
-    grid = np.meshgrid(*[np.arange(d) for d in extents(places)], indexing="ij")
-    where = [grid[i] for i in range(len(grid))]
-    where[axis] = concrete(places, node, "the places")
-    return _scattered(node, x, updates, how, tuple(where))
-
-
-def _fits(x: Value, places: Value, axis: int) -> bool:
-    """Whether all extents but that of the axis are the same."""
-    pairs = zip(extents(x), extents(places), strict=True)
-    return all(a == b or i == axis for i, (a, b) in enumerate(pairs))
-
-
-def _scattered(node: Node, x: Value, updates: Value, how: str, where: tuple[Array, ...]) -> Value:
-    """On the host: extrema and products of what meets at one place."""
-    result = concrete(x, node, "the input").copy()
-    given = concrete(updates, node, "the updates")
-    if how == "none":
-        result[where] = given
-        return known(result)
-    ufuncs = {"add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.minimum}
-    if how not in ufuncs:
-        raise node.refuse(f"reduction {how!r} is unknown")
-    ufuncs[how].at(result, where, given)
-    return known(result)
+    return _combined(node, x, axis, places, updates)
 
 
 @converts("ScatterND")
 def _scatter_nd(node: Node, x: Value, index: Value, updates: Value) -> Value:
-    depth, how = extents(index)[-1], node.attr("reduction", "none")
-    columns = [_column(index, i, extents(x)[i]) for i in range(depth)]
+    shape, depth, how = extents(x), extents(index)[-1], node.attr("reduction", "none")
+    columns = [_column(index, i, shape[i]) for i in range(depth)]
     if how in ("none", "add") and depth:
         op = (IndexUpdate if how == "none" else IndexAdd)(tuple(range(depth)))
         return op(x, updates, *columns)
-    where = tuple(concrete(c, node, "the places") for c in columns)
-    return _scattered(node, x, updates, how, where)
+    # All indexed axes as one: rows that are combined.
+    places = x.constant(np.zeros(extents(index)[:-1], np.int64), dt.int64)
+    for column, extent in zip(columns, shape, strict=False):
+        places = places * extent + column
+    width, count = math.prod(shape[depth:]), math.prod(extents(index)[:-1])
+    rows = reshaped(x, (math.prod(shape[:depth]), width))
+    given = reshaped(updates, (count, width))
+    places = reshaped(places, (count, 1)).broadcast_to((count, width))
+    return reshaped(_combined(node, rows, 0, places, given), shape)
+
+
+def _combined(node: Node, x: Value, axis: int, places: Value, updates: Value) -> Value:
+    """x with updates written at places along an axis, or reduced with what is there."""
+    how = node.attr("reduction", "none")
+    if how == "none":
+        return ScatterAlongAxis(axis)(x, places, updates)
+    if how == "add":
+        return AddAlongAxis(axis)(x, places, updates)
+    if how not in ("mul", "max", "min"):
+        raise node.refuse(f"reduction {how!r} is unknown")
+    if 0 in extents(places):
+        return x
+    if dtype_of(x) is dt.bool_:
+        bits = [v.astype(dt.uint8) for v in (x, updates)]
+        return _combined(node, bits[0], axis, places, bits[1]).astype(dt.bool_)
+    if how == "mul":
+        ones = x.constant(np.ones(extents(x)), dtype_of(x))
+        return x * _products(ones, axis, places, updates)
+    # Written in order of size, so that the extremum (or a NaN, which sorts last) stays.
+    falling = how == "min" and not dtype_of(x).is_float
+    turned = how == "min" and dtype_of(x).is_float
+    values, order = Sort(axis, falling).outputs(-updates if turned else updates)
+    values = -values if turned else values
+    found = ScatterAlongAxis(axis)(x, TakeAlongAxis(axis)(places, order), values)
+    return (ew.Maximum() if how == "max" else ew.Minimum())(x, found)
+
+
+def _products(ones: Value, axis: int, places: Value, updates: Value) -> Value:
+    """The product of all updates of each place: over runs of equal places, by doubling."""
+    places, order = Sort(axis, False).outputs(places)
+    values, count, step = TakeAlongAxis(axis)(updates, order), extents(places)[axis], 1
+    while step < count:
+        same = logic.Equal()(part(places, axis, 0, count - step), part(places, axis, step, count))
+        before, here = part(values, axis, 0, count - step), part(values, axis, step, count)
+        both = Where()(same, before * here, here)
+        values = joined([part(values, axis, 0, step), both], axis)
+        step *= 2
+    return ScatterAlongAxis(axis)(ones, places, values)
 
 
 @converts("TensorScatter", host=(2,))
@@ -138,6 +160,7 @@ def _one_hot(node: Node, index: Value, depth: Array, values: Value) -> Value:
     shape.insert(axis, 1)
     places = from_start(index, n)
     codes = np.arange(n).reshape([-1 if i == axis else 1 for i in range(rank)])
+    node.made([*shape[:axis], n, *shape[axis + 1 :]], 8)
     hot = logic.Equal()(reshaped(places, shape), places.constant(codes, dt.int64))
     off, on = (reshaped(_cut(values, (i,), [i + 1]), ()) for i in (0, 1))
     return Where()(hot, on, off)

@@ -22,7 +22,8 @@ def _matmul(node: Node, x: Value, y: Value) -> Value:
 
 
 @converts("Gemm")
-def _gemm(node: Node, a: Value, b: Value, c: Value = None) -> Value:
+def gemm(node: Node, a: Value, b: Value, c: Value = None) -> Value:
+    """The product of two matrices, turned, scaled and added to as the node says."""
     kind = dtype_of(a)
     alpha, beta = node.attr("alpha", 1.0), node.attr("beta", 1.0)
     exact = kind.is_integer and float(alpha).is_integer() and float(beta).is_integer()

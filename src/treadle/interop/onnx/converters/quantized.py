@@ -24,9 +24,9 @@ from treadle.interop.onnx.nodes import (
 )
 from treadle.interop.onnx.registry import converts
 from treadle.ops import elementwise as ew
-from treadle.ops import reduce
+from treadle.ops import logic, reduce
 from treadle.ops.quant import STORED, Dequantize, Quantize
-from treadle.ops.select import Clip
+from treadle.ops.select import Clip, Where
 from treadle.ops.unary import RoundEven
 
 
@@ -101,6 +101,39 @@ def _grid(x: Value, scale: Value, zero: Value, axis: int) -> tuple[Value, Value,
     if extents(zero) != shape:
         return None
     return reshaped(scale, where), reshaped(zero, where).astype(dt.int32), None if whole else axis
+
+
+@converts("DynamicQuantizeLinear")
+def _dynamic(node: Node, x: Value) -> tuple[Value, ...]:
+    scale, offset = _covering(x)
+    steps = Clip(0.0, 255.0)(RoundEven()(x / scale) + offset)
+    return tuple(
+        v.astype(k) for v, k in ((steps, dt.uint8), (scale, dt.float32), (offset, dt.uint8))
+    )
+
+
+def stepped(x: Value) -> Value:
+    """x rounded to the 256 steps that cover it and 0, as operators do that quantize what comes."""
+    scale, offset = _covering(x)
+    return (Clip(0.0, 255.0)(RoundEven()(x / scale) + offset) - offset) * scale
+
+
+def real_weight(w: Value, scale: Value, zero: Value) -> Value:
+    """What a weight [..., K, N] in steps stands for; scales for all or for each column."""
+    wide = w.astype(dt.int32)
+    if zero is not None:
+        wide = wide - zero.astype(dt.int32)
+    return wide.astype(dtype_of(scale)) * scale
+
+
+def _covering(x: Value) -> tuple[Value, Value]:
+    """Scale and zero point (a whole float) of 256 steps that cover x and 0; 1 and 0 for zeros."""
+    zero = x.constant(0.0)
+    axes = tuple(range(len(extents(x))))
+    low, high = ew.Minimum()(reduce.Min(axes)(x), zero), ew.Maximum()(reduce.Max(axes)(x), zero)
+    apart = high - low
+    scale = Where()(logic.Equal()(apart, zero), x.constant(1.0), apart / 255.0)
+    return scale, RoundEven()(-low / scale)
 
 
 def numpy_type(value: Value) -> np.dtype[Any]:

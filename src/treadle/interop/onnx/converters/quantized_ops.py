@@ -57,21 +57,25 @@ def _column(scale: Value, rank: int, axis: int) -> Value:
 # -- matrix products ---------------------------------------------------------------------------
 
 
-def _product(a: Value, b: Value, za: Value, zb: Value) -> Value:
-    """Exact sums of products of integers less their zero points."""
-    a, b = alike(a, b)
+def integer_product(a: Value, b: Value, za: Value, zb: Value) -> Value:
+    """Exact sums of products of integers less their zero points; vectors as NumPy has them."""
+    plain = [_known_zero(z) == 0 for z in (za, zb)]
+    a, b, za, zb = alike(a, b, za, zb)
+    if 1 in (len(extents(a)), len(extents(b))):
+        first, second = len(extents(a)) == 1, len(extents(b)) == 1
+        wide = reshaped(a, (1, -1)) if first else a, reshaped(b, (-1, 1)) if second else b
+        made = integer_product(*wide, None if plain[0] else za, None if plain[1] else zb)
+        shape = extents(made)
+        return reshaped(made, shape[:-2] + shape[-2:-1] * (not first) + shape[-1:] * (not second))
     zeros: list[Value] = []
-    for zero, axis, x in ((za, -2, a), (zb, -1, b)):
-        if _known_zero(zero) == 0:
-            zeros.append(None)
-        else:
-            zeros.append(_column(alike(a, zero)[1], len(extents(x)), axis).astype(dt.int32))
+    for zero, axis, x, skipped in ((za, -2, a, plain[0]), (zb, -1, b, plain[1])):
+        zeros.append(None if skipped else _column(zero, len(extents(x)), axis).astype(dt.int32))
     return matmul_sums(IntMatmul(), a, b, *zeros)
 
 
 @converts("MatMulInteger", separate=True)
 def _matmul_integer(node: Node, a: Value, b: Value, za: Value = None, zb: Value = None) -> Value:
-    return _product(a, b, za, zb)
+    return integer_product(a, b, za, zb)
 
 
 @converts("QLinearMatMul", separate=True)
@@ -89,7 +93,7 @@ def _qlinear_matmul(
     x, y = numbers(a, sa, za), numbers(b, sb, zb, len(extents(b)) - 1)
     if x is not None and y is not None and _known_zero(za) is not None and _is_symmetric(b, zb):
         return levels(Matmul()(*alike(x, y)), sy, zy)
-    total = _product(a, b, za, zb)
+    total = integer_product(a, b, za, zb)
     rows, columns = _column(sa, len(extents(a)), -2), _column(sb, len(extents(b)), -1)
     total, rows, columns, sy, zy = alike(total, rows, columns, sy, zy)
     return _requantized(total, rows * columns, sy, zy)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from treadle.base import dtype as dt
+from treadle.interop.onnx.converters.quantized import real_weight, stepped
 from treadle.interop.onnx.converters.shapes import extents, joined, part, reshaped
 from treadle.interop.onnx.nodes import Array, Node, Value, dtype_of
 from treadle.interop.onnx.registry import converts
@@ -93,6 +94,13 @@ def _one(v: Value, i: int) -> Value:
 
 def _turned(v: Value) -> Value:
     return Transpose((1, 0))(v)
+
+
+class _SteppedCell(_Cell):
+    """A cell whose state is rounded to 256 steps before its product."""
+
+    def from_state(self, h: Value) -> Value:
+        return super().from_state(stepped(h))
 
 
 Step = Callable[[Value, tuple[Value, ...]], tuple[Value, ...]]
@@ -221,9 +229,10 @@ def _lstm(
     h: Value = None,
     c: Value = None,
     p: Value = None,
+    kind: type[_Cell] = _Cell,
 ) -> tuple[Value, ...]:
     def make(direction: int) -> Step:
-        cell = _Cell(node, direction, w, r, b, int(node.attributes["hidden_size"]))
+        cell = kind(node, direction, w, r, b, int(node.attributes["hidden_size"]))
         f, g, last = _activations(node, ("Sigmoid", "Tanh", "Tanh"), direction)
         peep = None if p is None else _one(p, direction)
 
@@ -246,3 +255,26 @@ def _lstm(
         return step
 
     return _recur(node, x, lengths, [h, c], make, 2)
+
+
+@converts("DynamicQuantizeLSTM", domain="com.microsoft", host=(4,))
+def _dynamic_lstm(
+    node: Node,
+    x: Value,
+    w: Value,
+    r: Value,
+    b: Value = None,
+    lengths: Array | None = None,
+    h: Value = None,
+    c: Value = None,
+    p: Value = None,
+    *steps: Value,
+) -> tuple[Value, ...]:
+    """Inputs and states are rounded to steps of a byte, weights come as integers and scales."""
+    real = []
+    for weight, scale, zero in ((w, *steps[:2]), (r, *steps[2:])):
+        directions = extents(weight)[0]
+        scale, zero = (reshaped(v, (directions, 1, -1)) for v in (scale, zero))
+        real.append(Transpose((0, 2, 1))(real_weight(weight, scale, zero)))
+    made: tuple[Value, ...] = _lstm(node, stepped(x), *real, b, lengths, h, c, p, _SteppedCell)
+    return made

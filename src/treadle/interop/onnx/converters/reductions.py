@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 
 from treadle.base import dtype as dt
+from treadle.interop.conventions import truncated_quotient
 from treadle.interop.onnx.converters.shapes import extents, joined, part, reshaped
-from treadle.interop.onnx.nodes import Array, Node, Value, concrete, dtype_of, known
+from treadle.interop.onnx.nodes import Array, Node, Value, concrete, dtype_of, is_known, known
 from treadle.interop.onnx.registry import converts
-from treadle.ops import elementwise as ew
 from treadle.ops import logic, reduce, unary
 from treadle.ops.cumulative import CumProd, CumSum
-from treadle.ops.matmul import Matmul
 from treadle.ops.movement import Broadcast, Flip, Transpose
+from treadle.ops.select import Where
 from treadle.ops.softmax import LogSoftmax, Softmax
 from treadle.ops.softmax import LogSumExp as LogSumExpOp
 from treadle.ops.sort import TopK
@@ -50,7 +50,10 @@ def _of_each(node: Node, x: Value) -> Value:
         return x * x
     if name in ("ReduceL1", "ReduceL2"):
         return unary.Abs()(x)
-    return unary.Log()(x) if name == "ReduceLogSum" else x
+    if name != "ReduceLogSum":
+        return x
+    kind = dtype_of(x)
+    return unary.Log()(x if kind.is_float else x.astype(dt.float64)).astype(kind)
 
 
 def _reduction(node: Node, x: Value, axes: tuple[int, ...], keep: bool) -> Value:
@@ -63,7 +66,7 @@ def _reduction(node: Node, x: Value, axes: tuple[int, ...], keep: bool) -> Value
     if name == "ReduceMean" and not kind.is_float:
         total = reduce.Sum(axes, keep)(x)
         count = int(np.prod([extents(x)[a] for a in axes]))
-        return ew.FloorDiv()(total, total.constant(count))
+        return truncated_quotient(total, total.constant(count, kind))
     simple: dict[str, Any] = {
         "ReduceSum": reduce.Sum,
         "ReduceMean": reduce.Mean,
@@ -75,9 +78,9 @@ def _reduction(node: Node, x: Value, axes: tuple[int, ...], keep: bool) -> Value
         return simple[name](axes, keep)(x)
     if name == "ReduceL1":
         return reduce.Sum(axes, keep)(unary.Abs()(x))
-    if name == "ReduceLogSumExp" and kind.is_float and not empty:
-        return LogSumExpOp(axes, keep)(x)
     wide = x if kind.is_float else x.astype(dt.float64)
+    if name == "ReduceLogSumExp" and not empty:
+        return LogSumExpOp(axes, keep)(wide).astype(kind)
     if name == "ReduceLogSumExp":
         return unary.Log()(reduce.Sum(axes, keep)(unary.Exp()(wide))).astype(kind)
     if name == "ReduceLogSum":
@@ -256,13 +259,9 @@ def _contracted(x: Value, names: str, y: Value, its: str, later: set[str]) -> tu
     b, m, k, n = (
         int(np.prod([full[c] for c in part_], dtype=int)) for part_ in (batch, mine, inner, other)
     )
-    kind = dtype_of(x)
-    wide = kind if kind.is_float else dt.float64
-    product = Matmul()(
-        reshaped(left, (b, m, k)).astype(wide), reshaped(right, (b, k, n)).astype(wide)
-    )
+    product = reshaped(left, (b, m, k)) @ reshaped(right, (b, k, n))
     made = [*batch, *mine, *other]
-    return reshaped(product, [full[c] for c in made]).astype(kind), "".join(made)
+    return reshaped(product, [full[c] for c in made]), "".join(made)
 
 
 def _sizes(x: Value, names: str) -> dict[str, int]:
@@ -279,9 +278,38 @@ def _arranged(
     return turned if extents(turned) == shape else Broadcast(shape)(turned)
 
 
-@converts("Det", host=(0,))
-def _det(node: Node, x: Array) -> Value:
-    return known(np.linalg.det(x.astype(np.float64)).astype(x.dtype))
+MOST_ROWS = 64
+"""Of matrices whose determinants are computed by ops, row by row."""
+
+
+@converts("Det", separate=True)
+def _det(node: Node, x: Value) -> Value:
+    """By Gaussian elimination; in each column the largest element becomes the pivot."""
+    *lead, n, _ = extents(x)
+    if is_known(x) or n > MOST_ROWS:
+        array = concrete(x, node, "the matrix")
+        return known(np.linalg.det(array.astype(np.float64)).astype(array.dtype))
+    kind = dtype_of(x)
+    left = reshaped(x, (-1, n, n)).astype(dt.float32 if kind.itemsize < 4 else kind)
+    result = left.constant(1.0)
+    for size in range(n, 0, -1):
+        column = part(left, 2, 0, 1)
+        pivot = reduce.Argmax(1, True)(unary.Abs()(column)).astype(dt.int64)
+        rows = pivot.constant(np.arange(size).reshape(1, -1, 1), dt.int64)
+        chosen = logic.Equal()(rows, pivot)
+        row = reduce.Sum((1,), True)(Where()(chosen, left, left.constant(0.0)))
+        # The pivot's row changes places with the first one, which turns the sign.
+        first = part(left, 1, 0, 1)
+        left = Where()(chosen, first, left)
+        head = part(row, 2, 0, 1)
+        moved = logic.NotEqual()(pivot, pivot.constant(0))
+        result = result * Where()(moved, -head, head)
+        if size > 1:
+            safe = Where()(logic.Equal()(head, head.constant(0.0)), head.constant(1.0), head)
+            below = part(left, 1, 1, size)
+            below = below - part(below, 2, 0, 1) / safe * row
+            left = part(below, 2, 1, size)
+    return reshaped(result, lead).astype(kind)
 
 
 @converts("NonZero", separate=True)

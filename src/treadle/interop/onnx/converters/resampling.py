@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,10 +11,10 @@ import numpy as np
 
 from treadle.base import dtype as dt
 from treadle.interop.onnx.converters.shapes import extents, part, reshaped
-from treadle.interop.onnx.nodes import Array, Node, Value, concrete, dtype_of, known
+from treadle.interop.onnx.nodes import Array, Node, Value, concrete, dtype_of, known, together
 from treadle.interop.onnx.registry import converts
 from treadle.ops import elementwise as ew
-from treadle.ops import logic, unary
+from treadle.ops import logic, reduce, unary
 from treadle.ops.gather import Index, Take
 from treadle.ops.matmul import Matmul
 from treadle.ops.movement import Transpose
@@ -337,36 +338,70 @@ def _at_cells(
 # -- regions -----------------------------------------------------------------------------------
 
 
-@converts("RoiAlign", host=(2,))
-def _roi_align(node: Node, x: Value, rois: Value, batches: Array) -> Value:
+@converts("RoiAlign", separate=True)
+def _roi_align(node: Node, x: Value, rois: Value, batches: Value) -> Value:
     """Averages (or maxima) of bilinear samples on a regular grid in each cell of each region."""
-    boxes = concrete(rois, node, "the regions").astype(np.float64)
-    half = (
-        0.5
-        if node.attr("coordinate_transformation_mode", "half_pixel" if node.opset >= 16 else "")
-        == "half_pixel"
-        else 0.0
-    )
-    scale, ratio = node.attr("spatial_scale", 1.0), node.attr("sampling_ratio", 0)
+    mode = node.attr("coordinate_transformation_mode", "half_pixel" if node.opset >= 16 else "")
+    half = 0.5 if mode == "half_pixel" else 0.0
+    x, boxes, batches = together([x, rois * node.attr("spatial_scale", 1.0) - half, batches])
+    if node.attr("sampling_ratio", 0) > 0:
+        return _regions(node, x, boxes, batches, not half)
+    # The number of samples depends on the regions.
+    return _regions_on_host(node, x, boxes, batches, not half)
+
+
+def _regions(node: Node, x: Value, boxes: Value, batches: Value, least: bool) -> Value:
+    count, ratio = extents(boxes)[0], int(node.attributes["sampling_ratio"])
+    sizes = node.attr("output_height", 1), node.attr("output_width", 1)
+    corners = []
+    for i, (size, n) in enumerate(zip(sizes, extents(x)[2:], strict=True)):
+        start, stop = part(boxes, 1, 1 - i, 2 - i), part(boxes, 1, 3 - i, 4 - i)
+        length = stop - start
+        length = ew.Maximum()(length, length.constant(1.0)) if least else length
+        steps = (np.arange(size * ratio) + 0.5) / (size * ratio)
+        at = start + length * length.constant(steps.reshape(1, -1), dtype_of(length))
+        inside = (at >= -1.0) & (at <= float(n))
+        at = ew.Minimum()(ew.Maximum()(at, at.constant(0.0)), at.constant(n - 1.0))
+        low = unary.Floor()(at)
+        high = ew.Minimum()(low + 1.0, at.constant(n - 1.0))
+        share, counted = at - low, inside.astype(dtype_of(at))
+        shape = (count, -1, 1) if i == 0 else (count, 1, -1)
+        taps = ((low, (1 - share) * counted), (high, share * counted))
+        corners.append(
+            [(reshaped(c.astype(dt.int64), shape), reshaped(w, (*shape, 1))) for c, w in taps]
+        )
+    images, last = reshaped(batches.astype(dt.int64), (count, 1, 1)), Transpose((0, 2, 3, 1))(x)
+    samples = [
+        Index((0, 1, 2))(last, images, row, column) * (wy * wx)
+        for row, wy in corners[0]
+        for column, wx in corners[1]
+    ]
+    average = node.attr("mode", "avg") == "avg"
+    whole = functools.reduce(ew.Add() if average else ew.Maximum(), samples)
+    cells = reshaped(whole, (count, sizes[0], ratio, sizes[1], ratio, extents(x)[1]))
+    op = reduce.Mean((2, 4)) if average else reduce.Max((2, 4))
+    return Transpose((0, 3, 1, 2))(op(cells))
+
+
+def _regions_on_host(node: Node, x: Value, rois: Value, batches: Value, least: bool) -> Value:
+    boxes = concrete(rois, node, "the regions, which decide the number of samples,")
     height, width = node.attr("output_height", 1), node.attr("output_width", 1)
-    values = concrete(x, node, "the maps")
+    values, images = concrete(x, node, "the maps"), concrete(batches, node, "the images")
     results = np.zeros((len(boxes), values.shape[1], height, width), values.dtype)
-    for i, (box, batch) in enumerate(zip(boxes * scale - half, batches, strict=True)):
+    for i, (box, batch) in enumerate(zip(boxes, images, strict=True)):
         x0, y0, x1, y1 = box
         h, w = y1 - y0, x1 - x0
-        if not half:
+        if least:
             h, w = max(h, 1.0), max(w, 1.0)
-        grid_h = ratio or math.ceil(h / height)
-        grid_w = ratio or math.ceil(w / width)
+        grid_h, grid_w = math.ceil(h / height), math.ceil(w / width)
         ys = y0 + (np.arange(height * grid_h) + 0.5) * h / (height * grid_h)
         xs = x0 + (np.arange(width * grid_w) + 0.5) * w / (width * grid_w)
         shape = (values.shape[1], height, grid_h, width, grid_w)
+        parts = _bilinear(values[int(batch)], ys, xs)
         if node.attr("mode", "avg") == "avg":
-            samples = _bilinear(values[int(batch)], ys, xs).sum(0)
-            results[i] = samples.reshape(shape).mean((2, 4))
+            results[i] = parts.sum(0).reshape(shape).mean((2, 4))
         else:
-            samples = _bilinear(values[int(batch)], ys, xs).max(0)
-            results[i] = samples.reshape(shape).max((2, 4))
+            results[i] = parts.max(0).reshape(shape).max((2, 4))
     return known(results)
 
 

@@ -17,9 +17,6 @@ from treadle.ops.movement import Broadcast, Concat, Flip, Reshape, Transpose
 from treadle.ops.select import Where
 from treadle.ops.slicing import Pad, Slice
 
-MOST_ELEMENTS = 1 << 33
-"""Of an array made from its extents alone: more is a damaged model."""
-
 
 def extents(value: Value) -> tuple[int, ...]:
     """The shape as numbers."""
@@ -70,9 +67,8 @@ def _constant(node: Node) -> Value:
 @converts("ConstantOfShape", host=(0,))
 def _constant_of_shape(node: Node, shape: Array) -> Value:
     value = np.asarray(node.attr("value", np.zeros(1, np.float32))).reshape(-1)[:1]
-    if math.prod(shape.tolist()) > MOST_ELEMENTS:
-        raise node.refuse(f"extents {shape.tolist()} are more than memory holds")
-    return known(np.broadcast_to(value.reshape(()), tuple(shape.tolist())).copy())
+    extents_ = node.made(shape.tolist(), value.itemsize)
+    return known(np.broadcast_to(value.reshape(()), extents_).copy())
 
 
 @converts("Range", host=(0, 1, 2))
@@ -81,6 +77,7 @@ def _range(node: Node, start: Array, limit: Array, delta: Array) -> Value:
     given: list[Any] = [np.asarray(v).astype(wide).item() for v in (start, limit, delta)]
     first, last, step = given
     count = max(math.ceil((last - first) / step), 0)
+    node.made([count], start.dtype.itemsize)
     return known((first + np.arange(count, dtype=wide) * step).astype(start.dtype))
 
 
@@ -88,7 +85,7 @@ def _range(node: Node, start: Array, limit: Array, delta: Array) -> Value:
 def _eye_like(node: Node, x: Value) -> Value:
     code = node.attributes.get("dtype")
     dtype = x.type.dtype.numpy if code is None else target_type(int(code), node)
-    rows, columns = extents(x)
+    rows, columns = node.made(extents(x), dtype.itemsize)
     return known(np.eye(rows, columns, k=node.attr("k", 0)).astype(dtype))
 
 
@@ -176,10 +173,12 @@ def _transpose(node: Node, x: Value) -> Value:
 
 @converts("Expand", host=(1,))
 def _expand(node: Node, x: Value, shape: Array) -> Value:
-    return _broadcast(x, np.broadcast_shapes(extents(x), tuple(shape.tolist())))
+    return _broadcast(node, x, np.broadcast_shapes(extents(x), tuple(shape.tolist())))
 
 
-def _broadcast(x: Value, shape: Sequence[int]) -> Value:
+def _broadcast(node: Node, x: Value, shape: Sequence[int]) -> Value:
+    if is_known(x):
+        node.made(shape, x.array.itemsize)
     return x if extents(x) == tuple(shape) else Broadcast(tuple(int(d) for d in shape))(x)
 
 
@@ -189,7 +188,7 @@ def _tile(node: Node, x: Value, repeats: Array) -> Value:
     apart = [part for d in shape for part in (1, d)]
     wide = [part for d, n in zip(shape, repeats, strict=True) for part in (int(n), d)]
     whole = [d * int(n) for d, n in zip(shape, repeats, strict=True)]
-    return _reshaped(_broadcast(_reshaped(x, apart), wide), whole)
+    return _reshaped(_broadcast(node, _reshaped(x, apart), wide), whole)
 
 
 # -- parts -------------------------------------------------------------------------------------
@@ -236,7 +235,7 @@ def _sliced(
     backward = []
     for start, end, axis, by in zip(starts, ends, axes, steps, strict=True):
         axis %= len(shape)
-        indices = range(*slice(start, end, by).indices(shape[axis]))
+        indices = _places(start, end, by, shape[axis])
         if by < 0:
             backward.append(axis)
             indices = indices[::-1]
@@ -248,6 +247,14 @@ def _sliced(
         return known(np.flip(cut, tuple(backward)))
     made = Slice(tuple(first), tuple(last), tuple(step))(x)
     return Flip(tuple(sorted(backward)))(made) if backward else made
+
+
+def _places(start: int, end: int, step: int, extent: int) -> range:
+    """What a slice takes: NumPy's rule, but backward from before the axis gives its first cell."""
+    start, end = (p + extent if p < 0 else p for p in (start, end))
+    if step > 0:
+        return range(min(max(start, 0), extent), min(max(end, 0), extent), step)
+    return range(min(max(start, 0), extent - 1), min(max(end, -1), extent - 1), step)
 
 
 def part(x: Value, axis: int, start: int, stop: int) -> Value:
@@ -311,6 +318,9 @@ def _padded(
     widths = tuple((max(b, 0), max(a, 0)) for b, a in zip(before, after, strict=True))
     if not any(map(any, widths)):
         return x
+    if is_known(x):
+        sizes = [d + b + a for d, (b, a) in zip(extents(x), widths, strict=True)]
+        node.made(sizes, x.array.itemsize)
     if mode == "wrap":
         return _wrapped(x, widths)
     known_mode: Any = mode

@@ -31,7 +31,7 @@ class Geometry:
     def __init__(self, node: Node, spatial: Sequence[int], kernel: Sequence[int]) -> None:
         rank = len(spatial)
         self.spatial = tuple(spatial)
-        self.kernel = tuple(int(k) for k in kernel)
+        self.kernel = checked_kernel(node, kernel)
         self.strides = node.ints("strides", [1] * rank)
         self.dilation = node.ints("dilations", [1] * rank)
         self.ceil = bool(node.attr("ceil_mode", 0))
@@ -46,6 +46,12 @@ class Geometry:
     def reach(self, axis: int) -> int:
         """Cells from the first to the last of a window."""
         return self.dilation[axis] * (self.kernel[axis] - 1) + 1
+
+    @property
+    def fits(self) -> bool:
+        """Whether one window at least lies inside of the padded input."""
+        sizes = zip(self.spatial, self.padding, strict=True)
+        return all(self.reach(i) <= n + sum(p) for i, (n, p) in enumerate(sizes))
 
     def _same(self, axis: int, lower: bool) -> tuple[int, int]:
         n, step = self.spatial[axis], self.strides[axis]
@@ -69,13 +75,32 @@ class Geometry:
         return min(-(-rest // step) + 1, (n + low - 1) // step + 1)
 
 
+def checked_kernel(node: Node, kernel: Sequence[int]) -> tuple[int, ...]:
+    """The extents of a kernel, which an attribute may repeat.
+
+    Raises:
+        UnsupportedOp: it says something else.
+    """
+    made = tuple(int(k) for k in kernel)
+    said = node.ints("kernel_shape", made)
+    if said != made:
+        raise node.refuse(
+            f"kernel_shape is {list(said)}, and the weights have {list(made)}", "check the model"
+        )
+    return made
+
+
 # -- convolution -------------------------------------------------------------------------------
 
 
 @converts("Conv")
-def _conv(node: Node, x: Value, weight: Value, bias: Value = None) -> Value:
+def convolved(node: Node, x: Value, weight: Value, bias: Value = None) -> Value:
+    """The convolution of a node; nothing where no window fits."""
     spatial = extents(x)[2:]
     at = Geometry(node, spatial, extents(weight)[2:])
+    counts = [at.positions(i) for i in range(len(spatial))]
+    if 0 in counts:
+        return known(np.zeros((extents(x)[0], extents(weight)[0], *counts), dtype_of(x).numpy))
     op = Conv(at.strides, at.padding, at.dilation, node.attr("group", 1))
     return _with_bias(op(x, weight), bias)
 
@@ -88,7 +113,7 @@ def _with_bias(y: Value, bias: Value) -> Value:
 
 @converts("ConvTranspose")
 def _conv_transpose(node: Node, x: Value, weight: Value, bias: Value = None) -> Value:
-    spatial, kernel = extents(x)[2:], extents(weight)[2:]
+    spatial, kernel = extents(x)[2:], checked_kernel(node, extents(weight)[2:])
     rank = len(spatial)
     strides = node.ints("strides", [1] * rank)
     dilation = node.ints("dilations", [1] * rank)
@@ -158,13 +183,17 @@ def _max_pool(node: Node, x: Value) -> Value:
     if not node.wants(1):
         low = tuple(a for a, _ in at.padding)
         fits = all(a < r for a, r in zip(low, at.kernel, strict=True))
-        if fits and len(at.spatial) <= 3:
+        if fits and at.fits and len(at.spatial) <= 3:
             return MaxPool(at.kernel, at.strides, at.padding, at.dilation, at.ceil)(x)
     return _max_pool_with_places(node, x, at)
 
 
 def _max_pool_with_places(node: Node, x: Value, at: Geometry) -> tuple[Value, Value]:
     rank, kind = len(at.spatial), dtype_of(x)
+    counts = [at.positions(i) for i in range(rank)]
+    if 0 in counts:
+        shape = (*extents(x)[:2], *counts)
+        return known(np.zeros(shape, kind.numpy)), known(np.zeros(shape, np.int64))
     least = -np.inf if kind.is_float else np.iinfo(kind.numpy).min
     windows = unfolded(x, at, least)
     shape = extents(windows)
@@ -209,7 +238,7 @@ def _max_unpool(node: Node, x: Value, index: Value, shape: Array | None = None) 
 def _average_pool(node: Node, x: Value) -> Value:
     at = Geometry(node, extents(x)[2:], node.ints("kernel_shape", ()))
     include = bool(node.attr("count_include_pad", 0))
-    plain = all(d == 1 for d in at.dilation) and len(at.spatial) <= 3
+    plain = all(d == 1 for d in at.dilation) and len(at.spatial) <= 3 and at.fits
     if (
         plain
         and all(max(p) < k for p, k in zip(at.padding, at.kernel, strict=True))
@@ -241,6 +270,13 @@ def _global_pool(node: Node, x: Value) -> Value:
     axes = tuple(range(2, len(extents(x))))
     op = reduce.Mean if node.op_type == "GlobalAveragePool" else reduce.Max
     return op(axes, True)(x)
+
+
+@converts("GlobalLpPool")
+def _global_lp_pool(node: Node, x: Value) -> Value:
+    axes, p = tuple(range(2, len(extents(x)))), float(node.attr("p", 2))
+    total = reduce.Sum(axes, True)(ew.Pow()(unary.Abs()(x), x.constant(p)))
+    return ew.Pow()(total, total.constant(1.0 / p))
 
 
 @converts("Col2Im", host=(1, 2))

@@ -13,6 +13,7 @@ from treadle.interop.onnx.writer import OnnxOperand, Writer, element_type, expor
 from treadle.ops import elementwise as ew
 from treadle.ops import logic, unary
 from treadle.ops.op import Op
+from treadle.ops.select import Where
 
 X = OnnxOperand
 
@@ -66,6 +67,30 @@ def _rounded(w: Writer, x: X) -> X:
     whole = unary.Floor()(size)
     up = logic.LogicalNot()(logic.Less()(size - whole, x.constant(0.5)))
     return unary.Sign()(x) * (whole + cast(w, up, x.type.dtype))
+
+
+_HIGHEST = 63
+"""Powers of integers beside 0, 1 and -1 with larger exponents are beyond 64 bits."""
+
+
+@exports("pow")
+def _pow(w: Writer, op: Op, x: X, y: X) -> X:
+    """Powers of integers by products of squares: runtimes compute their Pow in floats."""
+    if x.type.dtype.is_float:
+        return _plain(w, "Pow", op, x, y)
+    one, none = x.constant(1), y.constant(0)
+    # What larger exponents leave of 64 bits is not kept; 0, 1 and -1 need whether they are odd.
+    beyond = logic.Less()(y.constant(_HIGHEST), y)
+    bits = Where()(beyond, logic.BitAnd()(y, y.constant(1)) + (_HIGHEST + 1), y)
+    result, square = one, x
+    for bit in range(_HIGHEST.bit_length() + 1):
+        square = square * square if bit else square
+        taken = logic.NotEqual()(logic.BitAnd()(bits, y.constant(1 << bit)), none)
+        result = result * Where()(taken, square, one)
+    if x.type.dtype.kind == "uint":
+        return result
+    fraction = logic.LogicalAnd()(logic.Less()(y, none), logic.NotEqual()(x * x, one))
+    return Where()(fraction, x.constant(0), result)
 
 
 @exports("trunc")
