@@ -30,6 +30,8 @@ ARGS ?=
 TORCH := torch==2.13.0
 # Its own test cases, operator schemas and checker: an exact list of cases needs an exact version.
 ONNX := onnx==1.23.2 onnxruntime==1.31.1
+# A generator of random models.
+NNSMITH := nnsmith==0.1.0
 # An engine that takes segments: its tests skip where it is missing.
 OPENVINO := openvino==2026.4.1
 
@@ -72,8 +74,13 @@ test-oracle: $(VENV)/.oracle ## compare with PyTorch, ONNX and OpenVINO (install
 	$(PY) -m pytest -q -n $(JOBS) -m "oracle or onnx" $(ARGS)
 	$(PY) -m pytest -q -n $(JOBS) tests/backends/openvino $(ARGS)
 
+# Seconds, and the number of the first model: make fuzz-onnx ARGS="--seconds 3600 --seed 7"
 .PHONY: fuzz-onnx
-fuzz-onnx: $(VENV)/.oracle ## read 100,000 damaged ONNX files (minutes)
+fuzz-onnx: $(VENV)/.fuzz ## run random ONNX models against ONNX Runtime (ten minutes)
+	$(PY) -m tests.interop.onnx.fuzz $(or $(ARGS),--seconds 600)
+
+.PHONY: fuzz-onnx-files
+fuzz-onnx-files: $(VENV)/.oracle ## read 100,000 damaged ONNX files (minutes)
 	TREADLE_MUTATIONS=100000 $(PY) -m pytest -q -n 0 -m onnx tests/interop/onnx/test_reader.py -k mutated --timeout 7200
 
 .PHONY: test-cuda-compile
@@ -176,6 +183,10 @@ $(VENV)/.ready: $(VENV)/.demo
 
 $(VENV)/.oracle: $(VENV)/.ready
 	$(PIP) install $(PIP_FLAGS) "$(TORCH)" $(ONNX) $(OPENVINO)
+	@touch $@
+
+$(VENV)/.fuzz: $(VENV)/.oracle
+	$(PIP) install $(PIP_FLAGS) $(NNSMITH)
 	@touch $@
 
 $(VENV)/.cuda: $(VENV)/.ready

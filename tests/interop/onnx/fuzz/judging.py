@@ -1,0 +1,242 @@
+"""Runs a model by Treadle and by ONNX Runtime, and finds the nodes that differ."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+from tests.interop.onnx.fuzz.growing import (
+    Array,
+    by_reference,
+    by_runtime,
+    single,
+)
+
+import treadle as mge
+from treadle.base.errors import TraceError, TreadleError, UnsupportedOp
+from treadle.interop.onnx import load
+
+BY_DATA = frozenset(("NonZero", "Unique", "Compress", "NonMaxSuppression"))
+"""Operators whose results have extents that data decide: programs cannot hold them yet."""
+_RELATIVE = {2: 2e-2, 4: 1e-3, 8: 1e-5}
+"""Tolerance by bytes of an element; of the largest number, a tenth of it counts as well."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that is not as it should be.
+
+    Attributes:
+        op: the operator, or "" for the whole model.
+        what: "eager" or "compiled", and "differs", "refuses" or "fails".
+        detail: numbers or a message.
+    """
+
+    op: str
+    what: str
+    detail: str
+
+    @property
+    def key(self) -> str:
+        """What known differences are listed by."""
+        return f"{self.op or 'model'} {self.what}"
+
+
+def judged(
+    model: onnx.ModelProto, given: dict[str, Array], values: dict[str, Array]
+) -> list[Finding]:
+    """What is wrong with Treadle's results of a model.
+
+    Args:
+        model: the model.
+        given: its inputs.
+        values: every value of it, computed node by node by somebody else.
+    """
+    names = [o.name for o in model.graph.output]
+    wanted = {n: values[n] for n in names}
+    found: list[Finding] = []
+    results: dict[str, Any] = {}
+    for how in ("eager", "compiled"):
+        try:
+            results[how] = by_treadle(model, given, how)
+        except Exception as error:
+            found += _refused(model, values, how, error)
+            continue
+        bad = [n for n, r in zip(names, results[how], strict=True) if not close(r, wanted[n])]
+        if bad:
+            found += _located(model, given, values, how, bad)
+    return found
+
+
+def by_treadle(model: onnx.ModelProto, given: dict[str, Array], how: str) -> list[Any]:
+    """The results of a model, eagerly or compiled; raises what it raises."""
+    network = load(model)
+    inputs = [mge.tensor(given[n], dtype=given[n].dtype) for n in network.input_names]
+    if how == "eager":
+        made = network(*inputs)
+    else:
+        made = mge.jit.compile(lambda *xs: network(*xs))(*inputs)
+    listed = made if isinstance(made, tuple) else (made,)
+    return [np.asarray(v.numpy() if isinstance(v, mge.Tensor) else v) for v in listed]
+
+
+def close(mine: Any, other: Array) -> bool:
+    """Whether two results are the same but for rounding."""
+    if mine.shape != other.shape or mine.dtype != other.dtype:
+        return False
+    if mine.dtype.kind != "f":
+        return bool((mine == other).all())
+    if not other.size:
+        return True
+    share = _RELATIVE[other.dtype.itemsize]
+    wide, reference = mine.astype(np.float64), other.astype(np.float64)
+    finite = np.isfinite(reference)
+    scale = np.abs(reference[finite]).max() if finite.any() else 0.0
+    return bool(
+        np.allclose(wide, reference, rtol=share, atol=share * (0.1 * scale + 0.01), equal_nan=True)
+    )
+
+
+def _refused(
+    model: onnx.ModelProto, values: dict[str, Array], how: str, error: Exception
+) -> list[Finding]:
+    """Whose fault an error is: of the nodes that raise one alone."""
+    if _by_data(error, how) and any(n.op_type in BY_DATA for n in model.graph.node):
+        return _alone(model, values, how)
+    found = _alone(model, values, how)
+    if any("differs" not in f.what for f in found):
+        return found
+    return [*found, Finding("", f"{how} {_verdict(error)}", _said(error))]
+
+
+def _verdict(error: Exception) -> str:
+    return "refuses" if isinstance(error, TreadleError) else "fails"
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error)[:300]}"
+
+
+def _by_data(error: Exception, how: str) -> bool:
+    return isinstance(error, (UnsupportedOp, TraceError)) and how == "compiled"
+
+
+def _alone(model: onnx.ModelProto, values: dict[str, Array], how: str) -> list[Finding]:
+    """What is wrong with nodes alone: others agree on something else."""
+    found = []
+    for node, inputs, made, known in _nodes(model, values):
+        alone = single(node, inputs, _opset(model), made, known)
+        try:
+            mine = by_treadle(alone, _only(inputs, known), how)
+        except Exception as error:
+            if not (_by_data(error, how) and node.op_type in BY_DATA):
+                found.append(Finding(node.op_type, f"{how} {_verdict(error)}", _said(error)))
+            continue
+        others = [made[o] for o in node.output if o]
+        if all(close(m, o) for m, o in zip(mine, others, strict=True)):
+            continue
+        if any(_agrees(c, alone, inputs, known, mine) for c in (by_reference, by_runtime)):
+            continue
+        detail = _difference(node, inputs, mine, others)
+        found.append(Finding(node.op_type, f"{how} differs", detail))
+    return found
+
+
+def _located(
+    model: onnx.ModelProto,
+    given: dict[str, Array],
+    values: dict[str, Array],
+    how: str,
+    bad: list[str],
+) -> list[Finding]:
+    """The nodes that differ, or the whole model if none does alone."""
+    found = _alone(model, values, how)
+    if found or any(_excused(node, values, how, model) for node in model.graph.node):
+        return found
+    if _trembles(model, given, bad):
+        return []
+    return [Finding("", f"{how} differs", f"{bad} of {[n.op_type for n in model.graph.node]}")]
+
+
+def _excused(
+    node: onnx.NodeProto, values: dict[str, Array], how: str, model: onnx.ModelProto
+) -> bool:
+    """Whether Treadle and the reference agree on a node against ONNX Runtime: all else follows."""
+    for other, inputs, made, known in _nodes(model, values):
+        if other is node:
+            alone = single(node, inputs, _opset(model), made, known)
+            mine = by_treadle(alone, _only(inputs, known), how)
+            return not all(
+                close(m, made[o]) for m, o in zip(mine, [o for o in node.output if o], strict=True)
+            )
+    return False
+
+
+def _agrees(compute: Any, model: onnx.ModelProto, inputs: Any, known: Any, mine: list[Any]) -> bool:
+    try:
+        theirs = [np.asarray(v) for v in compute(model, _only(inputs, known))]
+    except Exception:
+        return False
+    return all(close(m, t) for m, t in zip(mine, theirs, strict=True))
+
+
+def _trembles(model: onnx.ModelProto, given: dict[str, Array], bad: list[str]) -> bool:
+    """Whether the results change as much when the inputs change in their last digits."""
+    names = [o.name for o in model.graph.output]
+    shaken = {
+        n: (a * (1 + 3e-7)).astype(a.dtype) if a.dtype.kind == "f" else a for n, a in given.items()
+    }
+    try:
+        before, after = by_runtime(model, given), by_runtime(model, shaken)
+    except Exception:
+        return True
+    return any(not close(b, a) for n, b, a in zip(names, after, before, strict=True) if n in bad)
+
+
+def _nodes(model: onnx.ModelProto, values: dict[str, Array]) -> Any:
+    """Each node with its operands, its results, and which operands a reader of the model knows."""
+    known = {i.name for i in model.graph.initializer}
+    for node in model.graph.node:
+        names = {n for n in node.input if n}
+        for attribute in node.attribute:
+            names |= {n for inner in attribute.g.node for n in inner.input if n in values}
+        made = {o: values[o] for o in node.output if o}
+        yield node, {n: values[n] for n in names}, made, frozenset(names & known)
+        if names <= known or node.op_type in ("Shape", "Size"):
+            known |= set(made)
+
+
+def _only(inputs: dict[str, Array], known: frozenset[str]) -> dict[str, Array]:
+    return {n: a for n, a in inputs.items() if n not in known}
+
+
+def _opset(model: onnx.ModelProto) -> int:
+    return next(o.version for o in model.opset_import if not o.domain)
+
+
+def _difference(
+    node: onnx.NodeProto, inputs: dict[str, Array], mine: list[Any], others: list[Array]
+) -> str:
+    """What a node is, and the first of its results that differs."""
+    attrs = {
+        a.name: onnx.helper.get_attribute_value(a) for a in node.attribute if not a.HasField("g")
+    }
+    shown = {
+        k: numpy_helper.to_array(v) if isinstance(v, onnx.TensorProto) else v
+        for k, v in attrs.items()
+    }
+    told = [f"{inputs[n].dtype}{list(inputs[n].shape)}" if n else "-" for n in node.input]
+    for m, o in zip(mine, others, strict=True):
+        if close(m, o):
+            continue
+        if m.shape != o.shape or m.dtype != o.dtype:
+            return f"{told} {shown}: {m.dtype}{list(m.shape)} against {o.dtype}{list(o.shape)}"
+        wrong = np.flatnonzero(~np.isclose(m.astype(float), o.astype(float), equal_nan=True))[:4]
+        return (
+            f"{told} {shown}: at {wrong.tolist()} {m.reshape(-1)[wrong].tolist()} against "
+            f"{o.reshape(-1)[wrong].tolist()}"
+        )
+    return ""
