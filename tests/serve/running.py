@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from treadle.serve.access import Access
 from treadle.serve.limits import Limits
 from treadle.serve.models import Program, ServedModel
 from treadle.serve.server import Server, bind, serve
@@ -35,7 +36,9 @@ class Running:
 
 
 @contextmanager
-def running(models: Sequence[ServedModel], limits: Limits | None = None) -> Iterator[Running]:
+def running(
+    models: Sequence[ServedModel], limits: Limits | None = None, access: Access | None = None
+) -> Iterator[Running]:
     sock = bind("127.0.0.1", 0)
     port = sock.getsockname()[1]
     listening = threading.Event()
@@ -45,7 +48,7 @@ def running(models: Sequence[ServedModel], limits: Limits | None = None) -> Iter
         found.append((server, asyncio.get_running_loop()))
         listening.set()
 
-    thread = threading.Thread(target=serve, args=(models, sock, limits, ready))
+    thread = threading.Thread(target=serve, args=(models, sock, limits, ready, access))
     thread.start()
     assert listening.wait(20)
     made = Running(port, *found[0], thread)

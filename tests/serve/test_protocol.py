@@ -112,6 +112,13 @@ def changed(**fields: Any) -> dict[str, Any]:
         ({"inputs": [GOOD_X, GOOD_K], "outputs": [1]}, "an output must be an object"),
         ({"inputs": [GOOD_X, GOOD_K], "outputs": [{"name": "q"}]}, "no output 'q', but y, z"),
         ({"inputs": [GOOD_X, GOOD_K], "outputs": [{"name": "y"}] * 2}, "output y is there twice"),
+        (
+            {
+                "inputs": [GOOD_X, GOOD_K],
+                "outputs": [{"name": "y", "parameters": {"classification": 3}}],
+            },
+            "not ranked",
+        ),
         ({"inputs": [GOOD_X, GOOD_K], "parameters": {"binary_data_output": 1}}, "true or false"),
     ],
 )

@@ -399,15 +399,6 @@ def test_bytes_of_all_requests_together_are_limited() -> None:
         assert ask(server.port, INFER, json.dumps(GOOD).encode().ljust(900)).status == 200
 
 
-def test_connections_are_limited() -> None:
-    with running([doubling()], Limits(connections=2)) as server:
-        with connect(server):
-            eventually(lambda: len(server.server.server_state.connections) == 1)
-            assert ask(server.port, "/v2").status == 503
-        eventually(lambda: not server.server.server_state.connections)
-        assert ask(server.port, "/v2").status == 200
-
-
 # -- models that fail, batches, metrics, the end ---------------------------------------------------
 
 

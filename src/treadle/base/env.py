@@ -136,6 +136,9 @@ CUDA_LIBRARIES = Variable(
 CUDA_GRAPHS = Variable(
     ("TREADLE_CUDA_GRAPHS",), "1", "0 submits a program's launches on NVIDIA GPUs one by one"
 )
+SERVE_TOKEN = Variable(
+    ("TREADLE_SERVE_TOKEN",), "", "token that `treadle serve` asks of requests; none if left out"
+)
 LOG_LEVEL = Variable(("MEGENGINE_LOGGING_LEVEL", "TREADLE_LOG_LEVEL"), "", "logging level")
 
 ALL = tuple([found for found in tuple(globals().values()) if isinstance(found, Variable)])

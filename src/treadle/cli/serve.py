@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from treadle.base.env import SERVE_TOKEN
 from treadle.base.errors import LoadError
 from treadle.cli.models.opening import on_host, open_model, parsed_shapes
 from treadle.cli.status import Misuse, Status
@@ -22,7 +23,7 @@ _NAMED = re.compile(
 _MIB = 1024 * 1024
 
 
-_BATCHES, _LIMITS = "Batches", "Limits"
+_BATCHES, _LIMITS, _ACCESS = "Batches", "Limits", "Access"
 
 Sources = Annotated[
     list[str],
@@ -70,6 +71,14 @@ MaxBody = Annotated[
 MaxQueue = Annotated[
     int, typer.Option(min=1, rich_help_panel=_LIMITS, help="Requests that wait for a model.")
 ]
+MaxClient = Annotated[
+    int,
+    typer.Option(
+        min=1,
+        rich_help_panel=_LIMITS,
+        help="Connections of one address; a proxy needs as many as it keeps open.",
+    ),
+]
 Timeout = Annotated[
     float,
     typer.Option(
@@ -80,6 +89,25 @@ Grace = Annotated[
     float,
     typer.Option(
         min=0.0, rich_help_panel=_LIMITS, help="Seconds for requests under way at the end."
+    ),
+]
+
+
+Token = Annotated[
+    str,
+    typer.Option(
+        rich_help_panel=_ACCESS,
+        help="Answer only requests with the header `Authorization: Bearer TOKEN`; better given as "
+        "TREADLE_SERVE_TOKEN, which no list of processes shows.",
+    ),
+]
+AllowHost = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME",
+        rich_help_panel=_ACCESS,
+        help="Name that the server is called by; other names are refused, at 127.0.0.1 in any "
+        "case. May be repeated.",
     ),
 ]
 
@@ -96,8 +124,11 @@ def command(
     max_delay: MaxDelay = 0.0,
     max_body: MaxBody = 64.0,
     max_queue: MaxQueue = 64,
+    max_client: MaxClient = 256,
     timeout: Timeout = 30.0,
     grace: Grace = 30.0,
+    token: Token = "",
+    allow_host: AllowHost = None,
 ) -> None:
     """Serve models over HTTP by the Open Inference Protocol, until SIGTERM or Ctrl-C.
 
@@ -114,6 +145,7 @@ def command(
         bodies=max(8 * body, room.Limits().bodies),
         seconds=timeout,
         waiting=max_queue,
+        client=max_client,
         delay=max_delay / 1000,
         grace=grace,
     )
@@ -135,7 +167,8 @@ def command(
         # They live as long as the process: collections need not look at them.
         gc.collect()
         gc.freeze()
-        cut = room.serve(models, sock, limits, lambda _: _listening(room.url_of(sock)))
+        access = _access(room, sock, token or SERVE_TOKEN.get(), allow_host)
+        cut = room.serve(models, sock, limits, lambda _: _listening(room.url_of(sock)), access)
     if cut:
         typer.echo(f"{cut} requests were not done in {grace:g} s", err=True)
         raise typer.Exit(Status.FAILED)
@@ -146,6 +179,18 @@ def _room() -> Any:
         return importlib.import_module("treadle.serve")
     except ModuleNotFoundError as error:
         raise LoadError("serve", str(error), hint="pip install treadle[serve]") from error
+
+
+def _access(room: Any, sock: Any, token: str, names: list[str] | None) -> Any:
+    """Who may ask, with a word to those who open the server to a network."""
+    only_here = room.is_loopback(sock)
+    if not only_here and not token:
+        typer.echo(
+            "anybody who reaches this address can ask the models: set TREADLE_SERVE_TOKEN, or put "
+            "a proxy in front that asks who they are",
+            err=True,
+        )
+    return room.Access(token, names or () if only_here or names else None)
 
 
 def _named(sources: list[str]) -> list[tuple[str, str, Path]]:

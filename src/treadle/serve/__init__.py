@@ -3,16 +3,19 @@
 `Application` is an ASGI application of `ServedModel`s; `serve` runs it, as `treadle serve` does.
 """
 
+from treadle.serve.access import Access
 from treadle.serve.application import Application
 from treadle.serve.limits import Limits
 from treadle.serve.models import ServedModel, load_compiled, load_model
-from treadle.serve.server import bind, serve, url_of
+from treadle.serve.server import bind, is_loopback, serve, url_of
 
 __all__ = [
+    "Access",
     "Application",
     "Limits",
     "ServedModel",
     "bind",
+    "is_loopback",
     "load_compiled",
     "load_model",
     "serve",

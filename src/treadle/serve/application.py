@@ -14,6 +14,7 @@ from typing import Any
 from treadle.base.errors import TreadleError
 from treadle.base.log import get_logger
 from treadle.base.version import VERSION
+from treadle.serve.access import Access
 from treadle.serve.batching import Outcome, Work, Worker
 from treadle.serve.datatypes import Array
 from treadle.serve.limits import Limits
@@ -70,14 +71,21 @@ class Application:
     Args:
         models: with names and versions that differ.
         limits: of requests.
+        access: who may ask; anybody if left out.
 
     Attributes:
         draining: whether new requests are refused, because the server ends.
         in_flight: requests being read, run or answered.
     """
 
-    def __init__(self, models: Sequence[ServedModel], limits: Limits | None = None) -> None:
+    def __init__(
+        self,
+        models: Sequence[ServedModel],
+        limits: Limits | None = None,
+        access: Access | None = None,
+    ) -> None:
         self.limits = limits or Limits()
+        self._access = access or Access()
         self.metrics = Metrics()
         self.draining = False
         self.in_flight = 0
@@ -117,6 +125,7 @@ class Application:
         """The answer; None where it has been sent."""
         parts = scope["path"].strip("/").split("/")
         try:
+            self._access.check(scope["method"], scope["path"], dict(scope["headers"]))
             if parts[:2] == ["v2", "models"] and parts[-1] == "infer":
                 await self._infer(self._model(parts[2:-1]), scope, receive, send)
                 return None

@@ -3,15 +3,19 @@
 uvicorn's own connection hands bodies on in pieces of 64 KiB and stops reading in between; for an
 image of 600 KB that takes longer than the rest of the server together. This one receives the rest
 of a body whose length is known into one block of memory. It also ends requests that arrive too
-slowly and lines that are too long, which uvicorn leaves to a proxy.
+slowly and lines that are too long, which uvicorn leaves to a proxy; it makes way for others while
+it waits for a request, and reads on a little where it is closed before a request is complete, since
+the client would not see the answer otherwise.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
+from collections.abc import Callable
 from http import HTTPStatus
-from typing import Any
+from typing import Any, cast
 
 import httptools
 import numpy as np
@@ -41,11 +45,30 @@ class Config(uvicorn.Config):
             access_log=False,
             proxy_headers=False,
             server_header=False,
-            limit_concurrency=limits.connections,
             timeout_keep_alive=max(1, round(limits.idle)),
             timeout_graceful_shutdown=1,
         )
         self.limits = limits
+        self.draining = False
+        """Whether every answer is the last one of its connection."""
+        self.clients: Counter[str] = Counter()
+        """Connections by the address of their clients."""
+
+
+class _Transport:
+    """A connection's transport, whose `close` asks the connection."""
+
+    def __init__(self, transport: asyncio.Transport, close: Callable[[], None]) -> None:
+        self.raw = transport
+        self.write = transport.write
+        self.close = close
+        self.ending = False
+
+    def is_closing(self) -> bool:
+        return self.ending or self.raw.is_closing()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.raw, name)
 
 
 class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
@@ -55,8 +78,11 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to wait for a request."""
-        super().connection_made(transport)
+        self._ends = _Transport(transport, self._close)
+        super().connection_made(cast(asyncio.Transport, self._ends))
         self._limits = self.config.limits
+        self._waiting: float | None = self.loop.time()
+        """Since when for a request; None while there is one."""
         self._scratch = memoryview(bytearray(_SCRATCH))
         self._head = 0
         """Bytes of the line and headers so far."""
@@ -70,15 +96,76 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
         self._taking: asyncio.TimerHandle | None = None
         """Of an answer."""
         self._arm()
+        self._address = self.client[0] if self.client else ""
+        self.config.clients[self._address] += 1
+        self._find_room()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell the application that nobody waits for the answer."""
+        self.config.clients[self._address] -= 1
+        if not self.config.clients[self._address]:
+            del self.config.clients[self._address]
         self._disarm()
         self._unwatch()
         if self._incoming is not None:
             self._incoming.gone = True
         self._incoming = self._memory = None
         super().connection_lost(exc)
+
+    # -- room ----------------------------------------------------------------------------------
+
+    def _find_room(self) -> None:
+        """Have another connection make way, where there are too many of this client, or of all."""
+        limits, held = self._limits, cast("set[Connection]", self.connections)
+        if self.config.clients[self._address] > limits.client:
+            held = {c for c in held if c._address == self._address}
+        elif len(held) <= limits.connections:
+            return
+        waiting = [c for c in held if c is not self and c._waiting is not None]
+        if waiting:
+            min(waiting, key=lambda c: c._waiting or 0.0).leave()
+        else:
+            self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, "there are too many connections")
+
+    def leave(self) -> None:
+        """End at once, whatever the client does."""
+        self._waiting = None
+        self._ends.raw.abort()
+
+    def part(self) -> None:
+        """End once the request under way is answered, or the client has taken notice."""
+        if self._waiting is not None:
+            self._linger(self._limits.seconds)
+        elif self._last is not None:
+            self._last.keep_alive = False
+
+    def shutdown(self) -> None:
+        """As `part`, and now."""
+        if self._waiting is not None:
+            self._ends.raw.close()
+        else:
+            self.part()
+
+    def _close(self) -> None:
+        """Close; where the client may still send, it gets to see the answer before."""
+        last = self._last
+        if last is None or last.more_body or self._head:
+            self._linger(self._limits.seconds)
+        else:
+            self._ends.raw.close()
+
+    def _linger(self, seconds: float) -> None:
+        """Say that nothing more is written, and read on until the client closes."""
+        if self._ends.is_closing():
+            return
+        self._ends.ending, self._waiting = True, self._waiting or self.loop.time()
+        self._memory, self._left = None, None
+        self._disarm()
+        self._unset_keepalive_if_required()
+        raw = self._ends.raw
+        raw.write_eof()
+        self.flow.resume_reading()
+        self._deadline = self.loop.call_later(seconds, raw.abort)
 
     # -- reading -------------------------------------------------------------------------------
 
@@ -92,6 +179,8 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         """So many bytes have come."""
+        if self._ends.ending:
+            return
         if self._left:
             self._filled(nbytes)
             if not self._left:
@@ -110,6 +199,7 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
     def on_headers_complete(self) -> None:
         """Prepare for the body."""
         self._head = 0
+        self._waiting = None
         headers = dict(self.headers)
         length = headers.get(b"content-length")
         self._left, self._memory, self._incoming = None, None, None
@@ -120,6 +210,8 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
                 self._incoming = Incoming(self._memory)
                 self.scope["state"][INCOMING] = self._incoming
         super().on_headers_complete()
+        if self.config.draining:
+            self.cycle.keep_alive = False
 
     def on_body(self, body: bytes) -> None:
         """Take what came together with the headers, or a chunk of a body of unknown length."""
@@ -160,7 +252,7 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
         if self._busy:
             self._arm()  # Reading waits for the answer before.
         elif self._last is None and not self._head:
-            self.transport.close()  # It was opened, and never used.
+            self._ends.raw.close()  # It was opened, and never used.
         else:
             told = f"the request has not arrived within {self._limits.seconds:g} s"
             self._refuse(HTTPStatus.REQUEST_TIMEOUT, told)
@@ -190,6 +282,8 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
     def on_response_complete(self) -> None:
         """The answer is written, if not yet sent."""
         self._incoming = None
+        if not self.pipeline:
+            self._waiting = self.loop.time()
         self._watch()
         super().on_response_complete()
 

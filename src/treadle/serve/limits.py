@@ -18,7 +18,9 @@ class Limits:
         header: bytes of its line and headers.
         seconds: in which a request has to arrive, and a client has to take its answer.
         idle: seconds that a connection stays open between requests.
-        connections: at a time.
+        connections: at a time; where there is no more room, the one that waits for a request for
+            longest makes way.
+        client: connections of one address, in the same way.
         waiting: requests per model that wait.
         delay: seconds that a request waits for others to be joined with.
         grace: seconds for requests under way when the server is told to end.
@@ -31,6 +33,7 @@ class Limits:
     seconds: float = 30.0
     idle: float = 60.0
     connections: int = 512
+    client: int = 256
     waiting: int = 64
     delay: float = 0.0
     grace: float = 30.0

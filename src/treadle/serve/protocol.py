@@ -301,7 +301,10 @@ def _wanted(entries: list[Any] | None, outputs: Sequence[End], binary: bool) -> 
             raise Refusal(400, f"there is no output {_short(name)}, but {', '.join(known)}")
         if name in wanted:
             raise Refusal(400, f"output {name} is there twice")
-        own = _field(_field(entry, "parameters", dict) or {}, "binary_data", bool)
+        parameters = _field(entry, "parameters", dict) or {}
+        if "classification" in parameters:
+            raise Refusal(400, f"output {name}: results are not ranked by class; leave that out")
+        own = _field(parameters, "binary_data", bool)
         wanted[name] = binary if own is None else own
     return wanted
 

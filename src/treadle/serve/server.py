@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import signal
 import socket
 import threading
@@ -12,22 +13,30 @@ from contextlib import contextmanager
 import uvicorn
 
 from treadle.base.errors import LoadError
+from treadle.serve.access import Access
 from treadle.serve.application import Application
-from treadle.serve.connection import Config
+from treadle.serve.connection import Config, Connection
 from treadle.serve.limits import Limits
 from treadle.serve.models import ServedModel
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _LOOK = 0.02
 """Seconds between looks at whether all requests are done."""
+_LAST = 0.2
+"""Seconds for which clients that are connected can still ask, to be told that the server ends."""
+_PARTING = 0.5
+"""Seconds for clients to close connections that were closed here."""
 
 
 class Server(uvicorn.Server):
     """uvicorn's, which ends in another order.
 
     At the first signal the server says that it is not ready, takes no new requests and finishes
-    those under way; then it closes its port. At the second one it does not wait any more.
+    those under way; then it closes its port. At the second one it does not wait any more. Whoever
+    has connected is answered, and no connection is reset while its client still sends.
     """
+
+    config: Config
 
     def __init__(self, app: Application) -> None:
         super().__init__(Config(app, app.limits))
@@ -54,7 +63,7 @@ class Server(uvicorn.Server):
     def stop(self) -> None:
         """End, once requests under way are answered; at once if called again."""
         if self._draining is None:
-            self.app.draining = True
+            self.app.draining = self.config.draining = True
             self._draining = asyncio.get_running_loop().create_task(self._drain())
         else:
             self.should_exit = True
@@ -62,10 +71,49 @@ class Server(uvicorn.Server):
     async def _drain(self) -> None:
         loop = asyncio.get_running_loop()
         until = loop.time() + self.app.limits.grace
-        while self.app.in_flight and loop.time() < until and not self.should_exit:
+        last = loop.time() + _LAST if self.server_state.connections else 0.0
+        while not self.should_exit and loop.time() < until:
+            if not self.app.in_flight and loop.time() >= last:
+                break
             await asyncio.sleep(_LOOK)
         self.cut = self.app.in_flight
         self.should_exit = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Take those who have connected already, close the port, and part with all."""
+        loop = asyncio.get_running_loop()
+        waiting = [made for sock in sockets or () for made in _accepted(sock)]
+        for server in self.servers:
+            server.close()
+        for made in waiting:
+            await loop.connect_accepted_socket(self._connection, made)
+        if not self.cut and not self.force_exit:
+            until = loop.time() + _PARTING
+            while loop.time() < until and self._part():
+                await asyncio.sleep(_LOOK)
+        await super().shutdown(sockets)
+
+    def _connection(self) -> Connection:
+        return Connection(self.config, self.server_state, self.lifespan.state)
+
+    def _part(self) -> bool:
+        """End connections that wait for a request; whether there are any left."""
+        held = list(self.server_state.connections)
+        for connection in held:
+            if isinstance(connection, Connection):
+                connection.part()
+        return bool(held)
+
+
+def _accepted(sock: socket.socket) -> Iterator[socket.socket]:
+    """Connections that the system has made, and nobody has taken."""
+    while True:
+        try:
+            made, _ = sock.accept()
+        except OSError:  # there are no more
+            return
+        made.setblocking(False)
+        yield made
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -101,11 +149,17 @@ def url_of(sock: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
+def is_loopback(sock: socket.socket) -> bool:
+    """Whether a server is for programs of this machine alone."""
+    return ipaddress.ip_address(sock.getsockname()[0].partition("%")[0]).is_loopback
+
+
 def serve(
     models: Sequence[ServedModel],
     sock: socket.socket,
     limits: Limits | None = None,
     ready: Callable[[Server], None] | None = None,
+    access: Access | None = None,
 ) -> int:
     """Serve models until SIGTERM or SIGINT.
 
@@ -114,6 +168,7 @@ def serve(
         sock: of `bind`.
         limits: of requests.
         ready: called in the event loop when requests are taken.
+        access: who may ask; anybody if left out.
 
     Returns:
         The number of requests that were cut off, for lack of time, when the server ended.
@@ -121,7 +176,7 @@ def serve(
     Raises:
         LoadError: another program has begun to listen at the address.
     """
-    app = Application(models, limits)
+    app = Application(models, limits, access)
     server = Server(app)
 
     async def run() -> None:
@@ -141,4 +196,4 @@ def serve(
     return server.cut
 
 
-__all__ = ["Server", "bind", "serve", "url_of"]
+__all__ = ["Server", "bind", "is_loopback", "serve", "url_of"]
