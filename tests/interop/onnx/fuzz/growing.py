@@ -271,7 +271,16 @@ def by_reference(model: onnx.ModelProto, given: dict[str, Array]) -> list[Any]:
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
         found: list[Any] = ReferenceEvaluator(model).run(None, given)
-    return found
+    # It computes in what NumPy makes of small integers; the schema says what comes out.
+    types = {o.name: o.type for o in onnx.shape_inference.infer_shapes(model).graph.output}
+    return [_typed(v, types[o.name]) for v, o in zip(found, model.graph.output, strict=True)]
+
+
+def _typed(value: Any, wanted: onnx.TypeProto) -> Any:
+    code = wanted.tensor_type.elem_type
+    if not code or not isinstance(value, (np.ndarray, np.generic)):
+        return value
+    return np.asarray(value).astype(helper.tensor_dtype_to_np_dtype(code))
 
 
 def computed(node: onnx.NodeProto, given: dict[str, Array], opset: int) -> list[Any]:

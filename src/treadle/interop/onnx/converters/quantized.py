@@ -218,18 +218,3 @@ def _dequantize(node: Node, x: Value, scale: Value, zero: Value = None) -> Value
         centered = centered - _per_axis(zero, x, axis, block).astype(dtype_of(centered))
     result = centered.astype(wide) * _per_axis(scale, x, axis, block).astype(wide)
     return result.astype(as_dtype(target_type(code, node)) if code else kind)
-
-
-@converts("DynamicQuantizeLinear")
-def _dynamic_quantize(node: Node, x: Value) -> tuple[Value, ...]:
-    from_ops = _extrema(x)
-    low, high = ew.Minimum()(from_ops[0], x.constant(0)), ew.Maximum()(from_ops[1], x.constant(0))
-    scale = (high - low) / 255.0
-    zero = Clip(0.0, 255.0)(RoundEven()(0.0 - low / scale))
-    y = Clip(0.0, 255.0)(RoundEven()(x / scale) + zero)
-    return y.astype(dt.uint8), scale, zero.astype(dt.uint8)
-
-
-def _extrema(x: Value) -> tuple[Value, Value]:
-    axes = tuple(range(len(extents(x))))
-    return reduce.Min(axes)(x), reduce.Max(axes)(x)

@@ -11,7 +11,16 @@ import numpy as np
 
 from treadle.base.dtype import as_dtype
 from treadle.interop.onnx.converters.arithmetic import target_type
-from treadle.interop.onnx.nodes import Array, Node, Value, concrete, dtype_of, is_known, known
+from treadle.interop.onnx.nodes import (
+    Array,
+    Node,
+    Value,
+    concrete,
+    dtype_of,
+    is_known,
+    known,
+    together,
+)
 from treadle.interop.onnx.registry import converts
 from treadle.ops.movement import Broadcast, Concat, Flip, Reshape, Transpose
 from treadle.ops.select import Where
@@ -293,13 +302,22 @@ def _pad_attributes(node: Node, x: Value) -> Value:
     return _padded(node, x, pads, node.attr("value", 0.0), None)
 
 
-@converts("Pad", since=11, host=(1, 2, 3))
+@converts("Pad", since=11, host=(1, 3), separate=True)
 def _pad(
-    node: Node, x: Value, pads: Array, value: Array | None = None, axes: Array | None = None
+    node: Node, x: Value, pads: Array, value: Value = None, axes: Array | None = None
 ) -> Value:
-    fill = 0.0 if value is None or value.size == 0 else value.reshape(-1)[0].item()
     where = None if axes is None else axes.tolist()
-    return _padded(node, x, pads.tolist(), fill, where)
+    if value is None or is_known(value):
+        fill = 0.0 if value is None or value.array.size == 0 else value.array.reshape(-1)[0].item()
+        return _padded(node, x, pads.tolist(), fill, where)
+    # A number that the model computes: zeros, and the number where there was nothing.
+    x, value = together([x, value])
+    inside = _padded(node, known(np.ones(extents(x), np.uint8)), pads.tolist(), 0, where)
+    made = _padded(node, x, pads.tolist(), 0, where)
+    if node.attr("mode", "constant") != "constant" or inside.array.all():
+        return made
+    kept = made.constant(inside.array.astype(bool), as_dtype("bool"))
+    return Where()(kept, made, reshaped(value, ()))
 
 
 def _padded(
