@@ -57,9 +57,13 @@ class Run:
         """Make models until time is up; the exit status."""
         end = time.monotonic() + self.chosen.seconds
         number = self.chosen.seed
-        while time.monotonic() < end:
+        while not self._over(end):
             number = self._worker(number, end)
         return self._report()
+
+    def _over(self, end: float) -> bool:
+        """Whether time is up; a slow machine gets time for one model at least."""
+        return time.monotonic() >= end + (0 if self.models else PATIENCE)
 
     def _worker(self, number: int, end: float) -> int:
         """Run a worker until it ends, crashes or hangs; where the next one goes on."""
@@ -72,9 +76,10 @@ class Run:
             state: dict[str, Any] = {"model": number, "at": "start"}
             while True:
                 try:
-                    line = self.lines.get(timeout=max(min(PATIENCE, end - time.monotonic()), 1.0))
+                    left = PATIENCE if not self.models else end - time.monotonic()
+                    line = self.lines.get(timeout=max(min(PATIENCE, left), 1.0))
                 except queue.Empty:
-                    late = time.monotonic() >= end
+                    late = self.models and time.monotonic() >= end
                     process.kill()
                     self._drain()
                     if not late:
@@ -92,7 +97,7 @@ class Run:
                 if line["at"] == "done":
                     self.models += 1
                     self.operators.update(line["operators"])
-                if time.monotonic() >= end:
+                if self._over(end):
                     process.kill()
                     self._drain()
                     return int(state["model"]) + 1

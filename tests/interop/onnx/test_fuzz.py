@@ -1,0 +1,91 @@
+"""Random models: repeatable, judged rightly, and known differences that are still there."""
+
+import argparse
+import tomllib
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytestmark = pytest.mark.onnx
+
+pytest.importorskip("onnx", reason="needs the onnx extra")
+pytest.importorskip("onnxruntime", reason="needs ONNX Runtime")
+
+from tests.interop.onnx.fuzz import __main__ as command  # noqa: E402
+from tests.interop.onnx.fuzz import judging, work  # noqa: E402
+
+import treadle as mge  # noqa: E402
+from treadle.interop.onnx import registry  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def _on_the_cpu() -> None:
+    mge.set_default_device("cpux")
+
+
+def test_a_number_names_a_model() -> None:
+    first, second = (work.grow(11, None).model() for _ in range(2))
+    assert first == second and 2 <= len(first.graph.node) <= 10
+    assert first != work.grow(12, None).model()
+
+
+def test_a_wrong_operator_is_found_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(node: Any, x: Any) -> Any:
+        return x * 1.01
+
+    monkeypatch.setitem(registry.CONVERTERS, ("", "Tanh"), [registry.Converter(wrong)])
+    keys = {f.key for n in range(3) for f in work.judge(work.grow(n, ["Tanh", "Transpose"]))}
+    assert {"Tanh eager differs", "Tanh compiled differs"} <= keys
+
+
+def test_what_differs_only_together_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fault that no node shows alone is the whole model's."""
+    real = judging.by_treadle
+
+    def broken(model: Any, given: Any, how: str) -> Any:
+        made = real(model, given, how)
+        fused = how == "compiled" and len(model.graph.node) > 1
+        return [m + np.ones((), m.dtype) for m in made] if fused else made
+
+    monkeypatch.setattr(judging, "by_treadle", broken)
+    keys = {f.key for f in work.judge(work.grow(3, ["Tanh", "Transpose", "Sigmoid"]))}
+    assert keys == {"model compiled differs"}
+
+
+def test_known_differences_are_still_there() -> None:
+    known = tomllib.loads(command.KNOWN.read_text(encoding="utf-8"))
+    for entry in known.values():
+        assert entry["reason"]
+        for key, number in entry["differences"].items():
+            found = {f.key for f in work.judge(work.grow(number, None, 0.5))}
+            assert key in found, f"take {key} out of {command.KNOWN.name}"
+
+
+@pytest.mark.timeout(300)
+def test_workers_that_crash_or_hang_cost_one_model(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = {0: '{"model": 0, "at": "run"}', 1: '{"model": 1, "at": "run"}\n', 2: ""}
+    script = (
+        "import os, sys, time\n"
+        f"lines = {lines!r}\n"
+        "number = int(sys.argv[1])\n"
+        "print(lines.get(number, ''), flush=True)\n"
+        "os.abort() if number == 0 else time.sleep(600) if number == 1 else None\n"
+        'print(\'{"model": %d, "at": "done", "operators": ["Relu"]}\' % number)\n'
+    )
+    real = command.subprocess.Popen
+
+    def fake(arguments: list[str], **more: Any) -> Any:
+        number = arguments[arguments.index("--worker") + 1]
+        return real([arguments[0], "-c", script, number], **more)
+
+    monkeypatch.setattr(command.subprocess, "Popen", fake)
+    monkeypatch.setattr(command, "PATIENCE", 3.0)
+    chosen = argparse.Namespace(seconds=12.0, seed=0, nnsmith=0.0, operators=None)
+    assert command.Run(chosen).go() == 1
+    told = capsys.readouterr().out
+    assert "model crashes: model 0" in told
+    assert "model hangs: model 1 at run" in told
+    assert "1 operators" in told
