@@ -131,7 +131,7 @@ def test_a_missing_gpu_is_never_silently_a_cpu() -> None:
 
 # -- names -------------------------------------------------------------------------------------
 
-BAD = ["cpu", "cpu:0", "cuda0", "", "x", "cpu-1", "cpu0:", "cpu0:x", "CPU0", "cpu 0", "cpu0:0:0"]
+BAD = ["cpu", "cpu:x", "cuda0", "", "x", "cpu-1", "cpu0:", "cpu0:x", "CPU0", "cpu 0", "cpu0:0:0"]
 
 
 @pytest.mark.parametrize("name", BAD)

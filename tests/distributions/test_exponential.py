@@ -61,5 +61,5 @@ def test_the_base_names_what_a_distribution_lacks() -> None:
     for name in ("mean", "variance", "stddev"):
         with pytest.raises(NotImplementedError, match="has no"):
             getattr(base, name)
-    with pytest.raises(TypeError, match="number or a tensor"):
+    with pytest.raises(TypeError, match="numbers or a tensor"):
         Exponential("fast")  # type: ignore[arg-type]

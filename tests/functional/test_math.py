@@ -108,9 +108,11 @@ def test_topk() -> None:
     kth, where = F.topk(x, 2, kth_only=True)
     assert kth.tolist() == [2, 4] and where.tolist() == [2, 2]
     assert sorted(F.topk(x[0], 2, no_sort=True)[0].tolist()) == [2, 3]
-    for k in (0, 4, -1):
+    assert F.topk(x, 9)[1].tolist() == [[0, 2, 1], [1, 2, 0]], "k is at most the axis"
+    assert F.topk(x, -2)[0].tolist() == [[1, 2], [0, 4]], "a negative k turns the order around"
+    for y, k in ((x, 0), (mge.tensor(1.0), 1)):
         with pytest.raises(ValueError, match="does not fit"):
-            F.topk(x, k)
+            F.topk(y, k)
 
 
 @pytest.mark.parametrize(

@@ -254,3 +254,24 @@ def test_what_a_call_made_and_kept_is_another_world() -> None:
         return kept[0] * 1
 
     assert [f(mge.tensor([1.0])).item() for _ in range(4)] == [1.0, 2.0, 3.0, 4.0]
+
+
+def test_a_level_that_is_given_allows_rewrites_of_real_arithmetic() -> None:
+    def f(x: mge.Tensor) -> mge.Tensor:
+        y = x * 2
+        return F.log(F.exp(y) + F.exp(x)) + y / y
+
+    x = mge.tensor([1e4])
+    with np.errstate(over="ignore"):
+        plain = [trace(f)(x).item(), trace(f, opt_level=0)(x).item()]
+    assert not np.isfinite(plain).any()
+    assert trace(f, opt_level=1)(x).item() == 2e4 + 1
+
+
+def test_shapes_read_as_tensors_do_inside() -> None:
+    @trace
+    def f(x: mge.Tensor) -> mge.Tensor:
+        assert x.shape.numpy().tolist() == [2, 3] and x.shape == (2, 3)  # type: ignore[attr-defined]
+        return x.reshape(x.shape[1], x.shape[0])
+
+    assert f(mge.tensor(np.ones((2, 3)))).shape == (3, 2)

@@ -106,6 +106,8 @@ class AmpModule(types.ModuleType):
     def enabled(self, value: bool) -> None:
         _Defaults.change(enabled=value)
 
+    _enabled = enabled
+
     @property
     def low_prec_dtype(self) -> str:
         """Name of the type of few bits; setting it is for all threads that are in no block."""

@@ -48,7 +48,8 @@ class Function:
         for x in inputs:
             if not isinstance(x, Tensor):
                 raise TypeError(
-                    f"{type(self).__name__} takes positional tensors only, got {type(x).__name__}"
+                    f"op {type(self).__name__} expect type Tensor as inputs, got "
+                    f"{type(x).__name__}: it takes positional tensors only"
                 )
         hook = LOCAL.hook
         need_tape()
@@ -80,11 +81,11 @@ class _FunctionRule:
     def vjp(self, at: Pullback[Tensor], /) -> tuple[Tensor | None, ...]:
         grads = self.call.backward(*at.dys)
         several = grads if isinstance(grads, (tuple, list)) else (grads,)
-        if len(several) > self.n_inputs:
+        if any(grad is not None for grad in several[self.n_inputs :]):
             raise AutodiffError(
                 self.name, f"backward returned {len(several)} gradients for {self.n_inputs} inputs"
             )
         for grad in several:
             if grad is not None and not isinstance(grad, Tensor):
                 raise NoGradient(self.name, f"backward returned a {type(grad).__name__}")
-        return (*several, *[None] * (self.n_inputs - len(several)))
+        return (*several[: self.n_inputs], *[None] * (self.n_inputs - len(several)))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Any, TypeVar
+
+import numpy as np
 
 from treadle.distributions.distribution import Distribution
 from treadle.functional.elemwise import expm1, log, log1p
@@ -16,16 +18,17 @@ class Exponential(Distribution):
     """Waiting times of events that come at a rate: density rate exp(-rate x) for x >= 0.
 
     Args:
-        rate: events per unit of time, a positive number or a tensor; gradients flow to it.
+        rate: events per unit of time, a positive number, an array or a tensor; gradients flow to
+            a tensor.
 
     Raises:
         TypeError: the rate is neither.
     """
 
-    def __init__(self, rate: float | Tensor) -> None:
-        if not isinstance(rate, (int, float, Tensor)):
-            raise TypeError(f"rate must be a number or a tensor, got {type(rate).__name__}")
-        self.rate = rate if isinstance(rate, Tensor) else Tensor(float(rate))
+    def __init__(self, rate: float | np.ndarray[Any, Any] | Tensor) -> None:
+        if not isinstance(rate, (int, float, np.ndarray, np.generic, Tensor)):
+            raise TypeError(f"rate must be numbers or a tensor, got {type(rate).__name__}")
+        self.rate = rate if isinstance(rate, Tensor) else Tensor(rate, dtype="float32")
         super().__init__(self.rate.shape)
 
     def expand(self: T, batch_shape: tuple[int, ...]) -> T:

@@ -20,7 +20,7 @@ from treadle.runtime.opened import OpenDevice
 
 _HOST_KINDS = ("cpu", "multithread")
 _MEGENGINE_KINDS = ("cpu", "gpu", "xpu", "rocm", "multithread", "cambricon", "atlas")
-_NAME = re.compile(r"([a-z_]+)(x|[0-9]+)(?::([0-9]+))?")
+_NAME = re.compile(r"([a-z_]+?)(x|[0-9]+|(?=:))(?::([0-9]+))?")
 _FORMS = "xpux, cpux, gpux, cpu0, cpu1, gpu0, multithread2, each with an optional :stream"
 
 
@@ -51,7 +51,8 @@ def parse(text: str) -> Name:
         advice = of_device(text)
         problem = f"{text!r} is not a device name{advice}"
         raise DeviceError("device", problem, hint=f"valid: {_FORMS}")
-    number = match[2] if match[2] == "x" else str(int(match[2]))
+    # MegEngine's "cpu:0" names a stream of the default device.
+    number = str(int(match[2])) if match[2].isdecimal() else "x"
     return Name(match[1], number, int(match[3] or 0))
 
 

@@ -156,6 +156,11 @@ class HandleMembers:
         """`broadcast_to` under its private name."""
         return self.broadcast_to(*shape)
 
+    @property
+    def comp_node(self: _Handle) -> Any:
+        """The device, by an old name of MegEngine's."""
+        return self.device
+
     def _dev_tensor(self: H) -> H:
         """The tensor itself: handles hold device memory directly."""
         return self

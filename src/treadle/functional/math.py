@@ -304,7 +304,8 @@ def topk(
         for the k-th element alone with `kth_only`.
 
     Raises:
-        ShapeError: k is not from 1 to n.
+        ShapeError: k is 0, or x has no axes. One larger than n counts as n, as in MegEngine; a
+            negative one turns the order around.
 
     Example:
         >>> values, indices = F.topk(mge.tensor([[3., 1., 2.]]), k=2)
@@ -312,13 +313,14 @@ def topk(
         ([[3.0, 2.0]], [[0, 2]])
     """
     x, k = as_tensor(inp), int(k)
-    if x.ndim == 0 or not 0 < k <= x.shape[-1]:
+    if x.ndim == 0 or k == 0:
         raise ShapeError(
             "topk",
             f"k = {k} does not fit the last axis",
             saw=str(x.type),
             hint=f"use a k from 1 to {x.shape[-1]}" if x.ndim else "a scalar has no axes",
         )
+    k, descending = builtins.min(builtins.abs(k), x.shape[-1]), descending != (k < 0)
     op = sorting.TopK(x.ndim - 1, k, descending, kth_only or not no_sort)
     values, indices = op.outputs(x)
     return (values[..., -1], indices[..., -1]) if kth_only else (values, indices)

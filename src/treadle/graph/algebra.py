@@ -17,7 +17,7 @@ from treadle.ops.logic import LogicalNot
 from treadle.ops.movement import Broadcast
 from treadle.ops.op import Op
 from treadle.ops.select import Where
-from treadle.ops.unary import Abs, Ceil, Floor, Relu, Round, RoundEven, Sign, Trunc
+from treadle.ops.unary import Abs, Ceil, Exp, Floor, Log, Log1p, Relu, Round, RoundEven, Sign, Trunc
 
 FLOATS = ("float32", "float16", "bfloat16", "float64")
 INTEGERS = ("int32", "uint8", "int64")
@@ -67,6 +67,15 @@ def fill(number: float) -> Build:
 def commuting(op: type[Op], x: Pattern, y: Pattern) -> P:
     """A binary op with its inputs either way round."""
     return P(op, (x, y), commutes=True)
+
+
+def _log_of_sum(m: Found) -> Value | None:
+    """The logarithm of a sum of powers, without the powers, which may be infinite."""
+    x, y = m["x"], m["y"]
+    if x.type != m.type or y.type != m.type:
+        return None
+    apart = m.apply(Neg(), m.apply(Abs(), m.apply(Sub(), x, y)))
+    return m.apply(Add(), m.apply(Maximum(), x, y), m.apply(Log1p(), m.apply(Exp(), apart)))
 
 
 # -- identities --------------------------------------------------------------------------------
@@ -227,6 +236,22 @@ SIGNS = (
         "fast",  # Infinity minus itself is NaN, which people look for.
         example=lambda x: x - x,
         dtypes=FLOATS,
+    ),
+    Rule(
+        "x / x => 1",
+        P(Div, ("x", "x")),
+        fill(1),
+        "fast",
+        example=lambda x: (lambda y: y / y)(Abs()(x) + x.constant(1)),
+        dtypes=FLOATS,
+    ),
+    Rule(
+        "log(exp(x) + exp(y)) => max(x, y) + log1p(exp(-|x - y|))",
+        P(Log, (P(Add, (P(Exp, ("x",)), P(Exp, ("y",)))),)),
+        only(("float32", "float64"), _log_of_sum),
+        "fast",
+        example=lambda x: Log()(Exp()(x) + Exp()(Neg()(x))),
+        dtypes=("float32", "float64"),
     ),
     Rule(
         "x * 0 => 0",

@@ -86,7 +86,7 @@ class Symbol:
     def __init__(self, capture: Capture, operand: GraphOperand) -> None:
         self.capture = capture
         self.operand = operand
-        self.shape = operand.type.shape
+        self.shape = capture.shape_seen(operand.type.shape)
         self.dtype = operand.type.dtype.numpy
 
     @property
@@ -130,6 +130,8 @@ class _Bound:
 class Capture:
     """The hook and the state of one capture; `capture` below runs one."""
 
+    shape_seen: type[tuple[Any, ...]] = tuple  # What the function sees of a shape.
+
     def __init__(self, name: str) -> None:
         self._builder = GraphBuilder(name, locate=True)
         self._sources: list[Source] = []
@@ -157,10 +159,8 @@ class Capture:
         if isinstance(op, Transfer):
             before, device = device, resolve(op.device) if op.device else device
             # The program has its own names of devices: it may run elsewhere, or on the host alone.
-            moves = before.memory != device.memory and not self._where.follow(
-                operands[0].value, device
-            )
-            op = Transfer("") if moves else Identity()
+            stays = before.memory == device.memory or self._where.follow(operands[0].value, device)
+            op = Identity() if stays else Transfer("")
         results = self._wrapped(self._builder.apply(undifferentiable(op), operands), device)
         if any([t._kind.quantized is not None for t in inputs]):
             _carry(op, inputs, results, device)
@@ -457,7 +457,7 @@ def capture(
     kwargs: Any,
     name: str,
     shapes: Mapping[int, Shape] | None = None,
-    kind: type[Capture] = Capture,
+    kind: Callable[[str], Capture] = Capture,
 ) -> Captured:
     """The graph of one call; nothing is computed, and handles keep their values.
 
@@ -466,7 +466,7 @@ def capture(
         args, kwargs: what to run it with; tensors in them become the first inputs.
         name: the graph's name.
         shapes: symbolic shapes of arguments, by their number among the flattened ones.
-        kind: what records.
+        kind: makes what records.
 
     Raises:
         TraceError: the function's course depends on values that only a run would know.

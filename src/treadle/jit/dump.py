@@ -12,10 +12,12 @@ import numpy as np
 from treadle.base import tree
 from treadle.base.errors import TraceError
 from treadle.base.files.source import PathLike
+from treadle.base.shape import size_of
 from treadle.engine.package import Case, Model, Runner, read_models, with_segments, write_models
 from treadle.graph.analysis import live_nodes
-from treadle.graph.ir import Graph, Node, Value, constant, remake
+from treadle.graph.ir import Graph, Node, Value, constant, remake, with_types
 from treadle.jit.captured import Argument, Captured, HostValue, Output, State
+from treadle.jit.naming import numbered
 from treadle.ops.constant import Constant
 from treadle.runtime.array import to_host
 from treadle.tensor import Tensor
@@ -70,12 +72,17 @@ class Ends:
 
 
 def argument_names(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[str]:
-    """`arg_0`, `arg_1`, ..., `kwarg_name`, in the order in which arguments are flattened.
+    """Names of tensors, or `arg_0`, `arg_1`, ..., `kwarg_name`, as arguments are flattened.
 
     Only tensors are inputs of a model: what else is passed, a module above all, is part of it.
     """
-    named = {name: f"kwarg_{name}" for name, given in kwargs.items() if isinstance(given, Tensor)}
-    return list(tree.flatten(([f"arg_{i}" for i in range(len(args))], named))[0])
+    named = {
+        name: given.name or f"kwarg_{name}"
+        for name, given in kwargs.items()
+        if isinstance(given, Tensor)
+    }
+    found = [getattr(given, "name", "") or f"arg_{i}" for i, given in enumerate(args)]
+    return list(tree.flatten((found, named))[0])
 
 
 def model_of(name: str, captured: Captured, arguments: Sequence[str], ends: Ends) -> Model:
@@ -104,7 +111,7 @@ def model_of(name: str, captured: Captured, arguments: Sequence[str], ends: Ends
 
 def _refuse(name: str, captured: Captured) -> None:
     problem = ""
-    if captured.updates or captured.gradients or any(r() is not None for _, r in captured.escaped):
+    if captured.updates or any(r() is not None for _, r in captured.escaped):
         problem = "it changes tensors besides computing results"
     if any(isinstance(s, HostValue) for s in captured.sources):
         problem = "it reads learning rates or random states at each call"
@@ -127,21 +134,33 @@ def inference_graph(name: str, captured: Captured, wanted: Sequence[int]) -> Gra
             made = inputs[source.index] = Value(value.type, None, source.index, value.name)
         elif isinstance(source, State):
             node = constant(to_host(source.tensor._data), value.type.device)
-            node = Node(node.op, (), node.loc, (source.tensor.name,))
+            node = Node(node.op, (), node.loc, (value.name,))
             nodes.append(node)
             made = node.outputs[0]
         else:
             raise TypeError(f"{source!r} is no input of a model")
         values[value] = made
     live = live_nodes(old)
-    for node in old.nodes:
-        if node not in live:
-            continue
+    kept = [node for node in old.nodes if node in live]
+    for node, names in zip(kept, _names(kept), strict=True):
         made_node = remake(node, node.op, tuple(values[v] for v in node.inputs))
+        made_node = with_types(
+            Node(node.op, made_node.inputs, node.loc, names, node.group),
+            tuple(v.type for v in made_node.outputs),
+        )
         nodes.append(made_node)
         values.update(zip(node.outputs, made_node.outputs, strict=True))
     outputs = tuple(values[old.outputs[i]] for i in wanted)
     return Graph(name, tuple(inputs[i] for i in sorted(inputs)), tuple(nodes), outputs)
+
+
+def _names(nodes: Sequence[Node]) -> list[tuple[str, ...]]:
+    """Names of the results of nodes, no two alike."""
+    firsts = numbered([next(iter(n.names), "") for n in nodes])
+    return [
+        tuple(f"{name}:o{i}" if name and i else name for i in range(len(n.outputs)))
+        for n, name in zip(nodes, firsts, strict=True)
+    ]
 
 
 def _output_names(captured: Captured, graph: Graph) -> list[str]:
@@ -256,6 +275,8 @@ def _parsed(entry: Any, model: Model, asked: Asked) -> dict[str, Any]:
         if asked.resize_input and array.shape != value.type.shape:
             raise ValueError("dump: resize_input needs images; resize them before, with OpenCV")
         shaped = np.ascontiguousarray(array, value.type.dtype.numpy)
+        if shaped.size == 1 == size_of(value.type.shape):  # MegEngine keeps 0-d inputs as (1,).
+            shaped = shaped.reshape(value.type.shape)
         if shaped.shape != value.type.shape:
             raise ValueError(
                 f"dump: input_data for {name!r} has shape {shaped.shape}, not {value.type.shape}"

@@ -44,6 +44,7 @@ from treadle.jit.memory import (
     SublinearMemoryConfig,
     memory_budget,
 )
+from treadle.jit.naming import Traced, scoped
 from treadle.jit.sequence import Watch
 from treadle.ops.op import Op
 from treadle.tensor import Tensor
@@ -68,7 +69,9 @@ class trace:
             what exceeds them is computed again where that helps.
         graph_opt_config: accepted; the engine chooses what is fused.
         profiling: measure kernels; `get_profile` returns what was found.
-        opt_level: 0 to 3, as `level` of `jit.compile`.
+        opt_level: 0 to 3, as `level` of `jit.compile`; 2 unless given. From 1 on, one that is
+            given allows rewrites that hold in real arithmetic only, as MegEngine's do: log(exp(x))
+            is x, x / x is 1.
         symbolic_shape: accepted; a shape is a tuple inside a traced function, too.
         imperative: run the body op by op, checked and uncompiled.
 
@@ -86,21 +89,24 @@ class trace:
         sublinear_memory_config: SublinearMemoryConfig | None = None,
         dtr_config: DTRConfig | None = None,
         profiling: bool = False,
-        opt_level: int = 2,
+        opt_level: int | None = None,
         graph_opt_config: GraphOptimizationConfig | None = None,
         symbolic_shape: bool = True,
         without_host: bool = False,
         imperative: bool = False,
     ) -> None:
         budget = memory_budget(dtr_config, sublinear_memory_config)
-        self._options = Options(level=min(opt_level, 3), memory_budget=budget, strict_budget=False)
+        level = 2 if opt_level is None else min(opt_level, 3)
+        self._options = Options(
+            level=level, fast=bool(opt_level), memory_budget=budget, strict_budget=False
+        )
         self._for_dump = capture_as_const or record_only
         self._record_only = record_only
         self._profiling = profiling
         self._last: tuple[Captured, list[str]] | None = None
         self._profile: Profile | Timeline | None = None
         self._without_host = without_host and not self._for_dump
-        self._eager, self._open = imperative, False
+        self._eager, self._open, self._why = imperative, False, ""
         self._variants: dict[Any, list[Variant]] = {}
         self._courses: dict[Any, Course] = {}
         self._left = Left()
@@ -139,6 +145,7 @@ class trace:
             get_logger("jit").info("%s runs op by op: %s", self._name, reason.problem)
             # What the body reads, and extents that data decides, may be attributes of ops.
             self._eager, self._open = True, True
+            self._why = f"there is no program: {reason.problem}"
             return self._checked(key, leaves, args, kwargs)
 
     @property
@@ -162,8 +169,11 @@ class trace:
     def _recorded(self, key: Any, leaves: list[Any], args: Any, kwargs: Any) -> Any:
         given, named = replaced(args, kwargs, leaves)
         try:
-            kind = Capture if self._for_dump else _Static
-            captured = capture(self._function, given, named, self._name, kind=kind)
+            if self._for_dump:
+                with scoped() as kind:
+                    captured = capture(self._function, given, named, self._name, kind=kind)
+            else:
+                captured = capture(self._function, given, named, self._name, kind=_Static)
         except TraceError as error:
             if error.where == "jit" and "known only when" in error.problem:
                 raise _NeedsValues(error.where, error.problem, at=error.at) from error
@@ -340,7 +350,8 @@ class trace:
         if not self._for_dump:
             raise ValueError("dump: trace the function with capture_as_const=True")
         if self._last is None:
-            raise ValueError("dump: call the traced function first")
+            why = self._why or "call the traced function first"
+            raise ValueError(f"dump: {why}")
         chosen = checked_options(options)
         captured, arguments = self._last
         names = [output_names] if isinstance(output_names, str) else output_names
@@ -361,7 +372,7 @@ class trace:
         return write(file, model, asked)
 
 
-class _Static(Capture):
+class _Static(Traced):
     """A capture that gives up where the extent of a result depends on data."""
 
     def apply(self, op: Op, inputs: tuple[Tensor, ...], /) -> tuple[Tensor, ...]:

@@ -11,9 +11,17 @@ import numpy as np
 from treadle.base.files.source import PathLike
 from treadle.engine.execute import Timeline
 from treadle.engine.package import Runner
+from treadle.graph.evaluate import evaluate
 from treadle.jit.inspection import profile_data
 from treadle.utils.network import Network, as_varnode, order_of
-from treadle.utils.network_node import Host2DeviceCopy, OpNode, VarNode, const_var, input_var
+from treadle.utils.network_node import (
+    ConstOpBase,
+    Host2DeviceCopy,
+    OpNode,
+    VarNode,
+    const_var,
+    input_var,
+)
 
 Variables = VarNode | Sequence[VarNode]
 
@@ -66,12 +74,12 @@ def get_oprs_seq(
     Args:
         outputs: variables that are wanted.
         prune_reshape: leave out shapes that are computed for reshaping; ours are attributes.
-        prune_immtensor: leave out constants without a name.
+        prune_immtensor: leave out constants.
     """
     return [
         opr
         for opr in order_of(_listed(outputs))
-        if not (prune_immtensor and opr.type == "ImmutableTensor")
+        if not (prune_immtensor and isinstance(opr, ConstOpBase))
     ]
 
 
@@ -191,6 +199,9 @@ class GraphInference:
         graph = net.graph()
         self._names = [v.name for v in graph.inputs]
         self._outputs = [v.name or f"output_{i}" for i, v in enumerate(net.dest_vars)]
+        results = [v for n in graph.nodes for v in n.outputs]
+        # Extents that data decides have no program yet; such a model runs op by op.
+        self._open = not all(v.type.is_static for v in results)
         self._runner = Runner(graph)
         self._profiling = profiling
         self._profile: dict[str, Any] | None = None
@@ -221,6 +232,11 @@ class GraphInference:
                 f"{len(inp_args)} arrays and {list(extra)}"
             )
         arrays = [np.asarray(given[name]) for name in self._names]
+        if self._open:
+            graph = self._runner.graph
+            typed = zip(arrays, graph.inputs, strict=True)
+            results = list(evaluate(graph, [a.astype(v.type.dtype.numpy) for a, v in typed]))
+            return OrderedDict(zip(self._outputs, results, strict=True))
         results = self._runner(arrays)
         if self._profiling:
             types = [v.type.dtype.numpy for v in self._runner.graph.inputs]

@@ -12,17 +12,20 @@ name, type or place, and replaced by what functions make of variables.
 from __future__ import annotations
 
 import fnmatch
+import heapq
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import IO, Any
 
-from treadle.base.errors import GraphError
+from treadle.base.errors import DTypeError, GraphError
 from treadle.base.files.source import PathLike
 from treadle.engine.package import Model, read_models
 from treadle.graph.ir import Graph, Node, Value
 from treadle.graph.retype import fitting
 from treadle.jit.dump import Asked, CompGraphDumpResult, checked_options, write
+from treadle.tensor import Tensor
 from treadle.utils.network_node import (
+    UNNAMED,
     ConstOpBase,
     Host2DeviceCopy,
     OpNode,
@@ -106,6 +109,47 @@ def order_of(variables: Iterable[VarNode]) -> list[OpNode]:
     return list(done.values())
 
 
+def as_made(found: Sequence[OpNode]) -> list[OpNode]:
+    """Operators, each after those that make its inputs, else as they were made."""
+    waiting = {n.id: len({x.owner.id for x in n.inputs}) for n in found}
+    users: dict[int, list[OpNode]] = {}
+    for opr in found:
+        for number in {x.owner.id for x in opr.inputs}:
+            users.setdefault(number, []).append(opr)
+    ready = [(n.id, n) for n in found if not waiting[n.id]]
+    heapq.heapify(ready)
+    done: list[OpNode] = []
+    while ready:
+        done.append(heapq.heappop(ready)[1])
+        for user in users.get(done[-1].id, ()):
+            waiting[user.id] -= 1
+            if not waiting[user.id]:
+                heapq.heappush(ready, (user.id, user))
+    return done
+
+
+def variables_of(model: Model) -> dict[Value, VarNode]:
+    """Variables of a model's values; those without a name get one."""
+    known: dict[Value, VarNode] = {}
+    for value, name in zip(model.graph.inputs, model.inputs, strict=True):
+        known[value] = Host2DeviceCopy(value.type, name).outputs[0]
+    for node in model.graph.nodes:
+        given = [known[v] for v in node.inputs]
+        if node.op.name in _EITHER_WAY and isinstance(given[0].owner, ConstOpBase):
+            given.reverse()  # MegEngine's files have constants last.
+        made = op_node(node.op, given, node.names)
+        known.update(zip(node.outputs, made.outputs, strict=True))
+        for var in made.outputs:
+            kind = f"{UNNAMED}{list(var.shape)}>" if isinstance(made, ConstOpBase) else made.type
+            var.name = var.name or f"{kind}[{len(known)}]"
+        made.name = made.outputs[0].name
+    return known
+
+
+_EITHER_WAY = ("add", "mul", "maximum", "minimum")
+"""Ops whose operands may change places."""
+
+
 class Network:
     """Operators and variables that can be changed."""
 
@@ -135,15 +179,10 @@ class Network:
     def _from(cls, model: Model, outspec: Sequence[str] | None) -> Network:
         self = cls()
         self._model = model
-        known: dict[Value, VarNode] = {}
-        for value, name in zip(model.graph.inputs, model.inputs, strict=True):
-            known[value] = Host2DeviceCopy(value.type, name).outputs[0]
-        for node in model.graph.nodes:
-            made = op_node(node.op, [known[v] for v in node.inputs], node.names)
-            known.update(zip(node.outputs, made.outputs, strict=True))
+        known = variables_of(model)
         self._outputs = [known[v] for v in model.graph.outputs]
         for var, name in zip(self._outputs, model.outputs, strict=True):
-            var.name = var.name or name
+            var.name = name
         self._extra = [known[v] for v in model.graph.inputs]
         if outspec is not None:
             self._outputs = [self.get_var_by_name(name) for name in outspec]
@@ -233,7 +272,7 @@ class Network:
 
     def make_const(self, data: Any, name: str | None = None, device: Any = None) -> VarNode:
         """A constant with this value."""
-        return const_var(_array(data), name or "")
+        return const_var(Tensor(_array(data)).numpy(), name or "")
 
     def make_input_node(
         self, shape: Sequence[int], dtype: Any, name: str | None = None, device: Any = None
@@ -275,9 +314,8 @@ class Network:
 
         They are found by its filters once an output depends on them.
         """
-        given = [as_varnode(v) for v in vars]
-        self._beside += given
-        return given
+        self._beside += map(as_varnode, vars)
+        return self._beside[len(self._beside) - len(vars) :]
 
     # -- editing ---------------------------------------------------------------------------
 
@@ -292,16 +330,22 @@ class Network:
             TreadleError: an operator does not take the new variable.
         """
         by_id = {as_varnode(old).id: as_varnode(new) for old, new in repl_dict.items()}
-        # An operator that a new variable comes from, and that is not of the network yet.
-        own = {n.id for n in self.all_oprs}
-        fresh = {n.id for new in by_id.values() for n in order_of([new])} - own
+        fresh = {n.id for new in by_id.values() for n in order_of([new])}
+        fresh -= {n.id for n in self.all_oprs}
+        for var in self._outputs:
+            by_id.get(var.id, var).name = var.name
         self._outputs = [by_id.get(v.id, v) for v in self._outputs]
+        self._extra = [v for v in self._extra if v.id not in by_id]
         for opr in order_of([*self._outputs, *self._extra, *self._beside]):
-            if opr.id in fresh or not any(x.id in by_id for x in opr.inputs):
-                if opr.op is not None and opr.inputs:
-                    opr.set_inputs(opr.inputs)
+            if opr.op is None or not opr.inputs:
                 continue
-            opr.set_inputs([by_id.get(x.id, x) for x in opr.inputs])
+            known = {} if opr.id in fresh else by_id
+            given = [known.get(x.id, x) for x in opr.inputs]
+            try:
+                opr.set_inputs(given)
+            except DTypeError:  # The operator was made for the element types it had.
+                pairs = zip(given, opr.inputs, strict=True)
+                opr.set_inputs([as_varnode(new.astype(old.dtype)) for new, old in pairs])
 
     def replace_oprs(self, repl_dict: Mapping[OpNode, OpNode]) -> None:
         """Let whoever uses the outputs of an operator use those of another one.
@@ -311,13 +355,15 @@ class Network:
         """
         pairs: dict[VarNode, VarNode] = {}
         for old, new in repl_dict.items():
-            first, second = as_oprnode(old).outputs, as_oprnode(new).outputs
-            if len(first) != len(second):
-                raise ValueError(
-                    f"replace_oprs: {len(first)} outputs cannot be replaced by {len(second)}"
-                )
-            pairs.update(zip(first, second, strict=True))
+            first, second = as_oprnode(old), as_oprnode(new)
+            has, gets = len(first.outputs), len(second.outputs)
+            if has != gets:
+                raise ValueError(f"replace_oprs: {has} outputs cannot be replaced by {gets}")
+            pairs.update(zip(first.outputs, second.outputs, strict=True))
         self.replace_vars(pairs)
+        for before, after in pairs.items():
+            if before.owner.id not in {n.id for n in order_of([after])}:
+                before.become(after)
 
     def modify_opr_names(self, modifier: str | Callable[[str], str]) -> None:
         """Change names of operators and their variables: a prefix, or a function of the name.
@@ -373,8 +419,8 @@ class Network:
 
     @property
     def all_oprs(self) -> list[OpNode]:
-        """All operators, in order."""
-        return order_of([*self._extra, *self._outputs])
+        """All operators, each after those that make its inputs, else as they were made."""
+        return as_made(order_of([*self._extra, *self._outputs]))
 
     @property
     def all_vars(self) -> list[VarNode]:
@@ -485,10 +531,13 @@ class NodeFilter:
 
     def name(self, pattern: str) -> NodeFilter:
         """Those whose name matches; `*` and `?` stand for anything, all else for itself."""
-        if not any(c in pattern for c in "*?["):
-            exact = self._kept(lambda n: n.name == pattern)
-            return exact if exact._nodes else self._kept(lambda n: n.name.endswith("." + pattern))
-        return self._kept(lambda n: fnmatch.fnmatchcase(n.name, pattern))
+        exact = self._kept(lambda n: n.name == pattern)
+        if exact._nodes:
+            return exact
+        if not any(c in pattern for c in "*?"):
+            return self._kept(lambda n: n.name.endswith("." + pattern))
+        wanted = pattern.replace("[", "[[]")
+        return self._kept(lambda n: fnmatch.fnmatchcase(n.name, wanted))
 
     def has_input(self, var: VarNode) -> NodeFilter:
         """Operators that take a variable."""

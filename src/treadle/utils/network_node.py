@@ -17,6 +17,8 @@ from treadle.base.errors import GraphError
 from treadle.base.types import TensorType
 from treadle.engine.devices import CompNode, default_device
 from treadle.engine.dispatch import EagerType
+from treadle.jit.naming import mode_of
+from treadle.jit.ops_table import BY_OP, NAMES
 from treadle.ops.abstract import constant_array
 from treadle.ops.constant import ArrayData, Constant
 from treadle.ops.conv import Convolution
@@ -24,9 +26,10 @@ from treadle.ops.families import Elementwise, Reduce
 from treadle.ops.op import Op, as_tuple
 from treadle.ops.operators import Operators
 from treadle.tensor import Tensor
-from treadle.utils.network_ops_table import BY_OP, NAMES
 
 _NUMBERS = itertools.count()
+UNNAMED = "const<"
+"""How names begin that constants get when a file gives them none."""
 
 
 class _Absent:
@@ -106,6 +109,15 @@ class VarNode(Tensor):
             self.owner.outputs[self.index] = before
         for user in before.users:
             user.inputs = [before if x is self else x for x in user.inputs]
+
+    def become(self, other: VarNode) -> None:
+        """Be what another variable was, which is this one from here on."""
+        for user in other.users:
+            user.inputs = [self if x.id == other.id else x for x in user.inputs]
+        self.id, self.owner, self.index = other.id, other.owner, other.index
+        self.users += other.users
+        self.take_type(other.type)
+        self.owner.outputs[self.index] = self
 
     @property
     def var(self) -> VarNode:
@@ -210,8 +222,11 @@ class OpNode:
 
     @property
     def params(self) -> Mapping[str, Any]:
-        """The op's attributes by name."""
-        return {} if self.op is None else dict(self.op.attributes)
+        """The op's attributes by name; an elementwise function's `mode`, as MegEngine spells it."""
+        if self.op is None:
+            return {}
+        moded = isinstance(self.op, (Elementwise, Reduce))
+        return {**({"mode": mode_of(self.op)} if moded else {}), **dict(self.op.attributes)}
 
     def set_inputs(self, inputs: list[VarNode]) -> None:
         """Put other variables in the place of the inputs; types of results follow.
@@ -316,7 +331,8 @@ def op_node(op: Op, inputs: list[VarNode], names: tuple[str, ...] = ()) -> OpNod
     """
     types = op.infer(*[x.type for x in inputs])
     if isinstance(op, Constant):
-        kind: type[OpNode] = SharedDeviceTensor if any(names) else ImmutableTensor
+        named = any(n and not n.startswith(UNNAMED) for n in names)
+        kind: type[OpNode] = SharedDeviceTensor if named else ImmutableTensor
     else:
         kind = class_of(op, inputs)
     node = kind(op, inputs, next((n for n in names if n), ""))

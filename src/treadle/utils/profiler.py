@@ -31,11 +31,11 @@ from rich.console import Console
 from rich.table import Table
 
 from treadle.base.observer import OBSERVER, observe
+from treadle.jit.ops_table import BY_OP
 from treadle.ops.families import Elementwise
 from treadle.ops.op import Op, as_tuple
 from treadle.runtime.comm import groups
 from treadle.utils.memory_flow import Block, memory_flow
-from treadle.utils.network_ops_table import BY_OP
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -50,6 +50,10 @@ _ELSEWHERE = {
 _MEGENGINE = "interop.megengine"
 _NOISE = "module.vision_noise"
 _GUESTS = {
+    "amp": {
+        name: f"{_MEGENGINE}.runtime"
+        for name in ("_get_amp_high_prec_dtype", "_get_amp_low_prec_dtype")
+    },
     "config": {
         "get_auto_format_convert": f"{_MEGENGINE}.switches",
         "set_auto_format_convert": f"{_MEGENGINE}.switches",

@@ -7,7 +7,7 @@ either, and is computed from the tensors that inputs are given.
 from __future__ import annotations
 
 import io
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import IO, Any, NamedTuple
@@ -115,20 +115,20 @@ class InputNode(_Open):
         super().__init__(self._next, [])
         self.device, self.dtype = device, dtype
         self.graph = graph or Graph()
-        self._values: deque[Tensor] = deque()
+        self._value: Tensor | None = None
 
     def set_value(self, value: Any) -> None:
-        """The next value."""
-        self._values.append(value if isinstance(value, Tensor) else Tensor(value))
+        """What the graph is computed from, from here on."""
+        self._value = value if isinstance(value, Tensor) else Tensor(value)
 
     def reset(self) -> None:
-        """Forget values that nobody has read."""
-        self._values.clear()
+        """Forget the value."""
+        self._value = None
 
     def _next(self) -> list[Tensor]:
-        if not self._values:
+        if self._value is None:
             raise EngineError("graph", "an input has no value", hint="set_value() it first")
-        return [self._values.popleft() if len(self._values) > 1 else self._values[0]]
+        return [self._value]
 
 
 def compute(var: NetworkVar) -> Tensor:
@@ -180,7 +180,7 @@ class AttrOutputNode(OutputNode):
     def get_value(self) -> Any:
         """An object with `shape`, `dtype` and `device`."""
         found = super().get_value()
-        return TensorAttr(found.shape, found.dtype, str(found.device))
+        return TensorAttr(found.shape, found.dtype, found.device)
 
 
 class TensorAttr(NamedTuple):
@@ -188,7 +188,7 @@ class TensorAttr(NamedTuple):
 
     shape: tuple[int, ...]
     dtype: Any
-    device: str
+    device: Any
 
 
 class _Callback(_Open):

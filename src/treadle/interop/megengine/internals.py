@@ -414,7 +414,7 @@ def _rooms() -> dict[str, Room]:
             "set_option": set_option,
             "sync": sync,
         },
-        "core._wrap": {"Device": CompNode, "as_device": as_device, "device": as_device},
+        "core._wrap": {"Device": runtime.Device, "as_device": as_device, "device": as_device},
         "core._trace_option": {
             "set_symbolic_shape": set_symbolic_shape,
             "use_symbolic_shape": use_symbolic_shape,

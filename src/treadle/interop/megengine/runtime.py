@@ -20,6 +20,7 @@ import treadle.functional as F
 from treadle import amp, config
 from treadle.autodiff import Function
 from treadle.base.errors import DeviceError
+from treadle.engine.devices import CompNode, resolve
 from treadle.engine.lifetime import synchronize
 from treadle.interop.megengine.builtin import MEMBERS
 from treadle.logger import set_mgb_log_level
@@ -79,6 +80,36 @@ def create_complex(real: Tensor, imag: Tensor) -> Tensor:
     """A complex tensor of its parts."""
     made: Tensor = F.complex(real, imag)
     return made
+
+
+def _get_amp_high_prec_dtype() -> str:
+    """The type of many bits of mixed precision."""
+    return amp.high_prec_dtype
+
+
+def _get_amp_low_prec_dtype() -> str:
+    """The type of few bits of mixed precision."""
+    return amp.low_prec_dtype
+
+
+class Device:
+    """A device by name, as MegEngine's core wraps one."""
+
+    def __init__(self, device: Any = None) -> None:
+        self._place: CompNode = resolve("xpux" if device is None else str(device))
+
+    def to_c(self) -> CompNode:
+        """The device itself."""
+        return self._place
+
+    def __repr__(self) -> str:
+        return str(self._place)
+
+    def __eq__(self, other: object) -> bool:
+        return str(self._place) == str(other) or self._place == other
+
+    def __hash__(self) -> int:
+        return hash(self._place)
 
 
 def _call_stack() -> str:
@@ -278,8 +309,8 @@ CORE2: dict[str, Any] = {
     "push_scope": push_scope,
     "record_scope": lambda frame, name: None,
     "_get_amp_dtype_autocast": lambda: bool(amp.enabled),
-    "_get_amp_high_prec_dtype": lambda: amp.high_prec_dtype,
-    "_get_amp_low_prec_dtype": lambda: amp.low_prec_dtype,
+    "_get_amp_high_prec_dtype": _get_amp_high_prec_dtype,
+    "_get_amp_low_prec_dtype": _get_amp_low_prec_dtype,
     "_get_convert_inputs": lambda: True,
     "_set_convert_inputs": without_effect("_set_convert_inputs", True, "operands are converted"),
     **{

@@ -74,8 +74,8 @@ NAMES: dict[str, str] = {
 
 BY_OP: dict[str, str] = {
     "cast": "TypeCvt",
-    "quantize": "ElemwiseMultiType",
-    "dequantize": "ElemwiseMultiType",
+    "quantize": "TypeCvt",
+    "dequantize": "TypeCvt",
     "identity": "Copy",
     "transfer": "Copy",
     "reshape": "Reshape",
@@ -137,3 +137,32 @@ BY_OP: dict[str, str] = {
     "runtime_blob": "RuntimeOpr",
 }
 """Names of ops of this package, and the classes they are shown as."""
+
+MODES: dict[str, str] = {
+    "bit_and": "AND",
+    "bit_not": "NOT",
+    "bit_or": "OR",
+    "bit_xor": "XOR",
+    "div": "TRUE_DIV",
+    "equal": "EQ",
+    "greater": "GT",
+    "greater_equal": "GEQ",
+    "h_sigmoid": "HSIGMOID",
+    "is_inf": "ISINF",
+    "is_nan": "ISNAN",
+    "less": "LT",
+    "less_equal": "LEQ",
+    "log_sigmoid": "LOGSIGMOID",
+    "logical_and": "AND",
+    "logical_not": "NOT",
+    "logical_or": "OR",
+    "logical_xor": "XOR",
+    "maximum": "MAX",
+    "minimum": "MIN",
+    "neg": "NEGATE",
+    "not_equal": "NEQ",
+    "prod": "PRODUCT",
+    "shift_left": "SHL",
+    "shift_right": "SHR",
+}
+"""MegEngine's names of modes, where they are not the op's name in capitals."""

@@ -1,0 +1,148 @@
+"""Names in dumped models: of ops and parameters, after the modules that ran them.
+
+`net.fc.MatrixMul` is what the module `fc` of `net` applied, `net.fc.weight` its parameter. Modules
+are called by their own names, or by where they lie in the module around them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from treadle.base.observer import OBSERVER, observe
+from treadle.base.types import TensorType
+from treadle.engine.devices import CompNode
+from treadle.graph.builder import GraphOperand
+from treadle.jit.capture import Capture
+from treadle.jit.captured import Source, State
+from treadle.jit.ops_table import BY_OP, MODES
+from treadle.ops.families import Elementwise, Reduce
+from treadle.ops.op import Op
+from treadle.tensor import Tensor
+
+
+def mode_of(op: Op) -> str:
+    """The mode of an elementwise function or a reduction, as MegEngine spells it."""
+    return MODES.get(op.name, op.name.upper())
+
+
+def kind_of(op: Op) -> str:
+    """What an op is called in names."""
+    if op.name in BY_OP:
+        return BY_OP[op.name].removesuffix("Forward")
+    if isinstance(op, Reduce):
+        return "Reduce"
+    return mode_of(op) if isinstance(op, Elementwise) else op.name
+
+
+class Scopes:
+    """An observer that knows which modules run, from the outermost on."""
+
+    def __init__(self) -> None:
+        self._stack: list[tuple[Any, str]] = []
+        self._below: dict[int, dict[int, str]] = {}
+        self.parameters: dict[int, str] = {}
+
+    @property
+    def scope(self) -> str:
+        """Their names, with dots."""
+        return ".".join(name for _, name in self._stack if name)
+
+    def launch(self, op: Op, launch: Callable[..., Any], /) -> Callable[..., Any]:
+        """Ops are not looked at."""
+        return launch
+
+    def program(self, name: str, run: Callable[[], Any], /) -> Any:
+        """Nor are programs."""
+        return run()
+
+    def module(self, module: Any, inputs: tuple[Any, ...], forward: Callable[[], Any], /) -> Any:
+        """Run a module inside of its scope."""
+        self._stack.append((module, self._called(module)))
+        for name, tensor in module.named_parameters(recursive=False):
+            path = ".".join(part for part in (self.scope, tensor.name or name) if part)
+            self.parameters.setdefault(id(tensor), path)
+        try:
+            return forward()
+        finally:
+            self._stack.pop()
+
+    def _called(self, module: Any) -> str:
+        own = getattr(module, "name", None)
+        if own or not self._stack:
+            return str(own or "")
+        around = self._stack[-1][0]
+        if id(around) not in self._below:
+            names: dict[int, str] = {}
+            for path, found in around.named_modules():
+                names.setdefault(id(found), path)
+            self._below[id(around)] = names
+        return self._below[id(around)].get(id(module), "")
+
+
+class ReadableShape(tuple[Any, ...]):
+    """A shape that has MegEngine's `numpy()`: inside of a trace it is a tensor there."""
+
+    __slots__ = ()
+
+    def numpy(self) -> Any:
+        """The extents as an int32 array."""
+        return np.array(self, np.int32)
+
+
+class Traced(Capture):
+    """A capture of `trace`."""
+
+    shape_seen = ReadableShape
+
+
+class Named(Traced):
+    """A capture that names what it appends."""
+
+    def __init__(self, name: str, scopes: Scopes) -> None:
+        super().__init__(name)
+        self._scopes = scopes
+
+    def apply(self, op: Op, inputs: tuple[Tensor, ...], /) -> tuple[Tensor, ...]:
+        """Append an op."""
+        name = ".".join(part for part in (self._scopes.scope, kind_of(op)) if part)
+        with self._builder.at(self._builder.loc, self._builder.group, name):
+            return super().apply(op, inputs)
+
+    def _input(
+        self, type_: TensorType, source: Source, name: str = "", at: CompNode | None = None
+    ) -> GraphOperand:
+        if isinstance(source, State):
+            name = self._scopes.parameters.get(id(source.tensor), name)
+        return super()._input(type_, source, name, at)
+
+
+@contextmanager
+def scoped() -> Iterator[Callable[[str], Capture]]:
+    """How to make captures that name what they append, for the time of the block."""
+    scopes = Scopes()
+    free = OBSERVER.now is None
+    if free:
+        observe(scopes)
+    try:
+        yield lambda name: Named(name, scopes)
+    finally:
+        if free:
+            observe(None)
+
+
+def numbered(names: Sequence[str]) -> list[str]:
+    """The names, those that are there several times with numbers behind them."""
+    total, seen = Counter(names), Counter[str]()
+    found = []
+    for name in names:
+        found.append(f"{name}[{seen[name]}]" if name and total[name] > 1 else name)
+        seen[name] += 1
+    return found
+
+
+__all__ = ["Named", "ReadableShape", "Scopes", "Traced", "kind_of", "mode_of", "numbered", "scoped"]
