@@ -340,8 +340,11 @@ def test_models_of_pytorch(
     assert ending(["convert", "net.pt", *code]) == 0
     assert "PyTorch" in capsys.readouterr().out
     assert ending(["convert", "net.pt2", "-o", "b.tm"]) == 1
+    assert "it is a program" in capsys.readouterr().err
+    allowed = ["convert", "net.pt2", "-o", "b.tm", "--allow-native"]
+    assert ending(allowed) == 1
     assert "give them: --input input=" in capsys.readouterr().err
-    assert ending(["convert", "net.pt2", "-o", "b.tm", "-i", "input=2,4,6,6"]) == 0
+    assert ending([*allowed, "-i", "input=2,4,6,6"]) == 0
     for name in ("a.tm", "b.tm"):
         (found,) = Runner(read_models(name)[0].graph)([x.numpy()])
         np.testing.assert_allclose(found, net(x).detach().numpy(), rtol=1e-4, atol=1e-5)

@@ -471,6 +471,7 @@ OPCODES: dict[str, tuple[bytes, str]] = {
     "number of letters": (b"Ix\n.", "is not what its opcode says"),
     "number of 5000 digits": (b"L" + b"9" * 5000 + b"L\n.", "is not what its opcode says"),
     "float of letters": (b"Fx\n.", "is not what its opcode says"),
+    "float beyond all floats": (b"F-1e400\n.", "is not what its opcode says"),
     "text without quotes": (b"Sx\n.", "is not what its opcode says"),
     "line without an end": (b"cos.", "truncated"),
 }
@@ -564,8 +565,10 @@ def test_bombs_take_little_memory(case: str) -> None:
         b"N\x94" * 20_000,
         (call("collections", "OrderedDict") + b"0") * 5000,
         b"](" + b"K\x01" * 1000 + b"eq\x00" + call("builtins", "set", b"h\x00\x85") * 100,
+        b"]" + b"2" * 10_000 + b"0" * 10_000,
+        b"Nq\x00" + b"h\x000" * 10_000,
     ],
-    ids=["lists", "sets", "memo", "calls", "copies"],
+    ids=["lists", "sets", "memo", "calls", "copies", "duplicates", "recalls"],
 )
 def test_small_objects_are_counted(content: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bytes become objects that are much larger; the bound is the same whatever the file's size."""
@@ -577,6 +580,15 @@ def test_small_objects_are_counted(content: bytes, monkeypatch: pytest.MonkeyPat
     finally:
         tracemalloc.stop()
     assert peak < 6 << 20
+
+
+def test_floats_may_be_infinite() -> None:
+    assert loaded(b"(Finf\nF-Infinity\nG\x7f\xf0" + bytes(6) + b"l.") == [np.inf, -np.inf, np.inf]
+
+
+def test_millions_of_duplicates_end_soon() -> None:
+    """Five million took a minute."""
+    refused(b"\x80\x02]" + b"2" * 5_000_000 + b".", "more small objects")
 
 
 def test_numbers_in_the_memo_may_be_large() -> None:

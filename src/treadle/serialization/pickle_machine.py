@@ -11,6 +11,7 @@ Opcodes: https://github.com/python/cpython/blob/main/Lib/pickletools.py
 from __future__ import annotations
 
 import codecs
+import math
 import pickle
 import struct
 from collections.abc import Callable
@@ -25,8 +26,10 @@ from treadle.serialization.encode import is_key
 
 OPCODE, CONTAINER, CALL = 32, 128, 512
 """Bytes that are charged for one; about what Python takes."""
+AGAIN = 96
+"""The same for one that has an object once more: of those a file can have many for nothing."""
 
-_ALL_OBJECTS = 256 << 20
+_ALL_OBJECTS = 128 << 20
 _GROWTH, _SLACK = 4, 1 << 20
 _PYTHON_ERRORS = (TypeError, ValueError, KeyError, IndexError, OverflowError, struct.error)
 
@@ -183,10 +186,6 @@ class Machine:
         """Take an object off the stack."""
         return self._stack.pop()
 
-    def top(self) -> Any:
-        """The last object of the stack."""
-        return self._stack[-1]
-
     def mark(self) -> None:
         """Begin a group of objects."""
         self._meter.objects(CONTAINER)
@@ -217,8 +216,14 @@ class Machine:
         """Remember the last object under the next number."""
         self._memo[len(self._memo)] = self._stack[-1]
 
+    def again(self) -> None:
+        """Push the last object once more."""
+        self._meter.objects(AGAIN)
+        self._stack.append(self._stack[-1])
+
     def recall(self, index: int) -> None:
         """Push what was remembered."""
+        self._meter.objects(AGAIN)
         if index not in self._memo:
             raise Malformed(f"number {index} is not in the memo")
         self._stack.append(self._memo[index])
@@ -364,6 +369,14 @@ def _decimal(data: bytes) -> object:
     return _BOOLEANS[data] if data in _BOOLEANS else int(data)
 
 
+def _spelled(data: bytes) -> float:
+    value = float(data)
+    # Nothing spells a number like 1e400, which has no float; infinity has a name.
+    if math.isinf(value) and b"inf" not in data.lower():
+        raise ValueError("out of range")
+    return value
+
+
 def _long(data: bytes) -> int:
     return int(data.removesuffix(b"L"))
 
@@ -469,13 +482,13 @@ _ACTIONS: dict[bytes, _Action] = {
         (pickle.SHORT_BINSTRING, _reads_bytes(_U8, lambda data: data.decode("ascii"))),
         (pickle.INT, _reads_line(_decimal)),
         (pickle.LONG, _reads_line(_long)),
-        (pickle.FLOAT, _reads_line(float)),
+        (pickle.FLOAT, _reads_line(_spelled)),
         (pickle.STRING, _reads_line(_quoted)),
         (pickle.UNICODE, _reads_line(_escaped)),
         (pickle.MARK, Machine.mark),
         (pickle.POP, Machine.drop),
         (pickle.POP_MARK, _drop_group),
-        (pickle.DUP, lambda m: m.push(m.top())),
+        (pickle.DUP, Machine.again),
         (pickle.LIST, _groups(list)),
         (pickle.TUPLE, _groups(tuple)),
         (pickle.DICT, _dict),

@@ -299,7 +299,7 @@ def check_tree(root: object) -> None:
         value, is_left = stack.pop()
         if isinstance(value, Callee):
             raise Malformed(f"it holds {value.name} itself, not an object of it")
-        if type(value) not in _CHILDREN or id(value) in reached:
+        if type(value) not in _CHILDREN or not value or id(value) in reached:
             continue
         children = _CHILDREN[type(value)](value)
         if is_left:
@@ -318,7 +318,7 @@ def check_tree(root: object) -> None:
         if len(entered) - len(reached) > MAX_DEPTH:
             raise Malformed(f"it nests deeper than {MAX_DEPTH}")
         stack.append((value, True))
-        stack.extend((child, False) for child in children)
+        stack.extend([(c, False) for c in children if type(c) in _WALKED])
 
 
 _CHILDREN: dict[type, Callable[[Any], Iterable[Any]]] = {
@@ -327,3 +327,4 @@ _CHILDREN: dict[type, Callable[[Any], Iterable[Any]]] = {
     dict: lambda x: x.values(),
     OrderedDict: lambda x: x.values(),
 }
+_WALKED = frozenset((*_CHILDREN, Callee))

@@ -196,15 +196,19 @@ def test_programs_that_write_into_their_inputs_are_refused() -> None:
         exported(Writes(), torch.randn(3))
 
 
-def test_files(tmp_path: Path) -> None:
+def test_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make, inputs = NETWORKS["vit"]
     model, x = make().eval(), inputs()
     torch.export.save(torch.export.export(model, (x,)), tmp_path / "vit.pt2")
-    module = load_exported(tmp_path / "vit.pt2")
+    with monkeypatch.context() as patched:
+        patched.setattr(torch.export, "load", lambda *given: pytest.fail("PyTorch reads it"))
+        with pytest.raises(LoadError, match="it is a program"):
+            load_exported(tmp_path / "vit.pt2")
+    module = load_exported(tmp_path / "vit.pt2", allow_native=True)
     np.testing.assert_allclose(module(ours(x)).numpy(), model(x).detach().numpy(), atol=1e-5)
     torch.save(model.state_dict(), tmp_path / "other.pt2")
     with pytest.raises(LoadError, match="cannot read it as an exported program"):
-        load_exported(tmp_path / "other.pt2")
+        load_exported(tmp_path / "other.pt2", allow_native=True)
 
 
 def test_it_can_be_traced_and_dumped(tmp_path: Path) -> None:

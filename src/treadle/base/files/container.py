@@ -160,9 +160,24 @@ def _check_metadata(source: Source, value: object) -> dict[str, str]:
     return value
 
 
+class _Label:
+    """What messages call a tensor: spelled when there is one, and not for each of many."""
+
+    __slots__ = ("_name",)
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __str__(self) -> str:
+        return f"tensor {shorten(self._name)}"
+
+
+_FIELDS = {"dtype", "shape", "data_offsets"}
+
+
 def _check_entry(source: Source, name: str, value: object) -> Entry:
-    label = f"tensor {shorten(name)}"
-    if not isinstance(value, dict) or value.keys() != {"dtype", "shape", "data_offsets"}:
+    label = _Label(name)
+    if not isinstance(value, dict) or value.keys() != _FIELDS:
         raise source.error(f"{label} lacks exactly dtype, shape and data_offsets")
     code = value["dtype"]
     dtype = _DTYPE_OF.get(code) if isinstance(code, str) else None
@@ -183,7 +198,7 @@ def _check_entry(source: Source, name: str, value: object) -> Entry:
 
 
 def _check_sizes(
-    source: Source, label: str, shape: tuple[int, ...], dtype: np.dtype[Any], count: int
+    source: Source, label: _Label, shape: tuple[int, ...], dtype: np.dtype[Any], count: int
 ) -> None:
     # Zeros are left out: NumPy bounds the product of the other axes even for empty arrays.
     if math.prod(n for n in shape if n) * dtype.itemsize >= 2**63:

@@ -139,6 +139,7 @@ def command(
     to: To = None,
     tolerance: Tolerance = 1e-4,
     as_json: a.Json = False,
+    allow_native: a.AllowNative = False,
 ) -> None:
     """Convert a checkpoint with its model's code, or a foreign model, and check what was written.
 
@@ -151,5 +152,6 @@ def command(
     code = (model, args, key, tuple(rename or ()), strict)
     onnx = to is Format.ONNX or (to is None and output is not None and output.suffix == ".onnx")
     ends = tuple(inputs or ()), tuple(outputs or ())
-    wish = Wish(source, *code, *ends, output, onnx, tolerance, context.obj or ())
+    last = context.obj or (), allow_native
+    wish = Wish(source, *code, *ends, output, onnx, tolerance, *last)
     convert(wish, as_json)

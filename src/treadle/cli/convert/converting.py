@@ -53,6 +53,7 @@ class Wish:
         onnx: whether that is an ONNX model, rather than a model file.
         tolerance: of the comparison.
         command: the command line, for the record.
+        allow_native: whether code in a `.pt2` file may run.
     """
 
     source: Path
@@ -67,6 +68,7 @@ class Wish:
     onnx: bool
     tolerance: float
     command: Sequence[str]
+    allow_native: bool = False
 
 
 def convert(wish: Wish, as_json: bool) -> None:
@@ -132,7 +134,7 @@ def _from_model(wish: Wish, inputs: Sequence[Any]) -> Origin:
             hint="treadle compile takes model files; --to says what to write",
         )
     return (
-        from_exported_file(wish.source, inputs)
+        from_exported_file(wish.source, inputs, wish.allow_native)
         if suffix == ".pt2"
         else from_file(wish.source, inputs)
     )

@@ -135,15 +135,15 @@ def _tensors(found: Any) -> list[Tensor]:
 # -- programs of PyTorch -----------------------------------------------------------------------
 
 
-def from_exported_file(path: Path, inputs: Sequence[Input]) -> Origin:
+def from_exported_file(path: Path, inputs: Sequence[Input], allow_native: bool) -> Origin:
     """The program of a `.pt2` file.
 
     Raises:
-        LoadError: PyTorch is missing or cannot read it.
+        LoadError: what it names may not run, or PyTorch is missing or cannot read it.
         UnsupportedOp: it has operators without counterpart.
     """
     torch = optional(path, "treadle.interop.torch", "torch")
-    program = torch.read_exported(path)
+    program = torch.read_exported(path, allow_native=allow_native)
     shapes = {i.name: i.shape for i in inputs}
     return _from_program(program, program, (), path.stem, shapes)
 

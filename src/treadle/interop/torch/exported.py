@@ -43,21 +43,30 @@ def from_exported(program: ExportedProgram) -> ExportedModel:
     return ExportedModel(program)
 
 
-def load_exported(path: PathLike) -> ExportedModel:
+def load_exported(path: PathLike, *, allow_native: bool = False) -> ExportedModel:
     """The module of a `.pt2` file, which `torch.export.save` wrote.
 
-    The file is read by PyTorch: open only those whose origin you trust.
+    Args:
+        path: of the file.
+        allow_native: that whoever made the file may run code here. PyTorch reads it, and runs what
+            it names: functions, pickles, libraries. Nothing in it tells who made it.
 
     Raises:
-        LoadError: PyTorch cannot read the file.
+        LoadError: that is not allowed, or PyTorch cannot read the file.
         UnsupportedOp, LoadError: as `from_exported`.
     """
-    return from_exported(read_exported(path))
+    return from_exported(read_exported(path, allow_native=allow_native))
 
 
-def read_exported(path: PathLike) -> ExportedProgram:
+def read_exported(path: PathLike, *, allow_native: bool = False) -> ExportedProgram:
     """The program of a `.pt2` file, as PyTorch reads it; see `load_exported`."""
     name = os.fsdecode(path)
+    if not allow_native:
+        raise LoadError(
+            name,
+            "PyTorch reads it, and runs what it names: it is a program",
+            hint="if you trust whoever made it: allow_native=True (--allow-native)",
+        )
     try:
         with quiet_torch():
             return torch.export.load(name)
