@@ -83,6 +83,10 @@ fuzz-onnx: $(VENV)/.fuzz ## run random ONNX models against ONNX Runtime (ten min
 fuzz-onnx-files: $(VENV)/.oracle ## read 100,000 damaged ONNX files (minutes)
 	TREADLE_MUTATIONS=100000 $(PY) -m pytest -q -n 0 -m onnx tests/interop/onnx/test_reader.py -k mutated --timeout 7200
 
+.PHONY: fuzz-programs
+fuzz-programs: $(VENV)/.ready ## run random programs in every way there is; FUZZ_SECONDS, FUZZ_SEED, FUZZ_WORKERS
+	PYTHONPATH=.:src $(PY) -m tests.fuzz
+
 .PHONY: test-cuda-compile
 test-cuda-compile: $(VENV)/.cuda ## compile every generated kernel for GPUs (no GPU needed; takes minutes)
 	$(PY) -m pytest -q -n $(JOBS) -m nvrtc tests/backends/cuda $(ARGS)

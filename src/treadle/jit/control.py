@@ -122,7 +122,7 @@ def scan(
         The last state, and the remaining results of all turns, stacked along a new first axis.
 
     Raises:
-        ShapeError: the first extents differ, or there is no length.
+        ShapeError: the first extents differ, are symbols, or there is no length.
         TraceError: `state` or `stacked` is a tensor, not a sequence of them.
 
     Example:
@@ -170,10 +170,18 @@ def _length(stacked: Sequence[Tensor], length: int | None) -> int:
         raise ShapeError(
             "jit.scan",
             "the number of turns is unclear",
-            saw=f"first extents and length {sorted(found)}",
+            saw=f"first extents and length {sorted(map(str, found))}",
             hint="stack tensors of one length, or pass length",
         )
-    return found.pop()
+    turns = found.pop()
+    if not isinstance(turns, int):
+        raise ShapeError(
+            "jit.scan",
+            "the number of turns is a symbol",
+            saw=f"a first extent {turns}",
+            hint="leave the stacked axis out of dynamic=, or loop with jit.while_loop",
+        )
+    return turns
 
 
 class _Region(Capture):

@@ -1,0 +1,245 @@
+"""Every way to run a program, and what counts as a difference."""
+
+from __future__ import annotations
+
+import io
+import os
+import tempfile
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from tests.fuzz.program import Array, Program
+
+import treadle as mge
+from treadle.backends.cpu import pool
+from treadle.base.errors import TreadleError
+from treadle.engine.options import Options
+from treadle.serialization import load_program, save_program
+from treadle.utils.comp_graph_tools import GraphInference
+
+PASSES = (
+    "expand",
+    "fold_scales",
+    "fuse",
+    "integers",
+    "layout",
+    "precompute",
+    "statistics",
+    "together",
+    "winograd",
+)
+"""Optional passes, which are left out one at a time."""
+
+Calls = list[list[Array]]
+EPS = {"float64": 2e-10, "float32": 2e-5, "float16": 4e-3, "bfloat16": 3e-2}
+"""Relative differences that another order of sums may make, by the coarsest element type."""
+
+
+def _calls(program: Program, made: Callable[[Any], Any]) -> Calls:
+    """Results of two equal calls, and of one after the parameters have changed."""
+    bound = program.bound()
+    function = made(bound.function)
+    found = [[y.numpy() for y in function(*bound.inputs)] for _ in range(2)]
+    bound.change()
+    found.append([y.numpy() for y in function(*bound.inputs)])
+    return found
+
+
+def _compiled(**options: Any) -> Callable[[Program], Calls]:
+    return lambda p: _calls(p, mge.jit.compile(options=Options(check=True, **options)))
+
+
+def _dynamic(program: Program) -> Calls:
+    """First axes are symbols; what cannot be done with symbols is not compared."""
+    leaves = [program.leaves[name] for name in program.inputs]
+    axes = {i: {0: f"n{leaf.shape[0]}"} for i, leaf in enumerate(leaves) if leaf.shape}
+    made = mge.jit.compile(dynamic=axes)
+    bound = program.bound()
+    try:
+        made(bound.function).graph(*bound.inputs)
+    except TreadleError:
+        return []
+    return _calls(program, made)
+
+
+def _traced(program: Program) -> Calls:
+    return _calls(program, mge.jit.trace)
+
+
+def _sunk(program: Program) -> Calls:
+    """Three turns in one native call."""
+    bound = program.bound()
+    if not bound.inputs:
+        return []
+    step = mge.jit.compile(bound.function)
+    try:
+        results = list(mge.jit.sink(step, [tuple(bound.inputs)] * 3, 3))
+    except mge.jit.TraceError:
+        return []
+    except TreadleError as error:
+        if "returns to Python" in str(error):
+            return []
+        raise
+    return [[y.numpy() for y in results[-1]]]
+
+
+def _saved(program: Program) -> Calls:
+    bound, file = program.bound(), io.BytesIO()
+    save_program(bound.function, file, *bound.inputs)
+    file.seek(0)
+    loaded = load_program(file)
+    return [[y.numpy() for y in loaded(*bound.inputs)]]
+
+
+def _dumped(program: Program) -> Calls:
+    bound = program.bound()
+    if program.grads or not bound.inputs:
+        return []
+    traced = mge.jit.trace(capture_as_const=True)(bound.function)
+    traced(*bound.inputs)
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "model.tm")
+        names = [f"out{i}" for i in range(len(program.outputs))]
+        traced.dump(path, output_names=names)
+        arrays = [x.numpy() for x in bound.inputs]
+        return [list(GraphInference(path).run(*arrays).values())]
+
+
+def _threads(count: int) -> Callable[[Program], Calls]:
+    def run(program: Program) -> Calls:
+        before = pool.get_threads()
+        pool.set_threads(count)
+        try:
+            return _compiled()(program)
+        finally:
+            pool.set_threads(before)
+
+    return run
+
+
+MODES: dict[str, Callable[[Program], Calls]] = {
+    "reference": _compiled(engines=("reference",)),
+    **{f"level {n}": _compiled(level=n) for n in (0, 1, 2, 3)},
+    **{f"no {name}": _compiled(disabled=(name,)) for name in PASSES},
+    "own memory": _compiled(reuse_memory=False),
+    "budget": _compiled(memory_budget=1, strict_budget=False),
+    "streams": _compiled(streams=2),
+    "blocked": _compiled(layouts=("blocked", "channels-last")),
+    "trace": _traced,
+    "sink": _sunk,
+    "dynamic": _dynamic,
+    "program file": _saved,
+    "model file": _dumped,
+    "1 thread": _threads(1),
+    "2 threads": _threads(2),
+}
+
+
+class Truth:
+    """What a program gives op by op, and how much that means.
+
+    Values of the same program with inputs that are off by some units in the last place say which
+    results hang on a comparison, and how much an error grows.
+    """
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.error: TreadleError | None = None
+        self.calls: Calls = []
+        self.spread: list[list[Array]] = []
+        try:
+            self.calls = _calls(program, lambda f: f)
+        except TreadleError as error:
+            self.error = error
+            return
+        near = [_nudged(program, n) for n in (1, 2, 3)]
+        for k, call in enumerate(self.calls):
+            spread = []
+            for i, want in enumerate(call):
+                others = [n[k][i] for n in near if k < len(n)]
+                spread.append(_spread(want, others))
+            self.spread.append(spread)
+
+    def differs(self, got: Calls) -> str:
+        """What is wrong with the results of another way, or nothing."""
+        for k, call in enumerate(got):
+            if len(call) != len(self.calls[k]):
+                return f"call {k}: {len(call)} results, not {len(self.calls[k])}"
+            for i, (want, found) in enumerate(zip(self.calls[k], call, strict=True)):
+                message = self._differs(want, found, self.spread[k][i])
+                if message:
+                    return f"call {k}, result {i}: {message}"
+        return ""
+
+    def _differs(self, want: Array, got: Array, spread: Array) -> str:
+        if want.shape != got.shape or want.dtype != got.dtype:
+            return f"{got.dtype}{got.shape}, not {want.dtype}{want.shape}"
+        if want.dtype.kind in "iub":
+            wrong = (want != got) & (spread == 0)
+        else:
+            a, b = want.astype("float64"), got.astype("float64")
+            eps = max(EPS[self.program.coarse], EPS.get(want.dtype.name, 0))
+            finite = np.abs(a[np.isfinite(a)])
+            room = eps * (np.abs(a) + 0.1 * float(finite.max(initial=0)) + 0.1) + 30 * spread
+            with np.errstate(all="ignore"):
+                close = (a == b) | (np.isnan(a) & np.isnan(b)) | (np.abs(a - b) <= room)
+            wrong = ~close & np.isfinite(spread)
+        if not wrong.any():
+            return ""
+        at = tuple(int(i) for i in np.argwhere(wrong)[0])
+        return f"{int(wrong.sum())} of {wrong.size} wrong, {got[at]} for {want[at]} at {at}"
+
+
+def _nudged(program: Program, nudge: int) -> Calls:
+    bound = program.bound(nudge)
+    try:
+        first = [y.numpy() for y in bound.function(*bound.inputs)]
+        bound.change()
+        return [first, first, [y.numpy() for y in bound.function(*bound.inputs)]]
+    except TreadleError:  # An index that hangs on a comparison.
+        return []
+
+
+def _spread(want: Array, others: Sequence[Array]) -> Array:
+    """How far results move where inputs do; infinite where their shape does."""
+    if len(others) < 3 or any(o.shape != want.shape for o in others):
+        return np.full(want.shape, np.inf)
+    with np.errstate(all="ignore"):
+        moves = [np.abs(o.astype("float64") - want.astype("float64")) for o in others]
+    same = [np.isfinite(want.astype("float64")) == np.isfinite(o.astype("float64")) for o in others]
+    found = np.nan_to_num(np.max(moves, axis=0), nan=0.0, posinf=np.inf)
+    return np.where(np.all(same, axis=0), found, np.inf)
+
+
+def differences(program: Program, modes: Sequence[str]) -> dict[str, str]:
+    """What goes wrong, by mode; "eager" is an error of another kind in the program itself."""
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")
+        try:
+            truth = Truth(program)
+        except Exception as error:
+            return {"eager": _told(error)}
+        found: dict[str, str] = {}
+        for mode in modes:
+            message = "" if mode == "eager" else _compared(truth, mode)
+            if message:
+                found[mode] = message
+        return found
+
+
+def _compared(truth: Truth, mode: str) -> str:
+    try:
+        got = MODES[mode](truth.program)
+    except TreadleError as error:
+        return "" if truth.error is not None else _told(error)
+    except Exception as error:
+        return _told(error)
+    if truth.error is not None:
+        return f"no error, eager: {_told(truth.error)}" if got else ""
+    return truth.differs(got)
+
+
+def _told(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"

@@ -1,0 +1,170 @@
+"""A random program: lines of Python, and the tensors that they are about."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+import treadle as mge
+import treadle.functional as F
+from treadle.autodiff import GradManager
+
+Array = Any
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A tensor that a program is given.
+
+    Attributes:
+        kind: "input", or "param" for one that it reaches from outside.
+        dtype: its element type.
+        shape: its extents.
+        seed: of its contents.
+        low, high: of integers.
+    """
+
+    kind: str
+    dtype: str
+    shape: tuple[int, ...]
+    seed: int
+    low: int = -4
+    high: int = 5
+
+    def array(self) -> Array:
+        """Its contents: numbers of few digits, which many ops keep exact."""
+        rng = np.random.default_rng(self.seed)
+        if self.dtype == "bool":
+            return np.asarray(rng.integers(0, 2, self.shape)).astype(bool)
+        if self.dtype.startswith(("int", "uint")):
+            low = max(self.low, 0) if self.dtype.startswith("u") else self.low
+            return np.asarray(rng.integers(low, self.high, self.shape)).astype(self.dtype)
+        return np.asarray(rng.integers(-16, 17, self.shape) / 8.0 + 1 / 64)
+
+    def tensor(self, nudge: int = 0) -> mge.Tensor:
+        """A handle with these contents, each float off by some units in the last place."""
+        array = self.array()
+        if nudge and array.dtype.kind == "f":
+            rng = np.random.default_rng(nudge)
+            array = array * (1 + NUDGES[self.dtype] * rng.choice([-1.0, 1.0], array.shape))
+        made = mge.tensor(array, dtype=self.dtype)
+        return mge.Parameter(made) if self.kind == "param" and is_float(self.dtype) else made
+
+    def __str__(self) -> str:
+        text = f"Leaf({self.kind!r}, {self.dtype!r}, {self.shape}, {self.seed}"
+        return text + (f", {self.low}, {self.high})" if (self.low, self.high) != (-4, 5) else ")")
+
+
+NUDGES = {"float64": 1e-12, "float32": 1e-6, "float16": 2.0**-10, "bfloat16": 2.0**-7}
+
+
+def is_float(dtype: str) -> bool:
+    """Whether an element type, by name, has fractions."""
+    return dtype in NUDGES
+
+
+@dataclass(frozen=True)
+class Program:
+    """Lines of code over leaves.
+
+    Attributes:
+        leaves: by name.
+        lines: (name of the result, expression or statement) in order.
+        outputs: what it returns.
+        grads: return gradients of the parameters as well.
+        coarse: the least exact element type that it goes through.
+        dynamic: the first axis of every input may be declared to change.
+    """
+
+    leaves: Mapping[str, Leaf]
+    lines: tuple[str, ...]
+    outputs: tuple[str, ...]
+    grads: bool = False
+    coarse: str = "float32"
+
+    @property
+    def inputs(self) -> list[str]:
+        """Names of the arguments."""
+        return [name for name, leaf in self.leaves.items() if leaf.kind == "input"]
+
+    @property
+    def params(self) -> list[str]:
+        """Names of what the program reaches from outside."""
+        return [name for name, leaf in self.leaves.items() if leaf.kind == "param"]
+
+    def source(self) -> str:
+        """The function as text."""
+        body = "\n".join(f"    {line}" for line in self.lines) or "    pass"
+        returned = ", ".join(self.outputs)
+        plain = f"def plain({', '.join(self.inputs)}):\n{body}\n    return ({returned},)\n"
+        return plain + (GRADS if self.grads else "f = plain\n")
+
+    def bound(self, nudge: int = 0) -> Bound:
+        """The function with parameters of its own, and arguments."""
+        scope: dict[str, Any] = {"mge": mge, "F": F, "np": np, "GradManager": GradManager}
+        made = {
+            name: leaf.tensor(nudge and nudge * 1000 + i)
+            for i, (name, leaf) in enumerate(self.leaves.items())
+        }
+        scope.update({name: made[name] for name in self.params})
+        floats = [made[n] for n in self.params if is_float(self.leaves[n].dtype)]
+        scope["params"] = floats
+        exec(compile(self.source(), "<program>", "exec"), scope)
+        return Bound(scope["f"], [made[n] for n in self.inputs], floats)
+
+    def script(self, mode: str, note: str = "") -> str:
+        """A file that shows the difference by itself."""
+        leaves = "\n".join(f"    {name!r}: {leaf}," for name, leaf in self.leaves.items())
+        lines = "\n".join(f"    {line!r}," for line in self.lines)
+        return (
+            f'"""{note or "A difference."}"""\n\n'
+            "from tests.fuzz.modes import differences\n"
+            "from tests.fuzz.program import Leaf, Program\n\n"
+            f"program = Program(\n    {{\n{leaves}\n    }},\n    (\n{lines}\n    ),\n"
+            f"    {self.outputs!r},\n    grads={self.grads},\n    coarse={self.coarse!r},\n)\n"
+            f"print(program.source())\n"
+            f"print(differences(program, [{mode!r}]))\n"
+        )
+
+    def without(self, **changes: Any) -> Program:
+        """The same with other fields."""
+        return replace(self, **changes)
+
+
+GRADS = """
+gm = GradManager().attach(params)
+def f(*inputs):
+    for p in params:
+        p.grad = None
+    with gm:
+        made = plain(*inputs)
+        loss = mge.tensor(0.0)
+        for y in made:
+            if y.dtype.kind == "f" or "float" in str(y.dtype):
+                loss = loss + F.sin(y.astype("float32")).sum()
+        gm.backward(loss)
+    grads = [p.grad if p.grad is not None else mge.tensor(0.0) for p in params]
+    for p in params:
+        p.grad = None
+    return (*made, *grads)
+"""
+
+
+@dataclass
+class Bound:
+    """A function with the tensors that it reads."""
+
+    function: Any
+    inputs: list[mge.Tensor]
+    params: list[mge.Tensor] = field(default_factory=list)
+
+    def change(self) -> None:
+        """Rebind every parameter to another value, some as a whole and some in part."""
+        for i, p in enumerate(self.params):
+            if i % 2 and p.size and p.ndim:
+                p[0] = p[0] * 0.5 + 0.25
+            else:
+                p[...] = p * 0.75 - 0.125
