@@ -167,3 +167,13 @@ def test_regions_pass_the_stages() -> None:
 def test_one_tensor_is_no_sequence() -> None:
     with pytest.raises(TraceError, match="sequences of tensors"):
         mge.jit.scan(lambda s, x: (s + x,), mge.tensor([1.0]), (mge.tensor([1.0]),))
+
+
+def test_symbols_are_no_number_of_turns() -> None:
+    f = mge.jit.compile(dynamic={0: {0: "n"}})(
+        lambda x: mge.jit.scan(lambda s, e: (s + e,), (x[0],), (x,))[0][0]
+    )
+    with pytest.raises(mge.TreadleError, match="number of turns is a symbol"):
+        f(mge.tensor([1.0, 2.0]))
+    top = mge.jit.compile(dynamic={0: {0: "n"}})(lambda x: mge.functional.topk(x, 2)[0])
+    assert top(mge.tensor([1.0, 3.0, 2.0])).tolist() == [3.0, 2.0]

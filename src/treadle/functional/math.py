@@ -320,7 +320,10 @@ def topk(
             saw=str(x.type),
             hint=f"use a k from 1 to {x.shape[-1]}" if x.ndim else "a scalar has no axes",
         )
-    k, descending = builtins.min(builtins.abs(k), x.shape[-1]), descending != (k < 0)
+    extent: Any = x.shape[-1]
+    k, descending = builtins.abs(k), descending != (k < 0)
+    if isinstance(extent, builtins.int):  # Where it is a symbol, the op judges.
+        k = builtins.min(k, extent)
     op = sorting.TopK(x.ndim - 1, k, descending, kth_only or not no_sort)
     values, indices = op.outputs(x)
     return (values[..., -1], indices[..., -1]) if kth_only else (values, indices)
