@@ -228,7 +228,7 @@ def test_supports_that_fails_means_no(plugins: Plugins) -> None:
     with mge.fallback("silent"):
         assert (x + x).item() == 6.0 and (x * x).item() == 9.0
     reasons = {row.op: row.reason for row in mge.fallback_report()}
-    assert reasons["add"] == "policy: supports() failed: LookupError: lost"
+    assert reasons["add"] == "failure: supports() failed: LookupError: lost"
     assert reasons["mul"] == "policy: supports() returned True, neither yes() nor no(...)"
 
 

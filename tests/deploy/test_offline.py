@@ -491,9 +491,9 @@ def test_newer_files_are_refused(
     compiled: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patched:
-        patched.setattr(native_part, "SCHEMA", 2)
+        patched.setattr(native_part, "SCHEMA", 3)
         path = written(tmp_path, compiled)
-    with pytest.raises(CheckpointError, match="schema 2, this Treadle reads 1") as refused:
+    with pytest.raises(CheckpointError, match="schema 3, this Treadle reads 2") as refused:
         load_offline(path)
     assert "written by treadle" in refused.value.saw
 

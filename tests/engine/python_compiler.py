@@ -101,11 +101,15 @@ class PythonExecutable:
     def stored(self) -> bytes:
         return b""
 
-    def repeat(self, bases: npt.NDArray[np.int64], varying: npt.NDArray[np.int64], /) -> int:
-        for row in varying:
+    def repeat(
+        self, bases: npt.NDArray[np.int64], varying: npt.NDArray[np.int64], /
+    ) -> tuple[int, int]:
+        for made, row in enumerate(varying):
             bases[: len(row)] = row
-            self.run(bases)
-        return len(varying)
+            reached = self.run(bases)
+            if reached >= 0:
+                return made, reached
+        return len(varying), -1
 
     def profile(
         self, bases: npt.NDArray[np.int64], times: npt.NDArray[np.int64], start: int = 0, /

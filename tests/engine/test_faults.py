@@ -317,7 +317,8 @@ def test_an_engine_that_returns_something_else_is_caught(
             CompileError("exp", "line 3: no such type"),
             "device-feature: it cannot be compiled: line",
         ),
-        (KeyError("exp"), "policy: prepare() failed: KeyError: 'exp'"),
+        (KeyError("exp"), "failure: prepare() failed: KeyError: 'exp'"),
+        (NotImplementedError("later"), "op: prepare() refuses: later"),
     ],
 )
 def test_code_that_cannot_be_compiled_leaves_the_op_to_the_host_by_policy(

@@ -104,7 +104,9 @@ Reason = Literal[
     "failure",
 ]
 """Codes of refusals. `policy` is a choice, the user's or the framework's, and `failure` the
-framework's own: the device failed, and the op ran again on the host because that was asked for."""
+framework's own: the device failed, and the op ran again on the host because that was asked for; or
+the question itself failed. An engine whose question raises means no by `CompileError`,
+`UnsupportedOp` and `NotImplementedError`; what else it raises is logged once, as its defect."""
 
 
 @dataclass(frozen=True, slots=True)

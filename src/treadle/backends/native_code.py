@@ -26,11 +26,15 @@ class Executable(Protocol):
         """
         ...
 
-    def repeat(self, bases: npt.NDArray[np.int64], varying: npt.NDArray[np.int64], /) -> int:
+    def repeat(
+        self, bases: npt.NDArray[np.int64], varying: npt.NDArray[np.int64], /
+    ) -> tuple[int, int]:
         """Run once per row of `varying`, whose entries replace the first bases of that turn.
 
-        Only for programs without `Host`. Stops early where an interrupt is pending; the number of
-        turns made.
+        Stops early where an interrupt is pending, and at a `Host` instruction.
+
+        Returns:
+            The number of turns made, and the number of the `Host` instruction reached, or -1.
         """
         ...
 

@@ -156,6 +156,11 @@ class Host:
     task: int
 
 
+@dataclass(frozen=True, slots=True)
+class Stop(Host):
+    """Return to the caller for good: task number `task` says what is wrong with the data."""
+
+
 Step = Run | Together | Jump | Host
 
 

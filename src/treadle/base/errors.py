@@ -103,6 +103,17 @@ class IndexRangeError(TreadleError, IndexError):
     code = "T04"
 
 
+def out_of_range(op: str, index: int, low: int, high: int, saw: str = "") -> IndexRangeError:
+    """What to raise for an index of an op that is not in low <= i < high, the extent."""
+    problem = f"index {index} is out of range for an extent of {high}"
+    return IndexRangeError(op, problem, saw=saw, hint=allowed_range(low, high))
+
+
+def allowed_range(low: int, high: int) -> str:
+    """The hint for an index that is not in low <= i < high."""
+    return f"use {low} to {high - 1}" if high else "there are no elements"
+
+
 class NumericError(TreadleError, ArithmeticError):
     """The numbers admit no result: a singular matrix, an iteration that does not converge."""
 

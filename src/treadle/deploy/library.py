@@ -27,8 +27,9 @@ from treadle.backends.program import LibraryCompiler, Linked, Program, ShippingC
 from treadle.base.env import C_COMPILER
 from treadle.base.errors import CompileError
 from treadle.base.version import VERSION
-from treadle.deploy.prepared import Weights, moved, packed, refuse
+from treadle.deploy.prepared import Weights, moved, packed, refuse, stops_of
 from treadle.engine.homes import find_compiler
+from treadle.engine.native_part import Stop
 from treadle.engine.options import Options
 from treadle.engine.package import Model
 from treadle.engine.pipeline import Stages
@@ -103,7 +104,7 @@ def write_library(
     steps = moved(plan, packed(plan, compiler.build), weights.add)
     linked = compiler.linked(Program(steps, plan.bases), f"{name}_rt_")
     ends = _ends(model.graph.inputs, model.inputs), _ends(model.graph.outputs, model.outputs)
-    made = _Parts(name, linked, plan, weights.joined(), ends)
+    made = _Parts(name, linked, plan, weights.joined(), ends, stops_of(plan))
     place = Path(folder)
     place.mkdir(parents=True, exist_ok=True)
     library, header = place / f"lib{name}.so", place / f"{name}.h"
@@ -157,6 +158,7 @@ class _Parts:
     plan: Plan
     weights: Array
     ends: tuple[list[tuple[str, Value]], list[tuple[str, Value]]]
+    stops: tuple[Stop, ...]
 
     def build(self, folder: Path, target: Path) -> None:
         """Write sources and objects into a folder, and have the system's compiler join them."""
@@ -205,6 +207,7 @@ class _Parts:
             "PLACES": len(linked.places),
             "ARENA_BYTES": max(plan.memory.peak, 1),
             "WEIGHT_BYTES": self.weights.nbytes,
+            "STOPS": len(self.stops),
             **linked.layout,
         }
         lines = [f"#define {key} {value}" for key, value in numbers.items()]
@@ -221,6 +224,7 @@ class _Parts:
             f"static Kernel *const kernels[] = {{{', '.join(linked.symbols)}}};",
             _array("program_words", linked.words),
             _array("kernel_places", linked.places),
+            _stops(self.stops),
             *_tensors(name, "inputs", self.ends[0]),
             *_tensors(name, "outputs", self.ends[1]),
         ]
@@ -238,6 +242,14 @@ def _array(name: str, values: Array) -> str:
     rows = [values[i : i + 16] for i in range(0, len(values), 16)]
     text = ",\n".join(", ".join(str(int(v)) for v in row) for row in rows)
     return f"static const int64_t {name}[] = {{\n{text or '0'}\n}};"
+
+
+def _stops(stops: Sequence[Stop]) -> str:
+    """Where the program may stop, and what to say then, in C."""
+    rows = [f"  {{{s.step}, {s.base}, {s.offset}, {json.dumps(s.op)}, {s.high}}}," for s in stops]
+    body = "\n".join(rows) or '  {-1, 0, 0, "", 0},'
+    kind = "struct { int64_t step, base, offset; const char *op; int64_t extent; }"
+    return f"static const {kind} stops[] = {{\n{body}\n}};"
 
 
 def _tensors(name: str, what: str, ends: list[tuple[str, Value]]) -> list[str]:

@@ -231,7 +231,14 @@ EXPORT int NAME_run(NAME_model *model) {
     if (!NAME_get_output(model, i)) return failed(NAME_NO_MEMORY, "there is no memory for outputs");
   /* The executor finds the table of addresses through an array object; this is its one field. */
   struct { int64_t before[ARRAY_DATA_WORD]; int64_t *data; } table = {{0}, model->bases};
-  if (NAME_rt_run(model->core->pool, model->core->words, &table, 0) != -1)
-    return failed(NAME_BAD_ARGUMENT, "the program stopped early");
-  return NAME_OK;
+  int64_t reached = NAME_rt_run(model->core->pool, model->core->words, &table, 0);
+  if (reached == -1) return NAME_OK;
+  for (int i = 0; i < STOPS; i++) {
+    if (stops[i].step != reached) continue;
+    const char *found = (const char *)(intptr_t)model->bases[stops[i].base] + stops[i].offset;
+    snprintf(message, sizeof message, "NAME: %s: index %lld is out of range for an extent of %lld",
+             stops[i].op, (long long)((const int64_t *)found)[1], (long long)stops[i].extent);
+    return NAME_BAD_INDEX;
+  }
+  return failed(NAME_BAD_ARGUMENT, "the program stopped early");
 }

@@ -22,7 +22,8 @@ enum {
   NAME_BAD_ARGUMENT = 1, /* a number out of range, a missing pointer, an input that was not set */
   NAME_NO_MEMORY = 2,
   NAME_BAD_PROCESSOR = 3, /* the processor lacks instructions that the model was compiled for */
-  NAME_NO_THREAD = 4
+  NAME_NO_THREAD = 4,
+  NAME_BAD_INDEX = 5 /* an index is out of range; NAME_error() names op, index and extent */
 };
 
 /* Element types, by their names. */
@@ -66,7 +67,8 @@ int NAME_set_output(NAME_model *model, int number, void *data);
 /* The memory of an output: what was set, or the instance's own. NULL where there is none. */
 void *NAME_get_output(NAME_model *model, int number);
 
-/* Compute all outputs. */
+/* Compute all outputs. Where an index is out of range (NAME_BAD_INDEX), outputs may hold anything;
+ * nothing outside of the model's memory was read or written. */
 int NAME_run(NAME_model *model);
 
 /* Bytes of scratch memory of an instance, and of weights that instances share. */

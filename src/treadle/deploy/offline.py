@@ -13,7 +13,7 @@ import numpy as np
 from treadle.backends.program import Program, ShippingCompiler
 from treadle.base.errors import CompileError, ShapeError
 from treadle.base.version import VERSION
-from treadle.deploy.prepared import Weights, moved, packed, refuse
+from treadle.deploy.prepared import Weights, moved, packed, refuse, stops_of
 from treadle.engine.homes import compiling, engines_of, find_compiler
 from treadle.engine.native_part import MOST_GEARS, Gear, NativePart
 from treadle.engine.options import Options
@@ -142,6 +142,7 @@ def _gear(graph: Graph, plan: Plan) -> Gear:
         plan.launches,
         streams.count,
         len(streams.events),
+        stops_of(plan),
     )
 
 

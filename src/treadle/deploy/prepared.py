@@ -12,7 +12,9 @@ import numpy as np
 from treadle.backends.native_code import Executable
 from treadle.backends.program import Address, Program, Step
 from treadle.base.errors import CompileError
+from treadle.engine.native_part import Stop
 from treadle.engine.plan import Plan, aligned, relocate
+from treadle.ops.check import CheckIndices
 from treadle.runtime.host import address, memory
 
 Array = np.ndarray[Any, Any]
@@ -51,13 +53,24 @@ def refuse(plan: Plan, what: str) -> None:
     Raises:
         CompileError: an op needs Python, or the program changes its inputs.
     """
-    if plan.host:
-        ops = ", ".join(sorted({task.op.name for task in plan.host}))
+    if plan.left:
+        ops = ", ".join(sorted({task.op.name for task in plan.left}))
         raise CompileError(
             what, f"these ops need Python: {ops}", hint="leave them out of the model"
         )
     if plan.updates:
         raise CompileError(what, "the model changes its inputs", hint="trace it for inference")
+
+
+def stops_of(plan: Plan) -> tuple[Stop, ...]:
+    """Where a program stops because an index is out of range."""
+    found = []
+    for step, number in plan.tasks.items():
+        check, ((place, _),) = plan.host[number].op, plan.host[number].inputs
+        if isinstance(check, CheckIndices):
+            own = check.of, check.low, check.high
+            found.append(Stop(step, place.base, place.offset, *own))
+    return tuple(found)
 
 
 def packed(plan: Plan, build: Callable[[Program], Executable]) -> Array:
@@ -103,4 +116,4 @@ def moved(plan: Plan, kept: Array, place: Placed) -> tuple[Step, ...]:
     return relocate(plan.steps, rebase, 0, 0)
 
 
-__all__ = ["Weights", "moved", "packed", "refuse"]
+__all__ = ["Weights", "moved", "packed", "refuse", "stops_of"]

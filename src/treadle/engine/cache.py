@@ -31,6 +31,7 @@ from treadle.engine.options import Options
 from treadle.engine.plan import HostTask, Interface, Loaded, MemoryPlan, Plan, Pool
 from treadle.graph.ir import Graph, regions_of
 from treadle.ops import REGISTRY
+from treadle.ops.check import CheckIndices
 from treadle.ops.collective import Collective
 from treadle.runtime.host import memory
 
@@ -131,9 +132,9 @@ def save(key: str, entry: Entry, compiler: Compiler) -> None:
 
 
 def _is_kept(task: HostTask) -> bool:
-    """Whether a task is a collective whose attributes are numbers and names."""
+    """Whether a task is a check, or a collective, whose attributes are numbers and names."""
     plain = all(type(v) in (int, str) for v in task.op.attributes.values())
-    return isinstance(task.op, Collective) and plain
+    return isinstance(task.op, Collective | CheckIndices) and plain
 
 
 def _task_data(task: HostTask) -> list[Any]:

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from treadle.backends import registry
 from treadle.backends.api import Engine, Kernel, Support, no
 from treadle.base.errors import CompileError, EngineError, TreadleError, UnsupportedOp
+from treadle.base.log import get_logger
 from treadle.base.types import TensorType
 from treadle.engine.forced import HOST, forced
+from treadle.ops.index_numpy import check_indices
 from treadle.ops.op import Op, as_tuple
 
 Launch = Callable[..., Any]
@@ -140,19 +142,52 @@ def _forced_engine(op: Op, fallen: bool) -> tuple[str, str]:
 
 
 def _prepared(engine: Engine, op: Op, types: tuple[TensorType, ...]) -> Launch | Support:
+    return answer(engine.name, engine, "prepare", lambda: engine.prepare(op, types))
+
+
+Answer = TypeVar("Answer")
+_REPORTED: set[tuple[str, str, type[Exception]]] = set()
+
+
+def answer(name: str, asked: object, question: str, ask: Callable[[], Answer]) -> Answer | Support:
+    """What an engine or kernel answers to a question; some exceptions mean no.
+
+    `CompileError`, `UnsupportedOp` and `NotImplementedError` do, and other errors of Treadle's are
+    the caller's to see. Anything else is a defect: Treadle's own surface; a plug-in's mean no, so
+    that they do not take working engines away, and the first of each kind is logged as a warning.
+    """
     try:
-        return engine.prepare(op, types)
+        return ask()
     except CompileError as error:
         return no("device-feature", f"it cannot be compiled: {error.problem}")
+    except (UnsupportedOp, NotImplementedError) as error:
+        return no("op", f"{question}() refuses: {getattr(error, 'problem', error)}")
     except TreadleError:
         raise
-    except Exception as error:  # a plug-in's defect must not take working engines away
-        return no("policy", f"prepare() failed: {type(error).__name__}: {error}")
+    except Exception as error:
+        if is_ours(asked):
+            raise
+        told = f"{question}() failed: {type(error).__name__}: {error}"
+        key = name, question, type(error)
+        if key not in _REPORTED:
+            _REPORTED.add(key)
+            get_logger().warning("%s: %s; others are asked; report it to its authors", name, told)
+        return no("failure", told)
+
+
+def is_ours(asked: object) -> bool:
+    """Whether an engine or kernel is part of this package."""
+    return str(getattr(asked, "__module__", "")).startswith("treadle.")
 
 
 def _watched(engine: Engine, op: Op, types: tuple[TensorType, ...], launch: Launch) -> Launch:
-    """The launch, its first results held against the type rule where it is not our own."""
-    if type(engine).__module__.startswith("treadle."):
+    """The launch; its indices looked at before, as oracles do it themselves.
+
+    Where the engine is not our own, its first results are held against the type rule.
+    """
+    if engine.name != "reference" and type(op).index_ranges is not Op.index_ranges:
+        launch = _with_indices_checked(op, launch)
+    if is_ours(engine):
         return launch
     expected: list[tuple[TensorType, ...]] = [op.infer(*types)]
 
@@ -162,6 +197,14 @@ def _watched(engine: Engine, op: Op, types: tuple[TensorType, ...], launch: Laun
             check_results(op, expected[0], as_tuple(made), engine.name)
             expected.clear()
         return made
+
+    return checked
+
+
+def _with_indices_checked(op: Op, launch: Launch) -> Launch:
+    def checked(*arrays: Any) -> Any:
+        check_indices(op, arrays)
+        return launch(*arrays)
 
     return checked
 
@@ -226,8 +269,8 @@ def _answers(
     kernels = kernels_of(op.name, kind)
     for name, kernel in kernels:
         if wanted in ("", name):
-            answer = _ask(kernel, op, types)
-            yield name, kernel if answer else answer
+            found = _ask(kernel, op, types)
+            yield name, kernel if found else found
     engines = registry.engines(kind) if types else ()
     if not kernels and not (engines and _without_kernels(kind)):
         yield kind, no("op", f"{kind} has no kernel for {op.name}")
@@ -271,10 +314,8 @@ def _is_of_host(wanted: str, op: Op, kind: str) -> bool:
 
 
 def _ask(kernel: Kernel, op: Op, types: tuple[TensorType, ...]) -> Support:
-    try:
-        answer: Any = kernel.supports(op, types)
-    except Exception as error:  # the host can do it: a defect here need not stop the program
-        return no("policy", f"supports() failed: {type(error).__name__}: {error}")
-    if not isinstance(answer, Support):
-        return no("policy", f"supports() returned {answer!r}, neither yes() nor no(...)")
-    return answer
+    name = kernel.name or f"the kernel of {kernel.op}"
+    found: Any = answer(name, kernel.supports, "supports", lambda: kernel.supports(op, types))
+    if not isinstance(found, Support):
+        return no("policy", f"supports() returned {found!r}, neither yes() nor no(...)")
+    return found

@@ -73,9 +73,11 @@ class HostExecutable:
         """The next task, -1 after the last."""
         return start if start < self._count else -1
 
-    def repeat(self, bases: npt.NDArray[np.int64], varying: npt.NDArray[np.int64], /) -> int:
+    def repeat(
+        self, bases: npt.NDArray[np.int64], varying: npt.NDArray[np.int64], /
+    ) -> tuple[int, int]:
         """Only for programs without host tasks, which do nothing as often as wanted."""
-        return len(varying)
+        return len(varying), -1
 
     def profile(
         self, bases: npt.NDArray[np.int64], times: npt.NDArray[np.int64], start: int = 0, /

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -24,13 +24,31 @@ from treadle.base.types import TensorType
 
 Array = npt.NDArray[Any]
 Bytes = bytes | memoryview
-SCHEMA = 1
+SCHEMA = 2
 """Of the entry in the manifest: raised when its meaning changes."""
 MOST_GEARS = 100
 MEMBERS = ("words", "code", "weights")
 _LINE = 64
 _MOST_BYTES = 1 << 40
 _MOST_ITEMS = 1 << 24
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """A step at which a program stops because an index is out of range.
+
+    Attributes:
+        step: its number.
+        base, offset: where a number says what was found, and the index behind it.
+        op, low, high: of the index: the op it belongs to, and its range.
+    """
+
+    step: int
+    base: int
+    offset: int
+    op: str
+    low: int
+    high: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +60,7 @@ class Gear:
         arena: bytes of scratch memory.
         launches: kernels that a run starts.
         streams, events: of the program.
+        stops: where it may stop early.
     """
 
     inputs: tuple[TensorType, ...]
@@ -50,6 +69,7 @@ class Gear:
     launches: int
     streams: int = 1
     events: int = 0
+    stops: tuple[Stop, ...] = ()
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
@@ -118,6 +138,7 @@ def entry_of(part: NativePart, prefix: str, members: Mapping[str, Array]) -> dic
                 "launches": gear.launches,
                 "streams": gear.streams,
                 "events": gear.events,
+                "stops": [list(astuple(stop)) for stop in gear.stops],
                 "steps": program.steps,
                 "bases": program.bases,
                 "words": len(program.words),
@@ -239,11 +260,24 @@ class NewerSchema(ValueError):
 
 def _gear(entry: Any) -> Gear:
     inputs, outputs = (tuple(_type(t) for t in _list(entry[k])) for k in ("inputs", "outputs"))
-    numbers = [_count(entry[k]) for k in ("arena", "launches", "streams", "events")]
-    gear = Gear(inputs, outputs, *numbers)
+    arena, launches, streams, events = (
+        _count(entry[k]) for k in ("arena", "launches", "streams", "events")
+    )
+    stops = tuple(_stop(s, entry) for s in _list(entry["stops"]))
+    gear = Gear(inputs, outputs, arena, launches, streams, events, stops)
     if _count(entry["bases"]) != len(inputs) + len(outputs) + 3:
         raise ValueError(f"a program over {entry['bases']} bases")
     return gear
+
+
+def _stop(given: Any, entry: Any) -> Stop:
+    step, base, offset, op, low, high = _list(given)
+    places = _count(step, _MOST_ITEMS), _count(base, _MOST_ITEMS), _count(offset)
+    if step >= entry["steps"] or base != entry["bases"] - 1 or offset + 16 > entry["arena"]:
+        raise ValueError("a check lies outside of its program")
+    if type(low) is not int or type(high) is not int:
+        raise ValueError("the range of an index is no pair of numbers")
+    return Stop(*places, _text(op), low, high)
 
 
 def _type(entry: Any) -> TensorType:
@@ -304,6 +338,7 @@ __all__ = [
     "Gear",
     "NativePart",
     "NewerSchema",
+    "Stop",
     "described",
     "entry_of",
     "members_of",

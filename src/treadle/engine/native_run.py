@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from treadle.backends import registry
 from treadle.backends.native_code import Executable, Machine, NativeLoader
-from treadle.base.errors import LoadError, ShapeError
+from treadle.base.errors import LoadError, ShapeError, TreadleError, out_of_range
 from treadle.base.shape import Shape
 from treadle.base.types import TensorType
 from treadle.engine.native_part import Gear, NativePart
@@ -110,6 +110,7 @@ class NativeRunner:
 
         Raises:
             ShapeError: there is no gear of these shapes, or an array of `out` cannot be used.
+            IndexRangeError: an index is out of range; arrays of `out` may hold anything.
         """
         found = self._programs.get(tuple([a.shape for a in inputs]))
         if found is None:
@@ -127,7 +128,9 @@ class NativeRunner:
             bases = frame.bases
             for i, array in enumerate((*inputs, *results)):
                 bases[i] = array.__array_interface__["data"][0]
-            program.run(bases)
+            reached = program.run(bases)
+            if reached >= 0:
+                raise _stopped(gear, reached, frame)
         finally:
             self._frames.append(frame)
         return results
@@ -140,6 +143,15 @@ class NativeRunner:
         gear = self.gears[0]
         count = len(gear.inputs) + len(gear.outputs) + 3
         return _Frame(count, address(self._weights), self.arena)
+
+
+def _stopped(gear: Gear, step: int, frame: _Frame) -> TreadleError:
+    """What to raise where a program has stopped at a step."""
+    for stop in gear.stops:
+        if stop.step == step:
+            found = frame.arena.bytes[stop.offset + 8 : stop.offset + 16].view(np.int64)
+            return out_of_range(stop.op, int(found[0]), stop.low, stop.high)
+    return LoadError("model", f"its program stopped at step {step}", hint="compile it anew")
 
 
 def _at_a_line(weights: Array) -> Array:

@@ -13,6 +13,7 @@ import importlib
 import os
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from treadle.backends.program import Compiler, MeasuringCompiler
@@ -52,6 +53,7 @@ from treadle.engine.segments import (
 )
 from treadle.engine.spread import Part, Places, cut
 from treadle.engine.types import CompileReport
+from treadle.graph.index_ranges import index_error, reporting
 from treadle.graph.ir import Graph, Value
 from treadle.ops.fused import Fused
 
@@ -138,6 +140,8 @@ class Stages:
                 prepared = stages.bucket_reductions(prepared, options, self.report)
             elif self.compiled and compiler.keeps("all_reduce_bucket"):
                 prepared = stages.bucket_reductions(prepared, options, self.report, compiler)
+        if self.compiled and self.kind != HOST:
+            prepared = reporting(prepared)
         self.prepared = prepared
         stages.dump(prepared, "prepare")
         frozen = {v for v, yes in zip(prepared.inputs, self.interface.frozen, strict=False) if yes}
@@ -203,7 +207,7 @@ class Stages:
             loaded = _stages().load(plan, compiler, on_host=on_host)
         entry = cache.Entry(loaded, self._results(), tuple(self.report.cuts))
         settle(self.captured, self.options, entry.cuts)
-        if on_host or not plan.host:
+        if on_host or not plan.left:
             cache.save(key, entry, compiler)
         return self._executor(loaded, entry.results)
 
@@ -212,9 +216,9 @@ class Stages:
     ) -> Executor | DeviceExecutor:
         frozen = [i for i, yes in enumerate(self.interface.frozen) if yes]
         if self.home is None or self.kind == HOST:
-            return Executor(loaded, results, frozen, self._segments(loaded.plan))
-        name, compiler, segments = self.captured.name, self.compiler(), self._segments(loaded.plan)
-        return DeviceExecutor(name, loaded, results, self.home, compiler, frozen, segments)
+            segments = self._segments(loaded.plan)
+            return Executor(loaded, results, frozen, segments, partial(index_error, self.captured))
+        return _on_device(self, self.home, loaded, results, frozen)
 
     def _segments(self, plan: Plan) -> dict[int, SegmentLaunch]:
         """What runs the parts of the program that other engines compile."""
@@ -380,6 +384,26 @@ class Stages:
         found: Profile = _stages().measure(name, executor, inputs, repeats, seconds, limits)
         self.measured = found
         return found
+
+
+def _on_device(
+    of: Stages,
+    home: CompNode,
+    loaded: Loaded[Any],
+    results: Sequence[TensorType],
+    frozen: Sequence[int],
+) -> DeviceExecutor:
+    return DeviceExecutor(
+        of.captured.name,
+        loaded,
+        results,
+        home,
+        of.compiler(),
+        frozen,
+        of._segments(loaded.plan),
+        reports=len(results) + len(of.interface.updates) > len(of.captured.outputs),
+        index_error=partial(index_error, of.captured),
+    )
 
 
 def _parted(of: Stages, prepared: Graph, frozen: Set[Value], whole: Sequence[str]) -> Graph:

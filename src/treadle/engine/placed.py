@@ -17,7 +17,8 @@ import numpy as np
 
 from treadle.backends.api import Kernel, Operand, Support
 from treadle.base.dtype import DType
-from treadle.base.errors import DeviceError, OutOfMemory, TreadleError
+from treadle.base.errors import DeviceError, OutOfMemory, TreadleError, out_of_range
+from treadle.base.loc import Loc, user_location
 from treadle.base.types import TensorType
 from treadle.engine import decisions, fallback, tally
 from treadle.engine.choice import (
@@ -29,7 +30,9 @@ from treadle.engine.choice import (
     choose_on_device,
 )
 from treadle.engine.devices import CompNode
-from treadle.engine.guarded import Guarded
+from treadle.engine.guarded import Guarded, Launchable
+from treadle.graph.index_ranges import finding
+from treadle.ops.check import CheckIndices
 from treadle.ops.creation import Full
 from treadle.ops.families import Elementwise
 from treadle.ops.movement import Broadcast
@@ -90,15 +93,18 @@ def plan_for(op: Op, types: tuple[TensorType, ...], where: CompNode) -> Plan:
     """
     results = op.infer(*types)
     found = choose_on_device(op, types, results, where.kind)
+    made: Launchable
     if found.kernel is not None:
         decision = _decision(op, types, found, "kernel", where)
-        kernel = _KernelPlan(decision, results, found.kernel, where)
-        return Guarded(kernel, where.open(), partial(_on_host, op, types, found, where))
-    if found.launch is not None:
+        made = _KernelPlan(decision, results, found.kernel, where)
+    elif found.launch is not None:
         decision = _decision(op, types, found, found.name, where)
-        generated = _EnginePlan(decision, results, found.launch, where.open())
-        return Guarded(generated, where.open(), partial(_on_host, op, types, found, where))
-    return _on_host(op, types, found, where, found.why)
+        made = _EnginePlan(decision, results, found.launch, where.open())
+    else:
+        return _on_host(op, types, found, where, found.why)
+    if type(op).index_ranges is not Op.index_ranges:
+        made = _CheckedPlan(made, where)
+    return Guarded(made, where.open(), partial(_on_host, op, types, found, where))
 
 
 def decision_of(launch: object) -> Decision | None:
@@ -254,6 +260,45 @@ def _widening(type_: TensorType, shape: Any, where: CompNode) -> Launch:
 def _spread(payload: DeviceArray, *, shape: Shape, device: OpenDevice) -> DeviceArray:
     wide = np.broadcast_to(payload.host(), shape)
     return DeviceArray(device, payload.dtype, shape, host=wide, fill=_uniform_byte(payload.host()))
+
+
+# -- indices -----------------------------------------------------------------------------------
+
+
+class _CheckedPlan:
+    """A launch whose indices are looked at: those on the host now, others by the device.
+
+    What the device finds is raised when somebody waits for it.
+    """
+
+    def __init__(self, plan: Launchable, where: CompNode) -> None:
+        self.decision = plan.decision
+        self._run: Launch = plan.__call__
+        op, types = plan.decision.op, plan.decision.types
+        self._looks: list[tuple[int, CheckIndices, Plan | None]] = []
+        for operand, low, high in op.index_ranges(types):
+            check = CheckIndices(op.name, low, high)
+            own = (types[operand],)
+            found = choose_on_device(check, own, check.infer(*own), where.kind)
+            there = found.kernel is not None or found.launch is not None
+            self._looks.append((operand, check, plan_for(check, own, where) if there else None))
+
+    def __call__(self, *payloads: DeviceArray) -> Any:
+        for operand, check, look in self._looks:
+            array = payloads[operand]
+            if look is None or array.on_host:
+                check.reference(array.host())
+            else:
+                array.device.later.add(partial(self._raised, check, look(array), user_location()))
+        return self._run(*payloads)
+
+    def _raised(self, check: CheckIndices, status: DeviceArray, at: Loc) -> None:
+        found = finding(status.host())
+        if found is not None:
+            saw = self.decision.op.saw(self.decision.types)
+            error = out_of_range(check.of, found[1], check.low, check.high, saw)
+            error.locate(at)
+            raise error
 
 
 # -- generated code ----------------------------------------------------------------------------

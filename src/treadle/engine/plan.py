@@ -66,13 +66,16 @@ REFERENCE = "reference"
 
 START, FINISH = "start", "finish"
 """Phases of what goes on behind other steps."""
+CHECK = "check"
+"""Phase of what a program stops at where an index is out of range."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostTask:
     """An op that is not compiled: the caller has an engine run it on the memory of the program.
 
-    One with a phase begins, or waits for, what takes place in the memory of its one operand.
+    One with a phase begins, or waits for, what takes place in the memory of its one operand; or it
+    is only reached where that says that a check has failed.
     """
 
     op: Op
@@ -234,6 +237,11 @@ class Plan:
         return found or dict(self.halts)
 
     @property
+    def left(self) -> tuple[HostTask, ...]:
+        """The ops that are left to the host."""
+        return tuple(task for task in self.host if task.phase != CHECK)
+
+    @property
     def bases(self) -> int:
         """How many bases the steps address."""
         return self.inputs + self.outputs + 3
@@ -267,7 +275,7 @@ def _relocated(step: Step, rebase: Rebase, jump: int, host: int) -> Step:
     if isinstance(step, Jump):
         unless = None if step.unless is None else rebase(step.unless)
         return Jump(step.target + jump, unless)
-    return Host(step.task + host)
+    return replace(step, task=step.task + host)
 
 
 def _relocated_run(run: Run, rebase: Rebase) -> Run:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from treadle.backends.program import Host, Jump, Limits, Run, Step, Together
+from treadle.backends.program import Host, Jump, Limits, Run, Step, Stop, Together
 from treadle.base.errors import EngineError
 from treadle.engine.cost import RATES, Rates, rates_of
 from treadle.engine.execute import DeviceExecutor, Executor
@@ -261,6 +261,8 @@ def step_names(plan: Plan, step: Step) -> tuple[str, str]:
         return step.label, str(step.kernel.name)
     if isinstance(step, Together):
         return step.label, "together"
+    if isinstance(step, Stop):
+        return "stop: an index is out of range", "stop"
     if isinstance(step, Host):
         return plan.host[step.task].name, "host"
     return "jump", ""
@@ -273,7 +275,7 @@ def rates_in(profile: Profile | None) -> Rates:
 
 def predicted(step: Step, facts: Facts, rates: Rates = RATES["cpu"]) -> float:
     """Modelled seconds of one turn of a step, with the rates of what runs launches."""
-    if isinstance(step, Jump):
+    if isinstance(step, Jump | Stop):
         return 0.0
     return (RATES["reference"] if isinstance(step, Host) else rates).seconds(
         facts.flops, facts.nbytes

@@ -12,6 +12,7 @@ from typing import Any
 from treadle.base.errors import GraphError
 from treadle.base.types import TensorType
 from treadle.graph.ir import Graph, Node, Value, regions_of
+from treadle.ops.check import CheckIndices
 from treadle.ops.collective import Collective
 from treadle.ops.custom import Custom, RuntimeBlob
 from treadle.ops.op import Op
@@ -96,9 +97,9 @@ def _refuse_cycle(path: Mapping[Node, None], following: Iterable[Node], name: st
 def has_effect(op: Op) -> bool:
     """Whether running the op matters even if nobody reads its results.
 
-    So it is with collectives: the other processes of the group wait for it.
+    So it is with collectives, which the other processes of the group wait for, and with checks.
     """
-    if isinstance(op, Collective):
+    if isinstance(op, Collective | CheckIndices):
         return True
     regions = regions_of(op)
     return bool(regions) and any(has_effect(n.op) for region in regions for n in region.nodes)

@@ -471,6 +471,8 @@ def _take(b: CellBuilder, node: Node, op: Take, index: Index, guards: Guards) ->
     x, places = node.inputs
     axis = normalize_axis(op.axis, x.type.ndim, op.name)
     inner = index[axis : axis + places.type.ndim]
+    if not extents(x)[axis]:
+        return _nothing(b, node)
     fetched = b.positions.fetch(b.cell(places, inner, guards), extents(x)[axis])
     moved = (*index[:axis], fetched, *index[axis + places.type.ndim :])
     return b.cell(x, moved, guards)
@@ -481,8 +483,16 @@ def _take_along(
 ) -> Cell:
     x, places = node.inputs
     axis = normalize_axis(op.axis, x.type.ndim, op.name)
+    if not extents(x)[axis]:
+        return _nothing(b, node)
     fetched = b.positions.fetch(b.cell(places, index, guards), extents(x)[axis])
     return b.cell(x, (*index[:axis], fetched, *index[axis + 1 :]), guards)
+
+
+def _nothing(b: CellBuilder, node: Node) -> Cell:
+    """An element out of none: programs stop there, and nothing is read before they do."""
+    dtype = node.output.type.dtype
+    return b.literal(number_of(np.zeros((), dtype.numpy)), dtype)
 
 
 def number_of(array: Any) -> Any:

@@ -28,8 +28,7 @@ from treadle.jit.captured import (
     fits,
     held,
 )
-from treadle.jit.index_checks import index_checks
-from treadle.runtime.array import DeviceArray, to_device, to_host
+from treadle.runtime.array import to_device, to_host
 from treadle.runtime.host import OwnMemory
 from treadle.tensor import Tensor, wrap
 
@@ -110,8 +109,6 @@ class Binding:
         homes = {captured.home.memory, *(k.device.memory for k in self._kinds)}
         self._scattered = not self._on_host or len(homes) > 1
         self._leaves, self._shape = tree.flatten(captured.results)
-        count = sum(isinstance(s, Argument) for s in sources)  # They come first.
-        self._checks = index_checks(captured.graph, count)
 
     def __call__(self, leaves: Sequence[Any]) -> Any:
         """Run once.
@@ -143,6 +140,7 @@ class Binding:
 
         Raises:
             TraceError: state is written to new arrays, so turns cannot follow one another.
+            IndexRangeError: an index was out of range; the turns before have been made.
         """
         if not isinstance(self.executor, Executor):
             found = [self(leaves) for leaves in batches]
@@ -162,8 +160,6 @@ class Binding:
             for leaves in batches[1:]:
                 row = [read(leaves) for read in self._readers[:count]]
                 rows.append([*map(_unless_equal, sources, rows[-1], row)])
-                for check in self._checks:
-                    check(row[check.number])
             varying = np.array(
                 [[a.__array_interface__["data"][0] for a in row] for row in rows], np.int64
             ).reshape(len(rows), count)
@@ -183,12 +179,6 @@ class Binding:
             if max(map(sys.getrefcount, mine)) > _HOLDERS:
                 state = self._leave_shared(now, mine, state)
         arrays = [read(leaves) for read in self._readers]
-        for check in self._checks:
-            array = arrays[check.number]
-            if type(array) is not DeviceArray:
-                check(array)
-            elif array.on_host:  # Nobody waits for the device only to look at indices.
-                check(array.host())
         return Payloads(arrays + state.arrays, state.version)
 
     def _take_arguments(

@@ -1,4 +1,4 @@
-"""A check that programs carry with them."""
+"""Checks that programs carry with them."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import logging
 import numpy as np
 
 from treadle.base import dtype as dt
-from treadle.base.errors import NumericError, ShapeError
+from treadle.base.errors import IndexRangeError, NumericError, ShapeError, out_of_range
 from treadle.base.shape import require_equal
 from treadle.base.types import TensorType
-from treadle.ops.index_numpy import typed
+from treadle.ops.index_numpy import outside, typed
 from treadle.ops.op import Array, Op, Pullback, op
 from treadle.ops.operand import V
 from treadle.ops.sample import Arg, BadSample, Sample
@@ -83,4 +83,58 @@ class AssertEqual(Op):
             BadSample(lambda: cls(0.1), (one, two), ValuesDiffer, "values differ by 1.5"),
             BadSample(lambda: cls(0.1), (one, nan), ValuesDiffer, "values differ by nan"),
             BadSample(lambda: cls(0.1), (one, Arg((3,))), ShapeError, "the shapes differ"),
+        )
+
+
+@op
+class CheckIndices(Op):
+    """What a program does about indices that are not in low <= i < high, for its op `of`.
+
+    Where nobody reads the result, the program stops there, and whoever runs it raises
+    `IndexRangeError`, as the oracle does. The result, int64 [2], is for devices whose programs
+    nobody waits for: 0, or 2 `number` + 1 and an index. `number` tells which of the captured
+    program's indices these are (see `graph/index_ranges.py`).
+    """
+
+    of: str
+    low: int
+    high: int
+    number: int = 0
+
+    name = "check_indices"
+    operands = ("index",)
+    dtypes = dt.INTEGERS
+    no_gradient = "is made after differentiation"
+
+    def infer(self, index: TensorType) -> tuple[TensorType, ...]:
+        self.check_dtype((index,))
+        return (TensorType(dt.int64, (2,), index.device),)
+
+    def reference(self, index: Array) -> Array:
+        found = outside(index, self.low, self.high)
+        if found is not None:
+            saw = self.saw(typed((index,)))
+            raise out_of_range(self.of, found, self.low, self.high, saw)
+        return np.zeros(2, np.int64)
+
+    @classmethod
+    def samples(cls) -> tuple[Sample, ...]:
+        check, shapes = cls("take", -4, 4), ((2, 3), (5000,), (1, 1))
+        return (
+            *(Sample(check, (Arg(s, dt.int32, low=-4, high=4),)) for s in shapes),
+            Sample(cls("one_hot", 0, 7), (Arg((9, 1000), dt.int64, low=0, high=7),)),
+            Sample(cls("one_hot", 0, 7), (Arg((40,), dt.uint8, low=0, high=7),)),
+            Sample(check, (Arg((), dt.int32, values=-4),)),
+            Sample(check, (Arg((0, 3), dt.int32),)),
+        )
+
+    @classmethod
+    def bad_samples(cls) -> tuple[BadSample, ...]:
+        high, low = Arg((2,), dt.int32, values=(0, 3)), Arg((1,), dt.int32, values=(-4,))
+        none = Arg((1,), dt.int32, values=(0,))
+        three, empty = cls(cls.name, -3, 3), cls(cls.name, 0, 0)
+        return (
+            BadSample(lambda: three, (high,), IndexRangeError, "index 3 is out of range"),
+            BadSample(lambda: three, (low,), IndexRangeError, "index -4 is out of range"),
+            BadSample(lambda: empty, (none,), IndexRangeError, "for an extent of 0"),
         )

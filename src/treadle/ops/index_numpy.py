@@ -8,11 +8,13 @@ import numpy as np
 import numpy.typing as npt
 
 from treadle.base.dtype import as_dtype
-from treadle.base.errors import IndexRangeError
+from treadle.base.errors import IndexRangeError, allowed_range, out_of_range
 from treadle.base.shape import row_major_strides
 from treadle.base.types import TensorType
 from treadle.ops.op import Array, Op
 
+_FEW = 16
+"""Elements up to which Python finds the smallest and the largest sooner than NumPy."""
 _CHUNK = 1 << 20  # Elements per scatter pass, so that its positions stay small beside the data.
 
 
@@ -36,8 +38,33 @@ def check_bounds(
         op.name,
         f"index {first} is out of range for axis {axis} with extent {extent}",
         saw=op.saw(typed(arrays)),
-        hint=f"use {low} to {extent - 1}" if extent else "the axis has no elements",
+        hint=allowed_range(low, extent),
     )
+
+
+def outside(index: Array, low: int, high: int) -> int | None:
+    """An index that is not in low <= i < high; None where all are."""
+    if not index.size:
+        return None
+    if index.size <= _FEW:
+        flat = index.ravel().tolist()
+        least, most = min(flat), max(flat)
+    else:
+        least, most = index.min(), index.max()
+    if low <= least and most < high:
+        return None
+    return int(least if least < low else most)
+
+
+def check_indices(op: Op, arrays: Sequence[Array]) -> None:
+    """Raise `IndexRangeError` if an operand of an op has an index that is out of its range.
+
+    For engines whose kernels do not look; the oracles of ops do.
+    """
+    for operand, low, high in op.index_ranges(typed(arrays)):
+        found = outside(arrays[operand], low, high)
+        if found is not None:
+            raise out_of_range(op.name, found, low, high, op.saw(typed(arrays)))
 
 
 def wrapped(index: Array, extent: int) -> Array:

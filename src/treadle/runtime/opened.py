@@ -31,7 +31,7 @@ from treadle.runtime.api import (
 
 HostArray = npt.NDArray[Any]
 
-_RECENT = 8
+_RECENT, _MOST_LATER = 8, 64
 """Ops that a failure which comes late names as its possible causes."""
 _METHODS = ("alloc", "free", "copy_in", "copy_out", "fill", "stream", "memory", "close")
 
@@ -58,6 +58,27 @@ class Traffic:
     waited: float = 0.0
 
 
+class Later:
+    """What is to be looked at when a device has done what was asked of it so far.
+
+    Whoever waits for the device looks, and is told what is wrong; or else whoever adds many more.
+    """
+
+    def __init__(self) -> None:
+        self._looks: deque[Callable[[], None]] = deque()
+
+    def add(self, look: Callable[[], None]) -> None:
+        """One more thing, which raises where something is wrong."""
+        self._looks.append(look)
+        if len(self._looks) > _MOST_LATER:
+            self._looks.popleft()()
+
+    def look(self) -> None:
+        """Look at everything."""
+        while self._looks:
+            self._looks.popleft()()
+
+
 class OpenDevice:
     """One opened device with its default stream, live memory and copy counters.
 
@@ -79,6 +100,7 @@ class OpenDevice:
         self.closed = False
         self.lost = ""
         self.recent: deque[str] = deque(maxlen=_RECENT)
+        self.later = Later()
         self.placing = threading.RLock()
         self._lock = threading.Lock()
         self._counting = threading.Lock()
@@ -259,6 +281,7 @@ class OpenDevice:
             place = self.piece(block, offset, into.nbytes)
             self._call(self.raw.copy_out, flat_bytes(into), place, self.stream)
             self.recent.clear()  # what was launched before has finished
+            self.later.look()
         with self._counting:
             self.traffic.downloads += 1
             self.traffic.bytes_down += into.nbytes
@@ -274,6 +297,7 @@ class OpenDevice:
         self._check_open()
         self.waiting(self._synchronize)
         self.recent.clear()
+        self.later.look()
 
     def _synchronize(self) -> None:
         self._call(self.stream.synchronize)

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequen
 from contextlib import suppress
 from typing import Any
 
-from treadle.base.errors import TreadleError
+from treadle.base.errors import IndexRangeError, TreadleError
 from treadle.base.log import get_logger
 from treadle.base.version import VERSION
 from treadle.serve.access import Access
@@ -219,7 +219,8 @@ class Application:
         except asyncio.CancelledError:
             return error_response(Refusal(503, "the server has ended"))
         except TreadleError as error:
-            return error_response(Refusal(500, f"{error.code} {error.where}: {error.problem}"))
+            status = 400 if isinstance(error, IndexRangeError) else 500  # The data's fault or ours.
+            return error_response(Refusal(status, f"{error.code} {error.where}: {error.problem}"))
         except Disconnected:
             raise
         except Exception as error:

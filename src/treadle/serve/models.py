@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from treadle.base.errors import LoadError, TreadleError
+from treadle.base.errors import IndexRangeError, LoadError, TreadleError
 from treadle.engine.offline import OfflineModel
 from treadle.engine.options import Options
 from treadle.engine.package import Model
@@ -101,8 +101,14 @@ class ServedModel:
     # -- batches -------------------------------------------------------------------------------
 
     def _results(self, shapes: Shapes) -> Shapes:
-        """Shapes of the results, of a run that warms the program up, too."""
-        made = self._programs[shapes](self._zeros(shapes))
+        """Shapes of the results, of a run that warms the program up, too.
+
+        Where zeros are no indices of the model's, nothing is known: a result without rows.
+        """
+        try:
+            made = self._programs[shapes](self._zeros(shapes))
+        except IndexRangeError:
+            return ((),)
         return tuple(array.shape for array in made)
 
     def _zeros(self, shapes: Shapes) -> list[Array]:
@@ -135,12 +141,15 @@ class ServedModel:
                 given.append(generator.integers(0, 2, (rows, *shape)).astype(dtype))
             else:
                 given.append(generator.standard_normal((rows, *shape)).astype(dtype))
-        together = self._programs[tuple(a.shape for a in given)](given)
-        for row in range(rows):
-            alone = self.run([array[row : row + 1] for array in given])
-            for whole, own in zip(together, alone, strict=True):
-                if not _alike(whole[row : row + 1], own):
-                    return False
+        try:
+            together = self._programs[tuple(a.shape for a in given)](given)
+            for row in range(rows):
+                alone = self.run([array[row : row + 1] for array in given])
+                for whole, own in zip(together, alone, strict=True):
+                    if not _alike(whole[row : row + 1], own):
+                        return False
+        except IndexRangeError:  # These are no data for the model.
+            return False
         return True
 
 

@@ -74,7 +74,7 @@ def test_repeat_replaces_the_first_bases_of_every_turn() -> None:
     varying = np.array([[row.ctypes.data] for row in rows], np.int64)
     bases = addresses(rows[0], total)
     before = bases.copy()
-    assert program.repeat(bases, varying) == 6
+    assert program.repeat(bases, varying) == (6, -1)
     np.testing.assert_array_equal(rows, np.broadcast_to(np.arange(N), (6, N)))
     np.testing.assert_array_equal(total, np.arange(N) * (2**6 - 1))
     np.testing.assert_array_equal(bases, before)
@@ -200,6 +200,11 @@ def test_what_does_not_fit_is_refused() -> None:
         executable([affine(1, base=1)], 1)
     with pytest.raises(CompileError, match="jumps to 9"):
         executable([Jump(9)], 1)
-    hosted = executable([Host(0)], 1)
-    with pytest.raises(CompileError, match="do not fit"):
-        hosted.repeat(np.zeros(1, np.int64), np.zeros((2, 1), np.int64))
+
+
+def test_repeat_stops_at_a_host_step() -> None:
+    counter, flags = np.zeros(1, np.int64), np.array([0, 0, 1, 0], np.int64)
+    program = executable([Jump(2, Address(0)), Host(0)], 2)
+    varying = np.array([[flags[i:].ctypes.data] for i in range(4)], np.int64)
+    assert program.repeat(addresses(flags, counter), varying) == (2, 1)
+    assert program.repeat(addresses(flags, counter), varying[:2]) == (2, -1)

@@ -19,6 +19,7 @@ from treadle.backends.codegen.contraction import lower_contraction  # noqa: F401
 from treadle.backends.codegen.irregular import (  # noqa: F401
     arg_reduce,
     gather,
+    index_check,
     joining,
     patches,
     pooling,

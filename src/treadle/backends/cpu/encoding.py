@@ -23,7 +23,7 @@ from treadle.backends.cpu.layout import (
     RUN_WORDS,
     TOGETHER,
 )
-from treadle.backends.program import Address, Host, Jump, Program, Run, Step, Together, runs_of
+from treadle.backends.program import Address, Jump, Program, Run, Step, Together, runs_of
 from treadle.base.errors import CompileError
 
 
@@ -55,7 +55,6 @@ def encode(program: Program, symbol_of: Callable[[Any], str]) -> Encoded:
         tuple(out.numbers),
         len(program.steps),
         program.bases,
-        any(isinstance(step, Host) for step in program.steps),
     )
 
 

@@ -30,7 +30,6 @@ class Encoded:
         symbols: the kernels, by number.
         steps: how many there are.
         bases: how many base addresses a run takes.
-        hosted: whether there are `Host` steps.
     """
 
     words: Words
@@ -38,7 +37,6 @@ class Encoded:
     symbols: tuple[str, ...]
     steps: int
     bases: int
-    hosted: bool
 
     def linked(self, libraries: Sequence[Library]) -> Words:
         """The words with every kernel's address in its place."""
@@ -76,26 +74,22 @@ class NativeExecutable:
 
     def repeat(
         self, bases: Words, varying: Words, /, progress: npt.NDArray[np.int64] | None = None
-    ) -> int:
-        """Run once per row of `varying`; the number of turns made.
+    ) -> tuple[int, int]:
+        """Run once per row of `varying`; turns made, and the `Host` step reached, or -1.
 
         A signal is answered between turns: what its handler raises leaves from here. Then
         `progress[0]`, always up to date, says how many turns were made.
         """
         rows, own = _dense(varying), _dense(bases).copy()
-        if (
-            len(own) < self._bases
-            or rows.ndim != 2
-            or rows.shape[1] > len(own)
-            or self._encoded.hosted
-        ):
+        if len(own) < self._bases or rows.ndim != 2 or rows.shape[1] > len(own):
             raise self._misuse(bases, 0)
         turns, width = int(rows.shape[0]), int(rows.shape[1])
         done = np.zeros(1, np.int64) if progress is None else progress
         done[0] = 0
         native = core().repeat
-        while done[0] < turns:
-            native(
+        reached = -1
+        while done[0] < turns and reached < 0:
+            reached = native(
                 PROCESS.address or start(),
                 self.address,
                 own.ctypes.data,
@@ -105,7 +99,7 @@ class NativeExecutable:
                 done.ctypes.data,
                 _SLICE_NANOSECONDS,
             )
-        return turns
+        return int(done[0]), reached
 
     def profile(self, bases: Words, times: Words, start_at: int = 0, /) -> int:
         own = _dense(bases)
@@ -132,7 +126,6 @@ class NativeExecutable:
             "symbols": encoded.symbols,
             "steps": encoded.steps,
             "bases": encoded.bases,
-            "hosted": encoded.hosted,
             "places": len(encoded.places),
         }
         text = json.dumps(head).encode() + b"\n"
@@ -165,5 +158,5 @@ def restored(data: bytes) -> NativeExecutable | None:
     numbers = np.frombuffer(rest, np.int64)
     places, words = numbers[: head["places"]], numbers[head["places"] :]
     symbols, steps = tuple(head["symbols"]), head["steps"]
-    encoded = Encoded(words, places, symbols, steps, head["bases"], head["hosted"])
+    encoded = Encoded(words, places, symbols, steps, head["bases"])
     return NativeExecutable(encoded, libraries)

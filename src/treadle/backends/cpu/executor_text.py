@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from treadle.backends.cpu.layout import (
     ARRAY_DATA,
+    ENDED,
     FIRST,
     JUMP,
     JUMP_WORDS,
@@ -264,7 +265,7 @@ define i64 @treadle_profile(ptr %pool, ptr %program, ptr %bases, i64 %step, ptr 
   ret i64 %reached
 }}
 
-define void @treadle_repeat(ptr %pool, ptr %program, ptr %bases, ptr %varying, i64 %width,
+define i64 @treadle_repeat(ptr %pool, ptr %program, ptr %bases, ptr %varying, i64 %width,
                             i64 %turns, ptr %progress, i64 %most.time) {{
 entry:
   %most = load i64, ptr %program, align 8
@@ -275,7 +276,7 @@ entry:
 turn:
   %done = load i64, ptr %progress, align 8
   %left = icmp ult i64 %done, %turns
-  br i1 %left, label %rebase, label %finish
+  br i1 %left, label %rebase, label %leave
 rebase:
   %row.place = mul i64 %done, %width
   %row = getelementptr i64, ptr %varying, i64 %row.place
@@ -294,13 +295,18 @@ copy:
 walk:
   %reached = call i64 @walk(ptr %pool, ptr %program, ptr %bases, i64 %first,
                             ptr %scratch)
+  %ended = icmp slt i64 %reached, 0
+  br i1 %ended, label %count, label %finish
+count:
   %done.next = add i64 %done, 1
   store i64 %done.next, ptr %progress, align 8
   %now = call i64 @nanoseconds()
   %elapsed = sub i64 %now, %began
   %late = icmp sgt i64 %elapsed, %most.time
-  br i1 %late, label %finish, label %turn
+  br i1 %late, label %leave, label %turn
+leave:
+  ret i64 {ENDED}
 finish:
-  ret void
+  ret i64 %reached
 }}
 """

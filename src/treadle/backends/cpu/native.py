@@ -89,7 +89,7 @@ class Core:
             address["profile"]
         )
         self.repeat: Any = ctypes.CFUNCTYPE(
-            None, pointer, pointer, pointer, pointer, word, word, pointer, word
+            word, pointer, pointer, pointer, pointer, word, word, pointer, word
         )(address["repeat"])
 
 

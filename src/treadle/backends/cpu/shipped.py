@@ -74,9 +74,7 @@ def open_native(code: NativeCode) -> list[NativeExecutable]:
         start()  # Threads take a while to come: not at the expense of the first run.
     made = []
     for program in code.programs:
-        encoded = Encoded(
-            program.words, program.places, code.symbols, program.steps, program.bases, False
-        )
+        encoded = Encoded(program.words, program.places, code.symbols, program.steps, program.bases)
         made.append(NativeExecutable(encoded, [library]))
     return made
 

@@ -16,7 +16,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
-from typing import IO, Any
+from typing import Any
 from weakref import WeakValueDictionary
 
 from treadle.backends.codegen.target import Target
@@ -65,21 +65,36 @@ class Library:
 
 
 class SharedLibrary(Library):
-    """A file opened by the system's loader; `behind` stays open as long as it."""
+    """A file opened by the system's loader; descriptor `behind` stays open as long as it."""
 
-    def __init__(self, path: str, symbols: Sequence[str], behind: IO[bytes] | None = None) -> None:
+    def __init__(self, path: str, symbols: Sequence[str], behind: int | None = None) -> None:
         super().__init__(symbols)
         self._behind = behind
         self._handle = _ctypes.dlopen(path, os.RTLD_NOW | os.RTLD_LOCAL)
+        self.find(symbols)
+
+    def find(self, symbols: Sequence[str]) -> None:
+        """Look symbols up.
+
+        Raises:
+            OSError: one is not there.
+        """
         for symbol in symbols:
             self.addresses[symbol] = _ctypes.dlsym(self._handle, symbol)
 
-    def __del__(self, _close: Any = _ctypes.dlclose, _at_exit: Any = sys.is_finalizing) -> None:
+    def __del__(
+        self,
+        _unload: Any = _ctypes.dlclose,
+        _at_exit: Any = sys.is_finalizing,
+        _close: Any = os.close,
+    ) -> None:
         handle = getattr(self, "_handle", None)
-        if handle is not None and not _at_exit():  # a thread may still be inside then
-            _close(handle)
+        if handle is None:  # Whoever made the descriptor closes it.
+            return
+        if not _at_exit():  # a thread may still be inside then
+            _unload(handle)
         if self._behind is not None:
-            self._behind.close()
+            _close(self._behind)
 
 
 class LinkedObjects(Library):
@@ -103,14 +118,15 @@ def opened(image: bytes | memoryview, symbols: Sequence[str]) -> Library:
     except AttributeError as error:
         raise OSError("this system has no files in memory") from error
     # The loader takes two files of one name for the same, and numbers that are closed come again.
-    file = open(descriptor, "wb")  # noqa: SIM115 - open as long as the library
     try:
-        file.write(image)
-        file.flush()
-        return SharedLibrary(f"/proc/self/fd/{descriptor}", symbols, file)
+        with open(descriptor, "wb", closefd=False) as file:
+            file.write(image)
+        library = SharedLibrary(f"/proc/self/fd/{descriptor}", (), descriptor)
     except BaseException:
-        file.close()
+        os.close(descriptor)
         raise
+    library.find(symbols)
+    return library
 
 
 class Toolchain:

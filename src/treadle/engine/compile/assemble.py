@@ -16,9 +16,9 @@ from treadle.engine.compile.order import Task, best_order
 from treadle.engine.compile.place import Home, Placement, place_values
 from treadle.engine.compile.schedule import Schedule, best_schedule
 from treadle.engine.compile.together import units_of
-from treadle.engine.compile.work import Work, keep_order, lower_nodes
+from treadle.engine.compile.work import Work, keep_order, lower_nodes, stop_at_checks
 from treadle.engine.options import Options
-from treadle.engine.plan import FINISH, Interface, MemoryPlan, Plan, Pool, aligned
+from treadle.engine.plan import CHECK, FINISH, Interface, MemoryPlan, Plan, Pool, aligned
 from treadle.engine.types import CompileReport
 from treadle.graph.ir import Graph, Value
 from treadle.ops.control import ControlFlow
@@ -48,6 +48,7 @@ def assemble(
     every = lower_nodes(graph, compiler, interface, report, precompute=once)
     every, inside = fill_buckets(graph, every, compiler)
     early, work = [w for w in every if w.once], [w for w in every if not w.once]
+    stop_at_checks(graph, work)
     keep_order(work)
     placement = place_values(graph, work, interface, compiler, constants, early, inside)
     before = plan_early(early, work, placement, options)
@@ -90,6 +91,9 @@ def assemble(
             continue
         found = [runs[m.work][m.launch] for m in members]
         linker.add_runs([entry for entry in found if entry is not None])
+        for m in members:
+            if work[m.work].phase == CHECK and m.launch == len(runs[m.work]) - 1:
+                linker.guard(work[m.work], nodes[m.work])
     done = [w.outputs[0] for w in early if w.lowered is not None and w.lowered.launches]
     return replace(linker.plan(interface), once=tuple(numbers[v] for v in done))
 

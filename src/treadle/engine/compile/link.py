@@ -16,6 +16,7 @@ from treadle.backends.program import (
     Ref,
     Run,
     Step,
+    Stop,
     Together,
 )
 from treadle.base.types import TensorType
@@ -24,6 +25,7 @@ from treadle.engine.compile.place import Home, Placement
 from treadle.engine.compile.together import joined
 from treadle.engine.compile.work import COPY, Work
 from treadle.engine.plan import (
+    CHECK,
     REFERENCE,
     START,
     Facts,
@@ -68,8 +70,6 @@ class Linker:
     node: int = -1
     """Number of the node whose work is being written."""
 
-    # Numbers of the bases that follow inputs and outputs.
-
     @property
     def constants_base(self) -> int:
         """The number of the base of constants; kept memory and the arena follow."""
@@ -97,6 +97,16 @@ class Linker:
         """The step of one piece of work that is no launch, and belongs to node number `node`."""
         self.node = node
         self._host(_task(item, self.where))
+
+    def guard(self, item: Work, node: int) -> None:
+        """Have the program stop where a check has found an index that is out of range.
+
+        A jump is taken where a byte is 0, as the check's result begins where nothing was found.
+        """
+        self.node, place = node, self.where(item.outputs[0])
+        self.write(Jump(len(self.steps) + 2, place))
+        self.write(Stop(len(self.host)), Facts(node=node))
+        self.host.append(HostTask(item.op, ((place, item.outputs[0].type),), (), phase=CHECK))
 
     def add_runs(self, runs: Sequence[tuple[Run, Facts]]) -> None:
         """A step of runs that share one launch; nothing where there are none."""

@@ -16,7 +16,7 @@ from treadle.engine.compile.work import (
     lower,
     read_in_runs,
 )
-from treadle.engine.plan import Interface, Pool, aligned
+from treadle.engine.plan import CHECK, Interface, Pool, aligned
 from treadle.graph.ir import Graph, Value
 from treadle.ops.constant import Constant
 
@@ -145,6 +145,8 @@ class _Outputs:
         self._aliases = aliases
         self._maker = {v: i for i, w in enumerate(work) for v in w.outputs}
         self._updates = dict(interface.updates)
+        # State is written behind all checks that do not depend on what is written.
+        self._checks = [i for i, w in enumerate(work) if w.phase == CHECK]
 
     def place(self) -> None:
         """Homes for all outputs, and copies where they cannot be made in place.
@@ -224,6 +226,9 @@ class _Outputs:
             if not self._aliases.require(r, maker):
                 return False
             item.after.append(r)
+        for check in self._checks:
+            if check != maker and self._aliases.require(check, maker):
+                item.after.append(check)
         return True
 
     def _copy(self, value: Value, home: Home) -> Value:
@@ -233,6 +238,7 @@ class _Outputs:
         lowered = found if isinstance(found, Lowered) else None
         item = Work(COPY, (value,), (made,), lowered, "copy")
         if home.kind == "input":
+            item.after += self._checks
             item.after += self._aliases.readers.get(self._graph.inputs[home.index], [])
         self._work.append(item)
         self._maker[made] = len(self._work) - 1

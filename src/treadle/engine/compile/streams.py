@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from treadle.engine.compile.streams_cover import path_cover
-from treadle.engine.compile.streams_order import Block, blocks_of, dependencies
+from treadle.engine.compile.streams_order import Block, blocks_of, dependencies, seconds_of
 from treadle.engine.cost import Rates
 from treadle.engine.plan import Event, Plan, Streams
 
@@ -36,7 +36,7 @@ def assign_streams(plan: Plan, rates: Rates, most: int = 1) -> Streams:
     """
     if most == 1:
         steps = zip(plan.steps, plan.facts, strict=True)
-        single = sum(rates.seconds(f.flops, f.nbytes) for s, f in steps)
+        single = sum(seconds_of(s, f, rates) for s, f in steps)
         return Streams((0,) * len(plan.steps), (), 0, single, single, "one stream is allowed")
     blocks = blocks_of(plan, rates)
     before = dependencies(blocks)

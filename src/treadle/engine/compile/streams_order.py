@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from treadle.backends.program import Host, Jump, Step
+from treadle.backends.program import Host, Jump, Step, Stop
 from treadle.engine.cost import Rates
 from treadle.engine.plan import Facts, Plan, Span
 
@@ -40,7 +40,7 @@ def blocks_of(plan: Plan, rates: Rates) -> tuple[Block, ...]:
                 last,
                 _spans(f.reads for f in facts) + ((_EVERYTHING,) if not hosted else ()),
                 _spans(f.writes for f in facts) + ((_EVERYTHING,) if hosted else ()),
-                sum(map(_seconds, steps, facts, [rates] * len(steps))),
+                sum(map(seconds_of, steps, facts, [rates] * len(steps))),
             )
         )
     return tuple(blocks)
@@ -68,8 +68,9 @@ def _spans(groups: Iterable[tuple[Span, ...]]) -> tuple[Span, ...]:
     return tuple(dict.fromkeys(span for spans in groups for span in spans))
 
 
-def _seconds(step: Step, facts: Facts, rates: Rates) -> float:
-    return 0.0 if isinstance(step, Jump) else rates.seconds(facts.flops, facts.nbytes)
+def seconds_of(step: Step, facts: Facts, rates: Rates) -> float:
+    """Modelled seconds of one turn of a step."""
+    return 0.0 if isinstance(step, Jump | Stop) else rates.seconds(facts.flops, facts.nbytes)
 
 
 def dependencies(blocks: Sequence[Block]) -> list[list[int]]:

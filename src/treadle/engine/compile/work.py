@@ -12,11 +12,12 @@ from treadle.backends.program import Compiler, Launch, Lowered, Ref
 from treadle.base.errors import CompileError
 from treadle.base.types import TensorType
 from treadle.engine.frozen import is_fixed
-from treadle.engine.plan import FINISH, START, Interface, aligned
+from treadle.engine.plan import CHECK, FINISH, START, Interface, aligned
 from treadle.engine.types import CompileReport
 from treadle.graph.analysis import has_effect
 from treadle.graph.ir import Graph, Node, Value
 from treadle.ops.bucket import AllReduceBucket
+from treadle.ops.check import CheckIndices
 from treadle.ops.constant import Constant
 from treadle.ops.control import ControlFlow
 from treadle.ops.fused import Fused
@@ -39,7 +40,8 @@ class Work:
         engine: the name of the one that partition chose, if it is not the one that compiles.
         after: work that must come earlier although no value says so.
         once: it depends on frozen inputs alone, and runs before the program does.
-        phase: of what goes on behind other work: whether this begins it, or waits for it.
+        phase: of what goes on behind other work: whether this begins it, or waits for it; or that
+            the program stops behind it where a check has failed.
     """
 
     op: Op
@@ -151,11 +153,19 @@ def _in_phases(node: Node, op: Op) -> tuple[Work, Work]:
     )
 
 
+def stop_at_checks(graph: Graph, work: Iterable[Work]) -> None:
+    """Have the program stop behind checks whose results nobody reads."""
+    read = {v for n in graph.nodes for v in n.inputs}.union(graph.outputs)
+    for item in work:
+        if isinstance(item.op, CheckIndices) and item.lowered and item.outputs[0] not in read:
+            item.phase = CHECK
+
+
 def keep_order(work: Sequence[Work]) -> None:
     """Work with effects runs in program order: other processes wait for it in theirs.
 
-    Buckets begin in the order of their numbers, whatever order fusion has left: the first one
-    announces all of its group.
+    Checks wait for nobody. Buckets begin in the order of their numbers, whatever order fusion has
+    left: the first one announces all of its group.
     """
     last = None
     buckets: dict[str, dict[int, int]] = defaultdict(dict)
@@ -164,7 +174,7 @@ def keep_order(work: Sequence[Work]) -> None:
             buckets[item.op.group][item.op.number] = i
             if item.op.number:
                 continue
-        if has_effect(item.op) and item.phase != FINISH:
+        if has_effect(item.op) and item.phase not in (FINISH, CHECK):
             item.after += [] if last is None else [last]
             last = i
     for numbered in buckets.values():

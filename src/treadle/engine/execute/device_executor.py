@@ -33,9 +33,10 @@ from treadle.engine.devices import CompNode
 from treadle.engine.execute.counters import Counters, Tally, total
 from treadle.engine.execute.device_clock import Clock, clock_of
 from treadle.engine.execute.device_tasks import DeviceTasks
-from treadle.engine.execute.host_tasks import extents
+from treadle.engine.execute.host_tasks import IndexFailure, extents, unknown_index
 from treadle.engine.plan import Loaded
 from treadle.engine.segments import SegmentLaunch
+from treadle.graph.index_ranges import finding
 from treadle.runtime.array import DeviceArray, to_device
 from treadle.runtime.opened import OpenDevice
 from treadle.runtime.synchronous import SYNCHRONOUS
@@ -81,6 +82,9 @@ class DeviceExecutor:
         compiler: what refused the ops that are left to the host, and says why.
         frozen: inputs that the prelude packs; it runs again when one of them is another array.
         segments: what runs the parts that other engines compile, by number of task.
+        reports: the last result is what the program's checks of indices found; it is looked at when
+            somebody waits for the device, or after some more runs.
+        index_error: what to raise then.
     """
 
     def __init__(
@@ -92,11 +96,15 @@ class DeviceExecutor:
         compiler: Compiler,
         frozen: Sequence[int] = (),
         segments: Mapping[int, SegmentLaunch] | None = None,
+        *,
+        reports: bool = False,
+        index_error: IndexFailure = unknown_index,
     ) -> None:
+        self._reports, self._index_error = reports, index_error
         self.loaded = loaded
         self._name = name
         self._where = where
-        self._tasks = DeviceTasks(loaded.plan, where, compiler, segments or {})
+        self._tasks = DeviceTasks(loaded.plan, where, compiler, segments or {}, index_error)
         self._fixed = tuple(frozen)
         self._results = [(t.dtype.numpy, extents(t), t.nbytes) for t in results]
         # State, which comes last, is placed first: what callers keep does not move it about.
@@ -137,6 +145,7 @@ class DeviceExecutor:
             OutOfMemory: the device has no room; nothing has changed.
             DeviceError: the device failed; no handle has changed.
             UnsupportedOp: an op is left to the host, which is an error by policy.
+            IndexRangeError: an index of an earlier run was out of range; see `reports`.
         """
         device, row = self._where.open(), tally.ran(self._name, self._where.logical_name)
         began = time.perf_counter()
@@ -146,9 +155,17 @@ class DeviceExecutor:
                 row.calls += 1
                 row.seconds += time.perf_counter() - began - self._elsewhere
             device.recent.append(self._name)
+            if self._reports:
+                device.later.add(partial(self._look, results.pop()))
             if SYNCHRONOUS.on:
                 device.synchronize()
             return results
+
+    def _look(self, statuses: DeviceArray) -> None:
+        """Raise where a run has found an index that is out of range."""
+        found = finding(statuses.host())
+        if found is not None:
+            raise self._index_error(*found)
 
     def profile(self, inputs: Sequence[Any], repeats: int = 1) -> tuple[str, npt.NDArray[np.int64]]:
         """Run a few times and measure every step, host tasks included; nothing changes.

@@ -21,9 +21,10 @@ from treadle.base.errors import CompileError
 from treadle.base.types import TensorType
 from treadle.engine import fallback
 from treadle.engine.devices import CompNode
-from treadle.engine.execute.host_tasks import extents, launch_of
-from treadle.engine.plan import HostTask, Plan, Span
+from treadle.engine.execute.host_tasks import IndexFailure, extents, launch_of, unknown_index
+from treadle.engine.plan import CHECK, HostTask, Plan, Span
 from treadle.engine.segments import SegmentLaunch
+from treadle.ops.check import CheckIndices
 from treadle.ops.op import as_tuple
 from treadle.runtime.array import DeviceArray, to_host
 from treadle.runtime.opened import Block, OpenDevice, copy_within
@@ -64,6 +65,7 @@ class DeviceTasks:
         where: the device.
         compiler: what refused the ops, and says why.
         segments: what runs the parts that other engines compile, by number of task.
+        index_error: what to raise where a check in a region has failed.
     """
 
     def __init__(
@@ -72,7 +74,9 @@ class DeviceTasks:
         where: CompNode,
         compiler: Compiler,
         segments: Mapping[int, SegmentLaunch],
+        index_error: IndexFailure = unknown_index,
     ) -> None:
+        self._index_error = index_error
         self._plan = plan
         self._where = where
         self._compiler = compiler
@@ -103,8 +107,8 @@ class DeviceTasks:
             self._refusals = [self._refusal(i, task) for i, task in enumerate(tasks)]
         where, rows = self._where.logical_name, []
         for i, (task, why) in enumerate(zip(tasks, self._refusals, strict=True)):
-            segment = i in self._segments
-            rows.append(None if segment else fallback.admit(task.op.name, where, why))
+            own = i in self._segments or task.phase == CHECK
+            rows.append(None if own else fallback.admit(task.op.name, where, why))
         return rows
 
     def _refusal(self, number: int, task: HostTask) -> Support:
@@ -123,6 +127,8 @@ class DeviceTasks:
         task, segment = self._plan.host[halt.task], self._segments.get(halt.task)
         kept = self._kept.get(step, frozenset())
         visit.held = {place: a for place, a in visit.held.items() if place in kept}
+        if isinstance(task.op, CheckIndices) and task.phase == CHECK:
+            raise self._index_error(task.op.number, int(self._down(visit, task.inputs[0])[1]))
         began, moved = time.perf_counter(), visit.copied
         if segment is not None and self._where.kind in segment.engine.serves:
             self._on_device(visit, task, segment)

@@ -21,10 +21,11 @@ from treadle.backends.program import Address
 from treadle.base.errors import CompileError
 from treadle.base.types import TensorType
 from treadle.engine.execute.counters import Counters, Tally, total
-from treadle.engine.execute.host_tasks import extents, launch_of
+from treadle.engine.execute.host_tasks import IndexFailure, extents, launch_of, unknown_index
 from treadle.engine.execute.reductions import Reductions
 from treadle.engine.plan import HostTask, Loaded
 from treadle.engine.segments import SegmentLaunch
+from treadle.ops.check import CheckIndices
 from treadle.ops.op import as_tuple
 from treadle.runtime.host import HostBuffer, address, memory
 
@@ -78,6 +79,8 @@ class Executor:
         results: types of the outputs that are not updates, in order.
         frozen: inputs that the prelude packs; it runs again when one of them is another array.
         launches: of host tasks, by number, that are not found by asking engines.
+        index_error: what to raise where check number so-and-so of the program finds an index that
+            is out of range.
     """
 
     def __init__(
@@ -86,8 +89,10 @@ class Executor:
         results: Sequence[TensorType],
         frozen: Sequence[int] = (),
         launches: Mapping[int, Callable[..., Any]] | None = None,
+        index_error: IndexFailure = unknown_index,
     ) -> None:
         self.loaded = loaded
+        self._index_error = index_error
         self._tasks = loaded.plan.tasks
         self._results = [(extents(t), t.dtype.numpy) for t in results]
         self._frames: list[_Frame] = []
@@ -119,6 +124,10 @@ class Executor:
 
         Returns:
             New arrays, one per result.
+
+        Raises:
+            IndexRangeError: an index is out of range. Nothing was updated, but for inputs that the
+                index depends on.
         """
         frame = self._frame()
         try:
@@ -183,9 +192,10 @@ class Executor:
 
         Raises:
             CompileError: the program has host tasks.
+            IndexRangeError: an index was out of range; the turns before have been made.
         """
-        if self.loaded.plan.host:
-            names = ", ".join(sorted({t.op.name for t in self.loaded.plan.host}))
+        if self.loaded.plan.left:
+            names = ", ".join(sorted({t.op.name for t in self.loaded.plan.left}))
             raise CompileError(
                 "sink",
                 "the program returns to Python in every turn",
@@ -196,10 +206,12 @@ class Executor:
         try:
             results = self._bind(frame, inputs)
             packed = self._pack(frame, inputs)
-            made = self.loaded.main.repeat(frame.bases, varying)
+            made, reached = self.loaded.main.repeat(frame.bases, varying)
             frame.tally.entries += 1
             frame.tally.iterations += made
             frame.tally.transfers += int((varying[1:made] != varying[: max(made - 1, 0)]).sum())
+            if reached >= 0:
+                self._serve(frame, inputs, results, reached)
             del packed
             return made, results
         finally:
@@ -291,6 +303,10 @@ class Executor:
         if number is None:
             raise CompileError("execute", f"step {step} is no host task")
         task = self.loaded.plan.host[number]
+        if isinstance(task.op, CheckIndices) and task.phase:
+            where, kind = task.inputs[0]
+            found = self._array(frame, inputs, results, where, kind)
+            raise self._index_error(task.op.number, int(found[1]))
         if task.phase:
             where, kind = task.inputs[0]
             bucket = self._array(frame, inputs, results, where, kind)

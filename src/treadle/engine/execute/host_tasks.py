@@ -7,10 +7,14 @@ from typing import Any
 
 from treadle.backends import registry
 from treadle.backends.api import Support
+from treadle.base.errors import IndexRangeError
 from treadle.base.types import TensorType
 from treadle.engine.plan import HostTask
 from treadle.engine.segments import SegmentLaunch, body_of, engine_of
 from treadle.ops.fused import Fused
+
+IndexFailure = Callable[[int, int], IndexRangeError]
+"""Makes what to raise where check number so-and-so of a program has found an index."""
 
 
 def launch_of(task: HostTask) -> Callable[..., Any]:
@@ -24,6 +28,11 @@ def launch_of(task: HostTask) -> Callable[..., Any]:
             if not isinstance(found, Support):
                 return found
     return task.op.reference
+
+
+def unknown_index(number: int, index: int) -> IndexRangeError:
+    """What to raise for an index that is out of range where nobody knows the program."""
+    return IndexRangeError("check", f"index {index} is out of range in check {number}")
 
 
 def extents(type_: TensorType) -> tuple[int, ...]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from treadle.backends.program import Host, Jump, Step, Together, runs_of
+from treadle.backends.program import Host, Jump, Step, Stop, Together, runs_of
 from treadle.engine.explain.origins import leaves, place, places_of, whereabouts
 from treadle.engine.plan import Facts, Plan
 from treadle.engine.profile import Profile, predicted, rates_in, shares, step_names
@@ -179,10 +179,11 @@ def explain(
 
 
 def _streams(plan: Plan, engine: str) -> dict[str, Any]:
-    streams = plan.streams
+    streams, steps = plan.streams, zip(plan.streams.of, plan.steps, strict=True)
+    launching = [stream for stream, step in steps if not isinstance(step, Jump | Stop)]
     return {
         "count": streams.count,
-        "steps": [streams.of.count(s) for s in range(streams.count)],
+        "steps": [launching.count(s) for s in range(streams.count)],
         "crossing": streams.crossing,
         "events": len(streams.events),
         "event_numbers": streams.numbers,
@@ -199,7 +200,7 @@ def _streams(plan: Plan, engine: str) -> dict[str, Any]:
 def _groups(graph: Graph, plan: Plan, engine: str, profile: Profile | None) -> tuple[Group, ...]:
     members: dict[int, list[_Member]] = {}
     for i, (step, facts) in enumerate(zip(plan.steps, plan.facts, strict=True)):
-        if isinstance(step, Jump):
+        if isinstance(step, Jump | Stop):
             continue
         seconds, stream = predicted(step, facts, rates_in(profile)), plan.streams.of[i]
         for part, own, share in shares(step, facts):
@@ -289,7 +290,7 @@ def _stages(
         "partition": "; ".join(segments[:2]) + ("; ..." if len(segments) > 2 else ""),
         "optimize": f"{prepared} -> {len(graphs['optimized'].nodes)} nodes; "
         + ", ".join(f"{n} {kind}" for kind, n in kinds.items()),
-        "compile": f"{_launches(plan)}, {len(plan.host)} host tasks, "
+        "compile": f"{_launches(plan)}, {len(plan.left)} host tasks, "
         f"{plan.streams.count} stream{'s' * (plan.streams.count != 1)} planned"
         + (f", {len(plan.once)} groups once" if plan.once else ""),
         "load": f"{len({run.kernel for run in runs_of(plan.steps)})} kernels, "
@@ -313,9 +314,9 @@ def _launches(plan: Plan) -> str:
 def _sizes(graphs: Mapping[str, Graph], plan: Plan) -> tuple[Size, ...]:
     found = [_graph_size(name, graphs[name]) for name in ("captured", "prepared")]
     compiled = graphs["optimized"]
-    launches = sum(not isinstance(s, Jump) for s in plan.steps)
+    launches = sum(not isinstance(s, Jump | Stop) for s in plan.steps)
     moved = sum(f.nbytes for f in plan.facts)
-    kernels = len({run.kernel for run in runs_of(plan.steps)}) + len(plan.host)
+    kernels = len({run.kernel for run in runs_of(plan.steps)}) + len(plan.left)
     regions = _regions(compiled)
     found.append(
         Size("compiled", _running(compiled), regions, kernels, launches, moved, plan.memory.peak)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, Protocol
 
-from treadle.backends.program import Compiler, Jump, MeasuringCompiler
+from treadle.backends.program import Compiler, Jump, MeasuringCompiler, Stop
 from treadle.base.version import VERSION
 from treadle.engine.explain.boxes import Box, Edge, Known, Sheet, sheet
 from treadle.engine.explain.columns import in_order
@@ -206,7 +206,7 @@ def _end(steps: Sequence[Moment]) -> float:
 
 
 def _launches(plan: Plan) -> str:
-    number = sum(not isinstance(step, Jump) for step in plan.steps)
+    number = sum(not isinstance(step, Jump | Stop) for step in plan.steps)
     return _many(number, "launch", "launches")
 
 

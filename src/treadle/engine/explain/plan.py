@@ -12,6 +12,7 @@ from treadle.backends.program import (
     Launch,
     Run,
     Step,
+    Stop,
     Together,
     runs_of,
 )
@@ -70,6 +71,8 @@ def _action(plan: Plan, step: Step) -> str:
     if isinstance(step, Together):
         how = "together, serial" if step.serial else "together"
         return "\n    ".join((how, *(_action(plan, run) for run in step.runs))) + "\n   "
+    if isinstance(step, Stop):
+        return "stop: an index is out of range"
     if isinstance(step, Host):
         return f"host {plan.host[step.task].name}"
     unless = "" if step.unless is None else f" unless {_argument(plan, step.unless)}"

@@ -10,6 +10,7 @@ from treadle.backends.program import CompilingEngine
 from treadle.backends.segments import KeepingEngine, SegmentEngine
 from treadle.base.errors import GraphError
 from treadle.base.types import TensorType
+from treadle.engine.choice import answer
 from treadle.engine.partition.claims import Claims
 from treadle.graph.cells import is_scalar_op
 from treadle.graph.ir import Node
@@ -108,10 +109,7 @@ def _asked(engine: SegmentEngine, op: Op, types: tuple[TensorType, ...]) -> Supp
         return no("op", f"{engine.name} gets no control flow")
     if isinstance(op, Fused):
         return no("policy", f"{op.kind} is somebody else's")
-    try:
-        return engine.supports(op, types)
-    except Exception as error:  # a plug-in's defect must not take working engines away
-        return no("policy", f"supports() failed: {type(error).__name__}: {error}")
+    return answer(engine.name, engine, "supports", lambda: engine.supports(op, types))
 
 
 def is_plain(op: Op, types: tuple[TensorType, ...]) -> bool:

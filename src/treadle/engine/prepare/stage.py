@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from treadle.backends.program import Choosing, Compiler
 from treadle.base.types import TensorType
+from treadle.engine.host import HostCompiler
 from treadle.engine.options import Options
 from treadle.engine.prepare.attention import FindAttention
 from treadle.engine.prepare.canonical import Canonicalize
@@ -16,6 +17,7 @@ from treadle.engine.prepare.values import Propagate
 from treadle.engine.types import CompileReport
 from treadle.graph.cells import is_scalar_op
 from treadle.graph.cleanup import DeadCode, Expand, Fold, Share
+from treadle.graph.index_ranges import CheckRanges
 from treadle.graph.ir import Graph, regions_of
 from treadle.graph.passes import Pass, PassReport, run_passes
 from treadle.graph.simplify import DropMarkers, Simplify
@@ -52,15 +54,18 @@ def prepare(
 
     Raises:
         GraphError: the program is not well formed; or a backend's pass failed.
+        IndexRangeError: a constant index is out of range.
     """
     if options.check:
         verify(graph)
+    found: list[PassReport] = []
+    if not isinstance(compiler, HostCompiler | None):  # Oracles look at their indices themselves.
+        graph = run_passes(graph, (CheckRanges(),), check=options.check, report=found)
     if options.allows("integers", 2):
         graph, notes = on_integers(graph)
         for (subject, outcome, reason), count in notes.items():
             times = f" x{count}" if count > 1 else ""
             report.decide("prepare", subject, outcome + times, reason)
-    found: list[PassReport] = []
     theirs = tuple(p for p in own if options.allows(p.name, 1))
     passes = (*pipeline(graph, options, compiler, whole), *theirs)
     graph = run_passes(graph, passes, check=options.check, report=found)

@@ -1,0 +1,275 @@
+"""Indices of a program that may be out of range, and the checks that it makes of them.
+
+Kernels hold every index inside of its axis, so that no byte outside is read or written; that an
+index was outside is found by `CheckIndices` nodes. They are left out where the index is known to be
+inside: constants, positions of sorts and maxima, counters, clipped and wrapped numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from treadle.base import dtype as dt
+from treadle.base.dtype import DType
+from treadle.base.errors import IndexRangeError, out_of_range
+from treadle.base.shape import size_of
+from treadle.graph.ir import Graph, Node, Value, constant_of, regions_of
+from treadle.graph.passes import register, substituted_regions
+from treadle.ops.check import CheckIndices
+from treadle.ops.creation import Full, Iota
+from treadle.ops.elementwise import Add, Cast, Maximum, Minimum, Mod, Mul, Sub
+from treadle.ops.gather import Index, Take
+from treadle.ops.gather_along import TakeAlongAxis
+from treadle.ops.movement import Broadcast, Concat, Flip, Reshape, Roll, Transpose
+from treadle.ops.op import Array, Op
+from treadle.ops.reduce import ArgExtremum, Extremum
+from treadle.ops.select import Clip, Where
+from treadle.ops.slicing import Slice
+from treadle.ops.sort import Ordering
+from treadle.ops.transfer import Identity, StopGradient, Transfer
+
+Range = tuple[int, int]
+"""The least number and the first one beyond."""
+
+_SAME = (Reshape, Transpose, Broadcast, Identity, StopGradient, Flip, Roll)
+"""Ops whose results have the elements of their operands."""
+_PICKED = (*_SAME, Transfer, Slice, Take, Index, TakeAlongAxis, Extremum)
+"""Ops whose results are some of the elements of their first operand."""
+_DEEP = 24
+"""Ops that are looked through to find the range of an index."""
+
+
+class _Indexed(NamedTuple):
+    """An operand that is an index; `number` counts them through the program, regions included."""
+
+    number: int
+    node: Node
+    operand: int
+    range: Range
+
+
+@register
+@dataclass(frozen=True, slots=True)
+class CheckRanges:
+    """Checks all indices that may be out of range, each range once."""
+
+    name: ClassVar[str] = "check_ranges"
+
+    def __call__(self, graph: Graph, /) -> Graph:
+        """The graph with its checks.
+
+        Raises:
+            IndexRangeError: a constant index is out of range.
+        """
+        return _Writer().write(graph)
+
+
+def reporting(graph: Graph) -> Graph:
+    """The graph with what its checks find as one more output, int64 [2 per check], if it has any.
+
+    For programs that nobody waits for. Checks in regions, whose course the host decides, stay.
+    """
+    found = [n.output for n in graph.nodes if isinstance(n.op, CheckIndices)]
+    if not found:
+        return graph
+    joined = Node(Concat(0), tuple(found)) if len(found) > 1 else None
+    nodes = graph.nodes if joined is None else (*graph.nodes, joined)
+    return graph.with_nodes(nodes, (*graph.outputs, joined.output if joined else found[0]))
+
+
+def finding(statuses: Array) -> tuple[int, int] | None:
+    """The number of a check and the index that it found, out of such an output."""
+    flags = statuses.reshape(-1, 2)
+    (failed,) = np.nonzero(flags[:, 0])
+    return (int(flags[failed[0], 0]) >> 1, int(flags[failed[0], 1])) if len(failed) else None
+
+
+def index_error(graph: Graph, number: int, index: int) -> IndexRangeError:
+    """What to raise where check number `number` of a captured program finds this index."""
+    for found in _every(graph, 0):
+        if found.number == number:
+            return _error(found, index)
+    return out_of_range("index", index, 0, 0)
+
+
+def _error(found: _Indexed, index: int) -> IndexRangeError:
+    op, types = found.node.op, tuple(v.type for v in found.node.inputs)
+    made = out_of_range(op.name, index, *found.range, saw=op.saw(types))
+    made.locate(found.node.loc)
+    return made
+
+
+def _every(graph: Graph, first: int) -> Iterator[_Indexed]:
+    """All indices of a program, in the order in which the writer counts them."""
+    for node in graph.nodes:
+        for region in regions_of(node.op):
+            for found in _every(region, first):
+                first = found.number + 1
+                yield found
+        for operand, low, high in _ranges(node):
+            yield _Indexed(first, node, operand, (low, high))
+            first += 1
+
+
+def _ranges(node: Node) -> tuple[tuple[int, int, int], ...]:
+    if type(node.op).index_ranges is Op.index_ranges:
+        return ()
+    types = tuple([v.type for v in node.inputs])
+    return node.op.index_ranges(types) if all(t.is_static for t in types) else ()
+
+
+class _Writer:
+    """Counts indices while it writes checks."""
+
+    def __init__(self) -> None:
+        self._number = 0
+        self._bounds: dict[Value, Range] = {}
+
+    def write(self, graph: Graph, *, taken: bool = True) -> Graph:
+        """The graph with its checks; `taken`: it runs in any case, so that constants can raise."""
+        known: dict[Value, list[Range]] = {}
+        instead: dict[Value, Value] = {}
+        nodes: list[Node] = []
+        for node in graph.nodes:
+            inputs = tuple([instead.get(v, v) for v in node.inputs])
+            if isinstance(node.op, CheckIndices):
+                known.setdefault(inputs[0], []).append((node.op.low, node.op.high))
+            op = substituted_regions(node.op, self._region)
+            current = node
+            if op is not node.op or inputs != node.inputs:
+                current = Node(op, inputs, node.loc, node.names, node.group)
+                instead.update(zip(node.outputs, current.outputs, strict=True))
+            nodes += self._checks(node, current, known, taken)
+            nodes.append(current)
+        if len(nodes) == len(graph.nodes) and not instead:
+            return graph
+        return graph.with_nodes(nodes, [instead.get(v, v) for v in graph.outputs])
+
+    def _region(self, graph: Graph) -> Graph:
+        return self.write(graph, taken=False)
+
+    def _checks(
+        self, node: Node, current: Node, known: dict[Value, list[Range]], taken: bool
+    ) -> Iterator[Node]:
+        for operand, low, high in _ranges(node):
+            number, value = self._number, _source(current.inputs[operand])
+            self._number += 1
+            least, beyond = _bounds(value, self._bounds)
+            if (low <= least and beyond <= high) or 0 in value.type.shape:
+                continue
+            ranges = known.setdefault(value, [])
+            if any(low <= a and b <= high for a, b in ranges):
+                continue
+            if taken and constant_of(value) is not None:
+                wrong = least if least < low else beyond - 1
+                raise _error(_Indexed(number, node, operand, (low, high)), wrong)
+            ranges.append((low, high))
+            check = CheckIndices(node.op.name, low, high, number)
+            yield Node(check, (value,), node.loc, group="")
+
+
+def _source(value: Value) -> Value:
+    """What has the same numbers as the value, as far up as that can be seen."""
+    while value.producer is not None and 0 not in value.type.shape:
+        op, (first, *_) = value.producer.op, (*value.producer.inputs, value)
+        whole = isinstance(op, Reshape | Transpose | Broadcast | Identity | StopGradient)
+        if not whole and not (isinstance(op, Cast) and _keeps(first.type.dtype, value.type.dtype)):
+            break
+        value = first
+    return value
+
+
+def _keeps(before: DType, after: DType) -> bool:
+    """Whether one type of integers has all numbers of another."""
+    if not (before.is_integer and after.is_integer):
+        return False
+    (low, high), (least, beyond) = _all_of(before), _all_of(after)
+    return least <= low and high <= beyond
+
+
+def _all_of(dtype: DType) -> Range:
+    """The numbers of a type."""
+    if not dtype.is_integer:
+        return (0, 2) if dtype is dt.bool_ else (-(1 << 70), 1 << 70)
+    info = np.iinfo(dtype.numpy)
+    return int(info.min), int(info.max) + 1
+
+
+# -- what is known about numbers ---------------------------------------------------------------
+
+
+def _bounds(value: Value, known: dict[Value, Range], deep: int = _DEEP) -> Range:
+    """Numbers that the elements of a value lie between, as far as the graph tells."""
+    everything = _all_of(value.type.dtype)
+    node, data = value.producer, constant_of(value)
+    if node is None or not value.type.is_static or not value.type.dtype.is_integer or not deep:
+        return everything
+    if value in known:
+        return known[value]
+    if data is not None:
+        if not data.is_present or not size_of(value.type.shape):
+            return everything
+        return int(data.array.min()), int(data.array.max()) + 1
+    found = _of_op(node, value.index, [_bounds(v, known, deep - 1) for v in node.inputs])
+    if found is None or not (everything[0] <= found[0] and found[1] <= everything[1]):
+        found = everything
+    known[value] = found
+    return found
+
+
+def _of_op(node: Node, output: int, of: list[Range]) -> Range | None:
+    """The bounds of a result, from those of the operands."""
+    op: Any = node.op
+    if isinstance(op, _PICKED):
+        return of[0]
+    if isinstance(op, Concat):
+        return min(low for low, _ in of), max(high for _, high in of)
+    if isinstance(op, Ordering):
+        return (0, _extent(node, op.axis)) if output == 1 else of[0]
+    if isinstance(op, ArgExtremum):
+        return 0, _extent(node, op.axis)
+    if isinstance(op, Full | Iota):
+        ends = op.replace(shape=()) if isinstance(op, Full) else op
+        array = np.asarray(ends.reference())
+        return (int(array.min()), int(array.max()) + 1) if array.size else None
+    if isinstance(op, Cast):
+        inside = node.inputs[0].type.dtype.is_integer or node.inputs[0].type.dtype is dt.bool_
+        return of[0] if inside else None
+    if isinstance(op, Where):
+        return min(of[1][0], of[2][0]), max(of[1][1], of[2][1])
+    if isinstance(op, Clip):
+        low, high = of[0]
+        least = low if op.low is None else max(low, int(op.low))
+        most = high - 1 if op.high is None else min(max(high - 1, least), int(op.high))
+        return min(least, most), most + 1
+    return _of_two(op, of) if len(of) == 2 else None
+
+
+def _of_two(op: Op, of: list[Range]) -> Range | None:
+    """Of arithmetic on two operands."""
+    (a, b), (c, d) = [(low, high - 1) for low, high in of]
+    if isinstance(op, Add):
+        return a + c, b + d + 1
+    if isinstance(op, Sub):
+        return a - d, b - c + 1
+    if isinstance(op, Mul):
+        ends = [x * y for x in (a, b) for y in (c, d)]
+        return min(ends), max(ends) + 1
+    if isinstance(op, Mod) and c > 0:
+        return 0, d
+    if isinstance(op, Maximum):
+        return max(a, c), max(b, d) + 1
+    if isinstance(op, Minimum):
+        return min(a, c), min(b, d) + 1
+    return None
+
+
+def _extent(node: Node, axis: int) -> int:
+    return int(node.inputs[0].type.shape[axis])
+
+
+__all__ = ["CheckRanges", "finding", "index_error", "reporting"]
