@@ -53,6 +53,13 @@ if TYPE_CHECKING:
     from treadle.engine.profile import Profile
 
 
+class _Level(int):
+    """A level that nobody has asked for."""
+
+
+_UNASKED = _Level(2)
+
+
 class trace:
     """Record a function's ops and run them as one program; usable bare or with arguments.
 
@@ -89,16 +96,16 @@ class trace:
         sublinear_memory_config: SublinearMemoryConfig | None = None,
         dtr_config: DTRConfig | None = None,
         profiling: bool = False,
-        opt_level: int | None = None,
+        opt_level: int = _UNASKED,
         graph_opt_config: GraphOptimizationConfig | None = None,
         symbolic_shape: bool = True,
         without_host: bool = False,
         imperative: bool = False,
     ) -> None:
         budget = memory_budget(dtr_config, sublinear_memory_config)
-        level = 2 if opt_level is None else min(opt_level, 3)
+        fast = opt_level is not _UNASKED and opt_level > 0
         self._options = Options(
-            level=level, fast=bool(opt_level), memory_budget=budget, strict_budget=False
+            level=min(int(opt_level), 3), fast=fast, memory_budget=budget, strict_budget=False
         )
         self._for_dump = capture_as_const or record_only
         self._record_only = record_only
