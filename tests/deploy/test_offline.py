@@ -480,8 +480,10 @@ def test_code_is_checked_before_it_is_opened(
 def test_weights_are_checked(file: Path, compiled: Model, tmp_path: Path) -> None:
     weights = compiled.native[0].weights[:64].tobytes()
     bad = changed(file, tmp_path / "bad.tm", lambda content: content.index(weights))
-    with pytest.raises(CheckpointError, match="checksum of the weights"):
-        load_offline(bad)
+    model = load_offline(bad)
+    for _ in range(2):
+        with pytest.raises(CheckpointError, match="checksum of the weights"):
+            model.run([image(*SHAPES[0])])
     with pytest.raises(CheckpointError, match="checksum of tensor"):
         load_offline(bad, verify=True)
     load_offline(file, verify=True)

@@ -7,7 +7,7 @@ and an arena of the size that the largest gear needs.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import repeat
 from typing import Any
 
@@ -76,12 +76,14 @@ class NativeRunner:
 
     Args:
         part: it fits this machine; its weights stay where they are.
+        check: raises where the weights are damaged; called ahead of the first run.
 
     Raises:
         LoadError: its code cannot be opened.
     """
 
-    def __init__(self, part: NativePart) -> None:
+    def __init__(self, part: NativePart, check: Callable[[], None] | None = None) -> None:
+        self._check = check
         loader = loader_of(part.engine)
         programs = loader.open_native(part.code)
         self.gears = part.gears
@@ -111,11 +113,15 @@ class NativeRunner:
         Raises:
             ShapeError: there is no gear of these shapes, or an array of `out` cannot be used.
             IndexRangeError: an index is out of range; arrays of `out` may hold anything.
+            CheckpointError: the weights are damaged.
         """
         found = self._programs.get(tuple([a.shape for a in inputs]))
         if found is None:
             raise ShapeError("model", "there is no gear of these shapes", saw=_listed(inputs))
         program, gear, kinds = found
+        if self._check is not None:
+            self._check()
+            self._check = None
         results = [
             self._empty(*kind) if given is None else usable(given, type_, inputs)
             for kind, given, type_ in zip(kinds, out or repeat(None), gear.outputs, strict=False)

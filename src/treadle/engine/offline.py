@@ -18,7 +18,7 @@ import threading
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from functools import cached_property
+from functools import cached_property, partial
 from types import MappingProxyType
 from typing import IO, Any
 
@@ -235,8 +235,9 @@ def load_offline(
         recompile: compile the graph here, with the recorded options, where no native part fits
             this machine or can be opened, or none of its gears fits the inputs.
         verify: check the SHA-256 of the weights as well, which tells malice, too. That they are
-            not damaged is checked in any case by a sum at the speed of memory; manifest, programs
-            and code are checked by their SHA-256 before the code is opened.
+            not damaged is checked in any case, by a checksum at the speed of memory that is under
+            way when this returns: the first run waits for it, and raises CheckpointError. Manifest,
+            programs and code are checked by their SHA-256 before the code is opened.
         allow_native: True runs native parts whoever made them; False leaves them alone, and the
             graph is compiled here, as with `recompile`.
         number: of the model, in a file with several.
@@ -268,17 +269,25 @@ def load_offline(
     except _DAMAGE as error:
         raise _damaged(file, error) from error
     try:
-        runner = NativeRunner(part)
+        runner = NativeRunner(part, partial(_check_weights, file, known))
     except LoadError:
         if not recompile:
             raise
         return _guarded(file, entry, parts[best], None, True)
-    if known and file.checksum is not None and file.checksum.value() != known:
+    return _guarded(file, entry, parts[best], runner, recompile)
+
+
+def _check_weights(file: _File, known: str) -> None:
+    """Wait for the checksum of the weights, which is under way since the file was opened.
+
+    Raises:
+        CheckpointError: it is another one.
+    """
+    if file.checksum is not None and file.checksum.value() != known:
         raise file.source.error(
             "checksum of the weights does not match: they are damaged",
             hint="use another copy of the file",
         )
-    return _guarded(file, entry, parts[best], runner, recompile)
 
 
 def _guarded(file: _File, entry: Mapping[str, Any], *rest: Any) -> OfflineModel:
