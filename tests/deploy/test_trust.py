@@ -297,8 +297,6 @@ def test_it_runs_there_in_lite_without_a_compiler(signed: Path, pair: Path, tmp_
         ]
         import numpy as np
         from treadle.lite import LiteNetwork
-from treadle.ops import custom
-from treadle.ops.custom import RuntimeBlob, store_blob
         network = LiteNetwork()
         network.load(sys.argv[1])
         network.get_io_tensor("image").set_data_by_copy(np.load(sys.argv[2]))

@@ -250,14 +250,14 @@ def load_offline(
     """
     file = _File(path, number)
     entry = file.entry()
-    parts = _described(file, entry) if allow_native is not False else []
-    if parts and not allow_native and not file.sealed.origin.who:
+    if allow_native is None and entry.get("native") and not file.sealed.origin.who:
         get_logger().warning(
             "%s: its machine code is left alone and its graph compiled here: %s",
             file.source.where,
             file.sealed.origin.why_unknown,
         )
         return _guarded(file, entry, None, None, True)
+    parts = _described(file, entry) if allow_native is not False else []
     best = best_of([(p.engine, p.machine) for p in parts])
     if best is None:
         if allow_native is not False and not recompile:
