@@ -115,7 +115,7 @@ def training(n: int, x: Any) -> Any:
             y = F.tanh(F.matmul(y, W[i % LAYERS]))
         loss = (y * y).mean()
         manager.backward(loss)
-    for w in W:
+    for w in W[: n // 8]:  # A short one does not come to all of them.
         w[...] = w - w.grad * 0.01
         w.grad = None
     return loss

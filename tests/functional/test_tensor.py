@@ -317,7 +317,7 @@ def test_gradients_are_transposes(function: Any) -> None:
         (lambda: F.squeeze(F.ones(2), 0), ShapeError, "squeeze: axis 0", "no axis of x"),
         (lambda: F.reshape(ROW, (-1, -1)), ShapeError, "reshape: only one", "shape [2]"),
         (lambda: F.reshape(ROW, (-2,)), ShapeError, "reshape: an extent is", "0 or more"),
-        (lambda: F.topk(ROW, 7), ShapeError, "topk: k = 7", "from 1 to 2"),
+        (lambda: F.topk(ROW, 0), ShapeError, "topk: k = 0", "from 1 to 2"),
         (lambda: F.topk(F.ones(()), 1), ShapeError, "topk: k = 1", "no axes"),
     ],
 )
