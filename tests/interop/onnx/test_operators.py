@@ -16,7 +16,7 @@ from tests.interop.onnx.fuzz.growing import by_runtime, single  # noqa: E402
 from tests.interop.onnx.fuzz.judging import by_treadle  # noqa: E402
 
 import treadle as mge  # noqa: E402
-from treadle.base.errors import TreadleError, UnsupportedOp  # noqa: E402
+from treadle.base.errors import ShapeError, TreadleError, UnsupportedOp  # noqa: E402
 from treadle.interop.onnx import load  # noqa: E402
 
 Array = np.ndarray[Any, Any]
@@ -128,6 +128,15 @@ def test_branches_of_other_types_are_refused_by_name() -> None:
     network = load(made)
     with pytest.raises(UnsupportedOp, match=r"equal|return different.*'gate'"):
         mge.jit.compile(lambda x: network(x))(mge.tensor(np.ones((2, 4), np.float32)))
+
+
+def test_an_error_of_an_op_names_the_node_and_its_inputs() -> None:
+    node = helper.make_node("MatMul", ["x", "w"], ["y"], name="fc")
+    made = models.model([node], {"x": (2, "n")}, {"y": (2, 2)}, [models.array("w", 4, 2)])
+    network = load(made)
+    for run in (network, mge.jit.compile(lambda x: network(x))):
+        with pytest.raises(ShapeError, match=r"onnx MatMul 'fc' of x, w: matmul"):
+            run(mge.tensor(np.ones((2, 3), np.float32)))
 
 
 # -- others ------------------------------------------------------------------------------------

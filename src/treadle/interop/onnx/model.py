@@ -123,6 +123,11 @@ class OnnxModel(Module):
             "opsets": {domain or "ai.onnx": n for domain, n in sorted(self._opsets.items())},
         }
 
+    @property
+    def metadata(self) -> dict[str, str]:
+        """What the file says of itself beside the graph: names of classes, settings, authors."""
+        return {entry.key: entry.value for entry in self._proto.metadata_props}
+
     def choose_outputs(self, names: Sequence[str]) -> None:
         """Make other values the results.
 

@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 from onnx import defs, numpy_helper
 
-from treadle.base.errors import OutOfMemory, TreadleError, UnsupportedOp
+from treadle.base.errors import LoadError, OutOfMemory, TreadleError, UnsupportedOp
 from treadle.base.modes import ACTIVE, LOCAL
 from treadle.interop.onnx.nodes import (
     ALIGNED,
@@ -155,7 +155,12 @@ class Runner:
             return self._function(body, proto, inputs, depth, _defaults(proto, version))
         try:
             return _convert(entry, node, inputs)
-        except (TreadleError, NotImplementedError):
+        except TreadleError as error:
+            if not error.where.startswith("onnx") and not isinstance(error, LoadError):
+                given = ", ".join(n or "-" for n in proto.input)
+                error.rename(f"onnx {proto.op_type} {node.name!r} of {given}: {error.where}")
+            raise
+        except NotImplementedError:
             raise
         except MemoryError as error:
             problem = f"node {node.name!r} asks for more memory than there is"

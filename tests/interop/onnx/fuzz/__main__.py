@@ -79,28 +79,35 @@ class Run:
                     left = PATIENCE if not self.models else end - time.monotonic()
                     line = self.lines.get(timeout=max(min(PATIENCE, left), 1.0))
                 except queue.Empty:
-                    late = self.models and time.monotonic() >= end
                     process.kill()
                     self._drain()
-                    if not late:
+                    if not self.models or time.monotonic() < end:
                         self._note("model hangs", f"model {state['model']} at {state['at']}")
                     return int(state["model"]) + 1
                 if line is None:
-                    if state["at"] == "run":
-                        self._note("model crashes", f"model {state['model']}")
-                    else:
-                        self.lost += 1  # ONNX Runtime went down with what was tried
+                    self._ended(state)
                     return int(state["model"]) + 1
                 state.update(line)
-                for key, detail in line.get("found", ()):
-                    self._note(key, f"model {line['model']}: {detail}")
-                if line["at"] == "done":
-                    self.models += 1
-                    self.operators.update(line["operators"])
+                self._take(line)
                 if self._over(end):
                     process.kill()
                     self._drain()
                     return int(state["model"]) + 1
+
+    def _ended(self, state: dict[str, Any]) -> None:
+        """A worker is gone: it was done, or crashed with one of the two runtimes."""
+        if state["at"] == "run":
+            self._note("model crashes", f"model {state['model']}")
+        elif state["at"] != "done":
+            self.lost += 1  # ONNX Runtime went down with what was tried
+
+    def _take(self, line: dict[str, Any]) -> None:
+        """What a worker says."""
+        for key, detail in line.get("found", ()):
+            self._note(key, f"model {line['model']}: {detail}")
+        if line["at"] == "done":
+            self.models += 1
+            self.operators.update(line["operators"])
 
     def _read(self, process: subprocess.Popen[str]) -> None:
         for text in process.stdout or ():
