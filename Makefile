@@ -96,6 +96,15 @@ fuzz-onnx-files: $(VENV)/.oracle ## read 100,000 damaged ONNX files (minutes)
 fuzz-programs: $(VENV)/.ready ## run random programs in every way there is; FUZZ_SECONDS, FUZZ_SEED, FUZZ_WORKERS
 	PYTHONPATH=.:src $(PY) -m tests.fuzz
 
+# Where the array standard's suite is checked out; without it, NumPy is what is compared with.
+ARRAY_API_TESTS ?=
+export ARRAY_API_TESTS
+
+.PHONY: array-api
+array-api: $(VENV)/.ready ## run the array API standard's suite: make array-api ARRAY_API_TESTS=DIR [ARGS=--quick]
+	$(PIP) install -q $(PIP_FLAGS) ndindex pytest-json-report
+	$(PY) -m tools.array_api --jobs $(JOBS) $(ARGS)
+
 .PHONY: test-cuda-compile
 test-cuda-compile: $(VENV)/.cuda ## compile every generated kernel for GPUs (no GPU needed; takes minutes)
 	$(PY) -m pytest -q -n $(JOBS) -m nvrtc tests/backends/cuda $(ARGS)

@@ -18,6 +18,7 @@ from treadle.base.version import VERSION
 if TYPE_CHECKING:
     from treadle import (
         amp,
+        array_api,
         autodiff,
         config,
         data,
@@ -82,6 +83,7 @@ __all__ = [
     "Trainer",
     "TreadleError",
     "amp",
+    "array_api",
     "autodiff",
     "backends",
     "cgtools",
@@ -141,6 +143,7 @@ __all__ = [
 
 _PACKAGES = (
     "amp",
+    "array_api",
     "autodiff",
     "base",
     "config",

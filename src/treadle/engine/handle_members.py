@@ -6,6 +6,7 @@ and their tests call.
 
 from __future__ import annotations
 
+import importlib
 import re
 from typing import Any, Protocol, TypeVar
 
@@ -46,6 +47,17 @@ class HandleMembers:
     """A base class without state for `Tensor`."""
 
     __slots__ = ()
+
+    # -- the array standard -------------------------------------------------------------------
+
+    def __array_namespace__(self, *, api_version: str | None = None) -> Any:
+        """`treadle.array_api`, whose functions take tensors and return its own arrays.
+
+        Raises:
+            ValueError: another version of the standard is asked for.
+        """
+        module: Any = importlib.import_module("treadle.array_api")
+        return module.namespace(api_version)
 
     # -- layout: dense and row-major, for everyone who asks -----------------------------------
 

@@ -260,6 +260,26 @@ class Atan2(Binary):
 
 
 @op
+class Copysign(Binary):
+    """|x| with the sign of y, which -0 and NaN have as well."""
+
+    name = "copysign"
+    dtypes = dt.FLOATS
+    domains = (Arg((3, 4), avoid=(0.0,)), Arg((3, 4), avoid=(0.0,)))
+    torch = "torch.copysign(x, y)"
+    reference = oracle(np.copysign)
+
+    def scalar(self, x: Scalar, y: Scalar) -> Scalar:
+        return call("copysign", x, y)
+
+    def grad_x(self, dy: V, x: V, y: V, out: V) -> V:
+        return dy * self(x.constant(1.0), x) * self(y.constant(1.0), y)
+
+    def grad_y(self, dy: V, x: V, y: V, out: V) -> V:
+        return dy * 0.0
+
+
+@op
 class Neg(Unary):
     """-x; integers wrap, as in NumPy."""
 

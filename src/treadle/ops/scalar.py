@@ -182,6 +182,7 @@ INTRINSICS: dict[str, Callable[..., Any]] = {
     "max": np.maximum,
     "pow": power,
     "atan2": np.arctan2,
+    "copysign": np.copysign,
     "sqrt": np.sqrt,
     "exp": np.exp,
     "expm1": np.expm1,

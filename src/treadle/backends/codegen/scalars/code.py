@@ -265,6 +265,7 @@ _WRITERS: dict[str, Callable[..., Value]] = {
     "neg": Builder.neg,
     "abs": _abs,
     "sqrt": _real("sqrt", Builder.sqrt),
+    "copysign": _real("copysign", Builder.copysign),
     "isnan": _isnan,
     "isinf": _isinf,
     "not": Builder.invert,
