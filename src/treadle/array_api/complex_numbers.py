@@ -79,6 +79,7 @@ def expm1(a: Tensor, b: Tensor) -> Pair:
     half = _sin(b * 0.5)
     real, imag = exp(a, b)
     near = _expm1(a) * _cos(b) - half * half * 2.0
+    near = where(near == 0.0, 0.0, near)
     usual = apply(IsFinite(), b) & (a < 700.0) & (a > -700.0)
     return where(usual, near, real - 1.0), imag
 
