@@ -2,7 +2,7 @@
 
 The suite is a repository (github.com/data-apis/array-api-tests, with its submodule), not a package:
 `ARRAY_API_TESTS` names a checkout. Failures must be those of tests/array_api/known_failures.txt,
-one a line with its reason; a line for a test that passes is an error, too, so that the list shrinks.
+one a line with its reason. A line for a test that passes is an error, so that the list shrinks.
 """
 
 from __future__ import annotations
