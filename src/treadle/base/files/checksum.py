@@ -18,6 +18,7 @@ Bytes = memoryview | npt.NDArray[np.uint8]
 _COLUMNS = 1021
 """No divisor of what damage comes in: lines, pages, sectors."""
 _ROWS = 256
+"""As `_COLUMNS`, part of the format of model files."""
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)
 _ASIDE = 1 << 20
 """Bytes above which a thread of its own is worth its start."""
