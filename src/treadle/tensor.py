@@ -71,6 +71,15 @@ class Tensor(ArrayMethods, HandleMembers):
     name: str = ""
     dmap_callback: Any = None
 
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """A handle; of a subclass with a constructor of its own, which need not call ours, one
+        whose value is the first argument.
+        """
+        made = object.__new__(cls)
+        if cls.__init__ is not Tensor.__init__ and args:
+            Tensor.__init__(made, args[0])
+        return made
+
     def __init__(
         self,
         data: Any = None,
@@ -328,7 +337,7 @@ class Parameter(Tensor):
 
 # -- making tensors ----------------------------------------------------------------------------
 
-_new: Callable[[type], Any] = Tensor.__new__
+_new: Callable[[type], Any] = object.__new__
 
 
 def _wrap(cls: type[Tensor], data: Any, kind: EagerType, trace: Trace = None) -> Any:

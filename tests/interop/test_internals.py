@@ -14,6 +14,7 @@ import pytest
 
 import treadle as mge
 import treadle.functional as F
+import treadle.module as M
 from treadle.autodiff import GradManager
 from treadle.interop.megengine import runtime
 from treadle.utils.network import Network
@@ -137,3 +138,45 @@ def test_variables_of_networks_have_values_where_inputs_are_known() -> None:
     z = net.make_input_node((2,), "float32", "z")
     with pytest.raises(mge.TreadleError, match="depends on the input z"):
         (z + 1).numpy()
+
+
+def test_spellings_and_arguments_of_early_programs() -> None:
+    x = mge.tensor([1.0, 2.0])
+    assert F.pad(x, pad_witdth=[(1, 0)]).tolist() == [0.0, 1.0, 2.0]
+    with pytest.raises(TypeError, match="missing pad_width"):
+        F.pad(x)
+    assert F.concat([x, 3, mge.tensor(4.0)]).tolist() == [1.0, 2.0, 3.0, 4.0]
+    assert mge.random.uniform(size=mge.tensor(3)).shape == (3,)
+    assert mge.random.gamma(2.0, size=mge.tensor(3)).shape[0] == 3
+
+
+def test_tensors_with_constructors_of_their_own() -> None:
+    class Boxes(mge.Tensor):
+        def __init__(self, data: Any, mode: str = "xyxy") -> None:
+            self.mode = mode
+
+    class Masks(mge.Tensor):
+        def __new__(cls, data: Any) -> Any:
+            return super().__new__(cls, data)
+
+        def __init__(self, data: Any) -> None:
+            self.count = len(data)
+
+    boxes = Boxes([[1.0, 2.0]], mode="xywh")
+    assert (boxes.shape, boxes.mode, (boxes + 1).tolist()) == ((1, 2), "xywh", [[2.0, 3.0]])
+    assert Boxes(boxes).tolist() == boxes.tolist() and Masks(np.ones(3, "f")).count == 3
+    gm = GradManager().attach([boxes])
+    with gm:
+        gm.backward((boxes * boxes).sum())
+    assert boxes.grad.tolist() == [[2.0, 4.0]]
+
+
+def test_members_of_modules_with_their_holders() -> None:
+    net = M.Sequential(M.Linear(2, 2), M.BatchNorm2d(2))
+    parents = {name: parent for name, _, parent in net.named_parameters(with_parent=True)}
+    assert parents["0.weight"] is net[0] and parents["1.weight"] is net[1]
+    assert all(parent is net[1] for _, _, parent in net.named_buffers(with_parent=True))
+    assert list(net.modules(with_parent=True)) == [(net, None), (net[0], net), (net[1], net)]
+    assert [p for _, p in net.children(with_parent=True)] == [net, net]
+    assert len(list(net.parameters(requires_grad=True))) == 4
+    assert list(net.parameters(requires_grad=False)) == []

@@ -247,6 +247,8 @@ def swapaxes(inp: Tensor, axis1: int, axis2: int) -> Tensor:
 def concat(inps: Iterable[Tensor], axis: int = 0, device: Any = None) -> Tensor:
     """Tensors joined along an existing axis, promoted to one element type; other extents agree.
 
+    Beside tensors of one axis, a number or a 0-d tensor counts as one element.
+
     Raises:
         DeviceError: they live on different devices and `device` does not say where to go.
         ShapeError: extents other than that of `axis` differ, or there are no tensors.
@@ -264,6 +266,8 @@ def concat(inps: Iterable[Tensor], axis: int = 0, device: Any = None) -> Tensor:
         raise DeviceError(
             "concat", f"ambiguous device: {names}", hint=f"pass device={str(given[0].device)!r}"
         )
+    if any([x.ndim == 1 for x in given]):
+        given = [x if x.ndim else x.reshape(1) for x in given]
     tensors = promote_all(given)
     return movement.Concat(axis_of(axis, tensors[0], "concat"))(*tensors)
 

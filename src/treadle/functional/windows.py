@@ -26,12 +26,21 @@ __all__ = [
 ]
 
 
-def pad(src: Tensor, pad_width: Any, mode: str = "constant", constant_value: float = 0.0) -> Tensor:
+def pad(
+    src: Tensor,
+    pad_width: Any = None,
+    mode: str = "constant",
+    constant_value: float = 0.0,
+    *,
+    pad_witdth: Any = None,
+) -> Tensor:
     """NumPy-style padding: a (before, after) pair per axis; missing trailing axes get none.
 
     `mode` is "constant", "edge" (or "replicate") or "reflect". Every axis grows by its pair.
+    `pad_witdth` is how early versions of MegEngine spell `pad_width`.
 
     Raises:
+        TypeError: there are no pairs.
         ValueError: the pairs do not fit the axes, or the mode is unknown.
 
     Example:
@@ -40,6 +49,9 @@ def pad(src: Tensor, pad_width: Any, mode: str = "constant", constant_value: flo
         >>> F.pad(mge.tensor([1., 2.]), [(1, 2)], mode="edge").tolist()
         [1.0, 1.0, 2.0, 2.0, 2.0]
     """
+    pad_width = pad_witdth if pad_width is None else pad_width
+    if pad_width is None:
+        raise TypeError("pad: missing pad_width, a (before, after) pair per axis")
     x = as_tensor(src)
     widths = [tuple(int(v) for v in w) for w in pad_width]
     if len(widths) > x.ndim or any(len(w) != 2 for w in widths):

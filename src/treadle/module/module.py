@@ -139,60 +139,68 @@ class Module(abc.ABC):
 
     # -- iteration -------------------------------------------------------------------------
 
-    def parameters(self, recursive: bool = True) -> Iterator[Parameter]:
+    # `with_parent`: items end with their holder. `requires_grad=False`: none, as in MegEngine.
+
+    def parameters(
+        self, recursive: bool = True, *, with_parent: bool = False, requires_grad: bool = True
+    ) -> Iterator[Any]:
         """Trainable tensors of this module and, if `recursive`, of its sub-modules."""
-        return (p for _, p in self.named_parameters(recursive=recursive))
+        named = self.named_parameters(None, recursive, with_parent, requires_grad)
+        return _unnamed(named, with_parent)
 
     def named_parameters(
-        self, prefix: str | None = None, recursive: bool = True
-    ) -> Iterator[tuple[str, Parameter]]:
+        self,
+        prefix: str | None = None,
+        recursive: bool = True,
+        with_parent: bool = False,
+        requires_grad: bool = True,
+    ) -> Iterator[Any]:
         """Pairs of dotted name, with `prefix` in front, and trainable tensor."""
-        return _only(Parameter, _walk(self, prefix, recursive))
+        found = self._flat(prefix, recursive, with_parent)
+        return (item for item in found if requires_grad and isinstance(item[1], Parameter))
 
-    def buffers(self, recursive: bool = True) -> Iterator[Tensor]:
+    def buffers(self, recursive: bool = True, *, with_parent: bool = False) -> Iterator[Any]:
         """Tensors that are not trained, such as running statistics."""
-        return (b for _, b in self.named_buffers(recursive=recursive))
+        return _unnamed(self.named_buffers(None, recursive, with_parent), with_parent)
 
     def named_buffers(
-        self, prefix: str | None = None, recursive: bool = True
-    ) -> Iterator[tuple[str, Tensor]]:
+        self, prefix: str | None = None, recursive: bool = True, with_parent: bool = False
+    ) -> Iterator[Any]:
         """Pairs of dotted name and buffer."""
-        named = self.named_tensors(prefix, recursive)
-        return ((key, t) for key, t in named if not isinstance(t, Parameter))
+        every = self.named_tensors(prefix, recursive, with_parent)
+        return (item for item in every if not isinstance(item[1], Parameter))
 
-    def tensors(self, recursive: bool = True) -> Iterator[Tensor]:
+    def tensors(self, recursive: bool = True, *, with_parent: bool = False) -> Iterator[Any]:
         """Parameters and buffers."""
-        return (t for _, t in self.named_tensors(recursive=recursive))
+        return _unnamed(self.named_tensors(None, recursive, with_parent), with_parent)
 
     def named_tensors(
-        self, prefix: str | None = None, recursive: bool = True
-    ) -> Iterator[tuple[str, Tensor]]:
+        self, prefix: str | None = None, recursive: bool = True, with_parent: bool = False
+    ) -> Iterator[Any]:
         """Pairs of dotted name and parameter or buffer."""
-        return _only(Tensor, _walk(self, prefix, recursive))
+        return (x for x in self._flat(prefix, recursive, with_parent) if isinstance(x[1], Tensor))
 
-    def children(self) -> Iterator[Module]:
+    def children(self, *, with_parent: bool = False) -> Iterator[Any]:
         """Direct sub-modules, those inside containers included."""
-        return (m for _, m in self.named_children())
+        return _unnamed(self.named_children(with_parent), with_parent)
 
-    def named_children(self) -> Iterator[tuple[str, Module]]:
+    def named_children(self, with_parent: bool = False) -> Iterator[Any]:
         """Pairs of dotted name and direct sub-module."""
-        found = _walk(self, None, recursive=False)
-        return ((key, leaf) for key, leaf in found if isinstance(leaf, Module))
+        return (x for x in self._flat(None, False, with_parent) if isinstance(x[1], Module))
 
-    def modules(self) -> Iterator[Module]:
+    def modules(self, *, with_parent: bool = False) -> Iterator[Any]:
         """This module and all modules below it."""
-        return (m for _, m in self.named_modules())
+        return _unnamed(self.named_modules(None, with_parent), with_parent)
 
     def named_modules(self, prefix: str | None = None, with_parent: bool = False) -> Iterator[Any]:
-        """Pairs of dotted name and module, this one first under the name `prefix` or "".
-
-        `with_parent` makes triples: the last item is the module that holds this one, or None.
-        """
-        own = "" if prefix is None else prefix
+        """Pairs of dotted name and module, this one first under the name `prefix` or ""."""
+        own = prefix or ""
         yield (own, self, None) if with_parent else (own, self)
-        for key, leaf, parent in _walk_with_parent(self, prefix, True, {id(self)}):
-            if isinstance(leaf, Module):
-                yield (key, leaf, parent) if with_parent else (key, leaf)
+        yield from (x for x in self._flat(prefix, True, with_parent) if isinstance(x[1], Module))
+
+    def _flat(self, prefix: str | None, recursive: bool, with_parent: bool) -> Iterator[Any]:
+        found = _walk_with_parent(self, prefix, recursive, {id(self)})
+        return found if with_parent else ((key, leaf) for key, leaf, _ in found)
 
     # -- modes and places ------------------------------------------------------------------
 
@@ -413,11 +421,6 @@ def _members(module: Module) -> Iterator[tuple[str, Leaf]]:
                 yield key, leaf
 
 
-def _walk(module: Module, prefix: str | None, recursive: bool) -> Iterator[tuple[str, Leaf]]:
-    found = _walk_with_parent(module, prefix, recursive, {id(module)})
-    return ((key, leaf) for key, leaf, _ in found)
-
-
 def _walk_with_parent(
     module: Module, prefix: str | None, recursive: bool, seen: set[int]
 ) -> Iterator[tuple[str, Leaf, Module]]:
@@ -432,8 +435,6 @@ def _walk_with_parent(
             yield from _walk_with_parent(leaf, before + key, recursive, seen)
 
 
-_L = TypeVar("_L", Parameter, Tensor)
-
-
-def _only(kind: type[_L], found: Iterable[tuple[str, Leaf]]) -> Iterator[tuple[str, _L]]:
-    return ((key, leaf) for key, leaf in found if isinstance(leaf, kind))
+def _unnamed(found: Iterable[Any], with_parent: bool) -> Iterator[Any]:
+    """Items without their names."""
+    return (item[1:] if with_parent else item[1] for item in found)

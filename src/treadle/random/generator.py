@@ -171,6 +171,8 @@ def _shape(size: Size) -> tuple[int, ...]:
         return (1,)
     if isinstance(size, (int, np.integer)):
         raise TypeError(f"size must be a tuple, for example ({size},)")
+    if isinstance(size, Tensor) and not size.ndim:
+        return (int(size),)
     return tuple(int(s) for s in size)
 
 

@@ -12,7 +12,7 @@ from treadle.base.modes import capturing
 from treadle.engine.devices import CompNode
 from treadle.tensor import Tensor
 
-Size = int | tuple[int, ...] | list[int] | None
+Size = int | tuple[int, ...] | list[int] | Tensor | None
 
 
 def parameters(size: Size, place: CompNode, **given: Any) -> tuple[list[Tensor], tuple[int, ...]]:
@@ -37,6 +37,8 @@ def parameters(size: Size, place: CompNode, **given: Any) -> tuple[list[Tensor],
 def _axes(size: Size) -> tuple[int, ...]:
     if size is None:
         return ()
+    if isinstance(size, Tensor):
+        return tuple(size.reshape(-1).tolist())
     return (int(size),) if isinstance(size, (int, np.integer)) else tuple(int(s) for s in size)
 
 

@@ -65,6 +65,10 @@ class VarNode(Tensor):
         users: operators that were made of it.
     """
 
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """A handle without a value."""
+        return object.__new__(cls)
+
     def __init__(
         self,
         owner: OpNode | VarNode,

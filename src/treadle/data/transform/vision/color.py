@@ -136,19 +136,10 @@ class GaussianNoise(_ColorTransform):
         return _clipped(array + noise.astype(np.float32), array.dtype)
 
 
-class BrightnessTransform(_ColorTransform):
-    """Multiplies the image by a random factor.
+class _FactorTransform(_ColorTransform):
+    """Changes a quality of the image by a random factor."""
 
-    Args:
-        value: the factor is drawn evenly from [max(0, 1 - value), 1 + value]; or the (least,
-            greatest) factor. 0 leaves images as they are.
-        order: see `VisionTransform`.
-
-    Raises:
-        ValueError: the value is negative.
-    """
-
-    _quality = "brightness"
+    _quality = ""
 
     def __init__(self, value: Amount, *, order: Sequence[str] | None = None) -> None:
         super().__init__(order)
@@ -165,10 +156,28 @@ class BrightnessTransform(_ColorTransform):
         return np.float32(np.random.uniform(*self._limits))
 
     def _changed(self, image: Array, factor: np.float32) -> Array:
+        raise NotImplementedError("a transform says what its factor does")
+
+
+class BrightnessTransform(_FactorTransform):
+    """Multiplies the image by a random factor.
+
+    Args:
+        value: the factor is drawn evenly from [max(0, 1 - value), 1 + value]; or the (least,
+            greatest) factor. 0 leaves images as they are.
+        order: see `VisionTransform`.
+
+    Raises:
+        ValueError: the value is negative.
+    """
+
+    _quality = "brightness"
+
+    def _changed(self, image: Array, factor: np.float32) -> Array:
         return image * factor
 
 
-class ContrastTransform(BrightnessTransform):
+class ContrastTransform(_FactorTransform):
     """Moves the image towards its mean brightness, or away from it, by a random factor.
 
     Args:
@@ -186,7 +195,7 @@ class ContrastTransform(BrightnessTransform):
         return changed
 
 
-class SaturationTransform(BrightnessTransform):
+class SaturationTransform(_FactorTransform):
     """Moves the image towards its grey version, or away from it, by a random factor.
 
     A grey image (H, W, 1) stays as it is.
