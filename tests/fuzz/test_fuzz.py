@@ -82,3 +82,10 @@ def test_known_differences_only_shrink() -> None:
     entries = known.get("difference", [])
     assert len(entries) == known["most"] <= 0, "raising the number needs a reason in the review"
     assert all(len(e["reason"]) > 20 for e in entries)
+
+
+def test_programs_that_were_found() -> None:
+    """What the fuzzer has met, made small."""
+    x = Leaf("input", "float32", (8, 4), 8)
+    shapes = Program({"x0": x}, ("v1 = F.where(x0 > 0.1, x0, F.zeros_like(x0))",), ("v1",))
+    assert differences(shapes, ["model file"]) == {}

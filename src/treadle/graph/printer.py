@@ -169,7 +169,7 @@ class _Printer:
         if isinstance(value, Op):
             text = self.op(value, known, indent)
             return text if value._fields else text + "{}"
-        if type(value) is tuple:
+        if isinstance(value, tuple):
             parts = [self.value(op, v, known, indent) for v in value]
             return f"({parts[0]},)" if len(parts) == 1 else f"({', '.join(parts)})"
         if type(value) is ArrayData:
