@@ -20,7 +20,7 @@ from treadle.ops.operand import V
 from treadle.ops.operators import Operators
 from treadle.ops.precision import widen_array
 from treadle.ops.sample import Arg, BadSample, Sample
-from treadle.ops.scalar import Scalar, const
+from treadle.ops.scalar import Scalar, const, maximum, minimum
 from treadle.ops.select import Clip, Where
 from treadle.ops.special import erf
 from treadle.ops.unary import Abs, Erf, Exp, Expm1, Log1p, Sigmoid, Tanh
@@ -83,7 +83,7 @@ class Relu6(Activation):
         return Clip(0.0, 6.0)(x)
 
     def reference(self, x: Array) -> Array:
-        return np.asarray(np.minimum(np.maximum(x, x.dtype.type(0)), x.dtype.type(6)))
+        return minimum(maximum(x, x.dtype.type(0)), x.dtype.type(6))
 
     def grad(self, dy: V, x: V, y: V) -> V:
         return Where()(_between(x, 0.0, 6.0), dy, dy.constant(0.0))
@@ -143,7 +143,7 @@ class LeakyRelu(Activation):
         return Where()(x >= 0.0, x, x * self.alpha)
 
     def reference(self, x: Array) -> Array:
-        return np.where(x >= 0, x, x * x.dtype.type(self.alpha))
+        return in_wide(lambda w: np.where(w >= 0, w, w * w.dtype.type(self.alpha)), x)
 
     def grad(self, dy: V, x: V, y: V) -> V:
         return Where()(x >= 0.0, dy, dy * self.alpha)

@@ -14,7 +14,7 @@ from treadle.ops.logic import Equal, LogicalAnd
 from treadle.ops.op import Array, Onnx, Pullback, op
 from treadle.ops.operand import V
 from treadle.ops.sample import Arg, Sample
-from treadle.ops.scalar import Scalar, call, cast, power, truncated
+from treadle.ops.scalar import Scalar, call, cast, maximum, minimum, power, truncated
 from treadle.ops.select import Where
 from treadle.ops.unary import Log, Round
 
@@ -184,13 +184,16 @@ class Pow(Binary):
 
 @op
 class Maximum(Binary):
-    """The larger of x and y, NaN if either is; where they are equal x gets the gradient."""
+    """The larger of x and y, NaN if either is; where they are equal x gets the gradient.
+
+    Of two zeros it is y, whatever their signs.
+    """
 
     name = "maximum"
     domains = (Arg((3, 4), low=-2.0, high=0.4), Arg((3, 4), low=0.6, high=2.0))
     onnx = Onnx("Max", since=12)
     torch = "torch.maximum(x, y)"
-    reference = oracle(np.maximum)
+    reference = oracle(maximum)
 
     def scalar(self, x: Scalar, y: Scalar) -> Scalar:
         return call("max", x, y)
@@ -208,13 +211,16 @@ class Maximum(Binary):
 
 @op
 class Minimum(Binary):
-    """The smaller of x and y, NaN if either is; where they are equal x gets the gradient."""
+    """The smaller of x and y, NaN if either is; where they are equal x gets the gradient.
+
+    Of two zeros it is y, whatever their signs.
+    """
 
     name = "minimum"
     domains = (Arg((3, 4), low=-2.0, high=0.4), Arg((3, 4), low=0.6, high=2.0))
     onnx = Onnx("Min", since=12)
     torch = "torch.minimum(x, y)"
-    reference = oracle(np.minimum)
+    reference = oracle(minimum)
 
     def scalar(self, x: Scalar, y: Scalar) -> Scalar:
         return call("min", x, y)

@@ -110,6 +110,17 @@ def cast(x: Scalar, dtype: DType) -> Scalar:
     return Scalar("cast", (x,), dtype=dtype)
 
 
+def maximum(x: Array, y: Array) -> Array:
+    """The larger of x and y; NaN where either is, y where they are equal (zeros have signs)."""
+    # NumPy gives its second operand where both are equal, but its first one of float16.
+    return np.asarray(np.maximum(y, x) if x.dtype.char == "e" else np.maximum(x, y))
+
+
+def minimum(x: Array, y: Array) -> Array:
+    """The smaller of x and y; NaN where either is, y where they are equal (zeros have signs)."""
+    return np.asarray(np.minimum(y, x) if x.dtype.char == "e" else np.minimum(x, y))
+
+
 def _whole(function: Callable[[Array], Array]) -> Callable[[Array], Array]:
     """A rounding function that leaves integers as they are (older NumPy makes them floats)."""
     return lambda x: x if x.dtype.kind in "iu" else function(x)
@@ -167,8 +178,8 @@ _X86 = platform.machine().lower() in ("x86_64", "amd64")
 # remainder by 0 is 0; `floor_div` rounds down; `mod` takes y's sign among integers and x's among
 # floats; `pow` of integers wraps, and a negative power is cut off towards 0; a shift count outside
 # [0, width) shifts everything out (`shr` leaves the sign); rounding leaves integers alone, and
-# `round` takes halves away from 0; `min` and `max` give NaN where either operand is NaN, and
-# `clamp` gives its lower bound there.
+# `round` takes halves away from 0; `min` and `max` give NaN where either operand is NaN and their
+# second operand where both are equal; `clamp` gives its lower bound where its operand is NaN.
 INTRINSICS: dict[str, Callable[..., Any]] = {
     "add": np.add,
     "sub": np.subtract,
@@ -178,8 +189,8 @@ INTRINSICS: dict[str, Callable[..., Any]] = {
     "mod": _mod,
     "neg": np.negative,
     "abs": np.abs,
-    "min": np.minimum,
-    "max": np.maximum,
+    "min": minimum,
+    "max": maximum,
     "pow": power,
     "atan2": np.arctan2,
     "copysign": np.copysign,

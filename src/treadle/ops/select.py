@@ -12,7 +12,7 @@ from treadle.ops.families import Elementwise, Unary, oracle
 from treadle.ops.op import Array, Onnx, Pullback, op
 from treadle.ops.operand import V
 from treadle.ops.sample import Arg, BadSample, Sample
-from treadle.ops.scalar import Scalar, call
+from treadle.ops.scalar import Scalar, call, maximum, minimum
 from treadle.ops.scalar import select as choose
 
 
@@ -109,9 +109,9 @@ class Clip(Unary):
 
     def reference(self, x: Array) -> Array:
         if self.low is not None:
-            x = np.maximum(x, x.dtype.type(self.low))
+            x = maximum(x, x.dtype.type(self.low))
         if self.high is not None:
-            x = np.minimum(x, x.dtype.type(self.high))
+            x = minimum(x, x.dtype.type(self.high))
         return x
 
     def scalar(self, x: Scalar) -> Scalar:

@@ -15,8 +15,9 @@ from treadle.ops import special
 from treadle.ops.families import NUMBERS, Unary, UnaryFloat, oracle
 from treadle.ops.op import Array, Onnx, Pullback, op
 from treadle.ops.operand import V
+from treadle.ops.precision import widen_array
 from treadle.ops.sample import Arg, Sample
-from treadle.ops.scalar import Scalar, call, const, select
+from treadle.ops.scalar import Scalar, call, const, maximum, select
 from treadle.ops.select import Where
 
 _POSITIVE = Arg((3, 4), low=0.2, high=3.0)
@@ -62,16 +63,21 @@ class Abs(Unary):
 
 @op
 class Sign(PiecewiseConstant):
-    """-1, 0 or 1 by the sign of x; NaN for NaN."""
+    """-1, 0 or 1 by the sign of x; 0 for -0, NaN for NaN."""
 
     name = "sign"
     domain = _KINK_AT_ZERO
     onnx = Onnx("Sign", since=9)
     torch = "torch.sign(x)"
-    reference = oracle(np.sign)
+
+    def reference(self, x: Array) -> Array:
+        found = np.sign(x)
+        # The sign of a bfloat16 zero is that zero.
+        return np.asarray(found + x.dtype.type(0) if x.dtype == dt.bfloat16.numpy else found)
 
     def scalar(self, x: Scalar) -> Scalar:
-        return select(x > 0, 1, select(x < 0, -const(1), x))
+        # A zero has no sign left, and NaN stays.
+        return select(x > 0, 1, select(x < 0, -const(1), x + 0))
 
 
 @op
@@ -112,7 +118,7 @@ class Rsqrt(UnaryFloat):
     torch = "torch.rsqrt(x)"
 
     def reference(self, x: Array) -> Array:
-        return np.asarray(np.reciprocal(np.sqrt(x)))
+        return np.asarray(np.reciprocal(np.sqrt(widen_array(x)))).astype(x.dtype, copy=False)
 
     def scalar(self, x: Scalar) -> Scalar:
         return 1 / call("sqrt", x)
@@ -400,7 +406,7 @@ _ZEROS = {d.numpy: np.zeros((), d.numpy) for d in NUMBERS}
 
 @op
 class Relu(Unary):
-    """max(x, 0); NaN stays NaN. The gradient at 0 is 0."""
+    """max(x, 0); NaN stays NaN, -0 becomes 0. The gradient at 0 is 0."""
 
     name = "relu"
     domain = _KINK_AT_ZERO
@@ -409,7 +415,7 @@ class Relu(Unary):
 
     def reference(self, x: Array) -> Array:
         # A 0-d array is taken up twice as fast as a scalar.
-        return np.asarray(np.maximum(x, _ZEROS[x.dtype]))
+        return maximum(x, _ZEROS[x.dtype])
 
     def scalar(self, x: Scalar) -> Scalar:
         return call("max", x, 0)

@@ -11,6 +11,7 @@ import numpy as np
 from treadle.backends.api import Support, no
 from treadle.backends.codegen.contraction.epilogue import Epilogue, Step, Term
 from treadle.backends.codegen.contraction.problem import Matrix, Moments, Problem
+from treadle.backends.codegen.scalars.convert import compute_dtype
 from treadle.backends.codegen.views import (
     MOVES,
     REVERSIBLE,
@@ -25,6 +26,7 @@ from treadle.base import dtype as dt
 from treadle.graph.ir import Graph, Node, Value, constant_of
 from treadle.ops.column_moments import ColumnMoments
 from treadle.ops.conv import Convolution
+from treadle.ops.elementwise import Cast
 from treadle.ops.families import Elementwise
 from treadle.ops.matmul import IntMatmul, Matmul, MatrixProduct
 from treadle.ops.op import Op
@@ -117,7 +119,15 @@ class EpilogueReader:
 
     def read(self) -> tuple[tuple[Matrix, ...], tuple[Matrix, ...], Epilogue]:
         """Further operands, results and the epilogue (whose accesses are not set yet)."""
-        self._known[self.anchor.output] = Term("sum"), self.start
+        dtype = self.anchor.output.type.dtype
+        if compute_dtype(dtype) is not dtype and any(
+            isinstance(n.op, Elementwise) for n in self.body.nodes
+        ):
+            # Ops behind a product of 16-bit floats take what it rounds to.
+            self._steps.append(Step(Cast(dtype), (Term("sum"),), dtype))
+            self._known[self.anchor.output] = Term("step", 0), self.start
+        else:
+            self._known[self.anchor.output] = Term("sum"), self.start
         for node in self.body.nodes:
             if node is not self.anchor and any(v in self._known for v in node.inputs):
                 self._follow(node)

@@ -46,6 +46,7 @@ class Writer:
     def __init__(self) -> None:
         self.block = Block()
         self._known: list[dict[Any, Value]] = [{}]
+        self._widened: dict[Value, Value] = {}
 
     # -- constants and operands ------------------------------------------------------------
 
@@ -290,15 +291,24 @@ class Builder(Writer):
     # -- types and lanes -------------------------------------------------------------------
 
     def cast(self, x: Value, dtype: DType) -> Value:
-        """The value converted to another element type; x itself where it has it."""
+        """The value converted to another element type; x itself where it has it.
+
+        What a 16-bit float was widened to becomes that one again, without an instruction.
+        """
         if x.dtype is dtype:
             return x
+        narrow = self._widened.get(x)
+        if narrow is not None and narrow.dtype is dtype:
+            return narrow
         if x.literal is not None and not (dtype is dt.bool_ or x.dtype is dt.bool_):
             number = _held(x.literal, x.dtype)
             if dtype.is_float or math.isfinite(number):
                 number = float(number) if dtype.is_float else int(number)
                 return self.constant(number, dtype, x.lanes)
-        return self.emit("cast", (x,), Type(dtype, x.lanes))
+        result = self.emit("cast", (x,), Type(dtype, x.lanes))
+        if x.dtype.is_float and x.dtype.itemsize == 2:
+            self._widened[result] = x
+        return result
 
     def bitcast(self, x: Value, dtype: DType) -> Value:
         """The same bits as another element type, which need not have the same size."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from treadle.backends.codegen.scalars.convert import compute_dtype
 from treadle.graph.cells import Apply, Cell, Total
 from treadle.graph.domains import LoopNest
 from treadle.ops.elementwise import Mul, Sub
@@ -46,6 +47,8 @@ def _moments(total: Total) -> Moments | None:
     deviation = _squared(total.arg) if isinstance(total.op, Mean | Sum) else None
     if not isinstance(deviation, Apply) or not isinstance(deviation.op, Sub):
         return None
+    if compute_dtype(deviation.dtype) is not deviation.dtype:
+        return None  # Mean and deviations are rounded, each on its own.
     x, mean = deviation.args
     if isinstance(mean, Total) and isinstance(mean.op, Mean) and mean.arg is x and not x.stage:
         return Moments(mean, total)

@@ -13,6 +13,7 @@ from treadle.backends.codegen.loops.division import Division
 from treadle.backends.codegen.loops.memory import Columns, RowBuffers
 from treadle.backends.codegen.loops.plan import Plan, Stage
 from treadle.backends.codegen.loops.reduce import Running, finish, moments, near, running, sum_of
+from treadle.backends.codegen.scalars.convert import rounded
 from treadle.backends.program import Ref
 from treadle.base.dtype import DType
 from treadle.base.shape import size_of
@@ -78,7 +79,8 @@ class StageWriter:
             found = self._passed(stage, [running(t) for t in stage.totals])
             for total, value in zip(stage.totals, found, strict=True):
                 count = self.parameters.size(total.count)
-                self.writer.define(total, finish(self.b, total.op, value, count))
+                whole = finish(self.b, total.op, value, count)
+                self.writer.define(total, rounded(self.b, whole, total.dtype))
             self.writer.stage = stage.number + 1
             if stage.totals:
                 self.writer.hoist()

@@ -1,7 +1,8 @@
 """Scalar expressions as kernel IR: what an elementwise op does to one element, or to one vector.
 
-Values are in compute types here: float16 and bfloat16 are widened to float32 when they are loaded
-and rounded once, to nearest even, when they are stored. The rules are those of the comment above
+Values are in compute types here: float16 and bfloat16 are widened to float32 when they are loaded,
+and what an op gives is rounded to its 16 bits, to nearest even, though it stays a float32: a group
+gives what its ops give one by one. The rules are those of the comment above
 `ops.scalar.INTRINSICS`, and of `Cast` for conversions.
 """
 
@@ -15,7 +16,7 @@ from treadle.backends.codegen.kernel.builder import Builder
 from treadle.backends.codegen.kernel.ir import KernelError, Number, Value
 from treadle.backends.codegen.scalars import division
 from treadle.backends.codegen.scalars import vector_math as vm
-from treadle.backends.codegen.scalars.convert import compute_dtype, convert
+from treadle.backends.codegen.scalars.convert import compute_dtype, convert, rounded
 from treadle.base import dtype as dt
 from treadle.base.dtype import DType
 from treadle.ops.families import Elementwise
@@ -60,11 +61,36 @@ def store_value(
 
 
 def apply(b: Builder, op: Elementwise, values: Sequence[Value], result_dtype: DType) -> Value:
-    """An elementwise op on values in compute types; in the compute type of `result_dtype`."""
+    """An elementwise op on values in compute types; rounded, in the type of `result_dtype`'s."""
     inputs = {Scalar("input"): v for v in values}
-    result = emit(b, op.scalar(*inputs), inputs)
+    expr = op.scalar(*inputs)
+    result = emit(b, expr, inputs)
     wanted = compute_dtype(result_dtype)
-    return result if result.dtype is wanted else convert(b, result, wanted)
+    if result.dtype is not wanted:
+        return convert(b, result, result_dtype)
+    if wanted is result_dtype or _is_held(expr, result_dtype):
+        return result
+    return rounded(b, result, result_dtype)
+
+
+_CHOOSING = frozenset(
+    ("neg", "abs", "min", "max", "clamp", "floor", "ceil", "trunc", "rint", "round")
+)
+"""Intrinsics that give an operand, its sign changed or its fraction gone."""
+
+
+def _is_held(expr: Scalar, dtype: DType) -> bool:
+    """Whether numbers of this type, which the inputs are, need no rounding behind an expression."""
+    if expr.code == "const":
+        number = np.float64(expr.value)
+        return bool(number.astype(dtype.numpy) == number)
+    if expr.code == "cast":
+        return expr.dtype is dtype
+    if expr.code == "select":
+        return all(_is_held(a, dtype) for a in expr.args[1:])
+    return expr.code == "input" or (
+        expr.code in _CHOOSING and all(_is_held(a, dtype) for a in expr.args)
+    )
 
 
 def emit(b: Builder, expr: Scalar, inputs: Mapping[Scalar, Value]) -> Value:
@@ -140,16 +166,20 @@ def _value(b: Builder, x: Operand, dtype: DType) -> Value:
 
 
 def _extreme(code: str) -> Callable[[Builder, Value, Value], Value]:
-    """min or max: NaN where either operand is."""
+    """min or max: NaN where either operand is, y where they are equal."""
 
     def write(b: Builder, x: Value, y: Value) -> Value:
         combine = b.min if code == "min" else b.max
-        # The language gives the second operand where either one is NaN.
+        # The language gives the second operand where they are equal, or either one is NaN.
         if not x.dtype.is_float or x.literal is not None:
             return combine(x, y)
-        if y.literal is not None:
+        if y.literal is None:
+            return b.select(b.compare("ne", x, x), x, combine(x, y))
+        if y.literal != 0:
             return combine(y, x)
-        return b.select(b.compare("ne", x, x), x, combine(x, y))
+        # Equal numbers may be different zeros.
+        beyond = b.compare("le", x, y) if code == "max" else b.compare("le", y, x)
+        return b.select(beyond, y, x)
 
     return write
 

@@ -27,11 +27,14 @@ def convert(b: Builder, x: Value, dtype: DType) -> Value:
         return x if x.dtype is dt.bool_ else b.compare("ne", x, 0.0 if x.dtype.is_float else 0)
     if dtype.is_integer and x.dtype.is_float:
         return _to_integer(b, x, dtype)
-    wide = compute_dtype(dtype)
-    if wide is dtype:
+    if compute_dtype(dtype) is dtype:
         return b.cast(x, dtype)
-    single = _to_odd(b, x) if x.dtype is dt.float64 else b.cast(x, dt.float32)
-    return b.cast(b.cast(single, dtype), wide)
+    return rounded(b, _to_odd(b, x) if x.dtype is dt.float64 else b.cast(x, dt.float32), dtype)
+
+
+def rounded(b: Builder, x: Value, dtype: DType) -> Value:
+    """A value of the compute type of `dtype`, rounded to that one; it stays in the compute type."""
+    return b.cast(b.cast(x, dtype), x.dtype)
 
 
 def _to_integer(b: Builder, x: Value, dtype: DType) -> Value:
