@@ -23,10 +23,9 @@ FLOATS = (dt.float16, dt.bfloat16, dt.float32, dt.float64)
 NUMBERS = (0.0, -0.0, 1.0, -1.0, 0.5, -2.5, 3.0, -3.0, 6.0, 1e-7, np.inf, -np.inf, np.nan)
 NUMBERS += (0.1, -0.7, 1.9, -4.4, 0.03, -11.0)
 ALIASES = ("identity", "stop_gradient")
-EXACT = frozenset(
-    "input const cast select add sub mul div neg abs min max sqrt floor ceil trunc rint round clamp"
-    " eq ne lt le isnan isinf and or xor not".split()
-)
+MOVES = {"input", "const", "cast", "select", "neg", "abs", "min", "max", "clamp"}
+EXACT = MOVES | {"add", "sub", "mul", "div", "sqrt", "floor", "ceil", "trunc", "rint", "round"}
+EXACT |= {"eq", "ne", "lt", "le", "isnan", "isinf", "and", "or", "xor", "not"}
 
 
 def codes(expr: Scalar) -> set[str]:

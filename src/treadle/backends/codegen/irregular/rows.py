@@ -164,16 +164,18 @@ def vector_loop(
     lanes: int,
     body: Callable[..., Any],
     initial: Sequence[Value] = (),
+    loop: Callable[..., tuple[Value, ...]] | None = None,
 ) -> tuple[Value, ...]:
     """`body(index, mask, *carried)` for every `lanes` elements of [start, stop).
 
-    The mask is None but for a last, incomplete turn.
+    The mask is None but for a last, incomplete turn. `loop` makes all others; `b.loop` by default.
     """
+    loop = loop or b.loop
     if lanes == 1:
-        return b.loop(start, stop, 1, lambda i, *c: body(i, None, *c), initial)
+        return loop(start, stop, 1, lambda i, *c: body(i, None, *c), initial)
     whole = b.bitwise("and", b.sub(stop, start), -lanes)
     full = b.add(start, whole)
-    done = b.loop(start, full, lanes, lambda i, *c: body(i, None, *c), initial)
+    done = loop(start, full, lanes, lambda i, *c: body(i, None, *c), initial)
 
     def last(i: Value, *carried: Value) -> Any:
         return body(i, b.first_lanes(b.sub(stop, i), lanes), *carried)

@@ -47,6 +47,7 @@ class Writer:
         self.block = Block()
         self._known: list[dict[Any, Value]] = [{}]
         self._widened: dict[Value, Value] = {}
+        self._holding: set[Value] = set()
 
     # -- constants and operands ------------------------------------------------------------
 
@@ -300,6 +301,9 @@ class Builder(Writer):
         narrow = self._widened.get(x)
         if narrow is not None and narrow.dtype is dtype:
             return narrow
+        if dtype is dt.bfloat16 and x in self._holding:
+            high = self.bitwise("shr", self.bitcast(x, dt.uint32), 16)
+            return self.bitcast(self.cast(high, dt.uint16), dtype)
         if x.literal is not None and not (dtype is dt.bool_ or x.dtype is dt.bool_):
             number = _held(x.literal, x.dtype)
             if dtype.is_float or math.isfinite(number):
@@ -309,6 +313,12 @@ class Builder(Writer):
         if x.dtype.is_float and x.dtype.itemsize == 2:
             self._widened[result] = x
         return result
+
+    def holding(self, x: Value, dtype: DType) -> Value:
+        """x, which is known to hold a value of a 16-bit float: it becomes one without rounding."""
+        if dtype is dt.bfloat16:
+            self._holding.add(x)
+        return x
 
     def bitcast(self, x: Value, dtype: DType) -> Value:
         """The same bits as another element type, which need not have the same size."""

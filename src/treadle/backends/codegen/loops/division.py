@@ -41,6 +41,8 @@ MOST_STRIPS = 512
 """Parts that columns are divided into, as long as those stay shorter than `LONGEST_STRIP`."""
 LONGEST_STRIP = 2048
 """Rows of a part at most."""
+LONGEST_RUN = 512
+"""Rows that are taken in one after the other at most: the error of sums grows with them."""
 STRIPS = 12_000.0
 """Nanoseconds from which on columns are divided."""
 STARVED = 100_000.0
@@ -74,7 +76,7 @@ def divided(nest: LoopNest, plan: Plan, joins: bool, target: Target) -> Division
     total = _time(nest, plan)
     if nest.collected:
         parts = max(min(rows // LEAST_TILE, MOST_PARTS, int(total / PART)), 1)
-        grain = -(-rows // parts)
+        grain = min(-(-rows // parts), LONGEST_RUN)
         items = -(-rows // grain)
         return Division(rows, items, grain, items == 1 or total <= ALONE)
     if plan.tile_axis is not None:

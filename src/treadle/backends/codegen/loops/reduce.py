@@ -113,6 +113,11 @@ class Running:
         """The type it is computed in."""
         return compute_dtype(self.arg.dtype)
 
+    @property
+    def is_rounded(self) -> bool:
+        """Whether errors add up while it runs."""
+        return self.dtype.is_float and self.reducer is _ADD
+
     def start(self, b: Builder, lanes: int) -> Value:
         """What no element reduces to."""
         return self.reducer.start(b, self.dtype, lanes)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from treadle.backends.codegen.irregular.rows import vector_loop
 from treadle.backends.codegen.kernel.ir import KernelError, Value
+from treadle.backends.codegen.loops.blocks import Blocks
 from treadle.backends.codegen.loops.cells import CellWriter, Source
 from treadle.backends.codegen.loops.division import Division
 from treadle.backends.codegen.loops.memory import Columns, RowBuffers
@@ -63,6 +65,8 @@ class StageWriter:
         self.memory = memory
         self.columns = columns
         self.buffers = buffers
+        self.blocks = Blocks(writer.b, writer.parameters)
+        self.blocks.plan(plan, self._extent)
         self.part: Value | int = 0
         # Elements at the start of a part that are looked at before the rest; 0 for all.
         self._ahead = 0
@@ -108,7 +112,7 @@ class StageWriter:
             with self.writer.inside(axes[0], i, needed=stage.needed):
                 return self._loops(stage, sums, axes[1:], inner)
 
-        return self.b.loop(start, stop, 1, step, totals)
+        return self.blocks.loop(axes[0], sums, start, stop, 1, step, totals)
 
     def _innermost(
         self, stage: Stage, sums: Sequence[Running], totals: Sequence[Value]
@@ -122,7 +126,7 @@ class StageWriter:
                 return self._point(stage, sums, tail, inner)
 
         start, stop = self._reach(axis)
-        return self.vectors(axis, start, stop, vector, totals)
+        return self.vectors(axis, start, stop, vector, totals, partial(self.blocks.loop, axis, sums))
 
     def vectors(
         self,
@@ -131,15 +135,16 @@ class StageWriter:
         stop: Value | int,
         body: Callable[..., Any],
         initial: Sequence[Value] = (),
+        loop: Callable[..., tuple[Value, ...]] | None = None,
     ) -> tuple[Value, ...]:
         """`body(index, mask, *carried)` for each vector of a range of the lane axis.
 
         Extents that vectors fill are common, and half the code is about the rest of others.
         """
-        b, lanes = self.b, self.plan.lanes
+        b, lanes, loop = self.b, self.plan.lanes, loop or self.b.loop
         if axis.extent % lanes:
-            return vector_loop(b, start, b.index(stop), lanes, body, initial)
-        return b.loop(start, stop, lanes, lambda i, *c: body(i, None, *c), initial)
+            return vector_loop(b, start, b.index(stop), lanes, body, initial, loop)
+        return loop(start, stop, lanes, lambda i, *c: body(i, None, *c), initial)
 
     def part_of(
         self, axis: Axis, number: Value | int | None, length: int
@@ -151,6 +156,11 @@ class StageWriter:
         step = self.parameters.size(length)
         start = self.b.mul(self.b.index(number), step)
         return start, self.b.min(self.b.add(start, step), extent)
+
+    def _extent(self, axis: Axis) -> int:
+        """Elements of a reduced axis, or of a part of it."""
+        is_split = self.division.parts > 1 and axis is self.plan.split_axis
+        return self.division.length if is_split else axis.extent
 
     def _reach(self, axis: Axis) -> tuple[Value | int, Value | int]:
         """The range of a reduced axis: all of it, or the part that is being reduced."""

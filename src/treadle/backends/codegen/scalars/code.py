@@ -16,7 +16,7 @@ from treadle.backends.codegen.kernel.builder import Builder
 from treadle.backends.codegen.kernel.ir import KernelError, Number, Value
 from treadle.backends.codegen.scalars import division
 from treadle.backends.codegen.scalars import vector_math as vm
-from treadle.backends.codegen.scalars.convert import compute_dtype, convert, rounded
+from treadle.backends.codegen.scalars.convert import compute_dtype, convert, rounded_result
 from treadle.base import dtype as dt
 from treadle.base.dtype import DType
 from treadle.ops.families import Elementwise
@@ -70,7 +70,7 @@ def apply(b: Builder, op: Elementwise, values: Sequence[Value], result_dtype: DT
         return convert(b, result, result_dtype)
     if wanted is result_dtype or _is_held(expr, result_dtype):
         return result
-    return rounded(b, result, result_dtype)
+    return rounded_result(b, result, result_dtype)
 
 
 _CHOOSING = frozenset(

@@ -37,6 +37,19 @@ def rounded(b: Builder, x: Value, dtype: DType) -> Value:
     return b.cast(b.cast(x, dtype), x.dtype)
 
 
+def rounded_result(b: Builder, x: Value, dtype: DType) -> Value:
+    """`rounded` for what was computed from values of `dtype`.
+
+    The low half of such a NaN is empty, so that rounding a bfloat16 by its bits keeps it a NaN.
+    """
+    if dtype is not dt.bfloat16 or x.literal is not None:
+        return rounded(b, x, dtype)
+    bits = b.bitcast(x, dt.uint32)
+    odd = b.bitwise("and", b.bitwise("shr", bits, 16), 1)
+    moved = b.add(b.add(bits, 0x7FFF), odd)
+    return b.holding(b.bitcast(b.bitwise("and", moved, 0xFFFF0000), x.dtype), dtype)
+
+
 def _to_integer(b: Builder, x: Value, dtype: DType) -> Value:
     """Truncated; what does not fit as x86 converts it, on every machine."""
     if dtype is dt.uint64:

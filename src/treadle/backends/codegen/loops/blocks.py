@@ -1,0 +1,92 @@
+"""Sums in blocks: no accumulator takes in more than some dozens of terms one after the other.
+
+The error of a sum grows with the number of terms that one accumulator takes in. A loop of many turns
+is cut into blocks with accumulators of their own, blocks of blocks where there are many of those,
+and what they give is joined: the error grows with the logarithm of the number of terms, as that of
+NumPy's pairwise sums does (Higham, The accuracy of floating point summation, 1993).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from treadle.backends.codegen.kernel.builder import Builder
+from treadle.backends.codegen.kernel.ir import Value
+from treadle.backends.codegen.loops.index_map import Parameters
+from treadle.backends.codegen.loops.plan import Plan
+from treadle.backends.codegen.loops.reduce import Running
+from treadle.graph.domains import Axis
+
+MOST_TERMS = 32
+"""Terms that an accumulator takes in at most: more cost accuracy, fewer cost additions."""
+
+
+def lengths(turns: int, terms: int) -> tuple[tuple[int, ...], int]:
+    """Turns of the blocks of a loop, the largest ones first, and terms that its sums take in then.
+
+    Each of `turns` turns adds `terms` terms.
+    """
+    if turns * terms <= MOST_TERMS:
+        return (), turns * terms
+    found = [max(MOST_TERMS // terms, 1)]
+    while found[-1] * MOST_TERMS < turns:
+        found.append(found[-1] * MOST_TERMS)
+    return tuple(reversed(found)), -(-turns // found[-1])
+
+
+class Blocks:
+    """The loops over the reduced axes of a nest, as far as they are cut into blocks."""
+
+    def __init__(self, b: Builder, parameters: Parameters) -> None:
+        self.b = b
+        self.parameters = parameters
+        self._lengths: dict[Axis, tuple[int, ...]] = {}
+
+    def plan(self, plan: Plan, extent: Callable[[Axis], int]) -> None:
+        """Cut the loops of a nest whose axes have these extents, or parts that are as long."""
+        terms = 1
+        inner = plan.lane_axis if plan.rows_reduced else None
+        axes = [*plan.loops, inner] if inner is not None else list(plan.loops)
+        for axis in reversed(axes):
+            step = plan.lanes if axis is inner else 1
+            self._lengths[axis], terms = lengths(-(-extent(axis) // step), terms)
+
+    def loop(
+        self,
+        axis: Axis,
+        sums: Sequence[Running],
+        start: Value | int,
+        stop: Value | int,
+        step: int,
+        body: Callable[..., Any],
+        initial: Sequence[Value],
+    ) -> tuple[Value, ...]:
+        """`b.loop` over an axis, whose carried values are these sums."""
+        cut = self._lengths[axis] if any(s.is_rounded for s in sums) else ()
+        return self._cut(cut, sums, (start, stop, step), body, initial)
+
+    def _cut(
+        self,
+        cut: Sequence[int],
+        sums: Sequence[Running],
+        reach: tuple[Value | int, Value | int, int],
+        body: Callable[..., Any],
+        initial: Sequence[Value],
+    ) -> tuple[Value, ...]:
+        b, (start, stop, step) = self.b, reach
+        if not cut:
+            return b.loop(start, stop, step, body, initial)
+        length: Value | int = step if cut[0] == 1 else self.parameters.size(cut[0] * step)
+
+        def block(first: Value, *before: Value) -> tuple[Value, ...]:
+            fresh = [s.start(b, v.lanes) for s, v in zip(sums, before, strict=True)]
+            if cut[0] == 1:
+                found = body(first, *fresh)
+            else:
+                end = b.min(b.add(first, length), stop)
+                found = self._cut(cut[1:], sums, (first, end, step), body, fresh)
+            joined = zip(sums, before, found, strict=True)
+            return tuple([s.reducer.join(b, total, x) for s, total, x in joined])
+
+        return b.loop(start, stop, length, block, initial)
