@@ -86,7 +86,9 @@ def differences(function: Any, *inputs: mge.Tensor) -> list[int]:
         got, wanted = mge.jit.compile(function)(*inputs), function(*inputs)
     if not isinstance(got, (list, tuple)):
         got, wanted = [got], [wanted]
-    pairs = [(np.asarray(x.numpy()), np.asarray(y.numpy())) for x, y in zip(got, wanted, strict=True)]
+    pairs = [
+        (np.asarray(x.numpy()), np.asarray(y.numpy())) for x, y in zip(got, wanted, strict=True)
+    ]
     assert all(x.dtype == y.dtype and x.shape == y.shape for x, y in pairs)
     return [int((~same(x, y)).sum()) for x, y in pairs]
 

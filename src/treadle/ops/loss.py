@@ -22,8 +22,8 @@ from treadle.ops.reduce import Mean
 from treadle.ops.sample import Arg, BadSample, Sample
 from treadle.ops.scalar import Scalar
 from treadle.ops.select import Clip, Where
-from treadle.ops.softmax import LogSumExp, Softmax, shift_of_array
-from treadle.ops.unary import Abs, Exp, Log1p, Sigmoid
+from treadle.ops.softmax import Softmax, shifted, shifted_array
+from treadle.ops.unary import Abs, Exp, Log, Log1p, Sigmoid
 
 _LABELS = (dt.int32, dt.int64)
 
@@ -86,24 +86,25 @@ class SoftmaxCrossEntropy(Composite):
         return Equal()(numbers.reshape(line), labels.reshape(kept))
 
     def body(self, logits: Any, labels: Any) -> Any:
-        axes, wide = (self.axis,), widen(logits)
-        chosen = Where()(self._one_hot(logits, labels), wide, wide.constant(0.0)).sum(axes)
-        loss = LogSumExp(axes)(wide) - chosen * (1.0 - self.label_smooth)
+        axes = (self.axis,)
+        less = shifted(widen(logits), axes)
+        chosen = Where()(self._one_hot(logits, labels), less, less.constant(0.0)).sum(axes)
+        loss = Log()(Exp()(less).sum(axes)) - chosen * (1.0 - self.label_smooth)
         if self.label_smooth:
-            loss = loss - Mean(axes)(wide) * self.label_smooth
+            loss = loss - Mean(axes)(less) * self.label_smooth
         return loss.astype(logits.type.dtype)
 
     def reference(self, logits: Array, labels: Array) -> Array:
-        wide, axis = widen_array(logits), self.axis
+        axis = self.axis
         index = np.expand_dims(labels, axis)
         self._check_labels(labels, logits.shape[axis])
-        shift = shift_of_array(wide, (axis,))
-        total = np.log(np.sum(np.exp(wide - shift), axis=axis, keepdims=True)) + shift
-        chosen = np.take_along_axis(wide, index, axis)
-        smooth = wide.dtype.type(self.label_smooth)
+        less = shifted_array(widen_array(logits), (axis,))
+        total = np.log(np.sum(np.exp(less), axis=axis, keepdims=True))
+        chosen = np.take_along_axis(less, index, axis)
+        smooth = less.dtype.type(self.label_smooth)
         loss = np.asarray(total - chosen * (1 - smooth))
         if self.label_smooth:
-            loss -= np.sum(wide, axis=axis, keepdims=True) * (smooth / logits.shape[axis])
+            loss -= np.sum(less, axis=axis, keepdims=True) * (smooth / logits.shape[axis])
         return np.squeeze(loss, axis=axis).astype(logits.dtype, copy=False)
 
     def _check_labels(self, labels: Array, classes: int) -> None:

@@ -22,19 +22,23 @@ from treadle.ops.transfer import StopGradient
 from treadle.ops.unary import Exp, Log
 
 
-def shift_of(x: V, axes: tuple[int, ...]) -> V:
-    """The largest element along the axes, kept as 1, and held constant.
+def shifted(x: V, axes: tuple[int, ...]) -> V:
+    """x less its largest element along the axes, which is held constant.
 
-    An infinite one is replaced by 0, so that rows of infinities do not become NaN.
+    Where that is infinite there is NaN, which makes all of a softmax NaN: what share infinity has
+    is not known.
     """
-    largest = Max(axes, keepdims=True)(StopGradient()(x))
+    return x - Max(axes, keepdims=True)(StopGradient()(x))
+
+
+def shifted_array(x: Array, axes: tuple[int, ...]) -> Array:
+    """What `shifted` gives, for an array."""
+    return np.asarray(x - np.max(x, axis=axes, keepdims=True, initial=-np.inf))
+
+
+def _finite(largest: V) -> V:
+    """The largest element; an infinite one is replaced by 0: the logarithm of its sum is known."""
     return Where()(IsFinite()(largest), largest, largest.constant(0.0))
-
-
-def shift_of_array(x: Array, axes: tuple[int, ...]) -> Array:
-    """What `shift_of` gives, for an array."""
-    largest = np.max(x, axis=axes, keepdims=True, initial=-np.inf)
-    return np.asarray(np.where(np.isfinite(largest), largest, x.dtype.type(0)))
 
 
 class AlongAxis(Composite):
@@ -69,7 +73,10 @@ _CASES: tuple[tuple[int, tuple[int, ...]], ...] = (
 
 @op
 class Softmax(AlongAxis):
-    """exp(x) divided by its sum along `axis`; NaN where a row holds nothing but -inf."""
+    """exp(x) divided by its sum along `axis`.
+
+    NaN throughout a row that holds inf, NaN, or nothing but -inf.
+    """
 
     axis: int
 
@@ -81,12 +88,11 @@ class Softmax(AlongAxis):
         if x.shape[self.axis] == 0:
             return x
         wide = widen(x)
-        powers = Exp()(wide - shift_of(wide, (self.axis,)))
+        powers = Exp()(shifted(wide, (self.axis,)))
         return (powers / powers.sum((self.axis,), keepdims=True)).astype(x.type.dtype)
 
     def reference(self, x: Array) -> Array:
-        wide = widen_array(x)
-        powers = np.asarray(wide - shift_of_array(wide, (self.axis,)))
+        powers = shifted_array(widen_array(x), (self.axis,))
         np.exp(powers, out=powers)
         powers /= np.sum(powers, axis=self.axis, keepdims=True)
         return powers.astype(x.dtype, copy=False)
@@ -104,7 +110,7 @@ class Softmax(AlongAxis):
 
 @op
 class LogSoftmax(AlongAxis):
-    """The logarithm of softmax: x less the log-sum-exp along `axis`."""
+    """The logarithm of softmax: x less the log-sum-exp along `axis`; NaN where that is."""
 
     axis: int
 
@@ -116,15 +122,14 @@ class LogSoftmax(AlongAxis):
         if x.shape[self.axis] == 0:
             return x
         wide = widen(x)
-        shifted = wide - shift_of(wide, (self.axis,))
-        total = Exp()(shifted).sum((self.axis,), keepdims=True)
-        return (shifted - Log()(total)).astype(x.type.dtype)
+        less = shifted(wide, (self.axis,))
+        total = Exp()(less).sum((self.axis,), keepdims=True)
+        return (less - Log()(total)).astype(x.type.dtype)
 
     def reference(self, x: Array) -> Array:
-        wide = widen_array(x)
-        shifted = np.asarray(wide - shift_of_array(wide, (self.axis,)))
-        shifted -= np.log(np.sum(np.exp(shifted), axis=self.axis, keepdims=True))
-        return shifted.astype(x.dtype, copy=False)
+        less = shifted_array(widen_array(x), (self.axis,))
+        less -= np.log(np.sum(np.exp(less), axis=self.axis, keepdims=True))
+        return less.astype(x.dtype, copy=False)
 
     def vjp(self, at: Pullback[V]) -> tuple[V | None, ...]:
         y, dy = widen(at.outputs[0]), widen(at.dy)
@@ -151,13 +156,14 @@ class LogSumExp(Reduce, Composite):
             # Nothing to take the largest of: the logarithm of an empty sum.
             return Log()(x.sum(self.axes, self.keepdims))
         wide = widen(x)
-        shift = shift_of(wide, self.axes)
+        shift = _finite(Max(self.axes, keepdims=True)(StopGradient()(wide)))
         total = Log()(Exp()(wide - shift).sum(self.axes, keepdims=True)) + shift
         return total.reshape(self.result_shape(x.type)).astype(x.type.dtype)
 
     def reference(self, x: Array) -> Array:
         wide = widen_array(x)
-        shift = shift_of_array(wide, self.axes)
+        largest = np.max(wide, axis=self.axes, keepdims=True, initial=-np.inf)
+        shift = np.where(np.isfinite(largest), largest, wide.dtype.type(0))
         total = np.log(np.sum(np.exp(wide - shift), axis=self.axes, keepdims=True)) + shift
         if not self.keepdims:
             total = np.squeeze(total, axis=self.axes)

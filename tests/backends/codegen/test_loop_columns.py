@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.backends.codegen import irregular
-from tests.backends.codegen.execution import object_code
+from tests.backends.codegen.execution import RUNNABLE, object_code
 
 from treadle.backends.codegen.loops import division
 from treadle.backends.codegen.loops import lower_loops as loops
@@ -45,11 +45,13 @@ def moments(x: Any) -> Any:
     return centered / (variance + 1e-5), mean, variance
 
 
-def computed(body: Callable[..., Any], *arrays: Array) -> tuple[Array, ...]:
+def computed(
+    body: Callable[..., Any], *arrays: Array, target: Target = irregular.HOST
+) -> tuple[Array, ...]:
     """Native results, which are the same bits however the items are split."""
     op = fused(body, arrays)
-    results = irregular.run(op, arrays)
-    again = irregular.run(op, arrays, split=irregular.one_by_one)
+    results = irregular.run(op, arrays, target=target)
+    again = irregular.run(op, arrays, split=irregular.one_by_one, target=target)
     for one, other in zip(results, again, strict=True):
         assert one.tobytes() == other.tobytes()
     return results
@@ -105,9 +107,13 @@ def test_what_is_not_finite_stays_in_its_column(shape: tuple[int, int]) -> None:
     assert np.isfinite(variance[0, 3:]).all()
 
 
-def test_equal_values_have_hardly_any_variance() -> None:
-    x = np.full((9_000, 64), 3.3, np.float32)
-    assert (computed(moments, x)[2] < 1e-12).all()
+@pytest.mark.parametrize("target", RUNNABLE, ids=lambda t: t.name)
+@pytest.mark.parametrize("shape", [(9_000, 64), (70_001, 3), (5_000, 200)], ids=str)
+def test_equal_values_have_no_variance(shape: tuple[int, int], target: Target) -> None:
+    x = np.full(shape, 3.3, np.float32)
+    _, mean, variance = computed(moments, x, target=target)
+    assert (mean == x[:1]).all()
+    assert (variance == 0).all()
 
 
 @pytest.mark.parametrize("dtype", [dt.float16, dt.bfloat16, dt.float64], ids=str)

@@ -1,9 +1,9 @@
 """Sums in blocks: no accumulator takes in more than some dozens of terms one after the other.
 
-The error of a sum grows with the number of terms that one accumulator takes in. A loop of many turns
-is cut into blocks with accumulators of their own, blocks of blocks where there are many of those,
-and what they give is joined: the error grows with the logarithm of the number of terms, as that of
-NumPy's pairwise sums does (Higham, The accuracy of floating point summation, 1993).
+The error of a sum grows with the number of terms that one accumulator takes in. A loop of many
+turns is cut into blocks with accumulators of their own, blocks of blocks where there are many of
+those, and what they give is joined: the error grows with the logarithm of the number of terms, as
+that of NumPy's pairwise sums does (Higham, The accuracy of floating point summation, 1993).
 """
 
 from __future__ import annotations

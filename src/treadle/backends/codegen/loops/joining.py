@@ -15,7 +15,10 @@ from treadle.graph.builder import GraphBuilder, GraphOperand
 from treadle.graph.cells import is_scalar_op, reduces
 from treadle.graph.ir import Graph, Node, Value
 from treadle.ops.families import Reduce
+from treadle.ops.logic import IsFinite
 from treadle.ops.reduce import Mean, Sum
+from treadle.ops.select import Where
+from treadle.ops.slicing import Slice
 from treadle.ops.unary import Square
 
 
@@ -77,10 +80,18 @@ def _joined(given: Mapping[Node, GraphOperand], parts: Parts) -> GraphOperand:
 
 
 def _mean(means: GraphOperand, lengths: tuple[int, ...]) -> GraphOperand:
-    """The mean of all from the means of parts."""
+    """The mean of all from the means of parts: the first one, and the mean difference from it.
+
+    Of equal means it is exactly the same, so that squares about it are 0.
+    """
+    kept = int(means.shape[1])
+    (first,) = means.apply(Slice((0, 0), (1, kept), (1, 1)), (means,))
+    first = Where()(IsFinite()(first), first, first.constant(0.0))
+    ahead = means - first
     if len(set(lengths)) == 1:
-        return Mean((0,))(means)
-    return Sum((0,))(means * (_counts(means, lengths) / float(sum(lengths))))
+        return first.reshape((kept,)) + Mean((0,))(ahead)
+    shares = _counts(means, lengths) / float(sum(lengths))
+    return first.reshape((kept,)) + Sum((0,))(ahead * shares)
 
 
 def _counts(x: GraphOperand, lengths: tuple[int, ...]) -> GraphOperand:

@@ -126,7 +126,8 @@ class StageWriter:
                 return self._point(stage, sums, tail, inner)
 
         start, stop = self._reach(axis)
-        return self.vectors(axis, start, stop, vector, totals, partial(self.blocks.loop, axis, sums))
+        loop = partial(self.blocks.loop, axis, sums)
+        return self.vectors(axis, start, stop, vector, totals, loop)
 
     def vectors(
         self,
