@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.backends.targets import compiling_for
 
 import treadle as mge
 import treadle.functional as F
@@ -93,7 +94,10 @@ def measured(graph: Graph) -> int:
 
 def test_convolutions_leave_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
     step = training(block())
-    assert measured(compiled(step, DIRECT).lower(data()).lower()) == 3
+    # 72 channels are no whole tiles of 32, so AVX-512 keeps the last convolution row-major.
+    for target, count in {"generic": 3, "avx2": 3, "avx512": 2}.items():
+        with compiling_for(target):
+            assert measured(compiled(step, DIRECT).lower(data()).lower()) == count
     assert measured(compiled(step, SEPARATE).lower(data()).lower()) == 0
     assert measured(compiled(step, Options(level=1)).lower(data()).lower()) == 0
     monkeypatch.setattr(statistics, "LEAST", 8 << 20)

@@ -14,7 +14,7 @@ from tests.backends.codegen.irregular import (
     _array,
     _launch,
     interpreted,
-    native,
+    runner_of,
     one_by_one,
     whole,
 )
@@ -67,7 +67,7 @@ def run(
     memory |= {("kept", i): _area(n) for i, n in enumerate(how.kept)}
     memory |= {("constant", i): _area(a.nbytes, a) for i, a in enumerate(how.constants)}
     for launch in (*how.prelude, *how.launches):
-        _launch(launch, memory, runner or native(target), split)
+        _launch(launch, memory, runner or runner_of(target), split)
     for area in memory.values():
         assert (area[-GUARD:] == 0xA5).all(), "a kernel wrote behind its memory"
     return tuple(_array(memory["output", i], t) for i, t in enumerate(types))

@@ -13,7 +13,7 @@ from treadle.backends.codegen import lower
 from treadle.backends.codegen.kernel import interpret
 from treadle.backends.codegen.kernel.ir import Kernel
 from treadle.backends.codegen.kernel.text import symbol_of
-from treadle.backends.codegen.target import Target
+from treadle.backends.codegen.target import AVX2, AVX512, GENERIC, Target
 from treadle.backends.program import Launch, Lowered, Ref
 from treadle.base import dtype as dt
 from treadle.base.dtype import DType, as_dtype
@@ -25,6 +25,8 @@ Runner = Callable[[Kernel, Sequence[Any], int, int], None]
 Split = Callable[[int], list[tuple[int, int]]]
 
 HOST = RUNNABLE[-1]
+FAMILIES = (GENERIC, AVX2, AVX512)
+"""Targets whose kernels every processor tests: those it lacks are interpreted."""
 GUARD = 64
 """Bytes behind every area that must stay as they were."""
 
@@ -55,6 +57,11 @@ def interpreted(kernel: Kernel, arguments: Sequence[Any], lo: int, hi: int) -> N
     interpret.run(kernel, arguments, lo, hi)
 
 
+def runner_of(target: Target) -> Runner:
+    """Native where this processor has the target's instructions, else the interpreter."""
+    return native(target) if target in RUNNABLE else interpreted
+
+
 def lowered(op: Op, arrays: Sequence[Array], target: Target = HOST) -> Lowered:
     types = [TensorType(as_dtype(a.dtype), a.shape) for a in arrays]
     found = lower.lower(op, types, (), target)
@@ -83,7 +90,7 @@ def run(
         for output, origin in ((o, i) for i, o in how.in_place):
             memory["output", output] = memory["input", origin]
     for launch in how.launches:
-        _launch(launch, memory, runner or native(target), split)
+        _launch(launch, memory, runner or runner_of(target), split)
     for area in memory.values():
         assert (area[-GUARD:] == 0xA5).all(), "a kernel wrote behind its memory"
     return tuple(_array(memory["output", i], t) for i, t in enumerate(types))

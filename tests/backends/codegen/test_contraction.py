@@ -7,7 +7,7 @@ import pytest
 from tests.backends.codegen.contractions import check, fused, interpreted, lowered, values
 from tests.backends.codegen.execution import object_code
 
-from treadle.backends.codegen.target import AVX512, NEON
+from treadle.backends.codegen.target import AVX512, NEON, TARGETS
 from treadle.base import dtype as dt
 from treadle.ops.activation import Gelu
 from treadle.ops.conv import Conv, ConvGradInput
@@ -105,12 +105,14 @@ def test_frozen_matrices_are_packed_once(dtype):
     assert how.prelude and how.kept
 
 
-def test_one_kernel_serves_every_shape():
-    kernels = set()
-    for m, k, n in ((16, 20, 33), (50, 700, 70), (128, 64, 256)):
-        op = Matmul(False, True)
-        kernels |= {launch.kernel for launch in lowered(op, operands(op, m, k, n)).launches}
-    assert len(kernels) == 1
+@pytest.mark.parametrize("target", TARGETS.values(), ids=lambda t: t.name)
+def test_one_kernel_per_tile_serves_every_shape(target):
+    kernels, tiles = set(), 1 + (target.registers == 32)
+    op = Matmul(False, True)
+    for m, k, n in ((16, 20, 33), (50, 700, 70), (128, 64, 256), (96, 33, 129), (40, 90, 512)):
+        how = lowered(op, operands(op, m, k, n), target=target)
+        kernels |= {launch.kernel for launch in how.launches}
+    assert len(kernels) == tiles
 
 
 def test_strided_operands_need_no_copy():

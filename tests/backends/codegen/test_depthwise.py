@@ -9,7 +9,8 @@ from tests.backends.codegen.contractions import (
     lowered,
     values,
 )
-from tests.backends.codegen.execution import object_code
+from tests.backends.codegen.execution import RUNNABLE, object_code
+from tests.backends.codegen.irregular import FAMILIES, HOST
 
 from treadle.backends.codegen.target import AVX512, GENERIC, NEON
 from treadle.base import dtype as dt
@@ -36,8 +37,9 @@ def to_first(x):
     return one(Transpose((0, rank - 1, *range(1, rank - 1))), x)
 
 
-def is_depthwise(op, given):
-    return any("depthwise" in run.kernel.name for run in lowered(op, given).launches)
+def is_depthwise(op, given, target=HOST):
+    launches = lowered(op, given, target=target).launches
+    return any("depthwise" in run.kernel.name for run in launches)
 
 
 # N, C, S, K, strides, padding, dilation
@@ -228,9 +230,10 @@ def blocks_of(x, size):
 
 @pytest.mark.parametrize("size", [8, 16])
 @pytest.mark.parametrize("dtype", [dt.float32, dt.float64, dt.bfloat16], ids=str)
-def test_channels_in_blocks(size, dtype):
+@pytest.mark.parametrize("target", FAMILIES, ids=lambda t: t.name)
+def test_channels_in_blocks(target, size, dtype):
     """Blocks are groups of channels that lie apart, in every operand and result."""
-    n, c, s, k = 2, 48, (7, 9), (3, 3)
+    n, c, s, k = (2, 48, (7, 9), (3, 3)) if target in RUNNABLE else (1, 16, (3, 4), (3, 3))
     common = (2, 1), ((1, 1), (0, 1)), (1, 1)
     rng = np.random.default_rng(size)
     x, weight = values(rng, (n, c, *s), dtype), values(rng, (c, 1, *k), dtype)
@@ -253,13 +256,13 @@ def test_channels_in_blocks(size, dtype):
 
     given = blocks_of(x, size), weight, blocks_of(bias, size)
     group = fused(biased, given)
-    assert is_depthwise(group, given)
-    check(group, given, 9)
+    assert is_depthwise(group, given, target)
+    check(group, given, 9, target=target)
     given = blocks_of(dy, size), weight
     group = fused(lambda a, b: blocked(one(back, whole(a), b)), given)
-    assert is_depthwise(group, given)
-    check(group, given, 9)
+    assert is_depthwise(group, given, target)
+    check(group, given, 9, target=target)
     given = blocks_of(x, size), blocks_of(dy, size)
     group = fused(lambda a, b: one(to_weight, whole(a), whole(b)), given)
-    assert is_depthwise(group, given)
-    check(group, given, dy.size // c)
+    assert is_depthwise(group, given, target)
+    check(group, given, dy.size // c, target=target)

@@ -253,8 +253,9 @@ class _Depthwise:
 
     @property
     def lanes(self) -> int:
-        """Channels of a vector."""
-        return self.target.lanes(self.wide)
+        """Channels of a vector; blocks that are narrower than the target's are vectors."""
+        full, block = self.target.lanes(self.wide), self.cells.block
+        return block if block and not full % block else full
 
     @property
     def pitch(self) -> int:
