@@ -38,7 +38,7 @@ def fresh(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
         env=kept | {"PYTHONPATH": os.pathsep.join(sys.path)} | environment,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
     )
 
 

@@ -130,7 +130,7 @@ def test_independent_parts_overlap_in_time(plugins: Plugins, tmp_path: Path) -> 
     meeting = threading.Barrier(2)
 
     def meet(x: Any) -> Any:
-        meeting.wait(timeout=30)
+        meeting.wait(timeout=300)
         return np.exp(x)
 
     plugins.offer("toy", Toy(kernels=[kernel("exp", meet), *elementwise()]))

@@ -135,7 +135,7 @@ def test_an_interrupt_is_quiet(model: Path) -> None:
     )
     assert process.stdout is not None and process.stdout.readline() == "ready\n"
     process.send_signal(signal.SIGINT)
-    _, error = process.communicate(timeout=60)
+    _, error = process.communicate(timeout=300)
     assert process.returncode == Status.INTERRUPTED
     assert "Traceback" not in error
 

@@ -15,7 +15,7 @@ from treadle.data import Collator, get_worker_info
 from treadle.data.dataset import Dataset, StreamDataset
 from treadle.data.transform import Transform
 
-HANG_SECONDS = 60
+HANG_SECONDS = 600
 
 
 class Numbers(Dataset):

@@ -19,7 +19,7 @@ from tests.data.sample_datasets import Pids, Trap, raise_value_error
 from treadle.data import DataLoader, SequentialSampler
 
 # Far more than it takes; a failing test alone waits this long.
-PATIENCE = 20.0
+PATIENCE = 300.0
 
 
 def is_gone(process: int) -> bool:

@@ -119,7 +119,7 @@ def test_servers_of_ones_own() -> None:
     waiting = threading.Thread(target=lambda: found.append(client.user_get("late")))
     waiting.start()
     client.user_set("late", (1, "two"))
-    waiting.join(10)
+    waiting.join(300)
     assert found == [[1, "two"]]
     stranger = xmlrpc.client.ServerProxy(f"http://localhost:{server.py_server_port}/other")
     with stranger, pytest.raises(xmlrpc.client.ProtocolError):

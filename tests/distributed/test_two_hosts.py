@@ -78,7 +78,7 @@ def hosts() -> Iterator[tuple[str, str]]:
 
 def wait_for(*paths: Path) -> None:
     """Until files are there, or too much time has passed."""
-    deadline = time.monotonic() + 40
+    deadline = time.monotonic() + 300
     while not all(p.exists() for p in paths):
         assert time.monotonic() < deadline, f"waited for {paths}"
         time.sleep(0.05)

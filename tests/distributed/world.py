@@ -10,7 +10,7 @@ from unittest.mock import patch
 import treadle.distributed as dist
 
 Check = Callable[[], None]
-PATIENCE = "10"
+PATIENCE = "300"
 """Seconds after which a rank that does not come is a failure."""
 
 

@@ -100,7 +100,7 @@ def test_eager_types_are_interned() -> None:
 
 def test_two_threads_may_meet_at_a_new_op() -> None:
     for n in range(40):
-        barrier = threading.Barrier(2, timeout=10)
+        barrier = threading.Barrier(2, timeout=300)
         results: list[Any] = []
 
         def work(n: int = n, barrier: Any = barrier, results: list[Any] = results) -> None:

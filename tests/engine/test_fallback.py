@@ -77,7 +77,7 @@ def test_an_unknown_policy_is_refused_at_once() -> None:
 def test_policies_belong_to_a_thread(plugins: Plugins) -> None:
     plugins.toy()
     x = mge.tensor([1.0], device="toy0")
-    inside, done = threading.Barrier(2, timeout=10), threading.Barrier(2, timeout=10)
+    inside, done = threading.Barrier(2, timeout=300), threading.Barrier(2, timeout=300)
     outcomes: dict[str, Any] = {}
 
     def other() -> None:

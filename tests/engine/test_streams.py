@@ -294,7 +294,7 @@ class Replay:
         for t in threads:
             t.start()
         for t in threads:
-            t.join(30)
+            t.join(300)
         assert not self.failures and not any(t.is_alive() for t in threads)
 
     def stream(self, stream: int) -> None:
@@ -308,7 +308,7 @@ class Replay:
     def block(self, first: int, last: int) -> None:
         for event in self.plan.streams.events:
             if event.target == first:
-                assert self.events[event.number].wait(20)
+                assert self.events[event.number].wait(300)
                 self.events[event.number].clear()
         time.sleep(self.random.choice((0, 0, 1e-4, 1e-3)))
         start = time.perf_counter()

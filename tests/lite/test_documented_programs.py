@@ -153,7 +153,7 @@ def test_async_with_callback(model: str, want: Any) -> None:
     network.async_with_callback(async_callback)
     network.get_io_tensor("data").set_data_by_share(DATA)
     network.forward()
-    assert finished.wait(60)
+    assert finished.wait(300)
     network.wait()
     close(network.get_io_tensor("prob").to_numpy(), want)
 

@@ -364,14 +364,14 @@ def test_runs_that_nobody_waits_for_leave_nothing_behind(file: Path) -> None:
     network.async_with_callback(lambda: done.release() or 0)
     for _ in range(20):
         network.forward()
-        assert done.acquire(timeout=60)
+        assert done.acquire(timeout=300)
     assert len(network._running) <= 2
     network.wait()
 
 
 def test_forward_does_not_wait_for_a_run(file: Path) -> None:
     network, go = loaded(file), threading.Event()
-    network.set_start_callback(lambda inputs: int(not go.wait(60)))
+    network.set_start_callback(lambda inputs: int(not go.wait(300)))
     network.async_with_callback(lambda: 0)
     network.forward()
     network.forward()  # The first is still at its beginning.
@@ -388,7 +388,7 @@ def test_wait_raises_what_any_run_raised(portable: Model, tmp_path: Path) -> Non
 
     def next_input(inputs: Any) -> int:
         inputs["data"].layout = LiteLayout(next(shapes), "float32")
-        return int(not go.wait(60))
+        return int(not go.wait(300))
 
     network.set_start_callback(next_input)
     network.forward()

@@ -51,7 +51,7 @@ def finished(process: subprocess.Popen[str]) -> str:
         AssertionError: it failed, or took a minute.
     """
     try:
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=300)
     except subprocess.TimeoutExpired:
         process.kill()
         out, err = process.communicate()

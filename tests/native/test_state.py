@@ -354,11 +354,11 @@ def test_a_tensor_that_another_thread_captures_says_so() -> None:
     def slow() -> mge.Tensor:
         made = w * 2
         inside.set()
-        leave.wait(20)
+        leave.wait(300)
         return made
 
     def meanwhile() -> None:
-        inside.wait(20)
+        inside.wait(300)
         try:
             for use in (lambda: F.exp(w), lambda: w + 1, lambda: w.numpy(), lambda: F.sum(w)):
                 with pytest.raises(TraceError, match="outside of the capture"):

@@ -99,7 +99,7 @@ def test_many_threads_upload_an_array_once() -> None:
     device = opened(Slow)
     for _ in range(5):
         array = from_host(DATA, device)
-        barrier = threading.Barrier(4, timeout=10)
+        barrier = threading.Barrier(4, timeout=300)
         buffers: list[Any] = []
 
         def ask(array: Any = array, barrier: Any = barrier, to: list[Any] = buffers) -> None:

@@ -50,14 +50,14 @@ def running(
 
     thread = threading.Thread(target=serve, args=(models, sock, limits, ready, access))
     thread.start()
-    assert listening.wait(20)
+    assert listening.wait(300)
     made = Running(port, *found[0], thread)
     try:
         yield made
     finally:
         if thread.is_alive():
             made.stop()
-        thread.join(20)
+        thread.join(300)
         assert not thread.is_alive()
 
 
@@ -87,7 +87,7 @@ def ask(
     """One request on a connection of its own; what is no bytes is sent as JSON."""
     if body is not None and not isinstance(body, bytes):
         body = json.dumps(body).encode()
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
     try:
         verb = method or ("GET" if body is None else "POST")
         connection.request(verb, path, body, headers or {})

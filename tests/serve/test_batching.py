@@ -30,7 +30,7 @@ class Model:
     def program(self, arrays: Sequence[Array]) -> list[Array]:
         self.batches.append(len(arrays[0]))
         self.entered.set()
-        assert self.gate.wait(20)
+        assert self.gate.wait(300)
         if self.fails(arrays[0]):
             raise RuntimeError("on purpose")
         return double(arrays)
@@ -53,7 +53,7 @@ class Asked:
         self.count += 1
 
     def take(self) -> tuple[int, Outcome]:
-        return self.outcomes.get(timeout=20)
+        return self.outcomes.get(timeout=300)
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def hold(model: Model, asked: Asked) -> None:
     model.gate.clear()
     model.entered.clear()
     asked.submit(rows(1, 0))
-    assert model.entered.wait(20)
+    assert model.entered.wait(300)
 
 
 def test_what_comes_during_a_run_is_joined_after_it(model: Model, asked: Asked) -> None:

@@ -99,9 +99,9 @@ def test_a_signal_lets_the_request_under_way_finish(process: Process) -> None:
     while (ready := ask(process.port, "/v2/health/ready").status) == 200:
         time.sleep(0.01)
     assert ready == 503 and not results
-    client.join(20)
+    client.join(300)
     assert results == [[[1, 0, 3]]]
-    assert process.running.wait(20) == 0
+    assert process.running.wait(300) == 0
 
 
 def told(capsys: pytest.CaptureFixture[str], *arguments: object, status: int = 1) -> str:

@@ -258,6 +258,10 @@ class FetchesTooMuchFromPeers(SimDevice):
 
 @device("isolation/freed_memory_waits_for_work")
 class FreesBeforeWorkIsDone(SimDevice):
+    def __init__(self, index: int, *rest: Any) -> None:
+        super().__init__(index, *rest)
+        self.delay = 0.05  # Work is late even where the thread that submits it waits for a core.
+
     def free(self, buffer: SimBuffer, /) -> None:
         buffer.alive = False
         self._memory[buffer.offset : buffer.offset + buffer.nbytes] = GONE

@@ -258,7 +258,7 @@ def test_svg_viewer(tmp_path: Path) -> None:
     thread.start()
     try:
         url = f"http://127.0.0.1:{made.server_port}/a.svg"
-        with urllib.request.urlopen(url, timeout=5) as response:
+        with urllib.request.urlopen(url, timeout=300) as response:
             assert response.read() == b"<svg/>"
     finally:
         made.shutdown()

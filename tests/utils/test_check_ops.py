@@ -153,6 +153,6 @@ def test_the_environment_turns_comparisons_on() -> None:
         env=os.environ | {"TREADLE_COMPARE": "cpu"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
     )
     assert (done.stdout, done.stderr) == ("Tensor([2.], device=cpux:0) 1\n", "")

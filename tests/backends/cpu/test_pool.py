@@ -64,7 +64,7 @@ def test_several_threads_take_part() -> None:
     who = np.zeros(64, np.int64)
     program = executable([Run("hand_who", (Address(0), 20_000), 64)], 1)
     seen: set[int] = set()
-    deadline = time.monotonic() + 30  # for machines whose cores are all busy otherwise
+    deadline = time.monotonic() + 300  # for machines whose cores are all busy otherwise
     while len(seen) < 3 and time.monotonic() < deadline:
         program.run(addresses(who))
         seen |= set(who.tolist())
@@ -164,7 +164,7 @@ def test_workers_end_when_told() -> None:
     assert old is not None
     assert old.live() == 3
     pool.set_threads(2)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 300
     while old.live() and time.monotonic() < deadline:
         time.sleep(0.001)
     assert old.live() == 0

@@ -222,7 +222,7 @@ def run_process(folder: Path) -> subprocess.Popen[str]:
 
 
 def answers(process: subprocess.Popen[str]) -> tuple[list[int], str]:
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
     return [int(word) for word in out.split()], err
 

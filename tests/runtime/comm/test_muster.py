@@ -89,7 +89,7 @@ def test_those_who_say_that_they_wait_are_not_missing() -> None:
 
 
 def test_one_that_waits_for_something_else_is_found_before_the_time_is_up() -> None:
-    one = muster(Comm(False, {1: (1, "max"), 2: (1, "sum")}), timeout=60)
+    one = muster(Comm(False, {1: (1, "max"), 2: (1, "sum")}), timeout=300)
     with pytest.raises(CommunicationError, match="about to do different things") as caught:
         one.agree("sum")
     assert caught.value.saw == "ranks 4, 6: sum; rank 5: max"
