@@ -14,8 +14,8 @@ from tests.backends.codegen.irregular import (
     _array,
     _launch,
     interpreted,
-    runner_of,
     one_by_one,
+    runner_of,
     whole,
 )
 
