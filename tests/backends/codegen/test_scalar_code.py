@@ -321,11 +321,13 @@ def test_powers_by_a_constant(exponent: float) -> None:
     np.testing.assert_allclose(computed(made, [x], dt.float64), expected, rtol=1e-15)
 
 
-def test_max_with_a_constant_is_one_instruction() -> None:
+@pytest.mark.parametrize("number, wanted", [(1, ["max"]), (0, ["le", "select"])])
+def test_max_with_a_constant_is_short(number: int, wanted: list[str]) -> None:
+    """One instruction; two where it has to say which zero."""
     b = Builder()
-    emit(b, call("max", X, 0), {X: b.load(pointer(dt.float32), 0, 8)})
+    emit(b, call("max", X, number), {X: b.load(pointer(dt.float32), 0, 8)})
     codes = [s.code for s in b.block.statements if isinstance(s, Instruction)]
-    assert codes == ["load", "max"]
+    assert codes == ["load", *wanted]
 
 
 @pytest.mark.parametrize("dtype", [dt.float32, dt.float64], ids=str)
@@ -364,7 +366,8 @@ def test_every_intrinsic_has_code() -> None:
             assert emit(b, call(code, X, -1, 1), {X: x}).lanes == 4
             continue
         function = INTRINSICS[code]
-        binary = getattr(function, "nin", 2 if code in ("mod", "pow") else 1) == 2
+        pairs = ("mod", "pow", "min", "max")
+        binary = getattr(function, "nin", 2 if code in pairs else 1) == 2
         assert emit(b, call(code, X, X) if binary else call(code, X), {X: x}).lanes == 4
 
 
