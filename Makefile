@@ -105,6 +105,11 @@ array-api: $(VENV)/.ready ## run the array API standard's suite: make array-api 
 	$(PIP) install -q $(PIP_FLAGS) ndindex pytest-json-report
 	$(PY) -m tools.array_api --jobs $(JOBS) $(ARGS)
 
+.PHONY: opinfo
+opinfo: $(VENV)/.oracle ## compare PyTorch's records of operators through its compiler (an hour); ARGS="--help"
+	$(PIP) install -q $(PIP_FLAGS) expecttest scipy
+	PYTHONPATH=.:src $(PY) -m tests.interop.torch.opinfo $(or $(ARGS),--samples 0 --whole 380)
+
 .PHONY: test-cuda-compile
 test-cuda-compile: $(VENV)/.cuda ## compile every generated kernel for GPUs (no GPU needed; takes minutes)
 	$(PY) -m pytest -q -n $(JOBS) -m nvrtc tests/backends/cuda $(ARGS)

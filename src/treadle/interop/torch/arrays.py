@@ -26,11 +26,20 @@ DTYPES: dict[torch.dtype, DType] = {
     torch.float64: dt.float64,
 }
 """Element types that both have."""
+PARTS: dict[torch.dtype, DType] = {torch.complex64: dt.float32, torch.complex128: dt.float64}
+"""Complex element types, and that of their parts."""
 
 
 def to_array(tensor: torch.Tensor) -> Array:
-    """The tensor's memory as a row-major array; a copy only where it is not row-major."""
+    """The tensor's memory as a row-major array; a copy only where it is not row-major.
+
+    Complex numbers are two real ones, on a last axis of their own.
+    """
     plain = tensor.detach()
+    if plain.dtype in PARTS:
+        plain = torch.view_as_real(plain.resolve_conj())
+    elif plain.is_neg():
+        plain = plain.resolve_neg()
     if not plain.is_contiguous():
         plain = plain.contiguous()
     if plain.dtype is torch.bfloat16:
@@ -40,8 +49,13 @@ def to_array(tensor: torch.Tensor) -> Array:
     return found
 
 
-def to_tensor(array: Array) -> torch.Tensor:
-    """A tensor on the array's memory."""
+def to_tensor(array: Array, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """A tensor on the array's memory; `dtype` complex: of the pairs on its last axis."""
     if array.dtype == ml_dtypes.bfloat16:
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(array)
+    made = torch.from_numpy(array)
+    if dtype not in PARTS:
+        return made
+    return (
+        torch.view_as_complex(made) if made.numel() else made.new_empty(made.shape[:-1]).to(dtype)
+    )

@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.utils import counters
+from torch._higher_order_ops.effects import with_effects
 from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
 
@@ -25,13 +27,14 @@ from treadle.engine.options import Options
 from treadle.engine.pipeline import Stages
 from treadle.graph.builder import GraphBuilder
 from treadle.graph.ir import Graph
-from treadle.interop.torch.arrays import to_array, to_tensor
+from treadle.interop.torch.arrays import Array, to_array, to_tensor
 from treadle.interop.torch.nodes import (
-    FOR_GRADIENTS,
     decompositions,
+    input_of,
     lowered,
+    note_what_is_read,
+    output_of,
     refusal,
-    type_of,
 )
 from treadle.interop.torch.table import name_of
 
@@ -50,9 +53,25 @@ _LOCK = threading.Lock()
 
 
 def left_to_torch() -> list[Left]:
-    """What was left to PyTorch by all compilations so far, most nodes first."""
+    """What was left to PyTorch by all compilations so far, most nodes first.
+
+    An entry "(not captured)" is code that PyTorch's tracer gave up on, for whatever backend: it
+    never reached this one. Recurrent layers are such code unless `torch._dynamo.config.allow_rnn`
+    is set.
+    """
+    breaks = [Left("(not captured)", n, why) for why, n in _breaks().items()]
     with _LOCK:
-        return [Left(name, n, why) for (name, why), n in _LEFT.most_common()]
+        return [Left(name, n, why) for (name, why), n in _LEFT.most_common()] + breaks
+
+
+def _breaks() -> Counter[str]:
+    """Why the tracer gave up, in one line each."""
+    found: Counter[str] = Counter()
+    for reason, count in counters["graph_break"].items():
+        first, _, rest = str(reason).partition("\n")
+        rnn = "; torch._dynamo.config.allow_rnn = True captures it" if "allow_rnn" in rest else ""
+        found[first.strip() + rnn] += count
+    return found
 
 
 def backend(module: fx.GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Callable[..., Any]:
@@ -61,29 +80,34 @@ def backend(module: fx.GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Cal
     Training and inference; tensors of the CPU, shapes that are fixed. Operators that have no
     counterpart, or whose shapes are symbolic, are run by PyTorch (see `left_to_torch`).
     """
-    compiler = partial(_boxed, _shown(module))
     compiled: Any = aot_autograd(
-        fw_compiler=compiler, bw_compiler=compiler, decompositions=decompositions()
+        fw_compiler=partial(_boxed, _results_of_program),
+        bw_compiler=partial(_boxed, _all_results),
+        inference_compiler=partial(_boxed, _all_results),
+        decompositions=decompositions(),
     )
     made: Callable[..., Any] = compiled(module, inputs)
     return made
 
 
-def _shown(module: fx.GraphModule) -> frozenset[str]:
-    """Operators whose second result the program itself may read, rather than a gradient alone."""
-    found = set()
-    for node in module.graph.nodes:
-        text = f"{node.target} {getattr(node.target, '__name__', '')}"
-        asked = node.kwargs.get("return_indices") or (len(node.args) > 6 and node.args[6] is True)
-        found |= {name for name in FOR_GRADIENTS if name in text or (asked and "max_pool" in name)}
-    return frozenset(found)
+def _results_of_program() -> int | None:
+    """How many results of a forward graph are the program's; others are for the gradient."""
+    context = torch._guards.TracingContext.try_get()
+    known = None if context is None else context.fw_metadata
+    return None if known is None else int(known.num_forward)
+
+
+def _all_results() -> None:
+    return None
 
 
 def _boxed(
-    shown: frozenset[str], module: fx.GraphModule, inputs: Sequence[Any]
+    results: Callable[[], int | None], module: fx.GraphModule, inputs: Sequence[Any]
 ) -> Callable[[list[Any]], Any]:
     """Compile one graph of ATen operators."""
-    fused = _partitioned(module, shown)
+    _drop_checks(module.graph)
+    note_what_is_read(module.graph, results())
+    fused = _partitioned(module)
 
     def run(arguments: list[Any]) -> Any:
         given = list(arguments)
@@ -94,15 +118,25 @@ def _boxed(
     return run
 
 
+def _drop_checks(graph: fx.Graph) -> None:
+    """Take out PyTorch's looks at what its factors of matrices reported: ours raise themselves."""
+    for node in list(graph.nodes):
+        if node.target is not with_effects or "_linalg_check_errors" not in str(node.args[1]):
+            continue
+        for user in list(node.users):
+            user.replace_all_uses_with(node.args[0])
+            graph.erase_node(user)
+        graph.erase_node(node)
+
+
 # -- what is taken over ------------------------------------------------------------------------
 
 
 class _Support(OperatorSupportBase):  # type: ignore[misc, unused-ignore]  # torch may be missing
     """Which nodes have a counterpart, tried by writing each one on its own."""
 
-    def __init__(self, shown: frozenset[str]) -> None:
+    def __init__(self) -> None:
         self.reasons: dict[fx.Node, str] = {}
-        self._shown = shown
 
     def is_node_supported(self, submodules: Mapping[str, torch.nn.Module], node: fx.Node) -> bool:
         if node.op != "call_function":
@@ -111,22 +145,16 @@ class _Support(OperatorSupportBase):  # type: ignore[misc, unused-ignore]  # tor
             source = node.args[0]
             return isinstance(source, fx.Node) and self.is_node_supported(submodules, source)
         if node not in self.reasons:
-            self.reasons[node] = self._hidden(node) or refusal(node)
+            self.reasons[node] = refusal(node)
         return not self.reasons[node]
-
-    def _hidden(self, node: fx.Node) -> str:
-        """Ours has another second result, which nobody but our gradient may see."""
-        name = name_of(node.target).partition(".")[0]
-        own = any(name.startswith(s) for s in self._shown)
-        return "the program reads its second result" if own else ""
 
 
 # -- parts -------------------------------------------------------------------------------------
 
 
-def _partitioned(module: fx.GraphModule, shown: frozenset[str]) -> fx.GraphModule:
+def _partitioned(module: fx.GraphModule) -> fx.GraphModule:
     """The graph with every part that is taken over as one call of a program."""
-    support = _Support(shown)
+    support = _Support()
     partitioner = CapabilityBasedPartitioner(module, support, allows_single_node_partition=True)
     fused = partitioner.partition_and_fuse()
     parts = [n for n in fused.graph.nodes if n.op == "call_module" and "fused" in str(n.target)]
@@ -155,29 +183,33 @@ class Program(torch.nn.Module):  # type: ignore[misc, unused-ignore]  # torch ma
 
     def __init__(self, part: fx.GraphModule) -> None:
         super().__init__()
-        self._graph, self._shape = _graph_of(part)
+        self._graph, self._is_single, self._dtypes = _graph_of(part)
         self.stages = Stages(self._graph, options=Options())
 
     def forward(self, *tensors: torch.Tensor) -> Any:
         """Run on tensors, whose memory is read where it lies."""
-        results = self.stages.compile().run([to_array(t) for t in tensors])
-        made = [to_tensor(array) for array in results]
-        return made[0] if self._shape == "one" else tuple(made)
+        return self.tensors(self.stages.compile().run([to_array(t) for t in tensors]))
+
+    def tensors(self, results: Sequence[Array]) -> Any:
+        """The results of a run as PyTorch expects them."""
+        made = [to_tensor(a, d) for a, d in zip(results, self._dtypes, strict=True)]
+        return made[0] if self._is_single else tuple(made)
 
 
-def _graph_of(part: fx.GraphModule) -> tuple[Graph, str]:
-    """A part as a graph, and whether it returns one tensor or a tuple."""
+def _graph_of(part: fx.GraphModule) -> tuple[Graph, bool, list[torch.dtype]]:
+    """A part as a graph, whether it returns a tensor rather than a tuple, and the element types."""
     builder = GraphBuilder("torch")
     operands: dict[fx.Node, Any] = {}
-    shape = "one"
+    is_single, dtypes = True, []
     for node in part.graph.nodes:
         if node.op == "placeholder":
-            operands[node] = builder.input(type_of(node.meta["val"]), str(node.name))
+            operands[node] = input_of(builder, node.meta["val"], str(node.name))
         elif node.op == "call_function":
             operands[node] = lowered(builder, node, operands)
         elif node.op == "output":
             results = node.args[0]
-            shape = "one" if isinstance(results, fx.Node) else "many"
-            listed = [results] if isinstance(results, fx.Node) else list(results)
-            builder.output(*(operands[n] for n in listed))
-    return builder.build(), shape
+            is_single = isinstance(results, fx.Node)
+            listed = [results] if is_single else list(results)
+            dtypes = [n.meta["val"].dtype for n in listed]
+            builder.output(*(output_of(operands[n]) for n in listed))
+    return builder.build(), is_single, dtypes

@@ -110,12 +110,31 @@ def _arithmetic(op: Op) -> Any:
     return lower
 
 
+def _arithmetic_of_truths(op: Op, of_truths: Op) -> Any:
+    """Truths are added as "or" and multiplied as "and"."""
+    of_numbers = _arithmetic(op)
+
+    def lower(call: Call, x: Any, y: Any, *, alpha: Any = 1) -> V:
+        if call.dtype is dt.bool_:
+            return of_truths(*_both(call, x, y, dt.bool_))
+        made: V = of_numbers(call, x, y, alpha=alpha)
+        return made
+
+    return lower
+
+
+_BINARY_OF_TRUTHS: dict[str, tuple[Op, Op]] = {
+    "add": (ew.Add(), logic.LogicalOr()),
+    "mul": (ew.Mul(), logic.LogicalAnd()),
+    "maximum": (ew.Maximum(), logic.LogicalOr()),
+    "minimum": (ew.Minimum(), logic.LogicalAnd()),
+}
+for _name, _ops in _BINARY_OF_TRUTHS.items():
+    _lower = _arithmetic_of_truths(*_ops)
+    lowers(f"{_name}.default", f"{_name}.Tensor", f"{_name}.Scalar")(_lower)
+
 _BINARY: dict[str, Op] = {
-    "add": ew.Add(),
     "sub": ew.Sub(),
-    "mul": ew.Mul(),
-    "maximum": ew.Maximum(),
-    "minimum": ew.Minimum(),
     "atan2": ew.Atan2(),
     "bitwise_and": logic.BitAnd(),
     "bitwise_or": logic.BitOr(),

@@ -23,6 +23,7 @@ from treadle.base.modes import pop_casting, push_casting
 from treadle.interop.torch.arrays import to_array
 from treadle.interop.torch.nodes import decompositions
 from treadle.interop.torch.program import Program
+from treadle.interop.torch.recurrent import RECURRENT
 from treadle.interop.torch.written import Place
 from treadle.module.module import Module
 from treadle.tensor import Parameter, Tensor
@@ -115,7 +116,7 @@ class ExportedModel(Module):
     def __init__(self, program: ExportedProgram) -> None:
         super().__init__()
         with quiet_torch():
-            core = program.run_decompositions(decompositions())
+            core = program.run_decompositions(decompositions(*RECURRENT))
         self._paths: dict[str, tuple[str, ...]] = {}
         self._targets: list[str] = []
         self._program = Program(core, *self._take(core))

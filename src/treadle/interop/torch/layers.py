@@ -1,4 +1,4 @@
-"""Products, convolutions, pooling and norms of ATen, with their gradients."""
+"""Products, convolutions and norms of ATen, with their gradients."""
 
 from __future__ import annotations
 
@@ -11,21 +11,12 @@ import numpy as np
 from treadle.base import dtype as dt
 from treadle.graph.builder import GraphOperand
 from treadle.interop.torch.shaping import extents
-from treadle.interop.torch.table import Call, lowers
+from treadle.interop.torch.table import Call, along_axes, axis_of, lowers
 from treadle.ops import reduce, unary
-from treadle.ops.adaptive_pool import (
-    AdaptiveAvgPool,
-    AdaptiveAvgPoolGrad,
-    AdaptiveMaxPool,
-    AdaptiveMaxPoolGrad,
-)
 from treadle.ops.batch_norm import BatchNormInfer
 from treadle.ops.conv import Conv, ConvGradInput, ConvGradWeight
-from treadle.ops.gather import Take
 from treadle.ops.matmul import Matmul
 from treadle.ops.norm import GroupNorm, LayerNorm
-from treadle.ops.pool import AvgPool, AvgPoolGrad, MaxPool, MaxPoolGrad
-from treadle.ops.resample import Resize
 from treadle.ops.softmax import LogSoftmax, Softmax
 
 V = GraphOperand
@@ -46,8 +37,27 @@ def _matmul(call: Call, x: V, y: V) -> V:
 
 @lowers("addmm.default", "baddbmm.default")
 def _addmm(call: Call, bias: V, x: V, y: V, *, beta: Any = 1, alpha: Any = 1) -> V:
-    product = Matmul()(x, y)
+    made: V = _weighted(call, bias, Matmul()(x, y), beta, alpha)
+    return made
+
+
+@lowers("addmv.default")
+def _addmv(call: Call, bias: V, x: V, y: V, *, beta: Any = 1, alpha: Any = 1) -> V:
+    made: V = _weighted(call, bias, x @ y, beta, alpha)
+    return made
+
+
+@lowers("addbmm.default")
+def _addbmm(call: Call, bias: V, x: V, y: V, *, beta: Any = 1, alpha: Any = 1) -> V:
+    made: V = _weighted(call, bias, reduce.Sum((0,), False)(Matmul()(x, y)), beta, alpha)
+    return made
+
+
+def _weighted(call: Call, bias: V, product: V, beta: Any, alpha: Any) -> V:
+    """beta * bias + alpha * product; a beta of 0 leaves out even what is no number."""
     product = product if alpha == 1 else product * alpha
+    if beta == 0:
+        return product.broadcast_to(call.shape)
     return product + (bias if beta == 1 else bias * beta)
 
 
@@ -60,12 +70,14 @@ def _linear(call: Call, x: V, weight: V, bias: V | None = None) -> V:
 # -- convolution -------------------------------------------------------------------------------
 
 
-def _spread(values: Ints, rank: int) -> tuple[int, ...]:
+def spread(values: Ints, rank: int) -> tuple[int, ...]:
+    """One number for each axis, where one stands for all."""
     return tuple(values) * rank if len(values) == 1 else tuple(values)
 
 
-def _pairs(padding: Ints, rank: int) -> tuple[tuple[int, int], ...]:
-    return tuple((p, p) for p in _spread(padding, rank))
+def pairs(padding: Ints, rank: int) -> tuple[tuple[int, int], ...]:
+    """The padding before and after each axis."""
+    return tuple((p, p) for p in spread(padding, rank))
 
 
 @lowers("convolution.default")
@@ -82,7 +94,7 @@ def _convolution(
     groups: int,
 ) -> V:
     rank = x.type.ndim - 2
-    geometry = _spread(stride, rank), _pairs(padding, rank), _spread(dilation, rank), groups
+    geometry = spread(stride, rank), pairs(padding, rank), spread(dilation, rank), groups
     if transposed:
         y = ConvGradInput(*geometry, call.shape[2:])(x, weight)
     else:
@@ -106,7 +118,7 @@ def _convolution_backward(
     mask: Sequence[bool],
 ) -> tuple[V | None, ...]:
     rank = x.type.ndim - 2
-    geometry = _spread(stride, rank), _pairs(padding, rank), _spread(dilation, rank), groups
+    geometry = spread(stride, rank), pairs(padding, rank), spread(dilation, rank), groups
     dx = dw = db = None
     if mask[0]:
         if transposed:
@@ -119,146 +131,6 @@ def _convolution_backward(
     if mask[2]:
         db = reduce.Sum((0, *range(2, 2 + rank)))(dy)
     return dx, dw, db
-
-
-# -- pooling -----------------------------------------------------------------------------------
-
-
-Window = tuple[tuple[int, ...], tuple[int, ...], tuple[tuple[int, int], ...]]
-
-
-def _window(kernel: Ints, stride: Ints, padding: Ints) -> Window:
-    rank = len(kernel)
-    steps = tuple(stride) or tuple(kernel)
-    return tuple(kernel), _spread(steps, rank), _pairs(padding, rank)
-
-
-@lowers("max_pool2d.default")
-def _max_pool(
-    call: Call, x: V, kernel: Ints, stride: Ints = (), padding: Ints = (0,), *rest: Any
-) -> V:
-    dilation = rest[0] if rest else (1,)
-    ceil = bool(rest[1]) if len(rest) > 1 else False
-    kernel = _spread(kernel, 2)
-    return MaxPool(*_window(kernel, stride, padding), _spread(dilation, 2), ceil)(x)
-
-
-@lowers("avg_pool2d.default")
-def _avg_pool(
-    call: Call,
-    x: V,
-    kernel: Ints,
-    stride: Ints = (),
-    padding: Ints = (0,),
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-    divisor_override: Any = None,
-) -> V:
-    if divisor_override is not None:
-        raise NotImplementedError("divisor_override")
-    window = _window(_spread(kernel, 2), stride, padding)
-    return AvgPool(*window, count_include_pad, ceil_mode)(x)
-
-
-@lowers("avg_pool2d_backward.default")
-def _avg_pool_backward(
-    call: Call,
-    dy: V,
-    x: V,
-    kernel: Ints,
-    stride: Ints,
-    padding: Ints,
-    ceil_mode: bool,
-    count_include_pad: bool,
-    divisor_override: Any,
-) -> V:
-    if divisor_override is not None:
-        raise NotImplementedError("divisor_override")
-    window = _window(_spread(kernel, 2), stride, padding)
-    return AvgPoolGrad(*window, count_include_pad, ceil_mode, extents(x)[2:])(dy)
-
-
-@lowers("_adaptive_avg_pool2d.default", "_adaptive_avg_pool3d.default")
-def _adaptive(call: Call, x: V, output: Ints) -> V:
-    if set(output) == {1}:
-        return reduce.Mean(tuple(range(x.type.ndim - len(output), x.type.ndim)), True)(x)
-    single = x.type.ndim == len(output) + 1
-    batched = x.reshape((1, *extents(x))) if single else x
-    return AdaptiveAvgPool(tuple(output))(batched).reshape(call.shape)
-
-
-@lowers("_adaptive_avg_pool2d_backward.default", "_adaptive_avg_pool3d_backward.default")
-def _adaptive_backward(call: Call, dy: V, x: V) -> V:
-    if x.type.ndim == 3:
-        raise NotImplementedError("the gradient of adaptive pooling without a batch axis")
-    return AdaptiveAvgPoolGrad(extents(dy)[2:], extents(x)[2:])(dy)
-
-
-@lowers("adaptive_max_pool2d.default", "adaptive_max_pool3d.default")
-def _adaptive_max(call: Call, x: V, output: Ints) -> tuple[V, V]:
-    """The places are asked for by the gradient alone, as those of `max_pool2d_with_indices`."""
-    if x.type.ndim != len(output) + 2:
-        raise NotImplementedError("adaptive pooling without a batch axis")
-    y = AdaptiveMaxPool(tuple(output))(x)
-    nothing = call.builder.constant(np.zeros((1,) * len(call.shape), np.int64))
-    return y, nothing.broadcast_to(call.shape)
-
-
-@lowers("adaptive_max_pool2d_backward.default", "adaptive_max_pool3d_backward.default")
-def _adaptive_max_backward(call: Call, dy: V, x: V, places: V) -> V:
-    return AdaptiveMaxPoolGrad(extents(dy)[2:])(x, dy)
-
-
-@lowers("upsample_bilinear2d.vec", "upsample_bilinear2d.default")
-def _upsample(call: Call, x: V, size: Any, align_corners: bool, *rest: Any) -> V:
-    scales = next((r for r in rest if isinstance(r, (list, tuple))), [r for r in rest if r])
-    exact = zip(call.shape[2:], extents(x)[2:], scales, strict=False)
-    if not align_corners and any(m != n * s for m, n, s in exact):
-        raise NotImplementedError("a scale that is not the ratio of the extents")
-    places = "align_corners" if align_corners else "half_pixel"
-    return Resize("linear", places, call.shape[2:])(x)
-
-
-@lowers("upsample_nearest2d.vec", "upsample_nearest2d.default")
-def _upsample_nearest(call: Call, x: V, size: Any, *scales: Any) -> V:
-    given = scales[0] if scales and isinstance(scales[0], (list, tuple)) else scales
-    steps = [None] * 2 if not any(given) else list(given)
-    for axis, step in enumerate(steps, 2):
-        count, wide = extents(x)[axis], call.shape[axis]
-        # As PyTorch: the step is one of float32, from the scale where there is one.
-        ratio = np.float32(1 / step if step else count / wide)
-        cells = np.floor(np.arange(wide, dtype=np.float32) * ratio).astype(np.int64)
-        x = Take(axis)(x, call.builder.constant(np.minimum(cells, count - 1)))
-    return x
-
-
-@lowers("max_pool2d_with_indices.default")
-def _max_pool_places(
-    call: Call, x: V, kernel: Ints, stride: Ints = (), padding: Ints = (0,), *rest: Any
-) -> tuple[V, V]:
-    """The places are asked for by the gradient alone, which finds them again from x."""
-    y = _max_pool(call, x, kernel, stride, padding, *rest)
-    dilation, ceil = (rest[0] if rest else (1,)), bool(rest[1]) if len(rest) > 1 else False
-    window = _window(_spread(kernel, 2), stride, padding)
-    MaxPoolGrad(*window, _spread(dilation, 2), ceil).infer(x.type, y.type)  # it has to be ours, too
-    nothing = call.builder.constant(np.zeros((1,) * x.type.ndim, np.int64))
-    return y, nothing.broadcast_to(call.shape)
-
-
-@lowers("max_pool2d_with_indices_backward.default")
-def _max_pool_backward(
-    call: Call,
-    dy: V,
-    x: V,
-    kernel: Ints,
-    stride: Ints,
-    padding: Ints,
-    dilation: Ints,
-    ceil_mode: bool,
-    places: V,
-) -> V:
-    window = _window(_spread(kernel, 2), stride, padding)
-    return MaxPoolGrad(*window, _spread(dilation, 2), ceil_mode)(x, dy)
 
 
 # -- norms -------------------------------------------------------------------------------------
@@ -371,7 +243,9 @@ def _batch_norm_training(
 ) -> tuple[V, ...]:
     """Results: y, mean, inverse deviation, and the running statistics after this batch."""
     if not training:
-        raise NotImplementedError("statistics that are not updated")
+        given = (x, weight, bias, running_mean, running_var, momentum, eps)
+        y, mean, inverse = _batch_norm_inference(call, *given)
+        return y, mean, inverse, running_mean, running_var
     rank, shape = x.type.ndim, extents(x)
     axes = tuple(i for i in range(rank) if i != 1)
     count = math.prod(shape) // shape[1]
@@ -392,10 +266,12 @@ def _batch_norm_training(
 
 
 @lowers("_softmax.default", "softmax.int")
+@along_axes
 def _softmax(call: Call, x: V, dim: int, *rest: Any) -> V:
-    return Softmax(dim % x.type.ndim)(x.astype(call.dtype))
+    return Softmax(axis_of(dim, x))(x.astype(call.dtype))
 
 
 @lowers("_log_softmax.default", "log_softmax.int")
+@along_axes
 def _log_softmax(call: Call, x: V, dim: int, *rest: Any) -> V:
-    return LogSoftmax(dim % x.type.ndim)(x.astype(call.dtype))
+    return LogSoftmax(axis_of(dim, x))(x.astype(call.dtype))

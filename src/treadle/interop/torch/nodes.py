@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import fx
-from torch._decomp import core_aten_decompositions
+from torch._decomp import core_aten_decompositions, decomposition_table
 
 from treadle.base.errors import TreadleError
 from treadle.base.types import TensorType
 from treadle.graph.builder import GraphBuilder, GraphOperand
 from treadle.interop.torch import (  # noqa: F401  (they register)
     attention,
+    distances,
     elementwise,
+    fourier,
+    indexing,
     layers,
+    linear,
+    pooling,
+    recurrent,
+    reductions,
+    sampling,
     shaping,
+    special,
 )
-from treadle.interop.torch.arrays import DTYPES
+from treadle.interop.torch.arrays import DTYPES, PARTS
+from treadle.interop.torch.pairs import COMPLEX, Pair, is_complex, joined, lower_complex, parted
 from treadle.interop.torch.table import LOWERINGS, Call, name_of
 
 _KEPT = (
@@ -34,29 +44,89 @@ _KEPT = (
     "silu",
 )
 """Operators that are not to be taken apart, since ours are the same."""
-FOR_GRADIENTS = (
-    "adaptive_max_pool2d",
-    "adaptive_max_pool3d",
-    "max_pool2d_with_indices",
-    "_scaled_dot_product_flash_attention_for_cpu",
+_TAKEN_APART = (
+    "dist",
+    "lcm",
+    "ldexp",
+    "narrow_copy",
+    "round.decimals",
+    "rrelu_with_noise_backward",
+    "upsample_bicubic2d",
+    "upsample_trilinear3d",
 )
-"""Operators whose second result is made for their gradient, and is another one for ours."""
+"""Operators beyond PyTorch's own choice that are: only their parts have counterparts."""
+_MORE_FOR_GRADIENTS = (
+    "_embedding_bag.",
+    "_scaled_dot_product_flash_attention_for_cpu.",
+    "adaptive_max_pool2d.",
+    "adaptive_max_pool3d.",
+    "max_pool2d_with_indices.",
+    "max_pool3d_with_indices.",
+)
+"""Operators whose further results are made for their gradient, and are other ones for ours."""
+_WHOLE = "treadle_whole"
 
 
-def decompositions() -> dict[Any, Any]:
-    """What PyTorch is to take apart, and how."""
+def decompositions(*whole: str) -> dict[Any, Any]:
+    """What PyTorch is to take apart, and how; `whole`: what it is to leave alone, too."""
     table: dict[Any, Any] = dict(core_aten_decompositions())
-    return {k: v for k, v in table.items() if name_of(k).partition(".")[0] not in _KEPT}
+    table |= {k: v for k, v in decomposition_table.items() if _is_among(k, _TAKEN_APART)}
+    kept = (*_KEPT, *whole)
+    return {k: v for k, v in table.items() if name_of(k).partition(".")[0] not in kept}
+
+
+def _is_among(target: Any, names: Sequence[str]) -> bool:
+    name = name_of(target)
+    return name in names or name.partition(".")[0] in names
+
+
+def note_what_is_read(graph: fx.Graph, results: int | None = None) -> None:
+    """Note at operators with results for their gradients whether the program reads those, too.
+
+    Args:
+        graph: before it is taken apart.
+        results: how many of the graph's results are the program's; None: all. What follows them
+            is kept for the gradient.
+    """
+    (output,) = graph.find_nodes(op="output")
+    listed = output.args[0] if isinstance(output.args[0], (tuple, list)) else [output.args[0]]
+    given = set(listed if results is None else listed[:results])
+    for node in graph.nodes:
+        if name_of(node.target).startswith(_MORE_FOR_GRADIENTS):
+            node.meta[_WHOLE] = any(_is_read(user, given) for user in node.users)
+
+
+def _is_read(user: fx.Node, given: Collection[Any]) -> bool:
+    if user.target is not operator.getitem or user.args[1] == 0:
+        return user.target is not operator.getitem
+    backward = (u for u in user.users if "backward" not in name_of(u.target))
+    return user in given or any(u.op != "output" for u in backward)
 
 
 def type_of(value: torch.Tensor) -> TensorType:
-    """The type of a tensor of fixed shape."""
-    return TensorType(DTYPES[value.dtype], tuple(int(d) for d in value.shape))
+    """The type of a tensor of fixed shape; a complex one is real with a last axis of two."""
+    shape = tuple(int(d) for d in value.shape)
+    if value.dtype in PARTS:
+        return TensorType(PARTS[value.dtype], (*shape, 2))
+    return TensorType(DTYPES[value.dtype], shape)
+
+
+def input_of(builder: GraphBuilder, value: torch.Tensor, name: str = "") -> Any:
+    """A new input of the graph, as operators take it."""
+    made = builder.input(type_of(value), name)
+    return parted(made) if value.dtype in PARTS else made
+
+
+def output_of(value: Any) -> GraphOperand:
+    """What an operator made, as the graph gives it out."""
+    made: GraphOperand = joined(value) if isinstance(value, Pair) else value
+    return made
 
 
 def refusal(node: fx.Node) -> str:
     """Why a node has no counterpart, tried by writing it on its own; "" if it has one."""
-    if name_of(node.target) not in LOWERINGS:
+    name = name_of(node.target)
+    if name not in LOWERINGS and name not in COMPLEX:
         return "it has no counterpart"
     values = [node.meta.get("val"), *(n.meta.get("val") for n in node.all_input_nodes)]
     for value in values:
@@ -68,8 +138,10 @@ def refusal(node: fx.Node) -> str:
     try:
         operands = {n: _placeholder(builder, n) for n in node.all_input_nodes}
         lowered(builder, node, operands)
-    except (TreadleError, NotImplementedError, TypeError, ValueError, KeyError) as error:
+    except (TreadleError, NotImplementedError) as error:
         return str(error).partition("\n")[0] or type(error).__name__
+    except Exception as error:  # PyTorch runs it, and the reason tells of the fault
+        return f"a fault of Treadle: {type(error).__name__}: {error}".partition("\n")[0]
     return ""
 
 
@@ -78,9 +150,11 @@ def _unfit(tensor: Any) -> str:
         return ""
     if not isinstance(tensor, torch.Tensor):
         return "a value is no tensor of fixed shape"
+    if tensor.layout is not torch.strided:
+        return f"a tensor is {str(tensor.layout).rpartition('.')[2]}"
     if tensor.device.type != "cpu":
         return f"a tensor is on {tensor.device}"
-    if tensor.dtype not in DTYPES:
+    if tensor.dtype not in DTYPES and tensor.dtype not in PARTS:
         return f"{tensor.dtype} is no element type of ours"
     if not all(isinstance(d, int) for d in tensor.shape):
         return "a shape is symbolic"
@@ -90,8 +164,8 @@ def _unfit(tensor: Any) -> str:
 def _placeholder(builder: GraphBuilder, node: fx.Node) -> Any:
     value = node.meta["val"]
     if isinstance(value, (tuple, list)):
-        return tuple(builder.input(type_of(v)) for v in value)
-    return builder.input(type_of(value)) if isinstance(value, torch.Tensor) else value
+        return tuple(input_of(builder, v) for v in value)
+    return input_of(builder, value) if isinstance(value, torch.Tensor) else value
 
 
 def lowered(builder: GraphBuilder, node: fx.Node, operands: Mapping[fx.Node, Any]) -> Any:
@@ -105,9 +179,15 @@ def lowered(builder: GraphBuilder, node: fx.Node, operands: Mapping[fx.Node, Any
     if node.target is operator.getitem:
         return arguments[0][arguments[1]]
     inputs = tuple(a.meta.get("val") if isinstance(a, fx.Node) else None for a in node.args)
-    call = Call(builder, node.meta["val"], inputs)
-    made = LOWERINGS[name_of(node.target)](call, *arguments, **keywords)
-    _check(made, node.meta["val"])
+    values = node.meta["val"]
+    call = Call(name_of(node.target), builder, values, inputs, node.meta.get(_WHOLE, True))
+    if is_complex((values, *(n.meta.get("val") for n in node.all_input_nodes))):
+        made = lower_complex(call, arguments, keywords)
+    elif call.name in LOWERINGS:
+        made = LOWERINGS[call.name](call, *arguments, **keywords)
+    else:
+        made = COMPLEX[call.name](call, *arguments, **keywords)
+    _check(made, values)
     return made
 
 
@@ -115,7 +195,12 @@ def _check(made: Any, expected: Any) -> None:
     """Refuse results of other types than PyTorch's."""
     several = isinstance(made, (tuple, list)) and isinstance(expected, (tuple, list))
     for ours, theirs in zip(made, expected, strict=False) if several else [(made, expected)]:
-        if not (isinstance(ours, GraphOperand) and isinstance(theirs, torch.Tensor)):
+        if not isinstance(theirs, torch.Tensor) or not isinstance(ours, (GraphOperand, Pair)):
             continue
-        if ours.type != type_of(theirs):
-            raise NotImplementedError(f"a result would be {ours.type}, not {type_of(theirs)}")
+        wanted, found = type_of(theirs), ours.type
+        if isinstance(ours, Pair):
+            if ours.imag.type != found:
+                raise NotImplementedError(f"parts would be {found} and {ours.imag.type}")
+            found = found.with_shape((*found.shape, 2))
+        if found != wanted:
+            raise NotImplementedError(f"a result would be {found}, not {wanted}")

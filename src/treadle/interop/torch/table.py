@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +12,7 @@ import torch
 
 from treadle.base.dtype import DType
 from treadle.graph.builder import GraphBuilder, GraphOperand
-from treadle.interop.torch.arrays import DTYPES
+from treadle.interop.torch.arrays import DTYPES, PARTS
 
 Lower = Callable[..., Any]
 """Takes a `Call` and the operator's arguments, with operands in the place of tensors."""
@@ -24,20 +26,31 @@ class Call:
     """What an operator was called for.
 
     Attributes:
+        name: of the operator, as in `LOWERINGS`.
         builder: of the graph, for constants.
         values: what PyTorch's shape propagation says of the result or results.
         inputs: the same of the arguments, None where one is no tensor.
+        is_whole: whether the program reads results other than the first; else those may be
+            anything, and only the operator's own gradient sees them.
     """
 
+    name: str
     builder: GraphBuilder
     values: Any
     inputs: tuple[Any, ...]
+    is_whole: bool = True
+
+    @property
+    def rank(self) -> int:
+        """How many axes an operator works on whose name says so, as "avg_pool2d"."""
+        found = re.search(r"(\d)d", self.name)
+        return int(found[1]) if found else 0
 
     @property
     def dtype(self) -> DType:
-        """Element type of the (first) result."""
+        """Element type of the (first) result; of its parts where that is complex."""
         first = self.values[0] if isinstance(self.values, (tuple, list)) else self.values
-        return DTYPES[first.dtype]
+        return PARTS.get(first.dtype) or DTYPES[first.dtype]
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -53,6 +66,35 @@ class Call:
             return like.constant(value, dtype)
         return self.builder.constant(dtype.numpy.type(value))
 
+    def shaped(self, results: Any) -> Any:
+        """Results in the shapes that PyTorch gives them."""
+        if isinstance(results, (tuple, list)):
+            pairs = zip(results, self.values, strict=True)
+            return tuple(r.reshape(tuple(v.shape)) for r, v in pairs)
+        return results.reshape(self.shape)
+
+
+def axis_of(dim: int, x: GraphOperand) -> int:
+    """The axis that an operator means, from the first; see `along_axes` for those without axes."""
+    return dim % x.type.ndim
+
+
+def along_axes(lower: Lower) -> Lower:
+    """For operators along axes: what has no axes is a line of one element for them."""
+
+    def lined(value: Any) -> Any:
+        alone = isinstance(value, GraphOperand) and not value.type.ndim
+        return value.reshape((1,)) if alone else value
+
+    @functools.wraps(lower)
+    def run(call: Call, x: GraphOperand, *args: Any, **kwargs: Any) -> Any:
+        if x.type.ndim:
+            return lower(call, x, *args, **kwargs)
+        named = {k: lined(v) for k, v in kwargs.items()}
+        return call.shaped(lower(call, lined(x), *map(lined, args), **named))
+
+    return run
+
 
 def lowers(*names: str) -> Callable[[Lower], Lower]:
     """Register how operators are written in ops."""
@@ -65,8 +107,8 @@ def lowers(*names: str) -> Callable[[Lower], Lower]:
 
 
 def name_of(target: Any) -> str:
-    """`add.Tensor` for `aten.add.Tensor`; "" for what is no ATen operator."""
-    if not isinstance(target, torch._ops.OpOverload) or target.namespace not in ("aten", "prims"):
+    """`add.Tensor` for `aten.add.Tensor`, with the namespace for those of others; "" for no op."""
+    if not isinstance(target, torch._ops.OpOverload):
         return ""
-    overload = target._overloadname
-    return f"{target._opname}.{overload}"
+    name = f"{target._opname}.{target._overloadname}"
+    return name if target.namespace in ("aten", "prims") else f"{target.namespace}.{name}"

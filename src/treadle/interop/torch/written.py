@@ -16,12 +16,20 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export.graph_signature import OutputKind, OutputSpec, TensorArgument
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
+from treadle.base import dtype as dt
 from treadle.base.errors import LoadError, UnsupportedOp
 from treadle.base.loc import UNKNOWN, Loc
 from treadle.graph.builder import GraphBuilder, GraphOperand
 from treadle.graph.ir import Graph, Node, Value
-from treadle.interop.torch.nodes import FOR_GRADIENTS, lowered, refusal, type_of
+from treadle.interop.torch.nodes import (
+    input_of,
+    lowered,
+    note_what_is_read,
+    refusal,
+)
+from treadle.interop.torch.pairs import Pair, is_complex, joined, parted
 from treadle.interop.torch.table import name_of
+from treadle.ops.complex_parts import MakeComplex
 from treadle.tensor import Tensor, create
 
 Shapes = tuple[tuple[int, ...], ...]
@@ -110,6 +118,7 @@ def write_program(code: fx.GraphModule, ends: Ends, shapes: Shapes | None) -> Wr
     """
     if shapes is not None:
         _propagate(code, ends, dict(zip(ends.tensors, shapes, strict=True)))
+    note_what_is_read(code.graph)
     needed = _needed(code)
     _check(needed)
     builder = GraphBuilder("exported")
@@ -178,7 +187,7 @@ def _check(nodes: Sequence[fx.Node]) -> None:
     for node in nodes:
         if _is_plain(node) or node.target is operator.getitem:
             continue
-        reason = _hidden(node) or refusal(node)
+        reason = refusal(node)
         if reason:
             problems[name_of(node.target) or str(node.target), reason].append(node)
     if not problems:
@@ -198,19 +207,23 @@ def _check(nodes: Sequence[fx.Node]) -> None:
     )
 
 
-def _hidden(node: fx.Node) -> str:
-    """Ours has another second result, which must not be read."""
-    if not name_of(node.target).startswith(FOR_GRADIENTS):
-        return ""
-    seen = any(user.args[1] != 0 and user.users for user in node.users)
-    return "the program reads its second result" if seen else ""
-
-
 def _told(name: str, why: str, nodes: Sequence[fx.Node]) -> str:
     places = list(dict.fromkeys(str(line_of(node)) for node in nodes))
     more = f" and {len(places) - 1} more" if len(places) > 1 else ""
     count = f"{len(nodes)} node{'s' * (len(nodes) > 1)}"
-    return f"{name}, {count}: {why} ({places[0]}{more})"
+    return f"{name} of {_inputs(nodes[0])}, {count}: {why} ({places[0]}{more})"
+
+
+def _inputs(node: fx.Node) -> str:
+    """What a node reads, as names and types."""
+    known = ((n.name, n.meta.get("val")) for n in node.all_input_nodes)
+    shown = (
+        f"{name} {str(value.dtype).rpartition('.')[2]}[{','.join(map(str, value.shape))}]"
+        if isinstance(value, torch.Tensor)
+        else str(name)
+        for name, value in known
+    )
+    return ", ".join(shown) or "nothing"
 
 
 def line_of(node: fx.Node) -> Loc:
@@ -233,10 +246,12 @@ def _operands(builder: GraphBuilder, code: fx.GraphModule, ends: Ends) -> dict[f
     known = {str(n.target): n for n in code.graph.find_nodes(op="placeholder")}
     operands: dict[fx.Node, Any] = {}
     for name in (*ends.weights, *ends.tensors):
-        operands[known[name]] = builder.input(type_of(known[name].meta["val"]), name)
+        operands[known[name]] = input_of(builder, known[name].meta["val"], name)
     for name, value in ends.constants.items():
         plain = value is None or isinstance(value, (bool, int, float, str))
-        operands[known[name]] = value if plain else builder.constant(value)
+        made = value if plain else builder.constant(value)
+        is_pair = is_complex(known[name].meta.get("val"))
+        operands[known[name]] = parted(made) if is_pair and not plain else made
     return operands
 
 
@@ -249,6 +264,9 @@ def _finished(
     made: list[GraphOperand] = []
     for spec, value in zip(ends.outputs, output.args[0], strict=True):
         found = operands[value] if isinstance(value, fx.Node) else value
+        if isinstance(found, Pair):  # weights stay as they lie in memory
+            is_kept = spec.kind is OutputKind.BUFFER_MUTATION or found.type.dtype is not dt.float32
+            found = joined(found) if is_kept else MakeComplex()(found.real, found.imag)
         if isinstance(found, GraphOperand):
             made.append(found)
             found = Place(len(made) - 1)

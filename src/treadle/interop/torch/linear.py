@@ -1,0 +1,253 @@
+"""Linear algebra of ATen: factors, solutions, inverses, determinants."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from treadle.base import dtype as dt
+from treadle.graph.builder import GraphOperand
+from treadle.interop.torch.shaping import extents, part
+from treadle.interop.torch.table import Call, lowers
+from treadle.ops import logic, reduce, unary
+from treadle.ops.factorization import Cholesky, Lu, Qr, swapped, triangle
+from treadle.ops.gather_along import ScatterAlongAxis, TakeAlongAxis
+from treadle.ops.linalg import MatInv
+from treadle.ops.matmul import Matmul
+
+V = GraphOperand
+_EXCHANGES = 64
+"""So many exchanges of rows are written out."""
+
+
+def _lead(x: V) -> tuple[int, ...]:
+    return extents(x)[:-2]
+
+
+def _info(call: Call, number: int) -> V:
+    """That nothing went wrong: what does raises."""
+    shape = tuple(call.values[number].shape)
+    return call.builder.constant(np.zeros(shape, np.int32))
+
+
+def _identity(x: V) -> V:
+    ones = x.constant(1).broadcast_to(extents(x))
+    return triangle(triangle(ones, upper=True), upper=False)
+
+
+def _triangular(x: V, upper: bool, unit: bool) -> V:
+    if not unit:
+        return triangle(x, upper=upper)
+    strict = triangle(x, upper=upper, offset=1 if upper else -1)
+    return strict + _identity(x)
+
+
+def _product(x: V, y: V) -> V:
+    """x @ y of stacks whose leading axes broadcast."""
+    lead = np.broadcast_shapes(_lead(x), _lead(y))
+    first = x.broadcast_to((*lead, *extents(x)[-2:]))
+    second = y.broadcast_to((*lead, *extents(y)[-2:]))
+    made: V = Matmul()(first, second)
+    return made
+
+
+def _inverse(x: V) -> V:
+    made: V = MatInv()(x)
+    return made
+
+
+def _solved(matrix: V, right: V, left: bool = True) -> V:
+    """X of matrix X = right, or of X matrix = right."""
+    return _product(_inverse(matrix), right) if left else _product(right, _inverse(matrix))
+
+
+@lowers("linalg_solve_triangular.default")
+def _solve_triangular(
+    call: Call, x: V, y: V, *, upper: bool, left: bool = True, unitriangular: bool = False
+) -> V:
+    return _solved(_triangular(x, upper, unitriangular), y, left)
+
+
+@lowers("triangular_solve.default")
+def _solve_triangular_too(
+    call: Call,
+    y: V,
+    x: V,
+    upper: bool = True,
+    transpose: bool = False,
+    unitriangular: bool = False,
+) -> tuple[V, V]:
+    matrix = _triangular(x, upper, unitriangular)
+    found = _solved(swapped(matrix) if transpose else matrix, y)
+    return found, x.broadcast_to(tuple(call.values[1].shape))
+
+
+@lowers("linalg_inv_ex.default")
+def _inv(call: Call, x: V, *, check_errors: bool = False) -> tuple[V, V]:
+    return _inverse(x), _info(call, 1)
+
+
+# -- L and U -----------------------------------------------------------------------------------
+
+
+def _factors(x: V) -> tuple[V, V]:
+    packed, pivots, _ = Lu().outputs(x)
+    return packed, pivots
+
+
+def _lower(packed: V) -> V:
+    k = min(extents(packed)[-2:])
+    return _triangular(part(packed, packed.type.ndim - 1, 0, k), upper=False, unit=True)
+
+
+def _upper(packed: V) -> V:
+    k = min(extents(packed)[-2:])
+    return triangle(part(packed, packed.type.ndim - 2, 0, k), upper=True)
+
+
+def _order(pivots: V, rows: int) -> V:
+    """Which rows stand where after the exchanges."""
+    lead, count = extents(pivots)[:-1], extents(pivots)[-1]
+    if count > _EXCHANGES:
+        raise NotImplementedError(f"{count} exchanges of rows")
+    axis, wide = len(lead), (*lead, 1)
+    order = pivots.constant(np.arange(rows), dt.int32).broadcast_to((*lead, rows))
+    take, put = TakeAlongAxis(axis), ScatterAlongAxis(axis)
+    for row in range(min(count, rows)):
+        here = pivots.constant(row, dt.int32).broadcast_to(wide)
+        there = part(pivots, axis, row, row + 1) - 1
+        first, second = take(order, here), take(order, there)
+        order = put(put(order, there, first), here, second)
+    return order
+
+
+def _permutation(order: V, like: V) -> V:
+    """P with P x[order] = x."""
+    *lead, n = extents(order)
+    rows = order.constant(np.arange(n).reshape(n, 1), dt.int32)
+    here = logic.Equal()(rows, order.reshape((*lead, 1, n)))
+    return here.astype(like.type.dtype)
+
+
+@lowers("linalg_lu_factor_ex.default")
+def _lu_factor(
+    call: Call, x: V, *, pivot: bool = True, check_errors: bool = False
+) -> tuple[V, V, V]:
+    return (*_factors(x), _info(call, 2))
+
+
+@lowers("linalg_lu.default")
+def _lu(call: Call, x: V, *, pivot: bool = True) -> tuple[V, V, V]:
+    packed, _, order = Lu().outputs(x)
+    return _permutation(order, x), _lower(packed), _upper(packed)
+
+
+@lowers("lu_unpack.default")
+def _lu_unpack(
+    call: Call, packed: V, pivots: V, unpack_data: bool = True, unpack_pivots: bool = True
+) -> tuple[V, V, V]:
+    def empty(number: int) -> V:
+        shape = tuple(call.values[number].shape)
+        return packed.constant(0).broadcast_to(shape)
+
+    place = empty(0)
+    if unpack_pivots:
+        place = _permutation(_order(pivots, extents(packed)[-2]), packed)
+    if not unpack_data:
+        return place, empty(1), empty(2)
+    return place, _lower(packed), _upper(packed)
+
+
+@lowers("linalg_lu_solve.default")
+def _lu_solve(
+    call: Call, packed: V, pivots: V, y: V, *, left: bool = True, adjoint: bool = False
+) -> V:
+    place = _permutation(_order(pivots, extents(packed)[-2]), packed)
+    inverse = _product(_inverse(_upper(packed)), _inverse(_lower(packed)))
+    inverse = _product(inverse, swapped(place))
+    inverse = swapped(inverse) if adjoint else inverse
+    return _product(inverse, y) if left else _product(y, inverse)
+
+
+def _factors_for_gradient(call: Call, x: V) -> tuple[V, V]:
+    """Factors as the gradients of determinants and solutions expect them.
+
+    PyTorch's are those of the transposed matrix where that saves it a copy.
+    """
+    return _factors(swapped(x) if call.inputs[0].is_contiguous() else x)
+
+
+def _sign_and_diagonal(call: Call, x: V) -> tuple[V, V, V, V]:
+    """The sign of the exchanges, the diagonal of U, and the factors."""
+    packed, pivots = _factors_for_gradient(call, x)
+    n = extents(x)[-1]
+    diagonal = reduce.Sum((x.type.ndim - 1,), False)(packed * _identity(packed))
+    own = pivots.constant(np.arange(1, n + 1), dt.int32)
+    moved = logic.NotEqual()(pivots, own).astype(x.type.dtype)
+    last = (x.type.ndim - 2,)
+    sign = reduce.Prod(last, False)(1.0 - moved * 2.0)
+    return sign, diagonal, packed, pivots
+
+
+@lowers("_linalg_det.default")
+def _det(call: Call, x: V) -> tuple[V, V, V]:
+    sign, diagonal, packed, pivots = _sign_and_diagonal(call, x)
+    return sign * reduce.Prod((x.type.ndim - 2,), False)(diagonal), packed, pivots
+
+
+@lowers("_linalg_slogdet.default")
+def _slogdet(call: Call, x: V) -> tuple[V, V, V, V]:
+    sign, diagonal, packed, pivots = _sign_and_diagonal(call, x)
+    last = (x.type.ndim - 2,)
+    turned = sign * reduce.Prod(last, False)(unary.Sign()(diagonal))
+    size = reduce.Sum(last, False)(unary.Log()(unary.Abs()(diagonal)))
+    return turned, size, packed, pivots
+
+
+@lowers("_linalg_solve_ex.default")
+def _solve(
+    call: Call, x: V, y: V, *, left: bool = True, check_errors: bool = False
+) -> tuple[V, V, V, V]:
+    is_vector = y.type.ndim == 1 or (
+        x.type.ndim - 1 == y.type.ndim and extents(y) == extents(x)[:-1]
+    )
+    right = y.reshape((*extents(y), 1)) if is_vector else y
+    found = _solved(x, right, left).reshape(call.shape)
+    return (found, *_factors_for_gradient(call, x), _info(call, 3))
+
+
+# -- positive matrices -------------------------------------------------------------------------
+
+
+@lowers("linalg_cholesky_ex.default")
+def _cholesky_ex(
+    call: Call, x: V, *, upper: bool = False, check_errors: bool = False
+) -> tuple[V, V]:
+    made: V = _cholesky(call, x, upper)
+    return made, _info(call, 1)
+
+
+@lowers("cholesky.default")
+def _cholesky(call: Call, x: V, upper: bool = False) -> V:
+    lower = Cholesky()(swapped(x) if upper else x)
+    return swapped(lower) if upper else lower
+
+
+@lowers("cholesky_inverse.default")
+def _cholesky_inverse(call: Call, factor: V, upper: bool = False) -> V:
+    inverse = _inverse(triangle(factor, upper=upper))
+    first, second = (inverse, swapped(inverse)) if upper else (swapped(inverse), inverse)
+    return _product(first, second)
+
+
+@lowers("cholesky_solve.default")
+def _cholesky_solve(call: Call, y: V, factor: V, upper: bool = False) -> V:
+    made: V = _product(_cholesky_inverse(call, factor, upper), y)
+    return made
+
+
+@lowers("linalg_qr.default")
+def _qr(call: Call, x: V, mode: str = "reduced") -> tuple[V, V]:
+    q, r = Qr(mode == "complete").outputs(x)
+    if mode != "r":
+        return q, r
+    return x.constant(0).broadcast_to(tuple(call.values[0].shape)), r

@@ -1,0 +1,311 @@
+"""Pooling of ATen over one to three axes, with places of maxima, and resampling by factors."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from treadle.base import dtype as dt
+from treadle.graph.builder import GraphOperand
+from treadle.interop.torch.layers import pairs, spread
+from treadle.interop.torch.shaping import extents
+from treadle.interop.torch.table import Call, lowers
+from treadle.ops import reduce
+from treadle.ops.adaptive_pool import (
+    AdaptiveAvgPool,
+    AdaptiveAvgPoolGrad,
+    AdaptiveMaxPool,
+    AdaptiveMaxPoolGrad,
+)
+from treadle.ops.gather import IndexAdd, Take
+from treadle.ops.gather_along import TakeAlongAxis
+from treadle.ops.pool import AvgPool, AvgPoolGrad, MaxPool, MaxPoolGrad
+from treadle.ops.resample import Resize
+
+V = GraphOperand
+Ints = Sequence[int]
+Window = tuple[tuple[int, ...], tuple[int, ...], tuple[tuple[int, int], ...]]
+
+
+def _window(rank: int, kernel: Ints, stride: Ints, padding: Ints) -> Window:
+    sides = spread(kernel, rank)
+    return sides, spread(tuple(stride) or sides, rank), pairs(padding, rank)
+
+
+def _batched(x: V, rank: int) -> V:
+    """x with a batch axis; ATen's may lack it."""
+    return x if x.type.ndim == rank + 2 else x.reshape((1, *extents(x)))
+
+
+# -- maxima ------------------------------------------------------------------------------------
+
+
+@lowers("max_pool2d.default", "max_pool3d.default", "max_pool1d.default")
+def _max_pool(call: Call, x: V, kernel: Ints, *rest: Any) -> V:
+    made: V = _pooled(call, x, kernel, *rest).reshape(call.shape)
+    return made
+
+
+def _pooled(
+    call: Call,
+    x: V,
+    kernel: Ints,
+    stride: Ints = (),
+    padding: Ints = (0,),
+    dilation: Ints = (1,),
+    ceil: bool = False,
+) -> V:
+    rank = call.rank
+    window = _window(rank, kernel, stride, padding)
+    y = MaxPool(*window, spread(dilation, rank), bool(ceil))(_batched(x, rank))
+    return y.reshape((*extents(x)[:-rank], *extents(y)[2:]))
+
+
+@lowers("max_pool2d_with_indices.default", "max_pool3d_with_indices.default")
+def _max_pool_places(
+    call: Call,
+    x: V,
+    kernel: Ints,
+    stride: Ints = (),
+    padding: Ints = (0,),
+    dilation: Ints = (1,),
+    ceil: bool = False,
+) -> tuple[V, V]:
+    """The places are made where the program reads them; the gradient finds its own from x."""
+    rank = call.rank
+    sides, strides, padded = _window(rank, kernel, stride, padding)
+    steps, ceil = spread(dilation, rank), bool(ceil)
+    if not call.is_whole:
+        y = MaxPool(sides, strides, padded, steps, ceil)(_batched(x, rank)).reshape(call.shape)
+        nothing = call.builder.constant(np.zeros((1,) * len(call.shape), np.int64))
+        return y, nothing.broadcast_to(call.shape)
+    lines = [
+        [[o * s - p[0] + t * d for t in range(k)] for o in range(n)]
+        for n, k, s, p, d in zip(call.shape[-rank:], sides, strides, padded, steps, strict=True)
+    ]
+    return _maxima(call, x, lines)
+
+
+def _maxima(call: Call, x: V, lines: Sequence[Sequence[Sequence[int]]]) -> tuple[V, V]:
+    """Greatest elements of windows and their flat places: the first, or the last NaN.
+
+    Args:
+        lines: for each axis and each window along it, the cells that it covers; those beyond the
+            axis take no part.
+    """
+    rank = len(lines)
+    shape, spatial = extents(x), extents(x)[-rank:]
+    widest = math.prod(max(len(w) for w in line) for line in lines)
+    table = np.full((math.prod(len(line) for line in lines), widest), -1, np.int64)
+    for row, window in zip(table, itertools.product(*lines), strict=True):
+        cells = [
+            np.ravel_multi_index(cell, spatial)
+            for cell in itertools.product(*window)
+            if all(0 <= c < n for c, n in zip(cell, spatial, strict=True))
+        ]
+        row[: len(cells)] = cells
+        row[len(cells) :] = cells[0]  # again the first, which is as great as itself
+    wide = x.reshape((*shape[:-rank], math.prod(spatial)))
+    axis = wide.type.ndim - 1
+    places = call.builder.constant(table)
+    seen = Take(axis)(wide, places)
+    found = reduce.Argmax(axis + 1, True)(seen).astype(dt.int64)
+    values = TakeAlongAxis(axis + 1)(seen, found)
+    ones = (1,) * axis
+    full = places.reshape((*ones, *table.shape)).broadcast_to(extents(seen))
+    cells_of = TakeAlongAxis(axis + 1)(full, found)
+    return values.reshape(call.shape), cells_of.reshape(call.shape)
+
+
+@lowers("max_pool2d_with_indices_backward.default", "max_pool3d_with_indices_backward.default")
+def _max_pool_backward(
+    call: Call,
+    dy: V,
+    x: V,
+    kernel: Ints,
+    stride: Ints,
+    padding: Ints,
+    dilation: Ints,
+    ceil_mode: bool,
+    places: V,
+) -> V:
+    rank = call.rank
+    window = _window(rank, kernel, stride, padding)
+    grad = MaxPoolGrad(*window, spread(dilation, rank), ceil_mode)
+    return grad(_batched(x, rank), _batched(dy, rank)).reshape(call.shape)
+
+
+def _cells(extent: int, count: int) -> list[list[int]]:
+    """Which cells each of so many windows covers."""
+    return [list(range(i * extent // count, -(-(i + 1) * extent // count))) for i in range(count)]
+
+
+@lowers("adaptive_max_pool2d.default", "adaptive_max_pool3d.default")
+def _adaptive_max(call: Call, x: V, output: Ints) -> tuple[V, V]:
+    """The places as those of `max_pool2d_with_indices`."""
+    if not math.prod(call.shape):
+        nothing = call.builder.constant(np.zeros(call.shape, np.int64))
+        return x.constant(0).broadcast_to(call.shape), nothing
+    lines = [_cells(n, m) for n, m in zip(extents(x)[-len(output) :], output, strict=True)]
+    if call.is_whole:
+        return _maxima(call, x, lines)
+    y = AdaptiveMaxPool(tuple(output))(_batched(x, len(output))).reshape(call.shape)
+    nothing = call.builder.constant(np.zeros((1,) * len(call.shape), np.int64))
+    return y, nothing.broadcast_to(call.shape)
+
+
+@lowers("adaptive_max_pool2d_backward.default", "adaptive_max_pool3d_backward.default")
+def _adaptive_max_backward(call: Call, dy: V, x: V, places: V) -> V:
+    rank = call.rank
+    grad = AdaptiveMaxPoolGrad(extents(dy)[-rank:])
+    return grad(_batched(x, rank), _batched(dy, rank)).reshape(call.shape)
+
+
+# -- averages ----------------------------------------------------------------------------------
+
+
+def _share(x: V, sides: Ints, divisor: int | None) -> V:
+    """Averages over whole windows, in the share of another divisor."""
+    return x if divisor is None else x * (math.prod(sides) / divisor)
+
+
+@lowers("avg_pool1d.default", "avg_pool2d.default", "avg_pool3d.default")
+def _avg_pool(
+    call: Call,
+    x: V,
+    kernel: Ints,
+    stride: Ints = (),
+    padding: Ints = (0,),
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: Any = None,
+) -> V:
+    rank = call.rank
+    window = _window(rank, kernel, stride, padding)
+    if divisor_override is not None and ceil_mode:
+        raise NotImplementedError("divisor_override with ceil_mode")
+    pool = AvgPool(*window, count_include_pad or divisor_override is not None, ceil_mode)
+    y = _share(pool(_batched(x, rank)), window[0], divisor_override)
+    return y.reshape(call.shape)
+
+
+@lowers("avg_pool2d_backward.default", "avg_pool3d_backward.default")
+def _avg_pool_backward(
+    call: Call,
+    dy: V,
+    x: V,
+    kernel: Ints,
+    stride: Ints,
+    padding: Ints,
+    ceil_mode: bool,
+    count_include_pad: bool,
+    divisor_override: Any,
+) -> V:
+    rank = call.rank
+    window = _window(rank, kernel, stride, padding)
+    if divisor_override is not None and ceil_mode:
+        raise NotImplementedError("divisor_override with ceil_mode")
+    included = count_include_pad or divisor_override is not None
+    grad = AvgPoolGrad(*window, included, ceil_mode, extents(x)[-rank:])
+    return _share(grad(_batched(dy, rank)), window[0], divisor_override).reshape(call.shape)
+
+
+@lowers("_adaptive_avg_pool2d.default", "_adaptive_avg_pool3d.default")
+def _adaptive(call: Call, x: V, output: Ints) -> V:
+    if set(output) == {1}:
+        return reduce.Mean(tuple(range(x.type.ndim - len(output), x.type.ndim)), True)(x)
+    return AdaptiveAvgPool(tuple(output))(_batched(x, len(output))).reshape(call.shape)
+
+
+@lowers("_adaptive_avg_pool2d_backward.default", "_adaptive_avg_pool3d_backward.default")
+def _adaptive_backward(call: Call, dy: V, x: V) -> V:
+    rank = call.rank
+    grad = AdaptiveAvgPoolGrad(extents(dy)[-rank:], extents(x)[-rank:])
+    return grad(_batched(dy, rank)).reshape(call.shape)
+
+
+# -- resampling --------------------------------------------------------------------------------
+
+
+@lowers("upsample_bilinear2d.vec", "upsample_bilinear2d.default")
+def _upsample(call: Call, x: V, size: Any, align_corners: bool, *rest: Any) -> V:
+    scales = next((r for r in rest if isinstance(r, (list, tuple))), [r for r in rest if r])
+    exact = zip(call.shape[2:], extents(x)[2:], scales, strict=False)
+    if not align_corners and any(m != n * s for m, n, s in exact):
+        raise NotImplementedError("a scale that is not the ratio of the extents")
+    places = "align_corners" if align_corners else "half_pixel"
+    return Resize("linear", places, call.shape[2:])(x)
+
+
+@lowers(
+    "upsample_nearest1d.vec",
+    "upsample_nearest1d.default",
+    "upsample_nearest2d.vec",
+    "upsample_nearest2d.default",
+    "upsample_nearest3d.vec",
+    "upsample_nearest3d.default",
+)
+def _upsample_nearest(call: Call, x: V, size: Any, *scales: Any) -> V:
+    given = scales[0] if scales and isinstance(scales[0], (list, tuple)) else scales
+    return _at_nearest(call, x, given, 0.0)
+
+
+@lowers(
+    "_upsample_nearest_exact1d.vec",
+    "_upsample_nearest_exact1d.default",
+    "_upsample_nearest_exact2d.vec",
+    "_upsample_nearest_exact2d.default",
+    "_upsample_nearest_exact3d.vec",
+    "_upsample_nearest_exact3d.default",
+)
+def _upsample_exact(call: Call, x: V, size: Any, *scales: Any) -> V:
+    given = scales[0] if scales and isinstance(scales[0], (list, tuple)) else scales
+    return _at_nearest(call, x, given, 0.5)
+
+
+def _nearest(count: int, wide: int, step: float | None, offset: float) -> Any:
+    """Cells of so many that so many places read; as PyTorch, by steps of float32."""
+    ratio = np.float32(1 / step if step else count / wide)
+    cells = np.floor((np.arange(wide, dtype=np.float32) + np.float32(offset)) * ratio)
+    return np.minimum(cells.astype(np.int64), count - 1)
+
+
+def _at_nearest(call: Call, x: V, scales: Any, offset: float) -> V:
+    steps = list(scales) if scales and any(scales) else [None] * (x.type.ndim - 2)
+    for axis, step in enumerate(steps, 2):
+        cells = _nearest(extents(x)[axis], call.shape[axis], step, offset)
+        x = Take(axis)(x, call.builder.constant(cells))
+    return x
+
+
+def _spread_back(call: Call, dy: V, offset: float, scales: Sequence[Any]) -> V:
+    """The gradient of reading the nearest cells."""
+    steps = list(scales) if scales and any(scales) else [None] * (len(call.shape) - 2)
+    for axis, step in enumerate(steps, 2):
+        cells = _nearest(call.shape[axis], extents(dy)[axis], step, offset)
+        shape = (*extents(dy)[:axis], call.shape[axis], *extents(dy)[axis + 1 :])
+        zeros = dy.constant(0).broadcast_to(shape)
+        dy = IndexAdd((axis,))(zeros, dy, call.builder.constant(cells))
+    return dy
+
+
+@lowers(
+    "upsample_nearest1d_backward.default",
+    "upsample_nearest2d_backward.default",
+    "upsample_nearest3d_backward.default",
+)
+def _upsample_nearest_backward(call: Call, dy: V, size: Any, given: Any, *scales: Any) -> V:
+    return _spread_back(call, dy, 0.0, scales)
+
+
+@lowers(
+    "_upsample_nearest_exact1d_backward.default",
+    "_upsample_nearest_exact2d_backward.default",
+    "_upsample_nearest_exact3d_backward.default",
+)
+def _upsample_exact_backward(call: Call, dy: V, size: Any, given: Any, *scales: Any) -> V:
+    return _spread_back(call, dy, 0.5, scales)

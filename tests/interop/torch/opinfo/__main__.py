@@ -1,0 +1,172 @@
+"""PyTorch's operator records through `torch.compile(backend="treadle")`, with gradients.
+
+`python -m tests.interop.torch.opinfo --help`. Results are PyTorch's own, operator by operator;
+`known.toml` names every difference with its reason, and may only shrink.
+"""
+
+import argparse
+import json
+import queue
+import random
+import subprocess
+import sys
+import threading
+import time
+import tomllib
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+KNOWN = Path(__file__).parent / "known.toml"
+DTYPES = ("float32", "float64", "bfloat16", "int64", "bool")
+
+
+class Worker:
+    """A process that runs records; started anew where one kills or hangs it."""
+
+    def __init__(self, reference: bool) -> None:
+        self._options = ["--reference"] if reference else []
+        self._process: subprocess.Popen[str] | None = None
+
+    def names(self) -> list[str]:
+        return list(self._start()["names"])
+
+    def ask(self, job: dict[str, Any], seconds: float) -> dict[str, Any]:
+        if self._process is None:
+            self._start()
+        process = self._process
+        assert process is not None and process.stdin is not None
+        process.stdin.write(json.dumps(job) + "\n")
+        process.stdin.flush()
+        return self._answer(seconds)
+
+    def stop(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def _start(self) -> dict[str, Any]:
+        command = [sys.executable, "-m", "tests.interop.torch.opinfo.worker", *self._options]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        return self._answer(600)
+
+    def _answer(self, seconds: float) -> dict[str, Any]:
+        process = self._process
+        assert process is not None and process.stdout is not None
+        lines: queue.Queue[str] = queue.Queue()
+        reader = threading.Thread(target=lambda: lines.put(process.stdout.readline()), daemon=True)
+        reader.start()
+        try:
+            line = lines.get(timeout=seconds)
+        except queue.Empty:
+            self.stop()
+            return {"crashed": f"no answer in {seconds:.0f} s"}
+        if not line:
+            code = process.wait()
+            self.stop()
+            return {"crashed": f"the process ended with {code}"}
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+
+def problems_of(found: dict[str, Any]) -> list[str]:
+    """What must not be: crashes, wrong numbers, errors where PyTorch runs."""
+    crashed = [f"crashed: {found['crashed']}"] if "crashed" in found else []
+    return [
+        *crashed,
+        *(f"wrong: {x}" for x in found.get("wrong", ())),
+        *(f"raised: {x}" for x in found.get("raised", ())),
+    ]
+
+
+def is_whole(found: dict[str, Any]) -> bool:
+    """Whether every sample ran entirely in Treadle."""
+    apart = found.get("left") or found.get("eager") or problems_of(found) or "broken" in found
+    return not apart and bool(found.get("samples"))
+
+
+def jobs_of(names: list[str], options: argparse.Namespace) -> list[dict[str, Any]]:
+    chosen = [n for n in names if not options.only or any(o in n for o in options.only)]
+    if options.exact:
+        chosen = [n for n in names if n in options.exact]
+    if options.some:
+        chosen = random.Random(options.seed).sample(chosen, min(options.some, len(chosen)))
+    return [
+        {"name": name, "dtype": dtype, "count": options.samples, "seed": options.seed}
+        for dtype in options.dtypes.split(",")
+        for name in chosen
+    ]
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="opinfo", description=__doc__)
+    parser.add_argument("only", nargs="*", help="parts of names; none: all records")
+    parser.add_argument("--exact", nargs="*", default=[], help="whole names")
+    parser.add_argument("--dtypes", default="float32", help=",".join(DTYPES))
+    parser.add_argument("--samples", type=int, default=5, help="per record; 0: all")
+    parser.add_argument("--some", type=int, default=0, help="so many records, by the seed")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seconds", type=float, default=3600, help="start nothing after it")
+    parser.add_argument("--patience", type=float, default=120, help="seconds for a record")
+    parser.add_argument("--reference", action="store_true", help="by the oracles of the ops")
+    parser.add_argument("--whole", type=int, default=0, help="fail below so many whole records")
+    parser.add_argument("--report", type=Path, help="write all findings as JSON lines")
+    parser.add_argument("-v", action="store_true", help="show what was left to PyTorch")
+    return parser.parse_args()
+
+
+def main() -> int:
+    options = arguments()
+    known = tomllib.loads(KNOWN.read_text()) if KNOWN.exists() else {}
+    worker, start = Worker(options.reference), time.monotonic()
+    findings: list[tuple[dict[str, Any], dict[str, Any]]] = []
+    report = options.report.open("w") if options.report else None
+    jobs = jobs_of(worker.names(), options)
+    for job in jobs:
+        if time.monotonic() - start > options.seconds:
+            break
+        found = worker.ask(job, options.patience)
+        findings.append((job, found))
+        for problem in problems_of(found)[:3]:
+            print(f"{job['name']} {job['dtype']}: {problem}", flush=True)
+        if options.v and (found.get("left") or found.get("eager")):
+            print(f"{job['name']} {job['dtype']}: {found['left']} {found['eager'][:2]}", flush=True)
+        if report:
+            print(json.dumps(job | found), file=report, flush=True)
+    worker.stop()
+    return told(findings, known, len(jobs), options)
+
+
+def told(
+    findings: list[tuple[dict[str, Any], dict[str, Any]]],
+    known: dict[str, Any],
+    asked: int,
+    options: argparse.Namespace,
+) -> int:
+    """Print the sums; 1 where something is not as `known.toml` has it."""
+    tried = [(j, f) for j, f in findings if f.get("samples") or "crashed" in f]
+    whole = sum(is_whole(f) for _, f in tried)
+    left = Counter(x.partition(":")[0] for _, f in tried for x in {*f.get("left", ())})
+    bad, stale = 0, 0
+    for job, found in tried:
+        listed = known.get(job["dtype"], {}).get(job["name"])
+        problem = bool(problems_of(found))
+        bad += problem and not listed
+        if listed and not problem and not options.samples:
+            print(f"{job['name']} {job['dtype']} is in {KNOWN.name} and is right: take it out")
+            stale += 1
+    print(
+        f"opinfo: seed {options.seed}, {len(findings)} of {asked} records, "
+        f"{sum(f.get('samples', 0) for _, f in tried)} samples; "
+        f"{whole} of {len(tried)} entirely in Treadle, {bad} not as they should be"
+    )
+    if options.v:
+        print(", ".join(f"{name} {count}" for name, count in left.most_common(60)))
+    return int(bool(bad or stale or whole < options.whole))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,282 @@
+"""Runs records of PyTorch's operators through `torch.compile(backend="treadle")`, one per line.
+
+A line of the standard input is a job in JSON, a line of the original standard output its findings.
+A process of its own, since an operator may crash or hang: see `__main__`.
+"""
+
+import contextlib
+import json
+import os
+import random
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch.testing._internal.common_methods_invocations import op_db
+from torch.utils import _pytree as pytree
+
+from treadle.graph.evaluate import evaluate
+from treadle.interop.torch import left_to_torch
+from treadle.interop.torch.arrays import to_array
+from treadle.interop.torch.backend import Program
+
+DTYPES = {
+    "float32": torch.float32,
+    "float64": torch.float64,
+    "bfloat16": torch.bfloat16,
+    "int64": torch.int64,
+    "bool": torch.bool,
+}
+# Relative to an element, and to the largest element of a result: sums come in another order.
+TOLERANCES = {
+    torch.float64: (1e-7, 1e-9),
+    torch.float32: (2e-4, 2e-5),
+    torch.bfloat16: (2e-2, 2e-2),
+    torch.float16: (4e-3, 4e-3),
+    torch.complex64: (2e-4, 2e-5),
+    torch.complex128: (1e-7, 1e-9),
+}
+
+
+def name_of(record: Any) -> str:
+    """The record's name, with that of its variant."""
+    return f"{record.name}.{record.variant_test_name}".rstrip(".")
+
+
+def records() -> dict[str, Any]:
+    """PyTorch's records by name."""
+    return {name_of(r): r for r in op_db}
+
+
+UNDEFINED = ("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty")
+"""Records whose results hold what memory held."""
+
+
+class Differs(Exception):
+    """A result is not PyTorch's."""
+
+
+def seed(value: int) -> None:
+    random.seed(value)
+    np.random.seed(value % (1 << 32))
+    torch.manual_seed(value)
+
+
+def copied(value: Any) -> Any:
+    """The arguments again, with leaves of their own."""
+
+    def one(x: Any) -> Any:
+        if not isinstance(x, torch.Tensor):
+            return x
+        return x.detach().clone().requires_grad_(x.requires_grad)
+
+    return pytree.tree_map(one, value)
+
+
+def tensors(value: Any) -> list[torch.Tensor]:
+    return [x for x in pytree.tree_leaves(value) if isinstance(x, torch.Tensor)]
+
+
+def run(function: Callable[..., Any], arguments: Any, start: int) -> tuple[list[Any], list[Any]]:
+    """Results, and gradients for seeded random gradients of the results."""
+    given, named = copied(arguments)
+    seed(start)
+    found = pytree.tree_leaves(function(*given, **named))
+    leaves = [x for x in tensors((given, named)) if x.requires_grad]
+    ends = [y for y in found if isinstance(y, torch.Tensor) and y.requires_grad]
+    if not (leaves and ends):
+        return found, []
+    generator = torch.Generator().manual_seed(7)
+    passed = [
+        torch.randn(y.shape, generator=generator, dtype=torch.float32).to(y.dtype) for y in ends
+    ]
+    return found, list(torch.autograd.grad(ends, leaves, passed, allow_unused=True))
+
+
+def compare(ours: list[Any], theirs: list[Any], what: str) -> None:
+    if len(ours) != len(theirs):
+        raise Differs(f"{len(ours)} {what}s, not {len(theirs)}")
+    for number, (x, y) in enumerate(zip(ours, theirs, strict=True)):
+        if not isinstance(y, torch.Tensor):
+            equal = x == y or (x != x and y != y) if isinstance(y, float) else x == y
+            if isinstance(y, (int, float, bool, str)) and not equal:
+                raise Differs(f"{what} {number} is {x!r}, not {y!r}")
+            continue
+        if not isinstance(x, torch.Tensor):
+            raise Differs(f"{what} {number} is {x!r}, not a tensor")
+        if y.layout is not torch.strided:
+            continue
+        problem = difference(x.detach(), y.detach())
+        if problem:
+            raise Differs(f"{what} {number}: {problem}")
+
+
+def difference(x: torch.Tensor, y: torch.Tensor) -> str:
+    """What sets a tensor apart from the expected one; "" if nothing does."""
+    if x.dtype != y.dtype or x.shape != y.shape:
+        return f"{x.dtype} {list(x.shape)}, not {y.dtype} {list(y.shape)}"
+    relative, absolute = TOLERANCES.get(y.dtype, (0.0, 0.0))
+    scale = 1.0
+    if relative and y.numel():
+        scale = max(scale, float(y.abs().double().nan_to_num(0, 0, 0).max()))
+    equal = torch.isclose(x, y, relative, absolute * scale, equal_nan=True)
+    if bool(equal.all()):
+        return ""
+    place = tuple((~equal).nonzero()[0].tolist())
+    count = int((~equal).sum())
+    return f"{x[place].item()!r}, not {y[place].item()!r} at {place} ({count} of {y.numel()})"
+
+
+class Job:
+    """One record at one element type.
+
+    Args:
+        record: the operator.
+        dtype: the element type of its samples.
+        count: how many samples at most; 0: all. The first ones, then some by chance.
+        start: of the random numbers.
+    """
+
+    def __init__(self, record: Any, dtype: str, count: int, start: int) -> None:
+        self.record, self.dtype, self.count, self.start = record, DTYPES[dtype], count, start
+        self.findings: dict[str, Any] = {
+            "samples": 0,
+            "wrong": [],
+            "raised": [],
+            "left": [],
+            "eager": [],
+        }
+
+    def samples(self) -> list[Any]:
+        seed(self.start)
+        trained = self.dtype in self.record.supported_backward_dtypes("cpu")
+        trained = trained and self.record.supports_autograd and self.dtype.is_floating_point
+        made = list(self.record.sample_inputs("cpu", self.dtype, requires_grad=trained))
+        if not self.count or len(made) <= self.count:
+            return made
+        first = max(1, self.count // 2)
+        rest = random.Random(self.start).sample(range(first, len(made)), self.count - first)
+        return made[:first] + [made[i] for i in sorted(rest)]
+
+    def run(self) -> dict[str, Any]:
+        before = len(_TAKEN)
+        for number, sample in enumerate(self.samples()):
+            arguments = [[sample.input, *sample.args], sample.kwargs]
+            with _quiet():
+                try:
+                    theirs = run(self.record, arguments, self.start)
+                    again = run(self.record, arguments, self.start)
+                except Exception:  # what PyTorch refuses on samples of its own
+                    continue
+            try:
+                compare(again[0], theirs[0], "result")
+                compare(again[1], theirs[1], "gradient")
+                settled = not self.record.name.startswith(UNDEFINED)
+            except Differs:
+                settled = False  # memory that nobody filled
+            self.findings["samples"] += 1
+            self._one(number, arguments, theirs, settled)
+        self.findings["graphs"] = len(_TAKEN) - before
+        return self.findings
+
+    def _one(self, number: int, arguments: Any, theirs: Any, settled: bool) -> None:
+        torch._dynamo.reset()
+        known, graphs = _left(), len(_TAKEN)
+        shown = f"sample {number} {_described(arguments)}"
+        record = self.record.op
+
+        def function(*given: Any, **named: Any) -> Any:
+            return record(*given, **named)
+
+        try:
+            with _quiet():
+                ours = run(torch.compile(function, backend=_backend), arguments, self.start)
+        except Exception as error:
+            if not self._compiles(function, arguments):
+                return  # with PyTorch's own backend neither
+            text = str(error).strip().partition("\n")[0]
+            place = traceback.extract_tb(error.__traceback__)[-1]
+            told = f"{shown}: {type(error).__name__}: {text[:200]} ({place.name})"
+            self.findings["raised"].append(told)
+            return
+        finally:
+            new = sorted(set(_left()) - set(known) | {k for k in known if _left()[k] > known[k]})
+            self.findings["left"] = sorted({*self.findings["left"], *map(": ".join, new)})
+        if len(_TAKEN) == graphs:
+            self.findings["eager"].append(shown)
+        try:
+            if settled:
+                compare(ours[0], theirs[0], "result")
+                compare(ours[1], theirs[1], "gradient")
+        except Differs as error:
+            self.findings["wrong"].append(f"{shown}: {error}")
+
+    def _compiles(self, function: Any, arguments: Any) -> bool:
+        torch._dynamo.reset()
+        try:
+            with _quiet():
+                run(torch.compile(function, backend="aot_eager"), arguments, self.start)
+        except Exception:
+            return False
+        return True
+
+
+def _left() -> dict[tuple[str, str], int]:
+    return {(x.operator, x.reason): x.nodes for x in left_to_torch()}
+
+
+_TAKEN: list[None] = []
+
+
+def _backend(module: Any, inputs: Any) -> Any:
+    """The backend under its public name, counting what is captured."""
+    _TAKEN.append(None)
+    return torch._dynamo.lookup_backend("treadle")(module, inputs)
+
+
+def _described(arguments: Any) -> str:
+    def one(x: Any) -> Any:
+        if not isinstance(x, torch.Tensor):
+            return x
+        return f"{str(x.dtype).rpartition('.')[2]}{list(x.shape)}"
+
+    return repr(pytree.tree_map(one, arguments))[:300]
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def by_reference(program: Program, *given: torch.Tensor) -> Any:
+    """A part of a graph by the oracles of its ops: whose fault is a difference?"""
+    results = evaluate(program._graph, [to_array(t) for t in given])
+    return program.tensors([np.array(array, order="C") for array in results])
+
+
+def main() -> None:
+    """Answer jobs until the input ends."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what operators print is no answer
+    torch.set_num_threads(1)
+    if "--reference" in sys.argv:
+        Program.forward = by_reference
+    known = records()
+    print(json.dumps({"names": sorted(known)}), file=answers, flush=True)
+    for line in sys.stdin:
+        job = json.loads(line)
+        try:
+            found = Job(known[job["name"]], job["dtype"], job["count"], job["seed"]).run()
+        except Exception as error:  # samples that cannot be made
+            found = {"broken": f"{type(error).__name__}: {error}"[:300]}
+        print(json.dumps(found), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main()

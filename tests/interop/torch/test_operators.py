@@ -1,0 +1,285 @@
+"""Operators of ATen through `torch.compile`: PyTorch's values and gradients, none left to it."""
+
+import copy
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+
+pytestmark = [
+    pytest.mark.oracle,
+    pytest.mark.filterwarnings("ignore"),  # PyTorch's own, of its compiler
+]
+
+torch = pytest.importorskip("torch", reason="needs PyTorch")
+
+import torch.nn.functional as F  # noqa: E402
+from torch.utils import _pytree as pytree  # noqa: E402
+
+from treadle.interop.torch import backend, left_to_torch  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def _anew() -> None:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+
+
+def check(function: Callable[..., Any], *inputs: Any) -> None:
+    """Results, gradients, and that all of it was compiled."""
+    before = {(x.operator, x.reason): x.nodes for x in left_to_torch()}
+    grads, results = [], []
+    for run in (torch.compile(function, backend=backend, fullgraph=True), function):
+        given = copy.deepcopy(inputs)
+        made = pytree.tree_leaves(run(*given))
+        ends = [y for y in made if y.requires_grad]
+        if ends:
+            torch.autograd.backward(ends, [torch.cos(y.detach().real) + 0 * y for y in ends])
+        results.append(made)
+        grads.append([x.grad for x in given if x.requires_grad])
+    for kind, (ours, theirs) in {"result": results, "gradient": grads}.items():
+        for i, (x, y) in enumerate(zip(ours, theirs, strict=True)):
+            most = (
+                y.detach().to(torch.complex128).abs().nan_to_num(0, 0, 0).max().item()
+                if y.numel()
+                else 0
+            )
+            # Sums come in another order: what is small beside the largest is less exact.
+            options = {"rtol": 2e-4, "atol": 2e-5 * max(1.0, most), "equal_nan": True}
+            torch.testing.assert_close(x, y, **options, msg=partial("{} {}: {}".format, kind, i))
+    after = {(x.operator, x.reason): x.nodes for x in left_to_torch()}
+    new = {k: v for k, v in after.items() if before.get(k) != v}
+    assert new == {}
+
+
+def leaf(*shape: int, **options: Any) -> Any:
+    return torch.randn(shape, **options).requires_grad_()
+
+
+def index(bound: int, *shape: int) -> Any:
+    return torch.randint(0, bound, shape)
+
+
+def test_places_of_maxima_over_one_to_three_axes() -> None:
+    def places(x: Any, y: Any, z: Any) -> Any:
+        found = (
+            F.adaptive_max_pool1d(x, 2, return_indices=True),
+            F.max_pool1d(x, 3, 2, 1, return_indices=True),
+            F.max_pool2d(y, 3, 2, 1, ceil_mode=True, return_indices=True),
+            F.adaptive_max_pool2d(y[0], (2, 3), return_indices=True),
+            F.max_pool3d(z, 2, dilation=(1, 2, 1), return_indices=True),
+            F.adaptive_max_pool3d(z, 2, return_indices=True),
+        )
+        # A gradient through what is read at the places, too.
+        wide, at = found[2]
+        return found, y.flatten(2).gather(2, at.flatten(2)) * 2 + wide.flatten(2)
+
+    check(places, leaf(2, 3, 9), leaf(2, 3, 6, 7), leaf(1, 2, 4, 5, 4))
+
+
+def test_pooling_over_three_axes() -> None:
+    def pools(x: Any) -> Any:
+        return (
+            F.max_pool3d(x, 2, 1),
+            F.avg_pool3d(x, 2, 2, 1, count_include_pad=False),
+            F.avg_pool3d(x[0], (1, 2, 2), divisor_override=3),
+            F.adaptive_avg_pool3d(x, (2, 1, 3)),
+            F.interpolate(x, scale_factor=2, mode="nearest"),
+            F.pad(x, (1, 1, 2, 0, 1, 1), mode="replicate"),
+        )
+
+    check(pools, leaf(2, 3, 4, 5, 4))
+
+
+AXES: dict[str, Callable[[Any], Any]] = {
+    "reductions": lambda x: (x.sum(0), x.mean(-1), x.amax(0), x.prod(0), x.var(0, correction=0)),
+    "places": lambda x: (*x.max(0), *x.min(0), x.argmax(0), *x.median(0), *x.kthvalue(1, 0)),
+    "orders": lambda x: (*x.sort(0), *x.topk(1, 0), *x.cummax(0), x.flip(0)),
+    "running": lambda x: (x.cumsum(0), x.cumprod(0), x.logcumsumexp(0), x.softmax(0)),
+    "others": lambda x: (
+        x.log_softmax(0),
+        x.norm(3),
+        x.any(0),
+        x.transpose(0, -1),
+        x.unfold(0, 1, 1),
+    ),
+}
+
+
+def test_tensors_without_axes() -> None:
+    check(lambda x: [f(x) for f in AXES.values()], leaf())
+
+
+def test_indices_along_tensors_without_axes() -> None:
+    def moved(x: Any, i: Any) -> Any:
+        return (
+            x.gather(0, i),
+            x.index_select(0, i),
+            x.scatter(0, i, x * 2),
+            x.scatter_add(0, i, x),
+            x.scatter_reduce(0, i, x * 3, "amax"),
+        )
+
+    check(moved, leaf(), torch.tensor(0))
+
+
+@pytest.mark.parametrize("how", ["sum", "prod", "mean", "amax", "amin"])
+def test_scattering_with_a_reduction(how: str) -> None:
+    def scattered(x: Any, i: Any, y: Any) -> Any:
+        return (
+            x.scatter_reduce(1, i, y, how),
+            x.scatter_reduce(0, i[:2, :3], y[:2, :3], how, include_self=False),
+            (x.detach() * 10).long().scatter_reduce(1, i, (y.detach() * 10).long(), how),
+        )
+
+    check(scattered, leaf(4, 5), index(4, 3, 5), leaf(3, 5))
+
+
+@pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
+def test_grids(padding: str) -> None:
+    def sampled(x: Any, g: Any, z: Any, h: Any) -> Any:
+        options = {"padding_mode": padding}
+        return [
+            *(
+                F.grid_sample(x, g, mode, align_corners=c, **options)
+                for mode in ("bilinear", "nearest", "bicubic")
+                for c in (False, True)
+            ),
+            F.grid_sample(z, h, align_corners=False, **options),
+        ]
+
+    grids = [(torch.rand(2, 4, 3, 2) * 3 - 1.5), (torch.rand(1, 2, 3, 2, 3) * 3 - 1.5)]
+    first, second = (g.requires_grad_() for g in grids)
+    check(sampled, leaf(2, 3, 4, 5), first, leaf(1, 2, 3, 4, 5), second)
+
+
+def test_searches_and_counts() -> None:
+    def searched(line: Any, x: Any, rows: Any) -> Any:
+        return (
+            torch.searchsorted(line, x),
+            torch.searchsorted(rows, x, right=True, out_int32=True),
+            torch.bucketize(x, line, right=True),
+            torch.histc(x, 4, -1.0, 1.0),
+            torch.histc(x, 5),
+            x.unfold(1, 3, 2),
+        )
+
+    line = torch.tensor([-1.0, -0.5, -0.5, 0.3, 2.0])
+    check(searched, line, torch.cat([torch.randn(3, 4), line[:3, None]], 1), line.repeat(3, 1))
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+def test_bags_of_embeddings(mode: str) -> None:
+    def bags(weight: Any, i: Any, offsets: Any) -> Any:
+        flat = F.embedding_bag(i.flatten(), weight, offsets, mode=mode)
+        return flat, F.embedding_bag(i, weight, mode=mode)
+
+    check(bags, leaf(7, 3), index(7, 3, 4), torch.tensor([0, 2, 2, 9]))
+
+
+def test_truths_have_arithmetic() -> None:
+    def truths(x: Any, y: Any) -> Any:
+        return x * y, x + y, torch.maximum(x, y), x.max(0), x.amax(0), x.sort(0), x.cumsum(0)
+
+    check(truths, torch.tensor([True, False, True]), torch.tensor([True, True, False]))
+
+
+def test_determinants_and_solutions() -> None:
+    def solved(x: Any, y: Any) -> Any:
+        positive = x @ x.mT + torch.eye(3)
+        return (
+            torch.linalg.slogdet(x),
+            torch.linalg.det(x),
+            torch.linalg.inv(x),
+            torch.linalg.solve(x, y),
+            torch.linalg.lu(x),
+            torch.linalg.cholesky(positive),
+            torch.cholesky_solve(y, torch.linalg.cholesky(positive)),
+            torch.linalg.solve_triangular(x, y, upper=False),
+            torch.linalg.qr(x),
+        )
+
+    check(solved, leaf(2, 3, 3), leaf(2, 3, 2))
+
+
+@pytest.mark.parametrize("length", [12, 135, 131])
+def test_spectra(length: int) -> None:
+    """A product of factors, and a prime that is large."""
+
+    def spectra(x: Any) -> Any:
+        half = torch.fft.rfft(x, norm="ortho")
+        whole = torch.fft.fft2(x) * (1 + 2j)
+        return (
+            torch.fft.irfft(half * half.conj(), n=length),
+            torch.fft.ifft2(whole).real,
+            half.abs(),
+            torch.view_as_real(torch.fft.fftshift(whole)),
+            torch.fft.hfft(half, n=length + 1),
+        )
+
+    check(spectra, leaf(4, length))
+
+
+def test_complex_numbers() -> None:
+    def functions(x: Any, y: Any) -> Any:
+        z, turn = torch.complex(x, y), torch.polar(torch.ones_like(x), y)
+        return (
+            z,
+            (z * turn).real,
+            torch.view_as_real(z / turn),
+            (z @ turn.mT).imag,
+            torch.cat([z, turn.exp()]).abs(),
+            z.angle(),
+            (z**2).sum(0).real,
+            z.flip(0)[:, 1:] + 2,
+        )
+
+    check(functions, leaf(3, 4), leaf(3, 4))
+
+
+def test_complex_tensors_come_in_and_go_out() -> None:
+    def rotated(q: Any, turn: Any) -> Any:
+        pairs = torch.view_as_complex(q.reshape(*q.shape[:-1], -1, 2))
+        return torch.view_as_real(pairs * turn).flatten(-2), turn.conj() * 2
+
+    check(rotated, leaf(2, 3, 4), torch.polar(torch.ones(3, 2), torch.randn(3, 2)))
+
+
+def test_special_functions() -> None:
+    def special(x: Any, p: Any) -> Any:
+        return (
+            torch.lgamma(x * 3),
+            torch.digamma(p * 3),
+            torch.polygamma(1, p),
+            torch.erfc(x * 3),
+            torch.erfinv(p * 1.8 - 0.9),
+            torch.special.ndtri(p),
+            torch.special.log_ndtr(x * 4),
+            torch.hypot(x, p),
+            torch.fmax(x, p),
+            torch.copysign(p, x),
+            torch.cdist(x, p),
+            F.pdist(x),
+        )
+
+    check(special, leaf(4, 5), (torch.rand(4, 5) * 0.98 + 0.01).requires_grad_())
+
+
+def test_experts_in_groups() -> None:
+    def experts(x: Any, w: Any, ends: Any) -> Any:
+        made = F.grouped_mm(x.bfloat16(), w.bfloat16(), offs=ends)
+        return made.float().sum(1)
+
+    ends = torch.tensor([4, 4, 16], dtype=torch.int32)
+    x, w = torch.ones(16, 16), torch.randint(-2, 3, (3, 16, 8)).float()
+    check(experts, x, w, ends)
+
+
+def test_code_that_is_not_captured_is_told() -> None:
+    model, x = torch.nn.GRU(3, 4), torch.randn(5, 2, 3)
+    torch.testing.assert_close(torch.compile(model, backend=backend)(x), model(x))
+    (told,) = [x for x in left_to_torch() if x.operator == "(not captured)" and "GRU" in x.reason]
+    assert "allow_rnn" in told.reason
+    with torch._dynamo.config.patch(allow_rnn=True):
+        check(lambda given: model(given), x)
