@@ -168,17 +168,10 @@ def _lu_solve(
     return _product(inverse, y) if left else _product(y, inverse)
 
 
-def _factors_for_gradient(call: Call, x: V) -> tuple[V, V]:
-    """Factors as the gradients of determinants and solutions expect them.
-
-    PyTorch's are those of the transposed matrix where that saves it a copy.
-    """
-    return _factors(swapped(x) if call.inputs[0].is_contiguous() else x)
-
-
 def _sign_and_diagonal(call: Call, x: V) -> tuple[V, V, V, V]:
     """The sign of the exchanges, the diagonal of U, and the factors."""
-    packed, pivots = _factors_for_gradient(call, x)
+    # PyTorch's gradient expects those of the transposed matrix, where that saves it a copy.
+    packed, pivots = _factors(swapped(x) if call.inputs[0].is_contiguous() else x)
     n = extents(x)[-1]
     diagonal = reduce.Sum((x.type.ndim - 1,), False)(packed * _identity(packed))
     own = pivots.constant(np.arange(1, n + 1), dt.int32)
@@ -212,7 +205,7 @@ def _solve(
     )
     right = y.reshape((*extents(y), 1)) if is_vector else y
     found = _solved(x, right, left).reshape(call.shape)
-    return (found, *_factors_for_gradient(call, x), _info(call, 3))
+    return (found, *_factors(x), _info(call, 3))
 
 
 # -- positive matrices -------------------------------------------------------------------------
