@@ -292,6 +292,42 @@ def check_batch_norm_sees_all_ranks() -> None:
     assert alone(shard(x)).shape == shard(x).shape
 
 
+def check_the_function_joins_batches_of_ranks() -> None:
+    """As `batch_norm` of the joined batch, gradients included, eager and compiled."""
+    rng, n = np.random.default_rng(4), dist.get_world_size()
+    for shape in ((2 * n + 1, 3, 4, 4), (2 * n + 1, 3)):
+        x, dy = (rng.normal(size=shape).astype(np.float32) for _ in range(2))
+        w, b = (rng.normal(size=3).astype(np.float32) for _ in range(2))
+        wanted = _normalized(F.batch_norm, x, dy, w, b)
+        first, last = 2 * dist.get_rank(), 2 * dist.get_rank() + 2 + (dist.get_rank() == n - 1)
+        own = slice(first, last)  # The last rank has a row more.
+        for options in (None, mge.jit.Options(level=0), mge.jit.Options()):
+            got = _normalized(F.sync_batch_norm, x[own], dy[own], w, b, options)
+            for ours, theirs in zip(got[:2], wanted[:2], strict=True):
+                np.testing.assert_allclose(ours, theirs[own], rtol=1e-3, atol=1e-4)
+            for ours, theirs in zip(got[2:4], wanted[2:4], strict=True):
+                summed = F.distributed.all_reduce_sum(mge.tensor(ours)).numpy()
+                np.testing.assert_allclose(summed, theirs, rtol=1e-3, atol=1e-3)
+            for ours, theirs in zip(got[4:], wanted[4:], strict=True):
+                np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+def _normalized(function: Any, x: Any, dy: Any, w: Any, b: Any, options: Any = None) -> Any:
+    """Result, gradients of x, weight and bias, and running statistics."""
+    given = [mge.Parameter(a) for a in (x, w, b)]
+    running = mge.tensor(np.zeros(3, np.float32)), mge.tensor(np.ones(3, np.float32))
+    gm = mge.autodiff.GradManager().attach(given)
+
+    def step(dy: Tensor) -> Tensor:
+        with gm:
+            y: Tensor = function(given[0], *running, *given[1:], training=True)
+            gm.backward((y * dy).sum())
+        return y
+
+    y = (step if options is None else mge.jit.compile(step, options=options))(mge.tensor(dy))
+    return [y.numpy(), *(p.grad.numpy() for p in given), *(r.numpy() for r in running)]
+
+
 def _through(layer: Module, x: Tensor, dy: Tensor) -> Any:
     gm = mge.autodiff.GradManager().attach([x, layer.weight])
     with gm:

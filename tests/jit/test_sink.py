@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Iterator
 
 import numpy as np
@@ -101,7 +103,20 @@ def test_an_error_in_the_data_is_raised_where_it_is_used() -> None:
 
 
 def test_stopping_early_ends_the_reader() -> None:
-    double = mge.jit.compile(lambda x: x * 2)
-    for i, _ in enumerate(sink(double, (mge.tensor([float(i)]) for i in range(10**6)), 2)):
-        if i == 2:
+    double, read = mge.jit.compile(lambda x: x * 2), [0]
+
+    def batches() -> Iterator[mge.Tensor]:
+        for i in range(10**6):
+            read[0] = i
+            yield mge.tensor([float(i)])
+
+    before = threading.active_count()
+    found = sink(double, batches(), 2)
+    assert [next(found).item() for _ in range(3)] == [2.0, 6.0, 10.0]
+    found.close()
+    for _ in range(1000):
+        if threading.active_count() <= before:
             break
+        time.sleep(0.02)
+    assert threading.active_count() <= before, "the reader goes on"
+    assert read[0] < 100

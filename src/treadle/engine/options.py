@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
+from typing import Any
 
 from treadle.base.env import CHECK, ENGINES, FORCE_FALLBACK, FUSION_SWITCH, Variable
 from treadle.base.errors import GraphError
@@ -35,6 +38,15 @@ def engines(*names: str) -> Iterator[None]:
 
 def _preferred() -> tuple[str, ...]:
     return _PREFERRED.get(()) or _names(ENGINES)
+
+
+PASSES = (
+    "canonicalize", "cse", "dce", "expand", "find_attention", "fold", "fold_control",
+    "fold_scales", "fuse", "integers", "layout", "precompute", "propagate", "reductions",
+    "simplify", "statistics", "together", "winograd",
+)  # fmt: skip
+"""What `disabled` may name, besides passes of backends, whose names have a dot or are registered
+(`graph.passes.register`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +109,12 @@ class Options:
     switched_off: tuple[str, ...] = field(default=(), init=False)
 
     def __post_init__(self) -> None:
+        """Refuse what is no value of an option.
+
+        Raises:
+            GraphError: a value is of another type or out of range, or names an unknown pass.
+        """
+        _check_types(self)
         if self.level not in (0, 1, 2, 3):
             raise GraphError(
                 "options", f"there is no optimization level {self.level}", hint="use 0, 1, 2 or 3"
@@ -126,3 +144,36 @@ class Options:
     def fuses(self, name: str) -> bool:
         """Whether the fusion switch leaves a rule, pass or kind of group on."""
         return name not in self.switched_off
+
+
+_NEEDED = {"check_ranges", "drop_markers"}
+"""Passes that no program can do without."""
+_KINDS = {"bool": bool, "int": int, "str": str}
+
+
+def _check_types(options: Options) -> None:
+    """Raise `GraphError` where an option has a value of another type, or names no pass."""
+    for entry in fields(options):
+        value, kind = getattr(options, entry.name), _KINDS.get(str(entry.type))
+        if kind is not None and type(value) is not kind:
+            raise GraphError(
+                "options",
+                f"{entry.name}={value!r} is no {kind.__name__}",
+                hint="use True or False" if kind is bool else f"give a value of type {entry.type}",
+            )
+        if entry.type == "tuple[str, ...]" and not (
+            isinstance(value, tuple) and all(isinstance(v, str) for v in value)
+        ):
+            wanted = f'{entry.name}=("{value}",)' if isinstance(value, str) else "a tuple of names"
+            raise GraphError("options", f"{entry.name}={value!r} is no tuple of names", hint=wanted)
+    registered: Any = sys.modules.get("treadle.graph.passes")
+    known = {*PASSES, *(() if registered is None else registered.PASSES)} - _NEEDED
+    for name in options.disabled:
+        if name not in known and "." not in name:
+            near = get_close_matches(name, known, 1)
+            raise GraphError(
+                "options",
+                f"there is no pass {name!r} to leave out",
+                saw=f"passes: {', '.join(sorted(known))}",
+                hint=f"did you mean {near[0]!r}?" if near else "name one of these",
+            )

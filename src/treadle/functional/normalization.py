@@ -10,11 +10,14 @@ from treadle.base.dtype import float32
 from treadle.base.errors import ShapeError
 from treadle.base.shape import format_shape
 from treadle.functional.arguments import as_float, as_tensor, axis_of, ints
+from treadle.functional.creation import full
 from treadle.functional.elemwise import maximum, sqrt
-from treadle.functional.tensor import ones, zeros
+from treadle.functional.tensor import concat, ones, split, zeros
 from treadle.functional.windows import pad
 from treadle.ops import batch_norm as bn
 from treadle.ops import norm
+from treadle.ops.collective import AllGather
+from treadle.runtime.comm import groups
 from treadle.tensor import Tensor
 
 __all__ = [
@@ -99,14 +102,16 @@ def sync_batch_norm(
     eps_mode: str = "additive",
     group: Any = None,
 ) -> Tensor:
-    """`batch_norm` with the statistics of all processes of a group; in one process they are equal.
+    """`batch_norm` with the statistics of all processes of a group, as of their joined batches.
+
+    In one process the two are equal. Every process of the group calls it.
 
     Args:
         inp: (N, C, *), of up to 4 axes.
         running_mean, running_var, weight, bias, training, momentum, eps: as for `batch_norm`.
         eps_mode: "additive" adds eps to the variance, "max" lets the variance count as at least
             eps.
-        group: the processes that share statistics, all of them for None.
+        group: the processes that share statistics, a `distributed.Group`; all of them for None.
 
     Returns:
         The shape of `inp`.
@@ -114,6 +119,7 @@ def sync_batch_norm(
     Raises:
         AssertionError: an unknown `eps_mode`, or not training and no statistics are given.
         ShapeError: the statistics, weight or bias have not as many elements as x channels.
+        CommunicationError: processes disagree, or do not answer.
 
     Example:
         >>> x = mge.tensor([[1., 10.], [3., 30.]])
@@ -123,26 +129,74 @@ def sync_batch_norm(
     """
     if eps_mode.lower() not in ("additive", "max"):
         raise AssertionError(f"eps_mode must be 'additive' or 'max', got {eps_mode!r}")
-    statistics = running_mean, running_var
-    kept = float(momentum)
-    if eps_mode.lower() == "additive":
+    x, kept, most = as_float(inp), float(momentum), eps_mode.lower() == "max"
+    named = {"running_mean": running_mean, "running_var": running_var}
+    _check_channels(x, x.shape[1], {**named, "weight": weight, "bias": bias})
+    ranks = _ranks_of(group) if training else None
+    if ranks is None and not most:
         out: Tensor = batch_norm(
-            inp, *statistics, weight, bias, training=training, momentum=kept, eps=eps
+            x,
+            running_mean,
+            running_var,
+            weight,
+            bias,
+            training=training,
+            momentum=kept,
+            eps=eps,
         )
         return out
-    x = as_float(inp)
-    # Run for its checks, and in training for what it does to the running statistics.
-    batch_norm(x.detach(), *statistics, weight, bias, training=training, momentum=kept, eps=eps)
     shape = tuple(x.shape[1] if i == 1 else 1 for i in range(x.ndim))
-    axes = tuple(i for i in range(x.ndim) if i != 1)
-    if training or running_mean is None or running_var is None:
-        mean = x.mean(axes, keepdims=True)
-        variance = ((x - mean) ** 2).mean(axes, keepdims=True)
+    wide = x.astype("float32") if x._kind.dtype.itemsize == 2 else x
+    if training:
+        mean, variance, count = _joint_statistics(wide, ranks)
+        unbiased = (variance * (count / (count - 1))).detach()
+        for old, now in ((running_mean, mean.detach()), (running_var, unbiased)):
+            new = _running(old, now, kept)
+            if old is not None and new is not None:
+                old._reset(new)
+    elif running_mean is None or running_var is None:
+        raise AssertionError("batch_norm without training needs running_mean and running_var")
     else:
         mean, variance = running_mean.reshape(shape), running_var.reshape(shape)
-    out = (x - mean) / sqrt(maximum(variance, eps))
+    out = (wide - mean) / sqrt(maximum(variance, eps) if most else variance + eps)
     given = _affine(x, weight, bias, (x.shape[1],))
-    return out * given[0].reshape(shape) + given[1].reshape(shape) if given else out
+    out = out * given[0].reshape(shape) + given[1].reshape(shape) if given else out
+    return out.astype(x.dtype)
+
+
+def _ranks_of(group: Any) -> tuple[str, int] | None:
+    """Name and size of a group that shares statistics; None where there is one process in it."""
+    world = groups.world()
+    if world is None:
+        return None
+    name, size = (groups.WORLD, world.size) if group is None else group.joined()
+    return (name, size) if size > 1 else None
+
+
+def _joint_statistics(
+    x: Tensor, ranks: tuple[str, int] | None
+) -> tuple[Tensor, Tensor, Tensor | int]:
+    """Mean and biased variance [1, C, 1, ...] over all ranks, and of how many elements.
+
+    Means and sums of squares of the ranks, which may have batches of other sizes, are joined by
+    the formula of Chan, Golub and LeVeque (1979), which does not cancel, after one collective.
+    """
+    axes, channels = [i for i in range(x.ndim) if i != 1], x.shape[1]
+    count = x.size // max(channels, 1)
+    mean = x.mean(axes, keepdims=True)
+    squares = ((x - mean) ** 2).sum(axes, keepdims=True)
+    if ranks is None:
+        return mean, squares / count, count
+    shape, row = (1, channels, *[1] * (x.ndim - 2)), (1, channels)
+    counted = full((1, 1), float(count), dtype=x.dtype, device=x.device)
+    known = [mean.reshape(row), squares.reshape(row), counted]
+    every = AllGather(*ranks)(concat(known, axis=1))
+    means, squares, counts = split(every, [channels, 2 * channels], axis=1)
+    total = counts.sum(0, keepdims=True)
+    joint = (means * counts).sum(0, keepdims=True) / total
+    between = ((means - joint) ** 2 * counts).sum(0, keepdims=True)
+    variance = (squares.sum(0, keepdims=True) + between) / total
+    return joint.reshape(shape), variance.reshape(shape), total.reshape((1,) * x.ndim)
 
 
 def _check_channels(x: Tensor, channels: int, named: Mapping[str, Tensor | None]) -> None:

@@ -8,8 +8,6 @@ import numpy as np
 
 import treadle.functional as F
 from treadle.base.errors import ShapeError
-from treadle.distributed import WORLD, Group, is_distributed
-from treadle.distributed import functional as collectives
 from treadle.module import init
 from treadle.module.module import Module
 from treadle.module.window import require_size
@@ -72,7 +70,7 @@ class _BatchNorm(Module):
         bias: Tensor | None = self.bias
         if self.freeze and weight is not None and bias is not None:
             weight, bias = weight.detach(), bias.detach()
-        out: Tensor = F.batch_norm(
+        return self._applied(
             inp,
             self.running_mean if tracked else None,
             self.running_var if tracked else None,
@@ -82,6 +80,9 @@ class _BatchNorm(Module):
             momentum=self.momentum,
             eps=self.eps,
         )
+
+    def _applied(self, inp: Tensor, *given: Any, **how: Any) -> Tensor:
+        out: Tensor = F.batch_norm(inp, *given, **how)
         return out
 
     def _check_rank(self, inp: Tensor) -> None:
@@ -145,8 +146,7 @@ class SyncBatchNorm(_BatchNorm):
     """Batch normalization over (N, C), (N, C, L) or (N, C, H, W) with statistics of all ranks.
 
     In one process it equals `BatchNorm1d` and `BatchNorm2d`; in several, the same layer on their
-    batches put together. Means and sums of squares of the ranks are joined by the formula of Chan,
-    Golub and LeVeque (1979), which does not cancel, after one collective.
+    batches put together: `F.sync_batch_norm` with parameters and running statistics.
 
     Args:
         num_features: channels C.
@@ -179,41 +179,7 @@ class SyncBatchNorm(_BatchNorm):
         super().__init__(num_features, eps, momentum, affine, track_running_stats, freeze, name)
         self.group = group
 
-    def _normalized(self, inp: Tensor) -> Tensor:
-        group = WORLD if self.group is None else self.group
-        tracked = self.track_running_stats and self.running_mean is not None
-        own = not tracked or (self.training and not self.freeze)
-        if not own or not is_distributed() or group.size == 1:
-            return super()._normalized(inp)
-        wide = inp.astype("float32") if inp._kind.dtype.itemsize == 2 else inp
-        mean, variance, count = _joint_statistics(wide, group)
-        if tracked:
-            self._track(mean.detach(), (variance * (count / (count - 1))).detach())
-        out = (wide - mean) / F.sqrt(variance + self.eps)
-        if self.weight is not None and self.bias is not None:
-            weight, bias = (p.detach() if self.freeze else p for p in (self.weight, self.bias))
-            out = out * weight + bias
-        return out.astype(inp.dtype)
-
-    def _track(self, mean: Tensor, variance: Tensor) -> None:
-        """Take statistics of a batch into the running ones."""
-        for running, now in ((self.running_mean, mean), (self.running_var, variance)):
-            if running is not None:
-                running._reset(running * self.momentum + now * (1 - self.momentum))
-
-
-def _joint_statistics(x: Tensor, group: Group) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean and biased variance [1, C, 1, 1] over all ranks, and the count [1, 1, 1, 1]."""
-    axes, channels = [0, 2, 3], x.shape[1]
-    count = x.size // max(channels, 1)
-    mean = F.mean(x, axes, keepdims=True)
-    squares = F.sum((x - mean) ** 2, axes, keepdims=True)
-    known = [part.reshape(1, channels) for part in (mean, squares)]
-    mine = F.concat([*known, F.full((1, 1), float(count), dtype=x.dtype)], axis=1)
-    every = collectives.all_gather(mine, group).reshape(group.size, 2 * channels + 1, 1, 1)
-    means, squares, counts = F.split(every, [channels, 2 * channels], axis=1)
-    total = F.sum(counts, axis=0, keepdims=True)
-    joint = F.sum(means * counts, axis=0, keepdims=True) / total
-    between = F.sum((means - joint) ** 2 * counts, axis=0, keepdims=True)
-    variance = (F.sum(squares, axis=0, keepdims=True) + between) / total
-    return joint, variance, total
+    def _applied(self, inp: Tensor, *given: Any, **how: Any) -> Tensor:
+        norm: Any = F.sync_batch_norm
+        out: Tensor = norm(inp, *given, group=self.group, **how)
+        return out

@@ -1,0 +1,51 @@
+"""Options refuse what is no value of theirs, and say what is."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import treadle
+from treadle.base.errors import GraphError
+from treadle.engine.options import PASSES, Options
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"fusion": "no"}, "fusion='no' is no bool.*use True or False"),
+        ({"streams": 1.5}, "streams=1.5 is no int"),
+        ({"streams": 0}, "0 streams"),
+        ({"memory_budget": "2GB"}, "memory_budget='2GB' is no int"),
+        ({"level": True}, "level=True is no int"),
+        ({"level": 4}, "no optimization level 4.*use 0, 1, 2 or 3"),
+        ({"disabled": "fold"}, r"no tuple of names.*disabled=\(\"fold\",\)"),
+        ({"disabled": ("precomput",)}, "no pass 'precomput'.*precompute.*did you mean"),
+        ({"disabled": ("check_ranges",)}, "no pass 'check_ranges'"),
+        ({"disabled": ("zzz",)}, "no pass 'zzz'.*canonicalize.*name one of these"),
+        ({"engines": ["cpu"]}, "no tuple of names"),
+    ],
+)
+def test_wrong_values_are_refused_at_once(given: dict[str, Any], told: str) -> None:
+    with pytest.raises(GraphError, match=re.compile(told, re.DOTALL)):
+        Options(**given)
+
+
+def test_the_table_of_passes_is_that_of_the_stages() -> None:
+    """What stages ask for by name, and passes that are registered, can be left out."""
+    asked = set[str]()
+    for path in (Path(treadle.__file__).parent / "engine").rglob("*.py"):
+        asked.update(re.findall(r'options\.allows\(\s*"(\w+)"', path.read_text()))
+    assert asked <= set(PASSES) and "precompute" in asked
+    for name in PASSES:
+        assert Options(disabled=(name,)).disabled == (name,)
+
+
+def test_unknown_engines_are_refused_with_those_that_are_there() -> None:
+    double = treadle.jit.compile(lambda x: x * 2, options=Options(engines=("cup",)))
+    with pytest.raises(treadle.base.errors.CompileError, match="'cup'") as error:
+        double(treadle.tensor([1.0]))
+    assert "choose from" in str(error.value) and "cpu" in str(error.value)
