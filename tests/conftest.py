@@ -1,11 +1,14 @@
 """Options and fixtures for the whole suite: golden texts, Hypothesis profiles."""
 
+import atexit
 import difflib
 import gc
 import importlib.util
 import os
 import re
+import shutil
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +22,10 @@ hypothesis.settings.register_profile("dev", deadline=None)
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
 # Every pass and every plan is checked in tests; programs in the field are between stages only.
 os.environ.setdefault("TREADLE_CHECK", "1")
+# The key that says which machine code is one's own: the user's stays out of it.
+if "TREADLE_CONFIG_DIR" not in os.environ:  # Processes that this one starts use the same.
+    os.environ["TREADLE_CONFIG_DIR"] = tempfile.mkdtemp(prefix="treadle-tests-")
+    atexit.register(shutil.rmtree, os.environ["TREADLE_CONFIG_DIR"], ignore_errors=True)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "dev")
 
 if importlib.util.find_spec("mpi4py"):

@@ -53,7 +53,7 @@ from treadle.engine.segments import (
 )
 from treadle.engine.spread import Part, Places, cut
 from treadle.engine.types import CompileReport
-from treadle.graph.index_ranges import index_error, reporting
+from treadle.graph.index_findings import index_error, reporting
 from treadle.graph.ir import Graph, Value
 from treadle.ops.fused import Fused
 

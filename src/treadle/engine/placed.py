@@ -31,7 +31,7 @@ from treadle.engine.choice import (
 )
 from treadle.engine.devices import CompNode
 from treadle.engine.guarded import Guarded, Launchable
-from treadle.graph.index_ranges import finding
+from treadle.graph.index_findings import finding
 from treadle.ops.check import CheckIndices
 from treadle.ops.creation import Full
 from treadle.ops.families import Elementwise

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 
 from treadle.base import dtype as dt
 from treadle.base.dtype import DType
-from treadle.base.errors import IndexRangeError, out_of_range
 from treadle.base.shape import size_of
-from treadle.graph.ir import Graph, Node, Value, constant_of, regions_of
+from treadle.graph.index_findings import Indexed, Range, error_of, ranges_of
+from treadle.graph.ir import Graph, Node, Value, constant_of
 from treadle.graph.passes import register, substituted_regions
 from treadle.ops.check import CheckIndices
 from treadle.ops.creation import Full, Iota
@@ -25,15 +25,12 @@ from treadle.ops.elementwise import Add, Cast, Maximum, Minimum, Mod, Mul, Sub
 from treadle.ops.gather import Index, Take
 from treadle.ops.gather_along import TakeAlongAxis
 from treadle.ops.movement import Broadcast, Concat, Flip, Reshape, Roll, Transpose
-from treadle.ops.op import Array, Op
+from treadle.ops.op import Op
 from treadle.ops.reduce import ArgExtremum, Extremum
 from treadle.ops.select import Clip, Where
 from treadle.ops.slicing import Slice
 from treadle.ops.sort import Ordering
 from treadle.ops.transfer import Identity, StopGradient, Transfer
-
-Range = tuple[int, int]
-"""The least number and the first one beyond."""
 
 _SAME = (Reshape, Transpose, Broadcast, Identity, StopGradient, Flip, Roll)
 """Ops whose results have the elements of their operands."""
@@ -41,15 +38,6 @@ _PICKED = (*_SAME, Transfer, Slice, Take, Index, TakeAlongAxis, Extremum)
 """Ops whose results are some of the elements of their first operand."""
 _DEEP = 24
 """Ops that are looked through to find the range of an index."""
-
-
-class _Indexed(NamedTuple):
-    """An operand that is an index; `number` counts them through the program, regions included."""
-
-    number: int
-    node: Node
-    operand: int
-    range: Range
 
 
 @register
@@ -66,60 +54,6 @@ class CheckRanges:
             IndexRangeError: a constant index is out of range.
         """
         return _Writer().write(graph)
-
-
-def reporting(graph: Graph) -> Graph:
-    """The graph with what its checks find as one more output, int64 [2 per check], if it has any.
-
-    For programs that nobody waits for. Checks in regions, whose course the host decides, stay.
-    """
-    found = [n.output for n in graph.nodes if isinstance(n.op, CheckIndices)]
-    if not found:
-        return graph
-    joined = Node(Concat(0), tuple(found)) if len(found) > 1 else None
-    nodes = graph.nodes if joined is None else (*graph.nodes, joined)
-    return graph.with_nodes(nodes, (*graph.outputs, joined.output if joined else found[0]))
-
-
-def finding(statuses: Array) -> tuple[int, int] | None:
-    """The number of a check and the index that it found, out of such an output."""
-    flags = statuses.reshape(-1, 2)
-    (failed,) = np.nonzero(flags[:, 0])
-    return (int(flags[failed[0], 0]) >> 1, int(flags[failed[0], 1])) if len(failed) else None
-
-
-def index_error(graph: Graph, number: int, index: int) -> IndexRangeError:
-    """What to raise where check number `number` of a captured program finds this index."""
-    for found in _every(graph, 0):
-        if found.number == number:
-            return _error(found, index)
-    return out_of_range("index", index, 0, 0)
-
-
-def _error(found: _Indexed, index: int) -> IndexRangeError:
-    op, types = found.node.op, tuple(v.type for v in found.node.inputs)
-    made = out_of_range(op.name, index, *found.range, saw=op.saw(types))
-    made.locate(found.node.loc)
-    return made
-
-
-def _every(graph: Graph, first: int) -> Iterator[_Indexed]:
-    """All indices of a program, in the order in which the writer counts them."""
-    for node in graph.nodes:
-        for region in regions_of(node.op):
-            for found in _every(region, first):
-                first = found.number + 1
-                yield found
-        for operand, low, high in _ranges(node):
-            yield _Indexed(first, node, operand, (low, high))
-            first += 1
-
-
-def _ranges(node: Node) -> tuple[tuple[int, int, int], ...]:
-    if type(node.op).index_ranges is Op.index_ranges:
-        return ()
-    types = tuple([v.type for v in node.inputs])
-    return node.op.index_ranges(types) if all(t.is_static for t in types) else ()
 
 
 class _Writer:
@@ -155,7 +89,7 @@ class _Writer:
     def _checks(
         self, node: Node, current: Node, known: dict[Value, list[Range]], taken: bool
     ) -> Iterator[Node]:
-        for operand, low, high in _ranges(node):
+        for operand, low, high in ranges_of(node):
             number, value = self._number, _source(current.inputs[operand])
             self._number += 1
             least, beyond = _bounds(value, self._bounds)
@@ -166,7 +100,7 @@ class _Writer:
                 continue
             if taken and constant_of(value) is not None:
                 wrong = least if least < low else beyond - 1
-                raise _error(_Indexed(number, node, operand, (low, high)), wrong)
+                raise error_of(Indexed(number, node, operand, (low, high)), wrong)
             ranges.append((low, high))
             check = CheckIndices(node.op.name, low, high, number)
             yield Node(check, (value,), node.loc, group="")
@@ -272,4 +206,4 @@ def _extent(node: Node, axis: int) -> int:
     return int(node.inputs[0].type.shape[axis])
 
 
-__all__ = ["CheckRanges", "finding", "index_error", "reporting"]
+__all__ = ["CheckRanges"]

@@ -187,6 +187,7 @@ class Contents:
         written: list[tuple[str, Use]] = []
         for item, launch, run in members:
             instead = self._made_in_place(item)
+            began: set[tuple[int, str, int]] = set()  # A launch may be given one result twice.
             for kind, index, use in self._uses(item, launch, run):
                 area = id(item), kind, index
                 writes = kind in ("output", "workspace") or (kind == "kept" and once)
@@ -195,8 +196,9 @@ class Contents:
                 if not writes or area in self._begun:
                     self._read(item, use, instead if kind == "input" else ())
                 if writes:
-                    self._begun.add(area)
+                    began.add(area)
                     written.append((item.label, use))
+            self._begun |= began
         self._written(written)
 
     def _whole(self, item: Work, spaces: Sequence[Home]) -> None:

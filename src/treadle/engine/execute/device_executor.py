@@ -36,7 +36,7 @@ from treadle.engine.execute.device_tasks import DeviceTasks
 from treadle.engine.execute.host_tasks import IndexFailure, extents, unknown_index
 from treadle.engine.plan import Loaded
 from treadle.engine.segments import SegmentLaunch
-from treadle.graph.index_ranges import finding
+from treadle.graph.index_findings import finding
 from treadle.runtime.array import DeviceArray, to_device
 from treadle.runtime.opened import OpenDevice
 from treadle.runtime.synchronous import SYNCHRONOUS

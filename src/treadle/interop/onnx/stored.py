@@ -119,7 +119,7 @@ def _bytes(dims: Any, code: int, tensor: str, name: str) -> int:
     if any(d < 0 for d in dims):
         raise LoadError(name, f"tensor {tensor!r} has extents {list(dims)}")
     try:
-        size = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(code)).itemsize
+        size: int = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(code)).itemsize
     except (KeyError, TypeError):
         raise LoadError(name, f"tensor {tensor!r} has no element type that exists") from None
     return int(math.prod(dims)) * size
