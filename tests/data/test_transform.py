@@ -3,7 +3,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from treadle.data.transform import Compose, PseudoTransform, Transform
+from treadle.data.transform import Compose, PseudoTransform, Transform, VisionTransform
 
 
 class Append(Transform):
@@ -60,6 +60,24 @@ def test_compose_hands_its_order_down() -> None:
     inner = Compose([Append("a")])
     Compose([inner, Append("b")], order=["image", "mask"])
     assert inner.order == inner.transforms[0].order == ("image", "mask")
+
+
+def test_compose_is_a_vision_transform() -> None:
+    chain = Compose([Append("a")])
+    assert isinstance(chain, VisionTransform) and chain.order == ("image",)
+    with pytest.raises(ValueError, match="sequence"):
+        Compose(order="image")
+    with pytest.raises(ValueError, match="batch is invalid"):
+        Compose(order=("image", "batch"))
+
+
+def test_compose_keeps_the_orders_of_its_chain_and_takes_fields_of_their_own() -> None:
+    class Louder(VisionTransform):
+        def _apply_sound(self, sound: int) -> int:
+            return 2 * sound
+
+    assert Compose([Louder(("sound",))]).apply(4) == 8
+    assert Compose([Louder(), Louder()], order=("image_info", "sound")).apply((1, 4)) == (1, 16)
 
 
 def test_compose_prints_its_chain() -> None:

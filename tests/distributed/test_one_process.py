@@ -169,3 +169,8 @@ def test_a_future_holds_a_tensor() -> None:
         future.get()
     future.set(mge.tensor([1.0]))
     assert future.get().tolist() == [1.0] and future.numpy().tolist() == [1.0]
+
+
+def test_devices_are_counted_under_the_old_name() -> None:
+    with pytest.warns(DeprecationWarning, match="get_device_count"):
+        assert helper.get_device_count_by_fork("cpu") == mge.device.get_device_count("cpu")

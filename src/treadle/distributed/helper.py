@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from treadle.autodiff.tape import no_grad
+from treadle.device import get_device_count
 from treadle.distributed.group import WORLD, Group
 from treadle.functional.tensor import concat, split
 from treadle.ops.collective import AllReduce, BroadcastRank
@@ -16,6 +18,7 @@ from treadle.tensor import Tensor
 __all__ = [
     "TensorFuture",
     "bcast_list_",
+    "get_device_count_by_fork",
     "get_offsets",
     "pack_allreduce_split",
     "param_pack_concat",
@@ -55,6 +58,20 @@ class TensorFuture:
     def numpy(self) -> np.ndarray[Any, Any]:
         """The tensor's data."""
         return self.get().numpy()
+
+
+def get_device_count_by_fork(device_type: str) -> int:
+    """The name of `treadle.device.get_device_count` before MegEngine 1.5; warns.
+
+    Raises:
+        AssertionError: there is no such kind of device.
+    """
+    warnings.warn(
+        "get_device_count_by_fork is deprecated since 1.5; use device.get_device_count",
+        DeprecationWarning,
+        stacklevel=2,
+    )
+    return get_device_count(device_type)
 
 
 def get_offsets(shapes: Sequence[Sequence[int]]) -> list[int]:

@@ -216,9 +216,11 @@ def test_image_folder(tmp_path: Path) -> None:
     assert len(named) == 1 and named[0][1] == "cat"
 
 
-def test_image_folder_without_classes(tmp_path: Path) -> None:
-    with pytest.raises(DatasetError, match="has no folders"):
-        ImageFolder(tmp_path)
+def test_image_folder_without_classes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("WARNING"):
+        dataset = ImageFolder(tmp_path)
+    assert (len(dataset), dataset.class_dict, dataset.samples) == (0, {}, [])
+    assert "has no folders" in caplog.text
     with pytest.raises(DatasetError, match="does not exist"):
         ImageFolder(tmp_path / "none")
 

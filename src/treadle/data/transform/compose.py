@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from treadle.data.transform.base import Transform
+from treadle.data.transform.vision_transform import VisionTransform
 
 
-class Compose(Transform):
+class Compose(VisionTransform):
     """Transforms applied one after the other.
 
     Args:
@@ -19,7 +20,8 @@ class Compose(Transform):
             instead of the whole chain over one sample after the other.
         shuffle_indices: groups of 1-based positions in the chain; the transforms of a group swap
             places at random for every sample. Draws from NumPy's global generator.
-        order: names of a sample's fields ("image", "mask", ...), handed to every transform.
+        order: names of a sample's fields ("image", "mask", ...), handed to every transform; if
+            None, each keeps its own.
 
     Raises:
         ValueError: `shuffle_indices` with `batch_compose`, or a position outside the chain.
@@ -43,13 +45,18 @@ class Compose(Transform):
                 raise ValueError(
                     f"shuffle_indices counts from 1 to {len(self.transforms)}, got {position}"
                 )
-        if order is not None:
+        if order is None:
+            self.order = ("image",)
+        else:
             self.set_order(order)
 
     def set_order(self, order: Sequence[str]) -> None:
         super().set_order(order)
         for transform in self.transforms:
             transform.set_order(order)
+
+    def _has_rule(self, field: str) -> bool:
+        return True  # For the transforms of the chain to say, which may know kinds of their own.
 
     def apply_batch(self, inputs: Sequence[Any]) -> Sequence[Any]:
         if not self.batch_compose:

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from treadle.base.log import get_logger
 from treadle.data.dataset.vision.meta_vision import Root, VisionDataset
-from treadle.data.failure import DatasetError
 from treadle.data.image_file import read_image
 
 IMG_EXT = (".jpg", ".png", ".jpeg", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
@@ -22,13 +22,14 @@ class ImageFolder(VisionDataset):
     (int32) or a name.
 
     Args:
-        root: directory with one folder per class. Links to directories are followed.
+        root: directory with one folder per class. Links to directories are followed. A directory
+            without folders is a dataset of no samples, and the log says so.
         check_valid_func: called with a path, says whether it is an image to use; by default the
             usual extensions are.
         class_name: give the class by name.
 
     Raises:
-        DatasetError: there is no such directory, or it has no folders.
+        DatasetError: there is no such directory.
 
     Attributes:
         class_dict: number of each class by name.
@@ -52,10 +53,11 @@ class ImageFolder(VisionDataset):
         with os.scandir(self._require()) as entries:
             names = sorted(entry.name for entry in entries if entry.is_dir())
         if not names:
-            raise DatasetError(
+            get_logger("data").warning(
+                "%s: %s has no folders, so there are no samples; images stand in one folder per "
+                "class: root/cat/1.jpg",
                 type(self).__name__,
-                f"{self.root} has no folders",
-                hint="images stand in one folder per class: root/cat/1.jpg",
+                self.root,
             )
         return {name: np.int32(number) for number, name in enumerate(names)}
 

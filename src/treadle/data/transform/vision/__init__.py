@@ -2,7 +2,6 @@
 
 from treadle.data.transform.compose import Compose
 from treadle.data.transform.vision import functional
-from treadle.data.transform.vision.base import ToMode, VisionTransform
 from treadle.data.transform.vision.color import (
     BrightnessTransform,
     ColorJitter,
@@ -22,6 +21,7 @@ from treadle.data.transform.vision.resize import (
     ShortestEdgeResize,
 )
 from treadle.data.transform.vision.torch_compose import TorchTransformCompose
+from treadle.data.transform.vision_transform import ToMode, VisionTransform
 
 __all__ = [
     "BrightnessTransform",

@@ -11,7 +11,7 @@ from treadle.base.errors import DTypeError, ShapeError
 from treadle.data.opencv import cv2
 from treadle.data.transform.compose import Compose
 from treadle.data.transform.vision import functional as F
-from treadle.data.transform.vision.base import VisionTransform, checked_image
+from treadle.data.transform.vision_transform import VisionTransform, checked_image
 
 Array = np.ndarray[Any, Any]
 Amount = float | Sequence[float]

@@ -11,8 +11,8 @@ import numpy as np
 from treadle.base.errors import ShapeError
 from treadle.data.opencv import cv2
 from treadle.data.transform.vision import functional as F
-from treadle.data.transform.vision.base import VisionTransform, checked_mask, move_points
 from treadle.data.transform.vision.resize import Interpolation, size_pair
+from treadle.data.transform.vision_transform import VisionTransform, checked_mask, move_points
 
 Array = np.ndarray[Any, Any]
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from treadle.data.transform.vision import functional as F
-from treadle.data.transform.vision.base import VisionTransform, move_points
+from treadle.data.transform.vision_transform import VisionTransform, move_points
 
 Array = np.ndarray[Any, Any]
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from treadle.data.opencv import cv2
 from treadle.data.transform.vision import functional as F
-from treadle.data.transform.vision.base import VisionTransform, checked_mask, move_points
+from treadle.data.transform.vision_transform import VisionTransform, checked_mask, move_points
 
 Array = np.ndarray[Any, Any]
 Interpolation = int | Sequence[int]

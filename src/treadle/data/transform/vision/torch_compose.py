@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from treadle.base.errors import ShapeError
-from treadle.data.transform.vision.base import VisionTransform, checked_image
+from treadle.data.transform.vision_transform import VisionTransform, checked_image
 
 Array = np.ndarray[Any, Any]
 

@@ -54,11 +54,15 @@ class VisionTransform(Transform):
         for field in order:
             if field == "batch":
                 raise ValueError(f"{field} is invalid data type")
-            if not field.endswith(("category", "info")) and self._get_apply(field) is None:
+            if not self._has_rule(field):
                 raise NotImplementedError(
                     f"{field} is unsupported data type: {type(self).__name__} has no _apply_{field}"
                 )
         super().set_order(order)
+
+    def _has_rule(self, field: str) -> bool:
+        """Whether an order may name the field."""
+        return field.endswith(("category", "info")) or self._get_apply(field) is not None
 
     def apply(self, input: Any) -> Any:
         fields = input if isinstance(input, tuple) else (input,)
