@@ -5,6 +5,9 @@ import math
 import numpy as np
 import pytest
 
+import treadle.jit as jit
+from treadle.amp import GradScaler
+from treadle.autodiff import GradManager
 from treadle.optimizer import clip_grad_norm, clip_grad_value
 from treadle.tensor import Parameter, Tensor
 
@@ -69,3 +72,32 @@ def test_values_are_clamped() -> None:
     single = _params()[1]
     clip_grad_value(single, 0.0, 1.0)
     assert single.grad.item() == 1.0
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_gradients_that_are_equal_are_changed_once_each(compiled: bool) -> None:
+    # Addition passes one cotangent on to both operands: one tensor, until each gets its handle.
+    x, y, z = Parameter([1.0, 2.0]), Parameter([3.0, 4.0]), Parameter([5.0, 6.0])
+    manager, seed = GradManager().attach([x, y, z]), Tensor([3.0, 3.0])
+
+    def backward(seed: Tensor) -> None:
+        with manager:
+            manager.backward(x + y + z, seed)
+
+    def clip(seed: Tensor) -> None:
+        backward(seed)
+        clip_grad_norm([x, y, z], math.sqrt(6.0))
+
+    def unscale(seed: Tensor) -> None:
+        backward(seed)
+        GradScaler(init_scale=4.0, growth_interval=0).unscale(manager.attached_tensors())
+
+    for step, wanted in ((clip, 1.0), (unscale, 0.75)):
+        run = jit.compile(step) if compiled else step
+        for _ in range(2):
+            for tensor in (x, y, z):
+                tensor.grad = None
+            run(seed)
+            for tensor in (x, y, z):
+                np.testing.assert_allclose(tensor.grad.numpy(), [wanted, wanted], rtol=1e-5)
+            np.testing.assert_equal(seed.numpy(), [3.0, 3.0])

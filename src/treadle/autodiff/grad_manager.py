@@ -13,9 +13,10 @@ from treadle.autodiff.tape import Node, Tape, current
 from treadle.base.errors import AutodiffError, ShapeError
 from treadle.base.loc import user_location
 from treadle.base.log import get_logger
-from treadle.base.modes import uncast
+from treadle.base.modes import capturing, uncast
 from treadle.ops.reverse import backpropagate
-from treadle.tensor import Tensor
+from treadle.ops.transfer import StopGradient
+from treadle.tensor import Tensor, execute, wrap
 
 Callback = Callable[[Tensor, Any], Any]
 
@@ -171,7 +172,7 @@ class GradManager:
                     found = self._gradients(tape, outputs, cotangents)
                 if outputs and not self._warned and all(grad is None for _, grad in found):
                     self._warn_of_no_gradient(tape)
-                self._deliver(found)
+                self._deliver(found, {id(cotangent) for cotangent in cotangents})
         finally:
             _BACKWARDING[0] = before
             self.release()
@@ -210,8 +211,11 @@ class GradManager:
             "GradManager.backward gives no gradient: %s. At %s", why, user_location()
         )
 
-    def _deliver(self, found: list[tuple[_Attached, Tensor | None]]) -> None:
-        """Run callbacks, wait for what they promised, then accumulate."""
+    def _deliver(self, found: list[tuple[_Attached, Tensor | None]], shared: set[int]) -> None:
+        """Run callbacks, wait for what they promised, then accumulate.
+
+        `shared` holds the ids of tensors that somebody else has a handle of.
+        """
         results: list[tuple[Tensor, Any]] = []
         for entry, grad in found:
             tensor = entry.tensor()
@@ -226,7 +230,24 @@ class GradManager:
         for tensor, result in results:
             settled = result if isinstance(result, Tensor) or result is None else result.get()
             if settled is not None:
-                tensor.grad = settled if tensor.grad is None else tensor.grad + settled
+                mine = _own_handle(settled, shared)
+                tensor.grad = mine if tensor.grad is None else tensor.grad + settled
+
+
+def _own_handle(grad: Tensor, shared: set[int]) -> Tensor:
+    """A gradient that can be changed in place (clipped, unscaled) without changing another.
+
+    `x + y` passes one tensor on to both, or the cotangent that the caller gave.
+    """
+    if capturing() is None:
+        return wrap(grad._data, grad._kind, grad._trace)
+    # A capture knows values by their handles; an op there is a node, so only where it is needed.
+    if id(grad) in shared:
+        (mine,) = execute(StopGradient(), (grad,))
+        mine._trace = grad._trace
+        return mine
+    shared.add(id(grad))
+    return grad
 
 
 class EarlyCallback(abc.ABC):
