@@ -23,6 +23,15 @@ def test_preloaded_batches_are_tensors(workers: int) -> None:
     assert [batch[1].numpy().tolist() for batch in batches] == [[0, 1], [2, 3], [4]]
 
 
+def test_a_plain_cuda_transform_only_makes_tensors() -> None:
+    dataset = Numbers(3)
+    loader = DataLoader(dataset, SequentialSampler(dataset, 2), CudaTransform())
+    batches = list(loader)
+    assert len(loader) == len(batches) == 2
+    assert all(isinstance(field, Tensor) for batch in batches for field in batch)
+    assert [batch[1].numpy().tolist() for batch in batches] == [[0, 1], [2]]
+
+
 def test_containers_keep_their_form() -> None:
     batch = to_tensors(Pair({"a": np.zeros(2, np.float32)}, ["text", np.ones(1, np.float32)]))
     assert isinstance(batch, Pair)

@@ -55,6 +55,10 @@ class CudaTransform(Transform):
     """A transform of merged batches on the default device, whatever that is.
 
     A subclass gives `apply`, which takes a batch of the loader with its arrays turned into Tensors
-    and returns the batch to yield. A `DataLoader` runs it in its own process, after the workers
-    and the collator are done; in a `Compose` such transforms come last. The name is MegEngine's.
+    and returns the batch to yield; the class itself returns it as it is. A `DataLoader` runs it in
+    its own process, after the workers and the collator are done; in a `Compose` such transforms
+    come last. The name is MegEngine's.
     """
+
+    def apply(self, input: Any) -> Any:
+        return input
