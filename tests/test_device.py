@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -277,11 +278,43 @@ def test_memory_figures_follow_live_tensors() -> None:
     assert D.get_allocated_memory("cpu7") == before + 4000, "shared memory counts once"
     del kept, alias
     assert D.get_allocated_memory("cpu7") == before
+    assert D.get_max_allocated_memory("cpu7") >= before + 4000
+    assert D.get_max_reserved_memory("cpu7") >= before + 4000
+    D.coalesce_free_memory()
+
+
+def test_the_peak_of_the_host_is_known_though_nobody_asked_in_between() -> None:
+    try:
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    except OSError:
+        pytest.skip("this system does not tell or forget a process's peak of memory")
+    D.reset_max_memory_stats("cpu7")
+    before, large = D.get_allocated_memory("cpu7"), 1 << 26
+    mge.tensor(np.ones(large // 4, "float32"), device="cpu7").sum().item()
+    after = D.get_allocated_memory("cpu7")
+    assert after < before + large // 4
+    for _ in range(2):
+        assert D.get_max_allocated_memory("cpu7") >= before + large
+    D.reset_max_memory_stats("cpu7")
+    assert after <= D.get_max_allocated_memory("cpu7") < before + large // 2
+
+
+def test_without_a_system_that_tells_the_peak_is_what_was_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(D, "_resident", lambda: (0, 0))
+    D.reset_max_memory_stats("cpu7")
+    before = D.get_allocated_memory("cpu7")
+    kept = mge.tensor(np.ones(1000, "float32"), device="cpu7")
+    assert D.get_allocated_memory("cpu7") == before + 4000
+    del kept
     assert D.get_max_allocated_memory("cpu7") == before + 4000
-    assert D.get_max_reserved_memory("cpu7") == before + 4000
     D.reset_max_memory_stats("cpu7")
     assert D.get_max_allocated_memory("cpu7") == before
-    D.coalesce_free_memory()
+    # A peak from before the reset, which the system would not forget.
+    monkeypatch.setattr(D, "_resident", lambda: (1 << 40, 1 << 20))
+    D.reset_max_memory_stats("cpu7")
+    assert D.get_max_allocated_memory("cpu7") == before
 
 
 def test_release_returns_the_memory_held_for_backward() -> None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import gc
 import re
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,7 @@ from treadle.engine.choice import kernels_of
 from treadle.ops.op import REGISTRY
 from treadle.runtime.api import CachingDevice
 from treadle.runtime.array import DeviceArray
+from treadle.runtime.opened import forget_peak
 from treadle.runtime.synchronous import synchronous
 from treadle.tensor import Tensor
 
@@ -176,12 +179,15 @@ def get_mem_status_bytes(device: str | None = None) -> tuple[int, int]:
 
 
 def get_allocated_memory(device: str | None = None) -> int:
-    """Bytes held by live tensors and recordings on a device.
+    """Bytes held on a device: its live blocks, or the host's live tensors and recordings.
 
-    Counted when asked, by walking the objects the garbage collector knows; shared memory counts
-    once.
+    The host is counted when asked, by walking the objects the garbage collector knows; shared
+    memory counts once.
     """
-    place = _node(device).place
+    node = _node(device)
+    place = node.place
+    if not node.on_host:
+        return node.open().allocated
     live: dict[int, int] = {}
     for found in gc.get_objects():
         # By type: isinstance would ask `__class__` of everybody's lazy proxies.
@@ -234,22 +240,58 @@ def get_reserved_memory(device: str | None = None) -> int:
 
 
 def get_max_allocated_memory(device: str | None = None) -> int:
-    """The largest figure `get_allocated_memory` returned since the last reset."""
-    get_allocated_memory(device)
-    return _PEAK.get(_node(device).place, 0)
+    """The most bytes that were held on a device at once since the last reset.
+
+    A device's blocks are counted as they are made. The host's arrays are NumPy's, which tells
+    nobody: there it is at least the largest figure that `get_allocated_memory` gave and, where the
+    system tells the process's peak (Linux), at least what was held at the reset or is held now and
+    what the process's memory fell short of that peak then. That counts more than tensors.
+    """
+    node = _node(device)
+    now = get_allocated_memory(device)
+    if not node.on_host:
+        return node.open().peak
+    known = _PEAK[node.place]
+    peak, present = _resident()
+    before, at_reset, held = _RESET.get(node.place, (0, peak, 0))
+    # A peak from before the last reset, where the system could not forget it, says nothing.
+    return max(known, now + peak - present, held + peak - at_reset) if peak > before else known
+
+
+_RESET: dict[tuple[str, int], tuple[int, int, int]] = {}
+"""At the last reset: most and present bytes of the process in memory, and bytes held."""
+
+
+def _resident() -> tuple[int, int]:
+    """(most, present) bytes of the process in memory; zeros where the system does not tell."""
+    try:
+        status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return 0, 0
+    most, now = (re.search(rf"^{field}:\s*(\d+) kB", status, re.M) for field in ("VmHWM", "VmRSS"))
+    return (int(most[1]) << 10, int(now[1]) << 10) if most and now else (0, 0)
 
 
 def get_max_reserved_memory(device: str | None = None) -> int:
-    """The largest figure `get_reserved_memory` returned since the last reset."""
+    """The largest figure that `get_reserved_memory` or `get_max_allocated_memory` gives or gave."""
     get_reserved_memory(device)
-    place = _node(device).place
-    return max(_MOST_RESERVED[place], _PEAK[place])
+    return max(_MOST_RESERVED[_node(device).place], get_max_allocated_memory(device))
 
 
 def reset_max_memory_stats(device: str | None = None) -> None:
-    """Start the maxima anew."""
+    """Start the maxima anew, from what is held now.
+
+    On Linux, the process's peak of resident memory starts anew with those of the host.
+    """
+    node = _node(device)
     for maxima in (_PEAK, _MOST_RESERVED):
-        maxima.pop(_node(device).place, None)
+        maxima.pop(node.place, None)
+    if not node.on_host:
+        forget_peak(node.open())
+        return
+    with suppress(OSError):  # some sandboxes forbid it
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    _RESET[node.place] = (*_resident(), get_allocated_memory(device))
 
 
 def coalesce_free_memory() -> None:

@@ -355,6 +355,23 @@ def test_garbage_in_cycles_is_collected_before_giving_up(plugins: Plugins) -> No
     assert toy.opened[0].allocs == 2 and toy.opened[0].frees >= 1
 
 
+def test_the_peak_of_a_device_is_that_of_its_blocks(toy: Toy) -> None:
+    x = mge.tensor(IMAGES, device="toy0")
+    x._data.block
+    mge.device.reset_max_memory_stats("toy0")
+    before = mge.get_allocated_memory("toy0")
+    assert before >= x.size * 4
+    y = mge.tensor(np.ones(50_000, "float32"), device="toy0")
+    y._data.block
+    del y
+    gc.collect()
+    assert mge.get_allocated_memory("toy0") == before
+    assert mge.get_max_allocated_memory("toy0") == before + 200_000  # nobody asked in between
+    assert mge.device.get_max_reserved_memory("toy0") >= before + 200_000
+    mge.device.reset_max_memory_stats("toy0")
+    assert mge.get_max_allocated_memory("toy0") == before
+
+
 def test_nothing_leaks(toy: Toy) -> None:
     mge.tensor(1.0, device="toy0") * 2 + 1  # literals are kept
     before = mge.get_allocated_memory("toy0")

@@ -227,9 +227,8 @@ def argmax(inp: Tensor, axis: builtins.int | None = None, keepdims: bool = False
 def _arg_extremum(op: type[reduce.ArgExtremum], inp: Tensor, axis: Any, keepdims: bool) -> Tensor:
     x = _number(inp)
     if axis is None:
-        if keepdims:
-            raise AssertionError(f"{op.name}: keepdims needs an axis")
-        return unary(op(0), x.reshape(-1))
+        found = unary(op(0), x.reshape(-1))
+        return found.reshape((1,) * x.ndim) if keepdims else found
     if isinstance(axis, (tuple, list)):
         return _arg_of_several(op, x, axis, keepdims)
     return unary(op(axis_of(axis, x, op.name), keepdims), x)

@@ -103,8 +103,6 @@ class ArrayMethods(Operators):
         return self._reduce(reduce.Min, axis, keepdims)
 
     def _reduce(self: T, op: type[Reduce], axis: Any, keepdims: bool) -> T:
-        if axis is None and keepdims:
-            raise AssertionError(f"{op.name}: keepdims needs an axis")
         if axis is None or type(axis) is int:
             reduction = _reduction(op, axis, keepdims, len(self.shape))
         else:

@@ -105,6 +105,7 @@ class OpenDevice:
         self._lock = threading.Lock()
         self._counting = threading.Lock()
         self._live: set[Block] = set()
+        self._bytes = self.peak = 0  # of live blocks, and the most there were
         self._released: deque[Block] = deque()
         self.stream: Stream = self._call(raw.stream)
         self.main: Stream = self.stream  # the one that backends know of
@@ -120,8 +121,7 @@ class OpenDevice:
     @property
     def allocated(self) -> int:
         """Bytes of live blocks."""
-        with self._lock:
-            return sum(block.nbytes for block in self._live)
+        return self._bytes
 
     def memory(self) -> tuple[int, int]:
         """(total, free) bytes."""
@@ -144,6 +144,9 @@ class OpenDevice:
                 # Empty arrays have memory too, so that no backend needs a special case for them.
                 block = Block(self.raw.alloc(nbytes or 1), nbytes)
                 self._live.add(block)
+                self._bytes = held = self._bytes + nbytes
+                if held > self.peak:
+                    self.peak = held
         except MemoryError:
             return _allocated_at_last(self, nbytes)
         except Exception as error:
@@ -182,6 +185,7 @@ class OpenDevice:
             block = released.popleft()
             if block in live:
                 live.discard(block)
+                self._bytes -= block.nbytes
                 try:
                     if self.stream is self.main and not self.lost:
                         self.raw.free(block.buffer)
@@ -409,8 +413,16 @@ def _allocated_at_last(device: OpenDevice, nbytes: int) -> Block:
         except MemoryError as error:
             raise _no_room(device, nbytes) from error
         device._live.add(block)
+        device._bytes += nbytes
+        device.peak = max(device.peak, device._bytes)
     device._settle()
     return block
+
+
+def forget_peak(device: OpenDevice) -> None:
+    """Let `peak`, the most bytes of live blocks, start anew from those there are."""
+    with device._lock:
+        device.peak = device._bytes
 
 
 def free_in_order(device: OpenDevice, buffer: Buffer) -> None:

@@ -194,7 +194,7 @@ class DeviceModule:
         return devices.get_allocated_memory(self._name(device))
 
     def max_memory_allocated(self, device: str | None = None) -> int:
-        """The largest figure `memory_allocated` returned since the last reset."""
+        """The most bytes held at once since the last reset."""
         return devices.get_max_allocated_memory(self._name(device))
 
     def reset_max_memory_allocated(self, device: str | None = None) -> None:
