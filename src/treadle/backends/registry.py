@@ -336,7 +336,9 @@ def engines(kind: str) -> tuple[Engine, ...]:
     found = _ENGINES.get(kind)
     if found is None:
         known = loaded([name for name in BY_NAME if name != kind])
-        serving = [e.backend for e in known if isinstance(e.backend, Engine)]
+        # One whose own devices are of this kind and missing cannot serve another maker's.
+        able = [e for e in known if e.count or kind not in e.kinds]
+        serving = [e.backend for e in able if isinstance(e.backend, Engine)]
         serving = [e for e in serving if kind in e.serves]
         found = tuple(sorted(serving, key=lambda e: -e.priority))
         if all(e.state != "loading" for e in entries().values()):

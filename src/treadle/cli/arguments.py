@@ -16,6 +16,7 @@ CONTENTS = "Contents of the file"
 
 PASSES = (
     "canonicalize",
+    "check_ranges",
     "cse",
     "dce",
     "drop_markers",

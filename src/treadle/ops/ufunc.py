@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 
 from treadle.base.dtype import float_for
-from treadle.ops.elementwise import Mod
+from treadle.ops import elementwise as ew
 from treadle.ops.matmul import Matmul
 from treadle.ops.op import REGISTRY, Op
 from treadle.ops.operators import Operators, binary
+from treadle.ops.unary import Sign
 
 _UFUNCS: dict[Any, Op] = {}
 
@@ -18,7 +19,16 @@ _UFUNCS: dict[Any, Op] = {}
 def op_of_ufunc(ufunc: Any) -> Op | None:
     """The op for a NumPy function: the one that has it as its oracle, or that Python calls so."""
     if not _UFUNCS:
-        _UFUNCS.update({np.matmul: Matmul(), np.remainder: Mod()})
+        _UFUNCS.update(
+            {
+                np.matmul: Matmul(),
+                np.maximum: ew.Maximum(),
+                np.minimum: ew.Minimum(),
+                np.power: ew.Pow(),
+                np.remainder: ew.Mod(),
+                np.sign: Sign(),
+            }
+        )
         for cls in REGISTRY.values():
             oracle = cls.__dict__.get("reference")
             if isinstance(oracle, staticmethod) and not cls._fields:

@@ -33,6 +33,7 @@ NEVER = {
         "adaptive_max_pool_gather",
         "adaptive_max_pool_grad",
         "avg_pool_grad",
+        "check_indices",
         "column_moments",
         "conv_grad_weight",
         "max_pool_gather",
@@ -59,6 +60,7 @@ NEVER = {
         "sliding_window",
         "svd",
     ),
+    "there is no such operator, and signs of zeros cannot be seen by others": ("copysign",),
     "ONNX's random numbers are others": (
         "random_bits",
         "random_gamma",

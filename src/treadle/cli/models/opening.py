@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
@@ -96,6 +97,9 @@ def with_shapes(model: Model, shapes: Shapes) -> Model:
     return replace(model, graph=retyped(model.graph, wanted), cases=(), segments={})
 
 
+_NUMBER = re.compile(r"\[\d+\]$")
+
+
 def with_outputs(model: Model, names: Sequence[str]) -> Model:
     """The model with other values as its outputs.
 
@@ -108,7 +112,12 @@ def with_outputs(model: Model, names: Sequence[str]) -> Model:
         LoadError: nothing has such a name.
     """
     texts = {text: value for value, text in value_names(model.graph).items()}
-    known: dict[str, Value] = {**texts, **{t.removeprefix("%"): v for t, v in texts.items()}}
+    # A node of the source may have become several, name[0] and so on, of which the last counts.
+    whole_nodes = {
+        _NUMBER.sub("", name): node.outputs[-1] for node in model.graph.nodes for name in node.names
+    }
+    plain = {t.removeprefix("%"): v for t, v in texts.items()}
+    known: dict[str, Value] = {**whole_nodes, **texts, **plain}
     for node in model.graph.nodes:
         if node.group:
             known[node.group] = node.outputs[-1]

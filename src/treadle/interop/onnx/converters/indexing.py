@@ -99,15 +99,15 @@ def _combined(node: Node, x: Value, axis: int, places: Value, updates: Value) ->
     how = node.attr("reduction", "none")
     if how == "none":
         return ScatterAlongAxis(axis)(x, places, updates)
+    if dtype_of(x) is dt.bool_:
+        bits = [v.astype(dt.uint8) for v in (x, updates)]
+        return _combined(node, bits[0], axis, places, bits[1]).astype(dt.bool_)
     if how == "add":
         return AddAlongAxis(axis)(x, places, updates)
     if how not in ("mul", "max", "min"):
         raise node.refuse(f"reduction {how!r} is unknown")
     if 0 in extents(places):
         return x
-    if dtype_of(x) is dt.bool_:
-        bits = [v.astype(dt.uint8) for v in (x, updates)]
-        return _combined(node, bits[0], axis, places, bits[1]).astype(dt.bool_)
     if how == "mul":
         ones = x.constant(np.ones(extents(x)), dtype_of(x))
         return x * _products(ones, axis, places, updates)
