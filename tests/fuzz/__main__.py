@@ -1,6 +1,7 @@
 """Random programs in worker processes that may crash or hang: `python -m tests.fuzz`.
 
-FUZZ_SECONDS says how long, FUZZ_SEED where to begin, FUZZ_WORKERS how many processes there are.
+FUZZ_SECONDS says how long, FUZZ_SEED where to begin, FUZZ_MOST how many programs at most,
+FUZZ_WORKERS how many processes there are.
 Programs that fail are made small and printed as scripts that show the difference by themselves.
 """
 
@@ -187,8 +188,8 @@ class Run:
         self.started += 1
         return Worker(self.targets[self.started % len(self.targets)])
 
-    def go(self, seconds: float) -> None:
-        """Ask until the time is over, then wait for those that still work."""
+    def go(self, seconds: float, beyond: int) -> None:
+        """Ask until the time is over or seed `beyond` is next, then wait for those that work."""
         end = time.monotonic() + seconds
         for worker in self.workers:
             self._ask(worker)
@@ -202,7 +203,7 @@ class Run:
                 if "died" in answer or worker.count >= PER_PROCESS:
                     worker.end()
                     self.workers[i] = worker = self._worker()
-                if time.monotonic() < end:
+                if time.monotonic() < end and self.next < beyond:
                     self._ask(worker)
         for worker in self.workers:
             worker.end()
@@ -260,7 +261,7 @@ def main() -> int:
     seconds = float(os.environ.get("FUZZ_SECONDS") or 600)
     workers = int(os.environ.get("FUZZ_WORKERS") or min(4, os.cpu_count() or 1))
     run = Run(seed, workers)
-    run.go(seconds)
+    run.go(seconds, seed + int(os.environ.get("FUZZ_MOST") or 1 << 62))
     print(f"seed {seed}: {run.done} programs, {len(run.failed)} failed")
     for line in run.failed:
         print(" ", line[:300])

@@ -30,6 +30,7 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="tests.interop.onnx.fuzz", description=__doc__)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--most", type=int, default=1 << 62, help="models to make at most")
     parser.add_argument("--nnsmith", type=float, default=0.5, help="share of NNSmith's models")
     parser.add_argument("--only", type=int, help="one model again")
     parser.add_argument("--operators", nargs="*", help="only these")
@@ -62,7 +63,9 @@ class Run:
         return self._report()
 
     def _over(self, end: float) -> bool:
-        """Whether time is up; a slow machine gets time for one model at least."""
+        """Whether time is up or all is made; a slow machine gets time for one model at least."""
+        if self.models >= self.chosen.most:
+            return True
         return time.monotonic() >= end + (0 if self.models else PATIENCE)
 
     def _worker(self, number: int, end: float) -> int:
