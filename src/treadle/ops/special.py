@@ -26,7 +26,7 @@ _ERF_Q = (
     1.28261652607737228e03,
     2.84423683343917062e03,
 )
-_ERFC_P = (
+ERFC_P = (
     2.15311535474403846e-8,
     5.64188496988670089e-1,
     8.88314979438837594e00,
@@ -37,7 +37,7 @@ _ERFC_P = (
     2.05107837782607147e03,
     1.23033935479799725e03,
 )
-_ERFC_Q = (
+ERFC_Q = (
     1.0,
     1.57449261107098347e01,
     1.17693950891312499e02,
@@ -80,7 +80,7 @@ def _erf_of(x: Array) -> Array:
     high = np.minimum(size, size.dtype.type(_ONE_FROM))
     square = low * low
     near = low * _polynomial(square, _ERF_P) / _polynomial(square, _ERF_Q)
-    scaled = _polynomial(high, _ERFC_P) / _polynomial(high, _ERFC_Q)
+    scaled = _polynomial(high, ERFC_P) / _polynomial(high, ERFC_Q)
     far = 1 - np.exp(-high * high) * scaled
     return np.asarray(np.copysign(np.where(size <= _BRANCH, near, far), x))
 

@@ -15,6 +15,7 @@ from treadle.ops import logic, unary
 from treadle.ops.creation import Iota
 from treadle.ops.movement import Concat
 from treadle.ops.select import Where
+from treadle.ops.special import ERFC_P, ERFC_Q
 
 V = GraphOperand
 
@@ -176,32 +177,8 @@ def _polygamma_of_order(call: Call, n: int, x: V) -> V:
 
 # -- errors ------------------------------------------------------------------------------------
 
-# W. J. Cody, Rational Chebyshev approximations for the error function (1969): exp(x^2) erfc(x)
-# from 0.46875 to 4, and of 1/x^2 beyond. Highest power first.
-_NEAR = (
-    (
-        2.15311535474403846e-8,
-        5.64188496988670089e-1,
-        8.88314979438837594e00,
-        6.61191906371416295e01,
-        2.98635138197400131e02,
-        8.81952221241769090e02,
-        1.71204761263407058e03,
-        2.05107837782607147e03,
-        1.23033935479799725e03,
-    ),
-    (
-        1.0,
-        1.57449261107098347e01,
-        1.17693950891312499e02,
-        5.37181101862009858e02,
-        1.62138957456669019e03,
-        3.29079923573345963e03,
-        4.36261909014324716e03,
-        3.43936767414372164e03,
-        1.23033935480374942e03,
-    ),
-)
+# W. J. Cody, Rational Chebyshev approximations for the error function (1969): of 1/x^2 from 4 on.
+# Highest power first. Up to 4 the tables are those of the ops' own erf.
 _FAR = (
     (
         1.63153871373020978e-2,
@@ -225,7 +202,7 @@ _FAR = (
 def _scaled_complement(x: V) -> V:
     """exp(x^2) erfc(x) of x from 0.46875."""
     near = ew.Minimum()(x, x.constant(4.0))
-    first = _polynomial(near, _NEAR[0]) / _polynomial(near, _NEAR[1])
+    first = _polynomial(near, ERFC_P) / _polynomial(near, ERFC_Q)
     inverse = 1.0 / ew.Maximum()(x, x.constant(4.0))
     square = inverse * inverse
     rest = square * _polynomial(square, _FAR[0]) / _polynomial(square, _FAR[1])
