@@ -2,8 +2,8 @@
 
 `async_level` 0 waits for the device after every op, as `device.synchronous` does, so that failures
 are raised by the op at fault; 1 and 2 let devices work late. Errors of shape, dtype and device are
-always raised at the call. The others are accepted, checked and reserved; nothing in this version
-reads them: they wait for kernels to choose among.
+always raised at the call. `deterministic_kernel` is what all kernels are. The others are accepted
+and checked; setting one to another value than its default warns once that it has no effect.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from treadle.base.env import SYNC
+from treadle.base.log import tell_no_effect
 from treadle.base.modes import casting
 from treadle.runtime.synchronous import SYNCHRONOUS
 
@@ -29,6 +30,15 @@ _ALLOWED: dict[str, tuple[Any, ...]] = {
 }
 
 
+_WITHOUT_EFFECT = {
+    "benchmark_kernel": "a cost model chooses kernels; `treadle bench --tune` measures them",
+    "benchmark_with_subprocess": "no kernel is measured while programs run",
+    "disable_memory_forwarding": "results never share memory with operands",
+    "_auto_format_convert": "the compiler chooses layouts, and eager tensors are row-major",
+}
+"""Why; `deterministic_kernel` is not among them, since all kernels are."""
+
+
 class _Config(types.ModuleType):
     """A module whose attributes are checked when they are set."""
 
@@ -38,6 +48,8 @@ class _Config(types.ModuleType):
         super().__setattr__(name, value)
         if name == "async_level":
             SYNCHRONOUS.on = value == 0 or SYNC.get() == "1"
+        elif name in _WITHOUT_EFFECT and value != _ALLOWED[name][0]:
+            tell_no_effect(f"config.{name}", _WITHOUT_EFFECT[name])
 
     @property
     def _compute_mode(self) -> str:

@@ -17,6 +17,7 @@ import numpy as np
 
 from treadle.backends import registry
 from treadle.base.errors import DeviceError
+from treadle.base.log import tell_no_effect
 from treadle.engine import devices as _devices
 from treadle.engine.choice import kernels_of
 from treadle.ops.op import REGISTRY
@@ -309,9 +310,18 @@ def set_prealloc_config(
     growth_factor: float = 2.0,
     device_type: str = DeviceType.CUDA,
 ) -> None:
-    """How a device's allocator grows, in bytes; takes effect where a backend has an allocator."""
+    """How a device's allocator grows, in bytes: checked, and without effect.
+
+    Backends allocate by themselves; the first call that asks for something else than the defaults
+    warns of that.
+
+    Raises:
+        ValueError: a size is negative, or an alignment or factor below 1.
+    """
     if alignment < 1 or min_req < 0 or max_overhead < 0 or growth_factor < 1:
         raise ValueError("alignment and growth_factor must be at least 1, sizes at least 0")
+    if (alignment, min_req, max_overhead, growth_factor) != (1, 32 * 1024 * 1024, 0, 2.0):
+        tell_no_effect("set_prealloc_config", "backends allocate and keep memory by themselves")
 
 
 # -- CUDA ----------------------------------------------------------------------------------

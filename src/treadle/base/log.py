@@ -11,6 +11,8 @@ from treadle.base.env import LOG_LEVEL
 
 _NAME = "treadle"
 _LOCK = Lock()
+_TOLD: set[str] = set()
+"""Settings that somebody was told of."""
 _FORMAT = "%(levelname)s %(name)s: %(message)s"
 
 
@@ -77,6 +79,13 @@ def set_log_level(level: int | str, update_existing: bool = True) -> int:
     before = logger.level
     logger.setLevel(_level(level))
     return before
+
+
+def tell_no_effect(name: str, why: str) -> None:
+    """Warn, once per name, that a setting was accepted and changes nothing."""
+    if name not in _TOLD:
+        _TOLD.add(name)
+        get_logger().warning("%s has no effect here: %s", name, why)
 
 
 def set_log_file(fout: str, mode: str = "a") -> None:

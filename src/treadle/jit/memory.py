@@ -10,6 +10,8 @@ import os
 from dataclasses import dataclass, field
 from typing import Literal
 
+from treadle.base.log import tell_no_effect
+
 Fusion = Literal[None, False, True]
 
 
@@ -19,7 +21,7 @@ class DTRConfig:
 
     Attributes:
         eviction_threshold: bytes of values kept at once; above it, values are recomputed.
-        evictee_minimum_size: bytes of the smallest value that is recomputed.
+        evictee_minimum_size: without effect; another value than the default warns once.
         recomp_memory_factor, recomp_time_factor: for MegEngine's signature.
     """
 
@@ -33,6 +35,9 @@ class DTRConfig:
             raise AssertionError("DTRConfig: eviction_threshold must be positive")
         if self.evictee_minimum_size <= 0:
             raise AssertionError("DTRConfig: evictee_minimum_size must be positive")
+        if self.evictee_minimum_size != DTRConfig.evictee_minimum_size:
+            why = "a compiled program chooses by the peak; treadle.dtr has it for eager code"
+            tell_no_effect("DTRConfig.evictee_minimum_size", why)
 
 
 @dataclass
@@ -57,10 +62,19 @@ class SublinearMemoryConfig:
 
 @dataclass
 class GraphOptimizationConfig:
-    """Switches of two fusions of MegEngine's; groups are chosen by the engine's cost model."""
+    """Switches of two fusions of MegEngine's, without effect: a cost model chooses groups.
+
+    Setting one warns once.
+    """
 
     jit_fuse_dimshuffle: Fusion = False
     jit_fuse_reduce: Fusion = False
+
+    def __setattr__(self, name: str, value: Fusion) -> None:
+        object.__setattr__(self, name, value)
+        if value is not False:
+            why = "the engine's cost model chooses groups; jit.fuse asks for one"
+            tell_no_effect(f"GraphOptimizationConfig.{name}", why)
 
 
 def memory_budget(dtr: DTRConfig | None, sublinear: SublinearMemoryConfig | None) -> int:

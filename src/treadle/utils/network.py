@@ -19,6 +19,7 @@ from typing import IO, Any
 
 from treadle.base.errors import DTypeError, GraphError
 from treadle.base.files.source import PathLike
+from treadle.base.log import tell_no_effect
 from treadle.engine.package import Model, read_models
 from treadle.graph.ir import Graph, Node, Value
 from treadle.graph.retype import fitting
@@ -77,8 +78,10 @@ def _only(found: list[Any], where: str) -> Any:
 
 
 def set_symbolic_shape(option: bool) -> bool:
-    """For MegEngine's programs: shapes are tuples of ints; returns the previous setting."""
+    """Without effect, as a change says once; returns the previous setting."""
     previous = _SYMBOLIC[0]
+    if bool(option) != previous:
+        tell_no_effect("set_symbolic_shape", "shapes are tuples of whole numbers")
     _SYMBOLIC[0] = bool(option)
     return previous
 
