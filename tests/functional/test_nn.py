@@ -507,6 +507,14 @@ def test_a_pool_beyond_all_memory_is_our_error(function: Any) -> None:
         function(F.ones((1, 1, 4, 4)), 2, padding=2**40)
 
 
+@pytest.mark.timeout(60)
+def test_a_pool_whose_window_is_mostly_padding_ends() -> None:
+    x, k = mge.tensor(np.arange(16, dtype="float32").reshape(1, 1, 4, 4)), 2**31
+    assert F.max_pool2d(x, k, stride=k, padding=k // 2).tolist() == [[[[15.0]]]]
+    padded = F.avg_pool2d(x, k, stride=k, padding=k // 2, mode="average_count_exclude_padding")
+    assert padded.tolist() == [[[[7.5]]]]
+
+
 @pytest.mark.parametrize("function", [F.adaptive_max_pool2d, F.adaptive_avg_pool2d])
 def test_an_adaptive_pool_is_called_by_its_name(function: Any) -> None:
     with pytest.raises(ShapeError, match=f"^{function.__name__}: "):

@@ -177,3 +177,26 @@ def test_symbols_are_no_number_of_turns() -> None:
         f(mge.tensor([1.0, 2.0]))
     top = mge.jit.compile(dynamic={0: {0: "n"}})(lambda x: mge.functional.topk(x, 2)[0])
     assert top(mge.tensor([1.0, 3.0, 2.0])).tolist() == [3.0, 2.0]
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize(
+    ("state", "body", "said"),
+    [
+        ("flat", lambda s, x: ((s + x, s), s), "the body returns something else than tensors"),
+        ("flat", lambda s, x: (s + x, (s, s)), "the body returns something else than tensors"),
+        ("flat", lambda s, x: None, "the body returns something else than tensors"),
+        ("nested", lambda s, x: (s, x), "state is no flat sequence of tensors"),
+        ("number", lambda s, x: (s, x), "state is no flat sequence of tensors"),
+    ],
+)
+def test_a_scan_wants_flat_tensors_and_says_so(
+    compiled: bool, state: str, body: Callable[..., Any], said: str
+) -> None:
+    def run(x: mge.Tensor) -> Any:
+        first = {"flat": (x[0],), "nested": ((x[0], x[0]),), "number": (0.0,)}[state]
+        return mge.jit.scan(body, first, (x,))
+
+    x = mge.tensor([1.0, 2.0, 3.0])
+    with pytest.raises(TraceError, match=said):
+        (mge.jit.compile(run) if compiled else run)(x)

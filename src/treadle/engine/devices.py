@@ -219,7 +219,7 @@ def _works(kind: str) -> bool:
         if np.array_equal(sent, returned):
             return True
         problem = f"{kind}0 does not return the bytes that were copied to it"
-    get_logger().warning("xpux does not stand for %s0: %s", kind, problem)
+    get_logger().warning("%s0 is not used for xpux: %s", kind, problem)
     return False
 
 

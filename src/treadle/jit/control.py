@@ -133,12 +133,15 @@ def scan(
         >>> print(total.item(), sums.tolist())
         6.0 [1.0, 3.0, 6.0]
     """
-    if isinstance(state, Tensor) or isinstance(stacked, Tensor):
-        raise TraceError(
-            "jit.scan",
-            "state or stacked is one tensor",
-            hint="pass sequences of tensors, as in scan(body, (state,), (stacked,))",
-        )
+    for name, given in (("state", state), ("stacked", stacked)):
+        if isinstance(given, Tensor) or not all(isinstance(x, Tensor) for x in given):
+            raise TraceError(
+                "jit.scan",
+                f"{name} is no flat sequence of tensors",
+                saw=_kinds(given),
+                hint="pass sequences of tensors, as in scan(body, (state,), (stacked,))",
+            )
+    body = _flat(body)
     turns = _length(stacked, length)
     held, n = tuple(state), len(state)
     outer = _capture()
@@ -156,6 +159,28 @@ def scan(
     op = Scan(_carrying(turn, n), n + len(turn.extra), turns)
     results = _apply(op, [*held, *turn.extra.values(), *stacked])
     return tuple(results[:n]), tuple(results[n + len(turn.extra) :])
+
+
+def _flat(body: Callable[..., Any]) -> Callable[..., Any]:
+    """The body of a scan, held to returning tensors."""
+
+    def turn(*given: Tensor) -> tuple[Tensor, ...]:
+        made = _tuple(body(*given))
+        if not all(isinstance(x, Tensor) for x in made):
+            raise TraceError(
+                "jit.scan",
+                "the body returns something else than tensors",
+                saw=_kinds(made),
+                hint="return the next state and then what is stacked, all in one flat tuple",
+            )
+        return made
+
+    return turn
+
+
+def _kinds(given: Any) -> str:
+    alone = isinstance(given, Tensor) or not isinstance(given, (list, tuple))
+    return type(given).__name__ if alone else ", ".join(type(x).__name__ for x in given)
 
 
 def _stacked(column: tuple[Tensor, ...]) -> Tensor:

@@ -412,6 +412,12 @@ class AvgPoolGrad(AverageWindow):
                 ShapeError,
                 "give [3] positions, not [4]",
             ),
+            BadSample(
+                lambda: cls((2,), (1,), ((0,),), False, False, (4,)),  # type: ignore[arg-type]
+                (Arg((1, 1, 3)),),
+                ShapeError,
+                "padding is no tuple of pairs",
+            ),
         )
 
 

@@ -83,6 +83,8 @@ class Window:
 
     def _check_attributes(self, op: str, spatial: Shape, saw: str) -> None:
         fail = self._failure(op, spatial, saw)
+        if not _are_pairs(self.padding):
+            raise fail("padding is no tuple of pairs", "give padding as ((before, after), ...)")
         parts: tuple[tuple[str, tuple[object, ...]], ...] = (
             ("kernel", self.kernel),
             ("strides", self.strides),
@@ -129,6 +131,15 @@ class Window:
         return fail
 
 
+def _are_pairs(padding: object) -> bool:
+    return isinstance(padding, (tuple, list)) and all(
+        isinstance(pair, (tuple, list))
+        and len(pair) == 2
+        and not any(n is None or isinstance(n, (str, float)) for n in pair)
+        for pair in padding
+    )
+
+
 def transposed_extents(window: Window, spatial: Shape, output_padding: tuple[int, ...]) -> Shape:
     """Extents of a transposed convolution's result: what `ConvGradInput.spatial` must be.
 
@@ -164,9 +175,13 @@ def positions_and_taps(
 
 def axis_taps(window: Window, axis: int, n: int, extent: int) -> list[tuple[int, slice, slice]]:
     """(cell, outputs, inputs) of the taps along one axis that ever fall inside the input."""
-    step, taps = window.strides[axis], []
-    for cell in range(int(window.kernel[axis])):
-        offset = cell * window.dilation[axis] - window.padding[axis][0]
+    step, apart, before = window.strides[axis], window.dilation[axis], window.padding[axis][0]
+    # Most cells of a large window lie on its padding in every place: those are not gone through.
+    low = max(0, -((step * (extent - 1) - before) // apart))
+    high = min(int(window.kernel[axis]), (before + n - 1) // apart + 1)
+    taps = []
+    for cell in range(low, high):
+        offset = cell * apart - before
         first = max(0, -(offset // step))
         last = min(extent - 1, (n - 1 - offset) // step)
         if first <= last:
