@@ -1,6 +1,5 @@
 """Random models: repeatable, judged rightly, and known differences that are still there."""
 
-import argparse
 import tomllib
 from typing import Any
 
@@ -83,7 +82,7 @@ def test_workers_that_crash_or_hang_cost_one_model(
 
     monkeypatch.setattr(command.subprocess, "Popen", fake)
     monkeypatch.setattr(command, "PATIENCE", 3.0)
-    chosen = argparse.Namespace(seconds=12.0, seed=0, nnsmith=0.0, operators=None)
+    chosen = command.parse(["--seconds", "12", "--nnsmith", "0"])
     assert command.Run(chosen).go() == 1
     told = capsys.readouterr().out
     assert "model crashes: model 0" in told

@@ -27,6 +27,16 @@ PATIENCE = 240.0
 
 def main(arguments: list[str]) -> int:
     """The command; returns its exit status."""
+    chosen = parse(arguments)
+    if chosen.only is not None or chosen.worker is not None:
+        from tests.interop.onnx.fuzz import work
+
+        return work.run(chosen)
+    return Run(chosen).go()
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    """The options of a run, each with its default."""
     parser = argparse.ArgumentParser(prog="tests.interop.onnx.fuzz", description=__doc__)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--seed", type=int, default=0)
@@ -35,12 +45,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--only", type=int, help="one model again")
     parser.add_argument("--operators", nargs="*", help="only these")
     parser.add_argument("--worker", type=int, help=argparse.SUPPRESS)
-    chosen = parser.parse_args(arguments)
-    if chosen.only is not None or chosen.worker is not None:
-        from tests.interop.onnx.fuzz import work
-
-        return work.run(chosen)
-    return Run(chosen).go()
+    return parser.parse_args(arguments)
 
 
 class Run:
