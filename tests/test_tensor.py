@@ -385,7 +385,7 @@ def test_formats_are_tags() -> None:
         assert x.format == name and x.strides == (64, 16, 8, 4)
         np.testing.assert_array_equal(x.numpy(), np.arange(16).reshape(1, 4, 2, 2))
     x.format = "nhwc"
-    assert ((x + 1).format, pickle.loads(pickle.dumps(x)).format) == ("default", "nhwc")
+    assert ((x + 1).format, pickle.loads(pickle.dumps(x)).format) == ("nhwc", "nhwc")
     for wrong in ("NHWC", "nchw0", "chwn", "", None):
         with pytest.raises(ShapeError, match="no order of axes named"):
             x.format = wrong  # type: ignore[assignment]

@@ -50,7 +50,7 @@ class Tensor(ArrayMethods, HandleMembers):
             unless `dtype` names another type; a value that does not fit raises.
         dtype: element type, as a name, a NumPy type or a `DType`.
         device: device name; the default device if left out.
-        is_const, no_cache, format: accepted for MegEngine's signature; `format` is kept as a tag.
+        is_const, no_cache, format: accepted for MegEngine's signature; `format` is a tag.
         name: a name to print and look up.
 
     Attributes:
@@ -214,7 +214,7 @@ class Tensor(ArrayMethods, HandleMembers):
     def __reduce_ex__(self, protocol: Any) -> Any:
         state = {k: v for k, v in self.__dict__.items() if k != "grad"}
         dtype = self._kind.quantized or self._kind.dtype.name
-        data = self.numpy(), dtype, self._kind.device.logical_name
+        data = self.numpy(), dtype, self._kind.device.logical_name, self._kind.format
         return _rebuild, (type(self), *data), state or None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
@@ -414,9 +414,10 @@ def _as_device(device: Any) -> CompNode:
     return device if isinstance(device, CompNode) else resolve(str(device))
 
 
-def _rebuild(cls: type[Tensor], data: Any, dtype: Any, device: str) -> Tensor:
+def _rebuild(cls: type[Tensor], data: Any, dtype: Any, device: str, format: str) -> Tensor:
     moved = Tensor.dmap_callback
-    plain = Tensor(data, dtype=dtype, device=device if moved is None else moved(device))
+    place = device if moved is None else moved(device)
+    plain = Tensor(data, dtype=dtype, device=place, format=format)
     made: Tensor = _wrap(cls, plain._data, plain._kind)
     return made
 

@@ -20,6 +20,7 @@ from treadle.engine.choice import Decision, Launch, choose_engine
 from treadle.engine.decisions import note
 from treadle.engine.devices import CompNode, resolve
 from treadle.engine.failures import EXPLAINED, explain
+from treadle.engine.formats import DEFAULT, inherited
 from treadle.engine.placed import PlacedLaunch, plan_for, transfer
 from treadle.ops.op import Op
 from treadle.ops.transfer import Transfer
@@ -37,6 +38,7 @@ __all__ = [
     "result_kinds",
     "run",
     "run_nullary",
+    "tagged",
     "type_of",
 ]
 
@@ -44,18 +46,23 @@ __all__ = [
 class EagerType:
     """What a cached launch specialises on: element type and device. Interned, so `is` compares.
 
-    `quantized` is what the integers of a quantized tensor stand for, and `surface` the dtype that
-    users see. Ops know nothing of either.
+    `quantized` is what the integers of a quantized tensor stand for, `surface` the dtype that users
+    see, `format` MegEngine's name for the order of the axes. Ops know nothing of these.
     """
 
-    __slots__ = ("device", "dtype", "quantized", "surface")
+    __slots__ = ("device", "dtype", "format", "quantized", "surface")
 
     def __init__(
-        self, dtype: DType, device: CompNode, quantized: QuantizedType | None = None
+        self,
+        dtype: DType,
+        device: CompNode,
+        quantized: QuantizedType | None = None,
+        format: str = DEFAULT,
     ) -> None:
         self.dtype = dtype
         self.device = device
         self.quantized = quantized
+        self.format = format
         self.surface = dtype.numpy if quantized is None else quantized.numpy
 
 
@@ -78,6 +85,15 @@ def eager_type(dtype: DType, device: CompNode, quantized: QuantizedType | None =
     if found is None:
         found = _TYPES.setdefault(key, EagerType(dtype, device, quantized))
     return found
+
+
+def tagged(kind: EagerType, format: str) -> EagerType:
+    """The same eager type with another name for the order of its axes."""
+    if format == DEFAULT:
+        return eager_type(kind.dtype, kind.device, kind.quantized)
+    key = (kind.dtype, kind.device, kind.quantized, format)
+    made = EagerType(kind.dtype, kind.device, kind.quantized, format)
+    return _TYPES.setdefault(key, made)
 
 
 def type_of(kind: EagerType, payload: Payload) -> TensorType:
@@ -157,14 +173,17 @@ def result_kinds(
     results: Sequence[TensorType],
     device: CompNode,
 ) -> tuple[EagerType, ...]:
-    """The eager types of an op's results, which stay quantized where the op allows for it."""
+    """The eager types of an op's results, which keep quantization and format where it may."""
     carried = _carried(op, kinds, types, results)
-    return tuple(
-        [
-            eager_type(t.dtype, device, carried if carried and t.dtype is carried.stored else None)
-            for t in results
-        ]
-    )
+    made = [
+        eager_type(t.dtype, device, carried if carried and t.dtype is carried.stored else None)
+        for t in results
+    ]
+    formats = [kind.format for kind in kinds]
+    if any([format is not DEFAULT for format in formats]):
+        format = inherited(op, formats, types, results)
+        made = [tagged(kind, format) for kind in made]
+    return tuple(made)
 
 
 _MOVING = frozenset(

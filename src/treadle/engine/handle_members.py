@@ -14,8 +14,7 @@ import numpy as np
 
 from treadle.base.errors import ShapeError
 from treadle.base.shape import row_major_strides
-
-_FORMATS = re.compile(r"default|nchw([1-9][0-9]*)?|nhwc")
+from treadle.engine.dispatch import tagged
 
 
 class _Handle(Protocol):
@@ -23,6 +22,7 @@ class _Handle(Protocol):
 
     name: str
     format: str
+    _kind: Any
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -40,6 +40,7 @@ class _Handle(Protocol):
     def __setitem__(self, index: Any, value: Any) -> None: ...
 
 
+_FORMATS = re.compile(r"default|nchw([1-9][0-9]*)?|nhwc")
 H = TypeVar("H", bound=_Handle)
 
 
@@ -75,27 +76,27 @@ class HandleMembers:
         return self
 
     @property
-    def format(self) -> str:
+    def format(self: _Handle) -> str:
         """MegEngine's name for an order of axes: "default", "nchw", "nhwc", "nchw8" and the like.
 
-        Setting it changes neither memory nor values: it is a tag, which stays with the handle.
-        Which order compiled programs use is in their reports.
+        A tag that changes neither memory nor values, which results inherit from operands. Which
+        order compiled programs use is in their reports.
 
         Raises:
             ShapeError: when set: no such name.
         """
-        found: str = vars(self).get("format", "default")
+        found: str = self._kind.format
         return found
 
     @format.setter
-    def format(self, name: str) -> None:
+    def format(self: _Handle, name: str) -> None:
         if not _FORMATS.fullmatch(str(name)):
             raise ShapeError(
                 "format",
                 f"there is no order of axes named {name!r}",
                 hint="use 'default', 'nchw', 'nhwc', or 'nchw' and the channels of a block",
             )
-        vars(self)["format"] = name
+        self._kind = tagged(self._kind, str(name))
 
     @property
     def requires_grad(self) -> bool:
@@ -183,9 +184,9 @@ class HandleMembers:
 
     def _as_format(self: _Handle, format: str) -> Any:
         """A tensor of the same value with another layout tag."""
-        tagged = self.reshape(self.shape)
-        tagged.format = format
-        return tagged
+        made = self.reshape(self.shape)
+        made.format = format
+        return made
 
     def _drop(self) -> None:
         """A hint to free memory that can be computed again: not taken."""

@@ -25,6 +25,7 @@ from treadle.base.shape import Shape
 from treadle.base.types import TensorType
 from treadle.engine.devices import CompNode, resolve
 from treadle.engine.dispatch import EagerType, common_device, eager_type, result_kinds
+from treadle.engine.formats import DEFAULT
 from treadle.engine.hostdata import as_scalar_array
 from treadle.graph.analysis import has_effect
 from treadle.graph.builder import GraphBuilder, GraphOperand
@@ -162,7 +163,7 @@ class Capture:
             stays = before.memory == device.memory or self._where.follow(operands[0].value, device)
             op = Identity() if stays else Transfer("")
         results = self._wrapped(self._builder.apply(undifferentiable(op), operands), device)
-        if any([t._kind.quantized is not None for t in inputs]):
+        if any([t._kind.quantized is not None or t._kind.format is not DEFAULT for t in inputs]):
             _carry(op, inputs, results, device)
         return results
 
@@ -415,7 +416,7 @@ def _order(sources: Sequence[Source]) -> list[int]:
 
 
 def _carry(op: Op, inputs: Sequence[Tensor], results: Sequence[Tensor], device: CompNode) -> None:
-    """Let results stay quantized as they do when ops run one by one."""
+    """Let results stay quantized, and tagged, as they do when ops run one by one."""
     types = [t._data.operand.type for t in inputs], [t._data.operand.type for t in results]
     kinds = result_kinds(op, [t._kind for t in inputs], *types, device)
     for result, kind in zip(results, kinds, strict=True):
