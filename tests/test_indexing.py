@@ -288,3 +288,27 @@ def test_gradient_reaches_a_parameter_through_indexing_with_a_tensor() -> None:
         q[0] = p[1]
         manager.backward(F.sum(q[mge.Tensor([0, 0, 3])]))
     assert p.grad.tolist() == [[0, 0], [2, 2], [0, 0], [1, 1]]
+
+
+@pytest.mark.parametrize(
+    ("shape", "rank", "given"),
+    [((3, 4), 2, ()), ((3, 4), 1, (4,)), ((3, 4), 1, (1,)), ((0, 4), 1, ()), ((3, 4, 2), 2, (2,))],
+)
+def test_one_value_for_all_of_a_mask_needs_no_count(
+    shape: tuple[int, ...], rank: int, given: tuple[int, ...]
+) -> None:
+    """How many elements a mask chooses is not known when a function is compiled."""
+    rng = np.random.default_rng(len(shape))
+    x, mask = rng.standard_normal(shape).astype(np.float32), rng.random(shape[:rank]) < 0.5
+    value = rng.integers(1, 9, given).astype(np.int32)
+    wanted = x.copy()
+    wanted[mask] = value
+
+    def filled(x: mge.Tensor, mask: mge.Tensor, value: mge.Tensor) -> mge.Tensor:
+        made = x * 1
+        made[mask] = value
+        return made
+
+    for function in (filled, mge.jit.compile(filled)):
+        found = function(*[mge.tensor(a) for a in (x, mask, value)])
+        np.testing.assert_array_equal(found.numpy(), wanted)

@@ -93,7 +93,8 @@ def program_of(data: Mapping[str, Any]) -> Program:
     """The program that `packed` made plain data of."""
     leaves = {n: Leaf(k, d, tuple(s), *rest) for n, (k, d, s, *rest) in data["leaves"].items()}
     lines, outputs = tuple(data["lines"]), tuple(data["outputs"])
-    return Program(leaves, lines, outputs, data["grads"], data["coarse"])
+    rest = data["grads"], data["coarse"], data["optimizer"], data["casting"]
+    return Program(leaves, lines, outputs, *rest)
 
 
 class Worker:

@@ -28,12 +28,14 @@ def minimized(program: Program, fails: Fails) -> Program:
 
 def size(program: Program) -> tuple[int, int, int]:
     """What is to become small: lines, results, gradients and leaves."""
-    return len(program.lines), len(program.outputs) + program.grads, len(program.leaves)
+    kinds = program.grads + bool(program.optimizer) + bool(program.casting)
+    return len(program.lines), len(program.outputs) + kinds, len(program.leaves)
 
 
 def _smaller(program: Program) -> Iterator[Program]:
     if program.grads:
-        yield sliced(program.without(grads=False))
+        yield sliced(program.without(grads=False, optimizer=""))
+    yield from (program.without(**{n: ""}) for n in ("optimizer", "casting"))
     if len(program.outputs) > 1:
         for name in program.outputs:
             yield sliced(program.without(outputs=(name,)))
@@ -55,7 +57,9 @@ def _smaller(program: Program) -> Iterator[Program]:
 def _types(program: Program) -> dict[str, Leaf]:
     """Leaves like the results of each line."""
     whole = program.without(
-        outputs=tuple(t for line in program.lines for t in targets(line)), grads=False
+        outputs=tuple(t for line in program.lines for t in targets(line)),
+        grads=False,
+        optimizer="",
     )
     bound = whole.bound()
     try:

@@ -7,6 +7,7 @@ import os
 import tempfile
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,34 +16,28 @@ from tests.fuzz.program import Array, Program
 import treadle as mge
 from treadle.backends.cpu import pool
 from treadle.base.errors import TreadleError
+from treadle.engine.options import PASSES as OPTIONAL
 from treadle.engine.options import Options
 from treadle.serialization import load_program, save_program
 from treadle.utils.comp_graph_tools import GraphInference
 
-PASSES = (
-    "expand",
-    "fold_scales",
-    "fuse",
-    "integers",
-    "layout",
-    "precompute",
-    "statistics",
-    "together",
-    "winograd",
-)
-"""Optional passes, which are left out one at a time."""
+PASSES = tuple(p for p in OPTIONAL if p != "reductions")
+"""Optional passes, which are left out one at a time; all-reductions are of several processes."""
 
 Calls = list[list[Array]]
+RUN_TIME = "known only at run time"
+"""What programs refuse: extents that depend on values, as in `x[mask]`."""
 EPS = {"float64": 2e-10, "float32": 2e-5, "float16": 4e-3, "bfloat16": 3e-2}
 """Relative differences that another order of sums may make, by the coarsest element type."""
 
 
-def _calls(program: Program, made: Callable[[Any], Any]) -> Calls:
+def _calls(program: Program, made: Callable[[Any], Any], change: bool = True) -> Calls:
     """Results of two equal calls, and of one after the parameters have changed."""
     bound = program.bound()
     function = made(bound.function)
     found = [[y.numpy() for y in function(*bound.inputs)] for _ in range(2)]
-    bound.change()
+    if change:
+        bound.change()
     found.append([y.numpy() for y in function(*bound.inputs)])
     return found
 
@@ -51,17 +46,46 @@ def _compiled(**options: Any) -> Callable[[Program], Calls]:
     return lambda p: _calls(p, mge.jit.compile(options=Options(check=True, **options)))
 
 
+def _first_axes(program: Program) -> dict[int, dict[int, str]]:
+    leaves = [program.leaves[name] for name in program.inputs]
+    return {i: {0: f"n{leaf.shape[0]}"} for i, leaf in enumerate(leaves) if leaf.shape}
+
+
 def _dynamic(program: Program) -> Calls:
     """First axes are symbols; what cannot be done with symbols is not compared."""
-    leaves = [program.leaves[name] for name in program.inputs]
-    axes = {i: {0: f"n{leaf.shape[0]}"} for i, leaf in enumerate(leaves) if leaf.shape}
-    made = mge.jit.compile(dynamic=axes)
+    made = mge.jit.compile(dynamic=_first_axes(program))
     bound = program.bound()
     try:
         made(bound.function).graph(*bound.inputs)
     except TreadleError:
         return []
     return _calls(program, made)
+
+
+def grown(program: Program) -> Program:
+    """The program with one more in the first axis of every input."""
+    leaves = {
+        name: replace(leaf, shape=(leaf.shape[0] + 1, *leaf.shape[1:]))
+        if leaf.kind == "input" and leaf.shape and not leaf.source
+        else leaf
+        for name, leaf in program.leaves.items()
+    }
+    return program.without(leaves=leaves)
+
+
+def _elsewhere(program: Program) -> Calls:
+    """What was captured at some extents, called at others."""
+    bound, other = program.bound(), grown(program).bound()
+    if program.changes:
+        return []
+    function = mge.jit.compile(dynamic=_first_axes(program))(bound.function)
+    try:
+        function.graph(*bound.inputs)
+    except TreadleError:
+        return []
+    found = [[y.numpy() for y in function(*other.inputs)] for _ in range(2)]
+    bound.change()
+    return [*found, [y.numpy() for y in function(*other.inputs)]]
 
 
 def _traced(program: Program) -> Calls:
@@ -82,11 +106,13 @@ def _sunk(program: Program) -> Calls:
         if "returns to Python" in str(error):
             return []
         raise
-    return [[y.numpy() for y in results[-1]]]
+    return [[y.numpy() for y in call] for call in results]
 
 
 def _saved(program: Program) -> Calls:
     bound, file = program.bound(), io.BytesIO()
+    if program.changes:
+        return []  # A file has its own state.
     save_program(bound.function, file, *bound.inputs)
     file.seek(0)
     loaded = load_program(file)
@@ -95,7 +121,7 @@ def _saved(program: Program) -> Calls:
 
 def _dumped(program: Program) -> Calls:
     bound = program.bound()
-    if program.grads or not bound.inputs:
+    if program.grads or program.changes or not bound.inputs:
         return []
     traced = mge.jit.trace(capture_as_const=True)(bound.function)
     traced(*bound.inputs)
@@ -123,6 +149,7 @@ MODES: dict[str, Callable[[Program], Calls]] = {
     "reference": _compiled(engines=("reference",)),
     **{f"level {n}": _compiled(level=n) for n in (0, 1, 2, 3)},
     **{f"no {name}": _compiled(disabled=(name,)) for name in PASSES},
+    "no groups": _compiled(fusion=False),
     "own memory": _compiled(reuse_memory=False),
     "budget": _compiled(memory_budget=1, strict_budget=False),
     "streams": _compiled(streams=2),
@@ -130,6 +157,7 @@ MODES: dict[str, Callable[[Program], Calls]] = {
     "trace": _traced,
     "sink": _sunk,
     "dynamic": _dynamic,
+    "other extents": _elsewhere,
     "program file": _saved,
     "model file": _dumped,
     "1 thread": _threads(1),
@@ -144,17 +172,17 @@ class Truth:
     results hang on a comparison, and how much an error grows.
     """
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, change: bool = True) -> None:
         self.program = program
         self.error: TreadleError | None = None
         self.calls: Calls = []
         self.spread: list[list[Array]] = []
         try:
-            self.calls = _calls(program, lambda f: f)
+            self.calls = _calls(program, lambda f: f, change)
         except TreadleError as error:
             self.error = error
             return
-        near = [_nudged(program, n) for n in (1, 2, 3)]
+        near = [_nudged(program, n, change) for n in (1, 2, 3)]
         for k, call in enumerate(self.calls):
             spread = []
             for i, want in enumerate(call):
@@ -192,12 +220,14 @@ class Truth:
         return f"{int(wrong.sum())} of {wrong.size} wrong, {got[at]} for {want[at]} at {at}"
 
 
-def _nudged(program: Program, nudge: int) -> Calls:
+def _nudged(program: Program, nudge: int, change: bool) -> Calls:
     bound = program.bound(nudge)
     try:
         first = [y.numpy() for y in bound.function(*bound.inputs)]
-        bound.change()
-        return [first, first, [y.numpy() for y in bound.function(*bound.inputs)]]
+        second = [y.numpy() for y in bound.function(*bound.inputs)] if program.changes else first
+        if change:
+            bound.change()
+        return [first, second, [y.numpy() for y in bound.function(*bound.inputs)]]
     except TreadleError:  # An index that hangs on a comparison.
         return []
 
@@ -230,10 +260,15 @@ def differences(program: Program, modes: Sequence[str]) -> dict[str, str]:
 
 
 def _compared(truth: Truth, mode: str) -> str:
+    if mode == "sink":
+        truth = Truth(truth.program, change=False)
+    program = truth.program
+    if mode == "other extents":
+        truth = Truth(grown(program))
     try:
-        got = MODES[mode](truth.program)
+        got = MODES[mode](program)
     except TreadleError as error:
-        return "" if truth.error is not None else _told(error)
+        return "" if truth.error is not None or RUN_TIME in str(error) else _told(error)
     except Exception as error:
         return _told(error)
     if truth.error is not None:

@@ -11,8 +11,47 @@ import numpy as np
 import treadle as mge
 import treadle.functional as F
 from treadle.autodiff import GradManager
+from treadle.base import dtype as dt
+from treadle.ops import REGISTRY
+from treadle.ops.collective import Collective
+from treadle.ops.custom import Custom
+from treadle.ops.fused import Fused
+from treadle.ops.op import Op
+from treadle.ops.quant import Dequantize, Quantize
+from treadle.ops.sample import Sample
 
 Array = Any
+
+SAMPLED: dict[str, list[Sample]] = {
+    name: found
+    for name, made in REGISTRY.items()
+    if not issubclass(made, (Collective, Custom, Fused))
+    and (found := [s for s in made.samples() if s.args])
+}
+"""Ops of the table by name, with their samples; not those that need other processes, foreign code,
+or are made by the engine itself."""
+
+
+def sampled_op(name: str, number: int) -> Op:
+    """The op of a sample."""
+    return SAMPLED[name][number].op
+
+
+def rounded(x: mge.Tensor, step: float) -> mge.Tensor:
+    """Numbers as a grid of integers has them, by way of these integers."""
+    scale, zero = mge.tensor(step), mge.tensor(0, dtype="int32")
+    return Dequantize()(Quantize(dt.int8, -128, 127)(x, scale, zero), scale, zero)
+
+
+SCOPE: dict[str, Any] = {
+    "mge": mge,
+    "F": F,
+    "np": np,
+    "op": lambda name, **attributes: REGISTRY[name](**attributes),
+    "sample": sampled_op,
+    "rounded": rounded,
+}
+"""What lines may name besides values."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +64,7 @@ class Leaf:
         shape: its extents.
         seed: of its contents.
         low, high: of integers.
+        source: "op/sample/element type/argument", whose contents it has instead.
     """
 
     kind: str
@@ -33,9 +73,13 @@ class Leaf:
     seed: int
     low: int = -4
     high: int = 5
+    source: str = ""
 
     def array(self) -> Array:
         """Its contents: numbers of few digits, which many ops keep exact."""
+        if self.source:
+            name, number, kind, at = self.source.split("/")
+            return SAMPLED[name][int(number)].arrays(dt.as_dtype(kind))[int(at)]
         rng = np.random.default_rng(self.seed)
         if self.dtype == "bool":
             return np.asarray(rng.integers(0, 2, self.shape)).astype(bool)
@@ -55,6 +99,8 @@ class Leaf:
 
     def __str__(self) -> str:
         text = f"Leaf({self.kind!r}, {self.dtype!r}, {self.shape}, {self.seed}"
+        if self.source:
+            return f"{text}, source={self.source!r})"
         return text + (f", {self.low}, {self.high})" if (self.low, self.high) != (-4, 5) else ")")
 
 
@@ -76,7 +122,8 @@ class Program:
         outputs: what it returns.
         grads: return gradients of the parameters as well.
         coarse: the least exact element type that it goes through.
-        dynamic: the first axis of every input may be declared to change.
+        optimizer: with gradients: what steps the parameters, which are returned then.
+        casting: the 16-bit type of mixed precision, or nothing.
     """
 
     leaves: Mapping[str, Leaf]
@@ -84,6 +131,15 @@ class Program:
     outputs: tuple[str, ...]
     grads: bool = False
     coarse: str = "float32"
+    optimizer: str = ""
+    casting: str = ""
+
+    @property
+    def changes(self) -> bool:
+        """Whether it changes its parameters by itself, or draws random numbers."""
+        return bool(self.optimizer) or any(
+            "mge.random" in line or "dropout" in line or "; p" in line for line in self.lines
+        )
 
     @property
     def inputs(self) -> list[str]:
@@ -100,11 +156,16 @@ class Program:
         body = "\n".join(f"    {line}" for line in self.lines) or "    pass"
         returned = ", ".join(self.outputs)
         plain = f"def plain({', '.join(self.inputs)}):\n{body}\n    return ({returned},)\n"
-        return plain + (GRADS if self.grads else "f = plain\n")
+        if self.casting:
+            plain += f"plain = mge.amp.autocast(low_prec_dtype={self.casting!r})(plain)\n"
+        if self.optimizer:
+            return plain + f"optimizer = {self.optimizer}\n" + GRADS + STEP
+        return plain + (GRADS + GIVEN if self.grads else "f = plain\n")
 
     def bound(self, nudge: int = 0) -> Bound:
         """The function with parameters of its own, and arguments."""
-        scope: dict[str, Any] = {"mge": mge, "F": F, "np": np, "GradManager": GradManager}
+        mge.random.seed(11)
+        scope: dict[str, Any] = {**SCOPE, "GradManager": GradManager}
         made = {
             name: leaf.tensor(nudge and nudge * 1000 + i)
             for i, (name, leaf) in enumerate(self.leaves.items())
@@ -124,7 +185,8 @@ class Program:
             "from tests.fuzz.modes import differences\n"
             "from tests.fuzz.program import Leaf, Program\n\n"
             f"program = Program(\n    {{\n{leaves}\n    }},\n    (\n{lines}\n    ),\n"
-            f"    {self.outputs!r},\n    grads={self.grads},\n    coarse={self.coarse!r},\n)\n"
+            f"    {self.outputs!r},\n    grads={self.grads},\n    coarse={self.coarse!r},\n"
+            f"    optimizer={self.optimizer!r},\n    casting={self.casting!r},\n)\n"
             f"print(program.source())\n"
             f"print(differences(program, [{mode!r}]))\n"
         )
@@ -146,10 +208,14 @@ def f(*inputs):
             if y.dtype.kind == "f" or "float" in str(y.dtype):
                 loss = loss + F.sin(y.astype("float32")).sum()
         gm.backward(loss)
-    grads = [p.grad if p.grad is not None else mge.tensor(0.0) for p in params]
+"""
+GIVEN = """    grads = [p.grad if p.grad is not None else mge.tensor(0.0) for p in params]
     for p in params:
         p.grad = None
     return (*made, *grads)
+"""
+STEP = """    optimizer.step().clear_grad()
+    return (*made, *[p * 1 for p in params])
 """
 
 

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 from tests.fuzz import modes
 from tests.fuzz.__main__ import KNOWN, Worker, packed, program_of
-from tests.fuzz.generate import generate, out_of_range
+from tests.fuzz.families import sampled
+from tests.fuzz.generate import Generator, generate, out_of_range
 from tests.fuzz.minimize import minimized
 from tests.fuzz.modes import MODES, differences
-from tests.fuzz.program import Leaf, Program
+from tests.fuzz.program import SAMPLED, Leaf, Program
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -75,6 +76,19 @@ def test_a_process_that_ends_is_survived() -> None:
         assert "died" in worker.answer()
     finally:
         worker.end()
+
+
+def test_every_op_can_be_a_line() -> None:
+    missing = []
+    for name in SAMPLED:
+        for seed in range(8):
+            g = Generator(seed)
+            made = sampled(g, name)
+            if made is not None and g.add(*made):
+                break
+        else:
+            missing.append(name)
+    assert missing == ["make_complex"]  # Complex numbers are no results; F.real and F.imag are.
 
 
 def test_known_differences_only_shrink() -> None:

@@ -149,3 +149,13 @@ def test_methods_of_a_generator_are_the_functions_of_the_module() -> None:
     rng.shuffle(first)
     R.shuffle(second)
     assert first.tolist() == second.tolist() and sorted(first.tolist()) == [1, 2, 3, 4]
+
+
+def test_scales_may_be_tensors() -> None:
+    mean, std = mge.tensor([[-100.0], [0.0], [100.0]]), mge.tensor([0.0, 1.0])
+    drawn = [R.RNG(seed=3).normal(m, s, (3, 2)) for m, s in ((mean, std), (0, 1))]
+    np.testing.assert_allclose(drawn[0].numpy(), drawn[1].numpy() * std.numpy() + mean.numpy())
+    compiled = mge.jit.compile(lambda m: R.uniform(m, m + 1.0, (3, 1)) - R.normal(m, 0.0, (3, 1)))
+    assert ((compiled(mean).numpy() >= 0) & (compiled(mean).numpy() < 1)).all()
+    with pytest.raises(ShapeError, match="more extents"):
+        R.normal(mean)

@@ -24,6 +24,7 @@ from treadle.ops.gather import Index, IndexUpdate, Nonzero
 from treadle.ops.movement import Reshape
 from treadle.ops.op import Op
 from treadle.ops.operators import Operators, as_array
+from treadle.ops.select import Where
 from treadle.ops.slicing import Slice, SliceUpdate
 
 T = TypeVar("T", bound=Operators)
@@ -148,10 +149,13 @@ def setitem(x: T, index: Any, value: Any) -> T:
     """
     if index is Ellipsis:
         return value if x.is_operand(value) else x.constant(as_array(Index(()), value))
-    plan = _parse(x, index)
     source = _as_operand(x, value)
     if source.type.dtype is not x.type.dtype:
         source = source.astype(x.type.dtype)
+    mask = _mask_of_rows(x, index, source)
+    if mask is not None:
+        return Where()(mask, source, x)
+    plan = _parse(x, index)
     sliced = _sliced(x, plan)
     if plan.gathered:
         part = sliced.reshape(plan.kept)
@@ -165,6 +169,25 @@ def setitem(x: T, index: Any, value: Any) -> T:
         part = _fit(source, plan.kept)
     starts, stops, steps = _bounds(plan, x.type.shape)
     return SliceUpdate(starts, stops, steps)(x, part.reshape(sliced.type.shape))
+
+
+def _mask_of_rows(x: T, index: Any, source: T) -> T | None:
+    """A mask over leading axes in a shape that broadcasts, if every True gets the same value.
+
+    How many there are then does not matter, so that compiled programs can hold it.
+    """
+    mask = index[0] if isinstance(index, tuple) and len(index) == 1 else index
+    if not x.is_operand(mask) or mask.type.dtype is not bool_ or not mask.type.shape:
+        return None
+    own, rank = x.type.shape, len(mask.type.shape)
+    rows, rest = own[:rank], own[rank:]
+    given = source.type.shape
+    if mask.type.shape != rows or len(given) > len(rest):
+        return None
+    if any(g not in (1, d) for g, d in zip(given[::-1], rest[::-1], strict=False)):
+        return None
+    found: T = mask.reshape((*rows, *[1] * len(rest)))
+    return found
 
 
 def _as_operand(x: T, value: Any) -> T:

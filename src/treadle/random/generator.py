@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from treadle.base.dtype import DType, as_dtype, float32, int32, uint32
+from treadle.base.errors import ShapeError
 from treadle.base.modes import capturing
 from treadle.engine.devices import CompNode, default_device, resolve
 from treadle.engine.dispatch import eager_type
@@ -87,25 +88,43 @@ class RNG:
     ) -> Tensor:
         """Uniform numbers in [low, high), up to rounding; `size` None gives shape (1,).
 
+        Args:
+            low, high: numbers, or tensors that broadcast to `size`, which are taken as they are.
+            size: extents, a tuple.
+            dtype: a floating element type.
+
         Raises:
             AssertionError: `low` is not below `high`.
             TypeError: `size` is an int; pass a tuple.
+            ShapeError: a tensor does not broadcast to `size`.
         """
-        if not low < high:
+        plain = not isinstance(low, Tensor) and not isinstance(high, Tensor)
+        if plain and not low < high:
             raise AssertionError(f"uniform needs low < high, got {low} and {high}")
         unit = self.draw(RandomUniform(_shape(size), _floating(dtype)))
-        return unit if (low, high) == (0, 1) else unit * (high - low) + low
+        if plain and (low, high) == (0, 1):
+            return unit
+        return _of_size("uniform", unit * (high - low) + low, unit)
 
     def normal(
         self, mean: Any = 0.0, std: Any = 1.0, size: Size = None, dtype: Any = "float32"
     ) -> Tensor:
         """Normal numbers; `size` None gives shape (1,).
 
+        Args:
+            mean, std: numbers, or tensors that broadcast to `size`.
+            size: extents, a tuple.
+            dtype: a floating element type.
+
         Raises:
             TypeError: `size` is an int; pass a tuple.
+            ShapeError: a tensor does not broadcast to `size`.
         """
         standard = self.draw(RandomNormal(_shape(size), _floating(dtype)))
-        return standard if (mean, std) == (0, 1) else standard * std + mean
+        plain = not isinstance(mean, Tensor) and not isinstance(std, Tensor)
+        if plain and (mean, std) == (0, 1):
+            return standard
+        return _of_size("normal", standard * std + mean, standard)
 
     def gamma(self, shape: Any, scale: Any = 1, size: Size = None) -> Tensor:
         """Gamma variates; see `treadle.random.gamma`."""
@@ -174,6 +193,18 @@ def _shape(size: Size) -> tuple[int, ...]:
     if isinstance(size, Tensor) and not size.ndim:
         return (int(size),)
     return tuple(int(s) for s in size)
+
+
+def _of_size(name: str, made: Tensor, drawn: Tensor) -> Tensor:
+    """Numbers on a scale of their own, unless that gave one draw to several places."""
+    if made.shape != drawn.shape:
+        raise ShapeError(
+            name,
+            "its parameters have more extents than the result",
+            saw=f"size {tuple(drawn.shape)}, numbers {tuple(made.shape)}",
+            hint="pass the size of the result",
+        )
+    return made
 
 
 def _floating(dtype: Any) -> DType:
