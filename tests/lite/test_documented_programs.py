@@ -106,8 +106,9 @@ def test_configuration(model: str, want: Any) -> None:
     config.options.weight_preprocess = True
     config.options.const_shape = True
     config.options.var_sanity_check_first_run = False
+    config = LiteConfig(LiteDeviceType.LITE_CPU, config.options)
     io = LiteNetworkIO()
-    io.add_input("data")
+    io.add_input("data", layout=LiteLayout([4, 3, 8, 8]))
     io.add_output("prob", True, LiteIOType.LITE_IO_VALUE)
     network = LiteNetwork(config, io)
     network.enable_cpu_inplace_mode()
@@ -163,8 +164,10 @@ def test_start_and_finish_callbacks(model: str) -> None:
     network.load(model)
 
     @start_finish_callback
-    def callback(ios: dict[str, Any]) -> int:
-        seen.extend((name, tensor.layout.shapes) for name, tensor in ios.items())
+    def callback(ios: dict[LiteIO, Any]) -> int:
+        for key in ios:
+            assert ios[key.name] is ios[key]
+            seen.append((key.name, ios[key].layout.shapes))
         return 0
 
     network.set_start_callback(callback)

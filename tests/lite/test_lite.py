@@ -110,7 +110,7 @@ def test_data_is_shared_without_a_copy(model: Any) -> None:
 
 def test_chosen_outputs_layouts_and_shapes(model: Any) -> None:
     io = LiteNetworkIO()
-    io.add_input(LiteIO("data", config_layout=LiteLayout((4, 3, 8, 8), "float32")))
+    io.add_input(LiteIO("data", layout=LiteLayout((4, 3, 8, 8), "float32")))
     io.add_output("features", True, LiteIOType.LITE_IO_SHAPE)
     network = loaded(model, io=io)
     assert network.get_all_output_name() == ["features"]
@@ -127,6 +127,7 @@ def test_callbacks_and_async_runs(model: Any) -> None:
     network.set_finish_callback(lambda tensors: seen.append(("finish", list(tensors))) or 0)
     network.forward()
     assert seen == [("start", ["data"]), ("finish", ["scores", "features"])]
+    assert all(isinstance(io, LiteIO) for _, ios in seen for io in ios)
     done: list[int] = []
     network.async_with_callback(lambda: done.append(1) or 0)
     network.forward()
@@ -147,6 +148,17 @@ def test_weights_are_shared(model: Any) -> None:
     found = second.get_io_tensor("scores").to_numpy()
     np.testing.assert_allclose(found, model[1](X)[0], rtol=1e-5, atol=1e-6)
     assert first.get_io_tensor("data").to_numpy().max() == 0
+    first.set_start_callback(lambda ios: ios["data"].fill_zero() or 0)
+    clone = first.clone()
+    assert clone.get_all_output_name() == first.get_all_output_name()
+    clone.get_io_tensor("data").set_data_by_copy(X)
+    clone.forward()
+    first.forward()
+    assert clone._model is first._model
+    np.testing.assert_array_equal(clone.get_io_tensor("scores").to_numpy(), found)
+    assert np.abs(first.get_io_tensor("scores").to_numpy() - found).max() > 1e-3
+    with pytest.raises(RuntimeError, match="no model is loaded"):
+        LiteNetwork().clone()
 
 
 def test_looking_inside(model: Any, tmp_path: Path) -> None:
@@ -167,9 +179,13 @@ def test_looking_inside(model: Any, tmp_path: Path) -> None:
 
 
 def test_settings_are_accepted_or_refused(model: Any) -> None:
-    network = loaded(model)
-    network.stream_id, network.device_id = 1, 0
-    assert (network.stream_id, network.device_id) == (1, 0)
+    network = LiteNetwork()
+    network.stream_id, network.device_id = 1, 2
+    network.load(str(model[0]))
+    assert (network.stream_id, network.device_id) == (1, 2)
+    for name in ("stream_id", "device_id"):
+        with pytest.raises(RuntimeError, match=f"{name} is set before a model is loaded"):
+            setattr(network, name, 1)
     assert not network.is_cpu_inplace_mode()
     network.enable_cpu_inplace_mode()
     assert network.is_cpu_inplace_mode()
@@ -217,7 +233,7 @@ def test_layouts_and_budgets_reach_the_engine(model: Any, tmp_path: Any) -> None
     with pytest.raises(TreadleError, match="memory budget"):
         network.forward()
     options = LiteOptions(enable_nhwcd4=True, force_dynamic_alloc=True)
-    found = LiteNetwork(LiteConfig(options))._settings
+    found = LiteNetwork(LiteConfig(option=options))._settings
     assert found.layouts == ("channels-last",) and not found.reuse_memory
 
 

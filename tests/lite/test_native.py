@@ -159,7 +159,7 @@ def test_a_portable_file_has_no_gears(portable: Model, tmp_path: Path, told: lis
 
 
 def test_a_gear_is_chosen_by_configuration(file: Path) -> None:
-    io = LiteNetworkIO([LiteIO("data", config_layout=LiteLayout((1, 3, 8, 8), "float32"))])
+    io = LiteNetworkIO([LiteIO("data", layout=LiteLayout((1, 3, 8, 8), "float32"))])
     network = loaded(file, io=io)
     assert network.get_io_tensor("data").layout.shapes == (1, 3, 8, 8)
     network.forward()
@@ -214,7 +214,7 @@ def test_results_that_do_not_fit_go_elsewhere_or_are_refused(compute: Any, file:
     network.get_io_tensor("scores").set_data_by_share(frozen)
     np.testing.assert_allclose(scores(network, X), wanted(compute, X), rtol=1e-5)
     strict = LiteOptions(force_output_use_user_specified_memory=True)
-    network = loaded(file, config=LiteConfig(strict))
+    network = loaded(file, config=LiteConfig(option=strict))
     network.get_io_tensor("scores").set_data_by_share(small)
     with pytest.raises(RuntimeError, match="does not fit the memory"):
         scores(network, X)
@@ -301,7 +301,7 @@ def test_looking_inside_uses_the_portable_part(
 def test_options_that_change_the_code_have_it_compiled(
     compute: Any, file: Path, told: list[str]
 ) -> None:
-    network = loaded(file, config=LiteConfig(LiteOptions(enable_nhwcd4=True)))
+    network = loaded(file, config=LiteConfig(option=LiteOptions(enable_nhwcd4=True)))
     np.testing.assert_allclose(scores(network, X), wanted(compute, X), rtol=1e-5)
     assert len(told) == 1
     assert "options of the network" in told[0]
@@ -365,7 +365,7 @@ def test_runs_that_nobody_waits_for_leave_nothing_behind(file: Path) -> None:
     for _ in range(20):
         network.forward()
         assert done.acquire(timeout=300)
-    assert len(network._running) <= 2
+    assert len(network._background._running) <= 2
     network.wait()
 
 

@@ -23,6 +23,7 @@ from treadle.base.files.sealed import Kind, Sealed, chunks_of, write
 from treadle.base.files.source import PathLike, Source, open_source
 from treadle.base.files.trust import Signer
 from treadle.base.log import get_logger
+from treadle.engine.devices import CompNode
 from treadle.engine.homes import engines_of, has_compiler
 from treadle.engine.model_file import KIND, opened
 from treadle.engine.native_part import MEMBERS, NativePart, described, entry_of, members_of
@@ -36,6 +37,7 @@ from treadle.graph.printer import to_text
 from treadle.ops.constant import ArrayData
 from treadle.ops.custom import RuntimeBlob, load_blob, store_blob
 from treadle.ops.fused import Fused
+from treadle.runtime.array import DeviceArray, to_device, to_host
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,6 +298,8 @@ class Runner:
         options: of the compilation.
         native: the same graph as machine code: where one fits this machine, and has the shapes of
             the inputs as a gear, that runs and nothing is compiled.
+        home: the device that it runs on, whose arrays it then takes (besides the host's) and gives;
+            None for the host.
     """
 
     def __init__(
@@ -303,12 +307,13 @@ class Runner:
         graph: Graph,
         options: Options | None = None,
         native: Sequence[NativePart] = (),
+        home: CompNode | None = None,
     ) -> None:
         self.graph = graph
-        self.stages = Stages(graph, options=options or Options())
+        self.stages = Stages(graph, options=options or Options(), home=home)
         self._native = _ready(native, tuple(v.type.shape for v in graph.inputs))
 
-    def __call__(self, arrays: Sequence[Any]) -> list[Array]:
+    def __call__(self, arrays: Sequence[Any]) -> list[Any]:
         """Run on one array per input, in order; they take the element types of the inputs.
 
         Raises:
@@ -319,6 +324,9 @@ class Runner:
         ]
         if self._native is not None:
             return self._native.run(given)
+        if self.stages.home is not None:
+            device = self.stages.home.open()
+            return self.stages.compile().run([to_device(a, device) for a in given])
         try:
             return self.stages.compile().run(given)
         except CompileError as error:
@@ -337,10 +345,13 @@ def _ready(native: Sequence[NativePart], shapes: Shapes) -> NativeRunner | None:
     return None if best is None else NativeRunner(having[best])
 
 
-def _fitting(value: Value, array: Any) -> Array:
-    fit = np.ascontiguousarray(array, value.type.dtype.numpy)
-    if not value.type.shape and fit.size == 1:
-        fit = fit.reshape(())
+def _fitting(value: Value, array: Any) -> Any:
+    if isinstance(array, DeviceArray) and array.dtype == value.type.dtype.numpy:
+        fit: Any = array
+    else:
+        fit = np.ascontiguousarray(to_host(array), value.type.dtype.numpy)
+        if not value.type.shape and fit.size == 1:
+            fit = fit.reshape(())
     if fit.shape != value.type.shape:
         raise ShapeError(
             "model",

@@ -19,10 +19,11 @@ class LiteBackend(IntEnum):
 
 
 class LiteDeviceType(IntEnum):
-    """Kinds of devices; networks run on the host whatever is asked for, unless it is a card."""
+    """Kinds of devices; one that is no host needs a backend. `LITE_OPENCL` is Treadle's own."""
 
     LITE_CPU = 0
     LITE_CUDA = 1
+    LITE_OPENCL = 2
     LITE_ATLAS = 3
     LITE_NPU = 4
     LITE_CAMBRICON = 5
@@ -90,6 +91,15 @@ _NUMPY: dict[LiteDataType, np.dtype[Any]] = {
 }
 _LITE = {dtype: lite for lite, dtype in _NUMPY.items()}
 
+_KINDS = {
+    LiteDeviceType.LITE_CUDA: "gpu",
+    LiteDeviceType.LITE_OPENCL: "opencl",
+    LiteDeviceType.LITE_ATLAS: "atlas",
+    LiteDeviceType.LITE_NPU: "npu",
+    LiteDeviceType.LITE_CAMBRICON: "cambricon",
+    LiteDeviceType.LITE_AX: "ax",
+}
+
 _LEVELS = {
     LiteLogLevel.DEBUG: logging.DEBUG,
     LiteLogLevel.INFO: logging.INFO,
@@ -117,6 +127,11 @@ def to_lite(dtype: Any) -> LiteDataType:
     if found is None:
         raise TypeError(f"Lite has no element type {np.dtype(dtype)}; cast the model's output")
     return found
+
+
+def device_kind(device_type: LiteDeviceType) -> str:
+    """What Treadle calls devices of a type: `gpu`, for example; "" for those on the host."""
+    return _KINDS.get(LiteDeviceType(device_type), "")
 
 
 def set_log_level(level: LiteLogLevel) -> None:

@@ -56,11 +56,13 @@ class Settings:
         layouts: orders of the axes of maps to choose from; empty for the file's, or the machine's.
         reuse_memory: values share memory.
         memory_limit: bytes for values and scratch memory; 0 for no limit.
+        device: where it runs, such as `gpu0`; "" for the host.
     """
 
     layouts: tuple[str, ...] = ()
     reuse_memory: bool = True
     memory_limit: int = 0
+    device: str = ""
 
 
 AS_COMPILED = Settings()
@@ -77,29 +79,55 @@ def settings_of(options: LiteOptions) -> Settings:
     return Settings(tuple(name for name, yes in wanted.items() if yes), reuse)
 
 
-@dataclass
 class LiteConfig:
     """Where and how a network runs.
 
-    Attributes:
-        has_compression: accepted.
-        device_type, device_id: the host.
-        backend: there is one.
+    Args:
+        device_type: of the device that the network runs on.
+        option: options of the optimizer; the attribute is `options`.
+        device_id: number of the device.
         bare_model_cryption_name: of a method that `LiteGlobal.register_decryption_and_key` knows.
-        options: of the optimizer.
+        has_compression: accepted.
+        backend: there is one.
         auto_optimize_inference: accepted; the engine optimizes in any case.
+        discrete_input_name: accepted; `get_discrete_tensor` gives parts of any input.
     """
 
-    option: LiteOptions | None = None
-    has_compression: bool = False
-    device_id: int = 0
-    device_type: LiteDeviceType = LiteDeviceType.LITE_CPU
-    backend: LiteBackend = LiteBackend.LITE_DEFAULT
-    bare_model_cryption_name: str = ""
-    auto_optimize_inference: bool = False
+    def __init__(
+        self,
+        device_type: LiteDeviceType = LiteDeviceType.LITE_CPU,
+        option: LiteOptions | None = None,
+        *,
+        device_id: int = 0,
+        bare_model_cryption_name: str | bytes = "",
+        has_compression: bool = False,
+        backend: LiteBackend = LiteBackend.LITE_DEFAULT,
+        auto_optimize_inference: bool = False,
+        discrete_input_name: str | bytes = "",
+    ) -> None:
+        self.device_type, self.device_id = device_type, device_id
+        self.options = option or LiteOptions()
+        self.bare_model_cryption_name = bare_model_cryption_name
+        self.has_compression, self.backend = has_compression, backend
+        self.auto_optimize_inference = auto_optimize_inference
+        self.discrete_input_name = discrete_input_name
 
-    def __post_init__(self) -> None:
-        self.options = self.option or LiteOptions()
+    @property
+    def bare_model_cryption_name(self) -> str:
+        """Name of the method of decryption, as text or UTF-8; "" for none."""
+        return self._cryption
+
+    @bare_model_cryption_name.setter
+    def bare_model_cryption_name(self, name: str | bytes) -> None:
+        self._cryption = _text(name)
+
+    def __repr__(self) -> str:
+        device = LiteDeviceType(self.device_type).name
+        return f"LiteConfig({device}, {self.options}, device_id={self.device_id})"
+
+
+def _text(name: str | bytes) -> str:
+    return name.decode("utf-8") if isinstance(name, bytes) else name
 
 
 @dataclass
@@ -109,21 +137,47 @@ class LiteExtraConfig:
     disable_configure_by_model_info: bool = False
 
 
-@dataclass
 class LiteIO:
-    """One input or output.
+    """One input or output. Those of one name are equal, also to the name itself.
 
-    Attributes:
-        name: in the model.
-        is_host: where its memory is; always the host.
+    Args:
+        name: in the model, as text or UTF-8.
+        is_host: whether its memory is the host's; if not, it is that of the network's device.
         io_type: a value, or for outputs only the shape.
-        config_layout: the layout to make the network for, where it is not the file's.
+        layout: the layout to make the network for, where it is not the file's; the attribute is
+            `config_layout`.
     """
 
-    name: str
-    is_host: bool = True
-    io_type: LiteIOType = LiteIOType.LITE_IO_VALUE
-    config_layout: LiteLayout | None = None
+    def __init__(
+        self,
+        name: str | bytes,
+        is_host: bool = True,
+        io_type: LiteIOType = LiteIOType.LITE_IO_VALUE,
+        layout: LiteLayout | None = None,
+    ) -> None:
+        self.name = name
+        self.is_host, self.io_type, self.config_layout = is_host, io_type, layout
+
+    @property
+    def name(self) -> str:
+        """Its name in the model."""
+        return self._name
+
+    @name.setter
+    def name(self, name: str | bytes) -> None:
+        self._name = _text(name)
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, LiteIO):
+            return self.name == other.name
+        return self.name == other if isinstance(other, str) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+    def __repr__(self) -> str:
+        where = "host" if self.is_host else "device"
+        return f"LiteIO({self.name!r}, {where}, {self.io_type.name}, {self.config_layout})"
 
 
 def _ios(given: Sequence[Any] | None) -> list[LiteIO]:
@@ -131,7 +185,7 @@ def _ios(given: Sequence[Any] | None) -> list[LiteIO]:
     for entry in given or ():
         if isinstance(entry, LiteIO):
             made.append(entry)
-        elif isinstance(entry, str):
+        elif isinstance(entry, str | bytes):
             made.append(LiteIO(entry))
         else:
             made.append(LiteIO(*entry))
@@ -151,13 +205,13 @@ class LiteNetworkIO:
         self.inputs = _ios(inputs)
         self.outputs = _ios(outputs)
 
-    def add_input(self, obj: Any, *args: Any) -> None:
+    def add_input(self, obj: Any, *args: Any, **kwargs: Any) -> None:
         """Add an input, given as a `LiteIO`, or as the arguments of one."""
-        self.inputs += _ios([obj if isinstance(obj, LiteIO) else (obj, *args)])
+        self.inputs.append(obj if isinstance(obj, LiteIO) else LiteIO(obj, *args, **kwargs))
 
-    def add_output(self, obj: Any, *args: Any) -> None:
+    def add_output(self, obj: Any, *args: Any, **kwargs: Any) -> None:
         """Add an output, given as a `LiteIO`, or as the arguments of one."""
-        self.outputs += _ios([obj if isinstance(obj, LiteIO) else (obj, *args)])
+        self.outputs.append(obj if isinstance(obj, LiteIO) else LiteIO(obj, *args, **kwargs))
 
 
 def wrap_async_callback(func: Callable[[], int]) -> Callable[[], int]:
@@ -165,8 +219,8 @@ def wrap_async_callback(func: Callable[[], int]) -> Callable[[], int]:
     return func
 
 
-def start_finish_callback(func: Callable[[dict[str, Any]], int]) -> Callable[[dict[str, Any]], int]:
-    """A function of a dict of tensors by name, as `set_start_callback` wants it."""
+def start_finish_callback(func: Callable[[dict[LiteIO, Any]], int]) -> Callable[..., int]:
+    """A function of a dict of tensors by `LiteIO`, as `set_start_callback` wants it."""
     return func
 
 

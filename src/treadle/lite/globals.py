@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from treadle.lite.base import LiteBackend, LiteDeviceType
+from treadle.lite.base import LiteBackend, LiteDeviceType, device_kind
 
 Decrypt = Callable[[Any, bytes], bytes | list[int]]
 
@@ -105,9 +106,11 @@ class LiteGlobal:
 
     @staticmethod
     def get_device_count(device_type: LiteDeviceType) -> int:
-        """Number of devices of a kind: one host."""
-        hosts = (LiteDeviceType.LITE_CPU, LiteDeviceType.LITE_DEVICE_DEFAULT)
-        return int(LiteDeviceType(device_type) in hosts)
+        """Number of devices of a type: one host, and what backends have found."""
+        if not device_kind(device_type):
+            return 1
+        # Devices are behind this import, which networks of the host do without.
+        return int(importlib.import_module("treadle.lite.placed").count_of(device_type))
 
     @staticmethod
     def try_coalesce_all_free_memory() -> None:

@@ -25,6 +25,7 @@ from treadle.lite.config import (
 from treadle.lite.globals import decrypted
 from treadle.lite.native import Native, Room
 from treadle.lite.tensor import Array, LiteLayout
+from treadle.runtime.array import to_host
 
 if TYPE_CHECKING:
     from treadle.lite.packed import Choices, Packed
@@ -87,6 +88,8 @@ class LiteModel:
             if shapes in self.native.gears:
                 return self.native.run(arrays, room)
             reason = f"it has no code for inputs of shapes {list(map(list, shapes))}"
+        elif settings.device:
+            reason = f"it runs on {settings.device}"
         else:
             reason = "options of the network differ from those that its code was compiled with"
         results = self.portable_because(reason).run(arrays, settings)
@@ -97,7 +100,7 @@ def _placed(name: str, result: Array, room: Room) -> Array:
     target = room(name, LiteLayout(result.shape, result.dtype))
     if target is None:
         return result
-    np.copyto(target, result)
+    np.copyto(target, to_host(result))
     return target
 
 

@@ -29,7 +29,7 @@ class Native:
         self._offline = offline
         ports = offline.inputs, offline.outputs
         self.inputs, self.outputs = (
-            [LiteIO(p.name, config_layout=LiteLayout(p.shapes[0], p.dtype)) for p in ends]
+            [LiteIO(p.name, layout=LiteLayout(p.shapes[0], p.dtype)) for p in ends]
             for ends in ports
         )
         self.gears: dict[Shapes, list[tuple[str, LiteLayout]]] = {}

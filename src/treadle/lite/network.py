@@ -5,21 +5,28 @@ from __future__ import annotations
 import importlib
 import os
 import threading
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 
-from treadle.lite.base import LiteAlgoSelectStrategy, LiteIOType, LiteTensorPhase
-from treadle.lite.config import LiteConfig, LiteExtraConfig, LiteNetworkIO, settings_of
+from treadle.lite.background import Background
+from treadle.lite.base import (
+    LiteAlgoSelectStrategy,
+    LiteDeviceType,
+    LiteIOType,
+    LiteTensorPhase,
+    device_kind,
+)
+from treadle.lite.config import LiteConfig, LiteExtraConfig, LiteIO, LiteNetworkIO, settings_of
 from treadle.lite.model import LiteModel, opened
-from treadle.lite.tensor import Array, LiteLayout, LiteTensor, on_host
+from treadle.lite.tensor import Array, LiteLayout, LiteTensor
 
 Source = str | os.PathLike[str] | IO[Any]
-Callback = Callable[[dict[str, LiteTensor]], int]
+Callback = Callable[[dict[LiteIO, LiteTensor]], int]
 _LOOKED_INTO = "its values and times are looked into"
 
 
@@ -31,26 +38,29 @@ class LiteNetwork:
     without such code, are compiled when they are first met. Inputs are read, and outputs are
     written, where their tensors are; networks and threads that share a model share its weights.
 
+    On a device that is no host the graph of the file is compiled for it. Arrays of the host are
+    copied there and back, but for ends that `io` says are the device's (`is_host=False`): those
+    are tensors there, which another network may share.
+
     Args:
         config: where and how to run.
         io: inputs and outputs to use; all of the model's unless given.
 
     Raises:
-        RuntimeError: the device is no host.
+        RuntimeError: there is no such device.
     """
 
     def __init__(self, config: LiteConfig | None = None, io: LiteNetworkIO | None = None) -> None:
         self.config = config or LiteConfig()
         self.network_io = io or LiteNetworkIO()
-        on_host(self.config.device_type)
+        _place_of(self.config)
         self._model: LiteModel | None = None
         self._inputs: dict[str, LiteTensor] = {}
         self._outputs: dict[str, LiteTensor] = {}
-        self._run_lock, self._queue_lock = threading.RLock(), threading.Lock()
-        self._worker: ThreadPoolExecutor | None = None
-        self._worker_process = 0
-        self._running: list[Future[None]] = []
+        self._ends: dict[str, LiteIO] = {}
         self._shapes_only: set[str] = set()
+        self._lock = threading.RLock()
+        self._background = Background()
         self._start: Callback | None = None
         self._finish: Callback | None = None
         self._done: Callable[[], int] | None = None
@@ -86,24 +96,21 @@ class LiteNetwork:
 
         Raises:
             ValueError: `io` names an input or output that the model has not.
+            RuntimeError: there is no such device.
         """
-        wanted = {i.name: i for i in self.network_io.inputs}
-        chosen = [o.name for o in self.network_io.outputs] or [o.name for o in model.outputs]
-        for names, ends in ((wanted, model.inputs), (chosen, model.outputs)):
-            known = [end.name for end in ends]
-            for name in names:
-                if name not in known:
-                    raise ValueError(f"LiteNetwork: the model has no {name!r}; it has {known}")
+        inputs = _asked(self.network_io.inputs, model.inputs)
+        outputs = _asked(self.network_io.outputs, model.outputs)
+        chosen = self.network_io.outputs or model.outputs
         self._model = model
-        self._inputs, self._outputs = {}, {}
-        for end in model.inputs:
-            asked = wanted.get(end.name, end)
-            self._inputs[end.name] = LiteTensor(asked.config_layout or end.config_layout)
-        layouts = {end.name: end.config_layout for end in model.outputs}
-        for name in chosen:
-            self._outputs[name] = LiteTensor(layouts[name])
-        asked_for = self.network_io.outputs
-        self._shapes_only = {o.name for o in asked_for if o.io_type is LiteIOType.LITE_IO_SHAPE}
+        self._ends = {**outputs, **inputs}
+        ends = {end.name: end.config_layout for end in (*model.outputs, *model.inputs)}
+        made = {n: _tensor(io, self.config, ends[n]) for n, io in outputs.items()}
+        self._outputs = {io.name: made[io.name] for io in chosen}
+        self._inputs = {
+            n: _tensor(io, self.config, io.config_layout or ends[n]) for n, io in inputs.items()
+        }
+        self._shapes_only = {o.name for o in chosen if o.io_type is LiteIOType.LITE_IO_SHAPE}
+        self._settings = replace(self._settings, device=_place_of(self.config, self._stream_id))
 
     def _loaded(self) -> LiteModel:
         if self._model is None:
@@ -113,6 +120,20 @@ class LiteNetwork:
     def share_weights_with(self, src_network: LiteNetwork) -> None:
         """Become a network of the same model that shares its weights; tensors are its own."""
         self.use(src_network._loaded())
+
+    def clone(self) -> LiteNetwork:
+        """Another network of the same model, configured like this one; they share the weights.
+
+        Tensors, callbacks and runs are its own, so another thread may run it at the same time.
+
+        Raises:
+            RuntimeError: no model is loaded.
+        """
+        made = LiteNetwork(copy(self.config), self.network_io)
+        made._settings, made._by_model = self._settings, self._by_model
+        made._stream_id, made._inplace = self._stream_id, self._inplace
+        made.use(self._loaded())
+        return made
 
     def share_runtime_memroy(self, src_network: LiteNetwork) -> None:
         """Accepted: networks that share a model share the memory of runs, others keep their own.
@@ -188,23 +209,11 @@ class LiteNetwork:
         if self._done is None:
             self._run()
             return
-        with self._queue_lock:
-            if self._worker is None or self._worker_process != os.getpid():  # a fork has no threads
-                self._worker = ThreadPoolExecutor(1, thread_name_prefix="lite")
-                self._worker_process, self._running = os.getpid(), []
-            # Whoever goes by callbacks alone never waits; the first failure is kept nevertheless.
-            done = [run for run in self._running if run.done()]
-            failed = [run for run in done if run.exception() is not None][:1]
-            self._running = failed + self._running[len(done) :]
-            self._running.append(self._worker.submit(self._run_and_tell))
+        self._background.submit(self._run_and_tell)
 
     def wait(self) -> None:
         """Return when every `forward` so far is done; raises what the first that failed raised."""
-        with self._queue_lock:
-            running, self._running = self._running, []
-        failures = [error for future in running if (error := future.exception()) is not None]
-        if failures:
-            raise failures[0]
+        self._background.wait()
 
     def _run_and_tell(self) -> None:
         self._run()
@@ -212,26 +221,26 @@ class LiteNetwork:
             self._done()
 
     def _run(self) -> None:
-        with self._run_lock:
+        with self._lock:
             model = self._loaded()
             if self._start is not None:
-                self._start(dict(self._inputs))
-            arrays = [tensor.get_data_by_share() for tensor in self._inputs.values()]
+                self._start({self._ends[name]: t for name, t in self._inputs.items()})
+            arrays = [tensor.held() for tensor in self._inputs.values()]
             results = model.run(arrays, self._settings, self._room)
-            if self._shapes_only:
+            if self._settings.device or self._shapes_only:
                 for end, result in zip(model.outputs, results, strict=True):
-                    if end.name in self._shapes_only:
-                        self._outputs[end.name].set_data_by_share(np.array(result.shape, np.int32))
+                    if (tensor := self._outputs.get(end.name)) is not None:
+                        _keep(tensor, result, end.name in self._shapes_only)
             self._look(model, arrays)
             if self._finish is not None:
-                self._finish(dict(self._outputs))
+                self._finish({self._ends[name]: t for name, t in self._outputs.items()})
 
     def _room(self, name: str, layout: LiteLayout) -> Array | None:
         """Where a result goes: to its tensor, if it has one."""
-        if name not in self._outputs or name in self._shapes_only:
+        tensor = self._outputs.get(name)
+        if tensor is None or name in self._shapes_only or device_kind(tensor.device_type):
             return None
-        keep = self.config.options.force_output_use_user_specified_memory
-        return self._outputs[name].room_for(layout, keep)
+        return tensor.room_for(layout, self.config.options.force_output_use_user_specified_memory)
 
     def _look(self, model: LiteModel, arrays: list[Array]) -> None:
         """Write down what was asked for about a run; the graph's ops are needed for that."""
@@ -256,31 +265,37 @@ class LiteNetwork:
         self._done = async_callback
 
     def set_start_callback(self, start_callback: Callback) -> None:
-        """Call with the inputs by name before every run."""
+        """Call before every run with the inputs: a dict of tensors by `LiteIO`, or by name."""
         self._start = start_callback
 
     def set_finish_callback(self, finish_callback: Callback) -> None:
-        """Call with the outputs by name after every run."""
+        """Call after every run with the outputs: a dict of tensors by `LiteIO`, or by name."""
         self._finish = finish_callback
 
     # -- settings --------------------------------------------------------------------------
 
     @property
     def device_id(self) -> int:
-        """Number of the device."""
+        """Number of the device; it is set before `load`, or raises RuntimeError."""
         return self.config.device_id
 
     @device_id.setter
     def device_id(self, device_id: int) -> None:
+        self._before_load("device_id")
         self.config.device_id = device_id
+
+    def _before_load(self, what: str) -> None:
+        if self._model is not None:
+            raise RuntimeError(f"LiteNetwork: {what} is set before a model is loaded")
 
     @property
     def stream_id(self) -> int:
-        """Kept; the host runs one stream per thread."""
+        """Stream of the device, set before `load`; the host runs one stream per thread."""
         return self._stream_id
 
     @stream_id.setter
     def stream_id(self, stream_id: int) -> None:
+        self._before_load("stream_id")
         self._stream_id = stream_id
 
     @property
@@ -357,6 +372,38 @@ class LiteNetwork:
     def dump_layout_transform_model(self, model_file: str) -> None:
         """Write the model with the layouts that it is to be held in where it is loaded."""
         self._loaded().portable.write(model_file, self._settings)
+
+
+def _asked(asked: Sequence[LiteIO], ends: Sequence[LiteIO]) -> dict[str, LiteIO]:
+    """By name, a model's ends as they were asked for; ValueError where it has no such end."""
+    there = {end.name: end for end in ends}
+    for io in asked:
+        if io.name not in there:
+            raise ValueError(f"LiteNetwork: the model has no {io.name!r}; it has {list(there)}")
+    return {**there, **{io.name: io for io in asked}}
+
+
+def _keep(tensor: LiteTensor, result: Array, shape: bool) -> None:
+    """Give a result to an output that is no memory of the host: a shape, a tensor on a device."""
+    if shape:
+        tensor.set_data_by_copy(np.array(result.shape, np.int32))
+    elif device_kind(tensor.device_type):
+        tensor.hold(result)
+
+
+def _tensor(asked: LiteIO, config: LiteConfig, layout: LiteLayout | None) -> LiteTensor:
+    """A tensor where an end was asked to be."""
+    where = LiteDeviceType.LITE_CPU if asked.is_host else config.device_type
+    return LiteTensor(layout, where, config.device_id)
+
+
+def _place_of(config: LiteConfig, stream: int = 0) -> str:
+    """The name of a configuration's device, "" for the host; RuntimeError where there is none."""
+    if not device_kind(config.device_type):
+        return ""
+    # Devices are behind this import, which networks of the host do without.
+    placed = importlib.import_module("treadle.lite.placed")
+    return str(placed.place_of(config.device_type, config.device_id, stream))
 
 
 def _pool() -> Any:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from treadle.backends.codegen import tuned
+from treadle.engine.devices import resolve
 from treadle.engine.options import Options
 from treadle.engine.package import Model, Runner, read_models, write_models
 from treadle.graph.ir import Value
@@ -19,6 +20,7 @@ from treadle.graph.retype import retyped
 from treadle.lite.config import LiteIO, Settings
 from treadle.lite.inspection import write_profile, write_values
 from treadle.lite.tensor import Array, LiteLayout, Shapes
+from treadle.runtime.array import to_host
 
 
 class Portable:
@@ -31,7 +33,7 @@ class Portable:
 
     def __init__(self, model: Model, choices: tuned.Choices | None = None) -> None:
         self.model = model
-        self._runners: dict[tuple[Options, Shapes], Runner] = {}
+        self._runners: dict[tuple[Options, Shapes, str], Runner] = {}
         if choices:
             use_choices(choices)
 
@@ -56,11 +58,13 @@ class Portable:
     def runner(self, shapes: Shapes, settings: Settings) -> Runner:
         """What runs the model on arrays of these shapes."""
         graph, options = self.model.graph, self._options(settings)
-        known = self._runners.get((options, shapes))
+        known = self._runners.get((options, shapes, settings.device))
         if known is None:
             as_traced = tuple(v.type.shape for v in graph.inputs)
             fit = graph if shapes == as_traced else retyped(graph, shapes)
-            known = self._runners[options, shapes] = Runner(fit, options)
+            home = resolve(settings.device) if settings.device else None
+            known = Runner(fit, options, home=home)
+            self._runners[options, shapes, settings.device] = known
         return known
 
     def _options(self, settings: Settings) -> Options:
@@ -75,12 +79,12 @@ class Portable:
         runner(arrays)  # compiled by now
         began = time.perf_counter()
         runner(arrays)
-        write_profile(path, runner, arrays, time.perf_counter() - began)
+        write_profile(path, runner, [to_host(a) for a in arrays], time.perf_counter() - began)
 
     def values(self, kind: str, path: Path, arrays: Sequence[Array], settings: Settings) -> None:
         """Write the value of every op, see `write_values`."""
         runner = self.runner(tuple(a.shape for a in arrays), settings)
-        write_values(kind, path, runner.graph, arrays)
+        write_values(kind, path, runner.graph, [to_host(a) for a in arrays])
 
     def explained(self, shapes: Shapes, settings: Settings) -> str:
         """The compiler's report, with the plan of memory."""
@@ -125,5 +129,5 @@ def _ends(names: Sequence[str], values: Sequence[Value]) -> list[LiteIO]:
     made = []
     for name, value in zip(names, values, strict=True):
         extents = [int(d) for d in value.type.shape]
-        made.append(LiteIO(name, config_layout=LiteLayout(extents, value.type.dtype.numpy)))
+        made.append(LiteIO(name, layout=LiteLayout(extents, value.type.dtype.numpy)))
     return made

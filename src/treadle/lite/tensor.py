@@ -1,14 +1,21 @@
-"""`LiteTensor`: memory with a layout, on the host."""
+"""`LiteTensor`: memory with a layout, on the host; on devices by `placed`."""
 
 from __future__ import annotations
 
 import ctypes
+import importlib
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from treadle.lite.base import LiteDataType, LiteDeviceType, lite_dtype_2_numpy, to_lite
+from treadle.lite.base import (
+    LiteDataType,
+    LiteDeviceType,
+    device_kind,
+    lite_dtype_2_numpy,
+    to_lite,
+)
 
 MAX_DIM = 7
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -57,33 +64,36 @@ class LiteLayout:
         return f"LiteLayout({list(self.shapes)}, {self.data_type.name})"
 
 
-def on_host(device_type: LiteDeviceType) -> LiteDeviceType:
-    """The device type, which must be one that lies on the host.
-
-    Raises:
-        RuntimeError: it is a card.
-    """
-    if device_type not in (LiteDeviceType.LITE_CPU, LiteDeviceType.LITE_DEVICE_DEFAULT):
-        raise RuntimeError(
-            f"{LiteDeviceType(device_type).name} is not available: there is no backend for it\n"
-            "  hint: use LITE_CPU"
-        )
-    return LiteDeviceType(device_type)
-
-
 class LiteTensor:
-    """A dense array in host memory that networks read or write.
+    """A dense array that networks read or write, in the host's memory or a device's.
+
+    What a device holds goes in and comes out as a copy (`set_data_by_copy`, `copy_from`,
+    `to_numpy`); what names memory of the host raises there.
 
     Args:
         layout: shape and element type.
-        device_type, device_id: where it is; the host.
+        device_type, device_id: where it is.
         is_pinned_host: accepted; host memory is not pinned.
         shapes, dtype: in place of `layout`.
         physic_construct: accepted.
 
     Raises:
-        RuntimeError: the device is no host.
+        RuntimeError: there is no such device.
     """
+
+    def __new__(
+        cls,
+        layout: LiteLayout | None = None,
+        device_type: LiteDeviceType = LiteDeviceType.LITE_CPU,
+        *args: Any,
+        **kwargs: Any,
+    ) -> LiteTensor:
+        """A tensor of the host, or one of a device."""
+        if cls is LiteTensor and device_kind(device_type):
+            # Devices are behind this import, which networks of the host do without.
+            placed: type[LiteTensor] = importlib.import_module("treadle.lite.placed").PlacedTensor
+            return super().__new__(placed)
+        return super().__new__(cls)
 
     def __init__(
         self,
@@ -95,15 +105,24 @@ class LiteTensor:
         dtype: Any = None,
         physic_construct: bool = True,
     ) -> None:
-        self._device_type = on_host(device_type)
+        self._device_type = LiteDeviceType(device_type)
         self._device_id = device_id
         self._pinned = is_pinned_host
         if layout is None and (shapes is not None or dtype is not None):
             layout = LiteLayout(shapes, dtype)
         made = layout or LiteLayout()
-        self._array: Array = np.zeros(made.shapes if layout else (0,), made.dtype)
-        self._given = False
+        self._array: Array
+        self._given: bool
         """Whether the memory is not the tensor's own: `set_data_by_share` was called."""
+        self._own(np.zeros(made.shapes if layout else (0,), made.dtype))
+
+    def held(self) -> Any:
+        """What the tensor holds, as networks take it."""
+        return self._array
+
+    def hold(self, payload: Any) -> None:
+        """Stand for a result that a network has made."""
+        self._own(payload)
 
     # -- what it is ------------------------------------------------------------------------
 
@@ -114,6 +133,9 @@ class LiteTensor:
 
     @layout.setter
     def layout(self, layout: LiteLayout) -> None:
+        self._lay_out(layout)
+
+    def _lay_out(self, layout: LiteLayout) -> None:
         if not isinstance(layout, LiteLayout):
             raise TypeError(f"LiteTensor: a layout is a LiteLayout, not {type(layout).__name__}")
         if layout != self.layout:
@@ -155,11 +177,11 @@ class LiteTensor:
 
     def share_memory_with(self, src_tensor: LiteTensor) -> None:
         """Stand for the memory of another tensor from now on."""
-        self._array, self._given = src_tensor._array, True
+        self._array, self._given = src_tensor.get_data_by_share(), True
 
     def copy_from(self, src_tensor: LiteTensor) -> None:
         """Take over layout and contents of another tensor, as a copy."""
-        self._own(np.array(src_tensor._array, order="C", copy=True))
+        self._own(src_tensor.to_numpy())
 
     def reshape(self, shape: Sequence[int]) -> None:
         """The same elements under another shape.
@@ -266,7 +288,8 @@ class LiteTensor:
         return np.array(self._array, order="C", copy=True)
 
     def __repr__(self) -> str:
-        return f"LiteTensor({self.layout})"
+        where = device_kind(self._device_type)
+        return f"LiteTensor({self.layout}{where and f', {where}{self._device_id}'})"
 
 
 def LiteTensorConcat(
@@ -275,13 +298,17 @@ def LiteTensorConcat(
     device_type: LiteDeviceType = LiteDeviceType.LITE_DEVICE_DEFAULT,
     device_id: int = -1,
 ) -> LiteTensor:
-    """Tensors joined along an axis, as a new one.
+    """Tensors joined along an axis, as a new one, where the first one is unless a device is named.
 
     Raises:
         ValueError: their other extents differ, or there are none.
+        RuntimeError: there is no such device.
     """
-    made = LiteTensor(device_type=on_host(device_type), device_id=max(device_id, 0))
-    made._array = np.concatenate([t.get_data_by_share() for t in tensors], axis=dim)
+    joined = np.concatenate([t.to_numpy() for t in tensors], axis=dim)
+    if device_type == LiteDeviceType.LITE_DEVICE_DEFAULT:
+        device_type, device_id = tensors[0].device_type, tensors[0].device_id
+    made = LiteTensor(device_type=device_type, device_id=max(device_id, 0))
+    made.set_data_by_copy(joined)
     return made
 
 
