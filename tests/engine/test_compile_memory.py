@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import random
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from treadle.base.errors import CompileError
+from treadle.engine.compile import memory
 from treadle.engine.compile.memory import Buffer, check_memory, lower_bound, plan_memory
 from treadle.engine.plan import ALIGNMENT, MemoryPlan, aligned
 
@@ -35,6 +37,28 @@ def test_plans_are_valid_and_between_the_bounds(buffers: list[Buffer]) -> None:
         (sum(aligned(b.size) for b in buffers if b.start <= step <= b.end) for step in range(30)),
         default=0,
     )
+
+
+def best_fit(buffers: list[Buffer], order: list[int]) -> list[int]:
+    """Every buffer in order at the bottom of the smallest gap that it fits, the lowest of them."""
+    offsets = dict[int, int]()
+    for i in order:
+        b, size = buffers[i], aligned(buffers[i].size)
+        low, gaps = 0, []
+        for j in sorted((j for j in offsets if buffers[j].overlaps(b)), key=lambda j: offsets[j]):
+            if offsets[j] - low >= size:
+                gaps.append((offsets[j] - low, low))
+            low = max(low, offsets[j] + aligned(buffers[j].size))
+        offsets[i] = min(gaps)[1] if gaps else low
+    return [offsets[i] for i in range(len(buffers))]
+
+
+@settings(max_examples=150, deadline=None)
+@given(BUFFERS, st.randoms(use_true_random=False))
+def test_buffers_go_into_the_smallest_gap(buffers: list[Buffer], rng: random.Random) -> None:
+    order = list(range(len(buffers)))
+    rng.shuffle(order)
+    assert memory._place(buffers, order) == best_fit(buffers, order)
 
 
 def test_a_chain_needs_two_buffers() -> None:

@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
+import numpy as np
+
 from treadle.base.errors import CompileError
 from treadle.engine.plan import ALIGNMENT, MemoryPlan, aligned
 
@@ -83,35 +85,32 @@ def plan_memory(buffers: Sequence[Buffer], *, reuse: bool = True) -> MemoryPlan:
 
 
 def _place(buffers: Sequence[Buffer], order: Sequence[int]) -> list[int]:
-    """Each buffer, in order, into the smallest gap between those it overlaps in time."""
+    """Each buffer, in order, into the smallest gap between those it overlaps in time.
+
+    Arrays, since in a training step half of all buffers are alive at once, and each is held
+    against all of them.
+    """
     offsets = [0] * len(buffers)
-    placed: list[tuple[int, int, int, int]] = []  # offset, end of bytes, start, end of life
-    for i in order:
+    # Offset, end of bytes, start, end of life; by offset.
+    placed = np.empty((4, len(order)), np.int64)
+    for count, i in enumerate(order):
         b = buffers[i]
         size = aligned(b.size)
-        best, best_gap, low = -1, -1, 0
-        for offset, top, start, end in placed:
-            if start > b.end or b.start > end:
-                continue
-            gap = offset - low
-            if gap >= size and (best < 0 or gap < best_gap):
-                best, best_gap = low, gap
-            low = max(low, top)
-        offsets[i] = low if best < 0 else best
-        _insert(placed, (offsets[i], offsets[i] + size, b.start, b.end))
+        rows = placed[:, :count]
+        offset, top = rows[:2, (rows[2] <= b.end) & (rows[3] >= b.start)]
+        low = np.zeros(len(top) + 1, np.int64)
+        np.maximum.accumulate(top, out=low[1:])
+        gap = offset - low[:-1]
+        gap[gap < size] = _NO_GAP
+        best = int(gap.argmin()) if len(gap) else -1
+        offsets[i] = int(low[-1] if best < 0 or gap[best] == _NO_GAP else low[best])
+        at = int(rows[0].searchsorted(offsets[i]))
+        placed[:, at + 1 : count + 1] = placed[:, at:count]
+        placed[:, at] = offsets[i], offsets[i] + size, b.start, b.end
     return offsets
 
 
-def _insert(placed: list[tuple[int, int, int, int]], entry: tuple[int, int, int, int]) -> None:
-    """Keep the list sorted by offset."""
-    low, high = 0, len(placed)
-    while low < high:
-        middle = (low + high) // 2
-        if placed[middle] < entry:
-            low = middle + 1
-        else:
-            high = middle
-    placed.insert(low, entry)
+_NO_GAP = np.iinfo(np.int64).max
 
 
 def check_memory(buffers: Sequence[Buffer], plan: MemoryPlan) -> None:

@@ -229,8 +229,8 @@ def _epilogue(
         if not chosen:
             break
         excess = _excess(groups, last, chosen)
-        if excess is not None:
-            barred.add(excess)
+        if excess:
+            barred.update(excess)
             continue
         inside = (*turned, *chosen)
         grown = groups.joined((group, *(groups.owner[i] for i in inside)), "contraction")
@@ -275,7 +275,7 @@ def _followers(groups: Groups, anchor: int) -> list[int]:
     shape = groups.nodes[anchor].output.type.shape
     first = groups.owner[anchor]
     found: list[int] = []
-    bits = 1 << anchor
+    bits, inside = first.bits, 1 << anchor
     waiting = sorted(groups.users[groups.nodes[anchor].output])
     seen = set(waiting)
     while waiting and len(found) < MOST_OPS:
@@ -283,10 +283,10 @@ def _followers(groups: Groups, anchor: int) -> list[int]:
         node = groups.nodes[i]
         if groups.owner[i].kind or not is_elementwise(node) or node.output.type.shape != shape:
             continue
-        if not _is_ready(groups, node, bits) or groups.is_apart(groups.owner[i], first):
+        if not _is_ready(groups, node, bits, inside) or groups.is_apart(groups.owner[i], first):
             continue
         found.append(i)
-        bits |= 1 << i
+        bits, inside = bits | 1 << i, inside | 1 << i
         waiting = sorted({*waiting, *(u for u in groups.users[node.output] if u not in seen)})
         seen.update(waiting)
     return found
@@ -305,21 +305,28 @@ def _chain(groups: Groups, anchor: int, nodes: list[int]) -> list[int]:
     return chain
 
 
-def _is_ready(groups: Groups, node: Node, bits: int) -> bool:
-    """Whether no operand depends on the group by a way that leaves it."""
+def _is_ready(groups: Groups, node: Node, bits: int, inside: int) -> bool:
+    """Whether no operand depends on the group by a way that leaves it.
+
+    `inside` are those of its nodes that are read where they are made.
+    """
     for value in node.inputs:
         if value.producer is None:
             continue
         p = groups.position[value.producer]
-        if bits >> p & 1:
+        if inside >> p & 1:
             continue
         if (groups.owner[p].above | groups.owner[p].bits) & bits:
             return False
     return True
 
 
-def _excess(groups: Groups, anchor: int, chosen: list[int]) -> int | None:
-    """The last node that makes the epilogue read or write too much; None where it does not."""
+def _excess(groups: Groups, anchor: int, chosen: list[int]) -> list[int]:
+    """The nodes by which the epilogue reads or writes too much, none where it does not.
+
+    Those are all from the first that reads one array too many: a gradient that dozens are added to
+    comes to its cut in two steps. Of those that write it is the last.
+    """
     inside = {anchor, *chosen}
     size = size_of(groups.nodes[anchor].output.type.shape)
     reads: dict[Value, int] = {}
@@ -333,9 +340,9 @@ def _excess(groups: Groups, anchor: int, chosen: list[int]) -> int | None:
         value = groups.nodes[i].output
         if value in groups.results or any(u not in inside for u in groups.users[value]):
             writes[value] = i
-    if len(reads) > MOST_EXTRA_READS or len(writes) > 1 + MOST_EXTRA_WRITES:
-        return chosen[-1]
-    return None
+    if len(reads) > MOST_EXTRA_READS:
+        return chosen[chosen.index(list(reads.values())[MOST_EXTRA_READS]) :]
+    return chosen[-1:] if len(writes) > 1 + MOST_EXTRA_WRITES else []
 
 
 # -- moves of the result -----------------------------------------------------------------------

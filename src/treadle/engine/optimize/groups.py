@@ -2,12 +2,15 @@
 
 A group owns nodes, and may hold copies of others that it makes itself instead of reading them.
 Which group depends on which is kept as bitsets over nodes, so that a merge's cycle test is one AND.
+A group stands in the sets of others as its first part did (its lead): they know that one already,
+so that of the groups around a merge only those are visited that come to depend on something new.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import compress
 
 from treadle.engine.optimize.kinds import MOVES, is_clear, is_free, is_static
 from treadle.graph.ir import Graph, Value
@@ -24,8 +27,9 @@ class Group:
         members: the nodes it owns.
         copies: nodes it makes for itself.
         bits: the members as a bitset.
-        above: the nodes of the groups it depends on.
-        below: the nodes of the groups that depend on it.
+        lead: the member that stands for it in the sets of other groups, as a bitset.
+        above: the leads of the groups it depends on, and other members of theirs.
+        below: the leads of the groups that depend on it, and other members of theirs.
         parts: the groups it was merged from.
         name: what the user calls it.
     """
@@ -34,6 +38,7 @@ class Group:
     members: list[int]
     copies: set[int] = field(default_factory=set)
     bits: int = 0
+    lead: int = 0
     above: int = 0
     below: int = 0
     parts: tuple[Group, ...] = ()
@@ -88,6 +93,7 @@ class Groups:
         self.bodies: dict[tuple[str, tuple[int, ...], tuple[Value, ...]], Fused] = {}
         """Groups as ops, by kind, nodes and results: each is asked about more than once."""
         self.owner: list[Group] = []
+        self._leads = (1 << len(graph.nodes)) - 1
         self._start()
 
     def _start(self) -> None:
@@ -99,7 +105,7 @@ class Groups:
                     p = self.position[value.producer]
                     bits |= above[p] | 1 << p
             above.append(bits)
-            self.owner.append(Group("", [i], bits=1 << i, above=bits))
+            self.owner.append(Group("", [i], bits=1 << i, lead=1 << i, above=bits))
         for i in range(len(self.nodes) - 1, -1, -1):
             below = self.owner[i].below | 1 << i
             for value in self.nodes[i].inputs:
@@ -126,7 +132,8 @@ class Groups:
     def joined(self, groups: Iterable[Group], kind: str) -> Group:
         """What merging the groups would give; nothing changes until it is passed to `keep`."""
         parts = tuple(dict.fromkeys(groups))
-        made = Group(kind, sorted(i for g in parts for i in g.members), parts=parts)
+        members = sorted(i for g in parts for i in g.members)
+        made = Group(kind, members, lead=parts[0].lead, parts=parts)
         for g in parts:
             made.copies |= g.copies
             made.bits |= g.bits
@@ -143,12 +150,28 @@ class Groups:
             self.owner[i] = made
         self._read_through &= ~made.bits
         self.add_copies(made, made.copies)
-        # Groups on both sides of all parts know the ways through them already.
-        for other in self._owners(_not_all(p.below for p in made.parts) & ~made.bits):
-            other.above |= made.above | made.bits
-        for other in self._owners(_not_all(p.above for p in made.parts) & ~made.bits):
-            other.below |= made.below | made.bits
+        self._leads = self._leads & ~made.bits | made.lead
+        above, below = made.above | made.lead, made.below | made.lead
+        known = [not above & ~(p.above | p.lead) for p in made.parts]
+        for other in self._uninformed(made, known, [p.below for p in made.parts]):
+            other.above |= above
+        known = [not below & ~(p.below | p.lead) for p in made.parts]
+        for other in self._uninformed(made, known, [p.above for p in made.parts]):
+            other.below |= below
         return made
+
+    def _uninformed(self, made: Group, known: list[bool], sets: list[int]) -> Iterator[Group]:
+        """The groups on one side of a merge that do not know all that it has on its other side.
+
+        Those beside all parts do, and those beside a part that knows it.
+        """
+        some, every = 0, -1
+        for bits in sets:
+            some, every = some | bits, every & bits
+        for bits in compress(sets, known):
+            every |= bits
+        for i in positions(some & ~every & ~made.bits & self._leads):
+            yield self.owner[i]
 
     def add_copies(self, group: Group, nodes: Iterable[int]) -> None:
         """Let a group make the results of some nodes itself."""
@@ -161,15 +184,15 @@ class Groups:
         for part in group.parts:
             part.above |= group.above
             part.below |= group.below
+            self._leads |= part.lead
             for i in part.members:
                 self.owner[i] = part
         return group.parts
 
-    def _owners(self, bits: int) -> Iterator[Group]:
-        while bits:
-            group = self.owner[(bits & -bits).bit_length() - 1]
-            yield group
-            bits &= ~group.bits
+    def between(self, group: Group) -> list[int]:
+        """The nodes of the groups that need a group and feed it."""
+        found = {self.owner[i] for i in positions(group.above & group.below)}
+        return sorted(i for g in found for i in g.members)
 
     def all(self) -> list[Group]:
         """Every group, by its first member."""
@@ -256,11 +279,3 @@ def _bits(numbers: Iterable[int]) -> int:
     for i in numbers:
         found |= 1 << i
     return found
-
-
-def _not_all(sets: Iterable[int]) -> int:
-    """What is in some of the sets but not in all."""
-    some, every = 0, -1
-    for bits in sets:
-        some, every = some | bits, every & bits
-    return some & ~every

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from treadle.engine.optimize.bodies import Trial, accepted, assemble
-from treadle.engine.optimize.groups import Group, Groups, positions
+from treadle.engine.optimize.groups import Group, Groups
 from treadle.engine.optimize.kinds import (
     MOVES,
     is_attention,
@@ -61,7 +61,7 @@ def _kind(nodes: Sequence[Node]) -> str:
 def _joined(groups: Groups, members: Sequence[int], kind: str) -> Group:
     """The nodes as a group, and the moves between them, such as those of layouts."""
     made = groups.joined([groups.owner[i] for i in members], kind)
-    between = list(positions(made.above & made.below))
+    between = groups.between(made)
     if all(isinstance(groups.nodes[i].op, MOVES) for i in between):
         made = groups.joined([groups.owner[i] for i in sorted((*members, *between))], kind)
     return made
