@@ -8,6 +8,7 @@ from treadle.data import dataset, transform
 from treadle.data.collator import Collator
 from treadle.data.dataloader import DataLoader
 from treadle.data.failure import DataLoaderError
+from treadle.data.parallel import parallel_map
 from treadle.data.sampler import (
     Infinite,
     MapSampler,
@@ -33,5 +34,6 @@ __all__ = [
     "WorkerInfo",
     "dataset",
     "get_worker_info",
+    "parallel_map",
     "transform",
 ]
