@@ -484,3 +484,21 @@ def test_products_of_vectors_after_products_of_matrices() -> None:
         np.testing.assert_array_equal((matrix @ matrix).numpy(), np.eye(2))
         assert (vector @ vector).item() == 5.0
         np.testing.assert_array_equal((matrix @ vector).numpy(), [1.0, 2.0])
+
+
+def test_extrema_of_truth_values() -> None:
+    x = mge.tensor([[True, False], [True, True]])
+    assert x.max(axis=1).tolist() == [True, True] and x.min(axis=1).tolist() == [False, True]
+    assert F.max(x).dtype == F.min(x, axis=0, keepdims=True).dtype == np.bool_
+    assert not F.min(x).item() and mge.jit.compile(lambda y: y.min(axis=0))(x).tolist() == [1, 0]
+
+
+def test_shapes_computed_in_floats() -> None:
+    x = mge.tensor(np.arange(4, dtype="float32"))
+    assert F.reshape(x, mge.tensor([2.0, 2.0])).shape == (2, 2)
+    assert F.broadcast_to(x[:1], mge.tensor(3)).shape == (3,)
+    with pytest.raises(TypeError, match=r"2\.5"):
+        F.reshape(x, mge.tensor([2.5]))
+    assert float(np.fabs(x - 2).sum()) == 4.0
+    with pytest.raises(AssertionError, match="takes 3 axes"):
+        F.vision.interpolate(F.ones((1, 1, 2, 2)), scale_factor=2, mode="linear")

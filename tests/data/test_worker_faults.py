@@ -55,7 +55,8 @@ def failure(loader: DataLoader, batches: int, at_least: int | None = None) -> Ex
 
 def test_an_exception_keeps_its_type_and_shows_both_tracebacks() -> None:
     error = failure(loader_with(Trap(8, 5, samples.raise_value_error)), 2)
-    assert type(error) is ValueError
+    assert isinstance(error, ValueError) and isinstance(error, RuntimeError)
+    assert type(error).__name__ == "ValueError"
     assert str(error) == "bad sample"
     where = r"Caught ValueError in DataLoader worker process 0 \(pid \d+\), batch 2"
     assert re.search(where, "\n".join(error.__notes__))
@@ -111,6 +112,7 @@ def test_an_idle_persistent_worker_that_died_is_reported() -> None:
 def test_a_death_in_a_parallel_stream_is_reported() -> None:
     dataset = CountUp(9, at=0, action=samples.exit_hard)
     error = failure(loader_with(dataset, parallel_stream=True), 0)
+    assert re.search(r"DataLoader worker 0 .* exited unexpectedly", "\n".join(error.__notes__))
     assert re.search(r"worker 0 \(pid \d+\) exited with code 7", str(error))
     assert "batch 0 of the worker's stream" in str(error)
 
@@ -222,7 +224,7 @@ def test_too_little_memory_for_a_batch_is_said() -> None:
 def test_a_failed_loader_can_be_iterated_again() -> None:
     loader = loader_with(Trap(4, 2, samples.raise_value_error), persistent_workers=True)
     for _ in range(2):
-        assert type(failure(loader, 1)) is ValueError
+        assert isinstance(failure(loader, 1), ValueError)
 
 
 def test_exits_are_described() -> None:

@@ -45,6 +45,8 @@ def written(array: np.ndarray, where: Any, value: Any, add: bool = False) -> np.
 
 
 ITEM = [(1, False, False, False, True)]
+EACH = [(1, False, False, False, True), (2, False, False, False, True)]
+OF_EACH = np.s_[np.arange(2).reshape(2, 1, 1), [[[0], [2]], [[1], [2]]], [[[3]], [[0]]]]
 PART = [(0, True, True, False, False)]
 EQUAL: list[tuple[str, dict[str, Any], tuple[Any, ...], Callable[[], Any]]] = [
     (
@@ -65,7 +67,25 @@ EQUAL: list[tuple[str, dict[str, Any], tuple[Any, ...], Callable[[], Any]]] = [
         (IMAGE, np.ones((1, 4, 1, 1), np.float32), np.zeros((1, 4, 1, 1), np.float32)),
         lambda: normal(IMAGE, (0, 2, 3), 1e-5),
     ),
+    (
+        "BatchedIncrMeshIndexing",
+        {"items": EACH},
+        (IMAGE, 2.0, [[0, 2], [1, 2]], [[3], [0]]),
+        lambda: written(IMAGE, OF_EACH, 2, True),
+    ),
     ("BatchedMeshIndexing", {"items": PART}, (ROWS, 1, 3), lambda: ROWS[1:3]),
+    (
+        "BatchedMeshIndexing",
+        {"items": EACH},
+        (IMAGE, [[0, 2], [1, 2]], [[3], [0]]),
+        lambda: IMAGE[OF_EACH],
+    ),
+    (
+        "BatchedSetMeshIndexing",
+        {"items": EACH},
+        (IMAGE, 2.0, [[0, 2], [1, 2]], [[3], [0]]),
+        lambda: written(IMAGE, OF_EACH, 2),
+    ),
     ("CondTake", {}, (ROWS, ROWS > 0.5), lambda: ROWS[ROWS > 0.5]),
     ("Const", {"value": [1.0, 2.0]}, (), lambda: np.array([1.0, 2.0], np.float32)),
     (
@@ -155,6 +175,12 @@ EQUAL: list[tuple[str, dict[str, Any], tuple[Any, ...], Callable[[], Any]]] = [
     ("Linspace", {}, (0, 1, 5), lambda: np.linspace(0, 1, 5, dtype=np.float32)),
     ("MatrixInverse", {}, (SQUARE,), lambda: np.linalg.inv(SQUARE)),
     ("MeshGrid", {}, (ROWS[0], ROWS[1]), lambda: np.meshgrid(ROWS[0], ROWS[1])[0]),
+    (
+        "MeshIndexing",
+        {"items": EACH},
+        (IMAGE, [0, 2, 3], [3, 1]),
+        lambda: IMAGE[:, [0, 2, 3]][:, :, [3, 1]],
+    ),
     ("MeshIndexing", {"items": ITEM}, (ROWS, [1, 1]), lambda: ROWS[:, [1, 1]]),
     (
         "NMSKeep",
@@ -265,8 +291,10 @@ def test_definitions_without_a_counterpart_say_so() -> None:
     refused = [name for name, made in MEMBERS.items() if made.__mro__[1].__name__ == "_Refused"]
     assert len(refused) + len(TABLE) + 15 >= 115
     for name in refused:
+        made = getattr(B, name)(axis=1)
+        assert made == getattr(B, name)(axis=1) and made != getattr(B, name)()
         with pytest.raises(UnsupportedOp, match=f"{name} has no counterpart"):
-            getattr(B, name)()
+            made(x(ROWS))
 
 
 NAMES = """

@@ -138,20 +138,25 @@ def test_caches_keep_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     cache.put("algo", b"k", b"v")
     assert cache.get("algo", b"k") == b"v"
     assert cache.get("other", b"k") is None
+    assert cache.config is not None and cache.config.type == "in-memory"
     monkeypatch.setenv("MGE_FASTRUN_CACHE_TYPE", "FILE")
     with pytest.raises(ValueError, match="MGE_FASTRUN_CACHE_DIR"):
-        made()
+        made().get("algo", b"k")
     monkeypatch.setenv("MGE_FASTRUN_CACHE_DIR", str(tmp_path))
     made().put("algo", b"k", b"\x00\xff")
-    assert made().get("algo", b"k") == b"\x00\xff"
-    (tmp_path / "cache.json").write_text("{broken")
+    again = made()
+    assert again.config is None and again.get("algo", b"k") == b"\x00\xff"
+    assert again.config == ("in-file", str(tmp_path / "cache.bin"))
+    again.put("algo", "text", "värde")
+    assert made().get("algo", b"text") == "värde".encode()
+    (tmp_path / "cache.bin").write_text("{broken")
     assert made().get("algo", b"k") is None
     monkeypatch.setenv("MGE_FASTRUN_CACHE_TYPE", "redis")
     with pytest.raises(ValueError, match="MGE_FASTRUN_CACHE_URL"):
-        made()
+        made().put("algo", b"k", b"v")
     monkeypatch.setenv("MGE_FASTRUN_CACHE_TYPE", "TAPE")
     with pytest.raises(ValueError, match="not MEMORY"):
-        made()
+        made().get("algo", b"k")
 
 
 def test_graphs_for_tensorboard(tmp_path: Path) -> None:

@@ -66,10 +66,14 @@ class RemoteException:
         return cls(_survivor(error), summary, text, notes)
 
     def restore(self, where: str) -> Exception:
-        """Return the exception, of its own type if possible, with the worker's traceback."""
+        """Return the exception, of its own type if possible, with the worker's traceback.
+
+        It is a RuntimeError besides, where its class allows for that: MegEngine raises one.
+        """
         error = self._unpickled()
         if error is None:
             error = DataLoaderError("DataLoader", f"{where} raised {self.summary}")
+        error = _as_runtime_error(error)
         present = getattr(error, "__notes__", ())
         # MegEngine's and PyTorch's words, which programs look for.
         for note in (*self.notes, f"Caught {type(error).__name__} in {where}"):
@@ -85,6 +89,21 @@ class RemoteException:
         except Exception:
             return None
         return error
+
+
+def _as_runtime_error(error: Exception) -> Exception:
+    """The exception as an instance of a class that derives from its own and RuntimeError."""
+    cls = type(error)
+    if isinstance(error, RuntimeError):
+        return error
+    try:
+        both = type(cls.__name__, (cls, RuntimeError), {"__module__": cls.__module__})
+        made: Exception = both.__new__(both, *error.args)
+        made.args = error.args
+    except TypeError:  # Two layouts that do not go together, or a constructor of its own.
+        return error
+    vars(made).update(vars(error))
+    return made
 
 
 def _survivor(error: Exception) -> bytes | None:

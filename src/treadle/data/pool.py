@@ -261,7 +261,9 @@ class WorkerPool:
                 "a script that uses workers must guard its entry with "
                 '`if __name__ == "__main__":`, or use DataLoader(context="fork")'
             )
-        raise DataLoaderError("DataLoader", f"{worker} {how}", saw=_current(worker), hint=hint)
+        error = DataLoaderError("DataLoader", f"{worker} {how}", saw=_current(worker), hint=hint)
+        error.add_note(f"DataLoader {worker} exited unexpectedly")  # MegEngine's words
+        raise error
 
     def _give_up_on(self, worker: _Worker, batch: int, timeout: float) -> NoReturn:
         stack = self._locate(worker)

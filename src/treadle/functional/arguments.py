@@ -167,6 +167,8 @@ def ints(value: Any) -> tuple[int, ...]:
     """A shape or list of sizes given as an int, a sequence of ints, or a tensor."""
     if isinstance(value, Tensor):
         value = value.tolist()
+        if isinstance(value, list):  # MegEngine's shapes may be computed in floats.
+            value = [int(v) if isinstance(v, float) and v.is_integer() else v for v in value]
     if isinstance(value, (int, np.integer)):
         return (int(value),)
     try:

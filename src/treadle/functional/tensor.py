@@ -206,7 +206,7 @@ def broadcast_to(inp: Tensor, shape: Any) -> Tensor:
     x = as_tensor(inp)
     if isinstance(shape, (int, np.integer)):
         raise TypeError("broadcast_to takes a shape, not an int")
-    given = shape.tolist() if isinstance(shape, Tensor) else list(shape)
+    given = [*ints(shape)] if isinstance(shape, Tensor) else list(shape)
     lead = len(given) - x.ndim
     if any(d is None and i < lead for i, d in enumerate(given)):
         raise ShapeError(
@@ -329,14 +329,28 @@ def split(inp: Tensor, nsplits_or_sections: Any, axis: int = 0) -> tuple[Tensor,
     else:
         cuts = [0, *ints(nsplits_or_sections), extent]
         if any(a > b for a, b in pairwise(cuts)):
-            raise _bad_split(x, f"cut positions must rise from 0 to {extent}: {cuts[1:-1]}")
+            raise _CutsError(x, nsplits_or_sections, extent)
     before = (slice(None),) * at
     return tuple(x[(*before, slice(a, b))] for a, b in pairwise(cuts))
 
 
+_SPLIT = "give a number of parts, at most the size of the axis, or the positions of the cuts"
+
+
 def _bad_split(x: Tensor, problem: str) -> ShapeError:
-    hint = "give a number of parts, at most the size of the axis, or the positions of the cuts"
-    return ShapeError("split", problem, saw=str(x.type), hint=hint)
+    return ShapeError("split", problem, saw=str(x.type), hint=_SPLIT)
+
+
+class _CutsError(ShapeError):
+    """Cut positions that do not rise, in MegEngine's words, which programs compare."""
+
+    def __init__(self, x: Tensor, given: Any, extent: int) -> None:
+        super().__init__("split", f"Invalid nsplits_or_secions: {given}", hint=_SPLIT)
+        self.add_note(f"  split: cut positions must rise from 0 to {extent}; saw {x.type}")
+        self.add_note(f"  hint: {_SPLIT}\n  at:   {self.at}")
+
+    def _text(self) -> str:
+        return self.problem
 
 
 def repeat(inp: Tensor, repeats: int, axis: int | None = None) -> Tensor:

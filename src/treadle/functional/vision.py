@@ -53,6 +53,7 @@ def interpolate(
     Raises:
         ValueError: not exactly one of size and scale_factor is given, the mode is unknown, the
             number of axes does not fit it, or it takes no align_corners.
+        AssertionError: the number of axes does not fit the mode "linear".
 
     Example:
         >>> x = mge.tensor([[[[0., 4.]]]])
@@ -65,7 +66,8 @@ def interpolate(
     if mode not in _MODES:
         raise ValueError(f"interpolate: unknown mode {mode!r}; use one of {', '.join(_MODES)}")
     if x.ndim != _MODES[mode] + 2:
-        raise ValueError(f"interpolate: mode {mode!r} takes {_MODES[mode] + 2} axes, got {x.type}")
+        problem = f"interpolate: mode {mode!r} takes {_MODES[mode] + 2} axes, got {x.type}"
+        raise (AssertionError if mode == "linear" else ValueError)(problem)
     if align_corners is not None and not mode.endswith("linear"):
         raise ValueError(f"interpolate: mode {mode!r} takes no align_corners")
     wanted = _target(x.shape[2:], size, scale_factor)

@@ -33,7 +33,7 @@ def fill_(tensor: Tensor, val: float) -> None:
     """Set every element to `val`."""
     with no_grad():
         array = np.full(tensor.shape, val, tensor.dtype)
-        tensor._reset(Tensor(array, dtype=tensor.dtype, device=tensor.device))
+        tensor._reset(Tensor(array, tensor.dtype, tensor.device, format=tensor.format))
 
 
 def zeros_(tensor: Tensor) -> None:

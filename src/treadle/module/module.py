@@ -51,6 +51,7 @@ class Module(abc.ABC):
 
     # Norm layers keep parameters as (1, C, 1, 1) and save them as (C,).
     _flat_state: ClassVar[bool] = False
+    _as_plain = state.as_plain
 
     def __init__(self, name: str | None = None) -> None:
         # Names of attributes that may hold modules, in order of assignment, for repr.
@@ -313,9 +314,7 @@ class Module(abc.ABC):
             AssertionError: a value is not an array.
         """
         if not callable(state_dict) and not isinstance(state_dict, Mapping):
-            raise ValueError(
-                "`state_dict` must load a dict or callable, got " + type(state_dict).__name__
-            )
+            raise ValueError(f"`state_dict` must load a dict or callable, got {type(state_dict)}")
         state.load(self._entries(""), state_dict, strict)
 
     def _entries(self, prefix: str) -> Iterator[state.Entry]:

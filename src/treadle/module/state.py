@@ -53,7 +53,7 @@ def load(entries: Iterable[Entry], source: Source, strict: bool) -> None:
             # Plain integers for a quantized parameter are its stored ones.
             same = tensor._kind.quantized is not None and array.dtype == tensor.dtype
             dtype = tensor.dtype if same and not array.dtype.metadata else array.dtype
-            tensor._reset(Tensor(array, dtype=dtype, device=tensor.device))
+            tensor._reset(Tensor(array, dtype, tensor.device, format=tensor.format))
 
 
 def _ask(source: Source, entry: Entry) -> Any:
@@ -94,3 +94,9 @@ def _report(missing: list[str], unused: list[str], strict: bool) -> None:
             "pass strict=False to load what fits"
         )
     get_logger("module").warning("load_state_dict: %s", ", ".join(parts))
+
+
+def as_plain(module: Any) -> list[Any]:
+    """What `save` writes of a module: the name of its class, and the attributes."""
+    cls = type(module)
+    return [f"{cls.__module__}:{cls.__qualname__}", dict(vars(module))]

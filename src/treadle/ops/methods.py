@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from treadle.base.dtype import bool_, float32, int32
-from treadle.base.errors import ShapeError
+from treadle.base.errors import DTypeError, ShapeError
 from treadle.base.shape import Shape, format_shape, normalize_axes, normalize_axis, product
 from treadle.base.symbol import Dim, Expr
 from treadle.ops import reduce
@@ -107,9 +107,16 @@ class ArrayMethods(Operators):
             reduction = _reduction(op, axis, keepdims, len(self.shape))
         else:
             reduction = op(reduced_axes(axis, len(self.shape), op.name), keepdims)
-        return self.apply(reduction, (self,))[0]
+        try:
+            return self.apply(reduction, (self,))[0]
+        except DTypeError:
+            if self.type.dtype is not bool_ or op not in _OF_TRUTH:
+                raise
+        return self._reduce(_OF_TRUTH[op], axis, keepdims)
 
 
+# What extrema of truth values are; asked for only where the first op has refused them.
+_OF_TRUTH: dict[type[Reduce], type[Reduce]] = {reduce.Max: reduce.Any, reduce.Min: reduce.All}
 for _member in vars(ArrayMethods).values():
     if isinstance(_member, FunctionType):
         # Python's own TypeErrors say which method got a wrong argument, and users call Tensor's.

@@ -11,7 +11,7 @@ from treadle.ops import elementwise as ew
 from treadle.ops.matmul import Matmul
 from treadle.ops.op import REGISTRY, Op
 from treadle.ops.operators import Operators, binary
-from treadle.ops.unary import Sign
+from treadle.ops.unary import Abs, Sign
 
 _UFUNCS: dict[Any, Op] = {}
 
@@ -21,6 +21,7 @@ def op_of_ufunc(ufunc: Any) -> Op | None:
     if not _UFUNCS:
         _UFUNCS.update(
             {
+                np.fabs: Abs(),
                 np.matmul: Matmul(),
                 np.maximum: ew.Maximum(),
                 np.minimum: ew.Minimum(),

@@ -47,8 +47,9 @@ def save(
 
     Saved are `Tensor`, `Parameter`, NumPy arrays, scalars and dtypes, `dict`, `OrderedDict`,
     `list`, `tuple`, `set`, `frozenset`, `str`, `bytes`, `int`, `float`, `complex`, `bool` and
-    `None`, nested up to 100 levels. Classes, dtypes, device names and shared references are kept;
-    gradients are not.
+    `None`, nested up to 100 levels, and modules whose attributes are these: by the name of their
+    class, which the program that loads them must have defined or imported. Classes, dtypes, device
+    names and shared references are kept; gradients are not.
 
     A path is replaced atomically: a crash, a kill or a full disk leaves the old file as it was. A
     file object is written to as it is, without that guarantee.

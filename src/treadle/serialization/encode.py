@@ -17,8 +17,10 @@ import numpy as np
 
 from treadle.base import dtype as dtypes
 from treadle.base.files.container import METADATA, Array
+from treadle.base.qparams import create_qparams
 from treadle.base.quantized import quantized_type_of
 from treadle.serialization.forms import form_of
+from treadle.serialization.qparams import KIND as QPARAMS
 from treadle.serialization.quantized import description
 from treadle.tensor import Parameter, Tensor
 
@@ -29,7 +31,7 @@ TAGS = ("name", "format")
 MAX_DEPTH = 100
 _MAX_NAME = 200
 _DTYPES = {dtype.numpy for dtype in dtypes.ALL}
-_HINT = "save state_dict() of modules and optimizers; arrays, plain values and containers otherwise"
+_HINT = "save state_dict() of optimizers; modules, arrays, plain values and containers otherwise"
 
 
 def is_inline(value: object) -> bool:
@@ -66,6 +68,7 @@ class Encoder:
         self.arrays: dict[str, Array] = {}
         self._index: dict[int, int] = {}
         self._open: set[int] = set()
+        self._kept: list[object] = []
         self._taken: dict[str, int] = {METADATA: 0}
         self._methods: dict[type, Callable[[Any, Path], Json]] = {
             int: lambda x, _: ["int", hex(x)],
@@ -79,8 +82,8 @@ class Encoder:
             frozenset: lambda x, path: ["frozenset", self._elements(x, path)],
             bytes: lambda x, path: ["bytes", self._store(np.frombuffer(x, np.uint8), path)],
             np.ndarray: self._array,
-            Tensor: self._tensor,
-            Parameter: self._tensor,
+            Tensor: self._rounded,
+            Parameter: self._rounded,
         }
 
     def value(self, x: object, path: Path = ()) -> Json:
@@ -119,6 +122,7 @@ class Encoder:
             return ["scalar_type", np.dtype(x).name]
         form = form_of(x)
         if form is not None:
+            self._kept.append(form[1])  # Objects are known by their id, so none may end early.
             return ["form", form[0], self.value(form[1], path)]
         name = x.__name__ if isinstance(x, type) else type(x).__qualname__
         what = f"the class {name}" if isinstance(x, type) else f"a {name}"
@@ -152,6 +156,16 @@ class Encoder:
         if kind is None:
             return ["array", self._store(x, path)]
         return ["quantized_array", self._store(x.view(kind.stored.numpy), path), description(kind)]
+
+    def _rounded(self, x: Tensor, path: Path) -> Json:
+        """A tensor, with its `qparams` where somebody has set them."""
+        node, qparams = self._tensor(x, path), vars(x).get("_qparams")
+        if qparams is None or qparams == create_qparams():
+            return node
+        self.nodes.append(node)
+        parts = ["tensor", [len(self.nodes) - 1], self.value(qparams, (*path, "qparams"))]
+        self.nodes.append(["list", parts])
+        return ["form", QPARAMS, [len(self.nodes) - 1]]
 
     def _tensor(self, x: Tensor, path: Path) -> Json:
         tags = {tag: getattr(x, tag) for tag in TAGS if getattr(x, tag) != getattr(Tensor, tag)}

@@ -12,8 +12,9 @@ import json
 import os
 from base64 import b64decode, b64encode
 from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from treadle.base.env import FASTRUN_CACHE_DIR, FASTRUN_CACHE_TYPE, FASTRUN_CACHE_URL, Variable
 from treadle.base.files.atomic import write_atomically
@@ -51,9 +52,9 @@ class InFile(InMemory):
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         super().__init__()
-        self._path = Path(path)
+        self.path = Path(path)
         try:
-            known = json.loads(self._path.read_text(encoding="utf-8"))
+            known = json.loads(self.path.read_text(encoding="utf-8"))
             self._held = {str(k): b64decode(v) for k, v in known.items()}
         except (OSError, ValueError, TypeError, AttributeError):
             self._held = {}
@@ -62,8 +63,8 @@ class InFile(InMemory):
         """Keep bytes under a key."""
         super().set(key, value)
         text = json.dumps({k: b64encode(v).decode() for k, v in self._held.items()}).encode()
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(str(self._path), [text], len(text))
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(str(self.path), [text], len(text))
 
 
 def _redis(url: str) -> Store:
@@ -77,6 +78,18 @@ def _redis(url: str) -> Store:
     return made
 
 
+class Place(NamedTuple):
+    """Where a cache is.
+
+    Attributes:
+        type: "in-memory", "in-file", "redis", or "other" for a store that was given.
+        desc: the address or the path, empty where there is none.
+    """
+
+    type: str
+    desc: str = ""
+
+
 class PersistentCacheOnServer:
     """A cache of bytes by category and key.
 
@@ -85,10 +98,27 @@ class PersistentCacheOnServer:
 
     Args:
         store: where bytes are kept.
+
+    Attributes:
+        config: the `Place`, None before the first `get` or `put`, which look at the environment.
     """
 
+    config: Place | None = None
+
     def __init__(self, store: Store | None = None) -> None:
-        self._store = store or self._from_environment()
+        self._given = store
+
+    @cached_property
+    def _store(self) -> Store:
+        store = self._given or self._from_environment()
+        if isinstance(store, InFile):
+            self.config = Place("in-file", str(store.path))
+        elif isinstance(store, InMemory):
+            self.config = Place("in-memory")
+        else:
+            url = FASTRUN_CACHE_URL.get() if self._given is None else ""
+            self.config = Place("redis" if self._given is None else "other", url)
+        return store
 
     @staticmethod
     def _from_environment() -> Store:
@@ -99,7 +129,7 @@ class PersistentCacheOnServer:
         """
         wanted = FASTRUN_CACHE_TYPE.get().upper()
         makers: dict[str, tuple[Variable, Callable[[str], Store]]] = {
-            "FILE": (FASTRUN_CACHE_DIR, lambda d: InFile(Path(d) / "cache.json")),
+            "FILE": (FASTRUN_CACHE_DIR, lambda d: InFile(Path(d) / "cache.bin")),
             "REDIS": (FASTRUN_CACHE_URL, _redis),
         }
         if wanted == "MEMORY":
@@ -112,16 +142,20 @@ class PersistentCacheOnServer:
         return make(place.get())
 
     @staticmethod
-    def _key(category: str, key: bytes) -> str:
-        return f"{category}:{b64encode(key).decode()}"
+    def _key(category: str, key: bytes | str) -> str:
+        return f"{category}:{b64encode(_bytes(key)).decode()}"
 
-    def get(self, category: str, key: bytes) -> bytes | None:
-        """The bytes of a key, None where there are none."""
+    def get(self, category: str, key: bytes | str) -> bytes | None:
+        """The bytes of a key, None where there are none; text counts as its UTF-8."""
         return self._store.get(self._key(category, key))
 
-    def put(self, category: str, key: bytes, value: bytes) -> None:
-        """Keep bytes under a key."""
-        self._store.set(self._key(category, key), value)
+    def put(self, category: str, key: bytes | str, value: bytes | str) -> None:
+        """Keep bytes under a key; text counts as its UTF-8."""
+        self._store.set(self._key(category, key), _bytes(value))
 
 
-__all__ = ["InFile", "InMemory", "PersistentCacheOnServer", "Store"]
+def _bytes(value: bytes | str) -> bytes:
+    return value.encode() if isinstance(value, str) else value
+
+
+__all__ = ["InFile", "InMemory", "PersistentCacheOnServer", "Place", "Store"]

@@ -2,7 +2,7 @@
 
 Each is made with its parameters and called with tensors; results come as a list, as `apply` has
 them. Those that are one call of a function stand in `definitions`; those that have no counterpart
-say so when they are made.
+say so when they are called.
 """
 
 from __future__ import annotations
@@ -173,9 +173,13 @@ class ElemwiseMultiType(OpDef):
 
 
 class _Refused(OpDef):
-    """A definition that stands for nothing here."""
+    """A definition that stands for nothing here: it can be made and compared, not called."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.__dict__.update(kwargs, args=args)
+
+    def __call__(self, *inps: Any) -> list[Tensor]:
+        """Say what to use instead."""
         name = type(self).__name__
         raise UnsupportedOp(
             "megengine", f"core.ops.builtin.{name} has no counterpart", hint=_WHY.get(name, _USE)
@@ -201,8 +205,6 @@ _ABSENT = [
     "Barrier",
     "BatchConvBias",
     "BatchNormBackward",
-    "BatchedIncrMeshIndexing",
-    "BatchedSetMeshIndexing",
     "Borrow",
     "CambriconRuntime",
     "ConvBias",

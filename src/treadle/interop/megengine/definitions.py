@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
+import numpy as np
+
 import treadle.functional as F
 import treadle.random as rand
 from treadle.distributed import WORLD
@@ -149,22 +151,71 @@ def _whole(value: Any) -> int | None:
     return None if value is None else int(Tensor(value).item())
 
 
-def _subtensor(p: SimpleNamespace, x: Tensor, *numbers: Any) -> Tensor:
-    places = _items(p, numbers)
-    return x[tuple(_whole(i) if isinstance(i, Tensor) and not i.ndim else i for i in places)]
+Places = Callable[[SimpleNamespace, Tensor, Sequence[Any]], tuple[Any, ...]]
 
 
-def _set(p: SimpleNamespace, x: Tensor, value: Any, *numbers: Any) -> Tensor:
-    made = F.copy(x)
-    made[_items(p, numbers)] = value
-    return made
+def _vectors(p: SimpleNamespace, x: Tensor, numbers: Sequence[Any]) -> tuple[Any, ...]:
+    """Ranges, and vectors of indices that go together, as in NumPy."""
+    return _items(p, numbers)
 
 
-def _added(p: SimpleNamespace, x: Tensor, value: Any, *numbers: Any) -> Tensor:
-    places = _items(p, numbers)
-    made = F.copy(x)
-    made[places] = made[places] + value
-    return made
+def _ranges(p: SimpleNamespace, x: Tensor, numbers: Sequence[Any]) -> tuple[Any, ...]:
+    """Ranges and single numbers."""
+    return tuple(i if isinstance(i, slice) else _whole(i) for i in _items(p, numbers))
+
+
+def _mesh(p: SimpleNamespace, x: Tensor, numbers: Sequence[Any]) -> tuple[Any, ...]:
+    """Ranges, and vectors of which each chooses along its own axis."""
+    return _spread(_items(p, numbers), x, batched=False)
+
+
+def _batched_mesh(p: SimpleNamespace, x: Tensor, numbers: Sequence[Any]) -> tuple[Any, ...]:
+    """The same with one vector per entry of the first axis: matrices of indices."""
+    return _spread(_items(p, numbers), x, batched=True)
+
+
+def _spread(places: tuple[Any, ...], x: Tensor, batched: bool) -> tuple[Any, ...]:
+    """One index array per axis, each along the axis of the result that is its own.
+
+    A single number drops its axis.
+    """
+    found: list[Any] = []
+    for axis, place in enumerate(places):
+        if isinstance(place, slice):
+            place = np.arange(x.shape[axis], dtype=np.int32)[place]
+            found.append(place[None] if batched and axis else place)
+        else:
+            found.append(Tensor(place))
+    kept = [axis for axis, place in enumerate(found) if place.ndim]
+    for at, axis in enumerate(kept):
+        shape = [1] * len(kept)
+        if batched and axis:
+            shape[0] = found[axis].shape[0]
+        shape[at] = found[axis].shape[-1]
+        found[axis] = found[axis].reshape(shape)
+    return tuple(place if place.ndim else _whole(place) for place in found)
+
+
+def _getting(places: Places) -> Function:
+    return lambda p, x, *numbers: x[places(p, x, numbers)]
+
+
+def _setting(places: Places) -> Function:
+    def run(p: SimpleNamespace, x: Tensor, value: Any, *numbers: Any) -> Tensor:
+        made = F.copy(x)
+        made[places(p, x, numbers)] = value
+        return made
+
+    return run
+
+
+def _adding(places: Places) -> Function:
+    def run(p: SimpleNamespace, x: Tensor, value: Any, *numbers: Any) -> Tensor:
+        made, where = F.copy(x), places(p, x, numbers)
+        made[where] = made[where] + value
+        return made
+
+    return run
 
 
 def _volumes(p: SimpleNamespace, x: Tensor, weight: Tensor) -> Tensor:
@@ -241,7 +292,9 @@ _TABLE: tuple[tuple[str, dict[str, Any], Function], ...] = (
         {"param_dim": "DIM_1C11", "fwd_mode": "TRAINING", "epsilon": 1e-4, "avg_factor": 1.0},
         _batch_norm,
     ),
-    ("BatchedMeshIndexing", _ITEMS, _subtensor),
+    ("BatchedIncrMeshIndexing", _ITEMS, _adding(_batched_mesh)),
+    ("BatchedMeshIndexing", _ITEMS, _getting(_batched_mesh)),
+    ("BatchedSetMeshIndexing", _ITEMS, _setting(_batched_mesh)),
     ("CondTake", {}, lambda p, x, mask: list(F.cond_take(mask, x))),
     ("Convolution", _CONV, _convolution),
     ("ConvolutionBackwardData", {**_CONV, "dtype": None}, _transposed),
@@ -290,16 +343,16 @@ _TABLE: tuple[tuple[str, dict[str, Any], Function], ...] = (
     ),
     ("Fill", {"value": 0.0, "dtype": "float32", "comp_node": None}, _fill),
     ("FillLike", {"value": 0.0}, lambda p, x: F.full_like(x, p.value)),
-    ("IncrMeshIndexing", _ITEMS, _added),
-    ("IncrSubtensor", _ITEMS, _added),
-    ("IndexingIncrMultiAxisVec", _ITEMS, _added),
-    ("IndexingMultiAxisVec", _ITEMS, lambda p, x, *numbers: x[_items(p, numbers)]),
+    ("IncrMeshIndexing", _ITEMS, _adding(_mesh)),
+    ("IncrSubtensor", _ITEMS, _adding(_ranges)),
+    ("IndexingIncrMultiAxisVec", _ITEMS, _adding(_vectors)),
+    ("IndexingMultiAxisVec", _ITEMS, _getting(_vectors)),
     (
         "IndexingOneHot",
         {"axis": 0, "ndim": 0},
         lambda p, x, index: F.indexing_one_hot(x, index, p.axis, keepdims=True),
     ),
-    ("IndexingSetMultiAxisVec", _ITEMS, _set),
+    ("IndexingSetMultiAxisVec", _ITEMS, _setting(_vectors)),
     ("LRN", {"n": 5, "k": 2.0, "alpha": 1e-4, "beta": 0.75}, lambda p, x: _lrn(p, x)),
     (
         "LayerNorm",
@@ -325,7 +378,7 @@ _TABLE: tuple[tuple[str, dict[str, Any], Function], ...] = (
     ),
     ("MatrixInverse", {}, lambda p, x: F.matinv(x)),
     ("MeshGrid", {"indexing": "xy"}, lambda p, *inps: F.meshgrid(*inps, indexing=p.indexing)),
-    ("MeshIndexing", _ITEMS, lambda p, x, *numbers: x[_items(p, numbers)]),
+    ("MeshIndexing", _ITEMS, _getting(_mesh)),
     (
         "NMSKeep",
         {"iou_thresh": 0.5, "max_output": 0},
@@ -368,12 +421,12 @@ _TABLE: tuple[tuple[str, dict[str, Any], Function], ...] = (
         lambda p, x, size: F.vision.resize(x, _shape(size), str(p.format), str(p.imode).lower()),
     ),
     ("SVD", {"full_matrices": False, "compute_uv": True}, lambda p, x: _svd(p, x)),
-    ("SetMeshIndexing", _ITEMS, _set),
-    ("SetSubtensor", _ITEMS, _set),
+    ("SetMeshIndexing", _ITEMS, _setting(_mesh)),
+    ("SetSubtensor", _ITEMS, _setting(_ranges)),
     ("Softmax", {"axis": -1}, lambda p, x: F.softmax(x, p.axis)),
     ("Split", {"axis": 0, "nsections": 0, "splits": ()}, _split),
     ("Stack", {"axis": 0, "comp_node": None}, lambda p, *inps: F.stack(list(inps), p.axis)),
-    ("Subtensor", _ITEMS, _subtensor),
+    ("Subtensor", _ITEMS, _getting(_ranges)),
     ("TopK", {"mode": "KTH_ONLY"}, _top),
     (
         "WarpAffine",

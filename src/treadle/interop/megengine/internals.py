@@ -107,6 +107,8 @@ class Grad:
     def __call__(self, ys: Any, dys: Any = None) -> None:
         """Run backwards from `ys` with the gradients `dys`, and end the recording."""
         self._recording = False
+        if isinstance(ys, Tensor) and isinstance(dys, Tensor) and ys.shape != dys.shape:
+            dys = dys.broadcast_to(ys.shape)
         self._manager.backward(ys, dys)
 
     def __enter__(self) -> Grad:
