@@ -266,6 +266,34 @@ def test_special_functions() -> None:
     check(special, leaf(4, 5), (torch.rand(4, 5) * 0.98 + 0.01).requires_grad_())
 
 
+def test_bessel_functions_on_both_sides_of_where_their_series_begin() -> None:
+    s, size = torch.special, torch.tensor([1e-6, 0.3, 1.9, 2.1, 7.5, 24.9, 25.1, 80.0])
+    names = [f"bessel_{k}" for k in ("j0", "j1", "y0", "y1")]
+    names += [f"{how}modified_bessel_k{k}" for how in ("", "scaled_") for k in (0, 1)]
+    names += ["spherical_bessel_j0", "airy_ai"]
+
+    def found(x: Any, signed: Any, n: Any) -> Any:
+        own = [getattr(s, name)(x) for name in names]
+        own += [s.airy_ai(-x), s.bessel_j1(-x), s.zeta(n, x - 1.5)]
+        return *own, torch.i0(signed / 2).log(), s.i1(signed / 9), s.i0e(signed), s.i1e(signed)
+
+    x, signed = size.double(), torch.cat([-size, size]).requires_grad_()
+    check(found, x, signed, torch.arange(1, 9).double())
+
+
+def test_polynomials_of_degrees_that_are_data() -> None:
+    names = [f"{how}chebyshev_polynomial_{k}" for how in ("", "shifted_") for k in "tuvw"]
+    names += ["hermite_polynomial_h", "hermite_polynomial_he", "laguerre_polynomial_l"]
+    names += ["legendre_polynomial_p"]
+
+    def found(x: Any, n: Any) -> Any:
+        functions = [getattr(torch.special, name) for name in names]
+        return [g for f in functions for g in (f(x, n), f(x, 3), f(0.4, n))]
+
+    x = torch.tensor([-1.7, -1.0, -0.3, 0.0, 0.5, 1.0, 2.5]).reshape(7, 1)
+    check(found, x, torch.tensor([-2.0, 0.0, 1.0, 2.0, 5.0, 9.0]))
+
+
 def test_experts_in_groups() -> None:
     def experts(x: Any, w: Any, ends: Any) -> Any:
         made = F.grouped_mm(x.bfloat16(), w.bfloat16(), offs=ends)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -15,12 +16,14 @@ from treadle.base.types import TensorType
 from treadle.graph.builder import GraphBuilder, GraphOperand
 from treadle.interop.torch import (  # noqa: F401  (they register)
     attention,
+    bessel,
     distances,
     elementwise,
     fourier,
     indexing,
     layers,
     linear,
+    polynomials,
     pooling,
     recurrent,
     reductions,
@@ -69,10 +72,15 @@ _WHOLE = "treadle_whole"
 
 def decompositions(*whole: str) -> dict[Any, Any]:
     """What PyTorch is to take apart, and how; `whole`: what it is to leave alone, too."""
-    table: dict[Any, Any] = dict(core_aten_decompositions())
-    table |= {k: v for k, v in decomposition_table.items() if _is_among(k, _TAKEN_APART)}
     kept = (*_KEPT, *whole)
-    return {k: v for k, v in table.items() if name_of(k).partition(".")[0] not in kept}
+    return {k: v for k, v in _known_parts().items() if name_of(k).partition(".")[0] not in kept}
+
+
+@functools.cache
+def _known_parts() -> dict[Any, Any]:
+    """PyTorch's choice and ours; collecting it takes PyTorch a third of a second."""
+    table: dict[Any, Any] = dict(core_aten_decompositions())
+    return table | {k: v for k, v in decomposition_table.items() if _is_among(k, _TAKEN_APART)}
 
 
 def _is_among(target: Any, names: Sequence[str]) -> bool:

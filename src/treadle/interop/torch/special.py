@@ -20,7 +20,7 @@ from treadle.ops.special import ERFC_P, ERFC_Q
 V = GraphOperand
 
 
-def _function(*names: str) -> Callable[[Callable[[V], V]], Callable[[V], V]]:
+def function(*names: str) -> Callable[[Callable[[V], V]], Callable[[V], V]]:
     """Register a function of one number, given in float64."""
 
     def add(function: Callable[[V], V]) -> Callable[[V], V]:
@@ -33,7 +33,7 @@ def _function(*names: str) -> Callable[[Callable[[V], V]], Callable[[V], V]]:
     return add
 
 
-def _polynomial(x: V, coefficients: Sequence[float]) -> V:
+def polynomial(x: V, coefficients: Sequence[float]) -> V:
     """By Horner's rule, highest power first."""
     y = x.constant(coefficients[0])
     for c in coefficients[1:]:
@@ -41,7 +41,8 @@ def _polynomial(x: V, coefficients: Sequence[float]) -> V:
     return y
 
 
-def _where(condition: V, x: Any, y: Any) -> V:
+def where(condition: V, x: Any, y: Any) -> V:
+    """x where the condition holds, else y; one of them may be a number."""
     like = x if isinstance(x, GraphOperand) else y
     first, second = (v if isinstance(v, GraphOperand) else like.constant(v) for v in (x, y))
     made: V = Where()(condition, first, second)
@@ -80,19 +81,19 @@ def _sine_of_half_turns(x: V) -> V:
     return made
 
 
-@_function("lgamma.default")
+@function("lgamma.default")
 def _lgamma(x: V) -> V:
     mirrored = less(x, 0.5)
-    y = _where(mirrored, 1.0 - x, x) - 1.0
+    y = where(mirrored, 1.0 - x, x) - 1.0
     total = y.constant(_LANCZOS[0])
     for i, c in enumerate(_LANCZOS[1:], 1):
         total = total + c / (y + float(i))
     t = y + 7.5
     found = unary.Log()(total * math.sqrt(2 * math.pi)) + (y + 0.5) * unary.Log()(t) - t
-    found = _where(logic.IsInf()(x), math.inf, found)
+    found = where(logic.IsInf()(x), math.inf, found)
     pole = logic.Equal()(x, unary.Floor()(x)) & logic.LessEqual()(x, x.constant(0.0))
     away = unary.Log()(math.pi / unary.Abs()(_sine_of_half_turns(x)))
-    return _where(pole, math.inf, _where(mirrored, away - found, found))
+    return where(pole, math.inf, where(mirrored, away - found, found))
 
 
 def _shifted(x: V, order: int) -> tuple[V, V]:
@@ -121,7 +122,7 @@ def _cotangent_slope(x: V, n: int) -> V:
             grown[i + 2] -= math.pi * p
         powers = grown
     quarter = _sine_of_half_turns(x + 0.5) / _sine_of_half_turns(x)
-    return _polynomial(quarter, [p * math.pi for p in reversed(powers)])
+    return polynomial(quarter, [p * math.pi for p in reversed(powers)])
 
 
 def _polygamma_of_positive(x: V, n: int) -> V:
@@ -150,17 +151,17 @@ def _polygamma_of_positive(x: V, n: int) -> V:
 
 def _polygamma(x: V, n: int) -> V:
     mirrored = less(x, 0.5)
-    found = _polygamma_of_positive(_where(mirrored, 1.0 - x, x), n)
+    found = _polygamma_of_positive(where(mirrored, 1.0 - x, x), n)
     away = (found if n % 2 == 0 else -found) - _cotangent_slope(x, n)
-    return _where(mirrored, away, found)
+    return where(mirrored, away, found)
 
 
-@_function("digamma.default")
+@function("digamma.default")
 def _digamma(x: V) -> V:
     whole = logic.Equal()(x, unary.Floor()(x)) & less(x, 0.0)
-    found = _where(whole, math.nan, _polygamma(x, 0))
+    found = where(whole, math.nan, _polygamma(x, 0))
     zero = logic.Equal()(x, x.constant(0.0))
-    return _where(zero, -1.0 / x, found)
+    return where(zero, -1.0 / x, found)
 
 
 @lowers("polygamma.default", "special_polygamma.default")
@@ -172,7 +173,7 @@ def _polygamma_of_order(call: Call, n: int, x: V) -> V:
         return _digamma(wide).astype(call.dtype)
     pole = logic.Equal()(wide, unary.Floor()(wide)) & logic.LessEqual()(wide, wide.constant(0.0))
     most = math.inf if n % 2 else -math.inf
-    return _where(pole, most, _polygamma(wide, n)).astype(call.dtype)
+    return where(pole, most, _polygamma(wide, n)).astype(call.dtype)
 
 
 # -- errors ------------------------------------------------------------------------------------
@@ -202,38 +203,38 @@ _FAR = (
 def _scaled_complement(x: V) -> V:
     """exp(x^2) erfc(x) of x from 0.46875."""
     near = ew.Minimum()(x, x.constant(4.0))
-    first = _polynomial(near, ERFC_P) / _polynomial(near, ERFC_Q)
+    first = polynomial(near, ERFC_P) / polynomial(near, ERFC_Q)
     inverse = 1.0 / ew.Maximum()(x, x.constant(4.0))
     square = inverse * inverse
-    rest = square * _polynomial(square, _FAR[0]) / _polynomial(square, _FAR[1])
+    rest = square * polynomial(square, _FAR[0]) / polynomial(square, _FAR[1])
     second = (1 / math.sqrt(math.pi) - rest) * inverse
-    return _where(logic.LessEqual()(x, x.constant(4.0)), first, second)
+    return where(logic.LessEqual()(x, x.constant(4.0)), first, second)
 
 
-@_function("erfc.default", "special_erfc.default")
+@function("erfc.default", "special_erfc.default")
 def _erfc(x: V) -> V:
     size = unary.Abs()(x)
     far = _scaled_complement(ew.Maximum()(size, size.constant(0.46875)))
     far = far * unary.Exp()(-size * size)
-    far = _where(less(x, 0.0), 2.0 - far, far)
-    found = _where(less(size, 0.46875), 1.0 - unary.Erf()(x), far)
-    return _where(logic.IsNan()(x), x, found)
+    far = where(less(x, 0.0), 2.0 - far, far)
+    found = where(less(size, 0.46875), 1.0 - unary.Erf()(x), far)
+    return where(logic.IsNan()(x), x, found)
 
 
-@_function("special_erfcx.default")
+@function("special_erfcx.default")
 def _erfcx(x: V) -> V:
     size = unary.Abs()(x)
     far = _scaled_complement(ew.Maximum()(size, size.constant(0.46875)))
     grown = unary.Exp()(x * x)
-    far = _where(less(x, 0.0), grown * 2.0 - far, far)
-    return _where(less(size, 0.46875), grown * (1.0 - unary.Erf()(x)), far)
+    far = where(less(x, 0.0), grown * 2.0 - far, far)
+    return where(less(size, 0.46875), grown * (1.0 - unary.Erf()(x)), far)
 
 
 def _inverse_complement(q: V) -> V:
     """y > 0 with erfc(y) = q for q up to 1: a first guess, then Newton's steps on log erfc."""
     t = unary.Sqrt()(-2.0 * unary.Log()(q * 0.5))
     # Abramowitz and Stegun, Handbook of Mathematical Functions, 26.2.23.
-    guess = t - _polynomial(t, (0.010328, 0.802853, 2.515517)) / _polynomial(
+    guess = t - polynomial(t, (0.010328, 0.802853, 2.515517)) / polynomial(
         t, (0.001308, 0.189269, 1.432788, 1.0)
     )
     y, target = guess * math.sqrt(0.5), unary.Log()(q)
@@ -247,34 +248,34 @@ def _inverse_complement(q: V) -> V:
 def _inverse_of_small(x: V) -> V:
     """The inverse of erf for sizes up to 0.5: a series, then Newton's steps."""
     square = x * x
-    y = x * _polynomial(square, (127 * math.pi**3 / 40320, 7 * math.pi**2 / 480, math.pi / 12, 1))
+    y = x * polynomial(square, (127 * math.pi**3 / 40320, 7 * math.pi**2 / 480, math.pi / 12, 1))
     y = y * (math.sqrt(math.pi) / 2)
     for _ in range(3):
         y = y - (unary.Erf()(y) - x) * unary.Exp()(y * y) * (math.sqrt(math.pi) / 2)
     return y
 
 
-@_function("erfinv.default", "special_erfinv.default")
+@function("erfinv.default", "special_erfinv.default")
 def _erfinv(x: V) -> V:
     size = unary.Abs()(x)
     small = ew.Minimum()(size, size.constant(0.5))
     rest = ew.Minimum()(1.0 - size, size.constant(0.5))
     rest = ew.Maximum()(rest, rest.constant(1e-300))
-    found = _where(less(size, 0.5), _inverse_of_small(small), _inverse_complement(rest))
-    found = _where(less(x, 0.0), -found, found)
+    found = where(less(size, 0.5), _inverse_of_small(small), _inverse_complement(rest))
+    found = where(less(x, 0.0), -found, found)
     one = logic.Equal()(size, size.constant(1.0))
-    found = _where(one, x * math.inf, found)
-    return _where(logic.LessEqual()(size, size.constant(1.0)), found, math.nan)
+    found = where(one, x * math.inf, found)
+    return where(logic.LessEqual()(size, size.constant(1.0)), found, math.nan)
 
 
-@_function("special_ndtri.default")
+@function("special_ndtri.default")
 def _ndtri(p: V) -> V:
     least = ew.Minimum()(p, 1.0 - p)
     inside = ew.Maximum()(least * 2.0, least.constant(1e-300))
     size = _inverse_complement(inside) * math.sqrt(2)
-    size = _where(logic.Equal()(least, least.constant(0.0)), math.inf, size)
-    size = _where(logic.Equal()(least, least.constant(0.5)), 0.0, size)
-    return _where(less(p, 0.5), -size, size)
+    size = where(logic.Equal()(least, least.constant(0.0)), math.inf, size)
+    size = where(logic.Equal()(least, least.constant(0.5)), 0.0, size)
+    return where(less(p, 0.5), -size, size)
 
 
 # -- signs, sizes, exponents -------------------------------------------------------------------
@@ -299,7 +300,7 @@ def _copysign(call: Call, x: V, y: Any) -> V:
     wide = x.astype(call.dtype)
     size = unary.Abs()(wide)
     sign = is_negative(call.operand(y, call.dtype, wide))
-    return _where(sign, -size, size)
+    return where(sign, -size, size)
 
 
 @lowers("hypot.default")
@@ -307,10 +308,10 @@ def _hypot(call: Call, x: V, y: V) -> V:
     first, second = unary.Abs()(x.astype(call.dtype)), unary.Abs()(y.astype(call.dtype))
     most, least = ew.Maximum()(first, second), ew.Minimum()(first, second)
     none = logic.Equal()(most, most.constant(0.0))
-    share = least / _where(none, 1.0, most)
+    share = least / where(none, 1.0, most)
     size = most * unary.Sqrt()(share * share + 1.0)
     endless = logic.IsInf()(first) | logic.IsInf()(second)
-    return _where(endless, math.inf, size)
+    return where(endless, math.inf, size)
 
 
 def _ignoring_nan(op: Any) -> Any:
@@ -319,8 +320,8 @@ def _ignoring_nan(op: Any) -> Any:
         found: V = op(first, second)
         if not call.dtype.is_float:
             return found
-        found = _where(logic.IsNan()(second), first, found)
-        return _where(logic.IsNan()(first), second, found)
+        found = where(logic.IsNan()(second), first, found)
+        return where(logic.IsNan()(first), second, found)
 
     return lower
 

@@ -101,6 +101,15 @@ def jobs_of(names: list[str], options: argparse.Namespace) -> list[dict[str, Any
     ]
 
 
+def found_before(report: Path | None, jobs: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """What an earlier run wrote about these jobs, by the job."""
+    if report is None or not report.exists():
+        return {}
+    wanted = {json.dumps(job) for job in jobs}
+    pairs = (json.loads(line) for line in report.read_text().splitlines())
+    return {json.dumps(job): found for job, found in pairs if json.dumps(job) in wanted}
+
+
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="opinfo", description=__doc__)
     parser.add_argument("only", nargs="*", help="parts of names; none: all records")
@@ -113,7 +122,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--patience", type=float, default=120, help="seconds for a record")
     parser.add_argument("--reference", action="store_true", help="by the oracles of the ops")
     parser.add_argument("--whole", type=int, default=0, help="fail below so many whole records")
-    parser.add_argument("--report", type=Path, help="write all findings as JSON lines")
+    parser.add_argument(
+        "--report", type=Path, help="all findings as JSON lines; what is in it is not run again"
+    )
     parser.add_argument("-v", action="store_true", help="show what was left to PyTorch")
     return parser.parse_args()
 
@@ -123,9 +134,14 @@ def main() -> int:
     known = tomllib.loads(KNOWN.read_text()) if KNOWN.exists() else {}
     worker, start = Worker(options.reference), time.monotonic()
     findings: list[tuple[dict[str, Any], dict[str, Any]]] = []
-    report = options.report.open("w") if options.report else None
     jobs = jobs_of(worker.names(), options)
+    done = found_before(options.report, jobs)
+    report = options.report.open("a") if options.report else None
     for job in jobs:
+        key = json.dumps(job)
+        if key in done:
+            findings.append((job, done[key]))
+            continue
         if time.monotonic() - start > options.seconds:
             break
         found = worker.ask(job, options.patience)
@@ -135,7 +151,7 @@ def main() -> int:
         if options.v and (found.get("left") or found.get("eager")):
             print(f"{job['name']} {job['dtype']}: {found['left']} {found['eager'][:2]}", flush=True)
         if report:
-            print(json.dumps(job | found), file=report, flush=True)
+            print(json.dumps([job, found]), file=report, flush=True)
     worker.stop()
     return told(findings, known, len(jobs), options)
 
