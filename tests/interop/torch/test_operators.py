@@ -294,6 +294,60 @@ def test_polynomials_of_degrees_that_are_data() -> None:
     check(found, x, torch.tensor([-2.0, 0.0, 1.0, 2.0, 5.0, 9.0]))
 
 
+def test_singular_values_and_those_of_symmetric_matrices() -> None:
+    def values(x: Any, y: Any) -> Any:
+        u, s, vh = torch.linalg.svd(x, full_matrices=False)
+        whole = y + y.mT
+        found, vectors = torch.linalg.eigh(whole)
+        low = torch.linalg.eigvalsh(whole, UPLO="U")
+        inverse = torch.linalg.pinv(x), torch.linalg.pinv(whole, hermitian=True)
+        # Signs of vectors are free.
+        return u.abs(), s, vh.abs(), found, vectors.abs(), low, *inverse, torch.linalg.cond(x)
+
+    check(values, leaf(2, 4, 3), leaf(2, 3, 3))
+
+
+def test_exponentials_and_reflections_of_matrices() -> None:
+    def made(x: Any, tau: Any) -> Any:
+        sizes = torch.tensor([0.0, 0.1, 2.0]).reshape(3, 1, 1)
+        flat = torch.linalg.householder_product(x.detach(), tau)
+        return torch.linalg.matrix_exp(x[:3, :3] * sizes), flat
+
+    check(made, leaf(5, 3), torch.randn(2))
+
+
+@pytest.mark.parametrize("how", ["sum", "mean", "prod", "max", "min"])
+def test_reductions_of_segments(how: str) -> None:
+    lengths, ends = torch.tensor([2, 0, 3]), torch.tensor([[0, 1, 5], [0, 5, 5]])
+
+    def reduced(x: Any, y: Any) -> Any:
+        first = torch.segment_reduce(x, how, lengths=lengths, initial=1.5)
+        return first, torch.segment_reduce(y, how, offsets=ends, axis=1)
+
+    x = torch.tensor([[0.0, 2.0], [0.5, 2.0], [3.0, 0.0], [3.0, 0.0], [1.0, -4.0]])
+    check(reduced, x.requires_grad_(), leaf(2, 5, 3))
+
+
+def test_medians_of_what_is_a_number() -> None:
+    x = torch.randn(4, 6)
+    x[1:, 2] = x[0, 3:] = torch.nan
+
+    def medians(x: Any, nothing: Any) -> Any:
+        # Which NaN of a row of them is free.
+        values = nothing.nanmedian(1).values
+        return x.nanmedian(), *x.nanmedian(1), *x.nanmedian(0, keepdim=True), values
+
+    check(medians, x.requires_grad_(), torch.full((2, 3), torch.nan))
+
+
+def test_averages_of_windows_that_reach_beyond_the_end() -> None:
+    def pooled(x: Any, index: Any) -> Any:
+        wide = F.avg_pool2d(x, 3, 2, 1, ceil_mode=True, divisor_override=5)
+        return wide, x[0, 0].gather(0, index), x[0, 0].scatter_add(0, index, index.float())
+
+    check(pooled, leaf(1, 2, 6, 8), torch.empty(0, dtype=torch.int64))
+
+
 def test_experts_in_groups() -> None:
     def experts(x: Any, w: Any, ends: Any) -> Any:
         made = F.grouped_mm(x.bfloat16(), w.bfloat16(), offs=ends)

@@ -44,6 +44,8 @@ def _index_select(call: Call, x: V, dim: int, index: V) -> V:
 @along_axes
 def _gather(call: Call, x: V, dim: int, index: V, **kwargs: Any) -> V:
     axis = axis_of(dim, x)
+    if 0 in call.shape:  # of any rank
+        return x.constant(0, call.dtype).broadcast_to(call.shape)
     return TakeAlongAxis(axis)(_cut(x, index, axis), _places(index)).reshape(call.shape)
 
 
@@ -76,12 +78,16 @@ def _source(x: V, index: V, src: Any) -> V:
 @lowers("scatter.src", "scatter.value")
 @along_axes
 def _scatter(call: Call, x: V, dim: int, index: V, src: Any) -> V:
+    if 0 in extents(index):  # of any rank
+        return x
     return ScatterAlongAxis(axis_of(dim, x))(x, _places(index), _source(x, index, src))
 
 
 @lowers("scatter_add.default")
 @along_axes
 def _scatter_add(call: Call, x: V, dim: int, index: V, src: V) -> V:
+    if 0 in extents(index):
+        return x
     return _added(x, axis_of(dim, x), _places(index), _source(x, index, src))
 
 

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import numpy as np
 
 from treadle.base import dtype as dt
 from treadle.graph.builder import GraphOperand
 from treadle.interop.torch.shaping import extents, part
 from treadle.interop.torch.table import Call, lowers
+from treadle.ops import elementwise as ew
 from treadle.ops import logic, reduce, unary
 from treadle.ops.factorization import Cholesky, Lu, Qr, swapped, triangle
 from treadle.ops.gather_along import ScatterAlongAxis, TakeAlongAxis
-from treadle.ops.linalg import MatInv
+from treadle.ops.linalg import MatInv, Svd
 from treadle.ops.matmul import Matmul
+from treadle.ops.movement import Flip
+from treadle.ops.select import Where
 
 V = GraphOperand
 _EXCHANGES = 64
@@ -244,3 +250,117 @@ def _qr(call: Call, x: V, mode: str = "reduced") -> tuple[V, V]:
     if mode != "r":
         return q, r
     return x.constant(0).broadcast_to(tuple(call.values[0].shape)), r
+
+
+# -- values and vectors ------------------------------------------------------------------------
+
+
+def _empty(call: Call, number: int, like: V) -> V:
+    """A result that was not asked for."""
+    return like.constant(0).broadcast_to(tuple(call.values[number].shape))
+
+
+@lowers("_linalg_svd.default")
+def _svd(
+    call: Call, x: V, full_matrices: bool = False, compute_uv: bool = True, *, driver: Any = None
+) -> tuple[V, V, V]:
+    u, s, vh = Svd(full_matrices and compute_uv).outputs(x)
+    return (u, s, vh) if compute_uv else (_empty(call, 0, x), s, _empty(call, 2, x))
+
+
+def _eigen(x: V, upper: bool) -> tuple[V, V]:
+    """Values, ascending, and vectors of symmetric matrices, of which one half is read.
+
+    With its size added on the diagonal a matrix has no negative values, so that they and its
+    singular values are the same.
+    """
+    own = triangle(x, upper=upper)
+    whole = own + swapped(triangle(x, upper=upper, offset=1 if upper else -1))
+    n = x.type.ndim
+    size = unary.Sqrt()(reduce.Sum((n - 2, n - 1), True)(whole * whole))
+    u, s, _ = Svd(False).outputs(whole + _identity(whole) * size)
+    return Flip((n - 2,))(s - size.reshape((*_lead(x), 1))), Flip((n - 1,))(u)
+
+
+@lowers("_linalg_eigh.default")
+def _eigh(call: Call, x: V, uplo: str = "L", compute_v: bool = True) -> tuple[V, V]:
+    values, vectors = _eigen(x, uplo.upper() == "U")
+    return values, vectors if compute_v else _empty(call, 1, x)
+
+
+@lowers("linalg_pinv.atol_rtol_tensor")
+def _pinv(
+    call: Call, x: V, *, atol: V | None = None, rtol: V | None = None, hermitian: bool = False
+) -> V:
+    """Of values that are large enough the inverse, of others nothing."""
+    m, n = extents(x)[-2:]
+    if hermitian:
+        s, vectors = _eigen(x, upper=False)
+        u, v = vectors, vectors
+    else:
+        u, s, vh = Svd(False).outputs(x)
+        v = swapped(vh)
+    if 0 in extents(x):
+        return x.constant(0).broadcast_to(call.shape)
+    size = unary.Abs()(s)
+    most = reduce.Max((s.type.ndim - 1,), True)(size)
+    share = max(m, n) * float(np.finfo(x.type.dtype.numpy).eps)
+    least = x.constant(0.0) if atol is None else _beside(atol)
+    if rtol is not None:
+        least = ew.Maximum()(least, _beside(rtol) * most)
+    elif atol is None:
+        least = most * share
+    else:
+        none = logic.Greater()(least, least.constant(0.0))
+        least = ew.Maximum()(
+            least, Where()(none, least.constant(0.0), least.constant(share)) * most
+        )
+    kept = logic.Greater()(size, least)
+    inverse = Where()(kept, 1.0 / Where()(kept, s, s.constant(1.0)), s.constant(0.0))
+    return _product(v * inverse.reshape((*_lead(x), 1, extents(s)[-1])), swapped(u))
+
+
+def _beside(x: V) -> V:
+    """A bound for each matrix, beside its values."""
+    return x.reshape((*extents(x), 1))
+
+
+@lowers("linalg_householder_product.default", "orgqr.default")
+def _householder(call: Call, x: V, tau: V) -> V:
+    """The first columns of the product of reflections I - tau v v', v below the diagonal of x."""
+    count, last = extents(tau)[-1], x.type.ndim - 1
+    if count > _EXCHANGES:
+        raise NotImplementedError(f"{count} reflections")
+    lines = _triangular(x, upper=False, unit=True)
+    found = _identity(x)
+    for i in reversed(range(count)):
+        v = part(lines, last, i, i + 1)
+        factor = part(tau, tau.type.ndim - 1, i, i + 1).reshape((*_lead(x), 1, 1))
+        found = found - _product(v * factor, _product(swapped(v), found))
+    return found
+
+
+@lowers("linalg_matrix_exp.default")
+def _matrix_exp(call: Call, x: V) -> V:
+    """Taylor's series of what is halved until its size is at most 1/2, squared as often."""
+    if 0 in extents(x):
+        return x
+    axes = (x.type.ndim - 2, x.type.ndim - 1)
+    size = reduce.Max((axes[0],), True)(reduce.Sum((axes[1],), True)(unary.Abs()(x)))
+    known = ew.Maximum()(size, size.constant(0.5))
+    halvings = unary.Ceil()(unary.Log()(known) / math.log(2)) + 1.0
+    share = ew.Pow()(halvings.constant(0.5), halvings)
+    small, found = x * share, _identity(x)
+    for k in range(14, 0, -1):
+        found = _product(small, found) / float(k) + _identity(x)
+
+    def goes_on(k: V, most: V, *state: V) -> V:
+        made: V = logic.Less()(k, most)
+        return made
+
+    def turn(k: V, most: V, times: V, y: V) -> tuple[V, ...]:
+        return k + 1.0, most, times, Where()(logic.Less()(k, times), _product(y, y), y)
+
+    most = reduce.Max(tuple(range(x.type.ndim)), False)(halvings)
+    state = (most.constant(0.0), most, halvings, found)
+    return call.builder.while_loop(goes_on, turn, state)[-1]

@@ -28,6 +28,7 @@ from treadle.interop.torch import (  # noqa: F401  (they register)
     recurrent,
     reductions,
     sampling,
+    segments,
     shaping,
     special,
 )
@@ -48,6 +49,8 @@ _KEPT = (
 )
 """Operators that are not to be taken apart, since ours are the same."""
 _TAKEN_APART = (
+    "_batch_norm_with_update_functional",
+    "batch_norm_backward",
     "dist",
     "lcm",
     "ldexp",

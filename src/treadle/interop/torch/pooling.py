@@ -173,6 +173,15 @@ def _share(x: V, sides: Ints, divisor: int | None) -> V:
     return x if divisor is None else x * (math.prod(sides) / divisor)
 
 
+def _widened(window: Window, given: Ints, found: Ints) -> Window:
+    """The window with so much padding at the ends that the last ones are whole."""
+    sides, strides, padding = window
+    wide = []
+    for k, s, (low, high), n, out in zip(sides, strides, padding, given, found, strict=True):
+        wide.append((low, max(high, (out - 1) * s + k - low - n)))
+    return sides, strides, tuple(wide)
+
+
 @lowers("avg_pool1d.default", "avg_pool2d.default", "avg_pool3d.default")
 def _avg_pool(
     call: Call,
@@ -187,7 +196,7 @@ def _avg_pool(
     rank = call.rank
     window = _window(rank, kernel, stride, padding)
     if divisor_override is not None and ceil_mode:
-        raise NotImplementedError("divisor_override with ceil_mode")
+        window, ceil_mode = _widened(window, extents(x)[-rank:], call.shape[-rank:]), False
     pool = AvgPool(*window, count_include_pad or divisor_override is not None, ceil_mode)
     y = _share(pool(_batched(x, rank)), window[0], divisor_override)
     return y.reshape(call.shape)
@@ -208,7 +217,7 @@ def _avg_pool_backward(
     rank = call.rank
     window = _window(rank, kernel, stride, padding)
     if divisor_override is not None and ceil_mode:
-        raise NotImplementedError("divisor_override with ceil_mode")
+        window, ceil_mode = _widened(window, extents(x)[-rank:], extents(dy)[-rank:]), False
     included = count_include_pad or divisor_override is not None
     grad = AvgPoolGrad(*window, included, ceil_mode, extents(x)[-rank:])
     return _share(grad(_batched(dy, rank)), window[0], divisor_override).reshape(call.shape)

@@ -154,11 +154,13 @@ def _kth(call: Call, x: V, k: int, dim: int = -1, keepdim: bool = False) -> Any:
     return call.shaped(_at_place(x, axis_of(dim, x), k - 1))
 
 
-def _at_place(x: V, axis: int, place: int) -> tuple[V, V]:
+def _at_place(x: V, axis: int, place: int | V) -> tuple[V, V]:
     """The element that ascending order puts at a place, and where it stood."""
     values, places = Sort(axis, False).outputs(ordered(x))
-    index = values.constant([[place]], dt.int64).reshape((1,) * x.type.ndim)
-    index = index.broadcast_to(tuple(1 if i == axis else d for i, d in enumerate(extents(x))))
+    index = place
+    if not isinstance(index, GraphOperand):
+        index = values.constant([[place]], dt.int64).reshape((1,) * x.type.ndim)
+        index = index.broadcast_to(tuple(1 if i == axis else d for i, d in enumerate(extents(x))))
     take = TakeAlongAxis(axis)
     return take(values, index).astype(x.type.dtype), take(places, index).astype(dt.int64)
 
@@ -185,6 +187,29 @@ def _median_and_place(x: V, axis: int) -> tuple[V, V]:
     value = TakeAlongAxis(axis)(x, last.astype(dt.int64))
     bad = logic.IsNan()(value)
     return Where()(bad, value, found[0]), Where()(bad, last.astype(dt.int64), found[1])
+
+
+def _known_median_and_place(x: V, axis: int) -> tuple[V, V]:
+    """The lower of two middles of what is a number; NaN where nothing is."""
+    if not x.type.dtype.is_float:
+        return _median_and_place(x, axis)
+    known = logic.LogicalNot()(logic.IsNan()(x)).astype(dt.int64)
+    count = reduce.Sum((axis,), True)(known)
+    middle = (ew.Maximum()(count, count.constant(1)) - 1) // 2
+    return _at_place(x, axis, middle)
+
+
+@lowers("nanmedian.default")
+def _nanmedian(call: Call, x: V) -> V:
+    if not math.prod(extents(x)):
+        raise NotImplementedError("the median of nothing")
+    return _known_median_and_place(flat(x), 0)[0].reshape(call.shape)
+
+
+@lowers("nanmedian.dim")
+@along_axes
+def _nanmedian_dim(call: Call, x: V, dim: int, keepdim: bool = False) -> Any:
+    return call.shaped(_known_median_and_place(x, axis_of(dim, x)))
 
 
 # -- running -----------------------------------------------------------------------------------

@@ -259,6 +259,7 @@ def _full(call: Call, first: Any, *args: Any, **kwargs: Any) -> V:
 
 
 @lowers(
+    "_efficientzerotensor.default",
     "zeros.default",
     "zeros_like.default",
     "new_zeros.default",
