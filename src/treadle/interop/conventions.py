@@ -1,4 +1,4 @@
-"""Integer division, remainders and places as ONNX and PyTorch have them, in ops.
+"""Integer division, remainders, places and scattering as ONNX and PyTorch have them, in ops.
 
 Ours are NumPy's and MegEngine's: division of integers rounds down, the remainder of floats is C's.
 """
@@ -10,7 +10,11 @@ from typing import Any
 from treadle.base import dtype as dt
 from treadle.ops import elementwise as ew
 from treadle.ops import logic, unary
+from treadle.ops.gather_along import ScatterAlongAxis, TakeAlongAxis
+from treadle.ops.movement import Concat
 from treadle.ops.select import Where
+from treadle.ops.slicing import along
+from treadle.ops.sort import Sort
 
 
 def truncated_quotient(x: Any, y: Any) -> Any:
@@ -45,3 +49,23 @@ def from_start(index: Any, extent: int) -> Any:
     """Places that may count from the end of an axis, as int64 from its start."""
     index = index.astype(dt.int64)
     return Where()(logic.Less()(index, index.constant(0)), index + extent, index)
+
+
+def extremum_last(axis: int, places: Any, values: Any, *, least: bool) -> tuple[Any, Any]:
+    """Places and values so that what is written last to a place is its extremum, or a NaN."""
+    turned = least and values.type.dtype.is_float  # NaN, which sorts last, stays there
+    found, order = Sort(axis, least and not turned).outputs(-values if turned else values)
+    return TakeAlongAxis(axis)(places, order), -found if turned else found
+
+
+def scattered_products(x: Any, axis: int, places: Any, values: Any) -> Any:
+    """x with the product of its values at every place: runs of equal places, by doubling."""
+    places, order = Sort(axis, False).outputs(places)
+    values, count, step = TakeAlongAxis(axis)(values, order), places.type.shape[axis], 1
+    while step < count:
+        same = logic.Equal()(along(places, axis, 0, count - step), along(places, axis, step, count))
+        before, here = along(values, axis, 0, count - step), along(values, axis, step, count)
+        both = Where()(same, before * here, here)
+        values = Concat(axis)(along(values, axis, 0, step), both)
+        step *= 2
+    return ScatterAlongAxis(axis)(x, places, values)

@@ -300,7 +300,7 @@ def test_singular_values_and_those_of_symmetric_matrices() -> None:
         whole = y + y.mT
         found, vectors = torch.linalg.eigh(whole)
         low = torch.linalg.eigvalsh(whole, UPLO="U")
-        inverse = torch.linalg.pinv(x), torch.linalg.pinv(whole, hermitian=True)
+        inverse = torch.linalg.pinv(x, rtol=0.3), torch.linalg.pinv(whole, hermitian=True)
         # Signs of vectors are free.
         return u.abs(), s, vh.abs(), found, vectors.abs(), low, *inverse, torch.linalg.cond(x)
 

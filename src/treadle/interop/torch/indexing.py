@@ -10,7 +10,7 @@ import numpy as np
 
 from treadle.base import dtype as dt
 from treadle.graph.builder import GraphOperand
-from treadle.interop.conventions import from_start
+from treadle.interop.conventions import extremum_last, from_start, scattered_products
 from treadle.interop.torch.reductions import ordered
 from treadle.interop.torch.shaping import extents, flat, part
 from treadle.interop.torch.table import Call, along_axes, axis_of, lowers
@@ -21,9 +21,7 @@ from treadle.ops.cumulative import CumSum
 from treadle.ops.gather import Index, IndexAdd, IndexUpdate, Take
 from treadle.ops.gather_along import AddAlongAxis, ScatterAlongAxis, TakeAlongAxis
 from treadle.ops.matmul import Matmul
-from treadle.ops.movement import Concat
 from treadle.ops.select import Where
-from treadle.ops.sort import Sort
 
 V = GraphOperand
 
@@ -142,37 +140,16 @@ def _combined(x: V, axis: int, index: V, src: V, how: str, with_x: bool) -> V:
         made: V = (ew.Div() if kind.is_float else ew.FloorDiv())(total, parts)
         return made
     if how == "prod":
-        found = _product(x, axis, index, src)
-        return Where()(met, found * x if with_x else found, x)
-    found = ScatterAlongAxis(axis)(x, *_greatest_last(axis, index, ordered(src), how, kind))
+        product = scattered_products(x, axis, index, src)
+        chosen: V = Where()(met, product * x if with_x else product, x)
+        return chosen
+    places, values = extremum_last(axis, index, ordered(src), least=how == "amin")
+    found = ScatterAlongAxis(axis)(x, places, values.astype(kind))
     if with_x:
         op = ew.Maximum() if how == "amax" else ew.Minimum()
         found = op(ordered(found), ordered(x)).astype(kind)
-    chosen: V = Where()(met, found, x)
+    chosen = Where()(met, found, x)
     return chosen
-
-
-def _greatest_last(axis: int, index: V, src: V, how: str, kind: Any) -> tuple[V, V]:
-    """Index and source so that the last write to a place is that of the extremum, or a NaN."""
-    if how == "amin" and src.type.dtype.is_float:
-        values, order = Sort(axis, False).outputs(-src)
-        values = -values
-    else:
-        values, order = Sort(axis, how == "amin").outputs(src)
-    return TakeAlongAxis(axis)(index, order), values.astype(kind)
-
-
-def _product(x: V, axis: int, index: V, src: V) -> V:
-    """Products of what falls on one place: prefixes over runs of equal places, by doubling."""
-    places, order = Sort(axis, False).outputs(index)
-    values, count, step = TakeAlongAxis(axis)(src, order), extents(index)[axis], 1
-    while step < count:
-        earlier, later = part(places, axis, 0, count - step), part(places, axis, step, count)
-        before, now = part(values, axis, 0, count - step), part(values, axis, step, count)
-        joined = Where()(logic.Equal()(earlier, later), before * now, now)
-        values = Concat(axis)(part(values, axis, 0, step), joined)
-        step *= 2
-    return ScatterAlongAxis(axis)(x, places, values)
 
 
 @lowers("masked_scatter.default")

@@ -305,9 +305,9 @@ def _pinv(
     size = unary.Abs()(s)
     most = reduce.Max((s.type.ndim - 1,), True)(size)
     share = max(m, n) * float(np.finfo(x.type.dtype.numpy).eps)
-    least = x.constant(0.0) if atol is None else _beside(atol)
+    least = x.constant(0.0) if atol is None else _beside(atol.astype(x.type.dtype))
     if rtol is not None:
-        least = ew.Maximum()(least, _beside(rtol) * most)
+        least = ew.Maximum()(least, _beside(rtol.astype(x.type.dtype)) * most)
     elif atol is None:
         least = most * share
     else:

@@ -92,13 +92,14 @@ def jobs_of(names: list[str], options: argparse.Namespace) -> list[dict[str, Any
     chosen = [n for n in names if not options.only or any(o in n for o in options.only)]
     if options.exact:
         chosen = [n for n in names if n in options.exact]
-    if options.some:
-        chosen = random.Random(options.seed).sample(chosen, min(options.some, len(chosen)))
-    return [
+    jobs = [
         {"name": name, "dtype": dtype, "count": options.samples, "seed": options.seed}
         for dtype in options.dtypes.split(",")
         for name in chosen
     ]
+    if not options.some:
+        return jobs
+    return random.Random(options.seed).sample(jobs, min(options.some, len(jobs)))
 
 
 def found_before(report: Path | None, jobs: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -116,7 +117,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--exact", nargs="*", default=[], help="whole names")
     parser.add_argument("--dtypes", default="float32", help=",".join(DTYPES))
     parser.add_argument("--samples", type=int, default=5, help="per record; 0: all")
-    parser.add_argument("--some", type=int, default=0, help="so many records, by the seed")
+    parser.add_argument("--some", type=int, default=0, help="so many records of all, by the seed")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=3600, help="start nothing after it")
     parser.add_argument("--patience", type=float, default=120, help="seconds for a record")
@@ -132,11 +133,12 @@ def arguments() -> argparse.Namespace:
 def main() -> int:
     options = arguments()
     known = tomllib.loads(KNOWN.read_text()) if KNOWN.exists() else {}
-    worker, start = Worker(options.reference), time.monotonic()
+    worker = Worker(options.reference)
     findings: list[tuple[dict[str, Any], dict[str, Any]]] = []
     jobs = jobs_of(worker.names(), options)
     done = found_before(options.report, jobs)
     report = options.report.open("a") if options.report else None
+    start = time.monotonic()  # the worker has started: a short run, too, tries something
     for job in jobs:
         key = json.dumps(job)
         if key in done:
@@ -181,7 +183,7 @@ def told(
     )
     if options.v:
         print(", ".join(f"{name} {count}" for name, count in left.most_common(60)))
-    return int(bool(bad or stale or whole < options.whole))
+    return int(bool(bad or stale or not tried or whole < options.whole))
 
 
 if __name__ == "__main__":

@@ -7,8 +7,8 @@ import math
 import numpy as np
 
 from treadle.base import dtype as dt
-from treadle.interop.conventions import from_start
-from treadle.interop.onnx.converters.shapes import extents, joined, part, reshaped
+from treadle.interop.conventions import extremum_last, from_start, scattered_products
+from treadle.interop.onnx.converters.shapes import extents, reshaped
 from treadle.interop.onnx.nodes import Array, Node, Value, dtype_of, is_known, known
 from treadle.interop.onnx.registry import converts
 from treadle.ops import elementwise as ew
@@ -18,7 +18,6 @@ from treadle.ops.gather_along import AddAlongAxis, ScatterAlongAxis, TakeAlongAx
 from treadle.ops.movement import Transpose
 from treadle.ops.select import Where
 from treadle.ops.slicing import Slice
-from treadle.ops.sort import Sort
 
 
 @converts("Gather", separate=True)
@@ -110,27 +109,9 @@ def _combined(node: Node, x: Value, axis: int, places: Value, updates: Value) ->
         return x
     if how == "mul":
         ones = x.constant(np.ones(extents(x)), dtype_of(x))
-        return x * _products(ones, axis, places, updates)
-    # Written in order of size, so that the extremum (or a NaN, which sorts last) stays.
-    falling = how == "min" and not dtype_of(x).is_float
-    turned = how == "min" and dtype_of(x).is_float
-    values, order = Sort(axis, falling).outputs(-updates if turned else updates)
-    values = -values if turned else values
-    found = ScatterAlongAxis(axis)(x, TakeAlongAxis(axis)(places, order), values)
+        return x * scattered_products(ones, axis, places, updates)
+    found = ScatterAlongAxis(axis)(x, *extremum_last(axis, places, updates, least=how == "min"))
     return (ew.Maximum() if how == "max" else ew.Minimum())(x, found)
-
-
-def _products(ones: Value, axis: int, places: Value, updates: Value) -> Value:
-    """The product of all updates of each place: over runs of equal places, by doubling."""
-    places, order = Sort(axis, False).outputs(places)
-    values, count, step = TakeAlongAxis(axis)(updates, order), extents(places)[axis], 1
-    while step < count:
-        same = logic.Equal()(part(places, axis, 0, count - step), part(places, axis, step, count))
-        before, here = part(values, axis, 0, count - step), part(values, axis, step, count)
-        both = Where()(same, before * here, here)
-        values = joined([part(values, axis, 0, step), both], axis)
-        step *= 2
-    return ScatterAlongAxis(axis)(ones, places, values)
 
 
 @converts("TensorScatter", host=(2,))
