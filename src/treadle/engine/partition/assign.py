@@ -110,13 +110,11 @@ class Assigner:
         """The domain of every node, likewise, if every value on its way cost `toll` more."""
         self._toll = toll
         home, count = self.domains.home, len(self.domains)
-        start = {n: self._first_domain(n) for n in self.graph.nodes}
-        if count == 1:
-            return start
         if count == 2:
             return self._expanded(dict.fromkeys(self.graph.nodes, home), 1 - home)
-        for unit in self.order:
-            start.update(dict.fromkeys(unit, start[unit[0]]))
+        start = self.first()
+        if count == 1:
+            return start
         best = min((start, *self.alone()), key=self.cost)
         cost, domain, idle = self.cost(best), 0, 0
         while idle < count:
@@ -126,6 +124,31 @@ class Assigner:
                 best, cost, idle = found, price, 0
             idle, domain = idle + 1, (domain + 1) % count
         return best
+
+    def first(self) -> Assignment:
+        """Every node where its first engine is."""
+        start = {n: self._first_domain(n) for n in self.graph.nodes}
+        for unit in self.order:
+            start.update(dict.fromkeys(unit, start[unit[0]]))
+        return start
+
+    def greedy(self) -> Assignment:
+        """Node after node where it and its operands on their way cost least."""
+        found: Assignment = {}
+        for unit in self.order:
+            domain = self.domains.home
+            if not self.is_settled(unit[0]):
+                values = {v for n in unit for v in n.inputs if v in self.readers}
+                values = {v for v in values if v.producer is None or v.producer not in unit}
+                domain = min(
+                    range(len(self.domains)),
+                    key=lambda d: (
+                        sum(self.seconds(n, d) for n in unit)
+                        + sum(self.crossing(v, self._place(v.producer, found), d) for v in values)
+                    ),
+                )
+            found.update(dict.fromkeys(unit, domain))
+        return found
 
     def alone(self) -> Iterator[Assignment]:
         """Everything in one domain, for each domain that can."""

@@ -2,7 +2,9 @@
 
 A minimum cut prices nodes and values. What a segment costs as such, it cannot: so segments are
 looked at afterwards, and one is given to another domain where that lowers the price of the whole.
-In the end no assignment to one domain alone has a lower price than what is returned.
+In the end neither an assignment to one domain alone has a lower price than what is returned, nor
+one that gives every node to its first engine, nor one that places node after node where it is
+cheapest. In programs of a few nodes, single ones and neighbors are tried everywhere, too.
 """
 
 from __future__ import annotations
@@ -16,6 +18,8 @@ from treadle.graph.ir import Node
 
 QUICK = 1000
 """Nodes up to which a program is cut several times."""
+FEW = 24
+"""Nodes up to which single ones are moved: each move is priced with the whole program."""
 MOST_ROUNDS = 6
 """How often all segments are looked at; what is left then saves next to nothing."""
 
@@ -56,12 +60,34 @@ class Pruner:
 
         Small programs are also cut as if their values paid for the segments that they enter.
         """
-        found = [self._pruned(self.assigner.best_domains())]
+        assigner = self.assigner
+        found = [self._pruned(assigner.best_domains())]
+        if len(assigner.domains) == 1:
+            return found[0]
         most = max(self._starts)
         if most and len(self._nodes) <= QUICK:
             tolls = (most / 2, most)
-            found += [self._pruned(self.assigner.best_domains(toll)) for toll in tolls]
-        return min((*found, *self.assigner.alone()), key=self.price)
+            found += [self._pruned(assigner.best_domains(toll)) for toll in tolls]
+        found += [*map(self._pruned, (assigner.first(), assigner.greedy())), *assigner.alone()]
+        if len(self._nodes) <= FEW:
+            found = [self._polished(f) for f in found]
+        return min(found, key=self.price)
+
+    def _polished(self, domains: Assignment) -> Assignment:
+        """The assignment after all moves of a unit, or of one and what it waits for, that pay."""
+        best, price = dict(domains), self.price(domains)
+        unit_of = {n: unit for unit, _ in self._needs for n in unit}
+        moves = [unit for unit, _ in self._needs]
+        moves += [(*unit, *unit_of[n]) for unit, waits in self._needs for n in waits]
+        turn = 0
+        while turn < len(moves):
+            nodes, turn = moves[turn], turn + 1
+            for domain in range(len(self._starts)):
+                found = {**best, **dict.fromkeys(nodes, domain)}
+                cost = self.price(found)
+                if cost < price * (1 - 1e-12):
+                    best, price, turn = found, cost, 0
+        return best
 
     def _pruned(self, domains: Assignment) -> Assignment:
         """The assignment without segments that do not pay."""
