@@ -20,6 +20,7 @@ from treadle.base.errors import DeviceError
 from treadle.base.log import tell_no_effect
 from treadle.engine import devices as _devices
 from treadle.engine.choice import kernels_of
+from treadle.engine.properties import DeviceProperties, properties_of
 from treadle.ops.op import REGISTRY
 from treadle.runtime.api import CachingDevice
 from treadle.runtime.array import DeviceArray
@@ -28,6 +29,7 @@ from treadle.runtime.synchronous import synchronous
 from treadle.tensor import Tensor
 
 __all__ = [
+    "DeviceProperties",
     "DeviceType",
     "coalesce_free_memory",
     "get_allocated_memory",
@@ -38,6 +40,7 @@ __all__ = [
     "get_cudnn_version",
     "get_default_device",
     "get_device_count",
+    "get_device_properties",
     "get_max_allocated_memory",
     "get_max_reserved_memory",
     "get_mem_status_bytes",
@@ -96,6 +99,24 @@ def get_device_count(device_type: str) -> int:
     if device_type not in _COUNTED and registry.for_kind(device_type) is None:
         raise AssertionError(f"device type must be one of {', '.join(_COUNTED)}")
     return _devices.device_count(device_type)
+
+
+def get_device_properties(device: str | None = None) -> DeviceProperties:
+    """What a device is: name, memory, cores, features, and what runs there without the host's help.
+
+    Args:
+        device: its name; the default device if None.
+
+    Raises:
+        DeviceError: there is no such device.
+
+    Example:
+        >>> import treadle as mge
+        >>> host = mge.device.get_device_properties("cpu0")
+        >>> host.kind, host.cores > 0, bool(host.supports("conv", "float32"))
+        ('cpu', True, True)
+    """
+    return properties_of(_node(device))
 
 
 def is_cuda_available() -> bool:

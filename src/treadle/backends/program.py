@@ -398,6 +398,10 @@ class MeasuringCompiler(Protocol):
         """The device's limits, measured once per machine (in a second) and kept; or `anew`."""
         ...
 
+    def cores(self) -> tuple[int, int]:
+        """Threads that share the work of a kernel, and cores that this process may use."""
+        ...
+
     def about(self) -> Mapping[str, str]:
         """Names and figures of the machine and what is kept of it, for people."""
         ...

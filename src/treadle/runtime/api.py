@@ -19,7 +19,8 @@ class DeviceInfo:
     """What a device says about itself.
 
     `memory` is in bytes, `bandwidth` in bytes per second, `flops` in operations per second; 0
-    means unknown. `features` are capability strings such as `"float16"`. Copies from and to the
+    means unknown. `features` are capability strings such as `"float16"`, `units` how many cores or
+    multiprocessors work side by side. Copies from and to the
     host take `copy_latency` seconds and `copy_bandwidth` bytes per second; where that is 0 they
     are measured when somebody wants to know.
     """
@@ -31,6 +32,7 @@ class DeviceInfo:
     features: tuple[str, ...] = ()
     copy_latency: float = 0.0
     copy_bandwidth: float = 0.0
+    units: int = 0
 
 
 class Event(Protocol):

@@ -171,6 +171,7 @@ def test_old_gpus_are_refused_with_their_capability() -> None:
 def test_facts_become_information(device: CudaDevice) -> None:
     info = device.info
     assert (info.name, info.memory) == ("host gpu 0", 1 << 26)
+    assert info.units == 2
     assert {"compute_80", "multiprocessors_2", "bfloat16"} <= set(info.features)
 
 

@@ -134,6 +134,9 @@ class NativeCompiler:
         self._limits[threads] = known
         return known
 
+    def cores(self) -> tuple[int, int]:
+        return get_threads(), available_cores()
+
     def about(self) -> dict[str, str]:
         return {
             "processor": processor(),

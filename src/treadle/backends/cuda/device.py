@@ -179,7 +179,12 @@ class CudaDevice(Device):
         features += ["float16", "float64"]
         features += ["bfloat16"] if facts.capability >= (8, 0) else []
         self.info = DeviceInfo(
-            facts.name, facts.memory, facts.bandwidth, facts.flops, tuple(features)
+            facts.name,
+            facts.memory,
+            facts.bandwidth,
+            facts.flops,
+            tuple(features),
+            units=facts.processors,
         )
         self._forks = _FORKED[0]
         self._stream = CudaStream(self, self.call(gpu.queue))

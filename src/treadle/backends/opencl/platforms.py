@@ -134,6 +134,7 @@ def info_of(device: cl.Device) -> DeviceInfo:
         bandwidth=_MEMORY if is_processor(device) else 0.0,
         flops=2.0 * lanes * int(device.max_compute_units) * hertz,
         features=features_of(device),
+        units=int(device.max_compute_units),
     )
 
 
