@@ -13,11 +13,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.backends.plugins import Plugins, plugins
+from tests.backends.toy_backend import elementwise
 
 import treadle as mge
 import treadle.functional as F
 import treadle.module as M
 from treadle import jit
+from treadle.tools import profile_analyze
 from treadle.utils.profile_analyzer import NonExistNum, ProfileAnalyzer, TimeFuncHelper
 from treadle.utils.profiler import (
     Profiler,
@@ -26,6 +29,8 @@ from treadle.utils.profiler import (
     profile,
     scope,
 )
+
+__all__ = ["plugins"]
 
 
 def timeline(folder: Path) -> dict[str, Any]:
@@ -65,6 +70,47 @@ def test_ops_scopes_programs_and_memory(tmp_path: Path) -> None:
     held = [e["args"]["bytes"] for e in events if e["ph"] == "C"]
     assert max(held) >= 64
     assert timeline(tmp_path)["metadata"]["peak_bytes"] == max(held)
+
+
+def test_compilation_allocations_and_peaks_are_events_that_the_analyzer_reads(
+    plugins: Plugins, tmp_path: Path, capsys: Any
+) -> None:
+    plugins.toy(kernels=elementwise())
+    x = mge.tensor(np.ones((64, 64), np.float32))
+
+    def seen(a: mge.Tensor) -> mge.Tensor:
+        return F.exp(a @ a) * 2 + F.sin(a)
+
+    with Profiler(tmp_path), mge.fallback("silent"):
+        y = jit.compile(seen)(x)
+        there = mge.tensor(np.ones(300, np.float32), device="toy0")
+        twice = there + there
+        del there, twice
+    written = timeline(tmp_path)
+    events, facts = written["traceEvents"], written["metadata"]
+    stages = {e["args"]["stage"] for e in events if e.get("cat") == "compile"}
+    assert {"prepare", "partition", "optimize", "compile", "load"} <= stages
+    assert all(
+        e["args"]["program"] == "seen" and e["dur"] >= 0
+        for e in events
+        if "cat" in e and e["cat"] == "compile"
+    )
+    given = [e["args"]["bytes"] for e in events if e["name"] == "allocate on toy0"]
+    freed = [e["args"]["bytes"] for e in events if e["name"] == "free on toy0"]
+    assert given == [1200, 1200] and sum(freed) == 2400
+    held = [e["args"]["bytes"] for e in events if e["name"] == "memory of toy0"]
+    assert max(held) == 2400 and held[-1] == 0
+    [peak] = [e for e in events if e["name"] == "memory peak"]
+    assert peak["args"]["bytes"] == facts["peak_bytes"] >= y.numpy().nbytes
+    assert facts["peak_bytes_of_devices"] == {"toy0": 2400}
+    file = tmp_path / f"{os.getpid()}.chrome_timeline.json"
+    assert profile_analyze.main([str(file), "-t", "0"]) == 0
+    printed = capsys.readouterr().out
+    for part in ("compile: load", "program seen", "ADD", "memory peak of toy0: 2400 bytes"):
+        assert part in printed
+    assert f"memory peak of host: {facts['peak_bytes']} bytes" in printed
+    assert profile_analyze.main([str(file), "--opr-name", "^program", "--dump-only-opr"]) == 0
+    assert capsys.readouterr().out == "program seen\n"
 
 
 def test_nothing_is_recorded_outside(tmp_path: Path) -> None:

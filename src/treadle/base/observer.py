@@ -7,7 +7,7 @@ wrapped; tables are emptied when watching begins and ends, so it costs nothing o
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 
 class Observer(Protocol):
@@ -24,6 +24,29 @@ class Observer(Protocol):
     def module(self, module: Any, inputs: tuple[Any, ...], forward: Callable[[], Any], /) -> Any:
         """The result of `forward()`, which is one call of a module with these inputs."""
         ...
+
+
+@runtime_checkable
+class Recording(Observer, Protocol):
+    """An observer that is told of compilation and of memory as well."""
+
+    def stage(self, program: str, name: str, began: float, ended: float, /) -> None:
+        """A stage of a program's compilation ran, by `time.perf_counter`."""
+        ...
+
+    def allocated(self, device: str, nbytes: int, held: int, /) -> None:
+        """A device's allocator gave bytes, or took them back (negative), and now has `held` out."""
+        ...
+
+    def kept(self, name: str, array: Any, /) -> None:
+        """A program has taken memory of the host that it keeps between runs."""
+        ...
+
+
+def recording() -> Recording | None:
+    """Who is to be told of compilation and memory."""
+    now = OBSERVER.now
+    return now if isinstance(now, Recording) else None
 
 
 class _Slot:

@@ -110,7 +110,7 @@ def supports(kind: str, name: str, dtype: DType | None) -> Support:
         own = sample.element_types()
         wanted = dtype or (dt.float32 if dt.float32 in own else own[0])
         if wanted not in own:
-            answer = no("dtype", f"{name} does not take {dtype.name}")
+            answer = no("dtype", f"{name} does not take {wanted.name}")
             continue
         types = tuple(TensorType(a.dtype or wanted, a.shape) for a in sample.args)
         answer = _answer(kind, sample.op, types)

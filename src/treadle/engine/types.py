@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from treadle.base.observer import recording
 from treadle.graph.ir import Graph, Node, Value
 
 if TYPE_CHECKING:
@@ -110,7 +111,10 @@ class CompileReport:
         try:
             yield
         finally:
-            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+            end = time.perf_counter()
+            self.seconds[name] = self.seconds.get(name, 0.0) + end - start
+            if (observer := recording()) is not None:
+                observer.stage(self.name, name, start, end)
 
     def decide(self, stage: str, subject: str, outcome: str, reason: str = "") -> None:
         """Note a decision."""

@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from treadle.base.errors import DeviceError, DeviceLost, OutOfMemory, TreadleError
 from treadle.base.log import get_logger
+from treadle.base.observer import OBSERVER, recording
 from treadle.runtime.api import (
     Buffer,
     Device,
@@ -153,6 +154,8 @@ class OpenDevice:
             self._fail("alloc", error)
         if self._released:
             self._settle()
+        if OBSERVER.now is not None:
+            _tell(self, nbytes)
         return block
 
     def release(self, block: Block) -> None:
@@ -163,13 +166,7 @@ class OpenDevice:
         if self.closed:
             return
         self._released.append(block)
-        if self._lock.acquire(False):
-            try:
-                self._free_released()
-            finally:
-                self._lock.release()
-            if self._released:
-                self._settle()
+        self._settle()
 
     def _settle(self) -> None:
         lock = self._lock
@@ -186,6 +183,8 @@ class OpenDevice:
             if block in live:
                 live.discard(block)
                 self._bytes -= block.nbytes
+                if OBSERVER.now is not None:
+                    _tell(self, -block.nbytes)
                 try:
                     if self.stream is self.main and not self.lost:
                         self.raw.free(block.buffer)
@@ -399,6 +398,13 @@ def new_stream(device: OpenDevice) -> Stream:
         return device.main
     made: Stream = device._call(device.raw.new_stream)
     return made
+
+
+def _tell(device: OpenDevice, change: int) -> None:
+    """Tell whoever records that so many more bytes are held, or fewer."""
+    observer = recording()
+    if observer is not None:
+        observer.allocated(device.name, change, device.allocated)
 
 
 def _allocated_at_last(device: OpenDevice, nbytes: int) -> Block:

@@ -1,4 +1,4 @@
-"""`profile_analyze DUMP`: tables of what `trace.get_profile` measured, written as JSON."""
+"""`profile_analyze DUMP`: tables of what `trace.get_profile` measured or `Profiler` wrote."""
 
 from __future__ import annotations
 
@@ -13,13 +13,21 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from treadle.utils.profile_analyzer import OprProfRst, ProfileAnalyzer, Record, TimeFuncHelper
+from treadle.utils.profile_analyzer import (
+    TITLES,
+    OprProfRst,
+    ProfileAnalyzer,
+    Record,
+    TimeFuncHelper,
+    peaks,
+    summed,
+)
 
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     made = argparse.ArgumentParser("profile_analyze", description=__doc__)
-    made.add_argument("dump", help="a JSON file of what get_profile returned")
+    made.add_argument("dump", help="a JSON file of what get_profile returned, or a timeline")
     made.add_argument("-t", "--top", type=int, default=3, help="rows, 3; 0 for all")
     made.add_argument("--type", help="operators of this type (a regular expression)")
     made.add_argument("--opr-name", help="operators of this name (a regular expression)")
@@ -44,6 +52,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = parser().parse_args(arguments)
     try:
         content = json.loads(Path(args.dump).read_text(encoding="utf-8"))
+        if isinstance(content, dict) and "traceEvents" in content:
+            return _timeline(content, args)
         rows = _selected(ProfileAnalyzer(content), args)
     except (OSError, ValueError, TypeError) as error:
         print(f"profile_analyze: {error}", file=sys.stderr)
@@ -61,6 +71,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for cells in map(_cells, rows):
             table.add_row(*cells)
         Console().print(table)
+    return 0
+
+
+def _timeline(content: dict[str, Any], args: argparse.Namespace) -> int:
+    """A `Profiler`'s timeline: times by op, program and compilation stage, and peaks of memory."""
+    rows = summed(content["traceEvents"], args.opr_name or args.type or "")
+    rows = [r for r in rows if args.min_time <= r.total / 1e6 <= args.max_time]
+    rows = rows[: args.top or None]
+    if args.dump_only_opr:
+        print("\n".join(row.name for row in rows))
+        return 0
+    table = Table(title=args.dump)
+    for title in TITLES:
+        table.add_column(title, justify="left" if title == "op" else "right")
+    for row in rows:
+        table.add_row(*row.cells)
+    Console().print(table)
+    for place, nbytes in peaks(content).items():
+        print(f"memory peak of {place}: {nbytes} bytes")
     return 0
 
 

@@ -1,10 +1,12 @@
-"""Sorting and summing what `trace.get_profile` measured."""
+"""Sorting and summing what `trace.get_profile` measured, and what `Profiler` wrote."""
 
 from __future__ import annotations
 
 import functools
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 Times = Mapping[str, Sequence[float]]
@@ -265,4 +267,59 @@ def _pairs(times: Times, end_key: str) -> Iterable[tuple[float, float]]:
     return zip(times["start"], times[end_key], strict=True)
 
 
-__all__ = ["NonExistNum", "OprProfRst", "ProfileAnalyzer", "Record", "TimeFuncHelper"]
+# -- timelines ---------------------------------------------------------------------------------
+
+TITLES = ("op", "calls", "total us", "mean us", "longest us", "share")
+"""Of the columns of a table of times."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimeRow:
+    """What the events of one name took, in microseconds; `share` is of all events' time."""
+
+    name: str
+    calls: int
+    total: float
+    longest: float
+    share: float
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """As texts, in the order of `TITLES`."""
+        mean, share = f"{self.total / self.calls:.1f}", f"{100 * self.share:.1f} %"
+        return (self.name, str(self.calls), f"{self.total:.0f}", mean, f"{self.longest:.0f}", share)
+
+
+def summed(events: Iterable[Mapping[str, Any]], named: str = "") -> list[TimeRow]:
+    """Complete events of a timeline by name, the longest total first.
+
+    Args:
+        events: as the Trace Event Format has them.
+        named: a regular expression that names must match.
+    """
+    times: dict[str, list[float]] = defaultdict(list)
+    for event in events:
+        if event["ph"] == "X" and re.search(named, event["name"]):
+            times[event["name"]].append(float(event["dur"]))
+    whole = sum(map(sum, times.values())) or 1.0
+    rows = [TimeRow(n, len(t), sum(t), max(t), sum(t) / whole) for n, t in times.items()]
+    return sorted(rows, key=lambda row: -row.total)
+
+
+def peaks(timeline: Mapping[str, Any]) -> dict[str, int]:
+    """The most bytes that were held, by "host" and device, in a timeline of `Profiler`."""
+    facts = timeline.get("metadata", {})
+    return {"host": int(facts.get("peak_bytes", 0)), **facts.get("peak_bytes_of_devices", {})}
+
+
+__all__ = [
+    "TITLES",
+    "NonExistNum",
+    "OprProfRst",
+    "ProfileAnalyzer",
+    "Record",
+    "TimeFuncHelper",
+    "TimeRow",
+    "peaks",
+    "summed",
+]

@@ -36,6 +36,7 @@ from treadle.ops.families import Elementwise
 from treadle.ops.op import Op, as_tuple
 from treadle.runtime.comm import groups
 from treadle.utils.memory_flow import Block, memory_flow
+from treadle.utils.profile_analyzer import TITLES, summed
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -54,6 +55,9 @@ class _Record:
     blocks: list[Block] = field(default_factory=list)
     held: int = 0
     peak: int = 0
+    peak_at: float = 0.0
+    devices: dict[str, int] = field(default_factory=dict)
+    """The most bytes that each device's allocator held."""
 
 
 class Profiler:
@@ -104,7 +108,7 @@ class Profiler:
         self._epoch = time.time()
         self._running = False
         self._rank: int | None = None
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # Garbage may be collected while it is held.
 
     @property
     def directory(self) -> str:
@@ -189,9 +193,32 @@ class Profiler:
         """One run of a compiled program."""
         began = self._now()
         try:
-            return run()
+            results = run()
         finally:
-            self._complete(f"program {name}", began, self._now(), {})
+            ended = self._now()
+            self._complete(f"program {name}", began, ended, {})
+        for result in results if isinstance(results, list | tuple) else ():
+            self._born(f"program {name}", result, ended)
+        return results
+
+    def stage(self, program: str, name: str, began: float, ended: float, /) -> None:
+        """A stage of a program's compilation."""
+        times = {"ts": (began - self._origin) * 1e6, "dur": (ended - began) * 1e6}
+        event = {"name": f"compile: {name}", "cat": "compile", "ph": "X", "tid": _thread()}
+        self._event({**event, **times, "args": {"program": program, "stage": name}})
+
+    def allocated(self, device: str, nbytes: int, held: int, /) -> None:
+        """A device's allocator gave memory, or took it back."""
+        peaks = self._record.devices
+        peaks[device] = max(peaks.get(device, 0), held)
+        at = {"cat": "memory", "ts": self._now(), "tid": _thread()}
+        name, args = "allocate" if nbytes >= 0 else "free", {"bytes": abs(nbytes)}
+        self._event({"name": f"{name} on {device}", "ph": "i", "s": "t", "args": args, **at})
+        self._event({**at, "name": f"memory of {device}", "ph": "C", "args": {"bytes": held}})
+
+    def kept(self, name: str, array: Any, /) -> None:
+        """Memory of the host that a program keeps."""
+        self._born(name, array, self._now())
 
     def module(self, module: Any, inputs: tuple[Any, ...], forward: Callable[[], Any], /) -> Any:
         """One call of a module: a scope, where those were asked for."""
@@ -228,7 +255,8 @@ class Profiler:
         with self._lock:
             record.blocks.append(block)
             record.held += block.nbytes
-            record.peak = max(record.peak, record.held)
+            if record.held > record.peak:
+                record.peak, record.peak_at = record.held, now
         self._count()
         weakref.finalize(result, self._gone, block).atexit = False
 
@@ -239,8 +267,8 @@ class Profiler:
         self._count()
 
     def _count(self) -> None:
-        args = {"bytes": self._record.held}
-        self._event({"name": "memory", "ph": "C", "ts": self._now(), "tid": 0, "args": args})
+        held = {"bytes": self._record.held}
+        self._event({"name": "memory", "ph": "C", "ts": self._now(), "tid": 0, "args": held})
 
     @contextmanager
     def scoped(self, name: str) -> Iterator[None]:
@@ -292,31 +320,29 @@ class Profiler:
                         "args": args,
                     }
                 )
-        metadata = {"localTime": self._epoch * 1e6, "pid": pid, "peak_bytes": self._record.peak}
+        record = self._record
+        metadata: dict[str, Any] = {"localTime": self._epoch * 1e6, "pid": pid}
+        metadata |= {"peak_bytes": record.peak, "peak_bytes_of_devices": dict(record.devices)}
+        if record.peak:
+            peak = {"name": "memory peak", "ph": "i", "s": "p", "pid": pid, "tid": 0}
+            peak |= {"ts": record.peak_at, "args": {"bytes": record.peak}}
+            names.append(peak)
         if rank is not None:
             metadata["rank"] = rank
-        return {"traceEvents": names + self._record.events, "metadata": metadata}
+        return {"traceEvents": names + record.events, "metadata": metadata}
 
     def table(self) -> Table:
         """Ops and programs by name: calls, time, share; rich prints it.
 
         Where ops shorter than 20 us take most of the time, the caption says so, and what helps.
         """
-        rows: dict[str, list[float]] = {}
-        for event in self._record.events:
-            if event["ph"] == "X":
-                row = rows.setdefault(event["name"], [0, 0.0, 0.0])
-                row[0] += 1
-                row[1] += event["dur"]
-                row[2] = max(row[2], event["dur"])
-        whole = sum(row[1] for row in rows.values()) or 1.0
+        rows = summed(self._record.events)
         table = Table(title=f"{len(self._record.events)} events, peak {self._record.peak} bytes")
-        for title in ("op", "calls", "total us", "mean us", "longest us", "share"):
+        for title in TITLES:
             table.add_column(title, justify="left" if title == "op" else "right")
-        for name, (calls, total, longest) in sorted(rows.items(), key=lambda r: -r[1][1]):
-            cells = (f"{calls:.0f}", f"{total:.0f}", f"{total / calls:.1f}", f"{longest:.0f}")
-            table.add_row(name, *cells, f"{100 * total / whole:.1f} %")
-        table.caption = self._advice(whole)
+        for row in rows:
+            table.add_row(*row.cells)
+        table.caption = self._advice(sum(row.total for row in rows) or 1.0)
         return table
 
     def _advice(self, whole: float) -> str | None:

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from treadle.backends.native_code import Executable
 from treadle.backends.program import Address
 from treadle.base.errors import CompileError
+from treadle.base.observer import recording
 from treadle.base.types import TensorType
 from treadle.engine.execute.counters import Counters, Tally, total
 from treadle.engine.execute.host_tasks import IndexFailure, extents, launch_of, unknown_index
@@ -44,6 +45,8 @@ class _Frame:
         self.tally = tally
         plan = loaded.plan
         self.arena: HostBuffer = memory("activations", plan.memory.peak)
+        if (observer := recording()) is not None:
+            observer.kept("scratch of a program", self.arena.bytes)
         self.kept: HostBuffer = loaded.kept
         self.bases = np.zeros(plan.bases, np.int64)
         self.bases[-3:] = [address(b.bytes) for b in (loaded.constants, loaded.kept, self.arena)]
