@@ -96,6 +96,10 @@ fuzz-onnx-files: $(VENV)/.oracle ## read 100,000 damaged ONNX files (minutes)
 fuzz-programs: $(VENV)/.ready ## run random programs in every way there is; FUZZ_SECONDS, FUZZ_SEED, FUZZ_WORKERS
 	PYTHONPATH=.:src $(PY) -m tests.fuzz
 
+.PHONY: kernel-diff
+kernel-diff: $(VENV)/.ready ## tell which kernels and programs of ops and benchmarks a change changes; ARGS="--write", "--texts DIR"
+	PYTHONPATH=.:src $(PY) -m tools.kernel_digests $(ARGS)
+
 # Where the array standard's suite is checked out; without it, NumPy is what is compared with.
 ARRAY_API_TESTS ?=
 export ARRAY_API_TESTS
