@@ -14,7 +14,7 @@ import pytest
 
 import treadle as mge
 import treadle.functional as F
-from treadle.base.errors import DTypeError, ShapeError
+from treadle.base.errors import DTypeError, ShapeError, TraceError
 from treadle.tensor import Parameter, Tensor
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
@@ -232,9 +232,17 @@ def test_array_protocol() -> None:
     assert t.tolist() == [1, 2]
     assert np.stack([t, t]).shape == (2, 2)
     assert np.shares_memory(np.asarray(t), t.numpy())
-    for unsupported in (lambda: np.add.reduce(t), lambda: np.add(t, 1, where=True)):
-        with pytest.raises(TypeError, match="returned NotImplemented"):
-            unsupported()
+    assert np.add.reduce(t) == 3 and np.add(t, 1, where=True).tolist() == [2, 3]
+    assert np.sum(t) == 3 and np.concatenate([t, t]).tolist() == [1, 2, 1, 2]
+    assert np.fabs(1.0 - t[1]) == 1 and isinstance(np.exp(t), mge.Tensor)
+    assert (np.shape(t), np.ndim(t), np.size(t)) == ((2,), 1, 2)
+
+
+def test_numpy_functions_while_compiling() -> None:
+    f = mge.jit.compile(lambda x: x * np.ndim(x) + np.shape(x)[0])
+    assert f(mge.tensor([[1.0], [2.0]])).tolist() == [[4.0], [6.0]]
+    with pytest.raises(TraceError, match="known only when the program runs"):
+        mge.jit.compile(lambda x: np.sum(x))(mge.tensor([1.0]))
 
 
 def test_dlpack_with_numpy() -> None:

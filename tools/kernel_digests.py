@@ -77,7 +77,7 @@ def main(arguments: list[str]) -> int:
     chosen = parser.parse_args(arguments)
     found = dict(_everything(chosen.jobs, chosen.only, chosen.texts))
     if chosen.write:
-        known = _known() if chosen.only is not None and FILE.exists() else {}
+        known = _known() if chosen.only is not None else {}
         every = known | found
         FILE.write_text("".join(f"{every[place].line()}\n" for place in sorted(every)))
         return 0
@@ -86,7 +86,8 @@ def main(arguments: list[str]) -> int:
 
 def _known() -> dict[str, Item]:
     """What the file says."""
-    rows = (line.rsplit(" ", 2) for line in FILE.read_text().splitlines())
+    text = FILE.read_text() if FILE.exists() else ""
+    rows = (line.rsplit(" ", 2) for line in text.splitlines())
     return {place: Item(place, kernels, plan) for place, kernels, plan in rows}
 
 

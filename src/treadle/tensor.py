@@ -21,6 +21,7 @@ from treadle.base.modes import ACTIVE, LOCAL
 from treadle.base.observer import on_change
 from treadle.base.qparams import QParams, create_qparams
 from treadle.base.quantized import quantized_type_of
+from treadle.base.tree import flatten, unflatten
 from treadle.base.types import TensorType
 from treadle.engine.devices import CompNode, default_device, resolve
 from treadle.engine.dispatch import EagerType, Launch, eager_type, lookup, run, run_nullary, type_of
@@ -208,8 +209,21 @@ class Tensor(ArrayMethods, HandleMembers):
         return wanted.copy() if copy and wanted is array else wanted
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
-        """NumPy's functions of tensors: run as the op of that name, and return tensors."""
-        return NotImplemented if method != "__call__" or kwargs else run_ufunc(ufunc, inputs)
+        """NumPy's elementwise functions: the op of that name, which gives a tensor, or NumPy's own.
+
+        What no op computes is computed of the values, and gives an array.
+        """
+        plain = method == "__call__" and not kwargs
+        found = run_ufunc(ufunc, inputs) if plain else NotImplemented
+        if found is not NotImplemented:
+            return found
+        return getattr(ufunc, method)(*_as_arrays(inputs), **_as_arrays(kwargs))
+
+    def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """NumPy's other functions, such as `np.sum`, of the tensors' values."""
+        if function in _OF_SHAPES:
+            return function._implementation(*args, **kwargs)  # needs no value
+        return function(*_as_arrays(args), **_as_arrays(kwargs))
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         state = {k: v for k, v in self.__dict__.items() if k != "grad"}
@@ -408,6 +422,16 @@ def scalar_tensor(value: float, kind: EagerType) -> Tensor:
             _SCALARS.clear()
         _SCALARS[key] = found
     return found
+
+
+_OF_SHAPES = (np.shape, np.ndim, np.size)
+
+
+def _as_arrays(value: Any) -> Any:
+    """Arguments of a NumPy function with arrays in place of tensors."""
+    leaves, structure = flatten(value)
+    arrays = [leaf.numpy() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+    return unflatten(structure, arrays)
 
 
 def _as_device(device: Any) -> CompNode:

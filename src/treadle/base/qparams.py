@@ -6,6 +6,7 @@ from enum import Enum
 from typing import Any, ClassVar
 
 from treadle.base.quantized import BUILTIN, QuantDtypeMeta
+from treadle.base.saved_objects import allow
 
 
 class QuantMode(Enum):
@@ -60,6 +61,9 @@ class QParams:
     def __repr__(self) -> str:
         parts = (f"{field}={getattr(self, field)}" for field in self._fields)
         return f"{type(self).__name__}({', '.join(parts)})"
+
+
+allow(QuantMode, QuantDtypeMeta, QParams)
 
 
 def _same(x: Any, y: Any) -> bool:

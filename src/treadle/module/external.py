@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from treadle.base.saved_objects import refuse
 from treadle.functional import external
 from treadle.module.module import Module
 from treadle.tensor import Tensor
 
 
+@refuse
 class _Runtime(Module):
     """Holds a model in the form of another engine."""
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
 from treadle.autodiff import no_grad
 from treadle.base.modes import ACTIVE, capturing
 from treadle.base.observer import OBSERVER
+from treadle.base.saved_objects import allow
 from treadle.base.spelling import of_module_method
 from treadle.module import state
 from treadle.module.hook import Hook, HookHandler
@@ -51,7 +52,6 @@ class Module(abc.ABC):
 
     # Norm layers keep parameters as (1, C, 1, 1) and save them as (C,).
     _flat_state: ClassVar[bool] = False
-    _as_plain = state.as_plain
 
     def __init__(self, name: str | None = None) -> None:
         # Names of attributes that may hold modules, in order of assignment, for repr.
@@ -366,6 +366,9 @@ class Module(abc.ABC):
 
 
 # -- walking the tree ------------------------------------------------------------------------
+
+
+allow(Module)
 
 
 def expand(key: str, value: Any) -> Iterator[tuple[str, Leaf]]:

@@ -94,9 +94,3 @@ def _report(missing: list[str], unused: list[str], strict: bool) -> None:
             "pass strict=False to load what fits"
         )
     get_logger("module").warning("load_state_dict: %s", ", ".join(parts))
-
-
-def as_plain(module: Any) -> list[Any]:
-    """What `save` writes of a module: the name of its class, and the attributes."""
-    cls = type(module)
-    return [f"{cls.__module__}:{cls.__qualname__}", dict(vars(module))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from treadle.base.saved_objects import allow
 from treadle.serialization.checkpoint import dmap, load, save
 from treadle.serialization.directories import WeightDirectory, load_directory
 from treadle.serialization.program import Program, load_program, save_program
@@ -11,6 +12,7 @@ __all__ = [
     "Part",
     "Program",
     "WeightDirectory",
+    "allow",
     "dmap",
     "load",
     "load_directory",

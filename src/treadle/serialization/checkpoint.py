@@ -47,9 +47,9 @@ def save(
 
     Saved are `Tensor`, `Parameter`, NumPy arrays, scalars and dtypes, `dict`, `OrderedDict`,
     `list`, `tuple`, `set`, `frozenset`, `str`, `bytes`, `int`, `float`, `complex`, `bool` and
-    `None`, nested up to 100 levels, and modules whose attributes are these: by the name of their
-    class, which the program that loads them must have defined or imported. Classes, dtypes, device
-    names and shared references are kept; gradients are not.
+    `None`, nested up to 100 levels. Classes, dtypes, device names and shared references are kept;
+    gradients are not. Modules, and objects of other classes that `allow` names, are saved as the
+    name of their class and their attributes; functions among those may be of `functional`.
 
     A path is replaced atomically: a crash, a kill or a full disk leaves the old file as it was. A
     file object is written to as it is, without that guarantee.
@@ -79,7 +79,9 @@ def load(
 
     Everything is checked before it is believed, and nothing in a file can run code: the pickles of
     MegEngine and PyTorch are read by an interpreter of their opcodes that knows tensors, arrays,
-    plain values and containers, calls nothing, and refuses every other name.
+    plain values and containers, calls nothing, and refuses every other name. Of modules that were
+    saved whole the class is looked up among what the program has imported, and its objects get
+    their attributes without a call. What their `forward` does with those is the class's affair.
 
     A directory is read as one of a model's weights, see `load_directory`.
 

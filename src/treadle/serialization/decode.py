@@ -18,6 +18,8 @@ from treadle.base.errors import CheckpointError
 from treadle.base.files.container import Array
 from treadle.base.files.source import Source
 from treadle.base.files.strict_json import shorten
+from treadle.base.qparams import QParams
+from treadle.base.saved_objects import made, named
 from treadle.serialization.encode import TAGS, is_inline, is_key
 from treadle.serialization.forms import restored
 from treadle.serialization.quantized import described, stands_for
@@ -64,6 +66,9 @@ class Decoder:
             "dtype": lambda name: _DTYPES[name],
             "scalar_type": lambda name: _DTYPES[name].type,
             "form": lambda kind, value: restored(kind, self._value(value)),
+            "object": self._object,
+            "function": self._named,
+            "with_qparams": self._with_qparams,
         }
 
     def decode(self, nodes: Json, root: Json) -> object:
@@ -109,6 +114,28 @@ class Decoder:
         if not is_inline(value):
             raise ValueError(f"{shorten(value)} is not a value")
         return value
+
+    def _object(self, name: Json, state: Json) -> object:
+        cls = self._named(name)
+        if not isinstance(cls, type):
+            raise ValueError(f"{shorten(name)} is no class")
+        return made(cls, self._value(state))
+
+    def _named(self, name: Json) -> Any:
+        try:
+            return named(name)
+        except KeyError:
+            raise self._source.error(
+                f"the file names {shorten(name)}, which this program does not have or not allow",
+                hint="import it before loading, and if it is no module: serialization.allow(it)",
+            ) from None
+
+    def _with_qparams(self, tensor: Json, qparams: Json) -> Tensor:
+        found, given = self._value(tensor), self._value(qparams)
+        if not isinstance(found, Tensor) or not isinstance(given, QParams):
+            raise TypeError("parameters of a quantization belong to a tensor")
+        found.qparams.update(given)
+        return found
 
     def _list(self, items: Json) -> list[object]:
         return [self._value(item) for item in items]

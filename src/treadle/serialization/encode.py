@@ -17,10 +17,9 @@ import numpy as np
 
 from treadle.base import dtype as dtypes
 from treadle.base.files.container import METADATA, Array
-from treadle.base.qparams import create_qparams
 from treadle.base.quantized import quantized_type_of
+from treadle.base.saved_objects import is_allowed, is_function, name_of, state_of
 from treadle.serialization.forms import form_of
-from treadle.serialization.qparams import KIND as QPARAMS
 from treadle.serialization.quantized import description
 from treadle.tensor import Parameter, Tensor
 
@@ -31,7 +30,10 @@ TAGS = ("name", "format")
 MAX_DEPTH = 100
 _MAX_NAME = 200
 _DTYPES = {dtype.numpy for dtype in dtypes.ALL}
-_HINT = "save state_dict() of optimizers; modules, arrays, plain values and containers otherwise"
+_HINT = (
+    "save its state_dict(), if it has one, or let files hold objects of its class with "
+    "serialization.allow"
+)
 
 
 def is_inline(value: object) -> bool:
@@ -67,8 +69,8 @@ class Encoder:
         self.nodes: list[Json] = []
         self.arrays: dict[str, Array] = {}
         self._index: dict[int, int] = {}
+        self._alive: list[object] = []  # what was made on the way, too: no two share a number
         self._open: set[int] = set()
-        self._kept: list[object] = []
         self._taken: dict[str, int] = {METADATA: 0}
         self._methods: dict[type, Callable[[Any, Path], Json]] = {
             int: lambda x, _: ["int", hex(x)],
@@ -82,8 +84,8 @@ class Encoder:
             frozenset: lambda x, path: ["frozenset", self._elements(x, path)],
             bytes: lambda x, path: ["bytes", self._store(np.frombuffer(x, np.uint8), path)],
             np.ndarray: self._array,
-            Tensor: self._rounded,
-            Parameter: self._rounded,
+            Tensor: self._tensor,
+            Parameter: self._tensor,
         }
 
     def value(self, x: object, path: Path = ()) -> Json:
@@ -105,6 +107,7 @@ class Encoder:
             node = self._node(x, path)
             self._open.discard(id(x))
             index = self._index[id(x)] = len(self.nodes)
+            self._alive.append(x)
             self.nodes.append(node)
         return [index]
 
@@ -122,8 +125,11 @@ class Encoder:
             return ["scalar_type", np.dtype(x).name]
         form = form_of(x)
         if form is not None:
-            self._kept.append(form[1])  # Objects are known by their id, so none may end early.
             return ["form", form[0], self.value(form[1], path)]
+        if is_allowed(type(x)):
+            return ["object", name_of(type(x)), self.value(state_of(x), path)]
+        if is_function(x):
+            return ["function", name_of(x)]
         name = x.__name__ if isinstance(x, type) else type(x).__qualname__
         what = f"the class {name}" if isinstance(x, type) else f"a {name}"
         raise TypeError(f"save: {describe(path)} is {what}, which is not saved\n  hint: {_HINT}")
@@ -157,17 +163,15 @@ class Encoder:
             return ["array", self._store(x, path)]
         return ["quantized_array", self._store(x.view(kind.stored.numpy), path), description(kind)]
 
-    def _rounded(self, x: Tensor, path: Path) -> Json:
-        """A tensor, with its `qparams` where somebody has set them."""
-        node, qparams = self._tensor(x, path), vars(x).get("_qparams")
-        if qparams is None or qparams == create_qparams():
+    def _tensor(self, x: Tensor, path: Path) -> Json:
+        node = self._plain_tensor(x, path)
+        found = x.__dict__.get("_qparams")
+        if found is None:
             return node
         self.nodes.append(node)
-        parts = ["tensor", [len(self.nodes) - 1], self.value(qparams, (*path, "qparams"))]
-        self.nodes.append(["list", parts])
-        return ["form", QPARAMS, [len(self.nodes) - 1]]
+        return ["with_qparams", [len(self.nodes) - 1], self.value(found, (*path, "qparams"))]
 
-    def _tensor(self, x: Tensor, path: Path) -> Json:
+    def _plain_tensor(self, x: Tensor, path: Path) -> Json:
         tags = {tag: getattr(x, tag) for tag in TAGS if getattr(x, tag) != getattr(Tensor, tag)}
         what, array = [type(x).__name__, str(x.device), tags], x.numpy()
         kind = quantized_type_of(array.dtype)

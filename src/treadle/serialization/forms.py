@@ -1,11 +1,8 @@
-"""Objects that `save` and `load` know as plain values in disguise.
+"""Objects of packages above this one that `save` and `load` know as plain values in disguise.
 
 A form is a class, a kind that stands for it in files, and a function to plain values. The way back
 is `from_plain` of the module that is named here for the kind: the table is closed, as files must
 not choose what is imported, and the module is imported when such a file is read.
-
-Layers stand beside this package and below those that register: a class with a method `_as_plain`
-is of the kind "module", and so is every class derived from it.
 """
 
 from __future__ import annotations
@@ -14,11 +11,7 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
-_HOMES = {
-    "module": "treadle.module.saved",
-    "qparams": "treadle.serialization.qparams",
-    "traced_module": "treadle.traced_module.codec",
-}
+_HOMES = {"traced_module": "treadle.traced_module.codec"}
 _FORMS: dict[type, tuple[str, Callable[[Any], Any]]] = {}
 
 
@@ -36,10 +29,7 @@ def register_form(cls: type, kind: str, to_plain: Callable[[Any], Any]) -> None:
 def form_of(x: object) -> tuple[str, Any] | None:
     """The kind and the plain value of an object; None if its class has no form."""
     found = _FORMS.get(type(x))
-    if found is not None:
-        return found[0], found[1](x)
-    as_plain = getattr(type(x), "_as_plain", None)
-    return None if as_plain is None else ("module", as_plain(x))
+    return None if found is None else (found[0], found[1](x))
 
 
 def restored(kind: str, plain: Any) -> Any:

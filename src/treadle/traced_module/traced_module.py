@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from treadle.base.errors import EditError, TraceError
+from treadle.base.saved_objects import refuse
 from treadle.module.module import Module
 from treadle.tensor import Tensor
 from treadle.traced_module import flattening, probe
@@ -18,6 +19,7 @@ from treadle.traced_module.pytree import TreeDef, tree_flatten
 __all__ = ["InternalGraph", "TracedModule"]
 
 
+@refuse  # `codec` reads them
 class TracedModule(Module):
     """A module whose `forward` is a graph that can be read and edited.
 

@@ -15,6 +15,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
+from hmac import compare_digest
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,7 @@ class Origin:
 def origin(digest: str, metadata: Mapping[str, str]) -> Origin:
     """Who made the file with a manifest of this digest, by its metadata."""
     given = metadata.get(SEAL, "")
-    if given and given == seal(digest, make=False):
+    if given and compare_digest(given, seal(digest, make=False)):
         return Origin("you")
     holder, _, signature = metadata.get(SIGNATURE, "").partition(":")
     if not holder:
