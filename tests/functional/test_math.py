@@ -90,7 +90,7 @@ def test_sorting() -> None:
     x = mge.tensor(X)
     for descending in (False, True):
         for axis in (0, -1):
-            values, indices = F.sort(x, descending, axis)
+            values, indices = F.sort(x, mge.tensor(descending), axis)
             order = np.argsort(-X if descending else X, axis, kind="stable")
             np.testing.assert_array_equal(indices.numpy(), order)
             np.testing.assert_array_equal(values.numpy(), np.take_along_axis(X, order, axis))

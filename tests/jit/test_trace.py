@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+
 import numpy as np
 import pytest
 
@@ -9,6 +11,9 @@ import treadle as mge
 import treadle.functional as F
 from treadle.autodiff import GradManager
 from treadle.jit import TraceError, exclude_from_trace, is_tracing, trace
+from treadle.ops.check import ValuesDiffer
+from treadle.tensor import Tensor
+from treadle.utils.comp_graph_tools import GraphInference
 
 
 def test_the_body_runs_at_every_call() -> None:
@@ -275,3 +280,26 @@ def test_shapes_read_as_tensors_do_inside() -> None:
         return x.reshape(x.shape[1], x.shape[0])
 
     assert f(mge.tensor(np.ones((2, 3)))).shape == (3, 2)
+
+
+def test_what_is_read_is_fixed_in_a_dump_and_checked(caplog: pytest.LogCaptureFixture) -> None:
+    def body(x: Tensor, n: Tensor, flag: Tensor) -> Tensor:
+        y = F.broadcast_to(x * 2, n)
+        return y[: int(n[0]) - 1] + 1 if flag else -y
+
+    traced = trace(body, symbolic=True, capture_as_const=True)
+    for extent in (3, 4):  # Calls go on with what they read.
+        given = mge.tensor([5.0]), mge.tensor([extent]), mge.tensor(True)
+        assert traced(*given).tolist() == [11.0] * (extent - 1)
+    file = io.BytesIO()
+    with caplog.at_level("WARNING"):
+        traced.dump(file, arg_names=["x", "n", "flag"])
+    assert "holds those of the first call" in caplog.text
+    file.seek(0)
+    model = GraphInference(file)
+    x, n, flag = np.array([7.0], "float32"), np.array([3], "int32"), np.array(True)
+    (found,) = model.run(x, n, flag).values()
+    np.testing.assert_array_equal(found, [15.0, 15.0])
+    for other in ((x, n + 1, flag), (x, n, ~flag)):
+        with pytest.raises(ValuesDiffer):
+            model.run(*other)

@@ -285,7 +285,7 @@ def sort(inp: Tensor, descending: bool = False, dim: builtins.int = -1) -> tuple
         ([3.0, 2.0, 1.0], [0, 2, 1])
     """
     x = as_tensor(inp)
-    values, indices = sorting.Sort(axis_of(dim, x, "sort"), descending).outputs(x)
+    values, indices = sorting.Sort(axis_of(dim, x, "sort"), bool(descending)).outputs(x)
     return values, indices
 
 

@@ -44,7 +44,7 @@ from treadle.jit.memory import (
     SublinearMemoryConfig,
     memory_budget,
 )
-from treadle.jit.naming import Traced, scoped
+from treadle.jit.naming import Fixing, Traced, scoped
 from treadle.jit.sequence import Watch
 from treadle.ops.op import Op
 from treadle.tensor import Tensor
@@ -114,6 +114,7 @@ class trace:
         self._profile: Profile | Timeline | None = None
         self._without_host = without_host and not self._for_dump
         self._eager, self._open, self._why = imperative, False, ""
+        self._fixed = False
         self._variants: dict[Any, list[Variant]] = {}
         self._courses: dict[Any, Course] = {}
         self._left = Left()
@@ -153,6 +154,9 @@ class trace:
             # What the body reads, and extents that data decides, may be attributes of ops.
             self._eager, self._open = True, True
             self._why = f"there is no program: {reason.problem}"
+            if self._for_dump:
+                self._last, self._why = _fixed(self._function, leaves, args, kwargs, self._name)
+                self._fixed = self._last is not None
             return self._checked(key, leaves, args, kwargs)
 
     @property
@@ -361,6 +365,8 @@ class trace:
             raise ValueError(f"dump: {why}")
         chosen = checked_options(options)
         captured, arguments = self._last
+        if self._fixed:
+            get_logger("jit").warning(_FIXED, self._name)
         names = [output_names] if isinstance(output_names, str) else output_names
         model = model_of(self._name, captured, arguments, Ends(arg_names, names))
         asked = Asked(
@@ -392,6 +398,25 @@ class _Static(Traced):
 
 class _NeedsValues(TraceError):
     """The body reads values, so it has to run op by op."""
+
+
+_FIXED = (
+    "dump: %s reads values of tensors; the model holds those of the first call, and refuses inputs "
+    "that give others"
+)
+
+
+def _fixed(
+    function: Callable[..., Any], leaves: list[Any], args: Any, kwargs: Any, name: str
+) -> tuple[tuple[Captured, list[str]] | None, str]:
+    """A program for `dump` in which what this call reads is constant; or None, and why."""
+    given, named = replaced(args, kwargs, leaves)
+    try:
+        with scoped(Fixing) as kind:
+            captured = capture(function, given, named, name, kind=kind)
+    except TraceError as error:
+        return None, f"there is no program: {error.problem}"
+    return (captured, argument_names(args, kwargs)), ""
 
 
 def _refuse_open_extents(graph: Graph) -> None:

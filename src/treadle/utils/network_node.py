@@ -35,13 +35,18 @@ UNNAMED = "const<"
 class _Absent:
     """In place of an array: shape and type of a value that a network computes."""
 
-    __slots__ = ("dtype", "nbytes", "shape", "var")
+    __slots__ = ("dtype", "shape", "type", "var")
 
     def __init__(self, type_: TensorType, var: VarNode) -> None:
         self.shape = type_.shape
         self.dtype = type_.dtype.numpy
-        self.nbytes = type_.nbytes
+        self.type = type_
         self.var = var
+
+    @property
+    def nbytes(self) -> int:
+        """Of an array of this type; extents that data decides have no number."""
+        return self.type.nbytes
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
         array = value_of(self.var)
