@@ -266,6 +266,17 @@ def test_special_functions() -> None:
     check(special, leaf(4, 5), (torch.rand(4, 5) * 0.98 + 0.01).requires_grad_())
 
 
+def test_attention_of_64_bits() -> None:
+    q, k, v = (leaf(1, 2, 4, 8, dtype=torch.float64) for _ in range(3))
+    check(F.scaled_dot_product_attention, q, k, v)
+
+
+def test_mantissas_and_exponents() -> None:
+    ends = [0.0, -0.0, 1.0, 0.5, -3.0, 5e-324, 2e-308, 1.7e308, 0.99, torch.inf, -torch.inf]
+    x = torch.tensor(ends, dtype=torch.float64)
+    check(lambda x, y: (*torch.frexp(x), *torch.frexp(y)), x, leaf(5))
+
+
 def test_bessel_functions_on_both_sides_of_where_their_series_begin() -> None:
     s, size = torch.special, torch.tensor([1e-6, 0.3, 1.9, 2.1, 7.5, 24.9, 25.1, 80.0])
     names = [f"bessel_{k}" for k in ("j0", "j1", "y0", "y1")]

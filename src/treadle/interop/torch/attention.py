@@ -8,6 +8,7 @@ import numpy as np
 
 from treadle.base import dtype as dt
 from treadle.graph.builder import GraphOperand
+from treadle.interop.torch.arrays import DTYPES
 from treadle.interop.torch.shaping import extents
 from treadle.interop.torch.table import Call, lowers
 from treadle.ops import logic, reduce
@@ -76,7 +77,8 @@ def _flash_attention(
     # It has to be ours, too.
     types = (q.type, k.type, v.type, y.type, *(m.type for m in given))
     AttentionGrad(causal, scale).infer(*types)
-    nothing = call.builder.constant(np.zeros((1, 1, 1), np.float32))
+    kind = DTYPES[call.values[1].dtype].numpy
+    nothing = call.builder.constant(np.zeros((1, 1, 1), kind))
     return y, nothing.broadcast_to(extents(q)[:3])
 
 

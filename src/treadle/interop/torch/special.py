@@ -303,6 +303,26 @@ def _copysign(call: Call, x: V, y: Any) -> V:
     return where(sign, -size, size)
 
 
+_STEPS = (512, 512, 256, 128, 64, 32, 16, 8, 4, 2, 1)
+"""Powers of two that together lead from any number to one between 1/2 and 1, exactly."""
+
+
+@lowers("frexp.Tensor")
+def _frexp(call: Call, x: V) -> tuple[V, V]:
+    wide = x.astype(dt.float64)
+    size = unary.Abs()(wide)
+    apart = logic.IsNan()(wide) | logic.IsInf()(wide) | logic.Equal()(size, size.constant(0.0))
+    size = where(apart, 0.5, size)
+    exponent = size * 0.0
+    for k in _STEPS:
+        small = less(size, 2.0**-k)
+        great = logic.GreaterEqual()(size, size.constant(2.0 ** (k - 1)))
+        size = where(small, size * 2.0**k, where(great, size * 2.0**-k, size))
+        exponent = exponent + where(small, float(-k), great.astype(dt.float64) * float(k))
+    found = where(apart, wide, where(less(wide, 0.0), -size, size))
+    return found.astype(x.type.dtype), exponent.astype(dt.int32)
+
+
 @lowers("hypot.default")
 def _hypot(call: Call, x: V, y: V) -> V:
     first, second = unary.Abs()(x.astype(call.dtype)), unary.Abs()(y.astype(call.dtype))
