@@ -168,7 +168,7 @@ class Generator:
         casting = str(self.one(("float16", "bfloat16"))) if self.chance(0.05) else ""
         kinds = {str(v.dtype) for v in self.scope.values() if isinstance(v, mge.Tensor)}
         kinds = {k for k in map(_name, kinds) if k in COARSENESS}
-        kinds |= {casting} if casting else set()
+        kinds |= {k for k in COARSENESS for line in (*self.lines, casting) if k in line}
         coarse = max(kinds, key=COARSENESS.index, default="float32")
         steps_too = grads and self.chance(0.4)
         optimizer = str(self.one(OPTIMIZERS)) if steps_too else ""

@@ -93,7 +93,7 @@ def _traced(program: Program) -> Calls:
 
 
 def _sunk(program: Program) -> Calls:
-    """Three turns in one native call."""
+    """Three turns in one native call, which gives the results of the last."""
     bound = program.bound()
     if not bound.inputs:
         return []
@@ -262,6 +262,7 @@ def differences(program: Program, modes: Sequence[str]) -> dict[str, str]:
 def _compared(truth: Truth, mode: str) -> str:
     if mode == "sink":
         truth = Truth(truth.program, change=False)
+        truth.calls, truth.spread = truth.calls[2:], truth.spread[2:]
     program = truth.program
     if mode == "other extents":
         truth = Truth(grown(program))

@@ -13,6 +13,7 @@ import treadle.functional as F
 from treadle.autodiff import GradManager
 from treadle.base import dtype as dt
 from treadle.ops import REGISTRY
+from treadle.ops.border import Border
 from treadle.ops.collective import Collective
 from treadle.ops.custom import Custom
 from treadle.ops.fused import Fused
@@ -25,7 +26,7 @@ Array = Any
 SAMPLED: dict[str, list[Sample]] = {
     name: found
     for name, made in REGISTRY.items()
-    if not issubclass(made, (Collective, Custom, Fused))
+    if not issubclass(made, (Collective, Custom, Fused, Border))
     and (found := [s for s in made.samples() if s.args])
 }
 """Ops of the table by name, with their samples; not those that need other processes, foreign code,

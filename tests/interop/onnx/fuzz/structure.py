@@ -325,6 +325,8 @@ def _window(
     elif choice < 0.7:
         if pool:  # ONNX Runtime's pools forget the dilation when they pad
             attrs.pop("dilations", None)
+        if isinstance(steps := attrs.get("strides"), list):  # Else it would pad by less than none.
+            attrs["strides"] = [min(s, k) for s, k in zip(steps, kernel, strict=True)]
         attrs["auto_pad"] = g.rng.choice(["SAME_UPPER", "SAME_LOWER", "VALID"])
     return attrs
 

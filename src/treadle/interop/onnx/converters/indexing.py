@@ -72,14 +72,14 @@ def _column(index: Value, i: int, extent: int) -> Value:
 def _scatter_elements(node: Node, x: Value, index: Value, updates: Value) -> Value:
     axis = node.attr("axis", 0) % len(extents(x))
     places = from_start(index, extents(x)[axis])
-    return _combined(node, x, axis, places, updates)
+    return _combined(node, x, axis, places, updates, node.attr("reduction", "none"))
 
 
 @converts("ScatterND")
 def _scatter_nd(node: Node, x: Value, index: Value, updates: Value) -> Value:
     shape, depth, how = extents(x), extents(index)[-1], node.attr("reduction", "none")
     columns = [_column(index, i, shape[i]) for i in range(depth)]
-    if how in ("none", "add") and depth:
+    if depth and (how == "none" or (how == "add" and dtype_of(x) is not dt.bool_)):
         op = (IndexUpdate if how == "none" else IndexAdd)(tuple(range(depth)))
         return op(x, updates, *columns)
     # All indexed axes as one: rows that are combined.
@@ -90,17 +90,18 @@ def _scatter_nd(node: Node, x: Value, index: Value, updates: Value) -> Value:
     rows = reshaped(x, (math.prod(shape[:depth]), width))
     given = reshaped(updates, (count, width))
     places = reshaped(places, (count, 1)).broadcast_to((count, width))
-    return reshaped(_combined(node, rows, 0, places, given), shape)
+    return reshaped(_combined(node, rows, 0, places, given, how), shape)
 
 
-def _combined(node: Node, x: Value, axis: int, places: Value, updates: Value) -> Value:
+def _combined(node: Node, x: Value, axis: int, places: Value, updates: Value, how: str) -> Value:
     """x with updates written at places along an axis, or reduced with what is there."""
-    how = node.attr("reduction", "none")
     if how == "none":
         return ScatterAlongAxis(axis)(x, places, updates)
     if dtype_of(x) is dt.bool_:
+        # A sum of truth values is "or", a product "and".
+        how = {"add": "max", "mul": "min"}.get(how, how)
         bits = [v.astype(dt.uint8) for v in (x, updates)]
-        return _combined(node, bits[0], axis, places, bits[1]).astype(dt.bool_)
+        return _combined(node, bits[0], axis, places, bits[1], how).astype(dt.bool_)
     if how == "add":
         return AddAlongAxis(axis)(x, places, updates)
     if how not in ("mul", "max", "min"):
