@@ -78,7 +78,9 @@ def _elsewhere(program: Program) -> Calls:
     bound, other = program.bound(), grown(program).bound()
     if program.changes:
         return []
-    function = mge.jit.compile(dynamic=_first_axes(program))(bound.function)
+    leaves = [program.leaves[name] for name in program.inputs]
+    axes = {i: a for i, a in _first_axes(program).items() if not leaves[i].source}
+    function = mge.jit.compile(dynamic=axes)(bound.function)
     try:
         function.graph(*bound.inputs)
     except TreadleError:

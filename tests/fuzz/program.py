@@ -15,6 +15,7 @@ from treadle.base import dtype as dt
 from treadle.ops import REGISTRY
 from treadle.ops.border import Border
 from treadle.ops.collective import Collective
+from treadle.ops.control import ControlFlow
 from treadle.ops.custom import Custom
 from treadle.ops.fused import Fused
 from treadle.ops.op import Op
@@ -26,11 +27,11 @@ Array = Any
 SAMPLED: dict[str, list[Sample]] = {
     name: found
     for name, made in REGISTRY.items()
-    if not issubclass(made, (Collective, Custom, Fused, Border))
+    if not issubclass(made, (Border, Collective, ControlFlow, Custom, Fused))
     and (found := [s for s in made.samples() if s.args])
 }
-"""Ops of the table by name, with their samples; not those that need other processes, foreign code,
-or are made by the engine itself."""
+"""Ops of the table by name, with their samples; not those that need other processes, foreign code
+or captured regions, or are made by the engine itself."""
 
 
 def sampled_op(name: str, number: int) -> Op:

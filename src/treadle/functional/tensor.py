@@ -22,6 +22,7 @@ from treadle.functional.arguments import (
     call,
     indices_of,
     ints,
+    known_extents,
     promote_all,
     unary,
 )
@@ -104,14 +105,15 @@ def diag(inp: Tensor, k: int = 0) -> Tensor:
     """
     x = as_tensor(inp)
     if x.ndim == 1:
-        size = x.size + abs(k)
-        rows = np.arange(x.size) + max(-k, 0)
+        (length,) = known_extents("diag", x, x.shape)
+        size = length + abs(k)
+        rows = np.arange(length) + max(-k, 0)
         out = zeros((size, size), dtype=x._kind.dtype, device=x.device)
         out[rows, rows + k] = x
         return out
     if x.ndim != 2:
         raise ShapeError("diag", "takes a vector or a matrix", saw=str(x.type))
-    height, width = x.shape
+    height, width = known_extents("diag", x, x.shape)
     count = max(0, min(height - max(-k, 0), width - max(k, 0)))
     rows = np.arange(count) + max(-k, 0)
     return x[rows, rows + k]
@@ -322,12 +324,13 @@ def split(inp: Tensor, nsplits_or_sections: Any, axis: int = 0) -> tuple[Tensor,
     extent = x.shape[at]
     if isinstance(nsplits_or_sections, (int, np.integer)):
         parts = int(nsplits_or_sections)
+        (extent,) = known_extents("split", x, (extent,))
         if not 0 < parts <= max(extent, 1):
             raise _bad_split(x, f"cannot split axis {axis} of size {extent} into {parts} parts")
         sizes = [extent // parts + (i < extent % parts) for i in range(parts)]
         cuts = [0, *np.cumsum(sizes).tolist()]
     else:
-        cuts = [0, *ints(nsplits_or_sections), extent]
+        cuts = [0, *ints(nsplits_or_sections), *known_extents("split", x, (extent,))]
         if any(a > b for a, b in pairwise(cuts)):
             raise _CutsError(x, nsplits_or_sections, extent)
     before = (slice(None),) * at

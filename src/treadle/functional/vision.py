@@ -5,7 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from treadle.functional import color, detection, warp
-from treadle.functional.arguments import as_float, as_tensor, ints, on_own_scale, pair, promote_all
+from treadle.functional.arguments import (
+    as_float,
+    as_tensor,
+    ints,
+    known_extents,
+    on_own_scale,
+    pair,
+    promote_all,
+)
 from treadle.functional.color import *  # noqa: F403
 from treadle.functional.detection import *  # noqa: F403
 from treadle.functional.sampling import resized_by_weights, sampled
@@ -70,7 +78,8 @@ def interpolate(
         raise (AssertionError if mode == "linear" else ValueError)(problem)
     if align_corners is not None and not mode.endswith("linear"):
         raise ValueError(f"interpolate: mode {mode!r} takes no align_corners")
-    wanted = _target(x.shape[2:], size, scale_factor)
+    have = x.shape[2:] if scale_factor is None else known_extents("interpolate", x, x.shape[2:])
+    wanted = _target(have, size, scale_factor)
     how = "align_corners" if align_corners else "half_pixel"
     if mode == "nearest":
         return on_own_scale(resample.Resize("nearest", "asymmetric", wanted), inp)

@@ -231,7 +231,10 @@ def assembled(
         [numpy_helper.from_array(np.asarray(a), n) for n, a in weights.items()],
     )
     domains = {node.domain for node in nodes} - {""}
-    opsets = [helper.make_opsetid("", opset), *(helper.make_opsetid(d, 1) for d in sorted(domains))]
+    opsets = [
+        helper.make_opsetid("", opset),
+        *(helper.make_opsetid(d, 2 if d == "ai.onnx.ml" else 1) for d in sorted(domains)),
+    ]
     return helper.make_model(graph, opset_imports=opsets, ir_version=10)
 
 

@@ -392,6 +392,9 @@ def _conv_integer(g: Growing, op: str) -> None:
     w = g.new(g.numbers(g.type([np.uint8, np.int8]), (outs, inside, *kernel), -90, 90))
     zeros = [g.known(g.rng.randint(0, 9), v.dtype) if g.chance(0.5) else None for v in (x, w)]
     g.add(op, [x, w, *zeros], **_window(g, rank, kernel))
+    if not g.values[g.nodes[-1].output[0]].size:  # Elsewhere an error: no window fits.
+        g.nodes.pop()
+        raise Misfit
 
 
 @recipe("Resize")

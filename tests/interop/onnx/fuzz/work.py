@@ -11,7 +11,7 @@ import warnings
 from typing import Any
 
 import onnx
-from tests.interop.onnx.fuzz import recurring, structure  # noqa: F401  (register recipes)
+from tests.interop.onnx.fuzz import rarer, recurring, structure  # noqa: F401  (register recipes)
 from tests.interop.onnx.fuzz.growing import Growing
 from tests.interop.onnx.fuzz.judging import judged
 from tests.interop.onnx.fuzz.recipes import RECIPES, drawn

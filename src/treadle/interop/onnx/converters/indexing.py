@@ -115,6 +115,20 @@ def _combined(node: Node, x: Value, axis: int, places: Value, updates: Value, ho
     return (ew.Maximum() if how == "max" else ew.Minimum())(x, found)
 
 
+@converts("ArrayFeatureExtractor", domain="ai.onnx.ml")
+def _feature_extractor(node: Node, x: Value, places: Value) -> Value:
+    shape = extents(x)
+    count = math.prod(extents(places))
+    made = Take(len(shape) - 1)(x, reshaped(places, (count,)))
+    return made if len(shape) > 1 else reshaped(made, (1, count))
+
+
+@converts("Binarizer", domain="ai.onnx.ml")
+def _binarizer(node: Node, x: Value) -> Value:
+    limit = np.asarray(node.attr("threshold", 0.0)).astype(dtype_of(x).numpy)
+    return logic.Greater()(x, x.constant(limit)).astype(dtype_of(x))
+
+
 @converts("TensorScatter", host=(2,))
 def _tensor_scatter(node: Node, x: Value, update: Value, starts: Array | None = None) -> Value:
     shape = extents(x)

@@ -155,16 +155,6 @@ def _key(value: Any) -> Any:
     return "nan" if number != number else number
 
 
-@converts("ArrayFeatureExtractor", domain=ML, host=(-1,))
-def _feature_extractor(node: Node, x: Array, places: Array) -> Value:
-    return known(np.take(x, places.reshape(-1), axis=-1).reshape(*x.shape[:-1], -1))
-
-
-@converts("Binarizer", domain=ML, host=(-1,))
-def _binarizer(node: Node, x: Array) -> Value:
-    return known((x > node.attr("threshold", 0.0)).astype(x.dtype))
-
-
 @converts("TreeEnsemble", domain=ML, host=(-1,))
 def _tree_ensemble(node: Node, x: Array) -> Value:
     trees = _Trees(node)

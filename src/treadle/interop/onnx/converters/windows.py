@@ -10,13 +10,13 @@ import numpy as np
 
 from treadle.base import dtype as dt
 from treadle.interop.onnx.converters.shapes import extents, reshaped
-from treadle.interop.onnx.nodes import Array, Node, Value, concrete, dtype_of, known
+from treadle.interop.onnx.nodes import Array, Node, Value, dtype_of, known
 from treadle.interop.onnx.registry import converts
 from treadle.ops import elementwise as ew
 from treadle.ops import reduce, unary
 from treadle.ops.conv import Conv, ConvGradInput
 from treadle.ops.gather import Take
-from treadle.ops.gather_along import TakeAlongAxis
+from treadle.ops.gather_along import ScatterAlongAxis, TakeAlongAxis
 from treadle.ops.matmul import Matmul
 from treadle.ops.movement import Transpose
 from treadle.ops.pool import AvgPool, MaxPool
@@ -226,12 +226,12 @@ def _max_unpool(node: Node, x: Value, index: Value, shape: Array | None = None) 
     ]
     natural = (*extents(x)[:2], *spatial)
     wanted = natural if shape is None else tuple(int(d) for d in shape)
-    values = concrete(x, node, "the values")
-    flat = np.zeros(math.prod(natural), values.dtype)
-    flat[concrete(index, node, "the places").reshape(-1)] = values.reshape(-1)
-    result = np.zeros(wanted, values.dtype)
-    result[tuple(slice(0, d) for d in natural)] = flat.reshape(natural)
-    return known(result)
+    count = math.prod(extents(x))
+    empty = x.constant(np.zeros(math.prod(natural), dtype_of(x).numpy), dtype_of(x))
+    made = ScatterAlongAxis(0)(empty, reshaped(index, (count,)), reshaped(x, (count,)))
+    more = tuple((0, w - n) for w, n in zip(wanted, natural, strict=True))
+    made = reshaped(made, natural)
+    return Pad(more)(made) if wanted != natural else made
 
 
 @converts("AveragePool")
