@@ -124,6 +124,14 @@ def test_a_process_without_the_source_runs_it(tmp_path: Path) -> None:
     np.testing.assert_array_equal(np.load(tmp_path / "y.npy"), expected)
 
 
+@pytest.mark.parametrize("made", [lambda f: f, mge.jit.compile, mge.jit.trace])
+def test_what_decorates_a_function_is_saved_with_it(made: Any) -> None:
+    """`functools.wraps` leaves a way around a decorator, which was taken."""
+    x = normal(3, 3)
+    halved = mge.amp.autocast(low_prec_dtype="bfloat16")(lambda x: F.matmul(x, x))
+    assert copy_of(made(halved), x)(x).dtype == halved(x).dtype != x.dtype
+
+
 def test_options_of_the_loaded_program() -> None:
     file = io.BytesIO()
     save_program(lambda x: F.exp(x) + 1, file, normal(3))

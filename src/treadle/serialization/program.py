@@ -22,7 +22,8 @@ from treadle.graph.parser import parse
 from treadle.graph.printer import to_text
 from treadle.jit.capture import capture
 from treadle.jit.captured import Argument, Captured, HostValue, Output, State
-from treadle.jit.compiled import Variant
+from treadle.jit.compiled import Compiled, Variant
+from treadle.jit.trace import trace
 from treadle.ops.constant import ArrayData
 from treadle.serialization.checkpoint import load, save
 from treadle.tensor import Tensor
@@ -62,7 +63,9 @@ def save_program(
     """
     leaves, shape = tree.flatten((args, kwargs))
     leaves = [Tensor(x) if isinstance(x, np.ndarray) else x for x in leaves]
-    body = getattr(function, "__wrapped__", function)
+    # Of what others wrap around a function (mixed precision, no gradients) all counts.
+    ours = isinstance(function, (Compiled, trace))
+    body = vars(function)["__wrapped__"] if ours else function
     given_args, given_names = tree.unflatten(shape, leaves)
     captured = capture(body, given_args, given_names, "program")
     _refuse(captured)
