@@ -22,7 +22,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from tests.fuzz.generate import Foreign, generate, out_of_range
+from tests.fuzz.generate import MOST, Foreign, generate, out_of_range, work_of
 from tests.fuzz.minimize import minimized
 from tests.fuzz.modes import MODES, differences
 from tests.fuzz.program import Leaf, Program
@@ -46,9 +46,12 @@ def chosen(seed: int) -> tuple[Program, list[str]]:
     """
     rng = random.Random(seed)
     program = generate(seed)
-    if rng.random() < 0.06:
+    if rng.random() < 0.2:
         program = out_of_range(program, seed)
-    return program, rng.sample(list(MODES), MODES_EACH)
+    modes = rng.sample(list(MODES), MODES_EACH)
+    if work_of(program) > min(MOST):  # Little work is done by one thread.
+        modes[0] = "2 threads"
+    return program, list(dict.fromkeys(modes))
 
 
 # -- workers -----------------------------------------------------------------------------------

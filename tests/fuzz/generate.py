@@ -18,7 +18,7 @@ from treadle.base.errors import IndexRangeError, TreadleError
 EXTENTS = (1, 1, 2, 2, 3, 3, 4, 5, 7, 8, 16, 17)
 DTYPES = ("float32",) * 9 + ("float16", "bfloat16", "float64", "int32", "int32", "int8", "uint8")
 MORE = (*DTYPES, "int64", "bool")
-MOST = (6000,) * 15 + (50_000,) * 4 + (400_000,)
+MOST = (6000,) * 14 + (50_000,) * 4 + (400_000,) * 2
 """Elements of the largest value of a program; few have work for several threads."""
 LONG = (1, 2, 3, 7, 8, 16, 31, 33, 64, 100, 130)
 """Extents of what is larger."""
@@ -199,6 +199,11 @@ def generate(seed: int) -> Program:
         return made.program(int(made.rng.integers(2, 20)))
 
 
+def work_of(program: Program) -> int:
+    """Elements of its largest leaf."""
+    return max((math.prod(leaf.shape) for leaf in program.leaves.values()), default=0)
+
+
 def sliced(program: Program) -> Program:
     """The program without lines and leaves that its results do not need."""
     names = set(program.leaves) | {t for line in program.lines for t in targets(line)}
@@ -235,7 +240,7 @@ def out_of_range(program: Program, seed: int) -> Program:
     name = names[int(rng.integers(len(names)))]
     old = program.leaves[name]
     leaf = Leaf(old.kind, old.dtype, old.shape, old.seed, old.low - 9, old.high + 9)
-    return program.without(leaves={**program.leaves, name: leaf}, grads=False)
+    return program.without(leaves={**program.leaves, name: leaf}, grads=False, optimizer="")
 
 
 __all__ = ["Foreign", "Generator", "IndexRangeError", "generate", "out_of_range", "sliced"]
