@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from tests.fuzz.families import FAMILIES
 from tests.fuzz.makers import MAKERS, floats
-from tests.fuzz.program import SCOPE, Leaf, Program
+from tests.fuzz.program import SCOPE, Leaf, Program, is_float
 
 import treadle as mge
 from treadle.base.errors import IndexRangeError, TreadleError
@@ -214,7 +214,7 @@ def sliced(program: Program) -> Program:
         lines.append(line)
         needed |= read(line) & names
     leaves = {n: leaf for n, leaf in program.leaves.items() if n in needed}
-    if not any(leaf.kind == "param" for leaf in leaves.values()):
+    if not any(leaf.kind == "param" and is_float(leaf.dtype) for leaf in leaves.values()):
         program = program.without(grads=False, optimizer="")
     return program.without(leaves=leaves, lines=tuple(reversed(lines)))
 
