@@ -152,12 +152,23 @@ def test_a_built_in_backend_is_not_replaced(plugins: Plugins) -> None:
     assert "pretender" in row["detail"] and "ignored" in row["detail"]
 
 
-def test_kernels_for_unknown_ops_are_named_with_near_ones(plugins: Plugins) -> None:
+def test_a_kernel_for_an_unknown_op_is_refused_with_near_names(plugins: Plugins) -> None:
     plugins.toy("toy", kernels=[kernel("adds", lambda x: x), kernel("add", lambda x, y: x + y)])
+    row = plugins.row("toy")
+    assert row["state"] == "failed" and "adds (did you mean add?)" in row["detail"]
+    with pytest.raises(LoadError, match=r"for ops that do not exist: adds \(did you mean add"):
+        registry.load("toy")
+
+
+@pytest.mark.parametrize(("op", "protocol"), [("adds", (1, 99)), ("elsewhere.adds", (1, 0))])
+def test_ops_of_later_versions_and_other_packages_are_a_remark(
+    plugins: Plugins, op: str, protocol: tuple[int, int]
+) -> None:
+    plugins.toy("toy", kernels=[kernel(op, lambda x: x)]).protocol = protocol
     with logged() as lines:
         row = plugins.row("toy")
-    assert row["state"] == "loaded" and row["kernels"] == "2"
-    assert "adds (did you mean add?)" in row["detail"] and "adds" in lines[0]
+    assert row["state"] == "loaded" and row["kernels"] == "1"
+    assert f"ops that do not exist: {op}" in row["detail"] and op in lines[0]
 
 
 @pytest.mark.parametrize(

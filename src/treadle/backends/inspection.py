@@ -118,7 +118,7 @@ def _told(function: Any) -> str:
 
 
 def unknown_kernels(kernels: Iterable[Kernel]) -> str:
-    """A remark about kernels for ops that do not exist, with near names; "" if all do."""
+    """Kernels for ops that do not exist, in words, with near names; "" if all do."""
     named = {kernel.op for kernel in kernels}
     if not named:
         return ""
@@ -126,7 +126,16 @@ def unknown_kernels(kernels: Iterable[Kernel]) -> str:
     for name in sorted(named - _ops()):
         near = difflib.get_close_matches(name, _ops(), n=1)
         remarks.append(f"{name} (did you mean {near[0]}?)" if near else name)
-    return f"kernels for unknown ops are ignored: {', '.join(remarks)}" if remarks else ""
+    return f"it has kernels for ops that do not exist: {', '.join(remarks)}" if remarks else ""
+
+
+def may_come(kernels: Iterable[Kernel], protocol: tuple[int, int]) -> bool:
+    """Whether ops that do not exist may do so elsewhere: in a later Treadle or another package.
+
+    Ops of packages have a dot in their names, and are known once the package is imported.
+    """
+    unknown = {kernel.op for kernel in kernels} - _ops()
+    return protocol[1] > PROTOCOL[1] or all("." in name for name in unknown)
 
 
 def _ops() -> set[str]:

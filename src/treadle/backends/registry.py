@@ -16,6 +16,7 @@ from typing import Any, Literal
 from treadle.backends.api import PROTOCOL, Availability, Engine, Kernel
 from treadle.backends.inspection import (
     kernel_problems,
+    may_come,
     newer_protocol,
     op_count,
     problems,
@@ -275,9 +276,12 @@ def _import(entry: Entry) -> None:
     wrong = kernel_problems(entry.kernels())
     if wrong:
         raise LoadError(where, wrong[0], saw=f"{len(wrong)} such functions" * (len(wrong) > 1))
+    unknown = unknown_kernels(entry.kernels())
+    if unknown and not may_come(entry.kernels(), backend.protocol):
+        raise LoadError(where, unknown, hint="`treadle.ops.REGISTRY` has the names of all ops")
     entry.visible = _visible(entry.name, found.count)
     entry.availability = found
-    remarks = (entry.remark, newer_protocol(backend.protocol), unknown_kernels(entry.kernels()))
+    remarks = (entry.remark, newer_protocol(backend.protocol), unknown)
     entry.remark = "; ".join(r for r in (*remarks, _outdated(entry)) if r)
     if entry.remark:
         get_logger().warning("backend %s: %s", entry.name, entry.remark)
