@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 from tests.fuzz.families import FAMILIES
-from tests.fuzz.makers import MAKERS, floats
-from tests.fuzz.program import SCOPE, Leaf, Program, is_float
+from tests.fuzz.makers import MAKERS, ROUNDING, floats
+from tests.fuzz.program import SCOPE, Leaf, Program, is_exact, is_float
 
 import treadle as mge
 from treadle.base.errors import IndexRangeError, TreadleError
@@ -50,9 +50,11 @@ class Generator:
         """Whether 16-bit floats and float64 appear."""
         self.most = int(self.one(MOST))
         self.random = self.stateful = False
+        self.only = str(self.one(("float16", "bfloat16"))) if self.chance(0.08) else ""
+        """The type of all numbers of a program whose results are compared bit by bit."""
         families = [self.one(FAMILIES) for _ in range(6)]
         """Makers that this program has besides the usual ones, so that they meet often."""
-        self.makers = [*MAKERS, *families * 4]
+        self.makers = [*MAKERS, *families * 4] if not self.only else ROUNDING
 
     # -- choices ---------------------------------------------------------------------------
 
@@ -85,6 +87,7 @@ class Generator:
         source: str = "",
     ) -> str:
         """A new input or parameter."""
+        dtype = self.only or dtype
         prefix = "x" if kind == "input" else "p"
         name = f"{prefix}{len([n for n in self.leaves if n[0] == prefix])}"
         made = Leaf(kind, dtype, shape, int(self.rng.integers(1 << 30)), low, high, source)
@@ -110,6 +113,8 @@ class Generator:
     def add(self, line: str, targets: Sequence[str]) -> bool:
         """Try a line, and keep it if it gives values worth having."""
         scope = dict(self.scope)
+        if self.only and not is_exact(line):
+            return False
         try:
             exec(line, scope)
             values = [scope[t] for t in targets]
@@ -164,8 +169,12 @@ class Generator:
             outputs = [self.names[0]]
         params = [n for n, leaf in self.leaves.items() if leaf.kind == "param"]
         loops = any("while_loop" in line for line in self.lines)  # Have no gradient in programs.
-        grads = bool(params) and not loops and not self.stateful and self.chance(0.4)
-        casting = str(self.one(("float16", "bfloat16"))) if self.chance(0.05) else ""
+        grads = (
+            bool(params) and not loops and not self.only and not self.stateful and self.chance(0.4)
+        )
+        casting = (
+            str(self.one(("float16", "bfloat16"))) if self.chance(0.05) and not self.only else ""
+        )
         kinds = {str(v.dtype) for v in self.scope.values() if isinstance(v, mge.Tensor)}
         kinds = {k for k in map(_name, kinds) if k in COARSENESS}
         kinds |= {k for k in COARSENESS for line in (*self.lines, casting) if k in line}
@@ -196,7 +205,7 @@ def generate(seed: int) -> Program:
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
         made = Generator(seed)
-        return made.program(int(made.rng.integers(2, 20)))
+        return made.program(int(made.rng.integers(2, 20)) + 12 * bool(made.only))
 
 
 def work_of(program: Program) -> int:

@@ -333,3 +333,8 @@ MAKERS: list[Callable[[Generator], Any]] = [
     *[product] * 4, heads, *[convolution] * 4, pooled, *[along] * 3, *[cast] * 2, integers,
     compare, logical, *[indexed] * 2, joined, control, looked_up,
 ]  # fmt: skip
+
+ROUNDING: list[Callable[[Generator], Any]] = [
+    *[unary] * 8, *[binary] * 8, move, sliced_value, assigned, joined
+]  # fmt: skip
+"""For programs whose results are compared bit by bit: steps that round."""

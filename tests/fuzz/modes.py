@@ -212,7 +212,10 @@ class Truth:
             a, b = want.astype("float64"), got.astype("float64")
             eps = max(EPS[self.program.coarse], EPS.get(want.dtype.name, 0))
             finite = np.abs(a[np.isfinite(a)])
-            room = eps * (np.abs(a) + 0.1 * float(finite.max(initial=0)) + 0.1) + 30 * spread
+            eps = 0.0 if self.program.exact else eps
+            room = eps * (np.abs(a) + 0.1 * float(finite.max(initial=0)) + 0.1) + 30 * spread * (
+                eps > 0
+            )
             with np.errstate(all="ignore"):
                 close = (a == b) | (np.isnan(a) & np.isnan(b)) | (np.abs(a - b) <= room)
             wrong = ~close & np.isfinite(spread)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -114,6 +115,22 @@ def is_float(dtype: str) -> bool:
     return dtype in NUDGES
 
 
+EXACT = {
+    "abs", "broadcast_to", "ceil", "clip", "concat", "expand_dims", "flatten",
+    "floor", "maximum", "minimum", "pad", "relu", "relu6", "repeat",
+    "reshape", "roll", "sign", "square", "stack", "tile", "transpose",
+    "where", "zeros_like", "T",
+}  # fmt: skip
+"""Functions and methods with one right result for 16-bit numbers."""
+
+
+def is_exact(line: str) -> bool:
+    """Whether a line has arithmetic, comparisons, movement and these only."""
+    called = set(re.findall(r"([A-Za-z]\w*)\(|\.([A-Z])\b", line))
+    names = {a or b for a, b in called} - {"F"}
+    return names <= EXACT and not re.search(r"\*\*|//|%|mge|float|int|None", line)
+
+
 @dataclass(frozen=True)
 class Program:
     """Lines of code over leaves.
@@ -142,6 +159,13 @@ class Program:
         return bool(self.optimizer) or any(
             "mge.random" in line or "dropout" in line or "; p" in line for line in self.lines
         )
+
+    @property
+    def exact(self) -> bool:
+        """Whether it rounds to 16 bits at every step, and every step has one right result."""
+        kinds = {leaf.dtype for leaf in self.leaves.values()}
+        plain = not self.grads and not self.casting and all(map(is_exact, self.lines))
+        return plain and len(kinds) == 1 and kinds <= {"float16", "bfloat16"}
 
     @property
     def inputs(self) -> list[str]:

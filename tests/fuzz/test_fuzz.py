@@ -78,6 +78,24 @@ def test_a_process_that_ends_is_survived() -> None:
         worker.end()
 
 
+def test_a_dropped_rounding_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs of 16-bit arithmetic have one right result, which is compared bit by bit."""
+    leaves = {"x0": Leaf("input", "float16", (37,), 1), "x1": Leaf("input", "float16", (37,), 2)}
+    lines = ("v1 = x0 / 3.0 + 0.3", "v2 = v1 * x1 + x0", "v3 = 1.0 - v2 * v1")
+    program = Program(leaves, lines, ("v3",), coarse="float16")
+    other = program.without(lines=("v3 = F.exp(x0) + x1",))
+
+    def wrong(program: Program) -> Any:
+        found = MODES["level 2"](program)
+        found[0][0] = np.nextafter(found[0][0], np.float16(9))
+        return found
+
+    monkeypatch.setitem(modes.MODES, "planted", wrong)
+    assert program.exact and not differences(program, ["level 2"])
+    assert "wrong" in differences(program, ["planted"])["planted"]
+    assert not other.exact and not differences(other, ["planted"])
+
+
 def test_every_op_can_be_a_line() -> None:
     missing = []
     for name in SAMPLED:
