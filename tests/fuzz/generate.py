@@ -241,15 +241,23 @@ def read(line: str) -> set[str]:
 
 
 def out_of_range(program: Program, seed: int) -> Program:
-    """The program with an index that no axis has, or itself where it has no index."""
+    """The program with an index that no axis has, or itself where it has nothing to index."""
     rng = np.random.default_rng(seed)
+    program = program.without(grads=False, optimizer="")
     names = [n for n in program.inputs if program.leaves[n].dtype == "int32" and n[0] == "x"]
-    if not names:
+    if names and rng.random() < 0.5:
+        name = names[int(rng.integers(len(names)))]
+        old = program.leaves[name]
+        leaf = Leaf(old.kind, old.dtype, old.shape, old.seed, old.low - 9, old.high + 9)
+        return program.without(leaves={**program.leaves, name: leaf})
+    rows = [n for n, leaf in program.leaves.items() if leaf.shape]
+    if not rows:
         return program
-    name = names[int(rng.integers(len(names)))]
-    old = program.leaves[name]
-    leaf = Leaf(old.kind, old.dtype, old.shape, old.seed, old.low - 9, old.high + 9)
-    return program.without(leaves={**program.leaves, name: leaf}, grads=False, optimizer="")
+    name = rows[int(rng.integers(len(rows)))]
+    extent = program.leaves[name].shape[0]
+    leaves = {**program.leaves, "x99": Leaf("input", "int32", (3,), seed, -extent - 2, extent + 2)}
+    lines, outputs = (*program.lines, f"v99 = {name}[x99]"), (*program.outputs, "v99")
+    return program.without(leaves=leaves, lines=lines, outputs=outputs)
 
 
 __all__ = ["Foreign", "Generator", "IndexRangeError", "generate", "out_of_range", "sliced"]

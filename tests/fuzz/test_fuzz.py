@@ -62,7 +62,7 @@ def test_errors_count_too() -> None:
     index = Leaf("input", "int32", (3,), 4, 0, 3)
     rows = Program({"x0": PLANTED.leaves["x0"], "x1": index}, ("v1 = x0[x1]",), ("v1",))
     beyond = out_of_range(rows, 0)
-    assert beyond.leaves["x1"].high > 3 and modes.Truth(beyond).error is not None
+    assert modes.Truth(beyond).error is not None
     assert differences(beyond, ["level 2", "trace"]) == {}
 
 
