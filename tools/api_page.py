@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any
 
 import treadle.functional as F
-from tools.generated import DOCS, write_or_check
+from tools.generated import DOCS, source_link, write_or_check
 
 Function = Callable[..., Any]
 
@@ -119,6 +119,7 @@ def _entry(name: str, function: Function) -> list[str]:
     """The heading, the signature and the docstring of one function."""
     where = address(name, function)
     lines = [f"### {name}", "", "```pyi", _signature(where, function), "```", ""]
+    lines += [source_link(function, PAGE), ""]
     text, sections = _parsed(inspect.getdoc(function) or "")
     lines.append(_text(text))
     if name in F.nn.__all__ and not where.startswith("F.nn."):
@@ -154,7 +155,12 @@ def _parameter(parameter: inspect.Parameter) -> str:
 def _parsed(doc: str) -> tuple[str, dict[str, str]]:
     """A docstring's text and its sections, in the order of the page."""
     text, *rest = re.split(rf"^({'|'.join(SECTIONS)}):\n", doc, flags=re.MULTILINE)
-    found = dict(zip(rest[::2], map(textwrap.dedent, rest[1::2]), strict=True))
+    found = {}
+    for title, whole in zip(rest[::2], rest[1::2], strict=True):
+        # What follows a section without its indentation is text again.
+        body, *behind = re.split(r"^(?=\S)", whole, maxsplit=1, flags=re.MULTILINE)
+        found[title] = textwrap.dedent(body)
+        text = "\n\n".join((text.strip(), *behind))
     return text.strip(), {title: found[title].strip() for title in SECTIONS if title in found}
 
 

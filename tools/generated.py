@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import inspect
 import sys
 from pathlib import Path
+from typing import Any
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 
@@ -28,3 +30,14 @@ def write_or_check(page: Path, text: str, tool: str, arguments: list[str] | None
     page.parent.mkdir(exist_ok=True)
     page.write_text(text, encoding="utf-8")
     return 0
+
+
+def source_link(value: Any, page: Path) -> str:
+    """A link from a page to the file that defines a class or function; "" where there is none."""
+    home = inspect.getmodule(inspect.unwrap(value))
+    if home is None or not home.__file__ or not home.__name__.startswith("treadle"):
+        return ""
+    root = DOCS.parent
+    file = Path(home.__file__).resolve().relative_to(root)
+    up = "../" * len(page.relative_to(root).parts[1:])
+    return f"[{file.relative_to('src/treadle')}]({up}{file})"

@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from tools.api_page import _RENDERED, ADDRESS, _parsed, _text
-from tools.generated import DOCS, write_or_check
+from tools.generated import DOCS, source_link, write_or_check
 
 PAGES: dict[str, tuple[str, tuple[str, ...]]] = {
     "tensor": ("Tensors and devices", ("treadle", "treadle.device")),
@@ -137,6 +137,8 @@ def _before_code(doc: str) -> str:
 def _entry(where: str, name: str, value: Any) -> Iterator[str]:
     """The heading, the signature and the docstring of a class or function."""
     yield from (f"### {name}", "", "```pyi", _signed(where, value), "```", "")
+    if link := source_link(value, DOCS / "reference" / "any.md"):
+        yield from (link, "")
     yield from _doc(inspect.getdoc(value) or "")
     if inspect.isclass(value):
         for method, function in _methods(value):

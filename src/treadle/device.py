@@ -8,10 +8,11 @@ the CPU.
 from __future__ import annotations
 
 import gc
+import importlib
 import re
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,7 +21,6 @@ from treadle.base.errors import DeviceError
 from treadle.base.log import tell_no_effect
 from treadle.engine import devices as _devices
 from treadle.engine.choice import kernels_of
-from treadle.engine.properties import DeviceProperties, properties_of
 from treadle.ops.op import REGISTRY
 from treadle.runtime.api import CachingDevice
 from treadle.runtime.array import DeviceArray
@@ -59,6 +59,22 @@ __all__ = [
     "synchronous",
     "what_is_xpu",
 ]
+
+
+if TYPE_CHECKING:
+    from treadle.engine.properties import DeviceProperties as DeviceProperties
+
+
+def _properties() -> Any:
+    # Needs the compilers' side, which importing Treadle does not.
+    return importlib.import_module("treadle.engine.properties")
+
+
+def __getattr__(name: str) -> Any:
+    if name == "DeviceProperties":
+        return _properties().DeviceProperties
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 _COUNTED = ("cpu", "gpu", "xpu", "rocm", "multithread", "cambricon", "atlas")
 
@@ -116,7 +132,8 @@ def get_device_properties(device: str | None = None) -> DeviceProperties:
         >>> host.kind, host.cores > 0, bool(host.supports("conv", "float32"))
         ('cpu', True, True)
     """
-    return properties_of(_node(device))
+    found: DeviceProperties = _properties().properties_of(_node(device))
+    return found
 
 
 def is_cuda_available() -> bool:

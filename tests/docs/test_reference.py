@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from dataclasses import fields
+from pathlib import Path
 
 import pytest
 from tests.docs.pages import DOCS, anchors, section, table
@@ -28,6 +29,21 @@ def test_every_error_class_has_a_heading_of_its_name() -> None:
     names = {c.__name__ for c in classes if issubclass(c, errors.TreadleError)}
     names.add(DataLoaderError.__name__)
     assert {n.lower() for n in names} <= anchors(DOCS / "errors.md")
+
+
+@pytest.mark.parametrize("page", [DOCS / "functional.md", *(DOCS / "reference").glob("*.md")])
+def test_every_entry_links_its_source(page: Path) -> None:
+    entries = re.split(r"^### ", page.read_text(), flags=re.MULTILINE)[1:]
+    assert entries
+    for entry in entries:
+        name, linked = (
+            entry.split("\n", 1)[0],
+            re.search(r"^\[.*\]\((\S+\.py)\)$", entry, re.MULTILINE),
+        )
+        value = entry.partition("```")[0].strip() or name
+        assert linked, f"{page.name}: {value} has no link"
+        assert (page.parent / linked[1]).is_file(), f"{page.name}: {linked[1]} is not there"
+        assert not re.search(r"^ +>>>|^- `Source`", entry, re.MULTILINE), f"{page.name}: {name}"
 
 
 def test_every_attribute_of_tensor_is_documented() -> None:

@@ -241,7 +241,7 @@ def test_the_report_of_a_device_is_all_in_one_place(plugins: Plugins) -> None:
 
 
 def test_kernels_of_unknown_ops_are_not_listed(plugins: Plugins) -> None:
-    plugins.toy(kernels=[kernel("adds", np.add), kernel("add", np.add)])
+    plugins.toy(kernels=[kernel("others.adds", np.add), kernel("add", np.add)])
     assert mge.device.ops("toy0") == [{"op": "add", "kernel": "toy", "priority": "0"}]
     assert plugins.row("toy")["ops"] == "1"
 

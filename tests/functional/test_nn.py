@@ -473,11 +473,13 @@ def test_interpolate() -> None:
     for wrong in (
         {}, {"size": 2, "scale_factor": 2}, {"size": (2, 2), "mode": "area"},
         {"size": (2, 2), "mode": "nearest", "align_corners": True},
-        {"size": (2, 2), "mode": "linear"}, {"scale_factor": (1, 2, 3)},
+        {"scale_factor": (1, 2, 3)},
         {"size": (0, 2)}, {"size": (-1, 2)},
     ):  # fmt: skip
         with pytest.raises(ValueError):
             F.nn.interpolate(x, **wrong)
+    with pytest.raises(AssertionError, match="takes 3 axes"):  # MegEngine's class
+        F.nn.interpolate(x, size=(2, 2), mode="linear")
 
 
 def test_remap_and_flip() -> None:

@@ -129,9 +129,9 @@ def options(monkeypatch: Any) -> list[Options]:
     seen: list[Options] = []
     original = load_and_run.Runner.__init__
 
-    def spy(self: Any, graph: Any, options: Any = None) -> None:
+    def spy(self: Any, graph: Any, options: Any = None, **more: Any) -> None:
         seen.append(options)
-        original(self, graph, options)
+        original(self, graph, options, **more)
 
     monkeypatch.setattr(load_and_run.Runner, "__init__", spy)
     return seen

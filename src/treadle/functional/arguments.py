@@ -120,6 +120,12 @@ def binary(op: Op, x: Any, y: Any) -> Tensor:
     return promoted(op, as_tensor(x), y)
 
 
+def check_conv_mode(conv_mode: object) -> None:
+    """Raise `AssertionError`, as MegEngine does, for the mode that nothing offers."""
+    if str(conv_mode).lower() != "cross_correlation":
+        raise AssertionError(f"conv_mode must be 'cross_correlation', got {conv_mode!r}")
+
+
 def promote_all(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Cast tensors to the one element type they promote to; equal types stay as they are."""
     wanted = common_dtype(t._kind.dtype for t in tensors)

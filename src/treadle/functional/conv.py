@@ -6,7 +6,15 @@ from typing import Any
 
 from treadle.base.errors import ShapeError
 from treadle.base.modes import casting
-from treadle.functional.arguments import as_float, as_tensor, both_sides, call, pair, promote_all
+from treadle.functional.arguments import (
+    as_float,
+    as_tensor,
+    both_sides,
+    call,
+    check_conv_mode,
+    pair,
+    promote_all,
+)
 from treadle.functional.math import matmul
 from treadle.functional.windows import sliding_window
 from treadle.ops import conv
@@ -150,9 +158,10 @@ def _conv(
     groups: int,
     conv_mode: str,
 ) -> Tensor:
-    if conv_mode.lower() != "cross_correlation":
-        raise AssertionError(f"conv_mode must be 'cross_correlation', got {conv_mode!r}")
-    x, w = (as_float(t) for t in promote_all([as_tensor(inp), _ungrouped(weight, n, groups)]))
+    check_conv_mode(conv_mode)
+    x, w = (
+        as_float(t) for t in promote_all([as_tensor(inp), _ungrouped(as_tensor(weight), n, groups)])
+    )
     op = conv.Conv(pair(stride, n), both_sides(padding, n), pair(dilation, n), groups)
     out = call(f"conv{n}d", op, x, w)
     return biased(out, bias)
@@ -211,8 +220,7 @@ def conv_transpose2d(
         >>> F.conv_transpose2d(x, w, stride=(1, 2)).tolist()
         [[[[1.0, 1.0, 2.0, 2.0]]]]
     """
-    if conv_mode.lower() != "cross_correlation":
-        raise AssertionError(f"conv_mode must be 'cross_correlation', got {conv_mode!r}")
+    check_conv_mode(conv_mode)
     return _conv_transpose(2, inp, weight, bias, stride, padding, output_padding, dilation, groups)
 
 
@@ -248,7 +256,9 @@ def _conv_transpose(
     dilation: Any,
     groups: int,
 ) -> Tensor:
-    x, w = (as_float(t) for t in promote_all([as_tensor(inp), _ungrouped(weight, n, groups)]))
+    x, w = (
+        as_float(t) for t in promote_all([as_tensor(inp), _ungrouped(as_tensor(weight), n, groups)])
+    )
     if x.ndim != n + 2:
         raise ShapeError("conv_transpose", f"expects {n + 2} axes", saw=f"x {x.type}")
     strides, pads, spread = pair(stride, n), pair(padding, n), pair(dilation, n)
@@ -294,8 +304,12 @@ def local_conv2d(
         >>> F.local_conv2d(F.ones((1, 1, 1, 3)), w).tolist()
         [[[[1.0, 2.0, 3.0]]]]
     """
-    if conv_mode.lower() != "cross_correlation":
-        raise AssertionError(f"conv_mode must be 'cross_correlation', got {conv_mode!r}")
+    check_conv_mode(conv_mode)
+    weight = as_tensor(weight)
+    if weight.ndim != 7:
+        raise ShapeError(
+            "local_conv2d", "weight is [G,P,Q,C/G,K,K,O/G]", saw=f"weight {weight.type}"
+        )
     groups, height, width, depth, *kernel, out = weight.shape
     patches = sliding_window(inp, kernel, padding, stride, dilation)
     n = patches.shape[0]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from treadle.base.errors import ShapeError
-from treadle.functional.arguments import as_float, as_tensor, pair, promote_all
+from treadle.functional.arguments import as_float, as_tensor, check_conv_mode, pair, promote_all
 from treadle.functional.conv import biased
 from treadle.functional.creation import zeros_like
 from treadle.functional.elemwise import floor
@@ -59,8 +59,7 @@ def deformable_conv2d(
         >>> F.deformable_conv2d(x, w, right, F.ones((1, 1, 1, 2))).tolist()
         [[[[2.5, 5.0]]]]
     """
-    if conv_mode.lower() != "cross_correlation":
-        raise AssertionError(f"conv_mode must be 'cross_correlation', got {conv_mode!r}")
+    check_conv_mode(conv_mode)
     x, w, shifts, gains = (
         as_float(t) for t in promote_all([as_tensor(t) for t in (inp, weight, offset, mask)])
     )

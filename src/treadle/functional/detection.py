@@ -80,7 +80,7 @@ def roi_pooling(
         >>> F.vision.roi_pooling(x, mge.tensor([[0., 0., 0., 3., 3.]]), 2).tolist()
         [[[[5.0, 7.0], [13.0, 15.0]]]]
     """
-    mode = mode.lower()
+    mode = str(mode).lower()
     if mode not in ("max", "average"):
         raise ValueError(f"roi_pooling: unknown mode {mode!r}; use 'max' or 'average'")
     x, regions = promote_all([as_float(inp), as_float(rois)])
@@ -159,7 +159,7 @@ def roi_align(
         >>> F.vision.roi_align(x, mge.tensor([[0., 0., 0., 4., 4.]]), 2).tolist()
         [[[[2.5, 4.5], [10.5, 12.5]]]]
     """
-    mode = mode.lower()
+    mode = str(mode).lower()
     if mode not in ("average", "max"):
         raise ValueError(f"roi_align: unknown mode {mode!r}; use 'average' or 'max'")
     x, regions = promote_all([as_float(inp), as_float(rois)])

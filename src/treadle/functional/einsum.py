@@ -32,6 +32,8 @@ def einsum(equation: str, *operands: Tensor) -> Tensor:
         >>> F.einsum("bij,bjk->bik", x, y).shape, F.einsum("ii", F.eye(3)).item()
         ((2, 3, 5), 3.0)
     """
+    if not operands:
+        raise ValueError(f"einsum: {equation!r} is given no operand")
     given = promote_all([as_tensor(x) for x in operands])
     inputs, output = _parse(equation, [x.ndim for x in given])
     terms = [_diagonal(x, labels) for x, labels in zip(given, inputs, strict=True)]

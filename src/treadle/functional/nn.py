@@ -130,6 +130,12 @@ def pixel_shuffle(inp: Tensor, upscale_factor: int) -> Tensor:
     """
     x = as_tensor(inp)
     r = int(upscale_factor)
+    if x.ndim < 3 or r < 1:
+        raise ShapeError(
+            "pixel_shuffle",
+            f"expects (*, C r^2, H, W) and r of 1 or more, got {r}",
+            saw=f"x {x.type}",
+        )
     *lead, channels, height, width = x.shape
     if channels % (r * r):
         raise ShapeError("pixel_shuffle", f"{channels} channels are no multiple of {r * r}")

@@ -127,9 +127,9 @@ def sync_batch_norm(
         Tensor([[-1. -1.]
          [ 1.  1.]], device=xpux:0)
     """
-    if eps_mode.lower() not in ("additive", "max"):
+    if str(eps_mode).lower() not in ("additive", "max"):
         raise AssertionError(f"eps_mode must be 'additive' or 'max', got {eps_mode!r}")
-    x, kept, most = as_float(inp), float(momentum), eps_mode.lower() == "max"
+    x, kept, most = as_float(inp), float(momentum), str(eps_mode).lower() == "max"
     named = {"running_mean": running_mean, "running_var": running_var}
     _check_channels(x, x.shape[1], {**named, "weight": weight, "bias": bias})
     ranks = _ranks_of(group) if training else None
@@ -201,7 +201,8 @@ def _joint_statistics(
 
 def _check_channels(x: Tensor, channels: int, named: Mapping[str, Tensor | None]) -> None:
     """Raise `ShapeError` unless what is given per channel fits the channels of x."""
-    for name, given in named.items():
+    for name, value in named.items():
+        given = None if value is None else as_tensor(value)
         if given is not None and given.size != channels:
             raise ShapeError(
                 "batch_norm",
@@ -242,7 +243,8 @@ def _affine(
     wide = float32 if mine.itemsize < 4 else mine
     first = ones(shape, dtype=wide, device=x.device) if weight is None else weight
     second = zeros(shape, dtype=wide, device=x.device) if bias is None else bias
-    given = [p if p._kind.dtype in (mine, wide) else p.astype(wide) for p in (first, second)]
+    both = as_tensor(first), as_tensor(second)
+    given = [p if p._kind.dtype in (mine, wide) else p.astype(wide) for p in both]
     return given[0].reshape(shape), given[1].reshape(shape)
 
 
@@ -343,7 +345,7 @@ def group_norm(
         >>> F.group_norm(x, 2, affine=False).reshape(-1)
         Tensor([-1.  1. -1.  1.], device=xpux:0)
     """
-    x = as_float(inp)
+    x = _with_channels("group_norm", inp)
     given = _affine(x, weight, bias, (x.shape[1],)) if affine else ()
     return norm.GroupNorm(num_groups, eps)(x, *given)
 
@@ -364,7 +366,16 @@ def instance_norm(
         Tensor([[[-1.  1.]
           [-1.  1.]]], device=xpux:0)
     """
-    return group_norm(inp, as_tensor(inp).shape[1], affine, weight, bias, eps)
+    x = _with_channels("instance_norm", inp)
+    return group_norm(x, x.shape[1], affine, weight, bias, eps)
+
+
+def _with_channels(name: str, inp: Tensor) -> Tensor:
+    """Floats with an axis of channels behind that of samples."""
+    x = as_float(inp)
+    if x.ndim < 2:
+        raise ShapeError(name, "expects samples and channels, (N, C, *)", saw=f"x {x.type}")
+    return x
 
 
 def local_response_norm(

@@ -23,7 +23,7 @@ from treadle.base.errors import DTypeError, ShapeError
 from treadle.base.quantized import BUILTIN, QuantizedType, quantized_type
 from treadle.engine.dispatch import eager_type
 from treadle.functional.activation import hswish, relu, sigmoid
-from treadle.functional.arguments import both_sides, pair
+from treadle.functional.arguments import both_sides, check_conv_mode, pair
 from treadle.functional.conv import conv2d as float_conv2d
 from treadle.functional.conv import conv_transpose2d as float_conv_transpose2d
 from treadle.functional.conv import linear as float_linear
@@ -94,7 +94,7 @@ def conv_bias_activation(
         Tensor([[[[0 0]]]], dtype=qint8(0.5), device=xpux:0)
     """
     activation = _activation("conv_bias_activation", nonlinear_mode)
-    _check_mode(conv_mode)
+    check_conv_mode(conv_mode)
     kinds = _kinds("conv_bias_activation", inp, weight)
     if kinds is None or not _on_integers(*kinds):
         window = (stride, padding, dilation, groups)
@@ -186,7 +186,7 @@ def conv_transpose2d(
         ValueError: the activation is unknown.
     """
     activation = _activation("conv_transpose2d", nonlinear_mode)
-    _check_mode(conv_mode)
+    check_conv_mode(conv_mode)
     kinds = _kinds("conv_transpose2d", inp, weight)
     if kinds is None or not _on_integers(*kinds) or kinds[1].is_per_channel:
         window = (stride, padding, output_padding, dilation, groups)
@@ -342,15 +342,10 @@ def _steps(kinds: tuple[QuantizedType, QuantizedType], channels: int, shape: Any
 
 
 def _activation(where: str, name: str) -> Callable[[Tensor], Tensor]:
-    found = _ACTIVATIONS.get(name.lower())
+    found = _ACTIVATIONS.get(str(name).lower())
     if found is None:
         raise ValueError(f"{where}: unknown nonlinear_mode {name!r}; use {', '.join(_ACTIVATIONS)}")
     return found
-
-
-def _check_mode(conv_mode: str) -> None:
-    if conv_mode.lower() != "cross_correlation":
-        raise AssertionError(f"conv_mode must be 'cross_correlation', got {conv_mode!r}")
 
 
 # -- operands ----------------------------------------------------------------------------------

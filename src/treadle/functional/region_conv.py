@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from treadle.base.errors import ShapeError
-from treadle.functional.arguments import as_float, as_tensor, promote_all
+from treadle.functional.arguments import as_float, as_tensor, check_conv_mode, promote_all
 from treadle.functional.math import matmul
 from treadle.functional.windows import sliding_window
 from treadle.tensor import Tensor
@@ -48,8 +48,7 @@ def region_restricted_conv(
         >>> F.region_restricted_conv(x, w, region, region, padding=(0, 1)).tolist()
         [[[[2.0, 2.0, 2.0, 2.0]]]]
     """
-    if conv_mode.lower() != "cross_correlation":
-        raise AssertionError(f"conv_mode must be 'cross_correlation', got {conv_mode!r}")
+    check_conv_mode(conv_mode)
     x, w = (as_float(t) for t in promote_all([as_tensor(inp), as_tensor(weight)]))
     if x.ndim != 4 or w.ndim not in (4, 5) or x.shape[1] != groups * w.shape[-3]:
         raise _misfit(f"x has no {groups} groups of the weight's channels", x, w)

@@ -41,8 +41,8 @@ def sampled(
     Raises:
         ShapeError: shapes or modes do not fit.
     """
-    mode = _SAME.get(mode.lower(), mode.lower())
-    border = border.lower()
+    mode = _SAME.get(str(mode).lower(), str(mode).lower())
+    border = str(border).lower()
     if mode not in _KERNELS:
         return call(name, Remap(mode, border, (0, 0), float(scalar)), image, places)
     reach, kernel = _KERNELS[mode]

@@ -70,7 +70,7 @@ def interpolate(
         >>> F.vision.interpolate(x, size=(1, 4), mode="nearest").tolist()
         [[[[0.0, 0.0, 4.0, 4.0]]]]
     """
-    x, mode = as_tensor(inp), mode.lower()
+    x, mode = as_tensor(inp), str(mode).lower()
     if mode not in _MODES:
         raise ValueError(f"interpolate: unknown mode {mode!r}; use one of {', '.join(_MODES)}")
     if x.ndim != _MODES[mode] + 2:

@@ -56,10 +56,10 @@ def pad(
     widths = [tuple(int(v) for v in w) for w in pad_width]
     if len(widths) > x.ndim or any(len(w) != 2 for w in widths):
         raise ValueError(f"pad_width {pad_width} does not fit {x.ndim} axes")
-    if mode.lower() not in ("constant", "edge", "replicate", "reflect"):
+    if str(mode).lower() not in ("constant", "edge", "replicate", "reflect"):
         raise ValueError(f"pad: unknown mode {mode!r}")
     every = tuple((w[0], w[1]) for w in widths) + ((0, 0),) * (x.ndim - len(widths))
-    known = "edge" if mode.lower() == "replicate" else mode.lower()
+    known = "edge" if str(mode).lower() == "replicate" else str(mode).lower()
     if x._kind.quantized is not None:
         constant_value = to_stored(np.array(constant_value), x._kind.quantized).item()
     return unary(slicing.Pad(every, known, float(constant_value)), x)  # type: ignore[arg-type]
@@ -140,7 +140,7 @@ def avg_pool2d(
         >>> F.avg_pool2d(F.arange(16).reshape(1, 1, 4, 4), 2).tolist()
         [[[[2.5, 4.5], [10.5, 12.5]]]]
     """
-    mode = mode.lower()
+    mode = str(mode).lower()
     if mode not in ("average", "average_count_exclude_padding"):
         raise ValueError(f"avg_pool2d: unknown mode {mode!r}")
     kernel = pair(kernel_size)
