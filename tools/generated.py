@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import treadle
+
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 
 
@@ -37,7 +39,6 @@ def source_link(value: Any, page: Path) -> str:
     home = inspect.getmodule(inspect.unwrap(value))
     if home is None or not home.__file__ or not home.__name__.startswith("treadle"):
         return ""
-    root = DOCS.parent
-    file = Path(home.__file__).resolve().relative_to(root)
-    up = "../" * len(page.relative_to(root).parts[1:])
-    return f"[{file.relative_to('src/treadle')}]({up}{file})"
+    file = Path(home.__file__).relative_to(Path(treadle.__file__).parent).as_posix()
+    up = "../" * len(page.relative_to(DOCS).parts)
+    return f"[{file}]({up}src/treadle/{file})"
