@@ -119,7 +119,7 @@ def _entry(name: str, function: Function) -> list[str]:
     """The heading, the signature and the docstring of one function."""
     where = address(name, function)
     lines = [f"### {name}", "", "```pyi", _signature(where, function), "```", ""]
-    lines += [source_link(function, PAGE), ""]
+    lines += [source_link(function, "../"), ""]
     text, sections = _parsed(inspect.getdoc(function) or "")
     lines.append(_text(text))
     if name in F.nn.__all__ and not where.startswith("F.nn."):

@@ -34,11 +34,15 @@ def write_or_check(page: Path, text: str, tool: str, arguments: list[str] | None
     return 0
 
 
-def source_link(value: Any, page: Path) -> str:
-    """A link from a page to the file that defines a class or function; "" where there is none."""
+def source_link(value: Any, root: str) -> str:
+    """A link to the file that defines a class or function; "" where there is none.
+
+    Args:
+        value: the class or function.
+        root: the way from the page to the root of the repository, such as "../".
+    """
     home = inspect.getmodule(inspect.unwrap(value))
     if home is None or not home.__file__ or not home.__name__.startswith("treadle"):
         return ""
     file = Path(home.__file__).relative_to(Path(treadle.__file__).parent).as_posix()
-    up = "../" * len(page.relative_to(DOCS).parts)
-    return f"[{file}]({up}src/treadle/{file})"
+    return f"[{file}]({root}src/treadle/{file})"

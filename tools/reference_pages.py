@@ -137,7 +137,7 @@ def _before_code(doc: str) -> str:
 def _entry(where: str, name: str, value: Any) -> Iterator[str]:
     """The heading, the signature and the docstring of a class or function."""
     yield from (f"### {name}", "", "```pyi", _signed(where, value), "```", "")
-    if link := source_link(value, DOCS / "reference" / "any.md"):
+    if link := source_link(value, "../../"):
         yield from (link, "")
     yield from _doc(inspect.getdoc(value) or "")
     if inspect.isclass(value):
