@@ -40,8 +40,7 @@ def test_every_entry_links_its_source(page: Path) -> None:
             entry.split("\n", 1)[0],
             re.search(r"^\[.*\]\((\S+\.py)\)$", entry, re.MULTILINE),
         )
-        value = entry.partition("```")[0].strip() or name
-        assert linked, f"{page.name}: {value} has no link"
+        assert linked, f"{page.name}: {name} has no link"
         assert (page.parent / linked[1]).is_file(), f"{page.name}: {linked[1]} is not there"
         assert not re.search(r"^ +>>>|^- `Source`", entry, re.MULTILINE), f"{page.name}: {name}"
 

@@ -154,6 +154,7 @@ def test_classes_that_are_gone_are_not_looked_for() -> None:
         "treadle.hub:load",
         "treadle.module.external:OpenVINORuntimeSubgraph",
         "treadle.traced_module.traced_module:TracedModule",
+        "treadle.functional.external:openvino_runtime_opr",
         "treadle.functional.math:np.fromfile",
         "treadle.functional.math:as_tensor.__globals__",
         "treadle.functional:no such name",
@@ -162,6 +163,7 @@ def test_classes_that_are_gone_are_not_looked_for() -> None:
     ],
 )
 def test_names_of_anything_else_are_refused(name: str) -> None:
+    __import__("treadle.functional.external")
     __import__("treadle.traced_module")
     __import__("treadle.hub")
     for node in (["object", name, [0]], ["function", name]):

@@ -8,17 +8,14 @@ What differs and is not in known.toml, or is there and does not, makes the statu
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
-import os
-import queue
-import subprocess
 import sys
-import threading
 import time
 import tomllib
 from pathlib import Path
 from typing import Any
+
+from tests.answering_process import AnsweringProcess
 
 KNOWN = Path(__file__).with_name("known.toml")
 LIMIT = 1e-4
@@ -26,75 +23,17 @@ LIMIT = 1e-4
 WAYS = ("eager", "compiled", "file", "backend", "gradients")
 
 
-class Worker:
-    """A process that runs models; started anew where one kills or hangs it."""
-
-    def __init__(self, *command: str) -> None:
-        self.command = command
-        self.process: subprocess.Popen[str] | None = None
-
-    def start(self) -> dict[str, Any]:
-        """Its first answer: the names of all models."""
-        self.process = subprocess.Popen(
-            self.command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            # On shared cores, threads that spin while they wait cost a call a second.
-            env={**os.environ, "OMP_WAIT_POLICY": "PASSIVE"},
-        )
-        return self.answer(600)
-
-    def ask(self, name: str, seconds: float) -> dict[str, Any]:
-        """What it finds about a model."""
-        if self.process is None:
-            self.start()
-        process = self.process
-        assert process is not None and process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # What ended says so below.
-            process.stdin.write(name + "\n")
-            process.stdin.flush()
-        return self.answer(seconds)
-
-    def answer(self, seconds: float) -> dict[str, Any]:
-        """A line of its output; in its place what became of it."""
-        process = self.process
-        assert process is not None and process.stdout is not None
-        lines: queue.Queue[str] = queue.Queue()
-        reader = threading.Thread(target=lambda: lines.put(process.stdout.readline()), daemon=True)
-        reader.start()
-        try:
-            line = lines.get(timeout=seconds)
-        except queue.Empty:
-            self.stop()
-            return {"gaps": {}, "refused": f"no answer in {seconds:.0f} s"}
-        if not line:
-            code = process.wait()
-            self.stop()
-            return {"gaps": {}, "refused": f"the process ended with {code}"}
-        found: dict[str, Any] = json.loads(line)
-        return found
-
-    def stop(self) -> None:
-        """End the process."""
-        if self.process is not None:
-            self.process.kill()
-            self.process.wait()
-            self.process = None
-
-
 def problem_of(found: dict[str, Any], limit: float) -> str:
     """What is wrong about a model, or nothing."""
-    if "refused" in found:
-        return str(found["refused"])
+    if lost := found.get("lost", found.get("refused")):
+        return str(lost)
     wrong = [f"{way} {value:.0e}" for way, value in found["gaps"].items() if not value <= limit]
     return f"differs: {', '.join(wrong)}" if wrong else ""
 
 
 def row(name: str, found: dict[str, Any]) -> str:
     """A line of the table."""
-    gaps = found["gaps"]
+    gaps = found.get("gaps", {})
     cells = [f"{gaps[way]:.0e}" if way in gaps else "" for way in WAYS]
     if "ms" in found:
         ours, peer = found["ms"], found["peer"]
@@ -121,7 +60,9 @@ def main(arguments: list[str]) -> int:
     options = parsed(arguments)
     known = tomllib.loads(KNOWN.read_text(encoding="utf-8"))
     command = [sys.executable, "-m", "tests.zoo.worker", str(options.folder), str(options.seed)]
-    worker, began = Worker(*command), time.monotonic()
+    # On shared cores, threads that spin while they wait cost a call a second.
+    passive = {"OMP_WAIT_POLICY": "PASSIVE"}
+    worker, began = AnsweringProcess(*command, environment=passive, quiet=True), time.monotonic()
     listed = worker.start()["names"]
     chosen = [n for n in listed if not options.only or any(o in n for o in options.only)]
     print(f"| model | {' | '.join(WAYS)} | ms | peer, ms | ratio |\n|---|{'--:|' * 8}", flush=True)

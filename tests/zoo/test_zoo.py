@@ -8,6 +8,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs PyTorch")
 pytest.importorskip("onnxruntime", reason="needs ONNX Runtime")
 
+from tests.answering_process import AnsweringProcess  # noqa: E402
 from tests.zoo import __main__ as command  # noqa: E402
 from tests.zoo import ways  # noqa: E402
 
@@ -63,15 +64,15 @@ for line in sys.stdin:
 
 
 def test_a_worker_that_ends_or_hangs_is_replaced() -> None:
-    worker = command.Worker(sys.executable, "-c", WORKER)
+    worker = AnsweringProcess(sys.executable, "-c", WORKER)
     assert worker.start()["names"] == ["die", "hang", "live"]
-    assert worker.ask("die", 600)["refused"] == "the process ended with 3"
+    assert worker.ask("die", 600)["lost"] == "the process ended with 3"
     assert command.problem_of(worker.ask("live", 600), 1e-4) == ""
     assert worker.process is not None
     worker.process.kill()
     worker.process.wait()
-    assert worker.ask("live", 600)["refused"] == "the process ended with -9"
+    assert worker.ask("live", 600)["lost"] == "the process ended with -9"
     worker.start()
-    assert worker.ask("hang", 0.5)["refused"] == "no answer in 0 s"
+    assert worker.ask("hang", 0.5)["lost"] == "no answer in 0 s"
     assert command.problem_of(worker.ask("live", 600), 1e-4) == ""
     worker.stop()

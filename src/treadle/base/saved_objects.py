@@ -18,6 +18,8 @@ C = TypeVar("C", bound=type)
 
 _FUNCTIONS = "treadle.functional"
 """The package whose functions may be attributes."""
+_OF_OTHER_ENGINES = "treadle.functional.external"
+"""Its functions that run what other engines have made: code."""
 _ALLOWED: list[type] = []
 _REFUSED: list[type] = []
 
@@ -52,7 +54,8 @@ def is_function(x: object) -> bool:
     """Whether files may hold a function: one of ours that computes."""
     return (
         isinstance(x, FunctionType)
-        and (x.__module__ == _FUNCTIONS or x.__module__.startswith(f"{_FUNCTIONS}."))
+        and x.__module__.startswith(f"{_FUNCTIONS}.")
+        and x.__module__ != _OF_OTHER_ENGINES
         and _looked_up(x.__module__, x.__qualname__) is x
     )
 

@@ -81,7 +81,8 @@ def load(
     MegEngine and PyTorch are read by an interpreter of their opcodes that knows tensors, arrays,
     plain values and containers, calls nothing, and refuses every other name. Of modules that were
     saved whole the class is looked up among what the program has imported, and its objects get
-    their attributes without a call. What their `forward` does with those is the class's affair.
+    their attributes without their constructor; a `__setstate__` of the class is called. What
+    `forward` does with attributes is the class's own affair.
 
     A directory is read as one of a model's weights, see `load_directory`.
 

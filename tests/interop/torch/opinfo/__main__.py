@@ -6,75 +6,23 @@
 
 import argparse
 import json
-import queue
 import random
-import subprocess
 import sys
-import threading
 import time
 import tomllib
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from tests.answering_process import AnsweringProcess
+
 KNOWN = Path(__file__).parent / "known.toml"
 DTYPES = ("float32", "float64", "bfloat16", "int64", "bool")
 
 
-class Worker:
-    """A process that runs records; started anew where one kills or hangs it."""
-
-    def __init__(self, reference: bool) -> None:
-        self._options = ["--reference"] if reference else []
-        self._process: subprocess.Popen[str] | None = None
-
-    def names(self) -> list[str]:
-        return list(self._start()["names"])
-
-    def ask(self, job: dict[str, Any], seconds: float) -> dict[str, Any]:
-        if self._process is None:
-            self._start()
-        process = self._process
-        assert process is not None and process.stdin is not None
-        process.stdin.write(json.dumps(job) + "\n")
-        process.stdin.flush()
-        return self._answer(seconds)
-
-    def stop(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._process = None
-
-    def _start(self) -> dict[str, Any]:
-        command = [sys.executable, "-m", "tests.interop.torch.opinfo.worker", *self._options]
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        return self._answer(600)
-
-    def _answer(self, seconds: float) -> dict[str, Any]:
-        process = self._process
-        assert process is not None and process.stdout is not None
-        lines: queue.Queue[str] = queue.Queue()
-        reader = threading.Thread(target=lambda: lines.put(process.stdout.readline()), daemon=True)
-        reader.start()
-        try:
-            line = lines.get(timeout=seconds)
-        except queue.Empty:
-            self.stop()
-            return {"crashed": f"no answer in {seconds:.0f} s"}
-        if not line:
-            code = process.wait()
-            self.stop()
-            return {"crashed": f"the process ended with {code}"}
-        answer: dict[str, Any] = json.loads(line)
-        return answer
-
-
 def problems_of(found: dict[str, Any]) -> list[str]:
     """What must not be: crashes, wrong numbers, errors where PyTorch runs."""
-    crashed = [f"crashed: {found['crashed']}"] if "crashed" in found else []
+    crashed = [f"crashed: {found['lost']}"] if "lost" in found else []
     return [
         *crashed,
         *(f"wrong: {x}" for x in found.get("wrong", ())),
@@ -133,9 +81,10 @@ def arguments() -> argparse.Namespace:
 def main() -> int:
     options = arguments()
     known = tomllib.loads(KNOWN.read_text()) if KNOWN.exists() else {}
-    worker = Worker(options.reference)
+    command = [sys.executable, "-m", "tests.interop.torch.opinfo.worker"]
+    worker = AnsweringProcess(*command, *(["--reference"] if options.reference else []))
     findings: list[tuple[dict[str, Any], dict[str, Any]]] = []
-    jobs = jobs_of(worker.names(), options)
+    jobs = jobs_of(list(worker.start()["names"]), options)
     done = found_before(options.report, jobs)
     report = options.report.open("a") if options.report else None
     start = time.monotonic()  # the worker has started: a short run, too, tries something
@@ -146,7 +95,7 @@ def main() -> int:
             continue
         if time.monotonic() - start > options.seconds:
             break
-        found = worker.ask(job, options.patience)
+        found = worker.ask(key, options.patience)
         findings.append((job, found))
         for problem in problems_of(found)[:3]:
             print(f"{job['name']} {job['dtype']}: {problem}", flush=True)
@@ -165,7 +114,7 @@ def told(
     options: argparse.Namespace,
 ) -> int:
     """Print the sums; 1 where something is not as `known.toml` has it."""
-    tried = [(j, f) for j, f in findings if f.get("samples") or "crashed" in f]
+    tried = [(j, f) for j, f in findings if f.get("samples") or "lost" in f]
     whole = sum(is_whole(f) for _, f in tried)
     left = Counter(x.partition(":")[0] for _, f in tried for x in {*f.get("left", ())})
     bad, stale = 0, 0

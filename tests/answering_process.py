@@ -1,0 +1,76 @@
+"""A process that answers each line with a line of JSON, and may crash or hang on the way."""
+
+import contextlib
+import json
+import os
+import queue
+import subprocess
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+
+class AnsweringProcess:
+    """Started at the first question, and anew after one that killed it or made it hang.
+
+    Args:
+        command: what is run; its first line is an answer to nobody, see `start`.
+        environment: variables beside those of this process.
+        quiet: what it says about errors is dropped.
+    """
+
+    def __init__(
+        self, *command: str, environment: Mapping[str, str] | None = None, quiet: bool = False
+    ) -> None:
+        self.process: subprocess.Popen[str] | None = None
+        self._command = command
+        self._environment = {**os.environ, **(environment or {})}
+        self._errors = subprocess.DEVNULL if quiet else None
+
+    def start(self) -> dict[str, Any]:
+        """Start it; its first line."""
+        self.process = subprocess.Popen(
+            self._command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+            env=self._environment,
+        )
+        return self._answer(600)
+
+    def ask(self, line: str, seconds: float) -> dict[str, Any]:
+        """Its answer to a line; {"lost": what became of it} if there is none in time."""
+        if self.process is None:
+            self.start()
+        process = self.process
+        assert process is not None and process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # What ended says so below.
+            process.stdin.write(line + "\n")
+            process.stdin.flush()
+        return self._answer(seconds)
+
+    def stop(self) -> None:
+        """End the process."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+            self.process = None
+
+    def _answer(self, seconds: float) -> dict[str, Any]:
+        process = self.process
+        assert process is not None and process.stdout is not None
+        lines: queue.Queue[str] = queue.Queue()
+        reader = threading.Thread(target=lambda: lines.put(process.stdout.readline()), daemon=True)
+        reader.start()
+        try:
+            line = lines.get(timeout=seconds)
+        except queue.Empty:
+            self.stop()
+            return {"lost": f"no answer in {seconds:.0f} s"}
+        if not line:
+            code = process.wait()
+            self.stop()
+            return {"lost": f"the process ended with {code}"}
+        answer: dict[str, Any] = json.loads(line)
+        return answer
