@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from treadle.base import dtype as dt
 from treadle.base.errors import ShapeError, UnsupportedOp
 from treadle.functional.arguments import as_float, as_tensor, call, pair, promote_all
 from treadle.functional.elemwise import abs as magnitude
@@ -20,6 +21,7 @@ from treadle.functional.elemwise import round as rounded
 from treadle.functional.math import matmul
 from treadle.functional.tensor import expand_dims, stack, where, zeros_like
 from treadle.functional.windows import avg_pool2d, pad
+from treadle.ops.creation import Iota
 from treadle.ops.gather import Take
 from treadle.ops.regions import NonMaxSuppression, RegionArgmax
 from treadle.tensor import Tensor
@@ -90,8 +92,7 @@ def roi_pooling(
     at = call("roi_pooling", RegionArgmax(grid, float(scale)), x, regions.detach())
     inside = at >= 0
     found = Take(0)(x.reshape(-1), where(inside, at, zeros_like(at)))
-    values: Tensor = found * inside.astype(found.dtype)
-    return values
+    return as_tensor(found * inside.astype(found.dtype))
 
 
 def _mean_of_parts(x: Tensor, rois: Tensor, grid: tuple[int, ...], scale: float) -> Tensor:
@@ -103,7 +104,7 @@ def _mean_of_parts(x: Tensor, rois: Tensor, grid: tuple[int, ...], scale: float)
         for axis in (1, 0)
     )
     rows, columns = rows.astype(x.dtype), columns.astype(x.dtype)
-    images = Take(0)(x, rois[:, 0].astype("int32"))
+    images = call("roi_pooling", Take(0), x, rois[:, 0].astype("int32"))
     sums = matmul(expand_dims(rows, 1) @ images, expand_dims(columns, 1), transpose_b=True)
     counts = expand_dims(rows.sum(2), 2) * expand_dims(columns.sum(2), 1)
     return sums / expand_dims(maximum(counts, 1), 1)
@@ -177,7 +178,7 @@ def roi_align(
     right = places[1].reshape(k, 1, columns) + zeros_like(places[0]).reshape(k, rows, 1)
     shape = x.shape[2:]
     outside = _outside(down, shape[0], 1.0) | _outside(right, shape[1], 1.0)
-    images = regions[:, 0].astype("int32").reshape(k, 1, 1)
+    images = _images("roi_align", x, regions).reshape(k, 1, 1)
     found = _between(_cells(x), images, [down, right], shape)
     found = found * (1 - outside.astype(x.dtype)).reshape(*outside.shape, 1)
     parts = found.reshape(k, grid[0], samples[0], grid[1], samples[1], channels)
@@ -247,7 +248,7 @@ def deformable_psroi_pooling(
     whole = places[0] * 0.0 + places[1] * 0.0
     down, right = (p + whole for p in places)
     inside = 1 - (_outside(down, height, 0.5) | _outside(right, width, 0.5)).astype(x.dtype)
-    images = regions[:, 0].astype("int32").reshape(k, 1, 1, 1, 1, 1) * groups
+    images = _images("deformable_psroi_pooling", x, regions).reshape(k, 1, 1, 1, 1, 1) * groups
     images = images + x.constant(np.arange(groups, dtype=np.int32).reshape(groups, 1, 1, 1, 1))
     table = _cells(x.reshape(n * groups, channels // groups, height, width))
     weights = inside.reshape(*inside.shape, 1)
@@ -288,6 +289,12 @@ def _check_regions(name: str, x: Tensor, rois: Tensor) -> None:
             saw=f"inp {x.type}, rois {rois.type}",
             hint="put the image's number before the corners of the box",
         )
+
+
+def _images(name: str, x: Tensor, rois: Tensor) -> Tensor:
+    """Numbers of the images of regions, looked up so that an error names the image: int32 (K,)."""
+    (numbers,) = x.apply(Iota(0, 1, x.shape[0], dt.int32), ())
+    return call(name, Take(0), numbers, rois[:, 0].astype("int32"))
 
 
 def _outside(at: Tensor, extent: int, margin: float) -> Tensor:
