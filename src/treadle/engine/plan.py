@@ -121,6 +121,9 @@ class Facts:
         node: number of its node in the compiled graph; -1 for copies to where outputs belong, and
             for launches on behalf of several nodes.
         members: the same for each run of a merged launch.
+        scratch: what of `writes` is needed while the step runs, and by nobody else.
+        replaceable: (operand, result) pairs: the result may lie where the operand does; it does
+            where both are the same.
     """
 
     reads: tuple[Span, ...] = ()
@@ -129,6 +132,8 @@ class Facts:
     nbytes: int = 0
     node: int = -1
     members: tuple[Facts, ...] = ()
+    scratch: tuple[Span, ...] = ()
+    replaceable: tuple[tuple[Span, Span], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,9 +267,15 @@ def moved(facts: Facts, rebase: Rebase, node: int) -> Facts:
         at = rebase(Address(span.base, span.offset))
         return Span(at.base, at.offset, span.nbytes)
 
-    reads, writes = tuple(map(shift, facts.reads)), tuple(map(shift, facts.writes))
-    members = tuple(moved(f, rebase, node) for f in facts.members)
-    return replace(facts, reads=reads, writes=writes, node=node, members=members)
+    return replace(
+        facts,
+        reads=tuple(map(shift, facts.reads)),
+        writes=tuple(map(shift, facts.writes)),
+        node=node,
+        members=tuple(moved(f, rebase, node) for f in facts.members),
+        scratch=tuple(map(shift, facts.scratch)),
+        replaceable=tuple((shift(old), shift(new)) for old, new in facts.replaceable),
+    )
 
 
 def _relocated(step: Step, rebase: Rebase, jump: int, host: int) -> Step:

@@ -143,7 +143,8 @@ class Linker:
         for launch in item.lowered.launches:
             run = _run(launch, places, item.label)
             unmoved = launch.moves and run.arguments[0] == run.arguments[1]
-            found.append(None if unmoved else (run, _facts(launch, places, sizes, node)))
+            facts = _facts(launch, places, sizes, node, item.lowered.in_place)
+            found.append(None if unmoved else (run, facts))
         return found
 
     def prepare(self, turns: Iterable[Turn], spaces: Mapping[Work, Sequence[Home]]) -> None:
@@ -197,7 +198,7 @@ class Linker:
         for launch in found.launches:
             run = _run(launch, places, "copy" if op is COPY else op.name)
             if not (launch.moves and run.arguments[0] == run.arguments[1]):
-                self.write(run, _facts(launch, places, sizes, self.node))
+                self.write(run, _facts(launch, places, sizes, self.node, found.in_place))
 
     def splice(
         self, part: Plan, inputs: Sequence[Address], outputs: Sequence[Address], arena: Address
@@ -289,6 +290,7 @@ def _facts(
     places: Mapping[str, Sequence[Address]],
     sizes: Mapping[str, Sequence[int]],
     node: int,
+    in_place: Sequence[tuple[int, int]],
 ) -> Facts:
     """What a launch touches: whole operands, since strides and offsets are the kernel's affair.
 
@@ -296,15 +298,25 @@ def _facts(
     """
     reads: dict[Span, None] = {}
     writes: dict[Span, None] = {}
+    scratch: dict[Span, None] = {}
+    made: dict[int, Span] = {}
+
+    def span(kind: str, index: int) -> Span:
+        start = places[kind][index]
+        return Span(start.base, start.offset, sizes[kind][index])
+
     for argument in launch.arguments:
         if isinstance(argument, int) or argument.kind == "constant":
             continue
-        start = places[argument.kind][argument.index]
-        span = Span(start.base, start.offset, sizes[argument.kind][argument.index])
-        if span.nbytes:
-            (reads if argument.kind in ("input", "kept") else writes)[span] = None
-    nbytes = launch.nbytes or sum(span.nbytes for span in (*reads, *writes))
-    return Facts(tuple(reads), tuple(writes), launch.flops, nbytes, node)
+        place = span(argument.kind, argument.index)
+        if place.nbytes:
+            (reads if argument.kind in ("input", "kept") else writes)[place] = None
+            scratch.update({place: None} if argument.kind == "workspace" else {})
+            made.update({argument.index: place} if argument.kind == "output" else {})
+    nbytes = launch.nbytes or sum(place.nbytes for place in (*reads, *writes))
+    pairs = tuple((span("input", i), made[j]) for i, j in in_place if j in made)
+    touched = tuple(reads), tuple(writes)
+    return Facts(*touched, launch.flops, nbytes, node, (), tuple(scratch), pairs)
 
 
 def _completed(step: Step, facts: Facts) -> Facts:

@@ -325,6 +325,8 @@ def joined(members: Sequence[tuple[Run, Facts]]) -> tuple[Step, Facts]:
         sum(f.nbytes for f in facts),
         nodes.pop() if len(nodes) == 1 else -1,
         facts,
+        tuple(dict.fromkeys(s for f in facts for s in f.scratch)),
+        tuple(dict.fromkeys(pair for f in facts for pair in f.replaceable)),
     )
     return Together(runs, grains, _is_serial(members)), together
 

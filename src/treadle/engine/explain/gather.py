@@ -9,6 +9,7 @@ from typing import Any
 
 from treadle.backends.program import Host, Jump, Step, Stop, Together, runs_of
 from treadle.engine.explain.origins import leaves, place, places_of, whereabouts
+from treadle.engine.explain.steps import StepMemory, steps_memory, totals
 from treadle.engine.plan import Facts, Plan
 from treadle.engine.profile import Profile, predicted, rates_in, shares, step_names
 from treadle.engine.types import CompileReport
@@ -136,6 +137,7 @@ class Explanation:
     passes: tuple[tuple[str, int, int, float, tuple[tuple[str, int], ...]], ...]
     memory: Mapping[str, int]
     streams: Mapping[str, Any]
+    steps: tuple[StepMemory, ...] = ()
 
     def data(self) -> dict[str, Any]:
         """Everything as dictionaries, lists, strings and numbers."""
@@ -159,6 +161,7 @@ def explain(
         profile: of the program, if it was measured.
     """
     groups = _groups(graphs["optimized"], plan, engine, profile)
+    steps = steps_memory(plan)
     return Explanation(
         report.name,
         _stages(graphs, plan, report, groups, profile),
@@ -173,8 +176,10 @@ def explain(
             "naive": plan.memory.naive,
             "constants": plan.constants.nbytes,
             "packed": plan.kept,
+            **totals(steps),
         },
         _streams(plan, engine),
+        steps,
     )
 
 

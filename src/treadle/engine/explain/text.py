@@ -8,6 +8,7 @@ from itertools import groupby
 
 from treadle.engine.explain.gather import Explanation, Group, Refusal
 from treadle.engine.explain.origins import joined
+from treadle.engine.explain.steps import memory_table
 from treadle.engine.profile import RATES_SHOWN, rates
 from treadle.engine.table import count, duration, lines, size
 
@@ -27,7 +28,8 @@ def to_text(found: Explanation, *, full: bool = False) -> str:
     parts.append(_ops(found) if full else _lines(found))
     if full:
         parts.append(_passes(found))
-    parts += [_refusals(found.refusals, full), _memory(found), _streams(found)]
+    parts += [_refusals(found.refusals, full), _memory(found)]
+    parts += [memory_table(found.steps) if full else "", _streams(found)]
     return "\n\n".join(p for p in parts if p)
 
 
@@ -262,6 +264,7 @@ def _memory(found: Explanation) -> str:
         ("one buffer per value", size(m["naive"]), "without reuse"),
         ("constants", size(m["constants"]), "data in the program"),
         ("packed once", size(m["packed"]), "weights in the form kernels like"),
+        ("scratch", size(m["scratch"]), "the most that one step needs; in the arena"),
     ]
     return _section("memory", ("what", "bytes", ""), rows)
 
