@@ -34,7 +34,7 @@ def test_the_table_lists_every_variable() -> None:
     names = [n for v in declared for n in v.names]
     assert len(set(names)) == len(names)
     # As every build tool calls the compilers; and a driver's own, which is set for it.
-    systems = {"CC", "CXX", "POCL_WORK_GROUP_SPECIALIZATION"}
+    systems = {"CC", "CUDACXX", "CXX", "POCL_WORK_GROUP_SPECIALIZATION"}
     own = [n for n in names if n not in systems]
     assert all(re.fullmatch(r"(MGE|MEGENGINE|TREADLE)_[A-Z0-9_]+", n) for n in own)
 

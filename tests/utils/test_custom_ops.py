@@ -264,8 +264,6 @@ def test_building_is_done_once_and_its_mistakes_are_explained(tmp_path: Path) ->
         build("broken", broken, build_dir=tmp_path)
     with pytest.raises(FileNotFoundError):
         build("none", tmp_path / "none.c", build_dir=tmp_path)
-    with pytest.raises(UnsupportedOp, match="CUDA"):
-        build("cuda", tmp_path / "x.cu", build_dir=tmp_path)
     custom.load(path)
     with pytest.raises(LoadError, match="'others_join' is loaded already"):
         custom.load(build("good", [good], ["-DX"], build_dir=tmp_path))

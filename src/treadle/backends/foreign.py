@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,11 +13,18 @@ import numpy as np
 import numpy.typing as npt
 
 from treadle.base import dtype as dt
-from treadle.base.errors import DTypeError, LoadError, NumericError, ShapeError
+from treadle.base.errors import (
+    DTypeError,
+    LoadError,
+    NumericError,
+    OutOfMemory,
+    ShapeError,
+    TreadleError,
+)
 from treadle.base.shape import is_static
 from treadle.base.types import TensorType
 
-ABI = 1
+ABI = 2
 MAX_NDIM = 8
 DTYPES = (
     dt.bool_,
@@ -51,7 +60,9 @@ class _Tensor(ctypes.Structure):
 _TENSORS = ctypes.POINTER(_Tensor)
 _DOUBLES = ctypes.POINTER(ctypes.c_double)
 _CALL = ctypes.CFUNCTYPE(ctypes.c_int, _TENSORS, _TENSORS, _DOUBLES)
-_BACKWARD = ctypes.CFUNCTYPE(ctypes.c_int, _TENSORS, _TENSORS, _TENSORS, _TENSORS, _DOUBLES)
+_BACKWARD = ctypes.CFUNCTYPE(ctypes.c_int, *(_TENSORS,) * 4, _DOUBLES)
+_CALL_CUDA = ctypes.CFUNCTYPE(ctypes.c_int, *(_TENSORS,) * 2, _DOUBLES, ctypes.c_void_p)
+_BACKWARD_CUDA = ctypes.CFUNCTYPE(ctypes.c_int, *(_TENSORS,) * 4, _DOUBLES, ctypes.c_void_p)
 
 
 class _Op(ctypes.Structure):
@@ -65,7 +76,52 @@ class _Op(ctypes.Structure):
         ("infer", _CALL),
         ("forward", _CALL),
         ("backward", _BACKWARD),
+        ("forward_cuda", _CALL_CUDA),
+        ("backward_cuda", _BACKWARD_CUDA),
     )
+
+
+Number = float | int | bool
+_KINDS: dict[str, type[Number]] = {"float": float, "int": int, "bool": bool}
+
+
+@dataclass(frozen=True)
+class Param:
+    """A parameter of a library's op: a number, or a list of as many as its default has.
+
+    Attributes:
+        name: what it is called.
+        kind: float, int or bool.
+        default: a number, or a tuple of them.
+    """
+
+    name: str
+    kind: type[Number]
+    default: Number | tuple[Number, ...]
+
+    def checked(self, value: Any) -> Number | tuple[Number, ...]:
+        """A value in the parameter's kind; `TypeError` where it is none of it."""
+        if not isinstance(self.default, tuple):
+            return self._number(value)
+        if not isinstance(value, (tuple, list)) or len(value) != len(self.default):
+            raise TypeError(f"{self.name} is {len(self.default)} numbers, not {value!r}")
+        return tuple(map(self._number, value))
+
+    def _number(self, value: Any) -> Number:
+        if not isinstance(value, (int, float, np.number, np.bool_)) or (
+            self.kind is not float and value != self.kind(value)
+        ):
+            raise TypeError(f"{self.name} is of type {self.kind.__name__}, not {value!r}")
+        return self.kind(value)
+
+
+def _param(word: str) -> Param:
+    """One word of a list of parameters, such as `pads:int=0,0`."""
+    name, _, text = word.partition("=")
+    name, _, kind = name.partition(":")
+    made = _KINDS[kind or "float"]
+    every = tuple(made(float(part)) for part in (text or "0").split(","))
+    return Param(name, made, every if len(every) > 1 else every[0])
 
 
 @dataclass(frozen=True)
@@ -75,16 +131,19 @@ class ForeignOp:
     Attributes:
         name: how programs refer to it.
         n_inputs, n_outputs: numbers of operands and results.
-        params: its parameters with their defaults.
+        params: its parameters by name.
         has_gradient: whether there is a function for the gradient.
+        on_gpus: which of "forward" and "backward" there are for GPUs.
     """
 
     name: str
     n_inputs: int
     n_outputs: int
-    params: Mapping[str, float]
+    params: Mapping[str, Param]
     has_gradient: bool
+    on_gpus: frozenset[str]
     _functions: Any
+    _message: Any
 
     def infer(self, types: Sequence[TensorType], values: Mapping[str, Any]) -> list[TensorType]:
         """Types of the results.
@@ -100,20 +159,23 @@ class ForeignOp:
         made = (_Tensor * self.n_outputs)()
         code = self._functions.infer(given, made, self._values(values))
         if code:
-            raise ShapeError(self.name, f"refuses its operands with code {code}", saw=_saw(types))
+            raise self._failure(code, "refuses its operands", ShapeError, types)
         return [self._type(t) for t in made]
 
     def forward(self, arrays: Sequence[Array], values: Mapping[str, Any]) -> tuple[Array, ...]:
         """The results.
 
         Raises:
+            ShapeError, DTypeError: the library's functions refuse the operands.
+            OutOfMemory: there is no room for the results.
             NumericError: the library's function failed.
         """
         types = [TensorType(dt.as_dtype(a.dtype), a.shape) for a in arrays]
         inputs = _dense(arrays)
-        results = _empty(self.infer(types, values))
-        described = self._described_arrays
-        self._call("forward", values, described(inputs), described(results))
+        results = self._empty(self.infer(types, values))
+        with _WATCH.get()(self.name, "forward", results):
+            described = [self._described_arrays(every) for every in (inputs, results)]
+            self._call("forward", values, types, *described)
         return tuple(results)
 
     def backward(
@@ -126,18 +188,40 @@ class ForeignOp:
         """The gradients of the inputs, in their types.
 
         Raises:
-            NumericError: the library's function failed.
+            ShapeError, DTypeError, NumericError: the library's function failed.
         """
+        types = [TensorType(dt.as_dtype(a.dtype), a.shape) for a in inputs]
         given = [_dense(arrays) for arrays in (grads, inputs, outputs)]
-        made = [np.empty(a.shape, a.dtype) for a in inputs]
-        every = [self._described_arrays(arrays) for arrays in (*given, made)]
-        self._call("backward", values, *every)
+        made = self._empty(types)
+        with _WATCH.get()(self.name, "backward", made):
+            every = [self._described_arrays(arrays) for arrays in (*given, made)]
+            self._call("backward", values, types, *every)
         return tuple(made)
 
-    def _call(self, which: str, values: Mapping[str, Any], *tensors: Any) -> None:
-        code = getattr(self._functions, which)(*tensors, self._values(values))
+    def _call(
+        self, which: str, values: Mapping[str, Any], types: Sequence[TensorType], *rest: Any
+    ) -> None:
+        code = getattr(self._functions, which)(*rest[:4], self._values(values), *rest[4:])
         if code:
-            raise NumericError(self.name, f"its {which} function failed with code {code}")
+            raise self._failure(code, f"its {which} function failed", NumericError, types)
+
+    def _failure(
+        self, code: int, what: str, cls: type[TreadleError], types: Sequence[TensorType]
+    ) -> TreadleError:
+        """The error of a function that returned a code, with its own words where it has some."""
+        place = self._message()
+        said = ctypes.string_at(place).decode(errors="replace")
+        ctypes.memset(place, 0, 1)
+        if not said:
+            return cls(self.name, f"{what} with code {code}", saw=_saw(types))
+        return _ERRORS.get(code, cls)(self.name, f"{what}: {said}", saw=_saw(types))
+
+    def _empty(self, types: Sequence[TensorType]) -> list[Array]:
+        """Arrays for results."""
+        try:
+            return [np.empty(tuple(int(d) for d in t.shape), t.dtype.numpy) for t in types]
+        except (MemoryError, ValueError) as error:
+            raise OutOfMemory(self.name, f"no room for its results: {_saw(types)}") from error
 
     def _check(self, types: Sequence[TensorType]) -> None:
         if len(types) != self.n_inputs:
@@ -167,7 +251,10 @@ class ForeignOp:
         )
 
     def _values(self, values: Mapping[str, Any]) -> Any:
-        every = [float(values.get(name, default)) for name, default in self.params.items()]
+        every: list[Number] = []
+        for name, param in self.params.items():
+            value = param.checked(values[name]) if name in values else param.default
+            every += value if isinstance(value, tuple) else (value,)
         return (ctypes.c_double * max(len(every), 1))(*every)
 
     def _type(self, found: _Tensor) -> TensorType:
@@ -185,8 +272,48 @@ def _dense(arrays: Sequence[Array]) -> list[Array]:
     return [np.ascontiguousarray(a).reshape(a.shape) for a in arrays]
 
 
-def _empty(types: Sequence[TensorType]) -> list[Array]:
-    return [np.empty(tuple(int(d) for d in t.shape), t.dtype.numpy) for t in types]
+_ERRORS: dict[int, type[TreadleError]] = {-1: ShapeError, -2: DTypeError, -3: OutOfMemory}
+"""By the numbers of `treadle_error`; what else there is depends on the function."""
+
+Watch = Callable[[str, str, list[Array]], Any]
+"""From an op's name, one of its functions and the arrays of its results to a context of the call,
+which may put other arrays in their place."""
+
+
+@contextmanager
+def _unwatched(name: str, which: str, results: list[Array]) -> Iterator[None]:
+    yield
+
+
+_WATCH: ContextVar[Watch] = ContextVar("watch", default=_unwatched)
+GUARD = 64
+"""Bytes before and behind results that `guarded` looks at."""
+
+
+@contextmanager
+def guarded(fill: int) -> Iterator[None]:
+    """Inside, results lie between bytes that are looked at, and hold the byte `fill` at first.
+
+    Functions that write beside their results raise `NumericError`.
+    """
+
+    @contextmanager
+    def watch(name: str, which: str, results: list[Array]) -> Iterator[None]:
+        wide = [np.full(r.nbytes + 2 * GUARD, fill, np.uint8) for r in results]
+        shapes = [(r.dtype, r.shape) for r in results]
+        inside = [w[GUARD : len(w) - GUARD] for w in wide]
+        results[:] = [w.view(d).reshape(s) for w, (d, s) in zip(inside, shapes, strict=True)]
+        yield
+        for number, w in enumerate(wide):
+            for where, bytes_ in (("before", w[:GUARD]), ("behind", w[len(w) - GUARD :])):
+                if (bytes_ != fill).any():
+                    raise NumericError(name, f"its {which} function writes {where} result {number}")
+
+    token = _WATCH.set(watch)
+    try:
+        yield
+    finally:
+        _WATCH.reset(token)
 
 
 LISTING = "treadle_ops"
@@ -215,19 +342,31 @@ def open_library(path: str, listing: str = LISTING) -> list[ForeignOp]:
             f"{path} was built for interface {abi()}, this is {ABI}",
             hint="build it again",
         )
-    found, entries, i = [], listed(), 0
-    while entries[i].name:
-        found.append(_described_op(entries[i], library))
-        i += 1
+    library.treadle_message.restype = ctypes.c_void_p
+    entries, found = listed(), list[ForeignOp]()
+    while entries[len(found)].name:
+        found.append(_described_op(entries[len(found)], library))
     return found
 
 
 def _described_op(entry: _Op, library: ctypes.CDLL) -> ForeignOp:
-    words = (entry.params or b"").decode().split()
-    params = {name: float(value or 0) for name, _, value in (w.partition("=") for w in words)}
     # The entry is memory of the library, which must stay open as long as somebody calls it.
     entry.owner = library
-    name = entry.name.decode()
+    name = entry.name.decode(errors="replace")
     if not entry.forward or entry.inputs < 1 or entry.outputs < 1:
         raise LoadError("custom op", f"{name} has no forward function, operand or result")
-    return ForeignOp(name, entry.inputs, entry.outputs, params, bool(entry.backward), entry)
+    words = (entry.params or b"").decode(errors="replace").split()
+    try:
+        params = {param.name: param for param in map(_param, words)}
+    except (KeyError, ValueError, OverflowError) as error:
+        raise LoadError(
+            "custom op",
+            f"the parameters of {name} are not understood: {error}",
+            saw=" ".join(words),
+            hint="write name=default, name:int=1, name:bool=0 or name:float=0.5,1",
+        ) from error
+    on_gpus = [w for w in ("forward", "backward") if getattr(entry, f"{w}_cuda")]
+    return ForeignOp(
+        *(name, entry.inputs, entry.outputs, params, bool(entry.backward)),
+        *(frozenset(on_gpus), entry, library.treadle_message),
+    )

@@ -116,6 +116,7 @@ CUSTOM_OP_DIR = Variable(
 )
 C_COMPILER = Variable(("CC",), "cc", "compiler of custom ops in C and of libraries")
 CXX_COMPILER = Variable(("CXX",), "c++", "compiler of custom ops in C++")
+CUDA_COMPILER = Variable(("CUDACXX",), "nvcc", "compiler of custom ops in CUDA")
 MAX_IMAGE_PIXELS = Variable(
     ("TREADLE_MAX_IMAGE_PIXELS",), "178956970", "images with more pixels are refused"
 )

@@ -1,4 +1,4 @@
-"""Ops from outside of Treadle: classes in Python, and libraries built from C.
+"""Ops from outside of Treadle: classes in Python, and libraries built from C and C++.
 
 MegEngine's `core.ops.custom`: `load` makes the ops of a library attributes of this module.
 """
@@ -196,14 +196,16 @@ def __getattr__(name: str) -> Callable[..., Any]:
 
 
 def _constructor(op: ForeignOp) -> Callable[..., Any]:
-    def make(**params: float) -> Callable[..., Any]:
-        unknown = sorted(set(params) - set(op.params))
+    defaults = {name: param.default for name, param in op.params.items()}
+
+    def make(**params: Any) -> Callable[..., Any]:
+        unknown = sorted(set(params) - set(defaults))
         if unknown:
-            raise TypeError(f"{op.name} takes {list(op.params) or 'no parameters'}, not {unknown}")
-        values = tuple(sorted((name, float(v)) for name, v in {**op.params, **params}.items()))
-        made = Custom(op.name, values, op.n_outputs)
+            raise TypeError(f"{op.name} takes {list(defaults) or 'no parameters'}, not {unknown}")
+        own = {name: op.params[name].checked(value) for name, value in params.items()}
+        made = Custom(op.name, tuple(sorted({**defaults, **own}.items())), op.n_outputs)
         return lambda *inputs: run(made, inputs)
 
     make.__name__ = op.name
-    make.__doc__ = f"The op {op.name}; parameters and their defaults: {dict(op.params)}."
+    make.__doc__ = f"The op {op.name}; parameters and their defaults: {defaults}."
     return make

@@ -1,9 +1,11 @@
-"""Building custom ops from C, and checking their gradients; `treadle.utils.custom` runs them."""
+"""Building custom ops from C, C++ and CUDA, and checking them; `treadle.utils.custom` runs them."""
 
 from __future__ import annotations
 
 import hashlib
 import os
+import re
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -14,8 +16,15 @@ from typing import Any
 import numpy as np
 
 from treadle.autodiff import GradManager
-from treadle.base.env import C_COMPILER, CUSTOM_OP_DIR, CXX_COMPILER, cache_directory
-from treadle.base.errors import CompileError, NumericError, UnsupportedOp
+from treadle.base.env import (
+    C_COMPILER,
+    CUDA_COMPILER,
+    CUSTOM_OP_DIR,
+    CXX_COMPILER,
+    Variable,
+    cache_directory,
+)
+from treadle.base.errors import CompileError, NumericError
 from treadle.base.files.ownership import exposed, is_own, make_private
 from treadle.base.log import get_logger
 from treadle.tensor import Tensor
@@ -24,8 +33,13 @@ from treadle.utils.custom import CustomOp
 
 __all__ = ["CustomOp", "build", "build_and_load", "check_gradient", "include_dir"]
 
-_FLAGS = ["-O3", "-fPIC", "-shared", "-fvisibility=hidden"]
+_FLAGS = ["-O3", "-fPIC", "-fvisibility=hidden"]
+_STANDARD = "-std=c++17"
 _CXX = (".cc", ".cpp", ".cxx")
+_HEADERS = ("treadle_op.h", "treadle_op.hpp")
+_INCLUDE = re.compile(rb'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
+_MOST_LINES = 60
+"""Lines of what a compiler says that an error shows."""
 
 
 def include_dir() -> str:
@@ -45,40 +59,87 @@ def build(
     verbose: bool = False,
     abi_tag: int | None = None,
 ) -> str:
-    """Compile sources of ops to a shared library with the system's compiler; returns its path.
+    """Compile sources of ops to a shared library with the system's compilers; returns its path.
 
-    What is built already, of the same texts with the same compiler and flags, is not built again.
+    What is built already, of the same texts with the same compilers and flags, is not built again.
+    Headers that the texts include by `#include "..."` count, those of the system do not.
 
     Args:
         name: of the library.
-        sources: files in C (`.c`) or C++ (`.cc`, `.cpp`, `.cxx`), which include "treadle_op.h".
-        extra_cflags, extra_ldflags: more arguments for the compiler, before and after the sources.
+        sources: files in C (`.c`), C++17 (`.cc`, `.cpp`, `.cxx`) and CUDA (`.cu`), which include
+            "treadle_op.h" or "treadle_op.hpp".
+        extra_cflags, extra_cuda_cflags: more arguments for the compilers of C and C++, and for
+            nvcc; another `-std=` takes the place of C++17.
+        extra_ldflags: more arguments for linking, behind the objects.
         extra_include_paths: more directories of headers.
         build_dir: where the library is put; `MGE_CUSTOM_OP_DIR` or the cache if left out. One that
             others can write to is not used, but a temporary one; nor is a library of others.
-        verbose: log the compiler's command.
-        extra_cuda_cflags, with_cuda, abi_tag: of MegEngine's signature; CUDA sources are refused.
+        verbose: log the compilers' commands.
+        with_cuda: link CUDA's runtime; if left out, where there are sources in CUDA.
+        abi_tag: of MegEngine's signature; the interface is C's, so that compilers need not match.
 
     Raises:
-        UnsupportedOp: sources in CUDA.
         FileNotFoundError: a source is missing.
+        ValueError: a source is in none of these languages, or there is none.
         CompileError: there is no compiler, or it fails; the message has what it said.
     """
     given = [sources] if isinstance(sources, (str, os.PathLike)) else list(sources)
     files = [Path(s).resolve() for s in given]
-    if with_cuda or any(f.suffix == ".cu" for f in files):
-        raise UnsupportedOp("custom op", "sources in CUDA cannot be built", saw=str(given))
-    compiler = _compiler(any(f.suffix in _CXX for f in files))
-    includes = [include_dir(), *map(str, extra_include_paths)]
-    flags = [*_FLAGS, *extra_cflags, *(f"-I{path}" for path in includes)]
-    texts = [f.read_bytes() for f in (Path(include_dir(), "treadle_op.h"), *files)]
-    said = repr((compiler, flags, list(extra_ldflags))).encode()
+    paths = [Path(include_dir()), *(Path(p).resolve() for p in extra_include_paths)]
+    cuda = any(f.suffix == ".cu" for f in files) if with_cuda is None else with_cuda
+    includes = [f"-I{path}" for path in paths]
+    commands = [
+        _command(f, [*includes, *extra_cflags], [*includes, *extra_cuda_cflags]) for f in files
+    ]
+    if not commands:
+        raise ValueError("build takes one source at least")
+    linker = _linker(files, cuda)
+    texts = [*(Path(include_dir(), h).read_bytes() for h in _HEADERS), *_texts(files, paths)]
+    said = repr((commands, linker, list(extra_ldflags))).encode()
     digest = hashlib.sha256(b"\0".join([said, *texts])).hexdigest()[:16]
     folder = Path(build_dir or CUSTOM_OP_DIR.get() or cache_directory() / "custom_ops")
     library = _private(folder) / f"{name}-{digest}.so"
     if not _is_built(library):
-        _compile([*compiler, *flags, *map(str, files)], library, list(extra_ldflags), verbose)
+        _compile(commands, [*linker, *extra_ldflags], library, verbose)
     return str(library)
+
+
+def _command(file: Path, flags: Sequence[str], cuda_flags: Sequence[str]) -> list[str]:
+    """What compiles a source, but for the object it makes."""
+    if file.suffix == ".cu":
+        standard = [] if any(f.startswith("-std=") for f in cuda_flags) else [_STANDARD]
+        hidden = ["-O3", "-Xcompiler", "-fPIC,-fvisibility=hidden", "-cudart", "none"]
+        return [*_compiler(CUDA_COMPILER), *standard, *hidden, *cuda_flags, "-c", str(file)]
+    if file.suffix == ".c":
+        return [*_compiler(C_COMPILER), *_FLAGS, *flags, "-c", str(file)]
+    if file.suffix not in _CXX:
+        raise ValueError(f"{file} is no source in C (.c), C++ ({', '.join(_CXX)}) or CUDA (.cu)")
+    standard = [] if any(f.startswith("-std=") for f in flags) else [_STANDARD]
+    return [*_compiler(CXX_COMPILER), *_FLAGS, *standard, *flags, "-c", str(file)]
+
+
+def _linker(files: Sequence[Path], cuda: bool) -> list[str]:
+    """What links the objects."""
+    if cuda:
+        # CUDA's runtime is linked in, so that the library opens where there is no toolkit.
+        return [*_compiler(CUDA_COMPILER), "-shared", "-cudart", "static"]
+    plain = all(f.suffix == ".c" for f in files)
+    return [*_compiler(C_COMPILER if plain else CXX_COMPILER), "-shared"]
+
+
+def _texts(files: Sequence[Path], paths: Sequence[Path]) -> list[bytes]:
+    """The sources, and the headers that they include of their own folders and `paths`."""
+    found: dict[Path, bytes] = {}
+    waiting = list(reversed(files))
+    while waiting:
+        file = waiting.pop()
+        if file in found:
+            continue
+        found[file] = text = file.read_bytes()
+        for name in _INCLUDE.findall(text):
+            places = [folder / os.fsdecode(name) for folder in (file.parent, *paths)]
+            waiting += [p.resolve() for p in places if p.is_file()][:1]
+    return list(found.values())
 
 
 def _private(folder: Path) -> Path:
@@ -109,30 +170,48 @@ def _is_built(library: Path) -> bool:
         return False
 
 
-def _compiler(is_cxx: bool) -> list[str]:
-    """The command of the system's compiler."""
-    variable = CXX_COMPILER if is_cxx else C_COMPILER
-    words = variable.get().split()
-    if shutil.which(words[0]) is None:
+def _compiler(variable: Variable) -> list[str]:
+    """The command of one of the system's compilers.
+
+    Raises:
+        CompileError: it is not there.
+    """
+    words = shlex.split(variable.get())
+    if not words or shutil.which(words[0]) is None:
         raise CompileError(
             "custom op",
-            f"there is no compiler {words[0]!r}",
-            hint=f"install gcc or clang, or name one in {variable.names[0]}",
+            f"there is no compiler {words[0] if words else ''!r}",
+            hint=f"install {_INSTALL[variable.names[0]]}, or name one in {variable.names[0]}",
         )
     return words
 
 
-def _compile(command: list[str], library: Path, after: list[str], verbose: bool) -> None:
-    """Run the compiler; the library appears only once it is complete."""
-    unfinished = library.with_name(f"{library.name}.{os.getpid()}")
-    full = [*command, "-o", str(unfinished), *after]
+_INSTALL = {"CC": "gcc or clang", "CXX": "g++ or clang++", "CUDACXX": "NVIDIA's CUDA toolkit"}
+
+
+def _compile(
+    commands: Sequence[list[str]], linking: list[str], library: Path, verbose: bool
+) -> None:
+    """Run the compilers; the library appears only once it is complete."""
+    with tempfile.TemporaryDirectory(prefix="build-", dir=library.parent) as folder:
+        objects = [f"{folder}/{number}.o" for number in range(len(commands))]
+        for command, made in zip(commands, objects, strict=True):
+            _run([*command, "-o", made], verbose)
+        at = next((i for i, flag in enumerate(linking) if flag == "-shared"), 0) + 1
+        unfinished = f"{folder}/{library.name}"
+        _run([*linking[:at], "-o", unfinished, *objects, *linking[at:]], verbose)
+        os.replace(unfinished, library)
+
+
+def _run(command: list[str], verbose: bool) -> None:
     if verbose:
-        get_logger().warning("custom op: %s", " ".join(full))
-    done = subprocess.run(full, capture_output=True, text=True, check=False)
+        get_logger().warning("custom op: %s", shlex.join(command))
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
     if done.returncode:
-        unfinished.unlink(missing_ok=True)
-        raise CompileError("custom op", f"{command[0]} failed:\n{done.stderr.strip()}")
-    os.replace(unfinished, library)
+        lines = (done.stderr or done.stdout).strip().splitlines()
+        rest = [f"... and {len(lines) - _MOST_LINES} lines"] if len(lines) > _MOST_LINES else []
+        words = "\n".join([*lines[:_MOST_LINES], *rest])
+        raise CompileError("custom op", f"{command[0]} failed:\n{words}")
 
 
 def build_and_load(
