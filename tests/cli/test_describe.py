@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -56,12 +57,22 @@ def test_info_tells_what_a_file_holds(model: Path, capsys: Capture) -> None:
     assert lines["parameters"].strip().startswith("128 in 512 B")
     assert "data [2,3,10,10]" in out and "data [4,3,10,10]" in out
     assert "fits this machine" in out and "yes" in out
+    [header] = [line.split() for line in out.splitlines() if line.strip().startswith("gear ")]
+    assert header[-4:] == ["partitions", "launches", "streams", "events"]
+    [row] = [line for line in out.splitlines() if "data [4,3,10,10]" in line]
+    assert re.search(r"1: cpu \d+ nodes +\d+ +1 +0$", row)
 
 
 def test_info_is_data_for_programs(model: Path, capsys: Capture) -> None:
     found = told(capsys, "info", str(model))
     assert found["inputs"] == [{"name": "data", "dtype": "float32", "shape": [2, 3, 10, 10]}]
     assert [gear["shapes"]["data"][0] for gear in found["gears"]] == [2, 4]
+    for gear in found["gears"]:
+        (part,) = gear["partitions"]
+        batch = gear["shapes"]["data"][0]
+        assert part["engine"] == "cpu" and part["nodes"] >= 4
+        assert (part["reads"], part["writes"]) == (batch * 1200, batch * 20)
+        assert (gear["streams"], gear["events"]) == (1, 0)
     assert [part["fits"] for part in found["native"]] == [True]
     assert (found["parameters"], found["cases"]) == (128, 1)
     assert found["ops"]["conv"] == 1
@@ -124,6 +135,8 @@ def test_stats_count_parameters_and_arithmetic(model: Path, capsys: Capture) -> 
     (heaviest,) = found["heaviest"]
     assert heaviest["flops"] == 2 * 2 * 4 * 8 * 8 * 27
     program = found["program"]
+    assert (program["streams"], program["events"]) == (1, 0)
+    assert [p["engine"] for p in program["partitions"]] == ["cpu"]
     assert program["launches"] >= 1 and 0 < program["least"] < 1 and program["scratch"] > 0
     wide = told(capsys, "stats", str(model), "--shape", "data=4,3,10,10", "--level", "0")
     assert wide["products"] == 2 * products
@@ -132,6 +145,8 @@ def test_stats_count_parameters_and_arithmetic(model: Path, capsys: Capture) -> 
 def test_stats_are_a_table_for_people(model: Path, capsys: Capture) -> None:
     assert main(["stats", str(model)]) == 0
     out = capsys.readouterr().out
+    assert re.search(r"^partitions +1: cpu \d+ nodes$", out, re.MULTILINE)
+    assert re.search(r"^streams +1, 0 events$", out, re.MULTILINE)
     assert "multiply-adds" in out and "heaviest nodes" in out and "least time" in out
 
 

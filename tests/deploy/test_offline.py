@@ -38,6 +38,7 @@ from treadle.engine.options import Options
 from treadle.engine.package import Model, Runner, read_models, write_models
 from treadle.engine.pipeline import Stages
 from treadle.graph.builder import trace_body
+from treadle.graph.retype import retyped
 from treadle.ops import REGISTRY
 from treadle.ops.constant import ArrayData
 from treadle.ops.matmul import Matmul
@@ -289,6 +290,28 @@ def test_the_record_has_neither_times_nor_paths(model: Model, tmp_path: Path) ->
     assert found["memory"]["arena"] == made.native[0].gears[0].arena
     assert found["sha256"].keys() == {"words", "code", "weights"}
     assert str(tmp_path) not in str(dict(found))
+
+
+def test_the_record_counts_partitions(compiled: Model, file: Path) -> None:
+    noted = load_offline(file).manifest["gears"]
+    for gear, entry, shape in zip(compiled.native[0].gears, noted, SHAPES, strict=True):
+        stages = Stages(retyped(compiled.graph, [shape]))
+        assert gear.partitions == stages.explain().partitions
+        (part,) = gear.partitions
+        assert (part.engine, part.nodes) == ("cpu", len((stages.prepared or stages.captured).nodes))
+        assert (part.reads, part.writes) == (4 * int(np.prod(shape)), 4 * shape[0] * 5)
+        assert entry["partitions"] == [["cpu", part.nodes, part.reads, part.writes]]
+
+
+def test_a_file_counts_the_streams_that_run_not_those_of_the_plan(tmp_path: Path) -> None:
+    weight = mge.tensor(image(64, 64))
+    branches = traced(lambda x: x @ weight @ weight + (x * 2) @ weight @ weight, image(64, 64))
+    options = Options(level=0, streams=2, reuse_memory=False)
+    streams = Stages(branches.graph, options=options).explain().streams
+    assert (streams["count"], streams["in_use"], streams["events_in_use"]) == (2, 1, 0)
+    assert streams["events"] > 0
+    [gear] = compile_offline(branches, options=options).native[0].gears
+    assert (gear.streams, gear.events) == (1, 0)
 
 
 def test_readers_of_graphs_leave_code_alone_unless_told(file: Path, compiled: Model) -> None:

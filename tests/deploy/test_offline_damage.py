@@ -22,6 +22,7 @@ from treadle.base.errors import CheckpointError, LoadError, TreadleError
 from treadle.base.files import sealed
 from treadle.base.files.container import header_bytes, read_header
 from treadle.base.files.source import open_source
+from treadle.cli.info.description import described
 from treadle.deploy import compile_offline, load_offline
 from treadle.engine.package import read_models, write_models
 
@@ -148,6 +149,14 @@ def lie(manifest: dict[str, Any], *path: Any, to: Any) -> None:
         (("native", 0, "gears", 1, "inputs", 0, 1), [2, 4], "two of the same shapes"),
         (("native", 0, "gears", 0, "inputs"), [], "over 5 bases"),
         (("native", 0, "gears"), [], "0 gears"),
+        (("native", 0, "gears", 0, "partitions"), 3, "is no list"),
+        (("native", 0, "gears", 0, "partitions"), [3], "is no list"),
+        (("native", 0, "gears", 0, "partitions"), [["cpu", 1, 2]], "not enough values"),
+        (("native", 0, "gears", 0, "partitions"), [["cpu", 1, 2, 3, 4]], "too many values"),
+        (("native", 0, "gears", 0, "partitions"), [["cpu", -1, 2, 3]], "is no size"),
+        (("native", 0, "gears", 0, "partitions"), [["cpu", 1 << 62, 2, 3]], "is no size"),
+        (("native", 0, "gears", 0, "partitions"), [["x" * 999, 1, 2, 3]], "is no name"),
+        (("native", 0, "gears", 0, "partitions"), [["cpu", 1, 2, True]], "is no size"),
         (("native", 0, "memory", "code"), 10**6, "code are"),
         (("native", 0, "objects"), [1, 2], "objects of 3 bytes"),
         (("native", 0, "symbols"), [], "a kernel that is not there"),
@@ -169,6 +178,20 @@ def test_lies_are_named(
     bad.write_bytes(resealed(manifest, entries, data))
     with pytest.raises(TreadleError, match=problem):
         load_offline(bad, allow_native=True)
+
+
+def test_files_from_before_partitions_were_noted_run(good: Path, tmp_path: Path) -> None:
+    manifest, entries, data = parts_of(good)
+    for gear in manifest["models"][0]["native"][0]["gears"]:
+        del gear["partitions"]
+    old = tmp_path / "old.tm"
+    old.write_bytes(resealed(manifest, entries, data))
+    x = np.ones((5, 4), np.float32)
+    (now,), (before,) = (
+        load_offline(path, allow_native=True).run([x]).values() for path in (good, old)
+    )
+    np.testing.assert_array_equal(now, before)
+    assert [gear["partitions"] for gear in described(old).data["gears"]] == [[], []]
 
 
 def test_readers_of_graphs_find_the_same_lies(good: Path, tmp_path: Path) -> None:

@@ -215,5 +215,6 @@ def test_streams_on_the_cpu_are_said_to_be_planned_and_not_run() -> None:
     x = mge.tensor(np.ones((64, 64), "float32"))
     options = Options(level=0, streams=2, reuse_memory=False)
     text = str(mge.jit.compile(branches, options=options).explain(x))
-    assert "2 streams planned" in text
-    assert "the CPU runs these steps one after the other" in text
+    assert "1 stream, 2 planned" in text
+    assert "streams: 1 in use, 2 planned" in text
+    assert "here the steps run one after the other" in text

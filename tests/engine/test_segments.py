@@ -19,6 +19,7 @@ from treadle.backends.segments import judged, seal, unseal
 from treadle.base.errors import CompileError, LoadError
 from treadle.engine.homes import engines_of
 from treadle.engine.options import Options, engines
+from treadle.engine.partitions import Partition, told
 from treadle.engine.pipeline import Stages
 from treadle.engine.plan import Interface
 from treadle.engine.segments import SegmentLaunch, blob_key, body_of, shelve
@@ -66,6 +67,24 @@ def sandwich() -> Graph:
         return Relu()(Matmul()(y, w)), Exp()(y)
 
     return trace_body(body, [f32(8, 8), f32(8, 8), f32(8)], "g")
+
+
+def test_partitions_are_counted_with_nodes_and_bytes(fake: FakeSegments) -> None:
+    stages, _ = compiled()
+    explained = stages.explain()
+    parts = explained.partitions
+    assert [p.engine for p in parts] == ["fake", "cpu", "fake"]
+    # x, w and b of 8 x 8, 8 x 8 and 8 float32 go in, tanh gets and gives 8 x 8, two results leave.
+    first, middle, last = parts
+    assert (first.writes, middle.reads, middle.writes, last.writes) == (256, 256, 256, 512)
+    assert first.reads >= 256 + 256 + 32 and last.reads >= 2 * 256
+    assert middle.nodes == 1 and sum(p.nodes for p in parts) >= 6
+    text = stages.explained(full=True)
+    assert told(parts) == f"3: fake {first.nodes} nodes, cpu 1 node, fake {last.nodes} nodes"
+    assert f"  {told(parts)}\n" in text and "partitions, as they run" in text
+    assert [p["engine"] for p in explained.data()["partitions"]] == ["fake", "cpu", "fake"]
+    many = told([Partition("a", 2, 0, 0), Partition("b", 1, 0, 0)] * 3)
+    assert many == "6: 3 of a with 6 nodes, 3 of b with 3 nodes"
 
 
 FROZEN = Interface((False, True, True))

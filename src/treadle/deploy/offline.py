@@ -18,6 +18,7 @@ from treadle.engine.homes import compiling, engines_of, find_compiler
 from treadle.engine.native_part import MOST_GEARS, Gear, NativePart
 from treadle.engine.options import Options
 from treadle.engine.package import Model
+from treadle.engine.partitions import Partition
 from treadle.engine.pipeline import Stages
 from treadle.engine.plan import Plan
 from treadle.graph.ir import Graph
@@ -67,16 +68,18 @@ def compile_offline(
     if target is not None:
         compiler = compiler.toward(target)
     shapes = _checked(model, gears)
-    pool, plans, graphs = Weights(), [], []
+    pool, plans, graphs, parts = Weights(), [], [], []
     for wanted in shapes:
         graph = _shaped(model.graph, wanted)
-        plan = Stages(graph, options=chosen, crossing=compiler).planned()
+        stages = Stages(graph, options=chosen, crossing=compiler)
+        plan = stages.planned()
         refuse(plan, "offline")
         steps = moved(plan, packed(plan, compiler.build), pool.add)
         plans.append((plan, Program(steps, plan.bases)))
         graphs.append(graph)
+        parts.append(stages.report.partitions)
     part = NativePart(
-        tuple(_gear(graph, plan) for graph, (plan, _) in zip(graphs, plans, strict=True)),
+        tuple(_gear(g, plan, cut) for g, (plan, _), cut in zip(graphs, plans, parts, strict=True)),
         compiler.shipped([program for _, program in plans]),
         pool.joined(),
         compiling(engines_of(chosen)),
@@ -128,21 +131,20 @@ def _shaped(graph: Graph, shapes: tuple[Shape, ...]) -> Graph:
     return graph if same else retyped(graph, shapes)
 
 
-def _gear(graph: Graph, plan: Plan) -> Gear:
+def _gear(graph: Graph, plan: Plan, partitions: tuple[Partition, ...]) -> Gear:
     for value in graph.outputs:
         if not value.type.is_static:
             raise CompileError(
                 "offline", "an output has symbolic extents", saw=f"{value.name} {value.type}"
             )
-    streams = plan.streams
+    # The host's executor runs all steps in order: one stream, no events, whatever was planned.
     return Gear(
         tuple(v.type for v in graph.inputs),
         tuple(v.type for v in graph.outputs),
         plan.memory.peak,
         plan.launches,
-        streams.count,
-        len(streams.events),
-        stops_of(plan),
+        stops=stops_of(plan),
+        partitions=partitions,
     )
 
 

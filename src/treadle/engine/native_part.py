@@ -21,6 +21,7 @@ from treadle.base.dtype import as_dtype
 from treadle.base.files.checksum import checksum
 from treadle.base.files.container import as_bytes
 from treadle.base.types import TensorType
+from treadle.engine.partitions import Partition
 
 Array = npt.NDArray[Any]
 Bytes = bytes | memoryview
@@ -59,8 +60,9 @@ class Gear:
         inputs, outputs: types in order.
         arena: bytes of scratch memory.
         launches: kernels that a run starts.
-        streams, events: of the program.
+        streams, events: that a run takes.
         stops: where it may stop early.
+        partitions: what it was cut into; none in files that were written before they were noted.
     """
 
     inputs: tuple[TensorType, ...]
@@ -70,6 +72,7 @@ class Gear:
     streams: int = 1
     events: int = 0
     stops: tuple[Stop, ...] = ()
+    partitions: tuple[Partition, ...] = ()
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
@@ -139,6 +142,7 @@ def entry_of(part: NativePart, prefix: str, members: Mapping[str, Array]) -> dic
                 "streams": gear.streams,
                 "events": gear.events,
                 "stops": [list(astuple(stop)) for stop in gear.stops],
+                "partitions": [list(astuple(part)) for part in gear.partitions],
                 "steps": program.steps,
                 "bases": program.bases,
                 "words": len(program.words),
@@ -264,7 +268,8 @@ def _gear(entry: Any) -> Gear:
         _count(entry[k]) for k in ("arena", "launches", "streams", "events")
     )
     stops = tuple(_stop(s, entry) for s in _list(entry["stops"]))
-    gear = Gear(inputs, outputs, arena, launches, streams, events, stops)
+    cut = tuple(_partition(p) for p in _list(entry.get("partitions", [])))
+    gear = Gear(inputs, outputs, arena, launches, streams, events, stops, cut)
     if _count(entry["bases"]) != len(inputs) + len(outputs) + 3:
         raise ValueError(f"a program over {entry['bases']} bases")
     return gear
@@ -278,6 +283,12 @@ def _stop(given: Any, entry: Any) -> Stop:
     if type(low) is not int or type(high) is not int:
         raise ValueError("the range of an index is no pair of numbers")
     return Stop(*places, _text(op), low, high)
+
+
+def _partition(given: Any) -> Partition:
+    engine, nodes, *sizes = _list(given)
+    reads, writes = map(_count, sizes)
+    return Partition(_text(engine), _count(nodes, _MOST_ITEMS), reads, writes)
 
 
 def _type(entry: Any) -> TensorType:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from treadle.base.observer import recording
+from treadle.engine.partitions import Partition
 from treadle.graph.ir import Graph, Node, Value
 
 if TYPE_CHECKING:
@@ -93,6 +94,7 @@ class CompileReport:
         passes: what each pass did, with its stage, in order.
         decisions: engines, refusals, groups.
         tables: whatever else a stage shows: kernels, memory, times.
+        partitions: of the program, in an order in which they can run.
         cuts: what is reduced together, as agreed with other ranks: reductions, as text, and their
             numbers by bucket.
     """
@@ -102,6 +104,7 @@ class CompileReport:
     passes: list[tuple[str, PassReport]] = field(default_factory=list)
     decisions: list[Decision] = field(default_factory=list)
     tables: list[Table] = field(default_factory=list)
+    partitions: tuple[Partition, ...] = ()
     cuts: list[tuple[str, tuple[tuple[int, ...], ...]]] = field(default_factory=list)
 
     @contextmanager

@@ -6,7 +6,7 @@ import importlib
 import platform
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from treadle.engine.native_part import Described, Gear
 from treadle.engine.native_run import loader_of
 from treadle.engine.options import Options
 from treadle.engine.package import Model, read_models
+from treadle.engine.partitions import told
 from treadle.engine.table import count, size
 from treadle.graph.json_text import graph_json
 from treadle.graph.printer import to_text
@@ -170,9 +171,11 @@ def _describe_gears(found: Description, model: Model, gears: Sequence[Gear]) -> 
         named = dict(zip(model.inputs, gear.shapes, strict=True))
         shapes = ", ".join(f"{n} [{','.join(map(str, s))}]" for n, s in named.items())
         numbers = {"launches": gear.launches, "streams": gear.streams, "events": gear.events}
-        rows.append((shapes, size(gear.arena), *map(str, numbers.values())))
-        data.append({"shapes": named, "scratch": gear.arena, **numbers})
-    header = ("gear", "scratch memory", "launches", "streams", "events")
+        cut = told(gear.partitions)
+        rows.append((shapes, size(gear.arena), cut, *map(str, numbers.values())))
+        partitions = [asdict(part) for part in gear.partitions]
+        data.append({"shapes": named, "scratch": gear.arena, **numbers, "partitions": partitions})
+    header = ("gear", "scratch memory", "partitions", "launches", "streams", "events")
     found.tables.append(Section("compiled for", header, rows))
     found.data["gears"] = data
 

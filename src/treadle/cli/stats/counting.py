@@ -14,6 +14,7 @@ from treadle.cli.models.opening import open_model, parsed_shapes
 from treadle.engine.homes import find_compiler
 from treadle.engine.options import Options
 from treadle.engine.package import Model
+from treadle.engine.partitions import Partition, told
 from treadle.engine.pipeline import Stages
 from treadle.engine.profile import predicted
 from treadle.engine.table import count, duration, size
@@ -66,7 +67,7 @@ class Counts:
     nbytes: int = 0
     ops: list[Work] = field(default_factory=list)
     heaviest: list[Work] = field(default_factory=list)
-    program: dict[str, float] = field(default_factory=dict)
+    program: dict[str, Any] = field(default_factory=dict)
 
 
 def shown(source: Path, shape: Sequence[str], top: int, level: int, as_json: bool) -> None:
@@ -121,16 +122,19 @@ def _work(node: Node) -> Work:
     )
 
 
-def _program(model: Model, options: Options) -> dict[str, float]:
+def _program(model: Model, options: Options) -> dict[str, Any]:
     stages = Stages(model.graph, options=options)
-    plan = stages.planned()
+    plan, explained = stages.planned(), stages.explain()
     steps = list(zip(plan.steps, plan.facts, strict=True))
-    found: dict[str, float] = {
+    found: dict[str, Any] = {
         "launches": plan.launches,
         "flops": sum(f.flops for _, f in steps),
         "bytes": sum(f.nbytes for _, f in steps),
         "scratch": plan.memory.peak,
         "predicted": sum(predicted(*pair) for pair in steps),
+        "partitions": [asdict(part) for part in explained.partitions],
+        "streams": explained.streams["in_use"],
+        "events": explained.streams["events_in_use"],
     }
     compiler = find_compiler(options)
     if isinstance(compiler, MeasuringCompiler):
@@ -151,6 +155,8 @@ def _show(found: Counts) -> None:
         f"{program['launches']:.0f} launches, {size(program['bytes'])} of traffic, "
         f"{size(program['scratch'])} of scratch memory"
     )
+    facts["partitions"] = told([Partition(**part) for part in program["partitions"]])
+    facts["streams"] = f"{program['streams']}, {program['events']} events"
     facts["predicted"] = duration(program["predicted"])
     if "least" in program:
         facts["least time"] = f"{duration(program['least'])}, by this machine's limits"

@@ -66,4 +66,4 @@ def _tell(plan: Plan, report: CompileReport) -> None:
     )
     streams = plan.streams
     row = (streams.count, len(streams.events), f"{streams.makespan * 1e6:.1f}", streams.reason)
-    report.table("streams", ("streams", "events", "modelled us", "why"), [row])
+    report.table("streams", ("streams planned", "events", "modelled us", "why"), [row])

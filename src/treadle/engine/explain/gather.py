@@ -10,6 +10,7 @@ from typing import Any
 from treadle.backends.program import Host, Jump, Step, Stop, Together, runs_of
 from treadle.engine.explain.origins import leaves, place, places_of, whereabouts
 from treadle.engine.explain.steps import StepMemory, steps_memory, totals
+from treadle.engine.partitions import Partition, told
 from treadle.engine.plan import Facts, Plan
 from treadle.engine.profile import Profile, predicted, rates_in, shares, step_names
 from treadle.engine.types import CompileReport
@@ -138,6 +139,7 @@ class Explanation:
     memory: Mapping[str, int]
     streams: Mapping[str, Any]
     steps: tuple[StepMemory, ...] = ()
+    partitions: tuple[Partition, ...] = ()
 
     def data(self) -> dict[str, Any]:
         """Everything as dictionaries, lists, strings and numbers."""
@@ -164,7 +166,7 @@ def explain(
     steps = steps_memory(plan)
     return Explanation(
         report.name,
-        _stages(graphs, plan, report, groups, profile),
+        _stages(graphs, plan, report, groups, profile, engine),
         _sizes(graphs, plan),
         groups,
         _ops(graphs, groups, report, engine, frozenset(plan.once)),
@@ -178,12 +180,19 @@ def explain(
             "packed": plan.kept,
             **totals(steps),
         },
-        _streams(plan, engine),
+        _streams(plan),
         steps,
+        report.partitions or _whole(graphs["prepared"], engine),
     )
 
 
-def _streams(plan: Plan, engine: str) -> dict[str, Any]:
+def _whole(graph: Graph, engine: str) -> tuple[Partition, ...]:
+    """A program that nobody cut is one partition."""
+    reads, writes = (sum(map(_nbytes, values)) for values in (graph.inputs, graph.outputs))
+    return (Partition(engine, len(graph.nodes), reads, writes),)
+
+
+def _streams(plan: Plan) -> dict[str, Any]:
     streams, steps = plan.streams, zip(plan.streams.of, plan.steps, strict=True)
     launching = [stream for stream, step in steps if not isinstance(step, Jump | Stop)]
     return {
@@ -195,7 +204,9 @@ def _streams(plan: Plan, engine: str) -> dict[str, Any]:
         "single": streams.single,
         "makespan": streams.makespan,
         "reason": streams.reason,
-        "overlap": engine != "cpu",  # whose executor walks the steps in order
+        # Executors submit all steps of a plan to one queue, in order.
+        "in_use": 1,
+        "events_in_use": 0,
     }
 
 
@@ -282,21 +293,21 @@ def _stages(
     report: CompileReport,
     groups: Sequence[Group],
     profile: Profile | None,
+    engine: str,
 ) -> tuple[StageTime, ...]:
     captured, prepared = (len(graphs[g].nodes) for g in ("captured", "prepared"))
     fired = Counter[str]()
     for _, r in report.passes:
         fired.update(dict(r.hits))
     kinds = Counter(g.kind for g in groups)
-    segments = [d.outcome for d in report.decisions if d.outcome.startswith("Segment")]
     did = {
         "prepare": f"{captured} -> {prepared} nodes; {len(report.passes)} passes, "
         f"{sum(fired.values())} rewrites",
-        "partition": "; ".join(segments[:2]) + ("; ..." if len(segments) > 2 else ""),
+        "partition": told(report.partitions or _whole(graphs["prepared"], engine)),
         "optimize": f"{prepared} -> {len(graphs['optimized'].nodes)} nodes; "
         + ", ".join(f"{n} {kind}" for kind, n in kinds.items()),
         "compile": f"{_launches(plan)}, {len(plan.left)} host tasks, "
-        f"{plan.streams.count} stream{'s' * (plan.streams.count != 1)} planned"
+        + (f"1 stream, {plan.streams.count} planned" if plan.streams.count > 1 else "1 stream")
         + (f", {len(plan.once)} groups once" if plan.once else ""),
         "load": f"{len({run.kernel for run in runs_of(plan.steps)})} kernels, "
         "those that the cache has not are compiled",

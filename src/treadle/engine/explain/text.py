@@ -23,7 +23,7 @@ def to_text(found: Explanation, *, full: bool = False) -> str:
         found: what to say.
         full: every group, op and pass in a row of its own, however many there are.
     """
-    parts = [_head(found), _stages(found), _sizes(found)]
+    parts = [_head(found), _stages(found), _sizes(found), _partitions(found) if full else ""]
     parts.append(_every_group(found) if full else _groups(found))
     parts.append(_ops(found) if full else _lines(found))
     if full:
@@ -67,6 +67,11 @@ def _sizes(found: Explanation) -> str:
     ]
     header = ("before and after", *(s.graph for s in found.sizes), "left")
     return "\n".join(lines(header, rows))
+
+
+def _partitions(found: Explanation) -> str:
+    rows = [(p.engine, str(p.nodes), size(p.reads), size(p.writes)) for p in found.partitions]
+    return _section("partitions, as they run", ("engine", "nodes", "reads", "writes"), rows)
 
 
 # -- groups ------------------------------------------------------------------------------------
@@ -271,15 +276,15 @@ def _memory(found: Explanation) -> str:
 
 def _streams(found: Explanation) -> str:
     s = found.streams
-    head = f"streams: {s['count']} ({s['reason']}); modelled {duration(s['makespan'])} per run"
+    planned = f"{s['in_use']} in use, {s['count']} planned" if s["count"] > 1 else s["in_use"]
+    head = f"streams: {planned} ({s['reason']}); modelled {duration(s['makespan'])} per run"
     return "\n".join((head, *_stream_rows(found)))
 
 
 def _stream_rows(found: Explanation) -> Iterator[str]:
     s = found.streams
     if s["count"] > 1:
-        if not s["overlap"]:
-            yield "  planned for devices with queues; the CPU runs these steps one after the other"
+        yield "  planned for devices with several queues; here the steps run one after the other"
         yield f"  steps by stream: {', '.join(map(str, s['steps']))}"
         yield (
             f"  dependencies between streams: {s['crossing']}; events {s['events']}, "

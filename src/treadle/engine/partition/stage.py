@@ -17,6 +17,7 @@ from treadle.engine.partition.claims import Claims, Unit, claims_of
 from treadle.engine.partition.model import Model, shares_memory
 from treadle.engine.partition.prune import Pruner
 from treadle.engine.partition.segments import keys, levels, needs, segments_of
+from treadle.engine.partitions import Partition
 from treadle.engine.types import CompileReport, Partitioned
 from treadle.graph.flop_count import nbytes
 from treadle.graph.flow import FOREVER
@@ -124,6 +125,10 @@ def _tell(
 
 
 def _tell_segments(parts: Partitioned, report: CompileReport) -> None:
+    report.partitions = tuple(
+        Partition(s.engine, len(s.nodes), sum(map(nbytes, s.inputs)), sum(map(nbytes, s.outputs)))
+        for s in parts.segments
+    )
     for segment in parts.segments:
         report.decide("partition", f"{len(segment.nodes)} nodes", repr(segment).strip("<>"))
     copies = [n for n in parts.graph.nodes if isinstance(n.op, End)]
