@@ -139,7 +139,7 @@ def test_check_gradient_finds_a_wrong_rule() -> None:
         def backward(self, inputs: Any, outputs: Any, grads: Any) -> Any:
             return grads[0] * inputs[0]
 
-    with pytest.raises(NumericError, match=r"operand 0 at \(0, 0\) is .*differences give"):
+    with pytest.raises(NumericError, match=r"operand 0 at \(0, 2\) is .*differences give"):
         check_gradient(Wrong(), X)
     with pytest.raises(NumericError, match="operand 0 has no gradient"):
         check_gradient(lambda x: mge.functional.floor(x), X)

@@ -7,6 +7,7 @@ so a text that is read elsewhere runs nothing that was not registered there.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,7 +16,14 @@ from typing import Any
 import numpy as np
 
 from treadle.base import dtype as dt
-from treadle.base.errors import LoadError, NoGradient, ShapeError, UnsupportedOp
+from treadle.base.errors import (
+    DTypeError,
+    LoadError,
+    NoGradient,
+    NumericError,
+    ShapeError,
+    UnsupportedOp,
+)
 from treadle.base.shape import require_equal
 from treadle.base.types import TensorType
 from treadle.ops.op import Array, Op, Pullback, as_tuple, op
@@ -124,8 +132,24 @@ class Custom(Op):
         return self.registered(inputs).infer(dict(self.settings), *inputs)
 
     def reference(self, *inputs: Array) -> Any:
-        results = as_tuple(self.registered().reference(dict(self.settings), *inputs))
-        return results if len(results) != 1 else results[0]
+        kernel = self.registered()
+        try:
+            found = kernel.reference(dict(self.settings), *map(_read_only, inputs))
+        except ValueError as error:
+            if "read-only" not in str(error):
+                raise
+            problem = "its forward function writes to an operand"
+            raise NumericError(kernel.name, problem, hint="copy the array first") from error
+        made = found if isinstance(found, tuple) else (found,)
+        wanted = _results(kernel, self.settings, tuple((x.dtype, x.shape) for x in inputs))
+        if len(made) != len(wanted):
+            raise ShapeError(
+                kernel.name,
+                f"its forward function returned {len(made)} results, not {len(wanted)}",
+                hint="return an array, or a tuple of n_outputs arrays",
+            )
+        results = [_as_inferred(kernel.name, *pair) for pair in zip(made, wanted, strict=True)]
+        return tuple(results) if len(results) != 1 else results[0]
 
     def vjp(self, at: Pullback[V]) -> tuple[V | None, ...]:
         rule = self.registered().vjp
@@ -147,6 +171,40 @@ class Custom(Op):
     def bad_samples(cls) -> tuple[BadSample, ...]:
         missing = "no op is registered as 'nowhere.nothing'"
         return (BadSample(lambda: cls("nowhere.nothing"), (Arg((2,)),), UnsupportedOp, missing),)
+
+
+def _read_only(array: Array) -> Array:
+    """The array, which a function of a user must not write to."""
+    view = array.view()
+    view.flags.writeable = False
+    return view
+
+
+@functools.lru_cache(maxsize=256)
+def _results(
+    kernel: CustomKernel, settings: Attributes, given: tuple[tuple[Any, tuple[int, ...]], ...]
+) -> tuple[TensorType, ...]:
+    """What the type rule says of arrays of these types."""
+    types = [TensorType(dt.as_dtype(dtype), shape) for dtype, shape in given]
+    return tuple(kernel.infer(dict(settings), *types))
+
+
+def _as_inferred(name: str, made: Any, wanted: TensorType) -> Array:
+    """A result as an array of the type that was inferred; what is no array becomes one of it.
+
+    Raises:
+        ShapeError, DTypeError: it is of another type.
+    """
+    known = isinstance(made, (np.ndarray, np.generic))
+    array = np.asarray(made, None if known else wanted.dtype.numpy)
+    problem = (
+        f"its forward function returned {array.dtype}{list(array.shape)}, inferred was {wanted}"
+    )
+    if array.dtype != wanted.dtype.numpy:
+        raise DTypeError(name, problem, hint="convert the result, or say its type in infer")
+    if array.shape != wanted.shape:
+        raise ShapeError(name, problem, hint="say in infer what the shape is")
+    return array
 
 
 # The example that documentation and tests use.

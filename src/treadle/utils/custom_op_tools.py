@@ -9,13 +9,9 @@ import shlex
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-
-from treadle.autodiff import GradManager
 from treadle.base.env import (
     C_COMPILER,
     CUDA_COMPILER,
@@ -24,14 +20,21 @@ from treadle.base.env import (
     Variable,
     cache_directory,
 )
-from treadle.base.errors import CompileError, NumericError
+from treadle.base.errors import CompileError
 from treadle.base.files.ownership import exposed, is_own, make_private
 from treadle.base.log import get_logger
-from treadle.tensor import Tensor
 from treadle.utils import custom
 from treadle.utils.custom import CustomOp
+from treadle.utils.custom_op_checks import check_gradient, check_op
 
-__all__ = ["CustomOp", "build", "build_and_load", "check_gradient", "include_dir"]
+__all__ = [
+    "CustomOp",
+    "build",
+    "build_and_load",
+    "check_gradient",
+    "check_op",
+    "include_dir",
+]
 
 _FLAGS = ["-O3", "-fPIC", "-fvisibility=hidden"]
 _STANDARD = "-std=c++17"
@@ -241,79 +244,3 @@ def build_and_load(
     )
     custom.load(path)
     return path
-
-
-def check_gradient(
-    function: Callable[..., Any],
-    *inputs: Any,
-    step: float = 1e-2,
-    tolerance: float = 2e-2,
-    seed: int = 0,
-) -> None:
-    """Compare the gradients of a function with central differences, and raise where they differ.
-
-    The function's results are projected on random numbers, so one pass covers them all.
-
-    Args:
-        function: takes tensors, gives a tensor or a tuple of them, and depends on nothing else.
-        inputs: floating tensors (or what tensors are made of) at which to compare; in float64 a
-            step of 1e-5 gives six digits.
-        step: half of the distance over which differences are taken.
-        tolerance: largest difference, relative to the largest gradient where that is above 1.
-        seed: of the random numbers.
-
-    Raises:
-        NumericError: a gradient is missing or wrong; the message has operand, place and values.
-    """
-    tensors = [x if isinstance(x, Tensor) else Tensor(x) for x in inputs]
-    rng = np.random.default_rng(seed)
-    weights: list[np.ndarray[Any, Any]] = []
-
-    def project(*given: Tensor) -> Tensor:
-        found = function(*given)
-        results = list(found) if isinstance(found, (tuple, list)) else [found]
-        for y in results[len(weights) :]:
-            weights.append(rng.standard_normal(y.shape))
-        terms = [
-            (y * y.constant(np.asarray(w, y.dtype))).sum()
-            for y, w in zip(results, weights, strict=True)
-        ]
-        total: Tensor = sum(terms[1:], terms[0])
-        return total
-
-    wanted = [x.detach() for x in tensors]
-    with GradManager().attach(wanted) as manager:
-        manager.backward(project(*wanted))
-    for number, x in enumerate(wanted):
-        _compare(project, [t.detach() for t in wanted], number, x.grad, step, tolerance)
-
-
-def _compare(
-    project: Callable[..., Tensor],
-    inputs: list[Tensor],
-    number: int,
-    grad: Tensor | None,
-    step: float,
-    tolerance: float,
-) -> None:
-    """One operand's gradient against differences."""
-    x = inputs[number].numpy()
-    if grad is None:
-        raise NumericError("check_gradient", f"operand {number} has no gradient")
-    found = grad.numpy().astype(np.float64)
-    for place in np.ndindex(x.shape):
-        ends = []
-        for sign in (1, -1):
-            moved = x.copy()
-            moved[place] += sign * step
-            changed = [*inputs]
-            changed[number] = Tensor(moved, dtype=x.dtype)
-            ends.append(float(project(*changed)))
-        slope = (ends[0] - ends[1]) / (2 * step)
-        if not abs(found[place] - slope) <= tolerance * max(1.0, np.abs(found).max()):
-            raise NumericError(
-                "check_gradient",
-                f"the gradient of operand {number} at {place} is {found[place]:g}, "
-                f"differences give {slope:g}",
-                hint="kinks near the inputs spoil differences; else look at the backward rule",
-            )
