@@ -7,6 +7,7 @@ import importlib.util
 import os
 import subprocess
 import sys
+import threading
 import warnings
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 
 import treadle as mge
+import treadle.functional as F
 from treadle.backends.api import PartDevice
 from treadle.base.errors import CompileError, DeviceError, DeviceLost, OutOfMemory
 
@@ -83,6 +85,33 @@ def test_events_follow_the_work_before_them(device: Any) -> None:
     stream.synchronize()
     assert read(device, memory, 1)[0] == 19
     device.free(memory)
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_calls_return_while_the_device_waits(compiled: bool) -> None:
+    import pyopencl as cl
+
+    def products(x: mge.Tensor) -> mge.Tensor:
+        return F.matmul(F.matmul(x, x), x) + x
+
+    function = mge.jit.compile(products) if compiled else products
+    x = mge.tensor(np.full((8, 8), 0.5, np.float32), device="opencl0")
+    expected = function(x).numpy()  # Kernels are there.
+    opened = x._data.device
+    queue = opened.raw.queue_of(opened.stream)
+    gate, results = cl.UserEvent(queue.context), []
+    caller = threading.Thread(target=lambda: results.append(function(x)))
+    try:
+        cl.enqueue_barrier(queue, wait_for=[gate])  # Nothing gets past it.
+        caller.start()
+        caller.join(120)
+        finished = opened.stream.record()
+        # The call is back, and the device has not begun.
+        assert not caller.is_alive() and not finished.done()
+    finally:
+        gate.set_status(cl.command_execution_status.COMPLETE)
+    np.testing.assert_array_equal(results[0].numpy(), expected)
+    assert finished.done()
 
 
 def test_errors_of_opencl_are_the_frameworks() -> None:
