@@ -84,6 +84,14 @@ def test_a_rule_may_not_change_a_type() -> None:
     )
 
 
+def test_a_rule_that_drops_the_only_operand_with_a_device_declines() -> None:
+    """Constants lie on no device, and captured inputs may lie on one."""
+    drop = Rule("x + y => y", P(Add, ("x", "y")), lambda m: m["y"])
+    placed = TensorType(dt.float32, (2,), "xpux:0")
+    assert names(rewrite(trace_body(lambda x, y: x + y, [placed, F2]), (drop,))) == ["add"]
+    assert names(rewrite(trace_body(lambda x, y: y + x, [placed, F2]), (drop,))) == []
+
+
 def test_rules_that_undo_each_other_are_named() -> None:
     there = Rule("add => mul", P(Add, ("x", "y")), lambda m: m.apply(Mul(), m["x"], m["y"]))
     back = Rule("mul => add", P(Mul, ("x", "y")), lambda m: m.apply(Add(), m["x"], m["y"]))

@@ -571,6 +571,29 @@ def test_dynamic_axes_are_checked() -> None:
         f(tensor(), 3)
 
 
+def test_places_of_a_dynamic_axis() -> None:
+    """An integer index took the whole axis, so that programs fit one row only."""
+
+    def turned(x: mge.Tensor) -> tuple[mge.Tensor, ...]:
+        y = x * 1
+        y[0] = x[-1] * 2
+        return y, x[0] - x[-2]
+
+    compiled = mge.jit.compile(dynamic={0: {0: "n"}})(turned)
+    for n in (3, 2, 5):
+        x = mge.tensor(np.arange(n * 2, dtype="float32").reshape(n, 2))
+        for got, want in zip(compiled(x), turned(x), strict=True):
+            np.testing.assert_array_equal(got.numpy(), want.numpy())
+    with pytest.raises(mge.TreadleError, match="n - 2 >= 0"):
+        compiled(mge.tensor(np.ones((1, 2), "float32")))
+
+
+def test_what_only_a_run_can_tell_is_said_to_be_so() -> None:
+    x = mge.tensor([1.0, -2.0, 3.0])
+    with pytest.raises(mge.TreadleError, match=r"nonzero.* is known only at run time"):
+        mge.jit.compile(lambda x: F.max(x[x > 0]))(x)
+
+
 def test_a_tensor_that_is_passed_and_reached_is_two_inputs() -> None:
     w, z = mge.tensor([2.0]), mge.tensor([5.0])
     f = mge.jit.compile(lambda x: x * w)

@@ -49,6 +49,11 @@ class TreadleError(Exception):
         self.where = where
         self.args = (self._text(),)
 
+    def doubt(self, why: str) -> None:
+        """Say that the problem is one that cannot be ruled out, and why."""
+        self.problem += f" ({why})"
+        self.args = (self._text(),)
+
     def locate(self, at: Loc) -> None:
         """Say it of the line where the op was captured, in place of that which runs the program."""
         self.at = at

@@ -20,7 +20,7 @@ from typing import Any, Literal, TypeAlias, Union
 from weakref import WeakValueDictionary
 
 from treadle.base import interval
-from treadle.base.errors import ShapeError
+from treadle.base.errors import ShapeError, TreadleError
 from treadle.base.interval import Interval
 
 Dim: TypeAlias = Union[int, "Expr"]
@@ -460,7 +460,10 @@ def require(relation: Relation, otherwise: Callable[[], Exception]) -> None:
         if relation not in guards:
             guards.append(relation)
         return
-    raise otherwise()
+    error = otherwise()
+    if truth is None and isinstance(error, TreadleError):
+        error.doubt(f"whether {relation} is known only at run time")
+    raise error
 
 
 def evaluate(x: Dim, values: Mapping[str, int]) -> int:

@@ -297,7 +297,8 @@ class _Rewriter:
             if built is None:
                 continue
             after = built if isinstance(built, tuple) else (built,)
-            self._check(rule, current, after)
+            if not self._check(rule, current, after):
+                continue
             self._burn(rule)
             return [*found.made, _Redirect(node.outputs, after)]
         self._kept.append(current)
@@ -320,15 +321,19 @@ class _Rewriter:
             value = self._instead[value]
         return value
 
-    def _check(self, rule: Rule, node: Node, after: tuple[Value, ...]) -> None:
+    def _check(self, rule: Rule, node: Node, after: tuple[Value, ...]) -> bool:
+        """Whether the device stays, which only an operand that is dropped may have; raises else."""
         before, now = [v.type for v in node.outputs], [v.type for v in after]
-        if before != now:
+        if before == now:
+            return True
+        if [(t.dtype, t.shape) for t in before] != [(t.dtype, t.shape) for t in now]:
             raise GraphError(
                 f"rule {rule.name}",
                 f"changes the type of {node.op.name}",
                 saw=f"{', '.join(map(str, before))} became {', '.join(map(str, now))}",
                 at=node.loc,
             )
+        return False
 
     def _burn(self, rule: Rule) -> None:
         self._fired[rule.name] += 1

@@ -405,7 +405,7 @@ def _bounds(plan: _Plan, shape: Shape) -> tuple[tuple[Any, ...], tuple[Any, ...]
     starts, stops, steps = [], [], []
     for cut, extent in zip(plan.cuts, shape, strict=True):
         if isinstance(extent, Expr):
-            bounds: tuple[Any, Any, int] = (0, extent, 1)
+            bounds = _symbolic_bounds(cut, extent)
         else:
             start, stop, step = cut.indices(extent)
             bounds = start, max(start, stop) if step > 0 else min(start, stop), step
@@ -413,6 +413,14 @@ def _bounds(plan: _Plan, shape: Shape) -> tuple[tuple[Any, ...], tuple[Any, ...]
         stops.append(bounds[1])
         steps.append(bounds[2])
     return tuple(starts), tuple(stops), tuple(steps)
+
+
+def _symbolic_bounds(cut: slice, extent: Expr) -> tuple[Dim, Dim, int]:
+    """All of a symbolic axis, or the one place that `_pick` cuts out of it."""
+    if cut == slice(None):
+        return 0, extent, 1
+    start: Dim = cut.start if cut.start >= 0 else extent + cut.start
+    return start, start + 1, 1
 
 
 def _sliced(x: T, plan: _Plan) -> T:

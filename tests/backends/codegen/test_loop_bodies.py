@@ -290,3 +290,15 @@ def test_results_may_lie_on_their_operands() -> None:
     np.testing.assert_array_equal(results[1], x - y)
     moved = fused(lambda x: x.transpose((1, 0)) + x, (drawn((9, 9)),))
     assert irregular.lowered(moved, (drawn((9, 9)),)).in_place == ()
+
+
+def test_quotients_by_what_no_sum_decides_are_rounded_once() -> None:
+    """Times a reciprocal, what lies half a step away was rounded to another step."""
+    x, y = drawn((9, 300)), np.abs(drawn((9, 1))) + 0.1
+    y = y.astype(np.float32)
+    op = fused(lambda x, y: x / (y + 1.0), (x, y))
+    np.testing.assert_array_equal(irregular.run(op, (x, y))[0], x / (y + np.float32(1)))
+    greatest = fused(lambda x: x / Max((1,), True)(x), (x,))
+    np.testing.assert_array_equal(
+        irregular.run(greatest, (x,))[0], x / x.max(axis=1, keepdims=True)
+    )

@@ -18,6 +18,7 @@ from treadle.graph.cells import Apply, Cell, Choice, Guard, Literal, Load, Seque
 from treadle.graph.domains import Axis, LoopNest
 from treadle.graph.positions import Atom, Position
 from treadle.ops.elementwise import Div
+from treadle.ops.reduce import Mean, Sum
 
 Source = Callable[[int], tuple[Ref, DType, int]]
 """Number of an input or table -> its memory, element type and number of elements."""
@@ -94,13 +95,14 @@ class CellWriter(IndexWriter):
     def _invert(self, needed: Collection[Cell] | None) -> None:
         """Divide 1 by what inner loops would divide by again and again.
 
-        Only by computed numbers, which are rounded anyway: a quotient by a given number is exact.
+        Only by what sums decide, whose last digits hang on the order of additions anyway: another
+        quotient is rounded once, as it is op by op, since rounding or a comparison may follow.
         """
         for cell in self.cells:
             if not (isinstance(cell, Apply) and isinstance(cell.op, Div)):
                 continue
             divisor = cell.args[1]
-            again = cell.varies & ~self.bound and isinstance(divisor, Apply | Total)
+            again = cell.varies & ~self.bound and _of_sums(divisor)
             if again and (needed is None or cell in needed):
                 value = self.known(divisor)
                 if value is not None and _find(self._inverses, divisor) is None:
@@ -241,6 +243,13 @@ class CellWriter(IndexWriter):
             if high >= guard.extent:
                 tests.append(b.compare("lt", position, extent))
         return tests[0] if len(tests) == 1 else b.bitwise("and", *tests)
+
+
+def _of_sums(cell: Cell) -> bool:
+    """Whether a number is computed from a sum or a mean."""
+    if isinstance(cell, Total):
+        return isinstance(cell.op, Sum | Mean) or _of_sums(cell.arg)
+    return isinstance(cell, Apply) and any(map(_of_sums, cell.args))
 
 
 def _find(scopes: list[dict[Cell, Value]], cell: Cell) -> Value | None:
