@@ -195,6 +195,10 @@ build: $(VENV)/.build ## build wheel and source distribution into dist/
 	rm -rf dist
 	$(PY) -m build --outdir dist .
 
+.PHONY: lite-wheel
+lite-wheel: $(VENV)/.ready ## build the wheel of treadle-lite into dist/; make lite-wheel BACKENDS=cpu,opencl
+	$(PY) -m tools.lite_wheel --backends $(or $(BACKENDS),cpu) $(ARGS)
+
 ##@ Keep house
 
 .PHONY: clean

@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from treadle.base.env import COMPARE
-from treadle.base.version import VERSION
+from treadle.base.version import LITE, VERSION
 
 if TYPE_CHECKING:
     from treadle import (
@@ -230,9 +230,17 @@ def __getattr__(name: str) -> Any:
     """Import what a name stands for when it is first used; devices' functions by backend."""
     if name in _LATER:
         home, member = _LATER[name]
-        module = importlib.import_module(home)
+        try:
+            module = importlib.import_module(home)
+        except ModuleNotFoundError as error:
+            if LITE is None:
+                raise
+            raise AttributeError(str(error), name=name) from None
         found = globals()[name] = getattr(module, member) if member else module
         return found
+    if LITE is not None and not name.startswith("_"):
+        said = importlib.import_module("treadle.base.edition").left_out(f"treadle.{name}")
+        raise AttributeError(said, name=name)
     if not name.startswith("_"):
         if name in importlib.import_module("treadle.backends.registry").entries():
             return _device_module(name)
@@ -273,6 +281,9 @@ class _Package(ModuleType):
 
 
 sys.modules[__name__].__class__ = _Package
+
+if LITE is not None:
+    importlib.import_module("treadle.base.edition").install(__path__[0])
 
 if COMPARE.get():
     importlib.import_module("treadle.utils.check_ops").install()

@@ -111,7 +111,7 @@ class NativeCode:
 
 @runtime_checkable
 class NativeLoader(Protocol):
-    """A backend that runs shipped code, whether or not it can compile here."""
+    """What runs shipped code, whether or not it can be compiled here: a backend, or a module."""
 
     def misfit(self, machine: Machine, /) -> tuple[str, str] | None:
         """What keeps code for a machine from running here: what it needs, and what is here."""

@@ -23,10 +23,11 @@ from treadle.backends.inspection import (
     tiers,
     unknown_kernels,
 )
+from treadle.base.edition import DISTRIBUTION
 from treadle.base.env import BACKENDS, visible_devices
 from treadle.base.errors import DeviceError, LoadError
 from treadle.base.log import get_logger
-from treadle.base.version import VERSION
+from treadle.base.version import LITE, VERSION
 
 GROUP = "treadle.backends"
 BUILT_IN = {
@@ -37,6 +38,9 @@ BUILT_IN = {
     "openvino": "treadle.backends.openvino:backend",
 }
 """Also declared as entry points; listed so that a source tree works before it is installed."""
+NATIVE = {"cpu": "treadle.backends.cpu.shipped"}
+"""Modules that run code out of files for those of them that do (`NativeLoader`), and are all that
+`treadle-lite` has of them."""
 BY_NAME = ("opencl",)
 """Built-in backends that serve only devices of their name, and are none that `xpux` could be: they
 load large libraries, so nobody imports them who does not ask for them."""
@@ -153,7 +157,10 @@ def _scan() -> None:
     allowed = _allow_list()
     for name, target in BUILT_IN.items():
         point = metadata.EntryPoint(name, target, GROUP)
-        _ENTRIES[name] = Entry(name, "treadle", point.load)
+        _ENTRIES[name] = Entry(name, DISTRIBUTION, point.load)
+        if LITE is not None and name in NATIVE:
+            _ENTRIES[name].state = "disabled"
+            _ENTRIES[name].remark = "a compiler, and treadle-lite has none"
     for point in _entry_points(metadata):
         if BUILT_IN.get(point.name) == point.value:
             continue
@@ -253,7 +260,7 @@ def _ensure(entry: Entry) -> None:
 
 def _lacks_library(entry: Entry, error: BaseException) -> bool:
     """Whether one of our own backends is there in vain, because an extra is not installed."""
-    own = entry.distribution == "treadle"
+    own = entry.distribution == DISTRIBUTION
     return own and isinstance(error, ModuleNotFoundError) and "treadle" not in str(error.name)
 
 
@@ -404,7 +411,8 @@ def _told(entry: Entry) -> str:
         return ""
     text = str(error) or type(error).__name__
     if entry.state == "missing":
-        return f"{text}; pip install 'treadle[{entry.name}]'"
+        is_in = LITE is None or entry.name in LITE
+        return f"{text}; pip install '{DISTRIBUTION}[{entry.name}]'" if is_in else text
     if isinstance(error, ModuleNotFoundError):
         return f"{text}; pip install --force-reinstall {entry.distribution}"
     return text

@@ -7,10 +7,16 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-import ml_dtypes
 import numpy as np
 
-from treadle.base.errors import DTypeError
+from treadle.base.errors import DTypeError, LoadError
+
+try:
+    import ml_dtypes
+
+    _BFLOAT16: np.dtype[Any] | None = np.dtype(ml_dtypes.bfloat16)
+except ModuleNotFoundError:  # treadle-lite needs NumPy alone
+    _BFLOAT16 = None
 
 Kind = Literal["bool", "uint", "int", "float", "complex"]
 
@@ -20,7 +26,8 @@ class DType:
 
     Attributes:
         name: the NumPy name, for example `"float32"`.
-        numpy: the `numpy.dtype` with the same layout (ml_dtypes supplies bfloat16).
+        numpy: the `numpy.dtype` with the same layout (ml_dtypes supplies bfloat16; without it
+            `as_dtype` does not give that type).
         kind: `"bool"`, `"uint"`, `"int"`, `"float"` or `"complex"`.
         itemsize: bytes per element.
         is_inexact: real or complex floating, which gradients flow through.
@@ -63,7 +70,7 @@ int16 = _numpy_type("int16", "int")
 int32 = _numpy_type("int32", "int")
 int64 = _numpy_type("int64", "int")
 float16 = _numpy_type("float16", "float")
-bfloat16 = DType("bfloat16", np.dtype(ml_dtypes.bfloat16), "float")
+bfloat16 = DType("bfloat16", _BFLOAT16 or np.dtype("V2"), "float")
 float32 = _numpy_type("float32", "float")
 float64 = _numpy_type("float64", "float")
 complex64 = _numpy_type("complex64", "complex")
@@ -95,6 +102,8 @@ _BY_NAME = {d.name: d for d in ALL} | {
     "complex": complex64,
 }
 _BY_NUMPY = {d.numpy: d for d in ALL}
+if _BFLOAT16 is None:  # Nobody gets hold of two bytes that NumPy would take for anything.
+    del _BY_NAME["bfloat16"], _BY_NUMPY[bfloat16.numpy]
 _BY_PYTHON: dict[object, DType] = {float: float32, int: int32, bool: bool_, complex: complex64}
 
 
@@ -105,6 +114,7 @@ def as_dtype(value: object) -> DType:
 
     Raises:
         DTypeError: nothing is known under `value`.
+        LoadError: it is bfloat16, and ml_dtypes is not installed.
     """
     if isinstance(value, DType):
         return value
@@ -116,6 +126,12 @@ def as_dtype(value: object) -> DType:
             found = _BY_NUMPY.get(np.dtype(value))  # type: ignore[call-overload]
         except (TypeError, ValueError, SyntaxError):
             found = None
+    if found is None and isinstance(value, str) and value == "bfloat16":
+        raise LoadError(
+            "dtype",
+            "bfloat16 needs the package ml_dtypes, which is not installed",
+            hint="pip install ml_dtypes",
+        )
     if found is None:
         raise DTypeError(
             "dtype",

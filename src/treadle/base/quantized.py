@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeAlias
 
-import ml_dtypes
 import numpy as np
 
+from treadle.base import dtype as dt
 from treadle.base.dtype import DType, as_dtype
 from treadle.base.errors import DTypeError
 
@@ -283,7 +283,7 @@ def _low_bit(bits: int) -> np.dtype[Any]:
 intb1, intb2, intb4 = _low_bit(1), _low_bit(2), _low_bit(4)
 """Integers of 1, 2 and 4 bits, each stored in 8; values are the caller's to keep in range."""
 
-bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+bfloat16: np.dtype[Any] = dt.bfloat16.numpy
 
 
 def is_lowbit(dtype: object) -> bool:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from treadle.base.dtype import DType, as_dtype
+from treadle.base.dtype import DType, as_dtype, bfloat16
 from treadle.base.errors import DTypeError, OutOfMemory, ShapeError
 from treadle.base.quantized import QuantizedType, quantized_type_of, to_stored
 
@@ -19,6 +18,7 @@ _NARROWED = {
     np.dtype(np.int64): np.dtype(np.int32),
     np.dtype(np.complex128): np.dtype(np.complex64),
 }
+_LARGEST_BFLOAT16 = (2 - 2.0**-7) * 2.0**127
 
 
 def host_data(data: Any, dtype: Any) -> tuple[Array, QuantizedType | None]:
@@ -114,7 +114,7 @@ def _check_fits(source: Array, wanted: np.dtype[Any]) -> None:
     elif wanted.kind in "iu":
         _check_integers(source, wanted)
     elif as_dtype(wanted).is_float and source.dtype.kind in "iuf":
-        limit = ml_dtypes.finfo(wanted).max  # type: ignore[no-untyped-call]
+        limit = _LARGEST_BFLOAT16 if wanted == bfloat16.numpy else np.finfo(wanted).max
         finite = source[np.isfinite(source)].astype(np.float64)
         # Values up to half a step beyond the largest one are rounded to it, not to infinity.
         worst = finite[np.abs(finite) > float(limit)]

@@ -39,13 +39,12 @@ def loader_of(engine: str) -> NativeLoader:
         DeviceError: there is no backend of this name.
         LoadError: it runs no code that it has not compiled.
     """
-    home = registry.BUILT_IN.get(engine)
+    home = registry.NATIVE.get(engine)
     if home is None:
         found = registry.load(engine)
     else:  # Reading the metadata of what is installed takes longer than opening a model.
-        module, _, name = home.partition(":")
         try:
-            found = getattr(importlib.import_module(module), name)
+            found = importlib.import_module(home)
         except ImportError as error:
             raise LoadError("model", f"the backend {engine!r} is not there: {error}") from error
     if not isinstance(found, NativeLoader):

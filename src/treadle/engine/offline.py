@@ -26,13 +26,15 @@ import numpy as np
 import numpy.typing as npt
 
 from treadle.base.dtype import as_dtype
+from treadle.base.edition import COMPILED
+from treadle.base.env import ENGINES
 from treadle.base.errors import CheckpointError, EngineError, LoadError, ShapeError, TreadleError
 from treadle.base.files.checksum import LaterChecksum
 from treadle.base.files.sealed import Sealed
 from treadle.base.files.source import Source
 from treadle.base.log import get_logger
 from treadle.base.types import TensorType
-from treadle.base.version import VERSION
+from treadle.base.version import LITE, VERSION
 from treadle.engine.model_file import opened
 from treadle.engine.native_part import Described, NewerSchema, described
 from treadle.engine.native_run import NativeRunner, best_of, extents, loader_of, usable
@@ -252,8 +254,9 @@ def load_offline(
     entry = file.entry()
     if allow_native is None and entry.get("native") and not file.sealed.origin.who:
         get_logger().warning(
-            "%s: its machine code is left alone and its graph compiled here: %s",
+            "%s: its machine code is left alone and its graph %s here: %s",
             file.source.where,
+            COMPILED,
             file.sealed.origin.why_unknown,
         )
         return _guarded(file, entry, None, None, True)
@@ -262,6 +265,12 @@ def load_offline(
     if best is None:
         if allow_native is not False and not recompile:
             raise _refusal(file, parts)
+        if LITE is not None and allow_native is not False and not (parts or ENGINES.get()):
+            get_logger().warning(
+                "%s: NumPy runs the model, op by op: it has no machine code; `treadle compile` "
+                "makes some, where all of Treadle is installed",
+                file.source.where,
+            )
         return _guarded(file, entry, parts[0] if parts else None, None, True)
     known = parts[best].checksum
     try:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from treadle.base.dtype import ALL, DType
+from treadle.base.dtype import ALL, DType, as_dtype
 from treadle.base.shape import Shape
 from treadle.base.symbol import Dim, Expr, maximum, minimum
 from treadle.base.types import TensorType
@@ -17,7 +17,7 @@ from treadle.graph.lexer import Cursor, Token, error
 from treadle.ops import REGISTRY
 from treadle.ops.constant import ArrayData
 
-DTYPES: dict[str, DType] = {d.name: d for d in ALL}
+DTYPES = {d.name for d in ALL}
 WORDS: dict[str, object] = {
     "True": True,
     "False": False,
@@ -61,7 +61,7 @@ class ValueParser:
             raise error(token, f"expected an element type, found {token}")
         shape = self._shape()
         device = self._cursor.advance().text[1:] if self._cursor.next.kind == "device" else ""
-        return TensorType(DTYPES[token.text], shape, device)
+        return TensorType(as_dtype(token.text), shape, device)
 
     def _shape(self) -> Shape:
         self._cursor.sign("[")
@@ -142,7 +142,7 @@ class ValueParser:
             return self._typed()
         self._cursor.advance()
         if name in DTYPES:
-            return DTYPES[name]
+            return as_dtype(name)
         if name in WORDS:
             return WORDS[name]
         if name in _CALLS:

@@ -11,6 +11,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
+from treadle.base.edition import COMPILED
 from treadle.base.errors import LoadError
 from treadle.base.log import get_logger
 from treadle.engine.offline import OfflineModel, load_offline
@@ -60,11 +61,11 @@ class LiteModel:
                 self._portable = self._read()
             return self._portable
 
-    def portable_because(self, reason: str) -> Portable:
+    def portable_because(self, reason: str, becomes: str = COMPILED) -> Portable:
         """The portable part, which is compiled now although there is native code; told once."""
         if self.native is not None and reason not in self._told:
             self._told.add(reason)
-            get_logger("lite").warning("the portable part of the model is compiled: %s", reason)
+            _tell(reason, becomes)
         return self.portable
 
     @property
@@ -83,17 +84,21 @@ class LiteModel:
         Raises:
             TreadleError: the model does not take these shapes.
         """
-        shapes = tuple(a.shape for a in arrays)
+        shapes, becomes = tuple(a.shape for a in arrays), COMPILED
         if self.native is not None and settings == AS_COMPILED:
             if shapes in self.native.gears:
                 return self.native.run(arrays, room)
             reason = f"it has no code for inputs of shapes {list(map(list, shapes))}"
         elif settings.device:
-            reason = f"it runs on {settings.device}"
+            reason, becomes = f"it runs on {settings.device}", "compiled"
         else:
             reason = "options of the network differ from those that its code was compiled with"
-        results = self.portable_because(reason).run(arrays, settings)
+        results = self.portable_because(reason, becomes).run(arrays, settings)
         return [_placed(io.name, r, room) for io, r in zip(self.outputs, results, strict=True)]
+
+
+def _tell(reason: str, becomes: str = COMPILED) -> None:
+    get_logger("lite").warning("the portable part of the model is %s: %s", becomes, reason)
 
 
 def _placed(name: str, result: Array, room: Room) -> Array:
@@ -161,13 +166,11 @@ def _offline(path: str, allow_native: bool | None) -> OfflineModel:
     try:
         found = load_offline(path, recompile=True, allow_native=allow_native)
     except LoadError as error:
-        get_logger("lite").warning("the portable part of the model is compiled: %s", error)
+        _tell(str(error))
         return load_offline(path, allow_native=False)
     if not found.target and "target" in found.manifest:
         made = found.manifest["target"]["name"]
-        get_logger("lite").warning(
-            "the portable part of the model is compiled: its code is for other machines (%s)", made
-        )
+        _tell(f"its code is for other machines ({made})")
     return found
 
 

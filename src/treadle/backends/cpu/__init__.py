@@ -13,10 +13,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from treadle.backends.api import Availability, Backend, Support, no
-from treadle.backends.native_code import Array, Executable, Machine, NativeCode
 from treadle.base.errors import CompileError
 from treadle.base.shape import size_of
 from treadle.base.types import TensorType
@@ -71,21 +68,6 @@ class Cpu(Backend):
         except CompileError as error:
             return no("device-feature", str(error))
 
-    def misfit(self, machine: Machine, /) -> tuple[str, str] | None:
-        """As `NativeLoader` says."""
-        found: tuple[str, str] | None = self._shipped().misfit(machine)
-        return found
-
-    def open_native(self, code: NativeCode, /) -> Sequence[Executable]:
-        """As `NativeLoader` says."""
-        made: Sequence[Executable] = self._shipped().open_native(code)
-        return made
-
-    def empty(self, shape: Sequence[int], dtype: np.dtype[Any], /) -> Array:
-        """As `NativeLoader` says."""
-        made: Array = self._shipped().HOST.empty(shape, dtype)
-        return made
-
     def counters(self) -> dict[str, int]:
         """Zeros where nothing has asked for generated code yet."""
         native = sys.modules.get("treadle.backends.cpu.native")
@@ -99,10 +81,6 @@ class Cpu(Backend):
     @staticmethod
     def _eager() -> Any:
         return importlib.import_module("treadle.backends.cpu.eager")
-
-    @staticmethod
-    def _shipped() -> Any:
-        return importlib.import_module("treadle.backends.cpu.shipped")
 
 
 def _size(type_: TensorType) -> int:

@@ -21,7 +21,7 @@ from treadle.backends.cpu.host import flags, host_target, processor, required
 from treadle.backends.cpu.native import CORE, adopt, version
 from treadle.backends.cpu.pool import PROCESS, start
 from treadle.backends.cpu.toolchain import Library, LinkedObjects, linking, opened
-from treadle.backends.native_code import Machine, NativeCode
+from treadle.backends.native_code import Array, Machine, NativeCode
 from treadle.base.errors import CompileError, LoadError
 
 _SPELLED = {"AMD64": "x86_64", "arm64": "aarch64"}
@@ -79,6 +79,11 @@ def open_native(code: NativeCode) -> list[NativeExecutable]:
     return made
 
 
+def empty(shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
+    """Memory for a result, taken from what earlier ones gave back."""
+    return HOST.empty(shape, dtype)
+
+
 def _library(code: NativeCode, symbols: Sequence[str]) -> Library:
     image: Any = code.library or linking().shared_library(code.objects)
     if image:
@@ -94,4 +99,4 @@ def renumbered(encoded: Encoded, number_of: Callable[[str], int]) -> np.ndarray[
     return words
 
 
-__all__ = ["HOST", "machine_of", "misfit", "open_native", "prefix_of", "renumbered"]
+__all__ = ["empty", "machine_of", "misfit", "open_native", "prefix_of", "renumbered"]
