@@ -7,6 +7,7 @@ so a text that is read elsewhere runs nothing that was not registered there.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 from collections.abc import Callable
@@ -46,6 +47,8 @@ class CustomKernel:
         reference: one array or a tuple from (attributes, *arrays).
         vjp: cotangents of the inputs from (attributes, Pullback), or None.
         n_outputs: number of results.
+        onnx: the operator that it is in ONNX, "domain::Name"; made of the name if left out.
+        expand: the results from (attributes, *tensors), in ops that others know, or None.
     """
 
     name: str
@@ -53,12 +56,24 @@ class CustomKernel:
     reference: Reference
     vjp: Vjp | None = None
     n_outputs: int = 1
+    onnx: str = ""
+    expand: Callable[..., Any] | None = None
+
+    @property
+    def operator(self) -> tuple[str, str]:
+        """The domain and the name of the operator that it is in ONNX."""
+        domain, _, name = self.onnx.rpartition("::")
+        if not name:
+            domain, _, name = self.name.rpartition(".")
+        return domain or ONNX_DOMAIN, name
 
     def __call__(self, **attributes: Any) -> Custom:
         """The op with these attributes (hashable values)."""
         return Custom(self.name, tuple(sorted(attributes.items())), self.n_outputs)
 
 
+ONNX_DOMAIN = "treadle.custom"
+"""Of operators whose ops have a name without a point."""
 _KERNELS: dict[str, CustomKernel] = {}
 
 
@@ -68,6 +83,8 @@ def custom_op(
     reference: Reference,
     vjp: Vjp | None = None,
     n_outputs: int = 1,
+    onnx: str = "",
+    expand: Callable[..., Any] | None = None,
 ) -> CustomKernel:
     """Define an op from outside Treadle.
 
@@ -80,6 +97,9 @@ def custom_op(
         reference: `(attributes, *arrays) -> array or tuple of arrays`.
         vjp: `(attributes, Pullback) -> one cotangent or None per input`, written in ops.
         n_outputs: number of results.
+        onnx: how it is written to ONNX: "domain::Name"; "page.cube" is "page::cube" if left out.
+        expand: `(attributes, *tensors) -> tensor or tuple of tensors`, in functions of Treadle's;
+            ONNX files then hold these in place of an operator of its own.
 
     Raises:
         LoadError: another module has registered the name.
@@ -91,8 +111,27 @@ def custom_op(
             f"{name!r} is already defined by {before.infer.__module__}",
             hint="prefix the name with that of your package",
         )
-    _KERNELS[name] = CustomKernel(name, infer, reference, vjp, n_outputs)
+    _KERNELS[name] = CustomKernel(name, infer, reference, vjp, n_outputs, onnx, expand)
     return _KERNELS[name]
+
+
+def custom_op_in_onnx(
+    name: str, onnx: str = "", expand: Callable[..., Any] | None = None
+) -> CustomKernel:
+    """Say of a registered op, such as one of a library, what `custom_op` takes for ONNX.
+
+    Raises:
+        UnsupportedOp: nobody registered it.
+    """
+    known = Custom(name).registered()
+    _KERNELS[name] = dataclasses.replace(known, onnx=onnx, expand=expand)
+    return _KERNELS[name]
+
+
+def custom_op_of_onnx(domain: str, operator: str) -> CustomKernel | None:
+    """The registered op that an operator of ONNX is, if there is one."""
+    wanted = domain, operator
+    return next((k for k in _KERNELS.values() if k.operator == wanted), None)
 
 
 def forget_custom_op(name: str) -> None:

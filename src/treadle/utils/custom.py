@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from treadle.backends.foreign import LISTING, ForeignOp, open_library
-from treadle.base.errors import LoadError, NoGradient
+from treadle.base.errors import LoadError, NoGradient, UnsupportedOp
 from treadle.base.types import TensorType
-from treadle.ops.custom import Custom, custom_op, forget_custom_op
+from treadle.ops.custom import Custom, custom_op, custom_op_in_onnx, forget_custom_op
 from treadle.ops.op import Pullback
 from treadle.tensor import Tensor
 
-__all__ = ["LISTING", "CustomOp", "load", "loaded", "unload"]
+__all__ = ["LISTING", "CustomOp", "load", "loaded", "unload", "written_to_onnx"]
 
 
 class CustomOp:
@@ -32,10 +32,12 @@ class CustomOp:
     Attributes:
         name: unique; by convention with the package's name in front.
         n_outputs: number of results.
+        onnx: the operator that it is in ONNX, "domain::Name"; "page.cube" is "page::cube" if empty.
     """
 
     name: ClassVar[str] = ""
     n_outputs: ClassVar[int] = 1
+    onnx: ClassVar[str] = ""
 
     def __init__(self, **attributes: Any) -> None:
         self.__dict__.update(attributes)
@@ -60,6 +62,10 @@ class CustomOp:
         Written with operators and methods of tensors, it is differentiated again and captured.
         """
         raise NoGradient(self.name, "has no gradient", hint="define backward in the class")
+
+    def expand(self, *inputs: Any) -> Any:
+        """The results as tensors of Treadle's own functions, for ONNX files; optional."""
+        raise UnsupportedOp(self.name, "has no expand")
 
     def __init_subclass__(cls) -> None:
         if "name" in cls.__dict__:
@@ -97,7 +103,12 @@ def _register_class(cls: type[CustomOp]) -> None:
         return tuple(g if need else None for g, need in zip(every, at.needs, strict=True))
 
     infer.__module__ = cls.__module__  # which is how a name taken twice is noticed
-    custom_op(cls.name, infer, reference, vjp, cls.n_outputs)
+    expand = None if cls.expand is CustomOp.expand else _expansion_of(cls)
+    custom_op(cls.name, infer, reference, vjp, cls.n_outputs, cls.onnx, expand)
+
+
+def _expansion_of(cls: type[CustomOp]) -> Callable[..., Any]:
+    return lambda attributes, *inputs: cls(**attributes).expand(*inputs)
 
 
 def run(op: Custom, inputs: Sequence[Any]) -> Any:
@@ -150,6 +161,24 @@ def unload(lib_path: str | os.PathLike[str]) -> None:
 def loaded() -> list[str]:
     """Names of all ops of all libraries."""
     return sorted(name for ops in _LIBRARIES.values() for name in ops)
+
+
+def written_to_onnx(
+    name: str, operator: str = "", expand: Callable[..., Any] | None = None
+) -> None:
+    """Say how a loaded op is written to ONNX files, and found in them.
+
+    Args:
+        name: of the op.
+        operator: "domain::Name" of the operator that it is; made of its name if left out.
+        expand: the results from the op's parameters as keywords and tensors, in functions of
+            Treadle's; files then hold these in place of the operator.
+
+    Raises:
+        UnsupportedOp: no op has the name.
+    """
+    own = None if expand is None else lambda given, *inputs: expand(*inputs, **given)
+    custom_op_in_onnx(name, operator, own)
 
 
 def _gradient_of(name: str) -> str:

@@ -73,7 +73,9 @@ def graph_to_onnx(
     proto.initializer.extend(writer.initializers)
     model = helper.make_model(
         proto,
-        opset_imports=[helper.make_opsetid("", OPSET)],
+        opset_imports=[
+            helper.make_opsetid(*pair) for pair in (("", OPSET), *writer.domains.items())
+        ],
         ir_version=IR_VERSION,
         producer_name="treadle",
         producer_version=VERSION,

@@ -6,13 +6,17 @@ by the function that its ONNX schema defines, where there is one.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from treadle.base.errors import UnsupportedOp
 from treadle.interop.onnx.nodes import Node, Value
 from treadle.ops import REGISTRY
+from treadle.ops.custom import custom_op_of_onnx
 from treadle.ops.op import Op
 
 Convert = Callable[..., Any]
@@ -73,11 +77,34 @@ def find(node: Node) -> Converter | None:
     for entry in CONVERTERS.get((_domain(node.domain), node.op_type), ()):
         if entry.since <= node.opset:
             return entry
-    return _declared(node) if not _domain(node.domain) else None
+    return _declared(node) if not _domain(node.domain) else _custom(node)
 
 
 def _domain(name: str) -> str:
     return "" if name == "ai.onnx" else name
+
+
+def _custom(node: Node) -> Converter | None:
+    """A converter made of the op that a user registered for the operator."""
+    kernel = custom_op_of_onnx(node.domain, node.op_type)
+    if kernel is None:
+        return None
+
+    def convert(node: Node, *inputs: Value) -> Value:
+        if any(x is None for x in inputs):
+            raise node.refuse(f"{kernel.name} takes all of its inputs")
+        return kernel(**{k: _setting(v) for k, v in node.attributes.items()}).outputs(*inputs)
+
+    return Converter(convert)
+
+
+def _setting(value: Any) -> Any:
+    """An attribute as the op was given it: ONNX has no doubles, and no tuples."""
+    if isinstance(value, list):
+        return tuple(map(_setting, value))
+    if isinstance(value, float) and math.isfinite(value):
+        return float(np.format_float_positional(np.float32(value), trim="0"))
+    return value
 
 
 def _declared(node: Node) -> Converter | None:

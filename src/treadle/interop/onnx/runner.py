@@ -151,6 +151,12 @@ class Runner:
         if entry is None:
             body = _schema_function(proto, node, inputs)
             if body is None:
+                if domain and domain not in _STANDARD:
+                    raise node.refuse(
+                        f"nothing is registered for it in the domain {domain!r}",
+                        f'import the module with the custom op whose onnx is "{domain}::'
+                        f'{proto.op_type}", or register a converter with converts(...)',
+                    )
                 raise node.refuse(f"opset {version} of it has no converter")
             return self._function(body, proto, inputs, depth, _defaults(proto, version))
         try:
@@ -205,6 +211,9 @@ class Runner:
         opsets = {("" if o.domain == "ai.onnx" else o.domain): o.version for o in body.opset_import}
         self._body(nodes, names, {**self._opsets, **opsets}, depth + 1)
         return [names.get(o) for o in body.output]
+
+
+_STANDARD = ("ai.onnx.ml", "ai.onnx.preview.training")
 
 
 def _named(proto: onnx.NodeProto) -> AbstractContextManager[None]:

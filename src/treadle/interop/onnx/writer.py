@@ -98,6 +98,8 @@ class Writer:
             outer._constants if outer else {}
         )
         self._results: tuple[str, ...] = ()
+        self.domains: dict[str, int] = outer.domains if outer else {}
+        self._foreign: list[OnnxOperand] = []
 
     # -- names -----------------------------------------------------------------------------
 
@@ -165,6 +167,28 @@ class Writer:
         self.nodes.append(
             helper.make_node(op_type, names, [o.name for o in outputs], outputs[0].name, **given)
         )
+        return tuple(outputs)
+
+    def foreign(
+        self,
+        domain: str,
+        op_type: str,
+        inputs: Sequence[OnnxOperand],
+        types: Sequence[TensorType],
+        attributes: Sequence[onnx.AttributeProto],
+    ) -> tuple[OnnxOperand, ...]:
+        """Append a node of another domain, of which nobody else knows the types."""
+        wished = self._results if len(self._results) == len(types) else ()
+        outputs = [
+            OnnxOperand(self, t, self.fresh((wished[i] if wished else "") or op_type.lower()))
+            for i, t in enumerate(types)
+        ]
+        names = [x.name for x in inputs], [y.name for y in outputs]
+        node = helper.make_node(op_type, *names, outputs[0].name, domain=domain)
+        node.attribute.extend(attributes)
+        self.nodes.append(node)
+        self.domains[domain] = 1
+        self._foreign += outputs
         return tuple(outputs)
 
     def _in_wider(
@@ -263,7 +287,9 @@ class Writer:
     ) -> onnx.GraphProto:
         """The graph; initializers belong to the outermost one."""
         ends = ([_described(x) for x in inputs], [_described(x) for x in outputs])
-        return helper.make_graph(self.nodes, name, *ends)
+        known = {x.name for x in outputs}
+        inside = [_described(x) for x in self._foreign if x.name not in known]
+        return helper.make_graph(self.nodes, name, *ends, value_info=inside)
 
 
 _WIDER = {

@@ -1,5 +1,5 @@
 """How ops are written as ONNX, by family; importing them registers them."""
 
-from treadle.interop.onnx.exporters import control, elementwise, indexing, shapes, windows
+from treadle.interop.onnx.exporters import control, custom, elementwise, indexing, shapes, windows
 
-__all__ = ["control", "elementwise", "indexing", "shapes", "windows"]
+__all__ = ["control", "custom", "elementwise", "indexing", "shapes", "windows"]
