@@ -79,6 +79,19 @@ def test_subgraphs_with_and_without_their_own_gradient() -> None:
     assert (x.grad.item(), y.grad.item()) == (27.0 + 5.0, -3.0)
 
 
+def test_subgraphs_are_ops_that_are_made_and_then_applied() -> None:
+    @runtime.subgraph("Gap", "float32", None, 2, gopt_level=2)
+    def gap(inputs: list[mge.Tensor], f: Callable[..., Any], c: Callable[..., Any]) -> Any:
+        x, y = inputs
+        rows = f(ops.AddAxis(axis=[1]), x)
+        first = f(ops.Subtensor(items=[[0, False, False, False, True]]), y, c(1, dtype="int32"))
+        return [f("max", f(ops.Elemwise(mode=ops.Elemwise.Mode.SUB), rows, first), c(0))], [True]
+
+    assert mge.core.tensor.utils.subgraph is runtime.subgraph
+    (found,) = core2.apply(gap(), mge.tensor([1.0, 5.0]), mge.tensor([9.0, 2.0]))
+    assert found.tolist() == [[0.0], [3.0]]
+
+
 def test_functions_of_the_run_time() -> None:
     core2.push_scope("net")
     with pytest.raises(ValueError, match="not the innermost"):

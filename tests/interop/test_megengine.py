@@ -115,6 +115,9 @@ def test_every_package_path_is_imported_and_is_one_module() -> None:
         "from megengine.jit.tracing import TraceError, trace",
         "from megengine.utils.tuple_function import _pair",
         "assert callable(megengine.distributed.launcher) and _pair(3) == (3, 3)",
+        # Programs enter in tables of their own what they find in these packages.
+        "assert 'ImageFolder' in vars(megengine.data.dataset)",
+        "assert 'Transform' in vars(megengine.data.transform)",
         "print(megengine.core.ops.custom.__name__)",
     ]
     done = subprocess.run(
@@ -171,6 +174,31 @@ def test_modules_code_and_neighbours_of_a_script_are_found(tmp_path: Path) -> No
     assert run("-m", "package", "b", cwd=tmp_path).stdout == f"{mge.__version__} ['b']\n"
     code = "import sys, megengine as m; print(m.tensor(1).item(), sys.argv)"
     assert run("-c", code, "c", cwd=tmp_path).stdout == "1 ['-c', 'c']\n"
+
+
+STARTING = """
+import multiprocessing, subprocess, sys
+import megengine.functional as F
+
+def child(queue):
+    queue.put(F.sum(F.ones((3,))).item())
+
+if __name__ == "__main__":
+    spawn = multiprocessing.get_context("spawn")
+    queue = spawn.Queue()
+    process = spawn.Process(target=child, args=(queue,))
+    process.start()
+    print(queue.get(timeout=300), flush=True)
+    process.join()
+    code = "import megengine.module, megengine, treadle; print(megengine is treadle)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+"""
+
+
+def test_processes_that_a_program_starts_know_the_alias(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(STARTING)
+    done = run("script.py", cwd=tmp_path)
+    assert done.stdout == "3.0\nTrue\n", done.stderr
 
 
 @pytest.mark.parametrize("wrong", [[], ["-m"], ["-x"]], ids=str)

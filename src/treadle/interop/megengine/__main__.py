@@ -3,6 +3,8 @@
 python -m treadle.interop.megengine script.py [arguments]
 python -m treadle.interop.megengine -m module [arguments]
 python -m treadle.interop.megengine -c code [arguments]
+
+Processes that the program starts, by `multiprocessing` or as commands, know the alias as well.
 """
 
 from __future__ import annotations
@@ -10,10 +12,19 @@ from __future__ import annotations
 import os
 import runpy
 import sys
+from pathlib import Path
 
 from treadle.interop.megengine.alias import install
 
 _USAGE = "usage: python -m treadle.interop.megengine (script.py | -m module | -c code) [arguments]"
+
+
+def _tell_children() -> None:
+    """Let the Python of every process from here on find a `megengine` that installs the alias."""
+    folder = str(Path(__file__).parent / "path")
+    known = os.environ.get("PYTHONPATH", "")
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [folder, known]))
+    sys.path.append(folder)  # `multiprocessing` hands this list to those it spawns.
 
 
 def main() -> None:
@@ -23,6 +34,7 @@ def main() -> None:
     if not arguments or (not flag and arguments[0].startswith("-")):
         sys.exit(_USAGE)
     install()
+    _tell_children()
     target, *rest = arguments
     if flag == "-c":
         sys.argv = ["-c", *rest]

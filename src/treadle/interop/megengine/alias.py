@@ -47,6 +47,9 @@ _ELSEWHERE = {
 }
 """Modules that stand elsewhere here, by their path in MegEngine."""
 
+_REGISTRIES = ("data.dataset", "data.dataset.vision", "data.transform")
+"""Packages whose members programs enter in tables of their own."""
+
 _MEGENGINE = "interop.megengine"
 _NOISE = "module.vision_noise"
 _GUESTS = {
@@ -141,6 +144,15 @@ def _make_known(besides: str = "") -> None:
         alias = _ALIAS + name[len(_REAL) :]
         if alias != besides:
             sys.modules.setdefault(alias, sys.modules[name])
+    for path in _REGISTRIES:
+        if f"{_REAL}.{path}" in sys.modules:
+            _complete(f"{_REAL}.{path}")
+
+
+def _complete(name: str) -> None:
+    """Import what a package imports when it is named: programs go through `vars` of these."""
+    package = sys.modules[name]
+    vars(package).update({member: getattr(package, member) for member in package.__all__})
 
 
 class _AliasLoader(Loader):

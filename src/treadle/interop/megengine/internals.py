@@ -284,7 +284,6 @@ def _absent(name: str, why: str) -> Callable[..., Any]:
 
 
 _TRACER = "trace_module, and the nodes and expressions of its graph, are there"
-_SUBGRAPH = "core.tensor.utils.subgraph_fn is there"
 
 
 class SymbolVar:
@@ -372,7 +371,7 @@ def _of_tensors() -> dict[str, dict[str, Any]]:
             "isscalar": isscalar,
             "make_shape_tuple": make_shape_tuple,
             "setscalar": setscalar,
-            "subgraph": _absent("core.tensor.utils.subgraph", _SUBGRAPH),
+            "subgraph": runtime.subgraph,
             "subgraph_fn": runtime.subgraph_fn,
         },
     }

@@ -296,6 +296,17 @@ def subgraph_fn(
     return decorate
 
 
+def subgraph(*args: Any, **kwargs: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """As `subgraph_fn`; what it makes is called for an op, which is then applied to tensors."""
+    make = subgraph_fn(*args, **kwargs)
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        op = make(function)
+        return lambda: op
+
+    return decorate
+
+
 CORE2: dict[str, Any] = {
     "AsyncError": AsyncError,
     "TensorWeakRef": TensorWeakRef,
@@ -337,6 +348,7 @@ __all__ = [
     "get_seed",
     "new_rng_handle",
     "set_seed",
+    "subgraph",
     "subgraph_fn",
     "without_effect",
 ]
