@@ -8,8 +8,10 @@ import json
 import random
 import sys
 import warnings
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 from tests.interop.onnx.fuzz import rarer, recurring, structure  # noqa: F401  (register recipes)
 from tests.interop.onnx.fuzz.growing import Growing
@@ -19,6 +21,7 @@ from tests.interop.onnx.fuzz.recipes import RECIPES, drawn
 import treadle as mge
 
 OPSETS = (15, 18, 21, 21, 23)
+FOUND = Path("build") / "fuzz-onnx"
 BATCH = 400
 """Models of one process: then a new one begins, without what the last one kept."""
 
@@ -38,9 +41,19 @@ def run(chosen: argparse.Namespace) -> int:
         grown = grow(number, chosen.operators, chosen.nnsmith)
         tell(model=number, at="run")
         found = [(f.key, f.detail) for f in judge(grown)]
+        if found:
+            keep(grown, number)
         names = sorted({f"{n.domain}.{n.op_type}".lstrip(".") for n in grown.nodes})
         tell(model=number, at="done", found=found, operators=names)
     return 0
+
+
+def keep(grown: Growing, number: int) -> None:
+    """Write a model and its inputs to a file: NNSmith's solver gives others when time is short."""
+    FOUND.mkdir(parents=True, exist_ok=True)
+    model = grown.model()
+    onnx.save(model, FOUND / f"{number}.onnx")
+    np.savez(FOUND / f"{number}.npz", **{i.name: grown.values[i.name] for i in model.graph.input})
 
 
 def tell(**line: Any) -> None:
