@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -23,7 +24,7 @@ from treadle.backends.program import Address, Host, Jump, Run, Together, runs_of
 from treadle.base import dtype as dt
 from treadle.base.errors import CompileError
 from treadle.base.types import TensorType
-from treadle.engine.compile import compile_graph
+from treadle.engine.compile import assemble, compile_graph
 from treadle.engine.compile.memory import Buffer
 from treadle.engine.compile.schedule import Schedule, crowding
 from treadle.engine.compile.streams import assign_streams
@@ -31,10 +32,13 @@ from treadle.engine.compile.streams_check import check_streams
 from treadle.engine.compile.together import (
     MOST,
     REACH,
+    Place,
     Unit,
+    _awaited,
     check_together,
     joined,
     slots_of,
+    units_of,
 )
 from treadle.engine.cost import RATES
 from treadle.engine.execute import Executor
@@ -47,7 +51,8 @@ from treadle.engine.types import CompileReport
 from treadle.graph.builder import GraphBuilder, trace_body
 from treadle.graph.ir import Graph
 from treadle.ops.control import While
-from treadle.ops.movement import Reshape
+from treadle.ops.movement import Concat, Reshape
+from treadle.ops.slicing import along
 from treadle.ops.unary import Abs, Exp, Relu, Tanh
 
 X = TensorType(dt.float32, (4, 8))
@@ -270,7 +275,7 @@ def test_crowding_blames_who_brought_the_largest_buffers() -> None:
         tuple(Buffer(n, *life) for n, life in zip(sizes, lives, strict=True)),
         {},
     )
-    users = [{0, 1}, {2, 3}, {4, 5}]
+    users = [{0, 1}, {2, 3}, {4, 5}].__getitem__
     slots = ((0, 2, 4), (1, 3, 5))
     found = Schedule(slots, tuple(Buffer(n, 0, 1) for n in sizes), {})
     assert crowding(plain, found, users, {}) == set()
@@ -280,6 +285,40 @@ def test_crowding_blames_who_brought_the_largest_buffers() -> None:
     assert crowding(plain, found, users, {0: 10**6}) == {2, 4}
     assert crowding(plain, found, users, {0: 100}, {4}) == {0, 2}  # Others joined unit 4.
     assert crowding(plain, plain, users, {4: 10}, {4}) == set()
+
+
+# -- what launches of one piece wait for -------------------------------------------------------
+
+PLACES = st.sets(st.tuples(st.sampled_from(("input", "output", "workspace")), st.integers(0, 2)))
+
+
+@given(st.lists(st.tuples(PLACES, PLACES), max_size=12))
+def test_launches_of_a_piece_wait_for_all_that_touch_what_they_touch(
+    uses: list[tuple[set[Place], set[Place]]],
+) -> None:
+    reached: list[set[int]] = []
+    for i, (direct, (reads, writes)) in enumerate(zip(_awaited(uses), uses, strict=True)):
+        reached.append({k for d in direct for k in (d, *reached[d])})
+        touching = {
+            k
+            for k, (read, written) in enumerate(uses[:i])
+            if written & (reads | writes) or read & writes
+        }
+        assert touching <= reached[i] and set(direct) <= touching
+
+
+def test_dependencies_grow_with_the_launches_of_a_piece_not_with_their_square() -> None:
+    def dependencies(parts: int) -> int:
+        builder = GraphBuilder("parts")
+        x = builder.input(TensorType(dt.float32, (parts, 8)), "x")
+        rows = [Exp()(along(x, 0, i, i + 1)) for i in range(parts)]
+        whole = Concat(0)(*rows)
+        builder.output(Tanh()(whole), Abs()(whole), Exp()(whole))
+        with mock.patch.object(assemble, "units_of", wraps=units_of) as made:
+            Stages(builder.build(), options=Options(level=0)).planned()
+        return sum(len(u.before) for u in units_of(*made.call_args.args))
+
+    assert dependencies(64) < 2.5 * dependencies(32)
 
 
 # -- slots -------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ that brought them there get less freedom, and it is made again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from treadle.engine.compile.memory import Buffer, live_bytes
@@ -23,6 +23,9 @@ _TRIES = 8
 """How often slots are made anew."""
 _SHORTER = 8
 """How much less reach a launch has then."""
+
+
+Users = Callable[[int], set[int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,13 +158,16 @@ def _users(
     placement: Placement,
     spaces: Mapping[int, tuple[Home, ...]],
     units: Sequence[Unit],
-) -> list[set[int]]:
-    """For each buffer the units that keep it alive."""
-    users: list[set[int]] = [set() for _ in placement.sizes]
+) -> Users:
+    """For each buffer the units that keep it alive: all of each piece of work that uses it."""
+    own: dict[int, list[int]] = {}
     for u, unit in enumerate(units):
-        for i in _buffers(work[unit.work], placement, spaces.get(unit.work, ())):
-            users[i].add(u)
-    return users
+        own.setdefault(unit.work, []).append(u)
+    pieces: list[dict[int, None]] = [{} for _ in placement.sizes]
+    for number in own:
+        for i in _buffers(work[number], placement, spaces.get(number, ())):
+            pieces[i][number] = None
+    return lambda i: {u for number in pieces[i] for u in own[number]}
 
 
 # -- too much memory ---------------------------------------------------------------------------
@@ -170,7 +176,7 @@ def _users(
 def crowding(
     plain: Schedule,
     found: Schedule,
-    users: Sequence[set[int]],
+    users: Users,
     excess: Mapping[int, int],
     fixed: Set[int] = frozenset(),
     *,
@@ -181,7 +187,7 @@ def crowding(
     Args:
         plain: all units one by one.
         found: some of them together.
-        users: for each buffer the units that keep it alive.
+        users: gives for each buffer the units that keep it alive.
         excess: bytes that slots of `found` have too many.
         fixed: units that joined nobody, though others may have joined them.
         early: whether units of `found` were brought forward, rather than put off.
@@ -203,9 +209,9 @@ def crowding(
             if left <= 0:
                 break
             left -= aligned(found.buffers[i].size)
-            beside = {u for u in users[i] - {host} if where[u] == slot}
+            beside = {u for u in users(i) - {host} if where[u] == slot}
             passed = {
-                u for u in users[i] if sign * where[u] > sign * slot and sign * u < sign * host
+                u for u in users(i) if sign * where[u] > sign * slot and sign * u < sign * host
             }
             blamed |= beside | passed or {host}
         if left > 0:  # Operands that are not overwritten in place any more, as others read them.

@@ -89,18 +89,18 @@ def units_of(
         item = work[number]
         sources = [done[maker[v]] if v in maker else () for v in item.inputs]
         earlier = [u for w in item.after for u in done[w]]
-        own = range(len(units), len(units) + _count(item))
+        own = range(len(units), len(units) + 1)
         if item.lowered is None:
             before = (*earlier, *(u for s in sources for u in s))
             units.append(Unit(number, -1, tuple(dict.fromkeys(before))))
         else:
             units += _launches(number, item, item.lowered, sources, earlier, own.start)
-        done[number] = (*own, *_through(item, sources, earlier))
+            own = range(own.start, len(units))
+        # Whoever waits for the last ones waits for all.
+        followed = {u for i in own for u in units[i].before}
+        last = (u for u in own if u not in followed)
+        done[number] = (*last, *_through(item, sources, earlier))
     return tuple(units)
-
-
-def _count(item: Work) -> int:
-    return 1 if item.lowered is None else len(item.lowered.launches)
 
 
 def _through(
@@ -122,13 +122,14 @@ def _launches(
     first: int,
 ) -> Iterator[Unit]:
     """The units of one piece; they wait for those of it that touch what they touch."""
-    uses = [_uses(lowered, launch) for launch in lowered.launches]
-    for i, launch in enumerate(lowered.launches):
+    taken: dict[int, list[int]] = {}
+    for i, j in lowered.in_place:
+        taken.setdefault(i, []).append(j)
+    uses = [_uses(launch, taken) for launch in lowered.launches]
+    for i, (launch, awaited) in enumerate(zip(lowered.launches, _awaited(uses), strict=True)):
         reads, writes = uses[i]
         before = [*earlier, *(u for k, j in reads if k == "input" for u in sources[j])]
-        for k, (read, written) in enumerate(uses[:i]):
-            if written & (reads | writes) or read & writes:
-                before.append(first + k)
+        before += [first + k for k in awaited]
         seconds = _seconds(item, lowered, launch, reads | writes)
         yield Unit(
             number,
@@ -144,11 +145,25 @@ def _launches(
 Place = tuple[str, int]
 
 
-def _uses(lowered: Lowered, launch: Launch) -> tuple[set[Place], set[Place]]:
-    """What a launch reads and writes; an input is also the output that may take its memory."""
-    taken: dict[int, list[int]] = {}
-    for i, j in lowered.in_place:
-        taken.setdefault(i, []).append(j)
+def _awaited(uses: Sequence[tuple[set[Place], set[Place]]]) -> Iterator[list[int]]:
+    """For each launch of a piece the earlier ones it waits for, but for those that they wait for.
+
+    It comes after whoever last wrote what it touches, and after all who have read that since if it
+    writes there. A piece may be thousands of launches that write to one result.
+    """
+    writer: dict[Place, int] = {}
+    readers: dict[Place, list[int]] = {}
+    for i, (reads, writes) in enumerate(uses):
+        found = {k: None for place in writes for k in readers.pop(place, ())}
+        found.update((writer[place], None) for place in (*reads, *writes) if place in writer)
+        yield list(found)
+        writer.update((place, i) for place in writes)
+        for place in reads - writes:
+            readers.setdefault(place, []).append(i)
+
+
+def _uses(launch: Launch, taken: Mapping[int, list[int]]) -> tuple[set[Place], set[Place]]:
+    """What a launch reads and writes; an input is also the outputs that may take its memory."""
     reads: set[Place] = set()
     writes: set[Place] = set()
     for argument in launch.arguments:
