@@ -76,6 +76,8 @@ class Tensor(ArrayMethods, HandleMembers):
         """A handle; of a subclass with a constructor of its own, which need not call ours, one
         whose value is the first argument.
         """
+        if kwargs and "requires_grad" in kwargs:
+            raise TypeError(spelling.REQUIRES_GRAD)
         made = object.__new__(cls)
         if cls.__init__ is not Tensor.__init__ and args:
             Tensor.__init__(made, args[0])
@@ -137,7 +139,7 @@ class Tensor(ArrayMethods, HandleMembers):
     @property
     def size(self) -> int:
         """Number of elements."""
-        return math.prod(self._data.shape)
+        return spelling.counted(math.prod(self._data.shape))
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -241,8 +243,11 @@ class Tensor(ArrayMethods, HandleMembers):
 
     # -- moving and casting ----------------------------------------------------------------
 
-    def to(self, device: Any) -> Tensor:
-        """A copy on another device; gradients flow back through it."""
+    def to(self, device: Any = None, *, dtype: Any = None) -> Tensor:
+        """A copy on another device, or of another element type; gradients flow back through it."""
+        if dtype is not None:
+            moved = self if device is None else self.to(device)
+            return moved.astype(dtype)
         return self.apply(Transfer(_as_device(device).logical_name), (self,))[0]
 
     def detach(self) -> Tensor:
@@ -456,7 +461,7 @@ def _rows(x: Tensor, problem: str) -> int:
 def _one(x: Tensor) -> Any:
     """The single element of a tensor of any rank."""
     if x.size != 1:
-        raise ValueError(f"only a tensor of one element is a number or truth value, got {x.type}")
+        raise ValueError(spelling.of_truth(x.type))
     return x.numpy().reshape(-1)[0]
 
 

@@ -51,7 +51,7 @@ def test_the_ops_of_repeated_calls_are_kept(kept: Any, call: Callable[[Tensor], 
 
 def test_a_wrong_argument_is_reported_of_a_tensor_method() -> None:
     x = treadle.tensor([[1.0, 2.0]])
-    with pytest.raises(TypeError, match=r"^Tensor\.sum\(\) got an unexpected .* 'dim'"):
-        x.sum(dim=1)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"^Tensor\.sum\(\) got an unexpected .* 'dims'"):
+        x.sum(dims=1)  # type: ignore[call-arg]
     with pytest.raises(TypeError, match=r"^Tensor\.reshape\(\) got an unexpected"):
         x.reshape(2, order=1)  # type: ignore[call-arg]

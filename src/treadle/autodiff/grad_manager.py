@@ -22,6 +22,10 @@ Callback = Callable[[Tensor, Any], Any]
 
 _NO_HISTORY = "no computation history. did you forget record() or call a method that clears it?"
 
+_RECORD = (
+    "compute the loss and call backward inside of `with gm:`, once; for several losses pass a list"
+)
+
 
 class _Attached:
     """One attached tensor, held weakly, its callbacks, and its value when recording began."""
@@ -163,7 +167,7 @@ class GradManager:
         """
         tape = self._tape
         if tape is None:
-            raise AutodiffError("backward", _NO_HISTORY)
+            raise AutodiffError("backward", _NO_HISTORY, hint=_RECORD)
         outputs, cotangents = _seeds(y, dy)
         before, _BACKWARDING[0] = _BACKWARDING[0], self
         try:
@@ -307,10 +311,13 @@ def _walk(
 
 def _check_attachable(tensor: object) -> None:
     if not isinstance(tensor, Tensor) or not tensor._kind.dtype.is_float:
-        raise AssertionError(
-            f"attach takes floating tensors, got {_described(tensor)}; make it one with "
-            "treadle.tensor(data) or astype('float32')"
-        )
+        advice = "make it one with treadle.tensor(data) or astype('float32')"
+        if hasattr(tensor, "parameters"):
+            advice = "attach its parameters: gm.attach(net.parameters())"
+        elif isinstance(tensor, str):
+            advice = "of a dict attach the values; of a network gm.attach(net.parameters())"
+        problem = f"attach takes floating tensors, got {_described(tensor)}; {advice}"
+        raise AssertionError(problem)
 
 
 def _described(given: object) -> str:
@@ -320,7 +327,10 @@ def _described(given: object) -> str:
 def _seeds(y: Any, dy: Any) -> tuple[list[Tensor], list[Tensor]]:
     outputs = [] if y is None else [y] if isinstance(y, Tensor) else y
     if not isinstance(outputs, Sequence) or not all(isinstance(out, Tensor) for out in outputs):
-        raise TypeError(f"backward takes a tensor or a list of tensors, got {_described(y)}")
+        raise TypeError(
+            f"backward takes a tensor or a list of tensors, got {_described(y)}; pass the loss "
+            "itself, not loss.item() or loss.numpy()"
+        )
     outputs = list(outputs)
     if dy is None:
         return outputs, [_ones_like(out) for out in outputs]

@@ -1,12 +1,17 @@
 """Names that users of NumPy and PyTorch guess, and what Treadle calls them.
 
-Used by the errors about unknown attributes only; the table is no alias.
+Attributes that are guessed become errors that name ours. Keywords of constructors that mean the
+same as ours are taken (`Constructed`); those of functions that are called often are arguments.
 """
 
 from __future__ import annotations
 
+import abc
 import difflib
-from collections.abc import Collection
+import inspect
+import re
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Any
 
 KNOWN: set[str] = set()
 """The names of `treadle.functional`, which adds them when it is imported."""
@@ -191,6 +196,42 @@ _MODULE_METHODS = {
     "requires_grad_": "to leave its parameters out of gm.attach(...) and the optimizer",
 }
 
+_KEYWORDS = {
+    "T_max": "t_max",
+    "dim": "axis",
+    "end_dim": "end_axis",
+    "last_epoch": "current_epoch",
+    "lr_lambda": "factor",
+    "elementwise_affine": "affine",
+    "p": "drop_prob",
+    "start_dim": "start_axis",
+}
+"""PyTorch's keywords of constructors that mean what ours mean."""
+
+_ADVICE = {
+    "backend": "options=treadle.jit.Options(...) and treadle.jit.engines choose who compiles",
+    "capturable": "leave it out; jit.compile makes one program of the whole step",
+    "device": "make it, then move it: .to(device)",
+    "differentiable": "leave it out",
+    "dtype": "make it in float32; treadle.amp.autocast computes in 16 bits",
+    "foreach": "leave it out; jit.compile makes one program of the whole step",
+    "fullgraph": "leave it out; a function is always one program, or a TraceError says why not",
+    "fused": "leave it out; jit.compile makes one program of the whole step",
+    "inplace": "leave it out; tensors are immutable, and compiled programs reuse memory",
+    "max_norm": "clip the weight yourself after each step",
+    "maximize": "negate the loss",
+    "mode": "level=0, 1 or 2 says how much is fused, fast=True what may be rewritten",
+    "return_indices": "leave it out; F.argmax of patches (F.sliding_window) gives the places",
+    "sparse": "leave it out; gradients are dense",
+    "verbose": "leave it out; log optimizer.param_groups[0]['lr']",
+}
+
+REQUIRES_GRAD = (
+    "requires_grad is reserved; GradManager().attach(tensor) asks for a gradient, and what is left "
+    "out of attach and of the optimizer is frozen"
+)
+
+_DTYPE = re.compile(r"(torch\.|numpy\.)?(bfloat16|bool|(float|u?int)\d+)")
 _DEVICES = {"cuda": "gpux", "cpu": "cpux", "gpu": "gpux", "xpu": "xpux"}
 
 _TOP_LEVEL = {
@@ -215,6 +256,8 @@ def of_function(name: str) -> str:
     """`; did you mean ...?` for a name that `treadle.functional` lacks, or nothing."""
     if name in _FUNCTIONS:
         return _question(_FUNCTIONS[name])
+    if name in _METHODS:
+        return _question(_METHODS[name])
     if name.startswith("_"):
         return ""
     near = difflib.get_close_matches(name, sorted(KNOWN), n=1, cutoff=0.75)
@@ -253,9 +296,39 @@ def of_module_method(name: str, known: Collection[str]) -> str:
     return _question(_MODULE_METHODS.get(name, "")) or of_member(name, "net", known)
 
 
+class Count(int):
+    """A number of elements; called, as PyTorch's `size` is, it says what to write instead."""
+
+    __slots__ = ()
+
+    def __call__(self, *axis: Any) -> Any:
+        """A `TypeError` that names `shape`."""
+        raise TypeError(
+            "size is the number of elements, no method; write x.shape, or x.shape[axis]"
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return int, (int(self),)
+
+
+def counted(elements: int) -> int:
+    """A number of elements as `Count`; a symbolic one as it is."""
+    return Count(elements) if type(elements) is int else elements
+
+
+def of_truth(kind: object) -> str:
+    """The error about a tensor of several elements that is read as one number."""
+    return (
+        f"only a tensor of one element is a number or truth value, got {kind}; reduce it first "
+        "(F.any, F.all, x.sum()), or take x.numpy() or x.tolist() for all elements"
+    )
+
+
 def of_device(name: str) -> str:
     """`; did you mean ...?` for a device as PyTorch writes it (`cuda:1`), or nothing."""
     kind, _, number = name.partition(":")
+    if _DTYPE.fullmatch(name):
+        return _question(f"x.astype({name.rpartition('.')[2]!r})")
     if kind not in _DEVICES:
         return ""
     ours = _DEVICES[kind][:-1] + number if number.isdigit() else _DEVICES[kind]
@@ -270,6 +343,72 @@ def of_method(name: str, known: Collection[str] = ()) -> str:
     if plain in KNOWN:
         return _question(f"F.{plain}(x)")
     return _question(_FUNCTIONS.get(plain, "")) or of_member(name, "x", known)
+
+
+def accepted_by(function: Any) -> frozenset[str] | None:
+    """The keywords that a function or constructor takes; None where it takes any."""
+    given = inspect.signature(function).parameters.values()
+    if any(p.kind is p.VAR_KEYWORD for p in given):
+        return None
+    named = frozenset(p.name for p in given if p.kind not in (p.POSITIONAL_ONLY, p.VAR_POSITIONAL))
+    return named - {"self"}
+
+
+def refuse(owner: str, given: Mapping[str, Any], takes: Collection[str]) -> None:
+    """A `TypeError` for the first keyword that is given, none of which is known."""
+    for name in given:
+        raise TypeError(
+            f"{owner}() got an unexpected keyword argument {name!r}{of_keyword(name, takes)}"
+        )
+
+
+def of_keyword(name: str, takes: Collection[str]) -> str:
+    """What to pass in place of a keyword that is not known."""
+    if name in _ADVICE:
+        return f"; {_ADVICE[name]}"
+    near = difflib.get_close_matches(name, sorted(takes), n=1, cutoff=0.6)
+    return _question(f"{near[0]}=") if near else f"; it takes {', '.join(sorted(takes))}"
+
+
+class Constructed(abc.ABCMeta):
+    """Type of layers, optimizers and schedulers: constructors understand PyTorch's keywords.
+
+    Only where a call has failed are its keywords looked at.
+    """
+
+    if not TYPE_CHECKING:  # A type checker shall see the constructors themselves.
+
+        @property
+        def __signature__(cls) -> inspect.Signature:
+            """That of the constructor, which this type's own call would hide."""
+            whole = inspect.signature(cls.__init__)
+            return whole.replace(parameters=list(whole.parameters.values())[1:])
+
+        def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+            """Construct; a keyword that is refused is tried under our name."""
+            try:
+                return super().__call__(*args, **kwargs)
+            except TypeError as error:
+                if cls.__abstractmethods__:
+                    missing = ", ".join(sorted(cls.__abstractmethods__))
+                    error.add_note(f"  hint: define {missing} in class {cls.__name__}")
+                takes = accepted_by(cls.__init__)
+                if takes is None or kwargs.keys() <= takes:
+                    raise
+            return super().__call__(*args, **_renamed(cls.__name__, kwargs, takes))
+
+
+def _renamed(owner: str, given: Mapping[str, Any], takes: frozenset[str]) -> dict[str, Any]:
+    """Keywords under our names; a `TypeError` for one that has none."""
+    found: dict[str, Any] = {}
+    for name, value in given.items():
+        ours = name if name in takes else _KEYWORDS.get(name, name)
+        if ours not in takes:
+            refuse(owner, {name: value}, takes)
+        if ours in found or (ours != name and ours in given):
+            raise TypeError(f"{owner}() got {ours!r} twice, once as {name!r}: leave that out")
+        found[ours] = value
+    return found
 
 
 def _question(what: str) -> str:

@@ -14,6 +14,7 @@ import numpy as np
 
 from treadle.base.errors import ShapeError
 from treadle.base.shape import row_major_strides
+from treadle.base.spelling import REQUIRES_GRAD
 from treadle.engine.dispatch import tagged
 
 
@@ -101,14 +102,11 @@ class HandleMembers:
     @property
     def requires_grad(self) -> bool:
         """Reserved; attach tensors to a `GradManager` instead."""
-        raise AttributeError("requires_grad is reserved; use GradManager().attach(tensor)")
+        raise AttributeError(REQUIRES_GRAD)
 
     @requires_grad.setter
     def requires_grad(self, value: bool) -> None:
-        raise AttributeError(
-            "requires_grad is reserved; GradManager().attach(tensor) asks for a gradient, and what "
-            "is left out of attach and of the optimizer is frozen"
-        )
+        raise AttributeError(REQUIRES_GRAD)
 
     # -- exchange ------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from treadle.functional.elemwise import exp
 from treadle.ops import activation as act
 from treadle.ops import softmax as sm
 from treadle.ops import unary as un
+from treadle.ops.methods import either, over
 from treadle.tensor import Tensor
 
 __all__ = [
@@ -152,7 +153,7 @@ def logsigmoid(inp: Tensor) -> Tensor:
     return unary_float(act.LogSigmoid(), inp)
 
 
-def softmax(inp: Tensor, axis: Any = None) -> Tensor:
+def softmax(inp: Tensor, axis: Any = None, dim: Any = None) -> Tensor:
     """exp(x) over its sum along an axis; without one, axis 0 for 0, 1 and 3 axes, else 1.
 
     A list of axes normalizes over all of them.
@@ -162,6 +163,8 @@ def softmax(inp: Tensor, axis: Any = None) -> Tensor:
         Tensor([[0.2689 0.7311]
          [0.5    0.5   ]], device=xpux:0)
     """
+    if dim is not None:
+        axis = either("axis", axis, dim)
     x = as_float(inp)
     if axis is None:
         axis = 0 if x.ndim in (0, 1, 3) else 1
@@ -172,7 +175,7 @@ def softmax(inp: Tensor, axis: Any = None) -> Tensor:
     return unary(sm.Softmax(axis_of(axis, x, "softmax")), x)
 
 
-def logsoftmax(inp: Tensor, axis: Any) -> Tensor:
+def logsoftmax(inp: Tensor, axis: Any = None, dim: Any = None) -> Tensor:
     """log(softmax(x)) along one axis or several, without overflow; same shape.
 
     Example:
@@ -180,13 +183,20 @@ def logsoftmax(inp: Tensor, axis: Any) -> Tensor:
         Tensor([[   -1.3133    -0.3133]
          [    0.     -1000.    ]], device=xpux:0)
     """
+    axis = _required("logsoftmax", axis, dim)
     x = as_float(inp)
     if isinstance(axis, (list, tuple)):
         return x - logsumexp(x, axis, keepdims=True)
     return unary(sm.LogSoftmax(axis_of(axis, x, "logsoftmax")), x)
 
 
-def logsumexp(inp: Tensor, axis: Any, keepdims: bool = False) -> Tensor:
+def logsumexp(
+    inp: Tensor,
+    axis: Any = None,
+    keepdims: bool = False,
+    dim: Any = None,
+    keepdim: bool | None = None,
+) -> Tensor:
     """log(sum(exp(x))) over one axis or several, without overflow.
 
     The axes are dropped from the shape, or stay with extent 1 for `keepdims`.
@@ -195,6 +205,17 @@ def logsumexp(inp: Tensor, axis: Any, keepdims: bool = False) -> Tensor:
         >>> F.logsumexp(mge.tensor([[0., 0.], [1000., 1000.]]), axis=1)
         Tensor([   0.6931 1000.6932], device=xpux:0)
     """
+    if dim is not None or keepdim is not None:
+        axis, keepdims = over(axis, keepdims, dim, keepdim)
+    axis = _required("logsumexp", axis, None)
     x = as_float(inp)
     axes = tuple(sorted(axis_of(a, x, "logsumexp") for a in ints(axis)))
     return unary(sm.LogSumExp(axes, keepdims), x)
+
+
+def _required(name: str, axis: Any, dim: Any) -> Any:
+    """An axis that must be given, under our name or PyTorch's."""
+    found = axis if dim is None else either("axis", axis, dim)
+    if found is None:
+        raise TypeError(f"{name}: missing axis, an int or several")
+    return found

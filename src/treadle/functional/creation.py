@@ -48,24 +48,24 @@ def full(shape: Any, value: float, *, dtype: Any = None, device: Any = None) -> 
     return _full("full", shape, value, dtype, device)
 
 
-def zeros(shape: Any, *, dtype: Any = "float32", device: Any = None) -> Tensor:
-    """Zeros of a shape (an int, a sequence or a tensor).
+def zeros(shape: Any, *more: int, dtype: Any = "float32", device: Any = None) -> Tensor:
+    """Zeros of a shape: an int, several, a sequence or a tensor.
 
     Example:
         >>> F.zeros((2, 3)).tolist()
         [[0.0, 0.0, 0.0], [0.0, 0.0, 0.0]]
     """
-    return _full("zeros", shape, 0.0, dtype, device)
+    return _full("zeros", (shape, *more) if more else shape, 0.0, dtype, device)
 
 
-def ones(shape: Any, *, dtype: Any = "float32", device: Any = None) -> Tensor:
-    """Ones of a shape (an int, a sequence or a tensor).
+def ones(shape: Any, *more: int, dtype: Any = "float32", device: Any = None) -> Tensor:
+    """Ones of a shape: an int, several, a sequence or a tensor.
 
     Example:
         >>> F.ones(3, dtype="int32").tolist()
         [1, 1, 1]
     """
-    return _full("ones", shape, 1.0, dtype, device)
+    return _full("ones", (shape, *more) if more else shape, 1.0, dtype, device)
 
 
 def _full(name: str, shape: Any, value: Any, dtype: Any, device: Any) -> Tensor:

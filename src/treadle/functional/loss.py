@@ -6,11 +6,13 @@
 
 from __future__ import annotations
 
+from treadle.base.errors import ShapeError
 from treadle.functional import elemwise as ew
 from treadle.functional.arguments import as_float, as_tensor, axis_of, call, indices_of
 from treadle.functional.ctc import ctc_loss
 from treadle.ops import loss as ops
 from treadle.ops import unary as un
+from treadle.ops.methods import either
 from treadle.tensor import Tensor
 
 __all__ = [
@@ -21,6 +23,23 @@ __all__ = [
     "l1_loss",
     "square_loss",
 ]
+
+
+class LabelError(ShapeError, AssertionError):
+    """Labels that are no class numbers for these scores; MegEngine raises an AssertionError."""
+
+    def __init__(self, pred: Tensor, label: Tensor, axis: int) -> None:
+        hint = "label holds class numbers, in the shape of pred without its class axis"
+        if label.shape == pred.shape:
+            hint = f"one-hot labels become class numbers by F.argmax(label, axis={axis})"
+        elif label.ndim == pred.ndim and 1 in label.shape[1:]:
+            hint = f"drop the axis of size 1: F.squeeze(label, {label.shape.index(1, 1)})"
+        elif label.ndim == pred.ndim + 1:
+            hint = "pred comes first: cross_entropy(pred, label)"
+        problem = f"label has {label.ndim} axes, pred {pred.ndim}: expected one less"
+        super().__init__(
+            "cross_entropy", problem, saw=f"pred {pred.type}, label {label.type}", hint=hint
+        )
 
 
 def _reduced(each: Tensor, reduction: str) -> Tensor:
@@ -62,6 +81,7 @@ def cross_entropy(
     label_smooth: float = 0,
     *,
     reduction: str = "mean",
+    label_smoothing: float | None = None,
 ) -> Tensor:
     """Cross entropy of class scores along an axis against class numbers.
 
@@ -73,9 +93,10 @@ def cross_entropy(
         label: integers, or floats that are whole numbers, of the shape of `pred` without `axis`.
         label_smooth: share of the target spread evenly over all classes.
         reduction: "mean", "sum" or "none", by name.
+        label_smoothing: PyTorch's name of `label_smooth`.
 
     Raises:
-        AssertionError: the label does not have one axis less than pred.
+        ShapeError: the label does not have one axis less than pred.
         DTypeError: a label is no whole number.
         IndexRangeError: a label is no class.
 
@@ -84,10 +105,12 @@ def cross_entropy(
         >>> F.loss.cross_entropy(scores, mge.tensor([1, 1]), reduction="none")
         Tensor([0.6931 0.    ], device=xpux:0)
     """
+    if label_smoothing is not None:
+        label_smooth = either("label_smooth", label_smooth, label_smoothing, 0)
     x = as_float(pred)
     given = as_tensor(label, x)
     if given.ndim != x.ndim - 1:
-        raise AssertionError(f"label has {given.ndim} axes, pred {x.ndim}: expected one less")
+        raise LabelError(x, given, axis)
     target = indices_of(given, x, "cross_entropy")
     if not with_logits:
         x = ew.log(x)

@@ -23,10 +23,11 @@ from treadle.functional.arguments import (
     unary_float,
 )
 from treadle.functional.creation import zeros
-from treadle.ops import linalg, logic, movement, reduce
+from treadle.functional.cross import cross
+from treadle.ops import linalg, logic, reduce
 from treadle.ops import sort as sorting
 from treadle.ops import unary as un
-from treadle.ops.methods import reduced_axes
+from treadle.ops.methods import either, over, reduced_axes
 from treadle.ops.operators import product_of
 from treadle.tensor import Tensor
 
@@ -107,7 +108,13 @@ def sign(x: Any) -> Tensor:
     return unary(un.Sign(), x)
 
 
-def sum(inp: Tensor, axis: Axis = None, keepdims: bool = False) -> Tensor:
+def sum(
+    inp: Tensor,
+    axis: Axis = None,
+    keepdims: bool = False,
+    dim: Axis = None,
+    keepdim: bool | None = None,
+) -> Tensor:
     """Sum over axes (all for None, none for an empty tuple); bool counts as int32.
 
     Example:
@@ -115,103 +122,179 @@ def sum(inp: Tensor, axis: Axis = None, keepdims: bool = False) -> Tensor:
         >>> F.sum(x).item(), F.sum(x, axis=0).tolist(), F.sum(x, 1, keepdims=True).tolist()
         (10.0, [4.0, 6.0], [[3.0], [7.0]])
     """
-    return as_tensor(inp).sum(axis, keepdims)
+    return as_tensor(inp).sum(axis, keepdims, dim, keepdim)
 
 
-def prod(inp: Tensor, axis: Axis = None, keepdims: bool = False) -> Tensor:
+def prod(
+    inp: Tensor,
+    axis: Axis = None,
+    keepdims: bool = False,
+    dim: Axis = None,
+    keepdim: bool | None = None,
+) -> Tensor:
     """Product over axes; bool counts as int32.
 
     Example:
         >>> F.prod(mge.tensor([[1., 2.], [3., 4.]]), axis=1).tolist()
         [2.0, 12.0]
     """
-    return as_tensor(inp).prod(axis, keepdims)
+    return as_tensor(inp).prod(axis, keepdims, dim, keepdim)
 
 
-def mean(inp: Tensor, axis: Axis = None, keepdims: bool = False) -> Tensor:
+def mean(
+    inp: Tensor,
+    axis: Axis = None,
+    keepdims: bool = False,
+    dim: Axis = None,
+    keepdim: bool | None = None,
+) -> Tensor:
     """Mean over axes; integers, bool and float16 give float32.
 
     Example:
         >>> F.mean(mge.tensor([[1, 2], [3, 4]]), axis=0).tolist()
         [2.0, 3.0]
     """
-    return as_tensor(inp).mean(axis, keepdims)
+    return as_tensor(inp).mean(axis, keepdims, dim, keepdim)
 
 
-def var(inp: Tensor, axis: Axis = None, keepdims: bool = False) -> Tensor:
+_OF_POPULATION = (
+    "{0}() takes axis= and keepdims= and divides by the count, as PyTorch does with correction=0; "
+    "for its default, by one less, scale the result"
+)
+
+
+def var(
+    inp: Tensor,
+    axis: Axis = None,
+    keepdims: bool = False,
+    dim: Axis = None,
+    keepdim: bool | None = None,
+) -> Tensor:
     """Population variance over axes: mean((x - mean(x))^2), divided by the count, not by one less.
 
     Example:
         >>> F.var(mge.tensor([1., 2., 3., 4.])).item()
         1.25
     """
+    if dim is not None or keepdim is not None:
+        raise TypeError(_OF_POPULATION.format("var"))
     x = as_tensor(inp)
     axes = reduced_axes(axis, x.ndim, "var")
     deviation = x - mean(x, axes, keepdims=True)
     return mean(deviation * deviation, axis, keepdims)
 
 
-def std(inp: Tensor, axis: Axis = None, keepdims: bool = False) -> Tensor:
+def std(
+    inp: Tensor,
+    axis: Axis = None,
+    keepdims: bool = False,
+    dim: Axis = None,
+    keepdim: bool | None = None,
+) -> Tensor:
     """Population standard deviation over axes: sqrt(var(x)).
 
     Example:
         >>> F.std(mge.tensor([1., 3.])).item()
         1.0
     """
+    if dim is not None or keepdim is not None:
+        raise TypeError(_OF_POPULATION.format("std"))
     return ew.sqrt(var(inp, axis, keepdims))
 
 
-def min(inp: Tensor, axis: Axis = None, keepdims: bool = False) -> Tensor:
+def min(
+    inp: Tensor,
+    axis: Axis = None,
+    keepdims: bool = False,
+    dim: Axis = None,
+    keepdim: bool | None = None,
+) -> Tensor:
     """Smallest element over axes; the gradient goes to every element that is smallest.
 
     Example:
         >>> F.min(mge.tensor([[3., 1.], [2., 4.]]), axis=1).tolist()
         [1.0, 2.0]
     """
-    return as_tensor(inp).min(axis, keepdims)
+    return as_tensor(inp).min(axis, keepdims, dim, keepdim)
 
 
-def max(inp: Tensor, axis: Axis = None, keepdims: bool = False) -> Tensor:
+def max(
+    inp: Tensor,
+    axis: Axis = None,
+    keepdims: bool = False,
+    dim: Axis = None,
+    keepdim: bool | None = None,
+) -> Tensor:
     """Largest element over axes; the gradient goes to every element that is largest.
 
     Example:
         >>> F.max(mge.tensor([[3., 1.], [2., 4.]]), axis=1).tolist()
         [3.0, 4.0]
     """
-    return as_tensor(inp).max(axis, keepdims)
+    return as_tensor(inp).max(axis, keepdims, dim, keepdim)
 
 
-def all(inp: Tensor, axis: Axis = None, keepdims: bool = False) -> Tensor:
+def all(
+    inp: Tensor,
+    axis: Axis = None,
+    keepdims: bool = False,
+    dim: Axis = None,
+    keepdim: bool | None = None,
+) -> Tensor:
     """Whether all elements over axes are true (not zero).
 
     Example:
         >>> F.all(mge.tensor([[1, 0], [2, 3]]), axis=1).tolist()
         [False, True]
     """
+    if dim is not None or keepdim is not None:
+        axis, keepdims = over(axis, keepdims, dim, keepdim)
     return as_tensor(inp).astype("bool")._reduce(reduce.All, axis, keepdims)
 
 
-def any(inp: Tensor, axis: Axis = None, keepdims: bool = False) -> Tensor:
+def any(
+    inp: Tensor,
+    axis: Axis = None,
+    keepdims: bool = False,
+    dim: Axis = None,
+    keepdim: bool | None = None,
+) -> Tensor:
     """Whether any element over axes is true (not zero).
 
     Example:
         >>> F.any(mge.tensor([[0, 0], [2, 0]]), axis=1).tolist()
         [False, True]
     """
+    if dim is not None or keepdim is not None:
+        axis, keepdims = over(axis, keepdims, dim, keepdim)
     return as_tensor(inp).astype("bool")._reduce(reduce.Any, axis, keepdims)
 
 
-def argmin(inp: Tensor, axis: builtins.int | None = None, keepdims: bool = False) -> Tensor:
+def argmin(
+    inp: Tensor,
+    axis: builtins.int | None = None,
+    keepdims: bool = False,
+    dim: builtins.int | None = None,
+    keepdim: bool | None = None,
+) -> Tensor:
     """int32 index of the first smallest element along an axis; of the flat tensor for None.
 
     Example:
         >>> F.argmin(mge.tensor([[3., 1.], [2., 4.]]), axis=1).tolist()
         [1, 0]
     """
+    if dim is not None or keepdim is not None:
+        axis, keepdims = over(axis, keepdims, dim, keepdim)
     return _arg_extremum(reduce.Argmin, inp, axis, keepdims)
 
 
-def argmax(inp: Tensor, axis: builtins.int | None = None, keepdims: bool = False) -> Tensor:
+def argmax(
+    inp: Tensor,
+    axis: builtins.int | None = None,
+    keepdims: bool = False,
+    dim: builtins.int | None = None,
+    keepdim: bool | None = None,
+) -> Tensor:
     """int32 index of the first largest element along an axis; of the flat tensor for None.
 
     Several axes count as flattened into one.
@@ -221,6 +304,8 @@ def argmax(inp: Tensor, axis: builtins.int | None = None, keepdims: bool = False
         >>> F.argmax(x, axis=1).tolist(), F.argmax(x).item()
         ([0, 1], 3)
     """
+    if dim is not None or keepdim is not None:
+        axis, keepdims = over(axis, keepdims, dim, keepdim)
     return _arg_extremum(reduce.Argmax, inp, axis, keepdims)
 
 
@@ -425,62 +510,14 @@ def svd(inp: Tensor, full_matrices: bool = False, compute_uv: bool = True) -> An
     return (u, s, vh) if compute_uv else s
 
 
-def cross(
-    a: Tensor,
-    b: Tensor,
-    axisa: builtins.int = -1,
-    axisb: builtins.int = -1,
-    axisc: builtins.int = -1,
-    axis: builtins.int | None = None,
-) -> Tensor:
-    """Cross product of vectors along axes of a, b and the result; `axis` sets all three.
-
-    The other axes broadcast. A vector of 2 elements lies in the plane z = 0; of two of them the
-    result is z alone, without an axis.
-
-    Raises:
-        ShapeError: an axis does not have 2 or 3 elements.
-
-    Example:
-        >>> F.cross(mge.tensor([1., 0., 0.]), mge.tensor([0., 1., 0.])).tolist()
-        [0.0, 0.0, 1.0]
-    """
-    if axis is not None:
-        axisa = axisb = axisc = axis
-    x, y = _last(as_tensor(a), axisa), _last(as_tensor(b), axisb)
-    if {x.shape[-1], y.shape[-1]} - {2, 3}:
-        raise ShapeError("cross", "takes vectors of 2 or 3 elements", saw=f"{x.type}, {y.type}")
-    if x.shape[-1] == y.shape[-1] == 2:
-        return x[..., 0] * y[..., 1] - x[..., 1] * y[..., 0]
-    x, y = _in_space(x), _in_space(y)
-    parts = [x[..., j] * y[..., k] - x[..., k] * y[..., j] for j, k in ((1, 2), (2, 0), (0, 1))]
-    joined = [p.reshape(*p.shape, 1) for p in parts]
-    return _from_last(movement.Concat(parts[0].ndim)(*joined), axisc)
-
-
-def _in_space(x: Tensor) -> Tensor:
-    """Vectors of 3 elements; those of 2 get a zero."""
-    return x if x.shape[-1] == 3 else movement.Concat(x.ndim - 1)(x, x[..., :1] * 0)
-
-
-def _last(x: Tensor, axis: builtins.int) -> Tensor:
-    """An axis moved to the end."""
-    at = axis_of(axis, x, "cross")
-    return x.transpose([i for i in range(x.ndim) if i != at] + [at])
-
-
-def _from_last(x: Tensor, axis: builtins.int) -> Tensor:
-    """The last axis moved to where it belongs."""
-    order = list(range(x.ndim - 1))
-    order.insert(axis_of(axis, x, "cross"), x.ndim - 1)
-    return x.transpose(order)
-
-
 def norm(
     inp: Tensor,
     ord: float | None = None,
     axis: builtins.int | None = None,
     keepdims: bool = False,
+    p: float | None = None,
+    dim: builtins.int | None = None,
+    keepdim: bool | None = None,
 ) -> Tensor:
     """p-norm of vectors along an axis: sum(|x|^p)^(1/p), p = 2 unless `ord` is given.
 
@@ -494,6 +531,10 @@ def norm(
         >>> F.norm(x, axis=1).tolist(), F.norm(x, ord=1, axis=1).tolist()
         ([5.0, 10.0], [7.0, 14.0])
     """
+    if dim is not None or keepdim is not None:
+        axis, keepdims = over(axis, keepdims, dim, keepdim)
+    if p is not None:
+        ord = either("ord", ord, p)
     x = as_tensor(inp)
     if axis is None:
         if x.ndim != 1:
@@ -512,7 +553,12 @@ def norm(
 
 
 def normalize(
-    inp: Tensor, ord: float | None = None, axis: builtins.int | None = None, eps: float = 1e-12
+    inp: Tensor,
+    ord: float | None = None,
+    axis: builtins.int | None = None,
+    eps: float = 1e-12,
+    p: float | None = None,
+    dim: builtins.int | None = None,
 ) -> Tensor:
     """x divided by its p-norm along an axis, which counts as at least `eps`; same shape.
 
@@ -523,6 +569,10 @@ def normalize(
         Tensor([[0.6 0.8]
          [0.  0. ]], device=xpux:0)
     """
+    if p is not None:
+        ord = either("ord", ord, p)
+    if dim is not None:
+        axis = either("axis", axis, dim)
     x = as_tensor(inp)
     if axis is None:
         flat = norm(x.reshape(-1), ord)

@@ -31,6 +31,7 @@ from treadle.functional.creation import *  # noqa: F403
 from treadle.functional.creation import zeros
 from treadle.ops import cumulative, gather_along, movement, select
 from treadle.ops import gather as gathering
+from treadle.ops.methods import either
 from treadle.tensor import Tensor
 
 __all__ = [
@@ -135,13 +136,23 @@ def reshape(inp: Tensor, target_shape: Any) -> Tensor:
     return as_tensor(inp).reshape(ints(target_shape))
 
 
-def flatten(inp: Tensor, start_axis: int = 0, end_axis: int = -1) -> Tensor:
+def flatten(
+    inp: Tensor,
+    start_axis: int = 0,
+    end_axis: int = -1,
+    start_dim: int | None = None,
+    end_dim: int | None = None,
+) -> Tensor:
     """Axes from `start_axis` to `end_axis` merged into one.
 
     Example:
         >>> F.flatten(F.ones((2, 3, 4)), 1).shape
         (2, 12)
     """
+    if start_dim is not None:
+        start_axis = either("start_axis", start_axis, start_dim, 0)
+    if end_dim is not None:
+        end_axis = either("end_axis", end_axis, end_dim, -1)
     return as_tensor(inp).flatten(start_axis, end_axis)
 
 
@@ -170,7 +181,11 @@ def expand_dims(inp: Tensor, axis: int | Sequence[int]) -> Tensor:
     return x.reshape(tuple(1 if i in places else next(rest) for i in range(ndim)))
 
 
-def squeeze(inp: Tensor, axis: int | Sequence[int] | None = None) -> Tensor:
+def squeeze(
+    inp: Tensor,
+    axis: int | Sequence[int] | None = None,
+    dim: int | Sequence[int] | None = None,
+) -> Tensor:
     """Axes of size 1 dropped: the given ones, or all of them.
 
     Raises:
@@ -180,6 +195,8 @@ def squeeze(inp: Tensor, axis: int | Sequence[int] | None = None) -> Tensor:
         >>> F.squeeze(F.ones((1, 2, 1)), 0).shape, F.squeeze(F.ones((1, 2, 1))).shape
         ((2, 1), (2,))
     """
+    if dim is not None:
+        axis = either("axis", axis, dim)
     x = as_tensor(inp)
     if axis is None:
         return x.reshape(tuple(d for d in x.shape if d != 1))
@@ -218,7 +235,7 @@ def broadcast_to(inp: Tensor, shape: Any) -> Tensor:
     return call("broadcast_to", movement.Broadcast(wanted), x)
 
 
-def transpose(inp: Tensor, pattern: Iterable[int | str]) -> Tensor:
+def transpose(inp: Tensor, pattern: Iterable[int | str], *more: Any) -> Tensor:
     """Axes in the order of `pattern`; an "x" inserts an axis of size 1.
 
     Example:
@@ -226,6 +243,11 @@ def transpose(inp: Tensor, pattern: Iterable[int | str]) -> Tensor:
         >>> F.transpose(x, (1, 0)).shape, F.transpose(x, (1, "x", 0)).shape
         ((3, 2), (3, 1, 2))
     """
+    if more or isinstance(pattern, int):
+        raise TypeError(
+            f"transpose takes all axes as one pattern, such as (1, 0), got {(pattern, *more)}; "
+            "F.swapaxes(x, i, j) exchanges two"
+        )
     return as_tensor(inp).transpose(*pattern)
 
 
@@ -246,7 +268,9 @@ def swapaxes(inp: Tensor, axis1: int, axis2: int) -> Tensor:
 # -- joining and splitting -----------------------------------------------------------------
 
 
-def concat(inps: Iterable[Tensor], axis: int = 0, device: Any = None) -> Tensor:
+def concat(
+    inps: Iterable[Tensor], axis: int = 0, device: Any = None, dim: int | None = None
+) -> Tensor:
     """Tensors joined along an existing axis, promoted to one element type; other extents agree.
 
     Beside tensors of one axis, a number or a 0-d tensor counts as one element.
@@ -259,6 +283,8 @@ def concat(inps: Iterable[Tensor], axis: int = 0, device: Any = None) -> Tensor:
         >>> F.concat([F.ones((2, 3)), F.zeros((1, 3))]).shape
         (3, 3)
     """
+    if dim is not None:
+        axis = either("axis", axis, dim, 0)
     given = [as_tensor(x) for x in inps]
     _require_some(given, "concat")
     if device is not None:
@@ -274,7 +300,9 @@ def concat(inps: Iterable[Tensor], axis: int = 0, device: Any = None) -> Tensor:
     return movement.Concat(axis_of(axis, tensors[0], "concat"))(*tensors)
 
 
-def stack(inps: Iterable[Tensor], axis: int = 0, device: Any = None) -> Tensor:
+def stack(
+    inps: Iterable[Tensor], axis: int = 0, device: Any = None, dim: int | None = None
+) -> Tensor:
     """Tensors of one shape joined along a new axis.
 
     Raises:
@@ -284,6 +312,8 @@ def stack(inps: Iterable[Tensor], axis: int = 0, device: Any = None) -> Tensor:
         >>> F.stack([mge.tensor([1., 2.]), mge.tensor([3., 4.])], axis=1).tolist()
         [[1.0, 3.0], [2.0, 4.0]]
     """
+    if dim is not None:
+        axis = either("axis", axis, dim, 0)
     given = [as_tensor(x) for x in inps]
     _require_some(given, "stack")
     shapes = dict.fromkeys(x.shape for x in given)
@@ -399,13 +429,14 @@ def tile(inp: Tensor, reps: Any) -> Tensor:
     return wide.reshape(tuple(c * d for c, d in zip(counts, shape, strict=True)))
 
 
-def roll(inp: Tensor, shift: Any, axis: Any = None) -> Tensor:
+def roll(inp: Tensor, shift: Any, axis: Any = None, dims: Any = None) -> Tensor:
     """Elements moved cyclically along axes; over the flat tensor for None. The shape stays.
 
     Example:
         >>> F.roll(mge.tensor([1, 2, 3, 4]), 1).tolist()
         [4, 1, 2, 3]
     """
+    axis = axis if dims is None else either("axis", axis, dims)
     x = as_tensor(inp)
     shifts = ints(shift)
     if axis is None:
@@ -417,13 +448,16 @@ def roll(inp: Tensor, shift: Any, axis: Any = None) -> Tensor:
     return unary(movement.Roll(shifts, axes), x)
 
 
-def cumsum(inp: Tensor, axis: int) -> Tensor:
+def cumsum(inp: Tensor, axis: int | None = None, dim: int | None = None) -> Tensor:
     """Running sum along an axis, same shape; bool counts as int32.
 
     Example:
         >>> F.cumsum(mge.tensor([1, 2, 3]), 0).tolist()
         [1, 3, 6]
     """
+    axis = axis if dim is None else either("axis", axis, dim)
+    if axis is None:
+        raise TypeError("cumsum: missing axis")
     x = as_tensor(inp)
     if x._kind.dtype is bool_:
         x = x.astype(int32)

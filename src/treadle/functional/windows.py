@@ -13,6 +13,7 @@ import numpy as np
 from treadle.base.quantized import to_stored
 from treadle.functional.arguments import as_tensor, both_sides, call, on_own_scale, pair, unary
 from treadle.ops import adaptive_pool, pool, slicing, sliding
+from treadle.ops.methods import either
 from treadle.tensor import Tensor
 
 __all__ = [
@@ -33,11 +34,13 @@ def pad(
     constant_value: float = 0.0,
     *,
     pad_witdth: Any = None,
+    value: float | None = None,
 ) -> Tensor:
     """NumPy-style padding: a (before, after) pair per axis; missing trailing axes get none.
 
     `mode` is "constant", "edge" (or "replicate") or "reflect". Every axis grows by its pair.
-    `pad_witdth` is how early versions of MegEngine spell `pad_width`.
+    `pad_witdth` is how early versions of MegEngine spell `pad_width`, `value` is PyTorch's name of
+    `constant_value`. PyTorch's flat list, last axis first, is refused: the order is another.
 
     Raises:
         TypeError: there are no pairs.
@@ -52,8 +55,10 @@ def pad(
     pad_width = pad_witdth if pad_width is None else pad_width
     if pad_width is None:
         raise TypeError("pad: missing pad_width, a (before, after) pair per axis")
+    if value is not None:
+        constant_value = either("constant_value", constant_value, value, 0.0)
     x = as_tensor(src)
-    widths = [tuple(int(v) for v in w) for w in pad_width]
+    widths = _pairs(x, pad_width)
     if len(widths) > x.ndim or any(len(w) != 2 for w in widths):
         raise ValueError(f"pad_width {pad_width} does not fit {x.ndim} axes")
     if str(mode).lower() not in ("constant", "edge", "replicate", "reflect"):
@@ -63,6 +68,19 @@ def pad(
     if x._kind.quantized is not None:
         constant_value = to_stored(np.array(constant_value), x._kind.quantized).item()
     return unary(slicing.Pad(every, known, float(constant_value)), x)  # type: ignore[arg-type]
+
+
+def _pairs(x: Tensor, given: Any) -> list[tuple[int, ...]]:
+    """(before, after) of the leading axes."""
+    if np.ndim(given) > 1:
+        return [tuple(int(v) for v in w) for w in given]
+    problem = f"pad: pad_width is one (before, after) pair per axis, got {given}"
+    flat = [int(v) for v in np.ravel(given)]
+    if not flat or len(flat) % 2 or len(flat) > 2 * x.ndim:
+        raise TypeError(f"{problem}; {[(1, 1)] * x.ndim} adds one at every end")
+    # PyTorch's list begins with the last axis.
+    ours = [(0, 0)] * (x.ndim - len(flat) // 2) + list(zip(flat[-2::-2], flat[::-2], strict=True))
+    raise TypeError(f"{problem}; as PyTorch means it, pass {ours}")
 
 
 def sliding_window(

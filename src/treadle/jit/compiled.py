@@ -17,6 +17,7 @@ from treadle.base import tree
 from treadle.base.errors import TraceError
 from treadle.base.modes import ACTIVE, LOCAL
 from treadle.base.shape import Shape
+from treadle.base.spelling import refuse
 from treadle.engine.execute import Timeline
 from treadle.engine.execute.counters import Counters
 from treadle.engine.options import Options
@@ -448,6 +449,7 @@ def compile(
     fast: bool = False,
     dynamic: Axes | None = None,
     options: Options | None = None,
+    **others: Any,
 ) -> Any:
     """Make a function run as one native program: forward, backward and update together.
 
@@ -470,6 +472,7 @@ def compile(
             number, names of axes by number, as in `{0: {0: "batch"}, 1: {0: "batch"}}`. Inside
             the function such an extent is a symbol, which only arithmetic and shapes accept.
         options: all options in one value, in place of level and fast.
+        others: none are known; a `TypeError` says what stands in the place of PyTorch's.
 
     Returns:
         A callable with the methods `lower`, `compile` and `explain`.
@@ -485,6 +488,7 @@ def compile(
         >>> print(scaled(mge.tensor([1.0, 2.0]), mge.tensor([1.0, 1.0])))
         Tensor([3. 5.], device=xpux:0)
     """
+    refuse("compile", others, ("level", "fast", "dynamic", "options"))
     chosen = options or Options(level=level, fast=fast)
     if function is None:
         return lambda wrapped: Compiled(wrapped, chosen, dynamic)

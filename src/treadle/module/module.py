@@ -14,7 +14,7 @@ from treadle.autodiff import no_grad
 from treadle.base.modes import ACTIVE, capturing
 from treadle.base.observer import OBSERVER
 from treadle.base.saved_objects import allow
-from treadle.base.spelling import of_module_method
+from treadle.base.spelling import Constructed, of_module_method
 from treadle.module import state
 from treadle.module.hook import Hook, HookHandler
 from treadle.tensor import Parameter, Tensor
@@ -34,7 +34,7 @@ def _depend_on_mode(module: Module) -> None:
 _BOOKKEEPING = frozenset({"_modules", "_forward_hooks", "_forward_pre_hooks"})
 
 
-class Module(abc.ABC):
+class Module(metaclass=Constructed):
     """Base of all layers and models; a subclass defines `forward`.
 
     A `Parameter` assigned to an attribute is trained, any other `Tensor` is a buffer, a `Module`

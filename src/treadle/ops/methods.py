@@ -80,26 +80,46 @@ class ArrayMethods(Operators):
         merged = product(shape[first : last + 1])
         return self.reshape((*shape[:first], merged, *shape[last + 1 :]))
 
-    def sum(self: T, axis: Any = None, keepdims: bool = False) -> T:
+    def sum(
+        self: T, axis: Any = None, keepdims: bool = False, dim: Any = None, keepdim: Any = None
+    ) -> T:
         """Sum over axes (all for None); bool counts as int32."""
+        if dim is not None or keepdim is not None:
+            axis, keepdims = over(axis, keepdims, dim, keepdim)
         return _counted(self)._reduce(reduce.Sum, axis, keepdims)
 
-    def prod(self: T, axis: Any = None, keepdims: bool = False) -> T:
+    def prod(
+        self: T, axis: Any = None, keepdims: bool = False, dim: Any = None, keepdim: Any = None
+    ) -> T:
         """Product over axes; bool counts as int32."""
+        if dim is not None or keepdim is not None:
+            axis, keepdims = over(axis, keepdims, dim, keepdim)
         return _counted(self)._reduce(reduce.Prod, axis, keepdims)
 
-    def mean(self: T, axis: Any = None, keepdims: bool = False) -> T:
+    def mean(
+        self: T, axis: Any = None, keepdims: bool = False, dim: Any = None, keepdim: Any = None
+    ) -> T:
         """Mean over axes; integers, bool and float16 give float32."""
+        if dim is not None or keepdim is not None:
+            axis, keepdims = over(axis, keepdims, dim, keepdim)
         dtype = self.type.dtype
         wide = self if dtype.is_float and dtype.itemsize > 2 else self.astype(float32)
         return wide._reduce(reduce.Mean, axis, keepdims)
 
-    def max(self: T, axis: Any = None, keepdims: bool = False) -> T:
+    def max(
+        self: T, axis: Any = None, keepdims: bool = False, dim: Any = None, keepdim: Any = None
+    ) -> T:
         """Largest element over axes; its gradient goes to every element that is largest."""
+        if dim is not None or keepdim is not None:
+            raise TypeError(_ONE_RESULT.format("max"))
         return self._reduce(reduce.Max, axis, keepdims)
 
-    def min(self: T, axis: Any = None, keepdims: bool = False) -> T:
+    def min(
+        self: T, axis: Any = None, keepdims: bool = False, dim: Any = None, keepdim: Any = None
+    ) -> T:
         """Smallest element over axes; its gradient goes to every element that is smallest."""
+        if dim is not None or keepdim is not None:
+            raise TypeError(_ONE_RESULT.format("min"))
         return self._reduce(reduce.Min, axis, keepdims)
 
     def _reduce(self: T, op: type[Reduce], axis: Any, keepdims: bool) -> T:
@@ -114,6 +134,11 @@ class ArrayMethods(Operators):
                 raise
         return self._reduce(_OF_TRUTH[op], axis, keepdims)
 
+
+_ONE_RESULT = (
+    "{0}() takes axis= and keepdims= and gives values alone; PyTorch's dim=, which asks for values "
+    "and indices, is F.{0}(x, axis) and F.arg{0}(x, axis)"
+)
 
 # What extrema of truth values are; asked for only where the first op has refused them.
 _OF_TRUTH: dict[type[Reduce], type[Reduce]] = {reduce.Max: reduce.Any, reduce.Min: reduce.All}
@@ -151,6 +176,20 @@ def reduced_axes(axis: Any, ndim: int, op: str) -> tuple[int, ...]:
     if len({a % max(ndim, 1) for a in given}) != len(given):
         raise AssertionError(f"{op}: an axis appears twice in {given}")
     return normalize_axes(given, ndim, op)
+
+
+def either(name: str, ours: Any, theirs: Any, default: Any = None) -> Any:
+    """What PyTorch's name of an argument says; a `TypeError` if ours is given as well."""
+    if ours is not default:
+        raise TypeError(f"{name}= is given twice, once under PyTorch's name: leave that out")
+    return theirs
+
+
+def over(axis: Any, keepdims: bool, dim: Any, keepdim: bool | None) -> tuple[Any, bool]:
+    """`axis` and `keepdims` of a reduction that was called with PyTorch's `dim` or `keepdim`."""
+    axis = axis if dim is None else either("axis", axis, dim)
+    kept = keepdims if keepdim is None else either("keepdims", keepdims, keepdim, False)
+    return axis, bool(kept)
 
 
 def is_iterable(x: Any) -> bool:

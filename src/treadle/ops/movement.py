@@ -83,7 +83,7 @@ class Transpose(Movement):
             raise self.error(
                 f"{self.permutation} is no permutation of {x.ndim} axes",
                 (x,),
-                "name every axis once",
+                "name every axis once; F.swapaxes(x, i, j) exchanges two",
             )
         return (x.with_shape(tuple(x.shape[p] for p in self.permutation)),)
 

@@ -8,10 +8,11 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar
 
+from treadle.base.spelling import Constructed
 from treadle.optimizer.optimizer import Optimizer
 
 
-class LRScheduler(abc.ABC):
+class LRScheduler(metaclass=Constructed):
     """Base of all schedulers; a subclass defines `get_lr` and lists what it saves.
 
     The constructor calls `step()` once, which sets the learning rates of epoch

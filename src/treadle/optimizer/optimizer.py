@@ -17,6 +17,7 @@ from treadle.base.errors import ShapeError
 from treadle.base.loc import user_location
 from treadle.base.log import get_logger
 from treadle.base.modes import capturing
+from treadle.base.spelling import Constructed
 from treadle.engine.dispatch import eager_type
 from treadle.tensor import Parameter, Tensor, scalar_tensor
 
@@ -39,7 +40,7 @@ class Required:
 required = Required()
 
 
-class Optimizer(abc.ABC):
+class Optimizer(metaclass=Constructed):
     """Base of all optimizers; a subclass defines `_create_state` and `_updates`.
 
     Args:
@@ -292,6 +293,7 @@ def _groups(params: Any) -> list[Any]:
         raise TypeError(
             "params argument given to the optimizer should be Parameter or iterable of "
             f"Parameters or dict, got {type(params).__name__}"
+            + ("; pass net.parameters()" if hasattr(params, "parameters") else "")
         )
     several = list(params)
     if any(isinstance(p, dict) for p in several):

@@ -88,6 +88,7 @@ class Trainer:
             raise ValueError(f"precision should be one of {list(PRECISIONS)}, got {precision!r}")
         if accumulate < 1:
             raise ValueError(f"accumulate should be positive, got {accumulate}")
+        _check(optimizer, loss)
         self.model = model
         self.optimizer = optimizer
         self.scheduler = scheduler
@@ -442,3 +443,13 @@ def _arrays(output: Any) -> Any:
         return tuple(_arrays(part) for part in output)
     # As the host's arrays: bfloat16 has none of its own in NumPy's files.
     return output.astype("float32").numpy() if output.dtype.name == "bfloat16" else output.numpy()
+
+
+def _check(optimizer: object, loss: object) -> None:
+    """Names in the place of objects, as other trainers take them, are a `TypeError`."""
+    wrong = "Trainer: {0} should be {1}, got {2}; as in Trainer(net, treadle.optimizer.Adam("
+    wrong += "net.parameters(), 1e-3), F.loss.cross_entropy)"
+    if optimizer is not None and not isinstance(optimizer, Optimizer):
+        raise TypeError(wrong.format("optimizer", "an Optimizer", type(optimizer).__name__))
+    if loss is not None and not callable(loss):
+        raise TypeError(wrong.format("loss", "a function", type(loss).__name__))

@@ -29,7 +29,10 @@ class ArrayDataset(Dataset):
             raise ValueError("ArrayDataset needs at least one array")
         lengths = [len(array) for array in arrays]
         if len(set(lengths)) > 1:
-            raise ValueError(f"lengths of input arrays are inconsistent: {lengths}")
+            raise ValueError(
+                f"lengths of input arrays are inconsistent: {lengths}; "
+                "each needs one entry per sample"
+            )
         self.arrays = arrays
 
     def __getitem__(self, index: int) -> tuple[Any, ...]:
