@@ -78,6 +78,15 @@ CASES: dict[str, tuple[M.Module, str, tuple[int, ...]]] = {
     "relu": (M.ReLU(), "ReLU()", IMAGE),
     "leaky_relu": (M.LeakyReLU(0.3), "LeakyReLU(0.3)", IMAGE),
     "prelu": (M.PReLU(4), "PReLU(4)", IMAGE),
+    "elu": (M.ELU(0.7), "ELU(0.7)", IMAGE),
+    "tanh": (M.Tanh(), "Tanh()", IMAGE),
+    "relu6": (M.ReLU6(), "ReLU6()", IMAGE),
+    "softplus": (M.Softplus(), "Softplus()", IMAGE),
+    "hswish": (M.HSwish(), "Hardswish()", IMAGE),
+    "hsigmoid": (M.HSigmoid(), "Hardsigmoid()", IMAGE),
+    "log_softmax": (M.LogSoftmax(1), "LogSoftmax(1)", IMAGE),
+    "flatten": (M.Flatten(1, 2), "Flatten(1, 2)", IMAGE),
+    "batch_norm3d": (M.BatchNorm3d(4), "BatchNorm3d(4)", (2, 4, 3, 2, 3)),
     "pixel_shuffle": (M.PixelShuffle(2), "PixelShuffle(2)", IMAGE),
 }
 
@@ -116,6 +125,43 @@ def test_value_and_gradients(name: str) -> None:
     for key, mine in ours.named_parameters():
         reference = held[key].grad.numpy().reshape(mine.shape)
         np.testing.assert_allclose(mine.grad.numpy(), reference, rtol=2e-4, atol=1e-4)
+
+
+# Name: our loss, PyTorch's, whether labels are class numbers or lie between 0 and 1.
+LOSSES: dict[str, tuple[Any, str, str]] = {
+    "cross entropy": (M.CrossEntropyLoss, "CrossEntropyLoss({})", "classes"),
+    "mse": (M.MSELoss, "MSELoss({})", "numbers"),
+    "l1": (M.L1Loss, "L1Loss({})", "numbers"),
+    "huber": (lambda r: M.HuberLoss(r, 0.7), "HuberLoss({}, delta=0.7)", "numbers"),
+    "smooth l1": (lambda r: M.SmoothL1Loss(r, 0.7), "SmoothL1Loss({}, beta=0.7)", "numbers"),
+    "bce with logits": (M.BCEWithLogitsLoss, "BCEWithLogitsLoss({})", "shares"),
+    "bce": (M.BCELoss, "BCELoss({})", "shares of shares"),
+}
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("name", LOSSES)
+def test_losses(name: str, reduction: str) -> None:
+    torch = pytest.importorskip("torch", reason="the comparison framework is not installed")
+    make, expression, kind = LOSSES[name]
+    theirs = eval(f"torch.nn.{expression.format(f'reduction={reduction!r}')}", {"torch": torch})
+    rng = np.random.default_rng(3)
+    data = rng.normal(size=(4, 3, 2)).astype("float32")
+    label = rng.normal(size=data.shape).astype("float32")
+    if "shares" in kind:
+        label = 1 / (1 + np.exp(-label))
+        data = 1 / (1 + np.exp(-data)) if kind == "shares of shares" else data
+    if kind == "classes":
+        label = rng.integers(3, size=(4, 2))
+    x, y = Tensor(data), torch.from_numpy(data.copy()).requires_grad_()
+    expected = theirs(y, torch.from_numpy(label))
+    expected.sum().backward()
+    manager = GradManager().attach(x)
+    with manager:
+        found = make(reduction)(x, Tensor(label))
+        manager.backward(found.sum())
+    np.testing.assert_allclose(found.numpy(), expected.detach().numpy(), rtol=2e-5, atol=1e-6)
+    np.testing.assert_allclose(x.grad.numpy(), y.grad.numpy(), rtol=2e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("momentum", [0.9, 0.5])

@@ -17,6 +17,9 @@ RECURRENT: dict[str, tuple[str, dict[str, Any]]] = {
     "lstm two layers both ways": ("LSTM", {"num_layers": 2, "bidirectional": True}),
     "lstm projected": ("LSTM", {"num_layers": 2, "proj_size": 3}),
     "lstm batch first": ("LSTM", {"batch_first": True, "bias": False}),
+    "gru": ("GRU", {}),
+    "gru two layers both ways": ("GRU", {"num_layers": 2, "bidirectional": True}),
+    "gru without bias": ("GRU", {"batch_first": True, "bias": False}),
     "rnn": ("RNN", {"num_layers": 2}),
     "rnn relu both ways": ("RNN", {"nonlinearity": "relu", "bidirectional": True}),
 }

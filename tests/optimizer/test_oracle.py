@@ -5,7 +5,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from treadle.optimizer import SGD, Adadelta, Adagrad, Adam, AdamW, clip_grad_norm
+from treadle.optimizer import (
+    SGD,
+    Adadelta,
+    Adagrad,
+    Adam,
+    AdamW,
+    OneCycleLR,
+    ReduceLROnPlateau,
+    RMSprop,
+    clip_grad_norm,
+)
 from treadle.tensor import Parameter, Tensor
 
 pytestmark = pytest.mark.oracle
@@ -17,6 +27,10 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "Adam": (Adam, {"lr": 0.01, "weight_decay": 0.1}),
     "Adam-betas": (Adam, {"lr": 0.01, "betas": (0.5, 0.8), "eps": 1e-4}),
     "AdamW": (AdamW, {"lr": 0.01, "weight_decay": 0.1}),
+    "Adam-amsgrad": (Adam, {"lr": 0.01, "weight_decay": 0.1, "amsgrad": True}),
+    "AdamW-amsgrad": (AdamW, {"lr": 0.01, "weight_decay": 0.1, "amsgrad": True}),
+    "RMSprop": (RMSprop, {"lr": 0.01, "weight_decay": 0.03}),
+    "RMSprop-momentum": (RMSprop, {"lr": 0.01, "momentum": 0.9, "alpha": 0.9, "centered": True}),
     # PyTorch adds eps outside the root here, which only small values tell apart.
     "Adagrad": (Adagrad, {"lr": 0.1, "lr_decay": 0.05, "weight_decay": 0.03}),
     "Adadelta": (Adadelta, {"lr": 0.5, "rho": 0.8, "weight_decay": 0.03}),
@@ -47,6 +61,39 @@ def test_trajectory(name: str, dtype: str) -> None:
         np.testing.assert_allclose(
             ours.numpy(), theirs.detach().numpy(), rtol=tolerance, atol=tolerance
         )
+
+
+@pytest.mark.parametrize("settings", [{}, {"pct_start": 0.5, "anneal_strategy": "linear"}])
+def test_one_cycle(settings: dict[str, Any]) -> None:
+    torch = pytest.importorskip("torch", reason="the comparison framework is not installed")
+    ours = OneCycleLR(SGD([Parameter([1.0])], lr=1.0), 0.3, total_steps=20, **settings)
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1.0)
+    cycle = torch.optim.lr_scheduler.OneCycleLR
+    theirs = cycle(optimizer, 0.3, total_steps=20, cycle_momentum=False, **settings)
+    for _ in range(19):
+        assert ours.optimizer.param_groups[0]["lr"] == pytest.approx(theirs.get_last_lr()[0])
+        optimizer.step()
+        ours.step()
+        theirs.step()
+    with pytest.raises(ValueError, match=r"make total_steps epochs \* len\(loader\)"):
+        ours.step()
+
+
+@pytest.mark.parametrize(
+    "settings", [{"patience": 1}, {"mode": "max", "patience": 0, "cooldown": 2, "min_lr": 0.02}]
+)
+def test_plateaus(settings: dict[str, Any]) -> None:
+    torch = pytest.importorskip("torch", reason="the comparison framework is not installed")
+    ours = ReduceLROnPlateau(SGD([Parameter([1.0])], lr=1.0), factor=0.3, **settings)
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1.0)
+    theirs = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.3, **settings)
+    for value in (3.0, 2.0, 2.0, 2.0, 2.5, 1.0, 1.5, 1.5, 1.4, 1.3, 2.6, 2.7, 2.5, 2.5, 2.5, 2.5):
+        ours.step(value)
+        theirs.step(value)
+        now = optimizer.param_groups[0]["lr"]
+        assert ours.optimizer.param_groups[0]["lr"] == pytest.approx(now)
+    with pytest.raises(TypeError, match="missing value"):
+        ours.step()
 
 
 @pytest.mark.parametrize("order", [1.0, 2.0, 3.5, float("inf")])

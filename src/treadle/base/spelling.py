@@ -46,7 +46,6 @@ _FUNCTIONS = {
     "cube": "x ** 3",
     "detach": "x.detach()",
     "divide": "F.div(x, y)",
-    "elu": "F.where(x > 0, x, F.expm1(F.minimum(x, 0)))",
     "empty": "F.zeros(shape)",
     "empty_like": "F.zeros_like(x)",
     "eq": "F.equal(x, y)",
@@ -157,31 +156,19 @@ _METHODS = {
 }
 
 _LAYERS = {
+    "Hardsigmoid": "treadle.module.HSigmoid",
+    "Hardswish": "treadle.module.HSwish",
     "AvgPool1d": "F.avg_pool2d on x[:, :, None]",
-    "BCELoss": "F.loss.binary_cross_entropy(pred, label, with_logits=False)",
-    "BCEWithLogitsLoss": "F.loss.binary_cross_entropy(pred, label)",
-    "CrossEntropyLoss": "F.loss.cross_entropy(pred, label)",
-    "ELU": "F.where(x > 0, x, F.expm1(F.minimum(x, 0))) in forward",
-    "Flatten": "F.flatten(x, 1) in forward",
-    "HuberLoss": "F.where on F.abs(pred - label)",
-    "L1Loss": "F.loss.l1_loss(pred, label)",
-    "LogSoftmax": "F.logsoftmax(x, axis) in forward",
-    "MSELoss": "F.loss.square_loss(pred, label)",
     "ModuleDict": "a dict of modules as an attribute, which is registered as it is",
     "ModuleList": "a list of modules as an attribute, which is registered as it is",
     "MultiheadAttention": "treadle.module.MultiHeadAttention",
     "NLLLoss": "F.loss.cross_entropy(pred, label), which takes logits",
-    "ReLU6": "F.relu6(x) in forward",
     "SiLU": "treadle.module.SiLU",
-    "Softplus": "F.softplus(x) in forward",
-    "Tanh": "F.tanh(x) in forward",
     "Upsample": "F.vision.interpolate(x, scale_factor=s) in forward",
 }
 
 _OPTIMIZERS = {
     "ExponentialLR": "treadle.optimizer.LambdaLR(optimizer, lambda epoch: gamma**epoch)",
-    "OneCycleLR": "treadle.optimizer.LambdaLR(optimizer, lambda step: factor)",
-    "RMSprop": "treadle.optimizer.Adam(params, lr, betas=(0.0, 0.99))",
     "lr_scheduler": "treadle.optimizer, where schedulers stand beside optimizers",
 }
 
@@ -198,6 +185,8 @@ _MODULE_METHODS = {
 
 _KEYWORDS = {
     "T_max": "t_max",
+    "anneal_strategy": "anneal",
+    "label_smoothing": "label_smooth",
     "dim": "axis",
     "end_dim": "end_axis",
     "last_epoch": "current_epoch",

@@ -16,6 +16,7 @@ from treadle.ops.methods import either, over
 from treadle.tensor import Tensor
 
 __all__ = [
+    "elu",
     "gelu",
     "hsigmoid",
     "hswish",
@@ -120,6 +121,16 @@ def leaky_relu(inp: Tensor, negative_slope: float = 0.01) -> Tensor:
         [-0.5, 2.0]
     """
     return unary_float(act.LeakyRelu(float(negative_slope)), inp)
+
+
+def elu(inp: Tensor, alpha: float = 1.0) -> Tensor:
+    """x where x > 0, alpha (exp(x) - 1) elsewhere.
+
+    Example:
+        >>> F.elu(mge.tensor([-1., 2.]))
+        Tensor([-0.6321  2.    ], device=xpux:0)
+    """
+    return unary_float(act.Elu(float(alpha)), inp)
 
 
 def prelu(x: Tensor, y: Tensor) -> Tensor:

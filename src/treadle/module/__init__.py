@@ -7,9 +7,24 @@ from typing import TYPE_CHECKING, Any
 
 from treadle.base import spelling
 from treadle.module import external, init
-from treadle.module.activation import GELU, LeakyReLU, PReLU, ReLU, Sigmoid, SiLU, Softmax
+from treadle.module.activation import (
+    ELU,
+    GELU,
+    HSigmoid,
+    HSwish,
+    LeakyReLU,
+    LogSoftmax,
+    PReLU,
+    ReLU,
+    ReLU6,
+    Sigmoid,
+    SiLU,
+    Softmax,
+    Softplus,
+    Tanh,
+)
 from treadle.module.batch_matmul_activation import BatchMatMulActivation
-from treadle.module.batchnorm import BatchNorm1d, BatchNorm2d, SyncBatchNorm
+from treadle.module.batchnorm import BatchNorm1d, BatchNorm2d, BatchNorm3d, SyncBatchNorm
 from treadle.module.conv import Conv1d, Conv2d, Conv3d, ConvRelu2d
 from treadle.module.conv_bn import ConvBn2d, ConvBnRelu2d
 from treadle.module.conv_special import DeformableConv2d, LocalConv2d, RegionRestrictedConv
@@ -23,9 +38,19 @@ from treadle.module.deformable_psroi_pooling import DeformablePSROIPooling
 from treadle.module.dropout import Dropout
 from treadle.module.elemwise import Elemwise
 from treadle.module.embedding import Embedding
+from treadle.module.gru import GRU, GRUCell
 from treadle.module.identity import Identity
 from treadle.module.linear import Linear, LinearRelu
 from treadle.module.linear_bn import LinearBn1d, LinearBnRelu1d
+from treadle.module.loss import (
+    BCELoss,
+    BCEWithLogitsLoss,
+    CrossEntropyLoss,
+    HuberLoss,
+    L1Loss,
+    MSELoss,
+    SmoothL1Loss,
+)
 from treadle.module.module import Module
 from treadle.module.multiheadattn import MultiHeadAttention
 from treadle.module.normalization import (
@@ -40,6 +65,7 @@ from treadle.module.pooling import AdaptiveAvgPool2d, AdaptiveMaxPool2d, AvgPool
 from treadle.module.quant_dequant import DequantStub, QuantStub
 from treadle.module.rearrange import (
     Concat,
+    Flatten,
     PixelShuffle,
     SlidingWindow,
     SlidingWindowTranspose,
@@ -71,7 +97,9 @@ from treadle.module.vision_noise import (
 )
 
 __all__ = [
+    "ELU",
     "GELU",
+    "GRU",
     "LSTM",
     "RNN",
     "ActiveBlur",
@@ -82,9 +110,12 @@ __all__ = [
     "AdditiveLaplaceNoise",
     "AdditivePoissonNoise",
     "AvgPool2d",
+    "BCELoss",
+    "BCEWithLogitsLoss",
     "BatchMatMulActivation",
     "BatchNorm1d",
     "BatchNorm2d",
+    "BatchNorm3d",
     "Concat",
     "Conv1d",
     "Conv2d",
@@ -98,6 +129,7 @@ __all__ = [
     "ConvTransposeBnRelu2d",
     "ConvTransposeRelu2d",
     "CropAndPad",
+    "CrossEntropyLoss",
     "Cutmix",
     "DeformableConv2d",
     "DeformablePSROIPooling",
@@ -108,12 +140,18 @@ __all__ = [
     "Embedding",
     "Emboss",
     "FillPoly",
+    "Flatten",
     "Flip",
+    "GRUCell",
     "GaussianBlur",
     "GeneralNorm",
     "GroupNorm",
+    "HSigmoid",
+    "HSwish",
+    "HuberLoss",
     "Identity",
     "InstanceNorm",
+    "L1Loss",
     "LSTMCell",
     "LayerNorm",
     "LeakyReLU",
@@ -124,6 +162,8 @@ __all__ = [
     "LinearRelu",
     "LocalConv2d",
     "LocalResponseNorm",
+    "LogSoftmax",
+    "MSELoss",
     "MaxPool2d",
     "Mixup",
     "Module",
@@ -134,6 +174,7 @@ __all__ = [
     "QuantStub",
     "RNNCell",
     "ReLU",
+    "ReLU6",
     "RegionRestrictedConv",
     "Remap",
     "Resize",
@@ -145,8 +186,11 @@ __all__ = [
     "Sigmoid",
     "SlidingWindow",
     "SlidingWindowTranspose",
+    "SmoothL1Loss",
     "Softmax",
+    "Softplus",
     "SyncBatchNorm",
+    "Tanh",
     "external",
     "init",
 ]

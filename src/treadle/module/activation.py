@@ -93,3 +93,66 @@ class LeakyReLU(Module):
 
     def _module_info_string(self) -> str:
         return f"negative_slope={self.negative_slope}"
+
+
+class ELU(Module):
+    """x where positive, alpha * (exp(x) - 1) elsewhere (Clevert et al., 2016)."""
+
+    def __init__(self, alpha: float = 1.0, name: str | None = None) -> None:
+        super().__init__(name)
+        self.alpha = alpha
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return F.elu(inputs, self.alpha)
+
+    def _module_info_string(self) -> str:
+        return f"alpha={self.alpha}"
+
+
+class Tanh(Module):
+    """The hyperbolic tangent."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return F.tanh(inputs)
+
+
+class ReLU6(Module):
+    """min(max(x, 0), 6)."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return F.relu6(inputs)
+
+
+class Softplus(Module):
+    """log(1 + exp(x))."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return F.softplus(inputs)
+
+
+class HSwish(Module):
+    """x * relu6(x + 3) / 6; PyTorch's Hardswish."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return F.hswish(inputs)
+
+
+class HSigmoid(Module):
+    """relu6(x + 3) / 6; PyTorch's Hardsigmoid."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return F.hsigmoid(inputs)
+
+
+class LogSoftmax(Module):
+    """log(softmax(x)) along `axis`, without overflow."""
+
+    def __init__(self, axis: int | Sequence[int], name: str | None = None) -> None:
+        super().__init__(name)
+        self.axis = axis
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return F.logsoftmax(inputs, self.axis)
+
+    def _module_info_string(self) -> str:
+        return f"axis={self.axis}"

@@ -60,7 +60,10 @@ class _BatchNorm(Module):
     def forward(self, inp: Tensor) -> Tensor:
         self._check_rank(inp)
         shape = inp.shape
-        wide = inp if len(shape) == 4 else inp.reshape((*shape, 1, 1)[:4])
+        if len(shape) < 4:
+            wide = inp.reshape((*shape, 1, 1)[:4])
+        else:
+            wide = inp if len(shape) == 4 else inp.reshape((*shape[:3], -1))
         out = self._normalized(wide)
         return out if len(shape) == 4 else out.reshape(shape)
 
@@ -140,6 +143,26 @@ class BatchNorm2d(_BatchNorm):
     """
 
     _ranks = (4,)
+
+
+class BatchNorm3d(_BatchNorm):
+    """Batch normalization over (N, C, D, H, W).
+
+    Args:
+        num_features: channels C.
+        eps: added to the variance.
+        momentum: the share of the OLD value that running statistics keep at each update.
+        affine: whether to scale and shift by trainable `weight` and `bias`, both (1, C, 1, 1).
+        track_running_stats: keep `running_mean` and `running_var` (unbiased), both (1, C, 1, 1),
+            for evaluation; without them the batch's own statistics are used, also in evaluation.
+        freeze: use the running values in training too, and train neither weight nor bias.
+        name: a name for messages and graphs.
+
+    Raises:
+        ShapeError: the input has another number of axes.
+    """
+
+    _ranks = (5,)
 
 
 class SyncBatchNorm(_BatchNorm):

@@ -24,6 +24,21 @@ class PixelShuffle(Module):
         return f"upscale_factor={self.upscale_factor}"
 
 
+class Flatten(Module):
+    """Axes from `start_axis` to `end_axis` merged into one: (N, C, H, W) to (N, C * H * W)."""
+
+    def __init__(self, start_axis: int = 1, end_axis: int = -1, name: str | None = None) -> None:
+        super().__init__(name)
+        self.start_axis = start_axis
+        self.end_axis = end_axis
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.flatten(x, self.start_axis, self.end_axis)
+
+    def _module_info_string(self) -> str:
+        return f"start_axis={self.start_axis}, end_axis={self.end_axis}"
+
+
 class Concat(Module):
     """`F.concat` as a layer, so that quantization finds it."""
 

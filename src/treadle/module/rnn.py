@@ -133,7 +133,7 @@ class RNNCell(RNNCellBase):
 
     def forward(self, input: Tensor, hx: Tensor | None = None) -> Tensor:
         input = self._checked(input)
-        h = _zeros((input.shape[0], self.hidden_size), input) if hx is None else hx
+        h = zeros_of((input.shape[0], self.hidden_size), input) if hx is None else hx
         return self._turn((h,), self._from_input(input))[0]
 
 
@@ -168,7 +168,7 @@ class LSTMCell(RNNCellBase):
     ) -> tuple[Tensor, Tensor]:
         input = self._checked(input)
         zeros = (input.shape[0], self.hidden_size)
-        state = (_zeros(zeros, input), _zeros(zeros, input)) if hx is None else tuple(hx)
+        state = (zeros_of(zeros, input), zeros_of(zeros, input)) if hx is None else tuple(hx)
         h, c = self._turn(state, self._from_input(input))
         return h, c
 
@@ -287,7 +287,7 @@ class RNNBase(Module):
         widths = (self._width, self.hidden_size)[: self._states]
         shapes = [(count, x.shape[1], width) for width in widths]
         if state is None:
-            return tuple(_zeros(shape, x) for shape in shapes)
+            return tuple(zeros_of(shape, x) for shape in shapes)
         for given, shape in zip(state, shapes, strict=True):
             if tuple(given.shape) != shape:
                 raise ShapeError(
@@ -434,7 +434,7 @@ def _over_time(
         for t in range(moments):
             state = cell._turn(state, gates[t])
             outs.append(state[0])
-        out = F.stack(outs) if outs else _zeros((0, *state[0].shape), x)
+        out = F.stack(outs) if outs else zeros_of((0, *state[0].shape), x)
     else:
         state, (out,) = scan(lambda *held: _and_output(cell, held), state, (gates,))
     return (out[::-1] if backwards else out), state
@@ -446,6 +446,7 @@ def _and_output(cell: RNNCellBase, held: tuple[Tensor, ...]) -> State:
     return (*state, state[0])
 
 
-def _zeros(shape: tuple[int, ...], like: Tensor) -> Tensor:
+def zeros_of(shape: tuple[int, ...], like: Tensor) -> Tensor:
+    """A state of zeros beside an input."""
     # Broadcast, as an extent may be symbolic.
     return like.constant(0.0).broadcast_to(shape)

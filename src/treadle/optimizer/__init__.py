@@ -11,6 +11,7 @@ from treadle.optimizer.adam import Adam
 from treadle.optimizer.adamw import AdamW
 from treadle.optimizer.clip_grad import clip_grad_norm, clip_grad_value
 from treadle.optimizer.lamb import LAMB, LAMBFp16
+from treadle.optimizer.lr_by_course import OneCycleLR, ReduceLROnPlateau
 from treadle.optimizer.lr_scheduler import (
     CosineAnnealingLR,
     LambdaLR,
@@ -19,6 +20,7 @@ from treadle.optimizer.lr_scheduler import (
     StepLR,
 )
 from treadle.optimizer.optimizer import Optimizer
+from treadle.optimizer.rmsprop import RMSprop
 from treadle.optimizer.sgd import SGD
 from treadle.optimizer.sharded import ShardedOptimizer
 
@@ -34,7 +36,10 @@ __all__ = [
     "LRScheduler",
     "LambdaLR",
     "MultiStepLR",
+    "OneCycleLR",
     "Optimizer",
+    "RMSprop",
+    "ReduceLROnPlateau",
     "ShardedOptimizer",
     "StepLR",
     "clip_grad_norm",

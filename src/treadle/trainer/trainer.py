@@ -16,7 +16,7 @@ from treadle.data import DataLoader
 from treadle.data.dataset import StreamDataset
 from treadle.data.preload import to_tensors
 from treadle.module import Module
-from treadle.optimizer import LRScheduler, Optimizer
+from treadle.optimizer import LRScheduler, Optimizer, ReduceLROnPlateau
 from treadle.serialization import load, save
 from treadle.tensor import Tensor
 from treadle.trainer import randomness
@@ -372,11 +372,10 @@ class Trainer:
         logs = {**self._means.all(), "lr": self._means.last["lr"]}
         self._means = Means()
         self.epoch += 1
-        if self.scheduler is not None:
-            self.scheduler.step()
         if validation is not None:
             found = self.evaluate(validation)
             logs |= {f"val_{name}": value for name, value in found.items()}
+        _advance(self.scheduler, logs)
         self.history.append(logs)
         self._tell("on_epoch_end", logs)
 
@@ -443,6 +442,14 @@ def _arrays(output: Any) -> Any:
         return tuple(_arrays(part) for part in output)
     # As the host's arrays: bfloat16 has none of its own in NumPy's files.
     return output.astype("float32").numpy() if output.dtype.name == "bfloat16" else output.numpy()
+
+
+def _advance(scheduler: LRScheduler | None, logs: Logs) -> None:
+    """A scheduler's step after an epoch."""
+    if isinstance(scheduler, ReduceLROnPlateau):
+        scheduler.step(logs.get("val_loss", logs["loss"]))
+    elif scheduler is not None:
+        scheduler.step()
 
 
 def _check(optimizer: object, loss: object) -> None:
