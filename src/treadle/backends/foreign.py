@@ -198,10 +198,40 @@ class ForeignOp:
             self._call("backward", values, types, *every)
         return tuple(made)
 
-    def _call(
-        self, which: str, values: Mapping[str, Any], types: Sequence[TensorType], *rest: Any
+    def on_gpu(
+        self,
+        which: str,
+        groups: Sequence[Sequence[tuple[int, TensorType]]],
+        values: Mapping[str, Any],
+        stream: int,
     ) -> None:
-        code = getattr(self._functions, which)(*rest[:4], self._values(values), *rest[4:])
+        """Have "forward" or "backward" put its work into a stream of CUDA.
+
+        Args:
+            which: the function.
+            groups: addresses on the GPU with types, in the groups that the function takes.
+            values: of the parameters.
+            stream: the driver's pointer.
+
+        Raises:
+            ShapeError, DTypeError, NumericError: the library's function failed.
+        """
+        every = [
+            self._described([(address, t.dtype.name, t.shape) for address, t in group])
+            for group in groups
+        ]
+        types = [t for _, t in groups[0]]
+        self._call(f"{which}_cuda", values, types, *every, last=(stream,))
+
+    def _call(
+        self,
+        which: str,
+        values: Mapping[str, Any],
+        types: Sequence[TensorType],
+        *rest: Any,
+        last: Sequence[Any] = (),
+    ) -> None:
+        code = getattr(self._functions, which)(*rest, self._values(values), *last)
         if code:
             raise self._failure(code, f"its {which} function failed", NumericError, types)
 

@@ -35,6 +35,46 @@ Attributes = tuple[tuple[str, Any], ...]
 Infer = Callable[..., tuple[TensorType, ...]]
 Reference = Callable[..., Any]
 Vjp = Callable[[Any, Any], tuple[Any, ...]]
+CudaRule = Callable[..., Any]
+Extents = int | tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CudaKernel:
+    """A kernel in CUDA C++ and one launch of it.
+
+    The kernel is `extern "C" __global__`, and takes pointers to the elements of all operands, of
+    all results, and then the arguments: integers as `long long`, other numbers as `double`.
+
+    Attributes:
+        source: text for NVRTC, which has no headers of the host.
+        name: of the kernel in it.
+        blocks, threads: of the launch, up to three extents.
+        arguments: numbers behind the pointers.
+        shared: bytes of shared memory that the launch asks for.
+    """
+
+    source: str
+    name: str
+    blocks: Extents
+    threads: Extents = 256
+    arguments: tuple[int | float, ...] = ()
+    shared: int = 0
+
+    def __post_init__(self) -> None:
+        for what, found in (("blocks", self.blocks), ("threads", self.threads)):
+            every: tuple[Any, ...] = found if isinstance(found, tuple) else (found,)
+            if not 1 <= len(every) <= 3 or not all(isinstance(n, int) and n >= 0 for n in every):
+                raise ValueError(f"{what} of {self.name} are one to three extents, not {found!r}")
+        if not all(isinstance(a, (int, float)) for a in self.arguments):
+            raise TypeError(f"arguments of {self.name} are numbers, not {self.arguments!r}")
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it starts no thread."""
+        return 0 in (self.blocks, self.threads) or any(
+            0 in found for found in (self.blocks, self.threads) if isinstance(found, tuple)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +89,7 @@ class CustomKernel:
         n_outputs: number of results.
         onnx: the operator that it is in ONNX, "domain::Name"; made of the name if left out.
         expand: the results from (attributes, *tensors), in ops that others know, or None.
+        cuda: how NVIDIA's GPUs run it, from (attributes, operand types, result types), or None.
     """
 
     name: str
@@ -58,6 +99,7 @@ class CustomKernel:
     n_outputs: int = 1
     onnx: str = ""
     expand: Callable[..., Any] | None = None
+    cuda: CudaRule | None = None
 
     @property
     def operator(self) -> tuple[str, str]:
@@ -85,6 +127,7 @@ def custom_op(
     n_outputs: int = 1,
     onnx: str = "",
     expand: Callable[..., Any] | None = None,
+    cuda: CudaRule | None = None,
 ) -> CustomKernel:
     """Define an op from outside Treadle.
 
@@ -100,6 +143,9 @@ def custom_op(
         onnx: how it is written to ONNX: "domain::Name"; "page.cube" is "page::cube" if left out.
         expand: `(attributes, *tensors) -> tensor or tuple of tensors`, in functions of Treadle's;
             ONNX files then hold these in place of an operator of its own.
+        cuda: `(attributes, operand types, result types) -> CudaKernel`, or a function of the
+            addresses of operands, those of results, and a stream, which puts work into it. Types
+            that it refuses with `UnsupportedOp` run on the host.
 
     Raises:
         LoadError: another module has registered the name.
@@ -111,7 +157,7 @@ def custom_op(
             f"{name!r} is already defined by {before.infer.__module__}",
             hint="prefix the name with that of your package",
         )
-    _KERNELS[name] = CustomKernel(name, infer, reference, vjp, n_outputs, onnx, expand)
+    _KERNELS[name] = CustomKernel(name, infer, reference, vjp, n_outputs, onnx, expand, cuda)
     return _KERNELS[name]
 
 

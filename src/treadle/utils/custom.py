@@ -13,11 +13,17 @@ from typing import Any, ClassVar
 from treadle.backends.foreign import LISTING, ForeignOp, open_library
 from treadle.base.errors import LoadError, NoGradient, UnsupportedOp
 from treadle.base.types import TensorType
-from treadle.ops.custom import Custom, custom_op, custom_op_in_onnx, forget_custom_op
+from treadle.ops.custom import (
+    CudaKernel,
+    Custom,
+    custom_op,
+    custom_op_in_onnx,
+    forget_custom_op,
+)
 from treadle.ops.op import Pullback
 from treadle.tensor import Tensor
 
-__all__ = ["LISTING", "CustomOp", "load", "loaded", "unload", "written_to_onnx"]
+__all__ = ["LISTING", "CudaKernel", "CustomOp", "load", "loaded", "unload", "written_to_onnx"]
 
 
 class CustomOp:
@@ -67,6 +73,14 @@ class CustomOp:
         """The results as tensors of Treadle's own functions, for ONNX files; optional."""
         raise UnsupportedOp(self.name, "has no expand")
 
+    def cuda(self, *inputs: TensorType) -> CudaKernel:
+        """The kernel that runs it on NVIDIA's GPUs, from the operands' types; optional.
+
+        Raises:
+            UnsupportedOp: there is none for these types: the host runs it.
+        """
+        raise UnsupportedOp(self.name, "has no kernel in CUDA")
+
     def __init_subclass__(cls) -> None:
         if "name" in cls.__dict__:
             _register_class(cls)
@@ -104,7 +118,12 @@ def _register_class(cls: type[CustomOp]) -> None:
 
     infer.__module__ = cls.__module__  # which is how a name taken twice is noticed
     expand = None if cls.expand is CustomOp.expand else _expansion_of(cls)
-    custom_op(cls.name, infer, reference, vjp, cls.n_outputs, cls.onnx, expand)
+    cuda = None if cls.cuda is CustomOp.cuda else _kernel_of(cls)
+    custom_op(cls.name, infer, reference, vjp, cls.n_outputs, cls.onnx, expand, cuda)
+
+
+def _kernel_of(cls: type[CustomOp]) -> Callable[..., CudaKernel]:
+    return lambda attributes, types, results: cls(**attributes).cuda(*types)
 
 
 def _expansion_of(cls: type[CustomOp]) -> Callable[..., Any]:
@@ -198,6 +217,7 @@ def _register_foreign(op: ForeignOp) -> None:
         infer=lambda attributes, *types: tuple(types[n_out : n_out + n_in]),
         reference=backward,
         n_outputs=n_in,
+        cuda=_on_gpus(op, "backward", (n_out, n_in, n_out, n_in)),
     )
 
     def vjp(attributes: dict[str, Any], at: Pullback[Any]) -> tuple[Any, ...]:
@@ -213,7 +233,28 @@ def _register_foreign(op: ForeignOp) -> None:
         reference=lambda attributes, *arrays: op.forward(arrays, attributes),
         vjp=vjp,
         n_outputs=n_out,
+        cuda=_on_gpus(op, "forward", (n_in, n_out)),
     )
+
+
+def _on_gpus(op: ForeignOp, which: str, counts: tuple[int, ...]) -> Callable[..., Any] | None:
+    """How a function of a library is called for a GPU, whose tensors come in groups; if it is."""
+    if which not in op.on_gpus:
+        return None
+
+    def rule(
+        attributes: dict[str, Any], types: Sequence[TensorType], results: Sequence[TensorType]
+    ) -> Callable[..., None]:
+        every = [*types, *results]
+
+        def call(ins: Sequence[int], outs: Sequence[int], stream: int) -> None:
+            pairs = iter(list(zip((*ins, *outs), every, strict=True)))
+            groups = [[next(pairs) for _ in range(count)] for count in counts]
+            op.on_gpu(which, groups, attributes, stream)
+
+        return call
+
+    return rule
 
 
 def __getattr__(name: str) -> Callable[..., Any]:

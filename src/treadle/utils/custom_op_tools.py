@@ -24,10 +24,11 @@ from treadle.base.errors import CompileError
 from treadle.base.files.ownership import exposed, is_own, make_private
 from treadle.base.log import get_logger
 from treadle.utils import custom
-from treadle.utils.custom import CustomOp
+from treadle.utils.custom import CudaKernel, CustomOp
 from treadle.utils.custom_op_checks import check_gradient, check_op
 
 __all__ = [
+    "CudaKernel",
     "CustomOp",
     "build",
     "build_and_load",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import math
 import platform
 import shutil
 import subprocess
@@ -21,14 +22,14 @@ from typing import Any
 
 import numpy as np
 
-from treadle.backends.cuda.driver import DriverError, Facts
+from treadle.backends.cuda.driver import DriverError, Extents, Facts
 
 SHIM = """
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
-struct one_dimension { unsigned x; };
-static thread_local one_dimension gridDim, blockDim, blockIdx, threadIdx;
+struct extents { unsigned x, y, z; };
+static thread_local extents gridDim, blockDim, blockIdx, threadIdx;
 #define __global__
 #define __device__
 #define __noinline__ __attribute__((noinline))
@@ -36,16 +37,18 @@ static thread_local one_dimension gridDim, blockDim, blockIdx, threadIdx;
 #define __shared__ thread_local
 static inline void __syncthreads() {}
 typedef void (*any_kernel)(%s);
-extern "C" void run_grid(void *kernel, unsigned blocks, unsigned threads, int64_t *a) {
-  gridDim.x = blocks;
-  blockDim.x = threads;
-  for (blockIdx.x = 0; blockIdx.x < blocks; blockIdx.x++)
-    for (threadIdx.x = 0; threadIdx.x < threads; threadIdx.x++)
-      ((any_kernel)kernel)(%s);
+#define EACH(of, in) for (of.z = 0; of.z < in.z; of.z++) \\
+  for (of.y = 0; of.y < in.y; of.y++) for (of.x = 0; of.x < in.x; of.x++)
+extern "C" void run_grid(void *kernel, const unsigned *e, int64_t *a, double *d) {
+  gridDim = extents{e[0], e[1], e[2]};
+  blockDim = extents{e[3], e[4], e[5]};
+  EACH(blockIdx, gridDim) EACH(threadIdx, blockDim) ((any_kernel)kernel)(%s);
 }
 """
 MOST_PARAMETERS = 64
 """Calls pass as many, all of one register's size; a function ignores those it does not know."""
+MOST_DOUBLES = 8
+"""As many are passed besides: they have registers of their own, wherever they stand in the list."""
 _FLAGS = [
     "-std=c++17",
     "-O0",
@@ -70,11 +73,11 @@ def host_compiler() -> str | None:
 
 def compile_for_host(source: str, architecture: str = "") -> bytes:
     """A shared library of what would be a cubin."""
-    types = ", ".join(["int64_t"] * MOST_PARAMETERS)
-    values = ", ".join(f"a[{i}]" for i in range(MOST_PARAMETERS))
+    types = ", ".join(["int64_t"] * MOST_PARAMETERS + ["double"] * MOST_DOUBLES)
+    values = [f"a[{i}]" for i in range(MOST_PARAMETERS)] + [f"d[{i}]" for i in range(MOST_DOUBLES)]
     with tempfile.TemporaryDirectory() as folder:
         text, library = Path(folder, "kernels.cu"), Path(folder, "kernels.so")
-        text.write_text(SHIM % (types, values) + source)
+        text.write_text(SHIM % (types, ", ".join(values)) + source)
         command = [host_compiler() or "g++", *_FLAGS, str(text), "-o", str(library)]
         subprocess.run(command, check=True)
         return library.read_bytes()
@@ -273,17 +276,29 @@ class HostGpu:
         return [(run, ctypes.cast(getattr(library, s), ctypes.c_void_p)) for s in symbols]
 
     def launch(
-        self, kernel: Any, blocks: int, threads: int, arguments: Sequence[int], queue: Any, /
+        self,
+        kernel: Any,
+        blocks: Extents,
+        threads: Extents,
+        arguments: Sequence[int | float],
+        queue: Any,
+        /,
+        shared: int = 0,
     ) -> None:
-        if not 0 < blocks < 1 << 31 or not 0 < threads <= 1024:
+        grid, block = (e if isinstance(e, tuple) else (e,) for e in (blocks, threads))
+        if not all(0 < e < 1 << 31 for e in grid) or not 0 < math.prod(block) <= 1024:
             raise DriverError("CUDA_ERROR_INVALID_VALUE (1)")
         run, function = kernel
-        assert len(arguments) <= MOST_PARAMETERS
+        doubles = [a for a in arguments if isinstance(a, float)]
+        integers = [a for a in arguments if not isinstance(a, float)]
+        assert len(integers) <= MOST_PARAMETERS and len(doubles) <= MOST_DOUBLES
+        extents = (ctypes.c_uint * 6)(*(*grid, 1, 1)[:3], *(*block, 1, 1)[:3])
         if not isinstance(queue, HostCapture):
-            self.launches.append((blocks, threads))
+            self.launches.append((math.prod(grid), math.prod(block)))
             self.submissions += 1
-        slots = (ctypes.c_int64 * MOST_PARAMETERS)(*arguments)
-        queue.submit(lambda: run(function, blocks, threads, slots))
+        slots = (ctypes.c_int64 * MOST_PARAMETERS)(*integers)
+        beside = (ctypes.c_double * MOST_DOUBLES)(*doubles)
+        queue.submit(lambda: run(function, extents, slots, beside))
 
     def capture(self) -> HostCapture:
         return HostCapture(self)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 from tests.backends.codegen import irregular
 from tests.backends.cuda.test_cudnn import ATTENTIONS, GEOMETRIES, close, draw
+from tests.backends.cuda.test_custom import LIBRARY, ScaledSum
 from tests.backends.cuda.workloads import MODELS, curve
 
 import treadle as mge
@@ -27,6 +30,8 @@ from treadle.ops.attention import Attention, AttentionGrad
 from treadle.ops.conv import Conv, ConvGradInput, ConvGradWeight
 from treadle.ops.op import Op, as_tuple
 from treadle.runtime.array import DeviceArray
+from treadle.utils import custom
+from treadle.utils.custom_op_tools import build_and_load
 
 FOUND = backend.probe()
 pytestmark = [
@@ -110,6 +115,19 @@ def test_the_conformance_kit_finds_nothing() -> None:
         [sys.executable, "-c", run, "cuda", "--quick"], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout[-4000:]
+
+
+def test_ops_of_users_run_on_their_kernels(tmp_path: Path) -> None:
+    a, b = np.ones((9, 13), np.float32), np.arange(13, dtype=np.float32)
+    x, y = (mge.tensor(v, device="gpu0") for v in (a, b))
+    for run in (ScaledSum(factor=0.5), mge.jit.compile(lambda *xs: ScaledSum(factor=0.5)(*xs))):
+        np.testing.assert_allclose(run(x, y).numpy(), a + 0.5 * b, 1e-6)
+    if shutil.which("nvcc"):
+        (tmp_path / "twice.cu").write_text(LIBRARY.replace("NAME", "gputest_nvcc"))
+        path = build_and_load("twice", tmp_path / "twice.cu", build_dir=tmp_path)
+        np.testing.assert_allclose(custom.gputest_nvcc(by=3)(x + 1).numpy(), 3 * (a + 1))
+        custom.unload(path)
+    assert not fallback.fallback_report()
 
 
 def test_results_do_not_depend_on_the_run() -> None:

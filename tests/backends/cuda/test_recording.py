@@ -45,7 +45,7 @@ class Log:
         self.seen: list[int] = []
 
     def launch(self, number: int, stream: Any) -> None:
-        def kernel(function: Any, blocks: int, threads: int, slots: Any) -> None:
+        def kernel(function: Any, extents: Any, slots: Any, doubles: Any) -> None:
             self.seen.append(slots[0])
 
         self.gpu.launch((kernel, None), 1, 1, (number,), stream.queue)

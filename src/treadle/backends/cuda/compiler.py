@@ -9,6 +9,7 @@ from treadle.backends.api import Device, Support, no
 from treadle.backends.codegen.kernel.ir import Kernel
 from treadle.backends.codegen.kernel.text import symbol_of
 from treadle.backends.cuda.device import CudaDevice
+from treadle.backends.cuda.libraries import custom
 from treadle.backends.cuda.libraries.calls import KINDS, CallLaunchable, kind_of
 from treadle.backends.cuda.libraries.collectives import lower_collective
 from treadle.backends.cuda.libraries.cudnn import library as cudnn
@@ -25,6 +26,7 @@ from treadle.base.errors import CompileError, DeviceError
 from treadle.base.types import TensorType
 from treadle.ops.bucket import AllReduceBucket
 from treadle.ops.collective import Collective
+from treadle.ops.custom import Custom
 from treadle.ops.op import Op
 from treadle.ops.winograd import WinogradConv, WinogradConvGradWeight
 from treadle.runtime.comm.carriers import NCCL, why_not
@@ -54,8 +56,13 @@ class CudaLibrary(Library):
 
     def has(self, symbols: Iterable[str]) -> bool:
         every = list(symbols)
-        kinds = {kind_of(s) for s in every} - {""}
-        return kinds <= self.libraries and super().has([s for s in every if not kind_of(s)])
+        own = [s for s in every if kind_of(s) == custom.KIND]
+        kinds = {kind_of(s) for s in every} - {"", custom.KIND}
+        return (
+            kinds <= self.libraries
+            and all(map(custom.is_prepared, own))
+            and super().has([s for s in every if not kind_of(s)])
+        )
 
     def load(self, device: Device, symbols: Sequence[str]) -> list[Launchable]:
         generated = iter(super().load(device, [s for s in symbols if not kind_of(s)]))
@@ -116,6 +123,8 @@ class CudaCompiler(RenderedCompiler):
     def lower(
         self, op: Op, types: Sequence[TensorType], frozen: Sequence[bool] = (), /
     ) -> Lowered | Support:
+        if isinstance(op, Custom):
+            return custom.lower_custom(op, types, self.renderer, self.library.cache)
         if isinstance(op, Collective):
             return lower_collective(op, types, super().lower, NCCL in self.libraries)
         found: Lowered | Support = no("policy", "neither cuDNN nor cuBLASLt is installed")

@@ -17,6 +17,10 @@ LIBRARY = "libcuda.so.1"
 """NVIDIA's driver library on Linux."""
 
 
+Extents = int | tuple[int, ...]
+"""Of a launch: one to three."""
+
+
 class DriverError(RuntimeError):
     """A call of the driver failed; the message has its name and code."""
 
@@ -175,9 +179,19 @@ class Gpu(Protocol):
         ...
 
     def launch(
-        self, kernel: Any, blocks: int, threads: int, arguments: Sequence[int], queue: Queue, /
+        self,
+        kernel: Any,
+        blocks: Extents,
+        threads: Extents,
+        arguments: Sequence[int | float],
+        queue: Queue,
+        /,
+        shared: int = 0,
     ) -> None:
-        """Submit a kernel whose parameters all have 8 bytes."""
+        """Submit a kernel whose parameters all have 8 bytes: integers with a sign, and doubles.
+
+        `shared` is how many bytes of shared memory each block gets besides what it declares.
+        """
         ...
 
     def capture(self) -> Capture:

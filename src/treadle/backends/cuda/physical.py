@@ -24,6 +24,7 @@ from cuda.core import (
 from treadle.backends.cuda.driver import (
     Capture,
     DriverError,
+    Extents,
     Facts,
     Gpu,
     Mark,
@@ -213,11 +214,19 @@ class PhysicalGpu:
         return [code.get_kernel(symbol) for symbol in symbols]
 
     def launch(
-        self, kernel: Any, blocks: int, threads: int, arguments: Sequence[int], queue: Queue, /
+        self,
+        kernel: Any,
+        blocks: Extents,
+        threads: Extents,
+        arguments: Sequence[int | float],
+        queue: Queue,
+        /,
+        shared: int = 0,
     ) -> None:
         self.current()
-        # Python's integers are passed as 8 bytes with a sign.
-        launch(_stream(queue), LaunchConfig(grid=blocks, block=threads), kernel, *arguments)
+        # Python's integers are passed as 8 bytes with a sign, its floats as doubles.
+        config = LaunchConfig(grid=blocks, block=threads, shmem_size=shared)
+        launch(_stream(queue), config, kernel, *arguments)
 
     def capture(self) -> Capture:
         return PhysicalCapture(self)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from treadle.backends.cuda.device import CudaDevice, CudaStream
-from treadle.backends.cuda.libraries import blaslt, exchanges
+from treadle.backends.cuda.libraries import blaslt, custom, exchanges
 from treadle.backends.cuda.libraries.cudnn import library as cudnn
 from treadle.backends.rendering import Argument
 
@@ -60,6 +60,7 @@ KINDS: Mapping[str, Opening] = {
     "cublasLt": blaslt.launchable,
     "cudnn": cudnn.launchable,
     "nccl": exchanges.launchable,
+    custom.KIND: custom.launchable,
 }
 """How calls are opened, by the first word of their symbols."""
 
