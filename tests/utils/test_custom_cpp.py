@@ -127,6 +127,17 @@ def test_what_is_thrown_is_an_error_with_its_words(
     assert custom.cpp_fails()(x).tolist() == [1.0]  # words of before are gone
 
 
+def test_axes_may_be_dynamic_where_results_look_like_the_first_operand(library: str) -> None:
+    rows = {0: {0: "n"}}
+    gated = jit.compile(lambda x: custom.cpp_gated()(x, x)[1], dynamic=rows)
+    for n in (2, 5):
+        x = np.linspace(-1, 1, 3 * n, dtype=np.float32).reshape(n, 3)
+        np.testing.assert_allclose(gated(mge.tensor(x)).numpy(), np.tanh(x), 1e-5)
+    squared = jit.compile(lambda x: custom.cpp_matmul_scale()(x, x), dynamic=rows)
+    with pytest.raises(ShapeError, match="its infer function takes known extents"):
+        squared(mge.tensor(np.ones((3, 3), np.float32)))
+
+
 def test_element_types_that_are_not_taken_are_named(library: str) -> None:
     with pytest.raises(DTypeError, match="takes float32, float64, not int32"):
         custom.cpp_gated()(mge.tensor([1]), mge.tensor([1]))

@@ -261,9 +261,14 @@ class ForeignOp:
         for t in types:
             if t.dtype not in DTYPES:
                 raise DTypeError(self.name, f"C code does not know {t.dtype}", saw=_saw(types))
-            if t.ndim > MAX_NDIM or not is_static(t.shape):
+            if t.ndim > MAX_NDIM:
+                raise ShapeError(self.name, f"takes at most {MAX_NDIM} axes", saw=_saw(types))
+            if self._functions.infer and not is_static(t.shape):
                 raise ShapeError(
-                    self.name, f"takes known extents, at most {MAX_NDIM}", saw=_saw(types)
+                    self.name,
+                    "its infer function takes known extents",
+                    saw=_saw(types),
+                    hint="compile without dynamic axes",
                 )
 
     def _described(self, parts: Sequence[tuple[Any, str, Any]]) -> Any:

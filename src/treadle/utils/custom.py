@@ -222,7 +222,7 @@ def _register_foreign(op: ForeignOp) -> None:
 
     def vjp(attributes: dict[str, Any], at: Pullback[Any]) -> tuple[Any, ...]:
         if not op.has_gradient:
-            raise NoGradient(op.name, "has no gradient", hint="give its C code a backward function")
+            raise NoGradient(op.name, "has no gradient", hint="give its code a backward function")
         dys = [y * 0 if dy is None else dy for dy, y in zip(at.dys, at.outputs, strict=True)]
         found = gradient(**attributes).outputs(*dys, *at.inputs, *at.outputs)
         return tuple(g if need else None for g, need in zip(found, at.needs, strict=True))

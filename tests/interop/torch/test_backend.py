@@ -16,7 +16,8 @@ torch = pytest.importorskip("torch", reason="needs PyTorch")
 from tests.interop.torch.networks import NETWORKS  # noqa: E402
 from torch import nn  # noqa: E402
 
-from treadle.interop.torch import backend, left_to_torch  # noqa: E402
+from treadle.base.errors import UnsupportedOp  # noqa: E402
+from treadle.interop.torch import backend, from_exported, left_to_torch  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -92,6 +93,26 @@ def test_training_follows_the_same_curve_and_nothing_is_left(name: str) -> None:
     assert curves[0] == pytest.approx(curves[1], rel=1e-4)
     assert curves[0][-1] < curves[0][0]
     assert left(before) == set()
+
+
+def test_custom_ops_of_pytorch_are_left_to_it_and_refused_in_exported_programs() -> None:
+    @torch.library.custom_op("treadle_tests::cubed", mutates_args=())
+    def cubed(x: torch.Tensor, factor: float) -> torch.Tensor:
+        return x**3 * factor
+
+    @cubed.register_fake
+    def _(x: torch.Tensor, factor: float) -> torch.Tensor:
+        return torch.empty_like(x)
+
+    class Around(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.relu(cubed(x * 2, 0.5)) + 1
+
+    before, x = left_to_torch(), torch.randn(4)
+    torch.testing.assert_close(compiled(Around())(x), Around()(x))
+    assert left(before) == {"treadle_tests.cubed.default"}
+    with pytest.raises(UnsupportedOp, match=r"treadle_tests\.cubed"):
+        from_exported(torch.export.export(Around(), (x,)))
 
 
 def test_fields_of_networks_train_and_nothing_is_left() -> None:
