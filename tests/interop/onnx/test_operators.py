@@ -269,3 +269,12 @@ def test_integer_products_become_floats() -> None:
         *("DynamicQuantizeMatMul", numbers(4, 3), b, np.float32(0.02), np.int8(0)),
         **{"domain": RUNTIME, "known": (1, 2, 3)},
     )
+
+
+@pytest.mark.parametrize("mode", ["nearest", "linear"])
+def test_upsample_of_old_models(mode: str) -> None:
+    """Only whole factors of the nearest mode were taken; detectors of 2018 have others."""
+    x = numbers(1, 2, 3, 4)
+    check("Upsample", x, opset=7, mode=mode, scales=[1.0, 1.0, 2.0, 3.0])
+    for scales in ((1, 1, 2, 3), (1, 1, 1.5, 1.5), (1, 1, 2.6, 1.3)):
+        check("Upsample", x, np.array(scales, np.float32), known=(1,), opset=9, mode=mode)

@@ -6,7 +6,7 @@ import numpy as np
 
 from treadle.base import dtype as dt
 from treadle.interop.onnx.converters.shapes import extents, reshaped
-from treadle.interop.onnx.nodes import Array, Node, Value, dtype_of
+from treadle.interop.onnx.nodes import Node, Value, dtype_of
 from treadle.interop.onnx.registry import converts
 from treadle.ops import elementwise as ew
 from treadle.ops import reduce, unary
@@ -137,19 +137,3 @@ def _celu(node: Node, x: Value) -> Value:
     zero = x.constant(0)
     low = (unary.Exp()(ew.Minimum()(x, zero) / alpha) - 1) * alpha
     return ew.Maximum()(x, zero) + low
-
-
-@converts("Upsample")
-def _upsample_attribute(node: Node, x: Value) -> Value:
-    return _upsample(node, x, np.array(node.attributes["scales"]))
-
-
-@converts("Upsample", since=9, host=(1,))
-def _upsample(node: Node, x: Value, scales: Array) -> Value:
-    if node.attr("mode", "nearest") != "nearest" or any(s != int(s) for s in scales):
-        raise node.refuse("only whole factors of the nearest mode are converted")
-    shape = extents(x)
-    apart = [n for d in shape for n in (d, 1)]
-    wide = tuple(n for d, s in zip(shape, scales, strict=True) for n in (d, int(s)))
-    made = reshaped(x, apart).broadcast_to(wide)
-    return reshaped(made, [d * int(s) for d, s in zip(shape, scales, strict=True)])

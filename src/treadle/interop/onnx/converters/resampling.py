@@ -31,6 +31,22 @@ def _resize_10(node: Node, x: Value, scales: Array) -> Value:
     return _resized(node, x, list(range(len(shape))), sizes, [float(s) for s in scales], None)
 
 
+@converts("Upsample")
+def _upsample_attribute(node: Node, x: Value) -> Value:
+    return _upsample(node, x, np.array(node.attributes["scales"]))
+
+
+@converts("Upsample", since=9, host=(1,))
+def _upsample(node: Node, x: Value, scales: Array) -> Value:
+    if node.attr("mode", "nearest") != "nearest" or any(s != int(s) for s in scales):
+        return _resize_10(node, x, scales)
+    shape = extents(x)
+    apart = [n for d in shape for n in (d, 1)]
+    wide = tuple(n for d, s in zip(shape, scales, strict=True) for n in (d, int(s)))
+    made = reshaped(x, apart).broadcast_to(wide)
+    return reshaped(made, [d * int(s) for d, s in zip(shape, scales, strict=True)])
+
+
 @converts("Resize", since=11, host=(1, 2, 3))
 def _resize(
     node: Node,
@@ -128,7 +144,7 @@ def _by_op(
     ours = mode == "linear" and places in _COORDINATES
     if mode == "nearest":
         ours = places == "asymmetric" and node.attr("nearest_mode", "round_prefer_floor") == "floor"
-        ours |= places == "asymmetric" and node.opset == 10
+        ours |= places == "asymmetric" and node.opset <= 10
     if node.attr("antialias", 0) or not (
         ours and exact and 3 <= rank <= 5 and dtype_of(x).is_float
     ):
@@ -179,7 +195,7 @@ def _interpolated(node: Node, x: Value, axis: int, at: Array, factor: float) -> 
 
 
 def _nearest(mode: str, at: Array, opset: int) -> Array:
-    if opset == 10:
+    if opset <= 10:
         return np.floor(at)
     rounded: dict[str, Callable[[Array], Array]] = {
         "round_prefer_floor": lambda t: np.ceil(t - 0.5),
