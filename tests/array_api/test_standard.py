@@ -149,6 +149,11 @@ def test_linear_algebra(dtype: str) -> None:
     q, r = (v.numpy() for v in xp.linalg.qr(xp.asarray(x[..., :3])))
     np.testing.assert_allclose(q @ r, x[..., :3], 1e-4, 1e-4)
     np.testing.assert_allclose(q.conj().mT @ q, np.eye(3)[None] + 0 * q[:, :3], 0, 1e-5)
+    for most in (1e37, 1e-30):  # Squares of these are infinite, or 0.
+        q, r = (
+            v.numpy() for v in xp.linalg.qr(xp.asarray(x[..., :3] * np.real(x).dtype.type(most)))
+        )
+        np.testing.assert_allclose(q @ r / most, x[..., :3], 1e-4, 1e-4)
     hermitian = x @ x.conj().mT
     low = xp.linalg.cholesky(xp.asarray(hermitian)).numpy()
     np.testing.assert_allclose(low @ low.conj().mT, hermitian, 1e-4, 1e-4)

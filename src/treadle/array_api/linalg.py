@@ -90,6 +90,18 @@ def _real_only(name: str, x: Array) -> None:
         raise TypeError(f"{name} of complex matrices is not there: take its real embedding")
 
 
+def _largest(x: Array) -> Array:
+    """By what a matrix is divided so that no square overflows: its largest real or imaginary part.
+
+    1 where that is 0 or not finite.
+    """
+    size = ew.abs(x) if x.imag_part is None else ew.maximum(ew.abs(ew.real(x)), ew.abs(ew.imag(x)))
+    if 0 in x.shape:
+        return creation.ones((*x.shape[:-2], 1, 1), dtype=size.dtype, device=x.device)
+    most = statistics.max(size, axis=(-2, -1), keepdims=True)
+    return ew.where(ew.logical_and(ew.isfinite(most), ew.greater(most, 0.0)), most, 1.0)
+
+
 def _embedded(x: Array) -> Array:
     """The real matrix [[a, -b], [b, a]] that stands for a + i b."""
     a, b = ew.real(x), ew.imag(x)
@@ -203,6 +215,8 @@ def qr(x: Array, /, *, mode: Literal["reduced", "complete"] = "reduced") -> Qr:
         raise ValueError(f'qr: mode is "reduced" or "complete", not {mode!r}')
     x = _matrices("qr", x)
     m, n = x.shape[-2:]
+    scale = _largest(x)
+    x = ew.divide(x, scale)
     eye = creation.eye(m, dtype=x.dtype, device=x.device)
     q, r, rows = broadcast_to(eye, (*x.shape[:-2], m, m)), x, positions(m, x)
     for k in range(min(m, n)):
@@ -218,7 +232,7 @@ def qr(x: Array, /, *, mode: Literal["reduced", "complete"] = "reduced") -> Qr:
         r = ew.subtract(r, ew.multiply(matmul(mirror, matmul(_adjoint(mirror), r)), 2.0))
         q = ew.subtract(q, ew.multiply(matmul(matmul(q, mirror), _adjoint(mirror)), 2.0))
     kept = m if mode == "complete" else min(m, n)
-    return Qr(q[..., :, :kept], creation.triu(r[..., :kept, :]))
+    return Qr(q[..., :, :kept], creation.triu(ew.multiply(r[..., :kept, :], scale)))
 
 
 # -- spectra -----------------------------------------------------------------------------------
