@@ -3,12 +3,16 @@
 Every program is a process of its own, and all take turns. Times are processor time, which other
 work on the machine disturbs less; the least and the median are printed.
 
-    python benchmarks/startup.py [--rounds 10]
+    python benchmarks/startup.py [--rounds 10] [--lite PYTHON]
+
+`--lite` names the interpreter of an environment that has `treadle-lite` and NumPy alone, which
+takes part then.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import resource
 import statistics
 import subprocess
@@ -61,10 +65,15 @@ def models(folder: Path) -> tuple[Path, Path]:
     return portable, native
 
 
-def seconds(program: str) -> float:
+def command(python: str, program: str) -> list[str]:
+    """What runs a program; another interpreter than ours does not see our PYTHONPATH."""
+    return [python, *([] if python == sys.executable else ["-E"]), "-c", program]
+
+
+def seconds(program: str, python: str) -> float:
     """Processor time of a process that runs a program."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run([sys.executable, "-c", program], check=True)
+    subprocess.run(command(python, program), check=True, stderr=subprocess.DEVNULL)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
@@ -73,30 +82,49 @@ def main() -> None:
     """Print a table and sizes."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=10)
-    rounds = parser.parse_args().rounds
+    parser.add_argument("--lite", help="an interpreter that has treadle-lite")
+    given = parser.parse_args()
+    rounds = given.rounds
     with tempfile.TemporaryDirectory() as scratch:
         portable, native = models(Path(scratch))
+        native_run, graph_run = RUN.format(file=str(native)), RUN.format(file=str(portable))
         programs = {
             "nothing": "pass",
             "import numpy": "import numpy",
             "import treadle": "import treadle",
             "import treadle.lite": "import treadle.lite",
-            "Lite runs native code": RUN.format(file=str(native)),
-            "Lite runs a graph, program in the cache": RUN.format(file=str(portable)),
+            "Lite runs native code": native_run,
+            "Lite runs a graph, program in the cache": graph_run,
             "packages for training": "import treadle.functional, treadle.module, "
             "treadle.optimizer, treadle.jit, treadle.data",
         }
-        found: dict[str, list[float]] = {name: [] for name in programs}
+        if importlib.util.find_spec("onnxruntime"):
+            programs["import onnxruntime"] = "import onnxruntime"
+        runs = {name: (program, sys.executable) for name, program in programs.items()}
+        if given.lite:
+            small = {
+                "nothing": "pass",
+                "import numpy": "import numpy",
+                "import treadle.lite": "import treadle.lite",
+                "native code": native_run,
+                "a graph, by NumPy": graph_run,
+            }
+            runs |= {f"treadle-lite: {n}": (text, given.lite) for n, text in small.items()}
+        found: dict[str, list[float]] = {name: [] for name in runs}
         for turn in range(rounds + 1):
-            for name, program in programs.items():
-                taken = seconds(program)
+            for name, (program, python) in runs.items():
+                taken = seconds(program, python)
                 if turn:  # The first writes bytecode and fills caches.
                     found[name].append(taken)
         print(f"{'program':42}{'least ms':>10}{'median ms':>11}")
         for name, taken in found.items():
             print(f"{name:42}{1e3 * min(taken):10.0f}{1e3 * statistics.median(taken):11.0f}")
         sys.stdout.flush()
-        subprocess.run([sys.executable, "-c", RUN.format(file=str(native)) + SIZES], check=True)
+        for python in (sys.executable, *([given.lite] if given.lite else [])):
+            print(python)
+            subprocess.run(command(python, native_run + SIZES), check=True)
+            if python == given.lite:
+                subprocess.run(command(python, graph_run + SIZES), check=True)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ import treadle as mge
 import treadle.functional as F
 import treadle.module as M
 from treadle import jit
-from treadle.base.errors import ShapeError, TreadleError
+from treadle.base.errors import DTypeError, ShapeError, TreadleError
 from treadle.deploy import compile_offline
 from treadle.engine.package import Model, read_models, write_models
 from treadle.lite import (
@@ -399,3 +399,63 @@ def test_wait_raises_what_any_run_raised(portable: Model, tmp_path: Path) -> Non
     assert done == [1]
     assert data.layout.shapes == (4, 3, 8, 8)
     network.wait()
+
+
+# -- mistakes ------------------------------------------------------------------------------------
+
+
+def test_shapes_that_a_model_does_not_take_are_told_by_input(file: Path, told: list[str]) -> None:
+    for shape in ((4, 8, 8, 3), (3, 8, 8), ()):
+        with pytest.raises(ShapeError) as raised:
+            scores(loaded(file), np.zeros(shape, np.float32))
+        assert f"data [{', '.join(map(str, shape))}]" in str(raised.value)
+        assert "it was made for data [4, 3, 8, 8]" in str(raised.value)
+
+
+def test_element_types_that_would_lose_numbers_are_refused(
+    compute: Any, file: Path, portable: Model, tmp_path: Path
+) -> None:
+    """float64 and bytes were and are taken for float32; 0.7 and 300 became bytes 0 and 44."""
+    for good in (X.astype(np.float64), (X * 255).astype(np.uint8), X > 0.5):
+        want = wanted(compute, good.astype(np.float32))
+        np.testing.assert_allclose(scores(loaded(file), good), want, rtol=1e-4)
+    traced = jit.trace(lambda data: data * 2, symbolic=True, capture_as_const=True)
+    traced(mge.tensor(np.zeros(2), dtype="uint8"))
+    traced.dump(tmp_path / "graph.mge", arg_names=["data"], output_names=["scores"])
+    native = compile_offline(read_models(tmp_path / "graph.mge")[0])
+    write_models(tmp_path / "native.mge", [native], "test")
+    for name in ("graph.mge", "native.mge"):
+        network = loaded(tmp_path / name)
+        assert scores(network, np.array([3, 4])).tolist() == [6, 8]
+        for bad in (np.array([0.7, 1]), np.array([1, 300]), np.array([-1, 0])):
+            with pytest.raises(DTypeError, match="does not fit uint8"):
+                scores(network, bad)
+    with pytest.raises(DTypeError, match="'data' does not fit float32"):
+        scores(loaded(file), X + 1j)
+    for nothing in (None, ["cat"], np.array(["cat"])):
+        with pytest.raises(TypeError, match="holds no numbers"):
+            scores(loaded(file), nothing)
+
+
+def test_what_is_no_file_is_refused(file: Path, tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match=r"bytes is neither a path.*io\.BytesIO"):
+        loaded(file.read_bytes())  # type: ignore[arg-type]
+    (tmp_path / "text").write_text("a model?")
+    with (tmp_path / "text").open() as text, pytest.raises(TypeError, match="opened as text"):
+        loaded(text)  # type: ignore[arg-type]
+
+
+def test_a_machine_without_a_home_runs_what_it_is_told_to(
+    compute: Any, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: list[str]
+) -> None:
+    (tmp_path / "no directory").write_text("")
+    monkeypatch.setenv("TREADLE_CONFIG_DIR", str(tmp_path / "no directory" / "treadle"))
+    logger = mge.get_logger("treadle")
+    monkeypatch.setattr(logger, "warning", lambda text, *rest: told.append(text % rest))
+    network = LiteNetwork()
+    network.load(file, allow_native=True)
+    assert network.gears == GEARS
+    np.testing.assert_allclose(scores(network, X), wanted(compute, X), rtol=1e-5)
+    assert told == []
+    loaded(file)
+    assert len(told) == 1 and "not made by you here" in told[0]

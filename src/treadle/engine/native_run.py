@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from treadle.backends import registry
 from treadle.backends.native_code import Executable, Machine, NativeLoader
-from treadle.base.errors import LoadError, ShapeError, TreadleError, out_of_range
+from treadle.base.errors import DTypeError, LoadError, ShapeError, TreadleError, out_of_range
 from treadle.base.shape import Shape
 from treadle.base.types import TensorType
 from treadle.engine.native_part import Gear, NativePart
@@ -168,6 +168,41 @@ def _at_a_line(weights: Array) -> Array:
     return copy
 
 
+def as_input(value: Any, wanted: np.dtype[Any], name: str) -> Array:
+    """What is given for an input, dense, row-major and of its element type.
+
+    Raises:
+        DTypeError: that type would lose more than digits: fractions, imaginary parts, or integers
+            out of its range.
+    """
+    array = np.asarray(value, order="C")
+    if array.dtype == wanted:
+        return array
+    have, need = (_ORDER.get(dtype.kind, 2) for dtype in (array.dtype, wanted))
+    whole = have == need == 1 and array.size and not np.can_cast(array.dtype, wanted)
+    bounds = (int(array.min()), int(array.max())) if whole else ()
+    if (have > need and array.size) or any(not _fits(number, wanted) for number in bounds):
+        seen = f" with {bounds[0]} to {bounds[1]}" if bounds else ""
+        raise DTypeError(
+            "model",
+            f"what is given for input {name!r} does not fit {wanted.name}",
+            saw=f"{array.dtype}{list(array.shape)}{seen}",
+            hint=f"scale and round it as the model wants it, then .astype({wanted.name!r})",
+        )
+    return array.astype(wanted)
+
+
+_ORDER = {"b": 1, "u": 1, "i": 1, "c": 3, "O": 4, "S": 4, "U": 4, "m": 4, "M": 4}
+"""Kinds of element types by what they can hold; 2 for floats, those of other packages included."""
+
+
+def _fits(number: int, wanted: np.dtype[Any]) -> bool:
+    if wanted.kind == "b":  # of masks, all but 0 is true
+        return True
+    bounds = np.iinfo(wanted)
+    return int(bounds.min) <= number <= int(bounds.max)
+
+
 def usable(array: Any, type_: TensorType, inputs: Sequence[Array]) -> Array:
     """An array of the caller as a place for a result.
 
@@ -198,4 +233,4 @@ def _listed(arrays: Sequence[Array]) -> str:
     return ", ".join(str(list(a.shape)) for a in arrays)
 
 
-__all__ = ["NativeRunner", "best_of", "loader_of", "usable"]
+__all__ = ["NativeRunner", "as_input", "best_of", "loader_of", "usable"]

@@ -37,7 +37,7 @@ from treadle.base.types import TensorType
 from treadle.base.version import LITE, VERSION
 from treadle.engine.model_file import opened
 from treadle.engine.native_part import Described, NewerSchema, described
-from treadle.engine.native_run import NativeRunner, best_of, extents, loader_of, usable
+from treadle.engine.native_run import NativeRunner, as_input, best_of, extents, loader_of, usable
 
 Array = npt.NDArray[Any]
 Inputs = Mapping[str, Any] | Sequence[Any]
@@ -126,10 +126,11 @@ class OfflineModel:
 
         Raises:
             EngineError: a name is unknown, or an input is missing.
+            DTypeError: an input would lose more than digits in its element type.
             ShapeError: there is no gear of these shapes, or an array of `out` cannot be used.
         """
         arrays = [
-            np.asarray(value, port.dtype, order="C")
+            as_input(value, port.dtype, port.name)
             for value, port in zip(self._ordered(inputs), self.inputs, strict=True)
         ]
         places = None if out is None else self._places(out)

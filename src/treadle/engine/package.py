@@ -27,7 +27,7 @@ from treadle.engine.devices import CompNode
 from treadle.engine.homes import engines_of, has_compiler
 from treadle.engine.model_file import KIND, opened
 from treadle.engine.native_part import MEMBERS, NativePart, described, entry_of, members_of
-from treadle.engine.native_run import NativeRunner, Shapes, best_of
+from treadle.engine.native_run import NativeRunner, Shapes, as_input, best_of
 from treadle.engine.options import Options
 from treadle.engine.pipeline import Stages
 from treadle.engine.segments import SegmentLaunch, blob_key, body_of, engine_of, shelve
@@ -318,6 +318,7 @@ class Runner:
 
         Raises:
             ShapeError: an array has another shape than its input.
+            DTypeError: it would lose more than digits in the input's element type.
         """
         given = [
             _fitting(value, array) for value, array in zip(self.graph.inputs, arrays, strict=True)
@@ -349,7 +350,9 @@ def _fitting(value: Value, array: Any) -> Any:
     if isinstance(array, DeviceArray) and array.dtype == value.type.dtype.numpy:
         fit: Any = array
     else:
-        fit = np.ascontiguousarray(to_host(array), value.type.dtype.numpy)
+        name = value.name or str(value.index)
+        # Which makes a number an array of one.
+        fit = np.ascontiguousarray(as_input(to_host(array), value.type.dtype.numpy, name))
         if not value.type.shape and fit.size == 1:
             fit = fit.reshape(())
     if fit.shape != value.type.shape:

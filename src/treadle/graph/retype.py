@@ -29,7 +29,7 @@ def retyped(graph: Graph, shapes: Sequence[Shape]) -> Graph:
     batch = {
         old.type.shape[0]: new.type.shape[0]
         for old, new in zip(graph.inputs, inputs, strict=True)
-        if old.type.shape and old.type.shape[0] != new.type.shape[0]
+        if old.type.shape and new.type.shape and old.type.shape[0] != new.type.shape[0]
     }
     nodes = []
     for node in graph.nodes:

@@ -124,13 +124,14 @@ def opened(
     Raises:
         CheckpointError: the file is damaged, or holds no model.
         RuntimeError: it is encrypted by a method that is not registered.
+        TypeError: it is neither a path nor a binary file.
     """
     name = config.bare_model_cryption_name
     if isinstance(file, str | os.PathLike) and not name:
         with Path(file).open("rb") as stream:
             if not is_packed(stream.read(4)):
                 return _loaded(os.fspath(file), allow_native), None
-    raw = Path(file).read_bytes() if isinstance(file, str | os.PathLike) else file.read()
+    raw = Path(file).read_bytes() if isinstance(file, str | os.PathLike) else _read(file)
     raw = decrypted(raw, name) if name else raw
     if not is_packed(raw):
         return _loaded(raw, allow_native), None
@@ -138,6 +139,17 @@ def opened(
     packed: Packed = importlib.import_module("treadle.lite.packed").unpack(raw)
     model = _loaded(packed.model, allow_native, packed.cache)
     return model, packed.options(config.options)
+
+
+def _read(file: Any) -> bytes:
+    raw = file.read() if hasattr(file, "read") else None
+    if not isinstance(raw, bytes):
+        given = type(file).__name__ if raw is None else "a file opened as text"
+        raise TypeError(
+            f"LiteNetwork.load: {given} is neither a path nor a file opened in binary mode; "
+            "io.BytesIO(data) makes one of bytes"
+        )
+    return raw
 
 
 def _loaded(

@@ -12,10 +12,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from treadle.backends.codegen import tuned
+from treadle.base.errors import ShapeError, TreadleError
+from treadle.base.symbol import Dim
 from treadle.engine.devices import resolve
 from treadle.engine.options import Options
 from treadle.engine.package import Model, Runner, read_models, write_models
-from treadle.graph.ir import Value
+from treadle.graph.ir import Graph, Value
 from treadle.graph.retype import retyped
 from treadle.lite.config import LiteIO, Settings
 from treadle.lite.inspection import write_profile, write_values
@@ -61,11 +63,28 @@ class Portable:
         known = self._runners.get((options, shapes, settings.device))
         if known is None:
             as_traced = tuple(v.type.shape for v in graph.inputs)
-            fit = graph if shapes == as_traced else retyped(graph, shapes)
+            fit = graph if shapes == as_traced else self._retyped(shapes)
             home = resolve(settings.device) if settings.device else None
             known = Runner(fit, options, home=home)
             self._runners[options, shapes, settings.device] = known
         return known
+
+    def _retyped(self, shapes: Shapes) -> Graph:
+        graph = self.model.graph
+        try:
+            return retyped(graph, shapes)
+        except TreadleError as error:
+            made_for = [v.type.shape for v in graph.inputs]
+            raise ShapeError(
+                "model",
+                f"it takes no inputs of these shapes: {error.where}: {error.problem}",
+                saw=self._spelled(shapes),
+                hint=f"it was made for {self._spelled(made_for)}",
+            ) from error
+
+    def _spelled(self, shapes: Sequence[Sequence[Dim]]) -> str:
+        names = zip(self.model.inputs, shapes, strict=True)
+        return ", ".join(f"{name} [{', '.join(map(str, shape))}]" for name, shape in names)
 
     def _options(self, settings: Settings) -> Options:
         made = engine_options(settings)

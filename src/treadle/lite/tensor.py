@@ -232,8 +232,14 @@ class LiteTensor:
     def set_data_by_copy(
         self, data: Any, data_length: int = 0, layout: LiteLayout | None = None
     ) -> None:
-        """Take over a copy of an array, nested lists, or memory; see `set_data_by_share`."""
+        """Take over a copy of an array, nested lists, or memory; see `set_data_by_share`.
+
+        Raises:
+            TypeError: what is given holds no numbers.
+        """
         source = data if isinstance(data, np.ndarray | ctypes.c_void_p | int) else np.asarray(data)
+        if isinstance(source, np.ndarray) and source.dtype.kind in "OSUmM":
+            raise TypeError(f"LiteTensor: {type(data).__name__} of {source.dtype} holds no numbers")
         if isinstance(source, np.ndarray) and layout is None and not isinstance(data, np.ndarray):
             source = source.astype(self._array.dtype)
         found = self._array_of(source, data_length, layout)

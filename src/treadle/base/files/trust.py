@@ -81,7 +81,7 @@ def _own_key(folder: Path, make: bool) -> bytes:
         found, problem = read_own(path, secret=True)
         if len(found) != _KEY_BYTES:
             problem = problem or f"{path} is no key"
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):  # devices may have no home
         if not make:
             return b""
         found, problem = _made(path)
