@@ -17,6 +17,7 @@ import treadle.functional as F
 import treadle.module as M
 import treadle.optimizer as O
 from treadle.autodiff import GradManager
+from treadle.base.errors import ShapeError
 from treadle.data.dataset import ArrayDataset
 from treadle.trainer import Trainer
 
@@ -157,6 +158,32 @@ def test_errors_of_a_constructor_itself_are_not_touched() -> None:
 
     with pytest.raises(TypeError, match=r"^of the body: 3$"):
         Net(dim=3)
+
+
+def test_an_error_says_which_layer_it_left() -> None:
+    class Block(M.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = [M.ReLU(), M.Linear(5, 3)]
+
+        def forward(self, inp: mge.Tensor) -> mge.Tensor:
+            """Run the layers."""
+            for layer in self.layers:
+                inp = layer(inp)
+            return inp
+
+    nested = M.Sequential(M.Linear(4, 5), Block(), Block())
+    where = "  in:   2.layers.1, of class Linear"
+    for run in (nested, mge.jit.compile(nested)):
+        with pytest.raises(ShapeError, match="the features, differ") as caught:
+            run(x)
+        notes = caught.value.__notes__
+        assert notes[0] == where and sum(n.startswith("  in:") for n in notes) == 1
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert again.__notes__[0] == where
+    with pytest.raises(ShapeError) as alone:
+        M.Linear(5, 3)(x)
+    assert not any(n.startswith("  in:") for n in alone.value.__notes__)
 
 
 def test_the_number_of_elements_is_a_plain_number() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -41,3 +42,21 @@ def within(module: Any, forward: Callable[[], Any]) -> Any:
         return forward()
     finally:
         _STACK.layers.pop()
+
+
+_RAISED_BY: weakref.WeakKeyDictionary[BaseException, Any] = weakref.WeakKeyDictionary()
+"""The innermost layer that an error has left."""
+
+_IN = "  in:   "
+
+
+def note_layer(error: BaseException, module: Any) -> None:
+    """Add to an error which layer of `module` it has left: its path, and its class.
+
+    Called by each layer from the innermost to the outermost, whose name for it stays.
+    """
+    inner = _RAISED_BY.setdefault(error, module)
+    path = next((name for name, m in module.named_modules() if m is inner), "")
+    if path:
+        notes = [n for n in getattr(error, "__notes__", ()) if not n.startswith(_IN)]
+        error.__notes__ = [f"{_IN}{path}, of class {type(inner).__name__}", *notes]

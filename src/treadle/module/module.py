@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
 
 from treadle.autodiff import no_grad
+from treadle.base.errors import TreadleError
+from treadle.base.layers import note_layer
 from treadle.base.modes import ACTIVE, capturing
 from treadle.base.observer import OBSERVER
 from treadle.base.saved_objects import allow
@@ -31,6 +33,10 @@ def _depend_on_mode(module: Module) -> None:
         capture.guard(lambda: getattr(owner(), "training", None), module.training)
 
 
+_TOO_EARLY = (
+    "cannot assign {!r} before Module.__init__() call; start the constructor with "
+    "super().__init__()"
+)
 _BOOKKEEPING = frozenset({"_modules", "_forward_hooks", "_forward_pre_hooks"})
 
 
@@ -76,11 +82,15 @@ class Module(metaclass=Constructed):
             replaced = hook(self, inputs)
             if replaced is not None:
                 inputs = replaced if isinstance(replaced, tuple) else (replaced,)
-        if OBSERVER.now is None:
-            outputs = self.forward(*inputs, **kwargs)
-        else:
-            given = (*inputs, *kwargs.values())
-            outputs = OBSERVER.now.module(self, given, lambda: self.forward(*inputs, **kwargs))
+        try:
+            if OBSERVER.now is None:
+                outputs = self.forward(*inputs, **kwargs)
+            else:
+                given = (*inputs, *kwargs.values())
+                outputs = OBSERVER.now.module(self, given, lambda: self.forward(*inputs, **kwargs))
+        except TreadleError as error:
+            note_layer(error, self)
+            raise
         for hook in tuple(self._forward_hooks.values()):
             replaced = hook(self, inputs, outputs)
             if replaced is not None:
@@ -123,10 +133,7 @@ class Module(metaclass=Constructed):
         names: list[str] | None = self.__dict__.get("_modules")
         if names is None:
             if any(isinstance(leaf, Module) for _, leaf in expand(name, value)):
-                raise AttributeError(
-                    f"cannot assign {name!r} before Module.__init__() call; "
-                    "start the constructor with super().__init__()"
-                )
+                raise AttributeError(_TOO_EARLY.format(name))
         elif isinstance(value, (Module, list, tuple, dict)):
             if name not in names:
                 names.append(name)
