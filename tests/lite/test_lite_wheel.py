@@ -24,6 +24,7 @@ import treadle.module as M
 from tools import lite_wheel
 from treadle.base.dtype import as_dtype
 from treadle.base.version import VERSION
+from treadle.cli import main
 from treadle.deploy import compile_offline
 from treadle.engine.package import read_models, write_models
 from treadle.jit import trace
@@ -399,3 +400,61 @@ def test_a_graph_runs_on_a_device_that_was_switched_on(tmp_path: Path) -> None:
         pytest.skip("this machine has no OpenCL device")
     assert found[0] == [2] and found[1].startswith(str(tmp_path))
     assert len(told) == 1 and "is compiled: it runs on opencl0" in told[0]
+
+
+@pytest.mark.onnx
+def test_a_model_of_another_framework_runs(python: Path, tmp_path: Path) -> None:
+    """As it gets to a board: an ONNX model, `treadle compile` elsewhere, the file and NumPy."""
+    onnx: Any = pytest.importorskip("onnx", reason="the extra onnx is not installed")
+    runtime: Any = pytest.importorskip("onnxruntime", reason="there is nothing to compare with")
+    drawn = np.random.default_rng(1)
+    weights = {
+        name: onnx.numpy_helper.from_array(drawn.normal(0, 0.3, shape).astype(np.float32), name)
+        for name, shape in (("w", (8, 1, 3, 3)), ("v", (12, 8, 1, 1)), ("h", (12, 5)), ("c", (5,)))
+    }
+    make = onnx.helper.make_node
+    nodes = [
+        make("Tile", ["image", "repeats"], ["wide"]),
+        make("Conv", ["wide", "w"], ["a"], group=8, pads=[1, 1, 1, 1], strides=[2, 2]),
+        make("HardSwish", ["a"], ["b"]),
+        make("Conv", ["b", "v"], ["d"]),
+        make("GlobalAveragePool", ["d"], ["e"]),
+        make("Flatten", ["e"], ["f"]),
+        make("Gemm", ["f", "h", "c"], ["g"]),
+        make("Softmax", ["g"], ["label"], axis=1),
+    ]
+    repeats = onnx.numpy_helper.from_array(np.array([1, 4, 1, 1], np.int64), "repeats")
+    floats = onnx.TensorProto.FLOAT
+    ends = [
+        [onnx.helper.make_tensor_value_info(name, floats, shape)]
+        for name, shape in (("image", [2, 2, 16, 16]), ("label", [2, 5]))
+    ]
+    graph = onnx.helper.make_graph(nodes, "net", *ends, [*weights.values(), repeats])
+    opset = [onnx.helper.make_opsetid("", 17)]
+    onnx.save(
+        onnx.helper.make_model(graph, opset_imports=opset, ir_version=9), tmp_path / "net.onnx"
+    )
+    command = ["compile", str(tmp_path / "net.onnx"), "-o", str(tmp_path / "net.mge")]
+    assert main(command) == 0
+    x = drawn.normal(0, 1, (2, 2, 16, 16)).astype(np.float32)
+    [want] = runtime.InferenceSession(tmp_path / "net.onnx").run(None, {"image": x})
+    np.save(tmp_path / "x.npy", x)
+    np.save(tmp_path / "y.npy", want)
+    program = """
+        import json, sys
+        import numpy as np
+        from treadle.lite import LiteNetwork
+        found = []
+        for allow_native in (None, False):
+            network = LiteNetwork()
+            network.load(f"{sys.argv[1]}/net.mge", allow_native=allow_native)
+            network.get_io_tensor("image").set_data_by_copy(np.load(f"{sys.argv[1]}/x.npy"))
+            network.forward()
+            results = network.get_io_tensor("label").to_numpy()
+            difference = float(abs(results - np.load(f"{sys.argv[1]}/y.npy")).max())
+            found.append([len(network.gears), difference])
+        print(json.dumps(found))
+    """
+    (native, portable), told = run(python, program, tmp_path)
+    assert (native[0], portable[0], told) == (1, 0, [])
+    assert native[1] < 1e-6 and portable[1] < 1e-6
