@@ -10,37 +10,12 @@ from treadle.backends import registry
 from treadle.backends.api import LowPrecision
 from treadle.base.dtype import DType, as_dtype, float64
 from treadle.base.errors import DeviceError, DTypeError
-from treadle.ops import activation as act
-from treadle.ops import attention, batch_norm, conv, loss, matmul, norm, softmax
-from treadle.ops import elementwise as ew
-from treadle.ops import unary as un
 from treadle.ops.op import REGISTRY, Op
 from treadle.tensor import Tensor
 
-LOW: frozenset[type[Op]] = frozenset(
-    {matmul.Matmul, conv.Conv, conv.ConvGradInput, attention.Attention}
-)
-"""Contractions: they gain the most, and accumulate in float32 whatever their operands are."""
-
-HIGH: frozenset[type[Op]] = frozenset(
-    {
-        *(un.Exp, un.Expm1, un.Log, un.Log1p, un.Sqrt, un.Rsqrt, un.Reciprocal, un.Softplus),
-        *(un.Sin, un.Cos, un.Tan, un.Asin, un.Acos, un.Atan),
-        *(un.Sinh, un.Cosh, un.Asinh, un.Acosh, un.Atanh),
-        *(ew.Div, ew.Pow, ew.Atan2, act.HSigmoid, act.LogSigmoid),
-        *(softmax.LogSumExp, softmax.LogSoftmax),
-        *(loss.SoftmaxCrossEntropy, loss.BinaryCrossEntropyWithLogits),
-        *(norm.LayerNorm, norm.GroupNorm, norm.RmsNorm, norm.Standardize),
-    }
-)
-"""Functions whose range or slope needs more bits than 16, and normalizations over one sample."""
-
-BATCH_NORM: frozenset[type[Op]] = frozenset({batch_norm.BatchNormTrain, batch_norm.BatchNormInfer})
-"""The image in few bits, statistics and parameters in many."""
-
 
 class Precision:
-    """Casts the operands of an op by the lists above; see `base.modes.Casting`.
+    """Casts the operands of an op by `Op.amp`; see `base.modes.Casting`.
 
     The lists of the backend whose device the operands are on come first (`LowPrecision`).
 
@@ -49,33 +24,32 @@ class Precision:
         high: the type of many.
     """
 
-    __slots__ = ("_added", "_wanted", "high", "key", "low")
+    __slots__ = ("_wanted", "high", "key", "low")
 
     def __init__(self, low: DType, high: DType) -> None:
         self.low = low
         self.high = high
         self.key = (low.name, high.name)
-        ways: list[tuple[frozenset[type[Op]], Callable[[int], DType]]] = [
-            (LOW, lambda i: low),
-            (HIGH, lambda i: high),
-            (BATCH_NORM, lambda i: high if i else low),
-        ]
-        self._wanted = {op: wanted for ops, wanted in ways for op in ops}
-        self._added = {"low": ways[0][1], "high": ways[1][1]}
+        self._wanted: dict[str, Callable[[int], DType] | None] = {
+            "": None,
+            "low": lambda i: low,
+            "high": lambda i: high,
+            "statistics": lambda i: high if i else low,
+        }
 
     def __call__(self, op: Op, inputs: tuple[Tensor, ...], /) -> tuple[Tensor, ...]:
         """The operands, cast where the op asks for it; integers and float64 stay as they are."""
-        wanted = self._wanted.get(type(op))
+        way: str = op.amp
         if inputs and not inputs[0]._kind.device.on_host:
-            way = _added(inputs[0]._kind.device.kind).get(type(op))
-            wanted = wanted if way is None else self._added[way]
+            way = _added(inputs[0]._kind.device.kind).get(type(op), way)
+        wanted = self._wanted[way]
         if wanted is None or any(x._kind.dtype is float64 for x in inputs):
             return inputs
         return tuple([_cast(x, wanted(i)) for i, x in enumerate(inputs)])
 
     def wanted(self, op: Op, index: int) -> DType | None:
         """The type that an op of the host wants an operand in; None where any will do."""
-        wanted = self._wanted.get(type(op))
+        wanted = self._wanted[op.amp]
         return None if wanted is None else wanted(index)
 
 

@@ -25,10 +25,8 @@ from treadle.graph.flop_count import flops, nbytes
 from treadle.graph.ir import Graph, Node, Value, remake
 from treadle.ops.constant import Constant
 from treadle.ops.control import ControlFlow
-from treadle.ops.movement import Reshape
-from treadle.ops.transfer import After, Identity, StopGradient
+from treadle.ops.transfer import After
 
-_VIEWS = (Reshape, Identity, StopGradient, After)
 MOST_NODES = 12
 """Nodes that are repeated to have one value again."""
 MOST_GROWTH = 4
@@ -142,7 +140,7 @@ class _Life:
         self.makers: dict[Value, int] = {}
         for i, node in enumerate(graph.nodes):
             self.makers.update(dict.fromkeys(node.outputs, i))
-            if isinstance(node.op, _VIEWS):
+            if node.op.is_view:
                 self.root[node.outputs[0]] = self.root_of(node.inputs[0])
                 continue
             for root in dict.fromkeys(map(self.root_of, node.inputs)):
@@ -150,11 +148,7 @@ class _Life:
         constants = [v for n in graph.nodes if isinstance(n.op, Constant) for v in n.outputs]
         self.outside = {self.root_of(v) for v in (*graph.inputs, *graph.outputs, *constants)}
         self.inner = [
-            v
-            for n in graph.nodes
-            if not isinstance(n.op, _VIEWS)
-            for v in n.outputs
-            if v not in self.outside
+            v for n in graph.nodes if not n.op.is_view for v in n.outputs if v not in self.outside
         ]
         self.peak, self.at, self.places = self._highest()
 
@@ -251,7 +245,7 @@ def _cone(life: _Life, value: Value, reader: int) -> tuple[int, ...] | None:
 
 
 def _seconds(node: Node) -> float:
-    if isinstance(node.op, (Constant, *_VIEWS)):
+    if node.op.is_view or isinstance(node.op, Constant):
         return 0.0
     moved = sum(map(nbytes, (*node.inputs, *node.outputs)))
     return RATES["cpu"].seconds(flops(node), moved)

@@ -22,6 +22,7 @@ from treadle.engine.devices import CompNode, resolve
 from treadle.engine.failures import EXPLAINED, explain
 from treadle.engine.formats import DEFAULT, inherited
 from treadle.engine.placed import PlacedLaunch, plan_for, transfer
+from treadle.ops.border import Border
 from treadle.ops.op import Op
 from treadle.ops.transfer import Transfer
 from treadle.runtime.api import Payload
@@ -186,44 +187,6 @@ def result_kinds(
     return tuple(made)
 
 
-_MOVING = frozenset(
-    {
-        "adaptive_max_pool",
-        "broadcast",
-        "concat",
-        "end",
-        "flip",
-        "gather_to",
-        "identity",
-        "index",
-        "index_update",
-        "max",
-        "max_pool",
-        "maximum",
-        "min",
-        "minimum",
-        "pad",
-        "placeholder",
-        "reshape",
-        "roll",
-        "slice",
-        "slice_update",
-        "stop_gradient",
-        "take",
-        "take_along_axis",
-        "transfer",
-        "transpose",
-        "where",
-    }
-)
-"""Ops whose results hold nothing but elements of their operands."""
-_STAYING = frozenset({"end", "identity", "placeholder", "reshape", "stop_gradient", "transfer"})
-"""Ops that leave elements where they are, unless the shape changes."""
-_HOMOGENEOUS = frozenset({"abs", "add", "neg", "relu", "sliding_window", "sub", "sum"})
-"""Ops with f(s x, s y) = s f(x, y) for every s > 0, on integers that wrap around."""
-_OF_SIGN = frozenset({"abs", "neg", "relu"})
-
-
 def _carried(
     op: Op,
     kinds: Sequence[EagerType],
@@ -237,8 +200,8 @@ def _carried(
     (one,) = found
     if any(k.quantized is None and k.dtype is one.stored for k in kinds):
         return None
-    if op.name in _HOMOGENEOUS and one.zero_point:
-        if len(kinds) == 1 and op.name in _OF_SIGN:
+    if op.homogeneous and one.zero_point:
+        if len(kinds) == 1 and op.by_sign:
             raise DTypeError(
                 op.name,
                 "the stored integers have a zero point, so their sign says nothing",
@@ -246,11 +209,11 @@ def _carried(
                 hint="cast with astype('float32') first",
             )
         return None
-    if op.name not in _MOVING and op.name not in _HOMOGENEOUS:
+    if not op.selects and not op.homogeneous:
         return None
     if one.is_per_channel:  # Its scales hold for the axes they were made for.
         same = all(t.shape == types[0].shape for t in (*types, *results))
-        return one if same and op.name in _STAYING else None
+        return one if same and (op.is_view or isinstance(op, Border | Transfer)) else None
     return one
 
 

@@ -14,43 +14,6 @@ from treadle.ops.op import Op
 
 DEFAULT = "default"
 
-_KEEPING = frozenset(
-    {
-        "adam_update",
-        "adam_w_update",
-        "adaptive_avg_pool",
-        "adaptive_avg_pool_grad",
-        "adaptive_max_pool",
-        "adaptive_max_pool_grad",
-        "avg_pool",
-        "avg_pool_grad",
-        "batch_norm_grad",
-        "batch_norm_infer",
-        "batch_norm_train",
-        "broadcast",
-        "concat",
-        "conv",
-        "conv_grad_input",
-        "conv_grad_weight",
-        "identity",
-        "index",
-        "index_update",
-        "max_pool",
-        "max_pool_grad",
-        "momentum_update",
-        "placeholder",
-        "reshape",
-        "resize",
-        "resize_grad",
-        "sgd_update",
-        "slice",
-        "slice_update",
-        "stop_gradient",
-        "transfer",
-    }
-)
-"""Ops besides the elementwise ones whose results mean the same axes as their operands."""
-
 
 def inherited(
     op: Op, formats: Sequence[str], types: Sequence[TensorType], results: Sequence[TensorType]
@@ -62,7 +25,7 @@ def inherited(
     """
     if isinstance(op, Elementwise):
         found = {f for f in formats if f != DEFAULT}
-    elif op.name in _KEEPING:
+    elif op.keeps_axes:
         rank = results[0].ndim
         given = zip(formats, types, strict=True)
         found = {f for f, t in given if f != DEFAULT and t.ndim == rank}

@@ -21,10 +21,6 @@ from treadle.ops.constant import Constant
 from treadle.ops.movement import Broadcast
 from treadle.ops.op import Op, as_tuple
 
-COMMUTATIVE = frozenset(("add", "mul", "equal", "not_equal", "bit_and", "bit_or", "bit_xor"))
-"""Ops whose inputs may be swapped bit for bit. The larger of two zeros depends on the order, so
-maximum and minimum are not among them."""
-
 
 @register
 @dataclass(frozen=True, slots=True)
@@ -75,7 +71,7 @@ def _key(node: Node) -> tuple[object, ...]:
     The types tell apart results whose extents depend on data: each has a symbol of its own.
     """
     inputs = [id(v) for v in node.inputs]
-    if node.op.name in COMMUTATIVE:
+    if node.op.commutative:
         inputs.sort()
     return op_key(node.op), *inputs, *(v.type for v in node.outputs)
 

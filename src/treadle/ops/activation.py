@@ -96,6 +96,7 @@ class HSigmoid(Activation):
     name = "h_sigmoid"
     domain = Arg((3, 4), low=-5, high=5, avoid=(-3.0, 3.0))
     torch = "F.hardsigmoid(x)"
+    amp = "high"
 
     def body(self, x: Any) -> Any:
         return Clip(0.0, 6.0)(x + 3.0) * (1 / 6)
@@ -252,6 +253,7 @@ class LogSigmoid(Activation):
 
     name = "log_sigmoid"
     torch = "F.logsigmoid(x)"
+    amp = "high"
 
     def body(self, x: Any) -> Any:
         return Clip(None, 0.0)(x) - Log1p()(Exp()(-Abs()(x)))

@@ -91,6 +91,8 @@ class AdaptiveMaxPool(AdaptiveMaxWindow):
     name = "adaptive_max_pool"
     dtypes = dt.REALS
     torch = "getattr(F, f'adaptive_max_pool{x.ndim - 2}d')(x, op.output_shape)"
+    selects = True
+    keeps_axes = True
 
     def infer(self, x: TensorType) -> tuple[TensorType, ...]:
         return (x.with_shape(self.infer_pooled((x,))),)
@@ -156,6 +158,7 @@ class AdaptiveAvgPool(AdaptiveWindow):
 
     name = "adaptive_avg_pool"
     torch = "getattr(F, f'adaptive_avg_pool{x.ndim - 2}d')(x, op.output_shape)"
+    keeps_axes = True
 
     def infer(self, x: TensorType) -> tuple[TensorType, ...]:
         return (x.with_shape(self.infer_pooled((x,))),)
@@ -188,6 +191,7 @@ class AdaptiveAvgPoolGrad(AdaptiveWindow):
 
     name = "adaptive_avg_pool_grad"
     operands = ("dy",)
+    keeps_axes = True
 
     def infer(self, dy: TensorType) -> tuple[TensorType, ...]:
         self.check_dtype((dy,))

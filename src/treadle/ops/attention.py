@@ -41,6 +41,7 @@ class Attention(Composite):
     operands = ("q", "k", "v", "*mask")
     dtypes = dt.FLOATS
     torch = "F.scaled_dot_product_attention(q, k, v, *mask, is_causal=op.causal, scale=op.scale)"
+    amp = "low"
 
     def infer(self, *types: TensorType) -> tuple[TensorType, ...]:
         if not 3 <= len(types) <= 4:

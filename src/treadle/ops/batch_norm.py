@@ -78,6 +78,8 @@ class BatchNormTrain(Composite):
         "(F.batch_norm(x, None, None, *affine, training=True, eps=op.eps),"
         " x.mean([0, *range(2, x.ndim)]), x.var([0, *range(2, x.ndim)], correction=1))"
     )
+    keeps_axes = True
+    amp = "statistics"
 
     def infer(self, *types: TensorType) -> tuple[TensorType, ...]:
         self.check_dtype(types)
@@ -158,6 +160,7 @@ class BatchNormGrad(Composite):
     operands = ("x", "dy", "*weight")
     n_outputs = 3
     dtypes = dt.FLOATS
+    keeps_axes = True
 
     def infer(self, *types: TensorType) -> tuple[TensorType, ...]:
         self.check_dtype(types)
@@ -235,6 +238,8 @@ class BatchNormInfer(Composite):
     dtypes = dt.FLOATS
     onnx = Onnx("BatchNormalization", since=9, attributes=(("eps", "epsilon"),))
     torch = "F.batch_norm(x, mean, var, weight, bias, eps=op.eps)"
+    keeps_axes = True
+    amp = "statistics"
 
     def infer(self, *types: TensorType) -> tuple[TensorType, ...]:
         self.check_dtype(types)

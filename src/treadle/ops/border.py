@@ -22,6 +22,7 @@ class Border(Op):
 
     dtypes = dt.ALL
     no_gradient = "is made after differentiation"
+    selects = True
 
     def infer(self, x: TensorType) -> tuple[TensorType, ...]:
         return (TensorType(x.dtype, x.shape),)
@@ -47,3 +48,4 @@ class Placeholder(Border):
     """x, as it arrives in the memory space it is used in."""
 
     name = "placeholder"
+    keeps_axes = True

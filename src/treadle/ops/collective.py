@@ -305,6 +305,7 @@ class GatherTo(Collective):
     axis: int = 0
 
     name = "gather_to"
+    selects = True
 
     def infer(self, x: TensorType) -> tuple[TensorType, ...]:
         self.check_group(x, self.root)

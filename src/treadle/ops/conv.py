@@ -111,6 +111,8 @@ class Conv(Convolution):
         "None, op.strides, [0] * len(op.strides), op.dilation, False, [0] * len(op.strides), "
         "op.groups)"
     )
+    keeps_axes = True
+    amp = "low"
 
     def infer(self, x: TensorType, weight: TensorType) -> tuple[TensorType, ...]:
         self.check_dtype((x, weight))
@@ -172,6 +174,8 @@ class ConvGradInput(Convolution):
         "zip(op.spatial, op.strides, dy.shape[2:], op.dilation, weight.shape[2:], op.padding)], "
         "op.groups)"
     )
+    keeps_axes = True
+    amp = "low"
 
     def infer(self, dy: TensorType, weight: TensorType) -> tuple[TensorType, ...]:
         types = (dy, weight)
@@ -234,6 +238,7 @@ class ConvGradWeight(Convolution):
         "op.strides, [0] * len(op.strides), op.dilation, False, [0] * len(op.strides), "
         "op.groups, (False, True, False))[1]"
     )
+    keeps_axes = True
 
     def infer(self, x: TensorType, dy: TensorType) -> tuple[TensorType, ...]:
         types = (x, dy)

@@ -27,6 +27,9 @@ class Add(Binary):
     onnx = Onnx("Add")
     torch = "x + y"
     reference = oracle(np.add)
+    commutative = True
+    rounded_once = True
+    homogeneous = True
 
     def scalar(self, x: Scalar, y: Scalar) -> Scalar:
         return x + y
@@ -46,6 +49,8 @@ class Sub(Binary):
     onnx = Onnx("Sub")
     torch = "x - y"
     reference = oracle(np.subtract)
+    rounded_once = True
+    homogeneous = True
 
     def scalar(self, x: Scalar, y: Scalar) -> Scalar:
         return x - y
@@ -65,6 +70,8 @@ class Mul(Binary):
     onnx = Onnx("Mul")
     torch = "x * y"
     reference = oracle(np.multiply)
+    commutative = True
+    rounded_once = True
 
     def scalar(self, x: Scalar, y: Scalar) -> Scalar:
         return x * y
@@ -86,6 +93,8 @@ class Div(Binary):
     onnx = Onnx("Div")
     torch = "x / y"
     reference = oracle(np.divide)
+    rounded_once = True
+    amp = "high"
 
     def scalar(self, x: Scalar, y: Scalar) -> Scalar:
         return x / y
@@ -154,6 +163,8 @@ class Pow(Binary):
     domains = (Arg((3, 4), low=0.2, high=2.0), Arg((3, 4)))
     onnx = Onnx("Pow")
     torch = "torch.pow(x, y)"
+    amp = "high"
+    costly = True
 
     def reference(self, x: Array, y: Array) -> Array:
         return power(x, y)
@@ -194,6 +205,8 @@ class Maximum(Binary):
     onnx = Onnx("Max", since=12)
     torch = "torch.maximum(x, y)"
     reference = oracle(maximum)
+    selects = True
+    rounded_once = True
 
     def scalar(self, x: Scalar, y: Scalar) -> Scalar:
         return call("max", x, y)
@@ -221,6 +234,8 @@ class Minimum(Binary):
     onnx = Onnx("Min", since=12)
     torch = "torch.minimum(x, y)"
     reference = oracle(minimum)
+    selects = True
+    rounded_once = True
 
     def scalar(self, x: Scalar, y: Scalar) -> Scalar:
         return call("min", x, y)
@@ -253,6 +268,7 @@ class Atan2(Binary):
     domains = (Arg((3, 4), avoid=(0.0,)), Arg((3, 4), avoid=(0.0,)))
     torch = "torch.atan2(y, x)"
     reference = oracle(np.arctan2)
+    amp = "high"
 
     def scalar(self, y: Scalar, x: Scalar) -> Scalar:
         return call("atan2", y, x)
@@ -293,6 +309,9 @@ class Neg(Unary):
     onnx = Onnx("Neg", since=6)
     torch = "-x"
     reference = oracle(np.negative)
+    rounded_once = True
+    homogeneous = True
+    by_sign = True
 
     def scalar(self, x: Scalar) -> Scalar:
         return -x
@@ -316,6 +335,7 @@ class Cast(Elementwise):
     name = "cast"
     dtypes = dt.ALL
     torch = "x.to(getattr(torch, op.dtype.name))"
+    rounded_once = True
 
     def infer(self, x: TensorType) -> tuple[TensorType, ...]:
         return (TensorType(self.dtype, x.shape),)

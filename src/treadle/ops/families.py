@@ -151,6 +151,7 @@ class Compare(Binary):
 
     dtypes = (dt.bool_, *NUMBERS)
     no_gradient = "is a comparison: its result is bool"
+    rounded_once = True
 
     def result_dtype(self, dtype: DType) -> DType:
         return dt.bool_
@@ -188,6 +189,7 @@ class Movement(Op):
     """Elements move, none is computed: any element type, and the gradient moves them back."""
 
     dtypes = dt.ALL
+    selects = True
 
 
 def _resized(arg: Arg, shape: tuple[int, ...]) -> Arg:

@@ -62,6 +62,7 @@ class Take(Op):
     dtypes = dt.ALL
     onnx = Onnx("Gather", since=11, attributes=(("axis", "axis"),))
     torch = "x[(slice(None),) * op.axis + (index.long(),)]"
+    selects = True
 
     def infer(self, x: TensorType, index: TensorType) -> tuple[TensorType, ...]:
         check_index(self, (x, index), 1)
@@ -168,6 +169,8 @@ class Index(Indexing):
     name = "index"
     operands = ("x", "*indices")
     torch = "x[op.key(*(i.long() for i in indices))]"
+    selects = True
+    keeps_axes = True
 
     def infer(self, x: TensorType, *indices: TensorType) -> tuple[TensorType, ...]:
         return (x.with_shape(self.region(x, indices, (x, *indices))),)
@@ -242,6 +245,8 @@ class IndexUpdate(Indexing):
 
     name = "index_update"
     operands = ("x", "v", "*indices")
+    selects = True
+    keeps_axes = True
 
     def infer(self, x: TensorType, v: TensorType, *indices: TensorType) -> tuple[TensorType, ...]:
         return _check_value(self, x, v, indices)

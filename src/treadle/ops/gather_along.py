@@ -89,6 +89,7 @@ class TakeAlongAxis(Along):
     operands = ("x", "index")
     onnx = Onnx("GatherElements", since=11, attributes=(("axis", "axis"),))
     torch = "torch.gather(x, op.axis, index.long())"
+    selects = True
 
     def infer(self, x: TensorType, index: TensorType) -> tuple[TensorType, ...]:
         self.check_along(x, (x, index))

@@ -24,6 +24,7 @@ class Equal(Compare):
     onnx = Onnx("Equal", since=11)
     torch = "x == y"
     reference = oracle(np.equal)
+    commutative = True
 
     def scalar(self, x: Scalar, y: Scalar) -> Scalar:
         return x.equals(y)
@@ -37,6 +38,7 @@ class NotEqual(Compare):
     dtypes = dt.ALL
     torch = "x != y"
     reference = oracle(np.not_equal)
+    commutative = True
 
     def scalar(self, x: Scalar, y: Scalar) -> Scalar:
         return call("ne", x, y)
@@ -160,6 +162,8 @@ class Bitwise(Binary):
 
     dtypes = (dt.bool_, *dt.INTEGERS)
     no_gradient = _INTEGERS_ONLY
+    commutative = True
+    rounded_once = True
 
 
 @op
@@ -211,6 +215,7 @@ class BitNot(Unary):
     onnx = Onnx("BitwiseNot", since=18)
     torch = "torch.bitwise_not(x)"
     reference = oracle(np.invert)
+    rounded_once = True
 
     def scalar(self, x: Scalar) -> Scalar:
         return ~x

@@ -48,6 +48,7 @@ class SoftmaxCrossEntropy(Composite):
         "F.cross_entropy(torch.movedim(logits, op.axis, min(1, logits.ndim - 1)), labels.long(),"
         " reduction='none', label_smoothing=op.label_smooth)"
     )
+    amp = "high"
 
     def infer(self, *types: TensorType) -> tuple[TensorType, ...]:
         logits, labels = types
@@ -174,6 +175,7 @@ class BinaryCrossEntropyWithLogits(Binary, Composite):
     dtypes = dt.FLOATS
     domains = (Arg((3, 4)), Arg((3, 4), low=0.0, high=1.0))
     torch = "F.binary_cross_entropy_with_logits(*torch.broadcast_tensors(x, y), reduction='none')"
+    amp = "high"
 
     def body(self, x: Any, y: Any) -> Any:
         return Clip(0.0, None)(x) - x * y + Log1p()(Exp()(-Abs()(x)))

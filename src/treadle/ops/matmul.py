@@ -94,6 +94,7 @@ class Matmul(MatrixProduct):
     dtypes = dt.FLOATS
     shape_free = True
     torch = "torch.matmul(x.mT if op.transpose_x else x, y.mT if op.transpose_y else y)"
+    amp = "low"
 
     def infer(self, x: TensorType, y: TensorType) -> tuple[TensorType, ...]:
         self.check_dtype((x, y))

@@ -31,6 +31,8 @@ class Reshape(Movement):
 
     name = "reshape"
     torch = "torch.reshape(x, op.shape)"
+    keeps_axes = True
+    is_view = True
 
     def infer(self, x: TensorType) -> tuple[TensorType, ...]:
         require_not_negative(self, self.shape, (x,))
@@ -116,6 +118,7 @@ class Broadcast(Movement):
 
     name = "broadcast"
     torch = "torch.broadcast_to(x, op.shape)"
+    keeps_axes = True
 
     def infer(self, x: TensorType) -> tuple[TensorType, ...]:
         require_not_negative(self, self.shape, (x,))
@@ -179,6 +182,7 @@ class Concat(Movement):
     operands = ("*xs",)
     onnx = Onnx("Concat", since=4, attributes=(("axis", "axis"),))
     torch = "torch.cat(xs, op.axis)"
+    keeps_axes = True
 
     def infer(self, *xs: TensorType) -> tuple[TensorType, ...]:
         self.check_same_dtype(xs)

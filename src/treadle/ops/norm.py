@@ -120,6 +120,7 @@ class Standardize(Composite):
 
     name = "standardize"
     dtypes = dt.FLOATS
+    amp = "high"
 
     def infer(self, *types: TensorType) -> tuple[TensorType, ...]:
         self.check_dtype(types)
@@ -221,6 +222,7 @@ class LayerNorm(Composite):
     operands = ("x", "*affine")
     dtypes = dt.FLOATS
     torch = "F.layer_norm(x, x.shape[x.ndim - op.n_axes:], *affine, eps=op.eps)"
+    amp = "high"
 
     def infer(self, *types: TensorType) -> tuple[TensorType, ...]:
         self.check_dtype(types)
@@ -318,6 +320,7 @@ class RmsNorm(Composite):
     operands = ("x", "*weight")
     dtypes = dt.FLOATS
     torch = "F.rms_norm(x, x.shape[x.ndim - op.n_axes:], *weight, eps=op.eps)"
+    amp = "high"
 
     def infer(self, *types: TensorType) -> tuple[TensorType, ...]:
         self.check_dtype(types)
@@ -378,6 +381,7 @@ class GroupNorm(Composite):
     operands = ("x", "*affine")
     dtypes = dt.FLOATS
     torch = "F.group_norm(x, op.groups, *affine, eps=op.eps)"
+    amp = "high"
 
     def infer(self, *types: TensorType) -> tuple[TensorType, ...]:
         self.check_dtype(types)

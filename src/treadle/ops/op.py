@@ -12,7 +12,7 @@ import inspect
 import threading
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, dataclass_transform
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar, dataclass_transform
 
 import numpy as np
 import numpy.typing as npt
@@ -85,6 +85,21 @@ class Op(metaclass=_OpType):
         torch: a PyTorch expression over the operand names and `op`, if PyTorch has the op.
         no_gradient: why the op has no gradient, where it has none.
         shape_free: whether an eager launch depends on element types alone.
+
+    Facts that the engine goes by; tests hold them to what `reference` does:
+        commutative: the two operands may be swapped, to the bit. The larger of two zeros depends on
+            the order, so `maximum` and `minimum` are not.
+        selects: results hold nothing but elements of operands (`pad`: and the filling).
+        is_view: the result is the first operand's memory.
+        keeps_axes: results mean the same axes as operands; elementwise ops do in any case.
+        rounded_once: an elementwise op whose result IEEE 754 fixes to the bit.
+        homogeneous: f(s x, s y) = s f(x, y) for every s > 0, on integers that wrap around.
+        by_sign: the result depends on where 0 is.
+        costly: one element takes many instructions, so it is read rather than computed again.
+        amp: what mixed precision computes it in: "low" are contractions, which gain the most and
+            accumulate in float32 anyway; "high" are functions whose range or slope needs more than
+            16 bits, and normalizations over one sample; "statistics" have the first operand in few
+            bits, and statistics and parameters in many; "" leaves the operands' type.
     """
 
     name: ClassVar[str]
@@ -95,6 +110,15 @@ class Op(metaclass=_OpType):
     torch: ClassVar[str] = ""
     no_gradient: ClassVar[str] = ""
     shape_free: ClassVar[bool] = False
+    commutative: ClassVar[bool] = False
+    selects: ClassVar[bool] = False
+    is_view: ClassVar[bool] = False
+    keeps_axes: ClassVar[bool] = False
+    rounded_once: ClassVar[bool] = False
+    homogeneous: ClassVar[bool] = False
+    by_sign: ClassVar[bool] = False
+    costly: ClassVar[bool] = False
+    amp: ClassVar[Literal["", "low", "high", "statistics"]] = ""
     _fields: ClassVar[tuple[str, ...]] = ()
 
     @abc.abstractmethod

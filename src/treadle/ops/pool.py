@@ -70,6 +70,7 @@ class ScatterToMaxima(Pooling):
     """x [N,C,*S] and dy [N,C,*P] to [N,C,*S]: dy added where the maxima of x stand."""
 
     operands = ("x", "dy")
+    keeps_axes = True
 
     @abc.abstractmethod
     def adjoint(self) -> Op:
@@ -173,6 +174,8 @@ class MaxPool(MaxWindow):
         "getattr(F, f'max_pool{x.ndim - 2}d')(x, op.kernel, op.strides, "
         "[p[0] for p in op.padding], op.dilation, op.ceil_mode)"
     )
+    selects = True
+    keeps_axes = True
 
     def infer(self, x: TensorType) -> tuple[TensorType, ...]:
         return (x.with_shape(self.infer_pooled((x,))),)
@@ -295,6 +298,8 @@ class AverageWindow(Pooling):
     padding: Padding
     count_include_pad: bool
     ceil_mode: bool
+
+    keeps_axes = True
 
     @property
     def window(self) -> Window:

@@ -50,6 +50,7 @@ class Sum(Reduce):
 
     name = "sum"
     torch = "torch.sum(x, op.axes, op.keepdims, dtype=x.dtype) if op.axes else x"
+    homogeneous = True
 
     def reference(self, x: Array) -> Array:
         return _total(self, x).astype(x.dtype, copy=False)
@@ -149,6 +150,8 @@ def _product_of_others(x: V, axes: tuple[int, ...]) -> V:
 @family
 class Extremum(Reduce):
     """Maximum or minimum; every element that attains it gets the whole cotangent."""
+
+    selects = True
 
     def infer(self, x: TensorType) -> tuple[TensorType, ...]:
         result = super().infer(x)

@@ -43,6 +43,7 @@ class Interpolation(Op):
     """
 
     dtypes = dt.FLOATS
+    keeps_axes = True
     mode: str
     coordinates: str
 

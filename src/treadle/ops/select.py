@@ -29,6 +29,8 @@ class Where(Elementwise):
     onnx = Onnx("Where", since=9)
     torch = "torch.where(mask, x, y)"
     reference = oracle(np.where)
+    selects = True
+    rounded_once = True
 
     def infer(self, mask: TensorType, x: TensorType, y: TensorType) -> tuple[TensorType, ...]:
         types = (mask, x, y)
@@ -94,6 +96,7 @@ class Clip(Unary):
 
     name = "clip"
     torch = "torch.clamp(x, op.low, op.high) if op.attributes != {'low': None, 'high': None} else x"
+    rounded_once = True
 
     def infer(self, x: TensorType) -> tuple[TensorType, ...]:
         self.check_dtype((x,))

@@ -33,6 +33,8 @@ class Box(Movement):
     stops: tuple[Dim, ...]
     steps: tuple[int, ...]
 
+    keeps_axes = True
+
     @cached_property
     def forward(self) -> tuple[slice, ...]:
         """The same elements with positive steps: of `flipped` axes in reverse order."""

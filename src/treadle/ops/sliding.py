@@ -36,6 +36,7 @@ class SlidingWindow(Patches):
     """Every window of x [N,C,*S], [N,C,*P,*kernel]; cells of the padding are 0."""
 
     name = "sliding_window"
+    homogeneous = True
 
     def infer(self, x: TensorType) -> tuple[TensorType, ...]:
         self.check_dtype((x,))

@@ -117,6 +117,7 @@ class LogSoftmax(AlongAxis):
     name = "log_softmax"
     onnx = Onnx("LogSoftmax", since=13, attributes=(("axis", "axis"),))
     torch = "torch.log_softmax(x, op.axis)"
+    amp = "high"
 
     def body(self, x: Any) -> Any:
         if x.shape[self.axis] == 0:
@@ -148,6 +149,7 @@ class LogSumExp(Reduce, Composite):
     name = "log_sum_exp"
     dtypes = dt.FLOATS
     torch = "torch.logsumexp(x, op.axes, op.keepdims) if op.axes else x"
+    amp = "high"
 
     def body(self, x: Any) -> Any:
         if not self.axes:

@@ -27,6 +27,8 @@ class Transfer(Op):
     name = "transfer"
     dtypes = dt.ALL
     shape_free = True
+    selects = True
+    keeps_axes = True
 
     def infer(self, x: TensorType) -> tuple[TensorType, ...]:
         return (TensorType(x.dtype, x.shape, self.device),)
@@ -52,6 +54,9 @@ class Identity(Elementwise):
     dtypes = dt.ALL
     onnx = Onnx("Identity", since=1)
     torch = "x.clone()"
+    selects = True
+    keeps_axes = True
+    is_view = True
 
     def infer(self, x: TensorType) -> tuple[TensorType, ...]:
         return (x,)
@@ -78,6 +83,9 @@ class StopGradient(Elementwise):
     dtypes = dt.ALL
     torch = "x.detach()"
     no_gradient = "holds its operand constant"
+    selects = True
+    keeps_axes = True
+    is_view = True
 
     def infer(self, x: TensorType) -> tuple[TensorType, ...]:
         return (x,)
@@ -109,6 +117,7 @@ class After(Op):
     name = "after"
     dtypes = dt.ALL
     shape_free = True
+    is_view = True
 
     def infer(self, x: TensorType, token: TensorType) -> tuple[TensorType, ...]:
         return (x,)

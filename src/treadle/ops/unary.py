@@ -36,6 +36,7 @@ class PiecewiseConstant(Unary):
     """A step function: zero gradient almost everywhere, so no cotangent is passed on."""
 
     no_gradient = "is piecewise constant: nothing flows back through it"
+    rounded_once = True
 
     def vjp(self, at: Pullback[V]) -> tuple[V | None, ...]:
         return (None,)
@@ -53,6 +54,9 @@ class Abs(Unary):
     onnx = Onnx("Abs", since=6)
     torch = "torch.abs(x)"
     reference = oracle(np.abs)
+    rounded_once = True
+    homogeneous = True
+    by_sign = True
 
     def scalar(self, x: Scalar) -> Scalar:
         return call("abs", x)
@@ -87,6 +91,7 @@ class Square(Unary):
     name = "square"
     torch = "torch.square(x)"
     reference = oracle(np.square)
+    rounded_once = True
 
     def scalar(self, x: Scalar) -> Scalar:
         return x * x
@@ -104,6 +109,8 @@ class Sqrt(Smooth):
     onnx = Onnx("Sqrt", since=6)
     torch = "torch.sqrt(x)"
     reference = oracle(np.sqrt)
+    rounded_once = True
+    amp = "high"
 
     def grad(self, dy: V, x: V, y: V) -> V:
         return dy * 0.5 / y
@@ -116,6 +123,7 @@ class Rsqrt(UnaryFloat):
     name = "rsqrt"
     domain = _POSITIVE
     torch = "torch.rsqrt(x)"
+    amp = "high"
 
     def reference(self, x: Array) -> Array:
         return np.asarray(np.reciprocal(np.sqrt(widen_array(x)))).astype(x.dtype, copy=False)
@@ -136,6 +144,7 @@ class Reciprocal(UnaryFloat):
     onnx = Onnx("Reciprocal", since=6)
     torch = "torch.reciprocal(x)"
     reference = oracle(np.reciprocal)
+    amp = "high"
 
     def scalar(self, x: Scalar) -> Scalar:
         return 1 / x
@@ -155,6 +164,8 @@ class Exp(Smooth):
     onnx = Onnx("Exp", since=6)
     torch = "torch.exp(x)"
     reference = oracle(np.exp)
+    amp = "high"
+    costly = True
 
     def grad(self, dy: V, x: V, y: V) -> V:
         return dy * y
@@ -167,6 +178,7 @@ class Expm1(Smooth):
     name = "expm1"
     torch = "torch.expm1(x)"
     reference = oracle(np.expm1)
+    amp = "high"
 
     def grad(self, dy: V, x: V, y: V) -> V:
         return dy * (y + 1.0)
@@ -181,6 +193,8 @@ class Log(Smooth):
     onnx = Onnx("Log", since=6)
     torch = "torch.log(x)"
     reference = oracle(np.log)
+    amp = "high"
+    costly = True
 
     def grad(self, dy: V, x: V, y: V) -> V:
         return dy / x
@@ -194,6 +208,7 @@ class Log1p(Smooth):
     domain = Arg((3, 4), low=-0.8, high=3.0)
     torch = "torch.log1p(x)"
     reference = oracle(np.log1p)
+    amp = "high"
 
     def grad(self, dy: V, x: V, y: V) -> V:
         return dy / (x + 1.0)
@@ -210,6 +225,8 @@ class Sin(Smooth):
     onnx = Onnx("Sin")
     torch = "torch.sin(x)"
     reference = oracle(np.sin)
+    amp = "high"
+    costly = True
 
     def grad(self, dy: V, x: V, y: V) -> V:
         return dy * Cos()(x)
@@ -223,6 +240,8 @@ class Cos(Smooth):
     onnx = Onnx("Cos")
     torch = "torch.cos(x)"
     reference = oracle(np.cos)
+    amp = "high"
+    costly = True
 
     def grad(self, dy: V, x: V, y: V) -> V:
         return -(dy * Sin()(x))
@@ -237,6 +256,8 @@ class Tan(Smooth):
     onnx = Onnx("Tan")
     torch = "torch.tan(x)"
     reference = oracle(np.tan)
+    amp = "high"
+    costly = True
 
     def grad(self, dy: V, x: V, y: V) -> V:
         return dy * (y * y + 1.0)
@@ -251,6 +272,7 @@ class Asin(Smooth):
     onnx = Onnx("Asin")
     torch = "torch.asin(x)"
     reference = oracle(np.arcsin)
+    amp = "high"
 
     def grad(self, dy: V, x: V, y: V) -> V:
         return dy * Rsqrt()(1.0 - x * x)
@@ -265,6 +287,7 @@ class Acos(Smooth):
     onnx = Onnx("Acos")
     torch = "torch.acos(x)"
     reference = oracle(np.arccos)
+    amp = "high"
 
     def grad(self, dy: V, x: V, y: V) -> V:
         return -(dy * Rsqrt()(1.0 - x * x))
@@ -278,6 +301,7 @@ class Atan(Smooth):
     onnx = Onnx("Atan")
     torch = "torch.atan(x)"
     reference = oracle(np.arctan)
+    amp = "high"
 
     def grad(self, dy: V, x: V, y: V) -> V:
         return dy / (x * x + 1.0)
@@ -294,6 +318,7 @@ class Sinh(Smooth):
     onnx = Onnx("Sinh", since=9)
     torch = "torch.sinh(x)"
     reference = oracle(np.sinh)
+    amp = "high"
 
     def grad(self, dy: V, x: V, y: V) -> V:
         return dy * Cosh()(x)
@@ -307,6 +332,7 @@ class Cosh(Smooth):
     onnx = Onnx("Cosh", since=9)
     torch = "torch.cosh(x)"
     reference = oracle(np.cosh)
+    amp = "high"
 
     def grad(self, dy: V, x: V, y: V) -> V:
         return dy * Sinh()(x)
@@ -320,6 +346,7 @@ class Tanh(Smooth):
     onnx = Onnx("Tanh", since=6)
     torch = "torch.tanh(x)"
     reference = oracle(np.tanh)
+    costly = True
 
     def grad(self, dy: V, x: V, y: V) -> V:
         return dy * (1.0 - y * y)
@@ -333,6 +360,7 @@ class Asinh(Smooth):
     onnx = Onnx("Asinh", since=9)
     torch = "torch.asinh(x)"
     reference = oracle(np.arcsinh)
+    amp = "high"
 
     def grad(self, dy: V, x: V, y: V) -> V:
         return dy * Rsqrt()(x * x + 1.0)
@@ -347,6 +375,7 @@ class Acosh(Smooth):
     onnx = Onnx("Acosh", since=9)
     torch = "torch.acosh(x)"
     reference = oracle(np.arccosh)
+    amp = "high"
 
     def grad(self, dy: V, x: V, y: V) -> V:
         return dy * Rsqrt()(x * x - 1.0)
@@ -361,6 +390,7 @@ class Atanh(Smooth):
     onnx = Onnx("Atanh", since=9)
     torch = "torch.atanh(x)"
     reference = oracle(np.arctanh)
+    amp = "high"
 
     def grad(self, dy: V, x: V, y: V) -> V:
         return dy / (1.0 - x * x)
@@ -377,6 +407,7 @@ class Erf(Smooth):
     onnx = Onnx("Erf", since=9)
     torch = "torch.erf(x)"
     reference = oracle(special.erf)
+    costly = True
 
     def grad(self, dy: V, x: V, y: V) -> V:
         return dy * (Exp()(-(x * x)) * (2.0 / math.sqrt(math.pi)))
@@ -412,6 +443,9 @@ class Relu(Unary):
     domain = _KINK_AT_ZERO
     onnx = Onnx("Relu", since=6)
     torch = "F.relu(x)"
+    rounded_once = True
+    homogeneous = True
+    by_sign = True
 
     def reference(self, x: Array) -> Array:
         # A 0-d array is taken up twice as fast as a scalar.
@@ -431,6 +465,7 @@ class Softplus(UnaryFloat):
     name = "softplus"
     onnx = Onnx("Softplus", since=1)
     torch = "F.softplus(x)"
+    amp = "high"
 
     def reference(self, x: Array) -> Array:
         return np.asarray(np.maximum(x, x.dtype.type(0)) + np.log1p(np.exp(-np.abs(x))))

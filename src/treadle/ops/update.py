@@ -34,6 +34,7 @@ class Update(Composite):
 
     dtypes = dt.FLOATS
     no_gradient = "is an optimizer's step, which is not differentiated"
+    keeps_axes = True
 
     def infer(self, *types: TensorType) -> tuple[TensorType, ...]:
         self.check_dtype(types)

@@ -41,12 +41,8 @@ from treadle.base.types import TensorType
 from treadle.graph.builder import GraphBuilder
 from treadle.graph.ir import Graph
 from treadle.ops.fused import Fused
-from treadle.ops.movement import Reshape
 from treadle.ops.op import Op
-from treadle.ops.transfer import After, Identity, StopGradient
 
-VIEWS = (Reshape, Identity, StopGradient, After)
-"""Ops whose result is their first operand's memory."""
 MOST_ELEMENTS = 1 << 36
 """Elements of a result from which lowerings are not asked: tables of its places would not fit."""
 MOST_KEPT = 512
@@ -72,7 +68,7 @@ def _lower(
 ) -> Lowered | Support:
     if not all(t.is_static for t in operands):
         return no("dynamic-shape", f"an operand of {op.name} has symbolic extents")
-    if isinstance(op, VIEWS):
+    if op.is_view:
         return Lowered(views=((0, 0, 0),))
     if any(t.dtype.kind == "complex" for t in operands):
         return no("dtype", f"{op.name} of complex numbers is not generated")

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import importlib
 import logging
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +25,9 @@ from treadle.base.types import TensorType
 from treadle.ops.families import Elementwise, Movement
 from treadle.ops.op import Op
 
+if TYPE_CHECKING:
+    from treadle.backends.cpu.compiler import NativeCompiler
+
 Array = npt.NDArray[Any]
 Launch = Callable[..., Any]
 _MOST_SHAPES = 256
@@ -35,28 +37,19 @@ AT_ONCE = 1 << 18
 """Elements of an operand from which on NumPy takes about as long as lowering."""
 
 
-ROUNDED_ONCE = frozenset(
-    (
-        "abs", "add", "bit_and", "bit_not", "bit_or", "bit_xor", "cast", "ceil", "clip", "div",
-        "equal", "floor", "greater", "greater_equal", "less", "less_equal", "maximum", "minimum",
-        "mul", "neg", "not_equal", "relu", "round", "round_even", "sign", "sqrt", "square", "sub",
-        "trunc", "where",
-    )
-)  # fmt: skip
-"""Elementwise ops whose result IEEE 754 fixes to the bit."""
-
-
 def same_bits(op: Op, dtypes: Sequence[DType]) -> bool:
     """Whether NumPy and generated kernels compute an op to the same bits."""
-    if isinstance(op, Movement) or op.name in ROUNDED_ONCE:
+    if isinstance(op, Movement) or op.rounded_once:
         return True
     return isinstance(op, Elementwise) and not any(d.is_inexact for d in dtypes)
 
 
 @functools.cache
-def compiler() -> Any:
+def compiler() -> NativeCompiler:
     """The compiler of the process; the first call imports the code generators."""
-    return importlib.import_module("treadle.backends.cpu.compiler").NativeCompiler()
+    from treadle.backends.cpu.compiler import NativeCompiler
+
+    return NativeCompiler()
 
 
 class BoundLaunch:

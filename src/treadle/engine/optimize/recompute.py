@@ -15,7 +15,6 @@ from treadle.graph.ir import Value
 
 MOST_OPS = 6
 """Elementwise ops that are run again instead of reading a value."""
-COSTLY = frozenset(("pow", "tanh", "erf", "log", "exp", "sin", "cos", "tan"))
 
 
 def recompute(groups: Groups) -> None:
@@ -73,7 +72,7 @@ def _cone(groups: Groups, group: Group, value: Value) -> tuple[set[int], set[Val
         if i not in order or not is_scalar_op(node.op):
             border.add(v)
         elif i not in cone:
-            if node.op.name in COSTLY or len(cone) == MOST_OPS:
+            if node.op.costly or len(cone) == MOST_OPS:
                 return None
             cone.add(i)
             waiting += node.inputs

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from treadle.graph.cleanup import COMMUTATIVE
 from treadle.graph.ir import Graph, Node, Value, constant_of, remake
 from treadle.graph.passes import map_regions, register
 from treadle.ops.logic import Greater, GreaterEqual, Less, LessEqual
@@ -52,6 +51,6 @@ def _ordered(
     mirrored = MIRRORED.get(type(op))
     if mirrored is not None:
         return mirrored, inputs[::-1]
-    if op.name in COMMUTATIVE:
+    if op.commutative:
         inputs = tuple(sorted(inputs, key=lambda v: (constant_of(v) is not None, place[v])))
     return op, inputs
