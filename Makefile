@@ -112,6 +112,10 @@ fuzz-programs: $(VENV)/.ready ## run random programs in every way there is; FUZZ
 kernel-diff: $(VENV)/.ready ## tell which kernels and programs of ops and benchmarks a change changes; ARGS="--write", "--texts DIR"
 	PYTHONPATH=.:src $(PY) -m tools.kernel_digests $(ARGS)
 
+.PHONY: style-report
+style-report: $(VENV)/.ready ## print figures about the code: sizes, circles, lists of ops; ARGS="--list ops"
+	$(PY) -m tools.style_report $(ARGS)
+
 # Where the array standard's suite is checked out; without it, NumPy is what is compared with.
 ARRAY_API_TESTS ?=
 export ARRAY_API_TESTS

@@ -3,7 +3,7 @@
     python -m tools.lite_wheel --backends cpu,opencl --out dist
 
 Which modules those are is read off the sources: whatever `treadle.lite` and the backends import, as
-they are loaded or by name later (`importlib.import_module`), package by package down to `base`. Two
+they are loaded or later (inside of functions, or by name), package by package down to `base`. Two
 things are decided here: the packages that a later import may lead to, and the doors to compilers,
 which stay shut. Imports at the head of a module have to stay within them.
 """
@@ -49,7 +49,7 @@ class NotApartError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Imports:
-    """What a module imports: when it is loaded, and by name when it is called."""
+    """What a module imports: when it is loaded, and when it is called."""
 
     at_once: frozenset[str]
     later: frozenset[str]
@@ -111,12 +111,13 @@ def _imports(path: Path) -> Imports:
     constants = _constants(tree)
     at_once: set[str] = set()
     later: set[str] = set()
-    for node in _executed(tree):
+    for node, is_late in _executed(tree):
+        found = later if is_late else at_once
         if isinstance(node, ast.Import):
-            at_once.update(alias.name for alias in node.names)
+            found.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             home = str(node.module)
-            at_once.update([home, *(f"{home}.{alias.name}" for alias in node.names)])
+            found.update([home, *(f"{home}.{alias.name}" for alias in node.names)])
         elif isinstance(node, ast.Call):
             later.update(_named_later(node, constants))
     return Imports(frozenset(at_once), frozenset(later))
@@ -134,13 +135,13 @@ def _constants(tree: ast.Module) -> dict[str, str]:
     }
 
 
-def _executed(node: ast.AST) -> Iterator[ast.AST]:
-    """All that is in a tree, but for what only type checkers read."""
+def _executed(node: ast.AST, is_late: bool = False) -> Iterator[tuple[ast.AST, bool]]:
+    """All in a tree but for what only type checkers read, and whether it waits for a call."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.dump(child.test):
             continue
-        yield child
-        yield from _executed(child)
+        yield child, is_late
+        yield from _executed(child, is_late or isinstance(child, ast.FunctionDef | ast.Lambda))
 
 
 def _named_later(call: ast.Call, constants: dict[str, str]) -> list[str]:

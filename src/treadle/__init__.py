@@ -12,6 +12,7 @@ import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from treadle.base import late
 from treadle.base.env import COMPARE
 from treadle.base.version import LITE, VERSION
 
@@ -284,6 +285,12 @@ sys.modules[__name__].__class__ = _Package
 
 if LITE is not None:
     importlib.import_module("treadle.base.edition").install(__path__[0])
+
+late.array_api.provide(lambda: importlib.import_module("treadle.array_api"))
+late.collectives.provide(lambda: importlib.import_module("treadle.distributed.functional"))
+late.traced_module_from_plain.provide(
+    lambda: importlib.import_module("treadle.traced_module.codec").from_plain
+)
 
 if COMPARE.get():
     importlib.import_module("treadle.utils.check_ops").install()

@@ -8,7 +8,6 @@ the CPU.
 from __future__ import annotations
 
 import gc
-import importlib
 import re
 from contextlib import suppress
 from pathlib import Path
@@ -65,14 +64,11 @@ if TYPE_CHECKING:
     from treadle.engine.properties import DeviceProperties as DeviceProperties
 
 
-def _properties() -> Any:
-    # Needs the compilers' side, which importing Treadle does not.
-    return importlib.import_module("treadle.engine.properties")
-
-
 def __getattr__(name: str) -> Any:
-    if name == "DeviceProperties":
-        return _properties().DeviceProperties
+    if name == "DeviceProperties":  # With the compilers' side, which importing Treadle lacks.
+        from treadle.engine import properties
+
+        return properties.DeviceProperties
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
@@ -132,8 +128,9 @@ def get_device_properties(device: str | None = None) -> DeviceProperties:
         >>> host.kind, host.cores > 0, bool(host.supports("conv", "float32"))
         ('cpu', True, True)
     """
-    found: DeviceProperties = _properties().properties_of(_node(device))
-    return found
+    from treadle.engine import properties
+
+    return properties.properties_of(_node(device))
 
 
 def is_cuda_available() -> bool:

@@ -27,7 +27,8 @@ from treadle.graph.cleanup import DeadCode
 from treadle.graph.evaluate import evaluate
 from treadle.graph.ir import Graph, constant_of
 from treadle.graph.parser import parse
-from treadle.graph.passes import PASSES, parse_passes, pass_text
+from treadle.graph.pass_text import parse_passes
+from treadle.graph.passes import PASSES, pass_text
 from treadle.graph.printer import to_text
 from treadle.ops.activation import Gelu
 from treadle.ops.creation import Full, Iota

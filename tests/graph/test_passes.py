@@ -22,11 +22,11 @@ from treadle.graph.cleanup import DeadCode, Expand, Fold, Share
 from treadle.graph.evaluate import evaluate
 from treadle.graph.ir import Graph
 from treadle.graph.parser import parse
+from treadle.graph.pass_text import parse_passes
 from treadle.graph.passes import (
     PASSES,
     PassReport,
     map_regions,
-    parse_passes,
     pass_text,
     register,
     run_passes,

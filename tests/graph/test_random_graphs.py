@@ -12,7 +12,8 @@ from treadle.graph.evaluate import evaluate
 from treadle.graph.gradient import value_and_gradient
 from treadle.graph.ir import Graph
 from treadle.graph.parser import parse
-from treadle.graph.passes import parse_passes, run_passes
+from treadle.graph.pass_text import parse_passes
+from treadle.graph.passes import run_passes
 from treadle.graph.printer import to_text
 from treadle.graph.verify import verify
 from treadle.ops.constant import ArrayData

@@ -6,7 +6,6 @@ ops that there are, and complex128 needs no kernels of its own.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +13,7 @@ import numpy as np
 
 from treadle.array_api import dtypes
 from treadle.array_api.dtypes import NumpyType
+from treadle.base import late
 from treadle.base.dtype import as_dtype
 from treadle.engine.devices import CompNode, default_device, resolve
 from treadle.ops.complex_parts import ImagPart, MakeComplex, RealPart
@@ -244,7 +244,7 @@ def namespace(version: str | None) -> Any:
     """The module `treadle.array_api`, if it has the version that is asked for."""
     if version not in (None, "2021.12", "2022.12", "2023.12", API_VERSION):
         raise ValueError(f"treadle.array_api follows version {API_VERSION}, not {version!r}")
-    return importlib.import_module("treadle.array_api")
+    return late.array_api()
 
 
 def _index(key: Any, shape: tuple[int, ...]) -> Any:

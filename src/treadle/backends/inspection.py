@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import importlib
 import inspect
 import re
 from collections.abc import Iterable, Sequence
@@ -140,4 +139,6 @@ def may_come(kernels: Iterable[Kernel], protocol: tuple[int, int]) -> bool:
 
 def _ops() -> set[str]:
     """The names of all ops, which are imported for this: who runs compiled code needs none."""
-    return set(importlib.import_module("treadle.ops").REGISTRY)
+    from treadle.ops import REGISTRY
+
+    return set(REGISTRY)

@@ -128,3 +128,11 @@ class NativeLoader(Protocol):
     def empty(self, shape: Sequence[int], dtype: np.dtype[Any], /) -> Array:
         """Memory for a result, taken from what earlier ones gave back."""
         ...
+
+    def get_threads(self) -> int:
+        """How many threads share the work of kernels, of the whole process."""
+        ...
+
+    def set_threads(self, count: int, /) -> int:
+        """Let so many share it; returns how many it was before."""
+        ...

@@ -363,7 +363,7 @@ class Compiler(Protocol):
         """Aligned memory for a result or an arena, taken from what earlier ones gave back."""
         ...
 
-    def restore(self, stored: bytes, /) -> Executable | None:
+    def restore(self, stored: bytes, /) -> Executable | DeviceExecutable | None:
         """A program from what its `stored` gave; None where its code is no longer in the cache."""
         ...
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import enum
-import importlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -56,11 +55,12 @@ def input_names(context: typer.Context, incomplete: str) -> list[str]:
     path = next(filter(None, (context.params.get("source"), *context.args)), None)
     if path is None or Path(path).suffix == ".onnx":
         return []
-    container: Any = importlib.import_module("treadle.engine.model_file")
-    files: Any = importlib.import_module("treadle.base.files.source")
+    from treadle.base.files.source import open_source
+    from treadle.engine.model_file import opened
+
     try:
-        with files.open_source(path) as source:
-            names = container.opened(source).manifest["models"][0]["inputs"]
+        with open_source(path) as source:
+            names = opened(source).manifest["models"][0]["inputs"]
     except (OSError, ValueError, LookupError, TypeError):  # There is nothing to complete.
         return []
     return [f"{name}=" for name in names if f"{name}=".startswith(incomplete)]

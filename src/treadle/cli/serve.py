@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import importlib
 import re
 import time
 from pathlib import Path
@@ -176,7 +175,9 @@ def command(
 
 def _room() -> Any:
     try:
-        return importlib.import_module("treadle.serve")
+        from treadle import serve
+
+        return serve
     except ModuleNotFoundError as error:
         raise LoadError("serve", str(error), hint="pip install treadle[serve]") from error
 

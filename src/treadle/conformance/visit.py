@@ -25,12 +25,15 @@ _OURS = ("treadle", "numpy")
 def visit(name: str) -> dict[str, Any]:
     """Everything the group Purity wants to know about a backend."""
     found: dict[str, Any] = {"changed": []}
-    treadle: Any = importlib.import_module("treadle")
+    import treadle
+
     modules = set(sys.modules)
-    registry = importlib.import_module("treadle.backends.registry")
+    from treadle.backends import registry
+
     module = _module_of(name, registry.BUILT_IN)
     found["early"] = module in modules
-    importlib.import_module("treadle.backends.api")
+    import treadle.backends.api
+
     # What comes when it is first used would look like a change.
     for late in treadle.__all__:
         getattr(treadle, late)
@@ -64,7 +67,8 @@ def _module_of(name: str, built_in: dict[str, str]) -> str:
 
 def _total(device: str) -> float:
     """1 + 2 + 3 on a device; 6.0 where all is well."""
-    treadle = importlib.import_module("treadle")
+    import treadle
+
     with treadle.fallback("silent"):
         x = treadle.tensor([1.0, 2.0, 3.0], device=device)
         return float((x + x).sum().item() / 2)
@@ -78,8 +82,10 @@ def _beside_others(registry: Any, kind: str) -> str:
 
 def _hidden(registry: Any, name: str, kind: str) -> str:
     """What goes wrong where the user hides devices; "" if nothing does."""
+    from treadle.base.env import visible_devices
+
     count = registry.entries()[name].count
-    variable = importlib.import_module("treadle.base.env").visible_devices(name)[0]
+    variable = visible_devices(name)[0]
     os.environ[variable] = str(count - 1)
     registry.rescan()
     if _total(f"{kind}0") != 6.0:
@@ -94,9 +100,11 @@ def _hidden(registry: Any, name: str, kind: str) -> str:
 
 def _refused(device: str) -> bool:
     """Whether the framework says that there is no such device."""
+    from treadle.base.errors import DeviceError
+
     try:
         _total(device)
-    except importlib.import_module("treadle.base.errors").DeviceError:
+    except DeviceError:
         return True
     return False
 
@@ -136,6 +144,8 @@ def _lasting(member: str) -> bool:
 
 def process_state() -> dict[str, Any]:
     """What a module should leave alone when it is imported."""
+    import treadle
+
     numpy: Any = importlib.import_module("numpy")
     handlers = {f"signal {s.name}": repr(signal.getsignal(s)) for s in signal.Signals}
     return {
@@ -148,7 +158,7 @@ def process_state() -> dict[str, Any]:
         "warning filters": len(warnings.filters),
         "numpy error state": str(numpy.geterr()),
         "numpy random state": str(numpy.random.get_state()[1][:4]),
-        "default device": importlib.import_module("treadle").get_default_device(),
+        "default device": treadle.get_default_device(),
     }
 
 

@@ -3,7 +3,6 @@
 Outside of a group there is one process, and collectives raise MegEngine's `AssertionError`.
 """
 
-import importlib
 from typing import Any
 
 from treadle.distributed import functional, helper
@@ -28,9 +27,9 @@ from treadle.distributed.group import (
     synchronized,
 )
 from treadle.distributed.helper import bcast_list_
-from treadle.distributed.launcher import RankFailed, launcher
+from treadle.distributed.launcher import launcher
 from treadle.distributed.shrinking import can_shrink, shrink
-from treadle.runtime.comm.api import CommunicationError, RankLost
+from treadle.runtime.comm.api import CommunicationError, RankFailed, RankLost
 
 __all__ = [
     "WORLD",
@@ -71,5 +70,7 @@ backend = "auto"
 
 def __getattr__(name: str) -> Any:
     if name in ("Client", "Server"):  # with Python's HTTP, which takes longer than all the rest
-        return getattr(importlib.import_module("treadle.distributed.server"), name)
+        from treadle.distributed import server
+
+        return getattr(server, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import math
 import sys
 import time
@@ -186,7 +185,9 @@ def job_size() -> int:
 
 def server() -> Any:
     """The module of the key-value server, which most programs that use this one do not need."""
-    return importlib.import_module("treadle.distributed.server")
+    from treadle.distributed import server
+
+    return server
 
 
 def mpi() -> Any:
@@ -196,7 +197,9 @@ def mpi() -> Any:
         CommunicationError: mpi4py, or a library for it, is missing.
     """
     try:
-        return importlib.import_module("treadle.runtime.comm.mpi")
+        from treadle.runtime.comm import mpi
+
+        return mpi
     except (ImportError, RuntimeError) as error:
         raise CommunicationError(
             "distributed",
@@ -413,7 +416,7 @@ def override_backend(new_backend: str) -> Iterator[None]:
         ValueError: an unknown name.
     """
     check_backend(new_backend)
-    package = importlib.import_module("treadle.distributed")
+    package = sys.modules[__package__]
     before, held = package.backend, carrying.prefer(new_backend)
     vars(package)["backend"] = new_backend
     try:

@@ -28,8 +28,7 @@ from pathlib import Path
 from typing import IO, Any, TextIO
 
 from treadle.base import env
-from treadle.distributed.launcher import RankFailed
-from treadle.runtime.comm.api import CommunicationError
+from treadle.runtime.comm.api import CommunicationError, RankFailed
 
 _TAIL = 30
 """Lines of the ranks' standard error that a message repeats at most."""

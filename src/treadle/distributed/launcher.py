@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -17,13 +16,6 @@ from treadle.distributed.group import (
 from treadle.distributed.shrinking import require_resilience
 from treadle.runtime.comm import groups
 from treadle.runtime.comm.api import CommunicationError
-
-
-class RankFailed(CommunicationError, AssertionError):
-    """A process of a launcher ended with an exception, was killed, or left the others alone.
-
-    MegEngine's launcher raises an `AssertionError`. The rank's own exception is the cause.
-    """
 
 
 class launcher:
@@ -98,10 +90,10 @@ class launcher:
                 saw=f"n_gpus={self.n_gpus}, world_size={self.world_size}",
                 hint=f"mpiexec -n {self.world_size} --hostfile hosts python -m mpi4py script.py",
             )
-        launch = importlib.import_module("treadle.distributed.launch")
+        from treadle.distributed.launch import run_ranks
+
         shrinks = self.on_failure == "shrink"
-        results: list[Any] = launch.run_ranks(self.func, args, kwargs, self.n_gpus, shrinks)
-        return results
+        return run_ranks(self.func, args, kwargs, self.n_gpus, shrinks)
 
     def _within(self, args: Any, kwargs: Any) -> list[Any]:
         """Call the function as a process of the job this one belongs to."""

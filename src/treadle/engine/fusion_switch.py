@@ -13,7 +13,6 @@ name, which are on without it.
 
 from __future__ import annotations
 
-import importlib
 import json
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
@@ -26,8 +25,6 @@ KINDS = ("attention", "contraction", "window", "loop")
 """Kinds of groups."""
 PASSES = ("find_attention", "integers")
 """Passes of prepare that fuse; rules are parts of another pass."""
-_RULES = "treadle.graph.simplify"
-"""The module of all rules, which programs out of the cache do without."""
 _STATES = {"on": False, "off": True}
 
 
@@ -61,8 +58,9 @@ def switched_off(path: str) -> tuple[str, ...]:
 
 def graph_fusions() -> tuple[str, ...]:
     """Names of what `GraphFusion` turns on and off."""
-    rules = importlib.import_module(_RULES).RULES
-    return (*PASSES, *[rule.name for rule in rules])
+    from treadle.graph.simplify import RULES  # Programs out of the cache do without.
+
+    return (*PASSES, *[rule.name for rule in RULES])
 
 
 def _off(path: str, section: str, states: Any, names: tuple[str, ...]) -> set[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from time import perf_counter
 from typing import Any, Protocol
@@ -91,9 +90,10 @@ class Guarded:
         except TreadleError:
             return ""
         # Graphs and their text are not for programs in which nothing fails.
-        replay = importlib.import_module("treadle.engine.replay")
-        graph = replay.graph_of(decision.op, decision.types)
-        return str(replay.write_if_asked(graph, arrays, decision.device, why))
+        from treadle.engine.replay import graph_of, write_if_asked
+
+        graph = graph_of(decision.op, decision.types)
+        return write_if_asked(graph, arrays, decision.device, why)
 
     def _explained(self, error: TreadleError) -> TreadleError:
         """The error with the op's name and operands, and the device out of use if it is gone."""

@@ -6,12 +6,12 @@ and their tests call.
 
 from __future__ import annotations
 
-import importlib
 import re
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
+from treadle.base import late
 from treadle.base.errors import ShapeError
 from treadle.base.shape import row_major_strides
 from treadle.base.spelling import REQUIRES_GRAD
@@ -58,8 +58,7 @@ class HandleMembers:
         Raises:
             ValueError: another version of the standard is asked for.
         """
-        module: Any = importlib.import_module("treadle.array_api")
-        return module.namespace(api_version)
+        return late.array_api().namespace(api_version)
 
     # -- layout: dense and row-major, for everyone who asks -----------------------------------
 

@@ -107,7 +107,7 @@ def _aides() -> list[Engine]:
     return [e for e in registry.engines(HOST) if e.name == _AIDE]
 
 
-def segment_engines(engines: Sequence[Engine]) -> list[Engine]:
+def segment_engines(engines: Sequence[Engine]) -> list[SegmentEngine]:
     """Those that compile parts of programs."""
     return [e for e in engines if isinstance(e, SegmentEngine)]
 

@@ -10,7 +10,6 @@ where nobody who is trusted has made the file.
 
 from __future__ import annotations
 
-import importlib
 import mmap
 import os
 import stat
@@ -20,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property, partial
 from types import MappingProxyType
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -38,6 +37,11 @@ from treadle.base.version import LITE, VERSION
 from treadle.engine.model_file import opened
 from treadle.engine.native_part import Described, NewerSchema, described
 from treadle.engine.native_run import NativeRunner, as_input, best_of, extents, loader_of, usable
+
+if TYPE_CHECKING:
+    from treadle.engine.options import Options
+    from treadle.engine.package import Model
+    from treadle.graph.ir import Graph
 
 Array = npt.NDArray[Any]
 Inputs = Mapping[str, Any] | Sequence[Any]
@@ -104,15 +108,16 @@ class OfflineModel:
         return [dict(zip([p.name for p in self.inputs], gear, strict=True)) for gear in shapes]
 
     @cached_property
-    def model(self) -> Any:
+    def model(self) -> Model:
         """The portable part: an `engine.package.Model`. Parsed when it is first asked for."""
-        package: Any = importlib.import_module("treadle.engine.package")
+        from treadle.engine.package import models_in
+
         with self._file.lock:
-            models = package.models_in(self._file.source)
+            models = models_in(self._file.source)
         return models[self._file.number]
 
     @property
-    def graph(self) -> Any:
+    def graph(self) -> Graph:
         """The graph that the model was compiled from."""
         return self.model.graph
 
@@ -193,10 +198,11 @@ class OfflineModel:
             )
         with self._lock:
             if shapes not in self._compiled:
-                package: Any = importlib.import_module("treadle.engine.package")
-                retype: Any = importlib.import_module("treadle.graph.retype")
-                graph = retype.retyped(self.graph, shapes)
-                self._compiled[shapes] = package.Runner(graph, self._options())
+                from treadle.engine.package import Runner
+                from treadle.graph.retype import retyped
+
+                graph = retyped(self.graph, shapes)
+                self._compiled[shapes] = Runner(graph, self._options())
             runner = self._compiled[shapes]
         results: list[Array] = runner(arrays)
         for i, place in enumerate(places or ()):
@@ -206,14 +212,15 @@ class OfflineModel:
                 results[i] = place
         return results
 
-    def _options(self) -> Any:
+    def _options(self) -> Options:
         """The options that the native part was compiled with, as far as the file records them."""
-        options: Any = importlib.import_module("treadle.engine.options")
-        known = {f.name for f in fields(options.Options) if f.init}
+        from treadle.engine.options import Options
+
+        known = {f.name for f in fields(Options) if f.init}
         try:
             noted = self.manifest.get("about", {}).get("options", {}).items()
-            given = {k: tuple(v) if isinstance(v, list) else v for k, v in noted if k in known}
-            return options.Options(**given)
+            given: Any = {k: tuple(v) if isinstance(v, list) else v for k, v in noted if k in known}
+            return Options(**given)
         except _DAMAGE as error:
             raise _damaged(self._file, error) from error
 

@@ -9,7 +9,6 @@ kernels print as well (`TREADLE_DUMP=compile,kernels`).
 
 from __future__ import annotations
 
-import importlib
 import os
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field, replace
@@ -60,10 +59,6 @@ from treadle.ops.fused import Fused
 if TYPE_CHECKING:
     from treadle.engine.explain import Explanation
     from treadle.engine.profile import Profile
-
-
-def _stages() -> Any:
-    return importlib.import_module("treadle.engine.stages")
 
 
 @dataclass(slots=True)
@@ -126,16 +121,16 @@ class Stages:
             self.compile()
             self.optimized = self.captured
             return self.captured
-        stages, compiler, options = _stages(), self.compiler(), self.options
+        from treadle.engine import stages
+
+        compiler, options = self.compiler(), self.options
         self.report.name = self.captured.name
         stages.dump(self.captured, "capture")
         with self.report.stage("prepare"):
             options = options if self.compiled else op_by_op(options)
             whole = kept_whole(engines_of(options, self.kind)) if self.compiled else ()
             own = passes_of(options, self.kind)
-            prepared: Graph = stages.prepare(
-                self.captured, options, self.report, compiler, whole, own
-            )
+            prepared = stages.prepare(self.captured, options, self.report, compiler, whole, own)
             if self.kind == HOST:
                 prepared = stages.bucket_reductions(prepared, options, self.report)
             elif self.compiled and compiler.keeps("all_reduce_bucket"):
@@ -204,7 +199,9 @@ class Stages:
             return self._executor(known.loaded, known.results)
         plan = self.planned()
         with self.report.stage("load"):
-            loaded = _stages().load(plan, compiler, on_host=on_host)
+            from treadle.engine import stages
+
+            loaded = stages.load(plan, compiler, on_host=on_host)
         entry = cache.Entry(loaded, self._results(), tuple(self.report.cuts))
         settle(self.captured, self.options, entry.cuts)
         if on_host or not plan.left:
@@ -225,9 +222,8 @@ class Stages:
 
         def by_others(body: Graph, frozen: tuple[bool, ...]) -> Callable[..., Sequence[Any]]:
             engines = engines_of(self.options, self.kind)
-            options = replace(
-                self.options, engines=tuple(e.name for e in engines if not is_apart(e))
-            )
+            names = tuple(e.name for e in engines if not is_apart(e))
+            options = replace(self.options, engines=names)
             return Stages(body, Interface(frozen), options, self.home).compile().run
 
         strict, store, kind = self.options.strict_segments, self.compiler(), self.kind
@@ -273,21 +269,17 @@ class Stages:
                 hint="explained() says in words what became of it",
             )
         if self.plan is None:
+            from treadle.engine import stages
+
             graph, compiler = self.lower(), self.compiler()
             with self.report.stage("compile"):
-
-                def plan_of(made: Graph) -> Plan:
-                    found: Plan = _stages().compile_graph(
-                        made, compiler, self.interface, self.options, self.report
-                    )
-                    return found
-
+                rest = compiler, self.interface, self.options, self.report
                 if self.options.memory_budget:
-                    self.optimized, self.plan = _stages().plan_within(
-                        graph, self.options, self.report, plan_of
+                    self.optimized, self.plan = stages.plan_within(
+                        graph, self.options, self.report, lambda g: stages.compile_graph(g, *rest)
                     )
                 else:
-                    self.plan = plan_of(graph)
+                    self.plan = stages.compile_graph(graph, *rest)
             _dump_plan(self.plan, compiler, self.captured.name)
         return self.plan
 
@@ -299,6 +291,8 @@ class Stages:
         Raises:
             EngineError: the program runs op by op, or is in parts on several devices.
         """
+        from treadle.engine import stages
+
         plan = self.planned()
         graphs = {
             "captured": self.captured,
@@ -306,21 +300,18 @@ class Stages:
             "optimized": self.lower(),
         }
         name = compiling(engines_of(self.options, self.kind))
-        found: Explanation = _stages().explain(graphs, plan, self.report, name, self.measured)
-        return found
+        return stages.explain(graphs, plan, self.report, name, self.measured)
 
     def explained(self, *, full: bool = False) -> str:
         """`explain()` as text for people; `full` gives every group, op and pass a row."""
-        if self.places is not None or not self.compiled:
-            self.compile()
-            parts = [part.explained(full=full) for part in self.parts]
-            return "\n\n".join((f"{self.report}\n\n{self._course()}".rstrip(), *parts))
-        return str(_stages().to_text(self.explain(), full=full))
+        from treadle.engine import stages
 
-    def _course(self) -> str:
-        """Who runs the ops of a program that runs op by op."""
-        executor = self.executor
-        return executor.table() if isinstance(executor, Stepwise) else ""
+        if self.places is not None or not self.compiled:
+            executor = self.compile()  # The course of a program that runs op by op is a table.
+            table = executor.table() if isinstance(executor, Stepwise) else ""
+            parts = [part.explained(full=full) for part in self.parts]
+            return "\n\n".join((f"{self.report}\n\n{table}".rstrip(), *parts))
+        return stages.to_text(self.explain(), full=full)
 
     def diagram(self, path: str | os.PathLike[str]) -> None:
         """Draw the program as it was captured and as it is optimized, and its plan of memory.
@@ -333,12 +324,14 @@ class Stages:
             EngineError: the ending is another one.
             OSError: the file cannot be written.
         """
+        from treadle.engine import stages
+
         if os.fspath(path).endswith(".html"):
             self.picture(path)
             return
         memory = self.planned().memory
         graphs = {"captured": self.captured, "optimized": self.lower()}
-        _stages().save_diagram(path, graphs, memory)
+        stages.save_diagram(path, graphs, memory)
 
     def picture(
         self,
@@ -359,7 +352,9 @@ class Stages:
             EngineError: the program runs op by op, or is in parts on several devices.
             OSError: the file cannot be written.
         """
-        _stages().save_picture(path, self, inputs, outputs)
+        from treadle.engine import stages
+
+        stages.save_picture(path, self, inputs, outputs)
 
     def profile(self, inputs: Sequence[Any], repeats: int = 10) -> Profile | Timeline:
         """Measure every step on these inputs, which stay as they are.
@@ -374,16 +369,17 @@ class Stages:
         executor = self.compile()
         if not isinstance(executor, Executor | DeviceExecutor) or not executor.is_watched:
             return _timeline(self, executor, inputs, repeats)
+        from treadle.engine import stages
+
         plan = self.planned()
         compiler = self.compiler()
         if executor.loaded.plan is not plan:  # Programs out of the cache have no steps to name.
-            loaded = _stages().load(plan, compiler, on_host=self.kind == HOST)
+            loaded = stages.load(plan, compiler, on_host=self.kind == HOST)
             executor = self._executor(loaded, self._results())
         name, seconds = self.captured.name, self.report.seconds
         limits = compiler.limits() if isinstance(compiler, MeasuringCompiler) else None
-        found: Profile = _stages().measure(name, executor, inputs, repeats, seconds, limits)
-        self.measured = found
-        return found
+        self.measured = stages.measure(name, executor, inputs, repeats, seconds, limits)
+        return self.measured
 
 
 def _on_device(
@@ -408,14 +404,14 @@ def _on_device(
 
 def _parted(of: Stages, prepared: Graph, frozen: Set[Value], whole: Sequence[str]) -> Graph:
     """The graph with a group around what another engine runs than the program's own."""
-    stages, options, kind = _stages(), of.options, of.kind
+    from treadle.engine import stages
+
+    options, kind = of.options, of.kind
     engines = list(engines_of(options, kind))
     own, forced, apart = compiling(engines), options.force_fallback, segment_engines(engines)
-    made: Graph
     if of.home is None or kind == HOST:
         parts = stages.partition(prepared, engines, options, of.report, frozen=frozen)
-        made = stages.leave_to_host(parts, engines, own, forced)
-        return made
+        return stages.leave_to_host(parts, engines, own, forced)
     # What its compiler or kernels refuse goes to the host, and what segment engines take goes to
     # them; nothing else leaves the device.
     prepared = forced_to_host(prepared, forced)
@@ -424,8 +420,7 @@ def _parted(of: Stages, prepared: Graph, frozen: Set[Value], whole: Sequence[str
     compiler = of.compiler() if of.compiled else None
     device = stages.Device(kind, own, of.home.open(), compiler, whole)
     options = replace(options, force_fallback=())
-    made = stages.part_on_device(prepared, apart, device, options, of.report, frozen)
-    return made
+    return stages.part_on_device(prepared, apart, device, options, of.report, frozen)
 
 
 def _timeline(of: Stages, executor: Runner, inputs: Sequence[Any], repeats: int) -> Timeline:
@@ -446,7 +441,8 @@ def op_by_op(options: Options) -> Options:
 
 
 def _dump_plan(plan: Plan, compiler: Compiler, name: str) -> None:
-    stages = _stages()
+    from treadle.engine import stages
+
     if stages.is_dumped("compile"):
         stages.write_dump(name, "00.compile.txt", stages.plan_text(plan, name))
     # Assembly takes its time, so that `all` does not stand for it.

@@ -4,10 +4,9 @@ Elementwise, math, tensor and network functions are flat; losses are `F.loss.*` 
 image functions `F.vision.*`.
 """
 
-import importlib
 from typing import Any
 
-from treadle.base import spelling
+from treadle.base import late, spelling
 from treadle.functional import (  # noqa: F401
     activation,
     conv,
@@ -82,7 +81,7 @@ spelling.KNOWN.update(__all__)
 def __getattr__(name: str) -> Any:
     if name == "distributed":
         # It stands above this package, and few programs name it.
-        found = importlib.import_module("treadle.distributed.functional")
+        found = late.collectives()
         globals()[name] = found  # So that Python does not ask here again.
         return found
     raise AttributeError(

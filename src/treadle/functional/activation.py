@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from treadle.functional import elemwise
 from treadle.functional.arguments import as_float, as_tensor, axis_of, ints, unary, unary_float
 from treadle.functional.elemwise import exp
 from treadle.ops import activation as act
@@ -230,3 +231,6 @@ def _required(name: str, axis: Any, dim: Any) -> Any:
     if found is None:
         raise TypeError(f"{name}: missing axis, an int or several")
     return found
+
+
+elemwise.MOVED.update(hsigmoid=hsigmoid, hswish=hswish, relu=relu, relu6=relu6, sigmoid=sigmoid)

@@ -8,8 +8,8 @@ float32. Shapes that do not broadcast are a `ShapeError`.
 from __future__ import annotations
 
 import builtins
-import importlib
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 from treadle.functional import logic
@@ -482,18 +482,13 @@ def clip(x: Any, lower: Any = None, upper: Any = None) -> Tensor:
     return x if upper is None else minimum(x, upper)
 
 
-_MOVED = ("hsigmoid", "hswish", "relu", "relu6", "sigmoid")
-
-
-def _elwise(*args: Any, mode: str) -> Tensor:
-    """An elementwise function by MegEngine's name of its mode, as `module.Elemwise` has it."""
-    made: Tensor = importlib.import_module("treadle.module.elemwise").Elemwise(mode)(*args)
-    return made
+MOVED: dict[str, Callable[..., Tensor]] = {}
+"""Activations, which stood here in old MegEngine programs; `activation` enters them."""
 
 
 def __getattr__(name: str) -> Any:
-    """Activations stood here in old MegEngine programs; they are in `nn` now."""
-    if name not in _MOVED:
+    """What has moved to `nn`, with a warning."""
+    if name not in MOVED:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
     warnings.warn(f"F.elemwise.{name} is F.nn.{name} now", DeprecationWarning, stacklevel=2)
-    return getattr(importlib.import_module("treadle.functional.activation"), name)
+    return MOVED[name]

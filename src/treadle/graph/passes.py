@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import re
 import time
 from collections.abc import Callable, Iterable
@@ -15,8 +14,6 @@ from treadle.base.errors import GraphError, TreadleError
 from treadle.base.log import get_logger
 from treadle.graph.evaluate import substitute_attributes
 from treadle.graph.ir import Graph, Node, Value, regions_of, remake
-from treadle.graph.lexer import Cursor
-from treadle.graph.literals import ValueParser
 from treadle.graph.printer import to_text
 from treadle.graph.rewrite import counting_hits
 from treadle.graph.spec import CAPTURED, Spec
@@ -50,8 +47,6 @@ class PassReport:
 
 
 PASSES: dict[str, type[Pass]] = {}
-_OWN = "treadle.graph.cleanup", "treadle.graph.simplify"
-"""Modules of passes that are known by name without anybody having imported them."""
 C = TypeVar("C", bound=type[Pass])
 
 
@@ -149,58 +144,15 @@ def pass_text(step: Pass) -> str:
     """A pass as text, `simplify{fuel=50}`; options at their defaults are left out."""
     given = [
         f"{f.name}={getattr(step, f.name)!r}"
-        for f in _options(type(step))
+        for f in options_of(type(step))
         if getattr(step, f.name) != f.default
     ]
     return f"{step.name}{{{', '.join(given)}}}" if given else step.name
 
 
-def parse_passes(text: str) -> tuple[Pass, ...]:
-    """Passes from text: names with options, between commas.
-
-    Raises:
-        GraphError: a name or option is unknown, or the text is malformed.
-    """
-    for module in _OWN:
-        importlib.import_module(module)
-    cursor = Cursor(text)
-    passes = [] if cursor.next.kind == "end" else [_parse_pass(cursor)]
-    while cursor.take(","):
-        passes.append(_parse_pass(cursor))
-    cursor.expect("end", what="',' or the end of the text")
-    return tuple(passes)
-
-
-def _parse_pass(cursor: Cursor) -> Pass:
-    name = cursor.expect("word", what="the name of a pass").text
-    if name not in PASSES:
-        raise GraphError("passes", f"no pass is named {name}", hint=f"known: {', '.join(PASSES)}")
-    cls = PASSES[name]
-    options: dict[str, object] = {}
-    if cursor.take("{"):
-        values = ValueParser(cursor, {}, _no_region, _no_region)
-        for key, value in cursor.listed("}", lambda: _option(cursor, values)):
-            options[key] = value
-    known = {f.name for f in _options(cls)}
-    if set(options) - known:
-        wrong = sorted(set(options) - known)[0]
-        raise GraphError(f"pass {name}", f"has no option {wrong}", hint=f"it has {sorted(known)}")
-    return cls(**options)
-
-
-def _options(cls: Any) -> tuple[dataclasses.Field[Any], ...]:
+def options_of(cls: Any) -> tuple[dataclasses.Field[Any], ...]:
     """The options of a pass: the fields of its dataclass."""
     return dataclasses.fields(cls)
-
-
-def _option(cursor: Cursor, values: ValueParser) -> tuple[str, object]:
-    key = cursor.expect("word", what="the name of an option").text
-    cursor.sign("=")
-    return key, values.value()
-
-
-def _no_region() -> object:
-    raise GraphError("passes", "an option is no graph and no op")
 
 
 # -- what passes share -------------------------------------------------------------------------

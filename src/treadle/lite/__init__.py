@@ -37,7 +37,16 @@ from treadle.lite.config import (
 from treadle.lite.globals import LiteGlobal, decryption_func
 from treadle.lite.model import get_model_io_info
 from treadle.lite.network import LiteNetwork
-from treadle.lite.tensor import LiteLayout, LiteTensor, LiteTensorConcat
+from treadle.lite.tensor import PLACED, LiteLayout, LiteTensor, LiteTensorConcat
+
+
+def _placed() -> type[LiteTensor]:
+    from treadle.lite.placed import PlacedTensor
+
+    return PlacedTensor
+
+
+PLACED.provide(_placed)
 
 __all__ = [
     "LiteAlgoSelectStrategy",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -110,7 +109,9 @@ class LiteGlobal:
         if not device_kind(device_type):
             return 1
         # Devices are behind this import, which networks of the host do without.
-        return int(importlib.import_module("treadle.lite.placed").count_of(device_type))
+        from treadle.lite.placed import count_of
+
+        return count_of(device_type)
 
     @staticmethod
     def try_coalesce_all_free_memory() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -29,7 +28,7 @@ from treadle.lite.tensor import Array, LiteLayout
 from treadle.runtime.array import to_host
 
 if TYPE_CHECKING:
-    from treadle.lite.packed import Choices, Packed
+    from treadle.lite.packed import Choices
     from treadle.lite.portable import Portable
 
 
@@ -136,7 +135,9 @@ def opened(
     if not is_packed(raw):
         return _loaded(raw, allow_native), None
     # Only packed files need an archive's reader.
-    packed: Packed = importlib.import_module("treadle.lite.packed").unpack(raw)
+    from treadle.lite.packed import unpack
+
+    packed = unpack(raw)
     model = _loaded(packed.model, allow_native, packed.cache)
     return model, packed.options(config.options)
 
@@ -163,12 +164,11 @@ def _loaded(
 
     def read() -> Portable:
         # The compiler is behind this import.
-        portable = importlib.import_module("treadle.lite.portable")
-        if offline is None:
-            made: Portable = portable.read(file, choices)
-        else:
-            made = portable.Portable(offline.model, choices)
-        return made
+        from treadle.lite import portable
+
+        if offline is not None:
+            return portable.Portable(offline.model, choices)
+        return portable.read(file if isinstance(file, bytes) else Path(file).read_bytes(), choices)
 
     native = Native(offline) if offline is not None and offline.target else None
     return LiteModel(native, read)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -305,11 +304,15 @@ class LiteNetwork:
         At first as many as there are cores, or as `TREADLE_NUM_THREADS` says. Results do not depend
         on it.
         """
-        return int(_pool().get_threads())
+        from treadle.engine.native_run import loader_of
+
+        return loader_of("cpu").get_threads()
 
     @threads_number.setter
     def threads_number(self, nr_threads: int) -> None:
-        _pool().set_threads(nr_threads)
+        from treadle.engine.native_run import loader_of
+
+        loader_of("cpu").set_threads(nr_threads)
 
     def is_cpu_inplace_mode(self) -> bool:
         """Whether `enable_cpu_inplace_mode` was called; runs are in the calling thread anyway."""
@@ -402,13 +405,9 @@ def _place_of(config: LiteConfig, stream: int = 0) -> str:
     if not device_kind(config.device_type):
         return ""
     # Devices are behind this import, which networks of the host do without.
-    placed = importlib.import_module("treadle.lite.placed")
-    return str(placed.place_of(config.device_type, config.device_id, stream))
+    from treadle.lite.placed import place_of
 
-
-def _pool() -> Any:
-    """The process's threads, which the engine for the host starts."""
-    return importlib.import_module("treadle.backends.cpu.pool")
+    return str(place_of(config.device_type, config.device_id, stream))
 
 
 __all__ = ["LiteNetwork"]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-import importlib
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from treadle.base.late import Late
 from treadle.lite.base import (
     LiteDataType,
     LiteDeviceType,
@@ -64,6 +64,10 @@ class LiteLayout:
         return f"LiteLayout({list(self.shapes)}, {self.data_type.name})"
 
 
+PLACED: Late[type[LiteTensor]] = Late("tensors of devices")
+"""Their class; who runs networks of the host does without its module."""
+
+
 class LiteTensor:
     """A dense array that networks read or write, in the host's memory or a device's.
 
@@ -91,8 +95,7 @@ class LiteTensor:
         """A tensor of the host, or one of a device."""
         if cls is LiteTensor and device_kind(device_type):
             # Devices are behind this import, which networks of the host do without.
-            placed: type[LiteTensor] = importlib.import_module("treadle.lite.placed").PlacedTensor
-            return super().__new__(placed)
+            return super().__new__(PLACED())
         return super().__new__(cls)
 
     def __init__(

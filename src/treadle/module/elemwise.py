@@ -157,6 +157,12 @@ METHODS: dict[str, Callable[..., Tensor]] = {
 }
 
 
+def elwise(*args: Any, mode: str) -> Tensor:
+    """An elementwise function by MegEngine's name of its mode, as `Elemwise` has it."""
+    made: Tensor = Elemwise(mode)(*args)
+    return made
+
+
 class Elemwise(Module):
     """An elementwise function as a layer, so that quantization finds it.
 

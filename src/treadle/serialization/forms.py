@@ -1,17 +1,18 @@
 """Objects of packages above this one that `save` and `load` know as plain values in disguise.
 
 A form is a class, a kind that stands for it in files, and a function to plain values. The way back
-is `from_plain` of the module that is named here for the kind: the table is closed, as files must
-not choose what is imported, and the module is imported when such a file is read.
+stands here for the kind: the table is closed, as files must not choose what is imported, and the
+module is imported when such a file is read.
 """
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from typing import Any
 
-_HOMES = {"traced_module": "treadle.traced_module.codec"}
+from treadle.base import late
+
+_FROM_PLAIN = {"traced_module": late.traced_module_from_plain}
 _FORMS: dict[type, tuple[str, Callable[[Any], Any]]] = {}
 
 
@@ -21,7 +22,7 @@ def register_form(cls: type, kind: str, to_plain: Callable[[Any], Any]) -> None:
     Raises:
         KeyError: the kind is not in this module's table.
     """
-    if kind not in _HOMES:
+    if kind not in _FROM_PLAIN:
         raise KeyError(f"{kind} has no home")
     _FORMS[cls] = kind, to_plain
 
@@ -38,4 +39,4 @@ def restored(kind: str, plain: Any) -> Any:
     Raises:
         KeyError: the kind is unknown.
     """
-    return importlib.import_module(_HOMES[kind]).from_plain(plain)
+    return _FROM_PLAIN[kind]()(plain)

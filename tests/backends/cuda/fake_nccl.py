@@ -11,7 +11,7 @@ import numpy as np
 from mpi4py import MPI
 from tests.backends.cuda.host_gpu import QUEUES
 
-from treadle.backends.cuda.libraries.channels import ChannelError
+from treadle.backends.cuda.libraries.channel import ChannelError
 from treadle.backends.cuda.libraries.collectives import BYTES, SUMMED
 from treadle.base.dtype import as_dtype
 from treadle.runtime.comm.api import Communicator

@@ -13,7 +13,7 @@ from treadle.backends import cuda
 from treadle.backends.api import Support
 from treadle.backends.cuda import Cuda
 from treadle.backends.cuda.driver import unique_name
-from treadle.backends.cuda.libraries.channels import ChannelError
+from treadle.backends.cuda.libraries.channel import ChannelError
 from treadle.backends.cuda.libraries.collectives import (
     SUMMED,
     Exchange,

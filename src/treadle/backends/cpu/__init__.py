@@ -42,12 +42,14 @@ class Cpu(Backend):
 
     def compiler(self) -> Compiler:
         """How it lowers ops and builds programs."""
-        made: Compiler = self._eager().compiler()
-        return made
+        from treadle.backends.cpu import eager
+
+        return eager.compiler()
 
     def prepare(self, op: Op, types: Sequence[TensorType], /) -> Callable[..., Any] | Support:
-        policy: Any = importlib.import_module("treadle.backends.cpu.policy")
-        least: int | None = policy.least_elements(op)
+        from treadle.backends.cpu import policy
+
+        least = policy.least_elements(op)
         if least is None:
             return no("policy", f"{op.name} of single tensors is left to NumPy")
         # Random ops have operands of four words, whatever they make.
@@ -55,8 +57,9 @@ class Cpu(Backend):
         largest = max((_size(t) for t in sized), default=0)
         if not op.shape_free and largest < least:
             return no("policy", f"below {least} elements NumPy is faster")
+        from treadle.backends.cpu import eager
+
         try:
-            eager = self._eager()
             found: Callable[..., Any] | Support
             if op.shape_free:
                 found = eager.by_size(least, op.reference, eager.AnyShape(op, types))
@@ -77,10 +80,6 @@ class Cpu(Backend):
             "libraries built": getattr(made, "built", 0),
             "libraries from the cache": getattr(made, "found", 0),
         }
-
-    @staticmethod
-    def _eager() -> Any:
-        return importlib.import_module("treadle.backends.cpu.eager")
 
 
 def _size(type_: TensorType) -> int:

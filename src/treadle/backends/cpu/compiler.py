@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import platform
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -48,14 +47,6 @@ from treadle.base.types import TensorType
 from treadle.ops.op import Op
 
 
-def _generators() -> Any:
-    return importlib.import_module("treadle.backends.cpu.generators")
-
-
-def _tuning() -> Any:
-    return importlib.import_module("treadle.backends.cpu.tuning")
-
-
 class NativeCompiler:
     """See `treadle.backends.program.Compiler`.
 
@@ -83,18 +74,20 @@ class NativeCompiler:
     def lower(
         self, op: Op, types: Sequence[TensorType], frozen: Sequence[bool] = (), /
     ) -> Lowered | Support:
-        found: Lowered | Support
+        from treadle.backends.cpu import generators
+
         if self._watched is None:
-            found = _generators().lower(op, types, frozen, self._toolchain.target)
-            return found
+            return generators.lower(op, types, frozen, self._toolchain.target)
         with tuned.questions() as asked:
-            found = _generators().lower(op, types, frozen, self._toolchain.target)
+            found = generators.lower(op, types, frozen, self._toolchain.target)
         if asked:
             self._watched.append(Watched(op, tuple(types), tuple(frozen), asked))
         return found
 
     def keeps(self, name: str, /) -> bool:
-        return name in _generators().LOWERINGS
+        from treadle.backends.cpu import generators
+
+        return name in generators.LOWERINGS
 
     def build(self, program: Program, /) -> NativeExecutable:
         # Programs have an arena of their own: what eager calls have left over is of no more use.
@@ -103,8 +96,10 @@ class NativeCompiler:
 
     def executable(self, program: Program) -> NativeExecutable:
         """As `build`, for a single op, which needs no memory besides its results."""
+        from treadle.backends.cpu import generators
+
         kernels = {run.kernel for run in runs_of(program.steps)}.union(program.beside)
-        return NativeExecutable(encode(program, _generators().symbol_of), self.load(kernels))
+        return NativeExecutable(encode(program, generators.symbol_of), self.load(kernels))
 
     def empty(self, shape: Sequence[int], dtype: np.dtype[Any], /) -> Array:
         return HOST.empty(shape, dtype)
@@ -121,7 +116,8 @@ class NativeCompiler:
         return self._toolchain.cache.get(key)
 
     def limits(self, *, anew: bool = False) -> Limits:
-        roofline: Any = importlib.import_module("treadle.backends.cpu.roofline")
+        from treadle.backends.cpu import roofline
+
         threads = get_threads()
         key = roofline.key_of(self._toolchain.fingerprint, threads)
         data = self.saved(key) if threads not in self._limits else None
@@ -176,10 +172,12 @@ class NativeCompiler:
             self._watched = before
 
     def tune(self, watched: Sequence[Watched], seconds: float = 0.5, /) -> Iterator[Tuned]:
+        from treadle.backends.cpu import tuning
+
         def lower(work: Watched) -> Lowered | Support:
             return self.lower(work.op, work.types, work.frozen)
 
-        found: Iterator[Tuned] = _tuning().tune(watched, lower, self.bound, seconds)
+        found = tuning.tune(watched, lower, self.bound, seconds)
         return found
 
     def bound(self, program: Program, arrays: Sequence[Array]) -> Callable[[], None]:
@@ -198,11 +196,15 @@ class NativeCompiler:
         Raises:
             CompileError: LLVM does not accept a kernel.
         """
-        target, symbol_of = self._here.target, _generators().symbol_of
+        from treadle.backends.cpu import generators
+
+        target, symbol_of = self._here.target, generators.symbol_of
         return self._here.load({symbol_of(k): _Text(k, target) for k in kernels})
 
     def linked(self, program: Program, prefix: str, /) -> Linked:
-        generators, target = _generators(), self._toolchain.target
+        from treadle.backends.cpu import generators
+
+        target = self._toolchain.target
         encoded = encode(program, generators.symbol_of)
         kernels = {run.kernel for run in runs_of(program.steps)}
         texts = {generators.symbol_of(k): _Text(k, target) for k in kernels}
@@ -224,7 +226,9 @@ class NativeCompiler:
         return NativeCompiler(Toolchain(found, self._here.cache))
 
     def shipped(self, programs: Sequence[Program], /) -> NativeCode:
-        generators, target = _generators(), self._toolchain.target
+        from treadle.backends.cpu import generators
+
+        target = self._toolchain.target
         every = dict.fromkeys(run.kernel for p in programs for run in runs_of(p.steps))
         named = {generators.symbol_of(kernel): kernel for kernel in every}
         kernels = {symbol: named[symbol] for symbol in sorted(named)}
@@ -250,7 +254,9 @@ class NativeCompiler:
 
     def inspect(self, launch: Launch, form: Literal["kernel", "llvm", "assembly"], /) -> str:
         if form == "kernel":
-            return str(_generators().kernel_text(launch.kernel))
+            from treadle.backends.cpu import generators
+
+            return generators.kernel_text(launch.kernel)
         text = _Text(launch.kernel, self._toolchain.target)()
         return text if form == "llvm" else self._toolchain.assembly(text)
 
@@ -263,4 +269,6 @@ class _Text:
         self._target = target
 
     def __call__(self) -> str:
-        return str(_generators().module_text([self._kernel], self._target))
+        from treadle.backends.cpu import generators
+
+        return generators.module_text([self._kernel], self._target)

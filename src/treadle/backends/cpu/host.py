@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import importlib
 import os
 import platform
 import sys
@@ -107,8 +106,9 @@ def flags() -> frozenset[str]:
     try:
         text = _CPUINFO.read_text()
     except OSError:
-        llvm = importlib.import_module("treadle.backends.cpu.llvm_compile")
-        return frozenset(llvm.host_features())
+        from treadle.backends.cpu.llvm_compile import host_features
+
+        return frozenset(host_features())
     for line in text.splitlines():
         name, _, value = line.partition(":")
         if name.strip() in ("flags", "Features"):

@@ -19,7 +19,7 @@ from treadle.backends.cpu.allocator import HOST
 from treadle.backends.cpu.executable import Encoded, NativeExecutable
 from treadle.backends.cpu.host import flags, host_target, processor, required
 from treadle.backends.cpu.native import CORE, adopt, version
-from treadle.backends.cpu.pool import PROCESS, start
+from treadle.backends.cpu.pool import PROCESS, get_threads, set_threads, start
 from treadle.backends.cpu.toolchain import Library, LinkedObjects, linking, opened
 from treadle.backends.native_code import Array, Machine, NativeCode
 from treadle.base.errors import CompileError, LoadError
@@ -99,4 +99,13 @@ def renumbered(encoded: Encoded, number_of: Callable[[str], int]) -> np.ndarray[
     return words
 
 
-__all__ = ["empty", "machine_of", "misfit", "open_native", "prefix_of", "renumbered"]
+__all__ = [
+    "empty",
+    "get_threads",
+    "machine_of",
+    "misfit",
+    "open_native",
+    "prefix_of",
+    "renumbered",
+    "set_threads",
+]

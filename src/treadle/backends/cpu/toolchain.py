@@ -36,7 +36,9 @@ def building() -> ModuleType:
         CompileError: llvmlite is missing or broken.
     """
     try:
-        return importlib.import_module("treadle.backends.cpu.building")
+        from treadle.backends.cpu import building
+
+        return building
     except (ImportError, OSError) as error:
         raise CompileError(
             "cpu", f"llvmlite cannot be imported: {error}", hint="reinstall llvmlite"
@@ -45,7 +47,9 @@ def building() -> ModuleType:
 
 def linking() -> ModuleType:
     """The module that calls linkers, imported at the first call: warm starts need none."""
-    return importlib.import_module("treadle.backends.cpu.linking")
+    from treadle.backends.cpu import linking
+
+    return linking
 
 
 @functools.cache

@@ -12,7 +12,7 @@ import functools
 import importlib
 import importlib.util
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 from treadle.backends.api import Availability, Device
 from treadle.backends.cuda.driver import (
@@ -28,6 +28,9 @@ from treadle.backends.rendering import Renderer
 from treadle.base.env import CUDA_LIBRARIES
 from treadle.base.errors import DeviceError
 from treadle.runtime.comm.carriers import NCCL, Offer
+
+if TYPE_CHECKING:
+    from treadle.backends.rendered.compiler import RenderedCompiler
 
 LIBRARIES = {"cublasLt": "nvmath.bindings.cublasLt", "cudnn": "cudnn", NCCL: "nccl.core"}
 """The package that each kind of library call is made by."""
@@ -60,29 +63,30 @@ class Cuda(RenderedBackend):
         """Versions of CUDA and its driver as numbers such as 13000; none without a GPU."""
         if not self.probe().ok:
             return {}
-        nvrtc: Any = importlib.import_module("treadle.backends.cuda.nvrtc")
-        cudnn: Any = importlib.import_module("treadle.backends.cuda.libraries.cudnn.library")
+        from treadle.backends.cuda import nvrtc
+        from treadle.backends.cuda.libraries.cudnn import library as cudnn
+
         numbers = {"driver": driver_version(), "cuda": nvrtc.compiler_number()}
         return numbers | {"cudnn": cudnn.version()}
 
     def open(self, index: int, /) -> Device:
-        physical: Any = importlib.import_module("treadle.backends.cuda.physical")
-        device: Any = importlib.import_module("treadle.backends.cuda.device")
-        gpu = physical.open_gpu(index)
+        from treadle.backends.cuda.device import CudaDevice
+        from treadle.backends.cuda.physical import open_gpu
+
+        gpu = open_gpu(index)
         check_capability(index, gpu.facts.capability)
-        opened: Device = device.CudaDevice(gpu, f"gpu{index}")
-        return opened
+        return CudaDevice(gpu, f"gpu{index}")
 
     def renderer(self) -> Renderer:
-        names = [architecture(c) for c in capabilities() if c >= LEAST]
-        module: Any = importlib.import_module("treadle.backends.cuda.renderer")
-        made: Renderer = module.CudaRenderer(names)
-        return made
+        from treadle.backends.cuda.renderer import CudaRenderer
+
+        return CudaRenderer([architecture(c) for c in capabilities() if c >= LEAST])
 
     @functools.cached_property
-    def _compiler(self) -> Any:
-        module: Any = importlib.import_module("treadle.backends.cuda.compiler")
-        return module.CudaCompiler(self.renderer(), self.libraries())
+    def _compiler(self) -> RenderedCompiler:
+        from treadle.backends.cuda.compiler import CudaCompiler
+
+        return CudaCompiler(self.renderer(), self.libraries())
 
     def libraries(self) -> tuple[str, ...]:
         """Kinds of library calls whose packages are installed; kernels are generated for the rest.
@@ -98,7 +102,8 @@ class Cuda(RenderedBackend):
             why = "nccl4py is missing: pip install 'treadle[nccl]'"
             off = f"{CUDA_LIBRARIES.names[0]} leaves NCCL out"
             return {NCCL: Offer(refusal=off if _is_installed(LIBRARIES[NCCL]) else why)}
-        nccl: Any = importlib.import_module("treadle.backends.cuda.libraries.nccl")
+        from treadle.backends.cuda.libraries import nccl
+
         found = nccl.version()
         refusal = "" if found else "libnccl.so.2 was not found: pip install 'treadle[nccl]'"
         return {NCCL: Offer(found, unique_name(index), refusal)}

@@ -7,7 +7,6 @@ loaded on each of them, and for each kernel the bytes of scratch memory that a t
 from __future__ import annotations
 
 import hashlib
-import importlib
 import json
 import struct
 import threading
@@ -92,7 +91,10 @@ class CudaRenderer:
 
     @property
     def fingerprint(self) -> str:
-        compiler = self._compiler or _nvrtc().compiler_version()
+        if not (compiler := self._compiler):
+            from treadle.backends.cuda.nvrtc import compiler_version
+
+            compiler = compiler_version()
         return f"{'+'.join(self.architectures)} {compiler}"
 
     def supports(self, kernel: Any, /) -> Support:
@@ -111,7 +113,11 @@ class CudaRenderer:
         if not self._said:
             self._said = True
             get_logger().info("compiling kernels for %s; they are kept on disk", self.fingerprint)
-        to_code: ToCode = self._compile_code or _nvrtc().to_cubin
+        to_code = self._compile_code
+        if to_code is None:
+            from treadle.backends.cuda.nvrtc import to_cubin
+
+            to_code = to_cubin
         codes = {name: to_code(source, name) for name in self.architectures}
         header = {
             "scratch": dict(scratch_bytes(source)),
@@ -196,10 +202,6 @@ def _launch(
 ) -> None:
     gpu, kernel = device.gpu, launchable.kernel
     device.call(lambda: gpu.launch(kernel, shape.blocks, shape.threads, passed, stream.queue))
-
-
-def _nvrtc() -> Any:
-    return importlib.import_module("treadle.backends.cuda.nvrtc")
 
 
 def _own(device: Device) -> CudaDevice:

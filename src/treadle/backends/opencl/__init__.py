@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+from collections.abc import Sequence
 from typing import Any
 
 from treadle.backends.api import Availability
@@ -28,24 +29,26 @@ class OpenCL(RenderedBackend):
             why = "pyopencl is not installed; pip install 'treadle[opencl]'"
             return Availability(False, why)
         try:
-            found, why = self._module("platforms").devices()
+            found, why = _devices()
         except ImportError as error:  # its library of loaders is missing or broken
             return Availability(False, f"pyopencl cannot be imported: {error}")
         return Availability(bool(found), why, len(found))
 
     def open(self, index: int, /) -> Device:
-        found, _ = self._module("platforms").devices()
-        device: Device = self._module("device").ClDevice(found[index])
-        return device
+        from treadle.backends.opencl.device import ClDevice
+
+        return ClDevice(_devices()[0][index])
 
     def renderer(self) -> Renderer:
-        found, _ = self._module("platforms").devices()
-        made: Renderer = self._module("renderer").ClRenderer(found[0])
-        return made
+        from treadle.backends.opencl.renderer import ClRenderer
 
-    @staticmethod
-    def _module(name: str) -> Any:
-        return importlib.import_module(f"treadle.backends.opencl.{name}")
+        return ClRenderer(_devices()[0][0])
+
+
+def _devices() -> tuple[Sequence[Any], str]:
+    from treadle.backends.opencl.platforms import devices
+
+    return devices()
 
 
 backend = OpenCL()

@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 from treadle.backends.api import Availability, Backend, Support, no
 from treadle.backends.segments import Compatibility, Rates, SegmentExecutable
@@ -52,43 +52,55 @@ class OpenVino(Backend):
         """Whether there is a translation; what OpenVINO itself says counts in `claim`."""
         if not self._is_here():
             return no("device-feature", self.probe().reason)
-        return cast(Support, _translation().supports(op, tuple(types)))
+        from treadle.backends.openvino import translation
+
+        return translation.supports(op, tuple(types))
 
     def claim(self, graph: Graph, /) -> Sequence[Collection[Node]]:
         """The nodes that have a translation which OpenVINO's own query accepts."""
-        return _engine().claim(graph) if self._is_here() else ()
+        if not self._is_here():
+            return ()
+        from treadle.backends.openvino import engine
+
+        return engine.claim(graph)
 
     def keeps(self, name: str, /) -> bool:
         """Composites for which OpenVINO has kernels that it would not find in the parts."""
         return name in ("softmax", "log_softmax", "layer_norm") and self._is_here()
 
     def compat(self) -> Mapping[str, str]:
-        found: Mapping[str, str] = _engine().compat()
-        return found
+        from treadle.backends.openvino import engine
+
+        return engine.compat()
 
     def judge(self, compat: Mapping[str, str], /) -> Compatibility:
-        found: Compatibility = _engine().judge(compat)
-        return found
+        from treadle.backends.openvino import engine
+
+        return engine.judge(compat)
 
     def compile_segment(self, graph: Graph, /) -> SegmentExecutable:
-        found: SegmentExecutable = _engine().compile_segment(graph)
-        return found
+        from treadle.backends.openvino import engine
+
+        return engine.compile_segment(graph)
 
     def load_segment(self, blob: bytes, /) -> SegmentExecutable:
-        found: SegmentExecutable = _engine().load_segment(blob)
-        return found
+        from treadle.backends.openvino import engine
+
+        return engine.load_segment(blob)
 
     # -- ready models ----------------------------------------------------------------------
 
     def model_types(self, data: bytes, /) -> tuple[Types, Types]:
         """Types of the inputs and of the results of a model that somebody else made."""
-        found: tuple[Types, Types] = _ready().types_of(data)
-        return found
+        from treadle.backends.openvino import ready
+
+        return ready.types_of(data)
 
     def run_model(self, data: bytes, arrays: Sequence[Any], /) -> Sequence[Any]:
         """The results of such a model."""
-        found: Sequence[Any] = _ready().run(data, arrays)
-        return found
+        from treadle.backends.openvino import ready
+
+        return ready.run(data, arrays)
 
     def _is_here(self) -> bool:
         """Whether the package is installed; says once where it is not."""
@@ -97,18 +109,6 @@ class OpenVino(Backend):
             self._warned = True
             get_logger("openvino").warning("openvino: %s; other engines run all", found.reason)
         return found.ok
-
-
-def _engine() -> Any:
-    return importlib.import_module("treadle.backends.openvino.engine")
-
-
-def _ready() -> Any:
-    return importlib.import_module("treadle.backends.openvino.ready")
-
-
-def _translation() -> Any:
-    return importlib.import_module("treadle.backends.openvino.translation")
 
 
 backend = OpenVino()

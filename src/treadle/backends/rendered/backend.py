@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import functools
-import importlib
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from treadle.backends.api import Backend, Support
 from treadle.backends.program import Compiler
 from treadle.backends.rendering import RecordingRenderer, Renderer
 from treadle.base.types import TensorType
 from treadle.ops.op import Op
+
+if TYPE_CHECKING:
+    from treadle.backends.rendered.compiler import RenderedCompiler
 
 
 class RenderedBackend(Backend):
@@ -32,14 +34,13 @@ class RenderedBackend(Backend):
 
     def compiler(self) -> Compiler:
         """How it lowers ops and builds programs."""
-        made: Compiler = self._compiler
-        return made
+        return self._compiler
 
     def prepare(self, op: Op, types: Sequence[TensorType], /) -> Callable[..., Any] | Support:
         """A launch on arrays of these types, or why there is none."""
-        eager: Any = importlib.import_module("treadle.backends.rendered.eager")
-        found: Callable[..., Any] | Support = eager.prepare(self._compiler, op, types)
-        return found
+        from treadle.backends.rendered import eager
+
+        return eager.prepare(self._compiler, op, types)
 
     def counters(self) -> Mapping[str, int]:
         """How often its compiler was called; what was recorded, where its devices can do that."""
@@ -56,6 +57,7 @@ class RenderedBackend(Backend):
         return found
 
     @functools.cached_property
-    def _compiler(self) -> Any:
-        module: Any = importlib.import_module("treadle.backends.rendered.compiler")
-        return module.RenderedCompiler(self.renderer())
+    def _compiler(self) -> RenderedCompiler:
+        from treadle.backends.rendered.compiler import RenderedCompiler
+
+        return RenderedCompiler(self.renderer())

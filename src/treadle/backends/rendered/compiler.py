@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -17,10 +16,6 @@ from treadle.backends.rendering import Renderer
 from treadle.base.env import cache_directory
 from treadle.base.types import TensorType
 from treadle.ops.op import Op
-
-
-def _generators() -> Any:
-    return importlib.import_module("treadle.backends.rendered.generators")
 
 
 class RenderedCompiler:
@@ -42,7 +37,9 @@ class RenderedCompiler:
     def lower(
         self, op: Op, types: Sequence[TensorType], frozen: Sequence[bool] = (), /
     ) -> Lowered | Support:
-        found: Lowered | Support = _generators().lower(op, types, frozen, self.renderer.target)
+        from treadle.backends.rendered import generators
+
+        found = generators.lower(op, types, frozen, self.renderer.target)
         if isinstance(found, Support):
             return found
         for launch in (*found.launches, *found.prelude):
@@ -52,10 +49,14 @@ class RenderedCompiler:
         return found
 
     def keeps(self, name: str, /) -> bool:
-        return name in _generators().LOWERINGS
+        from treadle.backends.rendered import generators
+
+        return name in generators.LOWERINGS
 
     def build(self, program: Program, /) -> RenderedExecutable:
-        symbol_of = _generators().symbol_of
+        from treadle.backends.rendered import generators
+
+        symbol_of = generators.symbol_of
         kernels = [*(run.kernel for run in runs_of(program.steps)), *program.beside]
         self.library.add({symbol_of(k): k for k in kernels})
         return RenderedExecutable(

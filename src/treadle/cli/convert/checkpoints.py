@@ -66,7 +66,8 @@ def torch_modules(made: object) -> Any:
     """What handles modules of PyTorch, where `made` is one; else None."""
     if "torch" not in sys.modules:
         return None
-    handling: Any = importlib.import_module("treadle.interop.torch.modules")
+    from treadle.interop.torch import modules as handling
+
     return handling if handling.is_torch_module(made) else None
 
 

@@ -159,8 +159,9 @@ def _from_program(
 
     `names` are those of its inputs where they are not to have the program's, `shapes` fix extents.
     """
-    torch: Any = importlib.import_module("treadle.interop.torch")
-    handling: Any = importlib.import_module("treadle.interop.torch.modules")
+    from treadle.interop import torch
+    from treadle.interop.torch import modules as handling
+
     module = torch.from_exported(program)
     called = list(names or module.input_names)
     unknown = sorted(set(shapes) - set(called))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import platform
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -236,8 +235,7 @@ def _onnx(path: Path, graph: Path | None) -> Description:
     if graph is not None:
         raise LoadError("--graph", "it is for model files", hint="treadle compile --portable first")
     try:
-        reader: Any = importlib.import_module("treadle.interop.onnx.reader")
-        survey: Any = importlib.import_module("treadle.interop.onnx.survey")
+        from treadle.interop.onnx import reader, survey
     except ModuleNotFoundError as error:
         raise LoadError(str(path), str(error), hint="pip install treadle[onnx]") from error
     model, _ = reader.read(path)

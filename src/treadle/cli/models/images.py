@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -87,11 +86,10 @@ def as_input(
 def _pixels(path: Path) -> Array:
     """Bytes of an image file: height, width; blue, green, red."""
     try:
-        reader: Any = importlib.import_module("treadle.data.image_file")
+        from treadle.data.image_file import read_image
     except ModuleNotFoundError as error:
         raise LoadError(str(path), str(error), hint="pip install treadle[vision]") from error
-    pixels: Array = reader.read_image(path)
-    return pixels
+    return read_image(path)
 
 
 def _as_it_arrives(pixels: Array, inside: Preprocessing, shape: Sequence[int]) -> Array:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +25,7 @@ def from_onnx(path: Path, shapes: Shapes, outputs: Sequence[str], batch: int) ->
         LoadError: ONNX is not installed, the file is damaged, or something does not fit it.
     """
     try:
-        onnx: Any = importlib.import_module("treadle.interop.onnx")
+        from treadle.interop import onnx
     except ModuleNotFoundError as error:
         raise LoadError(str(path), str(error), hint="pip install treadle[onnx]") from error
     network = onnx.load(path)

@@ -6,11 +6,9 @@ faster is kept. The best combination and the first one are measured again in tur
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from treadle.base.errors import TreadleError
 from treadle.cli.models.measure import Array, timed
@@ -126,24 +124,24 @@ def _counts(most: int) -> list[int]:
     return [*powers, most]
 
 
-def _pool() -> Any:
-    return importlib.import_module("treadle.backends.cpu.pool")
-
-
 def threads_now() -> int:
     """How many threads kernels share now."""
-    return int(_pool().get_threads())
+    from treadle.engine.native_run import loader_of
+
+    return loader_of("cpu").get_threads()
 
 
 @contextmanager
 def using_threads(count: int) -> Iterator[None]:
     """Inside, so many threads share the work of kernels; 0 leaves it as it is."""
-    before = _pool().set_threads(count) if count else 0
+    from treadle.engine.native_run import loader_of
+
+    before = loader_of("cpu").set_threads(count) if count else 0
     try:
         yield
     finally:
         if before:
-            _pool().set_threads(before)
+            loader_of("cpu").set_threads(before)
 
 
 def rows_of(rows: Sequence[tuple[str, float]]) -> list[tuple[str, str, str]]:

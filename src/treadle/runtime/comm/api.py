@@ -23,6 +23,13 @@ class CommunicationError(TreadleError, RuntimeError):
     code = "T25"
 
 
+class RankFailed(CommunicationError, AssertionError):
+    """A process of a launcher ended with an exception, was killed, or left the others alone.
+
+    MegEngine's launcher raises an `AssertionError`. The rank's own exception is the cause.
+    """
+
+
 class RankLost(CommunicationError):
     """Ranks are gone: killed, or their machine is; the others go on with `distributed.shrink`.
 

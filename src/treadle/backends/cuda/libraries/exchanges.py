@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from treadle.backends.cuda.device import CudaDevice, CudaStream, Memory
-from treadle.backends.cuda.libraries.channels import Channel, line_of
+from treadle.backends.cuda.libraries.channel import Channel
+from treadle.backends.cuda.libraries.channels import line_of
 from treadle.backends.cuda.libraries.collectives import Exchange, parsed
 from treadle.backends.rendering import Argument
 from treadle.base.dtype import as_dtype

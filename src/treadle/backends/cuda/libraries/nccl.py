@@ -13,7 +13,7 @@ from typing import Any, ParamSpec
 import nccl.core
 from nccl.bindings import nccl as bindings
 
-from treadle.backends.cuda.libraries.channels import ChannelError
+from treadle.backends.cuda.libraries.channel import ChannelError
 from treadle.runtime.comm.api import Communicator
 
 P = ParamSpec("P")

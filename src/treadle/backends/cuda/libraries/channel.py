@@ -1,0 +1,79 @@
+"""What a library of collectives has to offer: channels, each of one group on one device."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+from treadle.runtime.comm.api import Communicator
+
+
+class Channel(Protocol):
+    """A group's ranks as NCCL knows them. Addresses are the device's; work is only submitted.
+
+    Calls raise `ChannelError`.
+    """
+
+    def state(self) -> str | None:
+        """None while it is busy with the call before; what has failed; empty if all is well."""
+        ...
+
+    def all_reduce(self, x: int, y: int, count: int, dtype: str, kind: str, stream: int) -> None:
+        """The reduction of all x, on every rank."""
+        ...
+
+    def reduce(
+        self, x: int, y: int, count: int, dtype: str, kind: str, root: int, stream: int
+    ) -> None:
+        """The same, on one rank."""
+        ...
+
+    def broadcast(self, x: int, y: int, count: int, dtype: str, root: int, stream: int) -> None:
+        """One rank's x, on every rank."""
+        ...
+
+    def all_gather(self, x: int, y: int, count: int, dtype: str, stream: int) -> None:
+        """Every x of `count` elements, one behind the other, on every rank."""
+        ...
+
+    def reduce_scatter(
+        self, x: int, y: int, count: int, dtype: str, kind: str, stream: int
+    ) -> None:
+        """Of the reduction this rank's `count` elements."""
+        ...
+
+    def send(self, x: int, count: int, dtype: str, peer: int, stream: int) -> None:
+        """To another rank, which receives it."""
+        ...
+
+    def recv(self, y: int, count: int, dtype: str, peer: int, stream: int) -> None:
+        """From another rank."""
+        ...
+
+    def together(self) -> AbstractContextManager[None]:
+        """Calls inside are submitted as one, and may wait for one another."""
+        ...
+
+    def close(self) -> None:
+        """Let go of it; all ranks of a machine do this together."""
+        ...
+
+    def abort(self) -> None:
+        """End what is under way, here."""
+        ...
+
+
+class ChannelLibrary(Protocol):
+    """What makes channels."""
+
+    def new_key(self) -> bytes:
+        """What the ranks of a new channel find one another by."""
+        ...
+
+    def join(self, comm: Communicator, key: bytes) -> Channel:
+        """Become a rank of a channel, on the thread's current device; does not wait for others."""
+        ...
+
+
+class ChannelError(RuntimeError):
+    """NCCL refuses a call; the message has its words."""
