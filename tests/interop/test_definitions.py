@@ -313,6 +313,11 @@ from megengine.core import Graph
 from megengine.core._wrap import as_device
 from megengine.core._imperative_rt.core2 import dtype_promotion, get_device
 from megengine.core.tensor.utils import astype, convert_inputs, setscalar, subgraph
+from megengine.core._imperative_rt import VarNode
+from megengine.core._imperative_rt.utils import _set_defrag
+from megengine.distributed import get_free_ports
+from megengine.module.module import _expand_structure, _is_buffer, _is_module, _is_parameter
+from megengine.traced_module.tm_config import enable_expr_checker
 from megengine.core.tensor.indexing import getitem, setitem
 from megengine.core.tensor.array_method import _matmul
 from megengine.core.ops.special import Const
@@ -333,10 +338,12 @@ is_conv = lambda m: isinstance(m, M.Conv2d)
 assert [k for k, _ in net._flatten(with_key=True, predicate=is_conv)] == ["0", "2"]
 assert next(net._flatten(with_parent=True))[1] is net
 assert len(list(net._flatten(recursive=False))) == 3
-for refused in (GitHTTPSFetcher, get_scaled_model, build_xla, record_event, subgraph):
+for refused in (GitHTTPSFetcher, get_scaled_model, build_xla, record_event):
     try: refused(1)
     except NotImplementedError as error: assert "has no counterpart" in str(error)
     else: raise SystemExit(refused)
+assert [k for k, _ in _expand_structure("x", {"b": [net], "a": a})] == ["x.a", "x.b.0"]
+assert _is_module(net) and _is_buffer(a) and _is_parameter(net[0].weight) and not _is_buffer(net)
 import io, pickle
 data = pickle.dumps(tensor([1.0], device="cpu1"))
 with dmap("cpu0"):

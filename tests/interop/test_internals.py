@@ -16,7 +16,10 @@ import treadle as mge
 import treadle.functional as F
 import treadle.module as M
 from treadle.autodiff import GradManager
+from treadle.data import DataLoader
+from treadle.data.dataset import ArrayDataset
 from treadle.interop.megengine import runtime
+from treadle.traced_module.pytree import tree_flatten
 from treadle.utils.network import Network
 
 ops = mge.core.ops.builtin
@@ -161,6 +164,23 @@ def test_spellings_and_arguments_of_early_programs() -> None:
     assert F.concat([x, 3, mge.tensor(4.0)]).tolist() == [1.0, 2.0, 3.0, 4.0]
     assert mge.random.uniform(size=mge.tensor(3)).shape == (3,)
     assert mge.random.gamma(2.0, size=mge.tensor(3)).shape[0] == 3
+
+
+def test_loaders_trees_and_quantized_layers_of_early_programs(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    loader = DataLoader(ArrayDataset(np.arange(3)), num_workers=0, divide=True)
+    assert len(list(loader)) == 3 and "divide has no effect" in capsys.readouterr().err
+    x = mge.tensor([0.26])
+    found, tree = tree_flatten(
+        {"x": [x, 5], "y": 6}, is_const_leaf=lambda leaf: not isinstance(leaf, mge.Tensor)
+    )
+    assert found == [x] and tree.unflatten([7]) == {"x": [7, 5], "y": 6}
+    layer = M.qat.Linear(1, 1)
+    layer.set_qconfig(mge.quantization.ema_fakequant_qconfig)
+    made = layer._apply_fakequant_with_observer(x, layer.act_fake_quant, layer.act_observer)
+    assert made.qparams.scale is not None and abs(made.item() - 0.26) < 0.01
+    assert layer._apply_fakequant_with_observer(x, None, None) is x
 
 
 def test_tensors_with_constructors_of_their_own() -> None:

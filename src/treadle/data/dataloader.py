@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from treadle.base.log import get_logger
 from treadle.data.collator import Collator
 from treadle.data.dataset import Dataset, StreamDataset
 from treadle.data.failure import DataLoaderError
@@ -76,6 +77,7 @@ class DataLoader:
             after all, and the log says why.
         seed: of the workers' base seeds. Drawn from NumPy's global generator if None.
         batch_size, shuffle: refused with the sampler to pass instead.
+        divide: of MegEngine before 1.9, whose workers shared batches; says that it has no effect.
 
     A worker that raises ends the iteration with its exception, carrying the worker's traceback;
     one that dies or exceeds the timeout ends it with `DataLoaderError`. No worker outlives the
@@ -104,8 +106,13 @@ class DataLoader:
         seed: int | None = None,
         batch_size: int | None = None,
         shuffle: bool | None = None,
+        divide: bool = False,
     ) -> None:
         _refuse_batching(batch_size, shuffle)
+        if divide:
+            get_logger("data").warning(
+                "DataLoader: divide has no effect, each batch is made by one worker"
+            )
         if num_workers < 0:
             raise ValueError(f"num_workers should not be negative, got {num_workers}")
         if timeout < 0:

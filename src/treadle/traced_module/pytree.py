@@ -298,18 +298,25 @@ _HINT = "make the type known with register_supported_type, or pass tensors and p
 
 
 def tree_flatten(
-    value: Any, is_node: Callable[[Any], bool] | None = None
+    value: Any,
+    is_node: Callable[[Any], bool] | None = None,
+    *,
+    is_const_leaf: Callable[[Any], bool] | None = None,
 ) -> tuple[list[Any], TreeDef]:
     """The nodes of a nested value in order, and the tree they hang on.
 
     Args:
         value: lists, tuples, dicts, slices and registered types, nested, of nodes and constants.
         is_node: tells nodes from constants; tensors are nodes if it is left out.
+        is_const_leaf: MegEngine's opposite of it, asked for what is not taken apart.
 
     Raises:
         TraceError: something inside is of a type that is not supported.
     """
     leaves: list[Any] = []
+    if is_const_leaf is not None:
+        constant = is_const_leaf
+        is_node = lambda leaf: not (is_container(type(leaf)) or constant(leaf))  # noqa: E731
     return leaves, _flatten(value, is_node or _is_tensor, leaves)
 
 

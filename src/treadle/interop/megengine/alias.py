@@ -62,6 +62,7 @@ _GUESTS = {
         "set_auto_format_convert": f"{_MEGENGINE}.switches",
     },
     "device": {"CompNode": "engine.devices"},
+    "distributed": {"get_free_ports": f"{_MEGENGINE}.internals"},
     "functional.elemwise": {
         "Elemwise": f"{_MEGENGINE}.builtin",
         "_elemwise_multi_type": f"{_MEGENGINE}.switches:multi_type",
@@ -81,6 +82,10 @@ _GUESTS = {
         "DeformableConv2d": "module",
         "LocalConv2d": "module",
         "RegionRestrictedConv": "module",
+    },
+    "module.module": {
+        name: f"{_MEGENGINE}.switches"
+        for name in ("_expand_structure", "_is_buffer", "_is_module", "_is_parameter", "_is_tensor")
     },
     "module.quantized.conv": {
         name: "module.quantized"

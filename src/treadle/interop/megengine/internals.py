@@ -322,6 +322,10 @@ def _beside() -> dict[str, dict[str, Any]]:
             name: _absent(f"hub.fetcher.{name}", "hub.load fetches repositories")
             for name in ("GitHTTPSFetcher", "GitSSHFetcher", "RepoFetcherBase")
         },
+        "traced_module.tm_config": {
+            "disable_default_checker": At("treadle.traced_module:disable_default_checker"),
+            "enable_expr_checker": At("treadle.traced_module:enable_expr_checker"),
+        },
         "traced_module.module_tracer": {
             name: _absent(f"traced_module.module_tracer.{name}", _TRACER)
             for name in ("active_module_tracer", "module_tracer", "set_active_module_tracer")
@@ -394,8 +398,14 @@ def _rooms() -> dict[str, Room]:
             "Logger": runtime.Logger,
             "OperatorNodeConfig": runtime.OperatorNodeConfig,
             "TensorAttr": runtime.TensorAttr,
+            "VarNode": graphs.MEMBERS["VarNode"],
         },
         "core._imperative_rt.common": devices,
+        "core._imperative_rt.utils": {
+            "Logger": runtime.Logger,
+            "_set_defrag": runtime.CORE2["_set_defrag"],
+            "_try_coalesce_all_free_memory": At("treadle.device:coalesce_free_memory"),
+        },
         "core._imperative_rt.imperative": {"sync": sync},
         "core._imperative_rt.ops": {
             **MEMBERS,

@@ -7,7 +7,8 @@ from typing import Any
 from treadle import config
 from treadle.base.env import CUSTOM_OP_DIR, cache_directory
 from treadle.interop.megengine.builtin import MEMBERS
-from treadle.tensor import Tensor
+from treadle.module.module import Module, expand
+from treadle.tensor import Parameter, Tensor
 
 
 def get_auto_format_convert() -> bool:
@@ -31,8 +32,35 @@ def multi_type(*args: Any, mode: str, dtype: Any = None) -> Tensor:
     return found
 
 
+def _expand_structure(prefix: str, obj: Any) -> list[tuple[str, Any]]:
+    """Tensors and modules in nested lists, tuples and dictionaries by their dotted names."""
+    return list(expand(prefix, obj))
+
+
+def _is_parameter(obj: Any) -> bool:
+    return isinstance(obj, Parameter)
+
+
+def _is_tensor(obj: Any) -> bool:
+    return isinstance(obj, Tensor)
+
+
+def _is_buffer(obj: Any) -> bool:
+    """Whether it is a tensor that is not trained."""
+    return isinstance(obj, Tensor) and not isinstance(obj, Parameter)
+
+
+def _is_module(obj: Any) -> bool:
+    return isinstance(obj, Module)
+
+
 __all__ = [
+    "_expand_structure",
     "_get_default_build_root",
+    "_is_buffer",
+    "_is_module",
+    "_is_parameter",
+    "_is_tensor",
     "get_auto_format_convert",
     "multi_type",
     "set_auto_format_convert",

@@ -75,12 +75,33 @@ class QATModule(Module):
     def apply_quant_weight(self, target: Tensor) -> Tensor:
         """A weight observed and rounded; its `qparams` say how."""
         depend_on(lambda: (self.weight_observer, self.weight_fake_quant))
-        return _observed_and_rounded(target, self.weight_observer, self.weight_fake_quant)
+        return self._apply_fakequant_with_observer(
+            target, self.weight_fake_quant, self.weight_observer
+        )
 
     def apply_quant_activation(self, target: Tensor) -> Tensor:
         """A result observed and rounded; its `qparams` say how."""
         depend_on(lambda: (self.act_observer, self.act_fake_quant))
-        return _observed_and_rounded(target, self.act_observer, self.act_fake_quant)
+        return self._apply_fakequant_with_observer(target, self.act_fake_quant, self.act_observer)
+
+    def _apply_fakequant_with_observer(
+        self, target: Tensor, fake_quant: Any, observer: Any
+    ) -> Tensor:
+        """A tensor observed and rounded; layers of MegEngine's programs call it."""
+        result, params = target, None
+        if observer is not None:
+            result = observer(target)
+            params = observer.get_qparams()
+        if fake_quant is not None:
+            result = fake_quant(result, params)
+            # Quantizers that learn know better than observers.
+            own = getattr(fake_quant, "get_qparams", None)
+            params = params if own is None else own()
+        if params is not None:
+            if result is target:  # The handle is the caller's.
+                result = target.reshape(target.shape)
+            result.qparams.update(params)
+        return result
 
     def apply_quant_bias(self, target: Tensor | None, inp: Tensor, w_qat: Tensor) -> Tensor | None:
         """A bias rounded as the integer layer will, where results are rounded, too."""
@@ -139,23 +160,6 @@ def _switch(enable: bool, *parts: Any) -> None:
     for part in parts:
         if part is not None:
             (part.enable if enable else part.disable)()
-
-
-def _observed_and_rounded(target: Tensor, observer: Any, fake_quant: Any) -> Tensor:
-    result, params = target, None
-    if observer is not None:
-        result = observer(target)
-        params = observer.get_qparams()
-    if fake_quant is not None:
-        result = fake_quant(result, params)
-        # Quantizers that learn know better than observers.
-        own = getattr(fake_quant, "get_qparams", None)
-        params = params if own is None else own()
-    if params is not None:
-        if result is target:  # The handle is the caller's.
-            result = target.reshape(target.shape)
-        result.qparams.update(params)
-    return result
 
 
 def _answer(method: str, *parts: Any) -> Any:
