@@ -158,6 +158,8 @@ def test_variables_of_networks_have_values_where_inputs_are_known() -> None:
 
 def test_spellings_and_arguments_of_early_programs() -> None:
     x = mge.tensor([1.0, 2.0])
+    assert F.nn.l1_loss(x, x + 1, "none").tolist() == [1.0, 1.0]
+    assert F.nn.hinge_loss(x[None], F.ones((1, 2)), "L2", "sum").item() == 0.0
     assert F.pad(x, pad_witdth=[(1, 0)]).tolist() == [0.0, 1.0, 2.0]
     with pytest.raises(TypeError, match="missing pad_width"):
         F.pad(x)

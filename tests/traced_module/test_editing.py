@@ -44,6 +44,15 @@ def ids_are_right(traced: TracedModule) -> None:
     assert traced.graph._total_ids == (max(nodes) + 1, max(exprs) + 1)
 
 
+def test_nodes_are_numbered_anew() -> None:
+    traced, _, _ = traced_block()
+    for node in traced.graph.nodes():
+        node._id += 10
+    traced.graph._reset_ids()
+    assert [node._id for node in traced.graph.nodes()] == list(range(traced.graph._total_ids[0]))
+    assert all(node._qualname == node.qualname for node in traced.graph.nodes())
+
+
 def relu_of(traced: TracedModule) -> Expr:
     return traced.graph.get_function_by_type(F.relu).as_unique()
 

@@ -28,7 +28,6 @@ def ctc_loss(
     label: Tensor,
     label_lengths: Tensor,
     blank: int = 0,
-    *,
     reduction: str = "mean",
 ) -> Tensor:
     """-log of the probability that one of all alignments spells the label.

@@ -1,7 +1,8 @@
 """Losses.
 
-`reduction` is "mean", "sum" or "none" and must be passed by name: the first two give a 0-d tensor,
-"none" one loss per sample or element. Anything else is a `ValueError`.
+`reduction` is "mean", "sum" or "none": the first two give a 0-d tensor, "none" one loss per sample
+or element. Anything else is a `ValueError`. MegEngine ignores it when given by
+position; it counts here.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def _reduced(each: Tensor, reduction: str) -> Tensor:
     return each.mean() if reduction == "mean" else each.sum()
 
 
-def l1_loss(pred: Tensor, label: Tensor, *, reduction: str = "mean") -> Tensor:
+def l1_loss(pred: Tensor, label: Tensor, reduction: str = "mean") -> Tensor:
     """Absolute difference, |pred - label|; shapes are equal or broadcast.
 
     Example:
@@ -61,7 +62,7 @@ def l1_loss(pred: Tensor, label: Tensor, *, reduction: str = "mean") -> Tensor:
     return _reduced(ew.abs(as_tensor(pred) - label), reduction)
 
 
-def square_loss(pred: Tensor, label: Tensor, *, reduction: str = "mean") -> Tensor:
+def square_loss(pred: Tensor, label: Tensor, reduction: str = "mean") -> Tensor:
     """Squared difference, (pred - label)^2; shapes are equal or broadcast.
 
     Example:
@@ -79,8 +80,8 @@ def cross_entropy(
     axis: int = 1,
     with_logits: bool = True,
     label_smooth: float = 0,
-    *,
     reduction: str = "mean",
+    *,
     label_smoothing: float | None = None,
 ) -> Tensor:
     """Cross entropy of class scores along an axis against class numbers.
@@ -92,7 +93,7 @@ def cross_entropy(
         pred: logits, or probabilities with `with_logits=False`; classes along `axis`.
         label: integers, or floats that are whole numbers, of the shape of `pred` without `axis`.
         label_smooth: share of the target spread evenly over all classes.
-        reduction: "mean", "sum" or "none", by name.
+        reduction: "mean", "sum" or "none".
         label_smoothing: PyTorch's name of `label_smooth`.
 
     Raises:
@@ -120,7 +121,7 @@ def cross_entropy(
 
 
 def binary_cross_entropy(
-    pred: Tensor, label: Tensor, with_logits: bool = True, *, reduction: str = "mean"
+    pred: Tensor, label: Tensor, with_logits: bool = True, reduction: str = "mean"
 ) -> Tensor:
     """Cross entropy of two classes: -(label log p + (1 - label) log(1 - p)).
 
@@ -139,7 +140,7 @@ def binary_cross_entropy(
     return _reduced(-(y * ew.log(x) + (1 - y) * ew.log(1 - x)), reduction)
 
 
-def hinge_loss(pred: Tensor, label: Tensor, norm: str = "L1", *, reduction: str = "mean") -> Tensor:
+def hinge_loss(pred: Tensor, label: Tensor, norm: str = "L1", reduction: str = "mean") -> Tensor:
     """Sum over axis 1 of max(0, 1 - pred label), squared for norm "L2"; labels are 1 and -1.
 
     Of pred and label (N, C); without reduction the losses are (N,).

@@ -67,6 +67,13 @@ class InternalGraph:
         exprs = [expr._id for expr in self.exprs()]
         return max(nodes, default=-1) + 1, max(exprs, default=-1) + 1
 
+    def _reset_ids(self) -> None:
+        """Number nodes and expressions anew from 0, sub-graphs included."""
+        for number, node in enumerate(self.nodes()):
+            node._id = number
+        for number, expr in enumerate(self.exprs()):
+            expr._id = number
+
     def exprs(self, recursive: bool = True) -> ExprFilter:
         """The expressions, inputs first, in order; after a call those of the module called.
 

@@ -67,6 +67,11 @@ class Node:
             )
         self._name = name
 
+    @property
+    def _qualname(self) -> str:
+        """`qualname` by the name that MegEngine's programs compare."""
+        return self.qualname
+
     def __repr__(self) -> str:
         return self.name
 

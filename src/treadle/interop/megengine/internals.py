@@ -401,11 +401,7 @@ def _rooms() -> dict[str, Room]:
             "VarNode": graphs.MEMBERS["VarNode"],
         },
         "core._imperative_rt.common": devices,
-        "core._imperative_rt.utils": {
-            "Logger": runtime.Logger,
-            "_set_defrag": runtime.CORE2["_set_defrag"],
-            "_try_coalesce_all_free_memory": At("treadle.device:coalesce_free_memory"),
-        },
+        "core._imperative_rt.utils": runtime.UTILS,
         "core._imperative_rt.imperative": {"sync": sync},
         "core._imperative_rt.ops": {
             **MEMBERS,

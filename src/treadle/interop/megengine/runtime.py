@@ -20,6 +20,7 @@ import treadle.functional as F
 from treadle import amp, config
 from treadle.autodiff import Function
 from treadle.base.errors import DeviceError
+from treadle.device import coalesce_free_memory
 from treadle.engine.devices import CompNode, resolve
 from treadle.engine.lifetime import synchronize
 from treadle.interop.megengine.builtin import MEMBERS
@@ -336,11 +337,18 @@ CORE2: dict[str, Any] = {
     },
 }
 """Members of `core._imperative_rt.core2`."""
+UTILS: dict[str, Any] = {
+    "Logger": Logger,
+    "_set_defrag": CORE2["_set_defrag"],
+    "_try_coalesce_all_free_memory": coalesce_free_memory,
+}
+"""Members of `core._imperative_rt.utils`."""
 
 
 __all__ = [
     "CORE2",
     "STREAMS",
+    "UTILS",
     "Logger",
     "OperatorNodeConfig",
     "TensorAttr",
