@@ -1,6 +1,6 @@
 """Connectionist temporal classification.
 
-`reduction` is passed by name, as for the other losses.
+`reduction` is as for the other losses.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def ctc_loss(
         label: (N, S) padded, or (sum of lengths,): classes without blanks.
         label_lengths: (N,), classes of each label.
         blank: the class that separates.
-        reduction: "mean" (each loss divided by its label's length first), "sum" or "none", by name.
+        reduction: "mean" (each loss divided by its label's length first), "sum" or "none".
 
     Returns:
         A 0-d tensor, or (N,) without reduction. A label that no alignment spells costs about 1e30.
