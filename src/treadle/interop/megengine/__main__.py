@@ -14,6 +14,7 @@ import runpy
 import sys
 from pathlib import Path
 
+from treadle.base.env import add_python_path
 from treadle.interop.megengine.alias import install
 
 _USAGE = "usage: python -m treadle.interop.megengine (script.py | -m module | -c code) [arguments]"
@@ -21,10 +22,9 @@ _USAGE = "usage: python -m treadle.interop.megengine (script.py | -m module | -c
 
 def _tell_children() -> None:
     """Let the Python of every process from here on find a `megengine` that installs the alias."""
-    folder = str(Path(__file__).parent / "path")
-    known = os.environ.get("PYTHONPATH", "")
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [folder, known]))
-    sys.path.append(folder)  # `multiprocessing` hands this list to those it spawns.
+    folder = Path(__file__).parent / "path"
+    add_python_path(folder)
+    sys.path.append(str(folder))  # `multiprocessing` hands this list to those it spawns.
 
 
 def main() -> None:
