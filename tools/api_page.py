@@ -27,6 +27,7 @@ GROUPS = {
     "Arithmetic and elementary functions": "elemwise",
     "Comparisons and logic": "logic",
     "Reductions, linear algebra, sorting": "math",
+    "Cross products": "cross",
     "Einstein summation": "einsum",
     "Making tensors": "creation",
     "Moving elements": "tensor",
