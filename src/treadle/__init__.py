@@ -288,6 +288,7 @@ if LITE is not None:
 
 late.array_api.provide(lambda: importlib.import_module("treadle.array_api"))
 late.collectives.provide(lambda: importlib.import_module("treadle.distributed.functional"))
+late.elementwise_by_mode.provide(lambda: importlib.import_module("treadle.module.elemwise").elwise)
 late.traced_module_from_plain.provide(
     lambda: importlib.import_module("treadle.traced_module.codec").from_plain
 )

@@ -25,12 +25,19 @@ import random
 import re
 import sys
 import tempfile
+import traceback
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 from pages import ROOT, Block, blocks, name_of
 
 OFTEN_IMPORTED = ("functional", "module", "optimizer", "autodiff", "jit", "jit.compiled")
+# Before Python 3.11.4 doctest takes the last note of an exception for its message.
+_told = vars(traceback) | {
+    "format_exception_only": lambda *error: ["".join(traceback.format_exception_only(*error))]
+}
+vars(doctest)["traceback"] = SimpleNamespace(**_told)
 FLAGS = doctest.ELLIPSIS | doctest.DONT_ACCEPT_TRUE_FOR_1
 
 

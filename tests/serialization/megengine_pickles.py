@@ -69,6 +69,9 @@ class _QuantMode(enum.Enum):
     SYMMERTIC = 1
     ASYMMERTIC = 2
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return type(self), (self.value,)  # Python 3.11.0 to 3.11.3 would write getattr.
+
 
 _Meta = namedtuple("_Meta", "name cname np_dtype_str qmin qmax is_unsigned")
 

@@ -40,6 +40,8 @@ class Late(Generic[T]):
 
 array_api: Late[ModuleType] = Late("treadle.array_api")
 """The array standard's namespace, which tensors name."""
+elementwise_by_mode: Late[Callable[..., Any]] = Late("elementwise functions by MegEngine's modes")
+"""Functions that MegEngine names by their mode, which `functional.elemwise` has as `_elwise`."""
 collectives: Late[ModuleType] = Late("treadle.distributed.functional")
 """Collective functions, which `functional` has as `distributed`."""
 traced_module_from_plain: Late[Callable[[Any], Any]] = Late("traced modules")

@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+from treadle.base import late
 from treadle.functional import logic
 from treadle.functional.arguments import (
     as_float,
@@ -480,6 +481,12 @@ def clip(x: Any, lower: Any = None, upper: Any = None) -> Tensor:
     if lower is not None:
         x = maximum(x, lower)
     return x if upper is None else minimum(x, upper)
+
+
+def _elwise(*args: Any, mode: str) -> Tensor:
+    """An elementwise function by MegEngine's name of its mode, as `module.Elemwise` has it."""
+    made: Tensor = late.elementwise_by_mode()(*args, mode=mode)
+    return made
 
 
 MOVED: dict[str, Callable[..., Tensor]] = {}

@@ -356,7 +356,7 @@ def _of_tensors() -> dict[str, dict[str, Any]]:
         "core.tensor.array_method": {
             "ArrayMethodMixin": Tensor,
             "_broadcast": At("treadle.functional:broadcast_to"),
-            "_elwise": At("treadle.module.elemwise:elwise"),
+            "_elwise": At("treadle.functional.elemwise:_elwise"),
             "_matmul": At("treadle.functional:matmul"),
             "_remove_axis": At("treadle.functional:squeeze"),
         },

@@ -12,6 +12,7 @@ import numpy as np
 
 from treadle.base.files.download import Digest, fetch
 from treadle.base.log import get_logger
+from treadle.data.dataset.unpack import unpack
 from treadle.data.dataset.vision.array_pickle import load_arrays
 from treadle.data.dataset.vision.meta_vision import Root, VisionDataset, prepared_root
 from treadle.data.failure import DatasetError
@@ -94,8 +95,7 @@ class CIFAR10(VisionDataset):
         digest = Digest("md5", self.raw_file_md5)
         fetch(self.url_path + self.raw_file_name, archive, digest, self.timeout)
         with tarfile.open(archive) as tar:
-            # This filter refuses names and links that lead out of the folder.
-            tar.extractall(self.root, filter="data")
+            unpack(tar, self.root)
 
     def _read(self, names: Iterable[str]) -> tuple[Array, ...]:
         batches = [self._read_batch(self._require(self.raw_file_dir, name)) for name in names]

@@ -12,6 +12,7 @@ from typing import ClassVar
 from treadle.base import env
 from treadle.base.files.download import Digest
 from treadle.base.log import get_logger
+from treadle.data.dataset.unpack import unpack
 from treadle.data.dataset.vision.folder import ImageFolder
 from treadle.data.dataset.vision.meta_vision import Root
 from treadle.data.dataset.vision.synsets import read_synsets
@@ -143,7 +144,6 @@ class ImageNet(ImageFolder):
 def _untar(archive: Path, target: Path) -> None:
     try:
         with tarfile.open(archive) as tar:
-            # This filter refuses names and links that lead out of the folder.
-            tar.extractall(target, filter="data")
+            unpack(tar, target)
     except (tarfile.TarError, EOFError) as error:
         raise DatasetError(str(archive), "the archive is damaged", saw=str(error)) from error
