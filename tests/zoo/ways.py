@@ -138,5 +138,6 @@ def _trained(run: Callable[..., Any], model: torch.nn.Module, inputs: Any) -> tu
     model.zero_grad()
     y = run(*inputs)
     torch.manual_seed(1)
-    (y * torch.randn_like(y)).sum().backward()
+    # By the shape: `randn_like` draws in the order of strides, which are row-major here.
+    (y * torch.randn(y.shape)).sum().backward()
     return y.detach(), [p.grad.clone() for p in model.parameters() if p.grad is not None]
