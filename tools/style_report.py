@@ -10,6 +10,7 @@ import io
 import re
 import statistics
 import tokenize
+import tomllib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -21,13 +22,7 @@ Edges = dict[str, set[str]]
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 _VOCABULARIES = ("interop/", "backends/openvino/", "backends/cuda/libraries/", "array_api/")
 """Folders whose tables translate from another project's names of ops."""
-_LAYERS = (
-    "cli tools conformance|serve|interop|hub deploy lite utils trainer|quantization traced_module|"
-    "module optimizer data serialization|amp distributed distributions|"
-    "functional random array_api|autodiff jit dtr|tensor device config logger|engine|backends|"
-    "graph|ops|runtime|base"
-)
-"""From the top; layers that stand beside one another are separated by spaces."""
+_PROJECT = Path(__file__).parent.parent / "pyproject.toml"
 _REPEAT = 8
 """So many equal lines in two places are a repeat."""
 
@@ -149,8 +144,10 @@ def circles(graph: Edges) -> list[list[str]]:
 
 
 def upward(graph: Edges) -> list[tuple[str, str]]:
-    """Imports from a layer into a higher one."""
-    rank = {n: -i for i, names in enumerate(_LAYERS.split("|")) for n in names.split()}
+    """Imports from a layer into a higher one, by the contract on layers."""
+    contracts = tomllib.loads(_PROJECT.read_text(encoding="utf-8"))["tool"]["importlinter"]
+    (layers,) = [c["layers"] for c in contracts["contracts"] if c["id"] == "layers"]
+    rank = {n: -i for i, names in enumerate(layers) for n in re.findall(r"\w+", names)}
     found = []
     for name, others in sorted(graph.items()):
         for other in sorted(others):

@@ -13,6 +13,8 @@ from treadle.optimizer import (
     LambdaLR,
     LRScheduler,
     MultiStepLR,
+    OneCycleLR,
+    ReduceLROnPlateau,
     StepLR,
 )
 from treadle.tensor import Parameter
@@ -110,3 +112,26 @@ def test_resuming_needs_the_initial_rate() -> None:
 def test_bad_arguments(make: Any, error: Any, message: str) -> None:
     with pytest.raises(error, match=message):
         make(_optimizer())
+
+
+def test_a_cycle_may_begin_at_its_top() -> None:
+    """pct_start * total_steps is 1 step, the one with the largest rate."""
+    optimizer = SGD([Parameter([1.0])], lr=1.0)
+    cycle = OneCycleLR(optimizer, 0.5, total_steps=10, pct_start=0.1, anneal="linear")
+    rates = [cycle.get_lr()[0]]
+    for _ in range(9):
+        cycle.step()
+        rates.append(cycle.get_lr()[0])
+    assert rates[0] == 0.5 and rates == sorted(rates, reverse=True)
+    assert rates[-1] == pytest.approx(0.5 / 25 / 1e4)
+    for wrong in ({"div_factor": 0.0}, {"final_div_factor": -1.0}):
+        with pytest.raises(ValueError, match="above 0"):
+            OneCycleLR(optimizer, 0.5, total_steps=10, **wrong)
+
+
+def test_a_first_value_that_is_no_number_is_not_the_best() -> None:
+    optimizer = SGD([Parameter([1.0])], lr=1.0)
+    plateau = ReduceLROnPlateau(optimizer, patience=1)
+    for value in (float("nan"), 2.0, 1.0, 0.5):
+        plateau.step(value)
+    assert plateau.best == 0.5 and optimizer.param_groups[0]["lr"] == 1.0

@@ -21,7 +21,7 @@ from treadle.autodiff import GradManager
 from treadle.base.errors import CheckpointError, NumericError
 from treadle.data import DataLoader, SequentialSampler
 from treadle.data.dataset import ArrayDataset
-from treadle.optimizer import SGD, Adam, clip_grad_norm
+from treadle.optimizer import SGD, Adam, ReduceLROnPlateau, clip_grad_norm
 from treadle.trainer import (
     Callback,
     Checkpoint,
@@ -140,6 +140,17 @@ def test_validation_metrics_schedule_and_history() -> None:
     output = run.model(mge.tensor(x))
     assert found["accuracy"] == pytest.approx(runs.accuracy(output, mge.tensor(y)))
     assert found["loss"] == pytest.approx(float(F.loss.cross_entropy(output, mge.tensor(y))))
+
+
+@pytest.mark.parametrize("validated", [True, False])
+def test_schedulers_of_plateaus_get_the_loss(validated: bool) -> None:
+    net = runs.network(0.0)
+    optimizer = SGD(net.parameters(), lr=1e-9)
+    scheduler = ReduceLROnPlateau(optimizer)
+    trainer = Trainer(net, optimizer, F.loss.cross_entropy, scheduler=scheduler)
+    history = trainer.fit(runs.loader(), 2, runs.loader(batch_size=5) if validated else None)
+    losses = [epoch["val_loss" if validated else "loss"] for epoch in history]
+    assert scheduler.current_epoch == 2 and scheduler.best in losses
 
 
 def test_parts_keep_their_modes() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import treadle.functional as F
 from treadle.base.errors import ShapeError
 from treadle.module.module import Module
@@ -12,8 +10,6 @@ from treadle.tensor import Tensor
 
 class _Loss(Module):
     """What all losses have in common: how the losses of samples or elements become one."""
-
-    _same_shapes: ClassVar[bool] = True
 
     def __init__(self, reduction: str = "mean", name: str | None = None) -> None:
         super().__init__(name)

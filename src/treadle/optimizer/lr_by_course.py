@@ -54,6 +54,9 @@ class OneCycleLR(LRScheduler):
                 "OneCycleLR: total_steps must be at least 2 and pct_start in (0, 1), got "
                 f"{total_steps} and {pct_start}"
             )
+        if not (div_factor > 0.0 and final_div_factor > 0.0):
+            saw = f"{div_factor} and {final_div_factor}"
+            raise ValueError(f"OneCycleLR: div_factor and final_div_factor are above 0, got {saw}")
         if anneal not in ("cos", "linear"):
             raise ValueError(f"OneCycleLR: anneal must be 'cos' or 'linear', got {anneal!r}")
         self.max_lr = max_lr
@@ -74,7 +77,7 @@ class OneCycleLR(LRScheduler):
             )
         first = self.max_lr / self.div_factor
         top = self.pct_start * self.total_steps - 1
-        if now <= top:
+        if now < top:
             lr = self._between(first, self.max_lr, now / top)
         else:
             share = (now - top) / (last - top)
@@ -127,7 +130,7 @@ class ReduceLROnPlateau(LRScheduler):
         self.threshold = threshold
         self.cooldown = cooldown
         self.min_lr = min_lr
-        self.best: float | None = None
+        self.best = math.inf if mode == "min" else -math.inf
         self.bad_epochs = 0
         self.resting = 0
         super().__init__(optimizer)
@@ -142,13 +145,14 @@ class ReduceLROnPlateau(LRScheduler):
         Raises:
             TypeError: no value is given.
         """
-        self.current_epoch += 1
         if value is None:
-            if self.current_epoch:  # The constructor's own call has none.
+            if self.current_epoch >= 0:  # The constructor's own call has none.
                 raise TypeError("ReduceLROnPlateau.step: missing value, such as the epoch's loss")
+            self.current_epoch = 0
             return
+        self.current_epoch += 1
         now = float(value)
-        if self.best is None or self._is_better(now, self.best):
+        if self._is_better(now):  # NaN never is.
             self.best, self.bad_epochs = now, 0
         else:
             self.bad_epochs += 1
@@ -159,7 +163,7 @@ class ReduceLROnPlateau(LRScheduler):
                 group["lr"] = max(group["lr"] * self.factor, self.min_lr)
             self.resting, self.bad_epochs = self.cooldown, 0
 
-    def _is_better(self, now: float, best: float) -> bool:
+    def _is_better(self, now: float) -> bool:
         if self.mode == "min":
-            return now < best * (1.0 - self.threshold)
-        return now > best * (1.0 + self.threshold)
+            return now < self.best * (1.0 - self.threshold)
+        return now > self.best * (1.0 + self.threshold)

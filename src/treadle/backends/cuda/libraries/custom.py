@@ -39,8 +39,12 @@ class CustomCall:
 
 @dataclass(frozen=True, slots=True)
 class _Prepared:
-    """What a call is: a kernel with its binary, or a function; operands, then results."""
+    """What a call is: a kernel with its binary, or a function; operands, then results.
 
+    `op` is the user's op, whose place in memory is a part of the call's key.
+    """
+
+    op: CustomKernel
     work: Any
     n_inputs: int
     renderer: Renderer
@@ -75,11 +79,11 @@ def lower_custom(
     except UnsupportedOp as error:
         return no("dtype", error.problem)
     binary = _compiled(kernel, work, renderer, cache) if isinstance(work, CudaKernel) else b""
-    # A function is known by where it is: it stays as long as `_PREPARED` holds it.
+    # Functions of a library are known by where their op is, which `_PREPARED` keeps there.
     what = repr(work) if isinstance(work, CudaKernel) else f"function {id(kernel)}"
     text = repr((op.kernel, op.settings, own, what))
     call = CustomCall(op.kernel, hashlib.sha256(text.encode()).hexdigest()[:16])
-    _PREPARED[call.symbol] = _Prepared(work, len(own), renderer, binary)
+    _PREPARED[call.symbol] = _Prepared(kernel, work, len(own), renderer, binary)
     ends = [*(Ref("input", i) for i in range(len(own)))]
     ends += [Ref("output", i) for i in range(len(results))]
     nbytes = sum(t.nbytes for t in (*own, *results))
