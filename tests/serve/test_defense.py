@@ -52,6 +52,8 @@ def test_idle_connections_shut_nobody_out(limits: Limits, begun: bytes) -> None:
             for _ in range(100):
                 held.append(connect(server))
                 held[-1].sendall(begun)
+                if begun.endswith(b"\r\n\r\n"):  # it is idle once it has its answer
+                    assert held[-1].recv(12) == b"HTTP/1.1 200"
             for _ in range(5):
                 assert ask(server.port, INFER, GOOD).status == 200
             assert len(server.server.server_state.connections) <= 41
