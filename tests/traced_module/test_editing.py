@@ -440,3 +440,23 @@ def test_every_net_is_as_before_after_all_this() -> None:
     net, x = Net(), images(1, 8, 3, 3)
     net.eval()
     same(tm.trace_module(net, x)(x), net(x))
+
+
+def test_names_of_tensors_are_names_of_nodes() -> None:
+    class Named(M.Module):
+        def forward(self, x: Any) -> Any:
+            y = x + 1
+            y.name = "plus_one"
+            z = y * 2
+            z.name = "x"
+            return z
+
+    x = images(2, 2)
+    traced = tm.trace_module(Named(), x)
+    assert traced.graph._namespace.used_names == {"self", "x", "plus_one", "x_1"}
+    holder, x, _ = traced_block()
+    holder.more = Named()
+    with holder.graph.insert_exprs():
+        out = holder.graph.inputs[0].more(holder.graph.outputs[0])
+    holder.graph.replace_node({holder.graph.outputs[0]: out})
+    assert "plus_one" in holder.more.graph._namespace.used_names

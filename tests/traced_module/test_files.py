@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import io
+import pickle
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,6 +20,7 @@ import treadle.functional as F
 import treadle.module as M
 import treadle.traced_module as tm
 from treadle.base.errors import CheckpointError, EditError
+from treadle.interop.megengine import builtin, internals
 from treadle.ops.elementwise import Neg
 from treadle.ops.unary import Sqrt
 from treadle.quantization import ema_fakequant_qconfig, quantize, quantize_qat
@@ -94,6 +97,32 @@ def test_modes_and_options_are_kept() -> None:
     assert not loaded.training
     assert repr(loaded.heads["a"]) == repr(net.heads["a"])
     same(loaded(x), net(x))
+
+
+class OwnConv(M.ConvBnRelu2d):
+    """Not one of Treadle's: it is looked into."""
+
+
+class OwnQat(M.qat.ConvBnRelu2d):
+    """The same, for training that knows it will be quantized."""
+
+
+def test_layers_for_quantization_keep_their_quantizers_when_flattened() -> None:
+    net = M.Sequential(OwnConv(3, 3, 1), M.ReLU())
+    qat = quantize_qat(net, qconfig=ema_fakequant_qconfig, mapping={OwnConv: OwnQat})
+    qat.eval()
+    x = images(1, 3, 4, 4)
+    traced = tm.trace_module(qat, x)
+    inner = getattr(traced, "0")
+    assert inner.weight_fake_quant is not None and inner.act_observer is not None
+    flat = traced.flatten()
+    nodes = flat.graph.nodes(recursive=False)
+    node = next(n for n in nodes if isinstance(n, tm.ModuleNode) and n.owner is not flat)
+    assert isinstance(node.owner, tm.TracedModule) and node.owner.is_qat
+    assert [e.method for e in node.users] == ["__call__"]
+    same(flat(x), qat(x))
+    same(there_and_back(flat)(x), qat(x))
+    assert not tm.trace_module(M.Sequential(M.ReLU()), x).is_qat
 
 
 def test_quantized_modules() -> None:
@@ -264,9 +293,70 @@ def test_loaders_change_what_is_read() -> None:
     def _sqrt(expr: Any) -> None:
         expr.opdef = Neg()
 
-    loaded = there_and_back(traced)
-    same(loaded(x, w), 2 - (y - 1) * (y - 1))
-    assert versions == [mge.__version__]
-    assert loaded.graph.get_method_by_type("astype").as_count() == 2
-    names = [node.name for node in loaded.graph.nodes()]
-    assert len(set(names)) == len(names)
+    for loaded in (there_and_back(traced), pickle.loads(pickle.dumps(traced))):
+        same(loaded(x, w), 2 - (y - 1) * (y - 1))
+        assert loaded.graph.get_method_by_type("astype").as_count() == 2
+        _is_in_order(loaded)
+    assert versions == [mge.__version__] * 2
+    assert str(copy.deepcopy(traced).graph) == str(traced.graph)  # a copy is no file
+
+
+def _is_in_order(traced: Any) -> None:
+    """Names and numbers are single, and every node knows its users."""
+    nodes = traced.graph.nodes().as_list()
+    for each in ([n.name for n in nodes], [n._id for n in nodes]):
+        assert len(set(each)) == len(each)
+    for node in nodes:
+        uses = [e for e in traced.graph._exprs for n in e.inputs if n is node]
+        assert sorted(e._id for e in node.users) == sorted(e._id for e in uses)
+
+
+@pytest.mark.usefixtures("loaders")
+def test_definitions_of_ops_are_recorded_saved_and_changed_by_loaders() -> None:
+    plus = builtin.MEMBERS["Elemwise"]("ADD")
+
+    class Net(M.Module):
+        def forward(self, x: Any, y: Any) -> Any:
+            return F.exp(internals.apply(plus, x, y)[0])
+
+    x, y = images(2, 3), images(3)
+    traced = tm.trace_module(Net(), x, y)
+    (found,) = [e for e in traced.graph.exprs() if isinstance(e, tm.Apply)]
+    assert found.opdef == plus
+    same(traced(x, y), F.exp(x + y))
+    same(there_and_back(traced)(x, y), F.exp(x + y))
+    with traced.graph.insert_exprs():
+        twice = internals.apply(plus, *[traced.graph.outputs[0]] * 2)[0]
+    traced.graph.replace_node({traced.graph.outputs[0]: twice})
+    same(traced(x, y), 2 * F.exp(x + y))
+
+    @tm.register_opdef_loader(type(plus))
+    def _times(expr: Any) -> None:
+        expr.opdef_state["mode"] = "MUL"
+        expr.inputs[1] = cast_before(expr, expr.inputs[1], np.float32)
+
+    for loaded in (there_and_back(traced), pickle.loads(pickle.dumps(traced))):
+        same(loaded(x, y), F.exp(x * y) ** 2)
+        _is_in_order(loaded)
+    assert found.opdef == plus  # the one in the program stays
+
+
+@pytest.mark.usefixtures("loaders")
+def test_what_a_loader_puts_behind_an_expression_joins_the_graph() -> None:
+    class Net(M.Module):
+        def forward(self, x: Any) -> Any:
+            return F.square(x)
+
+    @tm.register_functional_loader(("megengine.functional.elemwise", "square"))
+    def _square(expr: Any) -> None:
+        last = expr.outputs[0]
+        expr.return_val = (TensorNode(expr, shape=last.shape, dtype=last.dtype),)
+        cast = CallMethod(expr.outputs[0], "astype")
+        cast.set_args_kwargs(expr.outputs[0], "float16")
+        last.expr = cast
+        cast.return_val = (last,)
+
+    x = images(2, 3)
+    loaded = there_and_back(tm.trace_module(Net(), x))
+    assert loaded(x).dtype == np.float16
+    _is_in_order(loaded)

@@ -162,6 +162,56 @@ def test_negative_factors_stop_at_rectifiers() -> None:
     same(folded(x), whole(x))
 
 
+class Branches(M.Module):
+    def __init__(self, conv: Any, bn: Any) -> None:
+        super().__init__()
+        self.conv, self.bn = conv(4, 4, 1, groups=2), bn(4)
+        self.other = conv(4, 4, 1, bias=False)
+        self.scale = mge.tensor([3, 4])
+        self.channels = mge.tensor(np.arange(1, 5, dtype="float32").reshape(1, 4, 1, 1))
+
+    def forward(self, x: Any) -> Any:
+        y = F.relu(self.bn(self.conv(x))) * self.scale[0]
+        z = self.other(x)
+        y = (self.scale[1] + (y - z)) * self.channels
+        y = (y + 3) + (y + 4)  # a value with two users, both scaled
+        return F.reshape(F.relu(y) * self.scale[1], (-1,)) / 2
+
+
+class OwnConv(M.Conv2d):
+    """Not one of Treadle's: it is looked into."""
+
+
+class OwnNorm(M.BatchNorm2d):
+    """The same."""
+
+
+@pytest.mark.parametrize("conv", [M.Conv2d, OwnConv])
+@pytest.mark.parametrize("bn", [M.BatchNorm2d, OwnNorm])
+def test_factors_go_into_all_convolutions_of_a_sum(conv: Any, bn: Any) -> None:
+    net, x = Branches(conv, bn), images(2, 4, 3, 3)
+    settle(net, x)
+    folded = tm.optimize(tm.trace_module(net, x).flatten(), "BackwardFoldScale")
+    same(folded(x), net(x))
+    assert products(folded) == 0
+
+
+def test_factors_stay_where_another_user_sees_the_value() -> None:
+    class Twice(M.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = M.Conv2d(4, 4, 1)
+
+        def forward(self, x: Any) -> Any:
+            y = self.conv(x)
+            return (y + 1) * 2.0 + F.exp(y)
+
+    net, x = Twice(), images(2, 4, 3, 3)
+    folded = tm.optimize(tm.trace_module(net, x), "BackwardFoldScale")
+    assert products(folded) == 1
+    same(folded(x), net(x))
+
+
 class Chain(M.Module):
     def __init__(self, net: M.Module, then: Any) -> None:
         super().__init__()

@@ -7,6 +7,7 @@ from typing import Any
 
 from treadle.module.module import Module
 from treadle.module.path import get_at, set_at, split
+from treadle.module.qat.module import QATModule
 from treadle.tensor import Tensor
 from treadle.traced_module.argspec import argspec_of, source_of
 from treadle.traced_module.catalog import is_builtin
@@ -38,6 +39,8 @@ class Builder:
             if made.find_graph(graph.arg_def, graph.variant) is None:
                 made.add_graph(graph)
         self._alias(module, made)
+        if isinstance(module, QATModule):
+            _quantizers(module, made)
         made.attach()
         return made
 
@@ -105,6 +108,15 @@ def _put(holder: Any, part: str, value: Any) -> None:
         holder._note(part, value)
     else:
         set_at(holder, part, value)
+
+
+def _quantizers(module: QATModule, made: TracedModule) -> None:
+    """Programs ask a traced QAT module for its quantizers; those it did not call are named, too."""
+    for kind in ("weight", "act"):
+        for name in (f"{kind}_observer", f"{kind}_fake_quant"):
+            value = getattr(module, name)
+            if name not in vars(made) and (value is None or is_builtin(value)):
+                _put(made, name, value)
 
 
 _PROPERTIES = frozenset({"graph", "argdef_graph_map", "argdef_outdef_map"})

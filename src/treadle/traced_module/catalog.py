@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import FunctionType, ModuleType
 from typing import Any, TypeVar
 
@@ -48,6 +48,29 @@ def wrap(func: Fn) -> Fn:
         _WRAPPED[f"{name}#{len(_WRAPPED)}"] = before  # The newest has the name.
     _WRAPPED[name] = func
     return func
+
+
+_DEFINITIONS: dict[str, type] = {}
+"""Definitions of ops that files may name, by name."""
+
+
+def register_definitions(found: Mapping[str, type]) -> None:
+    """Let graphs hold, and files name, definitions of ops: classes that take parameters by name.
+
+    What they make is called with tensors and returns a list of them; `__getstate__` gives the
+    parameters.
+    """
+    _DEFINITIONS.update(found)
+
+
+def definitions() -> Iterable[type]:
+    """Definitions of ops that were registered."""
+    return _DEFINITIONS.values()
+
+
+def definition_named(name: str) -> type | None:
+    """The definition of an op that was registered under a name."""
+    return _DEFINITIONS.get(name)
 
 
 def is_wrapped(func: Any) -> bool:

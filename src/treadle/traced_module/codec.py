@@ -173,6 +173,7 @@ class _Loader:
         made.attach()
         for graph in vars(made)["_graphs"]:
             serialization.upgrade(graph)
+            order.renumber_doubles(graph)
             order.check(graph)
         return made
 

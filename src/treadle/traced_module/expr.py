@@ -15,6 +15,9 @@ from treadle.tensor import Tensor, wrap
 from treadle.traced_module.node import ModuleNode, Node, TensorNode
 from treadle.traced_module.pytree import TreeDef, tree_flatten
 
+__version__ = VERSION
+"""What new expressions say wrote them."""
+
 
 def is_node(value: Any) -> bool:
     """Whether a leaf of an expression's arguments is a node."""
@@ -49,7 +52,7 @@ class Expr:
         self.arg_def: TreeDef = TreeDef(tuple)
         self.out_def: TreeDef | None = None
         self.top_graph: Any = None
-        self.version: str | None = VERSION
+        self.version: str | None = __version__
         self._disable_remove = False
         self._id = self._next[0]
         self._next[0] += 1
@@ -450,17 +453,25 @@ class Apply(Expr):
     """A low-level op applied to tensors: what is left of functions the trace does not know.
 
     Args:
-        opdef: the op.
+        opdef: the op, or a definition of one: an object with parameters that is called with
+            tensors and returns a list of them, such as MegEngine's `Elemwise("ADD")`.
+
+    Attributes:
+        opdef_state: parameters of the op by name; loaders of older files may change them.
     """
 
-    def __init__(self, opdef: Op) -> None:
+    opdef_state: dict[str, Any]
+
+    def __init__(self, opdef: Any) -> None:
         super().__init__()
         self.opdef = opdef
 
     def interpret(self, *inputs: Any) -> list[Any]:
         """Apply the op to the values given."""
         args, _ = self._arguments(inputs)
-        return list(args[0].apply(self.opdef, args))
+        if isinstance(self.opdef, Op):
+            return list(args[0].apply(self.opdef, args))
+        return list(self.opdef(*args))
 
     def _right(self) -> str:
         return f"{self.opdef}({self._call_text(self.args, {})})"

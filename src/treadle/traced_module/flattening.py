@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from typing import Any
 
 from treadle.traced_module.expr import CallMethod, Expr, GetAttr, Input, SetAttr
@@ -16,13 +17,23 @@ def flatten(module: Any) -> Any:
     """A copy of a traced module with all graphs of sub-modules inlined."""
     made = copy.deepcopy(module)
     graphs = [_Inliner(graph).run() for graph in vars(made)["_graphs"]]
+    for graph in graphs:
+        graph.owner = made
+    kept = {id(each) for graph in graphs for called in _called(graph) for each in called.modules()}
     for inner in made.modules():
         # Editing the one graph there is now must not leave others that half follow.
-        if "_graphs" in vars(inner):
+        if "_graphs" in vars(inner) and id(inner) not in kept:
             vars(inner)["_graphs"][:] = []
     vars(made)["_graphs"][:] = graphs
     made.attach()
     return made
+
+
+def _called(graph: InternalGraph) -> Iterator[Any]:
+    """Traced modules that a flattened graph goes on calling."""
+    for expr in graph._exprs:
+        if isinstance(expr, CallMethod) and expr.graph is not None:
+            yield expr.graph.owner
 
 
 def renumber(graph: InternalGraph) -> None:
@@ -68,7 +79,7 @@ class _Inliner:
     def _inline(self, graph: InternalGraph, prefix: str) -> None:
         for expr in graph._exprs:
             called = expr.graph if isinstance(expr, CallMethod) else None
-            if called is not None:
+            if called is not None and not called.owner.is_qat:
                 self._call(expr, called)
             elif isinstance(expr, GetAttr):
                 self._attribute(expr)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 from treadle.base.errors import EditError
@@ -26,6 +28,8 @@ class InternalGraph:
         owner: the traced module whose graph this is.
         top_graph: the graph that calls this one; None for the outermost.
     """
+
+    _is_read = False
 
     def __init__(self, name: str = "", qualname: str = "") -> None:
         self._name = name
@@ -67,6 +71,11 @@ class InternalGraph:
         exprs = [expr._id for expr in self.exprs()]
         return max(nodes, default=-1) + 1, max(exprs, default=-1) + 1
 
+    @property
+    def _namespace(self) -> SimpleNamespace:
+        """Names that are taken, as MegEngine's programs ask for them."""
+        return SimpleNamespace(used_names={node.name for node in self._all_nodes()})
+
     def _reset_ids(self) -> None:
         """Number nodes and expressions anew from 0, sub-graphs included."""
         for number, node in enumerate(self.nodes()):
@@ -98,8 +107,7 @@ class InternalGraph:
 
     def _graphs(self) -> Iterator[InternalGraph]:
         """This graph and those below it, each once."""
-        found = dict.fromkeys([self, *(expr.top_graph for expr in self.exprs())])
-        return iter(found)
+        return iter(dict.fromkeys([self, *(expr.top_graph for expr in self.exprs())]))
 
     def _all_exprs(self) -> Iterator[Expr]:
         yield from (node.expr for node in self._inputs)
@@ -111,8 +119,7 @@ class InternalGraph:
 
     def _fresh(self, name: str) -> str:
         """A name that no node of the graph has, made of this one."""
-        taken = {node.name for node in self._all_nodes()}
-        return fresh_name(name, taken)
+        return fresh_name(name, self._namespace.used_names)
 
     # -- searching -------------------------------------------------------------------------
 
@@ -348,12 +355,21 @@ class InternalGraph:
             node._graph = self
 
     def __reduce__(self) -> Any:
-        return _restore, (self.__class__, order.flat(self))
+        return _read, (self.__class__, order.flat(self))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> InternalGraph:
+        return _restore(self.__class__, copy.deepcopy(order.flat(self), memo))
 
 
 def _restore(cls: type[InternalGraph], state: dict[str, Any]) -> InternalGraph:
     graph = cls()
     order.unflatten_into(graph, state)
+    return graph
+
+
+def _read(cls: type[InternalGraph], state: dict[str, Any]) -> InternalGraph:
+    graph = _restore(cls, state)
+    graph._is_read = True
     return graph
 
 

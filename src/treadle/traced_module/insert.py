@@ -81,6 +81,12 @@ class Inserter(Tracer):
         touched = any(new is not old for new, old in zip(values[0], args, strict=True))
         return self._nodes(returned) if touched else returned
 
+    def call_definition(self, op: Any, inputs: Any, /) -> list[Any]:
+        """Record the application of an op's definition to nodes; it returns nodes."""
+        returned = super().call_definition(op, self._values(inputs))
+        nodes: list[Any] = self._nodes(returned)
+        return nodes
+
     def call_node(self, node: Any, method: str, args: Any, kwargs: Any, /) -> Any:
         """Call what a node stands for."""
         target = self._value(node)

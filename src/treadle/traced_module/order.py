@@ -41,6 +41,23 @@ def last_uses(graph: Any) -> dict[int, list[Node]]:
     return found
 
 
+def renumber_doubles(graph: Any) -> None:
+    """Number nodes and expressions anew where two have one number, sub-graphs included."""
+    numbers = [node._id for node in graph.nodes()], [expr._id for expr in graph.exprs()]
+    if any(len(set(each)) < len(each) for each in numbers):
+        graph._reset_ids()
+
+
+def count_users(graph: Any) -> None:
+    """Let every node know its users anew, after expressions were changed by hand."""
+    for expr in graph._all_exprs():
+        for node in expr.outputs:
+            node.users = []
+    for expr in graph._exprs:
+        for node in expr.inputs:
+            node.users.append(expr)
+
+
 def check(graph: Any) -> None:
     """Raise `EditError` where an expression uses a node before it is made, or one of elsewhere."""
     made: set[Node] = set(graph._inputs)

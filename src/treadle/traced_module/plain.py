@@ -87,6 +87,7 @@ class Writer:
             (CompNode, lambda x: ["device", x.logical_name]),
             (enum.Enum, lambda x: ["enum", type(x).__name__, x.name]),
             (Op, self._op),
+            (tuple(catalog.definitions()), self._definition),
             (functools.partial, self._partial),
             (QParams, self._slots),
             (ArgSpec, lambda x: ["argspec", [each(p) for p in x.parameters]]),
@@ -140,6 +141,10 @@ class Writer:
             return None
         return ["op", x.name, {key: self.value(value) for key, value in x.attributes.items()}]
 
+    def _definition(self, x: Any) -> Any:
+        state = {key: self.value(value) for key, value in x.__getstate__().items()}
+        return ["definition", type(x).__name__, state]
+
     def _partial(self, x: Any) -> Any:
         named = {key: self.value(value) for key, value in x.keywords.items()}
         return ["partial", self.value(x.func), [self.value(v) for v in x.args], named]
@@ -185,6 +190,7 @@ class Reader:
             "device": resolve,
             "enum": lambda cls, name: _ENUMS[cls][name],
             "op": lambda name, v: REGISTRY[name](**{k: each(i) for k, i in v.items()}),
+            "definition": self._definition,
             "partial": self._partial,
             "qparams": self._slots,
             "argspec": lambda v: ArgSpec(tuple(each(i) for i in v)),
@@ -219,6 +225,12 @@ class Reader:
         if index < 0:
             raise IndexError("a module has a negative number")
         return self._modules[index]
+
+    def _definition(self, name: str, state: Mapping[str, Any]) -> Any:
+        cls = catalog.definition_named(name)
+        if cls is None:
+            raise _unknown("the op", name, "import treadle.interop.megengine, then load")
+        return cls(**{key: self.value(value) for key, value in state.items()})
 
     def _partial(self, func: Any, args: list[Any], named: Mapping[str, Any]) -> Any:
         plain = [self.value(v) for v in args]

@@ -18,7 +18,9 @@ import numpy as np
 
 from treadle.base.dtype import DType
 from treadle.base.errors import TraceError
+from treadle.base.qparams import QParams
 from treadle.engine.devices import CompNode
+from treadle.quantization.rounding import LSQParams
 from treadle.tensor import Tensor
 
 Flatten: TypeAlias = "Callable[[Any], tuple[Sequence[Any], Any]]"
@@ -200,6 +202,10 @@ def _items(value: Any) -> tuple[list[Any], None]:
     return list(value), None
 
 
+def _qparams_flatten(value: QParams) -> tuple[list[Any], tuple[Any, ...]]:
+    return [getattr(value, f) for f in value._fields[2:]], (value.mode, value.dtype_meta)
+
+
 CONTAINERS: dict[type, Container] = {
     list: Container(_items, lambda parts, _: list(parts)),
     tuple: Container(_items, lambda parts, _: tuple(parts)),
@@ -210,6 +216,8 @@ CONTAINERS: dict[type, Container] = {
         lambda parts, keys: OrderedDict(zip(keys, parts, strict=True)),
     ),
     slice: Container(_slice_flatten, lambda parts, _: slice(*parts)),
+    QParams: Container(_qparams_flatten, lambda parts, kinds: QParams(*kinds, *parts)),
+    LSQParams: Container(_qparams_flatten, lambda parts, kinds: LSQParams(*kinds, *parts)),
 }
 CONSTANTS: tuple[type, ...] = (
     str,

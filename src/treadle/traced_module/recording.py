@@ -32,6 +32,10 @@ class Recorder(Protocol):
         """Run a method of a tensor, the first of `args`, and record the call."""
         ...
 
+    def call_definition(self, op: Any, inputs: Any, /) -> Any:
+        """Apply the definition of an op to tensors and record that."""
+        ...
+
     def remember(self, extent: Any, /) -> None:
         """An extent was made, which must forget its origin when the trace is over."""
         ...

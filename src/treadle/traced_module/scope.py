@@ -7,7 +7,14 @@ from typing import Any
 from treadle.base.errors import TraceError
 from treadle.module.module import Module
 from treadle.tensor import Parameter, Tensor
-from treadle.traced_module.expr import CallFunction, Constant, Expr, GetAttr
+from treadle.traced_module.expr import (
+    Apply,
+    CallFunction,
+    CallMethod,
+    Constant,
+    Expr,
+    GetAttr,
+)
 from treadle.traced_module.extent import HostNumber, plain
 from treadle.traced_module.graph import InternalGraph, fresh_name
 from treadle.traced_module.node import ModuleNode, Node, TensorNode
@@ -55,6 +62,15 @@ class Scope:
         expr.return_val = node
         self.add(expr, name)
         self.bind(value, node)
+
+    def take_names(self) -> None:
+        """Name the results of calls as the module named the tensors."""
+        for value, node in self._nodes.values():
+            given = getattr(value, "name", "") if isinstance(value, Tensor) else ""
+            if given and isinstance(node.expr, (CallFunction, CallMethod, Apply)):
+                self._names.discard(node.name)
+                node._name = fresh_name(given, self._names)
+                self._names.add(node._name)
 
     # -- finding ---------------------------------------------------------------------------
 

@@ -11,24 +11,25 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from treadle.ops.op import Op
-from treadle.traced_module import catalog
-from treadle.traced_module.expr import Apply, CallFunction, CallMethod, Expr, Input
+from treadle.traced_module import catalog, order
+from treadle.traced_module.expr import Apply, CallFunction, CallMethod, Expr
 from treadle.traced_module.graph import InternalGraph, fresh_name
-from treadle.traced_module.node import ModuleNode
+from treadle.traced_module.node import ModuleNode, Node
 
 Loader = Callable[[Any], Any]
 F = TypeVar("F", bound=Loader)
 
-OPDEF_LOADER: dict[type[Op], Loader] = {}
+OPDEF_LOADER: dict[type, Loader] = {}
 FUNCTIONAL_LOADER: dict[tuple[str, str], Loader] = {}
 MODULE_LOADER: dict[tuple[str, str], Loader] = {}
 TENSORMETHOD_LOADER: dict[str, Loader] = {}
 
 
-def register_opdef_loader(*opdefs: type[Op]) -> Callable[[F], F]:
+def register_opdef_loader(*opdefs: type) -> Callable[[F], F]:
     """Register a loader for `Apply` expressions of some classes of ops; a decorator.
 
-    The loader takes the expression and changes it. `expr.version` is the version of Treadle that
+    The loader takes the expression and changes it, or parameters in its `opdef_state`, from which
+    the op is made anew. `expr.version` is the version of Treadle that
     wrote the file.
     """
 
@@ -116,32 +117,53 @@ def _loader_of(expr: Expr) -> Loader | None:
 
 def upgrade(graph: InternalGraph) -> None:
     """Let loaders see the expressions of a graph that was read; their new ones join it."""
+    changed = False
     for expr in list(graph._exprs):
         loader = _loader_of(expr)
         if loader is not None:
-            loader(expr)
-            place = graph._exprs.index(expr)
-            graph._exprs[place:place] = _new_before(graph, expr)
+            changed = True
+            _load(loader, expr)
+    if changed:
+        _join(graph)
+        order.count_users(graph)
 
 
-def _new_before(graph: InternalGraph, expr: Expr) -> list[Expr]:
-    """Expressions that an expression needs and that are not in the graph yet, in order."""
-    present = {id(e) for e in graph._exprs}
-    found: dict[int, Expr] = {}
+def _load(loader: Loader, expr: Expr) -> None:
+    if not isinstance(expr, Apply):
+        loader(expr)
+        return
+    op = expr.opdef
+    state = dict(op.attributes) if isinstance(op, Op) else dict(op.__getstate__())
+    expr.opdef_state = dict(state)
+    loader(expr)
+    if expr.opdef_state != state:
+        expr.opdef = type(op)(**expr.opdef_state)
+    del expr.opdef_state
 
-    def visit(user: Expr) -> None:
-        for node in user.inputs:
-            maker = node.expr
-            if id(maker) in present or id(maker) in found or isinstance(maker, Input):
-                continue
-            visit(maker)
-            found[id(maker)] = maker
 
-    visit(expr)
+def _join(graph: InternalGraph) -> None:
+    """Add expressions that others need and that are not in the graph yet, before their users."""
     taken = {node.name for node in graph._all_nodes()}
-    for new in found.values():
-        graph._adopt(new)
-        for node in new.outputs:
-            node._name = fresh_name(node._name or "out", taken)
-            taken.add(node._name)
-    return list(found.values())
+    known = {id(e) for e in graph._all_exprs()}
+    found: list[Expr] = []
+
+    def need(node: Node) -> None:
+        maker = node.expr
+        if id(maker) in known:
+            return
+        known.add(id(maker))
+        for before in maker.inputs:
+            need(before)
+        graph._adopt(maker)
+        for made in maker.outputs:
+            made._name = fresh_name(made._name or "out", taken)
+            taken.add(made._name)
+        found.append(maker)
+
+    for expr in graph._exprs:
+        for node in expr.inputs:
+            need(node)
+        found.append(expr)
+    for node in graph._outputs:
+        need(node)
+    graph._exprs[:] = found

@@ -9,7 +9,7 @@ from treadle.base.errors import EditError, TraceError
 from treadle.base.saved_objects import refuse
 from treadle.module.module import Module
 from treadle.tensor import Tensor
-from treadle.traced_module import flattening, probe
+from treadle.traced_module import flattening, order, probe, serialization
 from treadle.traced_module.argspec import ArgSpec
 from treadle.traced_module.expr import CallMethod
 from treadle.traced_module.graph import InternalGraph
@@ -98,6 +98,20 @@ class TracedModule(Module):
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
         self.attach()
+        for graph in vars(self)["_graphs"]:
+            if graph._is_read:  # out of a pickle, and not a copy
+                graph._is_read = False
+                serialization.upgrade(graph)
+                order.renumber_doubles(graph)
+
+    @property
+    def is_qat(self) -> bool:
+        """Whether it was traced from a layer for training that knows it will be quantized.
+
+        `flatten()` keeps such layers, so that converters find their quantizers.
+        """
+        kinds = ("observer", "fake_quant")
+        return any(f"{part}_{k}" in vars(self) for part in ("act", "weight") for k in kinds)
 
     # -- running ---------------------------------------------------------------------------
 
@@ -210,7 +224,8 @@ class TracedModule(Module):
     def flatten(self) -> TracedModule:
         """A copy, parameters included, whose graph calls no traced module: all are inlined.
 
-        Built-in modules stay calls; names of inlined nodes start with the sub-module's.
+        Built-in modules stay calls, and so do layers for quantization; names of inlined nodes start
+        with the sub-module's.
         """
         made: TracedModule = flattening.flatten(self)
         return made

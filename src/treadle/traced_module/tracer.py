@@ -111,7 +111,7 @@ class Tracer:
         """Run a function and record the call."""
         returned = self._run(run, args, kwargs)
         # What users wrap may return anything, and no tensor may get lost in it.
-        if self._has_tensor(returned) or (catalog.is_wrapped(func) and self._results(returned)[0]):
+        if _has_tensor(returned) or (catalog.is_wrapped(func) and _results(returned)[0]):
             expr = CallFunction(func)
             self.record(expr, func.__name__, args, kwargs, returned)
         return returned
@@ -121,9 +121,15 @@ class Tracer:
         before = [self._mutated(args[0])] if is_mutating(name) else []
         returned = self._run(run, args, kwargs)
         result = args[0] if is_mutating(name) else returned
-        if self._has_tensor(result):
+        if _has_tensor(result):
             expr = CallMethod(before[0] if before else self.scope.graph._inputs[0], name)
             self.record(expr, name.strip("_"), args, kwargs, result)
+        return returned
+
+    def call_definition(self, op: Any, inputs: Any, /) -> list[Any]:
+        """Apply the definition of an op to tensors and record that."""
+        returned = list(self._run(op, inputs, {}))
+        self.record(Apply(op), type(op).__name__.lower(), inputs, {}, tuple(returned))
         return returned
 
     def _mutated(self, tensor: Tensor) -> Node:
@@ -149,13 +155,6 @@ class Tracer:
         with self.unheard():
             return run(*settled(args), **settled(kwargs))
 
-    def _has_tensor(self, returned: Any) -> bool:
-        if isinstance(returned, Tensor):
-            return True
-        if returned is None or returned is NotImplemented or not is_container(type(returned)):
-            return False
-        return bool(tree_flatten(returned)[0])
-
     def record(
         self, expr: Expr, name: str, args: Any, kwargs: Mapping[str, Any], returned: Any
     ) -> None:
@@ -163,7 +162,7 @@ class Tracer:
         with self.unheard():
             leaves, expr.arg_def = self._flattened((tuple(args), dict(kwargs)))
             expr._take([self._node(leaf) for leaf in leaves])
-            values, expr.out_def = self._results(returned)
+            values, expr.out_def = _results(returned)
             for value in values:
                 node = TensorNode(expr)
                 node.describe(value)
@@ -245,9 +244,6 @@ class Tracer:
                 made.qparams = module.get_activation_qparams()
         return returned
 
-    def _results(self, returned: Any) -> tuple[list[Any], TreeDef]:
-        return tree_flatten(returned, lambda leaf: isinstance(leaf, (Tensor, HostNumber)))
-
     def look_into(
         self, module: Module, run: Callable[..., Any], args: tuple[Any, ...], kwargs: Any
     ) -> tuple[Any, int]:
@@ -293,12 +289,13 @@ class Tracer:
             if before.get(name) is not value and scope.known(value) is not None:
                 expr = SetAttr(scope.graph._inputs[0], name, scope.node(value))
                 scope.add(expr, name)
+        scope.take_names()
         scope.graph.out_def = out_def
         scope.graph._outputs[:] = [self._node(value) for value in values]
         return returned
 
     def _outputs(self, scope: Scope, returned: Any) -> tuple[list[Any], TreeDef]:
-        return self._results(settled(returned, scope.is_dynamic))
+        return _results(settled(returned, scope.is_dynamic))
 
     def _keep(self, module: Module, graph: InternalGraph) -> int:
         """Add a graph to those of a module, unless it has the like; returns its variant."""
@@ -311,6 +308,18 @@ class Tracer:
         graph.variant = len(same)
         graphs.append(graph)
         return graph.variant
+
+
+def _has_tensor(returned: Any) -> bool:
+    if isinstance(returned, Tensor):
+        return True
+    if returned is None or returned is NotImplemented or not is_container(type(returned)):
+        return False
+    return bool(tree_flatten(returned)[0])
+
+
+def _results(returned: Any) -> tuple[list[Any], TreeDef]:
+    return tree_flatten(returned, lambda leaf: isinstance(leaf, (Tensor, HostNumber)))
 
 
 def _with_self(tree: TreeDef) -> TreeDef:

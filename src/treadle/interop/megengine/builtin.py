@@ -16,6 +16,7 @@ from treadle.base.errors import UnsupportedOp
 from treadle.interop.megengine.definitions import TABLE, OpDef
 from treadle.interop.megengine.modes import add_choices
 from treadle.tensor import Tensor
+from treadle.traced_module import catalog
 
 
 class Elemwise(OpDef):
@@ -270,3 +271,4 @@ MEMBERS |= {
 }
 for _made in MEMBERS.values():
     add_choices(_made)
+catalog.register_definitions(MEMBERS)

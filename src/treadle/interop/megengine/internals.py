@@ -28,8 +28,10 @@ from treadle.engine.lifetime import synchronize
 from treadle.functional.arguments import as_tensor, promote_all
 from treadle.interop.megengine import graphs, runtime
 from treadle.interop.megengine.builtin import MEMBERS
+from treadle.interop.megengine.definitions import OpDef
 from treadle.ops.op import Op
 from treadle.tensor import Tensor
+from treadle.traced_module.recording import listening
 
 __all__ = ["ROOMS", "core", "version"]
 
@@ -136,7 +138,8 @@ def apply(op: Any, *inputs: Tensor) -> Sequence[Tensor]:
     """The results of an op (one of ours, or a loaded custom one) as a list."""
     if isinstance(op, Op):
         return list(op.outputs(*inputs))
-    found = op(*inputs)
+    recorder = listening() if isinstance(op, OpDef) else None
+    found = op(*inputs) if recorder is None else recorder.call_definition(op, inputs)
     return list(found) if isinstance(found, (tuple, list)) else [found]
 
 
