@@ -285,3 +285,10 @@ def test_programs_are_captured_anew(three: None) -> None:
     groups.shrink_to(World(1, 2))
     assert share(mge.tensor(6.0)).item() == 3.0
     assert len(share.variants) == 2
+
+
+def test_a_world_that_has_shrunk_is_forgotten_when_it_is_left(three: None) -> None:
+    groups.shrink_to(World(1, 2))
+    dist.WORLD.reset(range(2))
+    groups.leave()
+    assert (dist.WORLD.size, dist.get_rank()) == (1, 0)

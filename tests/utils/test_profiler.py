@@ -73,8 +73,9 @@ def test_ops_scopes_programs_and_memory(tmp_path: Path) -> None:
 
 
 def test_compilation_allocations_and_peaks_are_events_that_the_analyzer_reads(
-    plugins: Plugins, tmp_path: Path, capsys: Any
+    plugins: Plugins, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("TREADLE_CACHE_DIR", str(tmp_path / "cache"))  # so that it is compiled
     plugins.toy(kernels=elementwise())
     x = mge.tensor(np.ones((64, 64), np.float32))
 

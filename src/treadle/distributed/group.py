@@ -148,6 +148,7 @@ class Group:
 
 WORLD = Group(None)
 """All processes."""
+groups.before_leaving(lambda together: WORLD.reset(None))
 
 
 def require_processes() -> Communicator:
@@ -303,7 +304,6 @@ def leave() -> None:
     """Leave all groups, once all processes are here."""
     groups.close_all()
     server().close()
-    WORLD.reset(None)
 
 
 def new_group(proc_ranks: Sequence[int]) -> Group:
