@@ -6,6 +6,7 @@ The tests run the pages, and with them the examples of classes and functions.
 
 from __future__ import annotations
 
+import builtins
 import importlib
 import inspect
 import re
@@ -92,8 +93,10 @@ _QUIET = frozenset(("Any", "TYPE_CHECKING", "annotations"))
 def members(module: ModuleType) -> dict[str, Any]:
     """Classes and functions that a package makes public, by name."""
     names = getattr(module, "__all__", None) or [n for n in dir(module) if not n.startswith("_")]
+    # Namesakes of builtins may be public and yet left out of what a star import takes.
+    builtin = [n for n in vars(builtins) if inspect.isfunction(getattr(module, n, None))]
     found = {}
-    for name in sorted(set(names) - _QUIET):
+    for name in sorted({*names, *builtin} - _QUIET):
         value = getattr(module, name, None)
         if (inspect.isclass(value) or inspect.isfunction(value)) and _is_own(value):
             found[name] = value

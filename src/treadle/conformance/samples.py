@@ -20,10 +20,12 @@ from treadle.ops.families import Elementwise, Reduce
 from treadle.ops.fused import Fused
 from treadle.ops.matmul import Matmul
 from treadle.ops.op import Op, as_tuple
+from treadle.ops.printing import Observer
 from treadle.ops.sample import Sample
 
-_ELSEWHERE = (Custom, Fused, RuntimeBlob)
-"""Made from other ops or from foreign code: they have no meaning of their own to check."""
+_ELSEWHERE = (Custom, Fused, Observer, RuntimeBlob)
+"""Made from other ops or from foreign code, or run on the host by definition: they have no meaning
+of their own to check."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from treadle.ops.check import CheckIndices
 from treadle.ops.collective import Collective
 from treadle.ops.custom import Custom, RuntimeBlob
 from treadle.ops.op import Op
+from treadle.ops.printing import Observer
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +98,10 @@ def _refuse_cycle(path: Mapping[Node, None], following: Iterable[Node], name: st
 def has_effect(op: Op) -> bool:
     """Whether running the op matters even if nobody reads its results.
 
-    So it is with collectives, which the other processes of the group wait for, and with checks.
+    So it is with collectives, which the other processes of the group wait for, with checks, and
+    with prints.
     """
-    if isinstance(op, Collective | CheckIndices):
+    if isinstance(op, Collective | CheckIndices | Observer):
         return True
     regions = regions_of(op)
     return bool(regions) and any(has_effect(n.op) for region in regions for n in region.nodes)

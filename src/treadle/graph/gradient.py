@@ -13,6 +13,7 @@ from treadle.base.errors import NoGradient
 from treadle.base.types import TensorType
 from treadle.graph.builder import GraphBuilder, GraphOperand, reordered
 from treadle.graph.ir import Graph, Node, Value
+from treadle.graph.silent import silent
 from treadle.ops.control import Cond, Scan, While
 from treadle.ops.movement import Flip
 from treadle.ops.op import Op, Pullback
@@ -46,8 +47,9 @@ def pullback(graph: Graph, needs: Sequence[bool] | None = None) -> Graph:
 
     Its inputs are those of the graph, then one cotangent per floating output; its outputs are the
     cotangents of the inputs for which `needs` holds (None: all floating ones), zero where
-    nothing depends on them.
+    nothing depends on them. What it computes of the graph once more is not printed again.
     """
+    graph = silent(graph)
     builder, inside = _continued(graph)
     seeds: dict[Hashable, GraphOperand] = {}
     for value in graph.outputs:
@@ -209,4 +211,5 @@ def _spread(found: Sequence[Any], needs: Sequence[bool]) -> list[Any]:
 
 def _keeping(body: Graph, n: int) -> Graph:
     """The body with the state it was given as further results."""
+    body = silent(body)
     return Graph(body.name, body.inputs, body.nodes, (*body.outputs, *body.inputs[:n]), body.guards)

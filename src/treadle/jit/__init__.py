@@ -9,6 +9,8 @@ from treadle.jit.dump import CompGraphDumpResult
 from treadle.jit.fuse import fuse
 from treadle.jit.memory import DTRConfig, GraphOptimizationConfig, SublinearMemoryConfig
 from treadle.jit.partial import partial_trace, xla_trace
+from treadle.jit.printing import breakpoint as breakpoint
+from treadle.jit.printing import print as print
 from treadle.jit.sink import sink
 from treadle.jit.trace import exclude_from_trace, is_tracing, trace
 

@@ -18,6 +18,7 @@ from treadle.graph.analysis import live_nodes
 from treadle.graph.ir import Graph, Node, Value, constant, remake, with_types
 from treadle.jit.captured import Argument, Captured, HostValue, Output, State
 from treadle.jit.naming import numbered
+from treadle.jit.printing import without_prints
 from treadle.ops.constant import Constant
 from treadle.runtime.array import to_host
 from treadle.tensor import Tensor
@@ -125,7 +126,7 @@ def _refuse(name: str, captured: Captured) -> None:
 
 def inference_graph(name: str, captured: Captured, wanted: Sequence[int]) -> Graph:
     """The graph of some outputs, as a function of the arguments alone."""
-    old = captured.graph
+    old = without_prints(captured.graph, f"dump {name}")
     inputs: dict[int, Value] = {}
     values: dict[Value, Value] = {}
     nodes: list[Node] = []

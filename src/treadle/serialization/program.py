@@ -23,6 +23,7 @@ from treadle.graph.printer import to_text
 from treadle.jit.capture import capture
 from treadle.jit.captured import Argument, Captured, HostValue, Output, State
 from treadle.jit.compiled import Compiled, Variant
+from treadle.jit.printing import without_prints
 from treadle.jit.trace import trace
 from treadle.ops.constant import ArrayData
 from treadle.serialization.checkpoint import load, save
@@ -68,13 +69,14 @@ def save_program(
     body = vars(function)["__wrapped__"] if ours else function
     given_args, given_names = tree.unflatten(shape, leaves)
     captured = capture(body, given_args, given_names, "program")
+    graph = without_prints(captured.graph, "save_program")
     _refuse(captured)
     constants: dict[str, ArrayData] = {}
     given = [None if isinstance(x, Tensor) else [x] for x in leaves]
     results, made = tree.flatten(captured.results)
     content = {
         "format": FORMAT,
-        "graph": to_text(captured.graph, locs=True, constants=constants),
+        "graph": to_text(graph, locs=True, constants=constants),
         "constants": {name: data.array for name, data in constants.items()},
         "sources": [_saved(source) for source in captured.sources],
         "arguments": tree.unflatten(shape, list(range(len(leaves)))),
