@@ -36,6 +36,7 @@ from treadle.interop.torch.nodes import (
     output_of,
     refusal,
 )
+from treadle.interop.torch.strides import Placed, look_at_bases, note_who_sees, placed_by
 from treadle.interop.torch.table import name_of
 
 
@@ -94,7 +95,7 @@ def _results_of_program() -> int | None:
     """How many results of a forward graph are the program's; others are for the gradient."""
     context = torch._guards.TracingContext.try_get()
     known = None if context is None else context.fw_metadata
-    return None if known is None else int(known.num_forward)
+    return None if known is None else len(known.tokens) + int(known.num_forward)
 
 
 def _all_results() -> None:
@@ -106,8 +107,10 @@ def _boxed(
 ) -> Callable[[list[Any]], Any]:
     """Compile one graph of ATen operators."""
     _drop_checks(module.graph)
-    note_what_is_read(module.graph, results())
-    fused = _partitioned(module)
+    look_at_bases(module.graph)
+    count = results()
+    note_what_is_read(module.graph, count)
+    fused = _partitioned(module, count)
 
     def run(arguments: list[Any]) -> Any:
         given = list(arguments)
@@ -152,11 +155,13 @@ class _Support(OperatorSupportBase):  # type: ignore[misc, unused-ignore]  # tor
 # -- parts -------------------------------------------------------------------------------------
 
 
-def _partitioned(module: fx.GraphModule) -> fx.GraphModule:
+def _partitioned(module: fx.GraphModule, results: int | None) -> fx.GraphModule:
     """The graph with every part that is taken over as one call of a program."""
     support = _Support()
     partitioner = CapabilityBasedPartitioner(module, support, allows_single_node_partition=True)
-    fused = partitioner.partition_and_fuse()
+    partitions = partitioner.propose_partitions()
+    note_who_sees(module.graph, results, partial(support.is_node_supported, {}))
+    fused = partitioner.fuse_partitions(partitions)
     parts = [n for n in fused.graph.nodes if n.op == "call_module" and "fused" in str(n.target)]
     for node in parts:
         part = fused.get_submodule(str(node.target))
@@ -183,7 +188,7 @@ class Program(torch.nn.Module):  # type: ignore[misc, unused-ignore]  # torch ma
 
     def __init__(self, part: fx.GraphModule) -> None:
         super().__init__()
-        self._graph, self._is_single, self._dtypes = _graph_of(part)
+        self._graph, self._is_single, self._dtypes, self._placed = _graph_of(part)
         self.stages = Stages(self._graph, options=Options())
 
     def forward(self, *tensors: torch.Tensor) -> Any:
@@ -193,14 +198,19 @@ class Program(torch.nn.Module):  # type: ignore[misc, unused-ignore]  # torch ma
     def tensors(self, results: Sequence[Array]) -> Any:
         """The results of a run as PyTorch expects them."""
         made = [to_tensor(a, d) for a, d in zip(results, self._dtypes, strict=True)]
+        for number, place in self._placed:
+            made[number] = place.given(made[number])
         return made[0] if self._is_single else tuple(made)
 
 
-def _graph_of(part: fx.GraphModule) -> tuple[Graph, bool, list[torch.dtype]]:
-    """A part as a graph, whether it returns a tensor rather than a tuple, and the element types."""
+def _graph_of(
+    part: fx.GraphModule,
+) -> tuple[Graph, bool, list[torch.dtype], list[tuple[int, Placed]]]:
+    """A part as a graph, whether it returns a tensor rather than a tuple, and of the results the
+    element types and, by number, those that PyTorch has not row-major."""
     builder = GraphBuilder("torch")
     operands: dict[fx.Node, Any] = {}
-    is_single, dtypes = True, []
+    is_single, dtypes, places = True, [], []
     for node in part.graph.nodes:
         if node.op == "placeholder":
             operands[node] = input_of(builder, node.meta["val"], str(node.name))
@@ -211,5 +221,7 @@ def _graph_of(part: fx.GraphModule) -> tuple[Graph, bool, list[torch.dtype]]:
             is_single = isinstance(results, fx.Node)
             listed = [results] if is_single else list(results)
             dtypes = [n.meta["val"].dtype for n in listed]
-            builder.output(*(output_of(operands[n]) for n in listed))
-    return builder.build(), is_single, dtypes
+            places = [placed_by(n) for n in listed]
+            pairs = zip((output_of(operands[n]) for n in listed), places, strict=True)
+            builder.output(*(p.in_order_of_memory(x) if p else x for x, p in pairs))
+    return builder.build(), is_single, dtypes, [(i, p) for i, p in enumerate(places) if p]

@@ -24,6 +24,7 @@ from treadle.interop.torch.arrays import to_array
 from treadle.interop.torch.nodes import decompositions
 from treadle.interop.torch.program import Program
 from treadle.interop.torch.recurrent import RECURRENT
+from treadle.interop.torch.strides import look_at_bases
 from treadle.interop.torch.written import Place
 from treadle.module.module import Module
 from treadle.tensor import Parameter, Tensor
@@ -117,6 +118,7 @@ class ExportedModel(Module):
         super().__init__()
         with quiet_torch():
             core = program.run_decompositions(decompositions(*RECURRENT))
+        look_at_bases(core.graph_module.graph)
         self._paths: dict[str, tuple[str, ...]] = {}
         self._targets: list[str] = []
         self._program = Program(core, *self._take(core))

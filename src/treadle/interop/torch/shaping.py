@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from treadle.graph.builder import GraphOperand
+from treadle.interop.torch.strides import placed
 from treadle.interop.torch.table import Call, along_axes, axis_of, lowers
 from treadle.ops.creation import Eye, Full, Iota
 from treadle.ops.gather import IndexAdd, IndexUpdate, Take
@@ -194,17 +195,26 @@ def _as_strided(
     call: Call, x: V, size: Sequence[int], stride: Sequence[int], offset: int | None = None
 ) -> V:
     """Elements of the memory of x."""
-    places = _strided(call, x, size, stride, offset)
-    return Take(0)(flat(x), call.builder.constant(places.reshape(-1))).reshape(call.shape)
+    lies = placed(call.inputs[0])
+    places = _strided(call, x, size, stride, offset, lies is not None and 0 not in lies.strides)
+    memory = flat(lies.in_order_of_memory(x) if lies else x)
+    return Take(0)(memory, call.builder.constant(places.reshape(-1))).reshape(call.shape)
 
 
 def _strided(
-    call: Call, x: V, size: Sequence[int], stride: Sequence[int], offset: int | None
+    call: Call,
+    x: V,
+    size: Sequence[int],
+    stride: Sequence[int],
+    offset: int | None,
+    is_dense: bool = False,
 ) -> Any:
-    """Places in the memory of x, which has to be row-major there for ours to have the same."""
-    if not call.inputs[0].is_contiguous():
+    """Places in the memory of x, from its first element; it has to be row-major, or `is_dense`."""
+    value = call.inputs[0]
+    if not (is_dense or value.is_contiguous()):
         raise NotImplementedError("strides over memory that is not row-major")
-    places = np.full((), offset or 0, np.int64)
+    start = 0 if offset is None else offset - value.storage_offset()
+    places = np.full((), start, np.int64)
     for count, step in zip(size, stride, strict=True):
         places = places[..., None] + np.arange(count, dtype=np.int64) * step
     if places.size and not 0 <= places.min() <= places.max() < math.prod(extents(x)):

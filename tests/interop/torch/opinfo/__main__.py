@@ -40,8 +40,9 @@ def jobs_of(names: list[str], options: argparse.Namespace) -> list[dict[str, Any
     chosen = [n for n in names if not options.only or any(o in n for o in options.only)]
     if options.exact:
         chosen = [n for n in names if n in options.exact]
+    asked = {"count": options.samples, "seed": options.seed, "seconds": options.each}
     jobs = [
-        {"name": name, "dtype": dtype, "count": options.samples, "seed": options.seed}
+        {"name": name, "dtype": dtype, **asked}
         for dtype in options.dtypes.split(",")
         for name in chosen
     ]
@@ -68,6 +69,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--some", type=int, default=0, help="so many records of all, by the seed")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=3600, help="start nothing after it")
+    parser.add_argument("--each", type=float, default=0, help="processor time for a record; 0: any")
     parser.add_argument("--patience", type=float, default=120, help="seconds for a record")
     parser.add_argument("--reference", action="store_true", help="by the oracles of the ops")
     parser.add_argument("--whole", type=int, default=0, help="fail below so many whole records")
@@ -127,7 +129,8 @@ def told(
             stale += 1
     print(
         f"opinfo: seed {options.seed}, {len(findings)} of {asked} records, "
-        f"{sum(f.get('samples', 0) for _, f in tried)} samples; "
+        f"{sum(f.get('samples', 0) for _, f in tried)} samples, "
+        f"{sum(f.get('cut', 0) for _, f in tried)} cut; "
         f"{whole} of {len(tried)} entirely in Treadle, {bad} not as they should be"
     )
     if options.v:

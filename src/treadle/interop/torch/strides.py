@@ -1,0 +1,109 @@
+"""Where elements of results lie: PyTorch's strides, over memory that is row-major here.
+
+Programs write row-major arrays. A result that PyTorch would give in another order of axes (channels
+last, a transposed product) is written with its axes in the order of its memory, and given out with
+the strides that PyTorch's shape propagation states. Axes that PyTorch only repeats have one element
+in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from treadle.base.shape import row_major_strides
+from treadle.graph.builder import GraphOperand
+from treadle.ops.slicing import Slice
+
+_SEEN = "treadle_strides_are_seen"
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """How a tensor lies in memory, where that is not row-major.
+
+    Attributes:
+        axes: from the one with the largest stride to the one with the smallest.
+        shape, strides: of the tensor, in its own order of axes; a stride of 0 repeats.
+    """
+
+    axes: tuple[int, ...]
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    def in_order_of_memory(self, x: GraphOperand) -> GraphOperand:
+        """What is in memory, in its order; parts of complex numbers stay last."""
+        parts = range(len(self.axes), x.type.ndim)
+        if 0 in self.strides and 0 not in self.shape:
+            extents = (
+                1 if not step else d for d, step in zip(self.shape, self.strides, strict=True)
+            )
+            stops = (*extents, *(2 for _ in parts))
+            x = Slice((0,) * len(stops), stops, (1,) * len(stops))(x)
+        order = (*self.axes, *parts)
+        return x if order == tuple(range(len(order))) else x.transpose(order)
+
+    def given(self, tensor: torch.Tensor) -> torch.Tensor:
+        """What was written in the order of memory, as PyTorch's tensor."""
+        return tensor.as_strided(self.shape, self.strides)
+
+
+def placed(value: torch.Tensor) -> Placed | None:
+    """How a tensor lies in memory; None where it is row-major, or has gaps."""
+    shape, strides = tuple(value.shape), tuple(value.stride())
+    if not all(isinstance(d, int) for d in (*shape, *strides)):
+        return None
+    if 0 in shape:  # NumPy's strides of such arrays may be 0.
+        return Placed(tuple(range(len(shape))), shape, strides)
+    if strides == row_major_strides(shape):
+        return None
+    wide = [d for d, extent in enumerate(shape) if extent > 1 and strides[d]]
+    order, step = sorted(wide, key=lambda d: -strides[d]), 1
+    for axis in reversed(order):
+        if strides[axis] != step:
+            return None
+        step *= shape[axis]
+    # Axes of one element in memory lie anywhere: here where no axis has to move for them.
+    rest = iter(order)
+    axes = (next(rest) if d in wide else d for d in range(len(shape)))
+    return Placed(tuple(axes), shape, strides)
+
+
+def note_who_sees(graph: fx.Graph, results: int | None, is_ours: Callable[[fx.Node], bool]) -> None:
+    """Note at nodes that someone else sees the strides of their results.
+
+    That is the program, for its first `results` results (None: for all), and PyTorch, for what it
+    computes itself. What is kept for the gradient, and what programs hand to one another, stays
+    row-major.
+    """
+    (output,) = graph.find_nodes(op="output")
+    listed = output.args[0] if isinstance(output.args[0], (tuple, list)) else [output.args[0]]
+    given: Collection[Any] = set(listed if results is None else listed[:results])
+    for node in graph.nodes:
+        apart = any(u.op == "call_function" and not is_ours(u) for u in node.users)
+        node.meta[_SEEN] = apart or node in given
+
+
+def placed_by(node: fx.Node) -> Placed | None:
+    """How a node's result must lie in memory; None: row-major."""
+    return placed(node.meta["val"]) if node.meta.get(_SEEN) else None
+
+
+def look_at_bases(graph: fx.Graph) -> None:
+    """Have `as_strided` look at the tensors whose memory it means, not at views of them.
+
+    Views are tensors of their own in a program, in memory of their own.
+    """
+    for node in graph.find_nodes(op="call_function", target=torch.ops.aten.as_strided.default):
+        view = base = node.args[0]
+        while isinstance(base.target, torch._ops.OpOverload) and base.target.is_view:
+            base = base.args[0]
+        size, stride, *offset = node.args[1:]
+        if base is not view:
+            start = offset[0] if offset else None
+            start = view.meta["val"].storage_offset() if start is None else start
+            node.args = (base, size, stride, start)
