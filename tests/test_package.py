@@ -30,7 +30,10 @@ def fresh(program: str, *arguments: str) -> str:
 def test_importing_the_package_imports_hardly_anything() -> None:
     modules = json.loads(fresh("import json, sys, treadle; print(json.dumps(list(sys.modules)))"))
     ours = {name for name in modules if name.startswith("treadle.")}
-    assert ours == {"treadle.base", *(f"treadle.base.{n}" for n in ("env", "late", "version"))}
+    assert ours == {
+        "treadle.base",
+        *(f"treadle.base.{n}" for n in ("env", "late", "tracebacks", "version")),
+    }
     assert "numpy" not in modules
 
 

@@ -12,7 +12,7 @@ import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from treadle.base import late
+from treadle.base import late, tracebacks
 from treadle.base.env import COMPARE
 from treadle.base.version import LITE, VERSION
 
@@ -293,5 +293,6 @@ late.traced_module_from_plain.provide(
     lambda: importlib.import_module("treadle.traced_module.codec").from_plain
 )
 
+tracebacks.install()
 if COMPARE.get():
     importlib.import_module("treadle.utils.check_ops").install()

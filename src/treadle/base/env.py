@@ -140,6 +140,11 @@ CUDA_GRAPHS = Variable(
 SERVE_TOKEN = Variable(
     ("TREADLE_SERVE_TOKEN",), "", "token that `treadle serve` asks of requests; none if left out"
 )
+TRACEBACK = Variable(
+    ("TREADLE_TRACEBACK",),
+    "short",
+    "'full' shows Treadle's own frames in tracebacks of errors that nobody catches",
+)
 LOG_LEVEL = Variable(("MEGENGINE_LOGGING_LEVEL", "TREADLE_LOG_LEVEL"), "", "logging level")
 
 ALL = tuple([found for found in tuple(globals().values()) if isinstance(found, Variable)])

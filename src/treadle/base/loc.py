@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from types import FrameType
 
 from treadle.base.layers import current_layer
-
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+from treadle.base.tracebacks import is_generated, is_own_file
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +48,7 @@ def user_location() -> Loc:
     while frame is not None:
         code = frame.f_code
         file = code.co_filename
-        if not _is_our_file(file) and not (file == "<string>" and _is_generated(frame)):
+        if not _is_our_file(file) and not (file == "<string>" and is_generated(frame)):
             return Loc(_shorten(file), frame.f_lineno, code.co_name, current_layer())
         frame = frame.f_back
     return UNKNOWN
@@ -58,15 +57,7 @@ def user_location() -> Loc:
 @functools.lru_cache(4096)
 def _is_our_file(file: str) -> bool:
     """Whether a file is Treadle's, or the standard library's that runs on behalf of it."""
-    return file.startswith((_PACKAGE, "<frozen")) or file == contextlib.__file__
-
-
-def _is_generated(frame: FrameType) -> bool:
-    """Whether a frame runs a constructor that dataclasses or ops generate for Treadle.
-
-    Those have no file, but their module's name.
-    """
-    return str(frame.f_globals.get("__name__")).startswith("treadle.")
+    return is_own_file(file) or file.startswith("<frozen") or file == contextlib.__file__
 
 
 def _shorten(file: str) -> str:
