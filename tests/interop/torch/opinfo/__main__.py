@@ -1,4 +1,4 @@
-"""PyTorch's operator records through `torch.compile(backend="treadle")`, with gradients.
+"""PyTorch's records of operators and modules through `torch.compile(backend="treadle")`.
 
 `python -m tests.interop.torch.opinfo --help`. Results are PyTorch's own, operator by operator;
 `known.toml` names every difference with its reason, and may only shrink.

@@ -5,6 +5,7 @@ A process of its own, since an operator may crash or hang: see `__main__`.
 """
 
 import contextlib
+import copy
 import json
 import os
 import random
@@ -20,6 +21,8 @@ import torch
 from torch._dynamo import guards
 from torch.testing._internal import common_methods_invocations
 from torch.testing._internal.common_methods_invocations import op_db
+from torch.testing._internal.common_modules import module_db
+from torch.testing._internal.opinfo.core import SampleInput
 from torch.utils import _pytree as pytree
 
 from treadle.graph.evaluate import evaluate
@@ -51,9 +54,40 @@ def name_of(record: Any) -> str:
     return f"{record.name}.{record.variant_test_name}".rstrip(".")
 
 
+class Modules:
+    """PyTorch's record of a class of modules, as of an operator that takes the module."""
+
+    supports_autograd = True
+
+    def __init__(self, info: Any, variant_test_name: str) -> None:
+        self.info, self.name, self.variant_test_name = info, info.name, variant_test_name
+
+    def supported_dtypes(self, device: str) -> Any:
+        return self.info.dtypes
+
+    supported_backward_dtypes = supported_dtypes
+
+    @staticmethod
+    def op(module: torch.nn.Module, *given: Any, **named: Any) -> Any:
+        return module(*given, **named)
+
+    __call__ = op
+
+    def sample_inputs(self, device: str, dtype: torch.dtype, requires_grad: bool) -> Any:
+        training = self.variant_test_name == "train"
+        kind: dict[str, Any] = {"device": device, "dtype": dtype, "requires_grad": requires_grad}
+        for sample in self.info.module_inputs_func(self.info, **kind, training=training):
+            if sample.forward_input is None:
+                continue
+            made, given = sample.constructor_input, sample.forward_input
+            module = self.info.module_cls(*made.args, **made.kwargs).to(dtype).train(training)
+            yield SampleInput(module, args=given.args, kwargs=given.kwargs)
+
+
 def records() -> dict[str, Any]:
-    """PyTorch's records by name."""
-    return {name_of(r): r for r in op_db}
+    """PyTorch's records by name: of operators, and of modules as trained and as evaluated."""
+    modules = [Modules(info, mode) for info in module_db for mode in ("train", "eval")]
+    return {name_of(r): r for r in (*op_db, *modules)}
 
 
 UNDEFINED = ("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty")
@@ -85,6 +119,8 @@ def copied(value: Any) -> Any:
     """The arguments again, with leaves of their own."""
 
     def one(x: Any) -> Any:
+        if isinstance(x, torch.nn.Module):
+            return copy.deepcopy(x)
         if not isinstance(x, torch.Tensor):
             return x
         return x.detach().clone().requires_grad_(x.requires_grad)
@@ -103,13 +139,18 @@ def run(
     given, named = copied(arguments)
     seed(start)
     found = pytree.tree_leaves(seen(function(*given, **named)))
-    leaves = [x for x in tensors((given, named)) if x.requires_grad]
+    modules = [x for x in pytree.tree_leaves(given) if isinstance(x, torch.nn.Module)]
+    held = [p for m in modules for p in m.parameters()]
+    leaves = [x for x in (*tensors((given, named)), *held) if x.requires_grad]
+    found += [b for m in modules for b in m.buffers()]
     ends = [y for y in found if isinstance(y, torch.Tensor) and y.requires_grad]
     if not (leaves and ends):
         return found, []
     generator = torch.Generator().manual_seed(7)
+    # They lie as the results do, as PyTorch's compiler expects: their gradients may lie as they.
     passed = [
-        torch.randn(y.shape, generator=generator, dtype=torch.float32).to(y.dtype) for y in ends
+        torch.empty_like(y).copy_(torch.randn(y.shape, generator=generator, dtype=torch.float32))
+        for y in ends
     ]
     return found, list(torch.autograd.grad(ends, leaves, passed, allow_unused=True))
 
@@ -129,8 +170,20 @@ def compare(ours: list[Any], theirs: list[Any], what: str, settled: bool = True)
         if y.layout is not torch.strided:
             continue
         problem = difference(x.detach(), y.detach(), settled)
+        if not problem and lies_elsewhere(x, y):
+            problem = f"strides {x.stride()}, not {y.stride()}"
         if problem:
             raise Differs(f"{what} {number}: {problem}")
+
+
+def unlike(ours: Any, theirs: Any, settled: bool) -> str:
+    """How results and gradients differ; "" if they do not."""
+    try:
+        compare(ours[0], theirs[0], "result", settled)
+        compare(ours[1], theirs[1], "gradient", settled)
+    except Differs as error:
+        return str(error)
+    return ""
 
 
 def difference(x: torch.Tensor, y: torch.Tensor, settled: bool) -> str:
@@ -145,7 +198,7 @@ def difference(x: torch.Tensor, y: torch.Tensor, settled: bool) -> str:
         scale = max(scale, float(y.abs().double().nan_to_num(0, 0, 0).max()))
     equal = torch.isclose(x, y, relative, absolute * scale, equal_nan=True)
     if bool(equal.all()):
-        return f"strides {x.stride()}, not {y.stride()}" if lies_elsewhere(x, y) else ""
+        return ""
     place = tuple((~equal).nonzero()[0].tolist())
     count = int((~equal).sum())
     return f"{x[place].item()!r}, not {y[place].item()!r} at {place} ({count} of {y.numel()})"
@@ -179,6 +232,7 @@ class Job:
             "samples": 0,
             "cut": 0,
             "wrong": [],
+            "theirs": [],
             "raised": [],
             "left": [],
             "eager": [],
@@ -214,12 +268,8 @@ class Job:
                     again = run(self.record, arguments, self.start + 1, seen)
                 except Exception:  # what PyTorch refuses on samples of its own
                     continue
-            try:
-                compare(again[0], theirs[0], "result")
-                compare(again[1], theirs[1], "gradient")
-                settled = not self.record.name.startswith(UNDEFINED)
-            except Differs:
-                settled = False  # random numbers, or memory that nobody filled
+            # Else it is random numbers, or memory that nobody filled.
+            settled = not (self.record.name.startswith(UNDEFINED) or unlike(again, theirs, True))
             self.findings["samples"] += 1
             self._one(number, arguments, theirs, settled, seen)
         self.findings["graphs"] = len(_TAKEN) - before
@@ -240,7 +290,7 @@ class Job:
             with _quiet():
                 ours = run(torch.compile(function, backend=_backend), arguments, self.start, seen)
         except Exception as error:
-            if not self._compiles(function, arguments, seen):
+            if self._by_pytorch(function, arguments, seen) is None:
                 return  # with PyTorch's own backend neither
             text = str(error).strip().partition("\n")[0]
             place = traceback.extract_tb(error.__traceback__)[-1]
@@ -252,20 +302,21 @@ class Job:
             self.findings["left"] = sorted({*self.findings["left"], *map(": ".join, new)})
         if len(_TAKEN) == graphs:
             self.findings["eager"].append(shown)
-        try:
-            compare(ours[0], theirs[0], "result", settled)
-            compare(ours[1], theirs[1], "gradient", settled)
-        except Differs as error:
-            self.findings["wrong"].append(f"{shown}: {error}")
+        told = unlike(ours, theirs, settled)
+        if told:
+            compiled = self._by_pytorch(function, arguments, seen)
+            same = compiled is not None and unlike(compiled, theirs, settled) == told
+            self.findings["theirs" if same else "wrong"].append(f"{shown}: {told}")
 
-    def _compiles(self, function: Any, arguments: Any, seen: Callable[..., Any]) -> bool:
+    def _by_pytorch(self, function: Any, arguments: Any, seen: Any) -> Any:
+        """What PyTorch's own backend makes of it, which is none of our doing; None: an error."""
         torch._dynamo.reset()
         try:
             with _quiet():
-                run(torch.compile(function, backend="aot_eager"), arguments, self.start, seen)
+                compiled = torch.compile(function, backend="aot_eager")
+                return run(compiled, arguments, self.start, seen)
         except Exception:
-            return False
-        return True
+            return None
 
 
 def _left() -> dict[tuple[str, str], int]:
@@ -308,6 +359,7 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what operators print is no answer
     torch.set_num_threads(1)
+    torch._dynamo.config.allow_rnn = True  # else recurrent layers reach no backend
     if "--reference" in sys.argv:
         Program.forward = by_reference
     known = records()
