@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import socket
+import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -231,3 +232,36 @@ def test_nobody_is_reset_when_the_server_ends_under_load(kept: bool) -> None:
             each.result(60)
     assert found["200"] and found["refused"] + found["503"]
     assert not set(found) - {"200", "503", "refused", "end"}, found
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs Linux's socket filters")
+def test_who_comes_at_the_last_moment_is_refused_and_not_reset(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Between the last connection that is taken and the close of the port."""
+    found: list[str] = []
+    accepted = serving._accepted
+
+    def client(port: int) -> None:
+        try:
+            with socket.create_connection(("127.0.0.1", port), timeout=60) as sock:
+                sock.sendall(b"GET /v2 HTTP/1.1\r\n")
+                found.append(str(sock.recv(100)))
+        except OSError as error:
+            found.append(type(error).__name__)
+
+    threads: list[threading.Thread] = []
+
+    def late(sock: socket.socket) -> Iterator[socket.socket]:
+        yield from accepted(sock)
+        threads.append(threading.Thread(target=client, args=sock.getsockname()[1:]))
+        threads[-1].start()
+        time.sleep(0.2)
+
+    monkeypatch.setattr(serving, "_accepted", late)
+    with running([doubling()]) as server:
+        server.stop()
+        server.thread.join(60)
+    for thread in threads:
+        thread.join(60)
+    assert found == ["ConnectionRefusedError"]

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ipaddress
 import signal
 import socket
+import struct
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 
+import numpy as np
 import uvicorn
 
 from treadle.base.errors import LoadError
@@ -26,6 +29,10 @@ _LAST = 0.2
 """Seconds for which clients that are connected can still ask, to be told that the server ends."""
 _PARTING = 0.5
 """Seconds for clients to close connections that were closed here."""
+_SO_ATTACH_FILTER = 26
+"""Linux's `socket(7)`; Python has no name for it."""
+_BPF_RETURN = 0x06
+"""`BPF_RET | BPF_K`: how many bytes of a packet pass."""
 
 
 class Server(uvicorn.Server):
@@ -45,7 +52,7 @@ class Server(uvicorn.Server):
         """Requests that were not done in time."""
         self._draining: asyncio.Task[None] | None = None
 
-    @contextmanager
+    @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Handle signals in the event loop, and not again when the server has ended."""
         if threading.current_thread() is not threading.main_thread():
@@ -82,6 +89,8 @@ class Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Take those who have connected already, close the port, and part with all."""
         loop = asyncio.get_running_loop()
+        for sock in sockets or ():
+            _let_nobody_in(sock)
         waiting = [made for sock in sockets or () for made in _accepted(sock)]
         for server in self.servers:
             server.close()
@@ -103,6 +112,20 @@ class Server(uvicorn.Server):
             if isinstance(connection, Connection):
                 connection.part()
         return bool(held)
+
+
+def _let_nobody_in(sock: socket.socket) -> None:
+    """Drop what comes to a socket that listens; it goes on with connections that are made already.
+
+    Whoever connects between the last `accept` and the close would be reset. Where the first packet
+    is dropped, the system of the client tries again, and is refused.
+    """
+    if not sys.platform.startswith("linux"):
+        return
+    drop_all = np.frombuffer(struct.pack("=HBBI", _BPF_RETURN, 0, 0, 0), np.uint8)
+    program = struct.pack("@HP", 1, drop_all.__array_interface__["data"][0])
+    with contextlib.suppress(OSError):  # some sandboxes have no filters
+        sock.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
 
 
 def _accepted(sock: socket.socket) -> Iterator[socket.socket]:
