@@ -128,6 +128,9 @@ def read_header(source: Source) -> Header:
         raise source.error("truncated in the header", saw=f"{source.size} bytes")
     (length,) = _LENGTH.unpack(raw)
     if length > MAX_HEADER:
+        if raw[:4] in (b"MGBS", b"MGBC") or source.read(_LENGTH.size, 4) == b"mgv2":
+            hint = "treadle.interop.megengine.read_model reads weights and graph of it"
+            raise source.error("this is a model that MegEngine dumped", hint=hint)
         raise source.error("header is too large", saw=f"{length} bytes, limit {MAX_HEADER}")
     data_start = _LENGTH.size + length
     if data_start > source.size:

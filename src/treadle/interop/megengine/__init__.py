@@ -5,9 +5,11 @@ Off unless asked for, either for one run
     python -m treadle.interop.megengine script.py [arguments]
     python -m treadle.interop.megengine -m pytest [arguments]
 
-or by a program that calls `install()` before its first `import megengine`.
+or by a program that calls `install()` before its first `import megengine`. Models that MegEngine
+dumped, `.mge` files of its own runtime, are read by `read_model`.
 """
 
 from treadle.interop.megengine.alias import install, uninstall
+from treadle.interop.megengine.dumped import DumpedModel, read_model
 
-__all__ = ["install", "uninstall"]
+__all__ = ["DumpedModel", "install", "read_model", "uninstall"]

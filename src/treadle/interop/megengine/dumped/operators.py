@@ -1,0 +1,342 @@
+"""What the operators of dumped models compute: by type, from their parameters, on tensors.
+
+Types are named in files of the second version, and numbered by a hash of the name in those of the
+first; either way a name may end in a version, which is left out here.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import treadle.functional as F
+from treadle.autodiff import GradManager
+from treadle.base.errors import UnsupportedOp
+from treadle.interop.megengine.builtin import MEMBERS
+from treadle.interop.megengine.dumped.flatbuffer import Table
+from treadle.module.elemwise import METHODS
+from treadle.tensor import Tensor
+
+DTYPES = {
+    **{0: "float32", 1: "uint8", 2: "int8", 3: "int16", 4: "int32", 8: "uint8", 9: "float16"},
+    **{11: "quint8", 12: "qint32", 13: "qint8", 17: "bfloat16", 18: "bool", 19: "uint16"},
+}
+"""Element types by number; the others are packed below a byte, or complex."""
+
+_MODES = (
+    *("RELU", "ABS", "ACOS", "ASIN", "CEIL", "COS", "EXP", "EXPM1", "FLOOR", "LOG", "LOG1P"),
+    *("NEGATE", "SIGMOID", "SIN", "TANH", "ABS_GRAD", "ADD", "FLOOR_DIV", "MAX", "MIN", "MOD"),
+    *("MUL", "POW", "SIGMOID_GRAD", "SUB", "SWITCH_GT0", "TANH_GRAD", "TRUE_DIV", "LOG_SUM_EXP"),
+    *("LT", "LEQ", "EQ", "SHL", "SHR", "COND_LEQ_MOV", "FUSE_MUL_ADD3", "FUSE_MUL_ADD4"),
+    *("FUSE_ADD_RELU", "FUSE_ADD_SIGMOID", "FUSE_ADD_TANH", "FAST_TANH", "FAST_TANH_GRAD"),
+    *("ROUND", "RMULH", "ATAN2", "ERF", "ERFINV", "ERFC", "ERFCINV", "H_SWISH", "H_SWISH_GRAD"),
+    *("FUSE_ADD_H_SWISH", "NOT", "AND", "OR", "XOR", "SILU", "SILU_GRAD", "GELU", "GELU_GRAD"),
+    *("COND_LT_MOV", "NEQ", "ISNAN", "ISINF", "SINH", "COSH", "ASINH", "ACOSH", "ATANH", "TAN"),
+    *("ASINH_GRAD", "ACOSH_GRAD", "ATANH_GRAD", "PRELU", "CLIP", "PRELU_GRAD", "SOFTPLUS"),
+    *("SOFTPLUS_GRAD", "RELU6", "RELU6_GRAD", "HSIGMOID", "HSIGMOID_GRAD", "LOGSIGMOID", "SQRT"),
+    *("SQUARE", "SIGN"),
+)
+_REDUCTIONS = ("SUM", "SUM_SQR", "PRODUCT", "MIN", "MAX", "MEAN")
+_POOLS = ("MAX", "AVERAGE", "AVERAGE_COUNT_EXCLUDE_PADDING")
+_BEHIND = (None, "RELU", "SIGMOID", "H_SWISH")
+_TARGET = 2**31 - 1  # A Reduce of this axis gets the shape that is wanted as a second operand.
+_ALL = 7  # An axis no tensor of MegEngine has.
+
+
+@dataclass(frozen=True)
+class Operator:
+    """An operator of a dumped model.
+
+    Attributes:
+        kind: its type, without a version; a number in hexadecimal where the name is not known.
+        name: what the program called it; empty where names were not kept.
+        inputs: numbers of the values it takes.
+        outputs: numbers of the values it makes.
+        parameters: its parameters; None where it has none.
+    """
+
+    kind: str
+    name: str
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    parameters: Table | None
+
+    def whole(self, field: int, form: str = "I", default: int = 0) -> int:
+        """A whole number among the parameters."""
+        return default if self.parameters is None else self.parameters.whole(field, form, default)
+
+    def apply(self, given: Sequence[Any]) -> list[Any]:
+        """Its results.
+
+        Raises:
+            UnsupportedOp: it has no counterpart here.
+        """
+        function = FUNCTIONS.get(self.kind)
+        if function is None:
+            raise UnsupportedOp(
+                "DumpedModel",
+                f"operator {self.name or self.kind} of type {self.kind} has no counterpart",
+                hint="its weights can be read; build the network in Python and load them",
+            )
+        found = function(self, *given)
+        return list(found) if isinstance(found, list | tuple) else [found]
+
+
+def _made(kind: str, given: Sequence[Any], **parameters: Any) -> Any:
+    return MEMBERS[kind](**parameters)(*given)
+
+
+def _plain(op: Operator, field: int) -> None:
+    """Refuse formats of maps other than N, C, H, W."""
+    if op.whole(field):
+        raise UnsupportedOp(
+            "DumpedModel",
+            f"operator {op.name or op.kind} has its maps in format {op.whole(field)}",
+            hint="dump the model without enable_nchw4, enable_nchw44 and the like",
+        )
+
+
+def _window(op: Operator, first: int) -> dict[str, int]:
+    names = ("pad_h", "pad_w", "stride_h", "stride_w", "dilate_h", "dilate_w")
+    return {n: op.whole(first + i, "I", int(i > 1)) for i, n in enumerate(names)}
+
+
+def _convolution(op: Operator, *given: Any) -> Any:
+    return _convolved(op, given[:2], mode=0, window=1, sparse=7, form=8)
+
+
+def _convolved(op: Operator, given: Any, *, mode: int, window: int, sparse: int, form: int) -> Any:
+    _plain(op, form)
+    parameters: dict[str, Any] = _window(op, window)
+    x, weight = given
+    if op.whole(mode):
+        weight = weight[..., ::-1, ::-1]
+    kind = "GROUP" if op.whole(sparse) else "DENSE"
+    return _made("Convolution", (x, weight), sparse=kind, **parameters)
+
+
+def _convolution_bias(op: Operator, x: Any, weight: Any, *more: Any) -> Any:
+    (found,) = _convolved(op, (x, weight), mode=1, window=4, sparse=2, form=3)
+    for addend in more:
+        found = found + addend
+    behind = _BEHIND[op.whole(0)]
+    return found if behind is None else METHODS[behind](found)
+
+
+def _transposed(op: Operator, weight: Any, diff: Any, *_: Any) -> Any:
+    _plain(op, 8)
+    kind = "GROUP" if op.whole(7) else "DENSE"
+    return _made("ConvolutionBackwardData", (weight, diff), sparse=kind, **_window(op, 1))
+
+
+def _weight_gradient(op: Operator, x: Tensor, diff: Tensor, weight: Tensor) -> Any:
+    weight = Tensor(weight)
+    with GradManager().attach([weight]) as tape:
+        (found,) = _convolved(op, (x, weight), mode=0, window=1, sparse=7, form=8)
+        tape.backward(found, diff)
+    return weight.grad
+
+
+def _pooling(op: Operator, x: Any) -> Any:
+    _plain(op, 7)
+    names = ("pad_h", "pad_w", "stride_h", "stride_w", "window_h", "window_w")
+    sizes = {n: op.whole(1 + i, "I", 2 if i > 1 else 0) for i, n in enumerate(names)}
+    return _made("Pooling", [x], mode=_POOLS[op.whole(0)], **sizes)
+
+
+def _reduce(op: Operator, x: Tensor, *target: Any) -> Any:
+    mode, axis = _REDUCTIONS[op.whole(0)], op.whole(1, "i", _TARGET)
+    if axis != _TARGET and not target:
+        return _made("Reduce", [x], mode=mode, axis=axis, keepdim=True)
+    wanted = [int(n) for n in Tensor(target[0]).tolist()]
+    spare = len(x.shape) - len(wanted)
+    for i, (n, m) in enumerate(zip(x.shape[spare:], wanted, strict=True)):
+        if n != m:
+            (x,) = _made("Reduce", [x], mode=mode, axis=spare + i, keepdim=True)
+    for _ in range(spare):
+        (x,) = _made("Reduce", [x], mode=mode, axis=0, keepdim=True)
+        x = F.squeeze(x, 0)
+    return x
+
+
+def _normalized(op: Operator, x: Any, *rest: Any) -> Any:
+    names = ("DIM_11HW", "DIM_1CHW", "DIM_1C11", "DIM_111C")
+    p = op.parameters
+    return _made(
+        "BatchNorm",
+        (x, *rest),
+        param_dim=names[op.whole(0)],
+        fwd_mode="INFERENCE" if op.whole(1) else "TRAINING",
+        epsilon=1e-4 if p is None else p.number(2, "d", 1e-4),
+        avg_factor=1.0 if p is None else p.number(3, "d", 1.0),
+    )
+
+
+def _shape(op: Operator, x: Any) -> Any:
+    axis = op.whole(0, "i", _ALL)
+    return _made("GetVarShape", [x]) if axis == _ALL else _made("GetVarShape", [x], axis=axis)
+
+
+def _reshaped(op: Operator, x: Tensor, shape: Any) -> Any:
+    wanted, free = [int(n) for n in Tensor(shape).tolist()], op.whole(0, "i", _ALL)
+    if free != _ALL:
+        wanted[free] = -1
+    return F.reshape(x, wanted)
+
+
+def _axes(op: Operator, x: Any) -> Any:
+    for removes, axis in [] if op.parameters is None else op.parameters.vector(0, "b3xi"):
+        x = F.squeeze(x, int(axis)) if removes else F.expand_dims(x, int(axis))
+    return x
+
+
+def _permuted(op: Operator, x: Any) -> Any:
+    order = [] if op.parameters is None else op.parameters.numbers(0, "i")
+    return _made("Dimshuffle", [x], pattern=order)
+
+
+def _part(op: Operator, *given: Any) -> Any:
+    items = [] if op.parameters is None else op.parameters.vector(0, "b????")
+    return _made("Subtensor", given, items=[(int(a), *flags) for a, *flags in items])
+
+
+def _cast(op: Operator, x: Tensor) -> Any:
+    name = DTYPES.get(op.whole(0, "b"))
+    if name is None or name.startswith("q"):
+        raise UnsupportedOp("DumpedModel", f"a cast to element type {op.whole(0, 'b')}")
+    return x.astype(name)
+
+
+def _product(op: Operator, a: Any, b: Any) -> Any:
+    flags = bool(op.whole(0, "?")), bool(op.whole(1, "?"))
+    return _made("MatrixMul", (a, b), transposeA=flags[0], transposeB=flags[1])
+
+
+def _power(op: Operator, x: Any) -> Any:
+    return F.pow(x, 0.0 if op.parameters is None else op.parameters.number(0, "f"))
+
+
+def _same(op: Operator, x: Any, *_: Any) -> Any:
+    return x
+
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "AdaptivePooling": lambda op, x, shape: _made(
+        "AdaptivePooling", (x, shape), mode=_POOLS[op.whole(0)]
+    ),
+    "Argmax": lambda op, x: _made("Argmax", [x], axis=op.whole(0, "i")),
+    "Argmin": lambda op, x: _made("Argmin", [x], axis=op.whole(0, "i")),
+    "AxisAddRemove": _axes,
+    "BatchNorm": _normalized,
+    "BatchedMatrixMul": _product,
+    "Broadcast": lambda op, x, shape: _made("Broadcast", (x, shape)),
+    "Concat": lambda op, *given: F.concat(list(given), op.whole(0, "i")),
+    "ConvBias": _convolution_bias,
+    "Convolution": _convolution,
+    "ConvolutionBackwardData": _transposed,
+    "ConvolutionBackwardFilter": _weight_gradient,
+    "Copy": _same,
+    "Dimshuffle": _permuted,
+    "Elemwise": lambda op, *given: METHODS[_MODES[op.whole(0)]](*given),
+    "GetVarShape": _shape,
+    "Identity": _same,
+    "MarkDynamicVar": _same,
+    "MarkNoBroadcastElemwise": _same,
+    "MatrixInverse": lambda op, x: F.matinv(x),
+    "MatrixMul": _product,
+    "Pooling": _pooling,
+    "PowC": _power,
+    "Reduce": _reduce,
+    "Reshape": _reshaped,
+    "Softmax": lambda op, x: F.softmax(x, op.whole(0, "i", -1)),
+    "Subtensor": _part,
+    "TypeCvt": _cast,
+}
+INPUT = "Host2DeviceCopy"
+CONSTANTS = frozenset({"ImmutableTensor"})
+WEIGHTS = frozenset(
+    [
+        "SharedDeviceTensor",
+        "SharedDeviceTensorWithFormat",
+        "VolatileSharedDeviceTensor",
+        "MultipleDeviceTensorHolder",
+        "MultipleDeviceTensorWithFormatHolder",
+    ]
+)
+_OTHERS = (
+    *("AffineInt", "Alloc", "Argsort", "AssertEqual", "BatchConvBias", "CondTake", "Correlation"),
+    *("Cumsum", "CvtColor", "DeformableConv", "Diag", "Dot", "ElemwiseMultiType", "Eye"),
+    *("FakeQuant", "Fill", "Flip", "GaussianRNG", "GroupNorm", "IndexingMultiAxisVec"),
+    *("IndexingOneHot", "IndexingSetOneHot", "LRN", "LSTM", "LayerNorm", "Linspace"),
+    *("LocalShare", "MeshIndexing", "MultiHeadAttn", "NonZero", "PSROIPooling", "Padding"),
+    *("RNN", "ROIAlign", "ROIPooling", "RelayoutFormat", "Remap", "Resize", "SetSubtensor"),
+    *("Split", "TopK", "UniformRNG", "WarpAffine", "WarpPerspective", "Where"),
+)
+
+
+def kind_of(name: str, number: int) -> str:
+    """The type of an operator by its name, or by the hash of one."""
+    return _bare(name) if name else _numbered().get(number, f"{number:#x}")
+
+
+def _bare(name: str) -> str:
+    found = re.sub(r"V\d$", "", name)
+    return found.removesuffix("Forward")
+
+
+@functools.cache
+def _numbered() -> dict[int, str]:
+    """Types by the number they have in files."""
+    found = {}
+    for base in (*FUNCTIONS, INPUT, *CONSTANTS, *WEIGHTS, *_OTHERS):
+        for tail in ("", "V0", "V1", "V2", "V3", "V4"):
+            for middle in ("", "Forward"):
+                text = (base + middle + tail).encode()
+                found[xxh64(text + b"\0")] = found[xxh64(text)] = base
+    return found
+
+
+_P1, _P2, _P3, _P4, _P5 = (
+    *(11400714785074694791, 14029467366897019727, 1609587929392839161),
+    *(9650029242287828579, 2870177450012600261),
+)
+_MASK = 2**64 - 1
+
+
+def _turned(x: int, by: int) -> int:
+    x &= _MASK
+    return (x << by | x >> (64 - by)) & _MASK
+
+
+def _round(lane: int, word: int) -> int:
+    return _turned(lane + word * _P2, 31) * _P1 & _MASK
+
+
+def xxh64(text: bytes, seed: int = 20160701) -> int:
+    """The hash by which MegEngine numbers types: XXH64, with its seed."""
+    place, count = 0, len(text)
+    if count >= 32:
+        lanes = [seed + _P1 + _P2, seed + _P2, seed, seed - _P1]
+        while place + 32 <= count:
+            for i in range(4):
+                at = place + 8 * i
+                lanes[i] = _round(lanes[i], int.from_bytes(text[at : at + 8], "little"))
+            place += 32
+        total = sum(_turned(lane, by) for lane, by in zip(lanes, (1, 7, 12, 18), strict=True))
+        for lane in lanes:
+            total = ((total ^ _round(0, lane)) * _P1 + _P4) & _MASK
+    else:
+        total = seed + _P5
+    total = (total + count) & _MASK
+    for size, by, mul, add in ((8, 27, _P1, _P4), (4, 23, _P2, _P3), (1, 11, _P1, 0)):
+        while place + size <= count:
+            word = int.from_bytes(text[place : place + size], "little")
+            mixed = _round(0, word) if size == 8 else word * (_P1 if size == 4 else _P5)
+            total = (_turned(total ^ (mixed & _MASK), by) * mul + add) & _MASK
+            place += size
+    for shift, mul in ((33, _P2), (29, _P3), (32, 1)):
+        total = (total ^ total >> shift) * mul & _MASK
+    return total
