@@ -128,6 +128,12 @@ def test_a_network_of_one_layer():
     assert isinstance(Q.quantize(changed), quantized.Linear)
 
 
+def test_layers_print_what_rounds_results_before_what_rounds_weights():
+    net = Q.quantize_qat(M.Sequential(M.Linear(3, 3)), inplace=False)
+    printed = [line.split(":")[0].strip(" ()") for line in repr(net[0]).splitlines()[2:-1]]
+    assert printed == ["act_observer", "act_fake_quant", "weight_observer", "weight_fake_quant"]
+
+
 def test_disabled_layers_stay():
     net = Net()
     net.head.disable_quantize()

@@ -59,6 +59,21 @@ def test_fuse_conv(groups: int, relu: Any) -> None:
     np.testing.assert_allclose(fused(x).numpy(), expected.numpy(), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("relu", [None, M.ReLU()])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_fuse_transposed_convolutions(groups: int, relu: Any) -> None:
+    conv = M.ConvTranspose2d(4, 6, 3, 2, 1, 1, 1, groups, bias=groups == 1)
+    bn, x = settled(M.BatchNorm2d(6)), drawn(2, 4, 5, 5)
+    for kind in ("", "Bn"):
+        for module in (conv, bn):
+            module.train(bool(kind))
+        fused = fuse_conv_bn_relu_module(conv, bn, relu)
+        after = "2d" if relu is None else "Relu2d"
+        assert type(fused).__name__ == f"ConvTranspose{kind}{after}"
+        expected = bn(conv(x)) if relu is None else relu(bn(conv(x)))
+        np.testing.assert_allclose(fused(x).numpy(), expected.numpy(), rtol=1e-4, atol=1e-5)
+
+
 def test_fuse_conv_and_relu() -> None:
     conv, x = M.Conv2d(2, 3, 1), drawn(1, 2, 4, 4)
     fused = fuse_conv_bn_relu_module(conv, None, M.ReLU())

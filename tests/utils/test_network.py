@@ -491,6 +491,24 @@ def test_ops_and_parameters_are_called_after_their_modules() -> None:
     assert modes == ["ADD", "RELU", "ADD", "RELU", "MUL", "ADD"]
 
 
+def test_results_that_the_program_names_keep_their_names() -> None:
+    def body(x: Any) -> Any:
+        y, z = x * 2, x + 1
+        y.name = "doubled"
+        z.name = "image"  # the name of the argument, which is taken
+        return y, z
+
+    traced = jit.trace(body, capture_as_const=True)
+    traced(mge.tensor(np.ones((2, 3)), name="image"))
+    file = io.BytesIO()
+    done = traced.dump(file, arg_names=["image"])
+    assert done.outputs[0] == "doubled" and done.outputs[1].startswith("ADD")
+    assert "image" not in done.outputs
+    file.seek(0)
+    var = Network.load(file).dest_vars[0]
+    assert (var.name, var.owner.name) == ("doubled", "MUL")
+
+
 def test_an_operator_takes_the_place_of_another() -> None:
     net = Network.load(sum_of_product())
     old = net.get_opr_by_name("MUL")

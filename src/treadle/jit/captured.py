@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from treadle.base.types import TensorType
@@ -90,6 +90,7 @@ class Captured:
         home: the device that the program lives on.
         at: the device of every input; None for what Python gives, which can be anywhere.
         places: where there are several devices, that of each node of the graph.
+        named: what the program called the tensors that the function returned, by output number.
     """
 
     graph: Graph
@@ -105,6 +106,7 @@ class Captured:
     home: CompNode
     at: tuple[CompNode | None, ...]
     places: tuple[CompNode | None, ...] = ()
+    named: Mapping[int, str] = field(default_factory=dict)
 
     @property
     def on_host(self) -> bool:

@@ -102,7 +102,10 @@ def model_of(name: str, captured: Captured, arguments: Sequence[str], ends: Ends
     results, _ = tree.flatten(captured.results)
     wanted = [r.index for r in results if isinstance(r, Output)]
     graph = inference_graph(name, captured, wanted)
-    outputs = list(ends.outputs) if ends.outputs is not None else _output_names(captured, graph)
+    # Names of arguments are taken.
+    called = [captured.named.get(i, "") for i in wanted]
+    called = ["" if name in inputs else name for name in called]
+    outputs = list(_output_names(captured, graph, called) if ends.outputs is None else ends.outputs)
     if len(outputs) != len(wanted):
         raise ValueError(
             f"dump: the function has {len(wanted)} results, output_names has {len(outputs)}"
@@ -164,14 +167,14 @@ def _names(nodes: Sequence[Node]) -> list[tuple[str, ...]]:
     ]
 
 
-def _output_names(captured: Captured, graph: Graph) -> list[str]:
-    """Keys of a dict that was returned, else what the ops and values are called."""
+def _output_names(captured: Captured, graph: Graph, called: Sequence[str]) -> list[str]:
+    """Keys of a dict that was returned, else what the tensors, ops and values are called."""
     if isinstance(captured.results, dict):
         return [str(key) for key in captured.results]
     taken: list[str] = []
-    for number, value in enumerate(graph.outputs):
+    for number, (value, given) in enumerate(zip(graph.outputs, called, strict=True)):
         producer = value.producer
-        name = value.name or (f"{producer.op.name}" if producer else f"output_{number}")
+        name = given or value.name or (f"{producer.op.name}" if producer else f"output_{number}")
         taken.append(name if name not in taken else f"{name}[{number}]")
     return taken
 

@@ -10,6 +10,7 @@ import operator
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import reduce
 from typing import Any
 
@@ -121,6 +122,11 @@ class Named(Traced):
         with self._builder.at(self._builder.loc, self._builder.group, name):
             return super().apply(op, inputs)
 
+    def finish(self, results: list[Any], shape: Tree) -> Captured:
+        """Collect outputs, and what the program calls them."""
+        named = {self._output(r): r.name for r in results if isinstance(r, Tensor) and r.name}
+        return replace(super().finish(results, shape), named=named)
+
     def _input(
         self, type_: TensorType, source: Source, name: str = "", at: CompNode | None = None
     ) -> GraphOperand:
@@ -156,6 +162,7 @@ class Fixing(Named):
             for i, result in enumerate(results):
                 if isinstance(result, Tensor):
                     results[i] = Where()(some, result.constant(0, result.type.dtype), result)
+                    results[i].name = result.name
         return super().finish(results, shape)
 
     def _differs(self, value: Value, array: Array) -> Tensor:

@@ -11,6 +11,8 @@ from treadle.module.activation import ReLU
 from treadle.module.batchnorm import BatchNorm1d, BatchNorm2d
 from treadle.module.conv import Conv2d, ConvRelu2d
 from treadle.module.conv_bn import ConvBn2d, ConvBnRelu2d
+from treadle.module.conv_transpose import ConvTranspose2d, ConvTransposeRelu2d
+from treadle.module.conv_transpose_bn import ConvTransposeBn2d, ConvTransposeBnRelu2d
 from treadle.module.linear import Linear, LinearRelu
 from treadle.module.linear_bn import LinearBn1d, LinearBnRelu1d
 from treadle.module.module import Module
@@ -91,7 +93,8 @@ def _adopt(new: Any, layer: Any, bn: Any) -> None:
     weight, bias = layer.weight, layer.bias
     if bn is not None:
         weight, bias = fold_weight_bias(
-            weight, bias, bn.weight, bn.bias, bn.running_mean, bn.running_var, bn.eps
+            *(weight, bias, bn.weight, bn.bias, bn.running_mean, bn.running_var, bn.eps),
+            transpose=isinstance(layer, ConvTranspose2d),
         )
     new.weight = Parameter(weight)
     new.bias = None if bias is None else Parameter(bias)
@@ -109,12 +112,15 @@ def _fused(layer: Any, bn: Any, made: Any, name: str) -> Module:
     return whole
 
 
-def fuse_conv_bn_relu_module(conv: Conv2d, bn: BatchNorm2d | None, relu: ReLU | None) -> Module:
+def fuse_conv_bn_relu_module(
+    conv: Conv2d | ConvTranspose2d, bn: BatchNorm2d | None, relu: ReLU | None
+) -> Module:
     """One layer for a convolution, batch normalization and a rectifier, either of these optional.
 
     Returns:
         In evaluation mode a `Conv2d` or `ConvRelu2d` with folded weights; in training mode, where
-        there is batch normalization, a `ConvBn2d` or `ConvBnRelu2d`, which folds later.
+        there is batch normalization, a `ConvBn2d` or `ConvBnRelu2d`, which folds later. For a
+        transposed convolution the layers of these names with `ConvTranspose`.
 
     Raises:
         AssertionError: modes or channels differ, or there is nothing to fuse.
@@ -130,16 +136,24 @@ def fuse_conv_bn_relu_module(conv: Conv2d, bn: BatchNorm2d | None, relu: ReLU | 
         "bias": conv.bias is not None,
         "conv_mode": conv.conv_mode,
         "compute_mode": conv.compute_mode,
-        "padding_mode": conv.padding_mode,
         "name": conv.name,
     }
     if bn is None and relu is None:
         raise AssertionError("fuse_conv_bn_relu_module: there is nothing to fuse with")
     if bn is not None:
         _check(conv, bn, conv.out_channels)
-    if bn is not None and conv.training:
-        return _fused(conv, bn, (ConvBn2d if relu is None else ConvBnRelu2d)(**options), "conv")
-    return _fused(conv, bn, (Conv2d if relu is None else ConvRelu2d)(**options), "conv")
+    plain: Any = Conv2d if relu is None else ConvRelu2d
+    beside: Any = ConvBn2d if relu is None else ConvBnRelu2d
+    name = "conv"
+    if isinstance(conv, ConvTranspose2d):
+        options["output_padding"] = conv.output_padding
+        plain = ConvTranspose2d if relu is None else ConvTransposeRelu2d
+        beside = ConvTransposeBn2d if relu is None else ConvTransposeBnRelu2d
+        name = "conv_transpose2d"
+    else:
+        options["padding_mode"] = conv.padding_mode
+    made = (beside if bn is not None and conv.training else plain)(**options)
+    return _fused(conv, bn, made, name)
 
 
 def fuse_linear_bn_relu_module(linear: Linear, bn: BatchNorm1d | None, relu: ReLU | None) -> Module:

@@ -37,7 +37,9 @@ class QATModule(Module):
         self._set_parts(None, None, None, None)
 
     def _set_parts(self, *parts: Any) -> None:
-        self.weight_observer, self.act_observer, self.weight_fake_quant, self.act_fake_quant = parts
+        weight, act, weight_rounds, act_rounds = parts
+        self.act_observer, self.act_fake_quant = act, act_rounds  # MegEngine's order when printed
+        self.weight_observer, self.weight_fake_quant = weight, weight_rounds
 
     def __repr__(self) -> str:
         return "QAT." + super().__repr__()
