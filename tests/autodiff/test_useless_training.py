@@ -84,3 +84,35 @@ def test_it_is_said_once_and_not_where_something_is_trained() -> None:
             with frozen:
                 frozen.backward(net(mge.tensor(X)).sum())
     assert len(lines) == 1 and "GradManager.backward gives no gradient" in lines[0]
+
+
+@pytest.mark.parametrize("backwards", [1, 2])
+def test_gradients_that_add_up_over_steps_are_told_of_once(backwards: int) -> None:
+    """`clear_grad` was forgotten; several `backward` calls for one step are another thing."""
+    net = M.Linear(3, 2)
+    gm, opt = GradManager().attach(net.parameters()), O.SGD(net.parameters(), lr=0.1)
+
+    def step() -> None:
+        for _ in range(backwards):
+            with gm:
+                gm.backward(net(mge.tensor(X)).sum())
+        opt.step()
+
+    with logged() as lines:
+        for _ in range(3):
+            step()
+            opt.clear_grad()
+        step()
+        opt.step()  # Twice by the same gradient, on purpose.
+        opt.clear_grad()
+        step()
+        with gm:  # As the generator's loss does to a discriminator, which clears before its turn.
+            gm.backward(net(mge.tensor(X)).sum())
+        opt.clear_grad()
+        step()
+        assert not lines
+        step()
+        step()
+    (line,) = lines
+    assert "SGD.step uses gradients of an earlier step again" in line
+    assert "opt.step().clear_grad()" in line and line.endswith("in step")

@@ -235,7 +235,15 @@ class GradManager:
             settled = result if isinstance(result, Tensor) or result is None else result.get()
             if settled is not None:
                 mine = _own_handle(settled, shared)
-                tensor.grad = mine if tensor.grad is None else tensor.grad + settled
+                tensor.grad = mine if tensor.grad is None else _added(tensor.grad, settled)
+
+
+def _added(before: Tensor, grad: Tensor) -> Tensor:
+    """The sum of two gradients, which knows that an optimizer has stepped by the first already."""
+    total = before + grad
+    if "_stepped" in before.__dict__:
+        total.__dict__["_stepped"] = "again"
+    return total
 
 
 def _own_handle(grad: Tensor, shared: set[int]) -> Tensor:

@@ -58,6 +58,7 @@ class Optimizer(metaclass=Constructed):
     """
 
     _saw_gradient = False
+    _saw_old_gradient = False
     """Set by the first step, which looks for gradients."""
 
     def __init__(self, params: Params, defaults: Mapping[str, Any]) -> None:
@@ -154,6 +155,8 @@ class Optimizer(metaclass=Constructed):
         """
         if not self._saw_gradient:
             self._look_for_gradients()
+        if not self._saw_old_gradient:
+            self._look_for_old_gradients()
         with no_grad():
             for group in self.param_groups:
                 self._announce(group)
@@ -173,6 +176,26 @@ class Optimizer(metaclass=Constructed):
                 "%s); attach them to a GradManager and call gm.backward(loss) before. At %s",
                 type(self).__name__, len(params), params[0].type, user_location(),
             )  # fmt: skip
+
+    def _look_for_old_gradients(self) -> None:
+        """Warn once if a gradient contains one that was stepped by already.
+
+        One parameter speaks for all. Sums of several `backward` calls before a step are as wanted,
+        and so is what others add before `clear_grad`.
+        """
+        groups = iter(self.param_groups)
+        grad = next(
+            (p.grad for group in groups for p in group["params"] if p.grad is not None), None
+        )
+        if grad is None or capturing() is not None:
+            return
+        if grad.__dict__.get("_stepped") == "again":
+            self._saw_old_gradient = True
+            get_logger().warning(
+                "%s.step uses gradients of an earlier step again: backward adds to those that are "
+                "there. Call opt.step().clear_grad(). At %s", type(self).__name__, user_location(),
+            )  # fmt: skip
+        grad.__dict__.setdefault("_stepped", "once")
 
     def _kept_where_unusable(self, group: Group) -> list[tuple[Tensor, Tensor, Tensor]]:
         """What must keep its value unless a flag is true: (flag, handle, present value)."""
