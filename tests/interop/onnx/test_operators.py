@@ -165,6 +165,29 @@ def test_determinants_pools_and_regions() -> None:
             )
 
 
+@pytest.mark.parametrize("mode", ["avg", "max"])
+@pytest.mark.parametrize("opset", [10, 16])
+def test_regions_with_as_many_samples_as_they_need(mode: str, opset: int) -> None:
+    """Inside, small, half outside, turned inside out, outside, and larger than any map."""
+    boxes = [[0, 0, 6, 5], [1.3, 2.2, 4.7, 6.9], [0, 0, 0.5, 0.4], [-4, -3, 12, 11], [5, 5, 2, 2]]
+    boxes += [[-30, -30, -20, -20], [-500, -500, 700, 700], [6.9, 7.9, 30, 30]]
+    images = np.array([0, 1, 2, 0, 1, 2, 0, 1])
+    sizes = {"output_height": 2, "output_width": 3, "mode": mode, "spatial_scale": 0.75}
+    check(
+        "RoiAlign", numbers(3, 4, 9, 8), np.array(boxes, np.float32), images, opset=opset, **sizes
+    )
+
+
+@pytest.mark.parametrize("how", ["eager", "compiled"])
+def test_regions_without_measure_end(how: str) -> None:
+    """A sample per position of 1e9 would take hours; those outside of the map are not visited."""
+    boxes = np.array([[-1e9, -1e9, 1e9, 1e9], [np.nan, 0, 1, 1], [0, 0, np.inf, 4]], np.float32)
+    given = {"x0": numbers(1, 1, 4, 4), "x1": boxes, "x2": np.zeros(3, np.int64)}
+    node = helper.make_node("RoiAlign", list(given), ["y0"])
+    model = single(node, given, 16, {"y0": np.zeros((3, 1, 1, 1), np.float32)})
+    assert by_treadle(model, given, how)[0].shape == (3, 1, 1, 1)
+
+
 def test_a_number_to_pad_with_may_be_computed() -> None:
     check("Pad", numbers(2, 3), np.array([1, -1, 0, 2]), np.float32(0.5), known=(1,))
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from treadle.base import dtype as dt
-from treadle.interop.onnx.converters.shapes import extents, part, reshaped
-from treadle.interop.onnx.nodes import Array, Node, Value, concrete, dtype_of, known, together
+from treadle.base.modes import LOCAL
+from treadle.interop.onnx.converters.shapes import extents, joined, part, reshaped
+from treadle.interop.onnx.nodes import Array, Node, Value, concrete, dtype_of, together
 from treadle.interop.onnx.registry import converts
+from treadle.jit.control import while_loop
 from treadle.ops import elementwise as ew
 from treadle.ops import logic, reduce, unary
 from treadle.ops.gather import Index, Take
@@ -20,6 +22,7 @@ from treadle.ops.matmul import Matmul
 from treadle.ops.movement import Transpose
 from treadle.ops.resample import Resize as ResizeOp
 from treadle.ops.select import Where
+from treadle.tensor import Tensor
 
 # -- resize ------------------------------------------------------------------------------------
 
@@ -362,8 +365,7 @@ def _roi_align(node: Node, x: Value, rois: Value, batches: Value) -> Value:
     x, boxes, batches = together([x, rois * node.attr("spatial_scale", 1.0) - half, batches])
     if node.attr("sampling_ratio", 0) > 0:
         return _regions(node, x, boxes, batches, not half)
-    # The number of samples depends on the regions.
-    return _regions_on_host(node, x, boxes, batches, not half)
+    return _adaptive(node, x, boxes, batches, not half)
 
 
 def _regions(node: Node, x: Value, boxes: Value, batches: Value, least: bool) -> Value:
@@ -399,43 +401,129 @@ def _regions(node: Node, x: Value, boxes: Value, batches: Value, least: bool) ->
     return Transpose((0, 3, 1, 2))(op(cells))
 
 
-def _regions_on_host(node: Node, x: Value, rois: Value, batches: Value, least: bool) -> Value:
-    boxes = concrete(rois, node, "the regions, which decide the number of samples,")
-    height, width = node.attr("output_height", 1), node.attr("output_width", 1)
-    values, images = concrete(x, node, "the maps"), concrete(batches, node, "the images")
-    results = np.zeros((len(boxes), values.shape[1], height, width), values.dtype)
-    for i, (box, batch) in enumerate(zip(boxes, images, strict=True)):
-        x0, y0, x1, y1 = box
-        h, w = y1 - y0, x1 - x0
-        if least:
-            h, w = max(h, 1.0), max(w, 1.0)
-        grid_h, grid_w = math.ceil(h / height), math.ceil(w / width)
-        ys = y0 + (np.arange(height * grid_h) + 0.5) * h / (height * grid_h)
-        xs = x0 + (np.arange(width * grid_w) + 0.5) * w / (width * grid_w)
-        shape = (values.shape[1], height, grid_h, width, grid_w)
-        parts = _bilinear(values[int(batch)], ys, xs)
-        if node.attr("mode", "avg") == "avg":
-            results[i] = parts.sum(0).reshape(shape).mean((2, 4))
-        else:
-            results[i] = parts.max(0).reshape(shape).max((2, 4))
-    return known(results)
+def _adaptive(node: Node, x: Value, boxes: Value, batches: Value, least: bool) -> Value:
+    """As many samples in each cell as it is long and wide: a loop over those of the largest cell.
 
-
-def _bilinear(image: Array, ys: Array, xs: Array) -> Array:
-    """The four weighted corners of every sample, [4, C, len(ys), len(xs)]."""
-    (y0, y1, ty, in_y), (x0, x1, tx, in_x) = (
-        _corner(a, n) for a, n in zip((ys, xs), image.shape[1:], strict=True)
+    Samples that lie outside of the maps are 0 and are not visited, so there are at most about two
+    per position of the maps, however large the boxes are.
+    """
+    count, sizes = extents(boxes)[0], (node.attr("output_height", 1), node.attr("output_width", 1))
+    down, across = (
+        _Side.of(boxes, i, size, n, least)
+        for i, (size, n) in enumerate(zip(sizes, extents(x)[2:], strict=True))
     )
-    inside = in_y[:, None] & in_x[None, :]
-    parts = []
-    for rows, wy in ((y0, 1 - ty), (y1, ty)):
-        for columns, wx in ((x0, 1 - tx), (x1, tx)):
-            parts.append(image[:, rows][:, :, columns] * (wy[:, None] * wx[None, :] * inside))
-    return np.stack(parts)
+    average = node.attr("mode", "avg") == "avg"
+    images, last = reshaped(batches.astype(dt.int64), (count, 1, 1)), Transpose((0, 2, 3, 1))(x)
+    rows, columns = down.most(), across.most()
+    first = _empty(down, across, count, average).broadcast_to((count, *sizes, extents(x)[1]))
+
+    def turn(t: Value, made: Value) -> Value:
+        i = ew.FloorDiv()(t, columns)
+        (row_taps, in_row), (column_taps, in_column) = down.taps(i), across.taps(t - i * columns)
+        samples = [
+            Index((0, 1, 2))(
+                last, images, reshaped(row, (count, -1, 1)), reshaped(column, (count, 1, -1))
+            )
+            * (reshaped(wy, (count, -1, 1, 1)) * reshaped(wx, (count, 1, -1, 1)))
+            for row, wy in row_taps
+            for column, wx in column_taps
+        ]
+        whole = functools.reduce(ew.Add() if average else ew.Maximum(), samples)
+        joint = ew.Add()(made, whole) if average else ew.Maximum()(made, whole)
+        visited = reshaped(in_row, (count, -1, 1, 1)) & reshaped(in_column, (count, 1, -1, 1))
+        return Where()(visited, joint, made)
+
+    total = ew.Mul()(rows, columns)
+    made = _turns(node, total, turn, first)
+    each = reshaped(down.grid * across.grid, (count, 1, 1, 1))
+    if average:
+        made = made / ew.Maximum()(each, each.constant(1.0))
+    else:
+        made = Where()(each > 0.0, made, made.constant(0.0))
+    return Transpose((0, 3, 1, 2))(made)
 
 
-def _corner(at: Array, n: int) -> tuple[Array, Array, Array, Array]:
-    inside = (at >= -1.0) & (at <= n)
-    at = np.clip(at, 0, n - 1)
-    low = np.floor(at).astype(int)
-    return low, np.minimum(low + 1, n - 1), at - low, inside
+def _empty(down: _Side, across: _Side, count: Any, average: bool) -> Value:
+    """What the samples of a cell are added to, or compared with."""
+    zero = reshaped(down.grid * 0.0, (count, 1, 1, 1))
+    if average:
+        return zero
+    missing = reshaped(down.visits < down.grid, (count, -1, 1, 1))
+    missing = missing | reshaped(across.visits < across.grid, (count, 1, -1, 1))
+    return Where()(missing, zero, zero.constant(-math.inf))
+
+
+def _turns(node: Node, total: Value, body: Callable[[Value, Value], Value], first: Value) -> Value:
+    """`first` after so many turns: a loop of the program, if there is one."""
+    if LOCAL.capture is not None and isinstance(total, Tensor):
+        start = total * 0
+        made = while_loop(
+            lambda t, _: t < total, lambda t, made: (t + 1, body(t, made)), (start, first)
+        )
+        return made[1]
+    made = first
+    for t in range(int(concrete(total, node, "the size of the regions, outside of programs,"))):
+        made = body(total.constant(t, dt.int64), made)
+    return made
+
+
+class _Side(NamedTuple):
+    """Samples along one axis: of boxes [K,1], of their cells [K,size].
+
+    Attributes:
+        cells: where they begin.
+        step: from sample to sample.
+        grid: samples per cell, as a float.
+        first: the one of a cell that is visited first.
+        visits: how many are.
+        extent: of the maps.
+    """
+
+    cells: Value
+    step: Value
+    grid: Value
+    first: Value
+    visits: Value
+    extent: Any
+
+    @classmethod
+    def of(cls, boxes: Value, i: int, size: int, n: Any, least: bool) -> _Side:
+        """Along the axis i of the maps, of extent n, in `size` cells."""
+        start, stop = part(boxes, 1, 1 - i, 2 - i), part(boxes, 1, 3 - i, 4 - i)
+        length = stop - start
+        one, none = length.constant(1.0), length.constant(0.0)
+        length = ew.Maximum()(length, one) if least else length
+        cell = length / length.constant(float(size))
+        grid = ew.Maximum()(unary.Ceil()(cell), none)
+        step = cell / ew.Maximum()(grid, one)
+        places = length.constant(np.arange(size).reshape(1, -1), dtype_of(length))
+        cells = start + places * cell
+
+        def limited(k: Value) -> Value:
+            return ew.Maximum()(ew.Minimum()(k, grid), none)
+
+        # One more on either side, lest rounding lose a sample at the edge.
+        low = limited(unary.Ceil()((-1.0 - cells) / step - 0.5) - 1.0)
+        high = limited(unary.Floor()((cells.constant(float(n)) - cells) / step - 0.5) + 2.0)
+        visits = ew.Minimum()(high - low, low.constant(2.0 * n + 8.0))
+        return cls(cells, step, grid, low, Where()(visits > 0.0, visits, none), n)
+
+    def most(self) -> Value:
+        """Visits of the cell with the most, at least one: int64."""
+        flat = reshaped(self.visits, (-1,))
+        one = flat.constant(np.ones(1), dtype_of(flat))
+        return reduce.Max((0,))(joined([flat, one], 0)).astype(dt.int64)
+
+    def taps(self, turn: Value) -> tuple[list[tuple[Value, Value]], Value]:
+        """Positions and weights of two neighbors for each cell, and which cells have this visit."""
+        turn = turn.astype(dtype_of(self.visits))
+        at = self.cells + (self.first + turn + 0.5) * self.step
+        here = turn < self.visits
+        inside = here & (at >= -1.0) & (at <= float(self.extent))
+        none, most = at.constant(0.0), at.constant(self.extent - 1.0)
+        at = Where()(inside, ew.Minimum()(ew.Maximum()(at, none), most), none)
+        low, counted = unary.Floor()(at), inside.astype(dtype_of(at))
+        share = at - low
+        high = ew.Minimum()(low + 1.0, most)
+        taps = ((low, (1 - share) * counted), (high, share * counted))
+        return [(place.astype(dt.int64), weight) for place, weight in taps], here
