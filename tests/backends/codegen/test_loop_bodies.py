@@ -23,7 +23,7 @@ from treadle.ops.loss import SoftmaxCrossEntropy
 from treadle.ops.movement import Concat, Flip, Roll
 from treadle.ops.norm import GroupNorm, LayerNorm, Standardize, StandardizeGrad
 from treadle.ops.op import Array
-from treadle.ops.reduce import Max, Mean, Min, Prod
+from treadle.ops.reduce import Max, Mean, Min, Prod, Sum
 from treadle.ops.select import Where
 from treadle.ops.slicing import Pad, Slice
 from treadle.ops.softmax import LogSoftmax, Softmax
@@ -302,3 +302,15 @@ def test_quotients_by_what_no_sum_decides_are_rounded_once() -> None:
     np.testing.assert_array_equal(
         irregular.run(greatest, (x,))[0], x / x.max(axis=1, keepdims=True)
     )
+
+
+@pytest.mark.parametrize("reduced", [Sum, Mean])
+@pytest.mark.parametrize("scale", [1e-42, 1e-40, 3e-39, 1e-30, 1.0, 1e36])
+def test_quotients_by_sums_of_any_size(reduced: type[Sum] | type[Mean], scale: float) -> None:
+    """The inverse of a sum below 3e-39 is infinite, that of one beyond 1e38 has few digits."""
+    x = (np.random.default_rng(0).random((3, 300)) * scale).astype(np.float32)
+    op = fused(lambda x: x / reduced((1,), True)(x), (x,))
+    wide = x.astype(np.float64)
+    total = wide.sum(1, keepdims=True) if reduced is Sum else wide.mean(1, keepdims=True)
+    total = total.astype(np.float32).astype(np.float64)
+    np.testing.assert_allclose(irregular.run(op, (x,))[0], wide / total, rtol=1e-6)

@@ -147,7 +147,8 @@ def three_kernels(tile: int, chunks: int = 1) -> list[str]:
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """One kernel does all, however small the maps are."""
     monkeypatch.setattr(winograd, "_BLOCK", (1, 7))
-    monkeypatch.setattr(winograd, "_ITEMS", 0)
+    monkeypatch.setattr(winograd, "_ITEMS", 1)
+    monkeypatch.setattr(winograd, "_LEAST", 1)
     lower._lower.cache_clear()
     yield
     lower._lower.cache_clear()
@@ -244,6 +245,16 @@ def test_mixed_layouts_are_refused() -> None:
 def test_large_maps_take_one_kernel(tile: int) -> None:
     how = check(conv(tile), *drawn((1, 20 * tile, 20 * tile - 1, 16), 24), frozen=True)
     assert names(how) == one_kernel(tile) and len(how.prelude) == 1
+
+
+@pytest.mark.parametrize(
+    "channels, size, whole", [(64, 56, True), (96, 40, True), (256, 56, False), (64, 28, False)]
+)
+def test_what_the_cache_holds_takes_one_kernel(channels: int, size: int, whole: bool) -> None:
+    """196 and 100 tiles are 8 blocks; of 256 channels a block would be too small."""
+    given = drawn((1, size, size, channels), channels)
+    found = names(lowered(fused(channels_last(conv(4)), given), given, target=AVX512))
+    assert found == (one_kernel(4) if whole else three_kernels(4))
 
 
 def test_many_tiles_go_through_the_workspace_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,7 @@ MARGIN = 0.85
 """Share of the direct time from which on the other algorithm is not worth its larger memory."""
 TRANSFORM = 32
 """Price of a number that goes through a transform: computed, written and read again."""
-READ = 20
+READ = 24
 """Price of a weight that is read, from a cache where all is well."""
 PACK = 30
 """Price of a weight that is transformed or packed, which is done once where it is frozen."""

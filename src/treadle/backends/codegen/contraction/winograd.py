@@ -54,7 +54,10 @@ _LAST = Transpose((0, 2, 3, 1))
 _PATCH = 1 << 16
 """Elements of the inputs of one tile."""
 _BLOCK = (16, 48)
-"""Fewest tiles for which one kernel does all and reads the weights again, and most."""
+"""Tiles that the cache has to hold for one kernel to do all and read the weights again, and most of
+a block."""
+_LEAST = 12
+"""Tiles of a block, where larger ones were too few items."""
 _ITEMS = 8
 """Items of that kernel that keep a handful of threads busy."""
 _CHUNK = 1 << 24
@@ -164,8 +167,10 @@ class _Plan:
         values = min(self.launches.target.l2 // 2, 1 << 20) // size
         sums = min(self.launches.target.l2 // 4, 1 << 20) // size
         room = (values // maps.points - PAD) // pitch, (sums // maps.points - PAD) // tile.width
-        block = even_block(maps.tiles, min(*room, _BLOCK[1]), tile.rows)
-        if block >= _BLOCK[0] and maps.tiles > (_ITEMS - 1) * block:
+        most = min(*room, _BLOCK[1])
+        share = max(_LEAST, -(-maps.tiles // _ITEMS))
+        block = even_block(maps.tiles, min(most, share), tile.rows)
+        if most >= _BLOCK[0] and maps.tiles > (_ITEMS - 1) * block:
             spec = self._spec("whole", values, sums)
             sizes = {"block": block, "pitch": pitch, "point": block * pitch + PAD}
             sizes |= {"sums_pitch": tile.width, "sums_point": block * tile.width + PAD}

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 from treadle.backends.codegen.irregular.rows import resolve
 from treadle.backends.codegen.kernel.builder import Builder
 from treadle.backends.codegen.kernel.ir import KernelError, Value
 from treadle.backends.codegen.loops.index_map import IndexWriter, Parameters, Place
+from treadle.backends.codegen.loops.quotients import Inverse, inverse_of, of_sums
 from treadle.backends.codegen.scalars.code import apply, compute_dtype, load_value, store_value
 from treadle.backends.codegen.scalars.convert import convert
 from treadle.backends.program import Ref
@@ -18,8 +20,8 @@ from treadle.graph.cells import Apply, Cell, Choice, Guard, Literal, Load, Seque
 from treadle.graph.domains import Axis, LoopNest
 from treadle.graph.positions import Atom, Position
 from treadle.ops.elementwise import Div
-from treadle.ops.reduce import Mean, Sum
 
+T = TypeVar("T")
 Source = Callable[[int], tuple[Ref, DType, int]]
 """Number of an input or table -> its memory, element type and number of elements."""
 
@@ -48,7 +50,7 @@ class CellWriter(IndexWriter):
         self.stage = 0
         self.cells = nest.cells()
         self._values: list[dict[Cell, Value]] = [{}]
-        self._inverses: list[dict[Cell, Value]] = [{}]
+        self._inverses: list[dict[Cell, Inverse]] = [{}]
 
     @contextmanager
     def inside(
@@ -93,21 +95,16 @@ class CellWriter(IndexWriter):
         self._invert(needed)
 
     def _invert(self, needed: Collection[Cell] | None) -> None:
-        """Divide 1 by what inner loops would divide by again and again.
-
-        Only by what sums decide, whose last digits hang on the order of additions anyway: another
-        quotient is rounded once, as it is op by op, since rounding or a comparison may follow.
-        """
+        """Divide 1 by what inner loops would divide by again and again, see `quotients`."""
         for cell in self.cells:
             if not (isinstance(cell, Apply) and isinstance(cell.op, Div)):
                 continue
             divisor = cell.args[1]
-            again = cell.varies & ~self.bound and _of_sums(divisor)
+            again = cell.varies & ~self.bound and of_sums(divisor)
             if again and (needed is None or cell in needed):
                 value = self.known(divisor)
                 if value is not None and _find(self._inverses, divisor) is None:
-                    one = self.b.constant(1.0, value.dtype, value.lanes)
-                    self._inverses[-1][divisor] = self.b.div(one, value)
+                    self._inverses[-1][divisor] = inverse_of(self.b, divisor, value)
 
     def known(self, cell: Cell) -> Value | None:
         """The value of a cell, if it has been written."""
@@ -128,7 +125,7 @@ class CellWriter(IndexWriter):
         if isinstance(cell, Apply):
             inverse = _find(self._inverses, cell.args[-1]) if isinstance(cell.op, Div) else None
             if inverse is not None:
-                return self.b.mul(self.value(cell.args[0]), inverse)
+                return inverse.times(self.b, self.value(cell.args[0]))
             return apply(self.b, cell.op, [self.value(a) for a in cell.args], cell.dtype)
         if isinstance(cell, Load):
             return self._load(cell)
@@ -245,14 +242,7 @@ class CellWriter(IndexWriter):
         return tests[0] if len(tests) == 1 else b.bitwise("and", *tests)
 
 
-def _of_sums(cell: Cell) -> bool:
-    """Whether a number is computed from a sum or a mean."""
-    if isinstance(cell, Total):
-        return isinstance(cell.op, Sum | Mean) or _of_sums(cell.arg)
-    return isinstance(cell, Apply) and any(map(_of_sums, cell.args))
-
-
-def _find(scopes: list[dict[Cell, Value]], cell: Cell) -> Value | None:
+def _find(scopes: list[dict[Cell, T]], cell: Cell) -> T | None:
     """What the innermost scope that knows a cell says of it."""
     for scope in reversed(scopes):
         if cell in scope:

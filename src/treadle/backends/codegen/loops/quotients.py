@@ -1,0 +1,77 @@
+"""Quotients with one divisor for a whole inner loop: inverted once, multiplied by.
+
+Only divisors that sums decide, whose last digits hang on the order of additions anyway: another
+quotient is rounded once, as it is op by op, since rounding or a comparison may follow.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from treadle.backends.codegen.kernel.builder import Builder
+from treadle.backends.codegen.kernel.ir import Value
+from treadle.base import dtype as dt
+from treadle.graph.cells import Apply, Cell, Literal, Total
+from treadle.ops.elementwise import Maximum, Sub
+from treadle.ops.reduce import Max, Mean, Sum
+from treadle.ops.unary import Exp, Sqrt
+
+_FAR = {dt.float32: 100, dt.float64: 900}
+"""Divisors below 2**-n or above 2**n have inverses that are infinite or lose digits, or nearly."""
+_STEP = {dt.float32: 64, dt.float64: 512}
+"""Times 2**n, or its inverse, they have not, down to the least and up to the greatest number."""
+
+
+class Inverse(NamedTuple):
+    """What a quotient's dividend is multiplied by: a power of two first, where there is one."""
+
+    scale: Value | None
+    value: Value
+
+    def times(self, b: Builder, x: Value) -> Value:
+        """The quotient."""
+        return b.mul(x if self.scale is None else b.mul(x, self.scale), self.value)
+
+
+def of_sums(cell: Cell) -> bool:
+    """Whether a number is computed from a sum or a mean."""
+    if isinstance(cell, Total):
+        return isinstance(cell.op, Sum | Mean) or of_sums(cell.arg)
+    return isinstance(cell, Apply) and any(map(of_sums, cell.args))
+
+
+def inverse_of(b: Builder, divisor: Cell, value: Value) -> Inverse:
+    """Divide 1 by a divisor, scaled where it may be so small or so large that it matters.
+
+    A dividend that overflows, or loses digits, by the same scale has an infinite quotient, or 0.
+    """
+    one = b.constant(1.0, value.dtype, value.lanes)
+    if _is_moderate(divisor) or value.dtype not in _FAR:
+        return Inverse(None, b.div(one, value))
+    far, step, size = _FAR[value.dtype], _STEP[value.dtype], b.abs(value)
+    larger, smaller = (b.constant(2.0**n, value.dtype, value.lanes) for n in (step, -step))
+    scale = b.select(b.compare("lt", size, 2.0**-far), larger, one)
+    scale = b.select(b.compare("lt", 2.0**far, size), smaller, scale)
+    return Inverse(scale, b.div(one, b.mul(value, scale)))
+
+
+def _is_moderate(cell: Cell) -> bool:
+    """Whether a number is known to be 0 or in the middle of its type's range: see `_FAR`."""
+    if isinstance(cell, Total):
+        return isinstance(cell.op, Sum) and _has_a_one(cell.arg)
+    if isinstance(cell, Literal):
+        return 2.0**-100 < abs(float(cell.value)) < 2.0**100
+    if isinstance(cell, Apply) and isinstance(cell.op, Maximum):
+        return all(map(_is_moderate, cell.args))
+    return isinstance(cell, Apply) and isinstance(cell.op, Sqrt)
+
+
+def _has_a_one(cell: Cell) -> bool:
+    """Whether it is exp(x - max(x)), which is 1 at the maximum and at most 1 elsewhere."""
+    if not (isinstance(cell, Apply) and isinstance(cell.op, Exp)):
+        return False
+    (shifted,) = cell.args
+    if not (isinstance(shifted, Apply) and isinstance(shifted.op, Sub)):
+        return False
+    x, most = shifted.args
+    return isinstance(most, Total) and isinstance(most.op, Max) and most.arg is x
