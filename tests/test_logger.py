@@ -17,9 +17,10 @@ from treadle import logger
 @pytest.fixture(autouse=True)
 def levels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(logger, "_CHOSEN", [False])
-    before = mge.get_logger().level
+    own = mge.get_logger("treadle")
+    before = own.level
     yield
-    mge.get_logger().setLevel(before)
+    own.setLevel(before)
 
 
 def test_a_program_shows_what_it_tells(tmp_path: Path) -> None:
@@ -28,12 +29,14 @@ def test_a_program_shows_what_it_tells(tmp_path: Path) -> None:
         "log = mge.get_logger('program')\n"
         "log.info('epoch %d', 1)\n"
         "log.debug('hidden')\n"
-        "mge.get_logger().info('hidden, too')\n"
+        "mge.get_logger('treadle').info('hidden, too')\n"
+        "mge.get_logger().info('epoch %d', 2)\n"
         "mge.set_log_level('WARNING')\n"
         "log.info('hidden now')\n"
+        "mge.get_logger().info('hidden now')\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stderr == "INFO treadle.program: epoch 1\n"
+    assert done.stderr == "INFO treadle.program: epoch 1\nINFO treadle.program: epoch 2\n"
 
 
 def test_levels_are_set_for_all_or_for_new_loggers_only() -> None:
@@ -49,7 +52,7 @@ def test_levels_are_set_for_all_or_for_new_loggers_only() -> None:
 def test_the_level_of_the_core_is_that_of_the_package() -> None:
     before = logger.set_mgb_log_level("ERROR")
     with logger.replace_mgb_log_level(logging.DEBUG):
-        assert mge.get_logger().level == logging.DEBUG
+        assert mge.get_logger("treadle").level == logging.DEBUG
     assert logger.set_mgb_log_level(before) == logging.ERROR
     with pytest.raises(ValueError, match="level"):
         logger.set_mgb_log_level("LOUD")

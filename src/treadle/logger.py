@@ -1,8 +1,9 @@
 """Logging under MegEngine's names.
 
-Treadle's own logger shows warnings; loggers that programs make for themselves by
+Treadle's own logger shows warnings; loggers that programs make for themselves by `get_logger()` or
 `get_logger(__name__)` show `info`, too, as they do in MegEngine. `MEGENGINE_LOGGING_LEVEL` or
-`set_log_level` sets one level for all of them.
+`set_log_level` sets one level for all of them. Processes that `distributed.launcher` starts log as
+the one that starts them.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from treadle.base import log
 from treadle.base.env import LOG_LEVEL
@@ -45,19 +47,17 @@ class MegEngineLogFormatter(logging.Formatter):
 def get_logger(
     name: str | None = None, formatter: Callable[[], logging.Formatter] | None = None
 ) -> logging.Logger:
-    """Treadle's logger, or one of the program's, below it, by name.
+    """A logger of the program's, below Treadle's own, which is called "treadle".
 
     Args:
-        name: of the program's logger, usually `__name__`.
+        name: of the logger, usually `__name__`; "program" if None.
         formatter: a class of formatters, such as `MegEngineLogFormatter`, which the logger then
             uses on a handler of its own; by default records look like Treadle's.
 
     Raises:
         ValueError: the environment names no level.
     """
-    logger = log.get_logger(name)
-    if name is None:
-        return logger
+    logger = log.get_logger("program" if name is None else name)
     if logger.level == logging.NOTSET and not _CHOSEN[0] and not LOG_LEVEL.get():
         logger.setLevel(logging.INFO)
         _NAMED.append(logger)
@@ -98,6 +98,30 @@ def set_mgb_log_level(level: int | str) -> int:
     That is the level of MegEngine's C++ part, of which Treadle has none.
     """
     return log.set_log_level(level)
+
+
+def settings() -> dict[str, Any]:
+    """What another process needs to log as this one does, as data that can be pickled."""
+    own = log.get_logger()
+    known = [own.name, *(n for n in own.manager.loggerDict if n.startswith(f"{own.name}."))]
+    files = [h.baseFilename for h in own.handlers if isinstance(h, logging.FileHandler)]
+    return {
+        "levels": {name: logging.getLogger(name).level for name in known},
+        "named": [logger.name for logger in _NAMED],
+        "chosen": _CHOSEN[0],
+        "files": files,
+    }
+
+
+def restore(found: dict[str, Any]) -> None:
+    """Log as the process did that gave these `settings()`."""
+    log.get_logger()
+    for name, level in found["levels"].items():
+        logging.getLogger(name).setLevel(level)
+    _NAMED[:] = [logging.getLogger(name) for name in found["named"]]
+    _CHOSEN[0] = found["chosen"]
+    for file in found["files"]:
+        set_log_file(file)
 
 
 @contextmanager

@@ -34,8 +34,8 @@ def _handlers() -> list[logging.Handler]:
 
 
 def test_the_handler_is_added_once() -> None:
-    root = get_logger()
-    assert get_logger() is root and get_logger("treadle") is root
+    root = get_logger("treadle")
+    assert get_logger("treadle") is root is log.get_logger()
     child = get_logger("data")
     assert child.name == "treadle.data" and child.parent is root and not child.handlers
     assert len(_handlers()) == 1 and not root.propagate
@@ -46,13 +46,13 @@ def test_a_users_own_handler_stays() -> None:
     own = logging.NullHandler()
     logging.getLogger("treadle").addHandler(own)
     get_logger()
-    assert own in get_logger().handlers and len(_handlers()) == 1
+    assert own in log.get_logger().handlers and len(_handlers()) == 1
 
 
 @pytest.mark.parametrize("value", ["debug", "DEBUG", "10"])
 def test_the_level_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     monkeypatch.setenv("MEGENGINE_LOGGING_LEVEL", value)
-    assert get_logger().level == logging.DEBUG
+    assert log.get_logger().level == logging.DEBUG
 
 
 def test_a_wrong_level_names_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,8 +83,10 @@ def test_records_go_to_the_standard_error_of_the_moment(monkeypatch: pytest.Monk
 
 
 def test_records_go_to_a_file_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "log"
+    file, stream = tmp_path / "log", io.StringIO()
     set_log_file(str(file), "w")
+    set_log_file(stream)
     get_logger("x").error("broken")
+    assert stream.getvalue() == file.read_text(encoding="utf-8")
     assert file.read_text(encoding="utf-8").endswith("ERROR treadle.x: broken\n")
     assert capsys.readouterr().err == "ERROR treadle.x: broken\n"

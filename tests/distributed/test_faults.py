@@ -99,6 +99,32 @@ def test_shared_memory_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
     assert job() == [("self,tcp", [0, 1])] * 2
 
 
+@needs_mpi
+def test_ranks_log_as_their_launcher(tmp_path: Path) -> None:
+    """What programs tell of their progress shows, and goes to the file that they have chosen."""
+    code = """
+import sys, treadle as mge, treadle.distributed as dist
+told, quiet = mge.get_logger(__name__), mge.get_logger("quiet")
+quiet.setLevel("ERROR")
+mge.set_log_file(sys.argv[1])
+
+@dist.launcher(n_gpus=2)
+def job():
+    told.info("named")
+    mge.get_logger().info("program")
+    quiet.warning("quiet")
+    mge.get_logger("treadle").info("own")
+
+job()
+"""
+    file = tmp_path / "log"
+    command = [sys.executable, "-c", code, str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    lines = [f"INFO treadle.{name}" for name in ("__main__: named", "program: program")]
+    assert sorted(done.stderr.splitlines()) == [f"[rank {r}] {t}" for r in (0, 1) for t in lines]
+    assert sorted(line[24:] for line in file.read_text().splitlines()) == sorted(2 * lines)
+
+
 SCRIPT = """
 import os, sys, time
 from pathlib import Path

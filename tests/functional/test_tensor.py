@@ -153,7 +153,10 @@ def test_concat_and_stack() -> None:
     for axis in (0, 1, -1):
         same(F.concat([x, y], axis), np.concatenate([X, X + 100], axis))
         same(F.stack([x, y], axis), np.stack([X, X + 100], axis))
-    same(F.stack([mge.tensor(1.0), mge.tensor(2.0)]), [1, 2])
+    one, two = mge.tensor(1.0), mge.tensor(2.0)
+    same(F.stack([one, two]), [1, 2])
+    for joined in (F.concat([one, two], 0), F.concat([one, 2.0], -1), F.concat([two - one, [2.0]])):
+        same(joined, [1, 2])
     assert F.concat([mge.tensor([1]), mge.tensor([1.5])]).dtype == np.float32
     assert F.concat([mge.tensor([True])] * 2).dtype == np.bool_
     for broken in (

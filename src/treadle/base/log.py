@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from threading import Lock
 from typing import TextIO
@@ -88,9 +89,18 @@ def tell_no_effect(name: str, why: str) -> None:
         get_logger().warning("%s has no effect here: %s", name, why)
 
 
-def set_log_file(fout: str, mode: str = "a") -> None:
-    """Write log records to the file `fout`, opened in `mode`, besides standard error."""
-    handler = logging.FileHandler(fout, mode=mode)
+def set_log_file(fout: str | os.PathLike[str] | TextIO, mode: str = "a") -> None:
+    """Write log records to a file besides standard error.
+
+    Args:
+        fout: its name, or anything that has `write` and `flush`.
+        mode: in which to open what is named.
+    """
+    handler: logging.Handler
+    if isinstance(fout, (str, os.PathLike)):
+        handler = logging.FileHandler(fout, mode=mode)
+    else:
+        handler = logging.StreamHandler(fout)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     get_logger().addHandler(handler)
 

@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, TextIO
 
+from treadle import logger
 from treadle.base import env
 from treadle.runtime.comm.api import CommunicationError, RankFailed
 
@@ -225,7 +226,8 @@ def _pickled(function: Callable[..., Any], args: Any, kwargs: Any, count: int) -
             f"the function, or what it refers to, cannot be sent to other processes: {error}",
             hint="make files, locks and connections inside of the function",
         ) from error
-    return pickle.dumps({"path": paths, "argv": sys.argv, "count": count, "call": call})
+    told = {"path": paths, "argv": sys.argv, "count": count, "log": logger.settings()}
+    return pickle.dumps({**told, "call": call})
 
 
 def _cloudpickle() -> Any:

@@ -14,6 +14,7 @@ from typing import Any
 
 import cloudpickle
 
+from treadle import logger
 from treadle.distributed import group, launch, shrinking
 from treadle.distributed.launch import Failure, JobFolder, hold, is_held
 from treadle.distributed.streams import finish_lines, name_lines
@@ -56,6 +57,7 @@ def _call(folder: JobFolder) -> Any:
     told = pickle.loads(folder.call.read_bytes())
     sys.path[:] = told["path"]
     sys.argv[:] = told["argv"]
+    logger.restore(told["log"])
     function, args, kwargs = pickle.loads(told["call"])
     if group.job_size() != told["count"]:
         raise CommunicationError(

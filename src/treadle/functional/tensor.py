@@ -273,7 +273,7 @@ def concat(
 ) -> Tensor:
     """Tensors joined along an existing axis, promoted to one element type; other extents agree.
 
-    Beside tensors of one axis, a number or a 0-d tensor counts as one element.
+    Numbers and 0-d tensors count as one element each, beside tensors of one axis too.
 
     Raises:
         DeviceError: they live on different devices and `device` does not say where to go.
@@ -294,7 +294,7 @@ def concat(
         raise DeviceError(
             "concat", f"ambiguous device: {names}", hint=f"pass device={str(given[0].device)!r}"
         )
-    if any([x.ndim == 1 for x in given]):
+    if any([x.ndim < 2 for x in given]):
         given = [x if x.ndim else x.reshape(1) for x in given]
     tensors = promote_all(given)
     return movement.Concat(axis_of(axis, tensors[0], "concat"))(*tensors)

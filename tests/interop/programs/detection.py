@@ -274,6 +274,9 @@ def main():
     assert losses[-1]["total_loss"] < losses[0]["total_loss"], (losses[0], losses[-1])
     net.eval()
     scores, boxes = net(image[:1])
+    im_info = tensor(info)
+    scale_w, scale_h = im_info[0, 1] / im_info[0, 3], im_info[0, 0] / im_info[0, 2]
+    boxes = boxes / F.concat([scale_w, scale_h, scale_w, scale_h], axis=0)
     conf = scores.max(axis=1)
     idx = F.topk(conf, 50, descending=True)[1]
     keep = F.vision.nms(boxes[idx], conf[idx], 0.5, max_output=10)

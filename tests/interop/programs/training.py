@@ -197,7 +197,9 @@ def worker(args):
         clck.update(time.time() - t)
         t = time.time()
         vals.append(loss.item())
-        logging.debug("%s %s", obj, clck)
+        logging.info("%s %s", obj, clck)
+    with open(os.path.join(args.save, f"log{rank}.txt")) as log:
+        assert "Loss" in log.read()
     model.eval()
     n = 0
     for image, label in valid:
