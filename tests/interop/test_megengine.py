@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -220,6 +221,21 @@ def test_unknown_modules_are_ordinary_import_errors() -> None:
             __import__("megengine.core.nothing")
     finally:
         uninstall()
+
+
+def test_names_that_numpy_has_removed_mean_what_they_did() -> None:
+    """Programs of MegEngine's time write `astype(np.float)`; no NumPy of today has it."""
+    numpy: Any = np
+    install()
+    try:
+        assert "float" not in vars(numpy) and numpy.float is float
+        assert np.array([1.5], numpy.int).tolist() == [1]
+        assert numpy.in1d([[1, 2]], [2]).tolist() == [False, True]
+        with pytest.raises(AttributeError, match="'nothing'"):
+            numpy.nothing
+    finally:
+        uninstall()
+    assert not hasattr(numpy, "float")
 
 
 def test_core_names_what_it_has() -> None:

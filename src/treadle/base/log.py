@@ -13,7 +13,7 @@ from treadle.base.env import LOG_LEVEL
 _NAME = "treadle"
 _LOCK = Lock()
 _TOLD: set[str] = set()
-"""Settings that somebody was told of."""
+"""Warnings that somebody has had."""
 _FORMAT = "%(levelname)s %(name)s: %(message)s"
 
 
@@ -82,11 +82,16 @@ def set_log_level(level: int | str, update_existing: bool = True) -> int:
     return before
 
 
+def tell_once(text: str) -> None:
+    """Warn with a text that was not told yet."""
+    if text not in _TOLD:
+        _TOLD.add(text)
+        get_logger().warning("%s", text)
+
+
 def tell_no_effect(name: str, why: str) -> None:
-    """Warn, once per name, that a setting was accepted and changes nothing."""
-    if name not in _TOLD:
-        _TOLD.add(name)
-        get_logger().warning("%s has no effect here: %s", name, why)
+    """Warn, once, that a setting was accepted and changes nothing."""
+    tell_once(f"{name} has no effect here: {why}")
 
 
 def set_log_file(fout: str | os.PathLike[str] | TextIO, mode: str = "a") -> None:

@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from treadle.base.workers import WorkerStart
+from treadle.interop.megengine import numpy_names
 from treadle.interop.megengine.internals import ROOMS
 
 _ALIAS, _REAL = "megengine", "treadle"
@@ -19,6 +20,7 @@ _ELSEWHERE = {
     "amp.convert_format": "amp",
     "core._config": "config",
     "core.ops.custom": "utils.custom",
+    "core.tensor_factory": "functional",
     "core.tensor.amp": "amp",
     "core.tensor.dtype": "quantization.dtype",
     "data.dataset.meta_dataset": "data.dataset",
@@ -199,7 +201,7 @@ _FINDER = _AliasFinder()
 
 
 def install() -> None:
-    """Make `import megengine` mean Treadle in this process.
+    """Make `import megengine` mean Treadle in this process, and NumPy know its old names.
 
     Raises:
         RuntimeError: a real MegEngine has been imported already.
@@ -216,6 +218,7 @@ def install() -> None:
     sys.modules.setdefault(f"{_ALIAS}.distributed.launcher", package)
     for host, name, meant in _guests():
         setattr(host, name, meant)
+    numpy_names.keep()
     # A fresh process would not know the alias; MegEngine forks its workers, too.
     WorkerStart.method = "fork"
 
@@ -223,6 +226,7 @@ def install() -> None:
 def uninstall() -> None:
     """Forget the alias; modules that were imported through it stay usable."""
     WorkerStart.method = ""
+    numpy_names.forget()
     for host, name, meant in _guests():
         if vars(host).get(name) is meant:
             delattr(host, name)
