@@ -249,6 +249,17 @@ def test_hyper_parameters_out_of_range(make: Make, error: Any) -> None:
         make([Parameter([1.0])])
 
 
+@pytest.mark.parametrize("make", [Adam, AdamW])
+def test_moments_without_memory(make: Any) -> None:
+    """GANs train with betas=(0, 0.9); without either memory, steps go by signs."""
+    param = Parameter([1.0, -2.0])
+    optimizer = make([param], 0.5, betas=(0.0, 0.0), eps=0.0, weight_decay=0.0)
+    for wanted in ([0.5, -1.5], [0.0, -1.0]):
+        param.grad = Tensor([3.0, -7.0])
+        optimizer.step()
+        np.testing.assert_allclose(param.numpy(), wanted, rtol=1e-5, atol=1e-6)
+
+
 def test_a_subclass_may_require_a_hyper_parameter() -> None:
     from treadle.optimizer.optimizer import required
 

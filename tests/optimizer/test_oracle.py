@@ -26,6 +26,7 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "SGD-nesterov": (SGD, {"lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 0.03}),
     "Adam": (Adam, {"lr": 0.01, "weight_decay": 0.1}),
     "Adam-betas": (Adam, {"lr": 0.01, "betas": (0.5, 0.8), "eps": 1e-4}),
+    "Adam-without-momentum": (Adam, {"lr": 0.01, "betas": (0.0, 0.9)}),
     "AdamW": (AdamW, {"lr": 0.01, "weight_decay": 0.1}),
     "Adam-amsgrad": (Adam, {"lr": 0.01, "weight_decay": 0.1, "amsgrad": True}),
     "AdamW-amsgrad": (AdamW, {"lr": 0.01, "weight_decay": 0.1, "amsgrad": True}),

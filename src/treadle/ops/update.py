@@ -8,6 +8,7 @@ their state may be kept in float32.
 from __future__ import annotations
 
 import math
+import sys
 from typing import Any
 
 import numpy as np
@@ -235,7 +236,7 @@ class AdamFamily(Update):
         np.square(g, out=g)
         g *= number(1.0 - self.beta2)
         v += g
-        first, second = (-math.expm1(float(step) * math.log(b)) for b in (self.beta1, self.beta2))
+        first, second = (-math.expm1(float(step) * _log(b)) for b in (self.beta1, self.beta2))
         np.multiply(v, number(1.0 / second), out=g)
         np.sqrt(g, out=g)
         g += number(self.eps)
@@ -246,7 +247,12 @@ class AdamFamily(Update):
 
 def _correction(beta: float, step: Any) -> Any:
     """1 - beta^step; expm1 keeps the digits that the subtraction would lose in float32."""
-    return -Expm1()(step * math.log(beta))
+    return -Expm1()(step * _log(beta))
+
+
+def _log(beta: float) -> float:
+    """log(beta), and for 0 a number so low that its expm1 is -1."""
+    return math.log(beta or sys.float_info.min)
 
 
 @op

@@ -35,8 +35,8 @@ class AdamBase(Optimizer):
             if value < 0.0:
                 raise ValueError(f"{name}: invalid {what}: {value}; it must not be negative")
         for i, beta in enumerate(betas):
-            if not 0.0 < beta < 1.0:
-                raise ValueError(f"{name}: invalid beta at index {i}: {beta}; 0 < beta < 1")
+            if not 0.0 <= beta < 1.0:
+                raise ValueError(f"{name}: invalid beta at index {i}: {beta}; 0 <= beta < 1")
         super().__init__(
             params, {"lr": lr, "weight_decay": weight_decay, "betas": betas, "eps": eps}
         )

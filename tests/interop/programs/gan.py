@@ -82,7 +82,7 @@ for m in g.modules():
         M.init.xavier_uniform_(m.weight)
         zeros_(m.bias)
 og, od = (
-    Adam(g.parameters(), lr=2e-4, betas=(0.5, 0.999)),
+    Adam(g.parameters(), lr=2e-4, betas=(0.0, 0.9)),
     Adam(d.parameters(), lr=2e-4, betas=(0.5, 0.999)),
 )
 gg, gd = GradManager().attach(g.parameters()), GradManager().attach(d.parameters())
