@@ -20,6 +20,7 @@ from treadle.ops.control import ControlFlow
 from treadle.ops.custom import Custom
 from treadle.ops.fused import Fused
 from treadle.ops.op import Op
+from treadle.ops.printing import Observer
 from treadle.ops.quant import Dequantize, Quantize
 from treadle.ops.sample import Sample
 
@@ -28,11 +29,11 @@ Array = Any
 SAMPLED: dict[str, list[Sample]] = {
     name: found
     for name, made in REGISTRY.items()
-    if not issubclass(made, (Border, Collective, ControlFlow, Custom, Fused))
+    if not issubclass(made, (Border, Collective, ControlFlow, Custom, Fused, Observer))
     and (found := [s for s in made.samples() if s.args])
 }
 """Ops of the table by name, with their samples; not those that need other processes, foreign code
-or captured regions, or are made by the engine itself."""
+or captured regions, print, or are made by the engine itself."""
 
 
 def sampled_op(name: str, number: int) -> Op:

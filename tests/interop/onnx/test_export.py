@@ -28,6 +28,7 @@ from treadle.ops.sample import Sample  # noqa: E402
 
 TRIED = tuple(map(as_dtype, ("float32", "int32", "int64", "uint8", "bool")))
 NEVER = {
+    "what people look at, which files leave out": ("pause", "print"),
     "gradients and algorithms of training": (
         "adaptive_avg_pool_grad",
         "adaptive_max_pool_gather",
