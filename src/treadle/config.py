@@ -8,6 +8,7 @@ and checked; setting one to another value than its default warns once that it ha
 
 from __future__ import annotations
 
+import importlib
 import sys
 import types
 from collections.abc import Iterator
@@ -41,6 +42,10 @@ _WITHOUT_EFFECT = {
 
 class _Config(types.ModuleType):
     """A module whose attributes are checked when they are set."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Programs that are sent to other processes refer to this module as to any other.
+        return importlib.import_module, (self.__name__,)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in _ALLOWED and value not in _ALLOWED[name]:

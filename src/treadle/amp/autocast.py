@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import types
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from treadle.amp.precision import Precision, precision
 from treadle.base.modes import casting, pop_casting, push_casting, set_default_casting
@@ -96,6 +97,10 @@ def _present() -> Precision:
 
 class AmpModule(types.ModuleType):
     """The module `treadle.amp`, some of whose attributes are switches of the process."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Programs that are sent to other processes refer to this module as to any other.
+        return importlib.import_module, (self.__name__,)
 
     @property
     def enabled(self) -> bool:

@@ -67,6 +67,10 @@ class Room(types.ModuleType):
             found = getattr(module, member) if member else module
         return found
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Programs that are sent to other processes refer to this module as to any other.
+        return importlib.import_module, (self.__name__,)
+
     def __dir__(self) -> list[str]:
         return sorted(self._members)
 
