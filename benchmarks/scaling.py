@@ -27,10 +27,10 @@ import treadle.distributed as dist
 from treadle.backends.program import Host
 from treadle.distributed import group
 from treadle.distributed.simulator import Cluster, Network, TrainingStep, predict
-from treadle.engine.execute import Executor
 from treadle.engine.options import Options
 from treadle.engine.plan import FINISH, START
 from treadle.engine.table import lines
+from treadle.engine.targets import host
 from treadle.jit import compile as compiled
 from treadle.runtime.comm import groups
 from treadle.runtime.comm.api import Agreement
@@ -78,9 +78,10 @@ def measured(key: str, repeats: int) -> TrainingStep:
         batch = [tensor(a) for a in data_of(work)]
         step(*batch)
         variant = step.variant(tuple(batch), {})
-        plan, executor = variant.stages.planned(), variant.stages.compile()
-        if not isinstance(executor, Executor):
+        stages, plan = variant.stages, variant.stages.planned()
+        if not isinstance(stages.target, host.Host):
             raise TypeError("the step is no program of the host")
+        executor = stages.target.load_again(stages)  # Out of the cache, it has no steps to name.
         times = executor.profile(variant.binding().payloads(batch).arrays, repeats)
     finally:
         groups.leave()

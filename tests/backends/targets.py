@@ -11,7 +11,7 @@ from treadle.backends.codegen.target import TARGETS
 from treadle.backends.cpu.compiler import NativeCompiler
 from treadle.backends.cpu.native import toolchain
 from treadle.backends.cpu.toolchain import Toolchain
-from treadle.engine import pipeline
+from treadle.engine.targets import compiled
 
 HERE = tuple(t.name for t in RUNNABLE)
 """The targets that this processor can run."""
@@ -26,5 +26,5 @@ def compiler_for(name: str) -> NativeCompiler:
 @contextmanager
 def compiling_for(name: str) -> Iterator[None]:
     """Whole programs are compiled for a target; single ops run as ever."""
-    with mock.patch.object(pipeline, "find_compiler", lambda options: compiler_for(name)):
+    with mock.patch.object(compiled, "find_compiler", lambda options, kind: compiler_for(name)):
         yield

@@ -14,8 +14,8 @@ import treadle.module as M
 from treadle.autodiff import GradManager
 from treadle.backends.cpu import pool
 from treadle.backends.program import Lowered
+from treadle.engine.homes import find_compiler
 from treadle.engine.options import Options
-from treadle.engine.pipeline import find_compiler
 from treadle.graph.ir import Graph
 from treadle.ops.fused import Fused
 

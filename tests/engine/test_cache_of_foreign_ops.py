@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from treadle.engine.cache import key_of
+from treadle.engine.homes import find_compiler
 from treadle.engine.options import Options
-from treadle.engine.pipeline import find_compiler
 from treadle.engine.plan import Interface
 from treadle.graph.ir import Graph
 from treadle.graph.parser import parse

@@ -16,12 +16,12 @@ import treadle.functional as F
 from treadle.base import dtype as dt
 from treadle.base.loc import Loc
 from treadle.base.types import TensorType
-from treadle.engine import pipeline
 from treadle.engine.explain import Explanation, to_text
 from treadle.engine.explain.origins import joined, whereabouts
 from treadle.engine.explain.plan import plan_text
 from treadle.engine.options import Options
 from treadle.engine.pipeline import Stages
+from treadle.engine.targets import compiled
 from treadle.graph.builder import GraphBuilder
 from treadle.graph.ir import Graph
 from treadle.graph.parser import parse
@@ -109,7 +109,7 @@ def test_ops_are_found_by_line_and_order() -> None:
 
 def test_what_is_left_to_the_host_is_told_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     compiler = PythonCompiler(("tanh",))
-    monkeypatch.setattr(pipeline, "find_compiler", lambda options: compiler)
+    monkeypatch.setattr(compiled, "find_compiler", lambda options, kind: compiler)
     builder = GraphBuilder("mixed")
     x = builder.input(X, "x")
     builder.output(Relu()(Tanh()(x)))

@@ -16,12 +16,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.backends.plugins import Plugins
+from tests.backends.toy_backend import elementwise
 from tests.engine.workloads import mlp_step
 
 import treadle as mge
 import treadle.functional as F
 from treadle.base.errors import EngineError
-from treadle.engine.devices import default_device
+from treadle.engine.devices import CompNode
 from treadle.engine.explain.boxes import Known, sheet
 from treadle.engine.explain.columns import in_columns, in_order
 from treadle.engine.explain.families import FAMILIES, family_of
@@ -199,12 +201,12 @@ def test_what_fusion_makes_is_colored_by_what_it_does() -> None:
     assert {"product", "update"} <= kinds
 
 
-def test_programs_that_run_op_by_op_have_no_picture(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Stages, "compiled", property(lambda _: False))
-    with pytest.raises(EngineError, match="has no plan of its own"):
-        Stages(mlp_step(4, (6, 5, 3)), home=default_device()).picture(tmp_path / "a.html")
+def test_programs_that_run_op_by_op_have_no_picture(plugins: Plugins, tmp_path: Path) -> None:
+    plugins.toy(kernels=elementwise())
+    stages = Stages(mlp_step(4, (6, 5, 3)), home=CompNode("toy0"))
+    with pytest.raises(EngineError, match="no plan of its own: on toy0:0 it runs op by op") as e:
+        stages.picture(tmp_path / "a.html")
+    assert "test_explain_page.py" in str(e.value)  # The line of whoever asked for it.
 
 
 # -- over time ---------------------------------------------------------------------------------

@@ -16,8 +16,9 @@ from treadle.base import dtype as dt
 from treadle.base.types import TensorType
 from treadle.engine.explain.plan import plan_text
 from treadle.engine.explain.steps import StepMemory, memory_table, steps_memory, totals
+from treadle.engine.homes import find_compiler
 from treadle.engine.options import Options
-from treadle.engine.pipeline import Stages, find_compiler
+from treadle.engine.pipeline import Stages
 from treadle.engine.plan import Plan
 from treadle.graph.builder import GraphBuilder
 from treadle.graph.ir import Graph

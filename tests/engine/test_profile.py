@@ -17,12 +17,12 @@ from treadle.backends.program import Limits
 from treadle.base import dtype as dt
 from treadle.base.errors import EngineError
 from treadle.base.types import TensorType
-from treadle.engine import pipeline
 from treadle.engine.options import Options
 from treadle.engine.pipeline import Stages
 from treadle.engine.plan import Interface
 from treadle.engine.profile import KernelTime, Profile
 from treadle.engine.table import count, duration, lines, size
+from treadle.engine.targets import compiled
 from treadle.graph.builder import GraphBuilder, trace_body
 from treadle.graph.ir import Graph
 from treadle.ops.control import While
@@ -116,7 +116,7 @@ def test_the_profile_of_a_function_changes_no_state() -> None:
 @pytest.fixture
 def compiler(monkeypatch: pytest.MonkeyPatch) -> PythonCompiler:
     found = PythonCompiler(("tanh",))
-    monkeypatch.setattr(pipeline, "find_compiler", lambda options: found)
+    monkeypatch.setattr(compiled, "find_compiler", lambda options, kind: found)
     return found
 
 

@@ -12,7 +12,8 @@ from tests.engine.python_compiler import PythonCompiler
 from treadle.base import dtype as dt
 from treadle.base.errors import EngineError, GraphError
 from treadle.base.types import TensorType
-from treadle.engine import Session, finalize, initialize, pipeline
+from treadle.engine import Session, finalize, initialize
+from treadle.engine.targets import compiled
 from treadle.graph.builder import GraphBuilder
 from treadle.graph.ir import Graph
 
@@ -20,7 +21,7 @@ from treadle.graph.ir import Graph
 @pytest.fixture(autouse=True)
 def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     compiler = PythonCompiler()
-    monkeypatch.setattr(pipeline, "find_compiler", lambda options: compiler)
+    monkeypatch.setattr(compiled, "find_compiler", lambda options, kind: compiler)
     initialize(level=1)
     yield
     finalize()

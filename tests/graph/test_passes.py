@@ -26,12 +26,12 @@ from treadle.graph.pass_text import parse_passes
 from treadle.graph.passes import (
     PASSES,
     PassReport,
-    map_regions,
     pass_text,
     register,
     run_passes,
 )
 from treadle.graph.printer import to_text
+from treadle.graph.regions import map_regions
 from treadle.graph.simplify import Simplify
 from treadle.ops import REGISTRY
 from treadle.ops.collective import AllReduce

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 import pytest
 from tests.engine.python_compiler import PythonCompiler
 
-from treadle.engine import pipeline
+from treadle.engine.targets import compiled
 
 
 @pytest.fixture(autouse=True)
 def compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[PythonCompiler]:
     """The compiler all programs of a test are built with."""
     found = PythonCompiler()
-    monkeypatch.setattr(pipeline, "find_compiler", lambda options: found)
+    monkeypatch.setattr(compiled, "find_compiler", lambda options, kind: found)
     yield found

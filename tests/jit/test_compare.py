@@ -17,7 +17,7 @@ from treadle.backends.api import Support
 from treadle.backends.program import Launch, Lowered, Ref
 from treadle.base.observer import OBSERVER
 from treadle.base.types import TensorType
-from treadle.engine import pipeline
+from treadle.engine.targets import compiled
 from treadle.ops.fused import Fused
 from treadle.ops.op import Op, as_tuple
 from treadle.utils.tensor_sanity_check import TensorSanityCheck
@@ -54,7 +54,7 @@ class WrongCompiler(PythonCompiler):
 
 
 def use(monkeypatch: pytest.MonkeyPatch, compiler: PythonCompiler) -> None:
-    monkeypatch.setattr(pipeline, "find_compiler", lambda options: compiler)
+    monkeypatch.setattr(compiled, "find_compiler", lambda options, kind: compiler)
 
 
 def named(*names: str) -> Callable[[Op], bool]:

@@ -14,10 +14,10 @@ from tests.native.subprocesses import CHECK, finished, run, start
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals, forks and modes of POSIX")
 
 COUNTED = """
-from treadle.engine.pipeline import Stages
+from treadle.engine.targets.host import Host
 lowered = []
-plain = Stages.planned
-Stages.planned = lambda self: lowered.append(1) or plain(self)
+plain = Host.plan
+Host.plan = lambda self, *rest: lowered.append(1) or plain(self, *rest)
 """
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 import sys
@@ -10,7 +9,7 @@ from dataclasses import dataclass, field
 from types import FrameType
 
 from treadle.base.layers import current_layer
-from treadle.base.tracebacks import is_generated, is_own_file
+from treadle.base.tracebacks import PASSING, is_generated, is_own_file
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +56,7 @@ def user_location() -> Loc:
 @functools.lru_cache(4096)
 def _is_our_file(file: str) -> bool:
     """Whether a file is Treadle's, or the standard library's that runs on behalf of it."""
-    return is_own_file(file) or file.startswith("<frozen") or file == contextlib.__file__
+    return is_own_file(file) or file.startswith("<frozen") or file in PASSING
 
 
 def _shorten(file: str) -> str:

@@ -9,6 +9,7 @@ themselves are untouched: debuggers, `logging` and `traceback` see every frame.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import sys
 import threading
@@ -19,7 +20,7 @@ from typing import Any
 from treadle.base.env import TRACEBACK
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-_PASSING = frozenset((contextlib.__file__,))
+PASSING = frozenset((contextlib.__file__, functools.__file__))
 """Files of the standard library that stand between Treadle's frames on its behalf."""
 
 
@@ -137,7 +138,7 @@ def _without_own(
     entries = _entries(tb)
     own = [_is_own(entry.tb_frame) for entry in entries]
     for i, entry in enumerate(entries):
-        if entry.tb_frame.f_code.co_filename in _PASSING:
+        if entry.tb_frame.f_code.co_filename in PASSING:
             own[i] = any(own[max(i - 1, 0) : i + 2])
     last = max((i for i, ours in enumerate(own) if not ours), default=-1)
     explained = _explains_itself(error)

@@ -15,7 +15,8 @@ from treadle.base.types import TensorType
 from treadle.graph.analysis import is_opaque, live_nodes
 from treadle.graph.builder import GraphBuilder, GraphOperand
 from treadle.graph.ir import Graph, Node, Value, constant, constant_of, op_key, regions_of, remake
-from treadle.graph.passes import map_regions, register
+from treadle.graph.passes import register
+from treadle.graph.regions import map_regions
 from treadle.ops.composite import Composite, expand
 from treadle.ops.constant import Constant
 from treadle.ops.movement import Broadcast

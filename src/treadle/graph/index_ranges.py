@@ -18,7 +18,8 @@ from treadle.base.dtype import DType
 from treadle.base.shape import size_of
 from treadle.graph.index_findings import Indexed, Range, error_of, ranges_of
 from treadle.graph.ir import Graph, Node, Value, constant_of
-from treadle.graph.passes import register, substituted_regions
+from treadle.graph.passes import register
+from treadle.graph.regions import substituted_regions
 from treadle.ops.check import CheckIndices
 from treadle.ops.creation import Full, Iota
 from treadle.ops.elementwise import Add, Cast, Maximum, Minimum, Mod, Mul, Sub

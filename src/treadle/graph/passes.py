@@ -5,21 +5,18 @@ from __future__ import annotations
 import dataclasses
 import re
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeVar
 
 from treadle.base.env import DUMP
 from treadle.base.errors import GraphError, TreadleError
 from treadle.base.log import get_logger
-from treadle.graph.evaluate import substitute_attributes
-from treadle.graph.ir import Graph, Node, Value, regions_of, remake
+from treadle.graph.ir import Graph
 from treadle.graph.printer import to_text
 from treadle.graph.rewrite import counting_hits
 from treadle.graph.spec import CAPTURED, Spec
 from treadle.graph.verify import verify
-from treadle.ops.fused import Fused
-from treadle.ops.op import Op
 
 DUMP_FOLDER = Path("treadle-dump")
 """Where `TREADLE_DUMP` writes, below the working directory."""
@@ -156,45 +153,3 @@ def options_of(cls: Any) -> tuple[dataclasses.Field[Any], ...]:
 
 
 # -- what passes share -------------------------------------------------------------------------
-
-
-def map_regions(graph: Graph, change: Callable[[Graph], Graph]) -> Graph:
-    """The graph with `change` applied to the regions of its control-flow ops."""
-    if not any([n.op._fields and regions_of(n.op) for n in graph.nodes]):
-        return graph
-    return replace_ops(graph, lambda op: substituted_regions(op, change))
-
-
-def substituted_regions(op: Op, change: Callable[[Graph], Graph]) -> Op:
-    """The op with `change` applied to its regions; itself where nothing changes.
-
-    What another engine runs stays as that engine was given it.
-    """
-    if not op._fields or not regions_of(op) or (isinstance(op, Fused) and op.engine):
-        return op
-    return substitute_attributes(op, lambda v: _within(v, change))
-
-
-def _within(value: object, change: Callable[[Graph], Graph]) -> object:
-    if isinstance(value, Graph):
-        return change(value)
-    if isinstance(value, tuple) and any(isinstance(v, Graph) for v in value):
-        return tuple(_within(v, change) for v in value)
-    return value
-
-
-def replace_ops(graph: Graph, change: Callable[[Op], Op]) -> Graph:
-    """The graph with every op replaced by `change(op)`, which must keep the types."""
-    renamed: dict[Value, Value] = {}
-    nodes: list[Node] = []
-    for node in graph.nodes:
-        op = change(node.op)
-        inputs = tuple([renamed.get(v, v) for v in node.inputs])
-        same = op is node.op and all(a is b for a, b in zip(inputs, node.inputs, strict=True))
-        made = node if same else remake(node, op, inputs)
-        if made is not node:
-            renamed.update(zip(node.outputs, made.outputs, strict=True))
-        nodes.append(made)
-    if not renamed:
-        return graph
-    return graph.with_nodes(nodes, (renamed.get(v, v) for v in graph.outputs))

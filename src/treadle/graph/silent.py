@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from treadle.graph.ir import Graph, Node, regions_of
-from treadle.graph.passes import map_regions
+from treadle.graph.regions import map_regions
 from treadle.ops.printing import Observer
 
 

@@ -9,7 +9,8 @@ from treadle.base.errors import GraphError
 from treadle.graph.algebra import ARITHMETIC
 from treadle.graph.ir import Graph
 from treadle.graph.moves import AFTER_GRADIENTS, MOVEMENT
-from treadle.graph.passes import map_regions, register
+from treadle.graph.passes import register
+from treadle.graph.regions import map_regions
 from treadle.graph.rewrite import LEVELS, Rule, rewrite
 from treadle.graph.rules_boxes import BOXES
 from treadle.graph.rules_logic import CHOICES, LOGIC, NUMBERS_MEET, POWERS

@@ -204,7 +204,7 @@ def _variant(function: Callable[..., Any], options: Options, args: Any, kwargs: 
     finally:
         if watched:
             observe(None)
-    if found.stages.places is not None:
+    if found.captured.spread is not None:
         hint = "compare what runs on each of them by itself"
         raise EngineError("compare", "the function uses several devices", hint=hint)
     return found

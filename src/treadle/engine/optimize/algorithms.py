@@ -17,7 +17,7 @@ from treadle.engine.cost import RATES
 from treadle.engine.optimize.bodies import Trial
 from treadle.engine.optimize.measured import in_tiles, measured_tile
 from treadle.graph.ir import Graph, Node, Value, constant_of, remake
-from treadle.graph.passes import map_regions
+from treadle.graph.regions import map_regions
 from treadle.ops.conv import Conv, ConvGradInput, ConvGradWeight, Convolution
 from treadle.ops.winograd import TILES, WinogradConv, WinogradConvGradWeight
 

@@ -13,7 +13,7 @@ from treadle.engine.optimize.layout_offers import has_offers
 from treadle.engine.optimize.layout_problem import assign
 from treadle.engine.optimize.layout_rebuild import rebuild
 from treadle.graph.ir import Graph, Value
-from treadle.graph.passes import replace_ops, substituted_regions
+from treadle.graph.regions import replace_ops, substituted_regions
 from treadle.ops.conv import Convolution
 from treadle.ops.fused import Fused
 from treadle.ops.movement import Transpose

@@ -23,7 +23,7 @@ from treadle.engine.optimize.statistics import with_statistics
 from treadle.engine.options import Options
 from treadle.engine.types import CompileReport
 from treadle.graph.ir import Graph, Node, Value, regions_of
-from treadle.graph.passes import map_regions
+from treadle.graph.regions import map_regions
 from treadle.graph.verify import verify
 from treadle.ops.column_moments import ColumnMoments
 from treadle.ops.constant import Constant

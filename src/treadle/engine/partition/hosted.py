@@ -19,7 +19,7 @@ from treadle.engine.types import Partitioned, Segment
 from treadle.graph.analysis import live_nodes
 from treadle.graph.builder import GraphBuilder
 from treadle.graph.ir import Graph, Node, Value, regions_of, remake
-from treadle.graph.passes import substituted_regions
+from treadle.graph.regions import substituted_regions
 from treadle.ops.border import Border
 from treadle.ops.constant import Constant
 from treadle.ops.fused import HOST, SEGMENT, Fused

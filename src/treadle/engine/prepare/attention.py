@@ -19,7 +19,8 @@ from treadle.graph.analysis import users
 from treadle.graph.builder import GraphBuilder
 from treadle.graph.cleanup import DeadCode
 from treadle.graph.ir import Graph, Node, Value, constant_of
-from treadle.graph.passes import map_regions, register
+from treadle.graph.passes import register
+from treadle.graph.regions import map_regions
 from treadle.ops.attention import Attention, AttentionGrad
 from treadle.ops.elementwise import Add, Div, Mul, Sub
 from treadle.ops.matmul import Matmul

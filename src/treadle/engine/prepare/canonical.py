@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from treadle.graph.ir import Graph, Node, Value, constant_of, remake
-from treadle.graph.passes import map_regions, register
+from treadle.graph.passes import register
+from treadle.graph.regions import map_regions
 from treadle.ops.logic import Greater, GreaterEqual, Less, LessEqual
 from treadle.ops.op import Op
 

@@ -9,7 +9,8 @@ from typing import ClassVar
 from treadle.base.errors import GraphError
 from treadle.graph.builder import GraphBuilder, GraphOperand
 from treadle.graph.ir import Graph, Node, Value, constant_of
-from treadle.graph.passes import map_regions, register
+from treadle.graph.passes import register
+from treadle.graph.regions import map_regions
 from treadle.ops.control import Cond, Scan, While
 from treadle.ops.movement import Concat, Reshape
 from treadle.ops.slicing import along

@@ -30,7 +30,7 @@ from treadle.base.types import TensorType
 from treadle.graph.builder import GraphBuilder, GraphOperand
 from treadle.graph.cleanup import DeadCode, Fold
 from treadle.graph.ir import Graph, Node, Value, constant_of
-from treadle.graph.passes import map_regions
+from treadle.graph.regions import map_regions
 from treadle.graph.rewrite import Found, P, Rule, rewrite
 from treadle.ops.conv import Conv, IntConv
 from treadle.ops.elementwise import Add, Cast, Sub

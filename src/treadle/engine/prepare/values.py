@@ -18,7 +18,8 @@ from treadle.base.errors import TreadleError
 from treadle.base.shape import size_of
 from treadle.base.types import TensorType
 from treadle.graph.ir import Graph, Node, Value, constant, constant_of
-from treadle.graph.passes import map_regions, register
+from treadle.graph.passes import register
+from treadle.graph.regions import map_regions
 from treadle.ops.constant import Constant
 from treadle.ops.creation import Creation
 from treadle.ops.families import Elementwise

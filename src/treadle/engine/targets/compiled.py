@@ -1,0 +1,170 @@
+"""Programs that a compiler turns into one plan: what the host and devices have in common."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from treadle.backends.program import Compiler
+from treadle.base.env import DUMP
+from treadle.base.types import TensorType
+from treadle.engine import cache
+from treadle.engine.artifacts import Captured, Optimized, Partitioned, Planned
+from treadle.engine.consent import settings, settle, shared
+from treadle.engine.devices import CompNode
+from treadle.engine.execute import DeviceExecutor, Executor
+from treadle.engine.homes import (
+    HOST,
+    compiling,
+    engines_of,
+    find_compiler,
+    passes_of,
+    segment_engines,
+)
+from treadle.engine.options import Options
+from treadle.engine.plan import Interface, Loaded, Plan
+from treadle.engine.segments import SegmentLaunch, is_apart, launches_of
+from treadle.engine.targets.target import Build, Program, Target
+from treadle.engine.types import CompileReport
+from treadle.graph.ir import Graph
+
+
+class Compiled(Target):
+    """A place that has a compiler.
+
+    Args:
+        options: of the compilation.
+        build: takes other graphs through the stages.
+        crossing: lowers the ops for another machine, in place of the place's own compiler.
+        home: the device; None for the host.
+    """
+
+    def __init__(
+        self,
+        options: Options,
+        build: Build,
+        crossing: Compiler | None = None,
+        home: CompNode | None = None,
+    ) -> None:
+        self.kind = HOST if home is None or home.on_host else home.kind
+        self._home = home
+        self._options = options
+        self._build = build
+        self._crossing = crossing
+
+    @property
+    def _on_host(self) -> bool:
+        return self.kind == HOST
+
+    @property
+    def engine(self) -> str:
+        """The name of the engine that compiles."""
+        return compiling(engines_of(self._options, self.kind))
+
+    def compiler(self) -> Compiler:
+        """What lowers the program's ops."""
+        return self._crossing or find_compiler(self._options, self.kind)
+
+    def optimize(self, parted: Partitioned, report: CompileReport) -> Optimized:
+        """Choose layouts, and what runs as one."""
+        from treadle.engine import stages
+
+        fixed = frozenset(parted.frozen)
+        graph = stages.optimize(parted.graph, self.compiler(), self._options, report, fixed)
+        return Optimized(parted.captured, graph)
+
+    def plan(self, optimized: Optimized, report: CompileReport) -> Planned:
+        """Make steps, memory and streams, within the memory budget if there is one."""
+        from treadle.engine import stages
+
+        graph, captured = optimized.graph, optimized.captured
+        rest = self.compiler(), captured.interface, self._options, report
+        if self._options.memory_budget:
+            graph, plan = stages.plan_within(
+                graph, self._options, report, lambda g: stages.compile_graph(g, *rest)
+            )
+        else:
+            plan = stages.compile_graph(graph, *rest)
+        return Planned(captured, graph, plan)
+
+    def load(self, planned: Planned, report: CompileReport) -> Loaded[Any]:
+        """Make a plan's kernels runnable, its constants and kept memory in place."""
+        from treadle.engine import stages
+
+        return stages.load(planned.plan, self.compiler(), on_host=self._on_host)
+
+    def load_again(self, program: Program) -> Executor | DeviceExecutor:
+        """What runs the program, made here whatever the cache has."""
+        loaded, results = program.load(), results_of(program)
+        return self.executor(program.source, loaded, results, program.report)
+
+    def start(self, program: Program) -> Executor | DeviceExecutor:
+        """What runs the program, out of the cache or made now."""
+        compiler, (graph, options) = self.compiler(), (program.source.graph, self._options)
+        key = self._key(program.source, compiler)
+        with program.report.stage("cache"):
+            # Who wants the stages' results written wants the stages to run.
+            known = None if DUMP.get() else cache.fetch(key, compiler, on_host=self._on_host)
+            entry = shared(graph, options, known)
+        if entry is None:
+            loaded = program.load()
+            entry = cache.Entry(loaded, results_of(program), tuple(program.report.cuts))
+            if self._on_host or not loaded.plan.left:
+                cache.save(key, entry, compiler)
+        settle(graph, options, entry.cuts)
+        return self.executor(program.source, entry.loaded, entry.results, program.report)
+
+    def _key(self, captured: Captured, compiler: Compiler) -> str:
+        """The name of the program in the cache; "" for one that is not kept."""
+        setting = settings(captured.graph, self._options)
+        # What a segment engine takes depends on its version, and it keeps its own blobs; nobody
+        # would see that the code of passes from outside has changed.
+        if (
+            setting is None
+            or segment_engines(engines_of(self._options, self.kind))
+            or passes_of(self._options, self.kind)
+        ):
+            return ""
+        return cache.key_of(captured.graph, captured.interface, self._options, compiler, setting)
+
+    @abstractmethod
+    def executor(
+        self,
+        captured: Captured,
+        loaded: Loaded[Any],
+        results: Sequence[TensorType],
+        report: CompileReport,
+    ) -> Executor | DeviceExecutor:
+        """What runs a program in memory.
+
+        Args:
+            captured: where it came from.
+            loaded: the program.
+            results: types of the outputs that replace no input.
+            report: receives what becomes of parts that other engines compile.
+        """
+
+    def _segments(
+        self, captured: Captured, plan: Plan, report: CompileReport
+    ) -> dict[int, SegmentLaunch]:
+        """What runs the parts of the program that other engines compile."""
+
+        def by_others(body: Graph, frozen: tuple[bool, ...]) -> Callable[..., Sequence[Any]]:
+            engines = engines_of(self._options, self.kind)
+            names = tuple(e.name for e in engines if not is_apart(e))
+            options = replace(self._options, engines=names)
+            return self._build(Captured(body, Interface(frozen), options), self._home).compile().run
+
+        strict, store, kind = self._options.strict_segments, self.compiler(), self.kind
+        with report.stage("segments"):
+            frozen = captured.interface.frozen
+            return launches_of(plan, frozen, by_others, store, report, strict=strict, kind=kind)
+
+
+def results_of(program: Program) -> tuple[TensorType, ...]:
+    """Types of the outputs that replace no input."""
+    updated = {j for j, _ in program.source.interface.updates}
+    outputs = program.optimize().graph.outputs
+    return tuple(v.type for j, v in enumerate(outputs) if j not in updated)

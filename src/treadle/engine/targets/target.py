@@ -1,0 +1,124 @@
+"""What the pipeline asks of a target: one method for each stage."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from treadle.backends.program import Compiler
+from treadle.base.errors import EngineError
+from treadle.engine.artifacts import Captured, Optimized, Partitioned, Planned, Prepared
+from treadle.engine.devices import CompNode
+from treadle.engine.execute import Runner
+from treadle.engine.plan import Loaded
+from treadle.engine.spread import Spread
+from treadle.engine.types import CompileReport
+
+
+class Program(Protocol):
+    """A program on its way through the stages; each of these passes those that are left."""
+
+    @property
+    def source(self) -> Captured:
+        """What was captured."""
+        ...
+
+    @property
+    def report(self) -> CompileReport:
+        """What its stages decide."""
+        ...
+
+    @property
+    def divided(self) -> Divided | None:
+        """Its parts, if it is on several devices."""
+        ...
+
+    def optimize(self) -> Optimized:
+        """Pass the first three stages."""
+        ...
+
+    def load(self) -> Loaded[Any]:
+        """Pass all stages but the last."""
+        ...
+
+    def compile(self) -> Runner:
+        """Make what runs it."""
+        ...
+
+    def explained(self, *, full: bool = False) -> str:
+        """What became of it, as text."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Divided:
+    """A program over several devices: how it was cut, and its parts as programs."""
+
+    spread: Spread
+    parts: tuple[Program, ...]
+
+
+Build = Callable[[Captured, CompNode | None], Program]
+"""Starts another program, for the host or a device."""
+
+
+class Target:
+    """Where a program runs, and what each stage does for that place.
+
+    Stages get the artifact of the one before and return their own; what they decide goes into the
+    report, as into a log. Those that a target does not override leave the program as it is.
+    """
+
+    @property
+    def engine(self) -> str:
+        """The name of the engine that compiles; "" where none does."""
+        return ""
+
+    def compiler(self) -> Compiler:
+        """What lowers the program's ops.
+
+        Raises:
+            CompileError: the options name an engine that is not there.
+        """
+        raise NotImplementedError
+
+    def divide(self, captured: Captured, report: CompileReport) -> Divided | None:
+        """Cut the program by device, if it is on several."""
+        return None
+
+    def prepare(self, captured: Captured, report: CompileReport) -> Prepared:
+        """Rewrite the program for the engines."""
+        return Prepared(captured, captured.graph)
+
+    def partition(self, prepared: Prepared, report: CompileReport) -> Partitioned:
+        """Choose who runs what."""
+        return Partitioned(prepared.captured, prepared.graph)
+
+    def optimize(self, parted: Partitioned, report: CompileReport) -> Optimized:
+        """Choose layouts, and what runs as one."""
+        return Optimized(parted.captured, parted.graph)
+
+    def plan(self, optimized: Optimized, report: CompileReport) -> Planned:
+        """Make steps, memory and streams.
+
+        Raises:
+            EngineError: the program has no plan of its own.
+        """
+        raise EngineError(
+            "compile",
+            f"{optimized.captured.graph.name} has no plan of its own: {self.why_no_plan()}",
+            hint="explained() says in words what became of it",
+        )
+
+    def why_no_plan(self) -> str:
+        """For the error, what there is in its place."""
+        return ""
+
+    def load(self, planned: Planned, report: CompileReport) -> Loaded[Any]:
+        """Make a plan's kernels runnable, its constants and kept memory in place."""
+        raise NotImplementedError
+
+    def start(self, program: Program) -> Runner:
+        """What runs the program; passes the stages that this takes."""
+        raise NotImplementedError
