@@ -154,6 +154,29 @@ def test_addition_is_that_of_stored_integers_and_wraps():
     assert not is_quantize((q * q).dtype)
 
 
+def test_products_of_matrices_are_sums_with_both_scales():
+    x = mge.tensor(np.arange(6.0).reshape(2, 3)).astype(qint8(0.1))
+    y = mge.tensor(np.arange(6.0).reshape(3, 2)).astype(qint8(0.5))
+    real = x.astype("float32").numpy() @ y.astype("float32").numpy()
+    for product in (F.matmul(x, y), compile(F.matmul)(x, y)):
+        assert is_dtype_equal(product.dtype, qint32(get_scale(product.dtype)))
+        np.testing.assert_allclose(get_scale(product.dtype), 0.05, rtol=1e-6)
+        np.testing.assert_allclose(product.astype("float32").numpy(), real, rtol=1e-6)
+    np.testing.assert_allclose(F.matmul(x, y[:, 0]).astype("float32").numpy(), real[:, 0], 1e-6)
+    shifted = y.astype(quint8(0.5, 3))
+    np.testing.assert_allclose(F.matmul(x, shifted).numpy(), real, rtol=1e-6)
+    np.testing.assert_allclose((x @ y).numpy(), real, rtol=1e-6)
+    np.testing.assert_allclose((x * x).numpy(), np.square(np.arange(6.0).reshape(2, 3)), rtol=1e-6)
+
+
+@pytest.mark.parametrize("function", [F.prod, lambda x: F.cumsum(x, 0), lambda x: F.mul(x, x)])
+def test_what_would_lose_the_scale_is_refused(function):
+    """The results were products of stored integers, in eight bits, that stood for nothing."""
+    x = mge.tensor(np.arange(6.0).reshape(2, 3)).astype(qint8(0.1))
+    with pytest.raises(DTypeError, match="cast with astype"):
+        function(x)
+
+
 def test_padding_stands_for_its_value():
     for dtype in (TENTH, quint8(0.1, 7)):
         q = quantized([1.0, 2.0], dtype)

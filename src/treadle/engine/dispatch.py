@@ -210,6 +210,13 @@ def _carried(
             )
         return None
     if not op.selects and not op.homogeneous:
+        if any(t.dtype is one.stored for t in results):
+            raise DTypeError(
+                op.name,
+                "its integers would stand for nothing: it does not keep the operands' scale",
+                saw=str(one),
+                hint="cast with astype('float32') first",
+            )
         return None
     if one.is_per_channel:  # Its scales hold for the axes they were made for.
         same = all(t.shape == types[0].shape for t in (*types, *results))

@@ -15,7 +15,7 @@ from treadle.base.modes import ACTIVE, LOCAL
 from treadle.base.observer import on_change
 from treadle.base.shape import format_shape, is_static, normalize_axis
 from treadle.base.symbol import Expr
-from treadle.engine.dispatch import EagerType, Launch, lookup
+from treadle.engine.dispatch import EagerType, Launch, eager_type, lookup
 from treadle.ops.op import Op
 from treadle.ops.operators import binary as promoted
 from treadle.tensor import Tensor, wrap
@@ -103,6 +103,13 @@ def on_own_scale(compute: Callable[[Tensor], Tensor], x: Any) -> Tensor:
     if operand._kind.quantized is None:
         return compute(as_float(operand))
     return compute(operand.astype("float32")).astype(operand.dtype)
+
+
+def stored(x: Tensor) -> Tensor:
+    """The integers that a quantized tensor holds, as a plain tensor."""
+    plain = x.reshape(x.shape)
+    plain._kind = eager_type(x._kind.dtype, x._kind.device)
+    return plain
 
 
 def unary_float(op: Op, x: Any) -> Tensor:

@@ -13,12 +13,15 @@ from typing import Any
 
 from treadle.base.dtype import bool_, int32, uint8
 from treadle.base.errors import ShapeError
+from treadle.base.quantized import BUILTIN, quantized_type
+from treadle.engine.dispatch import eager_type
 from treadle.functional import elemwise as ew
 from treadle.functional.arguments import (
     as_float,
     as_tensor,
     axis_of,
     promote_all,
+    stored,
     unary,
     unary_float,
 )
@@ -426,8 +429,9 @@ def matmul(
     """Matrix product over the last two axes; the axes before them broadcast.
 
     1-d operands count as a row on the left and a column on the right; the axis they bring is
-    dropped from the result. Integers are multiplied in their own type and wrap. `compute_mode` is
-    accepted for MegEngine's signature: float16 and bfloat16 always accumulate in float32.
+    dropped from the result. Integers are multiplied in their own type and wrap; of two quantized
+    tensors, sums are `qint32` with the product of their scales. `compute_mode` is accepted for
+    MegEngine's signature: float16 and bfloat16 always accumulate in float32.
 
     Raises:
         ShapeError: the inner extents differ, or an operand is 0-d.
@@ -440,7 +444,10 @@ def matmul(
         [[1.0, 4.0], [3.0, 8.0]]
     """
     first = as_tensor(inp1, inp2 if isinstance(inp2, Tensor) else None)
-    x, y = (_factor(t) for t in promote_all([first, as_tensor(inp2, first)]))
+    second = as_tensor(inp2, first)
+    if first._kind.quantized is not None or second._kind.quantized is not None:
+        return _quantized_matmul(first, second, transpose_a, transpose_b)
+    x, y = (_factor(t) for t in promote_all([first, second]))
     if x.ndim == 0 or y.ndim == 0:
         raise ShapeError(
             "matmul", "operands need at least one axis", saw=f"{x.type}, {y.type}", hint="use *"
@@ -455,6 +462,18 @@ def matmul(
         return out.reshape(*out.shape[:-2], out.shape[-1])
     out = product_of(x._kind.dtype, transpose_a, False)(x, y.reshape(-1, 1))
     return out.reshape(*out.shape[:-1])
+
+
+def _quantized_matmul(x: Tensor, y: Tensor, transpose_a: bool, transpose_b: bool) -> Tensor:
+    """Sums of products of integers with their scale; of real numbers where they have none."""
+    kinds = x._kind.quantized, y._kind.quantized
+    if builtins.any(k is None or k.zero_point or k.is_per_channel for k in kinds):
+        return matmul(x.astype("float32"), y.astype("float32"), transpose_a, transpose_b)
+    wide = [stored(t).astype("int32") for t in (x, y)]
+    sums = matmul(wide[0], wide[1], transpose_a, transpose_b)
+    scale = math.prod(float(k.scale) for k in kinds if k is not None)
+    sums._kind = eager_type(int32, sums._kind.device, quantized_type(BUILTIN["qint32"], scale))
+    return sums
 
 
 def _factor(x: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ from treadle.base.errors import DTypeError, ShapeError
 from treadle.base.quantized import BUILTIN, QuantizedType, quantized_type
 from treadle.engine.dispatch import eager_type
 from treadle.functional.activation import hswish, relu, sigmoid
-from treadle.functional.arguments import both_sides, check_conv_mode, pair
+from treadle.functional.arguments import both_sides, check_conv_mode, pair, stored
 from treadle.functional.conv import conv2d as float_conv2d
 from treadle.functional.conv import conv_transpose2d as float_conv_transpose2d
 from treadle.functional.conv import linear as float_linear
@@ -349,13 +349,6 @@ def _activation(where: str, name: str) -> Callable[[Tensor], Tensor]:
 
 
 # -- operands ----------------------------------------------------------------------------------
-
-
-def stored(x: Tensor) -> Tensor:
-    """The integers that a quantized tensor holds, as a plain tensor."""
-    plain = x.reshape(x.shape)
-    plain._kind = eager_type(x._kind.dtype, x._kind.device)
-    return plain
 
 
 def _kinds(where: str, x: Tensor, w: Tensor) -> tuple[QuantizedType, QuantizedType] | None:
