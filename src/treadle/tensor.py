@@ -529,8 +529,7 @@ def _literal(kind: EagerType, value: Any) -> Tensor | None:
 
 def _slow_binary(op: Op, table: Any, x: Tensor, other: Any) -> Tensor:
     """Scalars, promotion, first calls and errors."""
-    if isinstance(other, np.generic):
-        other = x.constant(other)
+    other = x.constant(other) if isinstance(other, np.generic) else other
     if x._kind.quantized is not None and not (op.homogeneous or op.selects):
         return _slow_binary(op, table, x.astype("float32"), other)  # What the integers stand for.
     if op is _MATMUL:
