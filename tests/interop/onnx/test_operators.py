@@ -284,6 +284,22 @@ def test_a_quantized_lstm(way: str) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("op", "gates", "per_turn"), [("RNN", 1, 1), ("GRU", 3, 2), ("LSTM", 4, 1)]
+)
+def test_inputs_are_multiplied_once_for_all_turns(op: str, gates: int, per_turn: int) -> None:
+    """And not once in every turn, with weights that are read again each time."""
+    x, turns = numbers(5, 2, 3), 5
+    w, r = numbers(1, 4 * gates, 3), numbers(1, 4 * gates, 4)
+    check(op, x, w, r, outputs=2, hidden_size=4, known=(1, 2))
+    node = helper.make_node(op, ["x", "w", "r"], ["y"], hidden_size=4)
+    given = {"x": x, "w": w, "r": r}
+    made = dict(zip("y", by_runtime(single(node, given, 21), given), strict=True))
+    model = single(node, given, 21, made, frozenset("wr"))
+    graph = mge.jit.compile(load(model)).graph(mge.tensor(x))
+    assert sum(n.op.name == "matmul" for n in graph.nodes) == 1 + turns * per_turn
+
+
 def test_integer_products_become_floats() -> None:
     a, b = np.array([[1, 200, 7]], np.uint8), np.array([[3, -4], [-50, 9], [0, 100]], np.int8)
     scales = np.float32(0.1), np.array([0.2, 0.3], np.float32)

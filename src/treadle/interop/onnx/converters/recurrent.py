@@ -104,6 +104,7 @@ class _SteppedCell(_Cell):
 
 
 Step = Callable[[Value, tuple[Value, ...]], tuple[Value, ...]]
+"""A turn: from the input's share of all gates and the states to the states."""
 
 
 def _recur(
@@ -111,10 +112,13 @@ def _recur(
     x: Value,
     lengths: Array | None,
     initial: Sequence[Value],
-    make: Callable[[int], Step],
+    make: Callable[[int], tuple[_Cell, Step]],
     states: int,
 ) -> tuple[Value, ...]:
-    """All directions over [time, batch, ...]: the sequence of states and the last ones."""
+    """All directions over [time, batch, ...]: the sequence of states and the last ones.
+
+    The input's share of the gates is one product for all turns, which reads the weights once.
+    """
     batch_first = bool(node.attr("layout", 0))
     if batch_first:
         x = Transpose((1, 0, 2))(x)
@@ -127,7 +131,8 @@ def _recur(
     sequences, lasts = [], []
     for number, backward in enumerate(ways):
         state = tuple(zero if v is None else _one(v, number) for v in initial[:states])
-        rows, state = _turns(x, time, lengths, backward, make(number), state)
+        cell, step = make(number)
+        rows, state = _turns(cell.from_input(x), time, lengths, backward, step, state)
         sequences.append(_with_axis(joined([_with_axis(r, 0) for r in rows], 0), 1))
         lasts.append([_with_axis(s, 0) for s in state])
     y = joined(sequences, 1)
@@ -174,10 +179,10 @@ def _rnn(
     lengths: Array | None = None,
     h: Value = None,
 ) -> tuple[Value, ...]:
-    def make(direction: int) -> Step:
+    def make(direction: int) -> tuple[_Cell, Step]:
         cell = _Cell(node, direction, w, r, b, int(node.attributes["hidden_size"]))
         (f,) = _activations(node, ("Tanh",), direction)
-        return lambda xt, s: (f(cell.clip(cell.from_input(xt) + cell.from_state(s[0]))),)
+        return cell, lambda own, s: (f(cell.clip(own + cell.from_state(s[0]))),)
 
     return _recur(node, x, lengths, [h], make, 1)
 
@@ -194,15 +199,15 @@ def _gru(
 ) -> tuple[Value, ...]:
     before = not node.attr("linear_before_reset", 0)
 
-    def make(direction: int) -> Step:
+    def make(direction: int) -> tuple[_Cell, Step]:
         cell = _Cell(node, direction, w, r, b, int(node.attributes["hidden_size"]))
         f, g = _activations(node, ("Sigmoid", "Tanh"), direction)
         n = cell.hidden
         r_h = part(cell.r, 1, 2 * n, 3 * n)
         rb_h = None if cell.rb is None else part(cell.rb, 0, 2 * n, 3 * n)
 
-        def step(xt: Value, s: tuple[Value, ...]) -> tuple[Value, ...]:
-            own, last = cell.from_input(xt), cell.from_state(s[0])
+        def step(own: Value, s: tuple[Value, ...]) -> tuple[Value, ...]:
+            last = cell.from_state(s[0])
             z = f(cell.clip(cell.gate(own, 0) + cell.gate(last, 0)))
             reset = f(cell.clip(cell.gate(own, 1) + cell.gate(last, 1)))
             if before:
@@ -213,7 +218,7 @@ def _gru(
             new = g(cell.clip(cell.gate(own, 2) + inner))
             return ((1 - z) * new + z * s[0],)
 
-        return step
+        return cell, step
 
     return _recur(node, x, lengths, [h], make, 1)
 
@@ -231,7 +236,7 @@ def _lstm(
     p: Value = None,
     kind: type[_Cell] = _Cell,
 ) -> tuple[Value, ...]:
-    def make(direction: int) -> Step:
+    def make(direction: int) -> tuple[_Cell, Step]:
         cell = kind(node, direction, w, r, b, int(node.attributes["hidden_size"]))
         f, g, last = _activations(node, ("Sigmoid", "Tanh", "Tanh"), direction)
         peep = None if p is None else _one(p, direction)
@@ -240,9 +245,9 @@ def _lstm(
             n = cell.hidden
             return 0 if peep is None else part(peep, 0, i * n, (i + 1) * n) * state
 
-        def step(xt: Value, s: tuple[Value, ...]) -> tuple[Value, ...]:
+        def step(own: Value, s: tuple[Value, ...]) -> tuple[Value, ...]:
             hidden, memory = s
-            all_gates = cell.from_input(xt) + cell.from_state(hidden)
+            all_gates = own + cell.from_state(hidden)
             i = f(cell.clip(cell.gate(all_gates, 0) + looked(0, memory)))
             if node.attr("input_forget", 0):
                 keep = 1 - i
@@ -252,7 +257,7 @@ def _lstm(
             o = f(cell.clip(cell.gate(all_gates, 1) + looked(1, new)))
             return o * last(new), new
 
-        return step
+        return cell, step
 
     return _recur(node, x, lengths, [h, c], make, 2)
 
