@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from tests.backends.plugins import Plugins
 from tests.backends.toy_backend import elementwise
-from tests.engine.workloads import mlp_step
 
 import treadle
 from treadle.engine.artifacts import Captured, Optimized, Partitioned, Planned, Prepared
@@ -70,16 +69,6 @@ def test_a_stage_is_passed_once_and_when_it_is_asked_for() -> None:
     assert stages.compile() is runner is stages.executor
     [y] = runner.run([np.array(a, np.float32) for a in (2.0, [1.0] * 4, 1.0)])
     np.testing.assert_array_equal(y, np.full(4, 3, np.float32))
-
-
-def test_a_budget_s_graph_is_the_one_that_runs() -> None:
-    graph = mlp_step(64, (32, 64, 8))
-    free = Stages(graph).planned().memory.peak
-    stages = Stages(graph, options=Options(memory_budget=free - 1, strict_budget=False))
-    before = stages.lower()
-    stages.planned()
-    assert stages.lower() is stages.optimized
-    assert stages.lower() is not before or stages.planned().memory.peak == free
 
 
 def test_a_device_without_a_compiler_has_no_plan_but_runs(plugins: Plugins) -> None:

@@ -68,6 +68,15 @@ def test_training_is_the_same_bits_in_less_memory() -> None:
         np.testing.assert_array_equal(a, b)
 
 
+def test_its_graph_is_the_one_that_runs() -> None:
+    _, peak = trained(Options())
+    step, _, x = step_of(Options(memory_budget=int(0.7 * peak)))
+    stages = step.lower(x)
+    before = stages.optimized
+    assert stages.planned().memory.peak <= 0.7 * peak
+    assert stages.lower() is stages.optimized is not before
+
+
 def test_the_report_says_what_it_cost() -> None:
     _, peak = trained(Options())
     step, _, x = step_of(Options(memory_budget=int(0.8 * peak)))

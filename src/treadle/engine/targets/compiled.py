@@ -11,7 +11,7 @@ from treadle.backends.program import Compiler
 from treadle.base.env import DUMP
 from treadle.base.types import TensorType
 from treadle.engine import cache
-from treadle.engine.artifacts import Captured, Optimized, Partitioned, Planned
+from treadle.engine.artifacts import Captured, Optimized, Partitioned, Planned, Prepared
 from treadle.engine.consent import settings, settle, shared
 from treadle.engine.devices import CompNode
 from treadle.engine.execute import DeviceExecutor, Executor
@@ -25,7 +25,7 @@ from treadle.engine.homes import (
 )
 from treadle.engine.options import Options
 from treadle.engine.plan import Interface, Loaded, Plan
-from treadle.engine.segments import SegmentLaunch, is_apart, launches_of
+from treadle.engine.segments import SegmentLaunch, is_apart, kept_whole, launches_of
 from treadle.engine.targets.target import Build, Program, Target
 from treadle.engine.types import CompileReport
 from treadle.graph.ir import Graph
@@ -67,6 +67,33 @@ class Compiled(Target):
         """What lowers the program's ops."""
         return self._crossing or find_compiler(self._options, self.kind)
 
+    def prepare(self, captured: Captured, report: CompileReport) -> Prepared:
+        """Rewrite the program for the engines."""
+        from treadle.engine import stages
+
+        options, compiler = self._options, self.compiler()
+        whole = tuple(kept_whole(engines_of(options, self.kind)))
+        own = passes_of(options, self.kind)
+        graph = stages.prepare(captured.graph, options, report, compiler, whole, own)
+        return Prepared(captured, self._finished(graph, compiler, report), whole)
+
+    @abstractmethod
+    def _finished(self, graph: Graph, compiler: Compiler, report: CompileReport) -> Graph:
+        """A prepared graph with what only this place needs in it."""
+
+    def partition(self, prepared: Prepared, report: CompileReport) -> Partitioned:
+        """Choose who runs what; a group is made of what others than the place's compiler run."""
+        from treadle.engine import stages
+
+        graph = self._divided(prepared, report)
+        if prepared.whole:
+            graph = stages.take_apart(graph, self._options, report, self.compiler())
+        return Partitioned(prepared.captured, graph)
+
+    @abstractmethod
+    def _divided(self, prepared: Prepared, report: CompileReport) -> Graph:
+        """A prepared graph with groups of what others run."""
+
     def optimize(self, parted: Partitioned, report: CompileReport) -> Optimized:
         """Choose layouts, and what runs as one."""
         from treadle.engine import stages
@@ -102,7 +129,7 @@ class Compiled(Target):
 
     def start(self, program: Program) -> Executor | DeviceExecutor:
         """What runs the program, out of the cache or made now."""
-        compiler, (graph, options) = self.compiler(), (program.source.graph, self._options)
+        compiler, graph, options = self.compiler(), program.source.graph, self._options
         key = self._key(program.source, compiler)
         with program.report.stage("cache"):
             # Who wants the stages' results written wants the stages to run.

@@ -8,18 +8,16 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from treadle.base.types import TensorType
-from treadle.engine.artifacts import Captured, Partitioned, Prepared
+from treadle.engine.artifacts import Captured, Prepared
 from treadle.engine.execute import DeviceExecutor
 from treadle.engine.homes import (
     compiling,
     engines_of,
     forced_to_host,
-    passes_of,
     segment_engines,
 )
 from treadle.engine.options import Options
 from treadle.engine.plan import Loaded
-from treadle.engine.segments import kept_whole
 from treadle.engine.targets.compiled import Compiled
 from treadle.engine.types import CompileReport
 from treadle.graph.index_findings import index_error, reporting
@@ -38,27 +36,15 @@ class Device(Compiled):
 
     _home: CompNode
 
-    def prepare(self, captured: Captured, report: CompileReport) -> Prepared:
-        """Rewrite the program for the engines, and have it report indices out of range."""
+    def _finished(self, graph: Graph, compiler: Compiler, report: CompileReport) -> Graph:
         from treadle.engine import stages
 
-        options, compiler = self._options, self.compiler()
-        whole = tuple(kept_whole(engines_of(options, self.kind)))
-        own = passes_of(options, self.kind)
-        graph = stages.prepare(captured.graph, options, report, compiler, whole, own)
         if compiler.keeps("all_reduce_bucket"):
-            graph = stages.bucket_reductions(graph, options, report, compiler)
-        return Prepared(captured, reporting(graph), whole)
+            graph = stages.bucket_reductions(graph, self._options, report, compiler)
+        return reporting(graph)  # of indices out of range
 
-    def partition(self, prepared: Prepared, report: CompileReport) -> Partitioned:
-        """Give segment engines what they take, and the host what is refused."""
-        from treadle.engine import stages
-
-        options, compiler = self._options, self.compiler()
-        graph = part_on_device(prepared, self._home, options, report, compiler)
-        if prepared.whole:
-            graph = stages.take_apart(graph, options, report, compiler)
-        return Partitioned(prepared.captured, graph)
+    def _divided(self, prepared: Prepared, report: CompileReport) -> Graph:
+        return part_on_device(prepared, self._home, self._options, report, self.compiler())
 
     def executor(
         self,

@@ -6,40 +6,32 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from treadle.backends.program import Compiler
 from treadle.base.types import TensorType
-from treadle.engine.artifacts import Captured, Partitioned, Prepared
+from treadle.engine.artifacts import Captured, Prepared
 from treadle.engine.execute import Executor
-from treadle.engine.homes import compiling, engines_of, passes_of
+from treadle.engine.homes import compiling, engines_of
 from treadle.engine.plan import Loaded
-from treadle.engine.segments import kept_whole
 from treadle.engine.targets.compiled import Compiled
 from treadle.engine.types import CompileReport
 from treadle.graph.index_findings import index_error
+from treadle.graph.ir import Graph
 
 
 class Host(Compiled):
     """The processor; ops that its compiler refuses are run by other engines in its memory."""
 
-    def prepare(self, captured: Captured, report: CompileReport) -> Prepared:
-        """Rewrite the program for the engines; reductions between ranks go into buckets."""
+    def _finished(self, graph: Graph, compiler: Compiler, report: CompileReport) -> Graph:
         from treadle.engine import stages
 
-        options, compiler = self._options, self.compiler()
-        whole = tuple(kept_whole(engines_of(options, self.kind)))
-        own = passes_of(options, self.kind)
-        graph = stages.prepare(captured.graph, options, report, compiler, whole, own)
-        return Prepared(captured, stages.bucket_reductions(graph, options, report), whole)
+        return stages.bucket_reductions(graph, self._options, report)
 
-    def partition(self, prepared: Prepared, report: CompileReport) -> Partitioned:
-        """Choose an engine for every node; a group is made of what others than ours run."""
+    def _divided(self, prepared: Prepared, report: CompileReport) -> Graph:
         from treadle.engine import stages
 
         options, engines = self._options, list(engines_of(self._options, self.kind))
         parts = stages.partition(prepared.graph, engines, options, report, frozen=prepared.frozen)
-        graph = stages.leave_to_host(parts, engines, compiling(engines), options.force_fallback)
-        if prepared.whole:
-            graph = stages.take_apart(graph, options, report, self.compiler())
-        return Partitioned(prepared.captured, graph)
+        return stages.leave_to_host(parts, engines, compiling(engines), options.force_fallback)
 
     def executor(
         self,

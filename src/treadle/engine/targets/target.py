@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -63,7 +64,7 @@ Build = Callable[[Captured, CompNode | None], Program]
 """Starts another program, for the host or a device."""
 
 
-class Target:
+class Target(ABC):
     """Where a program runs, and what each stage does for that place.
 
     Stages get the artifact of the one before and return their own; what they decide goes into the
@@ -75,13 +76,13 @@ class Target:
         """The name of the engine that compiles; "" where none does."""
         return ""
 
+    @abstractmethod
     def compiler(self) -> Compiler:
         """What lowers the program's ops.
 
         Raises:
             CompileError: the options name an engine that is not there.
         """
-        raise NotImplementedError
 
     def divide(self, captured: Captured, report: CompileReport) -> Divided | None:
         """Cut the program by device, if it is on several."""
@@ -117,8 +118,8 @@ class Target:
 
     def load(self, planned: Planned, report: CompileReport) -> Loaded[Any]:
         """Make a plan's kernels runnable, its constants and kept memory in place."""
-        raise NotImplementedError
+        raise EngineError("load", self.why_no_plan())
 
+    @abstractmethod
     def start(self, program: Program) -> Runner:
         """What runs the program; passes the stages that this takes."""
-        raise NotImplementedError
