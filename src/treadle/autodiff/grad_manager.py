@@ -56,7 +56,9 @@ class GradManager:
     one another's results.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *given: Any) -> None:
+        if given:
+            raise TypeError("GradManager takes nothing; GradManager().attach(net.parameters())")
         self._attached: dict[int, _Attached] = {}
         self._tape: Tape | None = None
         self._depth = 0

@@ -122,6 +122,8 @@ _FUNCTIONS = {
 
 _METHODS = {
     "add_": "x += y",
+    "data": "x.detach()",
+    "grad_fn": "GradManager().attach(x), which records what is computed from x",
     "backward": "GradManager().attach(...).backward(loss)",
     "bool": 'x.astype("bool")',
     "byte": 'x.astype("uint8")',
@@ -178,6 +180,7 @@ _MODULE_METHODS = {
     "cuda": 'net.to("gpux")',
     "double": 'a loop over net.parameters() with p[...] = p.astype("float64")',
     "half": "treadle.amp.autocast, which computes in 16 bits",
+    "freeze": "to leave its parameters out of gm.attach(...) and the optimizer",
     "register_buffer": "net.name = treadle.tensor(data); what is no Parameter is a buffer",
     "register_parameter": "net.name = treadle.Parameter(data)",
     "requires_grad_": "to leave its parameters out of gm.attach(...) and the optimizer",
@@ -343,6 +346,28 @@ def accepted_by(function: Any) -> frozenset[str] | None:
     return named - {"self"}
 
 
+def note_call(error: TypeError, name: str, function: Any) -> None:
+    """Add how a function is called to an error about the number of its arguments.
+
+    The error of a call inside of the function is left as it is.
+    """
+    where = error.__traceback__
+    if where is None or where.tb_next is not None or "argument" not in str(error):
+        return
+    given = inspect.signature(function).parameters.values()
+    needed = [p.name for p in given if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
+    if len(needed) < len(given):
+        needed.append("...")
+    error.add_note(f"  hint: {name}({', '.join(needed)})")
+
+
+def none_operand() -> TypeError:
+    """The error about None in place of a tensor."""
+    error = TypeError("the operand is None and is not supported.")
+    error.add_note("  hint: a function or forward() without `return` gives None")
+    return error
+
+
 def refuse(owner: str, given: Mapping[str, Any], takes: Collection[str]) -> None:
     """A `TypeError` for the first keyword that is given, none of which is known."""
     for name in given:
@@ -383,6 +408,7 @@ class Constructed(abc.ABCMeta):
                     error.add_note(f"  hint: define {missing} in class {cls.__name__}")
                 takes = accepted_by(cls.__init__)
                 if takes is None or kwargs.keys() <= takes:
+                    note_call(error, cls.__name__, cls)
                     raise
             return super().__call__(*args, **_renamed(cls.__name__, kwargs, takes))
 

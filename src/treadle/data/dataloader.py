@@ -260,11 +260,13 @@ def _fitting_sampler(dataset: Any, sampler: Any) -> Sampler:
     if not isinstance(dataset, Dataset | Sequence):
         raise TypeError(
             f"a dataset is a Dataset or a sequence of samples, got {type(dataset).__name__}"
+            + ("; ArrayDataset(array) makes one" if hasattr(dataset, "__array__") else "")
         )
     chosen = SequentialSampler(dataset) if sampler is None else sampler
     if not isinstance(chosen, Sampler) or isinstance(chosen, StreamSampler):
         raise TypeError(
-            f"an indexable dataset needs a map-style sampler, got {type(chosen).__name__}"
+            f"an indexable dataset needs a map-style sampler, got {type(chosen).__name__}; "
+            "as in DataLoader(dataset, RandomSampler(dataset, batch_size=32))"
         )
     return chosen
 

@@ -14,6 +14,7 @@ from treadle.base.errors import DTypeError, ShapeError, TreadleError
 from treadle.base.modes import ACTIVE, LOCAL
 from treadle.base.observer import on_change
 from treadle.base.shape import format_shape, is_static, normalize_axis
+from treadle.base.spelling import none_operand
 from treadle.base.symbol import Expr
 from treadle.engine.dispatch import EagerType, Launch, eager_type, lookup
 from treadle.ops.op import Op
@@ -26,7 +27,7 @@ def as_tensor(x: Any, like: Tensor | None = None) -> Tensor:
     if isinstance(x, Tensor):
         return x
     if x is None:
-        raise TypeError("the operand is None and is not supported.")
+        raise none_operand()
     return Tensor(x) if like is None else like.constant(np.asarray(x))
 
 

@@ -285,8 +285,7 @@ def concat(
     """
     if dim is not None:
         axis = either("axis", axis, dim, 0)
-    given = [as_tensor(x) for x in inps]
-    _require_some(given, "concat")
+    given = _several(inps, "concat", axis)
     if device is not None:
         given = [x.to(device) for x in given]
     elif len({x.device.place for x in given}) > 1:
@@ -314,8 +313,7 @@ def stack(
     """
     if dim is not None:
         axis = either("axis", axis, dim, 0)
-    given = [as_tensor(x) for x in inps]
-    _require_some(given, "stack")
+    given = _several(inps, "stack", axis)
     shapes = dict.fromkeys(x.shape for x in given)
     if len(shapes) > 1:
         raise ShapeError(
@@ -327,7 +325,11 @@ def stack(
     return concat([expand_dims(x, axis) for x in given], axis, device)
 
 
-def _require_some(tensors: Sequence[Tensor], op: str) -> None:
+def _several(given: Iterable[Any], op: str, axis: Any) -> list[Tensor]:
+    """The tensors to be joined."""
+    if isinstance(axis, Tensor) and axis.ndim:
+        raise TypeError(f"{op} takes the tensors as one list: F.{op}([x, y], axis)")
+    tensors = [as_tensor(x) for x in given]
     if not tensors:
         raise ShapeError(
             op,
@@ -335,6 +337,7 @@ def _require_some(tensors: Sequence[Tensor], op: str) -> None:
             saw="an empty sequence",
             hint="an iterator yields its tensors only once; zeros() makes an empty tensor",
         )
+    return tensors
 
 
 def split(inp: Tensor, nsplits_or_sections: Any, axis: int = 0) -> tuple[Tensor, ...]:
@@ -521,7 +524,7 @@ def where(mask: Any, x: Any = None, y: Any = None) -> Any:
     if not isinstance(mask, Tensor) or not isinstance(x, Tensor) or not isinstance(y, Tensor):
         raise TypeError("where takes tensors for mask, x and y")
     if mask._kind.dtype is not bool_:
-        raise ValueError("mask must be bool")
+        raise ValueError(f"mask must be bool, got {mask.dtype.name}; compare, as in x > 0")
     first, second = promote_all([x, y])
     return select.Where()(mask, first, second)
 
@@ -542,7 +545,7 @@ def cond_take(mask: Any, x: Any) -> tuple[Tensor, Tensor]:
     if not isinstance(x, Tensor) or not isinstance(mask, Tensor):
         raise TypeError("input must be a tensor")
     if mask._kind.dtype is not bool_:
-        raise ValueError("mask must be bool")
+        raise ValueError(f"mask must be bool, got {mask.dtype.name}; compare, as in x > 0")
     if mask.shape != x.shape:
         raise ShapeError("cond_take", "mask and x differ in shape", saw=f"{mask.type}, {x.type}")
     found = gathering.Nonzero()(mask.reshape(-1))[:, 0]

@@ -9,6 +9,7 @@ given get their arrays back, and those that were rebound are outputs of the prog
 from __future__ import annotations
 
 import os
+import random
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,10 +17,13 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from treadle.base import tree
 from treadle.base.errors import TraceError
 from treadle.base.garbage import collect_young, promotions, rare_collections
 from treadle.base.loc import Loc
+from treadle.base.log import get_logger
 from treadle.base.modes import LOCAL, install_capture
 from treadle.base.shape import Shape
 from treadle.base.types import TensorType
@@ -53,6 +57,12 @@ from treadle.tensor import Tensor, wrap
 
 class ManagerInside(TraceError):
     """The function has a manager of its own, so one around it cannot see its ops as one."""
+
+
+_WITHOUT_VALUES = (
+    "choose with F.where or jit.cond, loop with jit.while_loop or jit.scan, show it with "
+    "jit.print, return the tensor and read it outside, or leave the function uncompiled"
+)
 
 
 class _Turn:
@@ -199,6 +209,7 @@ class Capture:
         if id(tensor) in self._grads:
             return
         before = tensor.__dict__.get("grad")
+        _remember_step(tensor, before)
         self._grads[id(tensor)] = (tensor, before)
         holder = self._holder(tensor)
         self._slots.append((holder, before is None))
@@ -300,8 +311,7 @@ class Capture:
                 "jit",
                 "the function reads a value that is known only when the program runs",
                 saw=f"{value.type} from {value.producer.op.name if value.producer else 'an input'}",
-                hint="choose with F.where or jit.cond, loop with jit.while_loop or jit.scan, "
-                "return the tensor and read it outside, or leave the function uncompiled",
+                hint=_WITHOUT_VALUES,
             )
         return known[value]
 
@@ -393,6 +403,7 @@ class Capture:
                 cleared += [self._holder(tensor)] if before is not None else []
                 continue
             held.add(id(after))
+            tensor.__dict__["_left_stepped"] = "_stepped" in after.__dict__
             bound = self._bound.get(id(after))
             if bound is None or after._data is not bound.symbol:
                 changed.append((self._output(after), self._holder(tensor)))
@@ -452,6 +463,28 @@ def _bound_arguments(
     return tree.unflatten(structure, leaves)
 
 
+def _remember_step(tensor: Tensor, grad: Tensor | None) -> None:
+    """Mark a gradient that the step of a program has used, and left there, as eager steps do."""
+    if grad is not None and tensor.__dict__.pop("_left_stepped", False):
+        grad.__dict__["_stepped"] = "once"
+
+
+def _drawn() -> dict[str, Any]:
+    """The states of the generators that Python and NumPy share among all."""
+    shared: Any = np.random.get_state()
+    return {"random": random.getstate(), "numpy.random": (bytes(shared[1]), *shared[2:])}
+
+
+def _warn_of_frozen_numbers(name: str, before: Mapping[str, Any]) -> None:
+    """Say that random numbers became constants of a program."""
+    for module, state in _drawn().items():
+        if state != before[module]:
+            get_logger("jit").warning(
+                "%s: numbers drawn from %s are constants of the program, the same at each call; "
+                "treadle.random draws new ones", name, module,
+            )  # fmt: skip
+
+
 def capture(
     function: Callable[..., Any],
     args: Any,
@@ -473,6 +506,7 @@ def capture(
         TraceError: the function's course depends on values that only a run would know.
     """
     recorder = kind(name)
+    drawn = _drawn()
     with _TURN.lock, rare_collections():
         try:
             with recording(recorder):
@@ -480,6 +514,7 @@ def capture(
                 results, shape = tree.flatten(function(*given, **named))
                 for action in recorder.endings:
                     action()
+                _warn_of_frozen_numbers(name, drawn)
                 return recorder.finish(results, shape)
         finally:
             recorder.restore()

@@ -478,6 +478,7 @@ def compile(
         A callable with the methods `lower`, `compile` and `explain`.
 
     Raises:
+        TypeError: there is no function, or a keyword is not known.
         TraceError: when called: the function's course depends on values of tensors.
 
     Example:
@@ -492,6 +493,8 @@ def compile(
     chosen = options or Options(level=level, fast=fast)
     if function is None:
         return lambda wrapped: Compiled(wrapped, chosen, dynamic)
+    if not callable(function):
+        raise TypeError(f"compile takes a function or a module, got {type(function).__name__}")
     return Compiled(function, chosen, dynamic)
 
 

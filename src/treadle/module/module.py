@@ -16,7 +16,7 @@ from treadle.base.layers import note_layer
 from treadle.base.modes import ACTIVE, capturing
 from treadle.base.observer import OBSERVER
 from treadle.base.saved_objects import allow
-from treadle.base.spelling import Constructed, of_module_method
+from treadle.base.spelling import Constructed, note_call, of_module_method
 from treadle.module import state
 from treadle.module.hook import Hook, HookHandler
 from treadle.tensor import Parameter, Tensor
@@ -90,6 +90,9 @@ class Module(metaclass=Constructed):
                 outputs = OBSERVER.now.module(self, given, lambda: self.forward(*inputs, **kwargs))
         except TreadleError as error:
             note_layer(error, self)
+            raise
+        except TypeError as error:
+            note_call(error, "forward", self.forward)
             raise
         for hook in tuple(self._forward_hooks.values()):
             replaced = hook(self, inputs, outputs)
@@ -320,8 +323,6 @@ class Module(metaclass=Constructed):
             ValueError: a shape differs; norm layers take their own shape and the flattened one.
             AssertionError: a value is not an array.
         """
-        if not callable(state_dict) and not isinstance(state_dict, Mapping):
-            raise ValueError(f"`state_dict` must load a dict or callable, got {type(state_dict)}")
         state.load(self._entries(""), state_dict, strict)
 
     def _entries(self, prefix: str) -> Iterator[state.Entry]:

@@ -84,5 +84,10 @@ class Sequential(Module):
 
 def _module(layer: object) -> Module:
     if not isinstance(layer, Module):
-        raise TypeError(f"Sequential takes modules, got {type(layer).__name__}")
+        given = f"{type(layer).__name__}"
+        if isinstance(layer, list | tuple):
+            given += "; pass them one by one: Sequential(*layers)"
+        elif isinstance(layer, type):
+            given = f"the class {layer.__name__}; construct it: {layer.__name__}(...)"
+        raise TypeError(f"Sequential takes modules, got {given}")
     return layer

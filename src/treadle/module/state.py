@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
+from os import PathLike
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -36,6 +37,10 @@ def export(entries: Iterable[Entry], keep_var: bool) -> OrderedDict[str, Any]:
 
 def load(entries: Iterable[Entry], source: Source, strict: bool) -> None:
     """Put values from `source` into the tensors; nothing changes unless everything fits."""
+    given: Any = source
+    if not callable(given) and not isinstance(given, Mapping):
+        hint = "; a file by treadle.load(path)" if isinstance(given, str | PathLike) else ""
+        raise ValueError(f"`state_dict` must load a dict or callable, got {type(given)}{hint}")
     found: list[tuple[Tensor, np.ndarray[Any, Any]]] = []
     known: set[str] = set()
     missing: list[str] = []

@@ -22,7 +22,8 @@ def extents(value: Extents, ndim: int, what: str, least: int = 1) -> tuple[int, 
         given = value if isinstance(value, Iterable) else (value,) * ndim
         result = tuple([index(v) for v in given])
     except TypeError:
-        raise DTypeError(what, problem, saw=repr(value), hint="pass ints") from None
+        hint = "pass ints; half of an odd kernel size keeps extents at stride 1"
+        raise DTypeError(what, problem, saw=repr(value), hint=hint) from None
     if len(result) != ndim or min(result) < least:
         raise ShapeError(what, problem, saw=repr(value), hint=f"pass one int of at least {least}")
     return result

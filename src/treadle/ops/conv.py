@@ -28,6 +28,14 @@ from treadle.ops.windows import Padding, Window
 _LAYOUT = "the layouts are x [N,C,*S], weight [O,C/groups,*K], result [N,O,*P]"
 
 
+def _channels_last(shape: Shape, expected: Dim) -> str:
+    """What to do where the channels seem to be the last axis."""
+    if shape[-1] != expected:
+        return ""
+    pattern = (0, len(shape) - 1, *range(1, len(shape) - 1))
+    return f"of channels that come last F.transpose(x, {pattern}) makes the second axis"
+
+
 @family
 class Convolution(Op):
     """Attributes and checks of a convolution seen from any of its three sides.
@@ -55,6 +63,7 @@ class Convolution(Op):
             raise self.fail(
                 f"{first} has {types[0].ndim} axes and {second} {types[1].ndim}: both need as many",
                 types,
+                "F.expand_dims(x, 0) makes a batch of one" if types[0].ndim < types[1].ndim else "",
             )
 
     def check_groups(self, what: str, channels: Dim, types: tuple[TensorType, ...]) -> None:
@@ -74,13 +83,17 @@ class Convolution(Op):
         require_equal(
             channels,
             expected,
-            lambda: self.fail(f"{what} has {channels} channels, expected {expected}", types),
+            lambda: self.fail(
+                f"{what} has {channels} channels, expected {expected}",
+                types,
+                _channels_last(types[0].shape, expected),
+            ),
         )
 
-    def fail(self, problem: str, types: tuple[TensorType, ...]) -> ShapeError:
+    def fail(self, problem: str, types: tuple[TensorType, ...], hint: str = "") -> ShapeError:
         """A `ShapeError` that shows the operands, the groups and the layouts."""
         seen = f"{self.saw(types)}, groups {self.groups}"
-        return ShapeError(self.name, problem, saw=seen, hint=_LAYOUT)
+        return ShapeError(self.name, problem, saw=seen, hint=f"{hint and hint + '; '}{_LAYOUT}")
 
     def infer_forward(self, x: TensorType, weight: TensorType) -> Shape:
         """Shape of the convolution's result."""

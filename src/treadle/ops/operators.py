@@ -21,6 +21,7 @@ from treadle.base.dtype import (
 )
 from treadle.base.errors import DTypeError, ShapeError
 from treadle.base.shape import Shape
+from treadle.base.spelling import none_operand
 from treadle.base.types import TensorType
 from treadle.ops import elementwise as ew
 from treadle.ops import logic
@@ -321,7 +322,7 @@ def _refusal(op: Op, dtypes: tuple[DType, ...], saw: str) -> DTypeError:
 def as_array(op: Op, value: Any) -> np.ndarray[Any, Any]:
     """Array data mixed into an expression; None is a `TypeError`, objects a `DTypeError`."""
     if value is None:
-        raise TypeError("the operand is None and is not supported.")
+        raise none_operand()
     try:
         array = np.asarray(value)
     except ValueError:

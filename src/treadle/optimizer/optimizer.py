@@ -187,7 +187,7 @@ class Optimizer(metaclass=Constructed):
         grad = next(
             (p.grad for group in groups for p in group["params"] if p.grad is not None), None
         )
-        if grad is None or capturing() is not None:
+        if grad is None:
             return
         if grad.__dict__.get("_stepped") == "again":
             self._saw_old_gradient = True
@@ -317,6 +317,11 @@ def _groups(params: Any) -> list[Any]:
             "params argument given to the optimizer should be Parameter or iterable of "
             f"Parameters or dict, got {type(params).__name__}"
             + ("; pass net.parameters()" if hasattr(params, "parameters") else "")
+            + (
+                "; call it: net.parameters()"
+                if callable(params) and hasattr(params, "__self__")
+                else ""
+            )
         )
     several = list(params)
     if any(isinstance(p, dict) for p in several):

@@ -13,7 +13,7 @@ import numpy as np
 from treadle.autodiff import no_grad
 from treadle.base.errors import CheckpointError, NumericError
 from treadle.data import DataLoader
-from treadle.data.dataset import StreamDataset
+from treadle.data.dataset import Dataset, StreamDataset
 from treadle.data.preload import to_tensors
 from treadle.module import Module
 from treadle.optimizer import LRScheduler, Optimizer, ReduceLROnPlateau
@@ -59,6 +59,7 @@ class Trainer:
 
     Raises:
         ValueError: a number is out of range, or there is no such precision.
+        TypeError: optimizer, loss or metrics are none.
 
     Attributes:
         step: updates done.
@@ -92,7 +93,7 @@ class Trainer:
         self.model = model
         self.optimizer = optimizer
         self.scheduler = scheduler
-        self.metrics = dict(metrics or {})
+        self.metrics = _named(metrics)
         self.accumulate = accumulate
         self.seed = seed
         self.callbacks = [*callbacks, *([ProgressBar()] if progress else [])]
@@ -142,11 +143,13 @@ class Trainer:
 
         Raises:
             ValueError: there is no optimizer or loss, or no batch.
+            TypeError: a dataset is given in place of a loader.
             NumericError: a loss is not finite.
             KeyboardInterrupt: Ctrl-C was pressed.
             SystemExit: SIGTERM came; its code is 143.
             CheckpointError: the checkpoint is damaged, or of another model.
         """
+        _require_batches(train)
         self._train = train
         self._validation = () if validation is None else validation
         self._is_stopping = self.is_interrupted = False
@@ -460,3 +463,23 @@ def _check(optimizer: object, loss: object) -> None:
         raise TypeError(wrong.format("optimizer", "an Optimizer", type(optimizer).__name__))
     if loss is not None and not callable(loss):
         raise TypeError(wrong.format("loss", "a function", type(loss).__name__))
+
+
+def _require_batches(given: object) -> None:
+    if isinstance(given, Dataset):
+        raise TypeError(
+            f"Trainer.fit takes batches, got the samples of {type(given).__name__}; pass "
+            "DataLoader(dataset, RandomSampler(dataset, batch_size=32))"
+        )
+
+
+def _named(metrics: Any) -> dict[str, Metric]:
+    """Metrics by name; whatever else is a `TypeError`."""
+    if metrics is None:
+        return {}
+    if not isinstance(metrics, Mapping) or not all(map(callable, metrics.values())):
+        raise TypeError(
+            "Trainer: metrics should be functions of output and target by name, got "
+            f"{metrics!r}; as in metrics={{'accuracy': F.topk_accuracy}}"
+        )
+    return dict(metrics)
