@@ -72,6 +72,7 @@ if TYPE_CHECKING:
     from treadle.tensor import Parameter, Tensor
     from treadle.trainer import Trainer
     from treadle.utils.device_module import get_device_module
+    from treadle.utils.model_summary import summary
 
     tensor = Tensor
     _sync = _full_sync = lifetime.synchronize
@@ -139,6 +140,7 @@ __all__ = [
     "set_log_file",
     "set_log_level",
     "set_prealloc_config",
+    "summary",
     "tensor",
     "traced_module",
     "utils",
@@ -210,6 +212,7 @@ _MEMBERS = {
     "treadle.tensor": ("Parameter", "Tensor"),
     "treadle.trainer": ("Trainer",),
     "treadle.utils.device_module": ("get_device_module",),
+    "treadle.utils.model_summary": ("summary",),
 }
 _LATER: dict[str, tuple[str, str]] = {
     **{name: (f"treadle.{name}", "") for name in _PACKAGES},

@@ -183,6 +183,7 @@ _MODULE_METHODS = {
     "freeze": "to leave its parameters out of gm.attach(...) and the optimizer",
     "register_buffer": "net.name = treadle.tensor(data); what is no Parameter is a buffer",
     "register_parameter": "net.name = treadle.Parameter(data)",
+    "summary": "treadle.summary(net, input_shapes=...)",
     "requires_grad_": "to leave its parameters out of gm.attach(...) and the optimizer",
 }
 
