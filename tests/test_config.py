@@ -1,14 +1,23 @@
 """Switches of `treadle.config`: checked when set, and changed for a while."""
 
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 from unittest import mock
 
+import numpy as np
 import pytest
 from tests.backends.plugins import logged
 
 import treadle as mge
-from treadle import config
+import treadle.functional as F
+from treadle import config, jit
+from treadle.backends import measuring
+from treadle.backends.codegen import tuned
+from treadle.backends.program import MeasuringCompiler
 from treadle.base import log
+from treadle.engine.homes import find_compiler
+from treadle.engine.options import Options
 from treadle.runtime.synchronous import SYNCHRONOUS
 from treadle.utils.network import set_symbolic_shape
 
@@ -72,16 +81,9 @@ def lines_of(change: Callable[[], object]) -> list[str]:
 @pytest.mark.parametrize(
     ("name", "change"),
     [
-        ("config.benchmark_kernel", lambda: setattr(config, "benchmark_kernel", True)),
-        ("config.benchmark_with_subprocess",
-         lambda: setattr(config, "benchmark_with_subprocess", True)),
-        ("config.disable_memory_forwarding",
-         lambda: setattr(config, "disable_memory_forwarding", True)),
         ("config._auto_format_convert", lambda: setattr(config, "_auto_format_convert", False)),
         ("set_prealloc_config", lambda: mge.set_prealloc_config(alignment=256)),
         ("set_symbolic_shape", lambda: (set_symbolic_shape(False), set_symbolic_shape(True))),
-        ("GraphOptimizationConfig.jit_fuse_reduce",
-         lambda: mge.jit.GraphOptimizationConfig(jit_fuse_reduce=True)),
         ("DTRConfig.evictee_minimum_size", lambda: mge.jit.DTRConfig(1 << 20, 4096)),
     ],
 )  # fmt: skip
@@ -105,3 +107,65 @@ def test_settings_that_are_as_they_were_say_nothing() -> None:
         mge.jit.DTRConfig(1 << 20)
 
     assert lines_of(usual) == []
+
+
+def in_turn(x: mge.Tensor) -> mge.Tensor:
+    """Values of equal size, one after the other, none of which can be part of another's kernel."""
+    for _ in range(4):
+        x = F.matmul(x, x)
+    return x
+
+
+def test_values_keep_memory_of_their_own_where_forwarding_is_off() -> None:
+    x = mge.tensor(np.eye(32, dtype="float32"))
+
+    def room() -> int:
+        traced = jit.trace(in_turn, symbolic=True)
+        np.testing.assert_array_equal(traced(x), x.numpy())
+        ((variant,),) = traced._variants.values()
+        return variant.stages.planned().memory.peak
+
+    shared = room()
+    config.disable_memory_forwarding = True
+    try:
+        assert room() > shared
+    finally:
+        config.disable_memory_forwarding = False
+    assert room() == shared
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_kernels_are_measured_before_programs_and_eager_ops_run(
+    apart: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler = find_compiler(Options())
+    if not isinstance(compiler, MeasuringCompiler):
+        pytest.skip("nothing here measures kernels")
+    monkeypatch.setenv("TREADLE_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(measuring, "SECONDS", 0.001)
+    monkeypatch.setattr(measuring.MEASURING, "_known", set())
+    before = tuned.installed()
+    seen: list[tuple[list[str], bool]] = []
+    tune = type(compiler).tune
+
+    def watched_tune(self: Any, work: Any, *args: Any, apart: bool) -> Any:
+        seen.append(([name for w in work for name in w.asked], apart))
+        return tune(self, work, *args, apart=apart)
+
+    monkeypatch.setattr(type(compiler), "tune", watched_tune)
+    x = np.random.default_rng(0).standard_normal((160, 128 + apart), "float32")
+    a, b = mge.tensor(x), mge.tensor(x.T.copy())
+    try:
+        config.benchmark_kernel, config.benchmark_with_subprocess = True, apart
+        done = jit.compile(F.matmul)(a, b), jit.compile(F.matmul)(a, b), F.matmul(b, a)
+    finally:
+        config.benchmark_kernel = config.benchmark_with_subprocess = False
+        tuned.install(before)
+    for got, wanted in zip(done, (x @ x.T, x @ x.T, x.T @ x), strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-4)
+    measured = [names for names, _ in seen if names]
+    assert len(measured) == 2 and {where for _, where in seen} == {apart}
+    assert {name for names in measured for name in names} <= measuring.MEASURING._known
+    count = len(seen)
+    jit.compile(lambda a, b: F.matmul(a, b) + 1)(a, b)
+    assert len(seen) == count, "it was switched off"

@@ -2,8 +2,11 @@
 
 `async_level` 0 waits for the device after every op, as `device.synchronous` does, so that failures
 are raised by the op at fault; 1 and 2 let devices work late. Errors of shape, dtype and device are
-always raised at the call. `deterministic_kernel` is what all kernels are. The others are accepted
-and checked; setting one to another value than its default warns once that it has no effect.
+always raised at the call. `deterministic_kernel` is what all kernels are. `benchmark_kernel` has
+what is compiled for the host from then on measured first, wherever kernels have alternatives, and
+`benchmark_with_subprocess` has another process do that. `disable_memory_forwarding` has the values
+of programs compiled from then on keep memory of their own. `_auto_format_convert` is accepted and
+checked; setting it to another value than its default warns once that it has no effect.
 """
 
 from __future__ import annotations
@@ -15,9 +18,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from treadle.backends.measuring import MEASURING
 from treadle.base.env import SYNC
 from treadle.base.log import tell_no_effect
 from treadle.base.modes import casting
+from treadle.engine.options import Sharing
 from treadle.runtime.synchronous import SYNCHRONOUS
 
 _ALLOWED: dict[str, tuple[Any, ...]] = {
@@ -32,9 +37,6 @@ _ALLOWED: dict[str, tuple[Any, ...]] = {
 
 
 _WITHOUT_EFFECT = {
-    "benchmark_kernel": "a cost model chooses kernels; `treadle bench --tune` measures them",
-    "benchmark_with_subprocess": "no kernel is measured while programs run",
-    "disable_memory_forwarding": "results never share memory with operands",
     "_auto_format_convert": "the compiler chooses layouts, and eager tensors are row-major",
 }
 """Why; `deterministic_kernel` is not among them, since all kernels are."""
@@ -53,6 +55,12 @@ class _Config(types.ModuleType):
         super().__setattr__(name, value)
         if name == "async_level":
             SYNCHRONOUS.on = value == 0 or SYNC.get() == "1"
+        elif name == "benchmark_kernel":
+            MEASURING.on = value
+        elif name == "benchmark_with_subprocess":
+            MEASURING.apart = value
+        elif name == "disable_memory_forwarding":
+            Sharing.on = not value
         elif name in _WITHOUT_EFFECT and value != _ALLOWED[name][0]:
             tell_no_effect(f"config.{name}", _WITHOUT_EFFECT[name])
 

@@ -52,3 +52,23 @@ def test_options_are_checked_and_decorators_made() -> None:
     config.jit_fuse_reduce = None
     traced = jit.trace(lambda x: x + 1, graph_opt_config=config)
     assert traced(mge.tensor([1.0])).tolist() == [2.0] and config.jit_fuse_dimshuffle is False
+
+
+def test_fusions_are_left_out_where_the_setting_says_so() -> None:
+    x = mge.tensor(np.arange(12, dtype="float32").reshape(3, 4))
+
+    def body(x: mge.Tensor) -> tuple[mge.Tensor, mge.Tensor]:
+        return F.sum(F.exp(x) * 2, axis=1) + 1, F.relu(x).transpose(1, 0) * 3
+
+    def alone(**given: bool | None) -> set[str]:
+        config = jit.GraphOptimizationConfig(**given) if given else None
+        traced = jit.trace(body, symbolic=True, graph_opt_config=config)
+        for got, wanted in zip(traced(x), body(x), strict=True):
+            np.testing.assert_allclose(got, wanted, rtol=1e-6)
+        ((variant,),) = traced._variants.values()
+        return {n.op.name for n in variant.stages.optimize().graph.nodes} - {"fused"}
+
+    assert alone() == set() == alone(jit_fuse_dimshuffle=True, jit_fuse_reduce=None)
+    assert alone(jit_fuse_dimshuffle=False) == {"transpose", "sum"}
+    assert alone(jit_fuse_dimshuffle=None, jit_fuse_reduce=False) == {"sum"}
+    assert alone(jit_fuse_dimshuffle=False, jit_fuse_reduce=True) == {"transpose"}

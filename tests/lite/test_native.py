@@ -322,7 +322,8 @@ def test_encrypted_and_packed_files_run_native_code(
     LiteGlobal.register_decryption_and_key(name, lambda data, key: data[::-1], b"")
     (tmp_path / "secret").write_bytes(file.read_bytes()[::-1])
     secret = loaded(tmp_path / "secret", config=LiteConfig(bare_model_cryption_name=name))
-    pack(tmp_path / "packed", file.read_bytes(), {"options": {"enable_nchw88": False}}, {})
+    facts = b'{"options": {"enable_nchw88": false}}'
+    pack(tmp_path / "packed", file.read_bytes(), facts, {}, {"model": "", "info": ""})
     packed = loaded(tmp_path / "packed")
     stream = LiteNetwork()
     with file.open("rb") as opened:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,13 @@ import treadle as mge
 import treadle.functional as F
 from treadle import jit
 from treadle.backends.codegen import tuned
+from treadle.backends.cpu import tuning
 from treadle.base.env import NUM_THREADS
 from treadle.base.errors import CheckpointError
 from treadle.engine.options import Options
 from treadle.engine.package import read_models
-from treadle.lite import LiteExtraConfig, LiteNetwork
+from treadle.lite import LiteExtraConfig, LiteGlobal, LiteNetwork
+from treadle.lite import globals as globals_of_lite
 from treadle.tools import load_and_run
 from treadle.utils import custom
 from treadle.utils.custom_op_tools import build
@@ -142,6 +145,10 @@ def options(monkeypatch: Any) -> list[Options]:
     [
         (["--enable-nchw44"], ("blocked",)),
         (["--enable-nchw88"], ("blocked",)),
+        (["--enable-nchw4"], ("blocked-4",)),
+        (["--enable-nchw44-dot"], ("blocked-4",)),
+        (["--enable-nchw32"], ("blocked-32",)),
+        (["--enable-nchw64", "--enable-nchw32"], ("blocked-32", "blocked-64")),
         (["--enable-nhwcd4"], ("channels-last",)),
         (["--layout-transform", "cpu"], ("channels-last", "blocked")),
         (["--enable-nchw88", "--lite"], ("blocked",)),
@@ -189,7 +196,47 @@ def test_kernels_are_measured_and_the_file_keeps_what_was_found(
             assert run(network, "--fast-run-algo-policy", policy) == 1
     finally:
         tuned.install(before)
-    assert run(network, "--fast-run-shared-batch-size", 1) == 0
+
+
+def test_what_was_measured_for_another_batch_size_is_used(
+    tmp_path: Path, monkeypatch: Any, capsys: Any
+) -> None:
+    weight = mge.tensor(np.random.default_rng(2).random((96, 200), np.float32))
+    traced = jit.trace(lambda data: data @ weight, capture_as_const=True)
+    x = np.random.default_rng(3).random((24, 96), np.float32)
+    traced(mge.tensor(x))
+    path, policy = tmp_path / "product.mge", tmp_path / "policy.json"
+    traced.dump(path, input_data=[x])
+    monkeypatch.setenv("TREADLE_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(load_and_run, "SECONDS", {"fast": 0.01, "full": 0.01})
+
+    def first_other(rivals: Any, seconds: float) -> Any:
+        """The first alternative wins every contest."""
+        rivals[0].best, rivals[1].best = 2.0, 1.0
+        return rivals[1]
+
+    monkeypatch.setattr(tuning, "_contest", first_other)
+    given = "--fast-run", "--fast-run-algo-policy", policy, "--fast-run-shared-batch-size"
+    before = tuned.installed()
+    try:
+        tuned.install({})
+        assert run(path, *given, 48) == 0
+        carried = capsys.readouterr().out
+        assert re.search(r"\b[1-9]\d* choices of batch size 48", carried), carried
+        kept = json.loads(policy.read_text())["choices"]
+        small, large = ([c for n, c in kept.items() if f"x{s}x200x96" in n] for s in (24, 48))
+        assert small and all(choice in large for choice in small)
+        tuned.install({})
+        policy.unlink()
+        assert run(path, *given[:3]) == 0
+        assert "batch size" not in capsys.readouterr().out
+    finally:
+        tuned.install(before)
+    traced = jit.trace(lambda data: F.exp(data), capture_as_const=True)
+    traced(mge.tensor(x))
+    traced.dump(path, input_data=[x])
+    assert run(path, *given[::3], 48) == 0  # no kernel has alternatives
+    assert "0 choices of batch size 48" in capsys.readouterr().out
 
 
 def test_a_packed_model_runs_as_the_model_does(
@@ -217,6 +264,42 @@ def test_a_packed_model_runs_as_the_model_does(
         packed.write_bytes(wrong)
         with pytest.raises(CheckpointError, match=r"damaged|unknown options"):
             LiteNetwork().load(str(packed))
+
+
+def swapped(data: bytes, key: bytes) -> bytes:
+    """A cipher that undoes itself."""
+    return bytes(b ^ key[i % len(key)] for i, b in enumerate(data))
+
+
+def test_packed_files_keep_what_is_encrypted_and_name_what_decrypts_it(
+    model: Path, tmp_path: Path, monkeypatch: Any, capsys: Any
+) -> None:
+    monkeypatch.setattr(globals_of_lite, "_METHODS", {})
+    secret, facts, packed = (tmp_path / n for n in ("secret.mge", "info", "packed"))
+    secret.write_bytes(swapped(model.read_bytes(), b"one"))
+    facts.write_bytes(swapped(b'{"options": {"enable_nchw88": true}}', b"other"))
+    both = "--pack-model-cryption", "first", "--pack-info-json", facts, "--pack-info-cryption"
+    with pytest.raises(RuntimeError, match="no decryption method 'first' is registered"):
+        run(secret, "--packed-model-dump", packed, *both, "second")
+    LiteGlobal.register_decryption_and_key("first", swapped, b"one")
+    LiteGlobal.register_decryption_and_key("second", swapped, b"other")
+    assert run(secret, "--packed-model-dump", packed, *both, "second") == 0
+    data = packed.read_bytes()
+    assert secret.read_bytes() in data and facts.read_bytes() in data
+    assert model.read_bytes() not in data
+    assert run(packed) == 0 and capsys.readouterr().out.count("passed") == 2
+    network = LiteNetwork()
+    network.load(str(packed))
+    (name,) = network.get_all_input_name()
+    network.get_io_tensor(name).set_data_by_copy(X)
+    network.forward()
+    network.wait()
+    (result,) = (network.get_io_tensor(n) for n in network.get_all_output_name())
+    np.testing.assert_allclose(result.to_numpy(), np.exp(X) @ X.T, rtol=1e-5)
+    LiteGlobal.update_decryption_key("second", b"wrong")
+    with pytest.raises(CheckpointError, match="damaged"):
+        LiteNetwork().load(str(packed))
+    assert run(model, "--packed-model-dump", packed, "--pack-info-json", secret) == 1  # no JSON
 
 
 def test_threads_run_on_the_cores_given(model: Path) -> None:

@@ -304,7 +304,8 @@ class MapLayout:
     """An order of the axes of maps [N, C, *S] that kernels read and write, besides row-major.
 
     Attributes:
-        name: "channels-last", which is [N, *S, C], or "blocked", [N, C / block, *S, block].
+        name: "channels-last", which is [N, *S, C], or "blocked" or "blocked-N",
+            [N, C / block, *S, block].
         block: channels of a block; 0: all channels are neighbors.
         preferred: whether programs are held in it where nobody asks for another one.
         columns: channels that a convolution computes side by side, or half of them where there
@@ -424,10 +425,13 @@ class MeasuringCompiler(Protocol):
         """Inside, programs are compiled anew, and what can be tuned of them is collected."""
         ...
 
-    def tune(self, watched: Sequence[Watched], seconds: float = 0.5, /) -> Iterator[Tuned]:
+    def tune(
+        self, watched: Sequence[Watched], seconds: float = 0.5, /, *, apart: bool = False
+    ) -> Iterator[Tuned]:
         """Measure the alternatives of what was watched and record the best ones on disk.
 
-        Programs use them from then on, in this process and in others. `seconds` are for each.
+        Programs use them from then on, in this process and in others. `seconds` are for each;
+        `apart` has another process measure.
         """
         ...
 

@@ -42,11 +42,17 @@ def _preferred() -> tuple[str, ...]:
 
 PASSES = (
     "canonicalize", "cse", "dce", "expand", "find_attention", "fold", "fold_control",
-    "fold_scales", "fuse", "integers", "layout", "precompute", "propagate", "reductions",
-    "simplify", "statistics", "together", "winograd",
+    "fold_scales", "fuse", "fuse_reductions", "fuse_transposes", "integers", "layout",
+    "precompute", "propagate", "reductions", "simplify", "statistics", "together", "winograd",
 )  # fmt: skip
 """What `disabled` may name, besides passes of backends, whose names have a dot or are registered
 (`graph.passes.register`)."""
+
+
+class Sharing:
+    """Whether values share memory where options do not say: `config` has a switch for it."""
+
+    on = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +63,8 @@ class Options:
         level: 0 runs every op as it stands, 1 simplifies and fuses what is plainly better,
             2 chooses fusions by modelled cost, 3 also spends time on what rarely pays.
         fast: allow rewrites that hold in real arithmetic only (another order of summation).
-        reuse_memory: values that do not live at the same time may share memory.
+        reuse_memory: values that do not live at the same time may share memory. False by default
+            while `config.disable_memory_forwarding` is set.
         fusion: make groups of ops; without it every op is a kernel of its own.
         disabled: names of passes that are left out.
         engines: engines to choose from, best first; empty means all that serve the device. The
@@ -92,7 +99,7 @@ class Options:
 
     level: int = 2
     fast: bool = False
-    reuse_memory: bool = True
+    reuse_memory: bool = field(default_factory=lambda: Sharing.on)
     fusion: bool = True
     disabled: tuple[str, ...] = ()
     engines: tuple[str, ...] = field(default_factory=_preferred)

@@ -1,7 +1,7 @@
 """MegEngine's settings of traces that concern memory and fusion.
 
-They become budgets of the compilation (`Options.memory_budget`), which it keeps to as
-far as it can.
+They become options of the compilation: budgets (`Options.memory_budget`), which it keeps to as
+far as it can, and fusions that it leaves out (`Options.disabled`).
 """
 
 from __future__ import annotations
@@ -62,19 +62,22 @@ class SublinearMemoryConfig:
 
 @dataclass
 class GraphOptimizationConfig:
-    """Switches of two fusions of MegEngine's, without effect: a cost model chooses groups.
+    """Whether loops of elementwise ops take in transposes and reductions.
 
-    Setting one warns once.
+    False, as here by default, leaves each a kernel of its own; True and None let the engine's
+    cost model fuse them, as it does for a trace without this setting.
     """
 
     jit_fuse_dimshuffle: Fusion = False
     jit_fuse_reduce: Fusion = False
 
-    def __setattr__(self, name: str, value: Fusion) -> None:
-        object.__setattr__(self, name, value)
-        if value is not False:
-            why = "the engine's cost model chooses groups; jit.fuse asks for one"
-            tell_no_effect(f"GraphOptimizationConfig.{name}", why)
+    def left_out(self) -> tuple[str, ...]:
+        """Names of the fusions that are off, for `Options.disabled`."""
+        wanted = {
+            "fuse_transposes": self.jit_fuse_dimshuffle,
+            "fuse_reductions": self.jit_fuse_reduce,
+        }
+        return tuple(name for name, on in wanted.items() if on is False)
 
 
 def memory_budget(dtr: DTRConfig | None, sublinear: SublinearMemoryConfig | None) -> int:

@@ -74,7 +74,8 @@ class trace:
         record_only: record for `dump` and compute nothing; results have no values.
         sublinear_memory_config, dtr_config: bytes of values that the program may hold at once;
             what exceeds them is computed again where that helps.
-        graph_opt_config: accepted; the engine chooses what is fused.
+        graph_opt_config: whether loops take in transposes and reductions; the engine chooses
+            where it is left out.
         profiling: measure kernels; `get_profile` returns what was found.
         opt_level: 0 to 3, as `level` of `jit.compile`; 2 unless given. From 1 on, one that is
             given allows rewrites that hold in real arithmetic only, as MegEngine's do: log(exp(x))
@@ -105,8 +106,9 @@ class trace:
         budget = memory_budget(dtr_config, sublinear_memory_config)
         fast = opt_level is not _UNASKED and opt_level > 0
         self._options = Options(
-            level=min(int(opt_level), 3), fast=fast, memory_budget=budget, strict_budget=False
-        )
+            level=min(int(opt_level), 3), fast=fast, memory_budget=budget, strict_budget=False,
+            disabled=() if graph_opt_config is None else graph_opt_config.left_out(),
+        )  # fmt: skip
         self._for_dump = capture_as_const or record_only
         self._record_only = record_only
         self._profiling = profiling

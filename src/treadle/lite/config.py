@@ -22,6 +22,7 @@ class LiteOptions:
         force_output_use_user_specified_memory: results are written where `set_data_by_share` says,
             and it is an error if they do not fit there.
         enable_nchw44, enable_nchw88: maps are held with their channels in blocks.
+        enable_nchw4, enable_nchw44_dot, enable_nchw32, enable_nchw64: in blocks of 4, 32 or 64.
         enable_nhwcd4: maps are held with their channels last.
     """
 
@@ -73,6 +74,9 @@ def settings_of(options: LiteOptions) -> Settings:
     """What options ask of the compiler: `enable_nchw44` and the like choose orders of axes."""
     wanted = {
         "blocked": options.enable_nchw44 or options.enable_nchw88,
+        "blocked-4": options.enable_nchw4 or options.enable_nchw44_dot,
+        "blocked-32": options.enable_nchw32,
+        "blocked-64": options.enable_nchw64,
         "channels-last": options.enable_nhwcd4,
     }
     reuse = not (options.force_dynamic_alloc or options.force_output_dynamic_alloc)

@@ -1,6 +1,7 @@
 """Packed models: one file with a model, facts about it, and what was measured for it.
 
-The file is a zip archive whose members are stored as they are: `model`, `info.json`, `cache.json`.
+The file is a zip archive whose members are stored as they are: `model`, `info.json`, `cache.json`,
+and `cryption.json` where methods by which the first two are decrypted have to be named.
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ from typing import Any
 
 from treadle.base.errors import CheckpointError
 from treadle.lite.config import LiteOptions
+from treadle.lite.globals import decrypted
 
 Choices = Mapping[str, Mapping[str, int]]
 """What was measured for kernels: numbers by the name of the question."""
 _FORMAT = 1
-_MODEL, _INFO, _CACHE = "model", "info.json", "cache.json"
+_MODEL, _INFO, _CACHE, _CRYPTION = "model", "info.json", "cache.json", "cryption.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +46,23 @@ class Packed:
         return LiteOptions(**{n: named.get(n, getattr(given, n)) for n in known})
 
 
-def pack(path: Path, model: bytes, info: Mapping[str, Any], cache: Choices) -> None:
-    """Write a packed model."""
-    members = {
-        _MODEL: model,
-        _INFO: json.dumps(dict(info)).encode(),
-        _CACHE: choices_text(cache).encode(),
-    }
+def pack(path: Path, model: bytes, info: bytes, cache: Choices, methods: Mapping[str, str]) -> None:
+    """Write a packed model.
+
+    Args:
+        path: of the file.
+        model, info: bytes of the model file and of the facts' JSON, encrypted or not.
+        cache: measurements.
+        methods: names of decryption for "model" and "info"; "" for none.
+
+    Raises:
+        ValueError: the facts are no JSON.
+    """
+    if not methods["info"]:
+        json.loads(info)
+    members = {_MODEL: model, _INFO: info, _CACHE: choices_text(cache).encode()}
+    if any(methods.values()):
+        members[_CRYPTION] = json.dumps(dict(methods)).encode()
     with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
         for name, data in members.items():
             archive.writestr(zipfile.ZipInfo(name), data)
@@ -61,6 +73,7 @@ def unpack(raw: bytes) -> Packed:
 
     Raises:
         CheckpointError: it is damaged, compressed, or lacks the model.
+        RuntimeError: it is encrypted by a method that is not registered.
     """
     try:
         with zipfile.ZipFile(io.BytesIO(raw)) as archive:
@@ -68,6 +81,12 @@ def unpack(raw: bytes) -> Packed:
             if any(m.compress_type != zipfile.ZIP_STORED for m in archive.infolist()):
                 raise ValueError("its members are compressed")
             held = {name: archive.read(name) for name in archive.namelist()}
+        methods = json.loads(held.get(_CRYPTION, b"{}"))
+        if not isinstance(methods, Mapping):
+            raise ValueError("its methods of decryption are no object")
+        for member, kind in ((_MODEL, "model"), (_INFO, "info")):
+            if methods.get(kind):
+                held[member] = decrypted(held[member], methods[kind])
         info = json.loads(held.get(_INFO, b"{}"))
         if not isinstance(info, Mapping) or not isinstance(info.get("options", {}), Mapping):
             raise ValueError("its facts are no object")

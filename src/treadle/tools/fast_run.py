@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
+from treadle.backends.measuring import MEASURING
 from treadle.backends.program import MeasuringCompiler, Tuned
 from treadle.engine.homes import find_compiler
 from treadle.engine.options import Options
 from treadle.engine.pipeline import Stages
 from treadle.graph.ir import Graph
+from treadle.lite.packed import Choices
 
 SECONDS = {"fast": 0.1, "full": 1.0}
 """For each kernel that is measured."""
@@ -19,8 +21,33 @@ def measure(graph: Graph, options: Options, seconds: float) -> Iterator[Tuned]:
 
     Programs compiled afterwards use them.
     """
+    stages = Stages(graph, options=options)
+    yield from MEASURING.measured(find_compiler(options), stages.compile, seconds)
+
+
+def carried(found: Iterable[Tuned], measured: Graph, run: Graph, options: Options) -> Choices:
+    """What was measured for a graph, as choices for the same graph on another batch size.
+
+    Their questions are the same in the same order; answers that are none for the other size, and
+    all of them where the engine makes something else of it, are left out.
+    """
+    best = {one.name: one.choice for one in found}
+    before, after = (_questions(graph, options) for graph in (measured, run))
+    if len(before) != len(after):
+        return {}
+    choices: dict[str, Mapping[str, int]] = {}
+    for (asked, _), (name, offers) in zip(before, after, strict=True):
+        choice = best.get(asked)
+        if choice is not None and choice in offers:
+            choices[name] = choice
+    return choices
+
+
+def _questions(graph: Graph, options: Options) -> list[tuple[str, tuple[Mapping[str, int], ...]]]:
+    """What the compilation of a graph asks, and the answers that there are."""
     compiler = find_compiler(options)
-    if isinstance(compiler, MeasuringCompiler):
-        with compiler.watch() as watched:
-            Stages(graph, options=options).compile()
-        yield from compiler.tune(watched, seconds)
+    if not isinstance(compiler, MeasuringCompiler):
+        return []
+    with compiler.watch() as watched:
+        Stages(graph, options=options).compile()
+    return [question for work in watched for question in work.asked.items()]

@@ -31,11 +31,12 @@ from treadle.engine.options import Options
 from treadle.engine.package import Model, Runner, read_models, write_models
 from treadle.engine.profile import Profile
 from treadle.graph.ir import Graph
+from treadle.lite.globals import decrypted
 from treadle.lite.model import is_packed
 from treadle.lite.packed import choices_of, choices_text, pack, unpack
 from treadle.lite.portable import layouts_of, use_choices
 from treadle.lite.runner import LiteRunner
-from treadle.tools.fast_run import SECONDS, measure
+from treadle.tools.fast_run import SECONDS, carried, measure
 from treadle.tools.load_and_run_flags_table import FLAGS
 from treadle.tools.run_model import (
     WrongValues,
@@ -105,25 +106,37 @@ def _prepare(args: argparse.Namespace) -> None:
         use_choices(choices_of(Path(args.fast_run_algo_policy).read_text(encoding="utf-8")))
 
 
-def _model(path: Path) -> Model:
-    """The model of a file, or of a packed one, whose measurements are used from here on."""
+def _model(path: Path, cryption: str | None) -> Model:
+    """The model of a file, or of a packed one, whose measurements are used from here on.
+
+    `cryption` names the method by which a file that is not packed is decrypted.
+    """
     with path.open("rb") as file:
         if not is_packed(file.read(4)):
-            return read_models(path)[0]
+            return read_models(
+                io.BytesIO(decrypted(path.read_bytes(), cryption)) if cryption else path
+            )[0]
     packed = unpack(path.read_bytes())
     use_choices(packed.cache)
     return read_models(io.BytesIO(packed.model))[0]
 
 
 def _pack(model: Model, args: argparse.Namespace) -> None:
-    """Write a packed model: this one, what `--pack-info-json` says, and measurements."""
-    info = json.loads(Path(args.pack_info_json).read_text()) if args.pack_info_json else {}
+    """Write a packed model: this one, what `--pack-info-json` says, and measurements.
+
+    What a method of decryption is named for is encrypted already, and stays as it is.
+    """
+    info = Path(args.pack_info_json).read_bytes() if args.pack_info_json else b"{}"
     cache = tuned.installed()
     if args.pack_cache:
         cache = choices_of(Path(args.pack_cache).read_text(encoding="utf-8"))
     written = io.BytesIO()
-    write_models(written, [model], "load_and_run")
-    pack(Path(args.packed_model_dump), written.getvalue(), info, cache)
+    if args.pack_model_cryption:
+        written.write(Path(args.model).read_bytes())
+    else:
+        write_models(written, [model], "load_and_run")
+    methods = {"model": args.pack_model_cryption or "", "info": args.pack_info_cryption or ""}
+    pack(Path(args.packed_model_dump), written.getvalue(), info, cache, methods)
 
 
 def _write(model: Model, args: argparse.Namespace) -> None:
@@ -139,7 +152,7 @@ def _write(model: Model, args: argparse.Namespace) -> None:
 
 def _run(args: argparse.Namespace) -> None:
     _prepare(args)
-    model = _model(Path(args.model))
+    model = _model(Path(args.model), args.pack_model_cryption)
     if args.batch_size:
         model = with_batch(model, args.batch_size)
     console = Console()
@@ -190,6 +203,9 @@ def _layouts(args: argparse.Namespace, model: Model) -> tuple[str, ...]:
         return ("channels-last", "blocked")
     wanted = {
         "blocked": args.enable_nchw44 or args.enable_nchw88,
+        "blocked-4": args.enable_nchw4 or args.enable_nchw44_dot,
+        "blocked-32": args.enable_nchw32,
+        "blocked-64": args.enable_nchw64,
         "channels-last": args.enable_nhwcd4,
     }
     return tuple(name for name, yes in wanted.items() if yes) or layouts_of(model)
@@ -199,12 +215,17 @@ def _measure(model: Model, graph: Graph, args: argparse.Namespace, console: Cons
     """Measure kernels, where that was asked for."""
     if not (args.fast_run or args.full_run):
         return
-    if args.fast_run_shared_batch_size:
-        graph = with_batch(model, args.fast_run_shared_batch_size).graph
-    seconds = SECONDS["full" if args.full_run else "fast"]
-    for found in measure(graph, _options(args, model), seconds):
+    size, options = args.fast_run_shared_batch_size, _options(args, model)
+    measured = with_batch(model, size).graph if size else graph
+    seconds, every = SECONDS["full" if args.full_run else "fast"], []
+    for found in measure(measured, options, seconds):
         kept = found.before / found.after
         console.print(f"{found.name}: {found.tried} ways, the best {kept:.2f} times as fast")
+        every.append(found)
+    if size:
+        shared = carried(every, measured, graph, options)
+        console.print(f"{len(shared)} choices of batch size {size} are used for the model's")
+        use_choices(shared)
     if args.fast_run_algo_policy:
         text = choices_text(tuned.installed())
         Path(args.fast_run_algo_policy).write_text(text, encoding="utf-8")

@@ -50,6 +50,10 @@ class Target:
         known = (
             MapLayout("channels-last", columns=self.vector_bytes // 2),
             MapLayout("blocked", 16, dense=0.98, depthwise=1.15, windows=0.7),
+            *(
+                MapLayout(f"blocked-{n}", n, dense=0.98, depthwise=1.15, windows=0.7)
+                for n in BLOCKS
+            ),
         )
         return tuple(replace(x, preferred=x.name in self.preferred) for x in known)
 
@@ -58,6 +62,9 @@ class Target:
         size = 4 if dtype.is_float and dtype.itemsize == 2 else dtype.itemsize
         return self.vector_bytes // size
 
+
+BLOCKS = (4, 8, 32, 64)
+"""Channels of blocks that are no wider or narrower for being faster: for who asks for them."""
 
 GENERIC = Target("generic")
 AVX2 = Target(

@@ -171,8 +171,13 @@ class NativeCompiler:
         finally:
             self._watched = before
 
-    def tune(self, watched: Sequence[Watched], seconds: float = 0.5, /) -> Iterator[Tuned]:
+    def tune(
+        self, watched: Sequence[Watched], seconds: float = 0.5, /, *, apart: bool = False
+    ) -> Iterator[Tuned]:
         from treadle.backends.cpu import tuning
+
+        if apart:
+            return iter(tuning.tune_apart(watched, seconds))
 
         def lower(work: Watched) -> Lowered | Support:
             return self.lower(work.op, work.types, work.frozen)

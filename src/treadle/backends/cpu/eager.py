@@ -17,6 +17,7 @@ from treadle.backends.cpu.allocator import HOST
 from treadle.backends.cpu.layout import NO_POOL, NOT_DENSE
 from treadle.backends.cpu.native import runtime
 from treadle.backends.cpu.pool import PROCESS, start
+from treadle.backends.measuring import MEASURING
 from treadle.backends.program import Address, Lowered, Program, Ref, Run
 from treadle.base.dtype import DType
 from treadle.base.errors import OutOfMemory
@@ -109,6 +110,8 @@ def _place(argument: Ref | int, first: dict[str, int]) -> Address | int:
 
 def bind(op: Op, types: Sequence[TensorType]) -> BoundLaunch | Support:
     """The launch of an op on operands of these types, or why it has none."""
+    if MEASURING.on:
+        MEASURING.first(compiler(), lambda: compiler().lower(op, types))
     lowered = compiler().lower(op, types)
     if isinstance(lowered, Support):
         return lowered

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
+import pickle
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,13 +28,19 @@ from treadle.backends.program import (
     Tuned,
     Watched,
 )
+from treadle.base.log import get_logger
 from treadle.base.types import TensorType
 
 WORTH = 1.05
 """How many times as fast an alternative has to be."""
 _TURN = 2e-4
 """Seconds that are timed at once; shorter programs run several times."""
-
+_APART = """
+import pickle, sys
+from treadle.backends.cpu.eager import compiler
+watched, seconds = pickle.load(sys.stdin.buffer)
+sys.stdout.buffer.write(pickle.dumps(list(compiler().tune(watched, seconds))))
+"""
 
 Lower = Callable[[Watched], Lowered | Support]
 Bind = Callable[[Program, Sequence[Array]], Callable[[], None]]
@@ -87,6 +97,30 @@ def tune(watched: Sequence[Watched], lower: Lower, bind: Bind, seconds: float) -
             tuned.install(choices)
         kept = best.choice if better else None
         yield Tuned(name, kept, model.best, best.best if better else model.best, len(rivals))
+
+
+def tune_apart(watched: Sequence[Watched], seconds: float) -> list[Tuned]:
+    """As `tune`, in a process of its own; an empty list where that one fails.
+
+    A kernel that reads where it may not, or never ends, takes that process along and no other.
+    """
+    if not watched or not sys.executable:
+        return []
+    command = [sys.executable, "-c", _APART]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    given = pickle.dumps((list(watched), seconds))
+    done = subprocess.run(command, input=given, capture_output=True, env=environment, check=False)
+    if done.returncode:
+        said = done.stderr.decode(errors="replace").strip().splitlines()
+        get_logger().warning("cpu: measuring kernels apart failed: %s", said[-1] if said else "")
+        return []
+    found: list[Tuned] = pickle.loads(done.stdout)
+    choices = {**tuned.installed(), **{t.name: t.choice for t in found if t.choice is not None}}
+    for one in found:
+        if one.choice is None:
+            choices.pop(one.name, None)
+    tuned.install(choices)
+    return found
 
 
 def _contest(rivals: list[_Rival], seconds: float) -> _Rival | None:

@@ -19,6 +19,7 @@ from treadle.engine.optimize.model import cost
 from treadle.engine.optimize.recompute import recompute
 from treadle.graph.ir import Node, Value
 from treadle.ops.families import Reduce
+from treadle.ops.op import Op
 
 MOST_OPS = 64
 MOST_READS = 30
@@ -74,12 +75,20 @@ def domain_of(node: Node) -> Domain:
     return Domain(size_of(shape), frozenset(((tuple(shape[a] for a in long), axes),)))
 
 
-def loop_groups(groups: Groups, trial: Trial, note: Note, *, plain: bool = False) -> None:
+def loop_groups(
+    groups: Groups,
+    trial: Trial,
+    note: Note,
+    *,
+    plain: bool = False,
+    alone: tuple[type[Op], ...] = (),
+) -> None:
     """Merge loop nodes while that saves time, then have every group judged by the compiler.
 
     `plain` merges a group only into the one group that reads all it makes, and makes nothing twice.
+    Ops of the classes `alone` are not merged.
     """
-    merger = _Merger(groups, plain)
+    merger = _Merger(groups, plain, alone)
     merger.run()
     if not plain:
         recompute(groups)
@@ -117,8 +126,9 @@ def _settle(groups: Groups, group: Group, trial: Trial, note: Note) -> list[Grou
 class _Merger:
     """Greedy merging of pairs."""
 
-    def __init__(self, groups: Groups, plain: bool) -> None:
+    def __init__(self, groups: Groups, plain: bool, alone: tuple[type[Op], ...]) -> None:
         self.groups = groups
+        self.alone = alone
         self.plain = plain
         self.domains: dict[Group, Domain] = {}
         self.known: dict[Group, Domain] = {}
@@ -158,7 +168,8 @@ class _Merger:
 
     def _is_read_through(self, node: Node) -> bool:
         """Whether loops make the node themselves; it then takes no part in merging."""
-        return isinstance(node.op, CLEAR) or is_free(node.output) or is_closed(node)
+        apart = is_closed(node) or isinstance(node.op, self.alone)
+        return apart or isinstance(node.op, CLEAR) or is_free(node.output)
 
     def _refresh(self, group: Group) -> None:
         self.reads[group] = self.groups.operands(group)[1]

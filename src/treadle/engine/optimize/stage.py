@@ -27,11 +27,15 @@ from treadle.graph.regions import map_regions
 from treadle.graph.verify import verify
 from treadle.ops.column_moments import ColumnMoments
 from treadle.ops.constant import Constant
+from treadle.ops.families import Reduce
 from treadle.ops.fused import Fused
+from treadle.ops.movement import Transpose
 from treadle.ops.op import Op
 
 QUIET: tuple[type[Op], ...] = (*MOVES, *FREE, Constant, Fused)
 """Ops that reports leave out of a group's name."""
+MERGED = ("fuse_reductions", Reduce), ("fuse_transposes", Transpose)
+"""Ops that loops take in unless a pass of this name is left out; each is then a loop of its own."""
 QUICK = 256
 """Nodes up to which fusing twice is not felt."""
 Notes = Counter[tuple[str, str, str]]
@@ -155,7 +159,8 @@ def _fused(
     if options.fuses("window"):
         window_groups(groups, trial, note)
     if options.fuses("loop"):
-        loop_groups(groups, trial, note, plain=plain)
+        alone = tuple(cls for name, cls in MERGED if not options.allows(name))
+        loop_groups(groups, trial, note, plain=plain, alone=alone)
     if not plain:
         widen_again(groups, trial)
     return assemble(groups), notes

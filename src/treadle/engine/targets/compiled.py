@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from treadle.backends.measuring import MEASURING
 from treadle.backends.program import Compiler
 from treadle.base.env import DUMP
 from treadle.base.types import TensorType
@@ -130,6 +131,8 @@ class Compiled(Target):
     def start(self, program: Program) -> Executor | DeviceExecutor:
         """What runs the program, out of the cache or made now."""
         compiler, graph, options = self.compiler(), program.source.graph, self._options
+        if MEASURING.on and self._crossing is None:
+            MEASURING.first(compiler, self._build(program.source, self._home).compile)
         key = self._key(program.source, compiler)
         with program.report.stage("cache"):
             # Who wants the stages' results written wants the stages to run.
