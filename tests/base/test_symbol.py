@@ -15,6 +15,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from treadle.base.errors import ShapeError
+from treadle.base.guards import recording_guards, require
 from treadle.base.symbol import (
     Dim,
     Expr,
@@ -27,8 +28,6 @@ from treadle.base.symbol import (
     less_equal,
     maximum,
     minimum,
-    recording_guards,
-    require,
     symbol,
 )
 
@@ -123,7 +122,7 @@ def test_guards_are_recorded_exactly_when_undecided(x: Sides, y: Sides) -> None:
                     raised = True
         truth = relation.truth()
         assert raised == (truth is False)
-        assert guards == ([relation] if truth is None else [])
+        assert list(guards) == ([relation] if truth is None else [])
 
 
 @given(EXPRESSIONS, EXPRESSIONS, EXPRESSIONS, st.sampled_from(["min", "max"]))
@@ -249,14 +248,10 @@ def test_shared_parts_are_evaluated_once() -> None:
 
 def test_foreign_operands_are_type_errors() -> None:
     operations = (
-        lambda: N + 1.5,
-        lambda: 1.5 - N,
-        lambda: N * "2",
-        lambda: N // 2.0,
+        lambda: N * None,
         lambda: N % None,
-        lambda: 2.5 // N,
-        lambda: N / 2,
-        lambda: N < 3,
+        lambda: N < "3",
+        lambda: N**None,
     )
     for operation in operations:
         with pytest.raises(TypeError):
@@ -274,9 +269,13 @@ def test_numpy_integers_are_integers() -> None:
 
 
 def test_symbolic_extents_are_no_numbers() -> None:
-    for function in (bool, int, range):
+    for number in (int, range, lambda n: n + 1.5, lambda n: 1.5 - n, lambda n: n / 2):
         with pytest.raises(ShapeError, match="n is symbolic"):
-            function(N)
+            number(N)
+    for question in (lambda: N < 3, lambda: N >= M, lambda: bool(N - 1)):
+        with pytest.raises(ShapeError, match="is known only at run time"):
+            question()
+    assert bool(N) and N > 0 and N > 0, "what ranges decide needs no call"
     assert N != 1 and N != "n"
     with pytest.raises(ShapeError, match="no value is bound to the extent m"):
         evaluate(N + M, {"n": 1})
@@ -312,7 +311,7 @@ def test_guards_belong_to_the_innermost_recording_and_its_thread() -> None:
         thread = threading.Thread(target=elsewhere)
         thread.start()
         thread.join()
-    assert inner == [equal(M, N)] and outer == []
+    assert list(inner) == [equal(M, N)] and not outer
     assert failures == ["no (whether m - n == 0 is known only at run time)"]
 
 

@@ -547,7 +547,7 @@ def test_dynamic_axes_capture_once(compiler: PythonCompiler) -> None:
         y = mge.tensor(np.arange(n, dtype="float32"))
         for got, want in zip(f(x, y), f.__wrapped__(x, y), strict=True):
             np.testing.assert_allclose(got.numpy(), want.numpy(), rtol=1e-6)
-    assert len(calls) == 1 + 4, "captured once; the others are the eager calls"
+    assert len(calls) == 2 + 4, "an extent of 1 broadcasts: it has a capture of its own"
     assert len(compiler.built) == 3
 
 
@@ -584,13 +584,13 @@ def test_places_of_a_dynamic_axis() -> None:
         x = mge.tensor(np.arange(n * 2, dtype="float32").reshape(n, 2))
         for got, want in zip(compiled(x), turned(x), strict=True):
             np.testing.assert_array_equal(got.numpy(), want.numpy())
-    with pytest.raises(mge.TreadleError, match="n - 2 >= 0"):
+    with pytest.raises(mge.TreadleError, match="index -2 is out of range"):
         compiled(mge.tensor(np.ones((1, 2), "float32")))
 
 
 def test_what_only_a_run_can_tell_is_said_to_be_so() -> None:
     x = mge.tensor([1.0, -2.0, 3.0])
-    with pytest.raises(mge.TreadleError, match=r"nonzero.* is known only at run time"):
+    with pytest.raises(mge.TreadleError, match=r"nonzero.* are known only at run time"):
         mge.jit.compile(lambda x: F.max(x[x > 0]))(x)
 
 

@@ -12,8 +12,6 @@ import numpy as np
 import pytest
 
 import treadle as mge
-import treadle.functional as F
-from treadle.base.errors import ShapeError
 from treadle.base.log import get_logger
 from treadle.jit.compiled import signature
 from treadle.jit.recaptures import MANY, changed
@@ -103,20 +101,3 @@ def test_a_trace_with_a_cycle_collects_what_is_young() -> None:
         gc.callbacks.remove(watch)
     assert seen and max(seen) < 2
     np.testing.assert_array_equal(result.numpy(), X * 2 + 1)
-
-
-@pytest.mark.parametrize(
-    "function",
-    [
-        lambda x: F.split(x, 3, 0)[0],
-        lambda x: F.split(x, [1], 0)[1],
-        F.diag,
-        lambda x: F.eye(x.shape[0]),
-        lambda x: F.vision.interpolate(x.reshape(1, 1, -1, 2), scale_factor=2),
-    ],
-)
-def test_what_needs_numbers_for_extents_says_so(function: Any) -> None:
-    x = mge.tensor(np.arange(6.0).reshape(3, 2))
-    assert mge.jit.compile(function)(x).shape == function(x).shape
-    with pytest.raises(ShapeError, match=r"needs numbers|is a symbol"):
-        mge.jit.compile(function, dynamic={0: {0: "n"}})(x)

@@ -9,7 +9,8 @@ import numpy as np
 from treadle.base import dtype as dt
 from treadle.base.dtype import DType, as_dtype
 from treadle.base.errors import ShapeError, TreadleError
-from treadle.base.symbol import Dim, bounds, recording_guards, symbol
+from treadle.base.guards import recording_guards
+from treadle.base.symbol import Dim, bounds, symbol
 from treadle.base.symbol import evaluate as evaluate_dim
 from treadle.base.types import TensorType
 from treadle.conformance.samples import special_values

@@ -8,7 +8,8 @@ from tests.ops import harness
 
 from treadle.base import dtype as dt
 from treadle.base.dtype import DType
-from treadle.base.symbol import recording_guards, symbol
+from treadle.base.guards import recording_guards
+from treadle.base.symbol import symbol
 from treadle.ops import REGISTRY
 from treadle.ops.abstract import ArrayOperand, TypeOperand
 from treadle.ops.composite import Composite, differentiate_body, expand

@@ -6,7 +6,8 @@ from tests.ops.harness import gradients
 
 from treadle.base import dtype as dt
 from treadle.base.errors import ShapeError
-from treadle.base.symbol import recording_guards, symbol
+from treadle.base.guards import recording_guards
+from treadle.base.symbol import symbol
 from treadle.base.types import TensorType
 from treadle.ops.cumulative import CumProd, CumSum, LinearRecurrence
 from treadle.ops.op import Op

@@ -6,7 +6,8 @@ from tests.ops import harness
 from tests.ops.harness import TapeOperand
 
 from treadle.base.dtype import float64
-from treadle.base.symbol import recording_guards, symbol
+from treadle.base.guards import recording_guards
+from treadle.base.symbol import symbol
 from treadle.graph.builder import GraphBuilder
 from treadle.graph.evaluate import evaluate
 from treadle.graph.ir import Graph

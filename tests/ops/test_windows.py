@@ -9,7 +9,8 @@ import pytest
 
 from treadle.base import dtype as dt
 from treadle.base.errors import ShapeError
-from treadle.base.symbol import recording_guards, symbol
+from treadle.base.guards import recording_guards
+from treadle.base.symbol import symbol
 from treadle.base.types import TensorType
 from treadle.ops import conv_numpy
 from treadle.ops.adaptive_pool import AdaptiveAvgPool, AdaptiveMaxPool

@@ -54,9 +54,15 @@ class Capturing(Hook, Protocol):
         ...
 
     def host_value(
-        self, key: Any, read: Callable[[], Any], kind: Any, shape: tuple[int, ...] = (), /
+        self,
+        key: Any,
+        read: Callable[..., Any],
+        kind: Any,
+        shape: tuple[int, ...] = (),
+        extents: tuple[Any, ...] = (),
+        /,
     ) -> Any:
-        """A tensor of `shape` that holds what `read()` returns at each call of the program."""
+        """A tensor of `shape` that holds what `read(*extents)` returns at each call."""
         ...
 
     def enter_manager(self, outer: bool, /) -> None:

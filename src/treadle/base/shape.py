@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias
 
 from treadle.base.errors import ShapeError, TreadleError
-from treadle.base.symbol import Dim, Expr, Relation, equal, require
+from treadle.base.guards import require
+from treadle.base.symbol import Dim, Expr, Relation, equal
 
 Shape: TypeAlias = tuple[Dim, ...]
 

@@ -3,25 +3,29 @@
 An expression is a sum of coefficients times products of atoms; an atom is a symbol (a batch
 size, a sequence length) or a floor division, remainder, minimum or maximum of expressions.
 Expressions are interned, so equal ones are identical and hash fast; what is known of one (its
-bounds, a divisor) is computed once, from that of its parts. Relations that ranges cannot decide
-become guards of the capture that is active.
+bounds, a divisor) is computed once, from that of its parts. Python's own questions (a comparison,
+a truth value, an index) are answered at the extents of the call that is captured, and become guards
+of the capture; one that leaves a single value is a pin.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+import operator
+from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import index
 from threading import Lock
 from typing import Any, Literal, TypeAlias, Union
 from weakref import WeakValueDictionary
 
+import numpy as np
+
 from treadle.base import interval
-from treadle.base.errors import ShapeError, TreadleError
+from treadle.base.errors import ShapeError
 from treadle.base.interval import Interval
+from treadle.base.loc import Loc, user_location
 
 Dim: TypeAlias = Union[int, "Expr"]
 Monomial: TypeAlias = "tuple[Atom, ...]"
@@ -63,13 +67,21 @@ class Symbol:
         return self.multiple
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Apply:
     """A function of two extents that is no polynomial."""
 
     function: Function
     x: Dim
     y: Dim
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Apply) or self.function != other.function:
+            return False
+        return _identical(self.x, other.x) and _identical(self.y, other.y)
+
+    def __hash__(self) -> int:
+        return hash((self.function, self.x, self.y))
 
     def __str__(self) -> str:
         if self.function in ("min", "max"):
@@ -105,10 +117,34 @@ _INTERVALS: dict[Function, Callable[[Interval, Interval], Interval]] = {
 }
 
 
+Operation: TypeAlias = Callable[[Any, Any], Any]
+
+
+def _methods(operation: Operation, exact: Operation | None) -> tuple[Operation, Operation]:
+    """An operator of extents, and what Python calls when the extent stands on the right."""
+    return (
+        lambda x, y: _operated(operation, exact, x, y),
+        lambda y, x: _operated(operation, exact, x, y),
+    )
+
+
+def _operated(operation: Operation, exact: Operation | None, x: Any, y: Any) -> Any:
+    """An operation on extents; real numbers take the number that an extent is, which pins it.
+
+    Anything else, such as a tensor, has the extent as an operand.
+    """
+    if exact is not None and isinstance(x, _EXTENTS) and isinstance(y, _EXTENTS):
+        return exact(x, y)
+    if isinstance(x, _NUMBERS) and isinstance(y, _NUMBERS):
+        return operation(*(int(v) if isinstance(v, Expr) else v for v in (x, y)))
+    return NotImplemented
+
+
 class Expr:
     """An extent that is not a plain int. Build with `symbol` and arithmetic."""
 
     __slots__ = ("__weakref__", "_hash", "bounds", "divisor", "order", "terms")
+    __array_ufunc__ = None  # NumPy's numbers leave arithmetic to the extent.
 
     def __init__(self, terms: Terms) -> None:
         self.terms = terms
@@ -121,42 +157,42 @@ class Expr:
         return self._hash
 
     def __eq__(self, other: object) -> bool:
-        return self is other
+        if self is other:
+            return True
+        if DECISIONS.get() is None or not isinstance(other, int | Expr):
+            return False
+        return _answer(equal(self, other))
+
+    def __lt__(self, other: Dim) -> bool:
+        return _answer(less_equal(self + 1, other))
+
+    def __le__(self, other: Dim) -> bool:
+        return _answer(less_equal(self, other))
+
+    def __gt__(self, other: Dim) -> bool:
+        return _answer(less_equal(other + 1, self))
+
+    def __ge__(self, other: Dim) -> bool:
+        return _answer(less_equal(other, self))
 
     def __reduce__(self) -> tuple[object, ...]:
         # Hashes of strings differ between processes, and copies must be interned.
         return _interned, (self.terms,)
 
-    def __add__(self, other: Dim) -> Dim:
-        return _sum((*self.terms, *_terms(other)))
-
-    __radd__ = __add__
+    __add__, __radd__ = _methods(operator.add, lambda x, y: _sum((*_terms(x), *_terms(y))))
+    __sub__, __rsub__ = _methods(operator.sub, lambda x, y: x + -1 * y)
+    __mul__, __rmul__ = _methods(operator.mul, lambda x, y: _product(_terms(x), _terms(y)))
+    __floordiv__, __rfloordiv__ = _methods(operator.floordiv, lambda x, y: _floordiv(x, y))
+    __mod__, __rmod__ = _methods(operator.mod, lambda x, y: _mod(x, y))
+    __truediv__, __rtruediv__ = _methods(operator.truediv, None)
 
     def __neg__(self) -> Dim:
         return _sum((m, -c) for m, c in self.terms)
 
-    def __sub__(self, other: Dim) -> Dim:
-        return self + -other
-
-    def __rsub__(self, other: Dim) -> Dim:
-        return -self + other
-
-    def __mul__(self, other: Dim) -> Dim:
-        return _product(self.terms, _terms(other))
-
-    __rmul__ = __mul__
-
-    def __floordiv__(self, other: Dim) -> Dim:
-        return _floordiv(self, other)
-
-    def __rfloordiv__(self, other: int) -> Dim:
-        return _floordiv(index(other), self)
-
-    def __mod__(self, other: Dim) -> Dim:
-        return _mod(self, other)
-
-    def __rmod__(self, other: int) -> Dim:
-        return _mod(index(other), self)
+    def __pow__(self, other: Any) -> Any:
+        if isinstance(other, int) and other >= 0:
+            return math.prod([self] * other)
+        return _operated(operator.pow, None, self, other)
 
     def __repr__(self) -> str:
         text = ""
@@ -170,20 +206,19 @@ class Expr:
         return text
 
     def __bool__(self) -> bool:
-        raise ShapeError(
-            "shape",
-            f"the extent {self} is symbolic and has no truth value",
-            hint="use shape.require_relation(...) to state what must hold",
-        )
+        return not _answer(equal(self, 0))
 
     def __int__(self) -> int:
-        raise ShapeError(
-            "shape",
-            f"the extent {self} is symbolic and has no fixed value",
-            hint="give the extent a value with symbol.evaluate(...) first",
-        )
+        return _pinned(self)
+
+    def __float__(self) -> float:
+        return float(_pinned(self))
 
     __index__ = __int__
+
+
+_EXTENTS = (int, Expr, np.integer)
+_NUMBERS = (*_EXTENTS, float)
 
 
 def symbol(name: str, low: int = 1, high: int | None = None, multiple: int = 1) -> Expr:
@@ -247,6 +282,11 @@ def _interned(terms: Terms) -> Expr:
         with _LOCK:
             found = _INTERNED.setdefault(terms, made)
     return found
+
+
+def _identical(x: Dim, y: Dim) -> bool:
+    """Whether two extents are one expression, or one number; nothing is decided by it."""
+    return x is y or (isinstance(x, int) and isinstance(y, int) and x == y)
 
 
 def _terms(x: Dim) -> Terms:
@@ -340,7 +380,7 @@ def _exact_quotient(x: Dim, y: Expr) -> Dim | None:
     """x / y where y divides x as a polynomial: division by leading terms."""
     (monomial, number), *_ = y.terms
     quotient: Dim = 0
-    while x != 0:
+    while not _identical(x, 0):
         (left, coefficient), *_ = _terms(x)
         factors = _without(left, monomial)
         if factors is None or coefficient % number:
@@ -377,18 +417,36 @@ def _term_divisor(monomial: Monomial, coefficient: int) -> int:
 # -- relations and guards ------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Relation:
-    """`expr == 0` or `expr >= 0`, over extents."""
+    """`expr == 0`, `expr >= 0` or `expr != 0`, over extents."""
 
-    kind: Literal["==0", ">=0"]
+    kind: Literal["==0", ">=0", "!=0"]
     expr: Dim
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Relation):
+            return False
+        return self.kind == other.kind and _identical(self.expr, other.expr)
+
+    def __hash__(self) -> int:
+        return hash((self.kind, self.expr))
 
     def __str__(self) -> str:
         return f"{self.expr} {self.kind[:2]} 0"
 
+    @property
+    def opposite(self) -> Relation:
+        """What holds where this one does not."""
+        if self.kind == ">=0":
+            return Relation(">=0", -self.expr - 1)
+        return Relation("!=0" if self.kind == "==0" else "==0", self.expr)
+
     def truth(self) -> bool | None:
         """True or False where ranges and divisors decide it, None where only a call can."""
+        if self.kind == "!=0":
+            zero = Relation("==0", self.expr).truth()
+            return None if zero is None else not zero
         low, high = bounds(self.expr)
         if self.kind == ">=0":
             return True if low >= 0 else False if high < 0 else None
@@ -399,7 +457,9 @@ class Relation:
     def holds(self, values: Mapping[str, int]) -> bool:
         """Whether the relation is true for concrete values of the symbols."""
         value = evaluate(self.expr, values)
-        return value == 0 if self.kind == "==0" else value >= 0
+        if self.kind == ">=0":
+            return value >= 0
+        return (value == 0) == (self.kind == "==0")
 
 
 def _is_never_zero(x: Dim) -> bool:
@@ -433,37 +493,70 @@ def always(relation: Relation) -> bool:
     return relation.truth() is True
 
 
-_GUARDS: ContextVar[list[Relation] | None] = ContextVar("guards", default=None)
+@dataclass(frozen=True, slots=True)
+class Decisions:
+    """What answers Python's questions about extents while a call is captured.
 
-
-@contextmanager
-def recording_guards() -> Iterator[list[Relation]]:
-    """Collect the relations that `require` could not decide inside the block."""
-    guards: list[Relation] = []
-    token = _GUARDS.set(guards)
-    try:
-        yield guards
-    finally:
-        _GUARDS.reset(token)
-
-
-def require(relation: Relation, otherwise: Callable[[], Exception]) -> None:
-    """State what must hold: raises `otherwise()` if it cannot, guards the capture if it may.
-
-    Without a capture that records guards an undecided relation raises as well.
+    Attributes:
+        values: the extents of that call, by symbol.
+        guards: what was answered by them, in order.
+        pins: expressions whose number was asked for, with the user's line.
     """
+
+    values: Mapping[str, int]
+    guards: dict[Relation, None] = field(default_factory=dict)
+    pins: dict[Expr, Loc] = field(default_factory=dict)
+
+    def knows(self, x: Dim) -> bool:
+        """Whether the call gives the extent, which may also come out of data."""
+        return symbols_of(x) <= self.values.keys()
+
+
+DECISIONS: ContextVar[Decisions | None] = ContextVar("decisions", default=None)
+
+
+def _answer(relation: Relation) -> bool:
+    """The truth of a relation, which becomes a guard where the call alone decides it."""
     truth = relation.truth()
-    if truth:
-        return
-    guards = _GUARDS.get()
-    if truth is None and guards is not None:
-        if relation not in guards:
-            guards.append(relation)
-        return
-    error = otherwise()
-    if truth is None and isinstance(error, TreadleError):
-        error.doubt(f"whether {relation} is known only at run time")
-    raise error
+    if truth is not None:
+        return truth
+    decisions = DECISIONS.get()
+    if decisions is None or not decisions.knows(relation.expr):
+        raise ShapeError(
+            "shape",
+            f"whether {relation} is known only at run time",
+            hint="use shape.require_relation(...) to state what must hold",
+        )
+    found = relation.holds(decisions.values)
+    decisions.guards[relation if found else relation.opposite] = None
+    return found
+
+
+def _pinned(x: Expr) -> int:
+    """The number that an extent is in the call that is captured, for which alone it then holds."""
+    decisions = DECISIONS.get()
+    if decisions is None or not decisions.knows(x):
+        raise ShapeError(
+            "shape",
+            f"the extent {x} is symbolic and has no fixed value",
+            hint="give the extent a value with symbol.evaluate(...) first",
+        )
+    value = evaluate(x, decisions.values)
+    decisions.guards[equal(x, value)] = None
+    decisions.pins.setdefault(x, user_location())
+    return value
+
+
+def symbols_of(x: Dim) -> set[str]:
+    """Names of the symbols in an extent."""
+    found: set[str] = set()
+    for monomial, _ in _terms(x):
+        for atom in monomial:
+            if isinstance(atom, Symbol):
+                found.add(atom.name)
+            else:
+                found |= symbols_of(atom.x) | symbols_of(atom.y)
+    return found
 
 
 def evaluate(x: Dim, values: Mapping[str, int]) -> int:

@@ -10,13 +10,14 @@ import numpy as np
 
 from treadle.backends.registry import on_rescan
 from treadle.base.dtype import DType, float_for, int32, promote
-from treadle.base.errors import DTypeError, ShapeError, TreadleError
+from treadle.base.errors import DTypeError, TreadleError
 from treadle.base.modes import ACTIVE, LOCAL
 from treadle.base.observer import on_change
-from treadle.base.shape import format_shape, is_static, normalize_axis
+from treadle.base.shape import Shape, normalize_axis
 from treadle.base.spelling import none_operand
 from treadle.base.symbol import Expr
 from treadle.engine.dispatch import EagerType, Launch, eager_type, lookup
+from treadle.ops.methods import as_shape
 from treadle.ops.op import Op
 from treadle.ops.operators import binary as promoted
 from treadle.tensor import Tensor, wrap
@@ -187,31 +188,20 @@ def ints(value: Any) -> tuple[int, ...]:
     if isinstance(value, (int, np.integer)):
         return (int(value),)
     if isinstance(value, Expr):
-        raise ShapeError(
-            "extents",
-            f"{value} is a symbol, where a number is needed",
-            hint="compile it without dynamic= for this axis; one program per extent is made then",
-        )
+        return (int(value),)
     try:
         return tuple([index(v) for v in value])
     except TypeError:
         raise TypeError(f"expected an int or a sequence of ints, got {value!r}") from None
 
 
-def known_extents(name: str, x: Tensor, extents: Sequence[Any]) -> tuple[int, ...]:
-    """Extents as numbers, where what an op is depends on them.
-
-    Raises:
-        ShapeError: one is a symbol, which stands for any extent in the program.
-    """
-    if is_static(tuple(extents)):
-        return tuple(extents)
-    raise ShapeError(
-        name,
-        f"needs numbers for the extents {format_shape(tuple(extents))}",
-        saw=str(x.type),
-        hint="compile it without dynamic= for these axes; one program per extent is made then",
-    )
+def extents(value: Any) -> Shape:
+    """A shape given as `ints` takes it; symbolic extents stay what they are."""
+    if isinstance(value, Expr):
+        return (value,)
+    if isinstance(value, (tuple, list)) and any([isinstance(v, Expr) for v in value]):
+        return as_shape((value,))
+    return ints(value)
 
 
 def both_sides(padding: Any, n: int) -> tuple[tuple[int, int], ...]:

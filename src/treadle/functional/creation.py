@@ -15,9 +15,10 @@ import numpy as np
 from treadle.base.dtype import as_dtype
 from treadle.base.errors import DTypeError, ShapeError, TreadleError
 from treadle.base.quantized import quantized_type_of
+from treadle.base.symbol import Expr
 from treadle.engine.devices import default_device, resolve
 from treadle.engine.hostdata import as_host_array
-from treadle.functional.arguments import as_tensor, ints
+from treadle.functional.arguments import as_tensor, extents
 from treadle.ops import creation
 from treadle.ops.op import Op
 from treadle.tensor import Tensor, create
@@ -75,7 +76,7 @@ def _full(name: str, shape: Any, value: Any, dtype: Any, device: Any) -> Tensor:
     number = as_host_array(value, kind)
     if number.ndim:
         raise TypeError(f"full takes one number, got {number.ndim} axes; broadcast_to takes arrays")
-    op = creation.Full(ints(shape), number.item(), as_dtype(number.dtype))
+    op = creation.Full(extents(shape), number.item(), as_dtype(number.dtype))
     return _create(name, op, device)
 
 
@@ -137,9 +138,9 @@ def arange(
     first, last, stride = (_number("arange", v) for v in (start, stop, step))
     if stride == 0:
         raise ValueError("arange: step must not be 0")
-    if not all(map(math.isfinite, (first, last, stride))):
+    if not all(math.isfinite(v) for v in (first, last, stride) if not isinstance(v, Expr)):
         raise ValueError(f"arange: bounds and step must be finite, got {start}, {stop}, {step}")
-    exact = all(isinstance(v, int) for v in (first, last, stride))
+    exact = all(isinstance(v, (int, Expr)) for v in (first, last, stride))
     length = -((first - last) // stride) if exact else math.ceil((last - first) / stride)
     count = max(0, length)
     return _create("arange", creation.Iota(first, stride, count, as_dtype(dtype)), device)
@@ -174,7 +175,7 @@ def linspace(
 def _number(name: str, value: Any) -> Any:
     """A Python number; ints stay ints, which have no rounding."""
     number = value.item() if isinstance(value, (Tensor, np.generic, np.ndarray)) else value
-    if isinstance(number, int):
+    if isinstance(number, (int, Expr)):
         return number
     try:
         return float(number)
@@ -193,10 +194,10 @@ def eye(N: Any, M: int | None = None, *, dtype: Any = "float32", device: Any = N
         >>> F.eye(2, 3).tolist()
         [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]]
     """
-    extents = ints(N) if M is None else (int(N), int(M))
-    if len(extents) > 2 or not extents:
-        raise ShapeError("eye", f"a matrix has two extents, not {len(extents)}", hint="eye(2, 3)")
-    op = creation.Eye(extents[0], extents[-1], 0, as_dtype(dtype))
+    shape = extents(N if M is None else (N, M))
+    if len(shape) > 2 or not shape:
+        raise ShapeError("eye", f"a matrix has two extents, not {len(shape)}", hint="eye(2, 3)")
+    op = creation.Eye(shape[0], shape[-1], 0, as_dtype(dtype))
     return _create("eye", op, device)
 
 

@@ -7,7 +7,7 @@ Results are new tensors, never views. Axes may count from the end; one out of ra
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -20,9 +20,9 @@ from treadle.functional.arguments import (
     as_tensor,
     axis_of,
     call,
+    extents,
     indices_of,
     ints,
-    known_extents,
     promote_all,
     unary,
 )
@@ -31,7 +31,7 @@ from treadle.functional.creation import *  # noqa: F403
 from treadle.functional.creation import zeros
 from treadle.ops import cumulative, gather_along, movement, select
 from treadle.ops import gather as gathering
-from treadle.ops.methods import either
+from treadle.ops.methods import as_extent, either
 from treadle.tensor import Tensor
 
 __all__ = [
@@ -106,7 +106,7 @@ def diag(inp: Tensor, k: int = 0) -> Tensor:
     """
     x = as_tensor(inp)
     if x.ndim == 1:
-        (length,) = known_extents("diag", x, x.shape)
+        length = int(x.shape[0])
         size = length + abs(k)
         rows = np.arange(length) + max(-k, 0)
         out = zeros((size, size), dtype=x._kind.dtype, device=x.device)
@@ -114,7 +114,7 @@ def diag(inp: Tensor, k: int = 0) -> Tensor:
         return out
     if x.ndim != 2:
         raise ShapeError("diag", "takes a vector or a matrix", saw=str(x.type))
-    height, width = known_extents("diag", x, x.shape)
+    height, width = map(int, x.shape)
     count = max(0, min(height - max(-k, 0), width - max(k, 0)))
     rows = np.arange(count) + max(-k, 0)
     return x[rows, rows + k]
@@ -133,7 +133,7 @@ def reshape(inp: Tensor, target_shape: Any) -> Tensor:
         >>> F.reshape(F.arange(6), (2, -1)).tolist()
         [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]
     """
-    return as_tensor(inp).reshape(ints(target_shape))
+    return as_tensor(inp).reshape(extents(target_shape))
 
 
 def flatten(
@@ -225,13 +225,13 @@ def broadcast_to(inp: Tensor, shape: Any) -> Tensor:
     x = as_tensor(inp)
     if isinstance(shape, (int, np.integer)):
         raise TypeError("broadcast_to takes a shape, not an int")
-    given = [*ints(shape)] if isinstance(shape, Tensor) else list(shape)
+    given = [*extents(shape)] if isinstance(shape, Tensor) else list(shape)
     lead = len(given) - x.ndim
     if any(d is None and i < lead for i, d in enumerate(given)):
         raise ShapeError(
             "broadcast_to", f"None names no axis of the input in {given}", saw=str(x.type)
         )
-    wanted = tuple(x.shape[i - lead] if d is None else int(d) for i, d in enumerate(given))
+    wanted = tuple(x.shape[i - lead] if d is None else as_extent(d) for i, d in enumerate(given))
     return call("broadcast_to", movement.Broadcast(wanted), x)
 
 
@@ -354,16 +354,15 @@ def split(inp: Tensor, nsplits_or_sections: Any, axis: int = 0) -> tuple[Tensor,
     """
     x = as_tensor(inp)
     at = axis_of(axis, x, "split")
-    extent = x.shape[at]
+    extent: Any = x.shape[at]
     if isinstance(nsplits_or_sections, (int, np.integer)):
         parts = int(nsplits_or_sections)
-        (extent,) = known_extents("split", x, (extent,))
         if not 0 < parts <= max(extent, 1):
             raise _bad_split(x, f"cannot split axis {axis} of size {extent} into {parts} parts")
-        sizes = [extent // parts + (i < extent % parts) for i in range(parts)]
-        cuts = [0, *np.cumsum(sizes).tolist()]
+        sizes = [(extent + parts - 1 - i) // parts for i in range(parts)]
+        cuts = list(accumulate(sizes, initial=0))
     else:
-        cuts = [0, *ints(nsplits_or_sections), *known_extents("split", x, (extent,))]
+        cuts = [0, *extents(nsplits_or_sections), extent]
         if any(a > b for a, b in pairwise(cuts)):
             raise _CutsError(x, nsplits_or_sections, extent)
     before = (slice(None),) * at
@@ -423,7 +422,7 @@ def tile(inp: Tensor, reps: Any) -> Tensor:
         [[1, 2, 1, 2], [1, 2, 1, 2]]
     """
     x = as_tensor(inp)
-    counts = ints(reps)
+    counts = extents(reps)
     counts = (1,) * (x.ndim - len(counts)) + counts
     shape = (1,) * (len(counts) - x.ndim) + x.shape
     rows = x.reshape(tuple(v for d in shape for v in (1, d)))

@@ -9,7 +9,6 @@ from treadle.functional.arguments import (
     as_float,
     as_tensor,
     ints,
-    known_extents,
     on_own_scale,
     pair,
     promote_all,
@@ -78,8 +77,7 @@ def interpolate(
         raise (AssertionError if mode == "linear" else ValueError)(problem)
     if align_corners is not None and not mode.endswith("linear"):
         raise ValueError(f"interpolate: mode {mode!r} takes no align_corners")
-    have = x.shape[2:] if scale_factor is None else known_extents("interpolate", x, x.shape[2:])
-    wanted = _target(have, size, scale_factor)
+    wanted = _target(x.shape[2:], size, scale_factor)
     how = "align_corners" if align_corners else "half_pixel"
     if mode == "nearest":
         return on_own_scale(resample.Resize("nearest", "asymmetric", wanted), inp)

@@ -8,8 +8,9 @@ from typing import Any
 
 from treadle.base.dtype import DType
 from treadle.base.errors import GraphError
+from treadle.base.guards import recording_guards
 from treadle.base.loc import UNKNOWN, Loc, user_location
-from treadle.base.symbol import Relation, recording_guards
+from treadle.base.symbol import Relation
 from treadle.base.types import TensorType
 from treadle.graph.ir import Graph, Node, Value, op_key, remake, unnamed, with_types
 from treadle.ops.abstract import constant_array
@@ -96,6 +97,10 @@ class GraphBuilder:
         data = array if isinstance(array, ArrayData) else ArrayData(array)
         return self.apply(Constant(data, device), ())[0]
 
+    def guard(self, relations: Iterable[Relation]) -> None:
+        """The graph holds only for extents of which these are true."""
+        self._guards.update(dict.fromkeys(relations))
+
     def output(self, *operands: GraphOperand) -> None:
         """Add outputs to the graph."""
         self._outputs += self._unwrap(operands, "output")
@@ -159,7 +164,7 @@ class GraphBuilder:
         if self._symbolic:
             with recording_guards() as guards:
                 node = Node(op, inputs, place, names, group)
-            self._guards.update(dict.fromkeys(guards))
+            self._guards.update(guards)
         else:
             node = Node(op, inputs, place, names, group)
         self._nodes.append(node)

@@ -18,7 +18,7 @@ from treadle.base.shape import normalize_axis, size_of
 from treadle.graph.ir import Graph, Node, Value
 from treadle.graph.positions import ZERO, Position, Positions, linear, shifted, times
 from treadle.ops.constant import ArrayData, Constant
-from treadle.ops.creation import Eye, Full, Iota
+from treadle.ops.creation import Extent, Eye, Full, Iota
 from treadle.ops.elementwise import Cast
 from treadle.ops.families import Elementwise, Reduce
 from treadle.ops.gather import OneHot, Take
@@ -433,6 +433,10 @@ def _full(b: CellBuilder, node: Node, op: Full, index: Index, guards: Guards) ->
     return b.literal(number_of(op.replace(shape=()).reference()), op.dtype)
 
 
+def _extent(b: CellBuilder, node: Node, op: Extent, index: Index, guards: Guards) -> Cell:
+    return b.literal(number_of(op.reference()), op.dtype)
+
+
 def _iota(b: CellBuilder, node: Node, op: Iota, index: Index, guards: Guards) -> Cell:
     return b.sequence(op.dtype, index[0], op.start, op.step)
 
@@ -516,6 +520,7 @@ RULES: Mapping[type[Op], Method] = {
     Pad: _pad,
     Concat: _concat,
     Full: _full,
+    Extent: _extent,
     Iota: _iota,
     Eye: _eye,
     OneHot: _one_hot,

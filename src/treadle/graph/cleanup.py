@@ -9,8 +9,8 @@ from typing import ClassVar
 import numpy as np
 
 from treadle.base.errors import GraphError, TreadleError
+from treadle.base.guards import recording_guards
 from treadle.base.shape import size_of
-from treadle.base.symbol import recording_guards
 from treadle.base.types import TensorType
 from treadle.graph.analysis import is_opaque, live_nodes
 from treadle.graph.builder import GraphBuilder, GraphOperand

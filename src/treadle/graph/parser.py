@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from treadle.base.errors import TreadleError
+from treadle.base.guards import recording_guards
 from treadle.base.loc import Loc
-from treadle.base.symbol import Expr, Relation, equal, recording_guards, symbol
+from treadle.base.symbol import Expr, Relation, equal, symbol
 from treadle.graph.ir import Graph, Node, Value, with_types
 from treadle.graph.lexer import Cursor, Token, error
 from treadle.graph.literals import RESERVED, ValueParser, literal

@@ -12,8 +12,8 @@ from typing import Any, Literal
 import numpy as np
 
 from treadle.base.errors import GraphError
+from treadle.base.guards import recording_guards
 from treadle.base.shape import Shape
-from treadle.base.symbol import recording_guards
 from treadle.graph.analysis import live_nodes
 from treadle.graph.ir import Graph, Node, Value, constant_of, remake
 from treadle.ops.abstract import constant_array

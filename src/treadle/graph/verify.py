@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from treadle.base.errors import GraphError, TreadleError
-from treadle.base.symbol import Relation, recording_guards
+from treadle.base.guards import recording_guards
+from treadle.base.symbol import Relation
 from treadle.graph.analysis import live_nodes, topological_order
 from treadle.graph.ir import (
     Graph,
@@ -91,7 +92,9 @@ def _check_types(graph: Graph, node: Node) -> None:
         raise _error(graph, node, f"has type {actual}, but the op infers {expected}")
 
 
-def _check_guards(graph: Graph, node: Node, guards: set[Relation], needed: list[Relation]) -> None:
+def _check_guards(
+    graph: Graph, node: Node, guards: set[Relation], needed: dict[Relation, None]
+) -> None:
     """Whether the graph has the guards that the node's type rule asked for just now."""
     for relation in needed:
         if relation not in guards:

@@ -315,8 +315,8 @@ def _reader(
 
         return read_gradient
     if isinstance(source, HostValue):
-        read, dtype, shape = source.read, source.dtype, source.shape
-        return lambda leaves: np.asarray(read(), dtype).reshape(shape)
+        value = source.value
+        return lambda leaves: value()
     raise TypeError(f"no input is read from {source!r}")
 
 

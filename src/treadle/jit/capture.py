@@ -22,10 +22,12 @@ import numpy as np
 from treadle.base import tree
 from treadle.base.errors import TraceError
 from treadle.base.garbage import collect_young, promotions, rare_collections
+from treadle.base.guards import deciding
 from treadle.base.loc import Loc
 from treadle.base.log import get_logger
 from treadle.base.modes import LOCAL, install_capture
 from treadle.base.shape import Shape
+from treadle.base.symbol import Decisions, Dim
 from treadle.base.types import TensorType
 from treadle.engine.devices import CompNode, resolve
 from treadle.engine.dispatch import EagerType, common_device, eager_type, result_kinds
@@ -223,12 +225,18 @@ class Capture:
         return source if isinstance(source, Argument) else tensor
 
     def host_value(
-        self, key: Any, read: Callable[[], Any], kind: EagerType, shape: tuple[int, ...] = (), /
+        self,
+        key: Any,
+        read: Callable[..., Any],
+        kind: EagerType,
+        shape: tuple[int, ...] = (),
+        extents: tuple[Dim, ...] = (),
+        /,
     ) -> Tensor:
         """An input that is read from Python at each call."""
         held = self._host.get((key, kind))
         if held is None:
-            source = HostValue(read, kind.dtype.numpy, shape)
+            source = HostValue(read, kind.dtype.numpy, shape, extents)
             operand = self._input(TensorType(kind.dtype, shape), source)
             held = self._host[key, kind] = wrap(Symbol(self, operand), kind)
         return held
@@ -343,7 +351,7 @@ class Capture:
             self._kinds.append(tensor._kind)
         return self._outputs[key]
 
-    def finish(self, results: list[Any], shape: tree.Tree) -> Captured:
+    def finish(self, results: list[Any], shape: tree.Tree, decisions: Decisions) -> Captured:
         """Collect outputs; `results` is emptied, so that only other holders keep tensors alive."""
         found = [Output(self._output(r)) if isinstance(r, Tensor) else r for r in results]
         results.clear()
@@ -354,10 +362,14 @@ class Capture:
             if b.tensor._data is not b.symbol and not isinstance(self._source(b), GradOf)
         )
         known = slots | {id(t) for t in self._host.values()} | set(self._bound)
-        escaped = [(self._output(tensor), weakref.ref(tensor)) for tensor in self._alive(known)]
+        escaped = [
+            (self._output(tensor), weakref.ref(tensor))
+            for tensor in _alive(self._made, known, self._promotions)
+        ]
         order = _order(self._sources)
         place = {i: n for n, i in enumerate(order)}
         self._builder.arrange_inputs(order)
+        self._builder.guard(decisions.guards)
         graph, homes = self._builder.build(), self._where.homes()
         return Captured(
             graph,
@@ -373,19 +385,8 @@ class Capture:
             homes[0],
             tuple(self._where.inputs[i] for i in order),
             tuple(map(self._where.nodes.get, graph.nodes)) if len(homes) > 1 else (),
+            pins=decisions.pins,
         )
-
-    def _alive(self, known: set[int]) -> list[Tensor]:
-        """Tensors that somebody outside holds, besides those whose ids are known."""
-
-        def found() -> list[Tensor]:
-            made = [reference() for reference in self._made]
-            alive = [t for t in made if t is not None and id(t) not in known]
-            return [t for t in alive if type(t._data) is Symbol]
-
-        if found():  # Some are only waiting in cycles, which are as young as this capture.
-            collect_young(self._promotions)
-        return found()
 
     def _source(self, bound: _Bound) -> Source:
         return self._sources[bound.symbol.operand.value.index]
@@ -418,6 +419,18 @@ class Capture:
         # Symbols that outlive the capture know it, and arrays that it held would be copied.
         self._bound.clear()
         self._grads.clear()
+
+
+def _alive(made: list[weakref.ref[Tensor]], known: set[int], since: int) -> list[Tensor]:
+    """Tensors that somebody outside holds, besides those whose ids are known."""
+
+    def found() -> list[Tensor]:
+        alive = [t for reference in made if (t := reference()) is not None]
+        return [t for t in alive if id(t) not in known and type(t._data) is Symbol]
+
+    if found():  # Some are only waiting in cycles, which are as young as this capture.
+        collect_young(since)
+    return found()
 
 
 def _order(sources: Sequence[Source]) -> list[int]:
@@ -492,6 +505,7 @@ def capture(
     name: str,
     shapes: Mapping[int, Shape] | None = None,
     kind: Callable[[str], Capture] = Capture,
+    extents: Mapping[str, int] | None = None,
 ) -> Captured:
     """The graph of one call; nothing is computed, and handles keep their values.
 
@@ -501,6 +515,7 @@ def capture(
         name: the graph's name.
         shapes: symbolic shapes of arguments, by their number among the flattened ones.
         kind: makes what records.
+        extents: of this call, by symbol: they answer what Python asks about symbolic extents.
 
     Raises:
         TraceError: the function's course depends on values that only a run would know.
@@ -509,12 +524,12 @@ def capture(
     drawn = _drawn()
     with _TURN.lock, rare_collections():
         try:
-            with recording(recorder):
+            with recording(recorder), deciding(extents or {}) as decisions:
                 given, named = _bound_arguments(recorder, function, (args, kwargs), shapes or {})
                 results, shape = tree.flatten(function(*given, **named))
                 for action in recorder.endings:
                     action()
                 _warn_of_frozen_numbers(name, drawn)
-                return recorder.finish(results, shape)
+                return recorder.finish(results, shape, decisions)
         finally:
             recorder.restore()

@@ -7,6 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
+from treadle.base.loc import Loc
+from treadle.base.symbol import Dim, Expr
 from treadle.base.types import TensorType
 from treadle.engine.devices import CompNode
 from treadle.engine.dispatch import EagerType
@@ -50,11 +54,16 @@ class GradOf:
 
 @dataclass(frozen=True, slots=True)
 class HostValue:
-    """An input that `read()` gives at each call: a number, or a small array."""
+    """An input that `read(*extents)` gives at each call: a number, or a small array."""
 
-    read: Callable[[], Any]
+    read: Callable[..., Any]
     dtype: Any
     shape: tuple[int, ...]
+    extents: tuple[Dim, ...] = ()
+
+    def value(self) -> Any:
+        """What it is now; its extents must be numbers."""
+        return np.asarray(self.read(*self.extents), self.dtype).reshape(self.shape)
 
 
 Source = Argument | State | GradOf | HostValue
@@ -91,6 +100,7 @@ class Captured:
         at: the device of every input; None for what Python gives, which can be anywhere.
         places: where there are several devices, that of each node of the graph.
         named: what the program called the tensors that the function returned, by output number.
+        pins: symbolic extents of which the function asked the number, and where.
     """
 
     graph: Graph
@@ -107,6 +117,7 @@ class Captured:
     at: tuple[CompNode | None, ...]
     places: tuple[CompNode | None, ...] = ()
     named: Mapping[int, str] = field(default_factory=dict)
+    pins: Mapping[Expr, Loc] = field(default_factory=dict)
 
     @property
     def on_host(self) -> bool:

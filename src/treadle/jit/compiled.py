@@ -29,7 +29,7 @@ from treadle.jit.capture import ManagerInside, capture
 from treadle.jit.captured import Argument, Captured, Output, State
 from treadle.jit.dynamic import Axes, Family, extents_of, symbolic_shapes
 from treadle.jit.order import agree_on_order
-from treadle.jit.recaptures import MANY, tell_of_many
+from treadle.jit.recaptures import MANY, tell_of_many, tell_of_pins
 from treadle.jit.recorded import GraphRule, call_recorded
 from treadle.tensor import Tensor
 
@@ -213,18 +213,29 @@ class Compiled(Generic[P, R]):
         shapes = symbolic_shapes(leaves, self._dynamic)
         fixed = _without(key, tuple(self._dynamic), tuple(shapes.values()))
         for family in self._families.get(fixed, ()):
-            if family.captured.holds(leaves) and family.captured.fits(leaves):
+            known = family.captured
+            if known.holds(leaves) and known.fits(leaves) and family.serves(extents):
                 return family.at(extents)
-        captured = self._captured(given, named, name, shapes)
+        captured = self._captured(given, named, name, shapes, extents)
+        if captured.pins and self._families.get(fixed) and not self._told:
+            self._told = True
+            tell_of_pins(name, captured.pins)
         made = Family(captured, lambda c: Variant(c, self._options, captured.graph))
-        self._families.setdefault(fixed, []).append(made)
+        alike = self._families.setdefault(fixed, [])
+        alike.append(made)
+        del alike[:-MOST_VARIANTS]
         return made.at(extents)
 
     def _captured(
-        self, args: Any, kwargs: Any, name: str, shapes: Mapping[int, Shape] | None = None
+        self,
+        args: Any,
+        kwargs: Any,
+        name: str,
+        shapes: Mapping[int, Shape] | None = None,
+        extents: Mapping[str, int] | None = None,
     ) -> Captured:
         self._captures += 1
-        return capture(self._function, args, kwargs, name, shapes)
+        return capture(self._function, args, kwargs, name, shapes, extents=extents)
 
     def _trim(self) -> None:
         while sum(map(len, self._variants.values())) > MOST_VARIANTS:

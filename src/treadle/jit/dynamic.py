@@ -12,9 +12,9 @@ from typing import Any, Generic, TypeVar
 
 from treadle.base.errors import ShapeError
 from treadle.base.shape import Shape
-from treadle.base.symbol import symbol
+from treadle.base.symbol import evaluate, symbol
 from treadle.graph.evaluate import specialize
-from treadle.jit.captured import Captured
+from treadle.jit.captured import Captured, HostValue, Source
 from treadle.tensor import Tensor
 
 Axes = Mapping[int, Mapping[int, str]]
@@ -51,11 +51,14 @@ def extents_of(leaves: Sequence[Any], axes: Axes) -> dict[str, int]:
 
 
 def symbolic_shapes(leaves: Sequence[Any], axes: Axes) -> dict[int, Shape]:
-    """Shapes of the arguments with symbols in place of named extents."""
-    symbols = {name: symbol(name) for names in axes.values() for name in names.values()}
+    """Shapes of the arguments with symbols in place of named extents.
+
+    Extents of 0 and 1 stay numbers, and symbols begin at 2: what is empty or broadcasts takes
+    another course.
+    """
     return {
         number: tuple(
-            symbols[names[i]] if i in names else extent
+            symbol(names[i], 2) if i in names and extent > 1 else extent
             for i, extent in enumerate(leaves[number].shape)
         )
         for number, names in axes.items()
@@ -73,26 +76,22 @@ class Family(Generic[V]):
     def __init__(self, captured: Captured, make: Callable[[Captured], V]) -> None:
         self.captured = captured
         self._make = make
-        self._members: dict[tuple[tuple[str, int], ...], V] = {}
+
+    def serves(self, extents: Mapping[str, int]) -> bool:
+        """Whether the capture's course is the one that these extents take."""
+        return all(guard.holds(extents) for guard in self.captured.graph.guards)
 
     def at(self, extents: Mapping[str, int]) -> V:
-        """The program for these extents.
+        """The program for extents that the capture serves."""
+        captured = self.captured
+        graph = specialize(captured.graph, extents)
+        sources = tuple(_numbered(source, extents) for source in captured.sources)
+        return self._make(dataclasses.replace(captured, graph=graph, sources=sources))
 
-        Raises:
-            ShapeError: the capture took a course that does not fit them.
-        """
-        key = tuple(extents.items())
-        member = self._members.get(key)
-        if member is None:
-            for guard in self.captured.graph.guards:
-                if not guard.holds(extents):
-                    raise ShapeError(
-                        "jit.compile",
-                        f"the captured program needs {guard}",
-                        saw=", ".join(f"{n}={e}" for n, e in extents.items()),
-                        hint="leave these axes out of `dynamic`",
-                    )
-            graph = specialize(self.captured.graph, extents)
-            member = self._make(dataclasses.replace(self.captured, graph=graph))
-            self._members[key] = member
-        return member
+
+def _numbered(source: Source, extents: Mapping[str, int]) -> Source:
+    """A source with numbers for its extents."""
+    if not isinstance(source, HostValue):
+        return source
+    numbers = tuple(evaluate(e, extents) for e in source.extents)
+    return dataclasses.replace(source, extents=numbers)

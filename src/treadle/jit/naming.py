@@ -18,6 +18,7 @@ import numpy as np
 
 from treadle.base.dtype import bool_
 from treadle.base.observer import OBSERVER, observe
+from treadle.base.symbol import Decisions
 from treadle.base.tree import Tree
 from treadle.base.types import TensorType
 from treadle.engine.devices import CompNode, default_device
@@ -122,10 +123,10 @@ class Named(Traced):
         with self._builder.at(self._builder.loc, self._builder.group, name):
             return super().apply(op, inputs)
 
-    def finish(self, results: list[Any], shape: Tree) -> Captured:
+    def finish(self, results: list[Any], shape: Tree, decisions: Decisions) -> Captured:
         """Collect outputs, and what the program calls them."""
         named = {self._output(r): r.name for r in results if isinstance(r, Tensor) and r.name}
-        return replace(super().finish(results, shape), named=named)
+        return replace(super().finish(results, shape, decisions), named=named)
 
     def _input(
         self, type_: TensorType, source: Source, name: str = "", at: CompNode | None = None
@@ -154,7 +155,7 @@ class Fixing(Named):
         self._fixed[value] = array = super().read(value)
         return array
 
-    def finish(self, results: list[Any], shape: Tree) -> Captured:
+    def finish(self, results: list[Any], shape: Tree, decisions: Decisions) -> Captured:
         """Collect outputs, behind the comparison of everything that was read."""
         differ = [self._differs(*item) for item in self._fixed.items() if item[1].size]
         if differ:
@@ -163,7 +164,7 @@ class Fixing(Named):
                 if isinstance(result, Tensor):
                     results[i] = Where()(some, result.constant(0, result.type.dtype), result)
                     results[i].name = result.name
-        return super().finish(results, shape)
+        return super().finish(results, shape, decisions)
 
     def _differs(self, value: Value, array: Array) -> Tensor:
         """False, out of a check that a value is the array: outputs that need it need the check."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+from treadle.base.loc import Loc
 from treadle.base.log import get_logger
+from treadle.base.symbol import Expr
 from treadle.base.tree import Tree
 
 MANY = 8
@@ -38,6 +41,17 @@ def tell_of_many(name: str, before: Any, now: Any) -> None:
         what,
         saw,
         _ADVICE[what],
+    )
+
+
+def tell_of_pins(name: str, pins: Mapping[Expr, Loc]) -> None:
+    """Warn that a function asks for the number of an extent, and so has a program for each."""
+    fixed = ", ".join(f"{extent} at {place}" for extent, place in pins.items())
+    get_logger("jit").warning(
+        "%s: the body runs again for each extent whose number it asks for: %s; compute with "
+        "x.shape and tensors in place of numbers, or leave these axes out of `dynamic`",
+        name,
+        fixed,
     )
 
 

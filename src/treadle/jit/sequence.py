@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from treadle.base.modes import LOCAL, install_capture
+from treadle.base.symbol import Dim
 from treadle.engine.devices import CompNode
 from treadle.engine.dispatch import EagerType
 from treadle.graph.ir import op_key
@@ -145,11 +146,17 @@ class Watch:
         self._empty.setdefault(id(tensor), tensor.__dict__.get("grad") is None)
 
     def host_value(
-        self, key: Any, read: Callable[[], Any], kind: EagerType, shape: tuple[int, ...] = (), /
+        self,
+        key: Any,
+        read: Callable[..., Any],
+        kind: EagerType,
+        shape: tuple[int, ...] = (),
+        extents: tuple[Dim, ...] = (),
+        /,
     ) -> Tensor:
         """What is read at each call is read now."""
         with self._aside():
-            return Tensor(read(), dtype=kind.dtype, device=kind.device)
+            return Tensor(read(*extents), dtype=kind.dtype, device=kind.device)
 
     def enter_manager(self, outer: bool, /) -> None:
         """Managers record as they do outside."""

@@ -13,7 +13,7 @@ from treadle.base.shape import broadcast_shapes, can_broadcast, require_equal
 from treadle.base.symbol import Dim
 from treadle.base.types import TensorType
 from treadle.ops.composite import Composite
-from treadle.ops.creation import Iota
+from treadle.ops.creation import Extent, Iota
 from treadle.ops.matmul import Matmul
 from treadle.ops.op import Array, Pullback, op
 from treadle.ops.operand import V
@@ -88,11 +88,11 @@ class Attention(Composite):
         return self.scale
 
     def _scaled(self, x: V, d: Dim) -> V:
-        """x times the scale; a symbolic d is counted at run time."""
+        """x times the scale."""
         factor = self.scale_of(d)
         if factor is not None:
             return x * factor
-        return x / Sqrt()(x.constant(1.0).broadcast_to((d,)).sum())
+        return x / Sqrt()(x.apply(Extent(d, x.type.dtype), ())[0])
 
     def scores(self, q: Any, k: Any, mask: tuple[Any, ...]) -> Any:
         """Attention weights before softmax, in the compute type; operands."""

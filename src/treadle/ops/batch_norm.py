@@ -8,9 +8,10 @@ import numpy as np
 
 from treadle.base import dtype as dt
 from treadle.base.errors import DTypeError, ShapeError
-from treadle.base.shape import is_static, size_of
+from treadle.base.shape import is_static, product, size_of
 from treadle.base.types import TensorType
 from treadle.ops.composite import Composite, differentiate_body
+from treadle.ops.creation import Extent
 from treadle.ops.elementwise import Maximum
 from treadle.ops.norm import (
     center_array,
@@ -37,7 +38,7 @@ def _count(x: Any, axes: tuple[int, ...]) -> Any:
     counted = tuple(x.shape[a] for a in axes)
     if is_static(counted):
         return float(size_of(counted))
-    return x.constant(1.0).broadcast_to(counted).sum()
+    return x.apply(Extent(product(counted), x.type.dtype), ())[0]
 
 
 def _unbiased(variance: Any, count: Any) -> Any:

@@ -142,6 +142,33 @@ class Full(Creation):
 
 
 @op
+class Extent(Creation):
+    """An extent as a 0-d array, which a program computes with where it is known only at a call."""
+
+    extent: Dim
+    dtype: DType = dt.float32
+
+    name = "extent"
+    dtypes = dt.REALS
+    torch = "torch.tensor(op.extent, dtype=getattr(torch, op.dtype.name))"
+
+    def infer(self) -> tuple[TensorType, ...]:
+        return self.made((), self.dtype)
+
+    def reference(self) -> Array:
+        return as_element(int(self.extent), self.dtype)
+
+    @classmethod
+    def samples(cls) -> tuple[Sample, ...]:
+        every = tuple(Sample(cls(3, d), ()) for d in cls.dtypes)
+        return (*every, Sample(cls(0), ()), Sample(cls(2**40, dt.int64), ()))
+
+    @classmethod
+    def bad_samples(cls) -> tuple[BadSample, ...]:
+        return (BadSample(lambda: cls(1, dt.bool_), (), DTypeError, "does not make bool"),)
+
+
+@op
 class Iota(Creation):
     """start, start + step, ...: `n` evenly spaced numbers.
 

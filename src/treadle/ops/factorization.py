@@ -11,8 +11,9 @@ import numpy as np
 
 from treadle.base import dtype as dt
 from treadle.base.errors import NoGradient, NumericError, ShapeError
+from treadle.base.guards import require
 from treadle.base.shape import require_equal
-from treadle.base.symbol import less_equal, minimum, require
+from treadle.base.symbol import less_equal, minimum
 from treadle.base.types import TensorType
 from treadle.ops.creation import Iota
 from treadle.ops.gather_along import TakeAlongAxis

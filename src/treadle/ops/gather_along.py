@@ -10,8 +10,9 @@ import numpy as np
 
 from treadle.base import dtype as dt
 from treadle.base.errors import DTypeError, IndexRangeError, ShapeError
+from treadle.base.guards import require
 from treadle.base.shape import format_shape, normalize_axis, require_equal
-from treadle.base.symbol import less_equal, require
+from treadle.base.symbol import less_equal
 from treadle.base.types import TensorType
 from treadle.ops.families import NUMBERS
 from treadle.ops.gather import check_index, last_writes

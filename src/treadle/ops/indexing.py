@@ -17,7 +17,7 @@ import numpy as np
 from treadle.base.dtype import bool_, float32, int32, int64
 from treadle.base.errors import DTypeError, IndexRangeError, ShapeError
 from treadle.base.shape import Shape, broadcast_shapes, format_shape, is_static
-from treadle.base.symbol import Dim, Expr
+from treadle.base.symbol import Dim, Expr, maximum, minimum
 from treadle.base.types import TensorType
 from treadle.ops.abstract import TypeOperand
 from treadle.ops.gather import Index, IndexUpdate, Nonzero
@@ -259,8 +259,10 @@ def _item(x: Operators, given: Any) -> Any:
     return _integer(x, given)
 
 
-def _integer(x: Operators, given: Any) -> int:
-    """The Python int that an index or a bound of a slice stands for."""
+def _integer(x: Operators, given: Any) -> Dim:
+    """The Python int, or the symbolic extent, that an index or a bound of a slice stands for."""
+    if isinstance(given, Expr):
+        return given
     try:
         return as_int(given)
     except TypeError:
@@ -315,12 +317,8 @@ def _is_mask(item: Any) -> bool:
 
 
 def _length(x: Operators, cut: slice, axis: int) -> Dim:
-    extent = x.type.shape[axis]
-    if isinstance(extent, Expr):
-        if cut == slice(None):
-            return extent
-        raise IndexRangeError("index", f"cannot slice the symbolic axis {axis}", saw=str(x.type))
-    return len(range(*cut.indices(extent)))
+    start, stop, step = _indices(cut, x.type.shape[axis])
+    return (stop - start + step - 1) // step if step > 0 else (start - stop - step - 1) // -step
 
 
 def _choose(x: Operators, plan: _Plan, kept: bool) -> None:
@@ -329,10 +327,10 @@ def _choose(x: Operators, plan: _Plan, kept: bool) -> None:
     plan.view.append(1)
 
 
-def _pick(x: Operators, plan: _Plan, at: int, axis: int, advanced: bool) -> None:
+def _pick(x: Operators, plan: _Plan, at: Dim, axis: int, advanced: bool) -> None:
     """An integer: a cut of length 1 that is dropped, or an index beside arrays."""
     extent = x.type.shape[axis]
-    if isinstance(extent, int) and not -extent <= at < extent:
+    if isinstance(extent, int) and isinstance(at, int) and not -extent <= at < extent:
         raise IndexRangeError(
             "index",
             f"index {at} is out of range for axis {axis} of size {extent}",
@@ -344,7 +342,7 @@ def _pick(x: Operators, plan: _Plan, at: int, axis: int, advanced: bool) -> None
         plan.cuts.append(slice(None))
         plan.view.append(extent)
         return
-    plan.cuts.append(slice(at, at + 1 if at != -1 else None))
+    plan.cuts.append(_one_place(at, extent))
     plan.dropped.append(len(plan.view))
     plan.view.append(1)
 
@@ -404,23 +402,38 @@ def _bounds(plan: _Plan, shape: Shape) -> tuple[tuple[Any, ...], tuple[Any, ...]
     """Starts, stops and steps per axis, counted from the front; a stop of -1 means "past 0"."""
     starts, stops, steps = [], [], []
     for cut, extent in zip(plan.cuts, shape, strict=True):
-        if isinstance(extent, Expr):
-            bounds = _symbolic_bounds(cut, extent)
-        else:
-            start, stop, step = cut.indices(extent)
-            bounds = start, max(start, stop) if step > 0 else min(start, stop), step
-        starts.append(bounds[0])
-        stops.append(bounds[1])
-        steps.append(bounds[2])
+        start, stop, step = _indices(cut, extent)
+        starts.append(start)
+        stops.append(stop)
+        steps.append(step)
     return tuple(starts), tuple(stops), tuple(steps)
 
 
-def _symbolic_bounds(cut: slice, extent: Expr) -> tuple[Dim, Dim, int]:
-    """All of a symbolic axis, or the one place that `_pick` cuts out of it."""
-    if cut == slice(None):
-        return 0, extent, 1
-    start: Dim = cut.start if cut.start >= 0 else extent + cut.start
-    return start, start + 1, 1
+def _indices(cut: slice, extent: Dim) -> tuple[Dim, Dim, int]:
+    """What `slice.indices` gives, for symbols as well; the stop never lies before the start."""
+    step = 1 if cut.step is None else int(cut.step)
+    if not any(isinstance(v, Expr) for v in (extent, cut.start, cut.stop)):
+        start, stop, step = slice(cut.start, cut.stop, step).indices(int(extent))
+        return start, max(start, stop) if step > 0 else min(start, stop), step
+    if step == 0:
+        raise ValueError("slice step cannot be zero")
+    low, high = (0, extent) if step > 0 else (-1, extent - 1)
+    first, last = (low, high) if step > 0 else (high, low)
+    begin = first if cut.start is None else _inside(cut.start, extent, low, high)
+    end = last if cut.stop is None else _inside(cut.stop, extent, low, high)
+    return begin, maximum(begin, end) if step > 0 else minimum(begin, end), step
+
+
+def _inside(bound: Dim, extent: Dim, low: Dim, high: Dim) -> Dim:
+    """A bound of a slice counted from the front, moved to the nearest place that there is."""
+    return maximum(bound + extent, low) if bound < 0 else minimum(bound, high)
+
+
+def _one_place(at: Dim, extent: Dim) -> slice:
+    """The slice that an integer cuts out; on a symbolic axis `Slice` states that it is there."""
+    if isinstance(extent, Expr) and at < 0:
+        at = at + extent
+    return slice(at, at + 1 if isinstance(at, Expr) or at != -1 else None)
 
 
 def _sliced(x: T, plan: _Plan) -> T:

@@ -204,7 +204,12 @@ def as_shape(given: tuple[Any, ...]) -> Shape:
     items: Any = given[0] if len(given) == 1 and is_iterable(given[0]) else given
     if isinstance(items, Operators):
         items = np.asarray(items)
-    return tuple(d if isinstance(d, Expr) else int(index(d)) for d in items)
+    return tuple(as_extent(d) for d in items)
+
+
+def as_extent(given: Any) -> Dim:
+    """A symbolic extent as it is, anything else as an int."""
+    return given if isinstance(given, Expr) else int(index(given))
 
 
 def resolve_shape(have: Shape, wanted: Shape) -> Shape:

@@ -22,10 +22,12 @@ from treadle.base.dtype import (
 from treadle.base.errors import DTypeError, ShapeError
 from treadle.base.shape import Shape
 from treadle.base.spelling import none_operand
+from treadle.base.symbol import Expr
 from treadle.base.types import TensorType
 from treadle.ops import elementwise as ew
 from treadle.ops import logic
 from treadle.ops.complex_parts import BY_PARTS
+from treadle.ops.creation import Extent
 from treadle.ops.matmul import ExactMatmul, Matmul, MatrixProduct
 from treadle.ops.movement import Broadcast, Reshape, Transpose
 from treadle.ops.op import Op
@@ -273,6 +275,11 @@ def _matrix_product(x: T, y: T) -> T:
 def _promoted(op: Op, x: T, other: Any, dtypes: tuple[DType, ...] | None = None) -> tuple[T, T]:
     """Both operands in the type that the op computes in, one of `dtypes`: by default its own."""
     mine, dtypes = x.type.dtype, dtypes or op.dtypes
+    if isinstance(other, Expr):
+        wanted = _compute_type(dtypes, promote_scalar(mine, 1), None, op)
+        if wanted is None:
+            raise _refusal(op, (mine,), f"{x.type}, {other}")
+        return _cast(x, wanted), x.apply(Extent(other, wanted), ())[0]
     if _is_scalar(other):
         same = mine if isinstance(other, bool) else None
         wanted = _compute_type(dtypes, promote_scalar(mine, other), same, op)

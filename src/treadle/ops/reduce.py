@@ -8,9 +8,11 @@ import numpy as np
 
 from treadle.base import dtype as dt
 from treadle.base.errors import DTypeError, ShapeError
+from treadle.base.guards import require
 from treadle.base.shape import is_static, normalize_axis, product, size_of
-from treadle.base.symbol import less_equal, require
+from treadle.base.symbol import less_equal
 from treadle.base.types import TensorType
+from treadle.ops.creation import Extent
 from treadle.ops.cumulative import CumProd
 from treadle.ops.families import NUMBERS, Reduce
 from treadle.ops.op import Array, Op, Pullback, family, op
@@ -91,9 +93,9 @@ class Mean(Reduce):
         if is_static(counted):
             share = at.dy / max(size_of(counted), 1)
         else:
-            # A symbolic count is no constant, so it is computed: in float32, as float16 is narrow.
+            # A symbolic count is no constant: in float32, as float16 is narrow.
             wide = dt.float64 if x.dtype is dt.float64 else dt.float32
-            count = at.dy.constant(1.0, wide).broadcast_to(counted).sum()
+            (count,) = at.dy.apply(Extent(product(counted), wide), ())
             share = (at.dy.astype(wide) / count).astype(x.dtype)
         return (share.reshape(self.kept_shape(x)).broadcast_to(x.shape),)
 

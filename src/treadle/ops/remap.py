@@ -14,8 +14,9 @@ import numpy as np
 
 from treadle.base import dtype as dt
 from treadle.base.errors import ShapeError
+from treadle.base.guards import require
 from treadle.base.shape import Shape, format_shape, require_equal
-from treadle.base.symbol import less_equal, require
+from treadle.base.symbol import less_equal
 from treadle.base.types import TensorType
 from treadle.ops.op import Array, Op, Pullback, family, op
 from treadle.ops.operand import V

@@ -10,8 +10,9 @@ import numpy as np
 
 from treadle.base import dtype as dt
 from treadle.base.errors import DTypeError, ShapeError
+from treadle.base.guards import require
 from treadle.base.shape import Shape, format_shape, require_equal
-from treadle.base.symbol import Dim, less_equal, require
+from treadle.base.symbol import Dim, less_equal
 from treadle.base.types import TensorType
 from treadle.ops.families import Movement
 from treadle.ops.index_numpy import writable

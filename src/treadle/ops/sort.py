@@ -6,8 +6,9 @@ import numpy as np
 
 from treadle.base import dtype as dt
 from treadle.base.errors import DTypeError, ShapeError
+from treadle.base.guards import require
 from treadle.base.shape import normalize_axis
-from treadle.base.symbol import Dim, less_equal, require
+from treadle.base.symbol import Dim, less_equal
 from treadle.base.types import TensorType
 from treadle.ops.families import NUMBERS
 from treadle.ops.gather_along import AddAlongAxis

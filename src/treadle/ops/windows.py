@@ -13,8 +13,9 @@ from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias
 
 from treadle.base.errors import ShapeError
+from treadle.base.guards import require
 from treadle.base.shape import Shape, format_shape, require_equal
-from treadle.base.symbol import Dim, less_equal, minimum, require
+from treadle.base.symbol import Dim, less_equal, minimum
 
 Padding: TypeAlias = tuple[tuple[int, int], ...]
 Index: TypeAlias = tuple[Any, ...]

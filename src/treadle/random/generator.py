@@ -11,12 +11,15 @@ import numpy as np
 from treadle.base.dtype import DType, as_dtype, float32, int32, uint32
 from treadle.base.errors import ShapeError
 from treadle.base.modes import capturing
+from treadle.base.shape import Shape
+from treadle.base.symbol import Dim, Expr
 from treadle.engine.devices import CompNode, default_device, resolve
 from treadle.engine.dispatch import eager_type
 from treadle.ops import random as ops
 from treadle.ops.cumulative import CumSum
 from treadle.ops.distribution import Draw, RandomNormal, RandomPermutation, RandomUniform
 from treadle.ops.elementwise import Minimum
+from treadle.ops.methods import as_shape
 from treadle.ops.sampling import RandomGamma, RandomPoisson, Sampler
 from treadle.ops.sort import Sort
 from treadle.ops.unary import Log
@@ -58,22 +61,22 @@ class RNG:
 
     def draw(self, op: ops.RandomBits | Draw | RandomPermutation) -> Tensor:
         """Run a random op on the next part of the stream."""
-        return op(self._state(int(ops.blocks_used(op))))
+        return op(self._state(ops.blocks_used(op)))
 
     def sample(self, op: Sampler, x: Tensor) -> Tensor:
         """Run an op whose distribution depends on a tensor on the next part of the stream."""
-        words = int(op.words(x.type))
-        return op(self._state((words + 3) // 4).to(x.device), x.detach())
+        blocks = (op.words(x.type) + 3) // 4
+        return op(self._state(blocks).to(x.device), x.detach())
 
-    def _state(self, blocks: int) -> Tensor:
+    def _state(self, blocks: Dim) -> Tensor:
         """The state a random op starts from, read anew at each call of a compiled function."""
         where = self._place()
         capture = capturing()
         if capture is not None:
             kind = eager_type(uint32, where)
-            state: Tensor = capture.host_value(object(), lambda: self._reserve(blocks), kind, (4,))
+            state: Tensor = capture.host_value(object(), self._reserve, kind, (4,), (blocks,))
             return state
-        return Tensor(self._reserve(blocks), dtype=uint32, device=where)
+        return Tensor(self._reserve(int(blocks)), dtype=uint32, device=where)
 
     def _reserve(self, blocks: int) -> np.ndarray[Any, Any]:
         """The words of a state; the stream moves on past what the op will use."""
@@ -185,14 +188,14 @@ class RNG:
             inp._reset(inp[self.permutation(len(inp)).to(inp.device)])
 
 
-def _shape(size: Size) -> tuple[int, ...]:
+def _shape(size: Any) -> Shape:
     if size is None:
         return (1,)
-    if isinstance(size, (int, np.integer)):
+    if isinstance(size, (int, np.integer, Expr)):
         raise TypeError(f"size must be a tuple, for example ({size},)")
     if isinstance(size, Tensor) and not size.ndim:
         return (int(size),)
-    return tuple(int(s) for s in size)
+    return as_shape(size)
 
 
 def _of_size(name: str, made: Tensor, drawn: Tensor) -> Tensor:

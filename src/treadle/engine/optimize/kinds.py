@@ -7,7 +7,7 @@ from treadle.graph.ir import Node, Value
 from treadle.ops.attention import Attention, AttentionGrad
 from treadle.ops.constant import Constant
 from treadle.ops.conv import Convolution
-from treadle.ops.creation import Eye, Full, Iota
+from treadle.ops.creation import Extent, Eye, Full, Iota
 from treadle.ops.families import Reduce
 from treadle.ops.matmul import IntMatmul, Matmul
 from treadle.ops.movement import Broadcast, Flip, Reshape, Transpose
@@ -18,7 +18,7 @@ from treadle.ops.slicing import Slice
 from treadle.ops.transfer import Identity, StopGradient
 from treadle.ops.update import Update
 
-FREE: tuple[type[Op], ...] = (Full, Iota, Eye)
+FREE: tuple[type[Op], ...] = (Extent, Full, Iota, Eye)
 """Ops whose elements cost less to make than to read."""
 VIEWS: tuple[type[Op], ...] = (Reshape, Identity, StopGradient)
 """Ops that copy nothing when they stand alone."""

@@ -123,6 +123,6 @@ def _slice_update(w: Writer, op: Any, x: X, v: X) -> X:
 # -- creation ----------------------------------------------------------------------------------
 
 
-@exports("full", "iota", "eye")
+@exports("full", "extent", "iota", "eye")
 def _created(w: Writer, op: Op) -> X:
     return w.constant(np.asarray(op.reference()))

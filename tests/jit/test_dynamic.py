@@ -1,0 +1,238 @@
+"""Functions whose axes are named in `dynamic`: one capture for all extents that take its course."""
+
+from __future__ import annotations
+
+import logging
+import math
+import random
+from collections.abc import Callable
+from itertools import permutations
+from typing import Any
+
+import numpy as np
+import pytest
+
+import treadle as mge
+import treadle.functional as F
+from treadle import jit
+from treadle.base.errors import ShapeError
+from treadle.base.guards import deciding, require
+from treadle.base.log import get_logger
+from treadle.base.symbol import equal, evaluate, less_equal, maximum, symbol
+
+Function = Callable[[mge.Tensor], mge.Tensor]
+LENGTHS = (4, 8, 6, 1, 2, 8)
+
+
+def rows(n: int) -> mge.Tensor:
+    return mge.tensor(np.random.default_rng(n).standard_normal((n, 4), "float32"))
+
+
+def counted(function: Function) -> tuple[Function, list[int]]:
+    """The function, compiled for any number of rows, and a mark for each time its body runs."""
+    runs: list[int] = []
+
+    def body(x: mge.Tensor) -> mge.Tensor:
+        runs.append(1)
+        return function(x)
+
+    return jit.compile(dynamic={0: {0: "n"}})(body), runs
+
+
+ONE_COURSE: dict[str, Function] = {
+    "as a number": lambda x: x * x.shape[0] + x.shape[0] - x.size,
+    "as a divisor": lambda x: x.sum() / x.shape[0],
+    "on the left": lambda x: x.shape[0] - 2 * x,
+    "arange": lambda x: F.arange(x.shape[0]) + x[:, 0],
+    "arange of two": lambda x: F.arange(2, x.shape[0] + 2, dtype="int32"),
+    "eye": lambda x: F.eye(x.shape[0]) @ x,
+    "zeros": lambda x: F.zeros(x.shape) + x,
+    "full": lambda x: F.full((x.shape[0], 2), 3.0),
+    "reshape": lambda x: F.reshape(x, (2, x.shape[0] * 2)),
+    "broadcast": lambda x: F.broadcast_to(x[:1], x.shape),
+    "tile": lambda x: F.tile(x[:1], (x.shape[0], 1)),
+    "split in parts": lambda x: F.split(F.concat([x, x]), 2, axis=0)[1],
+    "slice to a half": lambda x: x[: x.shape[0] // 2],
+    "slice from behind": lambda x: x[-1:],
+    "every second": lambda x: x[::2],
+    "backwards": lambda x: x[::-1],
+    "backwards by two": lambda x: x[::-2],
+    "the last by number": lambda x: x[x.shape[0] - 1],
+    "cross entropy": lambda x: F.loss.cross_entropy(x, F.zeros(x.shape[0], dtype="int32")),
+    "mean": lambda x: x.mean(axis=0) * x.shape[0],
+    "mask": lambda x: x * (F.arange(x.shape[0]).reshape(-1, 1) < x.shape[0] - 1),
+}
+
+
+@pytest.mark.parametrize("name", ONE_COURSE)
+def test_one_capture_serves_all_extents_from_two(name: str) -> None:
+    function = ONE_COURSE[name]
+    compiled, runs = counted(function)
+    for n in LENGTHS:
+        got, want = compiled(rows(n)), function(rows(n))
+        assert got.shape == want.shape and got.dtype == want.dtype
+        np.testing.assert_allclose(got.numpy(), want.numpy(), rtol=1e-6, atol=1e-6)
+    assert len(runs) == 2, "one for 1, which broadcasts, and one for all others"
+
+
+PINS: dict[str, Function] = {
+    "loop": lambda x: sum([x[i] for i in range(x.shape[0])]),  # type: ignore[return-value]
+    "rows": lambda x: sum(list(x)),  # type: ignore[arg-type,return-value]
+    "float": lambda x: x * (1.0 / x.shape[0]),
+    "root": lambda x: x / math.sqrt(x.shape[0]),
+    "power": lambda x: x * x.shape[0] ** -0.5,
+    "linspace": lambda x: F.linspace(0, 1, x.shape[0]),
+    "topk": lambda x: F.topk(x[:, 0], (x.shape[0] + 1) // 2)[0],
+    "diag": lambda x: F.diag(x[:, 0]),
+    "interpolate": lambda x: F.vision.interpolate(x.reshape(1, 1, -1, 4), scale_factor=2.0),
+}
+
+
+@pytest.mark.parametrize("name", PINS)
+def test_a_number_that_is_asked_for_is_a_program_of_its_own(
+    name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    function = PINS[name]
+    compiled, runs = counted(function)
+    logger = get_logger("jit")
+    logger.addHandler(caplog.handler)
+    try:
+        for n in LENGTHS:
+            want = function(rows(n)).numpy()
+            np.testing.assert_allclose(compiled(rows(n)).numpy(), want, rtol=1e-5, atol=1e-6)
+    finally:
+        logger.removeHandler(caplog.handler)
+    assert len(runs) == 5
+    told = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+    assert (len(told) == 1 and "n at " in told[0].replace("// 2", "")) or "n" in told[0]
+    assert "test_dynamic.py:" in told[0], "the user's line is named"
+
+
+COURSES: dict[str, tuple[Function, int]] = {
+    "compared": (lambda x: x * 2 if x.shape[0] > 4 else x * 3, 3),
+    "equal": (lambda x: x * 2 if x.shape[0] == 4 else x * 3, 3),
+    "unequal": (lambda x: x * 2 if x.shape[0] != 4 else x * 3, 3),
+    "odd": (lambda x: x * 2 if x.shape[0] % 4 else x * 3, 3),
+    "least": (lambda x: x[: min(x.shape[0], 4)], 3),
+    "most": (lambda x: F.zeros((max(x.shape[0], 6), 2)), 3),
+    "chain": (lambda x: x * 2 if 2 <= x.shape[0] <= 6 else x * 3, 3),
+    "split in three": (lambda x: F.split(x, 3)[0] if x.shape[0] >= 3 else x, 3),
+}
+
+
+@pytest.mark.parametrize("name", COURSES)
+def test_a_question_is_answered_and_guarded(name: str) -> None:
+    function, captures = COURSES[name]
+    for order in ((4, 8, 6, 1, 2, 8), (8, 6, 2, 1, 4, 5), (1, 2, 6, 4, 8, 3)):
+        compiled, runs = counted(function)
+        for n in order:
+            np.testing.assert_array_equal(compiled(rows(n)).numpy(), function(rows(n)).numpy())
+        assert len(runs) == captures
+
+
+def test_results_do_not_depend_on_the_order_of_extents() -> None:
+    def function(x: mge.Tensor) -> mge.Tensor:
+        y = F.softmax(x @ x.T, axis=-1) @ x
+        return y[: x.shape[0] // 2 + 1] / (x.shape[0] if x.shape[0] < 7 else 7)
+
+    found: dict[int, set[bytes]] = {}
+    for order in list(permutations((2, 5, 7, 9)))[::5]:
+        compiled, _ = counted(function)
+        for n in order:
+            found.setdefault(n, set()).add(compiled(rows(n)).numpy().tobytes())
+    assert all(len(results) == 1 for results in found.values())
+
+
+def test_random_numbers_of_all_extents_are_those_of_eager_calls() -> None:
+    dropped = mge.module.Dropout(0.5)
+
+    def function(x: mge.Tensor) -> mge.Tensor:
+        return dropped(x + 3) + mge.random.normal(0, 1, (x.shape[0], 4))
+
+    compiled, runs = counted(function)
+    for run in (compiled, function):
+        mge.random.seed(7)
+        if run is compiled:
+            got = [compiled(rows(n)).numpy() for n in (3, 9, 1, 3, 600)]
+        else:
+            want = [function(rows(n)).numpy() for n in (3, 9, 1, 3, 600)]
+    for a, b in zip(got, want, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6)
+    assert len(runs) == 2
+
+
+def test_an_empty_axis_is_a_course_of_its_own() -> None:
+    compiled, runs = counted(lambda x: x * 2 if x.shape[0] else F.zeros((1, 4)))
+    assert [compiled(rows(n)).shape for n in (3, 0, 5, 0)] == [(3, 4), (1, 4), (5, 4), (1, 4)]
+    assert len(runs) == 2
+
+
+def test_what_cannot_hold_at_the_call_is_the_ops_own_error() -> None:
+    compiled, _ = counted(lambda x: x + F.zeros((3, 4)))
+    assert compiled(rows(3)).shape == (3, 4)
+    with pytest.raises(ShapeError, match="cannot broadcast axis"):
+        compiled(rows(5))
+
+
+def test_families_are_not_kept_for_ever() -> None:
+    compiled: Any
+    compiled, _ = counted(lambda x: x * float(x.shape[0]))
+    for n in range(2, 2 + jit.compiled.MOST_VARIANTS + 3):
+        assert compiled(rows(n)).shape == (n, 4)
+    assert sum(map(len, compiled._families.values())) <= jit.compiled.MOST_VARIANTS
+
+
+# -- decisions by themselves -----------------------------------------------------------------
+
+
+def test_exactly_the_extents_that_answer_alike_pass_the_guards() -> None:
+    """Random questions: the guards hold for an extent if and only if it gets the same answers."""
+    rng = random.Random(5)
+    n, m = symbol("n", 2), symbol("m", 2)
+    for _ in range(60):
+        made = [n, m, 2 * n - m, n // 3, m % 4, maximum(n, m), n * m]
+        questions = []
+        for _ in range(rng.randint(1, 4)):
+            x, y = rng.choice(made), rng.choice([*made, rng.randint(0, 9)])
+            questions.append((rng.choice(["lt", "le", "eq", "ne", "gt", "ge", "bool"]), x, y))
+
+        def answers(n: int, m: int, questions: list[Any] = questions) -> list[bool]:
+            values = {"n": n, "m": m}
+            return [_asked(k, evaluate(x, values), evaluate(y, values)) for k, x, y in questions]
+
+        at = {"n": rng.randint(2, 12), "m": rng.randint(2, 12)}
+        with deciding(at) as decisions:
+            found = [_asked(kind, x, y) for kind, x, y in questions]
+        assert found == answers(**at) and not decisions.pins
+        for a in range(2, 13):
+            for b in range(2, 13):
+                holds = all(g.holds({"n": a, "m": b}) for g in decisions.guards)
+                assert holds == (answers(a, b) == found)
+
+
+def _asked(kind: str, x: Any, y: Any) -> bool:
+    if kind == "bool":
+        return bool(x)
+    symbolic = {"lt": "__lt__", "le": "__le__", "gt": "__gt__", "ge": "__ge__"}
+    if kind in symbolic:
+        return bool(getattr(x, symbolic[kind])(y))
+    return bool(x == y) if kind == "eq" else bool(x != y)
+
+
+def test_numbers_are_pins_with_the_line_that_asked() -> None:
+    n = symbol("n", 2)
+    with deciding({"n": 6}) as decisions:
+        assert int(n // 2) == 3 and float(n) == 6.0 and n / 4 == 1.5 and 3.0 * n == 18.0
+        assert list(range(n)) == list(range(6)) and n**-1 == 1 / 6 and n**2 == n * n
+    assert set(map(str, decisions.pins)) == {"((n) // (2))", "n"}
+    assert all(place.file.endswith("test_dynamic.py") for place in decisions.pins.values())
+    assert [g for g in decisions.guards if not g.holds({"n": 7})]
+
+
+def test_rules_state_and_are_refused_at_the_call() -> None:
+    n = symbol("n", 2)
+    with deciding({"n": 6}) as decisions:
+        require(less_equal(n, 9), lambda: ShapeError("op", "too long"))
+        with pytest.raises(ShapeError, match="not four"):
+            require(equal(n, 4), lambda: ShapeError("op", "not four"))
+    assert list(decisions.guards) == [less_equal(n, 9)]
