@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -304,6 +305,31 @@ def test_apply_gives_a_list() -> None:
     (total,) = apply(Add(), mge.tensor([1.0]), mge.tensor([2.0]))
     assert total.tolist() == [3.0]
     assert apply(F.topk, mge.tensor([[1.0, 2.0]]), 1)[0].tolist() == [[2.0]]
+
+
+def test_functions_stand_where_early_versions_had_them() -> None:
+    install()
+    try:
+        check_early_places()
+    finally:
+        uninstall()
+    assert not hasattr(mge.functional, "interpolate") and hasattr(mge.functional.nn, "interpolate")
+
+
+def check_early_places() -> None:
+    functional, random = (
+        importlib.import_module(f"megengine.{n}") for n in ("functional", "random")
+    )
+    x = mge.tensor(np.arange(4, dtype="float32").reshape(1, 1, 2, 2))
+    assert functional.interpolate(x, scale_factor=2).shape == (1, 1, 4, 4)
+    boxes = mge.tensor([[0.0, 0.0, 1.0, 1.0], [0.0, 0.0, 1.0, 1.0]])
+    assert functional.nms(boxes, mge.tensor([0.5, 0.75]), 0.5).tolist() == [1]
+    rois = mge.tensor([[0.0, 0.0, 0.0, 2.0, 2.0]])
+    assert functional.roi_align(x, rois, (1, 1)).shape == (1, 1, 1, 1)
+    assert functional.cross_entropy(x[0, 0], mge.tensor([1, 1])).item() == pytest.approx(0.3132617)
+    assert functional.square_loss(x, x + 2).item() == 4.0
+    drawn = random.gaussian(shape=[1000, 2], mean=3, std=0.5)
+    assert drawn.shape == (1000, 2) and abs(drawn.mean().item() - 3) < 0.1
 
 
 def test_top_level_names_that_programs_use() -> None:

@@ -65,6 +65,13 @@ _GUESTS = {
     },
     "device": {"CompNode": "engine.devices"},
     "distributed": {"get_free_ports": f"{_MEGENGINE}.internals"},
+    "functional": {
+        **dict.fromkeys(("interpolate", "nms", "roi_align", "roi_pooling"), "functional.vision"),
+        **dict.fromkeys(
+            ("binary_cross_entropy", "cross_entropy", "hinge_loss", "l1_loss", "square_loss"),
+            "functional.loss",
+        ),
+    },
     "functional.elemwise": {
         "Elemwise": f"{_MEGENGINE}.builtin",
         "_elemwise_multi_type": f"{_MEGENGINE}.switches:multi_type",
@@ -109,13 +116,15 @@ _GUESTS = {
             "Sharpen",
         )
     },
+    "random": {"gaussian": f"{_MEGENGINE}.switches"},
     "tensor": {"tensor": ""},
     "utils.custom_op_tools": {"_get_default_build_root": f"{_MEGENGINE}.switches"},
     "utils.module_stats": {"hook_modules": "utils.module_stats_rules:HOOKED"},
     "traced_module.node": {"NodeMixin": "traced_module.node:Node"},
     "traced_module.traced_module": {"trace_module": "traced_module"},
 }
-"""Names that MegEngine has in modules whose namesakes here lack them, and where they are."""
+"""Names that MegEngine has, or early versions had, in modules whose namesakes here lack them, and
+where they are."""
 
 
 def _real(fullname: str) -> ModuleType:

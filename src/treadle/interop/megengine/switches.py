@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from treadle import config
+from treadle import config, random
 from treadle.base.env import CUSTOM_OP_DIR, cache_directory
 from treadle.interop.megengine.builtin import MEMBERS
 from treadle.module.module import Module, expand
@@ -30,6 +30,11 @@ def multi_type(*args: Any, mode: str, dtype: Any = None) -> Tensor:
     """An elementwise function of quantized tensors by MegEngine's name of its mode."""
     found: Tensor = MEMBERS["ElemwiseMultiType"](mode=mode, dtype=dtype)(*args)[0]
     return found
+
+
+def gaussian(shape: Any, mean: float = 0, std: float = 1) -> Tensor:
+    """Normal numbers of a shape, as MegEngine had them before 1.0."""
+    return random.normal(mean, std, shape)
 
 
 def _expand_structure(prefix: str, obj: Any) -> list[tuple[str, Any]]:
@@ -61,6 +66,7 @@ __all__ = [
     "_is_module",
     "_is_parameter",
     "_is_tensor",
+    "gaussian",
     "get_auto_format_convert",
     "multi_type",
     "set_auto_format_convert",
