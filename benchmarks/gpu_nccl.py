@@ -17,7 +17,7 @@ from typing import Any
 import treadle.distributed as dist
 from treadle.backends.cuda.libraries import channels
 from treadle.device import get_device_count
-from treadle.engine.devices import resolve
+from treadle.engine.devices.names import resolve
 from treadle.runtime.comm import groups
 
 SIZES = (("4 KiB", 1 << 12), ("1 MiB", 1 << 20), ("64 MiB", 1 << 26), ("256 MiB", 1 << 28))

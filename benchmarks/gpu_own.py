@@ -23,7 +23,7 @@ import treadle as mge
 import treadle.functional as F
 from treadle.autodiff import GradManager
 from treadle.base.env import CUDA_GRAPHS
-from treadle.engine.devices import resolve
+from treadle.engine.devices.names import resolve
 
 LOSSES = 5
 BLOCK = 10

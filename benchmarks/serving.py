@@ -32,7 +32,7 @@ from peer_own import load, tensor
 from workloads import WORKLOADS, data_of
 
 from treadle import jit
-from treadle.engine.package import read_models
+from treadle.engine.package.models import read_models
 from treadle.engine.pipeline import Stages
 
 WARM_UP = 20

@@ -26,7 +26,7 @@ import treadle as mge
 import treadle.functional as F
 import treadle.module as M
 from treadle.deploy import compile_offline
-from treadle.engine.package import read_models, write_models
+from treadle.engine.package.models import read_models, write_models
 
 RUN = """
 from treadle.lite import LiteNetwork

@@ -16,7 +16,7 @@ from treadle.backends import measuring
 from treadle.backends.codegen import tuned
 from treadle.backends.program import MeasuringCompiler
 from treadle.base import log
-from treadle.engine.homes import find_compiler
+from treadle.engine.devices.placement import find_compiler
 from treadle.engine.options import Options
 from treadle.runtime.synchronous import SYNCHRONOUS
 from treadle.utils.network import set_symbolic_shape

@@ -18,7 +18,7 @@ import treadle.functional as F
 from treadle import device as D
 from treadle.autodiff import GradManager
 from treadle.base.errors import DeviceError
-from treadle.engine import devices
+from treadle.engine.devices import names as devices
 
 NO_GPU = devices.device_count("gpu") == 0
 needs_no_gpu = pytest.mark.skipif(not NO_GPU, reason="asserts what happens without a GPU")

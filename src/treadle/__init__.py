@@ -62,9 +62,9 @@ if TYPE_CHECKING:
         set_default_device,
         set_prealloc_config,
     )
-    from treadle.engine import lifetime
-    from treadle.engine.fallback import fallback, fallback_report
-    from treadle.engine.forced import force
+    from treadle.engine.devices import lifetime
+    from treadle.engine.eager.fallback import fallback, fallback_report
+    from treadle.engine.eager.forced import force
     from treadle.engine.reports import report
     from treadle.jit.decisions import explain
     from treadle.logger import enable_debug_log, get_logger, set_log_file, set_log_level
@@ -202,8 +202,8 @@ _MEMBERS = {
         "set_default_device",
         "set_prealloc_config",
     ),
-    "treadle.engine.fallback": ("fallback", "fallback_report"),
-    "treadle.engine.forced": ("force",),
+    "treadle.engine.eager.fallback": ("fallback", "fallback_report"),
+    "treadle.engine.eager.forced": ("force",),
     "treadle.engine.reports": ("report",),
     "treadle.interop.megengine.internals": ("core", "version"),
     "treadle.jit.decisions": ("explain",),
@@ -222,10 +222,10 @@ _LATER: dict[str, tuple[str, str]] = {
     # The same class, under the name that reads well in a call: `treadle.tensor([1.0, 2.0])`.
     "tensor": ("treadle.tensor", "Tensor"),
     # Private in MegEngine too, but programs and tests call them.
-    "_atexit": ("treadle.engine.lifetime", "at_exit"),
-    "_exit": ("treadle.engine.lifetime", "leave"),
-    "_full_sync": ("treadle.engine.lifetime", "synchronize"),
-    "_sync": ("treadle.engine.lifetime", "synchronize"),
+    "_atexit": ("treadle.engine.devices.lifetime", "at_exit"),
+    "_exit": ("treadle.engine.devices.lifetime", "leave"),
+    "_full_sync": ("treadle.engine.devices.lifetime", "synchronize"),
+    "_sync": ("treadle.engine.devices.lifetime", "synchronize"),
 }
 """Where each name is: a module, and what it is called there; the module itself if nothing."""
 

@@ -18,8 +18,8 @@ import numpy as np
 from treadle.backends import registry
 from treadle.base.errors import DeviceError
 from treadle.base.log import tell_no_effect
-from treadle.engine import devices as _devices
-from treadle.engine.choice import kernels_of
+from treadle.engine.devices import names as _devices
+from treadle.engine.eager.choice import kernels_of
 from treadle.ops.op import REGISTRY
 from treadle.runtime.api import CachingDevice
 from treadle.runtime.array import DeviceArray

@@ -23,10 +23,10 @@ from treadle.base.qparams import QParams, create_qparams
 from treadle.base.quantized import quantized_type_of
 from treadle.base.tree import flatten, unflatten
 from treadle.base.types import TensorType
-from treadle.engine.devices import CompNode, default_device, resolve
-from treadle.engine.dispatch import EagerType, Launch, eager_type, lookup, run, run_nullary, type_of
-from treadle.engine.handle_members import HandleMembers
-from treadle.engine.hostdata import as_scalar_array, exported, host_data
+from treadle.engine.devices.names import CompNode, default_device, resolve
+from treadle.engine.eager.dispatch import EagerType, eager_type, lookup, run, run_nullary, type_of
+from treadle.engine.eager.handle_members import HandleMembers
+from treadle.engine.eager.hostdata import as_scalar_array, exported, host_data
 from treadle.ops import elementwise as ew
 from treadle.ops import indexing, logic
 from treadle.ops.matmul import Matmul
@@ -515,7 +515,7 @@ def _reflected(op: Op, method: Callable[[Tensor, Any], Tensor]) -> Callable[[Ten
 
 
 _MATMUL = Matmul()
-_TABLES: dict[str, dict[tuple[EagerType, EagerType], tuple[Launch, EagerType]]] = {}
+_TABLES: dict[str, dict[tuple[EagerType, EagerType], tuple[Callable[..., Any], EagerType]]] = {}
 
 
 def _literal(kind: EagerType, value: Any) -> Tensor | None:

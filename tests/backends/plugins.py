@@ -13,7 +13,8 @@ from tests.backends.toy_backend import Toy
 import treadle as mge
 from treadle.backends import registry
 from treadle.base.log import get_logger
-from treadle.engine import devices, fallback
+from treadle.engine.devices import names as devices
+from treadle.engine.eager import fallback
 
 OFFERED: dict[str, Any] = {}
 """Objects that plug-in modules hand over as their `backend`, by plug-in."""

@@ -14,8 +14,8 @@ import treadle as mge
 import treadle.functional as F
 from treadle.backends.api import Kernel, Support, no, yes
 from treadle.base.errors import DeviceError, OutOfMemory, UnsupportedOp
-from treadle.engine import dispatch
-from treadle.engine.devices import resolve
+from treadle.engine.devices.names import resolve
+from treadle.engine.eager import dispatch
 from treadle.ops.elementwise import Add
 from treadle.ops.matmul import Matmul
 

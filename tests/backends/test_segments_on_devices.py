@@ -21,7 +21,7 @@ from treadle.backends.segments import Rates
 from treadle.base.errors import CompileError
 from treadle.engine import cost
 from treadle.engine.cost import Link, Links, links_of
-from treadle.engine.devices import resolve
+from treadle.engine.devices.names import resolve
 from treadle.engine.execute import DeviceExecutor
 from treadle.engine.options import Options
 from treadle.engine.pipeline import Stages

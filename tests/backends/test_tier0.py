@@ -19,7 +19,7 @@ from treadle import random as R
 from treadle.autodiff import GradManager
 from treadle.backends.api import Availability
 from treadle.base.errors import DeviceError, OutOfMemory
-from treadle.engine import devices
+from treadle.engine.devices import names as devices
 
 RNG = np.random.default_rng(0)
 IMAGES = RNG.standard_normal((8, 1, 8, 8)).astype(np.float32)

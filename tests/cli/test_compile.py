@@ -13,8 +13,8 @@ import treadle as mge
 import treadle.functional as F
 from treadle import jit
 from treadle.cli import main
-from treadle.engine.native_part import NativePart
-from treadle.engine.package import Model, read_models
+from treadle.engine.package.models import Model, read_models
+from treadle.engine.package.native_part import NativePart
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from tests.serialization.test_directories import safetensors
 import treadle as mge
 import treadle.module as M
 from treadle.cli import main
-from treadle.engine.package import Runner, read_models
+from treadle.engine.package.models import Runner, read_models
 
 NETS = '''
 """Networks of the tests of `treadle convert`."""

@@ -16,7 +16,7 @@ import treadle.functional as F
 from treadle import jit
 from treadle.base.version import VERSION
 from treadle.cli import main
-from treadle.engine.package import read_models, write_models
+from treadle.engine.package.models import read_models, write_models
 
 KERNELS = np.random.default_rng(0).standard_normal((4, 3, 3, 3)).astype(np.float32)
 Capture = pytest.CaptureFixture[str]

@@ -15,7 +15,7 @@ from onnx import helper  # noqa: E402
 from tests.interop.onnx import models  # noqa: E402
 
 from treadle.cli import main  # noqa: E402
-from treadle.engine.package import read_models  # noqa: E402
+from treadle.engine.package.models import read_models  # noqa: E402
 
 Capture = pytest.CaptureFixture[str]
 

@@ -15,7 +15,7 @@ import treadle.functional as F
 from treadle import jit
 from treadle.cli import main
 from treadle.cli.run import trial
-from treadle.engine.package import read_models, write_models
+from treadle.engine.package.models import read_models, write_models
 
 Capture = pytest.CaptureFixture[str]
 

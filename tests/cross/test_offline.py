@@ -18,8 +18,8 @@ import treadle as mge
 from treadle.backends.cpu.native import LAYOUT
 from treadle.backends.cpu.shipped import prefix_of
 from treadle.deploy import compile_offline
-from treadle.engine.native_part import NativePart
-from treadle.engine.package import read_models, write_models
+from treadle.engine.package.models import read_models, write_models
+from treadle.engine.package.native_part import NativePart
 
 pytestmark = pytest.mark.cross
 SHAPES = [(1, 3, 16, 16), (2, 3, 20, 12)]

@@ -25,9 +25,9 @@ from treadle.base.dtype import as_dtype, float32
 from treadle.base.errors import TreadleError
 from treadle.base.types import TensorType
 from treadle.deploy import write_library
-from treadle.engine.homes import find_compiler
+from treadle.engine.devices.placement import find_compiler
 from treadle.engine.options import Options
-from treadle.engine.package import Model
+from treadle.engine.package.models import Model
 from treadle.engine.pipeline import Stages
 from treadle.graph.builder import trace_body
 from treadle.jit.capture import capture

@@ -9,7 +9,7 @@ import numpy as np
 import treadle as mge
 import treadle.functional as F
 import treadle.module as M
-from treadle.engine.package import Model
+from treadle.engine.package.models import Model
 from treadle.jit.capture import capture
 from treadle.jit.dump import Ends, argument_names, model_of
 

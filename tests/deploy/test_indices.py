@@ -17,8 +17,8 @@ from treadle import jit
 from treadle.backends.cpu import host
 from treadle.base.errors import IndexRangeError
 from treadle.deploy import compile_offline, write_library
-from treadle.engine.offline import load_offline
-from treadle.engine.package import Model, read_models, write_models
+from treadle.engine.package.models import Model, read_models, write_models
+from treadle.engine.package.offline import load_offline
 from treadle.lite import LiteNetwork
 from treadle.serve.models import load_compiled, load_model
 

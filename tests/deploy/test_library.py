@@ -13,7 +13,7 @@ import treadle as mge
 import treadle.functional as F
 from treadle.base.errors import CompileError
 from treadle.deploy import compiler_command, write_library
-from treadle.engine.package import Model
+from treadle.engine.package.models import Model
 from treadle.jit.capture import capture
 from treadle.jit.dump import Ends, argument_names, model_of
 

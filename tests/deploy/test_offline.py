@@ -32,10 +32,10 @@ from treadle.base.errors import (
 from treadle.base.symbol import symbol
 from treadle.base.types import TensorType
 from treadle.deploy import compile_offline, load_offline
-from treadle.engine import native_part
-from treadle.engine.homes import find_compiler
+from treadle.engine.devices.placement import find_compiler
 from treadle.engine.options import Options
-from treadle.engine.package import Model, Runner, read_models, write_models
+from treadle.engine.package import native_part
+from treadle.engine.package.models import Model, Runner, read_models, write_models
 from treadle.engine.pipeline import Stages
 from treadle.graph.builder import trace_body
 from treadle.graph.retype import retyped
@@ -100,10 +100,10 @@ ELSEWHERE = """
     import sys
     sys.modules["llvmlite"] = None
     import numpy as np
-    from treadle.engine.offline import load_offline
+    from treadle.engine.package.offline import load_offline
     model = load_offline(sys.argv[1])
     np.save(sys.argv[2], model.run([np.load(sys.argv[3])])["label"])
-    heavy = ("generators", "engine.stages", "engine.pipeline", "graph.parser", "engine.package")
+    heavy = ("generators", "engine.stages", "engine.pipeline", "graph.parser", "package.models")
     print(*[name for name in sys.modules if name.endswith(heavy)])
 """
 
@@ -233,7 +233,7 @@ SAME = """
     import sys
     from tests.deploy.networks import image, network, traced
     from treadle.deploy import compile_offline
-    from treadle.engine.package import write_models
+    from treadle.engine.package.models import write_models
     shapes = eval(sys.argv[2])
     model = traced(network(), image(*shapes[1]))
     write_models(sys.argv[1], [compile_offline(model, [{"image": s} for s in shapes])], "test")

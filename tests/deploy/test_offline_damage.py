@@ -24,7 +24,7 @@ from treadle.base.files.container import header_bytes, read_header
 from treadle.base.files.source import open_source
 from treadle.cli.info.description import described
 from treadle.deploy import compile_offline, load_offline
-from treadle.engine.package import read_models, write_models
+from treadle.engine.package.models import read_models, write_models
 
 MUTATIONS = int(os.environ.get("TREADLE_MUTATIONS", "2000"))
 _EXTRA = 1 << 30

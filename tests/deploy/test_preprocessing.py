@@ -18,7 +18,7 @@ from treadle.deploy.preprocessing import (
     read_preprocessing,
     with_preprocessing,
 )
-from treadle.engine.package import Model, Runner
+from treadle.engine.package.models import Model, Runner
 from treadle.graph.ir import Graph, Value
 
 Array = np.ndarray[Any, Any]

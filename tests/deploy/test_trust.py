@@ -30,7 +30,7 @@ from treadle.base.types import TensorType
 from treadle.cli import main
 from treadle.deploy import compile_offline, load_offline
 from treadle.engine import segments
-from treadle.engine.package import Model, Runner, read_models, write_models
+from treadle.engine.package.models import Model, Runner, read_models, write_models
 from treadle.graph.builder import trace_body
 from treadle.lite import LiteNetwork
 from treadle.ops import custom
@@ -303,7 +303,7 @@ def test_it_runs_there_in_lite_without_a_compiler(signed: Path, pair: Path, tmp_
         network.forward()
         network.wait()
         np.save(sys.argv[3], network.get_io_tensor("label").to_numpy())
-        print("treadle.engine.package" in sys.modules)
+        print("treadle.engine.package.models" in sys.modules)
     """
     np.save(tmp_path / "x.npy", X)
     there = {

@@ -13,7 +13,7 @@ from tests.backends.toy_backend import elementwise
 
 import treadle
 from treadle.engine.artifacts import Captured, Optimized, Partitioned, Planned, Prepared
-from treadle.engine.devices import CompNode
+from treadle.engine.devices.names import CompNode
 from treadle.engine.execute import Stepwise
 from treadle.engine.options import Options
 from treadle.engine.pipeline import Stages

@@ -14,7 +14,7 @@ import treadle.module as M
 from treadle.autodiff import GradManager
 from treadle.backends.cpu import pool
 from treadle.backends.program import Lowered
-from treadle.engine.homes import find_compiler
+from treadle.engine.devices.placement import find_compiler
 from treadle.engine.options import Options
 from treadle.graph.ir import Graph
 from treadle.ops.fused import Fused

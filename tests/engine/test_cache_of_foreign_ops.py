@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from treadle.engine.cache import key_of
-from treadle.engine.homes import find_compiler
+from treadle.engine.devices.placement import find_compiler
 from treadle.engine.options import Options
 from treadle.engine.plan import Interface
 from treadle.graph.ir import Graph

@@ -18,9 +18,9 @@ import treadle.module as M
 from treadle.backends.api import Availability, Backend, Kernel, Support, no
 from treadle.base.errors import DeviceError, TraceError, UnsupportedOp
 from treadle.base.log import get_logger
-from treadle.engine import dispatch
-from treadle.engine.devices import resolve
-from treadle.engine.forced import mistakes
+from treadle.engine.devices.names import resolve
+from treadle.engine.eager import dispatch
+from treadle.engine.eager.forced import mistakes
 from treadle.ops.elementwise import Add
 from treadle.runtime.array import DeviceArray
 

@@ -9,8 +9,8 @@ from tests.backends.plugins import Plugins
 import treadle as mge
 from treadle.backends import registry
 from treadle.base.errors import DeviceError
-from treadle.engine import devices
-from treadle.engine.devices import Name, parse, resolve
+from treadle.engine.devices import names as devices
+from treadle.engine.devices.names import Name, parse, resolve
 from treadle.runtime.api import DeviceInfo
 
 

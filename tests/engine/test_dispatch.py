@@ -20,10 +20,10 @@ from treadle.base.errors import (
     ShapeError,
     UnsupportedOp,
 )
-from treadle.engine import dispatch
-from treadle.engine.choice import Decision
-from treadle.engine.devices import resolve
-from treadle.engine.failures import explain
+from treadle.engine.devices.names import resolve
+from treadle.engine.eager import dispatch
+from treadle.engine.eager.choice import Decision
+from treadle.engine.eager.failures import explain
 from treadle.ops.elementwise import Add
 from treadle.ops.matmul import Matmul
 from treadle.ops.movement import Reshape

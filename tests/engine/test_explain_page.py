@@ -23,7 +23,7 @@ from tests.engine.workloads import mlp_step
 import treadle as mge
 import treadle.functional as F
 from treadle.base.errors import EngineError
-from treadle.engine.devices import CompNode
+from treadle.engine.devices.names import CompNode
 from treadle.engine.explain.boxes import Known, sheet
 from treadle.engine.explain.columns import in_columns, in_order
 from treadle.engine.explain.families import FAMILIES, family_of

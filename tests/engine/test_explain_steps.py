@@ -14,9 +14,9 @@ import treadle as mge
 from treadle.backends.program import Address, Lowered, Run
 from treadle.base import dtype as dt
 from treadle.base.types import TensorType
+from treadle.engine.devices.placement import find_compiler
 from treadle.engine.explain.plan import plan_text
 from treadle.engine.explain.steps import StepMemory, memory_table, steps_memory, totals
-from treadle.engine.homes import find_compiler
 from treadle.engine.options import Options
 from treadle.engine.pipeline import Stages
 from treadle.engine.plan import Plan

@@ -13,7 +13,7 @@ from tests.backends.toy_backend import kernel
 import treadle as mge
 import treadle.functional as F
 from treadle.base.errors import DeviceError, UnsupportedOp
-from treadle.engine import fallback
+from treadle.engine.eager import fallback
 
 
 def test_warns_once_for_each_op(plugins: Plugins) -> None:

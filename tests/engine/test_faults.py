@@ -27,7 +27,7 @@ from treadle.base.errors import (
     OutOfMemory,
     UnsupportedOp,
 )
-from treadle.engine.devices import resolve
+from treadle.engine.devices.names import resolve
 
 
 def device_of(backend: Any) -> LateDevice:

@@ -10,7 +10,8 @@ import pytest
 from tests.engine.workloads import f32, gpt_step, mlp_step
 
 from treadle.base.errors import EngineError
-from treadle.engine import cache, homes
+from treadle.engine import cache
+from treadle.engine.devices import placement
 from treadle.engine.fusion_switch import KINDS, graph_fusions
 from treadle.engine.options import Options
 from treadle.engine.pipeline import Stages
@@ -80,7 +81,7 @@ def test_the_environment_names_a_file(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_contents_are_part_of_a_program_s_name(tmp_path: Path) -> None:
-    graph, compiler = mlp_step(2, (3, 2)), homes.find_compiler(Options())
+    graph, compiler = mlp_step(2, (3, 2)), placement.find_compiler(Options())
     names = set()
     for kind in KINDS:  # One path, other contents.
         options = Options(fusion_switch=written(tmp_path, {"Fusion": {kind: "off"}}))

@@ -12,10 +12,10 @@ import pytest
 import treadle as mge
 from treadle.backends.program import Host
 from treadle.base.errors import GraphError
+from treadle.engine.cache import settings, shared
 from treadle.engine.compile.buckets import overlapped
 from treadle.engine.compile.order import Task
 from treadle.engine.compile.work import Work
-from treadle.engine.consent import settings, shared
 from treadle.engine.execute.reductions import Reductions
 from treadle.engine.options import Options
 from treadle.engine.plan import FINISH, START, HostTask

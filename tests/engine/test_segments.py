@@ -17,7 +17,7 @@ from tests.engine.workloads import arrays, f32
 from treadle.backends import registry
 from treadle.backends.segments import judged, seal, unseal
 from treadle.base.errors import CompileError, LoadError
-from treadle.engine.homes import engines_of
+from treadle.engine.devices.placement import engines_of
 from treadle.engine.options import Options, engines
 from treadle.engine.partitions import Partition, told
 from treadle.engine.pipeline import Stages

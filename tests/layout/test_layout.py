@@ -45,10 +45,10 @@ _BREAKS = [
     ),
     ("misplaced.py", "import math", "Data flows one way", "- treadle.misplaced"),
     (
-        "engine/dispatch.py",
+        "engine/eager/dispatch.py",
         "import treadle.backends.reference",
         "The engine and all above",
-        "engine.dispatch -> treadle.backends.reference",
+        "engine.eager.dispatch -> treadle.backends.reference",
     ),
     (
         "backends/api.py",

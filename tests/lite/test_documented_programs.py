@@ -15,7 +15,7 @@ import treadle.functional as F
 import treadle.module as M
 from treadle import jit
 from treadle.deploy import compile_offline
-from treadle.engine.package import read_models, write_models
+from treadle.engine.package.models import read_models, write_models
 from treadle.lite import (
     LiteBackend,
     LiteConfig,

@@ -15,7 +15,7 @@ import treadle.functional as F
 import treadle.module as M
 from treadle import jit, lite
 from treadle.base.errors import CheckpointError, TreadleError
-from treadle.engine.package import read_models
+from treadle.engine.package.models import read_models
 from treadle.lite import (
     LiteConfig,
     LiteDataType,

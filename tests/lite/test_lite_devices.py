@@ -13,7 +13,7 @@ from tests.backends.toy_backend import elementwise
 import treadle as mge
 import treadle.functional as F
 from treadle import jit
-from treadle.engine.devices import resolve
+from treadle.engine.devices.names import resolve
 from treadle.lite import (
     LiteConfig,
     LiteDeviceType,

@@ -26,7 +26,7 @@ from treadle.base.dtype import as_dtype
 from treadle.base.version import VERSION
 from treadle.cli import main
 from treadle.deploy import compile_offline
-from treadle.engine.package import read_models, write_models
+from treadle.engine.package.models import read_models, write_models
 from treadle.jit import trace
 
 X = np.random.default_rng(0).random((4, 3, 32, 32), np.float32)

@@ -20,7 +20,7 @@ import treadle.module as M
 from treadle import jit
 from treadle.base.errors import DTypeError, ShapeError, TreadleError
 from treadle.deploy import compile_offline
-from treadle.engine.package import Model, read_models, write_models
+from treadle.engine.package.models import Model, read_models, write_models
 from treadle.lite import (
     LiteConfig,
     LiteGlobal,

@@ -12,7 +12,7 @@ from treadle.amp.precision import precision
 from treadle.base import dtype as dt
 from treadle.base.errors import GraphError
 from treadle.base.types import TensorType
-from treadle.engine.package import Model, Runner
+from treadle.engine.package.models import Model, Runner
 from treadle.engine.pipeline import Stages
 from treadle.graph.builder import GraphBuilder, trace_body
 from treadle.graph.ir import Graph, regions_of

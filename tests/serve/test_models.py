@@ -14,8 +14,8 @@ import treadle.module as M
 from treadle import jit
 from treadle.base.errors import LoadError
 from treadle.deploy import compile_offline
-from treadle.engine.offline import load_offline
-from treadle.engine.package import Model, read_models, write_models
+from treadle.engine.package.models import Model, read_models, write_models
+from treadle.engine.package.offline import load_offline
 from treadle.serve import ServedModel, load_compiled, load_model
 from treadle.serve.protocol import Refusal
 

@@ -22,7 +22,7 @@ from treadle import jit
 from treadle.cli import main
 from treadle.cli import serve as cli
 from treadle.deploy import compile_offline
-from treadle.engine.package import read_models, write_models
+from treadle.engine.package.models import read_models, write_models
 from treadle.serve.server import bind
 
 

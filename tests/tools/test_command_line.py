@@ -15,7 +15,7 @@ import treadle as mge
 import treadle.functional as F
 import treadle.module as M
 from treadle import jit
-from treadle.engine.package import read_models
+from treadle.engine.package.models import read_models
 from treadle.tools import (
     accuracy_shake_var_tree,
     benchmark_op,
@@ -66,7 +66,7 @@ def test_a_model_is_run_and_checked(model: Path, capsys: Any) -> None:
 def test_wrong_results_are_found(model: Path, tmp_path: Path, capsys: Any) -> None:
     from dataclasses import replace
 
-    from treadle.engine.package import Case, write_models
+    from treadle.engine.package.models import Case, write_models
 
     [good] = read_models(model)
     case = good.cases[0]

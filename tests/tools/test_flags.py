@@ -21,7 +21,7 @@ from treadle.backends.cpu import tuning
 from treadle.base.env import NUM_THREADS
 from treadle.base.errors import CheckpointError
 from treadle.engine.options import Options
-from treadle.engine.package import read_models
+from treadle.engine.package.models import read_models
 from treadle.lite import LiteExtraConfig, LiteGlobal, LiteNetwork
 from treadle.lite import globals as globals_of_lite
 from treadle.tools import load_and_run

@@ -188,7 +188,7 @@ def test_record_only_computes_nothing() -> None:
 
 
 def test_cases_are_kept_with_the_model(tmp_path: Path) -> None:
-    from treadle.engine.package import read_models
+    from treadle.engine.package.models import read_models
 
     np.save(tmp_path / "x.npy", A)
     f = jit.trace(lambda x: x * 2, capture_as_const=True)
@@ -206,7 +206,7 @@ def test_cases_are_kept_with_the_model(tmp_path: Path) -> None:
 
 
 def test_append_adds_a_model(tmp_path: Path) -> None:
-    from treadle.engine.package import read_models
+    from treadle.engine.package.models import read_models
 
     f = jit.trace(lambda x: x * 2, capture_as_const=True)
     f(mge.tensor(A))

@@ -12,7 +12,7 @@ from tests.zoo.ways import Array, Found, gap, least
 
 import treadle as mge
 from treadle.cli.models.onnx import from_onnx
-from treadle.engine.package import write_models
+from treadle.engine.package.models import write_models
 from treadle.interop.onnx import load
 from treadle.utils.comp_graph_tools import GraphInference
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 import treadle as mge
-from treadle.engine.package import write_models
+from treadle.engine.package.models import write_models
 from treadle.interop.torch import from_exported, left_to_torch
 from treadle.jit.capture import capture
 from treadle.jit.dump import Ends, argument_names, model_of

@@ -15,7 +15,7 @@ from treadle.array_api import dtypes
 from treadle.array_api.dtypes import NumpyType
 from treadle.base import late
 from treadle.base.dtype import as_dtype
-from treadle.engine.devices import CompNode, default_device, resolve
+from treadle.engine.devices.names import CompNode, default_device, resolve
 from treadle.ops.complex_parts import ImagPart, MakeComplex, RealPart
 from treadle.ops.creation import Full
 from treadle.ops.elementwise import Cast

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from treadle.array_api import dtypes
-from treadle.engine.devices import CompNode, default_device, resolve
+from treadle.engine.devices.names import CompNode, default_device, resolve
 
 
 class Info:

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import Any, SupportsIndex, overload
 
 from treadle.base.errors import OutOfMemory
-from treadle.engine.devices import default_device
-from treadle.engine.dispatch import EagerType, run
+from treadle.engine.devices.names import default_device
+from treadle.engine.eager.dispatch import EagerType, run
 from treadle.ops.op import Op
 from treadle.tensor import Tensor, wrap
 

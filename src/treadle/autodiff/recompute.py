@@ -16,7 +16,7 @@ from typing import Any, ParamSpec, TypeVar
 from treadle.autodiff.tape import Node, Saved, Tape
 from treadle.base import tree
 from treadle.base.modes import LOCAL
-from treadle.engine.dispatch import EagerType
+from treadle.engine.eager.dispatch import EagerType
 from treadle.ops.op import Op, Pullback
 from treadle.ops.reverse import Step, backpropagate
 from treadle.ops.transfer import After

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from treadle.autodiff.eviction import Keeper, Kept, Results, Values, keeper_of_recording
 from treadle.base.loc import Loc, user_location
 from treadle.base.modes import LOCAL, install
-from treadle.engine.dispatch import EagerType, Launch
+from treadle.engine.eager.dispatch import EagerType, Launch
 from treadle.ops.op import Op, Pullback
 from treadle.ops.reverse import Step
 from treadle.tensor import Tensor, execute, wrap

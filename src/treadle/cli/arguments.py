@@ -56,7 +56,7 @@ def input_names(context: typer.Context, incomplete: str) -> list[str]:
     if path is None or Path(path).suffix == ".onnx":
         return []
     from treadle.base.files.source import open_source
-    from treadle.engine.model_file import opened
+    from treadle.engine.package import opened
 
     try:
         with open_source(path) as source:

@@ -14,7 +14,7 @@ import typer
 from treadle import functional as F
 from treadle.backends.program import Limits, MeasuringCompiler, Tuned, Watched
 from treadle.base.errors import DeviceError
-from treadle.engine.homes import find_compiler
+from treadle.engine.devices.placement import find_compiler
 from treadle.engine.options import Options
 from treadle.engine.profile import RATES_SHOWN, limits_text, rates
 from treadle.engine.table import duration, lines

@@ -14,7 +14,7 @@ from treadle.base.env import SERVE_TOKEN
 from treadle.base.errors import LoadError
 from treadle.cli.models.opening import on_host, open_model, parsed_shapes
 from treadle.cli.status import Misuse, Status
-from treadle.engine.offline import OfflineModel, load_offline
+from treadle.engine.package.offline import OfflineModel, load_offline
 
 _NAMED = re.compile(
     r"(?:(?P<name>[A-Za-z0-9_.-]+)(?::(?P<version>[A-Za-z0-9_.-]+))?=)?(?P<path>.+)"

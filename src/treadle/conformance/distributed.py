@@ -17,7 +17,7 @@ from treadle.conformance.check import Array, Check, Measured, NotOffered, requir
 from treadle.conformance.subject import Subject
 from treadle.distributed import carrying
 from treadle.distributed import functional as collectives
-from treadle.engine.fallback import Policy, fallback
+from treadle.engine.eager.fallback import Policy, fallback
 from treadle.tensor import Tensor
 
 RANKS = 2

@@ -35,8 +35,8 @@ from treadle.conformance.samples import (
     require_close,
 )
 from treadle.conformance.subject import Subject
-from treadle.engine.dispatch import decision
-from treadle.engine.fallback import fallback_report
+from treadle.engine.eager.dispatch import decision
+from treadle.engine.eager.fallback import fallback_report
 from treadle.ops import REGISTRY
 from treadle.ops.families import Elementwise
 from treadle.ops.op import Op

@@ -16,7 +16,7 @@ from treadle.conformance.check import (
 )
 from treadle.conformance.device import pattern
 from treadle.conformance.subject import Subject
-from treadle.engine.dispatch import decision
+from treadle.engine.eager.dispatch import decision
 from treadle.ops.elementwise import Add, Mul
 from treadle.ops.op import Op
 from treadle.runtime.array import to_device

@@ -28,7 +28,7 @@ from treadle.conformance.samples import (
 )
 from treadle.conformance.subject import Subject
 from treadle.conformance.tolerance_table import tolerance
-from treadle.engine.dispatch import decision
+from treadle.engine.eager.dispatch import decision
 from treadle.ops import REGISTRY
 from treadle.ops.op import Op, Pullback
 from treadle.ops.sample import Sample

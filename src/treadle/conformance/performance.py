@@ -11,7 +11,7 @@ import numpy as np
 from treadle.conformance.check import Check, Measured, from_functions, require
 from treadle.conformance.subject import Subject
 from treadle.conformance.training import NETWORKS, data, on
-from treadle.engine.fallback import fallback_report
+from treadle.engine.eager.fallback import fallback_report
 from treadle.tensor import Tensor
 
 _SIZE = 1 << 24

@@ -29,7 +29,7 @@ from treadle.conformance.check import Check, CheckFailed, NotOffered
 from treadle.conformance.known import Known, find_known
 from treadle.conformance.result import Report, Result, Status
 from treadle.conformance.subject import Subject
-from treadle.engine.fallback import fallback
+from treadle.engine.eager.fallback import fallback
 
 GROUPS: Mapping[str, Callable[[Subject], Iterable[Check]]] = {
     "Purity": purity.checks,

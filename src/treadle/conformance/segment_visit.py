@@ -12,7 +12,7 @@ import numpy as np
 
 from treadle.backends import registry
 from treadle.backends.segments import SegmentEngine
-from treadle.engine.devices import resolve
+from treadle.engine.devices.names import resolve
 from treadle.runtime.array import from_host, to_host
 
 

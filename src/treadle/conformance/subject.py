@@ -15,8 +15,8 @@ from treadle.backends.registry import Entry
 from treadle.base.dtype import as_dtype
 from treadle.base.env import BACKENDS, of_child
 from treadle.conformance.check import Array, NotOffered
-from treadle.engine.devices import CompNode, resolve
-from treadle.engine.dispatch import eager_type, run, run_nullary
+from treadle.engine.devices.names import CompNode, resolve
+from treadle.engine.eager.dispatch import eager_type, run, run_nullary
 from treadle.ops.op import Op
 from treadle.runtime.array import DeviceArray, to_host
 from treadle.runtime.opened import Block, OpenDevice

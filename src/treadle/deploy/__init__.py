@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from treadle.deploy.library import Library, compiler_command, write_library
     from treadle.deploy.offline import compile_offline
-    from treadle.engine.offline import OfflineModel, load_offline
+    from treadle.engine.package.offline import OfflineModel, load_offline
 
 __all__ = [
     "Library",
@@ -23,10 +23,10 @@ __all__ = [
 ]
 _HOMES = {
     "Library": "treadle.deploy.library",
-    "OfflineModel": "treadle.engine.offline",
+    "OfflineModel": "treadle.engine.package.offline",
     "compile_offline": "treadle.deploy.offline",
     "compiler_command": "treadle.deploy.library",
-    "load_offline": "treadle.engine.offline",
+    "load_offline": "treadle.engine.package.offline",
     "write_library": "treadle.deploy.library",
 }
 

@@ -28,10 +28,10 @@ from treadle.base.env import C_COMPILER
 from treadle.base.errors import CompileError
 from treadle.base.version import VERSION
 from treadle.deploy.prepared import Weights, moved, packed, refuse, stops_of
-from treadle.engine.homes import find_compiler
-from treadle.engine.native_part import Stop
+from treadle.engine.devices.placement import find_compiler
 from treadle.engine.options import Options
-from treadle.engine.package import Model
+from treadle.engine.package.models import Model
+from treadle.engine.package.native_part import Stop
 from treadle.engine.pipeline import Stages
 from treadle.engine.plan import Plan
 from treadle.graph.ir import Value

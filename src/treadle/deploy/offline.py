@@ -1,4 +1,4 @@
-"""Models compiled into their files: the counterpart of `engine.offline`, which runs them."""
+"""Models compiled into their files; `engine.package.offline` is the counterpart that runs them."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from treadle.backends.program import Program, ShippingCompiler
 from treadle.base.errors import CompileError, ShapeError
 from treadle.base.version import VERSION
 from treadle.deploy.prepared import Weights, moved, packed, refuse, stops_of
-from treadle.engine.homes import compiling, engines_of, find_compiler
-from treadle.engine.native_part import MOST_GEARS, Gear, NativePart
+from treadle.engine.devices.placement import compiling, engines_of, find_compiler
 from treadle.engine.options import Options
-from treadle.engine.package import Model
+from treadle.engine.package.models import Model
+from treadle.engine.package.native_part import MOST_GEARS, Gear, NativePart
 from treadle.engine.partitions import Partition
 from treadle.engine.pipeline import Stages
 from treadle.engine.plan import Plan

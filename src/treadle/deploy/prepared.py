@@ -12,7 +12,7 @@ import numpy as np
 from treadle.backends.native_code import Executable
 from treadle.backends.program import Address, Program, Step
 from treadle.base.errors import CompileError
-from treadle.engine.native_part import Stop
+from treadle.engine.package.native_part import Stop
 from treadle.engine.plan import Plan, aligned, relocate
 from treadle.ops.check import CheckIndices
 from treadle.runtime.host import address, memory

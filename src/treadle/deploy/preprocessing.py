@@ -32,7 +32,7 @@ import numpy as np
 from treadle import functional as F
 from treadle.base.errors import LoadError
 from treadle.device import get_default_device
-from treadle.engine.package import Model
+from treadle.engine.package.models import Model
 from treadle.graph.ir import Graph, Node, Value, remake
 from treadle.jit.capture import capture
 from treadle.jit.dump import inference_graph

@@ -16,7 +16,7 @@ import numpy as np
 from treadle.autodiff.tape import involve, need_tape, owe
 from treadle.base.dtype import as_dtype
 from treadle.distributed.group import WORLD, Group, get_rank, get_world_size, require_processes
-from treadle.engine.devices import default_device
+from treadle.engine.devices.names import default_device
 from treadle.ops import collective as co
 from treadle.runtime.comm import groups
 from treadle.tensor import Tensor

@@ -15,7 +15,7 @@ from treadle.base.modes import LOCAL
 from treadle.distributed import carrying
 from treadle.distributed.group import WORLD, Group, check_backend, memory
 from treadle.distributed.helper import TensorFuture, kind_of, pack_allreduce_split
-from treadle.engine.dispatch import EagerType
+from treadle.engine.eager.dispatch import EagerType
 from treadle.ops.collective import AllReduce
 from treadle.runtime.comm import buckets, groups
 from treadle.runtime.comm.api import Handle

@@ -19,8 +19,8 @@ from treadle.base.log import set_log_prefix
 from treadle.device import get_device_count, set_default_device
 from treadle.distributed import carrying
 from treadle.distributed.streams import RankStream
-from treadle.engine.devices import default_device, leave_notice_to_others
-from treadle.engine.homes import find_compiler
+from treadle.engine.devices.names import default_device, leave_notice_to_others
+from treadle.engine.devices.placement import find_compiler
 from treadle.engine.options import Options
 from treadle.ops.op import Array
 from treadle.random import seed

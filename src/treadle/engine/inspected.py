@@ -11,7 +11,7 @@ from treadle.backends.program import Compiler, MeasuringCompiler
 from treadle.base.env import DUMP
 from treadle.base.errors import EngineError
 from treadle.engine.artifacts import Captured, Optimized, Planned, Prepared
-from treadle.engine.devices import CompNode, default_device
+from treadle.engine.devices.names import CompNode, default_device
 from treadle.engine.execute import DeviceExecutor, Executor, Runner, Scheduler, Stepwise, Timeline
 from treadle.engine.options import Options
 from treadle.engine.plan import Interface, Loaded, Plan

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from treadle.backends.program import Compiler
 from treadle.base.garbage import rare_collections
 from treadle.engine.artifacts import Captured, Optimized, Partitioned, Planned, Prepared
-from treadle.engine.devices import CompNode
+from treadle.engine.devices.names import CompNode
 from treadle.engine.execute import Runner
 from treadle.engine.inspected import Inspected
 from treadle.engine.options import Options

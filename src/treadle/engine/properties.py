@@ -12,9 +12,9 @@ from treadle.base import dtype as dt
 from treadle.base.dtype import DType, as_dtype
 from treadle.base.errors import TreadleError
 from treadle.base.types import TensorType
-from treadle.engine.choice import choose_on_device
-from treadle.engine.devices import CompNode
-from treadle.engine.homes import HOST, compiling, engines_of, find_compiler
+from treadle.engine.devices.names import CompNode
+from treadle.engine.devices.placement import HOST, compiling, engines_of, find_compiler
+from treadle.engine.eager.choice import choose_on_device
 from treadle.engine.options import Options
 from treadle.ops.op import REGISTRY, Op
 

@@ -8,11 +8,11 @@ from typing import Any
 
 from treadle.backends import registry
 from treadle.backends.api import Counting, DeviceInfo
-from treadle.engine import decisions, tally
-from treadle.engine.choice import Decision, told
-from treadle.engine.devices import CompNode, default_device, resolve
+from treadle.engine.devices.names import CompNode, default_device, resolve
+from treadle.engine.eager import tally
+from treadle.engine.eager.choice import Decision, made_for, told
+from treadle.engine.eager.tally import FallbackReport, Fallen, Ran, Spent
 from treadle.engine.table import duration, lines, size
-from treadle.engine.tally import FallbackReport, Fallen, Ran, Spent
 from treadle.runtime.opened import Traffic
 
 
@@ -130,7 +130,7 @@ def report(device: str | CompNode | None = None) -> DeviceReport:
         opened.info,
         {"total": total, "free": free, "allocated": opened.allocated},
         replace(opened.traffic),
-        tuple(decisions.made_for(node.logical_name)),
+        tuple(made_for(node.logical_name)),
         here,
         ran,
         counters,

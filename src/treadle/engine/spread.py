@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from treadle.base.errors import EngineError
-from treadle.engine.devices import CompNode
+from treadle.engine.devices.names import CompNode
 from treadle.graph.builder import GraphBuilder
 from treadle.graph.ir import Graph, Node, Value
 from treadle.ops.constant import Constant

@@ -16,7 +16,7 @@ from treadle.base.observer import on_change
 from treadle.base.shape import Shape, normalize_axis
 from treadle.base.spelling import none_operand
 from treadle.base.symbol import Expr
-from treadle.engine.dispatch import EagerType, Launch, eager_type, lookup
+from treadle.engine.eager.dispatch import EagerType, Launch, eager_type, lookup
 from treadle.ops.methods import as_shape
 from treadle.ops.op import Op
 from treadle.ops.operators import binary as promoted

@@ -16,8 +16,8 @@ from treadle.base.dtype import as_dtype
 from treadle.base.errors import DTypeError, ShapeError, TreadleError
 from treadle.base.quantized import quantized_type_of
 from treadle.base.symbol import Expr
-from treadle.engine.devices import default_device, resolve
-from treadle.engine.hostdata import as_host_array
+from treadle.engine.devices.names import default_device, resolve
+from treadle.engine.eager.hostdata import as_host_array
 from treadle.functional.arguments import as_tensor, extents
 from treadle.ops import creation
 from treadle.ops.op import Op

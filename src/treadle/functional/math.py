@@ -14,7 +14,7 @@ from typing import Any
 from treadle.base.dtype import bool_, int32, uint8
 from treadle.base.errors import ShapeError
 from treadle.base.quantized import BUILTIN, quantized_type
-from treadle.engine.dispatch import eager_type
+from treadle.engine.eager.dispatch import eager_type
 from treadle.functional import elemwise as ew
 from treadle.functional.arguments import (
     as_float,

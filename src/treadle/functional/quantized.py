@@ -21,7 +21,7 @@ import numpy as np
 from treadle.base.dtype import float32, int8, int32, uint8
 from treadle.base.errors import DTypeError, ShapeError
 from treadle.base.quantized import BUILTIN, QuantizedType, quantized_type
-from treadle.engine.dispatch import eager_type
+from treadle.engine.eager.dispatch import eager_type
 from treadle.functional.activation import hswish, relu, sigmoid
 from treadle.functional.arguments import both_sides, check_conv_mode, pair, stored
 from treadle.functional.conv import conv2d as float_conv2d

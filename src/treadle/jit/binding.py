@@ -14,8 +14,8 @@ from treadle.base import tree
 from treadle.base.errors import TraceError
 from treadle.base.observer import OBSERVER
 from treadle.base.types import TensorType
-from treadle.engine.devices import CompNode
-from treadle.engine.dispatch import EagerType
+from treadle.engine.devices.names import CompNode
+from treadle.engine.eager.dispatch import EagerType
 from treadle.engine.execute import Executor, Runner
 from treadle.jit.capture import payload
 from treadle.jit.captured import (

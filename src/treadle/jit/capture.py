@@ -29,10 +29,10 @@ from treadle.base.modes import LOCAL, install_capture
 from treadle.base.shape import Shape
 from treadle.base.symbol import Decisions, Dim
 from treadle.base.types import TensorType
-from treadle.engine.devices import CompNode, resolve
-from treadle.engine.dispatch import EagerType, common_device, eager_type, result_kinds
-from treadle.engine.formats import DEFAULT
-from treadle.engine.hostdata import as_scalar_array
+from treadle.engine.devices.names import CompNode, resolve
+from treadle.engine.eager.dispatch import EagerType, common_device, eager_type, result_kinds
+from treadle.engine.eager.formats import DEFAULT
+from treadle.engine.eager.hostdata import as_scalar_array
 from treadle.graph.analysis import has_effect
 from treadle.graph.builder import GraphBuilder, GraphOperand
 from treadle.graph.gradient import undifferentiable

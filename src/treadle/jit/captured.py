@@ -12,8 +12,8 @@ import numpy as np
 from treadle.base.loc import Loc
 from treadle.base.symbol import Dim, Expr
 from treadle.base.types import TensorType
-from treadle.engine.devices import CompNode
-from treadle.engine.dispatch import EagerType
+from treadle.engine.devices.names import CompNode
+from treadle.engine.eager.dispatch import EagerType
 from treadle.engine.spread import Places
 from treadle.graph.ir import Graph
 from treadle.tensor import Tensor

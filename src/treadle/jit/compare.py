@@ -19,7 +19,7 @@ from treadle.base.difference import Difference, difference, magnitude
 from treadle.base.errors import EngineError
 from treadle.base.layers import within
 from treadle.base.observer import OBSERVER, observe
-from treadle.engine.devices import CompNode
+from treadle.engine.devices.names import CompNode
 from treadle.engine.options import Options
 from treadle.engine.pipeline import Stages
 from treadle.engine.plan import Interface

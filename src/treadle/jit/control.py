@@ -13,8 +13,8 @@ from treadle.base import tree
 from treadle.base.errors import ShapeError, TraceError
 from treadle.base.modes import LOCAL
 from treadle.base.types import TensorType
-from treadle.engine.devices import resolve
-from treadle.engine.dispatch import eager_type
+from treadle.engine.devices.names import resolve
+from treadle.engine.eager.dispatch import eager_type
 from treadle.graph.builder import reordered
 from treadle.graph.gradient import differentiable
 from treadle.graph.ir import Graph, Value

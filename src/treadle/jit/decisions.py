@@ -9,10 +9,10 @@ from typing import Any
 
 from treadle.base.errors import UnsupportedOp
 from treadle.base.types import TensorType
-from treadle.engine import dispatch
-from treadle.engine.choice import Decision, told
-from treadle.engine.devices import CompNode, default_device
-from treadle.engine.forced import near
+from treadle.engine.devices.names import CompNode, default_device
+from treadle.engine.eager import dispatch
+from treadle.engine.eager.choice import Decision, told
+from treadle.engine.eager.forced import near
 from treadle.engine.options import Options
 from treadle.engine.reports import why_not
 from treadle.engine.table import lines

@@ -13,7 +13,8 @@ from treadle.base import tree
 from treadle.base.errors import TraceError
 from treadle.base.files.source import PathLike
 from treadle.base.shape import size_of
-from treadle.engine.package import Case, Model, Runner, read_models, with_segments, write_models
+from treadle.engine.package import models
+from treadle.engine.package.models import Case, Model, Runner
 from treadle.graph.analysis import live_nodes
 from treadle.graph.ir import Graph, Node, Value, constant, remake, with_types
 from treadle.jit.captured import Argument, Captured, HostValue, Output, State
@@ -225,9 +226,9 @@ def write(f: PathLike | IO[Any], model: Model, asked: Asked) -> CompGraphDumpRes
         cases,
     )
     if asked.engines:
-        whole = with_segments(whole, asked.engines)
-    before = read_models(f, allow_native=True) if asked.append and _is_there(f) else []
-    done = write_models(f, [*before, whole], "dump")
+        whole = models.with_segments(whole, asked.engines)
+    before = models.read_models(f, allow_native=True) if asked.append and _is_there(f) else []
+    done = models.write_models(f, [*before, whole], "dump")
     constants = [n for n in model.graph.nodes if isinstance(n.op, Constant)]
     return CompGraphDumpResult(
         len(model.graph.nodes) + len(model.graph.inputs),

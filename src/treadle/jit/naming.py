@@ -21,7 +21,7 @@ from treadle.base.observer import OBSERVER, observe
 from treadle.base.symbol import Decisions
 from treadle.base.tree import Tree
 from treadle.base.types import TensorType
-from treadle.engine.devices import CompNode, default_device
+from treadle.engine.devices.names import CompNode, default_device
 from treadle.graph.builder import GraphOperand
 from treadle.graph.ir import Value
 from treadle.jit.capture import Capture

@@ -9,7 +9,7 @@ from typing import Any
 
 from treadle.base.log import get_logger
 from treadle.base.modes import LOCAL
-from treadle.engine.devices import default_device
+from treadle.engine.devices.names import default_device
 from treadle.graph.ir import Graph
 from treadle.graph.silent import observers, silent
 from treadle.jit.capture import Capture

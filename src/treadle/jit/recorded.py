@@ -15,7 +15,7 @@ from treadle.autodiff.tape import Tape
 from treadle.base import tree
 from treadle.base.dtype import as_dtype
 from treadle.base.modes import LOCAL
-from treadle.engine.dispatch import eager_type
+from treadle.engine.eager.dispatch import eager_type
 from treadle.engine.options import Options
 from treadle.engine.pipeline import Stages
 from treadle.graph.gradient import is_differentiable, pullback

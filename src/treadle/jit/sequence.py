@@ -9,8 +9,8 @@ from typing import Any
 
 from treadle.base.modes import LOCAL, install_capture
 from treadle.base.symbol import Dim
-from treadle.engine.devices import CompNode
-from treadle.engine.dispatch import EagerType
+from treadle.engine.devices.names import CompNode
+from treadle.engine.eager.dispatch import EagerType
 from treadle.graph.ir import op_key
 from treadle.jit.course import Course, Given, Left, Step
 from treadle.ops.op import Op

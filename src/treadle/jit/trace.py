@@ -19,7 +19,7 @@ from treadle.base.errors import TraceError
 from treadle.base.files.source import PathLike
 from treadle.base.log import get_logger
 from treadle.base.modes import LOCAL, install_capture
-from treadle.engine.dispatch import EagerType
+from treadle.engine.eager.dispatch import EagerType
 from treadle.engine.execute import Timeline
 from treadle.engine.options import Options
 from treadle.graph.ir import Graph, Value

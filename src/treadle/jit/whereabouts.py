@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from treadle.engine.devices import CompNode, default_device
+from treadle.engine.devices.names import CompNode, default_device
 from treadle.graph.analysis import has_effect
 from treadle.graph.ir import Node, Value
 from treadle.ops.constant import Constant

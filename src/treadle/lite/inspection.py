@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from treadle.engine.package import Runner
+from treadle.engine.package.models import Runner
 from treadle.graph.evaluate import evaluate
 from treadle.graph.ir import Graph, Node
 

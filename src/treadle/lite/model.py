@@ -13,7 +13,7 @@ import numpy as np
 from treadle.base.edition import COMPILED
 from treadle.base.errors import LoadError
 from treadle.base.log import get_logger
-from treadle.engine.offline import OfflineModel, load_offline
+from treadle.engine.package.offline import OfflineModel, load_offline
 from treadle.lite.config import (
     AS_COMPILED,
     LiteConfig,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from treadle.engine.offline import OfflineModel
+from treadle.engine.package.offline import OfflineModel
 from treadle.lite.config import LiteIO
 from treadle.lite.tensor import Array, LiteLayout, Shapes
 

@@ -304,13 +304,13 @@ class LiteNetwork:
         At first as many as there are cores, or as `TREADLE_NUM_THREADS` says. Results do not depend
         on it.
         """
-        from treadle.engine.native_run import loader_of
+        from treadle.engine.package.native_run import loader_of
 
         return loader_of("cpu").get_threads()
 
     @threads_number.setter
     def threads_number(self, nr_threads: int) -> None:
-        from treadle.engine.native_run import loader_of
+        from treadle.engine.package.native_run import loader_of
 
         loader_of("cpu").set_threads(nr_threads)
 

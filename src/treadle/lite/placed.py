@@ -12,7 +12,7 @@ from treadle.backends.registry import BUILT_IN
 from treadle.base.edition import left_out
 from treadle.base.errors import DeviceError
 from treadle.base.version import LITE
-from treadle.engine.devices import CompNode, device_count, resolve
+from treadle.engine.devices.names import CompNode, device_count, resolve
 from treadle.lite.base import LiteDeviceType, device_kind
 from treadle.lite.tensor import Array, LiteLayout, LiteTensor
 from treadle.runtime.array import DeviceArray, to_device, to_host

@@ -14,9 +14,9 @@ from pathlib import Path
 from treadle.backends.codegen import tuned
 from treadle.base.errors import ShapeError, TreadleError
 from treadle.base.symbol import Dim
-from treadle.engine.devices import resolve
+from treadle.engine.devices.names import resolve
 from treadle.engine.options import Options
-from treadle.engine.package import Model, Runner, read_models, write_models
+from treadle.engine.package.models import Model, Runner, read_models, write_models
 from treadle.graph.ir import Graph, Value
 from treadle.graph.retype import retyped
 from treadle.lite.config import LiteIO, Settings

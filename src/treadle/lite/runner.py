@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from treadle.engine.options import Options
-from treadle.engine.package import Model, Runner
+from treadle.engine.package.models import Model, Runner
 from treadle.graph.ir import Graph
 from treadle.lite.config import Settings
 from treadle.lite.model import LiteModel

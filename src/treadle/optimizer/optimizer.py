@@ -18,7 +18,7 @@ from treadle.base.loc import user_location
 from treadle.base.log import get_logger
 from treadle.base.modes import capturing
 from treadle.base.spelling import Constructed
-from treadle.engine.dispatch import eager_type
+from treadle.engine.eager.dispatch import eager_type
 from treadle.tensor import Parameter, Tensor, scalar_tensor
 
 Group: TypeAlias = "dict[str, Any]"

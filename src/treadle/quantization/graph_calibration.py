@@ -18,7 +18,7 @@ from treadle.autodiff import no_grad
 from treadle.base import dtype as dt
 from treadle.base.errors import GraphError
 from treadle.base.quantized import QuantDtypeMeta
-from treadle.engine.package import Runner
+from treadle.engine.package.models import Runner
 from treadle.graph.builder import GraphBuilder, GraphOperand
 from treadle.graph.cleanup import DeadCode
 from treadle.graph.ir import Graph, Node, Value, constant_of

@@ -13,8 +13,8 @@ from treadle.base.errors import ShapeError
 from treadle.base.modes import capturing
 from treadle.base.shape import Shape
 from treadle.base.symbol import Dim, Expr
-from treadle.engine.devices import CompNode, default_device, resolve
-from treadle.engine.dispatch import eager_type
+from treadle.engine.devices.names import CompNode, default_device, resolve
+from treadle.engine.eager.dispatch import eager_type
 from treadle.ops import random as ops
 from treadle.ops.cumulative import CumSum
 from treadle.ops.distribution import Draw, RandomNormal, RandomPermutation, RandomUniform

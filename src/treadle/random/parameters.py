@@ -9,7 +9,7 @@ import numpy as np
 from treadle.base.dtype import float32
 from treadle.base.errors import ShapeError
 from treadle.base.modes import capturing
-from treadle.engine.devices import CompNode
+from treadle.engine.devices.names import CompNode
 from treadle.tensor import Tensor
 
 Size = int | tuple[int, ...] | list[int] | Tensor | None

@@ -15,8 +15,8 @@ import numpy as np
 from treadle.base import tree
 from treadle.base.errors import CheckpointError, TraceError
 from treadle.base.quantized import quantized_type_of
-from treadle.engine.devices import default_device
-from treadle.engine.dispatch import EagerType, eager_type
+from treadle.engine.devices.names import default_device
+from treadle.engine.eager.dispatch import EagerType, eager_type
 from treadle.engine.options import Options
 from treadle.graph.parser import parse
 from treadle.graph.printer import to_text

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from treadle.base.errors import IndexRangeError, LoadError, TreadleError
-from treadle.engine.offline import OfflineModel
 from treadle.engine.options import Options
-from treadle.engine.package import Model
+from treadle.engine.package.models import Model
+from treadle.engine.package.offline import OfflineModel
 from treadle.engine.pipeline import Stages
 from treadle.graph.ir import Value
 from treadle.graph.retype import retyped

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from treadle.base.errors import TreadleError
-from treadle.engine.package import Runner
+from treadle.engine.package.models import Runner
 from treadle.utils.network import Network
 
 

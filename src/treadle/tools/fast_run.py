@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from treadle.backends.measuring import MEASURING
 from treadle.backends.program import MeasuringCompiler, Tuned
-from treadle.engine.homes import find_compiler
+from treadle.engine.devices.placement import find_compiler
 from treadle.engine.options import Options
 from treadle.engine.pipeline import Stages
 from treadle.graph.ir import Graph

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from treadle.base.errors import TreadleError
-from treadle.engine.package import Runner, read_models
+from treadle.engine.package.models import Runner, read_models
 from treadle.graph.json_text import graph_json
 
 

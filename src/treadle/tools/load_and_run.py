@@ -28,7 +28,7 @@ from treadle.base.env import NUM_THREADS
 from treadle.base.errors import TreadleError
 from treadle.engine.callers import call_together
 from treadle.engine.options import Options
-from treadle.engine.package import Model, Runner, read_models, write_models
+from treadle.engine.package.models import Model, Runner, read_models, write_models
 from treadle.engine.profile import Profile
 from treadle.graph.ir import Graph
 from treadle.lite.globals import decrypted

@@ -17,7 +17,7 @@ import numpy as np
 from rich.console import Console
 
 from treadle.base.errors import TreadleError
-from treadle.engine.package import Case, Runner, read_models, write_models
+from treadle.engine.package.models import Case, Runner, read_models, write_models
 from treadle.tools.run_model import as_wanted, parsed_inputs, timed, with_batch
 
 _TEXT = ("device", "load-input-data", "profile", "input-desc", "log", "custom-op-lib", "rng")

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from treadle.engine.package import Case, Model, Runner
+from treadle.engine.package.models import Case, Model, Runner
 from treadle.graph.evaluate import evaluate
 from treadle.graph.ir import Graph, Node
 from treadle.graph.retype import retyped

@@ -18,7 +18,7 @@ from treadle.base.dtype import DType, as_dtype
 from treadle.base.errors import CheckpointError
 from treadle.base.qparams import QParams, QuantMode
 from treadle.base.quantized import QuantDtypeMeta
-from treadle.engine.devices import CompNode, resolve
+from treadle.engine.devices.names import CompNode, resolve
 from treadle.module.module import Module
 from treadle.ops import REGISTRY
 from treadle.ops.op import Op

@@ -19,7 +19,7 @@ import numpy as np
 from treadle.base.dtype import DType
 from treadle.base.errors import TraceError
 from treadle.base.qparams import QParams
-from treadle.engine.devices import CompNode
+from treadle.engine.devices.names import CompNode
 from treadle.quantization.rounding import LSQParams
 from treadle.tensor import Tensor
 

@@ -22,7 +22,7 @@ from treadle.base.errors import Divergence
 from treadle.base.loc import user_location
 from treadle.base.log import get_logger
 from treadle.base.observer import observe
-from treadle.engine.choice import choose_engine
+from treadle.engine.eager.choice import choose_engine
 from treadle.engine.replay import graph_of, write_if_asked
 from treadle.engine.table import lines
 from treadle.ops.op import Op, as_tuple

@@ -10,7 +10,7 @@ import numpy as np
 
 from treadle.base.files.source import PathLike
 from treadle.engine.execute import Timeline
-from treadle.engine.package import Runner
+from treadle.engine.package.models import Runner
 from treadle.graph.evaluate import evaluate
 from treadle.jit.inspection import profile_data
 from treadle.utils.network import Network, as_varnode, order_of

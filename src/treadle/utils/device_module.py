@@ -17,7 +17,7 @@ from treadle.backends.api import DeviceInfo, Extending, TimedEvent
 from treadle.backends.api import Event as QueueEvent
 from treadle.backends.api import Stream as Queue
 from treadle.base.errors import DeviceError
-from treadle.engine.devices import CompNode, default_device, resolve
+from treadle.engine.devices.names import CompNode, default_device, resolve
 from treadle.random import RNG, default_generator, seed
 from treadle.runtime.opened import new_stream, use
 

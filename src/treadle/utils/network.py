@@ -20,7 +20,7 @@ from typing import IO, Any
 from treadle.base.errors import DTypeError, GraphError
 from treadle.base.files.source import PathLike
 from treadle.base.log import tell_no_effect
-from treadle.engine.package import Model, read_models
+from treadle.engine.package.models import Model, read_models
 from treadle.graph.ir import Graph, Node, Value
 from treadle.graph.retype import fitting
 from treadle.jit.dump import Asked, CompGraphDumpResult, checked_options, write

@@ -15,8 +15,8 @@ import numpy as np
 from treadle.base.dtype import DType, as_dtype
 from treadle.base.errors import GraphError
 from treadle.base.types import TensorType
-from treadle.engine.devices import CompNode, default_device
-from treadle.engine.dispatch import EagerType
+from treadle.engine.devices.names import CompNode, default_device
+from treadle.engine.eager.dispatch import EagerType
 from treadle.jit.naming import mode_of
 from treadle.jit.ops_table import BY_OP, NAMES
 from treadle.ops.abstract import constant_array

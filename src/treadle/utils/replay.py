@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from treadle.base.difference import difference, magnitude
 from treadle.base.errors import TreadleError
-from treadle.engine.devices import resolve
+from treadle.engine.devices.names import resolve
 from treadle.engine.options import Options
 from treadle.engine.pipeline import Stages
 from treadle.engine.replay import typed, write

@@ -19,7 +19,7 @@ from treadle.backends.cuda.device import CudaDevice
 from treadle.backends.cuda.renderer import TARGET, CudaRenderer
 from treadle.base.dtype import DType, as_dtype
 from treadle.base.types import TensorType
-from treadle.engine import placed
+from treadle.engine.eager import placed
 from treadle.engine.execute import device_executor
 from treadle.ops import REGISTRY
 

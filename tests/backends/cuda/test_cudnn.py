@@ -29,7 +29,7 @@ from treadle.backends.program import Lowered
 from treadle.base import dtype as dt
 from treadle.base.errors import DeviceError
 from treadle.base.types import TensorType
-from treadle.engine import fallback
+from treadle.engine.eager import fallback
 from treadle.jit import compile as jit_compile
 from treadle.ops.attention import Attention, AttentionGrad
 from treadle.ops.conv import Conv, ConvGradInput, ConvGradWeight

@@ -20,7 +20,7 @@ from treadle.autodiff import GradManager
 from treadle.backends.foreign import ForeignOp
 from treadle.base.errors import EngineError, NumericError, UnsupportedOp
 from treadle.base.types import TensorType
-from treadle.engine import fallback
+from treadle.engine.eager import fallback
 from treadle.utils import custom
 from treadle.utils.custom_op_tools import CudaKernel, CustomOp, build_and_load
 

@@ -13,7 +13,7 @@ from tests.backends.plugins import Plugins
 
 import treadle as mge
 import treadle.functional as F
-from treadle.engine import fallback
+from treadle.engine.eager import fallback
 
 pytestmark = pytest.mark.skipif(host_compiler() is None, reason="needs g++")
 RNG = np.random.default_rng(0)

@@ -23,8 +23,8 @@ from treadle.backends.cuda.libraries.cudnn import library
 from treadle.base.dtype import as_dtype
 from treadle.base.errors import OutOfMemory
 from treadle.base.types import TensorType
-from treadle.engine import fallback
-from treadle.engine.devices import resolve
+from treadle.engine.devices.names import resolve
+from treadle.engine.eager import fallback
 from treadle.ops import REGISTRY
 from treadle.ops.attention import Attention, AttentionGrad
 from treadle.ops.conv import Conv, ConvGradInput, ConvGradWeight

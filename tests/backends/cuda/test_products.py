@@ -20,7 +20,7 @@ from treadle.backends.cuda.libraries import blaslt, products
 from treadle.backends.cuda.libraries.products import PREFIX, Sizes, View, calls_of, parsed
 from treadle.base import dtype as dt
 from treadle.base.errors import DeviceError
-from treadle.engine import fallback
+from treadle.engine.eager import fallback
 from treadle.jit import compile as jit_compile
 from treadle.ops.conv import Conv, ConvGradInput, ConvGradWeight
 from treadle.ops.matmul import Matmul

@@ -13,7 +13,7 @@ import pytest
 import treadle as mge
 import treadle.functional as F
 from treadle.base.errors import LoadError, ShapeError
-from treadle.engine.package import read_models
+from treadle.engine.package.models import read_models
 from treadle.functional.external import extern_opr_subgraph, openvino_model, openvino_runtime_opr
 from treadle.jit import trace
 from treadle.module.external import OpenVINORuntimeSubgraph

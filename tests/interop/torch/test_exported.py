@@ -213,7 +213,7 @@ def test_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_it_can_be_traced_and_dumped(tmp_path: Path) -> None:
-    from treadle.engine.package import Runner, read_models
+    from treadle.engine.package.models import Runner, read_models
 
     make, inputs = NETWORKS["mobile"]
     model, x = make().eval(), inputs()

@@ -27,7 +27,7 @@ from treadle.cli.models.sources import Shapes, provenance
 from treadle.cli.status import Misuse
 from treadle.deploy import compile_offline, write_library
 from treadle.engine.options import Options
-from treadle.engine.package import Case, Model, Runner, write_models
+from treadle.engine.package.models import Case, Model, Runner, write_models
 from treadle.engine.pipeline import Stages
 from treadle.engine.table import size
 from treadle.quantization.precision import PrecisionReport

@@ -15,7 +15,7 @@ from treadle.base.dtype import as_dtype
 from treadle.base.errors import DTypeError, LoadError
 from treadle.cli.convert.checkpoints import torch_modules
 from treadle.cli.models.opening import open_model, with_outputs
-from treadle.engine.package import Model, Runner
+from treadle.engine.package.models import Model, Runner
 from treadle.jit.capture import capture
 from treadle.jit.captured import Output
 from treadle.jit.dump import Ends, argument_names, model_of

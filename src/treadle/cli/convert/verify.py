@@ -12,7 +12,7 @@ from treadle.base.files.atomic import write_atomically
 from treadle.cli.convert.origins import Origin, onnx_runner, optional
 from treadle.cli.models.comparison import Comparison, compared
 from treadle.cli.models.opening import random_inputs
-from treadle.engine.package import Case, Model, Runner, read_models, write_models
+from treadle.engine.package.models import Case, Model, Runner, read_models, write_models
 
 _SEED = 1
 """Not that of the inputs that `compile` keeps."""

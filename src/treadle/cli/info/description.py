@@ -20,11 +20,11 @@ from treadle.cli.console import show_facts, show_json, show_table
 from treadle.cli.models.programs import native_parts, origin_of
 from treadle.cli.models.sources import provenance
 from treadle.cli.section import Section
-from treadle.engine.homes import find_compiler
-from treadle.engine.native_part import Described, Gear
-from treadle.engine.native_run import loader_of
+from treadle.engine.devices.placement import find_compiler
 from treadle.engine.options import Options
-from treadle.engine.package import Model, read_models
+from treadle.engine.package.models import Model, read_models
+from treadle.engine.package.native_part import Described, Gear
+from treadle.engine.package.native_run import loader_of
 from treadle.engine.partitions import told
 from treadle.engine.table import count, size
 from treadle.graph.json_text import graph_json

@@ -11,7 +11,7 @@ import numpy as np
 
 from treadle.base.errors import LoadError
 from treadle.cli.models.inputs import read_arrays
-from treadle.engine.package import Case
+from treadle.engine.package.models import Case
 
 Array = np.ndarray[Any, Any]
 

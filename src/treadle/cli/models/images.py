@@ -21,7 +21,7 @@ from treadle.deploy.preprocessing import (
     parsed_preprocessing,
     with_preprocessing,
 )
-from treadle.engine.package import Model
+from treadle.engine.package.models import Model
 from treadle.graph.ir import Graph, Value
 
 Array = np.ndarray[Any, Any]

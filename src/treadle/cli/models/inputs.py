@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from treadle.base.errors import LoadError
-from treadle.engine.package import Model
+from treadle.engine.package.models import Model
 from treadle.graph.ir import Value
 
 if TYPE_CHECKING:

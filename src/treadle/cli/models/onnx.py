@@ -11,7 +11,7 @@ import numpy as np
 
 from treadle.base.errors import LoadError
 from treadle.cli.models.sources import Shapes, checked_axes, no_input, provenance
-from treadle.engine.package import Model
+from treadle.engine.package.models import Model
 from treadle.graph.cleanup import DeadCode
 from treadle.jit.capture import capture
 from treadle.jit.dump import Ends, argument_names, model_of

@@ -16,7 +16,7 @@ from treadle.base.errors import LoadError
 from treadle.cli.models.sources import Shapes, checked_axes, no_input
 from treadle.cli.status import Misuse
 from treadle.device import set_default_device
-from treadle.engine.package import Model, read_models
+from treadle.engine.package.models import Model, read_models
 from treadle.graph.cleanup import DeadCode
 from treadle.graph.ir import Value
 from treadle.graph.printer import value_names

@@ -17,11 +17,11 @@ from treadle.cli.models.opening import open_model
 from treadle.cli.models.settings import NOTHING, Tuning, precise, preprocessed
 from treadle.cli.models.sources import Shapes
 from treadle.cli.status import Unfit
-from treadle.engine.model_file import opened as model_container
-from treadle.engine.native_part import Described, described
-from treadle.engine.offline import load_offline
 from treadle.engine.options import Options
-from treadle.engine.package import Model, Runner
+from treadle.engine.package import opened as model_container
+from treadle.engine.package.models import Model, Runner
+from treadle.engine.package.native_part import Described, described
+from treadle.engine.package.offline import load_offline
 from treadle.engine.pipeline import Stages
 from treadle.engine.table import duration
 

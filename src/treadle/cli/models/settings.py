@@ -14,7 +14,7 @@ from treadle.cli.arguments import MAPS, PASSES, Precision
 from treadle.cli.models.inputs import read_arrays
 from treadle.cli.status import Misuse
 from treadle.engine.options import Options
-from treadle.engine.package import Model
+from treadle.engine.package.models import Model
 
 if TYPE_CHECKING:
     from treadle.quantization.precision import PrecisionReport

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from treadle.base.errors import TreadleError
 from treadle.cli.models.measure import Array, timed
 from treadle.engine.options import Options
-from treadle.engine.package import Runner
+from treadle.engine.package.models import Runner
 from treadle.engine.table import duration
 from treadle.graph.ir import Graph
 
@@ -126,7 +126,7 @@ def _counts(most: int) -> list[int]:
 
 def threads_now() -> int:
     """How many threads kernels share now."""
-    from treadle.engine.native_run import loader_of
+    from treadle.engine.package.native_run import loader_of
 
     return loader_of("cpu").get_threads()
 
@@ -134,7 +134,7 @@ def threads_now() -> int:
 @contextmanager
 def using_threads(count: int) -> Iterator[None]:
     """Inside, so many threads share the work of kernels; 0 leaves it as it is."""
-    from treadle.engine.native_run import loader_of
+    from treadle.engine.package.native_run import loader_of
 
     before = loader_of("cpu").set_threads(count) if count else 0
     try:

@@ -11,9 +11,9 @@ from typing import Any
 from treadle.backends.program import MeasuringCompiler
 from treadle.cli.console import progress, show_facts, show_json, show_table
 from treadle.cli.models.opening import open_model, parsed_shapes
-from treadle.engine.homes import find_compiler
+from treadle.engine.devices.placement import find_compiler
 from treadle.engine.options import Options
-from treadle.engine.package import Model
+from treadle.engine.package.models import Model
 from treadle.engine.partitions import Partition, told
 from treadle.engine.pipeline import Stages
 from treadle.engine.profile import predicted

@@ -28,8 +28,8 @@ from treadle.base.errors import (
     TreadleError,
 )
 from treadle.base.types import TensorType
-from treadle.engine import tally
-from treadle.engine.devices import CompNode
+from treadle.engine.devices.names import CompNode
+from treadle.engine.eager import tally
 from treadle.engine.execute.counters import Counters, Tally, total
 from treadle.engine.execute.device_clock import Clock, clock_of
 from treadle.engine.execute.device_tasks import DeviceTasks

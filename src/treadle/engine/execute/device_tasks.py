@@ -19,8 +19,8 @@ from treadle.backends.api import Support, no
 from treadle.backends.program import Address, Compiler, Host, Jump
 from treadle.base.errors import CompileError
 from treadle.base.types import TensorType
-from treadle.engine import fallback
-from treadle.engine.devices import CompNode
+from treadle.engine.devices.names import CompNode
+from treadle.engine.eager import fallback
 from treadle.engine.execute.host_tasks import IndexFailure, extents, launch_of, unknown_index
 from treadle.engine.plan import CHECK, HostTask, Plan, Span
 from treadle.engine.segments import SegmentLaunch

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from treadle.engine.devices import CompNode
+from treadle.engine.devices.names import CompNode
 from treadle.engine.execute.counters import Counters, Tally, total
 from treadle.engine.execute.runner import Runner
 from treadle.engine.execute.timeline import Span, Timeline

@@ -10,7 +10,7 @@ from treadle.backends.program import CompilingEngine
 from treadle.backends.segments import KeepingEngine, SegmentEngine
 from treadle.base.errors import GraphError
 from treadle.base.types import TensorType
-from treadle.engine.choice import answer
+from treadle.engine.eager.choice import answer
 from treadle.engine.partition.claims import Claims
 from treadle.graph.cells import is_scalar_op
 from treadle.graph.ir import Node

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from treadle.backends.program import Choosing, Compiler
 from treadle.base.types import TensorType
-from treadle.engine.host import HostCompiler
+from treadle.engine.devices.host import HostCompiler
 from treadle.engine.options import Options
 from treadle.engine.prepare.attention import FindAttention
 from treadle.engine.prepare.canonical import Canonicalize

@@ -7,8 +7,8 @@ compiler, `several` cuts a program by device.
 from __future__ import annotations
 
 from treadle.backends.program import Compiler
-from treadle.engine.devices import CompNode
-from treadle.engine.homes import compiling, engines_of
+from treadle.engine.devices.names import CompNode
+from treadle.engine.devices.placement import compiling, engines_of
 from treadle.engine.options import Options
 from treadle.engine.spread import Places
 from treadle.engine.targets.compiled import Compiled

@@ -13,10 +13,8 @@ from treadle.base.env import DUMP
 from treadle.base.types import TensorType
 from treadle.engine import cache
 from treadle.engine.artifacts import Captured, Optimized, Partitioned, Planned, Prepared
-from treadle.engine.consent import settings, settle, shared
-from treadle.engine.devices import CompNode
-from treadle.engine.execute import DeviceExecutor, Executor
-from treadle.engine.homes import (
+from treadle.engine.devices.names import CompNode
+from treadle.engine.devices.placement import (
     HOST,
     compiling,
     engines_of,
@@ -24,6 +22,7 @@ from treadle.engine.homes import (
     passes_of,
     segment_engines,
 )
+from treadle.engine.execute import DeviceExecutor, Executor
 from treadle.engine.options import Options
 from treadle.engine.plan import Interface, Loaded, Plan
 from treadle.engine.segments import SegmentLaunch, is_apart, kept_whole, launches_of
@@ -137,18 +136,18 @@ class Compiled(Target):
         with program.report.stage("cache"):
             # Who wants the stages' results written wants the stages to run.
             known = None if DUMP.get() else cache.fetch(key, compiler, on_host=self._on_host)
-            entry = shared(graph, options, known)
+            entry = cache.shared(graph, options, known)
         if entry is None:
             loaded = program.load()
             entry = cache.Entry(loaded, results_of(program), tuple(program.report.cuts))
             if self._on_host or not loaded.plan.left:
                 cache.save(key, entry, compiler)
-        settle(graph, options, entry.cuts)
+        cache.settle(graph, options, entry.cuts)
         return self.executor(program.source, entry.loaded, entry.results, program.report)
 
     def _key(self, captured: Captured, compiler: Compiler) -> str:
         """The name of the program in the cache; "" for one that is not kept."""
-        setting = settings(captured.graph, self._options)
+        setting = cache.settings(captured.graph, self._options)
         # What a segment engine takes depends on its version, and it keeps its own blobs; nobody
         # would see that the code of passes from outside has changed.
         if (

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from treadle.base.types import TensorType
 from treadle.engine.artifacts import Captured, Prepared
-from treadle.engine.execute import DeviceExecutor
-from treadle.engine.homes import (
+from treadle.engine.devices.placement import (
     compiling,
     engines_of,
     forced_to_host,
     segment_engines,
 )
+from treadle.engine.execute import DeviceExecutor
 from treadle.engine.options import Options
 from treadle.engine.plan import Loaded
 from treadle.engine.targets.compiled import Compiled
@@ -25,7 +25,7 @@ from treadle.graph.ir import Graph
 
 if TYPE_CHECKING:
     from treadle.backends.program import Compiler
-    from treadle.engine.devices import CompNode
+    from treadle.engine.devices.names import CompNode
 
 
 class Device(Compiled):

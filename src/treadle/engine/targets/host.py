@@ -9,8 +9,8 @@ from typing import Any
 from treadle.backends.program import Compiler
 from treadle.base.types import TensorType
 from treadle.engine.artifacts import Captured, Prepared
+from treadle.engine.devices.placement import compiling, engines_of
 from treadle.engine.execute import Executor
-from treadle.engine.homes import compiling, engines_of
 from treadle.engine.plan import Loaded
 from treadle.engine.targets.compiled import Compiled
 from treadle.engine.types import CompileReport

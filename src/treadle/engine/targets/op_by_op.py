@@ -8,9 +8,9 @@ from typing import Any
 
 from treadle.backends.program import Compiler
 from treadle.engine.artifacts import Captured, Partitioned, Prepared
-from treadle.engine.devices import CompNode
+from treadle.engine.devices.names import CompNode
+from treadle.engine.devices.placement import find_compiler, passes_of
 from treadle.engine.execute import Runner, Stepwise
-from treadle.engine.homes import find_compiler, passes_of
 from treadle.engine.options import Options
 from treadle.engine.segments import SegmentLaunch, body_of, engine_of
 from treadle.engine.targets.device import part_on_device

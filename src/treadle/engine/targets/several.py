@@ -5,8 +5,8 @@ from __future__ import annotations
 from treadle.backends.program import Compiler
 from treadle.base.errors import EngineError
 from treadle.engine.artifacts import Captured
+from treadle.engine.devices.placement import find_compiler
 from treadle.engine.execute import Runner, Scheduler
-from treadle.engine.homes import find_compiler
 from treadle.engine.options import Options
 from treadle.engine.plan import Interface
 from treadle.engine.spread import Places, cut

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from treadle.backends.program import Compiler
 from treadle.base.errors import EngineError
 from treadle.engine.artifacts import Captured, Optimized, Partitioned, Planned, Prepared
-from treadle.engine.devices import CompNode
+from treadle.engine.devices.names import CompNode
 from treadle.engine.execute import Runner
 from treadle.engine.plan import Loaded
 from treadle.engine.spread import Spread

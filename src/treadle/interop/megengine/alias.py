@@ -63,7 +63,7 @@ _GUESTS = {
         "get_auto_format_convert": f"{_MEGENGINE}.switches",
         "set_auto_format_convert": f"{_MEGENGINE}.switches",
     },
-    "device": {"CompNode": "engine.devices"},
+    "device": {"CompNode": "engine.devices.names"},
     "distributed": {"get_free_ports": f"{_MEGENGINE}.internals"},
     "functional": {
         **dict.fromkeys(("interpolate", "nms", "roi_align", "roi_pooling"), "functional.vision"),

@@ -23,8 +23,8 @@ from treadle.base.errors import UnsupportedOp
 from treadle.base.modes import install
 from treadle.base.version import VERSION
 from treadle.device import DeviceType
-from treadle.engine.devices import CompNode, resolve
-from treadle.engine.lifetime import synchronize
+from treadle.engine.devices.lifetime import synchronize
+from treadle.engine.devices.names import CompNode, resolve
 from treadle.functional.arguments import as_tensor, promote_all
 from treadle.interop.megengine import graphs, runtime
 from treadle.interop.megengine.builtin import MEMBERS

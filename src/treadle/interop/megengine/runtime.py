@@ -21,8 +21,8 @@ from treadle import amp, config
 from treadle.autodiff import Function
 from treadle.base.errors import DeviceError
 from treadle.device import coalesce_free_memory
-from treadle.engine.devices import CompNode, resolve
-from treadle.engine.lifetime import synchronize
+from treadle.engine.devices.lifetime import synchronize
+from treadle.engine.devices.names import CompNode, resolve
 from treadle.interop.megengine.builtin import MEMBERS
 from treadle.logger import set_mgb_log_level
 from treadle.random import RNG

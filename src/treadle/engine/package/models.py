@@ -23,12 +23,12 @@ from treadle.base.files.sealed import Kind, Sealed, chunks_of, write
 from treadle.base.files.source import PathLike, Source, open_source
 from treadle.base.files.trust import Signer
 from treadle.base.log import get_logger
-from treadle.engine.devices import CompNode
-from treadle.engine.homes import engines_of, has_compiler
-from treadle.engine.model_file import KIND, opened
-from treadle.engine.native_part import MEMBERS, NativePart, described, entry_of, members_of
-from treadle.engine.native_run import NativeRunner, Shapes, as_input, best_of
+from treadle.engine.devices.names import CompNode
+from treadle.engine.devices.placement import engines_of, has_compiler
 from treadle.engine.options import Options
+from treadle.engine.package import KIND, opened
+from treadle.engine.package.native_part import MEMBERS, NativePart, described, entry_of, members_of
+from treadle.engine.package.native_run import NativeRunner, Shapes, as_input, best_of
 from treadle.engine.pipeline import Stages
 from treadle.engine.segments import SegmentLaunch, blob_key, body_of, engine_of, shelve
 from treadle.graph.ir import Graph, Value, regions_of

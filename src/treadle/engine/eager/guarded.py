@@ -10,8 +10,8 @@ from treadle.backends.api import Support, no
 from treadle.base.env import REPLAY
 from treadle.base.errors import DeviceError, DeviceLost, OutOfMemory, TreadleError
 from treadle.base.loc import user_location
-from treadle.engine import fallback, tally
-from treadle.engine.choice import Decision
+from treadle.engine.eager import fallback, tally
+from treadle.engine.eager.choice import Decision
 from treadle.runtime.opened import OpenDevice
 from treadle.runtime.synchronous import SYNCHRONOUS
 

@@ -6,6 +6,8 @@ code for the device, the host's engines. Whoever refuses says why, and `Decision
 
 from __future__ import annotations
 
+import logging
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -14,10 +16,11 @@ import numpy as np
 
 from treadle.backends import registry
 from treadle.backends.api import Engine, Kernel, Support, no
+from treadle.base.env import TRACE_DISPATCH
 from treadle.base.errors import CompileError, EngineError, TreadleError, UnsupportedOp
 from treadle.base.log import get_logger
 from treadle.base.types import TensorType
-from treadle.engine.forced import HOST, forced
+from treadle.engine.eager.forced import HOST, forced
 from treadle.ops.index_numpy import check_indices
 from treadle.ops.op import Op, as_tuple
 
@@ -319,3 +322,36 @@ def _ask(kernel: Kernel, op: Op, types: tuple[TensorType, ...]) -> Support:
     if not isinstance(found, Support):
         return no("policy", f"supports() returned {found!r}, neither yes() nor no(...)")
     return found
+
+
+# -- decisions as they were made: kept for reports, and logged if asked ------------------------
+
+_MOST = 4096
+_LOCK = threading.Lock()
+_MADE: dict[tuple[object, ...], Decision] = {}
+
+
+def note(decision: Decision) -> Decision:
+    """Keep a decision that was just made; TREADLE_TRACE_DISPATCH=1 writes it to the log.
+
+    Those about ops without operands, which may be large constants, are only logged.
+    """
+    with _LOCK:
+        if len(_MADE) >= _MOST:
+            del _MADE[next(iter(_MADE))]
+        if decision.types:
+            _MADE[decision.op, decision.types, decision.device] = decision
+    if TRACE_DISPATCH.get() == "1":
+        logger = get_logger("dispatch")
+        logger.setLevel(logging.INFO)  # whatever the level of the others: it was asked for
+        logger.info("%s", decision)
+    return decision
+
+
+def made_for(device: str) -> list[Decision]:
+    """The last decisions for a device, by its logical name, oldest first."""
+    with _LOCK:
+        return [d for d in _MADE.values() if d.device == device]
+
+
+registry.on_rescan(_MADE.clear)

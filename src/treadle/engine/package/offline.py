@@ -34,13 +34,20 @@ from treadle.base.files.source import Source
 from treadle.base.log import get_logger
 from treadle.base.types import TensorType
 from treadle.base.version import LITE, VERSION
-from treadle.engine.model_file import opened
-from treadle.engine.native_part import Described, NewerSchema, described
-from treadle.engine.native_run import NativeRunner, as_input, best_of, extents, loader_of, usable
+from treadle.engine.package import opened
+from treadle.engine.package.native_part import Described, NewerSchema, described
+from treadle.engine.package.native_run import (
+    NativeRunner,
+    as_input,
+    best_of,
+    extents,
+    loader_of,
+    usable,
+)
 
 if TYPE_CHECKING:
     from treadle.engine.options import Options
-    from treadle.engine.package import Model
+    from treadle.engine.package.models import Model
     from treadle.graph.ir import Graph
 
 Array = npt.NDArray[Any]
@@ -110,7 +117,7 @@ class OfflineModel:
     @cached_property
     def model(self) -> Model:
         """The portable part: an `engine.package.Model`. Parsed when it is first asked for."""
-        from treadle.engine.package import models_in
+        from treadle.engine.package.models import models_in
 
         with self._file.lock:
             models = models_in(self._file.source)
@@ -198,7 +205,7 @@ class OfflineModel:
             )
         with self._lock:
             if shapes not in self._compiled:
-                from treadle.engine.package import Runner
+                from treadle.engine.package.models import Runner
                 from treadle.graph.retype import retyped
 
                 graph = retyped(self.graph, shapes)

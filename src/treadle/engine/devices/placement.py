@@ -11,7 +11,7 @@ from treadle.backends.program import Compiler, CompilingEngine
 from treadle.backends.segments import SegmentEngine
 from treadle.base.errors import CompileError
 from treadle.base.types import TensorType
-from treadle.engine.host import HostCompiler
+from treadle.engine.devices.host import HostCompiler
 from treadle.engine.options import Options
 from treadle.graph.builder import GraphBuilder
 from treadle.graph.ir import Graph, Node, Value, remake

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from treadle.engine import devices
+from treadle.engine.devices import names as devices
 
 _HANDLERS: list[Callable[[], Any]] = []
 

@@ -20,17 +20,18 @@ from treadle.base.dtype import DType
 from treadle.base.errors import DeviceError, OutOfMemory, TreadleError, out_of_range
 from treadle.base.loc import Loc, user_location
 from treadle.base.types import TensorType
-from treadle.engine import decisions, fallback, tally
-from treadle.engine.choice import (
+from treadle.engine.devices.names import CompNode
+from treadle.engine.eager import fallback, tally
+from treadle.engine.eager.choice import (
     Choice,
     Decision,
     Launch,
     check_results,
     choose_engine,
     choose_on_device,
+    note,
 )
-from treadle.engine.devices import CompNode
-from treadle.engine.guarded import Guarded, Launchable
+from treadle.engine.eager.guarded import Guarded, Launchable
 from treadle.graph.index_findings import finding
 from treadle.ops.check import CheckIndices
 from treadle.ops.creation import Full
@@ -81,7 +82,7 @@ class PlacedLaunch:
         pairs = zip(self._dtypes, shapes, strict=True)
         types = tuple(TensorType(dtype, shape, place) for dtype, shape in pairs)
         made = plan_for(self._op, types, self._where)
-        decisions.note(made.decision)
+        note(made.decision)
         return made.__call__  # Bound once, since every call of the op comes by here.
 
 

@@ -1,4 +1,4 @@
-"""The container of model files, opened: what readers of graphs and of native parts share."""
+"""Everything that is a model file: its container, graphs with weights, native parts, runners."""
 
 from __future__ import annotations
 

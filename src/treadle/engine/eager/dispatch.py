@@ -16,12 +16,11 @@ from treadle.base.errors import DeviceError, DTypeError, TreadleError
 from treadle.base.observer import OBSERVER, on_change
 from treadle.base.quantized import QuantizedType
 from treadle.base.types import TensorType
-from treadle.engine.choice import Decision, Launch, choose_engine
-from treadle.engine.decisions import note
-from treadle.engine.devices import CompNode, resolve
-from treadle.engine.failures import EXPLAINED, explain
-from treadle.engine.formats import DEFAULT, inherited
-from treadle.engine.placed import PlacedLaunch, plan_for, transfer
+from treadle.engine.devices.names import CompNode, resolve
+from treadle.engine.eager.choice import Decision, Launch, choose_engine, note
+from treadle.engine.eager.failures import EXPLAINED, explain
+from treadle.engine.eager.formats import DEFAULT, inherited
+from treadle.engine.eager.placed import PlacedLaunch, plan_for, transfer
 from treadle.ops.border import Border
 from treadle.ops.op import Op
 from treadle.ops.transfer import Transfer

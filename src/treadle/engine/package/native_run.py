@@ -19,7 +19,7 @@ from treadle.backends.native_code import Executable, Machine, NativeLoader
 from treadle.base.errors import DTypeError, LoadError, ShapeError, TreadleError, out_of_range
 from treadle.base.shape import Shape
 from treadle.base.types import TensorType
-from treadle.engine.native_part import Gear, NativePart
+from treadle.engine.package.native_part import Gear, NativePart
 from treadle.runtime.host import ALIGNMENT, HostBuffer, address, memory
 
 Array = npt.NDArray[Any]

@@ -15,7 +15,7 @@ from treadle.base import late
 from treadle.base.errors import ShapeError
 from treadle.base.shape import row_major_strides
 from treadle.base.spelling import REQUIRES_GRAD
-from treadle.engine.dispatch import tagged
+from treadle.engine.eager.dispatch import tagged
 
 
 class _Handle(Protocol):
