@@ -33,6 +33,7 @@ EXAMPLES = {
     "treadle convert": "treadle convert run.pt --model zoo:resnet50 --input x=1,3,224,224 -o r.tm",
     "treadle doctor": "treadle doctor --mpi",
     "treadle explain": "treadle explain resnet50.tm --html resnet50.html",
+    "treadle help": "treadle help T01",
     "treadle info": "treadle info resnet50.tm",
     "treadle run": "treadle run resnet50.tm --input data=image.npy --iterations 100",
     "treadle serve": "treadle serve resnet50.tm --port 8000",

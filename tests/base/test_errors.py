@@ -85,7 +85,7 @@ def test_tracebacks_end_with_a_code_and_a_place_to_read() -> None:
         name = cls.__name__
         assert f"| {code} | [{name}](#{name.lower()}) |" in text
         [note] = cls("op", "problem").__notes__
-        assert note == f"  help: {code}, docs/errors.md#{name.lower()}"
+        assert note == f"  help: treadle help {code}"
 
 
 def test_errors_are_pythons_kinds() -> None:

@@ -22,6 +22,7 @@ from treadle.cli.arguments import PASSES
 from treadle.cli.compile.making import command_line
 from treadle.cli.console import Progress
 from treadle.cli.status import Status
+from treadle.engine import table
 
 NAMES = [command.name for command in cli._COMMANDS]
 
@@ -49,6 +50,76 @@ def test_lists_begin_as_commands_describe_themselves(command: cli.Late) -> None:
 def test_every_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([name, "--help"]) == 0
     assert f"treadle {name}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["", *NAMES])
+def test_help_shows_what_to_type_and_no_types_of_python(
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main([name, "--help"] if name else ["--help"]) == 0
+    text = capsys.readouterr().out
+    assert max(map(len, text.splitlines())) <= 80
+    assert not re.search(r"<(bool|str|int|float|list|path|file)", text, re.IGNORECASE)
+
+
+def test_codes_of_errors_are_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["help", "T01"]) == 0
+    by_code = capsys.readouterr().out
+    assert by_code.lstrip().startswith("ShapeError") and "in_features" in by_code
+    assert main(["help", "shapeerror"]) == 0
+    assert capsys.readouterr().out == by_code
+    assert main(["help", "run"]) == 0
+    assert "--input" in capsys.readouterr().out
+    assert main(["help", "T99"]) == Status.MISUSE
+    assert "commands bench" in capsys.readouterr().err
+    page = Path(__file__).parents[2].joinpath("docs", "errors.md").read_text(encoding="utf-8")
+    for code, class_ in re.findall(r"^\| (T\d\d) \| \[(\w+)\]", page, re.MULTILINE):
+        assert main(["help", code]) == 0 and class_ in capsys.readouterr().out
+
+
+def test_no_traceback_reaches_a_user(
+    model: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "x.pt").write_bytes(b"PK")
+    (tmp_path / "x.npz").write_bytes(b"PK")
+    name = "--input=x="
+    for given, wanted in (
+        (f"{name}{tmp_path}/x.pt", "another framework"),
+        (f"{name}{tmp_path}/x.npz", "cannot be read"),
+        (f'{name}["a"]', "holds no numbers for x"),
+        (f"{name}[[1, 2], [3]]", "holds no numbers for x"),
+        (f"{name}[1, 2]", "an array does not fit"),
+    ):
+        assert main(["run", str(model), given]) == Status.FAILED, given
+        said = capsys.readouterr().err
+        assert said.startswith("treadle run: ") and wanted in said, said
+
+    def broken(*_: Any, **__: Any) -> None:
+        raise RuntimeError("unforeseen")
+
+    run = importlib.import_module("treadle.cli.run.running")
+    monkeypatch.setattr(run, "carry_out", broken)
+    assert main(["run", str(model)]) == Status.FAILED
+    said = capsys.readouterr().err
+    assert said.startswith("treadle run: RuntimeError: unforeseen\n  hint:")
+    monkeypatch.setenv("TREADLE_TRACEBACK", "full")
+    with pytest.raises(RuntimeError, match="unforeseen"):
+        main(["run", str(model)])
+
+
+def test_tables_fit_and_never_cut_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    header = ("op", "kernel", *[f"number{i}" for i in range(6)])
+    rows = [("o" * 50, "k" * 50, *["123.45 ms"] * 6), ("p", "q", *["1.00 us"] * 6)]
+    for columns in (72, 80, 118, 200):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        text = table.lines(header, rows)
+        assert max(map(len, text)) <= columns
+        assert "\n".join(text).count("123.45 ms") == 6
+    assert len(text) == 3 and "o" * 50 in text[1]  # Where there is room, a row is a line.
 
 
 def test_help_lists_all_commands_and_imports_no_compiler() -> None:

@@ -40,7 +40,10 @@ def test_open_batches_become_gears(source: Path, capsys: Capture) -> None:
 
 def test_open_extents_have_to_be_given(source: Path, capsys: Capture) -> None:
     assert main(["compile", str(source)]) == 1
-    assert "--shape x=" in capsys.readouterr().err
+    assert "hint: give them: --shape x=1,3,8,8\n" in capsys.readouterr().err
+    assert main(["compile", str(source), "--shape", "x=1,3,16,16"]) == 1
+    said = capsys.readouterr().err
+    assert "the fixed extent 8 on axis 2, not 16" in said and "x=n,3,8,8" in said
     assert main(["compile", str(source), "--shape", "x=1,3"]) == 1
     assert "input x has 4 axes, not 2" in capsys.readouterr().err
 

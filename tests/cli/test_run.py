@@ -200,7 +200,7 @@ def test_several_callers_and_threads(native: Path, capsys: Capture) -> None:
 
 def test_one_run_is_no_runs(source: Path, capsys: Capture) -> None:
     assert main(["run", str(source), "-n", "1"]) == 0
-    assert "then 1 run: median" in capsys.readouterr().out
+    assert "\n1 run: median" in capsys.readouterr().out
 
 
 def test_kernels_are_timed_and_traced(native: Path, tmp_path: Path, capsys: Capture) -> None:

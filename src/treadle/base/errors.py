@@ -37,12 +37,7 @@ class TreadleError(Exception):
         self.at = user_location() if at is None else at
         super().__init__(self._text())
         # A note, so that the message itself stays what it is about.
-        self.add_note(f"  help: {self.code}, docs/errors.md#{self._documented()}")
-
-    @classmethod
-    def _documented(cls) -> str:
-        """The anchor of the nearest class with a code of its own."""
-        return next(c.__name__.lower() for c in cls.__mro__ if "code" in vars(c))
+        self.add_note(f"  help: treadle help {self.code}")
 
     def rename(self, where: str) -> None:
         """Say it of the function the user called, in place of the op that it ran."""

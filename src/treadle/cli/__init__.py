@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Annotated
 import typer
 from typer.main import get_command
 
+from treadle.base.env import TRACEBACK
 from treadle.base.errors import TreadleError
 from treadle.base.loc import UNKNOWN
 from treadle.base.version import VERSION
@@ -28,6 +30,7 @@ _COMMANDS = (
     Late("explain", "Show what the compiler makes of a model, as text or as a page.", _MODELS),
     Late("serve", "Serve models over HTTP by the Open Inference Protocol.", _MODELS),
     Late("trust", "Trust a key: code of model files that it has signed runs here.", _MACHINE),
+    Late("help", "Explain an error by its code, or show how a command is used.", _MACHINE),
     Late("doctor", "Show what is installed, and what is wrong with it.", _MACHINE),
     # What stands behind a script are its own arguments, options included.
     Late(
@@ -75,11 +78,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
             error.locate(UNKNOWN)
         typer.echo(f"treadle {given[0]}: {error}", err=True)
         return _status_of(error)
+    except KeyboardInterrupt:
+        return Status.INTERRUPTED
+    except BrokenPipeError:  # Who reads has read enough, as `head` does.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return Status.FAILED
     except OSError as error:
         name = f"{error.filename}: " if error.filename else ""
         typer.echo(f"treadle {given[0]}: {name}{error.strerror or error}", err=True)
         return Status.FAILED
+    except Exception as error:
+        if TRACEBACK.get() == "full":
+            raise
+        typer.echo(f"treadle {given[0]}: {_told(error)}", err=True)
+        return Status.FAILED
     return Status.DONE
+
+
+def _told(error: Exception) -> str:
+    """What is said of an error that nobody foresaw, in place of its traceback."""
+    if isinstance(error, ImportError):
+        hint = "install what is missing; treadle doctor shows what is there"
+        return f"{error}\n  hint: {hint}"
+    kind = type(error).__name__
+    hint = "if the input is right this is a fault of Treadle's; TREADLE_TRACEBACK=full shows where"
+    return f"{kind}: {error}\n  hint: {hint}"
 
 
 def _status_of(error: TreadleError) -> Status:

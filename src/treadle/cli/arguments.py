@@ -159,7 +159,7 @@ Level = Annotated[
         "--level",
         min=0,
         max=3,
-        metavar="0-3",
+        metavar="N",
         help="0: op by op, 1: plain fusions, 2: by modelled cost (what is usual), 3: the rest.",
         rich_help_panel=OPTIMIZATION,
     ),

@@ -7,8 +7,34 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperArgument, TyperCommand, TyperGroup
 from typer.main import get_command
+
+_NUMBERS = {"int": "N", "float": "X"}
+"""What stands for a number in help; switches have nothing, texts their own words."""
+
+
+def _plain(params: list[Any], context: Any) -> list[Any]:
+    """Options whose help shows what to type, in place of types of Python."""
+    for param in params:
+        if isinstance(param, TyperArgument):
+            vars(param)["display_type"] = lambda *_: None
+        elif getattr(param, "is_flag", False):
+            param.metavar = ""
+        elif param.metavar is None:
+            # Typer before 0.20 has no such method, and words of its own.
+            shown = getattr(param, "display_type", lambda _: "")(context).strip("<>")
+            own = param.name.rpartition("_")[2].upper()
+            param.metavar = shown if "|" in shown else _NUMBERS.get(shown.partition(" ")[0], own)
+    return params
+
+
+class Command(TyperCommand):
+    """A command whose options are shown in one way."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Arguments and options, `--help` included."""
+        return _plain(super().get_params(ctx), ctx)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +61,7 @@ class Late:
         """The command as it runs."""
         module: Any = importlib.import_module(f"treadle.cli.{self.name}")
         app = typer.Typer(rich_markup_mode="markdown", add_completion=False)
-        app.command(self.name, context_settings=self.settings)(module.command)
+        app.command(self.name, cls=Command, context_settings=self.settings)(module.command)
         return get_command(app)
 
 
@@ -48,6 +74,10 @@ class LateGroup(TyperGroup):
         super().__init__(**settings)
         # As lists show them; `resolve_command` gives those that run.
         self.commands = {**{c.name: c.listed() for c in self.late}, **self.commands}
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Options of all commands."""
+        return _plain(super().get_params(ctx), ctx)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         """The command that the arguments begin with, and the others."""

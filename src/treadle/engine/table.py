@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
+import sys
 from collections.abc import Sequence
 
 WIDTH = 118
-"""Columns that a table takes at most, behind its indentation."""
+"""Columns that a table takes at most, behind its indentation, where no terminal shows it."""
 _LEAST = 14
 _NUMBER = re.compile(r"-|[\d.,]*( ?(ns|us|ms|s|[KMGT]?i?B|[KMGT]|%|x))?")
 
 
 def lines(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Columns of equal width, indented by two; numbers are flush right, long texts are cut."""
+    """Columns of equal width, indented by two; numbers are flush right, long texts are cut.
+
+    Where that is not enough, numbers stand in a line below the texts of their row.
+    """
     columns = list(zip(header, *rows, strict=True))
-    widths = _fitted([max(map(len, column)) for column in columns])
     right = [bool(rows) and all(map(_NUMBER.fullmatch, column[1:])) for column in columns]
+    widths = _fitted([max(map(len, column)) for column in columns], right)
+    if _excess(widths) > 0 and not all(right):
+        return _stacked(header, rows, right)
     found = []
     for row in (header, *rows):
         cells = [
@@ -26,11 +34,12 @@ def lines(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     return found
 
 
-def _fitted(widths: list[int]) -> list[int]:
-    """The widths, the widest cut down until all fit."""
-    excess = sum(widths) + 2 * (len(widths) - 1) - WIDTH
-    while excess > 0:
-        order = sorted(range(len(widths)), key=lambda i: -widths[i])
+def _fitted(widths: list[int], numbers: Sequence[bool]) -> list[int]:
+    """The widths, the widest text cut down until all fit; numbers are never cut."""
+    excess = _excess(widths)
+    texts = [i for i, is_number in enumerate(numbers) if not is_number]
+    while excess > 0 and texts:
+        order = sorted(texts, key=lambda i: -widths[i])
         widest = order[0]
         second = widths[order[1]] if len(order) > 1 else 0
         cut = min(excess, max(widths[widest] - second, 1), widths[widest] - _LEAST)
@@ -39,6 +48,31 @@ def _fitted(widths: list[int]) -> list[int]:
         widths[widest] -= cut
         excess -= cut
     return widths
+
+
+def _excess(widths: Sequence[int]) -> int:
+    return sum(widths) + 2 * (len(widths) - 1) - _available()
+
+
+def _stacked(
+    header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[bool]
+) -> list[str]:
+    def part(row: Sequence[str], numbers: bool) -> list[str]:
+        return [cell for cell, flush in zip(row, right, strict=True) if flush is numbers]
+
+    below = lines(part(header, True), [part(row, True) for row in rows])
+    found = []
+    for row, numbers in zip((header, *rows), below, strict=True):
+        texts = "  ".join(filter(None, part(row, False)))
+        found += ["  " + shortened(texts, _available()), "  " + numbers]
+    return found
+
+
+def _available() -> int:
+    """Columns for a table: those of the terminal, or of the variable COLUMNS."""
+    if sys.stdout.isatty() or "COLUMNS" in os.environ:
+        return max(shutil.get_terminal_size().columns, 40) - 2
+    return WIDTH
 
 
 def shortened(text: str, width: int) -> str:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, Any]
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff")
+FOREIGN = (".pt", ".pth", ".bin", ".safetensors", ".pkl", ".onnx", ".tm")
 FORMS = "give .npy, .npz, .npz:member, .json, an image, or numbers such as [1, 2]"
 
 
@@ -90,13 +91,18 @@ def _read(model: Model, name: str, value: Value, place: str, image: Preprocessin
         from treadle.cli.models.images import as_input  # with all that ops need
 
         return as_input(model, name, value, Path(place), image)
-    return np.asarray(_array(place, name), value.type.dtype.numpy)
+    try:
+        return np.asarray(_array(place, name), value.type.dtype.numpy)
+    except (ValueError, TypeError) as error:
+        raise LoadError(place, f"it holds no numbers for {name}: {error}", hint=FORMS) from error
 
 
 def _array(place: str, name: str) -> Any:
     try:
         if place.startswith("["):
             return json.loads(place)
+        if place.endswith(FOREIGN):
+            raise ValueError("it is a file of another framework")
         if place.endswith(".json"):
             return json.loads(Path(place).read_text("utf-8"))
         path, sign, member = place.partition(".npz:")

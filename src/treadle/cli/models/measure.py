@@ -49,7 +49,8 @@ class Figures:
         later = ", ".join(f"{name} {duration(found[name])}" for name in names)
         runs = "1 run" if len(self.later) == 1 else f"{len(self.later)} runs"
         return [
-            f"first call {duration(self.first)}, then {runs}: {later}",
+            f"first call {duration(self.first)}",
+            f"{runs}: {later}",
             f"peak memory of the process {size(int(found['peak_bytes']))}",
         ]
 

@@ -60,11 +60,33 @@ def _sample(
     shape = shapes.get(name, declared)
     if name in shapes and declared:  # A model may leave out how many axes there are.
         checked_axes(name, shapes[name], declared)
+        _require_own(name, shapes[name], declared)
     if not all(isinstance(d, int) for d in shape):
         listed = ",".join(str(d) for d in shape)
+        batch_of_one = (
+            1 if axis == 0 and not isinstance(d, int) else d for axis, d in enumerate(shape)
+        )
+        example = ",".join(str(d) for d in batch_of_one)
+        words = ", ".join(d for d in shape[1:] if isinstance(d, str))
         raise LoadError(
             str(path),
             f"input {name} has extents that are not fixed: {listed}",
-            hint=f"give them: --shape {name}=1,3,224,224",
+            hint=f"give them: --shape {name}={example}"
+            + (f", with numbers in place of {words}" if words else ""),
         )
     return Tensor(np.zeros([int(d) for d in shape], dtype), dtype=dtype)
+
+
+def _require_own(name: str, given: Sequence[int], declared: Sequence[int | str]) -> None:
+    """Refuse to change an extent that the model fixes: constants of the graph may depend on it."""
+    for axis, (wanted, own) in enumerate(zip(given, declared, strict=True)):
+        if isinstance(own, int) and own != wanted:
+            spelled = ",".join(map(str, declared))
+            raise LoadError(
+                "--shape",
+                f"input {name} has the fixed extent {own} on axis {axis}, not {wanted}",
+                saw=f"the model says {name}={spelled}",
+                hint="leave --shape out, or export the model with this axis open"
+                if all(isinstance(d, int) for d in declared)
+                else "give the axes that are open, or export the model with this one open",
+            )
