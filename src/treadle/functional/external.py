@@ -1,9 +1,9 @@
 """Models of other engines inside of a program.
 
-`extern_opr_subgraph` runs in any process that has registered its loader with
-`treadle.ops.custom.blob_engine`; the loader "openvino" is registered here. The others are models
-compiled by vendors of accelerators: nothing but the vendor's runtime knows their results, and no
-backend has one of these yet.
+`extern_opr_subgraph` runs in any process that has registered its loader: a function of Python with
+`treadle.ops.custom.blob_engine`, those of a C library with `utils.custom.load_engines`. The loader
+"openvino" is registered here. The others are models compiled by vendors of accelerators: nothing
+but the vendor's runtime knows their results, and no backend has one of these yet.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def extern_opr_subgraph(
     Args:
         inputs: tensors of any shapes.
         output_shapes: one shape per result.
-        dump_name: the name under which `treadle.ops.custom.blob_engine` registered a loader.
+        dump_name: the name of the loader, perhaps with more behind a colon.
         dump_data: the model.
         output_dtypes: one element type per result, float32 if left out.
 

@@ -77,12 +77,15 @@ class LiteGlobal:
 
     @staticmethod
     def set_loader_lib_path(path: str) -> None:
-        """There are no loader libraries: engines are Python packages found by entry point.
+        """Open a library of loaders, which run models of other engines inside of programs.
 
         Raises:
-            RuntimeError: always.
+            LoadError: it is no such library, which is a RuntimeError.
         """
-        raise RuntimeError("Lite: install a backend package in place of loading a library")
+        # Networks without such models do without.
+        from treadle.backends.c_loaders import open_loaders
+
+        open_loaders(path)
 
     @staticmethod
     def set_persistent_cache(path: str, always_sync: bool = False) -> None:

@@ -371,7 +371,7 @@ class RuntimeBlob(Op):
         return self.output_types
 
     def reference(self, *inputs: Array) -> Any:
-        run = _ENGINES.get(self.engine)
+        run = _ENGINES.get(self.engine) or _ENGINES.get(self.engine.partition(":")[0])
         if run is None:
             raise UnsupportedOp(
                 self.name,
@@ -380,6 +380,12 @@ class RuntimeBlob(Op):
                 hint="register it with blob_engine, or choose a backend of that name",
             )
         results = as_tuple(run(load_blob(self.digest), inputs))
+        made = [(np.dtype(a.dtype), tuple(a.shape)) for a in results]
+        if made != [(t.dtype.numpy, t.shape) for t in self.output_types]:
+            said = ", ".join(f"{dtype.name}{list(shape)}" for dtype, shape in made)
+            wanted = ", ".join(map(str, self.output_types))
+            problem = f"the engine {self.engine!r} gave other results than stated"
+            raise ShapeError(self.name, problem, saw=f"{said}, stated {wanted}")
         return results if len(results) != 1 else results[0]
 
     @classmethod

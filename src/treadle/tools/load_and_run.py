@@ -23,6 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from treadle.backends import registry
+from treadle.backends.c_loaders import INIT, has_loaders, open_loaders
 from treadle.backends.codegen import tuned
 from treadle.base.env import NUM_THREADS
 from treadle.base.errors import TreadleError
@@ -101,9 +102,17 @@ def _prepare(args: argparse.Namespace) -> None:
     if args.multi_thread_core_ids:
         os.sched_setaffinity(0, [int(n) for n in args.multi_thread_core_ids.split(",")])
     if args.c_opr_lib:
-        custom.load(args.c_opr_lib, args.c_opr_init_interface or custom.LISTING)
+        _open(args.c_opr_lib, args.c_opr_init_interface)
     if args.fast_run_algo_policy and Path(args.fast_run_algo_policy).exists():
         use_choices(choices_of(Path(args.fast_run_algo_policy).read_text(encoding="utf-8")))
+
+
+def _open(path: str, function: str | None) -> None:
+    """Open a library of loaders, or of custom ops, by its function that lists or registers them."""
+    if has_loaders(path) or (function or "").endswith("_init"):
+        open_loaders(path, function or INIT)
+    else:
+        custom.load(path, function or custom.LISTING)
 
 
 def _model(path: Path, cryption: str | None) -> Model:

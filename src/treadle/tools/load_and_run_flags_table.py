@@ -84,7 +84,11 @@ FLAGS: tuple[tuple[str, str, str], ...] = (
     ("pack-cache", "text", "file of measurements for it, those in use if left out"),
     ("fitting", "flag", "compare the engines that can run the model, and say which is fastest"),
     ("dump-fitting-model", "text", "write the model after --fitting"),
-    ("c-opr-lib", "text", "library of custom ops that the model has"),
-    ("c-opr-init-interface", "text", "function of that library which lists its ops, treadle_ops"),
+    (
+        "c-opr-lib",
+        "text",
+        "library of custom ops, or of loaders (mgb_c_opr_init), that the model needs",
+    ),
+    ("c-opr-init-interface", "text", "function of that library: treadle_ops, or mgb_c_opr_init"),
     ("c-opr-lib-with-param", "flag", "done anyway: ops get their parameters with every call"),
 )

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+from treadle.backends.c_loaders import INIT, open_loaders
 from treadle.backends.foreign import LISTING, ForeignOp, open_library
 from treadle.base.errors import LoadError, NoGradient, UnsupportedOp
 from treadle.base.types import TensorType
@@ -23,7 +24,16 @@ from treadle.ops.custom import (
 from treadle.ops.op import Pullback
 from treadle.tensor import Tensor
 
-__all__ = ["LISTING", "CudaKernel", "CustomOp", "load", "loaded", "unload", "written_to_onnx"]
+__all__ = [
+    "LISTING",
+    "CudaKernel",
+    "CustomOp",
+    "load",
+    "load_engines",
+    "loaded",
+    "unload",
+    "written_to_onnx",
+]
 
 
 class CustomOp:
@@ -165,6 +175,18 @@ def load(lib_path: str | os.PathLike[str], listing: str = LISTING) -> list[str]:
             _register_foreign(op)
         _LIBRARIES[path] = found
     return sorted(_LIBRARIES[path])
+
+
+def load_engines(lib_path: str | os.PathLike[str], init: str = INIT) -> list[str]:
+    """Open a library of C that runs models of other engines; the names of its loaders.
+
+    Its interface is MegEngine's `extern_c_opr.h`: `init` registers loaders, which make runnable
+    models of bytes. `functional.external.extern_opr_subgraph` runs these in programs.
+
+    Raises:
+        LoadError: it is no such library, or registers no new name.
+    """
+    return open_loaders(str(Path(lib_path).resolve()), init)
 
 
 def unload(lib_path: str | os.PathLike[str]) -> None:
