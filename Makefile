@@ -165,7 +165,7 @@ test-plugins: $(VENV)/.ready ## install the sample plug-in and run the conforman
 	$(PY) -m tests.sim $(ARGS)
 
 .PHONY: check check-format check-lint check-types check-imports check-budget
-check: check-format check-lint check-types check-imports check-budget ## format, lint, strict types, import contract, size budget
+check: check-format check-lint check-types check-imports check-budget check-names ## format, lint, strict types, import contract, size budget, public names
 
 check-format: $(VENV)/.ready
 	$(PY) -m ruff format --check .
@@ -181,6 +181,9 @@ check-imports: $(VENV)/.ready
 
 check-budget: $(VENV)/.ready
 	$(PY) -m tools.budget
+
+check-names: $(VENV)/.ready
+	$(PY) -m tools.public_names --check
 
 .PHONY: format
 format: $(VENV)/.ready ## rewrite sources in the project's format, apply safe fixes

@@ -3,6 +3,8 @@
 import os
 import shutil
 import subprocess
+import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -88,3 +90,26 @@ def test_mistakes_are_named(
     done = build(folder, *options, **settings)
     assert done.returncode == 2 and told in done.stderr and "build.sh -h" in done.stderr
     assert not (folder / "build").exists()
+
+
+def test_equal_sources_give_equal_wheels(tmp_path: Path) -> None:
+    """Times, umask, folder, zone and hash seed leave no trace in the bytes."""
+    pytest.importorskip("hatchling", reason="builds the wheel")
+    wheels = []
+    for number, (umask, zone) in enumerate((("022", "UTC"), ("077", "Asia/Tokyo"))):
+        source = tmp_path / f"source{number}"
+        subprocess.run(
+            f"umask {umask} && mkdir {source} && cd {ROOT} && cp -R --no-preserve=mode,timestamps "
+            f"src docs pyproject.toml README.md LICENSE {source} && cd {source} && "
+            f"{sys.executable} -m hatchling build -t wheel -d out",
+            shell=True,
+            check=True,
+            env={**os.environ, "TZ": zone, "PYTHONHASHSEED": str(number)},
+            capture_output=True,
+        )
+        (wheel,) = source.glob("out/*.whl")
+        wheels.append(wheel)
+    first, second = (wheel.read_bytes() for wheel in wheels)
+    assert first == second
+    with zipfile.ZipFile(wheels[0]) as file:
+        assert "treadle/cli/errors.md" in file.namelist()  # `treadle help T01` reads it.

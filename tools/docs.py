@@ -8,6 +8,7 @@ from tools import (
     notebooks,
     op_schemas,
     op_table,
+    public_names,
     reference_pages,
     tool_pages,
 )
@@ -18,6 +19,7 @@ def main(arguments: list[str] | None = None) -> int:
     mains = (
         op_table.main,
         op_schemas.main,
+        public_names.main,
         api_page.main,
         reference_pages.main,
         megengine_coverage.main,
