@@ -191,8 +191,9 @@ format: $(VENV)/.ready ## rewrite sources in the project's format, apply safe fi
 	$(PY) -m ruff format .
 
 .PHONY: golden
-golden: $(VENV)/.ready ## rewrite the golden texts under tests/golden; read the diff
-	$(PY) -m pytest -q tests/graph --update-golden $(ARGS)
+golden: $(VENV)/.oracle ## rewrite every golden text, wherever it lies; read the diff
+	$(PY) -m pytest -q -n 0 -m "oracle or not oracle" --update-golden $(ARGS) \
+		$$(grep -rlE '\bgolden\(|"--update-golden"' --include='test_*.py' tests)
 
 .PHONY: docs
 docs: $(VENV)/.ready ## regenerate the generated pages under docs/

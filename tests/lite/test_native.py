@@ -125,7 +125,7 @@ def test_a_run_imports_and_compiles_nothing(compute: Any, file: Path, tmp_path: 
     packages = {name.split(".")[1] for name in ours}
     assert packages == {"backends", "base", "engine", "lite", "runtime"}
     assert not {"llvmlite", "rich", "typer", "onnx"} & set(modules)
-    stages = {"prepare", "partition", "optimize", "compile", "load", "execute", "package"}
+    stages = {"prepare", "partition", "optimize", "compile", "load", "execute", "package.models"}
     assert not {f"treadle.engine.{name}" for name in stages} & ours
     generators = {name for name in ours if name.startswith("treadle.backends.codegen.")}
     assert generators <= {"treadle.backends.codegen.target"}
