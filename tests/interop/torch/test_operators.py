@@ -185,6 +185,94 @@ def test_truths_have_arithmetic() -> None:
     check(truths, torch.tensor([True, False, True]), torch.tensor([True, True, False]))
 
 
+def test_truths_among_numbers() -> None:
+    def truths(x: Any, y: Any, i: Any) -> Any:
+        return (
+            torch.clamp_min(x, y),
+            torch.clamp_max(x, y),
+            torch.fmax(x, y),
+            torch.fmin(x, y),
+            torch.sign(x),
+            x.isnan() | x.isinf(),
+            torch.heaviside(x, y),
+            torch.nansum(x),
+            torch.angle(x),
+            x.put(i, y, accumulate=True),
+            x.index_put((i,), y, accumulate=True),
+            x.index_add(0, i, y),
+            x.scatter_reduce(0, i, y, "prod"),
+        )
+
+    x, y = torch.tensor([True, False, True, False]), torch.tensor([True, True, False, False])
+    check(truths, x, y, torch.tensor([0, 1, 1, 3]))
+
+
+def test_whole_numbers() -> None:
+    def whole(x: Any, y: Any) -> Any:
+        return (
+            x @ y.mT,
+            torch.baddbmm(x[..., :2], x, y.mT, beta=2, alpha=3),
+            F.linear(x, y[0]),
+            torch.gcd(x, y),
+            torch.lcm(x, y),
+            x << (y & 7),
+            x >> (y & 7),
+            F.hardtanh(x, -0.5, 3),
+            torch.tril_indices(3, 4, 1),
+            torch.triu_indices(4, 2, -1),
+        )
+
+    x = torch.tensor([[[12, -18, 0], [7, 1 << 40, -5]], [[0, 3, 9], [-4, 6, 35]]])
+    check(whole, x, x.flip(0, 1) + torch.tensor([0, 4, 5]))
+
+
+def test_the_most_frequent_elements() -> None:
+    def modes(x: Any, y: Any, truths: Any) -> Any:
+        return x.mode(), x.mode(0, True), y.mode(1)[0], truths.mode(0)
+
+    x = torch.tensor([[3.0, 1, 1, 3, 2], [2, 2, 1, 1, 0], [3, 2, 5, 1, 2]]).requires_grad_()
+    check(modes, x, torch.tensor([[1.0, 2, 2, float("nan")]]), torch.tensor([True, False, True]))
+
+
+def test_so_many_places_of_what_is_not_zero() -> None:
+    def places(x: Any) -> Any:
+        few = torch.nonzero_static(x, size=2, fill_value=7)
+        return few, torch.nonzero_static(x, size=9), torch.nonzero_static(x[0, 0], size=3)
+
+    check(places, torch.tensor([[0, 1, 2, 0], [5, 0, 0, 1]]))
+
+
+def test_histograms() -> None:
+    def histograms(x: Any, edges: Any, weight: Any, points: Any) -> Any:
+        both = torch.stack([edges, edges * 2])
+        return (
+            torch.histogram(x, 4),
+            torch.histogram(x, 3, range=(-1.0, 1.0), weight=weight, density=True),
+            torch.histogram(x, edges, weight=weight),
+            torch.histogramdd(points, [3, 2]),
+            torch.histogramdd(points, [3, 2], range=[-1.0, 1.0, -2.0, 0.5], density=True),
+            torch.histogramdd(points, list(both.unbind())),
+        )
+
+    edges = torch.tensor([-1.0, -0.5, 0.3, 2.0])
+    x = torch.cat([torch.randn(20), edges])
+    check(histograms, x, edges, torch.rand(24), torch.randn(5, 6, 2))
+
+
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
+def test_images_that_are_smoothed_when_they_shrink(mode: str) -> None:
+    def resized(x: Any) -> Any:
+        options: dict[str, Any] = {"mode": mode, "antialias": True}
+        return (
+            F.interpolate(x, (5, 4), **options),
+            F.interpolate(x, (13, 30), **options),
+            F.interpolate(x, (4, 13), align_corners=True, **options),
+            F.interpolate(x, scale_factor=(0.4, 1.7), **options),
+        )
+
+    check(resized, leaf(2, 3, 11, 13))
+
+
 def test_determinants_and_solutions() -> None:
     def solved(x: Any, y: Any) -> Any:
         positive = x @ x.mT + torch.eye(3)
@@ -321,8 +409,15 @@ def test_singular_values_and_those_of_symmetric_matrices() -> None:
 def test_exponentials_and_reflections_of_matrices() -> None:
     def made(x: Any, tau: Any) -> Any:
         sizes = torch.tensor([0.0, 0.1, 2.0]).reshape(3, 1, 1)
-        flat = torch.linalg.householder_product(x.detach(), tau)
-        return torch.linalg.matrix_exp(x[:3, :3] * sizes), flat
+        flat, y = x.detach(), x.detach()[:, 1:]
+        products = (
+            torch.linalg.householder_product(flat, tau),
+            torch.ormqr(flat[:, :2], tau, y, transpose=True),
+            torch.ormqr(flat[:, :2], tau, y.mT, left=False),
+            torch.geqrf(flat),
+            torch.geqrf(torch.stack([flat[:3], torch.eye(3)])),
+        )
+        return torch.linalg.matrix_exp(x[:3, :3] * sizes), products
 
     check(made, leaf(5, 3), torch.randn(2))
 

@@ -66,6 +66,7 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]] = {
     "transposed": (lambda x: ((x * 2).t() * 1, x.t().exp()), ((3, 4),)),
     "permuted": (lambda x: torch.exp(x.permute(2, 0, 3, 1)), ((2, 3, 5, 6),)),
     "solved": (lambda a, b: torch.linalg.solve(a, b), ((2, 3, 3), (2, 3, 2))),
+    "empty, of padded": (lambda x: nn.functional.unfold(x, 2, padding=1), ((0, 1, 5, 5),)),
     "repeated": (lambda x: x.sum(1, keepdim=True), ((3, 4),)),
     "left to PyTorch": (
         lambda x: torch.atan2(x.t() * 2, x.t()) + torch.special.zeta(x.t().abs() + 2, 3.0).detach(),

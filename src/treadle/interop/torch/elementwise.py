@@ -13,7 +13,7 @@ from treadle.graph.builder import GraphOperand
 from treadle.interop.conventions import remainder, truncated_quotient
 from treadle.interop.torch.arrays import DTYPES
 from treadle.interop.torch.table import Call, lowers
-from treadle.ops import activation, logic, unary
+from treadle.ops import activation, logic, reduce, unary
 from treadle.ops import elementwise as ew
 from treadle.ops.op import Op
 from treadle.ops.select import Clip, Where
@@ -51,7 +51,6 @@ _UNARY: dict[str, Op] = {
     "trunc": unary.Trunc(),
     "silu": activation.Silu(),
 }
-_SAME_TYPE = ("abs", "ceil", "floor", "neg", "relu", "sign", "trunc")
 
 
 def _register_unary() -> None:
@@ -59,6 +58,8 @@ def _register_unary() -> None:
 
         def lower(call: Call, x: V, _op: Op = op, _name: str = name) -> V:
             if x.type.dtype.is_integer and _name in ("ceil", "floor", "trunc"):
+                return x
+            if x.type.dtype is dt.bool_ and _name == "sign":
                 return x
             return _op(x.astype(call.dtype))
 
@@ -126,9 +127,11 @@ def _arithmetic_of_truths(op: Op, of_truths: Op) -> Any:
 _BINARY_OF_TRUTHS: dict[str, tuple[Op, Op]] = {
     "add": (ew.Add(), logic.LogicalOr()),
     "mul": (ew.Mul(), logic.LogicalAnd()),
-    "maximum": (ew.Maximum(), logic.LogicalOr()),
-    "minimum": (ew.Minimum(), logic.LogicalAnd()),
 }
+LARGER = _arithmetic_of_truths(ew.Maximum(), logic.LogicalOr())
+SMALLER = _arithmetic_of_truths(ew.Minimum(), logic.LogicalAnd())
+lowers("maximum.default")(LARGER)
+lowers("minimum.default")(SMALLER)
 for _name, _ops in _BINARY_OF_TRUTHS.items():
     _lower = _arithmetic_of_truths(*_ops)
     lowers(f"{_name}.default", f"{_name}.Tensor", f"{_name}.Scalar")(_lower)
@@ -142,6 +145,40 @@ _BINARY: dict[str, Op] = {
 }
 for _name, _op in _BINARY.items():
     lowers(f"{_name}.default", f"{_name}.Tensor", f"{_name}.Scalar")(_arithmetic(_op))
+for _side, _op in {"left": logic.ShiftLeft(), "right": logic.ShiftRight()}.items():
+    _names = f"bitwise_{_side}_shift", f"__{_side[0]}shift__"
+    lowers(*(f"{n}.{kind}" for n in _names for kind in ("Tensor", "Scalar")))(_arithmetic(_op))
+
+
+@lowers("lcm.default")
+def _lcm(call: Call, x: V, y: V) -> V:
+    first, second = (v.astype(call.dtype) for v in (x, y))
+    common = _gcd(call, first, second)
+    known = Where()(logic.Equal()(common, common.constant(0)), common.constant(1), common)
+    made: V = unary.Abs()(truncated_quotient(first, known) * second)
+    return made
+
+
+@lowers("gcd.default")
+def _gcd(call: Call, x: V, y: V) -> V:
+    """Euclid's algorithm, until no element has a remainder."""
+    first, second = (v.astype(call.dtype).broadcast_to(call.shape) for v in (x, y))
+
+    def goes_on(first: V, second: V) -> V:
+        left: V = reduce.Max(tuple(range(len(call.shape))), False)(
+            logic.NotEqual()(second, second.constant(0)).astype(dt.uint8)
+        )
+        return logic.NotEqual()(left, left.constant(0))
+
+    def turn(first: V, second: V) -> tuple[V, V]:
+        ends = logic.Equal()(second, second.constant(0))
+        rest = remainder(first, Where()(ends, second.constant(1), second), truncated=True)
+        return Where()(ends, first, second), Where()(ends, second, rest)
+
+    if 0 in call.shape:
+        return first
+    found, _ = call.builder.while_loop(goes_on, turn, (first, second))
+    return unary.Abs()(found)
 
 
 @lowers("rsub.Scalar", "rsub.Tensor")
@@ -244,14 +281,19 @@ def _bitwise_not(call: Call, x: V) -> V:
     return logic.LogicalNot()(x) if x.type.dtype is dt.bool_ else logic.BitNot()(x)
 
 
-@lowers("isnan.default")
-def _isnan(call: Call, x: V) -> V:
-    return logic.IsNan()(x)
+def _asked_of_numbers(op: Op) -> Any:
+    """Truths are neither NaN nor infinite."""
+
+    def lower(call: Call, x: V) -> V:
+        if x.type.dtype is dt.bool_:
+            return x.constant(False).broadcast_to(call.shape)
+        return op(x)
+
+    return lower
 
 
-@lowers("isinf.default")
-def _isinf(call: Call, x: V) -> V:
-    return logic.IsInf()(x)
+lowers("isnan.default")(_asked_of_numbers(logic.IsNan()))
+lowers("isinf.default")(_asked_of_numbers(logic.IsInf()))
 
 
 @lowers("where.self")
@@ -277,6 +319,8 @@ def _gelu(call: Call, x: V, *, approximate: str = "none") -> V:
 def _clamp(call: Call, x: V, low: Any = None, high: Any = None) -> V:
     if call.dtype.is_float:
         low, high = (None if v is None else float(v) for v in (low, high))
+    else:
+        low, high = (None if v is None else int(v) for v in (low, high))
     return Clip(low, high)(x.astype(call.dtype))
 
 
@@ -289,8 +333,8 @@ def _clamp_min(call: Call, x: V, low: Any) -> V:
 @lowers("clamp.Tensor")
 def _clamp_by_tensors(call: Call, x: V, low: Any = None, high: Any = None) -> V:
     y = x.astype(call.dtype)
-    y = y if low is None else ew.Maximum()(y, call.operand(low, call.dtype, y))
-    return y if high is None else ew.Minimum()(y, call.operand(high, call.dtype, y))
+    y = y if low is None else LARGER(call, y, low)
+    return y if high is None else SMALLER(call, y, high)
 
 
 @lowers("leaky_relu.default")

@@ -15,7 +15,7 @@ from treadle.interop.torch.reductions import ordered
 from treadle.interop.torch.shaping import extents, flat, part
 from treadle.interop.torch.table import Call, along_axes, axis_of, lowers
 from treadle.ops import elementwise as ew
-from treadle.ops import logic, reduce, unary
+from treadle.ops import logic, reduce
 from treadle.ops.creation import Iota
 from treadle.ops.cumulative import CumSum
 from treadle.ops.gather import Index, IndexAdd, IndexUpdate, Take
@@ -128,6 +128,8 @@ def _combined(x: V, axis: int, index: V, src: V, how: str, with_x: bool) -> V:
     if not math.prod(extents(index)):
         return x
     kind, zero = x.type.dtype, x.constant(0)
+    if kind is dt.bool_ and how == "prod":  # "and"
+        how = "amin"
     ones = src.constant(1, dt.float32).broadcast_to(extents(src))
     none = x.constant(0, dt.float32).broadcast_to(extents(x))
     count = AddAlongAxis(axis)(none, index, ones)
@@ -182,10 +184,19 @@ def _masked_scatter_backward(call: Call, dy: V, mask: V, sizes: Sequence[int]) -
 def _put(call: Call, x: V, index: V, source: V, accumulate: bool = False) -> V:
     if not math.prod(extents(index)):
         return x
-    op = (IndexAdd if accumulate else IndexUpdate)((0,))
     places = from_start(flat(index), math.prod(extents(x)))
-    made: V = op(flat(x), flat(source).astype(x.type.dtype), places).reshape(call.shape)
-    return made
+    return _written(flat(x), flat(source), (0,), [places], accumulate).reshape(call.shape)
+
+
+def _written(x: V, values: V, axes: tuple[int, ...], given: list[V], added: bool) -> V:
+    """x with values at places; truths are added as "or"."""
+    values = values.astype(x.type.dtype)
+    if not added:
+        return IndexUpdate(axes)(x, values, *given)
+    if x.type.dtype is not dt.bool_:
+        return IndexAdd(axes)(x, values, *given)
+    total = IndexAdd(axes)(x.astype(dt.int32), values.astype(dt.int32), *given)
+    return logic.NotEqual()(total, total.constant(0))
 
 
 # -- several axes ------------------------------------------------------------------------------
@@ -213,8 +224,7 @@ def _index_put(
         return _filled(x, indices[0], values)
     axes, given = _axes_of(x, indices)
     picked = extents(Index(axes)(x, *given))
-    op = (IndexAdd if accumulate else IndexUpdate)(axes)
-    return op(x, values.astype(x.type.dtype).broadcast_to(picked), *given)
+    return _written(x, values.broadcast_to(picked), axes, given, accumulate)
 
 
 def _is_mask(indices: Sequence[V | None]) -> bool:
@@ -242,16 +252,16 @@ def _searchsorted(
     if sorter is not None:
         line = TakeAlongAxis(line.type.ndim - 1)(line, sorter)
     value = x if isinstance(x, GraphOperand) else line.constant(x)
-    return _searched(line, value, right or side == "right").astype(call.dtype)
+    return searched(line, value, right or side == "right").astype(call.dtype)
 
 
 @lowers("bucketize.Tensor", "bucketize.Scalar")
 def _bucketize(call: Call, x: Any, line: V, *, right: bool = False, **kwargs: Any) -> V:
     value = x if isinstance(x, GraphOperand) else line.constant(x)
-    return _searched(line, value, right).astype(call.dtype)
+    return searched(line, value, right).astype(call.dtype)
 
 
-def _searched(line: V, x: V, right: bool) -> V:
+def searched(line: V, x: V, right: bool) -> V:
     """How many entries of a sorted line come before each value, by halving."""
     rank, shape = line.type.ndim, extents(x)
     kind = dt.promote(line.type.dtype, x.type.dtype)
@@ -271,33 +281,13 @@ def _searched(line: V, x: V, right: bool) -> V:
     return low.reshape(shape)
 
 
-@lowers("histc.default")
-def _histc(call: Call, x: V, bins: int = 100, min: Any = 0, max: Any = 0) -> V:
-    line = flat(x)
-    least, most = line.constant(min), line.constant(max)
-    if min == max:
-        if extents(line)[0]:
-            least, most = reduce.Min((0,), False)(line), reduce.Max((0,), False)(line)
-        same = logic.Equal()(least, most)
-        least, most = Where()(same, least - 1, least), Where()(same, most + 1, most)
-    if not line.type.dtype.is_float:
-        raise NotImplementedError("histograms of integers")
-    inside = logic.GreaterEqual()(line, least) & logic.LessEqual()(line, most)
-    cell = unary.Floor()((line - least) * bins / (most - least))
-    cell = Where()(inside, cell, cell.constant(0)).astype(dt.int64)
-    cell = ew.Minimum()(cell, cell.constant(bins - 1))
-    return AddAlongAxis(0)(
-        line.constant(0).broadcast_to((bins,)), cell, inside.astype(line.type.dtype)
-    )
-
-
 # -- bags of embeddings ------------------------------------------------------------------------
 
 
 def _bags(offsets: V, count: int, closed: bool) -> tuple[V, V]:
     """The bag of each of so many indices, and the sizes of the bags."""
     places = offsets.builder.apply(Iota(0, 1, count, offsets.type.dtype), ())[0]
-    before = _searched(offsets, places, True) - 1
+    before = searched(offsets, places, True) - 1
     bags = extents(offsets)[0] - closed
     none = before.constant(0).broadcast_to((bags,))
     ones = before.constant(1).broadcast_to((count,))
@@ -446,7 +436,7 @@ def _grouped(x: V, y: V, offs: V) -> V:
     ranks = x.type.ndim, y.type.ndim
     lines = extents(x)[0] if ranks == (2, 3) else extents(y)[-1 if ranks == (3, 2) else 0]
     places = offs.builder.constant(np.arange(lines, dtype=np.int64))
-    group = _searched(offs.astype(dt.int64), places, True)
+    group = searched(offs.astype(dt.int64), places, True)
     number = offs.builder.constant(np.arange(groups, dtype=np.int64).reshape(groups, 1))
     own = logic.Equal()(number, group.reshape((1, lines))).astype(x.type.dtype)  # [groups, lines]
     if ranks == (2, 3):

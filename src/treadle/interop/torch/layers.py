@@ -15,7 +15,7 @@ from treadle.interop.torch.table import Call, along_axes, axis_of, lowers
 from treadle.ops import reduce, unary
 from treadle.ops.batch_norm import BatchNormInfer
 from treadle.ops.conv import Conv, ConvGradInput, ConvGradWeight
-from treadle.ops.matmul import Matmul
+from treadle.ops.matmul import ExactMatmul, Matmul
 from treadle.ops.norm import GroupNorm, LayerNorm
 from treadle.ops.softmax import LogSoftmax, Softmax
 
@@ -27,7 +27,12 @@ Ints = Sequence[int]
 
 @lowers("mm.default", "bmm.default")
 def _mm(call: Call, x: V, y: V) -> V:
-    return Matmul()(x, y)
+    return product_of(x, y)
+
+
+def product_of(x: V, y: V) -> V:
+    """A matrix product in the operands' type, integers in theirs."""
+    return (ExactMatmul if x.type.dtype.is_integer else Matmul)()(x, y)
 
 
 @lowers("matmul.default", "mv.default", "dot.default")
@@ -37,7 +42,7 @@ def _matmul(call: Call, x: V, y: V) -> V:
 
 @lowers("addmm.default", "baddbmm.default")
 def _addmm(call: Call, bias: V, x: V, y: V, *, beta: Any = 1, alpha: Any = 1) -> V:
-    made: V = _weighted(call, bias, Matmul()(x, y), beta, alpha)
+    made: V = _weighted(call, bias, product_of(x, y), beta, alpha)
     return made
 
 
@@ -49,7 +54,7 @@ def _addmv(call: Call, bias: V, x: V, y: V, *, beta: Any = 1, alpha: Any = 1) ->
 
 @lowers("addbmm.default")
 def _addbmm(call: Call, bias: V, x: V, y: V, *, beta: Any = 1, alpha: Any = 1) -> V:
-    made: V = _weighted(call, bias, reduce.Sum((0,), False)(Matmul()(x, y)), beta, alpha)
+    made: V = _weighted(call, bias, reduce.Sum((0,), False)(product_of(x, y)), beta, alpha)
     return made
 
 

@@ -17,7 +17,7 @@ from treadle.ops.factorization import Cholesky, Lu, Qr, swapped, triangle
 from treadle.ops.gather_along import ScatterAlongAxis, TakeAlongAxis
 from treadle.ops.linalg import MatInv, Svd
 from treadle.ops.matmul import Matmul
-from treadle.ops.movement import Flip
+from treadle.ops.movement import Concat, Flip
 from treadle.ops.select import Where
 
 V = GraphOperand
@@ -328,16 +328,64 @@ def _beside(x: V) -> V:
 @lowers("linalg_householder_product.default", "orgqr.default")
 def _householder(call: Call, x: V, tau: V) -> V:
     """The first columns of the product of reflections I - tau v v', v below the diagonal of x."""
+    return _reflected(x, tau, _identity(x))
+
+
+def _reflected(x: V, tau: V, y: V, backwards: bool = False) -> V:
+    """The product of reflections, times y; backwards: of the reflections in the other order."""
     count, last = extents(tau)[-1], x.type.ndim - 1
     if count > _EXCHANGES:
         raise NotImplementedError(f"{count} reflections")
     lines = _triangular(x, upper=False, unit=True)
-    found = _identity(x)
-    for i in reversed(range(count)):
+    for i in range(count) if backwards else reversed(range(count)):
         v = part(lines, last, i, i + 1)
         factor = part(tau, tau.type.ndim - 1, i, i + 1).reshape((*_lead(x), 1, 1))
-        found = found - _product(v * factor, _product(swapped(v), found))
-    return found
+        y = y - _product(v * factor, _product(swapped(v), y))
+    return y
+
+
+@lowers("ormqr.default")
+def _ormqr(call: Call, x: V, tau: V, y: V, left: bool = True, transpose: bool = False) -> V:
+    if left:
+        return _reflected(x, tau, y, transpose)
+    return swapped(_reflected(x, tau, swapped(y), not transpose))
+
+
+@lowers("geqrf.default")
+def _geqrf(call: Call, x: V) -> tuple[V, V]:
+    """R, and below its diagonal the vectors of the reflections that lead to it."""
+    m, n = extents(x)[-2:]
+    count = min(m, n)
+    if count > _EXCHANGES:
+        raise NotImplementedError(f"{count} reflections")
+    if 0 in extents(x):
+        return x, _empty(call, 1, x)
+    factors = []
+    for i in range(count):
+        x, factor = _one_column(x, i)
+        factors.append(factor.reshape((*_lead(x), 1)))
+    return x, Concat(x.type.ndim - 2)(*factors)
+
+
+def _one_column(x: V, i: int) -> tuple[V, V]:
+    """x after the reflection that clears column i below its diagonal, which keeps its vector."""
+    (m, n), rank = extents(x)[-2:], x.type.ndim
+    rows, columns = np.arange(m)[:, None], np.arange(n)[None]
+    below, own = x.builder.constant(rows > i), x.builder.constant(rows == i)
+    zero, one = x.constant(0.0), x.constant(1.0)
+    column = part(x, rank - 1, i, i + 1)
+    first, rest = part(column, rank - 2, i, i + 1), Where()(below, column, zero)
+    size = reduce.Sum((rank - 2, rank - 1), True)(rest * rest)
+    none = logic.Equal()(size, zero)
+    length = unary.Sqrt()(first * first + size)
+    length = Where()(logic.Less()(first, zero), length, -length)
+    v = rest / Where()(none, one, first - length)
+    factor = Where()(none, zero, 1.0 - first / Where()(none, one, length))
+    whole = Where()(own, one, v)
+    turned = x - _product(whole * factor, _product(swapped(whole), x))
+    own_column = Where()(own, Where()(none, first, length), Where()(below, v, column))
+    later = Where()(x.builder.constant(columns > i), turned, x)
+    return Where()(x.builder.constant(columns == i), own_column, later), factor
 
 
 @lowers("linalg_matrix_exp.default")

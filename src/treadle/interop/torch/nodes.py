@@ -17,6 +17,7 @@ from treadle.graph.builder import GraphBuilder, GraphOperand
 from treadle.interop.torch import (  # noqa: F401  (they register)
     attention,
     bessel,
+    counting,
     distances,
     elementwise,
     fourier,
@@ -27,6 +28,7 @@ from treadle.interop.torch import (  # noqa: F401  (they register)
     pooling,
     recurrent,
     reductions,
+    resampling,
     sampling,
     segments,
     shaping,
@@ -52,7 +54,6 @@ _TAKEN_APART = (
     "_batch_norm_with_update_functional",
     "batch_norm_backward",
     "dist",
-    "lcm",
     "ldexp",
     "narrow_copy",
     "round.decimals",

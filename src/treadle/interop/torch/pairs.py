@@ -267,6 +267,7 @@ def _abs(call: Call, x: Pair) -> V:
 @_complex("angle.default")
 def _angle(call: Call, x: Any) -> V:
     if not isinstance(x, Pair):
+        x = x.astype(call.dtype)
         half = Where()(logic.Less()(x, x.constant(0)), x.constant(math.pi), x.constant(0))
         found: V = Where()(logic.IsNan()(x), x, half)
         return found

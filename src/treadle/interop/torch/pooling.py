@@ -1,4 +1,4 @@
-"""Pooling of ATen over one to three axes, with places of maxima, and resampling by factors."""
+"""Pooling of ATen over one to three axes, with places of maxima."""
 
 from __future__ import annotations
 
@@ -21,10 +21,9 @@ from treadle.ops.adaptive_pool import (
     AdaptiveMaxPool,
     AdaptiveMaxPoolGrad,
 )
-from treadle.ops.gather import IndexAdd, Take
+from treadle.ops.gather import Take
 from treadle.ops.gather_along import TakeAlongAxis
 from treadle.ops.pool import AvgPool, AvgPoolGrad, MaxPool, MaxPoolGrad
-from treadle.ops.resample import Resize
 
 V = GraphOperand
 Ints = Sequence[int]
@@ -235,86 +234,3 @@ def _adaptive_backward(call: Call, dy: V, x: V) -> V:
     rank = call.rank
     grad = AdaptiveAvgPoolGrad(extents(dy)[-rank:], extents(x)[-rank:])
     return grad(_batched(dy, rank)).reshape(call.shape)
-
-
-# -- resampling --------------------------------------------------------------------------------
-
-
-@lowers("upsample_bilinear2d.vec", "upsample_bilinear2d.default")
-def _upsample(call: Call, x: V, size: Any, align_corners: bool, *rest: Any) -> V:
-    scales = next((r for r in rest if isinstance(r, (list, tuple))), [r for r in rest if r])
-    exact = zip(call.shape[2:], extents(x)[2:], scales, strict=False)
-    if not align_corners and any(m != n * s for m, n, s in exact):
-        raise NotImplementedError("a scale that is not the ratio of the extents")
-    places = "align_corners" if align_corners else "half_pixel"
-    return Resize("linear", places, call.shape[2:])(x)
-
-
-@lowers(
-    "upsample_nearest1d.vec",
-    "upsample_nearest1d.default",
-    "upsample_nearest2d.vec",
-    "upsample_nearest2d.default",
-    "upsample_nearest3d.vec",
-    "upsample_nearest3d.default",
-)
-def _upsample_nearest(call: Call, x: V, size: Any, *scales: Any) -> V:
-    given = scales[0] if scales and isinstance(scales[0], (list, tuple)) else scales
-    return _at_nearest(call, x, given, 0.0)
-
-
-@lowers(
-    "_upsample_nearest_exact1d.vec",
-    "_upsample_nearest_exact1d.default",
-    "_upsample_nearest_exact2d.vec",
-    "_upsample_nearest_exact2d.default",
-    "_upsample_nearest_exact3d.vec",
-    "_upsample_nearest_exact3d.default",
-)
-def _upsample_exact(call: Call, x: V, size: Any, *scales: Any) -> V:
-    given = scales[0] if scales and isinstance(scales[0], (list, tuple)) else scales
-    return _at_nearest(call, x, given, 0.5)
-
-
-def _nearest(count: int, wide: int, step: float | None, offset: float) -> Any:
-    """Cells of so many that so many places read; as PyTorch, by steps of float32."""
-    ratio = np.float32(1 / step if step else count / wide)
-    cells = np.floor((np.arange(wide, dtype=np.float32) + np.float32(offset)) * ratio)
-    return np.minimum(cells.astype(np.int64), count - 1)
-
-
-def _at_nearest(call: Call, x: V, scales: Any, offset: float) -> V:
-    steps = list(scales) if scales and any(scales) else [None] * (x.type.ndim - 2)
-    for axis, step in enumerate(steps, 2):
-        cells = _nearest(extents(x)[axis], call.shape[axis], step, offset)
-        x = Take(axis)(x, call.builder.constant(cells))
-    return x
-
-
-def _spread_back(call: Call, dy: V, offset: float, scales: Sequence[Any]) -> V:
-    """The gradient of reading the nearest cells."""
-    steps = list(scales) if scales and any(scales) else [None] * (len(call.shape) - 2)
-    for axis, step in enumerate(steps, 2):
-        cells = _nearest(call.shape[axis], extents(dy)[axis], step, offset)
-        shape = (*extents(dy)[:axis], call.shape[axis], *extents(dy)[axis + 1 :])
-        zeros = dy.constant(0).broadcast_to(shape)
-        dy = IndexAdd((axis,))(zeros, dy, call.builder.constant(cells))
-    return dy
-
-
-@lowers(
-    "upsample_nearest1d_backward.default",
-    "upsample_nearest2d_backward.default",
-    "upsample_nearest3d_backward.default",
-)
-def _upsample_nearest_backward(call: Call, dy: V, size: Any, given: Any, *scales: Any) -> V:
-    return _spread_back(call, dy, 0.0, scales)
-
-
-@lowers(
-    "_upsample_nearest_exact1d_backward.default",
-    "_upsample_nearest_exact2d_backward.default",
-    "_upsample_nearest_exact3d_backward.default",
-)
-def _upsample_exact_backward(call: Call, dy: V, size: Any, given: Any, *scales: Any) -> V:
-    return _spread_back(call, dy, 0.5, scales)

@@ -8,6 +8,7 @@ from typing import Any
 
 from treadle.base import dtype as dt
 from treadle.graph.builder import GraphOperand
+from treadle.interop.torch.elementwise import LARGER, SMALLER
 from treadle.interop.torch.shaping import extents, part
 from treadle.interop.torch.table import Call, along_axes, axis_of, lowers
 from treadle.ops import elementwise as ew
@@ -334,10 +335,10 @@ def _hypot(call: Call, x: V, y: V) -> V:
     return where(endless, math.inf, size)
 
 
-def _ignoring_nan(op: Any) -> Any:
+def _ignoring_nan(extremum: Any) -> Any:
     def lower(call: Call, x: V, y: V) -> V:
         first, second = x.astype(call.dtype), y.astype(call.dtype)
-        found: V = op(first, second)
+        found: V = extremum(call, first, second)
         if not call.dtype.is_float:
             return found
         found = where(logic.IsNan()(second), first, found)
@@ -346,8 +347,8 @@ def _ignoring_nan(op: Any) -> Any:
     return lower
 
 
-lowers("fmax.default")(_ignoring_nan(ew.Maximum()))
-lowers("fmin.default")(_ignoring_nan(ew.Minimum()))
+lowers("fmax.default")(_ignoring_nan(LARGER))
+lowers("fmin.default")(_ignoring_nan(SMALLER))
 
 
 # -- prefixes ----------------------------------------------------------------------------------

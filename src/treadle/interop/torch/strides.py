@@ -58,19 +58,32 @@ def placed(value: torch.Tensor) -> Placed | None:
     if not all(isinstance(d, int) for d in (*shape, *strides)):
         return None
     if 0 in shape:  # NumPy's strides of such arrays may be 0.
-        return Placed(tuple(range(len(shape))), shape, strides)
-    if strides == row_major_strides(shape):
+        known = row_major_strides(shape) if has_gaps(value) else strides
+        return Placed(tuple(range(len(shape))), shape, known)
+    if strides == row_major_strides(shape) or has_gaps(value):
         return None
-    wide = [d for d, extent in enumerate(shape) if extent > 1 and strides[d]]
-    order, step = sorted(wide, key=lambda d: -strides[d]), 1
-    for axis in reversed(order):
-        if strides[axis] != step:
-            return None
-        step *= shape[axis]
+    wide = _in_memory(value)
+    order = sorted(wide, key=lambda d: -strides[d])
     # Axes of one element in memory lie anywhere: here where no axis has to move for them.
     rest = iter(order)
     axes = (next(rest) if d in wide else d for d in range(len(shape)))
     return Placed(tuple(axes), shape, strides)
+
+
+def _in_memory(value: torch.Tensor) -> list[int]:
+    """The axes with several elements in memory; one without elements counts as one of one."""
+    strides = value.stride()
+    return [d for d, extent in enumerate(value.shape) if extent > 1 and strides[d]]
+
+
+def has_gaps(value: torch.Tensor) -> bool:
+    """Whether the strides of a tensor jump over memory, as those of a slice do."""
+    step, strides = 1, value.stride()
+    for axis in sorted(_in_memory(value), key=lambda d: strides[d]):
+        if strides[axis] != step:
+            return True
+        step *= value.shape[axis]
+    return False
 
 
 def note_who_sees(graph: fx.Graph, results: int | None, is_ours: Callable[[fx.Node], bool]) -> None:
