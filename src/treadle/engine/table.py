@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 WIDTH = 118
 """Columns that a table takes at most, behind its indentation, where no terminal shows it."""
-_LEAST = 14
+_LEAST = 10
 _NUMBER = re.compile(r"-|[\d.,]*( ?(ns|us|ms|s|[KMGT]?i?B|[KMGT]|%|x))?")
 
 

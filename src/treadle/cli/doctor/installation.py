@@ -81,8 +81,7 @@ def extras() -> Section:
         found = {name: _version(name) for name in names}
         there = ", ".join(f"{name} {version}" for name, version in found.items() if version)
         missing = ", ".join(name for name, version in found.items() if not version)
-        command = f"pip install 'treadle[{extra}]'" if missing else ""
-        rows.append((extra, there or "-", missing or "-", command))
+        rows.append((extra, there or "-", missing or "-", f"treadle[{extra}]" if missing else ""))
     findings = []
     if not rows:
         findings.append(
@@ -92,7 +91,10 @@ def extras() -> Section:
                 wrong=False,
             )
         )
-    return Section("extras", ("extra", "installed", "missing", "to install"), rows, findings)
+    lacking = next((row[3] for row in rows if row[3]), "")
+    notes = [f"install one by its name, as in pip install '{lacking}'"] if lacking else []
+    header = ("extra", "installed", "missing", "to install")
+    return Section("extras", header, rows, findings, notes)
 
 
 def optional() -> dict[str, list[str]]:
