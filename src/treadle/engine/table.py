@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import sys
@@ -69,8 +68,8 @@ def _stacked(
 
 
 def _available() -> int:
-    """Columns for a table: those of the terminal, or of the variable COLUMNS."""
-    if sys.stdout.isatty() or "COLUMNS" in os.environ:
+    """Columns for a table: those of the terminal where there is one."""
+    if sys.stdout.isatty():
         return max(shutil.get_terminal_size().columns, 40) - 2
     return WIDTH
 
