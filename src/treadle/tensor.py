@@ -27,6 +27,7 @@ from treadle.engine.devices.names import CompNode, default_device, resolve
 from treadle.engine.eager.dispatch import EagerType, eager_type, lookup, run, run_nullary, type_of
 from treadle.engine.eager.handle_members import HandleMembers
 from treadle.engine.eager.hostdata import as_scalar_array, exported, host_data
+from treadle.engine.eager.scales import on_integers, real
 from treadle.ops import elementwise as ew
 from treadle.ops import indexing, logic
 from treadle.ops.matmul import Matmul
@@ -508,7 +509,7 @@ def _reflected(op: Op, method: Callable[[Tensor, Any], Tensor]) -> Callable[[Ten
     def reflected(self: Tensor, other: Any) -> Tensor:
         literal = _literal(self._kind, other)
         if literal is None or (self._kind, self._kind) not in table:
-            return binary(op, self, other, swap=True)
+            return binary(op, real(self), other, swap=True)
         return method(literal, self)
 
     return reflected
@@ -530,14 +531,16 @@ def _literal(kind: EagerType, value: Any) -> Tensor | None:
 def _slow_binary(op: Op, table: Any, x: Tensor, other: Any) -> Tensor:
     """Scalars, promotion, first calls and errors."""
     other = x.constant(other) if isinstance(other, np.generic) else other
-    if x._kind.quantized is not None and not (op.homogeneous or op.selects):
-        return _slow_binary(op, table, x.astype("float32"), other)  # What the integers stand for.
+    theirs = other._kind if isinstance(other, Tensor) else x._kind
+    if (x._kind.quantized or theirs.quantized) and not on_integers(op, x, other):
+        return _slow_binary(op, table, real(x), real(other))
     if op is _MATMUL:
         result = ArrayMethods.__matmul__(x, other)
     else:
         result = binary(op, x, other)
-    theirs = other._kind if isinstance(other, Tensor) else x._kind
-    if x._kind.dtype is theirs.dtype:  # A launch that needs no promotion is known from now on.
+    if (
+        x._kind.dtype is theirs.dtype and not x._kind.quantized
+    ):  # A launch that needs no promotion is known from now on.
         found = lookup((op, (x._kind, theirs)))
         if found is not None:
             table[x._kind, theirs] = (found.launch, found.results[0])
@@ -565,21 +568,8 @@ _FAST: dict[str, Op] = {
     "ge": logic.GreaterEqual(),
     "matmul": _MATMUL,
 }
-_INPLACE = [
-    "add",
-    "sub",
-    "mul",
-    "truediv",
-    "floordiv",
-    "mod",
-    "pow",
-    "matmul",
-    "lshift",
-    "rshift",
-    "and",
-    "or",
-    "xor",
-]
+_INPLACE = ["add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul"]
+_INPLACE += ["lshift", "rshift", "and", "or", "xor"]
 
 for _name, _op in _FAST.items():
     setattr(Tensor, f"__{_name}__", _operator(_op))

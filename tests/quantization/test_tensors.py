@@ -146,12 +146,45 @@ def test_addition_is_that_of_stored_integers_and_wraps():
     assert is_dtype_equal(total.dtype, TENTH)
     assert (q + q).tolist() == total.tolist()  # the second call takes the known launch
     assert is_dtype_equal((q + q).dtype, TENTH)
-    other = quantized([1.0, 1.0], qint8(0.2))
-    assert (q + other).tolist() == [15, 125]
-    assert not is_quantize((q + other).dtype)
-    u = quantized([1.0], quint8(0.1, 3))
-    assert not is_quantize((u + u).dtype)
     assert not is_quantize((q * q).dtype)
+
+
+def test_operators_on_other_scales_compute_with_what_the_integers_stand_for():
+    """`q + 1` added a tenth; sums over two scales, or with a zero point, were bare integers."""
+    q, other = quantized([1.0, 12.0]), quantized([1.0, 1.0], qint8(0.2))
+    u = quantized([1.0, 2.0], quint8(0.1, 3))
+    q + q  # A launch for the type is known, and is not for numbers.
+    for result, wanted in (
+        (q + 1, [2, 13]),
+        (1 - q, [0, -11]),
+        (q + other, [2, 13]),
+        (q - u, [0, 10]),
+        (u + u, [2, 4]),
+        (q + mge.tensor([1, 1]), [2, 13]),
+        (q + mge.tensor([1, 1], dtype="int8"), [2, 13]),
+        (mge.tensor([1.0, 1.0]) + q, [2, 13]),
+        (compile(lambda a, b: a + b + 1)(q, other), [3, 14]),
+    ):
+        assert result.dtype == np.float32
+        np.testing.assert_allclose(result.numpy(), wanted, rtol=1e-6)
+
+
+def test_sums_are_rounded_to_the_type_and_clamped():
+    """As in MegEngine, which adds up in 32 bits; they wrapped around in eight."""
+    x = [[12.0, 12.0], [5.0, -12.0]]
+    for dtype, wanted, columns in (
+        (TENTH, 127, [127, 0]),
+        (quint8(0.5, 100), 134, [134, 100]),
+        (qint32(0.001), 17000, [17000, 0]),
+    ):
+        q = quantized(x, dtype)
+        for f in (F.sum, compile(F.sum), trace(F.sum)):
+            total = f(q)
+            assert is_dtype_equal(total.dtype, dtype)
+            assert total.item() == wanted
+        assert q.sum(0).tolist() == columns
+        assert q.sum((0, 1), keepdims=True).shape == (1, 1)
+        assert F.mean(q).dtype == np.float32
 
 
 def test_products_of_matrices_are_sums_with_both_scales():
@@ -169,7 +202,20 @@ def test_products_of_matrices_are_sums_with_both_scales():
     np.testing.assert_allclose((x * x).numpy(), np.square(np.arange(6.0).reshape(2, 3)), rtol=1e-6)
 
 
-@pytest.mark.parametrize("function", [F.prod, lambda x: F.cumsum(x, 0), lambda x: F.mul(x, x)])
+@pytest.mark.parametrize(
+    "function",
+    [
+        F.prod,
+        lambda x: F.cumsum(x, 0),
+        lambda x: F.mul(x, x),
+        lambda x: F.clip(x, -1, 1),
+        lambda x: F.concat([x, x.astype(qint8(0.2))]),
+        lambda x: F.concat([x, F.zeros((1, 3), dtype="int8")]),
+        lambda x: F.concat([x.astype(quint8(0.1, 3)), x.astype(quint8(0.2, 3))]),
+        lambda x: x % 3,
+        lambda x: x << 1,
+    ],
+)
 def test_what_would_lose_the_scale_is_refused(function):
     """The results were products of stored integers, in eight bits, that stood for nothing."""
     x = mge.tensor(np.arange(6.0).reshape(2, 3)).astype(qint8(0.1))

@@ -12,6 +12,7 @@ import numpy as np
 
 from treadle.base.dtype import bool_, float32, int32
 from treadle.base.errors import DTypeError, ShapeError
+from treadle.base.quantized import quantized_type_of
 from treadle.base.shape import Shape, format_shape, normalize_axes, normalize_axis, product
 from treadle.base.symbol import Dim, Expr
 from treadle.ops import reduce
@@ -129,9 +130,19 @@ class ArrayMethods(Operators):
             reduction = op(reduced_axes(axis, len(self.shape), op.name), keepdims)
         try:
             return self.apply(reduction, (self,))[0]
-        except DTypeError:
-            if self.type.dtype is not bool_ or op not in _OF_TRUTH:
-                raise
+        except DTypeError as error:
+            refused = error
+        return self._reduced_anew(refused, op, axis, keepdims)
+
+    def _reduced_anew(
+        self: T, refused: DTypeError, op: type[Reduce], axis: Any, keepdims: bool
+    ) -> T:
+        """What stands for a reduction that does not take the element type."""
+        kind = quantized_type_of(getattr(self, "dtype", None))
+        if op is reduce.Sum and kind is not None and not kind.is_per_channel:
+            return self.astype(float32)._reduce(op, axis, keepdims).astype(kind)
+        if self.type.dtype is not bool_ or op not in _OF_TRUTH:
+            raise refused
         return self._reduce(_OF_TRUTH[op], axis, keepdims)
 
 

@@ -52,7 +52,6 @@ class Sum(Reduce):
 
     name = "sum"
     torch = "torch.sum(x, op.axes, op.keepdims, dtype=x.dtype) if op.axes else x"
-    homogeneous = True
 
     def reference(self, x: Array) -> Array:
         return _total(self, x).astype(x.dtype, copy=False)

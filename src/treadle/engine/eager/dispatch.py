@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from treadle.backends import registry
 from treadle.base.dtype import DType
-from treadle.base.errors import DeviceError, DTypeError, TreadleError
+from treadle.base.errors import DeviceError, TreadleError
 from treadle.base.observer import OBSERVER, on_change
 from treadle.base.quantized import QuantizedType
 from treadle.base.types import TensorType
@@ -21,7 +21,7 @@ from treadle.engine.eager.choice import Decision, Launch, choose_engine, note
 from treadle.engine.eager.failures import EXPLAINED, explain
 from treadle.engine.eager.formats import DEFAULT, inherited
 from treadle.engine.eager.placed import PlacedLaunch, plan_for, transfer
-from treadle.ops.border import Border
+from treadle.engine.eager.scales import carried_scale
 from treadle.ops.op import Op
 from treadle.ops.transfer import Transfer
 from treadle.runtime.api import Payload
@@ -174,7 +174,7 @@ def result_kinds(
     device: CompNode,
 ) -> tuple[EagerType, ...]:
     """The eager types of an op's results, which keep quantization and format where it may."""
-    carried = _carried(op, kinds, types, results)
+    carried = carried_scale(op, [k.quantized for k in kinds], types, results)
     made = [
         eager_type(t.dtype, device, carried if carried and t.dtype is carried.stored else None)
         for t in results
@@ -184,43 +184,6 @@ def result_kinds(
         format = inherited(op, formats, types, results)
         made = [tagged(kind, format) for kind in made]
     return tuple(made)
-
-
-def _carried(
-    op: Op,
-    kinds: Sequence[EagerType],
-    types: Sequence[TensorType],
-    results: Sequence[TensorType],
-) -> QuantizedType | None:
-    """What the results stand for if all operands of one element type stand for the same."""
-    found = {k.quantized for k in kinds if k.quantized is not None}
-    if len(found) != 1:
-        return None
-    (one,) = found
-    if any(k.quantized is None and k.dtype is one.stored for k in kinds):
-        return None
-    if op.homogeneous and one.zero_point:
-        if len(kinds) == 1 and op.by_sign:
-            raise DTypeError(
-                op.name,
-                "the stored integers have a zero point, so their sign says nothing",
-                saw=str(one),
-                hint="cast with astype('float32') first",
-            )
-        return None
-    if not op.selects and not op.homogeneous:
-        if any(t.dtype is one.stored for t in results):
-            raise DTypeError(
-                op.name,
-                "its integers would stand for nothing: it does not keep the operands' scale",
-                saw=str(one),
-                hint="cast with astype('float32') first",
-            )
-        return None
-    if one.is_per_channel:  # Its scales hold for the axes they were made for.
-        same = all(t.shape == types[0].shape for t in (*types, *results))
-        return one if same and (op.is_view or isinstance(op, Border | Transfer)) else None
-    return one
 
 
 def _remember(key: Any, entry: Entry) -> Entry:

@@ -1,0 +1,81 @@
+"""What the results of ops on quantized operands stand for, and what is refused as it would be lost.
+
+Ops compute on stored integers. Where their results are integers on the same scale, they keep the
+operands' type; where nobody could tell them from plain integers, the call raises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from treadle.base.errors import DTypeError
+from treadle.base.quantized import QuantizedType
+from treadle.base.types import TensorType
+from treadle.ops.border import Border
+from treadle.ops.op import Op
+from treadle.ops.transfer import Transfer
+
+
+def carried_scale(
+    op: Op,
+    kinds: Sequence[QuantizedType | None],
+    types: Sequence[TensorType],
+    results: Sequence[TensorType],
+) -> QuantizedType | None:
+    """What results of the stored type stand for; None where there are none, or no scale.
+
+    Args:
+        kinds: what each operand's integers stand for.
+        types, results: the types of operands and results.
+
+    Raises:
+        DTypeError: a result would be stored integers whose scale is lost.
+    """
+    found = {kind: None for kind in kinds if kind is not None}
+    if not found:
+        return None
+    one = next(iter(found))
+    plain = (t for kind, t in zip(kinds, types, strict=True) if kind is None)
+    if len(found) > 1 or any(t.dtype is one.stored for t in plain):
+        return _lost(op, found, results)
+    if op.homogeneous and one.zero_point:
+        if len(kinds) == 1 and op.by_sign:
+            raise DTypeError(
+                op.name,
+                "the stored integers have a zero point, so their sign says nothing",
+                saw=str(one),
+                hint="cast with astype('float32') first",
+            )
+        return _lost(op, found, results)
+    if not op.selects and not op.homogeneous:
+        return _lost(op, found, results)
+    if one.is_per_channel:  # Its scales hold for the axes they were made for.
+        same = all(t.shape == types[0].shape for t in (*types, *results))
+        return one if same and (op.is_view or isinstance(op, Border | Transfer)) else None
+    return one
+
+
+def _lost(op: Op, found: Iterable[QuantizedType], results: Sequence[TensorType]) -> None:
+    """Refuse integers that nobody could tell from plain ones; other results are plain."""
+    if any(t.dtype is one.stored for t in results for one in found):
+        raise DTypeError(
+            op.name,
+            "its integers would stand for nothing: it does not keep the operands' scale",
+            saw=", ".join(str(one) for one in found),
+            hint="cast with astype('float32') first",
+        )
+
+
+def real(x: Any) -> Any:
+    """A quantized tensor as the numbers that its integers stand for; anything else as it is."""
+    kind = getattr(x, "_kind", None)
+    return x if kind is None or kind.quantized is None else x.astype("float32")
+
+
+def on_integers(op: Op, x: Any, other: Any) -> bool:
+    """Whether an operator works on the stored integers of two operands, one of them quantized."""
+    mine, theirs = (getattr(t, "_kind", None) for t in (x, other))
+    if mine is None or theirs is None or mine.quantized is not theirs.quantized:
+        return False
+    return op.homogeneous and not mine.quantized.zero_point
