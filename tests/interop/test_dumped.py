@@ -12,7 +12,7 @@ import pytest
 
 import treadle as mge
 import treadle.functional as F
-from treadle.base.errors import CheckpointError, UnsupportedOp
+from treadle.base.errors import CheckpointError, TreadleError, UnsupportedOp
 from treadle.interop.megengine import DumpedModel, read_model
 from treadle.interop.megengine.dumped.operators import xxh64
 
@@ -212,8 +212,34 @@ def test_damaged_files_are_refused_or_read(version: str, tmp_path: Path) -> None
         bad[rng.randint(len(raw))] = rng.randint(256)
         bad[rng.randint(len(raw) - 2500, len(raw))] = rng.randint(256)
         path.write_bytes(bytes(bad))
-        with contextlib.suppress(CheckpointError):
-            read_model(path)
+        with contextlib.suppress(TreadleError):
+            model = read_model(path)
+            if list(model.inputs.values()) == [(2, 2, 6, 6)]:
+                model(mge.tensor(Net().x))
+
+
+LIES: dict[str, tuple[int, list[int], Fields, str]] = {
+    "a value nobody makes": (4, [2, 77], {}, "reads what no operator made before"),
+    "its own result": (4, [2, 4], {}, "reads what no operator made before"),
+    "one operand too many": (4, [2, 3, 3, 3], {0: ("I", 37)}, "does not take what it is given"),
+    "no operand": (4, [], {0: ("I", 0)}, "does not take what it is given"),
+    "a mode that is none": (10, [9], {0: ("I", 400), 1: ("i", 1)}, "tuple index out of range"),
+    "an axis that is none": (10, [9], {0: ("I", 4), 1: ("i", 99)}, "axis 99 is out of"),
+    "a border without end": (2, [0, 1], {1: ("I", 2**29), 7: ("I", 1)}, "wider than 1024"),
+    "another, of a pool": (5, [4], {1: ("I", 2**29)}, "wider than 1024"),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_operators_that_do_not_fit_are_refused(lie: str, tmp_path: Path) -> None:
+    """Python's own errors came out of the reader, and a border of 2^29 columns took minutes."""
+    net, path = Net(), tmp_path / "model.mge"
+    place, inputs, parameters, message = LIES[lie]
+    net.operators[place] = (net.operators[place][0], inputs, parameters, None)
+    for raw in (net.first(), net.second()):
+        path.write_bytes(raw)
+        with pytest.raises(TreadleError, match=message):
+            read_model(path)(mge.tensor(net.x))
 
 
 def test_types_are_numbered_as_in_published_files() -> None:

@@ -126,7 +126,21 @@ class _Reader:
             for each in operators:
                 self._second(each, names)
         self._made._wanted = [int(number) for number, _ in wanted]
+        self._check()
         return self._made
+
+    def _check(self) -> None:
+        """Every operator has results, and reads what stands before it."""
+        made = self._made
+        known = {*made._known, *made._named, *made._given}
+        for op in made.operators:
+            if not op.outputs:
+                raise Damaged(f"operator {op.name or op.kind} has no results")
+            if op.outputs[0] not in known and not known.issuperset(op.inputs):
+                raise Damaged(f"operator {op.name or op.kind} reads what no operator made before")
+            known.update(op.outputs)
+        if not known.issuperset(made._wanted):
+            raise Damaged("an output is the result of no operator")
 
     def _root(self, place: int, identifier: bytes) -> Table:
         """The outermost table of a FlatBuffer whose size stands before it."""

@@ -14,7 +14,7 @@ from typing import Any
 
 import treadle.functional as F
 from treadle.autodiff import GradManager
-from treadle.base.errors import UnsupportedOp
+from treadle.base.errors import CheckpointError, TreadleError, UnsupportedOp
 from treadle.interop.megengine.builtin import MEMBERS
 from treadle.interop.megengine.dumped.flatbuffer import Table
 from treadle.module.elemwise import METHODS
@@ -43,6 +43,7 @@ _REDUCTIONS = ("SUM", "SUM_SQR", "PRODUCT", "MIN", "MAX", "MEAN")
 _POOLS = ("MAX", "AVERAGE", "AVERAGE_COUNT_EXCLUDE_PADDING")
 _BEHIND = (None, "RELU", "SIGMOID", "H_SWISH")
 _TARGET = 2**31 - 1  # A Reduce of this axis gets the shape that is wanted as a second operand.
+_WIDEST = 1024  # What a border may have.
 _ALL = 7  # An axis no tensor of MegEngine has.
 
 
@@ -73,6 +74,7 @@ class Operator:
 
         Raises:
             UnsupportedOp: it has no counterpart here.
+            CheckpointError: its parameters are none, or it does not take these operands.
         """
         function = FUNCTIONS.get(self.kind)
         if function is None:
@@ -81,7 +83,18 @@ class Operator:
                 f"operator {self.name or self.kind} of type {self.kind} has no counterpart",
                 hint="its weights can be read; build the network in Python and load them",
             )
-        found = function(self, *given)
+        try:
+            found = function(self, *given)
+        except TreadleError:
+            raise
+        except (ArithmeticError, AssertionError, LookupError, TypeError, ValueError) as error:
+            raise CheckpointError(
+                "DumpedModel",
+                f"operator {self.name or self.kind} of type {self.kind} does not take what it is "
+                f"given: {error}",
+                saw=", ".join(str(getattr(x, "type", x)) for x in given),
+                hint="the file is damaged, or of a version that nobody has met",
+            ) from error
         return list(found) if isinstance(found, list | tuple) else [found]
 
 
@@ -101,7 +114,16 @@ def _plain(op: Operator, field: int) -> None:
 
 def _window(op: Operator, first: int) -> dict[str, int]:
     names = ("pad_h", "pad_w", "stride_h", "stride_w", "dilate_h", "dilate_w")
-    return {n: op.whole(first + i, "I", int(i > 1)) for i, n in enumerate(names)}
+    found = {n: op.whole(first + i, "I", int(i > 1)) for i, n in enumerate(names)}
+    return _bounded(found)
+
+
+def _bounded(sizes: dict[str, int]) -> dict[str, int]:
+    """Refuse borders that no network has: a damaged one of 2^29 columns takes minutes and GB."""
+    wide = {n: size for n, size in sizes.items() if n.startswith("pad") and size > _WIDEST}
+    if wide:
+        raise ValueError(f"{wide} are wider than {_WIDEST}")
+    return sizes
 
 
 def _convolution(op: Operator, *given: Any) -> Any:
@@ -144,7 +166,7 @@ def _pooling(op: Operator, x: Any) -> Any:
     _plain(op, 7)
     names = ("pad_h", "pad_w", "stride_h", "stride_w", "window_h", "window_w")
     sizes = {n: op.whole(1 + i, "I", 2 if i > 1 else 0) for i, n in enumerate(names)}
-    return _made("Pooling", [x], mode=_POOLS[op.whole(0)], **sizes)
+    return _made("Pooling", [x], mode=_POOLS[op.whole(0)], **_bounded(sizes))
 
 
 def _reduce(op: Operator, x: Tensor, *target: Any) -> Any:
