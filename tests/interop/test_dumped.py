@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import struct
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -252,3 +253,13 @@ def test_types_are_numbered_as_in_published_files() -> None:
     # From the reference implementation, seed 0; the second is of more than 32 bytes.
     assert xxh64(b"", 0) == 0xEF46DB3751D8E999
     assert xxh64(b"xxhash" * 6, 0) == 0x693A93F32C7374F7
+
+
+def test_a_value_that_its_operator_does_not_make_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "model.mge"
+    path.write_bytes(Net().second())
+    model = read_model(path)
+    last = model.operators[-1]
+    model.operators[-1] = replace(last, outputs=(*last.outputs, 99))
+    with pytest.raises(CheckpointError, match="value 12 is read"):
+        model(mge.tensor(Net().x))

@@ -38,6 +38,7 @@ PATHS = [
     "core.ops.builtin",
     "core.ops.custom",
     "core.tensor",
+    "core.tensor_factory",
     "core.tensor.dtype",
     "data",
     "data.dataloader",

@@ -8,12 +8,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.backends.plugins import Plugins, plugins
+from tests.sim.backend import Sim
 
 import treadle as mge
 import treadle.functional as F
 from treadle import jit
 from treadle.base.log import get_logger
 from treadle.serialization import load_program, save_program
+
+__all__ = ["plugins"]
 
 WAYS: dict[str, Callable[..., object]] = {
     "eager": lambda f: f,
@@ -239,3 +243,21 @@ def test_the_debugger_opens_at_the_line_with_the_values(
     output = done.stdout + done.stderr
     assert wanted in output and "the line behind" in output, output
     assert ("result 6.0" in output) == ("q" not in commands)
+
+
+def test_values_on_a_device_are_shown(
+    way: Callable[..., object], plugins: Plugins, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plugins.offer("sim", Sim())
+
+    def f(x):
+        y = x * 2
+        jit.print("y {}, mean {:.2f}", y, y.mean())
+        return y + 1
+
+    f = way(f)
+    for i in range(2):
+        y = f(mge.tensor([i, 1.0], dtype="float32", device="sim0"))
+        assert str(y.device).startswith("sim0")
+        assert y.tolist() == [2 * i + 1, 3.0]
+        assert shown(capsys) == [f"y [{2 * i}. 2.], mean {i + 1}.00"]

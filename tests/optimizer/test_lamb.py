@@ -14,13 +14,19 @@ GRADS = [np.array([[1.0, -2.0], [0.5, 0.25]]) * k for k in (1.0, -0.5, 2.0, 1.0)
 
 
 def _wanted(
-    *, lr: float = 0.1, decay: float = 0.0, corrected: bool = True, always: bool = False
+    *,
+    lr: float = 0.1,
+    decay: float = 0.0,
+    corrected: bool = True,
+    always: bool = False,
+    betas: tuple[float, float] = (0.9, 0.999),
 ) -> np.ndarray:
     p, m, v = START.copy(), np.zeros_like(START), np.zeros_like(START)
+    a, b = betas
     for t, g in enumerate(GRADS, 1):
-        m = 0.9 * m + 0.1 * g
-        v = 0.999 * v + 0.001 * g * g
-        first, second = (1 - 0.9**t, 1 - 0.999**t) if corrected else (1.0, 1.0)
+        m = a * m + (1 - a) * g
+        v = b * v + (1 - b) * g * g
+        first, second = (1 - a**t, 1 - b**t) if corrected else (1.0, 1.0)
         d = (m / first) / (np.sqrt(v / second) + 1e-8) + decay * p
         adapts = always or decay > 0
         ratio = np.linalg.norm(p) / np.linalg.norm(d) if adapts else 1.0
@@ -35,6 +41,8 @@ def _wanted(
         ({}, {}),
         ({"weight_decay": 0.1}, {"decay": 0.1}),
         ({"always_adapt": True}, {"always": True}),
+        ({"betas": (0.0, 0.9)}, {"betas": (0.0, 0.9)}),
+        ({"betas": (0.0, 0.0)}, {"betas": (0.0, 0.0)}),
         ({"bias_correction": False, "weight_decay": 0.2}, {"corrected": False, "decay": 0.2}),
     ],
 )

@@ -194,6 +194,31 @@ def test_a_loop_without_end_is_refused(turns: int | None) -> None:
     np.testing.assert_array_equal(load(loop("Less", turns))(x).numpy(), [16.0, 16.0])
 
 
+@pytest.mark.timeout(60)
+def test_numbers_of_pieces_and_lengths_of_grams_end() -> None:
+    """Lists of 2^62 extents and of 2^31 lengths were gone through one by one."""
+    split = helper.make_node("Split", ["x"], ["y", "z"], num_outputs=1 << 62)
+    with pytest.raises(UnsupportedOp, match="num_outputs"):
+        load(models.model([split], {"x": (4,)}, {"y": (2,), "z": (2,)}))(np.ones(4, np.float32))
+    grams = helper.make_node(
+        "TfIdfVectorizer",
+        ["x"],
+        ["y"],
+        mode="TF",
+        min_gram_length=1,
+        max_gram_length=(1 << 62),
+        max_skip_count=(1 << 62),
+        ngram_counts=[0, 2],
+        ngram_indexes=[1, 0, 2, 3],
+        pool_int64s=[7, 8, 5, 6, 5, 8],
+    )
+    x = helper.make_tensor_value_info("x", TensorProto.INT64, (4,))
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, (4,))
+    made = helper.make_model(helper.make_graph([grams], "g", [x], [y]))
+    found = load(made)(np.array([5, 5, 6, 8])).numpy()
+    np.testing.assert_array_equal(found, [1, 0, 2, 2])
+
+
 @pytest.mark.timeout(120)
 def test_functions_that_call_functions_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("treadle.interop.onnx.runner.MOST_STEPS", 3000)

@@ -143,6 +143,67 @@ class Mobile(nn.Module):
         return self.layers(x)
 
 
+class Recommender(nn.Module):
+    """DLRM: bags of rows, products of all pairs of features."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bags = nn.ModuleList(nn.EmbeddingBag(20, 8, mode="sum") for _ in range(3))
+        self.bottom = nn.Sequential(nn.Linear(5, 8), nn.ReLU())
+        self.top = nn.Linear(8 + 6, 1)
+        self.register_buffer("offsets", torch.tensor([0, 2, 2, 5]))
+        self.register_buffer("rows", torch.tensor([i for i in range(4) for _ in range(i)]))
+        self.register_buffer("columns", torch.tensor([j for i in range(4) for j in range(i)]))
+
+    def forward(self, tokens: Any) -> Any:
+        x = self.bottom(tokens[:, :5].float() / 20)
+        bags = [bag(tokens[i], self.offsets) for i, bag in enumerate(self.bags)]
+        each = torch.stack([x, *bags], 1)
+        pairs = torch.bmm(each, each.transpose(1, 2))[:, self.rows, self.columns]
+        return torch.sigmoid(self.top(torch.cat([x, pairs], 1)))
+
+
+class Flow(nn.Module):
+    """Coupling layers behind an invertible product, whose determinant is in the likelihood."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix = nn.Parameter(torch.linalg.qr(torch.randn(4, 4))[0])
+        self.nets = nn.ModuleList(
+            nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 4)) for _ in range(2)
+        )
+
+    def forward(self, x: Any) -> Any:
+        total = torch.linalg.slogdet(self.mix)[1].expand(len(x))
+        x = x @ self.mix
+        for net in self.nets:
+            a, b = x.chunk(2, 1)
+            scale, shift = net(a).chunk(2, 1)
+            x = torch.cat([b * torch.tanh(scale).exp() + shift, a], 1)
+            total = total + torch.tanh(scale).sum(1)
+        return total - 0.5 * (x**2).sum(1)
+
+
+class Messages(nn.Module):
+    """Attention over the edges of a graph: a softmax over what arrives at each node."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lift, self.score, self.out = nn.Linear(6, 8), nn.Linear(16, 1), nn.Linear(8, 3)
+        self.register_buffer("source", torch.tensor([0, 1, 2, 3, 4, 5, 0, 1]))
+        self.register_buffer("target", torch.tensor([1, 2, 2, 3, 3, 0, 0, 5]))
+
+    def forward(self, x: Any) -> Any:
+        h, target = self.lift(x), self.target
+        ends = torch.cat([h[self.source], h[target]], 1)
+        score = nn.functional.leaky_relu(self.score(ends))[:, 0]
+        most = torch.full((len(x),), -1e30).scatter_reduce(0, target, score.detach(), "amax")
+        weight = (score - most[target]).exp()
+        share = weight / torch.zeros(len(x)).index_add(0, target, weight)[target]
+        messages = share[:, None] * h[self.source]
+        return self.out(torch.zeros_like(h).scatter_add(0, target[:, None].expand(-1, 8), messages))
+
+
 NETWORKS: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
     "vit": (VisionTransformer, lambda: torch.randn(2, 3, 12, 12)),
     "gpt": (Language, lambda: torch.randint(0, 30, (2, 8))),
@@ -150,5 +211,8 @@ NETWORKS: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
     "unet": (UNet, lambda: torch.randn(2, 2, 8, 8)),
     "in place": (InPlace, lambda: torch.randn(4, 6)),
     "lstm": (Sequences, lambda: torch.randn(2, 4, 6)),
+    "recommender": (Recommender, lambda: torch.randint(0, 20, (4, 7))),
+    "flow": (Flow, lambda: torch.randn(5, 4)),
+    "graph": (Messages, lambda: torch.randn(6, 6)),
     "mobile": (Mobile, lambda: torch.randn(2, 4, 7, 6)),
 }

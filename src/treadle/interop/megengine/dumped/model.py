@@ -70,11 +70,18 @@ class DumpedModel(Module):
         for op in self.operators:
             if op.outputs and op.outputs[0] in values:
                 continue
-            found = op.apply([values[i] for i in op.inputs])
+            found = op.apply([_value(values, i) for i in op.inputs])
             # What MegEngine returns besides, such as space for the gradient, stands in between.
             values.update(zip(op.outputs, found[:-1], strict=False))
             values[op.outputs[-1]] = found[-1]
-        return [values[i] for i in self._wanted]
+        return [_value(values, i) for i in self._wanted]
+
+
+def _value(values: dict[int, Any], number: int) -> Any:
+    """A value by number; operators may have said that they make more than they do."""
+    if number not in values:
+        raise CheckpointError("DumpedModel", f"value {number} is read, and no operator made it")
+    return values[number]
 
 
 def read_model(path: str | os.PathLike[str]) -> DumpedModel:
@@ -136,7 +143,9 @@ class _Reader:
         for op in made.operators:
             if not op.outputs:
                 raise Damaged(f"operator {op.name or op.kind} has no results")
-            if op.outputs[0] not in known and not known.issuperset(op.inputs):
+            if op.outputs[0] in known:
+                continue
+            if not known.issuperset(op.inputs):
                 raise Damaged(f"operator {op.name or op.kind} reads what no operator made before")
             known.update(op.outputs)
         if not known.issuperset(made._wanted):

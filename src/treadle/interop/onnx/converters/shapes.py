@@ -292,6 +292,8 @@ def _split_attribute(node: Node, x: Value) -> tuple[Value, ...]:
 def _split(node: Node, x: Value, sizes: Array | None = None) -> tuple[Value, ...]:
     axis = node.attr("axis", 0)
     count = node.attr("num_outputs", node.n_outputs)
+    if count != node.n_outputs:
+        raise node.refuse(f"num_outputs is {count}, and the node has {node.n_outputs} outputs", "")
     given = _even(extents(x)[axis], count) if sizes is None else sizes.tolist()
     return _split_at(x, axis, given)
 

@@ -73,7 +73,7 @@ def _tfidf(node: Node, x: Array) -> Value:
     ends = [*counts[1:], len(pool)]
     number = 0
     for n, (start, end) in enumerate(zip(counts, ends, strict=True), 1):
-        for i in range(start, end, n):
+        for i in range(start, min(end, len(pool)), n):
             grams[tuple(pool[i : i + n])] = number
             number += 1
     rows = x.reshape(1, -1) if x.ndim == 1 else x
@@ -96,8 +96,8 @@ def _tfidf(node: Node, x: Array) -> Value:
 
 def _grams(words: list[Any], sizes: range, skips: int) -> list[tuple[Any, ...]]:
     found = []
-    for n in sizes:
-        for skip in range(skips + 1) if n > 1 else range(1):
+    for n in range(sizes.start, min(sizes.stop, len(words) + 1)):
+        for skip in range(min(skips + 1, len(words)) if n > 1 else 1):
             reach = (n - 1) * (skip + 1)
             for i in range(len(words) - reach):
                 found.append(tuple(words[i : i + reach + 1 : skip + 1]))
