@@ -7,7 +7,7 @@ operands' type; where nobody could tell them from plain integers, the call raise
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from treadle.base.errors import DTypeError
 from treadle.base.quantized import QuantizedType
@@ -15,6 +15,8 @@ from treadle.base.types import TensorType
 from treadle.ops.border import Border
 from treadle.ops.op import Op
 from treadle.ops.transfer import Transfer
+
+T = TypeVar("T")
 
 
 def carried_scale(
@@ -56,7 +58,9 @@ def carried_scale(
     return one
 
 
-def _lost(op: Op, found: Iterable[QuantizedType], results: Sequence[TensorType]) -> None:
+def _lost(
+    op: Op, found: Iterable[QuantizedType], results: Sequence[TensorType]
+) -> QuantizedType | None:
     """Refuse integers that nobody could tell from plain ones; other results are plain."""
     if any(t.dtype is one.stored for t in results for one in found):
         raise DTypeError(
@@ -65,12 +69,16 @@ def _lost(op: Op, found: Iterable[QuantizedType], results: Sequence[TensorType])
             saw=", ".join(str(one) for one in found),
             hint="cast with astype('float32') first",
         )
+    return None
 
 
-def real(x: Any) -> Any:
+def real(x: T) -> T:
     """A quantized tensor as the numbers that its integers stand for; anything else as it is."""
     kind = getattr(x, "_kind", None)
-    return x if kind is None or kind.quantized is None else x.astype("float32")
+    if kind is None or kind.quantized is None:
+        return x
+    numbers: T = x.astype("float32")  # type: ignore[attr-defined]
+    return numbers
 
 
 def on_integers(op: Op, x: Any, other: Any) -> bool:
