@@ -28,6 +28,7 @@ from treadle.backends.program import (
     Tuned,
     Watched,
 )
+from treadle.base.env import of_child
 from treadle.base.log import get_logger
 from treadle.base.types import TensorType
 
@@ -107,7 +108,7 @@ def tune_apart(watched: Sequence[Watched], seconds: float) -> list[Tuned]:
     if not watched or not sys.executable:
         return []
     command = [sys.executable, "-c", _APART]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    environment = of_child({"PYTHONPATH": os.pathsep.join(filter(None, sys.path))})
     given = pickle.dumps((list(watched), seconds))
     done = subprocess.run(command, input=given, capture_output=True, env=environment, check=False)
     if done.returncode:
