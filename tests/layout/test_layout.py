@@ -100,7 +100,7 @@ def test_import_takes_no_backend() -> None:
     heavy = {"llvmlite", "onnx", "torch", "scipy", "sklearn", "cv2", "rich", "typer"}
     backends = {name for name in modules if name.startswith("treadle.backends.")}
     assert not modules & heavy
-    framework = {"api", "inspection", "registry"}
+    framework = {"api", "inspection", "measuring", "registry"}
     assert backends <= {f"treadle.backends.{name}" for name in framework}
 
 

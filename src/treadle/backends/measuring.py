@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from treadle.backends.program import Compiler, MeasuringCompiler, Tuned, Watched
+if TYPE_CHECKING:
+    from treadle.backends.program import Compiler, Tuned, Watched
 
 SECONDS = 0.1
 """For each choice that a program meets."""
@@ -46,6 +48,8 @@ class Measuring:
 
         Without `anew`, only what nobody has measured in this process.
         """
+        from treadle.backends.program import MeasuringCompiler
+
         if not isinstance(compiler, MeasuringCompiler):
             return
         before, self.on = self.on, False
