@@ -213,6 +213,27 @@ def test_padding() -> None:
     assert sorted(np.unique(grown)) == [1, 255]
 
 
+def test_flips_of_programs_set_their_probability_themselves() -> None:
+    class Flip(RandomHorizontalFlip):
+        def __init__(self, prob: float, order: Any = None) -> None:
+            super().__init__(order)
+            self.prob = prob
+
+        def _apply_coords(self, coords: Any) -> Any:
+            assert (self._flipped, self._h, self._w) == (True, 1, 2)
+            return super()._apply_coords(coords)
+
+    image = np.arange(6, dtype=np.uint8).reshape(1, 2, 3)
+    for order in (None, ("image",)):
+        np.testing.assert_array_equal(Flip(1.0, order).apply(image), image[:, ::-1])
+    flip = Flip(1.0)
+    flip.order = ("image", "coords")
+    _, coords = flip.apply((image, np.array([[0.5, 0.0]])))
+    assert coords.tolist() == [[1.5, 0.0]]
+    with pytest.raises(ValueError, match="prob should be in"):
+        RandomHorizontalFlip(1.5)
+
+
 def test_flips_mirror() -> None:
     image, mask, *_ = marked()
     flipped, mirror = RandomHorizontalFlip(1, order=("image", "mask")).apply((image, mask))

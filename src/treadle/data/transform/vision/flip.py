@@ -18,31 +18,34 @@ class _RandomFlip(VisionTransform):
 
     _axis = 0
     _flip_code = 0
-    _is_flipped = False
-    _extent = 0
+    _flipped = False
+    _h = _w = 0
 
     def __init__(self, prob: float = 0.5, *, order: Sequence[str] | None = None) -> None:
         super().__init__(order)
-        if not 0 <= prob <= 1:
+        # Subclasses of MegEngine's programs pass their order here, and set `prob` themselves.
+        given: Any = prob
+        if isinstance(given, (int, float)) and not 0 <= given <= 1:
             raise ValueError(f"prob should be in [0, 1], but got prob={prob}")
         self.prob = prob
 
     def apply(self, input: Any) -> Any:
-        self._is_flipped = bool(np.random.random() < self.prob)
-        self._extent = self._get_image(input).shape[1 - self._axis]
+        self._flipped = bool(np.random.random() < self.prob)
+        # Under MegEngine's names, which subclasses in programs read.
+        self._h, self._w = self._get_image(input).shape[:2]
         return super().apply(input)
 
     def _apply_image(self, image: Any) -> Any:
-        return F.flip(image, flipCode=self._flip_code) if self._is_flipped else image
+        return F.flip(image, flipCode=self._flip_code) if self._flipped else image
 
     def _apply_mask(self, mask: Any) -> Any:
-        return F.flip(mask, flipCode=self._flip_code) if self._is_flipped else mask
+        return F.flip(mask, flipCode=self._flip_code) if self._flipped else mask
 
     def _apply_coords(self, coords: Any) -> Any:
-        if not self._is_flipped:
+        if not self._flipped:
             return coords
         moved = move_points(type(self).__name__, coords, (0, 0))
-        moved[:, self._axis] = self._extent - moved[:, self._axis]
+        moved[:, self._axis] = (self._w, self._h)[self._axis] - moved[:, self._axis]
         return moved
 
 
