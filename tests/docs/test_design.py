@@ -25,7 +25,9 @@ def test_numbers_are_given_once_and_statuses_lead_to_later_notes() -> None:
     numbers = [number for number, *_ in ROWS]
     assert len(set(numbers)) == len(numbers)
     for number, _, _, status in ROWS:
-        match = re.fullmatch(r"valid|(?:valid; continued|replaced) by (\d{3}(?:, \d{3})*)", status)
+        match = re.fullmatch(
+            r"valid|plan|(?:valid; continued|replaced) by (\d{3}(?:, \d{3})*)", status
+        )
         assert match, f"{number}: {status}"
         named = (match[1] or "").split(", ") if match[1] else []
         assert all(n in numbers and n > number for n in named), f"{number}: {status}"

@@ -12,6 +12,7 @@ from treadle.backends.api import Support
 from treadle.backends.codegen.kernel.llvm import module_text
 from treadle.backends.codegen.kernel.text import kernel_text
 from treadle.backends.codegen.lower import lower
+from treadle.backends.codegen.lowering import LOWERINGS
 from treadle.backends.codegen.target import AVX2, AVX512, GENERIC, NEON
 from treadle.backends.program import Lowered
 from treadle.base import dtype as dt
@@ -127,3 +128,14 @@ def test_work_is_divided_by_its_size() -> None:
     assert small.launches[0].serial
     assert not large.launches[0].serial and large.launches[0].items > 100
     assert small.in_place == ((0, 0), (1, 0))
+
+
+def test_tables_that_do_not_fit_are_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A convolution with a padding of 2**31 asked for 16 GiB, and NumPy's error came out."""
+
+    def full(*given: Any) -> Any:
+        raise MemoryError
+
+    monkeypatch.setitem(LOWERINGS, "matmul", full)
+    found = lower(Matmul(), types((3, 7), (7, 5)), (), AVX2)
+    assert isinstance(found, Support) and found.reason == "size-limit"

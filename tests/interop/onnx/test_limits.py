@@ -234,3 +234,13 @@ def test_the_kernel_an_attribute_names_is_that_of_the_weights() -> None:
         )
         with pytest.raises(UnsupportedOp, match=r"kernel_shape is \[9, 9\].*'stem'"):
             load(made)(np.zeros((1, 1, 12, 12), np.float32))
+
+
+def test_what_an_empty_optional_holds_is_refused() -> None:
+    kind = helper.make_optional_type_proto(helper.make_tensor_type_proto(TensorProto.FLOAT, (2,)))
+    empty = helper.make_node("Optional", [], ["o"], type=kind)
+    with pytest.raises(UnsupportedOp, match="the optional is empty"):
+        load(added(empty, helper.make_node("OptionalGetElement", ["o"], ["w"])))
+    full = helper.make_node("Optional", ["x"], ["o"])
+    made = load(added(full, helper.make_node("OptionalGetElement", ["o"], ["w"])))
+    np.testing.assert_array_equal(made(np.array([1, 2], np.float32)), [2, 4])

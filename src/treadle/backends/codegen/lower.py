@@ -83,7 +83,10 @@ def _lower(
         return _lower_fused(op, operands, constant, target)
     own = LOWERINGS.get(op.name)
     if own is not None and all(size_of(t.shape) for t in operands):
-        return _grained(own(op, operands, constant, target), target)
+        try:
+            return _grained(own(op, operands, constant, target), target)
+        except MemoryError:
+            return no("size-limit", f"tables of places of {op.name} do not fit into memory")
     return _lower_loops(op, operands, target)
 
 
