@@ -481,7 +481,8 @@ def compile(
         fast: allow rewrites that hold in real arithmetic only.
         dynamic: axes whose extents may change without the body running again: for arguments by
             number, names of axes by number, as in `{0: {0: "batch"}, 1: {0: "batch"}}`. Inside
-            the function such an extent is a symbol, which only arithmetic and shapes accept.
+            the function such an extent is a symbol. A question about one is answered by the call
+            that is captured, and guards the program; its number makes one for each extent.
         options: all options in one value, in place of level and fast.
         others: none are known; a `TypeError` says what stands in the place of PyTorch's.
 

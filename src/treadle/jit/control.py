@@ -143,6 +143,10 @@ def scan(
             )
     body = _flat(body)
     turns = _length(stacked, length)
+    # Where the first extent is a symbol, its number is part of the program.
+    stacked = [
+        x if isinstance(x.type.shape[0], int) else x.reshape((turns, *x.shape[1:])) for x in stacked
+    ]
     held, n = tuple(state), len(state)
     outer = _capture()
     if outer is None:
@@ -190,7 +194,7 @@ def _stacked(column: tuple[Tensor, ...]) -> Tensor:
 
 
 def _length(stacked: Sequence[Tensor], length: int | None) -> int:
-    found = {x.shape[0] for x in stacked} | (set() if length is None else {length})
+    found = {int(x.shape[0]) for x in stacked} | (set() if length is None else {length})
     if len(found) != 1:
         raise ShapeError(
             "jit.scan",
@@ -198,15 +202,7 @@ def _length(stacked: Sequence[Tensor], length: int | None) -> int:
             saw=f"first extents and length {sorted(map(str, found))}",
             hint="stack tensors of one length, or pass length",
         )
-    turns = found.pop()
-    if not isinstance(turns, int):
-        raise ShapeError(
-            "jit.scan",
-            "the number of turns is a symbol",
-            saw=f"a first extent {turns}",
-            hint="leave the stacked axis out of dynamic=, or loop with jit.while_loop",
-        )
-    return turns
+    return found.pop()
 
 
 class _Region(Capture):

@@ -421,14 +421,7 @@ def _over_time(
 ) -> tuple[Tensor, State]:
     """One cell over x (T, N, features): what it puts out at all moments, and the last state."""
     gates = cell._from_input(x[::-1] if backwards else x)
-    moments: Any = gates.shape[0]
-    if not isinstance(moments, int):
-        raise ShapeError(
-            type(cell).__name__,
-            "the number of moments is symbolic",
-            saw=str(gates.type),
-            hint="make another axis dynamic, or compile for each length",
-        )
+    moments = int(gates.shape[0])
     if capturing() is None or moments <= _UNROLLED:
         outs = []
         for t in range(moments):
