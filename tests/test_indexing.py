@@ -13,7 +13,8 @@ import treadle as mge
 import treadle.functional as F
 from treadle.autodiff import GradManager
 from treadle.base.dtype import float32
-from treadle.base.symbol import symbol
+from treadle.base.guards import recording_guards
+from treadle.base.symbol import evaluate, symbol
 from treadle.base.types import TensorType
 from treadle.ops import indexing
 from treadle.ops.abstract import TypeOperand
@@ -183,13 +184,32 @@ def test_only_integers_and_bools_are_indices(index: Any) -> None:
         mge.Tensor(counting((3, 4)))[index]
 
 
-def test_symbolic_axes_are_kept_whole() -> None:
+def test_slices_of_symbolic_axes() -> None:
     n = symbol("n")
     x = TypeOperand(TensorType(float32, (n, 4)))
     assert indexing.getitem(x, (slice(None), slice(1, 3))).type.shape == (n, 2)
     assert indexing.getitem(x, (..., 0)).type.shape == (n,)
-    with pytest.raises(IndexError, match="cannot slice the symbolic axis 0"):
-        indexing.getitem(x, slice(1, None))
+    longer = TypeOperand(TensorType(float32, (symbol("m", 4), 4)))
+    m = longer.type.shape[0]
+    for cut in (
+        slice(1, None),
+        slice(-3, None),
+        slice(None, -1),
+        slice(1, 4),
+        slice(None, None, 2),
+        slice(None, None, -1),
+        slice(-1, 1, -2),
+        slice(m // 2, m),
+    ):
+        with recording_guards():
+            found = indexing.getitem(longer, cut).type.shape
+        for value in (4, 7, 30):
+            places = slice(*(evaluate(b, {"m": value}) if b is not None else b for b in _ends(cut)))
+            assert evaluate(found[0], {"m": value}) == len(range(*places.indices(value)))
+
+
+def _ends(cut: slice) -> tuple[Any, Any, Any]:
+    return cut.start, cut.stop, cut.step
 
 
 def test_zero_steps_are_refused() -> None:

@@ -63,8 +63,11 @@ def _install_in_notebook() -> None:
 
 @contextlib.contextmanager
 def shortened(error: BaseException, tb: TracebackType | None) -> Iterator[TracebackType | None]:
-    """While inside, the error and its causes have short tracebacks; gives that for `tb`."""
-    if TRACEBACK.get() == "full":
+    """While inside, the error and its causes have short tracebacks; gives that for `tb`.
+
+    An interrupt keeps its own: it says where the program was, in our frames as well.
+    """
+    if TRACEBACK.get() == "full" or not isinstance(error, Exception):
         yield tb
         return
     whole = [(e, e.__traceback__, e.__suppress_context__) for e in _chain(error)]
