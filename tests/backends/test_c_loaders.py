@@ -78,7 +78,7 @@ def test_a_dumped_model_runs_where_the_library_is_given(
     traced(mge.tensor(X))
     path = tmp_path / "model.mge"
     traced.dump(path, input_data=[X])
-    given = "--iter", "1", "--c-opr-lib-with-param", "--c-opr-lib"
+    given = "--iter", "1", "--c-opr-lib"
     # In this process the names are taken; another one has to open the library.
     command = [sys.executable, "-m", "treadle.tools.load_and_run", str(path), *given, library]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -525,7 +525,7 @@ def _answer(relation: Relation) -> bool:
         raise ShapeError(
             "shape",
             f"whether {relation} is known only at run time",
-            hint="use shape.require_relation(...) to state what must hold",
+            hint="data decide it: choose with F.where, or ask outside of the compiled function",
         )
     found = relation.holds(decisions.values)
     decisions.guards[relation if found else relation.opposite] = None
@@ -539,7 +539,7 @@ def _pinned(x: Expr) -> int:
         raise ShapeError(
             "shape",
             f"the extent {x} is symbolic and has no fixed value",
-            hint="give the extent a value with symbol.evaluate(...) first",
+            hint="data decide it: return the tensor, and ask outside of the compiled function",
         )
     value = evaluate(x, decisions.values)
     decisions.guards[equal(x, value)] = None

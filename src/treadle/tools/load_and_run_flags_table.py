@@ -90,5 +90,5 @@ FLAGS: tuple[tuple[str, str, str], ...] = (
         "library of custom ops, or of loaders (mgb_c_opr_init), that the model needs",
     ),
     ("c-opr-init-interface", "text", "function of that library: treadle_ops, or mgb_c_opr_init"),
-    ("c-opr-lib-with-param", "flag", "done anyway: ops get their parameters with every call"),
+    ("c-opr-lib-with-param", "flag", "refused: parameters that change between runs are not passed"),
 )
