@@ -115,9 +115,9 @@ def changed(**fields: Any) -> dict[str, Any]:
         (
             {
                 "inputs": [GOOD_X, GOOD_K],
-                "outputs": [{"name": "y", "parameters": {"classification": 3}}],
+                "outputs": [{"name": "y", "parameters": {"classification": 0}}],
             },
-            "not ranked",
+            "classification is 0, not 1 or more",
         ),
         ({"inputs": [GOOD_X, GOOD_K], "parameters": {"binary_data_output": 1}}, "true or false"),
     ],

@@ -64,7 +64,7 @@ def connect(server: Running) -> socket.socket:
 
 def test_the_server_tells_what_it_is_and_how_it_is(server: Running) -> None:
     about = ask(server.port, "/v2").json
-    assert about["name"] == "treadle" and about["extensions"] == ["binary_tensor_data"]
+    assert about["name"] == "treadle" and "binary_tensor_data" in about["extensions"]
     for path, content in (
         ("/v2/health/live", {"live": True}),
         ("/v2/health/ready", {"ready": True}),

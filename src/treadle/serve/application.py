@@ -16,13 +16,14 @@ from treadle.base.log import get_logger
 from treadle.base.version import VERSION
 from treadle.serve.access import Access
 from treadle.serve.batching import Outcome, Work, Worker
-from treadle.serve.datatypes import Array
+from treadle.serve.datatypes import NAMES, Array
 from treadle.serve.limits import Limits
 from treadle.serve.metrics import Metrics, ModelMetrics
 from treadle.serve.models import ServedModel
 from treadle.serve.protocol import (
     HEADER_LENGTH,
     Disconnected,
+    End,
     Refusal,
     Response,
     error_response,
@@ -146,15 +147,28 @@ class Application:
                 answer = self._ready
             case ["metrics"]:
                 answer = self._metrics
-            case ["v2", "models", *name, "ready"] if name:
-                served = self._model(name)
-                answer = self._ready if self.draining else _ready(served)
-            case ["v2", "models", *name] if name:
-                answer = _metadata(self._model(name), list(self._models[name[0]]))
+            case ["v2", "models", *rest] if rest:
+                answer = self._of_models(rest)
             case _:
                 raise Refusal(404, "there is nothing at this address; see /v2")
         _check_method(method, *_READ)
         return answer()
+
+    def _of_models(self, parts: list[str]) -> Callable[[], Response]:
+        """What `/v2/models/...` answers; an address that ends in `stats` may name no model."""
+        match parts:
+            case ["stats"]:
+                return _statistics([s for v in self._models.values() for s in v.values()])
+            case [name, "stats"] if name in self._models:
+                return _statistics(list(self._models[name].values()))
+            case [*name, "stats"]:
+                return _statistics([self._model(name)])
+            case [*name, "config"] if name:
+                return _configuration(self._model(name), self.limits)
+            case [*name, "ready"] if name:
+                served = self._model(name)
+                return self._ready if self.draining else _ready(served)
+        return _metadata(self._model(parts), list(self._models[parts[0]]))
 
     def _model(self, parts: list[str]) -> _Served:
         """A model by its name, or its name, `versions` and a version."""
@@ -177,7 +191,7 @@ class Application:
         return versions[version]
 
     def _about(self) -> Response:
-        extensions = ["binary_tensor_data"]
+        extensions = ["binary_tensor_data", "classification", "model_configuration", "statistics"]
         return json_response({"name": "treadle", "version": VERSION, "extensions": extensions})
 
     def _ready(self) -> Response:
@@ -197,8 +211,10 @@ class Application:
             await _sent(send, response)
         finally:
             # 499 as others write it down: the client has gone.
+            seconds = time.perf_counter() - started
             served.metrics.answered(status)
-            served.metrics.seconds.observe(time.perf_counter() - started)
+            served.metrics.seconds.observe(seconds)
+            served.worker.statistics.answered(status, seconds)
 
     async def _inferred(self, served: _Served, scope: Scope, receive: Receive) -> Response:
         held = 0
@@ -311,6 +327,43 @@ def _metadata(served: _Served, versions: list[str]) -> Callable[[], Response]:
         "inputs": [end.described for end in model.inputs],
         "outputs": [end.described for end in model.outputs],
     }
+    return lambda: json_response(content)
+
+
+def _statistics(served: Sequence[_Served]) -> Callable[[], Response]:
+    """Triton's statistics of models."""
+
+    def answer() -> Response:
+        stats = []
+        for one in served:
+            about = {"name": one.model.name, "version": one.model.version}
+            stats.append({**about, **one.worker.statistics.data()})
+        return json_response({"model_stats": stats})
+
+    return answer
+
+
+def _configuration(served: _Served, limits: Limits) -> Callable[[], Response]:
+    """Triton's configuration of a model: where rows are joined, extents are those behind them."""
+    model = served.model
+    rows = model.most if model.most > 1 else 0
+
+    def described(end: End) -> dict[str, Any]:
+        dims = end.described["shape"][1:] if rows else end.described["shape"]
+        return {"name": end.name, "data_type": f"TYPE_{NAMES[end.dtype]}", "dims": dims}
+
+    content: dict[str, Any] = {
+        "name": model.name,
+        "platform": "treadle",
+        "backend": "treadle",
+        "version_policy": {"all": {}},
+        "max_batch_size": rows,
+        "input": [described(end) for end in model.inputs],
+        "output": [described(end) for end in model.outputs],
+    }
+    if rows:
+        delay = round(limits.delay * 1e6)
+        content["dynamic_batching"] = {"max_queue_delay_microseconds": delay}
     return lambda: json_response(content)
 
 

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from queue import Empty, SimpleQueue
 
 import numpy as np
@@ -16,6 +17,7 @@ from treadle.serve.datatypes import Array
 from treadle.serve.metrics import ModelMetrics
 from treadle.serve.models import ServedModel
 from treadle.serve.protocol import Disconnected, Refusal
+from treadle.serve.statistics import Statistics
 
 Outcome = list[Array] | BaseException
 _BUSY = (b"retry-after", b"1")
@@ -46,7 +48,7 @@ class Work:
 
 
 class Worker:
-    """Runs one model.
+    """Runs one model, and counts that in its `statistics`.
 
     Args:
         model: what runs.
@@ -59,7 +61,7 @@ class Worker:
     def __init__(
         self, model: ServedModel, metrics: ModelMetrics, delay: float = 0.0, most_waiting: int = 64
     ) -> None:
-        self.model, self.metrics = model, metrics
+        self.model, self.metrics, self.statistics = model, metrics, Statistics()
         self._delay, self._most_waiting = delay, most_waiting
         self._queue: SimpleQueue[Work | None] = SimpleQueue()
         self._next: Work | None = None
@@ -125,9 +127,9 @@ class Worker:
         return batch
 
     def _run(self, batch: list[Work]) -> None:
-        started = time.perf_counter()
+        times = [time.perf_counter()]
         try:
-            results = self._results(batch)
+            results = self._results(batch, times)
         except BaseException as error:
             if len(batch) > 1:
                 for work in batch:  # One of them may be at fault.
@@ -138,22 +140,33 @@ class Worker:
             # Its frames hold the request, which the error would keep until it is collected.
             batch[0].done(error.with_traceback(None))
             return
-        self.metrics.run.observe(time.perf_counter() - started)
-        self.metrics.rows.observe(sum(work.rows for work in batch) or 1)
-        for work, outputs in zip(batch, results, strict=True):
-            self.metrics.queued.observe(started - work.arrived)
+        self.metrics.run.observe(times[-1] - times[0])
+        rows = [work.rows for work in batch]
+        self.metrics.rows.observe(sum(rows) or 1)
+        waited = [times[0] - work.arrived for work in batch]
+        self.statistics.ran(rows, waited, [late - early for early, late in pairwise(times)])
+        for work, outputs, seconds in zip(batch, results, waited, strict=True):
+            self.metrics.queued.observe(seconds)
             work.done(outputs)
 
-    def _results(self, batch: list[Work]) -> list[list[Array]]:
-        if len(batch) == 1:
-            return [self.model.run(batch[0].arrays)]
-        columns = zip(*(work.arrays for work in batch), strict=True)
-        outputs = self.model.run([np.concatenate(column) for column in columns])
-        ends = np.cumsum([work.rows for work in batch])
-        return [
-            [output[end - work.rows : end] for output in outputs]
-            for work, end in zip(batch, ends, strict=True)
-        ]
+    def _results(self, batch: list[Work], times: list[float]) -> list[list[Array]]:
+        """Those of each request; moments are added: inputs joined, model run, results parted."""
+        joined = batch[0].arrays
+        if len(batch) > 1:
+            columns = zip(*(work.arrays for work in batch), strict=True)
+            joined = [np.concatenate(column) for column in columns]
+        times.append(time.perf_counter())
+        outputs = self.model.run(joined)
+        times.append(time.perf_counter())
+        parts = [outputs]
+        if len(batch) > 1:
+            ends = np.cumsum([work.rows for work in batch])
+            parts = [
+                [output[end - work.rows : end] for output in outputs]
+                for work, end in zip(batch, ends, strict=True)
+            ]
+        times.append(time.perf_counter())
+        return parts
 
 
 __all__ = ["Outcome", "Work", "Worker"]

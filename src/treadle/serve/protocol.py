@@ -10,11 +10,12 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 import numpy as np
 
+from treadle.serve.classes import ranked, to_bytes
 from treadle.serve.datatypes import DTYPES, NAMES, Array, from_bytes, from_json, to_json
 
 HEADER_LENGTH = b"inference-header-content-length"
@@ -71,11 +72,13 @@ class Request:
         inputs: in the model's order.
         outputs: the wanted ones by name, and whether as bytes.
         id: of the request, which the response repeats.
+        classes: how many classes of each row are wanted in place of an output, by its name.
     """
 
     inputs: tuple[Array, ...]
     outputs: Mapping[str, bool]
     id: str | None = None
+    classes: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,8 +142,8 @@ def read_request(
     if missing:
         raise Refusal(400, f"input {', '.join(missing)} is missing")
     binary = bool(_field(parameters, "binary_data_output", bool))
-    wanted = _wanted(_field(content, "outputs", list), outputs, binary)
-    return Request(tuple(given[end.name] for end in inputs), wanted, id_)
+    wanted, classes = _wanted(_field(content, "outputs", list), outputs, binary)
+    return Request(tuple(given[end.name] for end in inputs), wanted, id_, classes)
 
 
 def _length(text: bytes, most: int) -> int:
@@ -288,11 +291,15 @@ def _from_json(end: End, data: object, shape: tuple[int, ...], elements: int) ->
     return array.reshape(shape)
 
 
-def _wanted(entries: list[Any] | None, outputs: Sequence[End], binary: bool) -> dict[str, bool]:
+def _wanted(
+    entries: list[Any] | None, outputs: Sequence[End], binary: bool
+) -> tuple[dict[str, bool], dict[str, int]]:
+    """Whether the wanted outputs come as bytes, and of which ones classes are wanted."""
     known = [end.name for end in outputs]
     if not entries:
-        return dict.fromkeys(known, binary)
+        return dict.fromkeys(known, binary), {}
     wanted: dict[str, bool] = {}
+    classes: dict[str, int] = {}
     for entry in entries:
         if not isinstance(entry, dict):
             raise Refusal(400, "an output must be an object")
@@ -302,11 +309,14 @@ def _wanted(entries: list[Any] | None, outputs: Sequence[End], binary: bool) -> 
         if name in wanted:
             raise Refusal(400, f"output {name} is there twice")
         parameters = _field(entry, "parameters", dict) or {}
-        if "classification" in parameters:
-            raise Refusal(400, f"output {name}: results are not ranked by class; leave that out")
+        count = _field(parameters, "classification", int)
+        if count is not None and count < 1:
+            raise Refusal(400, f"output {name}: classification is {count}, not 1 or more")
+        if count is not None:
+            classes[name] = count
         own = _field(parameters, "binary_data", bool)
         wanted[name] = binary if own is None else own
-    return wanted
+    return wanted, classes
 
 
 # -- writing ---------------------------------------------------------------------------------------
@@ -326,9 +336,12 @@ def write_response(
         Refusal: JSON cannot hold a result.
     """
     entries: list[dict[str, Any]] = []
-    tensors: list[memoryview] = []
+    tensors: list[memoryview | bytes] = []
     for name, binary in request.outputs.items():
         array = outputs[name]
+        if name in request.classes:
+            entries.append(_classified(name, array, request.classes[name], binary, tensors))
+            continue
         entry: dict[str, Any] = {"name": name, "shape": list(array.shape)}
         entry["datatype"] = NAMES[array.dtype]
         if binary:
@@ -347,6 +360,20 @@ def write_response(
     if sum(map(len, tensors)) <= _TOGETHER:
         return Response(200, headers, (b"".join((text, *tensors)),))
     return Response(200, headers, (text, *tensors))
+
+
+def _classified(
+    name: str, array: Array, count: int, binary: bool, tensors: list[memoryview | bytes]
+) -> dict[str, Any]:
+    """The entry of an output as classes; bytes are added to those of the tensors."""
+    shape, strings = ranked(array, count)
+    entry: dict[str, Any] = {"name": name, "shape": list(shape), "datatype": "BYTES"}
+    if not binary:
+        return {**entry, "data": strings}
+    data = to_bytes(strings)
+    if data:
+        tensors.append(data)
+    return {**entry, "parameters": {"binary_data_size": len(data)}}
 
 
 def _listed(name: str, array: Array) -> list[Any]:
