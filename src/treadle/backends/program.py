@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from treadle.backends.api import Engine, Support
 from treadle.backends.native_code import Executable, NativeCode
+from treadle.base.symbol import Dim
 from treadle.base.types import TensorType
 from treadle.runtime.api import Buffer, Device, Stream
 
@@ -39,7 +40,7 @@ class Ref:
 
     kind: Literal["input", "output", "workspace", "kept", "constant"]
     index: int
-    offset: int = 0
+    offset: Dim = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +59,11 @@ class Launch:
     """
 
     kernel: Any
-    arguments: tuple[Ref | int, ...]
-    items: int = 1
+    arguments: tuple[Ref | Dim, ...]
+    items: Dim = 1
     serial: bool = False
-    flops: int = 0
-    nbytes: int = 0
+    flops: Dim = 0
+    nbytes: Dim = 0
     moves: bool = False
 
 
@@ -82,7 +83,7 @@ class Lowered:
     """
 
     launches: tuple[Launch, ...] = ()
-    workspaces: tuple[int, ...] = ()
+    workspaces: tuple[Dim, ...] = ()
     constants: tuple[Array, ...] = ()
     in_place: tuple[tuple[int, int], ...] = ()
     views: tuple[tuple[int, int, int], ...] = ()
@@ -98,7 +99,7 @@ class Address:
     """`offset` bytes from base number `base`."""
 
     base: int
-    offset: int = 0
+    offset: Dim = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +107,8 @@ class Run:
     """Run a kernel; `arguments` are addresses and plain 64-bit integers."""
 
     kernel: Any
-    arguments: tuple[Address | int, ...]
-    items: int = 1
+    arguments: tuple[Address | Dim, ...]
+    items: Dim = 1
     serial: bool = False
     label: str = ""
 
@@ -251,7 +252,7 @@ class Limits:
     flops: float
     bandwidth: float
 
-    def seconds(self, flops: int, nbytes: int) -> float:
+    def seconds(self, flops: Dim, nbytes: Dim) -> float:
         """The least time for so much work."""
         return max(flops / self.flops, nbytes / self.bandwidth)
 
@@ -388,6 +389,16 @@ class LayoutCompiler(Protocol):
     @property
     def layouts(self) -> tuple[MapLayout, ...]:
         """Those it takes besides row-major, the best one first."""
+        ...
+
+
+@runtime_checkable
+class OpenCompiler(Protocol):
+    """A compiler whose launches may hold expressions of a call's extents in place of numbers."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether they may, for the target that it compiles for."""
         ...
 
 

@@ -16,6 +16,8 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 from treadle.backends.api import Engine, Support
 from treadle.base.errors import LoadError
+from treadle.base.estimates import estimate
+from treadle.base.symbol import Dim
 from treadle.base.types import TensorType
 from treadle.graph.ir import Graph, Node
 from treadle.ops.op import Op
@@ -41,9 +43,9 @@ class Rates:
     launch: float
     segment: float = 0.0
 
-    def seconds(self, flops: int, nbytes: int) -> float:
+    def seconds(self, flops: Dim, nbytes: Dim) -> float:
         """Modelled time of one launch: what limits it, arithmetic or memory, and its start."""
-        return self.launch + max(flops / self.flops, nbytes / self.bandwidth)
+        return self.launch + max(estimate(flops) / self.flops, estimate(nbytes) / self.bandwidth)
 
 
 class SegmentExecutable(Protocol):

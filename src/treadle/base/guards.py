@@ -9,9 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import lru_cache, update_wrapper
+from typing import Any, Generic, ParamSpec, TypeVar, cast
 
 from treadle.base.errors import TreadleError
 from treadle.base.symbol import DECISIONS, Decisions, Relation
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 _GUARDS: ContextVar[dict[Relation, None] | None] = ContextVar("guards", default=None)
 _CALL: ContextVar[Decisions | None] = ContextVar("call", default=None)
@@ -33,9 +38,11 @@ def recording_guards() -> Iterator[dict[Relation, None]]:
 
 
 @contextmanager
-def deciding(values: Mapping[str, int]) -> Iterator[Decisions]:
+def deciding(
+    values: Mapping[str, int], hints: Mapping[str, int] | None = None
+) -> Iterator[Decisions]:
     """Answer what ranges leave open at the extents of a call; each answer becomes a guard."""
-    made = Decisions(values)
+    made = Decisions(values, hints or {})
     before, outer, asked = _GUARDS.set(made.guards), _CALL.set(made), DECISIONS.set(made)
     try:
         yield made
@@ -43,6 +50,66 @@ def deciding(values: Mapping[str, int]) -> Iterator[Decisions]:
         _GUARDS.reset(before)
         _CALL.reset(outer)
         DECISIONS.reset(asked)
+
+
+def is_open() -> bool:
+    """Whether a program for many extents is being compiled, whose sizes are no numbers."""
+    asked = DECISIONS.get()
+    return asked is not None and bool(asked.hints)
+
+
+class Remembered(Generic[P, R]):
+    """A function that may ask about extents, with what it returned last.
+
+    What a call decided is kept with its result: another one that decides the same gets the result
+    with its guards and pins, one that would decide otherwise computes anew.
+
+    Args:
+        function: its arguments are hashable.
+        most: results that are kept.
+    """
+
+    def __init__(self, function: Callable[P, R], most: int) -> None:
+        update_wrapper(self, function)
+        self._function = function
+        self._most = most
+        self._plain = lru_cache(most)(function)
+        self._made: dict[Any, list[tuple[Decisions, R]]] = {}
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """What the function returns; what that decides about extents is decided."""
+        asked = DECISIONS.get()
+        if asked is None:
+            return self._plain(*args, **cast(Any, kwargs))
+        known = self._made.setdefault((args, tuple(kwargs.items())), [])
+        found = next((k for k in known if _answers(k[0], asked)), None)
+        if found is None:
+            with deciding(asked.values, asked.hints) as decisions:
+                found = decisions, self._function(*args, **kwargs)
+            known.append(found)
+            del known[: -self._most]
+            if len(self._made) > self._most:
+                self._made.pop(next(iter(self._made)), None)
+        asked.guards.update(found[0].guards)
+        asked.pins.update(found[0].pins)
+        return found[1]
+
+    def cache_clear(self) -> None:
+        """Forget all results."""
+        self._plain.cache_clear()
+        self._made.clear()
+
+
+def _answers(known: Decisions, asked: Decisions) -> bool:
+    """Whether what was decided holds where something is asked now."""
+    return known.hints == asked.hints and all(
+        asked.knows(g.expr) and g.holds(asked.values) for g in known.guards
+    )
+
+
+def remembered(most: int) -> Callable[[Callable[P, R]], Remembered[P, R]]:
+    """`functools.lru_cache` for functions that may ask about extents."""
+    return lambda function: Remembered(function, most)
 
 
 def require(relation: Relation, otherwise: Callable[[], Exception]) -> None:

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from treadle.base.errors import ShapeError, TreadleError
 from treadle.base.guards import require
-from treadle.base.symbol import Dim, Expr, Relation, equal
+from treadle.base.symbol import D, Dim, Expr, Relation, equal
 
 Shape: TypeAlias = tuple[Dim, ...]
 
@@ -123,11 +123,11 @@ def can_broadcast(shape: Shape, target: Shape) -> bool:
     return all(d == 1 or d == t for d, t in zip(shape, target[offset:], strict=True))
 
 
-def row_major_strides(shape: Sequence[int]) -> tuple[int, ...]:
+def row_major_strides(shape: Sequence[D]) -> tuple[D, ...]:
     """Strides of a dense row-major array, in elements."""
-    strides: list[int] = []
-    step = 1
+    strides: list[D] = []
+    step: D = 1
     for extent in reversed(shape):
         strides.append(step)
-        step *= max(extent, 1)
+        step = step * (extent or 1)
     return tuple(reversed(strides))

@@ -17,7 +17,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from operator import index
 from threading import Lock
-from typing import Any, Literal, TypeAlias, Union
+from typing import Any, Literal, TypeAlias, TypeVar, Union, cast
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -28,6 +28,7 @@ from treadle.base.interval import Interval
 from treadle.base.loc import Loc, user_location
 
 Dim: TypeAlias = Union[int, "Expr"]
+D = TypeVar("D", int, Union[int, "Expr"])
 Monomial: TypeAlias = "tuple[Atom, ...]"
 Terms: TypeAlias = "tuple[tuple[Monomial, int], ...]"
 Function = Literal["floordiv", "mod", "min", "max"]
@@ -78,7 +79,7 @@ class Apply:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Apply) or self.function != other.function:
             return False
-        return _identical(self.x, other.x) and _identical(self.y, other.y)
+        return is_identical(self.x, other.x) and is_identical(self.y, other.y)
 
     def __hash__(self) -> int:
         return hash((self.function, self.x, self.y))
@@ -284,7 +285,7 @@ def _interned(terms: Terms) -> Expr:
     return found
 
 
-def _identical(x: Dim, y: Dim) -> bool:
+def is_identical(x: Dim, y: Dim) -> bool:
     """Whether two extents are one expression, or one number; nothing is decided by it."""
     return x is y or (isinstance(x, int) and isinstance(y, int) and x == y)
 
@@ -380,7 +381,7 @@ def _exact_quotient(x: Dim, y: Expr) -> Dim | None:
     """x / y where y divides x as a polynomial: division by leading terms."""
     (monomial, number), *_ = y.terms
     quotient: Dim = 0
-    while not _identical(x, 0):
+    while not is_identical(x, 0):
         (left, coefficient), *_ = _terms(x)
         factors = _without(left, monomial)
         if factors is None or coefficient % number:
@@ -427,7 +428,7 @@ class Relation:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Relation):
             return False
-        return self.kind == other.kind and _identical(self.expr, other.expr)
+        return self.kind == other.kind and is_identical(self.expr, other.expr)
 
     def __hash__(self) -> int:
         return hash((self.kind, self.expr))
@@ -499,11 +500,14 @@ class Decisions:
 
     Attributes:
         values: the extents of that call, by symbol.
+        hints: extents that stand for all of a program's; where there are some, a program for many
+            extents is being compiled, and what asks for a number ends that.
         guards: what was answered by them, in order.
         pins: expressions whose number was asked for, with the user's line.
     """
 
     values: Mapping[str, int]
+    hints: Mapping[str, int] = field(default_factory=dict)
     guards: dict[Relation, None] = field(default_factory=dict)
     pins: dict[Expr, Loc] = field(default_factory=dict)
 
@@ -541,6 +545,8 @@ def _pinned(x: Expr) -> int:
             f"the extent {x} is symbolic and has no fixed value",
             hint="data decide it: return the tensor, and ask outside of the compiled function",
         )
+    if decisions.hints:
+        raise ShapeError("compile", f"a number is needed for the extent {x}")
     value = evaluate(x, decisions.values)
     decisions.guards[equal(x, value)] = None
     decisions.pins.setdefault(x, user_location())
@@ -550,44 +556,44 @@ def _pinned(x: Expr) -> int:
 def symbols_of(x: Dim) -> set[str]:
     """Names of the symbols in an extent."""
     found: set[str] = set()
-    for monomial, _ in _terms(x):
-        for atom in monomial:
-            if isinstance(atom, Symbol):
-                found.add(atom.name)
-            else:
-                found |= symbols_of(atom.x) | symbols_of(atom.y)
+    for atom in [a for monomial, _ in _terms(x) for a in monomial]:
+        if isinstance(atom, Symbol):
+            found.add(atom.name)
+        else:
+            found |= symbols_of(atom.x) | symbols_of(atom.y)
     return found
 
 
-def evaluate(x: Dim, values: Mapping[str, int]) -> int:
-    """The extent for concrete values of its symbols.
+def evaluate(x: Dim, values: Mapping[str, D], known: dict[Atom, D] | None = None) -> D:
+    """The extent for concrete values of its symbols, or for other symbols in their place.
+
+    `known` is what atoms were found to be, and grows.
 
     Raises:
         ShapeError: a symbol has no value.
         ZeroDivisionError: a divisor is zero.
     """
-    return _evaluate(x, values, {})
-
-
-def _evaluate(x: Dim, values: Mapping[str, int], known: dict[Atom, int]) -> int:
-    total = 0
+    known = {} if known is None else known
+    total: D = 0
     for monomial, coefficient in _terms(x):
+        part: D = coefficient
         for atom in monomial:
             if atom not in known:
                 known[atom] = _evaluate_atom(atom, values, known)
-            coefficient *= known[atom]
-        total += coefficient
+            part = part * known[atom]
+        total = total + part
     return total
 
 
-def _evaluate_atom(atom: Atom, values: Mapping[str, int], known: dict[Atom, int]) -> int:
+def _evaluate_atom(atom: Atom, values: Mapping[str, D], known: dict[Atom, D]) -> D:
     if isinstance(atom, Symbol):
         if atom.name not in values:
             raise ShapeError("shape", f"no value is bound to the extent {atom.name}")
         return values[atom.name]
-    x, y = _evaluate(atom.x, values, known), _evaluate(atom.y, values, known)
+    x, y = (evaluate(v, values, known) for v in (atom.x, atom.y))
     if atom.function == "floordiv":
         return x // y
     if atom.function == "mod":
         return x % y
-    return min(x, y) if atom.function == "min" else max(x, y)
+    chosen: Any = minimum if atom.function == "min" else maximum
+    return cast(D, chosen(x, y))

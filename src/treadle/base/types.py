@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from treadle.base.dtype import DType
-from treadle.base.shape import Shape, format_shape, is_static, size_of
+from treadle.base.shape import Shape, format_shape, is_static, product, size_of
+from treadle.base.symbol import DECISIONS, Dim
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +32,22 @@ class TensorType:
         return is_static(self.shape)
 
     @property
+    def is_resolved(self) -> bool:
+        """Whether every extent is an int, or one that the call which is compiled for gives."""
+        if is_static(self.shape):
+            return True
+        decisions = DECISIONS.get()
+        return decisions is not None and all(map(decisions.knows, self.shape))
+
+    @property
     def nbytes(self) -> int:
         """Bytes of a dense array of this type; symbolic shapes raise `ShapeError`."""
         return size_of(self.shape) * self.dtype.itemsize
+
+    @property
+    def open_nbytes(self) -> Dim:
+        """Bytes of a dense array of this type, an expression where the shape is symbolic."""
+        return product(self.shape) * self.dtype.itemsize
 
     def with_shape(self, shape: Shape) -> TensorType:
         """The same element type and device with another shape."""

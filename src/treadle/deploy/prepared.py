@@ -69,7 +69,7 @@ def stops_of(plan: Plan) -> tuple[Stop, ...]:
         check, ((place, _),) = plan.host[number].op, plan.host[number].inputs
         if isinstance(check, CheckIndices):
             own = check.of, check.low, check.high
-            found.append(Stop(step, place.base, place.offset, *own))
+            found.append(Stop(step, place.base, int(place.offset), *own))
     return tuple(found)
 
 
@@ -108,7 +108,7 @@ def moved(plan: Plan, kept: Array, place: Placed) -> tuple[Step, ...]:
     def rebase(at: Address) -> Address:
         if at.base not in known:
             return at
-        start = int(starts[at.base][np.searchsorted(starts[at.base], at.offset, "right") - 1])
+        start = int(starts[at.base][np.searchsorted(starts[at.base], int(at.offset), "right") - 1])
         if (at.base, start) not in found:
             found[at.base, start] = place(known[at.base][start])
         return Address(at.base, found[at.base, start] + at.offset - start)

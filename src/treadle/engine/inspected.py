@@ -76,6 +76,16 @@ class Inspected(ABC):
         """
         return self.target.compiler()
 
+    def resume(
+        self,
+        running: Runner,
+        planned: Planned | None = None,
+        loaded: Loaded[Any] | None = None,
+    ) -> None:
+        """Take what the last three stages would make from a plan for many extents."""
+        made = {"_planned": planned, "_loaded": loaded, "_running": running}
+        self.__dict__.update({n: x for n, x in made.items() if x is not None})
+
     def dump(self, before: object, after: object) -> None:
         """Write what a stage was given, if nobody else does, and what it has made."""
         if not DUMP.get():

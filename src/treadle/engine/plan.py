@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from treadle.backends.native_code import Executable
 from treadle.backends.program import Address, DeviceExecutable, Host, Jump, Run, Step, Together
+from treadle.base.symbol import Dim
 from treadle.base.types import TensorType
 from treadle.runtime.host import HostBuffer
 
@@ -19,6 +20,17 @@ if TYPE_CHECKING:  # Processes that run compiled code need no op.
 
 Array = npt.NDArray[Any]
 ALIGNMENT = 64
+D = TypeVar("D", int, Dim)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenBuffer:
+    """A buffer of an arena that is not laid out yet: the symbol of its offset, and its life."""
+
+    name: str
+    size: Dim
+    start: int
+    end: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,17 +44,21 @@ class MemoryPlan:
         naive: the sum of all buffers.
         order: name of the placement order that won.
         spans: for pictures, per buffer: offset, bytes, first and last step.
+        open: buffers of a program for many extents, whose offsets are symbols until a call.
+        least: bytes that the arena of such a program has in any case.
     """
 
-    offsets: tuple[int, ...]
+    offsets: tuple[Dim, ...]
     peak: int
     bound: int
     naive: int
     order: str = ""
     spans: tuple[tuple[int, int, int, int], ...] = ()
+    open: tuple[OpenBuffer, ...] = ()
+    least: int = 0
 
 
-def aligned(size: int) -> int:
+def aligned(size: D) -> D:
     """The size rounded up to whole lines."""
     return -(-size // ALIGNMENT) * ALIGNMENT
 
@@ -98,8 +114,13 @@ class Span:
     """`nbytes` bytes from an address on. Spans of different bases never meet."""
 
     base: int
-    offset: int
-    nbytes: int
+    offset: Dim
+    nbytes: Dim
+
+    @property
+    def ends(self) -> tuple[int, int]:
+        """Its first byte and the one behind its last, where both are numbers."""
+        return int(self.offset), int(self.offset + self.nbytes)
 
     def meets(self, other: Span) -> bool:
         """Whether both have a byte in common."""
@@ -128,8 +149,8 @@ class Facts:
 
     reads: tuple[Span, ...] = ()
     writes: tuple[Span, ...] = ()
-    flops: int = 0
-    nbytes: int = 0
+    flops: Dim = 0
+    nbytes: Dim = 0
     node: int = -1
     members: tuple[Facts, ...] = ()
     scratch: tuple[Span, ...] = ()

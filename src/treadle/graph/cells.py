@@ -14,7 +14,8 @@ import numpy as np
 
 from treadle.base import dtype as dt
 from treadle.base.dtype import DType
-from treadle.base.shape import normalize_axis, size_of
+from treadle.base.shape import Shape, normalize_axis, product
+from treadle.base.symbol import Dim, Expr
 from treadle.graph.ir import Graph, Node, Value
 from treadle.graph.positions import ZERO, Position, Positions, linear, shifted, times
 from treadle.ops.constant import ArrayData, Constant
@@ -36,7 +37,7 @@ class Guard(NamedTuple):
     """The condition that a position lies in [0, extent)."""
 
     position: Position
-    extent: int
+    extent: Dim
 
 
 Guards = tuple[Guard, ...]
@@ -109,7 +110,7 @@ class Total(Cell):
 
     op: Reduce
     arg: Cell
-    count: int
+    count: Dim
     node: Node
     place: Position
 
@@ -247,7 +248,7 @@ class CellBuilder:
                 raise Refused(f"the result of {op.name} is read in two orders")
             return total
         arg = self.cell(x, self._reduced_index(x, op, index))
-        count = size_of([x.type.shape[a] for a in op.axes])
+        count = product(x.type.shape[a] for a in op.axes)
         varies = (arg.varies | _union(index)) & ~self.reduced
         place = linear(index, extents(node.output))
         total = Total(dtype, varies | place.varies, arg.stage + 1, op, arg, count, node, place)
@@ -272,9 +273,9 @@ def reduces(node: Node) -> bool:
     return 0 not in shape and any(shape[a] > 1 for a in node.op.axes)
 
 
-def extents(value: Value) -> tuple[int, ...]:
-    """The shape of a value, which is static."""
-    return tuple(int(d) for d in value.type.shape)
+def extents(value: Value) -> Shape:
+    """The shape of a value, whose extents are numbers or given by the call."""
+    return value.type.shape
 
 
 def is_scalar_op(op: Op) -> TypeGuard[Elementwise]:
@@ -363,9 +364,8 @@ def _in_two_pieces(b: CellBuilder, x: Value, axis: int, index: Index, guards: Gu
 
 
 def _slice(b: CellBuilder, node: Node, op: Slice, index: Index, guards: Guards) -> Cell:
-    starts = (int(s) for s in op.starts)
     inner = tuple(
-        shifted(times(p, step), s) for p, s, step in zip(index, starts, op.steps, strict=True)
+        shifted(times(p, step), s) for p, s, step in zip(index, op.starts, op.steps, strict=True)
     )
     return b.cell(node.inputs[0], inner, guards)
 
@@ -378,7 +378,7 @@ def _slice_update(
     inner: list[Position] = []
     inside: list[Guard] = []
     for p, start, step, extent in zip(index, op.starts, op.steps, extents(v), strict=True):
-        place = shifted(p, -int(start))
+        place = shifted(p, -start)
         place = times(place, -1) if step < 0 else place
         if abs(step) > 1:
             raise Refused("a box with steps is replaced")
@@ -392,7 +392,7 @@ def _slice_update(
 def _pad(b: CellBuilder, node: Node, op: Pad, index: Index, guards: Guards) -> Cell:
     (x,), moved = node.inputs, []
     shape = extents(x)
-    places = [shifted(p, -int(low)) for p, (low, _) in zip(index, op.widths, strict=True)]
+    places = [shifted(p, -low) for p, (low, _) in zip(index, op.widths, strict=True)]
     if op.mode != "constant":
         bend = b.positions.clamp if op.mode == "edge" else b.positions.mirror
         moved = [bend(p, d) for p, d in zip(places, shape, strict=True)]
@@ -434,6 +434,8 @@ def _full(b: CellBuilder, node: Node, op: Full, index: Index, guards: Guards) ->
 
 
 def _extent(b: CellBuilder, node: Node, op: Extent, index: Index, guards: Guards) -> Cell:
+    if isinstance(op.extent, Expr):
+        return b.sequence(op.dtype, Position(op.extent))
     return b.literal(number_of(op.reference()), op.dtype)
 
 

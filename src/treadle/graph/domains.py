@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from treadle.base.shape import normalize_axes
+from treadle.base.shape import Shape, normalize_axes, product
+from treadle.base.symbol import Dim
 from treadle.graph.builder import GraphBuilder
 from treadle.graph.cells import (
     Apply,
@@ -53,7 +54,7 @@ class Axis:
     `number` is that of the last counter: in a position, its factor is the axis's stride.
     """
 
-    extent: int
+    extent: Dim = field(compare=False)
     number: int
     varies: int
     reduced: bool
@@ -80,7 +81,7 @@ class Collected:
     node: Node
     cell: Cell
     place: Position
-    count: int
+    count: Dim
     about: Node | None = None
 
 
@@ -109,14 +110,14 @@ class LoopNest:
     further: tuple[LoopNest, ...] = ()
 
     @property
-    def parallel(self) -> int:
+    def parallel(self) -> Dim:
         """Number of points along the parallel axes."""
-        return _product(a.extent for a in self.axes if not a.reduced)
+        return product(a.extent for a in self.axes if not a.reduced)
 
     @property
-    def row(self) -> int:
+    def row(self) -> Dim:
         """Number of points along the reduced axes."""
-        return _product(a.extent for a in self.axes if a.reduced)
+        return product(a.extent for a in self.axes if a.reduced)
 
     @property
     def stages(self) -> int:
@@ -140,12 +141,12 @@ def analyze(body: Graph) -> LoopNest | Refusal:
 
     Types must be static; outputs without elements take part in no nest.
     """
-    if not all(v.type.is_static for v in _values(body)):
+    if not all(v.type.is_resolved for v in _values(body)):
         return Refusal("extents are symbolic")
     try:
         whole = inline(body)
         _check(whole)
-        numbers = tuple(i for i, v in enumerate(whole.outputs) if _product(extents(v)))
+        numbers = tuple(i for i, v in enumerate(whole.outputs) if product(extents(v)))
         return _nests(whole, numbers) if numbers else LoopNest(whole, (), ())
     except Refused as reason:
         return Refusal(str(reason))
@@ -213,7 +214,7 @@ def _check(body: Graph) -> None:
 class _Domain:
     """Extents of a domain and which of its axes are reduced; `collected` reduce the others."""
 
-    shape: tuple[int, ...]
+    shape: Shape
     reduced: frozenset[int] = frozenset()
     own: frozenset[Node] = frozenset()
     collected: frozenset[Node] = frozenset()
@@ -226,11 +227,11 @@ def _nests(body: Graph, numbers: tuple[int, ...]) -> LoopNest:
     domains = _domains(body, numbers, reduced)
     reason: Refused | None = None
     for domain in domains:
-        points = _product(domain.shape)
+        points = product(domain.shape)
         mine = tuple(
             i
             for i in numbers
-            if i in with_reductions or _product(extents(body.outputs[i])) == points
+            if i in with_reductions or product(extents(body.outputs[i])) == points
         )
         try:
             nest = _nest(body, domain, mine)
@@ -277,9 +278,9 @@ def _domains(
     outputs = [body.outputs[i] for i in numbers]
     needed = frozenset[Node]().union(*(reduced[v] for v in outputs))
     if not needed:
-        largest = max(outputs, key=lambda v: _product(extents(v)))
+        largest = max(outputs, key=lambda v: product(extents(v)))
         return [_Domain(extents(largest))]
-    classes: dict[tuple[tuple[int, ...], frozenset[int]], list[Node]] = {}
+    classes: dict[tuple[Shape, frozenset[int]], list[Node]] = {}
     for node in (n for n in body.nodes if n in needed):
         classes.setdefault(_class(node), []).append(node)
     if len(classes) > 2:
@@ -293,7 +294,7 @@ def _domains(
     return made
 
 
-def _class(node: Node) -> tuple[tuple[int, ...], frozenset[int]]:
+def _class(node: Node) -> tuple[Shape, frozenset[int]]:
     """The shape a reduction runs over, without extents of 1, and the axes it reduces."""
     shape = extents(node.inputs[0])
     op = node.op
@@ -321,7 +322,7 @@ def _nest(body: Graph, domain: _Domain, numbers: Sequence[int]) -> LoopNest:
     raise Refused("its reshapes split the axes too often")
 
 
-def _divide(factors: list[list[int]], number: int, inner: int) -> None:
+def _divide(factors: list[list[Dim]], number: int, inner: Dim) -> None:
     """Replace extent `number`, counted over all axes, by two."""
     for row in factors:
         if number < len(row):
@@ -382,13 +383,13 @@ class _Nest:
         shape = extents(value)
         every = (1 << len(self.positions.counters)) - 1
         for inside in (every, every & ~self.reduced):
-            if self._size(inside) == _product(shape):
+            if self._size(inside) == product(shape):
                 index = self.positions.unravel(self._point(inside), shape)
                 return Output(number, self.cells.cell(value, index), linear(index, shape))
         raise Refused(f"output {number} has neither the shape of the domain nor of its rows")
 
-    def _size(self, inside: int) -> int:
-        return _product(c.extent for c in self.positions.counters if c.varies & inside)
+    def _size(self, inside: int) -> Dim:
+        return product(c.extent for c in self.positions.counters if c.varies & inside)
 
     def _after(self, numbers: Sequence[int]) -> tuple[int, ...]:
         """The outputs computed from collected reductions, and from nothing else of the nest."""
@@ -421,7 +422,7 @@ class _Nest:
         (x,), op = node.inputs, node.op
         every = (1 << len(self.positions.counters)) - 1
         shape = extents(x)
-        if not isinstance(op, Reduce) or _product(shape) != self._size(every):
+        if not isinstance(op, Reduce) or product(shape) != self._size(every):
             raise Refused("a reduction of columns has another shape than the nest")
         index = self.positions.unravel(self._point(every), shape)
         gone = kept = 0
@@ -434,7 +435,7 @@ class _Nest:
             raise Refused("reductions run over axes that are neither the rows nor the columns")
         left = [a for a in range(len(shape)) if a not in op.axes]
         place = linear([index[a] for a in left], [shape[a] for a in left])
-        count = _product(shape[a] for a in op.axes)
+        count = product(shape[a] for a in op.axes)
         return Collected(node, self.cells.cell(x, index), place, count)
 
     # -- merging counters ------------------------------------------------------------------
@@ -521,10 +522,3 @@ def _visit(cell: Cell, found: dict[Cell, None]) -> None:
     for a in arguments(cell):
         _visit(a, found)
     found[cell] = None
-
-
-def _product(extents_: Iterable[int]) -> int:
-    result = 1
-    for d in extents_:
-        result *= d
-    return result

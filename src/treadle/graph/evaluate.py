@@ -103,7 +103,7 @@ def _check_range(graph: Graph, symbol: Symbol, value: int) -> None:
         raise ShapeError(_name(graph), problem, saw=repr(symbol))
 
 
-def specialize(graph: Graph, values: Mapping[str, int]) -> Graph:
+def specialize(graph: Graph, values: Mapping[str, Dim]) -> Graph:
     """The graph for given values of its symbolic extents, in types, attributes and regions."""
     renamed: dict[Value, Value] = {}
     for value in graph.inputs:
@@ -130,7 +130,7 @@ def substitute_attributes(op: Op, change: Callable[[Any], Any]) -> Op:
     return op.replace(**after)
 
 
-def _substitute(value: Any, values: Mapping[str, int]) -> Any:
+def _substitute(value: Any, values: Mapping[str, Dim]) -> Any:
     if isinstance(value, Expr):
         return _extent(value, values)
     if isinstance(value, TensorType):
@@ -142,7 +142,7 @@ def _substitute(value: Any, values: Mapping[str, int]) -> Any:
     return value
 
 
-def _extent(extent: Expr, values: Mapping[str, int]) -> Dim:
+def _extent(extent: Expr, values: Mapping[str, Dim]) -> Dim:
     """The extent's value; itself where one of its symbols has none yet."""
     known = all(s.name in values for s in symbols_in(extent))
     return evaluate_extent(extent, values) if known else extent

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from treadle.base.shape import size_of
+from treadle.base.estimates import estimate
+from treadle.base.shape import product
 from treadle.graph.ir import Node, Value, regions_of
 from treadle.ops.attention import Attention, AttentionGrad
 from treadle.ops.control import ControlFlow
@@ -16,7 +17,7 @@ UNKNOWN = 1 << 20
 
 def elements(value: Value) -> int:
     """Number of elements, a guess where it is symbolic."""
-    return size_of(value.type.shape) if value.type.is_static else UNKNOWN
+    return estimate(product(value.type.shape)) if value.type.is_resolved else UNKNOWN
 
 
 def nbytes(value: Value) -> int:

@@ -12,6 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
+from treadle.base.symbol import Dim
+
 AtomKind = Literal["counter", "quotient", "remainder", "clamp", "mirror", "fetch"]
 
 
@@ -30,10 +32,10 @@ class Atom:
 
     kind: AtomKind
     number: int
-    extent: int
+    extent: Dim
     varies: int
     of: Position | None = None
-    divisor: int = 1
+    divisor: Dim = 1
     cell: Any = None
     stage: int = 0
 
@@ -41,8 +43,8 @@ class Atom:
 class Position(NamedTuple):
     """constant + the sum of factor * atom; atoms by number, factors are not 0."""
 
-    constant: int
-    terms: tuple[tuple[Atom, int], ...] = ()
+    constant: Dim
+    terms: tuple[tuple[Atom, Dim], ...] = ()
 
     @property
     def varies(self) -> int:
@@ -58,7 +60,7 @@ class Position(NamedTuple):
         return max((a.stage for a, _ in self.terms), default=0)
 
     @property
-    def bounds(self) -> tuple[int, int]:
+    def bounds(self) -> tuple[Dim, Dim]:
         """Least and greatest value it may have."""
         low = high = self.constant
         for atom, factor in self.terms:
@@ -66,7 +68,7 @@ class Position(NamedTuple):
             low, high = (low, high + reach) if reach > 0 else (low + reach, high)
         return low, high
 
-    def factor(self, atom: Atom) -> int:
+    def factor(self, atom: Atom) -> Dim:
         """The multiple of an atom, 0 where it does not appear."""
         for a, factor in self.terms:
             if a is atom:
@@ -80,7 +82,7 @@ ZERO = Position(0)
 class Split(Exception):
     """A position resolves if `counter` is replaced by two, the inner one of extent `inner`."""
 
-    def __init__(self, counter: Atom, inner: int) -> None:
+    def __init__(self, counter: Atom, inner: Dim) -> None:
         super().__init__()
         self.counter = counter
         self.inner = inner
@@ -99,11 +101,11 @@ def plus(x: Position, y: Position) -> Position:
     return Position(x.constant + y.constant, tuple(kept))
 
 
-def _by_number(term: tuple[Atom, int]) -> int:
+def _by_number(term: tuple[Atom, Dim]) -> int:
     return term[0].number
 
 
-def times(x: Position, factor: int) -> Position:
+def times(x: Position, factor: Dim) -> Position:
     """x * factor."""
     if factor == 1:
         return x
@@ -112,12 +114,12 @@ def times(x: Position, factor: int) -> Position:
     return Position(x.constant * factor, tuple((a, f * factor) for a, f in x.terms))
 
 
-def shifted(x: Position, offset: int) -> Position:
+def shifted(x: Position, offset: Dim) -> Position:
     """x + offset."""
     return Position(x.constant + offset, x.terms) if offset else x
 
 
-def linear(index: Sequence[Position], shape: Sequence[int]) -> Position:
+def linear(index: Sequence[Position], shape: Sequence[Dim]) -> Position:
     """The row-major place of an element in a dense array of this shape."""
     place = ZERO
     for position, extent in zip(index, shape, strict=True):
@@ -128,7 +130,7 @@ def linear(index: Sequence[Position], shape: Sequence[int]) -> Position:
 class Positions:
     """The counters of one loop nest, and the atoms made of them."""
 
-    def __init__(self, extents: Iterable[int]) -> None:
+    def __init__(self, extents: Iterable[Dim]) -> None:
         self.counters: list[Atom] = []
         self._made: dict[Any, Atom] = {}
         for extent in extents:
@@ -141,7 +143,7 @@ class Positions:
         return ZERO if atom.extent == 1 else Position(0, ((atom, 1),))
 
     def _atom(
-        self, kind: AtomKind, extent: int, of: Position, divisor: int = 1, cell: Any = None
+        self, kind: AtomKind, extent: Dim, of: Position, divisor: Dim = 1, cell: Any = None
     ) -> Position:
         """The one atom of this description, as a position."""
         key = (kind, extent, of, divisor, id(cell))
@@ -154,7 +156,7 @@ class Positions:
             self._made[key] = atom
         return Position(0, ((atom, 1),))
 
-    def divide(self, x: Position, divisor: int) -> tuple[Position, Position]:
+    def divide(self, x: Position, divisor: Dim) -> tuple[Position, Position]:
         """Quotient (rounded down) and remainder."""
         if divisor == 1:
             return x, ZERO
@@ -174,7 +176,7 @@ class Positions:
         over = self._atom("quotient", high // divisor + 1, rest, divisor)
         return plus(quotient, over), self._atom("remainder", divisor, rest, divisor)
 
-    def _ask_split(self, rest: Position, divisor: int) -> None:
+    def _ask_split(self, rest: Position, divisor: Dim) -> None:
         """Raise `Split` if two counters instead of one would resolve a division."""
         for atom, factor in rest.terms:
             if atom.kind != "counter" or factor <= 0 or divisor % factor:
@@ -183,19 +185,19 @@ class Positions:
             if 1 < inner < atom.extent and atom.extent % inner == 0:
                 raise Split(atom, inner)
 
-    def clamp(self, x: Position, extent: int) -> Position:
+    def clamp(self, x: Position, extent: Dim) -> Position:
         """x held inside [0, extent)."""
         return x if _inside(x, extent) else self._atom("clamp", extent, x)
 
-    def mirror(self, x: Position, extent: int) -> Position:
+    def mirror(self, x: Position, extent: Dim) -> Position:
         """x inside [0, extent), mirrored at the first and the last element."""
         return x if _inside(x, extent) else self._atom("mirror", extent, x)
 
-    def fetch(self, cell: Any, extent: int) -> Position:
+    def fetch(self, cell: Any, extent: Dim) -> Position:
         """An index that a cell holds: negative ones count from the end."""
         return self._atom("fetch", extent, ZERO, cell=cell)
 
-    def unravel(self, place: Position, shape: Sequence[int]) -> tuple[Position, ...]:
+    def unravel(self, place: Position, shape: Sequence[Dim]) -> tuple[Position, ...]:
         """The index of an element from its row-major place: the inverse of `linear`."""
         index: list[Position] = []
         for extent in reversed(shape):
@@ -207,7 +209,7 @@ class Positions:
         return tuple(reversed(index))
 
     def reshape(
-        self, index: Sequence[Position], source: Sequence[int], target: Sequence[int]
+        self, index: Sequence[Position], source: Sequence[Dim], target: Sequence[Dim]
     ) -> tuple[Position, ...]:
         """Index into `target` of what stands at `index` of `source`, both row-major."""
         made: list[Position] = []
@@ -227,13 +229,13 @@ class Positions:
         return tuple(made)
 
     def _run(
-        self, index: Sequence[Position], source: Sequence[int], target: Sequence[int]
+        self, index: Sequence[Position], source: Sequence[Dim], target: Sequence[Dim]
     ) -> tuple[Position, ...]:
         if tuple(source) == tuple(target):
             return tuple(index)
         return self.unravel(linear(index, source), target)
 
 
-def _inside(x: Position, extent: int) -> bool:
+def _inside(x: Position, extent: Dim) -> bool:
     low, high = x.bounds
     return low >= 0 and high < extent

@@ -50,14 +50,23 @@ class Variant:
         captured: what the capture found.
         options: of the compilation.
         graph: what was captured, if that serves other extents, too.
+        stages: the program, where a plan for many extents has given it.
     """
 
-    def __init__(self, captured: Captured, options: Options, graph: Graph | None = None) -> None:
+    def __init__(
+        self,
+        captured: Captured,
+        options: Options,
+        graph: Graph | None = None,
+        stages: Stages | None = None,
+    ) -> None:
         self.captured = captured
         self.graph = captured.graph if graph is None else graph
         home, places = captured.home, captured.spread
-        self.interface = interface_of(captured)
-        self.stages = Stages(captured.graph, self.interface, options, home, places)
+        if stages is None:
+            stages = Stages(captured.graph, interface_of(captured), options, home, places)
+        self.interface = stages.interface
+        self.stages = stages
         self._binding: Binding | None = None
         self._rule: GraphRule | None = None
         self._making = threading.Lock()
@@ -120,7 +129,7 @@ class Compiled(Generic[P, R]):
         self._function = function
         self._options = options
         self._dynamic = dict(dynamic or {})
-        self._families: dict[Any, list[Family[Variant]]] = {}
+        self._families: dict[Any, list[Family]] = {}
         self._variants: dict[Any, list[Variant]] = {}
         self._lock = threading.RLock()
         self._runs = False
@@ -215,16 +224,21 @@ class Compiled(Generic[P, R]):
         for family in self._families.get(fixed, ()):
             known = family.captured
             if known.holds(leaves) and known.fits(leaves) and family.serves(extents):
-                return family.at(extents)
+                return self._member(family, extents)
         captured = self._captured(given, named, name, shapes, extents)
         if captured.pins and self._families.get(fixed) and not self._told:
             self._told = True
             tell_of_pins(name, captured.pins)
-        made = Family(captured, lambda c: Variant(c, self._options, captured.graph))
+        made = Family(captured, self._options, interface_of(captured))
         alike = self._families.setdefault(fixed, [])
         alike.append(made)
         del alike[:-MOST_VARIANTS]
-        return made.at(extents)
+        return self._member(made, extents)
+
+    def _member(self, family: Family, extents: Mapping[str, int]) -> Variant:
+        """The program of a family for extents that it serves."""
+        captured, stages = family.at(extents)
+        return Variant(captured, self._options, family.captured.graph, stages)
 
     def _captured(
         self,

@@ -7,19 +7,28 @@ body does not run again, and kernels, which take extents as arguments, are seldo
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from treadle.base.errors import ShapeError
 from treadle.base.shape import Shape
 from treadle.base.symbol import evaluate, symbol
+from treadle.engine.extents import compile_regime, recall
+from treadle.engine.options import Options
+from treadle.engine.pipeline import Stages
+from treadle.engine.plan import Interface
 from treadle.graph.evaluate import specialize
+from treadle.graph.ir import Graph
 from treadle.jit.captured import Captured, HostValue, Source
 from treadle.tensor import Tensor
 
+if TYPE_CHECKING:
+    from treadle.engine.extents.regime import Regime
+
 Axes = Mapping[int, Mapping[int, str]]
 """For arguments by number (flattened, from 0), the names of axes whose extents may change."""
-V = TypeVar("V")
+MOST_REGIMES = 32
+"""Plans that are kept of one capture."""
 
 
 def extents_of(leaves: Sequence[Any], axes: Axes) -> dict[str, int]:
@@ -65,28 +74,54 @@ def symbolic_shapes(leaves: Sequence[Any], axes: Axes) -> dict[int, Shape]:
     }
 
 
-class Family(Generic[V]):
+class Family:
     """Programs made from one symbolic capture.
 
     Args:
         captured: with symbols in its types.
-        make: makes a program of a capture without them.
+        options: of the compilation.
+        interface: which inputs are frozen or updated.
     """
 
-    def __init__(self, captured: Captured, make: Callable[[Captured], V]) -> None:
+    def __init__(self, captured: Captured, options: Options, interface: Interface) -> None:
         self.captured = captured
-        self._make = make
+        self.regimes: list[Regime] = []
+        self.alone = ""
+        """Why each extents have a program of their own; "" where plans are shared."""
+        self._options = options
+        self._interface = interface
 
     def serves(self, extents: Mapping[str, int]) -> bool:
         """Whether the capture's course is the one that these extents take."""
         return all(guard.holds(extents) for guard in self.captured.graph.guards)
 
-    def at(self, extents: Mapping[str, int]) -> V:
-        """The program for extents that the capture serves."""
+    def at(self, extents: Mapping[str, int]) -> tuple[Captured, Stages | None]:
+        """What was captured, at extents that it serves, and its program, if a regime gives it."""
         captured = self.captured
         graph = specialize(captured.graph, extents)
         sources = tuple(_numbered(source, extents) for source in captured.sources)
-        return self._make(dataclasses.replace(captured, graph=graph, sources=sources))
+        found = dataclasses.replace(captured, graph=graph, sources=sources)
+        return found, self._program(graph, extents)
+
+    def _program(self, graph: Graph, extents: Mapping[str, int]) -> Stages | None:
+        """The program at these extents of a plan for many; None where it has one of its own."""
+        for regime in self.regimes:
+            if regime.serves(extents):
+                return regime.instance(graph, extents)
+        captured = self.captured
+        if self.alone or captured.spread or all(t.is_static for t in captured.graph.input_types):
+            return None
+        given = self._interface, self._options, captured.home, extents
+        known = recall(graph, *given)
+        if known is not None:
+            return known
+        made = compile_regime(captured.graph, *given)
+        if isinstance(made, str):
+            self.alone = made
+            return None
+        self.regimes.append(made)
+        del self.regimes[:-MOST_REGIMES]
+        return made.instance(graph, extents)
 
 
 def _numbered(source: Source, extents: Mapping[str, int]) -> Source:

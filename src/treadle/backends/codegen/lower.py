@@ -6,7 +6,6 @@ that is possible. Ops that move no data are views, and results without elements 
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -36,7 +35,8 @@ from treadle.backends.codegen.loops import lower_loops
 from treadle.backends.codegen.lowering import LOWERINGS, types_of
 from treadle.backends.codegen.target import Target
 from treadle.backends.program import Lowered
-from treadle.base.shape import size_of
+from treadle.base.guards import remembered
+from treadle.base.shape import product
 from treadle.base.types import TensorType
 from treadle.graph.builder import GraphBuilder
 from treadle.graph.ir import Graph
@@ -58,7 +58,7 @@ def lower(
     return _lower(op, operands, constant, target, tuned.digest())
 
 
-@functools.lru_cache(MOST_KEPT)
+@remembered(MOST_KEPT)
 def _lower(
     op: Op,
     operands: tuple[TensorType, ...],
@@ -66,23 +66,23 @@ def _lower(
     target: Target,
     measured: str,  # what is remembered depends on it
 ) -> Lowered | Support:
-    if not all(t.is_static for t in operands):
+    if not all(t.is_resolved for t in operands):
         return no("dynamic-shape", f"an operand of {op.name} has symbolic extents")
     if op.is_view:
         return Lowered(views=((0, 0, 0),))
     if any(t.dtype.kind == "complex" for t in operands):
         return no("dtype", f"{op.name} of complex numbers is not generated")
     results = op.infer(*operands)
-    if not all(t.is_static for t in results):
+    if not all(t.is_resolved for t in results):
         return no("dynamic-shape", f"data decides the shape of the result of {op.name}")
-    if not any(size_of(t.shape) for t in results):
+    if not any(product(t.shape) for t in results):
         return Lowered()
-    if any(size_of(t.shape) >= MOST_ELEMENTS for t in results):
+    if any(product(t.shape) >= MOST_ELEMENTS for t in results):
         return no("size-limit", f"a result of {op.name} is too large")
     if isinstance(op, Fused):
         return _lower_fused(op, operands, constant, target)
     own = LOWERINGS.get(op.name)
-    if own is not None and all(size_of(t.shape) for t in operands):
+    if own is not None and all(product(t.shape) for t in operands):
         try:
             return _grained(own(op, operands, constant, target), target)
         except MemoryError:

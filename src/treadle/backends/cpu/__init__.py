@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from treadle.backends.api import Availability, Backend, Support, no
 from treadle.base.errors import CompileError
-from treadle.base.shape import size_of
+from treadle.base.estimates import estimate
+from treadle.base.shape import product
 from treadle.base.types import TensorType
 from treadle.runtime.api import Device
 
@@ -83,7 +84,7 @@ class Cpu(Backend):
 
 
 def _size(type_: TensorType) -> int:
-    return size_of(type_.shape) if type_.is_static else 0
+    return estimate(product(type_.shape)) if type_.is_resolved else 0
 
 
 backend = Cpu()

@@ -22,6 +22,7 @@ from treadle.backends.program import Address, Lowered, Program, Ref, Run
 from treadle.base.dtype import DType
 from treadle.base.errors import OutOfMemory
 from treadle.base.log import get_logger
+from treadle.base.symbol import Dim
 from treadle.base.types import TensorType
 from treadle.ops.families import Elementwise, Movement
 from treadle.ops.op import Op
@@ -81,7 +82,7 @@ class BoundLaunch:
     def __call__(self, *arrays: Array) -> Any:
         empty = HOST.empty
         results = [empty(shape, dtype) for shape, dtype in self._results]
-        scratch = [HOST.arena(nbytes) for nbytes in self._workspaces]
+        scratch = [HOST.arena(int(nbytes)) for nbytes in self._workspaces]
         operands = [a if type(a) is np.ndarray else np.asarray(a) for a in arrays]
         table = (*operands, *results, *scratch, *self._rest)
         code = self._run(PROCESS.address, self._program, table, self._count)
@@ -102,7 +103,7 @@ def _aligned(constant: Array) -> Array:
     return copy
 
 
-def _place(argument: Ref | int, first: dict[str, int]) -> Address | int:
+def _place(argument: Ref | Dim, first: dict[str, int]) -> Address | Dim:
     if isinstance(argument, Ref):
         return Address(first[argument.kind] + argument.index, argument.offset)
     return argument

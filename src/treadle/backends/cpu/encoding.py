@@ -25,6 +25,7 @@ from treadle.backends.cpu.layout import (
 )
 from treadle.backends.program import Address, Jump, Program, Run, Step, Together, runs_of
 from treadle.base.errors import CompileError
+from treadle.base.symbol import Dim
 
 
 def encode(program: Program, symbol_of: Callable[[Any], str]) -> Encoded:
@@ -71,7 +72,7 @@ class _Writer:
         """A RUN or a PART; see `layout.RUN` for the words that differ."""
         self.places.append(len(self.words) + 2)
         kernel = self.numbers.setdefault(self.symbol_of(run.kernel), len(self.numbers))
-        self.words += [code, number, kernel, len(run.arguments), run.items, how, room, last]
+        self.words += [code, number, kernel, len(run.arguments), int(run.items), how, room, last]
         for argument in run.arguments:
             self.words += _pair(argument)
 
@@ -104,11 +105,11 @@ def _length(step: Step) -> int:
     return JUMP_WORDS if isinstance(step, Jump) else HOST_WORDS
 
 
-def _pair(argument: Address | int | None) -> tuple[int, int]:
+def _pair(argument: Address | Dim | None) -> tuple[int, int]:
     """Base and offset; -1 and the number itself where there is no base."""
     if isinstance(argument, Address):
-        return argument.base, argument.offset
-    return -1, argument or 0
+        return argument.base, int(argument.offset)
+    return -1, int(argument or 0)
 
 
 def _check(program: Program) -> None:

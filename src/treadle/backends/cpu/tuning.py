@@ -30,6 +30,7 @@ from treadle.backends.program import (
 )
 from treadle.base.env import of_child
 from treadle.base.log import get_logger
+from treadle.base.symbol import Dim
 from treadle.base.types import TensorType
 
 WORTH = 1.05
@@ -159,7 +160,7 @@ def _rival(choice: tuned.Choice | None, work: Watched, lower: Lower, bind: Bind)
 
 
 def _program(launches: Sequence[Launch], first: Mapping[str, int], bases: int) -> Program:
-    def place(argument: Ref | int) -> Address | int:
+    def place(argument: Ref | Dim) -> Address | Dim:
         if isinstance(argument, Ref):
             return Address(first[argument.kind] + argument.index, argument.offset)
         return argument
@@ -174,9 +175,9 @@ def _memory(work: Watched, lowered: Lowered) -> tuple[list[Array], dict[str, int
     kinds: dict[str, list[Array]] = {
         "input": [_filled(t, rng) for t in work.types],
         "output": [_filled(t, None) for t in work.op.infer(*work.types)],
-        "workspace": [_room(n) for n in lowered.workspaces],
+        "workspace": [_room(int(n)) for n in lowered.workspaces],
         "constant": [_copied(a) for a in lowered.constants],
-        "kept": [_room(n) for n in lowered.kept],
+        "kept": [_room(int(n)) for n in lowered.kept],
     }
     first: dict[str, int] = {}
     arrays: list[Array] = []

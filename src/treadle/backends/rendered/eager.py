@@ -75,7 +75,7 @@ class EagerLaunch:
         if self._program is not None:
             memories = [*payloads, *made]
             if self._besides:
-                memories += [_bytes(device, n) for n in self._workspaces]
+                memories += [_bytes(device, int(n)) for n in self._workspaces]
                 memories += self._constants_on(device)
             self._program.submit(device.raw, device.stream, [m.block.buffer for m in memories])
         return made[0] if self._single else tuple(made)

@@ -22,6 +22,7 @@ from treadle.backends.rendered.library import Library
 from treadle.backends.rendered.recording import LEAST, Recorder, Turn
 from treadle.backends.rendering import Argument, Launchable, RecordingRenderer
 from treadle.base.errors import CompileError
+from treadle.base.symbol import Dim
 from treadle.runtime.api import Buffer, Device, PartDevice, Stream
 
 Encoded = dict[str, Any]
@@ -58,8 +59,8 @@ def _step(step: Step, number: Callable[[Any], int]) -> list[Any]:
     return ["host", step.task]
 
 
-def _pair(argument: Address | int) -> list[int] | int:
-    return [argument.base, argument.offset] if isinstance(argument, Address) else argument
+def _pair(argument: Address | Dim) -> list[int] | int:
+    return [argument.base, int(argument.offset)] if isinstance(argument, Address) else int(argument)
 
 
 @dataclass(slots=True, eq=False)

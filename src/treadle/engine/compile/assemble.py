@@ -6,19 +6,32 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from treadle.backends.program import Compiler
+from treadle.base.estimates import estimate
+from treadle.base.guards import is_open
+from treadle.base.symbol import Dim, Expr, symbol
 from treadle.engine.compile.buckets import fill_buckets, overlapped
 from treadle.engine.compile.contents import Contents
 from treadle.engine.compile.control import region_spaces, regions_of, write_control
 from treadle.engine.compile.early import plan_early
 from treadle.engine.compile.link import Linker
-from treadle.engine.compile.memory import check_memory, plan_memory
+from treadle.engine.compile.memory import Buffer, check_memory, plan_memory
 from treadle.engine.compile.order import Task, best_order
 from treadle.engine.compile.place import Home, Placement, place_values
 from treadle.engine.compile.schedule import Schedule, best_schedule
 from treadle.engine.compile.together import units_of
 from treadle.engine.compile.work import Work, keep_order, lower_nodes, stop_at_checks
 from treadle.engine.options import Options
-from treadle.engine.plan import CHECK, FINISH, Interface, MemoryPlan, Plan, Pool, aligned
+from treadle.engine.plan import (
+    ALIGNMENT,
+    CHECK,
+    FINISH,
+    Interface,
+    MemoryPlan,
+    OpenBuffer,
+    Plan,
+    Pool,
+    aligned,
+)
 from treadle.engine.types import CompileReport
 from treadle.graph.ir import Graph, Value
 from treadle.ops.control import ControlFlow
@@ -58,7 +71,7 @@ def assemble(
     order = _order(work, placement, maker)
     units = units_of(work, order, maker)
     schedule = best_schedule(work, order, placement, spaces, units, options)
-    memory = _with_early(_plan(schedule, options), before.memory)
+    memory = _with_early(_plan(schedule, placement.sizes, options), before.memory)
     updated = len(interface.updates)
     linker = Linker(
         placement,
@@ -76,7 +89,7 @@ def assemble(
     numbers.update({w.inputs[0]: numbers[w.outputs[0]] for w in work if w.phase == FINISH})
     nodes = [numbers.get(item.outputs[0], -1) if item.outputs else -1 for item in work]
     runs = {n: linker.runs(work[n], spaces.get(n, ()), nodes[n]) for n in order}
-    if options.check:
+    if options.check and not is_open():
         contents = Contents(graph, interface, work, linker)
         contents.prelude(before.turns, linker.prelude)
         contents.program(schedule.slots, units, work, runs, spaces)
@@ -114,7 +127,7 @@ def _order(work: Sequence[Work], placement: Placement, maker: Mapping[Value, int
         after = dict.fromkeys(maker[v] for v in item.inputs if v in maker)
         after.update(dict.fromkeys(item.after))
         makes = [
-            (home.index, v.type.nbytes)
+            (home.index, estimate(v.type.open_nbytes))
             for v in item.outputs
             if _owns(placement, v) and (home := placement.home(v)[0]).kind == "arena"
         ]
@@ -144,10 +157,12 @@ def _workspaces(
     return found
 
 
-def _plan(schedule: Schedule, options: Options) -> MemoryPlan:
+def _plan(schedule: Schedule, sizes: Sequence[Dim], options: Options) -> MemoryPlan:
     """Offsets for all buffers; merged ones get those of what they became."""
     roots = schedule.distinct()
     distinct = list(roots.values())
+    if any(isinstance(size, Expr) for size in sizes):
+        return _open(schedule, roots, sizes)
     found = plan_memory(distinct, reuse=options.reuse_memory)
     if options.check:
         check_memory(distinct, found)
@@ -155,9 +170,20 @@ def _plan(schedule: Schedule, options: Options) -> MemoryPlan:
     offsets = tuple(at[schedule.root(i)] for i in range(len(schedule.buffers)))
     naive = sum(aligned(b.size) for b in schedule.buffers)
     spans = tuple(
-        (offset, b.size, b.start, b.end) for offset, b in zip(found.offsets, distinct, strict=True)
+        (int(offset), b.size, b.start, b.end)
+        for offset, b in zip(found.offsets, distinct, strict=True)
     )
     return MemoryPlan(offsets, found.peak, found.bound, naive, found.order, spans)
+
+
+def _open(schedule: Schedule, roots: Mapping[int, Buffer], sizes: Sequence[Dim]) -> MemoryPlan:
+    """Symbols for offsets, which are numbers when the sizes of buffers are."""
+    names = {root: f"@{root}" for root in roots}
+    offsets = tuple(
+        symbol(names[schedule.root(i)], 0, multiple=ALIGNMENT) for i in range(len(schedule.buffers))
+    )
+    found = tuple(OpenBuffer(names[r], sizes[r], b.start, b.end) for r, b in roots.items())
+    return MemoryPlan(offsets, 0, 0, 0, "at the call", (), found)
 
 
 def _with_early(memory: MemoryPlan, early: MemoryPlan) -> MemoryPlan:
@@ -167,6 +193,7 @@ def _with_early(memory: MemoryPlan, early: MemoryPlan) -> MemoryPlan:
         peak=max(memory.peak, early.peak),
         bound=max(memory.bound, early.bound),
         naive=max(memory.naive, early.naive),
+        least=early.peak,
     )
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from treadle.backends.program import Address, Launch, Ref, Run, Step
 from treadle.base.errors import CompileError
+from treadle.base.symbol import Dim
 from treadle.engine.compile.early import Turn
 from treadle.engine.compile.link import Linker
 from treadle.engine.compile.place import Home
@@ -42,6 +43,12 @@ class Use:
     origin: int
     name: str
 
+    @property
+    def ends(self) -> tuple[int, int]:
+        """Its first byte, and the one behind its last."""
+        low = int(self.at.offset)
+        return low, low + self.nbytes
+
 
 class Memory:
     """What every byte of every base holds, as spans that do not overlap."""
@@ -58,7 +65,7 @@ class Memory:
         if not use.nbytes:
             return
         spans = self._spans.setdefault(use.at.base, [])
-        low, high = use.at.offset, use.at.offset + use.nbytes
+        low, high = use.ends
         first, last = _met(spans, low, high)
         new = [(low, high, use.what, use.origin)]
         if first < last:
@@ -73,7 +80,7 @@ class Memory:
         if not use.nbytes:
             return True
         spans = self._spans.get(use.at.base, [])
-        low, high = use.at.offset, use.at.offset + use.nbytes
+        low, high = use.ends
         for start, end, what, origin in spans[slice(*_met(spans, low, high))]:
             right = what is use.what and origin == use.origin
             if start > low or not (right or what in instead):
@@ -253,19 +260,19 @@ class Contents:
 
     def _use(self, value: Value, at: Address) -> Use:
         root, before = self._root(value)
-        return Use(at, value.type.nbytes, root, at.offset - before, str(value.type))
+        return Use(at, value.type.nbytes, root, int(at.offset) - before, str(value.type))
 
-    def _area(self, item: Work, kind: str, index: int, at: Address, size: int) -> Use:
+    def _area(self, item: Work, kind: str, index: int, at: Address, size: Dim) -> Use:
         """Scratch memory of a piece of work, or what it packs."""
         what = self._areas.setdefault((id(item), kind, index), object())
-        return Use(at, size, what, at.offset, f"its {kind} memory {index}")
+        return Use(at, int(size), what, int(at.offset), f"its {kind} memory {index}")
 
     def _uses(self, item: Work, launch: Launch, run: Run) -> Iterator[tuple[str, int, Use]]:
         """What a launch reads and writes, at the addresses that it is given."""
         for ref, given in zip(launch.arguments, run.arguments, strict=True):
             if not isinstance(ref, Ref) or not isinstance(given, Address) or item.lowered is None:
                 continue
-            at = Address(given.base, given.offset - ref.offset)
+            at = Address(given.base, int(given.offset) - ref.offset)
             if ref.kind in ("input", "output"):
                 values = item.inputs if ref.kind == "input" else item.outputs
                 yield ref.kind, ref.index, self._use(values[ref.index], at)

@@ -78,7 +78,7 @@ def plan_early(
             spaces[turn.work] = tuple(placement.scratch(size) for size in lowered.workspaces)
             for home in spaces[turn.work]:
                 touch(home, now)
-    buffers = [Buffer(n, *ends.get(i, (0, 0))) for i, n in enumerate(placement.scratches)]
+    buffers = [Buffer(int(n), *ends.get(i, (0, 0))) for i, n in enumerate(placement.scratches)]
     memory = plan_memory(buffers, reuse=options.reuse_memory)
     if options.check:
         check_memory(buffers, memory)

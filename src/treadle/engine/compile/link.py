@@ -19,6 +19,7 @@ from treadle.backends.program import (
     Stop,
     Together,
 )
+from treadle.base.symbol import Dim
 from treadle.base.types import TensorType
 from treadle.engine.compile.early import Turn
 from treadle.engine.compile.place import Home, Placement
@@ -119,8 +120,8 @@ class Linker:
         self.facts.append(facts or Facts(node=self.node))
 
     def _host(self, task: HostTask) -> None:
-        reads = tuple(Span(a.base, a.offset, t.nbytes) for a, t in task.inputs if t.nbytes)
-        writes = tuple(Span(a.base, a.offset, t.nbytes) for a, t in task.outputs if t.nbytes)
+        reads = tuple(Span(a.base, a.offset, t.open_nbytes) for a, t in task.inputs)
+        writes = tuple(Span(a.base, a.offset, t.open_nbytes) for a, t in task.outputs)
         nbytes = sum(s.nbytes for s in (*reads, *writes))
         self.write(Host(len(self.host)), Facts(reads, writes, 0, nbytes, self.node))
         self.host.append(task)
@@ -133,9 +134,9 @@ class Linker:
         if item.lowered is None:
             return []
         places = self._places(item, item.lowered, spaces)
-        sizes: dict[str, Sequence[int]] = {
-            "input": [v.type.nbytes for v in item.inputs],
-            "output": [v.type.nbytes for v in item.outputs],
+        sizes: dict[str, Sequence[Dim]] = {
+            "input": [v.type.open_nbytes for v in item.inputs],
+            "output": [v.type.open_nbytes for v in item.outputs],
             "workspace": item.lowered.workspaces,
             "kept": item.lowered.kept,
         }
@@ -275,8 +276,8 @@ def _moved_task(task: HostTask, rebase: Rebase) -> HostTask:
 
 
 def _run(launch: Launch, places: Mapping[str, Sequence[Address]], label: str) -> Run:
-    def resolve(argument: Ref | int) -> Address | int:
-        if isinstance(argument, int):
+    def resolve(argument: Ref | Dim) -> Address | Dim:
+        if not isinstance(argument, Ref):
             return argument
         start = places[argument.kind][argument.index]
         return Address(start.base, start.offset + argument.offset)
@@ -288,7 +289,7 @@ def _run(launch: Launch, places: Mapping[str, Sequence[Address]], label: str) ->
 def _facts(
     launch: Launch,
     places: Mapping[str, Sequence[Address]],
-    sizes: Mapping[str, Sequence[int]],
+    sizes: Mapping[str, Sequence[Dim]],
     node: int,
     in_place: Sequence[tuple[int, int]],
 ) -> Facts:
@@ -306,7 +307,7 @@ def _facts(
         return Span(start.base, start.offset, sizes[kind][index])
 
     for argument in launch.arguments:
-        if isinstance(argument, int) or argument.kind == "constant":
+        if not isinstance(argument, Ref) or argument.kind == "constant":
             continue
         place = span(argument.kind, argument.index)
         if place.nbytes:

@@ -133,7 +133,8 @@ def check_memory(buffers: Sequence[Buffer], plan: MemoryPlan) -> None:
         if not begins:
             alive.pop(i, None)
             continue
-        low, high = plan.offsets[i], plan.offsets[i] + buffers[i].size
+        low = int(plan.offsets[i])
+        high = low + buffers[i].size
         for other, (start, end) in alive.items():
             if low < end and start < high:
                 raise CompileError(

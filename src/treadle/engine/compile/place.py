@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from treadle.backends.program import Compiler, Lowered
+from treadle.base.symbol import Dim, is_identical
 from treadle.engine.compile.work import (
     COPY,
     Aliases,
@@ -50,8 +51,8 @@ class Placement:
 
     homes: dict[Value, Home] = field(default_factory=dict)
     parts: dict[Value, Part] = field(default_factory=dict)
-    sizes: list[int] = field(default_factory=list)
-    scratches: list[int] = field(default_factory=list)
+    sizes: list[Dim] = field(default_factory=list)
+    scratches: list[Dim] = field(default_factory=list)
     kept: int = 0
     areas: list[tuple[int, int]] = field(default_factory=list)
 
@@ -71,14 +72,14 @@ class Placement:
                 self.parts[v] = Part(place.root, place.offset + part.offset)
         self.parts[value] = place
         if place.root not in self.homes:
-            self.homes[place.root] = self.buffer(place.root.type.nbytes)
+            self.homes[place.root] = self.buffer(place.root.type.open_nbytes)
 
-    def buffer(self, nbytes: int) -> Home:
+    def buffer(self, nbytes: Dim) -> Home:
         """A new buffer of the arena."""
         self.sizes.append(nbytes)
         return Home("arena", len(self.sizes) - 1)
 
-    def scratch(self, nbytes: int) -> Home:
+    def scratch(self, nbytes: Dim) -> Home:
         """A new buffer for the time before the program runs."""
         self.scratches.append(nbytes)
         return Home("early", len(self.scratches) - 1)
@@ -122,7 +123,7 @@ def place_values(
     for item in work:
         for value in item.outputs:
             if value not in found.parts and value not in found.homes:
-                found.homes[value] = found.buffer(value.type.nbytes)
+                found.homes[value] = found.buffer(value.type.open_nbytes)
     return found
 
 
@@ -170,7 +171,7 @@ class _Outputs:
         root = self._placement.part(value).root
         changed = {self._graph.inputs[i] for i in self._updates.values()}
         if root in changed and root is not self._graph.inputs[target]:
-            return self._copy(value, self._placement.buffer(value.type.nbytes))
+            return self._copy(value, self._placement.buffer(value.type.open_nbytes))
         return value
 
     def _free(self, value: Value) -> bool:
@@ -180,7 +181,8 @@ class _Outputs:
         """
         part = self._placement.parts.get(value)
         if part is not None:
-            if part.offset or part.root.type.nbytes != value.type.nbytes:
+            whole = is_identical(part.root.type.open_nbytes, value.type.open_nbytes)
+            if part.offset or not whole:
                 return False
             root = part.root
             if root not in self._maker or root in self._placement.homes:
@@ -298,7 +300,8 @@ def share_buffers(
             only = sum(placement.home(v)[0] == source for v in item.inputs) == 1
             # Buckets of reductions have contents before their last operand is made.
             begun = any(spans[w][0] < begins for w in users[mine])
-            if dies and only and not begun and placement.sizes[mine] == placement.sizes[theirs]:
+            alike = is_identical(placement.sizes[mine], placement.sizes[theirs])
+            if dies and only and not begun and alike:
                 merged[mine] = theirs
                 taken.add(theirs)
                 users[theirs] |= users[mine]

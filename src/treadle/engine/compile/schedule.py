@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 
+from treadle.base.estimates import estimate
 from treadle.engine.compile.memory import Buffer, live_bytes
 from treadle.engine.compile.place import Home, Placement, share_buffers
 from treadle.engine.compile.together import REACH, Slots, Unit, modelled, one_by_one, slots_of
@@ -142,7 +143,7 @@ def _lifetimes(
             start, end = lives.get(i, (first, last))
             lives[i] = min(start, first), max(end, last)
     for i, size in enumerate(placement.sizes):
-        yield Buffer(size, *lives.get(i, (0, 0)))
+        yield Buffer(estimate(size), *lives.get(i, (0, 0)))
 
 
 def _buffers(item: Work, placement: Placement, spaces: Sequence[Home]) -> Iterator[int]:

@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import replace
 
 from treadle.backends.program import Compiler, runs_of
+from treadle.base.guards import is_open
 from treadle.engine.compile.assemble import assemble
 from treadle.engine.compile.streams import assign_streams
 from treadle.engine.compile.streams_check import check_streams
@@ -39,13 +40,23 @@ def compile_graph(
     """
     plan = assemble(graph, compiler, interface, options, report)
     streams = assign_streams(plan, RATES["cpu"], options.streams)
-    if options.check:
-        check_together(plan)
-    if streams.count > 1 or options.check:
-        check_streams(plan, streams)
     plan = replace(plan, streams=streams)
+    if options.check and not is_open():
+        check(plan)
+    elif streams.count > 1:
+        check_streams(plan, streams)
     _tell(plan, report)
     return plan
+
+
+def check(plan: Plan) -> None:
+    """Prove that steps at one time use different bytes.
+
+    Raises:
+        CompileError: launches together, or streams, were planned wrongly.
+    """
+    check_together(plan)
+    check_streams(plan, plan.streams)
 
 
 def _tell(plan: Plan, report: CompileReport) -> None:

@@ -94,7 +94,7 @@ def _conflicts(plan: Plan) -> Iterator[tuple[int, int]]:
         for spans, writes in ((facts.reads, False), (facts.writes, True)):
             for span in spans:
                 places = changes.setdefault(span.base, {})
-                places.setdefault(span.offset, []).append((True, i, writes))
+                places.setdefault(int(span.offset), []).append((True, i, writes))
                 places.setdefault(span.offset + span.nbytes, []).append((False, i, writes))
     for places in changes.values():
         users: list[tuple[int, bool]] = []

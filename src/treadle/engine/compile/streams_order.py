@@ -86,7 +86,7 @@ def _conflicts(blocks: Sequence[Block]) -> list[set[int]]:
     edges: dict[int, set[int]] = {}
     for block in blocks:
         for span in (*block.reads, *block.writes):
-            edges.setdefault(span.base, set()).update((span.offset, span.offset + span.nbytes))
+            edges.setdefault(span.base, set()).update(span.ends)
     cuts = {base: sorted(places) for base, places in edges.items()}
     writer = {base: [-1] * len(places) for base, places in cuts.items()}
     readers: dict[int, list[list[int]]] = {b: [[] for _ in places] for b, places in cuts.items()}

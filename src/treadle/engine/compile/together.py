@@ -12,8 +12,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from treadle.backends.program import Launch, Lowered, Run, Step, Together
+from treadle.backends.program import Launch, Lowered, Ref, Run, Step, Together
 from treadle.base.errors import CompileError
+from treadle.base.estimates import estimate
 from treadle.engine.compile.work import Work
 from treadle.engine.cost import RATES
 from treadle.engine.plan import Facts, Plan, Span
@@ -137,7 +138,7 @@ def _launches(
             tuple(dict.fromkeys(before)),
             (item.label, str(launch.kernel.name)),
             seconds,
-            1 if launch.serial else max(launch.items, 1),
+            1 if launch.serial else max(estimate(launch.items), 1),
             len(uses) == 1,
         )
 
@@ -167,7 +168,7 @@ def _uses(launch: Launch, taken: Mapping[int, list[int]]) -> tuple[set[Place], s
     reads: set[Place] = set()
     writes: set[Place] = set()
     for argument in launch.arguments:
-        if isinstance(argument, int) or argument.kind == "constant":
+        if not isinstance(argument, Ref) or argument.kind == "constant":
             continue
         place = argument.kind, argument.index
         (reads if argument.kind in ("input", "kept") else writes).add(place)
@@ -181,11 +182,11 @@ def _seconds(item: Work, lowered: Lowered, launch: Launch, places: set[Place]) -
     nbytes = 0
     for kind, index in places:
         if kind in ("input", "output"):
-            nbytes += (item.inputs if kind == "input" else item.outputs)[index].type.nbytes
+            nbytes += (item.inputs if kind == "input" else item.outputs)[index].type.open_nbytes
         elif kind == "workspace":
             nbytes += lowered.workspaces[index]
     rates = RATES["cpu"]
-    return rates.seconds(launch.flops, launch.nbytes or nbytes) - rates.launch
+    return rates.seconds(estimate(launch.flops), estimate(launch.nbytes or nbytes)) - rates.launch
 
 
 # -- slots -------------------------------------------------------------------------------------
@@ -348,7 +349,7 @@ def joined(members: Sequence[tuple[Run, Facts]]) -> tuple[Step, Facts]:
 
 def _is_serial(members: Sequence[tuple[Run, Facts]]) -> bool:
     """Whether other threads would come too late to help."""
-    if any(not run.serial and run.items > 1 for run, _ in members):
+    if any(not run.serial and estimate(run.items) > 1 for run, _ in members):
         return False
     seconds = [_at_a_stretch(*m) for m in members]
     return sum(seconds) - max(seconds) < BRIEF
@@ -359,15 +360,15 @@ def _grain(run: Run, facts: Facts, seconds: float) -> int:
     item = _at_a_stretch(run, facts)
     if run.serial or not item:
         return 1
-    return max(1, min(run.items, int(seconds / item)))
+    return max(1, min(estimate(run.items), int(seconds / item)))
 
 
 def _at_a_stretch(run: Run, facts: Facts) -> float:
     """Modelled seconds of what one thread has to do at a stretch."""
     rates = RATES["cpu"]
     nbytes = facts.nbytes or sum(s.nbytes for s in (*facts.reads, *facts.writes))
-    seconds = rates.seconds(facts.flops, nbytes) - rates.launch
-    return seconds if run.serial else seconds / max(run.items, 1)
+    seconds = rates.seconds(estimate(facts.flops), estimate(nbytes)) - rates.launch
+    return seconds if run.serial else seconds / max(estimate(run.items), 1)
 
 
 # -- proof -------------------------------------------------------------------------------------

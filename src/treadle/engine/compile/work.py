@@ -101,7 +101,7 @@ def lower_nodes(
         if isinstance(node.op, Constant):
             continue
         for value in node.outputs:
-            if not value.type.is_static:
+            if not value.type.is_resolved:
                 raise CompileError(
                     label_of(node),
                     f"the extents of its result {value.type} are known only at run time",

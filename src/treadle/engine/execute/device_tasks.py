@@ -172,7 +172,7 @@ class DeviceTasks:
             found = whole.host()
         else:
             found = np.empty(extents(type_), type_.dtype.numpy)
-            visit.device.download(visit.memories[at.base].block, found, at.offset)
+            visit.device.download(visit.memories[at.base].block, found, int(at.offset))
             _count(visit, found.nbytes)
         visit.held[place] = found
         return found
@@ -180,7 +180,7 @@ class DeviceTasks:
     def _up(self, visit: Visit, place: _Place, result: Any) -> None:
         at, type_ = place
         array = np.asarray(result, type_.dtype.numpy)
-        visit.device.write(array, visit.memories[at.base].block, at.offset)
+        visit.device.write(array, visit.memories[at.base].block, int(at.offset))
         _count(visit, array.nbytes)
         visit.held[place] = array
 
@@ -218,7 +218,7 @@ class DeviceTasks:
         if not type_.nbytes:
             return DeviceArray(device, type_.dtype.numpy, shape, device.alloc(0))
         # The device does not know this block, and frees nothing when its array goes.
-        part = Block(device.piece(memory, at.offset, type_.nbytes), type_.nbytes)
+        part = Block(device.piece(memory, int(at.offset), type_.nbytes), type_.nbytes)
         return DeviceArray(device, type_.dtype.numpy, shape, part)
 
     def _taken(self, visit: Visit, place: _Place, result: Any) -> None:
@@ -228,7 +228,7 @@ class DeviceTasks:
             self._up(visit, place, to_host(result))
         elif self._whole(visit, place) is not None and self._is_result(at):
             visit.memories[at.base] = result
-        elif copy_within(device, result.block, visit.memories[at.base].block, at.offset):
+        elif copy_within(device, result.block, visit.memories[at.base].block, int(at.offset)):
             _count(visit, type_.nbytes)
         else:
             _count(visit, type_.nbytes)

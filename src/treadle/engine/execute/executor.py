@@ -74,6 +74,16 @@ class _Packed:
         self.version: object = None
 
 
+class Packs:
+    """What programs that share their kept memory have packed last."""
+
+    __slots__ = ("current", "lock")
+
+    def __init__(self) -> None:
+        self.current: _Packed | None = None
+        self.lock = threading.Lock()
+
+
 class Executor:
     """Runs a loaded program.
 
@@ -84,6 +94,7 @@ class Executor:
         launches: of host tasks, by number, that are not found by asking engines.
         index_error: what to raise where check number so-and-so of the program finds an index that
             is out of range.
+        packs: of programs that share what is packed with this one.
     """
 
     def __init__(
@@ -93,6 +104,7 @@ class Executor:
         frozen: Sequence[int] = (),
         launches: Mapping[int, Callable[..., Any]] | None = None,
         index_error: IndexFailure = unknown_index,
+        packs: Packs | None = None,
     ) -> None:
         self.loaded = loaded
         self._index_error = index_error
@@ -101,8 +113,7 @@ class Executor:
         self._frames: list[_Frame] = []
         self._tallies: list[Tally] = []
         self._frozen = tuple(frozen) if loaded.prelude is not None else ()
-        self._packed: _Packed | None = None
-        self._packing = threading.Lock()
+        self._packs = packs or Packs()
         self._launches: dict[int, Callable[..., Any]] = dict(launches or {})
         self._splits: dict[int, _Split] = {}
 
@@ -266,7 +277,7 @@ class Executor:
         """
         if self.loaded.prelude is None:
             return None
-        found = self._packed
+        found = self._packs.current
         if found is None or version is None or found.version is not version:
             found = None  # Whoever refers to it counts as a run.
             found = self._packed_anew(frame, inputs)
@@ -278,11 +289,11 @@ class Executor:
 
     def _packed_anew(self, frame: _Frame, inputs: Sequence[Array]) -> _Packed:
         """What is packed already, if it is of these inputs; else the prelude runs."""
-        with self._packing:
-            old, arrays = self._packed, [inputs[i] for i in self._frozen]
+        with self._packs.lock:
+            old, arrays = self._packs.current, [inputs[i] for i in self._frozen]
             if old is not None and all(map(is_, old.arrays, arrays)):
                 return old
-            self._packed = None  # From here on nobody begins a run with it.
+            self._packs.current = None  # From here on nobody begins a run with it.
             if old is None:
                 buffer = self.loaded.kept
             elif sys.getrefcount(old) <= _UNUSED:
@@ -293,7 +304,7 @@ class Executor:
             frame.kept = buffer
             if self.loaded.prelude is not None:
                 self.loaded.prelude.run(frame.bases)
-            self._packed = made = _Packed(buffer, arrays)
+            self._packs.current = made = _Packed(buffer, arrays)
             return made
 
     # -- host tasks ------------------------------------------------------------------------

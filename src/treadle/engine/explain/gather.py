@@ -238,8 +238,8 @@ def _groups(graph: Graph, plan: Plan, engine: str, profile: Profile | None) -> t
                 tasks[0].engine if tasks else engine,
                 tuple(kernels.items()),
                 tuple(sorted({m.stream for m in mine})),
-                sum(m.facts.flops for m in mine),
-                sum(m.facts.nbytes for m in mine),
+                sum(int(m.facts.flops) for m in mine),
+                sum(int(m.facts.nbytes) for m in mine),
                 0 if node is None else sum(v.type.nbytes for v in node.outputs),
                 sum(m.seconds for m in mine),
                 None if profile is None else measured.get(number, 0.0),
@@ -331,7 +331,7 @@ def _sizes(graphs: Mapping[str, Graph], plan: Plan) -> tuple[Size, ...]:
     found = [_graph_size(name, graphs[name]) for name in ("captured", "prepared")]
     compiled = graphs["optimized"]
     launches = sum(not isinstance(s, Jump | Stop) for s in plan.steps)
-    moved = sum(f.nbytes for f in plan.facts)
+    moved = sum(int(f.nbytes) for f in plan.facts)
     kernels = len({run.kernel for run in runs_of(plan.steps)}) + len(plan.left)
     regions = _regions(compiled)
     found.append(

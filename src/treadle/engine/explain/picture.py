@@ -192,7 +192,7 @@ def _facts(taken: Taken, steps: Sequence[Moment]) -> list[tuple[str, str, str]]:
         ("constants", size(plan.constants.nbytes), f"{size(plan.kept)} packed for kernels"),
         (
             "work",
-            f"{count(work)}FLOP",
+            f"{count(int(work))}FLOP",
             f"{size(last.nbytes)} moved, {size(captured.nbytes)} before",
         ),
         ("compiled in", duration(total), _stage_times(found)),

@@ -17,6 +17,7 @@ from treadle.backends.program import (
     Together,
     runs_of,
 )
+from treadle.base.symbol import Dim
 from treadle.engine.explain.steps import memory_table, place_name, steps_memory
 from treadle.engine.plan import Facts, Plan, Span
 
@@ -111,14 +112,14 @@ def _action(plan: Plan, step: Step) -> list[list[str]]:
     return [[f"go to {step.target}{unless}"]]
 
 
-def _argument(plan: Plan, argument: Address | int) -> str:
-    if isinstance(argument, int):
+def _argument(plan: Plan, argument: Address | Dim) -> str:
+    if not isinstance(argument, Address):
         return str(argument)
-    return place_name(plan, argument.base, argument.offset)
+    return place_name(plan, argument.base, int(argument.offset))
 
 
 def _span(plan: Plan, span: Span) -> str:
-    return f"{place_name(plan, span.base, span.offset)}:{span.nbytes}"
+    return f"{place_name(plan, span.base, int(span.offset))}:{span.nbytes}"
 
 
 def kernel_texts(plan: Plan, compiler: Compiler) -> Iterator[tuple[str, str]]:

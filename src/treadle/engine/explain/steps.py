@@ -67,15 +67,15 @@ def _of(plan: Plan, number: int, run: int, op: str, facts: Facts) -> StepMemory:
         _bytes(facts.reads),
         _bytes(results),
         _bytes(facts.scratch),
-        sum(aligned(s.nbytes) for s in places),
-        min((_alignment(s.offset) for s in places), default=ALIGNMENT),
-        tuple(place_name(plan, s.base, s.offset) for s in over),
-        tuple(place_name(plan, s.base, s.offset) for s in could),
+        sum(int(aligned(s.nbytes)) for s in places),
+        min((_alignment(int(s.offset)) for s in places), default=ALIGNMENT),
+        tuple(place_name(plan, s.base, int(s.offset)) for s in over),
+        tuple(place_name(plan, s.base, int(s.offset)) for s in could),
     )
 
 
 def _bytes(spans: Iterable[Span]) -> int:
-    return sum(s.nbytes for s in spans)
+    return sum(int(s.nbytes) for s in spans)
 
 
 def _alignment(offset: int) -> int:

@@ -80,8 +80,8 @@ def moments(plan: Plan, profile: Profile | None = None) -> tuple[Moment, ...]:
                 predicted(step, facts, rates_in(profile)),
                 -1.0 if time is None else time.start,
                 -1.0 if time is None else time.duration,
-                facts.flops,
-                facts.nbytes,
+                int(facts.flops),
+                int(facts.nbytes),
                 tuple(_span_text(plan, s) for s in facts.reads),
                 tuple(_span_text(plan, s) for s in facts.writes),
             )
@@ -141,7 +141,7 @@ class _Pieces:
     def __init__(self, spans: Iterable[Span]) -> None:
         edges: dict[int, set[int]] = {}
         for span in spans:
-            edges.setdefault(span.base, set()).update((span.offset, span.offset + span.nbytes))
+            edges.setdefault(span.base, set()).update(span.ends)
         self._cuts = {base: sorted(places) for base, places in edges.items()}
 
     def of(self, span: Span) -> list[tuple[int, int]]:
@@ -198,7 +198,8 @@ def held_bytes(plan: Plan, graph: Graph) -> tuple[Held, ...]:
                         owner[piece].end_before(i)
                     owner[piece] = made
     return tuple(
-        Held(e.span.offset, e.span.nbytes, e.first, e.last, e.node, e.label) for e in found
+        Held(int(e.span.offset), int(e.span.nbytes), e.first, e.last, e.node, e.label)
+        for e in found
     )
 
 

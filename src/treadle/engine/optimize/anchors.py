@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from treadle.base.shape import size_of
+from treadle.base.estimates import estimate
+from treadle.base.shape import product
+from treadle.base.symbol import is_identical
 from treadle.engine.optimize.bodies import Note, Trial, accepted
 from treadle.engine.optimize.groups import Group, Groups
 from treadle.engine.optimize.kinds import (
@@ -191,7 +193,7 @@ class _Candidates:
         users = self.groups.users[value]
         outside = [u for u in users if u not in inside]
         written = value in self.groups.results or any(self._must_read(u) for u in outside)
-        cut.edge(i, ("read", value), value.type.nbytes * (1 if written else 2))
+        cut.edge(i, ("read", value), estimate(value.type.open_nbytes) * (1 if written else 2))
         for u in users:
             if u in inside:
                 cut.edge(("read", value), u, FOREVER)
@@ -328,13 +330,17 @@ def _excess(groups: Groups, anchor: int, chosen: list[int]) -> list[int]:
     comes to its cut in two steps. Of those that write it is the last.
     """
     inside = {anchor, *chosen}
-    size = size_of(groups.nodes[anchor].output.type.shape)
+    size = product(groups.nodes[anchor].output.type.shape)
     reads: dict[Value, int] = {}
     writes: dict[Value, int] = {}
     for i in chosen:
         for value in groups.nodes[i].inputs:
             p = None if value.producer is None else groups.position[value.producer]
-            if p not in inside and size_of(value.type.shape) == size and not is_free(value):
+            if (
+                p not in inside
+                and is_identical(product(value.type.shape), size)
+                and not is_free(value)
+            ):
                 reads.setdefault(value, i)
     for i in (anchor, *chosen):
         value = groups.nodes[i].output

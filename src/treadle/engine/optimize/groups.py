@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import compress
 
+from treadle.base.estimates import estimate
 from treadle.engine.optimize.kinds import MOVES, is_clear, is_free, is_static
 from treadle.graph.ir import Graph, Value
 from treadle.ops.constant import Constant
@@ -76,7 +77,7 @@ class Groups:
             for value in dict.fromkeys(node.inputs):
                 self.users[value].append(i)
         self.results = set(graph.outputs)
-        self.nbytes = {v: v.type.nbytes for v in self.users if v.type.is_static}
+        self.nbytes = {v: estimate(v.type.open_nbytes) for v in self.users if v.type.is_resolved}
         # Asked many thousand times, and instance tests of abstract classes are slow.
         self._moves = [isinstance(n.op, MOVES) for n in graph.nodes]
         self._clear = {v for n in graph.nodes if is_static(n) for v in n.outputs if is_clear(v)}

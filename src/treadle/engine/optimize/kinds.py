@@ -34,7 +34,7 @@ WINDOWS: tuple[type[Op], ...] = (Pooling, Interpolation)
 def is_static(node: Node) -> bool:
     """Whether all types are static and no operand or result is empty."""
     values = (*node.inputs, *node.outputs)
-    return all(v.type.is_static and 0 not in v.type.shape for v in values)
+    return all(v.type.is_resolved and 0 not in v.type.shape for v in values)
 
 
 def is_loop(node: Node) -> bool:

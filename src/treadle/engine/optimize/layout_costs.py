@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from treadle.base.estimates import estimate
 from treadle.base.shape import size_of
 from treadle.engine.cost import RATES
 from treadle.engine.optimize.algorithms import maps_of
@@ -62,7 +63,7 @@ PAIRS = 0.6
 
 def seconds(node: Node, layouts: Sides) -> float:
     """Modelled time of an op that cares about layouts."""
-    nbytes = sum(v.type.nbytes for v in (*node.inputs, *node.outputs))
+    nbytes = sum(estimate(v.type.open_nbytes) for v in (*node.inputs, *node.outputs))
     if isinstance(node.op, Convolution):
         moving = nbytes / CPU.bandwidth / (layouts.main.depthwise if is_depthwise(node) else 1.0)
         return CPU.launch + max(_arithmetic(node, node.op, layouts), moving)
@@ -126,4 +127,4 @@ def conversion(value: Value) -> float:
     """Modelled time of a copy of the value in another layout; none where the memory is the same."""
     if is_neutral(value.type.shape) or constant_of(value) is not None or is_free(value):
         return 0.0
-    return CPU.launch + 2 * value.type.nbytes / CPU.bandwidth
+    return CPU.launch + 2 * estimate(value.type.open_nbytes) / CPU.bandwidth

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import count
 
-from treadle.base.shape import size_of
+from treadle.base.estimates import estimate
+from treadle.base.shape import Shape, product
+from treadle.base.symbol import Dim, is_identical
 from treadle.engine.optimize.bodies import Note, Trial, accepted, stands_alone
 from treadle.engine.optimize.groups import Group, Groups
 from treadle.engine.optimize.kinds import CLEAR, is_closed, is_free, is_loop, is_static
@@ -36,43 +38,44 @@ class Domain:
         reductions: shapes that are reduced and the axes, without extents of 1.
     """
 
-    points: int
-    reductions: frozenset[tuple[tuple[int, ...], frozenset[int]]]
+    points: Dim
+    reductions: frozenset[tuple[Shape, frozenset[int]]]
 
     def merged(self, other: Domain) -> Domain | None:
         """The domain of both together, None where no one nest can run over it."""
         both = self.reductions | other.reductions
-        points = max(self.points, other.points)
+        points = max(self.points, other.points, key=estimate)
         if len(both) > 2 or (len(both) == 2 and not _complementary(both)):
             return None
-        if any(size_of(shape) != points for shape, _ in both):
+        if not all(is_identical(product(shape), points) for shape, _ in both):
             return None
-        small = min(self.points, other.points)
-        if small not in {points, *(_outside(shape, axes) for shape, axes in both)}:
+        small = min(self.points, other.points, key=estimate)
+        wanted = (points, *(_outside(shape, axes) for shape, axes in both))
+        if not any(is_identical(small, w) for w in wanted):
             return None
         return Domain(points, both)
 
 
-def _complementary(both: Iterable[tuple[tuple[int, ...], frozenset[int]]]) -> bool:
+def _complementary(both: Iterable[tuple[Shape, frozenset[int]]]) -> bool:
     (shape, axes), (other, rest) = both
     return shape == other and not axes & rest and len(axes | rest) == len(shape)
 
 
-def _outside(shape: tuple[int, ...], axes: frozenset[int]) -> int:
-    return size_of([d for i, d in enumerate(shape) if i not in axes])
+def _outside(shape: Shape, axes: frozenset[int]) -> Dim:
+    return product(d for i, d in enumerate(shape) if i not in axes)
 
 
 def domain_of(node: Node) -> Domain:
     """The domain of one node."""
-    points = max(size_of(v.type.shape) for v in node.outputs)
+    points = max((product(v.type.shape) for v in node.outputs), key=estimate)
     if not isinstance(node.op, Reduce):
         return Domain(points, frozenset())
-    shape = tuple(int(d) for d in node.inputs[0].type.shape)
+    shape = node.inputs[0].type.shape
     long = [a for a, d in enumerate(shape) if d != 1]
     axes = frozenset(i for i, a in enumerate(long) if a in node.op.axes)
     if not axes:
         return Domain(points, frozenset())
-    return Domain(size_of(shape), frozenset(((tuple(shape[a] for a in long), axes),)))
+    return Domain(product(shape), frozenset(((tuple(shape[a] for a in long), axes),)))
 
 
 def loop_groups(
@@ -225,8 +228,9 @@ class _Merger:
         """
         shapes = [shape for shape, _ in domain.reductions]
         for value in self.groups.needed(group) if shapes else ():
-            long = [int(d) for d in value.type.shape if d != 1]
-            if any(sorted(long) == sorted(s) and long != list(s) for s in shapes):
+            long = [d for d in value.type.shape if d != 1]
+            ordered = sorted(long, key=estimate)
+            if any(ordered == sorted(s, key=estimate) and long != list(s) for s in shapes):
                 return False
         return True
 

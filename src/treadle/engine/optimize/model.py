@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from treadle.base.estimates import estimate
 from treadle.engine.optimize.groups import Group, Groups
 from treadle.engine.optimize.kinds import VIEWS
 from treadle.graph.ir import Graph, Value
@@ -32,5 +33,7 @@ def modelled_bytes(graph: Graph) -> int:
     for node in graph.nodes:
         if not isinstance(node.op, (*VIEWS, Constant)):
             values = (*dict.fromkeys(node.inputs), *node.outputs)
-            total += LAUNCH + sum(v.type.nbytes for v in values if v.type.is_static)
+            total += LAUNCH + sum(
+                estimate(v.type.open_nbytes) for v in values if v.type.is_resolved
+            )
     return total

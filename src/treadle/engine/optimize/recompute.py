@@ -7,6 +7,7 @@ its means and deviations for the backward pass in place of the normalized values
 
 from __future__ import annotations
 
+from treadle.base.estimates import estimate
 from treadle.engine.optimize.bodies import Trial, accepted
 from treadle.engine.optimize.groups import Group, Groups
 from treadle.engine.optimize.kinds import is_closed, is_free
@@ -35,15 +36,15 @@ def _try(groups: Groups, group: Group, value: Value) -> None:
     if found is None:
         return
     cone, border = found
-    if len(border) == 1 and next(iter(border)).type.nbytes > value.type.nbytes:
+    if len(border) == 1 and _nbytes(next(iter(border))) > _nbytes(value):
         return
     needed = set(groups.needed(group))
     inside = [v for v in border if v.producer and groups.position[v.producer] in group.members]
-    spent = sum(v.type.nbytes for v in inside if v not in needed)
+    spent = sum(_nbytes(v) for v in inside if v not in needed)
     for reader in readers:
         read = set(groups.operands(reader)[1])
-        spent += sum(v.type.nbytes for v in border if v not in read)
-    if spent < value.type.nbytes * (1 + len(readers)):
+        spent += sum(_nbytes(v) for v in border if v not in read)
+    if spent < _nbytes(value) * (1 + len(readers)):
         for reader in readers:
             groups.add_copies(reader, cone)
 
@@ -110,7 +111,7 @@ def _widen_again(groups: Groups, group: Group, value: Value, trial: Trial) -> No
 def _widening(groups: Groups, group: Group, value: Value) -> set[int]:
     """The elementwise nodes between a value and a narrower one that it is made of alone."""
     chain: list[int] = []
-    best, size = 0, value.type.nbytes
+    best, size = 0, _nbytes(value)
     at = value
     while at.producer is not None and len(chain) < MOST_OPS:
         i = groups.position[at.producer]
@@ -119,6 +120,12 @@ def _widening(groups: Groups, group: Group, value: Value) -> set[int]:
             break
         chain.append(i)
         (at,) = read
-        if at.type.nbytes < size:
-            best, size = len(chain), at.type.nbytes
+        nbytes = _nbytes(at)
+        if nbytes < size:
+            best, size = len(chain), nbytes
     return set(chain[:best])
+
+
+def _nbytes(value: Value) -> int:
+    """Bytes of a value, a guess where it is symbolic: this is about speed."""
+    return estimate(value.type.open_nbytes)

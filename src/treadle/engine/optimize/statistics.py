@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from treadle.base.estimates import estimate
 from treadle.base.shape import size_of
 from treadle.base.types import TensorType
 from treadle.engine.optimize.bodies import Trial
@@ -65,7 +66,7 @@ def with_statistics(graph: Graph, trial: Trial) -> tuple[Graph, Notes]:
         if norm is None:
             continue
         value = norm.mean.inputs[0]
-        if value.type.nbytes >= LEAST and _is_taken(value, trial):
+        if estimate(value.type.open_nbytes) >= LEAST and _is_taken(value, trial):
             found[value] = norm
     if not found:
         return graph, Counter()

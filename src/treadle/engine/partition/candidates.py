@@ -95,7 +95,7 @@ def _ask(engine: Engine, op: Op, types: tuple[TensorType, ...]) -> Support:
             return yes()  # Programs jump by themselves, and loops need no asking.
         found = engine.compiler().lower(op, types)
         return found if isinstance(found, Support) else yes()
-    if not all(t.is_static for t in types) and engine.priority > 0:
+    if not all(t.is_resolved for t in types) and engine.priority > 0:
         return no("dynamic-shape", f"an operand of {op.name} has symbolic extents")
     if isinstance(engine, SegmentEngine):
         return _asked(engine, op, types)
@@ -116,4 +116,4 @@ def is_plain(op: Op, types: tuple[TensorType, ...]) -> bool:
     """Whether an op is a loop that every generator of code has, on types that all have."""
     if not (is_scalar_op(op) or isinstance(op, (Reduce, Update))):
         return False
-    return all(t.is_static and t.dtype.kind != "complex" for t in types)
+    return all(t.is_resolved and t.dtype.kind != "complex" for t in types)

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from treadle.base.errors import TreadleError
 from treadle.base.shape import size_of
 from treadle.base.types import TensorType
-from treadle.graph.ir import Graph, Node, Value, constant, constant_of
+from treadle.graph.ir import Graph, Node, Value, constant, constant_of, symbols_in
 from treadle.graph.passes import register
 from treadle.graph.regions import map_regions
 from treadle.ops.constant import Constant
@@ -121,7 +121,11 @@ def _evaluate(node: Node, known: dict[Value, Known]) -> Sequence[Known]:
     if isinstance(op, Constant):
         data = op.data
         return (_whole(data.array),) if data.is_present else ()
-    if isinstance(op, Creation):
+    if (
+        isinstance(op, Creation)
+        and node.output.type.is_static
+        and not symbols_in(tuple(op.attributes.values()))
+    ):
         return (_whole(op.reference()),)
     operands = [known.get(v) or _unknown(v) for v in node.inputs]
     if any(x is None for x in operands):

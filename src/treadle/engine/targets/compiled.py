@@ -22,7 +22,7 @@ from treadle.engine.devices.placement import (
     passes_of,
     segment_engines,
 )
-from treadle.engine.execute import DeviceExecutor, Executor
+from treadle.engine.execute import DeviceExecutor, Executor, Runner
 from treadle.engine.options import Options
 from treadle.engine.plan import Interface, Loaded, Plan
 from treadle.engine.segments import SegmentLaunch, is_apart, kept_whole, launches_of
@@ -124,7 +124,8 @@ class Compiled(Target):
 
     def load_again(self, program: Program) -> Executor | DeviceExecutor:
         """What runs the program, made here whatever the cache has."""
-        loaded, results = program.load(), results_of(program)
+        loaded = program.load()
+        results = results_of(program.source, program.optimize().graph)
         return self.executor(program.source, loaded, results, program.report)
 
     def start(self, program: Program) -> Executor | DeviceExecutor:
@@ -139,13 +140,38 @@ class Compiled(Target):
             entry = cache.shared(graph, options, known)
         if entry is None:
             loaded = program.load()
-            entry = cache.Entry(loaded, results_of(program), tuple(program.report.cuts))
+            results = results_of(program.source, program.optimize().graph)
+            entry = cache.Entry(loaded, results, tuple(program.report.cuts))
             if self._on_host or not loaded.plan.left:
                 cache.save(key, entry, compiler)
         cache.settle(graph, options, entry.cuts)
         return self.executor(program.source, entry.loaded, entry.results, program.report)
 
-    def _key(self, captured: Captured, compiler: Compiler) -> str:
+    def recall(self, captured: Captured, report: CompileReport, box: str) -> Runner | None:
+        """What runs a program that `keep` left in the cache; None where there is none."""
+        compiler = self.compiler()
+        known = None
+        if not DUMP.get():
+            key = self._key(captured, compiler, box)
+            known = cache.fetch(key, compiler, on_host=self._on_host)
+        if known is None:
+            return None
+        return self.executor(captured, known.loaded, known.results, report)
+
+    def keep(self, planned: Planned, loaded: Loaded[Any], box: str) -> None:
+        """Keep what a program for many extents is for some of them.
+
+        Args:
+            planned: at these extents.
+            loaded: the same.
+            box: the range of each extent that it was compiled for: at the same extents, a program
+                that was compiled for them alone may round in another order.
+        """
+        captured, compiler = planned.captured, self.compiler()
+        entry = cache.Entry(loaded, results_of(captured, planned.graph))
+        cache.save(self._key(captured, compiler, box), entry, compiler)
+
+    def _key(self, captured: Captured, compiler: Compiler, box: str = "") -> str:
         """The name of the program in the cache; "" for one that is not kept."""
         setting = cache.settings(captured.graph, self._options)
         # What a segment engine takes depends on its version, and it keeps its own blobs; nobody
@@ -156,6 +182,7 @@ class Compiled(Target):
             or passes_of(self._options, self.kind)
         ):
             return ""
+        setting += box
         return cache.key_of(captured.graph, captured.interface, self._options, compiler, setting)
 
     @abstractmethod
@@ -192,8 +219,7 @@ class Compiled(Target):
             return launches_of(plan, frozen, by_others, store, report, strict=strict, kind=kind)
 
 
-def results_of(program: Program) -> tuple[TensorType, ...]:
+def results_of(captured: Captured, compiled: Graph) -> tuple[TensorType, ...]:
     """Types of the outputs that replace no input."""
-    updated = {j for j, _ in program.source.interface.updates}
-    outputs = program.optimize().graph.outputs
-    return tuple(v.type for j, v in enumerate(outputs) if j not in updated)
+    updated = {j for j, _ in captured.interface.updates}
+    return tuple(v.type for j, v in enumerate(compiled.outputs) if j not in updated)

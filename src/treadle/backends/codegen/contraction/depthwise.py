@@ -354,7 +354,7 @@ class _Depthwise:
         groups = -(-self.channels // group)
         cost = row * -(-group // self.lanes) * (2 + 0.2 * self.taps)
         chunks, grain = divide(self._rows(), cost, max(most // groups, 1))
-        return _Cut(chunks, grain, groups, group)
+        return _Cut(int(chunks), int(grain), groups, group)
 
     def _rows(self) -> int:
         return self.batch * self.axes[0].positions * self.axes[1].positions

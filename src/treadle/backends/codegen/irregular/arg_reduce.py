@@ -18,7 +18,8 @@ from treadle.backends.codegen.target import Target
 from treadle.backends.program import Lowered, Ref
 from treadle.base import dtype as dt
 from treadle.base.dtype import DType
-from treadle.base.shape import size_of
+from treadle.base.estimates import estimate
+from treadle.base.shape import product
 from treadle.base.types import TensorType
 from treadle.ops.reduce import ArgExtremum, Argmax, Argmin
 
@@ -35,20 +36,20 @@ def lower_arg_extremum(
 ) -> Lowered:
     """x as [outer, extent, inner]: lanes run along the axis if it is the last, else across it."""
     x = types[0]
-    shape = tuple(int(d) for d in x.shape)
+    shape = x.shape
     axis = op.axis % len(shape)
-    outer, extent, inner = size_of(shape[:axis]), shape[axis], size_of(shape[axis + 1 :])
+    outer, extent, inner = product(shape[:axis]), shape[axis], product(shape[axis + 1 :])
     lanes = min(target.lanes(x.dtype), target.lanes(dt.int32))
     largest = isinstance(op, Argmax)
-    refs, nbytes = (Ref("output", 0), Ref("input", 0)), size_of(shape) * x.dtype.itemsize
+    refs, nbytes = (Ref("output", 0), Ref("input", 0)), product(shape) * x.dtype.itemsize
     if inner == 1:
         kernel = _last_kernel(x.dtype, lanes, largest)
-        cost = 20 + extent * 0.8 / lanes
+        cost = 20 + estimate(extent) * 0.8 / lanes
         return Lowered((over_rows(kernel, (*refs, extent), outer, cost, nbytes),))
     kernel = _inner_kernel(x.dtype, lanes, largest)
     panels = -(-inner // lanes)
     arguments = (*refs, extent, inner, panels)
-    return Lowered((over_rows(kernel, arguments, outer * panels, 3 + extent, nbytes),))
+    return Lowered((over_rows(kernel, arguments, outer * panels, 3 + estimate(extent), nbytes),))
 
 
 def _better(largest: bool, b: Builder, x: Value, best: Value) -> Value:

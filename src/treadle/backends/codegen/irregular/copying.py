@@ -24,7 +24,8 @@ from treadle.backends.codegen.target import Target
 from treadle.backends.program import Launch, Lowered, Ref
 from treadle.base import dtype as dt
 from treadle.base.dtype import DType
-from treadle.base.shape import size_of
+from treadle.base.estimates import estimate
+from treadle.base.symbol import Dim
 from treadle.base.types import TensorType
 from treadle.ops.transfer import Transfer
 
@@ -38,14 +39,14 @@ def lower_transfer(
     op: Transfer, types: tuple[TensorType, ...], frozen: tuple[bool, ...], target: Target
 ) -> Lowered:
     """A copy within one memory; the engine asks for it where a value needs a place of its own."""
-    nbytes = size_of(types[0].shape) * types[0].dtype.itemsize
+    nbytes = types[0].open_nbytes
     return Lowered((copy(Ref("output", 0), Ref("input", 0), nbytes),))
 
 
-def copy(target: Ref, source: Ref, nbytes: int) -> Launch:
+def copy(target: Ref, source: Ref, nbytes: Dim) -> Launch:
     """Bytes from one place to another, or to the same."""
     rows = -(-nbytes // _BLOCK)
-    cost = min(nbytes, _BLOCK) * NS_PER_BYTE
+    cost = min(estimate(nbytes), _BLOCK) * NS_PER_BYTE
     launch = over_rows(_copy_kernel(), (target, source, nbytes), rows, cost, 2 * nbytes)
     return replace(launch, moves=True)
 
@@ -64,7 +65,7 @@ def _copy_kernel() -> Kernel:
 
 
 def copy_rows(
-    target: Ref, source: Ref, rows: int, nbytes: int, target_step: int, source_step: int
+    target: Ref, source: Ref, rows: Dim, nbytes: Dim, target_step: Dim, source_step: Dim
 ) -> Launch:
     """`rows` rows of `nbytes` bytes each; steps are in bytes from row to row.
 
@@ -72,7 +73,7 @@ def copy_rows(
     """
     blocks = -(-nbytes // _BLOCK)
     arguments = (target, source, nbytes, target_step, source_step, blocks)
-    cost = 8 + min(nbytes, _BLOCK) * NS_PER_BYTE
+    cost = 8 + min(estimate(nbytes), _BLOCK) * NS_PER_BYTE
     return over_rows(_copy_rows_kernel(), arguments, rows * blocks, cost, 2 * rows * nbytes)
 
 
@@ -95,13 +96,15 @@ def _copy_rows_kernel() -> Kernel:
 
 
 def copy_elements(
-    target: Ref, source: Ref, count: int, dtype: DType, target_step: int, source_step: int
+    target: Ref, source: Ref, count: Dim, dtype: DType, target_step: Dim, source_step: Dim
 ) -> Launch:
     """`count` elements of one type; steps are in elements."""
     rows = -(-count // _BLOCK)
     arguments = (target, source, count, target_step, source_step)
     kernel = _copy_elements_kernel(bits_of(dtype))
-    return over_rows(kernel, arguments, rows, min(count, _BLOCK) * 1.0, 2 * count * dtype.itemsize)
+    return over_rows(
+        kernel, arguments, rows, min(estimate(count), _BLOCK) * 1.0, 2 * count * dtype.itemsize
+    )
 
 
 @cache
@@ -127,7 +130,9 @@ def convert(
     rows = -(-count // _BLOCK)
     kernel = _convert_kernel(to, origin, machine.lanes(dt.float32))
     nbytes = count * (to.itemsize + origin.itemsize)
-    return over_rows(kernel, (target, source, count), rows, min(count, _BLOCK) * 0.3, nbytes)
+    return over_rows(
+        kernel, (target, source, count), rows, min(estimate(count), _BLOCK) * 0.3, nbytes
+    )
 
 
 @cache

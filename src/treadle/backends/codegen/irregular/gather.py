@@ -27,7 +27,8 @@ from treadle.backends.codegen.target import Target
 from treadle.backends.program import Launch, Lowered, Ref
 from treadle.base import dtype as dt
 from treadle.base.dtype import DType
-from treadle.base.shape import row_major_strides, size_of
+from treadle.base.estimates import estimate
+from treadle.base.shape import product, row_major_strides, size_of
 from treadle.base.types import TensorType
 from treadle.ops.gather import Index, Take
 from treadle.ops.gather_along import Along, TakeAlongAxis
@@ -42,10 +43,10 @@ def lower_take(
 ) -> Lowered:
     """Rows [outer, count, width] of x [outer, extent, width]."""
     x, index = types
-    shape = tuple(int(d) for d in x.shape)
+    shape = x.shape
     axis = op.axis % len(shape)
-    outer, width = size_of(shape[:axis]), size_of(shape[axis + 1 :])
-    region = Region(outer, shape[axis], width, size_of(index.shape), Ref("input", 1), index.dtype)
+    outer, width = product(shape[:axis]), product(shape[axis + 1 :])
+    region = Region(outer, shape[axis], width, product(index.shape), Ref("input", 1), index.dtype)
     return Lowered((pick(region, x.dtype, target),))
 
 
@@ -67,10 +68,10 @@ def pick(region: Region, dtype: DType, target: Target) -> Launch:
     if width == 1:
         kernel = _pick_elements(bits_of(dtype), region.dtype, _lanes(dtype, target))
         panels = -(-count // _PANEL)
-        cost = min(count, _PANEL) * 0.7
+        cost = min(estimate(count), _PANEL) * 0.7
         return over_rows(kernel, (*refs, extent, count, panels), outer * panels, cost, nbytes)
     kernel = _pick_rows(bits_of(dtype), region.dtype)
-    cost = 5 + width * dtype.itemsize * 0.05
+    cost = 5 + estimate(width) * dtype.itemsize * 0.05
     return over_rows(kernel, (*refs, extent, count, width), outer * count, cost, nbytes)
 
 

@@ -19,7 +19,8 @@ from treadle.backends.codegen.lowering import lowers
 from treadle.backends.codegen.target import Target
 from treadle.backends.program import Launch, Lowered, Ref
 from treadle.base.dtype import DType
-from treadle.base.shape import row_major_strides, size_of
+from treadle.base.shape import product, row_major_strides, size_of
+from treadle.base.symbol import Dim
 from treadle.base.types import TensorType
 from treadle.ops.movement import Concat
 from treadle.ops.slicing import SliceUpdate
@@ -33,11 +34,13 @@ def lower_concat(
     op: Concat, types: tuple[TensorType, ...], frozen: tuple[bool, ...], target: Target
 ) -> Lowered:
     """One launch per input that has elements: its rows to where they belong."""
-    shape = tuple(int(d) for d in types[0].shape)
+    shape = types[0].shape
     axis, itemsize = op.axis % len(shape), types[0].dtype.itemsize
-    rows, inner = size_of(shape[:axis]), size_of(shape[axis + 1 :]) * itemsize
-    widths = [int(t.shape[axis]) * inner for t in types]
-    launches, start, total = [], 0, sum(widths)
+    rows, inner = product(shape[:axis]), product(shape[axis + 1 :]) * itemsize
+    widths = [t.shape[axis] * inner for t in types]
+    launches: list[Launch] = []
+    start: Dim = 0
+    total = sum(widths)
     for i, width in enumerate(widths):
         to, origin = Ref("output", 0, start), Ref("input", i)
         if width == itemsize and rows > 1:
@@ -55,7 +58,7 @@ def lower_slice_update(
 ) -> Lowered:
     """x, and then the box over it."""
     x, v = types
-    whole = copy(Ref("output", 0), Ref("input", 0), size_of(x.shape) * x.dtype.itemsize)
+    whole = copy(Ref("output", 0), Ref("input", 0), x.open_nbytes)
     box = (_write_box(op, x, v),) if size_of(v.shape) else ()
     return Lowered((whole, *box), in_place=((0, 0),))
 

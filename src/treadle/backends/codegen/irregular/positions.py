@@ -24,7 +24,8 @@ from treadle.backends.codegen.kernel.ir import Kernel, Value, pointer, size
 from treadle.backends.program import Launch, Ref
 from treadle.base import dtype as dt
 from treadle.base.dtype import DType
-from treadle.base.shape import broadcast_shapes, row_major_strides, size_of
+from treadle.base.shape import Shape, broadcast_shapes, product, row_major_strides
+from treadle.base.symbol import Dim
 from treadle.base.types import TensorType
 from treadle.ops.gather import Indexing
 
@@ -36,14 +37,14 @@ class Region:
     `launches` compute the numbers, `workspaces` are what they need for it.
     """
 
-    outer: int
-    extent: int
-    width: int
-    count: int
+    outer: Dim
+    extent: Dim
+    width: Dim
+    count: Dim
     index: Ref
     dtype: DType
     launches: tuple[Launch, ...] = ()
-    workspaces: tuple[int, ...] = ()
+    workspaces: tuple[Dim, ...] = ()
 
 
 def region_of(
@@ -53,13 +54,13 @@ def region_of(
 
     `workspace` is the number that a workspace of the lowered op gets, where one is needed.
     """
-    shape = tuple(int(d) for d in x.shape)
-    common = tuple(int(d) for d in broadcast_shapes(op.name, *(t.shape for t in indices)))
-    axes, width = op.axes, size_of(shape[op.axes[-1] + 1 :])
+    shape = x.shape
+    common = broadcast_shapes(op.name, *(t.shape for t in indices))
+    axes, width = op.axes, product(shape[op.axes[-1] + 1 :])
     if len(axes) == 1:
-        outer, extent = size_of(shape[: axes[0]]), shape[axes[0]]
+        outer, extent = product(shape[: axes[0]]), shape[axes[0]]
         ref, dtype = Ref("input", first), indices[0].dtype
-        return Region(outer, extent, width, size_of(common), ref, dtype)
+        return Region(outer, extent, width, product(common), ref, dtype)
     neighbors = axes[-1] - axes[0] == len(axes) - 1
     start = axes[0] if neighbors else 0
     named = shape[start : axes[-1] + 1]
@@ -74,17 +75,17 @@ def region_of(
         ends = named[axis - start], strides[axis - start]
         arguments: Arguments = (target, Ref("input", first + i), *ends, *grid, *steps, *base)
         kernel = _join_kernel(t.dtype, len(grid), i > 0)
-        launches.append(over_rows(kernel, arguments, size_of(grid), 3.0))
-    count, outer = size_of(grid), size_of(shape[:start])
-    rows = size_of(named)
+        launches.append(over_rows(kernel, arguments, product(grid), 3.0))
+    count, outer = product(grid), product(shape[:start])
+    rows = product(named)
     return Region(outer, rows, width, count, target, dt.int64, tuple(launches), (8 * count,))
 
 
-def _steps(index: TensorType, common: Sequence[int]) -> list[int]:
+def _steps(index: TensorType, common: Shape) -> list[Dim]:
     """Strides of an index over the shape that all indices broadcast to."""
-    shape = tuple(int(d) for d in index.shape)
+    shape = index.shape
     strides = row_major_strides(shape)
-    own = [0 if d == 1 else s for d, s in zip(shape, strides, strict=True)]
+    own: list[Dim] = [0 if d == 1 else s for d, s in zip(shape, strides, strict=True)]
     return [0] * (len(common) - len(shape)) + own
 
 

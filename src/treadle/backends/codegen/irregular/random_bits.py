@@ -20,7 +20,9 @@ from treadle.backends.codegen.target import Target
 from treadle.backends.program import Launch, Lowered, Ref
 from treadle.base import dtype as dt
 from treadle.base.dtype import DType
-from treadle.base.shape import size_of
+from treadle.base.estimates import estimate
+from treadle.base.shape import product
+from treadle.base.symbol import Dim
 from treadle.base.types import TensorType
 from treadle.ops.distribution import RandomNormal, RandomUniform
 from treadle.ops.random import RandomBits
@@ -44,7 +46,7 @@ def lower_random_bits(
     op: RandomBits, types: tuple[TensorType, ...], frozen: tuple[bool, ...], target: Target
 ) -> Lowered:
     """The words themselves."""
-    return Lowered((draw(Ref("output", 0), "bits", dt.uint32, size_of(op.shape), target),))
+    return Lowered((draw(Ref("output", 0), "bits", dt.uint32, product(op.shape), target),))
 
 
 @lowers(RandomUniform, RandomNormal)
@@ -56,17 +58,17 @@ def lower_draw(
 ) -> Lowered:
     """Words made reals in registers."""
     kind = "normal" if isinstance(op, RandomNormal) else "uniform"
-    return Lowered((draw(Ref("output", 0), kind, op.dtype, size_of(op.shape), target),))
+    return Lowered((draw(Ref("output", 0), kind, op.dtype, product(op.shape), target),))
 
 
-def draw(out: Ref, kind: str, dtype: DType, count: int, target: Target) -> Launch:
+def draw(out: Ref, kind: str, dtype: DType, count: Dim, target: Target) -> Launch:
     """The first `count` numbers of the stream whose state is input 0; kind: see `_EMITTERS`."""
     lanes = target.vector_bytes // 8
     kernel = _kernel(kind, dtype, lanes)
     words = count * (2 if dtype is dt.float64 else 1)
     per_row = _GROUPS * _CHAINS * 4 * lanes
     each = 2.5 if kind == "normal" else 0.8
-    rows, cost = -(-words // per_row), min(words, per_row) * each
+    rows, cost = -(-words // per_row), min(estimate(words), per_row) * each
     return over_rows(kernel, (out, Ref("input", 0), count), rows, cost, count * dtype.itemsize)
 
 

@@ -17,16 +17,20 @@ from treadle.backends.codegen.kernel.ir import Function, Kernel, Value, size
 from treadle.backends.program import Launch, Ref
 from treadle.base import dtype as dt
 from treadle.base.dtype import DType
+from treadle.base.estimates import estimate
+from treadle.base.symbol import Dim, maximum, minimum
 
 _ITEM = 4_000.0
 """Nanoseconds of work that an item should hold."""
+_FINER = 1000
+"""What costs are multiplied by where integers compute with them."""
 _ALONE = 10_000.0
 """Nanoseconds up to which a launch is not worth sharing."""
 MOST_ITEMS = 256
 _SHARED = ("rows", "grain")
 """Last parameters of kernels whose rows may be items of their own."""
 
-Arguments = tuple[Ref | int, ...]
+Arguments = tuple[Ref | Dim, ...]
 """What a launch passes."""
 
 BITS = {1: dt.uint8, 2: dt.uint16, 4: dt.uint32, 8: dt.uint64}
@@ -77,14 +81,14 @@ def item_kernel(
 def over_rows(
     kernel: Kernel,
     arguments: Arguments,
-    rows: int,
+    rows: Dim,
     cost: float,
-    nbytes: int = 0,
+    nbytes: Dim = 0,
     most: int = MOST_ITEMS,
 ) -> Launch:
     """A launch of a `row_kernel` over `rows` rows, each of about `cost` nanoseconds."""
     items, grain = divide(rows, cost, most)
-    serial = items == 1 or rows * cost <= _ALONE
+    serial = is_serial(items, estimate(rows) * cost, _ALONE)
     given = (*arguments, rows, grain)
     return Launch(kernel, given, items=items, serial=serial, nbytes=nbytes)
 
@@ -99,11 +103,20 @@ def row_by_row(launch: Launch) -> Launch:
     return replace(launch, arguments=(*others, rows, 1), items=rows, serial=rows == 1)
 
 
-def divide(rows: int, cost: float, most: int = MOST_ITEMS) -> tuple[int, int]:
+def divide(rows: Dim, cost: float, most: int = MOST_ITEMS) -> tuple[Dim, Dim]:
     """How many items there are, and how many rows each has; the last may have fewer."""
-    wanted = min(max(int(rows * cost / _ITEM), 1), most, rows)
+    if isinstance(rows, int):
+        wanted: Dim = min(max(int(rows * cost / _ITEM), 1), most, rows)
+    else:
+        enough = rows * max(round(cost * _FINER), 1) // round(_ITEM * _FINER)
+        wanted = minimum(minimum(maximum(enough, 1), most), rows)
     grain = -(-rows // wanted)
     return -(-rows // grain), grain
+
+
+def is_serial(items: Dim, cost: float, limit: float) -> bool:
+    """Whether a launch of so many items, and nanoseconds in all, is not worth sharing."""
+    return cost <= limit or (isinstance(items, int) and items == 1)
 
 
 def unravel(b: Builder, row: Value, extents: Sequence[Value]) -> list[Value]:

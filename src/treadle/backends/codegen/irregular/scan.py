@@ -18,7 +18,9 @@ from treadle.backends.codegen.target import Target
 from treadle.backends.program import Lowered, Ref
 from treadle.base import dtype as dt
 from treadle.base.dtype import DType
-from treadle.base.shape import size_of
+from treadle.base.estimates import estimate
+from treadle.base.shape import product
+from treadle.base.symbol import Dim
 from treadle.base.types import TensorType
 from treadle.ops.cumulative import CumProd, CumSum, Cumulative, LinearRecurrence
 
@@ -66,18 +68,19 @@ def _lowered(
     name: str, axis: int, x: TensorType, inputs: int, reverse: bool, exclusive: bool, target: Target
 ) -> Lowered:
     """x as [outer, extent, inner]: lanes are neighbors over inner."""
-    shape = tuple(int(d) for d in x.shape)
+    shape = x.shape
     axis %= len(shape)
-    outer, extent, inner = size_of(shape[:axis]), shape[axis], size_of(shape[axis + 1 :])
+    outer, extent, inner = product(shape[:axis]), shape[axis], product(shape[axis + 1 :])
     lanes = target.lanes(x.dtype) if inner > 1 else 1
     kernel = _kernel(name, x.dtype, inputs, lanes, exclusive, inner < lanes)
     panels = -(-inner // lanes)
     # From the last element on, the same walk has a negative step.
-    first, step = ((extent - 1) * inner, -inner) if reverse else (0, inner)
+    first: Dim = (extent - 1) * inner if reverse else 0
+    step = -inner if reverse else inner
     refs = [Ref("output", 0), *(Ref("input", i) for i in range(inputs))]
     arguments: Arguments = (*refs, extent, inner, first, step, panels)
-    nbytes = (inputs + 1) * size_of(shape) * x.dtype.itemsize
-    launch = over_rows(kernel, arguments, outer * panels, 3 + extent * 1.3, nbytes)
+    nbytes = (inputs + 1) * product(shape) * x.dtype.itemsize
+    launch = over_rows(kernel, arguments, outer * panels, 3 + estimate(extent) * 1.3, nbytes)
     return Lowered((launch,))
 
 

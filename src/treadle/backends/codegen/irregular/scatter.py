@@ -31,6 +31,7 @@ from treadle.backends.program import Launch, Lowered, Ref
 from treadle.base import dtype as dt
 from treadle.base.dtype import DType
 from treadle.base.shape import size_of
+from treadle.base.symbol import Dim
 from treadle.base.types import TensorType
 from treadle.ops.gather import IndexAdd, Indexing, IndexUpdate
 from treadle.ops.gather_along import AddAlongAxis, Along, ScatterAlongAxis
@@ -57,7 +58,7 @@ def updated(
     target: Target,
     table: Ref,
     before: tuple[Launch, ...] = (),
-    workspaces: tuple[int, ...] = (),
+    workspaces: tuple[Dim, ...] = (),
 ) -> Lowered:
     """x copied to `table`, what `before` computes, the scatter, and the table as the output.
 

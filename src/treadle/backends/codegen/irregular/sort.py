@@ -104,7 +104,7 @@ def _launch(
     rank = math.ceil(SAMPLES * share + 3 * math.sqrt(SAMPLES * share * (1 - share))) + 1
     arguments: Arguments = (*refs, extent, inner, kept, rank)
     launch = over_rows(kernel, arguments, outer * inner, cost, most=_MOST_ITEMS)
-    return launch, scratch_bytes(extent, key_type(dtype), launch.items)
+    return launch, scratch_bytes(extent, key_type(dtype), int(launch.items))
 
 
 @cache

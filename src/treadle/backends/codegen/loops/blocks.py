@@ -16,17 +16,21 @@ from treadle.backends.codegen.kernel.ir import Value
 from treadle.backends.codegen.loops.index_map import Parameters
 from treadle.backends.codegen.loops.plan import Plan
 from treadle.backends.codegen.loops.reduce import Running
+from treadle.base.estimates import at_most
+from treadle.base.symbol import Dim, Expr
 from treadle.graph.domains import Axis
 
 MOST_TERMS = 32
 """Terms that an accumulator takes in at most: more cost accuracy, fewer cost additions."""
 
 
-def lengths(turns: int, terms: int) -> tuple[tuple[int, ...], int]:
+def lengths(turns: Dim, terms: int) -> tuple[tuple[int, ...], int]:
     """Turns of the blocks of a loop, the largest ones first, and terms that its sums take in then.
 
     Each of `turns` turns adds `terms` terms.
     """
+    if isinstance(turns, Expr):  # As many blocks as the most turns need: sums of none are 0.
+        turns = at_most(turns) or int(turns)
     if turns * terms <= MOST_TERMS:
         return (), turns * terms
     found = [max(MOST_TERMS // terms, 1)]
@@ -43,7 +47,7 @@ class Blocks:
         self.parameters = parameters
         self._lengths: dict[Axis, tuple[int, ...]] = {}
 
-    def plan(self, plan: Plan, extent: Callable[[Axis], int]) -> None:
+    def plan(self, plan: Plan, extent: Callable[[Axis], Dim]) -> None:
         """Cut the loops of a nest whose axes have these extents, or parts that are as long."""
         terms = 1
         inner = plan.lane_axis if plan.rows_reduced else None

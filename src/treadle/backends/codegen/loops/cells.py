@@ -16,13 +16,14 @@ from treadle.backends.codegen.scalars.convert import convert
 from treadle.backends.program import Ref
 from treadle.base import dtype as dt
 from treadle.base.dtype import DType
+from treadle.base.symbol import Dim
 from treadle.graph.cells import Apply, Cell, Choice, Guard, Literal, Load, Sequence, Total
 from treadle.graph.domains import Axis, LoopNest
 from treadle.graph.positions import Atom, Position
 from treadle.ops.elementwise import Div
 
 T = TypeVar("T")
-Source = Callable[[int], tuple[Ref, DType, int]]
+Source = Callable[[int], tuple[Ref, DType, Dim]]
 """Number of an input or table -> its memory, element type and number of elements."""
 
 
@@ -204,7 +205,7 @@ class CellWriter(IndexWriter):
             return base
         numbers = b.iota(dtype, self.lanes)
         if place.step != 1:
-            numbers = b.mul(numbers, _number(place.step, dtype))
+            numbers = b.mul(numbers, _number(int(place.step), dtype))
         return b.add(base, numbers)
 
     def _all(self, guards: Iterable[Guard]) -> Value:

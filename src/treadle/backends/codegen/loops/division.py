@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from treadle.backends.codegen.irregular.rows import divide
+from treadle.backends.codegen.irregular.rows import divide, is_serial
 from treadle.backends.codegen.loops.index_map import factor_of
 from treadle.backends.codegen.loops.plan import LEAST_TILE, Plan, points_of
 from treadle.backends.codegen.scalars.convert import compute_dtype
 from treadle.backends.codegen.target import Target
-from treadle.base.shape import size_of
+from treadle.base.estimates import estimate
+from treadle.base.shape import product
+from treadle.base.symbol import Dim
 from treadle.graph.cells import Cell, Load
 from treadle.graph.domains import Axis, Collected, LoopNest, arguments
 from treadle.graph.ir import Node
@@ -58,16 +60,16 @@ class Division:
     unit is also one of `bands` bands of `band` elements of the tile axis. An item is `grain` units.
     """
 
-    units: int
-    items: int
-    grain: int
+    units: Dim
+    items: Dim
+    grain: Dim
     serial: bool
-    blocks: int = 1
-    block: int = 0
-    parts: int = 1
-    length: int = 0
-    bands: int = 1
-    band: int = 0
+    blocks: Dim = 1
+    block: Dim = 0
+    parts: Dim = 1
+    length: Dim = 0
+    bands: Dim = 1
+    band: Dim = 0
 
 
 def divided(nest: LoopNest, plan: Plan, joins: bool, target: Target) -> Division:
@@ -78,27 +80,28 @@ def divided(nest: LoopNest, plan: Plan, joins: bool, target: Target) -> Division
         parts = max(min(rows // LEAST_TILE, MOST_PARTS, int(total / PART)), 1)
         grain = min(-(-rows // parts), LONGEST_RUN)
         items = -(-rows // grain)
-        return Division(rows, items, grain, items == 1 or total <= ALONE)
+        return Division(rows, items, grain, is_serial(items, total, ALONE))
     if plan.tile_axis is not None:
         return _banded(plan, plan.tile_axis, rows, total, target)
     blocks, block = _blocks(plan, target)
     parts, length = (1, 0) if joins else _parts(nest, plan, rows * blocks, total, target)
     units = rows * blocks * parts
     items, grain = _items(units, total, target)
-    return Division(units, items, grain, items == 1 or total <= ALONE, blocks, block, parts, length)
+    serial = is_serial(items, total, ALONE)
+    return Division(units, items, grain, serial, blocks, block, parts, length)
 
 
-def _items(units: int, total: float, target: Target) -> tuple[int, int]:
+def _items(units: Dim, total: float, target: Target) -> tuple[Dim, Dim]:
     """Items, and the units of each."""
-    return (units, 1) if target.fine else divide(units, total / units, MOST_ITEMS)
+    return (units, 1) if target.fine else divide(units, total / estimate(units), MOST_ITEMS)
 
 
 def _time(nest: LoopNest, plan: Plan) -> float:
     """Estimated nanoseconds of a nest."""
-    return plan.cost * max(_product(nest.axes), 1)
+    return plan.cost * max(estimate(_product(nest.axes)), 1)
 
 
-def _banded(plan: Plan, axis: Axis, rows: int, total: float, target: Target) -> Division:
+def _banded(plan: Plan, axis: Axis, rows: Dim, total: float, target: Target) -> Division:
     """Bands as wide as a cache line, so that each line is read by one unit."""
     band = max(LINE // min(compute_dtype(c.dtype).itemsize for c in plan.turned), plan.lanes)
     bands = -(-axis.extent // band)
@@ -107,18 +110,18 @@ def _banded(plan: Plan, axis: Axis, rows: int, total: float, target: Target) -> 
     blocks = -(-length // block)
     units = rows * bands * blocks
     items, grain = _items(units, total, target)
-    serial = items == 1 or total <= ALONE
+    serial = is_serial(items, total, ALONE)
     return Division(units, items, grain, serial, blocks, block, 1, 0, bands, band)
 
 
-def _blocks(plan: Plan, target: Target) -> tuple[int, int]:
+def _blocks(plan: Plan, target: Target) -> tuple[Dim, Dim]:
     """Blocks along the lane axis, where it is parallel, and their extent."""
     axis = plan.lane_axis
     if axis is None or axis.reduced:
         return 1, 0
-    inner = _product(plan.loops)
+    inner = estimate(_product(plan.loops))
     least = plan.lanes if target.fine else max(BLOCK // inner // plan.lanes, 1) * plan.lanes
-    if axis.extent < 2 * least:
+    if estimate(axis.extent) < 2 * least:
         return 1, 0
     return -(-axis.extent // least), least
 
@@ -126,7 +129,7 @@ def _blocks(plan: Plan, target: Target) -> tuple[int, int]:
 # -- parts of reductions -------------------------------------------------------------------------
 
 
-def _parts(nest: LoopNest, plan: Plan, units: int, total: float, target: Target) -> tuple[int, int]:
+def _parts(nest: LoopNest, plan: Plan, units: Dim, total: float, target: Target) -> tuple[Dim, Dim]:
     """Parts of reductions that would keep few threads busy otherwise, and their length.
 
     Their number depends on nothing but the shapes: rounding must not depend on threads.
@@ -138,8 +141,8 @@ def _parts(nest: LoopNest, plan: Plan, units: int, total: float, target: Target)
         length = _fine_part(plan, axis, units)
     elif not plan.rows_reduced:
         length = _strip(plan, axis, units, total, target)
-    elif units < ENOUGH_UNITS:
-        parts = min(MOST_PARTS // units, int(total / PART))
+    elif estimate(units) < ENOUGH_UNITS:
+        parts = min(MOST_PARTS // estimate(units), int(total / PART))
         length = -(-axis.extent // max(parts, 1))
     else:
         return 1, 0
@@ -149,7 +152,7 @@ def _parts(nest: LoopNest, plan: Plan, units: int, total: float, target: Target)
     return (parts, length) if parts > 1 else (1, 0)
 
 
-def _fine_part(plan: Plan, axis: Axis, units: int) -> int:
+def _fine_part(plan: Plan, axis: Axis, units: Dim) -> Dim:
     """Elements of the split axis of a part where every part is a thread of its own."""
     inner = _product(plan.loops) // axis.extent if axis in plan.loops else 1
     if units >= FINE_UNITS or axis.extent * inner < 2 * FINE:
@@ -158,20 +161,20 @@ def _fine_part(plan: Plan, axis: Axis, units: int) -> int:
     return -(-axis.extent // parts)
 
 
-def _strip(plan: Plan, axis: Axis, units: int, total: float, target: Target) -> int:
+def _strip(plan: Plan, axis: Axis, units: Dim, total: float, target: Target) -> Dim:
     """Elements of the split axis that columns are reduced over at a time."""
-    rows = _product(plan.loops)
+    rows = estimate(_product(plan.loops))
     if total < STRIPS or rows < 2 * STRIP or _stays(plan, units, target):
         return axis.extent
     length = min(max(rows // MOST_STRIPS, STRIP), LONGEST_STRIP)
-    return max(length // max(rows // axis.extent, 1), 1)
+    return max(length // max(rows // estimate(axis.extent), 1), 1)
 
 
-def _stays(plan: Plan, units: int, target: Target) -> bool:
+def _stays(plan: Plan, units: Dim, target: Target) -> bool:
     """Whether columns of several tables are reduced, each small enough for its core's cache."""
-    row = plan.nbytes // max(plan.points, 1) * plan.lanes
-    several = bool(plan.outer) and units >= ENOUGH_UNITS
-    return several and _product(plan.loops) * row <= target.l2 // 4
+    row = estimate(plan.nbytes) // max(estimate(plan.points), 1) * plan.lanes
+    several = bool(plan.outer) and estimate(units) >= ENOUGH_UNITS
+    return several and estimate(_product(plan.loops)) * row <= target.l2 // 4
 
 
 def is_cut(nest: LoopNest, plan: Plan, division: Division, target: Target) -> bool:
@@ -185,11 +188,11 @@ def is_cut(nest: LoopNest, plan: Plan, division: Division, target: Target) -> bo
     if plan.is_early and not any(s.number and s.outputs for s in plan.stages):
         return False
     total = _time(nest, plan)
-    if division.units < ENOUGH_UNITS and total >= STARVED:
+    if estimate(division.units) < ENOUGH_UNITS and total >= STARVED:
         return True
     if plan.rows_reduced or plan.split_axis is None or plan.lane_axis is None:
         return False
-    large = total >= 2 * STRIPS and _product(plan.loops) >= 2 * STRIP
+    large = total >= 2 * STRIPS and estimate(_product(plan.loops)) >= 2 * STRIP
     return large and not _stays(plan, division.units, target)
 
 
@@ -274,7 +277,7 @@ def jumps(nest: LoopNest, plan: Plan) -> bool:
     if axis is None:
         return False
     return any(
-        abs(factor_of(c.place, axis)) >= FAR and points_of(nest, c.place) >= MANY
+        abs(estimate(factor_of(c.place, axis))) >= FAR and points_of(nest, c.place) >= MANY
         for c in nest.cells()
         if isinstance(c, Load) and c not in plan.turned
     )
@@ -286,5 +289,5 @@ MANY = 16_384
 """Elements that may be gathered."""
 
 
-def _product(axes: Iterable[Axis]) -> int:
-    return size_of([a.extent for a in axes])
+def _product(axes: Iterable[Axis]) -> Dim:
+    return product(a.extent for a in axes)

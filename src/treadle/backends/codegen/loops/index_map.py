@@ -15,6 +15,7 @@ from treadle.backends.codegen.kernel.ir import KernelError, Value, pointer, size
 from treadle.backends.program import Ref
 from treadle.base import dtype as dt
 from treadle.base.dtype import DType
+from treadle.base.symbol import Dim, Expr
 from treadle.graph.domains import Axis
 from treadle.graph.positions import Atom, Position
 
@@ -23,12 +24,12 @@ class Parameters:
     """What a kernel is called with, found while it is written: pointers and integers."""
 
     def __init__(self) -> None:
-        self._sizes: dict[int, Value] = {}
+        self._sizes: dict[Dim, Value] = {}
         self._pointers: dict[tuple[Ref, DType], Value] = {}
 
-    def size(self, number: int) -> Value | int:
+    def size(self, number: Dim) -> Value | int:
         """An integer as a parameter; -1, 0 and 1 stay literals, which code is simplified by."""
-        if -1 <= number <= 1:
+        if not isinstance(number, Expr) and -1 <= number <= 1:
             return number
         return self._sizes.setdefault(number, size())
 
@@ -42,7 +43,7 @@ class Parameters:
         return (*self._pointers.values(), *self._sizes.values())
 
     @property
-    def arguments(self) -> tuple[Ref | int, ...]:
+    def arguments(self) -> tuple[Ref | Dim, ...]:
         """One argument per parameter."""
         return (*(ref for ref, _ in self._pointers), *self._sizes)
 
@@ -55,7 +56,7 @@ class Place:
     """
 
     base: Value
-    step: int | None
+    step: Dim | None
 
 
 class IndexWriter:
@@ -127,7 +128,8 @@ class IndexWriter:
 
     def place(self, position: Position) -> Place:
         """The value of a position whose axes are all bound."""
-        base, step = self._sum(position), 0
+        base = self._sum(position)
+        step: Dim = 0
         if self.lane_axis is not None and position.varies & self.lane_varies & self.bound:
             step = factor_of(position, self.lane_axis)
         result = Place(base, step)
@@ -136,7 +138,7 @@ class IndexWriter:
                 result = self._plus(result, self._atom(atom), factor)
         return result
 
-    def _plus(self, x: Place, y: Place, factor: int) -> Place:
+    def _plus(self, x: Place, y: Place, factor: Dim) -> Place:
         """x + y * factor."""
         b, scale = self.b, self.parameters.size(factor)
         if x.step == 0 and y.step is not None:
@@ -184,7 +186,7 @@ class IndexWriter:
         twice = b.add(b.index(last), last)
         return b.min(turned, b.sub(b.splat(twice, x.lanes), turned))
 
-    def _divided(self, atom: Atom, x: Value, high: int) -> Value:
+    def _divided(self, atom: Atom, x: Value, high: Dim) -> Value:
         """A quotient or remainder of x, which is at most `high`; no division where 1 is enough."""
         b, divisor = self.b, self.parameters.size(atom.divisor)
         if high >= 2 * atom.divisor:
@@ -199,7 +201,7 @@ class IndexWriter:
         raise KernelError("an index is fetched where no cells are written")
 
 
-def factor_of(position: Position, axis: Axis) -> int:
+def factor_of(position: Position, axis: Axis) -> Dim:
     """The stride of a position along an axis."""
     for atom, factor in position.terms:
         if atom.number == axis.number:

@@ -15,6 +15,7 @@ from treadle.backends.codegen.loops.plan import Plan
 from treadle.backends.codegen.loops.squares import Square, Squares
 from treadle.backends.codegen.loops.stages import LOOK_AHEAD, Memory, StageWriter
 from treadle.backends.program import Launch
+from treadle.base.estimates import is_many, is_multiple
 from treadle.graph.cells import Apply, Total
 from treadle.graph.domains import Axis, LoopNest
 
@@ -96,7 +97,7 @@ class LoopKernel:
         """All units of a range: rows, or parts of rows."""
         extents = [a.extent for a in self.plan.outer]
         division = self.division
-        extents += [n for n in (division.bands, division.parts, division.blocks) if n > 1]
+        extents += [n for n in (division.bands, division.parts, division.blocks) if is_many(n)]
         sizes = [self.b.index(self.parameters.size(n)) for n in extents]
         if sizes:
             walk(self.b, first, stop, sizes, self._unit)
@@ -105,10 +106,10 @@ class LoopKernel:
 
     def _unit(self, unit: Value, *coordinates: Value) -> None:
         rest = list(coordinates[len(self.plan.outer) :])
-        self.band = rest.pop(0) if self.division.bands > 1 else None
-        if self.division.parts > 1:
+        self.band = rest.pop(0) if is_many(self.division.bands) else None
+        if is_many(self.division.parts):
             self.stages.part = rest.pop(0)
-        block = rest.pop(0) if self.division.blocks > 1 else None
+        block = rest.pop(0) if is_many(self.division.blocks) else None
         self._row(self.plan.outer, coordinates, block)
 
     def _row(self, axes: Sequence[Axis], at: Sequence[Value], block: Value | None) -> None:
@@ -125,7 +126,7 @@ class LoopKernel:
             self._band(self.plan.tile_axis, axis, block)
             return
         start, stop = self.stages.part_of(
-            axis, block if self.division.blocks > 1 else None, self.division.block
+            axis, block if is_many(self.division.blocks) else None, self.division.block
         )
 
         def vector(i: Value, mask: Value | None) -> None:
@@ -142,7 +143,7 @@ class LoopKernel:
         first, end = self.stages.part_of(tile_axis, self.band, self.division.band)
         start, limit = self.stages.part_of(axis, block, self.division.block)
         last, stop = b.index(end), b.index(limit)
-        fits = not tile_axis.extent % lanes and not axis.extent % lanes
+        fits = is_multiple(tile_axis.extent, lanes) and is_multiple(axis.extent, lanes)
 
         def square(i: Value, j: Value, ragged: bool) -> None:
             at = Square(i, j, last, stop, ragged)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 
 from treadle.backends.api import Support, no
 from treadle.backends.codegen.loops.division import (
@@ -20,14 +19,16 @@ from treadle.backends.codegen.loops.plan import Plan, plan
 from treadle.backends.codegen.loops.stages import Memory
 from treadle.backends.codegen.target import Target
 from treadle.backends.program import ALIGNMENT, Array, Launch, Lowered, Ref
-from treadle.base.shape import size_of
+from treadle.base.guards import remembered
+from treadle.base.shape import product
+from treadle.base.symbol import Dim, is_identical
 from treadle.base.types import TensorType
 from treadle.graph.cells import Load
 from treadle.graph.domains import LoopNest, Refusal, analyze
 from treadle.graph.ir import Graph, Node
 
 
-@lru_cache(maxsize=512)
+@remembered(512)
 def lower_body(body: Graph, target: Target, *, group: bool = False) -> Lowered | Support:
     """Launches that compute a body, or why no loop nest can.
 
@@ -52,7 +53,7 @@ class _Lowering:
         self.group = group
         self.launches: list[Launch] = []
         self.constants: list[Array] = []
-        self.workspaces: list[int] = []
+        self.workspaces: list[Dim] = []
         self.read: list[set[Ref]] = []
         self.in_place: list[tuple[int, Ref, Ref]] = []
 
@@ -85,7 +86,7 @@ class _Lowering:
         if not joins and is_cut(nest, chosen, division, self.target):
             return self._add_stages(nest, chosen, inputs, outputs)
         parts = _parts_of(nest, chosen, division)
-        places = {p.node: self._workspace(p.type.nbytes) for p in parts}
+        places = {p.node: self._workspace(p.type.open_nbytes) for p in parts}
         memory = self._memory(nest, inputs, outputs, places)
         self.in_place += [
             (len(self.launches), inputs[i], outputs[o]) for i, o in _in_place(nest, chosen)
@@ -118,7 +119,9 @@ class _Lowering:
         done = settled(body, first_reductions(nest, chosen))
         # A value may be several results; the first is written, the others are copied from it.
         made = {v: i for i, v in reversed([*enumerate(body.outputs)]) if v in done}
-        places = [results[made[v]] if v in made else self._workspace(v.type.nbytes) for v in done]
+        places = [
+            results[made[v]] if v in made else self._workspace(v.type.open_nbytes) for v in done
+        ]
         rest = [i for i, v in enumerate(body.outputs) if made.get(v) != i]
         for part, reads, writes in (
             (only(body, done), inputs, places),
@@ -132,7 +135,7 @@ class _Lowering:
                 return refusal
         return None
 
-    def _workspace(self, nbytes: int) -> Ref:
+    def _workspace(self, nbytes: Dim) -> Ref:
         self.workspaces.append(nbytes + ALIGNMENT)
         return Ref("workspace", len(self.workspaces) - 1)
 
@@ -150,7 +153,7 @@ class _Lowering:
         self.constants += [t.array for t in nest.tables]
         made = nest.body.outputs
         return Memory(
-            lambda i: (refs[i], types[i].dtype, size_of(types[i].shape)),
+            lambda i: (refs[i], types[i].dtype, product(types[i].shape)),
             lambda o: (outputs[o.number], made[o.number].type.dtype),
             lambda node: places[node],
         )
@@ -183,7 +186,10 @@ def _parts_of(nest: LoopNest, chosen: Plan, division: Division) -> list[Parts]:
     if nest.collected:
         rows = _lengths(division.units, division.grain)
         about = {c.node: c.about for c in nest.collected if c.about is not None}
-        return [Parts(c.node, rows, c.about, c.node in about.values()) for c in nest.collected]
+        return [
+            Parts(c.node, tuple(map(int, rows)), c.about, c.node in about.values())
+            for c in nest.collected
+        ]
     axis = chosen.split_axis
     if division.parts == 1 or axis is None:
         return []
@@ -195,17 +201,17 @@ def _parts_of(nest: LoopNest, chosen: Plan, division: Division) -> list[Parts]:
     ]
 
 
-def _lengths(count: int, most: int) -> tuple[int, ...]:
+def _lengths(count: Dim, most: Dim) -> tuple[Dim, ...]:
     """How many of `count` elements each part has."""
     return tuple(min(most, count - i) for i in range(0, count, most))
 
 
-def _traffic(nest: LoopNest) -> int:
+def _traffic(nest: LoopNest) -> Dim:
     """Bytes that a nest reads and writes at least."""
     read = {c.source for c in nest.cells() if isinstance(c, Load)}
     types: list[TensorType] = [nest.body.outputs[o.number].type for o in nest.outputs]
     types += [v.type for i, v in enumerate(nest.body.inputs) if i in read]
-    return sum(t.nbytes for t in types)
+    return sum(t.open_nbytes for t in types)
 
 
 def _in_place(nest: LoopNest, chosen: Plan) -> list[tuple[int, int]]:
@@ -224,7 +230,9 @@ def _in_place(nest: LoopNest, chosen: Plan) -> list[tuple[int, int]]:
         later = [s for s in chosen.stages if s.number > stage]
         for source, cells in loads.items():
             type_ = nest.body.inputs[source].type
-            if (type_.nbytes, type_.dtype.itemsize) != (wanted.nbytes, wanted.dtype.itemsize):
+            if (type_.dtype.itemsize != wanted.dtype.itemsize) or not is_identical(
+                type_.open_nbytes, wanted.open_nbytes
+            ):
                 continue
             if all(
                 c.place == output.place and not c.guards and not any(c in s.needed for s in later)

@@ -11,7 +11,8 @@ from treadle.backends.codegen.loops.plan import MOST_LANES, Plan, Stage
 from treadle.backends.codegen.loops.reduce import moments, near, reducer_of
 from treadle.backends.codegen.scalars.convert import compute_dtype
 from treadle.backends.program import Ref
-from treadle.base.shape import size_of
+from treadle.base.estimates import at_most
+from treadle.base.shape import product
 from treadle.graph.cells import Cell
 from treadle.graph.domains import Collected
 from treadle.graph.ir import Node
@@ -37,7 +38,8 @@ class RowBuffers:
 
     def reserve(self) -> None:
         """Take memory from the stack, at the top of the kernel."""
-        count = next((n for n in SIZES if n >= self.plan.row), SIZES[-1])
+        row = at_most(self.plan.row) or int(self.plan.row)
+        count = next((n for n in SIZES if n >= row), SIZES[-1])
         for cell in self.plan.saved:
             dtype = compute_dtype(cell.dtype)
             self._buffers[cell] = self.writer.b.stack(dtype, count + SLACK)
@@ -93,7 +95,7 @@ class Columns:
     def reserve(self) -> None:
         """Take memory from the stack, at the top of the kernel."""
         for mean in self.pairs:
-            kept = size_of(mean.node.output.type.shape)
+            kept = product(mean.node.output.type.shape)
             count = next((n for n in SIZES if n >= kept), SIZES[-1])
             dtype = compute_dtype(mean.cell.dtype)
             self._shifts[mean] = self.writer.b.stack(dtype, count + SLACK)
@@ -197,7 +199,7 @@ class Columns:
         return memory, self.writer.b.mul(self._item, self._kept(column))
 
     def _kept(self, column: Collected) -> Value | int:
-        return self.writer.parameters.size(size_of(column.node.output.type.shape))
+        return self.writer.parameters.size(product(column.node.output.type.shape))
 
 
 def _op(column: Collected) -> Reduce:

@@ -10,6 +10,9 @@ from treadle.backends.codegen.loops.index_map import factor_of
 from treadle.backends.codegen.loops.moments import Moments, are_early, moments_of
 from treadle.backends.codegen.scalars.convert import compute_dtype
 from treadle.backends.codegen.target import Target
+from treadle.base.estimates import estimate, is_multiple
+from treadle.base.shape import product
+from treadle.base.symbol import Dim
 from treadle.graph.cells import Apply, Cell, Literal, Load, Total
 from treadle.graph.domains import Axis, Collected, LoopNest, Output, arguments
 from treadle.graph.positions import Position
@@ -107,14 +110,14 @@ class Plan:
     stages: tuple[Stage, ...]
     last: tuple[Output, ...]
     saved: tuple[Cell, ...]
-    row: int
+    row: Dim
     moments: tuple[Moments, ...]
     is_early: bool
-    points: int
+    points: Dim
     weight: float
     cost: float
-    flops: int
-    nbytes: int
+    flops: Dim
+    nbytes: Dim
 
     @property
     def split_axis(self) -> Axis | None:
@@ -129,18 +132,18 @@ class Plan:
         return self.lane_axis is not None and self.lane_axis.reduced
 
 
-def plan(nest: LoopNest, target: Target, nbytes: int) -> Plan:
+def plan(nest: LoopNest, target: Target, nbytes: Dim) -> Plan:
     """Choose a schedule; `nbytes` is what the nest reads and writes."""
     lane_axis = _lane_axis(nest, target)
     reduced = _mask(a for a in nest.axes if a.reduced)
     stages, last = _stages(nest, reduced)
-    row = _product(a.extent for a in nest.axes if a.reduced)
+    row = product(a.extent for a in nest.axes if a.reduced)
     in_rows = lane_axis is not None and lane_axis.reduced
     total = sum(weight(c.op) for s in stages for c in s.needed if isinstance(c, Apply))
     native = _native(nest, target, lane_axis)
     tile_axis, turned = _tiles(nest, lane_axis)
     lanes = native * _vectors(nest, total, lane_axis, native, target)
-    points = max(_product(a.extent for a in nest.axes), 1)
+    points = max(product(a.extent for a in nest.axes), 1)
     moments = moments_of(nest)
     return Plan(
         lane_axis,
@@ -157,7 +160,7 @@ def plan(nest: LoopNest, target: Target, nbytes: int) -> Plan:
         are_early(nest, moments),
         points,
         weight=total,
-        cost=total / native / 2.5 + nbytes / points / (6.0 if turned else 12.0),
+        cost=total / native / 2.5 + estimate(nbytes) / estimate(points) / (6.0 if turned else 12.0),
         flops=points * sum(isinstance(c, Apply | Total) for c in nest.cells()),
         nbytes=nbytes,
     )
@@ -175,7 +178,7 @@ def _lane_axis(nest: LoopNest, target: Target) -> Axis | None:
     best: Axis | None = None
     score = 0.0
     for axis in nest.axes:
-        found = _contiguous(nest, axis, axis.extent < _native(nest, target, axis))
+        found = _contiguous(nest, axis, estimate(axis.extent) < _native(nest, target, axis))
         if best is None or found >= score:
             best, score = axis, found
     return best
@@ -198,16 +201,21 @@ def _contiguous(nest: LoopNest, axis: Axis, is_narrow: bool) -> float:
 
 def points_of(nest: LoopNest, place: Position) -> int:
     """How many different places a position takes in a nest."""
-    return _product(a.extent for a in nest.axes if a.varies & place.varies)
+    return estimate(product(a.extent for a in nest.axes if a.varies & place.varies))
 
 
 def _tiles(nest: LoopNest, lane_axis: Axis | None) -> tuple[Axis | None, tuple[Load, ...]]:
     """The axis along which loads that jump along `lane_axis` are contiguous, and those loads."""
     best: tuple[Axis | None, tuple[Load, ...]] = None, ()
-    if lane_axis is None or nest.totals or nest.collected or lane_axis.extent < LEAST_TILE:
+    if (
+        lane_axis is None
+        or nest.totals
+        or nest.collected
+        or estimate(lane_axis.extent) < LEAST_TILE
+    ):
         return best
     for axis in nest.axes:
-        if axis is lane_axis or axis.extent < LEAST_TILE:
+        if axis is lane_axis or estimate(axis.extent) < LEAST_TILE:
             continue
         turned = tuple(
             c for c in nest.cells() if isinstance(c, Load) and _is_turned(c, lane_axis, axis)
@@ -256,7 +264,7 @@ def _needed(roots: Iterable[Cell]) -> frozenset[Cell]:
     return frozenset(found)
 
 
-def _saved(stages: tuple[Stage, ...], reduced: int, row: int) -> tuple[Cell, ...]:
+def _saved(stages: tuple[Stage, ...], reduced: int, row: Dim) -> tuple[Cell, ...]:
     """Costly cells that several stages need: the largest ones that they share."""
     shared: set[Cell] = set()
     for i, first in enumerate(stages):
@@ -298,13 +306,15 @@ def _vectors(
     if any(isinstance(c, Load) and c.guards for c in nest.cells()):
         # Masks that depend on more than the end of a row stay in registers of their own.
         most = 1
-    while most > 1 and native * most > min(lane_axis.extent, MOST_LANES):
+    extent = estimate(lane_axis.extent)
+    while most > 1 and native * most > min(extent, MOST_LANES):
         most //= 2
     # Stores of a part of a vector are slow, so short rows had better be whole ones.
-    if lane_axis.extent >= SHORT * native * most:
+    if extent >= SHORT * native * most:
         return most
     least = most // 2 if nest.totals and not lane_axis.reduced else 1
-    fits = (n for n in (8, 4, 2, 1) if least <= n <= most and not lane_axis.extent % (native * n))
+    counts = (n for n in (8, 4, 2, 1) if least <= n <= most)
+    fits = (n for n in counts if is_multiple(lane_axis.extent, native * n))
     return next(fits, most)
 
 
@@ -313,10 +323,3 @@ def _mask(axes: Iterable[Axis]) -> int:
     for axis in axes:
         found |= axis.varies
     return found
-
-
-def _product(extents: Iterable[int]) -> int:
-    result = 1
-    for d in extents:
-        result *= d
-    return result

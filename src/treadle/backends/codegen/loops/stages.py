@@ -18,7 +18,9 @@ from treadle.backends.codegen.loops.reduce import Running, finish, moments, near
 from treadle.backends.codegen.scalars.convert import rounded
 from treadle.backends.program import Ref
 from treadle.base.dtype import DType
-from treadle.base.shape import size_of
+from treadle.base.estimates import is_multiple
+from treadle.base.shape import product
+from treadle.base.symbol import Dim
 from treadle.graph.cells import Total
 from treadle.graph.domains import Axis, Output
 from treadle.graph.ir import Node
@@ -143,12 +145,12 @@ class StageWriter:
         Extents that vectors fill are common, and half the code is about the rest of others.
         """
         b, lanes, loop = self.b, self.plan.lanes, loop or self.b.loop
-        if axis.extent % lanes:
+        if not is_multiple(axis.extent, lanes):
             return vector_loop(b, start, b.index(stop), lanes, body, initial, loop)
         return loop(start, stop, lanes, lambda i, *c: body(i, None, *c), initial)
 
     def part_of(
-        self, axis: Axis, number: Value | int | None, length: int
+        self, axis: Axis, number: Value | int | None, length: Dim
     ) -> tuple[Value | int, Value | int]:
         """The range of block `number` of an axis; all of it where there are no blocks."""
         extent = self.parameters.size(axis.extent)
@@ -158,7 +160,7 @@ class StageWriter:
         start = self.b.mul(self.b.index(number), step)
         return start, self.b.min(self.b.add(start, step), extent)
 
-    def _extent(self, axis: Axis) -> int:
+    def _extent(self, axis: Axis) -> Dim:
         """Elements of a reduced axis, or of a part of it."""
         is_split = self.division.parts > 1 and axis is self.plan.split_axis
         return self.division.length if is_split else axis.extent
@@ -251,7 +253,7 @@ class StageWriter:
 
     def _leave(self, total: Total, value: Value) -> None:
         """Write the part of a reduction for the launch that joins them."""
-        kept = size_of(total.node.output.type.shape)
+        kept = product(total.node.output.type.shape)
         offset = self.b.mul(self.b.index(self.part), self.parameters.size(kept))
         memory = self.parameters.pointer(self.memory.partial(total.node), value.dtype)
         self.writer.store(memory, total.place, value, offset)

@@ -9,6 +9,7 @@ from treadle.backends.api import Support, no
 from treadle.backends.cuda.libraries.products import Call
 from treadle.backends.program import Array, Launch, Lowered, Ref
 from treadle.base.dtype import DType
+from treadle.base.symbol import Dim
 
 
 class Joining:
@@ -43,14 +44,14 @@ class Joining:
         """The launches of a lowered op on these places; why they cannot be added."""
         if lowered.views or lowered.kept or lowered.prelude:
             return no("layout", "a part of the op keeps memory, or is a view of its operand")
-        spaces = [self.workspace(nbytes) for nbytes in lowered.workspaces]
+        spaces = [self.workspace(int(nbytes)) for nbytes in lowered.workspaces]
         first = len(self._constants)
         self._constants += lowered.constants
         constants = [Ref("constant", first + i) for i in range(len(lowered.constants))]
         places = {"input": inputs, "output": outputs, "workspace": spaces, "constant": constants}
 
-        def place(argument: Ref | int) -> Ref | int:
-            if isinstance(argument, int):
+        def place(argument: Ref | Dim) -> Ref | Dim:
+            if not isinstance(argument, Ref):
                 return argument
             found = places[argument.kind][argument.index]
             return replace(found, offset=found.offset + argument.offset)

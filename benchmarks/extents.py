@@ -1,0 +1,93 @@
+"""What a new extent costs, and what a plan for many costs later, beside a program for each extent.
+
+    python benchmarks/extents.py [--lengths 30] [--most 1000] [--seed 0]
+
+Each row is a function under `dynamic=`, whose plans are shared, and compiled without, which makes a
+program for every length. "first" is the first call of the one, in a fresh cache, "new length" the
+median of first calls of later lengths, with shared plans and alone (whose kernels are there by
+then), "ratio" that of medians of 40 later calls: the shared plan over the program of the same
+length, both called in turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+
+os.environ["TREADLE_CACHE_DIR"] = tempfile.mkdtemp(prefix="extents-")
+
+import numpy as np
+
+import treadle as mge
+import treadle.functional as F
+
+WIDTH = 256
+Function = Callable[[mge.Tensor], mge.Tensor]
+
+
+def layers(x: mge.Tensor) -> mge.Tensor:
+    for _ in range(6):
+        x = F.softmax(F.gelu(x) * 2 + x, axis=1) + F.nn.layer_norm(x, (WIDTH,), False)
+    return x
+
+
+FUNCTIONS: dict[str, Function] = {
+    "six layers of gelu, softmax, layer norm": layers,
+    "halves of rows, joined and padded": lambda x: F.nn.pad(
+        F.concat([x[x.shape[0] // 2 :], x[: x.shape[0] // 2]]), ((1, 2), (0, 0)), mode="constant"
+    ),
+    "softmax of rows, scaled by the extent": lambda x: F.softmax(x / x.shape[0], axis=1),
+    "rows by index, concat, cumulative sum": lambda x: F.cumsum(
+        F.concat([x[F.argmax(x, axis=0)], x]), axis=0
+    ),
+}
+
+
+def rows(n: int) -> mge.Tensor:
+    return mge.tensor(np.random.default_rng(n).standard_normal((n, WIDTH), "float32"))
+
+
+def seconds(call: Function, x: mge.Tensor) -> float:
+    start = time.perf_counter()
+    call(x).numpy()
+    return time.perf_counter() - start
+
+
+def compiled(function: Function, shared: bool) -> Function:
+    if not shared:
+        return mge.jit.compile(function)
+    return mge.jit.compile(dynamic={0: {0: "n"}})(function)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--lengths", type=int, default=30)
+    parser.add_argument("--most", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=0)
+    parsed = parser.parse_args()
+    lengths = random.Random(parsed.seed).sample(range(128, parsed.most), parsed.lengths)
+    print("| function | first ms | new length ms | alone ms | ratio, median | worst |")
+    print("|---|---|---|---|---|---|")
+    for name, function in FUNCTIONS.items():
+        inputs = [rows(n) for n in lengths]
+        one, many = compiled(function, True), compiled(function, False)
+        first = [(seconds(one, x), seconds(many, x)) for x in inputs]
+        later = []
+        for x in inputs:
+            times = [(seconds(one, x), seconds(many, x)) for _ in range(40)]
+            shared, alone = map(statistics.median, zip(*times, strict=True))
+            later.append(shared / alone)
+        known, made = map(statistics.median, zip(*first[1:], strict=True))
+        print(
+            f"| {name} | {first[0][0] * 1e3:.0f} | {known * 1e3:.1f} | {made * 1e3:.1f}"
+            f" | {statistics.median(later):.2f} | {max(later):.2f} |"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,35 @@
+"""What is known or guessed of an extent without asking the call: nothing becomes a guard."""
+
+from __future__ import annotations
+
+import math
+
+from treadle.base.symbol import DECISIONS, Dim, Expr, bounds, divisor, evaluate
+
+
+def is_multiple(x: Dim, of: int) -> bool:
+    """Whether an extent is known to be a multiple of a number."""
+    return divisor(x) % of == 0
+
+
+def is_many(x: Dim) -> bool:
+    """Whether a number of parts is more than one, or may be."""
+    return isinstance(x, Expr) or x > 1
+
+
+def at_most(x: Dim) -> int | None:
+    """The largest number that an extent can be; None where there is none."""
+    high = bounds(x)[1]
+    return None if high == math.inf else int(high)
+
+
+def estimate(x: Dim) -> int:
+    """The number that an extent is at the hints, without a guard: for what decides on speed alone.
+
+    Raises:
+        ShapeError: it is symbolic, and no call gives it.
+    """
+    if isinstance(x, int):
+        return x
+    decisions = DECISIONS.get()
+    return evaluate(x, {} if decisions is None else decisions.hints or decisions.values)

@@ -1,0 +1,58 @@
+"""Cells: boxes of extents with fixed edges, within which choices do not depend on calls."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from treadle.base.symbol import Relation, Symbol, always, evaluate, symbol
+from treadle.graph.evaluate import specialize
+from treadle.graph.ir import Graph, symbols_in
+
+_EDGE, _STEP = 16, 8
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """For each symbol the range of extents, inclusive; prices are those in its middle."""
+
+    ranges: Mapping[str, tuple[int, int]]
+
+    @property
+    def hints(self) -> dict[str, int]:
+        """An extent inside each range, near the geometric mean of its ends."""
+        return {n: _middle(low, high) for n, (low, high) in self.ranges.items()}
+
+    def __str__(self) -> str:
+        return ", ".join(f"{low} <= {n} <= {high}" for n, (low, high) in self.ranges.items())
+
+    def holds(self, extents: Mapping[str, int]) -> bool:
+        """Whether extents lie in the box."""
+        return all(low <= extents[n] <= high for n, (low, high) in self.ranges.items())
+
+    def of(self, graph: Graph) -> Graph:
+        """The graph with symbols that have these ranges."""
+        found: dict[str, Symbol] = {s.name: s for t in graph.input_types for s in symbols_in(t)}
+        values = {n: symbol(n, *self.ranges[n], s.multiple) for n, s in found.items()}
+        made = specialize(graph, values)
+        guards = (Relation(g.kind, evaluate(g.expr, values)) for g in graph.guards)
+        kept = tuple(dict.fromkeys(g for g in guards if not always(g)))
+        return Graph(made.name, made.inputs, made.nodes, made.outputs, kept)
+
+
+def cell_of(extents: Mapping[str, int]) -> Cell:
+    """The cell of some extents: 2 to 15, 16 to 127, 128 to 1023, and on by eighths."""
+    return Cell({name: _range(extent) for name, extent in extents.items()})
+
+
+def _range(extent: int) -> tuple[int, int]:
+    if extent < 2:
+        return extent, extent
+    low, high = 2, _EDGE
+    while extent >= high:
+        low, high = high, high * _STEP
+    return low, high - 1
+
+
+def _middle(low: int, high: int) -> int:
+    return max(round((low * high) ** 0.5) // 8 * 8, low) if high >= _EDGE else (low + high) // 2

@@ -1,0 +1,234 @@
+"""Plans for many extents: how many there are, what they give, and what programs share."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from itertools import permutations
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import treadle as mge
+import treadle.functional as F
+import treadle.module as M
+from treadle import jit
+from treadle.base.estimates import at_most, estimate, is_many, is_multiple
+from treadle.base.guards import deciding, remembered
+from treadle.base.symbol import Dim, symbol
+from treadle.engine.extents.cells import cell_of
+from treadle.engine.extents.regime import Regime
+from treadle.jit import dynamic
+from treadle.jit.compiled import Compiled
+from treadle.jit.dynamic import Family
+
+Function = Callable[[mge.Tensor], mge.Tensor]
+LENGTHS = (2, 3, 7, 15, 16, 17, 40, 127, 128, 300)
+CELLS = 3
+"""Of these lengths: 2 to 15, 16 to 127, 128 to 1023."""
+
+
+@pytest.fixture(autouse=True)
+def _nothing_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans are made here, whatever earlier runs have left on disk."""
+    monkeypatch.setattr(dynamic, "recall", lambda *given: None)
+
+
+def rows(n: int, width: int = 4) -> mge.Tensor:
+    return mge.tensor(np.random.default_rng(n).standard_normal((n, width), "float32"))
+
+
+def compiled_of(function: Function, **options: object) -> Compiled[..., mge.Tensor]:
+    made = jit.compile(dynamic={0: {0: "n"}}, options=jit.Options(**options))  # type: ignore[arg-type]
+    found: Compiled[..., mge.Tensor] = made(function)
+    return found
+
+
+def families_of(compiled: Compiled[..., mge.Tensor]) -> list[Family]:
+    return [f for found in compiled._families.values() for f in found]
+
+
+def regimes_of(compiled: Compiled[..., mge.Tensor]) -> list[Regime]:
+    return [r for f in families_of(compiled) for r in f.regimes]
+
+
+SHARED: dict[str, tuple[Function, int]] = {
+    "elementwise": (lambda x: F.relu(x) * 2 + x.shape[0], 3),
+    "softmax": (lambda x: F.softmax(x, axis=0), 3),
+    "softmax of rows": (lambda x: F.softmax(x, axis=1), 3),
+    "variance": (lambda x: F.var(x, axis=0) + F.mean(x), 3),
+    "norm": (lambda x: F.nn.layer_norm(x, (4,), False), 3),
+    "transposed": (lambda x: F.transpose(x, (1, 0)) * 2, 3),
+    "one hot": (lambda x: F.one_hot(F.argmax(x, axis=1).astype("int32"), 4), 3),
+    "concat": (lambda x: F.concat([x, x * 2, x[:1]]), 3),
+    "stack": (lambda x: F.stack([x, -x], axis=1), 3),
+    "cumulative": (lambda x: F.cumsum(x, axis=0), 3),
+    "gather": (lambda x: x[F.argmax(x, axis=0)], 3),
+    "a slice": (lambda x: x[1:-1] if x.shape[0] > 2 else x, 5),
+    "a half": (lambda x: x[: x.shape[0] // 2], 4),
+    "tile": (lambda x: F.tile(x, (3, 2)), 3),
+    "pad": (lambda x: F.nn.pad(x, ((1, 2), (0, 0)), mode="constant"), 3),
+    "cross entropy": (lambda x: F.loss.cross_entropy(x, F.argmax(x, axis=1)), 3),
+    "table": (lambda x: F.expand_dims(x, 0) - F.expand_dims(x, 1), 3),
+}
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_one_plan_serves_the_extents_of_a_cell(name: str) -> None:
+    function, most = SHARED[name]
+    compiled = compiled_of(function, check=True)
+    before = {n: rows(n) for n in LENGTHS}
+    first = {n: compiled(x) for n, x in before.items()}
+    again = {n: compiled(x) for n, x in before.items()}
+    for n, x in before.items():
+        want = function(x)
+        assert first[n].shape == want.shape and first[n].dtype == want.dtype
+        np.testing.assert_allclose(first[n].numpy(), want.numpy(), rtol=2e-5, atol=1e-6)
+        np.testing.assert_array_equal(first[n].numpy(), again[n].numpy())
+    assert [f.alone for f in families_of(compiled)] == [""] * len(families_of(compiled))
+    assert CELLS <= len(regimes_of(compiled)) <= most
+
+
+def test_what_takes_numbers_has_a_program_for_each_extent_and_says_why() -> None:
+    compiled = compiled_of(lambda x: F.relu(x @ x.T))
+    for n in (2, 5, 9):
+        np.testing.assert_allclose(
+            compiled(rows(n)).numpy(), F.relu(rows(n) @ rows(n).T).numpy(), rtol=1e-5, atol=1e-6
+        )
+    (family,) = families_of(compiled)
+    assert family.alone == "matmul takes numbers for extents" and not family.regimes
+
+
+def test_bits_do_not_depend_on_the_order_of_extents() -> None:
+    def function(x: mge.Tensor) -> mge.Tensor:
+        return F.softmax(x * 3, axis=0) + F.var(x) + F.sum(x) / x.shape[0]
+
+    found: dict[int, set[bytes]] = {}
+    for order in list(permutations((3, 9, 15, 100)))[::4]:
+        compiled = compiled_of(function)
+        for n in order:
+            found.setdefault(n, set()).add(compiled(rows(n)).numpy().tobytes())
+    assert {n: len(bits) for n, bits in found.items()} == {3: 1, 9: 1, 15: 1, 100: 1}
+
+
+def test_a_process_that_finds_a_program_on_disk_gets_the_same_bits(tmp_path: Path) -> None:
+    text = (
+        "import numpy as np, treadle as mge, treadle.functional as F, sys\n"
+        "f = mge.jit.compile(dynamic={0: {0: 'n'}})(lambda x: F.softmax(x, axis=0) + F.var(x))\n"
+        "for n in map(int, sys.argv[1:]):\n"
+        "    x = mge.tensor(np.random.default_rng(n).standard_normal((n, 5), 'float32'))\n"
+        "    print(n, f(x).numpy().tobytes().hex())\n"
+        "made = [len(g.regimes) for found in f._families.values() for g in found]\n"
+        "print('made', made, file=sys.stderr)\n"
+    )
+
+    def run(*lengths: int) -> tuple[list[str], str]:
+        done = subprocess.run(
+            [sys.executable, "-c", text, *map(str, lengths)],
+            env={**os.environ, "TREADLE_CACHE_DIR": str(tmp_path), "MALLOC_CHECK_": "3"},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return done.stdout.splitlines(), done.stderr.splitlines()[-1]
+
+    cold, made = run(5, 9)
+    assert made == "made [1]"
+    assert run(5, 9) == (cold, "made [0]"), "both were kept"
+    more, made = run(9, 5, 7)
+    assert sorted(more[:2]) == sorted(cold) and made == "made [1]", "7 is new"
+
+
+def test_parameters_that_change_are_packed_again_for_every_extent() -> None:
+    scale = mge.Parameter(np.full(4, 2.0, "float32"))
+    compiled = compiled_of(lambda x: x * F.exp(scale) + F.sum(scale))
+    for turn in range(3):
+        for n in (3, 5, 3, 20):
+            want = rows(n).numpy() * np.exp(scale.numpy()) + scale.numpy().sum()
+            np.testing.assert_allclose(compiled(rows(n)).numpy(), want, rtol=1e-5, atol=1e-5)
+        scale[...] = mge.tensor(np.full(4, 0.5 + turn, "float32"))
+
+
+def test_a_training_step_shares_plans() -> None:
+    net = M.LayerNorm(4)
+    gm = mge.autodiff.GradManager().attach(net.parameters())
+
+    def step(x: mge.Tensor) -> mge.Tensor:
+        with gm:
+            loss = (net(x) ** 2 * x).mean()
+            gm.backward(loss)
+        return loss
+
+    compiled = compiled_of(step)
+    for n in (3, 6, 11, 3):
+        got = compiled(rows(n))
+        grads = [p.grad.numpy().copy() for p in net.parameters()]
+        for p in net.parameters():
+            p.grad = None
+        want = step(rows(n))
+        np.testing.assert_allclose(got.numpy(), want.numpy(), rtol=1e-5, atol=1e-6)
+        for p, grad in zip(net.parameters(), grads, strict=True):
+            np.testing.assert_allclose(grad, p.grad.numpy(), rtol=1e-4, atol=1e-6)
+            p.grad = None
+
+
+def test_threads_call_at_extents_of_their_own() -> None:
+    def function(x: mge.Tensor) -> mge.Tensor:
+        return F.softmax(x, axis=0) + F.cumsum(x, axis=0)
+
+    compiled, wrong = compiled_of(function), []
+    wanted = {n: function(rows(n)).numpy() for n in range(2, 26)}
+
+    def work(lengths: Sequence[int]) -> None:
+        for n in lengths:
+            if not np.allclose(compiled(rows(n)).numpy(), wanted[n], atol=1e-5):
+                wrong.append(n)
+
+    threads = [
+        threading.Thread(target=work, args=(list(range(2, 26))[i:] + list(range(2, 2 + i)),))
+        for i in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_cells_have_fixed_edges() -> None:
+    for n, edges in ((2, (2, 15)), (15, (2, 15)), (16, (16, 127)), (1024, (1024, 8191))):
+        cell = cell_of({"n": n})
+        assert cell.ranges["n"] == edges and cell.holds({"n": n})
+        assert edges[0] <= cell.hints["n"] <= edges[1]
+        assert cell.hints == cell_of({"n": edges[1]}).hints, "whichever extent came first"
+    assert cell_of({"n": 1}).ranges["n"] == (1, 1)
+
+
+def test_estimates_decide_nothing() -> None:
+    n = symbol("n", 16, 127, 8)
+    with deciding({"n": 24}, {"n": 64}) as decisions:
+        assert estimate(n * 2) == 128 and is_multiple(n, 8) and not is_multiple(n, 16)
+        assert is_many(n) and at_most(n) in (120, 127) and at_most(symbol("m")) is None
+    assert not decisions.guards and not decisions.pins
+
+
+def test_what_is_remembered_keeps_its_guards() -> None:
+    asked = []
+
+    @remembered(8)
+    def lowered(x: Dim) -> str:
+        asked.append(x)
+        return "many" if x > 4 else "few"
+
+    n = symbol("n", 2, 15)
+    for value, want, runs in ((8, "many", 1), (9, "many", 1), (3, "few", 2), (2, "few", 2)):
+        with deciding({"n": value}, {"n": 8}) as decisions:
+            assert lowered(n) == want
+        assert len(asked) == runs
+        (guard,) = decisions.guards
+        assert guard.holds({"n": value}) and not guard.holds({"n": 11 - value - (value > 8)})
+    assert lowered(7) == "many" and lowered(7) == "many" and len(asked) == 3
