@@ -15,6 +15,8 @@ import pytest
 from tests.backends.plugins import Plugins, plugins
 from tests.backends.toy_backend import elementwise
 
+from treadle.backends import cuda
+from treadle.backends.api import Availability
 from treadle.cli import doctor, main
 from treadle.cli.doctor import installation, machine
 from treadle.cli.section import Finding, Section
@@ -149,6 +151,20 @@ def test_a_section_that_fails_is_a_finding(
     with pytest.raises(SystemExit):
         main(["doctor"])
     assert "spoilt cannot be examined: KeyError: 'nothing works'" in capsys.readouterr().out
+
+
+def test_a_backend_without_its_library_is_not_installed(
+    plugins: Plugins, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    only(monkeypatch, installation.backends)
+    monkeypatch.setattr(cuda, "_is_installed", lambda name: False)
+    toy = plugins.toy("toy", count=0)
+    toy._found = Availability(False, "its driver is not there", lacks_library=True)
+    plugins.toy("bare", count=0)._found = Availability(False, "no device is plugged in")
+    assert main(["doctor", "--json"]) == 0
+    (section,) = json.loads(capsys.readouterr().out)["sections"]
+    states = {row["name"]: row["state"] for row in section["rows"]}
+    assert states["toy"] == states["cuda"] == "not installed" and states["bare"] == "loaded"
 
 
 def test_sections_on_request(

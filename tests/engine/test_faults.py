@@ -352,7 +352,7 @@ def test_a_missing_library_says_what_to_install(plugins: Plugins) -> None:
     entry = registry.Entry("ours", "treadle", lambda: __import__("no_such_library"))
     registry.entries()["ours"] = entry
     row = plugins.row("ours")
-    assert row["state"] == "missing" and "pip install 'treadle[ours]'" in row["detail"]
+    assert row["state"] == "not installed" and "pip install 'treadle[ours]'" in row["detail"]
     with pytest.raises(DeviceError, match="the backend ours is missing") as caught:
         mge.tensor([1.0], device="ours0")
     assert "treadle[ours]" in str(caught.value)

@@ -137,13 +137,15 @@ class Availability:
 
     `priority` above 0 offers the backend for the default device `xpux`; the highest wins. A
     `count` although it is not `ok` says that devices are there and why they cannot be used, which
-    users of `xpux` are told once.
+    users of `xpux` are told once. `lacks_library` says that what the backend is made with, its
+    packages or the vendor's driver, is not installed.
     """
 
     ok: bool
     reason: str = ""
     count: int = 0
     priority: int = 0
+    lacks_library: bool = False
 
 
 @dataclass(slots=True)  # Not frozen: several are made per launch, and that would take longer.

@@ -89,6 +89,12 @@ class Entry:
         return found is not None and not found.ok and found.count > 0
 
     @property
+    def lacks_library(self) -> bool:
+        """True if it is there in vain, because what it is made with is not installed."""
+        found = self.availability
+        return self.state == "missing" or (found is not None and found.lacks_library)
+
+    @property
     def rank(self) -> tuple[bool, int]:
         """What decides between backends that could both serve: usable, then priority."""
         found = self.availability
@@ -393,7 +399,7 @@ def row_of(entry: Entry) -> dict[str, str]:
         "distribution": entry.distribution,
         "version": entry.version or (VERSION if entry.name in BUILT_IN else ""),
         "protocol": ".".join(map(str, entry.backend.protocol)) if usable else "",
-        "state": entry.state,
+        "state": "not installed" if entry.lacks_library else entry.state,
         "devices": str(entry.count),
         "kinds": ", ".join(entry.kinds),
         "tiers": ", ".join(tiers(entry.backend, kernels)) if usable else "",

@@ -35,7 +35,7 @@ class Cpu(Backend):
 
     def probe(self) -> Availability:
         if importlib.util.find_spec("llvmlite") is None:
-            return Availability(False, "llvmlite is not installed")
+            return Availability(False, "llvmlite is not installed", lacks_library=True)
         return Availability(True, "generated code on the host")
 
     def open(self, index: int, /) -> Device:

@@ -21,6 +21,7 @@ from treadle.backends.cuda.driver import (
     capabilities,
     count_devices,
     driver_version,
+    has_driver,
     unique_name,
 )
 from treadle.backends.rendered.backend import RenderedBackend
@@ -52,7 +53,9 @@ class Cuda(RenderedBackend):
         needs = f"{' and '.join(missing)} not installed: {INSTALL}" if missing else ""
         count, reason = count_devices()
         if not count or missing:
-            return Availability(False, "; ".join(filter(None, (reason, needs))), count)
+            lacks = bool(missing) or not has_driver()
+            why = "; ".join(filter(None, (reason, needs)))
+            return Availability(False, why, count, lacks_library=lacks)
         if all(c < LEAST for c in capabilities()):
             why = f"compute capability below {LEAST[0]}.{LEAST[1]}: CUDA has no compiler for it"
             return Availability(False, why, count)

@@ -232,6 +232,15 @@ def count_devices(library: str = LIBRARY) -> tuple[int, str]:
     return found.value, ""
 
 
+def has_driver(library: str = LIBRARY) -> bool:
+    """Whether the driver's library is installed."""
+    try:
+        ctypes.CDLL(library)
+    except OSError:
+        return False
+    return True
+
+
 def driver_version(library: str = LIBRARY) -> int:
     """The CUDA version that the driver knows, for example 13000; 0 where there is none."""
     try:

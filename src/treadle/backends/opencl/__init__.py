@@ -27,11 +27,12 @@ class OpenCL(RenderedBackend):
     def probe(self) -> Availability:
         if importlib.util.find_spec("pyopencl") is None:
             why = "pyopencl is not installed; pip install 'treadle[opencl]'"
-            return Availability(False, why)
+            return Availability(False, why, lacks_library=True)
         try:
             found, why = _devices()
         except ImportError as error:  # its library of loaders is missing or broken
-            return Availability(False, f"pyopencl cannot be imported: {error}")
+            why = f"pyopencl cannot be imported: {error}"
+            return Availability(False, why, lacks_library=True)
         return Availability(bool(found), why, len(found))
 
     def open(self, index: int, /) -> Device:

@@ -39,7 +39,8 @@ class OpenVino(Backend):
 
     def probe(self) -> Availability:
         if importlib.util.find_spec("openvino") is None:
-            return Availability(False, "openvino is not installed; pip install 'treadle[openvino]'")
+            why = "openvino is not installed; pip install 'treadle[openvino]'"
+            return Availability(False, why, lacks_library=True)
         return Availability(True, "segments of programs that ask for it")
 
     def open(self, index: int, /) -> Device:
