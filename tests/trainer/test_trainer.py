@@ -142,6 +142,26 @@ def test_validation_metrics_schedule_and_history() -> None:
     assert found["loss"] == pytest.approx(float(F.loss.cross_entropy(output, mge.tensor(y))))
 
 
+@pytest.mark.parametrize("compile", [True, False])
+def test_metrics_of_training(compile: bool) -> None:
+    x, y = runs.points()
+    batches = [[x[:30], y[:30]], [x[30:], y[30:]]]
+    seen: list[tuple[int, float]] = []
+
+    def counted(output: mge.Tensor, target: mge.Tensor) -> float:
+        seen.append((len(target), runs.accuracy(output, target)))
+        return seen[-1][1]
+
+    run = runs.trainer(
+        metrics={"accuracy": counted}, train_metrics=True, accumulate=2, compile=compile, seed=None
+    )
+    (logs,) = run.fit(batches, 1)
+    assert sorted(logs) == ["accuracy", "loss", "lr"] and [n for n, _ in seen] == [30, 14]
+    assert logs["accuracy"] == pytest.approx(sum(n * found for n, found in seen) / 44)
+    without = runs.trainer(accumulate=2, compile=compile, seed=None)
+    assert without.fit(batches, 1)[0]["loss"] == pytest.approx(logs["loss"], rel=1e-5)
+
+
 @pytest.mark.parametrize("validated", [True, False])
 def test_schedulers_of_plateaus_get_the_loss(validated: bool) -> None:
     net = runs.network(0.0)

@@ -39,6 +39,7 @@ class Steps:
         clip_norm: largest joint norm of the gradients.
         clip_value: largest absolute value of a gradient's element.
         compile: whether to compile.
+        outputs: whether updates return the model's outputs, too.
     """
 
     def __init__(
@@ -50,7 +51,9 @@ class Steps:
         clip_norm: float | None,
         clip_value: float | None,
         compile: bool,
+        outputs: bool = False,
     ) -> None:
+        self._gives_outputs = outputs
         self._model = model
         self._optimizer = optimizer
         self._loss = loss
@@ -66,18 +69,25 @@ class Steps:
         self.evaluate = wrap(self._evaluate)
         self.predict = wrap(self._predict)
 
-    def _update(self, *batches: Fields) -> Tensor:
-        """One update from the mean of the losses of some batches, which it returns."""
+    def _update(self, *batches: Fields) -> tuple[Tensor, list[Any]]:
+        """One update from the mean of the losses of some batches, which it returns.
+
+        The outputs of the batches come with it if they are wanted, as they were before the update.
+        """
         total: Tensor | None = None
+        outputs: list[Any] = []
         for inputs, target in batches:
             with self._manager:
-                loss = self._loss_of(self._output(inputs), target) / len(batches)
+                output = self._output(inputs)
+                loss = self._loss_of(output, target) / len(batches)
                 self._backward(loss)
             total = loss.detach() if total is None else total + loss.detach()
+            if self._gives_outputs:
+                outputs.append(output)
         self._finish()
         if total is None:
             raise ValueError("an update needs at least one batch")
-        return total
+        return total, outputs
 
     def _backward(self, loss: Tensor) -> None:
         if self.scaler is None:

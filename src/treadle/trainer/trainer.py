@@ -45,6 +45,8 @@ class Trainer:
         loss: function of the model's output and the target to a scalar Tensor.
         metrics: functions of output and target to a number, by name; for `evaluate`, and for the
             validation of `fit`.
+        train_metrics: have the metrics of training, too, from the outputs of each update, that is,
+            with dropout and the statistics of the batch, and before the parameters change.
         scheduler: stepped after each epoch.
         precision: "float32"; "bfloat16" or "float16" for mixed precision (`treadle.amp`), float16
             with a scaled loss. Also "32", "bf16-mixed", "16-mixed".
@@ -75,6 +77,7 @@ class Trainer:
         loss: Loss | None = None,
         *,
         metrics: Mapping[str, Metric] | None = None,
+        train_metrics: bool = False,
         scheduler: LRScheduler | None = None,
         precision: str = "float32",
         accumulate: int = 1,
@@ -100,14 +103,14 @@ class Trainer:
         self.step = self.epoch = self.batch = 0
         self.batches_in_epoch: int | None = None
         self.history: list[Logs] = []
-        self.is_interrupted = False
-        kind = PRECISIONS[precision]
-        self._steps = Steps(model, optimizer, loss, kind, clip_norm, clip_value, compile)
+        self.is_interrupted = self._is_stopping = False
+        kind, limits = PRECISIONS[precision], (clip_norm, clip_value)
+        self._train_metrics = self.metrics if train_metrics else {}
+        self._steps = Steps(model, optimizer, loss, kind, *limits, compile, train_metrics)
         self._means = Means()
         self._train: Batches = ()
         self._validation: Batches = ()
         self._place: dict[str, Any] | None = None
-        self._is_stopping = False
 
     # -- what is done ------------------------------------------------------------------------
 
@@ -139,7 +142,8 @@ class Trainer:
 
         Returns:
             `history`: for each epoch the mean "loss" and the last "lr"; with `validation`,
-            "val_loss" and "val_" with the name of each metric.
+            "val_loss" and "val_" with the name of each metric; with `train_metrics` the names
+            of the metrics themselves.
 
         Raises:
             ValueError: there is no optimizer or loss, or no batch.
@@ -186,9 +190,8 @@ class Trainer:
             for batch in data:
                 inputs, target = self.fields(to_tensors(batch))
                 output, loss = self._steps.evaluate(inputs, target)
-                values = {"loss": float(loss)}
-                values |= {name: float(f(output, target)) for name, f in self.metrics.items()}
-                means.add(values, _samples(inputs))
+                values = {name: float(f(output, target)) for name, f in self.metrics.items()}
+                means.add({"loss": float(loss), **values}, _samples(inputs))
         if not means.weight:
             raise ValueError("Trainer.evaluate: there is no batch to look at")
         return means.all()
@@ -363,11 +366,11 @@ class Trainer:
         if self.optimizer is None:
             raise ValueError("Trainer.fit: there is no optimizer")
         rate = float(self.optimizer.param_groups[0]["lr"])
-        loss = float(self._steps.update(*fields))
+        total, outputs = self._steps.update(*fields)
         self.step += 1
         self.batch += len(group)
-        _require_finite(loss, self.step)
-        logs = {"loss": loss, "lr": rate}
+        _require_finite(loss := float(total), self.step)
+        logs = {**_measured(self._train_metrics, fields, outputs), "loss": loss, "lr": rate}
         self._means.add(logs, sum(_samples(inputs) for inputs, _ in fields))
         return logs
 
@@ -388,6 +391,19 @@ class Trainer:
     def _tell(self, event: str, *arguments: Any) -> None:
         for callback in self.callbacks:
             getattr(callback, event)(self, *arguments)
+
+
+def _measured(
+    metrics: Mapping[str, Metric], fields: Sequence[Fields], outputs: Sequence[Any]
+) -> Logs:
+    """Metrics over the batches of an update, weighted by their numbers of samples."""
+    means = Means()
+    if metrics:
+        with no_grad():
+            for (inputs, target), output in zip(fields, outputs, strict=True):
+                values = {name: float(f(output, target)) for name, f in metrics.items()}
+                means.add(values, _samples(inputs))
+    return means.all()
 
 
 class _Evaluating:
