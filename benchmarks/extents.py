@@ -42,8 +42,8 @@ FUNCTIONS: dict[str, Function] = {
         F.concat([x[x.shape[0] // 2 :], x[: x.shape[0] // 2]]), ((1, 2), (0, 0)), mode="constant"
     ),
     "softmax of rows, scaled by the extent": lambda x: F.softmax(x / x.shape[0], axis=1),
-    "rows by index, concat, cumulative sum": lambda x: F.cumsum(
-        F.concat([x[F.argmax(x, axis=0)], x]), axis=0
+    "largest, concat, cumulative sum": lambda x: F.cumsum(
+        F.concat([x, x * F.argmax(x, axis=0)]), axis=0
     ),
 }
 

@@ -17,6 +17,7 @@ import treadle as mge
 import treadle.functional as F
 import treadle.module as M
 from treadle import jit
+from treadle.base.errors import IndexRangeError
 from treadle.base.estimates import at_most, estimate, is_many, is_multiple
 from treadle.base.guards import deciding, remembered
 from treadle.base.symbol import Dim, symbol
@@ -63,16 +64,14 @@ SHARED: dict[str, tuple[Function, int]] = {
     "variance": (lambda x: F.var(x, axis=0) + F.mean(x), 3),
     "norm": (lambda x: F.nn.layer_norm(x, (4,), False), 3),
     "transposed": (lambda x: F.transpose(x, (1, 0)) * 2, 3),
-    "one hot": (lambda x: F.one_hot(F.argmax(x, axis=1).astype("int32"), 4), 3),
+    "argmax": (lambda x: F.argmax(x, axis=0) + F.argmin(x, axis=1).sum(), 3),
     "concat": (lambda x: F.concat([x, x * 2, x[:1]]), 3),
     "stack": (lambda x: F.stack([x, -x], axis=1), 3),
     "cumulative": (lambda x: F.cumsum(x, axis=0), 3),
-    "gather": (lambda x: x[F.argmax(x, axis=0)], 3),
     "a slice": (lambda x: x[1:-1] if x.shape[0] > 2 else x, 5),
     "a half": (lambda x: x[: x.shape[0] // 2], 4),
     "tile": (lambda x: F.tile(x, (3, 2)), 3),
     "pad": (lambda x: F.nn.pad(x, ((1, 2), (0, 0)), mode="constant"), 3),
-    "cross entropy": (lambda x: F.loss.cross_entropy(x, F.argmax(x, axis=1)), 3),
     "table": (lambda x: F.expand_dims(x, 0) - F.expand_dims(x, 1), 3),
 }
 
@@ -93,14 +92,37 @@ def test_one_plan_serves_the_extents_of_a_cell(name: str) -> None:
     assert CELLS <= len(regimes_of(compiled)) <= most
 
 
-def test_what_takes_numbers_has_a_program_for_each_extent_and_says_why() -> None:
-    compiled = compiled_of(lambda x: F.relu(x @ x.T))
+NUMBERS: dict[str, Function] = {
+    "matmul": lambda x: F.relu(x @ x.T),
+    "top_k": lambda x: F.topk(x, 2)[0],
+    "index": lambda x: x[F.argmax(x, axis=0)],
+    "one_hot": lambda x: F.one_hot(F.argmax(x, axis=1).astype("int32"), 4),
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_what_takes_numbers_has_a_program_for_each_extent_and_says_why(name: str) -> None:
+    function = NUMBERS[name]
+    compiled = compiled_of(function)
     for n in (2, 5, 9):
-        np.testing.assert_allclose(
-            compiled(rows(n)).numpy(), F.relu(rows(n) @ rows(n).T).numpy(), rtol=1e-5, atol=1e-6
-        )
+        want = function(rows(n)).numpy()
+        np.testing.assert_allclose(compiled(rows(n)).numpy(), want, rtol=1e-5, atol=1e-6)
     (family,) = families_of(compiled)
-    assert family.alone == "matmul takes numbers for extents" and not family.regimes
+    assert family.alone == f"{name} takes numbers for extents" and not family.regimes
+
+
+@pytest.mark.parametrize("length", [3, 8])
+def test_an_index_out_of_range_raises_at_every_extent(length: int) -> None:
+    table = mge.tensor(np.arange(32, dtype="float32").reshape(16, 2))
+    compiled = compiled_of(lambda index: table[index] * 2)
+    for wrong in (17, -18, 3, 16):
+        numbers = np.arange(length, dtype="int32")
+        numbers[length // 2] = wrong
+        if wrong == 3:
+            assert compiled(mge.tensor(numbers)).shape == (length, 2)
+            continue
+        with pytest.raises(IndexRangeError, match=str(wrong)):
+            compiled(mge.tensor(numbers))
 
 
 def test_bits_do_not_depend_on_the_order_of_extents() -> None:
