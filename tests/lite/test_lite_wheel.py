@@ -317,7 +317,7 @@ def test_what_is_left_out_says_so(python: Path, files: Path) -> None:
         "import treadle as mge; assert not hasattr(mge, 'jit') and mge.lite and mge.__version__; "
         "raise mge.TreadleError('test', 'is there')": "TreadleError: test: is there",
         "import treadle as mge; raise ValueError([r['state'] for r in mge.backends()])": (
-            "ValueError: ['loaded', 'disabled', 'missing', 'missing', 'missing']"
+            "ValueError: ['loaded', 'disabled', 'not installed', 'not installed', 'not installed']"
         ),
     }
     for line, said in zip(expected, errors(python, list(expected), files), strict=True):
