@@ -68,7 +68,7 @@ def stops_of(plan: Plan) -> tuple[Stop, ...]:
     for step, number in plan.tasks.items():
         check, ((place, _),) = plan.host[number].op, plan.host[number].inputs
         if isinstance(check, CheckIndices):
-            own = check.of, check.low, check.high
+            own = check.of, int(check.low), int(check.high)
             found.append(Stop(step, place.base, int(place.offset), *own))
     return tuple(found)
 

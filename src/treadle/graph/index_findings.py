@@ -11,12 +11,13 @@ from typing import NamedTuple
 import numpy as np
 
 from treadle.base.errors import IndexRangeError, out_of_range
+from treadle.base.symbol import Dim
 from treadle.graph.ir import Graph, Node, regions_of
 from treadle.ops.check import CheckIndices
 from treadle.ops.movement import Concat
-from treadle.ops.op import Array, Op
+from treadle.ops.op import Array, IndexRange, Op
 
-Range = tuple[int, int]
+Range = tuple[Dim, Dim]
 """The least number and the first one beyond."""
 
 
@@ -60,7 +61,8 @@ def index_error(graph: Graph, number: int, index: int) -> IndexRangeError:
 def error_of(found: Indexed, index: int) -> IndexRangeError:
     """The error about one index, at the line that asked for the op."""
     op, types = found.node.op, tuple(v.type for v in found.node.inputs)
-    made = out_of_range(op.name, index, *found.range, saw=op.saw(types))
+    low, high = map(int, found.range)
+    made = out_of_range(op.name, index, low, high, op.saw(types))
     made.locate(found.node.loc)
     return made
 
@@ -77,9 +79,8 @@ def _every(graph: Graph, first: int) -> Iterator[Indexed]:
             first += 1
 
 
-def ranges_of(node: Node) -> tuple[tuple[int, int, int], ...]:
-    """Operands that are indices, each with its range; none where extents are symbols."""
+def ranges_of(node: Node) -> tuple[IndexRange, ...]:
+    """Operands that are indices, each with its range."""
     if type(node.op).index_ranges is Op.index_ranges:
         return ()
-    types = tuple([v.type for v in node.inputs])
-    return node.op.index_ranges(types) if all(t.is_static for t in types) else ()
+    return node.op.index_ranges(tuple([v.type for v in node.inputs]))

@@ -7,8 +7,9 @@ inside: constants, positions of sorts and maxima, counters, clipped and wrapped 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,6 +17,7 @@ import numpy as np
 from treadle.base import dtype as dt
 from treadle.base.dtype import DType
 from treadle.base.shape import size_of
+from treadle.base.symbol import Dim, always, is_identical, less_equal, maximum, minimum
 from treadle.graph.index_findings import Indexed, Range, error_of, ranges_of
 from treadle.graph.ir import Graph, Node, Value, constant_of
 from treadle.graph.passes import register
@@ -94,13 +96,14 @@ class _Writer:
             number, value = self._number, _source(current.inputs[operand])
             self._number += 1
             least, beyond = _bounds(value, self._bounds)
-            if (low <= least and beyond <= high) or 0 in value.type.shape:
+            if _lies((least, beyond), (low, high)) or _is_empty(value):
                 continue
             ranges = known.setdefault(value, [])
-            if any(low <= a and b <= high for a, b in ranges):
+            if any(_lies(found, (low, high)) for found in ranges):
                 continue
-            if taken and constant_of(value) is not None:
-                wrong = least if least < low else beyond - 1
+            numbers = isinstance(low, int) and isinstance(high, int)
+            if taken and numbers and constant_of(value) is not None:
+                wrong = int(least if least < low else beyond - 1)
                 raise error_of(Indexed(number, node, operand, (low, high)), wrong)
             ranges.append((low, high))
             check = CheckIndices(node.op.name, low, high, number)
@@ -109,7 +112,7 @@ class _Writer:
 
 def _source(value: Value) -> Value:
     """What has the same numbers as the value, as far up as that can be seen."""
-    while value.producer is not None and 0 not in value.type.shape:
+    while value.producer is not None and not _is_empty(value):
         op, (first, *_) = value.producer.op, (*value.producer.inputs, value)
         whole = isinstance(op, Reshape | Transpose | Broadcast | Identity | StopGradient)
         if not whole and not (isinstance(op, Cast) and _keeps(first.type.dtype, value.type.dtype)):
@@ -123,7 +126,17 @@ def _keeps(before: DType, after: DType) -> bool:
     if not (before.is_integer and after.is_integer):
         return False
     (low, high), (least, beyond) = _all_of(before), _all_of(after)
-    return least <= low and high <= beyond
+    return _lies((low, high), (least, beyond))
+
+
+def _is_empty(value: Value) -> bool:
+    """Whether a value is known to have no elements."""
+    return any(is_identical(d, 0) for d in value.type.shape)
+
+
+def _lies(inner: Range, outer: Range) -> bool:
+    """Whether a range is known to lie in another one; nothing is decided by it."""
+    return always(less_equal(outer[0], inner[0])) and always(less_equal(inner[1], outer[1]))
 
 
 def _all_of(dtype: DType) -> Range:
@@ -141,7 +154,7 @@ def _bounds(value: Value, known: dict[Value, Range], deep: int = _DEEP) -> Range
     """Numbers that the elements of a value lie between, as far as the graph tells."""
     everything = _all_of(value.type.dtype)
     node, data = value.producer, constant_of(value)
-    if node is None or not value.type.is_static or not value.type.dtype.is_integer or not deep:
+    if node is None or not value.type.dtype.is_integer or not deep:
         return everything
     if value in known:
         return known[value]
@@ -150,7 +163,7 @@ def _bounds(value: Value, known: dict[Value, Range], deep: int = _DEEP) -> Range
             return everything
         return int(data.array.min()), int(data.array.max()) + 1
     found = _of_op(node, value.index, [_bounds(v, known, deep - 1) for v in node.inputs])
-    if found is None or not (everything[0] <= found[0] and found[1] <= everything[1]):
+    if found is None or not _lies(found, everything):
         found = everything
     known[value] = found
     return found
@@ -162,26 +175,36 @@ def _of_op(node: Node, output: int, of: list[Range]) -> Range | None:
     if isinstance(op, _PICKED):
         return of[0]
     if isinstance(op, Concat):
-        return min(low for low, _ in of), max(high for _, high in of)
+        return _least([low for low, _ in of]), _most([high for _, high in of])
     if isinstance(op, Ordering):
         return (0, _extent(node, op.axis)) if output == 1 else of[0]
     if isinstance(op, ArgExtremum):
         return 0, _extent(node, op.axis)
     if isinstance(op, Full | Iota):
-        ends = op.replace(shape=()) if isinstance(op, Full) else op
-        array = np.asarray(ends.reference())
-        return (int(array.min()), int(array.max()) + 1) if array.size else None
+        return _made(op)
     if isinstance(op, Cast):
         inside = node.inputs[0].type.dtype.is_integer or node.inputs[0].type.dtype is dt.bool_
         return of[0] if inside else None
     if isinstance(op, Where):
-        return min(of[1][0], of[2][0]), max(of[1][1], of[2][1])
+        return minimum(of[1][0], of[2][0]), maximum(of[1][1], of[2][1])
     if isinstance(op, Clip):
         low, high = of[0]
-        least = low if op.low is None else max(low, int(op.low))
-        most = high - 1 if op.high is None else min(max(high - 1, least), int(op.high))
-        return min(least, most), most + 1
+        least = low if op.low is None else maximum(low, int(op.low))
+        most = high - 1 if op.high is None else minimum(maximum(high - 1, least), int(op.high))
+        return minimum(least, most), most + 1
     return _of_two(op, of) if len(of) == 2 else None
+
+
+def _made(op: Full | Iota) -> Range | None:
+    """Of what is made of nothing."""
+    if isinstance(op, Iota) and not isinstance(op.n, int):
+        if not (isinstance(op.start, int) and isinstance(op.step, int)):
+            return None
+        ends = op.start, op.start + (op.n - 1) * op.step
+        return minimum(*ends), maximum(*ends) + 1
+    made = op.replace(shape=()) if isinstance(op, Full) else op
+    array = np.asarray(made.reference())
+    return (int(array.min()), int(array.max()) + 1) if array.size else None
 
 
 def _of_two(op: Op, of: list[Range]) -> Range | None:
@@ -193,18 +216,26 @@ def _of_two(op: Op, of: list[Range]) -> Range | None:
         return a - d, b - c + 1
     if isinstance(op, Mul):
         ends = [x * y for x in (a, b) for y in (c, d)]
-        return min(ends), max(ends) + 1
-    if isinstance(op, Mod) and c > 0:
+        return _least(ends), _most(ends) + 1
+    if isinstance(op, Mod) and always(less_equal(1, c)):
         return 0, d
     if isinstance(op, Maximum):
-        return max(a, c), max(b, d) + 1
+        return maximum(a, c), maximum(b, d) + 1
     if isinstance(op, Minimum):
-        return min(a, c), min(b, d) + 1
+        return minimum(a, c), minimum(b, d) + 1
     return None
 
 
-def _extent(node: Node, axis: int) -> int:
-    return int(node.inputs[0].type.shape[axis])
+def _extent(node: Node, axis: int) -> Dim:
+    return node.inputs[0].type.shape[axis]
+
+
+def _least(numbers: Sequence[Dim]) -> Dim:
+    return reduce(minimum, numbers)
+
+
+def _most(numbers: Sequence[Dim]) -> Dim:
+    return reduce(maximum, numbers)
 
 
 __all__ = ["CheckRanges"]

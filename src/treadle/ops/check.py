@@ -9,6 +9,7 @@ import numpy as np
 from treadle.base import dtype as dt
 from treadle.base.errors import IndexRangeError, NumericError, ShapeError, out_of_range
 from treadle.base.shape import require_equal
+from treadle.base.symbol import Dim
 from treadle.base.types import TensorType
 from treadle.ops.index_numpy import outside, typed
 from treadle.ops.op import Array, Op, Pullback, op
@@ -97,8 +98,8 @@ class CheckIndices(Op):
     """
 
     of: str
-    low: int
-    high: int
+    low: Dim
+    high: Dim
     number: int = 0
 
     name = "check_indices"
@@ -111,10 +112,11 @@ class CheckIndices(Op):
         return (TensorType(dt.int64, (2,), index.device),)
 
     def reference(self, index: Array) -> Array:
-        found = outside(index, self.low, self.high)
+        low, high = int(self.low), int(self.high)
+        found = outside(index, low, high)
         if found is not None:
             saw = self.saw(typed((index,)))
-            raise out_of_range(self.of, found, self.low, self.high, saw)
+            raise out_of_range(self.of, found, low, high, saw)
         return np.zeros(2, np.int64)
 
     @classmethod

@@ -29,7 +29,7 @@ from treadle.base.types import TensorType
 from treadle.ops.creation import Iota, allocate
 from treadle.ops.families import NUMBERS
 from treadle.ops.index_numpy import accumulating, add_rows, check_bounds, linear_over, writable
-from treadle.ops.op import Array, Onnx, Op, Pullback, family, op
+from treadle.ops.op import Array, IndexRange, Onnx, Op, Pullback, family, op
 from treadle.ops.operand import V
 from treadle.ops.sample import Arg, BadSample, Sample
 from treadle.ops.select import Where
@@ -69,8 +69,8 @@ class Take(Op):
         axis = normalize_axis(self.axis, x.ndim, self.name)
         return (x.with_shape((*x.shape[:axis], *index.shape, *x.shape[axis + 1 :])),)
 
-    def index_ranges(self, types: tuple[TensorType, ...]) -> tuple[tuple[int, int, int], ...]:
-        extent = int(types[0].shape[self.axis])
+    def index_ranges(self, types: tuple[TensorType, ...]) -> tuple[IndexRange, ...]:
+        extent = types[0].shape[self.axis]
         return ((1, -extent, extent),)
 
     def reference(self, x: Array, index: Array) -> Array:
@@ -150,8 +150,8 @@ class Indexing(Op):
             found[axis] = index
         return tuple(found)
 
-    def index_ranges(self, types: tuple[TensorType, ...]) -> tuple[tuple[int, int, int], ...]:
-        extents = [int(types[0].shape[axis]) for axis in self.axes]
+    def index_ranges(self, types: tuple[TensorType, ...]) -> tuple[IndexRange, ...]:
+        extents = [types[0].shape[axis] for axis in self.axes]
         first = len(types) - len(extents)
         return tuple([(first + i, -extent, extent) for i, extent in enumerate(extents)])
 
@@ -385,7 +385,7 @@ class OneHot(Op):
             )
         return (x.with_shape((*x.shape, self.num_classes)),)
 
-    def index_ranges(self, types: tuple[TensorType, ...]) -> tuple[tuple[int, int, int], ...]:
+    def index_ranges(self, types: tuple[TensorType, ...]) -> tuple[IndexRange, ...]:
         return ((0, 0, self.num_classes),)
 
     def reference(self, x: Array) -> Array:

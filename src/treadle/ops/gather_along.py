@@ -17,7 +17,7 @@ from treadle.base.types import TensorType
 from treadle.ops.families import NUMBERS
 from treadle.ops.gather import check_index, last_writes
 from treadle.ops.index_numpy import accumulating, add_rows, check_bounds, linear_along, writable
-from treadle.ops.op import Array, Onnx, Op, Pullback, family, op
+from treadle.ops.op import Array, IndexRange, Onnx, Op, Pullback, family, op
 from treadle.ops.operand import V
 from treadle.ops.sample import Arg, BadSample, Sample
 from treadle.ops.select import Where
@@ -70,8 +70,8 @@ class Along(Op):
             require_equal(mine, theirs, otherwise)
         return (x.with_shape(x.shape),)
 
-    def index_ranges(self, types: tuple[TensorType, ...]) -> tuple[tuple[int, int, int], ...]:
-        extent = int(types[0].shape[self.axis])
+    def index_ranges(self, types: tuple[TensorType, ...]) -> tuple[IndexRange, ...]:
+        extent = types[0].shape[self.axis]
         return ((1, -extent, extent),)
 
     def linear(self, *arrays: Array) -> Array:

@@ -61,7 +61,8 @@ def check_indices(op: Op, arrays: Sequence[Array]) -> None:
 
     For engines whose kernels do not look; the oracles of ops do.
     """
-    for operand, low, high in op.index_ranges(typed(arrays)):
+    for operand, *ends in op.index_ranges(typed(arrays)):
+        low, high = map(int, ends)
         found = outside(arrays[operand], low, high)
         if found is not None:
             raise out_of_range(op.name, found, low, high, op.saw(typed(arrays)))

@@ -15,7 +15,7 @@ from treadle.ops.composite import Composite
 from treadle.ops.creation import Iota
 from treadle.ops.families import Binary
 from treadle.ops.logic import Equal
-from treadle.ops.op import Array, Pullback, op
+from treadle.ops.op import Array, IndexRange, Pullback, op
 from treadle.ops.operand import V
 from treadle.ops.precision import widen, widen_array
 from treadle.ops.reduce import Mean
@@ -75,8 +75,8 @@ class SoftmaxCrossEntropy(Composite):
             require_equal(x, y, mismatch)
         return (TensorType(logits.dtype, shape),)
 
-    def index_ranges(self, types: tuple[TensorType, ...]) -> tuple[tuple[int, int, int], ...]:
-        return ((1, 0, int(types[0].shape[self.axis])),)
+    def index_ranges(self, types: tuple[TensorType, ...]) -> tuple[IndexRange, ...]:
+        return ((1, 0, types[0].shape[self.axis]),)
 
     def _one_hot(self, logits: V, labels: V) -> V:
         """Whether a class is the label, in the logits' shape."""

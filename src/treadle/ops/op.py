@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from treadle.base.dtype import DType
 from treadle.base.errors import DTypeError, NoGradient, ShapeError
+from treadle.base.symbol import Dim
 from treadle.base.types import TensorType
 from treadle.ops.operand import V
 
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from treadle.ops.sample import BadSample, Sample
 
 Array = npt.NDArray[Any]
+IndexRange = tuple[int, Dim, Dim]
+"""The number of an operand that is an index, the least index, and the first one beyond."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,8 +142,8 @@ class Op(metaclass=_OpType):
         """Calls that must raise a given error, besides those every family generates."""
         return ()
 
-    def index_ranges(self, types: tuple[TensorType, ...]) -> tuple[tuple[int, int, int], ...]:
-        """Operands, of static types, that are indices: the number, least index, and first beyond.
+    def index_ranges(self, types: tuple[TensorType, ...]) -> tuple[IndexRange, ...]:
+        """Operands that are indices, with their ranges.
 
         `reference` raises `IndexRangeError` for any other index.
         """

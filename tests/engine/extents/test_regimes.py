@@ -73,6 +73,12 @@ SHARED: dict[str, tuple[Function, int]] = {
     "tile": (lambda x: F.tile(x, (3, 2)), 3),
     "pad": (lambda x: F.nn.pad(x, ((1, 2), (0, 0)), mode="constant"), 3),
     "table": (lambda x: F.expand_dims(x, 0) - F.expand_dims(x, 1), 3),
+    "index": (lambda x: x[F.argmax(x, axis=0)], 3),
+    "rows by rows": (lambda x: x[F.arange(x.shape[0], dtype="int32") // 2] * 2, 3),
+    "one_hot": (lambda x: F.one_hot(F.argmax(x, axis=1).astype("int32"), 4), 3),
+    "picked": (lambda x: F.gather(x, 1, F.argmax(x, axis=1).reshape(-1, 1).astype("int32")), 3),
+    "two indices": (lambda x: x[F.argmax(x, axis=0), F.argmin(x[:4], axis=1)[:1]], 5),
+    "cross entropy": (lambda x: F.nn.cross_entropy(x, F.argmin(x, axis=1).astype("int32")), 6),
 }
 
 
@@ -95,8 +101,6 @@ def test_one_plan_serves_the_extents_of_a_cell(name: str) -> None:
 NUMBERS: dict[str, Function] = {
     "matmul": lambda x: F.relu(x @ x.T),
     "top_k": lambda x: F.topk(x, 2)[0],
-    "index": lambda x: x[F.argmax(x, axis=0)],
-    "one_hot": lambda x: F.one_hot(F.argmax(x, axis=1).astype("int32"), 4),
 }
 
 
@@ -123,6 +127,59 @@ def test_an_index_out_of_range_raises_at_every_extent(length: int) -> None:
             continue
         with pytest.raises(IndexRangeError, match=str(wrong)):
             compiled(mge.tensor(numbers))
+    assert len(regimes_of(compiled)) == 1
+
+
+def test_the_range_of_an_index_is_that_of_the_call() -> None:
+    made = jit.compile(dynamic={0: {0: "n"}, 1: {0: "m"}})
+    compiled = made(lambda x, index: (x * 2)[index] + F.expand_dims(index, 1))
+    for n, m in ((4, 3), (7, 2), (9, 12), (20, 5), (30, 16), (16, 300)):
+        x, index = rows(n), np.zeros(m, "int32")
+        for inside in (n - 1, -n):
+            index[m // 2] = inside
+            want = (x.numpy() * 2)[index] + index[:, None].astype("float32")
+            np.testing.assert_array_equal(compiled(x, mge.tensor(index)).numpy(), want)
+        for outside in (n, -n - 1):
+            index[m // 2] = outside
+            with pytest.raises(IndexRangeError, match=f"index {outside} .* extent of {n}\n"):
+                compiled(x, mge.tensor(index))
+    assert [f.alone for f in families_of(compiled)] == [""]
+    assert len(regimes_of(compiled)) == 4, "pairs of cells that were met"
+
+
+def test_a_constant_index_is_out_of_range_at_some_extents_only() -> None:
+    picked = mge.tensor([5, 1])
+    compiled = compiled_of(lambda x: (x * 2)[picked])
+    for n in (3, 9, 5, 6, 20):
+        if n > 5:
+            want = rows(n).numpy()[[5, 1]] * 2
+            np.testing.assert_array_equal(compiled(rows(n)).numpy(), want)
+            continue
+        with pytest.raises(IndexRangeError, match=f"index 5 is out of range .* {n}\n"):
+            compiled(rows(n))
+    assert len(regimes_of(compiled)) == 2
+
+
+def test_gradients_of_embeddings_share_plans() -> None:
+    table = mge.Parameter(np.arange(80, dtype="float32").reshape(20, 4) / 40)
+    gm = mge.autodiff.GradManager().attach([table])
+
+    def step(index: mge.Tensor) -> mge.Tensor:
+        with gm:
+            loss = (F.nn.embedding(index, table) ** 3).sum()
+            gm.backward(loss)
+        return loss
+
+    compiled = compiled_of(step)
+    for n in (3, 9, 14, 40, 100):
+        index = mge.tensor(np.random.default_rng(n).integers(0, 20, n, "int32"))
+        found = []
+        for run in (compiled, step):
+            table.grad = None
+            run(index)
+            found.append(table.grad.numpy())
+        np.testing.assert_allclose(*found, rtol=1e-5)
+    assert len(regimes_of(compiled)) == 2
 
 
 def test_bits_do_not_depend_on_the_order_of_extents() -> None:

@@ -297,7 +297,7 @@ class _CheckedPlan:
         found = finding(status.host())
         if found is not None:
             saw = self.decision.op.saw(self.decision.types)
-            error = out_of_range(check.of, found[1], check.low, check.high, saw)
+            error = out_of_range(check.of, found[1], int(check.low), int(check.high), saw)
             error.locate(at)
             raise error
 

@@ -35,7 +35,6 @@ from treadle.graph.ir import Graph, Node
 from treadle.ops.collective import Collective
 from treadle.ops.control import ControlFlow
 from treadle.ops.fused import Fused
-from treadle.ops.op import Op
 from treadle.ops.sort import Ordering
 
 MOST_KEPT = 16
@@ -179,11 +178,9 @@ def _refusal(graph: Graph, options: Options, home: CompNode | None) -> str:
 
 
 def _takes_numbers(node: Node) -> bool:
-    """Whether a symbolic node needs numbers for its index checks, or for the choice of kernels."""
+    """Whether a symbolic node needs numbers for the choice of kernels."""
     if all(v.type.is_static for v in (*node.inputs, *node.outputs)):
         return False
-    if type(node.op).index_ranges is not Op.index_ranges:  # `ranges_of` finds none where it is open
-        return True
     apart = is_contraction(node) or is_attention(node) or is_window(node)
     return apart or isinstance(node.op, Ordering)
 

@@ -124,7 +124,7 @@ def _copy_elements_kernel(bits: DType) -> Kernel:
 
 
 def convert(
-    target: Ref, source: Ref, to: DType, origin: DType, count: int, machine: Target
+    target: Ref, source: Ref, to: DType, origin: DType, count: Dim, machine: Target
 ) -> Launch:
     """`count` elements from one floating type to another."""
     rows = -(-count // _BLOCK)

@@ -28,7 +28,8 @@ from treadle.backends.program import Launch, Lowered, Ref
 from treadle.base import dtype as dt
 from treadle.base.dtype import DType
 from treadle.base.estimates import estimate
-from treadle.base.shape import product, row_major_strides, size_of
+from treadle.base.shape import product, row_major_strides
+from treadle.base.symbol import Dim, is_identical
 from treadle.base.types import TensorType
 from treadle.ops.gather import Index, Take
 from treadle.ops.gather_along import Along, TakeAlongAxis
@@ -135,30 +136,31 @@ class Lines:
     """
 
     def __init__(self, op: Along, x: TensorType, index: TensorType) -> None:
-        mine, theirs = tuple(map(int, x.shape)), tuple(map(int, index.shape))
+        mine, theirs = x.shape, index.shape
         axis, last = op.axis % len(mine), len(mine) - 1
         strides, steps = row_major_strides(mine), row_major_strides(theirs)
         own = [a for a in range(len(mine)) if a not in (axis, last)]
         self.is_last = axis == last
         self.extent, self.stride = mine[axis], strides[axis]
         self.count, self.step = theirs[axis], steps[axis]
-        self.across = 1 if self.is_last else theirs[last]
+        self.across: Dim = 1 if self.is_last else theirs[last]
         axes = _merged([(theirs[a], strides[a], steps[a]) for a in own])
         self.grid = [a[0] for a in axes]
-        self.sizes = [*self.grid, *(a[1] for a in axes), *(a[2] for a in axes)]
+        self.sizes: list[Dim] = [*self.grid, *(a[1] for a in axes), *(a[2] for a in axes)]
         """Extents, strides in x and strides in the index of the axes that number the lines."""
 
     @property
-    def number(self) -> int:
+    def number(self) -> Dim:
         """How many groups of `across` lines there are."""
-        return size_of(self.grid)
+        return product(self.grid)
 
 
-def _merged(axes: Sequence[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
+def _merged(axes: Sequence[tuple[Dim, Dim, Dim]]) -> list[tuple[Dim, Dim, Dim]]:
     """Axes (extent, stride, step) with neighbors joined where they are one axis in memory."""
-    found: list[tuple[int, int, int]] = []
+    found: list[tuple[Dim, Dim, Dim]] = []
     for extent, stride, step in axes:
-        if found and found[-1][1:] == (extent * stride, extent * step):
+        ends = extent * stride, extent * step
+        if found and all(map(is_identical, found[-1][1:], ends)):
             found[-1] = (found[-1][0] * extent, stride, step)
         elif extent != 1:
             found.append((extent, stride, step))
@@ -173,13 +175,13 @@ def lower_take_along_axis(
     x, index = types
     lines = Lines(op, x, index)
     refs = Ref("output", 0), Ref("input", 0), Ref("input", 1)
-    lanes, cost = _lanes(x.dtype, target), 0.8 * lines.across
+    lanes, cost = _lanes(x.dtype, target), 0.8 * estimate(lines.across)
     rank = len(lines.grid)
     if lines.is_last:
         kernel = _along_last(bits_of(x.dtype), index.dtype, rank, lanes)
         panels = -(-lines.count // _PANEL)
         arguments: Arguments = (*refs, lines.extent, lines.count, panels, *lines.sizes)
-        rows, cost = lines.number * panels, 0.8 * min(lines.count, _PANEL)
+        rows, cost = lines.number * panels, 0.8 * min(estimate(lines.count), _PANEL)
     else:
         kernel = _along_inner(bits_of(x.dtype), index.dtype, rank, lanes)
         own = lines.extent, lines.stride, lines.count, lines.step, lines.across

@@ -18,7 +18,8 @@ from treadle.backends.codegen.target import Target
 from treadle.backends.program import Launch, Lowered, Ref
 from treadle.base import dtype as dt
 from treadle.base.dtype import DType
-from treadle.base.shape import size_of
+from treadle.base.estimates import estimate
+from treadle.base.shape import product
 from treadle.base.types import TensorType
 from treadle.ops.check import CheckIndices
 
@@ -31,12 +32,12 @@ def lower_check(
     op: CheckIndices, types: tuple[TensorType, ...], frozen: tuple[bool, ...], target: Target
 ) -> Lowered:
     """A pass over the indices."""
-    index, count = types[0].dtype, size_of(types[0].shape)
+    index, count = types[0].dtype, product(types[0].shape)
     kernel = _check(index, target.lanes(index))
     clear = Launch(_clear(), (Ref("output", 0),), serial=True, nbytes=16)
     panel = _SMALL_PANEL if target.fine else _PANEL
     arguments = Ref("output", 0), Ref("input", 0), op.low, op.high, count, panel, 2 * op.number + 1
-    cost, nbytes = min(count, panel) * 0.1, count * index.itemsize
+    cost, nbytes = min(estimate(count), panel) * 0.1, count * index.itemsize
     return Lowered((clear, over_rows(kernel, arguments, -(-count // panel), cost, nbytes)))
 
 

@@ -30,7 +30,8 @@ from treadle.backends.codegen.target import Target
 from treadle.backends.program import Launch, Lowered, Ref
 from treadle.base import dtype as dt
 from treadle.base.dtype import DType
-from treadle.base.shape import size_of
+from treadle.base.estimates import estimate
+from treadle.base.shape import product
 from treadle.base.symbol import Dim
 from treadle.base.types import TensorType
 from treadle.ops.gather import IndexAdd, Indexing, IndexUpdate
@@ -64,7 +65,7 @@ def updated(
 
     Sums of 16-bit floats are kept in a workspace, the table, and rounded once.
     """
-    out, source, count = Ref("output", 0), Ref("input", 0), size_of(x.shape)
+    out, source, count = Ref("output", 0), Ref("input", 0), product(x.shape)
     if table == out:
         whole = copy(out, source, count * x.dtype.itemsize)
         return Lowered((*before, whole, scatter), workspaces, in_place=((0, 0),))
@@ -93,15 +94,16 @@ def lower_index_scatter(
 def _scatter_rows(region: Region, dtype: DType, add: bool, table: Ref, target: Target) -> Launch:
     given, kept = element_types(dtype, add)
     lanes = target.lanes(kept)
-    narrow = region.width < lanes
+    width, count = estimate(region.width), estimate(region.count)
+    narrow = width < lanes
     panel = _PANEL_BYTES // kept.itemsize
     kernel = _scatter_kernel(given, kept, region.dtype, add, 1 if narrow else lanes, panel)
     panels = -(-region.width // panel)
     sizes = region.extent, region.count, region.width, panels
     arguments: Arguments = (table, Ref("input", 1), region.index, *sizes)
-    each = 3 + min(region.width, panel) * (1.0 if narrow else NS_PER_BYTE * kept.itemsize)
+    each = 3 + min(width, panel) * (1.0 if narrow else NS_PER_BYTE * kept.itemsize)
     nbytes = region.outer * region.count * region.width * (given.itemsize + 2 * kept.itemsize)
-    return over_rows(kernel, arguments, region.outer * panels, region.count * each, nbytes)
+    return over_rows(kernel, arguments, region.outer * panels, count * each, nbytes)
 
 
 @cache
@@ -155,7 +157,7 @@ def lower_scatter_along(
     panels = -(-lines.across // panel)
     own = lines.extent, lines.stride, lines.count, lines.step, lines.across, panel, panels
     arguments: Arguments = (table, Ref("input", 2), Ref("input", 1), *own, *lines.sizes)
-    cost = lines.count * min(lines.across, panel) * 1.5
+    cost = estimate(lines.count) * min(estimate(lines.across), panel) * 1.5
     scatter = over_rows(kernel, arguments, lines.number * panels, cost)
     return updated(scatter, x, target, table)
 
@@ -170,7 +172,8 @@ def _lower_last(
     kernel = _along_last_kernel(*kinds, index.dtype, add, len(lines.grid), copies)
     refs = (table, Ref("input", 0), Ref("input", 2), Ref("input", 1))
     arguments: Arguments = (*refs, lines.extent, lines.count, *lines.sizes)
-    cost = lines.count * 1.5 + copies * lines.extent * x.dtype.itemsize * NS_PER_BYTE
+    cost = estimate(lines.count) * 1.5
+    cost += copies * estimate(lines.extent) * x.dtype.itemsize * NS_PER_BYTE
     scatter = over_rows(kernel, arguments, lines.number, cost)
     if copies:
         return Lowered((scatter,), in_place=((0, 0),))
