@@ -38,6 +38,9 @@ def test_containers_keep_their_form() -> None:
     assert isinstance(batch.image["a"], Tensor)
     assert batch.label[0] == "text"
     assert batch.label[1].numpy().tolist() == [1]
+    pair = to_tensors((np.zeros(2, np.float32), ("text", np.ones(1, np.float32))))
+    assert isinstance(pair, tuple) and isinstance(pair[1], tuple)
+    assert isinstance(pair[0], Tensor) and isinstance(pair[1][1], Tensor) and pair[1][0] == "text"
 
 
 def test_one_batch_is_ahead_of_the_caller() -> None:

@@ -162,6 +162,20 @@ def test_metrics_of_training(compile: bool) -> None:
     assert without.fit(batches, 1)[0]["loss"] == pytest.approx(logs["loss"], rel=1e-5)
 
 
+@pytest.mark.parametrize("form", [list, tuple])
+def test_metrics_get_tensors(form: type) -> None:
+    kinds: list[type] = []
+
+    def counted(output: mge.Tensor, target: mge.Tensor) -> mge.Tensor:
+        kinds.extend((type(output), type(target)))
+        return F.mean(F.argmax(output, 1) == target)
+
+    batches = [form(runs.points())]
+    run = runs.trainer(metrics={"accuracy": counted}, train_metrics=True)
+    (logs,) = run.fit(batches, 1, batches)
+    assert {"accuracy", "val_accuracy"} <= logs.keys() and set(kinds) == {mge.Tensor}
+
+
 @pytest.mark.parametrize("validated", [True, False])
 def test_schedulers_of_plateaus_get_the_loss(validated: bool) -> None:
     net = runs.network(0.0)

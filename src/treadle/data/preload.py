@@ -20,10 +20,10 @@ def to_tensors(batch: Any) -> Any:
         return batch if batch.dtype.kind in _NO_NUMBERS else Tensor(batch)
     if isinstance(batch, Mapping):
         return {key: to_tensors(value) for key, value in batch.items()}
-    if isinstance(batch, tuple) and getattr(batch, "_fields", None):
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
         return type(batch)(*map(to_tensors, batch))
-    if isinstance(batch, list):
-        return [to_tensors(value) for value in batch]
+    if isinstance(batch, list | tuple):
+        return type(batch)(map(to_tensors, batch))
     return batch
 
 
