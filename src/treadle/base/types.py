@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from treadle.base.dtype import DType
 from treadle.base.shape import Shape, format_shape, is_static, product, size_of
-from treadle.base.symbol import DECISIONS, Dim
+from treadle.base.symbol import DECISIONS, Dim, is_identical
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +20,18 @@ class TensorType:
     dtype: DType
     shape: Shape
     device: str = ""
+
+    def __eq__(self, other: object) -> bool:
+        # Extents are equal if they are identical: types are compared everywhere, the call is asked
+        # where something depends on it.
+        if not isinstance(other, TensorType):
+            return NotImplemented
+        if self.dtype is not other.dtype and self.dtype != other.dtype:
+            return False
+        if DECISIONS.get() is None:
+            return self.shape == other.shape and self.device == other.device
+        alike = len(self.shape) == len(other.shape) and self.device == other.device
+        return alike and all(map(is_identical, self.shape, other.shape))
 
     @property
     def ndim(self) -> int:

@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from treadle.base.errors import GraphError
+from treadle.base.guards import asking_nothing
 from treadle.base.loc import UNKNOWN, Loc
-from treadle.base.symbol import Apply, Dim, Expr, Relation, Symbol
+from treadle.base.symbol import DECISIONS, Apply, Dim, Expr, Relation, Symbol
 from treadle.base.types import TensorType
 from treadle.ops.constant import ArrayData, Constant
 from treadle.ops.op import Array, Op, as_tuple
@@ -74,7 +75,11 @@ class Node:
 def result_types(op: Op, inputs: tuple[Value, ...]) -> tuple[TensorType, ...]:
     """The op's result types; those it leaves unplaced take the device of the inputs."""
     operands = [v.type for v in inputs]
-    types = op.infer(*operands)
+    if DECISIONS.get() is None:
+        types = op.infer(*operands)
+    else:
+        with asking_nothing():
+            types = op.infer(*operands)
     for operand in operands:
         if operand.device:
             return tuple([t if t.device else _placed(t, operand.device) for t in types])

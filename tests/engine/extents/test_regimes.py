@@ -99,7 +99,7 @@ def test_one_plan_serves_the_extents_of_a_cell(name: str) -> None:
 
 
 NUMBERS: dict[str, Function] = {
-    "matmul": lambda x: F.relu(x @ x.T),
+    "max_pool": lambda x: F.nn.max_pool2d(F.reshape(x, (1, 1, x.shape[0], 4)), 2),
     "top_k": lambda x: F.topk(x, 2)[0],
 }
 

@@ -35,7 +35,7 @@ from treadle.backends.codegen.loops import lower_loops
 from treadle.backends.codegen.lowering import LOWERINGS, types_of
 from treadle.backends.codegen.target import Target
 from treadle.backends.program import Lowered
-from treadle.base.guards import remembered
+from treadle.base.guards import asking_nothing, remembered
 from treadle.base.shape import product
 from treadle.base.types import TensorType
 from treadle.graph.builder import GraphBuilder
@@ -72,17 +72,18 @@ def _lower(
         return Lowered(views=((0, 0, 0),))
     if any(t.dtype.kind == "complex" for t in operands):
         return no("dtype", f"{op.name} of complex numbers is not generated")
-    results = op.infer(*operands)
+    with asking_nothing():
+        results = op.infer(*operands)
     if not all(t.is_resolved for t in results):
         return no("dynamic-shape", f"data decides the shape of the result of {op.name}")
-    if not any(product(t.shape) for t in results):
+    if not any(all(t.shape) for t in results):
         return Lowered()
     if any(product(t.shape) >= MOST_ELEMENTS for t in results):
         return no("size-limit", f"a result of {op.name} is too large")
     if isinstance(op, Fused):
         return _lower_fused(op, operands, constant, target)
     own = LOWERINGS.get(op.name)
-    if own is not None and all(product(t.shape) for t in operands):
+    if own is not None and all(all(t.shape) for t in operands):
         try:
             return _grained(own(op, operands, constant, target), target)
         except MemoryError:

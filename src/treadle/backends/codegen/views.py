@@ -1,16 +1,17 @@
 """Strided operands: chains of movement ops that need no copy, as an offset and strides.
 
 A kernel that takes strides reads a transposed, sliced, broadcast or head-split operand where it
-lies. NumPy does the stride algebra here, on arrays that have strides and no memory behind them.
+lies. Extents and strides may be expressions; a view is one if it is at all extents.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
+from treadle.base.shape import product, row_major_strides
+from treadle.base.symbol import Dim, Expr, is_identical
 from treadle.graph.ir import Graph, Node, Value
 from treadle.ops.movement import Broadcast, Flip, Reshape, Transpose
 from treadle.ops.op import Op
@@ -18,6 +19,8 @@ from treadle.ops.slicing import Slice
 from treadle.ops.transfer import Identity, StopGradient
 
 Shape = tuple[int, ...]
+Dims = tuple[Any, ...]
+"""Integers or, in products along symbolic axes, expressions; a NumPy table of those is refused."""
 SAME: tuple[type[Op], ...] = (Identity, StopGradient)
 """Ops whose result is their operand."""
 REVERSIBLE: tuple[type[Op], ...] = (Reshape, Transpose, Flip, *SAME)
@@ -34,56 +37,113 @@ class Strided:
     """
 
     index: int
-    shape: Shape
-    offset: int
-    strides: Shape
+    shape: Dims
+    offset: Any
+    strides: Dims
 
     @property
     def is_dense(self) -> bool:
         """Whether the elements follow one another in row-major order."""
-        wanted = dense(0, self.shape).strides
-        return all(
-            n == 1 or a == b for n, a, b in zip(self.shape, self.strides, wanted, strict=True)
-        )
+        wanted = row_major_strides(self.shape)
+        axes = zip(self.shape, self.strides, wanted, strict=True)
+        return all(is_identical(n, 1) or is_identical(a, b) for n, a, b in axes)
 
-    def broadcast_to(self, shape: Shape) -> Strided:
+    def broadcast_to(self, shape: Dims) -> Strided:
         """The view repeated along new and size-1 axes; the shapes are known to fit."""
-        return self._of(np.broadcast_to(self._array(), shape))
+        own = zip(self.shape, self.strides, strict=True)
+        kept: list[Dim] = [0 if is_identical(n, 1) else stride for n, stride in own]
+        return replace(self, shape=shape, strides=(*[0] * (len(shape) - len(kept)), *kept))
 
     def after(self, op: Op) -> Strided | None:
         """The view of the result of a movement op; None where that takes a copy."""
         if isinstance(op, SAME):
             return self
         if isinstance(op, Reshape):
-            return self._reshaped(extents(op.shape))
-        return self._of(op.reference(self._array())) if isinstance(op, MOVES) else None
+            return self._reshaped(op.shape)
+        if isinstance(op, Broadcast):
+            return self.broadcast_to(op.shape)
+        if isinstance(op, Transpose):
+            return self.transposed(op.permutation)
+        if isinstance(op, Flip):
+            return self._flipped(op.axes)
+        return self._cut(op) if isinstance(op, Slice) else None
 
     def before(self, node: Node) -> Strided | None:
         """The view of the operand of a reversible movement, given this one of its result."""
-        op, shape = node.op, extents(node.inputs[0].type.shape)
+        op, shape = node.op, node.inputs[0].type.shape
         if isinstance(op, Reshape):
             return self._reshaped(shape)
         if isinstance(op, Transpose):
             inverse = tuple(op.permutation.index(i) for i in range(len(op.permutation)))
-            return self.after(Transpose(inverse))
+            return self.transposed(inverse)
         return self.after(op) if isinstance(op, REVERSIBLE) else None
 
-    def _array(self) -> npt.NDArray[np.int8]:
-        """An array of one-byte elements with these strides; its elements do not exist."""
-        return np.lib.stride_tricks.as_strided(_ORIGIN, self.shape, self.strides)
+    def transposed(self, permutation: tuple[int, ...]) -> Strided:
+        """The axes in another order."""
+        shape, strides = ([x[i] for i in permutation] for x in (self.shape, self.strides))
+        return replace(self, shape=tuple(shape), strides=tuple(strides))
 
-    def _of(self, array: npt.NDArray[np.int8]) -> Strided:
-        offset = self.offset + array.ctypes.data - _ORIGIN.ctypes.data
-        return Strided(self.index, array.shape, offset, array.strides)
+    def _flipped(self, axes: tuple[int, ...]) -> Strided:
+        offset, strides = self.offset, list(self.strides)
+        for axis in {axis % len(strides) for axis in axes}:
+            offset += (self.shape[axis] - 1) * strides[axis]
+            strides[axis] = -strides[axis]
+        return replace(self, offset=offset, strides=tuple(strides))
 
-    def _reshaped(self, shape: Shape) -> Strided | None:
-        try:
-            return self._of(self._array().reshape(shape, copy=False))
-        except ValueError:  # NumPy says so where a copy is needed.
+    def _cut(self, op: Slice) -> Strided:
+        offset, shape, strides = self.offset, [], []
+        axes = zip(op.starts, op.stops, op.steps, self.strides, strict=True)
+        for start, stop, step, stride in axes:
+            offset += start * stride
+            reach = stop - start if step > 0 else start - stop
+            shape.append((reach + abs(step) - 1) // abs(step))
+            strides.append(stride * step)
+        return replace(self, offset=offset, shape=tuple(shape), strides=tuple(strides))
+
+    def _reshaped(self, shape: Dims) -> Strided | None:
+        if len(shape) == len(self.shape) and all(map(is_identical, shape, self.shape)):
+            return self
+        if self.is_dense or is_identical(product(shape), 1):
+            return replace(self, shape=shape, strides=tuple(row_major_strides(shape)))
+        strides = _split_and_joined(self.shape, self.strides, shape)
+        return None if strides is None else replace(self, shape=shape, strides=strides)
+
+
+def _split_and_joined(shape: Dims, strides: Dims, wanted: Dims) -> Dims | None:
+    """Strides of the same elements under another shape; None where they need a copy.
+
+    Runs of axes with equal products are the same elements; in each, old axes must follow one
+    another as in one axis.
+    """
+    own = [(n, s) for n, s in zip(shape, strides, strict=True) if not is_identical(n, 1)]
+    made: list[Dim] = [1] * len(wanted)
+    first = at = 0
+    while at < len(wanted) and first < len(own):
+        end, last = at + 1, first + 1
+        new, old = wanted[at], own[first][0]
+        while not is_identical(new, old):
+            if _is_less(new, old):
+                new, end = new * wanted[end], end + 1
+            else:
+                old, last = old * own[last][0], last + 1
+        run = own[first:last]
+        if not all(is_identical(x[1], y[0] * y[1]) for x, y in pairwise(run)):
             return None
+        made[end - 1] = own[last - 1][1]
+        for axis in range(end - 1, at, -1):
+            made[axis - 1] = made[axis] * wanted[axis]
+        at, first = end, last
+    made[at:] = [made[at - 1] if at else 1] * (len(wanted) - at)
+    return tuple(made)
 
 
-_ORIGIN = np.zeros(1, np.int8)
+def _is_less(x: Dim, y: Dim) -> bool:
+    """Which of two different extents is the smaller one; a divisor is, without asking."""
+    if isinstance(x, int) and isinstance(y, int):
+        return x < y
+    if is_identical(y % x, 0):
+        return True
+    return not is_identical(x % y, 0) and x < y
 
 
 def extents(shape: tuple[object, ...]) -> Shape:
@@ -91,13 +151,10 @@ def extents(shape: tuple[object, ...]) -> Shape:
     return tuple(int(d) for d in shape)  # type: ignore[call-overload]
 
 
-def dense(index: int, shape: tuple[object, ...]) -> Strided:
+def dense(index: int, shape: Dims) -> Strided:
     """All elements of an input or output in row-major order."""
-    sizes = extents(shape)
-    strides = [1] * len(sizes)
-    for axis in range(len(sizes) - 2, -1, -1):
-        strides[axis] = strides[axis + 1] * sizes[axis + 1]
-    return Strided(index, sizes, 0, tuple(strides))
+    sizes = tuple(d if isinstance(d, Expr) else int(d) for d in shape)
+    return Strided(index, sizes, 0, tuple(row_major_strides(sizes)))
 
 
 def strided_input(body: Graph, value: Value) -> Strided | None:
@@ -132,12 +189,12 @@ class Blocked:
     @property
     def block(self) -> int:
         """Channels of a block."""
-        return self.whole.shape[2]
+        return int(self.whole.shape[2])
 
     @property
     def shape(self) -> Shape:
         """Without what fills up the last block."""
-        return (self.whole.shape[0], self.channels, *self.whole.shape[3:])
+        return extents((self.whole.shape[0], self.channels, *self.whole.shape[3:]))
 
     def as_images(self) -> Strided | None:
         """Blocks as images of few channels, [N * blocks, block, *S]; None if they lie apart."""

@@ -19,7 +19,7 @@ from treadle.backends.program import (
     Stop,
     Together,
 )
-from treadle.base.symbol import Dim
+from treadle.base.symbol import Dim, is_identical
 from treadle.base.types import TensorType
 from treadle.engine.compile.early import Turn
 from treadle.engine.compile.place import Home, Placement
@@ -310,11 +310,13 @@ def _facts(
         if not isinstance(argument, Ref) or argument.kind == "constant":
             continue
         place = span(argument.kind, argument.index)
-        if place.nbytes:
+        if not is_identical(place.nbytes, 0):
             (reads if argument.kind in ("input", "kept") else writes)[place] = None
             scratch.update({place: None} if argument.kind == "workspace" else {})
             made.update({argument.index: place} if argument.kind == "output" else {})
-    nbytes = launch.nbytes or sum(place.nbytes for place in (*reads, *writes))
+    nbytes = launch.nbytes
+    if is_identical(nbytes, 0):
+        nbytes = sum(place.nbytes for place in (*reads, *writes))
     pairs = tuple((span("input", i), made[j]) for i, j in in_place if j in made)
     touched = tuple(reads), tuple(writes)
     return Facts(*touched, launch.flops, nbytes, node, (), tuple(scratch), pairs)

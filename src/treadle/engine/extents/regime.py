@@ -24,7 +24,7 @@ from treadle.engine.devices.names import CompNode
 from treadle.engine.execute.executor import Executor, Packs
 from treadle.engine.extents.cells import Cell, cell_of
 from treadle.engine.extents.numbers import Numbers
-from treadle.engine.optimize.kinds import is_attention, is_contraction, is_window
+from treadle.engine.optimize.kinds import is_attention, is_window
 from treadle.engine.options import Options
 from treadle.engine.pipeline import Stages
 from treadle.engine.plan import Interface, Loaded, MemoryPlan, Plan
@@ -34,6 +34,7 @@ from treadle.graph.index_findings import index_error
 from treadle.graph.ir import Graph, Node
 from treadle.ops.collective import Collective
 from treadle.ops.control import ControlFlow
+from treadle.ops.conv import Convolution
 from treadle.ops.fused import Fused
 from treadle.ops.sort import Ordering
 
@@ -181,7 +182,7 @@ def _takes_numbers(node: Node) -> bool:
     """Whether a symbolic node needs numbers for the choice of kernels."""
     if all(v.type.is_static for v in (*node.inputs, *node.outputs)):
         return False
-    apart = is_contraction(node) or is_attention(node) or is_window(node)
+    apart = isinstance(node.op, Convolution) or is_attention(node) or is_window(node)
     return apart or isinstance(node.op, Ordering)
 
 

@@ -182,7 +182,7 @@ class _Stack:
     @property
     def unit(self) -> bool:
         """Whether columns are adjacent."""
-        return self.view.strides[-1] == 1 or self.view.shape[-1] == 1
+        return bool(self.view.strides[-1] == 1 or self.view.shape[-1] == 1)
 
 
 class _Call:
@@ -195,8 +195,8 @@ class _Call:
         count = 3 if isinstance(op, Attention) else 4
         shapes = [view.shape for view in views.inputs]
         self.dtype: DType = views.types[0].dtype
-        self.queries, self.d = shapes[0][-2:]
-        self.keys, self.e = shapes[2][-2:]
+        self.queries, self.d = extents(shapes[0][-2:])
+        self.keys, self.e = extents(shapes[2][-2:])
         self.batch = broadcast_batch([s[:-2] for s in shapes[:3]])
         self.mask = views.types[count].dtype if len(shapes) > count else None
         self.stacks = self._stacks(count)

@@ -68,10 +68,11 @@ def _key(problem: Problem, tile: Tile, room: Room) -> str:
 
 def _alternatives(model: Blocks, problem: Problem, tile: Tile, room: Room) -> list[Blocks]:
     """Blocks around those of the model, without it."""
-    depths = {model.depth, problem.k}
-    depths |= {min(problem.k, _whole(model.depth * part, tile.lanes)) for part in (0.5, 2)}
+    most, m = int(problem.k), int(problem.m)
     widths = {model.width, 1, 2 * model.width, -(-model.width // 2), 8}
-    heights = {model.height, problem.m}
+    heights = {model.height, m}
+    depths = {model.depth, most}
+    depths |= {min(most, _whole(model.depth * part, tile.lanes)) for part in (0.5, 2)}
     heights |= {_whole(model.height * part, tile.rows) for part in (0.25, 0.5, 2)}
     every = (Blocks(*sizes) for sizes in product(sorted(depths), sorted(widths), sorted(heights)))
     return [b for b in every if b != model and room.holds(b, problem, tile)]

@@ -15,14 +15,14 @@ from treadle.backends.codegen.scalars.convert import compute_dtype
 from treadle.backends.codegen.views import (
     MOVES,
     REVERSIBLE,
-    Shape,
+    Dims,
     Strided,
     dense,
-    extents,
     strided_input,
 )
 from treadle.backends.program import Array
 from treadle.base import dtype as dt
+from treadle.base.symbol import is_identical
 from treadle.graph.ir import Graph, Node, Value, constant_of
 from treadle.ops.column_moments import ColumnMoments
 from treadle.ops.conv import Convolution
@@ -70,7 +70,7 @@ def read_product(body: Graph, anchor: Node) -> Reading | Support:
         extras, results, epilogue = reader.read()
     except Refused as refusal:
         return no("layout", str(refusal))
-    *batch, m, n = extents(anchor.output.type.shape)
+    *batch, m, n = anchor.output.type.shape
     k = a.shape[-1]
     x, y = (v.type.dtype for v in anchor.inputs)
     left, right = Matrix.of("input", x, a), Matrix.of("input", y, b)
@@ -83,7 +83,7 @@ def _operands(body: Graph, anchor: Node) -> tuple[Strided, Strided]:
     op = anchor.op
     if not isinstance(op, MatrixProduct):
         raise Refused(f"{op.name} is no matrix product")
-    batch = extents(anchor.output.type.shape)[:-2]
+    batch = anchor.output.type.shape[:-2]
     made: list[Strided] = []
     for value, transposed in zip(anchor.inputs, (op.transpose_x, op.transpose_y), strict=True):
         view = strided_input(body, value)
@@ -91,9 +91,7 @@ def _operands(body: Graph, anchor: Node) -> tuple[Strided, Strided]:
             raise Refused("an operand of the product is computed in the group")
         axes = (*range(len(view.shape) - 2), len(view.shape) - 1, len(view.shape) - 2)
         if transposed:
-            shape = tuple(view.shape[i] for i in axes)
-            strides = tuple(view.strides[i] for i in axes)
-            view = Strided(view.index, shape, view.offset, strides)
+            view = view.transposed(axes)
         made.append(view.broadcast_to((*batch, *view.shape[-2:])))
     return made[0], made[1]
 
@@ -193,7 +191,7 @@ class EpilogueReader:
         self._known[node.output] = self._step(node, pull), pull
 
     def _step(self, node: Node, pull: Pull) -> Term:
-        shape = extents(node.output.type.shape)
+        shape = node.output.type.shape
         terms = tuple(self._term(v, _broadcast(shape, pull)) for v in node.inputs)
         if not isinstance(node.op, Elementwise):
             raise Refused(f"{node.op.name} beside the product is not elementwise")
@@ -255,9 +253,12 @@ def _is_measured(array: Array) -> bool:
 
 def _is_same(x: Strided | None, y: Strided | None) -> bool:
     """Whether two views have the same elements at the same places."""
-    if x is None or y is None or (x.shape, x.offset) != (y.shape, y.offset):
+    if x is None or y is None or len(x.shape) != len(y.shape):
         return False
-    return all(n == 1 or a == b for n, a, b in zip(x.shape, x.strides, y.strides, strict=True))
+    if not all(map(is_identical, (*x.shape, x.offset), (*y.shape, y.offset))):
+        return False
+    axes = zip(x.shape, x.strides, y.strides, strict=True)
+    return all(is_identical(n, 1) or is_identical(a, b) for n, a, b in axes)
 
 
 def _through(node: Node, pull: Pull) -> Pull:
@@ -275,7 +276,7 @@ def _moved(node: Node, view: Strided, pull: Pull) -> Strided | None:
     return None if after is None else pull(after)
 
 
-def _broadcast(shape: Shape, pull: Pull) -> Pull:
+def _broadcast(shape: Dims, pull: Pull) -> Pull:
     return lambda view: pull(view.broadcast_to(shape))
 
 

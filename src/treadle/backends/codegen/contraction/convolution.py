@@ -142,9 +142,9 @@ def _wastes_columns(launches: Launches, geometry: Geometry) -> bool:
         return False
     if any(c.column != 1 for c in problem.results):
         return False
-    used, held = 0, 0
+    used, held, rows = 0, 0, int(problem.m)
     for part in geometry.parts:
-        width = choose_tile(launches.target, launches.dtype, problem.m, len(part.columns)).width
+        width = choose_tile(launches.target, launches.dtype, rows, len(part.columns)).width
         used += len(part.columns)
         held += -(-len(part.columns) // width) * width
     # Columns that lie apart are stored one by one: few terms would not pay for that.
@@ -154,7 +154,7 @@ def _wastes_columns(launches: Launches, geometry: Geometry) -> bool:
 def _with_images_in_columns(launches: Launches, geometry: Geometry) -> Geometry:
     """All images as one: panels go from one to the next, and a table says where columns lie."""
     problem = launches.problem
-    images, step = geometry.batch[0], problem.results[0].batch[0]
+    images, step = geometry.batch[0], int(problem.results[0].batch[0])
     parts = []
     for part in geometry.parts:
         places = steps_of(len(part.columns), 1) if part.places is None else part.places

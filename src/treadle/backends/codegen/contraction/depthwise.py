@@ -36,6 +36,7 @@ from treadle.backends.codegen.views import (
 )
 from treadle.backends.program import Array, Launch, Lowered, Ref
 from treadle.base.dtype import DType
+from treadle.base.symbol import Dim
 from treadle.graph.ir import Graph, Node, Value
 from treadle.ops.conv import Conv, ConvGradInput, ConvGradWeight, Convolution, IntConv
 from treadle.ops.movement import Reshape, Transpose
@@ -293,7 +294,7 @@ class _Depthwise:
         *batch, row, column = dy.apart, *dy.view.strides
         view = dy.view
         given = Matrix("input", view.index, self.dtype, view.offset, tuple(batch), row, column)
-        sizes: dict[str, Ref | int] = {"sums": place, "taps": self.taps, "table_step": step}
+        sizes: dict[str, Ref | Dim] = {"sums": place, "taps": self.taps, "table_step": step}
         cut = self._cut(_MOST_CHUNKS)
         launch = self._launch(made, tiles, sizes, {"dy": given}, cut)
         total = self._addition(after, place, cut.chunks)
@@ -303,7 +304,7 @@ class _Depthwise:
     def _addition(self, after: _After, place: Ref, chunks: int) -> Launch:
         """The launch that adds up the tables."""
         add, step = addition_kernel(self.wide, self.lanes, after.epilogue), self.taps * self.pitch
-        given: dict[str, Ref | int] = {
+        given: dict[str, Ref | Dim] = {
             "sums": place,
             "chunks": chunks,
             "table_step": step,
@@ -363,7 +364,7 @@ class _Depthwise:
         self,
         made: Contraction,
         tiles: Tiles,
-        others: dict[str, Ref | int],
+        others: dict[str, Ref | Dim],
         operands: dict[str, Matrix],
         cut: _Cut,
     ) -> Launch:
@@ -371,7 +372,7 @@ class _Depthwise:
         depth, height, width = self.axes
         self.constants.append(np.concatenate([depth.table(), height.table()]))
         rows = self._rows()
-        given: dict[str, Ref | int] = {
+        given: dict[str, Ref | Dim] = {
             "x": Ref("input", self.x.index, self.x.offset * self.dtype.itemsize),
             "table": Ref("constant", len(self.constants) - 1),
             **self._sizes(),
@@ -416,7 +417,7 @@ class _Depthwise:
             return 1
         return (height.kernel - 1) * height.dilation + 1
 
-    def _sizes(self) -> dict[str, Ref | int]:
+    def _sizes(self) -> dict[str, Ref | Dim]:
         """Extents, and steps of cells and taps."""
         depth, height, width = self.axes
         _, x_depth, x_height, _, _ = self.x.strides

@@ -20,6 +20,9 @@ from treadle.backends.codegen.contraction.tile import Tile, choose_tile
 from treadle.backends.codegen.target import Target
 from treadle.backends.program import Array, Launch, Lowered, Ref
 from treadle.base.dtype import DType
+from treadle.base.estimates import estimate
+from treadle.base.shape import product
+from treadle.base.symbol import Dim, is_identical
 
 
 @dataclass(slots=True)
@@ -32,9 +35,9 @@ class Launches:
     frozen: tuple[bool, ...] = ()
     launches: list[Launch] = field(default_factory=list)
     prelude: list[Launch] = field(default_factory=list)
-    workspaces: list[int] = field(default_factory=list)
+    workspaces: list[Dim] = field(default_factory=list)
     kept: list[int] = field(default_factory=list)
-    tables: dict[str, Ref | int] = field(default_factory=dict)
+    tables: dict[str, Ref | Dim] = field(default_factory=dict)
 
     @property
     def dtype(self) -> DType:
@@ -51,7 +54,8 @@ class Launches:
 
     def tiles(self) -> Lowered:
         """Register tiles over panels."""
-        tile = choose_tile(self.target, self.dtype, self.problem.m, self.problem.n)
+        rows, columns = estimate(self.problem.m), estimate(self.problem.n)
+        tile = choose_tile(self.target, self.dtype, rows, columns)
         if not reads_in_place(self.problem, tile):
             self.pack_rows(tile)
         packed = self.is_frozen(self.problem.b) and not self.problem.patches
@@ -70,14 +74,14 @@ class Launches:
         plan = schedule(self.problem, tile, self.target, packed=packed)
         self.add(contraction_kernel(plan.spec), plan.sizes, plan.items)
 
-    def workspace(self, nbytes: int) -> Ref:
+    def workspace(self, nbytes: Dim) -> Ref:
         """A new scratch area."""
         self.workspaces.append(nbytes)
         return Ref("workspace", len(self.workspaces) - 1)
 
-    def keep(self, nbytes: int) -> Ref:
+    def keep(self, nbytes: Dim) -> Ref:
         """A new area that lives as long as the program."""
-        self.kept.append(nbytes)
+        self.kept.append(int(nbytes))
         return Ref("kept", len(self.kept) - 1)
 
     def pack_rows(self, tile: Tile) -> None:
@@ -109,14 +113,14 @@ class Launches:
         made = replace(made, batch=tuple(s.target for s in steps), row=tile.width, column=1)
         self.problem = replace(problem, b=made)
 
-    def distinct(self, matrix: Matrix, count: int) -> tuple[tuple[Copies, ...], int]:
+    def distinct(self, matrix: Matrix, count: Dim) -> tuple[tuple[Copies, ...], Dim]:
         """Batch axes of a packed operand, `count` elements per matrix, and all its elements.
 
         Along axes on which the operand does not vary it is packed once.
         """
         made: list[Copies] = []
         for extent, step in zip(reversed(self.problem.batch), reversed(matrix.batch), strict=True):
-            made.append(Copies(extent, step, count) if step else Copies(1, 0, 0))
+            made.append(Copies(1, 0, 0) if is_identical(step, 0) else Copies(extent, step, count))
             count *= made[-1].extent
         return tuple(reversed(made)), count
 
@@ -125,7 +129,7 @@ class Launches:
         self.constants.append(array)
         return Ref("constant", len(self.constants) - 1)
 
-    def add(self, made: Contraction, sizes: dict[str, int], items: int) -> None:
+    def add(self, made: Contraction, sizes: dict[str, Dim], items: Dim) -> None:
         """A launch of the product; `sizes` go before those of the problem."""
         problem = self.problem
         arguments = problem_sizes(problem) | sizes | pointers_of(problem) | self.tables
@@ -133,7 +137,7 @@ class Launches:
             made.kernel,
             tuple(arguments[name] for name in made.names),
             items=items,
-            serial=max(problem.flops, least_bytes(problem)) < 1 << 17,
+            serial=max(estimate(problem.flops), estimate(least_bytes(problem))) < 1 << 17,
             flops=problem.flops,
             nbytes=least_bytes(problem),
         )
@@ -154,20 +158,20 @@ class Launches:
 class Copies:
     """A batch axis of a packing launch: how often, and the steps of source and target."""
 
-    extent: int
-    source: int
-    target: int
+    extent: Dim
+    source: Dim
+    target: Dim
 
 
 @dataclass(frozen=True, slots=True)
 class Area:
     """What a packing launch moves; for panels the inner places are those of all panels."""
 
-    outer: int
-    inner: int
-    outer_step: int
-    inner_step: int
-    pitch: int
+    outer: Dim
+    inner: Dim
+    outer_step: Dim
+    inner_step: Dim
+    pitch: Dim
     batch: Sequence[Copies] = ()
 
 
@@ -178,9 +182,9 @@ def packing_launch(packing: Packing, source: Matrix, place: Ref, area: Area) -> 
     if not packing.panels:
         # Transposed rows are read across: a whole line of the cache at a time.
         least = 64 // source.dtype.itemsize if packing.order == "transposed" else 8
-        block = max(least, min(32, (1 << 15) // area.inner // 8 * 8))
+        block = max(least, min(32, (1 << 15) // estimate(area.inner) // 8 * 8))
         blocks = -(-area.outer // block)
-    arguments: dict[str, Ref | int] = {
+    arguments: dict[str, Ref | Dim] = {
         "source": Ref(source.kind, source.index, source.offset * source.dtype.itemsize),
         "target": place,
         "outer": area.outer,
@@ -191,7 +195,7 @@ def packing_launch(packing: Packing, source: Matrix, place: Ref, area: Area) -> 
         "block": block,
         "blocks": blocks,
     }
-    copies = 1
+    copies: Dim = 1
     for axis, steps in enumerate(area.batch):
         arguments |= {f"batch{axis}": steps.extent, f"source_batch{axis}": steps.source}
         arguments[f"target_batch{axis}"] = steps.target
@@ -203,14 +207,14 @@ def packing_launch(packing: Packing, source: Matrix, place: Ref, area: Area) -> 
         kernel.kernel,
         tuple(arguments[name] for name in kernel.names),
         items=copies * blocks,
-        serial=nbytes < 1 << 16,
+        serial=estimate(nbytes) < 1 << 16,
         nbytes=nbytes,
     )
 
 
-def pointers_of(problem: Problem) -> dict[str, Ref | int]:
+def pointers_of(problem: Problem) -> dict[str, Ref | Dim]:
     """The memory behind the pointer parameters."""
-    found: dict[str, Ref | int] = {
+    found: dict[str, Ref | Dim] = {
         name: Ref(x.kind, x.index, x.offset * x.dtype.itemsize) for name, x in _named(problem)
     }
     if problem.moments is not None:
@@ -219,9 +223,9 @@ def pointers_of(problem: Problem) -> dict[str, Ref | int]:
     return found
 
 
-def problem_sizes(problem: Problem) -> dict[str, Ref | int]:
+def problem_sizes(problem: Problem) -> dict[str, Ref | Dim]:
     """Extents and strides by parameter."""
-    sizes: dict[str, Ref | int] = {"m": problem.m, "n": problem.n, "k": problem.k}
+    sizes: dict[str, Ref | Dim] = {"m": problem.m, "n": problem.n, "k": problem.k}
     sizes |= {"panel_terms": problem.panel_terms}
     sizes |= {"a_row": problem.a.row, "a_term": problem.a.column}
     sizes |= {"b_term": problem.b.row, "b_column": problem.b.column}
@@ -239,14 +243,14 @@ def _named(problem: Problem) -> list[tuple[str, Matrix]]:
     return named + [(f"c{i}", c) for i, c in enumerate(problem.results)]
 
 
-def least_bytes(problem: Problem) -> int:
+def least_bytes(problem: Problem) -> Dim:
     """Bytes of every array, read or written once."""
     m, n, k = problem.m, problem.n, problem.k
-    total = 0
+    total: Dim = 0
     for name, matrix in _named(problem):
         rows, columns = {"a": (m, k), "b": (k, n)}.get(name, (m, n))
-        count = (rows if matrix.row else 1) * (columns if matrix.column else 1)
-        for extent, step in zip(problem.batch, matrix.batch, strict=True):
-            count *= extent if step else 1
+        axes = [(rows, matrix.row), (columns, matrix.column)]
+        axes += zip(problem.batch, matrix.batch, strict=True)
+        count = product(extent for extent, step in axes if not is_identical(step, 0))
         total += count * matrix.dtype.itemsize
     return total

@@ -16,16 +16,17 @@ from treadle.backends.codegen.kernel import builder, ir
 from treadle.backends.codegen.kernel.builder import Builder
 from treadle.backends.codegen.kernel.ir import Function, Kernel, Value
 from treadle.base.dtype import DType
+from treadle.base.symbol import Dim, is_identical
 
 Order = Literal["straight", "transposed", "strided"]
 """Which step of the source is 1: the inner one, the outer one, or neither."""
 
 
-def order_of(outer_step: int, inner_step: int) -> Order:
+def order_of(outer_step: Dim, inner_step: Dim) -> Order:
     """How a source with these steps is packed."""
-    if inner_step == 1:
+    if is_identical(inner_step, 1):
         return "straight"
-    return "transposed" if outer_step == 1 else "strided"
+    return "transposed" if is_identical(outer_step, 1) else "strided"
 
 
 @lru_cache(maxsize=256)

@@ -47,7 +47,7 @@ class Window:
     @property
     def channels(self) -> int:
         """Input channels of a group."""
-        return self.weight.shape[1]
+        return int(self.weight.shape[1])
 
     def is_ragged(self, target: Target) -> bool:
         """Whether runs end amid a vector of bytes, so that what is behind them has to be there."""

@@ -30,6 +30,7 @@ from treadle.backends.codegen.target import Target
 from treadle.backends.codegen.views import Blocked, Shape, Strided, extents, split_after
 from treadle.backends.program import Lowered, Ref
 from treadle.base.dtype import DType
+from treadle.base.symbol import Dim
 from treadle.graph.ir import Graph, Node
 from treadle.ops.conv import ConvGradInput, Convolution, IntConv
 from treadle.ops.movement import Reshape, Transpose
@@ -196,7 +197,7 @@ class _Writer:
         if weight is None:
             return no("layout", "convolutions take dense weights")
         several = len(parts) > 1 or parts[0].places is not None
-        rows = _ROWS if several else launches.problem.m
+        rows = _ROWS if several else int(launches.problem.m)
         rows = max(rows, _ROWS + 1) if self.form.block else rows  # No wider than a block.
         tile = choose_tile(target, launches.dtype, rows, self.form.columns)
         if self.form.block % tile.width:
@@ -354,7 +355,7 @@ class _Writer:
             tables["b_table"] = picked * tile.width
             launches.tables = _tables(launches, tables)
             sizes = len(tables["row_table"]), len(picked)
-            launches.problem = replace(whole, m=sizes[0], k=sizes[1], panel_terms=whole.k)
+            launches.problem = replace(whole, m=sizes[0], k=sizes[1], panel_terms=int(whole.k))
             launches.multiply(tile, packed=True)
 
     def _offsets(self, source: Source, part: Part) -> dict[str, Offsets]:
@@ -392,9 +393,9 @@ def _has_panels(matrix: Matrix, tile: Tile) -> bool:
     return matrix.column == 1 and matrix.batch[-1] % tile.width == 0
 
 
-def _tables(launches: Launches, tables: dict[str, Offsets]) -> dict[str, Ref | int]:
+def _tables(launches: Launches, tables: dict[str, Offsets]) -> dict[str, Ref | Dim]:
     """Tables as constants; none is without elements."""
-    found: dict[str, Ref | int] = {}
+    found: dict[str, Ref | Dim] = {}
     for name, offsets in tables.items():
         table = offsets if len(offsets) else np.zeros(1, np.int64)
         found[name] = launches.constant(table.astype(np.int32))

@@ -9,6 +9,9 @@ from treadle.backends.codegen.contraction.epilogue import Access, Column, Epilog
 from treadle.backends.codegen.views import Strided
 from treadle.base import dtype as dt
 from treadle.base.dtype import DType
+from treadle.base.estimates import estimate
+from treadle.base.shape import product
+from treadle.base.symbol import Dim, Expr, is_identical
 
 Kind = Literal["input", "output", "workspace", "kept", "constant"]
 
@@ -25,10 +28,10 @@ class Matrix:
     kind: Kind
     index: int
     dtype: DType
-    offset: int
-    batch: tuple[int, ...]
-    row: int
-    column: int
+    offset: Dim
+    batch: tuple[Dim, ...]
+    row: Dim
+    column: Dim
     integer: bool = False
     table: bool = False
     panels: bool = False
@@ -47,11 +50,11 @@ class Matrix:
     def access(self) -> Access:
         """How an epilogue meets it."""
         column: Column = "table" if self.table else "far"
-        if self.panels:
+        if self.panels or (not self.table and is_identical(self.column, 1)):
             column = "next"
-        elif not self.table and self.column in (0, 1):
-            column = "next" if self.column else "same"
-        return Access(self.dtype, column, self.row != 0)
+        elif not self.table and is_identical(self.column, 0):
+            column = "same"
+        return Access(self.dtype, column, not is_identical(self.row, 0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +83,10 @@ class Problem:
     many terms, of which a table picks k.
     """
 
-    batch: tuple[int, ...]
-    m: int
-    n: int
-    k: int
+    batch: tuple[Dim, ...]
+    m: Dim
+    n: Dim
+    k: Dim
     a: Matrix
     b: Matrix
     extras: tuple[Matrix, ...]
@@ -101,17 +104,27 @@ class Problem:
         return (self.a, self.b, *self.extras, *self.results)
 
     @property
-    def count(self) -> int:
+    def count(self) -> Dim:
         """How many matrices there are."""
-        total = 1
-        for extent in self.batch:
-            total *= extent
-        return total
+        return product(self.batch)
 
     @property
-    def flops(self) -> int:
+    def flops(self) -> Dim:
         """Multiplications and additions."""
         return 2 * self.count * self.m * self.n * self.k
+
+    @property
+    def is_open(self) -> bool:
+        """Whether an extent is an expression."""
+        return any(isinstance(d, Expr) for d in (*self.batch, self.m, self.n, self.k))
+
+    def at_hint(self) -> Problem:
+        """The same at the hints of its extents: for what decides on speed, and asks nothing."""
+        if not self.is_open:
+            return self
+        batch = tuple([estimate(d) for d in self.batch])
+        m, n, k = (estimate(d) for d in (self.m, self.n, self.k))
+        return replace(self, batch=batch, m=m, n=n, k=k)
 
     def simplified(self) -> Problem:
         """The same with as few axes as possible, and with rows that lie in the results' order."""
@@ -124,7 +137,7 @@ class Problem:
         epilogue = replace(found.epilogue, extras=accesses[0], results=accesses[1])
         return replace(found, epilogue=epilogue)
 
-    def _map(self, batch: tuple[int, ...], *arrays: Matrix) -> Problem:
+    def _map(self, batch: tuple[Dim, ...], *arrays: Matrix) -> Problem:
         count = len(self.extras)
         a, b, *others = arrays
         return replace(
@@ -142,7 +155,8 @@ class Problem:
         axis = 0
         while axis + 1 < len(found.batch):
             extent = found.batch[axis + 1]
-            if all(x.batch[axis] == x.batch[axis + 1] * extent for x in found.arrays):
+            steps = ((x.batch[axis], x.batch[axis + 1] * extent) for x in found.arrays)
+            if all(is_identical(*pair) for pair in steps):
                 batch = (*found.batch[:axis], found.batch[axis] * extent, *found.batch[axis + 2 :])
                 arrays = (
                     replace(x, batch=(*x.batch[:axis], *x.batch[axis + 1 :])) for x in found.arrays
@@ -154,10 +168,10 @@ class Problem:
 
     def _with_batch_in_rows(self) -> Problem:
         """A stack of matrices times one matrix is one tall matrix, where the rows follow."""
-        if not self.batch or self.b.batch[-1]:
+        if not self.batch or not is_identical(self.b.batch[-1], 0):
             return self
         by_row = (self.a, *self.extras, *self.results)
-        if any(x.batch[-1] != x.row * self.m for x in by_row):
+        if not all(is_identical(x.batch[-1], x.row * self.m) for x in by_row):
             return self
         arrays = (replace(x, batch=x.batch[:-1]) for x in self.arrays)
         found = self._map(self.batch[:-1], *arrays)
@@ -167,7 +181,8 @@ class Problem:
         """Whether neighbors in the results' columns are neighbors in memory."""
         if self.n == 1:
             return self.m > 1
-        return self.m > 1 and all(c.row == 1 and c.column != 1 for c in self.results)
+        columns = (is_identical(c.row, 1) and not is_identical(c.column, 1) for c in self.results)
+        return self.m > 1 and all(columns)
 
     def _transposed(self) -> Problem:
         """The transposed results: a product of the transposed operands in the other order."""

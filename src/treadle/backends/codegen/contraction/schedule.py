@@ -14,6 +14,8 @@ from treadle.backends.codegen.scalars.code import compute_dtype
 from treadle.backends.codegen.target import Target
 from treadle.base import dtype as dt
 from treadle.base.dtype import DType
+from treadle.base.estimates import at_most, estimate
+from treadle.base.symbol import Dim, is_identical
 
 _ITEM = 1 << 21
 """Arithmetic operations that make an item worth its own turn; ten microseconds or more."""
@@ -34,32 +36,30 @@ class Schedule:
     """A kernel's constants, its sizes and how many items it runs."""
 
     spec: Spec
-    sizes: dict[str, int]
-    items: int
+    sizes: dict[str, Dim]
+    items: Dim
 
 
 def schedule(problem: Problem, tile: Tile, target: Target, *, packed: bool = False) -> Schedule:
     """The schedule of a problem whose a has the type of sums; `packed`: b consists of panels."""
     quarter = min(target.l2, _CACHE) // (4 * tile.dtype.itemsize)
     in_place = not packed and _reads_b_in_place(problem, tile, target)
-    depth = _depth(problem.k, tile, quarter)
-    if target.fine and in_place and not problem.n % tile.width:
-        depth = problem.k  # Nothing is packed.
-    width, height = _item(problem, tile, depth, quarter, target)
-    if problem.tables and packed:
-        depth = _depth(problem.k, tile, quarter // 2)
-        width, height = _table_item(problem, tile, quarter, target)
     room = Room(panels=2 * quarter, sums=quarter, packed=packed)
-    blocks = best_blocks(Blocks(depth, width, height), problem, tile, target, room)
-    depth, width, height = blocks.depth, blocks.width, blocks.height
-    split = depth < problem.k
+    blocks = _blocks(problem.at_hint(), tile, target, room, in_place)
+    depth: Dim = blocks.depth
+    width, height, split = blocks.width, blocks.height, blocks.depth < estimate(problem.k)
+    if problem.is_open:
+        blocks, split = _open_blocks(blocks, problem, tile, room)
+        depth = blocks.depth if split else problem.k
+        width, height = blocks.width, blocks.height
     most = _BLOCK - _BLOCK % tile.rows
     if problem.moments is not None:
         most = problem.moments.rows
         height = max(1, height // most) * most
     panels = -(-problem.n // tile.width)
     row_items, panel_items = -(-problem.m // height), -(-panels // width)
-    sizes = {"height": height, "width": width, "block": min(height, most), "depth": depth}
+    sizes: dict[str, Dim] = {"height": height, "width": width, "block": min(height, most)}
+    sizes |= {"depth": depth}
     sizes |= {"row_items": row_items, "panel_items": panel_items}
     spec = Spec(
         tile=tile,
@@ -79,20 +79,58 @@ def schedule(problem: Problem, tile: Tile, target: Target, *, packed: bool = Fal
     return Schedule(spec, sizes, problem.count * row_items * panel_items)
 
 
+def _blocks(problem: Problem, tile: Tile, target: Target, room: Room, in_place: bool) -> Blocks:
+    """Blocks for extents that are numbers."""
+    quarter, k = room.sums, int(problem.k)
+    depth = _depth(k, tile, quarter)
+    if target.fine and in_place and not problem.n % tile.width:
+        depth = k  # Nothing is packed.
+    width, height = _item(problem, tile, depth, quarter, target)
+    if problem.tables and room.packed:
+        depth = _depth(k, tile, quarter // 2)
+        width, height = _table_item(problem, tile, quarter, target)
+    return best_blocks(Blocks(depth, width, height), problem, tile, target, room)
+
+
+def _open_blocks(blocks: Blocks, problem: Problem, tile: Tile, room: Room) -> tuple[Blocks, bool]:
+    """Blocks for all extents, from those at the hints, and whether sums are built in steps.
+
+    They are numbers, so that what rounds and what finds room depends on no call.
+    """
+    depth, width = blocks.depth, blocks.width
+    height = -(-blocks.height // tile.rows) * tile.rows
+    split = depth < estimate(problem.k)
+    if not isinstance(problem.k, int):
+        most = at_most(problem.k)
+        split = most is None or most * tile.width > room.panels
+        if split:
+            depth = min(depth, room.panels // (4 * tile.width) // tile.lanes * tile.lanes)
+        else:
+            depth = most or depth
+        if not room.packed:
+            width = max(1, min(width, room.panels // (depth * tile.width)))
+    if split:
+        height = min(height, max(1, room.sums // (width * tile.width * tile.rows)) * tile.rows)
+    return Blocks(depth, width, height), split
+
+
 def _form(problem: Problem) -> Form:
     if problem.tables:
         return "picked" if problem.panel_terms else "table"
-    return "column" if problem.a.row == 1 and problem.a.column != 1 else "row"
+    a = problem.a
+    return "column" if is_identical(a.row, 1) and not is_identical(a.column, 1) else "row"
 
 
 def reads_in_place(problem: Problem, tile: Tile) -> bool:
     """Whether tiles read a where it lies; else its rows are packed first."""
     a = problem.a
-    if a.dtype is not tile.dtype or 1 not in (a.row, a.column):
+    by_column = is_identical(a.column, 1)
+    if a.dtype is not tile.dtype or not (by_column or is_identical(a.row, 1)):
         return False
     # A column's elements lie on as many cache lines as there are terms; few of those stay near.
     many, few = _COLUMN
-    return a.column == 1 or problem.k <= (few if problem.n <= 4 * tile.width else many)
+    terms, columns = estimate(problem.k), estimate(problem.n)
+    return by_column or terms <= (few if columns <= 4 * tile.width else many)
 
 
 def sums_dtype(problem: Problem) -> DType:
@@ -102,8 +140,8 @@ def sums_dtype(problem: Problem) -> DType:
 
 def is_dots(problem: Problem) -> bool:
     """Whether few rows meet a matrix with contiguous columns."""
-    lies = problem.b.row == 1 and problem.a.column == 1
-    return problem.m <= ROWS and lies and problem.k >= 8
+    lies = is_identical(problem.b.row, 1) and is_identical(problem.a.column, 1)
+    return lies and estimate(problem.k) >= 8 and problem.m <= ROWS
 
 
 def measures(problem: Problem) -> bool:
@@ -116,13 +154,18 @@ def measures(problem: Problem) -> bool:
     return (result.column, result.row) == (1, problem.n) and result.dtype is sums_dtype(problem)
 
 
-def dots_sizes(problem: Problem, tile: Tile) -> tuple[dict[str, int], int]:
+def dots_sizes(problem: Problem, tile: Tile) -> tuple[dict[str, Dim], Dim]:
     """Sizes of the kernel of dot products, and its items."""
     panels = -(-problem.n // tile.width)
-    bytes_of_panel = problem.k * tile.width * problem.b.dtype.itemsize
-    width = max(1, min(panels, (1 << 16) // bytes_of_panel))
+    bytes_of_panel = estimate(problem.k) * tile.width * problem.b.dtype.itemsize
+    width = max(1, min(estimate(panels), (1 << 16) // bytes_of_panel))
     panel_items = -(-panels // width)
-    sizes = {"height": problem.m, "width": width, "block": problem.m, "depth": problem.k}
+    sizes: dict[str, Dim] = {
+        "height": problem.m,
+        "width": width,
+        "block": problem.m,
+        "depth": problem.k,
+    }
     sizes |= {"row_items": 1, "panel_items": panel_items}
     return sizes, problem.count * panel_items
 
@@ -130,12 +173,12 @@ def dots_sizes(problem: Problem, tile: Tile) -> tuple[dict[str, int], int]:
 def _reads_b_in_place(problem: Problem, tile: Tile, target: Target) -> bool:
     """Whether there are too few rows to be worth packing b, which is slower to read as it lies."""
     b = problem.b
-    if b.column != 1 or b.dtype is not tile.dtype or problem.patches:
+    if not is_identical(b.column, 1) or b.dtype is not tile.dtype or problem.patches:
         return False
     if target.fine:
         return True
-    stays = problem.k * b.row * b.dtype.itemsize <= target.l2 // 2
-    return problem.m <= (8 if stays else 2) * tile.rows
+    stays = estimate(problem.k * b.row) * b.dtype.itemsize <= target.l2 // 2
+    return estimate(problem.m) <= (8 if stays else 2) * tile.rows
 
 
 def _depth(k: int, tile: Tile, quarter: int) -> int:
@@ -151,16 +194,17 @@ def _item(
     problem: Problem, tile: Tile, depth: int, quarter: int, target: Target
 ) -> tuple[int, int]:
     """Panels and rows of an item: large ones pack little, many keep all threads busy."""
-    panels, split = -(-problem.n // tile.width), depth < problem.k
+    m, count = int(problem.m), int(problem.count)
+    panels, split = -(-int(problem.n) // tile.width), depth < problem.k
     width = max(1, min(panels, quarter // (max(1, depth) * tile.width), 8))
-    height = problem.m
+    height = m
     if split:
         height = min(height, max(tile.rows, quarter // (width * tile.width)))
     wanted = _wanted(problem, target)
     least = tile.rows if target.fine else 8 * tile.rows
 
     def items() -> int:
-        return problem.count * -(-problem.m // height) * -(-panels // width)
+        return count * -(-m // height) * -(-panels // width)
 
     while items() < wanted:
         if height > 320 or (width == 1 and height > least):
@@ -175,9 +219,10 @@ def _item(
 
 def _wanted(problem: Problem, target: Target) -> int:
     """Items that a target wants to have."""
+    flops = int(problem.flops)
     if target.fine:
-        return max(1, problem.flops // _FINE)
-    return max(1, min(_ITEMS, problem.flops // _ITEM))
+        return max(1, flops // _FINE)
+    return max(1, min(_ITEMS, flops // _ITEM))
 
 
 def _table_item(problem: Problem, tile: Tile, quarter: int, target: Target) -> tuple[int, int]:
@@ -186,11 +231,11 @@ def _table_item(problem: Problem, tile: Tile, quarter: int, target: Target) -> t
     The elements of a block of rows lie scattered: they are to stay in the second cache, while
     panels, which are read in order, pass by.
     """
-    panels = -(-problem.n // tile.width)
+    m, count, panels = int(problem.m), int(problem.count), -(-int(problem.n) // tile.width)
     wanted = _wanted(problem, target)
     most = tile.rows if target.fine else _BLOCK - _BLOCK % tile.rows
-    blocks = -(-problem.m // most)
-    height = -(-problem.m // (blocks * tile.rows)) * tile.rows
+    blocks = -(-m // most)
+    height = -(-m // (blocks * tile.rows)) * tile.rows
     width = max(1, min(panels, quarter // (height * tile.width)))
-    parts = max(-(-panels // width), -(-wanted // (problem.count * -(-problem.m // height))))
-    return -(-panels // min(parts, panels)), min(height, problem.m)
+    parts = max(-(-panels // width), -(-wanted // (count * -(-m // height))))
+    return -(-panels // min(parts, panels)), min(height, m)

@@ -22,6 +22,7 @@ from treadle.backends.codegen.contraction.word_launches import lower_problem
 from treadle.backends.codegen.target import Target
 from treadle.backends.codegen.views import Strided, extents
 from treadle.backends.program import Launch, Lowered, Ref
+from treadle.base.symbol import Dim
 from treadle.graph.ir import Graph, Node
 from treadle.ops.conv import ConvGradWeight
 from treadle.ops.movement import Reshape
@@ -133,7 +134,7 @@ def lower_weight_gradient(
 
 def _plan(launches: Launches, channels: int, taps: int, target: Target) -> _Plan:
     problem = launches.problem
-    n, k, size = problem.m, problem.k, launches.dtype.itemsize
+    n, k, size = int(problem.m), int(problem.k), launches.dtype.itemsize
     tile = choose_tile(target, launches.dtype, _ROWS, n)
     most = max(1, _ROWS // taps, min(_CHANNELS, _TAPS // taps))
     chunk = -(-channels // -(-channels // most))
@@ -143,8 +144,8 @@ def _plan(launches: Launches, channels: int, taps: int, target: Target) -> _Plan
     panels = -(-n // tile.width)
     width = max(1, min(panels, 8, quarter // (max(rows, depth) * tile.width)))
     width = -(-panels // -(-panels // width))
-    items = problem.count * -(-channels // chunk) * -(-panels // width)
-    wanted = max(1, min(_ITEMS, problem.flops // _ITEM))
+    items = int(problem.count) * -(-channels // chunk) * -(-panels // width)
+    wanted = max(1, min(_ITEMS, int(problem.flops) // _ITEM))
     parts = max(1, min(-(-wanted // items), k // (2 * depth)))
     part = -(-k // (parts * depth)) * depth
     return _Plan(tile, chunk, rows, depth, width, items, -(-k // part), part)
@@ -167,7 +168,7 @@ def _launch(
         "order": grid(steps_of(plan.chunk, 1), steps_of(taps, plan.chunk)),
     }
     dy = problem.b
-    arguments: dict[str, Ref | int] = {
+    arguments: dict[str, Ref | Dim] = {
         **{"a": _pointer(source.matrix), "b": _pointer(dy), "channels": channels, "taps": taps},
         **{"a_group": channels, "b_group": dy.batch[0], "b_term": dy.row, "b_column": dy.column},
         **{name: launches.constant(table.astype(np.int32)) for name, table in tables.items()},
@@ -207,7 +208,7 @@ def _launch(
     return launches.lowered()
 
 
-def _sizes(plan: _Plan, problem: Problem, channels: int) -> dict[str, Ref | int]:
+def _sizes(plan: _Plan, problem: Problem, channels: int) -> dict[str, Ref | Dim]:
     """Extents of the problem and of its items."""
     panels = -(-problem.m // plan.tile.width)
     return {
@@ -218,11 +219,11 @@ def _sizes(plan: _Plan, problem: Problem, channels: int) -> dict[str, Ref | int]
     }
 
 
-def _others(problem: Problem) -> dict[str, Ref | int]:
+def _others(problem: Problem) -> dict[str, Ref | Dim]:
     """Further operands and results by parameter."""
     named = [(f"x{i}", matrix) for i, matrix in enumerate(problem.extras)]
     named += [(f"c{i}", matrix) for i, matrix in enumerate(problem.results)]
-    found: dict[str, Ref | int] = {}
+    found: dict[str, Ref | Dim] = {}
     for name, matrix in named:
         found |= {name: _pointer(matrix), f"{name}_batch": matrix.batch[0]}
         found |= {f"{name}_row": matrix.row, f"{name}_column": matrix.column}

@@ -24,6 +24,7 @@ from treadle.backends.codegen.kernel.ir import Value
 from treadle.backends.program import Launch, Ref
 from treadle.base import dtype as dt
 from treadle.base.dtype import DType
+from treadle.base.symbol import Dim
 
 _SIZES = ("lines", "line_step", "length", "n", "column_step", "terms", "panels", "group_step")
 
@@ -81,7 +82,7 @@ def _launch(launches: Launches, weight: Weight, tile: Tile, panels: int, place: 
         steps = 0, matrix.row
     sizes = {"lines": lines, "line_step": steps[0], "length": length, "n": weight.columns}
     sizes |= {"column_step": steps[1], "terms": weight.terms, "panels": panels}
-    arguments: dict[str, Ref | int] = {
+    arguments: dict[str, Ref | Dim] = {
         "source": Ref(matrix.kind, matrix.index, matrix.offset * matrix.dtype.itemsize),
         "order": launches.constant(order.astype(np.int32)),
         "target": place,

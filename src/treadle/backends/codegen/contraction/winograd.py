@@ -43,6 +43,7 @@ from treadle.backends.codegen.views import (
 )
 from treadle.backends.program import Lowered, Ref
 from treadle.base.dtype import DType
+from treadle.base.symbol import Dim
 from treadle.graph.builder import GraphBuilder
 from treadle.graph.ir import Graph, Node, Value
 from treadle.ops.movement import Transpose
@@ -227,7 +228,7 @@ class _Plan:
         steps = (9, 9 * maps.inputs)
         if self.turned:
             steps = 9 * maps.outputs, 9
-        arguments: dict[str, Ref | int] = {
+        arguments: dict[str, Ref | Dim] = {
             "weight": place_of(weight),
             "panels": place,
             "terms": maps.inputs,
@@ -248,7 +249,7 @@ class _Plan:
     ) -> None:
         """Launch one of the kernels over blocks of `tiles`, the first one and how many."""
         maps, problem = self.maps, self.launches.problem
-        arguments: dict[str, Ref | int] = {"x": place_of(problem.a), **pointers, **sizes}
+        arguments: dict[str, Ref | Dim] = {"x": place_of(problem.a), **pointers, **sizes}
         arguments |= maps.sizes() | {"first": tiles[0], "tiles": tiles[1]}
         arguments |= {"columns": maps.outputs, "panels_point": maps.weights(self.tile.width)}
         arguments |= {"result_height": maps.result[0], "result_width": maps.result[1]}

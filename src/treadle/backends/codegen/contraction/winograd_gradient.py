@@ -31,6 +31,7 @@ from treadle.backends.codegen.target import Target
 from treadle.backends.codegen.views import extents, strided_input
 from treadle.backends.program import Lowered, Ref
 from treadle.base.dtype import DType
+from treadle.base.symbol import Dim
 from treadle.graph.ir import Graph, Node
 from treadle.ops.elementwise import Add
 from treadle.ops.movement import Reshape
@@ -150,7 +151,7 @@ class _Plan:
         first, count = tiles
         spec = MapSpec(part, maps.m, self.tile, _NO_EPILOGUE, 0, 0, _PATCH)
         block = max(1, min(8, count // 16))
-        arguments: dict[str, Ref | int] = {"x": place_of(source), "values": place_of(made)}
+        arguments: dict[str, Ref | Dim] = {"x": place_of(source), "values": place_of(made)}
         arguments |= maps.sizes() | {"first": first, "tiles": count, "block": block, "columns": 0}
         arguments |= {"pitch": made.row, "point": made.batch[0], "panels_point": 0}
         numbers = maps.points * count * maps.inputs
@@ -182,7 +183,7 @@ class _Plan:
         accesses = tuple(x.access() for x in problem.extras)
         results = tuple(c.access() for c in problem.results)
         epilogue = replace(problem.epilogue, extras=accesses, results=results)
-        arguments: dict[str, Ref | int] = {"sums": place_of(sums), "first": first}
+        arguments: dict[str, Ref | Dim] = {"sums": place_of(sums), "first": first}
         arguments["channels"] = maps.inputs
         arguments |= {"sums_pitch": sums.row, "sums_point": sums.batch[0]}
         named = [(f"x{i}", x) for i, x in enumerate(problem.extras)]

@@ -10,6 +10,7 @@ from treadle.backends.codegen.contraction.problem import Matrix
 from treadle.backends.codegen.contraction.winograd_kernels import PAD
 from treadle.backends.program import Launch, Ref
 from treadle.base.dtype import DType
+from treadle.base.symbol import Dim
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +83,7 @@ def stack_of(place: Ref, dtype: DType, batch: int, row: int) -> Matrix:
 
 
 def launch_of(
-    made: Contraction, arguments: dict[str, Ref | int], items: int, flops: int, nbytes: int
+    made: Contraction, arguments: dict[str, Ref | Dim], items: int, flops: int, nbytes: int
 ) -> Launch:
     """A launch that takes what its kernel names."""
     return Launch(

@@ -23,6 +23,8 @@ from treadle.backends.codegen.contraction.words import BLOCK, Words, terms_per_w
 from treadle.backends.codegen.target import Target
 from treadle.backends.program import Launch, Lowered, Ref
 from treadle.base import dtype as dt
+from treadle.base.estimates import estimate
+from treadle.base.symbol import Dim
 
 _CACHE = 2 << 20
 """Most bytes of the second cache that are counted on."""
@@ -94,7 +96,7 @@ def _lower_words(launches: Launches) -> Lowered:
         launches.pack_rows(Tile(kind, 8, 4, 2, target.lanes(dt.int32)))
     problem = launches.problem
     terms = terms_per_word(target, problem.a.dtype, problem.b.dtype)
-    order = steps_of(problem.k, problem.b.row)[None]
+    order = steps_of(int(problem.k), int(problem.b.row))[None]
     multiply_words(launches, runs_of(np.zeros(1, np.int64), order, terms))
     return launches.lowered()
 
@@ -106,7 +108,7 @@ def multiply_words(
     problem, target = launches.problem, launches.target
     source = problem.a.dtype
     terms = terms_per_word(target, source, problem.b.dtype)
-    tile = choose_word_tile(target, problem.m, problem.n, terms)
+    tile = choose_word_tile(target, estimate(problem.m), estimate(problem.n), terms)
     depth = _depth(runs.count, runs.words, terms)
     launches.problem = replace(problem, b=_panels(launches, tile, runs, depth))
     launches.tables["run_table"] = launches.constant(runs.starts.astype(np.int32))
@@ -123,14 +125,14 @@ def _panels(launches: Launches, tile: Tile, runs: Runs, depth: int) -> Matrix:
     steps, count = launches.distinct(b, panels * rows * tile.width)
     frozen, nbytes = launches.is_frozen(b), count * dt.int32.itemsize + 64
     place = launches.keep(nbytes) if frozen else launches.workspace(nbytes)
-    arguments: dict[str, Ref | int] = {
+    arguments: dict[str, Ref | Dim] = {
         "source": Ref(b.kind, b.index, b.offset * b.dtype.itemsize),
         "order": launches.constant(runs.order.astype(np.int32)),
         "target": place,
         **{"n": problem.n, "k": runs.count, "depth": depth, "panel_terms": rows},
         **{"panels": panels, "column_step": b.column},
     }
-    copies = 1
+    copies: Dim = 1
     for axis, step in enumerate(steps):
         arguments |= {f"batch{axis}": step.extent, f"source_batch{axis}": step.source}
         arguments[f"target_batch{axis}"] = step.target
@@ -140,7 +142,7 @@ def _panels(launches: Launches, tile: Tile, runs: Runs, depth: int) -> Matrix:
         kernel.kernel,
         tuple(arguments[name] for name in kernel.names),
         items=copies * panels,
-        serial=nbytes < 1 << 16,
+        serial=estimate(nbytes) < 1 << 16,
         nbytes=nbytes,
     )
     (launches.prelude if frozen else launches.launches).append(launch)
@@ -157,7 +159,8 @@ def _launch(launches: Launches, tile: Tile, words: Words, runs: Runs, depth: int
     width, height = _item(launches, tile, block, sums if split else 1 << 31)
     panels = -(-problem.n // tile.width)
     row_items, panel_items = -(-problem.m // height), -(-panels // width)
-    sizes = {"height": height, "width": width, "block": min(height, block), "depth": depth}
+    sizes: dict[str, Dim] = {"height": height, "width": width, "block": min(height, block)}
+    sizes |= {"depth": depth}
     sizes |= {"row_items": row_items, "panel_items": panel_items}
     sizes |= {"k": k, "panel_terms": panel_rows(tile, k, depth)}
     sizes |= {"run": runs.length, "run_words": runs.words}
@@ -175,20 +178,23 @@ def _depth(k: int, run: int, terms: int) -> int:
 
 def _item(launches: Launches, tile: Tile, block: int, sums: int) -> tuple[int, int]:
     """Panels and rows of an item: wide ones make words once for many columns."""
-    problem = launches.problem
-    panels = -(-problem.n // tile.width)
-    height = _even(problem.m, block, tile.rows)
+    problem = launches.problem.at_hint()
+    m, count, flops = int(problem.m), int(problem.count), int(problem.flops)
+    panels = -(-int(problem.n) // tile.width)
+    height = _even(m, block, tile.rows)
     width = max(1, min(panels, _WIDTH, sums // (height * tile.width)))
-    wanted = max(1, min(_ITEMS, problem.flops // _ITEM))
-    while problem.count * -(-problem.m // height) * -(-panels // width) < wanted:
+    wanted = max(1, min(_ITEMS, flops // _ITEM))
+    while count * -(-m // height) * -(-panels // width) < wanted:
         if width > _NARROW:
             width = -(-width // 2)
         elif height > 4 * tile.rows:
-            height = _even(problem.m, height // 2, tile.rows)
+            height = _even(m, height // 2, tile.rows)
         elif width > 1:
             width = -(-width // 2)
         else:
             break
+    if launches.problem.is_open:
+        height = -(-height // tile.rows) * tile.rows
     return -(-panels // -(-panels // width)), height
 
 
