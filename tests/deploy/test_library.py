@@ -60,6 +60,28 @@ def test_a_c_program_computes_the_same(built: tuple[Path, Any, Any], threads: in
     np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
+def test_a_c_program_may_use_what_the_processor_has_for_bfloat16(tmp_path: Path) -> None:
+    """The library asks for registers for matrices where its code has them."""
+    rng = np.random.default_rng(3)
+    weight = mge.Parameter(rng.standard_normal((48, 64)).astype(np.float32)).astype("bfloat16")
+
+    def network(image: Any) -> Any:
+        return F.linear(image.astype("bfloat16"), weight).astype("float32")
+
+    x = rng.standard_normal((40, 64)).astype(np.float32)
+    write_library(traced(network, x), tmp_path, "net")
+    x.tofile(tmp_path / "x.bin")
+    expected = network(mge.tensor(x)).numpy()
+    done = subprocess.run(
+        [compiled(tmp_path, "run.c"), tmp_path / "x.bin", "1"],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    found = np.array([float(line) for line in done.stdout.split()]).reshape(expected.shape)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
 @pytest.mark.skipif(shutil.which("c++") is None, reason="there is no C++ compiler")
 def test_clones_run_at_the_same_time_and_give_all_memory_back(
     built: tuple[Path, Any, Any],

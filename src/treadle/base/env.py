@@ -83,6 +83,11 @@ FORCE_FALLBACK = Variable(
 CPU_TARGET = Variable(
     ("TREADLE_CPU_TARGET",), "", "instructions the CPU backend may use: generic, avx2, avx512, neon"
 )
+BFLOAT16 = Variable(
+    ("TREADLE_BFLOAT16",),
+    "fast",
+    "products of bfloat16: fast, or exact (in float32, subnormal numbers included)",
+)
 FASTRUN_CACHE_TYPE = Variable(
     ("MGE_FASTRUN_CACHE_TYPE",), "MEMORY", "store of `utils.persistent_cache`: MEMORY, FILE, REDIS"
 )

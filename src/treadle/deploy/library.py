@@ -54,6 +54,8 @@ _SUPPORTED = {
 }
 """Names that compilers have for features. They know no other ones of old; processors with these
 have those as well."""
+_MATRICES = "syscall(158, 0x1023, 18) == 0"
+"""Linux is asked for matrix registers (`arch_prctl`), and refuses where there are none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +216,7 @@ class _Parts:
         lines += [
             f"#define ABOUT {json.dumps(json.dumps(about))}",
             f"#define PROCESSOR {json.dumps(linked.target)}",
+            "extern long syscall(long, ...);",
             f"#define PROCESSOR_FITS {_question(linked.requires)}",
             f"extern const unsigned char {name}_weights[];",
             f"extern int64_t {name}_rt_run(void *, const int64_t *, void *, int64_t);",
@@ -234,8 +237,10 @@ class _Parts:
 def _question(features: Sequence[str]) -> str:
     """Whether the processor has features, in C."""
     names = [_SUPPORTED[f] for f in features if f in _SUPPORTED]
-    joined = " && ".join(f'__builtin_cpu_supports("{n}")' for n in names)
-    return f"({joined or 1})"
+    asked = [f'__builtin_cpu_supports("{n}")' for n in names]
+    if "amx_tile" in features:
+        asked.append(_MATRICES)
+    return f"({' && '.join(asked) or 1})"
 
 
 def _array(name: str, values: Array) -> str:

@@ -12,6 +12,7 @@ from treadle.base.errors import DeviceError
 
 V3 = frozenset(["sse2", "avx", "avx2", "fma", "f16c", "bmi1", "bmi2", "movbe"])
 V4 = V3 | frozenset(["avx512f", "avx512dq", "avx512bw", "avx512vl", "avx512cd"])
+AMX = frozenset(["amx_tile", "amx_bf16", "amx_int8"])
 
 
 @pytest.fixture(autouse=True)
@@ -31,6 +32,8 @@ def _asked_anew() -> Iterator[None]:
         (V4 - {"avx512vl"}, "x86_64", "avx2", False, False),
         (V4, "x86_64", "avx512", False, False),
         (V4 | {"avx512_vnni", "avx512_bf16"}, "AMD64", "avx512", True, True),
+        (V4 | {"avx512_vnni", "avx512_bf16"} | AMX, "x86_64", "avx512", True, True),
+        (V4 | {"amx_tile"}, "x86_64", "avx512", False, False),
         (frozenset(("asimd",)), "aarch64", "neon", False, False),
         (frozenset(), "riscv64", "generic", False, False),
     ],
@@ -40,6 +43,7 @@ def test_targets(
 ) -> None:
     target = host.target_for(features, machine)
     assert (target.name, target.dot_int8, target.dot_bfloat16) == (name, int8, bfloat16)
+    assert target.matrices == (features >= AMX and name == "avx512")
     needed = frozenset(host.required(target))
     assert needed <= features
     assert host.target_for(needed, machine) == target, "what it requires is enough for it"
@@ -53,6 +57,22 @@ def test_the_host_is_found_as_llvm_finds_it(monkeypatch: pytest.MonkeyPatch) -> 
     by_llvm = host.target_for(frozenset(host_features()), host.platform.machine())
     assert by_llvm.name == target.name
     assert by_llvm.features == target.features
+
+
+def test_exact_products_of_bfloat16_may_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    features = V4 | {"avx512_vnni", "avx512_bf16"} | AMX
+    monkeypatch.delenv("TREADLE_CPU_TARGET", raising=False)
+    monkeypatch.setattr(host, "flags", lambda: features)
+    monkeypatch.setattr(host.platform, "machine", lambda: "x86_64")
+    assert host.host_target().matrices
+    host.host_target.cache_clear()
+    monkeypatch.setenv("TREADLE_BFLOAT16", "exact")
+    found = host.host_target()
+    assert (found.dot_int8, found.dot_bfloat16, found.matrices) == (True, False, False)
+    host.host_target.cache_clear()
+    monkeypatch.setenv("TREADLE_BFLOAT16", "quick")
+    with pytest.raises(DeviceError, match="TREADLE_BFLOAT16='quick'"):
+        host.host_target()
 
 
 def test_a_lesser_target_may_be_named(monkeypatch: pytest.MonkeyPatch) -> None:

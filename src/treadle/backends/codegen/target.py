@@ -22,6 +22,7 @@ class Target:
         fma: whether multiply-add is one instruction (elsewhere the printers split it).
         dot_int8: whether `dot` of bytes is an instruction (VNNI).
         dot_bfloat16: whether `dot` of bfloat16 is an instruction.
+        matrices: whether there are registers for matrices of bfloat16 and of bytes (AMX).
         l1, l2: bytes of the caches of one core.
         fine: whether items are threads of a GPU: the more the better, each with little scratch.
         preferred: names of the `layouts` that programs use where nobody asks for others.
@@ -36,6 +37,7 @@ class Target:
     fma: bool = False
     dot_int8: bool = False
     dot_bfloat16: bool = False
+    matrices: bool = False
     l1: int = 32 << 10
     l2: int = 512 << 10
     fine: bool = False

@@ -7,6 +7,7 @@ is asked.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import dataclasses
 import functools
 import os
@@ -16,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from treadle.backends.codegen.target import AVX2, AVX512, GENERIC, NEON, TARGETS, Target
-from treadle.base.env import CPU_TARGET
+from treadle.base.env import BFLOAT16, CPU_TARGET
 from treadle.base.errors import DeviceError
 
 _CPUINFO = Path("/proc/cpuinfo")
@@ -25,6 +26,8 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 _AVX2 = frozenset(("avx2", "fma", "f16c", "bmi1", "bmi2", "movbe"))
 _AVX512 = _AVX2 | {"avx512f", "avx512dq", "avx512bw", "avx512vl", "avx512cd"}
+_MATRICES = frozenset(("amx_tile", "amx_bf16", "amx_int8"))
+_PRODUCTS_OF_BFLOAT16 = _MATRICES | {"avx512_bf16"}
 _VECTORS = (
     "sse4_2",
     "avx",
@@ -41,6 +44,9 @@ _OPTIONAL = {
     "avx512_vnni": "+avx512vnni",
     "avx512_bf16": "+avx512bf16",
     "avx_vnni": "+avxvnni",
+    "amx_tile": "+amx-tile",
+    "amx_bf16": "+amx-bf16",
+    "amx_int8": "+amx-int8",
 }
 """What kernels use where the processor has it: LLVM's flags by the names of /proc/cpuinfo."""
 
@@ -50,9 +56,11 @@ def host_target() -> Target:
     """The best target of the table that this processor can run, or the one the user named.
 
     Raises:
-        DeviceError: `TREADLE_CPU_TARGET` names no target, or one this processor cannot run.
+        DeviceError: `TREADLE_CPU_TARGET` names no target, or one this processor cannot run, or
+            `TREADLE_BFLOAT16` is neither "fast" nor "exact".
     """
-    best = _with_caches(target_for(flags(), platform.machine()))
+    found = flags() - (_PRODUCTS_OF_BFLOAT16 if _is_exact() else frozenset())
+    best = _with_caches(target_for(found, platform.machine()))
     wanted = CPU_TARGET.get()
     if not wanted or wanted == best.name:
         return best
@@ -66,6 +74,14 @@ def host_target() -> Target:
     return _with_caches(TARGETS[wanted])
 
 
+def _is_exact() -> bool:
+    """Whether the user asked for products of bfloat16 that are made of those of float32."""
+    wanted = BFLOAT16.get()
+    if wanted not in ("fast", "exact"):
+        raise DeviceError("cpu", f"{BFLOAT16.source()}={wanted!r}", hint="fast or exact")
+    return wanted == "exact"
+
+
 def target_for(features: frozenset[str], machine: str) -> Target:
     """The target of a processor with these features, as /proc/cpuinfo spells them."""
     if machine in ("aarch64", "arm64"):
@@ -73,13 +89,15 @@ def target_for(features: frozenset[str], machine: str) -> Target:
     if machine not in ("x86_64", "AMD64"):
         return GENERIC
     if features >= _AVX512:
-        extra = ("avx512_vnni", "avx512_bf16")
+        extra = ["avx512_vnni", "avx512_bf16"]
+        extra += sorted(_MATRICES) if features >= _MATRICES else []
         found = tuple(_OPTIONAL[name] for name in extra if name in features)
         return dataclasses.replace(
             AVX512,
             features=found,
             dot_int8="+avx512vnni" in found,
             dot_bfloat16="+avx512bf16" in found,
+            matrices="+amx-tile" in found,
         )
     if features >= _AVX2:
         vnni = "avx_vnni" in features
@@ -102,7 +120,10 @@ def _lesser(best: Target) -> list[str]:
 
 @functools.cache
 def flags() -> frozenset[str]:
-    """Features of the processor that the system also supports, spelled as in /proc/cpuinfo."""
+    """Features of the processor that the system also supports, spelled as in /proc/cpuinfo.
+
+    Registers for matrices count if the system lets this process use them, which it is asked for.
+    """
     try:
         text = _CPUINFO.read_text()
     except OSError:
@@ -112,8 +133,21 @@ def flags() -> frozenset[str]:
     for line in text.splitlines():
         name, _, value = line.partition(":")
         if name.strip() in ("flags", "Features"):
-            return frozenset(value.split())
+            found = frozenset(value.split())
+            return found if _may_use_matrices(found) else found - _MATRICES
     return frozenset()
+
+
+def _may_use_matrices(features: frozenset[str]) -> bool:
+    """Whether Linux grants the registers, whose state is too large to be saved for everybody.
+
+    Source: "Using XSTATE features in user space applications", the Linux kernel's documentation.
+    A granted request holds for all threads and for processes that are forked.
+    """
+    if not features >= _MATRICES or platform.machine() != "x86_64":
+        return False
+    arch_prctl, request, matrix_data = 158, 0x1023, 18
+    return bool(ctypes.CDLL(None).syscall(arch_prctl, request, matrix_data) == 0)
 
 
 @functools.cache

@@ -23,7 +23,14 @@ import llvmlite.binding as llvm
 
 _LENGTH = struct.Struct("<q")
 _CODEGEN_LEVEL = 2
-_LINUX_NAMES = {"bmi": "bmi1", "avx512vnni": "avx512_vnni", "avx512bf16": "avx512_bf16"}
+_LINUX_NAMES = {
+    "bmi": "bmi1",
+    "avx512vnni": "avx512_vnni",
+    "avx512bf16": "avx512_bf16",
+    "amx-tile": "amx_tile",
+    "amx-bf16": "amx_bf16",
+    "amx-int8": "amx_int8",
+}
 
 
 def host_features() -> list[str]:

@@ -18,7 +18,9 @@ from treadle.backends.api import Support, no
 from treadle.backends.codegen.contraction.body import EpilogueReader, Reading, Refused
 from treadle.backends.codegen.contraction.convolution_maps import Offsets, grid, steps_of
 from treadle.backends.codegen.contraction.launch import Launches
+from treadle.backends.codegen.contraction.pair_launches import unit_of
 from treadle.backends.codegen.contraction.pixel_maps import Part, forward_part, gradient_parts
+from treadle.backends.codegen.contraction.pixel_pairs import Pixels, lower_pixel_pairs
 from treadle.backends.codegen.contraction.pixel_words import Window, lower_pixel_words
 from treadle.backends.codegen.contraction.problem import Matrix, Problem
 from treadle.backends.codegen.contraction.schedule import measures
@@ -172,18 +174,14 @@ class _Writer:
         product = self._pointwise()
         if product is not None:
             return lower_problem(product, frozen, target)
-        x = self.views[0]
-        if isinstance(self.op, IntConv):
-            if isinstance(x, Blocked) or self.form.block:
-                return no("layout", "products of integers take no blocks of channels")
-            window = Window(self.op, x, self.views[1], self.form.flat)
-            return lower_pixel_words(window, self.dtype_of(0), self.reading, frozen, target)
-        source = self._cells()
+        made = self._words(frozen, target)
+        if made is not None:
+            return made
+        source, view = self._cells(), self.views[0]
         if source is None:
             return no("layout", "blocks of channels do not follow one another")
-        view, matrix = x, source.matrix
         margins, parts = self._parts()
-        problem = replace(self.reading.problem, a=matrix, tables=True)
+        problem = replace(self.reading.problem, a=source.matrix, tables=True)
         launches = Launches(problem, target, self.reading.constants, frozen)
         exact = [inner for part in parts for inner in part.inside(margins.lows, view.shape[2:])]
         clash = False
@@ -212,6 +210,27 @@ class _Writer:
             positions=several,
         ).simplified()
         return self._multiplied(launches, source, parts, tile)
+
+    def _words(self, frozen: tuple[bool, ...], target: Target) -> Lowered | Support | None:
+        """The launches of a product of words; None where it is not made of those."""
+        x = self.views[0]
+        if isinstance(self.op, IntConv):
+            if isinstance(x, Blocked) or self.form.block:
+                return no("layout", "products of integers take no blocks of channels")
+            window = Window(self.op, x, self.views[1], self.form.flat)
+            return lower_pixel_words(window, self.dtype_of(0), self.reading, frozen, target)
+        source, weight = self._cells(), self._weight()
+        if source is None or weight is None or isinstance(x, Blocked) or self.form.block:
+            return None
+        margins, parts = self._parts()
+        problem = self.reading.problem
+        problem = replace(problem, a=source.matrix, b=weight.matrix, k=self._terms)
+        unit = unit_of(problem, target)
+        if unit is None or len(parts) > 1 or parts[0].places is not None:
+            return None
+        line = self.kernel[-1] if self.op.dilation[-1] == 1 else 1
+        pixels = Pixels(source, margins, parts[0], weight, line, self.form.flat)
+        return lower_pixel_pairs(pixels, self.reading, frozen, target, unit)
 
     def _measures(self) -> bool:
         """Whether some kernel takes the statistics, if there are any to take."""

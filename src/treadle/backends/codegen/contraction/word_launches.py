@@ -9,6 +9,7 @@ import numpy as np
 from treadle.backends.codegen.contraction.body import Reading
 from treadle.backends.codegen.contraction.convolution_maps import Offsets, steps_of
 from treadle.backends.codegen.contraction.launch import Launches
+from treadle.backends.codegen.contraction.pair_launches import multiply_pairs, unit_of
 from treadle.backends.codegen.contraction.problem import Matrix
 from treadle.backends.codegen.contraction.schedule import is_dots
 from treadle.backends.codegen.contraction.tile import Tile
@@ -85,6 +86,9 @@ def lower_problem(reading: Reading, frozen: tuple[bool, ...], target: Target) ->
     made = Launches(problem, target, reading.constants, frozen)
     if is_dots(problem):
         return made.dots()
+    unit = unit_of(problem, target)
+    if unit is not None:
+        return multiply_pairs(made, unit)
     return _lower_words(made) if problem.a.integer else made.tiles()
 
 

@@ -48,6 +48,7 @@ class Writer:
         self._known: list[dict[Any, Value]] = [{}]
         self._widened: dict[Value, Value] = {}
         self._holding: set[Value] = set()
+        self.flushes = False
 
     # -- constants and operands ------------------------------------------------------------
 
@@ -194,7 +195,8 @@ class Builder(Writer):
     """Writes one function, statement by statement.
 
     Operands may be Python numbers: they take the type of the operand beside them. Index arithmetic
-    on numbers is folded, equal pure instructions are written once.
+    on numbers is folded, equal pure instructions are written once. With `flushes`, casts to
+    bfloat16 may take subnormal numbers for 0, as products of bfloat16 do.
     """
 
     # -- arithmetic ------------------------------------------------------------------------
@@ -309,7 +311,8 @@ class Builder(Writer):
             if dtype.is_float or math.isfinite(number):
                 number = float(number) if dtype.is_float else int(number)
                 return self.constant(number, dtype, x.lanes)
-        result = self.emit("cast", (x,), Type(dtype, x.lanes))
+        detail = ("flush",) if dtype is dt.bfloat16 and self.flushes else ()
+        result = self.emit("cast", (x,), Type(dtype, x.lanes), detail)
         if x.dtype.is_float and x.dtype.itemsize == 2:
             self._widened[result] = x
         return result
@@ -418,6 +421,10 @@ class Builder(Writer):
             return pointer
         return self.emit("reinterpret", (pointer,), Type(dtype, pointer=True))
 
+    def address(self, pointer: Value) -> Value:
+        """The address of a pointer, in bytes, as an index."""
+        return self.emit("address", (pointer,), INDEX)
+
     def stack(self, dtype: DType, count: int) -> Value:
         """Scratch memory of this call, aligned to 64 bytes, not initialized; at most 1 MiB.
 
@@ -438,6 +445,42 @@ class Builder(Writer):
     def zero(self, target: Value, count: Value | int) -> None:
         """`count` elements set to zero bytes."""
         self.emit("zero", (target, self.index(count)), None)
+
+    # -- matrix registers ------------------------------------------------------------------
+
+    def begin_matrices(self) -> None:
+        """Make the eight matrix registers 16 rows of 64 bytes each."""
+        self.emit("begin_matrices", (), None)
+
+    def end_matrices(self) -> None:
+        """Give the matrix registers back."""
+        self.emit("end_matrices", (), None)
+
+    def matrix_zero(self, register: int) -> None:
+        """Zero bytes."""
+        self.emit("matrix_zero", (), None, (register,))
+
+    def matrix_load(
+        self, register: int, pointer: Value, step: Value | int, *, streaming: bool = False
+    ) -> None:
+        """Row r becomes the 64 bytes from `pointer[r * step]` on.
+
+        `streaming` hints that they are not needed again soon.
+        """
+        detail = (register, *("streaming",) * streaming)
+        self.emit("matrix_load", (pointer, self.index(step)), None, detail)
+
+    def matrix_store(self, register: int, pointer: Value, step: Value | int) -> None:
+        """The 64 bytes of row r go to `pointer[r * step]` and on."""
+        self.emit("matrix_store", (pointer, self.index(step)), None, (register,))
+
+    def matrix_dot(self, total: int, x: int, y: int, a: DType, b: DType) -> None:
+        """total[r, j] += the products of the terms in x[r, w] and y[w, j], over all words w.
+
+        A word of 32 bits holds two bfloat16, summed as float32, or four of int8 or uint8, summed as
+        int32: the types of the terms in x and y are `a` and `b`.
+        """
+        self.emit("matrix_dot", (), None, (total, x, y, a.name, b.name))
 
 
 _NOTHING = Value(Type(dt.bool_), "nothing")

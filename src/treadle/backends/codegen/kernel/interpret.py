@@ -7,15 +7,16 @@ alignment that an instruction claims, and scratch memory starts as NaN. Slow on 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from treadle.backends.codegen.kernel.interpret_matrices import Matrices
 from treadle.backends.codegen.kernel.interpret_values import rules
 from treadle.backends.codegen.kernel.ir import (
     INDEX,
+    MATRICES,
     Block,
     Branch,
     Call,
@@ -35,8 +36,7 @@ from treadle.base.dtype import DType
 Array = npt.NDArray[Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Pointer:
+class Pointer(NamedTuple):
     """An address: `place` bytes into memory whose first byte lies at `base`."""
 
     memory: npt.NDArray[np.uint8]
@@ -123,11 +123,13 @@ class _Machine:
             "scatter": self._scatter,
             "offset": self._offset,
             "reinterpret": lambda instruction, args: args[0],
+            "address": lambda instruction, args: sum(self._memory_of(args[0])[1:]),
             "stack": self._stack,
             "prefetch": lambda instruction, args: None,
             "copy": self._copy,
             "zero": self._zero,
         }
+        self._matrices = Matrices(self._window, self._writable)
 
     def _error(self, message: str) -> KernelError:
         return KernelError(f"{self._kernel.name}: {message}")
@@ -205,6 +207,9 @@ class _Machine:
         touch = self._memory.get(instruction.code)
         if touch is not None:
             return touch(instruction, args)
+        if instruction.code in MATRICES:
+            self._matrices.run(instruction, args)
+            return None
         result = instruction.result
         if result is None:
             raise self._error(f"no instruction is called {instruction.code}")

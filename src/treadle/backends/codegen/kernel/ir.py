@@ -23,6 +23,10 @@ Rules of the language:
 * only `fma` is fused; no other pair of operations ever is;
 * `reduce` combines halves, then halves of the result, and so on: its rounding is defined;
 * a masked load gives 0 in the lanes it leaves out, a masked store leaves memory alone there;
+* a matrix register holds 16 rows of 64 bytes and is named by its number, from 0 to 7. It is state,
+  not a value: `begin_matrices` comes before its first use and `end_matrices` after the last one, in
+  the entry; functions that are called in between see the same registers. A `matrix_dot` of bfloat16
+  may take subnormal factors and sums for 0, as may a `dot`, and a `cast` that says so;
 * bool is one byte in memory, 0 or 1.
 """
 
@@ -170,7 +174,10 @@ ARITHMETIC = frozenset(("add", "sub", "mul", "div", "rem", "min", "max", "copysi
 UNARY = frozenset(("neg", "abs", "sqrt", "floor", "ceil", "trunc", "rint"))
 COMPARE = frozenset(("eq", "ne", "lt", "le"))
 BITWISE = frozenset(("and", "or", "xor", "shl", "shr"))
-EFFECTS = frozenset(("store", "scatter", "prefetch", "copy", "zero"))
+MATRICES = frozenset(
+    ("begin_matrices", "end_matrices", "matrix_zero", "matrix_load", "matrix_store", "matrix_dot")
+)
+EFFECTS = frozenset(("store", "scatter", "prefetch", "copy", "zero")) | MATRICES
 IMPURE = EFFECTS | {"load", "gather", "stack"}
 """Codes whose instructions are never shared: they read or write memory."""
 

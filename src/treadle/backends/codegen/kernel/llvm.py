@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from treadle.backends.codegen.kernel import llvm_memory, llvm_values
+from treadle.backends.codegen.kernel import llvm_matrices, llvm_memory, llvm_values
 from treadle.backends.codegen.kernel.ir import (
     INDEX,
     Block,
@@ -30,7 +30,12 @@ from treadle.backends.codegen.target import Target
 
 __all__ = ["module_text", "symbol_of"]
 
-_HANDLERS = {**llvm_values.HANDLERS, **llvm_memory.HANDLERS, "dot": dot}
+_HANDLERS = {
+    **llvm_values.HANDLERS,
+    **llvm_memory.HANDLERS,
+    **llvm_matrices.HANDLERS,
+    "dot": dot,
+}
 _NOT_IN_SYMBOLS = re.compile(r"\W", re.ASCII)
 
 

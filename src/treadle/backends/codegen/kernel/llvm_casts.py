@@ -10,6 +10,8 @@ from treadle.base.dtype import DType
 _F32_HALF = "0x3FE0000000000000"  # 0.5
 _F32_2_16 = "0x40F0000000000000"  # 2**16
 _F32_2_112 = "0x46F0000000000000"  # 2**112
+_ROUNDED = (8, 16)
+"""Lanes of float32 that one instruction rounds to bfloat16."""
 
 
 def is_short_float(dtype: DType) -> bool:
@@ -66,6 +68,14 @@ def _narrow_bfloat16(w: Writer, lanes: int, x: str) -> str:
     nan = w.op(f"fcmp uno {f32} {x}, {x}")
     chosen = w.op(f"select {vector('i1', lanes)} {nan}, {i32} {quiet}, {i32} {rounded}")
     return w.op(f"trunc {i32} {chosen} to {vector('i16', lanes)}")
+
+
+def _rounded(w: Writer, lanes: int, x: str) -> str:
+    """By the instruction, which takes subnormal numbers for 0."""
+    short = f"<{lanes} x bfloat>"
+    name = f"llvm.x86.avx512bf16.cvtneps2bf16.{32 * lanes}"
+    made = w.call(short, name, (f"<{lanes} x float>", x))
+    return w.op(f"bitcast {short} {made} to <{lanes} x i16>")
 
 
 def _widen_half(w: Writer, lanes: int, x: str) -> str:
@@ -137,6 +147,8 @@ def cast(w: Writer, instruction: Instruction) -> str:
         return text
     if is_short_float(source):
         text, source = widen(w, source, lanes, text), dt.float32
+    if "flush" in instruction.detail and w.target.dot_bfloat16 and lanes in _ROUNDED:
+        return _rounded(w, lanes, text)
     if is_short_float(target):
         return narrow(w, target, lanes, _plain(w, source, dt.float32, lanes, text))
     return _plain(w, source, target, lanes, text)

@@ -181,6 +181,10 @@ def _reinterpret(w: Writer, instruction: Instruction) -> str:
     return w.operand(instruction.arguments[0])
 
 
+def _address_of(w: Writer, instruction: Instruction) -> str:
+    return w.op(f"ptrtoint ptr {w.operand(instruction.arguments[0])} to i64")
+
+
 def _stack(w: Writer, instruction: Instruction) -> str:
     """Reserved in the function's first block, where it costs nothing."""
     (count,) = instruction.detail
@@ -232,6 +236,7 @@ HANDLERS: dict[str, Handler] = {
     "scatter": _scatter,
     "offset": _offset,
     "reinterpret": _reinterpret,
+    "address": _address_of,
     "stack": _stack,
     "prefetch": _prefetch,
     "copy": _copy,

@@ -1,0 +1,282 @@
+"""The kernel of a product of words: items of rows by panels of b, which lie ready.
+
+An item multiplies all its rows with panel after panel, part by part of a long sum. Rows are read
+where they lie if their steps fill matrix registers there; else, and where there are less than a
+block of them, words are made of them first. A panel of `depth` steps stays in the first cache while
+all rows of the item pass by, which stay in the second one; sums that are not complete lie there,
+too.
+
+The order of additions depends on the number of terms alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Literal
+
+from treadle.backends.codegen.contraction.epilogue import Block, Epilogue, finish
+from treadle.backends.codegen.contraction.items import Contraction, Item, Items, moved
+from treadle.backends.codegen.contraction.pack import Order
+from treadle.backends.codegen.contraction.pair_tiles import AHEAD, Unit, unit_function
+from treadle.backends.codegen.contraction.pair_words import (
+    GROUP,
+    LINES,
+    PANEL,
+    WIDTH,
+    WORDS,
+    Lines,
+    lines_function,
+    tabled_rows_function,
+    terms_per_step,
+)
+from treadle.backends.codegen.contraction.tile import Tile
+from treadle.backends.codegen.kernel import builder
+from treadle.backends.codegen.kernel.builder import Builder
+from treadle.backends.codegen.kernel.ir import Function, Value
+from treadle.base import dtype as dt
+
+TABLES = ("row_table", "step_table", "terms_table")
+"""Tables of rows that lie apart: where they begin, and where their steps do and what they have."""
+_LINE = 64
+"""Bytes of a line of the cache."""
+BLOCK = 2 * LINES
+"""Rows that are finished at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class PairSpec:
+    """What a kernel has as constants.
+
+    Attributes:
+        unit: what multiplies.
+        order: how rows of a lie; "table" and "ragged": as tables say, see `tabled_rows_function`.
+        in_place: whether blocks of rows are read where they lie, if that is on lines of the cache.
+        batch: number of batch axes.
+        split: whether sums are built in several parts of `depth` steps.
+        words: words of scratch for rows of a.
+        sums: elements of scratch for sums.
+        epilogue: what becomes of the sums.
+    """
+
+    unit: Unit
+    order: Order | Literal["table", "ragged"]
+    in_place: bool
+    batch: int
+    split: bool
+    words: int
+    sums: int
+    epilogue: Epilogue
+
+    @property
+    def tabled(self) -> bool:
+        """Whether tables say where rows and their steps lie."""
+        return self.order in ("table", "ragged")
+
+
+@dataclass(slots=True)
+class _Part:
+    """Steps [first, first + count) of the sums of an item; `last`: they are complete then."""
+
+    first: Value
+    count: Value
+    last: Value | None
+
+
+@lru_cache(maxsize=256)
+def pair_kernel(spec: PairSpec) -> Contraction:
+    """The kernel of a specification; equal specifications share it."""
+    writer = _Writer(spec)
+    parameters = writer.items.parameters
+    kernel = builder.kernel(
+        writer.name(), list(parameters.values()), writer.write, writer.functions()
+    )
+    return Contraction(kernel, tuple(parameters))
+
+
+@dataclass(slots=True)
+class _Writer:
+    """Writes one kernel."""
+
+    spec: PairSpec
+    items: Items = field(init=False)
+    lines: Function = field(init=False)
+    tiles: dict[int, Function] = field(init=False)
+    words: Value = field(init=False)
+    sums: Value = field(init=False)
+
+    def __post_init__(self) -> None:
+        spec, unit = self.spec, self.spec.unit
+        tables = TABLES if spec.tabled else ()
+        self.items = Items(WIDTH, unit.a, dt.int32, spec.batch, spec.epilogue, tables)
+        if spec.order == "table" or spec.order == "ragged":
+            self.lines = tabled_rows_function(unit.a, ragged=spec.order == "ragged")
+        else:
+            self.lines = lines_function(Lines(unit.a, spec.order, rows=True))
+        sizes = (BLOCK, LINES) if unit.matrices else (unit.rows,)
+        self.tiles = {rows: unit_function(unit, rows) for rows in sizes}
+
+    def name(self) -> str:
+        """A name that tells kernels apart in reports."""
+        unit = self.spec.unit
+        steps = "".join(f"_{s.op.name}" for s in self.spec.epilogue.steps[:3])
+        kind = "matrices" if unit.matrices else "pairs"
+        order = "in_place" if self.spec.in_place else self.spec.order
+        return f"contract_{unit.a.name}_{kind}_{order}{steps}"
+
+    def functions(self) -> list[Function]:
+        """What the entry calls."""
+        return [self.lines, *self.tiles.values()]
+
+    def __getitem__(self, name: str) -> Value:
+        return self.items[name]
+
+    def write(self, e: Builder, lo: Value, hi: Value) -> None:
+        """The entry."""
+        spec, e.flushes = self.spec, True
+        self.words = e.stack(dt.int32, spec.words)
+        self.sums = e.stack(spec.unit.sums, spec.sums)
+        many = terms_per_step(spec.unit.a)
+        steps = e.div(e.add(self["k"], many - 1), many)
+        if spec.unit.matrices:
+            e.begin_matrices()
+
+        def item(i: Value) -> None:
+            found = self.items.locate(e, i, e.div(i, self["row_items"]))
+            if not spec.split:
+                self._part(e, found, _Part(e.index(0), steps, None), steps)
+                return
+
+            def part(first: Value) -> None:
+                rest = e.sub(steps, first)
+                last = e.compare("le", rest, self["depth"])
+                count = e.min(self["depth"], rest)
+                self._part(e, found, _Part(first, count, last), steps)
+
+            e.loop(0, steps, self["depth"], part)
+
+        e.loop(lo, hi, 1, item)
+        if spec.unit.matrices:
+            e.end_matrices()
+
+    def _part(self, e: Builder, item: Item, part: _Part, steps: Value) -> None:
+        """Add some terms to all sums of an item."""
+        self._make_words(e, item, part)
+
+        def panel(p: Value) -> None:
+            size = e.mul(steps, PANEL)
+            place = e.mul(e.add(item.panel, p), size)
+            b = e.offset(e.offset(item.b, place), e.mul(part.first, PANEL))
+            follows = e.offset(b, size)
+            e.loop(0, item.rows, BLOCK, lambda r: self._block(e, item, part, (p, r, b, follows)))
+
+        e.loop(0, item.panels, 1, panel)
+
+    def _make_words(self, e: Builder, item: Item, part: _Part) -> None:
+        """Words of the rows of an item, or of those behind its last whole block."""
+        many = terms_per_step(self.spec.unit.a)
+        first = e.mul(part.first, many)
+        terms = e.sub(self["k"], first)
+        a = e.offset(item.a, e.mul(first, self["a_term"]))
+        size = e.mul(part.count, GROUP)
+        start = e.index(0)
+        if self.spec.in_place:
+            whole = e.sub(item.rows, e.rem(item.rows, BLOCK))
+            start = e.select(_is_aligned(e, item), whole, start)
+
+        def group(r: Value) -> None:
+            if self.spec.tabled:
+                self._make_tabled(e, item, part, r)
+                return
+            given = e.offset(a, e.mul(e.add(item.row, r), self["a_row"]))
+            count = e.min(e.sub(item.rows, r), LINES)
+            into = e.offset(self.words, e.mul(e.div(e.sub(r, start), LINES), size))
+            steps = self["a_row"], self["a_term"]
+            e.call(self.lines, given, *steps, into, count, terms, part.count)
+
+        e.loop(start, item.rows, LINES, group)
+
+    def _make_tabled(self, e: Builder, item: Item, part: _Part, r: Value) -> None:
+        """Words of a group of rows that are found by tables."""
+        rows = e.offset(self["row_table"], e.add(item.row, r))
+        steps = [e.offset(self[name], part.first) for name in TABLES[1:]]
+        count = e.min(e.sub(item.rows, r), LINES)
+        into = e.offset(self.words, e.mul(e.div(r, LINES), e.mul(part.count, GROUP)))
+        e.call(self.lines, item.a, rows, *steps, into, count, part.count)
+
+    def _rows(self, e: Builder, item: Item, part: _Part, r: Value) -> tuple[Value, ...]:
+        """Where a block of rows lies, and the words between rows, steps and groups."""
+        size = e.mul(part.count, GROUP)
+        made = e.index(WORDS), e.index(GROUP), size
+        if not self.spec.in_place:
+            return e.offset(self.words, e.mul(e.div(r, LINES), size)), *made
+        many = terms_per_step(self.spec.unit.a)
+        row = e.div(self["a_row"], many // WORDS)
+
+        def there() -> tuple[Value, ...]:
+            place = e.mul(e.add(item.row, r), self["a_row"])
+            start = e.offset(item.a, e.add(place, e.mul(part.first, many)))
+            return e.reinterpret(start, dt.int32), row, e.index(WORDS), e.mul(row, LINES)
+
+        aligned, whole = _is_aligned(e, item), e.compare("le", BLOCK, e.sub(item.rows, r))
+        first = e.select(aligned, 0, e.mul(e.div(r, LINES), size))
+        given = e.offset(self.words, first), *made
+        return e.branch(e.bitwise("and", aligned, whole), there, lambda: given, given)
+
+    def _block(
+        self, e: Builder, item: Item, part: _Part, at: tuple[Value, Value, Value, Value]
+    ) -> None:
+        """A block of rows times one panel."""
+        spec, (p, r, b, follows) = self.spec, at
+        column = e.mul(e.add(item.panel, p), WIDTH)
+        place, add = e.index(0), e.index(0)
+        if spec.split:
+            # Blocks are whole in scratch memory.
+            height = e.mul(e.div(e.add(self["height"], BLOCK - 1), BLOCK), BLOCK)
+            place = e.mul(e.add(e.mul(p, height), r), WIDTH)
+            add = part.first
+        sums = e.offset(self.sums, place)
+        rows = e.min(e.sub(item.rows, r), BLOCK)
+        ahead = e.mul(e.div(r, BLOCK), e.mul(part.count, AHEAD * WORDS))
+        given = b, e.offset(follows, ahead), part.count, sums, add
+        self._multiply(e, self._rows(e, item, part, r), given, rows)
+
+        def end() -> None:
+            results, extras = (
+                [moved(e, found, e.add(item.row, r), column) for found in places]
+                for places in (item.results, item.extras)
+            )
+            tile = Tile(spec.unit.sums, BLOCK, LINES, WIDTH // LINES, LINES)
+            block = Block(sums, WIDTH, rows, e.sub(self["n"], column))
+            finish(e, tile, spec.epilogue, block, extras, results)
+
+        if part.last is None:
+            end()
+        else:
+            e.branch(part.last, end)
+
+    def _multiply(
+        self, e: Builder, where: tuple[Value, ...], given: tuple[Value, ...], rows: Value
+    ) -> None:
+        """The sums of a block."""
+        a, row, step, below = where
+        b, ahead, steps, c, add = given
+
+        def call(size: int, first: Value | int) -> None:
+            # Rows of a tile lie in one group, or make up whole ones.
+            group, rest = e.div(e.index(first), LINES), e.rem(e.index(first), LINES)
+            start = e.offset(a, e.add(e.mul(group, below), e.mul(rest, row)))
+            into = e.offset(c, e.mul(e.index(first), WIDTH))
+            e.call(self.tiles[size], start, row, step, below, b, ahead, steps, into, add)
+
+        if self.spec.unit.matrices:
+            one = e.compare("le", rows, LINES)
+            e.branch(one, lambda: call(LINES, 0), lambda: call(BLOCK, 0))
+            return
+        size = self.spec.unit.rows
+        e.loop(0, rows, size, lambda first: call(size, first))
+
+
+def _is_aligned(e: Builder, item: Item) -> Value:
+    """Whether rows of a begin with lines of the cache: else loads would take twice the time."""
+    return e.compare("eq", e.bitwise("and", e.address(item.a), _LINE - 1), 0)

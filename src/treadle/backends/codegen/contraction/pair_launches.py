@@ -1,0 +1,199 @@
+"""Launches of products of words: the panels of b, and the kernel with its blocks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from treadle.backends.codegen.contraction.convolution_maps import Offsets
+from treadle.backends.codegen.contraction.launch import Launches
+from treadle.backends.codegen.contraction.pack import Order, order_of
+from treadle.backends.codegen.contraction.pair_kernel import BLOCK, TABLES, PairSpec, pair_kernel
+from treadle.backends.codegen.contraction.pair_tiles import Unit
+from treadle.backends.codegen.contraction.pair_words import (
+    LINES,
+    PANEL,
+    WIDTH,
+    WORDS,
+    Panels,
+    panels_kernel,
+    terms_per_step,
+)
+from treadle.backends.codegen.contraction.problem import Matrix, Problem
+from treadle.backends.codegen.target import Target
+from treadle.backends.program import Launch, Lowered, Ref
+from treadle.base import dtype as dt
+from treadle.base.dtype import DType
+from treadle.base.estimates import estimate, is_multiple
+from treadle.base.symbol import Dim, is_identical
+
+_DEPTH = 16
+"""Steps of a panel that stays in the first cache: 32 KiB."""
+_SPARE = 5 / 4
+"""Up to so many times as many, sums are not split."""
+_HEIGHT = 256
+"""Most rows of an item: with `_DEPTH` steps, 256 KiB of the second cache."""
+_SUMS = 1 << 17
+"""Most incomplete sums of an item: 512 KiB."""
+_PANELS = 8
+"""Panels of an item from which making words of rows takes a small part of its time."""
+_ITEM = {True: 1 << 26, False: 1 << 22}
+"""Arithmetic operations that make an item worth its own turn, with matrix registers and without."""
+_ITEMS = 32
+"""Items that keep a handful of threads equally busy."""
+_LEAST = 1 << 15
+"""Arithmetic operations from which it pays to make words."""
+
+
+def unit_of(problem: Problem, target: Target) -> Unit | None:
+    """What multiplies the operands of a problem by several terms at a time; None for nothing."""
+    fast = target.matrices or target.dot_bfloat16
+    types = problem.a.dtype, problem.b.dtype
+    if target.vector_bytes != 64 or not fast or types != (dt.bfloat16, dt.bfloat16):
+        return None
+    special = problem.patches or problem.positions or problem.moments
+    if special or estimate(problem.flops) < _LEAST or estimate(problem.k) < LINES:
+        return None
+    return Unit(dt.bfloat16, dt.bfloat16, dt.float32, target.matrices)
+
+
+def multiply_pairs(launches: Launches, unit: Unit) -> Lowered:
+    """The product: panels of b where it does not have them yet, then the kernel."""
+    problem = launches.problem
+    order = order_of(problem.b.column, problem.b.row)
+    steps = -(-problem.k // terms_per_step(unit.a))
+    launches.problem = replace(problem, b=_panels(launches, order, steps))
+    _multiply(launches, unit, order_of(problem.a.row, problem.a.column), steps)
+    return launches.lowered()
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """The terms of every row, by steps.
+
+    Attributes:
+        starts: where steps begin in a row of a.
+        terms: how many terms they have.
+        order: for every term that there is room for, where it lies in a column of b, or -1.
+    """
+
+    starts: Offsets
+    terms: Offsets
+    order: Offsets
+
+
+def steps_of_runs(starts: Offsets, order: Offsets, dtype: DType) -> Steps:
+    """Runs of neighbors begin at `starts`; row q of `order` says where their terms lie in b."""
+    many, length = terms_per_step(dtype), order.shape[1]
+    pieces = -(-length // many)
+    table = np.full((len(starts), pieces * many), -1, np.int64)
+    table[:, :length] = order
+    firsts = np.add.outer(starts, np.arange(pieces) * many).ravel()
+    counts = (table >= 0).reshape(-1, many).sum(1)
+    return Steps(firsts, counts, table.ravel())
+
+
+def multiply_tabled(launches: Launches, unit: Unit, rows: Offsets, steps: Steps) -> None:
+    """The product of rows that begin where `rows` says."""
+    problem, count = launches.problem, len(steps.starts)
+    order = launches.constant(steps.order.astype(np.int32))
+    ragged = bool((steps.terms < terms_per_step(unit.a)).any())
+    b = _panels(launches, "table", count, order)
+    launches.problem = replace(problem, b=b, k=count * terms_per_step(unit.a))
+    tables = zip(TABLES, (rows, steps.starts, steps.terms), strict=True)
+    launches.tables = {name: launches.constant(t.astype(np.int32)) for name, t in tables}
+    _multiply(launches, unit, "ragged" if ragged else "table", count)
+
+
+def _multiply(
+    launches: Launches, unit: Unit, order: Order | Literal["table", "ragged"], steps: Dim
+) -> None:
+    problem = launches.problem
+    # How many steps there may be at most is not asked for: the call might have more of them.
+    split = not isinstance(steps, int) or steps > _DEPTH * _SPARE
+    depth = steps
+    if split:
+        most = estimate(steps)
+        depth = -(-most // max(1, -(-most // _DEPTH)))
+    width, height = _item(problem, unit, split=split)
+    panels = -(-problem.n // WIDTH)
+    row_items, panel_items = -(-problem.m // height), -(-panels // width)
+    sizes: dict[str, Dim] = {"height": height, "width": width, "block": BLOCK, "depth": depth}
+    sizes |= {"row_items": row_items, "panel_items": panel_items}
+    spec = PairSpec(
+        unit,
+        order,
+        order == "straight" and _is_whole(problem, unit),
+        len(problem.batch),
+        split,
+        words=_HEIGHT * WORDS * int(_DEPTH * _SPARE),
+        sums=_SUMS if split else BLOCK * WIDTH,
+        epilogue=problem.epilogue,
+    )
+    launches.add(pair_kernel(spec), sizes, problem.count * row_items * panel_items)
+
+
+def _is_whole(problem: Problem, unit: Unit) -> bool:
+    """Whether steps of rows of a fill lines of the cache where they lie."""
+    a, many = problem.a, terms_per_step(unit.a)
+    lengths = (problem.k, a.offset, a.row, *a.batch)
+    return is_identical(a.column, 1) and all(is_multiple(length, many) for length in lengths)
+
+
+def _item(problem: Problem, unit: Unit, *, split: bool) -> tuple[int, int]:
+    """Panels and rows of an item: large ones make words once, many keep all threads busy."""
+    m, panels = estimate(problem.m), -(-estimate(problem.n) // WIDTH)
+    height, width = _whole(m, _HEIGHT), panels
+    if split:
+        width = min(width, _SUMS // (-(-height // BLOCK) * BLOCK * WIDTH))
+    wanted = max(1, min(_ITEMS, estimate(problem.flops) // _ITEM[unit.matrices]))
+    while estimate(problem.count) * -(-m // height) * -(-panels // width) < wanted:
+        if height > 4 * BLOCK or (width <= _PANELS and height > BLOCK):
+            height = _whole(m, height // 2)
+        elif width > _PANELS:
+            width = -(-width // 2)
+        else:
+            break
+    return -(-panels // -(-panels // width)), height
+
+
+def _whole(rows: int, most: int) -> int:
+    """Parts of at most so many rows, of about the same size, all but the last of whole blocks."""
+    parts = -(-rows // max(most, BLOCK))
+    return min(rows, -(-rows // (parts * BLOCK)) * BLOCK)
+
+
+def _panels(
+    launches: Launches, order: Order | Literal["table"], steps: Dim, table: Ref | None = None
+) -> Matrix:
+    """b as panels, made once for all runs where it never changes."""
+    problem, b = launches.problem, launches.problem.b
+    panels = -(-problem.n // WIDTH)
+    batch, count = launches.distinct(b, panels * steps * PANEL)
+    frozen, nbytes = launches.is_frozen(b), count * dt.int32.itemsize
+    place = launches.keep(nbytes) if frozen else launches.workspace(nbytes)
+    arguments: dict[str, Ref | Dim] = {
+        "source": Ref(b.kind, b.index, b.offset * b.dtype.itemsize),
+        "made": place,
+        **{"n": problem.n, "k": problem.k, "steps": steps, "panels": panels},
+        **{"term_step": b.row, "column_step": b.column},
+    }
+    arguments |= {} if table is None else {"order": table}
+    copies: Dim = 1
+    for axis, step in enumerate(batch):
+        arguments |= {f"batch{axis}": step.extent, f"source_batch{axis}": step.source}
+        arguments[f"made_batch{axis}"] = step.target
+        copies *= step.extent
+    kernel = panels_kernel(Panels(b.dtype, order, len(batch)))
+    launch = Launch(
+        kernel.kernel,
+        tuple(arguments[name] for name in kernel.names),
+        items=copies * panels,
+        serial=estimate(nbytes) < 1 << 16,
+        nbytes=2 * nbytes,
+    )
+    (launches.prelude if frozen else launches.launches).append(launch)
+    made = replace(b, kind=place.kind, index=place.index, dtype=dt.int32, offset=0)
+    return replace(made, batch=tuple(s.target for s in batch), row=WIDTH, column=1)

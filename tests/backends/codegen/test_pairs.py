@@ -1,0 +1,219 @@
+"""Products of bfloat16 whose terms go by twos into words, for vectors and for matrix registers."""
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from tests.backends.codegen.channels_last import channels_last
+from tests.backends.codegen.contractions import check, fused, interpreted, lowered, run, values
+from tests.backends.codegen.execution import RUNNABLE, assembly
+from tests.backends.codegen.irregular import native
+
+from treadle.backends.codegen.kernel.builder import Builder, kernel
+from treadle.backends.codegen.kernel.interpret import run as interpret
+from treadle.backends.codegen.kernel.ir import KernelError, pointer
+from treadle.backends.codegen.lower import lower
+from treadle.backends.codegen.target import AVX2, AVX512
+from treadle.backends.cpu.host import flags
+from treadle.base import dtype as dt
+from treadle.base.types import TensorType
+from treadle.ops.conv import Conv, ConvGradInput
+from treadle.ops.elementwise import Add, Mul
+from treadle.ops.matmul import Matmul
+from treadle.ops.movement import Transpose
+from treadle.ops.op import as_tuple
+from treadle.ops.slicing import Slice
+
+PAIRS = replace(AVX512, name="pairs", features=("+avx512bf16",), dot_bfloat16=True)
+TILES = ("+avx512bf16", "+amx-tile", "+amx-bf16", "+amx-int8")
+MATRICES = replace(PAIRS, name="matrices", features=TILES, matrices=True)
+TARGETS = (PAIRS, MATRICES)
+NEEDS = {"pairs": {"avx512_bf16"}, "matrices": {"avx512_bf16", "amx_tile", "amx_bf16"}}
+
+
+def runner(target):
+    """Native where this processor has the instructions, else the interpreter."""
+    here = AVX512 in RUNNABLE and flags() >= NEEDS[target.name]
+    return native(target) if here else interpreted
+
+
+def launches(target, m, n, k, dtype=dt.bfloat16):
+    types = TensorType(dtype, (m, k)), TensorType(dtype, (k, n))
+    return [launch.kernel.name for launch in lower(Matmul(), types, (), target).launches]
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda t: t.name)
+def test_products_of_bfloat16_take_words(target):
+    names = launches(target, 64, 64, 64)
+    assert any(name.startswith(f"contract_bfloat16_{target.name}") for name in names)
+    assert not any(target.name in name for name in launches(target, 64, 64, 64, dt.float32))
+    assert not any(target.name in name for name in launches(AVX2, 64, 64, 64))
+
+
+SHAPES = (
+    # rows, columns, terms
+    (40, 40, 40),
+    (7, 33, 50),
+    (33, 65, 31),
+    (64, 32, 64),
+    (100, 70, 129),
+    (17, 16, 700),
+)
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda t: t.name)
+@pytest.mark.parametrize("transposed", [*itertools.product((False, True), repeat=2)], ids=str)
+def test_products(target, transposed):
+    rng = np.random.default_rng(0)
+    for (m, n, k), frozen in zip(SHAPES, itertools.cycle(((), (False, True))), strict=False):
+        x = values(rng, (k, m) if transposed[0] else (m, k), dt.bfloat16)
+        y = values(rng, (n, k) if transposed[1] else (k, n), dt.bfloat16)
+        check(Matmul(*transposed), (x, y), k, frozen, runner(target), target)
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda t: t.name)
+def test_interpreted_and_native_agree_in_every_bit(target):
+    if runner(target) is interpreted:
+        pytest.skip(f"this processor lacks {NEEDS[target.name]}")
+    rng = np.random.default_rng(1)
+    for m, n, k in ((40, 40, 40), (33, 17, 96), (9, 33, 1300)):
+        x, y = values(rng, (m, k), dt.bfloat16), values(rng, (k, n), dt.bfloat16)
+        x[3, 5], x[4, 6], y[7, 3], x[8, :] = np.inf, np.nan, -np.inf, -0.0
+        x[5] *= np.float32(2.0**-126)  # Sums are subnormal, or nearly.
+        y[:, 5] *= np.float32(2.0**-20)
+        with np.errstate(all="ignore"):
+            found = [run(Matmul(), (x, y), how, target=target) for how in (None, interpreted)]
+            found[0] = run(Matmul(), (x, y), runner(target), target=target)
+        bits = [r[0].view(np.uint16) for r in found]
+        nan = np.isnan(found[0][0].astype(np.float32))
+        np.testing.assert_array_equal(nan, np.isnan(found[1][0].astype(np.float32)))
+        np.testing.assert_array_equal(bits[0][~nan], bits[1][~nan])
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda t: t.name)
+def test_stacks_and_strides(target):
+    rng = np.random.default_rng(2)
+    x, y = values(rng, (3, 2, 40, 33), dt.bfloat16), values(rng, (2, 33, 20), dt.bfloat16)
+    check(Matmul(), (x, y), 33, (), runner(target), target)
+    heads = values(rng, (2, 24, 3, 16), dt.bfloat16), values(rng, (2, 24, 3, 16), dt.bfloat16)
+    body = fused(
+        lambda q, k: Matmul(False, True)(Transpose((0, 2, 1, 3))(q), Transpose((0, 2, 1, 3))(k)),
+        heads,
+    )
+    check(body, heads, 16, (), runner(target), target)
+    far = values(rng, (16, 40, 2), dt.bfloat16), values(rng, (2, 16, 40), dt.bfloat16)
+    body = fused(lambda a, b: Matmul()(Transpose((2, 1, 0))(a), b), far)
+    check(body, far, 16, (), runner(target), target)
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda t: t.name)
+def test_long_sums_are_split_and_what_follows_is_applied_once(target):
+    rng = np.random.default_rng(3)
+    m, n, k = 70, 40, 1500
+    given = (
+        values(rng, (m, k), dt.bfloat16),
+        values(rng, (n, k), dt.bfloat16),
+        values(rng, (n,), dt.bfloat16),
+        values(rng, (m, 1), dt.bfloat16),
+    )
+
+    def body(x, y, bias, scale):
+        return Mul()(Add()(Matmul(False, True)(x, y), bias), scale)
+
+    check(fused(body, given), given, k, (False, True), runner(target), target)
+
+
+CASES = [
+    # images, channels, spatial, outputs, window, stride, padding, dilation, groups
+    (1, 3, (15, 14), 40, (7, 7), 2, 3, 1, 1),
+    (2, 16, (9, 8), 33, (3, 3), 1, 1, 1, 1),
+    (1, 40, (7, 7), 32, (3, 3), 2, 1, 1, 1),
+    (2, 32, (6, 6), 64, (3, 3), 1, 1, 2, 2),
+    (1, 64, (5, 5), 40, (1, 1), 2, 0, 1, 1),
+    (1, 260, (4, 4), 33, (3, 3), 1, 1, 1, 1),
+    (1, 24, (40,), 33, (3,), 1, 2, 1, 1),
+]
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda t: t.name)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_convolutions_and_their_gradients(case, target):
+    images, channels, spatial, outputs, window, stride, padding, dilation, groups = case
+    each = len(spatial)
+    pads = ((padding, padding),) * each
+    common = (stride,) * each, pads, (dilation,) * each, groups
+    rng = np.random.default_rng(5)
+    x = values(rng, (images, channels, *spatial), dt.bfloat16)
+    weight = values(rng, (outputs, channels // groups, *window), dt.bfloat16)
+    terms = weight[0].size
+    op = Conv(*common)
+    taken = []
+    for given, made in ((True, True), (False, True)):
+        body, operands = channels_last(op, x, weight, given=given, made=made)
+        names = [k.kernel.name for k in lowered(body, operands, (), target).launches]
+        taken += [any(target.name in name for name in names)]
+        check(body, operands, terms, (False, given), runner(target), target)
+    assert all(taken), "made of products of words"
+    (y,) = as_tuple(op.reference(x, weight))
+    back = ConvGradInput(*common, spatial)
+    body, operands = channels_last(back, values(rng, y.shape, dt.bfloat16), weight)
+    check(body, operands, outputs // groups * weight[0, 0].size, (), runner(target), target)
+
+
+def test_terms_behind_the_last_one_are_not_read():
+    """What lies behind a row is of another one, and may be NaN."""
+    rng = np.random.default_rng(4)
+    for target, k in itertools.product(TARGETS, (17, 48)):
+        wide = values(rng, (40, k + 7), dt.bfloat16)
+        wide[:, k:] = np.nan
+        y = values(rng, (k, 40), dt.bfloat16)
+
+        def body(x, y, k=k):
+            return Matmul()(Slice((0, 0), (40, k), (1, 1))(x), y)
+
+        (found,) = run(fused(body, (wide, y)), (wide, y), runner(target), target=target)
+        assert np.isfinite(found.astype(np.float32)).all()
+
+
+@pytest.mark.parametrize(
+    ("target", "code"), [(PAIRS, "vdpbf16ps"), (MATRICES, "tdpbf16ps")], ids=("pairs", "matrices")
+)
+def test_kernels_are_the_instructions(target, code):
+    types = TensorType(dt.bfloat16, (256, 256)), TensorType(dt.bfloat16, (256, 256))
+    how = lower(Matmul(), types, (), target)
+    text = assembly([launch.kernel for launch in how.launches], target)
+    assert code in text and "vcvtneps2bf16" in text
+    inner = next(part for part in text.split("\n\n") if code in part)
+    assert "zmmword ptr [rsp" not in inner and "(%rsp), %zmm" not in inner, "a spill"
+    assert text.count("tilerelease") == text.count("ldtilecfg")
+
+
+def test_casts_that_may_flush_and_registers_are_checked():
+    x, out = pointer(dt.float32), pointer(dt.bfloat16)
+
+    def cast(b, lo, hi):
+        b.flushes = True
+        b.store(out, 0, b.cast(b.load(x, 0, 16), dt.bfloat16))
+
+    numbers = np.linspace(-1, 1, 16, dtype=np.float32)
+    numbers[3:7] = np.inf, np.nan, 1e-39, -1e-39
+    expected = numbers.astype(dt.bfloat16.numpy)
+    expected[5:7] = 0.0, -0.0
+    for how in (interpreted, *[runner(PAIRS)]):
+        result = np.zeros(16, dt.bfloat16.numpy)
+        how(kernel("cast", (x, out), cast), [numbers, result], 0, 1)
+        np.testing.assert_array_equal(result.view(np.int16), expected.view(np.int16))
+
+    def unready(b, lo, hi):
+        b.matrix_zero(0)
+
+    with pytest.raises(KernelError, match="before begin_matrices"):
+        interpret(kernel("unready", (x,), unready), [numbers])
+    with pytest.raises(KernelError, match="no matrix registers"):
+        assembly([kernel("unready", (x,), lambda b, lo, hi: Builder.begin_matrices(b))], AVX2)
+
+
+def test_products_of_few_rows_or_terms_take_no_words():
+    names = launches(MATRICES, 4, 64, 8), launches(MATRICES, 64, 64, 8)
+    assert not any("matrices" in name for found in names for name in found)
