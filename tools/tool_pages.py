@@ -35,6 +35,7 @@ EXAMPLES = {
     "treadle explain": "treadle explain resnet50.tm --html resnet50.html",
     "treadle help": "treadle help T01",
     "treadle info": "treadle info resnet50.tm",
+    "treadle opt": "treadle opt --passes expand,simplify,fuse graph.txt",
     "treadle run": "treadle run resnet50.tm --input data=image.npy --iterations 100",
     "treadle serve": "treadle serve resnet50.tm --port 8000",
     "treadle stats": "treadle stats resnet50.tm",

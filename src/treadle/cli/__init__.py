@@ -28,6 +28,7 @@ _COMMANDS = (
     Late("info", "Show what a model file holds, or without one this installation.", _MODELS),
     Late("stats", "Count a model's parameters, arithmetic and memory, op by op.", _MODELS),
     Late("explain", "Show what the compiler makes of a model, as text or as a page.", _MODELS),
+    Late("opt", "Run single passes on the text of a graph, and print the graph.", _MODELS),
     Late("serve", "Serve models over HTTP by the Open Inference Protocol.", _MODELS),
     Late("trust", "Trust a key: code of model files that it has signed runs here.", _MACHINE),
     Late("help", "Explain an error by its code, or show how a command is used.", _MACHINE),

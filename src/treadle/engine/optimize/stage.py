@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
 
 from treadle.backends.program import Compiler
 from treadle.engine.frozen import fixed_values
@@ -13,7 +14,7 @@ from treadle.engine.optimize.bodies import Trial, assemble
 from treadle.engine.optimize.fold_scales import fold_scales
 from treadle.engine.optimize.groups import Groups
 from treadle.engine.optimize.kinds import FREE, MOVES
-from treadle.engine.optimize.layout import Layout, has_channels_last, layouts_of
+from treadle.engine.optimize.layout import has_channels_last, layouts_of
 from treadle.engine.optimize.layout_pass import lay_out
 from treadle.engine.optimize.loops import loop_groups
 from treadle.engine.optimize.model import modelled_bytes
@@ -23,7 +24,7 @@ from treadle.engine.optimize.statistics import with_statistics
 from treadle.engine.options import Options
 from treadle.engine.types import CompileReport
 from treadle.graph.ir import Graph, Node, Value, regions_of
-from treadle.graph.regions import map_regions
+from treadle.graph.regions import replace_ops, substituted_regions
 from treadle.graph.verify import verify
 from treadle.ops.column_moments import ColumnMoments
 from treadle.ops.constant import Constant
@@ -34,6 +35,8 @@ from treadle.ops.op import Op
 
 QUIET: tuple[type[Op], ...] = (*MOVES, *FREE, Constant, Fused)
 """Ops that reports leave out of a group's name."""
+KINDS = "attention", "contraction", "window", "loop"
+"""Kinds of groups, in the order in which they are made."""
 MERGED = ("fuse_reductions", Reduce), ("fuse_transposes", Transpose)
 """Ops that loops take in unless a pass of this name is left out; each is then a loop of its own."""
 QUICK = 256
@@ -63,31 +66,89 @@ def optimize(
     """
     if not options.fusion or not options.allows("fuse", 1):
         return graph
-    trial = Trial(compiler)
-    once = frozen if options.allows("precompute", 1) else ()
-    if once and options.allows("fold_scales", 2):
-        graph, folded = fold_scales(graph, once, narrow=options.fast)
-        _say(folded, report)
-    domain = layouts_of(trial.layouts, options.layouts)
-    if options.winograd and options.allows("winograd", 2) and has_channels_last(domain):
-        known = fixed_values(graph, once) if once else frozen
-        graph, chosen = choose_algorithms(graph, trial, options.winograd, known)
-        _say(chosen, report)
+    work = _work(compiler, options, report, frozen)
+    if work.once and options.allows("fold_scales", 2):
+        graph = _fold_scales(graph, work)
+    if options.winograd and options.allows("winograd", 2):
+        graph = _choose_algorithms(graph, work)
     if options.allows("layout", 2):
-        graph = _laid_out(graph, trial, domain, options, report)
+        graph = _lay_out(graph, work)
+    return _fuse(graph, work)
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What every pass of the stage is given besides the graph.
+
+    Attributes:
+        trial: asks the compiler.
+        options: level and switches.
+        report: receives what was decided.
+        frozen: inputs that keep their contents from run to run.
+        once: those of them from which values may be computed ahead.
+        kinds: of groups that may be made.
+    """
+
+    trial: Trial
+    options: Options
+    report: CompileReport
+    frozen: Collection[Value]
+    once: Collection[Value]
+    kinds: Collection[str]
+
+
+def _work(
+    compiler: Compiler, options: Options, report: CompileReport, frozen: Collection[Value]
+) -> Work:
+    once = frozen if options.allows("precompute", 1) else ()
+    kinds = tuple(kind for kind in KINDS if options.fuses(kind))
+    return Work(Trial(compiler), options, report, frozen, once, kinds)
+
+
+def _fold_scales(graph: Graph, work: Work) -> Graph:
+    graph, folded = fold_scales(graph, work.once, narrow=work.options.fast)
+    _say(folded, work.report)
+    return graph
+
+
+def _choose_algorithms(graph: Graph, work: Work) -> Graph:
+    tiles = work.options.winograd
+    if not has_channels_last(layouts_of(work.trial.layouts, work.options.layouts)):
+        return graph
+    known = fixed_values(graph, work.once) if work.once else work.frozen
+    graph, chosen = choose_algorithms(graph, work.trial, tiles, known)
+    _say(chosen, work.report)
+    return graph
+
+
+def _lay_out(graph: Graph, work: Work) -> Graph:
+    domain = layouts_of(work.trial.layouts, work.options.layouts)
+    graph, layouts = lay_out(graph, work.trial, domain)
+    if layouts.ops or layouts.row_major:
+        work.report.decide("optimize", "layout", layouts.outcome, layouts.reason)
+    if work.options.check:
+        verify(graph)
+    return graph
+
+
+def _fuse(graph: Graph, work: Work) -> Graph:
     notes: Notes = Counter()
 
+    def inside(op: Op) -> Op:
+        return op if isinstance(op, Fused) else substituted_regions(op, fuse)
+
     def fuse(part: Graph) -> Graph:
-        named = named_groups(map_regions(part, fuse), trial, options, notes)
-        made, found = _measured(named, trial, options, once)
+        part = replace_ops(part, inside)
+        named = named_groups(part, work.trial, work.options, notes)
+        made, found = _measured(named, work)
         notes.update(found)
         return made
 
     made = fuse(graph)
-    if options.check:
+    if work.options.check:
         verify(made)
     _count_groups(made, notes)
-    _say(notes, report)
+    _say(notes, work.report)
     return made
 
 
@@ -97,32 +158,14 @@ def _say(notes: Notes, report: CompileReport) -> None:
         report.decide("optimize", subject, outcome + times, reason)
 
 
-def _laid_out(
-    graph: Graph,
-    trial: Trial,
-    domain: Sequence[Layout],
-    options: Options,
-    report: CompileReport,
-) -> Graph:
-    """The graph in the layouts that its ops like best."""
-    graph, layouts = lay_out(graph, trial, domain)
-    if layouts.ops or layouts.row_major:
-        report.decide("optimize", "layout", layouts.outcome, layouts.reason)
-    if options.check:
-        verify(graph)
-    return graph
-
-
-def _measured(
-    graph: Graph, trial: Trial, options: Options, once: Collection[Value]
-) -> tuple[Graph, Notes]:
+def _measured(graph: Graph, work: Work) -> tuple[Graph, Notes]:
     """The groups of a graph, some of which leave statistics of their results."""
 
     def best(part: Graph) -> tuple[Graph, Notes]:
-        return _best(part, trial, options, fixed_values(part, once) if once else ())
+        return _best(part, work, fixed_values(part, work.once) if work.once else ())
 
-    if options.allows("statistics", 2) and options.fuses("contraction"):
-        changed, found = with_statistics(graph, trial)
+    if work.options.allows("statistics", 2) and "contraction" in work.kinds:
+        changed, found = with_statistics(graph, work.trial)
         if found:
             made, notes = best(changed)
             # What stands alone has no kernel: some group was formed in another way.
@@ -131,39 +174,80 @@ def _measured(
     return best(graph)
 
 
-def _best(
-    graph: Graph, trial: Trial, options: Options, fixed: Collection[Value]
-) -> tuple[Graph, Notes]:
+def _best(graph: Graph, work: Work, fixed: Collection[Value]) -> tuple[Graph, Notes]:
     """The groups of a level; greedy choices are held against the plain ones where that is quick."""
-    level = options.level
-    made = _fused(graph, trial, options, fixed, plain=level == 1)
+    level = work.options.level
+    made = _fused(graph, work, fixed, plain=level == 1)
     if (level == 2 and len(graph.nodes) <= QUICK) or level == 3:
-        plain = _fused(graph, trial, options, fixed, plain=True)
+        plain = _fused(graph, work, fixed, plain=True)
         return min(made, plain, key=lambda m: modelled_bytes(m[0]))
     return made
 
 
 def _fused(
-    graph: Graph, trial: Trial, options: Options, fixed: Collection[Value], *, plain: bool
+    graph: Graph, work: Work, fixed: Collection[Value], *, plain: bool
 ) -> tuple[Graph, Notes]:
-    groups = Groups(graph, fixed)
+    groups, trial = Groups(graph, fixed), work.trial
     notes: Notes = Counter()
 
     def note(node: Node, outcome: str, reason: str) -> None:
         notes[describe(node), outcome, reason] += 1
 
-    if options.fuses("attention"):
+    if "attention" in work.kinds:
         attention_groups(groups, trial, note)
-    if options.fuses("contraction"):
+    if "contraction" in work.kinds:
         contraction_groups(groups, trial, note, plain=plain)
-    if options.fuses("window"):
+    if "window" in work.kinds:
         window_groups(groups, trial, note)
-    if options.fuses("loop"):
-        alone = tuple(cls for name, cls in MERGED if not options.allows(name))
+    if "loop" in work.kinds:
+        alone = tuple(cls for name, cls in MERGED if not work.options.allows(name))
         loop_groups(groups, trial, note, plain=plain, alone=alone)
     if not plain:
         widen_again(groups, trial)
     return assemble(groups), notes
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A pass of the stage that can be run by itself.
+
+    Attributes:
+        summary: what it does, in a line.
+        run: does it.
+    """
+
+    summary: str
+    run: Callable[[Graph, Work], Graph]
+
+
+def _only(kind: str) -> Callable[[Graph, Work], Graph]:
+    return lambda graph, work: _fuse(graph, replace(work, kinds=(kind,)))
+
+
+STEPS = {
+    "fold_scales": Step("Multiplies frozen weights by the scales behind them", _fold_scales),
+    "winograd": Step("Computes convolutions by Winograd's algorithm", _choose_algorithms),
+    "layout": Step("Chooses the order of axes that maps are held in", _lay_out),
+    "fuse": Step("Makes groups of all kinds, the best of several choices", _fuse),
+    "attention": Step("Makes groups around attention", _only("attention")),
+    "contraction": Step("Makes groups around products and convolutions", _only("contraction")),
+    "window": Step("Makes groups around pooling and resampling", _only("window")),
+    "loop": Step("Makes groups of loops over elements", _only("loop")),
+}
+"""Passes of the stage by name: the first four in the order in which it runs them, then the kinds of
+groups by themselves."""
+
+
+def run_step(
+    name: str,
+    graph: Graph,
+    compiler: Compiler,
+    options: Options,
+    report: CompileReport,
+    frozen: Collection[Value] = (),
+) -> Graph:
+    """Run one pass of `STEPS`, whatever the options leave out; the others as for `optimize`."""
+    return STEPS[name].run(graph, _work(compiler, options, report, frozen))
 
 
 def describe(node: Node) -> str:
