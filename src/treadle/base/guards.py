@@ -91,7 +91,8 @@ class Remembered(Generic[P, R]):
         asked = DECISIONS.get()
         if asked is None:
             return self._plain(*args, **cast(Any, kwargs))
-        known = self._made.setdefault((args, tuple(kwargs.items())), [])
+        with asking_nothing():
+            known = self._made.setdefault((args, tuple(kwargs.items())), [])
         found = next((k for k in known if _answers(k[0], asked)), None)
         if found is None:
             with deciding(asked.values, asked.hints) as decisions:

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from treadle.base.dtype import DType
 from treadle.base.errors import DTypeError, NoGradient, ShapeError
-from treadle.base.symbol import Dim
+from treadle.base.symbol import Dim, Expr
 from treadle.base.types import TensorType
 from treadle.ops.operand import V
 
@@ -289,6 +289,8 @@ def exact_key(value: Any) -> Any:
         return kind, repr(value)
     if isinstance(value, np.generic):
         return value.dtype, value.tobytes()
+    if kind is Expr:
+        return kind, value.terms  # No call is asked whether two ops are the same.
     return kind, value
 
 

@@ -24,7 +24,7 @@ from treadle.engine.devices.names import CompNode
 from treadle.engine.execute.executor import Executor, Packs
 from treadle.engine.extents.cells import Cell, cell_of
 from treadle.engine.extents.numbers import Numbers
-from treadle.engine.optimize.kinds import is_attention, is_window
+from treadle.engine.optimize.kinds import is_window
 from treadle.engine.options import Options
 from treadle.engine.pipeline import Stages
 from treadle.engine.plan import Interface, Loaded, MemoryPlan, Plan
@@ -182,8 +182,7 @@ def _takes_numbers(node: Node) -> bool:
     """Whether a symbolic node needs numbers for the choice of kernels."""
     if all(v.type.is_static for v in (*node.inputs, *node.outputs)):
         return False
-    apart = isinstance(node.op, Convolution) or is_attention(node) or is_window(node)
-    return apart or isinstance(node.op, Ordering)
+    return is_window(node) or isinstance(node.op, Convolution | Ordering)
 
 
 def _leaves(plan: Plan) -> str:

@@ -18,9 +18,12 @@ from treadle.backends.codegen.attention.operands import Problem, round_up
 from treadle.backends.codegen.attention.row import row_kernel
 from treadle.backends.codegen.lowering import LOWERINGS, lowers
 from treadle.backends.codegen.target import Target
-from treadle.backends.codegen.views import REVERSIBLE, Strided, dense, extents, strided_input
+from treadle.backends.codegen.views import REVERSIBLE, Dims, Strided, dense, strided_input
 from treadle.backends.program import Launch, Lowered, Ref
 from treadle.base.dtype import DType
+from treadle.base.estimates import at_most, estimate
+from treadle.base.shape import product
+from treadle.base.symbol import Dim, is_identical, minimum
 from treadle.base.types import TensorType
 from treadle.graph.ir import Graph, Node, Value
 from treadle.ops.attention import Attention, AttentionGrad
@@ -121,10 +124,11 @@ def _pieces(value: Value, view: Strided) -> list[tuple[Value, Strided]] | None:
     """
     node = value.producer
     if node is not None and isinstance(node.op, Concat):
-        axis, start = node.op.axis % value.type.ndim, 0
+        axis = node.op.axis % value.type.ndim
+        start: Dim = 0
         found: list[tuple[Value, Strided]] = []
         for part in node.inputs:
-            stop = start + extents(part.type.shape)[axis]
+            stop = start + part.type.shape[axis]
             pieces = _pieces(part, _between(view, axis, start, stop))
             if pieces is None:
                 return None
@@ -137,7 +141,7 @@ def _pieces(value: Value, view: Strided) -> list[tuple[Value, Strided]] | None:
     return [(value, view)]
 
 
-def _between(view: Strided, axis: int, start: int, stop: int) -> Strided:
+def _between(view: Strided, axis: int, start: Dim, stop: Dim) -> Strided:
     """A range of one axis."""
     shape = (*view.shape[:axis], stop - start, *view.shape[axis + 1 :])
     return replace(view, shape=shape, offset=view.offset + start * view.strides[axis])
@@ -156,12 +160,12 @@ LOWERINGS["fused.attention"] = _lower_fused
 
 def _lower(op: Attention | AttentionGrad, views: Views, target: Target) -> Lowered | Support:
     """The launch for operands and results that lie where `views` says."""
-    if max(extents(t.shape)[-1] for t in views.types[:3]) > MOST_COLUMNS:
+    if max(int(t.shape[-1]) for t in views.types[:3]) > MOST_COLUMNS:
         return no("size-limit", f"heads of more than {MOST_COLUMNS} columns are not generated")
     call = _Call(op, views, target)
     if isinstance(op, Attention):
         return call.forward()
-    if any(extents(t.shape)[:-2] != call.batch for t in views.types[:3]):
+    if not all(_is_same(t.shape[:-2], call.batch) for t in views.types[:3]):
         return no("shape", "the gradient of an operand that is broadcast is a sum over the batch")
     return call.backward()
 
@@ -182,7 +186,7 @@ class _Stack:
     @property
     def unit(self) -> bool:
         """Whether columns are adjacent."""
-        return bool(self.view.strides[-1] == 1 or self.view.shape[-1] == 1)
+        return is_identical(self.view.strides[-1], 1) or is_identical(self.view.shape[-1], 1)
 
 
 class _Call:
@@ -195,13 +199,14 @@ class _Call:
         count = 3 if isinstance(op, Attention) else 4
         shapes = [view.shape for view in views.inputs]
         self.dtype: DType = views.types[0].dtype
-        self.queries, self.d = extents(shapes[0][-2:])
-        self.keys, self.e = extents(shapes[2][-2:])
+        self.queries: Dim = shapes[0][-2]
+        self.keys: Dim = shapes[2][-2]
+        self.d, self.e = int(shapes[0][-1]), int(shapes[2][-1])
         self.batch = broadcast_batch([s[:-2] for s in shapes[:3]])
         self.mask = views.types[count].dtype if len(shapes) > count else None
         self.stacks = self._stacks(count)
         self.axes = merged(self.batch, [s.view for s in self.stacks])
-        self.entries = math.prod(self.batch)
+        self.entries = product(self.batch)
 
     def _stacks(self, count: int) -> list[_Stack]:
         """Operands, results and the mask, each broadcast over the batch."""
@@ -235,25 +240,25 @@ class _Call:
         )
 
     def launch(
-        self, kernel: object, sizes: Sequence[int], items: int, products: float = 2
+        self, kernel: object, sizes: Sequence[Dim], items: Dim, products: int = 2
     ) -> Lowered:
         """The launch; `products` is how many are made of queries with keys."""
-        arguments: list[Ref | int] = []
+        arguments: list[Ref | Dim] = []
         for i, stack in enumerate(self.stacks):
             strides = (*(axis.strides[i] for axis in self.axes), *stack.view.strides[-2:])
             arguments += [stack.ref, *strides]
         arguments += [self.queries, self.keys, *sizes, *(axis.extent for axis in self.axes)]
-        flops = int(products * self.entries * self.pairs * (self.d + self.e))
-        nbytes = sum(math.prod(extents(t.shape)) * t.dtype.itemsize for t in self.views.types)
-        serial = items == 1 or flops < SERIAL_FLOPS
+        flops = products * self.entries * self.pairs * (self.d + self.e)
+        nbytes: Dim = sum(t.open_nbytes for t in self.views.types)
+        serial = is_identical(items, 1) or estimate(flops) < SERIAL_FLOPS
         return Lowered((Launch(kernel, tuple(arguments), items, serial, flops, nbytes),))
 
     @property
-    def pairs(self) -> int:
+    def pairs(self) -> Dim:
         """Of queries and keys that are seen, in one entry."""
         if not self.op.causal:
             return self.queries * self.keys
-        n = min(self.queries, self.keys)
+        n = minimum(self.queries, self.keys)
         return n * (n + 1) // 2 + (self.queries - n) * self.keys
 
     # -- schedules -------------------------------------------------------------------------
@@ -267,14 +272,18 @@ class _Call:
             held = (MANY_KEYS if self.keys <= MANY_KEYS else longest) + p.lanes
             return self.launch(row_kernel(p, held), (), self.entries * self.queries)
         blocks = _blocks(p, self.keys)
-        rows, chunks = _chunks(p, blocks.rows, self.queries, self.entries)
+        rows = _rows(p, blocks.rows, estimate(self.queries), estimate(self.entries))
+        chunks = -(-self.queries // rows)
         return self.launch(forward_kernel(p, blocks), (rows, chunks), self.entries * chunks)
 
     def backward(self) -> Lowered | Support:
         p = self.problem()
-        keys = max(128, 1 << (self.keys - 1).bit_length())
         widest = max(p.d_pitch, p.e_pitch) * p.compute.itemsize
-        if keys > MANY_KEYS or (keys + p.tile_rows) * widest > AREA_BYTES:
+        limit = MANY_KEYS
+        while limit > 64 and (limit + p.tile_rows) * widest > AREA_BYTES:
+            limit //= 2
+        keys = max(128, 1 << (_most(self.keys, limit) - 1).bit_length())
+        if keys > limit:
             return no("size-limit", f"{self.keys} keys are too many for the gradient's scratch")
         multiple = row_multiple(p)
         rows = min(max(CHUNK_WEIGHTS // keys, 2 * multiple), 256) // multiple * multiple
@@ -282,7 +291,15 @@ class _Call:
         return self.launch(backward_kernel(p, chunks), (), self.entries, 5)
 
 
-def _blocks(p: Problem, keys: int) -> Blocks:
+def _most(keys: Dim, limit: int) -> int:
+    """The most keys that there may be; where that is too many, there may be `limit`, or these."""
+    most = at_most(keys)
+    if most is not None and most <= limit:
+        return most
+    return limit if keys <= limit else limit + 1
+
+
+def _blocks(p: Problem, keys: Dim) -> Blocks:
     """Scratch of the forward kernel: q, k and v, each at most a quarter of 512 KiB."""
     widest = max(p.d_pitch, p.e_pitch) * p.compute.itemsize
     most = (128 << 10) // widest
@@ -291,35 +308,34 @@ def _blocks(p: Problem, keys: int) -> Blocks:
     return Blocks(rows, held, keys > held)
 
 
-def _chunks(p: Problem, most: int, queries: int, entries: int) -> tuple[int, int]:
-    """Rows of a chunk of queries and the number of chunks.
+def _rows(p: Problem, most: int, queries: int, entries: int) -> int:
+    """Rows of a chunk of queries.
 
     Smaller chunks give more items, but each packs the keys again.
     """
     chunks = -(-queries // most)
     wanted = -(-ENOUGH_ITEMS // entries)
     chunks = max(chunks, min(wanted, queries // (8 * p.tile_rows)))
-    rows = round_up(-(-queries // chunks), p.tile_rows)
-    return rows, -(-queries // rows)
+    return round_up(-(-queries // chunks), p.tile_rows)
 
 
 @dataclass(frozen=True, slots=True)
 class Axis:
     """A batch axis and the stride along it of each operand and result."""
 
-    extent: int
-    strides: tuple[int, ...]
+    extent: Dim
+    strides: Dims
 
 
-def merged(batch: tuple[int, ...], stacks: Sequence[Strided]) -> list[Axis]:
+def merged(batch: Dims, stacks: Sequence[Strided]) -> list[Axis]:
     """The batch with as few axes as all strides allow, and at least one."""
     found: list[Axis] = []
     for i, extent in enumerate(batch):
         axis = Axis(extent, tuple(s.strides[i] for s in stacks))
-        if extent == 1:
+        if is_identical(extent, 1):
             continue
         if found and all(
-            outer == inner * extent
+            is_identical(outer, inner * extent)
             for outer, inner in zip(found[-1].strides, axis.strides, strict=True)
         ):
             axis = Axis(found.pop().extent * extent, axis.strides)
@@ -327,8 +343,13 @@ def merged(batch: tuple[int, ...], stacks: Sequence[Strided]) -> list[Axis]:
     return found or [Axis(1, (0,) * len(stacks))]
 
 
-def broadcast_batch(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+def broadcast_batch(shapes: Sequence[Dims]) -> Dims:
     """The shape that all of these broadcast to; they are known to fit."""
     rank = max(map(len, shapes))
     filled = [(1,) * (rank - len(s)) + s for s in shapes]
-    return tuple(max(axis) for axis in zip(*filled, strict=True))
+    longer = ([d for d in axis if not is_identical(d, 1)] for axis in zip(*filled, strict=True))
+    return tuple(found[0] if found else 1 for found in longer)
+
+
+def _is_same(x: Dims, y: Dims) -> bool:
+    return len(x) == len(y) and all(map(is_identical, x, y))

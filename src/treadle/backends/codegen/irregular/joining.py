@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 
 from treadle.backends.codegen.irregular.copying import NS_PER_BYTE, copy, copy_elements, copy_rows
@@ -19,8 +20,9 @@ from treadle.backends.codegen.lowering import lowers
 from treadle.backends.codegen.target import Target
 from treadle.backends.program import Launch, Lowered, Ref
 from treadle.base.dtype import DType
-from treadle.base.shape import product, row_major_strides, size_of
-from treadle.base.symbol import Dim
+from treadle.base.estimates import estimate
+from treadle.base.shape import product, row_major_strides
+from treadle.base.symbol import Dim, is_identical
 from treadle.base.types import TensorType
 from treadle.ops.movement import Concat
 from treadle.ops.slicing import SliceUpdate
@@ -59,18 +61,17 @@ def lower_slice_update(
     """x, and then the box over it."""
     x, v = types
     whole = copy(Ref("output", 0), Ref("input", 0), x.open_nbytes)
-    box = (_write_box(op, x, v),) if size_of(v.shape) else ()
+    box = (_write_box(op, x, v),) if all(v.shape) else ()
     return Lowered((whole, *box), in_place=((0, 0),))
 
 
 def _write_box(op: SliceUpdate, x: TensorType, v: TensorType) -> Launch:
-    strides = row_major_strides(tuple(int(d) for d in x.shape))
-    starts, extents = [int(a) for a in op.starts], [int(d) for d in v.shape]
-    first = sum(a * s for a, s in zip(starts, strides, strict=True))
+    strides = row_major_strides(x.shape)
+    first = sum(a * s for a, s in zip(op.starts, strides, strict=True))
     moves = [s * step for s, step in zip(strides, op.steps, strict=True)]
-    axes = _axes(extents, moves)
-    *grid, (width, step) = axes
-    kernel = _box_kernel(bits_of(x.dtype), len(grid), step == 1)
+    *grid, (width, step) = _axes(v.shape, moves)
+    dense = is_identical(step, 1)
+    kernel = _box_kernel(bits_of(x.dtype), len(grid), dense)
     arguments: Arguments = (
         Ref("output", 0),
         Ref("input", 1),
@@ -80,22 +81,22 @@ def _write_box(op: SliceUpdate, x: TensorType, v: TensorType) -> Launch:
         *(n for n, _ in grid),
         *(s for _, s in grid),
     )
-    each = NS_PER_BYTE * x.dtype.itemsize if step == 1 else 0.7
-    nbytes = 2 * size_of(v.shape) * x.dtype.itemsize
-    return over_rows(kernel, arguments, size_of([n for n, _ in grid]), 5 + width * each, nbytes)
+    cost = 5 + estimate(width) * (NS_PER_BYTE * x.dtype.itemsize if dense else 0.7)
+    return over_rows(kernel, arguments, product(n for n, _ in grid), cost, 2 * v.open_nbytes)
 
 
-def _axes(extents: list[int], steps: list[int]) -> list[tuple[int, int]]:
+def _axes(extents: Sequence[Dim], steps: Sequence[Dim]) -> list[tuple[Dim, Dim]]:
     """Axes (extent, step) of a box; two at least.
 
     Axes that are one in memory are joined, but not to a line that would keep all threads but one
     waiting.
     """
-    found: list[tuple[int, int]] = []
+    found: list[tuple[Dim, Dim]] = []
     for extent, step in zip(extents, steps, strict=True):
-        if found and found[-1][1] == extent * step and found[-1][0] * extent <= _LINE:
+        follows = bool(found) and is_identical(found[-1][1], extent * step)
+        if follows and estimate(found[-1][0] * extent) <= _LINE:
             found[-1] = (found[-1][0] * extent, step)
-        elif extent != 1:
+        elif not is_identical(extent, 1):
             found.append((extent, step))
     return [(1, 0)] * (2 - len(found)) + found if found else [(1, 0), (1, 1)]
 

@@ -10,7 +10,7 @@ from treadle.backends.codegen.loops.index_map import factor_of
 from treadle.backends.codegen.loops.plan import LEAST_TILE, Plan, points_of
 from treadle.backends.codegen.scalars.convert import compute_dtype
 from treadle.backends.codegen.target import Target
-from treadle.base.estimates import estimate
+from treadle.base.estimates import at_most, estimate
 from treadle.base.shape import product
 from treadle.base.symbol import Dim
 from treadle.graph.cells import Cell, Load
@@ -77,10 +77,11 @@ def divided(nest: LoopNest, plan: Plan, joins: bool, target: Target) -> Division
     rows = _product(plan.outer)
     total = _time(nest, plan)
     if nest.collected:
-        parts = max(min(rows // LEAST_TILE, MOST_PARTS, int(total / PART)), 1)
-        grain = min(-(-rows // parts), LONGEST_RUN)
-        items = -(-rows // grain)
-        return Division(rows, items, grain, is_serial(items, total, ALONE))
+        known = estimate(rows)
+        shares = max(min(known // LEAST_TILE, MOST_PARTS, int(total / PART)), 1)
+        run = min(-(-known // shares), LONGEST_RUN)
+        number = -(-rows // run)
+        return Division(rows, number, run, is_serial(number, total, ALONE))
     if plan.tile_axis is not None:
         return _banded(plan, plan.tile_axis, rows, total, target)
     blocks, block = _blocks(plan, target)
@@ -132,7 +133,8 @@ def _blocks(plan: Plan, target: Target) -> tuple[Dim, Dim]:
 def _parts(nest: LoopNest, plan: Plan, units: Dim, total: float, target: Target) -> tuple[Dim, Dim]:
     """Parts of reductions that would keep few threads busy otherwise, and their length.
 
-    Their number depends on nothing but the shapes: rounding must not depend on threads.
+    Their number depends on nothing but the shapes: rounding must not depend on threads. Where the
+    axis is symbolic, their length does not depend on the call either.
     """
     axis = plan.split_axis
     if axis is None or not nest.totals or not plan.is_early:
@@ -143,13 +145,13 @@ def _parts(nest: LoopNest, plan: Plan, units: Dim, total: float, target: Target)
         length = _strip(plan, axis, units, total, target)
     elif estimate(units) < ENOUGH_UNITS:
         parts = min(MOST_PARTS // estimate(units), int(total / PART))
-        length = -(-axis.extent // max(parts, 1))
+        length = -(-estimate(axis.extent) // max(parts, 1))
     else:
         return 1, 0
     if axis is plan.lane_axis:
         length = -(-length // plan.lanes) * plan.lanes
     parts = -(-axis.extent // length)
-    return (parts, length) if parts > 1 else (1, 0)
+    return (parts, length) if estimate(parts) > 1 else (1, 0)
 
 
 def _fine_part(plan: Plan, axis: Axis, units: Dim) -> Dim:
@@ -230,10 +232,10 @@ def by_rows(nest: LoopNest, plan: Plan, target: Target) -> LoopNest | None:
         or not plan.is_early
         or nest.collected
         or not all(a.reduced for a in leading)
-        or not LEAST_COLUMNS <= columns <= MOST_COLUMNS
-        or (len(kept) == 1 and plan.lane_axis is kept[0] and columns <= plan.lanes)
-        or nest.row < LEAST_ROWS
-        or plan.nbytes < target.l2
+        or not LEAST_COLUMNS <= estimate(columns) <= (at_most(columns) or 0) <= MOST_COLUMNS
+        or (len(kept) == 1 and plan.lane_axis is kept[0] and estimate(columns) <= plan.lanes)
+        or estimate(nest.row) < LEAST_ROWS
+        or estimate(plan.nbytes) < target.l2
     ):
         return None
     return _turned_around(nest, plan)

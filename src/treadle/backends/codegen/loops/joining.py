@@ -9,17 +9,40 @@ import numpy as np
 
 from treadle.backends.codegen.loops.plan import weight
 from treadle.backends.codegen.scalars.convert import compute_dtype
-from treadle.base.shape import size_of
+from treadle.base import dtype as dt
+from treadle.base.dtype import DType
+from treadle.base.estimates import estimate
+from treadle.base.shape import product
+from treadle.base.symbol import Dim, Expr, is_identical
 from treadle.base.types import TensorType
 from treadle.graph.builder import GraphBuilder, GraphOperand
 from treadle.graph.cells import is_scalar_op, reduces
 from treadle.graph.ir import Graph, Node, Value
+from treadle.ops.creation import Extent, Iota
+from treadle.ops.elementwise import Minimum
 from treadle.ops.families import Reduce
 from treadle.ops.logic import IsFinite
 from treadle.ops.reduce import Mean, Sum
 from treadle.ops.select import Where
 from treadle.ops.slicing import Slice
 from treadle.ops.unary import Square
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Elements that the parts of a reduction have: `each`, and the last one what is left of all."""
+
+    parts: Dim
+    each: Dim
+    total: Dim
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """Those of every part; none where they are known at calls only."""
+        if isinstance(self.total, Expr) or isinstance(self.each, Expr):
+            return ()
+        each, total = self.each, self.total
+        return tuple(min(each, total - i) for i in range(0, total, each))
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +60,7 @@ class Parts:
     """
 
     node: Node
-    lengths: tuple[int, ...]
+    lengths: Lengths
     about: Node | None = None
     means: bool = False
 
@@ -45,7 +68,7 @@ class Parts:
     def type(self) -> TensorType:
         """Type of the parts together."""
         dtype = compute_dtype(self.node.inputs[0].type.dtype)
-        return TensorType(dtype, (len(self.lengths), size_of(self.node.output.type.shape)))
+        return TensorType(dtype, (self.lengths.parts, product(self.node.output.type.shape)))
 
 
 def joining_body(body: Graph, parts: Sequence[Parts], numbers: Sequence[int]) -> Graph:
@@ -73,32 +96,46 @@ def _joined(given: Mapping[Node, GraphOperand], parts: Parts) -> GraphOperand:
         between = Square()(means - _mean(means, parts.lengths))
         x = x + between * _counts(means, parts.lengths)
     if isinstance(op, Mean):
-        return Sum((0,))(x) / float(sum(parts.lengths))
+        return Sum((0,))(x) / _number(x, parts.lengths.total, x.type.dtype)
     if isinstance(op, Reduce):
         return op.replace(axes=(0,), keepdims=False)(x)
     raise TypeError(f"{op.name} is no reduction")
 
 
-def _mean(means: GraphOperand, lengths: tuple[int, ...]) -> GraphOperand:
+def _mean(means: GraphOperand, lengths: Lengths) -> GraphOperand:
     """The mean of all from the means of parts: the first one, and the mean difference from it.
 
     Of equal means it is exactly the same, so that squares about it are 0.
     """
-    kept = int(means.shape[1])
+    kept = means.type.shape[1]
     (first,) = means.apply(Slice((0, 0), (1, kept), (1, 1)), (means,))
     first = Where()(IsFinite()(first), first, first.constant(0.0))
     ahead = means - first
-    if len(set(lengths)) == 1:
+    if len(set(lengths.numbers)) == 1:
         return first.reshape((kept,)) + Mean((0,))(ahead)
-    shares = _counts(means, lengths) / float(sum(lengths))
+    shares = _counts(means, lengths) / _number(means, lengths.total, means.type.dtype)
     return first.reshape((kept,)) + Sum((0,))(ahead * shares)
 
 
-def _counts(x: GraphOperand, lengths: tuple[int, ...]) -> GraphOperand:
+def _counts(x: GraphOperand, lengths: Lengths) -> GraphOperand:
     """Elements of each part, to be multiplied with the parts."""
-    if len(set(lengths)) == 1:
-        return x.constant(float(lengths[0]))
-    return x.constant(np.array(lengths, x.type.dtype.numpy).reshape(-1, 1))
+    numbers = lengths.numbers
+    if len(set(numbers)) == 1:
+        return x.constant(float(numbers[0]))
+    if numbers:
+        return x.constant(np.array(numbers, x.type.dtype.numpy).reshape(-1, 1))
+    (order,) = x.apply(Iota(0, 1, lengths.parts, dt.int64), ())
+    total, each = (_number(order, n, dt.int64) for n in (lengths.total, lengths.each))
+    found = Minimum()(total - order * each, each)
+    return found.astype(x.type.dtype).reshape((lengths.parts, 1))
+
+
+def _number(x: GraphOperand, count: Dim, dtype: DType) -> GraphOperand:
+    """A count of elements as an operand."""
+    if isinstance(count, int):
+        return x.constant(float(count) if dtype.is_float else count)
+    (found,) = x.apply(Extent(count, dtype), ())
+    return found
 
 
 def rest_of(body: Graph, done: Sequence[Value], numbers: Sequence[int]) -> Graph:
@@ -151,14 +188,15 @@ def settled(body: Graph, done: Sequence[Node]) -> list[Value]:
     that are no larger; only those are named that are results of the body or operands of the rest.
     Costly work on values of that size is done here, too, and not again for every row.
     """
-    size = size_of(done[0].output.type.shape)
-    small = {v for v in body.inputs if size_of(v.type.shape) <= size}
+    size = product(done[0].output.type.shape)
+    most = estimate(size)
+    small = {v for v in body.inputs if estimate(product(v.type.shape)) <= most}
     ready: dict[Value, None] = {}
     for node in body.nodes:
         follows = node in done or _is_costly(node) or any(v in ready for v in node.inputs)
         if node not in done:
-            count = size_of(node.outputs[0].type.shape)
-            fits = count == size if follows else count <= size
+            count = product(node.outputs[0].type.shape)
+            fits = is_identical(count, size) if follows else estimate(count) <= most
             if reduces(node) or not fits or not small.issuperset(node.inputs):
                 continue
         small.update(node.outputs)

@@ -15,7 +15,7 @@ from treadle.backends.codegen.loops.plan import Plan
 from treadle.backends.codegen.loops.squares import Square, Squares
 from treadle.backends.codegen.loops.stages import LOOK_AHEAD, Memory, StageWriter
 from treadle.backends.program import Launch
-from treadle.base.estimates import is_many, is_multiple
+from treadle.base.estimates import estimate, is_many, is_multiple
 from treadle.graph.cells import Apply, Total
 from treadle.graph.domains import Axis, LoopNest
 
@@ -84,7 +84,7 @@ class LoopKernel:
         columns.start(item)
         first, stop = b.mul(item, grain), b.min(b.mul(b.add(item, 1), grain), units)
         if columns.pairs:
-            share = min(max(self.division.grain // LOOK_AHEAD, 1), MOST_AHEAD)
+            share = min(max(estimate(self.division.grain) // LOOK_AHEAD, 1), MOST_AHEAD)
             ahead = b.min(b.add(first, self.parameters.size(share)), stop)
             columns.is_looking = True
             self._units(first, ahead)

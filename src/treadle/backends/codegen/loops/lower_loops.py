@@ -13,12 +13,20 @@ from treadle.backends.codegen.loops.division import (
     is_cut,
     jumps,
 )
-from treadle.backends.codegen.loops.joining import Parts, joining_body, only, rest_of, settled
+from treadle.backends.codegen.loops.joining import (
+    Lengths,
+    Parts,
+    joining_body,
+    only,
+    rest_of,
+    settled,
+)
 from treadle.backends.codegen.loops.kernel import LoopKernel
 from treadle.backends.codegen.loops.plan import Plan, plan
 from treadle.backends.codegen.loops.stages import Memory
 from treadle.backends.codegen.target import Target
 from treadle.backends.program import ALIGNMENT, Array, Launch, Lowered, Ref
+from treadle.base.estimates import is_many
 from treadle.base.guards import remembered
 from treadle.base.shape import product
 from treadle.base.symbol import Dim, is_identical
@@ -184,26 +192,17 @@ def _all_further(nest: LoopNest) -> list[LoopNest]:
 def _parts_of(nest: LoopNest, chosen: Plan, division: Division) -> list[Parts]:
     """The reductions of a nest that are left in parts."""
     if nest.collected:
-        rows = _lengths(division.units, division.grain)
+        lengths = Lengths(division.items, division.grain, division.units)
         about = {c.node: c.about for c in nest.collected if c.about is not None}
-        return [
-            Parts(c.node, tuple(map(int, rows)), c.about, c.node in about.values())
-            for c in nest.collected
-        ]
+        return [Parts(c.node, lengths, c.about, c.node in about.values()) for c in nest.collected]
     axis = chosen.split_axis
-    if division.parts == 1 or axis is None:
+    if not is_many(division.parts) or axis is None:
         return []
-    inner = nest.row // axis.extent
-    lengths = tuple(n * inner for n in _lengths(axis.extent, division.length))
+    lengths = Lengths(division.parts, division.length * (nest.row // axis.extent), nest.row)
     about = {m.squares.node: m.mean.node for m in chosen.moments}
     return [
         Parts(t.node, lengths, about.get(t.node), t.node in about.values()) for t in nest.totals
     ]
-
-
-def _lengths(count: Dim, most: Dim) -> tuple[Dim, ...]:
-    """How many of `count` elements each part has."""
-    return tuple(min(most, count - i) for i in range(0, count, most))
 
 
 def _traffic(nest: LoopNest) -> Dim:

@@ -96,7 +96,8 @@ class Columns:
         """Take memory from the stack, at the top of the kernel."""
         for mean in self.pairs:
             kept = product(mean.node.output.type.shape)
-            count = next((n for n in SIZES if n >= kept), SIZES[-1])
+            most = at_most(kept) or SIZES[-1]
+            count = next((n for n in SIZES if n >= most), SIZES[-1])
             dtype = compute_dtype(mean.cell.dtype)
             self._shifts[mean] = self.writer.b.stack(dtype, count + SLACK)
 

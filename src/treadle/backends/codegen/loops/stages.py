@@ -18,7 +18,7 @@ from treadle.backends.codegen.loops.reduce import Running, finish, moments, near
 from treadle.backends.codegen.scalars.convert import rounded
 from treadle.backends.program import Ref
 from treadle.base.dtype import DType
-from treadle.base.estimates import is_multiple
+from treadle.base.estimates import estimate, is_many, is_multiple
 from treadle.base.shape import product
 from treadle.base.symbol import Dim
 from treadle.graph.cells import Total
@@ -75,7 +75,7 @@ class StageWriter:
 
     def write(self) -> None:
         """All stages of a row, or those of a part."""
-        if self.division.parts > 1:
+        if is_many(self.division.parts):
             self._part_stage(self.plan.stages[0])
             return
         for stage in self.plan.stages:
@@ -162,12 +162,12 @@ class StageWriter:
 
     def _extent(self, axis: Axis) -> Dim:
         """Elements of a reduced axis, or of a part of it."""
-        is_split = self.division.parts > 1 and axis is self.plan.split_axis
+        is_split = is_many(self.division.parts) and axis is self.plan.split_axis
         return self.division.length if is_split else axis.extent
 
     def _reach(self, axis: Axis) -> tuple[Value | int, Value | int]:
         """The range of a reduced axis: all of it, or the part that is being reduced."""
-        if self.division.parts == 1 or axis is not self.plan.split_axis:
+        if not is_many(self.division.parts) or axis is not self.plan.split_axis:
             return 0, self.parameters.size(axis.extent)
         start, stop = self.part_of(axis, self.part, self.division.length)
         if self._ahead:
@@ -239,7 +239,7 @@ class StageWriter:
     def _looked_at(self) -> int:
         """Elements of the split axis that shifts are computed from."""
         lanes = self.plan.lanes if self.plan.split_axis is self.plan.lane_axis else 1
-        return max(self.division.length // LOOK_AHEAD // lanes, 1) * lanes
+        return max(estimate(self.division.length) // LOOK_AHEAD // lanes, 1) * lanes
 
     def _count(self, total: Total, like: Value) -> Value:
         """How many elements of the current part are reduced, in the type and lanes of a value."""

@@ -144,7 +144,7 @@ class _Lowering:
     def _array(self, number: int, view: Strided, shared: bool = False) -> Array:
         """A matrix per entry and head; `shared` ones may be the same for all heads."""
         outer, heads = self.axes
-        extents = [outer.extent, heads.extent]
+        extents = [int(outer.extent), int(heads.extent)]
         steps = [outer.strides[number], heads.strides[number]]
         if shared and not steps[1]:
             extents[1] = 1
@@ -181,7 +181,7 @@ class _Lowering:
         return self._array(len(self.operands) + before, view), ref
 
     def _dense(self, rows: int, columns: int) -> Array:
-        return dense((*(a.extent for a in self.axes), rows, columns), self.dtype)
+        return dense((*(int(a.extent) for a in self.axes), rows, columns), self.dtype)
 
     def _added(self) -> tuple[Array, Ref] | None:
         """What is added to the scores; a mask of truth values becomes 0 and -infinity."""
@@ -189,7 +189,7 @@ class _Lowering:
         if view is None:
             return None
         steps = [a.strides[-1] for a in self.axes]
-        extents = [1 if not s else a.extent for s, a in zip(steps, self.axes, strict=True)]
+        extents = [1 if not s else int(a.extent) for s, a in zip(steps, self.axes, strict=True)]
         down, along = view.strides[-2:]
         rows = self.queries if down else 1
         if along != 1 or min(view.strides) < 0:
