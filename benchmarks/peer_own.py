@@ -13,6 +13,7 @@ from workloads import DECODE_FROM, OPTIMIZERS, Call, Task, calibration_of, chain
 
 import treadle as mge
 import treadle.functional as F
+from treadle.amp import autocast
 from treadle.autodiff import GradManager
 from treadle.optimizer import SGD, Adam, AdamW
 
@@ -46,8 +47,9 @@ def train(task: Task) -> Call:
 
     def update(x: mge.Tensor, y: mge.Tensor) -> mge.Tensor:
         with gm:
-            scores = model(x)
-            loss = F.loss.cross_entropy(scores.reshape(-1, scores.shape[-1]), y.reshape(-1))
+            with autocast(enabled=task.work.bfloat16, low_prec_dtype="bfloat16"):
+                scores = model(x)
+                loss = F.loss.cross_entropy(scores.reshape(-1, scores.shape[-1]), y.reshape(-1))
             gm.backward(loss)
         optimizer.step().clear_grad()
         return loss
@@ -68,7 +70,12 @@ def infer(task: Task) -> Call:
         return lambda: call(x).numpy()
     for value in (*model.parameters(), *model.buffers()):
         value[...] = value.astype("bfloat16")
-    short = compiled(lambda x: model(x.astype("bfloat16")).astype("float32"), task)
+
+    def forward(x: mge.Tensor) -> mge.Tensor:
+        x = x.astype("bfloat16") if x.dtype == np.float32 else x
+        return model(x).astype("float32")
+
+    short = compiled(forward, task)
     return lambda: short(x).numpy()
 
 

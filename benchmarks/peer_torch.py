@@ -35,7 +35,8 @@ def train(task: Task) -> Call:
     optimizer = OPTIMIZER_CLASSES[task.work.opt](model.parameters(), **settings, fused=True)
 
     def loss_of(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return F.cross_entropy(model(x).flatten(0, -2), y.flatten())
+        with torch.autocast("cpu", torch.bfloat16, enabled=task.work.bfloat16):
+            return F.cross_entropy(model(x).flatten(0, -2), y.flatten())
 
     forward = compiled(loss_of, task)
 
@@ -52,12 +53,14 @@ def train(task: Task) -> Call:
 def infer(task: Task) -> Call:
     """One forward pass per call."""
     model, x, _ = prepared(task)
+    if task.work.bfloat16:
+        model, x = model.bfloat16(), x.bfloat16() if x.is_floating_point() else x
     call = compiled(model.eval(), task)
     # Constants are folded where gradients are off, but not in inference mode.
     mode: Any = torch.no_grad if "frozen" in task.mode else torch.inference_mode
 
     def run() -> Any:
-        with mode(), torch.autocast("cpu", torch.bfloat16, enabled=task.work.bfloat16):
+        with mode():
             return call(x).float().numpy()
 
     return run

@@ -40,7 +40,8 @@ class Workload:
         opt: of `OPTIMIZERS`.
         items: what one call counts for.
         eager: whether op by op.
-        bfloat16: whether weights and activations have 16 bits.
+        bfloat16: whether weights and activations have 16 bits; of training, what each framework's
+            `autocast` gives them.
         int8: whether they are quantized to 8, by each framework in its own way, with ranges found
             on `calibration_of`.
     """
@@ -61,11 +62,14 @@ WORKLOADS = {
     "T2": Workload("LeNet-5 step, batch 64, SGD", "train", "lenet", 64, "sgd"),
     "T3": Workload("ResNet-18 step, 32x32, batch 32, SGD", "train", "resnet18", 32, "sgd"),
     "T4": Workload("GPT-mini step, batch 8, AdamW", "train", "gpt", 8, "adamw"),
+    "T3b": Workload("T3 in bfloat16 and float32", "train", "resnet18", 32, "sgd", bfloat16=True),
+    "T4b": Workload("T4 in bfloat16 and float32", "train", "gpt", 8, "adamw", bfloat16=True),
     "T5": Workload("ResNet-50 step, batch 4, SGD", "train", "resnet50", 4, "sgd"),
     "I1": Workload("ResNet-50 forward, batch 1", "infer", "resnet50"),
     "I1b": Workload("ResNet-50 forward, batch 16", "infer", "resnet50", 16),
     "I2": Workload("MobileNetV2 forward", "infer", "mobilenetv2"),
     "I3": Workload("BERT-base forward, 128 tokens", "infer", "bert"),
+    "I3b": Workload("BERT-base forward, bfloat16", "infer", "bert", bfloat16=True),
     "I4": Workload("ResNet-50 forward, bfloat16", "infer", "resnet50", bfloat16=True),
     "I4q": Workload("ResNet-50 forward, int8", "infer", "resnet50", int8=True),
     "I5": Workload("GPT-mini decoding, per token", "decode", "gpt", items=GPT[3] - DECODE_FROM),
