@@ -18,9 +18,9 @@ from treadle.backends.codegen.target import AVX2, AVX512
 from treadle.backends.cpu.host import flags
 from treadle.base import dtype as dt
 from treadle.base.types import TensorType
-from treadle.ops.conv import Conv, ConvGradInput
+from treadle.ops.conv import Conv, ConvGradInput, IntConv
 from treadle.ops.elementwise import Add, Mul
-from treadle.ops.matmul import Matmul
+from treadle.ops.matmul import IntMatmul, Matmul
 from treadle.ops.movement import Transpose
 from treadle.ops.op import as_tuple
 from treadle.ops.slicing import Slice
@@ -29,7 +29,10 @@ PAIRS = replace(AVX512, name="pairs", features=("+avx512bf16",), dot_bfloat16=Tr
 TILES = ("+avx512bf16", "+amx-tile", "+amx-bf16", "+amx-int8")
 MATRICES = replace(PAIRS, name="matrices", features=TILES, matrices=True)
 TARGETS = (PAIRS, MATRICES)
-NEEDS = {"pairs": {"avx512_bf16"}, "matrices": {"avx512_bf16", "amx_tile", "amx_bf16"}}
+NEEDS = {
+    "pairs": {"avx512_bf16"},
+    "matrices": {"avx512_bf16", "amx_tile", "amx_bf16", "amx_int8"},
+}
 
 
 def runner(target):
@@ -54,7 +57,7 @@ def test_products_of_bfloat16_take_words(target):
 SHAPES = (
     # rows, columns, terms
     (40, 40, 40),
-    (7, 33, 50),
+    (9, 33, 60),
     (33, 65, 31),
     (64, 32, 64),
     (100, 70, 129),
@@ -159,6 +162,38 @@ def test_convolutions_and_their_gradients(case, target):
     back = ConvGradInput(*common, spatial)
     body, operands = channels_last(back, values(rng, y.shape, dt.bfloat16), weight)
     check(body, operands, outputs // groups * weight[0, 0].size, (), runner(target), target)
+
+
+BYTES = [*itertools.product((dt.int8, dt.uint8), repeat=2)]
+
+
+@pytest.mark.parametrize("kinds", BYTES, ids=str)
+def test_products_of_bytes_are_exact(kinds):
+    rng = np.random.default_rng(6)
+    transposed = itertools.cycle(itertools.product((False, True), repeat=2))
+    for (m, n, k), flips in zip((*SHAPES, (40, 40, 1500)), transposed, strict=False):
+        x = values(rng, (k, m) if flips[0] else (m, k), kinds[0])
+        y = values(rng, (n, k) if flips[1] else (k, n), kinds[1])
+        op = IntMatmul(*flips)
+        names = [launch.kernel.name for launch in lowered(op, (x, y), (), MATRICES).launches]
+        assert any("matrices" in name for name in names)
+        check(op, (x, y), k, (), runner(MATRICES), MATRICES)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_convolutions_of_bytes_are_exact(case):
+    images, channels, spatial, outputs, window, stride, padding, dilation, groups = case
+    each = len(spatial)
+    pads = ((padding, padding),) * each
+    op = IntConv((stride,) * each, pads, (dilation,) * each, groups)
+    rng = np.random.default_rng(7)
+    for kind, (given, made) in zip((dt.int8, dt.uint8), ((True, True), (False, True)), strict=True):
+        x = values(rng, (images, channels, *spatial), kind)
+        weight = values(rng, (outputs, channels // groups, *window), dt.int8)
+        body, operands = channels_last(op, x, weight, given=given, made=made)
+        names = [k.kernel.name for k in lowered(body, operands, (), MATRICES).launches]
+        assert any("matrices" in name for name in names)
+        check(body, operands, 1, (False, given), runner(MATRICES), MATRICES)
 
 
 def test_terms_behind_the_last_one_are_not_read():

@@ -68,7 +68,7 @@ def test_exact_products_of_bfloat16_may_be_asked_for(monkeypatch: pytest.MonkeyP
     host.host_target.cache_clear()
     monkeypatch.setenv("TREADLE_BFLOAT16", "exact")
     found = host.host_target()
-    assert (found.dot_int8, found.dot_bfloat16, found.matrices) == (True, False, False)
+    assert (found.dot_int8, found.dot_bfloat16, found.matrices) == (True, False, True)
     host.host_target.cache_clear()
     monkeypatch.setenv("TREADLE_BFLOAT16", "quick")
     with pytest.raises(DeviceError, match="TREADLE_BFLOAT16='quick'"):

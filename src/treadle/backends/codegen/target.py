@@ -22,7 +22,8 @@ class Target:
         fma: whether multiply-add is one instruction (elsewhere the printers split it).
         dot_int8: whether `dot` of bytes is an instruction (VNNI).
         dot_bfloat16: whether `dot` of bfloat16 is an instruction.
-        matrices: whether there are registers for matrices of bfloat16 and of bytes (AMX).
+        matrices: whether there are registers for matrices of bytes, and of bfloat16 where
+            `dot_bfloat16` is set, too (AMX).
         l1, l2: bytes of the caches of one core.
         fine: whether items are threads of a GPU: the more the better, each with little scratch.
         preferred: names of the `layouts` that programs use where nobody asks for others.

@@ -27,7 +27,6 @@ _CGROUP = Path("/sys/fs/cgroup")
 _AVX2 = frozenset(("avx2", "fma", "f16c", "bmi1", "bmi2", "movbe"))
 _AVX512 = _AVX2 | {"avx512f", "avx512dq", "avx512bw", "avx512vl", "avx512cd"}
 _MATRICES = frozenset(("amx_tile", "amx_bf16", "amx_int8"))
-_PRODUCTS_OF_BFLOAT16 = _MATRICES | {"avx512_bf16"}
 _VECTORS = (
     "sse4_2",
     "avx",
@@ -59,7 +58,7 @@ def host_target() -> Target:
         DeviceError: `TREADLE_CPU_TARGET` names no target, or one this processor cannot run, or
             `TREADLE_BFLOAT16` is neither "fast" nor "exact".
     """
-    found = flags() - (_PRODUCTS_OF_BFLOAT16 if _is_exact() else frozenset())
+    found = flags() - ({"avx512_bf16"} if _is_exact() else set())
     best = _with_caches(target_for(found, platform.machine()))
     wanted = CPU_TARGET.get()
     if not wanted or wanted == best.name:

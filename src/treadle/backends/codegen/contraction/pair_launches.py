@@ -43,20 +43,21 @@ _ITEM = {True: 1 << 26, False: 1 << 22}
 """Arithmetic operations that make an item worth its own turn, with matrix registers and without."""
 _ITEMS = 32
 """Items that keep a handful of threads equally busy."""
+_BYTES = {dt.int8, dt.uint8}
 _LEAST = 1 << 15
 """Arithmetic operations from which it pays to make words."""
 
 
 def unit_of(problem: Problem, target: Target) -> Unit | None:
     """What multiplies the operands of a problem by several terms at a time; None for nothing."""
-    fast = target.matrices or target.dot_bfloat16
-    types = problem.a.dtype, problem.b.dtype
-    if target.vector_bytes != 64 or not fast or types != (dt.bfloat16, dt.bfloat16):
+    a, b = problem.a.dtype, problem.b.dtype
+    short = a is dt.bfloat16 and b is dt.bfloat16
+    if not (short and target.dot_bfloat16) and not (target.matrices and {a, b} <= _BYTES):
         return None
-    special = problem.patches or problem.positions or problem.moments
+    special = problem.patches or problem.positions or problem.moments or target.vector_bytes != 64
     if special or estimate(problem.flops) < _LEAST or estimate(problem.k) < LINES:
         return None
-    return Unit(dt.bfloat16, dt.bfloat16, dt.float32, target.matrices)
+    return Unit(a, b, dt.float32 if short else dt.int32, target.matrices)
 
 
 def multiply_pairs(launches: Launches, unit: Unit) -> Lowered:

@@ -214,13 +214,19 @@ class _Writer:
     def _words(self, frozen: tuple[bool, ...], target: Target) -> Lowered | Support | None:
         """The launches of a product of words; None where it is not made of those."""
         x = self.views[0]
-        if isinstance(self.op, IntConv):
-            if isinstance(x, Blocked) or self.form.block:
-                return no("layout", "products of integers take no blocks of channels")
-            window = Window(self.op, x, self.views[1], self.form.flat)
-            return lower_pixel_words(window, self.dtype_of(0), self.reading, frozen, target)
+        made = self._pairs(frozen, target)
+        if made is not None or not isinstance(self.op, IntConv):
+            return made
+        if isinstance(x, Blocked) or self.form.block:
+            return no("layout", "products of integers take no blocks of channels")
+        window = Window(self.op, x, self.views[1], self.form.flat)
+        return lower_pixel_words(window, self.dtype_of(0), self.reading, frozen, target)
+
+    def _pairs(self, frozen: tuple[bool, ...], target: Target) -> Lowered | Support | None:
+        """The same, where one instruction adds the products of several terms."""
         source, weight = self._cells(), self._weight()
-        if source is None or weight is None or isinstance(x, Blocked) or self.form.block:
+        apart = isinstance(self.views[0], Blocked) or self.form.block
+        if source is None or weight is None or apart:
             return None
         margins, parts = self._parts()
         problem = self.reading.problem
