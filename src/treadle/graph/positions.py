@@ -12,7 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from treadle.base.symbol import Dim
+from treadle.base.estimates import estimate
+from treadle.base.symbol import Dim, always, is_identical, less_equal
 
 AtomKind = Literal["counter", "quotient", "remainder", "clamp", "mirror", "fetch"]
 
@@ -65,7 +66,7 @@ class Position(NamedTuple):
         low = high = self.constant
         for atom, factor in self.terms:
             reach = factor * (atom.extent - 1)
-            low, high = (low, high + reach) if reach > 0 else (low + reach, high)
+            low, high = (low, high + reach) if reach >= 0 else (low + reach, high)
         return low, high
 
     def factor(self, atom: Atom) -> Dim:
@@ -91,13 +92,13 @@ class Split(Exception):
 def plus(x: Position, y: Position) -> Position:
     """x + y."""
     if not y.terms:
-        return Position(x.constant + y.constant, x.terms) if y.constant else x
+        return x if is_identical(y.constant, 0) else Position(x.constant + y.constant, x.terms)
     if not x.terms:
         return Position(x.constant + y.constant, y.terms)
     factors = dict(x.terms)
     for atom, factor in y.terms:
         factors[atom] = factors.get(atom, 0) + factor
-    kept = sorted(((a, f) for a, f in factors.items() if f), key=_by_number)
+    kept = sorted(((a, f) for a, f in factors.items() if not is_identical(f, 0)), key=_by_number)
     return Position(x.constant + y.constant, tuple(kept))
 
 
@@ -107,16 +108,16 @@ def _by_number(term: tuple[Atom, Dim]) -> int:
 
 def times(x: Position, factor: Dim) -> Position:
     """x * factor."""
-    if factor == 1:
+    if is_identical(factor, 1):
         return x
-    if factor == 0:
+    if is_identical(factor, 0):
         return ZERO
     return Position(x.constant * factor, tuple((a, f * factor) for a, f in x.terms))
 
 
 def shifted(x: Position, offset: Dim) -> Position:
     """x + offset."""
-    return Position(x.constant + offset, x.terms) if offset else x
+    return x if is_identical(offset, 0) else Position(x.constant + offset, x.terms)
 
 
 def linear(index: Sequence[Position], shape: Sequence[Dim]) -> Position:
@@ -140,7 +141,7 @@ class Positions:
     def counter(self, number: int) -> Position:
         """A counter as a position; one that has a single value is 0."""
         atom = self.counters[number]
-        return ZERO if atom.extent == 1 else Position(0, ((atom, 1),))
+        return ZERO if is_identical(atom.extent, 1) else Position(0, ((atom, 1),))
 
     def _atom(
         self, kind: AtomKind, extent: Dim, of: Position, divisor: Dim = 1, cell: Any = None
@@ -158,10 +159,11 @@ class Positions:
 
     def divide(self, x: Position, divisor: Dim) -> tuple[Position, Position]:
         """Quotient (rounded down) and remainder."""
-        if divisor == 1:
+        if is_identical(divisor, 1):
             return x, ZERO
-        whole = tuple((a, f // divisor) for a, f in x.terms if f % divisor == 0)
-        rest = Position(x.constant % divisor, tuple(t for t in x.terms if t[1] % divisor))
+        whole = tuple((a, f // divisor) for a, f in x.terms if is_identical(f % divisor, 0))
+        left = tuple(t for t in x.terms if not is_identical(t[1] % divisor, 0))
+        rest = Position(x.constant % divisor, left)
         quotient = Position(x.constant // divisor, whole)
         low, _ = rest.bounds
         # Kernels truncate, so what they divide must not be negative.
@@ -170,7 +172,7 @@ class Positions:
             shifted(quotient, low // divisor),
         )
         _, high = rest.bounds
-        if high < divisor:
+        if always(less_equal(high + 1, divisor)):
             return quotient, rest
         self._ask_split(rest, divisor)
         over = self._atom("quotient", high // divisor + 1, rest, divisor)
@@ -179,10 +181,11 @@ class Positions:
     def _ask_split(self, rest: Position, divisor: Dim) -> None:
         """Raise `Split` if two counters instead of one would resolve a division."""
         for atom, factor in rest.terms:
-            if atom.kind != "counter" or factor <= 0 or divisor % factor:
+            if atom.kind != "counter" or not always(less_equal(1, factor)):
                 continue
             inner = divisor // factor
-            if 1 < inner < atom.extent and atom.extent % inner == 0:
+            fits = always(less_equal(2, inner)) and always(less_equal(inner + 1, atom.extent))
+            if fits and is_identical(divisor % factor, 0) and is_identical(atom.extent % inner, 0):
                 raise Split(atom, inner)
 
     def clamp(self, x: Position, extent: Dim) -> Position:
@@ -201,7 +204,7 @@ class Positions:
         """The index of an element from its row-major place: the inverse of `linear`."""
         index: list[Position] = []
         for extent in reversed(shape):
-            if extent == 1:
+            if is_identical(extent, 1):
                 index.append(ZERO)
                 continue
             place, inner = self.divide(place, extent)
@@ -216,10 +219,14 @@ class Positions:
         i = j = 0
         while i < len(source) or j < len(target):
             first, second = i, j
-            have, want = 1, 1
+            have: Dim = 1
+            want: Dim = 1
             # The shortest runs of axes with equally many elements are reshaped on their own.
-            while have != want or (first == i and second == j):
-                if j >= len(target) or (i < len(source) and have <= want):
+            while not is_identical(have, want) or (first == i and second == j):
+                if i >= len(source) and j >= len(target):
+                    break  # Both have as many, which a guard says.
+                fewer = estimate(have) <= estimate(want)
+                if j >= len(target) or (i < len(source) and fewer):
                     have *= source[i]
                     i += 1
                 else:
@@ -231,11 +238,11 @@ class Positions:
     def _run(
         self, index: Sequence[Position], source: Sequence[Dim], target: Sequence[Dim]
     ) -> tuple[Position, ...]:
-        if tuple(source) == tuple(target):
+        if len(source) == len(target) and all(map(is_identical, source, target)):
             return tuple(index)
         return self.unravel(linear(index, source), target)
 
 
 def _inside(x: Position, extent: Dim) -> bool:
     low, high = x.bounds
-    return low >= 0 and high < extent
+    return always(less_equal(0, low)) and always(less_equal(high + 1, extent))

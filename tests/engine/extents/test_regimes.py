@@ -100,7 +100,6 @@ def test_one_plan_serves_the_extents_of_a_cell(name: str) -> None:
 
 NUMBERS: dict[str, Function] = {
     "max_pool": lambda x: F.nn.max_pool2d(F.reshape(x, (1, 1, x.shape[0], 4)), 2),
-    "top_k": lambda x: F.topk(x, 2)[0],
 }
 
 

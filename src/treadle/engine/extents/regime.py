@@ -36,7 +36,6 @@ from treadle.ops.collective import Collective
 from treadle.ops.control import ControlFlow
 from treadle.ops.conv import Convolution
 from treadle.ops.fused import Fused
-from treadle.ops.sort import Ordering
 
 MOST_KEPT = 16
 """Instances of a plan that are kept on disk, for processes that meet their extents again."""
@@ -182,7 +181,7 @@ def _takes_numbers(node: Node) -> bool:
     """Whether a symbolic node needs numbers for the choice of kernels."""
     if all(v.type.is_static for v in (*node.inputs, *node.outputs)):
         return False
-    return is_window(node) or isinstance(node.op, Convolution | Ordering)
+    return is_window(node) or isinstance(node.op, Convolution)
 
 
 def _leaves(plan: Plan) -> str:

@@ -27,7 +27,9 @@ from treadle.backends.codegen.target import Target
 from treadle.backends.program import Launch, Lowered, Ref
 from treadle.base import dtype as dt
 from treadle.base.dtype import DType
-from treadle.base.shape import size_of
+from treadle.base.estimates import estimate
+from treadle.base.shape import product
+from treadle.base.symbol import Dim, is_identical
 from treadle.base.types import TensorType
 from treadle.ops.distribution import RandomPermutation
 from treadle.ops.sort import Sort, TopK
@@ -47,8 +49,7 @@ def lower_sort(
 ) -> Lowered:
     """All elements of every line."""
     x = types[0]
-    extent = int(x.shape[op.axis])
-    return _sorted(x, op.axis, extent, op.descending, target)
+    return _sorted(x, op.axis, x.shape[op.axis], op.descending, target)
 
 
 @lowers(TopK)
@@ -57,7 +58,7 @@ def lower_top_k(
 ) -> Lowered:
     """The first k: of a few a list is kept, of many all are sorted."""
     x = types[0]
-    if x.dtype.itemsize < 8 and worth_a_list(op.k, int(x.shape[op.axis])):
+    if x.dtype.itemsize < 8 and worth_a_list(op.k, estimate(x.shape[op.axis])):
         return lower_few(op, x, target)
     return _sorted(x, op.axis, op.k, op.largest, target)
 
@@ -67,7 +68,7 @@ def lower_random_permutation(
     op: RandomPermutation, types: tuple[TensorType, ...], frozen: tuple[bool, ...], target: Target
 ) -> Lowered:
     """The order of n random keys: pairs of words are 64-bit integers, low word first."""
-    n = int(op.n)
+    n = op.n
     keys = draw(Ref("workspace", 0), "bits", dt.uint32, 2 * n, target)
     refs = Ref("output", 0), Ref("output", 0), Ref("workspace", 0), Ref("workspace", 1)
     kernel = _sort_kernel(dt.uint64, target.lanes(dt.uint64), True, False, "heads", values=False)
@@ -75,17 +76,19 @@ def lower_random_permutation(
     return Lowered((keys, order), (8 * n, scratch))
 
 
-def _sorted(x: TensorType, axis: int, kept: int, descending: bool, target: Target) -> Lowered:
-    """x as [outer, extent, inner]; of every line the first `kept` elements in order."""
-    shape = tuple(int(d) for d in x.shape)
-    axis %= len(shape)
-    dims = size_of(shape[:axis]), shape[axis], size_of(shape[axis + 1 :])
-    dense = dims[2] == 1
+def _sorted(x: TensorType, axis: int, kept: Dim, descending: bool, target: Target) -> Lowered:
+    """x as [outer, extent, inner]; of every line the first `kept` elements in order.
+
+    All ways give the same, whatever the extent; one is chosen that is quick at the hint.
+    """
+    shape, axis = x.shape, axis % len(x.shape)
+    dims = product(shape[:axis]), shape[axis], product(shape[axis + 1 :])
+    dense, extent = is_identical(dims[2], 1), estimate(dims[1])
     lanes = target.lanes(key_type(x.dtype)) if dense else 1
     way: Way = "all"
-    if dims[1] >= MANY and kept * 2 <= dims[1]:
+    if extent >= MANY and estimate(kept) * 2 <= extent:
         way = "few"
-    elif x.dtype is dt.float64 and dims[1] <= _HEADS:
+    elif x.dtype is dt.float64 and extent <= _HEADS:
         way = "heads"
     kernel = _sort_kernel(x.dtype, lanes, dense, descending, way)
     refs = Ref("output", 0), Ref("output", 1), Ref("input", 0), Ref("workspace", 0)
@@ -94,17 +97,18 @@ def _sorted(x: TensorType, axis: int, kept: int, descending: bool, target: Targe
 
 
 def _launch(
-    kernel: Kernel, refs: tuple[Ref, ...], dtype: DType, dims: tuple[int, int, int], kept: int
-) -> tuple[Launch, int]:
+    kernel: Kernel, refs: tuple[Ref, ...], dtype: DType, dims: tuple[Dim, Dim, Dim], kept: Dim
+) -> tuple[Launch, Dim]:
     """The launch and the bytes of its scratch."""
     outer, extent, inner = dims
-    cost = extent * 0.4 * extent if extent <= SHORT else 2000 + extent * 4.0 * dtype.itemsize
-    share = kept / extent
+    known = estimate(extent)
+    cost = known * 0.4 * known if known <= SHORT else 2000 + known * 4.0 * dtype.itemsize
+    share = min(estimate(kept) / known, 1.0)
     # Three standard deviations above the rank that the last one kept has among the samples.
     rank = math.ceil(SAMPLES * share + 3 * math.sqrt(SAMPLES * share * (1 - share))) + 1
     arguments: Arguments = (*refs, extent, inner, kept, rank)
     launch = over_rows(kernel, arguments, outer * inner, cost, most=_MOST_ITEMS)
-    return launch, scratch_bytes(extent, key_type(dtype), int(launch.items))
+    return launch, scratch_bytes(extent, key_type(dtype), launch.items)
 
 
 @cache

@@ -19,6 +19,7 @@ from treadle.backends.codegen.kernel.ir import Value
 from treadle.backends.codegen.scalars.code import load_value
 from treadle.base import dtype as dt
 from treadle.base.dtype import DType
+from treadle.base.symbol import Dim
 
 _DIGIT = 8
 _BINS = 1 << _DIGIT
@@ -70,7 +71,7 @@ def line_in(b: Builder, scratch: Value, item: Value, extent: Value, kind: DType)
     return Line(keys, numbers, extent, gap, bins, ranks)
 
 
-def scratch_bytes(extent: int, kind: DType, items: int) -> int:
+def scratch_bytes(extent: Dim, kind: DType, items: Dim) -> Dim:
     """Bytes that `line_in` needs for all items."""
     return 8 * (4 if kind is dt.uint64 else 2) * (extent + SPARE) * items
 

@@ -19,7 +19,9 @@ from treadle.backends.codegen.target import Target
 from treadle.backends.program import Lowered, Ref
 from treadle.base import dtype as dt
 from treadle.base.dtype import DType
-from treadle.base.shape import size_of
+from treadle.base.estimates import estimate
+from treadle.base.shape import product
+from treadle.base.symbol import is_identical
 from treadle.base.types import TensorType
 from treadle.ops.sort import TopK
 
@@ -49,14 +51,14 @@ def _room(k: int) -> int:
 
 def lower_few(op: TopK, x: TensorType, target: Target) -> Lowered:
     """x as [outer, extent, inner], in types of at most 4 bytes; k is as `worth_a_list` says."""
-    shape = tuple(int(d) for d in x.shape)
-    axis = op.axis % len(shape)
-    outer, extent, inner = size_of(shape[:axis]), shape[axis], size_of(shape[axis + 1 :])
-    lanes = target.lanes(dt.uint32) if inner == 1 else 1
+    shape, axis = x.shape, op.axis % len(x.shape)
+    outer, extent, inner = product(shape[:axis]), shape[axis], product(shape[axis + 1 :])
+    dense = is_identical(inner, 1)
+    lanes = target.lanes(dt.uint32) if dense else 1
     room = _room(op.k)
     kernel = _few_kernel(x.dtype, lanes, room, op.largest)
     refs = Ref("output", 0), Ref("output", 1), Ref("input", 0)
-    cost = 30 + op.k * (8 + room) + extent * (0.4 if inner == 1 else 1.5)
+    cost = 30 + op.k * (8 + room) + estimate(extent) * (0.4 if dense else 1.5)
     launch = over_rows(kernel, (*refs, extent, inner, op.k), outer * inner, cost)
     return Lowered((launch,))
 
