@@ -100,9 +100,10 @@ zoo-short: $(VENV)/.oracle ## run models of text and speech, and find some in a 
 	PYTHONPATH=.:src $(PY) -m tests.zoo build/zoo file/silero file/ch_ppocr_mobile_v2.0_cls_infer
 	$(PY) -m pytest -q -n 0 -m onnx tests/examples -k "text or formants-16000"
 
-.PHONY: fuzz-onnx-files
-fuzz-onnx-files: $(VENV)/.oracle ## read 100,000 damaged ONNX files (minutes)
-	TREADLE_MUTATIONS=100000 $(PY) -m pytest -q -n 0 -m onnx tests/interop/onnx/test_reader.py -k mutated --timeout 7200
+# Kinds of file, seconds, the number of the first file: make fuzz-files ARGS="onnx pickle --seconds 60 --seed 7"
+.PHONY: fuzz-files
+fuzz-files: $(VENV)/.oracle ## read damaged files of every kind: models, checkpoints, caches, data sets (ten minutes)
+	PYTHONPATH=.:src $(PY) -m tests.damage $(ARGS)
 
 .PHONY: fuzz-programs
 fuzz-programs: $(VENV)/.ready ## run random programs in every way there is; FUZZ_SECONDS, FUZZ_SEED, FUZZ_WORKERS
@@ -144,10 +145,6 @@ test-cuda-compile: $(VENV)/.cuda ## compile every generated kernel for GPUs (no 
 test-cudnn-plans: $(VENV)-cudnn/.ready ## have cuDNN build every plan we ask it for (no GPU needed)
 	PYTHONPATH=.:src $(VENV)-cudnn/bin/python -m pytest -q -n 0 -m nvrtc \
 		tests/backends/cuda/test_cudnn_plans.py $(ARGS)
-
-.PHONY: fuzz-offline
-fuzz-offline: $(VENV)/.ready ## open 100,000 damaged offline models (minutes)
-	TREADLE_MUTATIONS=100000 $(PY) -m pytest -q -n 0 tests/deploy/test_offline_damage.py --timeout 7200
 
 .PHONY: setup-cross
 setup-cross: ## install a C compiler and an emulator of Arm processors (Debian, Ubuntu)

@@ -55,6 +55,10 @@ class AnsweringProcess:
         if self.process is not None:
             self.process.kill()
             self.process.wait()
+            for pipe in (self.process.stdin, self.process.stdout):
+                if pipe is not None:
+                    with contextlib.suppress(BrokenPipeError):  # What was not read is lost.
+                        pipe.close()
             self.process = None
 
     def _answer(self, seconds: float) -> dict[str, Any]:

@@ -1,34 +1,26 @@
-"""Damaged and hostile offline models: an error of ours, in bounded memory, or a sound model.
+"""Hostile offline models: each lie is named; `tests.damage` tells many more.
 
 Nothing is run: what an intact digest vouches for is trusted as code, and said to be.
 """
 
 import json
-import os
-import random
-import resource
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from tests.damage.mutate import resealed
 from tests.deploy.networks import image, traced
 
 import treadle as mge
 import treadle.functional as F
 from treadle.base.errors import CheckpointError, LoadError, TreadleError
 from treadle.base.files import sealed
-from treadle.base.files.container import header_bytes, read_header
+from treadle.base.files.container import read_header
 from treadle.base.files.source import open_source
 from treadle.cli.info.description import described
 from treadle.deploy import compile_offline, load_offline
 from treadle.engine.package.models import read_models, write_models
-
-MUTATIONS = int(os.environ.get("TREADLE_MUTATIONS", "2000"))
-_EXTRA = 1 << 30
-"""Bytes beyond what the process has: loading a file of some kilobytes takes a fraction of it."""
 
 
 @pytest.fixture(scope="module")
@@ -42,92 +34,11 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@contextmanager
-def bounded() -> Iterator[None]:
-    """Address space for what loading takes, and not for what a file may ask for."""
-    before = resource.getrlimit(resource.RLIMIT_AS)
-    with open("/proc/self/statm") as file:
-        used = int(file.read().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (used + _EXTRA, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, before)
-
-
-def tried(path: Path, content: bytes) -> bool:
-    """Whether this content is taken; it raises where an error is not Treadle's."""
-    path.unlink(missing_ok=True)  # Maps of the last one stay as they were.
-    path.write_bytes(content)
-    with suppress(TreadleError):
-        load_offline(path, allow_native=True)
-        return True
-    return False
-
-
-def test_random_damage(good: Path, tmp_path: Path) -> None:
-    content, generator = good.read_bytes(), random.Random(0)
-    taken = 0
-    with bounded():
-        for _ in range(MUTATIONS):
-            bad = bytearray(content)
-            for _ in range(generator.choice((1, 1, 2, 8))):
-                bad = bad or bytearray(content)
-                at = generator.randrange(len(bad))
-                match generator.randrange(4):
-                    case 0:
-                        bad[at] ^= 1 << generator.randrange(8)
-                    case 1:
-                        bad[at : at + generator.randrange(64)] = b""
-                    case 2:
-                        bad[at:at] = generator.randbytes(generator.randrange(1, 64))
-                    case _:
-                        del bad[at + 1 :]
-            taken += bytes(bad) != content and tried(tmp_path / "bad.tm", bytes(bad))
-    # Only bytes of the graph's weights go unnoticed: native code does not read them.
-    assert taken < MUTATIONS // 20
-
-
 def parts_of(path: Path) -> tuple[dict[str, Any], Any, bytes]:
     with open_source(path) as source:
         header = read_header(source)
         data = source.read(header.data_start, source.size)
     return json.loads(header.metadata[sealed.MANIFEST]), header.entries, data
-
-
-def resealed(manifest: dict[str, Any], entries: Any, data: bytes) -> bytes:
-    """A file whose digests are right, whatever its manifest says."""
-    text = json.dumps(manifest, sort_keys=True, separators=(",", ":"))
-    metadata = {sealed.MANIFEST: text, sealed.DIGEST: sealed._digest(text, entries)}
-    return header_bytes(entries, metadata) + data
-
-
-STRANGE: tuple[Any, ...] = (
-    None, True, -1, 0, 1, 7, 64, 10**12, 2**40 - 64, 2**62, 1.5, "", "x", "float64", [], [[]],
-    [-1], ["x"], {}, {"x": 1},
-)  # fmt: skip
-
-
-def places(value: Any) -> Iterator[tuple[Any, Any]]:
-    """Every container in a tree and each key or index of it."""
-    for key in value if isinstance(value, dict) else range(len(value)):
-        yield value, key
-        if isinstance(value[key], dict | list):
-            yield from places(value[key])
-
-
-def test_manifests_that_lie(good: Path, tmp_path: Path) -> None:
-    manifest, entries, data = parts_of(good)
-    generator = random.Random(1)
-    text = json.dumps(manifest)
-    taken = 0
-    with bounded():
-        for _ in range(MUTATIONS // 4):
-            lying = json.loads(text)
-            where, key = generator.choice(list(places(lying["models"])))
-            where[key] = generator.choice(STRANGE)
-            taken += tried(tmp_path / "bad.tm", resealed(lying, entries, data))
-    assert taken > 0  # what describes the graph is not looked at
 
 
 def lie(manifest: dict[str, Any], *path: Any, to: Any) -> None:

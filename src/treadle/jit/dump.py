@@ -11,6 +11,7 @@ import numpy as np
 
 from treadle.base import tree
 from treadle.base.errors import TraceError
+from treadle.base.files.numpy_files import load_array
 from treadle.base.files.source import PathLike
 from treadle.base.shape import size_of
 from treadle.engine.package import models
@@ -296,7 +297,7 @@ def _array(given: Any, value: Value) -> Any:
     if not given.startswith("#rand"):
         if not given.endswith(".npy"):
             raise ValueError(f"dump: input_data {given!r} is neither a .npy file nor #rand(a, b)")
-        return np.load(given, allow_pickle=False)
+        return load_array(given)
     try:
         low, high, *rest = [float(x) for x in given[len("#rand") :].strip(" ()").split(",")]
     except ValueError:

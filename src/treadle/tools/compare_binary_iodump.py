@@ -9,6 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
+from treadle.base.files.numpy_files import load_array
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; its exit status: 0 where all values agree."""
@@ -43,7 +45,7 @@ def _files(given: str) -> dict[str, Path]:
 
 def _difference(first: Path, second: Path, allowed: float) -> str:
     """What is wrong, or nothing."""
-    a, b = np.load(first, allow_pickle=False), np.load(second, allow_pickle=False)
+    a, b = load_array(first), load_array(second)
     if (a.shape, a.dtype) != (b.shape, b.dtype):
         return f"{a.dtype}{list(a.shape)} and {b.dtype}{list(b.shape)}"
     if not a.size:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from treadle.base.files.numpy_files import load_array
 from treadle.engine.package.models import Case, Model, Runner
 from treadle.graph.evaluate import evaluate
 from treadle.graph.ir import Graph, Node
@@ -60,8 +61,7 @@ def _value(text: str) -> Array:
     if text.lstrip().startswith(("[", "{")):
         return np.asarray(json.loads(text))
     if text.endswith(".npy"):
-        loaded: Array = np.load(text, allow_pickle=False)
-        return loaded
+        return load_array(text)
     raise ValueError(f"--input {text!r} is no .npy file, no #rand(low, high, shape) and no JSON")
 
 

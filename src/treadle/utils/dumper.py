@@ -25,6 +25,7 @@ import numpy.typing as npt
 
 from treadle.base import layers, tree
 from treadle.base.difference import Difference, difference, magnitude
+from treadle.base.files.numpy_files import load_arrays
 from treadle.base.loc import user_location
 from treadle.base.modes import capturing
 from treadle.ops.op import Op
@@ -221,8 +222,7 @@ def _stored(folder: Path) -> list[tuple[tuple[str, str], Array]]:
     found: list[tuple[str, str, Array]] = []
     for path in folder.rglob("values.npz"):
         layer = path.parent.relative_to(folder).as_posix()
-        with np.load(path, allow_pickle=False) as stored:
-            found += [(name, layer, stored[name]) for name in stored.files]
+        found += [(name, layer, array) for name, array in load_arrays(path).items()]
     return [((layer, name), array) for name, layer, array in sorted(found, key=lambda f: f[0])]
 
 

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from treadle.base.difference import difference, magnitude
 from treadle.base.errors import TreadleError
+from treadle.base.files.numpy_files import load_arrays
 from treadle.engine.devices.names import resolve
 from treadle.engine.options import Options
 from treadle.engine.pipeline import Stages
@@ -32,18 +33,17 @@ def load(text: str, data: str | os.PathLike[str]) -> tuple[Graph, list[Array]]:
 
     Raises:
         GraphError: the text is no graph.
-        OSError, ValueError: the data cannot be read.
+        LoadError, OSError: the data cannot be read.
     """
     inputs: dict[int, Array] = {}
     constants: dict[str, ArrayData] = {}
-    with np.load(data, allow_pickle=False) as stored:
-        for name in stored.files:
-            kind, _, rest = name.partition("_")
-            if kind == "input":
-                inputs[int(rest)] = stored[name]
-            else:
-                dtype, _, digest = rest.partition("_")
-                constants[digest] = ArrayData(typed(stored[name], dtype))
+    for name, array in load_arrays(data).items():
+        kind, _, rest = name.partition("_")
+        if kind == "input":
+            inputs[int(rest)] = array
+        else:
+            dtype, _, digest = rest.partition("_")
+            constants[digest] = ArrayData(typed(array, dtype))
     graph = parse(text, constants)
     types = graph.input_types
     return graph, [typed(inputs[i], t.dtype.name) for i, t in enumerate(types)]

@@ -249,14 +249,16 @@ def test_quantized_networks_are_the_same_or_a_step_apart(
 ) -> None:
     monkeypatch.setenv("TREADLE_OPENVINO_PRECISION", mode)
     rounding, whole, x = quantized()
-    for net, kind in ((rounding, {"f32": "f32", "int8": "u8"}[mode]), (whole, "f32")):
+    # Which sign integers have is OpenVINO's choice: with AMX it takes the one, else the other.
+    kinds = {"f32": ["f32"], "int8": ["u8", "i8"]}[mode]
+    for net, allowed in ((rounding, kinds), (whole, ["f32"])):
         wanted = mge.jit.compile(net)(x).numpy()
         step = np.unique(np.abs(wanted[wanted != 0])).min()
         function = mge.jit.compile(net, options=WITH)
         apart = np.abs(function(x).numpy() - wanted)
         assert apart.max() < step * 1.001  # What lies between two levels may go either way.
         assert (apart > step / 2).mean() < 0.02
-        assert precisions(function) == {kind}
+        assert precisions(function) in [{kind} for kind in allowed]
 
 
 # -- files -------------------------------------------------------------------------------------

@@ -65,6 +65,8 @@ def open_native(code: NativeCode) -> list[NativeExecutable]:
     symbols = [*code.symbols, *runtime.values()]
     try:
         library = _library(code, symbols)
+        if max(library.addresses.values()) >> 63:
+            raise ValueError("a kernel lies where no program can be")
     except (OSError, ValueError, CompileError) as error:
         raise LoadError(
             "native code", f"it cannot be opened: {error}", hint="compile the model anew"

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from treadle.base.errors import LoadError
+from treadle.base.files.numpy_files import load_array
 from treadle.cli.models.inputs import read_arrays
 from treadle.engine.package.models import Case
 
@@ -89,8 +90,8 @@ def _only(outputs: Mapping[str, Array], path: Path) -> dict[str, Array]:
         problem = f"it is one array, the model has {len(outputs)} outputs"
         raise LoadError(str(path), problem, hint="give an .npz with their names")
     try:
-        return {next(iter(outputs)): np.load(path, allow_pickle=False)}
-    except (OSError, ValueError) as error:
+        return {next(iter(outputs)): load_array(path)}
+    except OSError as error:
         raise LoadError(str(path), f"it cannot be read: {error}") from error
 
 

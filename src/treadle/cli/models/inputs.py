@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from treadle.base.errors import LoadError
+from treadle.base.files.numpy_files import load_array, load_arrays
 from treadle.engine.package.models import Model
 from treadle.graph.ir import Value
 
@@ -77,13 +78,9 @@ def read_arrays(path: Path) -> dict[str, Array]:
         LoadError: it cannot be read.
     """
     try:
-        with np.load(path, allow_pickle=False) as file:
-            if not isinstance(file, Mapping):
-                raise ValueError("it holds one array without a name")
-            return {name: file[name] for name in file}
-    except (OSError, ValueError) as error:
-        hint = "write it by numpy.savez"
-        raise LoadError(str(path), f"it cannot be read: {error}", hint=hint) from error
+        return load_arrays(path)
+    except OSError as error:
+        raise LoadError(str(path), f"it cannot be read: {error}") from error
 
 
 def _read(model: Model, name: str, value: Value, place: str, image: Preprocessing | None) -> Array:
@@ -107,9 +104,9 @@ def _array(place: str, name: str) -> Any:
             return json.loads(Path(place).read_text("utf-8"))
         path, sign, member = place.partition(".npz:")
         if sign or place.endswith(".npz"):
-            with np.load(f"{path}.npz" if sign else place, allow_pickle=False) as file:
-                only = file.files[0] if len(file.files) == 1 else name
-                return file[member or (name if name in file.files else only)]
-        return np.load(place, allow_pickle=False)
+            found = load_arrays(f"{path}.npz" if sign else place)
+            only = next(iter(found)) if len(found) == 1 else name
+            return found[member or (name if name in found else only)]
+        return load_array(place)
     except (OSError, ValueError, KeyError) as error:
         raise LoadError(place, f"it cannot be read: {error}", hint=FORMS) from error

@@ -264,7 +264,11 @@ def _model(
     inputs, outputs = tuple(entry["inputs"]), tuple(entry["outputs"])
     if len(inputs) != len(graph.inputs) or len(outputs) != len(graph.outputs):
         raise ValueError("its inputs or outputs are not those of its graph")
+    if not all(isinstance(name, str) for name in (*inputs, *outputs)):
+        raise ValueError("the name of an input or output is no text")
     info, options = entry["info"], entry["options"]
+    if not isinstance(options, Mapping):
+        raise ValueError("its options are no object")
     return Model(graph, inputs, outputs, info, options, tuple(cases), segments, own=own)
 
 
