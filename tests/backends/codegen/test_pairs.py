@@ -18,7 +18,7 @@ from treadle.backends.codegen.target import AVX2, AVX512
 from treadle.backends.cpu.host import flags
 from treadle.base import dtype as dt
 from treadle.base.types import TensorType
-from treadle.ops.conv import Conv, ConvGradInput, IntConv
+from treadle.ops.conv import Conv, ConvGradInput, ConvGradWeight, IntConv
 from treadle.ops.elementwise import Add, Mul
 from treadle.ops.matmul import IntMatmul, Matmul
 from treadle.ops.movement import Transpose
@@ -133,7 +133,7 @@ CASES = [
     (2, 16, (9, 8), 33, (3, 3), 1, 1, 1, 1),
     (1, 40, (7, 7), 32, (3, 3), 2, 1, 1, 1),
     (2, 32, (6, 6), 64, (3, 3), 1, 1, 2, 2),
-    (1, 64, (5, 5), 40, (1, 1), 2, 0, 1, 1),
+    (2, 64, (7, 7), 40, (1, 1), 2, 0, 1, 1),
     (1, 260, (4, 4), 33, (3, 3), 1, 1, 1, 1),
     (1, 24, (40,), 33, (3,), 1, 2, 1, 1),
 ]
@@ -161,7 +161,28 @@ def test_convolutions_and_their_gradients(case, target):
     (y,) = as_tuple(op.reference(x, weight))
     back = ConvGradInput(*common, spatial)
     body, operands = channels_last(back, values(rng, y.shape, dt.bfloat16), weight)
+    names = [k.kernel.name for k in lowered(body, operands, (), target).launches]
+    assert any(target.name in name for name in names)
     check(body, operands, outputs // groups * weight[0, 0].size, (), runner(target), target)
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda t: t.name)
+@pytest.mark.parametrize("case", [c for c in CASES if c[-1] == 1], ids=str)
+def test_gradients_in_the_weight(case, target):
+    images, channels, spatial, outputs, window, stride, padding, dilation, groups = case
+    each = len(spatial)
+    common = (stride,) * each, ((padding, padding),) * each, (dilation,) * each, groups
+    rng = np.random.default_rng(8)
+    x = values(rng, (images, channels, *spatial), dt.bfloat16)
+    weight = values(rng, (outputs, channels // groups, *window), dt.bfloat16)
+    (y,) = as_tuple(Conv(*common).reference(x, weight))
+    dy = values(rng, y.shape, dt.bfloat16)
+    scale = values(rng, (outputs, 1, *(1,) * each), dt.bfloat16)
+    op = ConvGradWeight(*common, window)
+    body, operands = channels_last(op, x, dy, (scale,), lambda z, s: Mul()(z, s))
+    names = [k.kernel.name for k in lowered(body, operands, (), target).launches]
+    assert any(target.name in name for name in names) == (y[:, 0].size >= 16)
+    check(body, operands, y[:, 0].size, (), runner(target), target)
 
 
 BYTES = [*itertools.product((dt.int8, dt.uint8), repeat=2)]

@@ -11,7 +11,7 @@ The order of additions depends on the number of terms alone.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Literal
 
@@ -31,11 +31,12 @@ from treadle.backends.codegen.contraction.pair_words import (
     terms_per_step,
 )
 from treadle.backends.codegen.contraction.tile import Tile
-from treadle.backends.codegen.kernel import builder
+from treadle.backends.codegen.kernel import builder, ir
 from treadle.backends.codegen.kernel.builder import Builder
 from treadle.backends.codegen.kernel.ir import Function, Value
 from treadle.base import dtype as dt
 
+Rows = Order | Literal["table", "ragged", "words"]
 TABLES = ("row_table", "step_table", "terms_table")
 """Tables of rows that lie apart: where they begin, and where their steps do and what they have."""
 _LINE = 64
@@ -50,23 +51,27 @@ class PairSpec:
 
     Attributes:
         unit: what multiplies.
-        order: how rows of a lie; "table" and "ragged": as tables say, see `tabled_rows_function`.
+        order: how rows of a lie; "table" and "ragged": as tables say, see `tabled_rows_function`;
+            "words": they are words already.
         in_place: whether blocks of rows are read where they lie, if that is on lines of the cache.
         batch: number of batch axes.
         split: whether sums are built in several parts of `depth` steps.
         words: words of scratch for rows of a.
         sums: elements of scratch for sums.
         epilogue: what becomes of the sums.
+        shifts: whether there are several products with the same rows: `shift_table` says how many
+            words of b each of them begins behind the first.
     """
 
     unit: Unit
-    order: Order | Literal["table", "ragged"]
+    order: Rows
     in_place: bool
     batch: int
     split: bool
     words: int
     sums: int
     epilogue: Epilogue
+    shifts: bool = False
 
     @property
     def tabled(self) -> bool:
@@ -81,6 +86,17 @@ class _Part:
     first: Value
     count: Value
     last: Value | None
+
+
+@dataclass(slots=True)
+class _Panel:
+    """A panel of an item, the one that follows it, the sums, and steps of whole sums."""
+
+    number: Value
+    b: Value
+    follows: Value
+    sums: Value
+    steps: Value
 
 
 @lru_cache(maxsize=256)
@@ -100,7 +116,7 @@ class _Writer:
 
     spec: PairSpec
     items: Items = field(init=False)
-    lines: Function = field(init=False)
+    lines: Function | None = None
     tiles: dict[int, Function] = field(init=False)
     words: Value = field(init=False)
     sums: Value = field(init=False)
@@ -108,13 +124,25 @@ class _Writer:
     def __post_init__(self) -> None:
         spec, unit = self.spec, self.spec.unit
         tables = TABLES if spec.tabled else ()
-        self.items = Items(WIDTH, unit.a, dt.int32, spec.batch, spec.epilogue, tables)
+        a = dt.int32 if spec.order == "words" else unit.a
+        self.items = Items(WIDTH, a, dt.int32, spec.batch, spec.epilogue, tables)
+        if spec.shifts:
+            self._add_shifts()
         if spec.order == "table" or spec.order == "ragged":
             self.lines = tabled_rows_function(unit.a, ragged=spec.order == "ragged")
-        else:
+        elif spec.order != "words":
             self.lines = lines_function(Lines(unit.a, spec.order, rows=True))
         sizes = (BLOCK, LINES) if unit.matrices else (unit.rows,)
         self.tiles = {rows: unit_function(unit, rows) for rows in sizes}
+
+    def _add_shifts(self) -> None:
+        """Parameters of several products: how many, and their steps in operands and results."""
+        epilogue = self.spec.epilogue
+        names = [f"x{i}_shift" for i in range(len(epilogue.extras))]
+        names += [f"c{i}_shift" for i in range(len(epilogue.results))]
+        parameters = self.items.parameters
+        parameters["shift_table"] = ir.pointer(dt.int32, "shift_table")
+        parameters |= {name: ir.size(name) for name in ("shifts", "panel_steps", *names)}
 
     def name(self) -> str:
         """A name that tells kernels apart in reports."""
@@ -126,7 +154,7 @@ class _Writer:
 
     def functions(self) -> list[Function]:
         """What the entry calls."""
-        return [self.lines, *self.tiles.values()]
+        return [f for f in (self.lines, *self.tiles.values()) if f is not None]
 
     def __getitem__(self, name: str) -> Value:
         return self.items[name]
@@ -134,7 +162,8 @@ class _Writer:
     def write(self, e: Builder, lo: Value, hi: Value) -> None:
         """The entry."""
         spec, e.flushes = self.spec, True
-        self.words = e.stack(dt.int32, spec.words)
+        if self.lines is not None:
+            self.words = e.stack(dt.int32, spec.words)
         self.sums = e.stack(spec.unit.sums, spec.sums)
         many = terms_per_step(spec.unit.a)
         steps = e.div(e.add(self["k"], many - 1), many)
@@ -162,18 +191,53 @@ class _Writer:
     def _part(self, e: Builder, item: Item, part: _Part, steps: Value) -> None:
         """Add some terms to all sums of an item."""
         self._make_words(e, item, part)
+        if not self.spec.shifts:
+            self._panels(e, item, part, steps, item.b)
+            return
+
+        def shift(t: Value) -> None:
+            b = e.offset(item.b, e.cast(e.load(self["shift_table"], t), dt.int64))
+            results, extras = (
+                [
+                    replace(at, pointer=e.offset(at.pointer, e.mul(t, self[f"{kind}{i}_shift"])))
+                    for i, at in enumerate(places)
+                ]
+                for kind, places in (("c", item.results), ("x", item.extras))
+            )
+            size = e.mul(e.mul(self["width"], _whole_blocks(e, self["height"])), WIDTH)
+            sums = e.mul(t, size)
+            moved_ = replace(item, results=results, extras=extras)
+            self._panels(e, moved_, part, steps, b, self["panel_steps"], sums)
+
+        e.loop(0, self["shifts"], 1, shift)
+
+    def _panels(
+        self,
+        e: Builder,
+        item: Item,
+        part: _Part,
+        steps: Value,
+        b: Value,
+        panel_steps: Value | None = None,
+        sums: Value | None = None,
+    ) -> None:
+        """All rows of an item times its panels, which lie `panel_steps` apart."""
+        size = e.mul(steps if panel_steps is None else panel_steps, PANEL)
+        begin = e.offset(b, e.mul(part.first, PANEL))
+        made = self.sums if sums is None else e.offset(self.sums, sums)
 
         def panel(p: Value) -> None:
-            size = e.mul(steps, PANEL)
-            place = e.mul(e.add(item.panel, p), size)
-            b = e.offset(e.offset(item.b, place), e.mul(part.first, PANEL))
-            follows = e.offset(b, size)
-            e.loop(0, item.rows, BLOCK, lambda r: self._block(e, item, part, (p, r, b, follows)))
+            place = e.offset(begin, e.mul(e.add(item.panel, p), size))
+            at = _Panel(p, place, e.offset(place, size), made, steps)
+            e.loop(0, item.rows, BLOCK, lambda r: self._block(e, item, part, at, r))
 
         e.loop(0, item.panels, 1, panel)
 
     def _make_words(self, e: Builder, item: Item, part: _Part) -> None:
         """Words of the rows of an item, or of those behind its last whole block."""
+        lines = self.lines
+        if lines is None:
+            return
         many = terms_per_step(self.spec.unit.a)
         first = e.mul(part.first, many)
         terms = e.sub(self["k"], first)
@@ -186,26 +250,33 @@ class _Writer:
 
         def group(r: Value) -> None:
             if self.spec.tabled:
-                self._make_tabled(e, item, part, r)
+                self._make_tabled(e, lines, item, part, r)
                 return
             given = e.offset(a, e.mul(e.add(item.row, r), self["a_row"]))
             count = e.min(e.sub(item.rows, r), LINES)
             into = e.offset(self.words, e.mul(e.div(e.sub(r, start), LINES), size))
             steps = self["a_row"], self["a_term"]
-            e.call(self.lines, given, *steps, into, count, terms, part.count)
+            e.call(lines, given, *steps, into, count, terms, part.count)
 
         e.loop(start, item.rows, LINES, group)
 
-    def _make_tabled(self, e: Builder, item: Item, part: _Part, r: Value) -> None:
+    def _make_tabled(self, e: Builder, lines: Function, item: Item, part: _Part, r: Value) -> None:
         """Words of a group of rows that are found by tables."""
         rows = e.offset(self["row_table"], e.add(item.row, r))
         steps = [e.offset(self[name], part.first) for name in TABLES[1:]]
         count = e.min(e.sub(item.rows, r), LINES)
         into = e.offset(self.words, e.mul(e.div(r, LINES), e.mul(part.count, GROUP)))
-        e.call(self.lines, item.a, rows, *steps, into, count, part.count)
+        e.call(lines, item.a, rows, *steps, into, count, part.count)
 
-    def _rows(self, e: Builder, item: Item, part: _Part, r: Value) -> tuple[Value, ...]:
+    def _rows(
+        self, e: Builder, item: Item, part: _Part, steps: Value, r: Value
+    ) -> tuple[Value, ...]:
         """Where a block of rows lies, and the words between rows, steps and groups."""
+        if self.spec.order == "words":
+            size = e.mul(steps, GROUP)
+            group = e.div(e.add(item.row, r), LINES)
+            place = e.add(e.mul(group, size), e.mul(part.first, GROUP))
+            return e.offset(item.a, place), e.index(WORDS), e.index(GROUP), size
         size = e.mul(part.count, GROUP)
         made = e.index(WORDS), e.index(GROUP), size
         if not self.spec.in_place:
@@ -223,23 +294,19 @@ class _Writer:
         given = e.offset(self.words, first), *made
         return e.branch(e.bitwise("and", aligned, whole), there, lambda: given, given)
 
-    def _block(
-        self, e: Builder, item: Item, part: _Part, at: tuple[Value, Value, Value, Value]
-    ) -> None:
+    def _block(self, e: Builder, item: Item, part: _Part, at: _Panel, r: Value) -> None:
         """A block of rows times one panel."""
-        spec, (p, r, b, follows) = self.spec, at
-        column = e.mul(e.add(item.panel, p), WIDTH)
+        spec = self.spec
+        column = e.mul(e.add(item.panel, at.number), WIDTH)
         place, add = e.index(0), e.index(0)
         if spec.split:
-            # Blocks are whole in scratch memory.
-            height = e.mul(e.div(e.add(self["height"], BLOCK - 1), BLOCK), BLOCK)
-            place = e.mul(e.add(e.mul(p, height), r), WIDTH)
+            place = e.mul(e.add(e.mul(at.number, _whole_blocks(e, self["height"])), r), WIDTH)
             add = part.first
-        sums = e.offset(self.sums, place)
+        sums = e.offset(at.sums, place)
         rows = e.min(e.sub(item.rows, r), BLOCK)
         ahead = e.mul(e.div(r, BLOCK), e.mul(part.count, AHEAD * WORDS))
-        given = b, e.offset(follows, ahead), part.count, sums, add
-        self._multiply(e, self._rows(e, item, part, r), given, rows)
+        given = at.b, e.offset(at.follows, ahead), part.count, sums, add
+        self._multiply(e, self._rows(e, item, part, at.steps, r), given, rows)
 
         def end() -> None:
             results, extras = (
@@ -275,6 +342,11 @@ class _Writer:
             return
         size = self.spec.unit.rows
         e.loop(0, rows, size, lambda first: call(size, first))
+
+
+def _whole_blocks(e: Builder, rows: Value) -> Value:
+    """Rows of scratch memory for so many rows: whole blocks."""
+    return e.mul(e.div(e.add(rows, BLOCK - 1), BLOCK), BLOCK)
 
 
 def _is_aligned(e: Builder, item: Item) -> Value:

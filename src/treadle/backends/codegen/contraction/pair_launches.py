@@ -10,9 +10,16 @@ import numpy as np
 from treadle.backends.codegen.contraction.convolution_maps import Offsets
 from treadle.backends.codegen.contraction.launch import Launches
 from treadle.backends.codegen.contraction.pack import Order, order_of
-from treadle.backends.codegen.contraction.pair_kernel import BLOCK, TABLES, PairSpec, pair_kernel
+from treadle.backends.codegen.contraction.pair_kernel import (
+    BLOCK,
+    TABLES,
+    PairSpec,
+    Rows,
+    pair_kernel,
+)
 from treadle.backends.codegen.contraction.pair_tiles import Unit
 from treadle.backends.codegen.contraction.pair_words import (
+    GROUP,
     LINES,
     PANEL,
     WIDTH,
@@ -20,6 +27,7 @@ from treadle.backends.codegen.contraction.pair_words import (
     Panels,
     panels_kernel,
     terms_per_step,
+    weaving_kernel,
 )
 from treadle.backends.codegen.contraction.problem import Matrix, Problem
 from treadle.backends.codegen.target import Target
@@ -44,6 +52,8 @@ _ITEM = {True: 1 << 26, False: 1 << 22}
 _ITEMS = 32
 """Items that keep a handful of threads equally busy."""
 _BYTES = {dt.int8, dt.uint8}
+_CHUNK = 64
+"""Steps of a group of lines that an item makes words."""
 _LEAST = 1 << 15
 """Arithmetic operations from which it pays to make words."""
 
@@ -108,9 +118,7 @@ def multiply_tabled(launches: Launches, unit: Unit, rows: Offsets, steps: Steps)
     _multiply(launches, unit, "ragged" if ragged else "table", count)
 
 
-def _multiply(
-    launches: Launches, unit: Unit, order: Order | Literal["table", "ragged"], steps: Dim
-) -> None:
+def _multiply(launches: Launches, unit: Unit, order: Rows, steps: Dim) -> None:
     problem = launches.problem
     # How many steps there may be at most is not asked for: the call might have more of them.
     split = not isinstance(steps, int) or steps > _DEPTH * _SPARE
@@ -198,3 +206,105 @@ def _panels(
     (launches.prelude if frozen else launches.launches).append(launch)
     made = replace(b, kind=place.kind, index=place.index, dtype=dt.int32, offset=0)
     return replace(made, batch=tuple(s.target for s in batch), row=WIDTH, column=1)
+
+
+# -- several products with the same rows -------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Shifted:
+    """Products of two matrices whose lines are neighbors, one for every shift of b's terms.
+
+    Attributes:
+        a, b: where they begin, and elements from term to term.
+        terms: how many there are.
+        shifts: by how many terms b is moved on; what lies behind its last one meets zeros of a.
+        steps: of further operands and of results, from product to product.
+    """
+
+    a: Matrix
+    b: Matrix
+    terms: int
+    shifts: Offsets
+    steps: dict[str, int]
+
+
+def multiply_shifted(launches: Launches, unit: Unit, given: Shifted) -> None:
+    """The products: words of a, those of b for even and for odd shifts, then the kernel."""
+    problem, many = launches.problem, terms_per_step(unit.a)
+    m, n = int(problem.m), int(problem.n)
+    steps, panels = -(-given.terms // many), -(-n // WIDTH)
+    room = -(-(given.terms + int(given.shifts.max())) // many) + 1
+    a = _woven(launches, given.a, (m, given.terms, steps), rows=True)
+    terms_per_word = 4 // unit.b.itemsize
+    size, found = panels * room * PANEL, sorted({int(s) % terms_per_word for s in given.shifts})
+    place = launches.workspace(len(found) * size * dt.int32.itemsize)
+    for i, first in enumerate(found):
+        moved = replace(given.b, offset=given.b.offset + first * given.b.row)
+        into = replace(place, offset=i * size * dt.int32.itemsize)
+        _woven(launches, moved, (n, given.terms - first, room), rows=False, place=into)
+    words, firsts = np.divmod(given.shifts, terms_per_word)
+    table = np.searchsorted(found, firsts) * size + words * WIDTH
+    launches.tables = {"shift_table": launches.constant(table.astype(np.int32))}
+    width, height = _shifted_item(m, panels, len(table))
+    row_items, panel_items = -(-m // height), -(-panels // width)
+    sizes: dict[str, Dim] = {"height": height, "width": width, "block": BLOCK, **given.steps}
+    sizes |= {"row_items": row_items, "panel_items": panel_items, "depth": _DEPTH}
+    sizes |= {"shifts": len(table), "panel_steps": room}
+    made = Matrix("workspace", a.index, dt.int32, 0, (), 0, 1)
+    launches.problem = replace(problem, a=made, b=replace(made, index=place.index), k=given.terms)
+    spec = PairSpec(unit, "words", False, 0, True, 0, _SHIFTED, problem.epilogue, shifts=True)
+    launches.add(pair_kernel(spec), sizes, row_items * panel_items)
+    launch = launches.launches[-1]
+    launches.launches[-1] = replace(launch, flops=launch.flops * len(table), serial=False)
+
+
+_SHIFTED = 1 << 18
+"""Most incomplete sums of an item with several products: 1 MiB."""
+MOST_SHIFTS = 128
+"""Most products that an item may have."""
+
+
+def _shifted_item(rows: int, panels: int, shifts: int) -> tuple[int, int]:
+    """Panels and rows of an item: all products of a few blocks."""
+    blocks = max(1, _SHIFTED // (BLOCK * WIDTH * shifts))
+    width = min(panels, max(1, blocks // 2), 2)
+    height = _whole(rows, min(_HEIGHT, blocks // width * BLOCK))
+    while -(-rows // height) * -(-panels // width) < _ITEMS // 4 and (height > BLOCK or width > 1):
+        if height > BLOCK:
+            height = _whole(rows, height // 2)
+        else:
+            width = -(-width // 2)
+    return width, height
+
+
+def _woven(
+    launches: Launches,
+    matrix: Matrix,
+    sizes: tuple[int, int, int],
+    *,
+    rows: bool,
+    place: Ref | None = None,
+) -> Ref:
+    """Words of a matrix of (lines, terms), with room for so many steps."""
+    lines, terms, room = sizes
+    groups = -(-lines // LINES) if rows else -(-lines // WIDTH) * (WIDTH // LINES)
+    nbytes = groups * room * GROUP * dt.int32.itemsize
+    made = launches.workspace(nbytes) if place is None else place
+    chunks = -(-room // _CHUNK)
+    arguments: dict[str, Ref | Dim] = {
+        "source": Ref(matrix.kind, matrix.index, matrix.offset * matrix.dtype.itemsize),
+        "made": made,
+        **{"lines": lines, "terms": terms, "term_step": matrix.row, "room": room},
+        **{"chunk": _CHUNK, "chunks": chunks},
+    }
+    kernel = weaving_kernel(matrix.dtype, rows=rows)
+    launch = Launch(
+        kernel.kernel,
+        tuple(arguments[name] for name in kernel.names),
+        items=groups * chunks,
+        serial=nbytes < 1 << 16,
+        nbytes=2 * nbytes,
+    )
+    launches.launches.append(launch)
+    return made

@@ -326,3 +326,43 @@ def panels_kernel(spec: Panels) -> Contraction:
 
     name = f"pack_words_{spec.order}_{spec.source.name}"
     return Contraction(builder.kernel(name, list(values.values()), write, [pack]), tuple(values))
+
+
+@lru_cache(maxsize=16)
+def weaving_kernel(source: DType, *, rows: bool) -> Contraction:
+    """A kernel that makes words of a whole matrix whose lines are neighbors.
+
+    Its items are `chunk` steps of a group of lines. A panel, or a group of rows, has `room` steps.
+    """
+    pack = lines_function(Lines(source, "transposed", rows))
+    values = {"source": ir.pointer(source, "source"), "made": ir.pointer(dt.int32, "made")}
+    names = ("lines", "terms", "term_step", "room", "chunk", "chunks")
+    values |= {name: ir.size(name) for name in names}
+    many = terms_per_step(source)
+
+    def item(e: Builder, i: Value) -> None:
+        group, first = (
+            e.div(i, values["chunks"]),
+            e.mul(e.rem(i, values["chunks"]), values["chunk"]),
+        )
+        place = e.mul(group, LINES)
+        line = e.min(place, e.sub(values["lines"], 1))
+        count = e.min(e.sub(values["lines"], line), LINES)
+        term = e.mul(first, many)
+        start = e.offset(values["source"], e.add(line, e.mul(term, values["term_step"])))
+        steps = e.min(values["chunk"], e.sub(values["room"], first))
+        if rows:
+            into = e.mul(e.add(e.mul(group, values["room"]), first), GROUP)
+        else:
+            halves = WIDTH // LINES
+            panel = e.add(e.mul(e.div(group, halves), values["room"]), first)
+            into = e.add(e.mul(panel, PANEL), e.mul(e.rem(group, halves), LINES))
+        left = e.max(e.sub(values["terms"], term), 0)
+        target = e.offset(values["made"], into)
+        e.call(pack, start, e.index(1), values["term_step"], target, count, left, steps)
+
+    def write(e: Builder, lo: Value, hi: Value) -> None:
+        e.loop(lo, hi, 1, lambda i: item(e, i))
+
+    name = f"weave_{'rows' if rows else 'columns'}_{source.name}"
+    return Contraction(builder.kernel(name, list(values.values()), write, [pack]), tuple(values))

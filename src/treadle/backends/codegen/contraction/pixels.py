@@ -228,11 +228,12 @@ class _Writer:
         apart = isinstance(self.views[0], Blocked) or self.form.block
         if source is None or weight is None or apart:
             return None
-        margins, parts = self._parts()
         problem = self.reading.problem
         problem = replace(problem, a=source.matrix, b=weight.matrix, k=self._terms)
         unit = unit_of(problem, target)
-        if unit is None or len(parts) > 1 or parts[0].places is not None:
+        # Cells of zeros between those of dy cost less than a product for every phase.
+        margins, parts = self._parts(phased=False)
+        if unit is None or parts[0].places is not None:
             return None
         line = self.kernel[-1] if self.op.dilation[-1] == 1 else 1
         pixels = Pixels(source, margins, parts[0], weight, line, self.form.flat)
@@ -247,10 +248,10 @@ class _Writer:
         product = self._pointwise()
         return product is None or measures(product.problem.simplified())
 
-    def _parts(self) -> tuple[Margins, list[Part]]:
+    def _parts(self, *, phased: bool = True) -> tuple[Margins, list[Part]]:
         shape = self.views[0].shape
         if isinstance(self.op, ConvGradInput):
-            return gradient_parts(self.op, shape, self.kernel, phased=True)
+            return gradient_parts(self.op, shape, self.kernel, phased=phased)
         margins, part = forward_part(self.op, shape, self.kernel)
         return margins, [part]
 

@@ -12,12 +12,14 @@ from treadle.backends.codegen.contraction.body import EpilogueReader, Reading, R
 from treadle.backends.codegen.contraction.convolution_maps import grid, steps_of
 from treadle.backends.codegen.contraction.launch import Launches
 from treadle.backends.codegen.contraction.pack import order_of
+from treadle.backends.codegen.contraction.pair_launches import MOST_SHIFTS, unit_of
 from treadle.backends.codegen.contraction.pixel_maps import Part, forward_part
 from treadle.backends.codegen.contraction.pixels import Form
 from treadle.backends.codegen.contraction.problem import Matrix, Problem
 from treadle.backends.codegen.contraction.spread import Margins, Source, spread
 from treadle.backends.codegen.contraction.tile import Tile, choose_tile
 from treadle.backends.codegen.contraction.weight_kernel import Spec, weight_kernels
+from treadle.backends.codegen.contraction.weight_pairs import lower_weight_pairs
 from treadle.backends.codegen.contraction.word_launches import lower_problem
 from treadle.backends.codegen.target import Target
 from treadle.backends.codegen.views import Strided, extents
@@ -107,14 +109,20 @@ def lower_weight_gradient(
     types = [v.type.dtype for v in anchor.inputs]
     a, b = Matrix.of("input", types[0], views[0]), Matrix.of("input", types[1], dy)
     k = dy.shape[1]
-    if op.window((*kernel,)).is_pointwise and k <= _FEW:
+    whole = Problem((groups,), shape[1], shape[2], k, a, b, extras, results, epilogue)
+    unit = unit_of(whole, target)
+    if op.window((*kernel,)).is_pointwise and (k <= _FEW or unit is not None):
         x = Form(images, groups, channels, (*positions,), True).pull(views[0])
         if x is not None:
             b, a = Matrix.of("input", types[0], x), b.transposed()
             problem = Problem((groups,), shape[1], channels, k, a, b, extras, results, epilogue)
             return lower_problem(Reading(problem, reader.constants), (), target)
-    problem = Problem((groups,), shape[1], shape[2], k, a, b, extras, results, epilogue)
-    launches = Launches(problem, target, reader.constants)
+    # A cell that no window meets would bring its NaN to the sums of all.
+    covered = taps == 1 or all(n >= step for n, step in zip(kernel, op.strides, strict=True))
+    if unit is not None and groups == 1 and covered and taps <= MOST_SHIFTS:
+        given = views[0], views[1]
+        return lower_weight_pairs(body, anchor, given, target, unit)
+    launches = Launches(whole, target, reader.constants)
     plan = _plan(launches, channels, taps, target)
     if plan.sums * plan.tile.dtype.itemsize > _STACK:
         return no("size-limit", f"a window of {taps} cells")
