@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import treadle as mge
+import treadle.functional as F
 from treadle.autodiff import GradManager
 from treadle.jit import TraceError
 
@@ -119,13 +120,80 @@ def test_control_flow_is_differentiated(name: str) -> None:
         np.testing.assert_allclose(got.numpy(), want.numpy(), rtol=1e-6)
 
 
-def test_while_has_no_gradient_and_says_so() -> None:
+def tangled(x: mge.Tensor) -> mge.Tensor:
+    """A scan, a branch and a loop whose gradients depend on what they computed."""
+    (s,), (rows,) = mge.jit.scan(
+        lambda s, v: (F.sin(s) * v + s * 0.5, s * v * W), (mge.tensor(1.0),), (x,)
+    )
+    y = mge.jit.cond(s > 0, lambda: (x * x * x).sum(), lambda: F.cos(x).sum())
+    return s + (rows * rows).sum() + y + limited(x, 5).sum()
+
+
+def limited(x: mge.Tensor, most: int) -> mge.Tensor:
+    """Squares as long as they are small; of 0.5 and less, no square would end it."""
+    return mge.jit.while_loop(
+        lambda n, y: F.abs(y).max() < 3.0, lambda n, y: (n + 1, y * y * x + W), (0 * x[0], x), most
+    )[1]
+
+
+def derivative(function: Callable[[mge.Tensor], mge.Tensor], order: int) -> Callable[..., Any]:
+    """The gradient of a function's sum, of the sum of its gradient's squares, and so on."""
+    if order == 0:
+        return function
+    inner = derivative(function, order - 1)
+
+    def gradient(x: mge.Tensor) -> mge.Tensor:
+        gm = GradManager().attach(x)
+        with gm:
+            y = inner(x)
+            gm.backward((y if order == 1 else y * y).sum())
+        found, x.grad = x.grad, None
+        return found
+
+    return gradient
+
+
+@pytest.mark.parametrize("order", [1, 2, 3])
+def test_control_flow_is_differentiated_again(order: int) -> None:
+    for point in ([0.3, 1.2, -0.7], [-0.4, 0.1, 0.2]):
+        want = derivative(tangled, order)(mge.tensor(point))
+        got = mge.jit.compile(derivative(tangled, order))(mge.tensor(point))
+        np.testing.assert_allclose(got.numpy(), want.numpy(), rtol=1e-4)
+
+
+@pytest.mark.parametrize("most", [0, 1, 2, 40, 600])
+def test_a_loop_with_most_turns_has_gradients(most: int) -> None:
+    """They are those of the loop written out, for as many turns as were taken."""
+    step = mge.jit.compile(derivative(lambda x: limited(x, most), 1))
+    for scale in (0.1, 0.9, 2.0):
+        x = mge.tensor(X * scale)
+        want = derivative(lambda x: limited(x, most), 1)(mge.tensor(X * scale))
+        found = mge.jit.compile(lambda x: limited(x, most))(x)
+        np.testing.assert_allclose(found.numpy(), limited(x, most).numpy(), rtol=1e-5)
+        np.testing.assert_allclose(step(x).numpy(), want.numpy(), rtol=1e-4)
+
+
+def test_turns_that_are_not_taken_leave_no_nan() -> None:
+    """The body divides by what has become zero when the loop has ended."""
+
+    def loop(x: mge.Tensor) -> mge.Tensor:
+        return mge.jit.while_loop(
+            lambda n, y: n > 0, lambda n, y: (n - 1, y / n), (mge.tensor(3.0), x), 8
+        )[1]
+
+    found = mge.jit.compile(derivative(loop, 1))(mge.tensor(X))
+    np.testing.assert_allclose(found.numpy(), np.full(3, 1 / 6), rtol=1e-6)
+    with pytest.raises(ValueError, match="most should be 0 or more, got -1"):
+        mge.jit.while_loop(lambda y: y > 0, lambda y: y, (mge.tensor(1.0),), -1)
+
+
+def test_an_open_loop_has_no_gradient_and_says_so() -> None:
     def gradient(x: mge.Tensor) -> None:
         gm = GradManager().attach(x)
         with gm:
             gm.backward(power(x)[1].sum())
 
-    with pytest.raises(mge.TreadleError, match="use scan"):
+    with pytest.raises(mge.TreadleError, match="most=100"):
         mge.jit.compile(gradient)(mge.tensor(X))
 
 

@@ -151,7 +151,7 @@ class _Cond(Cond):
         needs = at.needs[1:]
         op = Cond(pullback(then, needs), pullback(otherwise, needs))
         given = (predicate, *xs, *_cotangents(at.outputs, at.dys))
-        return None, *_spread(op.outputs(*given), needs)
+        return None, *_spread(_outputs(op, given), needs)
 
 
 class _Scan(Scan):
@@ -160,7 +160,7 @@ class _Scan(Scan):
     def vjp(self, at: Pullback[Any]) -> tuple[Any, ...]:
         body, n = _region(self, self.body), self.n_carried
         stacked = at.inputs[n:]
-        kept = Scan(_keeping(body, n), n, self.length).outputs(*at.inputs)
+        kept = _outputs(Scan(_keeping(body, n), n, self.length), at.inputs)
         states = kept[len(at.outputs) :]
         # A state needs its cotangent on every turn, whoever asked for the first one.
         carried = [is_differentiable(t) for t in body.input_types[:n]]
@@ -171,7 +171,7 @@ class _Scan(Scan):
         region = reordered(pullback(body, needs), order)
         dys = _cotangents(at.outputs, at.dys)
         entries = [Flip((0,))(x) for x in (*states, *stacked, *dys[first:])]
-        results = Scan(region, first, self.length).outputs(*dys[:first], *entries)
+        results = _outputs(Scan(region, first, self.length), (*dys[:first], *entries))
         d_state = _spread(results[:first], carried)
         d_stacked = _spread([Flip((0,))(r) for r in results[first:]], at.needs[n:])
         return *d_state, *d_stacked
@@ -184,8 +184,14 @@ class _While(While):
         raise NoGradient(
             "while_loop",
             "the number of turns is not known before it runs",
-            hint="use scan with a fixed number of turns",
+            hint="name the most turns there may be: while_loop(..., most=100)",
         )
+
+
+def _outputs(op: Op, operands: Sequence[Any]) -> tuple[Any, ...]:
+    """Apply an op; on Tensors so that an outer tape can differentiate it again."""
+    in_graph = any(isinstance(x, GraphOperand) for x in operands)
+    return (op if in_graph else differentiable(op)).outputs(*operands)
 
 
 def _region(op: Op, region: object) -> Graph:

@@ -7,6 +7,7 @@ graph, with every outer tensor they use as an argument.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import count
 from typing import Any
 
 from treadle.base import tree
@@ -70,7 +71,10 @@ def cond(
 
 
 def while_loop(
-    condition: Callable[..., Any], body: Callable[..., Any], state: Sequence[Tensor]
+    condition: Callable[..., Any],
+    body: Callable[..., Any],
+    state: Sequence[Tensor],
+    most: int | None = None,
 ) -> tuple[Tensor, ...]:
     """`state = body(*state)` as long as `condition(*state)` is true.
 
@@ -78,6 +82,11 @@ def while_loop(
         condition: takes the state, returns one bool.
         body: takes the state, returns the next one, of the same types.
         state: tensors.
+        most: turns after which it ends in any case. With it the loop has gradients in compiled
+            functions, which keep the states of so many turns: choose it no larger than needed.
+
+    Raises:
+        ValueError: `most` is negative.
 
     Example:
         >>> import treadle as mge
@@ -87,12 +96,18 @@ def while_loop(
         >>> print(x.item())
         8.0
     """
+    if most is not None and most < 0:
+        raise ValueError(f"while_loop: most should be 0 or more, got {most}")
     outer = _capture()
     held = tuple(state)
     if outer is None:
-        while bool(condition(*held)):
+        for _ in count() if most is None else range(most):
+            if not bool(condition(*held)):
+                break
             held = _tuple(body(*held))
         return held
+    if most is not None:
+        return scan(_turn(condition, body), held, (), most)[0]
     types = [t.type for t in held]
     test, turn = _Region(outer, "condition", types), _Region(outer, "body", types)
     test.run(condition, None)
@@ -163,6 +178,15 @@ def scan(
     op = Scan(_carrying(turn, n), n + len(turn.extra), turns)
     results = _apply(op, [*held, *turn.extra.values(), *stacked])
     return tuple(results[:n]), tuple(results[n + len(turn.extra) :])
+
+
+def _turn(condition: Callable[..., Any], body: Callable[..., Any]) -> Callable[..., Any]:
+    """A turn of a loop that stands still once its condition is false."""
+
+    def turn(*held: Tensor) -> Any:
+        return cond(condition(*held), lambda *x: _tuple(body(*x)), lambda *x: x, *held)
+
+    return turn
 
 
 def _flat(body: Callable[..., Any]) -> Callable[..., Any]:
