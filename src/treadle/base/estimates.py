@@ -26,10 +26,12 @@ def at_most(x: Dim) -> int | None:
 def estimate(x: Dim) -> int:
     """The number that an extent is at the hints, without a guard: for what decides on speed alone.
 
+    An expression that is 0 there, and more at other extents, counts as 1: it is divided by.
+
     Raises:
         ShapeError: it is symbolic, and no call gives it.
     """
     if isinstance(x, int):
         return x
     decisions = DECISIONS.get()
-    return evaluate(x, {} if decisions is None else decisions.hints or decisions.values)
+    return evaluate(x, {} if decisions is None else decisions.hints or decisions.values) or 1

@@ -13,7 +13,7 @@ from functools import lru_cache, update_wrapper
 from typing import Any, Generic, ParamSpec, TypeVar, cast
 
 from treadle.base.errors import TreadleError
-from treadle.base.symbol import DECISIONS, Decisions, Relation
+from treadle.base.symbol import DECISIONS, Decisions, Dim, Relation, evaluate
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -66,6 +66,14 @@ def is_open() -> bool:
     """Whether a program for many extents is being compiled, whose sizes are no numbers."""
     asked = DECISIONS.get()
     return asked is not None and bool(asked.hints)
+
+
+def is_one_now(x: Dim) -> bool:
+    """Whether an expression is 1 in the call that is captured, which is not asked."""
+    asked = DECISIONS.get()
+    if isinstance(x, int) or asked is None or asked.hints or not asked.knows(x):
+        return False
+    return evaluate(x, asked.values) == 1
 
 
 class Remembered(Generic[P, R]):

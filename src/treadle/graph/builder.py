@@ -7,15 +7,16 @@ from contextlib import contextmanager
 from typing import Any
 
 from treadle.base.dtype import DType
-from treadle.base.errors import GraphError
-from treadle.base.guards import recording_guards
+from treadle.base.errors import GraphError, ShapeError
+from treadle.base.guards import is_one_now, recording_guards
 from treadle.base.loc import UNKNOWN, Loc, user_location
-from treadle.base.symbol import Relation
+from treadle.base.symbol import Relation, is_identical
 from treadle.base.types import TensorType
 from treadle.graph.ir import Graph, Node, Value, op_key, remake, unnamed, with_types
 from treadle.ops.abstract import constant_array
 from treadle.ops.constant import ArrayData, Constant
 from treadle.ops.control import Cond, Scan, While
+from treadle.ops.movement import Reshape
 from treadle.ops.op import Op
 from treadle.ops.operators import Operators
 
@@ -162,14 +163,43 @@ class GraphBuilder:
             names = (self.called,) * op.n_outputs
         place = loc or self.loc or (user_location() if self._locate else UNKNOWN)
         if self._symbolic:
-            with recording_guards() as guards:
-                node = Node(op, inputs, place, names, group)
-            self._guards.update(guards)
+            try:
+                node = self._guarded(op, inputs, place, names, group)
+            except ShapeError:
+                broadcast = self._with_ones(inputs, place, group)
+                if broadcast == inputs:
+                    raise
+                node = self._guarded(op, broadcast, place, names, group)
         else:
             node = Node(op, inputs, place, names, group)
         self._nodes.append(node)
         self._values.update(node.outputs)
         return node
+
+    def _guarded(
+        self, op: Op, inputs: tuple[Value, ...], place: Loc, names: tuple[str, ...], group: str
+    ) -> Node:
+        """A node, and what its type rule needs of extents."""
+        with recording_guards() as guards:
+            node = Node(op, inputs, place, names, group)
+        self._guards.update(guards)
+        return node
+
+    def _with_ones(self, inputs: tuple[Value, ...], place: Loc, group: str) -> tuple[Value, ...]:
+        """The inputs with 1 for extents that are 1 in the call that is captured, as guards say.
+
+        Type rules ask nothing, and the call may broadcast what others may not.
+        """
+        made = []
+        for value in inputs:
+            shape = tuple([1 if is_one_now(d) else d for d in value.type.shape])
+            if not all(map(is_identical, shape, value.type.shape)):
+                node = self._guarded(Reshape(shape), (value,), place, (), group)
+                self._nodes.append(node)
+                self._values.update(node.outputs)
+                value = node.output
+            made.append(value)
+        return tuple(made)
 
     def _unwrap(self, operands: Sequence[GraphOperand], where: str) -> tuple[Value, ...]:
         values = tuple([x.value for x in operands])

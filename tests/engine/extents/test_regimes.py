@@ -17,7 +17,7 @@ import treadle as mge
 import treadle.functional as F
 import treadle.module as M
 from treadle import jit
-from treadle.base.errors import IndexRangeError
+from treadle.base.errors import IndexRangeError, ShapeError
 from treadle.base.estimates import at_most, estimate, is_many, is_multiple
 from treadle.base.guards import deciding, remembered
 from treadle.base.symbol import Dim, symbol
@@ -78,6 +78,7 @@ SHARED: dict[str, tuple[Function, int]] = {
     "one_hot": (lambda x: F.one_hot(F.argmax(x, axis=1).astype("int32"), 4), 3),
     "picked": (lambda x: F.gather(x, 1, F.argmax(x, axis=1).reshape(-1, 1).astype("int32")), 3),
     "two indices": (lambda x: x[F.argmax(x, axis=0), F.argmin(x[:4], axis=1)[:1]], 5),
+    "nothing at the hint": (lambda x: F.exp(x[8:]) if x.shape[0] > 8 else F.exp(x), 4),
     "cross entropy": (lambda x: F.nn.cross_entropy(x, F.argmin(x, axis=1).astype("int32")), 6),
 }
 
@@ -291,6 +292,7 @@ def test_estimates_decide_nothing() -> None:
     with deciding({"n": 24}, {"n": 64}) as decisions:
         assert estimate(n * 2) == 128 and is_multiple(n, 8) and not is_multiple(n, 16)
         assert is_many(n) and at_most(n) in (120, 127) and at_most(symbol("m")) is None
+        assert estimate(n - 64) == 1 and estimate(64 - 2 * n) == -64
     assert not decisions.guards and not decisions.pins
 
 
@@ -310,3 +312,38 @@ def test_what_is_remembered_keeps_its_guards() -> None:
         (guard,) = decisions.guards
         assert guard.holds({"n": value}) and not guard.holds({"n": 11 - value - (value > 8)})
     assert lowered(7) == "many" and lowered(7) == "many" and len(asked) == 3
+
+
+ONES: dict[str, Function] = {
+    "sum": lambda x: x[::2] + x,
+    "chosen": lambda x: F.where(x[::2] > 0, x, x * 2),
+    "repeated": lambda x: F.broadcast_to(x[::2], x.shape),
+    "of a half": lambda x: x[: x.shape[0] // 2] * x,
+}
+
+
+@pytest.mark.parametrize("name", ONES)
+@pytest.mark.parametrize("order", [(2, 2), (3, 2), (2, 3)])
+def test_what_is_one_in_a_call_broadcasts_as_op_by_op(name: str, order: tuple[int, int]) -> None:
+    function = ONES[name]
+    compiled = compiled_of(function)
+    for n in order:
+        x = rows(n)
+        try:
+            want = function(x).numpy()
+        except ShapeError:
+            with pytest.raises(ShapeError):
+                compiled(x)
+            continue
+        np.testing.assert_array_equal(compiled(x).numpy(), want)
+
+
+def test_gradients_of_what_is_one_in_a_call() -> None:
+    def step(x: mge.Tensor) -> mge.Tensor:
+        gm = mge.autodiff.GradManager().attach([x])
+        with gm:
+            gm.backward(((x[::2] * x) ** 2).sum())
+        return x.grad
+
+    compiled = compiled_of(step)
+    np.testing.assert_allclose(compiled(rows(2)).numpy(), step(rows(2)).numpy(), rtol=1e-5)
