@@ -7,7 +7,11 @@ from treadle.base.symbol import symbol
 from treadle.base.types import TensorType
 from treadle.graph.builder import GraphBuilder, trace_body
 from treadle.graph.evaluate import evaluate, specialize
+from treadle.graph.ir import result_types
 from treadle.graph.verify import verify
+from treadle.ops.fused import Fused
+from treadle.ops.movement import Concat
+from treadle.ops.slicing import Slice
 
 F2 = TensorType(dt.float32, (2,))
 ONES = np.ones(2, np.float32)
@@ -60,3 +64,22 @@ def test_specialized_graphs_have_no_symbols_left() -> None:
         (result,) = evaluate(graph, [x4, np.bool_(flag)])
         (symbolic,) = evaluate(builder.build(), [x4, np.bool_(flag)])
         assert result.tolist() == symbolic.tolist() == [(sign * x4).tolist()]
+
+
+@pytest.mark.parametrize("n", [2, 3, 9])
+def test_types_of_specialized_graphs_are_those_that_type_rules_give(n: int) -> None:
+    extent = symbol("n", 2)
+    builder = GraphBuilder("many")
+    x = builder.input(TensorType(dt.float32, (extent, 4)))
+    body = trace_body(lambda a: a * 2.0, (x.type,))
+    halves = x.reshape((extent * 2, 2)).sum((0,))
+    joined = Concat(0)(x, x.broadcast_to((extent, 4)))
+    (fused,) = x.apply(Fused("elementwise", body), (x,))
+    (chosen,) = x.apply(Slice((1, 0), (extent * 2, 4), (2, 1)), (joined,))
+    builder.output(halves, joined, chosen, fused)
+    made = specialize(builder.build(), {"n": n})
+    for node in made.nodes:
+        assert tuple(v.type for v in node.outputs) == result_types(node.op, node.inputs)
+        assert all(v.type.is_static for v in node.outputs)
+    verify(made)
+    assert [v.type.shape for v in made.outputs] == [(2,), (2 * n, 4), (n, 4), (n, 4)]

@@ -12,7 +12,16 @@ from treadle.base.shape import format_shape
 from treadle.base.symbol import Dim, Expr, Symbol
 from treadle.base.symbol import evaluate as evaluate_extent
 from treadle.base.types import TensorType
-from treadle.graph.ir import Graph, Node, Value, lone_symbol, symbols_in, with_types
+from treadle.graph.ir import (
+    Graph,
+    Node,
+    Value,
+    is_open_op,
+    lone_symbol,
+    retyped,
+    symbols_in,
+    with_types,
+)
 from treadle.ops.op import Array, Op, as_tuple
 
 Observe = Callable[[Node, tuple[Array, ...]], None]
@@ -105,18 +114,62 @@ def _check_range(graph: Graph, symbol: Symbol, value: int) -> None:
 
 def specialize(graph: Graph, values: Mapping[str, Dim]) -> Graph:
     """The graph for given values of its symbolic extents, in types, attributes and regions."""
+    return _specialized(graph, _Substitution(values))
+
+
+def _specialized(graph: Graph, change: _Substitution) -> Graph:
     renamed: dict[Value, Value] = {}
     for value in graph.inputs:
-        renamed[value] = Value(_substitute(value.type, values), None, value.index, value.name)
+        renamed[value] = Value(change.type(value.type), None, value.index, value.name)
     inputs = tuple(renamed.values())
     nodes = []
     for node in graph.nodes:
-        op = substitute_attributes(node.op, lambda v: _substitute(v, values))
-        made = Node(op, tuple(renamed[v] for v in node.inputs), node.loc, node.names, node.group)
-        made = with_types(made, tuple(_substitute(v.type, values) for v in node.outputs))
+        op = substitute_attributes(node.op, change) if is_open_op(node.op) else node.op
+        given = tuple([renamed[v] for v in node.inputs])
+        types = tuple([change.type(v.type) for v in node.outputs])
+        if change.numbers:
+            made = retyped(node, op, given, types)
+        else:  # Ranges that are narrower decide more.
+            made = with_types(Node(op, given, node.loc, node.names, node.group), types)
         renamed.update(zip(node.outputs, made.outputs, strict=True))
         nodes.append(made)
-    return Graph(graph.name, inputs, tuple(nodes), tuple(renamed[v] for v in graph.outputs))
+    return Graph(graph.name, inputs, tuple(nodes), tuple([renamed[v] for v in graph.outputs]))
+
+
+class _Substitution:
+    """Puts values in the place of extents; every expression and type once.
+
+    Attributes:
+        numbers: whether all values are: rules of types say the same at all extents.
+    """
+
+    def __init__(self, values: Mapping[str, Dim]) -> None:
+        self._values = values
+        self.numbers = all(isinstance(v, int) for v in values.values())
+        self._extents: dict[Expr, Dim] = {}
+        self._types: dict[int, TensorType] = {}
+
+    def type(self, before: TensorType) -> TensorType:
+        """A type of the graph, which outlives this, with values."""
+        if before.is_static:
+            return before
+        found = self._types.get(id(before))
+        if found is None:
+            found = self._types[id(before)] = before.with_shape(self(before.shape))
+        return found
+
+    def __call__(self, value: Any) -> Any:
+        """An attribute with values."""
+        if isinstance(value, Expr):
+            found = self._extents.get(value)
+            if found is None:
+                found = self._extents[value] = _extent(value, self._values)
+            return found
+        if isinstance(value, tuple):
+            return value if all(type(v) is int for v in value) else tuple(map(self, value))
+        if isinstance(value, Graph):
+            return _specialized(value, self)
+        return self.type(value) if isinstance(value, TensorType) else value
 
 
 def substitute_attributes(op: Op, change: Callable[[Any], Any]) -> Op:

@@ -117,13 +117,26 @@ def _alike(a: Value, b: Value) -> bool:
 
 def _moved(node: Node, inputs: tuple[Value, ...], *, named: bool = True) -> Node:
     """The node on inputs of the same types, which its results therefore keep."""
+    return retyped(node, node.op, inputs, tuple([v.type for v in node.outputs]), named=named)
+
+
+def retyped(
+    node: Node,
+    op: Op,
+    inputs: tuple[Value, ...],
+    types: tuple[TensorType, ...],
+    *,
+    named: bool = True,
+) -> Node:
+    """A node in the place of another, whose result types are known: its type rule is not asked."""
     made, put = object.__new__(Node), object.__setattr__
-    put(made, "op", node.op)
+    put(made, "op", op)
     put(made, "inputs", inputs)
     put(made, "loc", node.loc)
     put(made, "names", node.names if named else ())
     put(made, "group", node.group if named else "")
-    outputs = [Value(v.type, made, v.index, v.name if named else "") for v in node.outputs]
+    pairs = zip(types, node.outputs, strict=True)
+    outputs = [Value(t, made, v.index, v.name if named else "") for t, v in pairs]
     put(made, "outputs", tuple(outputs))
     return made
 
@@ -308,6 +321,18 @@ def _graphs_in(values: Iterable[object]) -> Iterator[Graph]:
             yield value
         elif isinstance(value, tuple):
             yield from _graphs_in(value)
+
+
+def is_open_op(op: Op) -> bool:
+    """Whether an attribute of an op holds a symbolic extent, or a graph, which may."""
+    if not op._fields or type(op) is Constant:
+        return False
+    own = op.__dict__
+    found: bool | None = own.get("_open")
+    if found is None:
+        values = tuple(own[name] for name in op._fields)
+        found = own["_open"] = bool(regions_of(op)) or bool(symbols_in(values))
+    return found
 
 
 def symbols_in(value: object) -> tuple[Symbol, ...]:
