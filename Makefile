@@ -117,6 +117,11 @@ kernel-diff: $(VENV)/.ready ## tell which kernels and programs of ops and benchm
 style-report: $(VENV)/.ready ## print figures about the code: sizes, circles, lists of ops; ARGS="--list ops"
 	$(PY) -m tools.style_report $(ARGS)
 
+# Clones what is committed; minutes, most of them pip's.
+.PHONY: first-hour
+first-hour: $(VENV)/.ready ## spend the first hour of three users by README and pages, in fresh clones and environments
+	PYTHONPATH=.:src $(PY) -m tests.docs.first_hour $(ARGS)
+
 # Where the array standard's suite is checked out; without it, NumPy is what is compared with.
 ARRAY_API_TESTS ?=
 export ARRAY_API_TESTS

@@ -1,11 +1,11 @@
 """Run the Python blocks of one page, top to bottom, as one program.
 
-    python tests/docs/run_page.py docs/tensors.md [oracle]
+    python tests/docs/run_page.py docs/tensors.md [oracle] [folder=WHERE]
 
 Blocks that start with `>>>` are compared with the output they show (`...` matches anything);
 other blocks must not raise. A block marked `file=name.py` is written to the working directory,
 for the blocks after it to import. Blocks marked `oracle` need another framework and run only
-where the second argument asks for them.
+where that argument asks for them. The working directory is temporary unless one is named.
 
     python tests/docs/run_page.py --serve
 
@@ -79,7 +79,9 @@ def main() -> None:
     # What a page draws is the same in every run: none fails by chance.
     for name in ("random", "numpy.random", "treadle.random"):
         importlib.import_module(name).seed(0)
-    with tempfile.TemporaryDirectory() as folder:
+    named = [w.removeprefix("folder=") for w in sys.argv[2:] if w.startswith("folder=")]
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = named[0] if named else temporary
         os.chdir(folder)
         sys.path.insert(0, folder)
         failures = run(page, "oracle" in sys.argv[2:])

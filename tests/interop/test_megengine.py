@@ -166,6 +166,26 @@ def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False, cwd=cwd)
 
 
+def test_arrays_are_loaded_without_opencv(tmp_path: Path) -> None:
+    program = """
+import sys
+sys.modules["cv2"] = None
+from treadle.interop.megengine import install
+install()
+from megengine.data import DataLoader
+from megengine.data.dataset import ArrayDataset
+import megengine.data.dataset as known, megengine.data.transform as transforms
+print(len(DataLoader(ArrayDataset([1, 2]))), "MNIST" in vars(known), "Resize" in vars(transforms))
+try:
+    transforms.Resize
+except ImportError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout.splitlines()[0] == "2 True False", done.stderr
+    assert "pip install" in done.stdout
+
+
 def test_modules_code_and_neighbours_of_a_script_are_found(tmp_path: Path) -> None:
     (tmp_path / "inner").mkdir()
     (tmp_path / "inner" / "script.py").write_text("import sys, neighbour\nprint(sys.argv[1:])\n")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -168,7 +169,9 @@ def _make_known(besides: str = "") -> None:
 def _complete(name: str) -> None:
     """Import what a package imports when it is named: programs go through `vars` of these."""
     package = sys.modules[name]
-    vars(package).update({member: getattr(package, member) for member in package.__all__})
+    for member in package.__all__:
+        with suppress(ImportError):  # OpenCV is missing: whoever names the member is told.
+            setattr(package, member, getattr(package, member))
 
 
 class _AliasLoader(Loader):
