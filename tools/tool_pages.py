@@ -30,6 +30,7 @@ PAGE = DOCS / "tools.md"
 EXAMPLES = {
     "treadle bench": "treadle bench --seconds 0.2",
     "treadle compile": "treadle compile resnet50.onnx --shape data=1,3,224,224 -o resnet50.tm",
+    "treadle completion": "treadle completion bash",
     "treadle convert": "treadle convert run.pt --model zoo:resnet50 --input x=1,3,224,224 -o r.tm",
     "treadle doctor": "treadle doctor --mpi",
     "treadle explain": "treadle explain resnet50.tm --html resnet50.html",

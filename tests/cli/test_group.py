@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -163,6 +164,53 @@ def test_commands_options_and_inputs_are_completed(tmp_path: Path) -> None:
             env={**os.environ, **asked},
         )
         assert wanted in done.stdout.splitlines()
+
+
+def printed(shell: str) -> str:
+    script = "from treadle.cli import main; main(['completion', '%s'])"
+    return subprocess.check_output([sys.executable, "-c", script % shell], text=True)
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        (["completi"], ["completion"]),
+        (["completion", ""], ["bash", "fish", "zsh"]),
+        (["compile", "--port"], ["--portable"]),
+        (["compile", "--emit", "l"], ["library"]),
+        (["compile", "--disable", "fold_s"], ["fold_scales"]),
+    ],
+)
+def test_bash_completes(words: list[str], wanted: list[str], tmp_path: Path) -> None:
+    """Bash's own function is run on what somebody has typed, as bash does at Tab."""
+    command = tmp_path / "treadle"
+    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m treadle.cli "$@"\n')
+    command.chmod(0o755)
+    at_tab = """
+eval "$(cat script)"
+complete -p treadle | grep -q -- '-F _treadle_completion'
+COMP_WORDS=(treadle "$@") COMP_CWORD=$# COMPREPLY=()
+_treadle_completion treadle
+printf '%s\\n' "${COMPREPLY[@]}"
+"""
+    (tmp_path / "script").write_text(printed("bash"))
+    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    found = subprocess.check_output(
+        ["bash", "--norc", "-euc", at_tab, "bash", *words],
+        cwd=tmp_path,
+        env={**os.environ, "PATH": path},
+        text=True,
+    )
+    assert sorted(found.split()) == wanted
+
+
+def test_each_shell_has_its_own_script() -> None:
+    assert "#compdef treadle" in printed("zsh") and "complete_zsh" in printed("zsh")
+    assert "complete --command treadle" in printed("fish") and "complete_fish" in printed("fish")
+    with pytest.raises(SystemExit) as end:
+        main(["completion", "tcsh"])
+    assert end.value.code == Status.MISUSE
 
 
 def test_the_list_of_passes_is_that_of_the_engine() -> None:

@@ -280,7 +280,7 @@ def hours() -> dict[str, list[Step]]:
     ]
     compiled, served = "docs/command-line.md", "docs/deploy.md"
     deployment = [
-        *said(readme, 'pip install ".[onnx,serve]"', clone=True),
+        *said(readme, 'pip install ".[onnx,serve,aot]"', clone=True),
         *_own("mobilenet.onnx and resnet50.onnx", _network),
         *shell(readme, "Ship it"),
         Step("the server ends", User.end_servers),

@@ -33,6 +33,7 @@ _COMMANDS = (
     Late("trust", "Trust a key: code of model files that it has signed runs here.", _MACHINE),
     Late("help", "Explain an error by its code, or show how a command is used.", _MACHINE),
     Late("doctor", "Show what is installed, and what is wrong with it.", _MACHINE),
+    Late("completion", "Print what makes bash, zsh or fish complete commands.", _MACHINE),
     # What stands behind a script are its own arguments, options included.
     Late(
         "bench",
