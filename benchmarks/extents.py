@@ -36,8 +36,28 @@ def layers(x: mge.Tensor) -> mge.Tensor:
     return x
 
 
+def transformer(x: mge.Tensor) -> mge.Tensor:
+    for packed, up, down in WEIGHTS:
+        normed = F.nn.layer_norm(x, (WIDTH,), False)
+        q, k, v = F.split(F.matmul(normed, packed), 3, axis=1)
+        q, k, v = (F.transpose(F.reshape(t, (t.shape[0], 4, -1)), (1, 0, 2)) for t in (q, k, v))
+        seen = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + F.reshape(F.transpose(seen, (1, 0, 2)), x.shape)
+        x = x + F.matmul(F.gelu(F.matmul(F.nn.layer_norm(x, (WIDTH,), False), up)), down)
+    return x
+
+
+def weights(seed: int, *shape: int) -> mge.Tensor:
+    data = np.random.default_rng(seed).standard_normal(shape) / shape[0] ** 0.5
+    return mge.tensor(data.astype("float32"))
+
+
+SHAPES = (WIDTH, 3 * WIDTH), (WIDTH, 4 * WIDTH), (4 * WIDTH, WIDTH)
+WEIGHTS = [[weights(3 * i + j, *shape) for j, shape in enumerate(SHAPES)] for i in range(4)]
+
 FUNCTIONS: dict[str, Function] = {
     "six layers of gelu, softmax, layer norm": layers,
+    "four layers of a transformer": transformer,
     "halves of rows, joined and padded": lambda x: F.nn.pad(
         F.concat([x[x.shape[0] // 2 :], x[: x.shape[0] // 2]]), ((1, 2), (0, 0)), mode="constant"
     ),

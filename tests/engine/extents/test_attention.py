@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -160,3 +165,61 @@ def test_a_transformer_is_trained_on_sentences_of_any_length() -> None:
             np.testing.assert_allclose(got, want, rtol=5e-3, atol=1e-5)
     (family,) = families_of(compiled)
     assert not family.alone and len(family.regimes) <= 4
+
+
+def test_threads_run_a_layer_at_lengths_of_their_own() -> None:
+    block = Block()
+    compiled, wrong = jit.compile(dynamic={0: {1: "n"}})(block), []
+    lengths = [3, 60, 9, 200, 14, 33]
+    wanted = {n: block(sequence(n)).numpy() for n in lengths}
+
+    def work(order: list[int]) -> None:
+        for n in order * 2:
+            if not np.allclose(compiled(sequence(n)).numpy(), wanted[n], rtol=1e-3, atol=1e-5):
+                wrong.append(n)
+
+    threads = [threading.Thread(target=work, args=(lengths[i:] + lengths[:i],)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert sum(len(f.regimes) for f in families_of(compiled)) <= 4
+
+
+LAYER = """
+import sys, numpy as np, treadle as mge, treadle.functional as F
+rng = np.random.default_rng(0)
+w = mge.tensor(rng.standard_normal((32, 96)).astype("float32") / 6)
+
+def layer(x):
+    q, k, v = F.split(F.matmul(x, w), 3, axis=-1)
+    y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    return F.softmax(y, axis=-1) + F.sort(x, descending=True)[0] + F.var(x, axis=1, keepdims=True)
+
+f = mge.jit.compile(dynamic={0: {1: "n"}})(layer)
+for n in map(int, sys.argv[1:]):
+    x = np.random.default_rng(n).standard_normal((2, n, 32)).astype("float32")
+    print(n, f(mge.tensor(x)).numpy().tobytes().hex())
+print([len(g.regimes) for found in f._families.values() for g in found], file=sys.stderr)
+"""
+
+
+def test_another_process_gets_the_same_bits_in_any_order(tmp_path: Path) -> None:
+    def run(cache: str, *lengths: int) -> tuple[dict[str, str], str]:
+        done = subprocess.run(
+            [sys.executable, "-c", LAYER, *map(str, lengths)],
+            env={**os.environ, "TREADLE_CACHE_DIR": str(tmp_path / cache)},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        lines = dict(line.split() for line in done.stdout.splitlines())
+        return lines, done.stderr.splitlines()[-1]
+
+    first, made = run("one", 40, 9, 100)
+    assert made == "[2]"
+    again, made = run("one", 100, 40, 9)
+    assert again == first and made == "[0]", "all of them were kept on disk"
+    other, made = run("two", 9, 100, 40)
+    assert other == first and made == "[2]", "bits do not depend on which extent came first"
