@@ -143,7 +143,7 @@ opinfo: $(VENV)/.oracle ## compare PyTorch's records of operators through its co
 .PHONY: test-cuda-compile
 test-cuda-compile: $(VENV)/.cuda ## compile every generated kernel for GPUs (no GPU needed; takes minutes)
 	$(PY) -m pytest -q -n $(JOBS) -m nvrtc tests/backends/cuda $(ARGS)
-	$(PY) -m pytest -q -n 0 tests/backends/cuda/test_carried.py -k "not ranks"
+	$(PY) -m pytest -q -n 0 tests/backends/cuda/test_carried.py -k "not every_check"
 
 # An environment of its own: the library takes 2 GB. The frontend's compiler of kernels stays out.
 .PHONY: test-cudnn-plans

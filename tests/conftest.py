@@ -8,6 +8,7 @@ import os
 import random
 import re
 import shutil
+import signal
 import sys
 import tempfile
 import zlib
@@ -30,6 +31,10 @@ if "TREADLE_CONFIG_DIR" not in os.environ:  # Processes that this one starts use
     os.environ["TREADLE_CONFIG_DIR"] = tempfile.mkdtemp(prefix="treadle-tests-")
     atexit.register(shutil.rmtree, os.environ["TREADLE_CONFIG_DIR"], ignore_errors=True)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "dev")
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # Shells start what runs behind them so, and processes that tests interrupt would inherit it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 if importlib.util.find_spec("mpi4py"):
     # Importing MPI would make the process of the tests a rank of a job: its environment says so to

@@ -18,23 +18,7 @@ MODULES = {
 }
 
 
-@pytest.fixture(scope="module")
-def two() -> list[str]:
-    """The checks that passed on two ranks; one group of processes runs them all."""
-    return run_checks(MODULES[2], 2)
-
-
-@pytest.fixture(scope="module")
-def three() -> list[str]:
-    """The same of three ranks."""
-    return run_checks(MODULES[3], 3)
-
-
-@pytest.mark.parametrize("check", checks_of(MODULES[2]))
-def test_on_two_ranks(check: str, two: list[str]) -> None:
-    assert check in two
-
-
-@pytest.mark.parametrize("check", checks_of(MODULES[3]))
-def test_on_three_ranks(check: str, three: list[str]) -> None:
-    assert check in three
+@pytest.mark.parametrize("ranks", MODULES)
+def test_every_check_passes(ranks: int) -> None:
+    """One group of processes runs them all; the first that fails ends it, and is named."""
+    assert run_checks(MODULES[ranks], ranks) == list(checks_of(MODULES[ranks]))

@@ -1,6 +1,7 @@
 """Entries of the cache under names of others: never run, and made anew."""
 
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -37,10 +38,19 @@ def run(cache: Path) -> tuple[str, int]:
     return results, int(compiled)
 
 
+@pytest.fixture(scope="module")
+def warm(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A cache that has the programs, and their results."""
+    cache = tmp_path_factory.mktemp("warm")
+    results, compiled = run(cache)
+    assert compiled > 0 and run(cache) == (results, 0)
+    return cache, results
+
+
 @pytest.mark.parametrize("ending", [".program", ".so", ".o"])
-def test_rotated_entries_are_made_anew(tmp_path: Path, ending: str) -> None:
-    results, compiled = run(tmp_path)
-    assert compiled > 0 and run(tmp_path) == (results, 0)
+def test_rotated_entries_are_made_anew(tmp_path: Path, ending: str, warm: tuple[Path, str]) -> None:
+    cache, results = warm
+    shutil.copytree(cache, tmp_path, dirs_exist_ok=True)
     entries = sorted((tmp_path / "objects").glob(f"*{ending}"))
     contents = [e.read_bytes() for e in entries]
     assert len(set(contents)) == len(contents) > 1

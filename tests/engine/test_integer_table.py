@@ -2,7 +2,8 @@
 
 The table is that of docs/design/061-integers.md. Every row, and every pair of special values in
 every type, gives the same bits in eager mode by NumPy and by generated kernels, in compiled
-functions of all levels, on every target that runs here, and in the interpreter of kernels.
+functions with and without rewrites, on every target that runs here, and in the interpreter of
+kernels.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ from treadle.ops.reduce import Prod, Sum
 from treadle.ops.scalar import fitting, truncated
 from treadle.ops.unary import Abs, Square
 
+LEVELS = 0, 2
+"""As it stands; with every rewrite, those of level 1 among them. Level 3 only spends more time."""
 PAGE = Path(__file__).parents[2] / "docs" / "design" / "061-integers.md"
 Array = np.ndarray
 
@@ -78,15 +81,13 @@ def ways(function: Callable[..., Any], *arrays: Array) -> dict[str, list[Array]]
     times = -(-40_000 // arrays[0].size)
     large = function(*(mge.tensor(np.tile(a, times), dtype=a.dtype) for a in arrays))
     found["eager, large"] = [r.numpy() for r in large]
-    for level in range(4):
+    for level in LEVELS:
         made = mge.jit.compile(function, options=Options(level=level))
         found[f"level {level}"] = [r.numpy() for r in made(*tensors)]
     body = trace_body(function, [TensorType(as_dtype(a.dtype), a.shape) for a in arrays])
     for target in RUNNABLE:
         found[target.name] = list(run(Fused("loop", body), arrays, target=target))
-        found[f"interpreter, {target.name}"] = list(
-            run(Fused("loop", body), arrays, interpreted, target=target)
-        )
+    found["interpreter"] = list(run(Fused("loop", body), arrays, interpreted))
     return found
 
 
@@ -123,7 +124,7 @@ def test_casts_are_alike_everywhere(dtype: DType) -> None:
     agree(lambda x: tuple(x.astype(d) for d in targets), [d.name for d in targets], values)
 
 
-@pytest.mark.parametrize("dtype", (dt.int8, dt.int32, dt.uint32, dt.int64), ids=str)
+@pytest.mark.parametrize("dtype", (dt.int8, dt.uint32, dt.int64), ids=str)
 def test_numbers_in_programs_are_operands_like_any_other(dtype: DType) -> None:
     """Rewrites and kernels know them, and may compute otherwise, but nothing else."""
     x, values = special(dtype), special(dtype).tolist()
@@ -137,10 +138,9 @@ def test_numbers_in_programs_are_operands_like_any_other(dtype: DType) -> None:
 
     tensor = mge.tensor(x, dtype=x.dtype)
     expected = [r.numpy() for r in everything(tensor)]
-    for level in (0, 2):
-        made = mge.jit.compile(everything, options=Options(level=level))
-        for i, (want, got) in enumerate(zip(expected, made(tensor), strict=True)):
-            np.testing.assert_array_equal(got.numpy(), want, f"result {i} at level {level}")
+    made = mge.jit.compile(everything)
+    for i, (want, got) in enumerate(zip(expected, made(tensor), strict=True)):
+        np.testing.assert_array_equal(got.numpy(), want, f"result {i}")
 
 
 @pytest.mark.parametrize("dtype", dt.INTEGERS, ids=str)
@@ -161,7 +161,7 @@ def test_sums_and_products_wrap_alike(dtype: DType) -> None:
     eager = [r.numpy() for r in everything(*tensors)]
     np.testing.assert_array_equal(eager[0], x @ y)
     np.testing.assert_array_equal(eager[4], x.sum(dtype=x.dtype))
-    for level in range(4):
+    for level in LEVELS:
         made = mge.jit.compile(everything, options=Options(level=level))
         for i, (want, got) in enumerate(zip(eager, made(*tensors), strict=True)):
             np.testing.assert_array_equal(got.numpy(), want, f"result {i} at level {level}")

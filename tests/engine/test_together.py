@@ -361,7 +361,7 @@ def test_slots_hold_so_many() -> None:
     assert sorted(map(len, slots)) == [1, MOST]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.data())
 def test_slots_keep_every_dependency(data: st.DataObject) -> None:
     units = []

@@ -211,8 +211,6 @@ def test_files_hold_no_prints_and_the_log_says_so(
 
 
 PAUSED = """
-import treadle as mge
-
 @mge.jit.compile
 def step(x):
     y = x * 2
@@ -223,26 +221,30 @@ print("result", step(mge.tensor([1.0, 2.0])).item())
 """
 
 
-@pytest.mark.parametrize(
-    ("what", "commands", "wanted"),
-    [
+def test_the_debugger_opens_at_the_line_with_the_values(tmp_path: Path) -> None:
+    """Four functions one after the other; the last is left."""
+    parts = [
         ("", "p y.tolist(), x.tolist()\nc\n", "([2.0, 4.0], [1.0, 2.0])"),
         ("total=y.sum()", "p total\nl\nc\n", "float32(6.0)"),
         ("y", "y[0] = 100\nc\n", "result 6.0"),
         ("", "q\n", "BdbQuit"),
-    ],
-)
-def test_the_debugger_opens_at_the_line_with_the_values(
-    what: str, commands: str, wanted: str, tmp_path: Path
-) -> None:
+    ]
     script = tmp_path / "paused.py"
-    script.write_text(PAUSED.replace("WHAT", what))
+    texts = [PAUSED.replace("WHAT", what) for what, _, _ in parts]
+    script.write_text("import treadle as mge\n" + "print('next', flush=True)\n".join(texts))
     done = subprocess.run(
-        [sys.executable, str(script)], input=commands, capture_output=True, text=True, timeout=120
+        [sys.executable, str(script)],
+        input="".join(commands for _, commands, _ in parts),
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
-    output = done.stdout + done.stderr
-    assert wanted in output and "the line behind" in output, output
-    assert ("result 6.0" in output) == ("q" not in commands)
+    shown = done.stdout.split("next\n")
+    assert len(shown) == len(parts), done.stdout + done.stderr
+    shown[-1] += done.stderr
+    for output, (_, commands, wanted) in zip(shown, parts, strict=True):
+        assert wanted in output and "the line behind" in output, output
+        assert ("result 6.0" in output) == ("q" not in commands)
 
 
 def test_values_on_a_device_are_shown(

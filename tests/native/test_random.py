@@ -70,19 +70,19 @@ def compare(generator: Generator, way: Options, calls: int = 2) -> None:
             assert_close(g.numpy(), w.numpy(), coarsest(function), f"state of\n{function}\n")
 
 
-@pytest.mark.parametrize("seed", range(28))
+@pytest.mark.parametrize("seed", range(18))
 def test_programs(seed: int) -> None:
     compare(generate(seed, steps=14), options(seed))
 
 
-@pytest.mark.parametrize("seed", range(100, 108))
+@pytest.mark.parametrize("seed", range(100, 106))
 def test_special_values(seed: int) -> None:
     compare(generate(seed, special=True), options(seed), calls=1)
 
 
-@pytest.mark.parametrize("order", [1, 2])
-@pytest.mark.parametrize("seed", range(200, 206))
-def test_gradients(seed: int, order: int) -> None:
+@pytest.mark.parametrize("seed", range(200, 208))
+def test_gradients(seed: int) -> None:
+    order = 1 + seed % 2
     function = generate(seed, steps=8, order=order).function
     given = arguments(function)
     run = function.gradients(twice=order == 2)
@@ -113,7 +113,7 @@ def test_threads_and_repetitions_change_no_bit(seed: int) -> None:
 LARGE = ((130, 70), (3, 257), (4, 50, 17), (2, 8, 12, 12), (70,), (257, 1), (20_000,), (64, 64), ())
 
 
-@pytest.mark.parametrize("seed", range(400, 408))
+@pytest.mark.parametrize("seed", range(400, 404))
 def test_sinks_change_no_bit(seed: int) -> None:
     function = generate(seed, steps=8).function
     runs: list[tuple[Any, list[mge.Tensor]]] = []

@@ -82,11 +82,9 @@ def float_accuracy(trained, digits):
     return found
 
 
-@pytest.mark.parametrize(
-    "config", [Q.calibration_qconfig, Q.per_channel_calibration_qconfig, Q.weight_only_qconfig]
-)
-def test_calibrated_integers_are_within_a_percent(trained, digits, float_accuracy, config):
-    rounded = Q.calibrate(trained, [digits[0][:200]], False, config)
+def test_weights_in_integers_are_within_a_percent(trained, digits, float_accuracy):
+    """Calibrated activations, too, are in `tests/examples`, on the same images."""
+    rounded = Q.calibrate(trained, [digits[0][:200]], False, Q.weight_only_qconfig)
     assert accuracy(Q.quantize(rounded), digits) >= float_accuracy - 0.01
 
 

@@ -78,15 +78,15 @@ def run_passes(
     if check:
         verify(graph, spec)
     for number, step in enumerate(passes):
-        start, before = time.perf_counter(), len(graph.nodes)
+        start, before = time.perf_counter(), graph
         with counting_hits() as hits:
             graph = _stepped(graph, step)
         seconds = time.perf_counter() - start
         if report is not None:
-            fired = tuple(hits.most_common())
-            report.append(PassReport(step.name, seconds, before, len(graph.nodes), fired))
+            fired, sizes = tuple(hits.most_common()), (len(before.nodes), len(graph.nodes))
+            report.append(PassReport(step.name, seconds, *sizes, fired))
         dump(graph, step.name, number)
-        if check:
+        if check and graph is not before:
             _verify_after(graph, step, spec)
     return graph
 

@@ -57,8 +57,11 @@ def is_real(op: Elementwise, arrays: list[np.ndarray]) -> bool:
     return result.dtype.kind != "complex"
 
 
-@pytest.mark.parametrize("dtype", FLOATS, ids=lambda d: d.name)
-@pytest.mark.parametrize("target", RUNNABLE, ids=lambda t: t.name)
+# The others' code for float64 is that for float32, in half as many lanes.
+CASES = [(t, d) for t in RUNNABLE for d in FLOATS if t is RUNNABLE[-1] or d is not dt.float64]
+
+
+@pytest.mark.parametrize(("target", "dtype"), CASES, ids=lambda v: v.name)
 def test_special_values(target: Target, dtype: DType) -> None:
     """To the bit, where an op is exact; functions of real numbers on the host's target."""
     checked, wrong = 0, []

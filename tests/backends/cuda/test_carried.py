@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+from pathlib import Path
 
 import pytest
 from tests.backends.cuda.host_gpu import host_compiler
@@ -29,26 +30,14 @@ from treadle.runtime.comm.carriers import NCCL, Offer
 MPI = bool(importlib.util.find_spec("mpi4py"))
 if MPI:
     from tests.backends.cuda import carried_checks
-
-    CHECKS = tuple(checks_of((carried_checks,)))
-else:
-    CHECKS = ("any",)
 needs_ranks = pytest.mark.skipif(not MPI or host_compiler() is None, reason="needs MPI and g++")
-
-
-@pytest.fixture(scope="module")
-def passed(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """The checks that passed on two ranks."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TREADLE_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
-        return run_checks((carried_checks,), 2)
 
 
 @needs_ranks
 @pytest.mark.multi
-@pytest.mark.parametrize("check", CHECKS)
-def test_on_two_ranks(check: str, passed: list[str]) -> None:
-    assert check in passed
+def test_every_check_passes_on_two_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TREADLE_CACHE_DIR", str(tmp_path))
+    assert run_checks((carried_checks,), 2) == list(checks_of((carried_checks,)))
 
 
 # -- one process ---------------------------------------------------------------------------------

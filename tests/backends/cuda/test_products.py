@@ -172,7 +172,11 @@ def test_groups_are_products_and_a_kernel(library: FakeCublasLt) -> None:
 @pytest.mark.skipif(host_compiler() is None, reason="needs g++")
 @pytest.mark.parametrize(
     ("name", "calls"),
-    [pytest.param("mlp", 8, marks=pytest.mark.nvrtc), ("cnn", 8), ("transformer", 26)],
+    [
+        pytest.param("mlp", 8, marks=pytest.mark.nvrtc),
+        pytest.param("cnn", 8, marks=pytest.mark.nvrtc),
+        ("transformer", 26),
+    ],
 )
 def test_training_follows_the_cpus_curve(
     name: str, calls: int, library: FakeCublasLt, monkeypatch: pytest.MonkeyPatch
