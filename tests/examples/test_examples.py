@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import cv2
+import numpy as np
 import pytest
 
 HAS_MPI = all(importlib.util.find_spec(name) for name in ("mpi4py", "cloudpickle"))
@@ -35,6 +37,19 @@ def test_digits_learn_save_and_read_back(tmp_path: Path) -> None:
     assert f"a fresh process reads it back: {accuracy[-1]:.2f}%" in text.replace("\n", " ")
     assert "read as" in text
     assert (tmp_path / "digits.mge").stat().st_size > 100_000
+
+
+def test_the_autoencoder_learns_and_draws(tmp_path: Path) -> None:
+    picture = tmp_path / "new/map.png"
+    text = run("examples/digits_vae.py", "--epochs", "12", "--out", str(picture))
+    costs = [float(c) for c in re.findall(r"cost ([0-9.]+) nats", text)]
+    # Where nothing is learned, a digit costs what the mean of all costs: 27.2 nats.
+    assert costs[-1] < costs[0] - 1 and costs[-1] < 27
+    pixels = cv2.imread(str(picture), cv2.IMREAD_GRAYSCALE)
+    assert pixels is not None and pixels.shape == (800, 800)
+    # Digits that differ from place to place, on white.
+    assert pixels[0].min() > 200 and pixels.std() > 40
+    assert np.abs(pixels[:50, :50].astype(int) - pixels[-50:, -50:]).mean() > 20
 
 
 def test_character_model_learns() -> None:
