@@ -10,6 +10,7 @@ from treadle.graph.evaluate import evaluate, specialize
 from treadle.graph.ir import result_types
 from treadle.graph.verify import verify
 from treadle.ops.fused import Fused
+from treadle.ops.gather import Nonzero
 from treadle.ops.movement import Concat
 from treadle.ops.slicing import Slice
 
@@ -83,3 +84,12 @@ def test_types_of_specialized_graphs_are_those_that_type_rules_give(n: int) -> N
         assert all(v.type.is_static for v in node.outputs)
     verify(made)
     assert [v.type.shape for v in made.outputs] == [(2,), (2 * n, 4), (n, 4), (n, 4)]
+
+
+def test_what_data_decide_has_the_range_that_specialized_extents_give() -> None:
+    extent = symbol("n", 2)
+    builder = GraphBuilder("found")
+    x = builder.input(TensorType(dt.float32, (extent, 4)))
+    (places,) = x.apply(Nonzero(), (x,))
+    builder.output(places * 2)
+    verify(specialize(builder.build(), {"n": 3}))

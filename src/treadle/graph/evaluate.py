@@ -127,9 +127,9 @@ def _specialized(graph: Graph, change: _Substitution) -> Graph:
         op = substitute_attributes(node.op, change) if is_open_op(node.op) else node.op
         given = tuple([renamed[v] for v in node.inputs])
         types = tuple([change.type(v.type) for v in node.outputs])
-        if change.numbers:
+        if change.numbers and all(t.is_static for t in types):
             made = retyped(node, op, given, types)
-        else:  # Ranges that are narrower decide more.
+        else:  # What data decide, or what is symbolic still, has narrower ranges now.
             made = with_types(Node(op, given, node.loc, node.names, node.group), types)
         renamed.update(zip(node.outputs, made.outputs, strict=True))
         nodes.append(made)
@@ -140,7 +140,7 @@ class _Substitution:
     """Puts values in the place of extents; every expression and type once.
 
     Attributes:
-        numbers: whether all values are: rules of types say the same at all extents.
+        numbers: whether all values are: rules of static types say the same at all extents.
     """
 
     def __init__(self, values: Mapping[str, Dim]) -> None:

@@ -65,9 +65,15 @@ class Launches:
         return self.lowered()
 
     def is_frozen(self, matrix: Matrix) -> bool:
-        """Whether an operand never changes, so that it is packed once for all runs."""
+        """Whether an operand is the same in all runs, at all extents, so that it is packed once."""
         known = matrix.kind == "input" and matrix.index < len(self.frozen)
-        return known and self.frozen[matrix.index]
+        if not known or not self.frozen[matrix.index]:
+            return False
+        problem = self.problem
+        steps = zip(problem.batch, matrix.batch, strict=False)
+        sizes = [problem.k, problem.m if matrix is problem.a else problem.n]
+        sizes += [extent for extent, step in steps if not is_identical(step, 0)]
+        return all(isinstance(d, int) for d in sizes)
 
     def multiply(self, tile: Tile, *, packed: bool = False) -> None:
         """The product itself; `packed`: b has been made panels."""
