@@ -20,6 +20,7 @@ import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +127,8 @@ def outcome(kind: Kind, path: Path, wanted: Values) -> str:
 
 def equal(one: Any, other: Any) -> bool:
     """Whether two values are the same to the bit."""
+    if not isinstance(one, np.ndarray | np.generic):
+        return type(one) is type(other) and repr(one) == repr(other)
     a, b = np.asarray(one), np.asarray(other)
     return (a.dtype, a.shape) == (b.dtype, b.shape) and a.tobytes() == b.tobytes()
 
@@ -155,22 +158,20 @@ class Run:
         end = time.monotonic() + seconds
         last = self.next + most
 
-        def turn() -> None:
+        def turn(_: int) -> None:
             process = process_in(self.folder)
-            while time.monotonic() < end:
-                with self.lock:
-                    if self.next >= last:
-                        break
-                    seed, self.next = self.next, self.next + 1
-                kind = self.kinds[seed % len(self.kinds)]
-                self.take(kind, seed, process)
-            process.stop()
+            try:
+                while time.monotonic() < end:
+                    with self.lock:
+                        if self.next >= last:
+                            break
+                        seed, self.next = self.next, self.next + 1
+                    self.take(self.kinds[seed % len(self.kinds)], seed, process)
+            finally:
+                process.stop()
 
-        threads = [threading.Thread(target=turn) for _ in range(workers)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor(workers) as pool:
+            list(pool.map(turn, range(workers)))
 
     def take(self, kind: str, seed: int, process: AnsweringProcess) -> None:
         """Have one file read."""

@@ -10,6 +10,7 @@ import re
 import struct
 import zipfile
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from typing import Any
 
 from treadle.base.files import sealed
@@ -164,5 +165,5 @@ def lying(sound: bytes, rng: random.Random) -> bytes:
         elif isinstance(old, list) and old and rng.random() < 0.5:
             where[key] = rng.choice((old * 2, old[:-1], old[::-1], [*old, rng.choice(old)]))
         else:
-            where[key] = rng.choice(STRANGE)
+            where[key] = deepcopy(rng.choice(STRANGE))
     return resealed(manifest, header.entries, bytes(data))

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.damage.__main__ import Run, damaged, limit, make, outcome, process_in
+from tests.damage.__main__ import Run, damaged, equal, limit, make, outcome, process_in
 from tests.damage.kinds import KINDS, Kind, flat, there
-from tests.damage.mutate import mutated
+from tests.damage.mutate import STRANGE, mutated
 from tests.deploy.test_offline_damage import parts_of, resealed
 
 from treadle.base.errors import CheckpointError, LoadError
@@ -44,6 +44,10 @@ def test_files_repeat_and_differ(folder: Path) -> None:
     for kind in ("npz", "model that lies"):
         one, other = damaged(folder, kind, 3), damaged(folder, kind, 3)
         assert one == other != damaged(folder, kind, 4)
+    text = repr(STRANGE)
+    for seed in range(50):
+        damaged(folder, "model that lies", seed)
+    assert repr(STRANGE) == text  # What one file got is not changed for the next.
     sound = bytes(range(200))
     changed = [mutated(sound, random.Random(i)) for i in range(100)]
     assert len(set(changed)) > 90
@@ -75,6 +79,7 @@ def test_each_outcome_is_told_apart() -> None:
     assert "MemoryError" in outcomes(greedy)
     assert outcomes(lambda path: 3.0) == "as before"
     assert outcomes(lambda path: 4.0) == "other"
+    assert equal(2**70, 1 << 70) and not equal(2**70, 2.0**70)
     assert outcomes(lambda path: 4.0, sealed=True).startswith("! it gives other numbers")
 
 
