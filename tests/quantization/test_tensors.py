@@ -267,12 +267,62 @@ def test_scales_per_channel():
     q = mge.tensor(x).astype(qint8(np.array([[0.1], [0.5]])))
     assert q.tolist() == [[10, 20], [2, 4]]
     np.testing.assert_allclose(q.astype("float32").numpy(), x, rtol=1e-6)
-    assert not is_quantize(q.T.dtype)  # the scales stand along another axis now
+    assert is_quantize(q.T.dtype)
     assert is_quantize(q.detach().dtype)
     grouped = mge.tensor(np.ones((2, 2, 3), "f4")).astype(qint8(np.full((2, 2, 1), 0.1)))
     np.testing.assert_allclose(grouped.astype("float32").numpy(), 1.0, rtol=1e-6)
     with pytest.raises(ShapeError, match="scales per channel"):
         mge.tensor(x).astype(qint8(np.ones((3, 1))))
+
+
+MOVES = {
+    "transpose": lambda q: q.transpose(2, 0, 1),
+    "reshape": lambda q: q.reshape(3, 8),
+    "split": lambda q: q.reshape(3, 2, 2, 2),
+    "across channels": lambda q: q.reshape(-1),
+    "new axis": lambda q: F.expand_dims(q, 0),
+    "broadcast": lambda q: F.broadcast_to(q, (2, 3, 2, 4)),
+    "flip": lambda q: q[::-1],
+    "roll": lambda q: F.roll(q, 1, 0),
+    "rows": lambda q: q[1:],
+    "channels backwards": lambda q: q[::-2],
+    "one channel": lambda q: q[2],
+    "columns": lambda q: q[:, 0],
+}
+
+
+@pytest.mark.parametrize("move", MOVES)
+def test_scales_per_channel_move_with_their_axes(move):
+    x = np.arange(24, dtype=np.float32).reshape(3, 2, 4)
+    steps = np.array([0.5, 1.0, 2.0], np.float32).reshape(3, 1, 1)
+    q = mge.tensor(x).astype(qint8(steps))
+    wanted = MOVES[move](q.astype("float32")).numpy()
+    made = MOVES[move](q)
+    assert is_quantize(made.dtype)
+    np.testing.assert_array_equal(made.astype("float32").numpy(), wanted)
+    assert (np.ndim(made.dtype.metadata["mgb_dtype"]["scale"]) == 0) == (move == "one channel")
+    assert is_dtype_equal(q.transpose(1, 0, 2).transpose(1, 0, 2).dtype, q.dtype)
+
+
+def test_other_shapes_of_the_same_type_have_their_own_scales():
+    steps = np.array([[0.5, 1.0]], np.float32)
+    for rows in (2, 3):
+        q = mge.tensor(np.ones((rows, 2), np.float32)).astype(qint8(steps))
+        flat = q.reshape(-1).astype("float32")
+        assert flat.tolist() == [1.0] * 2 * rows
+
+
+def test_scales_per_channel_are_not_lost_without_a_word():
+    q = mge.tensor(np.ones((2, 4), "f4")).astype(qint8(np.array([[0.5], [0.25]])))
+    assert is_dtype_equal((q + q).dtype, q.dtype)
+    assert (q + q).astype("float32").numpy().tolist() == [[2.0] * 4] * 2
+    for lose in (
+        lambda: F.concat([q, q], 0),
+        lambda: F.pad(q, ((0, 0), (1, 1))),
+        lambda: q[mge.tensor([1, 0])],
+    ):
+        with pytest.raises(DTypeError, match="scale"):
+            lose()
 
 
 def test_programs_know_scales():

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from treadle.base.errors import DTypeError
 from treadle.base.quantized import to_stored
 from treadle.functional.arguments import as_tensor, both_sides, call, on_own_scale, pair, unary
 from treadle.ops import adaptive_pool, pool, slicing, sliding
@@ -45,6 +46,7 @@ def pad(
     Raises:
         TypeError: there are no pairs.
         ValueError: the pairs do not fit the axes, or the mode is unknown.
+        DTypeError: channels have scales of their own.
 
     Example:
         >>> F.pad(mge.tensor([1., 2.]), [(1, 2)], constant_value=9.).tolist()
@@ -65,6 +67,13 @@ def pad(
         raise ValueError(f"pad: unknown mode {mode!r}")
     every = tuple((w[0], w[1]) for w in widths) + ((0, 0),) * (x.ndim - len(widths))
     known = "edge" if str(mode).lower() == "replicate" else str(mode).lower()
+    if x._kind.quantized is not None and x._kind.quantized.is_per_channel:
+        raise DTypeError(
+            "pad",
+            "a border is on the grid of no channel",
+            saw=str(x._kind.quantized),
+            hint="cast with astype('float32') first",
+        )
     if x._kind.quantized is not None:
         constant_value = to_stored(np.array(constant_value), x._kind.quantized).item()
     return unary(slicing.Pad(every, known, float(constant_value)), x)  # type: ignore[arg-type]

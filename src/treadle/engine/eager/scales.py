@@ -9,11 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
+import numpy as np
+
 from treadle.base.errors import DTypeError
-from treadle.base.quantized import QuantizedType
+from treadle.base.quantized import QuantizedType, quantized_type
 from treadle.base.types import TensorType
 from treadle.ops.border import Border
+from treadle.ops.families import Elementwise, Movement
 from treadle.ops.op import Op
+from treadle.ops.slicing import Pad
 from treadle.ops.transfer import Transfer
 
 T = TypeVar("T")
@@ -52,10 +56,28 @@ def carried_scale(
         return _lost(op, found, results)
     if not op.selects and not op.homogeneous:
         return _lost(op, found, results)
-    if one.is_per_channel:  # Its scales hold for the axes they were made for.
-        same = all(t.shape == types[0].shape for t in (*types, *results))
-        return one if same and (op.is_view or isinstance(op, Border | Transfer)) else None
-    return one
+    if not one.is_per_channel:
+        return one
+    if isinstance(op, Movement) and len(types) == 1:
+        return _moved(op, one, types[0])
+    if isinstance(op, Border | Transfer | Elementwise):  # Axes stay, counted from the last.
+        return one
+    return _lost(op, found, results)
+
+
+def _moved(op: Movement, kind: QuantizedType, x: TensorType) -> QuantizedType | None:
+    """The type of moved integers whose channels have scales of their own: these move along."""
+    shape = [d for d in x.shape if isinstance(d, int)]
+    if len(shape) < x.ndim or isinstance(op, Pad):  # A border is on the grid of no channel.
+        return _lost(op, [kind], [x])
+    scale = op.reference(np.broadcast_to(kind.scale, shape))
+    if not scale.size:
+        return _lost(op, [kind], [x])
+    for axis in range(scale.ndim):
+        first = scale.take([0], axis)
+        if (scale == first).all():
+            scale = first
+    return kind if np.array_equal(scale, kind.scale) else quantized_type(kind.meta, scale)
 
 
 def _lost(
