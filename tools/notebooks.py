@@ -29,6 +29,7 @@ PAGES = (
     "jit",
     "quantization",
     "memory",
+    "from-scratch",
 )
 """Pages of the course, in their order."""
 

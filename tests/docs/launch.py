@@ -14,7 +14,9 @@ import treadle
 RUNNER = Path(__file__).with_name("run_page.py")
 ENVIRONMENT = {
     **{k: v for k, v in os.environ.items() if not k.startswith(("MGE_", "TREADLE_"))},
-    "PYTHONPATH": os.pathsep.join([str(Path(treadle.__file__).parents[1]), str(RUNNER.parent)]),
+    "PYTHONPATH": os.pathsep.join(
+        map(str, (Path(treadle.__file__).parents[1], RUNNER.parent, RUNNER.parents[2] / "docs"))
+    ),
 }
 
 
