@@ -100,7 +100,11 @@ def test_assert_equal_checks_when_the_program_runs(capture: object) -> None:
 
 
 def test_simulated_errors_and_aliases() -> None:
-    with pytest.raises(RuntimeError, match="simulated"):
+    failed = F.utils._simulate_error()
+    with pytest.raises(RuntimeError, match="has failed") as caught:
+        failed.numpy()
+    assert isinstance(caught.value.__cause__, RuntimeError)
+    with mge.config._override(async_level=0), pytest.raises(RuntimeError, match="simulated"):
         F.utils._simulate_error()
     assert F.utils.topk_accuracy is F.topk_accuracy and F.utils.copy is F.copy
     for name in ("sigmoid", "hsigmoid", "relu", "relu6", "hswish"):

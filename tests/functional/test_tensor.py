@@ -117,6 +117,7 @@ def test_shape_functions() -> None:
     same(F.swapaxes(x, 0, -1), X.swapaxes(0, -1))
     same(F.expand_dims(x, 1), X[:, None])
     same(F.expand_dims(x, [0, -1]), X[None, ..., None])
+    same(F.expand_dims(x, [1, 1, -1]), X[:, None, None, ..., None])
     same(F.squeeze(mge.tensor(X[:1, :, :1])), X[0, :, 0])
     same(F.squeeze(mge.tensor(X[:1, :, :1]), 0), X[0, :, :1])
     same(F.squeeze(mge.tensor(X[:1, :, :1]), (0, -1)), X[0, :, 0])

@@ -20,6 +20,7 @@ from treadle.data import DataLoader
 from treadle.data.dataset import ArrayDataset
 from treadle.interop.megengine import runtime
 from treadle.traced_module.pytree import tree_flatten
+from treadle.utils import comp_graph_tools as cgtools
 from treadle.utils.network import Network
 
 ops = mge.core.ops.builtin
@@ -223,3 +224,25 @@ def test_members_of_modules_with_their_holders() -> None:
     assert [p for _, p in net.children(with_parent=True)] == [net, net]
     assert len(list(net.parameters(requires_grad=True))) == 4
     assert list(net.parameters(requires_grad=False)) == []
+
+
+def test_variables_know_their_graph_and_are_read_by_hand() -> None:
+    net = Network()
+    mask = net.make_const(np.array([True, False, True]))
+    found = net.make_const(np.arange(3.0, dtype="float32"))[mask]
+    read = graphs.OutputNode(found)
+    found.graph.compile(read.outputs).execute()
+    assert read.get_value().tolist() == [0, 2]
+    axis = mge.core.tensor.utils.astensor1d([1, 2], found, dtype="int32")
+    assert isinstance(axis, graphs.VarNode) and axis.numpy().tolist() == [1, 2]
+
+
+def test_variables_are_replaced_in_graphs_that_are_fed() -> None:
+    graph = graphs.Graph()
+    given = graphs.InputNode(device="xpux", dtype="float32", graph=graph)
+    x, constant = given.outputs[0], graph.make_const(1.5, device="xpux")
+    double = graphs.apply_normal_varnode(ops.Elemwise(mode="ADD"), x, x)[0]
+    scaled = graphs.apply_normal_varnode(ops.Elemwise(mode="MUL"), double, constant)[0]
+    (made,) = cgtools.replace_vars([scaled], {constant: double})
+    given.set_value(mge.tensor(5.0))
+    assert graphs.OutputNode(made).get_value().item() == 100

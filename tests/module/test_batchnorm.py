@@ -62,6 +62,10 @@ def test_frozen_uses_the_running_values_in_training_and_learns_nothing() -> None
 
 def test_never_tracked_uses_the_batch_in_evaluation_too() -> None:
     norm = BatchNorm2d(3, track_running_stats=False)
+    norm.track_running_stats = True
+    with pytest.raises(ValueError, match="without running statistics"):
+        norm(Tensor(np.ones((2, 3, 2, 2), np.float32)))
+    norm.track_running_stats = False
     assert list(norm.buffers()) == []
     for _ in range(2):
         out = norm(Tensor(DATA)).numpy()

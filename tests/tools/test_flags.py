@@ -161,6 +161,14 @@ def test_maps_are_held_in_the_layouts_asked_for(
     assert {o.layouts for o in options} == {layouts}
 
 
+def test_products_are_computed_in_half_precision(network: Path, capsys: Any) -> None:
+    assert run(network, "--enable-ioc16", "--check-dispatch", "--disable-assert-throw") == 0
+    half = capsys.readouterr().out
+    assert "float16" in half
+    assert run(network, "--check-dispatch") == 0
+    assert "float16" not in capsys.readouterr().out
+
+
 def test_a_model_is_written_with_its_layouts(
     network: Path, tmp_path: Path, options: list[Options], capsys: Any
 ) -> None:

@@ -538,3 +538,50 @@ def test_gradients_are_dumped() -> None:
     file.seek(0)
     found = list(cgtools.GraphInference(file).run(A).values())
     np.testing.assert_array_equal(found, [A * A, 2 * A])
+
+
+def test_networks_with_extents_that_data_decide() -> None:
+    @jit.trace(symbolic=True, capture_as_const=True)
+    def f(x: Any) -> Any:
+        return F.cond_take(x > 1, x)
+
+    given = mge.tensor([1.0, 2.0, 3.0])
+    f(given)
+    file = io.BytesIO()
+    f.dump(file, arg_names=["x"], output_names=["values", "places"])
+    file.seek(0)
+    net = Network.load(file)
+    fresh = net.make_input_node(shape=(3,), dtype="float32", name="x")
+    net.replace_vars({net.input_vars[0]: fresh})
+    again = io.BytesIO()
+    net.dump(again)
+    again.seek(0)
+    found = cgtools.GraphInference(again).run(np.array([4.0, 0.0, 5.0], "float32"))
+    assert found["values"].tolist() == [4, 5] and found["places"].tolist() == [0, 2]
+
+
+def test_inputs_of_a_file_stay_inputs_where_nothing_depends_on_them() -> None:
+    @jit.trace(symbolic=True, capture_as_const=True)
+    def f(x: Any, y: Any) -> Any:
+        return y * 2
+
+    f(mge.tensor([1.0]), mge.tensor([2.0]))
+    file = io.BytesIO()
+    f.dump(file, arg_names=["x", "y"], output_names=["out"])
+    file.seek(0)
+    run = cgtools.GraphInference(file)
+    given = {"x": np.ones(1, "float32"), "y": np.full(1, 3, "float32")}
+    assert run.run(inp_dict=given)["out"].tolist() == [6]
+    file.seek(0)
+    assert cgtools.GraphInference(file, ["out"]).run(given["y"])["out"].tolist() == [6]
+    file.seek(0)
+    net = Network.load(file)
+    net.replace_vars({net.input_vars[0]: net.make_input_node((1,), "float32", "z")})
+    again = io.BytesIO()
+    net.dump(again)
+    again.seek(0)
+    run = cgtools.GraphInference(again)
+    with pytest.raises(ValueError, match=r"inputs are \['z', 'y'\]|inputs are \['y', 'z'\]"):
+        run.run(inp_dict=given)
+    given["z"] = given.pop("x")
+    assert run.run(inp_dict=given)["out"].tolist() == [6]

@@ -157,10 +157,10 @@ def flatten(
 
 
 def expand_dims(inp: Tensor, axis: int | Sequence[int]) -> Tensor:
-    """New axes of size 1 at positions of the result.
+    """New axes of size 1 at positions of the result; one that is given twice moves on.
 
     Raises:
-        ShapeError: a position is out of range or given twice.
+        ShapeError: a position is out of range.
 
     Example:
         >>> F.expand_dims(F.ones((2, 3)), [0, -1]).shape
@@ -169,16 +169,18 @@ def expand_dims(inp: Tensor, axis: int | Sequence[int]) -> Tensor:
     x = as_tensor(inp)
     given = ints(axis)
     ndim = x.ndim + len(given)
-    places = {a + ndim if a < 0 else a for a in given}
-    if len(places) != len(given) or not all(0 <= p < ndim for p in places):
+    places = sorted(a + ndim if a < 0 else a for a in given)
+    if not all(0 <= p < ndim for p in places):
         raise ShapeError(
             "expand_dims",
-            f"axis {axis} is out of range or given twice",
+            f"axis {axis} is out of range",
             saw=str(x.type),
-            hint=f"the result has {ndim} axes: use different ones from {-ndim} to {ndim - 1}",
+            hint=f"the result has {ndim} axes: use those from {-ndim} to {ndim - 1}",
         )
-    rest = iter(x.shape)
-    return x.reshape(tuple(1 if i in places else next(rest) for i in range(ndim)))
+    shape = list(x.shape)
+    for place in places:
+        shape.insert(place, 1)
+    return x.reshape(tuple(shape))
 
 
 def squeeze(

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-from treadle.base.errors import ShapeError
+from treadle.base.errors import DeviceError, ShapeError
 from treadle.functional.arguments import as_tensor
 from treadle.functional.metric import topk_accuracy
 from treadle.functional.tensor import copy
 from treadle.ops.check import AssertEqual
+from treadle.runtime.synchronous import SYNCHRONOUS
 from treadle.tensor import Tensor
 
 __all__ = ["copy", "topk_accuracy"]
@@ -40,6 +41,25 @@ def _assert_equal(
     ]
 
 
-def _simulate_error() -> NoReturn:
-    """Fail as a kernel would: raise a RuntimeError."""
-    raise RuntimeError("a simulated error")
+class _Failed(Tensor):
+    """A tensor whose op has failed on its device, as whoever reads it finds out."""
+
+    __slots__ = ()
+
+    def numpy(self) -> NoReturn:
+        """Raise the error of the op."""
+        raise DeviceError("op", "one that ran before has failed") from RuntimeError(_SIMULATED)
+
+
+_SIMULATED = "a simulated error"
+
+
+def _simulate_error() -> Tensor:
+    """Fail as a kernel would: where the result is read, or at once if `config.async_level` is 0.
+
+    Raises:
+        RuntimeError: at level 0.
+    """
+    if SYNCHRONOUS.on:
+        raise RuntimeError(_SIMULATED)
+    return _Failed(0.0)

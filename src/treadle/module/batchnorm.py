@@ -68,7 +68,12 @@ class _BatchNorm(Module):
         return out if len(shape) == 4 else out.reshape(shape)
 
     def _normalized(self, inp: Tensor) -> Tensor:
-        tracked = self.track_running_stats and self.running_mean is not None
+        tracked = self.track_running_stats
+        if tracked and self.running_mean is None:
+            raise ValueError(
+                f"{type(self).__name__}: track_running_stats is True, but the layer was built "
+                "without running statistics; build it with track_running_stats=True"
+            )
         weight: Tensor | None = self.weight
         bias: Tensor | None = self.bias
         if self.freeze and weight is not None and bias is not None:

@@ -37,6 +37,7 @@ from treadle.lite.model import is_packed
 from treadle.lite.packed import choices_of, choices_text, pack, unpack
 from treadle.lite.portable import layouts_of, use_choices
 from treadle.lite.runner import LiteRunner
+from treadle.quantization.precision import with_precision
 from treadle.tools.fast_run import SECONDS, carried, measure
 from treadle.tools.load_and_run_flags_table import FLAGS
 from treadle.tools.run_model import (
@@ -245,6 +246,8 @@ def _once(
 ) -> dict[str, Any]:
     """Run a model on one set of inputs in all the ways that were asked for; its results by name."""
     graph, arrays = as_wanted(model, given)
+    if args.enable_ioc16:
+        graph, _ = with_precision(graph, "mixed-float16")
     _measure(model, graph, args, console)
     options = _options(args, model)
     if args.fitting:

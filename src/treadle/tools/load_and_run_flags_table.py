@@ -59,7 +59,7 @@ FLAGS: tuple[tuple[str, str, str], ...] = (
     ("enable-nchw64", "flag", "hold maps with their channels in blocks of 64"),
     ("enable-nhwcd4", "flag", "hold maps with their channels last"),
     ("enable-chwn4", "flag", "layouts are chosen by the engine"),
-    ("enable-ioc16", "flag", "values keep their element types"),
+    ("enable-ioc16", "flag", "products of float32 compute in float16"),
     ("layout-transform", "text", "choose among all layouts of a device, by modelled time: cpu"),
     ("layout-transform-dump", "text", "write the model with the layouts that it is to be held in"),
     ("profile", "text", "write the time of every kernel as JSON"),

@@ -33,6 +33,7 @@ from treadle.utils.network_node import (
     VarNode,
     const_var,
     input_var,
+    node_of,
     op_node,
     str_to_mge_class,
 )
@@ -140,7 +141,7 @@ def variables_of(model: Model) -> dict[Value, VarNode]:
         given = [known[v] for v in node.inputs]
         if node.op.name in _EITHER_WAY and isinstance(given[0].owner, ConstOpBase):
             given.reverse()  # MegEngine's files have constants last.
-        made = op_node(node.op, given, node.names)
+        made = op_node(node.op, given, node.names, [v.type for v in node.outputs])
         known.update(zip(node.outputs, made.outputs, strict=True))
         for var in made.outputs:
             kind = f"{UNNAMED}{list(var.shape)}>" if isinstance(made, ConstOpBase) else made.type
@@ -159,6 +160,7 @@ class Network:
     def __init__(self) -> None:
         self._outputs: list[VarNode] = []
         self._extra: list[VarNode] = []
+        self._declared: set[int] = set()
         self._beside: list[VarNode] = []
         self._model: Model | None = None
 
@@ -187,7 +189,9 @@ class Network:
         for var, name in zip(self._outputs, model.outputs, strict=True):
             var.name = name
         self._extra = [known[v] for v in model.graph.inputs]
-        if outspec is not None:
+        if outspec is None:
+            self._declared = {v.id for v in self._extra}
+        else:
             self._outputs = [self.get_var_by_name(name) for name in outspec]
         return self
 
@@ -211,18 +215,16 @@ class Network:
                 values[var.id] = Value(var.type, None, len(inputs), var.name)
                 inputs.append(values[var.id])
                 continue
-            names = tuple(v.name for v in opr.outputs)
-            node = Node(opr.op, tuple(values[x.id] for x in opr.inputs), names=names)
-            nodes.append(node)
-            values.update({v.id: made for v, made in zip(opr.outputs, node.outputs, strict=True)})
+            nodes.append(node_of(opr.op, opr, values))
         outputs = tuple(values[v.id] for v in self._outputs)
         return Graph("network", tuple(inputs), tuple(nodes), outputs)
 
     def _ordered(self) -> list[OpNode]:
-        """Operators in order: inputs as they came, then what the outputs depend on."""
+        """Operators in order: inputs, those of the file in any case, then what outputs need."""
         needed = order_of(self._outputs)
         inputs = {v.owner.id: v.owner for v in self._extra if v.owner.op is None}
         wanted = {n.id for n in needed}
+        wanted |= {v.owner.id for v in self._extra if v.id in self._declared}
         kept = [n for n in inputs.values() if n.id in wanted]
         return kept + [n for n in needed if n.id not in inputs]
 
@@ -263,11 +265,7 @@ class Network:
     def optimize_for_inference(
         self, dest_vars: Sequence[VarNode], **options: bool
     ) -> list[VarNode]:
-        """The variables as they are: the engine optimizes a model when it is loaded to run.
-
-        Raises:
-            ValueError: there is no such option.
-        """
+        """The variables as they are; a model is optimized when it is loaded to run."""
         checked_options(options)
         return list(dest_vars)
 
@@ -292,10 +290,7 @@ class Network:
         """The outputs."""
         return list(self._outputs)
 
-    @property
-    def output_vars(self) -> list[VarNode]:
-        """The outputs, by another of MegEngine's names."""
-        return list(self._outputs)
+    output_vars = dest_vars
 
     @property
     def input_vars(self) -> list[VarNode]:
@@ -313,10 +308,7 @@ class Network:
         self._outputs = [v for v in self._outputs if v.id not in gone]
 
     def add_dep_oprs(self, *vars: VarNode) -> list[VarNode]:
-        """Edit variables, and what they depend on, along with the network; the variables.
-
-        They are found by its filters once an output depends on them.
-        """
+        """Edit variables too, with what they need; filters find them once an output needs them."""
         self._beside += map(as_varnode, vars)
         return self._beside[len(self._beside) - len(vars) :]
 
@@ -338,9 +330,10 @@ class Network:
         for var in self._outputs:
             by_id.get(var.id, var).name = var.name
         self._outputs = [by_id.get(v.id, v) for v in self._outputs]
+        self._declared = {by_id[i].id if i in by_id else i for i in self._declared}
         self._extra = [v for v in self._extra if v.id not in by_id]
         for opr in order_of([*self._outputs, *self._extra, *self._beside]):
-            if opr.op is None or not opr.inputs:
+            if not opr.inputs:
                 continue
             known = {} if opr.id in fresh else by_id
             given = [known.get(x.id, x) for x in opr.inputs]

@@ -7,7 +7,8 @@ its network. There is one class per kind of operator, so that networks can be se
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from treadle.base.errors import GraphError
 from treadle.base.types import TensorType
 from treadle.engine.devices.names import CompNode, default_device
 from treadle.engine.eager.dispatch import EagerType
+from treadle.graph.ir import Node, Value, differ_in_new_symbols, with_types
 from treadle.jit.naming import mode_of
 from treadle.jit.ops_table import BY_OP, NAMES
 from treadle.ops.abstract import constant_array
@@ -246,6 +248,11 @@ class OpNode:
         if self.op is None:
             raise GraphError("network", "an input of the network takes no operands")
         types = self.op.infer(*[x.type for x in inputs])
+        known = tuple(v.type for v in self.outputs)
+        values = tuple(Value(x.type, None, i) for i, x in enumerate(inputs))
+        placed = tuple(replace(t, device=k.device) for t, k in zip(types, known, strict=True))
+        if differ_in_new_symbols(self.op, values, placed, known):
+            types = known  # Other operators refer to extents that data decide by these names.
         self.inputs = list(inputs)
         for x in self.inputs:
             x.users.append(self)
@@ -332,13 +339,18 @@ def class_of(op: Op, inputs: list[VarNode]) -> type[OpNode]:
     return CLASSES["Elemwise"] if isinstance(op, Elementwise) else OpNode
 
 
-def op_node(op: Op, inputs: list[VarNode], names: tuple[str, ...] = ()) -> OpNode:
-    """A new operator with its results.
+def op_node(
+    op: Op,
+    inputs: list[VarNode],
+    names: tuple[str, ...] = (),
+    types: Sequence[TensorType] | None = None,
+) -> OpNode:
+    """A new operator with its results, whose types a file may have (`types`).
 
     Raises:
         TreadleError: the op does not take these inputs.
     """
-    types = op.infer(*[x.type for x in inputs])
+    types = op.infer(*[x.type for x in inputs]) if types is None else types
     if isinstance(op, Constant):
         named = any(n and not n.startswith(UNNAMED) for n in names)
         kind: type[OpNode] = SharedDeviceTensor if named else ImmutableTensor
@@ -348,6 +360,17 @@ def op_node(op: Op, inputs: list[VarNode], names: tuple[str, ...] = ()) -> OpNod
     given = names or ("",) * len(types)
     pairs = zip(types, given, strict=True)
     node.outputs = [VarNode(node, i, t, n) for i, (t, n) in enumerate(pairs)]
+    return node
+
+
+def node_of(op: Op, opr: OpNode, values: dict[int, Value]) -> Node:
+    """An operator with its op, as a node of values by id of variables; its results are added."""
+    names = tuple(v.name for v in opr.outputs)
+    node = Node(op, tuple(values[x.id] for x in opr.inputs), names=names)
+    pairs = zip(opr.outputs, node.outputs, strict=True)
+    types = tuple(replace(v.type, device=made.type.device) for v, made in pairs)
+    node = with_types(node, types)
+    values.update({v.id: made for v, made in zip(opr.outputs, node.outputs, strict=True)})
     return node
 
 

@@ -16,12 +16,13 @@ from treadle.base.dtype import as_dtype
 from treadle.base.errors import EngineError
 from treadle.base.files.source import PathLike
 from treadle.base.types import TensorType
+from treadle.graph.evaluate import evaluate
 from treadle.jit.dump import CompGraphDumpResult
 from treadle.tensor import Tensor
 from treadle.utils.network import Network, order_of
+from treadle.utils.network_node import Host2DeviceCopy, const_var, input_var
 from treadle.utils.network_node import OpNode as NetworkOp
 from treadle.utils.network_node import VarNode as NetworkVar
-from treadle.utils.network_node import const_var, input_var
 
 
 class Graph:
@@ -79,6 +80,10 @@ def graph_of(var: NetworkVar) -> Graph:
     return found[0] if found else Graph()
 
 
+# MegEngine's variables know their graph; a network's own have no use for one.
+NetworkVar.graph = property(graph_of)  # type: ignore[attr-defined]
+
+
 class _Open(NetworkOp):
     """An operator by its definition, whose results have shapes only when they are computed."""
 
@@ -133,8 +138,13 @@ class InputNode(_Open):
 
 def compute(var: NetworkVar) -> Tensor:
     """The value of a variable, computed from what inputs were given."""
+    ordered = order_of([var])
+    if not any(isinstance(opr, (_Open, Host2DeviceCopy)) for opr in ordered):
+        net = Network()
+        net.add_output(var)
+        return Tensor(evaluate(net.graph(), [])[0])  # Data may decide extents of constants.
     known: dict[int, Sequence[Any]] = {}
-    for opr in order_of([var]):
+    for opr in ordered:
         given = [known[x.owner.id][x.index] for x in opr.inputs]
         if isinstance(opr, _Open):
             known[opr.id] = opr.compute(*given)

@@ -32,6 +32,7 @@ from treadle.interop.megengine.definitions import OpDef
 from treadle.ops.op import Op
 from treadle.tensor import Tensor
 from treadle.traced_module.recording import listening
+from treadle.utils.network_node import VarNode, const_var
 
 __all__ = ["ROOMS", "core", "version"]
 
@@ -189,6 +190,8 @@ def astensor1d(x: Any, *reference: Any, dtype: Any = None, device: Any = None) -
     like = next((r for r in reference if isinstance(r, Tensor)), None)
     place = like.device if device is None and like is not None else device
     made = x if isinstance(x, Tensor) else Tensor(x, dtype=dtype, device=place)
+    if isinstance(like, VarNode) and not isinstance(made, VarNode):
+        made = const_var(made.numpy())
     return made.reshape(-1)
 
 

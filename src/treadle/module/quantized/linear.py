@@ -36,6 +36,9 @@ class Linear(Float.Linear, QuantizedModule):
         super().__init__(in_features, out_features, bias, compute_mode, name)
         self.output_dtype = dtype
 
+    def _module_info_string(self) -> str:
+        return ""  # as MegEngine prints it
+
     def calc_linear_quantized(self, inp: Tensor, nonlinear_mode: str = "identity") -> Tensor:
         """The affine map with an activation by name."""
         if weight_only(self, inp):
