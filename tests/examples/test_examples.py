@@ -52,6 +52,19 @@ def test_the_autoencoder_learns_and_draws(tmp_path: Path) -> None:
     assert np.abs(pixels[:50, :50].astype(int) - pixels[-50:, -50:]).mean() > 20
 
 
+def test_digits_are_found_in_photographs(tmp_path: Path) -> None:
+    picture = tmp_path / "boxes.png"
+    text = run("examples/find_digits.py", "--steps", "400", "--out", str(picture))
+    losses = [float(v) for v in re.findall(r"loss ([0-9.]+)", text)]
+    assert losses[-1] < losses[0] < 10
+    found = re.search(r"(\d+) of (\d+) digits found and read, (\d+) boxes", text)
+    # One of ten digits, of one of a hundred places: nobody guesses so many.
+    assert found is not None and int(found[1]) > 0.1 * int(found[2])
+    pixels = cv2.imread(str(picture))
+    assert pixels is not None and pixels.shape == (768, 1152, 3)
+    assert (pixels == (60, 200, 60)).all(axis=2).sum() > 1000
+
+
 def test_character_model_learns() -> None:
     text = run(
         "examples/char_lm.py", "--steps", "50", "--dim", "32", "--layers", "1", "--sample", "20"
