@@ -454,6 +454,20 @@ def test_averages_of_windows_that_reach_beyond_the_end() -> None:
     check(pooled, leaf(1, 2, 6, 8), torch.empty(0, dtype=torch.int64))
 
 
+def test_statistics_of_layers_are_of_the_type_of_the_weights() -> None:
+    """They were float32 beside weights of 16 bits, so that PyTorch had to compute it."""
+
+    def normed(x: Any, w: Any) -> Any:
+        return torch.native_layer_norm(x, [8], w, w, 1e-5)
+
+    x, w = torch.randn(4, 8).bfloat16(), torch.randn(8)
+    check(normed, x, w.bfloat16())
+    # PyTorch's own shape propagation is wrong about this one, so PyTorch computes it.
+    ours = torch.compile(normed, backend=backend)(x, w)
+    assert [y.dtype for y in ours] == [torch.bfloat16, torch.float32, torch.float32]
+    torch.testing.assert_close(ours, normed(x, w))
+
+
 def test_experts_in_groups() -> None:
     def experts(x: Any, w: Any, ends: Any) -> Any:
         made = F.grouped_mm(x.bfloat16(), w.bfloat16(), offs=ends)

@@ -157,7 +157,9 @@ def _layer_norm(
         y = (centered * inverse).astype(x.type.dtype)
         y = y if weight is None else y * weight
         y = y if bias is None else y + bias
-    return y, mean, inverse
+    # In 16 bits where the weights are, too, or there are none.
+    kind = x.type.dtype if weight is None else weight.type.dtype
+    return y, mean.astype(kind), inverse.astype(kind)
 
 
 def _per_channel(v: V, rank: int) -> V:
