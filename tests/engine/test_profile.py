@@ -20,7 +20,7 @@ from treadle.base.types import TensorType
 from treadle.engine.options import Options
 from treadle.engine.pipeline import Stages
 from treadle.engine.plan import Interface
-from treadle.engine.profile import KernelTime, Profile
+from treadle.engine.profile import KernelTime, Profile, limits_text
 from treadle.engine.table import count, duration, lines, size
 from treadle.engine.targets import compiled
 from treadle.graph.builder import GraphBuilder, trace_body
@@ -207,6 +207,8 @@ def test_kernels_are_held_against_the_machine() -> None:
     assert kernel.roofline == pytest.approx(0.75)
     text = str(Profile("f", 1, 4e-3, (), (kernel,), {}, limits))
     assert "the machine at best: 2 GFLOP/s (float32), 1.0 GB/s" in text
+    units = limits_text(Limits(2e9, 1e9, (("bfloat16", 3e12),)))
+    assert units == ("the machine at best: 2 GFLOP/s (float32), 3,000 (bfloat16), 1.0 GB/s",)
     assert text.splitlines()[2].split()[-3:] == ["GFLOP/s", "GB/s", "roofline"]
     assert text.splitlines()[3].split()[-3:] == ["0.5", "0.8", "75%"]
 

@@ -54,6 +54,7 @@ class Launch:
         serial: run by the calling thread alone.
         flops: arithmetic operations of the whole launch, for reports and models.
         nbytes: bytes it reads and writes at least.
+        unit: what does the arithmetic, an entry of `Limits.units`; "" for lines of float32.
         moves: it only copies its second argument to its first, so it is left out where both are
             one place.
     """
@@ -64,6 +65,7 @@ class Launch:
     serial: bool = False
     flops: Dim = 0
     nbytes: Dim = 0
+    unit: str = ""
     moves: bool = False
 
 
@@ -242,23 +244,29 @@ class WatchedExecutable(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the device can do at best, as measured: the two lines of its roofline.
+    """What the device can do at best, as measured: the lines of its roofline.
 
     Attributes:
         flops: multiplications and additions of float32 per second, on operands in registers.
         bandwidth: bytes per second to and from memory, of arrays that no cache holds.
+        units: (name, the same per second) of what has instructions that add several products:
+            "bfloat16", "int8".
     """
 
     flops: float
     bandwidth: float
+    units: tuple[tuple[str, float], ...] = ()
 
-    def seconds(self, flops: Dim, nbytes: Dim) -> float:
-        """The least time for so much work."""
-        return max(flops / self.flops, nbytes / self.bandwidth)
+    def seconds(self, flops: Dim, nbytes: Dim, unit: str = "") -> float:
+        """The least time for so much work; what is no entry of `units` counts as float32."""
+        return max(flops / dict(self.units).get(unit, self.flops), nbytes / self.bandwidth)
 
     def joined(self, other: Limits) -> Limits:
         """The higher ones of two measurements."""
-        return Limits(max(self.flops, other.flops), max(self.bandwidth, other.bandwidth))
+        mine, theirs = dict(self.units), dict(other.units)
+        units = {u: max(mine.get(u, 0.0), theirs.get(u, 0.0)) for u in mine | theirs}
+        flops, bandwidth = max(self.flops, other.flops), max(self.bandwidth, other.bandwidth)
+        return Limits(flops, bandwidth, tuple(units.items()))
 
 
 @dataclass(frozen=True, slots=True)

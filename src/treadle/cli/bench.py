@@ -86,7 +86,7 @@ def show(limits: Limits, repeats: int = 10) -> None:
     for example in EXAMPLES:
         profile = jit_compile(example.function).profile(*_operands(example), repeats=repeats)
         work = [sum(k.flops for k in profile.kernels), sum(k.nbytes for k in profile.kernels)]
-        best = sum(limits.seconds(s.flops, s.nbytes) for s in profile.steps)
+        best = sum(s.attainable for s in profile.steps)
         shown = rates(work[0], work[1], profile.seconds, best)
         rows.append((example.title, duration(profile.seconds), *shown))
     print("\n".join(lines(("kernel", "time", *RATES_SHOWN), rows)))

@@ -10,7 +10,16 @@ import numpy as np
 import numpy.typing as npt
 
 from treadle.backends.native_code import Executable
-from treadle.backends.program import Address, DeviceExecutable, Host, Jump, Run, Step, Together
+from treadle.backends.program import (
+    Address,
+    DeviceExecutable,
+    Host,
+    Jump,
+    Limits,
+    Run,
+    Step,
+    Together,
+)
 from treadle.base.symbol import Dim
 from treadle.base.types import TensorType
 from treadle.runtime.host import HostBuffer
@@ -145,6 +154,7 @@ class Facts:
         scratch: what of `writes` is needed while the step runs, and by nobody else.
         replaceable: (operand, result) pairs: the result may lie where the operand does; it does
             where both are the same.
+        unit: what does the arithmetic: see `Launch`.
     """
 
     reads: tuple[Span, ...] = ()
@@ -155,6 +165,13 @@ class Facts:
     members: tuple[Facts, ...] = ()
     scratch: tuple[Span, ...] = ()
     replaceable: tuple[tuple[Span, Span], ...] = ()
+    unit: str = ""
+
+    def least(self, limits: Limits) -> float:
+        """Seconds that a machine's limits leave for the work."""
+        if self.members:
+            return sum(member.least(limits) for member in self.members)
+        return limits.seconds(self.flops, self.nbytes, self.unit)
 
 
 @dataclass(frozen=True, slots=True)

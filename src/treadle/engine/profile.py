@@ -75,6 +75,7 @@ class StepTime:
     Times are seconds; `start` counts from the start of the run. Steps of a loop have the start
     and duration of their last turn, and the time of all `turns` together. `shares` are the nodes
     it works for, with their parts of the modelled time; `node` is -1 where there are several.
+    `attainable` is the least time that the machine's limits leave for it, 0 where they are unknown.
     """
 
     number: int
@@ -90,6 +91,7 @@ class StepTime:
     flops: int
     nbytes: int
     shares: tuple[tuple[int, float], ...]
+    attainable: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -229,10 +231,12 @@ def measure(
     typical = int(np.argsort(spans, kind="stable")[(repeats - 1) // 2])
     median = np.median(times[:, :, 2], axis=0)
     steps = tuple(
-        _step_time(plan, i, times[typical, i], int(starts[typical]), float(median[i]), rates)
+        _step_time(
+            plan, i, times[typical, i], int(starts[typical]), float(median[i]), rates, limits
+        )
         for i in np.flatnonzero(ran).tolist()
     )
-    total, kernels = float(np.median(spans)) * 1e-9, _by_kernel(steps, limits)
+    total, kernels = float(np.median(spans)) * 1e-9, _by_kernel(steps)
     return Profile(name, repeats, total, steps, kernels, dict(stages), limits, device, clock, rates)
 
 
@@ -251,8 +255,10 @@ def limits_text(limits: Limits | None) -> tuple[str, ...]:
     """A line about the machine, if its limits are known."""
     if limits is None:
         return ()
-    flops, bandwidth = limits.flops / 1e9, limits.bandwidth / 1e9
-    return (f"the machine at best: {flops:.0f} GFLOP/s (float32), {bandwidth:.1f} GB/s",)
+    rates = [f"{limits.flops / 1e9:,.0f} GFLOP/s (float32)"]
+    rates += [f"{found / 1e9:,.0f} ({unit})" for unit, found in limits.units]
+    bandwidth = limits.bandwidth / 1e9
+    return (f"the machine at best: {', '.join(rates)}, {bandwidth:.1f} GB/s",)
 
 
 def step_names(plan: Plan, step: Step) -> tuple[str, str]:
@@ -293,7 +299,13 @@ def shares(step: Step, facts: Facts) -> tuple[tuple[Step, Facts, float], ...]:
 
 
 def _step_time(
-    plan: Plan, i: int, row: npt.NDArray[np.int64], start: int, nanoseconds: float, rates: Rates
+    plan: Plan,
+    i: int,
+    row: npt.NDArray[np.int64],
+    start: int,
+    nanoseconds: float,
+    rates: Rates,
+    limits: Limits | None,
 ) -> StepTime:
     step, facts, turns = plan.steps[i], plan.facts[i], int(row[3])
     label, kernel = step_names(plan, step)
@@ -311,10 +323,11 @@ def _step_time(
         flops=facts.flops * turns,
         nbytes=facts.nbytes * turns,
         shares=tuple((f.node, share) for _, f, share in shares(step, facts)),
+        attainable=0.0 if limits is None else facts.least(limits) * turns,
     )
 
 
-def _by_kernel(steps: Sequence[StepTime], limits: Limits | None) -> tuple[KernelTime, ...]:
+def _by_kernel(steps: Sequence[StepTime]) -> tuple[KernelTime, ...]:
     groups: dict[tuple[str, str], list[StepTime]] = {}
     for step in steps:
         groups.setdefault((step.label, step.kernel), []).append(step)
@@ -327,7 +340,7 @@ def _by_kernel(steps: Sequence[StepTime], limits: Limits | None) -> tuple[Kernel
             sum(s.predicted for s in group),
             sum(s.flops for s in group),
             sum(s.nbytes for s in group),
-            0.0 if limits is None else sum(limits.seconds(s.flops, s.nbytes) for s in group),
+            sum(s.attainable for s in group),
         )
         for (label, kernel), group in groups.items()
     ]

@@ -54,6 +54,16 @@ def test_products_of_bfloat16_take_words(target):
     assert not any(target.name in name for name in launches(AVX2, 64, 64, 64))
 
 
+def test_launches_say_what_multiplies():
+    """Reports hold them against what the processor's instructions could do."""
+    for op, dtype, unit in ((Matmul(), dt.bfloat16, "bfloat16"), (IntMatmul(), dt.int8, "int8")):
+        types = TensorType(dtype, (64, 64)), TensorType(dtype, (64, 64))
+        units = [launch.unit for launch in lower(op, types, (), MATRICES).launches if launch.flops]
+        assert units == [unit]
+    types = TensorType(dt.float32, (64, 64)), TensorType(dt.float32, (64, 64))
+    assert not any(launch.unit for launch in lower(Matmul(), types, (), MATRICES).launches)
+
+
 SHAPES = (
     # rows, columns, terms
     (40, 40, 40),

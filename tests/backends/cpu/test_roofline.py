@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from tests.backends.codegen.execution import parse
 
+from treadle.backends.codegen.kernel import interpret
 from treadle.backends.codegen.target import AVX2, AVX512, GENERIC, NEON, Target
 from treadle.backends.cpu import compiler as compiler_module
 from treadle.backends.cpu import roofline
@@ -16,8 +18,12 @@ from treadle.backends.cpu.native import toolchain
 from treadle.backends.cpu.pool import get_threads
 from treadle.backends.cpu.toolchain import Toolchain
 from treadle.backends.object_cache import ObjectCache
-from treadle.backends.program import Limits, MeasuringCompiler
+from treadle.backends.program import Limits, MeasuringCompiler, Run
 from treadle.base import dtype as dt
+
+BYTES = replace(AVX512, name="bytes", dot_int8=True)
+PAIRS = replace(AVX512, name="pairs", dot_bfloat16=True)
+MATRICES = replace(PAIRS, name="matrices", dot_int8=True, matrices=True)
 
 
 @pytest.fixture
@@ -104,6 +110,36 @@ def test_what_makes_no_sense_is_measured_again(compiler: NativeCompiler, content
 
 def test_entries_of_other_thread_counts_are_apart() -> None:
     assert roofline.key_of("x", 1) != roofline.key_of("x", 2) != roofline.key_of("y", 2)
+
+
+@pytest.mark.parametrize("target", [AVX512, BYTES, PAIRS, MATRICES], ids=lambda t: t.name)
+def test_units_add_several_products(target: Target) -> None:
+    """Kernels of what this processor lacks are interpreted."""
+    wanted = {"bytes": ["int8"], "pairs": ["bfloat16"], "matrices": ["bfloat16", "int8"]}
+    assert [*roofline.units_of(target)] == wanted.get(target.name, [])
+    for unit, (sums, a, _) in roofline.units_of(target).items():
+        program, operations = roofline.products(target, unit, items=2, turns=3)
+        (run,) = program.steps
+        assert isinstance(run, Run)
+        out = np.zeros(2 * 16, sums.numpy)
+        interpret.run(run.kernel, [out, 3], 0, 2)
+        per_turn = 4 * 16 * 16 * 16 if target.matrices else 12 * 16
+        assert operations == 2 * 2 * 3 * per_turn * (4 // a.itemsize)
+        if not target.matrices:
+            assert (out == sum(range(12)) + 12 * 3 * (4 // a.itemsize)).all()
+
+
+def test_limits_know_their_units(compiler: NativeCompiler) -> None:
+    found = compiler.limits()
+    assert [unit for unit, _ in found.units] == [*roofline.units_of(toolchain().target)]
+    limits = Limits(100.0, 10.0, (("bfloat16", 400.0),))
+    assert limits.seconds(400, 1, "bfloat16") == 1.0
+    assert limits.seconds(400, 1, "int8") == limits.seconds(400, 1) == 4.0
+    both = limits.joined(Limits(50.0, 20.0, (("bfloat16", 300.0), ("int8", 800.0))))
+    assert both == Limits(100.0, 20.0, (("bfloat16", 400.0), ("int8", 800.0)))
+    assert roofline.decode(roofline.encode(both)) == both
+    assert roofline.decode(b'{"flops": 1, "bandwidth": 1, "units": {"int8": 0}}') is None
+    assert roofline.decode(b'{"flops": 1, "bandwidth": 1, "units": [1]}') is None
 
 
 def test_the_least_time_is_that_of_the_scarcer_resource() -> None:

@@ -24,8 +24,9 @@ from treadle.backends.codegen.target import Target
 from treadle.backends.cpu.host import last_cache, memory_bytes, processor
 from treadle.backends.program import ALIGNMENT, Address, Array, Limits, Program, Run
 from treadle.base import dtype as dt
+from treadle.base.dtype import DType
 
-FORMAT = 1
+FORMAT = 2
 _CHAINS = 12
 """Independent sums: more than latency times units of any processor, fewer than registers."""
 _TURNS = 1 << 15
@@ -34,7 +35,7 @@ _ITEMS = 8
 _CHUNK = 1 << 13
 """Elements of a work item of the copies."""
 _SECONDS = 0.3
-"""For each of the two figures."""
+"""For each figure."""
 _LARGE = 32 << 20
 """Least bytes of an array; three of them are more than most caches hold."""
 
@@ -49,17 +50,20 @@ def key_of(fingerprint: str, threads: int) -> str:
 
 def encode(limits: Limits) -> bytes:
     """What is kept."""
-    return json.dumps({"flops": limits.flops, "bandwidth": limits.bandwidth}).encode()
+    found = {"flops": limits.flops, "bandwidth": limits.bandwidth, "units": dict(limits.units)}
+    return json.dumps(found).encode()
 
 
 def decode(data: bytes) -> Limits | None:
     """What was kept; None where it makes no sense."""
     try:
         found = json.loads(data)
-        limits = Limits(float(found["flops"]), float(found["bandwidth"]))
-    except (ValueError, KeyError, TypeError):
+        units = tuple((str(u), float(x)) for u, x in found["units"].items())
+        limits = Limits(float(found["flops"]), float(found["bandwidth"]), units)
+    except (ValueError, KeyError, TypeError, AttributeError):
         return None
-    sound = all(math.isfinite(x) and x > 0 for x in (limits.flops, limits.bandwidth))
+    rates = limits.flops, limits.bandwidth, *dict(limits.units).values()
+    sound = all(math.isfinite(x) and x > 0 for x in rates)
     return limits if sound else None
 
 
@@ -68,6 +72,29 @@ def arithmetic(target: Target, items: int, turns: int = _TURNS) -> tuple[Program
     run = Run(multiply_kernel(target), (Address(0), turns), items, label="multiply-add")
     lanes = target.lanes(dt.float32)
     return Program((run,), 1), 2 * items * turns * _CHAINS * lanes
+
+
+def units_of(target: Target) -> dict[str, tuple[DType, DType, DType]]:
+    """What has instructions that add several products: types of the sums and of both operands."""
+    found: dict[str, tuple[DType, DType, DType]] = {}
+    if target.dot_bfloat16:
+        found["bfloat16"] = dt.float32, dt.bfloat16, dt.bfloat16
+    if target.dot_int8 or target.matrices:
+        found["int8"] = dt.int32, dt.uint8, dt.int8
+    return found
+
+
+def products(target: Target, unit: str, items: int, turns: int = _TURNS) -> tuple[Program, int]:
+    """As `arithmetic`, of such instructions."""
+    sums, a, b = units_of(target)[unit]
+    terms = 4 // a.itemsize
+    if target.matrices:
+        kernel, count = matrix_kernel(sums, a, b), 4 * 16 * 16 * 16 * terms
+    else:
+        lanes = target.vector_bytes // 4
+        kernel, count = dot_kernel(lanes, sums, a, b), _CHAINS * lanes * terms
+    run = Run(kernel, (Address(0), turns), items, label=f"products of {unit}")
+    return Program((run,), 1), 2 * items * turns * count
 
 
 def copies(target: Target, elements: int, streaming: bool) -> tuple[Program, int]:
@@ -101,6 +128,54 @@ def multiply_kernel(target: Target) -> Kernel:
     return builder.kernel("roofline_multiply", [out, turns], write)
 
 
+def dot_kernel(lanes: int, sums: DType, a: DType, b: DType) -> Kernel:
+    """Chains of dependent sums of products; an item leaves one vector."""
+    out, turns = pointer(sums, "out"), size("turns")
+    many = lanes * (4 // a.itemsize)
+
+    def write(e: Builder, lo: Value, hi: Value) -> None:
+        x, y = e.constant(1, a, many), e.constant(1, b, many)
+        starts = [e.constant(i, sums, lanes) for i in range(_CHAINS)]
+
+        def item(i: Value) -> None:
+            def turn(_: Value, *totals: Value) -> tuple[Value, ...]:
+                return tuple(e.dot(total, x, y) for total in totals)
+
+            first, *others = e.loop(0, turns, 1, turn, starts)
+            for other in others:
+                first = e.add(first, other)
+            e.store(out, e.mul(i, lanes), first)
+
+        e.loop(lo, hi, 1, item)
+
+    return builder.kernel(f"roofline_dot_{a.name}", [out, turns], write)
+
+
+def matrix_kernel(sums: DType, a: DType, b: DType) -> Kernel:
+    """Four sums of products in matrix registers; an item leaves a row of one of them."""
+    out, turns = pointer(sums, "out"), size("turns")
+
+    def write(e: Builder, lo: Value, hi: Value) -> None:
+        room = e.stack(sums, 16 * 16)
+        e.begin_matrices()
+        for register in range(8):
+            e.matrix_zero(register)
+
+        def turn(_: Value) -> None:
+            for total in range(4):
+                e.matrix_dot(total, 4 + total // 2, 6 + total % 2, a, b)
+
+        def item(i: Value) -> None:
+            e.loop(0, turns, 1, turn)
+            e.matrix_store(0, room, 16)
+            e.store(out, e.mul(i, 16), e.load(room, 0, 16))
+
+        e.loop(lo, hi, 1, item)
+        e.end_matrices()
+
+    return builder.kernel(f"roofline_matrices_{a.name}", [out, turns], write)
+
+
 def triad_kernel(target: Target, streaming: bool) -> Kernel:
     """Two arrays read and one written, in chunks; `streaming` stores pass the caches by."""
     x, y, z = (pointer(dt.float32, name) for name in "xyz")
@@ -125,7 +200,7 @@ def probe(
     seconds: float = _SECONDS,
     nbytes: int = 0,
 ) -> Limits:
-    """Measure both figures.
+    """Measure all figures.
 
     Args:
         target: of the kernels.
@@ -136,14 +211,18 @@ def probe(
     """
     items = threads * _ITEMS
     program, flops = arithmetic(target, items)
-    room = memory(4 * items * target.lanes(dt.float32))
+    room = memory(4 * items * max(16, target.lanes(dt.float32)))
     best = _best([bind(program, [room])], seconds)
+    units = []
+    for unit in units_of(target):
+        made, operations = products(target, unit, items)
+        units.append((unit, operations / _best([bind(made, [room])], seconds)))
     wanted = nbytes or min(max(_LARGE, last_cache()), memory_bytes() // 32)
     elements = max(1, wanted // 4 // _CHUNK) * _CHUNK
     arrays = [memory(4 * elements) for _ in range(3)]
-    made = [copies(target, elements, streaming) for streaming in (False, True)]
-    fastest = _best([bind(p, arrays) for p, _ in made], seconds)
-    return Limits(flops / best, made[0][1] / fastest)
+    triads = [copies(target, elements, streaming) for streaming in (False, True)]
+    fastest = _best([bind(p, arrays) for p, _ in triads], seconds)
+    return Limits(flops / best, triads[0][1] / fastest, tuple(units))
 
 
 def memory(nbytes: int) -> Array:

@@ -139,7 +139,7 @@ def _program(model: Model, options: Options) -> dict[str, Any]:
     compiler = find_compiler(options)
     if isinstance(compiler, MeasuringCompiler):
         limits = compiler.limits()
-        found["least"] = sum(limits.seconds(f.flops, f.nbytes) for _, f in steps)
+        found["least"] = sum(f.least(limits) for _, f in steps)
     return found
 
 

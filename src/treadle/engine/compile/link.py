@@ -319,7 +319,8 @@ def _facts(
         nbytes = sum(place.nbytes for place in (*reads, *writes))
     pairs = tuple((span("input", i), made[j]) for i, j in in_place if j in made)
     touched = tuple(reads), tuple(writes)
-    return Facts(*touched, launch.flops, nbytes, node, (), tuple(scratch), pairs)
+    found = Facts(*touched, launch.flops, nbytes, node, (), tuple(scratch), pairs)
+    return replace(found, unit=launch.unit) if launch.unit else found
 
 
 def _completed(step: Step, facts: Facts) -> Facts:

@@ -243,7 +243,7 @@ def _groups(graph: Graph, plan: Plan, engine: str, profile: Profile | None) -> t
                 0 if node is None else sum(v.type.nbytes for v in node.outputs),
                 sum(m.seconds for m in mine),
                 None if profile is None else measured.get(number, 0.0),
-                sum(limits.seconds(m.facts.flops, m.facts.nbytes) for m in mine) if limits else 0.0,
+                sum(m.facts.least(limits) for m in mine) if limits else 0.0,
                 _name(node),
             )
         )

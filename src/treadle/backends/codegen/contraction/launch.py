@@ -27,7 +27,10 @@ from treadle.base.symbol import Dim, is_identical
 
 @dataclass(slots=True)
 class Launches:
-    """Collects what a problem becomes; `tables` are the offsets of patches."""
+    """Collects what a problem becomes; `tables` are the offsets of patches.
+
+    `unit` says what does the arithmetic of the product: see `Launch`.
+    """
 
     problem: Problem
     target: Target
@@ -38,6 +41,7 @@ class Launches:
     workspaces: list[Dim] = field(default_factory=list)
     kept: list[int] = field(default_factory=list)
     tables: dict[str, Ref | Dim] = field(default_factory=dict)
+    unit: str = ""
 
     @property
     def dtype(self) -> DType:
@@ -146,6 +150,7 @@ class Launches:
             serial=max(estimate(problem.flops), estimate(least_bytes(problem))) < 1 << 17,
             flops=problem.flops,
             nbytes=least_bytes(problem),
+            unit=self.unit,
         )
         self.launches.append(launch)
 

@@ -54,6 +54,8 @@ _ITEMS = 32
 _BYTES = {dt.int8, dt.uint8}
 _CHUNK = 64
 """Steps of a group of lines that an item makes words."""
+_NAMES = {dt.float32: "bfloat16", dt.int32: "int8"}
+"""What multiplies, by the type of the sums."""
 _LEAST = 1 << 15
 """Arithmetic operations from which it pays to make words."""
 
@@ -141,6 +143,7 @@ def _multiply(launches: Launches, unit: Unit, order: Rows, steps: Dim) -> None:
         sums=_SUMS if split else BLOCK * WIDTH,
         epilogue=problem.epilogue,
     )
+    launches.unit = _NAMES[unit.sums]
     launches.add(pair_kernel(spec), sizes, problem.count * row_items * panel_items)
 
 
@@ -254,6 +257,7 @@ def multiply_shifted(launches: Launches, unit: Unit, given: Shifted) -> None:
     made = Matrix("workspace", a.index, dt.int32, 0, (), 0, 1)
     launches.problem = replace(problem, a=made, b=replace(made, index=place.index), k=given.terms)
     spec = PairSpec(unit, "words", False, 0, True, 0, _SHIFTED, problem.epilogue, shifts=True)
+    launches.unit = _NAMES[unit.sums]
     launches.add(pair_kernel(spec), sizes, row_items * panel_items)
     launch = launches.launches[-1]
     launches.launches[-1] = replace(launch, flops=launch.flops * len(table), serial=False)

@@ -168,6 +168,7 @@ def _launch(launches: Launches, tile: Tile, words: Words, runs: Runs, depth: int
     sizes |= {"row_items": row_items, "panel_items": panel_items}
     sizes |= {"k": k, "panel_terms": panel_rows(tile, k, depth)}
     sizes |= {"run": runs.length, "run_words": runs.words}
+    launches.unit = "int8" if tile.terms == 4 else ""
     spec = WordSpec(tile, words, len(problem.batch), split, sums, problem.epilogue)
     launches.add(word_kernel(spec), sizes, problem.count * row_items * panel_items)
 
