@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 import time
+from collections import deque
 from typing import Any
 
 import numpy as np
 from tests.sim.backend import Sim
-from tests.sim.device import GONE, SimBuffer, SimDevice, SimEvent, SimStream
+from tests.sim.device import SimBuffer, SimDevice, SimEvent, SimStream
 from tests.sim.mutation import device, mutation
 
 from treadle.backends.api import Availability
@@ -256,15 +258,44 @@ class FetchesTooMuchFromPeers(SimDevice):
 # -- isolation ---------------------------------------------------------------------------------
 
 
+class OvertakingQueue:
+    """A queue of work in which what is put early comes before the last piece that still waits."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[Any] = deque()
+        self._changed = threading.Condition()
+
+    def put(self, work: Any, *, early: bool = False) -> None:
+        with self._changed:
+            self._waiting.insert(len(self._waiting) - early if self._waiting else 0, work)
+            self._changed.notify()
+
+    def get(self) -> Any:
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting)
+            return self._waiting.popleft()
+
+
+class OvertakenStream(SimStream):
+    def __init__(self, device: SimDevice) -> None:
+        self.waiting = OvertakingQueue()
+        super().__init__(device)
+
+    _work = property(lambda self: self.waiting, lambda self, _: None)  # type: ignore[assignment]
+
+
 @device("isolation/freed_memory_waits_for_work")
 class FreesBeforeWorkIsDone(SimDevice):
-    def __init__(self, index: int, *rest: Any) -> None:
-        super().__init__(index, *rest)
-        self.delay = 0.05  # Work is late even where the thread that submits it waits for a core.
+    naps = 1.0  # Work waits, however fast the thread is that submits it.
+
+    def stream(self) -> SimStream:
+        return self.add(OvertakenStream(self))
 
     def free(self, buffer: SimBuffer, /) -> None:
         buffer.alive = False
-        self._memory[buffer.offset : buffer.offset + buffer.nbytes] = GONE
+        stream = self.default
+        assert isinstance(stream, OvertakenStream)
+        stream.waiting.put(lambda: self.poison(buffer), early=True)
         self.give_back(buffer.offset, self.rounded(buffer.nbytes))
 
 

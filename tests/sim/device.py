@@ -77,7 +77,7 @@ class SimStream:
 
     def _loop(self) -> None:
         while (work := self._work.get()) is not None:
-            if self._random.random() < 0.2:
+            if self._random.random() < self.device.naps:
                 time.sleep(self._random.random() * self.device.delay)
             try:
                 work()
@@ -106,7 +106,12 @@ class SimStream:
 
 
 class SimDevice(Device):
-    """One device of `capacity` bytes; `delay` is the longest nap of its streams, in seconds."""
+    """One device of `capacity` bytes.
+
+    Its streams nap before a share `naps` of what they do, for `delay` seconds at most.
+    """
+
+    naps = 0.2
 
     def __init__(self, index: int, capacity: int = 1 << 23, delay: float = 2e-4) -> None:
         self.info = DeviceInfo(f"sim {index}", memory=capacity, features=("float32", "int32"))

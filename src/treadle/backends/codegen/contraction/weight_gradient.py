@@ -13,6 +13,7 @@ from treadle.backends.codegen.contraction.convolution_maps import grid, steps_of
 from treadle.backends.codegen.contraction.launch import Launches
 from treadle.backends.codegen.contraction.pack import order_of
 from treadle.backends.codegen.contraction.pair_launches import MOST_SHIFTS, unit_of
+from treadle.backends.codegen.contraction.pair_words import LINES
 from treadle.backends.codegen.contraction.pixel_maps import Part, forward_part
 from treadle.backends.codegen.contraction.pixels import Form
 from treadle.backends.codegen.contraction.problem import Matrix, Problem
@@ -119,7 +120,8 @@ def lower_weight_gradient(
             return lower_problem(Reading(problem, reader.constants), (), target)
     # A cell that no window meets would bring its NaN to the sums of all.
     covered = taps == 1 or all(n >= step for n, step in zip(kernel, op.strides, strict=True))
-    if unit is not None and groups == 1 and covered and taps <= MOST_SHIFTS:
+    wide = min(channels, outputs) >= LINES  # Words of fewer channels are mostly empty.
+    if unit is not None and groups == 1 and covered and wide and taps <= MOST_SHIFTS:
         given = views[0], views[1]
         return lower_weight_pairs(body, anchor, given, target, unit)
     launches = Launches(whole, target, reader.constants)
