@@ -1,4 +1,4 @@
-"""Convolutions of bfloat16, and gradients in x, with channels-last operands as products of words.
+"""Convolutions of bfloat16 and bytes, and gradients in x, channels-last, as products of words.
 
 Rows are positions; their runs are the channels that a tap meets, or those of a line of taps where
 they follow one another and so fill more of a step. Where there is padding, or channels are no
