@@ -1,0 +1,1 @@
+"""Models of the common families, as declarations over one decoder and one encoder."""
