@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from treadle.functional.arguments import as_tensor
-from treadle.ops.block_matmul import BlockMatmul
+from treadle.ops.block_matmul import BlockExperts, BlockMatmul
 from treadle.tensor import Tensor
 
-__all__ = ["block_linear"]
+__all__ = ["block_experts", "block_linear"]
 
 
 def block_linear(
@@ -46,3 +46,41 @@ def block_linear(
     x = as_tensor(x)
     y = x.apply(BlockMatmul(format, rows), (x, as_tensor(panels)))[0]
     return y if bias is None else y + bias
+
+
+def block_experts(x: Tensor, panels: Tensor, experts: Tensor, format: str, rows: int) -> Tensor:
+    """Rows times the matrices that were chosen for them, out of several in quantized blocks.
+
+    y[t, s] = x[t, s or 0] W[experts[t, s]]^T. Only matrices that were chosen are read, and nothing
+    is padded: a layer of experts takes two such products and a weighted sum.
+
+    Args:
+        x: (tokens, 1, k) where all of a token's experts get the same, else (tokens, chosen, k).
+        panels: uint8 (experts, ceil(rows / 16), bytes), `to_panels` of each matrix.
+        experts: int32 or int64 (tokens, chosen), from 0 or, negative, from the end.
+        format, rows: as for `block_linear`.
+
+    Returns:
+        (tokens, chosen, rows), of the type of x.
+
+    Raises:
+        ShapeError: extents do not fit.
+        IndexRangeError: there is no such expert.
+        DTypeError: x holds no floats, or experts no integers.
+
+    Source: mixtures of experts, Shazeer et al. 2017, arXiv:1701.06538; formats as in ggml.
+
+    Example:
+        >>> from treadle.base.blocks.panels import to_panels
+        >>> file = np.zeros((2, 34), np.uint8)
+        >>> file[:, :2] = np.frombuffer(np.float16(0.5).tobytes(), np.uint8)  # scales
+        >>> file[:, 2:] = [[1], [2]]
+        >>> both = mge.tensor(np.stack([to_panels("Q8_0", row[None]) for row in file]))
+        >>> x = mge.tensor(np.ones((1, 1, 32), np.float32))
+        >>> print(F.block_experts(x, both, mge.tensor([[1, 0]]), "Q8_0", 1).numpy())
+        [[[32.]
+          [16.]]]
+    """
+    x = as_tensor(x)
+    operands = x, as_tensor(panels), as_tensor(experts)
+    return x.apply(BlockExperts(format, rows), operands)[0]

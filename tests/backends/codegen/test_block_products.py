@@ -16,7 +16,7 @@ from treadle.base.blocks.activations import rounded_activations
 from treadle.base.blocks.panels import LAYOUTS, PARTS, from_panels, to_panels
 from treadle.base.types import TensorType
 from treadle.jit import compile as compile_function
-from treadle.ops.block_matmul import BlockMatmul
+from treadle.ops.block_matmul import BlockExperts, BlockMatmul
 
 VNNI = replace(AVX512, name="vnni", features=("+avx512vnni",), dot_int8=True)
 SHAPES = ((1, 37, 3), (3, 16, 2), (9, 20, 1), (0, 5, 1))
@@ -49,6 +49,21 @@ def test_every_format(name, target):
         op = BlockMatmul(name, rows)
         (got,) = run(op, (x, panels), runner_of(target), one_by_one, target)
         close(got, op.reference(x, panels))
+
+
+@pytest.mark.parametrize("target", FAMILIES, ids=lambda t: t.name)
+@pytest.mark.parametrize("shared", [True, False])
+def test_experts(shared, target):
+    rng = np.random.default_rng(6)
+    panels = np.stack([to_panels("Q4_K", blocks("Q4_K", 37, 1, seed)) for seed in range(4)])
+    experts = rng.integers(-4, 4, (5, 3)).astype(np.int32)
+    x = rng.standard_normal((5, 1 if shared else 3, 256)).astype(np.float32)
+    op = BlockExperts("Q4_K", 37)
+    (got,) = run(op, (x, panels, experts), runner_of(target), one_by_one, target)
+    want = op.reference(x, panels, experts)
+    close(got, want)
+    single = BlockMatmul("Q4_K", 37).reference(x[2, -1], panels[experts[2, 2]])
+    close(want[2, 2], single)
 
 
 @pytest.mark.parametrize("name", ["Q8_0", "Q4_0", "Q6_K"])

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from treadle.backends.codegen.block_products.rows import WORDS, Records
+from treadle.backends.codegen.irregular.rows import resolve
 from treadle.backends.codegen.kernel import builder
 from treadle.backends.codegen.kernel.builder import Builder
 from treadle.backends.codegen.kernel.ir import Kernel, Value, pointer, size
@@ -26,11 +27,16 @@ _NARROW = 7
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """A kernel's constants: the rows of a tile and the weights, the result's type, the lanes."""
+    """A kernel's constants: the rows of a tile and the weights, the result's type, the lanes.
+
+    With `experts`, an integer type, the weights are several matrices, and an operand of that type
+    says which of them a row of the result is computed with. Tiles then have one row.
+    """
 
     records: Records
     dtype: DType
     lanes: int
+    experts: DType | None = None
 
     @property
     def layout(self) -> Layout:
@@ -43,8 +49,13 @@ def product_kernel(spec: Spec, name: str) -> Kernel:
     """A kernel over (chunk of tiles, panel), the panel fastest.
 
     Its parameters: records, panels, y [m, n], m, n, blocks of the format in a row, the number of
-    panels, and the tiles of a chunk.
+    panels, and the tiles of a chunk. With experts it is one over (panel, row), the row fastest, so
+    that a panel's weights are met again soon; further parameters are the numbers of experts [m],
+    how many there are, and how many neighboring rows of y share a row of activations.
     """
+    if spec.experts is not None:
+        routed = _Routed(spec, spec.experts)
+        return builder.kernel(f"experts_{name}", routed.parameters, routed.write)
     writer = _Product(spec)
     return builder.kernel(f"blocks_{name}_{spec.records.tile}", writer.parameters, writer.write)
 
@@ -220,3 +231,35 @@ class _Product:
                 total = e.fma(minimum, e.load(floats, records.total(inner) + r), total)
             made.append(total)
         return tuple(made)
+
+
+class _Routed(_Product):
+    """Writes the kernel for experts."""
+
+    def __init__(self, spec: Spec, dtype: DType) -> None:
+        super().__init__(spec)
+        self.numbers = pointer(dtype, "numbers")
+        self.experts, self.sharing = size("experts"), size("sharing")
+
+    @property
+    def parameters(self) -> list[Value]:
+        sizes = [self.m, self.n, self.blocks, self.panels, self.experts, self.sharing]
+        return [self.rows, self.weights, self.y, self.numbers, *sizes]
+
+    def write(self, e: Builder, lo: Value, hi: Value) -> None:
+        terms = e.mul(self.blocks, self.layout.elements // TERMS)
+
+        def item(i: Value) -> None:
+            row, panel = e.rem(i, self.m), e.div(i, self.m)
+            expert = resolve(e, e.load(self.numbers, row), self.experts)
+            place = e.add(e.mul(expert, self.panels), panel)
+            weights = e.offset(self.weights, e.mul(place, e.mul(self.blocks, self.layout.block)))
+            source = e.mul(e.div(row, self.sharing), e.mul(terms, self.records.units))
+
+            def part(at: Value) -> None:
+                sums = self._sums(e, e.offset(self.rows, source), weights, at)
+                self._store(e, row, e.add(e.mul(panel, ROWS), at), sums)
+
+            e.loop(0, ROWS, self.spec.lanes, part)
+
+        e.loop(lo, hi, 1, item)
