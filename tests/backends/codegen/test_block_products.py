@@ -12,8 +12,9 @@ from treadle.autodiff import GradManager
 from treadle.backends.codegen.lower import lower
 from treadle.backends.codegen.target import AVX512
 from treadle.base import dtype as dt
+from treadle.base.blocks import FORMATS
 from treadle.base.blocks.activations import rounded_activations
-from treadle.base.blocks.panels import LAYOUTS, PARTS, from_panels, to_panels
+from treadle.base.blocks.panels import LAYOUTS, from_panels, to_panels
 from treadle.base.types import TensorType
 from treadle.jit import compile as compile_function
 from treadle.ops.block_matmul import BlockExperts, BlockMatmul
@@ -25,13 +26,19 @@ SHAPES = ((1, 37, 3), (3, 16, 2), (9, 20, 1), (0, 5, 1))
 
 def blocks(name, rows, count, seed=0):
     """Random rows of blocks with small scales, as files have them."""
-    rng, made, layout = np.random.default_rng(seed), PARTS[name], LAYOUTS[name]
-    data = rng.integers(0, 256, (rows, count, made.bytes), dtype=np.uint8)
-    numbers = 1 + layout.minimum
-    scales = rng.standard_normal((rows, count, numbers)) * 0.01
-    at = slice(made.header, made.header + 2 * numbers)
-    data[..., at] = scales.astype(np.float16).view(np.uint8)
-    return data.reshape(rows, -1)
+    rng, made = np.random.default_rng(seed), FORMATS[name]
+    data = rng.integers(0, 256, (rows, count * made.bytes), dtype=np.uint8)
+    for field in ("d", "m")[: 1 + LAYOUTS[name].minimum]:
+        data.view(made.layout)[field] = rng.standard_normal((rows, count)) * 0.01
+    return data
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_panels_hold_what_blocks_do(name):
+    data = blocks(name, 20, 3)
+    panels = to_panels(name, data)
+    assert panels.nbytes <= 32 * 3 * FORMATS[name].bytes * 1.04
+    np.testing.assert_array_equal(from_panels(name, panels, 20), FORMATS[name].dequantize(data))
 
 
 def close(got, want):

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from treadle.base.blocks.bits import unpack
 from treadle.base.blocks.layout import BlockFormat, Bytes, Fields, Floats
@@ -33,14 +34,22 @@ def decode_q2_k(blocks: Fields) -> Floats:
     return numbers.reshape(-1, ELEMENTS)
 
 
+def six_bit_scales(packed: Bytes) -> NDArray[np.int8]:
+    """Scales of Q3_K, 6 bits less 32: int8 [n, 16] of uint8 [n, 12].
+
+    The lower 4 bits are the nibbles of 8 bytes, the upper 2 follow in 4 bytes.
+    """
+    s = unpack(packed[:, :8], 4) | (unpack(packed[:, 8:], 2) << np.uint8(4))
+    scales: NDArray[np.int8] = s.astype(np.int8) - np.int8(32)
+    return scales
+
+
 def decode_q3_k(blocks: Fields) -> Floats:
     """`d · (s − 32) · q`, a scale of 6 bits for 16 elements, with −4 in q where the mask has a 0.
 
-    `q` is laid out as in Q2_K; bit 4h + t of mask byte l belongs to element 128h + 32t + l. The
-    lower 4 bits of the 16 scales are the nibbles of 8 bytes of `s`, the upper 2 follow in 4 bytes.
+    `q` is laid out as in Q2_K; bit 4h + t of mask byte l belongs to element 128h + 32t + l.
     """
-    s = unpack(blocks["s"][:, :8], 4) | (unpack(blocks["s"][:, 8:], 2) << np.uint8(4))
-    d = wide(blocks["d"]) * (s.astype(np.int8) - np.int8(32))
+    d = wide(blocks["d"]) * six_bit_scales(blocks["s"])
     absent = unpack(blocks["mask"], 1) ^ np.uint8(1)
     q = unpack(blocks["q"], 2, groups=2).astype(np.int8) - (absent << 2).astype(np.int8)
     return _scaled(d, q).reshape(-1, ELEMENTS)
