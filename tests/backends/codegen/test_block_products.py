@@ -5,6 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from tests.backends.codegen.irregular import FAMILIES, one_by_one, run, runner_of
+from tests.backends.codegen.test_pairs import MATRICES
+from tests.backends.codegen.test_pairs import runner as runner_of_pairs
 
 import treadle
 import treadle.functional as F
@@ -15,6 +17,7 @@ from treadle.base import dtype as dt
 from treadle.base.blocks import FORMATS
 from treadle.base.blocks.activations import rounded_activations
 from treadle.base.blocks.panels import LAYOUTS, from_panels, to_panels
+from treadle.base.dtype import as_dtype
 from treadle.base.types import TensorType
 from treadle.jit import compile as compile_function
 from treadle.ops.block_matmul import BlockExperts, BlockMatmul
@@ -81,6 +84,25 @@ def test_instructions_for_bytes_change_nothing(name):
     op = BlockMatmul(name, 18)
     results = [run(op, (x, panels), runner_of(t), target=t)[0] for t in (VNNI, AVX512)]
     np.testing.assert_array_equal(*results)
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_matrix_registers_change_nothing(name):
+    """Sums of groups are integers; what they add up to is rounded in the same order."""
+    target = runner_of_pairs(MATRICES)
+    for m, rows, count in ((20, 37, 3), (33, 16, 1)):
+        count *= max(2, 64 // LAYOUTS[name].elements)
+        panels = to_panels(name, blocks(name, rows, count))
+        x = np.random.default_rng(7).standard_normal((m, count * LAYOUTS[name].elements))
+        given = x.astype(np.float32), panels
+        op = BlockMatmul(name, rows)
+        types = tuple(TensorType(as_dtype(a.dtype), a.shape) for a in given)
+        names = [launch.kernel.name for launch in lower(op, types, (), MATRICES).launches]
+        assert names[1] == f"blocks_{name}_matrices"
+        (got,) = run(op, given, target, one_by_one, MATRICES)
+        (plain,) = run(op, given, target=AVX512, runner=runner_of(AVX512))
+        np.testing.assert_array_equal(got, plain)
+        close(got, op.reference(*given))
 
 
 @pytest.mark.parametrize("name", LAYOUTS)

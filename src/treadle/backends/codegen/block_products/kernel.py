@@ -11,14 +11,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 
-from treadle.backends.codegen.block_products.rows import WORDS, Records
+from treadle.backends.codegen.block_products.levels import Header, Levels
+from treadle.backends.codegen.block_products.rows import Records
 from treadle.backends.codegen.irregular.rows import resolve
 from treadle.backends.codegen.kernel import builder
 from treadle.backends.codegen.kernel.builder import Builder
 from treadle.backends.codegen.kernel.ir import Kernel, Value, pointer, size
 from treadle.base import dtype as dt
 from treadle.base.blocks.activations import TERMS
-from treadle.base.blocks.panels import ONES, ROWS, WORD, Layout
+from treadle.base.blocks.panels import ROWS, Layout
 from treadle.base.dtype import DType
 
 _NARROW = 7
@@ -65,6 +66,7 @@ class _Product:
 
     def __init__(self, spec: Spec) -> None:
         self.spec, self.layout, self.records = spec, spec.layout, spec.records
+        self.levels = Levels(spec.layout, spec.lanes)
         self.rows, self.weights = pointer(dt.int32, "records"), pointer(dt.uint8, "panels")
         self.y = pointer(spec.dtype, "y")
         names = ("m", "n", "blocks", "panel_count", "chunk")
@@ -122,26 +124,18 @@ class _Product:
 
         def block(i: Value, *sums: Value) -> tuple[Value, ...]:
             start = e.offset(weights, e.mul(i, layout.block))
-            d, m = self._header(e, start, at)
+            header = self.levels.header(e, start, at)
             record = e.offset(rows, e.mul(i, each))
 
             def piece(p: Value, *sums: Value) -> tuple[Value, ...]:
                 here = e.offset(start, e.add(e.mul(p, layout.piece), layout.header))
                 mine = e.offset(record, e.mul(p, each // layout.pieces))
-                return self._piece(e, here, mine, at, (d, m), sums)
+                return self._piece(e, here, mine, at, header, sums)
 
             return e.loop(0, layout.pieces, 1, piece, sums)
 
         none = e.constant(0.0, dt.float32, self.spec.lanes)
         return e.loop(0, self.blocks, 1, block, (none,) * self.records.tile)
-
-    def _header(self, e: Builder, start: Value, at: Value) -> tuple[Value, Value | None]:
-        halves = e.reinterpret(start, dt.float16)
-        lanes = self.spec.lanes
-        d = e.cast(e.load(halves, at, lanes), dt.float32)
-        if not self.layout.minimum:
-            return d, None
-        return d, e.cast(e.load(halves, e.add(at, ROWS), lanes), dt.float32)
 
     def _piece(
         self,
@@ -149,58 +143,16 @@ class _Product:
         here: Value,
         record: Value,
         at: Value,
-        header: tuple[Value, Value | None],
+        header: Header,
         sums: tuple[Value, ...],
     ) -> tuple[Value, ...]:
-        layout = self.layout
-        words = e.reinterpret(e.offset(here, layout.scale_bytes), dt.int32)
-        many = layout.group // 4
-        for group in range(layout.groups):
-            scale, minimum = self._scales(e, here, group, at, header)
-            levels = [self._level(e, words, group * many + i, at) for i in range(many)]
+        for group in range(self.layout.groups):
+            scale, minimum = self.levels.scales(e, here, group, at, header)
+            levels = self.levels.words(e, here, group, at)
             term, inner = divmod(group, self.records.groups)
             mine = e.offset(record, term * self.records.units)
             sums = self._group(e, mine, inner, (levels, scale, minimum), sums)
         return sums
-
-    def _scales(
-        self, e: Builder, here: Value, group: int, at: Value, header: tuple[Value, Value | None]
-    ) -> tuple[Value, Value | None]:
-        """Scale and minimum of a group."""
-        (d, m), layout, lanes = header, self.layout, self.spec.lanes
-
-        def byte(index: int) -> Value:
-            return e.load(here, e.add(at, index * ROWS), lanes)
-
-        def times(factor: Value, x: Value) -> Value:
-            return e.mul(factor, e.cast(e.cast(x, dt.int32), dt.float32))
-
-        if layout.scales == "none":
-            return d, m
-        if layout.scales == "signed":
-            return times(d, e.bitcast(byte(group), dt.int8)), None
-        assert m is not None  # noqa: S101  (formats with minima of groups have them)
-        if layout.scales == "nibbles":
-            both = byte(group)
-            factor, least = e.bitwise("and", both, 15), e.bitwise("shr", both, 4)
-        else:
-            factor, least = byte(group), byte(layout.groups + group)
-        return times(d, factor), e.neg(times(m, least))
-
-    def _level(self, e: Builder, words: Value, word: int, at: Value) -> Value:
-        """Four levels of each column, as bytes."""
-        found: Value | None = None
-        for field in self.layout.fields(word):
-            place = e.add(at, field.word * (WORD // 4))
-            bits = e.load(words, place, self.spec.lanes)
-            moved = field.shift - field.up
-            if moved:
-                bits = e.bitwise("shr" if moved > 0 else "shl", bits, abs(moved))
-            if field.mask != 0xFF:
-                bits = e.bitwise("and", bits, (field.mask << field.up) * ONES)
-            found = bits if found is None else e.bitwise("or", found, bits)
-        assert found is not None  # noqa: S101  (levels have bits)
-        return e.bitcast(found, dt.uint8)
 
     def _group(
         self,
@@ -216,16 +168,16 @@ class _Product:
         floats = e.reinterpret(record, dt.float32)
         made = []
         narrow = self.layout.low + self.layout.high <= _NARROW
-        first = inner * (WORDS // records.groups)
+        first = inner * (records.words // records.groups)
         for r, total in enumerate(sums):
-            if self.layout.offset:
+            if records.starts:
                 count = e.splat(e.load(record, records.start(inner) + r), lanes)
             else:
                 count = e.constant(0, dt.int32, lanes)
             for i, level in enumerate(levels):
-                word = e.splat(e.load(record, (first + i) * records.tile + r), lanes)
+                word = e.splat(e.load(record, records.word(first + i) + r), lanes)
                 count = e.dot(count, level, e.bitcast(word, dt.int8), narrow=narrow)
-            factor = e.mul(scale, e.load(floats, records.scales + r))
+            factor = e.mul(scale, e.load(floats, records.scale() + r))
             total = e.fma(e.cast(count, dt.float32), factor, total)
             if minimum is not None:
                 total = e.fma(minimum, e.load(floats, records.total(inner) + r), total)

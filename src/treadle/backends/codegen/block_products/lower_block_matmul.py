@@ -6,12 +6,17 @@ from dataclasses import dataclass
 
 from treadle.backends.api import Support, no
 from treadle.backends.codegen.block_products.kernel import Spec, product_kernel
+from treadle.backends.codegen.block_products.matrices import (
+    LINES,
+    MOST_TILES,
+    STEP,
+    matrices_kernel,
+)
 from treadle.backends.codegen.block_products.rows import Records, rows_kernel
 from treadle.backends.codegen.lowering import lowers
 from treadle.backends.codegen.target import Target
 from treadle.backends.program import Launch, Lowered, Ref
 from treadle.base import dtype as dt
-from treadle.base.blocks.activations import TERMS
 from treadle.base.blocks.panels import LAYOUTS, ROWS
 from treadle.base.dtype import DType
 from treadle.base.estimates import estimate
@@ -20,6 +25,8 @@ from treadle.base.symbol import Dim, is_identical
 from treadle.base.types import TensorType
 from treadle.ops.block_matmul import BlockExperts, BlockMatmul
 
+_LEAST = 9
+"""Rows from which matrix registers are faster than vectors."""
 _SERIAL = 1 << 17
 """Fewer operations than this are over before other threads have woken up."""
 
@@ -34,13 +41,21 @@ def lower_block_matmul(
         return given
     x, panels = types
     m = product(x.shape[:-1])
-    records = Records(_tile(estimate(m), target), LAYOUTS[op.format])
+    matrices = target.matrices and estimate(m) >= _LEAST and given.k % STEP == 0
+    tile = LINES if matrices else _tile(estimate(m), target)
+    records = Records(tile, LAYOUTS[op.format], matrices)
     rows = given.rows(records, m)
     chunk = max(1, target.l2 // 2 // given.row_bytes(records))
+    spec = Spec(records, x.dtype, given.lanes)
+    if matrices:
+        chunk = min(chunk, MOST_TILES)
+        kernel = matrices_kernel(spec, op.format, target.features)
+    else:
+        kernel = product_kernel(spec, op.format)
     tiles, count = -(-m // records.tile), panels.shape[0]
     flops = 2 * m * op.rows * given.k
     launch = Launch(
-        product_kernel(Spec(records, x.dtype, given.lanes), op.format),
+        kernel,
         (
             *(Ref("workspace", 0), Ref("input", 1), Ref("output", 0)),
             *(m, op.rows, given.blocks, count, chunk),
@@ -49,6 +64,7 @@ def lower_block_matmul(
         serial=estimate(flops) < _SERIAL,
         flops=flops,
         nbytes=product(panels.shape) + m * (given.k + op.rows) * x.dtype.itemsize,
+        unit="int8" if matrices else "",
     )
     return Lowered((rows, launch), workspaces=(tiles * given.row_bytes(records),))
 
@@ -93,13 +109,13 @@ class _Given:
 
     def row_bytes(self, records: Records) -> int:
         """Bytes of a tile of rows."""
-        return self.k // TERMS * records.units * 4
+        return self.k // records.terms * records.units * 4
 
     def rows(self, records: Records, m: Dim) -> Launch:
         """The launch that makes m rows bytes."""
         return Launch(
             rows_kernel(records, self.dtype, self.lanes),
-            (Ref("input", 0), Ref("workspace", 0), self.k // TERMS),
+            (Ref("input", 0), Ref("workspace", 0), self.k // records.terms),
             items=m,
             serial=estimate(m * self.k) < _SERIAL // 4,
             nbytes=m * self.k * (self.dtype.itemsize + 1),
