@@ -7,6 +7,7 @@ user asks for it to be run again on the host, which the report then says.
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -79,6 +80,7 @@ def policy(op: str = "") -> Policy:
     return single.get(op) or rules.general or general
 
 
+@functools.lru_cache(8)  # Every op that falls back asks.
 def _of_environment(text: str) -> tuple[Policy, dict[str, Policy]]:
     """The policy for all ops, and those for single ones, in `warn,sort=silent`."""
     general: Policy = "warn"

@@ -1,1 +1,0 @@
-"""Products of activations with weights in quantized blocks."""

@@ -1,0 +1,210 @@
+"""What has no kernel: PyTorch's for the CPU, on the same memory, counted by operator."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from treadle.backends.api import no
+from treadle.engine.eager import fallback, tally
+from treadle.interop.torch.device import generators, private
+from treadle.interop.torch.device.memory import (
+    adopt,
+    host_alias,
+    memory_of,
+    set_storage,
+)
+from treadle.interop.torch.device.places import NAME
+
+_WHY = no("op", "PyTorch's kernel for the CPU runs it")
+
+
+class Traits(NamedTuple):
+    """What an operator's schema says.
+
+    Attributes:
+        name: as in `aten::add.out`.
+        written: arguments that are written to, by position or name.
+        tensors: positions of arguments that are one tensor, where a number may stand.
+        generator: position of the generator, -1 if it is given by name, None if there is none.
+        returned: for each result the argument that it is, or None.
+    """
+
+    name: str
+    written: frozenset[int | str]
+    tensors: tuple[int, ...]
+    generator: int | None
+    returned: tuple[int | str | None, ...]
+
+
+_TRAITS: dict[Any, Traits] = {}
+
+
+def traits_of(op: Any) -> Traits:
+    """What an operator's schema says; read once."""
+    found = _TRAITS.get(op)
+    if found is None:
+        found = _TRAITS[op] = _read(op)
+    return found
+
+
+def _read(op: Any) -> Traits:
+    arguments = op._schema.arguments
+    keys: list[int | str] = [a.name if a.kwarg_only else i for i, a in enumerate(arguments)]
+    pairs = list(zip(keys, arguments, strict=True))
+    written = {
+        k: a.alias_info.before_set for k, a in pairs if a.alias_info and a.alias_info.is_write
+    }
+    generator = next((k for k, a in pairs if "Generator" in str(a.type)), None)
+    returned = [
+        next(
+            (k for k, names in written.items() if r.alias_info and names & r.alias_info.before_set),
+            None,
+        )
+        for r in op._schema.returns
+    ]
+    return Traits(
+        op.name(),
+        frozenset(written),
+        tuple(i for i, (_, a) in enumerate(pairs) if str(a.type) == "Tensor" and not a.kwarg_only),
+        -1 if isinstance(generator, str) else generator,
+        tuple(returned),
+    )
+
+
+class _Call:
+    """One call on the host: arguments as tensors of the CPU, and back."""
+
+    def __init__(self) -> None:
+        self.index = -1
+        self.moved = 0
+        self.aliases: list[tuple[torch.Tensor, torch.Tensor, bool]] = []
+
+    def tensor(self, given: torch.Tensor, written: bool) -> torch.Tensor:
+        """A tensor of the CPU on the memory of one of ours."""
+        if given.device.type != NAME:
+            return given
+        if self.index < 0:
+            self.index = given.device.index
+        if self.index:
+            self.moved += memory_of(given).missing
+        alias = host_alias(given, written=written)
+        self.aliases.append((given, alias, written))
+        return alias
+
+    def value(self, given: Any, written: bool = False) -> Any:
+        """An argument as the CPU takes it."""
+        if isinstance(given, torch.Tensor):
+            return self.tensor(given, written)
+        if isinstance(given, (list, tuple)):
+            return type(given)([self.value(v, written) for v in given])
+        if isinstance(given, torch.device) and given.type == NAME:
+            self.index = given.index or 0
+            return torch.device("cpu")
+        return given
+
+    def result(self, made: Any) -> Any:
+        """What the CPU returned, on the device."""
+        if isinstance(made, torch.Tensor):
+            return self._wrapped(made)
+        if isinstance(made, (list, tuple)):
+            return type(made)([self.result(v) for v in made])
+        return made
+
+    def _wrapped(self, made: torch.Tensor) -> torch.Tensor:
+        address = made.untyped_storage().data_ptr()
+        for given, alias, _ in self.aliases:
+            if made is alias:
+                return given
+            if address and alias.untyped_storage().data_ptr() == address:
+                if alias.dtype is not made.dtype:
+                    made = made.clone()
+                    break
+                view: torch.Tensor = torch.ops.aten.as_strided.default.redispatch(
+                    private.CPU_KEY, given, made.size(), made.stride(), made.storage_offset()
+                )
+                return view
+        return adopt(made, max(self.index, 0))
+
+    def settle(self) -> None:
+        """Take over what arguments became that are written to."""
+        for given, alias, written in self.aliases:
+            if written and (
+                alias.untyped_storage().data_ptr() != given.untyped_storage().data_ptr()
+                or alias.size() != given.size()
+                or alias.stride() != given.stride()
+            ):
+                set_storage(given, alias, alias.size(), alias.stride())
+
+
+def _row(name: str, index: int) -> tally.Fallen:
+    """The row to count in, where falling back is allowed."""
+    device = f"{NAME}:{index}"
+    if index or fallback.policy(name) == "error":
+        return fallback.admit(name, device, _WHY)
+    # On the host's own memory nothing is moved, so nobody is warned.
+    return tally.fallen(name, device, _WHY.reason, f"{_WHY.reason}: {_WHY.message}")
+
+
+def on_host(op: Any, *args: Any, **kwargs: Any) -> Any:
+    """Run an operator with PyTorch's kernel for the CPU.
+
+    Raises:
+        UnsupportedOp: falling back is an error here; see `treadle.fallback`.
+    """
+    return on_host_as(op, op, args, kwargs)
+
+
+def on_host_as(op: Any, run: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Run an operator by something else that the CPU has."""
+    traits, call = traits_of(op), _Call()
+    started = time.perf_counter()
+    written = traits.written
+    given = [call.value(a, i in written) for i, a in enumerate(args)]
+    named = {k: call.value(a, k in written) for k, a in kwargs.items()}
+    for i in traits.tensors:
+        if i < len(given) and isinstance(given[i], (bool, int, float, complex)):
+            given[i] = torch.tensor(given[i], device="cpu")
+    index = max(call.index, 0)
+    _generate(traits.generator, index, given, named)
+    row = _row(traits.name, index)
+    made = run(*given, **named)
+    if written:
+        call.settle()
+        results = _returned(traits, call, made, args, kwargs)
+    else:
+        results = call.result(made)
+    fallback.count(row, call.moved, time.perf_counter() - started)
+    return results
+
+
+def _generate(where: int | None, index: int, given: list[Any], named: dict[str, Any]) -> None:
+    """Have random numbers come from the device's own generator where none is given."""
+    if where is None:
+        return
+    if 0 <= where < len(given):
+        if given[where] is None:
+            given[where] = generators.of(index)
+    elif named.get("generator") is None:
+        named["generator"] = generators.of(index)
+
+
+def _returned(
+    traits: Traits, call: _Call, made: Any, args: Sequence[Any], kwargs: dict[str, Any]
+) -> Any:
+    """Results, which may be arguments that were written to."""
+    if not traits.returned:
+        return None
+    several = isinstance(made, (tuple, list)) and len(traits.returned) > 1
+    results = []
+    for key, value in zip(traits.returned, made if several else [made], strict=True):
+        argument = None
+        if isinstance(key, int) and key < len(args):
+            argument = args[key]
+        elif key is not None:
+            argument = kwargs.get(str(key))
+        results.append(call.result(value) if argument is None else argument)
+    return tuple(results) if several else results[0]

@@ -1,0 +1,104 @@
+"""Registering with PyTorch, once per process."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import torch
+
+from treadle.base.errors import DeviceError
+from treadle.interop.torch.device import (
+    asked,
+    fallback,
+    movement,
+    namespace,
+    private,
+    saving,
+)
+from treadle.interop.torch.device.places import NAME
+
+_KEY = "PrivateUse1"
+_FREE = "privateuseone"
+_library: Any = torch.library.Library
+_LOCK = threading.Lock()
+_LIBRARIES: list[Any] = []
+"""What was registered goes with these objects."""
+
+
+class _Hooks(private.Hooks):  # type: ignore[misc, unused-ignore]  # torch may be missing
+    """What PyTorch asks of a device in C++."""
+
+    def is_available(self) -> bool:
+        return True
+
+    def is_built(self) -> bool:
+        return True
+
+    def has_primary_context(self, index: int) -> bool:
+        return True
+
+
+def register() -> None:
+    """Make Treadle's devices devices of PyTorch: `treadle:0` is the host.
+
+    Raises:
+        DeviceError: PyTorch has one place for such devices, and another package took it.
+    """
+    with _LOCK:
+        if _LIBRARIES:
+            return
+        _check_free()
+        private.setup(NAME, namespace.module(), _Hooks())
+        _add_kernels()
+        saving.register()
+
+
+def _check_free() -> None:
+    held = private.slot_name()
+    if held != _FREE:
+        raise DeviceError(
+            "treadle.torch",
+            f"this process already has the device {held!r}, and PyTorch has room for one",
+            hint=f"import treadle.torch in a process that does not import {_owner(held)}",
+        )
+
+
+def _owner(name: str) -> str:
+    """The package that registered a device."""
+    module = getattr(torch, name, None)
+    known = str(getattr(module, "__name__", "")) or type(module).__module__
+    first = known.partition(".")[0]
+    return first if first in sys.modules and first != "torch" else f"what registers {name!r}"
+
+
+def _in_one() -> Iterator[tuple[str, Any]]:
+    """Operators that PyTorch takes apart into `empty` and a variant with `out` before we see them.
+
+    On the host they are asked in one.
+    """
+    for name in private.registrations("CompositeExplicitAutogradNonFunctional"):
+        space, _, rest = name.partition("::")
+        if space == "aten" and private.has_kernel(name, "CPU"):
+            packet, _, overload = rest.partition(".")
+            op = getattr(getattr(torch.ops.aten, packet), overload or "default")
+            yield rest, partial(fallback.on_host, op)
+
+
+def _add_kernels() -> None:
+    ours = _library("aten", "IMPL")
+    kernels = dict(_in_one()) | movement.KERNELS | asked.KERNELS
+    for name, kernel in kernels.items():
+        ours.impl(name, kernel, _KEY)
+    for name, kernel in movement.FOR_CPU.items():
+        ours.impl(name, kernel, "CPU")
+    for name in movement.PASSED:
+        for key in ("Conjugate", "Negative"):
+            ours.impl(name, torch.library.fallthrough_kernel, key)
+    everything = _library("_", "IMPL")
+    everything.fallback(fallback.on_host, _KEY)
+    everything.fallback(torch.library.fallthrough_kernel, f"Autocast{_KEY}")
+    _LIBRARIES.extend((ours, everything))

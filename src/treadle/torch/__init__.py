@@ -1,0 +1,11 @@
+"""PyTorch programs on Treadle's devices: `import treadle.torch`, then `model.to("treadle:0")`.
+
+Importing it makes Treadle the accelerator of the process (`torch.accelerator`), which is why
+nothing else of Treadle imports it. What belongs to the devices is in `torch.treadle`.
+"""
+
+from treadle.interop.torch.device import register
+
+__all__ = ["register"]
+
+register()
