@@ -38,6 +38,8 @@ ZOO := $(ZOO_SHORT) rapidocr==3.10.0 magika==1.0.3 ddddocr==1.6.1 all-minilm-l6-
 	timm==1.0.31 torchvision==0.28.0
 # Architectures; it is imported, so what it needs comes with it.
 TRANSFORMERS := transformers==5.23.0
+# What else reads files of language models.
+LLM := gguf==0.19.0
 # An engine that takes segments: its tests skip where it is missing.
 OPENVINO := openvino==2026.4.1
 
@@ -79,6 +81,10 @@ test: $(VENV)/.ready ## run the default test suite
 test-oracle: $(VENV)/.oracle ## compare with PyTorch, ONNX and OpenVINO (installs them first)
 	$(PY) -m pytest -q -n $(JOBS) -m "oracle or onnx" $(ARGS)
 	$(PY) -m pytest -q -n $(JOBS) tests/backends/openvino $(ARGS)
+
+.PHONY: test-llm
+test-llm: $(VENV)/.llm ## compare language models with transformers and what else reads their files
+	$(PY) -m pytest -q -n $(JOBS) -m llm tests/llm $(ARGS)
 
 # Processes of their own, since the tests make Treadle's devices the accelerator of the process.
 .PHONY: test-torch-device
@@ -249,6 +255,11 @@ $(VENV)/.ready: $(VENV)/.demo
 
 $(VENV)/.oracle: $(VENV)/.ready
 	$(PIP) install $(PIP_FLAGS) "$(TORCH)" $(ONNX) $(OPENVINO)
+	@touch $@
+
+# Said again what must stay: a newer PyTorch or NumPy than these is no answer to what they ask for.
+$(VENV)/.llm: $(VENV)/.oracle
+	$(PIP) install $(PIP_FLAGS) -e ".[llm]" $(TRANSFORMERS) $(LLM) "$(TORCH)"
 	@touch $@
 
 $(VENV)/.fuzz: $(VENV)/.oracle

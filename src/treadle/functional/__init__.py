@@ -28,6 +28,7 @@ from treadle.functional import (  # noqa: F401
 from treadle.functional import quantized as quantized
 from treadle.functional.activation import *  # noqa: F403
 from treadle.functional.attention import scaled_dot_product_attention
+from treadle.functional.block_linear import block_experts, block_linear
 from treadle.functional.conv import *  # noqa: F403
 from treadle.functional.deformable import *  # noqa: F403
 from treadle.functional.detection import deformable_psroi_pooling
@@ -53,6 +54,8 @@ __all__ = [
     *normalization.__all__,
     *tensor.__all__,
     *windows.__all__,
+    "block_experts",
+    "block_linear",
     "deformable_psroi_pooling",
     "dropout",
     "einsum",

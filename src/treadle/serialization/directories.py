@@ -21,7 +21,7 @@ from typing import Any, TypeGuard
 
 from treadle.base.errors import CheckpointError
 from treadle.base.files import strict_json
-from treadle.base.files.container import Entry, Header, read_array, read_header
+from treadle.base.files.container import Array, Entry, Header, read_array, read_header
 from treadle.base.files.sealed import is_sealed
 from treadle.base.files.source import Source
 from treadle.base.files.strict_json import shorten
@@ -93,6 +93,16 @@ class WeightDirectory(Mapping[str, Tensor]):
     def __len__(self) -> int:
         return len(self._homes)
 
+    def array(self, name: str) -> Array:
+        """A tensor as an array, which never leaves the host."""
+        home = self._homes[name]
+        return home.array(name) if isinstance(home, _Shard) else home[name].numpy()
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of a tensor, which is not read for it."""
+        home = self._homes[name]
+        return home.header.entries[name].shape if isinstance(home, _Shard) else home[name].shape
+
     def __repr__(self) -> str:
         return f"<{len(self)} tensors of {', '.join(self.files)} in {self.path}>"
 
@@ -120,7 +130,7 @@ def load_directory(
     """
     folder = os.fspath(path)
     locate = current_locator(map_location)
-    config = _json(folder, "config.json", MAX_CONFIG)
+    config = read_object(folder, "config.json", MAX_CONFIG)
     name = _weights_of(folder)
     if name.endswith(_INDEX):
         return WeightDirectory(folder, config, _sharded(folder, name, locate), locate)
@@ -150,20 +160,33 @@ def _weights_of(folder: str) -> str:
     )
 
 
-def _json(folder: str, name: str, most: int) -> dict[str, Any]:
-    """The object in a JSON file; empty if there is no file."""
+def read_object(folder: str, name: str, most: int) -> dict[str, Any]:
+    """The object in a JSON file of a directory; empty if there is no file.
+
+    Raises:
+        CheckpointError: the file is a link, is larger than `most` bytes, or holds no JSON object.
+    """
     if not os.path.lexists(os.path.join(folder, name)):
         return {}
-    with _opened(folder, name) as source:
+    found = read_json(folder, name, most)
+    if not isinstance(found, dict):
+        raise CheckpointError(os.path.join(folder, name), "the file is not a JSON object")
+    return found
+
+
+def read_json(folder: str, name: str, most: int) -> Any:
+    """What a JSON file of a directory holds.
+
+    Raises:
+        CheckpointError: the file is missing, a link, larger than `most` bytes, or no JSON.
+    """
+    with open_member(folder, name) as source:
         if source.size > most:
             raise source.error("the file is too large", saw=f"{source.size} bytes, limit {most}")
         try:
-            found = strict_json.parse(source.read(0, source.size))
+            return strict_json.parse(source.read(0, source.size))
         except ValueError as error:
             raise source.error(f"the file is damaged: {error}") from None
-        if not isinstance(found, dict):
-            raise source.error("the file is not a JSON object")
-        return found
 
 
 # -- shards ------------------------------------------------------------------------------------
@@ -180,16 +203,20 @@ class _Shard:
 
     def tensor(self, name: str, locate: Locate) -> Tensor:
         """One of its tensors."""
+        return plain_tensor(self.array(name), locate)
+
+    def array(self, name: str) -> Array:
+        """One of its tensors, on the host."""
         entry: Entry = self.header.entries[name]
-        with _opened(self.folder, self.name) as source:
+        with open_member(self.folder, self.name) as source:
             if _identity(source) != self.identity:
                 raise source.error("the file is not the one that was opened", hint="load it again")
-            return plain_tensor(read_array(source, self.header, entry), locate)
+            return read_array(source, self.header, entry)
 
 
 def _shard(folder: str, name: str, locate: Locate) -> _Shard | Mapping[str, Tensor]:
     """A file of weights: the header of a safetensors file, all of a pickle."""
-    with _opened(folder, name) as source:
+    with open_member(folder, name) as source:
         if name.endswith(".safetensors"):
             header = read_header(source)
             if is_sealed(header):
@@ -216,7 +243,7 @@ def _is_state(found: object) -> TypeGuard[Mapping[str, Tensor]]:
 def _sharded(folder: str, index: str, locate: Locate) -> dict[str, _Shard | Mapping[str, Tensor]]:
     """The shards that an index lists, compared with it."""
     where = os.path.join(folder, index)
-    content = _json(folder, index, MAX_INDEX)
+    content = read_object(folder, index, MAX_INDEX)
     wanted = _names_by_shard(where, content, index.removesuffix(_INDEX))
     found: dict[str, _Shard | Mapping[str, Tensor]] = {}
     total = 0
@@ -247,7 +274,7 @@ def _names_by_shard(where: str, content: Mapping[str, Any], stem: str) -> dict[s
     found: dict[str, set[str]] = defaultdict(set)
     suffix = os.path.splitext(stem)[1]
     for tensor, shard in mapped.items():
-        if not isinstance(shard, str) or not _is_plain_name(shard) or not shard.endswith(suffix):
+        if not isinstance(shard, str) or not is_plain_name(shard) or not shard.endswith(suffix):
             raise CheckpointError(
                 where,
                 f"tensor {shorten(tensor)} is said to be in {shorten(shard)}, which is no {suffix}"
@@ -282,13 +309,18 @@ def _nbytes(value: Entry | Tensor) -> int:
 # -- files -------------------------------------------------------------------------------------
 
 
-def _is_plain_name(name: str) -> bool:
+def is_plain_name(name: str) -> bool:
+    """Whether a name can only be of a file beside the one that says it."""
     return bool(name) and name not in (".", "..") and not set(name) & set("/\\\0:")
 
 
 @contextmanager
-def _opened(folder: str, name: str) -> Iterator[Source]:
-    """A file of the directory, which must be a plain one that no other name leads to."""
+def open_member(folder: str, name: str) -> Iterator[Source]:
+    """A file of a directory, which must be a plain one that no other name leads to.
+
+    Raises:
+        CheckpointError: it is missing, or a link (those of huggingface_hub's cache are followed).
+    """
     path = os.path.join(folder, name)
     handle = _handle(folder, path)
     try:

@@ -132,14 +132,16 @@ def test_fields_of_networks_train_and_nothing_is_left() -> None:
     assert left(before) == set()
 
 
-def test_dropout_is_run_by_torch_and_reported() -> None:
-    model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.ReLU()).train()
-    before, x = left_to_torch(), torch.ones(64, 4)
-    torch.manual_seed(3)
-    found = compiled(model)(x)
-    torch.manual_seed(3)
-    torch.testing.assert_close(found, model(x))
-    assert left(before) == {"native_dropout.default"}
+def test_assertions_of_captured_types_are_taken_out() -> None:
+    def asserted(x: Any) -> Any:
+        y = x * 2
+        torch.ops.aten._assert_tensor_metadata.default(y, None, None, torch.float32)
+        made = torch.empty_permuted((5, 4), (1, 0))
+        return torch.sin(y.t()) + made.copy_(y.t())
+
+    x, before = torch.randn(4, 5), left_to_torch()
+    torch.testing.assert_close(compiled(asserted)(x), asserted(x))
+    assert left(before) == set()
 
 
 def test_a_mask_sets_one_value_in_ops_and_several_in_torch() -> None:

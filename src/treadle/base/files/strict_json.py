@@ -12,7 +12,7 @@ from collections import Counter
 from typing import Any, NoReturn
 
 MAX_DEPTH = 16
-_MAX_DIGITS = 20
+_MAX_DIGITS = 40  # tokenizers say that texts may have 10^30 tokens
 _STRUCTURAL = b'"[]{}'
 _OTHER = bytes(set(range(256)) - set(_STRUCTURAL))
 _QUOTE = ord('"')

@@ -10,7 +10,7 @@ import operator
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any
 
@@ -22,12 +22,14 @@ from torch._higher_order_ops.effects import with_effects
 from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
 
+from treadle.base.errors import GraphError
 from treadle.base.log import get_logger
 from treadle.engine.options import Options
 from treadle.engine.pipeline import Stages
 from treadle.graph.builder import GraphBuilder
 from treadle.graph.ir import Graph
 from treadle.interop.torch.arrays import Array, to_array, to_tensor
+from treadle.interop.torch.drawing import DRAWING, keys
 from treadle.interop.torch.nodes import (
     decompositions,
     input_of,
@@ -75,17 +77,69 @@ def _breaks() -> Counter[str]:
     return found
 
 
-def backend(module: fx.GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Callable[..., Any]:
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Options of `torch.compile(model, backend="treadle", options={...})`.
+
+    Attributes:
+        fallback_random: PyTorch draws random numbers, as without compilation; by default programs
+            draw their own, under keys of PyTorch's generator.
+    """
+
+    fallback_random: bool = False
+
+
+def _settings(options: Mapping[str, Any] | None) -> Settings:
+    """Options that the backend has.
+
+    Raises:
+        GraphError: another name, or another type of value.
+    """
+    given = dict(options or {})
+    for entry in fields(Settings):
+        value = given.get(entry.name, entry.default)
+        if type(value) is not type(entry.default):
+            wanted = type(entry.default).__name__
+            raise GraphError("torch.compile", f"option {entry.name}={value!r} is no {wanted}")
+    known = [entry.name for entry in fields(Settings)]
+    for name in given:
+        if name not in known:
+            raise GraphError(
+                "torch.compile",
+                f"the backend has no option {name!r}",
+                hint=f"it has {', '.join(known)}",
+            )
+    return Settings(**given)
+
+
+def backend(
+    module: fx.GraphModule,
+    inputs: Sequence[Any],
+    *,
+    options: Mapping[str, Any] | None = None,
+    mode: str = "",
+) -> Callable[..., Any]:
     """A backend for `torch.compile`: `torch.compile(model, backend="treadle")`.
 
     Training and inference; tensors of the CPU, shapes that are fixed. Operators that have no
     counterpart, or whose shapes are symbolic, are run by PyTorch (see `left_to_torch`).
+
+    Args:
+        module, inputs: what PyTorch's tracer captured.
+        options: see `Settings`.
+        mode: of PyTorch's own backend; there is none here.
+
+    Raises:
+        GraphError: an option, or a mode, that the backend does not have.
     """
+    if mode:
+        raise GraphError("torch.compile", f"the backend has no mode {mode!r}", hint="leave it out")
+    settings = _settings(options)
     compiled: Any = aot_autograd(
-        fw_compiler=partial(_boxed, _results_of_program),
-        bw_compiler=partial(_boxed, _all_results),
-        inference_compiler=partial(_boxed, _all_results),
-        decompositions=decompositions(),
+        fw_compiler=partial(_boxed, settings, _results_of_program),
+        bw_compiler=partial(_boxed, settings, _all_results),
+        inference_compiler=partial(_boxed, settings, _all_results),
+        decompositions=decompositions(draws=not settings.fallback_random),
     )
     made: Callable[..., Any] = compiled(module, inputs)
     return made
@@ -103,14 +157,18 @@ def _all_results() -> None:
 
 
 def _boxed(
-    results: Callable[[], int | None], module: fx.GraphModule, inputs: Sequence[Any]
+    settings: Settings,
+    results: Callable[[], int | None],
+    module: fx.GraphModule,
+    inputs: Sequence[Any],
 ) -> Callable[[list[Any]], Any]:
     """Compile one graph of ATen operators."""
     _drop_checks(module.graph)
+    _drop_assertions(module.graph)
     look_at_bases(module.graph)
     count = results()
     note_what_is_read(module.graph, count)
-    fused = _partitioned(module, count)
+    fused = _partitioned(module, count, settings)
 
     def run(arguments: list[Any]) -> Any:
         given = list(arguments)
@@ -132,14 +190,25 @@ def _drop_checks(graph: fx.Graph) -> None:
         graph.erase_node(node)
 
 
+_ASSERTIONS = ("_assert_tensor_metadata.default", "sym_constrain_range", "_assert_scalar.default")
+
+
+def _drop_assertions(graph: fx.Graph) -> None:
+    """Take out what PyTorch checked while it captured: types, layouts and ranges of extents."""
+    for node in reversed(list(graph.nodes)):
+        if name_of(node.target).startswith(_ASSERTIONS) and not node.users:
+            graph.erase_node(node)
+
+
 # -- what is taken over ------------------------------------------------------------------------
 
 
 class _Support(OperatorSupportBase):  # type: ignore[misc, unused-ignore]  # torch may be missing
     """Which nodes have a counterpart, tried by writing each one on its own."""
 
-    def __init__(self) -> None:
+    def __init__(self, settings: Settings) -> None:
         self.reasons: dict[fx.Node, str] = {}
+        self._settings = settings
 
     def is_node_supported(self, submodules: Mapping[str, torch.nn.Module], node: fx.Node) -> bool:
         if node.op != "call_function":
@@ -148,16 +217,21 @@ class _Support(OperatorSupportBase):  # type: ignore[misc, unused-ignore]  # tor
             source = node.args[0]
             return isinstance(source, fx.Node) and self.is_node_supported(submodules, source)
         if node not in self.reasons:
-            self.reasons[node] = refusal(node)
+            self.reasons[node] = self._refusal(node)
         return not self.reasons[node]
+
+    def _refusal(self, node: fx.Node) -> str:
+        if self._settings.fallback_random and name_of(node.target) in DRAWING:
+            return "PyTorch draws random numbers (fallback_random)"
+        return refusal(node)
 
 
 # -- parts -------------------------------------------------------------------------------------
 
 
-def _partitioned(module: fx.GraphModule, results: int | None) -> fx.GraphModule:
+def _partitioned(module: fx.GraphModule, results: int | None, settings: Settings) -> fx.GraphModule:
     """The graph with every part that is taken over as one call of a program."""
-    support = _Support()
+    support = _Support(settings)
     partitioner = CapabilityBasedPartitioner(module, support, allows_single_node_partition=True)
     partitions = partitioner.propose_partitions()
     note_who_sees(module.graph, results, partial(support.is_node_supported, {}))
@@ -190,10 +264,14 @@ class Program(torch.nn.Module):  # type: ignore[misc, unused-ignore]  # torch ma
         super().__init__()
         self._graph, self._is_single, self._dtypes, self._placed = _graph_of(part)
         self.stages = Stages(self._graph, options=Options())
+        self._draws = len(self._graph.inputs) - len(part.graph.find_nodes(op="placeholder"))
 
     def forward(self, *tensors: torch.Tensor) -> Any:
         """Run on tensors, whose memory is read where it lies."""
-        return self.tensors(self.stages.compile().run([to_array(t) for t in tensors]))
+        arrays = [to_array(t) for t in tensors]
+        if self._draws:
+            arrays += keys(self._draws)
+        return self.tensors(self.stages.compile().run(arrays))
 
     def tensors(self, results: Sequence[Array]) -> Any:
         """The results of a run as PyTorch expects them."""
@@ -211,10 +289,10 @@ def _graph_of(
     builder = GraphBuilder("torch")
     operands: dict[fx.Node, Any] = {}
     is_single, dtypes, places = True, [], []
+    for node in part.graph.find_nodes(op="placeholder"):  # they may stand behind other nodes
+        operands[node] = input_of(builder, node.meta["val"], str(node.name))
     for node in part.graph.nodes:
-        if node.op == "placeholder":
-            operands[node] = input_of(builder, node.meta["val"], str(node.name))
-        elif node.op == "call_function":
+        if node.op == "call_function":
             operands[node] = lowered(builder, node, operands)
         elif node.op == "output":
             results = node.args[0]

@@ -19,6 +19,7 @@ from treadle.interop.torch import (  # noqa: F401  (they register)
     bessel,
     counting,
     distances,
+    drawing,
     elementwise,
     fourier,
     indexing,
@@ -74,17 +75,23 @@ _MORE_FOR_GRADIENTS = (
 _WHOLE = "treadle_whole"
 
 
-def decompositions(*whole: str) -> dict[Any, Any]:
-    """What PyTorch is to take apart, and how; `whole`: what it is to leave alone, too."""
-    kept = (*_KEPT, *whole)
+def decompositions(*whole: str, draws: bool = True) -> dict[Any, Any]:
+    """What PyTorch is to take apart, and how.
+
+    Args:
+        whole: what it is to leave alone, too.
+        draws: whether distributions are taken apart, which changes PyTorch's random numbers.
+    """
+    kept = (*_KEPT, *whole, *(() if draws else drawing.APART))
     return {k: v for k, v in _known_parts().items() if name_of(k).partition(".")[0] not in kept}
 
 
 @functools.cache
 def _known_parts() -> dict[Any, Any]:
     """PyTorch's choice and ours; collecting it takes PyTorch a third of a second."""
+    apart = (*_TAKEN_APART, *drawing.APART)
     table: dict[Any, Any] = dict(core_aten_decompositions())
-    return table | {k: v for k, v in decomposition_table.items() if _is_among(k, _TAKEN_APART)}
+    return table | {k: v for k, v in decomposition_table.items() if _is_among(k, apart)}
 
 
 def _is_among(target: Any, names: Sequence[str]) -> bool:

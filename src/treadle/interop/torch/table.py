@@ -10,7 +10,9 @@ from typing import Any
 
 import torch
 
+from treadle.base import dtype as dt
 from treadle.base.dtype import DType
+from treadle.base.types import TensorType
 from treadle.graph.builder import GraphBuilder, GraphOperand
 from treadle.interop.torch.arrays import DTYPES, PARTS
 
@@ -65,6 +67,12 @@ class Call:
         if like is not None:
             return like.constant(value, dtype)
         return self.builder.constant(dtype.numpy.type(value))
+
+    def draw(self, op: Any, *operands: GraphOperand) -> GraphOperand:
+        """The result of a random op, whose state is a new input of the graph, behind all others."""
+        state = self.builder.input(TensorType(dt.uint32, (4,)), f"random_{op.name}")
+        made: GraphOperand = self.builder.apply(op, (state, *operands))[0]
+        return made
 
     def shaped(self, results: Any) -> Any:
         """Results in the shapes that PyTorch gives them."""

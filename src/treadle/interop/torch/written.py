@@ -19,6 +19,7 @@ from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 from treadle.base import dtype as dt
 from treadle.base.errors import LoadError, UnsupportedOp
 from treadle.base.loc import UNKNOWN, Loc
+from treadle.base.symbol import Dim
 from treadle.graph.builder import GraphBuilder, GraphOperand
 from treadle.graph.ir import Graph, Node, Value
 from treadle.interop.torch.nodes import (
@@ -30,6 +31,8 @@ from treadle.interop.torch.nodes import (
 from treadle.interop.torch.pairs import Pair, is_complex, joined, parted
 from treadle.interop.torch.table import name_of
 from treadle.ops.complex_parts import MakeComplex
+from treadle.ops.random import blocks_used
+from treadle.random.generator import default_generator
 from treadle.tensor import Tensor, create
 
 Shapes = tuple[tuple[int, ...], ...]
@@ -69,19 +72,27 @@ class Written:
         graph: inputs are weights, then the user's tensors.
         results: one for each of the user's outputs: a place, or a plain value.
         updates: names of buffers, and what they become.
+        drawn: how many of the graph's inputs, the last ones, are states of random ops.
     """
 
     def __init__(
-        self, graph: Graph, results: Sequence[Any], updates: Sequence[tuple[str, Place]]
+        self,
+        graph: Graph,
+        results: Sequence[Any],
+        updates: Sequence[tuple[str, Place]],
+        drawn: int,
     ) -> None:
         self.graph = graph
         self.results = results
         self.updates = updates
         self._steps = list(zip(graph.nodes, _ends_of_life(graph), strict=True))
+        self._drawn = _blocks(graph, drawn)
 
     def apply(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """The graph's outputs on tensors: its ops are applied to them one by one."""
-        values: dict[Value, Tensor] = dict(zip(self.graph.inputs, tensors, strict=True))
+        states = [default_generator()._state(n) for n in self._drawn]
+        given = (*tensors, *states)
+        values: dict[Value, Tensor] = dict(zip(self.graph.inputs, given, strict=True))
         for node, unused in self._steps:
             operands = tuple([values[v] for v in node.inputs])
             made = tensors[0].apply(node.op, operands) if tensors else create(node.op)
@@ -89,6 +100,18 @@ class Written:
             for value in unused:
                 del values[value]
         return [values[v] for v in self.graph.outputs]
+
+
+def _blocks(graph: Graph, drawn: int) -> list[Dim]:
+    """How many blocks of a generator the random ops use whose states are the last inputs."""
+    states = graph.inputs[len(graph.inputs) - drawn :]
+    readers = {node.inputs[0]: node for node in graph.nodes if node.inputs}
+    found: list[Dim] = []
+    for state in states:
+        op: Any = readers[state].op
+        types = [v.type for v in readers[state].inputs[1:]]
+        found.append((op.words(*types) + 3) // 4 if types else blocks_used(op))
+    return found
 
 
 def _ends_of_life(graph: Graph) -> list[list[Value]]:
@@ -281,7 +304,9 @@ def _finished(
                 hint="export a forward that writes into nothing but buffers",
             )
     builder.output(*made)
-    return Written(builder.build(), results, updates)
+    graph = builder.build()
+    drawn = len(graph.inputs) - len(ends.weights) - len(ends.tensors)
+    return Written(graph, results, updates, drawn)
 
 
 def is_tensor(argument: object) -> bool:

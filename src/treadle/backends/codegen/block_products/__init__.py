@@ -1,0 +1,1 @@
+"""Products of activations with weights in quantized blocks."""

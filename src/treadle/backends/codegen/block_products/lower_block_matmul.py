@@ -1,0 +1,145 @@
+"""Products of rows of activations with weights in panels, as launches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from treadle.backends.api import Support, no
+from treadle.backends.codegen.block_products.kernel import Spec, product_kernel
+from treadle.backends.codegen.block_products.matrices import (
+    LINES,
+    MOST_TILES,
+    STEP,
+    matrices_kernel,
+)
+from treadle.backends.codegen.block_products.rows import Records, rows_kernel
+from treadle.backends.codegen.lowering import lowers
+from treadle.backends.codegen.target import Target
+from treadle.backends.program import Launch, Lowered, Ref
+from treadle.base import dtype as dt
+from treadle.base.blocks.panels import LAYOUTS, ROWS
+from treadle.base.dtype import DType
+from treadle.base.estimates import estimate
+from treadle.base.shape import product
+from treadle.base.symbol import Dim, is_identical
+from treadle.base.types import TensorType
+from treadle.ops.block_matmul import BlockExperts, BlockMatmul
+
+_LEAST = 9
+"""Rows from which matrix registers are faster than vectors."""
+_SERIAL = 1 << 17
+"""Fewer operations than this are over before other threads have woken up."""
+
+
+@lowers(BlockMatmul)
+def lower_block_matmul(
+    op: BlockMatmul, types: tuple[TensorType, ...], frozen: tuple[bool, ...], target: Target
+) -> Lowered | Support:
+    """Rows become bytes in a first launch; the second multiplies."""
+    given = _given(op, types, target)
+    if isinstance(given, Support):
+        return given
+    x, panels = types
+    m = product(x.shape[:-1])
+    matrices = target.matrices and estimate(m) >= _LEAST and given.k % STEP == 0
+    tile = LINES if matrices else _tile(estimate(m), target)
+    records = Records(tile, LAYOUTS[op.format], matrices)
+    rows = given.rows(records, m)
+    chunk = max(1, target.l2 // 2 // given.row_bytes(records))
+    spec = Spec(records, x.dtype, given.lanes)
+    if matrices:
+        chunk = min(chunk, MOST_TILES)
+        kernel = matrices_kernel(spec, op.format, target.features)
+    else:
+        kernel = product_kernel(spec, op.format)
+    tiles, count = -(-m // records.tile), panels.shape[0]
+    flops = 2 * m * op.rows * given.k
+    launch = Launch(
+        kernel,
+        (
+            *(Ref("workspace", 0), Ref("input", 1), Ref("output", 0)),
+            *(m, op.rows, given.blocks, count, chunk),
+        ),
+        items=-(-tiles // chunk) * count,
+        serial=estimate(flops) < _SERIAL,
+        flops=flops,
+        nbytes=product(panels.shape) + m * (given.k + op.rows) * x.dtype.itemsize,
+        unit="int8" if matrices else "",
+    )
+    return Lowered((rows, launch), workspaces=(tiles * given.row_bytes(records),))
+
+
+@lowers(BlockExperts)
+def lower_block_experts(
+    op: BlockExperts, types: tuple[TensorType, ...], frozen: tuple[bool, ...], target: Target
+) -> Lowered | Support:
+    """As for one matrix, but rows of the result look up where theirs begins."""
+    given = _given(op, types, target)
+    if isinstance(given, Support):
+        return given
+    x, panels, experts = types
+    m = product(experts.shape)
+    records = Records(1, LAYOUTS[op.format])
+    source = product(x.shape[:-1])
+    rows = given.rows(records, source)
+    flops = 2 * m * op.rows * given.k
+    launch = Launch(
+        product_kernel(Spec(records, x.dtype, given.lanes, experts.dtype), op.format),
+        (
+            *(Ref("workspace", 0), Ref("input", 1), Ref("output", 0), Ref("input", 2)),
+            *(m, op.rows, given.blocks, panels.shape[1], panels.shape[0]),
+            1 if is_identical(x.shape[1], experts.shape[1]) else experts.shape[1],
+        ),
+        items=panels.shape[1] * m,
+        serial=estimate(flops) < _SERIAL,
+        flops=flops,
+        nbytes=m * product(panels.shape[1:]) + m * op.rows * x.dtype.itemsize,
+    )
+    return Lowered((rows, launch), workspaces=(source * given.row_bytes(records),))
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """What both products share: rows of `k` elements of a type, with vectors of `lanes`."""
+
+    k: int
+    blocks: int
+    dtype: DType
+    lanes: int
+
+    def row_bytes(self, records: Records) -> int:
+        """Bytes of a tile of rows."""
+        return self.k // records.terms * records.units * 4
+
+    def rows(self, records: Records, m: Dim) -> Launch:
+        """The launch that makes m rows bytes."""
+        return Launch(
+            rows_kernel(records, self.dtype, self.lanes),
+            (Ref("input", 0), Ref("workspace", 0), self.k // records.terms),
+            items=m,
+            serial=estimate(m * self.k) < _SERIAL // 4,
+            nbytes=m * self.k * (self.dtype.itemsize + 1),
+        )
+
+
+def _given(
+    op: BlockMatmul | BlockExperts, types: tuple[TensorType, ...], target: Target
+) -> _Given | Support:
+    """What the launches are made from, or why there are none."""
+    x = types[0]
+    k = x.shape[-1]
+    if target.fine:
+        return no("op", "products with quantized blocks are written for processors")
+    if not isinstance(k, int):
+        return no("dynamic-shape", "the rows of a weight have a known number of elements")
+    lanes = min(target.lanes(dt.float32), ROWS)
+    return _Given(k, k // LAYOUTS[op.format].elements, x.dtype, lanes)
+
+
+def _tile(rows: int, target: Target) -> int:
+    """Rows that share what is read of a panel: their sums stay in registers."""
+    most = 8 if target.registers >= 32 else 4
+    tile = 1
+    while tile < min(rows, most):
+        tile *= 2
+    return tile

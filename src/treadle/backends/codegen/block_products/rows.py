@@ -1,0 +1,161 @@
+"""Rows of activations as bytes, in the order in which products read them.
+
+Rows are taken `tile` at a time. For every 32 terms there is a record, in units of 4 bytes, of all
+rows of a tile: their words of four bytes, word by word; their scales; where levels have an offset,
+what sums of a group of weights begin with, the offset times the bytes, negated; where groups have
+minima, the sums of what the bytes stand for. A kernel thus reads through one pointer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+from treadle.backends.codegen.kernel import builder
+from treadle.backends.codegen.kernel.builder import Builder
+from treadle.backends.codegen.kernel.ir import Kernel, Value, pointer, size
+from treadle.base import dtype as dt
+from treadle.base.blocks.activations import LEAST, LEVELS, TERMS
+from treadle.base.blocks.panels import Layout
+from treadle.base.dtype import DType
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """Records of tiles of rows, for weights of a layout.
+
+    With `matrices` they are for matrix registers: of 64 terms, a row's bytes side by side, 16 rows.
+    Levels are signed there, so that sums begin with 0.
+    """
+
+    tile: int
+    layout: Layout
+    matrices: bool = False
+
+    @property
+    def terms(self) -> int:
+        """Terms of a record."""
+        return 2 * TERMS if self.matrices else TERMS
+
+    @property
+    def words(self) -> int:
+        """Words of a row in a record."""
+        return self.terms // 4
+
+    @property
+    def groups(self) -> int:
+        """Groups of weights per record."""
+        return self.terms // self.layout.group
+
+    def word(self, index: int) -> int:
+        """The place of a word of the first row."""
+        return index if self.matrices else index * self.tile
+
+    @property
+    def pitch(self) -> int:
+        """From a row's word to that of the next row."""
+        return self.words if self.matrices else 1
+
+    def scale(self, part: int = 0) -> int:
+        """The place of the scales of 32 terms."""
+        return self.tile * (self.words + part)
+
+    def start(self, group: int) -> int:
+        """The place of what sums of a group begin with."""
+        return self.scale(self.terms // TERMS + group)
+
+    @property
+    def starts(self) -> bool:
+        """Whether there is something to begin with."""
+        return bool(self.layout.offset) and not self.matrices
+
+    def total(self, group: int) -> int:
+        """The place of the sums of a group."""
+        return self.start(self.groups * self.starts + group)
+
+    @property
+    def units(self) -> int:
+        """Units of 4 bytes per record."""
+        return self.total(self.groups * self.layout.minimum)
+
+
+@cache
+def rows_kernel(records: Records, dtype: DType, lanes: int) -> Kernel:
+    """A kernel over rows: (x, records, records of a row), x [rows, terms]."""
+    x, made, count = pointer(dtype, "x"), pointer(dt.int32, "records"), size("count")
+
+    def write(e: Builder, lo: Value, hi: Value) -> None:
+        def row(r: Value) -> None:
+            source = e.offset(x, e.mul(r, e.mul(count, records.terms)))
+            tile = e.mul(e.div(r, records.tile), e.mul(count, records.units))
+            target, slot = e.offset(made, tile), e.rem(r, records.tile)
+
+            def record(i: Value) -> None:
+                given = e.offset(source, e.mul(i, records.terms))
+                into = e.offset(target, e.mul(i, records.units))
+                for part in range(records.terms // TERMS):
+                    _part(e, records, part, e.offset(given, part * TERMS), (into, slot), lanes)
+
+            e.loop(0, count, 1, record)
+
+        e.loop(lo, hi, 1, row)
+
+    kind = "matrices" if records.matrices else str(records.tile)
+    return builder.kernel(f"quantize_rows_{dtype.name}_{kind}", [x, made, count], write)
+
+
+def _part(
+    e: Builder, records: Records, part: int, source: Value, into: tuple[Value, Value], lanes: int
+) -> None:
+    """A row's 32 terms in a record, in a slot of it."""
+    given = [e.cast(e.load(source, i, lanes), dt.float32) for i in range(0, TERMS, lanes)]
+    scale, inverse = _scale(e, given)
+    bytes_ = []
+    for value in given:
+        level = e.unary("rint", e.mul(value, inverse))
+        # Not finite values, whose scale is NaN already, become some byte.
+        bytes_.append(e.cast(e.min(e.max(level, -LEVELS), LEVELS), dt.int32))
+    target, slot = into
+    _words(e, records, part, e.offset(target, e.mul(slot, records.pitch)), bytes_)
+    numbers = e.offset(target, slot)
+    floats = e.reinterpret(numbers, dt.float32)
+    e.store(floats, records.scale(part), scale)
+    groups = TERMS // records.layout.group
+    each = len(bytes_) // groups
+    for group in range(groups):
+        total = bytes_[group * each]
+        for more in bytes_[group * each + 1 : (group + 1) * each]:
+            total = e.add(total, more)
+        total = e.reduce("add", total)
+        if records.starts:
+            e.store(numbers, records.start(group), e.mul(total, -records.layout.offset))
+        if records.layout.minimum:
+            what = e.mul(e.cast(total, dt.float32), scale)
+            e.store(floats, records.total(part * groups + group), what)
+
+
+def _words(e: Builder, records: Records, part: int, target: Value, bytes_: list[Value]) -> None:
+    """Store bytes, which are int32 yet, as words."""
+    at = part * TERMS // 4
+    for value in bytes_:
+        packed = e.bitcast(e.cast(value, dt.int8), dt.int32)
+        if records.matrices:
+            e.store(target, records.word(at), packed)
+        else:
+            for i in range(packed.lanes):
+                word = packed if packed.lanes == 1 else e.extract(packed, i)
+                e.store(target, records.word(at + i), word)
+        at += packed.lanes
+
+
+def _scale(e: Builder, given: list[Value]) -> tuple[Value, Value]:
+    """The scale of a row's part, NaN where a value is not finite, and what values are times."""
+    largest, wrong = e.abs(given[0]), e.mul(given[0], 0.0)
+    for value in given[1:]:
+        largest = e.max(largest, e.abs(value))
+        wrong = e.fma(value, 0.0, wrong)
+    most = e.reduce("max", largest)
+    seen = e.compare("lt", e.constant(LEAST, dt.float32), most)
+    inverse = e.select(seen, e.div(e.constant(float(LEVELS), dt.float32), most), 0.0)
+    scale = e.select(seen, e.div(most, float(LEVELS)), 0.0)
+    return e.add(scale, e.reduce("add", wrong)), inverse

@@ -1,0 +1,302 @@
+"""Panels: blocks of 16 rows of a matrix, side by side, as kernels read them.
+
+A file keeps a row's blocks one after another. A product with few rows of activations wants
+neighboring rows instead: a vector whose 32-bit lanes are words of 16 rows, a word being four levels
+along the row. Then a dot product of bytes serves 16 rows at once and no sum crosses lanes.
+
+A panel has 16 rows (zeros complete the last one) and, for every block of the format:
+
+* a header: `d`, then `m` where the format has one, each 16 float16 numbers;
+* `pieces` pieces, each with its scales (and minima) of groups, one byte per row, and its words.
+
+A level, an unsigned integer, is put together from fields of bits of words (`Layout.fields`). Its
+value is scale * (level - offset) + minimum, both per group of 16 or 32 levels. A panel takes as
+many bytes as its 16 rows took in the file, up to 4 % more where 6-bit scales become bytes.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from treadle.base.blocks.formats import FORMATS
+from treadle.base.blocks.layout import Fields
+from treadle.base.blocks.super_blocks import scales_and_minima, six_bit_scales
+
+Array = np.ndarray[Any, Any]
+
+ROWS = 16
+"""Rows of a panel."""
+WORD = 4 * ROWS
+"""Bytes of a word of all rows: four levels of each."""
+_CHUNK = 1 << 18
+"""Bytes of a file that are rearranged at a time: they stay in the second cache."""
+_THREADS = 4
+"""NumPy moves bytes without the interpreter's lock."""
+ONES = 0x01010101
+"""A byte's lowest bit, in every byte of a word."""
+
+Scales = Literal["none", "bytes", "nibbles", "signed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """Bits of every byte of a word: `mask` after a shift right by `shift`, worth 2**`up` each."""
+
+    word: int
+    shift: int
+    mask: int
+    up: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where a format's numbers lie in a panel.
+
+    Attributes:
+        elements: levels of a row per block.
+        pieces: parts of a block that look alike.
+        group: levels that share a scale.
+        offset: the level that stands for 0 (before the minimum is added).
+        minimum: whether a minimum is added.
+        scales: what pieces hold for each group: nothing; a scale byte and a minimum byte; one byte
+            with a scale in the low and a minimum in the high half; a signed scale.
+        low: bits of a level in the first words of a piece: 2, 4 or 8.
+        high: further bits of a level, in the words behind: 0, 1 (a word per 32 levels) or 2.
+    """
+
+    elements: int
+    pieces: int
+    group: int
+    offset: int
+    minimum: bool
+    scales: Scales
+    low: int
+    high: int = 0
+
+    @property
+    def header(self) -> int:
+        """Bytes of the header."""
+        return 2 * ROWS * (1 + self.minimum)
+
+    @property
+    def span(self) -> int:
+        """Levels of a row per piece."""
+        return self.elements // self.pieces
+
+    @property
+    def groups(self) -> int:
+        """Groups of a piece."""
+        return self.span // self.group
+
+    @property
+    def scale_bytes(self) -> int:
+        """Bytes of a piece before its words."""
+        each = {"none": 0, "bytes": 2, "nibbles": 1, "signed": 1}[self.scales]
+        return each * self.groups * ROWS
+
+    @property
+    def low_words(self) -> int:
+        """Words of a piece with the low bits."""
+        return self.span * self.low // 32
+
+    @property
+    def words(self) -> int:
+        """Words of a piece."""
+        return self.low_words + self.span * self.high // 32
+
+    @property
+    def piece(self) -> int:
+        """Bytes of a piece."""
+        return self.scale_bytes + self.words * WORD
+
+    @property
+    def block(self) -> int:
+        """Bytes of a block of a panel."""
+        return self.header + self.pieces * self.piece
+
+    def fields(self, word: int) -> tuple[Field, ...]:
+        """The bits of word `word` of a piece's levels: levels 4 * word up to 4 * word + 3."""
+        turn, place = divmod(word, self.low_words)
+        found = [Field(place, self.low * turn, (1 << self.low) - 1)]
+        if self.high == 1:
+            at = self.low_words + word // 8
+            found.append(Field(at, word % 8, 1, self.low))
+        if self.high == 2:
+            found.append(Field(self.low_words + word % 8, 2 * (word // 8), 3, self.low))
+        return tuple(found)
+
+
+LAYOUTS: dict[str, Layout] = {
+    "Q4_0": Layout(32, 1, 32, 8, False, "none", 4),
+    "Q4_1": Layout(32, 1, 32, 0, True, "none", 4),
+    "Q5_0": Layout(32, 1, 32, 16, False, "none", 4, 1),
+    "Q5_1": Layout(32, 1, 32, 0, True, "none", 4, 1),
+    "Q8_0": Layout(32, 1, 32, 128, False, "none", 8),
+    "Q2_K": Layout(256, 2, 16, 0, True, "nibbles", 2),
+    "Q3_K": Layout(256, 2, 16, 4, False, "signed", 2, 1),
+    "Q4_K": Layout(256, 4, 32, 0, True, "bytes", 4),
+    "Q5_K": Layout(256, 4, 32, 0, True, "bytes", 4, 1),
+    "Q6_K": Layout(256, 2, 16, 32, False, "signed", 4, 2),
+}
+"""The formats that kernels multiply with, by name."""
+
+
+def to_panels(name: str, data: Array) -> Array:
+    """Rows of blocks as panels.
+
+    Args:
+        name: a key of `LAYOUTS`.
+        data: uint8 [rows, bytes of a row], as files have them.
+
+    Returns:
+        uint8 [ceil(rows / 16), bytes of a panel].
+    """
+    layout, rows = LAYOUTS[name], len(data)
+    panels, blocks = -(-rows // ROWS), data.shape[1] // FORMATS[name].bytes
+    target = np.empty((panels, blocks * layout.block), np.uint8)
+    step = max(1, _CHUNK // max(1, ROWS * data.shape[1]))
+
+    def fill(first: int) -> None:
+        given = data[first * ROWS : (first + step) * ROWS]
+        if len(given) % ROWS:
+            given = np.concatenate([given, np.zeros((-len(given) % ROWS, data.shape[1]), np.uint8)])
+        made = target[first : first + step]
+        fields = np.ascontiguousarray(given).view(FORMATS[name].layout)
+        _fill(made.reshape(len(made), blocks, -1), fields.reshape(len(made), ROWS, -1), layout)
+
+    with ThreadPoolExecutor(_THREADS) as pool:
+        list(pool.map(fill, range(0, panels, step)))
+    return target
+
+
+def _fill(target: Array, fields: Fields, layout: Layout) -> None:
+    """Write panels [panel, block, bytes] from fields of blocks [panel, row, block]."""
+    header = target[..., : layout.header].view(np.float16)
+    for i, number in enumerate(("d", "m")[: 1 + layout.minimum]):
+        header[..., i * ROWS : (i + 1) * ROWS] = fields[number].swapaxes(1, 2)
+    pieces = target[..., layout.header :].reshape(*target.shape[:2], layout.pieces, layout.piece)
+    at = layout.scale_bytes
+    scales = _group_bytes(fields, layout)
+    if scales is not None:
+        made = pieces[..., :at].reshape(*pieces.shape[:3], -1, ROWS)
+        made[...] = np.moveaxis(scales, 1, -1)
+    for part in _words(fields, layout):
+        words = np.ascontiguousarray(part).view(np.uint32)
+        wide = words.shape[-1]
+        made = pieces[..., at : at + wide * WORD].view(np.uint32)
+        made.reshape(*pieces.shape[:3], wide, ROWS)[...] = np.moveaxis(words, 1, -1)
+        at += wide * WORD
+
+
+def from_panels(name: str, panels: Array, rows: int) -> Array:
+    """The values of panels: float32 [rows, elements of a row]."""
+    layout = LAYOUTS[name]
+    blocks = panels.shape[1] // layout.block
+    given = panels.reshape(-1, blocks, layout.block)
+    count = len(given)
+    header = np.ascontiguousarray(given[..., : layout.header]).view(np.float16)
+    header = header.reshape(count, blocks, 1, 1, -1, ROWS).astype(np.float32)
+    pieces = given[..., layout.header :].reshape(count, blocks, layout.pieces, layout.piece)
+    scale, minimum = _scales(layout, pieces, header)
+    levels = _levels(layout, pieces)
+    values = (levels - np.float32(layout.offset)) * scale[..., None, :, None]
+    if minimum is not None:
+        values = values + minimum[..., None, :, None]
+    # [panel, block, piece, group, word, row, byte]
+    found = values.transpose(0, 5, 1, 2, 3, 4, 6).reshape(count * ROWS, -1)
+    return np.ascontiguousarray(found[:rows])
+
+
+def _scales(layout: Layout, pieces: Array, header: Array) -> tuple[Array, Array | None]:
+    """Scales and minima of groups: [panel, block, piece, group, row]."""
+    d = header[..., 0, :]
+    m = header[..., 1, :] if layout.minimum else None
+    groups = layout.groups
+    given = pieces[..., : layout.scale_bytes].reshape(*pieces.shape[:3], -1, ROWS)
+    if layout.scales == "none":
+        return d, m
+    if layout.scales == "signed":
+        return d * given.view(np.int8).astype(np.float32), None
+    if layout.scales == "nibbles":
+        factors, minima = given & 15, given >> 4
+    else:
+        factors, minima = given[..., :groups, :], given[..., groups:, :]
+    assert m is not None  # noqa: S101  (formats with minima of groups have them)
+    return d * factors.astype(np.float32), -(m * minima.astype(np.float32))
+
+
+def _levels(layout: Layout, pieces: Array) -> Array:
+    """Levels as float32: [panel, block, piece, group, word, row, byte]."""
+    words = pieces[..., layout.scale_bytes :].reshape(*pieces.shape[:3], layout.words, ROWS, 4)
+    made = []
+    for word in range(layout.span // 4):
+        level = np.zeros((*pieces.shape[:3], ROWS, 4), np.uint8)
+        for field in layout.fields(word):
+            level |= ((words[..., field.word, :, :] >> field.shift) & field.mask) << field.up
+        made.append(level.astype(np.float32))
+    return np.stack(made, 3).reshape(*pieces.shape[:3], layout.groups, -1, ROWS, 4)
+
+
+def _words(fields: Fields, layout: Layout) -> list[Array]:
+    """Low bits of levels, then the high ones: uint8 [..., pieces, bytes] each."""
+    names = fields.dtype.names or ()
+    low = fields["l" if "l" in names else "q"].view(np.uint8)
+    if layout.low == 8:
+        low = low ^ np.uint8(0x80)  # signed levels become unsigned
+    found = [low]
+    if layout.high == 1:
+        found.append(_plane(fields["mask" if "mask" in names else "h"]))
+    elif layout.high:
+        found.append(fields["h"])
+    return [x.reshape(*fields.shape, layout.pieces, -1) for x in found]
+
+
+def _plane(high: Array) -> Array:
+    """Single bits, bit v of byte b being that of level 4v + b, for every 32 levels.
+
+    Files have them level by level, or, of 256 levels, bit g of byte l for level 32g + l.
+    """
+    if high.shape[-1] == 4:
+        shifts = np.arange(0, 8, 2, dtype=np.uint32)
+        parts = _SPREAD[high] << shifts
+        return np.bitwise_or.reduce(parts, -1, keepdims=True).view(np.uint8)
+    split = high.reshape(*high.shape[:-1], 8, 4).swapaxes(-1, -2)
+    x = np.ascontiguousarray(split).view(np.uint64)
+    for shift, mask in _TURNS:
+        moved = (x ^ (x >> shift)) & mask
+        x ^= moved ^ (moved << shift)
+    return np.ascontiguousarray(x.view(np.uint8).swapaxes(-1, -2)).reshape(high.shape)
+
+
+_SPREAD = np.array(
+    [
+        sum((i >> (4 * v + b) & 1) << (8 * b + v) for v in (0, 1) for b in range(4))
+        for i in range(256)
+    ],
+    np.uint32,
+)
+"""The bits of eight neighboring levels, where a word of planes has those of its first eight."""
+_TURNS = tuple(
+    (np.uint64(shift), np.uint64(mask))
+    for shift, mask in ((7, 0x00AA00AA00AA00AA), (14, 0x0000CCCC0000CCCC), (28, 0xF0F0F0F0))
+)
+"""Exchanges that transpose eight bytes of eight bits (Warren, Hacker's Delight, 7-3)."""
+
+
+def _group_bytes(fields: Fields, layout: Layout) -> Array | None:
+    """Scales of a piece's groups, then their minima: uint8 [..., pieces, bytes]."""
+    if layout.scales == "none":
+        return None
+    packed = fields["s"]
+    flat = packed.reshape(-1, packed.shape[-1])
+    shape = (*fields.shape, layout.pieces, -1)
+    if layout.scales == "bytes":
+        both = [x.reshape(shape) for x in scales_and_minima(flat)]
+        return np.concatenate(both, -1)
+    if packed.shape[-1] == 12:
+        flat = six_bit_scales(flat).view(np.uint8)
+    return flat.view(np.uint8).reshape(shape)

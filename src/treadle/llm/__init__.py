@@ -1,0 +1,4 @@
+"""Language models: from a file to an answer.
+
+Needs the extra `llm`. Nothing here is imported by `import treadle`.
+"""

@@ -1,0 +1,134 @@
+"""What a family says of its models: small declarations, which the decoder is built from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from treadle.llm.models.rope import Rotary
+
+
+@dataclass(frozen=True)
+class Norm:
+    """x over its root mean square, times w, or times 1 + w."""
+
+    eps: float
+    plus_one: bool = False
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Attention of one layer.
+
+    Attributes:
+        features: of one head.
+        rotary: how queries and keys are turned; None: they are not.
+        bias, output_bias: of the projections to queries, keys and values; of that behind.
+        window: keys that a query sees, its own included; None: all before it.
+        softcap: c of scores c · tanh(s / c).
+        sinks: every head has one more logit in the sum of its softmax, without a value.
+        norm: of queries and keys, before they are turned.
+        norm_over_heads: one norm over all heads together, not one for each.
+        clip: bound of what the projections give.
+    """
+
+    heads: int
+    kv_heads: int
+    features: int
+    scale: float
+    rotary: Rotary | None
+    bias: bool = False
+    output_bias: bool = False
+    window: int | None = None
+    softcap: float | None = None
+    sinks: bool = False
+    norm: Norm | None = None
+    norm_over_heads: bool = False
+    clip: float | None = None
+
+
+@dataclass(frozen=True)
+class Gated:
+    """down(mix(gate(x), up(x))); `mix` is a key of `gates.MIXES`."""
+
+    width: int
+    mix: str
+    bias: bool = False
+
+
+@dataclass(frozen=True)
+class Experts:
+    """Gated units, of which every token uses some.
+
+    Attributes:
+        router: name of the tensor whose products choose.
+        renormalized: weights of those chosen add up to 1.
+        router_bias: of the choice.
+    """
+
+    count: int
+    used: int
+    gated: Gated
+    router: str = "gate"
+    renormalized: bool = True
+    router_bias: bool = False
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Attention, then a gated unit or experts.
+
+    Attributes:
+        sandwich: what attention and feed-forward give is normalized, too, before it is added.
+    """
+
+    attention: Attention
+    feed: Gated | Experts
+    norm: Norm
+    sandwich: bool = False
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Where a tensor lies: in a tensor of the checkpoint, as some of its rows.
+
+    Attributes:
+        name: of the tensor in the checkpoint.
+        rows: which of its rows; for tensors of experts, of each of them.
+        transposed: rows lie along the last axis.
+    """
+
+    name: str
+    rows: slice | None = None
+    transposed: bool = False
+
+
+Names = Callable[[str], Sequence[Piece]]
+"""Where a tensor may lie, by its usual name; the first place that exists counts."""
+
+
+def usual_names(name: str) -> Sequence[Piece]:
+    """Tensors lie under their usual names."""
+    return (Piece(name),)
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """A model that continues text.
+
+    Attributes:
+        context: positions that it was made for.
+        embedding_scale: what embeddings are multiplied by, rounded to their element type.
+        logit_softcap: c of logits c · tanh(l / c).
+        tied: the head is the embedding.
+    """
+
+    vocabulary: int
+    hidden: int
+    context: int
+    layers: tuple[Layer, ...]
+    norm: Norm
+    tied: bool
+    embedding_scale: float = 1.0
+    logit_softcap: float | None = None
+    names: Names = usual_names

@@ -1,0 +1,209 @@
+"""The decoder that every family of models which continue text is an instance of."""
+
+from __future__ import annotations
+
+import treadle.functional as F
+from treadle.llm.models.attention import Cache, Places, attend, write
+from treadle.llm.models.declared import Attention, Decoder, Experts, Gated, Layer
+from treadle.llm.models.gates import MIXES
+from treadle.llm.models.rope import Rotary, rotate
+from treadle.llm.models.weights import Linear, RootMeanSquare, Weights
+from treadle.tensor import Tensor
+
+Angles = dict[int, tuple[Tensor, Tensor]]
+
+
+class AttentionLayer:
+    """Projections, norms and rotation around `attend`."""
+
+    def __init__(self, weights: Weights, name: str, hidden: int, declared: Attention) -> None:
+        a = self.declared = declared
+        wide, narrow = a.heads * a.features, a.kv_heads * a.features
+        self.q = Linear(weights, f"{name}.q_proj", wide, hidden, a.bias)
+        self.k = Linear(weights, f"{name}.k_proj", narrow, hidden, a.bias)
+        self.v = Linear(weights, f"{name}.v_proj", narrow, hidden, a.bias)
+        self.o = Linear(weights, f"{name}.o_proj", hidden, wide, a.output_bias)
+        self.sinks = weights.take(f"{name}.sinks", a.heads) if a.sinks else None
+        self.norms: list[RootMeanSquare | None] = [None, None]
+        if a.norm is not None:
+            sizes = (wide, narrow) if a.norm_over_heads else (a.features, a.features)
+            self.norms = [
+                RootMeanSquare(weights, f"{name}.{which}_norm", size, a.norm)
+                for which, size in zip("qk", sizes, strict=True)
+            ]
+
+    def __call__(
+        self, x: Tensor, keys: Tensor, values: Tensor, at: Places, angles: Angles
+    ) -> Tensor:
+        """What is read of the values, (batch, time, hidden)."""
+        a = self.declared
+        q, k, v = (self._heads(x, i) for i in range(3))
+        if a.rotary is not None:
+            turned = angles[id(a.rotary)]
+            q, k = (rotate(t, turned, a.rotary.interleaved) for t in (q, k))
+        mixed = attend(q, write(keys, k, at), write(values, v, at), at, a, self.sinks)
+        batch, _, time, _ = mixed.shape
+        return self.o(F.reshape(F.transpose(mixed, (0, 2, 1, 3)), (batch, time, -1)))
+
+    def _heads(self, x: Tensor, which: int) -> Tensor:
+        """Queries, keys or values as (batch, heads, time, features)."""
+        a = self.declared
+        y = (self.q, self.k, self.v)[which](x)
+        if a.clip is not None:
+            y = F.clip(y, -a.clip, a.clip)
+        norm = self.norms[which] if which < 2 else None
+        if norm is not None and a.norm_over_heads:
+            y = norm(y)
+        y = F.reshape(y, (*x.shape[:2], -1, a.features))
+        if norm is not None and not a.norm_over_heads:
+            y = norm(y)
+        return F.transpose(y, (0, 2, 1, 3))
+
+
+class GatedUnit:
+    """down(mix(gate(x), up(x)))."""
+
+    def __init__(self, weights: Weights, name: str, hidden: int, declared: Gated) -> None:
+        width, bias = declared.width, declared.bias
+        self.gate = Linear(weights, f"{name}.gate_proj", width, hidden, bias)
+        self.up = Linear(weights, f"{name}.up_proj", width, hidden, bias)
+        self.down = Linear(weights, f"{name}.down_proj", hidden, width, bias)
+        self.mix = MIXES[declared.mix]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """(batch, time, hidden), as x."""
+        return self.down(self.mix(self.gate(x), self.up(x)))
+
+
+class ExpertLayer:
+    """Gated units of which each token uses those that the router likes best.
+
+    Few tokens take their experts' weights from the stack; where tokens together use most experts
+    anyway, every expert computes all tokens, and those who did not ask for it give it no weight.
+    """
+
+    def __init__(self, weights: Weights, name: str, hidden: int, declared: Experts) -> None:
+        self.declared = declared
+        count, width, bias = declared.count, declared.gated.width, declared.gated.bias
+        shapes = {
+            "gate_proj": (width, hidden),
+            "up_proj": (width, hidden),
+            "down_proj": (hidden, width),
+        }
+        router = f"{name}.{declared.router}"
+        self.router = Linear(weights, router, count, hidden, declared.router_bias)
+        self.stacks = [
+            weights.each(f"{name}.experts.{{}}.{part}.weight", count, *shape)
+            for part, shape in shapes.items()
+        ]
+        self.biases = [
+            weights.each(f"{name}.experts.{{}}.{part}.bias", count, shape[0]) if bias else None
+            for part, shape in shapes.items()
+        ]
+        self.mix = MIXES[declared.gated.mix]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """(batch, time, hidden), as x."""
+        flat = F.reshape(x, (-1, x.shape[-1]))
+        shares, chosen = self._choose(flat)
+        few = flat.shape[0] * self.declared.used * 2 <= self.declared.count
+        y = self._few(flat, shares, chosen) if few else self._all(flat, shares, chosen)
+        return F.reshape(y, x.shape)
+
+    def _choose(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Weights and numbers of the experts of each token, (tokens, used) both."""
+        logits = self.router(x).astype("float32")
+        if self.declared.renormalized:
+            best, chosen = F.topk(logits, self.declared.used)
+            return F.softmax(best, -1), chosen
+        return F.topk(F.softmax(logits, -1), self.declared.used)
+
+    def _few(self, x: Tensor, shares: Tensor, chosen: Tensor) -> Tensor:
+        """Each token beside the weights of its experts."""
+        tokens, used = chosen.shape
+        which = F.reshape(chosen, (-1,))
+        given = F.reshape(F.repeat(x, used, 0), (tokens * used, 1, -1))
+        stacks = [stack[which] for stack in self.stacks]
+        biases = [None if b is None else F.expand_dims(b[which], 1) for b in self.biases]
+        y = F.reshape(self._mixed(given, stacks, biases), (tokens, used, -1))
+        return (y * F.expand_dims(shares, -1).astype(x.dtype)).sum(1)
+
+    def _all(self, x: Tensor, shares: Tensor, chosen: Tensor) -> Tensor:
+        """Every expert computes every token."""
+        dense = F.one_hot(chosen, self.declared.count).astype("float32")
+        dense = (dense * F.expand_dims(shares, -1)).sum(1)
+        biases = [None if b is None else F.expand_dims(b, 1) for b in self.biases]
+        y = self._mixed(F.expand_dims(x, 0), self.stacks, biases)
+        return (y * F.expand_dims(F.transpose(dense, (1, 0)), -1).astype(x.dtype)).sum(0)
+
+    def _mixed(self, x: Tensor, stacks: list[Tensor], biases: list[Tensor | None]) -> Tensor:
+        def product(x: Tensor, i: int) -> Tensor:
+            y = F.matmul(x, stacks[i], transpose_b=True)
+            bias = biases[i]
+            return y if bias is None else y + bias
+
+        return product(self.mix(product(x, 0), product(x, 1)), 2)
+
+
+class DecoderLayer:
+    """x + attention(norm(x)), then x + feed(norm(x))."""
+
+    def __init__(self, weights: Weights, name: str, hidden: int, declared: Layer) -> None:
+        def norm(which: str) -> RootMeanSquare:
+            return RootMeanSquare(weights, f"{name}.{which}_layernorm", hidden, declared.norm)
+
+        self.attention = AttentionLayer(weights, f"{name}.self_attn", hidden, declared.attention)
+        feed = declared.feed
+        kind = GatedUnit if isinstance(feed, Gated) else ExpertLayer
+        self.feed = kind(weights, f"{name}.mlp", hidden, feed)  # type: ignore[arg-type]
+        self.before_attention = norm("input")
+        sandwich = declared.sandwich
+        self.before_feed = norm("pre_feedforward" if sandwich else "post_attention")
+        self.after_attention = norm("post_attention") if sandwich else None
+        self.after_feed = norm("post_feedforward") if sandwich else None
+
+    def __call__(
+        self, x: Tensor, keys: Tensor, values: Tensor, at: Places, angles: Angles
+    ) -> Tensor:
+        """(batch, time, hidden), as x."""
+        y = self.attention(self.before_attention(x), keys, values, at, angles)
+        x = x + (y if self.after_attention is None else self.after_attention(y))
+        y = self.feed(self.before_feed(x))
+        return x + (y if self.after_feed is None else self.after_feed(y))
+
+
+class DecoderStack:
+    """Tokens to logits."""
+
+    def __init__(self, weights: Weights, declared: Decoder) -> None:
+        self.declared = declared
+        vocabulary, hidden = declared.vocabulary, declared.hidden
+        self.embedding = weights.take("model.embed_tokens.weight", vocabulary, hidden)
+        self.layers = [
+            DecoderLayer(weights, f"model.layers.{i}", hidden, layer)
+            for i, layer in enumerate(declared.layers)
+        ]
+        self.norm = RootMeanSquare(weights, "model.norm", hidden, declared.norm)
+        self.head = (
+            self.embedding if declared.tied else weights.take("lm_head.weight", vocabulary, hidden)
+        )
+
+    def hidden(self, tokens: Tensor, cache: Cache, at: Places) -> Tensor:
+        """What the last layer gives, (batch, time, hidden)."""
+        x = F.embedding(tokens, self.embedding)
+        if self.declared.embedding_scale != 1.0:
+            x = x * Tensor(self.declared.embedding_scale).astype(x.dtype)
+        angles = {id(r): r.angles(at.positions, at.lengths) for r in self._rotaries()}
+        for layer, keys, values in zip(self.layers, cache.keys, cache.values, strict=True):
+            x = layer(x, keys, values, at, angles)
+        return x
+
+    def logits(self, x: Tensor) -> Tensor:
+        """float32 (..., vocabulary)."""
+        y = F.linear(self.norm(x), self.head).astype("float32")
+        cap = self.declared.logit_softcap
+        return y if cap is None else F.tanh(y / cap) * cap
+
+    def _rotaries(self) -> list[Rotary]:
+        found = (layer.attention.rotary for layer in self.declared.layers)
+        return list({id(r): r for r in found if r is not None}.values())

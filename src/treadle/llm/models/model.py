@@ -1,0 +1,159 @@
+"""`Model`: a decoder with programs for its steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+import treadle.functional as F
+from treadle import jit
+from treadle.base.errors import IndexRangeError, ShapeError
+from treadle.llm.models.attention import Cache, empty_cache, places
+from treadle.llm.models.decoder import DecoderStack
+from treadle.tensor import Tensor
+
+
+class Model:
+    """A model that continues text.
+
+    Attributes:
+        config: the values of config.json.
+        vocabulary: logits of a step; at least as many as the tokenizer knows.
+        context: tokens that a sequence may have.
+    """
+
+    def __init__(self, stack: DecoderStack, config: Mapping[str, Any], dtype: str) -> None:
+        self.config = dict(config)
+        self.vocabulary = stack.declared.vocabulary
+        self.context = stack.declared.context
+        self._stack = stack
+        self._dtype = dtype
+        self._programs = jit.compile(self._step)
+
+    def cache(self, sequences: int, length: int) -> Cache:
+        """Room for keys and values.
+
+        Raises:
+            ShapeError: more tokens than the model was made for.
+        """
+        if length > self.context:
+            raise ShapeError(
+                "cache",
+                "the model was not made for so many tokens",
+                saw=f"{length} tokens, the model has {self.context}",
+            )
+        layers = tuple(layer.attention for layer in self._stack.declared.layers)
+        return empty_cache(layers, sequences, length, self._dtype)
+
+    def step(
+        self,
+        tokens: npt.ArrayLike,
+        cache: Cache,
+        starts: npt.ArrayLike,
+        counts: npt.ArrayLike,
+        *,
+        rows: npt.ArrayLike | None = None,
+        all: bool = False,
+    ) -> Tensor:
+        """Read tokens, and give the logits of those that may come next.
+
+        There is one program for each shape of `tokens`: use few widths, and pad.
+
+        Args:
+            tokens: int32 (batch, time).
+            cache: what the sequences hold; keys and values of the tokens are added.
+            starts: int32 (batch,), how many tokens each sequence holds.
+            counts: int32 (batch,), how many of the tokens are meant; the others are padding. A
+                sequence with 0 stays as it is, and its logits mean nothing.
+            rows: int32 (batch,), which sequences of the cache these are; all, in order.
+            all: logits of all tokens.
+
+        Returns:
+            float32 (batch, vocabulary), of the last token that is meant; (batch, time, vocabulary)
+            with `all`.
+
+        Raises:
+            ShapeError: arguments do not fit each other, or the cache is full.
+            IndexRangeError: a token is not in the vocabulary, a row not in the cache.
+        """
+        given = np.ascontiguousarray(tokens, np.int32)
+        first, meant = (np.ascontiguousarray(x, np.int32) for x in (starts, counts))
+        which = None if rows is None else np.ascontiguousarray(rows, np.int32)
+        _check(given, first, meant, which, cache, self.vocabulary)
+        return self._programs(
+            Tensor(given),
+            Tensor(first),
+            Tensor(meant),
+            None if which is None else Tensor(which),
+            cache.keys,
+            cache.values,
+            all,
+        )
+
+    def _step(
+        self,
+        tokens: Tensor,
+        starts: Tensor,
+        counts: Tensor,
+        rows: Tensor | None,
+        keys: list[Tensor],
+        values: list[Tensor],
+        all: bool,
+    ) -> Tensor:
+        batch, time = tokens.shape
+        length = keys[0].shape[2] - 1
+        at = places(starts, counts, rows, time, length)
+        x = self._stack.hidden(tokens, Cache(keys[0].shape[0], length, keys, values), at)
+        if not all:
+            last = F.maximum(counts - 1, 0)
+            x = x[Tensor(np.arange(batch, dtype=np.int32)), last]
+        return self._stack.logits(x)
+
+
+Ints = npt.NDArray[np.int32]
+
+
+def _check(
+    tokens: Ints, starts: Ints, counts: Ints, rows: Ints | None, cache: Cache, vocabulary: int
+) -> None:
+    """What a program would not notice."""
+    if tokens.ndim != 2 or not tokens.size:
+        raise ShapeError("step", "tokens are (batch, time)", saw=f"shape {tokens.shape}")
+    batch, time = tokens.shape
+    for name, x in (("starts", starts), ("counts", counts), ("rows", rows)):
+        if x is not None and x.shape != (batch,):
+            raise ShapeError(
+                "step", f"{name} has one number for each of {batch} rows", saw=f"{x.shape}"
+            )
+    if rows is None and batch != cache.sequences:
+        raise ShapeError(
+            "step",
+            "without rows, a call goes on with all sequences",
+            saw=f"{batch} rows, {cache.sequences} sequences",
+            hint="rows=[...] says which sequences these are",
+        )
+    if rows is not None and (len(set(rows.tolist())) < batch or _outside(rows, cache.sequences)):
+        saw = f"{rows.tolist()} of {cache.sequences} sequences"
+        raise IndexRangeError("step", "rows are different sequences of the cache", saw=saw)
+    if (starts < 0).any() or (counts < 0).any() or (counts > time).any():
+        saw = f"starts {starts.tolist()}, counts {counts.tolist()}, {time} tokens"
+        raise ShapeError(
+            "step", "counts are 0 to the number of tokens, starts not negative", saw=saw
+        )
+    if (starts + counts > cache.length).any():
+        raise ShapeError(
+            "step",
+            "the cache is full",
+            saw=f"{int((starts + counts).max())} tokens, room for {cache.length}",
+            hint="make a longer cache, or drop tokens",
+        )
+    if _outside(tokens, vocabulary):
+        saw = f"tokens {int(tokens.min())} to {int(tokens.max())}, a vocabulary of {vocabulary}"
+        raise IndexRangeError("step", "a token is not in the vocabulary", saw=saw)
+
+
+def _outside(x: Ints, end: int) -> bool:
+    return bool(((x < 0) | (x >= end)).any())

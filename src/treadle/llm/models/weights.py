@@ -1,0 +1,144 @@
+"""Tensors of a checkpoint, taken by name with the shape that the config says."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol, TypeAlias
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+import treadle.functional as F
+from treadle.base.blocks import Blocks
+from treadle.base.errors import CheckpointError
+from treadle.llm.models.declared import Names, Norm, Piece
+from treadle.ops.norm import RmsNorm
+from treadle.tensor import Tensor
+
+Array: TypeAlias = npt.NDArray[Any]
+ELEMENTS: Mapping[str, Any] = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16}
+"""Element types that models compute in."""
+
+_LAYER = re.compile(r"\blayers\.\d+\.")
+_DERIVED = re.compile(r"rotary_emb\.inv_freq$")
+
+
+class Checkpoint(Protocol):
+    """What models are built from; `treadle.llm.files` reads files as such."""
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """The values of config.json."""
+
+    def names(self) -> Iterable[str]:
+        """Of all tensors."""
+
+    def tensor(self, name: str) -> Array | Blocks:
+        """One of them."""
+
+
+class Weights:
+    """Takes tensors from a checkpoint and knows which were taken.
+
+    Args:
+        checkpoint: where they lie.
+        names: under which names.
+        dtype: their element type once they are taken, a key of `ELEMENTS`.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, names: Names, dtype: str) -> None:
+        self._checkpoint = checkpoint
+        self._names = names
+        self._there = frozenset(checkpoint.names())
+        self._taken: set[str] = set()
+        self.dtype = dtype
+
+    def has(self, name: str) -> bool:
+        """Whether there is such a tensor, under any of its names."""
+        return any(piece.name in self._there for piece in self._names(name))
+
+    def take(self, name: str, *shape: int) -> Tensor:
+        """A tensor of this shape."""
+        piece = self._find(name)
+        self._taken.add(piece.name)
+        found = self._checkpoint.tensor(piece.name)
+        array = _widened(found)
+        if piece.transposed:
+            array = np.swapaxes(array, -1, -2)
+        if piece.rows is not None:
+            array = array[..., piece.rows, :] if len(shape) > 1 else array[..., piece.rows]
+        if array.shape != shape:
+            raise CheckpointError(
+                name,
+                "has another shape than the config says",
+                saw=f"{piece.name}: {tuple(found.shape)}, wanted {shape}",
+                hint="the config belongs to another model, or the file is damaged",
+            )
+        return Tensor(np.ascontiguousarray(array, ELEMENTS[self.dtype]))
+
+    def each(self, name: str, count: int, *shape: int) -> Tensor:
+        """A tensor of every expert, stacked; `name` has {} in the place of the number."""
+        together = name.replace(".{}", "")
+        if self.has(together):
+            return self.take(together, count, *shape)
+        return F.stack([self.take(name.format(i), *shape) for i in range(count)])
+
+    def _find(self, name: str) -> Piece:
+        asked = self._names(name)
+        for piece in asked:
+            if piece.name in self._there:
+                return piece
+        known = ", ".join(sorted(self._there)[:20])
+        problem = f"is missing, as {' or '.join(p.name for p in asked)}"
+        raise CheckpointError(name, problem, saw=f"{len(self._there)} tensors: {known}")
+
+    def check_all_taken(self) -> None:
+        """Raise where layers have tensors that the model has no use for."""
+        left = sorted(
+            n for n in self._there - self._taken if _LAYER.search(n) and not _DERIVED.search(n)
+        )
+        if left:
+            raise CheckpointError(
+                left[0],
+                f"and {len(left) - 1} more tensors have no place in the model of this config",
+                saw=", ".join(left[:20]),
+                hint="the config belongs to another model",
+            )
+
+
+def _widened(found: Array | Blocks) -> Array:
+    if not isinstance(found, Blocks):
+        return found
+    return found.format.dequantize(found.data)
+
+
+class Linear:
+    """x W^T + b."""
+
+    def __init__(self, weights: Weights, name: str, rows: int, columns: int, bias: bool) -> None:
+        self.weight = weights.take(f"{name}.weight", rows, columns)
+        self.bias = weights.take(f"{name}.bias", rows) if bias else None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """(..., rows)."""
+        return F.linear(x, self.weight, self.bias)
+
+
+class RootMeanSquare:
+    """A norm with its weight."""
+
+    def __init__(self, weights: Weights, name: str, features: int, norm: Norm) -> None:
+        weight = weights.take(f"{name}.weight", features)
+        self.weight = (
+            (weight.astype("float32") + 1.0).astype("float32") if norm.plus_one else weight
+        )
+        self._op = RmsNorm(1, norm.eps)
+        self._wide = norm.plus_one
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """As x."""
+        given = x.astype("float32") if self._wide else x
+        y: Tensor = given.apply(self._op, (given, self.weight))[0]
+        return y.astype(x.dtype)

@@ -1,0 +1,259 @@
+"""Products with weights in quantized blocks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from treadle.base import dtype as dt
+from treadle.base.blocks.activations import rounded_activations
+from treadle.base.blocks.panels import LAYOUTS, ROWS, from_panels
+from treadle.base.errors import DTypeError, IndexRangeError, ShapeError
+from treadle.base.shape import require_equal
+from treadle.base.symbol import Dim
+from treadle.base.types import TensorType
+from treadle.ops.gather import check_index
+from treadle.ops.index_numpy import check_bounds
+from treadle.ops.matmul import Matmul
+from treadle.ops.op import Array, IndexRange, Op, Pullback, op
+from treadle.ops.operand import V
+from treadle.ops.sample import Arg, BadSample, Sample
+
+
+def _check_panels(
+    op: BlockValues | BlockMatmul | BlockExperts, panels: TensorType, matrices: int = 0
+) -> Dim:
+    """The elements of a row of panels, which suit the op's format and rows.
+
+    They are those of one matrix, or have an axis before for several.
+    """
+    layout = LAYOUTS.get(op.format)
+    if layout is None:
+        known = ", ".join(LAYOUTS)
+        raise op.error(
+            f"no kernel reads the format {op.format!r}", (panels,), f"use one of {known}"
+        )
+    if panels.dtype is not dt.uint8:
+        raise DTypeError(
+            op.name,
+            f"panels hold bytes, not {panels.dtype.name}",
+            saw=op.saw((panels,)),
+            hint="make them with treadle.base.blocks.panels.to_panels",
+        )
+    wanted = -(-op.rows // ROWS)
+
+    def mismatch() -> ShapeError:
+        axes = "[experts, " * matrices + "[" * (1 - matrices)
+        problem = f"{op.rows} rows take {wanted} panels of {ROWS}, {axes}{wanted}, bytes]"
+        return op.error(problem, (panels,), "state the rows that the weight has")
+
+    if panels.ndim != 2 + matrices or op.rows < 1:
+        raise mismatch()
+    require_equal(panels.shape[-2], wanted, mismatch)
+    width = panels.shape[-1]
+    if isinstance(width, int) and width % layout.block:
+        problem = f"panels of {op.format} have a multiple of {layout.block} bytes"
+        raise op.error(problem, (panels,), "name the format that the blocks have")
+    return width // layout.block * layout.elements
+
+
+@op
+class BlockValues(Op):
+    """The values of a matrix in panels of quantized blocks: float32 [rows, k].
+
+    `format` is a key of `treadle.base.blocks.panels.LAYOUTS`, which says where a panel's numbers
+    lie; `rows` are those of the matrix, as the last panel may have more.
+    """
+
+    format: str = "Q8_0"
+    rows: int = 1
+
+    name = "block_values"
+    operands = ("panels",)
+    dtypes = (dt.uint8,)
+    no_gradient = "takes bytes"
+
+    def infer(self, panels: TensorType) -> tuple[TensorType, ...]:
+        terms = _check_panels(self, panels)
+        return (TensorType(dt.float32, (self.rows, terms), panels.device),)
+
+    def reference(self, panels: Array) -> Array:
+        return from_panels(self.format, panels, self.rows)
+
+    @classmethod
+    def samples(cls) -> tuple[Sample, ...]:
+        return tuple(
+            Sample(cls(name, rows), (_panels(name, rows, 2),))
+            for name, rows in (("Q8_0", 3), ("Q4_0", 17), ("Q6_K", 16))
+        )
+
+    @classmethod
+    def bad_samples(cls) -> tuple[BadSample, ...]:
+        return (
+            BadSample(
+                lambda: cls("Q9", 3), (Arg((1, 544), dt.uint8),), ShapeError, "the format 'Q9'"
+            ),
+            BadSample(
+                lambda: cls("Q8_0", 17), (Arg((1, 544), dt.uint8),), ShapeError, "take 2 panels"
+            ),
+            BadSample(
+                lambda: cls("Q8_0", 3), (Arg((1, 540), dt.uint8),), ShapeError, "a multiple of 544"
+            ),
+        )
+
+
+@op
+class BlockMatmul(Op):
+    """x W^T over x [..., k] and a matrix W [rows, k] in panels of quantized blocks: [..., rows].
+
+    Activations are rounded to bytes, 32 neighbors with one scale (`rounded_activations`), and
+    multiplied with the levels of W as integers; every group's sum is scaled and added in float32.
+    So a decoder reads its weights at the size they have in files. The gradient of x is that of a
+    product with the values of W, as if nothing had been rounded; W has none.
+    """
+
+    format: str = "Q8_0"
+    rows: int = 1
+
+    name = "block_matmul"
+    operands = ("x", "panels")
+    dtypes = (dt.float32, dt.bfloat16, dt.float16)
+
+    def infer(self, x: TensorType, panels: TensorType) -> tuple[TensorType, ...]:
+        self.check_dtype((x,))
+        terms = _check_panels(self, panels)
+
+        def mismatch() -> ShapeError:
+            problem = f"x has rows of {terms} elements, as the panels do"
+            return self.error(problem, (x, panels), "check the last extent of x")
+
+        if not x.ndim:
+            raise mismatch()
+        require_equal(x.shape[-1], terms, mismatch)
+        return (x.with_shape((*x.shape[:-1], self.rows)),)
+
+    def reference(self, x: Array, panels: Array) -> Array:
+        weight = from_panels(self.format, panels, self.rows)
+        found = rounded_activations(x).reshape(-1, x.shape[-1]) @ weight.T
+        return found.reshape(*x.shape[:-1], self.rows).astype(x.dtype)
+
+    def vjp(self, at: Pullback[V]) -> tuple[V | None, ...]:
+        x, panels = at.inputs
+        values = BlockValues(self.format, self.rows)(panels).astype(x.type.dtype)
+        return Matmul()(at.dy, values), None
+
+    @classmethod
+    def samples(cls) -> tuple[Sample, ...]:
+        made = []
+        for name, shape, rows in (
+            ("Q8_0", (64,), 3),
+            ("Q4_0", (2, 64), 17),
+            ("Q4_1", (3, 1, 32), 5),
+            ("Q6_K", (2, 256), 16),
+        ):
+            layout = LAYOUTS[name]
+            panels = _panels(name, rows, shape[-1] // layout.elements)
+            made.append(Sample(cls(name, rows), (Arg(shape), panels), gradient=False))
+        return tuple(made)
+
+    @classmethod
+    def bad_samples(cls) -> tuple[BadSample, ...]:
+        panels = Arg((1, 544), dt.uint8)
+        return (
+            BadSample(lambda: cls("Q8_0", 3), (Arg((2, 33)), panels), ShapeError, "32 elements"),
+            BadSample(
+                lambda: cls("Q8_0", 3),
+                (Arg((2, 32)), Arg((1, 544), dt.int32)),
+                DTypeError,
+                "hold bytes",
+            ),
+        )
+
+
+@op
+class BlockExperts(Op):
+    """Rows times the matrices that were chosen for them: y[t, s] = x[t, s or 0] W[experts[t, s]]^T.
+
+    As `block_matmul` with several matrices [experts, rows, k] in panels; x is [tokens, 1 or chosen,
+    k] and `experts` an integer [tokens, chosen]. The result is [tokens, chosen, rows]; only the
+    matrices that were chosen are read.
+    """
+
+    format: str = "Q8_0"
+    rows: int = 1
+
+    name = "block_experts"
+    operands = ("x", "panels", "experts")
+    dtypes = (dt.float32, dt.bfloat16, dt.float16)
+    no_gradient = "its gradient is not written yet; widen the experts to train through them"
+
+    def infer(
+        self, x: TensorType, panels: TensorType, experts: TensorType
+    ) -> tuple[TensorType, ...]:
+        types = x, panels, experts
+        self.check_dtype((x,))
+        check_index(self, types, 2)
+        terms = _check_panels(self, panels, 1)
+
+        def mismatch() -> ShapeError:
+            problem = f"x is [tokens, 1 or chosen, {terms}] and experts [tokens, chosen]"
+            return self.error(problem, types, "add an axis of one to x")
+
+        if x.ndim != 3 or experts.ndim != 2:
+            raise mismatch()
+        require_equal(x.shape[2], terms, mismatch)
+        require_equal(x.shape[0], experts.shape[0], mismatch)
+        if x.shape[1] != 1:
+            require_equal(x.shape[1], experts.shape[1], mismatch)
+        return (x.with_shape((*experts.shape, self.rows)),)
+
+    def index_ranges(self, types: tuple[TensorType, ...]) -> tuple[IndexRange, ...]:
+        extent = types[1].shape[0]
+        return ((2, -extent, extent),)
+
+    def reference(self, x: Array, panels: Array, experts: Array) -> Array:
+        count = panels.shape[0]
+        check_bounds(self, (x, panels, experts), experts, 0, count, -count)
+        rows = np.broadcast_to(rounded_activations(x), (*experts.shape, x.shape[-1]))
+        found = np.zeros((*experts.shape, self.rows), np.float32)
+        for number in np.unique(experts):
+            chosen = experts == number
+            found[chosen] = rows[chosen] @ from_panels(self.format, panels[number], self.rows).T
+        return found.astype(x.dtype)
+
+    @classmethod
+    def samples(cls) -> tuple[Sample, ...]:
+        chosen = Arg((), dt.int32, values=((2, 0), (-1, 2), (1, 0)))
+        return tuple(
+            Sample(cls(name, rows), (Arg((3, s, 64)), _panels(name, rows, 2, 3), chosen))
+            for name, rows, s in (("Q8_0", 3, 1), ("Q4_0", 17, 2))
+        )
+
+    @classmethod
+    def bad_samples(cls) -> tuple[BadSample, ...]:
+        x, panels = Arg((2, 1, 32)), Arg((3, 1, 544), dt.uint8)
+        far, real = Arg((), dt.int32, values=((0,), (3,))), Arg((2, 1))
+        near = Arg((), dt.int32, values=((0,), (2,)))
+        return (
+            BadSample(lambda: cls("Q8_0", 3), (x, panels, far), IndexRangeError, "index 3"),
+            BadSample(lambda: cls("Q8_0", 3), (x, panels, real), DTypeError, "is float32"),
+            BadSample(lambda: cls("Q8_0", 3), (Arg((2, 32)), panels, near), ShapeError, "x is ["),
+            BadSample(lambda: cls("Q8_0", 40), (x, panels, near), ShapeError, "take 3 panels"),
+        )
+
+
+def _panels(name: str, rows: int, blocks: int, matrices: int = 0) -> Arg:
+    """Panels of small numbers, of one matrix or of several."""
+    layout = LAYOUTS[name]
+    rng = np.random.default_rng(len(name) + rows)
+    count = -(-rows // ROWS) * max(matrices, 1)
+    made = rng.integers(0, 256, (count, blocks, layout.block), dtype=np.uint8)
+    header = rng.uniform(0.001, 0.01, (count, blocks, layout.header // 2)).astype(np.float16)
+    made[..., : layout.header] = header.view(np.uint8)
+    values = made.reshape(*(matrices,) * bool(matrices), -1, blocks * layout.block).tolist()
+    return Arg((), dt.uint8, values=_tuples(values))
+
+
+def _tuples(nested: Any) -> Any:
+    return tuple(map(_tuples, nested)) if isinstance(nested, list) else nested

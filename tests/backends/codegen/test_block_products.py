@@ -1,0 +1,167 @@
+"""Products with weights in quantized blocks: every format on every family of targets."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from tests.backends.codegen.irregular import FAMILIES, one_by_one, run, runner_of
+from tests.backends.codegen.test_pairs import MATRICES
+from tests.backends.codegen.test_pairs import runner as runner_of_pairs
+
+import treadle
+import treadle.functional as F
+from treadle.autodiff import GradManager
+from treadle.backends.codegen.lower import lower
+from treadle.backends.codegen.target import AVX512
+from treadle.base import dtype as dt
+from treadle.base.blocks import FORMATS
+from treadle.base.blocks.activations import rounded_activations
+from treadle.base.blocks.panels import LAYOUTS, from_panels, to_panels
+from treadle.base.dtype import as_dtype
+from treadle.base.types import TensorType
+from treadle.jit import compile as compile_function
+from treadle.ops.block_matmul import BlockExperts, BlockMatmul
+
+VNNI = replace(AVX512, name="vnni", features=("+avx512vnni",), dot_int8=True)
+SHAPES = ((1, 37, 3), (3, 16, 2), (9, 20, 1), (0, 5, 1))
+"""Rows of x, rows of the weight, blocks of a row."""
+
+
+def blocks(name, rows, count, seed=0):
+    """Random rows of blocks with small scales, as files have them."""
+    rng, made = np.random.default_rng(seed), FORMATS[name]
+    data = rng.integers(0, 256, (rows, count * made.bytes), dtype=np.uint8)
+    for field in ("d", "m")[: 1 + LAYOUTS[name].minimum]:
+        data.view(made.layout)[field] = rng.standard_normal((rows, count)) * 0.01
+    return data
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_panels_hold_what_blocks_do(name):
+    data = blocks(name, 20, 3)
+    panels = to_panels(name, data)
+    assert panels.nbytes <= 32 * 3 * FORMATS[name].bytes * 1.04
+    np.testing.assert_array_equal(from_panels(name, panels, 20), FORMATS[name].dequantize(data))
+
+
+def close(got, want):
+    largest = np.abs(want).max(initial=1e-30)
+    np.testing.assert_allclose(got / largest, want / largest, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("target", FAMILIES, ids=lambda t: t.name)
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_every_format(name, target):
+    rng = np.random.default_rng(1)
+    for m, rows, count in SHAPES:
+        panels = to_panels(name, blocks(name, rows, count))
+        x = rng.standard_normal((m, count * LAYOUTS[name].elements)).astype(np.float32)
+        op = BlockMatmul(name, rows)
+        (got,) = run(op, (x, panels), runner_of(target), one_by_one, target)
+        close(got, op.reference(x, panels))
+
+
+@pytest.mark.parametrize("target", FAMILIES, ids=lambda t: t.name)
+@pytest.mark.parametrize("shared", [True, False])
+def test_experts(shared, target):
+    rng = np.random.default_rng(6)
+    panels = np.stack([to_panels("Q4_K", blocks("Q4_K", 37, 1, seed)) for seed in range(4)])
+    experts = rng.integers(-4, 4, (5, 3)).astype(np.int32)
+    x = rng.standard_normal((5, 1 if shared else 3, 256)).astype(np.float32)
+    op = BlockExperts("Q4_K", 37)
+    (got,) = run(op, (x, panels, experts), runner_of(target), one_by_one, target)
+    want = op.reference(x, panels, experts)
+    close(got, want)
+    single = BlockMatmul("Q4_K", 37).reference(x[2, -1], panels[experts[2, 2]])
+    close(want[2, 2], single)
+
+
+@pytest.mark.parametrize("name", ["Q8_0", "Q4_0", "Q6_K"])
+def test_instructions_for_bytes_change_nothing(name):
+    """Interpreted: what VNNI's instruction computes is what pairs of products compute."""
+    panels = to_panels(name, blocks(name, 18, 1))
+    x = np.random.default_rng(2).standard_normal((2, LAYOUTS[name].elements)).astype(np.float32)
+    op = BlockMatmul(name, 18)
+    results = [run(op, (x, panels), runner_of(t), target=t)[0] for t in (VNNI, AVX512)]
+    np.testing.assert_array_equal(*results)
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_matrix_registers_change_nothing(name):
+    """Sums of groups are integers; what they add up to is rounded in the same order."""
+    target = runner_of_pairs(MATRICES)
+    for m, rows, count in ((20, 37, 3), (33, 16, 1)):
+        count *= max(2, 64 // LAYOUTS[name].elements)
+        panels = to_panels(name, blocks(name, rows, count))
+        x = np.random.default_rng(7).standard_normal((m, count * LAYOUTS[name].elements))
+        given = x.astype(np.float32), panels
+        op = BlockMatmul(name, rows)
+        types = tuple(TensorType(as_dtype(a.dtype), a.shape) for a in given)
+        names = [launch.kernel.name for launch in lower(op, types, (), MATRICES).launches]
+        assert names[1] == f"blocks_{name}_matrices"
+        (got,) = run(op, given, target, one_by_one, MATRICES)
+        (plain,) = run(op, given, target=AVX512, runner=runner_of(AVX512))
+        np.testing.assert_array_equal(got, plain)
+        close(got, op.reference(*given))
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_results_are_near_those_of_exact_activations(name):
+    """A byte holds an activation to 0.4 % of the largest of 32."""
+    data = blocks(name, 40, 2)
+    x = np.random.default_rng(3).standard_normal((8, 2 * LAYOUTS[name].elements))
+    exact = x @ from_panels(name, to_panels(name, data), 40).T.astype(np.float64)
+    got = BlockMatmul(name, 40).reference(x.astype(np.float32), to_panels(name, data))
+    assert np.abs(got - exact).max() < 0.02 * np.abs(exact).max()
+
+
+@pytest.mark.parametrize("target", FAMILIES, ids=lambda t: t.name)
+def test_numbers_that_are_not_finite_stay_in_their_row(target):
+    panels = to_panels("Q4_0", blocks("Q4_0", 20, 2))
+    x = np.ones((4, 64), np.float32)
+    x[1, 40], x[2, 3], x[3] = np.nan, np.inf, 1e-39
+    (got,) = run(BlockMatmul("Q4_0", 20), (x, panels), runner_of(target), target=target)
+    assert np.isnan(got[1:3]).all()
+    assert np.isfinite(got[[0, 3]]).all()
+    assert not got[3].any()
+
+
+@pytest.mark.parametrize("dtype", [dt.bfloat16, dt.float16], ids=lambda d: d.name)
+def test_activations_of_16_bits(dtype):
+    panels = to_panels("Q8_0", blocks("Q8_0", 33, 2))
+    x = np.random.default_rng(4).standard_normal((5, 64)).astype(dtype.numpy)
+    op = BlockMatmul("Q8_0", 33)
+    (got,) = run(op, (x, panels))
+    assert got.dtype == dtype.numpy
+    want = op.reference(x, panels).astype(np.float32)
+    np.testing.assert_allclose(got.astype(np.float32), want, rtol=2e-2, atol=1e-4)
+
+
+def test_tiles_have_as_many_rows_as_there_are():
+    """A token's product does not compute for eight; many rows share what is read of a weight."""
+    panels = TensorType(dt.uint8, (2, 544))
+    for rows, tile in ((1, 1), (2, 2), (3, 4), (8, 8), (500, 8)):
+        types = TensorType(dt.float32, (rows, 32)), panels
+        names = [x.kernel.name for x in lower(BlockMatmul("Q8_0", 20), types, (), AVX512).launches]
+        assert names == [f"quantize_rows_float32_{tile}", f"blocks_Q8_0_{tile}"]
+
+
+def test_a_program_with_a_gradient():
+    data = blocks("Q4_K", 24, 1)
+    panels, bias = treadle.tensor(to_panels("Q4_K", data)), treadle.tensor(np.ones(24, np.float32))
+    x = treadle.tensor(np.random.default_rng(5).standard_normal((2, 3, 256)).astype(np.float32))
+
+    def step(x):
+        gm = GradManager().attach([x])
+        with gm:
+            y = F.block_linear(x, panels, "Q4_K", 24, bias)
+            gm.backward((y * y).sum())
+        return y, x.grad
+
+    values = from_panels("Q4_K", to_panels("Q4_K", data), 24)
+    for run_step in (step, compile_function(step)):
+        x.grad = None
+        y, gradient = (t.numpy() for t in run_step(x))
+        want = rounded_activations(x.numpy()) @ values.T + 1
+        close(y, want)
+        close(gradient, 2 * want @ values)
