@@ -25,6 +25,9 @@ class Given:
     def tensor(self, name: str) -> Any:
         return self.tensors[name]
 
+    def release(self, name: str) -> None:
+        """Nothing is mapped."""
+
 
 def directory(path: Path) -> Given:
     """What transformers saved."""

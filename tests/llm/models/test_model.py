@@ -154,5 +154,5 @@ def test_checkpoints_that_disagree(given: Given, told: str) -> None:
 
 
 def test_wrong_element_type() -> None:
-    with pytest.raises(DTypeError, match="float32 or bfloat16"):
+    with pytest.raises(DTypeError, match="float32, bfloat16 and stored"):
         build(GIVEN, "int4")

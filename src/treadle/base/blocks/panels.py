@@ -22,8 +22,10 @@ from typing import Any, Literal
 
 import numpy as np
 
+from treadle.base.blocks.bits import unpack
 from treadle.base.blocks.formats import FORMATS
-from treadle.base.blocks.layout import Fields
+from treadle.base.blocks.layout import Blocks, Fields
+from treadle.base.blocks.small import FP4_DOUBLED, IQ4_VALUES
 from treadle.base.blocks.super_blocks import scales_and_minima, six_bit_scales
 
 Array = np.ndarray[Any, Any]
@@ -143,6 +145,31 @@ LAYOUTS: dict[str, Layout] = {
     "Q6_K": Layout(256, 2, 16, 32, False, "signed", 4, 2),
 }
 """The formats that kernels multiply with, by name."""
+
+
+def kernel_blocks(blocks: Blocks) -> Blocks | None:
+    """The same values in a format that kernels multiply with; None where there is none.
+
+    IQ4_NL and MXFP4 become Q8_0, exactly: their 16 values are integers (halves, doubled) times a
+    scale. MXFP4 with scales outside of float16's range has no such form.
+    """
+    name = blocks.format.name
+    if name in LAYOUTS:
+        return blocks
+    if name not in ("IQ4_NL", "MXFP4"):
+        return None
+    fields = blocks.data.view(blocks.format.layout)
+    made = np.empty(fields.shape, FORMATS["Q8_0"].layout)
+    if name == "IQ4_NL":
+        made["d"], values = fields["d"], IQ4_VALUES
+    else:
+        power = fields["e"].astype(np.int32) - 128
+        if power.size and not -24 <= int(power.min()) <= int(power.max()) <= 15:
+            return None
+        made["d"], values = np.ldexp(np.float32(1), power), FP4_DOUBLED
+    levels = unpack(fields["q"].reshape(-1, fields["q"].shape[-1]), 4)
+    made["q"] = values[levels].astype(np.int8).reshape(made["q"].shape)
+    return Blocks(FORMATS["Q8_0"], blocks.shape, made.view(np.uint8))
 
 
 def to_panels(name: str, data: Array) -> Array:

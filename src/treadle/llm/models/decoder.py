@@ -6,6 +6,7 @@ import treadle.functional as F
 from treadle.llm.models.attention import Cache, Places, attend, write
 from treadle.llm.models.declared import Attention, Decoder, Experts, Gated, Layer
 from treadle.llm.models.gates import MIXES
+from treadle.llm.models.matrices import Dense, Projection, Quantized
 from treadle.llm.models.rope import Rotary, rotate
 from treadle.llm.models.weights import Linear, RootMeanSquare, Weights
 from treadle.tensor import Tensor
@@ -19,9 +20,8 @@ class AttentionLayer:
     def __init__(self, weights: Weights, name: str, hidden: int, declared: Attention) -> None:
         a = self.declared = declared
         wide, narrow = a.heads * a.features, a.kv_heads * a.features
-        self.q = Linear(weights, f"{name}.q_proj", wide, hidden, a.bias)
-        self.k = Linear(weights, f"{name}.k_proj", narrow, hidden, a.bias)
-        self.v = Linear(weights, f"{name}.v_proj", narrow, hidden, a.bias)
+        parts = {"q_proj": wide, "k_proj": narrow, "v_proj": narrow}
+        self.given = projection(weights, name, parts, hidden, a.bias)
         self.o = Linear(weights, f"{name}.o_proj", hidden, wide, a.output_bias)
         self.sinks = weights.take(f"{name}.sinks", a.heads) if a.sinks else None
         self.norms: list[RootMeanSquare | None] = [None, None]
@@ -37,7 +37,7 @@ class AttentionLayer:
     ) -> Tensor:
         """What is read of the values, (batch, time, hidden)."""
         a = self.declared
-        q, k, v = (self._heads(x, i) for i in range(3))
+        q, k, v = (self._heads(y, i) for i, y in enumerate(self.given(x)))
         if a.rotary is not None:
             turned = angles[id(a.rotary)]
             q, k = (rotate(t, turned, a.rotary.interleaved) for t in (q, k))
@@ -45,16 +45,15 @@ class AttentionLayer:
         batch, _, time, _ = mixed.shape
         return self.o(F.reshape(F.transpose(mixed, (0, 2, 1, 3)), (batch, time, -1)))
 
-    def _heads(self, x: Tensor, which: int) -> Tensor:
+    def _heads(self, y: Tensor, which: int) -> Tensor:
         """Queries, keys or values as (batch, heads, time, features)."""
         a = self.declared
-        y = (self.q, self.k, self.v)[which](x)
         if a.clip is not None:
             y = F.clip(y, -a.clip, a.clip)
         norm = self.norms[which] if which < 2 else None
         if norm is not None and a.norm_over_heads:
             y = norm(y)
-        y = F.reshape(y, (*x.shape[:2], -1, a.features))
+        y = F.reshape(y, (*y.shape[:2], -1, a.features))
         if norm is not None and not a.norm_over_heads:
             y = norm(y)
         return F.transpose(y, (0, 2, 1, 3))
@@ -65,20 +64,21 @@ class GatedUnit:
 
     def __init__(self, weights: Weights, name: str, hidden: int, declared: Gated) -> None:
         width, bias = declared.width, declared.bias
-        self.gate = Linear(weights, f"{name}.gate_proj", width, hidden, bias)
-        self.up = Linear(weights, f"{name}.up_proj", width, hidden, bias)
+        parts = {"gate_proj": width, "up_proj": width}
+        self.given = projection(weights, name, parts, hidden, bias)
         self.down = Linear(weights, f"{name}.down_proj", hidden, width, bias)
         self.mix = MIXES[declared.mix]
 
     def __call__(self, x: Tensor) -> Tensor:
         """(batch, time, hidden), as x."""
-        return self.down(self.mix(self.gate(x), self.up(x)))
+        return self.down(self.mix(*self.given(x)))
 
 
 class ExpertLayer:
     """Gated units of which each token uses those that the router likes best.
 
-    Few tokens take their experts' weights from the stack; where tokens together use most experts
+    Quantized experts are read as they were chosen. Of others, few tokens take their experts'
+    weights from the stack; where tokens together use most experts
     anyway, every expert computes all tokens, and those who did not ask for it give it no weight.
     """
 
@@ -93,7 +93,7 @@ class ExpertLayer:
         router = f"{name}.{declared.router}"
         self.router = Linear(weights, router, count, hidden, declared.router_bias)
         self.stacks = [
-            weights.each(f"{name}.experts.{{}}.{part}.weight", count, *shape)
+            weights.matrices(f"{name}.experts.{{}}.{part}.weight", count, *shape)
             for part, shape in shapes.items()
         ]
         self.biases = [
@@ -106,9 +106,25 @@ class ExpertLayer:
         """(batch, time, hidden), as x."""
         flat = F.reshape(x, (-1, x.shape[-1]))
         shares, chosen = self._choose(flat)
+        blocks = [s for s in self.stacks if isinstance(s, Quantized)]
+        dense = [s.weight for s in self.stacks if isinstance(s, Dense)]
         few = flat.shape[0] * self.declared.used * 2 <= self.declared.count
-        y = self._few(flat, shares, chosen) if few else self._all(flat, shares, chosen)
+        if not dense:
+            y = self._routed(flat, shares, chosen, blocks)
+        else:
+            y = (self._few if few else self._all)(flat, shares, chosen, dense)
         return F.reshape(y, x.shape)
+
+    def _routed(self, x: Tensor, shares: Tensor, chosen: Tensor, stacks: list[Quantized]) -> Tensor:
+        """By kernels that read the experts which were chosen."""
+
+        def product(x: Tensor, i: int) -> Tensor:
+            y, bias = stacks[i].chosen(x, chosen), self.biases[i]
+            return y if bias is None else y + bias[chosen]
+
+        x = F.expand_dims(x, 1)
+        y = product(self.mix(product(x, 0), product(x, 1)), 2)
+        return (y * F.expand_dims(shares, -1).astype(x.dtype)).sum(1)
 
     def _choose(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Weights and numbers of the experts of each token, (tokens, used) both."""
@@ -118,23 +134,23 @@ class ExpertLayer:
             return F.softmax(best, -1), chosen
         return F.topk(F.softmax(logits, -1), self.declared.used)
 
-    def _few(self, x: Tensor, shares: Tensor, chosen: Tensor) -> Tensor:
+    def _few(self, x: Tensor, shares: Tensor, chosen: Tensor, dense: list[Tensor]) -> Tensor:
         """Each token beside the weights of its experts."""
         tokens, used = chosen.shape
         which = F.reshape(chosen, (-1,))
         given = F.reshape(F.repeat(x, used, 0), (tokens * used, 1, -1))
-        stacks = [stack[which] for stack in self.stacks]
+        stacks = [stack[which] for stack in dense]
         biases = [None if b is None else F.expand_dims(b[which], 1) for b in self.biases]
         y = F.reshape(self._mixed(given, stacks, biases), (tokens, used, -1))
         return (y * F.expand_dims(shares, -1).astype(x.dtype)).sum(1)
 
-    def _all(self, x: Tensor, shares: Tensor, chosen: Tensor) -> Tensor:
+    def _all(self, x: Tensor, shares: Tensor, chosen: Tensor, dense: list[Tensor]) -> Tensor:
         """Every expert computes every token."""
-        dense = F.one_hot(chosen, self.declared.count).astype("float32")
-        dense = (dense * F.expand_dims(shares, -1)).sum(1)
+        spread = F.one_hot(chosen, self.declared.count).astype("float32")
+        spread = (spread * F.expand_dims(shares, -1)).sum(1)
         biases = [None if b is None else F.expand_dims(b, 1) for b in self.biases]
-        y = self._mixed(F.expand_dims(x, 0), self.stacks, biases)
-        return (y * F.expand_dims(F.transpose(dense, (1, 0)), -1).astype(x.dtype)).sum(0)
+        y = self._mixed(F.expand_dims(x, 0), dense, biases)
+        return (y * F.expand_dims(F.transpose(spread, (1, 0)), -1).astype(x.dtype)).sum(0)
 
     def _mixed(self, x: Tensor, stacks: list[Tensor], biases: list[Tensor | None]) -> Tensor:
         def product(x: Tensor, i: int) -> Tensor:
@@ -172,25 +188,37 @@ class DecoderLayer:
         return x + (y if self.after_feed is None else self.after_feed(y))
 
 
+def projection(
+    weights: Weights, name: str, parts: dict[str, int], columns: int, bias: bool
+) -> Projection:
+    """Products of one operand, by their names and rows."""
+    matrices = [weights.matrix(f"{name}.{p}.weight", rows, columns) for p, rows in parts.items()]
+    biases = [weights.take(f"{name}.{p}.bias", rows) if bias else None for p, rows in parts.items()]
+    return Projection(matrices, biases)
+
+
 class DecoderStack:
     """Tokens to logits."""
 
     def __init__(self, weights: Weights, declared: Decoder) -> None:
         self.declared = declared
         vocabulary, hidden = declared.vocabulary, declared.hidden
-        self.embedding = weights.take("model.embed_tokens.weight", vocabulary, hidden)
+        embedding = "model.embed_tokens.weight"
+        self.embedding = weights.table(embedding, vocabulary, hidden)
         self.layers = [
             DecoderLayer(weights, f"model.layers.{i}", hidden, layer)
             for i, layer in enumerate(declared.layers)
         ]
         self.norm = RootMeanSquare(weights, "model.norm", hidden, declared.norm)
+        numbers = self.embedding.numbers if declared.tied else None
+        name = embedding if declared.tied else "lm_head.weight"
         self.head = (
-            self.embedding if declared.tied else weights.take("lm_head.weight", vocabulary, hidden)
+            Dense(numbers) if numbers is not None else weights.matrix(name, vocabulary, hidden)
         )
 
-    def hidden(self, tokens: Tensor, cache: Cache, at: Places) -> Tensor:
-        """What the last layer gives, (batch, time, hidden)."""
-        x = F.embedding(tokens, self.embedding)
+    def hidden(self, given: Tensor, cache: Cache, at: Places) -> Tensor:
+        """What the last layer gives, (batch, time, hidden), for what `embedding.given` gave."""
+        x = self.embedding.vectors(given)
         if self.declared.embedding_scale != 1.0:
             x = x * Tensor(self.declared.embedding_scale).astype(x.dtype)
         angles = {id(r): r.angles(at.positions, at.lengths) for r in self._rotaries()}
@@ -200,7 +228,7 @@ class DecoderStack:
 
     def logits(self, x: Tensor) -> Tensor:
         """float32 (..., vocabulary)."""
-        y = F.linear(self.norm(x), self.head).astype("float32")
+        y = self.head.times(self.norm(x)).astype("float32")
         cap = self.declared.logit_softcap
         return y if cap is None else F.tanh(y / cap) * cap
 

@@ -84,7 +84,7 @@ class Model:
         which = None if rows is None else np.ascontiguousarray(rows, np.int32)
         _check(given, first, meant, which, cache, self.vocabulary)
         return self._programs(
-            Tensor(given),
+            self._stack.embedding.given(given),
             Tensor(first),
             Tensor(meant),
             None if which is None else Tensor(which),
@@ -103,7 +103,7 @@ class Model:
         values: list[Tensor],
         all: bool,
     ) -> Tensor:
-        batch, time = tokens.shape
+        batch, time = tokens.shape[:2]
         length = keys[0].shape[2] - 1
         at = places(starts, counts, rows, time, length)
         x = self._stack.hidden(tokens, Cache(keys[0].shape[0], length, keys, values), at)

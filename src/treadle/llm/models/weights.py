@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any, Protocol, TypeAlias
 
 import ml_dtypes
@@ -14,6 +15,7 @@ import treadle.functional as F
 from treadle.base.blocks import Blocks
 from treadle.base.errors import CheckpointError
 from treadle.llm.models.declared import Names, Norm, Piece
+from treadle.llm.models.matrices import Dense, Matrix, Quantized, Table, quantized
 from treadle.ops.norm import RmsNorm
 from treadle.tensor import Tensor
 
@@ -38,6 +40,9 @@ class Checkpoint(Protocol):
     def tensor(self, name: str) -> Array | Blocks:
         """One of them."""
 
+    def release(self, name: str) -> None:
+        """What was read of a file for a tensor is no longer needed."""
+
 
 class Weights:
     """Takes tensors from a checkpoint and knows which were taken.
@@ -46,9 +51,13 @@ class Weights:
         checkpoint: where they lie.
         names: under which names.
         dtype: their element type once they are taken, a key of `ELEMENTS`.
+        stored: matrices of quantized blocks stay what they are, as far as kernels read them.
     """
 
-    def __init__(self, checkpoint: Checkpoint, names: Names, dtype: str) -> None:
+    def __init__(
+        self, checkpoint: Checkpoint, names: Names, dtype: str, *, stored: bool = False
+    ) -> None:
+        self._stored = stored
         self._checkpoint = checkpoint
         self._names = names
         self._there = frozenset(checkpoint.names())
@@ -61,22 +70,64 @@ class Weights:
 
     def take(self, name: str, *shape: int) -> Tensor:
         """A tensor of this shape."""
-        piece = self._find(name)
-        self._taken.add(piece.name)
-        found = self._checkpoint.tensor(piece.name)
+        piece, found = self._read(name)
         array = _widened(found)
         if piece.transposed:
             array = np.swapaxes(array, -1, -2)
         if piece.rows is not None:
             array = array[..., piece.rows, :] if len(shape) > 1 else array[..., piece.rows]
         if array.shape != shape:
-            raise CheckpointError(
-                name,
-                "has another shape than the config says",
-                saw=f"{piece.name}: {tuple(found.shape)}, wanted {shape}",
-                hint="the config belongs to another model, or the file is damaged",
-            )
-        return Tensor(np.ascontiguousarray(array, ELEMENTS[self.dtype]))
+            raise _mismatch(name, piece, found, shape)
+        made = Tensor(np.array(array, ELEMENTS[self.dtype], order="C"))
+        self._checkpoint.release(piece.name)
+        return made
+
+    def matrix(self, name: str, *shape: int) -> Matrix:
+        """A matrix to multiply with; with three extents one of every expert."""
+        blocks = self._blocks(name, shape)
+        found = None if blocks is None else quantized(blocks)
+        if found is None:
+            return Dense(self.take(name, *shape))
+        self._checkpoint.release(self._find(name).name)
+        return found
+
+    def table(self, name: str, vocabulary: int, features: int) -> Table:
+        """Vectors of tokens."""
+        blocks = self._blocks(name, (vocabulary, features))
+        if blocks is None:
+            return Table(self.take(name, vocabulary, features))
+        return Table(blocks=blocks)
+
+    def _blocks(self, name: str, shape: tuple[int, ...]) -> Blocks | None:
+        """Blocks that stay blocks."""
+        piece, found = self._read(name) if self._stored else (None, None)
+        if piece is None or not isinstance(found, Blocks) or piece.transposed:
+            return None
+        data = found.data if piece.rows is None else found.data[..., piece.rows, :]
+        rows = (*data.shape[:-1], found.shape[-1])
+        if rows != shape:
+            raise _mismatch(name, piece, found, shape)
+        return Blocks(found.format, rows, data)
+
+    def _read(self, name: str) -> tuple[Piece, Array | Blocks]:
+        piece = self._find(name)
+        self._taken.add(piece.name)
+        return piece, self._checkpoint.tensor(piece.name)
+
+    def matrices(self, name: str, count: int, *shape: int) -> Matrix:
+        """A matrix of every expert; `name` has {} in the place of the number."""
+        together = name.replace(".{}", "")
+        if self.has(together):
+            return self.matrix(together, count, *shape)
+        found = [self.matrix(name.format(i), *shape) for i in range(count)]
+        first = found[0]
+        same = [m for m in found if isinstance(m, Quantized)]
+        if (
+            isinstance(first, Quantized)
+            and len({m.format for m in same}) == 1 == len(same) // count
+        ):
+            return replace(first, panels=F.stack([m.panels for m in same]))
+        return Dense(F.stack([self.take(name.format(i), *shape) for i in range(count)]))
 
     def each(self, name: str, count: int, *shape: int) -> Tensor:
         """A tensor of every expert, stacked; `name` has {} in the place of the number."""
@@ -108,6 +159,17 @@ class Weights:
             )
 
 
+def _mismatch(
+    name: str, piece: Piece, found: Array | Blocks, shape: tuple[int, ...]
+) -> CheckpointError:
+    return CheckpointError(
+        name,
+        "has another shape than the config says",
+        saw=f"{piece.name}: {tuple(found.shape)}, wanted {shape}",
+        hint="the config belongs to another model, or the file is damaged",
+    )
+
+
 def _widened(found: Array | Blocks) -> Array:
     if not isinstance(found, Blocks):
         return found
@@ -118,12 +180,13 @@ class Linear:
     """x W^T + b."""
 
     def __init__(self, weights: Weights, name: str, rows: int, columns: int, bias: bool) -> None:
-        self.weight = weights.take(f"{name}.weight", rows, columns)
+        self.weight = weights.matrix(f"{name}.weight", rows, columns)
         self.bias = weights.take(f"{name}.bias", rows) if bias else None
 
     def __call__(self, x: Tensor) -> Tensor:
         """(..., rows)."""
-        return F.linear(x, self.weight, self.bias)
+        y = self.weight.times(x)
+        return y if self.bias is None else y + self.bias
 
 
 class RootMeanSquare:

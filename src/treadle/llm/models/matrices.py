@@ -1,0 +1,112 @@
+"""Matrices that activations are multiplied with: of numbers, or of quantized blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+import treadle.functional as F
+from treadle.base.blocks import Blocks
+from treadle.base.blocks.panels import ROWS, kernel_blocks, to_panels
+from treadle.tensor import Tensor
+
+Array: TypeAlias = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Dense:
+    """A matrix (rows, columns) of numbers; with an axis before for those of experts."""
+
+    weight: Tensor
+
+    def times(self, x: Tensor) -> Tensor:
+        """x W^T: (..., rows)."""
+        return F.linear(x, self.weight)
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """A matrix of quantized blocks, in panels; with an axis before for those of experts."""
+
+    panels: Tensor
+    format: str
+    rows: int
+
+    def times(self, x: Tensor) -> Tensor:
+        """x W^T: (..., rows)."""
+        return F.block_linear(x, self.panels, self.format, self.rows)
+
+    def chosen(self, x: Tensor, experts: Tensor) -> Tensor:
+        """x (tokens, 1 or used, columns) times the matrices that were chosen: (..., rows)."""
+        return F.block_experts(x, self.panels, experts, self.format, self.rows)
+
+
+Matrix: TypeAlias = Dense | Quantized
+
+
+def quantized(blocks: Blocks) -> Quantized | None:
+    """A matrix of blocks as kernels read it; None where none reads this format."""
+    kept = kernel_blocks(blocks)
+    if kept is None:
+        return None
+    name, rows = kept.format.name, kept.shape[-2]
+    data = kept.data.reshape(-1, rows, kept.data.shape[-1])
+    panels = np.stack([to_panels(name, matrix) for matrix in data])
+    return Quantized(Tensor(panels if len(kept.shape) > 2 else panels[0]), name, rows)
+
+
+class Projection:
+    """Several products of one operand; of matrices in one format they are a single one."""
+
+    def __init__(self, matrices: Sequence[Matrix], biases: Sequence[Tensor | None]) -> None:
+        self._biases = tuple(biases)
+        self._whole = _joined(matrices)
+        self._matrices = () if self._whole is not None else tuple(matrices)
+        self._rows = [m.rows for m in matrices if isinstance(m, Quantized)]
+
+    def __call__(self, x: Tensor) -> list[Tensor]:
+        """(..., rows) for each matrix."""
+        if self._whole is not None:
+            ends = np.cumsum(self._rows)[:-1].tolist()
+            found = list(F.split(self._whole.times(x), ends, axis=-1))
+        else:
+            found = [m.times(x) for m in self._matrices]
+        return [
+            y if bias is None else y + bias for y, bias in zip(found, self._biases, strict=True)
+        ]
+
+
+def _joined(matrices: Sequence[Matrix]) -> Quantized | None:
+    """All rows below each other, where their panels are whole and of one format."""
+    given = [m for m in matrices if isinstance(m, Quantized)]
+    if len(given) < len(matrices) or len(given) < 2 or len({m.format for m in given}) > 1:
+        return None
+    if any(m.rows % ROWS for m in given[:-1]):
+        return None
+    panels = np.concatenate([m.panels.numpy() for m in given])
+    return Quantized(Tensor(panels), given[0].format, sum(m.rows for m in given))
+
+
+@dataclass(frozen=True)
+class Table:
+    """Vectors of tokens: numbers that programs look up, or blocks that are widened before.
+
+    Of a mapped file, only the pages of tokens that occur are ever read.
+    """
+
+    numbers: Tensor | None = None
+    blocks: Blocks | None = None
+
+    def given(self, tokens: Array) -> Tensor:
+        """What a program gets for int32 tokens."""
+        if self.blocks is None:
+            return Tensor(tokens)
+        return Tensor(self.blocks.format.dequantize(self.blocks.data[tokens]))
+
+    def vectors(self, given: Tensor) -> Tensor:
+        """Inside of a program: (batch, time, features)."""
+        return given if self.numbers is None else F.embedding(given, self.numbers)

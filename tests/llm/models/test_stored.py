@@ -1,0 +1,76 @@
+"""Models whose weights stay in quantized blocks."""
+
+import numpy as np
+import pytest
+from tests.llm.models.small import Given
+
+from treadle.base.blocks import FORMATS, Blocks
+from treadle.llm.models import build
+
+CONFIG = {
+    "model_type": "qwen2",
+    "vocab_size": 96,
+    "hidden_size": 64,
+    "intermediate_size": 160,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1e4,
+    "tie_word_embeddings": True,
+}
+
+
+def checkpoint(format, **changes):
+    """Random weights, the matrices in blocks of a format."""
+    config, rng = CONFIG | changes, np.random.default_rng(0)
+    made = {}
+
+    def matrix(name, *shape):
+        x = (rng.standard_normal(shape) * 0.15).astype(np.float32)
+        given = FORMATS[format]
+        made[name] = Blocks(given, shape, given.quantize(x))
+
+    def vector(name, size, mean=1.0):
+        made[name] = (mean + 0.1 * rng.standard_normal(size)).astype(np.float32)
+
+    hidden, inner = config["hidden_size"], config["intermediate_size"]
+    matrix("model.embed_tokens.weight", config["vocab_size"], hidden)
+    for i in range(config["num_hidden_layers"]):
+        layer = f"model.layers.{i}"
+        vector(f"{layer}.input_layernorm.weight", hidden)
+        vector(f"{layer}.post_attention_layernorm.weight", hidden)
+        for which, rows in (("q", 64), ("k", 32), ("v", 32)):
+            matrix(f"{layer}.self_attn.{which}_proj.weight", rows, hidden)
+            vector(f"{layer}.self_attn.{which}_proj.bias", rows, 0.0)
+        matrix(f"{layer}.self_attn.o_proj.weight", hidden, 64)
+        matrix(f"{layer}.mlp.gate_proj.weight", inner, hidden)
+        matrix(f"{layer}.mlp.up_proj.weight", inner, hidden)
+        matrix(f"{layer}.mlp.down_proj.weight", hidden, inner)
+    vector("model.norm.weight", hidden)
+    if not config["tie_word_embeddings"]:
+        matrix("lm_head.weight", config["vocab_size"], hidden)
+    return Given(config, made)
+
+
+def logits(model, tokens):
+    """Of all tokens at once, and of the last ones one by one."""
+    cache, length = model.cache(1, 32), len(tokens)
+    whole = model.step([tokens], cache, [0], [length], all=True).numpy()[0]
+    again = model.cache(1, 32)
+    model.step([tokens[:4]], again, [0], [4])
+    single = [model.step([[t]], again, [4 + i], [1]).numpy()[0] for i, t in enumerate(tokens[4:])]
+    return whole, np.stack(single)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("format", ["Q8_0", "Q4_0", "Q5_1", "MXFP4"])
+def test_logits_are_near_those_of_widened_weights(format, tied):
+    given = checkpoint(format, tie_word_embeddings=tied)
+    tokens = [3, 90, 17, 55, 2, 81, 40, 9, 66, 30]
+    exact, _ = logits(build(given), tokens)
+    whole, single = logits(build(given, "stored"), tokens)
+    np.testing.assert_allclose(single, whole[4:], rtol=0, atol=1e-4)
+    spread = exact.max() - exact.min()
+    assert np.abs(whole - exact).max() < 0.03 * spread
