@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Any
 from treadle.base.errors import ShapeError
 from treadle.base.shape import Shape
 from treadle.base.symbol import evaluate, symbol
-from treadle.engine.extents import compile_regime, recall
+from treadle.engine.extents.plans import Plans
 from treadle.engine.options import Options
 from treadle.engine.pipeline import Stages
 from treadle.engine.plan import Interface
 from treadle.graph.evaluate import specialize
-from treadle.graph.ir import Graph
 from treadle.jit.captured import Captured, HostValue, Source
 from treadle.tensor import Tensor
 
@@ -27,8 +26,6 @@ if TYPE_CHECKING:
 
 Axes = Mapping[int, Mapping[int, str]]
 """For arguments by number (flattened, from 0), the names of axes whose extents may change."""
-MOST_REGIMES = 32
-"""Plans that are kept of one capture."""
 
 
 def extents_of(leaves: Sequence[Any], axes: Axes) -> dict[str, int]:
@@ -85,11 +82,18 @@ class Family:
 
     def __init__(self, captured: Captured, options: Options, interface: Interface) -> None:
         self.captured = captured
-        self.regimes: list[Regime] = []
-        self.alone = ""
+        alone = "it is on several devices" if captured.spread else ""
+        self.plans = Plans(captured.graph, options, interface, captured.home, alone)
+
+    @property
+    def regimes(self) -> list[Regime]:
+        """Plans for many extents, as far as there are."""
+        return self.plans.regimes
+
+    @property
+    def alone(self) -> str:
         """Why each extents have a program of their own; "" where plans are shared."""
-        self._options = options
-        self._interface = interface
+        return self.plans.alone
 
     def serves(self, extents: Mapping[str, int]) -> bool:
         """Whether the capture's course is the one that these extents take."""
@@ -101,27 +105,7 @@ class Family:
         graph = specialize(captured.graph, extents)
         sources = tuple(_numbered(source, extents) for source in captured.sources)
         found = dataclasses.replace(captured, graph=graph, sources=sources)
-        return found, self._program(graph, extents)
-
-    def _program(self, graph: Graph, extents: Mapping[str, int]) -> Stages | None:
-        """The program at these extents of a plan for many; None where it has one of its own."""
-        for regime in self.regimes:
-            if regime.serves(extents):
-                return regime.instance(graph, extents)
-        captured = self.captured
-        if self.alone or captured.spread or all(t.is_static for t in captured.graph.input_types):
-            return None
-        given = self._interface, self._options, captured.home, extents
-        known = recall(graph, *given)
-        if known is not None:
-            return known
-        made = compile_regime(captured.graph, *given)
-        if isinstance(made, str):
-            self.alone = made
-            return None
-        self.regimes.append(made)
-        del self.regimes[:-MOST_REGIMES]
-        return made.instance(graph, extents)
+        return found, self.plans.at(graph, extents)
 
 
 def _numbered(source: Source, extents: Mapping[str, int]) -> Source:

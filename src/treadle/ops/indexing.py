@@ -317,7 +317,7 @@ def _is_mask(item: Any) -> bool:
 
 
 def _length(x: Operators, cut: slice, axis: int) -> Dim:
-    start, stop, step = _indices(cut, x.type.shape[axis])
+    start, stop, step = bounds_of(cut, x.type.shape[axis])
     return (stop - start + step - 1) // step if step > 0 else (start - stop - step - 1) // -step
 
 
@@ -402,14 +402,14 @@ def _bounds(plan: _Plan, shape: Shape) -> tuple[tuple[Any, ...], tuple[Any, ...]
     """Starts, stops and steps per axis, counted from the front; a stop of -1 means "past 0"."""
     starts, stops, steps = [], [], []
     for cut, extent in zip(plan.cuts, shape, strict=True):
-        start, stop, step = _indices(cut, extent)
+        start, stop, step = bounds_of(cut, extent)
         starts.append(start)
         stops.append(stop)
         steps.append(step)
     return tuple(starts), tuple(stops), tuple(steps)
 
 
-def _indices(cut: slice, extent: Dim) -> tuple[Dim, Dim, int]:
+def bounds_of(cut: slice, extent: Dim) -> tuple[Dim, Dim, int]:
     """What `slice.indices` gives, for symbols as well; the stop never lies before the start."""
     step = 1 if cut.step is None else int(cut.step)
     if not any(isinstance(v, Expr) for v in (extent, cut.start, cut.stop)):

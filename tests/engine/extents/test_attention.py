@@ -17,7 +17,7 @@ import treadle as mge
 import treadle.functional as F
 import treadle.module as M
 from treadle import jit
-from treadle.jit import dynamic
+from treadle.engine.extents import plans
 from treadle.jit.dynamic import Family
 
 WIDTH, HEADS = 32, 4
@@ -28,7 +28,7 @@ PLANS = 5
 
 @pytest.fixture(autouse=True)
 def _nothing_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dynamic, "recall", lambda *given: None)
+    monkeypatch.setattr(plans, "recall", lambda *given: None)
 
 
 def sequence(n: int, batch: int = 2) -> mge.Tensor:

@@ -21,9 +21,9 @@ from treadle.base.errors import IndexRangeError, ShapeError
 from treadle.base.estimates import at_most, estimate, is_many, is_multiple
 from treadle.base.guards import deciding, remembered
 from treadle.base.symbol import Dim, symbol
+from treadle.engine.extents import plans
 from treadle.engine.extents.cells import cell_of
 from treadle.engine.extents.regime import Regime
-from treadle.jit import dynamic
 from treadle.jit.compiled import Compiled
 from treadle.jit.dynamic import Family
 
@@ -36,7 +36,7 @@ CELLS = 3
 @pytest.fixture(autouse=True)
 def _nothing_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plans are made here, whatever earlier runs have left on disk."""
-    monkeypatch.setattr(dynamic, "recall", lambda *given: None)
+    monkeypatch.setattr(plans, "recall", lambda *given: None)
 
 
 def rows(n: int, width: int = 4) -> mge.Tensor:

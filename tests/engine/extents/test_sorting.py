@@ -11,7 +11,7 @@ import pytest
 import treadle as mge
 import treadle.functional as F
 from treadle import jit
-from treadle.jit import dynamic
+from treadle.engine.extents import plans
 from treadle.jit.dynamic import Family
 
 Function = Callable[[mge.Tensor], mge.Tensor]
@@ -21,7 +21,7 @@ CELLS = 5
 
 @pytest.fixture(autouse=True)
 def _nothing_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dynamic, "recall", lambda *given: None)
+    monkeypatch.setattr(plans, "recall", lambda *given: None)
 
 
 def families_of(compiled: Any) -> list[Family]:

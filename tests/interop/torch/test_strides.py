@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch", reason="needs PyTorch")
 from torch import nn  # noqa: E402
 
 from treadle.interop.torch import backend, from_exported, left_to_torch  # noqa: E402
-from treadle.interop.torch.backend import Program  # noqa: E402
+from treadle.interop.torch.parts import Instance  # noqa: E402
 from treadle.interop.torch.strides import placed  # noqa: E402
 
 LAST = torch.channels_last
@@ -131,14 +131,14 @@ def test_an_argument_that_starts_inside_its_memory() -> None:
 
 
 def test_row_major_results_are_given_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[Program] = []
-    forward = Program.forward
+    made: list[Instance] = []
+    call = Instance.__call__
     monkeypatch.setattr(
-        Program, "forward", lambda self, *given: made.append(self) or forward(self, *given)
+        Instance, "__call__", lambda self, given: made.append(self) or call(self, given)
     )
     model = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 3))
     torch.compile(model, backend=backend)(torch.randn(2, 4)).square().mean().backward()
-    assert made and not any(program._placed for program in made)
+    assert made and not any(instance._placed for instance in made)
 
 
 def test_how_a_tensor_lies() -> None:

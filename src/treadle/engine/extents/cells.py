@@ -30,10 +30,15 @@ class Cell:
         """Whether extents lie in the box."""
         return all(low <= extents[n] <= high for n, (low, high) in self.ranges.items())
 
+    def _range(self, known: Symbol) -> tuple[int, int]:
+        """Where extents of a symbol lie in the box: what it declares may be narrower."""
+        low, high = self.ranges[known.name]
+        return max(low, known.low), high if known.high is None else min(high, known.high)
+
     def of(self, graph: Graph) -> Graph:
         """The graph with symbols that have these ranges."""
         found: dict[str, Symbol] = {s.name: s for t in graph.input_types for s in symbols_in(t)}
-        values = {n: symbol(n, *self.ranges[n], s.multiple) for n, s in found.items()}
+        values = {n: symbol(n, *self._range(s), s.multiple) for n, s in found.items()}
         made = specialize(graph, values)
         guards = (Relation(g.kind, evaluate(g.expr, values)) for g in graph.guards)
         kept = tuple(dict.fromkeys(g for g in guards if not always(g)))

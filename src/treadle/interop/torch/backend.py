@@ -23,22 +23,13 @@ from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
 
 from treadle.base.errors import GraphError
+from treadle.base.guards import deciding
 from treadle.base.log import get_logger
-from treadle.engine.options import Options
-from treadle.engine.pipeline import Stages
-from treadle.graph.builder import GraphBuilder
-from treadle.graph.ir import Graph
-from treadle.interop.torch.arrays import Array, to_array, to_tensor
-from treadle.interop.torch.drawing import DRAWING, keys
-from treadle.interop.torch.nodes import (
-    decompositions,
-    input_of,
-    lowered,
-    note_what_is_read,
-    output_of,
-    refusal,
-)
-from treadle.interop.torch.strides import Placed, look_at_bases, note_who_sees, placed_by
+from treadle.interop.torch.drawing import DRAWING
+from treadle.interop.torch.nodes import decompositions, note_what_is_read, refusal
+from treadle.interop.torch.parts import Program, add_sizes
+from treadle.interop.torch.strides import look_at_bases, note_who_sees
+from treadle.interop.torch.symbols import Range, is_number, knowing, ranges
 from treadle.interop.torch.table import name_of
 
 
@@ -121,8 +112,8 @@ def backend(
 ) -> Callable[..., Any]:
     """A backend for `torch.compile`: `torch.compile(model, backend="treadle")`.
 
-    Training and inference; tensors of the CPU, shapes that are fixed. Operators that have no
-    counterpart, or whose shapes are symbolic, are run by PyTorch (see `left_to_torch`).
+    Training and inference, sizes that change; tensors of the CPU. Operators that have no
+    counterpart are run by PyTorch (see `left_to_torch`).
 
     Args:
         module, inputs: what PyTorch's tracer captured.
@@ -196,7 +187,9 @@ _ASSERTIONS = ("_assert_tensor_metadata.default", "sym_constrain_range", "_asser
 def _drop_assertions(graph: fx.Graph) -> None:
     """Take out what PyTorch checked while it captured: types, layouts and ranges of extents."""
     for node in reversed(list(graph.nodes)):
-        if name_of(node.target).startswith(_ASSERTIONS) and not node.users:
+        asserts = name_of(node.target).startswith(_ASSERTIONS)
+        asked = node.op == "call_function" and is_number(node.meta.get("val"))
+        if (asserts or asked) and not node.users:
             graph.erase_node(node)
 
 
@@ -206,9 +199,11 @@ def _drop_assertions(graph: fx.Graph) -> None:
 class _Support(OperatorSupportBase):  # type: ignore[misc, unused-ignore]  # torch may be missing
     """Which nodes have a counterpart, tried by writing each one on its own."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, symbols: Mapping[str, Range]) -> None:
         self.reasons: dict[fx.Node, str] = {}
         self._settings = settings
+        self._hints = {name: known.hint for name, known in symbols.items()}
+        self._dims = {name: known.dim(name, known.hint) for name, known in symbols.items()}
 
     def is_node_supported(self, submodules: Mapping[str, torch.nn.Module], node: fx.Node) -> bool:
         if node.op != "call_function":
@@ -223,7 +218,8 @@ class _Support(OperatorSupportBase):  # type: ignore[misc, unused-ignore]  # tor
     def _refusal(self, node: fx.Node) -> str:
         if self._settings.fallback_random and name_of(node.target) in DRAWING:
             return "PyTorch draws random numbers (fallback_random)"
-        return refusal(node)
+        with knowing(self._dims), deciding(self._hints):
+            return refusal(node)
 
 
 # -- parts -------------------------------------------------------------------------------------
@@ -231,18 +227,27 @@ class _Support(OperatorSupportBase):  # type: ignore[misc, unused-ignore]  # tor
 
 def _partitioned(module: fx.GraphModule, results: int | None, settings: Settings) -> fx.GraphModule:
     """The graph with every part that is taken over as one call of a program."""
-    support = _Support(settings)
+    symbols = ranges(module.graph)
+    support = _Support(settings, symbols)
     partitioner = CapabilityBasedPartitioner(module, support, allows_single_node_partition=True)
-    partitions = partitioner.propose_partitions()
+    partitions = [p for p in partitioner.propose_partitions() if _computes(p)]
     note_who_sees(module.graph, results, partial(support.is_node_supported, {}))
     fused = partitioner.fuse_partitions(partitions)
     parts = [n for n in fused.graph.nodes if n.op == "call_module" and "fused" in str(n.target)]
     for node in parts:
         part = fused.get_submodule(str(node.target))
         if isinstance(part, fx.GraphModule):
-            fused.set_submodule(str(node.target), Program(part))
+            made = Program(part, symbols)
+            add_sizes(fused, node, made.unread)
+            fused.set_submodule(str(node.target), made)
+    fused.recompile()
     _tell(support)
     return fused
+
+
+def _computes(part: Any) -> bool:
+    """Whether a part is more than numbers made of sizes, which PyTorch computes as fast."""
+    return any(not is_number(node.meta.get("val")) for node in part.nodes)
 
 
 def _tell(support: _Support) -> None:
@@ -255,51 +260,3 @@ def _tell(support: _Support) -> None:
         _LEFT.update(left)
     for (name, why), count in left.most_common():
         get_logger("torch").info("%s stays with PyTorch (%d nodes): %s", name, count, why)
-
-
-class Program(torch.nn.Module):  # type: ignore[misc, unused-ignore]  # torch may be missing
-    """A part of a graph as a program of the engine, compiled at its first call."""
-
-    def __init__(self, part: fx.GraphModule) -> None:
-        super().__init__()
-        self._graph, self._is_single, self._dtypes, self._placed = _graph_of(part)
-        self.stages = Stages(self._graph, options=Options())
-        self._draws = len(self._graph.inputs) - len(part.graph.find_nodes(op="placeholder"))
-
-    def forward(self, *tensors: torch.Tensor) -> Any:
-        """Run on tensors, whose memory is read where it lies."""
-        arrays = [to_array(t) for t in tensors]
-        if self._draws:
-            arrays += keys(self._draws)
-        return self.tensors(self.stages.compile().run(arrays))
-
-    def tensors(self, results: Sequence[Array]) -> Any:
-        """The results of a run as PyTorch expects them."""
-        made = [to_tensor(a, d) for a, d in zip(results, self._dtypes, strict=True)]
-        for number, place in self._placed:
-            made[number] = place.given(made[number])
-        return made[0] if self._is_single else tuple(made)
-
-
-def _graph_of(
-    part: fx.GraphModule,
-) -> tuple[Graph, bool, list[torch.dtype], list[tuple[int, Placed]]]:
-    """A part as a graph, whether it returns a tensor rather than a tuple, and of the results the
-    element types and, by number, those that PyTorch has not row-major."""
-    builder = GraphBuilder("torch")
-    operands: dict[fx.Node, Any] = {}
-    is_single, dtypes, places = True, [], []
-    for node in part.graph.find_nodes(op="placeholder"):  # they may stand behind other nodes
-        operands[node] = input_of(builder, node.meta["val"], str(node.name))
-    for node in part.graph.nodes:
-        if node.op == "call_function":
-            operands[node] = lowered(builder, node, operands)
-        elif node.op == "output":
-            results = node.args[0]
-            is_single = isinstance(results, fx.Node)
-            listed = [results] if is_single else list(results)
-            dtypes = [n.meta["val"].dtype for n in listed]
-            places = [placed_by(n) for n in listed]
-            pairs = zip((output_of(operands[n]) for n in listed), places, strict=True)
-            builder.output(*(p.in_order_of_memory(x) if p else x for x, p in pairs))
-    return builder.build(), is_single, dtypes, [(i, p) for i, p in enumerate(places) if p]

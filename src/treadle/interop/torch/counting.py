@@ -69,7 +69,8 @@ def _nonzero_static(call: Call, x: V, *, size: int, fill_value: int = -1) -> V:
         Where()(known, line // math.prod(shape[d + 1 :]) % n, line.constant(fill_value))
         for d, n in enumerate(shape)
     ]
-    return Concat(1)(*(c.reshape((size, 1)) for c in columns))
+    made: V = Concat(1)(*(c.reshape((size, 1)) for c in columns))
+    return made
 
 
 @lowers("tril_indices.default", "triu_indices.default")

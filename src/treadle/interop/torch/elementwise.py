@@ -9,9 +9,11 @@ import torch
 
 from treadle.base import dtype as dt
 from treadle.base.dtype import DType
+from treadle.base.symbol import Expr
 from treadle.graph.builder import GraphOperand
 from treadle.interop.conventions import remainder, truncated_quotient
 from treadle.interop.torch.arrays import DTYPES
+from treadle.interop.torch.symbols import LEAST, Described
 from treadle.interop.torch.table import Call, lowers
 from treadle.ops import activation, logic, reduce, unary
 from treadle.ops import elementwise as ew
@@ -187,7 +189,7 @@ def _rsub(call: Call, x: V, y: Any, alpha: Any = 1) -> V:
     return second - (first if alpha == 1 else first * alpha)
 
 
-@lowers("div.Tensor", "div.Scalar")
+@lowers("div.Tensor", "div.Scalar", "true_divide.Tensor", "true_divide.Scalar")
 def _div(call: Call, x: Any, y: Any) -> V:
     return ew.Div()(*_both(call, x, y, call.dtype))
 
@@ -227,8 +229,16 @@ def _pow(call: Call, x: Any, y: Any) -> V:
 # -- comparisons and logic ---------------------------------------------------------------------
 
 
+def _typed(value: Any) -> Any:
+    """What PyTorch finds the common element type of."""
+    if isinstance(value, Expr):
+        return LEAST
+    return value.example() if isinstance(value, Described) else value
+
+
 def _compared_as(call: Call, x: Any, y: Any) -> DType:
-    parts = [i if i is not None else v for i, v in zip(call.inputs, (x, y), strict=False)]
+    given = (i if i is not None else v for i, v in zip(call.inputs, (x, y), strict=False))
+    parts = [_typed(v) for v in given]
     return DTYPES[torch.result_type(*parts)]
 
 

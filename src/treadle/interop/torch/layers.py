@@ -11,7 +11,7 @@ import numpy as np
 from treadle.base import dtype as dt
 from treadle.graph.builder import GraphOperand
 from treadle.interop.torch.shaping import extents
-from treadle.interop.torch.table import Call, along_axes, axis_of, lowers
+from treadle.interop.torch.table import Call, along_axes, amount, axis_of, lowers
 from treadle.ops import reduce, unary
 from treadle.ops.batch_norm import BatchNormInfer
 from treadle.ops.conv import Conv, ConvGradInput, ConvGradWeight
@@ -263,7 +263,10 @@ def _batch_norm_training(
     y = centered * _per_channel(inverse, rank)
     y = y if weight is None else y * _per_channel(weight, rank)
     y = y if bias is None else y + _per_channel(bias, rank)
-    unbiased = var * (count / max(count - 1, 1))
+    if isinstance(count, int):
+        unbiased = var * (count / max(count - 1, 1))
+    else:
+        unbiased = var * (amount(var, count) / amount(var, count - 1))
     new_mean = running_mean * (1 - momentum) + mean.astype(running_mean.type.dtype) * momentum
     new_var = running_var * (1 - momentum) + unbiased.astype(running_var.type.dtype) * momentum
     return y, mean, inverse, new_mean, new_var

@@ -12,6 +12,7 @@ from torch import fx
 from torch._decomp import core_aten_decompositions, decomposition_table
 
 from treadle.base.errors import TreadleError
+from treadle.base.symbol import Dim, is_identical
 from treadle.base.types import TensorType
 from treadle.graph.builder import GraphBuilder, GraphOperand
 from treadle.interop.torch import (  # noqa: F401  (they register)
@@ -37,6 +38,14 @@ from treadle.interop.torch import (  # noqa: F401  (they register)
 )
 from treadle.interop.torch.arrays import DTYPES, PARTS
 from treadle.interop.torch.pairs import COMPLEX, Pair, is_complex, joined, lower_complex, parted
+from treadle.interop.torch.symbols import (
+    Described,
+    described,
+    dim_of,
+    is_number,
+    number_of,
+    real_of,
+)
 from treadle.interop.torch.table import LOWERINGS, Call, name_of
 
 _KEPT = (
@@ -122,9 +131,9 @@ def _is_read(user: fx.Node, given: Collection[Any]) -> bool:
     return user in given or any(u.op != "output" for u in backward)
 
 
-def type_of(value: torch.Tensor) -> TensorType:
-    """The type of a tensor of fixed shape; a complex one is real with a last axis of two."""
-    shape = tuple(int(d) for d in value.shape)
+def type_of(value: torch.Tensor | Described) -> TensorType:
+    """The type of a tensor; a complex one is real with a last axis of two."""
+    shape = tuple(map(dim_of, value.shape))
     if value.dtype in PARTS:
         return TensorType(PARTS[value.dtype], (*shape, 2))
     return TensorType(DTYPES[value.dtype], shape)
@@ -145,6 +154,8 @@ def output_of(value: Any) -> GraphOperand:
 def refusal(node: fx.Node) -> str:
     """Why a node has no counterpart, tried by writing it on its own; "" if it has one."""
     name = name_of(node.target)
+    if is_number(node.meta.get("val")):
+        return _unknown_number(node)
     if name not in LOWERINGS and name not in COMPLEX:
         return "it has no counterpart"
     values = [node.meta.get("val"), *(n.meta.get("val") for n in node.all_input_nodes)]
@@ -164,8 +175,19 @@ def refusal(node: fx.Node) -> str:
     return ""
 
 
+def _unknown_number(node: fx.Node) -> str:
+    """Why a number is none that sizes of a program's arguments give."""
+    if name_of(node.target).startswith("_local_scalar_dense"):
+        return "data decide it"
+    try:
+        plain_of(GraphBuilder("trial"), node.meta["val"])
+    except NotImplementedError as error:
+        return str(error)
+    return ""
+
+
 def _unfit(tensor: Any) -> str:
-    if tensor is None or isinstance(tensor, (int, float, bool)):
+    if tensor is None or is_number(tensor):
         return ""
     if not isinstance(tensor, torch.Tensor):
         return "a value is no tensor of fixed shape"
@@ -175,8 +197,6 @@ def _unfit(tensor: Any) -> str:
         return f"a tensor is on {tensor.device}"
     if tensor.dtype not in DTYPES and tensor.dtype not in PARTS:
         return f"{tensor.dtype} is no element type of ours"
-    if not all(isinstance(d, int) for d in tensor.shape):
-        return "a shape is symbolic"
     return ""
 
 
@@ -184,7 +204,14 @@ def _placeholder(builder: GraphBuilder, node: fx.Node) -> Any:
     value = node.meta["val"]
     if isinstance(value, (tuple, list)):
         return tuple(input_of(builder, v) for v in value)
-    return input_of(builder, value) if isinstance(value, torch.Tensor) else value
+    return input_of(builder, value) if isinstance(value, torch.Tensor) else plain_of(builder, value)
+
+
+def plain_of(builder: GraphBuilder, value: Any) -> Any:
+    """What is no tensor, as lowerings take it: sizes are extents, real numbers operands."""
+    if isinstance(value, torch.SymFloat):
+        return real_of(builder, value)
+    return number_of(value)
 
 
 def lowered(builder: GraphBuilder, node: fx.Node, operands: Mapping[fx.Node, Any]) -> Any:
@@ -193,14 +220,16 @@ def lowered(builder: GraphBuilder, node: fx.Node, operands: Mapping[fx.Node, Any
     Raises:
         NotImplementedError: ours would be of another type, or the table refuses the arguments.
     """
+    if is_number(node.meta.get("val")):
+        return plain_of(builder, node.meta["val"])
     arguments: Any = fx.map_arg(node.args, operands.__getitem__)
     keywords: Any = fx.map_arg(node.kwargs, operands.__getitem__)
     if node.target is operator.getitem:
         return arguments[0][arguments[1]]
-    inputs = tuple(a.meta.get("val") if isinstance(a, fx.Node) else None for a in node.args)
-    values = node.meta["val"]
+    given = (a.meta.get("val") if isinstance(a, fx.Node) else None for a in node.args)
+    inputs, values = described(tuple(given)), described(node.meta["val"])
     call = Call(name_of(node.target), builder, values, inputs, node.meta.get(_WHOLE, True))
-    if is_complex((values, *(n.meta.get("val") for n in node.all_input_nodes))):
+    if is_complex((node.meta["val"], *(n.meta.get("val") for n in node.all_input_nodes))):
         made = lower_complex(call, arguments, keywords)
     elif call.name in LOWERINGS:
         made = LOWERINGS[call.name](call, *arguments, **keywords)
@@ -212,14 +241,22 @@ def lowered(builder: GraphBuilder, node: fx.Node, operands: Mapping[fx.Node, Any
 
 def _check(made: Any, expected: Any) -> None:
     """Refuse results of other types than PyTorch's."""
+    tensors = (torch.Tensor, Described)
     several = isinstance(made, (tuple, list)) and isinstance(expected, (tuple, list))
     for ours, theirs in zip(made, expected, strict=False) if several else [(made, expected)]:
-        if not isinstance(theirs, torch.Tensor) or not isinstance(ours, (GraphOperand, Pair)):
+        if not isinstance(theirs, tensors) or not isinstance(ours, (GraphOperand, Pair)):
             continue
         wanted, found = type_of(theirs), ours.type
         if isinstance(ours, Pair):
             if ours.imag.type != found:
                 raise NotImplementedError(f"parts would be {found} and {ours.imag.type}")
             found = found.with_shape((*found.shape, 2))
-        if found != wanted:
+        if found.dtype is not wanted.dtype or not _same(found.shape, wanted.shape):
             raise NotImplementedError(f"a result would be {found}, not {wanted}")
+
+
+def _same(found: Sequence[Dim], wanted: Sequence[Dim]) -> bool:
+    """Whether shapes are equal; expressions that are not identical are so at the call."""
+    return len(found) == len(wanted) and all(
+        is_identical(x, y) or bool(x == y) for x, y in zip(found, wanted, strict=True)
+    )

@@ -18,6 +18,7 @@ from treadle.base.dtype import DType
 from treadle.graph.builder import GraphOperand
 from treadle.interop.torch.arrays import PARTS
 from treadle.interop.torch.shaping import extents, part
+from treadle.interop.torch.symbols import Described
 from treadle.interop.torch.table import LOWERINGS, Call, Lower
 from treadle.ops import elementwise as ew
 from treadle.ops import logic, unary
@@ -70,7 +71,7 @@ def is_complex(values: Any) -> bool:
     """Whether some of what an operator takes or gives is complex."""
     if isinstance(values, (tuple, list)):
         return any(map(is_complex, values))
-    if isinstance(values, torch.Tensor):
+    if isinstance(values, (torch.Tensor, Described)):
         return values.dtype in PARTS
     return isinstance(values, (Pair, complex))
 

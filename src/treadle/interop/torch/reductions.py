@@ -9,7 +9,7 @@ from treadle.base import dtype as dt
 from treadle.graph.builder import GraphOperand
 from treadle.interop.torch.elementwise import truth
 from treadle.interop.torch.shaping import extents, flat
-from treadle.interop.torch.table import Call, along_axes, axis_of, lowers
+from treadle.interop.torch.table import Call, along_axes, amount, axis_of, lowers
 from treadle.ops import elementwise as ew
 from treadle.ops import logic, reduce, unary
 from treadle.ops.cumulative import CumProd, CumSum
@@ -79,7 +79,7 @@ def _var(call: Call, x: V, dims: Any = None, *, correction: Any = 1, keepdim: bo
     count = math.prod(extents(x)[a] for a in axes)
     total = reduce.Sum(axes, keepdim)(centered * centered)
     least = max(count - (1 if correction is None else correction), 0)
-    return (total / total.constant(least)).astype(x.type.dtype)
+    return (total / amount(total, least)).astype(x.type.dtype)
 
 
 @lowers("var_mean.correction")

@@ -9,11 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from treadle.base.symbol import Expr, is_identical
 from treadle.graph.builder import GraphOperand
 from treadle.interop.torch.strides import placed
 from treadle.interop.torch.table import Call, along_axes, axis_of, lowers
 from treadle.ops.creation import Eye, Full, Iota
 from treadle.ops.gather import IndexAdd, IndexUpdate, Take
+from treadle.ops.indexing import bounds_of
 from treadle.ops.movement import Concat, Flip, Roll
 from treadle.ops.slicing import Pad, Slice, SliceUpdate
 
@@ -22,9 +24,9 @@ LAST = (1 << 63) - 1
 """How PyTorch writes the end of an axis."""
 
 
-def extents(x: V) -> tuple[int, ...]:
-    """The shape as numbers."""
-    return tuple(int(d) for d in x.type.shape)
+def extents(x: V) -> tuple[Any, ...]:
+    """The shape; its extents may be expressions."""
+    return x.type.shape
 
 
 def flat(x: V) -> V:
@@ -86,11 +88,12 @@ def _repeat(call: Call, x: V, repeats: Sequence[int]) -> V:
 # -- parts -------------------------------------------------------------------------------------
 
 
-def _box(x: V, axis: int, start: int, stop: int, step: int) -> tuple[tuple[int, ...], ...]:
+def _box(x: V, axis: int, start: Any, stop: Any, step: int) -> tuple[tuple[Any, ...], ...]:
     shape, axis = extents(x), axis_of(axis, x)
-    start, stop, step = slice(start, stop, step).indices(shape[axis])
+    end = None if isinstance(stop, int) and stop == LAST else stop
+    start, stop, step = bounds_of(slice(start, end, step), shape[axis])
     starts = tuple(start if i == axis else 0 for i in range(len(shape)))
-    stops = tuple(max(stop, start) if i == axis else d for i, d in enumerate(shape))
+    stops = tuple(stop if i == axis else d for i, d in enumerate(shape))
     steps = tuple(step if i == axis else 1 for i in range(len(shape)))
     return starts, stops, steps
 
@@ -102,7 +105,23 @@ def part(x: V, axis: int, start: int, stop: int, step: int = 1) -> V:
 
 @lowers("slice.Tensor", "slice_copy.Tensor")
 def _slice(call: Call, x: V, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> V:
+    if any(isinstance(v, Expr) for v in (extents(x)[dim], start, end)):
+        return _open_part(x, axis_of(dim, x), start, call.shape[dim], step)
     return part(x, dim, 0 if start is None else start, LAST if end is None else end, step)
+
+
+def _open_part(x: V, axis: int, start: Any, count: Any, step: int) -> V:
+    """So many elements along an axis, where extents are expressions: PyTorch says how many."""
+    whole = extents(x)[axis]
+    first = 0 if start is None else start if start >= 0 else max(whole + start, 0)
+    if is_identical(first, 0) and is_identical(count, whole):
+        return x
+    stop = first + (count - 1) * step + 1 if step != 1 else first + count
+    rank = x.type.ndim
+    starts = tuple(first if i == axis else 0 for i in range(rank))
+    stops = tuple(stop if i == axis else d for i, d in enumerate(extents(x)))
+    steps = tuple(step if i == axis else 1 for i in range(rank))
+    return Slice(starts, stops, steps)(x)
 
 
 @lowers("slice_scatter.default")
@@ -113,15 +132,20 @@ def _slice_scatter(
     return SliceUpdate(*box)(x, src.astype(x.type.dtype))
 
 
+def _place(x: V, dim: int, index: Any) -> Any:
+    """A place along an axis, counted from the front."""
+    return index if index >= 0 else index + extents(x)[dim]
+
+
 @lowers("select.int", "select_copy.int")
 def _select(call: Call, x: V, dim: int, index: int) -> V:
-    index %= extents(x)[dim]
+    index = _place(x, dim, index)
     return part(x, dim, index, index + 1).reshape(call.shape)
 
 
 @lowers("select_scatter.default")
 def _select_scatter(call: Call, x: V, src: V, dim: int, index: int) -> V:
-    index %= extents(x)[dim]
+    index = _place(x, dim, index)
     box = _box(x, dim, index, index + 1, 1)
     shape = list(extents(x))
     shape[axis_of(dim, x)] = 1

@@ -39,9 +39,8 @@ class Placed:
         """What is in memory, in its order; parts of complex numbers stay last."""
         parts = range(len(self.axes), x.type.ndim)
         if 0 in self.strides and 0 not in self.shape:
-            extents = (
-                1 if not step else d for d, step in zip(self.shape, self.strides, strict=True)
-            )
+            shape = x.type.shape[: len(self.strides)]  # its extents may be expressions
+            extents = (1 if not step else d for d, step in zip(shape, self.strides, strict=True))
             stops = (*extents, *(2 for _ in parts))
             x = Slice((0,) * len(stops), stops, (1,) * len(stops))(x)
         order = (*self.axes, *parts)
@@ -52,11 +51,9 @@ class Placed:
         return tensor.as_strided(self.shape, self.strides)
 
 
-def placed(value: torch.Tensor) -> Placed | None:
+def placed(value: Any) -> Placed | None:
     """How a tensor lies in memory; None where it is row-major, or has gaps."""
     shape, strides = tuple(value.shape), tuple(value.stride())
-    if not all(isinstance(d, int) for d in (*shape, *strides)):
-        return None
     if 0 in shape:  # NumPy's strides of such arrays may be 0.
         known = row_major_strides(shape) if has_gaps(value) else strides
         return Placed(tuple(range(len(shape))), shape, known)
@@ -70,13 +67,13 @@ def placed(value: torch.Tensor) -> Placed | None:
     return Placed(tuple(axes), shape, strides)
 
 
-def _in_memory(value: torch.Tensor) -> list[int]:
+def _in_memory(value: Any) -> list[int]:
     """The axes with several elements in memory; one without elements counts as one of one."""
     strides = value.stride()
     return [d for d, extent in enumerate(value.shape) if extent > 1 and strides[d]]
 
 
-def has_gaps(value: torch.Tensor) -> bool:
+def has_gaps(value: Any) -> bool:
     """Whether the strides of a tensor jump over memory, as those of a slice do."""
     step, strides = 1, value.stride()
     for axis in sorted(_in_memory(value), key=lambda d: strides[d]):
@@ -101,9 +98,9 @@ def note_who_sees(graph: fx.Graph, results: int | None, is_ours: Callable[[fx.No
         node.meta[_SEEN] = apart or node in given
 
 
-def placed_by(node: fx.Node) -> Placed | None:
-    """How a node's result must lie in memory; None: row-major."""
-    return placed(node.meta["val"]) if node.meta.get(_SEEN) else None
+def is_seen(node: fx.Node) -> bool:
+    """Whether someone sees how a node's result lies in memory; else it is row-major."""
+    return bool(node.meta.get(_SEEN))
 
 
 def look_at_bases(graph: fx.Graph) -> None:

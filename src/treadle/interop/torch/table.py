@@ -12,9 +12,11 @@ import torch
 
 from treadle.base import dtype as dt
 from treadle.base.dtype import DType
+from treadle.base.symbol import Expr
 from treadle.base.types import TensorType
 from treadle.graph.builder import GraphBuilder, GraphOperand
 from treadle.interop.torch.arrays import DTYPES, PARTS
+from treadle.ops.creation import Extent
 
 Lower = Callable[..., Any]
 """Takes a `Call` and the operator's arguments, with operands in the place of tensors."""
@@ -55,15 +57,17 @@ class Call:
         return PARTS.get(first.dtype) or DTYPES[first.dtype]
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of the (first) result."""
+    def shape(self) -> tuple[Any, ...]:
+        """Shape of the (first) result, whose extents may be expressions."""
         first = self.values[0] if isinstance(self.values, (tuple, list)) else self.values
-        return tuple(int(d) for d in first.shape)
+        return tuple(first.shape)
 
     def operand(self, value: Any, dtype: DType, like: GraphOperand | None = None) -> GraphOperand:
         """A value as an operand of an element type; numbers become constants."""
         if isinstance(value, GraphOperand):
             return value.astype(dtype)
+        if isinstance(value, Expr):
+            return self.builder.apply(Extent(value, dtype), ())[0]
         if like is not None:
             return like.constant(value, dtype)
         return self.builder.constant(dtype.numpy.type(value))
@@ -80,6 +84,13 @@ class Call:
             pairs = zip(results, self.values, strict=True)
             return tuple(r.reshape(tuple(v.shape)) for r, v in pairs)
         return results.reshape(self.shape)
+
+
+def amount(like: GraphOperand, count: Any) -> GraphOperand:
+    """A count of elements in the operand's element type."""
+    if isinstance(count, Expr):
+        return like.builder.apply(Extent(count, like.type.dtype), ())[0]
+    return like.constant(count)
 
 
 def axis_of(dim: int, x: GraphOperand) -> int:

@@ -13,7 +13,7 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,7 +28,8 @@ from torch.utils import _pytree as pytree
 from treadle.graph.evaluate import evaluate
 from treadle.interop.torch import left_to_torch
 from treadle.interop.torch.arrays import to_array
-from treadle.interop.torch.backend import Program
+from treadle.interop.torch.drawing import keys
+from treadle.interop.torch.parts import Instance
 from treadle.interop.torch.strides import has_gaps
 
 DTYPES = {
@@ -347,10 +348,11 @@ def _quiet() -> Iterator[None]:
         yield
 
 
-def by_reference(program: Program, *given: torch.Tensor) -> Any:
+def by_reference(program: Instance, given: Sequence[torch.Tensor]) -> Any:
     """A part of a graph by the oracles of its ops: whose fault is a difference?"""
-    results = evaluate(program._graph, [to_array(t) for t in given])
-    return program.tensors([np.array(array, order="C") for array in results])
+    states = keys(program.draws)
+    results = evaluate(program.stages.source.graph, [*map(to_array, given), *states])
+    return program.results([np.array(array, order="C") for array in results])
 
 
 def main() -> None:
@@ -360,7 +362,7 @@ def main() -> None:
     torch.set_num_threads(1)
     torch._dynamo.config.allow_rnn = True  # else recurrent layers reach no backend
     if "--reference" in sys.argv:
-        Program.forward = by_reference
+        Instance.__call__ = by_reference
     known = records()
     print(json.dumps({"names": sorted(known)}), file=answers, flush=True)
     for line in sys.stdin:

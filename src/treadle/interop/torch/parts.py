@@ -1,0 +1,323 @@
+"""Parts of PyTorch's graphs as programs, for all sizes that PyTorch leaves open.
+
+A part is written in ops with symbols for its sizes. What a lowering asks of them is answered at the
+sizes of the call, and guards the graph; the engine has plans for many extents where it can, and a
+program for each where it must.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from treadle.base.errors import GraphError
+from treadle.base.guards import deciding
+from treadle.engine.extents.plans import Plans
+from treadle.engine.options import Options
+from treadle.engine.pipeline import Stages
+from treadle.engine.plan import Interface
+from treadle.graph.builder import GraphBuilder
+from treadle.graph.evaluate import specialize
+from treadle.graph.ir import Graph
+from treadle.interop.torch.arrays import Array, to_array, to_tensor
+from treadle.interop.torch.drawing import keys
+from treadle.interop.torch.nodes import input_of, lowered, output_of, plain_of
+from treadle.interop.torch.strides import Placed, is_seen, placed
+from treadle.interop.torch.symbols import (
+    LEAST,
+    Described,
+    Range,
+    described,
+    is_number,
+    knowing,
+    number_at,
+    ranges,
+)
+
+Extents = tuple[int, ...]
+MOST_INSTANCES = 64
+"""Programs at certain extents that a part keeps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a part returns at one place.
+
+    Attributes:
+        value: a number, or how PyTorch describes the tensor.
+        dtype: of a tensor; None for numbers.
+        is_seen: whether someone sees how it lies in memory.
+        place: how it lies there, at the extents that it was written for; None: row-major.
+    """
+
+    value: Any
+    dtype: torch.dtype | None
+    is_seen: bool
+    place: Placed | None
+
+    def at(self, extents: Mapping[str, int]) -> Result:
+        """The same at extents."""
+        if self.dtype is None:
+            return Result(number_at(self.value, extents), *_NUMBER)
+        if not isinstance(self.value, Described):
+            return self
+        value = self.value.at(extents)
+        return Result(value, self.dtype, self.is_seen, placed(value) if self.is_seen else None)
+
+    def fits(self, other: Result) -> bool:
+        """Whether a graph that was written for the other writes this."""
+        if self.place is None or other.place is None:
+            return self.place is other.place
+        same = [not s for s in self.place.strides] == [not s for s in other.place.strides]
+        return self.place.axes == other.place.axes and same
+
+
+_NUMBER = None, False, None
+
+
+class Variant:
+    """A part written in ops for the extents that answer alike.
+
+    Args:
+        graph: with symbols for extents.
+        results: of the part.
+        is_single: whether the part returns a tensor rather than a tuple.
+        fixed: extents that are numbers in it.
+        draws: how many of its inputs, the last ones, are states of random ops.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        results: Sequence[Result],
+        is_single: bool,
+        fixed: Mapping[str, int],
+        draws: int,
+    ) -> None:
+        self.graph = graph
+        self.results = results
+        self.is_single = is_single
+        self.draws = draws
+        self.plans = Plans(graph, Options(), Interface())
+        self._fixed = fixed
+
+    def at(self, extents: Mapping[str, int]) -> Instance | None:
+        """The program at extents; None where the part has to be written anew for them."""
+        small = (n for n, extent in extents.items() if extent < LEAST)
+        if any(n not in self._fixed for n in small):
+            return None
+        if any(extents[n] != extent for n, extent in self._fixed.items()):
+            return None
+        if not all(guard.holds(extents) for guard in self.graph.guards):
+            return None
+        results = [r.at(extents) for r in self.results]
+        if not all(r.fits(s) for r, s in zip(results, self.results, strict=True)):
+            return None
+        graph = specialize(self.graph, extents)
+        stages = self.plans.at(graph, extents) or Stages(graph, options=Options())
+        return Instance(stages, results, self.is_single, self.draws)
+
+
+class Instance:
+    """A part's program at certain extents.
+
+    Args:
+        stages: of the program.
+        results: of the part.
+        is_single: whether it returns a tensor rather than a tuple.
+        draws: how many states of random ops it takes, behind its tensors.
+    """
+
+    def __init__(
+        self, stages: Stages, results: Sequence[Result], is_single: bool, draws: int
+    ) -> None:
+        self.stages = stages
+        self._run = stages.compile().run
+        self._is_single = is_single
+        self.draws = draws
+        self._dtypes = [r.dtype for r in results if r.dtype is not None]
+        self._placed = [(i, r.place) for i, r in enumerate(results) if r.place is not None]
+        self._numbers = [(i, r.value) for i, r in enumerate(results) if r.dtype is None]
+
+    def __call__(self, tensors: Sequence[torch.Tensor]) -> Any:
+        """Run on tensors, whose memory is read where it lies."""
+        arrays = [to_array(t) for t in tensors]
+        if self.draws:
+            arrays += keys(self.draws)
+        return self.results(self._run(arrays))
+
+    def results(self, arrays: Sequence[Array]) -> Any:
+        """The results of a run as PyTorch expects them."""
+        made: list[Any] = [to_tensor(a, d) for a, d in zip(arrays, self._dtypes, strict=True)]
+        for number, value in self._numbers:
+            made.insert(number, value)
+        for number, place in self._placed:
+            made[number] = place.given(made[number])
+        return made[0] if self._is_single else tuple(made)
+
+
+class Program(torch.nn.Module):  # type: ignore[misc, unused-ignore]  # torch may be missing
+    """A part of a graph, run by programs of the engine that are compiled when they are needed.
+
+    Args:
+        part: a graph of ATen operators that have counterparts.
+        symbols: of PyTorch, with their ranges.
+
+    Attributes:
+        unread: symbols that no argument gives: they are further arguments, behind the others.
+        variants: the part in ops, for the extents that came.
+    """
+
+    def __init__(self, part: fx.GraphModule, symbols: Mapping[str, Range]) -> None:
+        super().__init__()
+        self._part = part
+        given = [n.meta["val"] for n in part.graph.find_nodes(op="placeholder")]
+        self._tensors = [i for i, v in enumerate(given) if isinstance(v, torch.Tensor)]
+        needed = ranges(part.graph)
+        self._symbols = {n: known for n, known in symbols.items() if n in needed}
+        self._reads = _reads(given, self._symbols)
+        self.unread = [n for n in self._symbols if n not in self._reads]
+        for number, name in enumerate(self.unread):
+            self._reads[name] = (len(given) + number, None)
+        self.variants: list[Variant] = []
+        self._known: dict[Extents, Callable[..., Any]] = {}
+        self._lock = threading.RLock()
+
+    def forward(self, *arguments: Any) -> Any:
+        """Run the part.
+
+        Args:
+            arguments: tensors and sizes as the part takes them, then those of `unread`.
+        """
+        extents = tuple(
+            [
+                arguments[i] if axis is None else arguments[i].shape[axis]
+                for i, axis in self._reads.values()
+            ]
+        )
+        instance = self._known.get(extents) or self._at(extents)
+        return instance([arguments[i] for i in self._tensors])
+
+    def _at(self, extents: Extents) -> Callable[..., Any]:
+        """The program at extents."""
+        named = dict(zip(self._reads, extents, strict=True))
+        with self._lock:
+            for variant in self.variants:
+                found = variant.at(named)
+                if found is not None:
+                    break
+            else:
+                self.variants.append(self._written(named))
+                found = self.variants[-1].at(named)
+            if found is None:
+                raise GraphError("torch.compile", f"a part does not serve {named}, made for it")
+            self._known[extents] = found
+            while len(self._known) > MOST_INSTANCES:
+                del self._known[next(iter(self._known))]
+        return found
+
+    def _written(self, extents: Mapping[str, int]) -> Variant:
+        """The part in ops, for these extents and those that answer alike."""
+        dims = {n: known.dim(n, extents[n]) for n, known in self._symbols.items()}
+        fixed = {n: d for n, d in dims.items() if isinstance(d, int)}
+        asked = {n: extents[n] for n in dims}
+        with knowing(dims), deciding(asked) as decisions:
+            graph, is_single, results = _graph_of(self._part, extents, decisions)
+        draws = len(graph.inputs) - len(self._tensors)
+        return Variant(graph, results, is_single, fixed, draws)
+
+
+def _graph_of(
+    part: fx.GraphModule, extents: Mapping[str, int], decisions: Any
+) -> tuple[Graph, bool, list[Result]]:
+    """A part as a graph, whether it returns a tensor rather than a tuple, and what it returns."""
+    builder = GraphBuilder("torch")
+    operands: dict[fx.Node, Any] = {}
+    for node in part.graph.find_nodes(op="placeholder"):  # they may stand behind other nodes
+        value = node.meta["val"]
+        is_tensor = isinstance(value, torch.Tensor)
+        operands[node] = (
+            input_of(builder, value, str(node.name)) if is_tensor else plain_of(builder, value)
+        )
+    for node in part.graph.nodes:
+        if node.op == "call_function":
+            operands[node] = lowered(builder, node, operands)
+    (output,) = part.graph.find_nodes(op="output")
+    is_single = isinstance(output.args[0], fx.Node)
+    listed = [output.args[0]] if is_single else list(output.args[0])
+    results = [_result(node, extents) for node in listed]
+    for node, result in zip(listed, results, strict=True):
+        if result.dtype is not None:
+            made = output_of(operands[node])
+            builder.output(result.place.in_order_of_memory(made) if result.place else made)
+    builder.guard(decisions.guards)
+    return builder.build(), is_single, results
+
+
+def _result(node: fx.Node, extents: Mapping[str, int]) -> Result:
+    if is_number(node.meta["val"]):
+        return Result(node.meta["val"], *_NUMBER)
+    value = described(node.meta["val"])
+    seen = is_seen(node)
+    at = value.at(extents) if isinstance(value, Described) else value
+    return Result(value, value.dtype, seen, placed(at) if seen else None)
+
+
+# -- sizes -------------------------------------------------------------------------------------
+
+
+def _reads(given: Sequence[Any], symbols: Mapping[str, Range]) -> dict[str, tuple[int, int | None]]:
+    """For symbols the argument that says their extents, and its axis."""
+    found: dict[str, tuple[int, int | None]] = {}
+    for number, value in enumerate(given):
+        if isinstance(value, torch.SymInt):
+            _note(found, symbols, value, number, None)
+    for number, value in enumerate(given):
+        if isinstance(value, torch.Tensor):
+            for axis, size in enumerate(value.shape):
+                _note(found, symbols, size, number, axis)
+    return found
+
+
+def _note(
+    found: dict[str, tuple[int, int | None]],
+    symbols: Mapping[str, Range],
+    size: Any,
+    number: int,
+    axis: int | None,
+) -> None:
+    name = str(size.node.expr) if isinstance(size, torch.SymInt) else ""
+    if name in symbols:
+        found.setdefault(name, (number, axis))
+
+
+def add_sizes(module: fx.GraphModule, call: fx.Node, names: Sequence[str]) -> None:
+    """Have the call of a part pass sizes as well, from whoever has them in front of it."""
+    for name in names:
+        call.args = (*call.args, _giver(module.graph, call, name))
+
+
+def _giver(graph: fx.Graph, call: fx.Node, name: str) -> fx.Node:
+    """A node in front of the call that gives a size."""
+    for node in graph.nodes:
+        if node is call:
+            break
+        value = node.meta.get("val")
+        if _is_size(value, name):
+            found: fx.Node = node
+            return found
+        for axis, size in enumerate(getattr(value, "shape", ())):
+            if _is_size(size, name):
+                with graph.inserting_before(call):
+                    return graph.call_function(torch.ops.aten.sym_size.int, (node, axis))
+    raise NotImplementedError(f"no argument says the size {name}")
+
+
+def _is_size(value: Any, name: str) -> bool:
+    """Whether a value is the symbol of this name itself."""
+    return isinstance(value, torch.SymInt) and str(value.node.expr) == name

@@ -1,0 +1,310 @@
+"""Symbolic sizes of PyTorch as extents: symbols, expressions of them, and tensors of such shapes.
+
+PyTorch's own integers are never asked for a value: asking would add a guard to what it captured.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import sympy  # type: ignore[import-untyped, unused-ignore]
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from treadle.base import dtype as dt
+from treadle.base.shape import row_major_strides
+from treadle.base.symbol import Dim, Expr, evaluate, maximum, minimum, symbol
+from treadle.graph.builder import GraphBuilder
+from treadle.ops.creation import Extent
+from treadle.ops.elementwise import Pow
+from treadle.ops.unary import Exp, Log, Sqrt
+
+LEAST = 2
+"""What symbols begin at: extents of 0 and 1 are numbers, as what is empty or broadcasts differs."""
+_MOST = 2**62
+"""Bounds from here on are none."""
+_UNKNOWN = 3
+"""What an extent that data decide is taken for while nobody knows it."""
+
+_KNOWN: ContextVar[Mapping[str, Dim] | None] = ContextVar("torch_symbols", default=None)
+
+
+@contextmanager
+def knowing(dims: Mapping[str, Dim]) -> Iterator[None]:
+    """Inside, PyTorch's symbols are these extents."""
+    token = _KNOWN.set(dims)
+    try:
+        yield
+    finally:
+        _KNOWN.reset(token)
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Where the extents of a symbol lie, and one that it was captured with."""
+
+    low: int
+    high: int | None
+    hint: int
+
+    def dim(self, name: str, extent: int) -> Dim:
+        """The extent in a graph that is written for `extent`."""
+        return extent if extent < LEAST else symbol(name, max(self.low, LEAST), self.high)
+
+
+def ranges(graph: fx.Graph) -> dict[str, Range]:
+    """PyTorch's symbols in the values of a graph."""
+    found: dict[str, Range] = {}
+    for node in graph.nodes:
+        for value in pytree.tree_leaves(node.meta.get("val")):
+            sizes = _sizes(value)
+            for size in sizes:
+                for free in size.node.expr.free_symbols:
+                    if str(free) not in found:
+                        found[str(free)] = _range(size.node.shape_env, free)
+    return found
+
+
+def _sizes(value: Any) -> list[Any]:
+    """The symbolic numbers of a value."""
+    if isinstance(value, torch.Tensor):
+        if value.layout is not torch.strided:
+            return []
+        given: Iterable[Any] = (*value.shape, *value.stride(), value.storage_offset())
+    else:
+        given = (value,)
+    return [v for v in given if is_symbolic(v)]
+
+
+def _range(shape_env: Any, free: Any) -> Range:
+    known = getattr(shape_env, "backed_var_to_val", None) or shape_env.var_to_val
+    bounds = shape_env.var_to_range.get(free)
+    low, high = (0, None) if bounds is None else (_number(bounds.lower), _number(bounds.upper))
+    hint = int(known[free]) if free in known else max(_UNKNOWN, low or 0)
+    return Range(max(low or 0, 0), high, hint)
+
+
+def _number(bound: Any) -> int | None:
+    finite = isinstance(bound, (int, sympy.Integer)) and abs(int(bound)) < _MOST
+    return int(bound) if finite else None
+
+
+def is_symbolic(value: Any) -> bool:
+    """Whether a number is one of PyTorch's that is not known while compiling."""
+    return isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool))
+
+
+def is_number(value: Any) -> bool:
+    """Whether a node's value is a number, known or not."""
+    return is_symbolic(value) or isinstance(value, (int, float, bool))
+
+
+# -- expressions -------------------------------------------------------------------------------
+
+
+def dim_of(size: Any) -> Dim:
+    """A size of PyTorch's as an extent.
+
+    Raises:
+        NotImplementedError: it has symbols that nobody knows here.
+    """
+    if isinstance(size, Expr):
+        return size
+    if not is_symbolic(size):
+        return int(size)
+    found = number_of(size)
+    if not isinstance(found, (int, Expr)):
+        raise NotImplementedError(f"the size {size} is no whole number")
+    return found
+
+
+def number_of(value: Any) -> Any:
+    """A number of PyTorch's: an extent for whole ones; others have the numbers of the call."""
+    if not is_symbolic(value):
+        return value
+    known = _KNOWN.get()
+    expr = value.node.expr
+    if known is None or any(str(s) not in known for s in expr.free_symbols):
+        raise NotImplementedError("a shape is symbolic")
+    return _translated(expr, known)
+
+
+def _translated(expr: Any, known: Mapping[str, Dim]) -> Any:
+    if expr.is_Symbol:
+        return known[str(expr)]
+    if expr.is_Integer:
+        return int(expr)
+    made = _FUNCTIONS.get(type(expr).__name__)
+    if made is not None:
+        parts = [_translated(a, known) for a in expr.args]
+        if all(isinstance(p, (int, Expr)) and not isinstance(p, bool) for p in parts):
+            found = made(*parts)
+            if found is not None:
+                return found
+    return _pinned(expr, known)
+
+
+def _pinned(expr: Any, known: Mapping[str, Dim]) -> Any:
+    """The number at the extents of the call, which alone it then holds for."""
+    found = expr.subs({s: int(known[str(s)]) for s in expr.free_symbols})
+    if found in (sympy.true, sympy.false):
+        return bool(found)
+    return int(found) if found.is_integer else float(found)
+
+
+def _sum(*xs: Dim) -> Dim:
+    total: Dim = 0
+    for x in xs:
+        total = total + x
+    return total
+
+
+def _power(x: Dim, n: Dim) -> Dim | None:
+    return math.prod([x] * n) if isinstance(n, int) and 0 <= n < 8 else None
+
+
+def _folded(function: Callable[[Dim, Dim], Dim]) -> Callable[..., Dim]:
+    def fold(first: Dim, *rest: Dim) -> Dim:
+        for x in rest:
+            first = function(first, x)
+        return first
+
+    return fold
+
+
+_FUNCTIONS: dict[str, Callable[..., Dim | None]] = {
+    "Add": _sum,
+    "Mul": lambda *xs: math.prod(xs),
+    "Pow": _power,
+    "PowByNatural": _power,
+    "FloorDiv": lambda x, y: x // y,
+    "CleanDiv": lambda x, y: x // y,
+    "CeilDiv": lambda x, y: -(-x // y),
+    "Mod": lambda x, y: x % y,
+    "PythonMod": lambda x, y: x % y,
+    "ModularIndexing": lambda x, y, z: x // y % z,
+    "Max": _folded(maximum),
+    "Min": _folded(minimum),
+    "Identity": lambda x: x,
+}
+"""PyTorch's functions of whole numbers, by the names of sympy's classes."""
+
+
+# -- real numbers ------------------------------------------------------------------------------
+
+
+def real_of(builder: GraphBuilder, value: torch.SymFloat) -> Any:
+    """A real number made of sizes, computed in the program where its functions are known."""
+    known = _KNOWN.get()
+    expr = value.node.expr
+    if known is None or any(str(s) not in known for s in expr.free_symbols):
+        raise NotImplementedError("a number is symbolic")
+    return _real(builder, expr, known) if expr.free_symbols else float(expr)
+
+
+def _real(builder: GraphBuilder, expr: Any, known: Mapping[str, Dim]) -> Any:
+    if not expr.free_symbols:
+        return builder.constant(np.float64(expr))
+    if expr.is_integer and type(expr).__name__ != "IntTrueDiv":
+        extent = _translated(expr, known)
+        if isinstance(extent, Expr):
+            return builder.apply(Extent(extent, dt.float64), ())[0]
+        return builder.constant(np.float64(extent))
+    made = _REALS.get(type(expr).__name__)
+    if made is None:
+        return builder.constant(np.float64(_pinned(expr, known)))
+    return made(*(_real(builder, a, known) for a in expr.args))
+
+
+_REALS: dict[str, Callable[..., Any]] = {
+    "Add": lambda *xs: functools.reduce(operator.add, xs),
+    "Mul": lambda *xs: functools.reduce(operator.mul, xs),
+    "FloatTrueDiv": operator.truediv,
+    "IntTrueDiv": operator.truediv,
+    "FloatPow": Pow(),
+    "Pow": Pow(),
+    "ToFloat": lambda x: x,
+    "OpaqueUnaryFn_sqrt": Sqrt(),
+    "OpaqueUnaryFn_log": Log(),
+    "OpaqueUnaryFn_exp": Exp(),
+}
+"""PyTorch's functions of real numbers, as ops."""
+
+
+def number_at(value: Any, extents: Mapping[str, int]) -> Any:
+    """A number of PyTorch's at extents."""
+    if not is_symbolic(value):
+        return value
+    expr = value.node.expr
+    found = expr.subs({s: extents[str(s)] for s in expr.free_symbols})
+    if found in (sympy.true, sympy.false):
+        return bool(found)
+    return int(found) if isinstance(value, torch.SymInt) else float(found)
+
+
+# -- tensors -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """What lowerings may ask of a tensor whose shape is symbolic, as of a tensor of PyTorch's."""
+
+    shape: tuple[Dim, ...]
+    strides: tuple[Dim, ...]
+    offset: Dim
+    dtype: torch.dtype
+
+    @property
+    def ndim(self) -> int:
+        """How many axes there are."""
+        return len(self.shape)
+
+    def stride(self) -> tuple[Dim, ...]:
+        """Steps in memory, in elements."""
+        return self.strides
+
+    def storage_offset(self) -> Dim:
+        """Where the first element is in memory."""
+        return self.offset
+
+    def numel(self) -> Dim:
+        """How many elements there are."""
+        return math.prod(self.shape)
+
+    def is_contiguous(self) -> bool:
+        """Whether it is row-major."""
+        return self.strides == row_major_strides(self.shape)
+
+    def example(self) -> torch.Tensor:
+        """A tensor of the same element type with as many axes, without memory."""
+        return torch.empty((1,) * self.ndim, dtype=self.dtype, device="meta")
+
+    def at(self, extents: Mapping[str, int]) -> Described:
+        """The same at extents."""
+
+        def numbers(dims: tuple[Dim, ...]) -> tuple[int, ...]:
+            return tuple(d if isinstance(d, int) else evaluate(d, extents) for d in dims)
+
+        (offset,) = numbers((self.offset,))
+        return Described(numbers(self.shape), numbers(self.strides), offset, self.dtype)
+
+
+def described(value: Any) -> Any:
+    """A value of a node with extents in place of PyTorch's symbols; static tensors stay tensors."""
+    if isinstance(value, (tuple, list)):
+        return tuple(map(described, value))
+    if not isinstance(value, torch.Tensor):
+        return number_of(value) if is_symbolic(value) else value
+    if not _sizes(value):
+        return value
+    shape, strides = (tuple(map(dim_of, sizes)) for sizes in (value.shape, value.stride()))
+    return Described(shape, strides, dim_of(value.storage_offset()), value.dtype)
