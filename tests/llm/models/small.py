@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,9 @@ from typing import Any
 import numpy as np
 
 from treadle.llm.models import Model
+
+FAMILIES = Path(__file__).with_name("families.json")
+"""Configs, shapes and logits of small models of every family, by transformers."""
 
 
 class Given:
@@ -27,6 +31,16 @@ class Given:
 
     def release(self, name: str) -> None:
         """Nothing is mapped."""
+
+
+def random_weights(shapes: Mapping[str, Sequence[int]]) -> dict[str, np.ndarray]:
+    """Weights that follow from their names; those of norms are about 1."""
+    made = {}
+    for name, shape in shapes.items():
+        rng = np.random.default_rng(zlib.crc32(name.encode()))
+        about = 1.0 if len(shape) == 1 and "norm" in name else 0.0
+        made[name] = (rng.standard_normal(shape) * 0.2 + about).astype(np.float32)
+    return made
 
 
 def directory(path: Path) -> Given:

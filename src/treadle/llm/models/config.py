@@ -78,6 +78,14 @@ class Config:
             raise self.wrong(name, f"is no list of {length} values")
         return value
 
+    def whole_numbers(self, name: str) -> frozenset[int]:
+        """A list of whole numbers, in any order; empty where there is none."""
+        values = self.values.get(name)
+        values = [] if values is None else values
+        if not isinstance(values, (list, tuple)) or any(type(v) is not int for v in values):
+            raise self.wrong(name, "is no list of whole numbers")
+        return frozenset(values)
+
     def numbers(self, name: str, length: int) -> list[float]:
         """A list of `length` positive numbers."""
         values = self.items(name, length)

@@ -29,7 +29,7 @@ class Attention:
         sinks: every head has one more logit in the sum of its softmax, without a value.
         norm: of queries and keys, before they are turned.
         norm_over_heads: one norm over all heads together, not one for each.
-        clip: bound of what the projections give.
+        clip: bound of queries, keys and values before they are divided among heads.
     """
 
     heads: int
@@ -95,11 +95,13 @@ class Piece:
     Attributes:
         name: of the tensor in the checkpoint.
         rows: which of its rows; for tensors of experts, of each of them.
-        transposed: rows lie along the last axis.
+        axis: along which these lie.
+        transposed: the last two axes of a weight are exchanged in the file.
     """
 
     name: str
     rows: slice | None = None
+    axis: int = 0
     transposed: bool = False
 
 

@@ -48,11 +48,11 @@ class AttentionLayer:
     def _heads(self, y: Tensor, which: int) -> Tensor:
         """Queries, keys or values as (batch, heads, time, features)."""
         a = self.declared
-        if a.clip is not None:
-            y = F.clip(y, -a.clip, a.clip)
         norm = self.norms[which] if which < 2 else None
         if norm is not None and a.norm_over_heads:
             y = norm(y)
+        if a.clip is not None:
+            y = F.clip(y, -a.clip, a.clip)
         y = F.reshape(y, (*y.shape[:2], -1, a.features))
         if norm is not None and not a.norm_over_heads:
             y = norm(y)

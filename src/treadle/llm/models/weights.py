@@ -74,8 +74,7 @@ class Weights:
         array = _widened(found)
         if piece.transposed:
             array = np.swapaxes(array, -1, -2)
-        if piece.rows is not None:
-            array = array[..., piece.rows, :] if len(shape) > 1 else array[..., piece.rows]
+        array = _part(array, piece)
         if array.shape != shape:
             raise _mismatch(name, piece, found, shape)
         made = Tensor(np.array(array, ELEMENTS[self.dtype], order="C"))
@@ -103,7 +102,7 @@ class Weights:
         piece, found = self._read(name) if self._stored else (None, None)
         if piece is None or not isinstance(found, Blocks) or piece.transposed:
             return None
-        data = found.data if piece.rows is None else found.data[..., piece.rows, :]
+        data = _part(found.data, piece)
         rows = (*data.shape[:-1], found.shape[-1])
         if rows != shape:
             raise _mismatch(name, piece, found, shape)
@@ -157,6 +156,13 @@ class Weights:
                 saw=", ".join(left[:20]),
                 hint="the config belongs to another model",
             )
+
+
+def _part(array: Array, piece: Piece) -> Array:
+    """The rows that a piece names."""
+    rows = slice(None) if piece.rows is None else piece.rows
+    part: Array = array[(slice(None),) * piece.axis + (rows,)]
+    return part
 
 
 def _mismatch(

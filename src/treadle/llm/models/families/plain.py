@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from treadle.llm.models.config import Config
-from treadle.llm.models.declared import Attention, Decoder, Gated, Layer, Norm
+from treadle.llm.models.declared import Attention, Decoder, Experts, Gated, Layer, Norm
 from treadle.llm.models.gates import MIXES
 from treadle.llm.models.rope import rope_parameters, rotary
 
@@ -98,3 +98,27 @@ def slides(config: Config, layer: int, otherwise: bool) -> bool:
     if types[layer] not in ("full_attention", "sliding_attention"):
         raise config.wrong("layer_types", "has kinds of layers that Treadle does not know")
     return bool(types[layer] == "sliding_attention")
+
+
+def with_default(config: Config, **values: Any) -> Config:
+    """The config, with these values where it has none."""
+    given = {k: v for k, v in config.values.items() if v is not None}
+    return Config({**config.values, **values, **given}, config.where)
+
+
+def optional_count(config: Config, name: str) -> int | None:
+    """A whole number, or None where there is none."""
+    return config.count(name) if config.has(name) else None
+
+
+def experts(config: Config, count: int, used: int, unit: Gated, **differences: Any) -> Experts:
+    """Experts that are each as `unit`; `count` and `used` are what the family's config may omit."""
+    name = "num_experts" if config.has("num_experts") else "num_local_experts"
+    plain: dict[str, Any] = {
+        "count": config.count(name, count),
+        "used": config.count("num_experts_per_tok", used),
+        "gated": unit,
+    }
+    if plain["used"] > plain["count"]:
+        raise config.wrong("num_experts_per_tok", f"is more than the {plain['count']} there are")
+    return Experts(**{**plain, **differences})
