@@ -116,6 +116,10 @@ zoo-short: $(VENV)/.oracle ## run models of text and speech, and find some in a 
 fuzz-files: $(VENV)/.oracle ## read damaged files of every kind: models, checkpoints, caches, data sets (ten minutes)
 	PYTHONPATH=.:src $(PY) -m tests.damage $(ARGS)
 
+.PHONY: fuzz-gguf
+fuzz-gguf: $(VENV)/.ready ## read 100,000 damaged files of language models (some minutes)
+	PYTHONPATH=.:src $(PY) -m tests.damage gguf --most 100000 --seconds 3600 $(ARGS)
+
 .PHONY: fuzz-programs
 fuzz-programs: $(VENV)/.ready ## run random programs in every way there is; FUZZ_SECONDS, FUZZ_SEED, FUZZ_WORKERS
 	PYTHONPATH=.:src $(PY) -m tests.fuzz

@@ -15,7 +15,7 @@ from random import Random
 from typing import Any
 
 import numpy as np
-from tests.damage.mutate import lying, mutated
+from tests.damage.mutate import heads, lying, mutated
 from tests.deploy.networks import image, network, traced
 from tests.interop.test_dumped import Net as Dumped
 from tests.serialization.megengine_pickles import VERSIONS, pickled
@@ -26,6 +26,7 @@ import treadle.functional as F
 import treadle.module as M
 from treadle import traced_module
 from treadle.backends.cpu import tuning_record
+from treadle.base.blocks import Blocks
 from treadle.base.env import cache_directory
 from treadle.base.errors import TreadleError
 from treadle.cli.info.description import described
@@ -38,6 +39,7 @@ from treadle.engine.package.models import read_models, write_models
 from treadle.interop.megengine import read_model
 from treadle.lite import LiteNetwork
 from treadle.lite.packed import pack
+from treadle.llm.files import open_checkpoint
 from treadle.utils.comp_graph_tools import GraphInference
 
 X = image(1, 3, 8, 8)
@@ -261,6 +263,29 @@ def _run_exported(path: Path) -> Any:
     return load_exported(path, allow_native=True)(mge.tensor(np.ones((2, 3), "float32")))
 
 
+def _gguf(folder: Path) -> Sound:
+    from tests.llm.files.models import MODELS
+    from tests.llm.files.test_gguf_checkpoint import TOKENS
+
+    files = {}
+    for name, form in (
+        ("llama", "Q8_0"),
+        ("gemma2", ""),
+        ("qwen3moe", "Q4_0"),
+        ("gpt-oss", "MXFP4"),
+    ):
+        model = MODELS[name]()
+        files[f"{name}.gguf"] = model.write(folder / "a", form, **TOKENS).read_bytes()
+    return files
+
+
+def _run_gguf(path: Path) -> Any:
+    found = open_checkpoint(path)
+    tensors = {name: found.tensor(name) for name in found.names()}
+    return {n: t.dequantize() if isinstance(t, Blocks) else t for n, t in tensors.items()}
+
+
+KINDS["gguf"] = Kind(_gguf, _run_gguf, heads)
 KINDS["onnx"] = Kind(_onnx, _run_onnx, needs="onnx")
 KINDS["exported"] = Kind(_exported, _run_exported, needs="torch")
 

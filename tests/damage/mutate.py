@@ -94,6 +94,12 @@ def mutated(sound: bytes, rng: random.Random) -> bytes:
     return bytes(data)
 
 
+def heads(sound: bytes, rng: random.Random) -> bytes:
+    """As `mutated`, mostly near the beginning: behind a table, bytes are numbers of any value."""
+    head = len(sound) if rng.random() < 0.25 else 6144
+    return mutated(sound[:head], rng) + sound[head:]
+
+
 def _repacked(sound: bytes, rng: random.Random) -> bytes:
     """An archive that is sound, with a member that is not: its checksums do not tell."""
     made = io.BytesIO()

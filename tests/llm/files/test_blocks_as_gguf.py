@@ -7,7 +7,7 @@ import pytest
 
 from treadle.base.blocks import FORMATS, BlockFormat
 
-pytestmark = pytest.mark.oracle
+pytestmark = pytest.mark.llm
 
 WRITTEN = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "MXFP4")
 
@@ -15,7 +15,8 @@ WRITTEN = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "MXFP4")
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("form", FORMATS.values(), ids=str)
 def test_any_bytes_are_read_alike(form: BlockFormat) -> None:
-    gguf = pytest.importorskip("gguf")
+    import gguf
+
     raw = np.random.default_rng(0).integers(0, 256, (64, 7 * form.bytes), dtype=np.uint8)
     kind = gguf.GGMLQuantizationType[form.name]
     assert kind.value == form.number
@@ -29,7 +30,8 @@ def test_any_bytes_are_read_alike(form: BlockFormat) -> None:
 @pytest.mark.parametrize("scale", [1, 1e-3, 100])
 @pytest.mark.parametrize("name", WRITTEN)
 def test_numbers_are_written_alike(name: str, scale: float) -> None:
-    gguf = pytest.importorskip("gguf")
+    import gguf
+
     x = np.random.default_rng(1).standard_normal((50, 9 * 32)).astype(np.float32) * scale
     x[3], x[4], x[5], x[6, 5] = 0, 2.5, -1, -0.0
     theirs = gguf.quants.quantize(x.astype(np.float32), gguf.GGMLQuantizationType[name])
