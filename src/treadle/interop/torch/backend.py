@@ -25,6 +25,7 @@ from torch.fx.passes.operator_support import OperatorSupportBase
 from treadle.base.errors import GraphError
 from treadle.base.guards import deciding
 from treadle.base.log import get_logger
+from treadle.interop.torch.calls import boxed
 from treadle.interop.torch.drawing import DRAWING
 from treadle.interop.torch.nodes import decompositions, note_what_is_read, refusal
 from treadle.interop.torch.parts import Program, add_sizes
@@ -133,7 +134,8 @@ def backend(
         decompositions=decompositions(draws=not settings.fallback_random),
     )
     made: Callable[..., Any] = compiled(module, inputs)
-    return made
+    # Dynamo keeps its tracer away from what a backend returns; once per call is enough.
+    return getattr(made, "_torchdynamo_orig_callable", made)
 
 
 def _results_of_program() -> int | None:
@@ -159,15 +161,7 @@ def _boxed(
     look_at_bases(module.graph)
     count = results()
     note_what_is_read(module.graph, count)
-    fused = _partitioned(module, count, settings)
-
-    def run(arguments: list[Any]) -> Any:
-        given = list(arguments)
-        arguments.clear()
-        return fused(*given)
-
-    run._boxed_call = True  # type: ignore[attr-defined]
-    return run
+    return boxed(_partitioned(module, count, settings))
 
 
 def _drop_checks(graph: fx.Graph) -> None:

@@ -8,7 +8,7 @@ program for each where it must.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,7 +86,6 @@ class Variant:
     Args:
         graph: with symbols for extents.
         results: of the part.
-        is_single: whether the part returns a tensor rather than a tuple.
         fixed: extents that are numbers in it.
         draws: how many of its inputs, the last ones, are states of random ops.
     """
@@ -95,13 +94,11 @@ class Variant:
         self,
         graph: Graph,
         results: Sequence[Result],
-        is_single: bool,
         fixed: Mapping[str, int],
         draws: int,
     ) -> None:
         self.graph = graph
         self.results = results
-        self.is_single = is_single
         self.draws = draws
         self.plans = Plans(graph, Options(), Interface())
         self._fixed = fixed
@@ -120,7 +117,7 @@ class Variant:
             return None
         graph = specialize(self.graph, extents)
         stages = self.plans.at(graph, extents) or Stages(graph, options=Options())
-        return Instance(stages, results, self.is_single, self.draws)
+        return Instance(stages, results, self.draws)
 
 
 class Instance:
@@ -129,36 +126,32 @@ class Instance:
     Args:
         stages: of the program.
         results: of the part.
-        is_single: whether it returns a tensor rather than a tuple.
         draws: how many states of random ops it takes, behind its tensors.
     """
 
-    def __init__(
-        self, stages: Stages, results: Sequence[Result], is_single: bool, draws: int
-    ) -> None:
+    def __init__(self, stages: Stages, results: Sequence[Result], draws: int) -> None:
         self.stages = stages
         self._run = stages.compile().run
-        self._is_single = is_single
         self.draws = draws
         self._dtypes = [r.dtype for r in results if r.dtype is not None]
         self._placed = [(i, r.place) for i, r in enumerate(results) if r.place is not None]
         self._numbers = [(i, r.value) for i, r in enumerate(results) if r.dtype is None]
 
-    def __call__(self, tensors: Sequence[torch.Tensor]) -> Any:
+    def __call__(self, tensors: Sequence[torch.Tensor]) -> list[Any]:
         """Run on tensors, whose memory is read where it lies."""
-        arrays = [to_array(t) for t in tensors]
+        arrays = list(map(to_array, tensors))
         if self.draws:
             arrays += keys(self.draws)
         return self.results(self._run(arrays))
 
-    def results(self, arrays: Sequence[Array]) -> Any:
+    def results(self, arrays: Sequence[Array]) -> list[Any]:
         """The results of a run as PyTorch expects them."""
-        made: list[Any] = [to_tensor(a, d) for a, d in zip(arrays, self._dtypes, strict=True)]
+        made: list[Any] = list(map(to_tensor, arrays, self._dtypes))
         for number, value in self._numbers:
             made.insert(number, value)
         for number, place in self._placed:
             made[number] = place.given(made[number])
-        return made[0] if self._is_single else tuple(made)
+        return made
 
 
 class Program(torch.nn.Module):  # type: ignore[misc, unused-ignore]  # torch may be missing
@@ -169,6 +162,7 @@ class Program(torch.nn.Module):  # type: ignore[misc, unused-ignore]  # torch ma
         symbols: of PyTorch, with their ranges.
 
     Attributes:
+        count: of results.
         unread: symbols that no argument gives: they are further arguments, behind the others.
         variants: the part in ops, for the extents that came.
     """
@@ -184,8 +178,10 @@ class Program(torch.nn.Module):  # type: ignore[misc, unused-ignore]  # torch ma
         self.unread = [n for n in self._symbols if n not in self._reads]
         for number, name in enumerate(self.unread):
             self._reads[name] = (len(given) + number, None)
+        self.count = len(_listed(part.graph))
+        self._is_single = isinstance(part.graph.find_nodes(op="output")[0].args[0], fx.Node)
         self.variants: list[Variant] = []
-        self._known: dict[Extents, Callable[..., Any]] = {}
+        self._known: dict[Extents, Instance] = {}
         self._lock = threading.RLock()
 
     def forward(self, *arguments: Any) -> Any:
@@ -194,6 +190,14 @@ class Program(torch.nn.Module):  # type: ignore[misc, unused-ignore]  # torch ma
         Args:
             arguments: tensors and sizes as the part takes them, then those of `unread`.
         """
+        made = self.run(arguments)
+        return made[0] if self._is_single else made
+
+    def run(self, arguments: Sequence[Any]) -> list[Any]:
+        """All results of the part; see `forward`."""
+        if not self._reads:
+            instance = self._known.get(()) or self._at(())
+            return instance(arguments)
         extents = tuple(
             [
                 arguments[i] if axis is None else arguments[i].shape[axis]
@@ -203,7 +207,7 @@ class Program(torch.nn.Module):  # type: ignore[misc, unused-ignore]  # torch ma
         instance = self._known.get(extents) or self._at(extents)
         return instance([arguments[i] for i in self._tensors])
 
-    def _at(self, extents: Extents) -> Callable[..., Any]:
+    def _at(self, extents: Extents) -> Instance:
         """The program at extents."""
         named = dict(zip(self._reads, extents, strict=True))
         with self._lock:
@@ -227,15 +231,15 @@ class Program(torch.nn.Module):  # type: ignore[misc, unused-ignore]  # torch ma
         fixed = {n: d for n, d in dims.items() if isinstance(d, int)}
         asked = {n: extents[n] for n in dims}
         with knowing(dims), deciding(asked) as decisions:
-            graph, is_single, results = _graph_of(self._part, extents, decisions)
+            graph, results = _graph_of(self._part, extents, decisions)
         draws = len(graph.inputs) - len(self._tensors)
-        return Variant(graph, results, is_single, fixed, draws)
+        return Variant(graph, results, fixed, draws)
 
 
 def _graph_of(
     part: fx.GraphModule, extents: Mapping[str, int], decisions: Any
-) -> tuple[Graph, bool, list[Result]]:
-    """A part as a graph, whether it returns a tensor rather than a tuple, and what it returns."""
+) -> tuple[Graph, list[Result]]:
+    """A part as a graph, and what it returns."""
     builder = GraphBuilder("torch")
     operands: dict[fx.Node, Any] = {}
     for node in part.graph.find_nodes(op="placeholder"):  # they may stand behind other nodes
@@ -247,16 +251,21 @@ def _graph_of(
     for node in part.graph.nodes:
         if node.op == "call_function":
             operands[node] = lowered(builder, node, operands)
-    (output,) = part.graph.find_nodes(op="output")
-    is_single = isinstance(output.args[0], fx.Node)
-    listed = [output.args[0]] if is_single else list(output.args[0])
+    listed = _listed(part.graph)
     results = [_result(node, extents) for node in listed]
     for node, result in zip(listed, results, strict=True):
         if result.dtype is not None:
             made = output_of(operands[node])
             builder.output(result.place.in_order_of_memory(made) if result.place else made)
     builder.guard(decisions.guards)
-    return builder.build(), is_single, results
+    return builder.build(), results
+
+
+def _listed(graph: fx.Graph) -> list[fx.Node]:
+    """The results of a part, which may be one alone."""
+    (output,) = graph.find_nodes(op="output")
+    found = output.args[0]
+    return [found] if isinstance(found, fx.Node) else list(found)
 
 
 def _result(node: fx.Node, extents: Mapping[str, int]) -> Result:
