@@ -1,0 +1,118 @@
+"""Text of a sequence, piece by piece."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from treadle.llm.generation.engine import Generation, Token
+
+
+class Decoding(Protocol):
+    """Tokens to text, without splitting a character."""
+
+    def push(self, token: int, /) -> str:
+        """The text that is complete with a token."""
+
+    def flush(self) -> str:
+        """What is left."""
+
+
+@dataclass(frozen=True)
+class Timing:
+    """How long an answer took.
+
+    Attributes:
+        prompt: tokens that were read, without those that the cache held already.
+        generated: tokens that were chosen.
+        first: seconds to the first token.
+        rest: seconds from there to the last.
+    """
+
+    prompt: int
+    generated: int
+    first: float
+    rest: float
+
+    def __str__(self) -> str:
+        rate = f", {(self.generated - 1) / self.rest:.1f} tokens/s" if self.rest > 0 else ""
+        return f"{self.prompt} + {self.generated} tokens, the first after {self.first:.2f} s{rate}"
+
+
+class TextStream(Iterator[str]):
+    """Iterates over pieces of an answer.
+
+    A piece is held back while it may be the beginning of a stop text. `text` is what was given so
+    far, `finish` why it ended, `tokens` the tokens with their log-probabilities.
+
+    Args:
+        generation: the sequence.
+        decoding: of its tokens.
+    """
+
+    def __init__(self, generation: Generation, decoding: Decoding) -> None:
+        self.generation = generation
+        self.tokens: list[Token] = []
+        self.text = ""
+        self._decoding = decoding
+        self._stop = generation.options.stop
+        self._held = ""
+        self._ended = 0.0
+
+    @property
+    def finish(self) -> str:
+        """ "stop", "length" or "cancelled"; "" before."""
+        return self.generation.finish if self._ended else ""
+
+    @property
+    def timing(self) -> Timing:
+        """So far, or of all of it."""
+        g = self.generation
+        end = self._ended or time.perf_counter()
+        rest = max(0.0, end - g.begun - g.first) if g.first else 0.0
+        return Timing(len(g.prompt) - g.reused, len(g.generated), g.first, rest)
+
+    def __next__(self) -> str:
+        while not self._ended:
+            try:
+                token = next(self.generation)
+            except StopIteration:
+                piece = self._cut(self._decoding.flush(), last=True)
+            else:
+                self.tokens.append(token)
+                piece = self._cut(self._decoding.push(token.id), last=False)
+            if piece:
+                self.text += piece
+                return piece
+        raise StopIteration
+
+    def close(self) -> None:
+        """End it before its end."""
+        self.generation.cancel()
+        self._ended = self._ended or time.perf_counter()
+
+    def _cut(self, piece: str, *, last: bool) -> str:
+        """What of the text so far may be given away."""
+        given = self._held + piece
+        at = min((i for t in self._stop if (i := given.find(t)) >= 0), default=-1)
+        if at >= 0:
+            self.generation.cancel("stop")
+            self._held, self._ended = "", time.perf_counter()
+            return given[:at]
+        if last:
+            self._held, self._ended = "", time.perf_counter()
+            return given
+        kept = begun(given, self._stop)
+        self._held = given[len(given) - kept :]
+        return given[: len(given) - kept]
+
+
+def begun(text: str, stops: Sequence[str]) -> int:
+    """Characters at the end of a text with which one of the stop texts may begin."""
+    most = max(map(len, stops), default=0) - 1
+    for count in range(min(most, len(text)), 0, -1):
+        if any(stop.startswith(text[-count:]) for stop in stops):
+            return count
+    return 0
