@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 from treadle.llm.files.checkpoint import (
     Checkpoint,
     Stored,
@@ -11,34 +9,20 @@ from treadle.llm.files.checkpoint import (
     TokenizerSource,
     TokenizerTables,
 )
-from treadle.llm.files.directory import open_directory
-from treadle.llm.files.gguf_checkpoint import open_gguf
+from treadle.llm.files.conversion import Converted, Info, Report, convert, info, quantize
+from treadle.llm.files.opening import open_checkpoint
 
 __all__ = [
     "Checkpoint",
+    "Converted",
+    "Info",
+    "Report",
     "Stored",
     "TokenizerFile",
     "TokenizerSource",
     "TokenizerTables",
+    "convert",
+    "info",
     "open_checkpoint",
+    "quantize",
 ]
-
-
-def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
-    """A language model's config, tokenizer and weights, from a GGUF file or a directory.
-
-    Nothing that the files hold is run, and nothing is believed before it was checked; weights are
-    read when they are asked for. What GGUF changes is undone: names are those of Hugging Face's
-    libraries, rows of q and k stand as they do there, norms of Gemma do not hold the 1 that is
-    added, experts are single tensors. Blocks stay blocks.
-
-    Args:
-        path: a directory with `config.json` and safetensors, or a `.gguf` file (of a model in
-            several, any one).
-
-    Raises:
-        CheckpointError: a file is damaged or hostile, or the model is of a kind that is not known.
-        OSError: a file cannot be opened.
-    """
-    where = os.fspath(path)
-    return open_directory(where) if os.path.isdir(where) else open_gguf(where)

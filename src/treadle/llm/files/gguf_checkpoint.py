@@ -13,7 +13,7 @@ import numpy as np
 from treadle.base.blocks import Blocks
 from treadle.base.errors import CheckpointError
 from treadle.base.files.strict_json import shorten
-from treadle.llm.files.checkpoint import Array, Checkpoint, Stored, TokenizerTables
+from treadle.llm.files.checkpoint import Array, Checkpoint, Stored, TokenizerFile, TokenizerTables
 from treadle.llm.files.gguf import Gguf, read_gguf
 from treadle.llm.files.gguf_config import Config, config_of
 from treadle.llm.files.gguf_names import NAMES, Names, Parsed, parsed, translated
@@ -37,7 +37,7 @@ def open_gguf(path: str) -> Checkpoint:
     Raises:
         CheckpointError: see `open_checkpoint`.
     """
-    files = _shards(path)
+    files = shards(path)
     first = files[0]
     config = config_of(first)
     tokenizer = _tokenizer(first, config["vocab_size"])
@@ -50,7 +50,7 @@ def open_gguf(path: str) -> Checkpoint:
         path=path,
         config=config,
         generation=_generation(config, tokenizer),
-        tokenizer=tokenizer,
+        tokenizer=tokenizer if tokenizer is not None else _beside(path),
         chat_template=template,
         # Whoever converts sentence encoders leaves the division by the length to programs.
         pooling={"mode": mode, "normalize": True} if mode else {},
@@ -59,7 +59,7 @@ def open_gguf(path: str) -> Checkpoint:
     )
 
 
-def _shards(path: str) -> list[Gguf]:
+def shards(path: str) -> list[Gguf]:
     """The file, or all those that it is a part of, in order; their tensors become the first's."""
     file = read_gguf(path)
     count = file.metadata.get("split.count", 1)
@@ -257,6 +257,12 @@ def _tokenizer(file: Gguf, vocabulary: int) -> TokenizerTables | None:
         ids=ids,
         flags=flags,
     )
+
+
+def _beside(path: str) -> TokenizerFile | None:
+    """The tokenizer.json in the folder of a file that has no tokenizer, where there is one."""
+    found = os.path.join(os.path.dirname(path), "tokenizer.json")
+    return TokenizerFile(found) if os.path.isfile(found) else None
 
 
 def _generation(config: Config, tokenizer: TokenizerTables | None) -> dict[str, Any]:

@@ -207,12 +207,14 @@ def _layer_types(keys: Keys, config: Config, period: int) -> list[str]:
 
 
 def _llama(keys: Keys, config: Config) -> None:
-    """Also of Mistral, which GGUF does not tell from Llama, and of Mixtral."""
+    """Also of Mixtral, and of Mistral, which GGUF tells from Llama by its window at most."""
     config["hidden_act"] = "silu"
+    if window := keys.whole("attention.sliding_window"):
+        config["model_type"], config["sliding_window"] = "mistral", window
     if keys.whole("expert_count"):
         config["model_type"] = "mixtral"
         config["num_local_experts"] = keys.count("expert_count")
-        config["sliding_window"] = None
+        config.setdefault("sliding_window", None)
 
 
 def _qwen2(keys: Keys, config: Config) -> None:

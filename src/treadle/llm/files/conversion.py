@@ -1,0 +1,351 @@
+"""Language models from one kind of file to another, in fewer bits, with what that costs."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from treadle.base.blocks import FORMATS, BlockFormat, Blocks
+from treadle.base.errors import CheckpointError, DTypeError
+from treadle.base.files.atomic import Chunk, write_atomically
+from treadle.base.files.container import header_bytes, lay_out
+from treadle.llm.files.checkpoint import Array, Checkpoint, Stored, TokenizerFile
+from treadle.llm.files.gguf import Form, is_gguf, read_gguf
+from treadle.llm.files.gguf_checkpoint import shards
+from treadle.llm.files.gguf_export import Export, exported
+from treadle.llm.files.gguf_writer import Planned, write_gguf
+from treadle.llm.files.opening import open_checkpoint
+
+PLAIN: Mapping[str, np.dtype[Any]] = {
+    "F32": np.dtype(np.float32),
+    "F16": np.dtype(np.float16),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+}
+WRITTEN = tuple(name for name, each in FORMATS.items() if each.encode is not None)
+"""Formats of blocks that are written."""
+_EDGES = ("token_embd", "output", "model.embed_tokens", "lm_head")
+"""Tensors that get no fewer than 8 bits: errors in them reach every token."""
+_WHOLE = ("ffn_gate_inp", "position_embd", "token_types", "router", "mlp.gate.", "moe.gate.")
+"""Small ones whose errors choose experts, or shift every position."""
+_OTHER_WORDS = {"model_type", "rope_scaling", "eos_token_id", "hidden_act"}
+"""Keys whose values GGUF writes in another way."""
+
+
+@dataclass(frozen=True)
+class Converted:
+    """One tensor: what it was, what it became, and how far that is off.
+
+    Attributes:
+        error: root of the mean square difference, divided by that of the values.
+        worst: the largest difference.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    was: str
+    becomes: str
+    before: int
+    after: int
+    error: float
+    worst: float
+
+
+@dataclass
+class Report:
+    """What a conversion did: a row for each tensor, and what could not be carried over."""
+
+    path: str
+    tensors: list[Converted] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        """The tensors with the largest errors, sums, and notes."""
+        worst = sorted(self.tensors, key=lambda each: -each.error)[:10]
+        rows = [
+            f"{each.name:48} {each.was:>9} -> {each.becomes:9} {each.error:.2e}" for each in worst
+        ]
+        before, after = (sum(getattr(t, n) for t in self.tensors) for n in ("before", "after"))
+        kinds = Counter(each.becomes for each in self.tensors)
+        counted = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
+        rows.append(f"{self.path}: {counted}; {before:,} bytes became {after:,}")
+        return "\n".join(rows + [f"note: {each}" for each in self.notes])
+
+
+@dataclass(frozen=True)
+class Info:
+    """What a file holds, without reading its weights.
+
+    Attributes:
+        parameters: elements of all tensors.
+        nbytes: what they take, as far as files say so without being read; else 0.
+        formats: bytes by what tensors hold.
+    """
+
+    path: str
+    config: dict[str, Any]
+    parameters: int
+    tensors: int
+    formats: dict[str, int]
+    tokenizer: str
+    has_template: bool
+
+    def __str__(self) -> str:
+        """A line for each."""
+        config = self.config
+        held = ", ".join(f"{kind} {size / 1e6:,.1f} MB" for kind, size in self.formats.items())
+        template = "with" if self.has_template else "without"
+        shown = ("model_type", "num_hidden_layers", "hidden_size", "num_attention_heads",
+                 "num_key_value_heads", "vocab_size", "max_position_embeddings")  # fmt: skip
+        return "\n".join((
+            f"{self.path}: {self.parameters:,} parameters in {self.tensors} tensors",
+            ", ".join(f"{key} {config[key]}" for key in shown if key in config),
+            held,
+            f"{self.tokenizer}, {template} a template of conversations",
+        ))  # fmt: skip
+
+
+def info(path: str | os.PathLike[str]) -> Info:
+    """What a language model's file or directory holds; weights stay unread.
+
+    Raises:
+        CheckpointError, OSError: as `open_checkpoint`.
+    """
+    where = os.fspath(path)
+    found = open_checkpoint(where)
+    formats: Counter[str] = Counter()
+    if not os.path.isdir(where):
+        for entry in read_gguf(where).entries.values():
+            formats[_name(entry.form)] += entry.nbytes
+    shapes = [found.shape(name) for name in found.names()]
+    source = found.tokenizer
+    kind = "no tokenizer" if source is None else f"tokenizer {getattr(source, 'model', 'file')}"
+    return Info(
+        where,
+        found.config,
+        sum(int(np.prod(shape, dtype=object)) for shape in shapes),
+        len(shapes),
+        dict(formats),
+        kind,
+        found.chat_template is not None,
+    )
+
+
+def convert(
+    source: str | os.PathLike[str], target: str | os.PathLike[str], format: str = ""
+) -> Report:
+    """Write a language model as another kind of file, or with other numbers.
+
+    To a GGUF file from one: metadata and tokenizer stay as they are. From a directory: decoders
+    only; the tokenizer stays `tokenizer.json`, which is copied beside the file, where
+    `open_checkpoint` looks for it. To a directory: safetensors of plain numbers and `config.json`.
+
+    Matrices take the format; the embedding and the head at least Q8_0; what has one axis and
+    routers of experts stay float32. Rows that are no whole number of blocks become F16.
+
+    Args:
+        source: a GGUF file or a directory of safetensors.
+        target: a path that ends in `.gguf`, or a directory, which is made.
+        format: F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0 or MXFP4; "" keeps what is there.
+
+    Returns:
+        A row for each tensor with the error that it cost.
+
+    Raises:
+        DTypeError: there is no such format, or a directory is to hold blocks.
+        CheckpointError, OSError: the source cannot be read, or the target not be written.
+    """
+    origin, where = os.fspath(source), os.fspath(target)
+    if format and format not in (*PLAIN, *WRITTEN):
+        known = ", ".join((*PLAIN, *WRITTEN))
+        raise DTypeError("convert", "no such format is written", saw=repr(format), hint=known)
+    report = Report(where)
+    if not where.endswith(".gguf"):
+        if format in FORMATS:
+            problem = "directories of safetensors hold plain numbers"
+            raise DTypeError(
+                "convert", problem, saw=format, hint="name a target that ends in .gguf"
+            )
+        _to_directory(open_checkpoint(origin), where, format, report)
+        return report
+    of_gguf = not os.path.isdir(origin) and is_gguf(origin)
+    checkpoint = open_checkpoint(origin)
+    made = _whole(origin) if of_gguf else exported(checkpoint)
+    plans = [_planned(name, stored, format, report) for name, stored in made.tensors.items()]
+    write_gguf(where, made.metadata, plans)
+    if not of_gguf:
+        _carry_tokenizer(checkpoint, where, report)
+        report.notes += _lost(checkpoint.config, open_checkpoint(where).config)
+    return report
+
+
+def quantize(
+    source: str | os.PathLike[str], target: str | os.PathLike[str], format: str = "Q8_0"
+) -> Report:
+    """A GGUF file of a model in blocks; see `convert`.
+
+    Raises:
+        DTypeError: the format is none of blocks that are written.
+        CheckpointError, OSError: as `convert`.
+    """
+    if format not in WRITTEN or not os.fspath(target).endswith(".gguf"):
+        hint = f"name a .gguf file, and one of {', '.join(WRITTEN)}"
+        raise DTypeError("quantize", "blocks cannot be written so", saw=repr(format), hint=hint)
+    return convert(source, target, format)
+
+
+# -- tensors -------------------------------------------------------------------------------------
+
+
+def _name(form: Form) -> str:
+    if isinstance(form, BlockFormat):
+        return form.name
+    return next((name for name, dtype in PLAIN.items() if dtype == form), str(form))
+
+
+def _numbers(tensor: Array | Blocks) -> Array:
+    """Float32 of what a tensor holds."""
+    return tensor.dequantize() if isinstance(tensor, Blocks) else tensor.astype(np.float32)
+
+
+def _form(name: str, shape: tuple[int, ...], was: Form, format: str) -> Form:
+    """What a tensor becomes."""
+    if not format or (not isinstance(was, BlockFormat) and was.kind in "iub"):
+        return was
+    if len(shape) < 2 or any(part in name for part in _WHOLE):
+        return PLAIN["F32"]
+    if format in PLAIN:
+        return PLAIN[format]
+    wanted = FORMATS[format]
+    if wanted.bits < FORMATS["Q8_0"].bits and name.removesuffix(".weight") in _EDGES:
+        wanted = FORMATS["Q8_0"]
+    return wanted if shape[-1] % wanted.elements == 0 else PLAIN["F16"]
+
+
+def _planned(name: str, stored: Stored, format: str, report: Report) -> Planned:
+    """A tensor of the target, made when its turn comes; then the report gets its row."""
+    first = stored.make()
+    was: Form = first.format if isinstance(first, Blocks) else first.dtype
+    form = _form(name, stored.shape, was, format)
+    return Planned(name, stored.shape, form, partial(_made, name, stored, form, report))
+
+
+def _made(name: str, stored: Stored, form: Form, report: Report) -> Array | Blocks:
+    tensor = stored.make()
+    was: Form = tensor.format if isinstance(tensor, Blocks) else tensor.dtype
+    made, error, worst = tensor, 0.0, 0.0
+    if was != form:
+        values = _numbers(tensor)
+        if isinstance(form, BlockFormat):
+            made = Blocks(form, tensor.shape, form.quantize(values))
+        else:
+            with np.errstate(over="ignore"):
+                made = values.astype(form)
+            if not np.isfinite(_numbers(made)).all() and np.isfinite(values).all():
+                problem = f"the tensor {name} has numbers beyond {_name(form)}"
+                raise CheckpointError(report.path, problem, hint="convert to BF16 or F32")
+        off = (_numbers(made) - values).astype(np.float64)
+        size = float(np.sqrt(np.mean(np.square(values, dtype=np.float64))))
+        error = float(np.sqrt(np.mean(np.square(off)))) / size if size else 0.0
+        worst = float(np.abs(off).max())
+    row = Converted(
+        name, tensor.shape, _name(was), _name(form), tensor.nbytes, made.nbytes, error, worst
+    )
+    report.tensors.append(row)
+    stored.release()
+    return made
+
+
+def _whole(path: str) -> Export:
+    """A GGUF file as it is; its parts together, where it is one of several."""
+    files = shards(path)
+    tensors = {
+        name: Stored(entry.shape, partial(file.tensor, name), partial(file.release, name))
+        for file in files
+        for name, entry in file.entries.items()
+    }
+    dropped = ("split.", "general.alignment", "general.file_type")
+    metadata = {k: v for k, v in files[0].metadata.items() if not k.startswith(dropped)}
+    return Export(metadata, tensors)
+
+
+def _lost(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    """What a config said and a GGUF file does not: it has no place for everything."""
+    return [
+        f"{key} was {before[key]!r} and is {after[key]!r}: GGUF cannot say it"
+        for key in sorted(before.keys() & after.keys() - _OTHER_WORDS)
+        if before[key] is not None and before[key] != after[key]
+    ]
+
+
+def _carry_tokenizer(checkpoint: Checkpoint, target: str, report: Report) -> None:
+    """tokenizer.json beside the file."""
+    folder = os.path.dirname(os.path.abspath(target))
+    source = checkpoint.tokenizer
+    if not isinstance(source, TokenizerFile):
+        report.notes.append("the model has no tokenizer.json")
+        return
+    place = os.path.join(folder, "tokenizer.json")
+    if os.path.exists(place) and os.path.samefile(place, source.path):
+        return
+    shutil.copyfile(source.path, place)
+    report.notes.append(f"the tokenizer is {place}: it belongs beside the GGUF file")
+
+
+# -- directories ---------------------------------------------------------------------------------
+
+
+def _to_directory(checkpoint: Checkpoint, target: str, format: str, report: Report) -> None:
+    """Safetensors of plain numbers: blocks become float32 where no format is named."""
+    os.makedirs(target, exist_ok=True)
+    plans = []
+    for name in checkpoint.names():
+        stored = checkpoint.tensors[name]
+        plan = _planned(name, stored, format, report)
+        if isinstance(plan.form, BlockFormat):
+            plain = PLAIN["F32"]
+            make = partial(_made, name, stored, plain, report)
+            plan = Planned(name, plan.shape, plain, make)
+        plans.append(plan)
+    # Only shapes and types matter to the layout: no memory is taken for these.
+    shapes = {p.name: np.broadcast_to(np.zeros((), _plain(p.form)), p.shape) for p in plans}
+    entries = lay_out(shapes)
+    by_name = {plan.name: plan for plan in plans}
+
+    def chunks() -> Iterator[Chunk]:
+        yield header_bytes(entries, {"format": "pt"})
+        for name in entries:
+            array = by_name[name].make()
+            yield np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+
+    size = sum(plan.nbytes for plan in plans)
+    write_atomically(os.path.join(target, "model.safetensors"), chunks(), size)
+    _write_json(target, "config.json", checkpoint.config)
+    _write_json(target, "generation_config.json", checkpoint.generation)
+    if checkpoint.chat_template is not None:
+        text = checkpoint.chat_template.encode()
+        write_atomically(os.path.join(target, "chat_template.jinja"), [text], len(text))
+    if isinstance(checkpoint.tokenizer, TokenizerFile):
+        _write_json(target, "tokenizer_config.json", dict(checkpoint.tokenizer.config))
+        shutil.copyfile(checkpoint.tokenizer.path, os.path.join(target, "tokenizer.json"))
+    elif checkpoint.tokenizer is not None:
+        report.notes.append("the tokenizer of a GGUF file is not written as tokenizer.json")
+
+
+def _plain(form: Form) -> np.dtype[Any]:
+    if isinstance(form, BlockFormat):
+        raise DTypeError("convert", "blocks have no place in safetensors", saw=form.name)
+    return form
+
+
+def _write_json(folder: str, name: str, content: Mapping[str, Any]) -> None:
+    text = json.dumps(content, indent=2, ensure_ascii=False).encode()
+    write_atomically(os.path.join(folder, name), [text], len(text))

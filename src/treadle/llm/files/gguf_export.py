@@ -1,0 +1,257 @@
+"""A checkpoint as what a GGUF file of it holds: metadata, and tensors under GGUF's names.
+
+The inverse of `gguf_config` and `gguf_checkpoint`, for decoders.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from treadle.base.blocks import Blocks
+from treadle.base.errors import CheckpointError
+from treadle.base.files.strict_json import shorten
+from treadle.llm.files.checkpoint import Array, Checkpoint, Stored
+from treadle.llm.files.gguf_checkpoint import interleaved
+from treadle.llm.files.gguf_names import NAMES, Names
+
+ARCHITECTURES: Mapping[str, str] = {
+    "llama": "llama",
+    "mistral": "llama",
+    "mixtral": "llama",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "qwen3_moe": "qwen3moe",
+    "gemma2": "gemma2",
+    "gemma3_text": "gemma3",
+    "phi3": "phi3",
+    "smollm3": "smollm3",
+    "olmoe": "olmoe",
+}
+"""What GGUF calls the families that are written, by `model_type`."""
+
+_KEYS = {
+    "num_hidden_layers": "block_count",
+    "max_position_embeddings": "context_length",
+    "hidden_size": "embedding_length",
+    "intermediate_size": "feed_forward_length",
+    "num_attention_heads": "attention.head_count",
+    "num_key_value_heads": "attention.head_count_kv",
+    "head_dim": "attention.key_length",
+    "sliding_window": "attention.sliding_window",
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+    "rms_norm_eps": "attention.layer_norm_rms_epsilon",
+    "rope_theta": "rope.freq_base",
+    "rope_local_base_freq": "rope.freq_base_swa",
+    "num_experts_per_tok": "expert_used_count",
+    "num_local_experts": "expert_count",
+    "num_experts": "expert_count",
+    "moe_intermediate_size": "expert_feed_forward_length",
+    "clip_qkv": "attention.clamp_kqv",
+    "original_max_position_embeddings": "rope.scaling.original_context_length",
+}
+_WHOLE = frozenset(_KEYS) - {
+    "attn_logit_softcapping", "final_logit_softcapping", "rms_norm_eps", "rope_theta",
+    "rope_local_base_freq", "clip_qkv",
+}  # fmt: skip
+_SPECIAL = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}
+_LAYER = re.compile(r"model\.layers\.(\d{1,5})\.(.+?)(\.weight|\.bias)")
+_EXPERT = re.compile(r"\.experts\.(\d{1,5})\.")
+
+
+@dataclass(frozen=True)
+class Export:
+    """What a GGUF file will hold: metadata by key, tensors by name."""
+
+    metadata: dict[str, Any]
+    tensors: dict[str, Stored]
+
+
+def exported(checkpoint: Checkpoint) -> Export:
+    """Metadata and tensors of a checkpoint as GGUF has them.
+
+    Raises:
+        CheckpointError: GGUF cannot say what the config says, or the family is not written.
+    """
+    config = checkpoint.config
+    architecture = ARCHITECTURES.get(str(config.get("model_type")))
+    if architecture is None:
+        raise CheckpointError(
+            checkpoint.path,
+            "models of this family are not written as GGUF",
+            saw=shorten(config.get("model_type")),
+            hint=f"written are {', '.join(ARCHITECTURES)}",
+        )
+    metadata = {"general.architecture": architecture}
+    metadata |= _metadata(checkpoint, architecture)
+    tensors = _tensors(checkpoint, architecture)
+    for name, numbers in _rotation(checkpoint, metadata, architecture).items():
+        tensors[name] = Stored(numbers.shape, partial(_itself, numbers))
+    return Export(metadata, tensors)
+
+
+def _itself(numbers: Array) -> Array:
+    return numbers
+
+
+def _metadata(checkpoint: Checkpoint, architecture: str) -> dict[str, Any]:
+    config, made = checkpoint.config, dict[str, Any]()
+    for key, name in _KEYS.items():
+        value = config.get(key)
+        if value is None:
+            continue
+        if type(value) is not int and (key in _WHOLE or type(value) is not float):
+            raise CheckpointError(checkpoint.path, f"{key} is no number", saw=shorten(value))
+        made[f"{architecture}.{name}"] = value if key in _WHOLE else float(value)
+    if isinstance(config.get("head_dim"), int):
+        made[f"{architecture}.attention.value_length"] = config["head_dim"]
+    for key, name in _SPECIAL.items():
+        value = config.get(key, checkpoint.generation.get(key))
+        value = value[0] if isinstance(value, list) and value else value
+        if type(value) is int:
+            made[f"tokenizer.ggml.{name}_token_id"] = value
+    if checkpoint.chat_template is not None:
+        made["tokenizer.chat_template"] = checkpoint.chat_template
+    return made
+
+
+# -- rotation ------------------------------------------------------------------------------------
+
+
+def _rotation(
+    checkpoint: Checkpoint, metadata: dict[str, Any], architecture: str
+) -> dict[str, Array]:
+    """Keys of rotation, added to the metadata, and the tensors that it needs."""
+    config = checkpoint.config
+    given = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if not isinstance(given, dict):
+        raise CheckpointError(checkpoint.path, "rope_scaling is no object", saw=shorten(given))
+    d = _turned(checkpoint, given)
+    metadata[f"{architecture}.rope.dimension_count"] = d
+    if "rope_theta" in given:
+        metadata[f"{architecture}.rope.freq_base"] = float(given["rope_theta"])
+    kind = given.get("rope_type", given.get("type", "default"))
+    prefix = f"{architecture}.rope.scaling."
+    if kind in ("linear", "yarn"):
+        metadata[f"{prefix}type"] = kind
+        metadata[f"{prefix}factor"] = float(given["factor"])
+        original = given.get("original_max_position_embeddings")
+        if original is not None:
+            metadata[f"{prefix}original_context_length"] = int(original)
+        return {}
+    if kind in ("longrope", "su"):
+        if given.get("attention_factor"):
+            metadata[f"{prefix}attn_factor"] = float(given["attention_factor"])
+        return {
+            f"rope_factors_{which}.weight": np.asarray(given[f"{which}_factor"], np.float32)
+            for which in ("long", "short")
+        }
+    if kind == "divided":
+        return {"rope_freqs.weight": np.asarray(given["divisors"], np.float32)}
+    if kind == "llama3":
+        theta = metadata.get(f"{architecture}.rope.freq_base", 10000.0)
+        return {"rope_freqs.weight": _divisors(given, theta, d)}
+    if kind != "default":
+        raise CheckpointError(
+            checkpoint.path, "GGUF has no such rotation of positions", saw=shorten(kind)
+        )
+    return {}
+
+
+def _turned(checkpoint: Checkpoint, given: Mapping[str, Any]) -> int:
+    """The features of a head that are rotated."""
+    config = checkpoint.config
+    head = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    part = given.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
+    return int(head * part)
+
+
+def _divisors(given: Mapping[str, Any], theta: float, d: int) -> Array:
+    """Llama 3.1's four numbers as a divisor of each frequency."""
+    frequencies = theta ** (-np.arange(0, d, 2, dtype=np.float64) / d)
+    factor, original = float(given["factor"]), float(given["original_max_position_embeddings"])
+    low, high = float(given["low_freq_factor"]), float(given["high_freq_factor"])
+    turns = original * frequencies / (2 * math.pi)
+    blend = np.clip((turns - low) / (high - low), 0, 1)
+    made: Array = (1 / ((1 - blend) / factor + blend)).astype(np.float32)
+    return made
+
+
+# -- tensors -------------------------------------------------------------------------------------
+
+
+def _tensors(checkpoint: Checkpoint, architecture: str) -> dict[str, Stored]:
+    names = NAMES[architecture]
+    outer = {theirs: ours for ours, theirs in names.outer.items()}
+    layer = {theirs: ours for ours, theirs in names.layer.items()}
+    found: dict[str, Stored] = {}
+    experts: dict[str, dict[int, str]] = {}
+    for name in checkpoint.names():
+        if name.endswith("rotary_emb.inv_freq"):
+            continue  # computed from the config
+        if name == "lm_head.weight" and checkpoint.config.get("tie_word_embeddings"):
+            continue
+        parts = _LAYER.fullmatch(name)
+        if parts is None:
+            stem, _, suffix = name.rpartition(".")
+            ours = outer.get(stem)
+            target = None if ours is None else f"{ours}.{suffix}"
+        else:
+            inner = _EXPERT.sub(".experts.{e}.", f"{parts[2]}")
+            ours = layer.get(inner)
+            target = None if ours is None else f"blk.{parts[1]}.{ours}{parts[3]}"
+            number = _EXPERT.search(name)
+            if target is not None and number is not None:
+                experts.setdefault(target, {})[int(number[1])] = name
+                continue
+        if ours is None or target is None:
+            problem = f"GGUF has no name for the tensor {shorten(name)}"
+            raise CheckpointError(checkpoint.path, problem, saw=architecture)
+        make = partial(_changed, checkpoint, name, names, ours)
+        found[target] = Stored(checkpoint.shape(name), make)
+    for target, members in experts.items():
+        found[target] = _stack(checkpoint, target, members)
+    return found
+
+
+def _stack(checkpoint: Checkpoint, target: str, members: Mapping[int, str]) -> Stored:
+    """Single experts as one tensor."""
+    ordered = [members.get(i) for i in range(len(members))]
+    shapes = {checkpoint.shape(name) for name in ordered if name is not None}
+    if None in ordered or len(shapes) != 1:
+        raise CheckpointError(checkpoint.path, f"{target}: experts are missing or differ in shape")
+    each = [name for name in ordered if name is not None]
+    (shape,) = shapes
+
+    def make() -> Array | Blocks:
+        tensors = [checkpoint.tensor(name) for name in each]
+        blocks = [t for t in tensors if isinstance(t, Blocks)]
+        if len(blocks) == len(each) and len({b.format for b in blocks}) == 1:
+            data = np.stack([b.data for b in blocks])
+            return Blocks(blocks[0].format, (len(each), *shape), data)
+        return np.stack([t.dequantize() if isinstance(t, Blocks) else t for t in tensors])
+
+    return Stored((len(each), *shape), make)
+
+
+def _changed(checkpoint: Checkpoint, name: str, names: Names, ours: str) -> Array | Blocks:
+    """A tensor as conversion to GGUF leaves it."""
+    tensor = checkpoint.tensor(name)
+    if names.raised and ours.endswith("norm"):
+        numbers = tensor.dequantize() if isinstance(tensor, Blocks) else tensor
+        raised: Array = numbers.astype(np.float32) + np.float32(1)
+        return raised
+    if names.permuted and ours in ("attn_q", "attn_k"):
+        config = checkpoint.config
+        heads = config["num_attention_heads"]
+        return interleaved(
+            tensor, heads if ours == "attn_q" else config.get("num_key_value_heads") or heads
+        )
+    return tensor
