@@ -23,6 +23,8 @@ class Given:
         self.config = config
         self.tensors = tensors
 
+    pooling: Mapping[str, Any] = {}
+
     def names(self) -> list[str]:
         return list(self.tensors)
 

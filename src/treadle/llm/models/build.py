@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from treadle.base.errors import DTypeError
 from treadle.llm.models.config import Config
+from treadle.llm.models.declared import Names
 from treadle.llm.models.decoder import DecoderStack
-from treadle.llm.models.families import describe
+from treadle.llm.models.embedder import Embedder
+from treadle.llm.models.encoder import EncoderStack
+from treadle.llm.models.families import describe, describe_encoder
 from treadle.llm.models.model import Model
 from treadle.llm.models.weights import ELEMENTS, Checkpoint, Weights
 
@@ -28,13 +31,30 @@ def build(checkpoint: Checkpoint, dtype: str = "float32") -> Model:
             or of another shape than it says.
         DTypeError: there is no such element type.
     """
+    declared = describe(Config(checkpoint.config))
+    weights, dtype = _weights(checkpoint, declared.names, dtype)
+    stack = DecoderStack(weights, declared)
+    weights.check_all_taken()
+    return Model(stack, checkpoint.config, dtype)
+
+
+def build_embedder(checkpoint: Checkpoint, dtype: str = "float32") -> Embedder:
+    """A model that makes vectors or scores of texts, with the weights of a checkpoint.
+
+    Arguments and errors are those of `build`.
+    """
+    declared = describe_encoder(Config(checkpoint.config))
+    weights, _ = _weights(checkpoint, declared.names, dtype)
+    stack = EncoderStack(weights, declared)
+    weights.check_all_taken()
+    return Embedder(stack, checkpoint.config, checkpoint.pooling)
+
+
+def _weights(checkpoint: Checkpoint, names: Names, dtype: str) -> tuple[Weights, str]:
+    """What takes tensors, and the element type that is computed in."""
     if dtype not in (*ELEMENTS, STORED):
         hint = f"use one of {', '.join(ELEMENTS)} and {STORED}"
         raise DTypeError("build", "models do not compute in this", saw=repr(dtype), hint=hint)
     stored = dtype == STORED
     dtype = "float32" if stored else dtype
-    declared = describe(Config(checkpoint.config))
-    weights = Weights(checkpoint, declared.names, dtype, stored=stored)
-    stack = DecoderStack(weights, declared)
-    weights.check_all_taken()
-    return Model(stack, checkpoint.config, dtype)
+    return Weights(checkpoint, names, dtype, stored=stored), dtype

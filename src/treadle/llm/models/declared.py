@@ -49,7 +49,7 @@ class Attention:
 
 @dataclass(frozen=True)
 class Gated:
-    """down(mix(gate(x), up(x))); `mix` is a key of `gates.MIXES`."""
+    """down(mix(gate(x), up(x))); see `gates.mix`."""
 
     width: int
     mix: str
@@ -133,4 +133,60 @@ class Decoder:
     tied: bool
     embedding_scale: float = 1.0
     logit_softcap: float | None = None
+    names: Names = usual_names
+
+
+@dataclass(frozen=True)
+class LayerNorm:
+    """(x − mean) over the deviation, times w, plus b where there is one."""
+
+    eps: float
+    bias: bool = True
+
+
+@dataclass(frozen=True)
+class EncoderLayer:
+    """Attention in both directions and a feed-forward.
+
+    Attributes:
+        mix: the activation, a key of `gates.ACTIVATIONS`.
+        reach: how far away a key may be that is seen; None: all are.
+    """
+
+    heads: int
+    features: int
+    width: int
+    mix: str
+    gated: bool = False
+    bias: bool = True
+    feed_bias: bool = True
+    rotary: Rotary | None = None
+    reach: int | None = None
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """A model that turns texts into vectors.
+
+    Attributes:
+        norm_first: norms stand before attention and feed-forward, one behind all layers; else
+            behind what these are added to.
+        positions: every position has a vector that was learned.
+        types: kinds of tokens, such as those of a question and of an answer; 0: none.
+        head_mix, head_norm, head_bias, head_pooling: how a classifier's input is made of rows:
+            those that `head_pooling` takes, times a matrix, through an activation, and a norm.
+    """
+
+    vocabulary: int
+    hidden: int
+    context: int
+    layers: tuple[EncoderLayer, ...]
+    norm: LayerNorm
+    norm_first: bool
+    positions: bool = False
+    types: int = 0
+    head_mix: str = "tanh"
+    head_norm: bool = False
+    head_bias: bool = True
+    head_pooling: str = "cls"
     names: Names = usual_names

@@ -5,7 +5,7 @@ from __future__ import annotations
 import treadle.functional as F
 from treadle.llm.models.attention import Cache, Places, attend, write
 from treadle.llm.models.declared import Attention, Decoder, Experts, Gated, Layer
-from treadle.llm.models.gates import MIXES
+from treadle.llm.models.gates import mix
 from treadle.llm.models.matrices import Dense, Projection, Quantized
 from treadle.llm.models.rope import Rotary, rotate
 from treadle.llm.models.weights import Linear, RootMeanSquare, Weights
@@ -67,11 +67,11 @@ class GatedUnit:
         parts = {"gate_proj": width, "up_proj": width}
         self.given = projection(weights, name, parts, hidden, bias)
         self.down = Linear(weights, f"{name}.down_proj", hidden, width, bias)
-        self.mix = MIXES[declared.mix]
+        self._mix = declared.mix
 
     def __call__(self, x: Tensor) -> Tensor:
         """(batch, time, hidden), as x."""
-        return self.down(self.mix(*self.given(x)))
+        return self.down(mix(self._mix, *self.given(x)))
 
 
 class ExpertLayer:
@@ -100,7 +100,7 @@ class ExpertLayer:
             weights.each(f"{name}.experts.{{}}.{part}.bias", count, shape[0]) if bias else None
             for part, shape in shapes.items()
         ]
-        self.mix = MIXES[declared.gated.mix]
+        self._mix = declared.gated.mix
 
     def __call__(self, x: Tensor) -> Tensor:
         """(batch, time, hidden), as x."""
@@ -123,7 +123,7 @@ class ExpertLayer:
             return y if bias is None else y + bias[chosen]
 
         x = F.expand_dims(x, 1)
-        y = product(self.mix(product(x, 0), product(x, 1)), 2)
+        y = product(mix(self._mix, product(x, 0), product(x, 1)), 2)
         return (y * F.expand_dims(shares, -1).astype(x.dtype)).sum(1)
 
     def _choose(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -158,7 +158,7 @@ class ExpertLayer:
             bias = biases[i]
             return y if bias is None else y + bias
 
-        return product(self.mix(product(x, 0), product(x, 1)), 2)
+        return product(mix(self._mix, product(x, 0), product(x, 1)), 2)
 
 
 class DecoderLayer:

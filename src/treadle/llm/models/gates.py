@@ -1,4 +1,4 @@
-"""How gated units mix their two halves."""
+"""Activations by the names that configs give them, and how gated units mix their two halves."""
 
 from __future__ import annotations
 
@@ -8,35 +8,35 @@ import treadle.functional as F
 from treadle.tensor import Tensor
 
 
-def _clipped(gate: Tensor, up: Tensor) -> Tensor:
-    """Of gpt-oss: bounded, with a steeper sigmoid, and up counts from −1."""
-    gate = F.minimum(gate, 7.0)
-    return gate * F.sigmoid(gate * 1.702) * (F.clip(up, -7.0, 7.0) + 1.0)
+def _gelu_tanh(x: Tensor) -> Tensor:
+    return F.gelu(x, approximate="tanh")
 
 
-def _gelu(gate: Tensor, up: Tensor) -> Tensor:
-    return F.gelu(gate) * up
-
-
-def _gelu_tanh(gate: Tensor, up: Tensor) -> Tensor:
-    return F.gelu(gate, approximate="tanh") * up
-
-
-def _silu(gate: Tensor, up: Tensor) -> Tensor:
-    return F.silu(gate) * up
-
-
-def _relu(gate: Tensor, up: Tensor) -> Tensor:
-    return F.relu(gate) * up
-
-
-MIXES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "clipped": _clipped,
-    "gelu": _gelu,
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": F.gelu,
     "gelu_new": _gelu_tanh,
     "gelu_pytorch_tanh": _gelu_tanh,
-    "relu": _relu,
-    "silu": _silu,
-    "swish": _silu,
+    "relu": F.relu,
+    "silu": F.silu,
+    "swish": F.silu,
+    "tanh": F.tanh,
 }
-"""By the name of the activation in config.json."""
+"""By the name in config.json."""
+
+CLIPPED = "clipped"
+"""The mix of gpt-oss, which configs have no name for."""
+
+
+def mix(name: str, gate: Tensor, up: Tensor) -> Tensor:
+    """What goes into the last product of a gated unit.
+
+    Args:
+        name: a key of `ACTIVATIONS`, or `CLIPPED`: bounded, with a steeper sigmoid, and `up` counts
+            from −1.
+        gate: what the activation is of.
+        up: what it is multiplied by.
+    """
+    if name != CLIPPED:
+        return ACTIVATIONS[name](gate) * up
+    gate = F.minimum(gate, 7.0)
+    return gate * F.sigmoid(gate * 1.702) * (F.clip(up, -7.0, 7.0) + 1.0)

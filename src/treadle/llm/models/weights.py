@@ -23,7 +23,7 @@ Array: TypeAlias = npt.NDArray[Any]
 ELEMENTS: Mapping[str, Any] = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16}
 """Element types that models compute in."""
 
-_LAYER = re.compile(r"\blayers\.\d+\.")
+_LAYER = re.compile(r"\blayers?\.\d+\.")
 _DERIVED = re.compile(r"rotary_emb\.inv_freq$")
 
 
@@ -33,6 +33,10 @@ class Checkpoint(Protocol):
     @property
     def config(self) -> Mapping[str, Any]:
         """The values of config.json."""
+
+    @property
+    def pooling(self) -> Mapping[str, Any]:
+        """Of encoders: `mode`, how rows become one, and whether to `normalize` it."""
 
     def names(self) -> Iterable[str]:
         """Of all tensors."""
@@ -67,6 +71,10 @@ class Weights:
     def has(self, name: str) -> bool:
         """Whether there is such a tensor, under any of its names."""
         return any(piece.name in self._there for piece in self._names(name))
+
+    def rows(self, name: str) -> int:
+        """How many rows a tensor has that no config tells of."""
+        return int(self._checkpoint.tensor(self._find(name).name).shape[0])
 
     def take(self, name: str, *shape: int) -> Tensor:
         """A tensor of this shape."""

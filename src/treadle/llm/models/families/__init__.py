@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from typing import TypeVar
 
 from treadle.base.errors import CheckpointError
 from treadle.llm.models.config import Config
-from treadle.llm.models.declared import Decoder
+from treadle.llm.models.declared import Decoder, Encoder
 from treadle.llm.models.families import (
+    bert,
     gemma,
     gpt_oss,
     llama,
     mistral,
     mixtral,
+    modernbert,
     olmoe,
     phi3,
     qwen2,
     qwen3,
     smollm3,
 )
+
+D = TypeVar("D", Decoder, Encoder)
 
 DECODERS: dict[str, Callable[[Config], Decoder]] = {
     "gemma": gemma.describe,
@@ -38,17 +43,34 @@ DECODERS: dict[str, Callable[[Config], Decoder]] = {
 }
 """By `model_type`."""
 
+ENCODERS: dict[str, Callable[[Config], Encoder]] = {
+    "bert": bert.describe,
+    "modernbert": modernbert.describe,
+}
+"""By `model_type`."""
+
 
 def describe(config: Config) -> Decoder:
-    """What a model consists of.
+    """What a model that continues text consists of.
 
     Raises:
         CheckpointError: the family is unknown, or the config says what cannot be.
     """
+    return _found(config, DECODERS, ENCODERS, "makes vectors of texts: build_embedder takes it")
+
+
+def describe_encoder(config: Config) -> Encoder:
+    """What a model that makes vectors of texts consists of; see `describe`."""
+    return _found(config, ENCODERS, DECODERS, "continues text: build takes it")
+
+
+def _found(
+    config: Config, wanted: dict[str, Callable[[Config], D]], others: Collection[str], else_: str
+) -> D:
     kind = config.text("model_type")
-    if kind not in DECODERS:
-        known = ", ".join(sorted(DECODERS))
-        raise CheckpointError(
-            config.where, f"model_type {kind!r} is unknown", hint=f"Treadle knows {known}"
-        )
-    return DECODERS[kind](config)
+    if kind in wanted:
+        return wanted[kind](config)
+    hint = f"Treadle knows {', '.join(sorted({**DECODERS, **ENCODERS}))}"
+    if kind in others:
+        raise CheckpointError(config.where, f"a model of type {kind!r} {else_}")
+    raise CheckpointError(config.where, f"model_type {kind!r} is unknown", hint=hint)

@@ -16,6 +16,7 @@ from treadle.llm.models.families.plain import (
     slides,
     with_default,
 )
+from treadle.llm.models.gates import CLIPPED
 
 ROPE = {
     **{"rope_type": "yarn", "rope_theta": 150000.0, "factor": 32.0, "truncate": False},
@@ -33,7 +34,7 @@ def describe(config: Config) -> Decoder:
             raise config.wrong(name, f"is not {known}")
     wide = attention(config, sinks=True)
     narrow = replace(wide, window=config.count("sliding_window", 128))
-    unit = gated(config, mix="clipped", bias=True)
+    unit = gated(config, mix=CLIPPED, bias=True)
     feed = experts(config, 128, 4, unit, router="router", router_bias=True)
 
     def layer(i: int) -> Layer:

@@ -7,7 +7,7 @@ from typing import Any
 
 from treadle.llm.models.config import Config
 from treadle.llm.models.declared import Attention, Decoder, Experts, Gated, Layer, Norm
-from treadle.llm.models.gates import MIXES
+from treadle.llm.models.gates import ACTIVATIONS
 from treadle.llm.models.rope import rope_parameters, rotary
 
 
@@ -67,8 +67,8 @@ def gated(config: Config, **differences: Any) -> Gated:
 def activation(config: Config, key: str, default: str = "silu") -> str:
     """The name of an activation that there is."""
     name = config.text(key, default)
-    if name not in MIXES:
-        raise config.wrong(key, f"is unknown; Treadle knows {', '.join(sorted(MIXES))}")
+    if name not in ACTIVATIONS:
+        raise config.wrong(key, f"is unknown; Treadle knows {', '.join(sorted(ACTIVATIONS))}")
     return name
 
 
