@@ -24,7 +24,7 @@ from tests.interop.torch.networks import NETWORKS  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.utils import _pytree as pytree  # noqa: E402
 
-from treadle.interop.torch import from_exported, load_exported  # noqa: E402
+from treadle.interop.torch import from_exported, load_exported, program  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -297,3 +297,55 @@ def test_recurrent_layers_stay_whole_until_they_are_written(kind: Any) -> None:
     grads = {n: p.grad.numpy() for n, p in module.named_parameters()}
     for name, parameter in model.named_parameters():
         np.testing.assert_allclose(grads[name], parameter.grad.numpy(), rtol=1e-3, atol=1e-5)
+
+
+class Encoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(30, 16)
+        self.layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
+
+    def forward(self, tokens: Any) -> Any:
+        n = tokens.shape[1]
+        mask = torch.triu(torch.full((n, n), -torch.inf), 1)
+        return self.layer(self.embed(tokens), src_mask=mask).mean(1) / n, n * 2
+
+
+def test_sizes_that_vary_are_written_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    count: list[int] = []
+    write = program.write_program
+    monkeypatch.setattr(program, "write_program", lambda *a: count.append(1) or write(*a))
+    model, length = Encoder(), torch.export.Dim("length", min=3, max=64)
+    made = from_exported(
+        torch.export.export(model, (torch.ones(2, 5).long(),), dynamic_shapes=({1: length},))
+    )
+    step = mge.jit.compile(lambda tokens: made(tokens)[0], dynamic={0: {1: "n"}})
+    for n in (3, 5, 9, 17, 40, 64):
+        tokens = torch.randint(0, 30, (2, n))
+        given = mge.tensor(tokens.numpy().astype(np.int32))
+        found, twice = made(given)
+        assert twice == 2 * n
+        for one in (found, step(given)):
+            np.testing.assert_allclose(one.numpy(), model(tokens)[0].detach(), atol=1e-5)
+    assert len(count) == 1
+    assert sum(map(len, step._families.values())) <= 2  # captures
+    with pytest.raises(ShapeError, match="dynamic_shapes"):
+        made(mge.tensor(np.zeros((2, 65), np.int32)))
+
+
+def test_sizes_that_follow_from_one_another() -> None:
+    class Halves(nn.Module):
+        def forward(self, x: Any, y: Any) -> Any:
+            return x.reshape(-1, 2).sum(1) + y
+
+    half = torch.export.Dim("half", min=2, max=50)
+    given = torch.randn(8), torch.randn(4)
+    made = from_exported(
+        torch.export.export(Halves(), given, dynamic_shapes=({0: 2 * half}, {0: half}))
+    )
+    for n in (2, 7, 30):
+        x, y = torch.randn(2 * n), torch.randn(n)
+        np.testing.assert_allclose(made(ours(x), ours(y)).numpy(), Halves()(x, y), rtol=1e-6)
+    for x, y in ((7, 4), (8, 5), (102, 51)):
+        with pytest.raises(ShapeError, match="dynamic_shapes"):
+            made(ours(torch.randn(x)), ours(torch.randn(y)))

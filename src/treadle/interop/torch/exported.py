@@ -1,7 +1,7 @@
 """Programs of `torch.export` as modules: parameters to train, a forward of Treadle's ops.
 
 A program is a graph of ATen operators with its weights. It is written in ops through the same table
-that the backend of `torch.compile` uses, once for each set of input shapes, and the ops are applied
+that the backend of `torch.compile` uses, with symbols for extents that vary, and the ops are applied
 to tensors: so the module records gradients, and is captured, compiled and dumped as any other.
 """
 
@@ -34,8 +34,8 @@ def from_exported(program: ExportedProgram) -> ExportedModel:
     """A program of `torch.export` as a module of Treadle, with copies of its weights.
 
     Args:
-        program: what `torch.export.export` gave. Inputs may have dynamic extents: the program is
-            then written anew for each set of shapes that it meets, within the bounds it declares.
+        program: what `torch.export.export` gave. Inputs may have dynamic extents, within the
+            bounds that it declares.
 
     Raises:
         UnsupportedOp: operators have no counterpart; all are listed, with the user's lines.

@@ -13,16 +13,22 @@ from torch.utils import _pytree as pytree
 
 from treadle.base.dtype import DType
 from treadle.base.errors import DTypeError, LoadError, ShapeError
+from treadle.base.symbol import DECISIONS, Dim, evaluate
 from treadle.interop.torch.arrays import DTYPES
-from treadle.interop.torch.written import Ends, Shapes, Written, is_tensor, write_program
+from treadle.interop.torch.symbols import dim_of, knowing, ranges, solved
+from treadle.interop.torch.written import Ends, Open, Shapes, Written, is_tensor, write_program
 from treadle.tensor import Tensor
 
 _WIDENED = {"float": "float", "int": "integer", "uint": "integer"}
 """Kinds of element types that are cast to one another."""
 
 
+MOST_SHAPES = 64
+"""Sets of input shapes whose ops a program keeps."""
+
+
 class Program:
-    """A program, written in ops for each set of input shapes that it meets.
+    """A program, written in ops once for all extents that answer alike.
 
     Copies of a module share it: it holds no weights, and what it knows does not change.
 
@@ -52,12 +58,12 @@ class Program:
         self.names = [s.arg.name for s in self._given if is_tensor(s.arg)]
         self._declared = [known[name] for name in self.names]
         self.types = {n: _described(known[n]) for n in self.names}
-        self._bounds = {s: (r.lower, r.upper) for s, r in exported.range_constraints.items()}
+        self._ranges = ranges(self._code.graph, exported.range_constraints)
         self._ends = Ends(held, self.names, constants, signature.output_specs)
-        self._is_open = any(not _is_fixed(v) for v in self._declared)
+        self._open: list[Open] = []
         self._written: dict[Shapes, Written] = {}
-        self._lock = threading.Lock()  # Types are noted at the nodes while it is written.
-        self.written_for(tuple(_example(v) for v in self._declared))
+        self._lock = threading.Lock()
+        self.written_for(tuple(self._example(v) for v in self._declared))
 
     def __deepcopy__(self, memo: Mapping[int, Any]) -> Program:
         return self
@@ -106,24 +112,33 @@ class Program:
         return [x for x, spec in zip(leaves, self._given, strict=True) if is_tensor(spec.arg)]
 
     def written_for(self, shapes: Shapes) -> Written:
-        """The program for inputs of these shapes, written where it has not been before.
+        """The program for inputs of these shapes, which may be symbolic.
 
         Raises:
             ShapeError: it does not declare them.
             UnsupportedOp, LoadError: for these it cannot be written.
         """
-        found = self._written.get(shapes)
+        found = self._written.get(shapes) if _are_numbers(shapes) else None
         if found is not None:
             return found
-        self._fit(shapes)
+        extents = self._extents(shapes)
+        numbers = {n: _now(extent) for n, extent in extents.items()}
         with self._lock:
-            made = write_program(self._code, self._ends, shapes if self._is_open else None)
-        self._written[shapes] = made
+            known = next((x for x in self._open if x.serves(numbers)), None)
+            if known is None:
+                dims = {n: r.dim(n, numbers[n]) for n, r in self._ranges.items() if n in numbers}
+                known = write_program(self._code, self._ends, dims, numbers)
+                self._open.append(known)
+            made = known.at(extents)
+            if _are_numbers(shapes):
+                self._written[shapes] = made
+                if len(self._written) > MOST_SHAPES:
+                    del self._written[next(iter(self._written))]
         return made
 
-    def _fit(self, shapes: Shapes) -> None:
-        """Refuse shapes that the program does not declare."""
-        extents: dict[Any, int] = {}
+    def _extents(self, shapes: Shapes) -> dict[str, Dim]:
+        """What PyTorch's symbols are for these shapes, which the program has to declare."""
+        extents: dict[str, Dim] = {}
         for name, value, shape in zip(self.names, self._declared, shapes, strict=True):
             fits = len(shape) == value.ndim and all(
                 self._fits(d, n, extents) for d, n in zip(value.shape, shape, strict=True)
@@ -135,16 +150,42 @@ class Program:
                     saw=str(list(shape)),
                     hint="export with dynamic_shapes for extents that vary",
                 )
+        return extents
 
-    def _fits(self, declared: Any, extent: int, extents: dict[Any, int]) -> bool:
+    def _fits(self, declared: Any, extent: Dim, extents: dict[str, Dim]) -> bool:
         if isinstance(declared, int):
-            return declared == extent
-        symbol = declared.node.expr
-        if not symbol.is_Symbol:
-            known = symbol.subs(extents)
-            return not known.is_number or int(known) == extent
-        low, high = self._bounds.get(symbol, (0, extent))
-        return extents.setdefault(symbol, extent) == extent and bool(low <= extent <= high)
+            return bool(declared == extent)
+        found = solved(declared, extent, extents)
+        if found is not None:
+            name, extent = found
+            known = self._ranges[name]
+            extents[name] = extent
+            return bool(known.low <= extent) and bool(known.high is None or extent <= known.high)
+        try:
+            with knowing(extents):
+                return bool(dim_of(declared) == extent)
+        except NotImplementedError:  # no whole number is a solution
+            return False
+
+    def _example(self, value: Any) -> tuple[int, ...]:
+        """The shape that the program was exported with."""
+        hints = {name: known.hint for name, known in self._ranges.items()}
+        with knowing(hints):
+            return tuple(int(dim_of(d)) for d in value.shape)
+
+
+def _are_numbers(shapes: Shapes) -> bool:
+    return all(isinstance(d, int) for shape in shapes for d in shape)
+
+
+def _now(extent: Dim) -> int:
+    """An extent as it is in the call that is captured."""
+    if isinstance(extent, int):
+        return extent
+    decisions = DECISIONS.get()
+    if decisions is None:
+        raise ShapeError("torch.export", f"nothing says what the extent {extent} is")
+    return evaluate(extent, decisions.values)
 
 
 def _joined(path: Sequence[Any]) -> str:
@@ -167,16 +208,6 @@ def _refuse(given: Sequence[InputSpec]) -> None:
                 saw=type(spec.arg).__name__,
                 hint="export it with numbers that are fixed",
             )
-
-
-def _is_fixed(value: Any) -> bool:
-    return all(isinstance(d, int) for d in value.shape)
-
-
-def _example(value: Any) -> tuple[int, ...]:
-    """The shape that the program was exported with."""
-    hints = (d if isinstance(d, int) else d.node.hint for d in value.shape)
-    return tuple(2 if n is None else int(n) for n in hints)
 
 
 def _described(value: Any) -> tuple[np.dtype[Any], tuple[int | str, ...]]:

@@ -61,17 +61,29 @@ class Range:
         return extent if extent < LEAST else symbol(name, max(self.low, LEAST), self.high)
 
 
-def ranges(graph: fx.Graph) -> dict[str, Range]:
-    """PyTorch's symbols in the values of a graph."""
+def ranges(graph: fx.Graph, declared: Mapping[Any, Any] | None = None) -> dict[str, Range]:
+    """PyTorch's symbols in the values of a graph; `declared`: ranges that are closer."""
     found: dict[str, Range] = {}
     for node in graph.nodes:
         for value in pytree.tree_leaves(node.meta.get("val")):
-            sizes = _sizes(value)
-            for size in sizes:
+            for size in _sizes(value):
                 for free in size.node.expr.free_symbols:
                     if str(free) not in found:
-                        found[str(free)] = _range(size.node.shape_env, free)
+                        bounds = (declared or {}).get(free)
+                        found[str(free)] = _range(size.node.shape_env, free, bounds)
     return found
+
+
+def solved(size: Any, extent: Dim, known: Mapping[str, Dim]) -> tuple[str, Dim] | None:
+    """The symbol that a size of this extent tells, and its own extent; None: it tells none."""
+    expr = size.node.expr
+    unknown = [s for s in expr.free_symbols if str(s) not in known]
+    if expr.is_Symbol:
+        return (str(expr), extent) if unknown else None
+    if len(unknown) == 1 and len(expr.free_symbols) == 1 and isinstance(extent, int):
+        found = [x for x in sympy.solve(expr - extent, unknown[0]) if x.is_Integer]
+        return (str(unknown[0]), int(found[0])) if found else None
+    return None
 
 
 def _sizes(value: Any) -> list[Any]:
@@ -85,9 +97,9 @@ def _sizes(value: Any) -> list[Any]:
     return [v for v in given if is_symbolic(v)]
 
 
-def _range(shape_env: Any, free: Any) -> Range:
+def _range(shape_env: Any, free: Any, declared: Any = None) -> Range:
     known = getattr(shape_env, "backed_var_to_val", None) or shape_env.var_to_val
-    bounds = shape_env.var_to_range.get(free)
+    bounds = declared or shape_env.var_to_range.get(free)
     low, high = (0, None) if bounds is None else (_number(bounds.lower), _number(bounds.upper))
     hint = int(known[free]) if free in known else max(_UNKNOWN, low or 0)
     return Range(max(low or 0, 0), high, hint)

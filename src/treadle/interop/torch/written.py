@@ -12,15 +12,16 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export.graph_signature import OutputKind, OutputSpec, TensorArgument
-from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
 from treadle.base import dtype as dt
-from treadle.base.errors import LoadError, UnsupportedOp
+from treadle.base.errors import LoadError, ShapeError, UnsupportedOp
+from treadle.base.guards import deciding, require
 from treadle.base.loc import UNKNOWN, Loc
-from treadle.base.symbol import Dim
+from treadle.base.shape import Shape
+from treadle.base.symbol import Dim, Expr, Relation, evaluate
 from treadle.graph.builder import GraphBuilder, GraphOperand
+from treadle.graph.evaluate import specialize
 from treadle.graph.ir import Graph, Node, Value
 from treadle.interop.torch.nodes import (
     input_of,
@@ -29,13 +30,14 @@ from treadle.interop.torch.nodes import (
     refusal,
 )
 from treadle.interop.torch.pairs import Pair, is_complex, joined, parted
+from treadle.interop.torch.symbols import LEAST, is_number, knowing
 from treadle.interop.torch.table import name_of
 from treadle.ops.complex_parts import MakeComplex
 from treadle.ops.random import blocks_used
 from treadle.random.generator import default_generator
 from treadle.tensor import Tensor, create
 
-Shapes = tuple[tuple[int, ...], ...]
+Shapes = tuple[Shape, ...]
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)')
 _LISTED = 20
@@ -86,11 +88,12 @@ class Written:
         self.results = results
         self.updates = updates
         self._steps = list(zip(graph.nodes, _ends_of_life(graph), strict=True))
-        self._drawn = _blocks(graph, drawn)
+        self.drawn = drawn
+        self._blocks = _blocks(graph, drawn)
 
     def apply(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """The graph's outputs on tensors: its ops are applied to them one by one."""
-        states = [default_generator()._state(n) for n in self._drawn]
+        states = [default_generator()._state(n) for n in self._blocks]
         given = (*tensors, *states)
         values: dict[Value, Tensor] = dict(zip(self.graph.inputs, given, strict=True))
         for node, unused in self._steps:
@@ -127,65 +130,76 @@ def _ends_of_life(graph: Graph) -> list[list[Value]]:
     return [ending[node] for node in graph.nodes]
 
 
-def write_program(code: fx.GraphModule, ends: Ends, shapes: Shapes | None) -> Written:
-    """The program for inputs of some shapes.
+class Open:
+    """A program written with symbols for the extents that answer alike.
 
     Args:
-        code: a functional graph of ATen operators; the types noted at its nodes are renewed.
+        written: with symbols in its types.
+        fixed: extents that are numbers in it.
+    """
+
+    def __init__(self, written: Written, fixed: Mapping[str, int]) -> None:
+        self._written = written
+        self._fixed = fixed
+
+    def serves(self, numbers: Mapping[str, int]) -> bool:
+        """Whether extents, as they are in this call, have this program."""
+        small = {n: extent for n, extent in numbers.items() if extent < LEAST}
+        return (
+            small.keys() <= self._fixed.keys()
+            and all(numbers[n] == extent for n, extent in self._fixed.items())
+            and all(guard.holds(numbers) for guard in self._written.graph.guards)
+        )
+
+    def at(self, extents: Mapping[str, Dim]) -> Written:
+        """The program at extents that it serves; what it needs of symbols guards their capture."""
+        graph = self._written.graph
+        if not extents:
+            return self._written
+        for guard in graph.guards:
+            require(Relation(guard.kind, evaluate(guard.expr, extents)), _unserved)
+        results = [_at(r, extents) for r in self._written.results]
+        return Written(
+            specialize(graph, extents), results, self._written.updates, self._written.drawn
+        )
+
+
+def _unserved() -> ShapeError:
+    return ShapeError("torch.export", "extents of this call have another program")
+
+
+def _at(result: Any, extents: Mapping[str, Dim]) -> Any:
+    return evaluate(result, extents) if isinstance(result, Expr) else result
+
+
+def write_program(
+    code: fx.GraphModule, ends: Ends, dims: Mapping[str, Dim], numbers: Mapping[str, int]
+) -> Open:
+    """The program for extents that answer as those of a call.
+
+    Args:
+        code: a functional graph of ATen operators.
         ends: what its placeholders and results are.
-        shapes: of the user's tensors; None where all extents are fixed.
+        dims: extents of PyTorch's symbols: symbols, or numbers.
+        numbers: what they are in this call.
 
     Raises:
         UnsupportedOp: operators have no counterpart; all are listed.
-        LoadError: the program does not take these shapes, or writes into its inputs.
+        LoadError: the program writes into its inputs.
     """
-    if shapes is not None:
-        _propagate(code, ends, dict(zip(ends.tensors, shapes, strict=True)))
     note_what_is_read(code.graph)
     needed = _needed(code)
-    _check(needed)
     builder = GraphBuilder("exported")
-    operands = _operands(builder, code, ends)
-    for node in needed:
-        if _is_plain(node):
-            operands[node] = node.meta["val"]
-            continue
-        with builder.at(line_of(node)):
-            operands[node] = lowered(builder, node, operands)
-    return _finished(builder, code, ends, operands)
-
-
-# -- types -------------------------------------------------------------------------------------
-
-
-def _propagate(code: fx.GraphModule, ends: Ends, shapes: Mapping[str, Sequence[int]]) -> None:
-    """Note at every node the type that it has for inputs of these shapes."""
-    mode = FakeTensorMode()
-    given: list[Any] = []
-    with mode:
-        for node in code.graph.find_nodes(op="placeholder"):
-            value, name = node.meta.get("val"), str(node.target)
-            if isinstance(value, torch.Tensor):
-                shape = shapes.get(name, tuple(value.shape))
-                given.append(torch.empty(shape, dtype=value.dtype))
-            else:
-                given.append(ends.constants.get(name))
-    try:
-        FakeTensorProp(code, mode).propagate_dont_convert_inputs(*given)
-    except Exception as error:  # operators of PyTorch raise what they like
-        text = str(error).strip().partition("\n")[0]
-        listed = ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items())
-        raise LoadError(
-            "torch.export",
-            f"the program does not take these shapes: {text or type(error).__name__}",
-            saw=listed,
-            hint="extents that depend on data have no counterpart; others: check the inputs",
-        ) from error
-
-
-def _is_plain(node: fx.Node) -> bool:
-    """Whether a node makes a number of shapes, rather than a tensor."""
-    return isinstance(node.meta.get("val"), (int, float, bool))
+    with knowing(dims), deciding(numbers) as decisions:
+        with deciding(numbers):
+            _check(needed)
+        operands = _operands(builder, code, ends)
+        for node in needed:
+            with builder.at(line_of(node)):
+                operands[node] = lowered(builder, node, operands)
+        builder.guard(decisions.guards)
+        written = _finished(builder, code, ends, operands)
+    return Open(written, {n: d for n, d in dims.items() if isinstance(d, int)})
 
 
 def _needed(code: fx.GraphModule) -> list[fx.Node]:
@@ -197,7 +211,7 @@ def _needed(code: fx.GraphModule) -> list[fx.Node]:
             used.update(node.all_input_nodes)
         elif node.op not in ("placeholder", "get_attr") and node in used:
             found.append(node)
-            used.update([] if _is_plain(node) else node.all_input_nodes)
+            used.update([] if is_number(node.meta.get("val")) else node.all_input_nodes)
     return found[::-1]
 
 
@@ -208,7 +222,7 @@ def _check(nodes: Sequence[fx.Node]) -> None:
     """Raise about all nodes that have no counterpart."""
     problems: dict[tuple[str, str], list[fx.Node]] = defaultdict(list)
     for node in nodes:
-        if _is_plain(node) or node.target is operator.getitem:
+        if node.target is operator.getitem:
             continue
         reason = refusal(node)
         if reason:
@@ -287,6 +301,8 @@ def _finished(
     made: list[GraphOperand] = []
     for spec, value in zip(ends.outputs, output.args[0], strict=True):
         found = operands[value] if isinstance(value, fx.Node) else value
+        if isinstance(found, GraphOperand) and is_number(value.meta["val"]):
+            raise LoadError("torch.export", f"the result {value.name} is a real number of extents")
         if isinstance(found, Pair):  # weights stay as they lie in memory
             is_kept = spec.kind is OutputKind.BUFFER_MUTATION or found.type.dtype is not dt.float32
             found = joined(found) if is_kept else MakeComplex()(found.real, found.imag)
