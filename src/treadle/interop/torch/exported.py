@@ -1,8 +1,9 @@
 """Programs of `torch.export` as modules: parameters to train, a forward of Treadle's ops.
 
 A program is a graph of ATen operators with its weights. It is written in ops through the same table
-that the backend of `torch.compile` uses, with symbols for extents that vary, and the ops are applied
-to tensors: so the module records gradients, and is captured, compiled and dumped as any other.
+that the backend of `torch.compile` uses, with symbols for extents that vary, and the ops are
+applied to tensors: so the module records gradients, and is captured, compiled and dumped as any
+other.
 """
 
 from __future__ import annotations
