@@ -10,6 +10,7 @@ from typing import Any
 from treadle.base.errors import CheckpointError
 from treadle.base.files.strict_json import shorten
 from treadle.llm.files.checkpoint import Checkpoint, Stored, TokenizerFile
+from treadle.llm.files.packed import unpacked
 from treadle.serialization import WeightDirectory, load_directory
 from treadle.serialization.directories import (
     MAX_CONFIG,
@@ -35,6 +36,10 @@ def open_directory(path: str) -> Checkpoint:
         raise CheckpointError(path, problem, hint="name the directory of a language model")
     tokens = read_object(path, "tokenizer_config.json", MAX_CONFIG)
     there = os.path.lexists(os.path.join(path, "tokenizer.json"))
+    tensors = _tensors(weights)
+    if config.get("quantization_config"):
+        tensors = unpacked(path, config, tensors)
+        del config["quantization_config"]  # the tensors are what it made of them no longer
     return Checkpoint(
         path=path,
         config=config,
@@ -42,7 +47,7 @@ def open_directory(path: str) -> Checkpoint:
         tokenizer=TokenizerFile(os.path.join(path, "tokenizer.json"), tokens) if there else None,
         chat_template=_template(path, tokens),
         pooling=_pooling(path),
-        tensors=_tensors(weights),
+        tensors=tensors,
         metadata=weights.metadata,
     )
 
