@@ -18,7 +18,12 @@ import torch
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.utils import counters
+from torch._functorch.partitioners import (
+    default_partition,
+    min_cut_rematerialization_partition,
+)
 from torch._higher_order_ops.effects import with_effects
+from torch._ops import HigherOrderOperator
 from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
 
@@ -76,9 +81,12 @@ class Settings:
     Attributes:
         fallback_random: PyTorch draws random numbers, as without compilation; by default programs
             draw their own, under keys of PyTorch's generator.
+        recompute: backward computes again what is cheap, in place of keeping it: PyTorch's
+            partition by minimum cut, within `torch._functorch.config.activation_memory_budget`.
     """
 
     fallback_random: bool = False
+    recompute: bool = False
 
 
 def _settings(options: Mapping[str, Any] | None) -> Settings:
@@ -132,10 +140,16 @@ def backend(
         bw_compiler=partial(_boxed, settings, _all_results),
         inference_compiler=partial(_boxed, settings, _all_results),
         decompositions=decompositions(draws=not settings.fallback_random),
+        partition_fn=_minimum_cut if settings.recompute else default_partition,
     )
     made: Callable[..., Any] = compiled(module, inputs)
     # Dynamo keeps its tracer away from what a backend returns; once per call is enough.
     return getattr(made, "_torchdynamo_orig_callable", made)
+
+
+def _minimum_cut(joint: fx.GraphModule, inputs: Sequence[Any], **options: Any) -> Any:
+    """PyTorch's partition of a joint graph, for compilers that fuse what is computed again."""
+    return min_cut_rematerialization_partition(joint, inputs, compiler="inductor", **options)
 
 
 def _results_of_program() -> int | None:
@@ -156,12 +170,36 @@ def _boxed(
     inputs: Sequence[Any],
 ) -> Callable[[list[Any]], Any]:
     """Compile one graph of ATen operators."""
+    return boxed(_compiled(module, results(), settings))
+
+
+_BODIES = ("cond", "invoke_subgraph", "scan", "while_loop")
+"""Operators that PyTorch runs by calling graphs, as often as data say."""
+
+
+def _compiled(module: fx.GraphModule, results: int | None, settings: Settings) -> fx.GraphModule:
+    """A graph with programs in it, and those that it calls."""
+    for name in _bodies(module.graph):
+        body = module.get_submodule(name)
+        if isinstance(body, fx.GraphModule):
+            module.set_submodule(name, _compiled(body, None, settings))
     _drop_checks(module.graph)
     _drop_assertions(module.graph)
     look_at_bases(module.graph)
-    count = results()
-    note_what_is_read(module.graph, count)
-    return boxed(_partitioned(module, count, settings))
+    note_what_is_read(module.graph, results)
+    return _partitioned(module, results, settings)
+
+
+def _bodies(graph: fx.Graph) -> list[str]:
+    """Names of graphs that are called as branches, turns of loops or regions of their own."""
+    found: dict[str, None] = {}
+    for node in graph.nodes:
+        higher = isinstance(node.target, HigherOrderOperator)
+        is_body = higher and str(node.target) in _BODIES
+        for given in node.all_input_nodes if is_body else ():
+            if given.op == "get_attr":
+                found[str(given.target)] = None
+    return list(found)
 
 
 def _drop_checks(graph: fx.Graph) -> None:

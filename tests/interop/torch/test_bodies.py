@@ -1,0 +1,140 @@
+"""Branches, loops and regions that PyTorch keeps apart, and what backward keeps or recomputes."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+pytestmark = [
+    pytest.mark.oracle,
+    pytest.mark.filterwarnings("ignore"),  # PyTorch's own, of its compiler
+]
+
+torch = pytest.importorskip("torch", reason="needs PyTorch")
+
+from torch import nn  # noqa: E402
+
+from treadle.interop.torch import left_to_torch  # noqa: E402
+from treadle.interop.torch.parts import Instance  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def _anew() -> None:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> list[Instance]:
+    """Programs that ran, in order."""
+    found: list[Instance] = []
+    call = Instance.__call__
+    monkeypatch.setattr(
+        Instance, "__call__", lambda self, given: found.append(self) or call(self, given)
+    )
+    return found
+
+
+def either(x: Any) -> Any:
+    return torch.cond(x.sum() > 0, lambda x: (x * 2).exp(), lambda x: x.sin() - 1, (x,)) + 1
+
+
+def doubled(x: Any) -> Any:
+    def smaller(i: Any, y: Any) -> Any:
+        return i < 5
+
+    def turn(i: Any, y: Any) -> Any:
+        return i + 1, (y * 2).tanh()
+
+    return torch.while_loop(smaller, turn, (torch.tensor(0), x))[1]
+
+
+def sums(x: Any) -> Any:
+    def turn(total: Any, row: Any) -> Any:
+        made = total * 0.5 + row.sin()
+        return made, made * 2
+
+    return torch._higher_order_ops.scan(turn, torch.zeros(x.shape[1]), x, dim=0)[1]
+
+
+@torch.compiler.nested_compile_region
+def layer(x: Any, weight: Any) -> Any:
+    return torch.nn.functional.gelu(x @ weight) + x
+
+
+def region(x: Any) -> Any:
+    weight = torch.linspace(-1, 1, 16).reshape(4, 4)
+    for _ in range(3):
+        x = layer(x, weight)
+    return x
+
+
+BODIES: dict[str, tuple[Callable[[Any], Any], int]] = {
+    "cond": (either, 2),
+    "while_loop": (doubled, 5),
+    "scan": (sums, 6),
+    "invoke_subgraph": (region, 3),
+}
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_bodies_are_programs(name: str, runs: list[Instance]) -> None:
+    function, least = BODIES[name]
+    run = torch.compile(function, backend="treadle", fullgraph=True)
+    for x in (torch.randn(6, 4).abs(), -torch.randn(6, 4).abs()):
+        runs.clear()
+        torch.testing.assert_close(run(x), function(x), rtol=1e-5, atol=1e-6)
+        assert len(runs) >= least
+    operators = {entry.operator for entry in left_to_torch()}
+    assert not operators & {"sin.default", "tanh.default", "gelu.default", "exp.default"}
+
+
+def test_branches_and_regions_have_gradients() -> None:
+    for function in (either, region):
+        torch._dynamo.reset()
+        x = torch.randn(6, 4, requires_grad=True)
+        (ours,) = torch.autograd.grad(torch.compile(function, backend="treadle")(x).sum(), x)
+        (theirs,) = torch.autograd.grad(function(x).sum(), x)
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+class Deep(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+
+    def forward(self, x: Any) -> Any:
+        for one in self.layers:
+            x = torch.sigmoid(torch.exp(torch.sin(one(x))).cos()) * x
+        return x
+
+
+def kept(options: dict[str, Any]) -> tuple[int, list[Any]]:
+    """Bytes that the forward keeps, and the gradients."""
+    torch._dynamo.reset()
+    torch.manual_seed(1)
+    model, x = Deep(), torch.randn(64, 8)
+    run = torch.compile(model, backend="treadle", options=options)
+    saved: dict[int, int] = {}
+
+    def pack(tensor: Any) -> Any:
+        saved[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        y = run(x)
+    y.square().sum().backward()
+    return sum(saved.values()), [p.grad for p in model.parameters()]
+
+
+def test_backward_computes_again_what_is_cheap() -> None:
+    most, usual = kept({})
+    fewer, again = kept({"recompute": True})
+    assert fewer < 0.6 * most
+    for ours, theirs in zip(again, usual, strict=True):
+        torch.testing.assert_close(ours, theirs)
+    with torch._functorch.config.patch(activation_memory_budget=0.1):
+        least, again = kept({"recompute": True})
+    assert least <= fewer
+    for ours, theirs in zip(again, usual, strict=True):
+        torch.testing.assert_close(ours, theirs)
