@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping
 
 from treadle.serve.protocol import Refusal
 
-_HEALTH = ("/v2/health/live", "/v2/health/ready")
+_HEALTH = ("/v2/health/live", "/v2/health/ready", "/health")
 """What may be asked without a token: whoever starts and stops servers asks that."""
 
 

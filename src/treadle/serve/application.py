@@ -1,13 +1,10 @@
-"""The server as an ASGI application: addresses, their answers, and requests on their way to models.
-
-It runs under any ASGI server. `treadle.serve.connection` hands bodies over without copies.
-"""
+"""The application of the Open Inference Protocol: addresses, answers, requests for models."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -31,29 +28,9 @@ from treadle.serve.protocol import (
     read_request,
     write_response,
 )
+from treadle.serve.reception import Incoming, Receive, Reception, Scope, Send, check_method, sent
 
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-Scope = MutableMapping[str, Any]
-INCOMING = "treadle.incoming"
-"""Where a connection leaves an `Incoming` in the scope's state."""
 _READ = ("GET", "HEAD")
-
-
-class Incoming:
-    """A body that a connection writes to memory as it arrives.
-
-    Attributes:
-        memory: all of it; complete when the application is told that no more comes.
-        gone: whether the client has closed the connection.
-    """
-
-    __slots__ = ("gone", "memory")
-
-    def __init__(self, memory: memoryview) -> None:
-        self.memory = memory
-        self.gone = False
 
 
 class _Served:
@@ -66,17 +43,13 @@ class _Served:
         self.about = {"model_name": model.name, "model_version": model.version}
 
 
-class Application:
+class Application(Reception):
     """Answers for models.
 
     Args:
         models: with names and versions that differ.
         limits: of requests.
         access: who may ask; anybody if left out.
-
-    Attributes:
-        draining: whether new requests are refused, because the server ends.
-        in_flight: requests being read, run or answered.
     """
 
     def __init__(
@@ -85,18 +58,11 @@ class Application:
         limits: Limits | None = None,
         access: Access | None = None,
     ) -> None:
-        self.limits = limits or Limits()
-        self._access = access or Access()
-        self.metrics = Metrics()
-        self.draining = False
-        self.in_flight = 0
-        self._held = 0
-        """Bytes of all bodies."""
+        super().__init__(limits, access)
         self._models: dict[str, dict[str, _Served]] = {}
         for model in models:
             served = _Served(model, self.metrics, self.limits)
             self._models.setdefault(model.name, {})[model.version] = served
-        self.metrics.in_flight.set_function(lambda: self.in_flight)
 
     def close(self) -> None:
         """End the models' threads."""
@@ -104,36 +70,14 @@ class Application:
             for served in versions.values():
                 served.worker.close(timeout=1.0)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """ASGI."""
-        if scope["type"] == "lifespan":
-            await _live(receive, send)
-        elif scope["type"] == "http":
-            await self._http(scope, receive, send)
-
-    async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self.in_flight += 1
-        try:
-            response = await self._answered(scope, receive, send)
-            if response is not None:
-                await _sent(send, response, with_body=scope["method"] != "HEAD")
-        except Disconnected:
-            pass
-        finally:
-            self.in_flight -= 1
-
-    async def _answered(self, scope: Scope, receive: Receive, send: Send) -> Response | None:
+    async def answered(
+        self, parts: list[str], scope: Scope, receive: Receive, send: Send
+    ) -> Response | None:
         """The answer; None where it has been sent."""
-        parts = scope["path"].strip("/").split("/")
-        try:
-            self._access.check(scope["method"], scope["path"], dict(scope["headers"]))
-            if parts[:2] == ["v2", "models"] and parts[-1] == "infer":
-                await self._infer(self._model(parts[2:-1]), scope, receive, send)
-                return None
-            return self._read(parts, scope["method"])
-        except Refusal as refusal:
-            self.metrics.refused.labels(str(refusal.status)).inc()
-            return error_response(refusal)
+        if parts[:2] == ["v2", "models"] and parts[-1] == "infer":
+            await self._infer(self._model(parts[2:-1]), scope, receive, send)
+            return None
+        return self._read(parts, scope["method"])
 
     # -- what can be read ----------------------------------------------------------------------
 
@@ -146,12 +90,12 @@ class Application:
             case ["v2", "health", "ready"]:
                 answer = self._ready
             case ["metrics"]:
-                answer = self._metrics
+                answer = self.metrics_response
             case ["v2", "models", *rest] if rest:
                 answer = self._of_models(rest)
             case _:
                 raise Refusal(404, "there is nothing at this address; see /v2")
-        _check_method(method, *_READ)
+        check_method(method, *_READ)
         return answer()
 
     def _of_models(self, parts: list[str]) -> Callable[[], Response]:
@@ -197,10 +141,6 @@ class Application:
     def _ready(self) -> Response:
         return json_response({"ready": not self.draining}, 503 if self.draining else 200)
 
-    def _metrics(self) -> Response:
-        headers = ((b"content-type", self.metrics.content_type),)
-        return Response(200, headers, (self.metrics.text(),))
-
     # -- inference -----------------------------------------------------------------------------
 
     async def _infer(self, served: _Served, scope: Scope, receive: Receive, send: Send) -> None:
@@ -208,7 +148,7 @@ class Application:
         try:
             response = await self._inferred(served, scope, receive)
             status = response.status
-            await _sent(send, response)
+            await sent(send, response)
         finally:
             # 499 as others write it down: the client has gone.
             seconds = time.perf_counter() - started
@@ -219,10 +159,10 @@ class Application:
     async def _inferred(self, served: _Served, scope: Scope, receive: Receive) -> Response:
         held = 0
         try:
-            _check_method(scope["method"], "POST")
+            check_method(scope["method"], "POST")
             headers = dict(scope["headers"])
-            held = self._admitted(headers)
-            body, incoming = await self._body(scope, receive)
+            held = self.admitted(headers)
+            body, incoming = await self.body(scope, receive)
             model = served.model
             request = read_request(
                 body, headers.get(HEADER_LENGTH), model.inputs, model.outputs, self.limits.json
@@ -243,40 +183,7 @@ class Application:
             get_logger().error("request to %s failed", served.model.name, exc_info=error)
             return error_response(Refusal(500, f"the request failed: {type(error).__name__}"))
         finally:
-            self._held -= held
-
-    def _admitted(self, headers: Mapping[bytes, bytes]) -> int:
-        """Bytes to set aside for a request's body."""
-        if self.draining:
-            raise Refusal(503, "the server is about to end", (b"connection", b"close"))
-        if headers.get(b"content-encoding", b"identity") != b"identity":
-            raise Refusal(415, "the body is compressed: send it as it is")
-        limits, length = self.limits, headers.get(b"content-length")
-        size = limits.body if length is None else int(length)
-        if size > limits.body:
-            raise Refusal(413, f"the body has {size} bytes, {limits.body} are taken")
-        if self._held + size > limits.bodies:
-            raise Refusal(503, "too many bytes are under way", (b"retry-after", b"1"))
-        self._held += size
-        return size
-
-    async def _body(self, scope: Scope, receive: Receive) -> tuple[memoryview, Incoming | None]:
-        # Taken out, so that the memory is free when the answer is there, whoever has the scope.
-        incoming: Incoming | None = scope.get("state", {}).pop(INCOMING, None)
-        parts: list[bytes] = []
-        size, more = 0, True
-        while more:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                raise Disconnected
-            parts.append(message.get("body", b""))
-            size += len(parts[-1])
-            if size > self.limits.body:
-                raise Refusal(413, f"the body has more than {self.limits.body} bytes")
-            more = message.get("more_body", False)
-        if incoming is not None:
-            return incoming.memory, incoming
-        return memoryview(b"".join(parts)), None
+            self.given_back(held)
 
 
 def _submitted(
@@ -367,29 +274,4 @@ def _configuration(served: _Served, limits: Limits) -> Callable[[], Response]:
     return lambda: json_response(content)
 
 
-def _check_method(method: str, *allowed: str) -> None:
-    if method not in allowed:
-        header = b"allow", ", ".join(allowed).encode()
-        raise Refusal(405, f"{method} is not for this address, but {allowed[0]}", header)
-
-
-async def _live(receive: Receive, send: Send) -> None:
-    """Startup and shutdown, in which nothing is left to be done."""
-    while True:
-        kind = (await receive())["type"]
-        await send({"type": f"{kind}.complete"})
-        if kind == "lifespan.shutdown":
-            return
-
-
-async def _sent(send: Send, response: Response, with_body: bool = True) -> None:
-    headers = [*response.headers, (b"content-length", str(response.length).encode())]
-    await send({"type": "http.response.start", "status": response.status, "headers": headers})
-    parts = response.parts if with_body else ()
-    for part in parts[:-1]:
-        await send({"type": "http.response.body", "body": part, "more_body": True})
-    last = parts[-1] if parts else b""
-    await send({"type": "http.response.body", "body": last, "more_body": False})
-
-
-__all__ = ["INCOMING", "Application", "Incoming"]
+__all__ = ["Application"]

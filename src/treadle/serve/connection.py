@@ -22,9 +22,9 @@ import numpy as np
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from treadle.serve.application import INCOMING, Incoming
 from treadle.serve.limits import Limits
 from treadle.serve.protocol import HEADER_LENGTH
+from treadle.serve.reception import INCOMING, Incoming
 
 _SCRATCH = 16 * 1024
 _ALIGNMENT = 64

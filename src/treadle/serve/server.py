@@ -21,6 +21,7 @@ from treadle.serve.application import Application
 from treadle.serve.connection import Config, Connection
 from treadle.serve.limits import Limits
 from treadle.serve.models import ServedModel
+from treadle.serve.reception import Reception
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _LOOK = 0.02
@@ -45,7 +46,7 @@ class Server(uvicorn.Server):
 
     config: Config
 
-    def __init__(self, app: Application) -> None:
+    def __init__(self, app: Reception) -> None:
         super().__init__(Config(app, app.limits))
         self.app = app
         self.cut = 0
@@ -199,10 +200,14 @@ def serve(
     Raises:
         LoadError: another program has begun to listen at the address.
     """
-    app = Application(models, limits, access)
+    return run(Application(models, limits, access), sock, ready)
+
+
+def run(app: Reception, sock: socket.socket, ready: Callable[[Server], None] | None = None) -> int:
+    """Serve an application until SIGTERM or SIGINT; see `serve`."""
     server = Server(app)
 
-    async def run() -> None:
+    async def serving_alone() -> None:
         serving = asyncio.ensure_future(server.serve(sockets=[sock]))
         while not server.started and not serving.done():
             await asyncio.sleep(_LOOK)
@@ -211,7 +216,7 @@ def serve(
         await serving
 
     try:
-        asyncio.run(run())
+        asyncio.run(serving_alone())
     except OSError as error:
         raise _taken(url_of(sock), error) from error
     finally:
@@ -219,4 +224,4 @@ def serve(
     return server.cut
 
 
-__all__ = ["Server", "bind", "is_loopback", "serve", "url_of"]
+__all__ = ["Server", "bind", "is_loopback", "run", "serve", "url_of"]
