@@ -29,6 +29,7 @@ from treadle.functional import quantized as quantized
 from treadle.functional.activation import *  # noqa: F403
 from treadle.functional.attention import scaled_dot_product_attention
 from treadle.functional.block_linear import block_experts, block_linear
+from treadle.functional.cache import cache_update, cached_attention, rope
 from treadle.functional.conv import *  # noqa: F403
 from treadle.functional.deformable import *  # noqa: F403
 from treadle.functional.detection import deformable_psroi_pooling
@@ -56,6 +57,8 @@ __all__ = [
     *windows.__all__,
     "block_experts",
     "block_linear",
+    "cache_update",
+    "cached_attention",
     "deformable_psroi_pooling",
     "dropout",
     "einsum",
@@ -71,6 +74,7 @@ __all__ = [
     "pixel_shuffle",
     "region_restricted_conv",
     "remap",
+    "rope",
     "scaled_dot_product_attention",
     "tensor",
     "topk_accuracy",

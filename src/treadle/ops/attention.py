@@ -87,7 +87,7 @@ class Attention(Composite):
             return 1.0 / math.sqrt(max(d, 1))
         return self.scale
 
-    def _scaled(self, x: V, d: Dim) -> V:
+    def scaled(self, x: V, d: Dim) -> V:
         """x times the scale."""
         factor = self.scale_of(d)
         if factor is not None:
@@ -96,7 +96,7 @@ class Attention(Composite):
 
     def scores(self, q: Any, k: Any, mask: tuple[Any, ...]) -> Any:
         """Attention weights before softmax, in the compute type; operands."""
-        scores = self._scaled(widen(Matmul(False, True)(q, k)), q.shape[-1])
+        scores = self.scaled(widen(Matmul(False, True)(q, k)), q.shape[-1])
         if mask:
             if mask[0].type.dtype is dt.bool_:
                 scores = Where()(mask[0], scores, scores.constant(-math.inf))
@@ -164,7 +164,7 @@ class Attention(Composite):
             dscores = weighted - weights * weighted.sum((last,), keepdims=True)
             if any(needs[3:]):
                 dmask = dscores.sum_to(mask[0].type.shape).astype(mask[0].type.dtype)
-            dproduct = self._scaled(dscores, q.shape[-1]).astype(q.type.dtype)
+            dproduct = self.scaled(dscores, q.shape[-1]).astype(q.type.dtype)
             if needs[0]:
                 dq = Matmul()(dproduct, k).sum_to(q.type.shape)
             if needs[1]:

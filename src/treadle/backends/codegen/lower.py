@@ -11,13 +11,14 @@ from dataclasses import replace
 
 from treadle.backends.api import Support, no
 from treadle.backends.codegen import tuned
+from treadle.backends.codegen.attention import lower_attention, lower_cached  # noqa: F401
 
 # Imported so that their lowerings register.
-from treadle.backends.codegen.attention import lower_attention  # noqa: F401
 from treadle.backends.codegen.block_products import lower_block_matmul  # noqa: F401
 from treadle.backends.codegen.contraction import lower_contraction  # noqa: F401
 from treadle.backends.codegen.irregular import (  # noqa: F401
     arg_reduce,
+    cache,
     gather,
     index_check,
     joining,

@@ -1,0 +1,394 @@
+"""Attention over a cache: one work item is a head of keys and some of the queries that share it.
+
+Queries that stand at neighboring positions, and all heads of a group, are rows; a tile has up to
+four of them. Keys are taken in blocks that stay in the caches while every tile of the item meets
+them, so memory is read once, nothing is packed, and only positions that some row sees are read.
+Running maxima and sums are kept per row as in `forward`.
+
+Scores lie in scratch as [key][row of the tile], so that a vector holds neighboring keys of all rows
+and no step needs a sum across lanes but the transposed one that makes the scores.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+
+from treadle.backends.codegen.attention.operands import LOG2_E, round_up
+from treadle.backends.codegen.attention.row import MOST_UNROLLED, sum_lanes
+from treadle.backends.codegen.attention.softmax import power_of_two
+from treadle.backends.codegen.irregular.cache import bounded
+from treadle.backends.codegen.kernel.builder import Builder, kernel
+from treadle.backends.codegen.kernel.ir import Kernel, Value, pointer, size
+from treadle.backends.codegen.target import Target
+from treadle.base import dtype as dt
+from treadle.base.dtype import DType
+from treadle.ops.precision import compute_type
+
+BLOCK = 128
+"""Keys that all tiles of an item meet before the next ones are read."""
+ROWS = 32
+"""Rows of an item at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """The constants of a kernel.
+
+    Attributes:
+        dtype, kept: element types of queries and results, and of the cache.
+        d, e: features of keys and of values.
+        scale, window, softcap: of the op, with the scale known.
+        sinks: their element type, if there are any.
+        places: element types of starts, ends and rows.
+        target: for whom.
+    """
+
+    dtype: DType
+    kept: DType
+    d: int
+    e: int
+    scale: float
+    window: int | None
+    softcap: float | None
+    sinks: DType | None
+    places: tuple[DType, ...]
+    target: Target
+
+    @property
+    def compute(self) -> DType:
+        """The type sums are computed in."""
+        return compute_type(self.dtype)
+
+    @property
+    def lanes(self) -> int:
+        """Lanes of a vector of the compute type."""
+        return self.target.lanes(self.compute)
+
+    @property
+    def tile(self) -> int:
+        """Rows of a tile."""
+        return min(4, self.lanes)
+
+    @property
+    def together(self) -> int:
+        """Keys of which a vector of scores holds those of all rows."""
+        return self.lanes // self.tile
+
+    @property
+    def columns(self) -> int:
+        """Vectors of a row of results that are summed at a time."""
+        return 4 if self.target.registers >= 32 else 2
+
+
+@dataclass(frozen=True, slots=True)
+class _Scratch:
+    """Rows of an item: scaled queries, results, maxima, sums, limits; scores of one tile."""
+
+    q: Value
+    y: Value
+    largest: Value
+    sums: Value
+    begins: Value
+    ends: Value
+    scores: Value
+
+
+@dataclass(frozen=True, slots=True)
+class _Keys:
+    """One head of a cache: keys and values, and the item's first query and result."""
+
+    k: Value
+    v: Value
+
+
+class _Cached:
+    """Writes the kernel of one spec."""
+
+    def __init__(self, spec: Spec) -> None:
+        self.s = s = spec
+        self.q, self.y = pointer(s.dtype, "q"), pointer(s.dtype, "y")
+        self.k, self.v = pointer(s.kept, "k"), pointer(s.kept, "v")
+        names = ("starts", "ends", "rows")
+        self.places = [pointer(t, n) for t, n in zip(s.places, names, strict=True)]
+        self.sinks = None if s.sinks is None else pointer(s.sinks, "sinks")
+        sizes = ("sequences", "shared", "group", "time", "capacity", "chunks")
+        self.sizes = [size(n) for n in sizes]
+        self.sequences, self.shared, self.group, self.time, self.capacity, self.chunks = self.sizes
+        self.d_pitch, self.e_pitch = round_up(s.d, s.lanes), round_up(s.e, s.lanes)
+        # The compare of positions has as many lanes as scores.
+        self.number = dt.int32 if s.compute.itemsize == 4 else dt.int64
+
+    @property
+    def parameters(self) -> tuple[Value, ...]:
+        more = () if self.sinks is None else (self.sinks,)
+        return (self.q, self.k, self.v, self.y, *self.places, *more, *self.sizes)
+
+    def write(self, b: Builder, lo: Value, hi: Value) -> None:
+        s = self.s
+        scratch = _Scratch(
+            b.stack(s.compute, ROWS * self.d_pitch),
+            b.stack(s.compute, ROWS * self.e_pitch),
+            b.stack(s.compute, ROWS),
+            b.stack(s.compute, ROWS),
+            b.stack(self.number, ROWS),
+            b.stack(self.number, ROWS),
+            b.stack(s.compute, (BLOCK + s.together) * s.tile),
+        )
+        b.loop(lo, hi, 1, lambda item: self.item(b, scratch, item))
+
+    def item(self, b: Builder, scratch: _Scratch, item: Value) -> None:
+        """Some rows of one head of keys; a row is (step, head of the group), the head fastest."""
+        chunk, entry = b.rem(item, self.chunks), b.div(item, self.chunks)
+        head, row = b.rem(entry, self.shared), b.div(entry, self.shared)
+        start, end = (bounded(b, b.load(p, row), self.capacity) for p in self.places[:2])
+        sequence = bounded(b, b.load(self.places[2], row), b.sub(self.sequences, 1))
+        count = b.max(b.min(b.sub(end, start), self.time), 0)
+        first = b.mul(chunk, ROWS)
+        every = b.min(b.sub(b.mul(self.time, self.group), first), ROWS)
+        meant = b.max(b.min(b.sub(b.mul(count, self.group), first), ROWS), 0)
+        line = b.mul(b.add(b.mul(sequence, self.shared), head), self.capacity)
+        keys = _Keys(
+            b.offset(self.k, b.mul(line, self.s.d)), b.offset(self.v, b.mul(line, self.s.e))
+        )
+        queries = b.mul(b.add(b.mul(row, self.shared), head), b.mul(self.group, self.time))
+
+        def place(r: Value) -> Value:
+            """The number of a row among all lines of q, or of results."""
+            at = b.add(first, r)
+            step, member = b.div(at, self.group), b.rem(at, self.group)
+            return b.add(queries, b.add(b.mul(member, self.time), step))
+
+        def work() -> None:
+            tiles = b.mul(b.div(b.add(meant, self.s.tile - 1), self.s.tile), self.s.tile)
+            last = b.sub(meant, 1)
+            sink = b.mul(head, self.group)
+
+            def prepare(r: Value) -> None:
+                real = b.min(r, last)
+                step = b.div(b.add(first, real), self.group)
+                member = b.rem(b.add(first, real), self.group)
+                self.prepare(b, scratch, r, place(real), b.add(start, step), b.add(sink, member))
+
+            b.loop(0, tiles, 1, prepare)
+            lowest = b.cast(b.load(scratch.begins, 0), dt.int64)
+            most = b.cast(b.load(scratch.ends, last), dt.int64)
+
+            def block(begin: Value) -> None:
+                stop = b.min(b.add(begin, BLOCK), most)
+                b.loop(0, tiles, self.s.tile, lambda r: self.tile(b, scratch, keys, r, begin, stop))
+
+            b.loop(lowest, most, BLOCK, block)
+            b.loop(0, meant, 1, lambda r: self.finish(b, scratch, r, place(r)))
+
+        b.branch(b.compare("lt", 0, meant), work)
+
+        def clear(r: Value) -> None:
+            b.zero(b.offset(self.y, b.mul(place(r), self.s.e)), self.s.e)
+
+        b.loop(meant, every, 1, clear)
+
+    def prepare(
+        self, b: Builder, scratch: _Scratch, r: Value, place: Value, position: Value, head: Value
+    ) -> None:
+        """The scaled query of a row, the keys it sees, and nothing summed but its sink."""
+        s = self.s
+        factor = s.scale * LOG2_E if s.softcap is None else s.scale / s.softcap
+        source, into = b.offset(self.q, b.mul(place, s.d)), b.mul(r, self.d_pitch)
+        for column in range(0, s.d, s.lanes):
+            value = b.cast(b.load(source, column, s.lanes, _tail(b, s, s.d, column)), s.compute)
+            b.store(b.offset(scratch.q, into), column, b.mul(value, factor), aligned=True)
+        b.zero(b.offset(scratch.y, b.mul(r, self.e_pitch)), self.e_pitch)
+        end = b.add(position, 1)
+        begin = b.index(0) if s.window is None else b.max(b.sub(end, s.window), 0)
+        b.store(scratch.begins, r, b.cast(begin, self.number))
+        b.store(scratch.ends, r, b.cast(end, self.number))
+        largest, total = b.constant(-math.inf, s.compute), b.constant(0.0, s.compute)
+        if self.sinks is not None:
+            largest = b.mul(b.cast(b.load(self.sinks, head), s.compute), LOG2_E)
+            total = b.constant(1.0, s.compute)
+        b.store(scratch.largest, r, largest)
+        b.store(scratch.sums, r, total)
+
+    def tile(
+        self, b: Builder, scratch: _Scratch, keys: _Keys, r: Value, begin: Value, stop: Value
+    ) -> None:
+        """The rows from r on against those keys of [begin, stop) that one of them sees."""
+        s = self.s
+        least = b.cast(b.load(scratch.begins, r), dt.int64)
+        most = b.cast(b.load(scratch.ends, b.add(r, s.tile - 1)), dt.int64)
+        begin, stop = b.max(begin, least), b.min(stop, most)
+
+        def work() -> None:
+            largest = self.score(b, scratch, keys, r, begin, stop)
+            factors = self.weigh(b, scratch, r, largest, b.sub(stop, begin))
+            for column in range(0, self.e_pitch, s.columns * s.lanes):
+                self.average(b, scratch, keys, r, (begin, stop), column, factors)
+
+        b.branch(b.compare("lt", begin, stop), work)
+
+    def score(
+        self, b: Builder, scratch: _Scratch, keys: _Keys, r: Value, begin: Value, stop: Value
+    ) -> Value:
+        """Scores, in units of log 2, in scratch; their largest, by lane."""
+        s = self.s
+        limits = [self.per_lane(b, x, r) for x in (scratch.begins, scratch.ends)]
+        # What a last vector holds behind the block counts with the next one.
+        limits[1] = b.min(limits[1], b.splat(b.cast(stop, self.number), s.lanes))
+        shift = s.tile.bit_length() - 1
+        numbers = b.bitwise("shr", b.iota(self.number, s.lanes), shift)
+        queries = [b.offset(scratch.q, b.mul(b.add(r, i), self.d_pitch)) for i in range(s.tile)]
+        last = b.sub(stop, 1)
+
+        def turn(key: Value, largest: Value) -> tuple[Value, ...]:
+            lines = [
+                b.offset(keys.k, b.mul(b.min(b.add(key, i), last), s.d)) for i in range(s.together)
+            ]
+            found = sum_lanes(b, self.products(b, queries, lines))
+            if s.softcap is not None:
+                found = b.mul(_tanh(b, found), s.softcap * LOG2_E)
+            at = b.add(b.splat(b.cast(key, self.number), s.lanes), numbers)
+            seen = b.bitwise("and", b.compare("le", limits[0], at), b.compare("lt", at, limits[1]))
+            score = b.select(seen, found, b.constant(-math.inf, s.compute, s.lanes))
+            b.store(scratch.scores, b.mul(b.sub(key, begin), s.tile), score, aligned=True)
+            return (b.max(score, largest),)
+
+        lowest = b.constant(-math.inf, s.compute, s.lanes)
+        return b.loop(begin, stop, s.together, turn, (lowest,))[0]
+
+    def per_lane(self, b: Builder, source: Value, r: Value) -> Value:
+        """Numbers of a tile's rows, for each key that a vector holds."""
+        vector = b.load(source, r, self.s.tile)
+        return b.shuffle(vector, vector, [i % self.s.tile for i in range(self.s.lanes)])
+
+    def products(self, b: Builder, queries: list[Value], lines: list[Value]) -> tuple[Value, ...]:
+        """Sums by lane of each key times each query, keys outside."""
+        s = self.s
+
+        def turn(column: Value | int, *sums: Value, mask: Value | None = None) -> tuple[Value, ...]:
+            loaded = [b.cast(b.load(x, column, s.lanes, mask), s.compute) for x in lines]
+            rows = [b.load(q, column, s.lanes, aligned=True) for q in queries]
+            pairs = [(x, y) for x in loaded for y in rows]
+            return tuple(b.fma(x, y, t) for (x, y), t in zip(pairs, sums, strict=True))
+
+        full = s.d // s.lanes * s.lanes
+        sums = (b.constant(0.0, s.compute, s.lanes),) * s.lanes
+        if full <= MOST_UNROLLED * s.lanes:
+            for column in range(0, full, s.lanes):
+                sums = turn(column, *sums)
+        else:
+            sums = b.loop(0, full, s.lanes, turn, sums)
+        return turn(full, *sums, mask=_tail(b, s, s.d, full)) if full < s.d else sums
+
+    def weigh(
+        self, b: Builder, scratch: _Scratch, r: Value, largest: Value, count: Value
+    ) -> list[Value]:
+        """Make scores weights, add them to the rows' sums; what earlier results are scaled by."""
+        s = self.s
+        before = self.per_lane(b, scratch.largest, r)
+        largest = b.max(before, _over_keys(b, s, largest, b.max))
+        shift = b.select(
+            b.compare("lt", b.abs(largest), math.inf),
+            largest,
+            b.constant(0.0, s.compute, s.lanes),
+        )
+
+        def turn(at: Value, total: Value) -> tuple[Value, ...]:
+            score = b.load(scratch.scores, at, s.lanes, aligned=True)
+            weight = power_of_two(b, b.sub(score, shift))
+            b.store(scratch.scores, at, weight, aligned=True)
+            return (b.add(weight, total),)
+
+        zero = b.constant(0.0, s.compute, s.lanes)
+        (total,) = b.loop(0, b.mul(count, s.tile), s.lanes, turn, (zero,))
+        factor = power_of_two(b, b.sub(before, shift))
+        sums = b.fma(self.per_lane(b, scratch.sums, r), factor, _over_keys(b, s, total, b.add))
+        found = []
+        for i in range(s.tile):
+            at = b.add(r, i)
+            b.store(scratch.sums, at, b.extract(sums, i))
+            b.store(scratch.largest, at, b.extract(largest, i))
+            found.append(b.extract(factor, i))
+        return found
+
+    def average(
+        self,
+        b: Builder,
+        scratch: _Scratch,
+        keys: _Keys,
+        r: Value,
+        span: tuple[Value, Value],
+        first: int,
+        factors: list[Value],
+    ) -> None:
+        """Some columns of a tile's results: scaled by the factors, and weighted values added."""
+        s, (begin, stop) = self.s, span
+        columns = range(first, min(s.e, first + s.columns * s.lanes), s.lanes)
+        places = [
+            (b.offset(scratch.y, b.mul(b.add(r, i), self.e_pitch)), column)
+            for i in range(s.tile)
+            for column in columns
+        ]
+        sums = [
+            b.mul(b.load(row, column, s.lanes, aligned=True), factors[i // len(columns)])
+            for i, (row, column) in enumerate(places)
+        ]
+
+        def turn(key: Value, *sums: Value) -> tuple[Value, ...]:
+            line = b.offset(keys.v, b.mul(key, s.e))
+            values = [
+                b.cast(b.load(line, c, s.lanes, _tail(b, s, s.e, c)), s.compute) for c in columns
+            ]
+            at = b.mul(b.sub(key, begin), s.tile)
+            found = []
+            for i in range(s.tile):
+                weight = b.splat(b.load(scratch.scores, b.add(at, i)), s.lanes)
+                mine = sums[i * len(values) : (i + 1) * len(values)]
+                found += [b.fma(weight, v, t) for v, t in zip(values, mine, strict=True)]
+            return tuple(found)
+
+        sums = list(b.loop(begin, stop, 1, turn, sums))
+        for (row, column), value in zip(places, sums, strict=True):
+            b.store(row, column, value, aligned=True)
+
+    def finish(self, b: Builder, scratch: _Scratch, r: Value, place: Value) -> None:
+        """A row's result, divided by its sum."""
+        s = self.s
+        inverse = b.div(b.constant(1.0, s.compute), b.load(scratch.sums, r))
+        source = b.offset(scratch.y, b.mul(r, self.e_pitch))
+        line = b.offset(self.y, b.mul(place, s.e))
+        for column in range(0, s.e, s.lanes):
+            value = b.mul(b.load(source, column, s.lanes, aligned=True), inverse)
+            b.store(line, column, b.cast(value, s.dtype), _tail(b, s, s.e, column))
+
+
+def _tail(b: Builder, s: Spec, width: int, column: int) -> Value | None:
+    """The mask of a vector of a row's columns; None where all exist."""
+    left = width - column
+    return None if left >= s.lanes else b.first_lanes(left, s.lanes)
+
+
+def _over_keys(b: Builder, s: Spec, x: Value, join: Callable[[Value, Value], Value]) -> Value:
+    """Joins what lanes of one row hold; every lane has the result of its row."""
+    distance = s.tile
+    while distance < s.lanes:
+        order = [i ^ distance for i in range(s.lanes)]
+        x = join(x, b.shuffle(x, x, order))
+        distance *= 2
+    return x
+
+
+def _tanh(b: Builder, x: Value) -> Value:
+    """Exact to a unit in the last place of 1, which is all that scores need."""
+    power = power_of_two(b, b.mul(b.abs(x), -2 * LOG2_E))
+    one = b.constant(1.0, x.dtype, x.lanes)
+    return b.copysign(b.div(b.sub(one, power), b.add(one, power)), x)
+
+
+@cache
+def cached_kernel(spec: Spec) -> Kernel:
+    """The kernel over (q, k, v, y, starts, ends, rows[, sinks], sizes)."""
+    made = _Cached(spec)
+    return kernel("cached_attention", made.parameters, made.write, (), spec.target.features)

@@ -1,0 +1,58 @@
+"""Lowering of attention over caches."""
+
+from __future__ import annotations
+
+from treadle.backends.api import Support, no
+from treadle.backends.codegen.attention.cached import ROWS, Spec, cached_kernel
+from treadle.backends.codegen.lowering import lowers
+from treadle.backends.codegen.target import Target
+from treadle.backends.program import Launch, Lowered, Ref
+from treadle.base.estimates import estimate
+from treadle.base.types import TensorType
+from treadle.ops.cache import CachedAttention
+
+MOST_FEATURES = 512
+"""Features of a head beyond which rows of an item no longer fit the caches."""
+SERIAL_FLOPS = 200_000
+"""Less work than this is over before other threads have woken up."""
+
+
+@lowers(CachedAttention)
+def lower_cached_attention(
+    op: CachedAttention, types: tuple[TensorType, ...], frozen: tuple[bool, ...], target: Target
+) -> Lowered | Support:
+    """One launch; what is read of the caches is known when it runs."""
+    q, k, v, *places = types
+    d, e = k.shape[3], v.shape[3]
+    heads, shared = q.shape[1], k.shape[1]
+    numbers = all(isinstance(x, int) for x in (d, e, heads, shared))
+    if target.fine:
+        return no("op", "attention over caches is written for processors")
+    if not numbers or max(int(d), int(e)) > MOST_FEATURES:
+        return no("size-limit", f"heads have a known number of features up to {MOST_FEATURES}")
+    spec = Spec(
+        q.dtype,
+        k.dtype,
+        int(d),
+        int(e),
+        op.scale_of(d),
+        op.window,
+        op.softcap,
+        places[3].dtype if len(places) > 3 else None,
+        tuple(t.dtype for t in places[:3]),
+        target,
+    )
+    group, time = int(heads) // int(shared), q.shape[2]
+    chunks = -(-(group * time) // ROWS)
+    sizes = k.shape[0], shared, group, time, k.shape[2], chunks
+    operands = [Ref("input", i) for i in range(len(types))]
+    arguments = (*operands[:3], Ref("output", 0), *operands[3:], *sizes)
+    # Half of the capacity, for want of knowing.
+    keys = k.shape[2] if op.window is None else min(op.window, estimate(k.shape[2]))
+    flops = q.shape[0] * heads * time * keys * (int(d) + int(e))
+    nbytes = q.shape[0] * shared * keys * (int(d) + int(e)) * k.dtype.itemsize // 2
+    items = q.shape[0] * shared * chunks
+    serial = items == 1 if isinstance(items, int) else False
+    serial = serial or estimate(flops) < SERIAL_FLOPS
+    launch = Launch(cached_kernel(spec), arguments, items, serial, flops, nbytes)
+    return Lowered((launch,))

@@ -1,0 +1,317 @@
+"""Keys and values that decoders keep: writing them at run-time positions, and attention over them.
+
+A cache is [N, H, S, D]: N sequences of at most S positions. Row b of a call works on sequence
+rows[b], which holds starts[b] positions before and ends[b] after it; tokens that a call has beyond
+are padding: nothing is written for them and their results are zeros.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from treadle.base import dtype as dt
+from treadle.base.errors import DTypeError, IndexRangeError, ShapeError
+from treadle.base.shape import require_equal
+from treadle.base.symbol import Dim
+from treadle.base.types import TensorType
+from treadle.ops.attention import Attention
+from treadle.ops.composite import Composite
+from treadle.ops.creation import Extent, Iota
+from treadle.ops.gather import Index, Take, check_index
+from treadle.ops.index_numpy import check_indices, writable
+from treadle.ops.logic import Equal, LogicalAnd
+from treadle.ops.matmul import Matmul
+from treadle.ops.movement import Concat
+from treadle.ops.op import Array, IndexRange, Op, op
+from treadle.ops.precision import compute_type, widen
+from treadle.ops.reduce import Argmax, Max
+from treadle.ops.sample import Arg, BadSample, Sample
+from treadle.ops.select import Where
+from treadle.ops.slicing import along
+from treadle.ops.softmax import Softmax
+from treadle.ops.unary import Tanh
+
+
+def _check_places(op: Op, types: tuple[TensorType, ...], first: int, batch: Dim) -> None:
+    """Raise unless starts, ends and rows, from operand `first` on, are indices [batch]."""
+    for i in range(first, first + 3):
+        check_index(op, types, i)
+        op.check_ndim(types, i, 1)
+        require_equal(
+            types[i].shape[0],
+            batch,
+            lambda: op.error("starts, ends and rows are [B]", types, "give one for each row"),
+        )
+
+
+def _ranges(cache: TensorType, first: int) -> tuple[IndexRange, ...]:
+    """Of starts, ends and rows."""
+    sequences, capacity = cache.shape[0], cache.shape[2]
+    return ((first, 0, capacity + 1), (first + 1, 0, capacity + 1), (first + 2, 0, sequences))
+
+
+def _counter(like: Any, n: Dim) -> Any:
+    """0, 1, ... as an operand beside `like`."""
+    return like.apply(Iota(0, 1, n, dt.int32), ())[0]
+
+
+@op
+class CacheUpdate(Composite):
+    """cache [N, H, S, D] with x [B, H, T, D] at positions from starts[b] on of sequence rows[b].
+
+    cache[rows[b], :, starts[b] + t] = x[b, :, t] for starts[b] + t < ends[b]; what else x holds is
+    padding and goes nowhere. Rows are distinct; of two that are not, the first one counts.
+    """
+
+    name = "cache_update"
+    operands = ("cache", "x", "starts", "ends", "rows")
+    dtypes = dt.ALL
+    selects = True
+
+    def infer(self, *types: TensorType) -> tuple[TensorType, ...]:
+        if len(types) != 5:
+            raise self.error("takes cache, x, starts, ends and rows", types, "pass all five")
+        cache, x = types[:2]
+        self.check_same_dtype((cache, x))
+        for i in (0, 1):
+            self.check_ndim(types, i, 4)
+        _check_places(self, types, 2, x.shape[0])
+        for axis in (1, 3):
+            require_equal(
+                cache.shape[axis],
+                x.shape[axis],
+                lambda: self.error(
+                    "cache is [N, H, S, D] and x [B, H, T, D]", types, "reshape x like the cache"
+                ),
+            )
+        return (cache.with_shape(cache.shape),)
+
+    def index_ranges(self, types: tuple[TensorType, ...]) -> tuple[IndexRange, ...]:
+        return _ranges(types[0], 2)
+
+    def body(self, cache: Any, x: Any, starts: Any, ends: Any, rows: Any) -> Any:
+        (sequences, _, capacity, _), (batch, _, time, _) = cache.shape, x.shape
+        starts, ends, rows = (v.astype(dt.int32) for v in (starts, ends, rows))
+        every = _counter(cache, sequences).reshape((sequences, 1))
+        named = Equal()(rows.reshape((1, batch)), every).astype(dt.int32)
+        whose = Argmax(1)(named).reshape((sequences,))
+        is_named = Max((1,))(named).reshape((sequences, 1))
+        slots = _counter(cache, capacity).reshape((1, capacity))
+        first, last = (Take(0)(v, whose).reshape((sequences, 1)) for v in (starts, ends))
+        step = slots - first
+        both, limit = LogicalAnd(), cache.apply(Extent(time, dt.int32), ())[0]
+        written = both(both(step >= 0, step < limit), both(slots < last, is_named > 0))
+        taken = Where()(written, step, step.constant(0))
+        values = Index((0, 2))(x, whose.reshape((sequences, 1)), taken).transpose((0, 2, 1, 3))
+        return Where()(written.reshape((sequences, 1, capacity, 1)), values, cache)
+
+    def reference(self, cache: Array, x: Array, starts: Array, ends: Array, rows: Array) -> Array:
+        check_indices(self, (cache, x, starts, ends, rows))
+        made = writable(cache)
+        for b in reversed(range(len(rows))):
+            count = min(int(ends[b]) - int(starts[b]), x.shape[2])
+            if count > 0:
+                made[rows[b], :, starts[b] : starts[b] + count] = x[b, :, :count]
+        return made
+
+    @classmethod
+    def samples(cls) -> tuple[Sample, ...]:
+        starts = Arg((2,), dt.int32, values=(3, 1))
+        ends, rows = (Arg((2,), dt.int32, values=v) for v in ((5, 2), (2, 0)))
+        one, zero = (Arg((1,), dt.int64, values=(v,)) for v in (1, 0))
+        return (
+            Sample(cls(), (Arg((3, 2, 6, 4)), Arg((2, 2, 3, 4)), starts, ends, rows)),
+            Sample(cls(), (Arg((1, 1, 1, 1)), Arg((1, 1, 1, 1)), zero, one, zero)),
+            Sample(cls(), (Arg((1, 2, 3, 2)), Arg((1, 2, 2, 2)), one, one, zero)),
+        )
+
+    @classmethod
+    def bad_samples(cls) -> tuple[BadSample, ...]:
+        cache, x = Arg((3, 2, 6, 4)), Arg((2, 2, 3, 4))
+        good, beyond = (Arg((2,), dt.int32, values=v) for v in ((2, 0), (7, 0)))
+        rows = Arg((2,), dt.int32, values=(3, 0))
+        other, short = Arg((2, 2, 3, 4), dt.int32), Arg((1,), dt.int32, values=(0,))
+        return (
+            BadSample(cls, (cache, x, good, beyond, good), IndexRangeError, "7"),
+            BadSample(cls, (cache, x, good, good, rows), IndexRangeError, "3"),
+            BadSample(cls, (cache, Arg((2, 1, 3, 4)), good, good, good), ShapeError, "cache is"),
+            BadSample(cls, (cache, x, good, good, short), ShapeError, "are [B]"),
+            BadSample(cls, (cache, other, good, good, good), DTypeError, "differ in"),
+            BadSample(cls, (cache, x, good, good), ShapeError, "takes cache"),
+        )
+
+
+@op
+class CachedAttention(Composite):
+    """Attention of q [B, Hq, T, D] over the caches k [N, Hkv, S, D] and v [N, Hkv, S, E].
+
+    Query t of row b stands at position starts[b] + t of sequence rows[b] and sees the keys up to
+    there, with a `window` only so many of them. Hq is a multiple of Hkv: neighboring query heads
+    share a head of keys. Scores are scaled (None: by 1 / sqrt(D)), and with a `softcap` c become
+    c tanh(s / c). `sinks` [Hq] adds one more score to each softmax, which has no value. Queries
+    from ends[b] on are padding and give zeros. Caches may have another float type than q; weights
+    and sums are computed in that of q, at least float32.
+    """
+
+    scale: float | None = None
+    window: int | None = None
+    softcap: float | None = None
+
+    name = "cached_attention"
+    operands = ("q", "k", "v", "starts", "ends", "rows", "*sinks")
+    dtypes = dt.FLOATS
+    amp = "low"
+
+    def infer(self, *types: TensorType) -> tuple[TensorType, ...]:
+        if not 6 <= len(types) <= 7:
+            raise self.error(
+                "takes q, k, v, starts, ends, rows and at most sinks", types, "pass rows"
+            )
+        self.check_dtype(types)
+        q, k, v = types[:3]
+        for i in range(3):
+            self.check_ndim(types, i, 4)
+        if k.dtype not in self.dtypes or v.dtype is not k.dtype:
+            raise DTypeError(
+                self.name,
+                f"caches are {k.dtype.name} and {v.dtype.name}",
+                saw=self.saw(types),
+                hint="give both one type of floats",
+            )
+        _check_places(self, types, 3, q.shape[0])
+
+        def mismatch() -> ShapeError:
+            problem = "q is [B, Hq, T, D], k [N, Hkv, S, D], v [N, Hkv, S, E]"
+            return self.error(problem, types, "Hq is a multiple of Hkv")
+
+        require_equal(q.shape[3], k.shape[3], mismatch)
+        for axis in range(3):
+            require_equal(k.shape[axis], v.shape[axis], mismatch)
+        heads, shared = q.shape[1], k.shape[1]
+        if isinstance(heads, int) and isinstance(shared, int) and heads % max(shared, 1):
+            raise mismatch()
+        if self.window is not None and self.window < 1:
+            raise self.error(f"has a window of {self.window}", types, "None: no window")
+        if len(types) == 7:
+            self._check_sinks(types)
+        return (TensorType(q.dtype, (*q.shape[:3], v.shape[3])),)
+
+    def _check_sinks(self, types: tuple[TensorType, ...]) -> None:
+        q, sinks = types[0], types[6]
+        if sinks.dtype not in (q.dtype, compute_type(q.dtype)):
+            raise DTypeError(
+                self.name, f"sinks are {sinks.dtype.name}", saw=self.saw(types), hint="cast them"
+            )
+        problem = self.error("sinks are [Hq]", types, "give one for each query head")
+        if sinks.ndim != 1:
+            raise problem
+        require_equal(sinks.shape[0], q.shape[1], lambda: problem)
+
+    def index_ranges(self, types: tuple[TensorType, ...]) -> tuple[IndexRange, ...]:
+        return _ranges(types[1], 3)
+
+    def scale_of(self, d: Dim) -> float:
+        """What products of queries and keys are multiplied by."""
+        return self.scale if self.scale is not None else 1.0 / math.sqrt(max(int(d), 1))
+
+    def body(self, q: Any, k: Any, v: Any, starts: Any, ends: Any, rows: Any, *sinks: Any) -> Any:
+        batch, heads, time, d = q.shape
+        _, shared, capacity, e = v.shape
+        group, wide = heads // shared, compute_type(q.type.dtype)
+        starts, ends = (x.astype(dt.int32).reshape((batch, 1, 1, 1, 1)) for x in (starts, ends))
+        places = _counter(q, time).reshape((1, 1, 1, time, 1)) + starts
+        keys = _counter(q, capacity).reshape((1, 1, 1, 1, capacity))
+        # What lies behind the last position may be anything, NaN as well.
+        held = (keys < ends).reshape((batch, 1, capacity, 1))
+        zero = q.constant(0.0, wide)
+        k, v = (Where()(held, Take(0)(x, rows).astype(wide), zero) for x in (k, v))
+        queries = (
+            Attention(False, self.scale)
+            .scaled(widen(q), d)
+            .reshape((batch, shared, group * time, d))
+        )
+        scores = Matmul(False, True)(queries, k).reshape((batch, shared, group, time, capacity))
+        if self.softcap is not None:
+            scores = Tanh()(scores * (1 / self.softcap)) * self.softcap
+        seen = keys <= places
+        if self.window is not None:
+            seen = LogicalAnd()(seen, keys > places - self.window)
+        # Padding sees all keys, so that no row of weights is NaN.
+        meant = places < ends
+        seen = Where()(meant, seen, keys >= 0)
+        scores = Where()(seen, scores, scores.constant(-math.inf))
+        if sinks:
+            column = sinks[0].astype(wide).reshape((1, shared, group, 1, 1))
+            column = column.broadcast_to((batch, shared, group, time, 1))
+            weights = along(Softmax(4)(Concat(4)(scores, column)), 4, 0, capacity)
+        else:
+            weights = Softmax(4)(scores)
+        y = Matmul()(weights.reshape((batch, shared, group * time, capacity)), v)
+        y = y.reshape((batch, shared, group, time, e))
+        y = Where()(meant, y, zero).reshape((batch, heads, time, e))
+        return y.astype(q.type.dtype)
+
+    def reference(
+        self, q: Array, k: Array, v: Array, starts: Array, ends: Array, rows: Array, *sinks: Array
+    ) -> Array:
+        check_indices(self, (q, k, v, starts, ends, rows, *sinks))
+        wide = compute_type(dt.as_dtype(q.dtype)).numpy
+        _, heads, time, d = q.shape
+        shared, e = k.shape[1], v.shape[3]
+        y = np.zeros((*q.shape[:3], e), q.dtype)
+        for b, row in enumerate(rows):
+            first, end = int(starts[b]), min(int(ends[b]), int(starts[b]) + time)
+            count = end - first
+            if count <= 0:
+                continue
+            queries = q[b, :, :count].astype(wide).reshape(shared, -1, d)
+            keys, values = (x[row, :, :end].astype(wide) for x in (k, v))
+            scores = queries @ keys.transpose(0, 2, 1) * wide.type(self.scale_of(d))
+            scores = scores.reshape(heads, count, end)
+            if self.softcap is not None:
+                scores = np.tanh(scores / wide.type(self.softcap)) * wide.type(self.softcap)
+            places = first + np.arange(count)[:, None]
+            hidden = np.arange(end) > places
+            if self.window is not None:
+                hidden |= np.arange(end) <= places - self.window
+            scores[:, hidden] = -np.inf
+            if sinks:
+                column = np.broadcast_to(sinks[0].astype(wide)[:, None, None], (heads, count, 1))
+                scores = np.concatenate([scores, column], -1)
+            weights = Softmax(2).reference(scores)[..., :end].reshape(shared, -1, end)
+            y[b, :, :count] = (weights @ values).reshape(heads, count, e).astype(q.dtype)
+        return y
+
+    @classmethod
+    def samples(cls) -> tuple[Sample, ...]:
+        q, k, v = Arg((2, 4, 3, 4)), Arg((3, 2, 6, 4)), Arg((3, 2, 6, 2))
+        starts = Arg((2,), dt.int32, values=(3, 1))
+        ends, rows = (Arg((2,), dt.int32, values=x) for x in ((6, 3), (2, 0)))
+        one, zero = (Arg((1,), dt.int64, values=(x,)) for x in (1, 0))
+        small = Arg((1, 1, 1, 1))
+        return (
+            Sample(cls(), (q, k, v, starts, ends, rows)),
+            Sample(cls(0.3, 2, 1.5), (q, k, v, starts, ends, rows, Arg((4,)))),
+            Sample(cls(window=1), (small, small, small, zero, one, zero)),
+        )
+
+    @classmethod
+    def bad_samples(cls) -> tuple[BadSample, ...]:
+        q, k, v = Arg((2, 4, 3, 4)), Arg((3, 2, 6, 4)), Arg((3, 2, 6, 2))
+        at, late = (Arg((2,), dt.int32, values=x) for x in ((0, 1), (0, 7)))
+        rows = Arg((2,), dt.int32, values=(0, -1))
+        odd, three = Arg((2, 3, 3, 4)), Arg((3,))
+        whole = Arg((3, 2, 6, 2), dt.int32)
+        return (
+            BadSample(cls, (q, k, v, at, late, at), IndexRangeError, "7"),
+            BadSample(cls, (q, k, v, at, at, rows), IndexRangeError, "-1"),
+            BadSample(cls, (odd, k, v, at, at, at), ShapeError, "q is [B, Hq, T, D]"),
+            BadSample(cls, (q, v, v, at, at, at), ShapeError, "q is [B, Hq, T, D]"),
+            BadSample(cls, (q, k, v, at, at, at, three), ShapeError, "sinks are [Hq]"),
+            BadSample(cls, (q, k, whole, at, at, at), DTypeError, "caches are"),
+            BadSample(lambda: cls(window=0), (q, k, v, at, at, at), ShapeError, "a window of 0"),
+            BadSample(cls, (q, k, v), ShapeError, "takes q, k, v"),
+        )

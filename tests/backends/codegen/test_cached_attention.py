@@ -1,0 +1,141 @@
+"""Attention over caches, and writing them, as kernels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.backends.codegen.execution import object_code
+from tests.backends.codegen.irregular import (
+    FAMILIES,
+    check_op,
+    interpreted,
+    one_by_one,
+    run,
+    runner_of,
+)
+
+from treadle.backends.codegen.attention.cached import Spec, cached_kernel
+from treadle.backends.codegen.target import AVX2, AVX512, Target
+from treadle.base import dtype as dt
+from treadle.base.dtype import DType
+from treadle.ops.cache import CachedAttention, CacheUpdate
+from treadle.ops.op import Array
+
+CASES: tuple[tuple[Any, ...], ...] = (
+    # Steps, query heads, heads of keys, capacity, D, E, window, softcap, sinks.
+    (1, 14, 2, 150, 64, 64, None, None, False),
+    (1, 1, 1, 3, 1, 1, None, None, False),
+    (3, 6, 2, 40, 20, 36, None, 5.0, True),
+    (5, 4, 4, 300, 16, 33, 7, None, True),
+    (33, 8, 2, 290, 32, 16, 130, None, False),
+    (70, 3, 1, 140, 40, 24, None, 30.0, False),
+    (2, 4, 2, 20, 140, 130, 1, None, False),
+)
+
+
+def case(
+    number: int, dtype: DType, kept: DType, seed: int = 0
+) -> tuple[CachedAttention, list[Array]]:
+    """An op and operands: a full, a new and an idle sequence, padding, NaN where nothing is."""
+    time, heads, shared, capacity, d, e, window, softcap, sinks = CASES[number]
+    rng = np.random.default_rng(seed)
+    q = rng.normal(size=(3, heads, time, d)).astype(dtype.numpy)
+    k, v = (rng.normal(size=(4, shared, capacity, n)).astype(kept.numpy) for n in (d, e))
+    late = capacity - time
+    starts = np.array([late, 0, min(2, late)], np.int32)
+    ends = np.array([capacity, (time + 1) // 2, min(2, late)], np.int32)
+    rows = np.array([2, 0, 3], np.int32)
+    for b, row in enumerate(rows):
+        k[row, :, ends[b] :], v[row, :, ends[b] :] = np.nan, np.nan
+    k[1], v[1] = np.nan, np.nan
+    more = [rng.normal(size=heads).astype(dtype.numpy)] if sinks else []
+    op = CachedAttention(None if number % 2 else 0.2, window, softcap)
+    return op, [q, k, v, starts, ends, rows, *more]
+
+
+def agrees(op: CachedAttention, arrays: list[Array], tolerance: float, **options: Any) -> None:
+    (got,) = run(op, arrays, **options)
+    want = op.reference(*arrays).astype(np.float64)
+    assert np.isfinite(want).all()
+    np.testing.assert_allclose(got.astype(np.float64), want, tolerance, tolerance)
+
+
+@pytest.mark.parametrize("target", FAMILIES, ids=lambda t: t.name)
+@pytest.mark.parametrize("number", range(len(CASES)))
+def test_every_case(number: int, target: Target) -> None:
+    op, arrays = case(number, dt.float32, dt.float32)
+    if target is not AVX2 and number > 4:
+        return
+    agrees(op, arrays, 2e-5, runner=runner_of(target), split=one_by_one, target=target)
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_nothing_outside_is_touched(number: int) -> None:
+    op, arrays = case(number, dt.float32, dt.float32)
+    for target in (AVX2, AVX512):
+        agrees(op, arrays, 2e-5, runner=interpreted, target=target)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kept", "tolerance"),
+    [
+        (dt.float32, dt.bfloat16, 2e-5),
+        (dt.bfloat16, dt.bfloat16, 2e-2),
+        (dt.float16, dt.float16, 3e-3),
+        (dt.float64, dt.float64, 1e-12),
+    ],
+    ids=str,
+)
+def test_element_types(dtype: DType, kept: DType, tolerance: float) -> None:
+    for number in (0, 2, 4):
+        agrees(*case(number, dtype, kept, 1), tolerance)
+
+
+def test_random_calls() -> None:
+    """Lengths, windows and groups; every split gives the same bits."""
+    rng = np.random.default_rng(3)
+    for turn in range(25):
+        time, shared, group = (int(rng.integers(1, n)) for n in (9, 4, 6))
+        capacity = time + int(rng.integers(0, 200))
+        q = rng.normal(size=(2, shared * group, time, 24)).astype(np.float32)
+        k, v = (rng.normal(size=(2, shared, capacity, 24)).astype(np.float32) for _ in "kv")
+        starts = rng.integers(0, capacity - time + 1, 2)
+        ends = starts + rng.integers(0, time + 1, 2)
+        window = int(rng.integers(1, 150)) if turn % 2 else None
+        op, arrays = CachedAttention(window=window), [q, k, v, starts, ends, np.array([1, 0])]
+        agrees(op, arrays, 2e-5)
+        (one,), (other,) = run(op, arrays), run(op, arrays, split=one_by_one)
+        assert one.tobytes() == other.tobytes()
+
+
+def test_scores_beyond_range_do_not_spoil_sums() -> None:
+    op, arrays = case(0, dt.float32, dt.float32)
+    arrays[0] *= 300
+    agrees(op, arrays, 1e-4)
+
+
+@pytest.mark.parametrize("target", [AVX2, AVX512], ids=lambda t: t.name)
+def test_nothing_is_multiplied_in_parts(target: Target) -> None:
+    """Products and sums are vector multiply-adds, whose code the target has."""
+    places = (dt.int32,) * 3
+    spec = Spec(dt.float32, dt.bfloat16, 64, 64, 0.125, None, None, None, places, target)
+    assert object_code([cached_kernel(spec)], target)
+
+
+def test_updates_write_what_the_reference_writes() -> None:
+    check_op(CacheUpdate)
+
+
+def test_updates_in_place_touch_only_new_positions() -> None:
+    rng = np.random.default_rng(5)
+    kept = rng.normal(size=(4, 3, 9, 5)).astype(np.float32)
+    x = rng.normal(size=(3, 3, 4, 5)).astype(np.float32)
+    starts, ends = np.array([0, 7, 5], np.int32), np.array([4, 9, 5], np.int32)
+    arrays = [kept, x, starts, ends, np.array([3, 0, 1], np.int64)]
+    (got,) = run(CacheUpdate(), arrays, in_place=True, split=one_by_one)
+    np.testing.assert_array_equal(got, CacheUpdate().reference(*arrays))
+    changed = np.unique(np.argwhere(got != kept)[:, [0, 2]], axis=0)
+    wanted = [[0, 7], [0, 8], [3, 0], [3, 1], [3, 2], [3, 3]]
+    assert changed.tolist() == wanted
