@@ -1,8 +1,10 @@
 """Models whose weights stay in quantized blocks."""
 
+import json
+
 import numpy as np
 import pytest
-from tests.llm.models.small import Given
+from tests.llm.models.small import FAMILIES, Given, random_weights
 
 from treadle.base.blocks import FORMATS, Blocks
 from treadle.llm.models import build
@@ -74,3 +76,48 @@ def test_logits_are_near_those_of_widened_weights(format, tied):
     np.testing.assert_allclose(single, whole[4:], rtol=0, atol=1e-4)
     spread = exact.max() - exact.min()
     assert np.abs(whole - exact).max() < 0.03 * spread
+
+
+def experts_in_blocks(case, formats):
+    """A model of `families.json` with some matrices in blocks; formats by a part of their names."""
+    kept = json.loads(FAMILIES.read_text(encoding="utf-8"))[case]
+    # Blocks are 32 numbers wide: so are the rows of all experts.
+    shapes = {
+        k: [{20: 64, 48: 64, 96: 128}.get(n, n) for n in v] for k, v in kept["shapes"].items()
+    }
+    widths = {"intermediate_size": 64, "moe_intermediate_size": 64}
+    config = {**kept["config"], **{k: v for k, v in widths.items() if k in kept["config"]}}
+    made = dict(random_weights(shapes))
+    for name in list(made):
+        format = next((f for part, f in formats.items() if part in name), None)
+        if format is None or made[name].ndim < 2:
+            continue
+        x = made.pop(name)
+        if x.ndim == 3:  # gpt-oss: of numbers as columns, in blocks as rows
+            x, name = np.swapaxes(x, 1, 2), f"{name}_blocks"
+        given = FORMATS[format]
+        made[name] = Blocks(given, x.shape, given.quantize(np.ascontiguousarray(x)))
+    return Given(config, made), kept["text"]
+
+
+@pytest.mark.parametrize(
+    ("case", "formats"),
+    [
+        ("gpt_oss", {"mlp.experts.gate_up_proj": "MXFP4", "mlp.experts.down_proj": "MXFP4"}),
+        ("mixtral", {".experts.": "Q8_0"}),
+        ("mixtral", {".w2.": "Q8_0"}),
+        ("olmoe, many experts", {".experts.": "Q4_0"}),
+        ("olmoe, many experts", {".gate_proj": "Q8_0", ".experts.0.down_proj": "Q5_1"}),
+        ("phi3", {"qkv_proj": "Q8_0", "gate_up_proj": "Q8_0"}),
+    ],
+)
+def test_experts_and_pieces_in_blocks(case, formats):
+    given, text = experts_in_blocks(case, formats)
+    exact, _ = logits(build(given), text)
+    whole, single = logits(build(given, "stored"), text)
+    np.testing.assert_allclose(single, whole[4:], rtol=0, atol=2e-4)
+    spread = exact.max() - exact.min()
+    # Where two experts are liked alike, the other one may be chosen: most logits are near.
+    far = np.abs(whole - exact).max(-1)
+    assert far.max() > 0
+    assert np.median(far) < 0.03 * spread

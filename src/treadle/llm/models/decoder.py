@@ -6,7 +6,7 @@ import treadle.functional as F
 from treadle.llm.models.attention import Cache, Places, attend, write
 from treadle.llm.models.declared import Attention, Decoder, Experts, Gated, Layer
 from treadle.llm.models.gates import mix
-from treadle.llm.models.matrices import Dense, Projection, Quantized
+from treadle.llm.models.matrices import Dense, Projection
 from treadle.llm.models.rope import Rotary, rotate
 from treadle.llm.models.weights import Linear, RootMeanSquare, Weights
 from treadle.tensor import Tensor
@@ -77,9 +77,8 @@ class GatedUnit:
 class ExpertLayer:
     """Gated units of which each token uses those that the router likes best.
 
-    Quantized experts are read as they were chosen. Of others, few tokens take their experts'
-    weights from the stack; where tokens together use most experts
-    anyway, every expert computes all tokens, and those who did not ask for it give it no weight.
+    Experts are read as they were chosen. Where tokens together use most of them anyway and none is
+    quantized, every expert computes all tokens, and those who did not ask for it give it no weight.
     """
 
     def __init__(self, weights: Weights, name: str, hidden: int, declared: Experts) -> None:
@@ -106,20 +105,19 @@ class ExpertLayer:
         """(batch, time, hidden), as x."""
         flat = F.reshape(x, (-1, x.shape[-1]))
         shares, chosen = self._choose(flat)
-        blocks = [s for s in self.stacks if isinstance(s, Quantized)]
         dense = [s.weight for s in self.stacks if isinstance(s, Dense)]
-        few = flat.shape[0] * self.declared.used * 2 <= self.declared.count
-        if not dense:
-            y = self._routed(flat, shares, chosen, blocks)
+        most = flat.shape[0] * self.declared.used * 2 > self.declared.count
+        if most and len(dense) == len(self.stacks):
+            y = self._all(flat, shares, chosen, dense)
         else:
-            y = (self._few if few else self._all)(flat, shares, chosen, dense)
+            y = self._routed(flat, shares, chosen)
         return F.reshape(y, x.shape)
 
-    def _routed(self, x: Tensor, shares: Tensor, chosen: Tensor, stacks: list[Quantized]) -> Tensor:
-        """By kernels that read the experts which were chosen."""
+    def _routed(self, x: Tensor, shares: Tensor, chosen: Tensor) -> Tensor:
+        """Each token with the experts that it chose."""
 
         def product(x: Tensor, i: int) -> Tensor:
-            y, bias = stacks[i].chosen(x, chosen), self.biases[i]
+            y, bias = self.stacks[i].chosen(x, chosen), self.biases[i]
             return y if bias is None else y + bias[chosen]
 
         x = F.expand_dims(x, 1)
@@ -133,16 +131,6 @@ class ExpertLayer:
             best, chosen = F.topk(logits, self.declared.used)
             return F.softmax(best, -1), chosen
         return F.topk(F.softmax(logits, -1), self.declared.used)
-
-    def _few(self, x: Tensor, shares: Tensor, chosen: Tensor, dense: list[Tensor]) -> Tensor:
-        """Each token beside the weights of its experts."""
-        tokens, used = chosen.shape
-        which = F.reshape(chosen, (-1,))
-        given = F.reshape(F.repeat(x, used, 0), (tokens * used, 1, -1))
-        stacks = [stack[which] for stack in dense]
-        biases = [None if b is None else F.expand_dims(b[which], 1) for b in self.biases]
-        y = F.reshape(self._mixed(given, stacks, biases), (tokens, used, -1))
-        return (y * F.expand_dims(shares, -1).astype(x.dtype)).sum(1)
 
     def _all(self, x: Tensor, shares: Tensor, chosen: Tensor, dense: list[Tensor]) -> Tensor:
         """Every expert computes every token."""

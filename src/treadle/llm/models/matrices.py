@@ -27,6 +27,11 @@ class Dense:
         """x W^T: (..., rows)."""
         return F.linear(x, self.weight)
 
+    def chosen(self, x: Tensor, experts: Tensor) -> Tensor:
+        """x (tokens, 1 or used, columns) times the matrices that were chosen: (..., rows)."""
+        y = F.matmul(F.expand_dims(x, 2), self.weight[experts], transpose_b=True)
+        return F.squeeze(y, 2)
+
 
 @dataclass(frozen=True)
 class Quantized:
