@@ -1,0 +1,211 @@
+"""Operators of ONNX Runtime in language models: packed weights, rotation, grouped attention."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from treadle.base import dtype as dt
+from treadle.base.blocks.bits import unpack
+from treadle.interop.onnx.converters.quantized_ops import RUNTIME
+from treadle.interop.onnx.converters.shapes import extents, joined, part, reshaped
+from treadle.interop.onnx.nodes import Node, Value, concrete, dtype_of
+from treadle.interop.onnx.registry import converts
+from treadle.ops import unary
+from treadle.ops.gather import Take
+from treadle.ops.matmul import Matmul
+from treadle.ops.movement import Transpose
+from treadle.ops.select import Where
+from treadle.ops.softmax import Softmax
+
+_LEAST = float(np.finfo(np.float32).min)
+
+
+@converts("MatMulNBits", domain=RUNTIME)
+def _packed_product(
+    node: Node,
+    x: Value,
+    packed: Value,
+    scales: Value,
+    zeros: Value = None,
+    order: Value = None,
+    bias: Value = None,
+) -> Value:
+    """x W^T with W [n, k] in blocks along k; W is widened when the model is read."""
+    weight = _widened(node, packed, scales, zeros, order)
+    product = Matmul(False, True)(x, x.constant(weight, dtype_of(x)))
+    return product if bias is None else product + bias
+
+
+def _widened(node: Node, packed: Value, scales: Value, zeros: Value, order: Value) -> Any:
+    """float32 [n, k] of levels of 2, 4 or 8 bits, low first."""
+    bits = int(node.attributes.get("bits", 4))
+    k, n = int(node.attributes["K"]), int(node.attributes["N"])
+    size = int(node.attributes["block_size"])
+    if bits not in (2, 4, 8) or size < 16 or k < 1 or n < 1:
+        raise node.refuse(f"{bits} bits in blocks of {size} are not converted")
+    if order is not None:
+        raise node.refuse("columns in an order of their own are not converted")
+    blocks = -(-k // size)
+    raw = concrete(packed, node, "the packed weight").astype(np.uint8)
+    scale = concrete(scales, node, "the scales").astype(np.float32)
+    if raw.size != n * blocks * size * bits // 8 or scale.size != n * blocks:
+        raise node.refuse(f"the weight is not one of {n} rows and {blocks} blocks")
+    levels = unpack(raw.reshape(n * blocks, -1), bits, groups=raw.size // (n * blocks))
+    middle: Any = np.float32(1 << (bits - 1))
+    if zeros is not None:
+        middle = _zeros(node, concrete(zeros, node, "the zero points"), n, blocks, bits)
+    wide = levels.reshape(n, blocks, size).astype(np.float32) - middle
+    return (wide * scale.reshape(n, blocks, 1)).reshape(n, -1)[:, :k]
+
+
+def _zeros(node: Node, zeros: Any, n: int, blocks: int, bits: int) -> Any:
+    """Zero points [n, blocks, 1]: packed as levels are, or numbers as scales are."""
+    if zeros.dtype != np.uint8:
+        if zeros.size != n * blocks:
+            raise node.refuse(f"there is no zero point for each of {n} x {blocks} blocks")
+        return zeros.astype(np.float32).reshape(n, blocks, 1)
+    width = -(-blocks * bits // 8)
+    if zeros.size != n * width:
+        raise node.refuse(f"there is no zero point for each of {n} x {blocks} blocks")
+    levels = unpack(zeros.reshape(n, width), bits, groups=width)[:, :blocks]
+    return levels.astype(np.float32)[..., None]
+
+
+# -- rotation ------------------------------------------------------------------------------------
+
+
+@converts("RotaryEmbedding", domain=RUNTIME)
+def _rotary(node: Node, x: Value, positions: Value, cos: Value, sin: Value) -> Value:
+    """x [batch, length, heads · size] or [batch, heads, length, size]."""
+    if node.attr("is_packed_batching", 0) or node.attr("scale", 1.0) != 1.0:
+        raise node.refuse("packed batches and scaled positions are not converted")
+    shape, count = extents(x), int(node.attr("num_heads", 0))
+    heads = x
+    if len(shape) == 3:
+        count = count or shape[2] // (2 * extents(cos)[1])
+        apart = reshaped(x, (shape[0], shape[1], count, shape[2] // count))
+        heads = Transpose((0, 2, 1, 3))(apart)
+    length = extents(heads)[2]
+    if math.prod(extents(positions)) == 1 and len(extents(positions)) == 1:
+        steps = positions.constant(np.arange(length), dtype_of(positions))
+        positions = reshaped(positions + steps, (1, length))
+    turned = _turned(node, heads, positions, cos, sin, bool(node.attr("interleaved", 0)))
+    return reshaped(Transpose((0, 2, 1, 3))(turned), shape) if len(shape) == 3 else turned
+
+
+def _turned(
+    node: Node, x: Value, positions: Value, cos: Value, sin: Value, interleaved: bool
+) -> Value:
+    """Heads [batch, heads, length, size] rotated by positions [batch or 1, length]."""
+    half = extents(cos)[1]
+    batch, heads, length, size = extents(x)
+    if 2 * half > size:
+        raise node.refuse(f"angles of {half} pairs do not fit heads of {size}")
+    rows, _ = extents(positions)
+    c, s = (reshaped(Take(0)(table, positions), (rows, 1, length, half)) for table in (cos, sin))
+    whole = x if 2 * half == size else part(x, 3, 0, 2 * half)
+    if interleaved:
+        pairs = reshaped(whole, (batch, heads, length, half, 2))
+        first, second = (
+            reshaped(part(pairs, 4, i, i + 1), (batch, heads, length, half)) for i in (0, 1)
+        )
+        turned = [first * c - second * s, second * c + first * s]
+        made = joined([reshaped(t, (batch, heads, length, half, 1)) for t in turned], 4)
+        made = reshaped(made, (batch, heads, length, 2 * half))
+    else:
+        first, second = part(x, 3, 0, half), part(x, 3, half, 2 * half)
+        made = joined([first * c - second * s, second * c + first * s], 3)
+    return made if 2 * half == size else joined([made, part(x, 3, 2 * half, size)], 3)
+
+
+# -- attention -----------------------------------------------------------------------------------
+
+
+@converts("GroupQueryAttention", domain=RUNTIME)
+def _grouped(
+    node: Node,
+    q: Value,
+    k: Value,
+    v: Value,
+    past_k: Value,
+    past_v: Value,
+    lengths: Value,
+    total: Value,
+    cos: Value = None,
+    sin: Value = None,
+    *rest: Value,
+) -> tuple[Value, ...]:
+    """Attention of several heads of queries to one of keys, with caches [batch, heads, room, size].
+
+    `lengths` are those with the new tokens, less 1. They, and `total`, decide which keys are seen
+    and must be known when the model is converted: run the model eagerly, or make them constants.
+    """
+    if any(each is not None for each in rest) or node.attr("smooth_softmax", 0) > 0:
+        raise node.refuse("given positions, biases and sinks are not converted")
+    heads, groups = int(node.attributes["num_heads"]), int(node.attributes["kv_num_heads"])
+    if k is None:
+        size = extents(q)[2] // (heads + 2 * groups)
+        bounds = (0, heads * size, (heads + groups) * size, (heads + 2 * groups) * size)
+        q, k, v = (part(q, 2, a, b) for a, b in pairwise(bounds))
+    length = extents(q)[1]
+    ends: Any = concrete(lengths, node, "seqlens_k").reshape(-1).astype(int) + 1
+    most = int(concrete(total, node, "total_sequence_length").reshape(-1)[0])
+    # A first call has all tokens, those that fill short texts included.
+    starts = np.zeros_like(ends) if most == length else ends - length
+    room = max(most, extents(past_k)[2])
+    if starts.min() < 0 or starts.max() + length > room:
+        raise node.refuse(f"texts of {ends.tolist()} tokens do not fit caches of {room}")
+    q, k, v = (_apart(t, n) for t, n in ((q, heads), (k, groups), (v, groups)))
+    if node.attr("do_rotary", 0):
+        places = q.constant(starts[:, None] + np.arange(length), dt.int32)
+        turn = bool(node.attr("rotary_interleaved", 0))
+        q, k = (_turned(node, t, places, cos, sin, turn) for t in (q, k))
+    k, v = _placed(past_k, k, starts, room), _placed(past_v, v, starts, room)
+    return _attended(node, q, k, v, starts), k, v
+
+
+def _apart(x: Value, heads: int) -> Value:
+    """[batch, length, heads · size] as [batch, heads, length, size]."""
+    batch, length, width = extents(x)
+    return Transpose((0, 2, 1, 3))(reshaped(x, (batch, length, heads, width // heads)))
+
+
+def _placed(past: Value, new: Value, starts: Any, room: int) -> Value:
+    """Caches with new rows from `starts` on; what lies behind them is what lay there, or zeros."""
+    batch, heads, length, size = extents(new)
+    there = extents(past)[2]
+    rows = []
+    for b, start in enumerate(starts.tolist()):
+        old = part(past, 0, b, b + 1) if batch > 1 else past
+        parts = [part(old, 2, 0, start)] if start else []
+        parts.append(part(new, 0, b, b + 1) if batch > 1 else new)
+        if start + length < there:
+            parts.append(part(old, 2, start + length, there))
+        left = room - max(start + length, there)
+        if left:
+            parts.append(new.constant(np.zeros((1, heads, left, size)), dtype_of(new)))
+        rows.append(joined(parts, 2) if len(parts) > 1 else parts[0])
+    return joined(rows, 0) if batch > 1 else rows[0]
+
+
+def _attended(node: Node, q: Value, k: Value, v: Value, starts: Any) -> Value:
+    """[batch, length, heads · size]; queries see keys up to their own position."""
+    batch, heads, length, size = extents(q)
+    _, groups, room, _ = extents(k)
+    grouped = reshaped(q, (batch, groups, heads // groups * length, size))
+    scale = node.attr("scale", 0.0) or float(size) ** -0.5
+    scores = Matmul(False, True)(grouped, k) * scale
+    cap = float(node.attr("softcap", 0.0))
+    scores = unary.Tanh()(scores * (1 / cap)) * cap if cap else scores
+    at = (starts[:, None] + np.arange(length))[..., None]
+    keys = np.arange(room)
+    window = int(node.attr("local_window_size", -1))
+    seen = (keys <= at) & ((keys > at - window) if window > 0 else True)
+    seen = np.tile(seen, (1, heads // groups, 1))[:, None]
+    scores = Where()(scores.constant(seen, dt.bool_), scores, scores.constant(_LEAST))
+    made = reshaped(Matmul()(Softmax(3)(scores), v), (batch, heads, length, size))
+    return reshaped(Transpose((0, 2, 1, 3))(made), (batch, length, heads * size))
