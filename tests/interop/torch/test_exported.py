@@ -22,6 +22,7 @@ torch = pytest.importorskip("torch", reason="needs PyTorch")
 
 from tests.interop.torch.networks import NETWORKS  # noqa: E402
 from torch import nn  # noqa: E402
+from torch._export.converter import TS2EPConverter  # noqa: E402
 from torch.utils import _pytree as pytree  # noqa: E402
 
 from treadle.interop.torch import from_exported, load_exported, program  # noqa: E402
@@ -349,3 +350,12 @@ def test_sizes_that_follow_from_one_another() -> None:
     for x, y in ((7, 4), (8, 5), (102, 51)):
         with pytest.raises(ShapeError, match="dynamic_shapes"):
             made(ours(torch.randn(x)), ours(torch.randn(y)))
+
+
+def test_traced_models_come_through_pytorchs_converter() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten()).eval()
+    x = torch.randn(2, 3, 6, 6)
+    converted = TS2EPConverter(torch.jit.trace(model, x), (x,)).convert()
+    made = from_exported(converted)
+    np.testing.assert_allclose(made(ours(x)).numpy(), model(x).detach(), atol=1e-5)
+    assert sorted(made.state_dict()) == ["0.bias", "0.weight"]

@@ -24,6 +24,7 @@ from treadle.base.modes import pop_casting, push_casting
 from treadle.interop.torch.arrays import to_array
 from treadle.interop.torch.nodes import decompositions
 from treadle.interop.torch.program import Program
+from treadle.interop.torch.quantizing import zero_points
 from treadle.interop.torch.recurrent import RECURRENT
 from treadle.interop.torch.strides import look_at_bases
 from treadle.interop.torch.written import Place
@@ -133,11 +134,15 @@ class ExportedModel(Module):
         held: list[str] = []
         constants: dict[str, Any] = {}
         updated = set(program.graph_signature.buffers_to_mutate.values())
+        zeros = zero_points(program.graph_module.graph)
         for spec in program.graph_signature.input_specs:
             name, target = spec.arg.name, str(spec.target)
             if spec.kind is InputKind.USER_INPUT:
                 if isinstance(spec.arg, ConstantArgument):
                     constants[name] = spec.arg.value
+            elif name in zeros and spec.kind is InputKind.BUFFER and target not in updated:
+                held_as = program.state_dict.get(target, program.constants.get(target))
+                constants[name] = to_array(held_as)
             elif target in program.state_dict or target in updated:
                 given = program.state_dict.get(target, program.constants.get(target))
                 trained = spec.kind is InputKind.PARAMETER and given.requires_grad

@@ -28,6 +28,7 @@ from treadle.interop.torch import (  # noqa: F401  (they register)
     linear,
     polynomials,
     pooling,
+    quantizing,
     recurrent,
     reductions,
     resampling,

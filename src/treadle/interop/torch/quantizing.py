@@ -1,0 +1,107 @@
+"""Roundings of graphs that PyTorch's quantization made (PT2E), as ours: integers where they pay.
+
+The engine finds products between such roundings and computes them on the integers. PyTorch
+multiplies with the reciprocal of a scale where ours divides: next to a tie levels may be one apart.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import fx
+
+from treadle.base import dtype as dt
+from treadle.graph.builder import GraphOperand
+from treadle.interop.torch.arrays import DTYPES
+from treadle.interop.torch.table import Call, axis_of, lowers, name_of
+from treadle.ops import elementwise as ew
+from treadle.ops import reduce
+from treadle.ops.quant import Dequantize, Quantize
+from treadle.ops.select import Clip
+from treadle.ops.unary import RoundEven
+
+V = GraphOperand
+_SPACE = "quantized_decomposed"
+_ZERO = 2
+"""Which argument of theirs is the zero point."""
+
+
+def _grid(x: V, scale: Any, zero: Any, axis: int | None) -> tuple[V, V]:
+    """Scales and zero points as ours: float32 and int32, without axes or along one."""
+    shape = () if axis is None else (-1,)
+    if not isinstance(scale, GraphOperand):
+        scale = x.constant(np.float32(scale), dt.float32)
+    if zero is None:
+        zero = x.constant(0, dt.int32).broadcast_to(scale.type.shape)
+    elif not isinstance(zero, GraphOperand):
+        zero = x.constant(zero, dt.int32)
+    made = scale.astype(dt.float32), zero.astype(dt.int32)
+    return made if shape else (made[0].reshape(()), made[1].reshape(()))
+
+
+def _quantized(
+    x: V, scale: Any, zero: Any, low: int, high: int, kind: torch.dtype, axis: int | None
+) -> V:
+    grid = _grid(x, scale, zero, axis)
+    made: V = Quantize(DTYPES[kind], low, high, axis, even=True)(x.astype(dt.float32), *grid)
+    return made
+
+
+def _restored(call: Call, x: V, scale: Any, zero: Any, axis: int | None) -> V:
+    made: V = Dequantize(axis)(x, *_grid(x, scale, zero, axis))
+    return made.astype(call.dtype)
+
+
+@lowers(f"{_SPACE}.quantize_per_tensor.default", f"{_SPACE}.quantize_per_tensor.tensor")
+def _quantize(
+    call: Call, x: V, scale: Any, zero: Any, low: int, high: int, dtype: torch.dtype
+) -> V:
+    return _quantized(x, scale, zero, low, high, dtype, None)
+
+
+@lowers(f"{_SPACE}.quantize_per_channel.default")
+def _quantize_each(
+    call: Call, x: V, scale: V, zero: V, axis: int, low: int, high: int, dtype: torch.dtype
+) -> V:
+    return _quantized(x, scale, zero, low, high, dtype, axis_of(axis, x))
+
+
+@lowers(f"{_SPACE}.dequantize_per_tensor.default", f"{_SPACE}.dequantize_per_tensor.tensor")
+def _dequantize(call: Call, x: V, scale: Any, zero: Any, *limits: Any, **options: Any) -> V:
+    return _restored(call, x, scale, zero, None)
+
+
+@lowers(f"{_SPACE}.dequantize_per_channel.default")
+def _dequantize_each(
+    call: Call, x: V, scale: V, zero: V | None, axis: int, *limits: Any, **options: Any
+) -> V:
+    return _restored(call, x, scale, zero, axis_of(axis, x))
+
+
+@lowers(f"{_SPACE}.choose_qparams.tensor")
+def _choose(call: Call, x: V, low: int, high: int, least: float, dtype: torch.dtype) -> tuple[V, V]:
+    """The scale and the zero point that a tensor's extrema, and 0, need."""
+    axes = tuple(range(x.type.ndim))
+    first, last = (op(axes, False)(x.astype(dt.float32)) for op in (reduce.Min, reduce.Max))
+    nothing = first.constant(0.0)
+    first, last = ew.Minimum()(first, nothing), ew.Maximum()(last, nothing)
+    scale = ew.Maximum()((last - first) / float(high - low), first.constant(least))
+    zero = Clip(float(low), float(high))(low - RoundEven()(first / scale))
+    found: tuple[V, V] = call.shaped((scale.astype(dt.float64), zero.astype(dt.int64)))
+    return found
+
+
+def zero_points(graph: fx.Graph) -> set[str]:
+    """Placeholders that are zero points and nothing else: integers need to know their values."""
+    return {
+        str(node.target)
+        for node in graph.find_nodes(op="placeholder")
+        if node.users and all(_is_zero_point(node, user) for user in node.users)
+    }
+
+
+def _is_zero_point(node: fx.Node, user: fx.Node) -> bool:
+    places = [i for i, given in enumerate(user.args) if given is node]
+    return name_of(user.target).startswith(_SPACE) and places == [_ZERO]

@@ -1,0 +1,120 @@
+"""Graphs of PyTorch's quantization run on integers, and give its levels."""
+
+import importlib
+from typing import Any
+
+import pytest
+
+pytestmark = [
+    pytest.mark.oracle,
+    pytest.mark.filterwarnings("ignore"),  # PyTorch's own, of its compiler
+]
+
+torch = pytest.importorskip("torch", reason="needs PyTorch")
+
+import numpy as np  # noqa: E402
+from torch import nn  # noqa: E402
+
+import treadle as mge  # noqa: E402
+from treadle.engine.pipeline import Stages  # noqa: E402
+from treadle.interop.torch import from_exported, left_to_torch  # noqa: E402
+from treadle.interop.torch.parts import Instance  # noqa: E402
+
+importlib.import_module("torch.ao.quantization.fx._decomposed")  # registers the operators
+OPS = torch.ops.quantized_decomposed
+BYTES = (0, 255, torch.uint8)
+SIGNED = (-127, 127, torch.int8)
+
+
+class Quantized(nn.Module):
+    """What PT2E makes of a convolution and a linear layer: weights in int8, per channel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name, shape in {"kernel": (8, 3, 3, 3), "matrix": (8, 5)}.items():
+            weight = torch.randn(shape)
+            axis = 0 if name == "kernel" else 1
+            rest = [i for i in range(weight.ndim) if i != axis]
+            scale = weight.abs().amax(rest) / 127
+            zero = torch.zeros_like(scale, dtype=torch.int64)
+            levels = OPS.quantize_per_channel(weight, scale, zero, axis, *SIGNED)
+            for part, value in {"": levels, "_scale": scale, "_zero": zero}.items():
+                self.register_buffer(name + part, value)
+
+    def forward(self, x: Any) -> Any:
+        def rounded(x: Any, scale: float, zero: int) -> Any:
+            levels = OPS.quantize_per_tensor(x, scale, zero, *BYTES)
+            return OPS.dequantize_per_tensor(levels, scale, zero, *BYTES)
+
+        def weight(name: str, axis: int) -> Any:
+            parts = (getattr(self, name + part) for part in ("", "_scale", "_zero"))
+            return OPS.dequantize_per_channel(*parts, axis, *SIGNED)
+
+        y = nn.functional.conv2d(rounded(x, 0.03, 128), weight("kernel", 0), padding=1)
+        y = rounded(torch.relu(y), 0.11, 0).mean((2, 3))
+        return rounded(rounded(y, 0.02, 3) @ weight("matrix", 1), 0.05, 100)
+
+
+def within_a_level(found: Any, expected: Any) -> None:
+    levels = np.abs(np.asarray(found) - np.asarray(expected)) / 0.05
+    assert levels.max() <= 1.01 and (levels > 0.5).mean() < 0.2
+
+
+def kinds(graph: Any) -> set[str]:
+    """Ops of a graph as the engine runs it."""
+    stages = Stages(graph)
+    return {
+        node.op.name for node in stages.target.prepare(stages.source, stages.report).graph.nodes
+    }
+
+
+def test_what_is_compiled_has_pytorchs_levels() -> None:
+    torch.manual_seed(0)
+    model, x, before = Quantized(), torch.randn(4, 3, 9, 9), left_to_torch()
+    with torch.no_grad():
+        within_a_level(torch.compile(model, backend="treadle")(x), model(x))
+    assert left_to_torch() == before
+
+
+def test_products_between_roundings_are_on_integers(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Instance] = []
+    call = Instance.__call__
+    monkeypatch.setattr(
+        Instance, "__call__", lambda self, given: seen.append(self) or call(self, given)
+    )
+    levels = OPS.quantize_per_tensor(torch.randn(8, 5), 0.02, 0, *SIGNED)
+
+    def product(x: Any, levels: Any) -> Any:
+        x = OPS.dequantize_per_tensor(x, 0.03, 128, *BYTES)
+        y = torch.relu(x @ OPS.dequantize_per_tensor(levels, 0.02, 0, *SIGNED))
+        return OPS.quantize_per_tensor(y, 0.05, 100, *BYTES)
+
+    x = torch.randint(0, 256, (4, 8), dtype=torch.uint8)
+    found, expected = torch.compile(product, backend="treadle")(x, levels), product(x, levels)
+    assert (found.int() - expected.int()).abs().max() <= 1
+    (program,) = seen
+    assert "int_matmul" in kinds(program.stages.source.graph)
+
+
+def test_exported_programs_and_scales_that_are_chosen_while_running() -> None:
+    class Chosen(nn.Module):
+        def forward(self, x: Any) -> Any:
+            scale, zero = OPS.choose_qparams.tensor(x, -128, 127, 1e-5, torch.int8)
+            levels = OPS.quantize_per_tensor.tensor(x, scale, zero, -128, 127, torch.int8)
+            return levels, OPS.dequantize_per_tensor.tensor(
+                levels, scale, zero, -128, 127, torch.int8
+            )
+
+    torch.manual_seed(0)
+    x = torch.randn(5, 7)
+    module = from_exported(torch.export.export(Chosen(), (x,)))
+    levels, real = module(mge.tensor(x.numpy()))
+    expected, wanted = Chosen()(x)
+    assert np.abs(levels.numpy().astype(int) - expected.numpy().astype(int)).max() <= 1
+    np.testing.assert_allclose(real.numpy(), wanted.numpy(), atol=0.05)
+    model, x = Quantized(), torch.randn(4, 3, 9, 9)
+    module = from_exported(torch.export.export(model, (x,)))
+    within_a_level(module(mge.tensor(x.numpy())).numpy(), model(x))
+    assert "kernel" in module.state_dict() and "kernel_zero" not in module.state_dict()
+    (written,) = module._program._written.values()
+    assert {"int_conv", "int_matmul"} <= kinds(written.graph)
