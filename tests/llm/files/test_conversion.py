@@ -174,3 +174,33 @@ def test_what_cannot_be_written_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="beyond F16"):
         convert(large.write(tmp_path / "d.gguf"), tmp_path / "e.gguf", "F16")
     assert not (tmp_path / "e.gguf").exists()
+
+
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+BAD_CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
+    "no heads": ({"num_attention_heads": None}, "num_attention_heads is no number"),
+    "none of them": ({"num_attention_heads": 0}, "num_attention_heads is not between"),
+    "heads of others": ({"num_key_value_heads": 7}, "does not suit 32 rows"),
+    "huge heads": ({"head_dim": 10**12}, "beyond what heads have"),
+    "text": ({"rms_norm_eps": "x"}, "rms_norm_eps is no number"),
+    "rotation": ({"rope_scaling": "x"}, "no object"),
+    "unknown rotation": ({"rope_scaling": {"rope_type": "x"}}, "GGUF does not know"),
+    "factor": ({"rope_scaling": {"rope_type": "yarn", "factor": "x"}}, "factor is no number"),
+    "factors": ({"rope_scaling": {"rope_type": "longrope", "long_factor": [1]}}, "is no list"),
+    "trained": ({"rope_scaling": LLAMA3}, "original_max_position_embeddings is no number"),
+    "order": (
+        {"rope_scaling": LLAMA3 | {"original_max_position_embeddings": 9, "low_freq_factor": 5}},
+        "is not below high_freq_factor",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", BAD_CONFIGS)
+def test_configs_that_lie_are_not_written(tmp_path: Path, what: str) -> None:
+    changes, says = BAD_CONFIGS[what]
+    convert(MODELS["llama"]().write(tmp_path / "a.gguf"), tmp_path / "model")
+    path = tmp_path / "model" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    with pytest.raises(CheckpointError, match=says):
+        convert(tmp_path / "model", tmp_path / "b.gguf")
+    assert not (tmp_path / "b.gguf").exists()

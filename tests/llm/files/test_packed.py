@@ -265,6 +265,18 @@ BAD: dict[str, tuple[Any, Any, str]] = {
         lambda t: t.update({f"{NAME}.weight": np.ones((16, 128), np.float32)}),
         "quantized and not quantized",
     ),
+    "text": ("gptq", lambda t: None, "read are gptq"),
+    "bytes": (
+        {"quant_method": "gptq", "bits": 4},
+        lambda t: t.update({f"{NAME}.qweight": np.ones((16, 16), np.int8)}),
+        "is not",
+    ),
+    "nothing": (
+        {"quant_method": "gptq", "bits": 4},
+        lambda t: t.update({f"{NAME}.qweight": np.ones((0, 16), np.int32)}),
+        "with elements",
+    ),
+    "groups": (_compressed(4) | {"config_groups": {"a": 1}}, lambda t: None, "speak of integers"),
     "float8": (_compressed(8, "float-quantized"), lambda t: None, "does not speak of integers"),
 }
 

@@ -61,6 +61,7 @@ _WHOLE = frozenset(_KEYS) - {
     "attn_logit_softcapping", "final_logit_softcapping", "rms_norm_eps", "rope_theta",
     "rope_local_base_freq", "clip_qkv",
 }  # fmt: skip
+LARGEST = 1 << 40
 _SPECIAL = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}
 _LAYER = re.compile(r"model\.layers\.(\d{1,5})\.(.+?)(\.weight|\.bias)")
 _EXPERT = re.compile(r"\.experts\.(\d{1,5})\.")
@@ -95,6 +96,44 @@ def exported(checkpoint: Checkpoint) -> Export:
     for name, numbers in _rotation(checkpoint, metadata, architecture).items():
         tensors[name] = Stored(numbers.shape, partial(_itself, numbers))
     return Export(metadata, tensors)
+
+
+class _Asked:
+    """Values of a config or of an object in it, checked as they are asked for."""
+
+    def __init__(self, where: str, values: Mapping[str, Any]) -> None:
+        self.where = where
+        self.values = values
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """A positive number."""
+        found = self.values.get(key)
+        return self._positive(key, default if found is None else found)
+
+    def count(self, key: str) -> int:
+        """A whole number of at least 1."""
+        found = self.number(key)
+        if found != int(found):
+            raise self.wrong(key, "is not whole")
+        return int(found)
+
+    def numbers(self, key: str) -> Array:
+        """A list of positive numbers."""
+        found = self.values.get(key)
+        if not isinstance(found, list) or not found:
+            raise self.wrong(key, "is no list")
+        return np.array([self._positive(key, each) for each in found], np.float32)
+
+    def wrong(self, key: str, problem: str) -> CheckpointError:
+        """What to raise about a value."""
+        return CheckpointError(self.where, f"{key} {problem}", saw=shorten(self.values.get(key)))
+
+    def _positive(self, key: str, found: Any) -> float:
+        if isinstance(found, bool) or not isinstance(found, int | float):
+            raise self.wrong(key, "is no number")
+        if not 0 < found < LARGEST:
+            raise self.wrong(key, f"is not between 0 and {LARGEST}")
+        return float(found)
 
 
 def _itself(numbers: Array) -> Array:
@@ -133,51 +172,55 @@ def _rotation(
     given = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if not isinstance(given, dict):
         raise CheckpointError(checkpoint.path, "rope_scaling is no object", saw=shorten(given))
-    d = _turned(checkpoint, given)
+    asked = _Asked(checkpoint.path, given)
+    d = _turned(checkpoint, asked)
     metadata[f"{architecture}.rope.dimension_count"] = d
     if "rope_theta" in given:
-        metadata[f"{architecture}.rope.freq_base"] = float(given["rope_theta"])
+        metadata[f"{architecture}.rope.freq_base"] = asked.number("rope_theta")
     kind = given.get("rope_type", given.get("type", "default"))
     prefix = f"{architecture}.rope.scaling."
     if kind in ("linear", "yarn"):
         metadata[f"{prefix}type"] = kind
-        metadata[f"{prefix}factor"] = float(given["factor"])
-        original = given.get("original_max_position_embeddings")
-        if original is not None:
-            metadata[f"{prefix}original_context_length"] = int(original)
+        metadata[f"{prefix}factor"] = asked.number("factor")
+        if given.get("original_max_position_embeddings") is not None:
+            original = asked.count("original_max_position_embeddings")
+            metadata[f"{prefix}original_context_length"] = original
         return {}
     if kind in ("longrope", "su"):
         if given.get("attention_factor"):
-            metadata[f"{prefix}attn_factor"] = float(given["attention_factor"])
-        return {
-            f"rope_factors_{which}.weight": np.asarray(given[f"{which}_factor"], np.float32)
-            for which in ("long", "short")
-        }
+            metadata[f"{prefix}attn_factor"] = asked.number("attention_factor")
+        factors = ("long", "short")
+        return {f"rope_factors_{n}.weight": asked.numbers(f"{n}_factor") for n in factors}
     if kind == "divided":
-        return {"rope_freqs.weight": np.asarray(given["divisors"], np.float32)}
+        return {"rope_freqs.weight": asked.numbers("divisors")}
     if kind == "llama3":
         theta = metadata.get(f"{architecture}.rope.freq_base", 10000.0)
-        return {"rope_freqs.weight": _divisors(given, theta, d)}
+        return {"rope_freqs.weight": _divisors(asked, theta, d)}
     if kind != "default":
-        raise CheckpointError(
-            checkpoint.path, "GGUF has no such rotation of positions", saw=shorten(kind)
-        )
+        raise asked.wrong("rope_type", "is a rotation that GGUF does not know")
     return {}
 
 
-def _turned(checkpoint: Checkpoint, given: Mapping[str, Any]) -> int:
+def _turned(checkpoint: Checkpoint, given: _Asked) -> int:
     """The features of a head that are rotated."""
-    config = checkpoint.config
-    head = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-    part = given.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
+    config = _Asked(checkpoint.path, checkpoint.config)
+    if checkpoint.config.get("head_dim") is None:
+        head = config.count("hidden_size") // config.count("num_attention_heads")
+    else:
+        head = config.count("head_dim")
+    part = given.number("partial_rotary_factor", config.number("partial_rotary_factor", 1.0))
+    if head > 1 << 16 or part > 1:
+        raise config.wrong("head_dim", "is beyond what heads have, or is turned more than whole")
     return int(head * part)
 
 
-def _divisors(given: Mapping[str, Any], theta: float, d: int) -> Array:
+def _divisors(given: _Asked, theta: float, d: int) -> Array:
     """Llama 3.1's four numbers as a divisor of each frequency."""
     frequencies = theta ** (-np.arange(0, d, 2, dtype=np.float64) / d)
-    factor, original = float(given["factor"]), float(given["original_max_position_embeddings"])
-    low, high = float(given["low_freq_factor"]), float(given["high_freq_factor"])
+    factor, original = given.number("factor"), given.number("original_max_position_embeddings")
+    low, high = given.number("low_freq_factor"), given.number("high_freq_factor")
+    if low >= high:
+        raise given.wrong("low_freq_factor", "is not below high_freq_factor")
     turns = original * frequencies / (2 * math.pi)
     blend = np.clip((turns - low) / (high - low), 0, 1)
     made: Array = (1 / ((1 - blend) / factor + blend)).astype(np.float32)
@@ -249,9 +292,11 @@ def _changed(checkpoint: Checkpoint, name: str, names: Names, ours: str) -> Arra
         raised: Array = numbers.astype(np.float32) + np.float32(1)
         return raised
     if names.permuted and ours in ("attn_q", "attn_k"):
-        config = checkpoint.config
-        heads = config["num_attention_heads"]
-        return interleaved(
-            tensor, heads if ours == "attn_q" else config.get("num_key_value_heads") or heads
-        )
+        asked = _Asked(checkpoint.path, checkpoint.config)
+        grouped = ours == "attn_k" and checkpoint.config.get("num_key_value_heads") is not None
+        key = "num_key_value_heads" if grouped else "num_attention_heads"
+        heads = asked.count(key)
+        if tensor.shape[0] % (2 * heads):
+            raise asked.wrong(key, f"does not suit {tensor.shape[0]} rows of {name}")
+        return interleaved(tensor, heads)
     return tensor

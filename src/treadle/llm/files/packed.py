@@ -38,11 +38,11 @@ def unpacked(where: str, config: Mapping[str, Any], tensors: Tensors) -> dict[st
         CheckpointError: the scheme is not read, or tensors do not fit one another.
     """
     given = config.get("quantization_config") or {}
-    scheme = given.get("quant_method") if isinstance(given, dict) else given
+    scheme = given.get("quant_method") if isinstance(given, dict) else None
     if not isinstance(scheme, str) or scheme not in _SCHEMES:
         problem = "weights are quantized in a way that is not read"
         hint = f"read are {', '.join(_SCHEMES)}"
-        raise CheckpointError(where, problem, saw=shorten(scheme), hint=hint)
+        raise CheckpointError(where, problem, saw=shorten(scheme or given), hint=hint)
     return _SCHEMES[scheme](_Source(where, given, tensors))
 
 
@@ -66,15 +66,20 @@ class _Source:
         return found
 
     def array(self, name: str, kinds: str, *shape: int) -> Array:
-        """A plain tensor of a kind of numbers ("i", "u", "f") and, where it is given, a shape."""
+        """A plain tensor of kinds of numbers and, where it is given, a shape.
+
+        Kinds are those of NumPy, "i", "u" and "f", and "w" for words of 32 bits.
+        """
         stored = self.tensors.get(name)
         found = None if stored is None else stored.make()
         if not isinstance(found, np.ndarray):
             raise self.wrong(name, "is missing")
-        kind = (
-            "f" if found.dtype.kind == "V" else found.dtype.kind
-        )  # bfloat16 is no kind of NumPy's
-        if kind not in kinds or (shape and found.shape != shape):
+        held: set[str] = {found.dtype.kind}
+        if found.dtype.kind == "V":
+            held = {"f"}  # bfloat16 is no kind of NumPy's
+        if held <= {"i", "u"} and found.itemsize == 4:
+            held.add("w")
+        if not held & set(kinds) or (shape and found.shape != shape) or not found.size:
             raise self.wrong(name, f"is not {shape}", f"{found.dtype} {found.shape}")
         return found
 
@@ -97,10 +102,11 @@ class _Source:
 
 
 def _shape(source: _Source, name: str, ndim: int) -> tuple[int, ...]:
-    shape = source.tensors[name].shape
-    if len(shape) != ndim:
-        raise source.wrong(name, f"does not have {ndim} axes", shape)
-    return shape
+    stored = source.tensors.get(name)
+    if stored is None or len(stored.shape) != ndim or 0 in stored.shape:
+        saw = "no such tensor" if stored is None else stored.shape
+        raise source.wrong(name, f"does not have {ndim} axes with elements", saw)
+    return stored.shape
 
 
 # -- numbers -------------------------------------------------------------------------------------
@@ -164,13 +170,13 @@ def _gptq(source: _Source) -> dict[str, Stored]:
     per = 32 // bits
 
     def make(stem: str, k: int, n: int) -> Array | Blocks:
-        words = source.array(f"{stem}qweight", "i", k // per, n)
+        words = source.array(f"{stem}qweight", "w", k // per, n)
         levels = np.ascontiguousarray(_from_words(np.ascontiguousarray(words.T), bits))
         scales = source.array(f"{stem}scales", "f")
         groups = scales.shape[0] if scales.ndim == 2 else 0
         if groups < 1 or scales.shape[1] != n:
             raise source.wrong(f"{stem}scales", f"does not have a row of {n} for each group")
-        packed = source.array(f"{stem}qzeros", "i", groups, n // per)
+        packed = source.array(f"{stem}qzeros", "w", groups, n // per)
         zeros = _gptq_zeros(source.given, _from_words(packed, bits), bits)
         order = np.arange(k) // -(-k // groups)
         if f"{stem}g_idx" in source.tensors:
@@ -207,12 +213,12 @@ def _awq(source: _Source) -> dict[str, Stored]:
         raise source.wrong("version", "of AWQ is not gemm", shorten(source.given["version"]))
 
     def make(stem: str, k: int, n: int) -> Array | Blocks:
-        words = source.array(f"{stem}qweight", "i", k, n // 8)
+        words = source.array(f"{stem}qweight", "w", k, n // 8)
         scales = source.array(f"{stem}scales", "f")
         groups = scales.shape[0] if scales.ndim == 2 else 0
         if groups < 1 or scales.shape[1] != n or k % groups:
             raise source.wrong(f"{stem}scales", f"does not have rows of {n} that divide {k}")
-        packed = source.array(f"{stem}qzeros", "i", groups, n // 8)
+        packed = source.array(f"{stem}qzeros", "w", groups, n // 8)
         levels = np.ascontiguousarray(_from_words(words, 4, _AWQ_COLUMNS).T)
         return _matrix(levels, _from_words(packed, 4, _AWQ_COLUMNS).T, scales.T, 4)
 
@@ -233,13 +239,13 @@ def _compressed(source: _Source) -> dict[str, Stored]:
         return _int8(source)
 
     def make(stem: str, n: int, k: int) -> Array | Blocks:
-        levels = _from_words(source.array(f"{stem}weight_packed", "i", n, -(-k * bits // 32)), bits)
+        levels = _from_words(source.array(f"{stem}weight_packed", "w", n, -(-k * bits // 32)), bits)
         scales = source.array(f"{stem}weight_scale", "f")
         if scales.ndim != 2 or len(scales) != n or k % max(1, scales.shape[1]):
             raise source.wrong(f"{stem}weight_scale", f"does not suit [{n}, {k}]", scales.shape)
         zeros: Array | int = 1 << (bits - 1)
         if f"{stem}weight_zero_point" in source.tensors:
-            packed = source.array(f"{stem}weight_zero_point", "i")
+            packed = source.array(f"{stem}weight_zero_point", "w")
             if packed.shape != (-(-n * bits // 32), scales.shape[1]):
                 raise source.wrong(f"{stem}weight_zero_point", "has another shape", packed.shape)
             zeros = _from_words(np.ascontiguousarray(packed.T), bits).T[:n]
@@ -261,10 +267,11 @@ def _compressed(source: _Source) -> dict[str, Stored]:
 def _compressed_bits(source: _Source) -> int:
     """Bits of the integers that weights are; there must be one kind of them."""
     groups = source.given.get("config_groups")
-    weights = [g.get("weights") for g in groups.values()] if isinstance(groups, dict) else []
+    listed = groups.values() if isinstance(groups, dict) else ()
+    weights = [each.get("weights") for each in listed if isinstance(each, dict)]
     kinds = [(w.get("num_bits"), w.get("type")) for w in weights if isinstance(w, dict)]
     form = source.given.get("format")
-    if form not in ("pack-quantized", "int-quantized") or {k for _, k in kinds} != {"int"}:
+    if form not in ("pack-quantized", "int-quantized") or {str(k) for _, k in kinds} != {"int"}:
         saw = f"{shorten(groups)}, {shorten(form)}"
         raise source.wrong("config_groups", "does not speak of integers", saw)
     if len({str(bits) for bits, _ in kinds}) != 1:
