@@ -105,6 +105,13 @@ zoo: $(VENV)/.oracle ## run models that people publish beside ONNX Runtime and P
 	PYTHONPATH=.:src $(PY) -m tests.zoo build/zoo $(ARGS)
 	$(PY) -m pytest -q -n 0 -m onnx tests/examples
 
+# Parts of names: make torch-models ARGS="Llama convnext"
+.PHONY: torch-models
+torch-models: $(VENV)/.oracle ## run models of timm and transformers through torch.compile: forward, gradients, other sizes, training
+	$(PIP) install -q $(PIP_FLAGS) $(TRANSFORMERS)
+	$(PIP) install -q --no-deps $(PIP_FLAGS) --upgrade --target build/zoo $(ZOO)
+	PYTHONPATH=.:src $(PY) -m tests.zoo.through_torch build/zoo $(ARGS)
+
 # Not in .ci/run: downloads and two examples make it longer than the half minute that is left there.
 .PHONY: zoo-short
 zoo-short: $(VENV)/.oracle ## run models of text and speech, and find some in a picture (17 MB, a minute)
