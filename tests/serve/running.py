@@ -14,9 +14,11 @@ from typing import Any
 import numpy as np
 
 from treadle.serve.access import Access
+from treadle.serve.application import Application
 from treadle.serve.limits import Limits
 from treadle.serve.models import Program, ServedModel
-from treadle.serve.server import Server, bind, serve
+from treadle.serve.reception import Reception
+from treadle.serve.server import Server, bind, run
 
 Array = np.ndarray[Any, Any]
 
@@ -39,6 +41,12 @@ class Running:
 def running(
     models: Sequence[ServedModel], limits: Limits | None = None, access: Access | None = None
 ) -> Iterator[Running]:
+    with running_application(Application(models, limits, access)) as made:
+        yield made
+
+
+@contextmanager
+def running_application(app: Reception) -> Iterator[Running]:
     sock = bind("127.0.0.1", 0)
     port = sock.getsockname()[1]
     listening = threading.Event()
@@ -48,7 +56,7 @@ def running(
         found.append((server, asyncio.get_running_loop()))
         listening.set()
 
-    thread = threading.Thread(target=serve, args=(models, sock, limits, ready, access))
+    thread = threading.Thread(target=run, args=(app, sock, ready))
     thread.start()
     assert listening.wait(300)
     made = Running(port, *found[0], thread)

@@ -1,0 +1,9 @@
+"""Language models over HTTP, in the words of OpenAI's interface.
+
+`LanguageApplication` is an ASGI application of `Speaker`s; `treadle.serve.server.run` runs it.
+"""
+
+from treadle.serve.llm.application import LanguageApplication
+from treadle.serve.llm.speakers import Speaker
+
+__all__ = ["LanguageApplication", "Speaker"]

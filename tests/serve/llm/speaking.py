@@ -1,0 +1,152 @@
+"""A language model of few lines, and a server of it: it says what a table has for the prompt."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from tests.serve.running import Running, ask, running_application
+
+from treadle.base.errors import CheckpointError
+from treadle.llm.generation import Engine, Options
+from treadle.serve.access import Access
+from treadle.serve.limits import Limits
+from treadle.serve.llm import LanguageApplication, Speaker
+
+END, ASKED = 256, 2
+"""The token that ends texts, and the byte behind which the answer stands."""
+SAYS = {
+    "capital?": "It is Paris, of course.",
+    "umlauts?": "Grüße, 世界 🙂!",
+    "weather?": '<tool_call>\n{"name": "weather", "arguments": {"city": "Köln"}}\n</tool_call>',
+    "both?": 'Yes. <tool_call>{"name": "weather", "arguments": {"city": "Oslo"}}</tool_call>',
+    "list?": '[{"name": "weather", "arguments": {"city": "A"}}, {"name": "weather"}]',
+    "json?": '{"not": "a call"}',
+    "long?": "word " * 100_000,
+}
+
+
+class Bytes:
+    """A tokenizer: tokens are bytes."""
+
+    def encode(self, text: str) -> list[int]:
+        return list(text.encode())
+
+    def decode(self, tokens: Any) -> str:
+        return bytes(t for t in tokens if t < 256).decode(errors="replace")
+
+    def stream(self) -> BytesStream:
+        return BytesStream()
+
+
+class BytesStream:
+    def __init__(self) -> None:
+        self.held = b""
+
+    def push(self, token: int, /) -> str:
+        self.held += bytes([token])
+        try:
+            text = self.held.decode()
+        except UnicodeDecodeError:
+            return ""
+        self.held = b""
+        return text
+
+    def flush(self) -> str:
+        return self.held.decode(errors="replace")
+
+
+class Scripted:
+    """The next byte of what `SAYS` has for the question; else repeats the question."""
+
+    vocabulary, context = 257, 4000
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.fails = False
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def cache(self, sequences: int, length: int) -> Any:
+        return np.zeros((sequences, length + 1), np.int64)
+
+    def step(self, tokens: Any, cache: Any, starts: Any, counts: Any, *, rows: Any = None) -> Any:
+        self.gate.wait(30)
+        self.steps += 1
+        if self.fails:
+            raise RuntimeError("out of order")
+        logits = np.zeros((len(tokens), 257), np.float32)
+        for i, row in enumerate(range(len(cache)) if rows is None else rows):
+            start, count = int(starts[i]), int(counts[i])
+            cache[row, start : start + count] = tokens[i][:count]
+            logits[i, self.following(cache[row, : start + count].tolist())] = 8.0
+
+        class Result:
+            numpy = staticmethod(lambda: logits)
+
+        return Result
+
+    def following(self, held: list[int]) -> int:
+        if ASKED not in held:
+            return ASKED  # a prompt without a question is asked
+        at = len(held) - 1 - held[::-1].index(ASKED)
+        question = bytes(t for t in held[:at] if t < 256).decode(errors="replace")
+        says = SAYS.get(question.rpartition(":")[2], f"You said {question}").encode()
+        said = len(held) - at - 1
+        return says[said] if said < len(says) else END
+
+
+class Small:
+    """What `treadle.llm.LanguageModel` is for the server."""
+
+    def __init__(self, sequences: int = 4, length: int = 4000) -> None:
+        self.scripted = Scripted()
+        self.engine = Engine(self.scripted, sequences, length, [END])
+        self.tokenizer = Bytes()
+
+    def conversation(self, messages: Any, tools: Any = None, /) -> list[int]:
+        if messages[-1]["role"] == "tool" and not tools:
+            raise CheckpointError("template", "results of tools need tools")
+        told = "".join(f"[{tool['function']['name']}]" for tool in tools or ())
+        said = "|".join(f"{m['role']}:{m['content']}" for m in messages)
+        return [*self.tokenizer.encode(told + said), ASKED]
+
+    def options(self, **changes: Any) -> Options:
+        return Options().changed(**changes)
+
+
+@contextmanager
+def speaking(
+    limits: Limits | None = None, access: Access | None = None, **how: Any
+) -> Iterator[tuple[Small, Running]]:
+    model = Small(**how)
+    app = LanguageApplication([Speaker("small", model, how.get("sequences", 4))], limits, access)
+    with running_application(app) as server:
+        yield model, server
+
+
+def chat(port: int, text: str, **more: Any) -> Any:
+    """One question."""
+    messages = [{"role": "user", "content": text}]
+    return ask(port, "/v1/chat/completions", {"messages": messages, **more})
+
+
+def events(
+    port: int, path: str, content: dict[str, Any]
+) -> tuple[list[Any], http.client.HTTPResponse]:
+    """What a stream sends, the last without its [DONE]."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    connection.request("POST", path, json.dumps({**content, "stream": True}))
+    answer = connection.getresponse()
+    texts = answer.read().decode().split("\n\n")
+    connection.close()
+    assert texts.pop() == ""
+    assert all(text.startswith("data: ") for text in texts)
+    if texts[-1] == "data: [DONE]":
+        return [json.loads(text[6:]) for text in texts[:-1]], answer
+    return [json.loads(text[6:]) for text in texts], answer
