@@ -1,0 +1,37 @@
+"""How text is split before pairs of bytes are joined, by the names that GGUF files give.
+
+Sources: the tokenizer.json of the models, and llama.cpp's list of names.
+"""
+
+from __future__ import annotations
+
+_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_SHORT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_WORDS = _SHORT + r"|[^\r\n\p{L}\p{N}]?\p{L}+|"
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+
+
+def _cased(after: str) -> str:
+    """Words that begin with capitals, or have none."""
+    begin = r"[^\r\n\p{L}\p{N}]?"
+    return f"{begin}{_UPPER}*{_LOWER}+{after}|{begin}{_UPPER}+{_LOWER}*{after}|"
+
+
+_SLASHES = _REST.replace(r"[\r\n]*|", r"[\r\n/]*|", 1)
+_LLAMA3 = (_WORDS + r"\p{N}{1,3}|" + _REST,)
+_QWEN2 = (_WORDS + r"\p{N}|" + _REST,)
+_DIGITS = (r"\p{N}", _GPT2)
+
+PATTERNS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("gpt-2", "phi-2", "olmo", "jina-en", "mpt", "jina-de", "jina-es"), (_GPT2,)),
+    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "smaug-bpe", "dbrx"), _LLAMA3),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "stablelm2", "hunyuan"), _QWEN2),
+    **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone"), _DIGITS),
+    "tekken": (_cased("") + r"\p{N}|" + _SLASHES,),
+    "gpt-4o": (_cased(f"{_SHORT}?") + r"\p{N}{1,3}|" + _SLASHES,),
+}
+"""Expressions whose matches are pieces, applied one after the other; by name."""
+
+WHOLE_WORDS = frozenset(("llama-bpe", "llama3", "llama-v3", "tekken", "gpt-4o"))
+"""Names of those that take a piece as one token where there is one, whatever pairs say."""
