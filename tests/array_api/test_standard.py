@@ -292,3 +292,52 @@ def test_signatures_are_those_of_the_standard() -> None:
     assert info.dtypes(kind="real floating") == {"float32": xp.float32, "float64": xp.float64}
     assert info.default_dtypes()["integral"] == as_dtype("int64").numpy
     assert info.default_device() in info.devices()
+
+
+MISTAKES = {
+    "an axis is named twice": [
+        ("expand_dims", (0, 0), {}),
+        ("expand_dims", (0, -4), {}),
+        ("moveaxis", (0, 0), (0, 1), {}),
+        ("moveaxis", (0, 1), (1, 1), {}),
+        ("squeeze", {"axis": (0, -2)}),
+    ],
+    "an integer is needed": [
+        ("expand_dims", 0.5, {}),
+        ("reshape", (2.0, 3), {}),
+        ("broadcast_to", (2.5, 3), {}),
+        ("roll", 1.5, {}),
+        ("tile", (1.5,), {}),
+    ],
+    "one extent may be -1": [("reshape", (-1, -1), {})],
+    "do not go to": [("moveaxis", (0, 1), (0,), {})],
+    "2 shifts for 1 axes": [("roll", (1, 2), {"axis": (0,)})],
+    "is 0 or more": [("repeat", -1, {}), ("repeat", [1, -1, 0, 0, 0, 0], {}), ("diff", {"n": -1})],
+    "are 0 or more": [("tile", (2, -1), {})],
+    "counts are integers": [("repeat", [1.5, 1.0], {"axis": 0})],
+    "has one axis": [("searchsorted", xp.asarray([1.0]), {})],
+}
+
+
+@pytest.mark.parametrize("message", MISTAKES)
+def test_mistakes_are_named_where_they_are_made(message: str) -> None:
+    x = xp.asarray(values("float64", 2, 3))
+    for name, *given, named in MISTAKES[message]:
+        with pytest.raises((ValueError, TypeError), match=message):
+            getattr(xp, name)(x, *given, **named)
+
+
+def test_arrays_of_nothing_are_named() -> None:
+    for name in ("concat", "stack"):
+        with pytest.raises(ValueError, match=f"{name}: at least one array is needed"):
+            getattr(xp, name)([])
+    with pytest.raises(ValueError, match="differ"):
+        xp.stack([xp.asarray([1.0]), xp.asarray([1.0, 2.0])])
+    with pytest.raises(ValueError, match="steps of 0"):
+        xp.arange(0, 5, 0)
+    with pytest.raises(ValueError, match="no number of steps"):
+        xp.arange(0, float("inf"))
+    with pytest.raises(ValueError, match="0 or more"):
+        xp.linspace(0, 1, -1)
+    with pytest.raises(TypeError, match="an integer is needed"):
+        xp.zeros((2.5,))

@@ -6,6 +6,7 @@ ops that there are, and complex128 needs no kernels of its own.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -352,6 +353,19 @@ def promote(*values: Any) -> list[Array]:
     dtype = dtypes.result_type(*given)
     device = next(v.device for v in given if isinstance(v, Array))
     return [converted(v, dtype, device) for v in given]
+
+
+def whole(number: Any, name: str) -> int:
+    """An integer as Python's; a float is none, not even a whole one.
+
+    Raises:
+        TypeError: it is something else.
+    """
+    try:
+        return operator.index(number)
+    except TypeError:
+        kind = type(number).__name__
+        raise TypeError(f"{name}: an integer is needed, not {number!r} ({kind})") from None
 
 
 def broadcast(x: Array, shape: tuple[int, ...]) -> Array:

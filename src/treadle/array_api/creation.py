@@ -18,6 +18,7 @@ from treadle.array_api.array import (
     filled,
     number,
     same,
+    whole,
 )
 from treadle.array_api.dtypes import DEFAULTS, NumpyType, as_numpy
 from treadle.base.dtype import as_dtype
@@ -124,13 +125,14 @@ def from_dlpack(x: Any, /, *, device: Any = None, copy: bool | None = None) -> A
 
 
 def _shape(shape: Any) -> tuple[int, ...]:
-    return (int(shape),) if isinstance(shape, int) else tuple(int(d) for d in shape)
+    extents = shape if isinstance(shape, (tuple, list)) else (shape,)
+    return tuple(whole(d, "a shape") for d in extents)
 
 
 def _constant(shape: Any, value: Any, dtype: NumpyType, device: Any) -> Array:
     if dtype in dtypes.PARTS:
-        whole, part = complex(value), dtypes.PARTS[dtype]
-        parts = (filled(_shape(shape), v, part, device) for v in (whole.real, whole.imag))
+        both, part = complex(value), dtypes.PARTS[dtype]
+        parts = (filled(_shape(shape), v, part, device) for v in (both.real, both.imag))
         return Array(*parts)
     if dtype in dtypes.REAL or dtype == dtypes.bool:
         return Array(filled(_shape(shape), dtype.type(value).item(), dtype, device))
@@ -197,13 +199,21 @@ def arange(
     dtype: Any = None,
     device: Any = None,
 ) -> Array:
-    """start, start + step, ... before stop; from 0 if one bound is given."""
+    """start, start + step, ... before stop; from 0 if one bound is given.
+
+    Raises:
+        ValueError: the step is 0, or there is no number of steps.
+    """
     first, last = (0, start) if stop is None else (start, stop)
-    whole = all(isinstance(v, int) for v in (first, last, step))
-    kind = "integral" if whole else "real floating"
+    if step == 0:
+        raise ValueError("arange: steps of 0 never come to stop")
+    integers = all(isinstance(v, int) for v in (first, last, step))
+    kind = "integral" if integers else "real floating"
     wanted = DEFAULTS[kind] if dtype is None else as_numpy(dtype)
-    count = -((first - last) // step) if whole else math.ceil((last - first) / step)
-    op = Iota(first, step, max(int(count), 0), as_dtype(wanted))
+    steps = -((first - last) // step) if integers else (last - first) / step
+    if not math.isfinite(steps):
+        raise ValueError(f"arange: from {first} to {last} by {step} there is no number of steps")
+    op = Iota(first, step, max(math.ceil(steps), 0), as_dtype(wanted))
     return Array(create(op, device_of(device))[0])
 
 
@@ -217,7 +227,13 @@ def linspace(
     device: Any = None,
     endpoint: bool = True,
 ) -> Array:
-    """`num` evenly spaced numbers from start to stop, or to before it without `endpoint`."""
+    """`num` evenly spaced numbers from start to stop, or to before it without `endpoint`.
+
+    Raises:
+        ValueError: `num` is below 0.
+    """
+    if whole(num, "linspace") < 0:
+        raise ValueError(f"linspace: num is 0 or more, not {num}")
     kind = "complex floating" if complex in (type(start), type(stop)) else "real floating"
     wanted = DEFAULTS[kind] if dtype is None else as_numpy(dtype)
     ends = complex(start), complex(stop)

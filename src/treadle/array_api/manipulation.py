@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from treadle.array_api import dtypes
-from treadle.array_api.array import Array, apply, as_array, cast, converted, promote
+from treadle.array_api.array import Array, apply, as_array, cast, converted, promote, whole
 from treadle.array_api.array import broadcast as broadcast_array
 from treadle.array_api.creation import arange, asarray
 from treadle.base.dtype import as_dtype
@@ -44,18 +44,35 @@ def axis_of(axis: int, ndim: int, name: str) -> int:
 
     Raises:
         ShapeError: there is no such axis.
+        TypeError: the axis is no integer.
     """
-    return normalize_axis(int(axis), ndim, name)
+    return normalize_axis(whole(axis, name), ndim, name)
+
+
+def some(arrays: Sequence[Array], name: str) -> list[Array]:
+    """What is to be joined, which cannot be nothing.
+
+    Raises:
+        ValueError: there is no array.
+    """
+    given = [as_array(a, name) for a in arrays]
+    if not given:
+        raise ValueError(f"{name}: at least one array is needed")
+    return given
+
+
+def _once(places: Sequence[int], axes: Any, name: str) -> None:
+    if len(set(places)) != len(places):
+        raise ValueError(f"{name}: an axis is named twice: {axes}")
 
 
 def axes_of(axes: Axes | None, ndim: int, name: str) -> tuple[int, ...]:
     """Axes counted from the front, in order; all of them for None."""
     if axes is None:
         return tuple(range(ndim))
-    given = (axes,) if isinstance(axes, int) else tuple(axes)
+    given = axes if isinstance(axes, (tuple, list)) else (axes,)
     found = tuple(sorted(axis_of(a, ndim, name) for a in given))
-    if len(set(found)) != len(found):
-        raise ValueError(f"{name}: an axis is named twice: {axes}")
+    _once(found, axes, name)
     return found
 
 
@@ -79,12 +96,15 @@ def reshape(x: Array, /, shape: tuple[int, ...], *, copy: bool | None = None) ->
     """The same elements under another shape, of which one extent may be -1.
 
     Raises:
-        ValueError: `copy` is False: a reshaped array is always one of its own.
+        ValueError: `copy` is False: a reshaped array is always one of its own; more than one
+            extent is -1.
     """
     x = as_array(x, "reshape")
     if copy is False and tuple(shape) != x.shape:
         raise ValueError("reshape: arrays do not share elements; leave copy out")
-    extents = [int(d) for d in shape]
+    extents = [whole(d, "reshape") for d in shape]
+    if extents.count(-1) > 1:
+        raise ValueError(f"reshape: one extent may be -1, not {extents.count(-1)} of {shape}")
     if -1 in extents:
         known = math.prod(d for d in extents if d != -1)
         extents[extents.index(-1)] = x.size // known if known else 0
@@ -93,7 +113,7 @@ def reshape(x: Array, /, shape: tuple[int, ...], *, copy: bool | None = None) ->
 
 def broadcast_to(x: Array, /, shape: tuple[int, ...]) -> Array:
     """x repeated along axes to a larger shape."""
-    return broadcast_array(as_array(x), tuple(int(d) for d in shape))
+    return broadcast_array(as_array(x), tuple(whole(d, "broadcast_to") for d in shape))
 
 
 def broadcast_arrays(*arrays: Array) -> list[Array]:
@@ -104,8 +124,12 @@ def broadcast_arrays(*arrays: Array) -> list[Array]:
 
 
 def concat(arrays: Sequence[Array], /, *, axis: int | None = 0) -> Array:
-    """Arrays end to end along an axis; flattened first for None."""
-    given = promote(*(as_array(a, "concat") for a in arrays))
+    """Arrays end to end along an axis; flattened first for None.
+
+    Raises:
+        ValueError: there is no array.
+    """
+    given = promote(*some(arrays, "concat"))
     if axis is None:
         given, axis = [reshape(a, (-1,)) for a in given], 0
     op = Concat(axis_of(axis, given[0].ndim, "concat"))
@@ -115,9 +139,17 @@ def concat(arrays: Sequence[Array], /, *, axis: int | None = 0) -> Array:
 
 
 def stack(arrays: Sequence[Array], /, *, axis: int = 0) -> Array:
-    """Arrays of one shape along a new axis."""
-    at = axis_of(axis, as_array(arrays[0]).ndim + 1, "stack")
-    return concat([expand_dims(a, at) for a in arrays], axis=at)
+    """Arrays of one shape along a new axis.
+
+    Raises:
+        ValueError: there is no array, or their shapes differ.
+    """
+    given = some(arrays, "stack")
+    for a in given:
+        if a.shape != given[0].shape:
+            raise ValueError(f"stack: the shapes {given[0].shape} and {a.shape} differ")
+    at = axis_of(axis, given[0].ndim + 1, "stack")
+    return concat([expand_dims(a, at) for a in given], axis=at)
 
 
 def unstack(x: Array, /, *, axis: int = 0) -> tuple[Array, ...]:
@@ -133,13 +165,15 @@ def expand_dims(x: Array, /, axis: int | tuple[int, ...]) -> Array:
 
     Raises:
         IndexError: there is no such place.
+        ValueError: a place is named twice.
     """
     x = as_array(x, "expand_dims")
-    places = (axis,) if isinstance(axis, int) else tuple(axis)
+    places = [whole(a, "expand_dims") for a in (axis if isinstance(axis, tuple) else (axis,))]
     rank = x.ndim + len(places)
     if any(not -rank <= a < rank for a in places):
         raise IndexError(f"expand_dims: axis {axis} is no place in {rank} axes")
-    new = {a % rank for a in places}
+    new = [a % rank for a in places]
+    _once(new, axis, "expand_dims")
     extents = iter(x.shape)
     return reshape(x, tuple(1 if i in new else next(extents) for i in range(rank)))
 
@@ -172,24 +206,39 @@ def permute_dims(x: Array, /, axes: tuple[int, ...]) -> Array:
 
 
 def moveaxis(x: Array, source: Axes, destination: Axes, /) -> Array:
-    """Axes moved to other places; the others keep their order."""
+    """Axes moved to other places; the others keep their order.
+
+    Raises:
+        ValueError: an axis is named twice, or there are not as many places as axes.
+    """
     x = as_array(x, "moveaxis")
-    many = (
+    of, to = (
         tuple(axis_of(a, x.ndim, "moveaxis") for a in ((v,) if isinstance(v, int) else v))
         for v in (source, destination)
     )
-    places = dict(zip(*reversed(list(many)), strict=True))
+    _once(of, source, "moveaxis")
+    _once(to, destination, "moveaxis")
+    if len(of) != len(to):
+        raise ValueError(f"moveaxis: {len(of)} axes do not go to {len(to)} places")
+    places = dict(zip(to, of, strict=True))
     rest = iter([a for a in range(x.ndim) if a not in places.values()])
     return permute_dims(x, tuple(places[i] if i in places else next(rest) for i in range(x.ndim)))
 
 
 def roll(x: Array, /, shift: Axes, *, axis: Axes | None = None) -> Array:
-    """Elements moved along axes, those that leave an end entering at the other."""
+    """Elements moved along axes, those that leave an end entering at the other.
+
+    Raises:
+        ValueError: there are not as many shifts as axes.
+    """
     x = as_array(x, "roll")
     if axis is None:
         return reshape(roll(reshape(x, (-1,)), shift, axis=0), x.shape)
     axes = (axis,) if isinstance(axis, int) else tuple(axis)
-    shifts = (shift,) * len(axes) if isinstance(shift, int) else tuple(shift)
+    given = shift if isinstance(shift, tuple) else (shift,) * len(axes)
+    shifts = [whole(v, "roll") for v in given]
+    if len(shifts) != len(axes):
+        raise ValueError(f"roll: {len(shifts)} shifts for {len(axes)} axes")
     moved: dict[int, int] = {}
     for a, s in zip(axes, shifts, strict=True):
         at = axis_of(a, x.ndim, "roll")
@@ -199,8 +248,14 @@ def roll(x: Array, /, shift: Axes, *, axis: Axes | None = None) -> Array:
 
 
 def tile(x: Array, repetitions: tuple[int, ...], /) -> Array:
-    """x repeated as a whole along axes."""
+    """x repeated as a whole along axes.
+
+    Raises:
+        ValueError: a count is below 0.
+    """
     x = as_array(x, "tile")
+    if any(whole(n, "tile") < 0 for n in repetitions):
+        raise ValueError(f"tile: counts are 0 or more, not {repetitions}")
     rank = max(x.ndim, len(repetitions))
     counts = (1,) * (rank - len(repetitions)) + tuple(repetitions)
     shape = (1,) * (rank - x.ndim) + x.shape
@@ -211,18 +266,30 @@ def tile(x: Array, repetitions: tuple[int, ...], /) -> Array:
 
 
 def repeat(x: Array, repeats: Any, /, *, axis: int | None = None) -> Array:
-    """Every element several times, next to one another; as often as its count says."""
+    """Every element several times, next to one another; as often as its count says.
+
+    Raises:
+        ValueError: a count is below 0.
+        TypeError: counts are no integers.
+    """
     x = as_array(x, "repeat")
     if axis is None:
         x, axis = reshape(x, (-1,)), 0
     at = axis_of(axis, x.ndim, "repeat")
     if isinstance(repeats, int):
+        if repeats < 0:
+            raise ValueError(f"repeat: a count is 0 or more, not {repeats}")
         wide = expand_dims(x, at + 1)
         shape = (*x.shape[: at + 1], repeats, *x.shape[at + 1 :])
         made = (*x.shape[:at], x.shape[at] * repeats, *x.shape[at + 1 :])
         return reshape(broadcast_to(wide, shape), made)
-    counts = broadcast_to(astype(asarray(repeats), dtypes.int64), (x.shape[at],))
-    places = [i for i, n in enumerate(counts.numpy().tolist()) for _ in range(n)]
+    given = asarray(repeats)
+    if given.size and not dtypes.isdtype(given.dtype, "integral"):
+        raise TypeError(f"repeat: counts are integers, not {given.dtype}")
+    counts = broadcast_to(astype(given, dtypes.int64), (x.shape[at],)).numpy().tolist()
+    if any(n < 0 for n in counts):
+        raise ValueError(f"repeat: a count is 0 or more, not {min(counts)}")
+    places = [i for i, n in enumerate(counts) for _ in range(n)]
     return taken(x, asarray(places, dtype=dtypes.int64), at)
 
 

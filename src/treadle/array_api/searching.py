@@ -94,11 +94,17 @@ def searchsorted(
     side: Literal["left", "right"] = "left",
     sorter: Array | None = None,
 ) -> Array:
-    """Where elements of x2 would go into the sorted x1: before or behind its equals."""
+    """Where elements of x2 would go into the sorted x1: before or behind its equals.
+
+    Raises:
+        ValueError: x1 is not one line, or `side` is neither "left" nor "right".
+    """
     if side not in ("left", "right"):
         raise ValueError(f'searchsorted: side is "left" or "right", not {side!r}')
     line, wanted = promote(as_array(x1, "searchsorted"), as_array(x2, "searchsorted"))
     require("searchsorted", line, *elementwise.REAL)
+    if line.ndim != 1:
+        raise ValueError(f"searchsorted: x1 has one axis, not {line.ndim}")
     if sorter is not None:
         line = taken(line, as_array(sorter), 0)
     low = zeros_like(wanted, dtype=dtypes.int64)

@@ -244,8 +244,14 @@ def diff(
     prepend: Array | None = None,
     append: Array | None = None,
 ) -> Array:
-    """Differences of neighbors along an axis, n times over."""
+    """Differences of neighbors along an axis, n times over.
+
+    Raises:
+        ValueError: n is below 0.
+    """
     x = as_array(x, "diff")
+    if n < 0:
+        raise ValueError(f"diff: n is 0 or more, not {n}")
     at = axis_of(axis, x.ndim, "diff")
     ends = [None if v is None else as_array(v) for v in (prepend, append)]
     if n and (ends[0] is not None or ends[1] is not None):
