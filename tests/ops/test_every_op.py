@@ -40,6 +40,16 @@ def test_scalar_code_agrees_with_the_oracle(cls: type[Op]) -> None:
 
 
 @every_op
+def test_numbers_of_16_bits_are_rounded_once(cls: type[Op]) -> None:
+    """Compiled code computes one op in float32; so do calls op by op, to the bit."""
+    if not issubclass(cls, Elementwise):
+        return
+    for sample, dtype in harness.all_pairs(cls):
+        if dtype.is_float and dtype.itemsize == 2:
+            harness.check_rounded_once(sample, dtype)
+
+
+@every_op
 def test_gradient_agrees_with_differences(cls: type[Op]) -> None:
     for sample in cls.samples():
         if harness.is_differentiable(sample):

@@ -423,7 +423,9 @@ class Sigmoid(UnaryFloat):
 
     def reference(self, x: Array) -> Array:
         # exp overflows to infinity for very negative x, and 1 / inf is the right limit.
-        return np.asarray(np.reciprocal(np.exp(-x) + x.dtype.type(1)))
+        wide = widen_array(x)
+        made = np.reciprocal(np.exp(-wide) + wide.dtype.type(1))
+        return np.asarray(made).astype(x.dtype, copy=False)
 
     def scalar(self, x: Scalar) -> Scalar:
         return 1 / (call("exp", -x) + 1)
@@ -468,7 +470,9 @@ class Softplus(UnaryFloat):
     amp = "high"
 
     def reference(self, x: Array) -> Array:
-        return np.asarray(np.maximum(x, x.dtype.type(0)) + np.log1p(np.exp(-np.abs(x))))
+        wide = widen_array(x)
+        made = np.maximum(wide, wide.dtype.type(0)) + np.log1p(np.exp(-np.abs(wide)))
+        return np.asarray(made).astype(x.dtype, copy=False)
 
     def scalar(self, x: Scalar) -> Scalar:
         return call("max", x, 0) + call("log1p", call("exp", -call("abs", x)))
