@@ -37,6 +37,13 @@ def test_what_templates_use():
     )
     assert rendered("{% set ns = namespace(x=0) %}{% set ns.x = 3 %}{{ ns.x }}") == "3"
     assert rendered("{{ 'a\nb' | indent(2) }}") == "a\n  b"
+    assert rendered("{{ 'a' ~ 1 ~ none ~ [2, 'b'] }}") == "a1None[2, 'b']"
+    assert rendered("{{ messages | map(attribute='role') | join('+') }}") == "user"
+    assert rendered("{{ ', '.join(['a', 'b']) ~ 'aa'.replace('a', 'c', 1) }}") == "a, bca"
+    assert rendered("{{ '{} of {:.1f}'.format(1, 2) ~ '%s' % 3 }}") == "1 of 2.03"
+    assert rendered("{{ {'a': [1]} | tojson(indent=1) }}") == '{\n "a": [\n  1\n ]\n}'
+    assert rendered("{% for k, v in {'a': 1} | items %}{{ k }}{{ v }}{% endfor %}") == "a1"
+    assert rendered("{% set t %}" + "x" * 99 + "{% endset %}{{ t | length }}") == "99"
     assert rendered("{{ enable_thinking }}", enable_thinking=False) == "False"
 
 
@@ -72,6 +79,31 @@ def test_messages_stay_as_they_are():
         "{% set x.t = x.t + x.t %}{% endfor %}{{ x.t }}",
         "{% set x = namespace(t='aaaaaaaaaa') %}{% for i in range(90) %}"
         "{% set x.t = x.t ~ x.t %}{{ x.t }}{% endfor %}",
+        "{{ '{:>1000000000}'.format(1) }}",
+        "{{ '{:>{w}}'.format(1, w=900000) }}",
+        "{{ '%*d' % (900000000, 1) }}",
+        "{{ ('a' * 1000000).replace('a', 'b' * 1000000) }}",
+        "{{ ('a' * 1000000) | replace('', 'b' * 1000000) }}",
+        "{{ (['a' * 1000000] * 1000) | join }}",
+        "{{ ''.join(['a' * 1000000] * 1000) }}",
+        "{{ ['a' * 1000000] | map('replace', 'a', 'b' * 1000) | list }}",
+        "{{ 'ab'.translate({97: 'a' * 1000000}) }}",
+        "{{ ([[1] * 1000000] * 1000) | sum(start=[]) }}",
+        "{% set x = namespace(n=3) %}{% for i in range(90) %}{% set x.n = x.n * x.n %}{% endfor %}",
+        "{% set x = namespace(t='a' * 1000000) %}{% for i in range(90) %}"
+        "{% set x.t = x.t ~ x.t %}{% endfor %}",
+        "{% set x = namespace(l=[]) %}{% for i in range(60) %}"
+        "{% set x.l = [x.l, x.l] %}{% endfor %}{{ x.l | tojson }}",
+        "{% set x = namespace(l=()) %}{% for i in range(60) %}"
+        "{% set x.l = (x.l, x.l) %}{% endfor %}{{ x.l }}",
+        "{% set x = namespace(l={}) %}{% for i in range(60) %}"
+        "{% set x.l = dict(a=x.l, b=x.l) %}{% endfor %}{{ x.l == x.l }}",
+        "{% set x = namespace(l=[]) %}{% for i in range(99999) %}"
+        "{% set x.l = x.l + ['a' * 900000 ~ i] %}{% endfor %}",
+        "{% set t %}{% for i in range(99999) %}{{ 'a' * 900000 }}{% endfor %}{% endset %}{{ t }}",
+        "{% macro f() %}{{ f() }}{{ f() }}{% endmacro %}{{ f() }}",
+        "{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}",
+        "{# " + "x" * (1 << 20) + " #}",
         "{% for",
         "{{ nothing.there }}",
         "{{ 1 / 0 }}",

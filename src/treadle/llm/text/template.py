@@ -18,14 +18,13 @@ from typing import Any
 
 from treadle.base.errors import CheckpointError
 from treadle.llm.text.packages import needed
+from treadle.llm.text.sandbox import MOST_TEXT, counted, environment
 from treadle.llm.text.tokenizer import Tokenizer
 
-MOST_TEXT = 1 << 22
-"""Characters of a conversation."""
 MOST_SECONDS = 5.0
 """Of a rendering, which takes a thousandth."""
-_MOST_NUMBER = 1 << 20
-"""What numbers of a template may multiply or pad by."""
+MOST_SOURCE = 1 << 20
+"""Characters of a template."""
 
 
 class Template:
@@ -46,7 +45,9 @@ class Template:
 
         bos = [] if tokenizer.bos is None else [tokenizer.bos]
         self._known = {"bos_token": written(bos), "eos_token": written(sorted(tokenizer.eos))}
-        with _told(source):
+        if len(source) > MOST_SOURCE:
+            raise CheckpointError("chat template", f"has more than {MOST_SOURCE:,} characters")
+        with _told(), _bounded():
             self._template = _environment().from_string(source)
 
     def render(
@@ -78,7 +79,7 @@ class Template:
         if enable_thinking is not None:
             given["enable_thinking"] = enable_thinking
         pieces, size = [], 0
-        with _told("the conversation"), _bounded():
+        with _told(), _bounded():
             for piece in self._template.generate(given):
                 size += len(piece)
                 if size > MOST_TEXT:
@@ -88,61 +89,14 @@ class Template:
 
 
 def _environment() -> Any:
-    made = _sandbox()(
-        trim_blocks=True,
-        lstrip_blocks=True,
-        extensions=["jinja2.ext.loopcontrols", _generation_tag()],
+    return environment(
+        ["jinja2.ext.loopcontrols", _generation_tag()],
+        {
+            "raise_exception": _refuse(needed("jinja2")),
+            "strftime_now": _now,
+            "tojson": _to_json,
+        },
     )
-    for name in ("center", "indent", "wordwrap", "format", "batch", "slice", "filesizeformat"):
-        made.filters.pop(name, None)
-    for name in ("lipsum", "cycler", "joiner"):
-        made.globals.pop(name, None)
-    made.filters |= {"indent": _indent, "tojson": _to_json}
-    made.globals |= {"raise_exception": _refuse(needed("jinja2")), "strftime_now": _now}
-    return made
-
-
-def _sandbox() -> Any:
-    base: Any = needed("jinja2.sandbox").ImmutableSandboxedEnvironment
-
-    class Bounded(base):  # type: ignore[misc]
-        """A sandbox whose numbers and texts stay small."""
-
-        intercepted_binops = frozenset(("*", "**", "%", "+"))
-
-        def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-            _check_numbers(operator, left, right)
-            found = super().call_binop(context, operator, left, right)
-            if hasattr(found, "__len__") and len(found) > MOST_TEXT:
-                raise OverflowError(f"it makes something of {len(found):,} elements")
-            return found
-
-        def call(self, context: Any, called: Any, /, *args: Any, **names: Any) -> Any:
-            for x in (*args, *names.values()):
-                if isinstance(x, int) and abs(x) > _MOST_NUMBER:
-                    raise OverflowError(f"it calls with the number {x}")
-            return super().call(context, called, *args, **names)
-
-    return Bounded
-
-
-def _check_numbers(operator: str, left: Any, right: Any) -> None:
-    """Raise where an operator would make something large of something small."""
-    numbers = [abs(x) for x in (left, right) if isinstance(x, int)]
-    lengths = [len(x) for x in (left, right) if hasattr(x, "__len__")]
-    if operator == "**" and max(numbers, default=0) > 64:
-        raise OverflowError("it raises numbers to large powers")
-    if operator == "*" and max(numbers, default=0) * max(lengths, default=0) > _MOST_NUMBER:
-        raise OverflowError("it repeats something without bounds")
-    if operator == "%" and isinstance(left, str) and any(c.isdigit() for c in left):
-        raise OverflowError("it pads text")
-
-
-def _indent(text: str, width: int = 4, first: bool = False, blank: bool = False) -> str:
-    pad = " " * min(int(width), 64)
-    lines = str(text).split("\n")
-    made = [pad + x if (i or first) and (x or blank) else x for i, x in enumerate(lines)]
-    return "\n".join(made)
 
 
 def _to_json(value: Any, indent: int | None = None, ensure_ascii: bool = False) -> str:
@@ -181,7 +135,7 @@ def _generation_tag() -> Any:
 
 
 @contextmanager
-def _told(what: str) -> Iterator[None]:
+def _told() -> Iterator[None]:
     """Errors of a template as ours."""
     jinja = needed("jinja2")
     try:
@@ -214,6 +168,7 @@ def _bounded() -> Iterator[None]:
 
     sys.settrace(trace)
     try:
-        yield
+        with counted():
+            yield
     finally:
         sys.settrace(before)
