@@ -261,7 +261,7 @@ def picked(g: Generator) -> Any:
     one = f"{along}[{before}:1]"
     forms = [
         f"F.gather({x}, {axis}, {along})", f"{x}[{before}{rows}]", f"{x}[{before}{rows} % {n}]",
-        f"F.scatter({x}, {axis}, {one}, F.gather({x}, {axis}, {one}) * 2)", f"F.argsort({x})",
+        f"F.scatter({x} * 1, {axis}, {one}, F.gather({x}, {axis}, {one}) * 2)", f"F.argsort({x})",
         f"F.cumsum({x}, axis={axis}) * 1", f"F.concat(F.split({x}, {n}, {axis})[::-1], {axis})",
         f"F.nn.one_hot(F.abs({rows}), {n + 1})", f"{x}[{x} > 0.5].sum() * 0 + {x}",
     ]  # fmt: skip
