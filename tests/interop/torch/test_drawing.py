@@ -46,6 +46,7 @@ DRAWS: dict[str, tuple[Callable[[Any], Any], float, float]] = {
     "normal of tensors": (lambda x: torch.normal(x, 2 * x), 1, 2),
     "exponential": (lambda x: x.clone().exponential_(4), 1 / 4, 1 / 4),
     "geometric": (lambda x: x.clone().geometric_(0.25), 4, 12**0.5),
+    "geometric of integers": (lambda x: x.long().geometric_(0.25).float(), 4, 12**0.5),
     "log_normal": (lambda x: x.clone().log_normal_(0, 0.5).log(), 0, 0.5),
     "cauchy": (lambda x: x.clone().cauchy_(1, 2).sub(1).abs().le(2).float(), 1 / 2, 1 / 2),
     "bernoulli": (lambda x: torch.bernoulli(0.3 * x), 0.3, 0.21**0.5),

@@ -6,6 +6,7 @@ A program draws one key for each of its calls from PyTorch's generator of the CP
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -31,7 +32,7 @@ V = GraphOperand
 
 DRAWING: set[str] = set()
 """Names of the operators that draw random numbers."""
-APART = ("cauchy", "exponential", "geometric", "log_normal")
+APART = ("cauchy", "exponential", "log_normal")
 """Those that PyTorch takes apart into uniform numbers."""
 
 
@@ -114,6 +115,15 @@ def _bernoulli_each(call: Call, x: V, p: V | None = None, *, generator: Any = No
     chance = x if p is None else p
     drawn = _uniform(call, call.shape, chance.type.dtype)
     return logic.Less()(drawn, chance).astype(call.dtype)
+
+
+@_draws("geometric.default")
+def _geometric(call: Call, x: V, p: float, *, generator: Any = None) -> V:
+    """Trials up to a success; PyTorch's own parts draw in x's type, which may be an integer."""
+    _plain(call, generator)
+    wide = dt.float64 if call.dtype.itemsize == 8 else dt.float32
+    drawn = unary.Log1p()(-_uniform(call, call.shape, wide))
+    return (unary.Floor()(drawn * (1 / math.log1p(-p))) + 1.0).astype(call.dtype)
 
 
 @_draws("native_dropout.default")

@@ -57,6 +57,7 @@ _KEPT = (
     "adaptive_max_pool2d",
     "max_pool2d_with_indices",
     "native_group_norm",
+    "geometric",
     "native_layer_norm",
     "silu",
 )
