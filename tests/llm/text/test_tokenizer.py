@@ -61,6 +61,24 @@ def test_bytes_come_back(pre, text):
     assert 260 not in tokens
 
 
+@pytest.mark.parametrize(
+    ("pre", "pieces"),
+    [
+        ("gpt-2", "It|'s| 1234| x|!|  | y|\n|\n|日本語"),
+        ("llama-bpe", "It|'s| |123|4| x|!|  | y|\n\n|日本語"),
+        ("qwen2", "It|'s| |1|2|3|4| x|!|  | y|\n\n|日本語"),
+        ("smollm", "It|'s| |1|2|3|4| x|!|  | y|\n|\n|日本語"),
+        ("deepseek-coder", "It|'|s| |1|2|3|4| x|!|  | y|\n|\n|日本語"),
+        ("deepseek-v3", "It|'s| |123|4| x|!|  | y|\n\n|日本語"),
+    ],
+)
+def test_where_text_is_split(pre, pieces):
+    before = Tokenizer.of(bytes_tables(pre))._library.pre_tokenizer
+    text = pieces.replace("|", "")
+    found = before.pre_tokenize_str(text)
+    assert "|".join(text[begin:end] for _, (begin, end) in found) == pieces
+
+
 def test_pairs_are_joined_inside_of_pieces():
     tokenizer = Tokenizer.of(bytes_tables())
     assert tokenizer.encode("hello w") == [258, ord("o"), 259]

@@ -23,11 +23,27 @@ _LLAMA3 = (_WORDS + r"\p{N}{1,3}|" + _REST,)
 _QWEN2 = (_WORDS + r"\p{N}|" + _REST,)
 _DIGITS = (r"\p{N}", _GPT2)
 
+_EAST = r"\x{4e00}-\x{9fa5}"
+_CODER = (
+    r"[\r\n]",
+    r"\s?\p{L}+",
+    r"\s?\p{P}+",
+    rf"[{_EAST}\x{{800}}-\x{{4e00}}\x{{ac00}}-\x{{d7ff}}]+",
+)
+_DEEPSEEK3 = (
+    r"\p{N}{1,3}",
+    rf"[{_EAST}\x{{3040}}-\x{{309f}}\x{{30a0}}-\x{{30ff}}]+",
+    r"[!-/:-@\[-`{-~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+    r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+)
+
 PATTERNS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("gpt-2", "phi-2", "olmo", "jina-en", "mpt", "jina-de", "jina-es"), (_GPT2,)),
     **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "smaug-bpe", "dbrx"), _LLAMA3),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "stablelm2", "hunyuan"), _QWEN2),
     **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone"), _DIGITS),
+    "deepseek-coder": (*_CODER, r"\p{N}"),
+    "deepseek-v3": _DEEPSEEK3,
     "tekken": (_cased("") + r"\p{N}|" + _SLASHES,),
     "gpt-4o": (_cased(f"{_SHORT}?") + r"\p{N}{1,3}|" + _SLASHES,),
 }
