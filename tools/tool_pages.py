@@ -14,7 +14,7 @@ import importlib
 import inspect
 import pkgutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, get_args
 from unittest import mock
@@ -24,6 +24,7 @@ import typer
 import treadle.tools
 from tools.generated import DOCS, write_or_check
 from treadle.cli import app
+from treadle.cli.late import Late
 from treadle.conformance.cli import app as kit
 
 PAGE = DOCS / "tools.md"
@@ -36,6 +37,11 @@ EXAMPLES = {
     "treadle explain": "treadle explain resnet50.tm --html resnet50.html",
     "treadle help": "treadle help T01",
     "treadle info": "treadle info resnet50.tm",
+    "treadle llm bench": "treadle llm bench smollm2.gguf --prompt 128",
+    "treadle llm chat": "treadle llm chat smollm2.gguf",
+    "treadle llm info": "treadle llm info smollm2.gguf",
+    "treadle llm perplexity": "treadle llm perplexity smollm2.gguf text.txt --windows 10",
+    "treadle llm run": "treadle llm run smollm2.gguf 'Once upon a time' --max-tokens 64",
     "treadle opt": "treadle opt --passes expand,simplify,fuse graph.txt",
     "treadle run": "treadle run resnet50.tm --input data=image.npy --iterations 100",
     "treadle serve": "treadle serve resnet50.tm --port 8000",
@@ -93,7 +99,17 @@ class Tool:
 def own() -> dict[str, Any]:
     """The functions behind the commands of `treadle`, by name."""
     group: Any = app.info.cls
-    return {c.name: importlib.import_module(f"treadle.cli.{c.name}").command for c in group.late}
+    return dict(_commands(group.late))
+
+
+def _commands(late: Iterable[Late], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Those of a group, with the members of groups in place of these."""
+    for one in late:
+        module = one.module()
+        if members := getattr(module, "COMMANDS", ()):
+            yield from _commands(members, f"{prefix}{one.name} ")
+        else:
+            yield prefix + one.name, module.command
 
 
 def tools() -> list[Tool]:

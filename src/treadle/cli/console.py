@@ -47,6 +47,11 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
+def printable_text(text: str) -> str:
+    """As `printable`, but with the line breaks and tabs of a text."""
+    return "".join(c if c in "\n\t" else printable(c) for c in text)
+
+
 def show_facts(facts: Mapping[str, Any], indent: str = "") -> None:
     """Print names and values in two columns."""
     width = max(map(len, facts), default=0)

@@ -39,29 +39,43 @@ class Command(TyperCommand):
 
 @dataclass(frozen=True, slots=True)
 class Late:
-    """A command: the function `command` of the module `treadle.cli.<name>`.
+    """A command: the function `command` of a module, or a group of such.
 
     Attributes:
-        name: of command and module.
+        name: of the command.
         summary: the first line of its help.
         panel: of the list of commands.
         settings: how its arguments are read.
+        room: where its module is, below `treadle.cli`. One that has `COMMANDS` is a group of them.
     """
 
     name: str
     summary: str
     panel: str
     settings: dict[str, Any] = field(default_factory=dict)
+    room: str = ""
 
     def listed(self) -> TyperCommand:
         """The command as a list shows it."""
         return TyperCommand(self.name, help=self.summary, rich_help_panel=self.panel)
 
+    def module(self) -> Any:
+        """Its module."""
+        path = ".".join(filter(None, ("treadle.cli", self.room, self.name)))
+        return importlib.import_module(path)
+
     def loaded(self) -> Any:
         """The command as it runs."""
-        module: Any = importlib.import_module(f"treadle.cli.{self.name}")
-        app = typer.Typer(rich_markup_mode="markdown", add_completion=False)
-        app.command(self.name, cls=Command, context_settings=self.settings)(module.command)
+        module = self.module()
+        members: tuple[Late, ...] = getattr(module, "COMMANDS", ())
+        if members:
+            app = typer.Typer(
+                cls=group_of(*members), rich_markup_mode="markdown", add_completion=False
+            )
+            app.callback()(module.command)
+        else:
+            app = typer.Typer(rich_markup_mode="markdown", add_completion=False)
+            app.command(self.name, cls=Command, context_settings=self.settings)(module.command)
         return get_command(app)
 
 

@@ -2,3 +2,7 @@
 
 Needs the extra `llm`. Nothing here is imported by `import treadle`.
 """
+
+from treadle.llm.generation import LanguageModel, Options, load
+
+__all__ = ["LanguageModel", "Options", "load"]

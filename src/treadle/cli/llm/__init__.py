@@ -1,0 +1,22 @@
+"""`treadle llm`: language models, from GGUF files or directories of safetensors."""
+
+from __future__ import annotations
+
+from treadle.cli.late import Late
+
+_TEXT, _FILES = "Text", "Files"
+COMMANDS = (
+    Late("chat", "Talk with a model.", _TEXT, room="llm"),
+    Late("run", "Continue a text.", _TEXT, room="llm"),
+    Late("perplexity", "Measure how well a model foresees a text.", _TEXT, room="llm"),
+    Late("bench", "Measure how fast a model reads and writes.", _FILES, room="llm"),
+    Late("info", "Show what a file holds: extents, formats, tokenizer.", _FILES, room="llm"),
+)
+"""In the order of the list."""
+
+
+def command() -> None:
+    """Run language models, from GGUF files or directories as Hugging Face has them.
+
+    Needs the extra `llm`: pip install 'treadle[llm]', or '.[llm]' in a checkout.
+    """

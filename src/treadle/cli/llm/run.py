@@ -1,0 +1,64 @@
+"""`treadle llm run`: a text is continued."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from treadle.cli.console import printable_text
+from treadle.cli.llm.arguments import (
+    Context,
+    Dtype,
+    MaxTokens,
+    MinP,
+    Seed,
+    Source,
+    Stop,
+    Temperature,
+    TopK,
+    TopP,
+    Weights,
+    given,
+    opened,
+)
+
+Prompt = Annotated[str, typer.Argument(metavar="TEXT", help="What is continued; - reads it.")]
+
+
+def command(
+    source: Source,
+    prompt: Prompt,
+    max_tokens: MaxTokens = 256,
+    temperature: Temperature = None,
+    top_k: TopK = None,
+    top_p: TopP = None,
+    min_p: MinP = None,
+    seed: Seed = 0,
+    stop: Stop = None,
+    context: Context = 4096,
+    dtype: Dtype = Weights.stored,
+) -> None:
+    """Continue a text, piece by piece as it comes; how fast goes to standard error.
+
+    A model that was tuned for conversations answers with `treadle llm chat`.
+    """
+    text = sys.stdin.read() if prompt == "-" else prompt
+    model, seconds = opened(source, context, dtype)
+    stream = model.stream(
+        text,
+        **given(
+            max_tokens=max_tokens,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            seed=seed,
+            stop=tuple(stop or ()),
+        ),
+    )
+    for piece in stream:
+        typer.echo(printable_text(piece), nl=False)
+    typer.echo()
+    typer.echo(f"loaded in {seconds:.1f} s; {stream.timing}; {stream.finish}", err=True)

@@ -1,0 +1,129 @@
+"""`load`: a language model with its tokenizer, ready to answer."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from treadle.base.errors import CheckpointError
+from treadle.llm.files import Checkpoint, open_checkpoint
+from treadle.llm.generation.engine import Engine
+from treadle.llm.generation.options import Options, options_of
+from treadle.llm.generation.text_stream import TextStream
+from treadle.llm.models import Model, build
+from treadle.llm.text import Template, Tokenizer
+
+Message = Mapping[str, Any]
+
+
+class LanguageModel:
+    """A model that continues text.
+
+    Attributes:
+        checkpoint: the file or directory.
+        model: what computes logits.
+        tokenizer, template: between text, conversations and tokens; a base model has no template.
+        engine: what continues sequences.
+        defaults: options where none are given: those of the file, else the likeliest tokens.
+    """
+
+    def __init__(
+        self, checkpoint: Checkpoint, model: Model, *, sequences: int = 1, context: int = 4096
+    ) -> None:
+        if checkpoint.tokenizer is None:
+            hint = "put tokenizer.json beside the weights"
+            raise CheckpointError(checkpoint.path, "the model has no tokenizer", hint=hint)
+        self.checkpoint = checkpoint
+        self.model = model
+        self.tokenizer = Tokenizer.of(checkpoint.tokenizer)
+        source = checkpoint.chat_template
+        self.template = None if source is None else Template(source, self.tokenizer)
+        self.defaults = options_of(checkpoint.generation)
+        asked = checkpoint.generation.get("eos_token_id") or ()
+        ends = {*self.tokenizer.eos, *([asked] if isinstance(asked, int) else asked)}
+        self.engine = Engine(model, sequences, context, sorted(ends))
+
+    def stream(self, prompt: str | Sequence[int], **options: Any) -> TextStream:
+        """The continuation of a text or of tokens, piece by piece.
+
+        Args:
+            prompt: text, in which special tokens are plain text; or tokens.
+            options: those of `Options`.
+
+        Raises:
+            NumericError: an option is out of range.
+            ShapeError: the prompt is longer than the context.
+        """
+        tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+        return self._stream(tokens, options)
+
+    def generate(self, prompt: str | Sequence[int], **options: Any) -> str:
+        """The continuation, whole; see `stream`."""
+        return "".join(self.stream(prompt, **options))
+
+    def stream_chat(
+        self, messages: Sequence[Message], tools: Sequence[Any] | None = None, **options: Any
+    ) -> TextStream:
+        """The answer in a conversation, piece by piece.
+
+        Args:
+            messages: objects with `role` ("system", "user" or "assistant") and `content`.
+            tools: functions that the model may ask for, as its template takes them.
+            options: those of `Options`.
+
+        Raises:
+            CheckpointError: the model has no template of conversations.
+        """
+        return self._stream(self.conversation(messages, tools), options)
+
+    def chat(
+        self, messages: Sequence[Message], tools: Sequence[Any] | None = None, **options: Any
+    ) -> str:
+        """The answer, whole; see `stream_chat`."""
+        return "".join(self.stream_chat(messages, tools, **options))
+
+    def conversation(
+        self, messages: Sequence[Message], tools: Sequence[Any] | None = None
+    ) -> list[int]:
+        """The tokens of a conversation, up to where the answer begins."""
+        if self.template is None:
+            hint = "use generate, or a model that was tuned for conversations"
+            problem = "the model has no template of conversations"
+            raise CheckpointError(self.checkpoint.path, problem, hint=hint)
+        return self.tokenizer.encode(self.template.render(messages, tools), special=True)
+
+    def options(self, **changes: Any) -> Options:
+        """The defaults, changed."""
+        return self.defaults.changed(**changes)
+
+    def _stream(self, tokens: Sequence[int], options: Mapping[str, Any]) -> TextStream:
+        generation = self.engine.submit(tokens, self.options(**options))
+        return TextStream(generation, self.tokenizer.stream())
+
+
+def load(
+    path: str | os.PathLike[str],
+    dtype: str = "stored",
+    *,
+    sequences: int = 1,
+    context: int = 4096,
+) -> LanguageModel:
+    """A language model from a GGUF file, or from a directory as Hugging Face has them.
+
+    Args:
+        path: of the file or directory.
+        dtype: "stored": quantized weights stay what they are; "float32" or "bfloat16" widens them.
+        sequences: how many texts are continued at a time.
+        context: tokens of a text at most, prompt included; memory for them is taken at once.
+
+    Raises:
+        CheckpointError: a file is damaged, or a family of models that is not known.
+        OSError: a file cannot be read.
+
+    Example:
+        model = llm.load("smollm2.gguf")
+        print(model.chat([{"role": "user", "content": "What is the capital of France?"}]))
+    """
+    checkpoint = open_checkpoint(path)
+    return LanguageModel(checkpoint, build(checkpoint, dtype), sequences=sequences, context=context)
