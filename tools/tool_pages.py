@@ -42,6 +42,7 @@ EXAMPLES = {
     "treadle llm info": "treadle llm info smollm2.gguf",
     "treadle llm perplexity": "treadle llm perplexity smollm2.gguf text.txt --windows 10",
     "treadle llm run": "treadle llm run smollm2.gguf 'Once upon a time' --max-tokens 64",
+    "treadle llm serve": "treadle llm serve smollm2.gguf --port 8080",
     "treadle opt": "treadle opt --passes expand,simplify,fuse graph.txt",
     "treadle run": "treadle run resnet50.tm --input data=image.npy --iterations 100",
     "treadle serve": "treadle serve resnet50.tm --port 8000",

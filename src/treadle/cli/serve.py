@@ -134,21 +134,12 @@ def command(
     Exit status: 0, 1 where a model cannot be read, the port is taken, or requests had to be cut
     off at the end, 2 where arguments are wrong.
     """
-    room = _room()
+    serving = room()
     on_host()
     named = _named(sources)
     shapes = _shapes([name for name, _, _ in named], shape or [])
-    body = round(max_body * _MIB)
-    limits = room.Limits(
-        body=body,
-        bodies=max(8 * body, room.Limits().bodies),
-        seconds=timeout,
-        waiting=max_queue,
-        client=max_client,
-        delay=max_delay / 1000,
-        grace=grace,
-    )
-    with room.bind(host, port) as sock:
+    limits = limits_of(serving, max_body, timeout, max_queue, max_client, grace, max_delay)
+    with serving.bind(host, port) as sock:
         models = []
         for name, version, path in named:
             started = time.perf_counter()
@@ -157,23 +148,50 @@ def command(
             as_it_is = not (portable or wanted or path.suffix == ".onnx")
             native = _native(path, allowed) if as_it_is else None
             if native is not None:
-                model = room.load_compiled(name, version, native, max_batch)
+                model = serving.load_compiled(name, version, native, max_batch)
             else:
                 opened = open_model(path, wanted, allow_native=False if portable else allowed)
-                model = room.load_model(name, version, opened, max_batch or 1, level)
+                model = serving.load_model(name, version, opened, max_batch or 1, level)
             _tell(model, path, time.perf_counter() - started)
             models.append(model)
         # They live as long as the process: collections need not look at them.
         gc.collect()
         gc.freeze()
-        access = _access(room, sock, token or SERVE_TOKEN.get(), allow_host)
-        cut = room.serve(models, sock, limits, lambda _: _listening(room.url_of(sock)), access)
+        access = access_of(serving, sock, token or SERVE_TOKEN.get(), allow_host)
+        cut = serving.serve(models, sock, limits, lambda _: listening(serving.url_of(sock)), access)
     if cut:
         typer.echo(f"{cut} requests were not done in {grace:g} s", err=True)
         raise typer.Exit(Status.FAILED)
 
 
-def _room() -> Any:
+def limits_of(
+    serving: Any,
+    max_body: float,
+    timeout: float,
+    max_queue: int,
+    max_client: int,
+    grace: float,
+    max_delay: float = 0.0,
+) -> Any:
+    """Limits as they were asked for."""
+    body = round(max_body * _MIB)
+    return serving.Limits(
+        body=body,
+        bodies=max(8 * body, serving.Limits().bodies),
+        seconds=timeout,
+        waiting=max_queue,
+        client=max_client,
+        delay=max_delay / 1000,
+        grace=grace,
+    )
+
+
+def room() -> Any:
+    """The package of the server.
+
+    Raises:
+        LoadError: the extra `serve` is not installed.
+    """
     try:
         from treadle import serve
 
@@ -182,16 +200,16 @@ def _room() -> Any:
         raise LoadError("serve", str(error), hint="pip install treadle[serve]") from error
 
 
-def _access(room: Any, sock: Any, token: str, names: list[str] | None) -> Any:
+def access_of(serving: Any, sock: Any, token: str, names: list[str] | None) -> Any:
     """Who may ask, with a word to those who open the server to a network."""
-    only_here = room.is_loopback(sock)
+    only_here = serving.is_loopback(sock)
     if not only_here and not token:
         typer.echo(
             "anybody who reaches this address can ask the models: set TREADLE_SERVE_TOKEN, or put "
             "a proxy in front that asks who they are",
             err=True,
         )
-    return room.Access(token, names or () if only_here or names else None)
+    return serving.Access(token, names or () if only_here or names else None)
 
 
 def _named(sources: list[str]) -> list[tuple[str, str, Path]]:
@@ -246,7 +264,8 @@ def _shapes(names: list[str], given: list[str]) -> dict[str, list[str]]:
     return said
 
 
-def _listening(url: str) -> None:
+def listening(url: str) -> None:
+    """Say where."""
     typer.echo(f"listening at {url}")
 
 

@@ -7,7 +7,7 @@ from treadle.serve.access import Access
 from treadle.serve.application import Application
 from treadle.serve.limits import Limits
 from treadle.serve.models import ServedModel, load_compiled, load_model
-from treadle.serve.server import bind, is_loopback, serve, url_of
+from treadle.serve.server import bind, is_loopback, run, serve, url_of
 
 __all__ = [
     "Access",
@@ -18,6 +18,7 @@ __all__ = [
     "is_loopback",
     "load_compiled",
     "load_model",
+    "run",
     "serve",
     "url_of",
 ]

@@ -1,0 +1,103 @@
+"""`treadle llm serve`: language models over HTTP, in the words of OpenAI's interface."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from treadle.base.env import SERVE_TOKEN
+from treadle.base.errors import LoadError
+from treadle.cli.llm.arguments import Context, Dtype, Weights, opened
+from treadle.cli.serve import (
+    AllowHost,
+    Grace,
+    Host,
+    MaxBody,
+    MaxClient,
+    MaxQueue,
+    Port,
+    Timeout,
+    Token,
+    access_of,
+    limits_of,
+    listening,
+    room,
+)
+from treadle.cli.status import Misuse, Status
+
+_NAMED = re.compile(r"(?:(?P<name>[A-Za-z0-9_.:/-]+)=)?(?P<path>.+)")
+
+Sources = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="MODEL", help="GGUF files or directories with safetensors, as PATH or NAME=PATH."
+    ),
+]
+Sequences = Annotated[
+    int, typer.Option(min=1, max=64, help="Answers that a model continues at a time; others wait.")
+]
+
+
+def command(
+    sources: Sources,
+    host: Host = "127.0.0.1",
+    port: Port = 8080,
+    sequences: Sequences = 4,
+    context: Context = 4096,
+    dtype: Dtype = Weights.stored,
+    max_body: MaxBody = 16.0,
+    max_queue: MaxQueue = 64,
+    max_client: MaxClient = 256,
+    timeout: Timeout = 30.0,
+    grace: Grace = 30.0,
+    token: Token = "",
+    allow_host: AllowHost = None,
+) -> None:
+    """Serve language models to clients of OpenAI's interface, until SIGTERM or Ctrl-C.
+
+    Its address for them is http://HOST:PORT/v1. Exit status as that of `treadle serve`.
+    """
+    serving = room()
+    speaking = _speaking()
+    limits = limits_of(serving, max_body, timeout, max_queue, max_client, grace)
+    named = _named(sources)
+    with serving.bind(host, port) as sock:
+        speakers = []
+        for name, path in named.items():
+            model, seconds = opened(path, context, dtype, sequences=sequences)
+            speakers.append(speaking.Speaker(name, model, sequences))
+            typer.echo(f"{name} of {path}: {model.engine.length} tokens, {seconds:.1f} s")
+        access = access_of(serving, sock, token or SERVE_TOKEN.get(), allow_host)
+        app = speaking.LanguageApplication(speakers, limits, access)
+        url = f"{serving.url_of(sock)}/v1"
+        cut = serving.run(app, sock, lambda _: listening(url))
+    if cut:
+        typer.echo(f"{cut} requests were not done in {grace:g} s", err=True)
+        raise typer.Exit(Status.FAILED)
+
+
+def _speaking() -> Any:
+    from treadle.serve import llm
+
+    return llm
+
+
+def _named(sources: list[str]) -> dict[str, str]:
+    """Paths by the names of models."""
+    found: dict[str, str] = {}
+    for source in sources:
+        match = _NAMED.fullmatch(source)
+        path = match["path"] if match else source
+        if not Path(path).exists() and Path(source).exists():
+            path, match = source, None  # A path with = in it.
+        if not Path(path).exists():
+            raise LoadError("serve", f"there is no file or directory {path}")
+        name = (match and match["name"]) or Path(path).resolve().name.removesuffix(".gguf")
+        if name in found:
+            told = f"two models have the name {name}"
+            raise Misuse("serve", told, saw=f"{found[name]} and {path}", hint="write NAME=PATH")
+        found[name] = path
+    return found
