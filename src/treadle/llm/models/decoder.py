@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import treadle.functional as F
-from treadle.llm.models.attention import Cache, Places, attend, write
+from treadle.llm.models.attention import Places, attend, write
 from treadle.llm.models.declared import Attention, Decoder, Experts, Gated, Layer
 from treadle.llm.models.gates import mix
 from treadle.llm.models.matrices import Dense, Projection
@@ -41,7 +41,9 @@ class AttentionLayer:
         if a.rotary is not None:
             turned = angles[id(a.rotary)]
             q, k = (rotate(t, turned, a.rotary.interleaved) for t in (q, k))
-        mixed = attend(q, write(keys, k, at), write(values, v, at), at, a, self.sinks)
+        write(keys, k, at)
+        write(values, v, at)
+        mixed = attend(q, keys, values, at, a, self.sinks)
         batch, _, time, _ = mixed.shape
         return self.o(F.reshape(F.transpose(mixed, (0, 2, 1, 3)), (batch, time, -1)))
 
@@ -204,14 +206,14 @@ class DecoderStack:
             Dense(numbers) if numbers is not None else weights.matrix(name, vocabulary, hidden)
         )
 
-    def hidden(self, given: Tensor, cache: Cache, at: Places) -> Tensor:
+    def hidden(self, given: Tensor, keys: list[Tensor], values: list[Tensor], at: Places) -> Tensor:
         """What the last layer gives, (batch, time, hidden), for what `embedding.given` gave."""
         x = self.embedding.vectors(given)
         if self.declared.embedding_scale != 1.0:
             x = x * Tensor(self.declared.embedding_scale).astype(x.dtype)
-        angles = {id(r): r.angles(at.positions, at.lengths) for r in self._rotaries()}
-        for layer, keys, values in zip(self.layers, cache.keys, cache.values, strict=True):
-            x = layer(x, keys, values, at, angles)
+        angles = {id(r): r.angles(at.positions, at.ends) for r in self._rotaries()}
+        for layer, k, v in zip(self.layers, keys, values, strict=True):
+            x = layer(x, k, v, at, angles)
         return x
 
     def logits(self, x: Tensor) -> Tensor:

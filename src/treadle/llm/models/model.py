@@ -104,9 +104,8 @@ class Model:
         all: bool,
     ) -> Tensor:
         batch, time = tokens.shape[:2]
-        length = keys[0].shape[2] - 1
-        at = places(starts, counts, rows, time, length)
-        x = self._stack.hidden(tokens, Cache(keys[0].shape[0], length, keys, values), at)
+        at = places(starts, counts, rows, time)
+        x = self._stack.hidden(tokens, keys, values, at)
         if not all:
             last = F.maximum(counts - 1, 0)
             x = x[Tensor(np.arange(batch, dtype=np.int32)), last]

@@ -87,19 +87,11 @@ def rotate(x: Tensor, angles: tuple[Tensor, Tensor], interleaved: bool = False) 
         angles: cosines and sines, (batch, time, d/2) each, d ≤ features.
         interleaved: pairs are neighbors, not halves.
     """
-    cos, sin = (F.expand_dims(a.astype(x.dtype), 1) for a in angles)
-    half = cos.shape[-1]
-    turned, rest = x[..., : 2 * half], x[..., 2 * half :]
-    if interleaved:
-        first, second = turned[..., 0::2], turned[..., 1::2]
-    else:
-        first, second = turned[..., :half], turned[..., half:]
-    parts = [first * cos - second * sin, second * cos + first * sin]
-    if interleaved:
-        parts = [F.reshape(F.stack(parts, -1), turned.shape)]
-    if x.shape[-1] > 2 * half:
-        parts.append(rest)
-    return F.concat(parts, -1)
+    batch, time, half = angles[0].shape
+    cos, sin = (F.reshape(a, (batch * time, half)) for a in angles)
+    # The tables are those of the call: a row's begin where the one before ends.
+    starts = Tensor(np.arange(batch, dtype=np.int32) * time)
+    return F.rope(x, cos, sin, starts, interleaved=interleaved)
 
 
 def rotary(config: Config, features: int, parameters: Config | None = None) -> Rotary:
