@@ -39,6 +39,8 @@ GROUPS = {
     "Normalization": "normalization",
     "Attention": "attention",
     "Attention in several heads": "multi_head_attention",
+    "Attention over caches": "cache",
+    "Weights in quantized blocks": "block_linear",
     "Lookup, pixel shuffle": "nn",
     "Dropout": "dropout",
     "Losses": "loss",
