@@ -10,12 +10,18 @@ __all__ = ["block_experts", "block_linear"]
 
 
 def block_linear(
-    x: Tensor, panels: Tensor, format: str, rows: int, bias: Tensor | None = None
+    x: Tensor,
+    panels: Tensor,
+    format: str,
+    rows: int,
+    bias: Tensor | None = None,
+    *,
+    bits: int = 16,
 ) -> Tensor:
     """x W^T + bias, with W [rows, k] in blocks of 2 to 8 bits per weight.
 
-    Activations are rounded to bytes, 32 neighbors with one scale, and multiplied with the levels of
-    W as integers. W is read at the size it has in files, so products of few rows take the time
+    Activations are rounded to 16 bits, 32 neighbors with one scale, and multiplied with the levels
+    of W as integers. W is read at the size it has in files, so products of few rows take the time
     that reading takes. The gradient of x is that of a product with the values of W.
 
     Args:
@@ -24,6 +30,8 @@ def block_linear(
         format: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K or Q6_K.
         rows: those of W, features of the result.
         bias: (rows,).
+        bits: of the activations: 16, with which results are nearly those of the values of W, or 8,
+            as llama.cpp has them, with which many rows take about half the time.
 
     Returns:
         (..., rows), of the type of x.
@@ -44,11 +52,13 @@ def block_linear(
         Tensor([16.  0.], device=xpux:0)
     """
     x = as_tensor(x)
-    y = x.apply(BlockMatmul(format, rows), (x, as_tensor(panels)))[0]
+    y = x.apply(BlockMatmul(format, rows, bits), (x, as_tensor(panels)))[0]
     return y if bias is None else y + bias
 
 
-def block_experts(x: Tensor, panels: Tensor, experts: Tensor, format: str, rows: int) -> Tensor:
+def block_experts(
+    x: Tensor, panels: Tensor, experts: Tensor, format: str, rows: int, *, bits: int = 16
+) -> Tensor:
     """Rows times the matrices that were chosen for them, out of several in quantized blocks.
 
     y[t, s] = x[t, s or 0] W[experts[t, s]]^T. Only matrices that were chosen are read, and nothing
@@ -58,7 +68,7 @@ def block_experts(x: Tensor, panels: Tensor, experts: Tensor, format: str, rows:
         x: (tokens, 1, k) where all of a token's experts get the same, else (tokens, chosen, k).
         panels: uint8 (experts, ceil(rows / 16), bytes), `to_panels` of each matrix.
         experts: int32 or int64 (tokens, chosen), from 0 or, negative, from the end.
-        format, rows: as for `block_linear`.
+        format, rows, bits: as for `block_linear`.
 
     Returns:
         (tokens, chosen, rows), of the type of x.
@@ -83,4 +93,4 @@ def block_experts(x: Tensor, panels: Tensor, experts: Tensor, format: str, rows:
     """
     x = as_tensor(x)
     operands = x, as_tensor(panels), as_tensor(experts)
-    return x.apply(BlockExperts(format, rows), operands)[0]
+    return x.apply(BlockExperts(format, rows, bits), operands)[0]

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from treadle.base import dtype as dt
-from treadle.base.blocks.activations import rounded_activations
+from treadle.base.blocks.activations import LEVELS, rounded_activations
 from treadle.base.blocks.panels import LAYOUTS, ROWS, from_panels
 from treadle.base.errors import DTypeError, IndexRangeError, ShapeError
 from treadle.base.shape import require_equal
@@ -56,6 +56,12 @@ def _check_panels(
         problem = f"panels of {op.format} have a multiple of {layout.block} bytes"
         raise op.error(problem, (panels,), "name the format that the blocks have")
     return width // layout.block * layout.elements
+
+
+def _check_bits(op: BlockMatmul | BlockExperts, x: TensorType) -> None:
+    if op.bits not in LEVELS:
+        problem = f"activations are rounded to 8 or 16 bits, not {op.bits}"
+        raise op.error(problem, (x,), "16 is nearly exact, 8 is as others do it, and faster")
 
 
 @op
@@ -107,14 +113,16 @@ class BlockValues(Op):
 class BlockMatmul(Op):
     """x W^T over x [..., k] and a matrix W [rows, k] in panels of quantized blocks: [..., rows].
 
-    Activations are rounded to bytes, 32 neighbors with one scale (`rounded_activations`), and
-    multiplied with the levels of W as integers; every group's sum is scaled and added in float32.
+    Activations are rounded to integers of 16 bits, or of 8 where `bits` says so, 32 neighbors with
+    one scale (`rounded_activations`), and multiplied with the levels of W as integers; the sum of
+    every group is scaled and added in float32.
     So a decoder reads its weights at the size they have in files. The gradient of x is that of a
     product with the values of W, as if nothing had been rounded; W has none.
     """
 
     format: str = "Q8_0"
     rows: int = 1
+    bits: int = 16
 
     name = "block_matmul"
     operands = ("x", "panels")
@@ -122,6 +130,7 @@ class BlockMatmul(Op):
 
     def infer(self, x: TensorType, panels: TensorType) -> tuple[TensorType, ...]:
         self.check_dtype((x,))
+        _check_bits(self, x)
         terms = _check_panels(self, panels)
 
         def mismatch() -> ShapeError:
@@ -135,7 +144,7 @@ class BlockMatmul(Op):
 
     def reference(self, x: Array, panels: Array) -> Array:
         weight = from_panels(self.format, panels, self.rows)
-        found = rounded_activations(x).reshape(-1, x.shape[-1]) @ weight.T
+        found = rounded_activations(x, self.bits).reshape(-1, x.shape[-1]) @ weight.T
         return found.reshape(*x.shape[:-1], self.rows).astype(x.dtype)
 
     def vjp(self, at: Pullback[V]) -> tuple[V | None, ...]:
@@ -154,7 +163,8 @@ class BlockMatmul(Op):
         ):
             layout = LAYOUTS[name]
             panels = _panels(name, rows, shape[-1] // layout.elements)
-            made.append(Sample(cls(name, rows), (Arg(shape), panels), gradient=False))
+            bits = 8 if name == "Q4_0" else 16
+            made.append(Sample(cls(name, rows, bits), (Arg(shape), panels), gradient=False))
         return tuple(made)
 
     @classmethod
@@ -162,6 +172,7 @@ class BlockMatmul(Op):
         panels = Arg((1, 544), dt.uint8)
         return (
             BadSample(lambda: cls("Q8_0", 3), (Arg((2, 33)), panels), ShapeError, "32 elements"),
+            BadSample(lambda: cls("Q8_0", 3, 4), (Arg((2, 32)), panels), ShapeError, "8 or 16"),
             BadSample(
                 lambda: cls("Q8_0", 3),
                 (Arg((2, 32)), Arg((1, 544), dt.int32)),
@@ -182,6 +193,7 @@ class BlockExperts(Op):
 
     format: str = "Q8_0"
     rows: int = 1
+    bits: int = 16
 
     name = "block_experts"
     operands = ("x", "panels", "experts")
@@ -193,6 +205,7 @@ class BlockExperts(Op):
     ) -> tuple[TensorType, ...]:
         types = x, panels, experts
         self.check_dtype((x,))
+        _check_bits(self, x)
         check_index(self, types, 2)
         terms = _check_panels(self, panels, 1)
 
@@ -215,7 +228,7 @@ class BlockExperts(Op):
     def reference(self, x: Array, panels: Array, experts: Array) -> Array:
         count = panels.shape[0]
         check_bounds(self, (x, panels, experts), experts, 0, count, -count)
-        rows = np.broadcast_to(rounded_activations(x), (*experts.shape, x.shape[-1]))
+        rows = np.broadcast_to(rounded_activations(x, self.bits), (*experts.shape, x.shape[-1]))
         found = np.zeros((*experts.shape, self.rows), np.float32)
         for number in np.unique(experts):
             chosen = experts == number

@@ -49,14 +49,15 @@ def close(got, want):
     np.testing.assert_allclose(got / largest, want / largest, rtol=0, atol=2e-6)
 
 
+@pytest.mark.parametrize("bits", [8, 16])
 @pytest.mark.parametrize("target", FAMILIES, ids=lambda t: t.name)
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_every_format(name, target):
+def test_every_format(name, target, bits):
     rng = np.random.default_rng(1)
     for m, rows, count in SHAPES:
         panels = to_panels(name, blocks(name, rows, count))
         x = rng.standard_normal((m, count * LAYOUTS[name].elements)).astype(np.float32)
-        op = BlockMatmul(name, rows)
+        op = BlockMatmul(name, rows, bits)
         (got,) = run(op, (x, panels), runner_of(target), one_by_one, target)
         close(got, op.reference(x, panels))
 
@@ -86,8 +87,9 @@ def test_instructions_for_bytes_change_nothing(name):
     np.testing.assert_array_equal(*results)
 
 
+@pytest.mark.parametrize("bits", [8, 16])
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_matrix_registers_change_nothing(name):
+def test_matrix_registers_change_nothing(name, bits):
     """Sums of groups are integers; what they add up to is rounded in the same order."""
     target = runner_of_pairs(MATRICES)
     for m, rows, count in ((20, 37, 3), (33, 16, 1)):
@@ -95,10 +97,10 @@ def test_matrix_registers_change_nothing(name):
         panels = to_panels(name, blocks(name, rows, count))
         x = np.random.default_rng(7).standard_normal((m, count * LAYOUTS[name].elements))
         given = x.astype(np.float32), panels
-        op = BlockMatmul(name, rows)
+        op = BlockMatmul(name, rows, bits)
         types = tuple(TensorType(as_dtype(a.dtype), a.shape) for a in given)
         names = [launch.kernel.name for launch in lower(op, types, (), MATRICES).launches]
-        assert names[1] == f"blocks_{name}_matrices"
+        assert names[1] == f"blocks_{name}_{bits}_matrices"
         (got,) = run(op, given, target, one_by_one, MATRICES)
         (plain,) = run(op, given, target=AVX512, runner=runner_of(AVX512))
         np.testing.assert_array_equal(got, plain)
@@ -107,12 +109,13 @@ def test_matrix_registers_change_nothing(name):
 
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_results_are_near_those_of_exact_activations(name):
-    """A byte holds an activation to 0.4 % of the largest of 32."""
+    """A byte holds an activation to 0.4 % of the largest of 32, 16 bits to 0.0015 %."""
     data = blocks(name, 40, 2)
     x = np.random.default_rng(3).standard_normal((8, 2 * LAYOUTS[name].elements))
     exact = x @ from_panels(name, to_panels(name, data), 40).T.astype(np.float64)
-    got = BlockMatmul(name, 40).reference(x.astype(np.float32), to_panels(name, data))
-    assert np.abs(got - exact).max() < 0.02 * np.abs(exact).max()
+    for bits, far in ((8, 0.02), (16, 1e-4)):
+        got = BlockMatmul(name, 40, bits).reference(x.astype(np.float32), to_panels(name, data))
+        assert np.abs(got - exact).max() < far * np.abs(exact).max()
 
 
 @pytest.mark.parametrize("target", FAMILIES, ids=lambda t: t.name)
@@ -143,7 +146,7 @@ def test_tiles_have_as_many_rows_as_there_are():
     for rows, tile in ((1, 1), (2, 2), (3, 4), (8, 8), (500, 8)):
         types = TensorType(dt.float32, (rows, 32)), panels
         names = [x.kernel.name for x in lower(BlockMatmul("Q8_0", 20), types, (), AVX512).launches]
-        assert names == [f"quantize_rows_float32_{tile}", f"blocks_Q8_0_{tile}"]
+        assert names == [f"quantize_rows_float32_16_{tile}", f"blocks_Q8_0_16_{tile}"]
 
 
 def test_a_program_with_a_gradient():

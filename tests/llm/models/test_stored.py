@@ -75,7 +75,7 @@ def test_logits_are_near_those_of_widened_weights(format, tied):
     whole, single = logits(build(given, "stored"), tokens)
     np.testing.assert_allclose(single, whole[4:], rtol=0, atol=1e-4)
     spread = exact.max() - exact.min()
-    assert np.abs(whole - exact).max() < 0.03 * spread
+    assert np.abs(whole - exact).max() < 1e-3 * spread
 
 
 def experts_in_blocks(case, formats):
@@ -115,9 +115,9 @@ def test_experts_and_pieces_in_blocks(case, formats):
     given, text = experts_in_blocks(case, formats)
     exact, _ = logits(build(given), text)
     whole, single = logits(build(given, "stored"), text)
-    np.testing.assert_allclose(single, whole[4:], rtol=0, atol=2e-4)
+    np.testing.assert_allclose(single, whole[4:], rtol=0, atol=5e-4)
     spread = exact.max() - exact.min()
     # Where two experts are liked alike, the other one may be chosen: most logits are near.
     far = np.abs(whole - exact).max(-1)
     assert far.max() > 0
-    assert np.median(far) < 0.03 * spread
+    assert np.median(far) < 1e-3 * spread

@@ -1,9 +1,9 @@
 """The kernel of a product with weights in panels: sums of bytes by group, scaled as they are done.
 
 A tile of rows meets a panel's 16 columns. Of every group of weights the levels are multiplied with
-the bytes of activations and summed as integers, exactly; the sum is scaled by the group's scale
-times that of the activations, and added to what the result has so far. Minima are multiplied with
-the sums of the activations, which are known already.
+the bytes of activations and summed as integers, exactly (high and low bytes apart); the sum is
+scaled by the group's scale times that of the activations, and added to what the result has so far.
+Minima are multiplied with the sums of the activations, which are known already.
 """
 
 from __future__ import annotations
@@ -56,9 +56,12 @@ def product_kernel(spec: Spec, name: str) -> Kernel:
     """
     if spec.experts is not None:
         routed = _Routed(spec, spec.experts)
-        return builder.kernel(f"experts_{name}", routed.parameters, routed.write)
+        return builder.kernel(
+            f"experts_{name}_{spec.records.bits}", routed.parameters, routed.write
+        )
     writer = _Product(spec)
-    return builder.kernel(f"blocks_{name}_{spec.records.tile}", writer.parameters, writer.write)
+    kind = f"{name}_{spec.records.bits}_{spec.records.tile}"
+    return builder.kernel(f"blocks_{kind}", writer.parameters, writer.write)
 
 
 class _Product:
@@ -170,13 +173,20 @@ class _Product:
         narrow = self.layout.low + self.layout.high <= _NARROW
         first = inner * (records.words // records.groups)
         for r, total in enumerate(sums):
+            none = e.constant(0, dt.int32, lanes)
+            start = none
             if records.starts:
-                count = e.splat(e.load(record, records.start(inner) + r), lanes)
-            else:
-                count = e.constant(0, dt.int32, lanes)
-            for i, level in enumerate(levels):
-                word = e.splat(e.load(record, records.word(first + i) + r), lanes)
-                count = e.dot(count, level, e.bitcast(word, dt.int8), narrow=narrow)
+                start = e.splat(e.load(record, records.start(inner) + r), lanes)
+            counts = []
+            for byte, count in enumerate((none, start)[-records.bytes :]):
+                for i, level in enumerate(levels):
+                    place = records.word(first + i, byte) + r
+                    word = e.bitcast(e.splat(e.load(record, place), lanes), dt.int8)
+                    count = e.dot(count, level, word, narrow=narrow)
+                counts.append(count)
+            count = counts[-1]
+            if records.bytes == 2:
+                count = e.add(e.bitwise("shl", counts[0], 8), count)
             factor = e.mul(scale, e.load(floats, records.scale() + r))
             total = e.fma(e.cast(count, dt.float32), factor, total)
             if minimum is not None:

@@ -43,7 +43,7 @@ def lower_block_matmul(
     m = product(x.shape[:-1])
     matrices = target.matrices and estimate(m) >= _LEAST and given.k % STEP == 0
     tile = LINES if matrices else _tile(estimate(m), target)
-    records = Records(tile, LAYOUTS[op.format], matrices)
+    records = Records(tile, LAYOUTS[op.format], op.bits, matrices)
     rows = given.rows(records, m)
     chunk = max(1, target.l2 // 2 // given.row_bytes(records))
     spec = Spec(records, x.dtype, given.lanes)
@@ -79,7 +79,7 @@ def lower_block_experts(
         return given
     x, panels, experts = types
     m = product(experts.shape)
-    records = Records(1, LAYOUTS[op.format])
+    records = Records(1, LAYOUTS[op.format], op.bits)
     source = product(x.shape[:-1])
     rows = given.rows(records, source)
     flops = 2 * m * op.rows * given.k

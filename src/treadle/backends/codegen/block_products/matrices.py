@@ -28,6 +28,8 @@ STEPS = 8
 """Steps whose levels are in scratch memory at a time."""
 MOST_TILES = 16
 """Tiles of rows of an item, whose sums are in scratch memory."""
+_ROWS = 0, 7
+"""Registers of rows: their high bytes, or all, and their low ones."""
 _AREA = LINES * LINES
 """Words of a matrix."""
 
@@ -37,7 +39,10 @@ def matrices_kernel(spec: Spec, name: str, features: tuple[str, ...]) -> Kernel:
     """A kernel with the parameters of `product_kernel`; tiles have 16 rows."""
     writer = _Matrices(spec)
     return builder.kernel(
-        f"blocks_{name}_matrices", writer.parameters, writer.write, features=features
+        f"blocks_{name}_{spec.records.bits}_matrices",
+        writer.parameters,
+        writer.write,
+        features=features,
     )
 
 
@@ -65,7 +70,7 @@ class _Matrices:
         self.words = e.stack(dt.int32, many * _AREA)
         self.scales = e.stack(dt.float32, many * LINES)
         self.minima = e.stack(dt.float32, many * LINES)
-        self.counts = e.stack(dt.int32, self.groups * _AREA)
+        self.counts = e.stack(dt.int32, self.groups * self.records.bytes * _AREA)
         self.sums = e.stack(dt.float32, MOST_TILES * _AREA)
         e.zero(self.words, many * _AREA)
         e.begin_matrices()
@@ -153,6 +158,14 @@ class _Matrices:
                     signed = e.sub(signed, offset - 256 * (offset > 127))
                 e.store(target, i * LINES, e.bitcast(signed, dt.int32))
 
+    def _counted(self, e: Builder, group: int, row: int) -> Value:
+        """Sums of a group for a row."""
+        first = group * self.records.bytes * _AREA + row * LINES
+        found = e.load(self.counts, first, LINES)
+        if self.records.bytes == 1:
+            return found
+        return e.add(e.bitwise("shl", found, 8), e.load(self.counts, first + _AREA, LINES))
+
     def _tile(self, e: Builder, rows: Value, sums: Value, count: Value) -> None:
         """Sixteen rows times the levels in scratch memory."""
         records, groups = self.records, self.groups
@@ -163,13 +176,17 @@ class _Matrices:
             floats = e.reinterpret(record, dt.float32)
             place = e.mul(s, groups)
             words = e.offset(self.words, e.mul(place, _AREA))
-            e.matrix_load(0, record, LINES)
+            for byte in range(records.bytes):
+                e.matrix_load(_ROWS[byte], e.offset(record, records.word(0, byte)), LINES)
             for g in range(groups):
                 # Group g has its words at those of its terms, zeros before and behind.
                 e.matrix_load(1 + g % 2, e.offset(words, g * (_AREA - width)), LINES)
-                e.matrix_zero(3 + g)
-                e.matrix_dot(3 + g, 0, 1 + g % 2, dt.int8, dt.int8)
-                e.matrix_store(3 + g, e.offset(self.counts, g * _AREA), LINES)
+                for byte in range(records.bytes):
+                    register = 3 + (2 * g + byte) % 4
+                    area = e.offset(self.counts, (g * records.bytes + byte) * _AREA)
+                    e.matrix_zero(register)
+                    e.matrix_dot(register, _ROWS[byte], 1 + g % 2, dt.int8, dt.int8)
+                    e.matrix_store(register, area, LINES)
             made = list(sums)
             for g in range(groups):
                 at = e.mul(e.add(place, g), LINES)
@@ -177,7 +194,7 @@ class _Matrices:
                 minimum = e.load(self.minima, at, LINES) if self.layout.minimum else None
                 part = g * self.layout.group // TERMS
                 for r in range(LINES):
-                    counted = e.load(self.counts, g * _AREA + r * LINES, LINES)
+                    counted = self._counted(e, g, r)
                     factor = e.mul(scale, e.load(floats, records.scale(part) + r))
                     made[r] = e.fma(e.cast(counted, dt.float32), factor, made[r])
                     if minimum is not None:

@@ -1,7 +1,8 @@
-"""Rows of activations as bytes, in the order in which products read them.
+"""Rows of activations as integers, in the order in which products read them.
 
 Rows are taken `tile` at a time. For every 32 terms there is a record, in units of 4 bytes, of all
-rows of a tile: their words of four bytes, word by word; their scales; where levels have an offset,
+rows of a tile: their words of four bytes, word by word (of integers of 16 bits first those of high
+bytes, then those of low ones, both signed); their scales; where levels have an offset,
 what sums of a group of weights begin with, the offset times the bytes, negated; where groups have
 minima, the sums of what the bytes stand for. A kernel thus reads through one pointer.
 """
@@ -24,12 +25,13 @@ from treadle.base.dtype import DType
 class Records:
     """Records of tiles of rows, for weights of a layout.
 
-    With `matrices` they are for matrix registers: of 64 terms, a row's bytes side by side, 16 rows.
-    Levels are signed there, so that sums begin with 0.
+    Integers have 8 or 16 `bits`. With `matrices` they are for matrix registers: of 64 terms, the
+    bytes of a row side by side, 16 rows. Levels are signed there, so that sums begin with 0.
     """
 
     tile: int
     layout: Layout
+    bits: int
     matrices: bool = False
 
     @property
@@ -47,9 +49,15 @@ class Records:
         """Groups of weights per record."""
         return self.terms // self.layout.group
 
-    def word(self, index: int) -> int:
-        """The place of a word of the first row."""
-        return index if self.matrices else index * self.tile
+    @property
+    def bytes(self) -> int:
+        """Of an integer."""
+        return self.bits // 8
+
+    def word(self, index: int, byte: int = 0) -> int:
+        """The place of a word of the first row; byte 0 is the highest."""
+        place = index if self.matrices else index * self.tile
+        return place + byte * self.words * self.tile
 
     @property
     def pitch(self) -> int:
@@ -58,7 +66,7 @@ class Records:
 
     def scale(self, part: int = 0) -> int:
         """The place of the scales of 32 terms."""
-        return self.tile * (self.words + part)
+        return self.tile * (self.bytes * self.words + part)
 
     def start(self, group: int) -> int:
         """The place of what sums of a group begin with."""
@@ -101,7 +109,8 @@ def rows_kernel(records: Records, dtype: DType, lanes: int) -> Kernel:
         e.loop(lo, hi, 1, row)
 
     kind = "matrices" if records.matrices else str(records.tile)
-    return builder.kernel(f"quantize_rows_{dtype.name}_{kind}", [x, made, count], write)
+    name = f"quantize_rows_{dtype.name}_{records.bits}_{kind}"
+    return builder.kernel(name, [x, made, count], write)
 
 
 def _part(
@@ -109,22 +118,30 @@ def _part(
 ) -> None:
     """A row's 32 terms in a record, in a slot of it."""
     given = [e.cast(e.load(source, i, lanes), dt.float32) for i in range(0, TERMS, lanes)]
-    scale, inverse = _scale(e, given)
-    bytes_ = []
+    levels = LEVELS[records.bits]
+    scale, inverse = _scale(e, given, levels)
+    integers = []
     for value in given:
         level = e.unary("rint", e.mul(value, inverse))
-        # Not finite values, whose scale is NaN already, become some byte.
-        bytes_.append(e.cast(e.min(e.max(level, -LEVELS), LEVELS), dt.int32))
+        # Not finite values, whose scale is NaN already, become some integer.
+        integers.append(e.cast(e.min(e.max(level, -levels), levels), dt.int32))
     target, slot = into
-    _words(e, records, part, e.offset(target, e.mul(slot, records.pitch)), bytes_)
+    rows = e.offset(target, e.mul(slot, records.pitch))
+    if records.bytes == 2:
+        high = [e.bitwise("shr", e.add(x, 128), 8) for x in integers]
+        low = [e.sub(x, e.bitwise("shl", h, 8)) for x, h in zip(integers, high, strict=True)]
+        _words(e, records, part, rows, high)
+        _words(e, records, part, e.offset(rows, records.word(0, 1)), low)
+    else:
+        _words(e, records, part, rows, integers)
     numbers = e.offset(target, slot)
     floats = e.reinterpret(numbers, dt.float32)
     e.store(floats, records.scale(part), scale)
     groups = TERMS // records.layout.group
-    each = len(bytes_) // groups
+    each = len(integers) // groups
     for group in range(groups):
-        total = bytes_[group * each]
-        for more in bytes_[group * each + 1 : (group + 1) * each]:
+        total = integers[group * each]
+        for more in integers[group * each + 1 : (group + 1) * each]:
             total = e.add(total, more)
         total = e.reduce("add", total)
         if records.starts:
@@ -148,7 +165,7 @@ def _words(e: Builder, records: Records, part: int, target: Value, bytes_: list[
         at += packed.lanes
 
 
-def _scale(e: Builder, given: list[Value]) -> tuple[Value, Value]:
+def _scale(e: Builder, given: list[Value], levels: int) -> tuple[Value, Value]:
     """The scale of a row's part, NaN where a value is not finite, and what values are times."""
     largest, wrong = e.abs(given[0]), e.mul(given[0], 0.0)
     for value in given[1:]:
@@ -156,6 +173,6 @@ def _scale(e: Builder, given: list[Value]) -> tuple[Value, Value]:
         wrong = e.fma(value, 0.0, wrong)
     most = e.reduce("max", largest)
     seen = e.compare("lt", e.constant(LEAST, dt.float32), most)
-    inverse = e.select(seen, e.div(e.constant(float(LEVELS), dt.float32), most), 0.0)
-    scale = e.select(seen, e.div(most, float(LEVELS)), 0.0)
+    inverse = e.select(seen, e.div(e.constant(float(levels), dt.float32), most), 0.0)
+    scale = e.select(seen, e.div(most, float(levels)), 0.0)
     return e.add(scale, e.reduce("add", wrong)), inverse
