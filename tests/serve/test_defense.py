@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from tests.serve.running import Array, Running, ask, double, doubling, infer, running
 
-from treadle.cli.serve import _access
+from treadle.cli.serve import access_of
 from treadle.serve import server as serving
 from treadle.serve.access import Access
 from treadle.serve.limits import Limits
@@ -187,9 +187,9 @@ def test_who_listens_to_a_network_is_told(
         is_loopback = staticmethod(serving.is_loopback)
 
     with serving.bind(address, 0) as sock:
-        assert _access(Room, sock, "", names)._hosts == hosts
+        assert access_of(Room, sock, "", names)._hosts == hosts
         assert ("TREADLE_SERVE_TOKEN" in capsys.readouterr().err) is warned
-        assert _access(Room, sock, "t", names)._expected == b"Bearer t"
+        assert access_of(Room, sock, "t", names)._expected == b"Bearer t"
         assert not capsys.readouterr().err
 
 

@@ -61,8 +61,8 @@ class Late:
 
     def module(self) -> Any:
         """Its module."""
-        path = ".".join(filter(None, ("treadle.cli", self.room, self.name)))
-        return importlib.import_module(path)
+        room = f"{self.room}." if self.room else ""
+        return importlib.import_module(f"treadle.cli.{room}{self.name}")
 
     def loaded(self) -> Any:
         """The command as it runs."""

@@ -134,4 +134,5 @@ def _rows(rows: Tensor | None, x: Tensor) -> Tensor:
     """The sequences; all in order where they are left out."""
     if rows is not None:
         return as_tensor(rows)
-    return x.apply(Iota(0, 1, x.shape[0], dt.int32), ())[0]
+    count = x.shape[0] if x.ndim else 1  # the op says what is wrong with x
+    return x.apply(Iota(0, 1, count, dt.int32), ())[0]

@@ -68,7 +68,7 @@ class CacheUpdate(Composite):
 
     name = "cache_update"
     operands = ("cache", "x", "starts", "ends", "rows")
-    dtypes = dt.ALL
+    dtypes = (*dt.FLOATS, *dt.INTEGERS)
     selects = True
 
     def infer(self, *types: TensorType) -> tuple[TensorType, ...]:

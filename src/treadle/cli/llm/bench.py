@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import statistics
 import time
 from typing import Annotated
@@ -10,6 +9,8 @@ from typing import Annotated
 import numpy as np
 import typer
 
+from treadle.backends.cpu.host import available_cores
+from treadle.base.env import NUM_THREADS
 from treadle.cli.console import progress, show_facts, show_table
 from treadle.cli.llm.arguments import Dtype, Source, Weights
 from treadle.engine.table import size as readable
@@ -58,7 +59,7 @@ def command(
                 rates[f"tg{generate}"].append(generate / (written - read))
     size = sum(_bytes(checkpoint.tensor(name)) for name in checkpoint.names())
     facts = {"model": source, "weights": readable(size), "loaded in": f"{seconds:.2f} s"}
-    show_facts(facts | {"threads": os.environ.get("TREADLE_NUM_THREADS") or os.cpu_count()})
+    show_facts(facts | {"threads": NUM_THREADS.get() or available_cores()})
     rows = []
     for name, found in rates.items():
         deviation = statistics.stdev(found) if len(found) > 1 else 0.0
