@@ -75,6 +75,7 @@ class CacheUpdate(Composite):
         if len(types) != 5:
             raise self.error("takes cache, x, starts, ends and rows", types, "pass all five")
         cache, x = types[:2]
+        self.check_dtype((cache, x))
         self.check_same_dtype((cache, x))
         for i in (0, 1):
             self.check_ndim(types, i, 4)

@@ -85,6 +85,11 @@ NEVER = {
         "scatter_from",
         "send",
     ),
+    "blocks of several numbers are no type of ONNX": (
+        "block_experts",
+        "block_matmul",
+        "block_values",
+    ),
     "samples have regions that are Python functions": ("cond", "fused", "scan", "while"),
 }
 CANNOT = {name for names in NEVER.values() for name in names}
@@ -161,7 +166,8 @@ def test_every_op_that_can_be_written_computes_the_same() -> None:
             same[name] += not problem
     assert not problems, "\n".join(problems[:20])
     missing = set(REGISTRY) - CANNOT - set(same)
-    assert missing <= {"constant", "int_conv", "add_along_axis"}, missing
+    # Of the last one, caches may have another type: it casts, and the runtime has no such `Where`.
+    assert missing <= {"constant", "int_conv", "add_along_axis", "cached_attention"}, missing
     assert sum(same.values()) > 900
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
 from typing import Annotated
@@ -9,7 +10,6 @@ from typing import Annotated
 import numpy as np
 import typer
 
-from treadle.backends.cpu.host import available_cores
 from treadle.base.env import NUM_THREADS
 from treadle.cli.console import progress, show_facts, show_table
 from treadle.cli.llm.arguments import Dtype, Source, Weights
@@ -59,7 +59,7 @@ def command(
                 rates[f"tg{generate}"].append(generate / (written - read))
     size = sum(_bytes(checkpoint.tensor(name)) for name in checkpoint.names())
     facts = {"model": source, "weights": readable(size), "loaded in": f"{seconds:.2f} s"}
-    show_facts(facts | {"threads": NUM_THREADS.get() or available_cores()})
+    show_facts(facts | {"threads": NUM_THREADS.get() or len(os.sched_getaffinity(0))})
     rows = []
     for name, found in rates.items():
         deviation = statistics.stdev(found) if len(found) > 1 else 0.0

@@ -89,6 +89,12 @@ class _Call:
             return given
         if self.index < 0:
             self.index = given.device.index
+        elif self.index != given.device.index:
+            # As PyTorch says it on devices whose kernels check.
+            raise RuntimeError(
+                "Expected all tensors to be on the same device, but found at least two devices, "
+                f"{NAME}:{self.index} and {given.device}!"
+            )
         if self.index:
             self.moved += memory_of(given).missing
         alias = host_alias(given, written=written)
