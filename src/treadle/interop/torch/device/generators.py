@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 import torch
 
 from treadle.interop.torch.device.places import index_of, places
@@ -9,7 +11,7 @@ from treadle.interop.torch.device.places import index_of, places
 _SEED = [torch.initial_seed()]
 _GENERATORS: dict[int, torch.Generator] = {}
 
-Device = torch.device | str | int | None
+Device: TypeAlias = torch.device | str | int | None
 
 
 def of(index: int) -> torch.Generator:

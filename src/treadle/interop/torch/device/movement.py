@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -21,7 +21,7 @@ from treadle.interop.torch.device.places import NAME, current
 
 aten = torch.ops.aten
 Kernel = Callable[..., Any]
-Tensor = torch.Tensor
+Tensor: TypeAlias = torch.Tensor
 
 
 def _index(device: torch.device | None) -> int:
@@ -106,7 +106,7 @@ def _shared(source: Tensor, target: Tensor) -> bool:
 def _is_whole(tensor: Tensor) -> bool:
     """Whether a tensor is its storage, row by row."""
     nbytes = tensor.numel() * tensor.dtype.itemsize
-    return tensor.is_contiguous() and nbytes == tensor.untyped_storage().nbytes()
+    return bool(tensor.is_contiguous() and nbytes == tensor.untyped_storage().nbytes())
 
 
 def _copy_from_and_resize(source: Tensor, target: Tensor) -> Tensor:

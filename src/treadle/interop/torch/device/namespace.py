@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -22,7 +22,7 @@ from treadle.interop.torch.device.places import (
     set_current,
 )
 
-Device = torch.device | str | int | None
+Device: TypeAlias = torch.device | str | int | None
 _PROCESS = os.getpid()
 
 
