@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import sympy  # type: ignore[import-untyped, unused-ignore]
+import sympy  # type: ignore[import-untyped, import-not-found, unused-ignore]
 import torch
 from torch import fx
 from torch.utils import _pytree as pytree
