@@ -226,7 +226,9 @@ class WorkerPool:
         ready = set(mp_connection.wait(waited_for, remaining))
         for worker in self._workers:
             # What a worker sent before it died still counts.
-            if worker.channel.connection in ready:
+            # What a worker wrote last may arrive between the looks at its pipe and at its end.
+            ended = worker.process.sentinel in ready and worker.channel.connection.poll()
+            if worker.channel.connection in ready or ended:
                 self._take(worker)
             elif worker.process.sentinel in ready:
                 self._report_death(worker)
