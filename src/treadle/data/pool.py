@@ -215,6 +215,8 @@ class WorkerPool:
         try:
             worker.channel.send(message)
         except (BrokenPipeError, ConnectionResetError):
+            while worker.channel.connection.poll():
+                self._take(worker)  # why it went, if it said so
             self._report_death(worker)
 
     def _receive(self, deadline: float | None) -> bool:
