@@ -112,8 +112,8 @@ def test_words_of_bert():
     types = np.array([3, 3, 3, 3, 1, 1, 1, 1], np.int32)
     ids = {"unknown": 1, "padding": 0}
     tokenizer = Tokenizer.of(TokenizerTables("bert", "", tokens, None, types, [], ids, {}))
-    assert tokenizer.encode_pair("Running fast!") == [2, 4, 5, 6, 7, 3]
-    assert tokenizer.encode_pair("fast", "run") == [2, 6, 3, 4, 3]
+    assert tokenizer.encode_pair("Running fast!") == ([2, 4, 5, 6, 7, 3], [0] * 6)
+    assert tokenizer.encode_pair("fast", "run") == ([2, 6, 3, 4, 3], [0, 0, 0, 1, 1])
 
 
 def test_files(tmp_path):

@@ -7,6 +7,7 @@ import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,9 +15,10 @@ from tests.serve.running import Running, ask, running_application
 
 from treadle.base.errors import CheckpointError
 from treadle.llm.generation import Engine, Options
+from treadle.llm.vectors import TextEmbedder
 from treadle.serve.access import Access
 from treadle.serve.limits import Limits
-from treadle.serve.llm import LanguageApplication, Speaker
+from treadle.serve.llm import LanguageApplication, Reader, Speaker
 
 END, ASKED = 256, 2
 """The token that ends texts, and the byte behind which the answer stands."""
@@ -120,13 +122,43 @@ class Small:
         return Options().changed(**changes)
 
 
+class Vectors:
+    """What `treadle.llm.TextEmbedder` is for the server: a text's vector counts its letters."""
+
+    hidden, context = 3, 40
+
+    def __init__(self) -> None:
+        self.tokenizer = self
+
+    def encode_pair(self, text: str, other: str | None = None) -> tuple[list[int], list[int]]:
+        first, second = text.encode(), (other or "").encode()
+        return [END, *first, *second], [0] * (1 + len(first)) + [1] * len(second)
+
+    check = TextEmbedder.check
+    model = SimpleNamespace(vocabulary=257)
+
+    def vectors(self, texts: Any) -> Any:
+        if any(97 in t and 98 in t and 99 in t for t, _ in texts):
+            raise RuntimeError("out of order")
+        return np.array([[t.count(c) / 3 for c in b"abc"] for t, _ in texts], np.float32)
+
+    def scores(self, pairs: Any) -> Any:
+        """How many of the letters of the second text the first one has, too."""
+        found = []
+        for tokens, kinds in pairs:
+            first = {t for t, k in zip(tokens, kinds, strict=True) if not k}
+            second = [t for t, k in zip(tokens, kinds, strict=True) if k]
+            found.append(sum(t in first for t in second) / max(1, len(second)))
+        return np.array(found, np.float32)
+
+
 @contextmanager
 def speaking(
     limits: Limits | None = None, access: Access | None = None, **how: Any
 ) -> Iterator[tuple[Small, Running]]:
     model = Small(**how)
-    app = LanguageApplication([Speaker("small", model, how.get("sequences", 4))], limits, access)
-    with running_application(app) as server:
+    served = [Speaker("small", model, how.get("sequences", 4)), Reader("vectors", Vectors())]
+    with running_application(LanguageApplication(served, limits, access)) as server:
         yield model, server
 
 

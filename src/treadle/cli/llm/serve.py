@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,7 +11,8 @@ import typer
 
 from treadle.base.env import SERVE_TOKEN
 from treadle.base.errors import LoadError
-from treadle.cli.llm.arguments import Context, Dtype, Weights, opened
+from treadle.cli.console import progress
+from treadle.cli.llm.arguments import Context, Dtype, Weights
 from treadle.cli.serve import (
     AllowHost,
     Grace,
@@ -27,6 +29,9 @@ from treadle.cli.serve import (
     room,
 )
 from treadle.cli.status import Misuse, Status
+from treadle.llm import LanguageModel, TextEmbedder
+from treadle.llm.files import open_checkpoint
+from treadle.llm.models.families import ENCODERS
 
 _NAMED = re.compile(r"(?:(?P<name>[A-Za-z0-9_.:/-]+)=)?(?P<path>.+)")
 
@@ -58,20 +63,32 @@ def command(
 ) -> None:
     """Serve language models to clients of OpenAI's interface, until SIGTERM or Ctrl-C.
 
-    Its address for them is http://HOST:PORT/v1. Exit status as that of `treadle serve`.
+    Models that continue text answer chats and completions, encoders embeddings. The address for
+    clients is http://HOST:PORT/v1. Exit status as that of `treadle serve`.
     """
     serving = room()
     speaking = _speaking()
     limits = limits_of(serving, max_body, timeout, max_queue, max_client, grace)
     named = _named(sources)
     with serving.bind(host, port) as sock:
-        speakers = []
+        models = []
         for name, path in named.items():
-            model, seconds = opened(path, context, dtype, sequences=sequences)
-            speakers.append(speaking.Speaker(name, model, sequences))
-            typer.echo(f"{name} of {path}: {model.engine.length} tokens, {seconds:.1f} s")
+            begun = time.perf_counter()
+            with progress(f"loading {name}"):
+                checkpoint = open_checkpoint(path)
+                if checkpoint.config.get("model_type") in ENCODERS:
+                    served = speaking.Reader(name, TextEmbedder.of(checkpoint, dtype.value))
+                else:
+                    model = LanguageModel.of(
+                        checkpoint, dtype.value, sequences=sequences, context=context
+                    )
+                    served = speaking.Speaker(name, model, sequences)
+            models.append(served)
+            seconds = time.perf_counter() - begun
+            kind = "vectors" if isinstance(served, speaking.Reader) else "text"
+            typer.echo(f"{name} of {path}: {kind}, {served.length} tokens, {seconds:.1f} s")
         access = access_of(serving, sock, token or SERVE_TOKEN.get(), allow_host)
-        app = speaking.LanguageApplication(speakers, limits, access)
+        app = speaking.LanguageApplication(models, limits, access)
         url = f"{serving.url_of(sock)}/v1"
         cut = serving.run(app, sock, lambda _: listening(url))
     if cut:

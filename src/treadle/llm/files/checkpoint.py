@@ -122,6 +122,11 @@ class Checkpoint:
         """Let the system have what a tensor took of a mapped file: it was copied or packed."""
         self._stored(name).release()
 
+    def no_tokenizer(self) -> CheckpointError:
+        """What is said where there is none."""
+        hint = "put tokenizer.json beside the weights"
+        return CheckpointError(self.path, "the model has no tokenizer", hint=hint)
+
     def _stored(self, name: str) -> Stored:
         found = self.tensors.get(name)
         if found is None:

@@ -12,6 +12,7 @@ from treadle.llm.generation.engine import Engine
 from treadle.llm.generation.options import Options, options_of
 from treadle.llm.generation.text_stream import TextStream
 from treadle.llm.models import Model, build
+from treadle.llm.models.families import ENCODERS
 from treadle.llm.text import Template, Tokenizer
 
 Message = Mapping[str, Any]
@@ -32,8 +33,7 @@ class LanguageModel:
         self, checkpoint: Checkpoint, model: Model, *, sequences: int = 1, context: int = 4096
     ) -> None:
         if checkpoint.tokenizer is None:
-            hint = "put tokenizer.json beside the weights"
-            raise CheckpointError(checkpoint.path, "the model has no tokenizer", hint=hint)
+            raise checkpoint.no_tokenizer()
         self.checkpoint = checkpoint
         self.model = model
         self.tokenizer = Tokenizer.of(checkpoint.tokenizer)
@@ -43,6 +43,23 @@ class LanguageModel:
         asked = checkpoint.generation.get("eos_token_id") or ()
         ends = {*self.tokenizer.eos, *([asked] if isinstance(asked, int) else asked)}
         self.engine = Engine(model, sequences, context, sorted(ends))
+
+    @classmethod
+    def of(
+        cls,
+        checkpoint: Checkpoint,
+        dtype: str = "stored",
+        *,
+        sequences: int = 1,
+        context: int = 4096,
+    ) -> LanguageModel:
+        """The model in a checkpoint; see `load`."""
+        if checkpoint.config.get("model_type") in ENCODERS:
+            problem = "the model makes vectors of texts, and does not continue them"
+            raise CheckpointError(checkpoint.path, problem, hint="use llm.load_embedder")
+        if checkpoint.tokenizer is None:
+            raise checkpoint.no_tokenizer()  # before weights are read
+        return cls(checkpoint, build(checkpoint, dtype), sequences=sequences, context=context)
 
     def stream(self, prompt: str | Sequence[int], **options: Any) -> TextStream:
         """The continuation of a text or of tokens, piece by piece.
@@ -126,4 +143,4 @@ def load(
         print(model.chat([{"role": "user", "content": "What is the capital of France?"}]))
     """
     checkpoint = open_checkpoint(path)
-    return LanguageModel(checkpoint, build(checkpoint, dtype), sequences=sequences, context=context)
+    return LanguageModel.of(checkpoint, dtype, sequences=sequences, context=context)

@@ -26,6 +26,7 @@ class Embedder:
         vocabulary: of its tokens.
         context: tokens that a text may have.
         hidden: numbers of a vector.
+        kinds: of tokens, by the text that they belong to; 1 where they are not told apart.
         labels: scores of a text; 0 where the model has no classifier.
         mode, normalize: how the rows of a text become its vector.
     """
@@ -37,6 +38,7 @@ class Embedder:
         self.vocabulary = stack.declared.vocabulary
         self.context = stack.declared.context
         self.hidden = stack.declared.hidden
+        self.kinds = max(stack.declared.types, 1)
         self.labels = stack.labels
         self.mode = str(pooling.get("mode", "mean"))
         self.normalize = bool(pooling.get("normalize", True))
@@ -113,8 +115,7 @@ class Embedder:
         if meant.shape != (batch,) or (meant < 1).any() or (meant > time).any():
             saw = f"counts {meant.tolist()} for {batch} texts of {time} tokens"
             raise ShapeError("embed", "counts are 1 to the number of tokens", saw=saw)
-        kinds_known = max(self._stack.declared.types, 1)
-        for name, x, end in (("token", given, self.vocabulary), ("kind", kinds, kinds_known)):
+        for name, x, end in (("token", given, self.vocabulary), ("kind", kinds, self.kinds)):
             if ((x < 0) | (x >= end)).any():
                 saw = f"{int(x.min())} to {int(x.max())}, not below {end}"
                 raise IndexRangeError("embed", f"a {name} is not in the vocabulary", saw=saw)

@@ -79,11 +79,16 @@ class Tokenizer:
             return [self.bos, *found]
         return list(found)
 
-    def encode_pair(self, text: str, other: str | None = None) -> list[int]:
-        """A text, or two beside each other, as encoders want them: with [CLS] and [SEP]."""
+    def encode_pair(self, text: str, other: str | None = None) -> tuple[list[int], list[int]]:
+        """A text, or two beside each other, as encoders want them: with [CLS] and [SEP].
+
+        Returns:
+            Tokens, and for each whether it is of the first text (0) or of the other one (1).
+        """
         with self._lock:
             self._library.encode_special_tokens = True
-            return list(self._library.encode(text, other, add_special_tokens=True).ids)
+            found = self._library.encode(text, other, add_special_tokens=True)
+        return list(found.ids), list(found.type_ids)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of tokens; special ones are left out."""

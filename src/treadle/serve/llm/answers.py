@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from treadle.llm.generation import Token
-from treadle.serve.llm.requests import Asked, Wrong, names_of
+from treadle.serve.llm.fields import Wrong
+from treadle.serve.llm.requests import Asked, names_of
 from treadle.serve.llm.speakers import Piece, Text, Usage
 from treadle.serve.llm.tool_calls import Call, CallReader
 from treadle.serve.protocol import Refusal

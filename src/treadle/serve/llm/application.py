@@ -4,20 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
-from contextlib import suppress
-from typing import Any
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, TypeVar
 
 from treadle.base.files.strict_json import shorten
 from treadle.base.log import get_logger
 from treadle.serve.access import Access
 from treadle.serve.limits import Limits
 from treadle.serve.llm.answers import Writer, error_content, event
-from treadle.serve.llm.requests import Asked, Wrong, read_chat, read_completion, read_object
+from treadle.serve.llm.fields import Wrong
+from treadle.serve.llm.readers import Reader, read_ranks, read_vectors
+from treadle.serve.llm.requests import Asked, read_chat, read_completion, read_object
 from treadle.serve.llm.speakers import Event, Job, Piece, Speaker, TokenMetrics, Usage
 from treadle.serve.protocol import Disconnected, Refusal, Response, json_response
 from treadle.serve.reception import Receive, Reception, Scope, Send, check_method
 
+A = TypeVar("A")
+M = TypeVar("M", Speaker, Reader)
+_DOES: dict[type[object], str] = {
+    Speaker: "continues text",
+    Reader: "makes vectors of texts",
+}
 _STREAM = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -29,27 +37,27 @@ class LanguageApplication(Reception):
     """Answers for language models.
 
     Args:
-        speakers: with names that differ.
+        models: that continue text, and that make vectors of it, with names that differ.
         limits: of requests.
         access: who may ask; anybody if left out.
     """
 
     def __init__(
         self,
-        speakers: Sequence[Speaker],
+        models: Sequence[Speaker | Reader],
         limits: Limits | None = None,
         access: Access | None = None,
     ) -> None:
         super().__init__(limits, access)
         counts = TokenMetrics(self.metrics)
-        self._speakers = {speaker.name: speaker for speaker in speakers}
-        for speaker in speakers:
-            speaker.open(self.metrics, counts, self.limits.waiting)
+        self._models = {model.name: model for model in models}
+        for model in models:
+            model.open(self.metrics, counts, self.limits.waiting)
 
     def close(self) -> None:
         """End the models' threads."""
-        for speaker in self._speakers.values():
-            speaker.close()
+        for model in self._models.values():
+            model.close()
 
     def refused(self, refusal: Refusal) -> Response:
         """An error as clients of OpenAI's interface read it."""
@@ -64,11 +72,15 @@ class LanguageApplication(Reception):
                 return await self._speak(read_chat, scope, receive, send)
             case ["v1", "completions"]:
                 return await self._speak(read_completion, scope, receive, send)
+            case ["v1", "embeddings"]:
+                return await self._read(read_vectors, Reader.embedded, scope, receive)
+            case ["v1", "rerank"]:
+                return await self._read(read_ranks, Reader.ranked, scope, receive)
             case ["v1", "models"]:
-                listed = [_described(each) for each in self._speakers.values()]
+                listed = [_described(each) for each in self._models.values()]
                 answer = json_response({"object": "list", "data": listed})
             case ["v1", "models", *name] if name:
-                answer = json_response(_described(self._speaker("/".join(name))))
+                answer = json_response(_described(self._known("/".join(name))))
             case ["health"]:
                 status = "ending" if self.draining else "ok"
                 answer = json_response({"status": status}, 503 if self.draining else 200)
@@ -79,39 +91,104 @@ class LanguageApplication(Reception):
         check_method(scope["method"], "GET", "HEAD")
         return answer
 
-    def _speaker(self, name: object) -> Speaker:
-        """A model by its name; the only one also without."""
-        if name is None and len(self._speakers) == 1:
-            return next(iter(self._speakers.values()))
-        found = self._speakers.get(name) if isinstance(name, str) else None
+    def _known(self, name: object) -> Speaker | Reader:
+        """A model by its name."""
+        found = self._models.get(name) if isinstance(name, str) else None
         if found is None:
-            known = ", ".join(self._speakers)
+            known = ", ".join(self._models)
             told = f"there is no model {shorten(name)}, but {known}"
             raise Wrong(told, "model", "model_not_found", status=404)
         return found
 
-    async def _speak(
-        self, read: Any, scope: Scope, receive: Receive, send: Send
-    ) -> Response | None:
+    def _meant(self, content: Mapping[str, Any], kind: type[M]) -> M:
+        """The model that a request names; without a name the only one of its kind."""
+        name = content.get("model")
+        fitting = [each for each in self._models.values() if isinstance(each, kind)]
+        if name is None and len(fitting) == 1:
+            return fitting[0]
+        found = self._known(name)
+        if not isinstance(found, kind):
+            others = ", ".join(each.name for each in fitting) or "none here"
+            told = f"the model {found.name} {_DOES[type(found)]}, {others} {_DOES[kind]}"
+            raise Wrong(told, "model", "model_not_supported")
+        return found
+
+    async def _content(self, scope: Scope, receive: Receive) -> dict[str, Any]:
+        """The JSON of a request."""
         check_method(scope["method"], "POST")
         held = self.admitted(dict(scope["headers"]))
         try:
             body, _ = await self.body(scope, receive)
-            content = read_object(body, self.limits.json)
+            return read_object(body, self.limits.json)
         finally:
             self.given_back(held)
-        speaker = self._speaker(content.get("model"))
-        started, status = time.perf_counter(), 499  # 499: the client has gone
-        try:
+
+    async def _speak(
+        self, read: Callable[[Mapping[str, Any]], Asked], scope: Scope, receive: Receive, send: Send
+    ) -> Response | None:
+        content = await self._content(scope, receive)
+        speaker = self._meant(content, Speaker)
+        with _counted(speaker) as counted:
             response = await _answered(speaker, read(content), receive, send)
-            status = 200 if response is None else response.status
+            counted.status = 200 if response is None else response.status
             return response
-        except Refusal as refusal:
-            status = refusal.status
-            raise
-        finally:
-            speaker.metrics.answered(status)
-            speaker.metrics.seconds.observe(time.perf_counter() - started)
+
+    async def _read(
+        self,
+        read: Callable[[Mapping[str, Any]], A],
+        answer: Callable[[Reader, A], Coroutine[Any, Any, Response]],
+        scope: Scope,
+        receive: Receive,
+    ) -> Response:
+        content = await self._content(scope, receive)
+        reader = self._meant(content, Reader)
+        with _counted(reader) as counted:
+            response = await _unless_gone(answer(reader, read(content)), receive)
+            counted.status = response.status
+            return response
+
+
+class _Counted:
+    """A request; what became of it is counted at its end. 499: the client has gone."""
+
+    status = 499
+
+
+@contextmanager
+def _counted(model: Speaker | Reader) -> Iterator[_Counted]:
+    counted, started = _Counted(), time.perf_counter()
+    try:
+        yield counted
+    except Refusal as refusal:
+        counted.status = refusal.status
+        raise
+    finally:
+        model.metrics.answered(counted.status)
+        model.metrics.seconds.observe(time.perf_counter() - started)
+
+
+async def _unless_gone(answer: Coroutine[Any, Any, Response], receive: Receive) -> Response:
+    """What is computed, as long as the client waits for it.
+
+    Raises:
+        Refusal: it cannot be computed.
+        Disconnected: the client has gone.
+    """
+    events: asyncio.Queue[Event] = asyncio.Queue()
+    watching = asyncio.ensure_future(_vanished(receive, events))
+    computing = asyncio.ensure_future(answer)
+    try:
+        await asyncio.wait((watching, computing), return_when=asyncio.FIRST_COMPLETED)
+        if not computing.done():
+            raise Disconnected
+        return computing.result()
+    except (Refusal, Disconnected):
+        raise
+    except Exception as error:
+        raise _failed(error) from None
+    finally:
+        watching.cancel()
+        computing.cancel()
 
 
 async def _answered(
@@ -171,9 +248,14 @@ async def _next(events: asyncio.Queue[Event]) -> Piece | Usage | None:
     if isinstance(told, Refusal | Disconnected):
         raise told
     if isinstance(told, BaseException):
-        get_logger().error("a request failed", exc_info=told)
-        raise Refusal(500, f"the request failed: {type(told).__name__}")
+        raise _failed(told)
     return told
+
+
+def _failed(error: BaseException) -> Refusal:
+    """What a client hears of an error that is not its own."""
+    get_logger().error("a request failed", exc_info=error)
+    return Refusal(500, f"the request failed: {type(error).__name__}")
 
 
 async def _streamed(writer: Writer, asked: Asked, events: asyncio.Queue[Event], send: Send) -> None:
@@ -197,13 +279,13 @@ async def _streamed(writer: Writer, asked: Asked, events: asyncio.Queue[Event], 
     await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-def _described(speaker: Speaker) -> dict[str, Any]:
+def _described(model: Speaker | Reader) -> dict[str, Any]:
     return {
-        "id": speaker.name,
+        "id": model.name,
         "object": "model",
-        "created": speaker.created,
+        "created": model.created,
         "owned_by": "treadle",
-        "context_length": speaker.model.engine.length,
+        "context_length": model.length,
     }
 
 

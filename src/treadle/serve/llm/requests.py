@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-import json
-import math
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any
 
 from treadle.base.errors import NumericError
 from treadle.base.files.strict_json import parse, shorten
 from treadle.base.log import get_logger
 from treadle.llm.generation.options import MOST_LOGPROBS, Options
-from treadle.serve.protocol import Refusal
+from treadle.serve.llm.fields import (
+    Wrong,
+    list_of,
+    mistyped,
+    number_of,
+    switch_of,
+    text_of,
+    texts_of,
+)
 
 _MOST_ANSWERS = 8
 """Answers to one prompt."""
@@ -46,22 +52,6 @@ _READ = frozenset(
         *("parallel_tool_calls", "user", "input", "encoding_format", "dimensions"),
     )
 )
-
-
-class Wrong(Refusal):
-    """A request that is answered with an error, as OpenAI's interface has it.
-
-    Attributes:
-        param: the field that is wrong.
-        code: a word for programs.
-    """
-
-    def __init__(
-        self, text: str, param: str | None = None, code: str | None = None, status: int = 400
-    ) -> None:
-        super().__init__(status, text)
-        self.param = param
-        self.code = code
 
 
 @dataclass(frozen=True)
@@ -115,11 +105,11 @@ def read_chat(content: Mapping[str, Any]) -> Asked:
         Wrong: a field is.
     """
     options = _options(content)
-    most = _number(content, "max_completion_tokens", whole=True)
+    most = number_of(content, "max_completion_tokens", whole=True)
     if most is not None:
         options["max_tokens"] = most
-    if _switch(content, "logprobs"):
-        shown = _number(content, "top_logprobs", 0, MOST_LOGPROBS, whole=True)
+    if switch_of(content, "logprobs"):
+        shown = number_of(content, "top_logprobs", 0, MOST_LOGPROBS, whole=True)
         options["logprobs"] = shown or 0
     elif content.get("top_logprobs"):
         raise Wrong("top_logprobs needs logprobs: true", "top_logprobs")
@@ -130,7 +120,7 @@ def read_chat(content: Mapping[str, Any]) -> Asked:
         tools=tools,
         options=_checked(options),
         count=_count(content),
-        stream=_switch(content, "stream"),
+        stream=switch_of(content, "stream"),
         usage=_usage(content),
     )
 
@@ -141,41 +131,25 @@ def read_completion(content: Mapping[str, Any]) -> Asked:
     Raises:
         Wrong: a field is.
     """
-    if _switch(content, "echo"):
+    if switch_of(content, "echo"):
         raise Wrong("echo is not there: the prompt is not repeated", "echo")
     if content.get("suffix"):
         raise Wrong("suffix is not there: texts are continued at their end", "suffix")
-    best = _number(content, "best_of", whole=True)
+    best = number_of(content, "best_of", whole=True)
     if best is not None and best != _count(content):
         raise Wrong("best_of is not there, other than as n", "best_of")
     options = {"max_tokens": _COMPLETION_TOKENS, **_options(content)}
     logprobs = content.get("logprobs")
     if logprobs is not None and logprobs is not False:
-        options["logprobs"] = _number(content, "logprobs", 0, MOST_LOGPROBS, whole=True)
+        options["logprobs"] = number_of(content, "logprobs", 0, MOST_LOGPROBS, whole=True)
     return Asked(
         chat=False,
-        prompts=_texts(content, "prompt"),
+        prompts=texts_of(content, "prompt", _MOST_PROMPTS),
         options=_checked(options),
         count=_count(content),
-        stream=_switch(content, "stream"),
+        stream=switch_of(content, "stream"),
         usage=_usage(content),
     )
-
-
-def read_texts(content: Mapping[str, Any]) -> tuple[tuple[str | tuple[int, ...], ...], bool]:
-    """What `/v1/embeddings` is to turn into vectors, and whether they are sent as base64.
-
-    Raises:
-        Wrong: a field is.
-    """
-    kind = content.get("encoding_format") or "float"
-    if kind not in ("float", "base64"):
-        raise Wrong("encoding_format is float or base64", "encoding_format")
-    if content.get("dimensions") is not None:
-        raise Wrong(
-            "dimensions is not there: vectors are as long as the model makes them", "dimensions"
-        )
-    return _texts(content, "input"), kind == "base64"
 
 
 # -- fields ------------------------------------------------------------------------------------
@@ -185,17 +159,17 @@ def _options(content: Mapping[str, Any]) -> dict[str, Any]:
     """What both addresses read alike."""
     found: dict[str, Any] = {}
     for name in _SAMPLING:
-        value = _number(content, name, whole=name in _WHOLE)
+        value = number_of(content, name, whole=name in _WHOLE)
         if value is not None:
             found[name] = value
-    most = _number(content, "max_tokens", whole=True)
+    most = number_of(content, "max_tokens", whole=True)
     if most is not None:
         found["max_tokens"] = most
-    seed = _number(content, "seed", -(2**63), 2**64 - 1, whole=True)
+    seed = number_of(content, "seed", -(2**63), 2**64 - 1, whole=True)
     found["seed"] = secrets.randbits(63) if seed is None else int(seed) % 2**64
     found["stop"] = _stops(content)
     found["logit_bias"] = _biases(content)
-    found["ignore_eos"] = _switch(content, "ignore_eos")
+    found["ignore_eos"] = switch_of(content, "ignore_eos")
     _check_format(content)
     return found
 
@@ -210,59 +184,8 @@ def _checked(options: dict[str, Any]) -> dict[str, Any]:
     return options
 
 
-def _number(
-    content: Mapping[str, Any],
-    name: str,
-    low: float = -math.inf,
-    high: float = math.inf,
-    *,
-    whole: bool = False,
-) -> Any:
-    """A number, None where there is none; switches are no numbers."""
-    value = content.get(name)
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
-        _mistyped(name, "an integer" if whole else "a number", value)
-    if not low <= value <= high:
-        raise Wrong(f"{name} is {low:g} to {high:g}, not {value}", name)
-    return value
-
-
-def _switch(content: Mapping[str, Any], name: str) -> bool:
-    value = content.get(name)
-    if value is None:
-        return False
-    if not isinstance(value, bool):
-        _mistyped(name, "true or false", value)
-    return bool(value)
-
-
-def _mistyped(name: str, wanted: str, value: Any) -> NoReturn:
-    raise Wrong(f"{name} is {wanted}, not {shorten(json.dumps(value))}", name)
-
-
-def _text(value: Any, name: str) -> str:
-    """A text that can be written as UTF-8."""
-    if not isinstance(value, str):
-        _mistyped(name, "a text", value)
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        raise Wrong(f"{name} holds half of a surrogate pair, which is no character", name) from None
-    return str(value)
-
-
-def _list(value: Any, name: str, most: int) -> list[Any]:
-    if not isinstance(value, list):
-        _mistyped(name, "a list", value)
-    if not 1 <= len(value) <= most:
-        raise Wrong(f"{name} has {len(value)} entries, 1 to {most} are taken", name)
-    return list(value)
-
-
 def _count(content: Mapping[str, Any]) -> int:
-    return int(_number(content, "n", 1, _MOST_ANSWERS, whole=True) or 1)
+    return int(number_of(content, "n", 1, _MOST_ANSWERS, whole=True) or 1)
 
 
 def _usage(content: Mapping[str, Any]) -> bool:
@@ -270,16 +193,16 @@ def _usage(content: Mapping[str, Any]) -> bool:
     if options is None:
         return False
     if not isinstance(options, dict):
-        _mistyped("stream_options", "an object", options)
-    return _switch(options, "include_usage")
+        mistyped("stream_options", "an object", options)
+    return switch_of(options, "include_usage")
 
 
 def _stops(content: Mapping[str, Any]) -> tuple[str, ...]:
     value = content.get("stop")
     if value is None or value == []:
         return ()
-    given = [value] if isinstance(value, str) else _list(value, "stop", _MOST_STOPS)
-    texts = tuple(_text(each, "stop") for each in given)
+    given = [value] if isinstance(value, str) else list_of(value, "stop", _MOST_STOPS)
+    texts = tuple(text_of(each, "stop") for each in given)
     if max(map(len, texts)) > _MOST_STOP:
         raise Wrong(f"stop has more than {_MOST_STOP} characters", "stop")
     return texts
@@ -295,7 +218,7 @@ def _biases(content: Mapping[str, Any]) -> dict[int, float]:
     for key in value:
         if not (key.isascii() and key.isdigit() and len(key) < 10):
             raise Wrong(f"{shorten(key)} in logit_bias is no token's number", "logit_bias")
-        found[int(key)] = float(_number(value, key, -100, 100) or 0)
+        found[int(key)] = float(number_of(value, key, -100, 100) or 0)
     return found
 
 
@@ -310,27 +233,27 @@ def _check_format(content: Mapping[str, Any]) -> None:
 
 
 def _messages(content: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
-    given = _list(content.get("messages"), "messages", 4096)
+    given = list_of(content.get("messages"), "messages", 4096)
     return tuple(_message(each, f"messages[{i}]") for i, each in enumerate(given))
 
 
 def _message(value: Any, where: str) -> dict[str, Any]:
     """A message as templates take it: its content is text, arguments of calls are objects."""
     if not isinstance(value, dict):
-        _mistyped(where, "an object", value)
+        mistyped(where, "an object", value)
     role = value.get("role")
     if role not in _ROLES:
-        _mistyped(f"{where}.role", ", ".join(_ROLES), role)
+        mistyped(f"{where}.role", ", ".join(_ROLES), role)
     made = {"role": "system" if role == "developer" else role}
     content = value.get("content")
     made["content"] = "" if content is None else _content(content, f"{where}.content")
     for name in ("name", "tool_call_id"):
         if value.get(name) is not None:
-            made[name] = _text(value[name], f"{where}.{name}")
+            made[name] = text_of(value[name], f"{where}.{name}")
     calls = value.get("tool_calls")
     if calls:
         place = f"{where}.tool_calls"
-        made["tool_calls"] = [_call(c, place) for c in _list(calls, place, 128)]
+        made["tool_calls"] = [_call(c, place) for c in list_of(calls, place, 128)]
     elif content is None:
         raise Wrong(f"{where} has no content", f"{where}.content")
     return made
@@ -339,13 +262,13 @@ def _message(value: Any, where: str) -> dict[str, Any]:
 def _content(value: Any, where: str) -> str:
     """The text of a message, which may come in parts."""
     if not isinstance(value, list):
-        return _text(value, where)
+        return text_of(value, where)
     texts = []
     for part in value:
         if not isinstance(part, dict) or part.get("type") != "text":
             kind = part.get("type") if isinstance(part, dict) else part
             raise Wrong(f"{where} has a part of type {shorten(str(kind))}; texts are read", where)
-        texts.append(_text(part.get("text"), where))
+        texts.append(text_of(part.get("text"), where))
     return "".join(texts)
 
 
@@ -353,13 +276,13 @@ def _call(value: Any, where: str) -> dict[str, Any]:
     function = value.get("function") if isinstance(value, dict) else None
     if not isinstance(function, dict):
         raise Wrong(f"{where} has an entry without a function", where)
-    arguments = _text(function.get("arguments", "{}"), where)
+    arguments = text_of(function.get("arguments", "{}"), where)
     try:
         parsed = parse(arguments.encode())
     except ValueError as error:
         raise Wrong(f"{where} has arguments that are not JSON: {error}", where) from None
-    named = {"name": _text(function.get("name"), where), "arguments": parsed}
-    return {"id": _text(value.get("id", ""), where), "type": "function", "function": named}
+    named = {"name": text_of(function.get("name"), where), "arguments": parsed}
+    return {"id": text_of(value.get("id", ""), where), "type": "function", "function": named}
 
 
 def _tools(content: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
@@ -369,36 +292,13 @@ def _tools(content: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
     if not given or choice == "none":
         return ()
     found = []
-    for i, tool in enumerate(_list(given, "tools", 128)):
+    for i, tool in enumerate(list_of(given, "tools", 128)):
         function = tool.get("function") if isinstance(tool, dict) else None
         if not isinstance(function, dict) or tool.get("type") != "function":
             raise Wrong(f"tools[{i}] is no function", "tools")
-        _text(function.get("name"), f"tools[{i}].function.name")
+        text_of(function.get("name"), f"tools[{i}].function.name")
         found.append(tool)
     return tuple(found)
-
-
-def _texts(content: Mapping[str, Any], name: str) -> tuple[str | tuple[int, ...], ...]:
-    """Texts or lists of tokens: one or several."""
-    value = content.get(name)
-    if isinstance(value, str):
-        return (_text(value, name),)
-    given = _list(value, name, 1 << 20)
-    if all(_is_token(each) for each in given):
-        return (tuple(given),)
-    if len(given) > _MOST_PROMPTS:
-        raise Wrong(f"{name} has {len(given)} texts, {_MOST_PROMPTS} are taken", name)
-    return tuple(_text_or_tokens(each, name) for each in given)
-
-
-def _text_or_tokens(value: Any, name: str) -> str | tuple[int, ...]:
-    if isinstance(value, list) and value and all(_is_token(each) for each in value):
-        return tuple(value)
-    return _text(value, name)
-
-
-def _is_token(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def names_of(tools: Sequence[Mapping[str, Any]]) -> frozenset[str]:

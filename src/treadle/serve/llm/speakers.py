@@ -14,10 +14,11 @@ from typing import Any, Protocol
 
 from prometheus_client import Counter, Histogram
 
-from treadle.base.errors import ShapeError, TreadleError
+from treadle.base.errors import TreadleError
 from treadle.llm.generation import Engine, Options, Token
 from treadle.llm.generation.text_stream import Decoding, TextStream
-from treadle.serve.llm.requests import Asked, Wrong
+from treadle.serve.llm.fields import wrong_of
+from treadle.serve.llm.requests import Asked
 from treadle.serve.metrics import Metrics, ModelMetrics
 from treadle.serve.protocol import Refusal
 
@@ -122,6 +123,7 @@ class Speaker:
         self.name = name
         self.model = model
         self.created = int(time.time())
+        self.length = model.engine.length
         self._sequences = sequences
         self._most = sequences
         self._jobs: set[Job] = set()
@@ -221,9 +223,7 @@ class Job:
                     generation = model.engine.submit(prompt, options, number)
                     self._streams.append(TextStream(generation, model.tokenizer.stream()))
         except TreadleError as error:
-            parts = (error.problem, error.saw, error.hint)
-            code = "context_length_exceeded" if isinstance(error, ShapeError) else None
-            raise Wrong("; ".join(p for p in parts if p), error.where, code) from None
+            raise wrong_of(error, error.where) from None
         if self._gone.is_set():
             self.cancel()
 
