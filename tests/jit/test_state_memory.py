@@ -98,3 +98,34 @@ def test_a_capture_lets_go_of_arrays() -> None:
         gc.enable()
     assert [address(p), address(q)] == before
     assert p.numpy()[0] == -1 and q.numpy()[0] == 1
+
+
+@mge.jit.compile
+def count_argument(p: mge.Tensor) -> Any:
+    """As `counting`, of a handle that each call gives."""
+    p[...] = p + 1
+    return p.sum()
+
+
+@pytest.mark.parametrize("kind", ["numpy", "engine"])
+def test_arguments_that_only_their_handles_have_are_written_in_place(kind: str) -> None:
+    p = made_by(kind)
+    before = address(p)
+    for turn in (1, 2, 3):
+        count_argument(p)
+        assert address(p) == before
+        assert p.numpy()[0] == turn
+
+
+def test_arguments_that_others_have_too_stay_as_they_are() -> None:
+    p = made_by("numpy")
+    held, part, q = p.numpy(), p.numpy()[5:9], mge.Tensor(p)
+    count_argument(p)
+    assert p.numpy()[5] == 1 and held[5] == q.numpy()[5] == part[0] == 0
+    del held, q
+    count_argument(p)
+    assert p.numpy()[5] == 2 and part[0] == 0
+    memory = bytearray(4 * SIZE)
+    p._data = np.frombuffer(memoryview(memory), "float32")
+    count_argument(p)
+    assert p.numpy()[0] == 1 and not any(memory[:64])

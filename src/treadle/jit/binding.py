@@ -40,7 +40,8 @@ handle, the two lists of `_State`, the two lists of `Binding.payloads`, and the 
 _FOUND = 7
 """References to an array that only its handle holds, where `_is_ours` looks at it."""
 _BASE = 4
-"""References to the memory below it: the array, a variable, and the two that counting takes."""
+"""References to the memory below it: the array, a variable, and the two that counting takes. To the
+array of an argument there are as many, the handle's instead of the array's."""
 
 
 class Payloads(NamedTuple):
@@ -191,7 +192,8 @@ class Binding:
                 handle = self._handle(i, leaves)
                 if id(handle) not in taken:
                     taken.add(id(handle))
-                    handle._data = np.array(_dense(handle), order="C", copy=True)
+                    if not _is_alone(handle):
+                        handle._data = np.array(_dense(handle), order="C", copy=True)
 
     def _look_again(self, now: list[Any], before: _State) -> _State:
         """Some handles were rebound since the last call; `now` becomes what they hold."""
@@ -261,6 +263,20 @@ def _is_ours(data: Any, array: Any) -> bool:
     """
     if data is not array or not array.flags.writeable or _references((array,)) > _FOUND:
         return False
+    return _is_whole(array)
+
+
+def _is_alone(handle: Tensor) -> bool:
+    """Whether only this handle holds its array, which may be written to."""
+    array = handle._data
+    if type(array) is not np.ndarray or _references((array,)) > _BASE:
+        return False
+    flags = array.flags
+    return flags.writeable and flags.c_contiguous and _is_whole(array)
+
+
+def _is_whole(array: Any) -> bool:
+    """Whether no other array has a part of the memory."""
     base = array.base
     return base is None or (isinstance(base, OwnMemory) and _references((base,)) <= _BASE)
 
