@@ -20,6 +20,7 @@ def test_the_host_has_cores_and_runs_all_there_is() -> None:
     assert host.device == "cpu0" and host.compiles and host.compute_capability is None
     assert host.threads >= 1 and host.cores >= 1 and host.total_memory > 2**20
     assert {"bool", "int64", "float16", "float32", "float64"} <= set(host.dtypes)
+    assert set(host.units) <= {"bfloat16", "int8"}
     assert host.supports("conv", "float32") and host.supports("conv")
     asked = host.supports("exp", "int32")
     assert not asked and (asked.reason, asked.message) == ("dtype", "exp does not take int32")

@@ -422,6 +422,10 @@ class MeasuringCompiler(Protocol):
         """Threads that share the work of a kernel, and cores that this process may use."""
         ...
 
+    def units(self) -> tuple[str, ...]:
+        """Element types whose products have instructions that add several at a time."""
+        ...
+
     def about(self) -> Mapping[str, str]:
         """Names and figures of the machine and what is kept of it, for people."""
         ...

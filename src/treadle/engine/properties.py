@@ -43,6 +43,8 @@ class DeviceProperties:
         features: capability strings of the backend.
         compiles: whether programs are compiled for it; else they run there op by op.
         dtypes: names of element types that it computes with, without falling back to the host.
+        units: names of those whose products have instructions that add several at a time, such as
+            bfloat16; empty where the device does not tell.
     """
 
     device: str
@@ -57,6 +59,7 @@ class DeviceProperties:
     features: tuple[str, ...]
     compiles: bool
     dtypes: tuple[str, ...]
+    units: tuple[str, ...] = ()
 
     def supports(self, op: str = "add", dtype: object = None) -> Support:
         """Whether the device itself runs an op on operands of an element type; nothing is run.
@@ -75,11 +78,12 @@ def properties_of(node: CompNode) -> DeviceProperties:
     """What a device is. It is opened for that."""
     info = node.open().info
     kind = HOST if node.on_host else node.kind
-    cores, threads, name = info.units, 0, info.name
+    cores, threads, name, units = info.units, 0, info.name, ()
     if kind == HOST:
         compiler = find_compiler(Options())
         if isinstance(compiler, MeasuringCompiler):
             threads, cores = compiler.cores()
+            units = compiler.units()
             name = compiler.about().get("processor", name)
     found = [re.fullmatch(r"compute_(\d+)(\d)", text) for text in info.features]
     capability = next(((int(m[1]), int(m[2])) for m in found if m), None)
@@ -97,6 +101,7 @@ def properties_of(node: CompNode) -> DeviceProperties:
         info.features,
         bool(compiling(engines_of(Options(), kind))),
         tuple(own),
+        units,
     )
 
 

@@ -16,13 +16,14 @@ def block_linear(
     rows: int,
     bias: Tensor | None = None,
     *,
-    bits: int = 16,
+    activations: str = "int16",
 ) -> Tensor:
     """x W^T + bias, with W [rows, k] in blocks of 2 to 8 bits per weight.
 
     Activations are rounded to 16 bits, 32 neighbors with one scale, and multiplied with the levels
-    of W as integers. W is read at the size it has in files, so products of few rows take the time
-    that reading takes. The gradient of x is that of a product with the values of W.
+    of W as integers, unless `activations` says otherwise. W is read at the size it has in files, so
+    products of few rows take the time that reading takes. The gradient of x is that of a product
+    with the values of W.
 
     Args:
         x: (..., k), floats of 16 or 32 bits; k is a multiple of 32, or of 256 for formats with K.
@@ -30,8 +31,9 @@ def block_linear(
         format: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K or Q6_K.
         rows: those of W, features of the result.
         bias: (rows,).
-        bits: of the activations: 16, with which results are nearly those of the values of W, or 8,
-            as llama.cpp has them, with which many rows take about half the time.
+        activations: what x is rounded to: "int16", with which results are nearly those of the
+            values of W; "int8", as llama.cpp does; "bfloat16", which the values of W are rounded
+            to as well: the fastest for many rows where processors multiply it.
 
     Returns:
         (..., rows), of the type of x.
@@ -52,12 +54,18 @@ def block_linear(
         Tensor([16.  0.], device=xpux:0)
     """
     x = as_tensor(x)
-    y = x.apply(BlockMatmul(format, rows, bits), (x, as_tensor(panels)))[0]
+    y = x.apply(BlockMatmul(format, rows, activations), (x, as_tensor(panels)))[0]
     return y if bias is None else y + bias
 
 
 def block_experts(
-    x: Tensor, panels: Tensor, experts: Tensor, format: str, rows: int, *, bits: int = 16
+    x: Tensor,
+    panels: Tensor,
+    experts: Tensor,
+    format: str,
+    rows: int,
+    *,
+    activations: str = "int16",
 ) -> Tensor:
     """Rows times the matrices that were chosen for them, out of several in quantized blocks.
 
@@ -68,7 +76,8 @@ def block_experts(
         x: (tokens, 1, k) where all of a token's experts get the same, else (tokens, chosen, k).
         panels: uint8 (experts, ceil(rows / 16), bytes), `to_panels` of each matrix.
         experts: int32 or int64 (tokens, chosen), from 0 or, negative, from the end.
-        format, rows, bits: as for `block_linear`.
+        format, rows: as for `block_linear`.
+        activations: "int16" or "int8", as there.
 
     Returns:
         (tokens, chosen, rows), of the type of x.
@@ -93,4 +102,4 @@ def block_experts(
     """
     x = as_tensor(x)
     operands = x, as_tensor(panels), as_tensor(experts)
-    return x.apply(BlockExperts(format, rows, bits), operands)[0]
+    return x.apply(BlockExperts(format, rows, activations), operands)[0]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
 
 from treadle.base import dtype as dt
-from treadle.base.blocks.activations import LEVELS, rounded_activations
+from treadle.base.blocks.activations import ACTIVATIONS, LEVELS, rounded_activations
 from treadle.base.blocks.panels import LAYOUTS, ROWS, from_panels
 from treadle.base.errors import DTypeError, IndexRangeError, ShapeError
 from treadle.base.shape import require_equal
@@ -58,10 +59,12 @@ def _check_panels(
     return width // layout.block * layout.elements
 
 
-def _check_bits(op: BlockMatmul | BlockExperts, x: TensorType) -> None:
-    if op.bits not in LEVELS:
-        problem = f"activations are rounded to 8 or 16 bits, not {op.bits}"
-        raise op.error(problem, (x,), "16 is nearly exact, 8 is as others do it, and faster")
+def _check_activations(
+    op: BlockMatmul | BlockExperts, x: TensorType, known: Collection[str]
+) -> None:
+    if op.activations not in known:
+        problem = f"activations are rounded to {' or '.join(known)}, not {op.activations!r}"
+        raise op.error(problem, (x,), "int16 is nearly exact")
 
 
 @op
@@ -113,16 +116,18 @@ class BlockValues(Op):
 class BlockMatmul(Op):
     """x W^T over x [..., k] and a matrix W [rows, k] in panels of quantized blocks: [..., rows].
 
-    Activations are rounded to integers of 16 bits, or of 8 where `bits` says so, 32 neighbors with
-    one scale (`rounded_activations`), and multiplied with the levels of W as integers; the sum of
-    every group is scaled and added in float32.
+    `activations` says what x is rounded to. As "int16" or "int8", 32 neighbors with one scale
+    (`rounded_activations`), it is multiplied with the levels of W as integers; the sum of every
+    group is scaled and added in float32. As "bfloat16" it is multiplied with the values of W, which
+    are rounded to bfloat16, too, and summed in float32: many rows are faster so, where processors
+    multiply bfloat16.
     So a decoder reads its weights at the size they have in files. The gradient of x is that of a
     product with the values of W, as if nothing had been rounded; W has none.
     """
 
     format: str = "Q8_0"
     rows: int = 1
-    bits: int = 16
+    activations: str = "int16"
 
     name = "block_matmul"
     operands = ("x", "panels")
@@ -130,7 +135,7 @@ class BlockMatmul(Op):
 
     def infer(self, x: TensorType, panels: TensorType) -> tuple[TensorType, ...]:
         self.check_dtype((x,))
-        _check_bits(self, x)
+        _check_activations(self, x, ACTIVATIONS)
         terms = _check_panels(self, panels)
 
         def mismatch() -> ShapeError:
@@ -144,7 +149,9 @@ class BlockMatmul(Op):
 
     def reference(self, x: Array, panels: Array) -> Array:
         weight = from_panels(self.format, panels, self.rows)
-        found = rounded_activations(x, self.bits).reshape(-1, x.shape[-1]) @ weight.T
+        if self.activations == "bfloat16":
+            weight = weight.astype(dt.bfloat16.numpy).astype(np.float32)
+        found = rounded_activations(x, self.activations).reshape(-1, x.shape[-1]) @ weight.T
         return found.reshape(*x.shape[:-1], self.rows).astype(x.dtype)
 
     def vjp(self, at: Pullback[V]) -> tuple[V | None, ...]:
@@ -155,16 +162,16 @@ class BlockMatmul(Op):
     @classmethod
     def samples(cls) -> tuple[Sample, ...]:
         made = []
-        for name, shape, rows in (
-            ("Q8_0", (64,), 3),
-            ("Q4_0", (2, 64), 17),
-            ("Q4_1", (3, 1, 32), 5),
-            ("Q6_K", (2, 256), 16),
+        for name, shape, rows, kind in (
+            ("Q8_0", (64,), 3, "int16"),
+            ("Q4_0", (2, 64), 17, "int8"),
+            ("Q4_1", (3, 1, 32), 5, "int16"),
+            ("Q6_K", (2, 256), 16, "int16"),
+            ("Q5_1", (18, 64), 33, "bfloat16"),
         ):
             layout = LAYOUTS[name]
             panels = _panels(name, rows, shape[-1] // layout.elements)
-            bits = 8 if name == "Q4_0" else 16
-            made.append(Sample(cls(name, rows, bits), (Arg(shape), panels), gradient=False))
+            made.append(Sample(cls(name, rows, kind), (Arg(shape), panels), gradient=False))
         return tuple(made)
 
     @classmethod
@@ -172,7 +179,9 @@ class BlockMatmul(Op):
         panels = Arg((1, 544), dt.uint8)
         return (
             BadSample(lambda: cls("Q8_0", 3), (Arg((2, 33)), panels), ShapeError, "32 elements"),
-            BadSample(lambda: cls("Q8_0", 3, 4), (Arg((2, 32)), panels), ShapeError, "8 or 16"),
+            BadSample(
+                lambda: cls("Q8_0", 3, "int4"), (Arg((2, 32)), panels), ShapeError, "or bfloat16"
+            ),
             BadSample(
                 lambda: cls("Q8_0", 3),
                 (Arg((2, 32)), Arg((1, 544), dt.int32)),
@@ -193,7 +202,7 @@ class BlockExperts(Op):
 
     format: str = "Q8_0"
     rows: int = 1
-    bits: int = 16
+    activations: str = "int16"
 
     name = "block_experts"
     operands = ("x", "panels", "experts")
@@ -205,7 +214,7 @@ class BlockExperts(Op):
     ) -> tuple[TensorType, ...]:
         types = x, panels, experts
         self.check_dtype((x,))
-        _check_bits(self, x)
+        _check_activations(self, x, LEVELS)
         check_index(self, types, 2)
         terms = _check_panels(self, panels, 1)
 
@@ -228,7 +237,9 @@ class BlockExperts(Op):
     def reference(self, x: Array, panels: Array, experts: Array) -> Array:
         count = panels.shape[0]
         check_bounds(self, (x, panels, experts), experts, 0, count, -count)
-        rows = np.broadcast_to(rounded_activations(x, self.bits), (*experts.shape, x.shape[-1]))
+        rows = np.broadcast_to(
+            rounded_activations(x, self.activations), (*experts.shape, x.shape[-1])
+        )
         found = np.zeros((*experts.shape, self.rows), np.float32)
         for number in np.unique(experts):
             chosen = experts == number

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from tests.backends.codegen.irregular import FAMILIES, one_by_one, run, runner_of
 from tests.backends.codegen.test_pairs import MATRICES
+from tests.backends.codegen.test_pairs import PAIRS as DOTS
 from tests.backends.codegen.test_pairs import runner as runner_of_pairs
 
 import treadle
@@ -49,17 +50,37 @@ def close(got, want):
     np.testing.assert_allclose(got / largest, want / largest, rtol=0, atol=2e-6)
 
 
-@pytest.mark.parametrize("bits", [8, 16])
+@pytest.mark.parametrize("kind", ["int8", "int16"])
 @pytest.mark.parametrize("target", FAMILIES, ids=lambda t: t.name)
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_every_format(name, target, bits):
+def test_every_format(name, target, kind):
     rng = np.random.default_rng(1)
     for m, rows, count in SHAPES:
         panels = to_panels(name, blocks(name, rows, count))
         x = rng.standard_normal((m, count * LAYOUTS[name].elements)).astype(np.float32)
-        op = BlockMatmul(name, rows, bits)
+        op = BlockMatmul(name, rows, kind)
         (got,) = run(op, (x, panels), runner_of(target), one_by_one, target)
         close(got, op.reference(x, panels))
+
+
+def close_to_bfloat16(got, want):
+    """Values that are not sums of many terms may be rounded the other way."""
+    np.testing.assert_allclose(got, want, rtol=0, atol=2e-3 * np.abs(want).max(initial=1e-30))
+
+
+@pytest.mark.parametrize("target", (*FAMILIES, DOTS, MATRICES), ids=lambda t: t.name)
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_every_format_in_bfloat16(name, target):
+    """Rows of no block, one, some and several; columns of a half, an odd and an even number."""
+    rng = np.random.default_rng(1)
+    elements = LAYOUTS[name].elements
+    for m, rows, terms in ((1, 37, 256), (17, 16, 768), (35, 70, 256), (0, 5, 256)):
+        panels = to_panels(name, blocks(name, rows, terms // elements))
+        x = rng.standard_normal((m, terms)).astype(np.float32)
+        op = BlockMatmul(name, rows, "bfloat16")
+        runner = runner_of_pairs(target) if target in (DOTS, MATRICES) else runner_of(target)
+        (got,) = run(op, (x, panels), runner, one_by_one, target)
+        close_to_bfloat16(got, op.reference(x, panels))
 
 
 @pytest.mark.parametrize("target", FAMILIES, ids=lambda t: t.name)
@@ -87,9 +108,9 @@ def test_instructions_for_bytes_change_nothing(name):
     np.testing.assert_array_equal(*results)
 
 
-@pytest.mark.parametrize("bits", [8, 16])
+@pytest.mark.parametrize("kind", ["int8", "int16"])
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_matrix_registers_change_nothing(name, bits):
+def test_matrix_registers_change_nothing(name, kind):
     """Sums of groups are integers; what they add up to is rounded in the same order."""
     target = runner_of_pairs(MATRICES)
     for m, rows, count in ((20, 37, 3), (33, 16, 1)):
@@ -97,10 +118,10 @@ def test_matrix_registers_change_nothing(name, bits):
         panels = to_panels(name, blocks(name, rows, count))
         x = np.random.default_rng(7).standard_normal((m, count * LAYOUTS[name].elements))
         given = x.astype(np.float32), panels
-        op = BlockMatmul(name, rows, bits)
+        op = BlockMatmul(name, rows, kind)
         types = tuple(TensorType(as_dtype(a.dtype), a.shape) for a in given)
         names = [launch.kernel.name for launch in lower(op, types, (), MATRICES).launches]
-        assert names[1] == f"blocks_{name}_{bits}_matrices"
+        assert names[1] == f"blocks_{name}_{kind}_matrices"
         (got,) = run(op, given, target, one_by_one, MATRICES)
         (plain,) = run(op, given, target=AVX512, runner=runner_of(AVX512))
         np.testing.assert_array_equal(got, plain)
@@ -113,8 +134,8 @@ def test_results_are_near_those_of_exact_activations(name):
     data = blocks(name, 40, 2)
     x = np.random.default_rng(3).standard_normal((8, 2 * LAYOUTS[name].elements))
     exact = x @ from_panels(name, to_panels(name, data), 40).T.astype(np.float64)
-    for bits, far in ((8, 0.02), (16, 1e-4)):
-        got = BlockMatmul(name, 40, bits).reference(x.astype(np.float32), to_panels(name, data))
+    for kind, far in (("int8", 0.02), ("bfloat16", 0.01), ("int16", 1e-4)):
+        got = BlockMatmul(name, 40, kind).reference(x.astype(np.float32), to_panels(name, data))
         assert np.abs(got - exact).max() < far * np.abs(exact).max()
 
 
@@ -146,7 +167,7 @@ def test_tiles_have_as_many_rows_as_there_are():
     for rows, tile in ((1, 1), (2, 2), (3, 4), (8, 8), (500, 8)):
         types = TensorType(dt.float32, (rows, 32)), panels
         names = [x.kernel.name for x in lower(BlockMatmul("Q8_0", 20), types, (), AVX512).launches]
-        assert names == [f"quantize_rows_float32_16_{tile}", f"blocks_Q8_0_16_{tile}"]
+        assert names == [f"quantize_rows_float32_int16_{tile}", f"blocks_Q8_0_int16_{tile}"]
 
 
 def test_a_program_with_a_gradient():

@@ -14,7 +14,7 @@ from treadle.llm.generation.text_stream import TextStream, begun
 class Counting:
     """The next token is the sum of all before, modulo the vocabulary: any mistake shows."""
 
-    vocabulary, context = 101, 4000
+    vocabulary, context, piece = 101, 4000, 1
 
     def __init__(self):
         self.calls = []
@@ -112,6 +112,15 @@ def test_the_same_prompt_again_reads_its_last_token():
         found = engine.submit([4, 5, 6], Options(max_tokens=2))
         assert answer(found) == expected([4, 5, 6], 2)
     assert found.reused == 2
+
+
+def test_prompts_are_read_in_pieces_that_round_alike():
+    model = Counting()
+    model.piece = 32
+    engine = Engine(model)
+    for _ in range(2):
+        assert answer(engine.submit([4, 5, 6], Options(max_tokens=2))) == expected([4, 5, 6], 2)
+    assert [shape for shape, _, _ in model.calls] == [(1, 32), (1, 1), (1, 32), (1, 1)]
 
 
 def test_ends_of_texts():

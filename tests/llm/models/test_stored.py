@@ -7,6 +7,7 @@ import pytest
 from tests.llm.models.small import FAMILIES, Given, random_weights
 
 from treadle.base.blocks import FORMATS, Blocks
+from treadle.base.errors import DTypeError
 from treadle.llm.models import build
 
 CONFIG = {
@@ -121,3 +122,40 @@ def test_experts_and_pieces_in_blocks(case, formats):
     far = np.abs(whole - exact).max(-1)
     assert far.max() > 0
     assert np.median(far) < 1e-3 * spread
+
+
+@pytest.mark.parametrize("prompts", ["int16", "bfloat16", "int8"])
+def test_pieces_of_prompts_change_no_bit(prompts):
+    """A prompt that is read again, or in other pieces, gives the same logits."""
+    model = build(checkpoint("Q4_0"), "stored", prompts)
+    assert model.piece == (1 if prompts == "int16" else 32)
+    tokens = np.random.default_rng(1).integers(0, 96, 40)
+
+    def read(*pieces):
+        cache, start = model.cache(1, 64), 0
+        for count, width in pieces:
+            given = np.zeros((1, width), np.int32)
+            given[0, :count] = tokens[start : start + count]
+            found = model.step(given, cache, [start], [count]).numpy()
+            start += count
+        return found
+
+    want = read((40, 48))
+    for pieces in ([(20, 32), (20, 32)], [(39, 40), (1, 32)]):
+        np.testing.assert_array_equal(read(*pieces), want)
+
+
+def test_prompts_in_bfloat16_are_near_those_of_16_bits():
+    given, tokens = checkpoint("Q8_0"), np.random.default_rng(2).integers(0, 96, (1, 40))
+    found = {}
+    for prompts in ("int16", "bfloat16"):
+        model = build(given, "stored", prompts)
+        found[prompts] = model.step(tokens, model.cache(1, 64), [0], [40], all=True).numpy()
+    exact, rounded = found.values()
+    apart = np.abs(exact - rounded).max() / np.ptp(exact)
+    assert 0 < apart < 2e-2
+
+
+def test_unknown_roundings_are_refused():
+    with pytest.raises(DTypeError, match="int16, bfloat16"):
+        build(checkpoint("Q8_0"), "stored", "int4")

@@ -137,6 +137,11 @@ class NativeCompiler:
     def cores(self) -> tuple[int, int]:
         return get_threads(), available_cores()
 
+    def units(self) -> tuple[str, ...]:
+        from treadle.backends.cpu import roofline
+
+        return tuple(roofline.units_of(self._toolchain.target))
+
     def about(self) -> dict[str, str]:
         return {
             "processor": processor(),

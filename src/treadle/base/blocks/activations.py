@@ -1,4 +1,4 @@
-"""Activations as integers: what a product with quantized weights multiplies."""
+"""What activations are rounded to before they are multiplied with quantized weights."""
 
 from __future__ import annotations
 
@@ -6,27 +6,33 @@ from typing import Any
 
 import numpy as np
 
+from treadle.base.dtype import bfloat16
+
 Array = np.ndarray[Any, Any]
 
 TERMS = 32
 """Neighbors along a row that share a scale."""
-LEVELS = {8: 127, 16: 127 * 256}
-"""The largest magnitude by bits; one of 16 bits is 256 times a byte plus another."""
+LEVELS = {"int8": 127, "int16": 127 * 256}
+"""The largest magnitude of integers; one of 16 bits is 256 times a byte plus another."""
+ACTIVATIONS = ("int16", "bfloat16", "int8")
+"""What activations may be rounded to; with bfloat16 the values of weights are rounded, too."""
 LEAST = 2.0**-100
 """Rows' parts whose largest magnitude is no larger count as 0: what it divides might overflow."""
 
 
-def rounded_activations(x: Array, bits: int = 16) -> Array:
-    """What the integers of x stand for, float32.
+def rounded_activations(x: Array, kind: str = "int16") -> Array:
+    """What the integers of x stand for, float32; with bfloat16 the rounded values themselves.
 
-    Of 32 neighbors the largest magnitude, divided by `LEVELS[bits]`, is the scale; an integer is x
+    Of 32 neighbors the largest magnitude, divided by `LEVELS[kind]`, is the scale; an integer is x
     divided by it, rounded to nearest even. All 32 are NaN where one of them is not finite.
 
     Args:
         x: floats [..., k], k a multiple of 32.
-        bits: 8 or 16, of the integers.
+        kind: one of `ACTIVATIONS`.
     """
-    levels = np.float32(LEVELS[bits])
+    if kind == "bfloat16":
+        return x.astype(bfloat16.numpy).astype(np.float32)
+    levels = np.float32(LEVELS[kind])
     parts = x.astype(np.float32).reshape(*x.shape[:-1], x.shape[-1] // TERMS, TERMS)
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         most = np.abs(parts).max(-1, keepdims=True)

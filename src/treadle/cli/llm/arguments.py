@@ -23,6 +23,14 @@ class Weights(StrEnum):
     bfloat16 = "bfloat16"
 
 
+class Prompts(StrEnum):
+    """What activations are rounded to while prompts are read."""
+
+    int16 = "int16"
+    bfloat16 = "bfloat16"
+    int8 = "int8"
+
+
 Source = Annotated[
     str, typer.Argument(metavar="MODEL", help="A GGUF file, or a directory with safetensors.")
 ]
@@ -35,6 +43,15 @@ Dtype = Annotated[
     typer.Option(
         rich_help_panel=_MODEL,
         help="What weights are kept in: as the file has them, or widened.",
+    ),
+]
+Rounded = Annotated[
+    Prompts | None,
+    typer.Option(
+        "--prompts",
+        rich_help_panel=_MODEL,
+        help="What prompts are rounded to where they meet quantized weights; bfloat16 where the "
+        "processor multiplies it, else int16, which is nearly exact.",
     ),
 ]
 MaxTokens = Annotated[
@@ -81,12 +98,18 @@ Stop = Annotated[
 
 
 def opened(
-    source: str, context: int, dtype: Weights, *, sequences: int = 1
+    source: str,
+    context: int,
+    dtype: Weights,
+    prompts: Prompts | None = None,
+    *,
+    sequences: int = 1,
 ) -> tuple[LanguageModel, float]:
     """The model, and how many seconds that took."""
     begun = time.perf_counter()
     with progress(f"loading {os.path.basename(source.rstrip('/')) or source}"):
-        model = load(source, dtype.value, sequences=sequences, context=context)
+        rounded = None if prompts is None else prompts.value
+        model = load(source, dtype.value, sequences=sequences, context=context, prompts=rounded)
     return model, time.perf_counter() - begun
 
 

@@ -12,7 +12,7 @@ import typer
 
 from treadle.base.env import NUM_THREADS
 from treadle.cli.console import progress, show_facts, show_table
-from treadle.cli.llm.arguments import Dtype, Source, Weights
+from treadle.cli.llm.arguments import Dtype, Rounded, Source, Weights
 from treadle.engine.table import size as readable
 from treadle.llm.files import open_checkpoint
 from treadle.llm.models import build
@@ -30,6 +30,7 @@ def command(
     repeat: Repeat = 5,
     depth: Depth = 0,
     dtype: Dtype = Weights.stored,
+    prompts: Rounded = None,
 ) -> None:
     """Measure how fast a model reads a prompt, and how fast it writes, in tokens per second.
 
@@ -38,7 +39,7 @@ def command(
     begun = time.perf_counter()
     with progress(f"loading {source}"):
         checkpoint = open_checkpoint(source)
-        model = build(checkpoint, dtype.value)
+        model = build(checkpoint, dtype.value, None if prompts is None else prompts.value)
     seconds = time.perf_counter() - begun
     cache = model.cache(1, depth + prompt + generate)
     tokens = np.random.default_rng(0).integers(0, model.vocabulary, (1, depth + prompt))

@@ -13,6 +13,7 @@ from treadle.cli.llm.arguments import (
     Dtype,
     MaxTokens,
     MinP,
+    Rounded,
     Seed,
     Source,
     Stop,
@@ -46,12 +47,13 @@ def command(
     stop: Stop = None,
     context: Context = 4096,
     dtype: Dtype = Weights.stored,
+    prompts: Rounded = None,
 ) -> None:
     """Talk with a model that was tuned for conversations.
 
     With TEXT, it answers that and ends. What was said before is not read again.
     """
-    model, seconds = opened(source, context, dtype)
+    model, seconds = opened(source, context, dtype, prompts)
     options = given(
         max_tokens=max_tokens,
         temperature=temperature,

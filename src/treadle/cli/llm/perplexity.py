@@ -10,7 +10,7 @@ import numpy as np
 import typer
 
 from treadle.cli.console import progress, show_facts
-from treadle.cli.llm.arguments import Dtype, Source, Weights, opened
+from treadle.cli.llm.arguments import Dtype, Rounded, Source, Weights, opened
 from treadle.cli.status import Misuse
 
 Text = Annotated[Path, typer.Argument(metavar="TEXT", help="A file with text.")]
@@ -24,12 +24,13 @@ def command(
     window: Window = 512,
     windows: Most = None,
     dtype: Dtype = Weights.stored,
+    prompts: Rounded = None,
 ) -> None:
     """Measure how well a model foresees a text: exp of the mean surprise of its tokens.
 
     As llama.cpp measures it: windows do not overlap, and of each the second half counts.
     """
-    model, _ = opened(source, window + 1, dtype)
+    model, _ = opened(source, window + 1, dtype, prompts)
     tokens = model.tokenizer.encode(text.read_text(encoding="utf-8", errors="replace"))
     count = min(len(tokens) // window, windows or len(tokens))
     if not count:

@@ -13,6 +13,7 @@ from treadle.cli.llm.arguments import (
     Dtype,
     MaxTokens,
     MinP,
+    Rounded,
     Seed,
     Source,
     Stop,
@@ -39,13 +40,14 @@ def command(
     stop: Stop = None,
     context: Context = 4096,
     dtype: Dtype = Weights.stored,
+    prompts: Rounded = None,
 ) -> None:
     """Continue a text, piece by piece as it comes; how fast goes to standard error.
 
     A model that was tuned for conversations answers with `treadle llm chat`.
     """
     text = sys.stdin.read() if prompt == "-" else prompt
-    model, seconds = opened(source, context, dtype)
+    model, seconds = opened(source, context, dtype, prompts)
     stream = model.stream(
         text,
         **given(

@@ -12,7 +12,7 @@ import typer
 from treadle.base.env import SERVE_TOKEN
 from treadle.base.errors import LoadError
 from treadle.cli.console import progress
-from treadle.cli.llm.arguments import Context, Dtype, Weights
+from treadle.cli.llm.arguments import Context, Dtype, Rounded, Weights
 from treadle.cli.serve import (
     AllowHost,
     Grace,
@@ -53,6 +53,7 @@ def command(
     sequences: Sequences = 4,
     context: Context = 4096,
     dtype: Dtype = Weights.stored,
+    prompts: Rounded = None,
     max_body: MaxBody = 16.0,
     max_queue: MaxQueue = 64,
     max_client: MaxClient = 256,
@@ -80,7 +81,11 @@ def command(
                     served = speaking.Reader(name, TextEmbedder.of(checkpoint, dtype.value))
                 else:
                     model = LanguageModel.of(
-                        checkpoint, dtype.value, sequences=sequences, context=context
+                        checkpoint,
+                        dtype.value,
+                        sequences=sequences,
+                        context=context,
+                        prompts=None if prompts is None else prompts.value,
                     )
                     served = speaking.Speaker(name, model, sequences)
             models.append(served)

@@ -31,6 +31,7 @@ class Stepping(Protocol):
 
     vocabulary: int
     context: int
+    piece: int
 
     def cache(self, sequences: int, length: int) -> Any:
         """Room for what sequences hold."""
@@ -198,7 +199,8 @@ class Engine:
         assert generation is not None  # noqa: S101  (asked of places in use)
         start = len(place.held)
         piece = generation.prompt[start : start + WIDTHS[-1]]
-        width = next(w for w in WIDTHS if w >= len(piece))
+        # A last token that is read by itself is rounded as it was in a prompt: answers stay equal.
+        width = next(w for w in WIDTHS if w >= max(len(piece), self._model.piece))
         tokens = np.zeros((1, width), np.int32)
         tokens[0, : len(piece)] = piece
         rows = None if len(self._places) == 1 else [generation.place]

@@ -52,6 +52,7 @@ class LanguageModel:
         *,
         sequences: int = 1,
         context: int = 4096,
+        prompts: str | None = None,
     ) -> LanguageModel:
         """The model in a checkpoint; see `load`."""
         if checkpoint.config.get("model_type") in ENCODERS:
@@ -59,7 +60,8 @@ class LanguageModel:
             raise CheckpointError(checkpoint.path, problem, hint="use llm.load_embedder")
         if checkpoint.tokenizer is None:
             raise checkpoint.no_tokenizer()  # before weights are read
-        return cls(checkpoint, build(checkpoint, dtype), sequences=sequences, context=context)
+        model = build(checkpoint, dtype, prompts)
+        return cls(checkpoint, model, sequences=sequences, context=context)
 
     def stream(self, prompt: str | Sequence[int], **options: Any) -> TextStream:
         """The continuation of a text or of tokens, piece by piece.
@@ -125,6 +127,7 @@ def load(
     *,
     sequences: int = 1,
     context: int = 4096,
+    prompts: str | None = None,
 ) -> LanguageModel:
     """A language model from a GGUF file, or from a directory as Hugging Face has them.
 
@@ -133,6 +136,8 @@ def load(
         dtype: "stored": quantized weights stay what they are; "float32" or "bfloat16" widens them.
         sequences: how many texts are continued at a time.
         context: tokens of a text at most, prompt included; memory for them is taken at once.
+        prompts: what activations are rounded to while prompts meet quantized weights: "bfloat16"
+            (left out: where the processor multiplies it), or "int16", which is nearly exact.
 
     Raises:
         CheckpointError: a file is damaged, or a family of models that is not known.
@@ -143,4 +148,6 @@ def load(
         print(model.chat([{"role": "user", "content": "What is the capital of France?"}]))
     """
     checkpoint = open_checkpoint(path)
-    return LanguageModel.of(checkpoint, dtype, sequences=sequences, context=context)
+    return LanguageModel.of(
+        checkpoint, dtype, sequences=sequences, context=context, prompts=prompts
+    )

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from treadle.base.blocks.activations import ACTIVATIONS
 from treadle.base.errors import DTypeError
+from treadle.device import get_device_properties
 from treadle.llm.models.config import Config
 from treadle.llm.models.declared import Names
 from treadle.llm.models.decoder import DecoderStack
 from treadle.llm.models.embedder import Embedder
 from treadle.llm.models.encoder import EncoderStack
 from treadle.llm.models.families import describe, describe_encoder
+from treadle.llm.models.matrices import PIECE
 from treadle.llm.models.model import Model
 from treadle.llm.models.weights import ELEMENTS, Checkpoint, Weights
 
@@ -16,7 +19,7 @@ STORED = "stored"
 """Names the element type that the checkpoint has."""
 
 
-def build(checkpoint: Checkpoint, dtype: str = "float32") -> Model:
+def build(checkpoint: Checkpoint, dtype: str = "float32", prompts: str | None = None) -> Model:
     """A model with the weights of a checkpoint.
 
     Args:
@@ -25,17 +28,23 @@ def build(checkpoint: Checkpoint, dtype: str = "float32") -> Model:
         dtype: what is computed in, "float32" or "bfloat16"; or "stored": weights stay in quantized
             blocks, where the checkpoint has such, and products are those of `F.block_linear`. The
             rest is computed in float32.
+        prompts: what quantized weights multiply where 32 and more neighboring tokens are read:
+            activations rounded to "int16", "bfloat16" or "int8". bfloat16 where the processor has
+            instructions for its products, else int16, unless it is said. Fewer tokens, and all that
+            are generated, have 16 bits.
 
     Raises:
         CheckpointError: the family is unknown, the config says what cannot be, weights are missing
             or of another shape than it says.
-        DTypeError: there is no such element type.
+        DTypeError: there is no such element type, or prompts cannot be rounded to it.
     """
     declared = describe(Config(checkpoint.config))
-    weights, dtype = _weights(checkpoint, declared.names, dtype)
+    rounded = _pieces(prompts)
+    alike = dtype != STORED or rounded == "int16"
+    weights, dtype = _weights(checkpoint, declared.names, dtype, rounded)
     stack = DecoderStack(weights, declared)
     weights.check_all_taken()
-    return Model(stack, checkpoint.config, dtype)
+    return Model(stack, checkpoint.config, dtype, 1 if alike else PIECE)
 
 
 def build_embedder(checkpoint: Checkpoint, dtype: str = "float32") -> Embedder:
@@ -44,17 +53,27 @@ def build_embedder(checkpoint: Checkpoint, dtype: str = "float32") -> Embedder:
     Arguments and errors are those of `build`.
     """
     declared = describe_encoder(Config(checkpoint.config))
-    weights, _ = _weights(checkpoint, declared.names, dtype)
+    weights, _ = _weights(checkpoint, declared.names, dtype, _pieces(None))
     stack = EncoderStack(weights, declared)
     weights.check_all_taken()
     return Embedder(stack, checkpoint.config, checkpoint.pooling)
 
 
-def _weights(checkpoint: Checkpoint, names: Names, dtype: str) -> tuple[Weights, str]:
+def _pieces(prompts: str | None) -> str:
+    """What pieces of texts are rounded to."""
+    if prompts is None:
+        return "bfloat16" if "bfloat16" in get_device_properties("cpu0").units else "int16"
+    if prompts not in ACTIVATIONS:
+        hint = f"use one of {', '.join(ACTIVATIONS)}"
+        raise DTypeError("build", "prompts are not rounded to this", saw=repr(prompts), hint=hint)
+    return prompts
+
+
+def _weights(checkpoint: Checkpoint, names: Names, dtype: str, pieces: str) -> tuple[Weights, str]:
     """What takes tensors, and the element type that is computed in."""
     if dtype not in (*ELEMENTS, STORED):
         hint = f"use one of {', '.join(ELEMENTS)} and {STORED}"
         raise DTypeError("build", "models do not compute in this", saw=repr(dtype), hint=hint)
     stored = dtype == STORED
     dtype = "float32" if stored else dtype
-    return Weights(checkpoint, names, dtype, stored=stored), dtype
+    return Weights(checkpoint, names, dtype, stored=stored, pieces=pieces), dtype

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -15,6 +15,9 @@ from treadle.base.blocks.panels import ROWS, kernel_blocks, to_panels
 from treadle.tensor import Tensor
 
 Array: TypeAlias = npt.NDArray[Any]
+
+PIECE = 32
+"""Neighboring tokens from which on they count as a piece of a text: one of a prompt."""
 
 
 @dataclass(frozen=True)
@@ -35,15 +38,22 @@ class Dense:
 
 @dataclass(frozen=True)
 class Quantized:
-    """A matrix of quantized blocks, in panels; with an axis before for those of experts."""
+    """A matrix of quantized blocks, in panels; with an axis before for those of experts.
+
+    `pieces` is what activations are rounded to where many neighboring tokens of a text are read;
+    see `F.block_linear`. Elsewhere they are rounded to integers of 16 bits.
+    """
 
     panels: Tensor
     format: str
     rows: int
+    pieces: str
 
     def times(self, x: Tensor) -> Tensor:
-        """x W^T: (..., rows)."""
-        return F.block_linear(x, self.panels, self.format, self.rows)
+        """x W^T: (..., rows), x being (batch, time, columns) or less."""
+        many = x.ndim == 3 and x.shape[1] >= PIECE
+        activations = self.pieces if many else "int16"
+        return F.block_linear(x, self.panels, self.format, self.rows, activations=activations)
 
     def chosen(self, x: Tensor, experts: Tensor) -> Tensor:
         """x (tokens, 1 or used, columns) times the matrices that were chosen: (..., rows)."""
@@ -53,7 +63,7 @@ class Quantized:
 Matrix: TypeAlias = Dense | Quantized
 
 
-def quantized(blocks: Blocks) -> Quantized | None:
+def quantized(blocks: Blocks, pieces: str) -> Quantized | None:
     """A matrix of blocks as kernels read it; None where none reads this format."""
     kept = kernel_blocks(blocks)
     if kept is None:
@@ -61,7 +71,7 @@ def quantized(blocks: Blocks) -> Quantized | None:
     name, rows = kept.format.name, kept.shape[-2]
     data = kept.data.reshape(-1, rows, kept.data.shape[-1])
     panels = np.stack([to_panels(name, matrix) for matrix in data])
-    return Quantized(Tensor(panels if len(kept.shape) > 2 else panels[0]), name, rows)
+    return Quantized(Tensor(panels if len(kept.shape) > 2 else panels[0]), name, rows, pieces)
 
 
 class Projection:
@@ -93,7 +103,7 @@ def _joined(matrices: Sequence[Matrix]) -> Quantized | None:
     if any(m.rows % ROWS for m in given[:-1]):
         return None
     panels = np.concatenate([m.panels.numpy() for m in given])
-    return Quantized(Tensor(panels), given[0].format, sum(m.rows for m in given))
+    return replace(given[0], panels=Tensor(panels), rows=sum(m.rows for m in given))
 
 
 @dataclass(frozen=True)

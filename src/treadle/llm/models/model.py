@@ -23,12 +23,16 @@ class Model:
         config: the values of config.json.
         vocabulary: logits of a step; at least as many as the tokenizer knows.
         context: tokens that a sequence may have.
+        piece: steps of fewer tokens round activations otherwise; 1 if all are rounded alike.
     """
 
-    def __init__(self, stack: DecoderStack, config: Mapping[str, Any], dtype: str) -> None:
+    def __init__(
+        self, stack: DecoderStack, config: Mapping[str, Any], dtype: str, piece: int
+    ) -> None:
         self.config = dict(config)
         self.vocabulary = stack.declared.vocabulary
         self.context = stack.declared.context
+        self.piece = piece
         self._stack = stack
         self._dtype = dtype
         self._programs = jit.compile(self._step)

@@ -56,12 +56,20 @@ class Weights:
         names: under which names.
         dtype: their element type once they are taken, a key of `ELEMENTS`.
         stored: matrices of quantized blocks stay what they are, as far as kernels read them.
+        pieces: what their products round pieces of texts to; see `Quantized`.
     """
 
     def __init__(
-        self, checkpoint: Checkpoint, names: Names, dtype: str, *, stored: bool = False
+        self,
+        checkpoint: Checkpoint,
+        names: Names,
+        dtype: str,
+        *,
+        stored: bool = False,
+        pieces: str = "int16",
     ) -> None:
         self._stored = stored
+        self._pieces = pieces
         self._checkpoint = checkpoint
         self._names = names
         self._there = frozenset(checkpoint.names())
@@ -92,7 +100,7 @@ class Weights:
     def matrix(self, name: str, *shape: int) -> Matrix:
         """A matrix to multiply with; with three extents one of every expert."""
         blocks = self._blocks(name, shape)
-        found = None if blocks is None else quantized(blocks)
+        found = None if blocks is None else quantized(blocks, self._pieces)
         if found is None:
             return Dense(self.take(name, *shape))
         self._checkpoint.release(self._find(name).name)

@@ -57,10 +57,10 @@ def product_kernel(spec: Spec, name: str) -> Kernel:
     if spec.experts is not None:
         routed = _Routed(spec, spec.experts)
         return builder.kernel(
-            f"experts_{name}_{spec.records.bits}", routed.parameters, routed.write
+            f"experts_{name}_{spec.records.kind}", routed.parameters, routed.write
         )
     writer = _Product(spec)
-    kind = f"{name}_{spec.records.bits}_{spec.records.tile}"
+    kind = f"{name}_{spec.records.kind}_{spec.records.tile}"
     return builder.kernel(f"blocks_{kind}", writer.parameters, writer.write)
 
 

@@ -12,7 +12,17 @@ from treadle.backends.codegen.block_products.matrices import (
     STEP,
     matrices_kernel,
 )
+from treadle.backends.codegen.block_products.pairs import (
+    BLOCK,
+    HEIGHT,
+    SUMS,
+    TERMS,
+    PairSpec,
+    pairs_kernel,
+    words_kernel,
+)
 from treadle.backends.codegen.block_products.rows import Records, rows_kernel
+from treadle.backends.codegen.contraction.pair_words import GROUP, WIDTH, WORDS
 from treadle.backends.codegen.lowering import lowers
 from treadle.backends.codegen.target import Target
 from treadle.backends.program import Launch, Lowered, Ref
@@ -35,15 +45,17 @@ _SERIAL = 1 << 17
 def lower_block_matmul(
     op: BlockMatmul, types: tuple[TensorType, ...], frozen: tuple[bool, ...], target: Target
 ) -> Lowered | Support:
-    """Rows become bytes in a first launch; the second multiplies."""
+    """Rows are rounded in a first launch; the second multiplies."""
     given = _given(op, types, target)
     if isinstance(given, Support):
         return given
+    if op.activations == "bfloat16":
+        return _in_pairs(op, types, given, target)
     x, panels = types
     m = product(x.shape[:-1])
     matrices = target.matrices and estimate(m) >= _LEAST and given.k % STEP == 0
     tile = LINES if matrices else _tile(estimate(m), target)
-    records = Records(tile, LAYOUTS[op.format], op.bits, matrices)
+    records = Records(tile, LAYOUTS[op.format], op.activations, matrices)
     rows = given.rows(records, m)
     chunk = max(1, target.l2 // 2 // given.row_bytes(records))
     spec = Spec(records, x.dtype, given.lanes)
@@ -69,6 +81,50 @@ def lower_block_matmul(
     return Lowered((rows, launch), workspaces=(tiles * given.row_bytes(records),))
 
 
+def _in_pairs(
+    op: BlockMatmul, types: tuple[TensorType, ...], given: _Given, target: Target
+) -> Lowered:
+    """Words of rows, then the product."""
+    x, panels = types
+    m, steps, count = product(x.shape[:-1]), given.k // TERMS, panels.shape[0]
+    pairs = -(-count // 2)
+    height, width = _item(estimate(m), estimate(pairs))
+    words = Launch(
+        words_kernel(x.dtype),
+        (Ref("input", 0), Ref("workspace", 0), steps),
+        items=m,
+        serial=estimate(m * given.k) < _SERIAL // 4,
+        nbytes=m * given.k * (x.dtype.itemsize + 2),
+    )
+    flops = 2 * m * op.rows * given.k
+    matrices = target.matrices and target.dot_bfloat16
+    spec = PairSpec(LAYOUTS[op.format], x.dtype, matrices)
+    launch = Launch(
+        pairs_kernel(spec, op.format, target.features),
+        (
+            *(Ref("workspace", 0), Ref("input", 1), Ref("output", 0)),
+            *(m, op.rows, given.blocks, count, height, width),
+        ),
+        items=-(-m // height) * -(-pairs // width),
+        serial=estimate(flops) < _SERIAL,
+        flops=flops,
+        nbytes=product(panels.shape) + m * (given.k + op.rows) * x.dtype.itemsize,
+        unit="bfloat16",
+    )
+    groups = -(-m // WORDS)
+    return Lowered((words, launch), workspaces=(groups * steps * GROUP * 4,))
+
+
+def _item(rows: int, pairs: int) -> tuple[int, int]:
+    """Rows and pairs of panels of an item: large ones widen once, four keep threads busy."""
+    parts = max(1, -(-rows // HEIGHT))
+    height = max(1, -(-rows // (parts * BLOCK))) * BLOCK
+    most = SUMS // (height * WIDTH)
+    items = -(-pairs // most)
+    items = -(-items // 4) * 4
+    return height, max(1, -(-pairs // items))
+
+
 @lowers(BlockExperts)
 def lower_block_experts(
     op: BlockExperts, types: tuple[TensorType, ...], frozen: tuple[bool, ...], target: Target
@@ -79,7 +135,7 @@ def lower_block_experts(
         return given
     x, panels, experts = types
     m = product(experts.shape)
-    records = Records(1, LAYOUTS[op.format], op.bits)
+    records = Records(1, LAYOUTS[op.format], op.activations)
     source = product(x.shape[:-1])
     rows = given.rows(records, source)
     flops = 2 * m * op.rows * given.k

@@ -39,7 +39,7 @@ def matrices_kernel(spec: Spec, name: str, features: tuple[str, ...]) -> Kernel:
     """A kernel with the parameters of `product_kernel`; tiles have 16 rows."""
     writer = _Matrices(spec)
     return builder.kernel(
-        f"blocks_{name}_{spec.records.bits}_matrices",
+        f"blocks_{name}_{spec.records.kind}_matrices",
         writer.parameters,
         writer.write,
         features=features,

@@ -25,13 +25,14 @@ from treadle.base.dtype import DType
 class Records:
     """Records of tiles of rows, for weights of a layout.
 
-    Integers have 8 or 16 `bits`. With `matrices` they are for matrix registers: of 64 terms, the
-    bytes of a row side by side, 16 rows. Levels are signed there, so that sums begin with 0.
+    They hold integers of a `kind`, a key of `LEVELS`. With `matrices` they are for matrix
+    registers: of 64 terms, the bytes of a row side by side, 16 rows. Levels are signed there, so
+    that sums begin with 0.
     """
 
     tile: int
     layout: Layout
-    bits: int
+    kind: str
     matrices: bool = False
 
     @property
@@ -52,7 +53,7 @@ class Records:
     @property
     def bytes(self) -> int:
         """Of an integer."""
-        return self.bits // 8
+        return 2 if self.kind == "int16" else 1
 
     def word(self, index: int, byte: int = 0) -> int:
         """The place of a word of the first row; byte 0 is the highest."""
@@ -109,7 +110,7 @@ def rows_kernel(records: Records, dtype: DType, lanes: int) -> Kernel:
         e.loop(lo, hi, 1, row)
 
     kind = "matrices" if records.matrices else str(records.tile)
-    name = f"quantize_rows_{dtype.name}_{records.bits}_{kind}"
+    name = f"quantize_rows_{dtype.name}_{records.kind}_{kind}"
     return builder.kernel(name, [x, made, count], write)
 
 
@@ -118,7 +119,7 @@ def _part(
 ) -> None:
     """A row's 32 terms in a record, in a slot of it."""
     given = [e.cast(e.load(source, i, lanes), dt.float32) for i in range(0, TERMS, lanes)]
-    levels = LEVELS[records.bits]
+    levels = LEVELS[records.kind]
     scale, inverse = _scale(e, given, levels)
     integers = []
     for value in given:
