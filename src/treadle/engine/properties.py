@@ -78,7 +78,8 @@ def properties_of(node: CompNode) -> DeviceProperties:
     """What a device is. It is opened for that."""
     info = node.open().info
     kind = HOST if node.on_host else node.kind
-    cores, threads, name, units = info.units, 0, info.name, ()
+    cores, threads, name = info.units, 0, info.name
+    units: tuple[str, ...] = ()
     if kind == HOST:
         compiler = find_compiler(Options())
         if isinstance(compiler, MeasuringCompiler):
