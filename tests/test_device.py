@@ -299,6 +299,21 @@ def test_the_peak_of_the_host_is_known_though_nobody_asked_in_between() -> None:
     assert after <= D.get_max_allocated_memory("cpu7") < before + large // 2
 
 
+def test_the_peak_never_falls_before_a_reset(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process's other memory grows while the peak stays: that took bytes off the figure."""
+    monkeypatch.setattr(D, "_resident", lambda: (1 << 30, 1 << 30))
+    D.reset_max_memory_stats("cpu7")
+    monkeypatch.setattr(D, "_resident", lambda: (3 << 30, 1 << 30))
+    first = D.get_max_allocated_memory("cpu7")
+    assert first >= 2 << 30
+    kept = mge.tensor(np.ones(1000, "float32"), device="cpu7")
+    monkeypatch.setattr(D, "_resident", lambda: (3 << 30, 2 << 30))
+    assert D.get_max_allocated_memory("cpu7") >= first
+    del kept
+    assert D.get_max_allocated_memory("cpu7") >= first
+    D.reset_max_memory_stats("cpu7")
+
+
 def test_without_a_system_that_tells_the_peak_is_what_was_asked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

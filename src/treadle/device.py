@@ -291,7 +291,12 @@ def get_max_allocated_memory(device: str | None = None) -> int:
     peak, present = _resident()
     before, at_reset, held = _RESET.get(node.place, (0, peak, 0))
     # A peak from before the last reset, where the system could not forget it, says nothing.
-    return max(known, now + peak - present, held + peak - at_reset) if peak > before else known
+    if peak > before:
+        known = max(known, now + peak - present, held + peak - at_reset)
+        _PEAK[node.place] = (
+            known  # What the process holds besides may grow: the figure never falls.
+        )
+    return known
 
 
 _RESET: dict[tuple[str, int], tuple[int, int, int]] = {}

@@ -236,3 +236,12 @@ def test_rules_state_and_are_refused_at_the_call() -> None:
         with pytest.raises(ShapeError, match="not four"):
             require(equal(n, 4), lambda: ShapeError("op", "not four"))
     assert list(decisions.guards) == [less_equal(n, 9)]
+
+
+@pytest.mark.parametrize(
+    "given", [True, "batch", {0}, {0: 0}, {0: {0: 1}}, {"x": {0: "n"}}, {0: {-1: "n"}}, {0: ("n",)}]
+)
+def test_what_names_no_axes_is_refused_in_words(given: Any) -> None:
+    """`dynamic=True`, as PyTorch has it, ended in Python's TypeError."""
+    with pytest.raises(ShapeError, match=r"(?s)which axes may change.*0: 'batch'"):
+        jit.compile(lambda x: x, dynamic=given)

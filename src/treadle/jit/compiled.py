@@ -27,7 +27,7 @@ from treadle.graph.ir import Graph
 from treadle.jit.binding import Binding, StateChanged
 from treadle.jit.capture import ManagerInside, capture
 from treadle.jit.captured import Argument, Captured, Output, State
-from treadle.jit.dynamic import Axes, Family, extents_of, symbolic_shapes
+from treadle.jit.dynamic import Axes, Family, checked_axes, extents_of, symbolic_shapes
 from treadle.jit.order import agree_on_order
 from treadle.jit.recaptures import MANY, tell_of_many, tell_of_pins
 from treadle.jit.recorded import GraphRule, call_recorded
@@ -128,7 +128,7 @@ class Compiled(Generic[P, R]):
         functools.update_wrapper(self, function)
         self._function = function
         self._options = options
-        self._dynamic = dict(dynamic or {})
+        self._dynamic = checked_axes(dynamic)
         self._families: dict[Any, list[Family]] = {}
         self._variants: dict[Any, list[Variant]] = {}
         self._lock = threading.RLock()
@@ -505,6 +505,7 @@ def compile(
 
     Raises:
         TypeError: there is no function, or a keyword is not known.
+        ShapeError: `dynamic` is something else.
         TraceError: when called: the function's course depends on values of tensors.
 
     Example:

@@ -28,6 +28,35 @@ Axes = Mapping[int, Mapping[int, str]]
 """For arguments by number (flattened, from 0), the names of axes whose extents may change."""
 
 
+def checked_axes(given: Any) -> dict[int, Mapping[int, str]]:
+    """What `dynamic=` says.
+
+    Raises:
+        ShapeError: it is no mapping of arguments to mappings of axes to names.
+    """
+    found = {} if given is None else given
+    if isinstance(found, Mapping) and all(_names_axes(n, axes) for n, axes in found.items()):
+        return dict(found)
+    raise ShapeError(
+        "jit.compile",
+        "dynamic does not say which axes may change",
+        saw=repr(given),
+        hint="name axes by argument and axis, as in {0: {0: 'batch', 1: 'length'}}",
+    )
+
+
+def _names_axes(argument: Any, axes: Any) -> bool:
+    return (
+        _is_place(argument)
+        and isinstance(axes, Mapping)
+        and all(_is_place(axis) and isinstance(name, str) for axis, name in axes.items())
+    )
+
+
+def _is_place(number: Any) -> bool:
+    return isinstance(number, int) and not isinstance(number, bool) and number >= 0
+
+
 def extents_of(leaves: Sequence[Any], axes: Axes) -> dict[str, int]:
     """The extent behind every name.
 

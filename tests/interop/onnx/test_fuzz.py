@@ -105,6 +105,38 @@ def test_a_jump_behind_a_sum_that_cancels_is_nobodys_fault(monkeypatch: pytest.M
     for node in nodes:
         values[node.output[0]] = judging.computed(node, {n: values[n] for n in node.input}, 18)[0]
     assert judging.judged(model, {"x": x}, values) == []
+    monkeypatch.setattr(judging, "_follows", lambda *_: False)
+    assert judging.judged(model, {"x": x}, values) == []
     monkeypatch.setattr(judging, "SUMS", frozenset())
+    found = {f.key for f in judging.judged(model, {"x": x}, values)}
+    assert found == {"model eager differs", "model compiled differs"}
+
+
+def test_a_step_behind_a_number_that_one_side_makes_0_is_nobodys_fault(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """2e-9 and 0 are equal by any tolerance, and `Sign` tells them apart; a fault stays one."""
+    x = np.array([-20.0, 1.0, -1.0], np.float32)
+    nodes = [
+        helper.make_node("Sigmoid", ["x"], ["y"], "sigmoid"),
+        helper.make_node("Sign", ["y"], ["z"], "sign"),
+    ]
+    ends = [helper.make_tensor_value_info(n, 1, (3,)) for n in "xz"]
+    graph = helper.make_graph(nodes, "step", ends[:1], ends[1:])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    there = np.array([0.0, 0.7310586, 0.26894143], np.float32)
+    values = {"x": x, "y": there, "z": np.sign(there)}
+    assert judging.judged(model, {"x": x}, values) == []
+    real = judging.by_treadle
+
+    def broken(model: Any, given: Any, how: str) -> Any:
+        """Only the whole, whose `Sign` is of the other number."""
+        return (
+            [-m for m in real(model, given, how)]
+            if len(model.graph.node) > 1
+            else real(model, given, how)
+        )
+
+    monkeypatch.setattr(judging, "by_treadle", broken)
     found = {f.key for f in judging.judged(model, {"x": x}, values)}
     assert found == {"model eager differs", "model compiled differs"}
