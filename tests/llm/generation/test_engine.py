@@ -19,7 +19,7 @@ class Counting:
     def __init__(self):
         self.calls = []
 
-    def cache(self, sequences, length):
+    def cache(self, sequences, length, dtype=None):
         return np.full((sequences, length + 1), 999, np.int64)
 
     def step(self, tokens, cache, starts, counts, *, rows=None):

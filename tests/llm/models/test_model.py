@@ -156,3 +156,46 @@ def test_checkpoints_that_disagree(given: Given, told: str) -> None:
 def test_wrong_element_type() -> None:
     with pytest.raises(DTypeError, match="float32, bfloat16 and stored"):
         build(GIVEN, "int4")
+
+
+@pytest.mark.parametrize(("dtype", "near"), [("bfloat16", 0.02), ("float16", 0.002)])
+def test_narrow_caches(model: Model, dtype: str, near: float) -> None:
+    cache = model.cache(1, 20, dtype)
+    assert cache.nbytes * 2 == model.cache(1, 20).nbytes
+    text = PROMPTS[1]
+    expected = plain_llama(GIVEN, text)[-1]
+    model.step([text[:8]], cache, [0], [8])
+    for i in range(8, len(text)):
+        got = model.step([[text[i]]], cache, [i], [1]).numpy()[0]
+    apart = np.abs(got - expected).max() / np.ptp(expected)
+    assert 0 < apart < near
+    with pytest.raises(DTypeError, match="float32, bfloat16, float16"):
+        model.cache(1, 20, "int32")
+
+
+def test_caches_stay_where_they_are(model: Model) -> None:
+    """A step writes a position, it does not copy what is there; memory comes with use."""
+    cache = model.cache(2, 16)
+    before = [t._data.ctypes.data for t in (*cache.keys, *cache.values)]
+    for i in range(3):
+        model.step([[5], [6]], cache, [i, i], [1, 1])
+    assert [t._data.ctypes.data for t in (*cache.keys, *cache.values)] == before
+
+
+def test_files_are_let_go() -> None:
+    """Whatever was read of files, in advance too, goes back once the model is built."""
+
+    class Mapped(Given):
+        events: list[str] = []
+
+        def tensor(self, name: str) -> Any:
+            self.events.append(name)
+            return super().tensor(name)
+
+        def release(self, name: str) -> None:
+            self.events.append("release " + name)
+
+    given = Mapped(GIVEN.config, GIVEN.tensors)
+    build(given)
+    last = {name: i for i, name in enumerate(given.events)}
+    assert all(last[name] < last["release " + name] for name in given.names())

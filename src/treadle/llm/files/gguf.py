@@ -127,13 +127,19 @@ class Gguf:
             return Blocks(entry.form, entry.shape, data.reshape(*entry.shape[:-1], -1))
         return data.view(entry.form).reshape(entry.shape)
 
-    def release(self, name: str) -> None:
-        """Let the system have the memory of a tensor's pages: it was copied or packed."""
+    def release(self, name: str, part: int | None = None) -> None:
+        """Let the system have the memory of a tensor's pages: it was copied or packed.
+
+        Args:
+            name: of the tensor.
+            part: only one of those that lie along its first axis.
+        """
         entry = self.entries[name]
+        size = entry.nbytes if part is None else entry.nbytes // entry.shape[0]
+        begin = entry.begin + (part or 0) * size
         page = mmap.PAGESIZE
         # Pages that are shared with a neighbor stay.
-        first = -(-entry.begin // page) * page
-        last = (entry.begin + entry.nbytes) // page * page
+        first, last = -(-begin // page) * page, (begin + size) // page * page
         if hasattr(self._mapped, "madvise") and first < last:
             self._mapped.madvise(mmap.MADV_DONTNEED, first, last - first)
 

@@ -128,7 +128,9 @@ def _add(
         raise CheckpointError(file.where, f"{shorten(name)} is no stack of experts", saw=str(shape))
     else:
         each = {
-            target.replace("{e}", str(i)): Stored(shape[1:], partial(make, i))
+            target.replace("{e}", str(i)): Stored(
+                shape[1:], partial(make, i), partial(file.release, name, i)
+            )
             for i in range(shape[0])
         }
     if found.keys() & each.keys():

@@ -33,7 +33,7 @@ class Stepping(Protocol):
     context: int
     piece: int
 
-    def cache(self, sequences: int, length: int) -> Any:
+    def cache(self, sequences: int, length: int, dtype: str | None = None) -> Any:
         """Room for what sequences hold."""
 
     def step(self, tokens: Any, cache: Any, starts: Any, counts: Any, *, rows: Any = None) -> Any:
@@ -99,15 +99,22 @@ class Engine:
         sequences: how many are continued at a time; others wait.
         length: tokens of a sequence at most; the model's context where that is less.
         eos: tokens that end a text.
+        cache_dtype: element type of keys and values; None: that which the model computes in.
     """
 
     def __init__(
-        self, model: Stepping, sequences: int = 1, length: int = 4096, eos: Sequence[int] = ()
+        self,
+        model: Stepping,
+        sequences: int = 1,
+        length: int = 4096,
+        eos: Sequence[int] = (),
+        *,
+        cache_dtype: str | None = None,
     ) -> None:
         self.length = min(length, model.context)
         self.eos = frozenset(eos)
         self._model = model
-        self._cache = model.cache(sequences, self.length)
+        self._cache = model.cache(sequences, self.length, cache_dtype)
         self._places = [_Place() for _ in range(sequences)]
         self._waiting: deque[Generation] = deque()
         self._lock = threading.Lock()

@@ -30,7 +30,13 @@ class LanguageModel:
     """
 
     def __init__(
-        self, checkpoint: Checkpoint, model: Model, *, sequences: int = 1, context: int = 4096
+        self,
+        checkpoint: Checkpoint,
+        model: Model,
+        *,
+        sequences: int = 1,
+        context: int = 4096,
+        cache_dtype: str | None = None,
     ) -> None:
         if checkpoint.tokenizer is None:
             raise checkpoint.no_tokenizer()
@@ -42,7 +48,7 @@ class LanguageModel:
         self.defaults = options_of(checkpoint.generation)
         asked = checkpoint.generation.get("eos_token_id") or ()
         ends = {*self.tokenizer.eos, *([asked] if isinstance(asked, int) else asked)}
-        self.engine = Engine(model, sequences, context, sorted(ends))
+        self.engine = Engine(model, sequences, context, sorted(ends), cache_dtype=cache_dtype)
 
     @classmethod
     def of(
@@ -53,6 +59,7 @@ class LanguageModel:
         sequences: int = 1,
         context: int = 4096,
         prompts: str | None = None,
+        cache_dtype: str | None = None,
     ) -> LanguageModel:
         """The model in a checkpoint; see `load`."""
         if checkpoint.config.get("model_type") in ENCODERS:
@@ -61,7 +68,7 @@ class LanguageModel:
         if checkpoint.tokenizer is None:
             raise checkpoint.no_tokenizer()  # before weights are read
         model = build(checkpoint, dtype, prompts)
-        return cls(checkpoint, model, sequences=sequences, context=context)
+        return cls(checkpoint, model, sequences=sequences, context=context, cache_dtype=cache_dtype)
 
     def stream(self, prompt: str | Sequence[int], **options: Any) -> TextStream:
         """The continuation of a text or of tokens, piece by piece.
@@ -128,6 +135,7 @@ def load(
     sequences: int = 1,
     context: int = 4096,
     prompts: str | None = None,
+    cache_dtype: str | None = None,
 ) -> LanguageModel:
     """A language model from a GGUF file, or from a directory as Hugging Face has them.
 
@@ -135,9 +143,11 @@ def load(
         path: of the file or directory.
         dtype: "stored": quantized weights stay what they are; "float32" or "bfloat16" widens them.
         sequences: how many texts are continued at a time.
-        context: tokens of a text at most, prompt included; memory for them is taken at once.
+        context: tokens of a text at most, prompt included; memory is taken as they come.
         prompts: what activations are rounded to while prompts meet quantized weights: "bfloat16"
             (left out: where the processor multiplies it), or "int16", which is nearly exact.
+        cache_dtype: what keys and values of tokens are kept in, "float32", "bfloat16" or "float16";
+            None: what the model computes in.
 
     Raises:
         CheckpointError: a file is damaged, or a family of models that is not known.
@@ -149,5 +159,10 @@ def load(
     """
     checkpoint = open_checkpoint(path)
     return LanguageModel.of(
-        checkpoint, dtype, sequences=sequences, context=context, prompts=prompts
+        checkpoint,
+        dtype,
+        sequences=sequences,
+        context=context,
+        prompts=prompts,
+        cache_dtype=cache_dtype,
     )

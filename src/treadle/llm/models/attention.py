@@ -7,9 +7,14 @@ from dataclasses import dataclass
 import numpy as np
 
 import treadle.functional as F
-from treadle.base.errors import ShapeError
+from treadle.base.dtype import as_dtype
+from treadle.base.errors import DTypeError, ShapeError
+from treadle.llm.models.adopt import adopted
 from treadle.llm.models.declared import Attention
 from treadle.tensor import Tensor
+
+CACHED = ("float32", "bfloat16", "float16")
+"""Element types of caches."""
 
 
 @dataclass(frozen=True)
@@ -39,14 +44,18 @@ class Cache:
 
 
 def empty_cache(layers: tuple[Attention, ...], sequences: int, length: int, dtype: str) -> Cache:
-    """A cache of zeros."""
+    """A cache of zeros, of which the system gives memory as it is written."""
     if sequences < 1 or length < 1:
         saw = f"{sequences} sequences of {length} tokens"
         raise ShapeError("cache", "needs a sequence and a token", saw=saw)
+    if dtype not in CACHED:
+        hint = f"use one of {', '.join(CACHED)}"
+        raise DTypeError("cache", "is not kept in this", saw=repr(dtype), hint=hint)
+    element = as_dtype(dtype).numpy
 
     def zeros(layer: Attention) -> Tensor:
         shape = (sequences, layer.kv_heads, length, layer.features)
-        return Tensor(np.zeros(shape, np.float32)).astype(dtype)
+        return adopted(np.zeros(shape, element))
 
     return Cache(
         sequences, length, [zeros(layer) for layer in layers], [zeros(layer) for layer in layers]
@@ -77,7 +86,7 @@ def places(starts: Tensor, counts: Tensor, rows: Tensor | None, time: int) -> Pl
 
 def write(kept: Tensor, new: Tensor, at: Places) -> None:
     """Put `new` (batch, heads, time, features) into the cache."""
-    kept[...] = F.cache_update(kept, new, at.starts, at.ends, at.rows)
+    kept[...] = F.cache_update(kept, new.astype(kept.dtype), at.starts, at.ends, at.rows)
 
 
 def attend(

@@ -44,6 +44,7 @@ def build(checkpoint: Checkpoint, dtype: str = "float32", prompts: str | None = 
     weights, dtype = _weights(checkpoint, declared.names, dtype, rounded)
     stack = DecoderStack(weights, declared)
     weights.check_all_taken()
+    weights.release()
     return Model(stack, checkpoint.config, dtype, 1 if alike else PIECE)
 
 
@@ -56,6 +57,7 @@ def build_embedder(checkpoint: Checkpoint, dtype: str = "float32") -> Embedder:
     weights, _ = _weights(checkpoint, declared.names, dtype, _pieces(None))
     stack = EncoderStack(weights, declared)
     weights.check_all_taken()
+    weights.release()
     return Embedder(stack, checkpoint.config, checkpoint.pooling)
 
 

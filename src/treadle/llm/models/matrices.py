@@ -12,6 +12,7 @@ import numpy.typing as npt
 import treadle.functional as F
 from treadle.base.blocks import Blocks
 from treadle.base.blocks.panels import ROWS, kernel_blocks, to_panels
+from treadle.llm.models.adopt import adopted
 from treadle.tensor import Tensor
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -70,8 +71,10 @@ def quantized(blocks: Blocks, pieces: str) -> Quantized | None:
         return None
     name, rows = kept.format.name, kept.shape[-2]
     data = kept.data.reshape(-1, rows, kept.data.shape[-1])
+    if len(kept.shape) == 2:
+        return Quantized(adopted(to_panels(name, data[0])), name, rows, pieces)
     panels = np.stack([to_panels(name, matrix) for matrix in data])
-    return Quantized(Tensor(panels if len(kept.shape) > 2 else panels[0]), name, rows, pieces)
+    return Quantized(adopted(panels), name, rows, pieces)
 
 
 class Projection:
@@ -103,7 +106,7 @@ def _joined(matrices: Sequence[Matrix]) -> Quantized | None:
     if any(m.rows % ROWS for m in given[:-1]):
         return None
     panels = np.concatenate([m.panels.numpy() for m in given])
-    return replace(given[0], panels=Tensor(panels), rows=sum(m.rows for m in given))
+    return replace(given[0], panels=adopted(panels), rows=sum(m.rows for m in given))
 
 
 @dataclass(frozen=True)

@@ -37,11 +37,17 @@ class Model:
         self._dtype = dtype
         self._programs = jit.compile(self._step)
 
-    def cache(self, sequences: int, length: int) -> Cache:
-        """Room for keys and values.
+    def cache(self, sequences: int, length: int, dtype: str | None = None) -> Cache:
+        """Room for keys and values, which takes memory as it is filled.
+
+        Args:
+            sequences: how many there is room for.
+            length: tokens of each.
+            dtype: the element type they are kept in; None: that which the model computes in.
 
         Raises:
             ShapeError: more tokens than the model was made for.
+            DTypeError: there are no caches of this element type.
         """
         if length > self.context:
             raise ShapeError(
@@ -50,7 +56,7 @@ class Model:
                 saw=f"{length} tokens, the model has {self.context}",
             )
         layers = tuple(layer.attention for layer in self._stack.declared.layers)
-        return empty_cache(layers, sequences, length, self._dtype)
+        return empty_cache(layers, sequences, length, dtype or self._dtype)
 
     def step(
         self,

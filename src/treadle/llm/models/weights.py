@@ -14,6 +14,7 @@ import numpy.typing as npt
 import treadle.functional as F
 from treadle.base.blocks import Blocks
 from treadle.base.errors import CheckpointError
+from treadle.llm.models.adopt import adopted
 from treadle.llm.models.declared import Names, Norm, Piece
 from treadle.llm.models.matrices import Dense, Matrix, Quantized, Table, quantized
 from treadle.ops.norm import RmsNorm
@@ -93,7 +94,7 @@ class Weights:
         array = _part(array, piece)
         if array.shape != shape:
             raise _mismatch(name, piece, found, shape)
-        made = Tensor(np.array(array, ELEMENTS[self.dtype], order="C"))
+        made = adopted(np.array(array, ELEMENTS[self.dtype], order="C"))
         self._checkpoint.release(piece.name)
         return made
 
@@ -141,7 +142,7 @@ class Weights:
             isinstance(first, Quantized)
             and len({m.format for m in same}) == 1 == len(same) // count
         ):
-            return replace(first, panels=F.stack([m.panels for m in same]))
+            return replace(first, panels=adopted(np.stack([m.panels.numpy() for m in same])))
         return Dense(F.stack([self.take(name.format(i), *shape) for i in range(count)]))
 
     def each(self, name: str, count: int, *shape: int) -> Tensor:
@@ -172,6 +173,11 @@ class Weights:
                 saw=", ".join(left[:20]),
                 hint="the config belongs to another model",
             )
+
+    def release(self) -> None:
+        """Let the system have all that was read of files: it reads in advance what lies around."""
+        for name in self._there:
+            self._checkpoint.release(name)
 
 
 def _part(array: Array, piece: Piece) -> Array:
