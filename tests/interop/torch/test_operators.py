@@ -173,9 +173,11 @@ def test_searches_and_counts() -> None:
 def test_bags_of_embeddings(mode: str) -> None:
     def bags(weight: Any, i: Any, offsets: Any) -> Any:
         flat = F.embedding_bag(i.flatten(), weight, offsets, mode=mode)
-        return flat, F.embedding_bag(i, weight, mode=mode)
+        padded = F.embedding_bag(i, weight, mode=mode, padding_idx=2)
+        return flat, F.embedding_bag(i, weight, mode=mode), padded
 
-    check(bags, leaf(7, 3), index(7, 3, 4), torch.tensor([0, 2, 2, 9]))
+    bag = torch.cat([index(7, 3, 4), torch.full((1, 4), 2)])
+    check(bags, leaf(7, 3), bag, torch.tensor([0, 2, 2, 9]))
 
 
 def test_truths_have_arithmetic() -> None:

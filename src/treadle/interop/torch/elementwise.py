@@ -104,7 +104,7 @@ def _both(call: Call, x: Any, y: Any, dtype: DType) -> tuple[V, V]:
 
 
 def _arithmetic(op: Op) -> Any:
-    def lower(call: Call, x: Any, y: Any, *, alpha: Any = 1) -> V:
+    def lower(call: Call, x: Any, y: Any, alpha: Any = 1) -> V:
         first, second = _both(call, x, y, call.dtype)
         if alpha != 1:
             second = second * alpha
@@ -117,7 +117,7 @@ def _arithmetic_of_truths(op: Op, of_truths: Op) -> Any:
     """Truths are added as "or" and multiplied as "and"."""
     of_numbers = _arithmetic(op)
 
-    def lower(call: Call, x: Any, y: Any, *, alpha: Any = 1) -> V:
+    def lower(call: Call, x: Any, y: Any, alpha: Any = 1) -> V:
         if call.dtype is dt.bool_:
             return of_truths(*_both(call, x, y, dt.bool_))
         made: V = of_numbers(call, x, y, alpha=alpha)

@@ -317,11 +317,13 @@ def _embedding_bag(
     if per_sample_weights is not None:
         rows = rows * per_sample_weights.reshape((count, 1))
     if padding_idx >= 0:
-        if mode == _MAX:
-            raise NotImplementedError("padding in bags of maxima")
         kept, none = _kept(indices, rows, padding_idx), size.constant(0).broadcast_to((bags,))
         size = AddAlongAxis(0)(none, bag, kept.astype(size.type.dtype))
-        rows = rows * kept.reshape((count, 1))
+        kept = kept.reshape((count, 1))
+        if mode == _MAX:
+            rows = Where()(kept.astype(dt.bool_), rows, rows.constant(-np.inf))
+        else:
+            rows = rows * kept
     empty = rows.constant(0).broadcast_to((bags, width))
     wide = bag.reshape((count, 1)).broadcast_to((count, width))
     places = size.constant(0, indices.type.dtype).broadcast_to((bags, width))
@@ -329,9 +331,9 @@ def _embedding_bag(
         y = _combined(empty, 0, wide, rows, "amax", False)
         hit = logic.Equal()(rows, TakeAlongAxis(0)(y, wide))
         number = indices.reshape((count, 1)).broadcast_to((count, width))
-        places = _combined(
-            places - 1, 0, wide, Where()(hit, number, number.constant(-1)), "amax", False
-        )
+        places = _combined(places, 0, wide, Where()(hit, number, number.constant(0)), "amax", True)
+        met = logic.NotEqual()(size, size.constant(0)).reshape((bags, 1))
+        y, places = (Where()(met, v, v.constant(0)) for v in (y, places))
     else:
         y = AddAlongAxis(0)(empty, wide, rows)
         if mode == _MEAN:
@@ -342,12 +344,10 @@ def _embedding_bag(
 
 
 def _as_declared(call: Call, number: int, result: V) -> V:
-    """A result in the shape that PyTorch gives it, which leaves out what it does not need."""
+    """A result in the shape that PyTorch gives it: what it does not need is empty or undefined."""
     shape = tuple(call.values[number].shape)
     if shape == extents(result):
         return result
-    if call.is_whole:
-        raise NotImplementedError("the program reads what the gradient of bags needs")
     return result.constant(0).broadcast_to(shape)
 
 
@@ -373,9 +373,8 @@ def _embedding_bag_backward(
     count, (bags, width) = extents(indices)[0], extents(dy)
     zeros = dy.constant(0).broadcast_to((rows, width))
     if mode == _MAX:
-        met = logic.GreaterEqual()(maxima, maxima.constant(0))
-        known = Where()(met, maxima, maxima.constant(0))
-        return AddAlongAxis(0)(zeros, known, Where()(met, dy, dy.constant(0)))
+        met = logic.NotEqual()(size, size.constant(0)).reshape((bags, 1))
+        return AddAlongAxis(0)(zeros, maxima, Where()(met, dy, dy.constant(0)))
     bag, _ = _bags(offsets, count, extents(offsets)[0] != bags)
     share, kept = _kept(indices, dy, padding_idx), None
     if mode == _MEAN:
