@@ -22,6 +22,10 @@ from treadle.base.blocks.activations import TERMS
 from treadle.base.blocks.panels import ROWS, Layout
 from treadle.base.dtype import DType
 
+_LINE = 64
+"""Bytes of a line of the cache."""
+_AHEAD = 24 * _LINE
+"""How far ahead weights are asked for: processors look ahead themselves, but not far enough."""
 _NARROW = 7
 """Most bits of levels whose products with two bytes fit in 16 bits together."""
 
@@ -127,6 +131,8 @@ class _Product:
 
         def block(i: Value, *sums: Value) -> tuple[Value, ...]:
             start = e.offset(weights, e.mul(i, layout.block))
+            for line in range(0, layout.block, _LINE):
+                e.prefetch(start, _AHEAD + line)
             header = self.levels.header(e, start, at)
             record = e.offset(rows, e.mul(i, each))
 
