@@ -225,6 +225,45 @@ def heads_at_once(g: Generator) -> str | None:
     return f"F.nn.multi_head_attention({x}, {x}, {x}, {rest})[0]"
 
 
+def caches(g: Generator) -> Any:
+    """Keys and values that are kept: positions turned, caches written and attended over."""
+    b, h, t, s = (int(g.one(c)) for c in ((1, 2, 3), (1, 2), (1, 1, 3, 9), (9, 16, 33)))
+    d, shared = int(g.one((2, 4, 8, 16))), int(g.one((1, 2, 4)))
+    kind = str(g.one(("float32", "float32", "bfloat16", "float16")))
+    n = b + int(g.one((0, 0, 1)))
+    k, v = (g.leaf("input", (n, h, s, d), kind) for _ in range(2))
+    q, x = g.leaf("input", (b, h * shared, t, d)), g.leaf("input", (b, h, t, d))
+    starts = g.leaf("input", (b,), g.one(("int32", "int32", "int64")), 0, s - t + 1)
+    if g.chance(0.5):
+        table = (s, int(g.one((d // 2, max(d // 4, 1)))))
+        angle = g.leaf(g.one(("input", "param")), table)
+        turned = f"F.cos({angle}), F.sin({angle}), {starts}, interleaved={g.chance(0.5)}"
+        q, x = f"F.rope({q}, {turned})", f"F.rope({x}, {turned})"
+    ends = f"{starts} + {int(g.one((t, t, max(t - 1, 1))))}"
+    rows = g.one(("", f", F.arange({n - 1}, {n - 1 - b}, -1, dtype='int32')")) if n > 1 else ""
+    if n > b and not rows:
+        rows = f", F.arange({b}, dtype='int32')"
+    written = f"F.cache_update({k}, {x}, {starts}, {ends}{rows})"
+    name, result = g.fresh(), g.fresh()
+    more = g.one(("", "", f", window={int(g.one((1, 4)))}", ", softcap=3.0", ", scale=0.25"))
+    if g.chance(0.3):
+        more += f", sinks={g.leaf('param', (h * shared,))}"
+    called = f"F.cached_attention({q}, {name}, {v}, {starts}, {ends}{rows}{more})"
+    return f"{name} = {written}; {result} = {called}", [name, result]
+
+
+def quantized_blocks(g: Generator) -> str:
+    """Products with weights in quantized blocks, of numbers that rounding leaves as they are."""
+    form = str(g.one(("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")))
+    rows, terms = int(g.one((1, 5, 16, 17, 33))), 32 * int(g.one((1, 2, 4, 5)))
+    shape = (*g.one(((), (1,), (2,), (3, 1), (7,), (18,), (40,))), terms)
+    x = g.leaf(g.one(("input", "param")), shape)
+    weight = f"mge.tensor(blocks({form!r}, {rows}, {terms}, {int(g.rng.integers(99))}))"
+    bias = f", {g.leaf('param', (rows,))}" if g.chance(0.4) else ""
+    how = g.one(("int16", "int16", "int8", "bfloat16"))
+    return f"F.block_linear({x}, {weight}, {form!r}, {rows}{bias}, activations={how!r})"
+
+
 def losses(g: Generator) -> str | None:
     x = g.pick(lambda t: floats(t) and t.ndim >= 2 and t.size > 0)
     if x is None:
@@ -398,5 +437,6 @@ def sampled(g: Generator, name: str = "") -> Any:
 
 FAMILIES: list[Callable[[Generator], Any]] = [
     rarer, paired, masks, bits, network, network, odd_convolution, vision, attention, heads_at_once,
-    losses, picked, made, algebra, quantized, drawn, state, *[sampled] * 4,
+    losses, picked, made, algebra, quantized, quantized_blocks, drawn, state, caches,
+    *[sampled] * 4,
 ]  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -13,8 +14,11 @@ import treadle as mge
 import treadle.functional as F
 from treadle.autodiff import GradManager
 from treadle.base import dtype as dt
+from treadle.base.blocks.formats import FORMATS
+from treadle.base.blocks.panels import to_panels
 from treadle.ops import REGISTRY
 from treadle.ops.border import Border
+from treadle.ops.check import CheckIndices
 from treadle.ops.collective import Collective
 from treadle.ops.control import ControlFlow
 from treadle.ops.custom import Custom
@@ -29,11 +33,14 @@ Array = Any
 SAMPLED: dict[str, list[Sample]] = {
     name: found
     for name, made in REGISTRY.items()
-    if not issubclass(made, (Border, Collective, ControlFlow, Custom, Fused, Observer))
+    if not issubclass(
+        made, (Border, CheckIndices, Collective, ControlFlow, Custom, Fused, Observer)
+    )
     and (found := [s for s in made.samples() if s.args])
 }
 """Ops of the table by name, with their samples; not those that need other processes, foreign code
-or captured regions, print, or are made by the engine itself."""
+or captured regions, print, or are made by the engine itself (checks of indices among them, whose
+result tells what is wrong in place of an error)."""
 
 
 def sampled_op(name: str, number: int) -> Op:
@@ -47,7 +54,15 @@ def rounded(x: mge.Tensor, step: float) -> mge.Tensor:
     return Dequantize()(Quantize(dt.int8, -128, 127)(x, scale, zero), scale, zero)
 
 
+@functools.cache
+def blocks(name: str, rows: int, terms: int, seed: int) -> Array:
+    """Panels of a matrix [rows, terms] of small numbers in quantized blocks of a format."""
+    values = np.random.default_rng(seed).integers(-16, 17, (rows, terms)) / 8.0
+    return to_panels(name, FORMATS[name].quantize(values.astype(np.float32)))
+
+
 SCOPE: dict[str, Any] = {
+    "blocks": blocks,
     "mge": mge,
     "F": F,
     "np": np,
@@ -200,6 +215,7 @@ class Program:
         scope.update({name: made[name] for name in self.params})
         floats = [made[n] for n in self.params if is_float(self.leaves[n].dtype)]
         scope["params"] = floats
+        scope["weights"] = functools.partial(_weights, nudge and NUDGES[self.coarse], nudge)
         exec(compile(self.source(), "<program>", "exec"), scope)
         return Bound(scope["f"], [made[n] for n in self.inputs], floats)
 
@@ -233,7 +249,7 @@ def f(*inputs):
         loss = mge.tensor(0.0)
         for y in made:
             if y.dtype.kind == "f" or "float" in str(y.dtype):
-                loss = loss + F.sin(y.astype("float32")).sum()
+                loss = loss + (F.sin(y.astype("float32")) * weights(y)).sum()
         gm.backward(loss)
 """
 GIVEN = """    grads = [p.grad if p.grad is not None else mge.tensor(0.0) for p in params]
@@ -244,6 +260,18 @@ GIVEN = """    grads = [p.grad if p.grad is not None else mge.tensor(0.0) for p 
 STEP = """    optimizer.step().clear_grad()
     return (*made, *[p * 1 for p in params])
 """
+
+
+def _weights(step: float, seed: int, result: mge.Tensor) -> mge.Tensor | float:
+    """What a result counts in the sum that is differentiated: 1, or nearly, number by number.
+
+    Gradients that cancel exactly stay 0 for every nudge of the inputs, and an optimizer that
+    divides them by their size makes a whole step of the last digits of another order.
+    """
+    if not step:
+        return 1.0
+    signs = np.random.default_rng(seed).choice([-1.0, 1.0], tuple(result.shape))
+    return mge.tensor((1 + step * signs).astype("float32"))
 
 
 @dataclass

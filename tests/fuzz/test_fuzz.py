@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tests.fuzz import modes
 from tests.fuzz.__main__ import KNOWN, Worker, packed, program_of
-from tests.fuzz.families import sampled
+from tests.fuzz.families import caches, quantized_blocks, sampled
 from tests.fuzz.generate import Generator, generate, out_of_range
 from tests.fuzz.minimize import minimized
 from tests.fuzz.modes import MODES, differences
@@ -121,3 +121,35 @@ def test_programs_that_were_found() -> None:
     x = Leaf("input", "float32", (8, 4), 8)
     shapes = Program({"x0": x}, ("v1 = F.where(x0 > 0.1, x0, F.zeros_like(x0))",), ("v1",))
     assert differences(shapes, ["model file"]) == {}
+    # Gradients that cancel to 0: an order of sums that leaves 1e-9 is a whole step of AdamW.
+    leaves = {
+        "x5": Leaf("input", "float32", (2, 2, 2, 1), 410953392),
+        "p2": Leaf("param", "float32", (3, 2), 103578305),
+        "p4": Leaf("param", "float32", (2, 1, 1, 2, 2), 510841444),
+    }
+    lines = (
+        "v2 = p2.reshape(1, 3, 2, 1).transpose(0, 2, 3, 1)",
+        "v5 = F.matmul(x5, F.broadcast_to(v2, (2, 2, 1, 3)))",
+        "v14 = F.conv2d(F.sign(v5), F.tanh(p4), padding=1, stride=1, groups=2)",
+    )
+    step = Program(leaves, lines, ("v14",), True, optimizer="mge.optimizer.AdamW(params, lr=0.01)")
+    assert differences(step, ["level 2"]) == {}
+
+
+@pytest.mark.parametrize(
+    ("maker", "op"),
+    [(caches, "cache_update"), (caches, "cached_attention"), (caches, "rope"),
+     (quantized_blocks, "block_linear")],
+)  # fmt: skip
+def test_language_models_are_in_programs(maker: Any, op: str) -> None:
+    """Kept keys, positions and weights in blocks, of any extents and not the samples' alone."""
+    for seed in range(9):
+        g = Generator(seed)
+        made = maker(g)
+        line, names = made if isinstance(made, tuple) else (f"v99 = {made}", ["v99"])
+        if f"F.{op}(" in line and g.add(line, names):
+            break
+    else:
+        pytest.fail(f"nine programs without {op}")
+    program = Program(dict(g.leaves), tuple(g.lines), tuple(names), coarse="bfloat16")
+    assert differences(program, ["level 2"]) == {}
