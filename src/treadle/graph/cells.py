@@ -15,7 +15,7 @@ import numpy as np
 from treadle.base import dtype as dt
 from treadle.base.dtype import DType
 from treadle.base.shape import Shape, normalize_axis, product
-from treadle.base.symbol import Dim, Expr
+from treadle.base.symbol import Dim, Expr, is_identical
 from treadle.graph.ir import Graph, Node, Value
 from treadle.graph.positions import ZERO, Position, Positions, linear, shifted, times
 from treadle.ops.constant import ArrayData, Constant
@@ -270,7 +270,7 @@ def reduces(node: Node) -> bool:
     if not isinstance(node.op, Reduce):
         return False
     shape = extents(node.inputs[0])
-    return 0 not in shape and any(shape[a] > 1 for a in node.op.axes)
+    return 0 not in shape and not all(is_identical(shape[a], 1) for a in node.op.axes)
 
 
 def extents(value: Value) -> Shape:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from treadle.base.shape import Shape, normalize_axes, product
-from treadle.base.symbol import Dim
+from treadle.base.symbol import Dim, is_identical
 from treadle.graph.builder import GraphBuilder
 from treadle.graph.cells import (
     Apply,
@@ -301,7 +301,7 @@ def _class(node: Node) -> tuple[Shape, frozenset[int]]:
     if not isinstance(op, Reduce):
         raise Refused(f"{op.name} is no reduction")
     axes = normalize_axes(op.axes, len(shape), op.name)
-    long = [a for a, d in enumerate(shape) if d != 1]
+    long = [a for a, d in enumerate(shape) if not is_identical(d, 1)]
     return tuple(shape[a] for a in long), frozenset(i for i, a in enumerate(long) if a in axes)
 
 
@@ -383,7 +383,7 @@ class _Nest:
         shape = extents(value)
         every = (1 << len(self.positions.counters)) - 1
         for inside in (every, every & ~self.reduced):
-            if self._size(inside) == product(shape):
+            if is_identical(self._size(inside), product(shape)):
                 index = self.positions.unravel(self._point(inside), shape)
                 return Output(number, self.cells.cell(value, index), linear(index, shape))
         raise Refused(f"output {number} has neither the shape of the domain nor of its rows")
@@ -445,7 +445,7 @@ class _Nest:
         seen = list(_positions_in(cells, places))
         axes: list[Axis] = []
         for counter in self.positions.counters:
-            if counter.extent == 1:
+            if is_identical(counter.extent, 1):
                 continue
             axis = Axis(
                 counter.extent,

@@ -100,7 +100,7 @@ def test_one_plan_serves_the_extents_of_a_cell(name: str) -> None:
 
 
 NUMBERS: dict[str, Function] = {
-    "max_pool": lambda x: F.nn.max_pool2d(F.reshape(x, (1, 1, x.shape[0], 4)), 2),
+    "sliding_window": lambda x: F.nn.sliding_window(F.reshape(x, (1, 1, x.shape[0], 4)), 2, 0, 1),
 }
 
 
@@ -112,7 +112,7 @@ def test_what_takes_numbers_has_a_program_for_each_extent_and_says_why(name: str
         want = function(rows(n)).numpy()
         np.testing.assert_allclose(compiled(rows(n)).numpy(), want, rtol=1e-5, atol=1e-6)
     (family,) = families_of(compiled)
-    assert family.alone == f"{name} takes numbers for extents" and not family.regimes
+    assert "a number is needed" in family.alone and not family.regimes
 
 
 @pytest.mark.parametrize("length", [3, 8])

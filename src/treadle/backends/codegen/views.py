@@ -6,6 +6,7 @@ lies. Extents and strides may be expressions; a view is one if it is at all exte
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -151,9 +152,14 @@ def extents(shape: tuple[object, ...]) -> Shape:
     return tuple(int(d) for d in shape)  # type: ignore[call-overload]
 
 
+def sizes_of(shape: Sequence[object]) -> Dims:
+    """A shape as plain integers and, where it is symbolic, expressions."""
+    return tuple(d if isinstance(d, Expr) else int(d) for d in shape)  # type: ignore[call-overload]
+
+
 def dense(index: int, shape: Dims) -> Strided:
     """All elements of an input or output in row-major order."""
-    sizes = tuple(d if isinstance(d, Expr) else int(d) for d in shape)
+    sizes = sizes_of(shape)
     return Strided(index, sizes, 0, tuple(row_major_strides(sizes)))
 
 
@@ -192,9 +198,9 @@ class Blocked:
         return int(self.whole.shape[2])
 
     @property
-    def shape(self) -> Shape:
+    def shape(self) -> Dims:
         """Without what fills up the last block."""
-        return extents((self.whole.shape[0], self.channels, *self.whole.shape[3:]))
+        return sizes_of((self.whole.shape[0], self.channels, *self.whole.shape[3:]))
 
     def as_images(self) -> Strided | None:
         """Blocks as images of few channels, [N * blocks, block, *S]; None if they lie apart."""
@@ -214,7 +220,7 @@ def blocked_input(body: Graph, value: Value) -> Blocked | None:
         node = node.inputs[0].producer
     if node is None or not isinstance(node.op, Reshape):
         return None
-    before, after = (extents(v.type.shape) for v in (node.inputs[0], node.output))
+    before, after = (sizes_of(v.type.shape) for v in (node.inputs[0], node.output))
     if not _splits(after, before):
         return None
     whole = strided_input(body, node.inputs[0])
@@ -229,7 +235,7 @@ def split_after(body: Graph, value: Value) -> Node | None:
     reshape = _only_user(body, value)
     if reshape is None or not isinstance(reshape.op, Reshape):
         return None
-    before, after = (extents(v.type.shape) for v in (value, reshape.output))
+    before, after = (sizes_of(v.type.shape) for v in (value, reshape.output))
     move = _only_user(body, reshape.output) if _splits(before, after) else None
     if move is None or not isinstance(move.op, Transpose):
         return None
@@ -241,14 +247,12 @@ def _only_user(body: Graph, value: Value) -> Node | None:
     return users[0] if len(users) == 1 and value not in body.outputs else None
 
 
-def _splits(shape: Shape, parts: Shape) -> bool:
+def _splits(shape: Dims, parts: Dims) -> bool:
     """Whether `parts` are the axes of a shape, the second of which is split in two."""
-    return (
-        len(parts) == len(shape) + 1
-        and parts[0] == shape[0]
-        and parts[1] * parts[2] == shape[1]
-        and parts[3:] == shape[2:]
-    )
+    if len(parts) != len(shape) + 1:
+        return False
+    merged = (parts[0], parts[1] * parts[2], *parts[3:])
+    return all(map(is_identical, merged, shape))
 
 
 def _takes_first(node: Node) -> bool:
@@ -256,7 +260,7 @@ def _takes_first(node: Node) -> bool:
     op, shape = node.op, node.inputs[0].type.shape
     if not isinstance(op, Slice) or any(op.starts) or any(step != 1 for step in op.steps):
         return False
-    return all(i == 1 or op.stops[i] == extent for i, extent in enumerate(shape))
+    return all(i == 1 or is_identical(op.stops[i], extent) for i, extent in enumerate(shape))
 
 
 def strided_output(body: Graph, index: int) -> tuple[Value, Strided] | None:

@@ -24,17 +24,15 @@ from treadle.engine.devices.names import CompNode
 from treadle.engine.execute.executor import Executor, Packs
 from treadle.engine.extents.cells import Cell, cell_of
 from treadle.engine.extents.numbers import Numbers
-from treadle.engine.optimize.kinds import is_window
 from treadle.engine.options import Options
 from treadle.engine.pipeline import Stages
 from treadle.engine.plan import Interface, Loaded, MemoryPlan, Plan
 from treadle.engine.targets.compiled import Compiled, results_of
 from treadle.graph.evaluate import specialize
 from treadle.graph.index_findings import index_error
-from treadle.graph.ir import Graph, Node
+from treadle.graph.ir import Graph
 from treadle.ops.collective import Collective
 from treadle.ops.control import ControlFlow
-from treadle.ops.conv import Convolution
 from treadle.ops.fused import Fused
 
 MOST_KEPT = 16
@@ -169,19 +167,9 @@ def _refusal(graph: Graph, options: Options, home: CompNode | None) -> str:
         return "it has loops or branches"
     if any(isinstance(n.op, Collective) for n in graph.nodes):
         return "ranks agree on every program"
-    for node in graph.nodes:
-        if _takes_numbers(node):
-            return f"{node.op.name} takes numbers for extents"
     if MEASURING.on:
         return "kernels are measured at numbers"
     return ""
-
-
-def _takes_numbers(node: Node) -> bool:
-    """Whether a symbolic node needs numbers for the choice of kernels."""
-    if all(v.type.is_static for v in (*node.inputs, *node.outputs)):
-        return False
-    return is_window(node) or isinstance(node.op, Convolution)
 
 
 def _leaves(plan: Plan) -> str:

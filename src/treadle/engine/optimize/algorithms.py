@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from treadle.base.estimates import estimate
 from treadle.base.shape import size_of
 from treadle.engine.cost import RATES
 from treadle.engine.optimize.bodies import Trial
@@ -173,9 +174,9 @@ def _fits(node: Node, op: Convolution) -> bool:
 
 
 def maps_of(node: Node) -> Maps:
-    """Extents of a convolution of static types; for a gradient in x, of that which it is."""
-    images, inputs = (int(d) for d in node.inputs[0].type.shape[:2])
+    """Extents of a convolution, at the hints; for a gradient in x, of that which it is."""
+    images, inputs = (estimate(d) for d in node.inputs[0].type.shape[:2])
     is_weight = isinstance(node.op, (ConvGradWeight, WinogradConvGradWeight))
     result = node.inputs[1] if is_weight else node.output
-    _, outputs, height, width = (int(d) for d in result.type.shape)
+    _, outputs, height, width = (estimate(d) for d in result.type.shape)
     return Maps(images, inputs, outputs, height, width)

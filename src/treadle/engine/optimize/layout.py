@@ -14,8 +14,8 @@ from math import prod
 
 from treadle.backends.program import MapLayout
 from treadle.base.errors import GraphError
-from treadle.base.shape import Shape, is_static
-from treadle.base.symbol import Dim
+from treadle.base.shape import Shape
+from treadle.base.symbol import Dim, is_identical
 from treadle.ops.movement import Reshape, Transpose
 from treadle.ops.op import Op
 from treadle.ops.slicing import Pad, Slice
@@ -191,7 +191,7 @@ def placed(shape: Shape, order: Order) -> Shape:
 
 def keeps_place(shape: Shape, order: Order) -> bool:
     """Whether axes in this order are the same memory: only those of extent 1 change places."""
-    long = [axis for axis in order if shape[axis] != 1]
+    long = [axis for axis in order if not is_identical(shape[axis], 1)]
     return long == sorted(long)
 
 
@@ -207,8 +207,8 @@ RANKS = range(3, 6)
 
 @lru_cache(1024)
 def has_layouts(shape: Shape) -> bool:
-    """Whether the layouts of a value of static shape are different memory."""
-    return len(shape) in RANKS and is_static(shape) and not is_neutral(shape)
+    """Whether the layouts of a value are different memory; channels are to be a number."""
+    return len(shape) in RANKS and isinstance(shape[1], int) and not is_neutral(shape)
 
 
 @dataclass(frozen=True, slots=True)

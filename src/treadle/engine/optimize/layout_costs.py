@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from treadle.base.estimates import estimate
-from treadle.base.shape import size_of
+from treadle.base.shape import product, size_of
 from treadle.engine.cost import RATES
 from treadle.engine.optimize.algorithms import maps_of
 from treadle.engine.optimize.kinds import is_free
@@ -102,7 +102,7 @@ def _arithmetic(node: Node, op: Convolution, layouts: Sides) -> float:
         kind, weight, small, result = "input", second, first, node.output.type.shape
     else:
         kind, weight, small, result = "forward", second, node.output.type.shape, None
-    flops = 2 * size_of(small) * size_of(weight[1:])
+    flops = 2 * estimate(product(small)) * size_of(weight[1:])
     columns = int(result[1]) if result and kind == "input" else int(small[1])
     if op.groups > 1 and int(weight[1]) < FEW:
         share = DEPTHWISE[which] * main.depthwise
@@ -110,7 +110,7 @@ def _arithmetic(node: Node, op: Convolution, layouts: Sides) -> float:
     else:
         share = DENSE[kind][which] * main.dense
         share *= _filled(columns // op.groups, main if which else ROW_MAJOR)
-    if which == 0 and size_of(small[2:]) < SMALL_MAP[1]:
+    if which == 0 and estimate(product(small[2:])) < SMALL_MAP[1]:
         share *= SMALL_MAP[0]
     return flops / (CPU.flops * share)
 

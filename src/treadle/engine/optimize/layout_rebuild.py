@@ -242,6 +242,6 @@ def _wanted(graph: Graph, others: Mapping[Node, tuple[Layout, Remapped]]) -> dic
                 continue
             wanted[node] = layout
         for value in node.inputs:
-            if value.type.is_static and not has_layouts(value.type.shape):
+            if value.type.is_resolved and not has_layouts(value.type.shape):
                 reading.setdefault(value, layout)
     return wanted

@@ -16,11 +16,10 @@ from treadle.backends.codegen.contraction.convolution_maps import (
     Part,
     Planes,
     geometry_of,
-    grid,
-    steps_of,
 )
 from treadle.backends.codegen.contraction.depthwise import is_depthwise, lower_depthwise
 from treadle.backends.codegen.contraction.launch import Launches, packing_launch
+from treadle.backends.codegen.contraction.offsets import Sums, count_of, fixed, grid, steps_of
 from treadle.backends.codegen.contraction.pack import Packing
 from treadle.backends.codegen.contraction.patches import AXES, reorder_kernel, spread_kernel
 from treadle.backends.codegen.contraction.pixels import lower_pixels
@@ -31,15 +30,17 @@ from treadle.backends.codegen.target import Target
 from treadle.backends.codegen.views import (
     Strided,
     blocked_input,
-    extents,
+    sizes_of,
     split_after,
     strided_input,
     strided_output,
 )
 from treadle.backends.program import Launch, Lowered, Ref
 from treadle.base.dtype import DType
+from treadle.base.estimates import estimate
+from treadle.base.symbol import Dim, is_identical
 from treadle.graph.ir import Graph, Node
-from treadle.ops.conv import ConvGradWeight, Convolution, IntConv
+from treadle.ops.conv import ConvGradInput, ConvGradWeight, Convolution, IntConv
 from treadle.ops.movement import Reshape
 
 _WASTE = 1.05
@@ -54,7 +55,7 @@ def lower_convolution(
     if not isinstance(op, Convolution):
         return no("op", f"{op.name} is no convolution")
     types = [v.type for v in anchor.inputs]
-    shapes = [extents(t.shape) for t in types]
+    shapes = [sizes_of(t.shape) for t in types]
     views = [strided_input(body, v) for v in anchor.inputs]
     found = [v for v in views if v is not None]
     if len(found) != len(views):
@@ -63,7 +64,9 @@ def lower_convolution(
     words = isinstance(op, IntConv) and shapes[1][1] > 1
     if words or split_after(body, anchor.output) is not None or not _is_row_major(body, found):
         return _lower_channels_last(body, anchor, found, frozen, target)
-    geometry = geometry_of(op, *shapes, phased=True)
+    # Phases of a symbolic axis would be as many as it has positions, or their places unknown.
+    phased = not isinstance(op, ConvGradInput) or all(isinstance(n, int) for n in op.spatial)
+    geometry = geometry_of(op, *shapes, phased=phased)
     shape = (*geometry.batch, geometry.m, geometry.n)
     try:
         reader = EpilogueReader(body, anchor, lambda view: view.after(Reshape(shape)))
@@ -100,7 +103,7 @@ def _lower_channels_last(
     if not isinstance(op, Convolution):
         return no("op", f"{op.name} is no convolution")
     weight = isinstance(op, ConvGradWeight)
-    result = views[1].shape if weight else extents(anchor.output.type.shape)
+    result = views[1].shape if weight else sizes_of(anchor.output.type.shape)
     if is_depthwise(op, views[0].shape, result):
         made = lower_depthwise(body, anchor, frozen, target)
         if not isinstance(made, Support):
@@ -118,7 +121,7 @@ def _lower_blocked(
     if x is None or not isinstance(op, Convolution):
         return no("layout", "an operand of the convolution is computed in the group")
     result = anchor.inputs[1] if isinstance(op, ConvGradWeight) else anchor.output
-    if is_depthwise(op, x.shape, extents(result.type.shape)):
+    if is_depthwise(op, x.shape, sizes_of(result.type.shape)):
         return lower_depthwise(body, anchor, frozen, target)
     if weight is None or isinstance(op, ConvGradWeight):
         return no("layout", "gradients of weights take no blocks of channels")
@@ -138,17 +141,21 @@ def _wastes_columns(launches: Launches, geometry: Geometry) -> bool:
     problem = launches.problem
     if len(geometry.batch) < 2 or geometry.batch[0] == 1:
         return False
+    if problem.is_open or any(isinstance(part.columns, Sums) for part in geometry.parts):
+        return False
     if any(x.column or x.batch[0] for x in problem.extras):
         return False
     if any(c.column != 1 for c in problem.results):
         return False
     used, held, rows = 0, 0, int(problem.m)
     for part in geometry.parts:
-        width = choose_tile(launches.target, launches.dtype, rows, len(part.columns)).width
-        used += len(part.columns)
-        held += -(-len(part.columns) // width) * width
+        columns = estimate(count_of(part.columns))
+        width = choose_tile(launches.target, launches.dtype, rows, columns).width
+        used += columns
+        held += -(-columns // width) * width
     # Columns that lie apart are stored one by one: few terms would not pay for that.
-    return held > _WASTE * used and min(len(part.terms) for part in geometry.parts) >= 64
+    terms = min(estimate(count_of(part.terms)) for part in geometry.parts)
+    return held > _WASTE * used and terms >= 64
 
 
 def _with_images_in_columns(launches: Launches, geometry: Geometry) -> Geometry:
@@ -157,8 +164,9 @@ def _with_images_in_columns(launches: Launches, geometry: Geometry) -> Geometry:
     images, step = geometry.batch[0], int(problem.results[0].batch[0])
     parts = []
     for part in geometry.parts:
-        places = steps_of(len(part.columns), 1) if part.places is None else part.places
-        columns = grid(steps_of(images, geometry.b_batch[0]), part.columns)
+        own = fixed(part.columns)
+        places = steps_of(len(own), 1) if part.places is None else part.places
+        columns = grid(steps_of(images, geometry.b_batch[0]), own)
         places = grid(steps_of(images, step), places)
         parts.append(replace(part, columns=columns, places=places))
     arrays = [replace(x, batch=x.batch[1:]) for x in problem.arrays]
@@ -185,15 +193,16 @@ def _prepare(launches: Launches, geometry: Geometry) -> None:
     """The launches that make b's source and a's rows what tiles and panels need."""
     dtype, problem, planes = launches.dtype, launches.problem, geometry.planes
     a, b = problem.a, problem.b
-    if planes.spread != planes.extents or b.dtype is not dtype:
+    as_is = all(map(is_identical, planes.spread, planes.extents))
+    if not as_is or b.dtype is not dtype:
         place = launches.workspace(planes.count * planes.size * dtype.itemsize)
         launches.launches.append(_spread(launches.target, planes, b, dtype, place))
         b = replace(b, kind="workspace", index=place.index, offset=0, dtype=dtype)
     if geometry.packing is not None or geometry.order is not None:
-        rows = geometry.m * (geometry.batch[-1] if geometry.a_batch[-1] else 1)
+        rows = geometry.m * (1 if is_identical(geometry.a_batch[-1], 0) else geometry.batch[-1])
         place = launches.workspace(rows * geometry.a_row * dtype.itemsize)
         if geometry.packing is not None:
-            tile = choose_tile(launches.target, dtype, geometry.m, geometry.n)
+            tile = choose_tile(launches.target, dtype, geometry.m, estimate(geometry.n))
             packing = Packing(tile, a.dtype, "straight", False, len(geometry.packing.batch))
             launches.launches.append(packing_launch(packing, a, place, geometry.packing))
         else:
@@ -204,17 +213,16 @@ def _prepare(launches: Launches, geometry: Geometry) -> None:
 
 def _multiply(launches: Launches, whole: Problem, part: Part) -> None:
     """The product of one part."""
-    terms = part.terms if len(part.terms) else np.zeros(1, np.int64)
     launches.tables = {
-        "terms": launches.constant(terms.astype(np.int32)),
-        "columns": launches.constant(part.columns.astype(np.int32)),
+        "terms": launches.offsets(part.terms),
+        "columns": launches.offsets(part.columns),
     }
     results = whole.results
     if part.places is not None:
-        launches.tables["places"] = launches.constant(part.places.astype(np.int32))
+        launches.tables["places"] = launches.offsets(part.places)
         results = tuple(replace(c, table=True) for c in results)
     a = replace(whole.a, offset=whole.a.offset + part.start)
-    n, k = len(part.columns), len(part.terms)
+    n, k = count_of(part.columns), count_of(part.terms)
     launches.problem = replace(whole, a=a, n=n, k=k, results=results).simplified()
     launches.tiles()
 
@@ -222,7 +230,7 @@ def _multiply(launches: Launches, whole: Problem, part: Part) -> None:
 def _reorder(launches: Launches, geometry: Geometry, a: Matrix, rows: int, place: Ref) -> Launch:
     """The launch that reorders the elements of a's rows."""
     order = np.zeros(0, np.int64) if geometry.order is None else geometry.order
-    arguments: dict[str, Ref | int] = {
+    arguments: dict[str, Ref | Dim] = {
         "source": Ref("input", a.index, a.offset * a.dtype.itemsize),
         "order": launches.constant(order.astype(np.int32)),
         "target": place,
@@ -245,9 +253,9 @@ def _reorder(launches: Launches, geometry: Geometry, a: Matrix, rows: int, place
 def _spread(target: Target, planes: Planes, source: Matrix, dtype: DType, place: Ref) -> Launch:
     """The launch that copies a source's planes into zeros."""
     lead = AXES - len(planes.extents)
-    of, at = (1,) * lead + planes.extents, (1,) * lead + planes.spread
+    of, at = ((1,) * lead + x for x in (planes.extents, planes.spread))
     lows, steps = (0,) * lead + planes.lows, (1,) * lead + planes.steps
-    arguments: dict[str, Ref | int] = {
+    arguments: dict[str, Ref | Dim] = {
         "source": Ref("input", source.index, source.offset * source.dtype.itemsize),
         "target": place,
     }
@@ -260,6 +268,6 @@ def _spread(target: Target, planes: Planes, source: Matrix, dtype: DType, place:
         kernel.kernel,
         tuple(arguments[name] for name in kernel.names),
         items=planes.count,
-        serial=nbytes < 1 << 16,
+        serial=estimate(nbytes) < 1 << 16,
         nbytes=nbytes,
     )

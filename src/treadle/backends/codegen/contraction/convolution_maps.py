@@ -16,36 +16,46 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 
 import numpy as np
-import numpy.typing as npt
 
 from treadle.backends.codegen.contraction.launch import Area, Copies
-from treadle.backends.codegen.views import Shape, dense, extents
+from treadle.backends.codegen.contraction.offsets import (
+    Offsets,
+    Table,
+    along,
+    count_of,
+    grid,
+    joined,
+    scaled,
+    steps_of,
+)
+from treadle.backends.codegen.views import Dims, Shape, dense, extents, sizes_of
+from treadle.base.shape import product
+from treadle.base.symbol import Dim, is_identical, maximum
 from treadle.ops.conv import ConvGradInput, ConvGradWeight, Convolution
-
-Offsets = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
 class Planes:
     """Where the cells of a source's planes come to lie: among zeros, or as they are."""
 
-    count: int
-    extents: Shape
+    count: Dim
+    extents: Dims
     lows: Shape
     steps: Shape
-    spread: Shape
+    spread: Dims
 
     @property
-    def strides(self) -> Shape:
+    def strides(self) -> Dims:
         """Elements from cell to cell along each axis."""
         return dense(0, self.spread).strides
 
     @property
-    def size(self) -> int:
+    def size(self) -> Dim:
         """Elements of a plane."""
-        return math.prod(self.spread)
+        return product(self.spread)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +68,8 @@ class Part:
         places: offsets of the columns in the result; None: they are all there are, in order.
     """
 
-    terms: Offsets
-    columns: Offsets
+    terms: Table
+    columns: Table
     start: int = 0
     places: Offsets | None = None
 
@@ -80,42 +90,32 @@ class Geometry:
             group and row to row.
     """
 
-    batch: Shape
+    batch: Dims
     m: int
     planes: Planes
-    b_batch: Shape
-    a_batch: Shape
-    a_row: int
+    b_batch: Dims
+    a_batch: Dims
+    a_row: Dim
     parts: tuple[Part, ...]
     packing: Area | None = None
     order: Offsets | None = None
     order_steps: tuple[int, int] = (0, 0)
 
     @property
-    def n(self) -> int:
+    def n(self) -> Dim:
         """All columns."""
-        return sum(len(part.columns) for part in self.parts)
+        total: Dim = 0
+        for part in self.parts:
+            total = total + count_of(part.columns)
+        return total
 
 
-def grid(*axes: Offsets) -> Offsets:
-    """Sums of one offset per axis, the last axis fastest."""
-    offsets = np.zeros(1, np.int64)
-    for axis in axes:
-        offsets = np.add.outer(offsets, axis).ravel()
-    return offsets
-
-
-def steps_of(extent: int, step: int) -> Offsets:
-    """Offsets along an axis."""
-    return np.arange(extent, dtype=np.int64) * step
-
-
-def _axes(extents: Sequence[int], *steps: Sequence[int]) -> list[Offsets]:
+def _axes(extents: Dims, *steps: Dims) -> list[Table]:
     """Offsets along several axes, whose steps are products."""
-    return [steps_of(n, math.prod(by)) for n, *by in zip(extents, *steps, strict=True)]
+    return [along(n, product(by)) for n, *by in zip(extents, *steps, strict=True)]
 
 
-def geometry_of(op: Convolution, first: Shape, second: Shape, *, phased: bool) -> Geometry:
+def geometry_of(op: Convolution, first: Dims, second: Dims, *, phased: bool) -> Geometry:
     """A convolution of operands with these shapes as a product.
 
     `phased` lets the gradient in x treat positions in phases, whose columns lie apart.
@@ -127,7 +127,7 @@ def geometry_of(op: Convolution, first: Shape, second: Shape, *, phased: bool) -
     return _forward(op, first, second)
 
 
-def _padded(op: Convolution, x: Shape) -> Planes:
+def _padded(op: Convolution, x: Dims) -> Planes:
     """x [N,C,*S] within its padding."""
     spatial = x[2:]
     lows = tuple(low for low, _ in op.padding)
@@ -135,15 +135,15 @@ def _padded(op: Convolution, x: Shape) -> Planes:
     return Planes(x[0] * x[1], spatial, lows, (1,) * len(spatial), spread)
 
 
-def _forward(op: Convolution, x: Shape, weight: Shape) -> Geometry:
+def _forward(op: Convolution, x: Dims, weight: Shape) -> Geometry:
     """x [N,C,*S], weight [O,C/groups,*K]."""
     planes, groups = _padded(op, x), op.groups
-    positions = extents(op.window(weight[2:]).extents(op.name, x[2:], ""))
+    positions = sizes_of(op.window(weight[2:]).extents(op.name, x[2:], ""))
     outputs, k = weight[0] // groups, math.prod(weight[1:])
     size, strides = planes.size, planes.strides
     part = Part(
-        terms=grid(steps_of(weight[1], size), *_axes(weight[2:], op.dilation, strides)),
-        columns=grid(*_axes(positions, op.strides, strides)),
+        terms=joined(along(weight[1], size), *_axes(weight[2:], op.dilation, strides)),
+        columns=joined(*_axes(positions, op.strides, strides)),
     )
     return Geometry(
         batch=(x[0], groups),
@@ -162,15 +162,15 @@ class Phase:
     and how far from position q of the phase the cell of dy is that each of them meets."""
 
     first: int
-    count: int
+    count: Dim
     reads: tuple[tuple[int, int], ...]
 
 
 def _phases(op: ConvGradInput, axis: int, taps: int, step: int) -> list[Phase]:
     """The phases of an axis; the same taps reach positions that are a multiple of `step` apart."""
-    n, low, dilation = extents(op.spatial)[axis], op.padding[axis][0], op.dilation[axis]
+    n, low, dilation = sizes_of(op.spatial)[axis], op.padding[axis][0], op.dilation[axis]
     found = []
-    for first in range(min(step, n)):
+    for first in range(1 if step == 1 else min(step, n)):
         ways = [(t, first + low - t * dilation) for t in range(taps)]
         reads = tuple((t, way // step) for t, way in ways if way % step == 0)
         found.append(Phase(first, -(-(n - first) // step), reads))
@@ -190,11 +190,11 @@ class Phases:
     steps: Shape
     lows: Shape
     spread: Shape
-    extents: Shape
+    extents: Dims
     phases: tuple[tuple[Phase, ...], ...]
 
 
-def phases_of(op: ConvGradInput, dy: Shape, kernel: Shape, *, phased: bool) -> Phases:
+def phases_of(op: ConvGradInput, dy: Dims, kernel: Shape, *, phased: bool) -> Phases:
     """The phases of the gradient in x for a dy of this shape; one, unless `phased`."""
     ones = (1,) * len(kernel)
     steps, spread = (op.strides, ones) if phased else (ones, op.strides)
@@ -203,39 +203,37 @@ def phases_of(op: ConvGradInput, dy: Shape, kernel: Shape, *, phased: bool) -> P
     ways = [[(p, way) for p in axis for _, way in p.reads] for axis in phases]
     lows = tuple(max([0, *(-way for _, way in axis)]) for axis in ways)
     ends = (
-        max([n, *(p.count + way for p, way in axis)]) for n, axis in zip(cells, ways, strict=True)
+        reduce(maximum, (p.count + way for p, way in axis), n)
+        for n, axis in zip(cells, ways, strict=True)
     )
     extent = tuple(low + end for low, end in zip(lows, ends, strict=True))
     return Phases(steps, lows, spread, extent, tuple(itertools.product(*phases)))
 
 
-def _in_x(op: ConvGradInput, dy: Shape, weight: Shape, *, phased: bool) -> Geometry:
+def _in_x(op: ConvGradInput, dy: Dims, weight: Shape, *, phased: bool) -> Geometry:
     """dy [N,O,*P], weight [O,C/groups,*K]; the result is [N,C,*S].
 
     dx[i] is the sum of w[t] * dy[p] over all p and t with p * s + t * d - low = i. Where positions
     are treated in phases, each phase is a convolution of dy; else dy is spread by its strides.
     """
-    spatial, groups, kernel = extents(op.spatial), op.groups, weight[2:]
+    spatial, groups, kernel = sizes_of(op.spatial), op.groups, weight[2:]
     outputs, inputs, taps = weight[0] // groups, weight[1], math.prod(kernel)
     found = phases_of(op, dy, kernel, phased=phased)
     lows, steps = found.lows, found.steps
     planes = Planes(dy[0] * dy[1], dy[2:], lows, found.spread, found.extents)
     size, strides = planes.size, planes.strides
     at, tap = dense(0, spatial).strides, dense(0, kernel).strides
+    several = math.prod(steps) > 1
     parts: list[Part] = []
     orders: list[Offsets] = []
     for chosen in found.phases:
         reads = [np.array(p.reads, np.int64).reshape(-1, 2) for p in chosen]
-        met = [(r[:, 1] + low) * s for r, low, s in zip(reads, lows, strides, strict=True)]
-        starts = [
-            steps_of(p.count, s * w) + p.first * w
-            for p, s, w in zip(chosen, steps, at, strict=True)
-        ]
+        met = [scaled(r[:, 1] + low, s) for r, low, s in zip(reads, lows, strides, strict=True)]
         part = Part(
-            terms=grid(steps_of(outputs, size), *met),
-            columns=grid(*_axes([p.count for p in chosen], strides)),
+            terms=joined(along(outputs, size), *met),
+            columns=joined(*_axes(tuple(p.count for p in chosen), strides)),
             start=sum(map(len, orders)),
-            places=grid(*starts) if math.prod(steps) > 1 else None,
+            places=places_of(chosen, steps, at) if several else None,
         )
         parts.append(part)
         orders.append(
@@ -258,15 +256,26 @@ def _in_x(op: ConvGradInput, dy: Shape, weight: Shape, *, phased: bool) -> Geome
     )
 
 
-def _in_weight(op: ConvGradWeight, x: Shape, dy: Shape) -> Geometry:
+def places_of(phases: Sequence[Phase], steps: Shape, at: Shape) -> Offsets:
+    """Numbers of the positions of one phase per axis, `steps` apart, where those of an axis are
+    `at` apart."""
+    return grid(
+        *(
+            steps_of(extents((p.count,))[0], s * w) + p.first * w
+            for p, s, w in zip(phases, steps, at, strict=True)
+        )
+    )
+
+
+def _in_weight(op: ConvGradWeight, x: Dims, dy: Dims) -> Geometry:
     """x [N,C,*S], dy [N,O,*P]; the result is [O,C/groups,*K]."""
     planes, groups, images = _padded(op, x), op.groups, x[0]
-    inputs, outputs, positions = x[1] // groups, dy[1] // groups, math.prod(dy[2:])
+    inputs, outputs, positions = x[1] // groups, dy[1] // groups, product(dy[2:])
     size, strides = planes.size, planes.strides
     k = images * positions
     part = Part(
-        terms=grid(steps_of(images, x[1] * size), *_axes(dy[2:], op.strides, strides)),
-        columns=grid(steps_of(inputs, size), *_axes(extents(op.kernel), op.dilation, strides)),
+        terms=joined(along(images, x[1] * size), *_axes(dy[2:], op.strides, strides)),
+        columns=joined(along(inputs, size), *_axes(extents(op.kernel), op.dilation, strides)),
     )
     groupwise = Copies(groups, outputs * positions, outputs * k)
     imagewise = Copies(images, dy[1] * positions, positions)
@@ -279,5 +288,5 @@ def _in_weight(op: ConvGradWeight, x: Shape, dy: Shape) -> Geometry:
         a_batch=(outputs * k,),
         a_row=k,
         parts=(part,),
-        packing=packing if images > 1 else None,
+        packing=None if is_identical(images, 1) else packing,
     )

@@ -27,16 +27,19 @@ from treadle.backends.codegen.contraction.tile import Tile
 from treadle.backends.codegen.irregular.rows import MOST_ITEMS, divide
 from treadle.backends.codegen.target import Target
 from treadle.backends.codegen.views import (
+    Dims,
     Shape,
     Strided,
     blocked_input,
     extents,
+    sizes_of,
     split_after,
     strided_input,
 )
 from treadle.backends.program import Array, Launch, Lowered, Ref
 from treadle.base.dtype import DType
-from treadle.base.symbol import Dim
+from treadle.base.estimates import estimate
+from treadle.base.symbol import Dim, is_identical
 from treadle.graph.ir import Graph, Node, Value
 from treadle.ops.conv import Conv, ConvGradInput, ConvGradWeight, Convolution, IntConv
 from treadle.ops.movement import Reshape, Transpose
@@ -49,9 +52,9 @@ _MOST_CHUNKS = 32
 """Tables of sums of a gradient to the weight, which are added up in the end."""
 
 
-def is_depthwise(op: Convolution, x: Shape, result: Shape) -> bool:
+def is_depthwise(op: Convolution, x: Dims, result: Dims) -> bool:
     """Whether every channel of x [N,C,*S] is a group of its own, of one channel or more."""
-    return op.groups == x[1] > 1 and result[1] % op.groups == 0
+    return bool(op.groups == x[1] > 1 and result[1] % op.groups == 0)
 
 
 def lower_depthwise(
@@ -59,7 +62,7 @@ def lower_depthwise(
 ) -> Lowered | Support:
     """A body around one depthwise convolution, or gradient of one, with channels last."""
     op = anchor.op
-    shapes = [extents(v.type.shape) for v in (*anchor.inputs, anchor.output)]
+    shapes = [sizes_of(v.type.shape) for v in (*anchor.inputs, anchor.output)]
     if not isinstance(op, (Conv, ConvGradInput, ConvGradWeight, IntConv)):
         return no("op", f"{op.name} is no depthwise convolution")
     maps = 2 if isinstance(op, ConvGradWeight) else 1
@@ -70,11 +73,12 @@ def lower_depthwise(
     if isinstance(op, ConvGradWeight):
         positions, kernel = shapes[1], extents(op.kernel)
     else:
-        positions, kernel = shapes[2], shapes[1][2:]
+        positions, kernel = shapes[2], extents(shapes[1][2:])
     if not is_depthwise(op, shapes[0], positions):
         return no("shape", "not every channel is a group of its own")
     transposed = isinstance(op, ConvGradInput)
-    axes = sides(op.window(kernel), positions[2:], shapes[0][2:], transposed=transposed)
+    planes = extents(positions[2:]), extents(shapes[0][2:])
+    axes = sides(op.window(kernel), *planes, transposed=transposed)
     dtype, repeats = anchor.inputs[0].type.dtype, positions[1] // op.groups
     problem = _Depthwise(
         dtype, positions[0], positions[1], axes, found[0], target, frozen, repeats=repeats
@@ -97,9 +101,9 @@ def _reader(body: Graph, anchor: Node, *, blocked: bool) -> EpilogueReader:
     """A reader of results whose channels are last, or are in blocks, which are."""
     split = split_after(body, anchor.output) if blocked else None
     if split is None:
-        shape = extents(anchor.output.type.shape)
+        shape = sizes_of(anchor.output.type.shape)
         return EpilogueReader(body, anchor, partial(_channels_last, shape=shape))
-    shape = extents(split.output.type.shape)
+    shape = sizes_of(split.output.type.shape)
     return EpilogueReader(body, split, partial(_blocks_last, shape=shape))
 
 
@@ -126,7 +130,7 @@ def _cells_of(body: Graph, value: Value) -> _Cells | None:
     if view is not None:
         return _Cells(_planes(view))
     found = blocked_input(body, value)
-    if found is None or found.channels != found.whole.shape[1] * found.block:
+    if found is None or found.channels != int(found.whole.shape[1]) * found.block:
         return None
     (n, _, block, *cells), (batch, apart, *steps) = found.whole.shape, found.whole.strides
     one = Strided(found.index, (n, block, *cells), found.whole.offset, (batch, *steps))
@@ -141,13 +145,13 @@ def _planes(view: Strided) -> Strided:
     return Strided(view.index, shape, view.offset, strides)
 
 
-def _channels_last(view: Strided, shape: Shape) -> Strided | None:
+def _channels_last(view: Strided, shape: Dims) -> Strided | None:
     """A view in the shape [N,C,*P] of the result as [1,N,D,H,W,C]."""
     whole = view.after(Reshape((1, *shape[:2], *(1,) * (5 - len(shape)), *shape[2:])))
     return None if whole is None else whole.after(Transpose((0, 1, 3, 4, 5, 2)))
 
 
-def _blocks_last(view: Strided, shape: Shape) -> Strided | None:
+def _blocks_last(view: Strided, shape: Dims) -> Strided | None:
     """A view in the shape [N,C/c,c,*P] of the split result as [C/c,N,D,H,W,c]."""
     whole = view.after(Reshape((*shape[:3], *(1,) * (6 - len(shape)), *shape[3:])))
     return None if whole is None else whole.after(Transpose((1, 0, 3, 4, 5, 2)))
@@ -194,8 +198,8 @@ class _After:
 class _Cut:
     """How work is cut: into chunks of `grain` rows, and groups of `group` channels."""
 
-    chunks: int
-    grain: int
+    chunks: Dim
+    grain: Dim
     groups: int
     group: int
 
@@ -213,7 +217,7 @@ class _Depthwise:
     """
 
     dtype: DType
-    batch: int
+    batch: Dim
     channels: int
     axes: tuple[Side, Side, Side]
     cells: _Cells
@@ -237,7 +241,7 @@ class _Depthwise:
 
     def refused(self, given: Sequence[_Cells]) -> Support | None:
         """Why the kernels do not take these operands, if they do not."""
-        if any(cells.view.strides[-1] != 1 for cells in given):
+        if not all(is_identical(cells.view.strides[-1], 1) for cells in given):
             return no("layout", "channels of an operand are not neighbors")
         if any(cells.block != self.cells.block for cells in given):
             return no("layout", "one operand has its channels in blocks, the other has not")
@@ -301,7 +305,7 @@ class _Depthwise:
         constants, nbytes = tuple(self.constants), cut.chunks * step * self.wide.itemsize
         return Lowered((launch, total), workspaces=(nbytes,), constants=constants)
 
-    def _addition(self, after: _After, place: Ref, chunks: int) -> Launch:
+    def _addition(self, after: _After, place: Ref, chunks: Dim) -> Launch:
         """The launch that adds up the tables."""
         add, step = addition_kernel(self.wide, self.lanes, after.epilogue), self.taps * self.pitch
         given: dict[str, Ref | Dim] = {
@@ -321,7 +325,7 @@ class _Depthwise:
             add.kernel,
             tuple(given[name] for name in add.names),
             items=self.taps,
-            serial=chunks * step < 1 << 15,
+            serial=estimate(chunks * step) < 1 << 15,
             nbytes=chunks * step * self.wide.itemsize,
         )
 
@@ -355,9 +359,9 @@ class _Depthwise:
         groups = -(-self.channels // group)
         cost = row * -(-group // self.lanes) * (2 + 0.2 * self.taps)
         chunks, grain = divide(self._rows(), cost, max(most // groups, 1))
-        return _Cut(int(chunks), int(grain), groups, group)
+        return _Cut(chunks, grain, groups, group)
 
-    def _rows(self) -> int:
+    def _rows(self) -> Dim:
         return self.batch * self.axes[0].positions * self.axes[1].positions
 
     def _launch(
@@ -388,21 +392,21 @@ class _Depthwise:
         if self.repeats > 1:
             self.constants.append(np.arange(self.pitch, dtype=np.int64) // self.repeats)
             given["index"] = Ref("constant", len(self.constants) - 1)
-        nbytes = self.batch * depth.cells * height.cells * width.cells * self.channels
+        nbytes: Dim = self.batch * depth.cells * height.cells * width.cells * self.channels
         nbytes *= self.dtype.itemsize
         for name, matrix in operands.items():
             apart, *batch = matrix.batch
             jump = apart - self.cells.block * matrix.column if self.cells.block else 0
             steps = zip(STEPS, (*batch, matrix.row, matrix.column, jump), strict=True)
             given |= {name: _ref(matrix)} | {f"{name}_{step}": n for step, n in steps}
-            if matrix.row:
+            if not is_identical(matrix.row, 0):
                 nbytes += rows * width.positions * self.channels * matrix.dtype.itemsize
         products = rows * width.positions * self.channels * self.taps
         return Launch(
             made.kernel,
             tuple(given[name] for name in made.names),
             items=cut.chunks * cut.groups,
-            serial=max(products, nbytes) < 1 << 17,
+            serial=max(estimate(products), estimate(nbytes)) < 1 << 17,
             flops=2 * products,
             nbytes=nbytes,
         )

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
 from treadle.backends.codegen.contraction.dots import ROWS, Dots, dots_kernel
 from treadle.backends.codegen.contraction.items import Contraction
 from treadle.backends.codegen.contraction.kernel import contraction_kernel
+from treadle.backends.codegen.contraction.offsets import Sums, Table, columns_of, table_launch
 from treadle.backends.codegen.contraction.pack import Packing, order_of, packing_kernel
 from treadle.backends.codegen.contraction.problem import Matrix, Problem
 from treadle.backends.codegen.contraction.schedule import (
@@ -138,6 +141,15 @@ class Launches:
         """Data that a launch reads."""
         self.constants.append(array)
         return Ref("constant", len(self.constants) - 1)
+
+    def offsets(self, table: Table) -> Ref:
+        """A table of offsets: a constant, or what a launch writes; none is without elements."""
+        if not isinstance(table, Sums):
+            return self.constant((table if len(table) else np.zeros(1, np.int64)).astype(np.int32))
+        place = self.workspace(4 * table.count)
+        columns = self.constant(columns_of(table).astype(np.int32))
+        self.launches.append(table_launch(table, columns, place))
+        return place
 
     def add(self, made: Contraction, sizes: dict[str, Dim], items: Dim) -> None:
         """A launch of the product; `sizes` go before those of the problem."""

@@ -7,8 +7,8 @@ from typing import Literal
 
 import numpy as np
 
-from treadle.backends.codegen.contraction.convolution_maps import Offsets
 from treadle.backends.codegen.contraction.launch import Launches
+from treadle.backends.codegen.contraction.offsets import Offsets
 from treadle.backends.codegen.contraction.pack import Order, order_of
 from treadle.backends.codegen.contraction.pair_kernel import (
     BLOCK,

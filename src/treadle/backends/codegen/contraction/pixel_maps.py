@@ -17,14 +17,22 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from treadle.backends.codegen.contraction.convolution_maps import (
+from treadle.backends.codegen.contraction.convolution_maps import phases_of, places_of
+from treadle.backends.codegen.contraction.offsets import (
     Offsets,
+    Sums,
+    Table,
+    along,
+    combined,
+    count_of,
     grid,
-    phases_of,
-    steps_of,
+    joined,
+    scaled,
 )
 from treadle.backends.codegen.contraction.spread import Margins
-from treadle.backends.codegen.views import Shape, dense, extents
+from treadle.backends.codegen.views import Dims, Shape, dense, sizes_of
+from treadle.base.shape import product
+from treadle.base.symbol import Dim
 from treadle.ops.conv import ConvGradInput, Convolution
 
 
@@ -39,43 +47,54 @@ class Part:
         places: numbers of the rows among the positions of the result; None: all, in order.
     """
 
-    axes: tuple[Offsets, ...]
+    axes: tuple[Table, ...]
     taps: Offsets
     cells: Offsets
     places: Offsets | None = None
 
     @staticmethod
-    def whole(extents: Shape) -> Part:
+    def whole(extents: Dims) -> Part:
         """One tap for every cell."""
-        axes = tuple(np.arange(n) for n in extents)
+        axes = tuple(along(n, 1) for n in extents)
         return Part(axes, np.zeros(1, np.int64), np.zeros((1, len(extents)), np.int64))
 
     @property
-    def count(self) -> int:
+    def count(self) -> Dim:
         """How many rows there are."""
-        return math.prod(len(axis) for axis in self.axes)
+        return product(map(count_of, self.axes))
 
-    def rows(self, strides: Sequence[int]) -> Offsets:
+    @property
+    def is_open(self) -> bool:
+        """Whether there are as many rows as an expression says."""
+        return any(isinstance(axis, Sums) for axis in self.axes)
+
+    def rows(self, strides: Dims) -> Table:
         """Offsets of the rows in a source with these strides of its spatial axes."""
-        return grid(*(axis * stride for axis, stride in zip(self.axes, strides, strict=True)))
+        return joined(*(scaled(axis, by) for axis, by in zip(self.axes, strides, strict=True)))
 
-    def reads(self, strides: Sequence[int]) -> Offsets:
+    def reads(self, strides: Dims) -> Table:
         """Offsets of the taps."""
-        return self.cells @ np.array(strides, np.int64)
+        return combined(self.cells, strides)
 
     def inside(self, lows: Shape, extents: Shape) -> list[Part]:
-        """The same rows, apart by the taps that meet cells of the source, not of its margins."""
-        numbers = np.arange(self.count) if self.places is None else self.places
-        numbers = numbers.reshape([len(axis) for axis in self.axes])
+        """The same rows, apart by the taps that meet cells of the source, not of its margins.
+
+        None where there are as many rows as an expression says.
+        """
+        axes = [axis for axis in self.axes if not isinstance(axis, Sums)]
+        if len(axes) < len(self.axes):
+            return []
+        numbers = np.arange(int(self.count)) if self.places is None else self.places
+        numbers = numbers.reshape([len(axis) for axis in axes])
         sides = [
             _apart(axis, self.cells[:, i] - low, extent)
-            for i, (axis, low, extent) in enumerate(zip(self.axes, lows, extents, strict=True))
+            for i, (axis, low, extent) in enumerate(zip(axes, lows, extents, strict=True))
         ]
         parts = []
         for chosen in itertools.product(*sides):
             met = np.logical_and.reduce([taps for _, taps in chosen])
             part = Part(
-                tuple(axis[rows] for axis, (rows, _) in zip(self.axes, chosen, strict=True)),
+                tuple(axis[rows] for axis, (rows, _) in zip(axes, chosen, strict=True)),
                 self.taps[met],
                 (self.cells - np.array(lows, np.int64))[met],
                 numbers[np.ix_(*(rows for rows, _ in chosen))].ravel(),
@@ -91,38 +110,34 @@ def _apart(axis: Offsets, cells: Offsets, extent: int) -> list[tuple[Offsets, Of
     return [(np.flatnonzero(which.ravel() == i), kind) for i, kind in enumerate(kinds)]
 
 
-def forward_part(op: Convolution, x: Shape, kernel: Shape) -> tuple[Margins, Part]:
+def forward_part(op: Convolution, x: Dims, kernel: Shape) -> tuple[Margins, Part]:
     """x [N,C,*S] within its padding, and the one part of the result."""
     spatial = x[2:]
     lows = tuple(low for low, _ in op.padding)
     padded = tuple(n + low + high for n, (low, high) in zip(spatial, op.padding, strict=True))
     margins = Margins(lows, (1,) * len(spatial), padded)
-    positions = extents(op.window(kernel).extents(op.name, spatial, ""))
+    positions = sizes_of(op.window(kernel).extents(op.name, spatial, ""))
     axes = [np.arange(k) * d for k, d in zip(kernel, op.dilation, strict=True)]
     cells = _combinations(axes)
-    starts = tuple(steps_of(n, step) for n, step in zip(positions, op.strides, strict=True))
+    starts = tuple(along(n, step) for n, step in zip(positions, op.strides, strict=True))
     return margins, Part(starts, np.arange(len(cells)), cells)
 
 
 def gradient_parts(
-    op: ConvGradInput, dy: Shape, kernel: Shape, *, phased: bool
+    op: ConvGradInput, dy: Dims, kernel: Shape, *, phased: bool
 ) -> tuple[Margins, list[Part]]:
     """dy [N,O,*P] within zeros, and the parts of the gradient in x."""
     found = phases_of(op, dy, kernel, phased=phased)
-    at, tap = dense(0, extents(op.spatial)).strides, dense(0, kernel).strides
+    at, tap = dense(0, op.spatial).strides, dense(0, kernel).strides
     parts = []
     for chosen in found.phases:
         reads = [np.array(p.reads, np.int64).reshape(-1, 2) for p in chosen]
         cells = [r[:, 1] + low for r, low in zip(reads, found.lows, strict=True)]
-        starts = [
-            steps_of(p.count, s * w) + p.first * w
-            for p, s, w in zip(chosen, found.steps, at, strict=True)
-        ]
         part = Part(
-            axes=tuple(np.arange(p.count) for p in chosen),
+            axes=tuple(along(p.count, 1) for p in chosen),
             taps=grid(*(r[:, 0] * s for r, s in zip(reads, tap, strict=True))),
             cells=_combinations(cells),
-            places=grid(*starts) if math.prod(found.steps) > 1 else None,
+            places=places_of(chosen, found.steps, at) if math.prod(found.steps) > 1 else None,
         )
         parts.append(part)
     return Margins(found.lows, found.spread, found.extents), parts

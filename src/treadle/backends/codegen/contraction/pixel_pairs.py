@@ -13,8 +13,8 @@ import numpy as np
 
 from treadle.backends.api import Support, no
 from treadle.backends.codegen.contraction.body import Reading
-from treadle.backends.codegen.contraction.convolution_maps import Offsets, grid, steps_of
 from treadle.backends.codegen.contraction.launch import Launches
+from treadle.backends.codegen.contraction.offsets import Offsets, fixed, grid, steps_of
 from treadle.backends.codegen.contraction.pair_launches import multiply_tabled, steps_of_runs
 from treadle.backends.codegen.contraction.pair_tiles import Unit
 from treadle.backends.codegen.contraction.pair_words import terms_per_step
@@ -61,14 +61,14 @@ def lower_pixel_pairs(
     if source.reach >= _MOST:
         return no("size-limit", "offsets into the operand do not fit in 31 bits")
     spatial = source.strides[2:]
-    rows = part.rows(spatial)
+    rows = fixed(part.rows(spatial))
     channels = source.shape[1] // weight.groups
     batch: tuple[int, ...] = (channels,)
     if pixels.flat:
         rows = grid(steps_of(source.shape[0], source.strides[0]), rows)
     else:
         batch = (source.strides[0], channels)
-    starts, order = _runs(pixels, channels, part.reads(spatial), spatial[-1])
+    starts, order = _runs(pixels, channels, fixed(part.reads(spatial)), spatial[-1])
     b = _matrix(weight, flat=pixels.flat)
     a = replace(source.matrix, batch=batch, row=1, column=1)
     launches.problem = replace(problem, a=a, b=b, k=order.size, m=len(rows)).simplified()

@@ -12,8 +12,8 @@ import numpy as np
 
 from treadle.backends.api import Support, no
 from treadle.backends.codegen.contraction.body import Reading
-from treadle.backends.codegen.contraction.convolution_maps import Offsets, grid, steps_of
 from treadle.backends.codegen.contraction.launch import Launches
+from treadle.backends.codegen.contraction.offsets import Offsets, fixed, grid, steps_of
 from treadle.backends.codegen.contraction.pixel_maps import forward_part
 from treadle.backends.codegen.contraction.problem import Matrix
 from treadle.backends.codegen.contraction.spread import Source, spread
@@ -80,13 +80,13 @@ def lower_pixel_words(
     if source.reach >= _MOST:
         return no("size-limit", "offsets into the operand do not fit in 31 bits")
     spatial = source.strides[2:]
-    rows = part.rows(spatial)
+    rows = fixed(part.rows(spatial))
     if window.flat:
         rows = grid(steps_of(x.shape[0], source.strides[0]), rows)
     group = window.channels * source.strides[1]
     batch = (group,) if window.flat else (source.strides[0], group)
     a = replace(source.matrix, batch=batch, row=1, column=1)
-    starts, order = _runs(window, source, part.reads(spatial))
+    starts, order = _runs(window, source, fixed(part.reads(spatial)))
     runs = runs_of(starts, order, terms_per_word(target, kind, weight.dtype))
     whole = replace(reading.problem, a=a, b=weight, k=order.size, tables=True)
     launches.problem = whole.simplified()

@@ -12,12 +12,19 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from treadle.backends.api import Support, no
 from treadle.backends.codegen.contraction.body import EpilogueReader, Reading, Refused
-from treadle.backends.codegen.contraction.convolution_maps import Offsets, grid, steps_of
 from treadle.backends.codegen.contraction.launch import Launches
+from treadle.backends.codegen.contraction.offsets import (
+    Sums,
+    Table,
+    along,
+    count_of,
+    grid,
+    joined,
+    scaled,
+    steps_of,
+)
 from treadle.backends.codegen.contraction.pair_launches import unit_of
 from treadle.backends.codegen.contraction.pixel_maps import Part, forward_part, gradient_parts
 from treadle.backends.codegen.contraction.pixel_pairs import Pixels, lower_pixel_pairs
@@ -29,10 +36,20 @@ from treadle.backends.codegen.contraction.tile import Tile, choose_tile
 from treadle.backends.codegen.contraction.weight_panels import Weight, panels_of
 from treadle.backends.codegen.contraction.word_launches import lower_problem
 from treadle.backends.codegen.target import Target
-from treadle.backends.codegen.views import Blocked, Shape, Strided, extents, split_after
+from treadle.backends.codegen.views import (
+    Blocked,
+    Dims,
+    Shape,
+    Strided,
+    extents,
+    sizes_of,
+    split_after,
+)
 from treadle.backends.program import Lowered, Ref
 from treadle.base.dtype import DType
-from treadle.base.symbol import Dim
+from treadle.base.estimates import estimate
+from treadle.base.shape import product
+from treadle.base.symbol import Dim, is_identical
 from treadle.graph.ir import Graph, Node
 from treadle.ops.conv import ConvGradInput, Convolution, IntConv
 from treadle.ops.movement import Reshape, Transpose
@@ -60,23 +77,23 @@ class Form:
     images as `images` says, one of them flat.
     """
 
-    images: int
+    images: Dim
     groups: int
     channels: int
-    positions: Shape
+    positions: Dims
     flat: bool
     block: int = 0
 
     @property
-    def batch(self) -> Shape:
+    def batch(self) -> Dims:
         """Extents of the batch axes."""
         groups = (self.groups,) if self.flat else (self.images, self.groups)
         return (*groups, self.channels // self.block) if self.block else groups
 
     @property
-    def m(self) -> int:
+    def m(self) -> Dim:
         """Rows."""
-        return math.prod(self.positions) * (self.images if self.flat else 1)
+        return product(self.positions) * (self.images if self.flat else 1)
 
     @property
     def columns(self) -> int:
@@ -126,13 +143,13 @@ def lower_pixels(
 
 def _forms(body: Graph, anchor: Node, groups: int) -> list[tuple[Form, Node]]:
     """The forms to try, and the node whose result has the axes which they speak of."""
-    images, channels, *positions = extents(anchor.output.type.shape)
+    images, channels, *positions = sizes_of(anchor.output.type.shape)
     form = Form(images, groups, channels // groups, (*positions,), True)
-    large = form.m > _LARGE and images > 1
+    large = estimate(form.m) > _LARGE and not is_identical(images, 1)
     found = [(replace(form, flat=flat), anchor) for flat in ((False,) if large else (True, False))]
     split = split_after(body, anchor.output)
     if split is not None:
-        block = extents(split.output.type.shape)[2]
+        block = sizes_of(split.output.type.shape)[2]
         if form.channels % block == 0:
             found += [(replace(f, block=block), split) for f, _ in found]
     return found
@@ -195,7 +212,7 @@ class _Writer:
         if weight is None:
             return no("layout", "convolutions take dense weights")
         several = len(parts) > 1 or parts[0].places is not None
-        rows = _ROWS if several else int(launches.problem.m)
+        rows = _ROWS if several else estimate(launches.problem.m)
         rows = max(rows, _ROWS + 1) if self.form.block else rows  # No wider than a block.
         tile = choose_tile(target, launches.dtype, rows, self.form.columns)
         if self.form.block % tile.width:
@@ -251,6 +268,8 @@ class _Writer:
     def _parts(self, *, phased: bool = True) -> tuple[Margins, list[Part]]:
         shape = self.views[0].shape
         if isinstance(self.op, ConvGradInput):
+            # Phases of a symbolic axis would have places that are known at calls only.
+            phased = phased and all(isinstance(n, int) for n in self.op.spatial)
             return gradient_parts(self.op, shape, self.kernel, phased=phased)
         margins, part = forward_part(self.op, shape, self.kernel)
         return margins, [part]
@@ -274,13 +293,19 @@ class _Writer:
     def _blocks(self) -> int:
         """Images of the source that make up one of the operand."""
         view = self.views[0]
-        return view.whole.shape[1] if isinstance(view, Blocked) else 1
+        return int(view.whole.shape[1]) if isinstance(view, Blocked) else 1
 
-    def _channels(self, source: Source) -> Offsets:
-        """Offsets of the channels of a source in an image."""
-        blocks, block = self._blocks, source.shape[1]
-        every = grid(steps_of(blocks, source.strides[0]), steps_of(block, source.strides[1]))
-        return every[: self.views[0].shape[1]]
+    def _channels(self, source: Source) -> tuple[Table, Dim]:
+        """Offsets of the channels of a group in an image, and of the next group."""
+        groups, count = self.op.groups, self.views[0].shape[1]
+        if self._blocks == 1:
+            step = source.strides[1]
+            return along(count // groups, step), count // groups * step
+        blocks, apart = steps_of(self._blocks, 1), steps_of(source.shape[1], source.strides[1])
+        every = joined(scaled(blocks, source.strides[0]), apart)
+        if isinstance(every, Sums):
+            raise NotImplementedError("blocks of channels that are a symbolic distance apart")
+        return every[: count // groups], int(every[count // groups]) if groups > 1 else 0
 
     def _panels(self, b: Matrix, axes: int, tile: Tile) -> Matrix:
         """The batch axes of panels: images share them, blocks have their own."""
@@ -322,20 +347,21 @@ class _Writer:
 
     def _source(self, source: Source, axes: int) -> Matrix:
         """a: its batch axes."""
-        channels, groups = self._channels(source), self.op.groups
-        group = int(channels[len(channels) // groups]) if groups > 1 else 0
+        group = self._channels(source)[1] if self.op.groups > 1 else 0
         batch = (group,) if self.form.flat else (source.strides[0] * self._blocks, group)
         batch = (*batch, *[0] * (axes - len(batch)))
         return replace(source.matrix, batch=batch, row=1, column=1)
 
     def _saves(self, exact: list[Part], parts: list[Part], margins: Margins) -> bool:
         """Whether leaving out products with cells of the margins is worth more launches."""
-        images = self.views[0].shape[0] if self.form.flat else 1
-        flops = 2 * self.views[0].shape[1] * self.form.channels
+        if not exact:
+            return False
+        images = estimate(self.views[0].shape[0]) if self.form.flat else 1
+        flops = 2 * int(self.views[0].shape[1]) * self.form.channels
 
         def cost(part: Part) -> int:
             # Tiles have an even number of rows.
-            rows = max(4, -(-images * part.count // 2) * 2)
+            rows = max(4, -(-images * estimate(part.count) // 2) * 2)
             return (rows + _PANEL) * len(part.taps) * flops + _LAUNCH
 
         whole, apart = (sum(map(cost, side)) for side in (parts, exact))
@@ -371,29 +397,28 @@ class _Writer:
     ) -> None:
         """The products of several parts, which share the panels of the weight."""
         whole = launches.problem
-        inputs = whole.k // self.taps
-        images = steps_of(self.form.images, math.prod(self.form.positions))
+        inputs = int(whole.k) // self.taps
+        images = along(self.form.images, product(self.form.positions))
         for part in parts:
             tables = self._offsets(source, part)
-            places = steps_of(part.count, 1) if part.places is None else part.places
-            tables["positions"] = grid(images, places) if self.form.flat else places
+            places = along(part.count, 1) if part.places is None else part.places
+            tables["positions"] = joined(images, places) if self.form.flat else places
             picked = grid(part.taps * inputs, steps_of(inputs, 1))
             tables["b_table"] = picked * tile.width
             launches.tables = _tables(launches, tables)
-            sizes = len(tables["row_table"]), len(picked)
+            sizes = count_of(tables["row_table"]), len(picked)
             launches.problem = replace(whole, m=sizes[0], k=sizes[1], panel_terms=int(whole.k))
             launches.multiply(tile, packed=True)
 
-    def _offsets(self, source: Source, part: Part) -> dict[str, Offsets]:
+    def _offsets(self, source: Source, part: Part) -> dict[str, Table]:
         """Offsets of a part's rows and terms."""
         spatial = source.strides[2:]
         rows = part.rows(spatial)
         if self.form.flat:
             images = self.form.images
-            rows = grid(steps_of(images, source.strides[0] * self._blocks), rows)
-        channels = self._channels(source)
-        channels = channels[: len(channels) // self.op.groups]
-        return {"row_table": rows, "term_table": grid(part.reads(spatial), channels)}
+            rows = joined(along(images, source.strides[0] * self._blocks), rows)
+        channels, _ = self._channels(source)
+        return {"row_table": rows, "term_table": joined(part.reads(spatial), channels)}
 
 
 def _with_panels(problem: Problem, form: Form, tile: Tile) -> Problem:
@@ -419,10 +444,6 @@ def _has_panels(matrix: Matrix, tile: Tile) -> bool:
     return matrix.column == 1 and matrix.batch[-1] % tile.width == 0
 
 
-def _tables(launches: Launches, tables: dict[str, Offsets]) -> dict[str, Ref | Dim]:
-    """Tables as constants; none is without elements."""
-    found: dict[str, Ref | Dim] = {}
-    for name, offsets in tables.items():
-        table = offsets if len(offsets) else np.zeros(1, np.int64)
-        found[name] = launches.constant(table.astype(np.int32))
-    return found
+def _tables(launches: Launches, tables: dict[str, Table]) -> dict[str, Ref | Dim]:
+    """Where tables are."""
+    return {name: launches.offsets(table) for name, table in tables.items()}

@@ -17,10 +17,12 @@ from treadle.backends.codegen.contraction.tile import Tile, choose_tile
 from treadle.backends.codegen.kernel import builder, ir
 from treadle.backends.codegen.kernel.builder import Builder
 from treadle.backends.codegen.kernel.ir import Value
-from treadle.backends.codegen.views import Shape, dense
+from treadle.backends.codegen.views import Dims, Shape, dense
 from treadle.backends.program import Launch, Ref
 from treadle.base import dtype as dt
 from treadle.base.dtype import DType
+from treadle.base.estimates import estimate
+from treadle.base.symbol import Dim, bounds, is_identical, maximum
 
 AXES = 3
 """Spatial axes of the kernel; those a source lacks have extent 1."""
@@ -40,19 +42,21 @@ class Source:
     """An operand [N,C,*S] in memory: `strides` are elements from place to place of each axis."""
 
     matrix: Matrix
-    shape: Shape
-    strides: Shape
+    shape: Dims
+    strides: Dims
 
-    def every(self, steps: Shape, positions: Shape) -> Source:
+    def every(self, steps: Shape, positions: Dims) -> Source:
         """So many positions along each axis, some steps apart."""
         spatial = tuple(s * step for s, step in zip(self.strides[2:], steps, strict=True))
         return Source(self.matrix, (*self.shape[:2], *positions), (*self.strides[:2], *spatial))
 
     @property
-    def reach(self) -> int:
+    def reach(self) -> Dim:
         """No place is further than this from the first one."""
-        pairs = zip(self.shape, self.strides, strict=True)
-        return sum(extent * abs(stride) for extent, stride in pairs)
+        total: Dim = 0
+        for extent, stride in zip(self.shape, self.strides, strict=True):
+            total = total + extent * maximum(stride, -stride)
+        return total
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,17 +65,17 @@ class Margins:
 
     lows: Shape
     steps: Shape
-    extents: Shape
+    extents: Dims
 
     @staticmethod
-    def none(extents: Shape) -> Margins:
+    def none(extents: Dims) -> Margins:
         """No zeros at all."""
         return Margins((0,) * len(extents), (1,) * len(extents), extents)
 
 
 def clashes(source: Source, dtype: DType) -> bool:
     """Whether neighbors along the last axis compete for lines of the cache."""
-    return source.strides[-1] * dtype.itemsize % (2 * CLASH) == 0
+    return is_identical(source.strides[-1] * dtype.itemsize % (2 * CLASH), 0)
 
 
 def spread(
@@ -89,7 +93,8 @@ def spread(
     multiple of `clash` bytes are kept apart.
     """
     dtype, spatial = dtype or launches.dtype, source.shape[2:]
-    if not anyway and margins.extents == spatial and source.matrix.dtype is dtype:
+    same = all(map(is_identical, margins.extents, spatial))
+    if not anyway and same and source.matrix.dtype is dtype:
         return source
     channels = source.shape[1]
     order = order_of(source.strides[-1], source.strides[1])
@@ -98,7 +103,7 @@ def spread(
         # A square of all lanes would not fit the registers.
         tile = replace(tile, lanes=launches.target.lanes(dt.int32))
     behind = margins.extents[-1] - margins.lows[-1] - spatial[-1]
-    behind = behind if margins.steps[-1] == 1 else 0
+    behind = int(bounds(behind)[0]) if margins.steps[-1] == 1 else 0
     pitch = _pitch(channels, tile, order, behind, clash)
     strides = tuple(s * pitch for s in dense(0, (source.shape[0], *margins.extents)).strides)
     count = source.shape[0] * strides[0]
@@ -135,7 +140,12 @@ def _launch(
     source_d, source_h, source_w = (0,) * missing + source.strides[2:]
     images, channels, line = source.shape[0], source.shape[1], width * pitch
     outer, inner = extent_w, channels
-    if order == "straight" and step_w == 1 and source_w == channels == pitch:
+    if (
+        order == "straight"
+        and step_w == 1
+        and is_identical(source_w, channels)
+        and source_w == pitch
+    ):
         outer, inner = 1, extent_w * channels
     # Zeros go before `lead` and behind `tail`; between cells that lie apart, too.
     lead, tail = low_w * pitch, (low_w + extent_w) * pitch
@@ -151,7 +161,7 @@ def _launch(
     }
     matrix = source.matrix
     pointer = Ref(matrix.kind, matrix.index, matrix.offset * matrix.dtype.itemsize)
-    arguments: dict[str, Ref | int] = {"source": pointer, "target": place, **sizes}
+    arguments: dict[str, Ref | Dim] = {"source": pointer, "target": place, **sizes}
     kernel = spread_cells_kernel(tile, matrix.dtype, order)
     lines = images * depth * height
     nbytes = lines * line * tile.dtype.itemsize
@@ -159,7 +169,7 @@ def _launch(
         kernel.kernel,
         tuple(arguments[name] for name in kernel.names),
         items=lines,
-        serial=nbytes < 1 << 16,
+        serial=estimate(nbytes) < 1 << 16,
         nbytes=2 * nbytes,
     )
 

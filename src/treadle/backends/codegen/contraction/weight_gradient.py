@@ -5,12 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from treadle.backends.api import Support, no
 from treadle.backends.codegen.contraction.body import EpilogueReader, Reading, Refused
-from treadle.backends.codegen.contraction.convolution_maps import grid, steps_of
 from treadle.backends.codegen.contraction.launch import Launches
+from treadle.backends.codegen.contraction.offsets import along, count_of, grid, joined, steps_of
 from treadle.backends.codegen.contraction.pack import order_of
 from treadle.backends.codegen.contraction.pair_launches import MOST_SHIFTS, unit_of
 from treadle.backends.codegen.contraction.pair_words import LINES
@@ -25,7 +23,8 @@ from treadle.backends.codegen.contraction.word_launches import lower_problem
 from treadle.backends.codegen.target import Target
 from treadle.backends.codegen.views import Strided, extents
 from treadle.backends.program import Launch, Lowered, Ref
-from treadle.base.symbol import Dim
+from treadle.base.estimates import estimate, is_many
+from treadle.base.symbol import Dim, Expr, is_identical
 from treadle.graph.ir import Graph, Node
 from treadle.ops.conv import ConvGradWeight
 from treadle.ops.movement import Reshape
@@ -73,8 +72,8 @@ class _Plan:
     depth: int
     width: int
     items: int
-    parts: int
-    part: int
+    parts: Dim
+    part: Dim
 
     @property
     def pitch(self) -> int:
@@ -112,7 +111,7 @@ def lower_weight_gradient(
     k = dy.shape[1]
     whole = Problem((groups,), shape[1], shape[2], k, a, b, extras, results, epilogue)
     unit = unit_of(whole, target)
-    if op.window((*kernel,)).is_pointwise and (k <= _FEW or unit is not None):
+    if op.window((*kernel,)).is_pointwise and (estimate(k) <= _FEW or unit is not None):
         x = Form(images, groups, channels, (*positions,), True).pull(views[0])
         if x is not None:
             b, a = Matrix.of("input", types[0], x), b.transposed()
@@ -130,13 +129,15 @@ def lower_weight_gradient(
         return no("size-limit", f"a window of {taps} cells")
     margins, part = forward_part(op, views[0].shape, (*kernel,))
     source = Source(a, views[0].shape, views[0].strides)
-    if taps == 1 and margins.extents == source.shape[2:]:
+    if taps == 1 and all(map(is_identical, margins.extents, source.shape[2:])):
         # Cells that are not read would only keep those that are read apart.
         source = source.every(op.strides, (*positions,))
         margins, part = Margins.none((*positions,)), Part.whole((*positions,))
     # Tiles read many positions of few channels: those must not compete for lines of the cache.
-    near = taps > 1 and source.strides[-1] * launches.dtype.itemsize % _LINES == 0
-    source = spread(launches, source, margins, anyway=source.strides[1] != 1 or near, clash=_LINES)
+    step = source.strides[-1] * launches.dtype.itemsize
+    near = taps > 1 and is_identical(step % _LINES, 0)
+    anyway = not is_identical(source.strides[1], 1) or near
+    source = spread(launches, source, margins, anyway=anyway, clash=_LINES)
     if source.reach >= 1 << 31:
         return no("size-limit", "offsets into the operand do not fit in 31 bits")
     return _launch(launches, plan, op, source, part)
@@ -144,7 +145,7 @@ def lower_weight_gradient(
 
 def _plan(launches: Launches, channels: int, taps: int, target: Target) -> _Plan:
     problem = launches.problem
-    n, k, size = int(problem.m), int(problem.k), launches.dtype.itemsize
+    n, k, size = int(problem.m), estimate(problem.k), launches.dtype.itemsize
     tile = choose_tile(target, launches.dtype, _ROWS, n)
     most = max(1, _ROWS // taps, min(_CHANNELS, _TAPS // taps))
     chunk = -(-channels // -(-channels // most))
@@ -155,10 +156,12 @@ def _plan(launches: Launches, channels: int, taps: int, target: Target) -> _Plan
     width = max(1, min(panels, 8, quarter // (max(rows, depth) * tile.width)))
     width = -(-panels // -(-panels // width))
     items = int(problem.count) * -(-channels // chunk) * -(-panels // width)
-    wanted = max(1, min(_ITEMS, int(problem.flops) // _ITEM))
+    wanted = max(1, min(_ITEMS, estimate(problem.flops) // _ITEM))
     parts = max(1, min(-(-wanted // items), k // (2 * depth)))
     part = -(-k // (parts * depth)) * depth
-    return _Plan(tile, chunk, rows, depth, width, items, -(-k // part), part)
+    if part >= k and isinstance(problem.k, Expr):  # No number of positions is divided.
+        return _Plan(tile, chunk, rows, depth, width, items, 1, problem.k)
+    return _Plan(tile, chunk, rows, depth, width, items, -(-problem.k // part), part)
 
 
 def _launch(
@@ -166,22 +169,23 @@ def _launch(
 ) -> Lowered:
     problem = launches.problem
     spatial = source.strides[2:]
-    images = steps_of(source.shape[0], source.strides[0])
+    images = along(source.shape[0], source.strides[0])
     channels, width = source.shape[1] // op.groups, plan.tile.width
     taps, size = len(part.cells), plan.tile.dtype.itemsize
     # Cells of one tap are packed no more than once per panel, cells far apart would miss pages.
-    apart = int(part.axes[-1][:2].max()) * spatial[-1] * size
+    step = 0 if count_of(part.axes[-1]) == 1 else op.strides[-1]
+    apart = estimate(step * spatial[-1] * size) if step else 0
     packs = plan.depth * plan.pitch * size <= _PACKED and (taps == 1 or apart > _APART)
     tables = {
-        "term_table": grid(images, part.rows(spatial)),
-        "row_table": grid(part.reads(spatial), steps_of(plan.chunk, 1)),
+        "term_table": joined(images, part.rows(spatial)),
+        "row_table": joined(part.reads(spatial), steps_of(plan.chunk, 1)),
         "order": grid(steps_of(plan.chunk, 1), steps_of(taps, plan.chunk)),
     }
     dy = problem.b
     arguments: dict[str, Ref | Dim] = {
         **{"a": _pointer(source.matrix), "b": _pointer(dy), "channels": channels, "taps": taps},
         **{"a_group": channels, "b_group": dy.batch[0], "b_term": dy.row, "b_column": dy.column},
-        **{name: launches.constant(table.astype(np.int32)) for name, table in tables.items()},
+        **{name: launches.offsets(table) for name, table in tables.items()},
         **_sizes(plan, problem, channels),
         **_others(problem),
     }
@@ -197,21 +201,23 @@ def _launch(
         packs,
         (plan.depth * plan.pitch if packs else 0, plan.depth * plan.width * width),
         plan.sums,
-        plan.parts > 1,
+        is_many(plan.parts),
         epilogue,
     )
-    if plan.parts > 1:
+    if is_many(plan.parts):
         count = plan.items * plan.parts * plan.sums
         arguments["partials"] = launches.workspace(count * plan.tile.dtype.itemsize)
-    for items, made in zip(
-        (plan.items * plan.parts, plan.items), weight_kernels(spec), strict=False
+    first, *rest = weight_kernels(spec)
+    for items, flops, made in (
+        (plan.items * plan.parts, problem.flops, first),
+        *((plan.items, 0, made) for made in rest),
     ):
         launch = Launch(
             made.kernel,
             tuple(arguments[name] for name in made.names),
             items=items,
-            serial=problem.flops < 1 << 17,
-            flops=problem.flops if items == plan.items * plan.parts else 0,
+            serial=estimate(problem.flops) < 1 << 17,
+            flops=flops,
             nbytes=plan.items * plan.sums * plan.tile.dtype.itemsize,
         )
         launches.launches.append(launch)

@@ -17,6 +17,7 @@ import numpy as np
 from treadle.backends.api import Support, no
 from treadle.backends.codegen.contraction.body import EpilogueReader, Refused
 from treadle.backends.codegen.contraction.launch import Launches
+from treadle.backends.codegen.contraction.offsets import fixed
 from treadle.backends.codegen.contraction.pair_launches import Shifted, multiply_shifted
 from treadle.backends.codegen.contraction.pair_tiles import Unit
 from treadle.backends.codegen.contraction.pixel_maps import forward_part
@@ -71,7 +72,7 @@ def lower_weight_pairs(
     dy = spread(launches, dy, begins, anyway=True, dtype=unit.a)
     cells = x.shape[0] * math.prod(margins.extents)
     pitch = x.strides[-1]
-    shifts = part.reads([step // pitch for step in x.strides[2:]])
+    shifts = fixed(part.reads(tuple(step // pitch for step in x.strides[2:])))
     given = Shifted(_cells(dy), _cells(x), cells, np.asarray(shifts), steps)
     multiply_shifted(launches, unit, given)
     return launches.lowered()

@@ -12,9 +12,9 @@ from functools import lru_cache
 
 import numpy as np
 
-from treadle.backends.codegen.contraction.convolution_maps import grid, steps_of
 from treadle.backends.codegen.contraction.items import Contraction
 from treadle.backends.codegen.contraction.launch import Launches
+from treadle.backends.codegen.contraction.offsets import grid, steps_of
 from treadle.backends.codegen.contraction.pack import transpose
 from treadle.backends.codegen.contraction.problem import Matrix
 from treadle.backends.codegen.contraction.tile import Tile

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from treadle.backends.codegen.contraction.body import Reading
-from treadle.backends.codegen.contraction.convolution_maps import Offsets, steps_of
 from treadle.backends.codegen.contraction.launch import Launches
+from treadle.backends.codegen.contraction.offsets import Offsets, steps_of
 from treadle.backends.codegen.contraction.pair_launches import multiply_pairs, unit_of
 from treadle.backends.codegen.contraction.problem import Matrix
 from treadle.backends.codegen.contraction.schedule import is_dots

@@ -25,7 +25,7 @@ from treadle.backends.codegen.kernel.ir import Kernel, Value, pointer
 from treadle.backends.codegen.scalars.code import load_value
 from treadle.backends.program import Lowered, Ref
 from treadle.base.dtype import DType
-from treadle.base.shape import size_of
+from treadle.base.shape import product
 from treadle.base.types import TensorType
 from treadle.ops.precision import compute_type
 
@@ -36,7 +36,7 @@ def lower_average_rows(taps: Taps, axes: Sequence[Axis], dy: TensorType) -> Lowe
     # Lanes behind the last window are divided, too.
     counts = [np.maximum(a.windows[:, 2], 1) for a in axes] + [np.ones(taps.lanes, np.int64)]
     constants = table_of(cells), np.concatenate(counts).astype(wide.numpy)
-    rows = size_of(dy.shape[:2]) * cells[0].count * cells[1].count
+    rows = product(dy.shape[:2]) * cells[0].count * cells[1].count
     cost = 20 + taps.pitch * (1 + taps.columns * 0.3)
     refs = Ref("output", 0), Ref("input", 0), Ref("constant", 1)
     launch = over_rows(_kernel(dy.dtype, taps), (*refs, *arguments_of(cells)), rows, cost)

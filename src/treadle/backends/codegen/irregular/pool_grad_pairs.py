@@ -17,7 +17,7 @@ from treadle.backends.codegen.scalars.code import load_value, store_value
 from treadle.backends.codegen.target import Target
 from treadle.backends.program import Lowered, Ref
 from treadle.base.dtype import DType
-from treadle.base.shape import size_of
+from treadle.base.shape import product
 from treadle.base.types import TensorType
 from treadle.ops.precision import compute_type
 from treadle.ops.windows import Window
@@ -34,7 +34,7 @@ def are_pairs(window: Window, axes: Sequence[Axis]) -> bool:
 
 def lower_grad_pairs(axes: Sequence[Axis], x: TensorType, target: Target) -> Lowered:
     """One launch over planes."""
-    (_, height, width), planes = axes, size_of(x.shape[:2])
+    (_, height, width), planes = axes, product(x.shape[:2])
     lanes = target.lanes(x.dtype)
     while lanes > width.count:
         lanes //= 2

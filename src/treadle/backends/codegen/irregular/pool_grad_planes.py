@@ -32,7 +32,7 @@ from treadle.backends.codegen.target import Target
 from treadle.backends.program import Launch, Lowered, Ref
 from treadle.base import dtype as dt
 from treadle.base.dtype import DType
-from treadle.base.shape import size_of
+from treadle.base.shape import product
 from treadle.base.types import TensorType
 from treadle.ops.precision import compute_type
 from treadle.ops.windows import Window
@@ -105,8 +105,8 @@ def lower_grad_planes(
     taps: Taps, window: Window, axes: Sequence[Axis], x: TensorType, target: Target
 ) -> Lowered:
     """One launch over planes; sums of 16-bit floats are kept in a float32 workspace."""
-    out, wide, planes = Ref("output", 0), compute_type(x.dtype), size_of(x.shape[:2])
-    half, count = wide is not x.dtype, size_of(x.shape)
+    out, wide, planes = Ref("output", 0), compute_type(x.dtype), product(x.shape[:2])
+    half, count = wide is not x.dtype, product(x.shape)
     sums = Ref("workspace", 0) if half else out
     flat = len(window.kernel) == 1
     step, dilation, padding = (

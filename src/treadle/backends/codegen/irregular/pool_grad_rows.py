@@ -26,7 +26,7 @@ from treadle.backends.codegen.target import Target
 from treadle.backends.program import Launch, Lowered, Ref
 from treadle.base import dtype as dt
 from treadle.base.dtype import DType
-from treadle.base.shape import size_of
+from treadle.base.shape import product, size_of
 from treadle.base.types import TensorType
 from treadle.ops.precision import compute_type
 from treadle.ops.windows import Window
@@ -42,8 +42,8 @@ def takes_plane(x: TensorType) -> bool:
 
 def lower_grad_rows(window: Window, axes: Sequence[Axis], x: TensorType, target: Target) -> Lowered:
     """One launch over planes; sums of 16-bit floats are kept in a float32 workspace."""
-    out, wide, planes = Ref("output", 0), compute_type(x.dtype), size_of(x.shape[:2])
-    half, count = wide is not x.dtype, size_of(x.shape)
+    out, wide, planes = Ref("output", 0), compute_type(x.dtype), product(x.shape[:2])
+    half, count = wide is not x.dtype, product(x.shape)
     sums = Ref("workspace", 0) if half else out
     shape = int(window.kernel[-1]), window.strides[-1], window.dilation[-1], target.lanes(wide)
     kernel = _kernel(x.dtype, shape)

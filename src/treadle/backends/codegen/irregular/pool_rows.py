@@ -13,7 +13,13 @@ from typing import Literal
 
 import numpy as np
 
-from treadle.backends.codegen.irregular.pool_tables import Axis, Geometry, arguments_of, table_of
+from treadle.backends.codegen.irregular.pool_tables import (
+    Axis,
+    Geometry,
+    OpenAxis,
+    arguments_of,
+    with_table,
+)
 from treadle.backends.codegen.irregular.rows import (
     over_rows,
     overlapping_loop,
@@ -25,10 +31,11 @@ from treadle.backends.codegen.kernel.builder import Builder
 from treadle.backends.codegen.kernel.ir import Kernel, Number, Value, pointer, size
 from treadle.backends.codegen.scalars.code import load_value, store_value
 from treadle.backends.codegen.target import Target
-from treadle.backends.program import Lowered, Ref
+from treadle.backends.program import Array, Lowered, Ref
 from treadle.base import dtype as dt
 from treadle.base.dtype import DType
-from treadle.base.shape import size_of
+from treadle.base.estimates import at_most, estimate
+from treadle.base.shape import product
 from treadle.base.types import TensorType
 from treadle.ops.windows import Window
 
@@ -42,7 +49,10 @@ Kind = Literal["max", "average"]
 
 def takes(window: Window, x: TensorType, target: Target) -> bool:
     """Whether lines of x and windows over them are short enough."""
-    width = int(x.shape[-1]) + sum(window.padding[-1])
+    longest = at_most(x.shape[-1])
+    if longest is None:
+        return False
+    width = longest + sum(window.padding[-1])
     reach = (int(window.kernel[-1]) - 1) * window.dilation[-1]
     spare = window.strides[-1] * 2 * target.lanes(x.dtype) + reach
     return int(window.kernel[-1]) <= _WIDEST and width + spare <= LONGEST
@@ -59,23 +69,29 @@ def number(b: Builder, value: Number, like: Value) -> Value:
 
 
 def lower_rows(
-    window: Window, axes: Sequence[Axis], x: TensorType, kind: Kind, target: Target
+    window: Window,
+    axes: Sequence[Axis] | Sequence[OpenAxis],
+    x: TensorType,
+    kind: Kind,
+    target: Target,
 ) -> Lowered:
     """One launch over the rows of windows."""
     cells, step = int(window.kernel[-1]), window.strides[-1]
     kernel = _kernel(kind, x.dtype, cells, step, window.dilation[-1], target.lanes(x.dtype))
     wide = dt.float64 if x.dtype is dt.float64 else dt.float32
-    constants = [table_of(axes)]
+    constants: list[Array] = []
     refs = [Ref("output", 0), Ref("input", 0)]
     if kind == "average":
+        if not isinstance(axes[2], Axis):
+            raise NotImplementedError("averages of rows of symbolic extents")
         constants.append(axes[2].windows[:, 2].astype(wide.numpy))
         refs.append(Ref("constant", 1))
-    rows = size_of(x.shape[:2]) * axes[0].count * axes[1].count
-    tall = float(np.mean(axes[1].windows[:, 1] - axes[1].windows[:, 0])) / axes[1].dilation
-    cost = 10 + 0.15 * (tall * axes[2].extent + 2 * cells * axes[2].count)
+    rows = product(x.shape[:2]) * axes[0].count * axes[1].count
+    extent, count = estimate(axes[2].extent), estimate(axes[2].count)
+    cost = 10 + 0.15 * (axes[1].cells * extent + 2 * cells * count)
     padding = window.padding[-1][0]
     launch = over_rows(kernel, (*refs, padding, *arguments_of(axes)), rows, cost)
-    return Lowered((launch,), constants=tuple(constants))
+    return with_table(axes, Lowered((launch,), constants=tuple(constants)))
 
 
 @cache

@@ -8,18 +8,22 @@ adaptive windows are the same to a kernel, and none reaches into the padding.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from treadle.backends.codegen.irregular.pool_formulas import BYTES, Formula, steps
 from treadle.backends.codegen.kernel.builder import Builder
 from treadle.backends.codegen.kernel.ir import Value, pointer, size
-from treadle.backends.program import Array, Ref
+from treadle.backends.program import Array, Launch, Lowered, Ref
 from treadle.base import dtype as dt
+from treadle.base.estimates import estimate
 from treadle.base.shape import Shape
+from treadle.base.symbol import Dim, Expr
 from treadle.ops.windows import Window
 
 AXES = ("d", "h", "w")
+_TABLE = Ref("constant", 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +39,63 @@ class Axis:
         """Number of windows."""
         return len(self.windows)
 
+    @property
+    def cells(self) -> float:
+        """About how many cells a window has."""
+        return float(np.mean(self.windows[:, 1] - self.windows[:, 0]) / self.dilation)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenAxis:
+    """The same where extents are expressions: a formula gives windows of about so many cells."""
+
+    extent: Dim
+    formula: Formula
+    cells: float
+    dilation: int = 1
+
+    @property
+    def count(self) -> Dim:
+        """Number of windows."""
+        return self.formula.count
+
 
 _SINGLE = Axis(1, np.array([[0, 1, 1]]))
+
+
+def is_open(spatial: Shape) -> bool:
+    """Whether extents of planes are expressions."""
+    return any(isinstance(n, Expr) for n in spatial)
+
+
+def open_moving(
+    window: Window, spatial: Shape, include_padding: bool = True
+) -> tuple[OpenAxis, ...]:
+    """Axes of windows that move in steps over extents that are expressions."""
+    axes = []
+    for i, (n, m) in enumerate(zip(spatial, window.extents("window", spatial, ""), strict=True)):
+        before, after = window.padding[i]
+        kernel, dilation = int(window.kernel[i]), window.dilation[i]
+        low, high = (-before, n + after) if include_padding else (0, n)
+        reach = (kernel - 1) * dilation + 1
+        numbers = (window.strides[i], before, reach, dilation, n, low, high)
+        axes.append(OpenAxis(n, Formula("moving", m, numbers), kernel, dilation))
+    return _open_three(axes)
+
+
+def open_adaptive(spatial: Shape, counts: Sequence[int]) -> tuple[OpenAxis, ...]:
+    """Axes of `counts` windows that cover the cells, whose number is an expression."""
+    return _open_three(
+        [
+            OpenAxis(n, Formula("adaptive", m, (n, m)), estimate(n) / m)
+            for n, m in zip(spatial, counts, strict=True)
+        ]
+    )
+
+
+def _open_three(axes: list[OpenAxis]) -> tuple[OpenAxis, ...]:
+    single = OpenAxis(1, steps(1, (0, 0), (1, 0), (1, 0)), 1.0)
+    return (*[single] * (3 - len(axes)), *axes)
 
 
 def moving(window: Window, spatial: Shape, include_padding: bool = True) -> tuple[Axis, ...]:
@@ -106,10 +165,39 @@ def table_of(axes: Sequence[Axis]) -> Array:
     return np.ascontiguousarray(np.concatenate([a.windows for a in axes]).astype(np.int64))
 
 
-def arguments_of(axes: Sequence[Axis]) -> tuple[Ref | int, ...]:
-    """Arguments for the parameters of `Geometry`; the table is constant number 0."""
+def arguments_of(axes: Sequence[Axis | OpenAxis], table: Ref = _TABLE) -> tuple[Ref | Dim, ...]:
+    """Arguments for the parameters of `Geometry`."""
     extents, counts = [a.extent for a in axes], [a.count for a in axes]
-    return (Ref("constant", 0), *extents, *counts, *(a.dilation for a in axes))
+    return (table, *extents, *counts, *(a.dilation for a in axes))
+
+
+def with_table(axes: Sequence[Axis] | Sequence[OpenAxis], found: Lowered) -> Lowered:
+    """Launches that read a table of windows as constant number 0, with that table.
+
+    What says where windows of symbolic extents lie is computed first, in a workspace.
+    """
+    known = [a for a in axes if isinstance(a, Axis)]
+    if len(known) == len(axes):
+        return replace(found, constants=(table_of(known), *found.constants))
+    place, at = Ref("workspace", len(found.workspaces)), 0
+    made: list[Launch] = []
+    for axis in axes:
+        if isinstance(axis, OpenAxis):
+            made.append(axis.formula.launch(replace(place, offset=at)))
+            at = at + BYTES * axis.count
+    moved = [_moved(launch, place) for launch in found.launches]
+    return replace(found, launches=(*made, *moved), workspaces=(*found.workspaces, at))
+
+
+def _moved(launch: Launch, table: Ref) -> Launch:
+    """A launch with another place for the table; other constants move up by one."""
+
+    def one(given: Ref | Dim) -> Ref | Dim:
+        if not isinstance(given, Ref) or given.kind != "constant":
+            return given
+        return table if given.index == 0 else replace(given, index=given.index - 1)
+
+    return replace(launch, arguments=tuple(one(a) for a in launch.arguments))
 
 
 class Geometry:

@@ -22,11 +22,15 @@ from treadle.backends.codegen.irregular.pool_maximum import Bounds, find_maximum
 from treadle.backends.codegen.irregular.pool_tables import (
     Axis,
     Geometry,
+    OpenAxis,
     adaptive,
     arguments_of,
     covers,
+    is_open,
     moving,
-    table_of,
+    open_adaptive,
+    open_moving,
+    with_table,
 )
 from treadle.backends.codegen.irregular.rows import over_rows, row_kernel, vector_loop, walk
 from treadle.backends.codegen.irregular.scatter import is_half
@@ -38,7 +42,9 @@ from treadle.backends.codegen.target import Target
 from treadle.backends.program import Launch, Lowered, Ref
 from treadle.base import dtype as dt
 from treadle.base.dtype import DType
-from treadle.base.shape import Shape, size_of
+from treadle.base.estimates import estimate
+from treadle.base.shape import Shape, product
+from treadle.base.symbol import Dim
 from treadle.base.types import TensorType
 from treadle.ops.adaptive_pool import (
     AdaptiveAvgPool,
@@ -61,6 +67,7 @@ from treadle.ops.precision import compute_type
 from treadle.ops.windows import Window
 
 Kind = Literal["max", "max_gather", "average"]
+Axes = Sequence[Axis] | Sequence[OpenAxis]
 
 
 def windows_of(op: Pooling, spatial: Shape) -> tuple[Window | None, tuple[Axis, ...]]:
@@ -77,13 +84,13 @@ def windows_of(op: Pooling, spatial: Shape) -> tuple[Window | None, tuple[Axis, 
     return Window(steps, steps, ((0, 0),) * len(steps), (1,) * len(steps)), axes
 
 
-def _planes(x: TensorType) -> int:
-    return size_of(x.shape[:2])
+def _planes(x: TensorType) -> Dim:
+    return product(x.shape[:2])
 
 
-def _window_cells(axes: Sequence[Axis]) -> float:
+def _window_cells(axes: Axes) -> float:
     """About how many cells a window has."""
-    return float(np.prod([np.mean(a.windows[:, 1] - a.windows[:, 0]) / a.dilation for a in axes]))
+    return float(np.prod([a.cells for a in axes]))
 
 
 @lowers(MaxPool, AdaptiveMaxPool, AvgPool, AdaptiveAvgPool)
@@ -93,6 +100,8 @@ def lower_pool(
     """A row of windows at a time."""
     x = types[0]
     kind: pool_rows.Kind = "max" if isinstance(op, (MaxPool, AdaptiveMaxPool)) else "average"
+    if is_open(x.shape[2:]):
+        return _lower_open(kind, op, x, target)
     window, axes = windows_of(op, x.shape[2:])
     if kind == "average" and covers(axes):
         return _plane_average(x, target)
@@ -101,20 +110,42 @@ def lower_pool(
     return _pooled(kind, x, axes)
 
 
+def open_windows(op: Pooling, spatial: Shape) -> tuple[OpenAxis, ...]:
+    """The windows of an op over extents that are expressions."""
+    if isinstance(op, AverageWindow):
+        return open_moving(op.window, spatial, op.count_include_pad)
+    if isinstance(op, MaxWindow):
+        return open_moving(op.window, spatial)
+    return open_adaptive(spatial, [int(m) for m in op.extents(spatial, "")])
+
+
+def _lower_open(kind: pool_rows.Kind, op: Pooling, x: TensorType, target: Target) -> Lowered:
+    axes = open_windows(op, x.shape[2:])
+    is_one = not isinstance(op, (AverageWindow, MaxWindow)) and all(a.count == 1 for a in axes)
+    if kind == "average" and is_one:
+        return _plane_average(x, target)
+    if kind == "max" and isinstance(op, MaxWindow) and pool_rows.takes(op.window, x, target):
+        return pool_rows.lower_rows(op.window, axes, x, kind, target)
+    return _pooled(kind, x, axes)
+
+
 @lowers(MaxPoolGather, AdaptiveMaxPoolGather)
 def lower_gather(
     op: Pooling, types: tuple[TensorType, ...], frozen: tuple[bool, ...], target: Target
 ) -> Lowered:
     """A row of windows at a time."""
-    return _pooled("max_gather", types[0], windows_of(op, types[0].shape[2:])[1])
+    spatial = types[0].shape[2:]
+    if is_open(spatial):
+        return _pooled("max_gather", types[0], open_windows(op, spatial))
+    return _pooled("max_gather", types[0], windows_of(op, spatial)[1])
 
 
 def _plane_average(x: TensorType, target: Target) -> Lowered:
     """One window that covers every plane."""
-    cells = size_of(x.shape[2:])
+    cells = product(x.shape[2:])
     kernel = _plane_kernel(x.dtype, target.lanes(x.dtype))
     arguments = (Ref("output", 0), Ref("input", 0), cells)
-    return Lowered((over_rows(kernel, arguments, _planes(x), 8 + cells * 0.15),))
+    return Lowered((over_rows(kernel, arguments, _planes(x), 8 + estimate(cells) * 0.15),))
 
 
 @cache
@@ -139,15 +170,15 @@ def _plane_kernel(dtype: DType, lanes: int) -> Kernel:
     return row_kernel(f"plane_average_{dtype.name}", (target, x, cells), body)
 
 
-def _pooled(kind: Kind, x: TensorType, axes: Sequence[Axis]) -> Lowered:
+def _pooled(kind: Kind, x: TensorType, axes: Axes) -> Lowered:
     refs = [Ref("output", 0), Ref("input", 0)]
     if kind == "max_gather":
         refs.append(Ref("input", 1))
     rows = _planes(x) * axes[0].count * axes[1].count
-    cost = axes[2].count * (4 + 1.5 * _window_cells(axes))
+    cost = estimate(axes[2].count) * (4 + 1.5 * _window_cells(axes))
     kernel = _pool_kernel(kind, x.dtype)
     launch = over_rows(kernel, (*refs, *arguments_of(axes)), rows, cost)
-    return Lowered((launch,), constants=(table_of(axes),))
+    return with_table(axes, Lowered((launch,)))
 
 
 @cache
@@ -223,6 +254,8 @@ def lower_maxima_grad(
 ) -> Lowered:
     """dy to the first maximum of every window, plane by plane."""
     x = types[0]
+    if is_open(x.shape[2:]):
+        return _spread(True, x, x, open_windows(op, x.shape[2:]), target)
     window, axes = windows_of(op, x.shape[2:])
     if window is not None and are_pairs(window, axes):
         return lower_grad_pairs(axes, x, target)
@@ -243,6 +276,8 @@ def lower_averages_grad(
 ) -> Lowered:
     """dy, divided, to all cells of every window, plane by plane."""
     result, dtype = op.infer(types[0])[0], types[0].dtype
+    if is_open(op.spatial):
+        return _spread(False, types[0], result, open_windows(op, op.spatial), target)
     window, axes = windows_of(op, op.spatial)
     taps = None if window is None else row_taps(window, axes, 1, target.lanes(dtype))
     if taps is not None:
@@ -251,20 +286,20 @@ def lower_averages_grad(
 
 
 def _spread(
-    maxima: bool, given: TensorType, result: TensorType, axes: Sequence[Axis], target: Target
+    maxima: bool, given: TensorType, result: TensorType, axes: Axes, target: Target
 ) -> Lowered:
-    dtype, count = given.dtype, size_of(result.shape)
+    dtype, count = given.dtype, product(result.shape)
     out, half = Ref("output", 0), is_half(given.dtype)
     sums = Ref("workspace", 0) if half else out
     refs = (sums, Ref("input", 0), Ref("input", 1)) if maxima else (sums, Ref("input", 0))
-    windows = float(np.prod([a.count for a in axes]))
+    windows = float(np.prod([estimate(a.count) for a in axes]))
     cost = windows * (6 + 1.5 * _window_cells(axes))
     kernel = _spread_kernel(maxima, dtype)
     arguments = (*refs, *arguments_of(axes))
     launches: tuple[Launch, ...] = (over_rows(kernel, arguments, _planes(given), cost),)
     if half:
         launches += (convert(out, sums, dtype, dt.float32, count, target),)
-    return Lowered(launches, (4 * count,) if half else (), (table_of(axes),))
+    return with_table(axes, Lowered(launches, (4 * count,) if half else ()))
 
 
 @cache

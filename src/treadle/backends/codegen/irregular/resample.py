@@ -27,7 +27,9 @@ from treadle.backends.codegen.target import Target
 from treadle.backends.program import Array, Launch, Lowered, Ref
 from treadle.base import dtype as dt
 from treadle.base.dtype import DType
-from treadle.base.shape import Shape, size_of
+from treadle.base.estimates import estimate
+from treadle.base.shape import Shape, product
+from treadle.base.symbol import Dim, is_identical
 from treadle.base.types import TensorType
 from treadle.ops.precision import compute_type
 from treadle.ops.resample import Interpolation, Resize, ResizeGrad, interpolation_taps
@@ -108,16 +110,16 @@ def _products(
 
     What lies between is kept in the compute type, in workspaces.
     """
-    wide, shape = compute_type(dtype), [int(d) for d in extents]
+    wide, shape = compute_type(dtype), list(extents)
     launches, workspaces, constants = [], [], []
     origin = dtype
     for i, matrix in enumerate(matrices):
-        outer, inner = size_of(shape[: first + i]), size_of(shape[first + i + 1 :])
+        outer, inner = product(shape[: first + i]), product(shape[first + i + 1 :])
         shape[first + i] = matrix.rows
         last = i == len(matrices) - 1
         to, kept = (Ref("output", 0), dtype) if last else (Ref("workspace", i), wide)
         if not last:
-            workspaces.append(size_of(shape) * wide.itemsize)
+            workspaces.append(product(shape) * wide.itemsize)
         tables = [Ref("constant", 3 * i + j) for j in range(3)]
         constants += [matrix.starts, matrix.columns, matrix.weights.astype(wide.numpy)]
         launches.append(
@@ -132,20 +134,20 @@ def _product(
     matrix: _Matrix,
     refs: tuple[Ref, ...],
     dtypes: tuple[DType, DType],
-    around: tuple[int, int],
+    around: tuple[Dim, Dim],
     target: Target,
 ) -> Launch:
     outer, inner = around
     terms = max(len(matrix.columns) / matrix.rows, 1.0)
-    lanes = target.lanes(dtypes[1]) if inner > 1 else 1
-    if inner == 1:
+    lanes = 1 if is_identical(inner, 1) else target.lanes(dtypes[1])
+    if is_identical(inner, 1):
         kernel = _line_kernel(*dtypes)
         cost = matrix.rows * (1 + terms * 1.2)
         arguments: Arguments = (*refs, matrix.rows, matrix.columns_of)
         return over_rows(kernel, arguments, outer, cost)
     kernel = _plane_kernel(*dtypes, lanes)
     panels = -(-inner // _PANEL)
-    cost = 3 + min(inner, _PANEL) * (0.1 + 0.1 * terms)
+    cost = 3 + min(estimate(inner), _PANEL) * (0.1 + 0.1 * terms)
     arguments = (*refs, matrix.rows, matrix.columns_of, inner, panels)
     return over_rows(kernel, arguments, outer * matrix.rows * panels, cost)
 

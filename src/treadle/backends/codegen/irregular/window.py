@@ -13,10 +13,12 @@ from treadle.backends.codegen.irregular.pool_tables import (
     Axis,
     arguments_of,
     covered,
+    is_open,
     is_tiling,
     table_of,
+    with_table,
 )
-from treadle.backends.codegen.irregular.pooling import windows_of
+from treadle.backends.codegen.irregular.pooling import Axes, open_windows, windows_of
 from treadle.backends.codegen.irregular.resample import lower_resize_last
 from treadle.backends.codegen.irregular.rows import over_rows
 from treadle.backends.codegen.irregular.window_grad_kernels import (
@@ -27,10 +29,12 @@ from treadle.backends.codegen.irregular.window_kernels import Kind, window_kerne
 from treadle.backends.codegen.irregular.window_parts import Spec, arguments
 from treadle.backends.codegen.lowering import LOWERINGS
 from treadle.backends.codegen.target import Target
-from treadle.backends.codegen.views import Strided, extents, strided_input, strided_output
+from treadle.backends.codegen.views import Strided, sizes_of, strided_input, strided_output
 from treadle.backends.program import Launch, Lowered, Ref
 from treadle.base import dtype as dt
-from treadle.base.shape import size_of
+from treadle.base.estimates import estimate
+from treadle.base.shape import product
+from treadle.base.symbol import Dim, is_identical
 from treadle.base.types import TensorType
 from treadle.graph.ir import Graph, Node
 from treadle.ops.adaptive_pool import (
@@ -88,7 +92,7 @@ def _read(body: Graph) -> tuple[Node, list[Strided], Strided] | Support:
     if len(given) < len(inputs) or found is None or found[0] is not node.output:
         return no("op", "something is computed beside the pooling op of a window group")
     views = (*given, found[1])
-    if any(view.shape[1] > 1 and view.strides[1] != 1 for view in views):
+    if any(view.shape[1] > 1 and not is_identical(view.strides[1], 1) for view in views):
         return no("layout", "channels of an operand or of the result are not neighbors")
     return node, given, found[1]
 
@@ -96,7 +100,7 @@ def _read(body: Graph) -> tuple[Node, list[Strided], Strided] | Support:
 def is_channels_last(view: Strided) -> bool:
     """Whether maps [N,C,*S] are whole and dense as [N,*S,C]."""
     moved = view.after(Transpose((0, *range(2, len(view.shape)), 1)))
-    return moved is not None and moved.is_dense and view.offset == 0
+    return moved is not None and moved.is_dense and is_identical(view.offset, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +113,11 @@ class _Pool:
     result: Strided
     target: Target
 
-    def lowered(self) -> Lowered:
+    def lowered(self) -> Lowered | Support:
         """The launches."""
         op = self.op
+        if is_open(self.x.shape[2:]) or is_open(self.result.shape[2:]):
+            return self._open()
         if isinstance(op, (AvgPoolGrad, AdaptiveAvgPoolGrad)):
             return self._averages_grad(windows_of(op, op.spatial)[1])
         axes = windows_of(op, self.x.shape[2:])[1]
@@ -123,16 +129,31 @@ class _Pool:
             "max" if isinstance(op, (MaxPool, AdaptiveMaxPool)) else "average", axes
         )
 
-    def _spec(self, axes: Sequence[Axis], vectors: int, *, adds: bool = False) -> Spec:
+    def _open(self) -> Lowered | Support:
+        """The launches over planes whose extents are expressions."""
+        op = self.op
+        if isinstance(op, (AvgPoolGrad, AdaptiveAvgPoolGrad, MaxPoolGrad, AdaptiveMaxPoolGrad)):
+            return no("dynamic-shape", "gradients of symbolic planes are computed row-major")
+        axes = open_windows(op, self.x.shape[2:])
+        if isinstance(op, (MaxPoolGather, AdaptiveMaxPoolGather)):
+            return self._forward("gather", axes)
+        return self._forward(
+            "max" if isinstance(op, (MaxPool, AdaptiveMaxPool)) else "average", axes
+        )
+
+    def _spec(self, axes: Axes, vectors: int, *, adds: bool = False) -> Spec:
         lanes = self.target.lanes(self.x.dtype)
         channels = int(self.x.shape[1])
-        deep = axes[0].extent != 1 or axes[0].windows[:, :2].tolist() != [[0, 1]]
+        first = axes[0]
+        deep = not is_identical(first.extent, 1) or not is_identical(first.count, 1)
+        if not deep and isinstance(first, Axis):
+            deep = first.windows[:, :2].tolist() != [[0, 1]]
         masked = channels < lanes or (adds and channels % lanes != 0)
         vectors *= self.target.registers // 16
         vectors = max(min(vectors, channels // lanes), 1)
         return Spec(self.x.dtype, lanes, vectors, deep, masked)
 
-    def _arguments(self, out: Ref) -> tuple[Ref | int, ...]:
+    def _arguments(self, out: Ref) -> tuple[Ref | Dim, ...]:
         """The result, then the operands."""
         size = 4 if out.kind == "workspace" else self.x.dtype.itemsize
         made = arguments(out, self.result, size)
@@ -140,23 +161,24 @@ class _Pool:
             made += arguments(Ref("input", view.index), view, self.x.dtype.itemsize)
         return made
 
-    def _forward(self, kind: Kind, axes: Sequence[Axis]) -> Lowered:
+    def _forward(self, kind: Kind, axes: Axes) -> Lowered:
         spec = self._spec(axes, 4 if kind != "gather" else 2)
-        n, channels = extents(self.x.shape[:2])
+        n, channels = sizes_of(self.x.shape[:2])
         rows = n * axes[0].count * axes[1].count
-        cells = axes[2].count * _cells(axes)
-        cost = axes[2].count * 5 + cells * -(-channels // spec.lanes)
+        count = estimate(axes[2].count)
+        cells = count * _cells(axes)
+        cost = count * 5 + cells * -(-channels // spec.lanes)
         out = self._arguments(Ref("output", 0))
         launch = over_rows(
             window_kernel(kind, spec), (*out, channels, *arguments_of(axes)), rows, cost
         )
-        return Lowered((launch,), constants=(table_of(axes),))
+        return with_table(axes, Lowered((launch,)))
 
     def _maxima_grad(self, axes: Sequence[Axis]) -> Lowered:
         tiled = is_tiling(axes)
         spec = self._spec(axes, 4, adds=not tiled)
-        n, channels = extents(self.x.shape[:2])
-        wide, count = compute_type(self.x.dtype), size_of(self.x.shape)
+        n, channels = sizes_of(self.x.shape[:2])
+        wide, count = compute_type(self.x.dtype), product(self.x.shape)
         half = wide is not self.x.dtype and not tiled
         sums = Ref("workspace", 0) if half else Ref("output", 0)
         height = axes[1].extent
@@ -164,7 +186,9 @@ class _Pool:
         # depth, the order of a window's cells leads through all strips.
         strip = height
         if not spec.deep:
-            strip = max(-(-height // max(_PARTS // n, 1)), 4 * -(-height // axes[1].count))
+            strip = max(
+                -(-height // max(_PARTS // estimate(n), 1)), 4 * -(-height // axes[1].count)
+            )
         strips = -(-height // strip)
         kept = wide if half else self.x.dtype
         kernel = maxima_grad_kernel(spec, kept, tiled=tiled, strips=strips > 1)
@@ -183,7 +207,7 @@ class _Pool:
     def _averages_grad(self, axes: Sequence[Axis]) -> Lowered:
         cells = covered(axes)
         spec = self._spec(cells, 4)
-        n, channels = extents(self.x.shape[:2])
+        n, channels = sizes_of(self.x.shape[:2])
         counts = np.concatenate([np.maximum(a.windows[:, 2], 1) for a in axes])
         rows = n * cells[0].count * cells[1].count
         cost = cells[2].count * (5 + 2 * _cells(cells) * -(-channels // spec.lanes))
@@ -192,6 +216,6 @@ class _Pool:
         return Lowered((launch,), constants=(table_of(cells), counts.astype(spec.wide.numpy)))
 
 
-def _cells(axes: Sequence[Axis]) -> float:
+def _cells(axes: Axes) -> float:
     """About how many cells a window has."""
-    return float(np.prod([np.mean(a.windows[:, 1] - a.windows[:, 0]) / a.dilation for a in axes]))
+    return float(np.prod([a.cells for a in axes]))

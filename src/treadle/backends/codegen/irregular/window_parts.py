@@ -16,6 +16,7 @@ from treadle.backends.codegen.scalars.code import compute_dtype, load_value, sto
 from treadle.backends.codegen.views import Strided
 from treadle.backends.program import Ref
 from treadle.base.dtype import DType
+from treadle.base.symbol import Dim
 
 STEPS = ("batch", "d", "h", "w")
 
@@ -73,7 +74,7 @@ class Operand:
         return b.offset(self.pointer, place)
 
 
-def arguments(ref: Ref, view: Strided, itemsize: int) -> tuple[Ref | int, ...]:
+def arguments(ref: Ref, view: Strided, itemsize: int) -> tuple[Ref | Dim, ...]:
     """Arguments for the parameters of an `Operand`, whose view is [N,C,*S]."""
     batch, _, *steps = view.strides
     place = Ref(ref.kind, ref.index, ref.offset + view.offset * itemsize)
