@@ -47,8 +47,8 @@ class Symbol:
         return self.name
 
     def __hash__(self) -> int:
-        # Ranges of one name rarely differ, and every look-up of an expression comes by here.
-        return hash(self.name)
+        # With the range: caches would compare extents of two cells, which asks the call.
+        return hash((self.name, self.low, self.high))
 
     @property
     def order(self) -> tuple[Any, ...]:
