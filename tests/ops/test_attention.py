@@ -9,6 +9,7 @@ from treadle.base import dtype as dt
 from treadle.base.errors import IndexRangeError
 from treadle.base.types import TensorType
 from treadle.graph.builder import trace_body
+from treadle.graph.evaluate import evaluate
 from treadle.ops.attention import Attention, AttentionGrad
 from treadle.ops.loss import BinaryCrossEntropyWithLogits, SoftmaxCrossEntropy
 from treadle.ops.op import Pullback
@@ -24,6 +25,33 @@ def test_a_causal_query_ignores_later_keys() -> None:
     after = Attention(causal=True).reference(q, k, v)
     np.testing.assert_array_equal(before[:, :3], after[:, :3])
     assert (before[:, 3:] != after[:, 3:]).all()
+
+
+@pytest.mark.parametrize("dtype", [dt.float16, dt.bfloat16])
+def test_numbers_of_16_bits_are_rounded_once(dtype: dt.DType) -> None:
+    """As kernels do; scores and weights were rounded as well, and half of the results differed."""
+    narrow = [RNG.normal(size=(2, 17, 64)).astype(dtype.numpy) for _ in range(4)]
+    wide = [x.astype(np.float64) for x in narrow]
+    for op, count in ((Attention(True), 3), (AttentionGrad(True), 4)):
+        made, wanted = (op.reference(*xs[:count]) for xs in (narrow, wide))
+        for x, y in zip(*((v if count == 4 else (v,)) for v in (made, wanted)), strict=True):
+            assert x.dtype == dtype.numpy
+            assert (x == y.astype(np.float32).astype(dtype.numpy)).mean() > 0.99
+
+
+def test_scores_of_float16_do_not_overflow() -> None:
+    """Sums of products beyond 65,504 were infinite before they were scaled, and results NaN."""
+    q, k, v, dy = (RNG.normal(size=(1, 5, 64)).astype(np.float16) for _ in range(4))
+    q, k = q * np.float16(120), k * np.float16(120)
+    assert np.abs(q.astype("float32") @ k.astype("float32").mT).max() > 65_504
+    for op, operands in ((Attention(), (q, k, v)), (AttentionGrad(), (q, k, v, dy))):
+        found = op.reference(*operands)
+        types = [TensorType(dt.float16, x.shape) for x in operands]
+        written_out = evaluate(trace_body(op.body, types), operands)
+        for x, y in zip(found if len(operands) == 4 else (found,), written_out, strict=True):
+            assert np.isfinite(x).all() and np.isfinite(y).all()
+            scale = float(np.abs(x.astype("float32")).max())
+            np.testing.assert_allclose(x, y, rtol=5e-3, atol=5e-3 * scale + 1e-3)
 
 
 def test_masks_hide_or_add() -> None:

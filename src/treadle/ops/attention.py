@@ -96,7 +96,7 @@ class Attention(Composite):
 
     def scores(self, q: Any, k: Any, mask: tuple[Any, ...]) -> Any:
         """Attention weights before softmax, in the compute type; operands."""
-        scores = self.scaled(widen(Matmul(False, True)(q, k)), q.shape[-1])
+        scores = self.scaled(Matmul(False, True)(widen(q), widen(k)), q.shape[-1])
         if mask:
             if mask[0].type.dtype is dt.bool_:
                 scores = Where()(mask[0], scores, scores.constant(-math.inf))
@@ -115,11 +115,11 @@ class Attention(Composite):
         return Softmax(scores.type.ndim - 1)(scores)
 
     def body(self, q: Any, k: Any, v: Any, *mask: Any) -> Any:
-        return Matmul()(self._weights(q, k, mask).astype(v.type.dtype), v)
+        return Matmul()(self._weights(q, k, mask), widen(v)).astype(v.type.dtype)
 
     def weights_array(self, q: Array, k: Array, mask: tuple[Array, ...]) -> Array:
         """The softmax of the scores, in the compute type."""
-        scores = widen_array(Matmul(False, True).reference(q, k))
+        scores = _wide(Matmul(False, True), q, k)
         scores = np.asarray(scores * scores.dtype.type(self.scale_of(q.shape[-1])))
         if mask:
             if mask[0].dtype == np.bool_:
@@ -131,8 +131,7 @@ class Attention(Composite):
         return Softmax(scores.ndim - 1).reference(scores)
 
     def reference(self, q: Array, k: Array, v: Array, *mask: Array) -> Array:
-        weights = self.weights_array(q, k, mask)
-        return Matmul().reference(weights.astype(v.dtype, copy=False), v)
+        return _wide(Matmul(), self.weights_array(q, k, mask), v).astype(v.dtype, copy=False)
 
     def vjp(self, at: Pullback[V]) -> tuple[V | None, ...]:
         q, k, v, *mask = at.inputs
@@ -155,20 +154,18 @@ class Attention(Composite):
         weights = self._weights(q, k, mask)
         dq = dk = dv = dmask = None
         if needs[2]:
-            narrow = weights.astype(v.type.dtype)
-            dv = Matmul(True, False)(narrow, dy).sum_to(v.type.shape)
+            dv = _summed(Matmul(True, False)(weights, widen(dy)), v)
         if any((*needs[:2], *needs[3:])):
-            dweights = widen(Matmul(False, True)(dy, v))
-            weighted = dweights * weights
+            weighted = Matmul(False, True)(widen(dy), widen(v)) * weights
             last = weights.type.ndim - 1
             dscores = weighted - weights * weighted.sum((last,), keepdims=True)
             if any(needs[3:]):
                 dmask = dscores.sum_to(mask[0].type.shape).astype(mask[0].type.dtype)
-            dproduct = self.scaled(dscores, q.shape[-1]).astype(q.type.dtype)
+            dproduct = self.scaled(dscores, q.shape[-1])
             if needs[0]:
-                dq = Matmul()(dproduct, k).sum_to(q.type.shape)
+                dq = _summed(Matmul()(dproduct, widen(k)), q)
             if needs[1]:
-                dk = Matmul(True, False)(dproduct, q).sum_to(k.type.shape)
+                dk = _summed(Matmul(True, False)(dproduct, widen(q)), k)
         return (dq, dk, dv, dmask) if mask else (dq, dk, dv)
 
     @classmethod
@@ -246,13 +243,12 @@ class AttentionGrad(Composite):
         self, q: Array, k: Array, v: Array, dy: Array, *mask: Array
     ) -> tuple[Array, Array, Array]:
         weights = self.forward.weights_array(q, k, mask)
-        dv = Matmul(True, False).reference(weights.astype(v.dtype, copy=False), dy)
-        dscores = widen_array(Matmul(False, True).reference(dy, v)) * weights
+        dv = _wide(Matmul(True, False), weights, dy)
+        dscores = _wide(Matmul(False, True), dy, v) * weights
         dscores -= weights * np.sum(dscores, axis=-1, keepdims=True)
         dscores *= dscores.dtype.type(self.forward.scale_of(q.shape[-1]))
-        dproduct = dscores.astype(q.dtype, copy=False)
-        dq = Matmul().reference(dproduct, k)
-        dk = Matmul(True, False).reference(dproduct, q)
+        dq = _wide(Matmul(), dscores, k)
+        dk = _wide(Matmul(True, False), dscores, q)
         return _sum_to(dq, q), _sum_to(dk, k), _sum_to(dv, v)
 
     @classmethod
@@ -273,6 +269,16 @@ class AttentionGrad(Composite):
             BadSample(cls, (q, k, v, q), ShapeError, "dy is not shaped like the result"),
             BadSample(cls, (q, k, v, Arg((3, 2))), ShapeError, "dy is not shaped like the result"),
         )
+
+
+def _summed(gradient: Any, like: Any) -> Any:
+    """Rounded to the type of an operand, as `AttentionGrad` gives it, and summed to its shape."""
+    return gradient.astype(like.type.dtype).sum_to(like.type.shape)
+
+
+def _wide(product: Matmul, x: Array, y: Array) -> Array:
+    """A product in the compute type, as kernels have it: only their results are rounded."""
+    return product.reference(widen_array(x), widen_array(y))
 
 
 def _sum_to(gradient: Array, like: Array) -> Array:
