@@ -225,7 +225,7 @@ def heads_at_once(g: Generator) -> str | None:
     return f"F.nn.multi_head_attention({x}, {x}, {x}, {rest})[0]"
 
 
-def caches(g: Generator) -> Any:
+def caches(g: Generator) -> str | None:
     """Keys and values that are kept: positions turned, caches written and attended over."""
     b, h, t, s = (int(g.one(c)) for c in ((1, 2, 3), (1, 2), (1, 1, 3, 9), (9, 16, 33)))
     d, shared = int(g.one((2, 4, 8, 16))), int(g.one((1, 2, 4)))
@@ -244,12 +244,13 @@ def caches(g: Generator) -> Any:
     if n > b and not rows:
         rows = f", F.arange({b}, dtype='int32')"
     written = f"F.cache_update({k}, {x}, {starts}, {ends}{rows})"
-    name, result = g.fresh(), g.fresh()
+    name = g.fresh()
+    if not g.add(f"{name} = {written}", [name]):
+        return None
     more = g.one(("", "", f", window={int(g.one((1, 4)))}", ", softcap=3.0", ", scale=0.25"))
     if g.chance(0.3):
         more += f", sinks={g.leaf('param', (h * shared,))}"
-    called = f"F.cached_attention({q}, {name}, {v}, {starts}, {ends}{rows}{more})"
-    return f"{name} = {written}; {result} = {called}", [name, result]
+    return f"F.cached_attention({q}, {name}, {v}, {starts}, {ends}{rows}{more})"
 
 
 def quantized_blocks(g: Generator) -> str:
