@@ -4,47 +4,12 @@ import threading
 
 import numpy as np
 import pytest
+from tests.llm.generation.counting import Counting, answer, expected
 
 from treadle.base.errors import IndexRangeError, ShapeError
 from treadle.llm.generation.engine import Engine
 from treadle.llm.generation.options import Options
 from treadle.llm.generation.text_stream import TextStream, begun
-
-
-class Counting:
-    """The next token is the sum of all before, modulo the vocabulary: any mistake shows."""
-
-    vocabulary, context, piece = 101, 4000, 1
-
-    def __init__(self):
-        self.calls = []
-
-    def cache(self, sequences, length, dtype=None):
-        return np.full((sequences, length + 1), 999, np.int64)
-
-    def step(self, tokens, cache, starts, counts, *, rows=None):
-        rows = range(len(cache)) if rows is None else rows
-        self.calls.append((np.shape(tokens), tuple(rows), sum(np.asarray(counts))))
-        logits = np.zeros((len(tokens), self.vocabulary), np.float32)
-        for i, (row, start, count) in enumerate(zip(rows, starts, counts, strict=True)):
-            cache[row, start : start + count] = tokens[i][:count]
-            logits[i, cache[row, : start + count].sum() % self.vocabulary] = 5.0
-
-        class Result:
-            numpy = staticmethod(lambda: logits)
-
-        return Result
-
-
-def expected(prompt, count):
-    tokens = list(prompt)
-    for _ in range(count):
-        tokens.append(sum(tokens) % Counting.vocabulary)
-    return tokens[len(prompt) :]
-
-
-def answer(generation):
-    return [t.id for t in generation]
 
 
 def test_one_sequence():

@@ -48,7 +48,7 @@ def test_some_sequences_of_a_cache(model: Model) -> None:
     got = model.step([[10], [11]], cache, [3, 3], [1, 1], rows=[2, 0]).numpy()
     np.testing.assert_allclose(got[0], plain_llama(GIVEN, [7, 8, 9, 10])[-1], atol=1e-4)
     np.testing.assert_allclose(got[1], plain_llama(GIVEN, [4, 5, 6, 11])[-1], atol=1e-4)
-    cache.copy(2, 1)
+    model.share(cache, 2, 1, 0, 3)
     got = model.step([[10]], cache, [3], [1], rows=[1]).numpy()
     np.testing.assert_allclose(got[0], plain_llama(GIVEN, [7, 8, 9, 10])[-1], atol=1e-4)
 

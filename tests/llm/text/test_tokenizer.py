@@ -148,3 +148,9 @@ def test_files(tmp_path):
 def test_tables_that_cannot_be(wrong, told):
     with pytest.raises(CheckpointError, match=told):
         Tokenizer.of(wrong())
+
+
+def test_tokenizers_that_are_alike():
+    mine, same = (Tokenizer.of(bytes_tables()) for _ in range(2))
+    assert mine.is_like(same) and mine.end == 262
+    assert not mine.is_like(Tokenizer.of(pieces_tables()))

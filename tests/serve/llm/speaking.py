@@ -66,7 +66,7 @@ class BytesStream:
 class Scripted:
     """The next byte of what `SAYS` has for the question; else repeats the question."""
 
-    vocabulary, context = 257, 4000
+    vocabulary, context, piece = 257, 4000, 1
 
     def __init__(self) -> None:
         self.steps = 0
@@ -74,10 +74,23 @@ class Scripted:
         self.gate = threading.Event()
         self.gate.set()
 
-    def cache(self, sequences: int, length: int) -> Any:
+    def cache(self, sequences: int, length: int, dtype: str | None = None) -> Any:
         return np.zeros((sequences, length + 1), np.int64)
 
-    def step(self, tokens: Any, cache: Any, starts: Any, counts: Any, *, rows: Any = None) -> Any:
+    def share(self, cache: Any, source: int, target: int, begin: int, end: int) -> None:
+        cache[target, begin:end] = cache[source, begin:end]
+
+    def step(
+        self,
+        tokens: Any,
+        cache: Any,
+        starts: Any,
+        counts: Any,
+        *,
+        rows: Any = None,
+        all: bool = False,
+    ) -> Any:
+        assert not all
         self.gate.wait(30)
         self.steps += 1
         if self.fails:

@@ -95,6 +95,38 @@ Stop = Annotated[
     list[str] | None,
     typer.Option(metavar="TEXT", help="A text that ends the answer; may be repeated."),
 ]
+Draft = Annotated[
+    str | None,
+    typer.Option(
+        metavar="MODEL",
+        rich_help_panel=_MODEL,
+        help="A smaller model with the same tokens, which proposes what follows.",
+    ),
+]
+Lookup = Annotated[
+    int,
+    typer.Option(
+        min=0,
+        max=7,
+        metavar="N",
+        rich_help_panel=_MODEL,
+        help="Propose up to N tokens that followed where the last ones stood before.",
+    ),
+]
+
+
+class Cached(StrEnum):
+    """What keys and values are kept in."""
+
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+    float16 = "float16"
+
+
+CacheDtype = Annotated[
+    Cached | None,
+    typer.Option(rich_help_panel=_MODEL, help="What keys and values of tokens are kept in."),
+]
 
 
 def opened(
@@ -104,12 +136,21 @@ def opened(
     prompts: Prompts | None = None,
     *,
     sequences: int = 1,
+    cache_dtype: Cached | None = None,
+    draft: str | None = None,
 ) -> tuple[LanguageModel, float]:
     """The model, and how many seconds that took."""
     begun = time.perf_counter()
     with progress(f"loading {os.path.basename(source.rstrip('/')) or source}"):
         rounded = None if prompts is None else prompts.value
-        model = load(source, dtype.value, sequences=sequences, context=context, prompts=rounded)
+        model = load(
+            *(source, dtype.value),
+            sequences=sequences,
+            context=context,
+            prompts=rounded,
+            cache_dtype=None if cache_dtype is None else cache_dtype.value,
+            draft=draft,
+        )
     return model, time.perf_counter() - begun
 
 

@@ -9,8 +9,11 @@ import typer
 
 from treadle.cli.console import printable_text
 from treadle.cli.llm.arguments import (
+    CacheDtype,
     Context,
+    Draft,
     Dtype,
+    Lookup,
     MaxTokens,
     MinP,
     Rounded,
@@ -47,13 +50,18 @@ def command(
     stop: Stop = None,
     context: Context = 4096,
     dtype: Dtype = Weights.stored,
+    cache_dtype: CacheDtype = None,
+    draft: Draft = None,
+    lookup: Lookup = 0,
     prompts: Rounded = None,
 ) -> None:
     """Talk with a model that was tuned for conversations.
 
     With TEXT, it answers that and ends. What was said before is not read again.
     """
-    model, seconds = opened(source, context, dtype, prompts)
+    model, seconds = opened(
+        *(source, context, dtype, prompts), cache_dtype=cache_dtype, draft=draft
+    )
     options = given(
         max_tokens=max_tokens,
         temperature=temperature,
@@ -62,6 +70,7 @@ def command(
         min_p=min_p,
         seed=seed,
         stop=tuple(stop or ()),
+        lookup=lookup,
     )
     first = [{"role": "system", "content": system}] if system else []
     if message is not None:

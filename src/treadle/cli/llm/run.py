@@ -9,8 +9,11 @@ import typer
 
 from treadle.cli.console import printable_text
 from treadle.cli.llm.arguments import (
+    CacheDtype,
     Context,
+    Draft,
     Dtype,
+    Lookup,
     MaxTokens,
     MinP,
     Rounded,
@@ -40,6 +43,9 @@ def command(
     stop: Stop = None,
     context: Context = 4096,
     dtype: Dtype = Weights.stored,
+    cache_dtype: CacheDtype = None,
+    draft: Draft = None,
+    lookup: Lookup = 0,
     prompts: Rounded = None,
 ) -> None:
     """Continue a text, piece by piece as it comes; how fast goes to standard error.
@@ -47,7 +53,9 @@ def command(
     A model that was tuned for conversations answers with `treadle llm chat`.
     """
     text = sys.stdin.read() if prompt == "-" else prompt
-    model, seconds = opened(source, context, dtype, prompts)
+    model, seconds = opened(
+        *(source, context, dtype, prompts), cache_dtype=cache_dtype, draft=draft
+    )
     stream = model.stream(
         text,
         **given(
@@ -58,6 +66,7 @@ def command(
             min_p=min_p,
             seed=seed,
             stop=tuple(stop or ()),
+            lookup=lookup,
         ),
     )
     for piece in stream:

@@ -1,8 +1,9 @@
 """Sequences that join and leave the steps of a model.
 
-Each sequence has a place in the cache. A step reads the next piece of one prompt, or one token of
-every sequence that is being continued. Who asks for the next token of a sequence drives the steps
-of all of them, so there is no thread of our own; several threads may ask.
+Each sequence has a place in the cache. Steps take turns: one reads the next piece of a prompt, one
+continues every sequence whose prompt was read, by a token or by several that were proposed. Who
+asks for the next token of a sequence drives the steps of all of them, so there is no thread of our
+own; several threads may ask.
 """
 
 from __future__ import annotations
@@ -12,32 +13,24 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 
 from treadle.base.errors import IndexRangeError, ShapeError
+from treadle.llm.generation.drafts import MOST, STEPS, Drafter, Lookup, Proposer, filled, shared
 from treadle.llm.generation.options import Options
 from treadle.llm.generation.sampling import Choice, choose
+from treadle.llm.generation.stepping import Stepping
 
 WIDTHS = (1, 8, 32, 128, 512)
 """Tokens of a prompt that a step reads: each has a program."""
+BESIDE = 128
+"""Tokens of a prompt that a step reads at most while others are being continued."""
+COPIED = 16
+"""Tokens from which on it is worth to copy them from another place."""
 
 Finish = Literal["", "stop", "length", "cancelled"]
-
-
-class Stepping(Protocol):
-    """What an engine needs of a model."""
-
-    vocabulary: int
-    context: int
-    piece: int
-
-    def cache(self, sequences: int, length: int, dtype: str | None = None) -> Any:
-        """Room for what sequences hold."""
-
-    def step(self, tokens: Any, cache: Any, starts: Any, counts: Any, *, rows: Any = None) -> Any:
-        """Logits of the last tokens."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +51,12 @@ class Generation:
         finish: why it ended: "stop" at a token that ends texts, "length", "cancelled"; "" before.
         reused: tokens of the prompt that the cache held already.
         first: seconds from the request to the first token; 0 before.
+        text: the tokens that the next one follows: the prompt and what was generated, without what
+            was dropped where the context was full.
+        proposed, accepted: tokens that were proposed, and those that were chosen, too.
+        reach: tokens of the next proposal at most.
+        prompted: tokens of the text that are read as a prompt, not one by one.
+        lookup: what finds proposals in the text.
     """
 
     engine: Engine
@@ -71,6 +70,16 @@ class Generation:
     begun: float = field(default_factory=time.perf_counter)
     place: int = -1
     ready: deque[Token] = field(default_factory=deque)
+    text: list[int] = field(default_factory=list)
+    proposed: int = 0
+    accepted: int = 0
+    reach: int = 3
+    prompted: int = 0
+    lookup: Lookup = field(default_factory=Lookup)
+
+    def __post_init__(self) -> None:
+        self.text = list(self.prompt)
+        self.prompted = len(self.text)
 
     def __iter__(self) -> Iterator[Token]:
         return self
@@ -87,6 +96,7 @@ class Generation:
 class _Place:
     """A row of the cache, and the tokens that it holds."""
 
+    number: int
     held: list[int] = field(default_factory=list)
     user: Generation | None = None
 
@@ -100,6 +110,8 @@ class Engine:
         length: tokens of a sequence at most; the model's context where that is less.
         eos: tokens that end a text.
         cache_dtype: element type of keys and values; None: that which the model computes in.
+        tokens: that may be chosen; embeddings may have more rows than a tokenizer has tokens.
+        draft: a smaller model of the same tokens, whose texts are proposed.
     """
 
     def __init__(
@@ -110,12 +122,20 @@ class Engine:
         eos: Sequence[int] = (),
         *,
         cache_dtype: str | None = None,
+        tokens: int | None = None,
+        draft: Stepping | None = None,
     ) -> None:
         self.length = min(length, model.context)
         self.eos = frozenset(eos)
         self._model = model
         self._cache = model.cache(sequences, self.length, cache_dtype)
-        self._places = [_Place() for _ in range(sequences)]
+        self._places = [_Place(i) for i in range(sequences)]
+        self._tokens = min(tokens or model.vocabulary, model.vocabulary)
+        drafter = None
+        if draft is not None:
+            drafter = Drafter(draft, sequences, self.length, self._tokens)
+        self._proposer = Proposer(self.length, drafter)
+        self._read_last = False
         self._waiting: deque[Generation] = deque()
         self._lock = threading.Lock()
 
@@ -163,21 +183,26 @@ class Engine:
     # -- steps -----------------------------------------------------------------------------
 
     def _advance(self) -> None:
-        """One step: of a prompt, else of all that are being continued."""
+        """One step: of a prompt, or of all that are being continued; they take turns."""
         self._admit()
         users = [p for p in self._places if p.user is not None]
-        reading = [p for p in users if self._left(p)]
+        reading = [p for p in users if _is_reading(p)]
+        going = [p for p in users if not _is_reading(p)]
         try:
-            if reading:
-                self._read(min(reading, key=lambda p: self._left(p)))
-            else:
-                self._continue()
+            self._read_last = bool(reading) and not (going and self._read_last)
+            if self._read_last:
+                # What is nearly read goes first: its first token is what somebody waits for.
+                place = min(reading, key=lambda p: _asked(p).prompted - len(p.held))
+                self._read(place, BESIDE if going else WIDTHS[-1])
+            elif going:
+                self._continue(going)
         except BaseException:
             # What the cache holds is not known any more: nobody may build on it.
             for place in users:
                 place.held.clear()
                 if place.user is not None:
                     self._end(place.user, "cancelled")
+            self._proposer.forget()
             raise
 
     def _admit(self) -> None:
@@ -187,51 +212,75 @@ class Engine:
             if not free:
                 return
             generation = self._waiting.popleft()
-            place = max(free, key=lambda p: (_shared(p.held, generation.prompt), -len(p.held)))
+            place = max(free, key=lambda p: (shared(p.held, generation.prompt), -len(p.held)))
             # The last token is read in any case: its logits are what is wanted.
             generation.reused = min(
-                _shared(place.held, generation.prompt), len(generation.prompt) - 1
+                shared(place.held, generation.prompt), len(generation.prompt) - 1
             )
             del place.held[generation.reused :]
-            place.user, generation.place = generation, self._places.index(place)
+            place.user, generation.place = generation, place.number
 
-    def _left(self, place: _Place) -> int:
-        """Tokens of the prompt that are not read yet."""
-        assert place.user is not None  # noqa: S101  (asked of places in use)
-        return max(0, len(place.user.prompt) - len(place.held))
-
-    def _read(self, place: _Place) -> None:
-        """The next piece of a prompt."""
-        generation = place.user
-        assert generation is not None  # noqa: S101  (asked of places in use)
-        start = len(place.held)
-        piece = generation.prompt[start : start + WIDTHS[-1]]
+    def _read(self, place: _Place, most: int) -> None:
+        """The next piece of a prompt; what another place holds of it is copied."""
+        generation, start = _asked(place), len(place.held)
+        others = [p for p in self._places if p is not place]
+        last = generation.prompted - 1
+        best = max(others, key=lambda p: shared(p.held, generation.text), default=place)
+        there = min(shared(best.held, generation.text), last)
+        if there - start >= COPIED:
+            self._model.share(self._cache, best.number, place.number, start, there)
+            place.held.extend(generation.text[start:there])
+            generation.reused += there - start
+            return
+        piece = generation.text[start : min(start + most, generation.prompted)]
         # A last token that is read by itself is rounded as it was in a prompt: answers stay equal.
         width = next(w for w in WIDTHS if w >= max(len(piece), self._model.piece))
         tokens = np.zeros((1, width), np.int32)
         tokens[0, : len(piece)] = piece
-        rows = None if len(self._places) == 1 else [generation.place]
+        rows = None if len(self._places) == 1 else [place.number]
         logits = self._model.step(tokens, self._cache, [start], [len(piece)], rows=rows)
         place.held.extend(piece)
-        if not self._left(place):
+        if not _is_reading(place):
             self._take(place, logits.numpy()[0])
 
-    def _continue(self) -> None:
-        """A token of every sequence."""
-        count = len(self._places)
-        tokens = np.zeros((count, 1), np.int32)
-        starts, counts = np.zeros(count, np.int32), np.zeros(count, np.int32)
-        for i, place in enumerate(self._places):
-            starts[i] = len(place.held)
-            if place.user is not None:
-                tokens[i, 0], counts[i] = place.user.generated[-1], 1
-        if not counts.any():
-            return
-        logits = self._model.step(tokens, self._cache, starts, counts).numpy()
-        for i, place in enumerate(self._places):
-            if place.user is not None:
-                place.held.append(int(tokens[i, 0]))
-                self._take(place, logits[i])
+    def _continue(self, going: list[_Place]) -> None:
+        """A token of every sequence, and those proposed behind it that turn out to be right."""
+        proposals = self._proposer.propose([_asked(p) for p in going])
+        count = 1 + max(map(len, proposals))
+        width = next(w for w in STEPS if w >= count)
+        rows = filled([p.number for p in going], len(self._places))
+        tokens = np.zeros((len(rows), width), np.int32)
+        starts, counts = np.zeros((2, len(rows)), np.int32)
+        for i, (place, proposal) in enumerate(zip(going, proposals, strict=True)):
+            given = [_asked(place).text[-1], *proposal]
+            starts[i], counts[i] = len(place.held), len(given)
+            tokens[i, : len(given)] = given
+        logits = self._model.step(
+            *(tokens, self._cache, starts, counts),
+            rows=None if len(self._places) == 1 else rows,
+            all=width > 1,
+        ).numpy()
+        for place, proposal, found in zip(going, proposals, logits, strict=False):
+            self._verify(place, proposal, found.reshape(width, -1))
+
+    def _verify(self, place: _Place, proposal: Sequence[int], logits: Any) -> None:
+        """Choose tokens as long as what was read is what was chosen."""
+        generation = _asked(place)
+        place.held.append(generation.text[-1])
+        accepted = 0
+        for i, row in enumerate(logits[: len(proposal) + 1]):
+            length = len(generation.text)
+            self._take(place, row)
+            if generation.finish or len(generation.text) != length + 1 or i == len(proposal):
+                break
+            if generation.text[-1] != proposal[i]:
+                break
+            place.held.append(proposal[i])
+            accepted += 1
+        if proposal:
+            generation.proposed += len(proposal)
+            generation.accepted += accepted
+            generation.reach = MOST if accepted == len(proposal) else accepted + 1
 
     def _take(self, place: _Place, logits: Any) -> None:
         """Choose a token."""
@@ -239,7 +288,8 @@ class Engine:
         assert generation is not None  # noqa: S101  (asked of places in use)
         options = generation.options
         found = choose(
-            logits, options, generation.prompt, generation.generated, generation.sequence
+            logits[: self._tokens],
+            *(options, generation.prompt, generation.generated, generation.sequence),
         )
         if not generation.generated:
             generation.first = time.perf_counter() - generation.begun
@@ -247,10 +297,22 @@ class Engine:
             self._end(generation, "stop")
             return
         generation.generated.append(found.token)
+        generation.text.append(found.token)
         generation.ready.append(Token(found.token, found))
-        full = len(generation.prompt) + len(generation.generated) >= self.length
-        if full or len(generation.generated) == options.max_tokens:
+        full = len(generation.text) >= self.length
+        enough = len(generation.generated) == options.max_tokens
+        if full and options.shift is not None and not enough:
+            self._shift(place, options.shift)
+        elif full or enough:
             self._end(generation, "length")
+
+    def _shift(self, place: _Place, kept: int) -> None:
+        """Drop the older half of a text, behind its first tokens; the rest is read again."""
+        generation = _asked(place)
+        text, kept = generation.text, min(kept, self.length // 2)
+        generation.text = text[:kept] + text[kept + (len(text) - kept + 1) // 2 :]
+        generation.prompted, generation.lookup = len(generation.text), Lookup()
+        del place.held[kept:]
 
     def _end(self, generation: Generation, finish: Finish) -> None:
         if generation.finish:
@@ -262,11 +324,12 @@ class Engine:
             self._places[generation.place].user = None
 
 
-def _shared(held: Sequence[int], prompt: Sequence[int]) -> int:
-    """How many tokens both begin with."""
-    count = 0
-    for a, b in zip(held, prompt, strict=False):
-        if a != b:
-            break
-        count += 1
-    return count
+def _asked(place: _Place) -> Generation:
+    """Who uses a place."""
+    assert place.user is not None  # noqa: S101  (asked of places in use)
+    return place.user
+
+
+def _is_reading(place: _Place) -> bool:
+    """Whether there is more of its user's prompt."""
+    return len(place.held) < _asked(place).prompted

@@ -37,6 +37,7 @@ class LanguageModel:
         sequences: int = 1,
         context: int = 4096,
         cache_dtype: str | None = None,
+        draft: LanguageModel | None = None,
     ) -> None:
         if checkpoint.tokenizer is None:
             raise checkpoint.no_tokenizer()
@@ -48,7 +49,16 @@ class LanguageModel:
         self.defaults = options_of(checkpoint.generation)
         asked = checkpoint.generation.get("eos_token_id") or ()
         ends = {*self.tokenizer.eos, *([asked] if isinstance(asked, int) else asked)}
-        self.engine = Engine(model, sequences, context, sorted(ends), cache_dtype=cache_dtype)
+        if draft is not None and not self.tokenizer.is_like(draft.tokenizer):
+            hint = "take a smaller model of the same family"
+            problem = "as a draft, its tokens are not those of the model"
+            raise CheckpointError(draft.checkpoint.path, problem, hint=hint)
+        self.engine = Engine(
+            *(model, sequences, context, sorted(ends)),
+            cache_dtype=cache_dtype,
+            tokens=self.tokenizer.end,
+            draft=None if draft is None else draft.model,
+        )
 
     @classmethod
     def of(
@@ -60,6 +70,7 @@ class LanguageModel:
         context: int = 4096,
         prompts: str | None = None,
         cache_dtype: str | None = None,
+        draft: LanguageModel | None = None,
     ) -> LanguageModel:
         """The model in a checkpoint; see `load`."""
         if checkpoint.config.get("model_type") in ENCODERS:
@@ -68,7 +79,13 @@ class LanguageModel:
         if checkpoint.tokenizer is None:
             raise checkpoint.no_tokenizer()  # before weights are read
         model = build(checkpoint, dtype, prompts)
-        return cls(checkpoint, model, sequences=sequences, context=context, cache_dtype=cache_dtype)
+        return cls(
+            *(checkpoint, model),
+            sequences=sequences,
+            context=context,
+            cache_dtype=cache_dtype,
+            draft=draft,
+        )
 
     def stream(self, prompt: str | Sequence[int], **options: Any) -> TextStream:
         """The continuation of a text or of tokens, piece by piece.
@@ -136,6 +153,7 @@ def load(
     context: int = 4096,
     prompts: str | None = None,
     cache_dtype: str | None = None,
+    draft: str | os.PathLike[str] | None = None,
 ) -> LanguageModel:
     """A language model from a GGUF file, or from a directory as Hugging Face has them.
 
@@ -148,9 +166,12 @@ def load(
             (left out: where the processor multiplies it), or "int16", which is nearly exact.
         cache_dtype: what keys and values of tokens are kept in, "float32", "bfloat16" or "float16";
             None: what the model computes in.
+        draft: a smaller model with the same tokens. It proposes what may follow, so that a step of
+            the larger one gives several tokens; which ones does not depend on it.
 
     Raises:
-        CheckpointError: a file is damaged, or a family of models that is not known.
+        CheckpointError: a file is damaged, or a family of models that is not known; the draft has
+            other tokens.
         OSError: a file cannot be read.
 
     Example:
@@ -165,4 +186,5 @@ def load(
         context=context,
         prompts=prompts,
         cache_dtype=cache_dtype,
+        draft=None if draft is None else load(draft, dtype, context=8),
     )

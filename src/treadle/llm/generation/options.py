@@ -39,6 +39,11 @@ class Options:
         ignore_eos: go on after tokens that end a text.
         logprobs: how many of the likeliest tokens are told with their log-probabilities, before
             anything was applied; None for none, 0 for the chosen token alone.
+        lookup: propose up to so many tokens, at most 7, that followed where the last ones stood
+            before. Proposals change no token that is chosen, only how many a step gives.
+        draft: up to so many, at most 7, of a draft model, where there is one.
+        shift: where the context is full, the older half of the text is dropped but for so many
+            tokens at its beginning, and the rest is read again; None: the text ends.
     """
 
     max_tokens: int | None = None
@@ -55,6 +60,9 @@ class Options:
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
+    lookup: int = 0
+    draft: int = 7
+    shift: int | None = None
 
     def __post_init__(self) -> None:
         for name, (low, high) in _RANGES.items():
@@ -99,6 +107,9 @@ _RANGES: dict[str, tuple[float, float]] = {
     "frequency_penalty": (-100, 100),
     "seed": (0, 2**64 - 1),
     "logprobs": (0, MOST_LOGPROBS),
+    "lookup": (0, 7),
+    "draft": (0, 7),
+    "shift": (0, math.inf),
 }
 
 

@@ -29,16 +29,21 @@ class Timing:
         generated: tokens that were chosen.
         first: seconds to the first token.
         rest: seconds from there to the last.
+        proposed, accepted: tokens that were proposed, and those of them that were right.
     """
 
     prompt: int
     generated: int
     first: float
     rest: float
+    proposed: int = 0
+    accepted: int = 0
 
     def __str__(self) -> str:
         rate = f", {(self.generated - 1) / self.rest:.1f} tokens/s" if self.rest > 0 else ""
-        return f"{self.prompt} + {self.generated} tokens, the first after {self.first:.2f} s{rate}"
+        right = f", {self.accepted} of {self.proposed} proposed" if self.proposed else ""
+        read = f"{self.prompt} + {self.generated} tokens"
+        return f"{read}, the first after {self.first:.2f} s{rate}{right}"
 
 
 class TextStream(Iterator[str]):
@@ -72,7 +77,8 @@ class TextStream(Iterator[str]):
         g = self.generation
         end = self._ended or time.perf_counter()
         rest = max(0.0, end - g.begun - g.first) if g.first else 0.0
-        return Timing(len(g.prompt) - g.reused, len(g.generated), g.first, rest)
+        read = len(g.prompt) - g.reused
+        return Timing(read, len(g.generated), g.first, rest, g.proposed, g.accepted)
 
     def __next__(self) -> str:
         while not self._ended:

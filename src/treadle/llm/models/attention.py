@@ -37,11 +37,6 @@ class Cache:
         """Bytes of memory."""
         return sum(t.size * t.dtype.itemsize for t in (*self.keys, *self.values))
 
-    def copy(self, source: int, target: int) -> None:
-        """Let the sequence `target` continue what `source` holds."""
-        for kept in (*self.keys, *self.values):
-            kept[target] = kept[source]
-
 
 def empty_cache(layers: tuple[Attention, ...], sequences: int, length: int, dtype: str) -> Cache:
     """A cache of zeros, of which the system gives memory as it is written."""
@@ -60,6 +55,25 @@ def empty_cache(layers: tuple[Attention, ...], sequences: int, length: int, dtyp
     return Cache(
         sequences, length, [zeros(layer) for layer in layers], [zeros(layer) for layer in layers]
     )
+
+
+COPIED = 128
+"""Positions that a program copies."""
+
+
+def copy_positions(
+    keys: list[Tensor],
+    values: list[Tensor],
+    source: Tensor,
+    target: Tensor,
+    given: Tensor,
+    ends: Tensor,
+) -> None:
+    """Copy neighboring positions `given` (time,), as far as `ends` (1,), between sequences (1,)."""
+    for kept in (*keys, *values):
+        new = kept[F.expand_dims(source, 1), :, F.expand_dims(given, 0)]
+        new = F.transpose(new, (0, 2, 1, 3))
+        kept[...] = F.cache_update(kept, new, given[:1], ends, target)
 
 
 @dataclass(frozen=True)

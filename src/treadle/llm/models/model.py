@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy.typing as npt
 import treadle.functional as F
 from treadle import jit
 from treadle.base.errors import IndexRangeError, ShapeError
-from treadle.llm.models.attention import Cache, empty_cache, places
+from treadle.llm.models.attention import COPIED, Cache, copy_positions, empty_cache, places
 from treadle.llm.models.decoder import DecoderStack
 from treadle.tensor import Tensor
 
@@ -35,7 +35,8 @@ class Model:
         self.piece = piece
         self._stack = stack
         self._dtype = dtype
-        self._programs = jit.compile(self._step)
+        self._programs: dict[tuple[int, ...], Callable[..., Tensor]] = {}
+        self._copies = jit.compile(copy_positions)
 
     def cache(self, sequences: int, length: int, dtype: str | None = None) -> Cache:
         """Room for keys and values, which takes memory as it is filled.
@@ -93,7 +94,11 @@ class Model:
         first, meant = (np.ascontiguousarray(x, np.int32) for x in (starts, counts))
         which = None if rows is None else np.ascontiguousarray(rows, np.int32)
         _check(given, first, meant, which, cache, self.vocabulary)
-        return self._programs(
+        # One function for each shape: none of them is a mistake that jit should warn of.
+        program = self._programs.get(given.shape)
+        if program is None:
+            program = self._programs.setdefault(given.shape, jit.compile(self._step))
+        return program(
             self._stack.embedding.given(given),
             Tensor(first),
             Tensor(meant),
@@ -102,6 +107,25 @@ class Model:
             cache.values,
             all,
         )
+
+    def share(self, cache: Cache, source: int, target: int, begin: int, end: int) -> None:
+        """Copy what a sequence holds at positions from `begin` to `end` to another sequence.
+
+        Raises:
+            ShapeError: there are no such positions.
+            IndexRangeError: there are no such sequences.
+        """
+        if not 0 <= begin <= end <= cache.length:
+            saw = f"positions {begin} to {end}, room for {cache.length}"
+            raise ShapeError("share", "there are no such positions", saw=saw)
+        if source == target or _outside(np.array([source, target], np.int32), cache.sequences):
+            saw = f"{source} to {target} of {cache.sequences} sequences"
+            raise IndexRangeError("share", "these are not two sequences of the cache", saw=saw)
+        one, other = (Tensor(np.array([i], np.int32)) for i in (source, target))
+        for first in range(begin, end, COPIED):
+            given = np.minimum(np.arange(first, first + COPIED, dtype=np.int32), cache.length - 1)
+            ends = np.array([min(first + COPIED, end)], np.int32)
+            self._copies(cache.keys, cache.values, one, other, Tensor(given), Tensor(ends))
 
     def _step(
         self,

@@ -35,6 +35,7 @@ class Tokenizer:
         self._library = library
         self._lock = threading.Lock()
         self.vocabulary = int(library.get_vocab_size())
+        self.end = 1 + max(library.get_vocab(True).values(), default=-1)
         self.bos, self.eos, self.adds_bos = bos, eos, adds_bos
 
     @classmethod
@@ -104,6 +105,11 @@ class Tokenizer:
         if found is None:
             raise IndexRangeError("token", f"there is no token {number} of {self.vocabulary}")
         return str(found)
+
+    def is_like(self, other: Tokenizer) -> bool:
+        """Whether both have the same tokens under the same numbers."""
+        mine, others = (t._library.get_vocab(True) for t in (self, other))
+        return bool(mine == others)
 
     def id_of(self, token: str) -> int | None:
         """The number of a token; None where there is none."""

@@ -1,0 +1,177 @@
+"""Sequences in company: each gives the tokens that it gives alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.llm.generation.counting import Counting, answer, expected
+from tests.llm.models.small import llama
+
+from treadle.llm.generation.engine import BESIDE, Engine
+from treadle.llm.generation.options import Options
+from treadle.llm.generation.text_stream import TextStream
+from treadle.llm.models import Model, build
+
+
+class Letters:
+    """Token i is the letter i of the alphabet."""
+
+    def push(self, token: int) -> str:
+        return chr(97 + token % 26)
+
+    def flush(self) -> str:
+        return ""
+
+
+def asked_for(rng: np.random.Generator, prefixes: list[list[int]], most: int) -> Any:
+    """A prompt, perhaps with a beginning that others have too, and options."""
+    tokens = [int(t) for t in rng.integers(0, 61, rng.integers(1, most))]
+    prompt = prefixes[rng.integers(len(prefixes))] + tokens
+    options = Options(
+        max_tokens=int(rng.integers(1, 24)),
+        temperature=float(rng.choice([0.0, 0.0, 0.9])),
+        seed=int(rng.integers(5)),
+        stop=("".join(chr(97 + int(c)) for c in rng.integers(0, 26, 2)),),
+        lookup=int(rng.choice([0, 3, 7])),
+        repetition_penalty=float(rng.choice([1.0, 1.2])),
+    )
+    return prompt, options, int(rng.integers(3))
+
+
+def alone(model: Any, prompt: list[int], options: Options, sequence: int, length: int) -> Any:
+    stream = TextStream(
+        Engine(model, 1, length).submit(prompt, options.changed(lookup=0), sequence), Letters()
+    )
+    return "".join(stream), [t.id for t in stream.tokens]
+
+
+def crowd(model: Any, engine: Engine, rng: np.random.Generator, count: int, length: int) -> int:
+    """Ask for many, in turns, at random; cancel some; compare with what each gives alone."""
+    prefixes = [[], [7] * 20, [int(t) for t in rng.integers(0, 61, length // 3)]]
+    wanted, going, checked = [], [], 0
+    for _ in range(count):
+        wanted.append(asked_for(rng, prefixes, length // 4))
+    while wanted or going:
+        if wanted and rng.random() < 0.4:
+            prompt, options, sequence = wanted.pop()
+            stream = TextStream(engine.submit(prompt, options, sequence), Letters())
+            going.append((stream, prompt, options, sequence))
+        elif going:
+            at = int(rng.integers(len(going)))
+            stream, prompt, options, sequence = going[at]
+            closed = rng.random() < 0.03
+            if closed:
+                stream.close()
+            if next(stream, None) is not None:
+                continue
+            del going[at]
+            text, tokens = alone(model, prompt, options, sequence, length)
+            if closed:
+                assert text.startswith(stream.text)
+            else:
+                assert (stream.text, [t.id for t in stream.tokens]) == (text, tokens)
+                checked += 1
+    return checked
+
+
+@pytest.mark.parametrize("places", [1, 3, 8])
+@pytest.mark.parametrize("draft", [False, True])
+def test_joins_leaves_and_cancels(places: int, draft: bool) -> None:
+    model = Counting(5.0)
+    engine = Engine(model, places, 400, draft=Counting(5.0) if draft else None)
+    rng = np.random.default_rng(places)
+    assert crowd(Counting(5.0), engine, rng, 60, 400) > 40
+    assert {len(rows) for _, rows, _ in model.calls} <= {1, 2, 4, 8, places}
+    assert all(p.user is None for p in engine._places)
+
+
+@pytest.fixture(scope="module")
+def small() -> Model:
+    return build(llama())
+
+
+def test_joins_leaves_and_cancels_of_a_model(small: Model) -> None:
+    engine = Engine(small, 3, 60, draft=small)
+    assert crowd(small, engine, np.random.default_rng(0), 12, 60) > 6
+
+
+def test_nothing_is_left_of_others(small: Model) -> None:
+    """Places that held other texts, or what is no number at all, answer as new ones do."""
+    options = Options(max_tokens=20)
+    want = answer(Engine(small, 1, 60).submit([3, 4, 5], options))
+    engine = Engine(small, 2, 60)
+    for asked in [engine.submit([i] * 39, options) for i in (50, 51, 52)]:
+        answer(asked)
+    assert answer(engine.submit([3, 4, 5], options)) == want
+    for kept in (*engine._cache.keys, *engine._cache.values):
+        kept._data[...] = np.nan
+    for place in engine._places:
+        place.held.clear()
+    for asked in [engine.submit([3, 4, 5], options) for _ in range(2)]:
+        assert answer(asked) == want
+
+
+def test_a_long_prompt_does_not_stop_others() -> None:
+    model = Counting()
+    engine = Engine(model, 2)
+    first = engine.submit([5, 7], Options(max_tokens=200))
+    next(first)
+    model.calls.clear()
+    long = engine.submit([i % 101 for i in range(2000)], Options(max_tokens=2))
+    next(long)
+    widths = [shape[1] for shape, _, _ in model.calls]
+    assert widths[:6] == [1, BESIDE] * 3
+    assert len(first.ready) == 16
+    assert answer(first)[-1] == expected([5, 7], 200)[-1]
+    assert answer(long)[0] == expected(long.prompt, 2)[1]
+
+
+def test_steps_compute_the_sequences_that_there_are() -> None:
+    model = Counting()
+    engine = Engine(model, 8)
+    for count in (1, 2, 3, 5, 8):
+        asked = [engine.submit([i, count], Options(max_tokens=30)) for i in range(count)]
+        model.calls.clear()
+        for i, generation in enumerate(asked):
+            assert answer(generation) == expected([i, count], 30)
+        most = max(len(rows) for _, rows, _ in model.calls)
+        assert most == 1 << (count - 1).bit_length()
+
+
+def test_beginnings_are_copied_between_places() -> None:
+    model = Counting()
+    engine = Engine(model, 4)
+    prefix = list(range(100))
+    asked = [engine.submit([*prefix, i], Options(max_tokens=5)) for i in range(4)]
+    for i, generation in enumerate(asked):
+        assert answer(generation) == expected([*prefix, i], 5)
+    assert sorted(g.reused for g in asked) == [0, 100, 100, 100]
+    assert model.copied == 300
+    assert sum(count for shape, _, count in model.calls if shape[1] > 1) == 101
+
+
+@pytest.mark.parametrize("kept", [0, 4])
+def test_a_full_context_is_shifted(kept: int) -> None:
+    """The older half goes; what is left is read again as a new prompt would be."""
+    prompt, length = [5, 7, 9, 11, 13], 32
+    text, want = list(prompt), []
+    for _ in range(100):
+        want.append(sum(text) % 101)
+        text.append(want[-1])
+        if len(text) == length:
+            rest = text[kept:]
+            text = text[:kept] + rest[(len(rest) + 1) // 2 :]
+    for more in ({}, {"lookup": 7}, {"draft": 7}):
+        options = Options(max_tokens=100, shift=kept).changed(**more)
+        draft = Counting() if "draft" in more else None
+        found = Engine(Counting(), length=length, draft=draft).submit(prompt, options)
+        assert answer(found) == want
+        assert found.finish == "length"
+
+
+def test_rows_behind_the_vocabulary_are_never_chosen() -> None:
+    engine = Engine(Counting(5.0), tokens=50)
+    found = answer(engine.submit([5, 7], Options(max_tokens=60, temperature=2.0)))
+    assert max(found) < 50 and len(set(found)) > 10
