@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 
 import numpy as np
@@ -303,3 +304,32 @@ def test_what_is_read_is_fixed_in_a_dump_and_checked(caplog: pytest.LogCaptureFi
     for other in ((x, n + 1, flag), (x, n, ~flag)):
         with pytest.raises(ValuesDiffer):
             model.run(*other)
+
+
+def test_a_cycle_over_an_inner_tensor_costs_no_whole_collection() -> None:
+    """Each call searched the heap for who else holds the tensor: 0.6 s where there are millions."""
+
+    @trace
+    def step(x: Tensor) -> Tensor:
+        y = x * 2
+        kept: list[object] = [y]
+        kept.append(kept)
+        return y.sum()
+
+    x = mge.tensor([1.0, 2.0])
+    assert step(x).item() == 6
+    whole = [0]
+
+    def note(phase: str, info: dict[str, int]) -> None:
+        whole[0] += phase == "start" and info["generation"] == 2
+
+    gc.collect()
+    gc.disable()  # What is left are collections that are asked for.
+    gc.callbacks.append(note)
+    try:
+        for _ in range(5):
+            assert step(x).item() == 6
+    finally:
+        gc.callbacks.remove(note)
+        gc.enable()
+    assert not whole[0]

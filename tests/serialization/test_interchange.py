@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import struct
+import time
 from pathlib import Path
 from typing import Any
 
@@ -78,3 +81,33 @@ def test_a_tool_may_not_change_our_file(state: dict[str, Any], tmp_path: Path) -
 def test_files_of_earlier_releases(state: dict[str, Any]) -> None:
     """One file per format version, never rewritten: what users have on disk must stay readable."""
     assert_same(state, load(GOLDEN / "format-1.safetensors", map_location="xpux"))
+
+
+def _of_many_tensors(count: int) -> bytes:
+    """A file of tensors without elements: a long header, and no data."""
+    entry = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
+    header = json.dumps({f"t{i}": entry for i in range(count)}).encode()
+    return struct.pack("<Q", len(header)) + header
+
+
+def test_a_file_of_many_empty_tensors_takes_time_by_their_number(tmp_path: Path) -> None:
+    """100,000 took 11 s: a file of 6 MB that says nothing."""
+    seconds = []
+    for count in (4_000, 32_000):
+        path = tmp_path / f"{count}.safetensors"
+        path.write_bytes(_of_many_tensors(count))
+        spent = []
+        for _ in range(2):
+            start = time.process_time()
+            assert len(load(path)) == count
+            spent.append(time.process_time() - start)
+        seconds.append(min(spent))
+    assert seconds[1] < 24 * seconds[0], "eight times the tensors"
+    assert seconds[1] / 32_000 < 1e-4, "a tensor took 110 us; about 20 are needed"
+
+
+def test_names_of_tensors_occur_once(tmp_path: Path) -> None:
+    data = _of_many_tensors(2).replace(b'"t1"', b'"t0"')
+    (tmp_path / "twice.safetensors").write_bytes(data)
+    with pytest.raises(CheckpointError, match="t0"):
+        load(tmp_path / "twice.safetensors")
