@@ -88,6 +88,7 @@ def cached_attention(
     window: int | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    rounded: bool = False,
 ) -> Tensor:
     """Attention of new tokens over the keys and values of their sequences.
 
@@ -104,6 +105,7 @@ def cached_attention(
         window: how many keys a query sees at most, its own included.
         softcap: c in c tanh(score / c).
         sinks: (Hq,), one more score in every sum, without a value.
+        rounded: operands of products may be rounded to bfloat16, where that is faster.
 
     Returns:
         (B, Hq, T, E).
@@ -127,7 +129,7 @@ def cached_attention(
     q = as_tensor(q)
     given = (q, as_tensor(k), as_tensor(v), as_tensor(starts), as_tensor(ends), _rows(rows, q))
     more = () if sinks is None else (as_tensor(sinks, q),)
-    return q.apply(CachedAttention(scale, window, softcap), (*given, *more))[0]
+    return q.apply(CachedAttention(scale, window, softcap, rounded), (*given, *more))[0]
 
 
 def _rows(rows: Tensor | None, x: Tensor) -> Tensor:

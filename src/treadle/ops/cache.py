@@ -154,12 +154,14 @@ class CachedAttention(Composite):
     share a head of keys. Scores are scaled (None: by 1 / sqrt(D)), and with a `softcap` c become
     c tanh(s / c). `sinks` [Hq] adds one more score to each softmax, which has no value. Queries
     from ends[b] on are padding and give zeros. Caches may have another float type than q; weights
-    and sums are computed in that of q, at least float32.
+    and sums are computed in that of q, at least float32. `rounded` allows operands of products to
+    be rounded to bfloat16, where that is faster.
     """
 
     scale: float | None = None
     window: int | None = None
     softcap: float | None = None
+    rounded: bool = False
 
     name = "cached_attention"
     operands = ("q", "k", "v", "starts", "ends", "rows", "*sinks")

@@ -15,11 +15,15 @@ from tests.backends.codegen.irregular import (
     run,
     runner_of,
 )
+from tests.backends.codegen.test_pairs import TARGETS as PAIRS_OF_TERMS
+from tests.backends.codegen.test_pairs import runner as runner_of_pairs
 
 from treadle.backends.codegen.attention.cached import Spec, cached_kernel
+from treadle.backends.codegen.lower import lower
 from treadle.backends.codegen.target import AVX2, AVX512, Target
 from treadle.base import dtype as dt
-from treadle.base.dtype import DType
+from treadle.base.dtype import DType, as_dtype
+from treadle.base.types import TensorType
 from treadle.ops.cache import CachedAttention, CacheUpdate
 from treadle.ops.op import Array
 
@@ -36,10 +40,10 @@ CASES: tuple[tuple[Any, ...], ...] = (
 
 
 def case(
-    number: int, dtype: DType, kept: DType, seed: int = 0
+    number: int, dtype: DType, kept: DType, seed: int = 0, cases: Any = CASES
 ) -> tuple[CachedAttention, list[Array]]:
     """An op and operands: a full, a new and an idle sequence, padding, NaN where nothing is."""
-    time, heads, shared, capacity, d, e, window, softcap, sinks = CASES[number]
+    time, heads, shared, capacity, d, e, window, softcap, sinks = cases[number]
     rng = np.random.default_rng(seed)
     q = rng.normal(size=(3, heads, time, d)).astype(dtype.numpy)
     k, v = (rng.normal(size=(4, shared, capacity, n)).astype(kept.numpy) for n in (d, e))
@@ -139,3 +143,57 @@ def test_updates_in_place_touch_only_new_positions() -> None:
     changed = np.unique(np.argwhere(got != kept)[:, [0, 2]], axis=0)
     wanted = [[0, 7], [0, 8], [3, 0], [3, 1], [3, 2], [3, 3]]
     assert changed.tolist() == wanted
+
+
+PAIRED = (
+    # As in `CASES`; features fill steps of 32.
+    (33, 4, 2, 290, 32, 32, None, None, False),
+    (70, 3, 1, 140, 64, 96, None, 30.0, True),
+    (40, 2, 2, 300, 64, 32, 70, None, False),
+    (16, 4, 2, 50, 128, 64, 3, 5.0, True),
+)
+
+
+@pytest.mark.parametrize("target", PAIRS_OF_TERMS, ids=lambda t: t.name)
+@pytest.mark.parametrize("number", range(len(PAIRED)))
+def test_many_queries_in_bfloat16(number: int, target: Target) -> None:
+    """Instructions that multiply bfloat16 round operands; others compute as ever."""
+    for kept in (dt.float32, dt.bfloat16):
+        op, arrays = case(number, dt.float32, kept, cases=PAIRED)
+        op = CachedAttention(op.scale, op.window, op.softcap, True)
+        (got,) = run(op, arrays, runner_of_pairs(target), one_by_one, target)
+        want = op.reference(*arrays)
+        assert np.isfinite(got).all()
+        apart = np.abs(got - want).max() / np.abs(want).max()
+        assert 1e-6 < apart < 2e-2
+        types = [TensorType(as_dtype(a.dtype), a.shape) for a in arrays]
+        names = [launch.kernel.name for launch in lower(op, types, (), target).launches]
+        assert names == ["words_of_cache", "cached_attention_pairs"]
+
+
+def test_queries_in_other_pieces_have_the_same_bits() -> None:
+    rng = np.random.default_rng(5)
+    q = rng.normal(size=(1, 4, 80, 32)).astype(np.float32)
+    k, v = (rng.normal(size=(1, 2, 300, 32)).astype(np.float32) for _ in range(2))
+    op = CachedAttention(rounded=True)
+    row, target = np.zeros(1, np.int32), PAIRS_OF_TERMS[-1]
+
+    def read(first: int, last: int, start: int) -> Array:
+        ends = np.array([start + last], np.int32)
+        operands = [q[:, :, first:last], k, v, row + start + first, ends, row]
+        (y,) = run(op, operands, runner_of_pairs(target), target=target)
+        return y
+
+    whole = read(0, 80, 200)
+    for first, last in ((0, 33), (33, 80), (64, 80)):
+        np.testing.assert_array_equal(read(first, last, 200), whole[:, :, first:last])
+
+
+def test_few_queries_and_other_processors_are_exact() -> None:
+    for target, number in ((AVX2, 0), (AVX512, 0)):
+        op, arrays = case(number, dt.float32, dt.float32, cases=PAIRED)
+        (got,) = run(
+            CachedAttention(op.scale, rounded=True), arrays, runner_of(target), target=target
+        )
+        (exact,) = run(op, arrays, runner_of(target), target=target)
+        np.testing.assert_array_equal(got, exact)

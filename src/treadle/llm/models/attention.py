@@ -104,13 +104,24 @@ def write(kept: Tensor, new: Tensor, at: Places) -> None:
 
 
 def attend(
-    q: Tensor, keys: Tensor, values: Tensor, at: Places, layer: Attention, sinks: Tensor | None
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    at: Places,
+    layer: Attention,
+    sinks: Tensor | None,
+    *,
+    rounded: bool,
 ) -> Tensor:
-    """What queries (batch, heads, time, features) read of the cache, in their shape."""
+    """What queries (batch, heads, time, features) read of the cache, in their shape.
+
+    Where they are `rounded`, they are multiplied as bfloat16 if that is faster.
+    """
     return F.cached_attention(
         *(q, keys, values, at.starts, at.ends, at.rows),
         scale=layer.scale,
         window=layer.window,
         softcap=layer.softcap,
+        rounded=rounded,
         sinks=sinks,
     )

@@ -6,7 +6,7 @@ import treadle.functional as F
 from treadle.llm.models.attention import Places, attend, write
 from treadle.llm.models.declared import Attention, Decoder, Experts, Gated, Layer
 from treadle.llm.models.gates import mix
-from treadle.llm.models.matrices import Dense, Projection
+from treadle.llm.models.matrices import PIECE, Dense, Projection
 from treadle.llm.models.rope import Rotary, rotate
 from treadle.llm.models.weights import Linear, RootMeanSquare, Weights
 from treadle.tensor import Tensor
@@ -23,6 +23,7 @@ class AttentionLayer:
         parts = {"q_proj": wide, "k_proj": narrow, "v_proj": narrow}
         self.given = projection(weights, name, parts, hidden, a.bias)
         self.o = Linear(weights, f"{name}.o_proj", hidden, wide, a.output_bias)
+        self._rounds = weights.rounds_pieces
         self.sinks = weights.take(f"{name}.sinks", a.heads) if a.sinks else None
         self.norms: list[RootMeanSquare | None] = [None, None]
         if a.norm is not None:
@@ -43,7 +44,8 @@ class AttentionLayer:
             q, k = (rotate(t, turned, a.rotary.interleaved) for t in (q, k))
         write(keys, k, at)
         write(values, v, at)
-        mixed = attend(q, keys, values, at, a, self.sinks)
+        rounded = self._rounds and q.shape[2] >= PIECE
+        mixed = attend(q, keys, values, at, a, self.sinks, rounded=rounded)
         batch, _, time, _ = mixed.shape
         return self.o(F.reshape(F.transpose(mixed, (0, 2, 1, 3)), (batch, time, -1)))
 

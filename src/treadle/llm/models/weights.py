@@ -58,6 +58,9 @@ class Weights:
         dtype: their element type once they are taken, a key of `ELEMENTS`.
         stored: matrices of quantized blocks stay what they are, as far as kernels read them.
         pieces: what their products round pieces of texts to; see `Quantized`.
+
+    Attributes:
+        rounds_pieces: whether attention of pieces rounds to bfloat16, too.
     """
 
     def __init__(
@@ -71,6 +74,7 @@ class Weights:
     ) -> None:
         self._stored = stored
         self._pieces = pieces
+        self.rounds_pieces = stored and pieces == "bfloat16"
         self._checkpoint = checkpoint
         self._names = names
         self._there = frozenset(checkpoint.names())

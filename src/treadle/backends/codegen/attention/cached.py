@@ -248,7 +248,7 @@ class _Cached:
             ]
             found = sum_lanes(b, self.products(b, queries, lines))
             if s.softcap is not None:
-                found = b.mul(_tanh(b, found), s.softcap * LOG2_E)
+                found = b.mul(tanh(b, found), s.softcap * LOG2_E)
             at = b.add(b.splat(b.cast(key, self.number), s.lanes), numbers)
             seen = b.bitwise("and", b.compare("le", limits[0], at), b.compare("lt", at, limits[1]))
             score = b.select(seen, found, b.constant(-math.inf, s.compute, s.lanes))
@@ -380,7 +380,7 @@ def _over_keys(b: Builder, s: Spec, x: Value, join: Callable[[Value, Value], Val
     return x
 
 
-def _tanh(b: Builder, x: Value) -> Value:
+def tanh(b: Builder, x: Value) -> Value:
     """Exact to a unit in the last place of 1, which is all that scores need."""
     power = power_of_two(b, b.mul(b.abs(x), -2 * LOG2_E))
     one = b.constant(1.0, x.dtype, x.lanes)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from treadle.backends.api import Support, no
+from treadle.backends.codegen.attention import cached_pairs as pairs
 from treadle.backends.codegen.attention.cached import ROWS, Spec, cached_kernel
 from treadle.backends.codegen.lowering import lowers
 from treadle.backends.codegen.target import Target
 from treadle.backends.program import Launch, Lowered, Ref
 from treadle.base.estimates import estimate
+from treadle.base.symbol import Dim
 from treadle.base.types import TensorType
 from treadle.ops.cache import CachedAttention
 
@@ -52,7 +54,41 @@ def lower_cached_attention(
     flops = q.shape[0] * heads * time * keys * (int(d) + int(e))
     nbytes = q.shape[0] * shared * keys * (int(d) + int(e)) * k.dtype.itemsize // 2
     items = q.shape[0] * shared * chunks
+    if op.rounded and estimate(group * time) >= ROWS and pairs.takes(spec):
+        return _in_pairs(spec, types, (group, time, chunks), items, flops)
     serial = items == 1 if isinstance(items, int) else False
     serial = serial or estimate(flops) < SERIAL_FLOPS
     launch = Launch(cached_kernel(spec), arguments, items, serial, flops, nbytes)
     return Lowered((launch,))
+
+
+def _in_pairs(
+    spec: Spec, types: tuple[TensorType, ...], extents: tuple[Dim, ...], items: Dim, flops: Dim
+) -> Lowered:
+    """Words of keys and values, then the attention of rows of `ROWS` at a time."""
+    q, k = types[:2]
+    group, time, chunks = extents
+    sequences, shared, capacity = k.shape[:3]
+    panels = -(-capacity // pairs.STEP)
+    entries = q.shape[0] * shared
+    words = [entries * panels * pairs.STEP * width * 2 for width in (spec.d, spec.e)]
+    kept = Ref("workspace", 0), Ref("workspace", 1)
+    operands = [Ref("input", i) for i in range(len(types))]
+    make = Launch(
+        pairs.words_kernel(spec),
+        (*operands[1:3], *kept, *operands[4:6], sequences, shared, capacity, panels),
+        entries * panels,
+        estimate(flops) < SERIAL_FLOPS,
+        nbytes=(words[0] + words[1]) // 2,
+    )
+    more = (*operands[3:5], *operands[6:], shared, group, time, capacity, chunks, panels)
+    arguments = (operands[0], *kept, Ref("output", 0), *more)
+    launch = Launch(
+        pairs.pairs_kernel(spec),
+        arguments,
+        items,
+        estimate(flops) < SERIAL_FLOPS,
+        flops,
+        unit="bfloat16",
+    )
+    return Lowered((make, launch), workspaces=tuple(words))

@@ -14,7 +14,9 @@ from treadle.backends.codegen.block_products.matrices import (
 )
 from treadle.backends.codegen.block_products.pairs import (
     BLOCK,
+    DEPTH,
     HEIGHT,
+    MOST,
     SUMS,
     TERMS,
     PairSpec,
@@ -103,7 +105,7 @@ def _in_pairs(
         pairs_kernel(spec, op.format, target.features),
         (
             *(Ref("workspace", 0), Ref("input", 1), Ref("output", 0)),
-            *(m, op.rows, given.blocks, count, height, width),
+            *(m, op.rows, given.blocks, count, height, width, _depth(steps, given)),
         ),
         items=-(-m // height) * -(-pairs // width),
         serial=estimate(flops) < _SERIAL,
@@ -113,6 +115,16 @@ def _in_pairs(
     )
     groups = -(-m // WORDS)
     return Lowered((words, launch), workspaces=(groups * steps * GROUP * 4,))
+
+
+def _depth(steps: int, given: _Given) -> int:
+    """Steps of a part of the sums, whole blocks: parts of about the same size."""
+    if steps <= MOST:
+        return steps
+    block = max(1, steps // given.blocks)
+    parts = -(-steps // DEPTH)
+    depth = -(-steps // parts)
+    return -(-depth // block) * block
 
 
 def _item(rows: int, pairs: int) -> tuple[int, int]:

@@ -1,7 +1,7 @@
 """Products of many rows in bfloat16, with weights in panels.
 
 The values of two panels, 32 columns, are written into scratch memory as words of two neighboring
-terms, `DEPTH` steps of 32 terms at a time. All rows of an item are multiplied with them there by
+terms, some 16 steps of 32 terms at a time. All rows of an item are multiplied with them there by
 the micro-kernels of products of words (`contraction/pair_tiles.py`). So weights are widened once
 for hundreds of rows, and nothing is scaled behind a product: matrix registers add without a pause.
 """
@@ -24,11 +24,15 @@ from treadle.base.dtype import DType
 TERMS = 2 * WORDS
 """Terms of a step."""
 DEPTH = 16
-"""Steps of two panels in scratch memory, 32 KiB: a multiple of all blocks."""
+"""Steps of two panels in scratch memory, 32 KiB, which stay in the first cache."""
+MOST = 20
+"""Up to so many steps, sums are not split."""
 SUMS = 1 << 17
 """Sums of an item in scratch memory, 512 KiB."""
 HEIGHT = 512
 """Most rows of an item: with `DEPTH` steps, 512 KiB."""
+_TURNS = [i // 2 + LINES * (i % 2) for i in range(2 * LINES)]
+"""Elements of two vectors by turns."""
 BLOCK = 2 * LINES
 """Rows that are multiplied at a time."""
 
@@ -82,7 +86,7 @@ def pairs_kernel(spec: PairSpec, name: str, features: tuple[str, ...]) -> Kernel
     """A kernel over (part of the rows, part of the columns), columns fastest.
 
     Its parameters: words, panels, y [m, n], m, n, blocks of the format in a row, the number of
-    panels, and the rows and pairs of panels of an item.
+    panels, the rows and pairs of panels of an item, and the steps of a part of its sums.
     """
     writer = _Pairs(spec)
     kind = "matrices" if spec.matrices else "vectors"
@@ -105,19 +109,19 @@ class _Pairs:
         self.tiles = {rows: unit_function(spec.unit, rows) for rows in sizes}
         self.rows, self.weights = pointer(dt.int32, "words"), pointer(dt.uint8, "panels")
         self.y = pointer(spec.dtype, "y")
-        names = ("m", "n", "blocks", "panel_count", "height", "width")
-        self.m, self.n, self.blocks, self.panels, self.height, self.width = map(size, names)
+        names = ("m", "n", "blocks", "panel_count", "height", "width", "depth")
+        self.sizes = [size(name) for name in names]
+        self.m, self.n, self.blocks, self.panels, self.height, self.width, self.depth = self.sizes
 
     @property
     def parameters(self) -> list[Value]:
         """In order."""
-        sizes = [self.m, self.n, self.blocks, self.panels, self.height, self.width]
-        return [self.rows, self.weights, self.y, *sizes]
+        return [self.rows, self.weights, self.y, *self.sizes]
 
     def write(self, e: Builder, lo: Value, hi: Value) -> None:
         """The entry."""
         e.flushes = True  # As its products do.
-        self.words = e.stack(dt.int32, DEPTH * PANEL)
+        self.words = e.stack(dt.int32, MOST * PANEL)
         self.sums = e.stack(dt.float32, SUMS)
         if self.spec.matrices:
             e.begin_matrices()
@@ -134,7 +138,7 @@ class _Pairs:
         steps = e.mul(self.blocks, self.layout.elements // TERMS)
 
         def part(first: Value) -> None:
-            count = e.min(DEPTH, e.sub(steps, first))
+            count = e.min(self.depth, e.sub(steps, first))
             last = e.compare("eq", e.add(first, count), steps)
 
             def pair(p: Value) -> None:
@@ -154,7 +158,7 @@ class _Pairs:
 
             e.loop(0, e.min(self.width, e.sub(pairs, left)), 1, pair)
 
-        e.loop(0, steps, DEPTH, part)
+        e.loop(0, steps, self.depth, part)
 
     def _multiply(
         self, e: Builder, a: Value, below: Value, count: Value, c: Value, add: Value, rows: Value
@@ -225,8 +229,8 @@ class _Pairs:
                     number = e.bitwise("and", e.bitwise("shr", four, 8 * byte), 255)
                     made = e.cast(number, dt.float32)
                     value = e.mul(made, scale) if least is None else e.fma(made, scale, least)
-                    bits = e.bitcast(e.cast(value, dt.bfloat16), dt.uint16)
-                    values.append(e.cast(bits, dt.int32))
+                    values.append(e.cast(value, dt.bfloat16))
                 for j in range(2):
-                    word = e.bitwise("or", values[2 * j], e.bitwise("shl", values[2 * j + 1], 16))
+                    both = e.shuffle(values[2 * j], values[2 * j + 1], _TURNS)
+                    word = e.bitcast(both, dt.int32)
                     e.store(target, ((group * layout.group + 4 * i) // 2 + j) * WIDTH, word)

@@ -1,0 +1,373 @@
+"""Attention of many queries over a cache, by products of bfloat16.
+
+Keys and values that some query sees become words of two neighboring terms first, once for all
+queries of a group (`contraction/pair_words.py` says how words lie). An item is a head of keys and
+`ROWS` rows as in `cached`, where a row is a query of one head of the group at one position. Blocks
+of keys meet all of its rows: scores, weights in scratch as words, and what they weigh, which is
+scaled where a row has seen a larger score.
+
+Blocks begin at multiples of their size, and a row's numbers depend on its own keys alone, so a
+prompt that is read in other pieces has the same bits.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cache
+
+from treadle.backends.codegen.attention.cached import BLOCK, ROWS, Spec, tanh
+from treadle.backends.codegen.attention.operands import LOG2_E
+from treadle.backends.codegen.attention.softmax import power_of_two
+from treadle.backends.codegen.contraction.pair_tiles import Unit, unit_function
+from treadle.backends.codegen.contraction.pair_words import GROUP, LINES, PANEL, WIDTH, WORDS
+from treadle.backends.codegen.irregular.cache import bounded
+from treadle.backends.codegen.kernel.builder import Builder, kernel
+from treadle.backends.codegen.kernel.ir import Kernel, Value, pointer, size
+from treadle.base import dtype as dt
+
+STEP = 2 * WORDS
+"""Terms of a step, and keys of a panel."""
+PANELS = BLOCK // STEP
+"""Panels of keys of a block."""
+_TILE = ROWS * WIDTH
+"""Numbers of all rows in a panel of columns."""
+
+
+def takes(spec: Spec) -> bool:
+    """Whether products of bfloat16 are instructions, and features fill steps."""
+    target = spec.target
+    wide = target.dot_bfloat16 and target.vector_bytes == 4 * LINES
+    return wide and spec.dtype is dt.float32 and spec.d % STEP == 0 == spec.e % STEP
+
+
+@cache
+def words_kernel(spec: Spec) -> Kernel:
+    """A kernel over panels of keys: (k, v, key words, value words, ends, rows, sizes).
+
+    Sizes are the sequences and heads of the cache, its capacity, and panels of a head.
+    """
+    made = _Words(spec)
+    return kernel("words_of_cache", made.parameters, made.write, (), spec.target.features)
+
+
+@cache
+def pairs_kernel(spec: Spec) -> Kernel:
+    """The kernel over (q, key words, value words, y, starts, ends[, sinks], sizes)."""
+    made = _Pairs(spec)
+    functions = [made.function]
+    features = spec.target.features
+    return kernel("cached_attention_pairs", made.parameters, made.write, functions, features)
+
+
+class _Words:
+    """Writes the kernel that makes words."""
+
+    def __init__(self, spec: Spec) -> None:
+        self.s = spec
+        self.k, self.v = pointer(spec.kept, "k"), pointer(spec.kept, "v")
+        self.key_words, self.value_words = (pointer(dt.int32, n) for n in ("kw", "vw"))
+        self.ends, self.rows = pointer(spec.places[1], "ends"), pointer(spec.places[2], "rows")
+        names = ("sequences", "shared", "capacity", "panels")
+        self.sizes = [size(n) for n in names]
+        self.sequences, self.shared, self.capacity, self.panels = self.sizes
+
+    @property
+    def parameters(self) -> tuple[Value, ...]:
+        """In order."""
+        places = self.ends, self.rows
+        return (self.k, self.v, self.key_words, self.value_words, *places, *self.sizes)
+
+    def write(self, b: Builder, lo: Value, hi: Value) -> None:
+        """The entry."""
+        b.flushes = True
+        b.loop(lo, hi, 1, lambda item: self._item(b, item))
+
+    def _item(self, b: Builder, item: Value) -> None:
+        panel, entry = b.rem(item, self.panels), b.div(item, self.panels)
+        head, row = b.rem(entry, self.shared), b.div(entry, self.shared)
+        end = bounded(b, b.load(self.ends, row), self.capacity)
+        sequence = bounded(b, b.load(self.rows, row), b.sub(self.sequences, 1))
+        first = b.mul(panel, STEP)
+        line = b.mul(b.add(b.mul(sequence, self.shared), head), self.capacity)
+        start = b.add(line, first)
+        here = b.sub(end, first)
+
+        def work() -> None:
+            steps = self.s.d // STEP
+            into = b.mul(b.add(b.mul(entry, self.panels), panel), steps * PANEL)
+            self._keys(b, b.mul(start, self.s.d), here, b.offset(self.key_words, into))
+            for column in range(self.s.e // WIDTH):
+                place = b.add(b.mul(entry, self.s.e // WIDTH), column)
+                into = b.mul(b.add(b.mul(place, self.panels), panel), PANEL)
+                source = b.add(b.mul(start, self.s.e), column * WIDTH)
+                self._values(b, source, here, b.offset(self.value_words, into))
+
+        b.branch(b.compare("lt", 0, here), work)
+
+    def _line(self, b: Builder, kept: Value, at: Value, there: Value) -> Value:
+        """Sixteen numbers as bfloat16; 0 behind the last key, where anything may lie."""
+        mask = b.first_lanes(b.select(there, b.index(LINES), b.index(0)), LINES)
+        value = b.cast(b.load(kept, at, LINES, mask), dt.float32)
+        return b.cast(value, dt.bfloat16)
+
+    def _keys(self, b: Builder, first: Value, here: Value, into: Value) -> None:
+        """Columns are keys; words lie below each other."""
+
+        def key(j: Value) -> None:
+            line, there = b.add(first, b.mul(j, self.s.d)), b.compare("lt", j, here)
+            for at in range(0, self.s.d, LINES):
+                words = b.bitcast(self._line(b, self.k, b.add(line, at), there), dt.int32)
+                step, word = divmod(at // 2, WORDS)
+                for i in range(LINES // 2):
+                    place = step * PANEL + (word + i) * WIDTH
+                    b.store(into, b.add(j, place), b.extract(words, i))
+
+        b.loop(0, STEP, 1, key)
+
+    def _values(self, b: Builder, first: Value, here: Value, into: Value) -> None:
+        """Columns are features; a word holds two neighboring keys."""
+
+        def word(w: Value) -> None:
+            for half in range(2):
+                found = []
+                for i in range(2):
+                    key = b.add(b.mul(w, 2), i)
+                    at = b.add(b.add(first, b.mul(key, self.s.e)), half * LINES)
+                    line = self._line(b, self.v, at, b.compare("lt", key, here))
+                    found.append(b.cast(b.bitcast(line, dt.uint16), dt.int32))
+                both = b.bitwise("or", found[0], b.bitwise("shl", found[1], 16))
+                b.store(into, b.add(b.mul(w, WIDTH), half * LINES), both)
+
+        b.loop(0, WORDS, 1, word)
+
+
+@dataclass(frozen=True, slots=True)
+class _Scratch:
+    """Rows of an item: queries, scores, weights, results; largest scores, sums, limits."""
+
+    q: Value
+    scores: Value
+    weights: Value
+    y: Value
+    largest: Value
+    sums: Value
+    begins: Value
+    ends: Value
+
+
+class _Pairs:
+    """Writes the kernel of one spec."""
+
+    def __init__(self, spec: Spec) -> None:
+        self.s = s = spec
+        self.unit = Unit(dt.bfloat16, dt.bfloat16, dt.float32, s.target.matrices)
+        self.function = unit_function(self.unit, self.unit.rows)
+        self.q, self.y = pointer(s.dtype, "q"), pointer(s.dtype, "y")
+        self.key_words, self.value_words = (pointer(dt.int32, n) for n in ("kw", "vw"))
+        names = ("starts", "ends")
+        self.places = [pointer(t, n) for t, n in zip(s.places, names, strict=False)]
+        self.sinks = None if s.sinks is None else pointer(s.sinks, "sinks")
+        self.sizes = [size(n) for n in ("shared", "group", "time", "capacity", "chunks", "panels")]
+        self.shared, self.group, self.time, self.capacity, self.chunks, self.panels = self.sizes
+        self.steps, self.columns = s.d // STEP, s.e // WIDTH
+
+    @property
+    def parameters(self) -> tuple[Value, ...]:
+        """In order."""
+        more = () if self.sinks is None else (self.sinks,)
+        words = self.key_words, self.value_words
+        return (self.q, *words, self.y, *self.places, *more, *self.sizes)
+
+    def write(self, b: Builder, lo: Value, hi: Value) -> None:
+        """The entry."""
+        b.flushes = True
+        scratch = _Scratch(
+            b.stack(dt.int32, ROWS // LINES * self.steps * GROUP),
+            b.stack(dt.float32, PANELS * _TILE),
+            b.stack(dt.int32, ROWS // LINES * PANELS * GROUP),
+            b.stack(dt.float32, self.columns * _TILE),
+            *(b.stack(dt.float32, ROWS) for _ in range(2)),
+            *(b.stack(dt.int32, ROWS) for _ in range(2)),
+        )
+        if self.unit.matrices:
+            b.begin_matrices()
+        b.loop(lo, hi, 1, lambda item: self._item(b, scratch, item))
+        if self.unit.matrices:
+            b.end_matrices()
+
+    def _item(self, b: Builder, scratch: _Scratch, item: Value) -> None:
+        chunk, entry = b.rem(item, self.chunks), b.div(item, self.chunks)
+        head, row = b.rem(entry, self.shared), b.div(entry, self.shared)
+        start, end = (bounded(b, b.load(p, row), self.capacity) for p in self.places)
+        count = b.max(b.min(b.sub(end, start), self.time), 0)
+        first = b.mul(chunk, ROWS)
+        every = b.min(b.sub(b.mul(self.time, self.group), first), ROWS)
+        meant = b.max(b.min(b.sub(b.mul(count, self.group), first), ROWS), 0)
+        queries = b.mul(entry, b.mul(self.group, self.time))
+
+        def place(r: Value) -> Value:
+            """The number of a row among all lines of q, or of results."""
+            at = b.add(first, r)
+            step, member = b.div(at, self.group), b.rem(at, self.group)
+            return b.add(queries, b.add(b.mul(member, self.time), step))
+
+        def work() -> None:
+            last = b.sub(meant, 1)
+            sink = b.mul(head, self.group)
+
+            def prepare(r: Value) -> None:
+                at = b.add(first, b.min(r, last))
+                step, member = b.div(at, self.group), b.rem(at, self.group)
+                given = place(b.min(r, last)), b.add(start, step), b.add(sink, member)
+                self._prepare(b, scratch, r, *given)
+
+            b.loop(0, ROWS, 1, prepare)
+            b.zero(scratch.y, self.columns * _TILE)
+            lowest = b.cast(b.load(scratch.begins, 0), dt.int64)
+            most = b.cast(b.load(scratch.ends, last), dt.int64)
+            lowest = b.mul(b.div(lowest, BLOCK), BLOCK)
+            b.loop(lowest, most, BLOCK, lambda begin: self._block(b, scratch, entry, begin, most))
+            b.loop(0, meant, 1, lambda r: self._finish(b, scratch, r, place(r)))
+
+        b.branch(b.compare("lt", 0, meant), work)
+
+        def clear(r: Value) -> None:
+            b.zero(b.offset(self.y, b.mul(place(r), self.s.e)), self.s.e)
+
+        b.loop(meant, every, 1, clear)
+
+    def _prepare(
+        self, b: Builder, scratch: _Scratch, r: Value, place: Value, position: Value, head: Value
+    ) -> None:
+        """The scaled query of a row as words, the keys it sees, and nothing summed but its sink."""
+        s = self.s
+        factor = s.scale * LOG2_E if s.softcap is None else s.scale / s.softcap
+        source = b.offset(self.q, b.mul(place, s.d))
+        group = b.mul(b.div(r, LINES), self.steps * GROUP)
+        into = b.offset(scratch.q, b.add(group, b.mul(b.rem(r, LINES), WORDS)))
+        for at in range(0, s.d, LINES):
+            value = b.cast(b.mul(b.load(source, at, LINES), factor), dt.bfloat16)
+            step, word = divmod(at // 2, WORDS)
+            b.store(into, step * GROUP + word, b.bitcast(value, dt.int32))
+        end = b.add(position, 1)
+        begin = b.index(0) if s.window is None else b.max(b.sub(end, s.window), 0)
+        b.store(scratch.begins, r, b.cast(begin, dt.int32))
+        b.store(scratch.ends, r, b.cast(end, dt.int32))
+        largest, total = b.constant(-math.inf, dt.float32), b.constant(0.0, dt.float32)
+        if self.sinks is not None:
+            largest = b.mul(b.cast(b.load(self.sinks, head), dt.float32), LOG2_E)
+            total = b.constant(1.0, dt.float32)
+        b.store(scratch.largest, r, largest)
+        b.store(scratch.sums, r, total)
+
+    def _block(
+        self, b: Builder, scratch: _Scratch, entry: Value, begin: Value, most: Value
+    ) -> None:
+        """All rows of an item against the keys of a block."""
+        first = b.div(begin, STEP)
+        count = b.min(PANELS, b.div(b.add(b.sub(most, begin), STEP - 1), STEP))
+        keys = b.mul(b.add(b.mul(entry, self.panels), first), self.steps * PANEL)
+
+        def panel(p: Value) -> None:
+            words = b.offset(self.key_words, b.add(keys, b.mul(p, self.steps * PANEL)))
+            into = b.offset(scratch.scores, b.mul(p, _TILE))
+            self._multiply(b, scratch.q, self.steps, words, self.steps, into, add=False)
+
+        b.loop(0, count, 1, panel)
+        b.loop(0, ROWS, 1, lambda r: self._weigh(b, scratch, r, begin, count))
+        for column in range(self.columns):
+            place = b.mul(b.add(b.mul(entry, self.columns), column), self.panels)
+            words = b.offset(self.value_words, b.mul(b.add(place, first), PANEL))
+            into = b.offset(scratch.y, column * _TILE)
+            self._multiply(b, scratch.weights, PANELS, words, count, into, add=True)
+
+    def _multiply(
+        self,
+        b: Builder,
+        a: Value,
+        pitch: int,
+        words: Value,
+        steps: Value | int,
+        into: Value,
+        *,
+        add: bool,
+    ) -> None:
+        """All rows, whose groups are `pitch` steps long, times words."""
+        below = b.index(pitch * GROUP)
+        for first in range(0, ROWS, self.unit.rows):
+            group, line = divmod(first, LINES)
+            start = b.offset(a, group * pitch * GROUP + line * WORDS)
+            b.call(
+                self.function,
+                *(start, b.index(WORDS), b.index(GROUP), below),
+                *(words, words, b.index(steps)),
+                *(b.offset(into, first * WIDTH), b.index(int(add))),
+            )
+
+    def _weigh(self, b: Builder, scratch: _Scratch, r: Value, begin: Value, count: Value) -> None:
+        """Make a row's scores weights, as words; scale what it has so far."""
+        s = self.s
+        row = b.offset(scratch.scores, b.mul(r, WIDTH))
+        limits = [b.splat(b.load(x, r), LINES) for x in (scratch.begins, scratch.ends)]
+        lanes = b.iota(dt.int32, LINES)
+
+        def see(p: Value, largest: Value) -> tuple[Value, ...]:
+            for half in range(2):
+                at = b.add(b.mul(p, _TILE), half * LINES)
+                found = b.load(row, at, LINES)
+                if s.softcap is not None:
+                    found = b.mul(tanh(b, found), s.softcap * LOG2_E)
+                key = b.add(b.add(begin, b.mul(p, STEP)), half * LINES)
+                keys = b.add(b.splat(b.cast(key, dt.int32), LINES), lanes)
+                seen = b.compare("lt", keys, limits[1])
+                if s.window is not None:
+                    seen = b.bitwise("and", seen, b.compare("le", limits[0], keys))
+                found = b.select(seen, found, b.constant(-math.inf, dt.float32, LINES))
+                b.store(row, at, found)
+                largest = b.max(found, largest)
+            return (largest,)
+
+        lowest = b.constant(-math.inf, dt.float32, LINES)
+        (found,) = b.loop(0, count, 1, see, (lowest,))
+        before = b.load(scratch.largest, r)
+        largest = b.max(before, b.reduce("max", found))
+        finite = b.compare("lt", b.abs(largest), math.inf)
+        shift = b.select(finite, largest, b.constant(0.0, dt.float32))
+        shifts = b.splat(shift, LINES)
+        into = b.mul(b.div(r, LINES), PANELS * GROUP)
+        words = b.offset(scratch.weights, b.add(into, b.mul(b.rem(r, LINES), WORDS)))
+
+        def weigh(p: Value, total: Value) -> tuple[Value, ...]:
+            for half in range(2):
+                score = b.load(row, b.add(b.mul(p, _TILE), half * LINES), LINES)
+                weight = power_of_two(b, b.sub(score, shifts))
+                total = b.add(weight, total)
+                rounded = b.bitcast(b.cast(weight, dt.bfloat16), dt.int32)
+                b.store(words, b.add(b.mul(p, GROUP), half * LINES // 2), rounded)
+            return (total,)
+
+        (total,) = b.loop(0, count, 1, weigh, (b.constant(0.0, dt.float32, LINES),))
+        factor = power_of_two(b, b.sub(b.splat(before, LINES), shifts))
+        single = b.extract(factor, 0)
+        b.store(scratch.sums, r, b.fma(b.load(scratch.sums, r), single, b.reduce("add", total)))
+        b.store(scratch.largest, r, largest)
+
+        def rescale() -> None:
+            for column in range(self.columns):
+                y = b.offset(scratch.y, b.add(b.mul(r, WIDTH), column * _TILE))
+                for half in range(2):
+                    value = b.load(y, half * LINES, LINES)
+                    b.store(y, half * LINES, b.mul(value, factor))
+
+        b.branch(b.compare("ne", single, 1.0), rescale)
+
+    def _finish(self, b: Builder, scratch: _Scratch, r: Value, place: Value) -> None:
+        """A row's result, divided by its sum."""
+        inverse = b.div(b.constant(1.0, dt.float32), b.load(scratch.sums, r))
+        line = b.offset(self.y, b.mul(place, self.s.e))
+        source = b.offset(scratch.y, b.mul(r, WIDTH))
+        for at in range(0, self.s.e, LINES):
+            column, half = divmod(at, WIDTH)
+            value = b.load(source, column * _TILE + half, LINES)
+            b.store(line, at, b.mul(value, inverse))
