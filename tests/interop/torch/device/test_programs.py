@@ -13,8 +13,9 @@ nn = torch.nn
 
 
 def _image_net() -> Any:
-    layers = [nn.Conv2d(3, 8, 3, stride=2), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2)]
-    return nn.Sequential(*layers, nn.Flatten(), nn.Dropout(0.25), nn.Linear(8, 4))
+    # Without a bias, which the norm takes out: its gradient is rounding, and Adam makes it large.
+    layers = [nn.Conv2d(3, 8, 3, stride=2, bias=False), nn.BatchNorm2d(8), nn.ReLU()]
+    return nn.Sequential(*layers, nn.MaxPool2d(2), nn.Flatten(), nn.Dropout(0.25), nn.Linear(8, 4))
 
 
 def _trained(device: str, optimizer: Any, **options: Any) -> list[Any]:
@@ -109,12 +110,12 @@ def test_backward_crosses_devices(devices: dict[str, str]) -> None:
 def test_fallback_is_counted_and_refused_by_name(device: str) -> None:
     x = torch.ones(4, device=device)
     treadle.fallback_report(clear=True)
-    x.sort()
+    x.nextafter(x)
     (row,) = treadle.fallback_report()
-    assert (row.op, row.device, row.calls) == ("aten::sort.stable", device, 1)
-    refused = r"aten::sort.stable[\s\S]*test_programs.py"
+    assert (row.op, row.device, row.calls) == ("aten::nextafter", device, 1)
+    refused = r"aten::nextafter[\s\S]*test_programs.py"
     with treadle.fallback("error"), pytest.raises(NotImplementedError, match=refused):
-        x.sort()
+        x.nextafter(x)
 
 
 def test_current_device_is_the_threads(devices: dict[str, str]) -> None:

@@ -1,13 +1,14 @@
-"""Operators that PyTorch asks only of devices like ours, in terms of those that the CPU has."""
+"""Operators that PyTorch asks only of devices like ours, in terms of other ones."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
 
-from treadle.interop.torch.device.fallback import on_host_as
+from treadle.interop.torch.device import calls
 
 aten = torch.ops.aten
 Tensor: TypeAlias = torch.Tensor
@@ -28,7 +29,8 @@ def _convolution_backward(
 ) -> Any:
     bias = [weight.shape[1] * groups if transposed else weight.shape[0]]
     geometry = (stride, padding, dilation, transposed, output_padding, groups, mask)
-    return aten.convolution_backward(dy, x, weight, bias, *geometry)
+    # Asked by its name, it would ask for this one.
+    return calls.run(aten.convolution_backward.default, dy, x, weight, bias, *geometry)
 
 
 def _lstm_cell(
@@ -84,22 +86,13 @@ def _gru_cell_backward(dhy: Tensor, kept: Tensor, has_bias: bool) -> Any:
 
 
 _WRITTEN: dict[str, Any] = {
-    "convolution_overrideable": aten.convolution.default,
+    "convolution_overrideable": partial(calls.run, aten.convolution.default),
     "convolution_backward_overrideable": _convolution_backward,
     "_thnn_fused_lstm_cell": _lstm_cell,
     "_thnn_fused_lstm_cell_backward_impl": _lstm_cell_backward,
     "_thnn_fused_gru_cell": _gru_cell,
     "_thnn_fused_gru_cell_backward": _gru_cell_backward,
 }
-
-
-def _kernel(name: str, run: Any) -> Kernel:
-    op = getattr(aten, name).default
-
-    def kernel(*args: Any, **kwargs: Any) -> Any:
-        return on_host_as(op, run, args, kwargs)
-
-    return kernel
 
 
 def _native_dropout(x: Tensor, p: float, train: bool | None) -> Any:
@@ -112,7 +105,7 @@ def _native_dropout(x: Tensor, p: float, train: bool | None) -> Any:
 
 
 KERNELS: dict[str, Kernel] = {
-    **{name: _kernel(name, run) for name, run in _WRITTEN.items()},
+    **_WRITTEN,
     "native_dropout": _native_dropout,
 }
 """By operator."""

@@ -19,8 +19,6 @@ from treadle.interop.torch.device.memory import (
 )
 from treadle.interop.torch.device.places import NAME
 
-_WHY = no("op", "PyTorch's kernel for the CPU runs it")
-
 
 class Traits(NamedTuple):
     """What an operator's schema says.
@@ -58,6 +56,8 @@ def _read(op: Any) -> Traits:
     written = {
         k: a.alias_info.before_set for k, a in pairs if a.alias_info and a.alias_info.is_write
     }
+    if op.name() == "aten::native_batch_norm":  # whose schema keeps quiet about it
+        written |= {3: set(), 4: set()}
     generator = next((k for k, a in pairs if "Generator" in str(a.type)), None)
     returned = [
         next(
@@ -72,6 +72,14 @@ def _read(op: Any) -> Traits:
         tuple(i for i, (_, a) in enumerate(pairs) if str(a.type) == "Tensor" and not a.kwarg_only),
         -1 if isinstance(generator, str) else generator,
         tuple(returned),
+    )
+
+
+def apart(one: str, other: object) -> RuntimeError:
+    """What PyTorch says of tensors on two devices."""
+    return RuntimeError(
+        "Expected all tensors to be on the same device, but found at least two devices, "
+        f"{one} and {other}!"
     )
 
 
@@ -90,11 +98,7 @@ class _Call:
         if self.index < 0:
             self.index = given.device.index
         elif self.index != given.device.index:
-            # As PyTorch says it on devices whose kernels check.
-            raise RuntimeError(
-                "Expected all tensors to be on the same device, but found at least two devices, "
-                f"{NAME}:{self.index} and {given.device}!"
-            )
+            raise apart(f"{NAME}:{self.index}", given.device)
         if self.index:
             self.moved += memory_of(given).missing
         alias = host_alias(given, written=written)
@@ -146,26 +150,26 @@ class _Call:
                 set_storage(given, alias, alias.size(), alias.stride())
 
 
-def _row(name: str, index: int) -> tally.Fallen:
+def _row(name: str, index: int, why: str) -> tally.Fallen:
     """The row to count in, where falling back is allowed."""
-    device = f"{NAME}:{index}"
+    device, reason = f"{NAME}:{index}", no("op", why)
     if index or fallback.policy(name) == "error":
-        return fallback.admit(name, device, _WHY)
+        return fallback.admit(name, device, reason)
     # On the host's own memory nothing is moved, so nobody is warned.
-    return tally.fallen(name, device, _WHY.reason, f"{_WHY.reason}: {_WHY.message}")
+    return tally.fallen(name, device, reason.reason, f"{reason.reason}: {reason.message}")
 
 
-def on_host(op: Any, *args: Any, **kwargs: Any) -> Any:
+def on_host(op: Any, args: Sequence[Any], kwargs: dict[str, Any], why: str) -> Any:
     """Run an operator with PyTorch's kernel for the CPU.
+
+    Args:
+        op: the operator.
+        args, kwargs: what it was called with.
+        why: the device does not run it.
 
     Raises:
         UnsupportedOp: falling back is an error here; see `treadle.fallback`.
     """
-    return on_host_as(op, op, args, kwargs)
-
-
-def on_host_as(op: Any, run: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Run an operator by something else that the CPU has."""
     traits, call = traits_of(op), _Call()
     started = time.perf_counter()
     written = traits.written
@@ -176,14 +180,17 @@ def on_host_as(op: Any, run: Any, args: Sequence[Any], kwargs: dict[str, Any]) -
             given[i] = torch.tensor(given[i], device="cpu")
     index = max(call.index, 0)
     _generate(traits.generator, index, given, named)
-    row = _row(traits.name, index)
-    made = run(*given, **named)
+    # What reads no tensor, or draws numbers, is made on the host by design.
+    made_here = traits.generator is not None or all(w for _, _, w in call.aliases)
+    row = None if made_here else _row(traits.name, index, why)
+    made = op(*given, **named)
     if written:
         call.settle()
         results = _returned(traits, call, made, args, kwargs)
     else:
         results = call.result(made)
-    fallback.count(row, call.moved, time.perf_counter() - started)
+    if row is not None:
+        fallback.count(row, call.moved, time.perf_counter() - started)
     return results
 
 

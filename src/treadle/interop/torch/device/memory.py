@@ -8,7 +8,6 @@ copy may be an array of the device; the host's is then fetched when somebody ask
 from __future__ import annotations
 
 import ctypes
-import math
 import struct
 import threading
 import weakref
@@ -19,7 +18,6 @@ import numpy as np
 import torch
 
 from treadle.base.errors import DTypeError
-from treadle.interop.torch.arrays import DTYPES
 from treadle.interop.torch.device import private
 from treadle.interop.torch.device.places import NAME, place
 from treadle.runtime.array import DeviceArray
@@ -68,13 +66,14 @@ class Memory:
         index: number of the device.
     """
 
-    __slots__ = ("__weakref__", "_array", "_is_stale", "index", "mirror")
+    __slots__ = ("__weakref__", "_array", "_bytes", "_is_stale", "index", "mirror")
 
     def __init__(self, mirror: torch.UntypedStorage, index: int) -> None:
         self.mirror = mirror
         self.index = index
         self._array: DeviceArray | None = None
         self._is_stale = False  # whether the array is newer than the mirror
+        self._bytes: Any = None
 
     def host(self, *, written: bool = False) -> torch.UntypedStorage:
         """The host's memory with the newest bytes, which are to be written to or only read."""
@@ -105,20 +104,37 @@ class Memory:
             array.device.download(array.block, filled)
         self._is_stale = False
 
-    def array(self, dtype: torch.dtype, shape: tuple[int, ...]) -> DeviceArray:
-        """The bytes from the start on as an array of the device."""
-        wanted = DTYPES[dtype].numpy
+    def view(self, tensor: torch.Tensor, dtype: np.dtype[Any]) -> Any:
+        """A tensor on these bytes as an array on the host's memory, with the tensor's strides.
+
+        Args:
+            tensor: of the storage.
+            dtype: NumPy's type of its elements; of complex ones, that of their parts.
+        """
+        if self._array is not None and self._is_stale:
+            self._fetch(self._array)
+        held = self._bytes
+        if held is None:
+            held = self._bytes = flat(self.mirror).numpy()
+        size, whole = dtype.itemsize, tensor.dtype.itemsize
+        shape, strides = tuple(tensor.shape), [n * whole for n in tensor.stride()]
+        if tensor.dtype.is_complex:
+            shape, strides = (*shape, 2), [*strides, size]
+        if 0 in shape:
+            return np.empty(shape, dtype)
+        return np.ndarray(shape, dtype, held, tensor.storage_offset() * whole, strides)
+
+    def array(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> DeviceArray:
+        """All bytes as an array of the device."""
         held = self._array
-        if held is not None and held.dtype == wanted and held.shape == shape:
-            return held
-        self.host()
-        count = math.prod(shape) * dtype.itemsize
-        first = flat(self.mirror).numpy()[:count]
+        if held is not None:
+            if held.dtype == dtype and held.shape == shape:
+                return held
+            self.host()
         # A copy, since arrays never change and what is uploaded may be read later.
-        host = first.copy().view(wanted).reshape(shape)
+        host = flat(self.mirror).numpy().copy().view(dtype).reshape(shape)
         made = DeviceArray(place(self.index).open(), host.dtype, shape, host=host)
-        if count == self.mirror.nbytes():
-            self._array = made
+        self._array, self._is_stale = made, False
         return made
 
     def replace(self, array: DeviceArray) -> None:

@@ -13,7 +13,7 @@ import torch
 from treadle.base.errors import DeviceError
 from treadle.interop.torch.device import (
     asked,
-    fallback,
+    calls,
     movement,
     namespace,
     private,
@@ -85,7 +85,7 @@ def _in_one() -> Iterator[tuple[str, Any]]:
         if space == "aten" and private.has_kernel(name, "CPU"):
             packet, _, overload = rest.partition(".")
             op = getattr(getattr(torch.ops.aten, packet), overload or "default")
-            yield rest, partial(fallback.on_host, op)
+            yield rest, partial(calls.run, op)
 
 
 def _add_kernels() -> None:
@@ -99,6 +99,6 @@ def _add_kernels() -> None:
         for key in ("Conjugate", "Negative"):
             ours.impl(name, torch.library.fallthrough_kernel, key)
     everything = _library("_", "IMPL")
-    everything.fallback(fallback.on_host, _KEY)
+    everything.fallback(calls.run, _KEY)
     everything.fallback(torch.library.fallthrough_kernel, f"Autocast{_KEY}")
     _LIBRARIES.extend((ours, everything))

@@ -1,0 +1,86 @@
+"""Operators that write into arguments, as operators that do not, and where their results go."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+aten = torch.ops.aten
+
+
+class Form(NamedTuple):
+    """How an operator is computed.
+
+    Attributes:
+        op: computes without writing.
+        drops: names of the arguments that `op` does not take.
+        writes: for each of the first results of `op` the argument that it is written into, by
+            position or name; None: it is the operator's own result.
+        gives: the results of `op` that the operator returns; arguments among them stand for
+            themselves. None: what `op` returns, as it returns it.
+    """
+
+    op: Any
+    drops: frozenset[str]
+    writes: tuple[int | str | None, ...]
+    gives: tuple[int, ...] | None
+
+
+_FORMS: dict[Any, Form | None] = {}
+_BATCH_NORM = ("aten::native_batch_norm", "aten::_native_batch_norm_legit")
+"""They write running means and variances, whether the schema says so or not."""
+
+
+def form_of(op: Any) -> Form | None:
+    """How an operator is computed; None where there is no way but the host's. Read once."""
+    if op not in _FORMS:
+        _FORMS[op] = _read(op)
+    return _FORMS[op]
+
+
+def _read(op: Any) -> Form | None:
+    schema = op._schema
+    name = schema.name.partition("::")[2]
+    if op.namespace != "aten" or any("Generator" in str(a.type) for a in schema.arguments):
+        return None
+    if op.name() in _BATCH_NORM:
+        functional = aten._native_batch_norm_legit_functional.default
+        return Form(functional, frozenset(), (None, None, None, 3, 4), (0, 1, 2))
+    written = [a for a in schema.arguments if a.alias_info and a.alias_info.is_write]
+    if written:
+        return _writing(op, name, written)
+    # A view, or what may be one, is PyTorch's business.
+    is_view = any(r.alias_info for r in schema.returns)
+    return None if is_view else Form(op, frozenset(), (), None)
+
+
+def _writing(op: Any, name: str, written: list[Any]) -> Form | None:
+    """The form of what writes into all of `out=`, or into one argument."""
+    outs = frozenset(a.name for a in written if a.is_out)
+    if any(str(a.type) != "Tensor" for a in written) or (len(written) != (len(outs) or 1)):
+        return None
+    found = _functional(op, name if outs else name.removesuffix("_"), outs)
+    if found is None or len(found._schema.returns) != len(written):
+        return None
+    place: Any = op._schema.arguments.index(written[0])
+    keys = tuple(a.name for a in written) if outs else (place,)
+    return Form(found, outs, keys, None)
+
+
+def _functional(op: Any, name: str, outs: frozenset[str]) -> Any:
+    """The overload that takes the same and writes nothing."""
+    packet = getattr(aten, name, None)
+    if packet is None:
+        return None
+    wanted = [(a.name, str(a.type)) for a in op._schema.arguments if a.name not in outs]
+    for overload in packet.overloads():
+        other = getattr(packet, overload)
+        arguments = other._schema.arguments
+        if any(a.alias_info and a.alias_info.is_write for a in arguments):
+            continue
+        if any(r.alias_info for r in other._schema.returns):
+            continue
+        if [(a.name, str(a.type)) for a in arguments] == wanted:
+            return other
+    return None
