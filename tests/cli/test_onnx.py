@@ -48,6 +48,20 @@ def test_open_extents_have_to_be_given(source: Path, capsys: Capture) -> None:
     assert "input x has 4 axes, not 2" in capsys.readouterr().err
 
 
+def test_an_extent_of_less_than_nothing_is_open(source: Path, capsys: Capture) -> None:
+    """PaddlePaddle's exporter writes -1; `--shape` was refused, as if the model had fixed it."""
+    model = onnx.load(source)
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = -1
+    onnx.save(model, source)
+    assert main(["compile", str(source), "--shape", "x=2,3,8,8", "--portable"]) == 0
+    (made,) = read_models(source.with_suffix(".tm"))
+    assert made.graph.inputs[0].type.shape == (2, 3, 8, 8)
+    capsys.readouterr()
+    assert main(["compile", str(source)]) == 1
+    assert "hint: give them: --shape x=1,3,8,8\n" in capsys.readouterr().err
+    assert main(["compile", str(source), "--batch", "1,3"]) == 0
+
+
 def test_outputs_are_chosen_by_names_of_values_and_nodes(source: Path, capsys: Capture) -> None:
     made = source.with_suffix(".tm")
     shape = ["--shape", "x=2,3,8,8", "--portable"]

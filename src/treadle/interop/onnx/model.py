@@ -14,7 +14,7 @@ from onnx import numpy_helper
 from treadle.base.dtype import as_dtype
 from treadle.base.errors import LoadError
 from treadle.interop.onnx import converters  # noqa: F401  (registers them)
-from treadle.interop.onnx.nodes import Node, Value, known, supported
+from treadle.interop.onnx.nodes import Node, Value, extent_of, known, supported
 from treadle.interop.onnx.registry import find
 from treadle.interop.onnx.runner import Runner, attribute_value
 from treadle.interop.onnx.stored import Room, dense
@@ -217,9 +217,7 @@ def _described(value: onnx.ValueInfoProto) -> tuple[np.dtype[Any], tuple[int | s
     except KeyError:
         problem = f"input {value.name!r} has an element type that does not exist"
         raise LoadError("onnx", problem, saw=str(kind.elem_type)) from None
-    dims = kind.shape.dim
-    shape = tuple(d.dim_value if d.HasField("dim_value") else d.dim_param or "?" for d in dims)
-    return dtype, shape
+    return dtype, tuple(extent_of(d) for d in kind.shape.dim)
 
 
 def _plain(domain: str) -> str:

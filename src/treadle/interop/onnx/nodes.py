@@ -158,3 +158,13 @@ def aligned(node: Node, x: Value, y: Value) -> Value:
     first = node.attr("axis", 1 if node.op_type == "PRelu" and own == 1 else rank - own)
     behind = rank - first - own
     return y.reshape((*y.type.shape, *(1,) * behind)) if behind > 0 else y
+
+
+def extent_of(dim: Any) -> int | str:
+    """A declared extent, its name where it is open, "?" without one.
+
+    Some exporters (PaddlePaddle's) write -1 for what is open.
+    """
+    if dim.HasField("dim_value") and dim.dim_value >= 0:
+        return int(dim.dim_value)
+    return dim.dim_param or "?"

@@ -11,7 +11,7 @@ import onnx
 from onnx import defs
 
 from treadle.interop.onnx import converters  # noqa: F401  (registers them)
-from treadle.interop.onnx.nodes import Node
+from treadle.interop.onnx.nodes import Node, extent_of
 from treadle.interop.onnx.registry import find
 
 
@@ -57,10 +57,7 @@ def _spelled(value: onnx.ValueInfoProto) -> str:
         return (kind or "unknown").removesuffix("_type")
     tensor = value.type.tensor_type
     name = onnx.TensorProto.DataType.Name(tensor.elem_type).lower()
-    dims = [
-        d.dim_param or (str(d.dim_value) if d.HasField("dim_value") else "?")
-        for d in tensor.shape.dim
-    ]
+    dims = [str(extent_of(d)) for d in tensor.shape.dim]
     return f"{'float32' if name == 'float' else name}[{','.join(dims)}]"
 
 

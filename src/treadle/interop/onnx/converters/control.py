@@ -156,7 +156,7 @@ def _stacked(values: list[Value], declared: onnx.ValueInfoProto, axis: int = 0) 
     """Values of all turns along a new axis; none of them: an empty array of the declared type."""
     if not values:
         kind = declared.type.tensor_type
-        shape = [d.dim_value for d in kind.shape.dim]
+        shape = [max(d.dim_value, 0) for d in kind.shape.dim]
         dtype = onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type or 1)
         return known(np.zeros((0, *shape), dtype))
     rank = len(extents(values[0])) + 1
