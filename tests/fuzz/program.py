@@ -193,9 +193,10 @@ class Program:
         """Names of what the program reaches from outside."""
         return [name for name, leaf in self.leaves.items() if leaf.kind == "param"]
 
-    def source(self) -> str:
-        """The function as text."""
-        body = "\n".join(f"    {line}" for line in self.lines) or "    pass"
+    def source(self, nudged: bool = False) -> str:
+        """The function as text; nudged, each value that a line gives is blurred."""
+        lines = (*map(_blurring, self.lines),) if nudged and not self.exact else self.lines
+        body = "\n".join(f"    {line}" for line in lines) or "    pass"
         returned = ", ".join(self.outputs)
         plain = f"def plain({', '.join(self.inputs)}):\n{body}\n    return ({returned},)\n"
         if self.casting:
@@ -216,7 +217,8 @@ class Program:
         floats = [made[n] for n in self.params if is_float(self.leaves[n].dtype)]
         scope["params"] = floats
         scope["weights"] = functools.partial(_weights, nudge and NUDGES[self.coarse], nudge)
-        exec(compile(self.source(), "<program>", "exec"), scope)
+        scope["blurred"] = functools.partial(_blurred, np.random.default_rng(nudge))
+        exec(compile(self.source(bool(nudge)), "<program>", "exec"), scope)
         return Bound(scope["f"], [made[n] for n in self.inputs], floats)
 
     def script(self, mode: str, note: str = "") -> str:
@@ -260,6 +262,23 @@ GIVEN = """    grads = [p.grad if p.grad is not None else mge.tensor(0.0) for p 
 STEP = """    optimizer.step().clear_grad()
     return (*made, *[p * 1 for p in params])
 """
+
+
+def _blurring(line: str) -> str:
+    """The line, and its values with other last digits, as another order of sums leaves them."""
+    left = line.split(" = ", 1)[0]
+    names = [n for n in re.findall(r"\w+", left) if n[0] == "v"]
+    plain = re.fullmatch(r"[\s(),]*(v\d+[\s(),]*)+", left)
+    return "\n    ".join([line, *(f"{n} = blurred({n})" for n in names)]) if plain else line
+
+
+def _blurred(rng: np.random.Generator, x: Any) -> Any:
+    """A float tensor with other last digits."""
+    if not isinstance(x, mge.Tensor) or x.dtype.name not in NUDGES:
+        return x
+    step = NUDGES[x.dtype.name] * (1.0 if x.dtype.itemsize == 2 else 0.2)
+    signs = rng.choice([-1.0, 1.0], tuple(int(d) for d in x.shape))
+    return x * mge.tensor(1 + step * signs, dtype=x.dtype)
 
 
 def _weights(step: float, seed: int, result: mge.Tensor) -> mge.Tensor | float:
