@@ -76,8 +76,8 @@ def block_experts(
         x: (tokens, 1, k) where all of a token's experts get the same, else (tokens, chosen, k).
         panels: uint8 (experts, ceil(rows / 16), bytes), `to_panels` of each matrix.
         experts: int32 or int64 (tokens, chosen), from 0 or, negative, from the end.
-        format, rows: as for `block_linear`.
-        activations: "int16" or "int8", as there.
+        format, rows, activations: as for `block_linear`; with "bfloat16" an expert's weights are
+            widened once for all rows that chose it.
 
     Returns:
         (tokens, chosen, rows), of the type of x.

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import Any
 
 import numpy as np
 
 from treadle.base import dtype as dt
-from treadle.base.blocks.activations import ACTIVATIONS, LEVELS, rounded_activations
+from treadle.base.blocks.activations import ACTIVATIONS, rounded_activations
 from treadle.base.blocks.panels import LAYOUTS, ROWS, from_panels
 from treadle.base.errors import DTypeError, IndexRangeError, ShapeError
 from treadle.base.shape import require_equal
@@ -59,11 +58,10 @@ def _check_panels(
     return width // layout.block * layout.elements
 
 
-def _check_activations(
-    op: BlockMatmul | BlockExperts, x: TensorType, known: Collection[str]
-) -> None:
-    if op.activations not in known:
-        problem = f"activations are rounded to {' or '.join(known)}, not {op.activations!r}"
+def _check_activations(op: BlockMatmul | BlockExperts, x: TensorType) -> None:
+    if op.activations not in ACTIVATIONS:
+        known = " or ".join(ACTIVATIONS)
+        problem = f"activations are rounded to {known}, not {op.activations!r}"
         raise op.error(problem, (x,), "int16 is nearly exact")
 
 
@@ -135,7 +133,7 @@ class BlockMatmul(Op):
 
     def infer(self, x: TensorType, panels: TensorType) -> tuple[TensorType, ...]:
         self.check_dtype((x,))
-        _check_activations(self, x, ACTIVATIONS)
+        _check_activations(self, x)
         terms = _check_panels(self, panels)
 
         def mismatch() -> ShapeError:
@@ -148,9 +146,7 @@ class BlockMatmul(Op):
         return (x.with_shape((*x.shape[:-1], self.rows)),)
 
     def reference(self, x: Array, panels: Array) -> Array:
-        weight = from_panels(self.format, panels, self.rows)
-        if self.activations == "bfloat16":
-            weight = weight.astype(dt.bfloat16.numpy).astype(np.float32)
+        weight = _values(self, panels)
         found = rounded_activations(x, self.activations).reshape(-1, x.shape[-1]) @ weight.T
         return found.reshape(*x.shape[:-1], self.rows).astype(x.dtype)
 
@@ -214,7 +210,7 @@ class BlockExperts(Op):
     ) -> tuple[TensorType, ...]:
         types = x, panels, experts
         self.check_dtype((x,))
-        _check_activations(self, x, LEVELS)
+        _check_activations(self, x)
         check_index(self, types, 2)
         terms = _check_panels(self, panels, 1)
 
@@ -243,15 +239,19 @@ class BlockExperts(Op):
         found = np.zeros((*experts.shape, self.rows), np.float32)
         for number in np.unique(experts):
             chosen = experts == number
-            found[chosen] = rows[chosen] @ from_panels(self.format, panels[number], self.rows).T
+            found[chosen] = rows[chosen] @ _values(self, panels[number]).T
         return found.astype(x.dtype)
 
     @classmethod
     def samples(cls) -> tuple[Sample, ...]:
         chosen = Arg((), dt.int32, values=((2, 0), (-1, 2), (1, 0)))
         return tuple(
-            Sample(cls(name, rows), (Arg((3, s, 64)), _panels(name, rows, 2, 3), chosen))
-            for name, rows, s in (("Q8_0", 3, 1), ("Q4_0", 17, 2))
+            Sample(cls(name, rows, kind), (Arg((3, s, 64)), _panels(name, rows, 2, 3), chosen))
+            for name, rows, s, kind in (
+                ("Q8_0", 3, 1, "int16"),
+                ("Q4_0", 17, 2, "int8"),
+                ("Q5_0", 40, 1, "bfloat16"),
+            )
         )
 
     @classmethod
@@ -265,6 +265,12 @@ class BlockExperts(Op):
             BadSample(lambda: cls("Q8_0", 3), (Arg((2, 32)), panels, near), ShapeError, "x is ["),
             BadSample(lambda: cls("Q8_0", 40), (x, panels, near), ShapeError, "take 3 panels"),
         )
+
+
+def _values(op: BlockMatmul | BlockExperts, panels: Array) -> Array:
+    """The values of a matrix as they are multiplied."""
+    values = from_panels(op.format, panels, op.rows)
+    return rounded_activations(values, "bfloat16") if op.activations == "bfloat16" else values
 
 
 def _panels(name: str, rows: int, blocks: int, matrices: int = 0) -> Arg:

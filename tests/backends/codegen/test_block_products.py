@@ -98,6 +98,20 @@ def test_experts(shared, target):
     close(want[2, 2], single)
 
 
+@pytest.mark.parametrize("target", (*FAMILIES, DOTS, MATRICES), ids=lambda t: t.name)
+@pytest.mark.parametrize("shared", [True, False])
+def test_experts_in_bfloat16(shared, target):
+    """One that nobody chose, one of a few rows, one of several blocks of them."""
+    rng = np.random.default_rng(6)
+    panels = np.stack([to_panels("Q4_K", blocks("Q4_K", 70, 2, seed)) for seed in range(4)])
+    experts = rng.choice([0, -2, 3], (50, 2), p=[0.05, 0.65, 0.3]).astype(np.int64)
+    x = rng.standard_normal((50, 1 if shared else 2, 512)).astype(np.float32)
+    op = BlockExperts("Q4_K", 70, "bfloat16")
+    runner = runner_of_pairs(target) if target in (DOTS, MATRICES) else runner_of(target)
+    (got,) = run(op, (x, panels, experts), runner, one_by_one, target)
+    close_to_bfloat16(got, op.reference(x, panels, experts))
+
+
 @pytest.mark.parametrize("name", ["Q8_0", "Q4_0", "Q6_K"])
 def test_instructions_for_bytes_change_nothing(name):
     """Interpreted: what VNNI's instruction computes is what pairs of products compute."""

@@ -114,14 +114,14 @@ class ExpertLayer:
         if most and len(dense) == len(self.stacks):
             y = self._all(flat, shares, chosen, dense)
         else:
-            y = self._routed(flat, shares, chosen)
+            y = self._routed(flat, shares, chosen, many=x.shape[1] >= PIECE)
         return F.reshape(y, x.shape)
 
-    def _routed(self, x: Tensor, shares: Tensor, chosen: Tensor) -> Tensor:
+    def _routed(self, x: Tensor, shares: Tensor, chosen: Tensor, *, many: bool) -> Tensor:
         """Each token with the experts that it chose."""
 
         def product(x: Tensor, i: int) -> Tensor:
-            y, bias = self.stacks[i].chosen(x, chosen), self.biases[i]
+            y, bias = self.stacks[i].chosen(x, chosen, many=many), self.biases[i]
             return y if bias is None else y + bias[chosen]
 
         x = F.expand_dims(x, 1)

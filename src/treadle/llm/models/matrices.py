@@ -31,7 +31,7 @@ class Dense:
         """x W^T: (..., rows)."""
         return F.linear(x, self.weight)
 
-    def chosen(self, x: Tensor, experts: Tensor) -> Tensor:
+    def chosen(self, x: Tensor, experts: Tensor, *, many: bool) -> Tensor:
         """x (tokens, 1 or used, columns) times the matrices that were chosen: (..., rows)."""
         y = F.matmul(F.expand_dims(x, 2), self.weight[experts], transpose_b=True)
         return F.squeeze(y, 2)
@@ -56,9 +56,13 @@ class Quantized:
         activations = self.pieces if many else "int16"
         return F.block_linear(x, self.panels, self.format, self.rows, activations=activations)
 
-    def chosen(self, x: Tensor, experts: Tensor) -> Tensor:
-        """x (tokens, 1 or used, columns) times the matrices that were chosen: (..., rows)."""
-        return F.block_experts(x, self.panels, experts, self.format, self.rows)
+    def chosen(self, x: Tensor, experts: Tensor, *, many: bool) -> Tensor:
+        """x (tokens, 1 or used, columns) times the matrices that were chosen: (..., rows).
+
+        `many` says that the tokens are those of pieces.
+        """
+        kind = self.pieces if many else "int16"
+        return F.block_experts(x, self.panels, experts, self.format, self.rows, activations=kind)
 
 
 Matrix: TypeAlias = Dense | Quantized

@@ -17,10 +17,13 @@ from treadle.backends.codegen.block_products.pairs import (
     DEPTH,
     HEIGHT,
     MOST,
+    ROUTED,
     SUMS,
     TERMS,
     PairSpec,
     pairs_kernel,
+    routed_kernel,
+    routes_kernel,
     words_kernel,
 )
 from treadle.backends.codegen.block_products.rows import Records, rows_kernel
@@ -92,7 +95,7 @@ def _in_pairs(
     pairs = -(-count // 2)
     height, width = _item(estimate(m), estimate(pairs))
     words = Launch(
-        words_kernel(x.dtype),
+        words_kernel(x.dtype, grouped=True),
         (Ref("input", 0), Ref("workspace", 0), steps),
         items=m,
         serial=estimate(m * given.k) < _SERIAL // 4,
@@ -145,6 +148,8 @@ def lower_block_experts(
     given = _given(op, types, target)
     if isinstance(given, Support):
         return given
+    if op.activations == "bfloat16":
+        return _routed_in_pairs(op, types, given, target)
     x, panels, experts = types
     m = product(experts.shape)
     records = Records(1, LAYOUTS[op.format], op.activations)
@@ -156,7 +161,7 @@ def lower_block_experts(
         (
             *(Ref("workspace", 0), Ref("input", 1), Ref("output", 0), Ref("input", 2)),
             *(m, op.rows, given.blocks, panels.shape[1], panels.shape[0]),
-            1 if is_identical(x.shape[1], experts.shape[1]) else experts.shape[1],
+            _sharing(x, experts),
         ),
         items=panels.shape[1] * m,
         serial=estimate(flops) < _SERIAL,
@@ -164,6 +169,56 @@ def lower_block_experts(
         nbytes=m * product(panels.shape[1:]) + m * op.rows * x.dtype.itemsize,
     )
     return Lowered((rows, launch), workspaces=(source * given.row_bytes(records),))
+
+
+def _routed_in_pairs(
+    op: BlockExperts, types: tuple[TensorType, ...], given: _Given, target: Target
+) -> Lowered:
+    """Words of rows, rows in the order of their experts, then the products."""
+    x, panels, experts = types
+    m, source = product(experts.shape), product(x.shape[:-1])
+    steps, count = given.k // TERMS, panels.shape[1]
+    pairs = -(-count // 2)
+    parts = -(-estimate(pairs) // (SUMS // (ROUTED * WIDTH)))
+    width = -(-estimate(pairs) // parts)
+    words = Launch(
+        words_kernel(x.dtype, grouped=False),
+        (Ref("input", 0), Ref("workspace", 0), steps),
+        items=source,
+        serial=estimate(source * given.k) < _SERIAL // 4,
+        nbytes=source * given.k * (x.dtype.itemsize + 2),
+    )
+    order, ends = Ref("workspace", 1), Ref("workspace", 2)
+    routes = Launch(
+        routes_kernel(experts.dtype),
+        (Ref("input", 2), order, ends, m, panels.shape[0]),
+        items=1,
+        serial=True,
+        nbytes=m * 16,
+    )
+    flops = 2 * m * op.rows * given.k
+    matrices = target.matrices and target.dot_bfloat16
+    spec = PairSpec(LAYOUTS[op.format], x.dtype, matrices)
+    launch = Launch(
+        routed_kernel(spec, op.format, target.features),
+        (
+            *(Ref("workspace", 0), Ref("input", 1), Ref("output", 0), order, ends),
+            *(m, op.rows, given.blocks, count, ROUTED, width, _depth(steps, given)),
+            _sharing(x, experts),
+        ),
+        items=panels.shape[0] * -(-pairs // width),
+        serial=estimate(flops) < _SERIAL,
+        flops=flops,
+        nbytes=product(panels.shape) + m * (given.k + op.rows) * x.dtype.itemsize,
+        unit="bfloat16",
+    )
+    sizes = source * steps * WORDS * 4, m * 4, panels.shape[0] * 4
+    return Lowered((words, routes, launch), workspaces=sizes)
+
+
+def _sharing(x: TensorType, experts: TensorType) -> Dim:
+    """How many neighboring rows of the result share a row of x."""
+    return 1 if is_identical(x.shape[1], experts.shape[1]) else experts.shape[1]
 
 
 @dataclass(frozen=True, slots=True)

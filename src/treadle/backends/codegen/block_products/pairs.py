@@ -8,12 +8,14 @@ for hundreds of rows, and nothing is scaled behind a product: matrix registers a
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
 from treadle.backends.codegen.block_products.levels import Header, Levels
 from treadle.backends.codegen.contraction.pair_tiles import Unit, unit_function
 from treadle.backends.codegen.contraction.pair_words import GROUP, LINES, PANEL, WIDTH, WORDS
+from treadle.backends.codegen.irregular.rows import resolve
 from treadle.backends.codegen.kernel import builder
 from treadle.backends.codegen.kernel.builder import Builder
 from treadle.backends.codegen.kernel.ir import Kernel, Value, pointer, size
@@ -29,6 +31,9 @@ MOST = 20
 """Up to so many steps, sums are not split."""
 SUMS = 1 << 17
 """Sums of an item in scratch memory, 512 KiB."""
+ROUTED = 256
+"""Most rows of an item that chose an expert."""
+_ROUTES = "order", "ends"
 HEIGHT = 512
 """Most rows of an item: with `DEPTH` steps, 512 KiB."""
 _TURNS = [i // 2 + LINES * (i % 2) for i in range(2 * LINES)]
@@ -52,33 +57,85 @@ class PairSpec:
 
 
 @cache
-def words_kernel(dtype: DType) -> Kernel:
+def words_kernel(dtype: DType, *, grouped: bool) -> Kernel:
     """A kernel over rows: (x, words, steps of a row), x [rows, terms].
 
-    Words lie as [group of 16 rows][step][row][word].
+    Words lie as [row][step][word], or, `grouped`, as [group of 16 rows][step][row][word].
     """
     x, made, steps = pointer(dtype, "x"), pointer(dt.int32, "words"), size("steps")
+    pitch = GROUP if grouped else WORDS
 
     def write(e: Builder, lo: Value, hi: Value) -> None:
         e.flushes = True
 
         def row(r: Value) -> None:
             source = e.offset(x, e.mul(r, e.mul(steps, TERMS)))
-            group = e.mul(e.div(r, LINES), e.mul(steps, GROUP))
-            target = e.offset(made, e.add(group, e.mul(e.rem(r, LINES), WORDS)))
+            place = e.mul(r, e.mul(steps, WORDS))
+            if grouped:
+                group = e.mul(e.div(r, LINES), e.mul(steps, GROUP))
+                place = e.add(group, e.mul(e.rem(r, LINES), WORDS))
+            target = e.offset(made, place)
 
             def step(s: Value) -> None:
                 for half in range(2):
                     at = e.add(e.mul(s, TERMS), half * LINES)
                     value = e.cast(e.cast(e.load(source, at, LINES), dt.float32), dt.bfloat16)
-                    place = e.add(e.mul(s, GROUP), half * LINES // 2)
-                    e.store(target, place, e.bitcast(value, dt.int32))
+                    at = e.add(e.mul(s, pitch), half * LINES // 2)
+                    e.store(target, at, e.bitcast(value, dt.int32))
 
             e.loop(0, steps, 1, step)
 
         e.loop(lo, hi, 1, row)
 
-    return builder.kernel(f"words_of_rows_{dtype.name}", [x, made, steps], write)
+    kind = "groups" if grouped else "rows"
+    return builder.kernel(f"words_of_{kind}_{dtype.name}", [x, made, steps], write)
+
+
+@cache
+def routes_kernel(dtype: DType) -> Kernel:
+    """A kernel of one item: (numbers, order, ends, how many numbers, how many experts).
+
+    Rows of the result in the order of their experts, those of one in their own order; `ends` of
+    the rows of each expert.
+    """
+    numbers, order, ends = pointer(dtype, "numbers"), *(pointer(dt.int32, n) for n in _ROUTES)
+    count, experts = size("count"), size("experts")
+
+    def write(e: Builder, lo: Value, hi: Value) -> None:
+        def each(visit: Callable[[Value, Value], None]) -> None:
+            e.loop(0, count, 1, lambda i: visit(i, resolve(e, e.load(numbers, i), experts)))
+
+        def add(at: Value, number: Value | int) -> None:
+            e.store(ends, at, e.add(e.load(ends, at), number))
+
+        def begin(expert: Value, before: Value) -> tuple[Value, ...]:
+            many = e.load(ends, expert)
+            e.store(ends, expert, before)
+            return (e.add(before, many),)
+
+        def place(i: Value, expert: Value) -> None:
+            e.store(order, e.cast(e.load(ends, expert), dt.int64), e.cast(i, dt.int32))
+            add(expert, 1)
+
+        def work() -> None:
+            e.zero(ends, experts)
+            each(lambda _, expert: add(expert, 1))
+            e.loop(0, experts, 1, begin, (e.constant(0, dt.int32),))
+            each(place)  # What was where an expert's rows begin is where they end.
+
+        e.branch(e.compare("lt", lo, hi), work)
+
+    return builder.kernel("routes", [numbers, order, ends, count, experts], write)
+
+
+@cache
+def routed_kernel(spec: PairSpec, name: str, features: tuple[str, ...]) -> Kernel:
+    """A kernel over (expert, part of the columns) for the rows that chose the expert.
+
+    Its parameters: words by rows, panels of all experts, y, order and ends of `routes_kernel`, the
+    sizes of `pairs_kernel`, and how many neighboring rows of y share a row of words.
+    """
+    return _made(_Routed(spec), f"experts_{name}", features)
 
 
 @cache
@@ -88,15 +145,37 @@ def pairs_kernel(spec: PairSpec, name: str, features: tuple[str, ...]) -> Kernel
     Its parameters: words, panels, y [m, n], m, n, blocks of the format in a row, the number of
     panels, the rows and pairs of panels of an item, and the steps of a part of its sums.
     """
-    writer = _Pairs(spec)
-    kind = "matrices" if spec.matrices else "vectors"
+    return _made(_Pairs(spec), f"blocks_{name}", features)
+
+
+def _made(writer: _Pairs, name: str, features: tuple[str, ...]) -> Kernel:
+    matrices = writer.spec.matrices
     return builder.kernel(
-        f"blocks_{name}_bfloat16_{kind}",
+        f"{name}_bfloat16_{'matrices' if matrices else 'vectors'}",
         writer.parameters,
         writer.write,
         list(writer.tiles.values()),
-        features=features if spec.matrices else (),
+        features=features if matrices else (),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Rows of an item.
+
+    Attributes:
+        count: how many.
+        left: the first pair of panels.
+        weights: the panels of the matrix.
+        words: where some steps of the rows lie, and the words from group to group.
+        line: of the result, by row.
+    """
+
+    count: Value
+    left: Value
+    weights: Value
+    words: Callable[[Value, Value], tuple[Value, Value]]
+    line: Callable[[Value], Value]
 
 
 class _Pairs:
@@ -130,33 +209,52 @@ class _Pairs:
             e.end_matrices()
 
     def _item(self, e: Builder, i: Value) -> None:
-        pairs = e.div(e.add(self.panels, 1), 2)
-        parts = e.div(e.add(pairs, e.sub(self.width, 1)), self.width)
+        parts = self._parts(e)
         top, left = e.mul(e.div(i, parts), self.height), e.mul(e.rem(i, parts), self.width)
+        steps = self._steps(e)
+        place = e.mul(e.div(top, LINES), e.mul(steps, GROUP))
+
+        def words(first: Value, count: Value) -> tuple[Value, Value]:
+            return e.offset(self.rows, e.add(place, e.mul(first, GROUP))), e.mul(steps, GROUP)
+
         rows = e.min(self.height, e.sub(self.m, top))
-        room = e.mul(e.div(e.add(rows, BLOCK - 1), BLOCK), BLOCK * WIDTH)
-        steps = e.mul(self.blocks, self.layout.elements // TERMS)
+        self._rows(e, _Rows(rows, left, self.weights, words, lambda r: e.add(top, r)))
+
+    def _parts(self, e: Builder) -> Value:
+        """Items of neighboring columns."""
+        pairs = e.div(e.add(self.panels, 1), 2)
+        return e.div(e.add(pairs, e.sub(self.width, 1)), self.width)
+
+    def _steps(self, e: Builder) -> Value:
+        return e.mul(self.blocks, self.layout.elements // TERMS)
+
+    def _rows(self, e: Builder, at: _Rows) -> None:
+        """The columns of an item for some rows."""
+        pairs = e.div(e.add(self.panels, 1), 2)
+        room = e.mul(e.div(e.add(at.count, BLOCK - 1), BLOCK), BLOCK * WIDTH)
+        steps = self._steps(e)
 
         def part(first: Value) -> None:
             count = e.min(self.depth, e.sub(steps, first))
             last = e.compare("eq", e.add(first, count), steps)
+            words, below = at.words(first, count)
 
             def pair(p: Value) -> None:
-                number = e.add(left, p)
-                e.loop(0, 2, 1, lambda half: self._widen(e, number, half, first, count))
+                number = e.add(at.left, p)
+                given = number, first, count
+                e.loop(0, 2, 1, lambda half: self._widen(e, at.weights, half, *given))
                 sums = e.offset(self.sums, e.mul(p, room))
 
                 def block(r: Value) -> None:
-                    group = e.mul(e.div(e.add(top, r), LINES), e.mul(steps, GROUP))
-                    a = e.offset(self.rows, e.add(group, e.mul(first, GROUP)))
+                    a = e.offset(words, e.mul(e.div(r, LINES), below))
                     c = e.offset(sums, e.mul(r, WIDTH))
-                    some = e.min(BLOCK, e.sub(rows, r))
-                    self._multiply(e, a, e.mul(steps, GROUP), count, c, first, some)
-                    e.branch(last, lambda: self._store(e, c, e.add(top, r), some, number))
+                    some = e.min(BLOCK, e.sub(at.count, r))
+                    self._multiply(e, a, below, count, c, first, some)
+                    e.branch(last, lambda: self._store(e, c, r, some, number, at.line))
 
-                e.loop(0, rows, BLOCK, block)
+                e.loop(0, at.count, BLOCK, block)
 
-            e.loop(0, e.min(self.width, e.sub(pairs, left)), 1, pair)
+            e.loop(0, e.min(self.width, e.sub(pairs, at.left)), 1, pair)
 
         e.loop(0, steps, self.depth, part)
 
@@ -181,26 +279,36 @@ class _Pairs:
             many = self.spec.unit.rows
             e.loop(0, rows, many, lambda first: call(many, first))
 
-    def _store(self, e: Builder, sums: Value, top: Value, rows: Value, pair: Value) -> None:
+    def _store(
+        self,
+        e: Builder,
+        sums: Value,
+        top: Value,
+        rows: Value,
+        pair: Value,
+        line: Callable[[Value], Value],
+    ) -> None:
         """Sums that are complete become results."""
-        for half in range(2):
-            column = e.add(e.mul(pair, WIDTH), half * LINES)
-            mask = e.first_lanes(e.sub(self.n, column), LINES)
 
-            def row(r: Value, half: int = half, column: Value = column, mask: Value = mask) -> None:
+        def row(r: Value) -> None:
+            start = e.mul(line(e.add(top, r)), self.n)
+            for half in range(2):
+                column = e.add(e.mul(pair, WIDTH), half * LINES)
+                mask = e.first_lanes(e.sub(self.n, column), LINES)
                 value = e.load(sums, e.add(e.mul(r, WIDTH), half * LINES), LINES)
-                at = e.add(e.mul(e.add(top, r), self.n), column)
-                e.store(self.y, at, e.cast(value, self.spec.dtype), mask)
+                e.store(self.y, e.add(start, column), e.cast(value, self.spec.dtype), mask)
 
-            e.loop(0, rows, 1, row)
+        e.loop(0, rows, 1, row)
 
-    def _widen(self, e: Builder, pair: Value, half: Value, first: Value, count: Value) -> None:
+    def _widen(
+        self, e: Builder, matrix: Value, half: Value, pair: Value, first: Value, count: Value
+    ) -> None:
         """A panel's values as words; behind the last panel those of the last once more."""
         layout = self.layout
         panel = e.min(e.add(e.mul(pair, 2), half), e.sub(self.panels, 1))
         begin = e.div(e.mul(first, TERMS), layout.elements)
         place = e.mul(e.add(e.mul(panel, self.blocks), begin), layout.block)
-        weights = e.offset(self.weights, place)
+        weights = e.offset(matrix, place)
         target = e.offset(self.words, e.mul(half, LINES))
 
         def block(i: Value) -> None:
@@ -234,3 +342,57 @@ class _Pairs:
                     both = e.shuffle(values[2 * j], values[2 * j + 1], _TURNS)
                     word = e.bitcast(both, dt.int32)
                     e.store(target, ((group * layout.group + 4 * i) // 2 + j) * WIDTH, word)
+
+
+class _Routed(_Pairs):
+    """Writes the kernel for experts."""
+
+    def __init__(self, spec: PairSpec) -> None:
+        super().__init__(spec)
+        self.order, self.ends = (pointer(dt.int32, name) for name in _ROUTES)
+        self.sharing = size("sharing")
+
+    @property
+    def parameters(self) -> list[Value]:
+        routes = self.order, self.ends
+        return [self.rows, self.weights, self.y, *routes, *self.sizes, self.sharing]
+
+    def write(self, e: Builder, lo: Value, hi: Value) -> None:
+        self.gathered = e.stack(dt.int32, ROUTED * WORDS * MOST)
+        super().write(e, lo, hi)
+
+    def _item(self, e: Builder, i: Value) -> None:
+        parts = self._parts(e)
+        expert, left = e.div(i, parts), e.mul(e.rem(i, parts), self.width)
+        size = e.mul(self.panels, e.mul(self.blocks, self.layout.block))
+        weights = e.offset(self.weights, e.mul(expert, size))
+        end = e.cast(e.load(self.ends, expert), dt.int64)
+        before = e.load(self.ends, e.max(e.sub(expert, 1), 0))
+        none = e.compare("eq", expert, 0)
+        begin = e.select(none, e.index(0), e.cast(before, dt.int64))
+
+        def some(top: Value) -> None:
+            def line(r: Value) -> Value:
+                return e.cast(e.load(self.order, e.add(top, r)), dt.int64)
+
+            count = e.min(self.height, e.sub(end, top))
+
+            def words(first: Value, steps: Value) -> tuple[Value, Value]:
+                e.loop(0, count, 1, lambda r: self._gather(e, r, line(r), first, steps))
+                return self.gathered, e.mul(steps, GROUP)
+
+            self._rows(e, _Rows(count, left, weights, words, line))
+
+        e.loop(begin, end, self.height, some)
+
+    def _gather(self, e: Builder, r: Value, line: Value, first: Value, steps: Value) -> None:
+        """Some steps of a row, into its place in a group."""
+        row = e.mul(e.div(line, self.sharing), e.mul(self._steps(e), WORDS))
+        source = e.offset(self.rows, e.add(row, e.mul(first, WORDS)))
+        group = e.mul(e.div(r, LINES), e.mul(steps, GROUP))
+        into = e.offset(self.gathered, e.add(group, e.mul(e.rem(r, LINES), WORDS)))
+
+        def step(s: Value) -> None:
+            e.store(into, e.mul(s, GROUP), e.load(source, e.mul(s, WORDS), WORDS))
+
+        e.loop(0, steps, 1, step)
