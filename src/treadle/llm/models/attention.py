@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -101,6 +102,37 @@ def places(starts: Tensor, counts: Tensor, rows: Tensor | None, time: int) -> Pl
 def write(kept: Tensor, new: Tensor, at: Places) -> None:
     """Put `new` (batch, heads, time, features) into the cache."""
     kept[...] = F.cache_update(kept, new.astype(kept.dtype), at.starts, at.ends, at.rows)
+
+
+@dataclass(frozen=True)
+class Held:
+    """Attention of a layer over its cache, to which it adds; see `attend`."""
+
+    keys: Tensor
+    values: Tensor
+    at: Places
+    rounded: bool
+
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, layer: Attention, sinks: Tensor | None
+    ) -> Tensor:
+        """See `Memory`."""
+        write(self.keys, k, self.at)
+        write(self.values, v, self.at)
+        given = (q, self.keys, self.values, self.at, layer, sinks)
+        return attend(*given, rounded=self.rounded)
+
+
+class Memory(Protocol):
+    """What the queries of a layer see: a cache, or the other tokens of the call."""
+
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, layer: Attention, sinks: Tensor | None
+    ) -> Tensor:
+        """What queries (batch, heads, time, features) read, in their shape.
+
+        Keys and values are those of the same tokens, (batch, heads for both, time, features).
+        """
 
 
 def attend(

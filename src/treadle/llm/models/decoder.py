@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import treadle.functional as F
-from treadle.llm.models.attention import Places, attend, write
+from treadle.llm.models.attention import Held, Memory, Places
 from treadle.llm.models.declared import Attention, Decoder, Experts, Gated, Layer
 from treadle.llm.models.gates import mix
-from treadle.llm.models.matrices import PIECE, Dense, Projection
+from treadle.llm.models.matrices import PIECE, Adapt, Dense, Product, Projection
 from treadle.llm.models.rope import Rotary, rotate
 from treadle.llm.models.weights import Linear, RootMeanSquare, Weights
 from treadle.tensor import Tensor
 
 Angles = dict[int, tuple[Tensor, Tensor]]
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What all layers of a call have in common: rotation, and what is done to products."""
+
+    angles: Angles
+    adapt: Adapt | None = None
 
 
 class AttentionLayer:
@@ -23,7 +33,7 @@ class AttentionLayer:
         parts = {"q_proj": wide, "k_proj": narrow, "v_proj": narrow}
         self.given = projection(weights, name, parts, hidden, a.bias)
         self.o = Linear(weights, f"{name}.o_proj", hidden, wide, a.output_bias)
-        self._rounds = weights.rounds_pieces
+        self.rounds = weights.rounds_pieces
         self.sinks = weights.take(f"{name}.sinks", a.heads) if a.sinks else None
         self.norms: list[RootMeanSquare | None] = [None, None]
         if a.norm is not None:
@@ -33,21 +43,17 @@ class AttentionLayer:
                 for which, size in zip("qk", sizes, strict=True)
             ]
 
-    def __call__(
-        self, x: Tensor, keys: Tensor, values: Tensor, at: Places, angles: Angles
-    ) -> Tensor:
+    def __call__(self, x: Tensor, memory: Memory, shared: Shared) -> Tensor:
         """What is read of the values, (batch, time, hidden)."""
         a = self.declared
-        q, k, v = (self._heads(y, i) for i, y in enumerate(self.given(x)))
+        q, k, v = (self._heads(y, i) for i, y in enumerate(self.given(x, shared.adapt)))
         if a.rotary is not None:
-            turned = angles[id(a.rotary)]
+            turned = shared.angles[id(a.rotary)]
             q, k = (rotate(t, turned, a.rotary.interleaved) for t in (q, k))
-        write(keys, k, at)
-        write(values, v, at)
-        rounded = self._rounds and q.shape[2] >= PIECE
-        mixed = attend(q, keys, values, at, a, self.sinks, rounded=rounded)
+        mixed = memory.attend(q, k, v, a, self.sinks)
         batch, _, time, _ = mixed.shape
-        return self.o(F.reshape(F.transpose(mixed, (0, 2, 1, 3)), (batch, time, -1)))
+        y = F.reshape(F.transpose(mixed, (0, 2, 1, 3)), (batch, time, -1))
+        return self.o(y, shared.adapt)
 
     def _heads(self, y: Tensor, which: int) -> Tensor:
         """Queries, keys or values as (batch, heads, time, features)."""
@@ -73,9 +79,9 @@ class GatedUnit:
         self.down = Linear(weights, f"{name}.down_proj", hidden, width, bias)
         self._mix = declared.mix
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, adapt: Adapt | None = None) -> Tensor:
         """(batch, time, hidden), as x."""
-        return self.down(mix(self._mix, *self.given(x)))
+        return self.down(mix(self._mix, *self.given(x, adapt)), adapt)
 
 
 class ExpertLayer:
@@ -105,8 +111,8 @@ class ExpertLayer:
         ]
         self._mix = declared.gated.mix
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """(batch, time, hidden), as x."""
+    def __call__(self, x: Tensor, adapt: Adapt | None = None) -> Tensor:
+        """(batch, time, hidden), as x. Nothing is done to products of experts."""
         flat = F.reshape(x, (-1, x.shape[-1]))
         shares, chosen = self._choose(flat)
         dense = [s.weight for s in self.stacks if isinstance(s, Dense)]
@@ -162,21 +168,22 @@ class DecoderLayer:
 
         self.attention = AttentionLayer(weights, f"{name}.self_attn", hidden, declared.attention)
         feed = declared.feed
-        kind = GatedUnit if isinstance(feed, Gated) else ExpertLayer
-        self.feed = kind(weights, f"{name}.mlp", hidden, feed)  # type: ignore[arg-type]
+        self.feed: GatedUnit | ExpertLayer = (
+            GatedUnit(weights, f"{name}.mlp", hidden, feed)
+            if isinstance(feed, Gated)
+            else ExpertLayer(weights, f"{name}.mlp", hidden, feed)
+        )
         self.before_attention = norm("input")
         sandwich = declared.sandwich
         self.before_feed = norm("pre_feedforward" if sandwich else "post_attention")
         self.after_attention = norm("post_attention") if sandwich else None
         self.after_feed = norm("post_feedforward") if sandwich else None
 
-    def __call__(
-        self, x: Tensor, keys: Tensor, values: Tensor, at: Places, angles: Angles
-    ) -> Tensor:
+    def __call__(self, x: Tensor, memory: Memory, shared: Shared) -> Tensor:
         """(batch, time, hidden), as x."""
-        y = self.attention(self.before_attention(x), keys, values, at, angles)
+        y = self.attention(self.before_attention(x), memory, shared)
         x = x + (y if self.after_attention is None else self.after_attention(y))
-        y = self.feed(self.before_feed(x))
+        y = self.feed(self.before_feed(x), shared.adapt)
         return x + (y if self.after_feed is None else self.after_feed(y))
 
 
@@ -186,7 +193,8 @@ def projection(
     """Products of one operand, by their names and rows."""
     matrices = [weights.matrix(f"{name}.{p}.weight", rows, columns) for p, rows in parts.items()]
     biases = [weights.take(f"{name}.{p}.bias", rows) if bias else None for p, rows in parts.items()]
-    return Projection(matrices, biases)
+    products = [weights.product(f"{name}.{p}.weight", r, columns) for p, r in parts.items()]
+    return Projection(matrices, biases, products)
 
 
 class DecoderStack:
@@ -208,15 +216,41 @@ class DecoderStack:
             Dense(numbers) if numbers is not None else weights.matrix(name, vocabulary, hidden)
         )
 
-    def hidden(self, given: Tensor, keys: list[Tensor], values: list[Tensor], at: Places) -> Tensor:
+    def hidden(
+        self,
+        given: Tensor,
+        keys: list[Tensor],
+        values: list[Tensor],
+        at: Places,
+        adapt: Adapt | None = None,
+    ) -> Tensor:
         """What the last layer gives, (batch, time, hidden), for what `embedding.given` gave."""
+        x = self.embedded(given)
+        shared = Shared(self.angles(at.positions, at.ends), adapt)
+        for layer, k, v in zip(self.layers, keys, values, strict=True):
+            rounded = layer.attention.rounds and x.shape[1] >= PIECE
+            x = layer(x, Held(k, v, at, rounded), shared)
+        return x
+
+    def products(self) -> list[Product]:
+        """Of all layers; those of experts and routers are not among them."""
+        found: list[Product] = []
+        for layer in self.layers:
+            found += (*layer.attention.given.products, layer.attention.o.product)
+            if isinstance(layer.feed, GatedUnit):
+                found += (*layer.feed.given.products, layer.feed.down.product)
+        return found
+
+    def embedded(self, given: Tensor) -> Tensor:
+        """What the first layer takes."""
         x = self.embedding.vectors(given)
         if self.declared.embedding_scale != 1.0:
             x = x * Tensor(self.declared.embedding_scale).astype(x.dtype)
-        angles = {id(r): r.angles(at.positions, at.ends) for r in self._rotaries()}
-        for layer, k, v in zip(self.layers, keys, values, strict=True):
-            x = layer(x, k, v, at, angles)
         return x
+
+    def angles(self, positions: Tensor, lengths: Tensor) -> Angles:
+        """Of every rotation that layers use; see `Rotary.angles`."""
+        return {id(r): r.angles(positions, lengths) for r in self._rotaries()}
 
     def logits(self, x: Tensor) -> Tensor:
         """float32 (..., vocabulary)."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -68,6 +68,20 @@ class Quantized:
 Matrix: TypeAlias = Dense | Quantized
 
 
+@dataclass(frozen=True)
+class Product:
+    """What a product multiplies with: some rows of a module, as files name it."""
+
+    module: str
+    first: int
+    rows: int
+    columns: int
+
+
+Adapt: TypeAlias = Callable[[Product, Tensor, Tensor], Tensor]
+"""What becomes of a product, from its operand and itself."""
+
+
 def quantized(blocks: Blocks, pieces: str) -> Quantized | None:
     """A matrix of blocks as kernels read it; None where none reads this format."""
     kept = kernel_blocks(blocks)
@@ -84,22 +98,31 @@ def quantized(blocks: Blocks, pieces: str) -> Quantized | None:
 class Projection:
     """Several products of one operand; of matrices in one format they are a single one."""
 
-    def __init__(self, matrices: Sequence[Matrix], biases: Sequence[Tensor | None]) -> None:
+    def __init__(
+        self,
+        matrices: Sequence[Matrix],
+        biases: Sequence[Tensor | None],
+        products: Sequence[Product],
+    ) -> None:
+        self.products = tuple(products)
         self._biases = tuple(biases)
         self._whole = _joined(matrices)
         self._matrices = () if self._whole is not None else tuple(matrices)
         self._rows = [m.rows for m in matrices if isinstance(m, Quantized)]
 
-    def __call__(self, x: Tensor) -> list[Tensor]:
+    def __call__(self, x: Tensor, adapt: Adapt | None = None) -> list[Tensor]:
         """(..., rows) for each matrix."""
         if self._whole is not None:
             ends = np.cumsum(self._rows)[:-1].tolist()
             found = list(F.split(self._whole.times(x), ends, axis=-1))
         else:
             found = [m.times(x) for m in self._matrices]
-        return [
+        found = [
             y if bias is None else y + bias for y, bias in zip(found, self._biases, strict=True)
         ]
+        if adapt is None:
+            return found
+        return [adapt(product, x, y) for product, y in zip(self.products, found, strict=True)]
 
 
 def _joined(matrices: Sequence[Matrix]) -> Quantized | None:

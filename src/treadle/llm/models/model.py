@@ -33,7 +33,7 @@ class Model:
         self.vocabulary = stack.declared.vocabulary
         self.context = stack.declared.context
         self.piece = piece
-        self._stack = stack
+        self.stack = stack
         self._dtype = dtype
         self._programs: dict[tuple[int, ...], Callable[..., Tensor]] = {}
         self._copies = jit.compile(copy_positions)
@@ -56,7 +56,7 @@ class Model:
                 "the model was not made for so many tokens",
                 saw=f"{length} tokens, the model has {self.context}",
             )
-        layers = tuple(layer.attention for layer in self._stack.declared.layers)
+        layers = tuple(layer.attention for layer in self.stack.declared.layers)
         return empty_cache(layers, sequences, length, dtype or self._dtype)
 
     def step(
@@ -99,7 +99,7 @@ class Model:
         if program is None:
             program = self._programs.setdefault(given.shape, jit.compile(self._step))
         return program(
-            self._stack.embedding.given(given),
+            self.stack.embedding.given(given),
             Tensor(first),
             Tensor(meant),
             None if which is None else Tensor(which),
@@ -139,11 +139,11 @@ class Model:
     ) -> Tensor:
         batch, time = tokens.shape[:2]
         at = places(starts, counts, rows, time)
-        x = self._stack.hidden(tokens, keys, values, at)
+        x = self.stack.hidden(tokens, keys, values, at)
         if not all:
             last = F.maximum(counts - 1, 0)
             x = x[Tensor(np.arange(batch, dtype=np.int32)), last]
-        return self._stack.logits(x)
+        return self.stack.logits(x)
 
 
 Ints = npt.NDArray[np.int32]

@@ -16,7 +16,7 @@ from treadle.base.blocks import Blocks
 from treadle.base.errors import CheckpointError
 from treadle.llm.models.adopt import adopted
 from treadle.llm.models.declared import Names, Norm, Piece
-from treadle.llm.models.matrices import Dense, Matrix, Quantized, Table, quantized
+from treadle.llm.models.matrices import Adapt, Dense, Matrix, Product, Quantized, Table, quantized
 from treadle.ops.norm import RmsNorm
 from treadle.tensor import Tensor
 
@@ -84,6 +84,12 @@ class Weights:
     def has(self, name: str) -> bool:
         """Whether there is such a tensor, under any of its names."""
         return any(piece.name in self._there for piece in self._names(name))
+
+    def product(self, name: str, rows: int, columns: int) -> Product:
+        """What a product with this matrix is one with."""
+        piece = self._find(name)
+        first = 0 if piece.rows is None else piece.rows.start or 0
+        return Product(piece.name.removesuffix(".weight"), first, rows, columns)
 
     def rows(self, name: str) -> int:
         """How many rows a tensor has that no config tells of."""
@@ -214,11 +220,13 @@ class Linear:
     def __init__(self, weights: Weights, name: str, rows: int, columns: int, bias: bool) -> None:
         self.weight = weights.matrix(f"{name}.weight", rows, columns)
         self.bias = weights.take(f"{name}.bias", rows) if bias else None
+        self.product = weights.product(f"{name}.weight", rows, columns)
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, adapt: Adapt | None = None) -> Tensor:
         """(..., rows)."""
         y = self.weight.times(x)
-        return y if self.bias is None else y + self.bias
+        y = y if self.bias is None else y + self.bias
+        return y if adapt is None else adapt(self.product, x, y)
 
 
 class RootMeanSquare:

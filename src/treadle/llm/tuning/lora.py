@@ -1,0 +1,187 @@
+"""Low-rank additions to the products of a model, as they are trained.
+
+A product y = W x becomes y + s · B (A x), with A (rank, columns), B (rows, rank), and s = α / rank.
+W stays as it is, in whatever form it lies. Source: Hu et al., "LoRA" (2021, arXiv:2106.09685); for
+s = α / √rank, Kalajdzievski (2023, arXiv:2312.03732).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+import treadle.functional as F
+from treadle.base.errors import CheckpointError, NumericError
+from treadle.llm.models.matrices import Product
+from treadle.tensor import Parameter, Tensor
+
+N = TypeVar("N", int, float)
+Floats = npt.NDArray[np.float32]
+ALL = "all-linear"
+"""Every product of layers; the head is none."""
+
+
+@dataclass(frozen=True)
+class Lora:
+    """What is added, and where.
+
+    Attributes:
+        rank: columns of B.
+        alpha: numerator of the scale.
+        dropout: probability with which an element of the operand is left out in training.
+        targets: `ALL`, endings of modules' names, or a regular expression for whole names.
+        rslora: the scale is α / √rank.
+        ranks, alphas: those of modules whose names end with such an expression.
+    """
+
+    rank: int = 8
+    alpha: float = 16.0
+    dropout: float = 0.0
+    targets: str | tuple[str, ...] = ALL
+    rslora: bool = False
+    ranks: Mapping[str, int] = field(default_factory=dict)
+    alphas: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if min(self.rank, *self.ranks.values(), self.rank) < 1:
+            raise NumericError("lora", "ranks are at least 1", saw=str(self.rank))
+        if not 0 <= self.dropout < 1:
+            raise NumericError("lora", "dropout is a probability below 1", saw=str(self.dropout))
+
+    def reaches(self, module: str) -> bool:
+        """Whether something is added to a module's products."""
+        if self.targets == ALL:
+            return True
+        if isinstance(self.targets, str):
+            return re.fullmatch(self.targets, module) is not None
+        return any(module == t or module.endswith(f".{t}") for t in self.targets)
+
+    def rank_of(self, module: str) -> int:
+        """Of a module's addition."""
+        return _named(self.ranks, module, self.rank)
+
+    def scale_of(self, module: str) -> float:
+        """What a module's B (A x) is multiplied by."""
+        rank, alpha = self.rank_of(module), _named(self.alphas, module, self.alpha)
+        return alpha / (math.sqrt(rank) if self.rslora else rank)
+
+
+def _named(patterns: Mapping[str, N], module: str, usual: N) -> N:
+    for pattern, value in patterns.items():
+        if re.match(rf"(.*\.)?({pattern})$", module):
+            return value
+    return usual
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """What was trained: for every module its A and B, and how they are added."""
+
+    lora: Lora
+    pairs: Mapping[str, tuple[Floats, Floats]]
+
+    def change(self, module: str) -> Floats:
+        """What merging adds to the weight of one of its modules."""
+        a, b = self.pairs[module]
+        return (b @ a) * np.float32(self.lora.scale_of(module))
+
+
+def modules(products: Iterable[Product]) -> dict[str, tuple[int, int]]:
+    """Rows and columns of each module that products are of."""
+    found: dict[str, tuple[int, int]] = {}
+    for p in products:
+        rows = max(found.get(p.module, (0, 0))[0], p.first + p.rows)
+        found[p.module] = (rows, p.columns)
+    return found
+
+
+def fresh(lora: Lora, products: Iterable[Product], seed: int = 0) -> Adapter:
+    """An adapter that changes nothing yet: A is random, B is 0.
+
+    Raises:
+        CheckpointError: no module is one of the targets.
+    """
+    rng = np.random.default_rng(seed)
+    known = modules(products)
+    pairs = {}
+    for name, (rows, columns) in known.items():
+        if lora.reaches(name):
+            bound, rank = 1 / math.sqrt(columns), lora.rank_of(name)
+            a = rng.uniform(-bound, bound, (rank, columns)).astype(np.float32)
+            pairs[name] = (a, np.zeros((rows, rank), np.float32))
+    if not pairs:
+        endings = ", ".join(sorted({n.rpartition(".")[2] for n in known}))
+        saw, hint = repr(lora.targets), f"the model has {endings}"
+        raise CheckpointError("lora", "no module is one of the targets", saw=saw, hint=hint)
+    return Adapter(lora, pairs)
+
+
+class Trained:
+    """An adapter in training: all matrices lie in one parameter, so that an update is one op.
+
+    Attributes:
+        flat: the parameter, float32.
+        shapes: of A and B, by module.
+    """
+
+    def __init__(self, adapter: Adapter) -> None:
+        self.lora = adapter.lora
+        self.shapes = {n: (a.shape, b.shape) for n, (a, b) in adapter.pairs.items()}
+        every = [x.reshape(-1) for pair in adapter.pairs.values() for x in pair]
+        self.flat = Parameter(np.concatenate(every))
+
+    def adapter(self) -> Adapter:
+        """As it is now."""
+        values, at = np.array(self.flat.numpy()), 0
+        pairs = {}
+        for name, (a, b) in self.shapes.items():
+            middle, end = at + math.prod(a), at + math.prod(a) + math.prod(b)
+            pairs[name] = (values[at:middle].reshape(a), values[middle:end].reshape(b))
+            at = end
+        return Adapter(self.lora, pairs)
+
+    def additions(self, *, training: bool) -> Additions:
+        """What products become with it, in a program."""
+        found, at = {}, 0
+        for name, shapes in self.shapes.items():
+            pair = []
+            for shape in shapes:
+                size = math.prod(shape)
+                pair.append(F.reshape(self.flat[at : at + size].detach(), shape))
+                at += size
+            found[name] = (pair[0], pair[1])
+        return Additions(self.lora, found, training)
+
+
+@dataclass(frozen=True)
+class Additions:
+    """What the products of a model become with A and B of modules."""
+
+    lora: Lora
+    pairs: Mapping[str, tuple[Tensor, Tensor]]
+    training: bool
+
+    @property
+    def leaves(self) -> list[Tensor]:
+        """All matrices, in the order in which `Trained` keeps them."""
+        return [x for pair in self.pairs.values() for x in pair]
+
+    def __call__(self, product: Product, x: Tensor, y: Tensor) -> Tensor:
+        """y with what is added; computed in float32."""
+        pair = self.pairs.get(product.module)
+        if pair is None:
+            return y
+        a, b = pair
+        given = x.astype("float32")
+        if self.lora.dropout and self.training:
+            given = F.dropout(given, self.lora.dropout)
+        if product.rows != b.shape[0]:
+            b = b[product.first : product.first + product.rows]
+        more = F.linear(F.linear(given, a), b) * self.lora.scale_of(product.module)
+        return (y.astype("float32") + more).astype(y.dtype)

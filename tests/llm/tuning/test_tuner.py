@@ -1,0 +1,210 @@
+"""Adapters in training: losses, packing, accumulation, quantized weights, files."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.llm.models.small import FAMILIES, Given, llama, plain_llama, random_weights
+from tests.llm.models.test_stored import checkpoint
+
+from treadle.base.errors import CheckpointError, NumericError
+from treadle.llm.files.checkpoint import Checkpoint, Stored
+from treadle.llm.models import build
+from treadle.llm.tuning import (
+    Adapter,
+    Lora,
+    Rows,
+    Schedule,
+    Tuner,
+    fresh,
+    merged,
+    read_adapter,
+    write_adapter,
+)
+
+RNG = np.random.default_rng(3)
+TEXTS = [RNG.integers(0, 61, n).tolist() for n in (12, 7, 9)]
+
+
+def rows(texts: list[list[int]], width: int) -> Rows:
+    """Texts beside each other in one row; every token but the first is learned."""
+    made = {n: np.zeros((1, width), np.int32) for n in ("tokens", "segments", "positions")}
+    targets, weights = np.zeros((1, width), np.int32), np.zeros((1, width), np.float32)
+    at = 0
+    for number, text in enumerate(texts):
+        end = at + len(text)
+        made["tokens"][0, at:end], made["segments"][0, at:end] = text, number + 1
+        made["positions"][0, at:end] = np.arange(len(text))
+        targets[0, at : end - 1], weights[0, at : end - 1] = text[1:], 1
+        at = end
+    return Rows(made["tokens"], made["segments"], made["positions"], targets, weights)
+
+
+def opened(given: Given) -> Checkpoint:
+    """A checkpoint in memory as one of files."""
+    tensors = {n: Stored(t.shape, lambda t=t: t) for n, t in given.tensors.items()}
+    return Checkpoint("memory", dict(given.config), {}, None, None, {}, tensors)
+
+
+def random_adapter(products: Any, lora: Lora) -> Adapter:
+    """An adapter that changes something."""
+    rng = np.random.default_rng(5)
+    made = fresh(lora, products)
+    pairs = {
+        n: (a, (0.2 * rng.standard_normal(b.shape)).astype(np.float32))
+        for n, (a, b) in made.pairs.items()
+    }
+    return Adapter(lora, pairs)
+
+
+def test_loss_of_packed_texts() -> None:
+    model = build(llama())
+    tuner = Tuner(model, fresh(Lora(), model.stack.products()))
+    wanted, count = 0.0, 0
+    for text in TEXTS:
+        logits = plain_llama(llama(), text)
+        chances = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+        wanted -= chances[np.arange(len(text) - 1), text[1:]].sum()
+        count += len(text) - 1
+    assert tuner.evaluate([rows(TEXTS, 32)]) == pytest.approx(wanted / count, rel=1e-5)
+
+
+def test_what_is_packed_or_summed_learns_the_same() -> None:
+    found = []
+    for batches in ([rows(TEXTS, 32)], [rows([t], 16) for t in TEXTS]):
+        model = build(llama())
+        adapter = fresh(Lora(4, rslora=True), model.stack.products())
+        tuner = Tuner(model, adapter, Schedule(1e-2, updates=5), weight_decay=0.1)
+        losses = [tuner.step(batches) for _ in range(4)]
+        assert losses[-1] < losses[0]
+        found.append((losses, tuner.adapter()))
+    np.testing.assert_allclose(found[0][0], found[1][0], rtol=1e-4)
+    for module, pair in found[0][1].pairs.items():
+        for one, other in zip(pair, found[1][1].pairs[module], strict=True):
+            np.testing.assert_allclose(one, other, atol=2e-3)
+
+
+def test_merged_is_adapted() -> None:
+    given = opened(llama())
+    model = build(given)
+    adapter = random_adapter(model.stack.products(), Lora(3, 5.0, targets=("q_proj", "down_proj")))
+    adapted = Tuner(model, adapter).evaluate([rows(TEXTS, 32)])
+    whole = build(merged(given, adapter))
+    plain = Tuner(whole, fresh(Lora(), whole.stack.products())).evaluate([rows(TEXTS, 32)])
+    assert adapted == pytest.approx(plain, rel=1e-5)
+    assert (
+        abs(
+            adapted
+            - Tuner(model, fresh(Lora(), model.stack.products())).evaluate([rows(TEXTS, 32)])
+        )
+        > 1e-3
+    )
+
+
+@pytest.mark.parametrize("format", ["Q8_0", "Q4_0"])
+def test_quantized_weights_stay_and_adapters_learn(format: str) -> None:
+    given = checkpoint(format)
+    found = []
+    for dtype in ("stored", "float32"):
+        model = build(given, dtype, "int16")
+        tuner = Tuner(model, fresh(Lora(4), model.stack.products()), Schedule(1e-2, updates=9))
+        found.append([tuner.step([rows(TEXTS, 32)]) for _ in range(6)])
+    assert found[0][-1] < found[0][0] - 0.2
+    np.testing.assert_allclose(found[0], found[1], rtol=2e-2)
+
+
+@pytest.mark.parametrize("name", ["gemma2", "gpt_oss", "phi3", "qwen3_moe", "smollm3"])
+def test_families(name: str) -> None:
+    known = json.loads(FAMILIES.read_text())
+    case = known[name]
+    model = build(Given(case["config"], random_weights(case["shapes"])))
+    tuner = Tuner(model, fresh(Lora(4), model.stack.products()), Schedule(1e-2, updates=9))
+    texts = [[t % model.vocabulary for t in text] for text in TEXTS]
+    losses = [tuner.step([rows(texts, 32)]) for _ in range(5)]
+    assert losses[-1] < losses[0]
+
+
+def test_dropout_is_for_training() -> None:
+    model = build(llama())
+    adapter = random_adapter(model.stack.products(), Lora(4, dropout=0.5))
+    tuner = Tuner(model, adapter, Schedule(0.0, kind="constant"))
+    batch = [rows(TEXTS, 32)]
+    quiet = [tuner.evaluate(batch) for _ in range(2)]
+    noisy = [tuner.step(batch) for _ in range(3)]
+    assert quiet[0] == quiet[1]
+    assert len({*noisy}) == 3
+
+
+def test_nothing_to_learn() -> None:
+    model = build(llama())
+    tuner = Tuner(model, fresh(Lora(), model.stack.products()))
+    with pytest.raises(NumericError, match="no token"):
+        tuner.step([rows([[1]], 8)])
+
+
+def test_rates() -> None:
+    rates = [Schedule(1.0, 2, 6, "linear").at(i) for i in range(7)]
+    assert rates == pytest.approx([0.5, 1.0, 1.0, 0.75, 0.5, 0.25, 0.0])
+    assert Schedule(1.0, 0, 4).at(2) == pytest.approx(0.5)
+    with pytest.raises(NumericError, match="unknown"):
+        Schedule(kind="step")
+
+
+# -- files -----------------------------------------------------------------------------------------
+
+
+def test_files_return_what_was_written(tmp_path: Any) -> None:
+    products = build(llama()).stack.products()
+    lora = Lora(4, 9.0, 0.1, ("k_proj", "o_proj"), True, {"k_proj": 2}, {"o_proj": 3.0})
+    adapter = random_adapter(products, lora)
+    write_adapter(tmp_path, adapter)
+    again = read_adapter(tmp_path, products)
+    assert again.lora == lora
+    assert again.pairs.keys() == adapter.pairs.keys()
+    for module, pair in adapter.pairs.items():
+        assert again.lora.scale_of(module) == lora.scale_of(module)
+        for one, other in zip(pair, again.pairs[module], strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"use_dora": True}, "use_dora is not supported"),
+        ({"bias": "all"}, "bias is not supported"),
+        ({"modules_to_save": ["lm_head"]}, "modules_to_save is not supported"),
+        ({"init_lora_weights": "pissa_niter_4"}, "init_lora_weights"),
+        ({"r": 5}, "other extents"),
+        ({"r": 0}, "r is no rank"),
+        ({"r": "8"}, "no number"),
+        ({"lora_alpha": 1e300}, "no number"),
+        ({"rank_pattern": {"(a+)+$": 3}}, "rank_pattern has"),
+        ({"rank_pattern": [1]}, "no object"),
+        ({"target_modules": [1]}, "no names"),
+        ({"peft_type": "IA3"}, "peft_type"),
+    ],
+)
+def test_configs_that_ask_for_more(tmp_path: Any, changes: dict[str, Any], told: str) -> None:
+    products = build(llama()).stack.products()
+    write_adapter(tmp_path, fresh(Lora(), products))
+    file = tmp_path / "adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+    with pytest.raises(CheckpointError, match=told):
+        read_adapter(tmp_path, products)
+
+
+def test_adapters_of_other_models(tmp_path: Any) -> None:
+    products = build(llama()).stack.products()
+    write_adapter(tmp_path, fresh(Lora(), products))
+    with pytest.raises(CheckpointError, match="no place for"):
+        read_adapter(tmp_path, build(llama(num_hidden_layers=1)).stack.products())
+    with pytest.raises(CheckpointError, match="other extents"):
+        read_adapter(tmp_path, build(llama(hidden_size=48)).stack.products())
+    (tmp_path / "adapter_config.json").unlink()
+    with pytest.raises(CheckpointError, match="has no adapter_config"):
+        read_adapter(tmp_path, products)
+    with pytest.raises(CheckpointError, match="no module is one of the targets"):
+        fresh(Lora(targets=("query",)), products)
