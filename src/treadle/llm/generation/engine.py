@@ -23,7 +23,7 @@ from treadle.llm.generation.options import Options
 from treadle.llm.generation.sampling import Choice, choose
 from treadle.llm.generation.stepping import Stepping
 
-WIDTHS = (1, 8, 32, 128, 512)
+WIDTHS = (1, 8, 32, 64, 128, 256, 512)
 """Tokens of a prompt that a step reads: each has a program."""
 BESIDE = 128
 """Tokens of a prompt that a step reads at most while others are being continued."""
