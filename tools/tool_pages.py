@@ -39,6 +39,7 @@ EXAMPLES = {
     "treadle info": "treadle info resnet50.tm",
     "treadle llm bench": "treadle llm bench smollm2.gguf --prompt 128",
     "treadle llm chat": "treadle llm chat smollm2.gguf",
+    "treadle llm finetune": "treadle llm finetune data.jsonl --model smollm2.gguf --output tuned",
     "treadle llm info": "treadle llm info smollm2.gguf",
     "treadle llm perplexity": "treadle llm perplexity smollm2.gguf text.txt --windows 10",
     "treadle llm run": "treadle llm run smollm2.gguf 'Once upon a time' --max-tokens 64",

@@ -10,6 +10,7 @@ COMMANDS = (
     Late("run", "Continue a text.", _TEXT, room="llm"),
     Late("serve", "Serve models to clients of OpenAI's interface.", _TEXT, room="llm"),
     Late("perplexity", "Measure how well a model foresees a text.", _TEXT, room="llm"),
+    Late("finetune", "Train an adapter on examples.", _FILES, room="llm"),
     Late("bench", "Measure how fast a model reads and writes.", _FILES, room="llm"),
     Late("info", "Show what a file holds: extents, formats, tokenizer.", _FILES, room="llm"),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -146,6 +146,33 @@ class Tuner:
     def adapter(self) -> Adapter:
         """As trained so far."""
         return self.trained.adapter()
+
+    def state(self) -> dict[str, Any]:
+        """What `restore` goes on from, for `treadle.save`."""
+        return {
+            "updates": self.updates,
+            "modules": [[n, *map(list, shapes)] for n, shapes in self.trained.shapes.items()],
+            "flat": np.array(self.trained.flat.numpy()),
+            "optimizer": self.optimizer.state_dict(),
+        }
+
+    def restore(self, state: Any) -> bool:
+        """Go on from a state; False, and nothing is changed, where it is of another one."""
+        mine = self.state()
+        if not isinstance(state, dict) or state.get("modules") != mine["modules"]:
+            return False
+        flat, updates = state.get("flat"), state.get("updates")
+        if not isinstance(flat, np.ndarray) or flat.shape != mine["flat"].shape:
+            return False
+        if not isinstance(updates, int) or updates < 0:
+            return False
+        try:
+            self.optimizer.load_state_dict(state["optimizer"])
+        except (KeyError, TypeError, ValueError, AttributeError):
+            return False
+        self.trained.flat._reset(Tensor(flat.astype(np.float32)))
+        self.updates = updates
+        return True
 
     # -- programs --------------------------------------------------------------------------
 
