@@ -32,6 +32,7 @@ from treadle.base.guards import deciding
 from treadle.base.log import get_logger
 from treadle.interop.torch.calls import boxed
 from treadle.interop.torch.drawing import DRAWING
+from treadle.interop.torch.flex import write_out
 from treadle.interop.torch.nodes import decompositions, note_what_is_read, refusal
 from treadle.interop.torch.parts import Program, add_sizes
 from treadle.interop.torch.strides import look_at_bases, note_who_sees
@@ -173,7 +174,7 @@ def _boxed(
     return boxed(_compiled(module, results(), settings))
 
 
-_BODIES = ("cond", "invoke_subgraph", "scan", "while_loop")
+_BODIES = ("cond", "invoke_subgraph", "map_impl", "scan", "strict_mode", "while_loop")
 """Operators that PyTorch runs by calling graphs, as often as data say."""
 
 
@@ -183,6 +184,7 @@ def _compiled(module: fx.GraphModule, results: int | None, settings: Settings) -
         body = module.get_submodule(name)
         if isinstance(body, fx.GraphModule):
             module.set_submodule(name, _compiled(body, None, settings))
+    write_out(module, decompositions(draws=not settings.fallback_random))
     _drop_checks(module.graph)
     _drop_assertions(module.graph)
     look_at_bases(module.graph)

@@ -377,10 +377,10 @@ def _hardswish(call: Call, x: V) -> V:
     "convert_element_type.default",
     "to.dtype",
 )
-def _to_copy(call: Call, x: V, *args: Any, **kwargs: Any) -> V:
-    if call.dtype is dt.bool_:
+def _to_copy(call: Call, x: Any, *args: Any, **kwargs: Any) -> V:
+    if call.dtype is dt.bool_ and isinstance(x, GraphOperand):
         return truth(x)
-    return x.astype(call.dtype)
+    return call.operand(x, call.dtype)
 
 
 @lowers(

@@ -227,6 +227,14 @@ def _index_put(
     return _written(x, values.broadcast_to(picked), axes, given, accumulate)
 
 
+@lowers("flex_lib.zeros_and_scatter.default")
+def _sums_at(call: Call, shape: Sequence[Any], indices: Sequence[V | None], values: V) -> V:
+    """Gradients of what a change of attention's scores reads."""
+    none = values.constant(0).broadcast_to(tuple(shape))
+    made: V = _index_put(call, none, indices, values, True)
+    return made
+
+
 def _is_mask(indices: Sequence[V | None]) -> bool:
     """Whether a boolean tensor alone says which elements are meant."""
     mask, *rest = indices

@@ -101,7 +101,9 @@ def _range(shape_env: Any, free: Any, declared: Any = None) -> Range:
     known = getattr(shape_env, "backed_var_to_val", None) or shape_env.var_to_val
     bounds = declared or shape_env.var_to_range.get(free)
     low, high = (0, None) if bounds is None else (_number(bounds.lower), _number(bounds.upper))
-    hint = int(known[free]) if free in known else max(_UNKNOWN, low or 0)
+    hint = _number(known.get(free))
+    if hint is None:  # data decide it, or it stands for the rows of a nested tensor
+        hint = max(_UNKNOWN, low or 0)
     return Range(max(low or 0, 0), high, hint)
 
 
