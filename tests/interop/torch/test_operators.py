@@ -356,6 +356,21 @@ def test_special_functions() -> None:
     check(special, leaf(4, 5), (torch.rand(4, 5) * 0.98 + 0.01).requires_grad_())
 
 
+@pytest.mark.parametrize("heads", [2, 1])
+def test_attention_whose_heads_share_keys(heads: int) -> None:
+    def shared(q: Any, k: Any, v: Any, mask: Any) -> Any:
+        attend = partial(F.scaled_dot_product_attention, q, k, v, enable_gqa=True)
+        return (
+            attend(),
+            attend(is_causal=True),
+            attend(attn_mask=mask),
+            attend(attn_mask=mask[0, 0]),
+        )
+
+    mask = torch.rand(2, 4, 5, 6) > 0.3
+    check(shared, leaf(2, 4, 5, 8), leaf(2, heads, 6, 8), leaf(2, heads, 6, 8), mask)
+
+
 def test_attention_of_64_bits() -> None:
     q, k, v = (leaf(1, 2, 4, 8, dtype=torch.float64) for _ in range(3))
     check(F.scaled_dot_product_attention, q, k, v)

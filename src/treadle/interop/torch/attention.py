@@ -38,6 +38,27 @@ def _where_seen(some: V | None, x: V) -> V:
     return x if some is None else Where()(some, x, x.constant(0.0))
 
 
+_HEADED = 4
+"""Axes of operands with heads."""
+
+
+def _groups(q: V, k: V) -> int:
+    """How many heads keys have where several of the queries share each; 0 where none do."""
+    if q.type.ndim != _HEADED or k.type.ndim != _HEADED:
+        return 0
+    ours, theirs = extents(q)[1], extents(k)[1]
+    shared = isinstance(ours, int) and isinstance(theirs, int) and 1 < theirs < ours
+    return theirs if shared and not ours % theirs else 0
+
+
+def _split(x: V | None, groups: int) -> Any:
+    """The axis of heads as groups and their members; what is for all heads stays so."""
+    if x is None or not groups or x.type.ndim < _HEADED - 1:
+        return x
+    *batch, heads, rows, columns = extents(x)
+    return x.reshape((*batch, min(heads, groups), max(heads // groups, 1), rows, columns))
+
+
 @lowers("scaled_dot_product_attention.default")
 def _attention(
     call: Call,
@@ -51,10 +72,13 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> V:
-    if dropout or enable_gqa:
-        raise NotImplementedError("attention with dropout or shared heads")
+    if dropout:
+        raise NotImplementedError("attention with dropout")
+    groups = _groups(q, k)
+    q, k, v, mask = (_split(x, groups) for x in (q, k, v, mask))
     given, some = _seen(mask, q)
-    return _where_seen(some, Attention(causal, scale)(q, k, v, *given))
+    made: V = call.shaped(_where_seen(some, Attention(causal, scale)(q, k, v, *given)))
+    return made
 
 
 @lowers("_scaled_dot_product_flash_attention_for_cpu.default")
@@ -72,6 +96,8 @@ def _flash_attention(
     """The second result, sums of exponentials, is for the gradient alone, which makes its own."""
     if dropout:
         raise NotImplementedError("attention with dropout")
+    rows, groups = extents(q)[:3], _groups(q, k)
+    q, k, v, attn_mask = (_split(x, groups) for x in (q, k, v, attn_mask))
     given, some = _seen(attn_mask, q)
     y = _where_seen(some, Attention(causal, scale)(q, k, v, *given))
     # It has to be ours, too.
@@ -79,7 +105,7 @@ def _flash_attention(
     AttentionGrad(causal, scale).infer(*types)
     kind = DTYPES[call.values[1].dtype].numpy
     nothing = call.builder.constant(np.zeros((1, 1, 1), kind))
-    return y, nothing.broadcast_to(extents(q)[:3])
+    return y.reshape(tuple(call.values[0].shape)), nothing.broadcast_to(rows)
 
 
 @lowers("_scaled_dot_product_flash_attention_for_cpu_backward.default")
@@ -99,5 +125,8 @@ def _flash_attention_backward(
 ) -> tuple[Any, ...]:
     if dropout:
         raise NotImplementedError("attention with dropout")
+    groups = _groups(q, k)
+    q, k, v, dy, attn_mask = (_split(x, groups) for x in (q, k, v, dy, attn_mask))
     given, some = _seen(attn_mask, q)
-    return AttentionGrad(causal, scale).outputs(q, k, v, _where_seen(some, dy), *given)
+    made = AttentionGrad(causal, scale).outputs(q, k, v, _where_seen(some, dy), *given)
+    return tuple(call.shaped(made))

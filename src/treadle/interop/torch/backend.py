@@ -30,6 +30,7 @@ from torch.fx.passes.operator_support import OperatorSupportBase
 from treadle.base.errors import GraphError
 from treadle.base.guards import deciding
 from treadle.base.log import get_logger
+from treadle.interop.torch import caches
 from treadle.interop.torch.calls import boxed
 from treadle.interop.torch.drawing import DRAWING
 from treadle.interop.torch.flex import write_out
@@ -137,13 +138,14 @@ def backend(
         raise GraphError("torch.compile", f"the backend has no mode {mode!r}", hint="leave it out")
     settings = _settings(options)
     compiled: Any = aot_autograd(
-        fw_compiler=partial(_boxed, settings, _results_of_program),
-        bw_compiler=partial(_boxed, settings, _all_results),
-        inference_compiler=partial(_boxed, settings, _all_results),
+        fw_compiler=_compiler(settings, _results_of_program),
+        bw_compiler=_compiler(settings, _all_results),
+        inference_compiler=_compiler(settings, _all_results),
         decompositions=decompositions(draws=not settings.fallback_random),
         partition_fn=_minimum_cut if settings.recompute else default_partition,
     )
-    made: Callable[..., Any] = compiled(module, inputs)
+    with caches.named():
+        made: Callable[..., Any] = compiled(module, inputs)
     # Dynamo keeps its tracer away from what a backend returns; once per call is enough.
     return getattr(made, "_torchdynamo_orig_callable", made)
 
@@ -164,14 +166,22 @@ def _all_results() -> None:
     return None
 
 
+def _compiler(settings: Settings, results: Callable[[], int | None]) -> Any:
+    """What AOTAutograd calls for a graph; `results`: see `note_what_is_read`."""
+
+    def compiles(module: fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        if caches.are_asked_for():
+            return caches.kept(_boxed, module, results(), settings)
+        return _boxed(module, results(), settings)
+
+    return caches.cacheable(compiles) if caches.are_asked_for() else compiles
+
+
 def _boxed(
-    settings: Settings,
-    results: Callable[[], int | None],
-    module: fx.GraphModule,
-    inputs: Sequence[Any],
+    module: fx.GraphModule, results: int | None, settings: Settings
 ) -> Callable[[list[Any]], Any]:
     """Compile one graph of ATen operators."""
-    return boxed(_compiled(module, results(), settings))
+    return boxed(_compiled(module, results, settings))
 
 
 _BODIES = ("cond", "invoke_subgraph", "map_impl", "scan", "strict_mode", "while_loop")
