@@ -118,3 +118,56 @@ def test_exported_programs_and_scales_that_are_chosen_while_running() -> None:
     assert "kernel" in module.state_dict() and "kernel_zero" not in module.state_dict()
     (written,) = module._program._written.values()
     assert {"int_conv", "int_matmul"} <= kinds(written.graph)
+
+
+def compiled_whole(function: Any, *inputs: Any) -> list[Any]:
+    """Results and gradients, compiled, equal to the function's own; nothing stays with PyTorch."""
+    torch._dynamo.reset()
+    before = {(x.operator, x.reason): x.nodes for x in left_to_torch()}
+    found = []
+    for run in (torch.compile(function, backend="treadle", fullgraph=True), function):
+        given = [x.detach().clone().requires_grad_(x.requires_grad) for x in inputs]
+        made = run(*given)
+        if made.requires_grad:
+            made.square().sum().backward()
+        found.append([made, *(x.grad for x in given if x.requires_grad)])
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    assert {(x.operator, x.reason): x.nodes for x in left_to_torch()} == before
+    return found[0]
+
+
+SCALES, ZEROS = torch.tensor([0.1, 0.2, 0.3, 0.05]), torch.tensor([0, 1, 2, -3], dtype=torch.int32)
+ONE_ZERO = torch.tensor([3], dtype=torch.int32)
+FAKED = {
+    "numbers": lambda x: torch.fake_quantize_per_tensor_affine(x, 0.1, 3, -12, 17),
+    "tensors": lambda x: torch.fake_quantize_per_tensor_affine(x, SCALES[:1], ONE_ZERO, -12, 17),
+    "channels": lambda x: torch.fake_quantize_per_channel_affine(x, SCALES, ZEROS, 0, -12, 17),
+}
+
+
+@pytest.mark.parametrize("name", FAKED)
+def test_training_with_roundings(name: str) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(4, 6)
+    x[0, 0] = 9.0  # beyond the limits: it gets no gradient
+    _, grad = compiled_whole(FAKED[name], x.requires_grad_())
+    assert grad[0, 0] == 0
+
+
+@pytest.mark.parametrize("enabled", [0, 1])
+def test_roundings_that_are_switched(enabled: int) -> None:
+    def rounded(x: Any, on: Any) -> Any:
+        return torch._fake_quantize_per_tensor_affine_cachemask_tensor_qparams(
+            x, SCALES[:1], ONE_ZERO, on, -12, 17
+        )[0]
+
+    compiled_whole(rounded, torch.randn(4, 6).requires_grad_(), torch.tensor([enabled]))
+
+
+def test_products_with_bytes() -> None:
+    x = torch.randint(-127, 127, (17, 32), dtype=torch.int8)
+    weight = torch.randint(-127, 127, (8, 32), dtype=torch.int8)
+    compiled_whole(lambda x, w: torch._int_mm(x, w.t()), x, weight)
+    packed = torch.ops.aten._weight_int8pack_mm
+    compiled_whole(packed, torch.randn(4, 32), weight, torch.rand(8))

@@ -152,6 +152,13 @@ for _side, _op in {"left": logic.ShiftLeft(), "right": logic.ShiftRight()}.items
     lowers(*(f"{n}.{kind}" for n in _names for kind in ("Tensor", "Scalar")))(_arithmetic(_op))
 
 
+@lowers("fma.default")
+def _multiply_add(call: Call, x: Any, y: Any, z: Any) -> V:
+    """What PyTorch's parts of `addcmul` and `lerp` are made of; the product is rounded here."""
+    first, second = _both(call, x, y, call.dtype)
+    return first * second + call.operand(z, call.dtype)
+
+
 @lowers("lcm.default")
 def _lcm(call: Call, x: V, y: V) -> V:
     first, second = (v.astype(call.dtype) for v in (x, y))

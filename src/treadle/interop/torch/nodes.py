@@ -38,6 +38,7 @@ from treadle.interop.torch import (  # noqa: F401  (they register)
     special,
 )
 from treadle.interop.torch.arrays import DTYPES, PARTS
+from treadle.interop.torch.lists import one_by_one
 from treadle.interop.torch.pairs import COMPLEX, Pair, is_complex, joined, lower_complex, parted
 from treadle.interop.torch.symbols import (
     Described,
@@ -102,7 +103,8 @@ def _known_parts() -> dict[Any, Any]:
     """PyTorch's choice and ours; collecting it takes PyTorch a third of a second."""
     apart = (*_TAKEN_APART, *drawing.APART)
     table: dict[Any, Any] = dict(core_aten_decompositions())
-    return table | {k: v for k, v in decomposition_table.items() if _is_among(k, apart)}
+    table |= {k: v for k, v in decomposition_table.items() if _is_among(k, apart)}
+    return table | one_by_one()
 
 
 def _is_among(target: Any, names: Sequence[str]) -> bool:

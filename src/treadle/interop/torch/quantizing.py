@@ -15,11 +15,13 @@ from torch import fx
 from treadle.base import dtype as dt
 from treadle.graph.builder import GraphOperand
 from treadle.interop.torch.arrays import DTYPES
+from treadle.interop.torch.shaping import extents
 from treadle.interop.torch.table import Call, axis_of, lowers, name_of
 from treadle.ops import elementwise as ew
-from treadle.ops import reduce
+from treadle.ops import logic, reduce
+from treadle.ops.matmul import IntMatmul, Matmul
 from treadle.ops.quant import Dequantize, Quantize
-from treadle.ops.select import Clip
+from treadle.ops.select import Clip, Where
 from treadle.ops.unary import RoundEven
 
 V = GraphOperand
@@ -91,6 +93,52 @@ def _choose(call: Call, x: V, low: int, high: int, least: float, dtype: torch.dt
     zero = Clip(float(low), float(high))(low - RoundEven()(first / scale))
     found: tuple[V, V] = call.shaped((scale.astype(dt.float64), zero.astype(dt.int64)))
     return found
+
+
+@lowers("fake_quantize_per_tensor_affine_cachemask.default")
+def _faked(call: Call, x: V, scale: Any, zero: Any, low: int, high: int) -> tuple[V, V]:
+    return _rounded(x, *_grid(x, scale, zero, None), low, high)
+
+
+@lowers("_fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default")
+def _faked_if(call: Call, x: V, scale: V, zero: V, enabled: V, low: int, high: int) -> tuple[V, V]:
+    made, inside = _rounded(x, *_grid(x, scale, zero, None), low, high)
+    off = logic.Equal()(enabled, enabled.constant(0)).reshape(())
+    return Where()(off, x, made), logic.LogicalOr()(inside, off)
+
+
+@lowers("fake_quantize_per_channel_affine_cachemask.default")
+def _faked_each(call: Call, x: V, scale: V, zero: V, axis: int, low: int, high: int) -> tuple[V, V]:
+    lined = tuple(d if i == axis_of(axis, x) else 1 for i, d in enumerate(extents(x)))
+    scales, zeros = _grid(x, scale, zero, axis)
+    return _rounded(x, scales.reshape(lined), zeros.reshape(lined), low, high)
+
+
+def _rounded(x: V, scale: V, zero: V, low: int, high: int) -> tuple[V, V]:
+    """Values on a grid, and which were within its limits: their gradients pass."""
+    shift = zero.astype(dt.float32)
+    level = RoundEven()(x.astype(dt.float32) * (1.0 / scale) + shift)
+    least, most = level.constant(float(low)), level.constant(float(high))
+    inside = logic.LogicalAnd()(logic.GreaterEqual()(level, least), logic.LessEqual()(level, most))
+    made = (Clip(float(low), float(high))(level) - shift) * scale
+    return made.astype(x.type.dtype), inside
+
+
+# -- products ----------------------------------------------------------------------------------
+
+
+@lowers("_int_mm.default")
+def _product_of_integers(call: Call, x: V, y: V) -> V:
+    made: V = IntMatmul()(x, y)
+    return made
+
+
+@lowers("_weight_int8pack_mm.default")
+def _product_with_bytes(call: Call, x: V, weight: V, scale: V) -> V:
+    """Rows of weights with a scale each, as torchao's `int8_weight_only` has them."""
+    wide = Matmul(False, True)(x, weight.astype(x.type.dtype))
+    made: V = wide * scale.astype(x.type.dtype)
+    return made
 
 
 def zero_points(graph: fx.Graph) -> set[str]:

@@ -47,7 +47,12 @@ class Placed:
         return x if order == tuple(range(len(order))) else x.transpose(order)
 
     def given(self, tensor: torch.Tensor) -> torch.Tensor:
-        """What was written in the order of memory, as PyTorch's tensor."""
+        """What was written in the order of memory, as PyTorch's tensor.
+
+        One without elements gets memory of PyTorch's, which alone can grow (`out=`).
+        """
+        if 0 in self.shape:
+            return torch.empty_strided(self.shape, self.strides, dtype=tensor.dtype)
         return tensor.as_strided(self.shape, self.strides)
 
 
