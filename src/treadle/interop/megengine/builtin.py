@@ -14,6 +14,7 @@ import treadle.functional as F
 import treadle.module as M
 from treadle.base.errors import UnsupportedOp
 from treadle.interop.megengine.definitions import TABLE, OpDef
+from treadle.interop.megengine.layers import TABLE as LAYERS
 from treadle.interop.megengine.modes import add_choices
 from treadle.tensor import Tensor
 from treadle.traced_module import catalog
@@ -195,8 +196,6 @@ _WHY = {
     ),
     "NvOf": "it needs the optical flow unit of a GPU",
     "ExternOpr": "use functional.external.extern_opr_subgraph",
-    "ParamPackConcat": "use distributed.helper.param_pack_concat",
-    "ParamPackSplit": "use distributed.helper.param_pack_split",
     "RemoteRecv": "use distributed.functional.remote_recv",
     "RemoteSend": "use distributed.functional.remote_send",
 }
@@ -209,43 +208,21 @@ _ABSENT = [
     "Borrow",
     "CambriconRuntime",
     "ConvBias",
-    "Convolution3DBackwardData",
-    "DeformableConv",
-    "DeformablePSROIPooling",
     "ExternOpr",
-    "FakeQuant",
-    "GeneralNorm",
-    "GroupLocal",
-    "Images2Neibs",
-    "IndexingSetOneHot",
-    "LAMBUpdate",
-    "LSQ",
     "LSTM",
-    "LSTMCell",
     "MagicMindRuntime",
-    "MaskedFill",
     "MultiHeadAttn",
     "NvOf",
-    "Padding",
-    "ParamPackConcat",
-    "ParamPackSplit",
-    "PixelShuffleBackward",
     "RNN",
-    "RNNCell",
-    "ROIPooling",
-    "RegionRestrictedConvolution",
     "RegionRestrictedConvolutionBackwardData",
     "RemoteRecv",
     "RemoteSend",
-    "Resize3D",
-    "SlidingWindowTranspose",
-    "TQT",
     "TensorRTRuntime",
-    "Where",
 ]
 MEMBERS: dict[str, Any] = {
     **{name: type(name, (_Refused,), {"__doc__": _Refused.__doc__}) for name in _ABSENT},
     **TABLE,
+    **LAYERS,
     "Const": Const,
     "OpDef": OpDef,
 }

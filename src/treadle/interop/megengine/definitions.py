@@ -68,7 +68,7 @@ def _kinds(kind: type[OpDef]) -> Iterator[type[OpDef]]:
         yield from _kinds(below)
 
 
-def _define(name: str, parameters: Mapping[str, Any], function: Function) -> type[OpDef]:
+def define(name: str, parameters: Mapping[str, Any], function: Function) -> type[OpDef]:
     """A class of definitions; `function` takes the parameters and the tensors."""
 
     def call(self: OpDef, *inps: Any) -> list[Tensor]:
@@ -79,27 +79,29 @@ def _define(name: str, parameters: Mapping[str, Any], function: Function) -> typ
     return type(name, (OpDef,), body)
 
 
-def _pair(p: SimpleNamespace, what: str) -> tuple[int, int]:
+def pair(p: SimpleNamespace, what: str) -> tuple[int, int]:
+    """A parameter along rows and columns."""
     return getattr(p, f"{what}_h"), getattr(p, f"{what}_w")
 
 
-def _groups(p: SimpleNamespace, weight: Tensor) -> int:
+def grouping(p: SimpleNamespace, weight: Tensor) -> int:
+    """The number of groups that a weight has."""
     return weight.shape[0] if str(p.sparse).upper() == "GROUP" else 1
 
 
 def _convolution(p: SimpleNamespace, x: Tensor, weight: Tensor) -> Tensor:
-    window = _pair(p, "stride"), _pair(p, "pad"), _pair(p, "dilate")
-    return F.conv2d(x, weight, None, *window, groups=_groups(p, weight))
+    window = pair(p, "stride"), pair(p, "pad"), pair(p, "dilate")
+    return F.conv2d(x, weight, None, *window, groups=grouping(p, weight))
 
 
 def _transposed(p: SimpleNamespace, weight: Tensor, x: Tensor, *_: Any) -> Tensor:
     return F.conv_transpose2d(
         x,
         weight,
-        stride=_pair(p, "stride"),
-        padding=_pair(p, "pad"),
-        dilation=_pair(p, "dilate"),
-        groups=_groups(p, weight),
+        stride=pair(p, "stride"),
+        padding=pair(p, "pad"),
+        dilation=pair(p, "dilate"),
+        groups=grouping(p, weight),
     )
 
 
@@ -108,7 +110,7 @@ def _three(p: SimpleNamespace, what: str) -> tuple[int, int, int]:
 
 
 def _pooling(p: SimpleNamespace, x: Tensor) -> Tensor:
-    window = _pair(p, "window"), _pair(p, "stride"), _pair(p, "pad")
+    window = pair(p, "window"), pair(p, "stride"), pair(p, "pad")
     mode = str(p.mode).upper()
     return F.max_pool2d(x, *window) if mode == "MAX" else F.avg_pool2d(x, *window, mode.lower())
 
@@ -220,7 +222,7 @@ def _adding(places: Places) -> Function:
 
 def _volumes(p: SimpleNamespace, x: Tensor, weight: Tensor) -> Tensor:
     window = _three(p, "stride"), _three(p, "pad"), _three(p, "dilate")
-    return F.conv3d(x, weight, None, *window, groups=_groups(p, weight))
+    return F.conv3d(x, weight, None, *window, groups=grouping(p, weight))
 
 
 def _affine(given: tuple[Any, ...]) -> tuple[Any, Any]:
@@ -253,7 +255,7 @@ def _shape(shape: Any) -> list[int]:
     return [int(n) for n in Tensor(shape).tolist()]
 
 
-_CONV = {
+CONVOLUTION = {
     "mode": "CROSS_CORRELATION",
     "pad_h": 0,
     "pad_w": 0,
@@ -296,8 +298,8 @@ _TABLE: tuple[tuple[str, dict[str, Any], Function], ...] = (
     ("BatchedMeshIndexing", _ITEMS, _getting(_batched_mesh)),
     ("BatchedSetMeshIndexing", _ITEMS, _setting(_batched_mesh)),
     ("CondTake", {}, lambda p, x, mask: list(F.cond_take(mask, x))),
-    ("Convolution", _CONV, _convolution),
-    ("ConvolutionBackwardData", {**_CONV, "dtype": None}, _transposed),
+    ("Convolution", CONVOLUTION, _convolution),
+    ("ConvolutionBackwardData", {**CONVOLUTION, "dtype": None}, _transposed),
     (
         "Convolution3D",
         {
@@ -522,5 +524,5 @@ def _collective(p: SimpleNamespace, x: Tensor) -> Tensor | None:
     return found
 
 
-TABLE = {name: _define(name, parameters, function) for name, parameters, function in _TABLE}
+TABLE = {name: define(name, parameters, function) for name, parameters, function in _TABLE}
 """Definitions by name."""
