@@ -89,6 +89,15 @@ def test_dump_tells_what_it_wrote(tmp_path: Path) -> None:
     meta = Network.load(path).metadata
     assert meta["user_info"] == {"author": "me"}
     assert meta["enable_fuse_conv_bias_nonlinearity"] is True
+    assert meta["graph_modified"] is False
+    assert meta["optimized_for_inference"] is True
+    net = Network.load(path)
+    net.dump(tmp_path / "changed.mge")
+    assert Network.load(tmp_path / "changed.mge").metadata["graph_modified"] is True
+    f.dump(tmp_path / "plain.mge", optimize_for_inference=False)
+    assert Network.load(tmp_path / "plain.mge").metadata["optimized_for_inference"] is False
+    f.dump(tmp_path / "bare.mge", enable_metadata=False)
+    assert Network.load(tmp_path / "bare.mge").metadata is None
     again = f.dump(tmp_path / "again.mge", user_info={"author": "me"})
     assert again.content_hash == done.content_hash
 
@@ -417,10 +426,16 @@ def test_graphs_are_looked_into() -> None:
     assert [v.name for v in cgtools.get_dep_vars(c, "Host2DeviceCopy")] == ["a", "b"]
     assert len(cgtools.get_oprs_seq(c)) == 4
     assert len(cgtools.get_oprs_seq(c, prune_immtensor=False)) == 5
-    takers, oprs, inputs, waiting, ready = cgtools.graph_traversal(c)
-    assert len(oprs) == len(inputs) == len(waiting) == 5
-    assert len(ready) == 3
-    assert [o.type for o in takers[net.get_var_by_name("a").id]] == ["Elemwise"]
+    oprs, variables, takers, receivers, by_count, counts = cgtools.graph_traversal(c)
+    a = net.get_var_by_name("a")
+    assert len(oprs) == len(counts) == 5
+    assert variables[a.id] is a
+    [(taker, place)] = takers[a.id]
+    assert (oprs[taker].type, place) == ("Elemwise", 0)
+    assert receivers[a.owner.id] == [taker]
+    assert by_count[0] == {v.owner.id for v in variables.values() if not v.owner.inputs}
+    assert counts[taker] == 2
+    assert (a.owner.id, a.id) == (0, 1)  # counted in each network from 0
     [found] = cgtools.find_vars_by_name([c], ["a"])
     assert found.name == "a"
     with pytest.raises(TypeError):
@@ -585,3 +600,22 @@ def test_inputs_of_a_file_stay_inputs_where_nothing_depends_on_them() -> None:
         run.run(inp_dict=given)
     given["z"] = given.pop("x")
     assert run.run(inp_dict=given)["out"].tolist() == [6]
+
+
+def _names(path: Path) -> list[str]:
+    return [opr.name for opr in cgtools.get_oprs_seq(Network.load(path).dest_vars)]
+
+
+def test_operators_without_names_are_called_by_what_they_do(tmp_path: Path) -> None:
+    f = mge.jit.trace(lambda x: F.relu(2 * x + x), symbolic=True, capture_as_const=True)
+    f(mge.tensor([1.0, 2.0]))
+    f.dump(tmp_path / "bare.mge", arg_names=["x"], keep_opr_name=False)
+    names = [
+        opr.name for opr in cgtools.get_oprs_seq(Network.load(tmp_path / "bare.mge").dest_vars)
+    ]
+    assert names == ["x", "MUL(x,const<2>[2])[4]", "ADD(var[5],x)[6]", "RELU(var[7])[8]"]
+    f.dump(tmp_path / "named.mge", arg_names=["x"])
+    kept = [
+        opr.name for opr in cgtools.get_oprs_seq(Network.load(tmp_path / "named.mge").dest_vars)
+    ]
+    assert kept == ["x", "MUL", "ADD", "RELU"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import IO, Any, NamedTuple
 
 import numpy as np
@@ -184,8 +184,8 @@ def _output_names(captured: Captured, graph: Graph, called: Sequence[str]) -> li
 # -- options, cases, files -----------------------------------------------------------------
 
 
-def checked_options(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of optimization by MegEngine's names.
+def checked_options(given: Mapping[str, Any], optimized: bool = True) -> dict[str, Any]:
+    """Options of optimization by MegEngine's names, and whether optimization was declined.
 
     Raises:
         ValueError: there is no such option.
@@ -195,7 +195,8 @@ def checked_options(given: Mapping[str, Any]) -> dict[str, Any]:
             raise ValueError(
                 f"dump: unknown option {name!r}; there are {', '.join(LAYOUT_OPTIONS)}"
             )
-    return {name: bool(value) for name, value in given.items() if value}
+    declined = {} if optimized else {"optimized_for_inference": False}
+    return {name: bool(value) for name, value in given.items() if value} | declined
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +216,23 @@ class Asked:
     engines: tuple[str, ...] = ()
 
 
+def without_names(model: Model) -> Model:
+    """The model without the names of operators; parameters, inputs and outputs keep theirs."""
+    old = model.graph
+    values: dict[Value, Value] = dict(zip(old.inputs, old.inputs, strict=True))
+    nodes = []
+    for node in old.nodes:
+        given = tuple(values[v] for v in node.inputs)
+        names = node.names if isinstance(node.op, Constant) else ()
+        made = with_types(
+            Node(node.op, given, node.loc, names, node.group), tuple(v.type for v in node.outputs)
+        )
+        nodes.append(made)
+        values.update(zip(node.outputs, made.outputs, strict=True))
+    outputs = tuple(values[v] for v in old.outputs)
+    return replace(model, graph=Graph(old.name, old.inputs, tuple(nodes), outputs))
+
+
 def write(f: PathLike | IO[Any], model: Model, asked: Asked) -> CompGraphDumpResult:
     """Write a model with its test cases, behind those that are in the file if so asked."""
     cases = tuple(_cases(model, asked)) if asked.input_data is not None else ()
@@ -223,7 +241,7 @@ def write(f: PathLike | IO[Any], model: Model, asked: Asked) -> CompGraphDumpRes
         model.inputs,
         model.outputs,
         asked.user_info if asked.enable_metadata else None,
-        dict(asked.options) if asked.enable_metadata else {},
+        dict(asked.options) if asked.enable_metadata else {"enable_metadata": False},
         cases,
     )
     if asked.engines:

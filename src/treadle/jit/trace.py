@@ -35,6 +35,7 @@ from treadle.jit.dump import (
     argument_names,
     checked_options,
     model_of,
+    without_names,
     write,
 )
 from treadle.jit.inspection import profile_data, without_values
@@ -58,6 +59,8 @@ class _Level(int):
 
 
 _UNASKED = _Level(2)
+_NOT_SAID = _Level(0)
+"""A False that nobody has given."""
 
 
 class trace:
@@ -305,7 +308,7 @@ class trace:
         output_names: Sequence[str] | str | None = None,
         append: bool = False,
         keep_var_name: int = 1,
-        keep_opr_name: bool = False,
+        keep_opr_name: bool | int = _NOT_SAID,
         keep_param_name: bool = False,
         keep_opr_priority: bool = False,
         no_change_graph: bool = False,
@@ -349,10 +352,12 @@ class trace:
                 fusion are decided where the model is loaded.
             engines: names of engines such as "openvino" whose compiled form of the model goes into
                 the file beside the program, for machines that have them in the same versions.
-            keep_var_name, keep_opr_name, keep_param_name, keep_opr_priority, no_change_graph,
-            strip_info_file, append_json, optimize_for_inference, silent, resize_input,
-            dump_format, model_version, compat_older_version: for MegEngine's signature. Names are
-                kept, and nothing is stripped.
+            keep_opr_name: an explicit False leaves names of operators out; they are kept
+                otherwise.
+            optimize_for_inference: kept with the model; it is optimized where it is loaded.
+            keep_var_name, keep_param_name, keep_opr_priority, no_change_graph, strip_info_file,
+            append_json, silent, resize_input, dump_format, model_version, compat_older_version:
+                for MegEngine's signature. These names are kept, and nothing is stripped.
 
         Raises:
             ValueError: the function has not been called, was traced without capture_as_const, or
@@ -365,12 +370,14 @@ class trace:
         if self._last is None:
             why = self._why or "call the traced function first"
             raise ValueError(f"dump: {why}")
-        chosen = checked_options(options)
+        chosen = checked_options(options, optimize_for_inference)
         captured, arguments = self._last
         if self._fixed:
             get_logger("jit").warning(_FIXED, self._name)
         names = [output_names] if isinstance(output_names, str) else output_names
         model = model_of(self._name, captured, arguments, Ends(arg_names, names))
+        if keep_opr_name is not _NOT_SAID and not keep_opr_name:
+            model = without_names(model)
         asked = Asked(
             append,
             user_info,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import IO, Any
 
@@ -86,26 +86,32 @@ def get_oprs_seq(
 def graph_traversal(
     outputs: Variables,
 ) -> tuple[
-    dict[int, list[OpNode]], dict[int, OpNode], dict[int, list[int]], dict[int, int], list[int]
+    dict[int, OpNode],
+    dict[int, VarNode],
+    dict[int, list[tuple[int, int]]],
+    dict[int, list[int]],
+    dict[int, set[int]],
+    dict[int, int],
 ]:
-    """What depends on what.
+    """What depends on what, by number.
 
     Returns:
-        By id of a variable: operators that take it. By id of an operator: the operator; ids of
-        its input variables; how many of its inputs are made by operators. Ids of the operators
-        that take nothing.
+        Operators; the variables that they take; for each variable, who takes it, as (operator,
+        which of its inputs); for each operator, those that take its results, once for each input;
+        for each count of inputs, the operators that have as many; for each operator, that count.
     """
-    takers: dict[int, list[OpNode]] = {}
-    oprs: dict[int, OpNode] = {}
-    inputs: dict[int, list[int]] = {}
-    waiting: dict[int, int] = {}
-    for opr in order_of(_listed(outputs)):
-        oprs[opr.id] = opr
-        inputs[opr.id] = [x.id for x in opr.inputs]
-        waiting[opr.id] = len({x.owner.id for x in opr.inputs})
-        for var in opr.inputs:
-            takers.setdefault(var.id, []).append(opr)
-    return takers, oprs, inputs, waiting, [i for i, n in waiting.items() if n == 0]
+    oprs = {opr.id: opr for opr in order_of(_listed(outputs))}
+    variables: dict[int, VarNode] = {}
+    takers: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
+    receivers: defaultdict[int, list[int]] = defaultdict(list)
+    by_count: defaultdict[int, set[int]] = defaultdict(set)
+    for opr in oprs.values():
+        by_count[len(opr.inputs)].add(opr.id)
+        for place, var in enumerate(opr.inputs):
+            variables[var.id] = var
+            takers[var.id].append((opr.id, place))
+            receivers[var.owner.id].append(opr.id)
+    return oprs, variables, takers, receivers, by_count, {i: len(o.inputs) for i, o in oprs.items()}
 
 
 def replace_vars(dst: Sequence[VarNode], varmap: Mapping[VarNode, VarNode]) -> list[VarNode]:

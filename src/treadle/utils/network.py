@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import fnmatch
 import heapq
+import itertools
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import IO, Any
@@ -24,6 +25,7 @@ from treadle.engine.package.models import Model, read_models
 from treadle.graph.ir import Graph, Node, Value
 from treadle.graph.retype import fitting
 from treadle.jit.dump import Asked, CompGraphDumpResult, checked_options, write
+from treadle.jit.naming import kind_of
 from treadle.tensor import Tensor
 from treadle.utils.network_node import (
     UNNAMED,
@@ -102,52 +104,80 @@ def order_of(variables: Iterable[VarNode]) -> list[OpNode]:
     while stack:
         node, is_left = stack.pop()
         if is_left:
-            open_.discard(node.id)
-            done[node.id] = node
-        elif node.id not in done:
-            if node.id in open_:
+            open_.discard(node.key)
+            done[node.key] = node
+        elif node.key not in done:
+            if node.key in open_:
                 raise GraphError("network", f"{node.name or node.type} depends on itself")
-            open_.add(node.id)
+            open_.add(node.key)
             stack.append((node, True))
-            stack += [(x.owner, False) for x in reversed(node.inputs) if x.owner.id not in done]
+            stack += [(x.owner, False) for x in reversed(node.inputs) if x.owner.key not in done]
     return list(done.values())
 
 
 def as_made(found: Sequence[OpNode]) -> list[OpNode]:
     """Operators, each after those that make its inputs, else as they were made."""
-    waiting = {n.id: len({x.owner.id for x in n.inputs}) for n in found}
+    waiting = {n.key: len({x.owner.key for x in n.inputs}) for n in found}
     users: dict[int, list[OpNode]] = {}
     for opr in found:
-        for number in {x.owner.id for x in opr.inputs}:
+        for number in {x.owner.key for x in opr.inputs}:
             users.setdefault(number, []).append(opr)
-    ready = [(n.id, n) for n in found if not waiting[n.id]]
+    ready = [(n.key, n) for n in found if not waiting[n.key]]
     heapq.heapify(ready)
     done: list[OpNode] = []
     while ready:
         done.append(heapq.heappop(ready)[1])
-        for user in users.get(done[-1].id, ()):
-            waiting[user.id] -= 1
-            if not waiting[user.id]:
-                heapq.heappush(ready, (user.id, user))
+        for user in users.get(done[-1].key, ()):
+            waiting[user.key] -= 1
+            if not waiting[user.key]:
+                heapq.heappush(ready, (user.key, user))
     return done
 
 
 def variables_of(model: Model) -> dict[Value, VarNode]:
     """Variables of a model's values; those without a name get one."""
     known: dict[Value, VarNode] = {}
+    numbers = itertools.count()
     for value, name in zip(model.graph.inputs, model.inputs, strict=True):
-        known[value] = Host2DeviceCopy(value.type, name).outputs[0]
+        known[value] = Host2DeviceCopy(value.type, name, numbers).outputs[0]
     for node in model.graph.nodes:
         given = [known[v] for v in node.inputs]
         if node.op.name in _EITHER_WAY and isinstance(given[0].owner, ConstOpBase):
             given.reverse()  # MegEngine's files have constants last.
-        made = op_node(node.op, given, node.names, [v.type for v in node.outputs])
+        made = op_node(node.op, given, node.names, [v.type for v in node.outputs], numbers)
         known.update(zip(node.outputs, made.outputs, strict=True))
-        for var in made.outputs:
-            kind = f"{UNNAMED}{list(var.shape)}>" if isinstance(made, ConstOpBase) else made.type
-            var.name = var.name or f"{kind}[{len(known)}]"
+        own = _automatic(made)
+        for i, var in enumerate(made.outputs):
+            var.name = var.name or (f"{own}:o{i}" if i else own)
         made.name = made.outputs[0].name
     return known
+
+
+def _automatic(opr: OpNode) -> str:
+    """What an operator is called that a file gives no name: what it does, to what, its number.
+
+    A constant has its value, or its shape if there are several numbers.
+    """
+    if isinstance(opr, ConstOpBase):
+        var = opr.outputs[0]
+        held = var.numpy().item() if var.shape == () else list(var.shape)
+        held = int(held) if isinstance(held, float) and held.is_integer() else held
+        return f"{UNNAMED}{held}>[{opr.id}]"
+    given = (
+        f"var[{x.id}]" if x.owner.inputs and "(" in x.name else x.name or f"var[{x.id}]"
+        for x in opr.inputs
+    )
+    return f"{kind_of(opr.op) if opr.op else opr.type}({','.join(given)})[{opr.id}]"
+
+
+def _by_number(found: Iterable[Any]) -> OrderedDict[int, Any]:
+    """Operators or variables by number; a taken number, of another network's, becomes a new one."""
+    table: OrderedDict[int, Any] = OrderedDict()
+    for node in found:
+        if node.id in table:
+            node.id = next(getattr(node, "numbers", None) or node.owner.numbers)
+        table[node.id] = node
+    return table
 
 
 _EITHER_WAY = ("add", "mul", "maximum", "minimum")
@@ -190,19 +220,28 @@ class Network:
             var.name = name
         self._extra = [known[v] for v in model.graph.inputs]
         if outspec is None:
-            self._declared = {v.id for v in self._extra}
+            self._declared = {v.key for v in self._extra}
         else:
             self._outputs = [self.get_var_by_name(name) for name in outspec]
         return self
 
     @property
-    def metadata(self) -> dict[str, Any]:
-        """What the file says about itself: `user_info`, and the options of `dump`."""
+    def metadata(self) -> dict[str, Any] | None:
+        """What the file says about itself: `user_info`, and the options of `dump`.
+
+        None where the file was written without (`enable_metadata=False`).
+        """
         if self._model is None:
             return {}
-        return {"user_info": self._model.info, "optimized_for_inference": True} | dict(
-            self._model.options
-        )
+        options = dict(self._model.options)
+        if not options.get("enable_metadata", True):
+            return None
+        known = {
+            "user_info": self._model.info,
+            "graph_modified": False,
+            "optimized_for_inference": True,
+        }
+        return known | options
 
     def graph(self) -> Graph:
         """The network as a graph, with what its outputs depend on."""
@@ -212,21 +251,21 @@ class Network:
         for opr in self._ordered():
             if opr.op is None:
                 var = opr.outputs[0]
-                values[var.id] = Value(var.type, None, len(inputs), var.name)
-                inputs.append(values[var.id])
+                values[var.key] = Value(var.type, None, len(inputs), var.name)
+                inputs.append(values[var.key])
                 continue
             nodes.append(node_of(opr.op, opr, values))
-        outputs = tuple(values[v.id] for v in self._outputs)
+        outputs = tuple(values[v.key] for v in self._outputs)
         return Graph("network", tuple(inputs), tuple(nodes), outputs)
 
     def _ordered(self) -> list[OpNode]:
         """Operators in order: inputs, those of the file in any case, then what outputs need."""
         needed = order_of(self._outputs)
-        inputs = {v.owner.id: v.owner for v in self._extra if v.owner.op is None}
-        wanted = {n.id for n in needed}
-        wanted |= {v.owner.id for v in self._extra if v.id in self._declared}
-        kept = [n for n in inputs.values() if n.id in wanted]
-        return kept + [n for n in needed if n.id not in inputs]
+        inputs = {v.owner.key: v.owner for v in self._extra if v.owner.op is None}
+        wanted = {n.key for n in needed}
+        wanted |= {v.owner.key for v in self._extra if v.key in self._declared}
+        kept = [n for n in inputs.values() if n.key in wanted]
+        return kept + [n for n in needed if n.key not in inputs]
 
     def dump(
         self,
@@ -258,7 +297,7 @@ class Network:
         graph = self.graph()
         inputs = tuple(v.name or f"input_{i}" for i, v in enumerate(graph.inputs))
         model = Model(graph, inputs, tuple(_named(self._outputs)))
-        chosen = checked_options(options)
+        chosen = checked_options(options, optimize_for_inference) | {"graph_modified": True}
         asked = Asked(append, user_info, enable_metadata, chosen, None, None, 1, True, 1e-4, False)
         return write(file, model, asked)
 
@@ -299,13 +338,13 @@ class Network:
 
     def add_output(self, *vars: VarNode) -> None:
         """Make variables outputs, too."""
-        known = {v.id for v in self._outputs}
-        self._outputs += [v for v in map(as_varnode, vars) if v.id not in known]
+        known = {v.key for v in self._outputs}
+        self._outputs += [v for v in map(as_varnode, vars) if v.key not in known]
 
     def remove_output(self, *vars: VarNode) -> None:
         """Make variables no outputs any more."""
-        gone = {as_varnode(v).id for v in vars}
-        self._outputs = [v for v in self._outputs if v.id not in gone]
+        gone = {as_varnode(v).key for v in vars}
+        self._outputs = [v for v in self._outputs if v.key not in gone]
 
     def add_dep_oprs(self, *vars: VarNode) -> list[VarNode]:
         """Edit variables too, with what they need; filters find them once an output needs them."""
@@ -324,19 +363,19 @@ class Network:
             TypeError: something is no variable.
             TreadleError: an operator does not take the new variable.
         """
-        by_id = {as_varnode(old).id: as_varnode(new) for old, new in repl_dict.items()}
-        fresh = {n.id for new in by_id.values() for n in order_of([new])}
-        fresh -= {n.id for n in self.all_oprs}
+        by_id = {as_varnode(old).key: as_varnode(new) for old, new in repl_dict.items()}
+        fresh = {n.key for new in by_id.values() for n in order_of([new])}
+        fresh -= {n.key for n in self.all_oprs}
         for var in self._outputs:
-            by_id.get(var.id, var).name = var.name
-        self._outputs = [by_id.get(v.id, v) for v in self._outputs]
-        self._declared = {by_id[i].id if i in by_id else i for i in self._declared}
-        self._extra = [v for v in self._extra if v.id not in by_id]
+            by_id.get(var.key, var).name = var.name
+        self._outputs = [by_id.get(v.key, v) for v in self._outputs]
+        self._declared = {by_id[i].key if i in by_id else i for i in self._declared}
+        self._extra = [v for v in self._extra if v.key not in by_id]
         for opr in order_of([*self._outputs, *self._extra, *self._beside]):
             if not opr.inputs:
                 continue
-            known = {} if opr.id in fresh else by_id
-            given = [known.get(x.id, x) for x in opr.inputs]
+            known = {} if opr.key in fresh else by_id
+            given = [known.get(x.key, x) for x in opr.inputs]
             try:
                 opr.set_inputs(given)
             except DTypeError:  # The operator was made for the element types it had.
@@ -358,7 +397,7 @@ class Network:
             pairs.update(zip(first.outputs, second.outputs, strict=True))
         self.replace_vars(pairs)
         for before, after in pairs.items():
-            if before.owner.id not in {n.id for n in order_of([after])}:
+            if before.owner.key not in {n.key for n in order_of([after])}:
                 before.become(after)
 
     def modify_opr_names(self, modifier: str | Callable[[str], str]) -> None:
@@ -426,12 +465,12 @@ class Network:
     @property
     def all_oprs_dict(self) -> OrderedDict[int, OpNode]:
         """All operators by id."""
-        return OrderedDict((n.id, n) for n in self.all_oprs)
+        return _by_number(self.all_oprs)
 
     @property
     def all_vars_dict(self) -> OrderedDict[int, VarNode]:
         """All variables by id."""
-        return OrderedDict((v.id, v) for v in self.all_vars)
+        return _by_number(self.all_vars)
 
     @property
     def opr_filter(self) -> NodeFilter:
@@ -537,8 +576,8 @@ class NodeFilter:
 
     def has_input(self, var: VarNode) -> NodeFilter:
         """Operators that take a variable."""
-        wanted = as_varnode(var).id
-        return self._kept(lambda n: any(x.id == wanted for x in as_oprnode(n).inputs))
+        wanted = as_varnode(var).key
+        return self._kept(lambda n: any(x.key == wanted for x in as_oprnode(n).inputs))
 
     def as_list(self) -> list[Any]:
         """What is left, in order."""

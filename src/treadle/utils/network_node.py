@@ -7,7 +7,7 @@ its network. There is one class per kind of operator, so that networks can be se
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -29,7 +29,9 @@ from treadle.ops.op import Op, as_tuple
 from treadle.ops.operators import Operators
 from treadle.tensor import Tensor
 
-_NUMBERS = itertools.count()
+_KEYS = itertools.count()
+_LOOSE = itertools.count(1_000_000)
+"""Numbers of what is made outside of a file: beyond those of any network."""
 UNNAMED = "const<"
 """How names begin that constants get when a file gives them none."""
 
@@ -67,7 +69,8 @@ class VarNode(Tensor):
         name: of the variable.
 
     Attributes:
-        id: unique in the process.
+        id: its number in the network, which counts operators and variables as they are made.
+        key: unique in the process.
         owner, index: as above.
         users: operators that were made of it.
     """
@@ -89,7 +92,7 @@ class VarNode(Tensor):
             self.name = name or owner.name
             self._reset(owner)
             return
-        self.id = next(_NUMBERS)
+        self.key, self.id = next(_KEYS), next(owner.numbers)
         self.owner = owner
         self.index = index
         self.name = name
@@ -109,13 +112,15 @@ class VarNode(Tensor):
         found = other if isinstance(other, VarNode) else const_var(other.numpy())
         if "owner" in self.__dict__:
             self._leave_behind()
-        self.id, self.owner, self.index = found.id, found.owner, found.index
+        self.key, self.id = found.key, found.id
+        self.owner, self.index = found.owner, found.index
         self.take_type(found.type)
 
     def _leave_behind(self) -> None:
         """Put another handle in this one's place in the network."""
         before = VarNode(self.owner, self.index, self.type, self.name)
-        before.id, before.users, self.users = self.id, self.users, []
+        before.key, before.id = self.key, self.id
+        before.users, self.users = self.users, []
         if self.owner.outputs[self.index] is self:
             self.owner.outputs[self.index] = before
         for user in before.users:
@@ -124,8 +129,9 @@ class VarNode(Tensor):
     def become(self, other: VarNode) -> None:
         """Be what another variable was, which is this one from here on."""
         for user in other.users:
-            user.inputs = [self if x.id == other.id else x for x in user.inputs]
-        self.id, self.owner, self.index = other.id, other.owner, other.index
+            user.inputs = [self if x.key == other.key else x for x in user.inputs]
+        self.key, self.id = other.key, other.id
+        self.owner, self.index = other.owner, other.index
         self.users += other.users
         self.take_type(other.type)
         self.owner.outputs[self.index] = self
@@ -211,13 +217,23 @@ class OpNode:
         inputs, outputs: variables.
         name: what it is called; the name of its first output where that has one.
         priority: for MegEngine's programs; order is planned by the engine.
-        id: unique in the process.
+        id: its number in the network, which counts operators and variables as they are made.
+        key: unique in the process.
+        numbers: where numbers come from, for what is made of its results, too.
     """
 
     type = "OpNode"
 
-    def __init__(self, op: Op | None, inputs: list[VarNode], name: str = "") -> None:
-        self.id = next(_NUMBERS)
+    def __init__(
+        self,
+        op: Op | None,
+        inputs: list[VarNode],
+        name: str = "",
+        numbers: Iterator[int] | None = None,
+    ) -> None:
+        around = inputs[0].owner.numbers if inputs else _LOOSE
+        self.numbers: Iterator[int] = around if numbers is None else numbers
+        self.key, self.id = next(_KEYS), next(self.numbers)
         self.op = op
         self.inputs = list(inputs)
         for var in self.inputs:
@@ -268,8 +284,10 @@ class Host2DeviceCopy(OpNode):
 
     type = "Host2DeviceCopy"
 
-    def __init__(self, type_: TensorType, name: str = "") -> None:
-        super().__init__(None, [], name)
+    def __init__(
+        self, type_: TensorType, name: str = "", numbers: Iterator[int] | None = None
+    ) -> None:
+        super().__init__(None, [], name, numbers)
         self.outputs = [VarNode(self, 0, type_, name)]
 
     @property
@@ -344,8 +362,11 @@ def op_node(
     inputs: list[VarNode],
     names: tuple[str, ...] = (),
     types: Sequence[TensorType] | None = None,
+    numbers: Iterator[int] | None = None,
 ) -> OpNode:
     """A new operator with its results, whose types a file may have (`types`).
+
+    `numbers` gives it and them their numbers; without, it is where the first input's are from.
 
     Raises:
         TreadleError: the op does not take these inputs.
@@ -356,7 +377,7 @@ def op_node(
         kind: type[OpNode] = SharedDeviceTensor if named else ImmutableTensor
     else:
         kind = class_of(op, inputs)
-    node = kind(op, inputs, next((n for n in names if n), ""))
+    node = kind(op, inputs, next((n for n in names if n), ""), numbers)
     given = names or ("",) * len(types)
     pairs = zip(types, given, strict=True)
     node.outputs = [VarNode(node, i, t, n) for i, (t, n) in enumerate(pairs)]
@@ -366,11 +387,11 @@ def op_node(
 def node_of(op: Op, opr: OpNode, values: dict[int, Value]) -> Node:
     """An operator with its op, as a node of values by id of variables; its results are added."""
     names = tuple(v.name for v in opr.outputs)
-    node = Node(op, tuple(values[x.id] for x in opr.inputs), names=names)
+    node = Node(op, tuple(values[x.key] for x in opr.inputs), names=names)
     pairs = zip(opr.outputs, node.outputs, strict=True)
     types = tuple(replace(v.type, device=made.type.device) for v, made in pairs)
     node = with_types(node, types)
-    values.update({v.id: made for v, made in zip(opr.outputs, node.outputs, strict=True)})
+    values.update({v.key: made for v, made in zip(opr.outputs, node.outputs, strict=True)})
     return node
 
 
@@ -391,15 +412,15 @@ def value_of(var: VarNode) -> np.ndarray[Any, Any]:
                 saw=f"it depends on the input {opr.name or opr.id}",
                 hint="run the network with cgtools.GraphInference, or give its inputs constants",
             )
-        waiting = [x.owner for x in opr.inputs if x.owner.id not in known]
+        waiting = [x.owner for x in opr.inputs if x.owner.key not in known]
         if waiting:
             stack += waiting
             continue
         stack.pop()
-        if opr.id not in known:
-            arrays = [known[x.owner.id][x.index] for x in opr.inputs]
-            known[opr.id] = as_tuple(opr.op.reference(*arrays))
-    return np.asarray(known[var.owner.id][var.index])
+        if opr.key not in known:
+            arrays = [known[x.owner.key][x.index] for x in opr.inputs]
+            known[opr.key] = as_tuple(opr.op.reference(*arrays))
+    return np.asarray(known[var.owner.key][var.index])
 
 
 def const_var(array: Any, name: str = "") -> VarNode:

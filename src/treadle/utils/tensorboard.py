@@ -74,12 +74,12 @@ class SummaryWriterExtend:
 
     def add_network(self, network: Network) -> None:
         """Write a network's graph: operators with their types, attributes and shapes."""
-        names = {opr.id: _name(opr, n) for n, opr in enumerate(network.all_oprs)}
+        names = {opr.key: _name(opr, n) for n, opr in enumerate(network.all_oprs)}
         for opr in network.all_oprs:
             attributes = {k: v for k, v in opr.params.items() if k != "data"}
             attributes["output_shapes"] = [tuple(v.shape) for v in opr.outputs]
-            inputs = tuple(dict.fromkeys(names[v.owner.id] for v in opr.inputs))
-            self.add_node_raw(names[opr.id], opr.type, "cpu0:0", inputs, attributes)
+            inputs = tuple(dict.fromkeys(names[v.owner.key] for v in opr.inputs))
+            self.add_node_raw(names[opr.key], opr.type, "cpu0:0", inputs, attributes)
         self.add_graph_by_node_raw_list()
 
 

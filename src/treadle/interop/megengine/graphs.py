@@ -145,14 +145,14 @@ def compute(var: NetworkVar) -> Tensor:
         return Tensor(evaluate(net.graph(), [])[0])  # Data may decide extents of constants.
     known: dict[int, Sequence[Any]] = {}
     for opr in ordered:
-        given = [known[x.owner.id][x.index] for x in opr.inputs]
+        given = [known[x.owner.key][x.index] for x in opr.inputs]
         if isinstance(opr, _Open):
-            known[opr.id] = opr.compute(*given)
+            known[opr.key] = opr.compute(*given)
         elif opr.op is None or not opr.inputs:
-            known[opr.id] = [Tensor(v.numpy()) for v in opr.outputs]
+            known[opr.key] = [Tensor(v.numpy()) for v in opr.outputs]
         else:
-            known[opr.id] = given[0].apply(opr.op, tuple(given))
-    found: Tensor = known[var.owner.id][var.index]
+            known[opr.key] = given[0].apply(opr.op, tuple(given))
+    found: Tensor = known[var.owner.key][var.index]
     return found
 
 

@@ -63,11 +63,13 @@ def _padded(p: SimpleNamespace, x: Tensor) -> Tensor:
 
 
 def _general(p: SimpleNamespace, x: Tensor, *affine: Tensor) -> Tensor:
-    return F.general_norm(x, list(range(p.axis_start, p.axis_end)), p.affine, *affine, eps=p.eps)
+    weight, bias = affine or (None, None)
+    return F.general_norm(x, list(range(p.axis_start, p.axis_end)), p.affine, weight, bias, p.eps)
 
 
 def _masked(p: SimpleNamespace, x: Tensor, mask: Tensor) -> Tensor:
-    return F.where(mask, F.full_like(x, p.value), x)
+    found: Tensor = F.where(mask, F.full_like(x, p.value), x)
+    return found
 
 
 def _one_hot(p: SimpleNamespace, x: Tensor, index: Tensor, value: Tensor) -> Tensor:
@@ -76,7 +78,8 @@ def _one_hot(p: SimpleNamespace, x: Tensor, index: Tensor, value: Tensor) -> Ten
     chosen = F.expand_dims(index, p.axis)
     shape = [1] * x.ndim
     shape[p.axis] = -1
-    return F.where(F.equal(places.reshape(shape), chosen), value, x)
+    found: Tensor = F.where(F.equal(places.reshape(shape), chosen), value, x)
+    return found
 
 
 def _sums(x: Tensor, w_x: Tensor, b_x: Tensor, h: Tensor, w_h: Tensor, b_h: Tensor) -> Tensor:
@@ -84,8 +87,9 @@ def _sums(x: Tensor, w_x: Tensor, b_x: Tensor, h: Tensor, w_h: Tensor, b_h: Tens
 
 
 def _cell(p: SimpleNamespace, *inps: Tensor) -> Tensor:
-    turn = {"IDENTITY": F.copy, "RELU": F.relu, "TANH": F.tanh}
-    return turn[str(p.nonlineMode).upper()](_sums(*inps))
+    turn: dict[str, Function] = {"IDENTITY": F.copy, "RELU": F.relu, "TANH": F.tanh}
+    found: Tensor = turn[str(p.nonlineMode).upper()](_sums(*inps))
+    return found
 
 
 def _long_cell(p: SimpleNamespace, *inps: Tensor) -> list[Tensor]:
