@@ -528,3 +528,35 @@ def test_recordings_of_threads_are_separate() -> None:
         gm.backward(x * x)
     assert other == [None]
     assert grad_of(x) == [4.0]
+
+
+def test_managers_leave_nothing_behind_on_parameters() -> None:
+    w = mge.Parameter([2.0])
+    seen: list[weakref.ref[Any]] = []
+
+    class Held:
+        """What a callback refers to."""
+
+    def step() -> None:
+        held = Held()
+        seen.append(weakref.ref(held))
+        with GradManager().attach(w, callbacks=lambda _, g, held=held: g):
+            _ = w * w
+
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(3):
+            step()
+        assert [r() for r in seen] == [None] * 3
+    finally:
+        gc.enable()
+
+
+def test_attached_tensors_that_are_gone_are_forgotten() -> None:
+    gm = GradManager()
+    w = mge.Parameter([2.0])
+    gm.attach(w)
+    del w
+    assert gm.attached_tensors() == []
+    assert not gm._attached

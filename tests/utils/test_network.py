@@ -619,3 +619,11 @@ def test_operators_without_names_are_called_by_what_they_do(tmp_path: Path) -> N
         opr.name for opr in cgtools.get_oprs_seq(Network.load(tmp_path / "named.mge").dest_vars)
     ]
     assert kept == ["x", "MUL", "ADD", "RELU"]
+
+
+def test_dumps_are_rewritten_at_a_level_that_is_asked_for(tmp_path: Path) -> None:
+    for level, wanted in (({}, ["x", "EXP", "LOG"]), ({"opt_level": 1}, ["x"])):
+        f = mge.jit.trace(lambda x: F.log(F.exp(x)), symbolic=True, capture_as_const=True, **level)
+        f(mge.tensor([1.0, 2.0]))
+        f.dump(tmp_path / "model.mge", arg_names=["x"])
+        assert _names(tmp_path / "model.mge") == wanted

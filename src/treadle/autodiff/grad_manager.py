@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import functools
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -27,13 +28,28 @@ _RECORD = (
 )
 
 
+class _Table(dict[int, "_Attached"]):
+    """What is attached, by `id` of the tensor; the tensors refer to it weakly."""
+
+    __slots__ = ("__weakref__",)
+
+
+def _forget(table: weakref.ref[_Table], number: int, _: object) -> None:
+    """Drop the entry of a tensor that is gone, if the table is still there."""
+    held = table()
+    if held is not None:
+        held.pop(number, None)
+
+
 class _Attached:
     """One attached tensor, held weakly, its callbacks, and its value when recording began."""
 
     __slots__ = ("callbacks", "tensor", "trace")
 
-    def __init__(self, tensor: Tensor) -> None:
-        self.tensor = weakref.ref(tensor)
+    def __init__(self, tensor: Tensor, table: _Table) -> None:
+        # The table, and so the manager, is not kept alive by the tensor.
+        gone = functools.partial(_forget, weakref.ref(table), id(tensor))
+        self.tensor = weakref.ref(tensor, gone)
         self.callbacks: list[Callback] = []
         self.trace: tuple[Node, int] | None = None
 
@@ -59,7 +75,7 @@ class GradManager:
     def __init__(self, *given: Any) -> None:
         if given:
             raise TypeError("GradManager takes nothing; GradManager().attach(net.parameters())")
-        self._attached: dict[int, _Attached] = {}
+        self._attached = _Table()
         self._tape: Tape | None = None
         self._depth = 0
         self._since = 0
@@ -94,8 +110,7 @@ class GradManager:
             _check_attachable(tensor)
             entry = self._attached.get(id(tensor))
             if entry is None or entry.tensor() is not tensor:
-                entry = self._attached[id(tensor)] = _Attached(tensor)
-                weakref.finalize(tensor, self._attached.pop, id(tensor), None)
+                entry = self._attached[id(tensor)] = _Attached(tensor, self._attached)
             entry.callbacks += given
             if self._tape is not None and entry.trace is None:
                 entry.trace = self._tape.leaf(tensor)

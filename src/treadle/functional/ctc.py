@@ -5,8 +5,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
+from treadle.base.dialect import Dialect
 from treadle.base.errors import ShapeError
 from treadle.base.modes import capturing
 from treadle.functional import elemwise as ew
@@ -18,6 +21,7 @@ from treadle.tensor import Tensor
 
 __all__ = ["ctc_loss"]
 
+_LEAST = float(np.log(np.finfo(np.float32).tiny))
 _NEVER = -1e30
 """The logarithm of a path's probability that stands for 0, finite so that gradients are."""
 
@@ -43,7 +47,9 @@ def ctc_loss(
         reduction: "mean" (each loss divided by its label's length first), "sum" or "none".
 
     Returns:
-        A 0-d tensor, or (N,) without reduction. A label that no alignment spells costs about 1e30.
+        A 0-d tensor, or (N,) without reduction. A label that no alignment spells costs about 1e30;
+        in programs that import `megengine`, where each state may be the first at the price of the
+        smallest float32, it costs a number near 87, as there.
 
     Raises:
         ShapeError: shapes do not fit.
@@ -98,6 +104,11 @@ def _padded(x: Tensor, label: Tensor, sizes: Tensor) -> Tensor:
     return gather(label, 0, inside.reshape(-1)).reshape(inside.shape) if label.size else inside
 
 
+def _beginning(count: int, first: float, rest: float) -> np.ndarray[Any, Any]:
+    """A number for the two states that an alignment may begin with, and one for the others."""
+    return np.array([[first] * min(count, 2) + [rest] * (count - 2)], np.float32)
+
+
 def _losses(x: Tensor, frames: Tensor, label: Tensor, sizes: Tensor, blank: int) -> Tensor:
     """The loss of every sample, (N,), by Graves' forward variables in logarithms."""
     logs = ew.log(ew.maximum(x, float(np.finfo(np.float32).tiny)))
@@ -112,9 +123,11 @@ def _losses(x: Tensor, frames: Tensor, label: Tensor, sizes: Tensor, blank: int)
     count = states.shape[1]
     never = full((n, 2), _NEVER, dtype=x.dtype, device=x.device)
     behind = concat([gaps[:, :1] - 1, gaps[:, :1] - 1, states], 1)[:, :count]
-    skips = (states != blank) & (states != behind)
-    begin = x.constant(np.array([[0.0] * min(count, 2) + [_NEVER] * (count - 2)], np.float32))
-    alpha = begin + gather(logs[0], 1, states)
+    skips = states != behind  # Blanks have blanks two states before them.
+    alpha = gather(logs[0], 1, states) + x.constant(_beginning(count, 0.0, _NEVER))
+    if Dialect.megengine:
+        alpha = alpha * x.constant(_beginning(count, 1.0, 0.0))
+        alpha = alpha + x.constant(_beginning(count, 0.0, _LEAST))
     for t in range(1, x.shape[0]):
         wide = concat([never, alpha], 1)
         jump = where(skips, wide[:, :count], zeros((n, count), dtype=x.dtype) + _NEVER)

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from treadle.base.dialect import Dialect
 from treadle.base.errors import ShapeError
 from treadle.functional.arguments import as_float, as_tensor, call, indices_of, pair, promote_all
 from treadle.functional.math import matmul
@@ -18,7 +19,7 @@ from treadle.functional.sampling import sampled
 from treadle.ops import movement
 from treadle.ops.gather import Take
 from treadle.ops.select import Clip
-from treadle.ops.unary import Round
+from treadle.ops.unary import Floor, Round
 from treadle.tensor import Tensor
 
 __all__ = ["rot90", "rotate", "warp_affine", "warp_perspective"]
@@ -90,7 +91,9 @@ def warp_affine(
 
     Args:
         inp: (N, H, W, C), or (N, C, H, W) with `format="NCHW"`.
-        mat: (N, 2, 3), from pixels of the result to pixels of `inp`.
+        mat: (N, 2, 3), from pixels of the result to pixels of `inp`. In programs that import
+            `megengine`, places in images (N, H, W, C) of up to three channels are rounded to
+            1/32 of a pixel, as there.
         out_shape: (OH, OW).
         border_mode: what stands outside: "replicate", "reflect", "reflect_101", "wrap", or
             "constant" for `border_val`.
@@ -173,6 +176,10 @@ def _warp(
     if format == "NHWC":
         image = image.transpose(0, 3, 1, 2)
     places = _places(matrix, pair(out_shape))
+    if Dialect.megengine and rows == 2 and format == "NHWC" and image.shape[1] <= 3:
+        exact = places
+        # Gradients are those of the exact places.
+        places = _on_grid(matrix, pair(out_shape), interp_mode).detach() + (exact - exact.detach())
     out = sampled(name, image, places, interp_mode, border_mode, border_val)
     return like_image(out.transpose(0, 2, 3, 1) if format == "NHWC" else out, given)
 
@@ -186,6 +193,23 @@ def _places(matrix: Tensor, shape: tuple[int, ...]) -> Tensor:
     if matrix.shape[1] == 3:
         points = points[:, :2] / points[:, 2:]
     return points.transpose(0, 2, 1).reshape(matrix.shape[0], height, width, 2)
+
+
+def _on_grid(matrix: Tensor, shape: tuple[int, ...], mode: str) -> Tensor:
+    """`_places` in the fixed-point numbers of MegEngine and OpenCV.
+
+    What a matrix adds per column and per row is rounded to 1/1024 first, the sum to 1/32; or to
+    whole pixels, where the nearest one is taken.
+    """
+    height, width = shape
+    kind = matrix._kind.dtype
+    across, down = (matrix.constant(np.arange(n, dtype=np.float32), kind) for n in (width, height))
+    columns = Round()(matrix[:, :, :1] * across * 1024)
+    rows = Round()((matrix[:, :, 1:2] * down + matrix[:, :, 2:]) * 1024)
+    whole = columns.reshape(-1, 2, 1, width) + rows.reshape(-1, 2, height, 1)
+    parts = 1 if str(mode).lower() == "nearest" else 32
+    steps = Floor()((whole + 512 / parts) * (parts / 1024)) * (1 / parts)
+    return steps.transpose(0, 2, 3, 1)
 
 
 def _extents(x: Tensor, format: str, name: str) -> tuple[int, int]:

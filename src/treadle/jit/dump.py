@@ -10,6 +10,7 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 
 from treadle.base import tree
+from treadle.base.dialect import Dialect
 from treadle.base.errors import TraceError
 from treadle.base.files.numpy_files import load_array
 from treadle.base.files.source import PathLike
@@ -17,10 +18,13 @@ from treadle.base.shape import size_of
 from treadle.engine.package import models
 from treadle.engine.package.models import Case, Model, Runner
 from treadle.graph.analysis import live_nodes
+from treadle.graph.cleanup import DeadCode
 from treadle.graph.ir import Graph, Node, Value, constant, remake, with_types
+from treadle.graph.simplify import Simplify
 from treadle.jit.captured import Argument, Captured, HostValue, Output, State
 from treadle.jit.naming import numbered
 from treadle.jit.printing import without_prints
+from treadle.ops.batch_norm import BatchNormTrain
 from treadle.ops.constant import Constant
 from treadle.runtime.array import to_host
 from treadle.tensor import Tensor
@@ -88,8 +92,12 @@ def argument_names(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[str]:
     return list(tree.flatten((found, named))[0])
 
 
-def model_of(name: str, captured: Captured, arguments: Sequence[str], ends: Ends) -> Model:
+def model_of(
+    name: str, captured: Captured, arguments: Sequence[str], ends: Ends, fast: bool = False
+) -> Model:
     """A captured call as a model: state becomes constants.
+
+    With `fast`, rewrites that hold in real arithmetic only are applied before it is written.
 
     Raises:
         TraceError: the function does more than compute its results from arguments and state.
@@ -104,6 +112,7 @@ def model_of(name: str, captured: Captured, arguments: Sequence[str], ends: Ends
     results, _ = tree.flatten(captured.results)
     wanted = [r.index for r in results if isinstance(r, Output)]
     graph = inference_graph(name, captured, wanted)
+    graph = DeadCode()(Simplify("fast")(graph)) if fast else graph
     # Names of arguments are taken.
     called = [captured.named.get(i, "") for i in wanted]
     called = ["" if name in inputs else name for name in called]
@@ -119,6 +128,8 @@ def _refuse(name: str, captured: Captured) -> None:
     problem = ""
     if captured.updates or any(r() is not None for _, r in captured.escaped):
         problem = "it changes tensors besides computing results"
+    if Dialect.megengine and any(isinstance(n.op, BatchNormTrain) for n in captured.graph.nodes):
+        problem = "it normalizes by statistics of its batch"
     if any(isinstance(s, HostValue) for s in captured.sources):
         problem = "it reads learning rates or random states at each call"
     if problem:

@@ -374,10 +374,9 @@ class trace:
         captured, arguments = self._last
         if self._fixed:
             get_logger("jit").warning(_FIXED, self._name)
-        names = [output_names] if isinstance(output_names, str) else output_names
-        model = model_of(self._name, captured, arguments, Ends(arg_names, names))
-        if keep_opr_name is not _NOT_SAID and not keep_opr_name:
-            model = without_names(model)
+        ends = Ends(arg_names, [output_names] if isinstance(output_names, str) else output_names)
+        model = model_of(self._name, captured, arguments, ends, self._options.fast)
+        model = model if keep_opr_name is _NOT_SAID or keep_opr_name else without_names(model)
         asked = Asked(
             append,
             user_info,

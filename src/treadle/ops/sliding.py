@@ -112,7 +112,8 @@ class SlidingWindowTranspose(Patches):
         spatial = tuple(int(n) for n in self.spatial)
         given = widen_array(patches)
         total = np.zeros((*given.shape[:2], *spatial), given.dtype)
-        for tap in positions_and_taps(self.window, spatial)[1]:
+        # From the last tap on, a cell meets the patches in their order.
+        for tap in reversed(positions_and_taps(self.window, spatial)[1]):
             total[PLANES + tap.inputs] += given[PLANES + tap.outputs + tap.cell]
         return total.astype(patches.dtype, copy=False)
 

@@ -13,7 +13,7 @@ from treadle.engine.execute import Timeline
 from treadle.engine.package.models import Runner
 from treadle.graph.evaluate import evaluate
 from treadle.jit.inspection import profile_data
-from treadle.utils.network import Network, as_varnode, order_of
+from treadle.utils.network import Network, as_varnode
 from treadle.utils.network_node import (
     ConstOpBase,
     Host2DeviceCopy,
@@ -22,6 +22,7 @@ from treadle.utils.network_node import (
     const_var,
     input_var,
 )
+from treadle.utils.network_order import order_of
 
 Variables = VarNode | Sequence[VarNode]
 

@@ -11,6 +11,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
+from treadle.base.dialect import Dialect
 from treadle.base.workers import WorkerStart
 from treadle.interop.megengine import numpy_names
 from treadle.interop.megengine.internals import ROOMS
@@ -233,11 +234,13 @@ def install() -> None:
     numpy_names.keep()
     # A fresh process would not know the alias; MegEngine forks its workers, too.
     WorkerStart.method = "fork"
+    Dialect.megengine = True
 
 
 def uninstall() -> None:
     """Forget the alias; modules that were imported through it stay usable."""
     WorkerStart.method = ""
+    Dialect.megengine = False
     numpy_names.forget()
     for host, name, meant in _guests():
         if vars(host).get(name) is meant:

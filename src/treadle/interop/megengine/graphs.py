@@ -19,10 +19,11 @@ from treadle.base.types import TensorType
 from treadle.graph.evaluate import evaluate
 from treadle.jit.dump import CompGraphDumpResult
 from treadle.tensor import Tensor
-from treadle.utils.network import Network, order_of
+from treadle.utils.network import Network
 from treadle.utils.network_node import Host2DeviceCopy, const_var, input_var
 from treadle.utils.network_node import OpNode as NetworkOp
 from treadle.utils.network_node import VarNode as NetworkVar
+from treadle.utils.network_order import order_of
 
 
 class Graph:
