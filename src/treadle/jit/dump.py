@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib import import_module
 from typing import IO, Any, NamedTuple
 
 import numpy as np
@@ -18,9 +19,7 @@ from treadle.base.shape import size_of
 from treadle.engine.package import models
 from treadle.engine.package.models import Case, Model, Runner
 from treadle.graph.analysis import live_nodes
-from treadle.graph.cleanup import DeadCode
 from treadle.graph.ir import Graph, Node, Value, constant, remake, with_types
-from treadle.graph.simplify import Simplify
 from treadle.jit.captured import Argument, Captured, HostValue, Output, State
 from treadle.jit.naming import numbered
 from treadle.jit.printing import without_prints
@@ -112,7 +111,7 @@ def model_of(
     results, _ = tree.flatten(captured.results)
     wanted = [r.index for r in results if isinstance(r, Output)]
     graph = inference_graph(name, captured, wanted)
-    graph = DeadCode()(Simplify("fast")(graph)) if fast else graph
+    graph = _rewritten(graph) if fast else graph
     # Names of arguments are taken.
     called = [captured.named.get(i, "") for i in wanted]
     called = ["" if name in inputs else name for name in called]
@@ -122,6 +121,14 @@ def model_of(
             f"dump: the function has {len(wanted)} results, output_names has {len(outputs)}"
         )
     return Model(graph, tuple(inputs), tuple(outputs))
+
+
+def _rewritten(graph: Graph) -> Graph:
+    """The graph after rewrites that hold in real arithmetic only."""
+    # Passes are imported where a program has to be made, and here.
+    cleanup, simplify = (import_module(f"treadle.graph.{n}") for n in ("cleanup", "simplify"))
+    made: Graph = cleanup.DeadCode()(simplify.Simplify("fast")(graph))
+    return made
 
 
 def _refuse(name: str, captured: Captured) -> None:
