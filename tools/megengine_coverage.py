@@ -2,8 +2,10 @@
 
 `python -m tools.megengine_coverage` writes docs/megengine-coverage.md from
 `megengine_inventory.toml`; `--check` fails where the committed page is stale. A row works if each
-symbol of it resolves, takes MegEngine's parameters with MegEngine's defaults, and is named by a
-test or an executed example; nothing is claimed by hand. What differs or is absent says why.
+symbol of it resolves, takes MegEngine's parameters with MegEngine's defaults, and was run by tests
+that passed (`megengine_calls.json`, which `tools.called` measures); what has no Python code of its
+own, and what was not measured yet, is named by a test or an executed example. Nothing is claimed by
+hand. What differs or is absent says why.
 """
 
 from __future__ import annotations
@@ -12,9 +14,11 @@ import ast
 import fnmatch
 import functools
 import inspect
+import json
 import re
 import sys
 import tomllib
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +29,8 @@ from treadle.tools.load_and_run_flags_table import FLAGS
 
 PAGE = DOCS / "megengine-coverage.md"
 TABLE = Path(__file__).with_name("megengine_inventory.toml")
-WORKING, DIFFERING, ABSENT = "working", "differing", "absent"
+CALLS = Path(__file__).with_name("megengine_calls.json")
+WORKING, DIFFERING, ABSENT = "works as MegEngine's", "differs", "missing"
 _UNKNOWN = object()
 _WITHOUT_EFFECT = (
     "as --fast-run",
@@ -41,13 +46,18 @@ _HEAD = """\
 # MegEngine's API in Treadle
 
 MegEngine 1.13 and its last development state have {total} public symbols. Here is each of them:
-**{working} work**, {differing} differ, {absent} are absent.
+**{working} work as MegEngine's**, {differing} differ, {absent} are missing.
 
-A symbol *works* if it exists under its name in Treadle, takes MegEngine's parameters with
-MegEngine's defaults, and is named by a test or by an example that the tests run; a flag of
-`load_and_run`, if it has its effect or that is the case anyway. The page is generated: `make docs`
-looks every symbol up, and a test fails if fewer work than before. Where Treadle behaves differently
-on purpose, [migration](migration-megengine.md) shows both.
+A symbol *works as MegEngine's* if it exists under its name in Treadle, takes MegEngine's
+parameters with MegEngine's defaults, and tests that call it pass. Calls are measured while tests
+run: MegEngine's own unit tests (of its last development state, through the import alias) call
+{theirs} of the working symbols in tests that pass, tests of this repository {ours} more; the other
+{named} have no Python code to watch (element types, switches, settings, commands, flags) or were
+not measured, and are named by tests or by examples that tests run. A flag of `load_and_run` works
+if it has its effect or that is the case anyway. The page is generated: `make docs` looks every
+symbol up, and a test fails if fewer work than before. What MegEngine's tests pin down and differs
+here stands in [differences](megengine-differences.md); where Treadle behaves differently on
+purpose, [migration](migration-megengine.md) shows both.
 """
 
 
@@ -155,7 +165,8 @@ def _problems(address: str, parameters: str | None, found: Any, evidence: Eviden
     owner = resolve(f"treadle.{address}".rpartition(".")[0])
     if parameters is not None:
         problems += signature_problems(parameters, found, inspect.isclass(owner))
-    if not evidence.covers(f"treadle.{address}", found, inspect.isclass(owner)):
+    named = evidence.covers(f"treadle.{address}", found, inspect.isclass(owner))
+    if address not in calls() and not named:
         problems.append("no test names it")
     return problems
 
@@ -229,9 +240,19 @@ def page() -> str:
     """The whole page as Markdown."""
     found = verdicts()
     every = [v for _, group in found for v in group]
-    counts = {s: sum(v.status == s for v in every) for s in (WORKING, DIFFERING, ABSENT)}
-    lines = [_HEAD.format(total=len(every), **counts)]
-    lines += ["| area | symbols | working | differing | absent |", "|---|---|---|---|---|"]
+    counts = Counter(v.status for v in every)
+    by = Counter(_called(v.row) for v in every if v.status == WORKING)
+    head = _HEAD.format(
+        total=len(every),
+        working=counts[WORKING],
+        differing=counts[DIFFERING],
+        absent=counts[ABSENT],
+        theirs=by["megengine"],
+        ours=by["own"],
+        named=by[""],
+    )
+    lines = [head]
+    lines += ["| area | symbols | as MegEngine's | differing | missing |", "|---|---|---|---|---|"]
     for area, group in found:
         numbers = [sum(v.status == s for v in group) for s in (WORKING, DIFFERING, ABSENT)]
         lines.append(f"| {area.title} | {len(group)} | {' | '.join(map(str, numbers))} |")
@@ -244,7 +265,7 @@ def _section(group: list[Verdict]) -> list[str]:
     """What works as one list, the rest as a table with reasons."""
     names = [_shown(v.row) for v in group if v.status == WORKING]
     rest = [v for v in group if v.status != WORKING]
-    lines = [f"Working: {', '.join(names)}."] if names else []
+    lines = [f"As MegEngine's: {', '.join(names)}."] if names else []
     if rest:
         lines += [""] * bool(lines) + ["| symbol | state | why |", "|---|---|---|"]
         lines += [f"| {_shown(v.row)} | {v.status} | {v.why} |" for v in rest]
@@ -254,6 +275,19 @@ def _section(group: list[Verdict]) -> list[str]:
 def _shown(row: Row) -> str:
     names = (re.sub(r"\(.*", "", part) for part in row.text.split(" + "))
     return ", ".join(f"`{name}`" for name in names)
+
+
+@functools.cache
+def calls() -> dict[str, dict[str, int]]:
+    """How many tests that passed ran each symbol: MegEngine's own, and those of this repository."""
+    found: dict[str, dict[str, int]] = json.loads(CALLS.read_text(encoding="utf-8"))
+    return found
+
+
+def _called(row: Row) -> str:
+    """Whose tests ran all symbols of a row; "" for nobody's."""
+    known = [calls().get(address, {}) for address, _ in row.symbols]
+    return next((who for who in ("megengine", "own") if all(who in k for k in known)), "")
 
 
 def working() -> int:

@@ -14,6 +14,8 @@ import treadle.module as M
 from treadle.autodiff import GradManager
 from treadle.base.errors import TraceError
 from treadle.interop.megengine import install, uninstall
+from treadle.traced_module import trace_module
+from treadle.traced_module.node import TensorNode
 
 RNG = np.random.default_rng(8)
 PLACES = np.array([[[1.266667, 0.6, -0.3], [-0.333333, 1.0, 0.7]]], np.float32)
@@ -131,3 +133,13 @@ def test_windows_are_added_in_their_order() -> None:
     np.testing.assert_array_equal(found.numpy(), wanted)
     compiled = mge.jit.compile(lambda x: F.sliding_window_transpose(x, 7, 3))
     np.testing.assert_array_equal(compiled(mge.tensor(patches)).numpy(), wanted)
+
+
+def test_nodes_have_values_where_they_are_watched(alias: None) -> None:
+    net = M.Linear(2, 3)
+    traced = trace_module(net, F.ones((1, 2)))
+    nodes = [n for n in traced.graph.nodes() if isinstance(n, TensorNode)]
+    assert nodes
+    assert all(n.value is None for n in nodes)
+    uninstall()
+    assert any(n.value is traced.weight for n in nodes)

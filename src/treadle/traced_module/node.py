@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, ClassVar
 
+from treadle.base.dialect import Dialect
 from treadle.base.errors import EditError
 from treadle.module.module import Module
 from treadle.tensor import Tensor
@@ -146,8 +147,13 @@ class TensorNode(Node):
 
     @property
     def value(self) -> Any:
-        """The tensor behind it, if it is known: a parameter's, a constant's, a watched one's."""
-        return self._value if self._value is not None else self.expr.value_of(self)
+        """The tensor behind it, if it is known: a parameter's, a constant's, a watched one's.
+
+        In programs that import `megengine` that of a watched node only, as there.
+        """
+        if self._value is not None or Dialect.megengine:
+            return self._value
+        return self.expr.value_of(self)
 
     @value.setter
     def value(self, value: Any) -> None:
