@@ -142,4 +142,5 @@ def test_nodes_have_values_where_they_are_watched(alias: None) -> None:
     assert nodes
     assert all(n.value is None for n in nodes)
     uninstall()
-    assert any(n.value is traced.weight for n in nodes)
+    weight = dict(traced.named_parameters())["weight"]
+    assert any(n.value is weight for n in nodes)

@@ -30,8 +30,10 @@ def test_element_types_are_asked_about(megengine: None) -> None:
     assert not dtype.is_differentible_dtype(np.dtype(np.int32))
     assert [dtype.get_dtype_bit(name) for name in ("int8", "float16", "float32")] == [8, 16, 32]
     scale = np.float32(0.25)
-    stored = dtype.convert_to_qint32(np.float32([1.0, -0.6]), dtype.qint32(scale))
-    np.testing.assert_array_equal(dtype.convert_from_qint32(stored), np.float32([1.0, -0.5]))
+    stored = dtype.convert_to_qint32(np.array([1.0, -0.6], np.float32), dtype.qint32(scale))
+    np.testing.assert_array_equal(
+        dtype.convert_from_qint32(stored), np.array([1.0, -0.5], np.float32)
+    )
 
 
 def test_recomputation_is_switched_off() -> None:
