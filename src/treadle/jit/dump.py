@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib import import_module
 from typing import IO, Any, NamedTuple
 
 import numpy as np
 
+from treadle import graph as graphs
 from treadle.base import tree
 from treadle.base.dialect import Dialect
 from treadle.base.errors import TraceError
@@ -125,10 +125,7 @@ def model_of(
 
 def _rewritten(graph: Graph) -> Graph:
     """The graph after rewrites that hold in real arithmetic only."""
-    # Passes are imported where a program has to be made, and here.
-    cleanup, simplify = (import_module(f"treadle.graph.{n}") for n in ("cleanup", "simplify"))
-    made: Graph = cleanup.DeadCode()(simplify.Simplify("fast")(graph))
-    return made
+    return graphs.cleanup.DeadCode()(graphs.simplify.Simplify("fast")(graph))
 
 
 def _refuse(name: str, captured: Captured) -> None:
