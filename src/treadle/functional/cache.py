@@ -44,7 +44,13 @@ def rope(
 
 
 def cache_update(
-    cache: Tensor, x: Tensor, starts: Tensor, ends: Tensor, rows: Tensor | None = None
+    cache: Tensor,
+    x: Tensor,
+    starts: Tensor,
+    ends: Tensor,
+    rows: Tensor | None = None,
+    *,
+    ring: bool = False,
 ) -> Tensor:
     """The cache with x at positions starts[b] to ends[b] of sequence rows[b].
 
@@ -53,8 +59,9 @@ def cache_update(
     Args:
         cache: (N, H, S, D).
         x: (B, H, T, D), cast to the cache's type; tokens for positions from ends[b] on are padding.
-        starts, ends: int32 or int64 (B,), from 0 to S.
+        starts, ends: int32 or int64 (B,), from 0 to S; further for a ring.
         rows: int32 or int64 (B,), distinct sequences; 0 to B - 1 if left out.
+        ring: position p lies at p mod S, so that the last S positions are kept.
 
     Returns:
         As the cache.
@@ -73,7 +80,7 @@ def cache_update(
     cache = as_tensor(cache)
     x = as_tensor(x, cache).astype(cache.dtype)
     places = as_tensor(starts), as_tensor(ends), _rows(rows, x)
-    return cache.apply(CacheUpdate(), (cache, x, *places))[0]
+    return cache.apply(CacheUpdate(ring), (cache, x, *places))[0]
 
 
 def cached_attention(
@@ -89,6 +96,7 @@ def cached_attention(
     softcap: float | None = None,
     sinks: Tensor | None = None,
     rounded: bool = False,
+    ring: bool = False,
 ) -> Tensor:
     """Attention of new tokens over the keys and values of their sequences.
 
@@ -106,6 +114,7 @@ def cached_attention(
         softcap: c in c tanh(score / c).
         sinks: (Hq,), one more score in every sum, without a value.
         rounded: operands of products may be rounded to bfloat16, where that is faster.
+        ring: position p lies at p mod S. There is a window, and S is at least window + T - 1.
 
     Returns:
         (B, Hq, T, E).
@@ -129,7 +138,8 @@ def cached_attention(
     q = as_tensor(q)
     given = (q, as_tensor(k), as_tensor(v), as_tensor(starts), as_tensor(ends), _rows(rows, q))
     more = () if sinks is None else (as_tensor(sinks, q),)
-    return q.apply(CachedAttention(scale, window, softcap, rounded), (*given, *more))[0]
+    op = CachedAttention(scale, window, softcap, rounded, ring)
+    return q.apply(op, (*given, *more))[0]
 
 
 def _rows(rows: Tensor | None, x: Tensor) -> Tensor:

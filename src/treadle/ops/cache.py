@@ -20,6 +20,7 @@ from treadle.base.types import TensorType
 from treadle.ops.attention import Attention
 from treadle.ops.composite import Composite
 from treadle.ops.creation import Extent, Iota
+from treadle.ops.elementwise import Mod
 from treadle.ops.gather import Index, Take, check_index
 from treadle.ops.index_numpy import check_indices, writable
 from treadle.ops.logic import Equal, LogicalAnd
@@ -47,10 +48,15 @@ def _check_places(op: Op, types: tuple[TensorType, ...], first: int, batch: Dim)
         )
 
 
-def _ranges(cache: TensorType, first: int) -> tuple[IndexRange, ...]:
+MOST_POSITIONS = 1 << 30
+"""Where sequences end whose caches are rings."""
+
+
+def _ranges(cache: TensorType, first: int, ring: bool) -> tuple[IndexRange, ...]:
     """Of starts, ends and rows."""
-    sequences, capacity = cache.shape[0], cache.shape[2]
-    return ((first, 0, capacity + 1), (first + 1, 0, capacity + 1), (first + 2, 0, sequences))
+    sequences = cache.shape[0]
+    end = MOST_POSITIONS if ring else cache.shape[2] + 1
+    return ((first, 0, end), (first + 1, 0, end), (first + 2, 0, sequences))
 
 
 def _counter(like: Any, n: Dim) -> Any:
@@ -58,13 +64,34 @@ def _counter(like: Any, n: Dim) -> Any:
     return like.apply(Iota(0, 1, n, dt.int32), ())[0]
 
 
+def _check_ring(op: Op, types: tuple[TensorType, ...], capacity: Dim, least: Dim) -> None:
+    """Raise unless a ring has room for what a call writes and sees."""
+    if isinstance(capacity, int) and isinstance(least, int) and capacity < least:
+        raise op.error(
+            f"a ring of {capacity} positions, where a call takes {least}",
+            types,
+            "make the cache longer, or give fewer tokens at a time",
+        )
+
+
+def _far(count: int, time: int) -> tuple[Arg, Arg]:
+    """Places around the end of a ring of four: starts and ends."""
+    return (
+        Arg((count,), dt.int32, values=tuple(6 + 3 * i for i in range(count))),
+        Arg((count,), dt.int32, values=tuple(6 + time + 2 * i for i in range(count))),
+    )
+
+
 @op
 class CacheUpdate(Composite):
     """cache [N, H, S, D] with x [B, H, T, D] at positions from starts[b] on of sequence rows[b].
 
     cache[rows[b], :, starts[b] + t] = x[b, :, t] for starts[b] + t < ends[b]; what else x holds is
-    padding and goes nowhere. Rows are distinct; of two that are not, the first one counts.
+    padding and goes nowhere. Rows are distinct; of two that are not, the first one counts. Of a
+    `ring`, position p lies at p mod S, and T is at most S.
     """
+
+    ring: bool = False
 
     name = "cache_update"
     operands = ("cache", "x", "starts", "ends", "rows")
@@ -88,10 +115,12 @@ class CacheUpdate(Composite):
                     "cache is [N, H, S, D] and x [B, H, T, D]", types, "reshape x like the cache"
                 ),
             )
+        if self.ring:
+            _check_ring(self, types, cache.shape[2], x.shape[2])
         return (cache.with_shape(cache.shape),)
 
     def index_ranges(self, types: tuple[TensorType, ...]) -> tuple[IndexRange, ...]:
-        return _ranges(types[0], 2)
+        return _ranges(types[0], 2, self.ring)
 
     def body(self, cache: Any, x: Any, starts: Any, ends: Any, rows: Any) -> Any:
         (sequences, _, capacity, _), (batch, _, time, _) = cache.shape, x.shape
@@ -102,9 +131,11 @@ class CacheUpdate(Composite):
         is_named = Max((1,))(named).reshape((sequences, 1))
         slots = _counter(cache, capacity).reshape((1, capacity))
         first, last = (Take(0)(v, whose).reshape((sequences, 1)) for v in (starts, ends))
-        step = slots - first
         both, limit = LogicalAnd(), cache.apply(Extent(time, dt.int32), ())[0]
-        written = both(both(step >= 0, step < limit), both(slots < last, is_named > 0))
+        step = slots - first
+        if self.ring:
+            step = Mod()(step, cache.apply(Extent(capacity, dt.int32), ())[0])
+        written = both(both(step >= 0, step < limit), both(step < last - first, is_named > 0))
         taken = Where()(written, step, step.constant(0))
         values = Index((0, 2))(x, whose.reshape((sequences, 1)), taken).transpose((0, 2, 1, 3))
         return Where()(written.reshape((sequences, 1, capacity, 1)), values, cache)
@@ -115,7 +146,8 @@ class CacheUpdate(Composite):
         for b in reversed(range(len(rows))):
             count = min(int(ends[b]) - int(starts[b]), x.shape[2])
             if count > 0:
-                made[rows[b], :, starts[b] : starts[b] + count] = x[b, :, :count]
+                slots = (int(starts[b]) + np.arange(count)) % made.shape[2]
+                made[rows[b], :, slots] = x[b, :, :count].swapaxes(0, 1)
         return made
 
     @classmethod
@@ -127,6 +159,7 @@ class CacheUpdate(Composite):
             Sample(cls(), (Arg((3, 2, 6, 4)), Arg((2, 2, 3, 4)), starts, ends, rows)),
             Sample(cls(), (Arg((1, 1, 1, 1)), Arg((1, 1, 1, 1)), zero, one, zero)),
             Sample(cls(), (Arg((1, 2, 3, 2)), Arg((1, 2, 2, 2)), one, one, zero)),
+            Sample(cls(ring=True), (Arg((3, 2, 4, 2)), Arg((2, 2, 3, 2)), *_far(2, 3), rows)),
         )
 
     @classmethod
@@ -142,6 +175,12 @@ class CacheUpdate(Composite):
             BadSample(cls, (cache, x, good, good, short), ShapeError, "are [B]"),
             BadSample(cls, (cache, other, good, good, good), DTypeError, "differ in"),
             BadSample(cls, (cache, x, good, good), ShapeError, "takes cache"),
+            BadSample(
+                lambda: cls(ring=True),
+                (Arg((3, 2, 2, 4)), x, *_far(2, 3), good),
+                ShapeError,
+                "ring",
+            ),
         )
 
 
@@ -155,13 +194,15 @@ class CachedAttention(Composite):
     c tanh(s / c). `sinks` [Hq] adds one more score to each softmax, which has no value. Queries
     from ends[b] on are padding and give zeros. Caches may have another float type than q; weights
     and sums are computed in that of q, at least float32. `rounded` allows operands of products to
-    be rounded to bfloat16, where that is faster.
+    be rounded to bfloat16, where that is faster. Of a `ring`, position p lies at p mod S; it has a
+    window, and S is at least window + T - 1.
     """
 
     scale: float | None = None
     window: int | None = None
     softcap: float | None = None
     rounded: bool = False
+    ring: bool = False
 
     name = "cached_attention"
     operands = ("q", "k", "v", "starts", "ends", "rows", "*sinks")
@@ -196,11 +237,18 @@ class CachedAttention(Composite):
         heads, shared = q.shape[1], k.shape[1]
         if isinstance(heads, int) and isinstance(shared, int) and heads % max(shared, 1):
             raise mismatch()
-        if self.window is not None and self.window < 1:
-            raise self.error(f"has a window of {self.window}", types, "None: no window")
+        self._check_window(types)
         if len(types) == 7:
             self._check_sinks(types)
         return (TensorType(q.dtype, (*q.shape[:3], v.shape[3])),)
+
+    def _check_window(self, types: tuple[TensorType, ...]) -> None:
+        if self.window is not None and self.window < 1:
+            raise self.error(f"has a window of {self.window}", types, "None: no window")
+        if self.ring and self.window is None:
+            raise self.error("a ring without a window", types, "say which keys are seen")
+        if self.ring and self.window is not None:
+            _check_ring(self, types, types[1].shape[2], types[0].shape[2] + (self.window - 1))
 
     def _check_sinks(self, types: tuple[TensorType, ...]) -> None:
         q, sinks = types[0], types[6]
@@ -214,7 +262,7 @@ class CachedAttention(Composite):
         require_equal(sinks.shape[0], q.shape[1], lambda: problem)
 
     def index_ranges(self, types: tuple[TensorType, ...]) -> tuple[IndexRange, ...]:
-        return _ranges(types[1], 3)
+        return _ranges(types[1], 3, self.ring)
 
     def scale_of(self, d: Dim) -> float:
         """What products of queries and keys are multiplied by."""
@@ -227,8 +275,11 @@ class CachedAttention(Composite):
         starts, ends = (x.astype(dt.int32).reshape((batch, 1, 1, 1, 1)) for x in (starts, ends))
         places = _counter(q, time).reshape((1, 1, 1, time, 1)) + starts
         keys = _counter(q, capacity).reshape((1, 1, 1, 1, capacity))
+        if self.ring:  # the last position before `ends` that lies in a slot
+            around = q.apply(Extent(capacity, dt.int32), ())[0]
+            keys = ends - 1 - Mod()(ends - 1 - keys, around)
         # What lies behind the last position may be anything, NaN as well.
-        held = (keys < ends).reshape((batch, 1, capacity, 1))
+        held = LogicalAnd()(keys >= 0, keys < ends).reshape((batch, 1, capacity, 1))
         zero = q.constant(0.0, wide)
         k, v = (Where()(held, Take(0)(x, rows).astype(wide), zero) for x in (k, v))
         queries = (
@@ -239,12 +290,12 @@ class CachedAttention(Composite):
         scores = Matmul(False, True)(queries, k).reshape((batch, shared, group, time, capacity))
         if self.softcap is not None:
             scores = Tanh()(scores * (1 / self.softcap)) * self.softcap
-        seen = keys <= places
+        seen = LogicalAnd()(keys <= places, keys >= 0) if self.ring else keys <= places
         if self.window is not None:
             seen = LogicalAnd()(seen, keys > places - self.window)
         # Padding sees all keys, so that no row of weights is NaN.
         meant = places < ends
-        seen = Where()(meant, seen, keys >= 0)
+        seen = Where()(meant, seen, keys <= keys if self.ring else keys >= 0)
         scores = Where()(seen, scores, scores.constant(-math.inf))
         if sinks:
             column = sinks[0].astype(wide).reshape((1, shared, group, 1, 1))
@@ -271,20 +322,22 @@ class CachedAttention(Composite):
             if count <= 0:
                 continue
             queries = q[b, :, :count].astype(wide).reshape(shared, -1, d)
-            keys, values = (x[row, :, :end].astype(wide) for x in (k, v))
+            held = np.arange(max(end - k.shape[2], 0), end)
+            keys, values = (x[row][:, held % k.shape[2]].astype(wide) for x in (k, v))
             scores = queries @ keys.transpose(0, 2, 1) * wide.type(self.scale_of(d))
-            scores = scores.reshape(heads, count, end)
+            scores = scores.reshape(heads, count, len(held))
             if self.softcap is not None:
                 scores = np.tanh(scores / wide.type(self.softcap)) * wide.type(self.softcap)
             places = first + np.arange(count)[:, None]
-            hidden = np.arange(end) > places
+            hidden = held > places
             if self.window is not None:
-                hidden |= np.arange(end) <= places - self.window
+                hidden |= held <= places - self.window
             scores[:, hidden] = -np.inf
             if sinks:
                 column = np.broadcast_to(sinks[0].astype(wide)[:, None, None], (heads, count, 1))
                 scores = np.concatenate([scores, column], -1)
-            weights = Softmax(2).reference(scores)[..., :end].reshape(shared, -1, end)
+            weights = Softmax(2).reference(scores)[..., : len(held)]
+            weights = weights.reshape(shared, -1, len(held))
             y[b, :, :count] = (weights @ values).reshape(heads, count, e).astype(q.dtype)
         return y
 
@@ -299,6 +352,10 @@ class CachedAttention(Composite):
             Sample(cls(), (q, k, v, starts, ends, rows)),
             Sample(cls(0.3, 2, 1.5), (q, k, v, starts, ends, rows, Arg((4,)))),
             Sample(cls(window=1), (small, small, small, zero, one, zero)),
+            Sample(
+                cls(window=2, ring=True),
+                (q, Arg((3, 2, 4, 4)), Arg((3, 2, 4, 2)), *_far(2, 3), rows),
+            ),
         )
 
     @classmethod
@@ -317,4 +374,10 @@ class CachedAttention(Composite):
             BadSample(cls, (q, k, whole, at, at, at), DTypeError, "caches are"),
             BadSample(lambda: cls(window=0), (q, k, v, at, at, at), ShapeError, "a window of 0"),
             BadSample(cls, (q, k, v), ShapeError, "takes q, k, v"),
+            BadSample(
+                lambda: cls(ring=True), (q, k, v, at, at, at), ShapeError, "without a window"
+            ),
+            BadSample(
+                lambda: cls(window=5, ring=True), (q, k, v, at, at, at), ShapeError, "a ring of 6"
+            ),
         )

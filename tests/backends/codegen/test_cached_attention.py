@@ -124,7 +124,7 @@ def test_scores_beyond_range_do_not_spoil_sums() -> None:
 def test_nothing_is_multiplied_in_parts(target: Target) -> None:
     """Products and sums are vector multiply-adds, whose code the target has."""
     places = (dt.int32,) * 3
-    spec = Spec(dt.float32, dt.bfloat16, 64, 64, 0.125, None, None, None, places, target)
+    spec = Spec(dt.float32, dt.bfloat16, 64, 64, 0.125, None, None, False, None, places, target)
     assert object_code([cached_kernel(spec)], target)
 
 
@@ -197,3 +197,64 @@ def test_few_queries_and_other_processors_are_exact() -> None:
         )
         (exact,) = run(op, arrays, runner_of(target), target=target)
         np.testing.assert_array_equal(got, exact)
+
+
+def in_ring(x: Array, ends: Array, rows: Array, slots: int) -> Array:
+    """What a ring has of sequences that lie in a cache: their last positions, else NaN."""
+    made = np.full((*x.shape[:2], slots, x.shape[3]), np.nan, x.dtype)
+    for end, row in zip(ends, rows, strict=True):
+        held = np.arange(max(end - slots, 0), end)
+        made[row][:, held % slots] = x[row][:, held]
+    return made
+
+
+@pytest.mark.parametrize("target", [AVX2, AVX512], ids=lambda t: t.name)
+def test_rings(target: Target) -> None:
+    """A ring gives what a cache of all positions does, wherever it begins; NaN where nothing is."""
+    rng = np.random.default_rng(5)
+    for turn in range(12):
+        time, group, window = (int(rng.integers(1, n)) for n in (9, 4, 150))
+        slots = window + time - 1 + int(rng.integers(0, 40)) * (turn % 2)
+        starts = rng.integers(0, 600, 2)
+        starts[0] = turn  # before its first turn
+        ends = starts + rng.integers(0, time + 1, 2)
+        rows, far = np.array([1, 0]), 620
+        q = rng.normal(size=(2, 2 * group, time, 24)).astype(np.float32)
+        k, v = (rng.normal(size=(2, 2, far, 24)).astype(np.float32) for _ in "kv")
+        whole = CachedAttention(window=window).reference(q, k, v, starts, ends, rows)
+        kept = [in_ring(x, ends, rows, slots) for x in (k, v)]
+        op = CachedAttention(window=window, ring=True)
+        np.testing.assert_allclose(op.reference(q, *kept, starts, ends, rows), whole, 1e-5, 1e-5)
+        agrees(op, [q, *kept, starts, ends, rows], 2e-5, target=target, runner=runner_of(target))
+
+
+def test_rings_are_written_where_positions_fall() -> None:
+    rng = np.random.default_rng(6)
+    for _ in range(8):
+        slots, time = int(rng.integers(6, 20)), int(rng.integers(1, 7))
+        kept = rng.normal(size=(3, 2, slots, 5)).astype(np.float32)
+        x = rng.normal(size=(2, 2, time, 5)).astype(np.float32)
+        starts = rng.integers(0, 100, 2)
+        ends = starts + rng.integers(0, time + 1, 2)
+        op, arrays = CacheUpdate(ring=True), [kept, x, starts, ends, np.array([2, 0])]
+        for options in ({"in_place": True}, {"runner": interpreted}):
+            (got,) = run(op, arrays, **options)
+            np.testing.assert_array_equal(got, op.reference(*arrays))
+
+
+@pytest.mark.parametrize("window", [None, 3, 37, 150])
+def test_a_query_is_the_same_in_any_company(window: int | None) -> None:
+    """Read alone or with others, in whichever piece of a text: the same bits."""
+    rng = np.random.default_rng(7)
+    q = rng.normal(size=(1, 6, 40, 24)).astype(np.float32)
+    k, v = (rng.normal(size=(1, 2, 400, 24)).astype(np.float32) for _ in "kv")
+    op, rows = CachedAttention(window=window), np.array([0])
+
+    def read(first: int, count: int) -> Array:
+        at = np.array([300 + first])
+        (y,) = run(op, [q[:, :, first : first + count], k, v, at, at + count, rows])
+        return y
+
+    whole = read(0, 40)
+    for first, count in ((0, 1), (7, 1), (3, 8), (13, 20), (39, 1)):
+        assert read(first, count).tobytes() == whole[:, :, first : first + count].tobytes()

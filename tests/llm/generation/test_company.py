@@ -9,6 +9,7 @@ import pytest
 from tests.llm.generation.counting import Counting, answer, expected
 from tests.llm.models.small import llama
 
+from treadle.base.errors import ShapeError
 from treadle.llm.generation.engine import BESIDE, Engine
 from treadle.llm.generation.options import Options
 from treadle.llm.generation.text_stream import TextStream
@@ -108,7 +109,7 @@ def test_nothing_is_left_of_others(small: Model) -> None:
     for kept in (*engine._cache.keys, *engine._cache.values):
         kept._data[...] = np.nan
     for place in engine._places:
-        place.held.clear()
+        place.held.cut(0)
     for asked in [engine.submit([3, 4, 5], options) for _ in range(2)]:
         assert answer(asked) == want
 
@@ -175,3 +176,50 @@ def test_rows_behind_the_vocabulary_are_never_chosen() -> None:
     engine = Engine(Counting(5.0), tokens=50)
     found = answer(engine.submit([5, 7], Options(max_tokens=60, temperature=2.0)))
     assert max(found) < 50 and len(set(found)) > 10
+
+
+@pytest.fixture(scope="module")
+def windowed() -> Model:
+    """Its layers see five tokens."""
+    return build(llama(model_type="mistral", sliding_window=5, max_position_embeddings=2000))
+
+
+def test_windows_far_shorter_than_the_context_are_rings(windowed: Model) -> None:
+    """Every token of a long text, in pieces of any width: as a cache of all positions gives it."""
+    text = [int(t) for t in np.random.default_rng(2).integers(0, 61, 90)]
+    whole, ring = windowed.cache(2, 100, widest=100), windowed.cache(2, 100, widest=8)
+    assert whole.back is None and ring.back == 16
+    assert ring.nbytes * 100 == whole.nbytes * 21
+    want = windowed.step([text] * 2, whole, [0, 0], [90, 90], all=True).numpy()[0]
+    for width in (8, 3):
+        got = []
+        for start in range(0, 90, width):
+            piece = text[start : start + width]
+            padded = [piece + [0] * (width - len(piece))]
+            found = windowed.step(padded, ring, [start], [len(piece)], rows=[1], all=True)
+            got += list(found.numpy()[0, : len(piece)])
+        np.testing.assert_allclose(np.stack(got), want, atol=2e-4)
+    # Back by a few tokens, and what another sequence holds.
+    windowed.share(ring, 1, 0, 0, 80)
+    for row in (0, 1):
+        got = windowed.step([text[80:83]], ring, [80], [3], rows=[row]).numpy()[0]
+        np.testing.assert_allclose(got, want[82], atol=2e-4)
+    with pytest.raises(ShapeError, match="layers with windows keep fewer"):
+        windowed.step([text[:9]], ring, [0], [9], rows=[0])
+
+
+@pytest.mark.parametrize("draft", [False, True])
+def test_rings_in_company(windowed: Model, draft: bool) -> None:
+    """Texts that are longer than rings, beginnings that are shared, places that go back."""
+    length = 1200
+    engine = Engine(windowed, 2, length, draft=windowed if draft else None)
+    assert engine._cache.back == 520
+    rng = np.random.default_rng(3)
+    prefix = [int(t) for t in rng.integers(0, 61, 900)]
+    prompts = [prefix[:n] + [int(t) for t in rng.integers(0, 61, 9)] for n in (900, 890, 40, 700)]
+    options = Options(max_tokens=12, lookup=7)
+    for prompt in [*prompts, prompts[0]]:
+        found = [engine.submit(prompt, options) for _ in range(2)]
+        alone = Engine(windowed, 1, length).submit(prompt, options.changed(lookup=0))
+        want = answer(alone)
+        assert [answer(g) for g in found] == [want, want]

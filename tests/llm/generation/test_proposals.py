@@ -9,8 +9,9 @@ import pytest
 from tests.llm.generation.counting import Counting, answer, expected
 
 from treadle.base.errors import NumericError
-from treadle.llm.generation.drafts import Lookup, filled, shared
+from treadle.llm.generation.drafts import Lookup, filled
 from treadle.llm.generation.engine import Engine
+from treadle.llm.generation.held import Held, shared
 from treadle.llm.generation.options import Options
 
 
@@ -149,4 +150,12 @@ def test_places_of_programs() -> None:
     assert filled([0, 1, 2, 3, 4], 6) == [0, 1, 2, 3, 4, 5]
     assert shared([1, 2, 3], (1, 2, 4)) == 2
     assert shared([], (1,)) == 0
+    held = Held(back=3)
+    held.add([1, 2, 3, 4, 5, 6], more=1)
+    assert [held.kept(n) for n in (3, 4, 0)] == [0, 4, 0]
+    held.cut(5)
+    assert [held.shared([1, 2, 3, 4, 9]), held.shared([1, 2, 3, 9]), len(held)] == [4, 0, 5]
+    held.cut(0)
+    held.add([1, 2])
+    assert held.kept(1) == 1
     assert shared([1, 2, 3], (1, 2)) == 2

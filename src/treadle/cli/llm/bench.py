@@ -41,7 +41,7 @@ def command(
         checkpoint = open_checkpoint(source)
         model = build(checkpoint, dtype.value, None if prompts is None else prompts.value)
     seconds = time.perf_counter() - begun
-    cache = model.cache(1, depth + prompt + generate)
+    cache = model.cache(1, depth + prompt + generate, widest=max(depth, prompt))
     tokens = np.random.default_rng(0).integers(0, model.vocabulary, (1, depth + prompt))
     rates: dict[str, list[float]] = {f"pp{prompt}": [], f"tg{generate}": []}
     with progress("measuring") as shown:

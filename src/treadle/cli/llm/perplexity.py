@@ -40,7 +40,7 @@ def command(
         for i in range(count):
             shown.tell(f"window {i + 1} of {count}")
             piece = np.asarray(tokens[i * window : (i + 1) * window], np.int32)
-            cache = model.model.cache(1, window)
+            cache = model.model.cache(1, window, widest=window)
             logits = model.model.step(piece[None], cache, [0], [window], all=True).numpy()[0]
             half = window // 2
             wanted = piece[half + 1 :]

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from treadle.llm.generation.held import Held
 from treadle.llm.generation.options import Options
 from treadle.llm.generation.sampling import choose
 from treadle.llm.generation.stepping import Stepping
@@ -131,7 +132,7 @@ class Drafter:
         self._model = model
         self._length = min(length, model.context)
         self._cache = model.cache(sequences, self._length)
-        self._held: list[list[int]] = [[] for _ in range(sequences)]
+        self._held = Held.rows(self._cache, sequences)
         self._tokens = min(tokens, model.vocabulary)
 
     def propose(self, asked: Sequence[Asked]) -> list[list[int]]:
@@ -154,7 +155,7 @@ class Drafter:
     def forget(self) -> None:
         """What a step that failed left."""
         for held in self._held:
-            held.clear()
+            held.cut(0)
 
     def _lacking(self, a: Asked, proposed: Sequence[int]) -> list[int]:
         """What of a text and its proposal was not read."""
@@ -166,7 +167,7 @@ class Drafter:
         text, held = a.generation.text, self._held[a.place]
         if len(text) >= self._length or max(text) >= self._model.vocabulary:
             return False
-        del held[min(shared(held, text), len(text) - 1) :]
+        held.cut(held.shared(text[:-1]))
         while len(text) - len(held) > _CAUGHT_UP:
             piece = text[len(held) : min(len(held) + _WIDTHS[-1], len(text) - 1)]
             self._step([(a.place, piece)], next(w for w in _WIDTHS if w >= len(piece)))
@@ -180,7 +181,7 @@ class Drafter:
         starts, counts = np.zeros((2, len(places)), np.int32)
         for i, (place, new) in enumerate(rows):
             tokens[i, : len(new)], starts[i], counts[i] = new, len(self._held[place]), len(new)
-            self._held[place].extend(new)
+            self._held[place].add(new)
         which = None if len(self._held) == 1 else places
         logits = self._model.step(tokens, self._cache, starts, counts, rows=which).numpy()
         return logits[: len(rows), : self._tokens]
@@ -192,11 +193,3 @@ def filled(places: Sequence[int], count: int) -> list[int]:
     used = set(places)
     idle = (i for i in range(count) if i not in used)
     return [*places, *(next(idle) for _ in range(size - len(places)))]
-
-
-def shared(held: Sequence[int], prompt: Sequence[int]) -> int:
-    """How many tokens both begin with."""
-    most = min(len(held), len(prompt))
-    if list(held[:most]) == list(prompt[:most]):
-        return most
-    return next(i for i in range(most) if held[i] != prompt[i])

@@ -18,7 +18,8 @@ from typing import Any, Literal
 import numpy as np
 
 from treadle.base.errors import IndexRangeError, ShapeError
-from treadle.llm.generation.drafts import MOST, STEPS, Drafter, Lookup, Proposer, filled, shared
+from treadle.llm.generation.drafts import MOST, STEPS, Drafter, Lookup, Proposer, filled
+from treadle.llm.generation.held import Held
 from treadle.llm.generation.options import Options
 from treadle.llm.generation.sampling import Choice, choose
 from treadle.llm.generation.stepping import Stepping
@@ -97,7 +98,7 @@ class _Place:
     """A row of the cache, and the tokens that it holds."""
 
     number: int
-    held: list[int] = field(default_factory=list)
+    held: Held
     user: Generation | None = None
 
 
@@ -129,7 +130,8 @@ class Engine:
         self.eos = frozenset(eos)
         self._model = model
         self._cache = model.cache(sequences, self.length, cache_dtype)
-        self._places = [_Place(i) for i in range(sequences)]
+        held = Held.rows(self._cache, sequences)
+        self._places = [_Place(i, h) for i, h in enumerate(held)]
         self._tokens = min(tokens or model.vocabulary, model.vocabulary)
         drafter = None
         if draft is not None:
@@ -199,7 +201,7 @@ class Engine:
         except BaseException:
             # What the cache holds is not known any more: nobody may build on it.
             for place in users:
-                place.held.clear()
+                place.held.cut(0)
                 if place.user is not None:
                     self._end(place.user, "cancelled")
             self._proposer.forget()
@@ -212,24 +214,23 @@ class Engine:
             if not free:
                 return
             generation = self._waiting.popleft()
-            place = max(free, key=lambda p: (shared(p.held, generation.prompt), -len(p.held)))
             # The last token is read in any case: its logits are what is wanted.
-            generation.reused = min(
-                shared(place.held, generation.prompt), len(generation.prompt) - 1
-            )
-            del place.held[generation.reused :]
+            text = generation.prompt[:-1]
+            place = max(free, key=lambda p: (p.held.shared(text), -len(p.held)))
+            generation.reused = place.held.shared(text)
+            place.held.cut(generation.reused)
             place.user, generation.place = generation, place.number
 
     def _read(self, place: _Place, most: int) -> None:
         """The next piece of a prompt; what another place holds of it is copied."""
         generation, start = _asked(place), len(place.held)
         others = [p for p in self._places if p is not place]
-        last = generation.prompted - 1
-        best = max(others, key=lambda p: shared(p.held, generation.text), default=place)
-        there = min(shared(best.held, generation.text), last)
+        text = generation.text[: generation.prompted - 1]
+        best = max(others, key=lambda p: p.held.shared(text), default=place)
+        there = best.held.shared(text)
         if there - start >= COPIED:
             self._model.share(self._cache, best.number, place.number, start, there)
-            place.held.extend(generation.text[start:there])
+            place.held.add(text[start:there])
             generation.reused += there - start
             return
         piece = generation.text[start : min(start + most, generation.prompted)]
@@ -239,7 +240,7 @@ class Engine:
         tokens[0, : len(piece)] = piece
         rows = None if len(self._places) == 1 else [place.number]
         logits = self._model.step(tokens, self._cache, [start], [len(piece)], rows=rows)
-        place.held.extend(piece)
+        place.held.add(piece)
         if not _is_reading(place):
             self._take(place, logits.numpy()[0])
 
@@ -266,7 +267,7 @@ class Engine:
     def _verify(self, place: _Place, proposal: Sequence[int], logits: Any) -> None:
         """Choose tokens as long as what was read is what was chosen."""
         generation = _asked(place)
-        place.held.append(generation.text[-1])
+        place.held.add(generation.text[-1:], more=len(proposal))
         accepted = 0
         for i, row in enumerate(logits[: len(proposal) + 1]):
             length = len(generation.text)
@@ -275,7 +276,7 @@ class Engine:
                 break
             if generation.text[-1] != proposal[i]:
                 break
-            place.held.append(proposal[i])
+            place.held.add(proposal[i : i + 1])
             accepted += 1
         if proposal:
             generation.proposed += len(proposal)
@@ -310,9 +311,9 @@ class Engine:
         """Drop the older half of a text, behind its first tokens; the rest is read again."""
         generation = _asked(place)
         text, kept = generation.text, min(kept, self.length // 2)
+        place.held.cut(place.held.kept(kept))
         generation.text = text[:kept] + text[kept + (len(text) - kept + 1) // 2 :]
         generation.prompted, generation.lookup = len(generation.text), Lookup()
-        del place.held[kept:]
 
     def _end(self, generation: Generation, finish: Finish) -> None:
         if generation.finish:

@@ -25,13 +25,19 @@ class Cache:
     Attributes:
         sequences: that it holds, beside each other.
         length: the most tokens of one sequence.
-        keys, values: for every layer, (sequences, heads, length, features).
+        keys, values: for every layer, (sequences, heads, length, features). Layers with a window
+            that is far shorter are rings: position p lies at p mod their length.
+        widest: tokens of a step at most, as far as rings have room for them.
+        back: how many of the tokens that were ever read of a sequence it may go back by, and be
+            continued from there; None: by all. From its beginning it may always be read anew.
     """
 
     sequences: int
     length: int
     keys: list[Tensor]
     values: list[Tensor]
+    widest: int | None = None
+    back: int | None = None
 
     @property
     def nbytes(self) -> int:
@@ -39,8 +45,21 @@ class Cache:
         return sum(t.size * t.dtype.itemsize for t in (*self.keys, *self.values))
 
 
-def empty_cache(layers: tuple[Attention, ...], sequences: int, length: int, dtype: str) -> Cache:
-    """A cache of zeros, of which the system gives memory as it is written."""
+PROPOSED = 8
+"""Positions of a ring behind the window and a step: tokens that were proposed in vain."""
+
+
+def empty_cache(
+    layers: tuple[Attention, ...], sequences: int, length: int, dtype: str, widest: int
+) -> Cache:
+    """A cache of zeros, of which the system gives memory as it is written.
+
+    Args:
+        layers: what they attend to.
+        sequences, length: there is room for so many of so many tokens.
+        dtype: one of `CACHED`.
+        widest: tokens of a step at most, for which rings have room beside the window.
+    """
     if sequences < 1 or length < 1:
         saw = f"{sequences} sequences of {length} tokens"
         raise ShapeError("cache", "needs a sequence and a token", saw=saw)
@@ -50,11 +69,20 @@ def empty_cache(layers: tuple[Attention, ...], sequences: int, length: int, dtyp
     element = as_dtype(dtype).numpy
 
     def zeros(layer: Attention) -> Tensor:
-        shape = (sequences, layer.kv_heads, length, layer.features)
+        shape = (sequences, layer.kv_heads, slots(layer), layer.features)
         return adopted(np.zeros(shape, element))
 
+    more = widest + PROPOSED
+
+    def slots(layer: Attention) -> int:
+        return length if layer.window is None else min(length, layer.window + more)
+
+    rings = any(slots(layer) < length for layer in layers)
+    keys, values = ([zeros(layer) for layer in layers] for _ in range(2))
     return Cache(
-        sequences, length, [zeros(layer) for layer in layers], [zeros(layer) for layer in layers]
+        *(sequences, length, keys, values),
+        widest=widest if rings else None,
+        back=more if rings else None,
     )
 
 
@@ -69,12 +97,15 @@ def copy_positions(
     target: Tensor,
     given: Tensor,
     ends: Tensor,
+    length: int,
 ) -> None:
     """Copy neighboring positions `given` (time,), as far as `ends` (1,), between sequences (1,)."""
     for kept in (*keys, *values):
-        new = kept[F.expand_dims(source, 1), :, F.expand_dims(given, 0)]
+        ring = kept.shape[2] < length
+        slots = given % kept.shape[2] if ring else F.minimum(given, length - 1)
+        new = kept[F.expand_dims(source, 1), :, F.expand_dims(slots, 0)]
         new = F.transpose(new, (0, 2, 1, 3))
-        kept[...] = F.cache_update(kept, new, given[:1], ends, target)
+        kept[...] = F.cache_update(kept, new, given[:1], ends, target, ring=ring)
 
 
 @dataclass(frozen=True)
@@ -85,23 +116,27 @@ class Places:
         rows: int32 (batch,), the sequences of the cache; None: all, in order.
         starts, ends: int32 (batch,), tokens of the sequences before and with this call.
         positions: int32 (batch, time), of the tokens in their sequences, of padding beyond `ends`.
+        length: of the cache; layers with less room are rings.
     """
 
     rows: Tensor | None
     starts: Tensor
     ends: Tensor
     positions: Tensor
+    length: int
 
 
-def places(starts: Tensor, counts: Tensor, rows: Tensor | None, time: int) -> Places:
+def places(starts: Tensor, counts: Tensor, rows: Tensor | None, time: int, length: int) -> Places:
     """Of `time` tokens from `starts` on, of which `counts` are meant."""
     steps = F.reshape(Tensor(np.arange(time, dtype=np.int32)), (1, -1))
-    return Places(rows, starts, starts + counts, F.expand_dims(starts, 1) + steps)
+    return Places(rows, starts, starts + counts, F.expand_dims(starts, 1) + steps, length)
 
 
 def write(kept: Tensor, new: Tensor, at: Places) -> None:
     """Put `new` (batch, heads, time, features) into the cache."""
-    kept[...] = F.cache_update(kept, new.astype(kept.dtype), at.starts, at.ends, at.rows)
+    kept[...] = F.cache_update(
+        kept, new.astype(kept.dtype), at.starts, at.ends, at.rows, ring=kept.shape[2] < at.length
+    )
 
 
 @dataclass(frozen=True)
@@ -156,4 +191,5 @@ def attend(
         softcap=layer.softcap,
         rounded=rounded,
         sinks=sinks,
+        ring=keys.shape[2] < at.length,
     )

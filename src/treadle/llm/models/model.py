@@ -38,13 +38,18 @@ class Model:
         self._programs: dict[tuple[int, ...], Callable[..., Tensor]] = {}
         self._copies = jit.compile(copy_positions)
 
-    def cache(self, sequences: int, length: int, dtype: str | None = None) -> Cache:
+    def cache(
+        self, sequences: int, length: int, dtype: str | None = None, widest: int = 512
+    ) -> Cache:
         """Room for keys and values, which takes memory as it is filled.
+
+        Layers with a window have room for that and a step, not for the whole length.
 
         Args:
             sequences: how many there is room for.
             length: tokens of each.
             dtype: the element type they are kept in; None: that which the model computes in.
+            widest: tokens of a step at most, where there are such layers.
 
         Raises:
             ShapeError: more tokens than the model was made for.
@@ -57,7 +62,7 @@ class Model:
                 saw=f"{length} tokens, the model has {self.context}",
             )
         layers = tuple(layer.attention for layer in self.stack.declared.layers)
-        return empty_cache(layers, sequences, length, dtype or self._dtype)
+        return empty_cache(layers, sequences, length, dtype or self._dtype, widest)
 
     def step(
         self,
@@ -105,6 +110,7 @@ class Model:
             None if which is None else Tensor(which),
             cache.keys,
             cache.values,
+            cache.length,
             all,
         )
 
@@ -122,10 +128,11 @@ class Model:
             saw = f"{source} to {target} of {cache.sequences} sequences"
             raise IndexRangeError("share", "these are not two sequences of the cache", saw=saw)
         one, other = (Tensor(np.array([i], np.int32)) for i in (source, target))
-        for first in range(begin, end, COPIED):
-            given = np.minimum(np.arange(first, first + COPIED, dtype=np.int32), cache.length - 1)
-            ends = np.array([min(first + COPIED, end)], np.int32)
-            self._copies(cache.keys, cache.values, one, other, Tensor(given), Tensor(ends))
+        count = min(COPIED, *(kept.shape[2] for kept in cache.keys))
+        for first in range(begin, end, count):
+            given = Tensor(np.arange(first, first + count, dtype=np.int32))
+            ends = Tensor(np.array([min(first + count, end)], np.int32))
+            self._copies(cache.keys, cache.values, one, other, given, ends, cache.length)
 
     def _step(
         self,
@@ -135,10 +142,11 @@ class Model:
         rows: Tensor | None,
         keys: list[Tensor],
         values: list[Tensor],
+        length: int,
         all: bool,
     ) -> Tensor:
         batch, time = tokens.shape[:2]
-        at = places(starts, counts, rows, time)
+        at = places(starts, counts, rows, time, length)
         x = self.stack.hidden(tokens, keys, values, at)
         if not all:
             last = F.maximum(counts - 1, 0)
@@ -156,6 +164,10 @@ def _check(
     if tokens.ndim != 2 or not tokens.size:
         raise ShapeError("step", "tokens are (batch, time)", saw=f"shape {tokens.shape}")
     batch, time = tokens.shape
+    if cache.widest is not None and time > cache.widest:
+        hint = "read them in pieces, or make the cache with widest=..."
+        saw = f"{time} tokens, room for {cache.widest}"
+        raise ShapeError("step", "layers with windows keep fewer", saw=saw, hint=hint)
     for name, x in (("starts", starts), ("counts", counts), ("rows", rows)):
         if x is not None and x.shape != (batch,):
             raise ShapeError(

@@ -25,6 +25,7 @@ from treadle.backends.codegen.kernel.ir import Kernel, Value, pointer, size
 from treadle.backends.codegen.target import Target
 from treadle.base import dtype as dt
 from treadle.base.dtype import DType
+from treadle.ops.cache import MOST_POSITIONS
 from treadle.ops.precision import compute_type
 
 BLOCK = 128
@@ -40,7 +41,7 @@ class Spec:
     Attributes:
         dtype, kept: element types of queries and results, and of the cache.
         d, e: features of keys and of values.
-        scale, window, softcap: of the op, with the scale known.
+        scale, window, softcap, ring: of the op, with the scale known.
         sinks: their element type, if there are any.
         places: element types of starts, ends and rows.
         target: for whom.
@@ -53,6 +54,7 @@ class Spec:
     scale: float
     window: int | None
     softcap: float | None
+    ring: bool
     sinks: DType | None
     places: tuple[DType, ...]
     target: Target
@@ -98,10 +100,22 @@ class _Scratch:
 
 @dataclass(frozen=True, slots=True)
 class _Keys:
-    """One head of a cache: keys and values, and the item's first query and result."""
+    """One head of a cache: keys and values; of a ring, what lies in its first slot, and its size.
+
+    No tile sees positions from before `base` or beyond two turns of the ring.
+    """
 
     k: Value
     v: Value
+    base: Value | None = None
+    slots: Value | None = None
+
+    def slot(self, b: Builder, position: Value) -> Value:
+        """Where a position lies."""
+        if self.base is None or self.slots is None:
+            return position
+        at = b.sub(position, self.base)
+        return b.select(b.compare("lt", at, self.slots), at, b.sub(at, self.slots))
 
 
 class _Cached:
@@ -143,7 +157,8 @@ class _Cached:
         """Some rows of one head of keys; a row is (step, head of the group), the head fastest."""
         chunk, entry = b.rem(item, self.chunks), b.div(item, self.chunks)
         head, row = b.rem(entry, self.shared), b.div(entry, self.shared)
-        start, end = (bounded(b, b.load(p, row), self.capacity) for p in self.places[:2])
+        most = MOST_POSITIONS if self.s.ring else self.capacity
+        start, end = (bounded(b, b.load(p, row), most) for p in self.places[:2])
         sequence = bounded(b, b.load(self.places[2], row), b.sub(self.sequences, 1))
         count = b.max(b.min(b.sub(end, start), self.time), 0)
         first = b.mul(chunk, ROWS)
@@ -173,7 +188,7 @@ class _Cached:
                 self.prepare(b, scratch, r, place(real), b.add(start, step), b.add(sink, member))
 
             b.loop(0, tiles, 1, prepare)
-            lowest = b.cast(b.load(scratch.begins, 0), dt.int64)
+            lowest = self.aligned(b, b.cast(b.load(scratch.begins, 0), dt.int64), BLOCK)
             most = b.cast(b.load(scratch.ends, last), dt.int64)
 
             def block(begin: Value) -> None:
@@ -219,21 +234,34 @@ class _Cached:
         s = self.s
         least = b.cast(b.load(scratch.begins, r), dt.int64)
         most = b.cast(b.load(scratch.ends, b.add(r, s.tile - 1)), dt.int64)
-        begin, stop = b.max(begin, least), b.min(stop, most)
+        begin, stop = b.max(begin, self.aligned(b, least, s.together)), b.min(stop, most)
+        if s.ring:
+            base = b.mul(b.div(least, self.capacity), self.capacity)
+            keys = _Keys(keys.k, keys.v, base, self.capacity)
 
         def work() -> None:
-            largest = self.score(b, scratch, keys, r, begin, stop)
+            largest = self.score(b, scratch, keys, r, (begin, stop), least)
             factors = self.weigh(b, scratch, r, largest, b.sub(stop, begin))
             for column in range(0, self.e_pitch, s.columns * s.lanes):
-                self.average(b, scratch, keys, r, (begin, stop), column, factors)
+                self.average(b, scratch, keys, r, (begin, stop), least, column, factors)
 
         b.branch(b.compare("lt", begin, stop), work)
 
+    def aligned(self, b: Builder, position: Value, step: int) -> Value:
+        """Where blocks or vectors of keys begin: a query's sums are the same in any company."""
+        return position if self.s.window is None else b.mul(b.div(position, step), step)
+
     def score(
-        self, b: Builder, scratch: _Scratch, keys: _Keys, r: Value, begin: Value, stop: Value
+        self,
+        b: Builder,
+        scratch: _Scratch,
+        keys: _Keys,
+        r: Value,
+        span: tuple[Value, Value],
+        least: Value,
     ) -> Value:
         """Scores, in units of log 2, in scratch; their largest, by lane."""
-        s = self.s
+        s, (begin, stop) = self.s, span
         limits = [self.per_lane(b, x, r) for x in (scratch.begins, scratch.ends)]
         # What a last vector holds behind the block counts with the next one.
         limits[1] = b.min(limits[1], b.splat(b.cast(stop, self.number), s.lanes))
@@ -243,9 +271,10 @@ class _Cached:
         last = b.sub(stop, 1)
 
         def turn(key: Value, largest: Value) -> tuple[Value, ...]:
-            lines = [
-                b.offset(keys.k, b.mul(b.min(b.add(key, i), last), s.d)) for i in range(s.together)
-            ]
+            places = [b.min(b.add(key, i), last) for i in range(s.together)]
+            if s.window is not None:
+                places = [b.max(p, least) for p in places]
+            lines = [b.offset(keys.k, b.mul(keys.slot(b, p), s.d)) for p in places]
             found = sum_lanes(b, self.products(b, queries, lines))
             if s.softcap is not None:
                 found = b.mul(tanh(b, found), s.softcap * LOG2_E)
@@ -320,6 +349,7 @@ class _Cached:
         keys: _Keys,
         r: Value,
         span: tuple[Value, Value],
+        least: Value,
         first: int,
         factors: list[Value],
     ) -> None:
@@ -337,7 +367,7 @@ class _Cached:
         ]
 
         def turn(key: Value, *sums: Value) -> tuple[Value, ...]:
-            line = b.offset(keys.v, b.mul(key, s.e))
+            line = b.offset(keys.v, b.mul(keys.slot(b, key), s.e))
             values = [
                 b.cast(b.load(line, c, s.lanes, _tail(b, s, s.e, c)), s.compute) for c in columns
             ]
@@ -349,7 +379,8 @@ class _Cached:
                 found += [b.fma(weight, v, t) for v, t in zip(values, mine, strict=True)]
             return tuple(found)
 
-        sums = list(b.loop(begin, stop, 1, turn, sums))
+        read = begin if s.window is None else b.max(begin, least)
+        sums = list(b.loop(read, stop, 1, turn, sums))
         for (row, column), value in zip(places, sums, strict=True):
             b.store(row, column, value, aligned=True)
 

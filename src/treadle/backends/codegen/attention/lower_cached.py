@@ -40,6 +40,7 @@ def lower_cached_attention(
         op.scale_of(d),
         op.window,
         op.softcap,
+        op.ring,
         places[3].dtype if len(places) > 3 else None,
         tuple(t.dtype for t in places[:3]),
         target,
@@ -54,7 +55,7 @@ def lower_cached_attention(
     flops = q.shape[0] * heads * time * keys * (int(d) + int(e))
     nbytes = q.shape[0] * shared * keys * (int(d) + int(e)) * k.dtype.itemsize // 2
     items = q.shape[0] * shared * chunks
-    if op.rounded and estimate(group * time) >= ROWS and pairs.takes(spec):
+    if op.rounded and not op.ring and estimate(group * time) >= ROWS and pairs.takes(spec):
         return _in_pairs(spec, types, (group, time, chunks), items, flops)
     serial = items == 1 if isinstance(items, int) else False
     serial = serial or estimate(flops) < SERIAL_FLOPS
