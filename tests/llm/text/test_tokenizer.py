@@ -70,6 +70,12 @@ def test_bytes_come_back(pre, text):
         ("smollm", "It|'s| |1|2|3|4| x|!|  | y|\n|\n|日本語"),
         ("deepseek-coder", "It|'|s| |1|2|3|4| x|!|  | y|\n|\n|日本語"),
         ("deepseek-v3", "It|'s| |123|4| x|!|  | y|\n\n|日本語"),
+        ("deepseek-llm", "It|'|s| |1234| x|!|  | y|\n|\n|日本語"),
+        ("deepseek-llm", "Ü|nder|_|score| Ω|mega|\uff01| |ⱥ|աꞑ «|x"),
+        ("falcon", "It|'|s| |123|4| x|!|  | y|\n|\n|日本語"),
+        ("falcon", "a| |`$+|b| 12| |+|c"),
+        ("default", "It|'|s| |123|4| x|!|  | y|\n|\n|日本語"),
+        ("default", "a| `|$+|b| |12| |+|c"),
     ],
 )
 def test_where_text_is_split(pre, pieces):

@@ -30,6 +30,22 @@ _CODER = (
     r"\s?\p{P}+",
     rf"[{_EAST}\x{{800}}-\x{{4e00}}\x{{ac00}}-\x{{d7ff}}]+",
 )
+# Letters with cases of Unicode's first versions.
+_CASED = (
+    r"(?:(?![\x{560}-\x{588}\x{10c7}-\x{10ff}\x{1c80}-\x{1c88}\x{2d00}-\x{2d2d}\x{a790}-\x{ab6f}"
+    r"\x{10570}-\x{105bc}\x{16e40}-\x{1df1e}])[\p{Lu}\p{Ll}\p{Lt}])"
+)
+_DEEPSEEK = (
+    r"[\r\n]",
+    rf"\s?{_CASED}+",
+    r"\s?[!-/:-~\x{ff01}-\x{ff0f}\x{ff1a}-\x{ff5e}\x{2018}-\x{201f}\x{3000}-\x{3002}]+",
+    r"\s+$",
+    _CODER[-1],
+    r"\p{N}+",
+)
+_SIGNS = r"\p{P}\$\+<=>\^~\|"
+_FALCON = (rf"[{_SIGNS}`]+", _GPT2, r"[0-9][0-9][0-9]")
+_DEFAULT = (rf"[{_SIGNS}]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]")
 _DEEPSEEK3 = (
     r"\p{N}{1,3}",
     rf"[{_EAST}\x{{3040}}-\x{{309f}}\x{{30a0}}-\x{{30ff}}]+",
@@ -44,6 +60,9 @@ PATTERNS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone"), _DIGITS),
     "deepseek-coder": (*_CODER, r"\p{N}"),
     "deepseek-v3": _DEEPSEEK3,
+    "deepseek-llm": _DEEPSEEK,
+    "falcon": _FALCON,
+    "default": _DEFAULT,
     "tekken": (_cased("") + r"\p{N}|" + _SLASHES,),
     "gpt-4o": (_cased(f"{_SHORT}?") + r"\p{N}{1,3}|" + _SLASHES,),
 }
