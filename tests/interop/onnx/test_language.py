@@ -91,6 +91,36 @@ def test_grouped_attention(past: int, more: dict[str, Any]) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "more", [{}, {"softcap": 2.0, "scale": 0.2}, {"local_window_size": 3}, {"do_rotary": 1}]
+)
+def test_grouped_attention_whose_lengths_are_data(more: dict[str, Any]) -> None:
+    """One program for every length: caches have room, lengths are inputs."""
+    angles = _angles(16, 8) if "do_rotary" in more else []
+    models: dict[int, Any] = {}
+    for length, ends in ((4, (3, 3)), (4, (3, 1)), (1, (4, 7)), (1, (0, 0))):
+        rows = [numbers(2, length, heads * 16, seed=heads) for heads in (4, 2, 2)]
+        caches = [numbers(2, 2, 9, 16, seed=i) for i in (3, 4)]
+        total = np.array(max(ends) + 1, np.int32)
+        given = (*rows, *caches, np.array(ends, np.int32), total, *angles)
+        inputs = {f"x{i}": each for i, each in enumerate(given)}
+        names = ["y0", "y1", "y2"]
+        node = helper.make_node(
+            "GroupQueryAttention", list(inputs), names, domain=RUNTIME, **ATTENTION, **more
+        )
+        expected = by_runtime(single(node, inputs, 21), inputs)
+        results = dict(zip(names, expected, strict=True))
+        run = models.setdefault(length, single(node, inputs, 21, results, frozenset()))
+        found = by_treadle(run, inputs, "compiled")
+        for text, end in enumerate(ends):
+            count = length if max(ends) >= length else end + 1
+            count = min(count, end + 1)
+            np.testing.assert_allclose(found[0][text, :count], expected[0][text, :count], atol=1e-5)
+            for mine, other in zip(found[1:], expected[1:], strict=True):
+                seen = slice(0, end + 1)
+                np.testing.assert_allclose(mine[text, :, seen], other[text, :, seen], atol=1e-6)
+
+
 def test_grouped_attention_to_packed_rows() -> None:
     rows = numbers(1, 3, (4 + 2 + 2) * 16)
     empty = np.zeros((1, 2, 0, 16), np.float32)

@@ -114,6 +114,20 @@ def concrete(value: Value, node: Node, what: str) -> Array:
         raise node.refuse(problem, hint) from error
 
 
+def is_concrete(value: Value) -> bool:
+    """Whether `concrete` gives an array: no program that is being captured computes the value."""
+    if type(value) is ArrayOperand:
+        return True
+    read = getattr(value, "numpy", None)
+    if read is None:
+        return False
+    try:
+        read()
+    except TraceError:
+        return False
+    return True
+
+
 def dtype_of(value: Value) -> DType:
     """Element type of an operand."""
     found: DType = value.type.dtype

@@ -188,7 +188,7 @@ class _Cached:
                 self.prepare(b, scratch, r, place(real), b.add(start, step), b.add(sink, member))
 
             b.loop(0, tiles, 1, prepare)
-            lowest = self.aligned(b, b.cast(b.load(scratch.begins, 0), dt.int64), BLOCK)
+            lowest = _aligned(b, self.s, b.cast(b.load(scratch.begins, 0), dt.int64), BLOCK)
             most = b.cast(b.load(scratch.ends, last), dt.int64)
 
             def block(begin: Value) -> None:
@@ -196,7 +196,7 @@ class _Cached:
                 b.loop(0, tiles, self.s.tile, lambda r: self.tile(b, scratch, keys, r, begin, stop))
 
             b.loop(lowest, most, BLOCK, block)
-            b.loop(0, meant, 1, lambda r: self.finish(b, scratch, r, place(r)))
+            b.loop(0, meant, 1, lambda r: _finish(b, self.s, self.y, scratch, r, place(r)))
 
         b.branch(b.compare("lt", 0, meant), work)
 
@@ -234,7 +234,7 @@ class _Cached:
         s = self.s
         least = b.cast(b.load(scratch.begins, r), dt.int64)
         most = b.cast(b.load(scratch.ends, b.add(r, s.tile - 1)), dt.int64)
-        begin, stop = b.max(begin, self.aligned(b, least, s.together)), b.min(stop, most)
+        begin, stop = b.max(begin, _aligned(b, self.s, least, s.together)), b.min(stop, most)
         if s.ring:
             base = b.mul(b.div(least, self.capacity), self.capacity)
             keys = _Keys(keys.k, keys.v, base, self.capacity)
@@ -247,10 +247,6 @@ class _Cached:
 
         b.branch(b.compare("lt", begin, stop), work)
 
-    def aligned(self, b: Builder, position: Value, step: int) -> Value:
-        """Where blocks or vectors of keys begin: a query's sums are the same in any company."""
-        return position if self.s.window is None else b.mul(b.div(position, step), step)
-
     def score(
         self,
         b: Builder,
@@ -262,7 +258,7 @@ class _Cached:
     ) -> Value:
         """Scores, in units of log 2, in scratch; their largest, by lane."""
         s, (begin, stop) = self.s, span
-        limits = [self.per_lane(b, x, r) for x in (scratch.begins, scratch.ends)]
+        limits = [_per_lane(b, s, x, r) for x in (scratch.begins, scratch.ends)]
         # What a last vector holds behind the block counts with the next one.
         limits[1] = b.min(limits[1], b.splat(b.cast(stop, self.number), s.lanes))
         shift = s.tile.bit_length() - 1
@@ -286,11 +282,6 @@ class _Cached:
 
         lowest = b.constant(-math.inf, s.compute, s.lanes)
         return b.loop(begin, stop, s.together, turn, (lowest,))[0]
-
-    def per_lane(self, b: Builder, source: Value, r: Value) -> Value:
-        """Numbers of a tile's rows, for each key that a vector holds."""
-        vector = b.load(source, r, self.s.tile)
-        return b.shuffle(vector, vector, [i % self.s.tile for i in range(self.s.lanes)])
 
     def products(self, b: Builder, queries: list[Value], lines: list[Value]) -> tuple[Value, ...]:
         """Sums by lane of each key times each query, keys outside."""
@@ -316,7 +307,7 @@ class _Cached:
     ) -> list[Value]:
         """Make scores weights, add them to the rows' sums; what earlier results are scaled by."""
         s = self.s
-        before = self.per_lane(b, scratch.largest, r)
+        before = _per_lane(b, s, scratch.largest, r)
         largest = b.max(before, _over_keys(b, s, largest, b.max))
         shift = b.select(
             b.compare("lt", b.abs(largest), math.inf),
@@ -333,7 +324,7 @@ class _Cached:
         zero = b.constant(0.0, s.compute, s.lanes)
         (total,) = b.loop(0, b.mul(count, s.tile), s.lanes, turn, (zero,))
         factor = power_of_two(b, b.sub(before, shift))
-        sums = b.fma(self.per_lane(b, scratch.sums, r), factor, _over_keys(b, s, total, b.add))
+        sums = b.fma(_per_lane(b, s, scratch.sums, r), factor, _over_keys(b, s, total, b.add))
         found = []
         for i in range(s.tile):
             at = b.add(r, i)
@@ -384,15 +375,26 @@ class _Cached:
         for (row, column), value in zip(places, sums, strict=True):
             b.store(row, column, value, aligned=True)
 
-    def finish(self, b: Builder, scratch: _Scratch, r: Value, place: Value) -> None:
-        """A row's result, divided by its sum."""
-        s = self.s
-        inverse = b.div(b.constant(1.0, s.compute), b.load(scratch.sums, r))
-        source = b.offset(scratch.y, b.mul(r, self.e_pitch))
-        line = b.offset(self.y, b.mul(place, s.e))
-        for column in range(0, s.e, s.lanes):
-            value = b.mul(b.load(source, column, s.lanes, aligned=True), inverse)
-            b.store(line, column, b.cast(value, s.dtype), _tail(b, s, s.e, column))
+
+def _aligned(b: Builder, s: Spec, position: Value, step: int) -> Value:
+    """Where blocks or vectors of keys begin: a query's sums are the same in any company."""
+    return position if s.window is None else b.mul(b.div(position, step), step)
+
+
+def _per_lane(b: Builder, s: Spec, source: Value, r: Value) -> Value:
+    """Numbers of a tile's rows, for each key that a vector holds."""
+    vector = b.load(source, r, s.tile)
+    return b.shuffle(vector, vector, [i % s.tile for i in range(s.lanes)])
+
+
+def _finish(b: Builder, s: Spec, y: Value, scratch: _Scratch, r: Value, place: Value) -> None:
+    """A row's result, divided by its sum."""
+    inverse = b.div(b.constant(1.0, s.compute), b.load(scratch.sums, r))
+    source = b.offset(scratch.y, b.mul(r, round_up(s.e, s.lanes)))
+    line = b.offset(y, b.mul(place, s.e))
+    for column in range(0, s.e, s.lanes):
+        value = b.mul(b.load(source, column, s.lanes, aligned=True), inverse)
+        b.store(line, column, b.cast(value, s.dtype), _tail(b, s, s.e, column))
 
 
 def _tail(b: Builder, s: Spec, width: int, column: int) -> Value | None:

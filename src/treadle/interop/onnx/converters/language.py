@@ -12,16 +12,14 @@ from treadle.base import dtype as dt
 from treadle.base.blocks.bits import unpack
 from treadle.interop.onnx.converters.quantized_ops import RUNTIME
 from treadle.interop.onnx.converters.shapes import extents, joined, part, reshaped
-from treadle.interop.onnx.nodes import Node, Value, concrete, dtype_of
+from treadle.interop.onnx.nodes import Node, Value, concrete, dtype_of, is_concrete
 from treadle.interop.onnx.registry import converts
-from treadle.ops import unary
+from treadle.ops.cache import CachedAttention, CacheUpdate
 from treadle.ops.gather import Take
+from treadle.ops.logic import Equal
 from treadle.ops.matmul import Matmul
 from treadle.ops.movement import Transpose
 from treadle.ops.select import Where
-from treadle.ops.softmax import Softmax
-
-_LEAST = float(np.finfo(np.float32).min)
 
 
 @converts("MatMulNBits", domain=RUNTIME)
@@ -141,31 +139,51 @@ def _grouped(
 ) -> tuple[Value, ...]:
     """Attention of several heads of queries to one of keys, with caches [batch, heads, room, size].
 
-    `lengths` are those with the new tokens, less 1. They, and `total`, decide which keys are seen
-    and must be known when the model is converted: run the model eagerly, or make them constants.
+    `lengths` are those with the new tokens, less 1, and may be known when the model runs. Then the
+    caches that are given have room for all tokens, and what fills short texts is written nowhere.
     """
-    if any(each is not None for each in rest) or node.attr("smooth_softmax", 0) > 0:
-        raise node.refuse("given positions, biases and sinks are not converted")
+    given = [*rest, None, None, None][:3]
+    if given[0] is not None or given[1] is not None or node.attr("smooth_softmax", 0) > 0:
+        raise node.refuse("given positions and biases, and smooth softmax, are not converted")
+    sinks = [] if given[2] is None else [given[2]]
     heads, groups = int(node.attributes["num_heads"]), int(node.attributes["kv_num_heads"])
     if k is None:
         size = extents(q)[2] // (heads + 2 * groups)
         bounds = (0, heads * size, (heads + groups) * size, (heads + 2 * groups) * size)
         q, k, v = (part(q, 2, a, b) for a, b in pairwise(bounds))
-    length = extents(q)[1]
-    ends: Any = concrete(lengths, node, "seqlens_k").reshape(-1).astype(int) + 1
-    most = int(concrete(total, node, "total_sequence_length").reshape(-1)[0])
-    # A first call has all tokens, those that fill short texts included.
-    starts = np.zeros_like(ends) if most == length else ends - length
-    room = max(most, extents(past_k)[2])
-    if starts.min() < 0 or starts.max() + length > room:
-        raise node.refuse(f"texts of {ends.tolist()} tokens do not fit caches of {room}")
+    (batch, length, _), there = extents(q), extents(past_k)[2]
     q, k, v = (_apart(t, n) for t, n in ((q, heads), (k, groups), (v, groups)))
+    fixed = is_concrete(lengths) and is_concrete(total)
+    if fixed:
+        last: Any = concrete(lengths, node, "seqlens_k").reshape(-1).astype(int) + 1
+        most = int(concrete(total, node, "total_sequence_length").reshape(-1)[0])
+        # A first call has all tokens, those that fill short texts included.
+        first = np.zeros_like(last) if most == length else last - length
+        room = max(most, there)
+        if first.min() < 0 or first.max() + length > room:
+            raise node.refuse(f"texts of {last.tolist()} tokens do not fit caches of {room}")
+        starts, ends = (q.constant(x, dt.int32) for x in (first, first + length))
+    else:
+        if there < length:
+            raise node.refuse("lengths that a program computes need caches with room for all")
+        ends = reshaped(lengths.astype(dt.int32), (batch,)) + 1
+        begins = Equal()(reshaped(total.astype(dt.int32), (1,)), ends.constant(length))
+        starts = Where()(begins, ends.constant(0), ends - length)
     if node.attr("do_rotary", 0):
-        places = q.constant(starts[:, None] + np.arange(length), dt.int32)
+        steps = q.constant(np.arange(length)[None], dt.int32)
+        places = reshaped(starts, (batch, 1)) + steps
         turn = bool(node.attr("rotary_interleaved", 0))
         q, k = (_turned(node, t, places, cos, sin, turn) for t in (q, k))
-    k, v = _placed(past_k, k, starts, room), _placed(past_v, v, starts, room)
-    return _attended(node, q, k, v, starts), k, v
+    at = (starts, ends, q.constant(np.arange(batch), dt.int32))
+    if fixed:
+        k, v = _placed(past_k, k, first, room), _placed(past_v, v, first, room)
+    else:
+        k, v = CacheUpdate()(past_k, k, *at), CacheUpdate()(past_v, v, *at)
+    window, cap = int(node.attr("local_window_size", -1)), float(node.attr("softcap", 0.0))
+    scale = float(node.attr("scale", 0.0)) or None
+    attend = CachedAttention(scale, window if window > 0 else None, cap or None)
+    made = Transpose((0, 2, 1, 3))(attend(q, k, v, *at, *sinks))
+    return reshaped(made, (batch, length, heads * extents(v)[3])), k, v
 
 
 def _apart(x: Value, heads: int) -> Value:
@@ -190,22 +208,3 @@ def _placed(past: Value, new: Value, starts: Any, room: int) -> Value:
             parts.append(new.constant(np.zeros((1, heads, left, size)), dtype_of(new)))
         rows.append(joined(parts, 2) if len(parts) > 1 else parts[0])
     return joined(rows, 0) if batch > 1 else rows[0]
-
-
-def _attended(node: Node, q: Value, k: Value, v: Value, starts: Any) -> Value:
-    """[batch, length, heads · size]; queries see keys up to their own position."""
-    batch, heads, length, size = extents(q)
-    _, groups, room, _ = extents(k)
-    grouped = reshaped(q, (batch, groups, heads // groups * length, size))
-    scale = node.attr("scale", 0.0) or float(size) ** -0.5
-    scores = Matmul(False, True)(grouped, k) * scale
-    cap = float(node.attr("softcap", 0.0))
-    scores = unary.Tanh()(scores * (1 / cap)) * cap if cap else scores
-    at = (starts[:, None] + np.arange(length))[..., None]
-    keys = np.arange(room)
-    window = int(node.attr("local_window_size", -1))
-    seen = (keys <= at) & ((keys > at - window) if window > 0 else True)
-    seen = np.tile(seen, (1, heads // groups, 1))[:, None]
-    scores = Where()(scores.constant(seen, dt.bool_), scores, scores.constant(_LEAST))
-    made = reshaped(Matmul()(Softmax(3)(scores), v), (batch, heads, length, size))
-    return reshaped(Transpose((0, 2, 1, 3))(made), (batch, length, heads * size))
