@@ -8,13 +8,16 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
+from tests.llm.saved import bytes_tokenizer
 from tests.serve.running import Running, ask, running_application
 
 from treadle.base.errors import CheckpointError
 from treadle.llm.generation import Engine, Options
+from treadle.llm.generation.forms import Form, Forms
+from treadle.llm.text import Tokenizer
 from treadle.llm.vectors import TextEmbedder
 from treadle.serve.access import Access
 from treadle.serve.limits import Limits
@@ -28,6 +31,8 @@ SAYS = {
     "weather?": '<tool_call>\n{"name": "weather", "arguments": {"city": "Köln"}}\n</tool_call>',
     "both?": 'Yes. <tool_call>{"name": "weather", "arguments": {"city": "Oslo"}}</tool_call>',
     "list?": '[{"name": "weather", "arguments": {"city": "A"}}, {"name": "weather"}]',
+    "city?": '{"city": "Wien", "people": 2000000} and so on',
+    "loop?": '{"city": "Wien"' + " " * 4000,
     "json?": '{"not": "a call"}',
     "long?": "word " * 100_000,
 }
@@ -44,6 +49,9 @@ class Bytes:
 
     def stream(self) -> BytesStream:
         return BytesStream()
+
+    def as_json(self) -> str:
+        return str(bytes_tokenizer("<end>").to_str())
 
 
 class BytesStream:
@@ -123,6 +131,10 @@ class Small:
         self.scripted = Scripted()
         self.engine = Engine(self.scripted, sequences, length, [END])
         self.tokenizer = Bytes()
+        self.forms = Forms(cast("Tokenizer", self.tokenizer), Scripted.vocabulary, [END])
+
+    def form(self, *, schema: Any = None) -> Form | None:
+        return self.forms.form("schema", schema)
 
     def conversation(self, messages: Any, tools: Any = None, /) -> list[int]:
         if messages[-1]["role"] == "tool" and not tools:

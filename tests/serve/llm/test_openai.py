@@ -109,6 +109,29 @@ def test_tools(client: Any) -> None:
     assert "tool:rain" in found.choices[0].message.content
 
 
+def test_answers_of_a_class(client: Any) -> None:
+    pydantic = pytest.importorskip("pydantic")
+    kind = pydantic.create_model("City", city=(str, ...), people=(int, ...))
+    found = client.chat.completions.parse(**asked(":city?"), response_format=kind)
+    parsed = found.choices[0].message.parsed
+    assert (parsed.city, parsed.people) == ("Wien", 2000000)
+    found = client.chat.completions.create(
+        **asked(":json?"), response_format={"type": "json_object"}
+    )
+    assert json.loads(found.choices[0].message.content) == {"not": "a call"}
+
+
+@pytest.mark.parametrize(
+    "choice", ["required", {"type": "function", "function": {"name": "weather"}}]
+)
+def test_calls_that_are_demanded(client: Any, choice: Any) -> None:
+    more = {"tools": [WEATHER], "tool_choice": choice, "temperature": 1, "seed": 4}
+    found = client.chat.completions.create(**asked("capital?"), **more, max_tokens=2000)
+    (call,) = found.choices[0].message.tool_calls
+    assert call.function.name == "weather"
+    assert isinstance(json.loads(call.function.arguments)["city"], str)
+
+
 def test_logprobs(client: Any) -> None:
     found = client.chat.completions.create(
         **asked("capital?"), logprobs=True, top_logprobs=3, max_completion_tokens=2
@@ -191,7 +214,7 @@ def test_too_many_requests_and_failures(openai: Any) -> None:
         model.scripted.gate.clear()
         waits = threading.Thread(target=lambda: client.chat.completions.create(**asked("capital?")))
         waits.start()
-        _until(lambda: "treadle_in_flight 1.0" in ask_metrics(server.port))
+        _until(lambda: "treadle_in_flight 2.0" in ask_metrics(server.port))
         with pytest.raises(openai.RateLimitError):
             client.chat.completions.create(**asked("capital?"))
         model.scripted.gate.set()

@@ -16,6 +16,18 @@ def port() -> Iterator[int]:
         yield server.port
 
 
+FORMAT = "response_format.json_schema.schema"
+
+
+def schema(content: Any) -> dict[str, Any]:
+    given = {"name": "given", "schema": content}
+    return {"response_format": {"type": "json_schema", "json_schema": given}}
+
+
+def tool(name: str, parameters: Any = None) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+
 CHAT = [
     ({"temperature": -1}, "temperature", "0 to 100"),
     ({"temperature": "hot"}, "temperature", "a number"),
@@ -41,9 +53,27 @@ CHAT = [
     ({"logprobs": 1}, "logprobs", "true or false"),
     ({"stream": "yes"}, "stream", "true or false"),
     ({"stream_options": 1}, "stream_options", "an object"),
-    ({"response_format": {"type": "json_object"}}, "response_format", "not there"),
+    ({"response_format": "json"}, "response_format.type", "json_object"),
+    ({"response_format": {"type": "xml"}}, "response_format.type", "json_object"),
+    ({"response_format": [1]}, "response_format.type", "json_object"),
+    ({"response_format": {"type": "json_schema"}}, FORMAT, "an object"),
+    ({"response_format": {"type": "json_schema", "json_schema": {"name": "a"}}}, FORMAT, "null"),
+    (schema({"type": "nothing"}), "response_format", "Invalid type"),
+    (schema({"enum": []}), "response_format", "cannot be followed"),
+    (schema({"$ref": "http://example.org/a.json"}), "response_format", "not present"),
+    (schema({"type": "string", "pattern": "("}), "response_format", "cannot be followed"),
+    (schema({"const": "x" * 300_000}), "response_format", "too long"),
+    (schema({"const": "\ud800"}), "response_format", "cannot be followed"),
     ({"tools": [{"type": "retrieval"}]}, "tools", "no function"),
-    ({"tools": [], "tool_choice": "required"}, "tool_choice", "auto or none"),
+    ({"tools": [], "tool_choice": "required"}, "tool_choice", "no tools"),
+    ({"tools": [tool("a")], "tool_choice": "always"}, "tool_choice", "required"),
+    ({"tools": [tool("a")], "tool_choice": {"type": "function"}}, "tool_choice", "there are a"),
+    ({"tools": [tool("")]}, "tools", "0 characters"),
+    ({"tools": [tool("a", [])]}, "tools[0].function.parameters", "an object"),
+    (
+        {"tools": [tool("a", {"type": "nothing"})], "tool_choice": "required"},
+        *("tools", "Invalid type"),
+    ),
     ({"messages": []}, "messages", "0 entries"),
     ({"messages": "hello"}, "messages", "a list"),
     ({"messages": [{"role": "king", "content": "a"}]}, "messages[0].role", "user"),

@@ -17,8 +17,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from treadle.base.errors import IndexRangeError, ShapeError
+from treadle.base.errors import IndexRangeError, ShapeError, TreadleError
 from treadle.llm.generation.drafts import MOST, STEPS, Drafter, Lookup, Proposer, filled
+from treadle.llm.generation.forms import Form
 from treadle.llm.generation.held import Held
 from treadle.llm.generation.options import Options
 from treadle.llm.generation.sampling import Choice, choose
@@ -58,6 +59,8 @@ class Generation:
         reach: tokens of the next proposal at most.
         prompted: tokens of the text that are read as a prompt, not one by one.
         lookup: what finds proposals in the text.
+        form: which tokens may come; any without one.
+        failure: why it could not go on.
     """
 
     engine: Engine
@@ -77,6 +80,8 @@ class Generation:
     reach: int = 3
     prompted: int = 0
     lookup: Lookup = field(default_factory=Lookup)
+    form: Form | None = None
+    failure: TreadleError | None = None
 
     def __post_init__(self) -> None:
         self.text = list(self.prompt)
@@ -142,9 +147,19 @@ class Engine:
         self._lock = threading.Lock()
 
     def submit(
-        self, prompt: Sequence[int], options: Options | None = None, sequence: int = 0
+        self,
+        prompt: Sequence[int],
+        options: Options | None = None,
+        sequence: int = 0,
+        form: Form | None = None,
     ) -> Generation:
         """A prompt to be continued, once there is a place for it.
+
+        Args:
+            prompt: tokens.
+            options: how they are continued.
+            sequence: several answers to one prompt have different numbers.
+            form: of the answer.
 
         Raises:
             ShapeError: there are no tokens, or more than fit.
@@ -158,7 +173,7 @@ class Engine:
         if min(tokens) < 0 or max(tokens) >= self._model.vocabulary:
             saw = f"tokens {min(tokens)} to {max(tokens)} of {self._model.vocabulary}"
             raise IndexRangeError("prompt", "a token is not in the vocabulary", saw=saw)
-        made = Generation(self, tokens, options or Options(), sequence)
+        made = Generation(self, tokens, options or Options(), sequence, form=form)
         with self._lock:
             self._waiting.append(made)
         return made
@@ -173,11 +188,14 @@ class Engine:
 
         Raises:
             StopIteration: it has ended.
+            NumericError: the form of the answer cannot be followed further.
         """
         while True:
             with self._lock:
                 if generation.ready:
                     return generation.ready.popleft()
+                if generation.failure is not None:
+                    raise generation.failure
                 if generation.finish:
                     raise StopIteration
                 self._advance()
@@ -287,19 +305,30 @@ class Engine:
         """Choose a token."""
         generation = place.user
         assert generation is not None  # noqa: S101  (asked of places in use)
-        options = generation.options
-        found = choose(
-            logits[: self._tokens],
-            *(options, generation.prompt, generation.generated, generation.sequence),
-        )
+        options, form = generation.options, generation.form
+        try:
+            found = choose(
+                logits[: self._tokens],
+                *(options, generation.prompt, generation.generated, generation.sequence),
+                None if form is None else form.allowed()[: self._tokens],
+            )
+            if form is not None:
+                form.take(found.token)
+        except TreadleError as error:  # of this answer alone
+            generation.failure = error
+            self._end(generation, "cancelled")
+            return
         if not generation.generated:
             generation.first = time.perf_counter() - generation.begun
-        if found.token in self.eos and not options.ignore_eos:
+        if found.token in self.eos and (form is not None or not options.ignore_eos):
             self._end(generation, "stop")
             return
         generation.generated.append(found.token)
         generation.text.append(found.token)
         generation.ready.append(Token(found.token, found))
+        if form is not None and form.ended:
+            self._end(generation, "stop")
+            return
         full = len(generation.text) >= self.length
         enough = len(generation.generated) == options.max_tokens
         if full and options.shift is not None and not enough:

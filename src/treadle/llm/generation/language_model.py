@@ -6,9 +6,10 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from treadle.base.errors import CheckpointError
+from treadle.base.errors import CheckpointError, NumericError
 from treadle.llm.files import Checkpoint, open_checkpoint
 from treadle.llm.generation.engine import Engine
+from treadle.llm.generation.forms import KINDS, Form, Forms
 from treadle.llm.generation.options import Options, options_of
 from treadle.llm.generation.text_stream import TextStream
 from treadle.llm.models import Model, build
@@ -59,6 +60,7 @@ class LanguageModel:
             tokens=self.tokenizer.end,
             draft=None if draft is None else draft.model,
         )
+        self._forms = Forms(self.tokenizer, model.vocabulary, ends)
 
     @classmethod
     def of(
@@ -92,10 +94,10 @@ class LanguageModel:
 
         Args:
             prompt: text, in which special tokens are plain text; or tokens.
-            options: those of `Options`.
+            options: those of `Options`, and the form of the answer, see `form`.
 
         Raises:
-            NumericError: an option is out of range.
+            NumericError: an option is out of range, or a form malformed.
             ShapeError: the prompt is longer than the context.
         """
         tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
@@ -113,7 +115,7 @@ class LanguageModel:
         Args:
             messages: objects with `role` ("system", "user" or "assistant") and `content`.
             tools: functions that the model may ask for, as its template takes them.
-            options: those of `Options`.
+            options: those of `Options`, and the form of the answer, see `form`.
 
         Raises:
             CheckpointError: the model has no template of conversations.
@@ -140,8 +142,28 @@ class LanguageModel:
         """The defaults, changed."""
         return self.defaults.changed(**changes)
 
-    def _stream(self, tokens: Sequence[int], options: Mapping[str, Any]) -> TextStream:
-        generation = self.engine.submit(tokens, self.options(**options))
+    def form(self, *, schema: Any = None, grammar: Any = None, regex: Any = None) -> Form | None:
+        """The form of one answer, for `engine.submit`; None where none is given.
+
+        Args:
+            schema: of JSON: an object, its text or a class of pydantic.
+            grammar: in llguidance's dialect of Lark.
+            regex: of the whole answer.
+
+        Raises:
+            NumericError: it is malformed or too complicated, or there are several.
+            LoadError: llguidance is not installed.
+        """
+        values = zip(KINDS, (schema, grammar, regex), strict=True)
+        given = [(kind, value) for kind, value in values if value is not None]
+        if len(given) > 1:
+            saw = " and ".join(kind for kind, _ in given)
+            raise NumericError("form", "an answer has one form", saw=saw)
+        return self._forms.form(*given[0]) if given else None
+
+    def _stream(self, tokens: Sequence[int], options: dict[str, Any]) -> TextStream:
+        form = self.form(**{kind: options.pop(kind) for kind in KINDS if kind in options})
+        generation = self.engine.submit(tokens, self.options(**options), form=form)
         return TextStream(generation, self.tokenizer.stream())
 
 

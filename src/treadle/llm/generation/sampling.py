@@ -33,23 +33,26 @@ def choose(
     prompt: Sequence[int],
     generated: Sequence[int],
     sequence: int = 0,
+    allowed: npt.NDArray[np.bool_] | None = None,
 ) -> Choice:
     """The next token.
 
     Args:
-        logits: of all tokens that may come.
+        logits: of all tokens.
         options: what is applied to them.
         prompt, generated: what came before.
         sequence: several answers to one prompt have different numbers.
+        allowed: which tokens may come, where the answer has a form.
 
     Sources: nucleus sampling, Holtzman et al. 2020; typical sampling, Meister et al. 2022; min-p,
     Nguyen et al. 2024; repetition penalty, Keskar et al. 2019; presence and frequency as OpenAI
     defines them.
     """
     scores = logits.astype(np.float64)
-    token = _chosen(
-        _penalized(scores, options, prompt, generated), options, len(generated), sequence
-    )
+    penalized = _penalized(scores, options, prompt, generated)
+    if allowed is not None:
+        penalized = np.where(allowed, penalized, -np.inf)
+    token = _chosen(penalized, options, len(generated), sequence)
     if options.logprobs is None:
         return Choice(token)
     largest = scores.max()
@@ -86,7 +89,8 @@ def _chosen(scores: Floats, options: Options, position: int, sequence: int) -> i
     order, weights = _candidates(scores / options.temperature, options)
     sums = weights.cumsum()
     drawn = _uniform(options.seed, sequence, position) * sums[-1]
-    return int(order[min(int(sums.searchsorted(drawn, "right")), len(order) - 1)])
+    last = int(sums.searchsorted(sums[-1]))  # behind it is nothing that could be drawn
+    return int(order[min(int(sums.searchsorted(drawn, "right")), last)])
 
 
 def _candidates(scores: Floats, options: Options) -> tuple[Ints, Floats]:
@@ -112,6 +116,8 @@ def _candidates(scores: Floats, options: Options) -> tuple[Ints, Floats]:
 def _suffices(weights: Floats, whole: float, options: Options) -> bool:
     """Whether tokens beyond the likeliest few cannot be chosen."""
     least = weights[-1] / weights[0]
+    if least == 0:
+        return True
     return options.min_p > least or (options.top_p < 1 and weights.sum() >= options.top_p * whole)
 
 

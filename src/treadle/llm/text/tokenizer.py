@@ -116,6 +116,10 @@ class Tokenizer:
         found: int | None = self._library.token_to_id(token)
         return found
 
+    def as_json(self) -> str:
+        """What tokenizer.json holds."""
+        return str(self._library.to_str())
+
     def stream(self) -> Pieces:
         """Text token by token."""
         return Pieces(self)

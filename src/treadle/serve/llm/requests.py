@@ -20,6 +20,7 @@ from treadle.serve.llm.fields import (
     text_of,
     texts_of,
 )
+from treadle.serve.llm.wanted_forms import Tools, WantedForm, read_tools, wanted_form
 
 _MOST_ANSWERS = 8
 """Answers to one prompt."""
@@ -62,6 +63,7 @@ class Asked:
         chat: whether a conversation is continued; else prompts are.
         messages, tools: of a conversation.
         prompts: texts, or tokens.
+        form: of each answer.
         options: changes of the model's `Options`.
         count: answers to each prompt.
         stream: whether pieces are sent as they come.
@@ -72,6 +74,7 @@ class Asked:
     messages: tuple[dict[str, Any], ...] = ()
     tools: tuple[dict[str, Any], ...] = ()
     prompts: tuple[str | tuple[int, ...], ...] = ()
+    form: WantedForm | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     count: int = 1
     stream: bool = False
@@ -113,11 +116,12 @@ def read_chat(content: Mapping[str, Any]) -> Asked:
         options["logprobs"] = shown or 0
     elif content.get("top_logprobs"):
         raise Wrong("top_logprobs needs logprobs: true", "top_logprobs")
-    tools = _tools(content)
+    tools = read_tools(content)
     return Asked(
         chat=True,
         messages=_messages(content),
-        tools=tools,
+        tools=tools.offered,
+        form=wanted_form(content, tools),
         options=_checked(options),
         count=_count(content),
         stream=switch_of(content, "stream"),
@@ -145,6 +149,7 @@ def read_completion(content: Mapping[str, Any]) -> Asked:
     return Asked(
         chat=False,
         prompts=texts_of(content, "prompt", _MOST_PROMPTS),
+        form=wanted_form(content, Tools()),
         options=_checked(options),
         count=_count(content),
         stream=switch_of(content, "stream"),
@@ -170,7 +175,6 @@ def _options(content: Mapping[str, Any]) -> dict[str, Any]:
     found["stop"] = _stops(content)
     found["logit_bias"] = _biases(content)
     found["ignore_eos"] = switch_of(content, "ignore_eos")
-    _check_format(content)
     return found
 
 
@@ -220,16 +224,6 @@ def _biases(content: Mapping[str, Any]) -> dict[int, float]:
             raise Wrong(f"{shorten(key)} in logit_bias is no token's number", "logit_bias")
         found[int(key)] = float(number_of(value, key, -100, 100) or 0)
     return found
-
-
-def _check_format(content: Mapping[str, Any]) -> None:
-    value = content.get("response_format")
-    kind = value.get("type") if isinstance(value, dict) else value
-    if kind not in (None, "text"):
-        raise Wrong(
-            f"response_format {shorten(str(kind))} is not there: answers are text",
-            "response_format",
-        )
 
 
 def _messages(content: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
@@ -283,22 +277,6 @@ def _call(value: Any, where: str) -> dict[str, Any]:
         raise Wrong(f"{where} has arguments that are not JSON: {error}", where) from None
     named = {"name": text_of(function.get("name"), where), "arguments": parsed}
     return {"id": text_of(value.get("id", ""), where), "type": "function", "function": named}
-
-
-def _tools(content: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
-    choice, given = content.get("tool_choice"), content.get("tools")
-    if choice not in (None, "auto", "none"):
-        raise Wrong("tool_choice is auto or none: a model is not made to call one", "tool_choice")
-    if not given or choice == "none":
-        return ()
-    found = []
-    for i, tool in enumerate(list_of(given, "tools", 128)):
-        function = tool.get("function") if isinstance(tool, dict) else None
-        if not isinstance(function, dict) or tool.get("type") != "function":
-            raise Wrong(f"tools[{i}] is no function", "tools")
-        text_of(function.get("name"), f"tools[{i}].function.name")
-        found.append(tool)
-    return tuple(found)
 
 
 def names_of(tools: Sequence[Mapping[str, Any]]) -> frozenset[str]:

@@ -14,8 +14,9 @@ from typing import Any, Protocol
 
 from prometheus_client import Counter, Histogram
 
-from treadle.base.errors import TreadleError
+from treadle.base.errors import NumericError, TreadleError
 from treadle.llm.generation import Engine, Options, Token
+from treadle.llm.generation.forms import Form
 from treadle.llm.generation.text_stream import Decoding, TextStream
 from treadle.serve.llm.fields import wrong_of
 from treadle.serve.llm.requests import Asked
@@ -56,6 +57,9 @@ class Speaking(Protocol):
 
     def options(self, **changes: Any) -> Options:
         """How to continue it."""
+
+    def form(self, **given: Any) -> Form | None:
+        """The form of an answer."""
 
 
 class TokenMetrics:
@@ -201,6 +205,9 @@ class Job:
             self._begin()
             self._tell(None)
             self._speak()
+        except NumericError as error:
+            param = self.asked.form.param if self.asked.form is not None else error.where
+            self._tell(wrong_of(error, param))
         except BaseException as error:
             self._tell(error)
         finally:
@@ -220,12 +227,21 @@ class Job:
             prompts = self._prompts()
             for prompt in prompts:
                 for number in range(asked.count):
-                    generation = model.engine.submit(prompt, options, number)
+                    generation = model.engine.submit(prompt, options, number, self._form())
                     self._streams.append(TextStream(generation, model.tokenizer.stream()))
         except TreadleError as error:
             raise wrong_of(error, error.where) from None
         if self._gone.is_set():
             self.cancel()
+
+    def _form(self) -> Form | None:
+        wanted = self.asked.form
+        if wanted is None:
+            return None
+        try:
+            return self.speaker.model.form(schema=wanted.schema)
+        except TreadleError as error:
+            raise wrong_of(error, wanted.param) from None
 
     def _prompts(self) -> list[Sequence[int]]:
         model, asked = self.speaker.model, self.asked
