@@ -78,6 +78,62 @@ TIMM: dict[str, dict[str, Any]] = {
     "xcit_nano_12_p16_224": {"img_size": 64, "depth": 2},
 }
 """Arguments of models by their names; pictures have 64 x 64 points unless `img_size` says."""
+MORE_TIMM: dict[str, dict[str, Any]] = {
+    "beit_base_patch16_224": {"img_size": 64, "depth": 2, "embed_dim": 96, "num_heads": 4},
+    "botnet26t_256": {"img_size": 64},
+    "convit_tiny": {"img_size": 64, "depth": 3, "local_up_to_layer": 2},
+    "cpubone_nano": {},
+    "cspnext_tiny": {},
+    "davit_tiny": {"depths": (1, 1, 1, 1)},
+    "densenet121": {"block_config": (1, 1, 1, 1)},
+    "dla34": {},
+    "eca_botnext26ts_256": {"img_size": 64},
+    "efficientvim_m1": {},
+    "eva02_tiny_patch14_224": {"img_size": 56, "depth": 2},
+    "fasternet_t0": {},
+    "hardcorenas_a": {},
+    "iformer_t": {},
+    "jx_nest_tiny": {"img_size": 64},
+    "lambda_resnet26t": {"img_size": 64},
+    "lcnetv2_small": {},
+    "legacy_seresnet18": {},
+    "legacy_xception": {},
+    "lowformer_b0": {},
+    "naflexvit_base_patch16_gap": {"depth": 1},
+    "nextvit_small": {},
+    "rdnet_tiny": {},
+    "repghostnet_050": {},
+    "res2net50_14w_8s": {"layers": (1, 1, 1, 1)},
+    "resnest14d": {},
+    "samvit_base_patch16_224": {"img_size": 64, "depth": 2, "global_attn_indexes": (1,)},
+    "sequencer2d_s": {"img_size": 64, "layers": (1, 1, 1, 1)},
+    "swiftformer_xs": {},
+    "swinv2_tiny_window8_256": {
+        "img_size": 64,
+        "depths": (1, 1),
+        "embed_dim": 32,
+        "num_heads": (2, 4),
+        "window_size": 4,
+    },
+    "test_byobnet": {},
+    "test_convnext2": {},
+    "test_efficientnet": {},
+    "test_efficientnet_evos": {},
+    "test_efficientnet_gn": {},
+    "test_resnet": {},
+    "test_vit": {"img_size": 64},
+    "test_vit2": {"img_size": 64},
+    "test_vit3": {"img_size": 64},
+    "test_vit4": {"img_size": 64},
+    "test_vit_relpos": {"img_size": 64},
+    "tnt_s_legacy_patch16_224": {"img_size": 64, "depth": 2},
+    "tresnet_m": {},
+    "vgg11_bn": {},
+    "vit_base_mci_224": {"img_size": 64, "depth": 1},
+    "vitamin_small_224": {"img_size": 64},
+    "xception41": {},
+}
+"""The same of models that are run through `torch.compile` alone."""
 SMALL = {
     "hidden_size": 32,
     "num_hidden_layers": 2,
@@ -203,7 +259,7 @@ def model_of(name: str, seed: int) -> tuple[nn.Module, tuple[torch.Tensor, ...]]
 def _timm(name: str) -> Any:
     import timm
 
-    options = TIMM[name]
+    options = (TIMM | MORE_TIMM)[name]
     size = options.get("img_size", 64)
     return timm.create_model(name, num_classes=7, **options), (torch.randn(2, 3, size, size),)
 

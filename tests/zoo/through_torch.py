@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tests.zoo.families import TIMM, TRANSFORMERS, import_torchvision, model_of
+from tests.zoo.families import MORE_TIMM, TIMM, TRANSFORMERS, import_torchvision, model_of
 
 from treadle.interop.torch import left_to_torch
 
@@ -74,10 +74,10 @@ def main(arguments: list[str]) -> int:
     warnings.simplefilter("ignore")
     sys.path.append(str(options.folder))
     import_torchvision()
-    names = [
-        f"{k}/{n}" for k, listed in (("timm", TIMM), ("transformers", TRANSFORMERS)) for n in listed
+    listed = [f"timm/{n}" for n in (*TIMM, *MORE_TIMM)] + [
+        f"transformers/{n}" for n in TRANSFORMERS
     ]
-    names = [n for n in names if not options.only or any(o in n for o in options.only)]
+    names = [n for n in listed if not options.only or any(o in n for o in options.only)]
     print(f"| {' | '.join(HEAD)} |\n|{'---|' * len(HEAD)}", flush=True)
     equal = whole = 0
     for name in names:
