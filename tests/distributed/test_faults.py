@@ -45,7 +45,8 @@ def failure_of(folder: Path, size: int, fault: Callable[[], None], rank: int = 1
     @dist.launcher(n_gpus=size)
     def job() -> None:
         note_process(folder)
-        print("at work")
+        print("at work", flush=True)
+        dist.group_barrier()  # Else one may be ended before it has said so.
         if dist.get_rank() == rank:
             fault()
         dist.group_barrier()

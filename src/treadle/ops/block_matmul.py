@@ -279,7 +279,9 @@ def _panels(name: str, rows: int, blocks: int, matrices: int = 0) -> Arg:
     rng = np.random.default_rng(len(name) + rows)
     count = -(-rows // ROWS) * max(matrices, 1)
     made = rng.integers(0, 256, (count, blocks, layout.block), dtype=np.uint8)
-    header = rng.uniform(0.001, 0.01, (count, blocks, layout.header // 2)).astype(np.float16)
+    # Where groups have scales of their own, levels are multiplied by these as well.
+    most = 0.01 if layout.scales == "none" else 0.0005
+    header = rng.uniform(most / 10, most, (count, blocks, layout.header // 2)).astype(np.float16)
     made[..., : layout.header] = header.view(np.uint8)
     values = made.reshape(*(matrices,) * bool(matrices), -1, blocks * layout.block).tolist()
     return Arg((), dt.uint8, values=_tuples(values))
