@@ -40,6 +40,8 @@ EXAMPLES = {
     "treadle llm bench": "treadle llm bench smollm2.gguf --prompt 128",
     "treadle llm chat": "treadle llm chat smollm2.gguf",
     "treadle llm finetune": "treadle llm finetune data.jsonl --model smollm2.gguf --output tuned",
+    "treadle llm convert": "treadle llm convert Qwen2.5-0.5B-Instruct qwen.gguf --format BF16",
+    "treadle llm quantize": "treadle llm quantize qwen.gguf qwen-q4.gguf Q4_0",
     "treadle llm info": "treadle llm info smollm2.gguf",
     "treadle llm perplexity": "treadle llm perplexity smollm2.gguf text.txt --windows 10",
     "treadle llm run": "treadle llm run smollm2.gguf 'Once upon a time' --max-tokens 64",

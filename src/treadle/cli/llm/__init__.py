@@ -12,6 +12,8 @@ COMMANDS = (
     Late("perplexity", "Measure how well a model foresees a text.", _TEXT, room="llm"),
     Late("finetune", "Train an adapter on examples.", _FILES, room="llm"),
     Late("bench", "Measure how fast a model reads and writes.", _FILES, room="llm"),
+    Late("convert", "Write a model as another kind of file.", _FILES, room="llm"),
+    Late("quantize", "Write a model in fewer bits.", _FILES, room="llm"),
     Late("info", "Show what a file holds: extents, formats, tokenizer.", _FILES, room="llm"),
 )
 """In the order of the list."""
