@@ -31,6 +31,7 @@ class Counting:
         counts: Any,
         *,
         rows: Any = None,
+        adapters: None = None,
         all: Any = False,
     ) -> Any:
         rows = range(len(cache)) if rows is None else rows

@@ -96,6 +96,7 @@ class Scripted:
         counts: Any,
         *,
         rows: Any = None,
+        adapters: None = None,
         all: bool = False,
     ) -> Any:
         assert not all

@@ -41,6 +41,12 @@ Sources = Annotated[
         metavar="MODEL", help="GGUF files or directories with safetensors, as PATH or NAME=PATH."
     ),
 ]
+Adapters = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME=DIR", help="An adapter of the only model, served as NAME; may be repeated."
+    ),
+]
 Sequences = Annotated[
     int, typer.Option(min=1, max=64, help="Answers that a model continues at a time; others wait.")
 ]
@@ -61,6 +67,7 @@ def command(
     grace: Grace = 30.0,
     token: Token = "",
     allow_host: AllowHost = None,
+    adapter: Adapters = None,
 ) -> None:
     """Serve language models to clients of OpenAI's interface, until SIGTERM or Ctrl-C.
 
@@ -70,9 +77,11 @@ def command(
     serving = room()
     speaking = _speaking()
     limits = limits_of(serving, max_body, timeout, max_queue, max_client, grace)
-    named = _named(sources)
+    named, tuned = _named(sources), _named(adapter or [])
+    if tuned and (len(named) > 1 or not tuned.keys().isdisjoint(named)):
+        raise Misuse("--adapter", "takes one model, and names of its own")
     with serving.bind(host, port) as sock:
-        models = []
+        models: list[Any] = []
         for name, path in named.items():
             begun = time.perf_counter()
             with progress(f"loading {name}"):
@@ -86,12 +95,18 @@ def command(
                         sequences=sequences,
                         context=context,
                         prompts=None if prompts is None else prompts.value,
+                        adapters=tuned,
                     )
                     served = speaking.Speaker(name, model, sequences)
             models.append(served)
             seconds = time.perf_counter() - begun
             kind = "vectors" if isinstance(served, speaking.Reader) else "text"
             typer.echo(f"{name} of {path}: {kind}, {served.length} tokens, {seconds:.1f} s")
+            if tuned and not isinstance(served, speaking.Speaker):
+                raise Misuse("--adapter", f"{name} makes vectors, and takes none")
+            for each in tuned:
+                models.append(speaking.Speaker(each, model.adapted(each), sequences))
+                typer.echo(f"{each} of {tuned[each]}: an adapter of {name}")
         access = access_of(serving, sock, token or SERVE_TOKEN.get(), allow_host)
         app = speaking.LanguageApplication(models, limits, access)
         url = f"{serving.url_of(sock)}/v1"

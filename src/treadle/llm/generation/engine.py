@@ -100,11 +100,16 @@ class Generation:
 
 @dataclass(eq=False)
 class _Place:
-    """A row of the cache, and the tokens that it holds."""
+    """A row of the cache, the tokens that it holds, and the adapter that they were read with."""
 
     number: int
     held: Held
     user: Generation | None = None
+    adapter: int = 0
+
+    def holds(self, tokens: Sequence[int], adapter: int) -> int:
+        """How many tokens it need not read again."""
+        return self.held.shared(tokens) if self.adapter == adapter else 0
 
 
 class Engine:
@@ -118,6 +123,7 @@ class Engine:
         cache_dtype: element type of keys and values; None: that which the model computes in.
         tokens: that may be chosen; embeddings may have more rows than a tokenizer has tokens.
         draft: a smaller model of the same tokens, whose texts are proposed.
+        adapters: how many the model has.
     """
 
     def __init__(
@@ -130,6 +136,7 @@ class Engine:
         cache_dtype: str | None = None,
         tokens: int | None = None,
         draft: Stepping | None = None,
+        adapters: int = 0,
     ) -> None:
         self.length = min(length, model.context)
         self.eos = frozenset(eos)
@@ -143,6 +150,7 @@ class Engine:
             drafter = Drafter(draft, sequences, self.length, self._tokens)
         self._proposer = Proposer(self.length, drafter)
         self._read_last = False
+        self._adapters = adapters
         self._waiting: deque[Generation] = deque()
         self._lock = threading.Lock()
 
@@ -163,8 +171,12 @@ class Engine:
 
         Raises:
             ShapeError: there are no tokens, or more than fit.
-            IndexRangeError: a token is not in the vocabulary.
+            IndexRangeError: a token is not in the vocabulary, or there is no such adapter.
         """
+        options = options or Options()
+        if not 0 <= options.adapter <= self._adapters:
+            saw = f"{options.adapter} of {self._adapters}"
+            raise IndexRangeError("prompt", "there is no such adapter", saw=saw)
         tokens = tuple(int(t) for t in prompt)
         if not tokens or len(tokens) >= self.length:
             saw = f"{len(tokens)} tokens, room for {self.length}"
@@ -173,7 +185,7 @@ class Engine:
         if min(tokens) < 0 or max(tokens) >= self._model.vocabulary:
             saw = f"tokens {min(tokens)} to {max(tokens)} of {self._model.vocabulary}"
             raise IndexRangeError("prompt", "a token is not in the vocabulary", saw=saw)
-        made = Generation(self, tokens, options or Options(), sequence, form=form)
+        made = Generation(self, tokens, options, sequence, form=form)
         with self._lock:
             self._waiting.append(made)
         return made
@@ -233,19 +245,20 @@ class Engine:
                 return
             generation = self._waiting.popleft()
             # The last token is read in any case: its logits are what is wanted.
-            text = generation.prompt[:-1]
-            place = max(free, key=lambda p: (p.held.shared(text), -len(p.held)))
-            generation.reused = place.held.shared(text)
+            text, adapter = generation.prompt[:-1], generation.options.adapter
+            place = max(free, key=lambda p: (p.holds(text, adapter), -len(p.held)))
+            generation.reused = place.holds(text, adapter)
             place.held.cut(generation.reused)
+            place.adapter = adapter
             place.user, generation.place = generation, place.number
 
     def _read(self, place: _Place, most: int) -> None:
         """The next piece of a prompt; what another place holds of it is copied."""
         generation, start = _asked(place), len(place.held)
         others = [p for p in self._places if p is not place]
-        text = generation.text[: generation.prompted - 1]
-        best = max(others, key=lambda p: p.held.shared(text), default=place)
-        there = best.held.shared(text)
+        text, adapter = generation.text[: generation.prompted - 1], place.adapter
+        best = max(others, key=lambda p: p.holds(text, adapter), default=place)
+        there = best.holds(text, adapter)
         if there - start >= COPIED:
             self._model.share(self._cache, best.number, place.number, start, there)
             place.held.add(text[start:there])
@@ -257,7 +270,9 @@ class Engine:
         tokens = np.zeros((1, width), np.int32)
         tokens[0, : len(piece)] = piece
         rows = None if len(self._places) == 1 else [place.number]
-        logits = self._model.step(tokens, self._cache, [start], [len(piece)], rows=rows)
+        logits = self._model.step(
+            *(tokens, self._cache, [start], [len(piece)]), rows=rows, adapters=_adapters([place], 1)
+        )
         place.held.add(piece)
         if not _is_reading(place):
             self._take(place, logits.numpy()[0])
@@ -278,6 +293,7 @@ class Engine:
             *(tokens, self._cache, starts, counts),
             rows=None if len(self._places) == 1 else rows,
             all=width > 1,
+            adapters=_adapters(going, len(rows)),
         ).numpy()
         for place, proposal, found in zip(going, proposals, logits, strict=False):
             self._verify(place, proposal, found.reshape(width, -1))
@@ -358,6 +374,12 @@ def _asked(place: _Place) -> Generation:
     """Who uses a place."""
     assert place.user is not None  # noqa: S101  (asked of places in use)
     return place.user
+
+
+def _adapters(places: Sequence[_Place], rows: int) -> list[int] | None:
+    """Those of a step, filled up; None where nobody has one."""
+    numbers = [p.adapter for p in places]
+    return numbers + [0] * (rows - len(numbers)) if any(numbers) else None
 
 
 def _is_reading(place: _Place) -> bool:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from treadle.base.errors import CheckpointError, NumericError
+from treadle.base.errors import CheckpointError, LoadError, NumericError
 from treadle.llm.files import Checkpoint, open_checkpoint
 from treadle.llm.generation.engine import Engine
 from treadle.llm.generation.forms import KINDS, Form, Forms
@@ -14,9 +15,13 @@ from treadle.llm.generation.options import Options, options_of
 from treadle.llm.generation.text_stream import TextStream
 from treadle.llm.models import Model, build
 from treadle.llm.models.families import ENCODERS
+from treadle.llm.models.stacked import Stacked
 from treadle.llm.text import Template, Tokenizer
+from treadle.llm.tuning.files import read_adapter
 
 Message = Mapping[str, Any]
+Paths = Mapping[str, str | os.PathLike[str]]
+"""Directories of adapters by name."""
 
 
 class LanguageModel:
@@ -39,6 +44,7 @@ class LanguageModel:
         context: int = 4096,
         cache_dtype: str | None = None,
         draft: LanguageModel | None = None,
+        adapters: Paths | None = None,
     ) -> None:
         if checkpoint.tokenizer is None:
             raise checkpoint.no_tokenizer()
@@ -54,11 +60,18 @@ class LanguageModel:
             hint = "take a smaller model of the same family"
             problem = "as a draft, its tokens are not those of the model"
             raise CheckpointError(draft.checkpoint.path, problem, hint=hint)
+        self.adapters = tuple(adapters or ())
+        self._adapter: str | None = None
+        if adapters:
+            products = model.stack.products()
+            read = [read_adapter(path, products).scaled() for path in adapters.values()]
+            model.adapters = Stacked(read)
         self.engine = Engine(
             *(model, sequences, context, sorted(ends)),
             cache_dtype=cache_dtype,
             tokens=self.tokenizer.end,
             draft=None if draft is None else draft.model,
+            adapters=len(self.adapters),
         )
         self._forms = Forms(self.tokenizer, model.vocabulary, ends)
 
@@ -73,6 +86,7 @@ class LanguageModel:
         prompts: str | None = None,
         cache_dtype: str | None = None,
         draft: LanguageModel | None = None,
+        adapters: Paths | None = None,
     ) -> LanguageModel:
         """The model in a checkpoint; see `load`."""
         if checkpoint.config.get("model_type") in ENCODERS:
@@ -87,7 +101,19 @@ class LanguageModel:
             context=context,
             cache_dtype=cache_dtype,
             draft=draft,
+            adapters=adapters,
         )
+
+    def adapted(self, name: str | None) -> LanguageModel:
+        """This model, with one of its adapters wherever none is asked for; both share all memory.
+
+        Raises:
+            LoadError: there is no such adapter.
+        """
+        self._number(name)
+        made = copy.copy(self)
+        made._adapter = name
+        return made
 
     def stream(self, prompt: str | Sequence[int], **options: Any) -> TextStream:
         """The continuation of a text or of tokens, piece by piece.
@@ -139,8 +165,21 @@ class LanguageModel:
         return self.tokenizer.encode(self.template.render(messages, tools), special=True)
 
     def options(self, **changes: Any) -> Options:
-        """The defaults, changed."""
-        return self.defaults.changed(**changes)
+        """The defaults, changed; `adapter` is a name, or None.
+
+        Raises:
+            LoadError: there is no such adapter.
+        """
+        number = self._number(changes.pop("adapter", self._adapter))
+        return self.defaults.changed(adapter=number, **changes)
+
+    def _number(self, name: str | None) -> int:
+        if name is None:
+            return 0
+        if name not in self.adapters:
+            hint = f"it was loaded with {', '.join(self.adapters) or 'none'}"
+            raise LoadError("adapter", "the model has no such adapter", saw=repr(name), hint=hint)
+        return 1 + self.adapters.index(name)
 
     def form(self, *, schema: Any = None, grammar: Any = None, regex: Any = None) -> Form | None:
         """The form of one answer, for `engine.submit`; None where none is given.
@@ -176,6 +215,7 @@ def load(
     prompts: str | None = None,
     cache_dtype: str | None = None,
     draft: str | os.PathLike[str] | None = None,
+    adapters: Paths | None = None,
 ) -> LanguageModel:
     """A language model from a GGUF file, or from a directory as Hugging Face has them.
 
@@ -190,6 +230,8 @@ def load(
             None: what the model computes in.
         draft: a smaller model with the same tokens. It proposes what may follow, so that a step of
             the larger one gives several tokens; which ones does not depend on it.
+        adapters: directories of `peft` by names that `adapter=` of `generate` and others takes.
+            Texts with different adapters are continued together.
 
     Raises:
         CheckpointError: a file is damaged, or a family of models that is not known; the draft has
@@ -209,4 +251,5 @@ def load(
         prompts=prompts,
         cache_dtype=cache_dtype,
         draft=None if draft is None else load(draft, dtype, context=8),
+        adapters=adapters,
     )

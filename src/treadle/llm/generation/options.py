@@ -44,6 +44,8 @@ class Options:
         draft: up to so many, at most 7, of a draft model, where there is one.
         shift: where the context is full, the older half of the text is dropped but for so many
             tokens at its beginning, and the rest is read again; None: the text ends.
+        adapter: of those that the model was loaded with, counted from 1; 0: none. `LanguageModel`
+            takes its name.
     """
 
     max_tokens: int | None = None
@@ -63,6 +65,7 @@ class Options:
     lookup: int = 0
     draft: int = 7
     shift: int | None = None
+    adapter: int = 0
 
     def __post_init__(self) -> None:
         for name, (low, high) in _RANGES.items():

@@ -23,6 +23,7 @@ class Stepping(Protocol):
         counts: Any,
         *,
         rows: Any = None,
+        adapters: Any = None,
         all: bool = False,
     ) -> Any:
         """Logits of the last tokens, or of all."""

@@ -13,6 +13,7 @@ from treadle import jit
 from treadle.base.errors import IndexRangeError, ShapeError
 from treadle.llm.models.attention import COPIED, Cache, copy_positions, empty_cache, places
 from treadle.llm.models.decoder import DecoderStack
+from treadle.llm.models.stacked import Stacked
 from treadle.tensor import Tensor
 
 
@@ -23,6 +24,7 @@ class Model:
         config: the values of config.json.
         vocabulary: logits of a step; at least as many as the tokenizer knows.
         context: tokens that a sequence may have.
+        adapters: that steps may apply; set them before the first step.
         piece: steps of fewer tokens round activations otherwise; 1 if all are rounded alike.
     """
 
@@ -34,6 +36,7 @@ class Model:
         self.context = stack.declared.context
         self.piece = piece
         self.stack = stack
+        self.adapters: Stacked | None = None
         self._dtype = dtype
         self._programs: dict[tuple[int, ...], Callable[..., Tensor]] = {}
         self._copies = jit.compile(copy_positions)
@@ -72,6 +75,7 @@ class Model:
         counts: npt.ArrayLike,
         *,
         rows: npt.ArrayLike | None = None,
+        adapters: npt.ArrayLike | None = None,
         all: bool = False,
     ) -> Tensor:
         """Read tokens, and give the logits of those that may come next.
@@ -85,6 +89,7 @@ class Model:
             counts: int32 (batch,), how many of the tokens are meant; the others are padding. A
                 sequence with 0 stays as it is, and its logits mean nothing.
             rows: int32 (batch,), which sequences of the cache these are; all, in order.
+            adapters: int32 (batch,), which adapter each row has; 0, and None for all: none.
             all: logits of all tokens.
 
         Returns:
@@ -99,6 +104,7 @@ class Model:
         first, meant = (np.ascontiguousarray(x, np.int32) for x in (starts, counts))
         which = None if rows is None else np.ascontiguousarray(rows, np.int32)
         _check(given, first, meant, which, cache, self.vocabulary)
+        adapted = self._adapted(adapters, len(given))
         # One function for each shape: none of them is a mistake that jit should warn of.
         program = self._programs.get(given.shape)
         if program is None:
@@ -111,8 +117,20 @@ class Model:
             cache.keys,
             cache.values,
             cache.length,
+            adapted,
             all,
         )
+
+    def _adapted(self, adapters: npt.ArrayLike | None, batch: int) -> Tensor | None:
+        """Numbers of adapters that there are."""
+        if adapters is None:
+            return None
+        found = np.ascontiguousarray(adapters, np.int32)
+        count = 1 if self.adapters is None else self.adapters.count
+        if found.shape != (batch,) or _outside(found, count):
+            saw = f"{found.tolist()} for {batch} rows, {count - 1} adapters"
+            raise IndexRangeError("step", "adapters are one number for each row", saw=saw)
+        return Tensor(found)
 
     def share(self, cache: Cache, source: int, target: int, begin: int, end: int) -> None:
         """Copy what a sequence holds at positions from `begin` to `end` to another sequence.
@@ -143,11 +161,15 @@ class Model:
         keys: list[Tensor],
         values: list[Tensor],
         length: int,
+        adapters: Tensor | None,
         all: bool,
     ) -> Tensor:
         batch, time = tokens.shape[:2]
         at = places(starts, counts, rows, time, length)
-        x = self.stack.hidden(tokens, keys, values, at)
+        adapt = None
+        if adapters is not None and self.adapters is not None:
+            adapt = self.adapters.chosen(adapters)
+        x = self.stack.hidden(tokens, keys, values, at, adapt)
         if not all:
             last = F.maximum(counts - 1, 0)
             x = x[Tensor(np.arange(batch, dtype=np.int32)), last]

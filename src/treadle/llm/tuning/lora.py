@@ -91,6 +91,11 @@ class Adapter:
         a, b = self.pairs[module]
         return (b @ a) * np.float32(self.lora.scale_of(module))
 
+    def scaled(self) -> dict[str, tuple[Floats, Floats]]:
+        """A and B of modules, B with its scale."""
+        scale = self.lora.scale_of
+        return {n: (a, b * np.float32(scale(n))) for n, (a, b) in self.pairs.items()}
+
 
 def modules(products: Iterable[Product]) -> dict[str, tuple[int, int]]:
     """Rows and columns of each module that products are of."""
