@@ -22,6 +22,8 @@ Encoded: TypeAlias = "tuple[list[int], list[int]]"
 
 _ROWS, _TOKENS = 32, 8192
 """Texts, and tokens with padding, that are computed at a time."""
+_SINGLE = 2
+"""Texts of about the same length that are read one by one."""
 
 
 class TextEmbedder:
@@ -108,28 +110,33 @@ class TextEmbedder:
         self.check(texts)
         width = self.model.labels if ranked else self.hidden
         found = np.zeros((len(texts), width), np.float32)
-        for rows in _batches([len(tokens) for tokens, _ in texts]):
-            counts = [len(texts[i][0]) for i in rows]
-            tokens, kinds = np.zeros((2, len(rows), max(counts)), np.int32)
+        for rows, height in _batches([len(tokens) for tokens, _ in texts]):
+            # Rows behind the last text are of one token, and nobody looks at them.
+            counts = [len(texts[i][0]) for i in rows] + [1] * (height - len(rows))
+            tokens, kinds = np.zeros((2, height, max(counts)), np.int32)
             for at, i in enumerate(rows):
                 tokens[at, : counts[at]] = texts[i][0]
                 if self.model.kinds > 1:
                     kinds[at, : counts[at]] = texts[i][1]
             run = self.model.rank if ranked else self.model.embed
             with self._lock:
-                found[rows] = run(tokens, counts, kinds).numpy()
+                found[rows] = run(tokens, counts, kinds).numpy()[: len(rows)]
         return found
 
 
-def _batches(lengths: Sequence[int]) -> Iterator[list[int]]:
-    """Texts of about the same length, by powers of two: there are few programs."""
+def _batches(lengths: Sequence[int]) -> Iterator[tuple[list[int], int]]:
+    """Texts of about the same length, and the rows that they are filled up to.
+
+    There are two programs for each width: of one row, and of as many as fill a step.
+    """
     order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
     while order:
-        most = min(_ROWS, len(order), max(1, _TOKENS // lengths[order[0]]))
+        width = 1 << (lengths[order[0]] - 1).bit_length()
+        full = max(1, min(_ROWS, _TOKENS // width))
         # Those that are less than half as long are read by a narrower program.
-        alike = sum(2 * lengths[i] >= lengths[order[0]] for i in order[:most])
-        count = 1 << alike.bit_length() - 1
-        yield order[:count]
+        alike = sum(2 * lengths[i] > width for i in order[:full])
+        count = alike if alike > _SINGLE else 1
+        yield order[:count], full if count > 1 else 1
         del order[:count]
 
 
