@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from treadle.base.errors import ShapeError, TreadleError
 from treadle.base.guards import require
-from treadle.base.symbol import D, Dim, Expr, Relation, equal
+from treadle.base.symbol import D, Dim, Expr, Relation, equal, is_identical
 
 Shape: TypeAlias = tuple[Dim, ...]
 
@@ -129,5 +129,5 @@ def row_major_strides(shape: Sequence[D]) -> tuple[D, ...]:
     step: D = 1
     for extent in reversed(shape):
         strides.append(step)
-        step = step * (extent or 1)
+        step = step * (1 if is_identical(extent, 0) else extent)
     return tuple(reversed(strides))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from treadle.base.symbol import Dim
 from treadle.functional import color, detection, warp
 from treadle.functional.arguments import (
     as_float,
@@ -31,6 +32,8 @@ __all__ = [
     "resize",
 ]
 
+_SHORT = 20
+"""Bits of factors whose product with an extent is exact."""
 _MODES = {"linear": 1, "bilinear": 2, "bicubic": 2, "nearest": 2, "trilinear": 3}
 """Interpolation modes and how many spatial axes they work on."""
 
@@ -96,7 +99,15 @@ def _target(have: tuple[int, ...], size: Any, scale_factor: Any) -> tuple[int, .
     factors = list(scale_factor) if several else [scale_factor] * len(have)
     if len(factors) != len(have):
         raise ValueError(f"interpolate: {len(have)} scale factors are needed, got {scale_factor}")
-    return tuple(int(extent * float(f)) for extent, f in zip(have, factors, strict=True))
+    return tuple(_scaled(extent, float(f)) for extent, f in zip(have, factors, strict=True))
+
+
+def _scaled(extent: Dim, factor: float) -> Any:
+    """floor(extent * factor); of a symbolic extent where the factor is a short fraction."""
+    above, below = factor.as_integer_ratio()
+    if isinstance(extent, int) or above.bit_length() > _SHORT:
+        return int(extent * factor)
+    return extent * above // below
 
 
 def resize(

@@ -467,7 +467,7 @@ class _Nest:
     def _joined(self, outer: Axis, inner: Axis, seen: list[Position]) -> bool:
         first = self.positions.counters[outer.number]
         second = self.positions.counters[inner.number]
-        return all(p.factor(first) == p.factor(second) * second.extent for p in seen)
+        return all(is_identical(p.factor(first), p.factor(second) * second.extent) for p in seen)
 
 
 def _positions_in(cells: Iterable[Cell], places: Iterable[Position]) -> Iterable[Position]:

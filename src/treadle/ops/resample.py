@@ -26,7 +26,7 @@ from treadle.ops.windows import Index
 
 MODES = ("nearest", "linear", "cubic")
 COORDINATES = ("half_pixel", "align_corners", "asymmetric")
-_CUBIC = -0.75
+CUBIC = -0.75
 """The slope parameter of the cubic kernel that OpenCV, PyTorch and MegEngine use."""
 
 AxisTap: TypeAlias = tuple[Array, Array]
@@ -231,7 +231,7 @@ def _cubic_weights(t: Array) -> tuple[Array, ...]:
     Source: Keys, Cubic convolution interpolation for digital image processing, IEEE Trans.
     Acoustics, Speech, and Signal Processing 29 (1981).
     """
-    a = _CUBIC
+    a = CUBIC
 
     def near(d: Array) -> Array:
         return ((a + 2) * d - (a + 3)) * d * d + 1

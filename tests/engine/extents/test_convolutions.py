@@ -43,7 +43,7 @@ def families_of(compiled: Any) -> list[Family]:
 def gradient_of(function: Function, *sizes: int) -> Function:
     """Gradients in a factor of the operand, and in the weights, one after the other."""
     factor = weight(CHANNELS, *(sizes * 2 if sizes else (12, 13)))
-    weights = (SQUARE, POINT, LONG, GROUPS, DEPTHWISE, BIAS, UP)
+    weights = (SQUARE, POINT, LONG, GROUPS, DEPTHWISE, BIAS, UP, EVEN, PAIRS)
     manager = mge.autodiff.GradManager().attach([factor, *weights])
 
     def computed(x: mge.Tensor) -> mge.Tensor:
@@ -62,6 +62,7 @@ def gradient_of(function: Function, *sizes: int) -> Function:
 SQUARE, POINT, LONG = weight(8, 6, 3, 3), weight(16, 6, 1, 1), weight(8, 8, 3, 3)
 GROUPS, DEPTHWISE = weight(2, 4, 3, 3, 3), weight(6, 1, 1, 3, 3)
 BIAS, UP = weight(1, 8, 1, 1), weight(6, 4, 3, 2)
+EVEN, PAIRS = weight(6, 6, 1, 1), weight(6, 2, 1, 3, 3)
 OPS: dict[str, Function] = {
     "padding": lambda x: F.conv2d(x, SQUARE, padding=1),
     "steps and an epilogue": lambda x: F.relu(F.conv2d(x, SQUARE, BIAS, stride=2, padding=1)),
@@ -102,7 +103,16 @@ def test_any_number_of_images_has_one_plan(name: str, backward: bool) -> None:
 
 SIZES = ((2, 12, 13), (3, 9, 14), (7, 15, 8), (2, 40, 70), (1, 12, 12), (3, 33, 20))
 PLANES = {
-    **{name: OPS[name] for name in OPS if name not in ("depthwise", "resizing")},
+    **OPS,
+    "depthwise, dilated": lambda x: F.conv2d(F.conv2d(x, EVEN), DEPTHWISE, groups=6, dilation=2),
+    "depthwise, channels last": lambda x: F.relu(
+        F.conv2d(F.relu(F.conv2d(x, EVEN)), DEPTHWISE, BIAS[:, :6], groups=6, padding=(1, 2))
+    ),
+    "two results per channel": lambda x: F.conv2d(F.conv2d(x, EVEN), PAIRS, groups=6, stride=2),
+    "twice the size": lambda x: F.vision.interpolate(F.conv2d(x, EVEN), scale_factor=2.0),
+    "corners": lambda x: F.vision.interpolate(x, scale_factor=1.5, align_corners=True),
+    "nearest cells": lambda x: F.vision.interpolate(x, size=(7, 30), mode="nearest"),
+    "cubic": lambda x: F.vision.interpolate(x, scale_factor=(0.5, 2.25), mode="bicubic"),
     "transposed in steps": lambda x: F.conv_transpose2d(x, UP, stride=2, padding=1),
     "large windows": lambda x: F.avg_pool2d(x, 5, 3, 2, mode="average"),
     "a third of the cells": lambda x: F.max_pool2d(x[:, :, 1:, ::2], 2, 2),

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from treadle.backends.program import Launch, Lowered, Ref, Run, Step, Together
 from treadle.base.errors import CompileError
 from treadle.base.estimates import estimate
+from treadle.base.symbol import is_identical
 from treadle.engine.compile.work import Work
 from treadle.engine.cost import RATES
 from treadle.engine.plan import Facts, Plan, Span
@@ -186,7 +187,8 @@ def _seconds(item: Work, lowered: Lowered, launch: Launch, places: set[Place]) -
         elif kind == "workspace":
             nbytes += lowered.workspaces[index]
     rates = RATES["cpu"]
-    return rates.seconds(estimate(launch.flops), estimate(launch.nbytes or nbytes)) - rates.launch
+    moved = nbytes if is_identical(launch.nbytes, 0) else launch.nbytes
+    return rates.seconds(estimate(launch.flops), estimate(moved)) - rates.launch
 
 
 # -- slots -------------------------------------------------------------------------------------

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from treadle.base.symbol import Relation, Symbol, always, evaluate, symbol
+from treadle.base.symbol import Expr, Relation, Symbol, always, evaluate, symbol
 from treadle.graph.evaluate import specialize
 from treadle.graph.ir import Graph, symbols_in
 
@@ -30,19 +30,36 @@ class Cell:
         """Whether extents lie in the box."""
         return all(low <= extents[n] <= high for n, (low, high) in self.ranges.items())
 
-    def _range(self, known: Symbol) -> tuple[int, int]:
-        """Where extents of a symbol lie in the box: what it declares may be narrower."""
+    def _range(self, known: Symbol, guards: Iterable[Relation]) -> tuple[int, int]:
+        """Where extents of a symbol lie in the box: what it declares, or needs, may be narrower."""
         low, high = self.ranges[known.name]
-        return max(low, known.low), high if known.high is None else min(high, known.high)
+        low, high = max(low, known.low), high if known.high is None else min(high, known.high)
+        for guard in guards:
+            low, high = _narrowed(guard, known, low, high)
+        return low, high
 
     def of(self, graph: Graph) -> Graph:
         """The graph with symbols that have these ranges."""
         found: dict[str, Symbol] = {s.name: s for t in graph.input_types for s in symbols_in(t)}
-        values = {n: symbol(n, *self._range(s), s.multiple) for n, s in found.items()}
+        values = {n: symbol(n, *self._range(s, graph.guards), s.multiple) for n, s in found.items()}
         made = specialize(graph, values)
         guards = (Relation(g.kind, evaluate(g.expr, values)) for g in graph.guards)
         kept = tuple(dict.fromkeys(g for g in guards if not always(g)))
         return Graph(made.name, made.inputs, made.nodes, made.outputs, kept)
+
+
+def _narrowed(guard: Relation, known: Symbol, low: int, high: int) -> tuple[int, int]:
+    """A range without the extents that a guard on this symbol alone excludes."""
+    expr = guard.expr
+    if guard.kind != ">=0" or not isinstance(expr, Expr):
+        return low, high
+    (atoms, factor), *others = expr.terms
+    constant = others[0][1] if others else 0
+    if atoms != (known,) or len(others) > 1 or (others and others[0][0]):
+        return low, high
+    if factor > 0:
+        return max(low, -(constant // factor)), high
+    return low, min(high, constant // -factor)
 
 
 def cell_of(extents: Mapping[str, int]) -> Cell:

@@ -16,14 +16,23 @@ from treadle.backends.api import Support, no
 from treadle.backends.codegen.contraction.body import EpilogueReader, Refused
 from treadle.backends.codegen.contraction.depthwise_kernel import depthwise_kernel
 from treadle.backends.codegen.contraction.depthwise_rows import STEPS, Spec, sums_type
-from treadle.backends.codegen.contraction.depthwise_taps import Side, Tiles, sides, tiles_of
+from treadle.backends.codegen.contraction.depthwise_taps import (
+    Side,
+    Tiles,
+    open_tiles,
+    sides,
+    tiles_of,
+)
 from treadle.backends.codegen.contraction.depthwise_weight import addition_kernel, weight_kernel
 from treadle.backends.codegen.contraction.epilogue import Epilogue
 from treadle.backends.codegen.contraction.items import Contraction
 from treadle.backends.codegen.contraction.launch import Area, packing_launch
 from treadle.backends.codegen.contraction.pack import Packing, order_of
 from treadle.backends.codegen.contraction.problem import Matrix
+from treadle.backends.codegen.contraction.spread import Margins, Source, spread
 from treadle.backends.codegen.contraction.tile import Tile
+from treadle.backends.codegen.irregular.pool_formulas import BYTES
+from treadle.backends.codegen.irregular.pool_formulas import steps as formula_of_steps
 from treadle.backends.codegen.irregular.rows import MOST_ITEMS, divide
 from treadle.backends.codegen.target import Target
 from treadle.backends.codegen.views import (
@@ -39,7 +48,7 @@ from treadle.backends.codegen.views import (
 from treadle.backends.program import Array, Launch, Lowered, Ref
 from treadle.base.dtype import DType
 from treadle.base.estimates import estimate
-from treadle.base.symbol import Dim, is_identical
+from treadle.base.symbol import Dim, Expr, is_identical
 from treadle.graph.ir import Graph, Node, Value
 from treadle.ops.conv import Conv, ConvGradInput, ConvGradWeight, Convolution, IntConv
 from treadle.ops.movement import Reshape, Transpose
@@ -77,8 +86,7 @@ def lower_depthwise(
     if not is_depthwise(op, shapes[0], positions):
         return no("shape", "not every channel is a group of its own")
     transposed = isinstance(op, ConvGradInput)
-    planes = extents(positions[2:]), extents(shapes[0][2:])
-    axes = sides(op.window(kernel), *planes, transposed=transposed)
+    axes = sides(op.window(kernel), positions[2:], shapes[0][2:], transposed=transposed)
     dtype, repeats = anchor.inputs[0].type.dtype, positions[1] // op.groups
     problem = _Depthwise(
         dtype, positions[0], positions[1], axes, found[0], target, frozen, repeats=repeats
@@ -86,12 +94,17 @@ def lower_depthwise(
     refused = problem.refused(found)
     if refused is not None:
         return refused
+    is_open = any(isinstance(n, Expr) for n in (*positions[2:], *shapes[0][2:]))
+    if is_open and (transposed or isinstance(op, ConvGradWeight) or found[0].block):
+        return no("dynamic-shape", "gradients over symbolic planes are products of groups")
     try:
         if isinstance(op, ConvGradWeight):
             reader = EpilogueReader(body, anchor, lambda view: _flat(view, shapes[2]))
             return problem.to_weight(found[1], problem.after(reader))
         reader = _reader(body, anchor, blocked=found[0].block > 0)
         weight = _weight(strided_input(body, anchor.inputs[1]), anchor.inputs[1].type.dtype)
+        if is_open:
+            return _lower_open(problem, op, weight, problem.after(reader))
         return problem.applied(weight, problem.after(reader))
     except Refused as refusal:
         return no("layout", str(refusal))
@@ -214,6 +227,7 @@ class _Depthwise:
         frozen: which inputs of the body never change.
         repeats: channels of the result per channel of x.
         constants: arrays that operands of the epilogue, and tables, are.
+        source, table: where the cells, and the table of rows, are; None: an operand, a constant.
     """
 
     dtype: DType
@@ -225,11 +239,13 @@ class _Depthwise:
     frozen: tuple[bool, ...]
     repeats: int = 1
     constants: list[Array] = field(default_factory=list)
+    source: Ref | None = None
+    table: Ref | None = None
 
     def after(self, reader: EpilogueReader) -> _After:
         """What a reader finds; raises `Refused` where channels of a result are no neighbors."""
         extras, results, epilogue = reader.read()
-        if any(len(c.batch) == 4 and c.column != 1 for c in results):
+        if any(len(c.batch) == 4 and not is_identical(c.column, 1) for c in results):
             raise Refused("channels of a result are not neighbors")
         self.constants = reader.constants
         return _After.of(extras, results, epilogue)
@@ -279,9 +295,8 @@ class _Depthwise:
         pack = self._packing(weight, place)
         # Sums, a row of taps and a cell are in registers.
         tiles = self._tiles(self.target.registers - 2 - self.axes[2].kernel)
-        made = depthwise_kernel(
-            self._spec(tiles, masked=self.channels < self.lanes), after.epilogue
-        )
+        masked = self.channels < self.lanes
+        made = depthwise_kernel(self._spec(tiles, masked=masked), after.epilogue)
         launch = self._launch(made, tiles, {"weight": place}, after.operands, self._cut())
         constants = tuple(self.constants)
         if known:
@@ -334,8 +349,10 @@ class _Depthwise:
         return tiles_of(self.axes[2], max(min(most, self.target.registers // 2), 4))
 
     def _spec(self, tiles: Tiles, *, masked: bool) -> Spec:
-        column = self.x.strides[3]
-        deep = any(len(reads) != 1 for reads in self.axes[0].reads())
+        column, depth = self.x.strides[3], self.axes[0]
+        deep = depth.kernel > 1
+        if self.table is None:
+            deep = any(len(reads) != 1 for reads in depth.reads())
         sizes = tiles.width, tiles.step, column, tiles.patterns
         return Spec(self.dtype, self.lanes, *sizes, deep, masked, self.repeats)
 
@@ -352,7 +369,7 @@ class _Depthwise:
 
     def _cut(self, most: int = MOST_ITEMS) -> _Cut:
         """Items of the rows and channels, about as many as `most` at most."""
-        row = self.axes[2].positions
+        row = estimate(self.axes[2].positions)
         group = max(_TABLE // (self.taps * self.wide.itemsize), self.lanes)
         groups = -(-self.channels // group)
         group = self.cells.block or -(-self.channels // groups // self.lanes) * self.lanes
@@ -374,11 +391,14 @@ class _Depthwise:
     ) -> Launch:
         """Rows of positions by groups of channels."""
         depth, height, width = self.axes
-        self.constants.append(np.concatenate([depth.table(), height.table()]))
+        table, source = self.table, self.source or Ref("input", self.x.index)
+        if table is None:
+            self.constants.append(np.concatenate([depth.table(), height.table()]))
+            table = Ref("constant", len(self.constants) - 1)
         rows = self._rows()
         given: dict[str, Ref | Dim] = {
-            "x": Ref("input", self.x.index, self.x.offset * self.dtype.itemsize),
-            "table": Ref("constant", len(self.constants) - 1),
+            "x": replace(source, offset=self.x.offset * self.dtype.itemsize),
+            "table": table,
             **self._sizes(),
             **others,
             "rows": rows,
@@ -442,6 +462,84 @@ class _Depthwise:
             "height_taps": height.tap_step * row,
             "depth_taps": depth.tap_step * plane,
         }
+
+
+def _lower_open(problem: _Depthwise, op: Convolution, weight: Matrix, after: _After) -> Lowered:
+    """A convolution over planes whose extents are expressions.
+
+    Cells of the padding are made real, so that all positions read the same taps; tiles of several
+    positions are one launch, the positions behind them another one.
+    """
+    target, view = problem.target, problem.x
+    known = weight.index < len(problem.frozen) and problem.frozen[weight.index]
+    made = _Collected(target, problem.dtype)
+    nbytes = problem._bytes()
+    place = Ref("kept", 0) if known else made.workspace(nbytes)
+    pack = problem._packing(weight, place)
+    spatial, (batch, *steps) = view.shape[1:-1], view.strides[:-1]
+    lows = tuple(side.padding for side in problem.axes)
+    highs = (0,) * (3 - len(op.padding)) + tuple(high for _, high in op.padding)
+    padded = tuple(n + low + high for n, low, high in zip(spatial, lows, highs, strict=True))
+    source = Source(
+        Matrix("input", view.index, problem.dtype, view.offset, (), 1, 1),
+        (view.shape[0], view.shape[-1], *spatial),
+        (batch, view.strides[-1], *steps),
+    )
+    source = spread(made, source, Margins(lows, (1, 1, 1), padded), dtype=problem.dtype)
+    matrix, (batch, column, *steps) = source.matrix, source.strides
+    cells = Strided(
+        matrix.index,
+        (view.shape[0], *padded, view.shape[-1]),
+        matrix.offset,
+        (batch, *steps, column),
+    )
+    depth, height, width = (replace(side, padding=0) for side in problem.axes)
+    table = made.workspace(BYTES * (depth.positions + height.positions))
+    for side, at in ((depth, 0), (height, BYTES * depth.positions)):
+        rows = formula_of_steps(side.positions, (side.kernel, 0), (0, 0), (0, side.stride))
+        made.launches.append(rows.launch(replace(table, offset=at)))
+    opened = replace(
+        problem,
+        axes=(depth, height, width),
+        cells=_Cells(cells),
+        source=Ref(matrix.kind, matrix.index),
+        table=table,
+    )
+    most = max(min(target.registers - 2 - width.kernel, target.registers // 2), 4)
+    several, single = open_tiles(width, max(1, min(most, estimate(width.positions))))
+    masked, skipped = problem.channels < problem.lanes, several.stops[0] * several.width
+    for tiles, behind in ((several, 0), (single, skipped)):
+        opened.axes = depth, height, replace(width, positions=tiles.stops[0] * tiles.width)
+        offset = cells.offset + behind * width.stride * cells.strides[3]
+        opened.cells = _Cells(replace(cells, offset=offset))
+        kernel = depthwise_kernel(opened._spec(tiles, masked=masked), after.epilogue)
+        operands = {
+            name: replace(x, offset=x.offset + behind * x.row) for name, x in after.operands.items()
+        }
+        cut = opened._cut()
+        made.launches.append(opened._launch(kernel, tiles, {"weight": place}, operands, cut))
+    return Lowered(
+        tuple(made.launches) if known else (pack, *made.launches),
+        workspaces=tuple(made.workspaces),
+        constants=tuple(opened.constants),
+        kept=(nbytes,) if known else (),
+        prelude=(pack,) if known else (),
+    )
+
+
+@dataclass(slots=True)
+class _Collected:
+    """Launches and workspaces of a lowering."""
+
+    target: Target
+    dtype: DType
+    launches: list[Launch] = field(default_factory=list)
+    workspaces: list[Dim] = field(default_factory=list)
+
+    def workspace(self, nbytes: Dim) -> Ref:
+        """A new scratch area."""
+        self.workspaces.append(nbytes)
+        return Ref("workspace", len(self.workspaces) - 1)
 
 
 def _ref(matrix: Matrix) -> Ref:

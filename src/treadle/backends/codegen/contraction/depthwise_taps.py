@@ -15,6 +15,7 @@ from itertools import pairwise
 import numpy as np
 
 from treadle.backends.program import Array
+from treadle.base.symbol import Dim
 from treadle.ops.windows import Window
 
 Reads = list[tuple[int, int]]
@@ -32,8 +33,8 @@ class Side:
     cells and positions change places.
     """
 
-    positions: int
-    cells: int
+    positions: Dim
+    cells: Dim
     kernel: int
     stride: int
     dilation: int
@@ -64,9 +65,10 @@ class Side:
 
     def reads(self) -> list[Reads]:
         """What every position reads."""
-        return [self._reads(p) for p in range(self.positions)]
+        return [self.reads_of(p) for p in range(int(self.positions))]
 
-    def _reads(self, position: int) -> Reads:
+    def reads_of(self, position: int) -> Reads:
+        """What a position reads."""
         found: Reads = []
         for tap in range(self.kernel):
             reach = tap * self.dilation - self.padding
@@ -117,14 +119,15 @@ class Tiles:
     width: int
     step: int
     patterns: tuple[Pattern, ...]
-    stops: tuple[int, ...]
+    stops: tuple[Dim, ...]
 
 
 def tiles_of(side: Side, most: int) -> Tiles:
     """The row in tiles of at most `most` positions, of one width but for the last."""
     period = side.period
-    count = -(-side.positions // max(most // period * period, period))
-    width = -(-side.positions // count)
+    positions = int(side.positions)
+    count = -(-positions // max(most // period * period, period))
+    width = -(-positions // count)
     width = -(-width // period) * period
     step = width // side.stride if side.transposed else width * side.stride
     reads = side.reads()
@@ -133,8 +136,22 @@ def tiles_of(side: Side, most: int) -> Tiles:
             tuple((tap, cell - t * step) for tap, cell in read)
             for read in reads[t * width : (t + 1) * width]
         )
-        for t in range(-(-side.positions // width))
+        for t in range(-(-positions // width))
     ]
     ends = [t for t, (one, two) in enumerate(pairwise(patterns), 1) if one != two]
     stops = (*ends, len(patterns))
     return Tiles(width, step, tuple(patterns[stop - 1] for stop in stops), stops)
+
+
+def open_tiles(side: Side, most: int) -> tuple[Tiles, Tiles]:
+    """A row whose positions are as many as an expression says, all of which read every tap.
+
+    Tiles of several positions, and those of one behind them.
+    """
+    first = [
+        tuple((tap, p * side.stride + tap * side.dilation) for tap in range(side.kernel))
+        for p in range(most)
+    ]
+    whole, rest = side.positions // most, side.positions % most
+    several = Tiles(most, most * side.stride, (tuple(first),), (whole,))
+    return several, Tiles(1, side.stride, (tuple(first[:1]),), (rest,))

@@ -145,7 +145,7 @@ class Problem:
         )
 
     def _without_units(self) -> Problem:
-        kept = [i for i, extent in enumerate(self.batch) if extent != 1]
+        kept = [i for i, extent in enumerate(self.batch) if not is_identical(extent, 1)]
         arrays = (replace(x, batch=tuple(x.batch[i] for i in kept)) for x in self.arrays)
         return self._map(tuple(self.batch[i] for i in kept), *arrays)
 
@@ -179,10 +179,11 @@ class Problem:
 
     def _lies_by_columns(self) -> bool:
         """Whether neighbors in the results' columns are neighbors in memory."""
-        if self.n == 1:
-            return self.m > 1
+        several = not is_identical(self.m, 1)
+        if is_identical(self.n, 1):
+            return several
         columns = (is_identical(c.row, 1) and not is_identical(c.column, 1) for c in self.results)
-        return self.m > 1 and all(columns)
+        return several and all(columns)
 
     def _transposed(self) -> Problem:
         """The transposed results: a product of the transposed operands in the other order."""
@@ -193,11 +194,11 @@ class Problem:
     def _with_steps_of_units(self) -> Problem:
         """Axes of one element have steps nobody takes: those that choose the best kernel."""
         a, b, *others = self.arrays
-        if self.k == 1:
+        if is_identical(self.k, 1):
             a, b = replace(a, column=1), replace(b, row=self.n)
-        if self.m == 1:
+        if is_identical(self.m, 1):
             a = replace(a, row=self.k)
-        if self.n == 1:
+        if is_identical(self.n, 1):
             b = replace(b, column=1)
             others = [replace(x, column=1 if x in self.results else 0) for x in others]
         return self._map(self.batch, a, b, *others)

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Protocol
 
 from treadle.backends.codegen.contraction.items import Contraction
-from treadle.backends.codegen.contraction.launch import Launches
 from treadle.backends.codegen.contraction.pack import Order, order_of, pack_function
 from treadle.backends.codegen.contraction.problem import Matrix
 from treadle.backends.codegen.contraction.tile import Tile, choose_tile
 from treadle.backends.codegen.kernel import builder, ir
 from treadle.backends.codegen.kernel.builder import Builder
 from treadle.backends.codegen.kernel.ir import Value
+from treadle.backends.codegen.target import Target
 from treadle.backends.codegen.views import Dims, Shape, dense
 from treadle.backends.program import Launch, Ref
 from treadle.base import dtype as dt
@@ -73,13 +74,30 @@ class Margins:
         return Margins((0,) * len(extents), (1,) * len(extents), extents)
 
 
+class Places(Protocol):
+    """What collects the launches and workspaces of a lowering."""
+
+    launches: list[Launch]
+
+    @property
+    def target(self) -> Target:
+        """What the launches are for."""
+
+    @property
+    def dtype(self) -> DType:
+        """Type of the sums."""
+
+    def workspace(self, nbytes: Dim, /) -> Ref:
+        """A new scratch area."""
+
+
 def clashes(source: Source, dtype: DType) -> bool:
     """Whether neighbors along the last axis compete for lines of the cache."""
     return is_identical(source.strides[-1] * dtype.itemsize % (2 * CLASH), 0)
 
 
 def spread(
-    launches: Launches,
+    launches: Places,
     source: Source,
     margins: Margins,
     *,

@@ -7,11 +7,12 @@ is the transposed matrix, so no two threads ever write one cell.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
 
+from treadle.backends.codegen.irregular.resample_tables import TERMS, Tables
 from treadle.backends.codegen.irregular.rows import (
     Arguments,
     over_rows,
@@ -29,7 +30,7 @@ from treadle.base import dtype as dt
 from treadle.base.dtype import DType
 from treadle.base.estimates import estimate
 from treadle.base.shape import Shape, product
-from treadle.base.symbol import Dim, is_identical
+from treadle.base.symbol import Dim, Expr, is_identical
 from treadle.base.types import TensorType
 from treadle.ops.precision import compute_type
 from treadle.ops.resample import Interpolation, Resize, ResizeGrad, interpolation_taps
@@ -51,6 +52,21 @@ class _Matrix:
     def rows(self) -> int:
         """Number of rows."""
         return len(self.starts) - 1
+
+    @property
+    def terms(self) -> float:
+        """Pairs of a row."""
+        return max(len(self.columns) / self.rows, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Open:
+    """The same where extents are expressions: starts, columns and weights are in these places."""
+
+    columns_of: Dim
+    rows: Dim
+    places: tuple[Ref, Ref, Ref]
+    terms: float
 
 
 def _interpolation(op: Interpolation, n: int, m: int) -> _Matrix:
@@ -79,7 +95,7 @@ def lower_resize(
 ) -> Lowered:
     """One product per spatial axis, in their order; for the gradient, with transposed matrices."""
     x = types[0]
-    return _products(x.dtype, x.shape, 2, matrices_of(op, x.shape[2:]), Ref("input", 0), target)
+    return _lowered(op, x, x.shape, 2, Ref("input", 0), target)
 
 
 def lower_resize_last(
@@ -87,7 +103,27 @@ def lower_resize_last(
 ) -> Lowered:
     """The same of x [N,C,*S] that lies densely as [N,*S,C], and so for the result."""
     shape = (x.shape[0], *x.shape[2:], x.shape[1])
-    return _products(x.dtype, shape, 1, matrices_of(op, x.shape[2:]), source, target)
+    return _lowered(op, x, shape, 1, source, target)
+
+
+def _lowered(
+    op: Resize | ResizeGrad, x: TensorType, shape: Shape, first: int, source: Ref, target: Target
+) -> Lowered:
+    """Launches over x, which lies as `shape` says: its spatial axes are those from `first` on."""
+    spatial, others = x.shape[2:], op.spatial if isinstance(op, ResizeGrad) else op.sizes
+    if not any(isinstance(n, Expr) for n in (*spatial, *others)):
+        return _products(x.dtype, shape, first, matrices_of(op, spatial), source, target)
+    tables = Tables(compute_type(x.dtype))
+    matrices = []
+    for have, want in zip(spatial, others, strict=True):
+        if isinstance(op, ResizeGrad):
+            refs = tables.transposed(op, want, have)
+        else:
+            refs = tables.forward(op, have, want)
+        matrices.append(_Open(have, want, refs, float(TERMS[op.mode])))
+    found = _products(x.dtype, shape, first, matrices, source, target, len(tables.workspaces))
+    workspaces = (*tables.workspaces, *found.workspaces)
+    return replace(found, launches=(*tables.launches, *found.launches), workspaces=workspaces)
 
 
 def matrices_of(op: Resize | ResizeGrad, spatial: Shape) -> list[_Matrix]:
@@ -102,26 +138,32 @@ def _products(
     dtype: DType,
     extents: Shape,
     first: int,
-    matrices: Sequence[_Matrix],
+    matrices: Sequence[_Matrix | _Open],
     source: Ref,
     target: Target,
+    taken: int = 0,
 ) -> Lowered:
     """Axis after axis, from axis `first` on.
 
-    What lies between is kept in the compute type, in workspaces.
+    What lies between is kept in the compute type, in workspaces, behind those that are taken.
     """
     wide, shape = compute_type(dtype), list(extents)
-    launches, workspaces, constants = [], [], []
+    launches, workspaces = list[Launch](), list[Dim]()
+    constants = list[Array]()
     origin = dtype
     for i, matrix in enumerate(matrices):
         outer, inner = product(shape[: first + i]), product(shape[first + i + 1 :])
         shape[first + i] = matrix.rows
         last = i == len(matrices) - 1
-        to, kept = (Ref("output", 0), dtype) if last else (Ref("workspace", i), wide)
+        to, kept = (Ref("output", 0), dtype) if last else (Ref("workspace", taken + i), wide)
         if not last:
             workspaces.append(product(shape) * wide.itemsize)
-        tables = [Ref("constant", 3 * i + j) for j in range(3)]
-        constants += [matrix.starts, matrix.columns, matrix.weights.astype(wide.numpy)]
+        if isinstance(matrix, _Open):
+            tables = matrix.places
+        else:
+            begin = len(constants)
+            tables = Ref("constant", begin), Ref("constant", begin + 1), Ref("constant", begin + 2)
+            constants += [matrix.starts, matrix.columns, matrix.weights.astype(wide.numpy)]
         launches.append(
             _product(matrix, (to, source, *tables), (kept, origin), (outer, inner), target)
         )
@@ -131,23 +173,22 @@ def _products(
 
 
 def _product(
-    matrix: _Matrix,
+    matrix: _Matrix | _Open,
     refs: tuple[Ref, ...],
     dtypes: tuple[DType, DType],
     around: tuple[Dim, Dim],
     target: Target,
 ) -> Launch:
     outer, inner = around
-    terms = max(len(matrix.columns) / matrix.rows, 1.0)
     lanes = 1 if is_identical(inner, 1) else target.lanes(dtypes[1])
     if is_identical(inner, 1):
         kernel = _line_kernel(*dtypes)
-        cost = matrix.rows * (1 + terms * 1.2)
+        cost = estimate(matrix.rows) * (1 + matrix.terms * 1.2)
         arguments: Arguments = (*refs, matrix.rows, matrix.columns_of)
         return over_rows(kernel, arguments, outer, cost)
     kernel = _plane_kernel(*dtypes, lanes)
     panels = -(-inner // _PANEL)
-    cost = 3 + min(estimate(inner), _PANEL) * (0.1 + 0.1 * terms)
+    cost = 3 + min(estimate(inner), _PANEL) * (0.1 + 0.1 * matrix.terms)
     arguments = (*refs, matrix.rows, matrix.columns_of, inner, panels)
     return over_rows(kernel, arguments, outer * matrix.rows * panels, cost)
 

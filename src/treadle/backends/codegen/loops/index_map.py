@@ -15,7 +15,7 @@ from treadle.backends.codegen.kernel.ir import KernelError, Value, pointer, size
 from treadle.backends.program import Ref
 from treadle.base import dtype as dt
 from treadle.base.dtype import DType
-from treadle.base.symbol import Dim, Expr
+from treadle.base.symbol import Dim, Expr, is_identical
 from treadle.graph.domains import Axis
 from treadle.graph.positions import Atom, Position
 
@@ -110,9 +110,9 @@ class IndexWriter:
 
     def _added(self, total: Value, position: Position, axis: Axis, index: Value | int) -> Value:
         factor = factor_of(position, axis)
-        if factor == 0:
+        if is_identical(factor, 0):
             return total
-        if factor == -1:
+        if is_identical(factor, -1):
             return self.b.sub(total, index)
         return self.b.add(self.b.mul(self.b.index(index), self.parameters.size(factor)), total)
 

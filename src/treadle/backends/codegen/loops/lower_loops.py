@@ -27,7 +27,7 @@ from treadle.backends.codegen.loops.stages import Memory
 from treadle.backends.codegen.target import Target
 from treadle.backends.program import ALIGNMENT, Array, Launch, Lowered, Ref
 from treadle.base.estimates import is_many
-from treadle.base.guards import remembered
+from treadle.base.guards import asking_nothing, remembered
 from treadle.base.shape import product
 from treadle.base.symbol import Dim, is_identical
 from treadle.base.types import TensorType
@@ -233,9 +233,8 @@ def _in_place(nest: LoopNest, chosen: Plan) -> list[tuple[int, int]]:
                 type_.open_nbytes, wanted.open_nbytes
             ):
                 continue
-            if all(
-                c.place == output.place and not c.guards and not any(c in s.needed for s in later)
-                for c in cells
-            ):
+            with asking_nothing():
+                same = all(c.place == output.place and not c.guards for c in cells)
+            if same and not any(c in s.needed for s in later for c in cells):
                 found.append((source, output.number))
     return found

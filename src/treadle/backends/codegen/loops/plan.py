@@ -12,7 +12,7 @@ from treadle.backends.codegen.scalars.convert import compute_dtype
 from treadle.backends.codegen.target import Target
 from treadle.base.estimates import estimate, is_multiple
 from treadle.base.shape import product
-from treadle.base.symbol import Dim
+from treadle.base.symbol import Dim, is_identical, maximum
 from treadle.graph.cells import Apply, Cell, Literal, Load, Total
 from treadle.graph.domains import Axis, Collected, LoopNest, Output, arguments
 from treadle.graph.positions import Position
@@ -143,7 +143,7 @@ def plan(nest: LoopNest, target: Target, nbytes: Dim) -> Plan:
     native = _native(nest, target, lane_axis)
     tile_axis, turned = _tiles(nest, lane_axis)
     lanes = native * _vectors(nest, total, lane_axis, native, target)
-    points = max(product(a.extent for a in nest.axes), 1)
+    points = maximum(product(a.extent for a in nest.axes), 1)
     moments = moments_of(nest)
     return Plan(
         lane_axis,
@@ -189,10 +189,13 @@ def _contiguous(nest: LoopNest, axis: Axis, is_narrow: bool) -> float:
 
     Stores along one that is narrower than a vector are no better than element by element.
     """
-    stored = sum(points_of(nest, o.place) for o in nest.outputs if factor_of(o.place, axis) == 1)
+    stored = sum(
+        points_of(nest, o.place) for o in nest.outputs if is_identical(factor_of(o.place, axis), 1)
+    )
     loads = [c.place for c in nest.cells() if isinstance(c, Load)]
-    near = sum(points_of(nest, p) for p in loads if factor_of(p, axis) == 1)
-    far = sum(points_of(nest, p) for p in loads if factor_of(p, axis) not in (0, 1))
+    steps = [(p, factor_of(p, axis)) for p in loads if not is_identical(factor_of(p, axis), 0)]
+    near = sum(points_of(nest, p) for p, step in steps if is_identical(step, 1))
+    far = sum(points_of(nest, p) for p, step in steps if not is_identical(step, 1))
     # Nests without reductions transpose what they load, so stores decide; others gather.
     if nest.totals:
         return stored + near - 4.0 * far
