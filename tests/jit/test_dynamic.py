@@ -84,7 +84,6 @@ PINS: dict[str, Function] = {
     "linspace": lambda x: F.linspace(0, 1, x.shape[0]),
     "topk": lambda x: F.topk(x[:, 0], (x.shape[0] + 1) // 2)[0],
     "diag": lambda x: F.diag(x[:, 0]),
-    "interpolate": lambda x: F.vision.interpolate(x.reshape(1, 1, -1, 4), scale_factor=2.0),
 }
 
 
