@@ -11,6 +11,8 @@ import pytest
 from tests.serve.llm.speaking import SAYS, chat, events, speaking
 from tests.serve.llm.test_wrong_requests import schema, tool
 
+from treadle.serve.llm.wanted_forms import read_tools, wanted_form
+
 CITY = {
     "type": "object",
     "properties": {"city": {"$ref": "#/$defs/name"}, "people": {"type": "integer"}},
@@ -113,6 +115,28 @@ def test_calls_that_are_demanded(port: int, choice: Any, names: set[str]) -> Non
         assert arguments.keys() == (
             {"city", "people"} if "w" in call["function"]["name"] else set()
         )
+
+
+def test_calls_have_the_arguments_that_are_named() -> None:
+    """JSON schema allows any others, and pydantic's schemas do not forbid them."""
+    place = {"properties": {"properties": {"type": "string"}}, "type": "object"}
+    parameters = {
+        "properties": {"at": {"anyOf": [{"$ref": "#/$defs/place"}, {"type": "null"}]}},
+        "$defs": {"place": place, "any": {"type": "object", "additionalProperties": True}},
+    }
+    content = {"tools": [tool("go", parameters)], "tool_choice": "required"}
+    form = wanted_form(content, read_tools(content))
+    assert form is not None
+    found = json.loads(form.schema)["properties"]["arguments"]
+    assert found["additionalProperties"] is False
+    assert found["$defs"]["place"] == {**place, "additionalProperties": False}
+    assert found["$defs"]["any"]["additionalProperties"] is True
+    content["tools"] = [tool("go", {"allOf": [place, {"properties": {"b": {}}}]})]
+    joined = wanted_form(content, read_tools(content))
+    assert (
+        joined is not None
+        and "additionalProperties" not in json.loads(joined.schema)["properties"]["arguments"]
+    )
 
 
 def test_streams_of_calls_that_are_demanded(port: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,10 @@ from treadle.serve.llm.fields import Wrong, list_of, mistyped, text_of
 
 _OBJECT = {"type": "object"}
 _MOST_TOOLS = 128
+_MAPS, _LISTS = ("properties", "$defs", "definitions"), ("anyOf", "oneOf", "prefixItems")
+"""Words of a schema behind which there are named schemas, and lists of them."""
+_JOINED = re.compile(r'"(allOf|if|not|dependentSchemas|unevaluatedProperties)":')
+"""Words of schemas that describe an object by several."""
 
 
 @dataclass(frozen=True)
@@ -117,13 +122,40 @@ def _call(tool: Mapping[str, Any], number: int) -> dict[str, Any]:
     """A call of a function, as `tool_calls` reads it."""
     function = tool["function"]
     schema = {**_OBJECT, **(function.get("parameters") or {})}
-    parameters = _document(schema, f"call:{number}")
+    parameters = _document(_closed(schema), f"call:{number}")
     return {
         "type": "object",
         "properties": {"name": {"const": function["name"]}, "arguments": parameters},
         "required": ["name", "arguments"],
         "additionalProperties": False,
     }
+
+
+def _closed(schema: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of a call have the properties that are named, unless their schema says otherwise.
+
+    JSON schema allows any others as well: small models would go on inventing some. Objects that are
+    described by several schemas together stay as they are, as none of these names them all.
+    """
+    return schema if _JOINED.search(json.dumps(schema)) else dict(_close(schema))
+
+
+def _close(schema: Any) -> Any:
+    if not isinstance(schema, dict):
+        return schema
+    found = dict(schema)
+    for key in _MAPS:
+        if isinstance(found.get(key), dict):
+            found[key] = {name: _close(value) for name, value in found[key].items()}
+    for key in _LISTS:
+        if isinstance(found.get(key), list):
+            found[key] = [_close(value) for value in found[key]]
+    if "items" in found:
+        found["items"] = _close(found["items"])
+    alone = not found.keys() & {"patternProperties", "$ref", "anyOf", "oneOf"}
+    if alone and isinstance(found.get("properties"), dict):
+        found.setdefault("additionalProperties", False)
+    return found
 
 
 def _document(schema: Mapping[str, Any], name: str) -> dict[str, Any]:
