@@ -84,3 +84,11 @@ def test_tensors_of_the_cpu_are_refused_but_for_numbers(device: str) -> None:
     assert (x * torch.tensor(2.0)).tolist() == [2, 2, 2]
     with pytest.raises(RuntimeError, match="same device"):
         x + torch.ones(3)
+
+
+@pytest.mark.parametrize("name", ["sgn", "sign", "round", "floor", "trunc"])
+def test_gradients_that_are_zero_everywhere(device: str, name: str) -> None:
+    """PyTorch makes some of them without memory."""
+    x = torch.randn(4).to(device).requires_grad_()
+    getattr(x, name)().sum().backward()
+    torch.testing.assert_close(x.grad.cpu(), torch.zeros(4))

@@ -125,6 +125,8 @@ class _Call:
         return made
 
     def _wrapped(self, made: torch.Tensor) -> torch.Tensor:
+        if made._is_zerotensor():  # Gradients that are 0 everywhere come without memory.
+            made = torch.zeros(made.size(), dtype=made.dtype)
         address = made.untyped_storage().data_ptr()
         for given, alias, _ in self.aliases:
             if made is alias:
