@@ -134,7 +134,7 @@ class Reader:
 def _text(where: str, row: Mapping[str, Any], name: str) -> str:
     found = row[name]
     if not isinstance(found, str):
-        raise CheckpointError(where, f"{name} is no text", saw=shorten(found))
+        raise CheckpointError(where, f"`{name}` is not a string", saw=shorten(found))
     return found
 
 

@@ -12,9 +12,11 @@ and no step needs a sum across lanes but the transposed one that makes the score
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from typing import Generic, TypeVar
 
 from treadle.backends.codegen.attention.operands import LOG2_E, round_up
 from treadle.backends.codegen.attention.row import MOST_UNROLLED, sum_lanes
@@ -60,6 +62,11 @@ class Spec:
     target: Target
 
     @property
+    def factor(self) -> float:
+        """What queries are multiplied by: scores are powers of 2, or arguments of tanh."""
+        return self.scale * LOG2_E if self.softcap is None else self.scale / self.softcap
+
+    @property
     def compute(self) -> DType:
         """The type sums are computed in."""
         return compute_type(self.dtype)
@@ -86,16 +93,46 @@ class Spec:
 
 
 @dataclass(frozen=True, slots=True)
-class _Scratch:
-    """Rows of an item: scaled queries, results, maxima, sums, limits; scores of one tile."""
+class Seen:
+    """Of the rows of an item: largest scores, sums, the first key that is seen and their end."""
 
-    q: Value
-    y: Value
     largest: Value
     sums: Value
     begins: Value
     ends: Value
+
+
+@dataclass(frozen=True, slots=True)
+class _Scratch(Seen):
+    """Rows of an item: scaled queries and results; scores of one tile."""
+
+    q: Value
+    y: Value
     scores: Value
+
+
+S = TypeVar("S", bound=Seen)
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """Some rows of one head of keys.
+
+    Attributes:
+        entry: of the heads of keys of all rows of the batch.
+        row, head: which of both this is.
+        start: position of the first query.
+        first, meant: the first row, and how many follow that are no padding.
+        place: by row, which line of q and of the results it is.
+    """
+
+    entry: Value
+    row: Value
+    head: Value
+    start: Value
+    first: Value
+    meant: Value
+    place: Callable[[Value], Value]
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,104 +155,82 @@ class _Keys:
         return b.select(b.compare("lt", at, self.slots), at, b.sub(at, self.slots))
 
 
-class _Cached:
-    """Writes the kernel of one spec."""
+class Rows(ABC, Generic[S]):
+    """What kernels of attention over caches share: a row is (step, head of the group).
+
+    The head is the fastest, so that the rows of an item see nearly the same keys.
+    """
 
     def __init__(self, spec: Spec) -> None:
         self.s = s = spec
         self.q, self.y = pointer(s.dtype, "q"), pointer(s.dtype, "y")
-        self.k, self.v = pointer(s.kept, "k"), pointer(s.kept, "v")
         names = ("starts", "ends", "rows")
         self.places = [pointer(t, n) for t, n in zip(s.places, names, strict=True)]
         self.sinks = None if s.sinks is None else pointer(s.sinks, "sinks")
-        sizes = ("sequences", "shared", "group", "time", "capacity", "chunks")
-        self.sizes = [size(n) for n in sizes]
-        self.sequences, self.shared, self.group, self.time, self.capacity, self.chunks = self.sizes
-        self.d_pitch, self.e_pitch = round_up(s.d, s.lanes), round_up(s.e, s.lanes)
+        sizes = ("shared", "group", "time", "capacity", "chunks")
+        self.shared, self.group, self.time, self.capacity, self.chunks = map(size, sizes)
         # The compare of positions has as many lanes as scores.
         self.number = dt.int32 if s.compute.itemsize == 4 else dt.int64
 
-    @property
-    def parameters(self) -> tuple[Value, ...]:
-        more = () if self.sinks is None else (self.sinks,)
-        return (self.q, self.k, self.v, self.y, *self.places, *more, *self.sizes)
+    @abstractmethod
+    def work(self, b: Builder, scratch: S, at: Item) -> None:
+        """The results of an item's rows."""
 
-    def write(self, b: Builder, lo: Value, hi: Value) -> None:
-        s = self.s
-        scratch = _Scratch(
-            b.stack(s.compute, ROWS * self.d_pitch),
-            b.stack(s.compute, ROWS * self.e_pitch),
-            b.stack(s.compute, ROWS),
-            b.stack(s.compute, ROWS),
-            b.stack(self.number, ROWS),
-            b.stack(self.number, ROWS),
-            b.stack(s.compute, (BLOCK + s.together) * s.tile),
-        )
-        b.loop(lo, hi, 1, lambda item: self.item(b, scratch, item))
+    @abstractmethod
+    def query(self, b: Builder, scratch: S, r: Value, place: Value) -> None:
+        """The scaled query of a row, in scratch."""
 
-    def item(self, b: Builder, scratch: _Scratch, item: Value) -> None:
-        """Some rows of one head of keys; a row is (step, head of the group), the head fastest."""
+    def seen(self, b: Builder) -> tuple[Value, Value, Value, Value]:
+        """Scratch for `Seen`."""
+        floats = [b.stack(self.s.compute, ROWS) for _ in range(2)]
+        numbers = [b.stack(self.number, ROWS) for _ in range(2)]
+        return (floats[0], floats[1], numbers[0], numbers[1])
+
+    def item(self, b: Builder, scratch: S, item: Value) -> None:
+        """The results of some rows; zeros for padding."""
         chunk, entry = b.rem(item, self.chunks), b.div(item, self.chunks)
         head, row = b.rem(entry, self.shared), b.div(entry, self.shared)
         most = MOST_POSITIONS if self.s.ring else self.capacity
         start, end = (bounded(b, b.load(p, row), most) for p in self.places[:2])
-        sequence = bounded(b, b.load(self.places[2], row), b.sub(self.sequences, 1))
         count = b.max(b.min(b.sub(end, start), self.time), 0)
         first = b.mul(chunk, ROWS)
         every = b.min(b.sub(b.mul(self.time, self.group), first), ROWS)
         meant = b.max(b.min(b.sub(b.mul(count, self.group), first), ROWS), 0)
-        line = b.mul(b.add(b.mul(sequence, self.shared), head), self.capacity)
-        keys = _Keys(
-            b.offset(self.k, b.mul(line, self.s.d)), b.offset(self.v, b.mul(line, self.s.e))
-        )
-        queries = b.mul(b.add(b.mul(row, self.shared), head), b.mul(self.group, self.time))
+        queries = b.mul(entry, b.mul(self.group, self.time))
 
         def place(r: Value) -> Value:
-            """The number of a row among all lines of q, or of results."""
             at = b.add(first, r)
             step, member = b.div(at, self.group), b.rem(at, self.group)
             return b.add(queries, b.add(b.mul(member, self.time), step))
 
-        def work() -> None:
-            tiles = b.mul(b.div(b.add(meant, self.s.tile - 1), self.s.tile), self.s.tile)
-            last = b.sub(meant, 1)
-            sink = b.mul(head, self.group)
-
-            def prepare(r: Value) -> None:
-                real = b.min(r, last)
-                step = b.div(b.add(first, real), self.group)
-                member = b.rem(b.add(first, real), self.group)
-                self.prepare(b, scratch, r, place(real), b.add(start, step), b.add(sink, member))
-
-            b.loop(0, tiles, 1, prepare)
-            lowest = _aligned(b, self.s, b.cast(b.load(scratch.begins, 0), dt.int64), BLOCK)
-            most = b.cast(b.load(scratch.ends, last), dt.int64)
-
-            def block(begin: Value) -> None:
-                stop = b.min(b.add(begin, BLOCK), most)
-                b.loop(0, tiles, self.s.tile, lambda r: self.tile(b, scratch, keys, r, begin, stop))
-
-            b.loop(lowest, most, BLOCK, block)
-            b.loop(0, meant, 1, lambda r: _finish(b, self.s, self.y, scratch, r, place(r)))
-
-        b.branch(b.compare("lt", 0, meant), work)
+        at = Item(entry, row, head, start, first, meant, place)
+        b.branch(b.compare("lt", 0, meant), lambda: self.work(b, scratch, at))
 
         def clear(r: Value) -> None:
             b.zero(b.offset(self.y, b.mul(place(r), self.s.e)), self.s.e)
 
         b.loop(meant, every, 1, clear)
 
-    def prepare(
-        self, b: Builder, scratch: _Scratch, r: Value, place: Value, position: Value, head: Value
-    ) -> None:
-        """The scaled query of a row, the keys it sees, and nothing summed but its sink."""
+    def prepare(self, b: Builder, scratch: S, at: Item, count: Value | int) -> None:
+        """Queries, the keys that they see, and nothing summed but sinks; the last fills up."""
+        last, sink = b.sub(at.meant, 1), b.mul(at.head, self.group)
+
+        def prepare(r: Value) -> None:
+            real = b.min(r, last)
+            number = b.add(at.first, real)
+            step, member = b.div(number, self.group), b.rem(number, self.group)
+            self.query(b, scratch, r, at.place(real))
+            self._see(b, scratch, r, b.add(at.start, step), b.add(sink, member))
+
+        b.loop(0, count, 1, prepare)
+
+    def span(self, b: Builder, scratch: S, at: Item) -> tuple[Value, Value]:
+        """The first key that a row sees, and where those of the last row end."""
+        last = b.load(scratch.ends, b.sub(at.meant, 1))
+        return b.cast(b.load(scratch.begins, 0), dt.int64), b.cast(last, dt.int64)
+
+    def _see(self, b: Builder, scratch: S, r: Value, position: Value, head: Value) -> None:
         s = self.s
-        factor = s.scale * LOG2_E if s.softcap is None else s.scale / s.softcap
-        source, into = b.offset(self.q, b.mul(place, s.d)), b.mul(r, self.d_pitch)
-        for column in range(0, s.d, s.lanes):
-            value = b.cast(b.load(source, column, s.lanes, _tail(b, s, s.d, column)), s.compute)
-            b.store(b.offset(scratch.q, into), column, b.mul(value, factor), aligned=True)
-        b.zero(b.offset(scratch.y, b.mul(r, self.e_pitch)), self.e_pitch)
         end = b.add(position, 1)
         begin = b.index(0) if s.window is None else b.max(b.sub(end, s.window), 0)
         b.store(scratch.begins, r, b.cast(begin, self.number))
@@ -226,6 +241,59 @@ class _Cached:
             total = b.constant(1.0, s.compute)
         b.store(scratch.largest, r, largest)
         b.store(scratch.sums, r, total)
+
+
+class _Cached(Rows[_Scratch]):
+    """Writes the kernel of one spec."""
+
+    def __init__(self, spec: Spec) -> None:
+        super().__init__(spec)
+        self.k, self.v = pointer(spec.kept, "k"), pointer(spec.kept, "v")
+        self.sequences = size("sequences")
+        self.d_pitch, self.e_pitch = (round_up(n, spec.lanes) for n in (spec.d, spec.e))
+
+    @property
+    def parameters(self) -> tuple[Value, ...]:
+        """In order."""
+        more = () if self.sinks is None else (self.sinks,)
+        sizes = self.sequences, self.shared, self.group, self.time, self.capacity, self.chunks
+        return (self.q, self.k, self.v, self.y, *self.places, *more, *sizes)
+
+    def write(self, b: Builder, lo: Value, hi: Value) -> None:
+        """The entry."""
+        s = self.s
+        scratch = _Scratch(
+            *self.seen(b),
+            b.stack(s.compute, ROWS * self.d_pitch),
+            b.stack(s.compute, ROWS * self.e_pitch),
+            b.stack(s.compute, (BLOCK + s.together) * s.tile),
+        )
+        b.loop(lo, hi, 1, lambda item: self.item(b, scratch, item))
+
+    def work(self, b: Builder, scratch: _Scratch, at: Item) -> None:
+        s = self.s
+        sequence = bounded(b, b.load(self.places[2], at.row), b.sub(self.sequences, 1))
+        line = b.mul(b.add(b.mul(sequence, self.shared), at.head), self.capacity)
+        keys = _Keys(b.offset(self.k, b.mul(line, s.d)), b.offset(self.v, b.mul(line, s.e)))
+        tiles = b.mul(b.div(b.add(at.meant, s.tile - 1), s.tile), s.tile)
+        self.prepare(b, scratch, at, tiles)
+        b.zero(scratch.y, b.mul(tiles, self.e_pitch))
+        lowest, most = self.span(b, scratch, at)
+
+        def block(begin: Value) -> None:
+            stop = b.min(b.add(begin, BLOCK), most)
+            b.loop(0, tiles, s.tile, lambda r: self.tile(b, scratch, keys, r, begin, stop))
+
+        b.loop(_aligned(b, s, lowest, BLOCK), most, BLOCK, block)
+        b.loop(0, at.meant, 1, lambda r: _finish(b, s, self.y, scratch, r, at.place(r)))
+
+    def query(self, b: Builder, scratch: _Scratch, r: Value, place: Value) -> None:
+        s = self.s
+        source, into = b.offset(self.q, b.mul(place, s.d)), b.mul(r, self.d_pitch)
+        for column in range(0, s.d, s.lanes):
+            value = b.cast(b.load(source, column, s.lanes, _tail(b, s, s.d, column)), s.compute)
+            scaled = b.mul(value, s.factor)
+            b.store(b.offset(scratch.q, into), column, scaled, aligned=True)
 
     def tile(
         self, b: Builder, scratch: _Scratch, keys: _Keys, r: Value, begin: Value, stop: Value

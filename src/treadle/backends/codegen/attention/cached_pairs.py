@@ -16,7 +16,15 @@ import math
 from dataclasses import dataclass
 from functools import cache
 
-from treadle.backends.codegen.attention.cached import BLOCK, ROWS, Spec, tanh
+from treadle.backends.codegen.attention.cached import (
+    BLOCK,
+    ROWS,
+    Item,
+    Rows,
+    Seen,
+    Spec,
+    tanh,
+)
 from treadle.backends.codegen.attention.operands import LOG2_E
 from treadle.backends.codegen.attention.softmax import power_of_two
 from treadle.backends.codegen.contraction.pair_tiles import Unit, unit_function
@@ -143,123 +151,66 @@ class _Words:
 
 
 @dataclass(frozen=True, slots=True)
-class _Scratch:
-    """Rows of an item: queries, scores, weights, results; largest scores, sums, limits."""
+class _Scratch(Seen):
+    """Rows of an item: queries, scores, weights, results."""
 
     q: Value
     scores: Value
     weights: Value
     y: Value
-    largest: Value
-    sums: Value
-    begins: Value
-    ends: Value
 
 
-class _Pairs:
+class _Pairs(Rows[_Scratch]):
     """Writes the kernel of one spec."""
 
     def __init__(self, spec: Spec) -> None:
-        self.s = s = spec
-        self.unit = Unit(dt.bfloat16, dt.bfloat16, dt.float32, s.target.matrices)
+        super().__init__(spec)
+        self.unit = Unit(dt.bfloat16, dt.bfloat16, dt.float32, spec.target.matrices)
         self.function = unit_function(self.unit, self.unit.rows)
-        self.q, self.y = pointer(s.dtype, "q"), pointer(s.dtype, "y")
         self.key_words, self.value_words = (pointer(dt.int32, n) for n in ("kw", "vw"))
-        names = ("starts", "ends")
-        self.places = [pointer(t, n) for t, n in zip(s.places, names, strict=False)]
-        self.sinks = None if s.sinks is None else pointer(s.sinks, "sinks")
-        self.sizes = [size(n) for n in ("shared", "group", "time", "capacity", "chunks", "panels")]
-        self.shared, self.group, self.time, self.capacity, self.chunks, self.panels = self.sizes
-        self.steps, self.columns = s.d // STEP, s.e // WIDTH
+        self.panels = size("panels")
+        self.steps, self.columns = spec.d // STEP, spec.e // WIDTH
 
     @property
     def parameters(self) -> tuple[Value, ...]:
         """In order."""
         more = () if self.sinks is None else (self.sinks,)
         words = self.key_words, self.value_words
-        return (self.q, *words, self.y, *self.places, *more, *self.sizes)
+        sizes = self.shared, self.group, self.time, self.capacity, self.chunks, self.panels
+        return (self.q, *words, self.y, *self.places[:2], *more, *sizes)
 
     def write(self, b: Builder, lo: Value, hi: Value) -> None:
         """The entry."""
         b.flushes = True
         scratch = _Scratch(
+            *self.seen(b),
             b.stack(dt.int32, ROWS // LINES * self.steps * GROUP),
             b.stack(dt.float32, PANELS * _TILE),
             b.stack(dt.int32, ROWS // LINES * PANELS * GROUP),
             b.stack(dt.float32, self.columns * _TILE),
-            *(b.stack(dt.float32, ROWS) for _ in range(2)),
-            *(b.stack(dt.int32, ROWS) for _ in range(2)),
         )
         if self.unit.matrices:
             b.begin_matrices()
-        b.loop(lo, hi, 1, lambda item: self._item(b, scratch, item))
+        b.loop(lo, hi, 1, lambda item: self.item(b, scratch, item))
         if self.unit.matrices:
             b.end_matrices()
 
-    def _item(self, b: Builder, scratch: _Scratch, item: Value) -> None:
-        chunk, entry = b.rem(item, self.chunks), b.div(item, self.chunks)
-        head, row = b.rem(entry, self.shared), b.div(entry, self.shared)
-        start, end = (bounded(b, b.load(p, row), self.capacity) for p in self.places)
-        count = b.max(b.min(b.sub(end, start), self.time), 0)
-        first = b.mul(chunk, ROWS)
-        every = b.min(b.sub(b.mul(self.time, self.group), first), ROWS)
-        meant = b.max(b.min(b.sub(b.mul(count, self.group), first), ROWS), 0)
-        queries = b.mul(entry, b.mul(self.group, self.time))
+    def work(self, b: Builder, scratch: _Scratch, at: Item) -> None:
+        self.prepare(b, scratch, at, ROWS)
+        b.zero(scratch.y, self.columns * _TILE)
+        lowest, most = self.span(b, scratch, at)
+        lowest = b.mul(b.div(lowest, BLOCK), BLOCK)
+        b.loop(lowest, most, BLOCK, lambda begin: self._block(b, scratch, at.entry, begin, most))
+        b.loop(0, at.meant, 1, lambda r: self._finish(b, scratch, r, at.place(r)))
 
-        def place(r: Value) -> Value:
-            """The number of a row among all lines of q, or of results."""
-            at = b.add(first, r)
-            step, member = b.div(at, self.group), b.rem(at, self.group)
-            return b.add(queries, b.add(b.mul(member, self.time), step))
-
-        def work() -> None:
-            last = b.sub(meant, 1)
-            sink = b.mul(head, self.group)
-
-            def prepare(r: Value) -> None:
-                at = b.add(first, b.min(r, last))
-                step, member = b.div(at, self.group), b.rem(at, self.group)
-                given = place(b.min(r, last)), b.add(start, step), b.add(sink, member)
-                self._prepare(b, scratch, r, *given)
-
-            b.loop(0, ROWS, 1, prepare)
-            b.zero(scratch.y, self.columns * _TILE)
-            lowest = b.cast(b.load(scratch.begins, 0), dt.int64)
-            most = b.cast(b.load(scratch.ends, last), dt.int64)
-            lowest = b.mul(b.div(lowest, BLOCK), BLOCK)
-            b.loop(lowest, most, BLOCK, lambda begin: self._block(b, scratch, entry, begin, most))
-            b.loop(0, meant, 1, lambda r: self._finish(b, scratch, r, place(r)))
-
-        b.branch(b.compare("lt", 0, meant), work)
-
-        def clear(r: Value) -> None:
-            b.zero(b.offset(self.y, b.mul(place(r), self.s.e)), self.s.e)
-
-        b.loop(meant, every, 1, clear)
-
-    def _prepare(
-        self, b: Builder, scratch: _Scratch, r: Value, place: Value, position: Value, head: Value
-    ) -> None:
-        """The scaled query of a row as words, the keys it sees, and nothing summed but its sink."""
-        s = self.s
-        factor = s.scale * LOG2_E if s.softcap is None else s.scale / s.softcap
-        source = b.offset(self.q, b.mul(place, s.d))
+    def query(self, b: Builder, scratch: _Scratch, r: Value, place: Value) -> None:
+        source = b.offset(self.q, b.mul(place, self.s.d))
         group = b.mul(b.div(r, LINES), self.steps * GROUP)
         into = b.offset(scratch.q, b.add(group, b.mul(b.rem(r, LINES), WORDS)))
-        for at in range(0, s.d, LINES):
-            value = b.cast(b.mul(b.load(source, at, LINES), factor), dt.bfloat16)
+        for at in range(0, self.s.d, LINES):
+            value = b.cast(b.mul(b.load(source, at, LINES), self.s.factor), dt.bfloat16)
             step, word = divmod(at // 2, WORDS)
             b.store(into, step * GROUP + word, b.bitcast(value, dt.int32))
-        end = b.add(position, 1)
-        begin = b.index(0) if s.window is None else b.max(b.sub(end, s.window), 0)
-        b.store(scratch.begins, r, b.cast(begin, dt.int32))
-        b.store(scratch.ends, r, b.cast(end, dt.int32))
-        largest, total = b.constant(-math.inf, dt.float32), b.constant(0.0, dt.float32)
-        if self.sinks is not None:
-            largest = b.mul(b.cast(b.load(self.sinks, head), dt.float32), LOG2_E)
-            total = b.constant(1.0, dt.float32)
-        b.store(scratch.largest, r, largest)
-        b.store(scratch.sums, r, total)
 
     def _block(
         self, b: Builder, scratch: _Scratch, entry: Value, begin: Value, most: Value

@@ -94,13 +94,6 @@ def _in_pairs(
     m, steps, count = product(x.shape[:-1]), given.k // TERMS, panels.shape[0]
     pairs = -(-count // 2)
     height, width = _item(estimate(m), estimate(pairs))
-    words = Launch(
-        words_kernel(x.dtype, grouped=True),
-        (Ref("input", 0), Ref("workspace", 0), steps),
-        items=m,
-        serial=estimate(m * given.k) < _SERIAL // 4,
-        nbytes=m * given.k * (x.dtype.itemsize + 2),
-    )
     flops = 2 * m * op.rows * given.k
     matrices = target.matrices and target.dot_bfloat16
     spec = PairSpec(LAYOUTS[op.format], x.dtype, matrices)
@@ -117,7 +110,7 @@ def _in_pairs(
         unit="bfloat16",
     )
     groups = -(-m // WORDS)
-    return Lowered((words, launch), workspaces=(groups * steps * GROUP * 4,))
+    return Lowered((given.words(m, grouped=True), launch), workspaces=(groups * steps * GROUP * 4,))
 
 
 def _depth(steps: int, given: _Given) -> int:
@@ -181,13 +174,6 @@ def _routed_in_pairs(
     pairs = -(-count // 2)
     parts = -(-estimate(pairs) // (SUMS // (ROUTED * WIDTH)))
     width = -(-estimate(pairs) // parts)
-    words = Launch(
-        words_kernel(x.dtype, grouped=False),
-        (Ref("input", 0), Ref("workspace", 0), steps),
-        items=source,
-        serial=estimate(source * given.k) < _SERIAL // 4,
-        nbytes=source * given.k * (x.dtype.itemsize + 2),
-    )
     order, ends = Ref("workspace", 1), Ref("workspace", 2)
     routes = Launch(
         routes_kernel(experts.dtype),
@@ -213,7 +199,7 @@ def _routed_in_pairs(
         unit="bfloat16",
     )
     sizes = source * steps * WORDS * 4, m * 4, panels.shape[0] * 4
-    return Lowered((words, routes, launch), workspaces=sizes)
+    return Lowered((given.words(source, grouped=False), routes, launch), workspaces=sizes)
 
 
 def _sharing(x: TensorType, experts: TensorType) -> Dim:
@@ -242,6 +228,16 @@ class _Given:
             items=m,
             serial=estimate(m * self.k) < _SERIAL // 4,
             nbytes=m * self.k * (self.dtype.itemsize + 1),
+        )
+
+    def words(self, m: Dim, *, grouped: bool) -> Launch:
+        """The launch that makes m rows words of bfloat16."""
+        return Launch(
+            words_kernel(self.dtype, grouped=grouped),
+            (Ref("input", 0), Ref("workspace", 0), self.k // TERMS),
+            items=m,
+            serial=estimate(m * self.k) < _SERIAL // 4,
+            nbytes=m * self.k * (self.dtype.itemsize + 2),
         )
 
 
