@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from treadle.base.errors import NumericError
+from treadle.llm.generation import sampling
 from treadle.llm.generation.options import Options, options_of
 from treadle.llm.generation.sampling import choose
 
@@ -48,6 +49,51 @@ def test_many_tokens_are_sampled_as_few_are():
     found = shares(drawn(), logits, 2000)
     assert (found > 0).sum() > 1500
     assert (shares(drawn(top_k=3), logits, 300) > 0).sum() == 3
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"top_p": 0.95},
+        {"min_p": 0.001},
+        {"typical_p": 0.9},
+        {"top_k": 700, "top_p": 0.97},
+        {"top_p": 0.99, "min_p": 0.0005, "typical_p": 0.97},
+        {"temperature": 1.9, "repetition_penalty": 1.3},
+    ],
+    ids=str,
+)
+def test_choices_do_not_depend_on_how_many_tokens_are_looked_at_first(options, monkeypatch):
+    rng = np.random.default_rng(0)
+    logits = rng.gumbel(size=3000).astype(np.float32)
+
+    def run():
+        chosen = Options(**{"temperature": 1.0, **options})
+        return [choose(logits, chosen, [3], [0] * i).token for i in range(300)]
+
+    found = run()
+    assert len(set(found)) > 30
+    for few in (2, 37, 5000):
+        monkeypatch.setattr(sampling, "_FEW", few)
+        assert run() == found
+
+
+def test_many_likely_tokens_are_drawn_as_their_definition_says():
+    """Sorted, summed up in float64, and found."""
+    logits = np.random.default_rng(1).standard_normal(20000).astype(np.float32)
+    order = np.argsort(-logits, kind="stable")
+    sums = np.exp(logits[order].astype(np.float64)).cumsum()
+    for i in range(50):
+        drawn = sampling._uniform(0, 0, i) * sums[-1]
+        want = order[sums.searchsorted(drawn, "right")]
+        assert choose(logits, Options(temperature=1.0), [], [0] * i).token == want
+
+
+@pytest.mark.parametrize("temperature", [1e-3, 1e-30, 5e-324])
+def test_hardly_any_temperature_is_greedy(temperature):
+    logits = np.array([1, 3, 2, -np.inf], np.float32)
+    assert shares(Options(temperature=temperature), logits, 20)[1] == 1
 
 
 def test_seeds_repeat_and_differ():

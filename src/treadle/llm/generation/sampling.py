@@ -12,10 +12,13 @@ import numpy.typing as npt
 from treadle.llm.generation.options import Options
 
 Floats: TypeAlias = npt.NDArray[np.float64]
+Logits: TypeAlias = npt.NDArray[np.float32]
 Ints: TypeAlias = npt.NDArray[np.int64]
 
 _FEW = 1024
 """Tokens that are looked at first: hardly ever does a choice need more."""
+_COLDEST = 1e-30
+"""A temperature at which the likeliest token is certain, and which float32 holds."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +31,7 @@ class Choice:
 
 
 def choose(
-    logits: npt.NDArray[np.float32],
+    logits: Logits,
     options: Options,
     prompt: Sequence[int],
     generated: Sequence[int],
@@ -48,13 +51,13 @@ def choose(
     Nguyen et al. 2024; repetition penalty, Keskar et al. 2019; presence and frequency as OpenAI
     defines them.
     """
-    scores = logits.astype(np.float64)
-    penalized = _penalized(scores, options, prompt, generated)
+    penalized = _penalized(logits, options, prompt, generated)
     if allowed is not None:
         penalized = np.where(allowed, penalized, -np.inf)
     token = _chosen(penalized, options, len(generated), sequence)
     if options.logprobs is None:
         return Choice(token)
+    scores = logits.astype(np.float64)
     largest = scores.max()
     logs = scores - (largest + np.log(np.exp(scores - largest).sum()))
     top = [(int(i), float(logs[i])) for i in _largest(logs, options.logprobs)]
@@ -62,8 +65,8 @@ def choose(
 
 
 def _penalized(
-    scores: Floats, options: Options, prompt: Sequence[int], generated: Sequence[int]
-) -> Floats:
+    scores: Logits, options: Options, prompt: Sequence[int], generated: Sequence[int]
+) -> Logits:
     """Logits with bias and penalties."""
     counted = options.presence_penalty or options.frequency_penalty
     if not (options.logit_bias or counted or options.repetition_penalty != 1.0):
@@ -83,48 +86,69 @@ def _penalized(
     return found
 
 
-def _chosen(scores: Floats, options: Options, position: int, sequence: int) -> int:
+def _chosen(scores: Logits, options: Options, position: int, sequence: int) -> int:
     if options.temperature == 0 or not np.isfinite(scores.max()):
         return int(scores.argmax())
-    order, weights = _candidates(scores / options.temperature, options)
-    sums = weights.cumsum()
-    drawn = _uniform(options.seed, sequence, position) * sums[-1]
-    last = int(sums.searchsorted(sums[-1]))  # behind it is nothing that could be drawn
-    return int(order[min(int(sums.searchsorted(drawn, "right")), last)])
-
-
-def _candidates(scores: Floats, options: Options) -> tuple[Ints, Floats]:
-    """Tokens that are left, likeliest first, and their probabilities, not normalized."""
-    exact = np.exp(scores - scores.max())
-    whole = exact.sum()
+    drawn = _uniform(options.seed, sequence, position)
+    largest = float(scores.max())
+    # Of all tokens in float32, in one buffer: six times as fast as float64, and within a
+    # ten-millionth of the sum.
+    with np.errstate(over="ignore"):
+        every = scores - np.float32(largest)
+        every /= np.float32(max(options.temperature, _COLDEST))
+        whole = float(np.exp(every, out=every).sum(dtype=np.float64))
     wanted = min(options.top_k or len(scores), len(scores))
-    order = _largest(scores, min(max(wanted, 1), _FEW))
-    if len(order) < wanted and not _suffices(exact[order], whole, options):
-        order = _largest(scores, wanted)
-    weights = exact[order]
-    total = weights.sum() if options.top_k else whole
+    count = options.top_k or _FEW
+    while True:
+        order = _largest(scores, min(count, wanted))
+        weights = np.exp((scores[order].astype(np.float64) - largest) / options.temperature)
+        token = _drawn(order, weights, whole, options, drawn, every=len(order) == wanted)
+        if token is not None:
+            return token
+        count *= 16
+
+
+def _drawn(
+    order: Ints, weights: Floats, whole: float, options: Options, drawn: float, *, every: bool
+) -> int | None:
+    """The token at a share of the mass, likeliest first; None where it is not among these.
+
+    Args:
+        order: the likeliest tokens, likeliest first.
+        weights: theirs.
+        whole: the sum of the weights of all tokens.
+        options: what leaves tokens out.
+        drawn: the share, in [0, 1).
+        every: whether these are all tokens that may be chosen. The choice does not depend on how
+            many tokens are looked at, if it can be made.
+    """
+    every = every or weights[-1] == 0
+    total = float(weights.sum()) if options.top_k else whole
+    mass = total
     if options.top_p < 1.0:
-        order, weights = _nucleus(order, weights, options.top_p * total)
+        count = int(weights.cumsum().searchsorted(options.top_p * total)) + 1
+        if count > len(order) and not every:
+            return None
+        order, weights, every = order[:count], weights[:count], True
+        mass = float(weights.sum())
     if options.min_p:
-        kept = weights >= options.min_p * weights[0]
-        order, weights = order[kept], weights[kept]
+        least = options.min_p * weights[0]
+        if weights[-1] >= least and not every:
+            return None
+        kept = weights >= least
+        order, weights, every = order[kept], weights[kept], True
+        mass = float(weights.sum())
     if options.typical_p < 1.0:
+        if not every:
+            return None
         order, weights = _typical(order, weights, options.typical_p)
-    return order, weights
-
-
-def _suffices(weights: Floats, whole: float, options: Options) -> bool:
-    """Whether tokens beyond the likeliest few cannot be chosen."""
-    least = weights[-1] / weights[0]
-    if least == 0:
-        return True
-    return options.min_p > least or (options.top_p < 1 and weights.sum() >= options.top_p * whole)
-
-
-def _nucleus(order: Ints, weights: Floats, mass: float) -> tuple[Ints, Floats]:
-    """Likeliest tokens up to the one with which they reach a mass."""
-    count = int(weights.cumsum().searchsorted(mass)) + 1
-    return order[:count], weights[:count]
+        mass = float(weights.sum())
+    sums = weights.cumsum()
+    place = int(sums.searchsorted(drawn * mass, "right"))
+    if place < len(order):
+        return int(order[place])
+    # Behind the last token that weighs anything is nothing that could be drawn.
+    return int(order[int(sums.searchsorted(sums[-1]))]) if every else None
 
 
 def _typical(order: Ints, weights: Floats, share: float) -> tuple[Ints, Floats]:
@@ -137,7 +161,7 @@ def _typical(order: Ints, weights: Floats, share: float) -> tuple[Ints, Floats]:
     return order[kept], weights[kept]
 
 
-def _largest(scores: Floats, count: int) -> Ints:
+def _largest(scores: Floats | Logits, count: int) -> Ints:
     """Places of the largest, largest first; of equal ones the first."""
     if count <= 0:
         return np.zeros(0, np.int64)
