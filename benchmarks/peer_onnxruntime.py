@@ -39,6 +39,9 @@ def quantize(task: Task, path: str) -> None:
         shapes = importlib.import_module("onnxruntime.quantization.shape_inference")
     except ModuleNotFoundError as error:
         raise RuntimeError(f"quantized models need onnx: {error}") from None
+    if task.work.model == "bert":
+        tools.quantize_dynamic(task.file, path, per_channel=True)
+        return
     images = iter(calibration_of(task.work))
 
     class Reader(tools.CalibrationDataReader):  # type: ignore[name-defined, misc]

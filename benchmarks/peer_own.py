@@ -16,6 +16,7 @@ import treadle.functional as F
 from treadle.amp import autocast
 from treadle.autodiff import GradManager
 from treadle.optimizer import SGD, Adam, AdamW
+from treadle.quantization import quantize_dynamic
 
 mge.set_default_device("cpux")
 MODELS: dict[str, Callable[[], Any]] = {
@@ -63,7 +64,9 @@ def infer(task: Task) -> Call:
     model = load(task.work.model)
     model.eval()
     x = tensor(data_of(task.work)[0])
-    if task.work.int8:
+    if task.work.int8 and task.work.model == "bert":
+        model = quantize_dynamic(model)
+    elif task.work.int8:
         model = quantized(model, calibration_of(task.work))
     if not task.work.bfloat16:
         call = compiled(model, task)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 import torch
@@ -55,6 +56,9 @@ def infer(task: Task) -> Call:
     model, x, _ = prepared(task)
     if task.work.bfloat16:
         model, x = model.bfloat16(), x.bfloat16() if x.is_floating_point() else x
+    if task.work.int8:
+        tools = importlib.import_module("torch.ao.quantization")
+        model = tools.quantize_dynamic(model.eval(), {torch.nn.Linear}, torch.qint8)
     call = compiled(model.eval(), task)
     # Constants are folded where gradients are off, but not in inference mode.
     mode: Any = torch.no_grad if "frozen" in task.mode else torch.inference_mode

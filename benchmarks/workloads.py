@@ -43,7 +43,7 @@ class Workload:
         bfloat16: whether weights and activations have 16 bits; of training, what each framework's
             `autocast` gives them.
         int8: whether they are quantized to 8, by each framework in its own way, with ranges found
-            on `calibration_of`.
+            on `calibration_of`, or, of transformers, while they run.
     """
 
     title: str
@@ -70,6 +70,7 @@ WORKLOADS = {
     "I2": Workload("MobileNetV2 forward", "infer", "mobilenetv2"),
     "I3": Workload("BERT-base forward, 128 tokens", "infer", "bert"),
     "I3b": Workload("BERT-base forward, bfloat16", "infer", "bert", bfloat16=True),
+    "I3q": Workload("BERT-base forward, int8", "infer", "bert", int8=True),
     "I4": Workload("ResNet-50 forward, bfloat16", "infer", "resnet50", bfloat16=True),
     "I4q": Workload("ResNet-50 forward, int8", "infer", "resnet50", int8=True),
     "I5": Workload("GPT-mini decoding, per token", "decode", "gpt", items=GPT[3] - DECODE_FROM),
@@ -126,6 +127,8 @@ def modes_of(peer: str, key: str) -> tuple[str, ...]:
     work = WORKLOADS[key]
     if work.eager:
         return ("eager",) if peer in ("own", "torch") else ()
+    if work.int8 and peer == "torch":
+        return ("eager",) if work.model == "bert" else ()
     if work.int8 and peer not in _QUANTIZING:
         return ()
     if (peer == "jax" and key in _NOT_IN_JAX) or (peer == "onnxruntime" and work.bfloat16):

@@ -30,6 +30,7 @@ from treadle.functional.conv import linear as float_linear
 from treadle.functional.math import matmul as float_matmul
 from treadle.functional.windows import pad
 from treadle.ops.conv import IntConv
+from treadle.ops.integer_products import MOST_TERMS, dynamic_sums
 from treadle.ops.matmul import IntMatmul
 from treadle.ops.requantize import quantized
 from treadle.tensor import Tensor
@@ -38,6 +39,7 @@ __all__ = [
     "batch_conv_bias_activation",
     "conv_bias_activation",
     "conv_transpose2d",
+    "dynamic_linear",
     "linear_bias_activation",
     "matmul_bias_activation",
 ]
@@ -246,6 +248,71 @@ def linear_bias_activation(
         sums = sums.reshape((-1,))
     steps, excess = _steps(kinds, w.shape[0], (-1,)), _excess(w, kinds[0].zero_point, 1)
     return _Sums(sums, steps, excess).finish(bias, dtype, activation)
+
+
+def dynamic_linear(
+    inp: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    nonlinear_mode: str = "identity",
+    scales: str = "token",
+) -> Tensor:
+    """activation(inp weight^T + bias) of real numbers, multiplied as 8-bit integers.
+
+    The numbers of `inp` become levels from -127 to 127 of a scale that is found on them, halves to
+    even levels. The sums are exact; scales, bias and activation are applied in float32.
+
+    Args:
+        inp: (..., in), real numbers.
+        weight: (out, in), `qint8` or `qint8_narrow`; scales may differ by row.
+        bias: (out,), real numbers.
+        nonlinear_mode: "identity", "relu", "sigmoid" or "h_swish".
+        scales: "token" for a scale for each row of `inp`, "tensor" for one in all.
+
+    Returns:
+        (..., out), of inp's element type. What shares a scale with NaN or an infinity is NaN.
+
+    Raises:
+        DTypeError: inp is no real number, or weight not quantized as above.
+        ShapeError: the numbers of features differ, or there are more than 131,071.
+        ValueError: the activation or `scales` is unknown.
+
+    Example:
+        >>> from treadle.quantization.dtype import qint8
+        >>> w = mge.tensor([[1., -0.25]]).astype(qint8(0.01))
+        >>> F.quantized.dynamic_linear(mge.tensor([[1., 2.]]), w)
+        Tensor([[0.5079]], device=xpux:0)
+    """
+    activation = _activation("dynamic_linear", nonlinear_mode)
+    if scales not in ("token", "tensor"):
+        raise ValueError(f"dynamic_linear: unknown scales {scales!r}; use 'token' or 'tensor'")
+    kind = weight._kind.quantized
+    if not inp._kind.dtype.is_float or kind is None or kind.stored is not int8 or weight.ndim != 2:
+        raise DTypeError(
+            "dynamic_linear",
+            "it multiplies real numbers by a matrix of qint8",
+            saw=f"inp {inp._kind.dtype.name}, weight {kind or weight._kind.dtype.name}",
+            hint="weight.astype(qint8(scale)), or quantization.quantize_dynamic for a network",
+        )
+    if 0 in inp.shape:  # There are no products.
+        nothing = inp.constant(np.zeros(weight.shape), float32)
+        made = float_linear(inp.astype(float32), nothing, _real(bias))
+        return activation(made).astype(inp.dtype)
+    if weight.shape[1] > MOST_TERMS:
+        raise ShapeError(
+            "dynamic_linear",
+            f"32 bits hold sums of {MOST_TERMS} products of bytes",
+            saw=str(weight.type),
+            hint="split the features, or multiply real numbers",
+        )
+    rows = inp.reshape((1, -1)) if inp.ndim == 1 else inp
+    steps = weight.constant(kind.scale.reshape(-1), float32)
+    made = dynamic_sums(
+        IntMatmul(False, True), rows, stored(weight), steps, whole=scales == "tensor"
+    )
+    if inp.ndim == 1:
+        made = made.reshape((-1,))
+    return activation(made if bias is None else made + bias.astype(float32)).astype(inp.dtype)
 
 
 def matmul_bias_activation(

@@ -13,11 +13,22 @@ import numpy as np
 from treadle.base import dtype as dt
 from treadle.base.shape import product
 from treadle.ops.conv import IntConv
+from treadle.ops.elementwise import Maximum
 from treadle.ops.matmul import IntMatmul
 from treadle.ops.operand import Operand
+from treadle.ops.quant import Saturate
+from treadle.ops.reduce import Max
 from treadle.ops.slicing import Pad
+from treadle.ops.unary import Abs, RoundEven
 
 V = TypeVar("V", bound=Operand)
+
+LEVELS = 127
+"""The largest level of numbers whose step is found while they are there."""
+MOST_TERMS = (2**31 - 1) // 128**2
+"""Terms of a sum of products of any bytes with a sign that fit 32 bits."""
+_LEAST = 2.0**-119
+"""Magnitudes below count as this one, so that neither a step nor its reciprocal leaves float32."""
 
 
 def conv_sums(op: IntConv, x: V, weight: V, zero: int = 0) -> V:
@@ -77,3 +88,31 @@ def _turned(x: V) -> V:
     """The last two axes exchanged."""
     n = x.type.ndim
     return x.transpose((*range(n - 2), n - 1, n - 2))
+
+
+def dynamic_sums(op: IntMatmul, x: V, weight: V, steps: V, *, whole: bool = False) -> V:
+    """x times a weight of levels, on integers whose steps are found on x: float32 (..., M, N).
+
+    Args:
+        op: whether the weight is transposed; x is not.
+        x: numbers (..., M, K).
+        weight: int8, and `steps` what 1 stands for, which broadcasts against (..., M, N).
+        whole: one step for all of x, in place of one for each row.
+    """
+    levels, step = dynamic_levels(x, whole=whole)
+    made: V = op(levels, weight).astype(dt.float32) * steps * step
+    return made
+
+
+def dynamic_levels(x: V, *, whole: bool = False) -> tuple[V, V]:
+    """x (..., K) as int8 from -127 to 127, and the steps that they are of, float32 (..., 1).
+
+    Halves go to even levels. The step of what holds NaN or an infinity is NaN.
+    """
+    real = x.astype(dt.float32)
+    axes = tuple(range(x.type.ndim)) if whole else (x.type.ndim - 1,)
+    most = Max(axes, True)(Abs()(real))
+    used = Maximum()(most, most.constant(_LEAST, dt.float32))
+    levels = Saturate(dt.int8, -LEVELS, LEVELS)(RoundEven()(real * (float(LEVELS) / used)))
+    # An infinity less itself is NaN, and any other number 0.
+    return levels, used * (1.0 / LEVELS) + (most - most)

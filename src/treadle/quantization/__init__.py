@@ -50,6 +50,7 @@ from treadle.quantization.quantize import (
     hook_qat_module,
     propagate_qconfig,
     quantize,
+    quantize_dynamic,
     quantize_qat,
     reset_qconfig,
 )
@@ -100,6 +101,7 @@ __all__ = [
     "propagate_qconfig",
     "qconfig",
     "quantize",
+    "quantize_dynamic",
     "quantize_qat",
     "register_method_to_class",
     "reset_qconfig",

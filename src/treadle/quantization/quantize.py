@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -36,6 +36,10 @@ _FLOAT_TO_QAT: dict[type, Any] = {
 }
 _QAT_TO_QUANTIZED: dict[type, Any] = {
     getattr(qat, name): getattr(quantized, name) for name in _get_quantable_module_names()
+}
+_FLOAT_TO_DYNAMIC: dict[type, type[quantized.DynamicLinear]] = {
+    Float.Linear: quantized.DynamicLinear,
+    Float.LinearRelu: quantized.DynamicLinearRelu,
 }
 
 
@@ -92,6 +96,60 @@ def quantize(module: M, inplace: bool = True, mapping: Mapping[type, Any] | None
     classes = {**_QAT_TO_QUANTIZED, **(mapping or {})}
     changed: M = Conversion(classes, "from_qat_module", (QuantizedModule,)).of(module)
     return changed
+
+
+def quantize_dynamic(
+    module: M,
+    inplace: bool = True,
+    mapping: Mapping[type, Any] | None = None,
+    scales: str = "token",
+) -> M:
+    """Put layers that multiply on integers in the place of affine layers, at any depth.
+
+    Weights are rounded to 8 bits with a scale per output feature; scales of what is multiplied by
+    them are found while the network runs, so no data and no training are needed. `Linear` and
+    `LinearRelu` change; all others stay, as do those that `disable_quantize` was called on. Call
+    `eval()` before or after.
+
+    Args:
+        module: a float network.
+        inplace: change the network itself, in place of a copy.
+        mapping: further pairs of float class and class with `from_float_module`.
+        scales: "token" for a scale for each row that a layer is given, "tensor" for one in all.
+
+    Returns:
+        The network. A network that is one layer gives the new layer.
+
+    Raises:
+        TypeError: module is no `Module`, or a layer is of a class derived from one that is known.
+        ValueError: `scales` is unknown, or a weight is not finite.
+
+    Example:
+        >>> from treadle import quantization as Q
+        >>> net = M.Sequential(M.Linear(4, 8), M.LayerNorm(8))
+        >>> Q.quantize_dynamic(net, inplace=False)[0]
+        Quantized.DynamicLinear(in_features=4, out_features=8, bias=True, scales=token)
+    """
+    if scales not in ("token", "tensor"):
+        raise ValueError(f"quantize_dynamic: unknown scales {scales!r}; use 'token' or 'tensor'")
+    known = {old: _WithScales(new, scales) for old, new in _FLOAT_TO_DYNAMIC.items()}
+    conversion = Conversion(
+        {**known, **(mapping or {})}, "from_float_module", (QATModule, QuantizedModule)
+    )
+    changed: M = conversion.of(_checked(module, "quantize_dynamic", inplace))
+    return changed
+
+
+class _WithScales(NamedTuple):
+    """A class of dynamic layers that are made with one kind of scales."""
+
+    layer: type[quantized.DynamicLinear]
+    scales: str
+
+    def from_float_module(self, float_module: Module) -> Module:
+        """The layer in the place of a float one."""
+        made: Module = self.layer.from_float_module(float_module, self.scales)
+        return made
 
 
 def calibrate(

@@ -11,6 +11,7 @@ from treadle.module.quantized.conv_transpose import (
     ConvTransposeBnRelu2d,
     ConvTransposeRelu2d,
 )
+from treadle.module.quantized.dynamic import DynamicLinear, DynamicLinearRelu
 from treadle.module.quantized.elemwise import Concat, Elemwise
 from treadle.module.quantized.linear import Linear, LinearBn1d, LinearBnRelu1d, LinearRelu
 from treadle.module.quantized.module import QuantizedModule
@@ -28,6 +29,8 @@ __all__ = [
     "ConvTransposeBnRelu2d",
     "ConvTransposeRelu2d",
     "DequantStub",
+    "DynamicLinear",
+    "DynamicLinearRelu",
     "Elemwise",
     "Linear",
     "LinearBn1d",

@@ -36,10 +36,10 @@ class QuantizedModule(Module):
     def from_qat_module(cls, qat_module: Any) -> Any:
         """The integer layer that computes what `qat_module` does in evaluation."""
 
-    def _take_mode(self, qat_module: QATModule) -> None:
+    def _take_mode(self, layer: Module) -> None:
         """Keep mode and name of the layer whose place this one takes."""
-        self.training = qat_module.training
-        self.name = qat_module.name
+        self.training = layer.training
+        self.name = layer.name
 
 
 def take_weights(
