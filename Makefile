@@ -139,6 +139,15 @@ fuzz-programs: $(VENV)/.ready ## run random programs in every way there is; FUZZ
 kernel-diff: $(VENV)/.ready ## tell which kernels and programs of ops and benchmarks a change changes; ARGS="--write", "--texts DIR"
 	PYTHONPATH=.:src $(PY) -m tools.kernel_digests $(ARGS)
 
+.PHONY: setup-model
+setup-model: ## install LLVM's model of processors (Debian's llvm-19)
+	@command -v llvm-mca-19 >/dev/null || { $(SUDO) apt-get update -qq \
+	&& $(SUDO) apt-get install -y -qq --no-install-recommends llvm-19; }
+
+.PHONY: kernel-model
+kernel-model: $(VENV)/.ready setup-model ## run inner loops on models of processors; ARGS="--check" times them here, "--write" renews the page
+	PYTHONPATH=.:src $(PY) -m tools.kernel_model $(ARGS)
+
 .PHONY: style-report
 style-report: $(VENV)/.ready ## print figures about the code: sizes, circles, lists of ops; ARGS="--list ops"
 	$(PY) -m tools.style_report $(ARGS)
