@@ -6,10 +6,12 @@ that run one program at the same time get one each.
 
 from __future__ import annotations
 
+import struct
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from operator import is_
 from typing import Any
 
@@ -39,7 +41,7 @@ _UNUSED = 2
 class _Frame:
     """Addresses and scratch memory of one run at a time."""
 
-    __slots__ = ("arena", "bases", "kept", "reductions", "tally", "version", "views")
+    __slots__ = ("arena", "bases", "kept", "reductions", "tally", "version", "views", "write")
 
     def __init__(self, loaded: Loaded[Executable], tally: Tally) -> None:
         self.tally = tally
@@ -50,6 +52,8 @@ class _Frame:
         self.kept: HostBuffer = loaded.kept
         self.bases = np.zeros(plan.bases, np.int64)
         self.bases[-3:] = [address(b.bytes) for b in (loaded.constants, loaded.kept, self.arena)]
+        self.write = partial(struct.Struct(f"{plan.bases - 3}q").pack_into, self.bases.data, 0)
+        """Write the addresses of all inputs and results into the table."""
         self.version: object = None
         """Names the inputs whose addresses are in the table; None where they must be written."""
         self.views: dict[tuple[Address, TensorType], Array] = {}
@@ -158,6 +162,33 @@ class Executor:
             return results
         finally:
             self._frames.append(frame)
+
+    def by_address(self) -> Callable[[Sequence[int]], bool] | None:
+        """`run` as a function of addresses, for calls that are short themselves.
+
+        It takes those of dense row-major memory of the inputs and then of the results, which the
+        caller holds on to, and returns False where an index is out of range; `run` says which one.
+        None for programs that pack or update inputs, or leave ops to the host.
+        """
+        plan = self.loaded.plan
+        if self.loaded.prelude is not None or plan.left or plan.updates:
+            return None
+        frames, main = self._frames, self.loaded.main.run
+
+        def run(addresses: Sequence[int]) -> bool:
+            frame = self._frame()
+            try:
+                frame.write(*addresses)
+                frame.version = None
+                tally = frame.tally
+                tally.transfers += len(addresses)
+                tally.iterations += 1
+                tally.entries += 1
+                return main(frame.bases) < 0
+            finally:
+                frames.append(frame)
+
+        return run
 
     def _frame(self) -> _Frame:
         """A frame that nobody uses."""

@@ -68,9 +68,9 @@ def _given(value: Any, call: fx.Node, placeholders: dict[fx.Node, int]) -> tuple
 
 def _whole(call: Callable[[Sequence[Any]], Any]) -> Boxed:
     def run(arguments: list[Any]) -> Any:
-        given = tuple(arguments)
+        made = call(arguments)
         arguments.clear()
-        return call(given)
+        return made
 
     return run
 

@@ -27,6 +27,7 @@ from treadle.graph.ir import Graph
 from treadle.interop.torch.arrays import Array, to_array, to_tensor
 from treadle.interop.torch.drawing import keys
 from treadle.interop.torch.nodes import input_of, lowered, output_of, plain_of
+from treadle.interop.torch.straight import straight
 from treadle.interop.torch.strides import Placed, is_seen, placed
 from treadle.interop.torch.symbols import (
     LEAST,
@@ -88,6 +89,7 @@ class Variant:
         results: of the part.
         fixed: extents that are numbers in it.
         draws: how many of its inputs, the last ones, are states of random ops.
+        is_plain: whether it takes nothing but tensors of real numbers.
     """
 
     def __init__(
@@ -96,12 +98,14 @@ class Variant:
         results: Sequence[Result],
         fixed: Mapping[str, int],
         draws: int,
+        is_plain: bool,
     ) -> None:
         self.graph = graph
         self.results = results
         self.draws = draws
         self.plans = Plans(graph, Options(), Interface())
         self._fixed = fixed
+        self._is_plain = is_plain
 
     def at(self, extents: Mapping[str, int]) -> Instance | None:
         """The program at extents; None where the part has to be written anew for them."""
@@ -117,7 +121,7 @@ class Variant:
             return None
         graph = specialize(self.graph, extents)
         stages = self.plans.at(graph, extents) or Stages(graph, options=Options())
-        return Instance(stages, results, self.draws)
+        return Instance(stages, results, self.draws, self._is_plain)
 
 
 class Instance:
@@ -127,11 +131,17 @@ class Instance:
         stages: of the program.
         results: of the part.
         draws: how many states of random ops it takes, behind its tensors.
+        is_plain: whether it takes nothing but tensors of real numbers.
     """
 
-    def __init__(self, stages: Stages, results: Sequence[Result], draws: int) -> None:
+    def __init__(
+        self, stages: Stages, results: Sequence[Result], draws: int, is_plain: bool
+    ) -> None:
         self.stages = stages
-        self._run = stages.compile().run
+        runner = stages.compile()
+        self._run = runner.run
+        inputs = len(stages.source.graph.inputs)
+        self.straight = straight(runner, inputs, results) if is_plain else None
         self.draws = draws
         self._dtypes = [r.dtype for r in results if r.dtype is not None]
         self._placed = [(i, r.place) for i, r in enumerate(results) if r.place is not None]
@@ -139,6 +149,10 @@ class Instance:
 
     def __call__(self, tensors: Sequence[torch.Tensor]) -> list[Any]:
         """Run on tensors, whose memory is read where it lies."""
+        if self.straight is not None:
+            made = self.straight(tensors)
+            if made is not None:
+                return made
         arrays = list(map(to_array, tensors))
         if self.draws:
             arrays += keys(self.draws)
@@ -172,6 +186,7 @@ class Program(torch.nn.Module):  # type: ignore[misc, unused-ignore]  # torch ma
         self._part = part
         given = [n.meta["val"] for n in part.graph.find_nodes(op="placeholder")]
         self._tensors = [i for i, v in enumerate(given) if isinstance(v, torch.Tensor)]
+        self._has_complex = any(given[i].is_complex() for i in self._tensors)
         needed = ranges(part.graph)
         self._symbols = {n: known for n, known in symbols.items() if n in needed}
         self._reads = _reads(given, self._symbols)
@@ -233,7 +248,7 @@ class Program(torch.nn.Module):  # type: ignore[misc, unused-ignore]  # torch ma
         with knowing(dims), deciding(asked) as decisions:
             graph, results = _graph_of(self._part, extents, decisions)
         draws = len(graph.inputs) - len(self._tensors)
-        return Variant(graph, results, fixed, draws)
+        return Variant(graph, results, fixed, draws, not draws and not self._has_complex)
 
 
 def _graph_of(
