@@ -234,3 +234,17 @@ def test_threads_with_sizes_of_their_own() -> None:
 
     with ThreadPoolExecutor(4) as pool:
         assert max(pool.map(work, range(2, 30))) < 1e-5
+
+
+def test_sizes_that_became_numbers_are_no_tensors() -> None:
+    """PyTorch's decompositions may settle a symbol after a graph has it as an argument."""
+    graph = torch.fx.Graph()
+    count, x = graph.placeholder("count"), graph.placeholder("x")
+    made = graph.call_function(torch.ops.aten.view.default, (x, [count, 2]))
+    graph.output((made,))
+    for node, value in zip((count, x, made), (3, torch.empty(6), torch.empty(3, 2)), strict=True):
+        node.meta["val"] = value
+    program = Program(torch.fx.GraphModule({}, graph), {})
+    given = torch.arange(6.0)
+    (found,) = program.run([3, given])
+    assert torch.equal(found, given.view(3, 2))

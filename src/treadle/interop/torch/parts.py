@@ -186,6 +186,7 @@ class Program(torch.nn.Module):  # type: ignore[misc, unused-ignore]  # torch ma
         self._part = part
         given = [n.meta["val"] for n in part.graph.find_nodes(op="placeholder")]
         self._tensors = [i for i, v in enumerate(given) if isinstance(v, torch.Tensor)]
+        self._takes_numbers = len(self._tensors) < len(given)
         self._has_complex = any(given[i].is_complex() for i in self._tensors)
         needed = ranges(part.graph)
         self._symbols = {n: known for n, known in symbols.items() if n in needed}
@@ -212,7 +213,9 @@ class Program(torch.nn.Module):  # type: ignore[misc, unused-ignore]  # torch ma
         """All results of the part; see `forward`."""
         if not self._reads:
             instance = self._known.get(()) or self._at(())
-            return instance(arguments)
+            return instance(
+                [arguments[i] for i in self._tensors] if self._takes_numbers else arguments
+            )
         extents = tuple(
             [
                 arguments[i] if axis is None else arguments[i].shape[axis]
