@@ -23,7 +23,7 @@ def block_linear(
     Activations are rounded to 16 bits, 32 neighbors with one scale, and multiplied with the levels
     of W as integers, unless `activations` says otherwise. W is read at the size it has in files, so
     products of few rows take the time that reading takes. The gradient of x is that of a product
-    with the values of W.
+    with the values of W; with "bfloat16" both are rounded to it.
 
     Args:
         x: (..., k), floats of 16 or 32 bits; k is a multiple of 32, or of 256 for formats with K.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -18,12 +19,11 @@ from treadle.ops.index_numpy import check_bounds
 from treadle.ops.matmul import Matmul
 from treadle.ops.op import Array, IndexRange, Op, Pullback, op
 from treadle.ops.operand import V
+from treadle.ops.reduce import Sum
 from treadle.ops.sample import Arg, BadSample, Sample
 
 
-def _check_panels(
-    op: BlockValues | BlockMatmul | BlockExperts, panels: TensorType, matrices: int = 0
-) -> Dim:
+def _check_panels(op: _WithPanels, panels: TensorType, matrices: int = 0) -> Dim:
     """The elements of a row of panels, which suit the op's format and rows.
 
     They are those of one matrix, or have an axis before for several.
@@ -120,7 +120,8 @@ class BlockMatmul(Op):
     are rounded to bfloat16, too, and summed in float32: many rows are faster so, where processors
     multiply bfloat16.
     So a decoder reads its weights at the size they have in files. The gradient of x is that of a
-    product with the values of W, as if nothing had been rounded; W has none.
+    product with the values of W, as if nothing had been rounded; with "bfloat16" it is such a
+    product, too (`block_matmul_grad`). W has none.
     """
 
     format: str = "Q8_0"
@@ -152,6 +153,8 @@ class BlockMatmul(Op):
 
     def vjp(self, at: Pullback[V]) -> tuple[V | None, ...]:
         x, panels = at.inputs
+        if self.activations == "bfloat16":
+            return BlockMatmulGrad(self.format, self.rows)(at.dy, panels), None
         values = BlockValues(self.format, self.rows)(panels).astype(x.type.dtype)
         return Matmul()(at.dy, values), None
 
@@ -188,12 +191,70 @@ class BlockMatmul(Op):
 
 
 @op
+class BlockMatmulGrad(Op):
+    """dy W over dy [..., rows] and a matrix W [rows, k] in panels of blocks: [..., k].
+
+    It is the gradient of x in `block_matmul`. dy and the values of W are rounded to bfloat16, sums
+    are float32.
+    """
+
+    format: str = "Q8_0"
+    rows: int = 1
+
+    name = "block_matmul_grad"
+    operands = ("dy", "panels")
+    dtypes = (dt.float32, dt.bfloat16, dt.float16)
+
+    def infer(self, dy: TensorType, panels: TensorType) -> tuple[TensorType, ...]:
+        self.check_dtype((dy,))
+        terms = _check_panels(self, panels)
+
+        def mismatch() -> ShapeError:
+            problem = f"dy has rows of {self.rows} elements"
+            return self.error(problem, (dy, panels), "check the last extent of dy")
+
+        if not dy.ndim:
+            raise mismatch()
+        require_equal(dy.shape[-1], self.rows, mismatch)
+        return (dy.with_shape((*dy.shape[:-1], terms)),)
+
+    def reference(self, dy: Array, panels: Array) -> Array:
+        weight = rounded_activations(from_panels(self.format, panels, self.rows), "bfloat16")
+        found = rounded_activations(dy, "bfloat16").reshape(-1, dy.shape[-1]) @ weight
+        return found.reshape(*dy.shape[:-1], weight.shape[1]).astype(dy.dtype)
+
+    def vjp(self, at: Pullback[V]) -> tuple[V | None, ...]:
+        _, panels = at.inputs
+        return BlockMatmul(self.format, self.rows, "bfloat16")(at.dy, panels), None
+
+    @classmethod
+    def samples(cls) -> tuple[Sample, ...]:
+        return tuple(
+            Sample(cls(name, rows), (Arg((*batch, rows)), _panels(name, rows, 2)), gradient=False)
+            for name, rows, batch in (
+                ("Q8_0", 3, ()),
+                ("Q4_0", 33, (2,)),
+                ("Q6_K", 16, (3, 1)),
+                ("Q4_K", 70, (18,)),
+            )
+        )
+
+    @classmethod
+    def bad_samples(cls) -> tuple[BadSample, ...]:
+        panels = Arg((1, 544), dt.uint8)
+        return (
+            BadSample(lambda: cls("Q8_0", 3), (Arg((2, 4)), panels), ShapeError, "3 elements"),
+            BadSample(lambda: cls("Q8_0", 17), (Arg((17,)), panels), ShapeError, "take 2 panels"),
+        )
+
+
+@op
 class BlockExperts(Op):
     """Rows times the matrices that were chosen for them: y[t, s] = x[t, s or 0] W[experts[t, s]]^T.
 
     As `block_matmul` with several matrices [experts, rows, k] in panels; x is [tokens, 1 or chosen,
     k] and `experts` an integer [tokens, chosen]. The result is [tokens, chosen, rows]; only the
-    matrices that were chosen are read.
+    matrices that were chosen are read. The gradient of x is that of `block_experts_grad`.
     """
 
     format: str = "Q8_0"
@@ -203,7 +264,6 @@ class BlockExperts(Op):
     name = "block_experts"
     operands = ("x", "panels", "experts")
     dtypes = (dt.float32, dt.bfloat16, dt.float16)
-    no_gradient = "its gradient is not written yet; widen the experts to train through them"
 
     def infer(
         self, x: TensorType, panels: TensorType, experts: TensorType
@@ -213,17 +273,7 @@ class BlockExperts(Op):
         _check_activations(self, x)
         check_index(self, types, 2)
         terms = _check_panels(self, panels, 1)
-
-        def mismatch() -> ShapeError:
-            problem = f"x is [tokens, 1 or chosen, {terms}] and experts [tokens, chosen]"
-            return self.error(problem, types, "add an axis of one to x")
-
-        if x.ndim != 3 or experts.ndim != 2:
-            raise mismatch()
-        require_equal(x.shape[2], terms, mismatch)
-        require_equal(x.shape[0], experts.shape[0], mismatch)
-        if x.shape[1] != 1:
-            require_equal(x.shape[1], experts.shape[1], mismatch)
+        _check_experts(self, types, ("x", terms, "1 or chosen"))
         return (x.with_shape((*experts.shape, self.rows)),)
 
     def index_ranges(self, types: tuple[TensorType, ...]) -> tuple[IndexRange, ...]:
@@ -231,16 +281,19 @@ class BlockExperts(Op):
         return ((2, -extent, extent),)
 
     def reference(self, x: Array, panels: Array, experts: Array) -> Array:
-        count = panels.shape[0]
-        check_bounds(self, (x, panels, experts), experts, 0, count, -count)
-        rows = np.broadcast_to(
-            rounded_activations(x, self.activations), (*experts.shape, x.shape[-1])
-        )
-        found = np.zeros((*experts.shape, self.rows), np.float32)
-        for number in np.unique(experts):
-            chosen = experts == number
-            found[chosen] = rows[chosen] @ _values(self, panels[number]).T
-        return found.astype(x.dtype)
+        given = rounded_activations(x, self.activations)
+
+        def times(rows: Array, panels: Array) -> Array:
+            return rows @ _values(self, panels).T
+
+        return _routed(self, (x, panels, experts), given, self.rows, times)
+
+    def vjp(self, at: Pullback[V]) -> tuple[V | None, ...]:
+        x, panels, experts = at.inputs
+        dx = BlockExpertsGrad(self.format, self.rows)(at.dy, panels, experts)
+        if x.type.shape[1] == 1:
+            dx = Sum((1,), keepdims=True)(dx)
+        return dx, None, None
 
     @classmethod
     def samples(cls) -> tuple[Sample, ...]:
@@ -265,6 +318,121 @@ class BlockExperts(Op):
             BadSample(lambda: cls("Q8_0", 3), (Arg((2, 32)), panels, near), ShapeError, "x is ["),
             BadSample(lambda: cls("Q8_0", 40), (x, panels, near), ShapeError, "take 3 panels"),
         )
+
+
+@op
+class BlockExpertsGrad(Op):
+    """dy[t, s] W[experts[t, s]] over dy [tokens, chosen, rows]: [tokens, chosen, k].
+
+    It is the gradient of x in `block_experts`, for each matrix that was chosen. dy and the values
+    of matrices are rounded to bfloat16, sums are float32.
+    """
+
+    format: str = "Q8_0"
+    rows: int = 1
+
+    name = "block_experts_grad"
+    operands = ("dy", "panels", "experts")
+    dtypes = (dt.float32, dt.bfloat16, dt.float16)
+
+    def infer(
+        self, dy: TensorType, panels: TensorType, experts: TensorType
+    ) -> tuple[TensorType, ...]:
+        types = dy, panels, experts
+        self.check_dtype((dy,))
+        check_index(self, types, 2)
+        terms = _check_panels(self, panels, 1)
+        _check_experts(self, types, ("dy", self.rows, "chosen"))
+        return (dy.with_shape((*experts.shape, terms)),)
+
+    def index_ranges(self, types: tuple[TensorType, ...]) -> tuple[IndexRange, ...]:
+        extent = types[1].shape[0]
+        return ((2, -extent, extent),)
+
+    def reference(self, dy: Array, panels: Array, experts: Array) -> Array:
+        layout = LAYOUTS[self.format]
+        terms = panels.shape[2] // layout.block * layout.elements
+
+        def times(rows: Array, panels: Array) -> Array:
+            values = from_panels(self.format, panels, self.rows)
+            return rows @ rounded_activations(values, "bfloat16")
+
+        return _routed(
+            self, (dy, panels, experts), rounded_activations(dy, "bfloat16"), terms, times
+        )
+
+    def vjp(self, at: Pullback[V]) -> tuple[V | None, ...]:
+        _, panels, experts = at.inputs
+        there = BlockExperts(self.format, self.rows, "bfloat16")
+        return there(at.dy, panels, experts), None, None
+
+    @classmethod
+    def samples(cls) -> tuple[Sample, ...]:
+        chosen = Arg((), dt.int32, values=((2, 0), (-1, 2), (1, 0)))
+        return tuple(
+            Sample(
+                cls(name, rows),
+                (Arg((3, 2, rows)), _panels(name, rows, 2, 3), chosen),
+                gradient=False,
+            )
+            for name, rows in (("Q8_0", 3), ("Q5_0", 40), ("Q3_K", 17))
+        )
+
+    @classmethod
+    def bad_samples(cls) -> tuple[BadSample, ...]:
+        dy, panels = Arg((2, 1, 3)), Arg((3, 1, 544), dt.uint8)
+        far = Arg((), dt.int32, values=((0,), (3,)))
+        near, two = (Arg((), dt.int32, values=((0,) * n, (2,) * n)) for n in (1, 2))
+        return (
+            BadSample(lambda: cls("Q8_0", 3), (dy, panels, far), IndexRangeError, "index 3"),
+            BadSample(lambda: cls("Q8_0", 4), (dy, panels, near), ShapeError, "dy is ["),
+            BadSample(lambda: cls("Q8_0", 3), (dy, panels, two), ShapeError, "dy is ["),
+        )
+
+
+_WithPanels: TypeAlias = (
+    BlockValues | BlockMatmul | BlockExperts | BlockMatmulGrad | BlockExpertsGrad
+)
+
+
+def _check_experts(
+    op: BlockExperts | BlockExpertsGrad,
+    types: tuple[TensorType, ...],
+    wanted: tuple[str, Dim, str],
+) -> None:
+    """Rows and the experts that they chose; `wanted` names the operand and its axes."""
+    x, _, experts = types
+    name, terms, axis = wanted
+
+    def mismatch() -> ShapeError:
+        problem = f"{name} is [tokens, {axis}, {terms}] and experts [tokens, chosen]"
+        return op.error(problem, types, f"check the axes of {name}")
+
+    if x.ndim != 3 or experts.ndim != 2:
+        raise mismatch()
+    require_equal(x.shape[2], terms, mismatch)
+    require_equal(x.shape[0], experts.shape[0], mismatch)
+    if x.shape[1] != 1 or axis == "chosen":
+        require_equal(x.shape[1], experts.shape[1], mismatch)
+
+
+def _routed(
+    op: BlockExperts | BlockExpertsGrad,
+    arrays: tuple[Array, Array, Array],
+    given: Array,
+    columns: int,
+    times: Callable[[Array, Array], Array],
+) -> Array:
+    """Rows times the matrices that they chose, matrix by matrix."""
+    x, panels, experts = arrays
+    count = panels.shape[0]
+    check_bounds(op, arrays, experts, 0, count, -count)
+    rows = np.broadcast_to(given, (*experts.shape, x.shape[-1]))
+    found = np.zeros((*experts.shape, columns), np.float32)
+    for number in np.unique(experts):
+        chosen = experts == number
+        found[chosen] = times(rows[chosen], panels[number])
+    return found.astype(x.dtype)
 
 
 def _values(op: BlockMatmul | BlockExperts, panels: Array) -> Array:

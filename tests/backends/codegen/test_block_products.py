@@ -21,7 +21,13 @@ from treadle.base.blocks.panels import LAYOUTS, from_panels, to_panels
 from treadle.base.dtype import as_dtype
 from treadle.base.types import TensorType
 from treadle.jit import compile as compile_function
-from treadle.ops.block_matmul import BlockExperts, BlockMatmul
+from treadle.ops.block_matmul import (
+    BlockExperts,
+    BlockExpertsGrad,
+    BlockMatmul,
+    BlockMatmulGrad,
+    BlockValues,
+)
 
 VNNI = replace(AVX512, name="vnni", features=("+avx512vnni",), dot_int8=True)
 SHAPES = ((1, 37, 3), (3, 16, 2), (9, 20, 1), (0, 5, 1))
@@ -112,6 +118,52 @@ def test_experts_in_bfloat16(shared, target):
     close_to_bfloat16(got, op.reference(x, panels, experts))
 
 
+@pytest.mark.parametrize("target", (*FAMILIES, DOTS, MATRICES), ids=lambda t: t.name)
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_every_format_the_other_way_round(name, target):
+    """Terms: one panel, several steps of two, none at all whole, more than sums take at a time."""
+    rng = np.random.default_rng(1)
+    elements = LAYOUTS[name].elements
+    for m, rows, terms in ((1, 37, 256), (17, 16, 512), (35, 704, 256), (3, 3, 256), (0, 5, 256)):
+        panels = to_panels(name, blocks(name, rows, terms // elements))
+        dy = rng.standard_normal((m, rows)).astype(np.float32)
+        op = BlockMatmulGrad(name, rows)
+        runner = runner_of_pairs(target) if target in (DOTS, MATRICES) else runner_of(target)
+        (got,) = run(op, (dy, panels), runner, one_by_one, target)
+        close_to_bfloat16(got, op.reference(dy, panels))
+
+
+@pytest.mark.parametrize("target", (*FAMILIES, DOTS, MATRICES), ids=lambda t: t.name)
+@pytest.mark.parametrize("name", ["Q4_0", "Q6_K"])
+def test_experts_the_other_way_round(name, target):
+    rng = np.random.default_rng(6)
+    count = 256 // LAYOUTS[name].elements
+    panels = np.stack([to_panels(name, blocks(name, 70, count, seed)) for seed in range(4)])
+    experts = rng.choice([0, -2, 3], (50, 2), p=[0.05, 0.65, 0.3]).astype(np.int64)
+    dy = rng.standard_normal((50, 2, 70)).astype(np.float32)
+    op = BlockExpertsGrad(name, 70)
+    runner = runner_of_pairs(target) if target in (DOTS, MATRICES) else runner_of(target)
+    (got,) = run(op, (dy, panels, experts), runner, one_by_one, target)
+    close_to_bfloat16(got, op.reference(dy, panels, experts))
+
+
+@pytest.mark.parametrize("target", FAMILIES, ids=lambda t: t.name)
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_values(name, target):
+    """Whole panels, and a last one with fewer rows: the numbers are those of the file."""
+    for rows, count in ((32, 2), (37, 1), (1, 3)):
+        data = blocks(name, rows, count)
+        (got,) = run(
+            BlockValues(name, rows),
+            (to_panels(name, data),),
+            runner_of(target),
+            one_by_one,
+            target,
+        )
+        want = FORMATS[name].dequantize(data)
+        np.testing.assert_allclose(got, want, rtol=0, atol=2e-7 * np.abs(want).max())
+
+
 @pytest.mark.parametrize("name", ["Q8_0", "Q4_0", "Q6_K"])
 def test_instructions_for_bytes_change_nothing(name):
     """Interpreted: what VNNI's instruction computes is what pairs of products compute."""
@@ -185,7 +237,35 @@ def test_tiles_have_as_many_rows_as_there_are():
         assert names == [f"quantize_rows_float32_int16_{tile}", f"blocks_Q8_0_int16_{tile}"]
 
 
-def test_a_program_with_a_gradient():
+@pytest.mark.parametrize("shared", [True, False])
+def test_gradients_through_experts(shared):
+    """Those of the rows' own products; a row that several experts share has the sum of theirs."""
+    rng = np.random.default_rng(8)
+    panels = np.stack([to_panels("Q5_0", blocks("Q5_0", 40, 2, seed)) for seed in range(3)])
+    experts = rng.integers(0, 3, (6, 2))
+    x = treadle.tensor(rng.standard_normal((6, 1 if shared else 2, 64)).astype(np.float32))
+
+    def step(x):
+        with GradManager().attach([x]) as gm:
+            y = F.block_experts(x, treadle.tensor(panels), treadle.tensor(experts), "Q5_0", 40)
+            gm.backward((y * y).sum())
+        return y, x.grad
+
+    for run_step in (step, compile_function(step)):
+        x.grad = None
+        y, gradient = (t.numpy() for t in run_step(x))
+        want = np.stack(
+            [
+                [2 * y[t, s] @ from_panels("Q5_0", panels[experts[t, s]], 40) for s in range(2)]
+                for t in range(6)
+            ]
+        )
+        want = want.sum(1, keepdims=True) if shared else want
+        np.testing.assert_allclose(gradient, want, rtol=0, atol=0.01 * np.abs(want).max())
+
+
+@pytest.mark.parametrize("kind", ["int16", "bfloat16"])
+def test_a_program_with_a_gradient(kind):
     data = blocks("Q4_K", 24, 1)
     panels, bias = treadle.tensor(to_panels("Q4_K", data)), treadle.tensor(np.ones(24, np.float32))
     x = treadle.tensor(np.random.default_rng(5).standard_normal((2, 3, 256)).astype(np.float32))
@@ -193,7 +273,7 @@ def test_a_program_with_a_gradient():
     def step(x):
         gm = GradManager().attach([x])
         with gm:
-            y = F.block_linear(x, panels, "Q4_K", 24, bias)
+            y = F.block_linear(x, panels, "Q4_K", 24, bias, activations=kind)
             gm.backward((y * y).sum())
         return y, x.grad
 
@@ -201,6 +281,11 @@ def test_a_program_with_a_gradient():
     for run_step in (step, compile_function(step)):
         x.grad = None
         y, gradient = (t.numpy() for t in run_step(x))
-        want = rounded_activations(x.numpy()) @ values.T + 1
-        close(y, want)
-        close(gradient, 2 * want @ values)
+        if kind == "int16":
+            want = rounded_activations(x.numpy()) @ values.T + 1
+            close(y, want)
+            close(gradient, 2 * want @ values)
+        else:
+            rounded = rounded_activations(values, kind)
+            close_to_bfloat16(y, rounded_activations(x.numpy(), kind) @ rounded.T + 1)
+            close_to_bfloat16(gradient, rounded_activations(2 * y, kind) @ rounded)

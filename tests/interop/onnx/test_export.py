@@ -87,7 +87,9 @@ NEVER = {
     ),
     "blocks of several numbers are no type of ONNX": (
         "block_experts",
+        "block_experts_grad",
         "block_matmul",
+        "block_matmul_grad",
         "block_values",
     ),
     "samples have regions that are Python functions": ("cond", "fused", "scan", "while"),

@@ -85,8 +85,8 @@ class Tuner:
     """Trains an adapter of a model.
 
     A step is one program: forward, loss, backward, and update. A layer's inner values are computed
-    again in backward, so memory holds what one layer needs; quantized weights are widened where
-    they are used, and logits are made a part of the rows at a time.
+    again in backward, so memory holds what one layer needs; quantized weights are multiplied as
+    they lie, and logits are made a part of the rows at a time.
 
     Args:
         model: whose weights stay as they are.

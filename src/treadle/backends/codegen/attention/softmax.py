@@ -141,16 +141,25 @@ def powers(
     shifts: Sequence[Value],
     weighted: Sequence[Value] | None = None,
 ) -> tuple[list[Value], list[Value]]:
-    """Make scores 2**(score - shift); by row, their sums and those of products with `weighted`."""
+    """Make scores 2**(score - shift); by row, their sums and those of products with `weighted`.
+
+    For gradients, which weigh others, powers below the square root of the smallest normal number
+    are 0. They are too small to change a sum, but their products with small gradients would be
+    subnormal, and a processor takes a hundred cycles for each of those.
+    """
     count = len(rows.scores)
     zero = b.constant(0.0, p.compute, p.lanes)
+    least = -float(format_of(zero).bias // 2)
     many = [b.splat(s, p.lanes) for s in shifts]
 
     def turn(place: Value, valid: list[Value] | None, *sums: Value) -> list[Value]:
         found = list(sums)
         for i, line in enumerate(rows.scores):
             score = b.load(line, place, p.lanes, aligned=True)
-            power = power_of_two(b, b.sub(score, many[i]))
+            below = b.sub(score, many[i])
+            power = power_of_two(b, below)
+            if weighted is not None:
+                power = b.select(b.compare("lt", below, least), zero, power)
             if valid is not None:
                 power = b.select(valid[i], power, zero)
             b.store(line, place, power, aligned=True)

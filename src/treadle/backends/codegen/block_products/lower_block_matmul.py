@@ -3,31 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from treadle.backends.api import Support, no
 from treadle.backends.codegen.block_products.kernel import Spec, product_kernel
+from treadle.backends.codegen.block_products.lower_pairs import (
+    SERIAL,
+    Pairing,
+    in_pairs,
+    routed_in_pairs,
+    sharing,
+)
 from treadle.backends.codegen.block_products.matrices import (
     LINES,
     MOST_TILES,
     STEP,
     matrices_kernel,
 )
-from treadle.backends.codegen.block_products.pairs import (
-    BLOCK,
-    DEPTH,
-    HEIGHT,
-    MOST,
-    ROUTED,
-    SUMS,
-    TERMS,
-    PairSpec,
-    pairs_kernel,
-    routed_kernel,
-    routes_kernel,
-    words_kernel,
-)
 from treadle.backends.codegen.block_products.rows import Records, rows_kernel
-from treadle.backends.codegen.contraction.pair_words import GROUP, WIDTH, WORDS
+from treadle.backends.codegen.block_products.values import values_kernel
 from treadle.backends.codegen.lowering import lowers
 from treadle.backends.codegen.target import Target
 from treadle.backends.program import Launch, Lowered, Ref
@@ -36,14 +30,20 @@ from treadle.base.blocks.panels import LAYOUTS, ROWS
 from treadle.base.dtype import DType
 from treadle.base.estimates import estimate
 from treadle.base.shape import product
-from treadle.base.symbol import Dim, is_identical
+from treadle.base.symbol import Dim
 from treadle.base.types import TensorType
-from treadle.ops.block_matmul import BlockExperts, BlockMatmul
+from treadle.ops.block_matmul import (
+    BlockExperts,
+    BlockExpertsGrad,
+    BlockMatmul,
+    BlockMatmulGrad,
+    BlockValues,
+)
+
+_Op: TypeAlias = BlockValues | BlockMatmul | BlockExperts | BlockMatmulGrad | BlockExpertsGrad
 
 _LEAST = 9
 """Rows from which matrix registers are faster than vectors."""
-_SERIAL = 1 << 17
-"""Fewer operations than this are over before other threads have woken up."""
 
 
 @lowers(BlockMatmul)
@@ -55,7 +55,7 @@ def lower_block_matmul(
     if isinstance(given, Support):
         return given
     if op.activations == "bfloat16":
-        return _in_pairs(op, types, given, target)
+        return in_pairs(_pairing(op, types, given, target))
     x, panels = types
     m = product(x.shape[:-1])
     matrices = target.matrices and estimate(m) >= _LEAST and given.k % STEP == 0
@@ -78,7 +78,7 @@ def lower_block_matmul(
             *(m, op.rows, given.blocks, count, chunk),
         ),
         items=-(-tiles // chunk) * count,
-        serial=estimate(flops) < _SERIAL,
+        serial=estimate(flops) < SERIAL,
         flops=flops,
         nbytes=product(panels.shape) + m * (given.k + op.rows) * x.dtype.itemsize,
         unit="int8" if matrices else "",
@@ -86,51 +86,45 @@ def lower_block_matmul(
     return Lowered((rows, launch), workspaces=(tiles * given.row_bytes(records),))
 
 
-def _in_pairs(
-    op: BlockMatmul, types: tuple[TensorType, ...], given: _Given, target: Target
-) -> Lowered:
-    """Words of rows, then the product."""
-    x, panels = types
-    m, steps, count = product(x.shape[:-1]), given.k // TERMS, panels.shape[0]
-    pairs = -(-count // 2)
-    height, width = _item(estimate(m), estimate(pairs))
-    flops = 2 * m * op.rows * given.k
-    matrices = target.matrices and target.dot_bfloat16
-    spec = PairSpec(LAYOUTS[op.format], x.dtype, matrices)
+@lowers(BlockMatmulGrad)
+def lower_block_matmul_grad(
+    op: BlockMatmulGrad, types: tuple[TensorType, ...], frozen: tuple[bool, ...], target: Target
+) -> Lowered | Support:
+    """As a product in bfloat16 with the matrix the other way round."""
+    given = _given(op, types, target)
+    if isinstance(given, Support):
+        return given
+    return in_pairs(_pairing(op, types, given, target))
+
+
+@lowers(BlockExpertsGrad)
+def lower_block_experts_grad(
+    op: BlockExpertsGrad, types: tuple[TensorType, ...], frozen: tuple[bool, ...], target: Target
+) -> Lowered | Support:
+    """As for one matrix; rows are sorted by the expert that they chose."""
+    given = _given(op, types, target)
+    if isinstance(given, Support):
+        return given
+    return routed_in_pairs(_pairing(op, types, given, target), types[2])
+
+
+@lowers(BlockValues)
+def lower_block_values(
+    op: BlockValues, types: tuple[TensorType, ...], frozen: tuple[bool, ...], target: Target
+) -> Lowered | Support:
+    """One launch over panels."""
+    given = _given(op, types, target)
+    if isinstance(given, Support):
+        return given
+    count = types[0].shape[0]
     launch = Launch(
-        pairs_kernel(spec, op.format, target.features),
-        (
-            *(Ref("workspace", 0), Ref("input", 1), Ref("output", 0)),
-            *(m, op.rows, given.blocks, count, height, width, _depth(steps, given)),
-        ),
-        items=-(-m // height) * -(-pairs // width),
-        serial=estimate(flops) < _SERIAL,
-        flops=flops,
-        nbytes=product(panels.shape) + m * (given.k + op.rows) * x.dtype.itemsize,
-        unit="bfloat16",
+        values_kernel(LAYOUTS[op.format], op.format),
+        (Ref("input", 0), Ref("output", 0), op.rows, given.blocks),
+        items=count,
+        serial=estimate(count * given.k) < SERIAL // 64,
+        nbytes=product(types[0].shape) + op.rows * given.k * 4,
     )
-    groups = -(-m // WORDS)
-    return Lowered((given.words(m, grouped=True), launch), workspaces=(groups * steps * GROUP * 4,))
-
-
-def _depth(steps: int, given: _Given) -> int:
-    """Steps of a part of the sums, whole blocks: parts of about the same size."""
-    if steps <= MOST:
-        return steps
-    block = max(1, steps // given.blocks)
-    parts = -(-steps // DEPTH)
-    depth = -(-steps // parts)
-    return -(-depth // block) * block
-
-
-def _item(rows: int, pairs: int) -> tuple[int, int]:
-    """Rows and pairs of panels of an item: large ones widen once, four keep threads busy."""
-    parts = max(1, -(-rows // HEIGHT))
-    height = max(1, -(-rows // (parts * BLOCK))) * BLOCK
-    most = SUMS // (height * WIDTH)
-    items = -(-pairs // most)
-    items = -(-items // 4) * 4
-    return height, max(1, -(-pairs // items))
+    return Lowered((launch,))
 
 
 @lowers(BlockExperts)
@@ -142,7 +136,7 @@ def lower_block_experts(
     if isinstance(given, Support):
         return given
     if op.activations == "bfloat16":
-        return _routed_in_pairs(op, types, given, target)
+        return routed_in_pairs(_pairing(op, types, given, target), types[2])
     x, panels, experts = types
     m = product(experts.shape)
     records = Records(1, LAYOUTS[op.format], op.activations)
@@ -154,57 +148,14 @@ def lower_block_experts(
         (
             *(Ref("workspace", 0), Ref("input", 1), Ref("output", 0), Ref("input", 2)),
             *(m, op.rows, given.blocks, panels.shape[1], panels.shape[0]),
-            _sharing(x, experts),
+            sharing(x, experts),
         ),
         items=panels.shape[1] * m,
-        serial=estimate(flops) < _SERIAL,
+        serial=estimate(flops) < SERIAL,
         flops=flops,
         nbytes=m * product(panels.shape[1:]) + m * op.rows * x.dtype.itemsize,
     )
     return Lowered((rows, launch), workspaces=(source * given.row_bytes(records),))
-
-
-def _routed_in_pairs(
-    op: BlockExperts, types: tuple[TensorType, ...], given: _Given, target: Target
-) -> Lowered:
-    """Words of rows, rows in the order of their experts, then the products."""
-    x, panels, experts = types
-    m, source = product(experts.shape), product(x.shape[:-1])
-    steps, count = given.k // TERMS, panels.shape[1]
-    pairs = -(-count // 2)
-    parts = -(-estimate(pairs) // (SUMS // (ROUTED * WIDTH)))
-    width = -(-estimate(pairs) // parts)
-    order, ends = Ref("workspace", 1), Ref("workspace", 2)
-    routes = Launch(
-        routes_kernel(experts.dtype),
-        (Ref("input", 2), order, ends, m, panels.shape[0]),
-        items=1,
-        serial=True,
-        nbytes=m * 16,
-    )
-    flops = 2 * m * op.rows * given.k
-    matrices = target.matrices and target.dot_bfloat16
-    spec = PairSpec(LAYOUTS[op.format], x.dtype, matrices)
-    launch = Launch(
-        routed_kernel(spec, op.format, target.features),
-        (
-            *(Ref("workspace", 0), Ref("input", 1), Ref("output", 0), order, ends),
-            *(m, op.rows, given.blocks, count, ROUTED, width, _depth(steps, given)),
-            _sharing(x, experts),
-        ),
-        items=panels.shape[0] * -(-pairs // width),
-        serial=estimate(flops) < _SERIAL,
-        flops=flops,
-        nbytes=product(panels.shape) + m * (given.k + op.rows) * x.dtype.itemsize,
-        unit="bfloat16",
-    )
-    sizes = source * steps * WORDS * 4, m * 4, panels.shape[0] * 4
-    return Lowered((given.words(source, grouped=False), routes, launch), workspaces=sizes)
-
-
-def _sharing(x: TensorType, experts: TensorType) -> Dim:
-    """How many neighboring rows of the result share a row of x."""
-    return 1 if is_identical(x.shape[1], experts.shape[1]) else experts.shape[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,33 +177,32 @@ class _Given:
             rows_kernel(records, self.dtype, self.lanes),
             (Ref("input", 0), Ref("workspace", 0), self.k // records.terms),
             items=m,
-            serial=estimate(m * self.k) < _SERIAL // 4,
+            serial=estimate(m * self.k) < SERIAL // 4,
             nbytes=m * self.k * (self.dtype.itemsize + 1),
         )
 
-    def words(self, m: Dim, *, grouped: bool) -> Launch:
-        """The launch that makes m rows words of bfloat16."""
-        return Launch(
-            words_kernel(self.dtype, grouped=grouped),
-            (Ref("input", 0), Ref("workspace", 0), self.k // TERMS),
-            items=m,
-            serial=estimate(m * self.k) < _SERIAL // 4,
-            nbytes=m * self.k * (self.dtype.itemsize + 2),
-        )
 
-
-def _given(
-    op: BlockMatmul | BlockExperts, types: tuple[TensorType, ...], target: Target
-) -> _Given | Support:
+def _given(op: _Op, types: tuple[TensorType, ...], target: Target) -> _Given | Support:
     """What the launches are made from, or why there are none."""
-    x = types[0]
-    k = x.shape[-1]
+    x, layout = types[0], LAYOUTS[op.format]
+    width = types[0 if isinstance(op, BlockValues) else 1].shape[-1]
     if target.fine:
         return no("op", "products with quantized blocks are written for processors")
-    if not isinstance(k, int):
+    if not isinstance(width, int):
         return no("dynamic-shape", "the rows of a weight have a known number of elements")
     lanes = min(target.lanes(dt.float32), ROWS)
-    return _Given(k, k // LAYOUTS[op.format].elements, x.dtype, lanes)
+    blocks = width // layout.block
+    return _Given(blocks * layout.elements, blocks, x.dtype, lanes)
+
+
+def _pairing(
+    op: BlockMatmul | BlockExperts | BlockMatmulGrad | BlockExpertsGrad,
+    types: tuple[TensorType, ...],
+    given: _Given,
+    target: Target,
+) -> Pairing:
+    transposed = isinstance(op, BlockMatmulGrad | BlockExpertsGrad)
+    return Pairing(op.format, types[0], types[1], op.rows, given.k, target, transposed)
 
 
 def _tile(rows: int, target: Target) -> int:

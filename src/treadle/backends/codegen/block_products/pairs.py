@@ -12,7 +12,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
-from treadle.backends.codegen.block_products.levels import Header, Levels
+from treadle.backends.codegen.block_products.widening import (
+    TERMS,
+    RowsAsColumns,
+    RowsAsTerms,
+    Widening,
+)
 from treadle.backends.codegen.contraction.pair_tiles import Unit, unit_function
 from treadle.backends.codegen.contraction.pair_words import GROUP, LINES, PANEL, WIDTH, WORDS
 from treadle.backends.codegen.irregular.rows import resolve
@@ -23,8 +28,6 @@ from treadle.base import dtype as dt
 from treadle.base.blocks.panels import Layout
 from treadle.base.dtype import DType
 
-TERMS = 2 * WORDS
-"""Terms of a step."""
 DEPTH = 16
 """Steps of two panels in scratch memory, 32 KiB, which stay in the first cache."""
 MOST = 20
@@ -36,19 +39,21 @@ ROUTED = 256
 _ROUTES = "order", "ends"
 HEIGHT = 512
 """Most rows of an item: with `DEPTH` steps, 512 KiB."""
-_TURNS = [i // 2 + LINES * (i % 2) for i in range(2 * LINES)]
-"""Elements of two vectors by turns."""
 BLOCK = 2 * LINES
 """Rows that are multiplied at a time."""
 
 
 @dataclass(frozen=True, slots=True)
 class PairSpec:
-    """A kernel's constants: how weights lie, the type of results, what multiplies."""
+    """A kernel's constants: how weights lie, the type of results, what multiplies.
+
+    Rows are multiplied with the matrix W in panels as x W^T, or, `transposed`, as x W.
+    """
 
     layout: Layout
     dtype: DType
     matrices: bool
+    transposed: bool = False
 
     @property
     def unit(self) -> Unit:
@@ -57,19 +62,21 @@ class PairSpec:
 
 
 @cache
-def words_kernel(dtype: DType, *, grouped: bool) -> Kernel:
+def words_kernel(dtype: DType, *, grouped: bool, ragged: bool) -> Kernel:
     """A kernel over rows: (x, words, steps of a row), x [rows, terms].
 
-    Words lie as [row][step][word], or, `grouped`, as [group of 16 rows][step][row][word].
+    Words lie as [row][step][word], or, `grouped`, as [group of 16 rows][step][row][word]. The terms
+    of a row are a further parameter where they are `ragged`, no whole steps; zeros follow them.
     """
     x, made, steps = pointer(dtype, "x"), pointer(dt.int32, "words"), size("steps")
+    terms = size("terms")
     pitch = GROUP if grouped else WORDS
 
     def write(e: Builder, lo: Value, hi: Value) -> None:
         e.flushes = True
 
         def row(r: Value) -> None:
-            source = e.offset(x, e.mul(r, e.mul(steps, TERMS)))
+            source = e.offset(x, e.mul(r, terms if ragged else e.mul(steps, TERMS)))
             place = e.mul(r, e.mul(steps, WORDS))
             if grouped:
                 group = e.mul(e.div(r, LINES), e.mul(steps, GROUP))
@@ -79,16 +86,18 @@ def words_kernel(dtype: DType, *, grouped: bool) -> Kernel:
             def step(s: Value) -> None:
                 for half in range(2):
                     at = e.add(e.mul(s, TERMS), half * LINES)
-                    value = e.cast(e.cast(e.load(source, at, LINES), dt.float32), dt.bfloat16)
+                    mask = e.first_lanes(e.sub(terms, at), LINES) if ragged else None
+                    given = e.cast(e.load(source, at, LINES, mask), dt.float32)
                     at = e.add(e.mul(s, pitch), half * LINES // 2)
-                    e.store(target, at, e.bitcast(value, dt.int32))
+                    e.store(target, at, e.bitcast(e.cast(given, dt.bfloat16), dt.int32))
 
             e.loop(0, steps, 1, step)
 
         e.loop(lo, hi, 1, row)
 
-    kind = "groups" if grouped else "rows"
-    return builder.kernel(f"words_of_{kind}_{dtype.name}", [x, made, steps], write)
+    kind = ("groups" if grouped else "rows") + "_ragged" * ragged
+    parameters = [x, made, steps, *[terms] * ragged]
+    return builder.kernel(f"words_of_{kind}_{dtype.name}", parameters, write)
 
 
 @cache
@@ -150,6 +159,7 @@ def pairs_kernel(spec: PairSpec, name: str, features: tuple[str, ...]) -> Kernel
 
 def _made(writer: _Pairs, name: str, features: tuple[str, ...]) -> Kernel:
     matrices = writer.spec.matrices
+    name += "_transposed" * writer.spec.transposed
     return builder.kernel(
         f"{name}_bfloat16_{'matrices' if matrices else 'vectors'}",
         writer.parameters,
@@ -183,7 +193,6 @@ class _Pairs:
 
     def __init__(self, spec: PairSpec) -> None:
         self.spec, self.layout = spec, spec.layout
-        self.levels = Levels(spec.layout, LINES)
         sizes = (BLOCK, LINES) if spec.matrices else (spec.unit.rows,)
         self.tiles = {rows: unit_function(spec.unit, rows) for rows in sizes}
         self.rows, self.weights = pointer(dt.int32, "words"), pointer(dt.uint8, "panels")
@@ -191,6 +200,10 @@ class _Pairs:
         names = ("m", "n", "blocks", "panel_count", "height", "width", "depth")
         self.sizes = [size(name) for name in names]
         self.m, self.n, self.blocks, self.panels, self.height, self.width, self.depth = self.sizes
+        given = spec.layout, self.blocks, self.panels
+        self.widening: Widening = (
+            RowsAsTerms(*given, MOST) if spec.transposed else RowsAsColumns(*given)
+        )
 
     @property
     def parameters(self) -> list[Value]:
@@ -200,7 +213,7 @@ class _Pairs:
     def write(self, e: Builder, lo: Value, hi: Value) -> None:
         """The entry."""
         e.flushes = True  # As its products do.
-        self.words = e.stack(dt.int32, MOST * PANEL)
+        self.words = e.stack(dt.int32, self.widening.pairs * MOST * PANEL)
         self.sums = e.stack(dt.float32, SUMS)
         if self.spec.matrices:
             e.begin_matrices()
@@ -211,7 +224,7 @@ class _Pairs:
     def _item(self, e: Builder, i: Value) -> None:
         parts = self._parts(e)
         top, left = e.mul(e.div(i, parts), self.height), e.mul(e.rem(i, parts), self.width)
-        steps = self._steps(e)
+        steps = self.widening.steps(e)
         place = e.mul(e.div(top, LINES), e.mul(steps, GROUP))
 
         def words(first: Value, count: Value) -> tuple[Value, Value]:
@@ -222,46 +235,50 @@ class _Pairs:
 
     def _parts(self, e: Builder) -> Value:
         """Items of neighboring columns."""
-        pairs = e.div(e.add(self.panels, 1), 2)
-        return e.div(e.add(pairs, e.sub(self.width, 1)), self.width)
-
-    def _steps(self, e: Builder) -> Value:
-        return e.mul(self.blocks, self.layout.elements // TERMS)
+        stretches = self.widening.stretches(e)
+        return e.div(e.add(stretches, e.sub(self.width, 1)), self.width)
 
     def _rows(self, e: Builder, at: _Rows) -> None:
         """The columns of an item for some rows."""
-        pairs = e.div(e.add(self.panels, 1), 2)
+        widening = self.widening
+        stretches = widening.stretches(e)
         room = e.mul(e.div(e.add(at.count, BLOCK - 1), BLOCK), BLOCK * WIDTH)
-        steps = self._steps(e)
+        steps = widening.steps(e)
 
         def part(first: Value) -> None:
             count = e.min(self.depth, e.sub(steps, first))
             last = e.compare("eq", e.add(first, count), steps)
             words, below = at.words(first, count)
 
-            def pair(p: Value) -> None:
+            def stretch(p: Value) -> None:
                 number = e.add(at.left, p)
-                given = number, first, count
-                e.loop(0, 2, 1, lambda half: self._widen(e, at.weights, half, *given))
-                sums = e.offset(self.sums, e.mul(p, room))
+                widening.write(e, at.weights, number, (first, count), self.words)
+                for pair in range(widening.pairs):
+                    columns = e.offset(self.words, pair * MOST * PANEL)
+                    many = widening.pairs
+                    sums = e.offset(self.sums, e.mul(e.add(e.mul(p, many), pair), room))
+                    place = e.add(e.mul(number, many), pair)
 
-                def block(r: Value) -> None:
-                    a = e.offset(words, e.mul(e.div(r, LINES), below))
-                    c = e.offset(sums, e.mul(r, WIDTH))
-                    some = e.min(BLOCK, e.sub(at.count, r))
-                    self._multiply(e, a, below, count, c, first, some)
-                    e.branch(last, lambda: self._store(e, c, r, some, number, at.line))
+                    def block(
+                        r: Value, columns: Value = columns, sums: Value = sums, place: Value = place
+                    ) -> None:
+                        a = e.offset(words, e.mul(e.div(r, LINES), below))
+                        c = e.offset(sums, e.mul(r, WIDTH))
+                        some = e.min(BLOCK, e.sub(at.count, r))
+                        self._multiply(e, (a, below, columns, c), count, first, some)
+                        e.branch(last, lambda: self._store(e, c, r, some, place, at.line))
 
-                e.loop(0, at.count, BLOCK, block)
+                    e.loop(0, at.count, BLOCK, block)
 
-            e.loop(0, e.min(self.width, e.sub(pairs, at.left)), 1, pair)
+            e.loop(0, e.min(self.width, e.sub(stretches, at.left)), 1, stretch)
 
         e.loop(0, steps, self.depth, part)
 
     def _multiply(
-        self, e: Builder, a: Value, below: Value, count: Value, c: Value, add: Value, rows: Value
+        self, e: Builder, places: tuple[Value, ...], count: Value, add: Value, rows: Value
     ) -> None:
-        """Some rows times the words in scratch memory."""
+        """Some rows times words in scratch memory: rows, from group to group, words, sums."""
+        a, below, columns, c = places
 
         def call(size: int, first: Value | int) -> None:
             first = e.index(first)
@@ -269,8 +286,8 @@ class _Pairs:
             start = e.add(e.mul(e.div(first, LINES), below), e.mul(e.rem(first, LINES), WORDS))
             into = e.offset(c, e.mul(first, WIDTH))
             steps = e.index(WORDS), e.index(GROUP), below
-            tile, ahead = self.tiles[size], self.words
-            e.call(tile, e.offset(a, start), *steps, self.words, ahead, count, into, add)
+            tile = self.tiles[size]
+            e.call(tile, e.offset(a, start), *steps, columns, columns, count, into, add)
 
         if self.spec.matrices:
             one = e.compare("le", rows, LINES)
@@ -299,49 +316,6 @@ class _Pairs:
                 e.store(self.y, e.add(start, column), e.cast(value, self.spec.dtype), mask)
 
         e.loop(0, rows, 1, row)
-
-    def _widen(
-        self, e: Builder, matrix: Value, half: Value, pair: Value, first: Value, count: Value
-    ) -> None:
-        """A panel's values as words; behind the last panel those of the last once more."""
-        layout = self.layout
-        panel = e.min(e.add(e.mul(pair, 2), half), e.sub(self.panels, 1))
-        begin = e.div(e.mul(first, TERMS), layout.elements)
-        place = e.mul(e.add(e.mul(panel, self.blocks), begin), layout.block)
-        weights = e.offset(matrix, place)
-        target = e.offset(self.words, e.mul(half, LINES))
-
-        def block(i: Value) -> None:
-            here = e.offset(weights, e.mul(i, layout.block))
-            header = self.levels.header(e, here, 0)
-
-            def piece(p: Value) -> None:
-                given = e.offset(here, e.add(e.mul(p, layout.piece), layout.header))
-                term = e.add(e.mul(i, layout.elements), e.mul(p, layout.span))
-                self._piece(e, given, header, e.offset(target, e.mul(term, WIDTH // 2)))
-
-            e.loop(0, layout.pieces, 1, piece)
-
-        e.loop(0, e.div(e.mul(count, TERMS), layout.elements), 1, block)
-
-    def _piece(self, e: Builder, piece: Value, header: Header, target: Value) -> None:
-        layout = self.layout
-        for group in range(layout.groups):
-            scale, least = self.levels.scales(e, piece, group, 0, header)
-            if layout.offset:
-                least = e.mul(scale, -float(layout.offset))
-            for i, level in enumerate(self.levels.words(e, piece, group, 0)):
-                four = e.bitcast(level, dt.int32)
-                values = []
-                for byte in range(4):
-                    number = e.bitwise("and", e.bitwise("shr", four, 8 * byte), 255)
-                    made = e.cast(number, dt.float32)
-                    value = e.mul(made, scale) if least is None else e.fma(made, scale, least)
-                    values.append(e.cast(value, dt.bfloat16))
-                for j in range(2):
-                    both = e.shuffle(values[2 * j], values[2 * j + 1], _TURNS)
-                    word = e.bitcast(both, dt.int32)
-                    e.store(target, ((group * layout.group + 4 * i) // 2 + j) * WIDTH, word)
 
 
 class _Routed(_Pairs):
@@ -387,7 +361,7 @@ class _Routed(_Pairs):
 
     def _gather(self, e: Builder, r: Value, line: Value, first: Value, steps: Value) -> None:
         """Some steps of a row, into its place in a group."""
-        row = e.mul(e.div(line, self.sharing), e.mul(self._steps(e), WORDS))
+        row = e.mul(e.div(line, self.sharing), e.mul(self.widening.steps(e), WORDS))
         source = e.offset(self.rows, e.add(row, e.mul(first, WORDS)))
         group = e.mul(e.div(r, LINES), e.mul(steps, GROUP))
         into = e.offset(self.gathered, e.add(group, e.mul(e.rem(r, LINES), WORDS)))

@@ -1,0 +1,188 @@
+"""Products in bfloat16 with weights in panels, as launches; gradients are such products, too."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from treadle.backends.codegen.block_products.pairs import (
+    BLOCK,
+    DEPTH,
+    HEIGHT,
+    MOST,
+    ROUTED,
+    SUMS,
+    PairSpec,
+    pairs_kernel,
+    routed_kernel,
+    routes_kernel,
+    words_kernel,
+)
+from treadle.backends.codegen.block_products.widening import TERMS
+from treadle.backends.codegen.contraction.pair_words import GROUP, WIDTH, WORDS
+from treadle.backends.codegen.target import Target
+from treadle.backends.program import Launch, Lowered, Ref
+from treadle.base.blocks.panels import LAYOUTS, Layout
+from treadle.base.estimates import estimate
+from treadle.base.shape import product
+from treadle.base.symbol import Dim, is_identical
+from treadle.base.types import TensorType
+
+SERIAL = 1 << 17
+"""Fewer operations than this are over before other threads have woken up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pairing:
+    """Rows x times W^T, or, `transposed`, times W.
+
+    Attributes:
+        format: of the panels.
+        x, panels: their types; panels of several matrices have an axis before.
+        rows: of W.
+        k: elements of a row of W.
+        target: where it runs.
+        transposed: whether rows of W are terms of the sums, and not columns of the result.
+    """
+
+    format: str
+    x: TensorType
+    panels: TensorType
+    rows: int
+    k: int
+    target: Target
+    transposed: bool = False
+
+    @property
+    def layout(self) -> Layout:
+        """That of the format."""
+        return LAYOUTS[self.format]
+
+    @property
+    def spec(self) -> PairSpec:
+        """The kernel's constants."""
+        matrices = self.target.matrices and self.target.dot_bfloat16
+        return PairSpec(self.layout, self.x.dtype, matrices, self.transposed)
+
+    @property
+    def blocks(self) -> int:
+        """Of a row."""
+        return self.k // self.layout.elements
+
+    @property
+    def count(self) -> Dim:
+        """Panels of a matrix."""
+        return self.panels.shape[-2]
+
+    @property
+    def terms(self) -> int:
+        """Of a sum."""
+        return self.rows if self.transposed else self.k
+
+    @property
+    def columns(self) -> int:
+        """Of the result."""
+        return self.k if self.transposed else self.rows
+
+    @property
+    def steps(self) -> int:
+        """Of a sum."""
+        return -(-self.terms // TERMS)
+
+    @property
+    def stretches(self) -> Dim:
+        """How many times columns are widened."""
+        return self.blocks * self.layout.pieces if self.transposed else -(-self.count // 2)
+
+    @property
+    def depth(self) -> int:
+        """Steps of a part of the sums, whole blocks: parts of about the same size."""
+        if self.steps <= MOST:
+            return self.steps
+        block = 1 if self.transposed else max(1, self.layout.elements // TERMS)
+        parts = -(-self.steps // DEPTH)
+        depth = -(-self.steps // parts)
+        return -(-depth // block) * block
+
+    def width(self, height: int, least: int) -> int:
+        """Stretches of an item, for so many rows and a number of items that keeps threads busy."""
+        pairs = self.layout.span // WIDTH if self.transposed else 1
+        stretches = estimate(self.stretches)
+        items = -(-stretches // max(1, SUMS // (height * WIDTH * pairs)))
+        items = -(-items // least) * least
+        return max(1, -(-stretches // items))
+
+    def words(self, *, grouped: bool) -> Launch:
+        """The launch that makes words of rows."""
+        rows, ragged = product(self.x.shape[:-1]), self.terms % TERMS != 0
+        return Launch(
+            words_kernel(self.x.dtype, grouped=grouped, ragged=ragged),
+            (Ref("input", 0), Ref("workspace", 0), self.steps, *[self.terms] * ragged),
+            items=rows,
+            serial=estimate(rows * self.terms) < SERIAL // 4,
+            nbytes=rows * self.terms * (self.x.dtype.itemsize + 2),
+        )
+
+
+def in_pairs(pairing: Pairing) -> Lowered:
+    """Words of rows, then the product."""
+    m = product(pairing.x.shape[:-1])
+    parts = max(1, -(-estimate(m) // HEIGHT))
+    height = max(1, -(-estimate(m) // (parts * BLOCK))) * BLOCK
+    width = pairing.width(height, 4)
+    flops = 2 * m * pairing.rows * pairing.k
+    launch = Launch(
+        pairs_kernel(pairing.spec, pairing.format, pairing.target.features),
+        (
+            *(Ref("workspace", 0), Ref("input", 1), Ref("output", 0), m, pairing.columns),
+            *(pairing.blocks, pairing.count, height, width, pairing.depth),
+        ),
+        items=-(-m // height) * -(-pairing.stretches // width),
+        serial=estimate(flops) < SERIAL,
+        flops=flops,
+        nbytes=_nbytes(pairing, m),
+        unit="bfloat16",
+    )
+    groups = -(-m // WORDS)
+    words = groups * pairing.steps * GROUP * 4
+    return Lowered((pairing.words(grouped=True), launch), workspaces=(words,))
+
+
+def routed_in_pairs(pairing: Pairing, experts: TensorType) -> Lowered:
+    """Words of rows, rows in the order of their experts, then the products."""
+    x = pairing.x
+    m, source = product(experts.shape), product(x.shape[:-1])
+    width = pairing.width(ROUTED, 1)
+    matrices = pairing.panels.shape[0]
+    order, ends = Ref("workspace", 1), Ref("workspace", 2)
+    routes = Launch(
+        routes_kernel(experts.dtype),
+        (Ref("input", 2), order, ends, m, matrices),
+        items=1,
+        serial=True,
+        nbytes=m * 16,
+    )
+    flops = 2 * m * pairing.rows * pairing.k
+    launch = Launch(
+        routed_kernel(pairing.spec, pairing.format, pairing.target.features),
+        (
+            *(Ref("workspace", 0), Ref("input", 1), Ref("output", 0), order, ends),
+            *(m, pairing.columns, pairing.blocks, pairing.count, ROUTED, width, pairing.depth),
+            sharing(x, experts),
+        ),
+        items=matrices * -(-pairing.stretches // width),
+        serial=estimate(flops) < SERIAL,
+        flops=flops,
+        nbytes=_nbytes(pairing, m),
+        unit="bfloat16",
+    )
+    sizes = source * pairing.steps * WORDS * 4, m * 4, matrices * 4
+    return Lowered((pairing.words(grouped=False), routes, launch), workspaces=sizes)
+
+
+def sharing(x: TensorType, experts: TensorType) -> Dim:
+    """How many neighboring rows of the result share a row of x."""
+    return 1 if is_identical(x.shape[1], experts.shape[1]) else experts.shape[1]
+
+
+def _nbytes(pairing: Pairing, m: Dim) -> Dim:
+    return product(pairing.panels.shape) + m * (pairing.k + pairing.rows) * pairing.x.dtype.itemsize
