@@ -10,7 +10,6 @@ from typing import Any, TypeAlias
 import torch
 
 from treadle import device as devices
-from treadle.base.errors import DeviceError
 from treadle.engine.devices.names import CompNode
 from treadle.interop.torch.device import generators
 from treadle.interop.torch.device.places import (
@@ -53,12 +52,19 @@ class device_of(device):
 
 
 class Stream:
-    """The one order of work of a device; everything in it is done in the order of its calls."""
+    """The one order of work of a device; everything in it is done in the order of its calls.
+
+    Args:
+        device: the current one if None.
+        priority: over other streams of the device, of which there are none.
+
+    Attributes:
+        priority: what was asked for.
+    """
 
     def __init__(self, device: Device = None, priority: int = 0) -> None:
         self.device = torch.device(NAME, index_of(device))
-        if priority:
-            raise DeviceError("torch.treadle", "streams have no priorities")
+        self.priority = priority
 
     def synchronize(self) -> None:
         """Wait until all work is done."""
