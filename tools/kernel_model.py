@@ -28,7 +28,7 @@ from treadle.backends.api import Support
 from treadle.backends.codegen.kernel.ir import Kernel
 from treadle.backends.codegen.kernel.llvm import module_text, symbol_of
 from treadle.backends.codegen.lower import lower
-from treadle.backends.codegen.target import AVX2, AVX512, NEON, Target
+from treadle.backends.codegen.target import AVX2, AVX512, NEON, NEON_DOT, Target
 from treadle.backends.cpu import roofline
 from treadle.backends.cpu.building import linked_by_llvm, translate
 from treadle.backends.cpu.host import flags, host_target, required
@@ -88,9 +88,9 @@ MACHINES = (
     Machine("Ice Lake", "icelake-server", _ICE_LAKE),
     Machine("Sapphire Rapids", "sapphirerapids", _BOTH),
     Machine("Neoverse N1", "neoverse-n1", NEON),
-    Machine("Neoverse N2", "neoverse-n2", NEON),
-    Machine("Neoverse V1", "neoverse-v1", NEON),
-    Machine("Neoverse V2", "neoverse-v2", NEON),
+    Machine("Neoverse N2", "neoverse-n2", NEON_DOT),
+    Machine("Neoverse V1", "neoverse-v1", NEON_DOT),
+    Machine("Neoverse V2", "neoverse-v2", NEON_DOT),
 )
 PRODUCTS: dict[str, tuple[Matmul | IntMatmul, DType, DType]] = {
     "float32": (Matmul(), dt.float32, dt.float32),
@@ -159,7 +159,7 @@ def rows(program: str) -> Iterator[Row]:
             yield Row(
                 machine,
                 product,
-                max(set(names), key=names.count),
+                max(dict.fromkeys(names), key=names.count),
                 len(multiplies),
                 run_model(program, machine, multiplies)[0],
                 run_model(program, machine, found)[1],

@@ -5,6 +5,7 @@ Installed by `make setup-cross`; run by `make test-cross`.
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from tests.graph.samples import with_graphs
 import treadle as mge
 import treadle.functional as F
 import treadle.module as M
+from treadle import quantization as Q
 from treadle.backends.program import ShippingCompiler
 from treadle.base.dtype import as_dtype, float32
 from treadle.base.errors import TreadleError
@@ -39,8 +41,10 @@ from treadle.ops.sample import Sample
 Array = np.ndarray[Any, Any]
 PLAIN = Options(level=0)
 """Every op is a kernel of its own, as it stands."""
+_EMULATED = (["aarch64-linux-gnu-gcc"], ["qemu-aarch64", "-L", "/usr/aarch64-linux-gnu"])
 MACHINES = {
-    "neon": (["aarch64-linux-gnu-gcc"], ["qemu-aarch64", "-L", "/usr/aarch64-linux-gnu"]),
+    "neon-dot": _EMULATED,
+    "neon": _EMULATED,
     "generic": (["cc"], []),
 }
 pytestmark = pytest.mark.cross
@@ -158,6 +162,45 @@ class Tokens(M.Module):
     def forward(self, x: Any) -> Any:
         x = self.norm(x + self.attention(x, x, x)[0])
         return x + self.narrow(F.gelu(self.wide(x)))
+
+
+class FewBits(M.Module):
+    """Products of bfloat16 and of bytes, alone and in convolutions, with extents that are odd."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = M.Conv2d(19, 35, 3, padding=1)
+        self.first, self.second = M.Linear(101, 67), M.Linear(67, 45)
+        self.dynamic = Q.quantize_dynamic(M.Linear(45, 37))
+
+    def forward(self, x: Any) -> Any:
+        weight, bias = (v.astype("bfloat16") for v in (self.conv.weight, self.conv.bias))
+        maps = F.conv2d(x.reshape((1, 19, 17, 17)).astype("bfloat16"), weight, bias, padding=1)
+        x = maps.astype("float32").reshape((-1,))[: 99 * 101].reshape((99, 101))
+        x = F.matmul(x.astype("bfloat16"), self.first.weight.astype("bfloat16").T)
+        x = F.linear(x, self.second.weight.astype("bfloat16"), self.second.bias.astype("bfloat16"))
+        return self.dynamic(x.astype("float32"))
+
+
+@pytest.mark.parametrize("target", MACHINES)
+def test_few_bits_by_the_instructions_that_there_are(target: str, tmp_path: Path) -> None:
+    mge.random.seed(1)
+    module = FewBits()
+    module.eval()
+    x = np.random.default_rng(0).standard_normal((19 * 17 * 17,), np.float32)
+    given = (mge.tensor(x),)
+    captured = capture(module, given, {}, "net")
+    model = model_of("net", captured, argument_names(given, {}), Ends(["x"], ["y"]))
+    found = outputs(model, [x], target, tmp_path, Options())
+    wanted = module(*given).numpy()
+    got = np.frombuffer(found, np.float32).reshape(wanted.shape)
+    # Four roundings to 8 bits, of which steps of other sums may take any to a neighbor.
+    assert abs(got - wanted).max() < 0.02 * abs(wanted).max()
+    if target.startswith("neon"):
+        command = ["aarch64-linux-gnu-objdump", "-d", str(tmp_path / "libops.so")]
+        text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        for name in ("bfdot", "[us]{2}dot"):
+            assert bool(re.search(rf"\t{name}\t", text)) == (target == "neon-dot")
 
 
 @pytest.mark.parametrize("target", MACHINES)

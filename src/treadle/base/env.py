@@ -81,7 +81,9 @@ FORCE_FALLBACK = Variable(
     "comma-separated ops that are left to the host, and there to NumPy",
 )
 CPU_TARGET = Variable(
-    ("TREADLE_CPU_TARGET",), "", "instructions the CPU backend may use: generic, avx2, avx512, neon"
+    ("TREADLE_CPU_TARGET",),
+    "",
+    "instructions the CPU backend may use: generic, avx2, avx512, neon, neon-dot",
 )
 BFLOAT16 = Variable(
     ("TREADLE_BFLOAT16",),

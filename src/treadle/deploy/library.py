@@ -56,6 +56,8 @@ _SUPPORTED = {
 have those as well."""
 _MATRICES = "syscall(158, 0x1023, 18) == 0"
 """Linux is asked for matrix registers (`arch_prctl`), and refuses where there are none."""
+_ARM = {"i8mm": 13, "bf16": 14}
+"""Bits of what Linux tells of Arm processors (`AT_HWCAP2`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +90,9 @@ def write_library(
         folder: made if it is not there.
         name: prefix of all functions, a C identifier.
         options: of the compilation.
-        target: "generic", "avx2", "avx512" or "neon"; by default this processor, with all that it
-            has. For another architecture there must be a C compiler: `CC`, one that is named
-            after it, or that of the extra `aot`.
+        target: "generic", "avx2", "avx512", "neon" or "neon-dot"; by default this
+            processor, with all that it has. For another architecture there must be a C compiler:
+            `CC`, one that is named after it, or that of the extra `aot`.
 
     Raises:
         CompileError: an op of the model needs Python, an extent is symbolic, there is no C
@@ -217,6 +219,7 @@ class _Parts:
             f"#define ABOUT {json.dumps(json.dumps(about))}",
             f"#define PROCESSOR {json.dumps(linked.target)}",
             "extern long syscall(long, ...);",
+            "extern unsigned long getauxval(unsigned long);",
             f"#define PROCESSOR_FITS {_question(linked.requires)}",
             f"extern const unsigned char {name}_weights[];",
             f"extern int64_t {name}_rt_run(void *, const int64_t *, void *, int64_t);",
@@ -240,6 +243,7 @@ def _question(features: Sequence[str]) -> str:
     asked = [f'__builtin_cpu_supports("{n}")' for n in names]
     if "amx_tile" in features:
         asked.append(_MATRICES)
+    asked += [f"(getauxval(26) >> {_ARM[f]} & 1)" for f in features if f in _ARM]
     return f"({' && '.join(asked) or 1})"
 
 

@@ -50,8 +50,8 @@ def compile_offline(
         gears: shapes of inputs by name, 2 to 100 sets of them; inputs that a gear does not name
             have the model's shape. Empty: the model's own shapes alone.
         options: of the compilation.
-        target: "generic", "avx2", "avx512" or "neon"; by default this processor, with all that it
-            has. Weights are packed here in any case.
+        target: "generic", "avx2", "avx512", "neon" or "neon-dot"; by default this
+            processor, with all that it has. Weights are packed here in any case.
         command: the command line that asked for it, for the record.
         source: what the model came from, for the record: framework, version, file, digest.
 

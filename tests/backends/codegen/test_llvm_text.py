@@ -13,7 +13,7 @@ from treadle.backends.codegen.kernel.builder import Builder, kernel
 from treadle.backends.codegen.kernel.interpret import run
 from treadle.backends.codegen.kernel.ir import Kernel, Value, pointer
 from treadle.backends.codegen.kernel.llvm import module_text
-from treadle.backends.codegen.target import AVX2, AVX512, NEON, TARGETS, Target
+from treadle.backends.codegen.target import AVX2, AVX512, NEON, NEON_DOT, TARGETS, Target
 from treadle.base import dtype as dt
 from treadle.base.dtype import DType
 
@@ -44,7 +44,7 @@ def test_equals_the_interpreter(sample: Sample, target: str) -> None:
 WITH_DOTS = replace(
     AVX512, dot_int8=True, dot_bfloat16=True, features=("+avx512vnni", "+avx512bf16")
 )
-ARM_WITH_DOTS = replace(NEON, dot_int8=True, features=("+i8mm",))
+ARM_WITH_DOTS = NEON_DOT
 
 
 @pytest.mark.parametrize("target", [AVX512, WITH_DOTS, NEON, ARM_WITH_DOTS])
@@ -57,7 +57,8 @@ def test_other_processors_have_code_for_it(target: Target) -> None:
     ("target", "lanes", "codes"),
     [
         (WITH_DOTS, 16, ("vpdpbusd", "vdpbf16ps")),
-        (ARM_WITH_DOTS, 4, ("usdot",)),
+        (ARM_WITH_DOTS, 4, ("usdot", "bfdot")),
+        (replace(NEON_DOT, triple="aarch64-apple-macosx"), 4, ("usdot", "bfdot")),
         (AVX2, 8, ("vpmaddwd",)),
     ],
 )

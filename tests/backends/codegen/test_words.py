@@ -12,7 +12,7 @@ from tests.backends.codegen.irregular import HOST, one_by_one, whole
 
 from treadle.backends.codegen.contraction.word_launches import runs_of
 from treadle.backends.codegen.contraction.words import terms_per_word
-from treadle.backends.codegen.target import AVX2, AVX512, GENERIC, NEON, TARGETS
+from treadle.backends.codegen.target import AVX2, AVX512, GENERIC, NEON, NEON_DOT, TARGETS
 from treadle.base import dtype as dt
 from treadle.ops.composite import expand
 from treadle.ops.conv import IntConv
@@ -107,7 +107,7 @@ def test_convolutions_are_exact_in_every_layout(case, where):
     check(op, arrays, 1)
 
 
-@pytest.mark.parametrize("target", (AVX2, VNNI, NEON), ids=lambda t: t.name)
+@pytest.mark.parametrize("target", (AVX2, VNNI, NEON, NEON_DOT), ids=lambda t: t.name)
 def test_claims_and_accesses_hold_in_the_interpreter(target):
     """It stops where sums of two products do not fit in 16 bits, and at every access outside."""
     rng = np.random.default_rng(3)
@@ -121,7 +121,14 @@ def test_claims_and_accesses_hold_in_the_interpreter(target):
 
 
 def test_bytes_where_the_processor_multiplies_them():
-    for target, terms in ((AVX2, 4), (AVX512, 4), (VNNI, 4), (GENERIC, 2), (NEON, 2)):
+    for target, terms in (
+        (AVX2, 4),
+        (AVX512, 4),
+        (VNNI, 4),
+        (GENERIC, 2),
+        (NEON, 2),
+        (NEON_DOT, 4),
+    ):
         assert terms_per_word(target, dt.uint8, dt.int8) == terms, target.name
         assert terms_per_word(target, dt.int16, dt.int8) == 2
         assert terms_per_word(target, dt.uint8, dt.uint8) == 2
@@ -129,7 +136,8 @@ def test_bytes_where_the_processor_multiplies_them():
 
 @pytest.mark.parametrize("target", (*TARGETS.values(), VNNI), ids=lambda t: t.name)
 def test_kernels_are_code_on_every_target(target):
-    wanted = {"avx2": "vpmaddubsw", "avx512": "vpmaddubsw", "vnni": "vpdpbusd", "neon": "mla"}
+    wanted = {"avx2": "vpmaddubsw", "avx512": "vpmaddubsw", "vnni": "vpdpbusd"}
+    wanted |= {"neon": "mla", "neon-dot": "sudot"}
     rng = np.random.default_rng(4)
     x, weight = values(rng, (1, 16, 6, 6), dt.int8), values(rng, (32, 16, 3, 3), dt.int8)
     op = IntConv((1, 1), ((1, 1), (1, 1)), (1, 1), 1)

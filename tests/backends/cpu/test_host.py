@@ -35,6 +35,9 @@ def _asked_anew() -> Iterator[None]:
         (V4 | {"avx512_vnni", "avx512_bf16"} | AMX, "x86_64", "avx512", True, True),
         (V4 | {"amx_tile"}, "x86_64", "avx512", False, False),
         (frozenset(("asimd",)), "aarch64", "neon", False, False),
+        (frozenset(("asimd", "asimddp")), "aarch64", "neon", False, False),
+        (frozenset(("i8mm",)), "aarch64", "neon-dot", True, False),
+        (frozenset(("bf16", "i8mm")), "arm64", "neon-dot", True, True),
         (frozenset(), "riscv64", "generic", False, False),
     ],
 )

@@ -45,6 +45,11 @@ class Target:
     preferred: tuple[str, ...] = ("channels-last",)
 
     @property
+    def is_arm(self) -> bool:
+        """Whether its instructions are those of AArch64."""
+        return self.name.startswith(NEON.name)
+
+    @property
     def layouts(self) -> tuple[MapLayout, ...]:
         """Orders of the axes of maps that kernels take besides row-major, with their speed.
 
@@ -96,4 +101,13 @@ NEON = Target(
     l1=64 << 10,
 )
 
-TARGETS = {t.name: t for t in (GENERIC, AVX2, AVX512, NEON)}
+NEON_DOT = replace(
+    NEON,
+    name="neon-dot",
+    features=("+bf16", "+i8mm"),
+    dot_int8=True,
+    dot_bfloat16=True,
+)
+"""With sums of four products of bytes and of two of bfloat16 (Armv8.6; Neoverse V1, N2, V2)."""
+
+TARGETS = {t.name: t for t in (GENERIC, AVX2, AVX512, NEON, NEON_DOT)}

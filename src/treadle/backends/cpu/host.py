@@ -16,7 +16,15 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from treadle.backends.codegen.target import AVX2, AVX512, GENERIC, NEON, TARGETS, Target
+from treadle.backends.codegen.target import (
+    AVX2,
+    AVX512,
+    GENERIC,
+    NEON,
+    NEON_DOT,
+    TARGETS,
+    Target,
+)
 from treadle.base.env import BFLOAT16, CPU_TARGET
 from treadle.base.errors import DeviceError
 
@@ -26,6 +34,7 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 _AVX2 = frozenset(("avx2", "fma", "f16c", "bmi1", "bmi2", "movbe"))
 _AVX512 = _AVX2 | {"avx512f", "avx512dq", "avx512bw", "avx512vl", "avx512cd"}
+_ARM_DOTS = frozenset(("bf16", "i8mm"))
 _MATRICES = frozenset(("amx_tile", "amx_bf16", "amx_int8"))
 _VECTORS = (
     "sse4_2",
@@ -46,6 +55,8 @@ _OPTIONAL = {
     "amx_tile": "+amx-tile",
     "amx_bf16": "+amx-bf16",
     "amx_int8": "+amx-int8",
+    "bf16": "+bf16",
+    "i8mm": "+i8mm",
 }
 """What kernels use where the processor has it: LLVM's flags by the names of /proc/cpuinfo."""
 
@@ -58,7 +69,7 @@ def host_target() -> Target:
         DeviceError: `TREADLE_CPU_TARGET` names no target, or one this processor cannot run, or
             `TREADLE_BFLOAT16` is neither "fast" nor "exact".
     """
-    found = flags() - ({"avx512_bf16"} if _is_exact() else set())
+    found = flags() - ({"avx512_bf16", "bf16"} if _is_exact() else set())
     best = _with_caches(target_for(found, platform.machine()))
     wanted = CPU_TARGET.get()
     if not wanted or wanted == best.name:
@@ -84,7 +95,14 @@ def _is_exact() -> bool:
 def target_for(features: frozenset[str], machine: str) -> Target:
     """The target of a processor with these features, as /proc/cpuinfo spells them."""
     if machine in ("aarch64", "arm64"):
-        return dataclasses.replace(NEON, triple="")
+        present = sorted(_ARM_DOTS & features)
+        return dataclasses.replace(
+            NEON_DOT if present else NEON,
+            triple="",
+            features=tuple(_OPTIONAL[name] for name in present),
+            dot_int8="i8mm" in present,
+            dot_bfloat16="bf16" in present,
+        )
     if machine not in ("x86_64", "AMD64"):
         return GENERIC
     if features >= _AVX512:
@@ -113,8 +131,10 @@ def required(target: Target) -> tuple[str, ...]:
 
 def _lesser(best: Target) -> list[str]:
     """Names of the targets a processor can run whose best one is this."""
-    ladder = ["generic", "avx2", "avx512"]
-    return ladder[: ladder.index(best.name) + 1] if best.name in ladder else [best.name]
+    for ladder in (["generic", "avx2", "avx512"], ["neon", "neon-dot"]):
+        if best.name in ladder:
+            return ladder[: ladder.index(best.name) + 1]
+    return [best.name]
 
 
 @functools.cache

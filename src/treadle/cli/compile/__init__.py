@@ -27,6 +27,7 @@ class Target(enum.StrEnum):
     AVX2 = "avx2"
     AVX512 = "avx512"
     NEON = "neon"
+    NEON_DOT = "neon-dot"
 
 
 Gear = Annotated[

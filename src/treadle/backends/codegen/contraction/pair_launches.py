@@ -66,10 +66,11 @@ def unit_of(problem: Problem, target: Target) -> Unit | None:
     short = a is dt.bfloat16 and b is dt.bfloat16
     if not (short and target.dot_bfloat16) and not (target.matrices and {a, b} <= _BYTES):
         return None
-    special = problem.patches or problem.positions or problem.moments or target.vector_bytes != 64
+    special = problem.patches or problem.positions or problem.moments
     if special or estimate(problem.flops) < _LEAST or estimate(problem.k) < LINES:
         return None
-    return Unit(a, b, dt.float32 if short else dt.int32, target.matrices)
+    sums = dt.float32 if short else dt.int32
+    return Unit(a, b, sums, target.matrices, target.vector_bytes // 4)
 
 
 def multiply_pairs(launches: Launches, unit: Unit) -> Lowered:

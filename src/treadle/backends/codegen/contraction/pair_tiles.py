@@ -2,7 +2,8 @@
 
 With matrix registers, two groups of rows meet a panel: four registers of sums, two of rows and two
 of columns, so that every register that is loaded is multiplied twice. With vectors of words, eight
-rows do: sixteen vectors of sums, and a word of a row in every lane.
+rows do: sixteen vectors of sums, and a word of a row in every lane. Four short vectors are a part
+of a panel's columns; its parts follow one another, each over all steps.
 """
 
 from __future__ import annotations
@@ -27,21 +28,35 @@ AHEAD = 4
 """Lines of the cache that every step asks for: eight blocks of rows ask for the next panel."""
 _VECTOR_ROWS = 8
 """Rows of a tile of vectors."""
+_SHORT_ROWS = 4
+"""The same where a panel is more than two vectors wide, which meet four at a time: putting a word
+into all lanes takes a turn of what multiplies there."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """What multiplies: element types of both operands and of the sums; matrix registers or not."""
+    """What multiplies: element types of both operands and of the sums; matrix registers or not.
+
+    Vectors have so many lanes of 32 bits.
+    """
 
     a: DType
     b: DType
     sums: DType
     matrices: bool
+    lanes: int = LINES
 
     @property
     def rows(self) -> int:
         """Rows of the largest tile."""
-        return 2 * LINES if self.matrices else _VECTOR_ROWS
+        if self.matrices:
+            return 2 * LINES
+        return _VECTOR_ROWS if self.lanes == LINES else _SHORT_ROWS
+
+    @property
+    def vectors(self) -> int:
+        """Vectors of columns that are multiplied at a time."""
+        return 2 * _VECTOR_ROWS // self.rows
 
 
 @lru_cache(maxsize=32)
@@ -58,7 +73,8 @@ def unit_function(unit: Unit, rows: int) -> Function:
     a_row, a_next, a_below, steps, add = map(ir.size, names)
     parameters = [a, a_row, a_next, a_below, b, ahead, steps, c, add]
     kind = _Matrices if unit.matrices else _Vectors
-    name = f"tile_{'matrices' if unit.matrices else 'pairs'}_{unit.a.name}_{rows}x{WIDTH}"
+    what = "matrices" if unit.matrices else "pairs" if unit.lanes == LINES else "short_pairs"
+    name = f"tile_{what}_{unit.a.name}_{rows}x{WIDTH}"
     tile = kind(unit, rows, parameters)
     return builder.function(name, parameters, tile.write)
 
@@ -114,21 +130,24 @@ class _Vectors(_Tile):
 
     def write(self, e: Builder) -> None:
         """The body."""
-        unit, lanes = self.unit, LINES
-        places = [(r, v) for r in range(self.rows) for v in range(WIDTH // lanes)]
+        part = self.unit.vectors * self.unit.lanes
+        for first in range(0, WIDTH, part):
+            self._part(e, first)
+
+    def _part(self, e: Builder, first: int) -> None:
+        """The columns from `first` on."""
+        unit, lanes, vectors = self.unit, self.unit.lanes, range(self.unit.vectors)
+        places = [(r, first + v * lanes) for r in range(self.rows) for v in vectors]
 
         def old() -> tuple[Value, ...]:
-            return tuple(e.load(self.c, r * WIDTH + v * lanes, lanes) for r, v in places)
+            return tuple(e.load(self.c, r * WIDTH + at, lanes) for r, at in places)
 
         none = (e.constant(0, unit.sums, lanes),) * len(places)
         initial = e.branch(e.compare("ne", self.add, 0), old, lambda: none, none)
-
         rows = [e.offset(self.a, e.mul(self.a_row, r)) for r in range(self.rows)]
 
         def word(a: Value, b: Value, sums: tuple[Value, ...]) -> tuple[Value, ...]:
-            columns = [
-                e.bitcast(e.load(b, v * lanes, lanes), unit.b) for v in range(WIDTH // lanes)
-            ]
+            columns = [e.bitcast(e.load(b, first + v * lanes, lanes), unit.b) for v in vectors]
             made: list[Value] = []
             for r, row in enumerate(rows):
                 x = e.bitcast(e.splat(e.load(row, a), lanes), unit.a)
@@ -142,11 +161,12 @@ class _Vectors(_Tile):
             def pair(w: Value, *sums: Value) -> tuple[Value, ...]:
                 for i in range(2):
                     at = e.add(w, i)
-                    sums = word(e.add(a, at), e.offset(b, e.mul(at, WIDTH)), sums)
+                    place = e.add(a, at)
+                    sums = word(place, e.offset(b, e.mul(at, WIDTH)), sums)
                 return sums
 
             return e.loop(0, WORDS, 2, pair, sums)
 
         found = e.loop(0, self.steps, 1, step, initial)
-        for (r, v), value in zip(places, found, strict=True):
-            e.store(self.c, r * WIDTH + v * lanes, value)
+        for (r, at), value in zip(places, found, strict=True):
+            e.store(self.c, r * WIDTH + at, value)

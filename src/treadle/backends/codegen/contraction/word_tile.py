@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from treadle.backends.codegen.contraction.tile import Tile, added, choose_tile
@@ -71,24 +72,11 @@ def word_tile_function(
         places = [e.index(r) if last is None or r == 0 else e.min(last, r) for r in range(rows)]
         starts = [e.offset(a, e.mul(place, pitch_of(tile.terms))) for place in places]
 
-        def word(k: Value, panel: Value, *sums: Value) -> tuple[Value, ...]:
-            row = [_terms(e, tile, 1, e.load(panel, v * tile.lanes, tile.lanes)) for v in vectors]
-            made: list[Value] = []
-            for r, start in enumerate(starts):
-                x = _terms(e, tile, 0, e.splat(e.load(start, k), tile.lanes))
-                for v in vectors:
-                    made.append(e.dot(sums[r * tile.vectors + v], x, row[v], narrow=narrow))
-            return (e.offset(panel, tile.width), *made)
-
-        def turn(k: Value, *carried: Value) -> tuple[Value, ...]:
-            for i in range(_TURN):
-                carried = word(e.add(k, i), *carried)
-            return carried
-
+        turn = _Turn(e, tile, starts, narrow=narrow)
         initial = [e.load(first, v * tile.lanes, tile.lanes) for v in vectors] * rows
-        whole = e.sub(words, e.rem(words, _TURN))
-        found = e.loop(0, whole, _TURN, turn, (b, *initial))
-        sums = e.loop(whole, words, 1, word, found)[1:]
+        whole = e.sub(words, e.rem(words, turn.words))
+        found = e.loop(0, whole, turn.words, turn.whole, (b, *initial))
+        sums = e.loop(whole, words, 1, turn.word, found)[1:]
         targets = [e.offset(c, e.mul(place, c_step)) for place in places]
         if accumulate:
             sums = added(e, tile, targets, sums, add)
@@ -98,6 +86,56 @@ def word_tile_function(
     size = f"{rows}x{tile.width}{'_small' if small else ''}{'_add' if accumulate else ''}"
     size += "_narrow" if narrow else ""
     return builder.function(f"tile_words{tile.terms}_{size}", parameters, write)
+
+
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """What the loop over words does; it carries the panel behind the words so far, and the sums."""
+
+    e: Builder
+    tile: Tile
+    starts: list[Value]
+    narrow: bool
+
+    @property
+    def by_place(self) -> bool:
+        """Whether instructions take a word of a short vector by its place (of bytes: Arm)."""
+        return self.tile.terms == 4 and self.tile.lanes == 4
+
+    @property
+    def words(self) -> int:
+        """Of a whole turn."""
+        return self.tile.lanes if self.by_place else _TURN
+
+    def word(self, k: Value, *carried: Value) -> tuple[Value, ...]:
+        """The products of one word of every row."""
+        e, lanes = self.e, self.tile.lanes
+        return self._products(lambda r: e.splat(e.load(self.starts[r], k), lanes), *carried)
+
+    def whole(self, k: Value, *carried: Value) -> tuple[Value, ...]:
+        """The products of as many words as a turn has."""
+        e, lanes = self.e, self.tile.lanes
+        if not self.by_place:
+            for i in range(_TURN):
+                carried = self.word(e.add(k, i), *carried)
+            return carried
+        lines = [e.load(start, k, lanes) for start in self.starts]
+        for i in range(lanes):
+            given = [e.shuffle(x, x, (i,) * lanes) for x in lines]
+            carried = self._products(given.__getitem__, *carried)
+        return carried
+
+    def _products(
+        self, given: Callable[[int], Value], panel: Value, *sums: Value
+    ) -> tuple[Value, ...]:
+        e, tile, vectors = self.e, self.tile, range(self.tile.vectors)
+        row = [_terms(e, tile, 1, e.load(panel, v * tile.lanes, tile.lanes)) for v in vectors]
+        made: list[Value] = []
+        for r in range(len(self.starts)):
+            x = _terms(e, tile, 0, given(r))
+            for v in vectors:
+                made.append(e.dot(sums[r * tile.vectors + v], x, row[v], narrow=self.narrow))
+        return (e.offset(panel, tile.width), *made)
 
 
 def _terms(e: Builder, tile: Tile, side: int, words: Value) -> Value:

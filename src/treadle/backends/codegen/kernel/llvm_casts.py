@@ -48,7 +48,7 @@ def narrow(w: Writer, dtype: DType, lanes: int, x: str) -> str:
 
 def _converts_half(w: Writer) -> bool:
     """Whether conversions of float16 are instructions; elsewhere LLVM would call a library."""
-    return w.target.vector_bytes >= 32 or w.target.triple.startswith(("aarch64", "arm64"))
+    return w.target.vector_bytes >= 32 or w.target.is_arm
 
 
 def _narrow_bfloat16(w: Writer, lanes: int, x: str) -> str:
@@ -147,7 +147,8 @@ def cast(w: Writer, instruction: Instruction) -> str:
         return text
     if is_short_float(source):
         text, source = widen(w, source, lanes, text), dt.float32
-    if "flush" in instruction.detail and w.target.dot_bfloat16 and lanes in _ROUNDED:
+    quick = w.target.dot_bfloat16 and not w.target.is_arm
+    if "flush" in instruction.detail and quick and lanes in _ROUNDED:
         return _rounded(w, lanes, text)
     if is_short_float(target):
         return narrow(w, target, lanes, _plain(w, source, dt.float32, lanes, text))

@@ -26,10 +26,6 @@ def dot(w: Writer, instruction: Instruction) -> str:
     raise KernelError(f"{w.kernel}: dot of {x.type} and {y.type} into {total.type}")
 
 
-def _is_arm(w: Writer) -> bool:
-    return w.target.triple.startswith(("aarch64", "arm64"))
-
-
 def _is_x86(w: Writer) -> bool:
     return w.target.triple.startswith("x86") or w.target.vector_bytes >= 32
 
@@ -41,10 +37,10 @@ def _fits(w: Writer, lanes: int) -> bool:
 
 def _dot_bytes(w: Writer, lanes: int, total: str, x: str, y: str, *, narrow: bool) -> str:
     i32, bytes_ = f"<{lanes} x i32>", f"<{4 * lanes} x i8>"
-    if w.target.dot_int8 and _is_arm(w) and lanes == 4:
+    if w.target.dot_int8 and w.target.is_arm and lanes == 4:
         name = "llvm.aarch64.neon.usdot.v4i32.v16i8"
         return w.call(i32, name, (i32, total), (bytes_, x), (bytes_, y))
-    if w.target.dot_int8 and not _is_arm(w) and _fits(w, lanes):
+    if w.target.dot_int8 and not w.target.is_arm and _fits(w, lanes):
         name = f"llvm.x86.avx512.vpdpbusd.{32 * lanes}"
         return w.call(i32, name, (i32, total), (bytes_, x), (bytes_, y))
     if lanes == 1 or not (_is_x86(w) and _fits(w, lanes)):
@@ -112,9 +108,11 @@ def _dot_shorts(w: Writer, lanes: int, total: str, x: str, y: str) -> str:
 
 def _dot_bfloat16(w: Writer, lanes: int, total: str, x: str, y: str) -> str:
     """Odd elements first, as the instruction does it."""
-    if w.target.dot_bfloat16 and not _is_arm(w) and _fits(w, lanes):
+    if w.target.dot_bfloat16 and _fits(w, lanes):
         f32, short = f"<{lanes} x float>", f"<{2 * lanes} x bfloat>"
         name = f"llvm.x86.avx512bf16.dpbf16ps.{32 * lanes}"
+        if w.target.is_arm:
+            name = "llvm.aarch64.neon.bfdot.v4f32.v8bf16"
         a, b = (w.op(f"bitcast <{2 * lanes} x i16> {v} to {short}") for v in (x, y))
         return w.call(f32, name, (f32, total), (short, a), (short, b))
     for first in (1, 0):
