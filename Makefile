@@ -93,6 +93,7 @@ test-llm: $(VENV)/.llm ## compare language models with transformers and what els
 # Processes of their own, since the tests make Treadle's devices the accelerator of the process.
 .PHONY: test-torch-device
 test-torch-device: $(VENV)/.oracle ## run PyTorch programs on Treadle's devices
+	$(PIP) install -q $(PIP_FLAGS) expecttest scipy
 	$(PY) -m pytest -q -n $(JOBS) -m torch_device tests/interop/torch/device $(ARGS)
 
 # Seconds, and the number of the first model: make fuzz-onnx ARGS="--seconds 3600 --seed 7"
@@ -173,6 +174,12 @@ OPINFO := --samples 1 --dtypes float32,float64,bfloat16,int64,bool --whole 2986
 opinfo: $(VENV)/.oracle ## compare PyTorch's records of operators through its compiler (over an hour); ARGS="--help"
 	$(PIP) install -q $(PIP_FLAGS) expecttest scipy
 	PYTHONPATH=.:src $(PY) -m tests.interop.torch.opinfo $(or $(ARGS),$(OPINFO))
+
+# So many were right when all of it was last run (docs/torch.md).
+.PHONY: opinfo-device
+opinfo-device: $(VENV)/.oracle ## compare PyTorch's records of operators on treadle:0 with the CPU (five minutes); ARGS="--help"
+	$(PIP) install -q $(PIP_FLAGS) expecttest scipy
+	PYTHONPATH=.:src $(PY) -m tests.interop.torch.device.opinfo $(or $(ARGS),--forward 667 --backward 534)
 
 .PHONY: test-cuda-compile
 test-cuda-compile: $(VENV)/.cuda ## compile every generated kernel for GPUs (no GPU needed; takes minutes)

@@ -10,6 +10,7 @@ import numpy as np
 
 from treadle.base import dtype as dt
 from treadle.graph.builder import GraphOperand
+from treadle.interop.torch.arrays import DTYPES
 from treadle.interop.torch.shaping import extents
 from treadle.interop.torch.table import Call, along_axes, amount, axis_of, lowers
 from treadle.ops import reduce, unary
@@ -141,13 +142,23 @@ def _convolution_backward(
 # -- norms -------------------------------------------------------------------------------------
 
 
+def _wide(x: V) -> V:
+    """What means are taken of: at least 32 bits."""
+    return x.astype(dt.float32) if x.type.dtype.itemsize < 4 else x
+
+
+def _as_stated(call: Call, number: int, v: V) -> V:
+    """A result in the element type that PyTorch states for it."""
+    return v.astype(DTYPES[call.values[number].dtype])
+
+
 @lowers("native_layer_norm.default")
 def _layer_norm(
     call: Call, x: V, shape: Ints, weight: V | None, bias: V | None, eps: float
 ) -> tuple[V, ...]:
     count = len(shape)
     axes = tuple(range(x.type.ndim - count, x.type.ndim))
-    wide = x.astype(dt.float32) if x.type.dtype.itemsize < 4 else x
+    wide = _wide(x)
     mean = reduce.Mean(axes, True)(wide)
     centered = wide - mean
     inverse = unary.Rsqrt()(reduce.Mean(axes, True)(centered * centered) + eps)
@@ -180,13 +191,14 @@ def _batch_norm_inference(
     kind = x.type.dtype
     ones = mean.constant(np.ones(extents(mean)), mean.type.dtype) if weight is None else weight
     zeros = mean.constant(np.zeros(extents(mean)), mean.type.dtype) if bias is None else bias
-    empty = call.builder.constant(np.zeros((0,), mean.type.dtype.numpy))
+    empty = call.builder.constant(np.zeros((0,), DTYPES[call.values[1].dtype].numpy))
     if x.type.ndim > 2 and all(v.type.dtype is kind for v in (ones, zeros, mean, var)):
         return BatchNormInfer(eps)(x, ones, zeros, mean, var), empty, empty
     factor = ones / unary.Sqrt()(var + eps)
     rank = x.type.ndim
     shift = zeros - mean * factor
-    return x * _per_channel(factor, rank) + _per_channel(shift, rank), empty, empty
+    y = x * _per_channel(factor, rank) + _per_channel(shift, rank)
+    return y.astype(kind), empty, empty
 
 
 @lowers("native_group_norm.default")
@@ -208,7 +220,7 @@ def _group_norm(
     if not affine:
         y = y if weight is None else y * _per_channel(weight, x.type.ndim)
         y = y if bias is None else y + _per_channel(bias, x.type.ndim)
-    wide = x.astype(dt.float32) if kind.itemsize < 4 else x
+    wide = _wide(x)
     grouped = wide.reshape((batch, groups, channels // groups * cells))
     mean = reduce.Mean((2,), True)(grouped)
     centered = grouped - mean
@@ -227,13 +239,16 @@ def _batch_norm_without_statistics(
     eps: float,
 ) -> tuple[V, V, V]:
     axes = tuple(i for i in range(x.type.ndim) if i != 1)
-    mean = reduce.Mean(axes, True)(x)
-    centered = x - mean
+    wide = _wide(x)
+    mean = reduce.Mean(axes, True)(wide)
+    centered = wide - mean
     inverse = unary.Rsqrt()(reduce.Mean(axes, True)(centered * centered) + eps)
     y = centered * inverse
     y = y if weight is None else y * _per_channel(weight, x.type.ndim)
     y = y if bias is None else y + _per_channel(bias, x.type.ndim)
-    return y, mean.reshape((extents(x)[1],)), inverse.reshape((extents(x)[1],))
+    mean, inverse = (_as_stated(call, i, v) for i, v in ((1, mean), (2, inverse)))
+    shape = (extents(x)[1],)
+    return y.astype(x.type.dtype), mean.reshape(shape), inverse.reshape(shape)
 
 
 @lowers("_native_batch_norm_legit_functional.default")
@@ -256,8 +271,9 @@ def _batch_norm_training(
     rank, shape = x.type.ndim, extents(x)
     axes = tuple(i for i in range(rank) if i != 1)
     count = math.prod(shape) // shape[1]
-    mean = reduce.Mean(axes)(x)
-    centered = x - _per_channel(mean, rank)
+    wide = _wide(x)
+    mean = reduce.Mean(axes)(wide)
+    centered = wide - _per_channel(mean, rank)
     var = reduce.Mean(axes)(centered * centered)
     inverse = unary.Rsqrt()(var + eps)
     y = centered * _per_channel(inverse, rank)
@@ -269,7 +285,8 @@ def _batch_norm_training(
         unbiased = var * (amount(var, count) / amount(var, count - 1))
     new_mean = running_mean * (1 - momentum) + mean.astype(running_mean.type.dtype) * momentum
     new_var = running_var * (1 - momentum) + unbiased.astype(running_var.type.dtype) * momentum
-    return y, mean, inverse, new_mean, new_var
+    mean, inverse = (_as_stated(call, i, v) for i, v in ((1, mean), (2, inverse)))
+    return y.astype(x.type.dtype), mean, inverse, new_mean, new_var
 
 
 # -- softmax ----------------------------------------------------------------------------------

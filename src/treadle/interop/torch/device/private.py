@@ -23,6 +23,8 @@ NAMES = (
     "torch._ops.OpOverload.redispatch",
     "torch._C._construct_storage_from_data_pointer",
     "torch._C._set_multithreading_enabled",
+    "torch._C._ExcludeDispatchKeyGuard",
+    "torch._C.DispatchKey.AutocastPrivateUse1",
     "torch._C._dispatch_get_registrations_for_dispatch_key",
     "torch._C._dispatch_has_kernel_for_dispatch_key",
     "torch._conj",
@@ -73,5 +75,7 @@ set_multithreading: Any = torch._C._set_multithreading_enabled
 registrations: Any = torch._C._dispatch_get_registrations_for_dispatch_key
 has_kernel: Any = torch._C._dispatch_has_kernel_for_dispatch_key
 CPU_KEY: Any = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+AUTOCAST_KEY: Any = torch._C.DispatchKeySet(found("torch._C.DispatchKey.AutocastPrivateUse1"))
+outside: Any = torch._C._ExcludeDispatchKeyGuard
 conjugated: Any = torch._conj
 negated: Any = torch._neg_view

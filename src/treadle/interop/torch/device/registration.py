@@ -13,6 +13,7 @@ import torch
 from treadle.base.errors import DeviceError
 from treadle.interop.torch.device import (
     asked,
+    autocast,
     calls,
     movement,
     namespace,
@@ -98,6 +99,8 @@ def _add_kernels() -> None:
     for name in movement.PASSED:
         for key in ("Conjugate", "Negative"):
             ours.impl(name, torch.library.fallthrough_kernel, key)
+    for name, kernel in autocast.kernels():
+        ours.impl(name, kernel, f"Autocast{_KEY}")
     everything = _library("_", "IMPL")
     everything.fallback(calls.run, _KEY)
     everything.fallback(torch.library.fallthrough_kernel, f"Autocast{_KEY}")
