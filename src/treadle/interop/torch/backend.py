@@ -34,6 +34,7 @@ from treadle.interop.torch import caches
 from treadle.interop.torch.calls import boxed
 from treadle.interop.torch.drawing import DRAWING
 from treadle.interop.torch.flex import write_out
+from treadle.interop.torch.homes import devices_of
 from treadle.interop.torch.nodes import decompositions, note_what_is_read, refusal
 from treadle.interop.torch.parts import Program, add_sizes
 from treadle.interop.torch.strides import look_at_bases, note_who_sees
@@ -123,7 +124,8 @@ def backend(
 ) -> Callable[..., Any]:
     """A backend for `torch.compile`: `torch.compile(model, backend="treadle")`.
 
-    Training and inference, sizes that change; tensors of the CPU. Operators that have no
+    Training and inference, sizes that change; tensors of the CPU, and of Treadle's devices where
+    `treadle.torch` is imported. Operators that have no
     counterpart are run by PyTorch (see `left_to_torch`).
 
     Args:
@@ -243,8 +245,11 @@ def _drop_assertions(graph: fx.Graph) -> None:
 class _Support(OperatorSupportBase):  # type: ignore[misc, unused-ignore]  # torch may be missing
     """Which nodes have a counterpart, tried by writing each one on its own."""
 
-    def __init__(self, settings: Settings, symbols: Mapping[str, Range]) -> None:
+    def __init__(
+        self, settings: Settings, symbols: Mapping[str, Range], device: torch.device
+    ) -> None:
         self.reasons: dict[fx.Node, str] = {}
+        self.symbols, self.device = symbols, device
         self._settings = settings
         self._hints = {name: known.hint for name, known in symbols.items()}
         self._dims = {name: known.dim(name, known.hint) for name, known in symbols.items()}
@@ -263,29 +268,41 @@ class _Support(OperatorSupportBase):  # type: ignore[misc, unused-ignore]  # tor
         if self._settings.fallback_random and name_of(node.target) in DRAWING:
             return "PyTorch draws random numbers (fallback_random)"
         with knowing(self._dims), deciding(self._hints):
-            return refusal(node)
+            return refusal(node, self.device)
 
 
 # -- parts -------------------------------------------------------------------------------------
 
 
 def _partitioned(module: fx.GraphModule, results: int | None, settings: Settings) -> fx.GraphModule:
-    """The graph with every part that is taken over as one call of a program."""
+    """The graph with every part that is taken over as one call of a program, device by device."""
     symbols = ranges(module.graph)
-    support = _Support(settings, symbols)
+    reasons: dict[fx.Node, str] = {}
+    for number, device in enumerate(devices_of(module.graph)):
+        support = _Support(settings, symbols, device)
+        module = _with_parts(module, results, support, f"fused_{number}_")
+        reasons |= {n: why for n, why in support.reasons.items() if reasons.get(n, why)}
+    _tell(reasons)
+    return module
+
+
+def _with_parts(
+    module: fx.GraphModule, results: int | None, support: _Support, name: str
+) -> fx.GraphModule:
+    """The graph with its parts on one device as calls of programs, whose names begin alike."""
     partitioner = CapabilityBasedPartitioner(module, support, allows_single_node_partition=True)
     partitions = [p for p in partitioner.propose_partitions() if _computes(p)]
     note_who_sees(module.graph, results, partial(support.is_node_supported, {}))
-    fused = partitioner.fuse_partitions(partitions)
-    parts = [n for n in fused.graph.nodes if n.op == "call_module" and "fused" in str(n.target)]
+    fused = partitioner.fuse_partitions(partitions, prefix=name)
+    calls = fused.graph.find_nodes(op="call_module")
+    parts = [n for n in calls if str(n.target).startswith(name)]
     for node in parts:
         part = fused.get_submodule(str(node.target))
         if isinstance(part, fx.GraphModule):
-            made = Program(part, symbols)
+            made = Program(part, support.symbols, support.device)
             add_sizes(fused, node, made.unread)
             fused.set_submodule(str(node.target), made)
     fused.recompile()
-    _tell(support)
     return fused
 
 
@@ -294,11 +311,9 @@ def _computes(part: Any) -> bool:
     return any(not is_number(node.meta.get("val")) for node in part.nodes)
 
 
-def _tell(support: _Support) -> None:
+def _tell(reasons: Mapping[fx.Node, str]) -> None:
     left = Counter(
-        (name_of(node.target) or str(node.target), why)
-        for node, why in support.reasons.items()
-        if why
+        (name_of(node.target) or str(node.target), why) for node, why in reasons.items() if why
     )
     with _LOCK:
         _LEFT.update(left)

@@ -41,9 +41,10 @@ def _draws(*names: str) -> Callable[[Lower], Lower]:
     return lowers(*names)
 
 
-def keys(count: int) -> list[Array]:
+def keys(count: int, generator: torch.Generator | None = None) -> list[Array]:
     """States for so many random ops: streams of their own under one key of PyTorch's generator."""
-    key = torch.empty(1, dtype=torch.int64).random_(-(2**63), None).numpy().view(np.uint32)
+    drawn = torch.empty(1, dtype=torch.int64, device="cpu")
+    key = drawn.random_(-(2**63), None, generator=generator).numpy().view(np.uint32)
     states = np.zeros((count, 4), np.uint32)
     states[:, :2] = key
     states[:, 3] = np.arange(count)

@@ -10,12 +10,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import fx
 
-from treadle.base.errors import GraphError
+from treadle.base.errors import GraphError, OutOfMemory
 from treadle.base.guards import deciding
 from treadle.engine.extents.plans import Plans
 from treadle.engine.options import Options
@@ -24,8 +25,8 @@ from treadle.engine.plan import Interface
 from treadle.graph.builder import GraphBuilder
 from treadle.graph.evaluate import specialize
 from treadle.graph.ir import Graph
-from treadle.interop.torch.arrays import Array, to_array, to_tensor
-from treadle.interop.torch.drawing import keys
+from treadle.interop.torch.arrays import Array
+from treadle.interop.torch.homes import CPU, Home, home_of
 from treadle.interop.torch.nodes import input_of, lowered, output_of, plain_of
 from treadle.interop.torch.straight import straight
 from treadle.interop.torch.strides import Placed, is_seen, placed
@@ -90,6 +91,7 @@ class Variant:
         fixed: extents that are numbers in it.
         draws: how many of its inputs, the last ones, are states of random ops.
         is_plain: whether it takes nothing but tensors of real numbers.
+        home: where it runs.
     """
 
     def __init__(
@@ -99,11 +101,13 @@ class Variant:
         fixed: Mapping[str, int],
         draws: int,
         is_plain: bool,
+        home: Home,
     ) -> None:
         self.graph = graph
         self.results = results
         self.draws = draws
-        self.plans = Plans(graph, Options(), Interface())
+        self.plans = Plans(graph, Options(), Interface(), home.node)
+        self._home = home
         self._fixed = fixed
         self._is_plain = is_plain
 
@@ -120,8 +124,9 @@ class Variant:
         if not all(r.fits(s) for r, s in zip(results, self.results, strict=True)):
             return None
         graph = specialize(self.graph, extents)
-        stages = self.plans.at(graph, extents) or Stages(graph, options=Options())
-        return Instance(stages, results, self.draws, self._is_plain)
+        stages = self.plans.at(graph, extents)
+        stages = stages or Stages(graph, options=Options(), home=self._home.node)
+        return Instance(stages, results, self.draws, self._is_plain, self._home)
 
 
 class Instance:
@@ -132,19 +137,23 @@ class Instance:
         results: of the part.
         draws: how many states of random ops it takes, behind its tensors.
         is_plain: whether it takes nothing but tensors of real numbers.
+        home: where it runs.
     """
 
     def __init__(
-        self, stages: Stages, results: Sequence[Result], draws: int, is_plain: bool
+        self, stages: Stages, results: Sequence[Result], draws: int, is_plain: bool, home: Home
     ) -> None:
         self.stages = stages
+        self._home = home
         runner = stages.compile()
         self._run = runner.run
         inputs = len(stages.source.graph.inputs)
-        self.straight = straight(runner, inputs, results) if is_plain else None
+        self.straight = (
+            home.straight(partial(straight, runner, inputs, results)) if is_plain else None
+        )
         self.draws = draws
         self._dtypes = [r.dtype for r in results if r.dtype is not None]
-        self._placed = [(i, r.place) for i, r in enumerate(results) if r.place is not None]
+        self._places = [r.place for r in results if r.dtype is not None]
         self._numbers = [(i, r.value) for i, r in enumerate(results) if r.dtype is None]
 
     def __call__(self, tensors: Sequence[torch.Tensor]) -> list[Any]:
@@ -153,18 +162,20 @@ class Instance:
             made = self.straight(tensors)
             if made is not None:
                 return made
-        arrays = list(map(to_array, tensors))
+        arrays = self._home.arrays(tensors)
         if self.draws:
-            arrays += keys(self.draws)
-        return self.results(self._run(arrays))
+            arrays += self._home.keys(self.draws)
+        try:
+            made = self._run(arrays)
+        except OutOfMemory as error:
+            raise torch.OutOfMemoryError(str(error)) from error
+        return self.results(made)
 
     def results(self, arrays: Sequence[Array]) -> list[Any]:
         """The results of a run as PyTorch expects them."""
-        made: list[Any] = list(map(to_tensor, arrays, self._dtypes))
+        made: list[Any] = list(map(self._home.tensor, arrays, self._dtypes, self._places))
         for number, value in self._numbers:
             made.insert(number, value)
-        for number, place in self._placed:
-            made[number] = place.given(made[number])
         return made
 
 
@@ -174,6 +185,7 @@ class Program(torch.nn.Module):  # type: ignore[misc, unused-ignore]  # torch ma
     Args:
         part: a graph of ATen operators that have counterparts.
         symbols: of PyTorch, with their ranges.
+        device: of its tensors.
 
     Attributes:
         count: of results.
@@ -181,9 +193,12 @@ class Program(torch.nn.Module):  # type: ignore[misc, unused-ignore]  # torch ma
         variants: the part in ops, for the extents that came.
     """
 
-    def __init__(self, part: fx.GraphModule, symbols: Mapping[str, Range]) -> None:
+    def __init__(
+        self, part: fx.GraphModule, symbols: Mapping[str, Range], device: torch.device = CPU
+    ) -> None:
         super().__init__()
         self._part = part
+        self._home = home_of(device)
         given = [n.meta["val"] for n in part.graph.find_nodes(op="placeholder")]
         self._tensors = [i for i, v in enumerate(given) if isinstance(v, torch.Tensor)]
         self._takes_numbers = len(self._tensors) < len(given)
@@ -251,7 +266,8 @@ class Program(torch.nn.Module):  # type: ignore[misc, unused-ignore]  # torch ma
         with knowing(dims), deciding(asked) as decisions:
             graph, results = _graph_of(self._part, extents, decisions)
         draws = len(graph.inputs) - len(self._tensors)
-        return Variant(graph, results, fixed, draws, not draws and not self._has_complex)
+        is_plain = not draws and not self._has_complex
+        return Variant(graph, results, fixed, draws, is_plain, self._home)
 
 
 def _graph_of(

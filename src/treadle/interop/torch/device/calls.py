@@ -194,7 +194,7 @@ class _Plan:
         index = self._index
         if index:
             payloads = [
-                _on_device(tensors[i], d, index)
+                on_device(tensors[i], d, index)
                 for i, d in zip(self._reads, self._dtypes, strict=True)
             ]
         else:
@@ -280,7 +280,7 @@ def _array(tensor: torch.Tensor, dtype: np.dtype[Any]) -> Any:
     return memory_of(tensor).view(tensor, dtype)
 
 
-def _on_device(tensor: torch.Tensor, dtype: np.dtype[Any], index: int) -> DeviceArray:
+def on_device(tensor: torch.Tensor, dtype: np.dtype[Any], index: int) -> DeviceArray:
     """A tensor as an array of the device."""
     if tensor.device.type != NAME:
         host = to_array(tensor).copy()

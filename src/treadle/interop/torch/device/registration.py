@@ -15,12 +15,14 @@ from treadle.interop.torch.device import (
     asked,
     autocast,
     calls,
+    homes,
     movement,
     namespace,
     private,
     saving,
 )
 from treadle.interop.torch.device.places import NAME
+from treadle.interop.torch.homes import add_homes
 
 _KEY = "PrivateUse1"
 _FREE = "privateuseone"
@@ -56,6 +58,7 @@ def register() -> None:
         private.setup(NAME, namespace.module(), _Hooks())
         _add_kernels()
         saving.register()
+        add_homes(NAME, homes.home)
 
 
 def _check_free() -> None:

@@ -1,0 +1,106 @@
+"""Where parts of PyTorch's graphs run: on the CPU, or on a device that was registered for it.
+
+A part has tensors of one device, and single numbers of the CPU. How that device's tensors become
+what a program takes, and results become tensors, is said by who registers it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import fx
+
+from treadle.engine.devices.names import CompNode
+from treadle.interop.torch.arrays import to_array, to_tensor
+from treadle.interop.torch.drawing import keys
+from treadle.interop.torch.straight import Straight
+from treadle.interop.torch.strides import Placed
+
+CPU = torch.device("cpu")
+
+
+class Home(Protocol):
+    """A device that programs run on.
+
+    Attributes:
+        node: the device as the engine knows it; None: the host.
+    """
+
+    node: CompNode | None
+
+    def arrays(self, tensors: Sequence[torch.Tensor]) -> list[Any]:
+        """What a program takes."""
+        ...
+
+    def keys(self, count: int) -> list[Any]:
+        """States for so many random ops."""
+        ...
+
+    def tensor(self, array: Any, dtype: torch.dtype, place: Placed | None) -> torch.Tensor:
+        """A result of a program, which lies as `place` says."""
+        ...
+
+    def straight(self, call: Callable[[], Straight | None]) -> Straight | None:
+        """The call of a program on tensors' memory, if that is the host's; `call` makes it."""
+        ...
+
+
+class _Host:
+    """The CPU of PyTorch."""
+
+    node: CompNode | None = None
+
+    def arrays(self, tensors: Sequence[torch.Tensor]) -> list[Any]:
+        return list(map(to_array, tensors))
+
+    def keys(self, count: int) -> list[Any]:
+        return list(keys(count))
+
+    def tensor(self, array: Any, dtype: torch.dtype, place: Placed | None) -> torch.Tensor:
+        made = to_tensor(array, dtype)
+        return made if place is None else place.given(made)
+
+    def straight(self, call: Callable[[], Straight | None]) -> Straight | None:
+        return call()
+
+
+_HOST = _Host()
+_KINDS: dict[str, Callable[[int], Home]] = {}
+
+
+def add_homes(name: str, home: Callable[[int], Home]) -> None:
+    """Have parts run on devices of this name of PyTorch's; `home` gives them by number."""
+    _KINDS[name] = home
+
+
+def home_of(device: torch.device) -> Home:
+    """Where parts run whose tensors are on a device."""
+    if device.type == "cpu":
+        return _HOST
+    return _KINDS[device.type](device.index or 0)
+
+
+def devices_of(graph: fx.Graph) -> list[torch.device]:
+    """The devices of a graph's tensors that parts run on, as they first occur."""
+    found = {d: None for n in graph.nodes for d in _devices(n) if d.type in ("cpu", *_KINDS)}
+    return list(found)
+
+
+def _devices(node: fx.Node) -> Iterator[torch.device]:
+    value = node.meta.get("val")
+    for tensor in value if isinstance(value, (tuple, list)) else [value]:
+        if isinstance(tensor, torch.Tensor):
+            yield tensor.device
+
+
+def is_away(node: fx.Node, device: torch.device) -> bool:
+    """Whether results of a node are on another device."""
+    return any(found != device for found in _devices(node))
+
+
+def is_apart(given: Any, device: torch.device) -> bool:
+    """Whether a tensor cannot be an argument of a part that runs there: numbers of the CPU can."""
+    is_there = given.device == device or (given.device == CPU and not given.dim())
+    return not is_there

@@ -1,0 +1,156 @@
+"""`torch.compile(backend="treadle")` for tensors on Treadle's devices."""
+
+from typing import Any
+
+import pytest
+
+import treadle
+from treadle.interop.torch import left_to_torch
+
+torch = pytest.importorskip("torch")
+
+pytestmark = [
+    pytest.mark.torch_device,
+    pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning"),  # of what Dynamo imports
+]
+nn = torch.nn
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> None:
+    torch._dynamo.reset()
+
+
+def compiled(function: Any, **options: Any) -> Any:
+    return torch.compile(function, backend="treadle", **options)
+
+
+def _network() -> Any:
+    torch.manual_seed(1)
+    layers = [nn.Conv2d(3, 8, 3, stride=2, bias=False), nn.BatchNorm2d(8), nn.GELU()]
+    return nn.Sequential(*layers, nn.Flatten(), nn.LayerNorm(72), nn.Linear(72, 4))
+
+
+def _trained(device: str, *, wrapped: bool) -> list[Any]:
+    """Weights after three steps of a network and an optimizer, compiled or not."""
+    model = _network().to(device)
+    torch.manual_seed(2)
+    x, y = torch.randn(8, 3, 8, 8).to(device), torch.arange(8).remainder(4).to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=torch.tensor(0.01))
+
+    def loss_of(x: Any, y: Any) -> Any:
+        return nn.functional.cross_entropy(model(x), y)
+
+    run = compiled(loss_of) if wrapped else loss_of
+    step = compiled(optimizer.step) if wrapped else optimizer.step
+    for _ in range(3):
+        optimizer.zero_grad()
+        run(x, y).backward()
+        step()
+    return [v.detach().cpu() for v in model.state_dict().values()]
+
+
+def test_training_with_a_compiled_step_gives_the_cpus_weights(device: str) -> None:
+    for ours, theirs in zip(
+        _trained(device, wrapped=True), _trained("cpu", wrapped=False), strict=True
+    ):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_results_stay_on_the_device_with_pytorchs_strides(device: str) -> None:
+    def call(x: Any, y: Any) -> Any:
+        turned = x.t() @ y
+        return turned.t() * 2, turned.exp(), torch.full_like(x, 3)
+
+    x, y = torch.randn(4, 6), torch.randn(4, 5)
+    before = {(left.operator, left.reason) for left in left_to_torch()}
+    found = compiled(call)(x.to(device), y.to(device))
+    for ours, theirs in zip(found, call(x, y), strict=True):
+        assert str(ours.device) == device and ours.stride() == theirs.stride()
+        torch.testing.assert_close(ours.cpu(), theirs)
+    assert {(left.operator, left.reason) for left in left_to_torch()} == before
+
+
+def test_arguments_may_be_views_conjugates_and_numbers_of_the_cpu(device: str) -> None:
+    def call(x: Any, z: Any, number: Any) -> Any:
+        return (x * number).sum(0), torch.view_as_real(z * 2)
+
+    x, z = torch.randn(6, 4), torch.randn(3, dtype=torch.complex64)
+    number = torch.tensor(3.0)
+    expected = call(x.t()[1:, ::2], z.conj(), number)
+    found = compiled(call)(x.to(device).t()[1:, ::2], z.to(device).conj(), number)
+    torch.testing.assert_close([v.cpu() for v in found], list(expected))
+
+
+def test_writes_into_arguments_are_seen(device: str) -> None:
+    x = torch.ones(4, device=device)
+    view = x[1:3]
+    compiled(lambda v: v.mul_(3).add_(1))(view)
+    assert x.tolist() == [1, 4, 4, 1]
+
+
+def test_sizes_change_and_draws_repeat(device: str) -> None:
+    run = compiled(lambda x: nn.functional.dropout(x.relu(), 0.5), dynamic=True)
+    for rows in (3, 7, 20):
+        x = torch.ones(rows, 64, device=device)
+        torch.manual_seed(5)
+        first = run(x)
+        torch.manual_seed(5)
+        assert torch.equal(run(x), first) and 0 < (first == 0).sum().item() < x.numel()
+        assert set(first.cpu().flatten().tolist()) == {0.0, 2.0}
+    torch.treadle.manual_seed_all(9)
+    assert not torch.equal(run(x), first)
+
+
+def test_gradients_without_memory_reach_programs(device: str) -> None:
+    x = torch.randn(4).to(device).detach().requires_grad_()
+    compiled(lambda v: v * 2)(x).sgn().sum().backward()
+    assert x.grad.tolist() == [0, 0, 0, 0]
+
+
+def test_a_graph_over_devices_has_programs_on_each(devices: dict[str, str]) -> None:
+    one, two = devices["toy0"], devices["toy1"]
+
+    def call(x: Any) -> Any:
+        there = (x.exp() * 2).to(two)
+        return (there + 1).log().to("treadle:0").relu()
+
+    x = torch.randn(5)
+    expected = x.clone().requires_grad_()
+    call_on_cpu = ((expected.exp() * 2) + 1).log().relu()
+    call_on_cpu.sum().backward()
+    given = x.to(one).detach().requires_grad_()
+    with treadle.fallback("silent"):
+        found = compiled(call)(given)
+        found.sum().backward()
+    assert str(found.device) == "treadle:0" and str(given.grad.device) == one
+    torch.testing.assert_close(found.detach().cpu(), call_on_cpu.detach())
+    torch.testing.assert_close(given.grad.cpu(), expected.grad)
+
+
+def test_what_has_no_counterpart_runs_between_programs(device: str) -> None:
+    def call(x: Any) -> Any:
+        return torch.nextafter(x * 2, x) + 1
+
+    x = torch.randn(5)
+    torch.testing.assert_close(compiled(call)(x.to(device)).cpu(), call(x))
+
+
+def test_mixed_precision_is_compiled(device: str) -> None:
+    def call(x: Any) -> Any:
+        with torch.autocast("treadle", dtype=torch.bfloat16):
+            return (x @ x).softmax(0)
+
+    x = torch.randn(4, 4)
+    found = compiled(call)(x.to(device))
+    low = (x.bfloat16() @ x.bfloat16()).float().softmax(0)
+    assert found.dtype is torch.float32
+    torch.testing.assert_close(found.cpu(), low, rtol=2e-2, atol=2e-2)
+
+
+def test_tensors_of_the_cpu_are_compiled_as_before() -> None:
+    x = torch.randn(4, requires_grad=True)
+    y = compiled(lambda v: v.sin() * 2)(x)
+    y.sum().backward()
+    assert y.device.type == "cpu" and x.grad is not None
+    torch.testing.assert_close(x.grad, 2 * x.detach().cos())
