@@ -3,8 +3,9 @@
     python benchmarks/lora.py [--tokens 512] [--layers 16] [--hidden 2048] [--dtype float32]
 
 Each runs in a process of its own, one after the other, with the same weights, adapter and tokens;
-peft with gradient checkpointing and without. Needs what `make test-llm` installs. The usual extents
-are those of Llama-3.2-1B, in float32: 5 GB of weights.
+Treadle over blocks of 8 and 4 bits as well, peft with gradient checkpointing and without. Needs
+what `make test-llm` installs. The usual extents are those of Llama-3.2-1B, in float32: 5 GB of
+weights.
 """
 
 from __future__ import annotations
@@ -57,15 +58,20 @@ def make(given: argparse.Namespace, folder: Path) -> None:
     model.save_pretrained(folder / "base")
     lora = peft.LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
     peft.get_peft_model(model, lora).save_pretrained(folder / "adapter")
+    from treadle.llm.files import quantize
+
+    for format in ("Q8_0", "Q4_0"):
+        quantize(folder / "base", folder / f"{format}.gguf", format)
 
 
-def ours(given: argparse.Namespace, folder: Path) -> list[tuple[float, float]]:
-    """Losses and seconds of the steps."""
+def ours(given: argparse.Namespace, folder: Path, format: str = "") -> list[tuple[float, float]]:
+    """Losses and seconds of the steps, over numbers or over blocks of a format."""
     from treadle.llm.files import open_checkpoint
     from treadle.llm.models import build
     from treadle.llm.tuning import Rows, Schedule, Tuner, read_adapter
 
-    model = build(open_checkpoint(folder / "base"), given.dtype)
+    source, dtype = ("base", given.dtype) if not format else (f"{format}.gguf", "stored")
+    model = build(open_checkpoint(folder / source), dtype)
     adapter = read_adapter(folder / "adapter", model.stack.products())
     tuner = Tuner(model, adapter, Schedule(LR, kind="constant"))
     row = tokens(given)
@@ -118,6 +124,8 @@ def timed(step: Any, count: int) -> list[tuple[float, float]]:
 
 WAYS = {
     "treadle": ours,
+    "treadle, Q8_0": lambda given, folder: ours(given, folder, "Q8_0"),
+    "treadle, Q4_0": lambda given, folder: ours(given, folder, "Q4_0"),
     "peft": lambda given, folder: theirs(given, folder, False),
     "peft, checkpointing": lambda given, folder: theirs(given, folder, True),
 }
