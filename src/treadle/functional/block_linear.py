@@ -26,9 +26,10 @@ def block_linear(
     with the values of W; with "bfloat16" both are rounded to it.
 
     Args:
-        x: (..., k), floats of 16 or 32 bits; k is a multiple of 32, or of 256 for formats with K.
+        x: (..., k), floats of 16 or 32 bits; k is a multiple of 32, or of 256 for
+            formats with K and IQ4_XS.
         panels: uint8 (ceil(rows / 16), bytes), made by `treadle.base.blocks.panels.to_panels`.
-        format: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K or Q6_K.
+        format: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K to Q6_K, IQ4_NL, IQ4_XS or MXFP4.
         rows: those of W, features of the result.
         bias: (rows,).
         activations: what x is rounded to: "int16", with which results are nearly those of the

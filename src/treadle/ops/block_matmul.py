@@ -167,6 +167,8 @@ class BlockMatmul(Op):
             ("Q4_1", (3, 1, 32), 5, "int16"),
             ("Q6_K", (2, 256), 16, "int16"),
             ("Q5_1", (18, 64), 33, "bfloat16"),
+            ("IQ4_XS", (2, 256), 20, "int16"),
+            ("MXFP4", (3, 64), 20, "int8"),
         ):
             layout = LAYOUTS[name]
             panels = _panels(name, rows, shape[-1] // layout.elements)
@@ -304,6 +306,7 @@ class BlockExperts(Op):
                 ("Q8_0", 3, 1, "int16"),
                 ("Q4_0", 17, 2, "int8"),
                 ("Q5_0", 40, 1, "bfloat16"),
+                ("IQ4_NL", 20, 1, "int16"),
             )
         )
 

@@ -354,6 +354,26 @@ def _calls(b: Builder, lo: Value, hi: Value, x: Value, y: Value, double: Functio
     b.loop(lo, hi, 1, body, (b.offset(x, at), b.offset(y, at)))
 
 
+def lookups(lanes: int) -> Sample:
+    """Bytes by their numbers in two tables, of more and of fewer bytes than a register has."""
+    random = np.random.default_rng(lanes)
+    codes = random.integers(0, 16, ITEMS * lanes).astype(np.uint8)
+    tables = (tuple(range(255, -1, -17)), (0, 1, 2, 3, 4, 6, 8, 12, 255, 128, 127, 64, 9, 7, 5, 3))
+    p = [pointer(dt.uint8) for _ in range(3)]
+
+    def write(b: Builder, lo: Value, hi: Value) -> None:
+        def body(item: Value) -> None:
+            at = b.mul(item, lanes)
+            for target, table in zip(p[1:], tables, strict=True):
+                b.store(target, at, b.lookup(b.load(p[0], at, lanes), table))
+
+        b.loop(lo, hi, 1, body)
+
+    results = tuple(np.zeros_like(codes) for _ in tables)
+    name = f"lookup{lanes}"
+    return Sample(kernel(name, p, write), (codes,), results, ("first", "second"), name=name)
+
+
 def all_samples() -> list[Sample]:
     """The table."""
     made = [arithmetic(d, lanes) for d in REALS for lanes in (1, 8)]
@@ -362,5 +382,6 @@ def all_samples() -> list[Sample]:
     made += [bools(lanes) for lanes in (1, 8, 32)]
     made += [lanes_of(d, lanes) for d in REALS for lanes in (4, 16)]
     made += [dots(lanes) for lanes in (1, 2, 4, 8, 16)]
+    made += [lookups(lanes) for lanes in (1, 4, 16, 32, 48, 64)]
     made += [memory(d, lanes) for d in (dt.bool_, *REALS) for lanes in (1, 8)]
     return made + structures()

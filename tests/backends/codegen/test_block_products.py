@@ -38,6 +38,9 @@ def blocks(name, rows, count, seed=0):
     """Random rows of blocks with small scales, as files have them."""
     rng, made = np.random.default_rng(seed), FORMATS[name]
     data = rng.integers(0, 256, (rows, count * made.bytes), dtype=np.uint8)
+    if name == "MXFP4":
+        data.view(made.layout)["e"] = rng.integers(117, 125, (rows, count))
+        return data
     for field in ("d", "m")[: 1 + LAYOUTS[name].minimum]:
         data.view(made.layout)[field] = rng.standard_normal((rows, count)) * 0.01
     return data
@@ -47,7 +50,7 @@ def blocks(name, rows, count, seed=0):
 def test_panels_hold_what_blocks_do(name):
     data = blocks(name, 20, 3)
     panels = to_panels(name, data)
-    assert panels.nbytes <= 32 * 3 * FORMATS[name].bytes * 1.04
+    assert panels.nbytes <= 32 * 3 * FORMATS[name].bytes * 1.06
     np.testing.assert_array_equal(from_panels(name, panels, 20), FORMATS[name].dequantize(data))
 
 

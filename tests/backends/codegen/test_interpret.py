@@ -166,6 +166,21 @@ def test_what_the_language_lacks(way: str, write: Callable[[Builder, Value], Any
         WAYS[way](one(write))
 
 
+def test_what_is_looked_up_lies_in_the_table() -> None:
+    p = [pointer(dt.uint8) for _ in range(2)]
+
+    def write(b: Builder, lo: Value, hi: Value) -> None:
+        b.store(p[1], 0, b.lookup(b.load(p[0], 0, 4), range(100, 116)))
+
+    found = np.zeros(4, np.uint8)
+    run(kernel("looks", p, write), (np.array([0, 15, 3, 7], np.uint8), found), 0, 1)
+    assert found.tolist() == [100, 115, 103, 107]
+    with pytest.raises(KernelError, match="outside of the table"):
+        run(kernel("looks", p, write), (np.full(4, 16, np.uint8), found), 0, 1)
+    with pytest.raises(KernelError, match="lookup"):
+        one(lambda b, lo: b.lookup(lo, range(16)))
+
+
 def test_claims_about_products_are_checked() -> None:
     p = [pointer(d) for d in (dt.uint8, dt.int8, dt.int32)]
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from treadle.base.blocks import FORMATS, BlockFormat, Blocks, by_number
-from treadle.base.blocks.panels import LAYOUTS, from_panels, to_panels
+from treadle.base.blocks.panels import LAYOUTS, from_panels, has_panels, to_panels
 from treadle.base.errors import CheckpointError, DTypeError, NumericError, ShapeError
 
 WRITTEN = [each for each in FORMATS.values() if each.encode is not None]
@@ -198,11 +198,22 @@ def test_formats_that_are_only_read_say_so(form: BlockFormat) -> None:
         form.quantize(np.zeros((1, form.elements), np.float32))
 
 
+def test_scales_that_float16_does_not_hold_have_no_panels() -> None:
+    form = FORMATS["MXFP4"]
+    raw = np.zeros((2, form.bytes), np.uint8)
+    for e, fits in ((104, True), (143, True), (103, False), (144, False)):
+        raw[1, 0], raw[0, 0] = e, 120
+        assert has_panels(Blocks(form, (2, 32), raw)) is fits
+    assert has_panels(Blocks(FORMATS["Q4_0"], (1, 32), np.zeros((1, 18), np.uint8)))
+
+
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_panels_hold_the_same_numbers(name: str) -> None:
     form = FORMATS[name]
     raw = _random(form, 6, 21, 3)
     for field in {"d", "m"} & set(form.layout.names or ()):
         raw.view(form.layout)[field] = np.random.default_rng(7).uniform(0.1, 1, (21, 3))
+    if name == "MXFP4":
+        raw.view(form.layout)["e"] = np.random.default_rng(7).integers(104, 144, (21, 3))
     found = from_panels(name, to_panels(name, raw), 21)
     np.testing.assert_allclose(found, form.dequantize(raw), rtol=1e-5, atol=1e-4)

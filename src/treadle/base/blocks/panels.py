@@ -11,7 +11,8 @@ A panel has 16 rows (zeros complete the last one) and, for every block of the fo
 
 A level, an unsigned integer, is put together from fields of bits of words (`Layout.fields`). Its
 value is scale * (level - offset) + minimum, both per group of 16 or 32 levels. A panel takes as
-many bytes as its 16 rows took in the file, up to 4 % more where 6-bit scales become bytes.
+many bytes as its 16 rows took in the file, up to 6 % more where scales of 6 bits become bytes and
+those of 8 float16.
 """
 
 from __future__ import annotations
@@ -22,11 +23,14 @@ from typing import Any, Literal
 
 import numpy as np
 
-from treadle.base.blocks.bits import unpack
 from treadle.base.blocks.formats import FORMATS
 from treadle.base.blocks.layout import Blocks, Fields
 from treadle.base.blocks.small import FP4_DOUBLED, IQ4_VALUES
-from treadle.base.blocks.super_blocks import scales_and_minima, six_bit_scales
+from treadle.base.blocks.super_blocks import (
+    low_and_high_scales,
+    scales_and_minima,
+    six_bit_scales,
+)
 
 Array = np.ndarray[Any, Any]
 
@@ -68,6 +72,7 @@ class Layout:
             with a scale in the low and a minimum in the high half; a signed scale.
         low: bits of a level in the first words of a piece: 2, 4 or 8.
         high: further bits of a level, in the words behind: 0, 1 (a word per 32 levels) or 2.
+        table: levels by the codes of 4 bits that words hold in their place.
     """
 
     elements: int
@@ -78,6 +83,12 @@ class Layout:
     scales: Scales
     low: int
     high: int = 0
+    table: tuple[int, ...] = ()
+
+    @property
+    def bits(self) -> int:
+        """Bits of the largest level."""
+        return max(self.table).bit_length() if self.table else self.low + self.high
 
     @property
     def header(self) -> int:
@@ -132,6 +143,11 @@ class Layout:
         return tuple(found)
 
 
+def _leveled(values: Array, offset: int) -> tuple[int, ...]:
+    """Values as levels."""
+    return tuple(int(v) + offset for v in values)
+
+
 LAYOUTS: dict[str, Layout] = {
     "Q4_0": Layout(32, 1, 32, 8, False, "none", 4),
     "Q4_1": Layout(32, 1, 32, 0, True, "none", 4),
@@ -143,33 +159,28 @@ LAYOUTS: dict[str, Layout] = {
     "Q4_K": Layout(256, 4, 32, 0, True, "bytes", 4),
     "Q5_K": Layout(256, 4, 32, 0, True, "bytes", 4, 1),
     "Q6_K": Layout(256, 2, 16, 32, False, "signed", 4, 2),
+    "IQ4_NL": Layout(32, 1, 32, 128, False, "none", 4, table=_leveled(IQ4_VALUES, 128)),
+    "IQ4_XS": Layout(256, 8, 32, 128, False, "signed", 4, table=_leveled(IQ4_VALUES, 128)),
+    "MXFP4": Layout(32, 1, 32, 12, False, "none", 4, table=_leveled(FP4_DOUBLED, 12)),
 }
 """The formats that kernels multiply with, by name."""
 
 
-def kernel_blocks(blocks: Blocks) -> Blocks | None:
-    """The same values in a format that kernels multiply with; None where there is none.
+def has_panels(blocks: Blocks) -> bool:
+    """Whether kernels multiply with blocks, exactly as they are.
 
-    IQ4_NL and MXFP4 become Q8_0, exactly: their 16 values are integers (halves, doubled) times a
-    scale. MXFP4 with scales outside of float16's range has no such form.
+    Scales of MXFP4 are powers of two, which become float16: those of any weight that is not 0 fit.
     """
-    name = blocks.format.name
-    if name in LAYOUTS:
-        return blocks
-    if name not in ("IQ4_NL", "MXFP4"):
-        return None
-    fields = blocks.data.view(blocks.format.layout)
-    made = np.empty(fields.shape, FORMATS["Q8_0"].layout)
-    if name == "IQ4_NL":
-        made["d"], values = fields["d"], IQ4_VALUES
-    else:
-        power = fields["e"].astype(np.int32) - 128
-        if power.size and not -24 <= int(power.min()) <= int(power.max()) <= 15:
-            return None
-        made["d"], values = np.ldexp(np.float32(1), power), FP4_DOUBLED
-    levels = unpack(fields["q"].reshape(-1, fields["q"].shape[-1]), 4)
-    made["q"] = values[levels].astype(np.int8).reshape(made["q"].shape)
-    return Blocks(FORMATS["Q8_0"], blocks.shape, made.view(np.uint8))
+    if blocks.format.name == "MXFP4" and blocks.data.size:
+        power = _powers(blocks.data.view(blocks.format.layout))
+        return -24 <= int(power.min()) <= int(power.max()) <= 15
+    return blocks.format.name in LAYOUTS
+
+
+def _powers(fields: Fields) -> Array:
+    """Of two, what doubled values of MXFP4 are multiplied by."""
+    powers: Array = fields["e"].astype(np.int32) - 128
+    return powers
 
 
 def to_panels(name: str, data: Array) -> Array:
@@ -204,7 +215,7 @@ def _fill(target: Array, fields: Fields, layout: Layout) -> None:
     """Write panels [panel, block, bytes] from fields of blocks [panel, row, block]."""
     header = target[..., : layout.header].view(np.float16)
     for i, number in enumerate(("d", "m")[: 1 + layout.minimum]):
-        header[..., i * ROWS : (i + 1) * ROWS] = fields[number].swapaxes(1, 2)
+        header[..., i * ROWS : (i + 1) * ROWS] = _numbers(fields, number).swapaxes(1, 2)
     pieces = target[..., layout.header :].reshape(*target.shape[:2], layout.pieces, layout.piece)
     at = layout.scale_bytes
     scales = _group_bytes(fields, layout)
@@ -217,6 +228,15 @@ def _fill(target: Array, fields: Fields, layout: Layout) -> None:
         made = pieces[..., at : at + wide * WORD].view(np.uint32)
         made.reshape(*pieces.shape[:3], wide, ROWS)[...] = np.moveaxis(words, 1, -1)
         at += wide * WORD
+
+
+def _numbers(fields: Fields, name: str) -> Array:
+    """A number of each block."""
+    names = fields.dtype.names or ()
+    if name in names:
+        found: Array = fields[name]
+        return found
+    return np.ldexp(np.float32(1), _powers(fields)).astype(np.float16)
 
 
 def from_panels(name: str, panels: Array, rows: int) -> Array:
@@ -264,6 +284,8 @@ def _levels(layout: Layout, pieces: Array) -> Array:
         level = np.zeros((*pieces.shape[:3], ROWS, 4), np.uint8)
         for field in layout.fields(word):
             level |= ((words[..., field.word, :, :] >> field.shift) & field.mask) << field.up
+        if layout.table:
+            level = np.asarray(layout.table, np.uint8)[level]
         made.append(level.astype(np.float32))
     return np.stack(made, 3).reshape(*pieces.shape[:3], layout.groups, -1, ROWS, 4)
 
@@ -271,7 +293,7 @@ def _levels(layout: Layout, pieces: Array) -> Array:
 def _words(fields: Fields, layout: Layout) -> list[Array]:
     """Low bits of levels, then the high ones: uint8 [..., pieces, bytes] each."""
     names = fields.dtype.names or ()
-    low = fields["l" if "l" in names else "q"].view(np.uint8)
+    low = fields["q" if "q" in names else "l"].view(np.uint8)
     if layout.low == 8:
         low = low ^ np.uint8(0x80)  # signed levels become unsigned
     found = [low]
@@ -318,6 +340,9 @@ def _group_bytes(fields: Fields, layout: Layout) -> Array | None:
     """Scales of a piece's groups, then their minima: uint8 [..., pieces, bytes]."""
     if layout.scales == "none":
         return None
+    if "s" not in (fields.dtype.names or ()):
+        found: Array = low_and_high_scales(fields.reshape(-1)).view(np.uint8)
+        return found.reshape(*fields.shape, layout.pieces, -1)
     packed = fields["s"]
     flat = packed.reshape(-1, packed.shape[-1])
     shape = (*fields.shape, layout.pieces, -1)

@@ -95,13 +95,18 @@ def decode_q6_k(blocks: Fields) -> Floats:
     return _scaled(d, q.astype(np.int8) - np.int8(32)).reshape(-1, ELEMENTS)
 
 
+def low_and_high_scales(blocks: Fields) -> Any:
+    """The scales of IQ4_XS: int8 [n, 8]."""
+    s = unpack(blocks["l"], 4, groups=4) | (unpack(blocks["h"], 2, groups=2) << np.uint8(4))
+    return s.astype(np.int8) - np.int8(32)
+
+
 def decode_iq4_xs(blocks: Fields) -> Floats:
     """`d · (s − 32) · T[q]`, a scale of 6 bits for 32 elements, T being `IQ4_VALUES`.
 
     Lower bits of the scales are the nibbles of `l`, upper ones the pairs of bits of `h`.
     """
-    s = unpack(blocks["l"], 4, groups=4) | (unpack(blocks["h"], 2, groups=2) << np.uint8(4))
-    d = wide(blocks["d"]) * (s.astype(np.int8) - np.int8(32))
+    d = wide(blocks["d"]) * low_and_high_scales(blocks)
     return _scaled(d, IQ4_VALUES[unpack(blocks["q"], 4, groups=8)]).reshape(-1, ELEMENTS)
 
 

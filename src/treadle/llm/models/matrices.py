@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 import treadle.functional as F
 from treadle.base.blocks import Blocks
-from treadle.base.blocks.panels import ROWS, kernel_blocks, to_panels
+from treadle.base.blocks.panels import ROWS, has_panels, to_panels
 from treadle.llm.models.adopt import adopted
 from treadle.tensor import Tensor
 
@@ -84,12 +84,11 @@ Adapt: TypeAlias = Callable[[Product, Tensor, Tensor], Tensor]
 
 def quantized(blocks: Blocks, pieces: str) -> Quantized | None:
     """A matrix of blocks as kernels read it; None where none reads this format."""
-    kept = kernel_blocks(blocks)
-    if kept is None:
+    if not has_panels(blocks):
         return None
-    name, rows = kept.format.name, kept.shape[-2]
-    data = kept.data.reshape(-1, rows, kept.data.shape[-1])
-    if len(kept.shape) == 2:
+    name, rows = blocks.format.name, blocks.shape[-2]
+    data = blocks.data.reshape(-1, rows, blocks.data.shape[-1])
+    if len(blocks.shape) == 2:
         return Quantized(adopted(to_panels(name, data[0])), name, rows, pieces)
     panels = np.stack([to_panels(name, matrix) for matrix in data])
     return Quantized(adopted(panels), name, rows, pieces)

@@ -176,7 +176,7 @@ class _Product:
         records, lanes = self.records, self.spec.lanes
         floats = e.reinterpret(record, dt.float32)
         made = []
-        narrow = self.layout.low + self.layout.high <= _NARROW
+        narrow = self.layout.bits <= _NARROW
         first = inner * (records.words // records.groups)
         for r, total in enumerate(sums):
             none = e.constant(0, dt.int32, lanes)

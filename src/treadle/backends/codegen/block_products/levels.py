@@ -71,4 +71,5 @@ class Levels:
                 bits = e.bitwise("and", bits, (field.mask << field.up) * ONES)
             found = bits if found is None else e.bitwise("or", found, bits)
         assert found is not None  # noqa: S101  (levels have bits)
-        return e.bitcast(found, dt.uint8)
+        codes = e.bitcast(found, dt.uint8)
+        return e.lookup(codes, self.layout.table) if self.layout.table else codes

@@ -134,8 +134,8 @@ class _Matrices:
                     header: Header = header,
                 ) -> None:
                     here = e.offset(block, e.add(e.mul(p, layout.piece), layout.header))
-                    place = e.add(e.mul(i, whole), e.div(e.mul(p, layout.span), STEP))
-                    group = e.add(e.mul(place, self.groups), b * (layout.elements // layout.group))
+                    group = e.add(e.mul(i, whole * self.groups), e.mul(p, layout.groups))
+                    group = e.add(group, b * (layout.elements // layout.group))
                     self._groups(e, here, group, header)
 
                 e.loop(0, layout.pieces, 1, piece)

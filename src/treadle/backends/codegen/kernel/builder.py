@@ -364,6 +364,12 @@ class Builder(Writer):
         fit in int16: that is faster where nothing multiplies four bytes at once."""
         return self.emit("dot", (total, x, y), total.type, ("narrow",) * narrow)
 
+    def lookup(self, x: Value, table: Sequence[int]) -> Value:
+        """For every byte of x, below 16, the entry of a table of 16 bytes; others: unspecified."""
+        if x.dtype is not dt.uint8 or len(table) != 16 or not all(0 <= n < 256 for n in table):
+            raise KernelError(f"lookup of {x.type} in a table of {len(table)}")
+        return self.emit("lookup", (x,), x.type, tuple(table))
+
     # -- memory ----------------------------------------------------------------------------
 
     def load(

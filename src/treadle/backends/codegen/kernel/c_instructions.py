@@ -170,6 +170,21 @@ def _dot(p: Printer, instruction: Instruction) -> None:
     p.lanewise(result, lane, *args)
 
 
+def _lookup(p: Printer, instruction: Instruction) -> None:
+    (x,) = instruction.arguments
+    entries = ", ".join(map(str, instruction.detail))
+    # The table as a string of 64-bit words needs no memory of its own in any dialect.
+    words = [sum(n << 8 * i for i, n in enumerate(instruction.detail[k : k + 8])) for k in (0, 8)]
+
+    def lane(i: str) -> str:
+        code = p.lane(x, i)
+        word = f"({code} & 8 ? {words[1]}ull : {words[0]}ull)"
+        return f"(uint8_t)({word} >> 8 * ({code} & 7))"
+
+    p.line(f"/* {entries} */")
+    p.lanewise(result_of(instruction), lane, x)
+
+
 def _neighbors(p: Printer, x: Value, y: Value, count: int, lane: str) -> list[tuple[str, str]]:
     """What goes into one lane of a dot, pair by pair."""
     if x.lanes == count:
@@ -274,6 +289,7 @@ HANDLERS: dict[str, Handler] = {
     "insert": _insert,
     "reduce": _reduce,
     "dot": _dot,
+    "lookup": _lookup,
     "load": _load,
     "store": _store,
     "gather": _gather,

@@ -267,6 +267,13 @@ def _dot(instruction: Instruction, result: Type, args: list[Array]) -> Array:
     raise KernelError(f"dot of {types} is not in the language")
 
 
+def _lookup(instruction: Instruction, result: Type, args: list[Array]) -> Array:
+    (x,) = args
+    if (x > 15).any():
+        raise KernelError("what is looked up lies outside of the table")
+    return np.asarray(instruction.detail, np.uint8)[x]
+
+
 def rules(fused: bool) -> dict[str, Rule]:
     """The meaning of every instruction on values; without `fused`, fma rounds twice."""
 
@@ -292,4 +299,5 @@ def rules(fused: bool) -> dict[str, Rule]:
         "insert": _insert,
         "reduce": _reduce,
         "dot": _dot,
+        "lookup": _lookup,
     }

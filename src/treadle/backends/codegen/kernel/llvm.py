@@ -24,6 +24,7 @@ from treadle.backends.codegen.kernel.ir import (
     Value,
 )
 from treadle.backends.codegen.kernel.llvm_dot import dot
+from treadle.backends.codegen.kernel.llvm_lookup import lookup
 from treadle.backends.codegen.kernel.llvm_writer import Writer, llvm_type
 from treadle.backends.codegen.kernel.text import symbol_of
 from treadle.backends.codegen.target import Target
@@ -35,6 +36,7 @@ _HANDLERS = {
     **llvm_memory.HANDLERS,
     **llvm_matrices.HANDLERS,
     "dot": dot,
+    "lookup": lookup,
 }
 _NOT_IN_SYMBOLS = re.compile(r"\W", re.ASCII)
 
