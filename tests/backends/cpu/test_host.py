@@ -91,6 +91,7 @@ def test_a_lesser_target_may_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_cores_are_limited_by_quotas(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(host, "_CGROUP", tmp_path)
+    monkeypatch.setattr(host, "_MEMBERSHIP", tmp_path / "none")
     every = host.available_cores()
     assert every >= 1
     (tmp_path / "cpu.max").write_text("max 100000\n")
@@ -104,6 +105,42 @@ def test_cores_are_limited_by_quotas(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert host.available_cores() == every
     (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text("100000")
     assert host.available_cores() == 1
+
+
+@pytest.mark.parametrize(
+    ("membership", "limited", "cores"),
+    [
+        ("0::/a.slice/b.service\n", "a.slice/b.service/cpu.max", 3),
+        ("0::/a.slice/b.service\n", "a.slice/cpu.max", 3),
+        ("0::/a.slice/b.service\n", "cpu.max", 3),
+        ("1:cpu:/\n0::/a\n", "unified/a/cpu.max", 3),
+        ("0::/docker/1234\n", "cpu.max", 3),
+        ("0::/../outside\n", "cpu.max", 3),
+        ("0::/a\n", "b/cpu.max", 8),
+        ("4:cpu,cpuacct:/a/b\n2:memory:/\n", "cpu/a/b/cpu.cfs_quota_us", 3),
+        ("4:cpu,cpuacct:/a/b\n", "cpu/a/cpu.cfs_quota_us", 3),
+        ("4:cpuset:/a\n", "cpu/a/cpu.cfs_quota_us", 8),
+        ("nonsense\n", "cpu.max", 8),
+    ],
+)
+def test_quotas_of_the_groups_around_this_process_count(
+    membership: str, limited: str, cores: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """2.5 cores are three threads."""
+    monkeypatch.setattr(host, "_CGROUP", tmp_path / "groups")
+    monkeypatch.setattr(host, "_MEMBERSHIP", tmp_path / "membership")
+    monkeypatch.setattr(host.sys, "platform", "linux")
+    monkeypatch.setattr(host.os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
+    monkeypatch.setattr(host, "_siblings", str)
+    (tmp_path / "membership").write_text(membership)
+    file = tmp_path / "groups" / limited
+    file.parent.mkdir(parents=True)
+    if file.name == "cpu.max":
+        file.write_text("250000 100000\n")
+    else:
+        file.write_text("250000")
+        file.with_name("cpu.cfs_period_us").write_text("100000")
+    assert host.available_cores() == cores
 
 
 def test_what_cannot_be_read_has_defaults(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -69,6 +69,22 @@ def test_the_triad_moves_the_bytes_it_counts(compiler: NativeCompiler, streaming
     assert nbytes == x.nbytes + y.nbytes + z.nbytes
 
 
+def test_updates_and_sums_move_the_bytes_they_count(compiler: NativeCompiler) -> None:
+    """Lines that are written without having been read cost a read more: neither has any."""
+    elements = 3 << 13
+    x, y = (roofline.memory(4 * elements).view(np.float32) for _ in range(2))
+    x[...], y[...] = np.arange(elements), 1.0
+    program, nbytes = roofline.updates(toolchain().target, elements)
+    compiler.bound(program, [x, y])()
+    np.testing.assert_array_equal(x, 1.0 + np.float32(0.5) * np.arange(elements, dtype=np.float32))
+    assert nbytes == 2 * x.nbytes + y.nbytes
+    x[...], y[...] = 0.25, 0.0
+    program, nbytes = roofline.reads(toolchain().target, elements)
+    compiler.bound(program, [x, y])()
+    assert y.reshape(3, -1).sum(1).tolist() == [0.25 * (1 << 13)] * 3
+    assert nbytes == x.nbytes
+
+
 def test_limits_are_measured_once_and_kept(
     compiler: NativeCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:

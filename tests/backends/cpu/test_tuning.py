@@ -147,6 +147,17 @@ def test_records_of_other_formats_and_none_are_empty(record: Path) -> None:
     assert tuning_record.read() == {}
 
 
+def test_a_record_of_another_processor_is_not_used(
+    record: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert tuning_record.write({"a": {"x": 1}})
+    assert tuning_record.read() == {"a": {"x": 1}}
+    found = json.loads(record.read_text())
+    record.write_text(json.dumps(found | {"machine": "some other processor"}))
+    assert tuning_record.read() == {}
+    assert "made on another processor (some other processor)" in capsys.readouterr().err
+
+
 def test_a_record_that_cannot_be_written_costs_nothing_but_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

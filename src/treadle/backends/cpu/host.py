@@ -14,7 +14,7 @@ import os
 import platform
 import sys
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from treadle.backends.codegen.target import (
     AVX2,
@@ -31,6 +31,7 @@ from treadle.base.errors import DeviceError
 _CPUINFO = Path("/proc/cpuinfo")
 _CPUS = Path("/sys/devices/system/cpu")
 _CGROUP = Path("/sys/fs/cgroup")
+_MEMBERSHIP = Path("/proc/self/cgroup")
 
 _AVX2 = frozenset(("avx2", "fma", "f16c", "bmi1", "bmi2", "movbe"))
 _AVX512 = _AVX2 | {"avx512f", "avx512dq", "avx512bw", "avx512vl", "avx512cd"}
@@ -241,19 +242,49 @@ def _siblings(cpu: int) -> str:
 
 
 def _quotas() -> Iterator[int]:
-    """Whole cores that a container's limits grant, by version 2 or 1 of control groups."""
-    try:
-        quota, period = (_CGROUP / "cpu.max").read_text().split()
-        yield -(-int(quota) // int(period))
-    except (OSError, ValueError):  # no such file, or "max"
-        pass
-    try:
-        quota = (_CGROUP / "cpu" / "cpu.cfs_quota_us").read_text()
-        period = (_CGROUP / "cpu" / "cpu.cfs_period_us").read_text()
-        if int(quota) > 0:
+    """Cores that limits of control groups grant, of this process's groups and those around them.
+
+    A part of a core counts as one: two threads that share 1.5 cores do more than one.
+    """
+    for group in dict.fromkeys(_groups()):
+        try:
+            quota, period = (group / "cpu.max").read_text().split()
             yield -(-int(quota) // int(period))
-    except (OSError, ValueError):
-        pass
+        except (OSError, ValueError):  # no such file, or "max"
+            pass
+        try:
+            quota = (group / "cpu.cfs_quota_us").read_text()
+            period = (group / "cpu.cfs_period_us").read_text()
+            if int(quota) > 0:
+                yield -(-int(quota) // int(period))
+        except (OSError, ValueError):
+            pass
+
+
+def _groups() -> Iterator[Path]:
+    """Folders of this process's control groups, of version 2 and 1, up to the topmost ones.
+
+    Sources: "Control Group v2" and "CPUSETS" of the Linux kernel's documentation, cgroups(7). In a
+    container the path may be that of the machine outside: then only the topmost folder is there,
+    which is the container's own.
+    """
+    try:
+        lines = _MEMBERSHIP.read_text().splitlines()
+    except OSError:
+        lines = ["0::/", "1:cpu:/"]
+    for line in lines:
+        number, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if number == "0":
+            roots = [_CGROUP, _CGROUP / "unified"]
+        elif "cpu" in controllers.split(","):
+            roots = [_CGROUP / "cpu"]
+        else:
+            continue
+        inside = PurePosixPath(path.strip().lstrip("/"))
+        for folder in (inside, *inside.parents):
+            if ".." not in folder.parts:
+                yield from (root / folder for root in roots)
 
 
 def memory_bytes() -> int:

@@ -26,7 +26,7 @@ from treadle.backends.program import ALIGNMENT, Address, Array, Limits, Program,
 from treadle.base import dtype as dt
 from treadle.base.dtype import DType
 
-FORMAT = 2
+FORMAT = 3
 _CHAINS = 12
 """Independent sums: more than latency times units of any processor, fewer than registers."""
 _TURNS = 1 << 15
@@ -103,6 +103,20 @@ def copies(target: Target, elements: int, streaming: bool) -> tuple[Program, int
     kernel = triad_kernel(target, streaming)
     run = Run(kernel, (Address(0), Address(1), Address(2)), items, label="triad")
     return Program((run,), 3), 3 * 4 * items * _CHUNK
+
+
+def updates(target: Target, elements: int) -> tuple[Program, int]:
+    """x = y + s x, as `copies`: lines that are written have been read, as in optimizers."""
+    items = elements // _CHUNK
+    run = Run(update_kernel(target), (Address(0), Address(1)), items, label="update")
+    return Program((run,), 2), 3 * 4 * items * _CHUNK
+
+
+def reads(target: Target, elements: int) -> tuple[Program, int]:
+    """Sums of chunks, as `copies`: what weights cost that are used once."""
+    items = elements // _CHUNK
+    run = Run(sum_kernel(target), (Address(0), Address(1)), items, label="sum")
+    return Program((run,), 2), 4 * items * _CHUNK
 
 
 def multiply_kernel(target: Target) -> Kernel:
@@ -193,6 +207,49 @@ def triad_kernel(target: Target, streaming: bool) -> Kernel:
     return builder.kernel("roofline_triad", [x, y, z], write)
 
 
+def update_kernel(target: Target) -> Kernel:
+    """An array read and written in place, and another one read, in chunks."""
+    x, y = (pointer(dt.float32, name) for name in "xy")
+    lanes = target.lanes(dt.float32)
+
+    def write(e: Builder, lo: Value, hi: Value) -> None:
+        factor = e.constant(0.5, dt.float32, lanes)
+
+        def step(i: Value) -> None:
+            e.store(x, i, e.fma(e.load(x, i, lanes), factor, e.load(y, i, lanes)), aligned=True)
+
+        e.loop(e.mul(lo, _CHUNK), e.mul(hi, _CHUNK), lanes, step)
+
+    return builder.kernel("roofline_update", [x, y], write)
+
+
+def sum_kernel(target: Target) -> Kernel:
+    """An array read in chunks; a chunk leaves one vector at its place in another one."""
+    x, y = (pointer(dt.float32, name) for name in "xy")
+    lanes, chains = target.lanes(dt.float32), 4
+
+    def write(e: Builder, lo: Value, hi: Value) -> None:
+        zero = (e.constant(0.0, dt.float32, lanes),) * chains
+
+        def chunk(i: Value) -> None:
+            start = e.mul(i, _CHUNK)
+
+            def step(at: Value, *sums: Value) -> tuple[Value, ...]:
+                places = (e.add(e.add(start, at), lanes * n) for n in range(chains))
+                return tuple(
+                    e.add(s, e.load(x, place, lanes)) for s, place in zip(sums, places, strict=True)
+                )
+
+            first, *others = e.loop(0, _CHUNK, lanes * chains, step, zero)
+            for other in others:
+                first = e.add(first, other)
+            e.store(y, start, first)
+
+        e.loop(lo, hi, 1, chunk)
+
+    return builder.kernel("roofline_sum", [x, y], write)
+
+
 def probe(
     target: Target,
     threads: int,
@@ -220,9 +277,12 @@ def probe(
     wanted = nbytes or min(max(_LARGE, last_cache()), memory_bytes() // 32)
     elements = max(1, wanted // 4 // _CHUNK) * _CHUNK
     arrays = [memory(4 * elements) for _ in range(3)]
-    triads = [copies(target, elements, streaming) for streaming in (False, True)]
-    fastest = _best([bind(p, arrays) for p, _ in triads], seconds)
-    return Limits(flops / best, triads[0][1] / fastest, tuple(units))
+    moving = [copies(target, elements, streaming) for streaming in (False, True)]
+    moving += [updates(target, elements), reads(target, elements)]
+    bandwidth = max(
+        nbytes / _best([bind(p, arrays[: p.bases])], seconds / 2) for p, nbytes in moving
+    )
+    return Limits(flops / best, bandwidth, tuple(units))
 
 
 def memory(nbytes: int) -> Array:

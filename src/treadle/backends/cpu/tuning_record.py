@@ -1,8 +1,8 @@
 """The record of what was tuned on this machine: a JSON file per processor in the cache directory.
 
-It may be read, copied and deleted. It does not depend on the number of threads, as results must
-not. Entries that make no sense are left out with a notice; those that no longer fit are ignored by
-the generators.
+It may be read, deleted, and copied between machines with one kind of processor. It does not depend
+on the number of threads, as results must not. Entries that make no sense are left out with a
+notice; those that no longer fit are ignored by the generators.
 """
 
 from __future__ import annotations
@@ -41,6 +41,10 @@ def read() -> tuned.Choices:
     try:
         found = json.loads(content)
         if found["format"] != FORMAT:
+            return {}
+        maker = found.get("machine", processor())
+        if maker != processor():
+            _ignored(f"it was made on another processor ({maker})")
             return {}
         entries = dict(found["choices"])
     except (ValueError, KeyError, TypeError) as error:
