@@ -40,6 +40,7 @@ from treadle.interop.torch.parts import Program, add_sizes
 from treadle.interop.torch.strides import look_at_bases, note_who_sees
 from treadle.interop.torch.symbols import Range, is_number, knowing, ranges
 from treadle.interop.torch.table import name_of
+from treadle.interop.torch.views import is_apart, set_apart
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +184,7 @@ def _boxed(
     module: fx.GraphModule, results: int | None, settings: Settings
 ) -> Callable[[list[Any]], Any]:
     """Compile one graph of ATen operators."""
+    set_apart(module.graph, results)
     return boxed(_compiled(module, results, settings))
 
 
@@ -255,7 +257,7 @@ class _Support(OperatorSupportBase):  # type: ignore[misc, unused-ignore]  # tor
         self._dims = {name: known.dim(name, known.hint) for name, known in symbols.items()}
 
     def is_node_supported(self, submodules: Mapping[str, torch.nn.Module], node: fx.Node) -> bool:
-        if node.op != "call_function":
+        if node.op != "call_function" or is_apart(node):
             return False
         if node.target is operator.getitem:
             source = node.args[0]
