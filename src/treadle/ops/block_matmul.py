@@ -451,7 +451,7 @@ def _panels(name: str, rows: int, blocks: int, matrices: int = 0) -> Arg:
     count = -(-rows // ROWS) * max(matrices, 1)
     made = rng.integers(0, 256, (count, blocks, layout.block), dtype=np.uint8)
     # Where groups have scales of their own, levels are multiplied by these as well.
-    most = 0.01 if layout.scales == "none" else 0.0005
+    most = 0.01 if layout.scales == "none" else 0.0005 / (16 if layout.bits == 8 else 1)
     header = rng.uniform(most / 10, most, (count, blocks, layout.header // 2)).astype(np.float16)
     made[..., : layout.header] = header.view(np.uint8)
     values = made.reshape(*(matrices,) * bool(matrices), -1, blocks * layout.block).tolist()
