@@ -129,7 +129,9 @@ FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     "orders": lambda x: (x.flip(0), x.roll(1, 0), x.cumsum(0), x.sort(0)[0], x.topk(2, 0)[0]),
     "triangles": lambda x: (x @ x.t()).tril().masked_fill(torch.eye(x.shape[0]) > 0, 0.5),
     "padding": lambda x: F.pad(x, (1, 0, 2, 3)),
-    "several": lambda x: (x.unbind(1)[1], x.chunk(2, 1)[1], x[-1], x[0], x.expand(3, -1, -1)),
+    "several": lambda x: tuple(
+        y * 2 for y in (x.unbind(1)[1], x.chunk(2, 1)[1], x[-1], x[0], x.expand(3, -1, -1))
+    ),
     "losses": lambda x: (F.cross_entropy(x, x.argmax(1)), F.mse_loss(x, x.flip(0)), x.logsumexp(0)),
     "attention": lambda x: F.scaled_dot_product_attention(
         x[None], x[None], x[None], is_causal=True
@@ -248,3 +250,39 @@ def test_sizes_that_became_numbers_are_no_tensors() -> None:
     given = torch.arange(6.0)
     (found,) = program.run([3, given])
     assert torch.equal(found, given.view(3, 2))
+
+
+FILLS: dict[str, Callable[..., Any]] = {
+    "full of a size": lambda x: torch.full((2,), x.shape[0]) + x.sum(),
+    "full of a root": lambda x: torch.full((2,), x.shape[0] ** 0.5) + x.sum(),
+    "clamp": lambda x: torch.clamp(x, max=x.shape[0] * 0.25),
+    "lerp": lambda x: torch.lerp(x, x * 2, 1 / x.shape[0]),
+    "leaky_relu": lambda x: torch.nn.functional.leaky_relu(x, 1 / x.shape[0]),
+    "masked_fill": lambda x: x.masked_fill(x > 0, x.shape[0] / 2),
+    "remainder of a number": lambda x: torch.remainder(7, x),
+    "shifted number": lambda x: 100 >> x.int().abs(),
+}
+
+
+@pytest.mark.parametrize("case", FILLS)
+def test_numbers_made_of_sizes_where_tensors_may_be(case: str) -> None:
+    torch._dynamo.reset()
+    before = left_to_torch()
+    run = torch.compile(FILLS[case], backend="treadle", dynamic=True)
+    for n in (5, 6, 9):
+        x = torch.randn(n)
+        torch.testing.assert_close(run(x), FILLS[case](x))
+    assert left_to_torch() == before
+
+
+def test_numbers_made_of_sizes_that_an_op_has_fixed_are_left() -> None:
+    """They used to raise while the program was compiled."""
+    torch._dynamo.reset()
+    run = torch.compile(
+        lambda x: torch.nn.functional.softplus(x, beta=x.shape[0] / 4),
+        backend="treadle",
+        dynamic=True,
+    )
+    for n in (5, 6):
+        x = torch.randn(n)
+        torch.testing.assert_close(run(x), torch.nn.functional.softplus(x, beta=n / 4))

@@ -35,7 +35,7 @@ def arrays(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], bool]] = {
     "one result": (lambda x, y: (x * 2 + y).relu(), (torch.ones(16), torch.arange(16.0)), True),
     "a scalar": (lambda x: x.sum(), (torch.arange(5.0),), True),
-    "no elements": (lambda x: x * 2, (torch.zeros(0, 3),), True),
+    "no elements": (lambda x: x * 2, (torch.zeros(0, 3),), False),
     "sixteen bits": (lambda x: x + 1, (torch.arange(8).bfloat16(),), True),
     "complex result": (torch.complex, (torch.arange(3.0), torch.ones(3)), True),
     "order of axes": (lambda x: (x.t().contiguous() + 1).t(), (torch.rand(3, 4),), True),
@@ -43,6 +43,17 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], bool]] = {
     "not dense": (lambda x: x + 1, (torch.rand(4, 6)[:, ::2],), False),
     "complex": (lambda x: x * 2, (torch.rand(4, dtype=torch.complex64).conj(),), False),
     "negated": (lambda x: x * 2, (torch.rand(4, dtype=torch.complex64).conj().imag,), False),
+    "without memory": (lambda x: x * 2 + 1, (torch._efficientzerotensor(4),), False),
+    "sixteen bits without memory": (
+        lambda x: x + 1,
+        (torch._efficientzerotensor(4, dtype=torch.bfloat16),),
+        False,
+    ),
+    "complex without memory": (
+        lambda x: x + 1j,
+        (torch._efficientzerotensor(4, dtype=torch.complex64),),
+        False,
+    ),
     "large": (lambda x: x * 2, (torch.rand(1 << 15),), False),
 }
 

@@ -36,6 +36,8 @@ def to_array(tensor: torch.Tensor) -> Array:
     Complex numbers are two real ones, on a last axis of their own.
     """
     plain = tensor.detach()
+    if plain._is_zerotensor():  # Gradients that are 0 everywhere come without memory.
+        plain = torch.zeros(plain.shape, dtype=plain.dtype)
     if plain.dtype in PARTS:
         plain = torch.view_as_real(plain.resolve_conj())
     elif plain.is_neg():

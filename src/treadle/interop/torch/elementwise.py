@@ -149,7 +149,8 @@ for _name, _op in _BINARY.items():
     lowers(f"{_name}.default", f"{_name}.Tensor", f"{_name}.Scalar")(_arithmetic(_op))
 for _side, _op in {"left": logic.ShiftLeft(), "right": logic.ShiftRight()}.items():
     _names = f"bitwise_{_side}_shift", f"__{_side[0]}shift__"
-    lowers(*(f"{n}.{kind}" for n in _names for kind in ("Tensor", "Scalar")))(_arithmetic(_op))
+    _kinds = "Tensor", "Scalar", "Scalar_Tensor"
+    lowers(*(f"{n}.{kind}" for n in _names for kind in _kinds))(_arithmetic(_op))
 
 
 @lowers("fma.default")
@@ -212,7 +213,7 @@ def _div_mode(call: Call, x: Any, y: Any, *, rounding_mode: str | None = None) -
     return made
 
 
-@lowers("remainder.Tensor", "remainder.Scalar")
+@lowers("remainder.Tensor", "remainder.Scalar", "remainder.Scalar_Tensor")
 def _remainder(call: Call, x: Any, y: Any) -> V:
     made: V = remainder(*_both(call, x, y, call.dtype), truncated=False)
     return made
@@ -321,7 +322,7 @@ def _where(call: Call, mask: V, x: V, y: V) -> V:
 
 @lowers("masked_fill.Scalar")
 def _masked_fill(call: Call, x: V, mask: V, value: Any) -> V:
-    return Where()(mask, x.constant(value, x.type.dtype), x).broadcast_to(call.shape)
+    return Where()(mask, call.operand(value, x.type.dtype, x), x).broadcast_to(call.shape)
 
 
 # -- activations -------------------------------------------------------------------------------
@@ -334,6 +335,9 @@ def _gelu(call: Call, x: V, *, approximate: str = "none") -> V:
 
 @lowers("clamp.default", "hardtanh.default")
 def _clamp(call: Call, x: V, low: Any = None, high: Any = None) -> V:
+    if any(isinstance(v, GraphOperand) for v in (low, high)):  # numbers made of sizes
+        made: V = _clamp_by_tensors(call, x, low, high)
+        return made
     if call.dtype.is_float:
         low, high = (None if v is None else float(v) for v in (low, high))
     else:
@@ -355,7 +359,9 @@ def _clamp_by_tensors(call: Call, x: V, low: Any = None, high: Any = None) -> V:
 
 
 @lowers("leaky_relu.default")
-def _leaky_relu(call: Call, x: V, slope: float = 0.01) -> V:
+def _leaky_relu(call: Call, x: V, slope: Any = 0.01) -> V:
+    if isinstance(slope, GraphOperand):
+        return Where()(logic.Greater()(x, x.constant(0)), x, x * slope.astype(x.type.dtype))
     return activation.LeakyRelu(slope)(x)
 
 

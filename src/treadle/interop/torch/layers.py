@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from treadle.base import dtype as dt
+from treadle.base.dtype import DType
 from treadle.graph.builder import GraphOperand
 from treadle.interop.torch.arrays import DTYPES
 from treadle.interop.torch.shaping import extents
@@ -143,13 +144,13 @@ def _convolution_backward(
 
 
 def _wide(x: V) -> V:
-    """What means are taken of: at least 32 bits."""
+    """Numbers of 16 bits in 32, in which PyTorch computes with them."""
     return x.astype(dt.float32) if x.type.dtype.itemsize < 4 else x
 
 
-def _as_stated(call: Call, number: int, v: V) -> V:
-    """A result in the element type that PyTorch states for it."""
-    return v.astype(DTYPES[call.values[number].dtype])
+def _type(call: Call, number: int) -> DType:
+    """The element type that PyTorch states for a result."""
+    return DTYPES[call.values[number].dtype]
 
 
 @lowers("native_layer_norm.default")
@@ -188,17 +189,17 @@ def _batch_norm_inference(
     momentum: float,
     eps: float,
 ) -> tuple[V, ...]:
-    kind = x.type.dtype
+    kind, rank = x.type.dtype, x.type.ndim
     ones = mean.constant(np.ones(extents(mean)), mean.type.dtype) if weight is None else weight
     zeros = mean.constant(np.zeros(extents(mean)), mean.type.dtype) if bias is None else bias
-    empty = call.builder.constant(np.zeros((0,), DTYPES[call.values[1].dtype].numpy))
-    if x.type.ndim > 2 and all(v.type.dtype is kind for v in (ones, zeros, mean, var)):
-        return BatchNormInfer(eps)(x, ones, zeros, mean, var), empty, empty
+    empty = (call.builder.constant(np.zeros((0,), _type(call, i).numpy)) for i in (1, 2))
+    if rank > 2 and all(v.type.dtype is kind for v in (ones, zeros, mean, var)):
+        return BatchNormInfer(eps)(x, ones, zeros, mean, var), *empty
+    ones, zeros, mean, var = map(_wide, (ones, zeros, mean, var))
     factor = ones / unary.Sqrt()(var + eps)
-    rank = x.type.ndim
     shift = zeros - mean * factor
-    y = x * _per_channel(factor, rank) + _per_channel(shift, rank)
-    return y.astype(kind), empty, empty
+    y = _wide(x) * _per_channel(factor, rank) + _per_channel(shift, rank)
+    return y.astype(kind), *empty
 
 
 @lowers("native_group_norm.default")
@@ -238,17 +239,28 @@ def _batch_norm_without_statistics(
     momentum: float,
     eps: float,
 ) -> tuple[V, V, V]:
-    axes = tuple(i for i in range(x.type.ndim) if i != 1)
-    wide = _wide(x)
-    mean = reduce.Mean(axes, True)(wide)
-    centered = wide - mean
-    inverse = unary.Rsqrt()(reduce.Mean(axes, True)(centered * centered) + eps)
-    y = centered * inverse
-    y = y if weight is None else y * _per_channel(weight, x.type.ndim)
-    y = y if bias is None else y + _per_channel(bias, x.type.ndim)
-    mean, inverse = (_as_stated(call, i, v) for i, v in ((1, mean), (2, inverse)))
-    shape = (extents(x)[1],)
-    return y.astype(x.type.dtype), mean.reshape(shape), inverse.reshape(shape)
+    y, mean, _, inverse = _normalized(call, x, weight, bias, eps)
+    return y, mean.astype(_type(call, 1)), inverse.astype(_type(call, 2))
+
+
+def _normalized(
+    call: Call, x: V, weight: V | None, bias: V | None, eps: float
+) -> tuple[V, V, V, V]:
+    """The result, and mean, variance and inverse deviation of channels, in 32 bits at least."""
+    rank, wide = x.type.ndim, _wide(x)
+    axes = tuple(i for i in range(rank) if i != 1)
+    mean = reduce.Mean(axes)(wide)
+    centered = wide - _per_channel(mean, rank)
+    var = reduce.Mean(axes)(centered * centered)
+    inverse = unary.Rsqrt()(var + eps)
+    kind = x.type.dtype if weight is None else weight.type.dtype
+    if kind.itemsize < 4:  # PyTorch goes on with what it keeps for the gradient.
+        inverse = _wide(inverse.astype(kind))
+        centered = wide - _per_channel(_wide(mean.astype(kind)), rank)
+    y = centered * _per_channel(inverse, rank)
+    y = y if weight is None else y * _per_channel(_wide(weight), rank)
+    y = y if bias is None else y + _per_channel(_wide(bias), rank)
+    return y.astype(x.type.dtype), mean, var, inverse
 
 
 @lowers("_native_batch_norm_legit_functional.default")
@@ -268,25 +280,20 @@ def _batch_norm_training(
         given = (x, weight, bias, running_mean, running_var, momentum, eps)
         y, mean, inverse = _batch_norm_inference(call, *given)
         return y, mean, inverse, running_mean, running_var
-    rank, shape = x.type.ndim, extents(x)
-    axes = tuple(i for i in range(rank) if i != 1)
+    shape = extents(x)
     count = math.prod(shape) // shape[1]
-    wide = _wide(x)
-    mean = reduce.Mean(axes)(wide)
-    centered = wide - _per_channel(mean, rank)
-    var = reduce.Mean(axes)(centered * centered)
-    inverse = unary.Rsqrt()(var + eps)
-    y = centered * _per_channel(inverse, rank)
-    y = y if weight is None else y * _per_channel(weight, rank)
-    y = y if bias is None else y + _per_channel(bias, rank)
+    y, mean, var, inverse = _normalized(call, x, weight, bias, eps)
     if isinstance(count, int):
         unbiased = var * (count / max(count - 1, 1))
     else:
         unbiased = var * (amount(var, count) / amount(var, count - 1))
-    new_mean = running_mean * (1 - momentum) + mean.astype(running_mean.type.dtype) * momentum
-    new_var = running_var * (1 - momentum) + unbiased.astype(running_var.type.dtype) * momentum
-    mean, inverse = (_as_stated(call, i, v) for i, v in ((1, mean), (2, inverse)))
-    return y.astype(x.type.dtype), mean, inverse, new_mean, new_var
+    kept = []
+    for place, old, new in ((3, running_mean, mean), (4, running_var, unbiased)):
+        wide = _wide(old)
+        made = wide * (1 - momentum) + new.astype(wide.type.dtype) * momentum
+        # PyTorch says 32 bits where its kernel gives what it takes; the buffer rounds in any case.
+        kept.append(made.astype(_type(call, place)))
+    return y, mean.astype(_type(call, 1)), inverse.astype(_type(call, 2)), *kept
 
 
 # -- softmax ----------------------------------------------------------------------------------

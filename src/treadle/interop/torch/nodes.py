@@ -175,11 +175,20 @@ def refusal(node: fx.Node, device: torch.device = CPU) -> str:
     try:
         operands = {n: _placeholder(builder, n) for n in node.all_input_nodes}
         lowered(builder, node, operands)
+        _look_at_attributes(builder)
     except (TreadleError, NotImplementedError) as error:
         return str(error).partition("\n")[0] or type(error).__name__
     except Exception as error:  # PyTorch runs it, and the reason tells of the fault
         return f"a fault of Treadle: {type(error).__name__}: {error}".partition("\n")[0]
     return ""
+
+
+def _look_at_attributes(builder: GraphBuilder) -> None:
+    """Refuse operands where ops have plain numbers: real numbers that are made of sizes."""
+    for node in builder.build().nodes:
+        for name, value in node.op.attributes.items():
+            if isinstance(value, GraphOperand):
+                raise NotImplementedError(f"{name} of {node.op.name} is made of sizes")
 
 
 def _unknown_number(node: fx.Node) -> str:

@@ -288,6 +288,8 @@ def _pad(call: Call, x: V, pad: Sequence[int], value: float = 0.0) -> V:
 @lowers("full.default", "full_like.default", "new_full.default")
 def _full(call: Call, first: Any, *args: Any, **kwargs: Any) -> V:
     value = args[-1] if args else kwargs["fill_value"]
+    if isinstance(value, (Expr, GraphOperand)):
+        return call.operand(value, call.dtype).broadcast_to(call.shape)
     made: V = call.builder.apply(Full(call.shape, value, call.dtype), ())[0]
     return made
 

@@ -37,7 +37,7 @@ def straight(runner: Runner, count: int, results: Sequence[Any]) -> Straight | N
         results: see `parts.Result`.
 
     Returns:
-        A function that gives the results, or None for tensors that are no dense memory, or where
+        A function that gives the results, or None for tensors without dense memory, or where
         an index is out of range: arrays then tell what is to be told.
     """
     run = runner.by_address() if isinstance(runner, Executor) else None
@@ -50,7 +50,8 @@ def straight(runner: Runner, count: int, results: Sequence[Any]) -> Straight | N
 
     def call(tensors: Sequence[torch.Tensor]) -> list[Any] | None:
         addresses = [t.data_ptr() for t in tensors if t.is_contiguous() and not t.is_neg()]
-        if len(addresses) != count:
+        # Tensors without memory (zeros of gradients, no elements) have address 0.
+        if len(addresses) != count or not all(addresses):
             return None
         made = [empty(*form) for form in forms]
         for t in made:

@@ -45,8 +45,6 @@ class OnHost:
             return None
 
         def adopting(tensors: Sequence[torch.Tensor]) -> list[Any] | None:
-            if any([t._is_zerotensor() for t in tensors]):
-                return None
             made = run(tensors)
             return None if made is None else [adopt(t, 0) for t in made]
 
