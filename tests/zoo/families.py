@@ -190,7 +190,8 @@ TRANSFORMERS: dict[str, dict[str, Any]] = {
     "Gemma2ForCausalLM": LLAMA,
     "GPT2LMHeadModel": {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 61},
     "GPTNeoXForCausalLM": SMALL,
-    "HubertModel": SMALL | {"conv_dim": [16] * 7, "num_conv_pos_embeddings": 16},
+    "HubertModel": SMALL
+    | {"conv_dim": [16] * 7, "num_conv_pos_embeddings": 16, "mask_time_length": 2},
     "LlamaForCausalLM": LLAMA,
     "MPNetModel": SMALL,
     "MambaForCausalLM": {"hidden_size": 32, "num_hidden_layers": 2, "vocab_size": 61},
@@ -211,7 +212,8 @@ TRANSFORMERS: dict[str, dict[str, Any]] = {
     "T5EncoderModel": {"d_model": 32, "num_layers": 2, "num_heads": 4, "d_kv": 8, "d_ff": 48}
     | {"vocab_size": 61},
     "ViTModel": VISION,
-    "Wav2Vec2Model": SMALL | {"conv_dim": [16] * 7, "num_conv_pos_embeddings": 16},
+    "Wav2Vec2Model": SMALL
+    | {"conv_dim": [16] * 7, "num_conv_pos_embeddings": 16, "mask_time_length": 2},
     "WhisperModel": {
         "d_model": 32,
         "encoder_layers": 1,
@@ -227,6 +229,62 @@ TRANSFORMERS: dict[str, dict[str, Any]] = {
     "XLNetModel": {"d_model": 32, "n_layer": 2, "n_head": 4, "d_inner": 48, "vocab_size": 61},
 }
 """Configurations of models by their classes."""
+GPT = {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 61}
+AUDIO = SMALL | {"conv_dim": [16] * 7, "num_conv_pos_embeddings": 16, "mask_time_length": 2}
+WINDOWS = {"image_size": 64, "patch_size": 4, "embed_dim": 16, "depths": [1, 1]}
+MORE_TRANSFORMERS: dict[str, dict[str, Any]] = {
+    "BeitModel": VISION,
+    "BigBirdModel": SMALL | {"attention_type": "original_full"},
+    "CTRLModel": GPT | {"dff": 48},
+    "ConvBertModel": SMALL | {"embedding_size": 32},
+    "DiffLlamaForCausalLM": LLAMA,
+    "FunnelModel": {"d_model": 32, "block_sizes": [1, 1], "n_head": 4, "d_head": 8, "d_inner": 48}
+    | {"vocab_size": 61},
+    "GPTJForCausalLM": GPT | {"rotary_dim": 4},
+    "Gemma3ForCausalLM": LLAMA,
+    "GptOssForCausalLM": LLAMA | EXPERTS,
+    "GraniteMoeForCausalLM": LLAMA | EXPERTS,
+    "JambaForCausalLM": LLAMA
+    | EXPERTS
+    | {"use_mamba_kernels": False, "mamba_d_state": 4, "mamba_dt_rank": 4}
+    | {"attn_layer_period": 2, "attn_layer_offset": 1}
+    | {"expert_layer_period": 2, "expert_layer_offset": 1},
+    "LEDModel": TRANSFORMERS["BartModel"] | {"attention_window": 4},
+    "Lfm2ForCausalLM": LLAMA | {"full_attn_idxs": [1]},
+    "LongformerModel": SMALL | {"attention_window": [4, 4], "pad_token_id": 1},
+    "MBartModel": TRANSFORMERS["BartModel"],
+    "Mamba2ForCausalLM": {"hidden_size": 32, "num_hidden_layers": 2, "vocab_size": 61}
+    | {"head_dim": 8, "num_heads": 8, "n_groups": 1, "state_size": 8, "chunk_size": 4},
+    "MobileBertModel": SMALL
+    | {"embedding_size": 16, "intra_bottleneck_size": 16, "true_hidden_size": 16}
+    | {"num_feedforward_networks": 2},
+    "ModernBertModel": SMALL
+    | {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2}
+    | {"cls_token_id": 1, "sep_token_id": 2, "global_attn_every_n_layers": 2},
+    "MptForCausalLM": {"d_model": 32, "n_heads": 4, "n_layers": 2, "vocab_size": 61},
+    "NemotronForCausalLM": LLAMA,
+    "Phi3ForCausalLM": LLAMA | {"eos_token_id": 1, "bos_token_id": 2},
+    "Qwen3NextForCausalLM": LLAMA
+    | EXPERTS
+    | {"moe_intermediate_size": 16, "shared_expert_intermediate_size": 16}
+    | {"linear_num_value_heads": 4, "linear_num_key_heads": 2}
+    | {"linear_key_head_dim": 8, "linear_value_head_dim": 8},
+    "RecurrentGemmaForCausalLM": LLAMA
+    | {"lru_width": 32, "attention_window_size": 4, "num_hidden_layers": 3},
+    "RegNetModel": {"embedding_size": 8, "hidden_sizes": [8, 16, 16, 32], "depths": [1, 1, 1, 1]}
+    | {"groups_width": 4},
+    "RoFormerModel": SMALL | {"embedding_size": 32},
+    "SEWModel": AUDIO
+    | {"conv_stride": [5, 2, 2, 2, 2, 2, 2], "conv_kernel": [10, 3, 3, 3, 3, 2, 2]}
+    | {"squeeze_factor": 2},
+    "SqueezeBertModel": SMALL | {"embedding_size": 32},
+    "SwiftFormerModel": {"embed_dims": [8, 16, 24, 32], "depths": [1, 1, 1, 1]},
+    "Swinv2Model": WINDOWS | {"num_heads": [1, 2], "window_size": 4},
+    "WavLMModel": AUDIO,
+    "XLMModel": {"emb_dim": 32, "n_layers": 2, "n_heads": 4, "vocab_size": 61, "n_words": 61},
+    "YosoModel": SMALL | {"use_expectation": True},
+}
+"""The same of models that are run through `torch.compile` alone."""
 
 
 class First(nn.Module):
@@ -295,7 +353,7 @@ def _transformers(name: str) -> Any:
 
     transformers.logging.set_verbosity_error()
     made = getattr(transformers, name)
-    config = made.config_class(**TRANSFORMERS[name])
+    config = made.config_class(**(TRANSFORMERS | MORE_TRANSFORMERS)[name])
     if hasattr(config, "use_cache"):
         config.use_cache = False
     model = made(config)

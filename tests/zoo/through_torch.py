@@ -9,14 +9,21 @@ differs by more than `LIMIT` makes the status 1.
 from __future__ import annotations
 
 import argparse
-import copy
 import sys
 import warnings
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import torch
-from tests.zoo.families import MORE_TIMM, TIMM, TRANSFORMERS, import_torchvision, model_of
+from tests.zoo.families import (
+    MORE_TIMM,
+    MORE_TRANSFORMERS,
+    TIMM,
+    TRANSFORMERS,
+    import_torchvision,
+    model_of,
+)
 
 from treadle.interop.torch import left_to_torch
 
@@ -41,10 +48,18 @@ def step(run: Any, model: torch.nn.Module, inputs: tuple[Any, ...]) -> list[torc
     return [y.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
 
 
+def _left() -> Counter[str]:
+    """How many nodes of each operator have stayed with PyTorch so far."""
+    found: Counter[str] = Counter()
+    for entry in left_to_torch():
+        found[entry.operator] += entry.nodes
+    return found
+
+
 def row(name: str, seed: int) -> tuple[list[str], float]:
     """A line of the table, and the largest difference."""
     torch._dynamo.reset()
-    before = {entry.operator for entry in left_to_torch()}
+    before = _left()
     model, inputs = model_of(name, seed)
     run = torch.compile(model, backend="treadle")
     more = tuple(torch.cat([x, x[:1]]) for x in inputs)
@@ -58,9 +73,9 @@ def row(name: str, seed: int) -> tuple[list[str], float]:
         ),
         gap(step(run, model, more)[0], step(model, model, more)[0]),
     ]
-    training = copy.deepcopy(model).train()
+    training = model_of(name, seed)[0].train()
     step(torch.compile(training, backend="treadle"), training, inputs)  # its dropout is random
-    left = sorted({entry.operator for entry in left_to_torch()} - before)
+    left = sorted(_left() - before)
     return [name, *(f"{g:.0e}" for g in gaps), ", ".join(left)], max(gaps)
 
 
@@ -75,7 +90,7 @@ def main(arguments: list[str]) -> int:
     sys.path.append(str(options.folder))
     import_torchvision()
     listed = [f"timm/{n}" for n in (*TIMM, *MORE_TIMM)] + [
-        f"transformers/{n}" for n in TRANSFORMERS
+        f"transformers/{n}" for n in (*TRANSFORMERS, *MORE_TRANSFORMERS)
     ]
     names = [n for n in listed if not options.only or any(o in n for o in options.only)]
     print(f"| {' | '.join(HEAD)} |\n|{'---|' * len(HEAD)}", flush=True)
