@@ -5,9 +5,10 @@ from typing import Any
 import pytest
 
 import treadle
-from treadle.interop.torch import left_to_torch
 
 torch = pytest.importorskip("torch")
+
+from treadle.interop.torch import left_to_torch  # noqa: E402
 
 pytestmark = [
     pytest.mark.torch_device,
