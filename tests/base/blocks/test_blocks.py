@@ -202,8 +202,13 @@ def test_scales_that_float16_does_not_hold_have_no_panels() -> None:
     form = FORMATS["MXFP4"]
     raw = np.zeros((2, form.bytes), np.uint8)
     for e, fits in ((104, True), (143, True), (103, False), (144, False)):
-        raw[1, 0], raw[0, 0] = e, 120
+        raw[:, 0], raw[1, 0], raw[1, 7] = 120, e, 0x0A
         assert has_panels(Blocks(form, (2, 32), raw)) is fits
+    # Blocks of zeros, of either sign, have any scale.
+    raw[1] = 0x88
+    raw[1, 0] = 0
+    assert has_panels(Blocks(form, (2, 32), raw))
+    assert not from_panels("MXFP4", to_panels("MXFP4", raw), 2).any()
     assert has_panels(Blocks(FORMATS["Q4_0"], (1, 32), np.zeros((1, 18), np.uint8)))
 
 

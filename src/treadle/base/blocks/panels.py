@@ -166,14 +166,20 @@ LAYOUTS: dict[str, Layout] = {
 """The formats that kernels multiply with, by name."""
 
 
+_POWERS = -24, 15
+"""Of two: those that float16 holds."""
+
+
 def has_panels(blocks: Blocks) -> bool:
     """Whether kernels multiply with blocks, exactly as they are.
 
-    Scales of MXFP4 are powers of two, which become float16: those of any weight that is not 0 fit.
+    Scales of MXFP4 are powers of two, which become float16; those of blocks of zeros may be any.
     """
-    if blocks.format.name == "MXFP4" and blocks.data.size:
-        power = _powers(blocks.data.view(blocks.format.layout))
-        return -24 <= int(power.min()) <= int(power.max()) <= 15
+    if blocks.format.name == "MXFP4":
+        fields = blocks.data.view(blocks.format.layout)
+        power, (least, most) = _powers(fields), _POWERS
+        outside = (power < least) | (power > most)
+        return not (fields["q"][outside] & 0x77).any()  # The highest bit of a code is a sign.
     return blocks.format.name in LAYOUTS
 
 
@@ -236,7 +242,8 @@ def _numbers(fields: Fields, name: str) -> Array:
     if name in names:
         found: Array = fields[name]
         return found
-    return np.ldexp(np.float32(1), _powers(fields)).astype(np.float16)
+    made: Array = np.ldexp(np.float32(1), _powers(fields).clip(*_POWERS)).astype(np.float16)
+    return made
 
 
 def from_panels(name: str, panels: Array, rows: int) -> Array:
