@@ -65,7 +65,8 @@ def _chain(node: Any) -> list[fx.Node]:
 
 
 def _source(node: fx.Node) -> fx.Node:
-    found: fx.Node = node.args[0]  # type: ignore[assignment]
+    found = node.args[0]
+    assert isinstance(found, fx.Node)  # noqa: S101  (a view is of something)
     return found
 
 

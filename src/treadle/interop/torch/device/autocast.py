@@ -94,7 +94,8 @@ def _tensors(given: Any) -> Iterator[torch.Tensor]:
 
 def _is_cast(value: torch.Tensor) -> bool:
     """Whether a tensor takes part: floats of ours, but for those of 64 bits."""
-    return value.device.type == NAME and value.is_floating_point() and value.dtype != torch.float64
+    is_ours = value.device.type == NAME and value.dtype != torch.float64
+    return bool(is_ours and value.is_floating_point())
 
 
 def _cast(value: Any, dtype: torch.dtype) -> Any:
