@@ -9,7 +9,7 @@ from tests.llm.generation.counting import Counting, answer, expected
 from treadle.base.errors import IndexRangeError, ShapeError
 from treadle.llm.generation.engine import Engine
 from treadle.llm.generation.options import Options
-from treadle.llm.generation.text_stream import TextStream, begun
+from treadle.llm.generation.text_stream import TextStream, Timing, begun
 
 
 def test_one_sequence():
@@ -182,3 +182,9 @@ def test_begun():
     assert begun("hello", ["<|end|>"]) == 0
     assert begun("aab", ["abc", "b?"]) == 2
     assert begun("x", []) == 0
+
+
+def test_what_an_answer_took_is_told() -> None:
+    assert str(Timing(7, 0, 1.2, 1e-4)) == "7 + 0 tokens"
+    assert str(Timing(7, 1, 1.2, 1e-4)) == "7 + 1 tokens, the first after 1.20 s"
+    assert str(Timing(7, 3, 1.2, 0.5)).endswith("the first after 1.20 s, 4.0 tokens/s")

@@ -40,10 +40,12 @@ class Timing:
     accepted: int = 0
 
     def __str__(self) -> str:
-        rate = f", {(self.generated - 1) / self.rest:.1f} tokens/s" if self.rest > 0 else ""
+        behind = self.generated - 1  # An answer may end with its first token, or before it.
+        rate = f", {behind / self.rest:.1f} tokens/s" if behind > 0 and self.rest > 0 else ""
+        first = f", the first after {self.first:.2f} s" if self.generated else ""
         right = f", {self.accepted} of {self.proposed} proposed" if self.proposed else ""
         read = f"{self.prompt} + {self.generated} tokens"
-        return f"{read}, the first after {self.first:.2f} s{rate}{right}"
+        return f"{read}{first}{rate}{right}"
 
 
 class TextStream(Iterator[str]):
