@@ -33,12 +33,14 @@ class Converter:
         host: numbers of the inputs it gets as arrays of the host (or None), since they decide
             shapes; -1 stands for all.
         separate: inputs come as they are, some on the host, some not.
+        symbols: what it gets on the host may hold extents that are expressions, as objects.
     """
 
     convert: Convert
     since: int = 1
     host: tuple[int, ...] = ()
     separate: bool = False
+    symbols: bool = False
 
 
 CONVERTERS: dict[tuple[str, str], list[Converter]] = {}
@@ -50,6 +52,7 @@ def converts(
     since: int = 1,
     host: tuple[int, ...] = (),
     separate: bool = False,
+    symbols: bool = False,
 ) -> Callable[[Convert], Convert]:
     """Register a converter; a later one of the same version takes the place of an earlier one.
 
@@ -59,13 +62,14 @@ def converts(
         since: the first version of the domain it is for; the newest that fits a model is taken.
         host: numbers of inputs that decide shapes and are handed over as NumPy arrays; -1: all.
         separate: do not turn arrays into constants beside tensors.
+        symbols: take expressions among the extents that are handed over.
     """
 
     def add(convert: Convert) -> Convert:
         for name in names:
             entries = CONVERTERS.setdefault((_domain(domain), name), [])
             entries[:] = [e for e in entries if e.since != since]
-            entries.append(Converter(convert, since, host, separate))
+            entries.append(Converter(convert, since, host, separate, symbols))
             entries.sort(key=lambda e: -e.since)
         return convert
 

@@ -26,6 +26,7 @@ from treadle.interop.onnx.nodes import (
     together,
 )
 from treadle.interop.onnx.registry import Converter, find
+from treadle.interop.onnx.sizes import Extents, with_extents
 from treadle.interop.onnx.stored import Room
 from treadle.ops.abstract import ArrayOperand
 
@@ -231,6 +232,11 @@ def _has_graph(attribute: onnx.AttributeProto) -> bool:
 
 
 def _convert(entry: Converter, node: Node, inputs: list[Value]) -> Sequence[Value]:
+    if any(isinstance(v, Extents) for v in inputs):
+        made = with_extents(node, inputs, entry)
+        if made is not None:
+            return (made,)
+        inputs = _without_extents(entry, inputs)
     everything = entry.host == (-1,)
     values: list[Any] = [
         None
@@ -246,6 +252,20 @@ def _convert(entry: Converter, node: Node, inputs: list[Value]) -> Sequence[Valu
         values[1] = aligned(node, *values)
     made = entry.convert(node, *values)
     return made if isinstance(made, tuple) else (made,)
+
+
+def _without_extents(entry: Converter, inputs: Sequence[Value]) -> list[Value]:
+    """Extents as the node takes them: a list for its shape, else computed, else as numbers."""
+    operands = not all(v is None or isinstance(v, Extents | ArrayOperand) for v in inputs)
+    made = []
+    for i, value in enumerate(inputs):
+        if not isinstance(value, Extents):
+            made.append(value)
+        elif i in entry.host or entry.host == (-1,):
+            made.append(known(value.array) if entry.symbols else value.numbers())
+        else:
+            made.append(value.computed() if operands else value.numbers())
+    return made
 
 
 def attribute_value(attribute: onnx.AttributeProto) -> Any:

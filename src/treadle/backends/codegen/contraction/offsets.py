@@ -101,10 +101,27 @@ def joined(*axes: Table) -> Table:
     fixed = [axis for axis in axes if not isinstance(axis, Sums)]
     if len(fixed) == len(axes):
         return grid(*fixed)
+    symbolic = [i for i, axis in enumerate(axes) if _is_open(axis)]
+    last = symbolic[-1] if symbolic else 0
     found = Sums()
-    for axis in axes:
-        found = found.then(_sums(axis))
+    for i, axis in enumerate(axes):
+        found = found.then(_stepped(_sums(axis)) if i < last else _sums(axis))
     return found
+
+
+def _is_open(table: Table) -> bool:
+    return isinstance(table, Sums) and any(isinstance(n, Expr) for n, _ in table.axes)
+
+
+def _stepped(table: Sums) -> Sums:
+    """The same with its list as an axis, where it has one step: lists lie below all axes."""
+    if len(table.terms) != 1:
+        return table
+    ((column, by),) = table.terms
+    step = int(column[1]) if len(column) > 1 else 0
+    if not np.array_equal(column, steps_of(len(column), step)):
+        return table
+    return Sums((*table.axes, (len(column), by * step)))
 
 
 def _sums(table: Table) -> Sums:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -65,7 +66,7 @@ def _reduction(node: Node, x: Value, axes: tuple[int, ...], keep: bool) -> Value
         return _extremum_of_nothing(x, axes, keep, name == "ReduceMax")
     if name == "ReduceMean" and not kind.is_float:
         total = reduce.Sum(axes, keep)(x)
-        count = int(np.prod([extents(x)[a] for a in axes]))
+        count = math.prod([extents(x)[a] for a in axes])
         return truncated_quotient(total, total.constant(count, kind))
     simple: dict[str, Any] = {
         "ReduceSum": reduce.Sum,
@@ -166,7 +167,7 @@ def _flat_softmax(node: Node, x: Value) -> Value:
     """Before opset 13: over all axes from `axis` on."""
     shape, axis = extents(x), node.attr("axis", 1)
     axis %= max(len(shape), 1)
-    flat = reshaped(x, (int(np.prod(shape[:axis], dtype=int)), -1))
+    flat = reshaped(x, (math.prod(shape[:axis]), -1))
     return reshaped(_exponential(node, flat, 1), shape)
 
 
@@ -256,9 +257,7 @@ def _contracted(x: Value, names: str, y: Value, its: str, later: set[str]) -> tu
     left = _arranged(x, names, [*batch, *mine, *inner], [*batch, *inner], size)
     right = _arranged(y, its, [*batch, *inner, *other], [*batch, *inner], size)
     full = {**_sizes(x, names), **_sizes(y, its), **{n: size[n] for n in (*batch, *inner)}}
-    b, m, k, n = (
-        int(np.prod([full[c] for c in part_], dtype=int)) for part_ in (batch, mine, inner, other)
-    )
+    b, m, k, n = (math.prod([full[c] for c in part_]) for part_ in (batch, mine, inner, other))
     product = reshaped(left, (b, m, k)) @ reshaped(right, (b, k, n))
     made = [*batch, *mine, *other]
     return reshaped(product, [full[c] for c in made]), "".join(made)

@@ -11,6 +11,7 @@ import numpy as np
 
 from treadle.base import dtype as dt
 from treadle.base.modes import LOCAL
+from treadle.base.symbol import Expr, is_identical
 from treadle.interop.onnx.converters.shapes import extents, joined, part, reshaped
 from treadle.interop.onnx.nodes import Array, Node, Value, concrete, dtype_of, together
 from treadle.interop.onnx.registry import converts
@@ -30,7 +31,7 @@ from treadle.tensor import Tensor
 @converts("Resize", host=(1,))
 def _resize_10(node: Node, x: Value, scales: Array) -> Value:
     shape = extents(x)
-    sizes = [math.floor(d * float(s)) for d, s in zip(shape, scales, strict=True)]
+    sizes = [_times(d, float(s)) for d, s in zip(shape, scales, strict=True)]
     return _resized(node, x, list(range(len(shape))), sizes, [float(s) for s in scales], None)
 
 
@@ -50,7 +51,7 @@ def _upsample(node: Node, x: Value, scales: Array) -> Value:
     return reshaped(made, [d * int(s) for d, s in zip(shape, scales, strict=True)])
 
 
-@converts("Resize", since=11, host=(1, 2, 3))
+@converts("Resize", since=11, host=(1, 2, 3), symbols=True)
 def _resize(
     node: Node,
     x: Value,
@@ -60,10 +61,14 @@ def _resize(
 ) -> Value:
     shape = extents(x)
     axes = [a % len(shape) for a in node.ints("axes", range(len(shape)))]
-    mine = [shape[a] for a in axes]
+    mine: list[int] = [shape[a] for a in axes]
     box = None if roi is None or roi.size == 0 else roi.reshape(2, -1)
     if sizes is not None and sizes.size:
-        target = [int(s) for s in sizes]
+        target: Sequence[int] = sizes.tolist()
+        quick = _stretched(node, x, axes, target)
+        if quick is not None:
+            return quick
+        target, mine = [int(t) for t in target], list(map(int, mine))
         factors = [t / d for t, d in zip(target, mine, strict=True)]
         policy = node.attr("keep_aspect_ratio_policy", "stretch")
         if policy != "stretch":
@@ -72,7 +77,7 @@ def _resize(
             target = [math.floor(factor * d + 0.5) for d in mine]
     elif scales is not None:
         factors = [float(s) for s in scales]
-        target = [math.floor(d * f) for d, f in zip(mine, factors, strict=True)]
+        target = [_times(d, f) for d, f in zip(mine, factors, strict=True)]
         if (
             box is not None
             and node.attr("coordinate_transformation_mode", "") == "tf_crop_and_resize"
@@ -84,6 +89,20 @@ def _resize(
     return _resized(node, x, axes, target, factors, box)
 
 
+def _times(extent: int, by: float) -> int:
+    """An extent times a number, rounded down; whole numbers ask for nothing."""
+    return extent * int(by) if by.is_integer() else math.floor(extent * by)
+
+
+def _stretched(node: Node, x: Value, axes: Sequence[int], target: Sequence[int]) -> Value | None:
+    """Extents of which some are expressions, as the op of the same meaning takes them."""
+    if node.attr("keep_aspect_ratio_policy", "stretch") != "stretch":
+        return None
+    if not any(isinstance(d, Expr) for d in (*target, *extents(x))):
+        return None
+    return _by_op(node, x, axes, target, True)
+
+
 def _resized(
     node: Node,
     x: Value,
@@ -92,7 +111,12 @@ def _resized(
     factors: Sequence[float],
     box: Array | None,
 ) -> Value:
-    quick = _by_op(node, x, axes, target, factors)
+    shape = extents(x)
+    exact = all(
+        is_identical(shape[a] * int(f), t) if f.is_integer() else abs(f - t / shape[a]) < 1e-9
+        for f, t, a in zip(factors, target, axes, strict=True)
+    )
+    quick = _by_op(node, x, axes, target, exact)
     if quick is not None:
         return quick
     kind = dtype_of(x)
@@ -110,8 +134,7 @@ def _resized(
         y = _interpolated(node, y, axis, at, factors[i])
         if places == "tf_crop_and_resize":
             beyond = (at < 0) | (at > extent - 1)
-            shape = [-1 if j == axis else 1 for j in range(len(extents(y)))]
-            mask = beyond.reshape(shape)
+            mask = beyond.reshape([-1 if j == axis else 1 for j in range(len(extents(y)))])
             outside = mask if outside is None else outside | mask
     if outside is not None and outside.any():
         fill = y.constant(node.attr("extrapolation_value", 0.0))
@@ -131,9 +154,12 @@ _COORDINATES = {
 
 
 def _by_op(
-    node: Node, x: Value, axes: Sequence[int], target: Sequence[int], factors: Sequence[float]
+    node: Node, x: Value, axes: Sequence[int], target: Sequence[int], exact: bool
 ) -> Value | None:
-    """The op of the same meaning, for maps resized along spatial axes; None if there is none."""
+    """The op of the same meaning, for maps resized along spatial axes; None if there is none.
+
+    `exact`: the factors of the node are the quotients of the extents.
+    """
     rank, mode = len(extents(x)), node.attr("mode", "nearest")
     places = node.attr(
         "coordinate_transformation_mode", "half_pixel" if node.opset > 10 else "asymmetric"
@@ -141,9 +167,6 @@ def _by_op(
     shape = list(extents(x))
     for axis, size in zip(axes, target, strict=True):
         shape[axis] = size
-    exact = all(
-        abs(f - t / extents(x)[a]) < 1e-9 for f, t, a in zip(factors, target, axes, strict=True)
-    )
     ours = mode == "linear" and places in _COORDINATES
     if mode == "nearest":
         ours = places == "asymmetric" and node.attr("nearest_mode", "round_prefer_floor") == "floor"
@@ -152,7 +175,7 @@ def _by_op(
         ours and exact and 3 <= rank <= 5 and dtype_of(x).is_float
     ):
         return None
-    if tuple(shape[:2]) != extents(x)[:2] or min(shape) < 1:
+    if tuple(shape[:2]) != extents(x)[:2] or any(d < 1 for d in shape):
         return None
     return ResizeOp(mode, _COORDINATES[places], tuple(shape[2:]))(x)
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from treadle.base.dtype import as_dtype
+from treadle.base.symbol import Expr, is_identical
 from treadle.interop.onnx.converters.arithmetic import target_type
 from treadle.interop.onnx.nodes import (
     Array,
@@ -22,14 +23,21 @@ from treadle.interop.onnx.nodes import (
     together,
 )
 from treadle.interop.onnx.registry import converts
+from treadle.interop.onnx.sizes import Extents, shape_value
 from treadle.ops.movement import Broadcast, Concat, Flip, Reshape, Transpose
 from treadle.ops.select import Where
 from treadle.ops.slicing import Pad, Slice
 
+_NO_END = (1 << 31) - 1
+"""What exporters write for the end of a slice that goes to the end."""
+
 
 def extents(value: Value) -> tuple[int, ...]:
-    """The shape as numbers."""
-    return tuple(int(d) for d in _shape(value))
+    """The shape; where a program for many extents is captured, some are expressions.
+
+    They answer Python's questions as integers do, and are pinned where a number is asked for.
+    """
+    return tuple(_shape(value))
 
 
 def _shape(value: Value) -> Any:
@@ -44,12 +52,12 @@ def _shape(value: Value) -> Any:
 def _shape_of(node: Node, x: Value) -> Value:
     shape = extents(x)
     start, end = node.attr("start", 0), node.attr("end", len(shape))
-    return known(np.array(shape[slice(start, end)], np.int64))
+    return shape_value(shape[slice(start, end)], x)
 
 
 @converts("Size", separate=True)
 def _size_of(node: Node, x: Value) -> Value:
-    return known(np.array(math.prod(extents(x)), np.int64))
+    return _reshaped(shape_value((math.prod(extents(x)),), x), ())
 
 
 # -- creation ----------------------------------------------------------------------------------
@@ -106,9 +114,9 @@ def _identity(node: Node, x: Value) -> Value:
     return x
 
 
-@converts("Reshape", host=(1,))
+@converts("Reshape", host=(1,), symbols=True)
 def _reshape(node: Node, x: Value, shape: Array) -> Value:
-    wanted = [int(d) for d in shape]
+    wanted = shape.tolist()
     if not node.attr("allowzero", 0):
         mine = extents(x)
         wanted = [mine[i] if d == 0 else d for i, d in enumerate(wanted)]
@@ -122,6 +130,8 @@ def _reshaped(x: Value, wanted: Sequence[int]) -> Value:
         rest = math.prod(d for d in shape if d != -1)
         shape[shape.index(-1)] = math.prod(extents(x)) // rest if rest else 0
     array = getattr(x, "array", None)
+    if isinstance(x, Extents):
+        return Extents(x.array.reshape(shape), x.dtype, x.anchor)
     return Reshape(tuple(shape))(x) if array is None else known(array.reshape(shape))
 
 
@@ -180,15 +190,18 @@ def _transpose(node: Node, x: Value) -> Value:
 # -- repetition --------------------------------------------------------------------------------
 
 
-@converts("Expand", host=(1,))
+@converts("Expand", host=(1,), symbols=True)
 def _expand(node: Node, x: Value, shape: Array) -> Value:
-    return _broadcast(node, x, np.broadcast_shapes(extents(x), tuple(shape.tolist())))
+    mine, wanted = extents(x), tuple(shape.tolist())
+    rank = max(len(mine), len(wanted))
+    pairs = zip(*((*(1,) * (rank - len(s)), *s) for s in (mine, wanted)), strict=True)
+    return _broadcast(node, x, [d if is_identical(n, 1) else n for n, d in pairs])
 
 
 def _broadcast(node: Node, x: Value, shape: Sequence[int]) -> Value:
     if is_known(x):
         node.made(shape, x.array.itemsize)
-    return x if extents(x) == tuple(shape) else Broadcast(tuple(int(d) for d in shape))(x)
+    return x if extents(x) == tuple(shape) else Broadcast(tuple(shape))(x)
 
 
 @converts("Tile", host=(1,))
@@ -220,7 +233,7 @@ def _slice_attributes(node: Node, x: Value) -> Value:
     return _sliced(x, starts, ends, node.ints("axes", range(len(starts))), [1] * len(starts))
 
 
-@converts("Slice", since=10, host=(1, 2, 3, 4))
+@converts("Slice", since=10, host=(1, 2, 3, 4), symbols=True)
 def _slice(
     node: Node,
     x: Value,
@@ -244,6 +257,9 @@ def _sliced(
     backward = []
     for start, end, axis, by in zip(starts, ends, axes, steps, strict=True):
         axis %= len(shape)
+        if any(isinstance(n, Expr) for n in (start, end, shape[axis])) and by > 0:
+            first[axis], last[axis], step[axis] = _bounds(start, end, by, shape[axis])
+            continue
         indices = _places(start, end, by, shape[axis])
         if by < 0:
             backward.append(axis)
@@ -264,6 +280,14 @@ def _places(start: int, end: int, step: int, extent: int) -> range:
     if step > 0:
         return range(min(max(start, 0), extent), min(max(end, 0), extent), step)
     return range(min(max(start, 0), extent - 1), min(max(end, -1), extent - 1), step)
+
+
+def _bounds(start: Any, end: Any, step: int, extent: int) -> tuple[int, int, int]:
+    """First cell, the one behind the last and the step, of extents that may be expressions."""
+    low, high = (p + extent if p < 0 else p for p in (start, end))
+    low = min(max(low, 0), extent)
+    high = extent if not isinstance(high, Expr) and high >= _NO_END else min(max(high, 0), extent)
+    return (low, high, step) if low < high else (0, 0, 1)
 
 
 def part(x: Value, axis: int, start: int, stop: int) -> Value:

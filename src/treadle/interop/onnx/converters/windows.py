@@ -55,7 +55,8 @@ class Geometry:
 
     def _same(self, axis: int, lower: bool) -> tuple[int, int]:
         n, step = self.spatial[axis], self.strides[axis]
-        total = max((-(-n // step) - 1) * step + self.reach(axis) - n, 0)
+        # The number of (n - 1) % step is all that it needs where n is an expression.
+        total = max(self.reach(axis) - 1 - int((n - 1) % step), 0)
         return (total - total // 2, total // 2) if lower else (total // 2, total - total // 2)
 
     def without_padding(self, spatial: Sequence[int]) -> Geometry:

@@ -1,0 +1,159 @@
+"""Extents as values of a model: what `Shape` gives where a program serves many extents.
+
+They stay on the host as expressions: sums, products, parts and joins of them are computed there,
+and reach the nodes that take a shape. A node that needs their numbers gets those of the call, which
+pins them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from onnx import helper
+
+from treadle.base.dtype import as_dtype
+from treadle.base.symbol import Dim, Expr, maximum, minimum
+from treadle.interop.onnx.nodes import Array, Node, Value, known
+from treadle.interop.onnx.registry import Converter
+from treadle.ops.abstract import ArrayOperand
+from treadle.ops.creation import Extent, Iota
+from treadle.ops.movement import Broadcast, Concat, Reshape
+
+
+class Extents:
+    """Extents of which some are expressions.
+
+    Attributes:
+        array: of objects: integers and expressions.
+        dtype: the element type that the model gives them.
+        anchor: a value of the program that they belong to.
+    """
+
+    __slots__ = ("anchor", "array", "dtype")
+
+    def __init__(self, array: Array, dtype: np.dtype[Any], anchor: Value) -> None:
+        self.array = array
+        self.dtype = dtype
+        self.anchor = anchor
+
+    def numbers(self) -> ArrayOperand:
+        """Their numbers in the call that is captured; they are pinned."""
+        flat = [int(d) for d in self.array.reshape(-1)]
+        return known(np.array(flat, self.dtype).reshape(self.array.shape))
+
+    def computed(self) -> Value:
+        """The same as a value that the program computes at each call."""
+        kind = as_dtype(self.dtype)
+        flat = [self.anchor.apply(Extent(d, kind), ())[0] for d in self.array.reshape(-1)]
+        if self.array.ndim:
+            flat = [Concat(0)(*[Reshape((1,))(v) for v in flat])]
+        return flat[0] if self.array.ndim < 2 else Reshape(self.array.shape)(flat[0])
+
+
+def shape_value(shape: Sequence[Dim], anchor: Value) -> Value:
+    """A shape, or some extents of it, as a value."""
+    return _found(np.array(list(shape), object), np.dtype(np.int64), anchor)
+
+
+def with_extents(node: Node, inputs: Sequence[Value], entry: Converter) -> Any:
+    """The result of a node some of whose inputs are extents; None where they are numbers to it.
+
+    Args:
+        node: the node.
+        inputs: of it.
+        entry: its converter, for arrays of the host.
+    """
+    mine = [v for v in inputs if isinstance(v, Extents)]
+    if not all(v is None or isinstance(v, Extents | ArrayOperand) for v in inputs):
+        return None
+    anchor, name = mine[0].anchor, node.op_type
+    arrays: list[Any] = [None if v is None else v.array for v in inputs]
+    if name == "ConstantOfShape":
+        fill = np.asarray(node.attr("value", np.zeros(1, np.float32))).reshape(-1)[0]
+        return Broadcast(tuple(arrays[0]))(anchor.constant(fill, as_dtype(fill.dtype)))
+    if name == "Range":
+        return _range(mine[0].dtype, *[a.reshape(-1)[0] for a in arrays], anchor=anchor)
+    if name == "Cast":
+        return _cast(node, mine[0])
+    operation = _OPERATIONS.get(name)
+    if operation is not None and len(arrays) == 2:
+        x, y = (_whole(a) for a in arrays)
+        kind = np.dtype(bool) if name in _QUESTIONS else _type_of(inputs[0])
+        return _found(np.frompyfunc(operation, 2, 1)(x, y), kind, anchor)
+    if name in _MOVED:
+        made = entry.convert(
+            node,
+            *[a if a is None or i in entry.host else known(a) for i, a in enumerate(arrays)],
+        )
+        return _found(made.array, _type_of(inputs[name == "Where"]), anchor)
+    return None
+
+
+_MOVED = frozenset(
+    ("Concat", "Gather", "Identity", "Reshape", "Slice", "Squeeze", "Unsqueeze", "Where")
+)
+"""Operators whose converters move elements of arrays, whatever they are."""
+
+
+def _quotient(x: Any, y: Any) -> Any:
+    """Integers are divided toward zero."""
+    if isinstance(x, float) or isinstance(y, float):
+        return x / y
+    return x // y if (x >= 0) == (y >= 0) else -(-x // y)
+
+
+_QUESTIONS: Mapping[str, Callable[[Any, Any], Any]] = {
+    "Equal": lambda x, y: bool(x == y),
+    "Greater": lambda x, y: bool(x > y),
+    "GreaterOrEqual": lambda x, y: bool(x >= y),
+    "Less": lambda x, y: bool(x < y),
+    "LessOrEqual": lambda x, y: bool(x <= y),
+}
+_OPERATIONS: Mapping[str, Callable[[Any, Any], Any]] = {
+    "Add": lambda x, y: x + y,
+    "Sub": lambda x, y: x - y,
+    "Mul": lambda x, y: x * y,
+    "Div": _quotient,
+    "Max": maximum,
+    "Min": minimum,
+    **_QUESTIONS,
+}
+
+
+def _type_of(value: Extents | ArrayOperand) -> np.dtype[Any]:
+    return value.dtype if isinstance(value, Extents) else value.array.dtype
+
+
+def _whole(array: Array) -> Array:
+    """An array of objects: Python's integers where elements are whole."""
+    flat = [
+        int(v) if not isinstance(v, Expr) and float(v).is_integer() else v
+        for v in array.reshape(-1).tolist()
+    ]
+    made = np.empty(len(flat), object)
+    made[:] = flat
+    return made.reshape(array.shape)
+
+
+def _found(array: Any, dtype: np.dtype[Any], anchor: Value) -> Value:
+    """A result: numbers where no expression is left."""
+    made = np.asarray(array, object)
+    if any(isinstance(v, Expr) for v in made.reshape(-1)):
+        return Extents(made, dtype, anchor)
+    return known(made.astype(dtype))
+
+
+def _cast(node: Node, x: Extents) -> Value:
+    target = np.dtype(helper.tensor_dtype_to_np_dtype(int(node.attributes["to"])))
+    if target.kind in "iuf" and target.itemsize >= 4:
+        return Extents(x.array, target, x.anchor)
+    return None
+
+
+def _range(dtype: np.dtype[Any], first: Any, last: Any, step: Any, *, anchor: Value) -> Value:
+    whole = [v if isinstance(v, Expr) else int(v) for v in (first, last, step)]
+    first, last, step = whole
+    count = max(-((first - last) // step), 0)
+    return anchor.apply(Iota(first, step, count, as_dtype(dtype)), ())[0]

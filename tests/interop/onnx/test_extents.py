@@ -1,0 +1,177 @@
+"""ONNX models as programs for many extents: shapes that nodes compute stay expressions."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytestmark = pytest.mark.onnx
+
+onnx = pytest.importorskip("onnx", reason="needs the onnx extra")
+
+from onnx import TensorProto, helper, numpy_helper  # noqa: E402
+from onnx.reference import ReferenceEvaluator  # noqa: E402
+from tests.interop.onnx import models  # noqa: E402
+
+import treadle as mge  # noqa: E402
+from treadle import jit  # noqa: E402
+from treadle.interop.onnx import load  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def _on_the_cpu() -> None:
+    mge.set_default_device("cpux")
+
+
+def integers(name: str, *values: int) -> Any:
+    return numpy_helper.from_array(np.array(values, np.int64), name)
+
+
+def node(kind: str, inputs: str, output: str, **attributes: Any) -> Any:
+    return helper.make_node(kind, inputs.split(), [output], **attributes)
+
+
+def outputs(reference: ReferenceEvaluator, x: Any) -> list[Any]:
+    """What the reference evaluator gives."""
+    return list(reference.run(None, {"x": x}))
+
+
+def check(proto: Any, axes: dict[int, str], shapes: list[tuple[int, ...]]) -> Any:
+    """One capture and one plan serve all shapes, and give what the reference evaluator does."""
+    network, reference = load(proto), ReferenceEvaluator(proto)
+    compiled = jit.compile(dynamic={0: axes})(lambda x: network(x))
+    for shape in shapes:
+        x = np.random.default_rng(sum(shape)).standard_normal(shape).astype(np.float32)
+        expected = outputs(reference, x)[0]
+        found = compiled(mge.tensor(x)).numpy()
+        assert found.shape == expected.shape
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    ((family,),) = compiled._families.values()
+    assert family.alone == ""
+    assert len(family.regimes) == 1
+    return family
+
+
+def test_a_shape_that_nodes_compute_serves_all_lengths() -> None:
+    # [n, l, 12] -> heads [n, l, 3, 4] -> [n, 3, l, 4] -> products -> [n, l, 12]
+    nodes = [
+        node("Shape", "x", "shape"),
+        node("Gather", "shape zero", "n", axis=0),
+        node("Gather", "shape one", "l", axis=0),
+        node("Unsqueeze", "n zeros", "n1"),
+        node("Unsqueeze", "l zeros", "l1"),
+        node("Concat", "n1 l1 heads", "apart", axis=0),
+        node("Reshape", "x apart", "split"),
+        node("Transpose", "split", "q", perm=[0, 2, 1, 3]),
+        node("Transpose", "split", "k", perm=[0, 2, 3, 1]),
+        node("MatMul", "q k", "scores"),
+        node("Softmax", "scores", "p", axis=-1),
+        node("MatMul", "p q", "seen"),
+        node("Transpose", "seen", "back", perm=[0, 2, 1, 3]),
+        node("Mul", "heads0 heads1", "width"),
+        node("Concat", "n1 l1 width", "together", axis=0),
+        node("Reshape", "back together", "y"),
+    ]
+    given = [
+        numpy_helper.from_array(np.array(0, np.int64), "zero"),
+        numpy_helper.from_array(np.array(1, np.int64), "one"),
+        integers("zeros", 0),
+        integers("heads", 3, 4),
+        integers("heads0", 3),
+        integers("heads1", 4),
+    ]
+    proto = models.model(nodes, {"x": ("n", "l", 12)}, {"y": ("y0", "y1", "y2")}, given)
+    family = check(proto, {0: "n", 1: "l"}, [(9, 40, 12), (7, 33, 12), (13, 90, 12)])
+    assert not family.captured.pins
+
+
+def test_arithmetic_slices_and_masks_of_extents() -> None:
+    # y = x[:, l // 2 :] * 2 + (0, 1, ... ) + ones of that length
+    nodes = [
+        node("Shape", "x", "shape"),
+        node("Slice", "shape a b", "l"),
+        node("Div", "l two", "half"),
+        node("Slice", "x half ends a", "late"),
+        node("Sub", "l half", "rest"),
+        node("Squeeze", "rest zeros", "rest0"),
+        node("Range", "first rest0 step", "places"),
+        node("Cast", "places", "numbers", to=TensorProto.FLOAT),
+        node("ConstantOfShape", "rest", "ones", value=numpy_helper.from_array(np.ones(1, "f"))),
+        node("Add", "late numbers", "some"),
+        node("Add", "some ones", "y"),
+    ]
+    given = [
+        integers("a", 1),
+        integers("b", 2),
+        integers("two", 2),
+        integers("ends", 2**63 - 1),
+        integers("zeros", 0),
+        numpy_helper.from_array(np.array(0, np.int64), "first"),
+        numpy_helper.from_array(np.array(1, np.int64), "step"),
+    ]
+    proto = models.model(nodes, {"x": (3, "l")}, {"y": ("y0", "y1")}, given)
+    check(proto, {1: "l"}, [(3, 40), (3, 33), (3, 90)])
+
+
+def test_an_extent_as_a_number_of_the_program() -> None:
+    nodes = [
+        node("Shape", "x", "shape", start=0, end=1),
+        node("Cast", "shape", "n", to=TensorProto.FLOAT),
+        node("Div", "x n", "y"),
+    ]
+    proto = models.model(nodes, {"x": ("n", 3)}, {"y": ("y0", "y1")})
+    check(proto, {0: "n"}, [(40, 3), (33, 3), (90, 3)])
+
+
+def test_sizes_of_pictures_that_a_model_resizes_to() -> None:
+    nodes = [
+        node("Conv", "x w", "c", strides=[2, 2], pads=[1, 1, 1, 1]),
+        node("Shape", "x", "shape"),
+        node("Slice", "shape a b", "plane"),
+        node("Shape", "c", "inner"),
+        node("Slice", "inner zeros a", "outer"),
+        node("Concat", "outer plane", "sizes", axis=0),
+        helper.make_node(
+            "Resize",
+            ["c", "", "", "sizes"],
+            ["y"],
+            mode="nearest",
+            coordinate_transformation_mode="asymmetric",
+            nearest_mode="floor",
+        ),
+    ]
+    given = [
+        models.array("w", 4, 3, 3, 3),
+        integers("a", 2),
+        integers("b", 4),
+        integers("zeros", 0),
+    ]
+    proto = models.model(nodes, {"x": (1, 3, "h", "w")}, {"y": ("y0", "y1", "y2", "y3")}, given)
+    check(proto, {2: "h", 3: "w"}, [(1, 3, 48, 64), (1, 3, 50, 33), (1, 3, 90, 17)])
+
+
+@pytest.mark.parametrize("height", [6, 24])
+def test_a_convolution_of_planes_whose_height_is_a_number(height: int) -> None:
+    # The table of positions has an axis of a symbolic extent below one of numbers.
+    nodes = [
+        node("Conv", "x w", "c", strides=[2, 1], pads=[1, 1, 1, 1]),
+        node("Relu", "c", "r"),
+        node("Conv", "r v", "y", pads=[1, 1, 1, 1]),
+    ]
+    given = [models.array("w", 8, 3, 3, 3), models.array("v", 8, 8, 3, 3, seed=1)]
+    proto = models.model(nodes, {"x": (1, 3, height, "w")}, {"y": ("y0", "y1", "y2", "y3")}, given)
+    check(proto, {3: "w"}, [(1, 3, height, n) for n in (40, 33, 90)])
+
+
+def test_padding_that_keeps_planes_has_a_program_for_each_remainder() -> None:
+    nodes = [node("Conv", "x w", "y", strides=[2], auto_pad="SAME_UPPER")]
+    proto = models.model(
+        nodes, {"x": (1, 3, "l")}, {"y": ("y0", "y1", "y2")}, [models.array("w", 4, 3, 3)]
+    )
+    network, reference = load(proto), ReferenceEvaluator(proto)
+    compiled = jit.compile(dynamic={0: {2: "l"}})(lambda x: network(x))
+    for length in (40, 33, 90, 41, 64, 127):
+        x = np.random.default_rng(length).standard_normal((1, 3, length)).astype(np.float32)
+        expected = outputs(reference, x)[0]
+        np.testing.assert_allclose(compiled(mge.tensor(x)).numpy(), expected, rtol=1e-4, atol=1e-5)
+    assert len(next(iter(compiled._families.values()))) == 2
