@@ -27,7 +27,14 @@ from treadle.graph.ir import Graph
 from treadle.jit.binding import Binding, StateChanged
 from treadle.jit.capture import ManagerInside, capture
 from treadle.jit.captured import Argument, Captured, Output, State
-from treadle.jit.dynamic import Axes, Family, checked_axes, extents_of, symbolic_shapes
+from treadle.jit.dynamic import (
+    Axes,
+    Family,
+    checked_axes,
+    declared_axes,
+    extents_of,
+    symbolic_shapes,
+)
 from treadle.jit.order import agree_on_order
 from treadle.jit.recaptures import MANY, tell_of_many, tell_of_pins
 from treadle.jit.recorded import GraphRule, call_recorded
@@ -128,7 +135,7 @@ class Compiled(Generic[P, R]):
         functools.update_wrapper(self, function)
         self._function = function
         self._options = options
-        self._dynamic = checked_axes(dynamic)
+        self._dynamic = None if dynamic is None else checked_axes(dynamic)
         self._families: dict[Any, list[Family]] = {}
         self._variants: dict[Any, list[Variant]] = {}
         self._lock = threading.RLock()
@@ -215,12 +222,15 @@ class Compiled(Generic[P, R]):
         """A new program: of a capture that serves other extents, too, where axes are dynamic."""
         given, named = replaced(args, kwargs, leaves)
         name = _name_of(self._function)
-        if not self._dynamic:
+        axes: Axes | None = self._dynamic
+        if axes is None:
+            axes = declared_axes(self._function, args, kwargs) if self._variants else {}
+        if not axes:
             captured = self._captured(given, named, name)
             return Variant(captured, self._options)
-        extents = extents_of(leaves, self._dynamic)
-        shapes = symbolic_shapes(leaves, self._dynamic)
-        fixed = _without(key, tuple(self._dynamic), tuple(shapes.values()))
+        extents = extents_of(leaves, axes)
+        shapes = symbolic_shapes(leaves, axes)
+        fixed = _without(key, tuple(axes), tuple(shapes.values()))
         for family in self._families.get(fixed, ()):
             known = family.captured
             if known.holds(leaves) and known.fits(leaves) and family.serves(extents):
@@ -497,6 +507,7 @@ def compile(
             number, names of axes by number, as in `{0: {0: "batch"}, 1: {0: "batch"}}`. Inside
             the function such an extent is a symbol. A question about one is answered by the call
             that is captured, and guards the program; its number makes one for each extent.
+            None: those that an imported model declares to be open, from the second shape on.
         options: all options in one value, in place of level and fast.
         others: none are known; a `TypeError` says what stands in the place of PyTorch's.
 

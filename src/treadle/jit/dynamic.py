@@ -45,6 +45,19 @@ def checked_axes(given: Any) -> dict[int, Mapping[int, str]]:
     )
 
 
+def declared_axes(function: Any, args: Any, kwargs: Any) -> Axes:
+    """Axes that an imported model declares to be open; none where a call does not fit them."""
+    declared: Axes = getattr(function, "open_axes", {})
+    if not declared or kwargs or not all(isinstance(x, Tensor) for x in args):
+        return {}
+    axes = {i: names for i, names in declared.items() if i < len(args)}
+    try:
+        extents_of(args, axes)
+    except ShapeError:  # The model uses one name for extents that differ, or the call is wrong.
+        return {}
+    return axes
+
+
 def _names_axes(argument: Any, axes: Any) -> bool:
     return (
         _is_place(argument)

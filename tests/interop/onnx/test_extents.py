@@ -15,12 +15,15 @@ from tests.interop.onnx import models  # noqa: E402
 
 import treadle as mge  # noqa: E402
 from treadle import jit  # noqa: E402
+from treadle.engine.extents import plans  # noqa: E402
 from treadle.interop.onnx import load  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
-def _on_the_cpu() -> None:
+def _on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans are made here, whatever earlier runs have left on disk."""
     mge.set_default_device("cpux")
+    monkeypatch.setattr(plans, "recall", lambda *given: None)
 
 
 def integers(name: str, *values: int) -> Any:
@@ -175,3 +178,48 @@ def test_padding_that_keeps_planes_has_a_program_for_each_remainder() -> None:
         expected = outputs(reference, x)[0]
         np.testing.assert_allclose(compiled(mge.tensor(x)).numpy(), expected, rtol=1e-4, atol=1e-5)
     assert len(next(iter(compiled._families.values()))) == 2
+
+
+def test_a_compiled_model_has_open_axes_for_symbols_from_the_second_shape_on() -> None:
+    nodes = [
+        node("Conv", "x w", "c", pads=[1, 1]),
+        node("Shape", "c", "shape"),
+        node("Slice", "shape zeros one", "n"),
+        node("Concat", "n rest", "flat", axis=0),
+        node("Reshape", "c flat", "y"),
+    ]
+    given = [models.array("w", 4, 3, 3)]
+    given += [integers("zeros", 0), integers("one", 1), integers("rest", -1)]
+    proto = models.model(nodes, {"x": ("batch", 3, "length")}, {"y": ("y0", "y1")}, given)
+    network, reference = load(proto), ReferenceEvaluator(proto)
+    assert network.open_axes == {0: {0: "batch", 2: "length"}}
+    compiled = jit.compile(network)
+    for shape in ((3, 3, 20), (2, 3, 40), (5, 3, 50), (9, 3, 90), (3, 3, 20), (1, 3, 40)):
+        x = np.random.default_rng(sum(shape)).standard_normal(shape).astype(np.float32)
+        (expected,) = outputs(reference, x)
+        np.testing.assert_allclose(compiled(mge.tensor(x)).numpy(), expected, rtol=1e-4, atol=1e-5)
+    # Symbols for batches of two and more, and for those of one.
+    many, one = compiled._families.values()
+    assert [len(many), len(one), len(many[0].regimes)] == [1, 1, 1]
+
+
+def test_names_that_a_call_contradicts_are_no_symbols() -> None:
+    nodes = [node("Add", "x z", "y")]
+    proto = models.model(nodes, {"x": ("n", 3), "z": ("n", 3)}, {"y": ("n", 3)})
+    compiled = jit.compile(load(proto))
+    for rows in (2, 3, 4):
+        x = np.ones((rows, 3), np.float32)
+        found = compiled(mge.tensor(x), mge.tensor(x[:1])).numpy()
+        np.testing.assert_array_equal(found, x + x[:1])
+    assert not compiled._families
+
+
+def test_a_shape_may_be_a_result() -> None:
+    proto = models.model(
+        [node("Shape", "x", "y")], {"x": ("n", "l")}, {"y": (2,)}, dtype=TensorProto.FLOAT
+    )
+    proto.graph.output[0].type.tensor_type.elem_type = TensorProto.INT64
+    compiled = jit.compile(load(proto))
+    for shape in ((2, 3), (4, 5), (7, 8)):
+        found = compiled(mge.tensor(np.zeros(shape, np.float32)))
+        assert found.numpy().tolist() == list(shape)

@@ -17,6 +17,7 @@ from treadle.interop.onnx import converters  # noqa: F401  (registers them)
 from treadle.interop.onnx.nodes import Node, Value, extent_of, known, supported
 from treadle.interop.onnx.registry import find
 from treadle.interop.onnx.runner import Runner, attribute_value
+from treadle.interop.onnx.sizes import Extents
 from treadle.interop.onnx.stored import Room, dense
 from treadle.module.module import Module
 from treadle.ops.abstract import ArrayOperand
@@ -122,6 +123,21 @@ class OnnxModel(Module):
             "ir_version": self._proto.ir_version,
             "opsets": {domain or "ai.onnx": n for domain, n in sorted(self._opsets.items())},
         }
+
+    @property
+    def open_axes(self) -> dict[int, dict[int, str]]:
+        """For inputs by number, names of the axes whose extents the file leaves open.
+
+        `jit.compile(model)` makes them symbols from the second shape on. Axes without a name have
+        one of their own.
+        """
+        found: dict[int, dict[int, str]] = {}
+        for i, name in enumerate(self.input_names):
+            for axis, extent in enumerate(self.input_types[name][1]):
+                if isinstance(extent, str):
+                    own = f"{name}.{axis}" if extent == "?" else extent
+                    found.setdefault(i, {})[axis] = own
+        return found
 
     @property
     def metadata(self) -> dict[str, str]:
@@ -236,6 +252,8 @@ def _imported(value: Any) -> Value:
 def _exported(value: Value) -> Any:
     if isinstance(value, list):
         return [_exported(v) for v in value]
+    if isinstance(value, Extents):
+        return value.computed()
     if type(value) is not ArrayOperand:
         return value
     array = np.asarray(value.array)

@@ -325,7 +325,8 @@ def _type_of(value: Value) -> onnx.TypeProto:
     numpy = array.dtype if array is not None else value.type.dtype.numpy
     shape = array.shape if array is not None else tuple(value.type.shape)
     element_type = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(numpy))
-    return onnx.helper.make_tensor_type_proto(element_type, shape)
+    named = [d if isinstance(d, int) else str(d) for d in shape]
+    return onnx.helper.make_tensor_type_proto(element_type, named)
 
 
 def _with_attributes(
