@@ -127,6 +127,16 @@ CacheDtype = Annotated[
     Cached | None,
     typer.Option(rich_help_panel=_MODEL, help="What keys and values of tokens are kept in."),
 ]
+Adapter = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DIR",
+        rich_help_panel=_MODEL,
+        help="What was learned beside the model, as `treadle llm finetune` or peft wrote it.",
+    ),
+]
+_ADAPTER = "adapter"
+"""What the only adapter of a command is called."""
 
 
 def opened(
@@ -138,6 +148,7 @@ def opened(
     sequences: int = 1,
     cache_dtype: Cached | None = None,
     draft: str | None = None,
+    adapter: str | None = None,
 ) -> tuple[LanguageModel, float]:
     """The model, and how many seconds that took."""
     begun = time.perf_counter()
@@ -150,7 +161,10 @@ def opened(
             prompts=rounded,
             cache_dtype=None if cache_dtype is None else cache_dtype.value,
             draft=draft,
+            adapters=None if adapter is None else {_ADAPTER: adapter},
         )
+        if adapter is not None:
+            model = model.adapted(_ADAPTER)
     return model, time.perf_counter() - begun
 
 

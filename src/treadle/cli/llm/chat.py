@@ -9,6 +9,7 @@ import typer
 
 from treadle.cli.console import printable_text
 from treadle.cli.llm.arguments import (
+    Adapter,
     CacheDtype,
     Context,
     Draft,
@@ -54,13 +55,14 @@ def command(
     draft: Draft = None,
     lookup: Lookup = 0,
     prompts: Rounded = None,
+    adapter: Adapter = None,
 ) -> None:
     """Talk with a model that was tuned for conversations.
 
     With TEXT, it answers that and ends. What was said before is not read again.
     """
     model, seconds = opened(
-        *(source, context, dtype, prompts), cache_dtype=cache_dtype, draft=draft
+        *(source, context, dtype, prompts), cache_dtype=cache_dtype, draft=draft, adapter=adapter
     )
     options = given(
         max_tokens=max_tokens,

@@ -9,6 +9,7 @@ import typer
 
 from treadle.cli.console import printable_text
 from treadle.cli.llm.arguments import (
+    Adapter,
     CacheDtype,
     Context,
     Draft,
@@ -47,6 +48,7 @@ def command(
     draft: Draft = None,
     lookup: Lookup = 0,
     prompts: Rounded = None,
+    adapter: Adapter = None,
 ) -> None:
     """Continue a text, piece by piece as it comes; how fast goes to standard error.
 
@@ -54,7 +56,7 @@ def command(
     """
     text = sys.stdin.read() if prompt == "-" else prompt
     model, seconds = opened(
-        *(source, context, dtype, prompts), cache_dtype=cache_dtype, draft=draft
+        *(source, context, dtype, prompts), cache_dtype=cache_dtype, draft=draft, adapter=adapter
     )
     stream = model.stream(
         text,

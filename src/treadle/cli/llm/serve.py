@@ -12,7 +12,7 @@ import typer
 from treadle.base.env import SERVE_TOKEN
 from treadle.base.errors import LoadError
 from treadle.cli.console import progress
-from treadle.cli.llm.arguments import Context, Dtype, Rounded, Weights
+from treadle.cli.llm.arguments import CacheDtype, Context, Draft, Dtype, Rounded, Weights
 from treadle.cli.serve import (
     AllowHost,
     Grace,
@@ -29,8 +29,8 @@ from treadle.cli.serve import (
     room,
 )
 from treadle.cli.status import Misuse, Status
-from treadle.llm import LanguageModel, TextEmbedder
-from treadle.llm.files import open_checkpoint
+from treadle.llm import LanguageModel, TextEmbedder, load
+from treadle.llm.files import Checkpoint, open_checkpoint
 from treadle.llm.models.families import ENCODERS
 
 _NAMED = re.compile(r"(?:(?P<name>[A-Za-z0-9_.:/-]+)=)?(?P<path>.+)")
@@ -60,6 +60,8 @@ def command(
     context: Context = 4096,
     dtype: Dtype = Weights.stored,
     prompts: Rounded = None,
+    cache_dtype: CacheDtype = None,
+    draft: Draft = None,
     max_body: MaxBody = 16.0,
     max_queue: MaxQueue = 64,
     max_client: MaxClient = 256,
@@ -80,33 +82,22 @@ def command(
     named, tuned = _named(sources), _named(adapter or [])
     if tuned and (len(named) > 1 or not tuned.keys().isdisjoint(named)):
         raise Misuse("--adapter", "takes one model, and names of its own")
+    checkpoints = {name: open_checkpoint(path) for name, path in named.items()}
+    for option, value in (("--adapter", tuned), ("--draft", draft), ("--cache-dtype", cache_dtype)):
+        if value and all(map(_is_encoder, checkpoints.values())):
+            raise Misuse(option, f"{', '.join(named)} makes vectors, and takes none")
     with serving.bind(host, port) as sock:
+        how: dict[str, Any] = {
+            "sequences": sequences,
+            "context": context,
+            "prompts": None if prompts is None else prompts.value,
+            "cache_dtype": None if cache_dtype is None else cache_dtype.value,
+            "draft": None if draft is None else load(draft, dtype.value, context=8),
+            "adapters": tuned,
+        }
         models: list[Any] = []
-        for name, path in named.items():
-            begun = time.perf_counter()
-            with progress(f"loading {name}"):
-                checkpoint = open_checkpoint(path)
-                if checkpoint.config.get("model_type") in ENCODERS:
-                    served = speaking.Reader(name, TextEmbedder.of(checkpoint, dtype.value))
-                else:
-                    model = LanguageModel.of(
-                        checkpoint,
-                        dtype.value,
-                        sequences=sequences,
-                        context=context,
-                        prompts=None if prompts is None else prompts.value,
-                        adapters=tuned,
-                    )
-                    served = speaking.Speaker(name, model, sequences)
-            models.append(served)
-            seconds = time.perf_counter() - begun
-            kind = "vectors" if isinstance(served, speaking.Reader) else "text"
-            typer.echo(f"{name} of {path}: {kind}, {served.length} tokens, {seconds:.1f} s")
-            if tuned and not isinstance(served, speaking.Speaker):
-                raise Misuse("--adapter", f"{name} makes vectors, and takes none")
-            for each in tuned:
-                models.append(speaking.Speaker(each, model.adapted(each), sequences))
-                typer.echo(f"{each} of {tuned[each]}: an adapter of {name}")
+        for name, checkpoint in checkpoints.items():
+            models += _served(speaking, name, checkpoint, dtype.value, how)
         access = access_of(serving, sock, token or SERVE_TOKEN.get(), allow_host)
         app = speaking.LanguageApplication(models, limits, access)
         url = f"{serving.url_of(sock)}/v1"
@@ -120,6 +111,30 @@ def _speaking() -> Any:
     from treadle.serve import llm
 
     return llm
+
+
+def _served(
+    speaking: Any, name: str, checkpoint: Checkpoint, dtype: str, how: dict[str, Any]
+) -> list[Any]:
+    """A model, and behind it what its adapters make of it."""
+    begun = time.perf_counter()
+    with progress(f"loading {name}"):
+        if _is_encoder(checkpoint):
+            made = [speaking.Reader(name, TextEmbedder.of(checkpoint, dtype))]
+        else:
+            model, sequences = LanguageModel.of(checkpoint, dtype, **how), how["sequences"]
+            made = [speaking.Speaker(name, model, sequences)]
+            made += [speaking.Speaker(n, model.adapted(n), sequences) for n in how["adapters"]]
+    seconds = time.perf_counter() - begun
+    kind = "vectors" if isinstance(made[0], speaking.Reader) else "text"
+    typer.echo(f"{name} of {checkpoint.path}: {kind}, {made[0].length} tokens, {seconds:.1f} s")
+    for each in made[1:]:
+        typer.echo(f"{each.name} of {how['adapters'][each.name]}: an adapter of {name}")
+    return made
+
+
+def _is_encoder(checkpoint: Checkpoint) -> bool:
+    return checkpoint.config.get("model_type") in ENCODERS
 
 
 def _named(sources: list[str]) -> dict[str, str]:
