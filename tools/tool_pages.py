@@ -43,6 +43,7 @@ EXAMPLES = {
     "treadle llm convert": "treadle llm convert Qwen2.5-0.5B-Instruct qwen.gguf --format BF16",
     "treadle llm quantize": "treadle llm quantize qwen.gguf qwen-q4.gguf Q4_0",
     "treadle llm info": "treadle llm info smollm2.gguf",
+    "treadle llm merge": "treadle llm merge smollm2.gguf tuned merged.gguf",
     "treadle llm perplexity": "treadle llm perplexity smollm2.gguf text.txt --windows 10",
     "treadle llm run": "treadle llm run smollm2.gguf 'Once upon a time' --max-tokens 64",
     "treadle llm serve": "treadle llm serve smollm2.gguf --port 8080",

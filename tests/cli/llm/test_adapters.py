@@ -113,3 +113,20 @@ def test_what_encoders_have_no_use_for(
     for option, value in (("--draft", str(model)), ("--cache-dtype", "bfloat16")):
         assert main(["llm", "serve", str(encoder), option, value]) == 2
         assert "makes vectors" in capsys.readouterr().err
+
+
+def test_merging(
+    model: Path, adapter: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tuned = said(capsys, "run", model, "Who?", *SAID, "--adapter", adapter)
+    for target in ("merged.gguf", "merged"):
+        assert "bytes became" in said(capsys, "merge", model, adapter, tmp_path / target)
+        assert said(capsys, "run", tmp_path / target, "Who?", *SAID) == tuned
+    for given, status, words in (
+        ((model, tmp_path, tmp_path / "a.gguf"), 1, "adapter_config.json"),
+        ((tmp_path / "none", adapter, tmp_path / "a.gguf"), 1, "none"),
+        ((model, adapter, tmp_path / "a.gguf", "--format", "Q9"), 2, "none that is written"),
+    ):
+        assert main(["llm", "merge", *map(str, given)]) == status
+        assert words in capsys.readouterr().err
+        assert not (tmp_path / "a.gguf").exists()

@@ -11,6 +11,7 @@ COMMANDS = (
     Late("serve", "Serve models to clients of OpenAI's interface.", _TEXT, room="llm"),
     Late("perplexity", "Measure how well a model foresees a text.", _TEXT, room="llm"),
     Late("finetune", "Train an adapter on examples.", _FILES, room="llm"),
+    Late("merge", "Write a model with what an adapter learned.", _FILES, room="llm"),
     Late("bench", "Measure how fast a model reads and writes.", _FILES, room="llm"),
     Late("convert", "Write a model as another kind of file.", _FILES, room="llm"),
     Late("quantize", "Write a model in fewer bits.", _FILES, room="llm"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -10,7 +11,7 @@ from treadle.base.errors import LoadError
 from treadle.cli.console import printable_text, progress
 from treadle.cli.llm.arguments import Source
 from treadle.cli.status import Misuse
-from treadle.llm.files import convert
+from treadle.llm.files import Checkpoint, convert
 from treadle.llm.files.conversion import PLAIN, WRITTEN
 
 Target = Annotated[
@@ -34,7 +35,12 @@ def command(source: Source, target: Target, format: Format = "") -> None:
     written(source, target, format.upper())
 
 
-def written(source: str, target: str, format: str) -> None:
+def written(
+    source: str,
+    target: str,
+    format: str,
+    change: Callable[[Checkpoint], Checkpoint] | None = None,
+) -> None:
     """Convert, and show the report."""
     known = (*PLAIN, *WRITTEN)
     if format and format not in known:
@@ -42,7 +48,7 @@ def written(source: str, target: str, format: str) -> None:
         raise Misuse("FORMAT", "is none that is written", saw=format, hint=hint)
     try:
         with progress(f"writing {target}"):
-            report = convert(source, target, format)
+            report = convert(source, target, format, change)
     except FileNotFoundError as error:
         raise LoadError("convert", f"there is no file or directory {error.filename}") from None
     typer.echo(printable_text(str(report)))

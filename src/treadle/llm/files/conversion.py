@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -21,7 +22,7 @@ from treadle.base.files.container import header_bytes, lay_out
 from treadle.llm.files.checkpoint import Array, Checkpoint, Stored, TokenizerFile
 from treadle.llm.files.gguf import Form, is_gguf, read_gguf
 from treadle.llm.files.gguf_checkpoint import shards
-from treadle.llm.files.gguf_export import Export, exported
+from treadle.llm.files.gguf_export import Export, exported, renamed
 from treadle.llm.files.gguf_writer import Planned, write_gguf
 from treadle.llm.files.opening import open_checkpoint
 
@@ -140,7 +141,10 @@ def info(path: str | os.PathLike[str]) -> Info:
 
 
 def convert(
-    source: str | os.PathLike[str], target: str | os.PathLike[str], format: str = ""
+    source: str | os.PathLike[str],
+    target: str | os.PathLike[str],
+    format: str = "",
+    change: Callable[[Checkpoint], Checkpoint] | None = None,
 ) -> Report:
     """Write a language model as another kind of file, or with other numbers.
 
@@ -155,6 +159,8 @@ def convert(
         source: a GGUF file or a directory of safetensors.
         target: a path that ends in `.gguf`, or a directory, which is made.
         format: F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0 or MXFP4; "" keeps what is there.
+        change: what is done to the checkpoint before, such as merging an adapter. Tensors that it
+            changes take the form that they had; Q8_0 where that form is not written.
 
     Returns:
         A row for each tensor with the error that it cost.
@@ -174,12 +180,19 @@ def convert(
             raise DTypeError(
                 "convert", problem, saw=format, hint="name a target that ends in .gguf"
             )
-        _to_directory(open_checkpoint(origin), where, format, report)
+        plain = open_checkpoint(origin)
+        changed = plain if change is None else change(plain)
+        _to_directory(changed, where, format, report, _forms(plain.tensors, changed.tensors))
         return report
     of_gguf = not os.path.isdir(origin) and is_gguf(origin)
     checkpoint = open_checkpoint(origin)
     made = _whole(origin) if of_gguf else exported(checkpoint)
-    plans = [_planned(name, stored, format, report) for name, stored in made.tensors.items()]
+    tensors = made.tensors
+    if change is not None:
+        parts = _changed(checkpoint.tensors, change(checkpoint).tensors)
+        tensors = {**tensors, **renamed(replace(checkpoint, tensors=parts))}
+    forms = _forms(made.tensors, tensors)
+    plans = [_planned(name, stored, format, report, forms) for name, stored in tensors.items()]
     write_gguf(where, made.metadata, plans)
     if not of_gguf:
         _carry_tokenizer(checkpoint, where, report)
@@ -230,17 +243,43 @@ def _form(name: str, shape: tuple[int, ...], was: Form, format: str) -> Form:
     return wanted if shape[-1] % wanted.elements == 0 else PLAIN["F16"]
 
 
-def _planned(name: str, stored: Stored, format: str, report: Report) -> Planned:
+def _changed(before: Mapping[str, Stored], after: Mapping[str, Stored]) -> dict[str, Stored]:
+    """Tensors that are others now; of experts, which GGUF stacks, those beside them, too."""
+
+    def whole(name: str) -> str:
+        return re.sub(r"\.experts\.\d+\.", ".experts.", name)
+
+    others = {whole(name) for name, tensor in after.items() if tensor is not before.get(name)}
+    return {name: tensor for name, tensor in after.items() if whole(name) in others}
+
+
+def _forms(before: Mapping[str, Stored], after: Mapping[str, Stored]) -> dict[str, Form]:
+    """What tensors were that have been changed; Q8_0 where that is not written."""
+    found = {}
+    for name in before.keys() & after.keys():
+        if before[name] is not after[name]:
+            was = _form_of(before[name].make())
+            written = not isinstance(was, BlockFormat) or was.name in WRITTEN
+            found[name] = was if written else FORMATS["Q8_0"]
+    return found
+
+
+def _form_of(tensor: Array | Blocks) -> Form:
+    return tensor.format if isinstance(tensor, Blocks) else tensor.dtype
+
+
+def _planned(
+    name: str, stored: Stored, format: str, report: Report, forms: Mapping[str, Form]
+) -> Planned:
     """A tensor of the target, made when its turn comes; then the report gets its row."""
-    first = stored.make()
-    was: Form = first.format if isinstance(first, Blocks) else first.dtype
+    was = forms[name] if name in forms else _form_of(stored.make())
     form = _form(name, stored.shape, was, format)
     return Planned(name, stored.shape, form, partial(_made, name, stored, form, report))
 
 
 def _made(name: str, stored: Stored, form: Form, report: Report) -> Array | Blocks:
     tensor = stored.make()
-    was: Form = tensor.format if isinstance(tensor, Blocks) else tensor.dtype
+    was = _form_of(tensor)
     made, error, worst = tensor, 0.0, 0.0
     if was != form:
         values = _numbers(tensor)
@@ -303,13 +342,15 @@ def _carry_tokenizer(checkpoint: Checkpoint, target: str, report: Report) -> Non
 # -- directories ---------------------------------------------------------------------------------
 
 
-def _to_directory(checkpoint: Checkpoint, target: str, format: str, report: Report) -> None:
+def _to_directory(
+    checkpoint: Checkpoint, target: str, format: str, report: Report, forms: Mapping[str, Form]
+) -> None:
     """Safetensors of plain numbers: blocks become float32 where no format is named."""
     os.makedirs(target, exist_ok=True)
     plans = []
     for name in checkpoint.names():
         stored = checkpoint.tensors[name]
-        plan = _planned(name, stored, format, report)
+        plan = _planned(name, stored, format, report, forms)
         if isinstance(plan.form, BlockFormat):
             plain = PLAIN["F32"]
             make = partial(_made, name, stored, plain, report)

@@ -81,21 +81,25 @@ def exported(checkpoint: Checkpoint) -> Export:
     Raises:
         CheckpointError: GGUF cannot say what the config says, or the family is not written.
     """
-    config = checkpoint.config
-    architecture = ARCHITECTURES.get(str(config.get("model_type")))
-    if architecture is None:
-        raise CheckpointError(
-            checkpoint.path,
-            "models of this family are not written as GGUF",
-            saw=shorten(config.get("model_type")),
-            hint=f"written are {', '.join(ARCHITECTURES)}",
-        )
+    architecture = _architecture(checkpoint)
     metadata = {"general.architecture": architecture}
     metadata |= _metadata(checkpoint, architecture)
-    tensors = _tensors(checkpoint, architecture)
+    tensors = renamed(checkpoint)
     for name, numbers in _rotation(checkpoint, metadata, architecture).items():
         tensors[name] = Stored(numbers.shape, partial(_itself, numbers))
     return Export(metadata, tensors)
+
+
+def _architecture(checkpoint: Checkpoint) -> str:
+    found = ARCHITECTURES.get(str(checkpoint.config.get("model_type")))
+    if found is None:
+        raise CheckpointError(
+            checkpoint.path,
+            "models of this family are not written as GGUF",
+            saw=shorten(checkpoint.config.get("model_type")),
+            hint=f"written are {', '.join(ARCHITECTURES)}",
+        )
+    return found
 
 
 class _Asked:
@@ -230,7 +234,13 @@ def _divisors(given: _Asked, theta: float, d: int) -> Array:
 # -- tensors -------------------------------------------------------------------------------------
 
 
-def _tensors(checkpoint: Checkpoint, architecture: str) -> dict[str, Stored]:
+def renamed(checkpoint: Checkpoint) -> dict[str, Stored]:
+    """The tensors of a checkpoint, or of a part of one, as GGUF has them.
+
+    Raises:
+        CheckpointError: GGUF has no name for one, or the family is not written.
+    """
+    architecture = _architecture(checkpoint)
     names = NAMES[architecture]
     outer = {theirs: ours for ours, theirs in names.outer.items()}
     layer = {theirs: ours for ours, theirs in names.layer.items()}

@@ -2,7 +2,7 @@
 
 from treadle.llm.tuning.course import Course, Plan, Progress, keep, resume, take
 from treadle.llm.tuning.examples import Example, Reader, packed
-from treadle.llm.tuning.files import merged, read_adapter, write_adapter
+from treadle.llm.tuning.files import adapter_for, merged, read_adapter, write_adapter
 from treadle.llm.tuning.lora import Adapter, Lora, fresh
 from treadle.llm.tuning.tuner import Rows, Schedule, Tuner
 
@@ -17,6 +17,7 @@ __all__ = [
     "Rows",
     "Schedule",
     "Tuner",
+    "adapter_for",
     "fresh",
     "keep",
     "merged",

@@ -52,14 +52,27 @@ def read_adapter(path: str | os.PathLike[str], products: Iterable[Product]) -> A
         CheckpointError: the files are damaged, ask for what is not there, or do not fit the model.
         OSError: they cannot be read.
     """
-    folder = os.fspath(path)
+    return _read(os.fspath(path), modules(products))
+
+
+def adapter_for(path: str | os.PathLike[str], checkpoint: Checkpoint) -> Adapter:
+    """An adapter for the matrices of a checkpoint; those of experts and routers may be meant, too.
+
+    Raises:
+        CheckpointError, OSError: as `read_adapter`.
+    """
+    shapes = {n: checkpoint.shape(n) for n in checkpoint.names() if n.endswith(".weight")}
+    matrices = {n.removesuffix(".weight"): s for n, s in shapes.items() if len(s) == 2}
+    return _read(os.fspath(path), {n: (rows, columns) for n, (rows, columns) in matrices.items()})
+
+
+def _read(folder: str, known: Mapping[str, tuple[int, int]]) -> Adapter:
     config = read_object(folder, CONFIG, MAX_CONFIG)
     if not config:
         hint = "name the directory that peft, or treadle llm finetune, wrote"
         raise CheckpointError(folder, f"the directory has no {CONFIG}", hint=hint)
     lora = _lora(os.path.join(folder, CONFIG), config)
     weights = load_directory(folder)
-    known = modules(products)
     halves: dict[str, dict[str, Floats]] = {}
     for name in weights:
         match = _TENSOR.fullmatch(name)
