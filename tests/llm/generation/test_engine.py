@@ -102,7 +102,7 @@ def test_a_full_context_ends_a_text():
     found = engine.submit([1, 2, 3])
     assert len(answer(found)) == 5
     assert found.finish == "length"
-    with pytest.raises(ShapeError, match="no room"):
+    with pytest.raises(ShapeError, match="longer than"):
         engine.submit(range(8))
     with pytest.raises(ShapeError, match="no tokens"):
         engine.submit([])

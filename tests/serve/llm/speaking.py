@@ -32,6 +32,7 @@ SAYS = {
     "both?": 'Yes. <tool_call>{"name": "weather", "arguments": {"city": "Oslo"}}</tool_call>',
     "list?": '[{"name": "weather", "arguments": {"city": "A"}}, {"name": "weather"}]',
     "city?": '{"city": "Wien", "people": 2000000} and so on',
+    "call?": '{"name": "wëather", "arguments": {"city": "Wien", "people": 2}}',
     "loop?": '{"city": "Wien"' + " " * 4000,
     "json?": '{"not": "a call"}',
     "long?": "word " * 100_000,

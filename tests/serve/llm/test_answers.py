@@ -125,6 +125,18 @@ def test_logprobs(port: int) -> None:
     assert [t for p in parts for t in p["text_offset"]] == told["text_offset"]
 
 
+def test_addresses_without_a_version(port: int) -> None:
+    """Clients are given http://HOST:PORT by some, with /v1 by others."""
+    for prefix in ("", "/v1"):
+        assert ask(port, f"{prefix}/models").json["data"][0]["id"] == "small"
+        asked = {"messages": [{"role": "user", "content": "capital?"}]}
+        found = ask(port, f"{prefix}/chat/completions", asked).json
+        assert found["choices"][0]["message"]["content"] == SAYS["capital?"]
+        told = ask(port, prefix + "/").json
+        assert told["models"] == ["small", "vectors"]
+        assert "/v1/chat/completions" in told["addresses"]
+
+
 @pytest.mark.parametrize(
     ("question", "text", "arguments"),
     [

@@ -154,3 +154,28 @@ def test_a_form_or_a_call(port: int) -> None:
     found = said(port, ":city?", **more)
     assert json.loads(found["message"]["content"])["city"] == "Wien"
     assert said(port, ":weather?", **more, max_tokens=50)["message"]["content"][0] == "{"
+
+
+def test_a_schema_beside_json_object(port: int) -> None:
+    form = {"response_format": {"type": "json_object", "schema": CITY}}
+    assert (
+        said(port, ":city?", **form)["message"]["content"] == '{"city": "Wien", "people": 2000000}'
+    )
+
+
+def test_a_demanded_call_that_is_cut_off(port: int) -> None:
+    """It is a call with the arguments so far, as OpenAI's interface has it, and no text."""
+    more = {"tools": [WEATHER], "tool_choice": "required"}
+    cut = said(port, ":call?", **more, max_tokens=48)
+    assert cut["finish_reason"] == "length" and cut["message"]["content"] is None
+    (call,) = cut["message"]["tool_calls"]
+    assert call["function"]["name"] == "wëather"
+    assert call["function"]["arguments"] == '{"city": "Wien'
+    content = {"messages": [{"role": "user", "content": ":call?"}], **more, "max_tokens": 48}
+    found, _ = events(port, "/v1/chat/completions", content)
+    deltas = [chunk["choices"][0]["delta"] for chunk in found]
+    parts = [c["function"].get("arguments", "") for d in deltas for c in d.get("tool_calls", ())]
+    assert "".join(parts) == call["function"]["arguments"]
+    assert found[-1]["choices"][0]["finish_reason"] == "length"
+    early = said(port, ":call?", **more, max_tokens=3)
+    assert early["finish_reason"] == "length" and "tool_calls" not in early["message"]

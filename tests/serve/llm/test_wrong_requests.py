@@ -74,6 +74,12 @@ CHAT = [
         {"tools": [tool("a", {"type": "nothing"})], "tool_choice": "required"},
         *("tools", "Invalid type"),
     ),
+    ({"functions": [{"name": "a"}]}, "functions", "tools"),
+    ({"function_call": "auto"}, "functions", "tool_choice"),
+    (
+        {"response_format": {"type": "json_object", "schema": 1}},
+        *("response_format.schema", "an object"),
+    ),
     ({"messages": []}, "messages", "0 entries"),
     ({"messages": "hello"}, "messages", "a list"),
     ({"messages": [{"role": "king", "content": "a"}]}, "messages[0].role", "user"),
@@ -113,6 +119,8 @@ COMPLETION = [
     ({"prompt": [-1]}, "prompt"),
     ({"prompt": [257]}, "prompt"),
     ({"prompt": [10**30]}, "prompt"),
+    ({"prompt": ""}, "prompt"),
+    ({"prompt": ["a", ""]}, "prompt"),
 ]
 
 
@@ -127,7 +135,12 @@ def test_prompts_beyond_the_context(port: int) -> None:
     found = chat(port, "a" * 500)
     assert found.status == 400
     assert found.json["error"]["code"] == "context_length_exceeded"
+    # Clients look for these words: LiteLLM raises ContextWindowExceededError.
+    assert "is longer than the model's context length" in found.json["error"]["message"]
     assert "room for 200" in found.json["error"]["message"]
+    assert found.json["error"]["param"] == "messages"
+    empty = ask(port, "/v1/completions", {"prompt": ""}).json["error"]
+    assert "no tokens" in empty["message"] and empty["code"] is None
     streamed = chat(port, "a" * 500, stream=True)
     assert streamed.status == 400, "a stream that cannot begin has a status"
 
@@ -143,6 +156,13 @@ def test_what_is_no_json(port: int, body: bytes) -> None:
 def test_addresses_and_methods(port: int) -> None:
     assert ask(port, "/v1/other").status == 404
     assert ask(port, "/v2").status == 404
+    for path in ("/api/tags", "/api/version", "/v1/responses"):
+        told = ask(port, path)
+        assert told.status == 404
+        message = told.json["error"]["message"]
+        assert path in message and "/v1/chat/completions" in message
+        assert ("Ollama" in message) == path.startswith("/api")
+    assert len(ask(port, "/" + "a" * 5000).json["error"]["message"]) < 400
     assert ask(port, "/v1/chat/completions").status == 405
     assert ask(port, "/v1/models", {}, method="POST").status == 405
     missing = ask(port, "/v1/models/large")

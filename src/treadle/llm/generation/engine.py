@@ -178,10 +178,14 @@ class Engine:
             saw = f"{options.adapter} of {self._adapters}"
             raise IndexRangeError("prompt", "there is no such adapter", saw=saw)
         tokens = tuple(int(t) for t in prompt)
-        if not tokens or len(tokens) >= self.length:
-            saw = f"{len(tokens)} tokens, room for {self.length}"
+        if not tokens:
+            hint = "give it something that can be continued"
+            raise ShapeError("prompt", "the prompt has no tokens", hint=hint)
+        if len(tokens) >= self.length:
+            saw = f"{len(tokens)} tokens, room for {self.length} with the answer"
             hint = "shorten the prompt, or make the context longer"
-            raise ShapeError("prompt", "has no tokens, or no room for more", saw=saw, hint=hint)
+            problem = "the prompt is longer than the model's context length"
+            raise ShapeError("prompt", problem, saw=saw, hint=hint)
         if min(tokens) < 0 or max(tokens) >= self._model.vocabulary:
             saw = f"tokens {min(tokens)} to {max(tokens)} of {self._model.vocabulary}"
             raise IndexRangeError("prompt", "a token is not in the vocabulary", saw=saw)

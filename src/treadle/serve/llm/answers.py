@@ -165,7 +165,8 @@ class Writer:
             reader = self._readers.setdefault(index, CallReader(self._names))
             text = reader.push(text)
             if piece.finish:
-                rest, calls = reader.finish()
+                forced = self._asked.form is not None and self._asked.form.param == "tools"
+                rest, calls = reader.finish(cut=forced and piece.finish == "length")
                 text += rest
         told = piece.tokens if self._asked.options.get("logprobs") is not None else ()
         if text or told:
@@ -173,7 +174,8 @@ class Writer:
         for number, call in enumerate(calls):
             yield Delta(index, call=(number, call))
         if piece.finish:
-            yield Delta(index, finish="tool_calls" if calls else piece.finish)
+            called = bool(calls) and piece.finish != "length"
+            yield Delta(index, finish="tool_calls" if called else piece.finish)
 
     def _chat_logprobs(self, tokens: tuple[Token, ...]) -> dict[str, Any] | None:
         """Log-probabilities of the model itself, before anything was applied to them."""

@@ -26,6 +26,10 @@ _DOES: dict[type[object], str] = {
     Speaker: "continues text",
     Reader: "makes vectors of texts",
 }
+_SERVED = (
+    *("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/rerank", "/v1/models"),
+    *("/health", "/metrics"),
+)
 _STREAM = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -67,19 +71,21 @@ class LanguageApplication(Reception):
         self, parts: list[str], scope: Scope, receive: Receive, send: Send
     ) -> Response | None:
         """The answer; None where it has been sent."""
-        match parts:
-            case ["v1", "chat", "completions"]:
+        match parts[1:] if parts[:1] == ["v1"] else parts:
+            case ["chat", "completions"]:
                 return await self._speak(read_chat, scope, receive, send)
-            case ["v1", "completions"]:
+            case ["completions"]:
                 return await self._speak(read_completion, scope, receive, send)
-            case ["v1", "embeddings"]:
+            case ["embeddings"]:
                 return await self._read(read_vectors, Reader.embedded, scope, receive)
-            case ["v1", "rerank"]:
+            case ["rerank"]:
                 return await self._read(read_ranks, Reader.ranked, scope, receive)
-            case ["v1", "models"]:
+            case [] | [""]:
+                answer = json_response({"models": list(self._models), "addresses": _SERVED})
+            case ["models"]:
                 listed = [_described(each) for each in self._models.values()]
                 answer = json_response({"object": "list", "data": listed})
-            case ["v1", "models", *name] if name:
+            case ["models", *name] if name:
                 answer = json_response(_described(self._known("/".join(name))))
             case ["health"]:
                 status = "ending" if self.draining else "ok"
@@ -87,7 +93,10 @@ class LanguageApplication(Reception):
             case ["metrics"]:
                 answer = self.metrics_response()
             case _:
-                raise Refusal(404, "there is nothing at this address; see /v1/models")
+                theirs = "; Ollama's interface is not there" if parts[:1] == ["api"] else ""
+                where = shorten(f"/{'/'.join(parts)}")
+                told = f"there is nothing at {where}{theirs}, but {', '.join(_SERVED)}"
+                raise Refusal(404, told)
         check_method(scope["method"], "GET", "HEAD")
         return answer
 

@@ -50,7 +50,15 @@ _READ = frozenset(
         ),
         *("stream", "stream_options", "logprobs", "top_logprobs", "logit_bias", "ignore_eos"),
         *("response_format", "tools", "tool_choice", "echo", "suffix", "best_of", *_SAMPLING),
-        *("parallel_tool_calls", "user", "input", "encoding_format", "dimensions"),
+        *(
+            "parallel_tool_calls",
+            "user",
+            "input",
+            "encoding_format",
+            "dimensions",
+            "functions",
+            "function_call",
+        ),
     )
 )
 
@@ -107,6 +115,8 @@ def read_chat(content: Mapping[str, Any]) -> Asked:
     Raises:
         Wrong: a field is.
     """
+    if content.get("functions") or content.get("function_call"):
+        raise Wrong("functions are said as tools, function_call as tool_choice", "functions")
     options = _options(content)
     most = number_of(content, "max_completion_tokens", whole=True)
     if most is not None:

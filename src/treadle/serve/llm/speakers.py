@@ -18,7 +18,7 @@ from treadle.base.errors import NumericError, TreadleError
 from treadle.llm.generation import Engine, Options, Token
 from treadle.llm.generation.forms import Form
 from treadle.llm.generation.text_stream import Decoding, TextStream
-from treadle.serve.llm.fields import wrong_of
+from treadle.serve.llm.fields import Wrong, wrong_of
 from treadle.serve.llm.requests import Asked
 from treadle.serve.metrics import Metrics, ModelMetrics
 from treadle.serve.protocol import Refusal
@@ -225,12 +225,14 @@ class Job:
         try:
             options = model.options(**asked.options)
             prompts = self._prompts()
+            if not all(prompts):
+                raise Wrong("the prompt has no tokens, and nothing to continue", "prompt")
             for prompt in prompts:
                 for number in range(asked.count):
                     generation = model.engine.submit(prompt, options, number, self._form())
                     self._streams.append(TextStream(generation, model.tokenizer.stream()))
         except TreadleError as error:
-            raise wrong_of(error, error.where) from None
+            raise wrong_of(error, "messages" if asked.chat else error.where) from None
         if self._gone.is_set():
             self.cancel()
 

@@ -16,6 +16,7 @@ from treadle.base.files.strict_json import parse
 from treadle.llm.generation.text_stream import begun
 
 _OPENING = ("<tool_call>", "[TOOL_CALLS]", "<|python_tag|>")
+_BEGUN = re.compile(r'\s*\{\s*"name"\s*:\s*"([^"\\]+)"\s*,\s*"arguments"\s*:\s*(.*)', re.DOTALL)
 _TAGGED = re.compile(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|\Z)", re.DOTALL)
 
 
@@ -52,10 +53,16 @@ class CallReader:
         self._spoken = self._spoken or bool(given)
         return given
 
-    def finish(self) -> tuple[str, list[Call]]:
-        """What is left: text, or calls."""
+    def finish(self, *, cut: bool = False) -> tuple[str, list[Call]]:
+        """What is left: text, or calls.
+
+        Args:
+            cut: it was to be a call, and has no end; its arguments are as far as they go.
+        """
         held, self._held = self._held, ""
         calls = self._calls(held)
+        if cut and not calls and (match := _BEGUN.match(held)) and match[1] in self._names:
+            calls = [Call(match[1], match[2])]
         return ("", calls) if calls else (held, [])
 
     def _calls(self, text: str) -> list[Call]:

@@ -106,7 +106,10 @@ def _schema(value: Any) -> dict[str, Any] | None:
     """The schema of a `response_format`."""
     kind = value.get("type") if isinstance(value, dict) else value
     if kind == "json_object":
-        return _OBJECT
+        given = value.get("schema")  # llama.cpp's interface has one here
+        if given is not None and not isinstance(given, dict):
+            mistyped("response_format.schema", "an object", given)
+        return dict(given or _OBJECT)
     if kind == "json_schema" and isinstance(value, dict):
         given = value.get("json_schema")
         schema = given.get("schema") if isinstance(given, dict) else None
