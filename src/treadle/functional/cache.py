@@ -95,6 +95,7 @@ def cached_attention(
     window: int | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    scales: tuple[Tensor, Tensor] | None = None,
     rounded: bool = False,
     ring: bool = False,
 ) -> Tensor:
@@ -105,7 +106,8 @@ def cached_attention(
 
     Args:
         q: (B, Hq, T, D).
-        k, v: caches (N, Hkv, S, D) and (N, Hkv, S, E), of any float type; Hq is a multiple of Hkv.
+        k, v: caches (N, Hkv, S, D) and (N, Hkv, S, E), of any float type, or int8 with `scales`;
+            Hq is a multiple of Hkv.
         starts, ends: int32 or int64 (B,), positions filled before and with this call; queries from
             ends[b] on are padding and give zeros.
         rows: int32 or int64 (B,), which sequences; 0 to B - 1 if left out.
@@ -113,6 +115,8 @@ def cached_attention(
         window: how many keys a query sees at most, its own included.
         softcap: c in c tanh(score / c).
         sinks: (Hq,), one more score in every sum, without a value.
+        scales: of caches of int8: float32 (N, Hkv, S, 1) each, what the rows of k and of v are
+            multiplied by.
         rounded: operands of products may be rounded to bfloat16, where that is faster.
         ring: position p lies at p mod S. There is a window, and S is at least window + T - 1.
 
@@ -137,7 +141,8 @@ def cached_attention(
     """
     q = as_tensor(q)
     given = (q, as_tensor(k), as_tensor(v), as_tensor(starts), as_tensor(ends), _rows(rows, q))
-    more = () if sinks is None else (as_tensor(sinks, q),)
+    more = [] if scales is None else [as_tensor(s) for s in scales]
+    more += [] if sinks is None else [as_tensor(sinks, q)]
     op = CachedAttention(scale, window, softcap, rounded, ring)
     return q.apply(op, (*given, *more))[0]
 

@@ -8,7 +8,8 @@ are padding: nothing is written for them and their results are zeros.
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -184,6 +185,15 @@ class CacheUpdate(Composite):
         )
 
 
+Given = TypeVar("Given")
+
+
+def split_more(more: Sequence[Given]) -> tuple[Sequence[Given], Sequence[Given]]:
+    """Scales and sinks of `CachedAttention`, of what is given behind rows."""
+    count = len(more) // 2 * 2
+    return more[:count], more[count:]
+
+
 @op
 class CachedAttention(Composite):
     """Attention of q [B, Hq, T, D] over the caches k [N, Hkv, S, D] and v [N, Hkv, S, E].
@@ -193,9 +203,10 @@ class CachedAttention(Composite):
     share a head of keys. Scores are scaled (None: by 1 / sqrt(D)), and with a `softcap` c become
     c tanh(s / c). `sinks` [Hq] adds one more score to each softmax, which has no value. Queries
     from ends[b] on are padding and give zeros. Caches may have another float type than q; weights
-    and sums are computed in that of q, at least float32. `rounded` allows operands of products to
-    be rounded to bfloat16, where that is faster. Of a `ring`, position p lies at p mod S; it has a
-    window, and S is at least window + T - 1.
+    and sums are computed in that of q, at least float32. Caches of int8 have two `scales`
+    [N, Hkv, S, 1], of keys and of values: a number is an integer times the scale of its row.
+    `rounded` allows operands of products to be rounded to bfloat16, where that is faster. Of a
+    `ring`, position p lies at p mod S; it has a window, and S is at least window + T - 1.
     """
 
     scale: float | None = None
@@ -205,25 +216,29 @@ class CachedAttention(Composite):
     ring: bool = False
 
     name = "cached_attention"
-    operands = ("q", "k", "v", "starts", "ends", "rows", "*sinks")
+    operands = ("q", "k", "v", "starts", "ends", "rows", "*scales_and_sinks")
     dtypes = dt.FLOATS
     amp = "low"
 
     def infer(self, *types: TensorType) -> tuple[TensorType, ...]:
-        if not 6 <= len(types) <= 7:
+        if len(types) not in (6, 7, 8, 9):
             raise self.error(
-                "takes q, k, v, starts, ends, rows and at most sinks", types, "pass rows"
+                "takes q, k, v, starts, ends, rows, scales of int8 and at most sinks",
+                types,
+                "pass rows",
             )
         self.check_dtype(types)
         q, k, v = types[:3]
         for i in range(3):
             self.check_ndim(types, i, 4)
-        if k.dtype not in self.dtypes or v.dtype is not k.dtype:
+        scales, sinks = split_more(types[6:])
+        wanted = (dt.int8,) if scales else self.dtypes
+        if k.dtype not in wanted or v.dtype is not k.dtype:
             raise DTypeError(
                 self.name,
                 f"caches are {k.dtype.name} and {v.dtype.name}",
                 saw=self.saw(types),
-                hint="give both one type of floats",
+                hint="give both one type of floats, or int8 and scales",
             )
         _check_places(self, types, 3, q.shape[0])
 
@@ -238,8 +253,10 @@ class CachedAttention(Composite):
         if isinstance(heads, int) and isinstance(shared, int) and heads % max(shared, 1):
             raise mismatch()
         self._check_window(types)
-        if len(types) == 7:
-            self._check_sinks(types)
+        for scale in scales:
+            self._check_scale(types, scale)
+        for given in sinks:
+            self._check_sinks(types, given)
         return (TensorType(q.dtype, (*q.shape[:3], v.shape[3])),)
 
     def _check_window(self, types: tuple[TensorType, ...]) -> None:
@@ -250,8 +267,15 @@ class CachedAttention(Composite):
         if self.ring and self.window is not None:
             _check_ring(self, types, types[1].shape[2], types[0].shape[2] + (self.window - 1))
 
-    def _check_sinks(self, types: tuple[TensorType, ...]) -> None:
-        q, sinks = types[0], types[6]
+    def _check_scale(self, types: tuple[TensorType, ...], scale: TensorType) -> None:
+        problem = self.error("scales are float32 [N, Hkv, S, 1]", types, "give one for each row")
+        if scale.ndim != 4 or scale.dtype is not dt.float32:
+            raise problem
+        for extent, wanted in zip(scale.shape, (*types[1].shape[:3], 1), strict=True):
+            require_equal(extent, wanted, lambda: problem)
+
+    def _check_sinks(self, types: tuple[TensorType, ...], sinks: TensorType) -> None:
+        q = types[0]
         if sinks.dtype not in (q.dtype, compute_type(q.dtype)):
             raise DTypeError(
                 self.name, f"sinks are {sinks.dtype.name}", saw=self.saw(types), hint="cast them"
@@ -268,10 +292,11 @@ class CachedAttention(Composite):
         """What products of queries and keys are multiplied by."""
         return self.scale if self.scale is not None else 1.0 / math.sqrt(max(int(d), 1))
 
-    def body(self, q: Any, k: Any, v: Any, starts: Any, ends: Any, rows: Any, *sinks: Any) -> Any:
+    def body(self, q: Any, k: Any, v: Any, starts: Any, ends: Any, rows: Any, *more: Any) -> Any:
         batch, heads, time, d = q.shape
         _, shared, capacity, e = v.shape
         group, wide = heads // shared, compute_type(q.type.dtype)
+        scales, sinks = split_more(more)
         starts, ends = (x.astype(dt.int32).reshape((batch, 1, 1, 1, 1)) for x in (starts, ends))
         places = _counter(q, time).reshape((1, 1, 1, time, 1)) + starts
         keys = _counter(q, capacity).reshape((1, 1, 1, 1, capacity))
@@ -281,7 +306,10 @@ class CachedAttention(Composite):
         # What lies behind the last position may be anything, NaN as well.
         held = LogicalAnd()(keys >= 0, keys < ends).reshape((batch, 1, capacity, 1))
         zero = q.constant(0.0, wide)
-        k, v = (Where()(held, Take(0)(x, rows).astype(wide), zero) for x in (k, v))
+        k, v = (Take(0)(x, rows).astype(wide) for x in (k, v))
+        if scales:
+            k, v = (x * Take(0)(s, rows).astype(wide) for x, s in zip((k, v), scales, strict=True))
+        k, v = (Where()(held, x, zero) for x in (k, v))
         queries = (
             Attention(False, self.scale)
             .scaled(widen(q), d)
@@ -309,10 +337,13 @@ class CachedAttention(Composite):
         return y.astype(q.type.dtype)
 
     def reference(
-        self, q: Array, k: Array, v: Array, starts: Array, ends: Array, rows: Array, *sinks: Array
+        self, q: Array, k: Array, v: Array, starts: Array, ends: Array, rows: Array, *more: Array
     ) -> Array:
-        check_indices(self, (q, k, v, starts, ends, rows, *sinks))
+        check_indices(self, (q, k, v, starts, ends, rows, *more))
+        scales, sinks = split_more(more)
         wide = compute_type(dt.as_dtype(q.dtype)).numpy
+        if scales:
+            k, v = (x.astype(wide) * s for x, s in zip((k, v), scales, strict=True))
         _, heads, time, d = q.shape
         shared, e = k.shape[1], v.shape[3]
         y = np.zeros((*q.shape[:3], e), q.dtype)
@@ -348,6 +379,8 @@ class CachedAttention(Composite):
         ends, rows = (Arg((2,), dt.int32, values=x) for x in ((6, 3), (2, 0)))
         one, zero = (Arg((1,), dt.int64, values=(x,)) for x in (1, 0))
         small = Arg((1, 1, 1, 1))
+        whole = (Arg((3, 2, 6, 4), dt.int8), Arg((3, 2, 6, 2), dt.int8))
+        scale = Arg((3, 2, 6, 1), dt.float32)
         return (
             Sample(cls(), (q, k, v, starts, ends, rows)),
             Sample(cls(0.3, 2, 1.5), (q, k, v, starts, ends, rows, Arg((4,)))),
@@ -356,6 +389,7 @@ class CachedAttention(Composite):
                 cls(window=2, ring=True),
                 (q, Arg((3, 2, 4, 4)), Arg((3, 2, 4, 2)), *_far(2, 3), rows),
             ),
+            Sample(cls(0.01), (q, *whole, starts, ends, rows, *(scale,) * 2, Arg((4,)))),
         )
 
     @classmethod
@@ -365,6 +399,7 @@ class CachedAttention(Composite):
         rows = Arg((2,), dt.int32, values=(0, -1))
         odd, three = Arg((2, 3, 3, 4)), Arg((3,))
         whole = Arg((3, 2, 6, 2), dt.int32)
+        bytes_ = Arg((3, 2, 6, 4), dt.int8), Arg((3, 2, 6, 2), dt.int8)
         return (
             BadSample(cls, (q, k, v, at, late, at), IndexRangeError, "7"),
             BadSample(cls, (q, k, v, at, at, rows), IndexRangeError, "-1"),
@@ -372,6 +407,8 @@ class CachedAttention(Composite):
             BadSample(cls, (q, v, v, at, at, at), ShapeError, "q is [B, Hq, T, D]"),
             BadSample(cls, (q, k, v, at, at, at, three), ShapeError, "sinks are [Hq]"),
             BadSample(cls, (q, k, whole, at, at, at), DTypeError, "caches are"),
+            BadSample(cls, (q, k, v, at, at, at, three, three), DTypeError, "caches are"),
+            BadSample(cls, (q, *bytes_, at, at, at, *(three,) * 2), ShapeError, "scales are"),
             BadSample(lambda: cls(window=0), (q, k, v, at, at, at), ShapeError, "a window of 0"),
             BadSample(cls, (q, k, v), ShapeError, "takes q, k, v"),
             BadSample(

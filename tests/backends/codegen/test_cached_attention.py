@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -59,6 +60,16 @@ def case(
     return op, [q, k, v, starts, ends, rows, *more]
 
 
+def as_bytes(arrays: list[Array]) -> list[Array]:
+    """The same with caches of int8 and scales of their rows."""
+    q, k, v, starts, ends, rows, *sinks = arrays
+    scales = [np.maximum(np.abs(x).max(-1, keepdims=True), 1e-30) / 127 for x in (k, v)]
+    with np.errstate(invalid="ignore"):
+        kept = [np.rint(x / s).astype(np.int8) for x, s in zip((k, v), scales, strict=True)]
+    scales = [s.astype(np.float32) for s in scales]
+    return [q, *kept, starts, ends, rows, *scales, *sinks]
+
+
 def agrees(op: CachedAttention, arrays: list[Array], tolerance: float, **options: Any) -> None:
     (got,) = run(op, arrays, **options)
     want = op.reference(*arrays).astype(np.float64)
@@ -95,6 +106,23 @@ def test_nothing_outside_is_touched(number: int) -> None:
 def test_element_types(dtype: DType, kept: DType, tolerance: float) -> None:
     for number in (0, 2, 4):
         agrees(*case(number, dtype, kept, 1), tolerance)
+
+
+@pytest.mark.parametrize("target", FAMILIES, ids=lambda t: t.name)
+@pytest.mark.parametrize("number", range(len(CASES)))
+def test_bytes_with_scales(number: int, target: Target) -> None:
+    op, arrays = case(number, dt.float32, dt.float32, 2)
+    given, options = as_bytes(arrays), {"runner": runner_of(target), "target": target}
+    agrees(op, given, 2e-5, split=one_by_one, **options)
+    if number in (1, 2):
+        agrees(op, given, 2e-5, runner=interpreted, target=target)
+
+
+def test_bytes_are_near_floats() -> None:
+    for number in (0, 4):
+        op, arrays = case(number, dt.float32, dt.float32, 3)
+        (got,) = run(op, as_bytes(arrays))
+        assert np.abs(got - op.reference(*arrays)).max() < 0.02
 
 
 def test_random_calls() -> None:
@@ -158,8 +186,10 @@ PAIRED = (
 @pytest.mark.parametrize("number", range(len(PAIRED)))
 def test_many_queries_in_bfloat16(number: int, target: Target) -> None:
     """Instructions that multiply bfloat16 round operands; others compute as ever."""
-    for kept in (dt.float32, dt.bfloat16):
-        op, arrays = case(number, dt.float32, kept, cases=PAIRED)
+    for kept in (dt.float32, dt.bfloat16, dt.int8):
+        floats = dt.float32 if kept is dt.int8 else kept
+        op, arrays = case(number, dt.float32, floats, cases=PAIRED)
+        arrays = as_bytes(arrays) if kept is dt.int8 else arrays
         op = CachedAttention(op.scale, op.window, op.softcap, True)
         (got,) = run(op, arrays, runner_of_pairs(target), one_by_one, target)
         want = op.reference(*arrays)
@@ -225,7 +255,9 @@ def test_rings(target: Target) -> None:
         kept = [in_ring(x, ends, rows, slots) for x in (k, v)]
         op = CachedAttention(window=window, ring=True)
         np.testing.assert_allclose(op.reference(q, *kept, starts, ends, rows), whole, 1e-5, 1e-5)
-        agrees(op, [q, *kept, starts, ends, rows], 2e-5, target=target, runner=runner_of(target))
+        arrays = [q, *kept, starts, ends, rows]
+        for given in (arrays, as_bytes(arrays)):
+            agrees(op, given, 2e-5, target=target, runner=runner_of(target))
 
 
 def test_rings_are_written_where_positions_fall() -> None:
@@ -250,11 +282,13 @@ def test_a_query_is_the_same_in_any_company(window: int | None) -> None:
     k, v = (rng.normal(size=(1, 2, 400, 24)).astype(np.float32) for _ in "kv")
     op, rows = CachedAttention(window=window), np.array([0])
 
-    def read(first: int, count: int) -> Array:
+    def read(first: int, count: int, form: Callable[[list[Array]], list[Array]]) -> Array:
         at = np.array([300 + first])
-        (y,) = run(op, [q[:, :, first : first + count], k, v, at, at + count, rows])
+        (y,) = run(op, form([q[:, :, first : first + count], k, v, at, at + count, rows]))
         return y
 
-    whole = read(0, 40)
-    for first, count in ((0, 1), (7, 1), (3, 8), (13, 20), (39, 1)):
-        assert read(first, count).tobytes() == whole[:, :, first : first + count].tobytes()
+    for form in (list, as_bytes):
+        whole = read(0, 40, form)
+        for first, count in ((0, 1), (7, 1), (3, 8), (13, 20), (39, 1)):
+            part = whole[:, :, first : first + count]
+            assert read(first, count, form).tobytes() == part.tobytes()

@@ -10,6 +10,8 @@ from tests.llm.models.small import Given, llama, plain_llama, read
 
 from treadle.base.errors import CheckpointError, DTypeError, IndexRangeError, ShapeError
 from treadle.llm.models import Model, build
+from treadle.llm.models.attention import as_bytes
+from treadle.tensor import Tensor
 
 GIVEN = llama()
 PROMPTS = [[5, 6, 7, 8, 9], list(range(3, 22)), [2], list(range(50, 38, -1))]
@@ -44,7 +46,7 @@ def test_some_sequences_of_a_cache(model: Model) -> None:
     for row, prompt in ((2, [7, 8, 9]), (0, [4, 5, 6])):
         got = model.step([prompt], cache, zeros, [3], rows=[row]).numpy()
         np.testing.assert_allclose(got[0], plain_llama(GIVEN, prompt)[-1], atol=1e-4)
-    assert not cache.keys[0].numpy()[1].any()
+    assert not cache.tensors[0].numpy()[1].any()
     got = model.step([[10], [11]], cache, [3, 3], [1, 1], rows=[2, 0]).numpy()
     np.testing.assert_allclose(got[0], plain_llama(GIVEN, [7, 8, 9, 10])[-1], atol=1e-4)
     np.testing.assert_allclose(got[1], plain_llama(GIVEN, [4, 5, 6, 11])[-1], atol=1e-4)
@@ -56,9 +58,9 @@ def test_some_sequences_of_a_cache(model: Model) -> None:
 def test_a_sequence_with_no_tokens_stays(model: Model) -> None:
     cache = model.cache(2, 8)
     model.step([[5, 6], [7, 8]], cache, [0, 0], [2, 2])
-    before = [t.numpy().copy() for t in (*cache.keys, *cache.values)]
+    before = [t.numpy().copy() for t in cache.tensors]
     model.step([[9, 9], [0, 0]], cache, [2, 2], [2, 0])
-    for kept, old in zip((*cache.keys, *cache.values), before, strict=True):
+    for kept, old in zip(cache.tensors, before, strict=True):
         new = kept.numpy()
         np.testing.assert_array_equal(new[1], old[1])
         assert (new[0] != old[0]).any()
@@ -158,10 +160,13 @@ def test_wrong_element_type() -> None:
         build(GIVEN, "int4")
 
 
-@pytest.mark.parametrize(("dtype", "near"), [("bfloat16", 0.02), ("float16", 0.002)])
+@pytest.mark.parametrize(
+    ("dtype", "near"), [("bfloat16", 0.02), ("float16", 0.002), ("int8", 0.02)]
+)
 def test_narrow_caches(model: Model, dtype: str, near: float) -> None:
     cache = model.cache(1, 20, dtype)
-    assert cache.nbytes * 2 == model.cache(1, 20).nbytes
+    rows = 2 * 2 * 2 * 20  # of keys and values of two heads of two layers
+    assert cache.nbytes == rows * (6 + 4 if dtype == "int8" else 6 * 2)
     text = PROMPTS[1]
     expected = plain_llama(GIVEN, text)[-1]
     model.step([text[:8]], cache, [0], [8])
@@ -175,11 +180,20 @@ def test_narrow_caches(model: Model, dtype: str, near: float) -> None:
 
 def test_caches_stay_where_they_are(model: Model) -> None:
     """A step writes a position, it does not copy what is there; memory comes with use."""
-    cache = model.cache(2, 16)
-    before = [t._data.ctypes.data for t in (*cache.keys, *cache.values)]
-    for i in range(3):
-        model.step([[5], [6]], cache, [i, i], [1, 1])
-    assert [t._data.ctypes.data for t in (*cache.keys, *cache.values)] == before
+    for cache in (model.cache(2, 16), model.cache(2, 16, "int8")):
+        before = [t._data.ctypes.data for t in cache.tensors]
+        for i in range(3):
+            model.step([[5], [6]], cache, [i, i], [1, 1])
+        assert [t._data.ctypes.data for t in cache.tensors] == before
+
+
+def test_bytes_keep_rows_of_zeros_and_what_is_not_finite() -> None:
+    rows = np.array([[0.0, 0.0], [1e-42, 0.0], [2.0, -1.0], [np.inf, 1.0], [np.nan, 1.0]])
+    x, scale = as_bytes(Tensor(rows.astype(np.float32)))
+    with np.errstate(invalid="ignore"):
+        kept = x.numpy() * scale.numpy()
+    np.testing.assert_allclose(kept[:3], rows[:3], atol=0.01)
+    assert not np.isfinite(kept[3:, 0]).any()
 
 
 def test_files_are_let_go() -> None:

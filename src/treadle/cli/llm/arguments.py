@@ -121,6 +121,7 @@ class Cached(StrEnum):
     float32 = "float32"
     bfloat16 = "bfloat16"
     float16 = "float16"
+    int8 = "int8"
 
 
 CacheDtype = Annotated[

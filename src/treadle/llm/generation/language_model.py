@@ -226,7 +226,8 @@ def load(
         context: tokens of a text at most, prompt included; memory is taken as they come.
         prompts: what activations are rounded to while prompts meet quantized weights: "bfloat16"
             (left out: where the processor multiplies it), or "int16", which is nearly exact.
-        cache_dtype: what keys and values of tokens are kept in, "float32", "bfloat16" or "float16";
+        cache_dtype: what keys and values of tokens are kept in, "float32", "bfloat16", "float16"
+            or "int8" with a scale for each token and head;
             None: what the model computes in.
         draft: a smaller model with the same tokens. It proposes what may follow, so that a step of
             the larger one gives several tokens; which ones does not depend on it.

@@ -14,8 +14,11 @@ from treadle.llm.models.adopt import adopted
 from treadle.llm.models.declared import Attention
 from treadle.tensor import Tensor
 
-CACHED = ("float32", "bfloat16", "float16")
-"""Element types of caches."""
+CACHED = ("float32", "bfloat16", "float16", "int8")
+"""Element types of caches; rows of int8 have a scale each."""
+
+Kept = tuple[Tensor, ...]
+"""Of a layer: keys and values, and of int8 the scales of both."""
 
 
 @dataclass(frozen=True)
@@ -25,8 +28,9 @@ class Cache:
     Attributes:
         sequences: that it holds, beside each other.
         length: the most tokens of one sequence.
-        keys, values: for every layer, (sequences, heads, length, features). Layers with a window
-            that is far shorter are rings: position p lies at p mod their length.
+        layers: for every layer, keys and values (sequences, heads, length, features); of int8
+            float32 scales (sequences, heads, length, 1) of both as well. Layers with a window that
+            is far shorter are rings: position p lies at p mod their length.
         widest: tokens of a step at most, as far as rings have room for them.
         back: how many of the tokens that were ever read of a sequence it may go back by, and be
             continued from there; None: by all. From its beginning it may always be read anew.
@@ -34,15 +38,19 @@ class Cache:
 
     sequences: int
     length: int
-    keys: list[Tensor]
-    values: list[Tensor]
+    layers: list[Kept]
     widest: int | None = None
     back: int | None = None
 
     @property
+    def tensors(self) -> list[Tensor]:
+        """Of all layers."""
+        return [t for layer in self.layers for t in layer]
+
+    @property
     def nbytes(self) -> int:
         """Bytes of memory."""
-        return sum(t.size * t.dtype.itemsize for t in (*self.keys, *self.values))
+        return sum(t.size * t.dtype.itemsize for t in self.tensors)
 
 
 PROPOSED = 8
@@ -68,9 +76,12 @@ def empty_cache(
         raise DTypeError("cache", "is not kept in this", saw=repr(dtype), hint=hint)
     element = as_dtype(dtype).numpy
 
-    def zeros(layer: Attention) -> Tensor:
-        shape = (sequences, layer.kv_heads, slots(layer), layer.features)
-        return adopted(np.zeros(shape, element))
+    def kept(layer: Attention) -> Kept:
+        rows = (sequences, layer.kv_heads, slots(layer))
+        found = [adopted(np.zeros((*rows, layer.features), element)) for _ in range(2)]
+        if dtype == "int8":
+            found += [adopted(np.zeros((*rows, 1), np.float32)) for _ in range(2)]
+        return tuple(found)
 
     more = widest + PROPOSED
 
@@ -78,9 +89,8 @@ def empty_cache(
         return length if layer.window is None else min(length, layer.window + more)
 
     rings = any(slots(layer) < length for layer in layers)
-    keys, values = ([zeros(layer) for layer in layers] for _ in range(2))
     return Cache(
-        *(sequences, length, keys, values),
+        *(sequences, length, [kept(layer) for layer in layers]),
         widest=widest if rings else None,
         back=more if rings else None,
     )
@@ -91,8 +101,7 @@ COPIED = 128
 
 
 def copy_positions(
-    keys: list[Tensor],
-    values: list[Tensor],
+    layers: list[Kept],
     source: Tensor,
     target: Tensor,
     given: Tensor,
@@ -100,7 +109,7 @@ def copy_positions(
     length: int,
 ) -> None:
     """Copy neighboring positions `given` (time,), as far as `ends` (1,), between sequences (1,)."""
-    for kept in (*keys, *values):
+    for kept in (t for layer in layers for t in layer):
         ring = kept.shape[2] < length
         slots = given % kept.shape[2] if ring else F.minimum(given, length - 1)
         new = kept[F.expand_dims(source, 1), :, F.expand_dims(slots, 0)]
@@ -132,19 +141,35 @@ def places(starts: Tensor, counts: Tensor, rows: Tensor | None, time: int, lengt
     return Places(rows, starts, starts + counts, F.expand_dims(starts, 1) + steps, length)
 
 
-def write(kept: Tensor, new: Tensor, at: Places) -> None:
-    """Put `new` (batch, heads, time, features) into the cache."""
-    kept[...] = F.cache_update(
-        kept, new.astype(kept.dtype), at.starts, at.ends, at.rows, ring=kept.shape[2] < at.length
-    )
+def write(kept: Kept, new: tuple[Tensor, Tensor], at: Places) -> None:
+    """Put keys and values (batch, heads, time, features) into the cache."""
+    stored: Kept = new
+    if len(kept) > 2:
+        pairs = [as_bytes(x) for x in new]
+        stored = (*(x for x, _ in pairs), *(scale for _, scale in pairs))
+    for tensor, x in zip(kept, stored, strict=True):
+        tensor[...] = F.cache_update(
+            *(tensor, x.astype(tensor.dtype), at.starts, at.ends, at.rows),
+            ring=tensor.shape[2] < at.length,
+        )
+
+
+LEAST = 1e-30
+"""What the largest number of a row counts as at least: its scale is no subnormal number."""
+
+
+def as_bytes(x: Tensor) -> tuple[Tensor, Tensor]:
+    """int8 of x, and the float32 scale of each row: its largest number is 127."""
+    x = x.astype("float32")
+    scale = F.maximum(F.max(F.abs(x), axis=-1, keepdims=True), LEAST) / 127
+    return F.round(x / scale).astype("int8"), scale
 
 
 @dataclass(frozen=True)
 class Held:
     """Attention of a layer over its cache, to which it adds; see `attend`."""
 
-    keys: Tensor
-    values: Tensor
+    kept: Kept
     at: Places
     rounded: bool
 
@@ -152,10 +177,8 @@ class Held:
         self, q: Tensor, k: Tensor, v: Tensor, layer: Attention, sinks: Tensor | None
     ) -> Tensor:
         """See `Memory`."""
-        write(self.keys, k, self.at)
-        write(self.values, v, self.at)
-        given = (q, self.keys, self.values, self.at, layer, sinks)
-        return attend(*given, rounded=self.rounded)
+        write(self.kept, (k, v), self.at)
+        return attend(q, self.kept, self.at, layer, sinks, rounded=self.rounded)
 
 
 class Memory(Protocol):
@@ -172,8 +195,7 @@ class Memory(Protocol):
 
 def attend(
     q: Tensor,
-    keys: Tensor,
-    values: Tensor,
+    kept: Kept,
     at: Places,
     layer: Attention,
     sinks: Tensor | None,
@@ -184,6 +206,7 @@ def attend(
 
     Where they are `rounded`, they are multiplied as bfloat16 if that is faster.
     """
+    keys, values, *scales = kept
     return F.cached_attention(
         *(q, keys, values, at.starts, at.ends, at.rows),
         scale=layer.scale,
@@ -191,5 +214,6 @@ def attend(
         softcap=layer.softcap,
         rounded=rounded,
         sinks=sinks,
+        scales=(scales[0], scales[1]) if scales else None,
         ring=keys.shape[2] < at.length,
     )

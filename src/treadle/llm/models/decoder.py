@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import treadle.functional as F
-from treadle.llm.models.attention import Held, Memory, Places
+from treadle.llm.models.attention import Held, Kept, Memory, Places
 from treadle.llm.models.declared import Attention, Decoder, Experts, Gated, Layer
 from treadle.llm.models.gates import mix
 from treadle.llm.models.matrices import PIECE, Adapt, Dense, Product, Projection
@@ -219,17 +219,16 @@ class DecoderStack:
     def hidden(
         self,
         given: Tensor,
-        keys: list[Tensor],
-        values: list[Tensor],
+        kept: list[Kept],
         at: Places,
         adapt: Adapt | None = None,
     ) -> Tensor:
         """What the last layer gives, (batch, time, hidden), for what `embedding.given` gave."""
         x = self.embedded(given)
         shared = Shared(self.angles(at.positions, at.ends), adapt)
-        for layer, k, v in zip(self.layers, keys, values, strict=True):
+        for layer, memory in zip(self.layers, kept, strict=True):
             rounded = layer.attention.rounds and x.shape[1] >= PIECE
-            x = layer(x, Held(k, v, at, rounded), shared)
+            x = layer(x, Held(memory, at, rounded), shared)
         return x
 
     def products(self) -> list[Product]:

@@ -11,7 +11,14 @@ import numpy.typing as npt
 import treadle.functional as F
 from treadle import jit
 from treadle.base.errors import IndexRangeError, ShapeError
-from treadle.llm.models.attention import COPIED, Cache, copy_positions, empty_cache, places
+from treadle.llm.models.attention import (
+    COPIED,
+    Cache,
+    Kept,
+    copy_positions,
+    empty_cache,
+    places,
+)
 from treadle.llm.models.decoder import DecoderStack
 from treadle.llm.models.stacked import Stacked
 from treadle.tensor import Tensor
@@ -114,8 +121,7 @@ class Model:
             Tensor(first),
             Tensor(meant),
             None if which is None else Tensor(which),
-            cache.keys,
-            cache.values,
+            cache.layers,
             cache.length,
             adapted,
             all,
@@ -146,11 +152,11 @@ class Model:
             saw = f"{source} to {target} of {cache.sequences} sequences"
             raise IndexRangeError("share", "these are not two sequences of the cache", saw=saw)
         one, other = (Tensor(np.array([i], np.int32)) for i in (source, target))
-        count = min(COPIED, *(kept.shape[2] for kept in cache.keys))
+        count = min(COPIED, *(kept.shape[2] for kept in cache.tensors))
         for first in range(begin, end, count):
             given = Tensor(np.arange(first, first + count, dtype=np.int32))
             ends = Tensor(np.array([min(first + count, end)], np.int32))
-            self._copies(cache.keys, cache.values, one, other, given, ends, cache.length)
+            self._copies(cache.layers, one, other, given, ends, cache.length)
 
     def _step(
         self,
@@ -158,8 +164,7 @@ class Model:
         starts: Tensor,
         counts: Tensor,
         rows: Tensor | None,
-        keys: list[Tensor],
-        values: list[Tensor],
+        kept: list[Kept],
         length: int,
         adapters: Tensor | None,
         all: bool,
@@ -169,7 +174,7 @@ class Model:
         adapt = None
         if adapters is not None and self.adapters is not None:
             adapt = self.adapters.chosen(adapters)
-        x = self.stack.hidden(tokens, keys, values, at, adapt)
+        x = self.stack.hidden(tokens, kept, at, adapt)
         if not all:
             last = F.maximum(counts - 1, 0)
             x = x[Tensor(np.arange(batch, dtype=np.int32)), last]

@@ -41,7 +41,7 @@ class Spec:
     """The constants of a kernel.
 
     Attributes:
-        dtype, kept: element types of queries and results, and of the cache.
+        dtype, kept: element types of queries and results, and of the cache; int8 has scales.
         d, e: features of keys and of values.
         scale, window, softcap, ring: of the op, with the scale known.
         sinks: their element type, if there are any.
@@ -65,6 +65,11 @@ class Spec:
     def factor(self) -> float:
         """What queries are multiplied by: scores are powers of 2, or arguments of tanh."""
         return self.scale * LOG2_E if self.softcap is None else self.scale / self.softcap
+
+    @property
+    def scaled(self) -> bool:
+        """Whether rows of the cache have scales."""
+        return self.kept is dt.int8
 
     @property
     def compute(self) -> DType:
@@ -139,11 +144,13 @@ class Item:
 class _Keys:
     """One head of a cache: keys and values; of a ring, what lies in its first slot, and its size.
 
-    No tile sees positions from before `base` or beyond two turns of the ring.
+    No tile sees positions from before `base` or beyond two turns of the ring. Caches of int8 have
+    `scales` of keys and of values.
     """
 
     k: Value
     v: Value
+    scales: tuple[Value, ...] = ()
     base: Value | None = None
     slots: Value | None = None
 
@@ -249,6 +256,7 @@ class _Cached(Rows[_Scratch]):
     def __init__(self, spec: Spec) -> None:
         super().__init__(spec)
         self.k, self.v = pointer(spec.kept, "k"), pointer(spec.kept, "v")
+        self.scales = scales_of(spec)
         self.sequences = size("sequences")
         self.d_pitch, self.e_pitch = (round_up(n, spec.lanes) for n in (spec.d, spec.e))
 
@@ -257,7 +265,7 @@ class _Cached(Rows[_Scratch]):
         """In order."""
         more = () if self.sinks is None else (self.sinks,)
         sizes = self.sequences, self.shared, self.group, self.time, self.capacity, self.chunks
-        return (self.q, self.k, self.v, self.y, *self.places, *more, *sizes)
+        return (self.q, self.k, self.v, self.y, *self.places, *self.scales, *more, *sizes)
 
     def write(self, b: Builder, lo: Value, hi: Value) -> None:
         """The entry."""
@@ -274,7 +282,11 @@ class _Cached(Rows[_Scratch]):
         s = self.s
         sequence = bounded(b, b.load(self.places[2], at.row), b.sub(self.sequences, 1))
         line = b.mul(b.add(b.mul(sequence, self.shared), at.head), self.capacity)
-        keys = _Keys(b.offset(self.k, b.mul(line, s.d)), b.offset(self.v, b.mul(line, s.e)))
+        keys = _Keys(
+            b.offset(self.k, b.mul(line, s.d)),
+            b.offset(self.v, b.mul(line, s.e)),
+            tuple(b.offset(p, line) for p in self.scales),
+        )
         tiles = b.mul(b.div(b.add(at.meant, s.tile - 1), s.tile), s.tile)
         self.prepare(b, scratch, at, tiles)
         b.zero(scratch.y, b.mul(tiles, self.e_pitch))
@@ -305,11 +317,11 @@ class _Cached(Rows[_Scratch]):
         begin, stop = b.max(begin, _aligned(b, self.s, least, s.together)), b.min(stop, most)
         if s.ring:
             base = b.mul(b.div(least, self.capacity), self.capacity)
-            keys = _Keys(keys.k, keys.v, base, self.capacity)
+            keys = _Keys(keys.k, keys.v, keys.scales, base, self.capacity)
 
         def work() -> None:
             largest = self.score(b, scratch, keys, r, (begin, stop), least)
-            factors = self.weigh(b, scratch, r, largest, b.sub(stop, begin))
+            factors = self.weigh(b, scratch, keys, r, largest, (begin, stop), least)
             for column in range(0, self.e_pitch, s.columns * s.lanes):
                 self.average(b, scratch, keys, r, (begin, stop), least, column, factors)
 
@@ -335,11 +347,11 @@ class _Cached(Rows[_Scratch]):
         last = b.sub(stop, 1)
 
         def turn(key: Value, largest: Value) -> tuple[Value, ...]:
-            places = [b.min(b.add(key, i), last) for i in range(s.together)]
-            if s.window is not None:
-                places = [b.max(p, least) for p in places]
-            lines = [b.offset(keys.k, b.mul(keys.slot(b, p), s.d)) for p in places]
+            slots = self.slots(b, keys, key, last, least)
+            lines = [b.offset(keys.k, b.mul(slot, s.d)) for slot in slots]
             found = sum_lanes(b, self.products(b, queries, lines))
+            if s.scaled:
+                found = b.mul(found, self.scale(b, keys.scales[0], slots))
             if s.softcap is not None:
                 found = b.mul(tanh(b, found), s.softcap * LOG2_E)
             at = b.add(b.splat(b.cast(key, self.number), s.lanes), numbers)
@@ -350,6 +362,23 @@ class _Cached(Rows[_Scratch]):
 
         lowest = b.constant(-math.inf, s.compute, s.lanes)
         return b.loop(begin, stop, s.together, turn, (lowest,))[0]
+
+    def slots(self, b: Builder, keys: _Keys, key: Value, last: Value, least: Value) -> list[Value]:
+        """Where the keys of a vector of scores lie, or others that are seen."""
+        places = [b.min(b.add(key, i), last) for i in range(self.s.together)]
+        if self.s.window is not None:
+            places = [b.max(p, least) for p in places]
+        return [keys.slot(b, p) for p in places]
+
+    def scale(self, b: Builder, scales: Value, slots: list[Value]) -> Value:
+        """Those of a vector of scores."""
+        s = self.s
+        if len(slots) == 1:
+            return b.splat(b.cast(b.load(scales, slots[0]), s.compute), s.lanes)
+        found = b.constant(0.0, s.compute, len(slots))
+        for i, slot in enumerate(slots):
+            found = b.insert(found, i, b.cast(b.load(scales, slot), s.compute))
+        return b.shuffle(found, found, [i // s.tile for i in range(s.lanes)])
 
     def products(self, b: Builder, queries: list[Value], lines: list[Value]) -> tuple[Value, ...]:
         """Sums by lane of each key times each query, keys outside."""
@@ -371,10 +400,18 @@ class _Cached(Rows[_Scratch]):
         return turn(full, *sums, mask=_tail(b, s, s.d, full)) if full < s.d else sums
 
     def weigh(
-        self, b: Builder, scratch: _Scratch, r: Value, largest: Value, count: Value
+        self,
+        b: Builder,
+        scratch: _Scratch,
+        keys: _Keys,
+        r: Value,
+        largest: Value,
+        span: tuple[Value, Value],
+        least: Value,
     ) -> list[Value]:
         """Make scores weights, add them to the rows' sums; what earlier results are scaled by."""
-        s = self.s
+        s, (begin, stop) = self.s, span
+        count, last = b.sub(stop, begin), b.sub(stop, 1) if self.s.scaled else stop
         before = _per_lane(b, s, scratch.largest, r)
         largest = b.max(before, _over_keys(b, s, largest, b.max))
         shift = b.select(
@@ -386,7 +423,11 @@ class _Cached(Rows[_Scratch]):
         def turn(at: Value, total: Value) -> tuple[Value, ...]:
             score = b.load(scratch.scores, at, s.lanes, aligned=True)
             weight = power_of_two(b, b.sub(score, shift))
-            b.store(scratch.scores, at, weight, aligned=True)
+            factor = weight
+            if s.scaled:
+                slots = self.slots(b, keys, b.add(begin, b.div(at, s.tile)), last, least)
+                factor = b.mul(weight, self.scale(b, keys.scales[1], slots))
+            b.store(scratch.scores, at, factor, aligned=True)
             return (b.add(weight, total),)
 
         zero = b.constant(0.0, s.compute, s.lanes)
@@ -488,8 +529,13 @@ def tanh(b: Builder, x: Value) -> Value:
     return b.copysign(b.div(b.sub(one, power), b.add(one, power)), x)
 
 
+def scales_of(spec: Spec) -> tuple[Value, ...]:
+    """Parameters."""
+    return tuple(pointer(dt.float32, n) for n in ("k_scales", "v_scales")) if spec.scaled else ()
+
+
 @cache
 def cached_kernel(spec: Spec) -> Kernel:
-    """The kernel over (q, k, v, y, starts, ends, rows[, sinks], sizes)."""
+    """The kernel over (q, k, v, y, starts, ends, rows[, two scales][, sinks], sizes)."""
     made = _Cached(spec)
     return kernel("cached_attention", made.parameters, made.write, (), spec.target.features)

@@ -23,6 +23,7 @@ from treadle.backends.codegen.attention.cached import (
     Rows,
     Seen,
     Spec,
+    scales_of,
     tanh,
 )
 from treadle.backends.codegen.attention.operands import LOG2_E
@@ -51,7 +52,7 @@ def takes(spec: Spec) -> bool:
 
 @cache
 def words_kernel(spec: Spec) -> Kernel:
-    """A kernel over panels of keys: (k, v, key words, value words, ends, rows, sizes).
+    """A kernel over panels of keys: (k, v, key words, value words, ends, rows[, scales], sizes).
 
     Sizes are the sequences and heads of the cache, its capacity, and panels of a head.
     """
@@ -75,6 +76,7 @@ class _Words:
         self.s = spec
         self.k, self.v = pointer(spec.kept, "k"), pointer(spec.kept, "v")
         self.key_words, self.value_words = (pointer(dt.int32, n) for n in ("kw", "vw"))
+        self.scales = scales_of(spec)
         self.ends, self.rows = pointer(spec.places[1], "ends"), pointer(spec.places[2], "rows")
         names = ("sequences", "shared", "capacity", "panels")
         self.sizes = [size(n) for n in names]
@@ -84,7 +86,8 @@ class _Words:
     def parameters(self) -> tuple[Value, ...]:
         """In order."""
         places = self.ends, self.rows
-        return (self.k, self.v, self.key_words, self.value_words, *places, *self.sizes)
+        words = self.key_words, self.value_words
+        return (self.k, self.v, *words, *places, *self.scales, *self.sizes)
 
     def write(self, b: Builder, lo: Value, hi: Value) -> None:
         """The entry."""
@@ -104,28 +107,39 @@ class _Words:
         def work() -> None:
             steps = self.s.d // STEP
             into = b.mul(b.add(b.mul(entry, self.panels), panel), steps * PANEL)
-            self._keys(b, b.mul(start, self.s.d), here, b.offset(self.key_words, into))
+            scales = [b.offset(p, start) for p in self.scales]
+            into = b.offset(self.key_words, into)
+            self._keys(b, b.mul(start, self.s.d), here, into, scales[:1])
             for column in range(self.s.e // WIDTH):
                 place = b.add(b.mul(entry, self.s.e // WIDTH), column)
                 into = b.mul(b.add(b.mul(place, self.panels), panel), PANEL)
                 source = b.add(b.mul(start, self.s.e), column * WIDTH)
-                self._values(b, source, here, b.offset(self.value_words, into))
+                self._values(b, source, here, b.offset(self.value_words, into), scales[1:])
 
         b.branch(b.compare("lt", 0, here), work)
 
-    def _line(self, b: Builder, kept: Value, at: Value, there: Value) -> Value:
+    def _line(self, b: Builder, kept: Value, at: Value, there: Value, scale: list[Value]) -> Value:
         """Sixteen numbers as bfloat16; 0 behind the last key, where anything may lie."""
         mask = b.first_lanes(b.select(there, b.index(LINES), b.index(0)), LINES)
         value = b.cast(b.load(kept, at, LINES, mask), dt.float32)
+        for factor in scale:
+            value = b.mul(value, b.splat(factor, LINES))
         return b.cast(value, dt.bfloat16)
 
-    def _keys(self, b: Builder, first: Value, here: Value, into: Value) -> None:
+    def _scale(self, b: Builder, scales: list[Value], key: Value, here: Value) -> list[Value]:
+        """That of a key; of the last one behind it."""
+        return [b.load(p, b.min(key, b.sub(here, 1))) for p in scales]
+
+    def _keys(
+        self, b: Builder, first: Value, here: Value, into: Value, scales: list[Value]
+    ) -> None:
         """Columns are keys; words lie below each other."""
 
         def key(j: Value) -> None:
             line, there = b.add(first, b.mul(j, self.s.d)), b.compare("lt", j, here)
+            scale = self._scale(b, scales, j, here)
             for at in range(0, self.s.d, LINES):
-                words = b.bitcast(self._line(b, self.k, b.add(line, at), there), dt.int32)
+                words = b.bitcast(self._line(b, self.k, b.add(line, at), there, scale), dt.int32)
                 step, word = divmod(at // 2, WORDS)
                 for i in range(LINES // 2):
                     place = step * PANEL + (word + i) * WIDTH
@@ -133,7 +147,9 @@ class _Words:
 
         b.loop(0, STEP, 1, key)
 
-    def _values(self, b: Builder, first: Value, here: Value, into: Value) -> None:
+    def _values(
+        self, b: Builder, first: Value, here: Value, into: Value, scales: list[Value]
+    ) -> None:
         """Columns are features; a word holds two neighboring keys."""
 
         def word(w: Value) -> None:
@@ -142,7 +158,8 @@ class _Words:
                 for i in range(2):
                     key = b.add(b.mul(w, 2), i)
                     at = b.add(b.add(first, b.mul(key, self.s.e)), half * LINES)
-                    line = self._line(b, self.v, at, b.compare("lt", key, here))
+                    scale = self._scale(b, scales, key, here)
+                    line = self._line(b, self.v, at, b.compare("lt", key, here), scale)
                     found.append(b.cast(b.bitcast(line, dt.uint16), dt.int32))
                 both = b.bitwise("or", found[0], b.bitwise("shl", found[1], 16))
                 b.store(into, b.add(b.mul(w, WIDTH), half * LINES), both)

@@ -11,7 +11,7 @@ from treadle.backends.program import Launch, Lowered, Ref
 from treadle.base.estimates import estimate
 from treadle.base.symbol import Dim
 from treadle.base.types import TensorType
-from treadle.ops.cache import CachedAttention
+from treadle.ops.cache import CachedAttention, split_more
 
 MOST_FEATURES = 512
 """Features of a head beyond which rows of an item no longer fit the caches."""
@@ -24,7 +24,7 @@ def lower_cached_attention(
     op: CachedAttention, types: tuple[TensorType, ...], frozen: tuple[bool, ...], target: Target
 ) -> Lowered | Support:
     """One launch; what is read of the caches is known when it runs."""
-    q, k, v, *places = types
+    (q, k, v), places, (_, sinks) = types[:3], types[3:6], split_more(types[6:])
     d, e = k.shape[3], v.shape[3]
     heads, shared = q.shape[1], k.shape[1]
     numbers = all(isinstance(x, int) for x in (d, e, heads, shared))
@@ -41,8 +41,8 @@ def lower_cached_attention(
         op.window,
         op.softcap,
         op.ring,
-        places[3].dtype if len(places) > 3 else None,
-        tuple(t.dtype for t in places[:3]),
+        sinks[0].dtype if sinks else None,
+        tuple(t.dtype for t in places),
         target,
     )
     group, time = int(heads) // int(shared), q.shape[2]
@@ -75,14 +75,15 @@ def _in_pairs(
     words = [entries * panels * pairs.STEP * width * 2 for width in (spec.d, spec.e)]
     kept = Ref("workspace", 0), Ref("workspace", 1)
     operands = [Ref("input", i) for i in range(len(types))]
+    scales, sinks = split_more(operands[6:])
     make = Launch(
         pairs.words_kernel(spec),
-        (*operands[1:3], *kept, *operands[4:6], sequences, shared, capacity, panels),
+        (*operands[1:3], *kept, *operands[4:6], *scales, sequences, shared, capacity, panels),
         entries * panels,
         estimate(flops) < SERIAL_FLOPS,
         nbytes=(words[0] + words[1]) // 2,
     )
-    more = (*operands[3:5], *operands[6:], shared, group, time, capacity, chunks, panels)
+    more = (*operands[3:5], *sinks, shared, group, time, capacity, chunks, panels)
     arguments = (operands[0], *kept, Ref("output", 0), *more)
     launch = Launch(
         pairs.pairs_kernel(spec),
