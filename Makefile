@@ -247,6 +247,10 @@ build: $(VENV)/.build ## build wheel and source distribution into dist/
 	rm -rf dist
 	$(PY) -m build --outdir dist .
 
+.PHONY: release
+release: $(VENV)/.ready ## make all files of a release from the last commit into dist/ (docs/releasing.md)
+	$(PY) -m tools.release build $(ARGS)
+
 .PHONY: lite-wheel
 lite-wheel: $(VENV)/.ready ## build the wheel of treadle-lite into dist/; make lite-wheel BACKENDS=cpu,opencl
 	$(PY) -m tools.lite_wheel --backends $(or $(BACKENDS),cpu) $(ARGS)
