@@ -15,6 +15,7 @@ from treadle.base.env import TRACEBACK
 from treadle.base.errors import TreadleError
 from treadle.base.loc import UNKNOWN
 from treadle.base.version import VERSION
+from treadle.cli.console import printable_text
 from treadle.cli.late import Late, group_of
 from treadle.cli.status import Misuse, Status, Unfit
 
@@ -79,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except TreadleError as error:
         if _is_ours(error.at.file):
             error.locate(UNKNOWN)
-        typer.echo(f"treadle {given[0]}: {error}", err=True)
+        typer.echo(printable_text(f"treadle {given[0]}: {error}"), err=True)
         return _status_of(error)
     except KeyboardInterrupt:
         return Status.INTERRUPTED
@@ -88,12 +89,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return Status.FAILED
     except OSError as error:
         name = f"{error.filename}: " if error.filename else ""
-        typer.echo(f"treadle {given[0]}: {name}{error.strerror or error}", err=True)
+        told = f"treadle {given[0]}: {name}{error.strerror or error}"
+        typer.echo(printable_text(told), err=True)
         return Status.FAILED
     except Exception as error:
         if TRACEBACK.get() == "full":
             raise
-        typer.echo(f"treadle {given[0]}: {_told(error)}", err=True)
+        typer.echo(printable_text(f"treadle {given[0]}: {_told(error)}"), err=True)
         return Status.FAILED
     return Status.DONE
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, TaskProgressColumn, TextColumn
+from rich.progress import Progress as Bar
 from rich.status import Status as Spinner
 
 from treadle.engine.table import lines
@@ -25,7 +28,7 @@ class Progress:
         if self._spinner is None:
             return
         if what:
-            self._spinner.update(what)
+            self._spinner.update(escape(printable(what)))
             self._spinner.start()
         else:
             self._spinner.stop()
@@ -38,8 +41,21 @@ def progress(what: str) -> Iterator[Progress]:
     if not console.is_terminal:
         yield Progress()
         return
-    with console.status(what) as spinner:
+    with console.status(escape(printable(what))) as spinner:
         yield Progress(spinner)
+
+
+@contextmanager
+def bar(what: str, total: int) -> Iterator[Callable[[int], None]]:
+    """Show how much of a total is done while the block runs; the function is told of each part."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda _: None
+        return
+    columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn()
+    with Bar(*columns, console=console, transient=True) as shown:
+        task = shown.add_task(escape(printable(what)), total=total)
+        yield lambda part: shown.advance(task, part)
 
 
 def printable(text: str) -> str:

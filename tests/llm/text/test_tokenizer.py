@@ -4,8 +4,9 @@ import json
 
 import numpy as np
 import pytest
+from tests.llm.saved import bytes_tokenizer
 
-from treadle.base.errors import CheckpointError, IndexRangeError
+from treadle.base.errors import CheckpointError, DTypeError, IndexRangeError
 from treadle.llm.files import TokenizerFile, TokenizerTables
 from treadle.llm.text import Tokenizer
 from treadle.llm.text.splitting import PATTERNS
@@ -160,3 +161,15 @@ def test_tokenizers_that_are_alike():
     mine, same = (Tokenizer.of(bytes_tables()) for _ in range(2))
     assert mine.is_like(same) and mine.end == 262
     assert not mine.is_like(Tokenizer.of(pieces_tables()))
+
+
+def test_what_is_no_character():
+    """Python's reading of bytes that are no UTF-8, and the halves that JSON may spell."""
+    tokenizer = Tokenizer(bytes_tokenizer("<end>"), None, frozenset(), adds_bos=False)
+    for call in (
+        lambda: tokenizer.encode("ab\ud83d"),
+        lambda: tokenizer.encode_pair("ab\udcff"),
+        lambda: tokenizer.encode_pair("ab", "ab\udcff"),
+    ):
+        with pytest.raises(DTypeError, match="character 2"):
+            call()

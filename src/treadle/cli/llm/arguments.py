@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import io
+import math
 import os
+import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from enum import StrEnum
+from functools import partial
 from typing import Annotated, Any
 
 import typer
 
-from treadle.cli.console import progress
-from treadle.llm.generation import LanguageModel, load
+from treadle.base.blocks import Blocks
+from treadle.cli.console import bar, printable_text
+from treadle.llm.files import Checkpoint, Stored, open_checkpoint
+from treadle.llm.files.checkpoint import Array
+from treadle.llm.generation import LanguageModel
+from treadle.llm.generation.text_stream import TextStream
 
 _SAMPLING, _MODEL = "Sampling", "Model"
 
@@ -140,6 +151,27 @@ _ADAPTER = "adapter"
 """What the only adapter of a command is called."""
 
 
+@contextmanager
+def loading(checkpoint: Checkpoint) -> Iterator[Checkpoint]:
+    """The checkpoint, with tensors that move a bar as they are read."""
+    path = checkpoint.path
+    total = sum(math.prod(tensor.shape) for tensor in checkpoint.tensors.values())
+    with bar(f"loading {os.path.basename(path.rstrip('/')) or path}", total) as read:
+        left = set(checkpoint.tensors)
+
+        def told(name: str, tensor: Stored) -> Array | Blocks:
+            if name in left:
+                left.remove(name)
+                read(math.prod(tensor.shape))
+            return tensor.make()
+
+        counted = {
+            name: replace(tensor, make=partial(told, name, tensor))
+            for name, tensor in checkpoint.tensors.items()
+        }
+        yield replace(checkpoint, tensors=counted)
+
+
 def opened(
     source: str,
     context: int,
@@ -153,20 +185,46 @@ def opened(
 ) -> tuple[LanguageModel, float]:
     """The model, and how many seconds that took."""
     begun = time.perf_counter()
-    with progress(f"loading {os.path.basename(source.rstrip('/')) or source}"):
+    smaller = None
+    if draft is not None:
+        with loading(open_checkpoint(draft)) as checkpoint:
+            smaller = LanguageModel.of(checkpoint, dtype.value, context=8)
+    with loading(open_checkpoint(source)) as checkpoint:
         rounded = None if prompts is None else prompts.value
-        model = load(
-            *(source, dtype.value),
+        model = LanguageModel.of(
+            *(checkpoint, dtype.value),
             sequences=sequences,
             context=context,
             prompts=rounded,
             cache_dtype=None if cache_dtype is None else cache_dtype.value,
-            draft=draft,
+            draft=smaller,
             adapters=None if adapter is None else {_ADAPTER: adapter},
         )
         if adapter is not None:
             model = model.adapted(_ADAPTER)
     return model, time.perf_counter() - begun
+
+
+def said(stream: TextStream) -> bool:
+    """Print pieces as they come; whether they came to their end, and Ctrl-C did not end them."""
+    try:
+        for piece in stream:
+            typer.echo(printable_text(piece), nl=False)
+    except KeyboardInterrupt:
+        stream.close()
+    typer.echo()
+    return stream.finish != "cancelled"
+
+
+def typed(text: str) -> str:
+    """An argument, with U+FFFD for bytes that are no UTF-8."""
+    return text.encode(errors="surrogateescape").decode(errors="replace")
+
+
+def readable_input() -> None:
+    """Have standard input give U+FFFD for bytes that are no UTF-8."""
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(encoding="utf-8", errors="replace")
 
 
 def given(**options: Any) -> dict[str, Any]:

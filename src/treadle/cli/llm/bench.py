@@ -12,7 +12,7 @@ import typer
 
 from treadle.base.env import NUM_THREADS
 from treadle.cli.console import progress, show_facts, show_table
-from treadle.cli.llm.arguments import Dtype, Rounded, Source, Weights
+from treadle.cli.llm.arguments import Dtype, Rounded, Source, Weights, loading
 from treadle.engine.table import size as readable
 from treadle.llm.files import open_checkpoint
 from treadle.llm.models import build
@@ -37,8 +37,7 @@ def command(
     As `llama-bench` measures it: tokens are random, nothing is sampled.
     """
     begun = time.perf_counter()
-    with progress(f"loading {source}"):
-        checkpoint = open_checkpoint(source)
+    with loading(open_checkpoint(source)) as checkpoint:
         model = build(checkpoint, dtype.value, None if prompts is None else prompts.value)
     seconds = time.perf_counter() - begun
     cache = model.cache(1, depth + prompt + generate, widest=max(depth, prompt))

@@ -7,6 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
+from treadle.base.errors import TreadleError
+from treadle.base.loc import UNKNOWN
 from treadle.cli.console import printable_text
 from treadle.cli.llm.arguments import (
     Adapter,
@@ -27,7 +29,11 @@ from treadle.cli.llm.arguments import (
     Weights,
     given,
     opened,
+    readable_input,
+    said,
+    typed,
 )
+from treadle.cli.status import Status
 from treadle.llm.generation import LanguageModel
 
 System = Annotated[str, typer.Option(metavar="TEXT", help="What the model is told beforehand.")]
@@ -35,7 +41,7 @@ Message = Annotated[
     str | None,
     typer.Argument(metavar="[TEXT]", help="A question; without one, what you type is answered."),
 ]
-_HELP = "Type a message. /clear begins anew, /exit ends (or Ctrl-D); Ctrl-C ends an answer."
+_HELP = "Type a message. /clear begins anew, /exit ends as Ctrl-D does, Ctrl-C an answer."
 
 
 def command(
@@ -74,12 +80,21 @@ def command(
         stop=tuple(stop or ()),
         lookup=lookup,
     )
-    first = [{"role": "system", "content": system}] if system else []
+    first = [{"role": "system", "content": typed(system)}] if system else []
     if message is not None:
-        _answer(model, [*first, {"role": "user", "content": message}], options)
+        if not _answer(model, [*first, {"role": "user", "content": typed(message)}], options):
+            raise typer.Exit(Status.INTERRUPTED)
         return
+    typer.echo(f"loaded in {seconds:.1f} s.", err=True)
+    _converse(model, first, options)
+
+
+def _converse(model: LanguageModel, first: list[dict[str, Any]], options: dict[str, Any]) -> None:
+    """Answer what is typed."""
+    readable_input()
     shown = sys.stdin.isatty()
-    typer.echo(f"loaded in {seconds:.1f} s. {_HELP if shown else ''}".rstrip(), err=True)
+    if shown:
+        typer.echo(_HELP, err=True)
     messages = list(first)
     while (text := _typed(shown)) is not None:
         if text == "/exit":
@@ -90,7 +105,16 @@ def command(
             typer.echo(_HELP, err=True)
         elif text:
             messages.append({"role": "user", "content": text})
-            messages.append({"role": "assistant", "content": _answer(model, messages, options)})
+            try:
+                _answer(model, messages, options)
+            except TreadleError as error:
+                if not shown:
+                    raise
+                error.locate(UNKNOWN)
+                typer.echo(printable_text(f"{error}\n/clear begins anew."), err=True)
+                messages.pop()
+            except KeyboardInterrupt:  # before there was a token
+                messages.pop()
 
 
 def _typed(shown: bool) -> str | None:
@@ -101,13 +125,10 @@ def _typed(shown: bool) -> str | None:
         return None
 
 
-def _answer(model: LanguageModel, messages: list[dict[str, Any]], options: dict[str, Any]) -> str:
+def _answer(model: LanguageModel, messages: list[dict[str, Any]], options: dict[str, Any]) -> bool:
+    """Answer, and take that to the messages; whether it was not interrupted."""
     stream = model.stream_chat(messages, **options)
-    try:
-        for piece in stream:
-            typer.echo(printable_text(piece), nl=False)
-    except KeyboardInterrupt:
-        stream.close()
-    typer.echo()
+    whole = said(stream)
+    messages.append({"role": "assistant", "content": stream.text})
     typer.echo(f"({stream.timing})", err=True)
-    return stream.text
+    return whole

@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from treadle.cli.console import printable_text
 from treadle.cli.llm.arguments import (
     Adapter,
     CacheDtype,
@@ -27,7 +26,11 @@ from treadle.cli.llm.arguments import (
     Weights,
     given,
     opened,
+    readable_input,
+    said,
+    typed,
 )
+from treadle.cli.status import Status
 
 Prompt = Annotated[str, typer.Argument(metavar="TEXT", help="What is continued; - reads it.")]
 
@@ -54,7 +57,9 @@ def command(
 
     A model that was tuned for conversations answers with `treadle llm chat`.
     """
-    text = sys.stdin.read() if prompt == "-" else prompt
+    if prompt == "-":
+        readable_input()
+    text = sys.stdin.read() if prompt == "-" else typed(prompt)
     model, seconds = opened(
         *(source, context, dtype, prompts), cache_dtype=cache_dtype, draft=draft, adapter=adapter
     )
@@ -71,7 +76,7 @@ def command(
             lookup=lookup,
         ),
     )
-    for piece in stream:
-        typer.echo(printable_text(piece), nl=False)
-    typer.echo()
+    whole = said(stream)
     typer.echo(f"loaded in {seconds:.1f} s; {stream.timing}; {stream.finish}", err=True)
+    if not whole:
+        raise typer.Exit(Status.INTERRUPTED)

@@ -11,8 +11,7 @@ import typer
 
 from treadle.base.env import SERVE_TOKEN
 from treadle.base.errors import LoadError
-from treadle.cli.console import progress
-from treadle.cli.llm.arguments import CacheDtype, Context, Draft, Dtype, Rounded, Weights
+from treadle.cli.llm.arguments import CacheDtype, Context, Draft, Dtype, Rounded, Weights, loading
 from treadle.cli.serve import (
     AllowHost,
     Grace,
@@ -118,11 +117,11 @@ def _served(
 ) -> list[Any]:
     """A model, and behind it what its adapters make of it."""
     begun = time.perf_counter()
-    with progress(f"loading {name}"):
+    with loading(checkpoint) as given:
         if _is_encoder(checkpoint):
-            made = [speaking.Reader(name, TextEmbedder.of(checkpoint, dtype))]
+            made = [speaking.Reader(name, TextEmbedder.of(given, dtype))]
         else:
-            model, sequences = LanguageModel.of(checkpoint, dtype, **how), how["sequences"]
+            model, sequences = LanguageModel.of(given, dtype, **how), how["sequences"]
             made = [speaking.Speaker(name, model, sequences)]
             made += [speaking.Speaker(n, model.adapted(n), sequences) for n in how["adapters"]]
     seconds = time.perf_counter() - begun

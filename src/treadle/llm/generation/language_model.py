@@ -159,7 +159,7 @@ class LanguageModel:
     ) -> list[int]:
         """The tokens of a conversation, up to where the answer begins."""
         if self.template is None:
-            hint = "use generate, or a model that was tuned for conversations"
+            hint = "continue texts (generate, treadle llm run), or take a model tuned for chats"
             problem = "the model has no template of conversations"
             raise CheckpointError(self.checkpoint.path, problem, hint=hint)
         return self.tokenizer.encode(self.template.render(messages, tools), special=True)

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import treadle.functional as F
 from treadle.base.blocks import Blocks
 from treadle.base.errors import CheckpointError
+from treadle.base.files.strict_json import shorten
 from treadle.llm.models.adopt import adopted
 from treadle.llm.models.declared import Names, Norm, Piece
 from treadle.llm.models.matrices import Adapt, Dense, Matrix, Product, Quantized, Table, quantized
@@ -167,9 +168,12 @@ class Weights:
         for piece in asked:
             if piece.name in self._there:
                 return piece
-        known = ", ".join(sorted(self._there)[:20])
-        problem = f"is missing, as {' or '.join(p.name for p in asked)}"
-        raise CheckpointError(name, problem, saw=f"{len(self._there)} tensors: {known}")
+        known = ", ".join(map(shorten, sorted(self._there)[:4]))
+        others = [p.name for p in asked if p.name != name]
+        problem = f"is missing{', as ' if others else ''}{' or '.join(others)}"
+        hint = "the config belongs to another model, or a part of this one is not there"
+        saw = f"{len(self._there)} tensors: {known}, ..."
+        raise CheckpointError(name, problem, saw=saw, hint=hint)
 
     def check_all_taken(self) -> None:
         """Raise where layers have tensors that the model has no use for."""
@@ -180,7 +184,7 @@ class Weights:
             raise CheckpointError(
                 left[0],
                 f"and {len(left) - 1} more tensors have no place in the model of this config",
-                saw=", ".join(left[:20]),
+                saw=", ".join(map(shorten, left[:4])),
                 hint="the config belongs to another model",
             )
 

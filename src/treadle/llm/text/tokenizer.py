@@ -7,7 +7,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from treadle.base.errors import CheckpointError, IndexRangeError
+from treadle.base.errors import CheckpointError, DTypeError, IndexRangeError
 from treadle.llm.files import TokenizerFile, TokenizerSource, TokenizerTables
 from treadle.llm.text.packages import needed
 from treadle.llm.text.splitting import PATTERNS, WHOLE_WORDS
@@ -72,7 +72,11 @@ class Tokenizer:
             special: special tokens in the text are those tokens, as templates write them, and none
                 are added. Otherwise they are plain text, as people may type it, and `bos` comes
                 first where the model wants it.
+
+        Raises:
+            DTypeError: the text holds what is no character.
         """
+        _check(text)
         with self._lock:
             self._library.encode_special_tokens = not special
             found = self._library.encode(text, add_special_tokens=False).ids
@@ -85,7 +89,12 @@ class Tokenizer:
 
         Returns:
             Tokens, and for each whether it is of the first text (0) or of the other one (1).
+
+        Raises:
+            DTypeError: a text holds what is no character.
         """
+        _check(text)
+        _check(other or "")
         with self._lock:
             self._library.encode_special_tokens = True
             found = self._library.encode(text, other, add_special_tokens=True)
@@ -123,6 +132,16 @@ class Tokenizer:
     def stream(self) -> Pieces:
         """Text token by token."""
         return Pieces(self)
+
+
+def _check(text: str) -> None:
+    """Refuse halves of surrogate pairs: bytes that are no UTF-8 become such in Python's hands."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        saw = f"{text[error.start]!r} at character {error.start}"
+        hint = "read texts with errors='replace'"
+        raise DTypeError("text", "holds half of a surrogate pair", saw=saw, hint=hint) from None
 
 
 class Pieces:
