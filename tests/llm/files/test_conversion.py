@@ -11,11 +11,13 @@ import numpy as np
 import pytest
 from tests.llm.files.models import DIM, HIDDEN, LAYERS, MODELS, VOCABULARY
 from tests.llm.files.test_gguf_checkpoint import TOKENS
+from tests.llm.saved import saved
 
 from treadle.base.blocks import Blocks
 from treadle.base.errors import CheckpointError, DTypeError
 from treadle.llm.files import TokenizerFile, convert, info, open_checkpoint, quantize
 from treadle.llm.files.gguf import read_gguf
+from treadle.llm.text import Tokenizer
 
 WRITTEN = [n for n in MODELS if n not in ("gpt-oss", "bert", "modern-bert")]
 
@@ -123,6 +125,23 @@ def test_a_tokenizer_lies_beside_the_file(tmp_path: Path) -> None:
     place = str(tmp_path / "made" / "tokenizer.json")
     assert any(place in note for note in report.notes)
     assert open_checkpoint(tmp_path / "made" / "b.gguf").tokenizer == TokenizerFile(place)
+
+
+def test_tokens_that_begin_and_end_texts(tmp_path: Path) -> None:
+    """Llama 3 ends its answers by others than the config names; templates name what begins them."""
+    folder = saved(tmp_path / "model", eos_token_id=5, bos_token_id=9)
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [5, 7, 6]}))
+    names = {"bos_token": "<|start|>", "eos_token": {"content": "<|end|>"}}
+    (folder / "tokenizer_config.json").write_text(json.dumps(names))
+    before = open_checkpoint(folder)
+    for target in ("made/b.gguf", "made/c", "made/d.gguf"):
+        (tmp_path / "made").mkdir(exist_ok=True)
+        convert(folder, tmp_path / target)
+        folder, after = tmp_path / target, open_checkpoint(tmp_path / target)
+        assert sorted(after.generation["eos_token_id"]) == [5, 6, 7]
+        assert isinstance(after.tokenizer, TokenizerFile) and before.tokenizer is not None
+        found, wanted = (Tokenizer.of(t) for t in (after.tokenizer, before.tokenizer))
+        assert (found.bos, found.eos) == (wanted.bos, wanted.eos) == (256, {257})
 
 
 def test_what_gguf_cannot_say_is_told(tmp_path: Path) -> None:

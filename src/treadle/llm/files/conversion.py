@@ -326,7 +326,7 @@ def _lost(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
 
 
 def _carry_tokenizer(checkpoint: Checkpoint, target: str, report: Report) -> None:
-    """tokenizer.json beside the file."""
+    """tokenizer.json beside the file, and what says which of its tokens begin and end texts."""
     folder = os.path.dirname(os.path.abspath(target))
     source = checkpoint.tokenizer
     if not isinstance(source, TokenizerFile):
@@ -336,6 +336,8 @@ def _carry_tokenizer(checkpoint: Checkpoint, target: str, report: Report) -> Non
     if os.path.exists(place) and os.path.samefile(place, source.path):
         return
     shutil.copyfile(source.path, place)
+    named = {k: v for k, v in source.config.items() if k != "chat_template"}  # the file has it
+    _write_json(folder, "tokenizer_config.json", named)
     report.notes.append(f"the tokenizer is {place}: it belongs beside the GGUF file")
 
 

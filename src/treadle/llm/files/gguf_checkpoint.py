@@ -17,6 +17,7 @@ from treadle.llm.files.checkpoint import Array, Checkpoint, Stored, TokenizerFil
 from treadle.llm.files.gguf import Gguf, read_gguf
 from treadle.llm.files.gguf_config import Config, config_of
 from treadle.llm.files.gguf_names import NAMES, Names, Parsed, parsed, translated
+from treadle.serialization.directories import MAX_CONFIG, read_object
 
 MAX_SHARDS = 1000
 _SHARD = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL)
@@ -49,7 +50,7 @@ def open_gguf(path: str) -> Checkpoint:
     return Checkpoint(
         path=path,
         config=config,
-        generation=_generation(config, tokenizer),
+        generation=_generation(first, config, tokenizer),
         tokenizer=tokenizer if tokenizer is not None else _beside(path),
         chat_template=template,
         # Whoever converts sentence encoders leaves the division by the length to programs.
@@ -263,23 +264,26 @@ def _tokenizer(file: Gguf, vocabulary: int) -> TokenizerTables | None:
 
 def _beside(path: str) -> TokenizerFile | None:
     """The tokenizer.json in the folder of a file that has no tokenizer, where there is one."""
-    found = os.path.join(os.path.dirname(path), "tokenizer.json")
-    return TokenizerFile(found) if os.path.isfile(found) else None
+    folder = os.path.dirname(os.path.abspath(path))
+    found = os.path.join(folder, "tokenizer.json")
+    if not os.path.isfile(found):
+        return None
+    return TokenizerFile(found, read_object(folder, "tokenizer_config.json", MAX_CONFIG))
 
 
-def _generation(config: Config, tokenizer: TokenizerTables | None) -> dict[str, Any]:
+def _generation(file: Gguf, config: Config, tokenizer: TokenizerTables | None) -> dict[str, Any]:
     """What generation_config.json would say: the ids that begin and end texts."""
     made: dict[str, Any] = {}
     for name in ("bos", "pad"):
         if f"{name}_token_id" in config:
             made[f"{name}_token_id"] = config[f"{name}_token_id"]
     ends = {config["eos_token_id"]} if "eos_token_id" in config else set()
-    if tokenizer is not None:
-        ends |= {tokenizer.ids[name] for name in ("eot", "eom") if name in tokenizer.ids}
-        if tokenizer.types is not None:
-            control = np.flatnonzero(tokenizer.types == _CONTROL).tolist()
-            ends |= {i for i in control if tokenizer.tokens[i] in _ENDS}
-            if config["model_type"] == "gpt_oss":  # there it parts messages, and others end them
-                ends = {i for i in ends if tokenizer.tokens[i] != "<|end|>"}
+    others = (file.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eot", "eom"))
+    ends |= {i for i in others if type(i) is int and 0 <= i < config["vocab_size"]}
+    if tokenizer is not None and tokenizer.types is not None:
+        control = np.flatnonzero(tokenizer.types == _CONTROL).tolist()
+        ends |= {i for i in control if tokenizer.tokens[i] in _ENDS}
+        if config["model_type"] == "gpt_oss":  # there it parts messages, and others end them
+            ends = {i for i in ends if tokenizer.tokens[i] != "<|end|>"}
     made["eos_token_id"] = sorted(ends)
     return made

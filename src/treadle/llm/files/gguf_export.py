@@ -62,7 +62,9 @@ _WHOLE = frozenset(_KEYS) - {
     "rope_local_base_freq", "clip_qkv",
 }  # fmt: skip
 LARGEST = 1 << 40
-_SPECIAL = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}
+_SPECIAL = {"bos_token_id": "bos", "pad_token_id": "padding"}
+_ENDS = ("eos", "eot", "eom")
+"""As many tokens that end a text as GGUF has keys for."""
 _LAYER = re.compile(r"model\.layers\.(\d{1,5})\.(.+?)(\.weight|\.bias)")
 _EXPERT = re.compile(r"\.experts\.(\d{1,5})\.")
 
@@ -157,9 +159,12 @@ def _metadata(checkpoint: Checkpoint, architecture: str) -> dict[str, Any]:
         made[f"{architecture}.attention.value_length"] = config["head_dim"]
     for key, name in _SPECIAL.items():
         value = config.get(key, checkpoint.generation.get(key))
-        value = value[0] if isinstance(value, list) and value else value
         if type(value) is int:
             made[f"tokenizer.ggml.{name}_token_id"] = value
+    given = (found.get("eos_token_id") for found in (config, checkpoint.generation))
+    ends = [end for found in given for end in (found if isinstance(found, list) else [found])]
+    for name, end in zip(_ENDS, dict.fromkeys(e for e in ends if type(e) is int), strict=False):
+        made[f"tokenizer.ggml.{name}_token_id"] = end
     if checkpoint.chat_template is not None:
         made["tokenizer.chat_template"] = checkpoint.chat_template
     return made
