@@ -64,7 +64,9 @@ def make(given: argparse.Namespace, folder: Path) -> None:
         quantize(folder / "base", folder / f"{format}.gguf", format)
 
 
-def ours(given: argparse.Namespace, folder: Path, format: str = "") -> list[tuple[float, float]]:
+def ours(
+    given: argparse.Namespace, folder: Path, format: str = "", again: bool | None = None
+) -> list[tuple[float, float]]:
     """Losses and seconds of the steps, over numbers or over blocks of a format."""
     from treadle.llm.files import open_checkpoint
     from treadle.llm.models import build
@@ -73,7 +75,7 @@ def ours(given: argparse.Namespace, folder: Path, format: str = "") -> list[tupl
     source, dtype = ("base", given.dtype) if not format else (f"{format}.gguf", "stored")
     model = build(open_checkpoint(folder / source), dtype)
     adapter = read_adapter(folder / "adapter", model.stack.products())
-    tuner = Tuner(model, adapter, Schedule(LR, kind="constant"))
+    tuner = Tuner(model, adapter, Schedule(LR, kind="constant"), recompute=again)
     row = tokens(given)
     weights = np.ones(row.shape, np.float32)
     weights[:, -1] = 0
@@ -124,6 +126,7 @@ def timed(step: Any, count: int) -> list[tuple[float, float]]:
 
 WAYS = {
     "treadle": ours,
+    "treadle, recomputing": lambda given, folder: ours(given, folder, again=True),
     "treadle, Q8_0": lambda given, folder: ours(given, folder, "Q8_0"),
     "treadle, Q4_0": lambda given, folder: ours(given, folder, "Q4_0"),
     "peft": lambda given, folder: theirs(given, folder, False),
@@ -162,7 +165,7 @@ def main() -> None:
             losses = " ".join(f"{loss:.4f}" for loss, _ in told["steps"])
             first = told["steps"][0][1]
             print(
-                f"{way:20} {seconds:8.3f} s  {given.tokens / seconds:8.0f} tokens/s "
+                f"{way:21}{seconds:8.3f} s  {given.tokens / seconds:8.0f} tokens/s "
                 f" first {first:6.1f} s  peak {told['peak']:6.2f} GiB  losses {losses}"
             )
 

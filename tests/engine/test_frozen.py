@@ -96,6 +96,16 @@ def test_what_is_only_packed_is_not_kept() -> None:
     assert layers * one <= plan.kept < (layers + 1) * one
 
 
+def test_weights_may_lie_in_one_order_only() -> None:
+    """Without prepacking nothing is kept beside weights, and results are the same."""
+    graph = trace_body(Matmul(), [f32(96, 80), f32(80, 64)], "g")
+    kept = [
+        same(graph, (False, True), Options(disabled=names)).planned().kept
+        for names in ((), ("prepack",))
+    ]
+    assert kept[0] >= 4 * 80 * 64 and kept[1] == 0
+
+
 def test_results_that_nothing_varies() -> None:
     def body(x: Any, w: Any) -> Any:
         made = Exp()(w)

@@ -28,6 +28,7 @@ PASSES = (
     "integers",
     "layout",
     "precompute",
+    "prepack",
     "propagate",
     "reductions",
     "simplify",

@@ -43,7 +43,8 @@ def _preferred() -> tuple[str, ...]:
 PASSES = (
     "canonicalize", "cse", "dce", "expand", "find_attention", "fold", "fold_control",
     "fold_scales", "fuse", "fuse_reductions", "fuse_transposes", "integers", "layout",
-    "precompute", "propagate", "reductions", "simplify", "statistics", "together", "winograd",
+    "precompute", "prepack", "propagate", "reductions", "simplify", "statistics", "together",
+    "winograd",
 )  # fmt: skip
 """What `disabled` may name, besides passes of backends, whose names have a dot or are registered
 (`graph.passes.register`)."""

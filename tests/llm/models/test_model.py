@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -194,6 +195,19 @@ def test_bytes_keep_rows_of_zeros_and_what_is_not_finite() -> None:
         kept = x.numpy() * scale.numpy()
     np.testing.assert_allclose(kept[:3], rows[:3], atol=0.01)
     assert not np.isfinite(kept[3:, 0]).any()
+
+
+def test_programs_hold_no_weights_of_their_own() -> None:
+    """There is a program for each width: weights in another order would be there once for each."""
+    given = llama(hidden_size=96, intermediate_size=160)
+    made = build(given)
+    cache = made.cache(1, 64)
+    for width in (1, 32, 64):
+        made.step([[1] * width], cache, [0], [width])
+    programs: list[Any] = list(made._programs.values())
+    assert len(programs) == 3
+    packed = [re.findall(r"packed once +(\S+ \S+)", str(p.explain())) for p in programs]
+    assert packed == [["0 B"]] * 3
 
 
 def test_files_are_let_go() -> None:

@@ -24,6 +24,7 @@ from treadle.llm.tuning import (
     read_adapter,
     write_adapter,
 )
+from treadle.tensor import Tensor
 
 RNG = np.random.default_rng(3)
 TEXTS = [RNG.integers(0, 61, n).tolist() for n in (12, 7, 9)]
@@ -102,6 +103,25 @@ def test_merged_is_adapted() -> None:
         )
         > 1e-3
     )
+
+
+def test_layers_are_computed_again_where_memory_is_dear() -> None:
+    """The same losses; without a word, long rows are and short ones are not."""
+    model = build(opened(llama()))
+    adapter = random_adapter(model.stack.products(), Lora(4))
+
+    def learned(again: bool | None, width: int) -> tuple[list[float], int]:
+        tuner = Tuner(model, adapter, Schedule(1e-2, updates=9), recompute=again)
+        losses = [tuner.step([rows(TEXTS, width)]) for _ in range(3)]
+        program: Any = tuner._whole
+        return losses, len(program.graph(tuner._given(rows(TEXTS, width)), Tensor(1.0)).nodes)
+
+    (kept, fewer), (again, more) = (learned(option, 40) for option in (False, True))
+    np.testing.assert_allclose(kept, again, rtol=1e-5)
+    assert fewer < more
+    assert learned(None, 1600)[1] == learned(True, 1600)[1]
+    model.stack.nbytes = 1 << 30
+    assert learned(None, 1600)[1] == learned(False, 1600)[1]
 
 
 @pytest.mark.parametrize("pieces", ["int16", "bfloat16"])

@@ -83,6 +83,15 @@ LogEvery = Annotated[int, typer.Option(min=1, rich_help_panel=_TRAINING, help="U
 Resume = Annotated[
     bool, typer.Option("--resume", rich_help_panel=_TRAINING, help="Go on with what DIR holds.")
 ]
+Again = Annotated[
+    bool | None,
+    typer.Option(
+        "--recompute/--no-recompute",
+        rich_help_panel=_TRAINING,
+        help="Compute layers again in backward: less memory, half as much time again. "
+        "Left out: where their values would take more than half of the weights' memory.",
+    ),
+]
 Seed = Annotated[int, typer.Option(min=0, rich_help_panel=_TRAINING)]
 
 
@@ -109,6 +118,7 @@ def command(
     seed: Seed = 0,
     resumed: Resume = False,
     dtype: Dtype = Weights.stored,
+    recompute: Again = None,
 ) -> None:
     """Train an adapter of low rank (LoRA) that answers as examples do; the model stays as it is.
 
@@ -131,6 +141,7 @@ def command(
             falls,
             weight_decay=weight_decay,
             clip=clip,
+            recompute=recompute,
         )
     if resumed:
         resume(tuner, str(output))

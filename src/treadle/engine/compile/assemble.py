@@ -57,8 +57,7 @@ def assemble(
         CompileError: a result's extent depends on data.
     """
     constants = Pool()
-    once = options.allows("precompute", 1)
-    every = lower_nodes(graph, compiler, interface, report, precompute=once)
+    every = lower_nodes(graph, compiler, interface, options, report)
     every, inside = fill_buckets(graph, every, compiler)
     early, work = [w for w in every if w.once], [w for w in every if not w.once]
     stop_at_checks(graph, work)

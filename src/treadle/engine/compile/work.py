@@ -12,6 +12,7 @@ from treadle.backends.program import Compiler, Launch, Lowered, Ref
 from treadle.base.errors import CompileError
 from treadle.base.types import TensorType
 from treadle.engine.frozen import is_fixed
+from treadle.engine.options import Options
 from treadle.engine.plan import CHECK, FINISH, START, Interface, aligned
 from treadle.engine.types import CompileReport
 from treadle.graph.analysis import has_effect
@@ -83,17 +84,18 @@ def lower_nodes(
     graph: Graph,
     compiler: Compiler,
     interface: Interface,
+    options: Options,
     report: CompileReport,
-    *,
-    precompute: bool = False,
 ) -> list[Work]:
     """Work for every node but constants, in program order.
 
-    With `precompute`, what depends on frozen inputs alone is marked to be done once.
+    What depends on frozen inputs alone is marked to be done once ("precompute"), and kernels may
+    hold frozen inputs in the order that they like, beside the inputs ("prepack").
 
     Raises:
         CompileError: a result's extent depends on data.
     """
+    precompute, prepack = options.allows("precompute", 1), options.allows("prepack")
     known = {v for v, yes in zip(graph.inputs, interface.frozen, strict=False) if yes}
     known.update(n.output for n in graph.nodes if isinstance(n.op, Constant))
     work: list[Work] = []
@@ -123,7 +125,7 @@ def lower_nodes(
             continue
         once = precompute and is_fixed(node, known)
         # What is done once packs operands as if they were not frozen: nobody needs them packed.
-        flags = tuple(v in known and not once for v in node.inputs)
+        flags = tuple(v in known and prepack and not once for v in node.inputs)
         found = lower(compiler, node.op, node.inputs, flags)
         if isinstance(found, Lowered):
             work[-1].lowered, work[-1].once = found, once

@@ -198,7 +198,11 @@ def projection(
 
 
 class DecoderStack:
-    """Tokens to logits."""
+    """Tokens to logits.
+
+    Attributes:
+        nbytes: of all weights.
+    """
 
     def __init__(self, weights: Weights, declared: Decoder) -> None:
         self.declared = declared
@@ -215,6 +219,7 @@ class DecoderStack:
         self.head = (
             Dense(numbers) if numbers is not None else weights.matrix(name, vocabulary, hidden)
         )
+        self.nbytes = weights.nbytes
 
     def hidden(
         self,

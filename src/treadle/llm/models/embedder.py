@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 import treadle.functional as F
-from treadle import jit
 from treadle.base.errors import CheckpointError, EngineError, IndexRangeError, ShapeError
 from treadle.llm.models.encoder import EncoderStack, pooled
+from treadle.llm.models.programs import compiled
 from treadle.tensor import Tensor
 
 MODES = ("mean", "cls", "last")
@@ -46,9 +46,9 @@ class Embedder:
             problem = f"pooling {self.mode!r} is unknown"
             raise CheckpointError("pooling", problem, hint=f"Treadle knows {', '.join(MODES)}")
         self._stack = stack
-        self._embed = jit.compile(self._embedded)
-        self._rows = jit.compile(stack.hidden)
-        self._rank = jit.compile(self._ranked)
+        self._embed = compiled(self._embedded)
+        self._rows = compiled(stack.hidden)
+        self._rank = compiled(self._ranked)
 
     def embed(
         self, tokens: npt.ArrayLike, counts: npt.ArrayLike, types: npt.ArrayLike | None = None

@@ -9,7 +9,6 @@ import numpy as np
 import numpy.typing as npt
 
 import treadle.functional as F
-from treadle import jit
 from treadle.base.errors import IndexRangeError, ShapeError
 from treadle.llm.models.attention import (
     COPIED,
@@ -20,6 +19,7 @@ from treadle.llm.models.attention import (
     places,
 )
 from treadle.llm.models.decoder import DecoderStack
+from treadle.llm.models.programs import compiled
 from treadle.llm.models.stacked import Stacked
 from treadle.tensor import Tensor
 
@@ -46,7 +46,7 @@ class Model:
         self.adapters: Stacked | None = None
         self._dtype = dtype
         self._programs: dict[tuple[int, ...], Callable[..., Tensor]] = {}
-        self._copies = jit.compile(copy_positions)
+        self._copies = compiled(copy_positions)
 
     def cache(
         self, sequences: int, length: int, dtype: str | None = None, widest: int = 512
@@ -115,7 +115,7 @@ class Model:
         # One function for each shape: none of them is a mistake that jit should warn of.
         program = self._programs.get(given.shape)
         if program is None:
-            program = self._programs.setdefault(given.shape, jit.compile(self._step))
+            program = self._programs.setdefault(given.shape, compiled(self._step))
         return program(
             self.stack.embedding.given(given),
             Tensor(first),

@@ -61,6 +61,7 @@ class Weights:
         pieces: what their products round pieces of texts to; see `Quantized`.
 
     Attributes:
+        nbytes: of all that was taken to compute with.
         rounds_pieces: whether attention of pieces rounds to bfloat16, too.
     """
 
@@ -81,6 +82,7 @@ class Weights:
         self._there = frozenset(checkpoint.names())
         self._taken: set[str] = set()
         self.dtype = dtype
+        self.nbytes = 0
 
     def has(self, name: str) -> bool:
         """Whether there is such a tensor, under any of its names."""
@@ -107,6 +109,7 @@ class Weights:
             raise _mismatch(name, piece, found, shape)
         made = adopted(np.array(array, ELEMENTS[self.dtype], order="C"))
         self._checkpoint.release(piece.name)
+        self.nbytes += made.size * made.dtype.itemsize
         return made
 
     def matrix(self, name: str, *shape: int) -> Matrix:
@@ -116,6 +119,7 @@ class Weights:
         if found is None:
             return Dense(self.take(name, *shape))
         self._checkpoint.release(self._find(name).name)
+        self.nbytes += found.panels.size
         return found
 
     def table(self, name: str, vocabulary: int, features: int) -> Table:

@@ -11,11 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 import treadle.functional as F
-from treadle import jit
 from treadle.autodiff import GradManager, recompute
 from treadle.base.errors import NumericError
 from treadle.llm.models import Model
 from treadle.llm.models.decoder import DecoderLayer, Shared
+from treadle.llm.models.programs import compiled
 from treadle.llm.tuning.lora import Adapter, Additions, Trained
 from treadle.llm.tuning.packed import Packed
 from treadle.optimizer import AdamW, clip_grad_norm
@@ -84,8 +84,7 @@ class Schedule:
 class Tuner:
     """Trains an adapter of a model.
 
-    A step is one program: forward, loss, backward, and update. A layer's inner values are computed
-    again in backward, so memory holds what one layer needs; quantized weights are multiplied as
+    A step is one program: forward, loss, backward, and update. Quantized weights are multiplied as
     they lie, and logits are made a part of the rows at a time.
 
     Args:
@@ -94,6 +93,9 @@ class Tuner:
         schedule: learning rates.
         weight_decay, betas, eps: of AdamW.
         clip: largest joint norm of the gradients; 0: any.
+        recompute: whether a layer's inner values are computed again in backward, so that memory
+            holds what one layer needs, for half as much time again. None: where they would take
+            more than half of what the weights take.
     """
 
     def __init__(
@@ -106,19 +108,21 @@ class Tuner:
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
         clip: float = 1.0,
+        recompute: bool | None = None,
     ) -> None:
         self.schedule = schedule or Schedule()
         self.trained = Trained(adapter)
         self.updates = 0
         self._stack = model.stack
         self._clip = clip
+        self._recompute = recompute
         flat = self.trained.flat
         self.optimizer = AdamW([flat], self.schedule.peak, betas, eps, weight_decay)
         self._sum = Tensor(np.zeros(flat.shape, np.float32))
-        self._whole = jit.compile(self._step)
-        self._collect = jit.compile(self._add)
-        self._update = jit.compile(self._finish)
-        self._judge = jit.compile(self._evaluate)
+        self._whole = compiled(self._step)
+        self._collect = compiled(self._add)
+        self._update = compiled(self._finish)
+        self._judge = compiled(self._evaluate)
 
     def step(self, batches: Sequence[Rows]) -> float:
         """One update, from the mean loss of the targets of all batches, which it returns."""
@@ -235,9 +239,17 @@ class Tuner:
             return layer(x, memory, shared)
 
         x = stack.embedded(given)
+        again = self._recompute
+        if again is None:
+            again = self._nbytes(x) > stack.nbytes / 2
         for layer in stack.layers:
-            x = recompute(run)(layer, x)
+            x = (recompute(run) if again else run)(layer, x)
         return x
+
+    def _nbytes(self, x: Tensor) -> int:
+        """About what all layers keep for backward: operands and results of products."""
+        tokens, products = x.shape[0] * x.shape[1], self._stack.products()
+        return tokens * sum(p.rows + p.columns for p in products) * x.dtype.itemsize
 
     def _head(self, x: Tensor, targets: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
         """The loss, and its gradient by what the last layer gave."""

@@ -1,0 +1,21 @@
+"""Programs of language models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+from treadle import jit
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def compiled(function: Callable[P, R]) -> Callable[P, R]:
+    """A function as programs that hold no weights of their own.
+
+    There is one for each width of a step, and each would hold all matrices in another order: a
+    model of 1 GB in bfloat16 took 5 GB. Making that order anew costs a tenth of the time of a step
+    of 512 tokens, two fifths of one of 32, and nothing in float32.
+    """
+    return jit.compile(options=jit.Options(disabled=("prepack",)))(function)
