@@ -17,6 +17,8 @@ from tests.serve.running import Running, ask, running_application
 from treadle.base.errors import CheckpointError
 from treadle.llm.generation import Engine, Options
 from treadle.llm.generation.forms import Form, Forms
+from treadle.llm.generation.sampling import Choice
+from treadle.llm.generation.scoring import Scorer
 from treadle.llm.text import Tokenizer
 from treadle.llm.vectors import TextEmbedder
 from treadle.serve.access import Access
@@ -60,7 +62,7 @@ class BytesStream:
         self.held = b""
 
     def push(self, token: int, /) -> str:
-        self.held += bytes([token])
+        self.held += bytes([token]) if token < END else b""
         try:
             text = self.held.decode()
         except UnicodeDecodeError:
@@ -100,19 +102,20 @@ class Scripted:
         adapters: None = None,
         all: bool = False,
     ) -> Any:
-        assert not all
         self.gate.wait(30)
         self.steps += 1
         if self.fails:
             raise RuntimeError("out of order")
-        logits = np.zeros((len(tokens), 257), np.float32)
+        logits = np.zeros((len(tokens), tokens.shape[1] if all else 1, 257), np.float32)
         for i, row in enumerate(range(len(cache)) if rows is None else rows):
             start, count = int(starts[i]), int(counts[i])
             cache[row, start : start + count] = tokens[i][:count]
-            logits[i, self.following(cache[row, : start + count].tolist())] = 8.0
+            for t in range(count if all else 1):
+                end = start + (t + 1 if all else count)
+                logits[i, t, self.following(cache[row, :end].tolist())] = 8.0
 
         class Result:
-            numpy = staticmethod(lambda: logits)
+            numpy = staticmethod(lambda: logits if all else logits[:, 0])
 
         return Result
 
@@ -132,8 +135,12 @@ class Small:
     def __init__(self, sequences: int = 4, length: int = 4000) -> None:
         self.scripted = Scripted()
         self.engine = Engine(self.scripted, sequences, length, [END])
+        self.scorer = Scorer(self.scripted, self.engine)
         self.tokenizer = Bytes()
         self.forms = Forms(cast("Tokenizer", self.tokenizer), Scripted.vocabulary, [END])
+
+    def score(self, prompt: Any, *, top: int = 0) -> Iterator[Choice]:
+        return self.scorer.score(prompt, top=top)
 
     def form(self, *, schema: Any = None) -> Form | None:
         return self.forms.form("schema", schema)

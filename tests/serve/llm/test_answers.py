@@ -137,6 +137,40 @@ def test_addresses_without_a_version(port: int) -> None:
         assert "/v1/chat/completions" in told["addresses"]
 
 
+@pytest.mark.parametrize("most", [0, 1])
+def test_prompts_are_repeated_with_their_likelihood(port: int, most: int) -> None:
+    """As harnesses of evaluations ask (lm-eval: echo, logprobs, at most a token behind)."""
+    prompts = ["a:capital?\x02It is Paris", list(b"a:umlauts?\x02G")]
+    more = {"max_tokens": most, "echo": True, "logprobs": 1, "n": 2}
+    found = ask(port, "/v1/completions", {"prompt": prompts, **more}).json
+    assert [c["index"] for c in found["choices"]] == [0, 1, 2, 3]
+    assert found["usage"]["prompt_tokens"] == sum(map(len, prompts))
+    assert found["usage"]["completion_tokens"] == 4 * most
+    likely, unlikely = 8 - math.log(math.exp(8) + 256), -math.log(math.exp(8) + 256)
+    for choice in found["choices"]:
+        told, text = choice["logprobs"], choice["text"]
+        assert choice["finish_reason"] == "length"
+        assert text.startswith("a:") and len(told["tokens"]) == most + len(
+            prompts[choice["index"] // 2]
+        )
+        assert told["token_logprobs"][0] is None and told["top_logprobs"][0] is None
+        at = text.index("\x02")
+        assert told["token_logprobs"][1:at] == pytest.approx([unlikely] * (at - 1))
+        assert told["token_logprobs"][at:] == pytest.approx([likely] * (len(told["tokens"]) - at))
+        assert told["top_logprobs"][at + 1] == {text[at + 1]: pytest.approx(likely)}
+        assert told["text_offset"][: len(text)] == list(range(len(text)))
+    streamed, _ = events(port, "/v1/completions", {"prompt": prompts[0], **more, "n": 1})
+    parts = [c["choices"][0] for c in streamed]
+    assert "".join(p["text"] for p in parts) == found["choices"][0]["text"]
+    offsets = [o for p in parts if p["logprobs"] for o in p["logprobs"]["text_offset"]]
+    assert offsets == found["choices"][0]["logprobs"]["text_offset"]
+    ended = "a:capital?\x02It is Paris, of course."
+    told = ask(port, "/v1/completions", {"prompt": ended, **more, "n": 1}).json["choices"][0]
+    assert len(told["logprobs"]["tokens"]) == len(ended) + most, "the token that ends texts counts"
+    plain = ask(port, "/v1/completions", {"prompt": prompts[0], "max_tokens": 3, "echo": True})
+    assert plain.json["choices"][0]["text"] == "a:capital?\x02It is Paris, o"
+
+
 @pytest.mark.parametrize(
     ("question", "text", "arguments"),
     [

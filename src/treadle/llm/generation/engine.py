@@ -124,6 +124,9 @@ class Engine:
         tokens: that may be chosen; embeddings may have more rows than a tokenizer has tokens.
         draft: a smaller model of the same tokens, whose texts are proposed.
         adapters: how many the model has.
+
+    Attributes:
+        lock: who has it computes with the model.
     """
 
     def __init__(
@@ -152,7 +155,7 @@ class Engine:
         self._read_last = False
         self._adapters = adapters
         self._waiting: deque[Generation] = deque()
-        self._lock = threading.Lock()
+        self.lock = threading.Lock()
 
     def submit(
         self,
@@ -177,6 +180,18 @@ class Engine:
         if not 0 <= options.adapter <= self._adapters:
             saw = f"{options.adapter} of {self._adapters}"
             raise IndexRangeError("prompt", "there is no such adapter", saw=saw)
+        tokens = self.checked(prompt)
+        made = Generation(self, tokens, options, sequence, form=form)
+        with self.lock:
+            self._waiting.append(made)
+        return made
+
+    def checked(self, prompt: Sequence[int]) -> tuple[int, ...]:
+        """The tokens of a prompt.
+
+        Raises:
+            ShapeError, IndexRangeError: see `submit`.
+        """
         tokens = tuple(int(t) for t in prompt)
         if not tokens:
             hint = "give it something that can be continued"
@@ -189,14 +204,11 @@ class Engine:
         if min(tokens) < 0 or max(tokens) >= self._model.vocabulary:
             saw = f"tokens {min(tokens)} to {max(tokens)} of {self._model.vocabulary}"
             raise IndexRangeError("prompt", "a token is not in the vocabulary", saw=saw)
-        made = Generation(self, tokens, options, sequence, form=form)
-        with self._lock:
-            self._waiting.append(made)
-        return made
+        return tokens
 
     def cancel(self, generation: Generation, finish: Finish) -> None:
         """See `Generation.cancel`."""
-        with self._lock:
+        with self.lock:
             self._end(generation, finish)
 
     def next_of(self, generation: Generation) -> Token:
@@ -207,7 +219,7 @@ class Engine:
             NumericError: the form of the answer cannot be followed further.
         """
         while True:
-            with self._lock:
+            with self.lock:
                 if generation.ready:
                     return generation.ready.popleft()
                 if generation.failure is not None:

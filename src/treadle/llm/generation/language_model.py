@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from treadle.base.errors import CheckpointError, LoadError, NumericError
@@ -12,6 +12,8 @@ from treadle.llm.files import Checkpoint, open_checkpoint
 from treadle.llm.generation.engine import Engine
 from treadle.llm.generation.forms import KINDS, Form, Forms
 from treadle.llm.generation.options import Options, options_of
+from treadle.llm.generation.sampling import Choice
+from treadle.llm.generation.scoring import Scorer
 from treadle.llm.generation.text_stream import TextStream
 from treadle.llm.models import Model, build
 from treadle.llm.models.families import ENCODERS
@@ -73,6 +75,7 @@ class LanguageModel:
             draft=None if draft is None else draft.model,
             adapters=len(self.adapters),
         )
+        self._scorer = Scorer(model, self.engine, cache_dtype, self.tokenizer.end)
         self._forms = Forms(self.tokenizer, model.vocabulary, ends)
 
     @classmethod
@@ -132,6 +135,22 @@ class LanguageModel:
     def generate(self, prompt: str | Sequence[int], **options: Any) -> str:
         """The continuation, whole; see `stream`."""
         return "".join(self.stream(prompt, **options))
+
+    def score(
+        self, prompt: str | Sequence[int], *, top: int = 0, adapter: str | None = None
+    ) -> Iterator[Choice]:
+        """Tokens of a text with their log-probabilities, each after those before it.
+
+        Args:
+            prompt: text, in which special tokens are plain text; or tokens.
+            top: how many of the likeliest tokens are told in each place.
+            adapter: what they are read with, where it is not that of `adapted`.
+
+        Raises:
+            ShapeError: the prompt is longer than the context.
+        """
+        tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+        return self._scorer.score(tokens, adapter=self._number(adapter or self._adapter), top=top)
 
     def stream_chat(
         self, messages: Sequence[Message], tools: Sequence[Any] | None = None, **options: Any

@@ -55,12 +55,15 @@ def choose(
     if allowed is not None:
         penalized = np.where(allowed, penalized, -np.inf)
     token = _chosen(penalized, options, len(generated), sequence)
-    if options.logprobs is None:
-        return Choice(token)
+    return Choice(token) if options.logprobs is None else rated(logits, token, options.logprobs)
+
+
+def rated(logits: Logits, token: int, count: int) -> Choice:
+    """A token with its log-probability, and with those of the likeliest ones."""
     scores = logits.astype(np.float64)
     largest = scores.max()
     logs = scores - (largest + np.log(np.exp(scores - largest).sum()))
-    top = [(int(i), float(logs[i])) for i in _largest(logs, options.logprobs)]
+    top = [(int(i), float(logs[i])) for i in _largest(logs, count)]
     return Choice(token, float(logs[token]), tuple(top))
 
 

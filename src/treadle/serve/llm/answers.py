@@ -204,13 +204,15 @@ class Writer:
             offsets.append(offset)
             offset += len(text)
         self._offsets[index] = offset
+        choices = [token.choice for token in tokens]
         tops = [
-            {decode([number]): _finite(value) for number, value in token.choice.top}
-            for token in tokens
+            None if each.logprob is None else {decode([n]): _finite(p) for n, p in each.top}
+            for each in choices
         ]
         return {
             "tokens": texts,
-            "token_logprobs": [_finite(token.choice.logprob) for token in tokens],
+            # Of the first token of a prompt that is repeated nothing is said.
+            "token_logprobs": [None if c.logprob is None else _finite(c.logprob) for c in choices],
             "top_logprobs": tops,
             "text_offset": offsets,
         }

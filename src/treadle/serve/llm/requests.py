@@ -76,6 +76,8 @@ class Asked:
         count: answers to each prompt.
         stream: whether pieces are sent as they come.
         usage: whether a stream ends with counts of tokens.
+        echo: whether a prompt is repeated before its answers.
+        silent: whether nothing is said behind it.
     """
 
     chat: bool
@@ -87,6 +89,8 @@ class Asked:
     count: int = 1
     stream: bool = False
     usage: bool = False
+    echo: bool = False
+    silent: bool = False
 
 
 def read_object(body: memoryview, most: int) -> dict[str, Any]:
@@ -145,19 +149,25 @@ def read_completion(content: Mapping[str, Any]) -> Asked:
     Raises:
         Wrong: a field is.
     """
-    if switch_of(content, "echo"):
-        raise Wrong("echo is not there: the prompt is not repeated", "echo")
     if content.get("suffix"):
         raise Wrong("suffix is not there: texts are continued at their end", "suffix")
     best = number_of(content, "best_of", whole=True)
     if best is not None and best != _count(content):
         raise Wrong("best_of is not there, other than as n", "best_of")
+    echo = switch_of(content, "echo")
     options = {"max_tokens": _COMPLETION_TOKENS, **_options(content)}
+    silent = echo and options["max_tokens"] == 0
+    if silent:
+        del options["max_tokens"]
     logprobs = content.get("logprobs")
     if logprobs is not None and logprobs is not False:
         options["logprobs"] = number_of(content, "logprobs", 0, MOST_LOGPROBS, whole=True)
+        if echo and options.get("max_tokens") == 1:
+            options["ignore_eos"] = True  # lm-eval takes the last token for the one that was added
     return Asked(
         chat=False,
+        echo=echo,
+        silent=silent,
         prompts=texts_of(content, "prompt", _MOST_PROMPTS),
         form=wanted_form(content, Tools()),
         options=_checked(options),

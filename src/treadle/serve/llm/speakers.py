@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -17,6 +17,7 @@ from prometheus_client import Counter, Histogram
 from treadle.base.errors import NumericError, TreadleError
 from treadle.llm.generation import Engine, Options, Token
 from treadle.llm.generation.forms import Form
+from treadle.llm.generation.sampling import Choice
 from treadle.llm.generation.text_stream import Decoding, TextStream
 from treadle.serve.llm.fields import Wrong, wrong_of
 from treadle.serve.llm.requests import Asked
@@ -60,6 +61,9 @@ class Speaking(Protocol):
 
     def form(self, **given: Any) -> Form | None:
         """The form of an answer."""
+
+    def score(self, prompt: Sequence[int], *, top: int = 0) -> Iterator[Choice]:
+        """Tokens of a prompt with their log-probabilities."""
 
 
 class TokenMetrics:
@@ -176,7 +180,8 @@ class Speaker:
     def count(self, usage: Usage) -> None:
         """Write down what a request took."""
         name = self.name
-        self._counts.first.labels(name).observe(usage.first)
+        if usage.generated:
+            self._counts.first.labels(name).observe(usage.first)
         for kind, number in (
             ("read", usage.prompt - usage.cached),
             ("cached", usage.cached),
@@ -196,6 +201,7 @@ class Job:
         self._tell = tell
         self._gone = threading.Event()
         self._streams: list[TextStream] = []
+        self._given: list[Sequence[int]] = []
 
     def run(self) -> None:
         """Tell None, pieces and the usage, or an error instead of any of them."""
@@ -224,11 +230,12 @@ class Job:
         model, asked = self.speaker.model, self.asked
         try:
             options = model.options(**asked.options)
-            prompts = self._prompts()
-            if not all(prompts):
+            self._given = self._prompts()
+            if not all(self._given):
                 raise Wrong("the prompt has no tokens, and nothing to continue", "prompt")
-            for prompt in prompts:
-                for number in range(asked.count):
+            for prompt in self._given:
+                model.engine.checked(prompt)
+                for number in range(0 if asked.silent else asked.count):
                     generation = model.engine.submit(prompt, options, number, self._form())
                     self._streams.append(TextStream(generation, model.tokenizer.stream()))
         except TreadleError as error:
@@ -253,6 +260,9 @@ class Job:
 
     def _speak(self) -> None:
         """Pieces of all answers in turn, until the last has ended."""
+        if self.asked.echo:
+            for number, prompt in enumerate(self._given):
+                self._repeat(number, prompt)
         told = [0] * len(self._streams)
         alive = list(range(len(self._streams)))
         while alive:
@@ -271,8 +281,24 @@ class Job:
             self.speaker.count(usage)
         self._tell(usage)
 
+    def _repeat(self, number: int, prompt: Sequence[int]) -> None:
+        """A prompt, before each of its answers."""
+        model, asked = self.speaker.model, self.asked
+        top, given = asked.options.get("logprobs"), asked.prompts[number]
+        text = given if isinstance(given, str) else model.tokenizer.decode(prompt)
+        tokens = []
+        for choice in model.score(prompt, top=top) if top is not None else ():
+            if self._gone.is_set():
+                return
+            tokens.append(Token(choice.token, choice))
+        finish = "length" if asked.silent else ""
+        for index in range(number * asked.count, (number + 1) * asked.count):
+            self._tell(Piece(index, text, tuple(tokens), finish))
+
     def _usage(self) -> Usage:
         """Each prompt counts once, however many answers it has."""
+        if not self._streams:
+            return Usage(sum(map(len, self._given)), 0, 0, 0.0, 0.0)
         firsts = self._streams[:: self.asked.count]
         return Usage(
             sum(len(s.generation.prompt) for s in firsts),
