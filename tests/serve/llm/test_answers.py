@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+import random
 import socket
 import threading
 import time
@@ -314,3 +316,43 @@ def test_access() -> None:
         assert ask(server.port, "/health").status == 200
         headers = {"authorization": "Bearer secret"}
         assert ask(server.port, "/v1/models", headers=headers).status == 200
+
+
+def test_nothing_of_a_conversation_reaches_another() -> None:
+    """Clients at random times, of which some go in the middle; prompts begin alike."""
+    rng, found = random.Random(1), dict[int, Any]()
+    with speaking(sequences=3) as (_, server):
+
+        def ask_about(number: int, secret: str, leaves: bool) -> None:
+            time.sleep(rng.random() * 0.2)
+            if not leaves:
+                found[number] = chat(server.port, f"the secret is {secret}", n=1 + number % 2)
+                return
+            content = {"prompt": f"user:the secret is {secret} long?\x02", "max_tokens": 3000}
+            body = json.dumps({**content, "stream": True}).encode()
+            head = (
+                f"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: {len(body)}\r\n\r\n"
+            )
+            with socket.create_connection(("127.0.0.1", server.port)) as sock:
+                sock.sendall(head.encode() + body)
+                sock.recv(300)
+
+        secrets = [f"{rng.getrandbits(40):010x}"[: rng.randint(4, 10)] for _ in range(30)]
+        threads = [
+            threading.Thread(target=ask_about, args=(i, secret, i % 4 == 3))
+            for i, secret in enumerate(secrets)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert len(found) == sum(i % 4 != 3 for i in range(30))
+        for number, answer in found.items():
+            said = {c["message"]["content"] for c in answer.json["choices"]}
+            assert said == {f"You said user:the secret is {secrets[number]}"}
+            assert (
+                answer.json["usage"]["prompt_tokens"]
+                == len(f"user:the secret is {secrets[number]}") + 1
+            )
+        reused = [a.json["usage"]["prompt_tokens_details"]["cached_tokens"] for a in found.values()]
+        assert max(reused) >= len("user:the secret is ")
