@@ -308,6 +308,22 @@ def panels_kernel(spec: Panels) -> Contraction:
             source = e.offset(source, e.mul(at, values[f"source_batch{axis}"]))
             made = e.offset(made, e.mul(at, values[f"made_batch{axis}"]))
         made = e.offset(made, e.mul(place, e.mul(values["steps"], PANEL)))
+        if spec.order == "transposed":
+            # Both halves of a step, which share lines of the cache, before the next one.
+            def step(s: Value) -> None:
+                first = e.mul(s, terms_per_step(spec.source))
+                rows = e.offset(source, e.mul(first, values["term_step"]))
+                sizes = e.sub(values["k"], first), e.index(1)
+                halves(e, place, rows, e.offset(made, e.mul(s, PANEL)), sizes)
+
+            e.loop(0, values["steps"], 1, step)
+            return
+        halves(e, place, source, made, (values["k"], values["steps"]))
+
+    def halves(
+        e: Builder, place: Value, source: Value, made: Value, sizes: tuple[Value, Value]
+    ) -> None:
+        """The columns of a panel, by terms and steps."""
         for half in range(WIDTH // LINES):
             column = e.add(e.mul(place, WIDTH), half * LINES)
             # Columns behind the last one: those of some column that there is.
@@ -318,8 +334,7 @@ def panels_kernel(spec: Panels) -> Contraction:
             if spec.order == "table":
                 e.call(pack, start, step, values["order"], into, count, values["steps"])
             else:
-                sizes = count, values["k"], values["steps"]
-                e.call(pack, start, step, values["term_step"], into, *sizes)
+                e.call(pack, start, step, values["term_step"], into, count, *sizes)
 
     def write(e: Builder, lo: Value, hi: Value) -> None:
         e.loop(lo, hi, 1, lambda i: panel(e, i))
