@@ -19,7 +19,7 @@ def in_terminal(*arguments: object, keys: KEYS = (), **environment: str) -> tupl
     """What `treadle llm` shows, and its exit status.
 
     Args:
-        keys: what is typed once some text has been shown behind the last such text.
+        keys: what is typed once some text has been shown behind the last such text; any for "".
     """
     command = [sys.executable, "-m", "treadle.cli", "llm", *map(str, arguments)]
     child, terminal = pty.fork()
@@ -35,7 +35,7 @@ def in_terminal(*arguments: object, keys: KEYS = (), **environment: str) -> tupl
             except OSError:  # nobody writes any more
                 break
             shown += piece.decode(errors="replace")
-        if waiting and (at := shown.find(waiting[0][0], seen)) >= 0:
+        if waiting and len(shown) > seen and (at := shown.find(waiting[0][0], seen)) >= 0:
             seen = at + len(waiting[0][0])
             os.write(terminal, waiting.pop(0)[1].encode())
     os.close(terminal)

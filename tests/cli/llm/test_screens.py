@@ -14,7 +14,7 @@ import pytest
 from tests.cli.llm.terminal import in_terminal
 from tests.llm.files.models import MODELS
 from tests.llm.files.test_gguf_checkpoint import TOKENS
-from tests.llm.saved import saved
+from tests.llm.saved import TEMPLATE, saved
 
 from treadle.cli import main
 from treadle.cli.console import printable_text
@@ -195,10 +195,9 @@ def test_what_the_model_says_does_not_move_the_cursor(model: Path, capsys: Captu
 def test_who_reads_has_read_enough(model: Path) -> None:
     command = [sys.executable, "-m", "treadle.cli", "llm", "run", str(model), "Hi"]
     with subprocess.Popen(
-        [*command, "--max-tokens", "400"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [*command, "--max-tokens", "40"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as running:
         assert running.stdout is not None and running.stderr is not None
-        running.stdout.read(1)
         running.stdout.close()
         assert running.stderr.read() == b""
         assert running.wait(30) == 1
@@ -206,14 +205,20 @@ def test_who_reads_has_read_enough(model: Path) -> None:
 
 # -- terminals -----------------------------------------------------------------------------------
 
-ENOUGH = ["--max-tokens", "480", "--temperature", "2"]
+
+@pytest.fixture(scope="module")
+def endless(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that has no token to end with, and takes seconds to fill its context."""
+    folder = saved(tmp_path_factory.mktemp("models") / "endless", max_position_embeddings=16384)
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE}))
+    return folder
 
 
-def test_ctrl_c_ends_an_answer(model: Path) -> None:
+def test_ctrl_c_ends_an_answer(endless: Path) -> None:
     for command in ("run", "chat"):
         shown, status = in_terminal(
-            *(command, model, "Hi", *ENOUGH),
-            keys=[("\x1b[2K", ""), ("100%", ""), ("\x1b[1A", "\x03")],
+            *(command, endless, "Hi", "--context", "16384", "--max-tokens", "16000"),
+            keys=[("100%", ""), ("\x1b[1A\x1b[2K", ""), ("", "\x03")],
         )
         assert status == 130, shown
         assert re.search(r"\d+ \+ \d+ tokens", shown.splitlines()[-1])
