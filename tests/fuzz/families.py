@@ -229,7 +229,8 @@ def caches(g: Generator) -> str | None:
     """Keys and values that are kept: positions turned, caches written and attended over."""
     b, h, t, s = (int(g.one(c)) for c in ((1, 2, 3), (1, 2), (1, 1, 3, 9), (9, 16, 33)))
     d, shared = int(g.one((2, 4, 8, 16))), int(g.one((1, 2, 4)))
-    kind = str(g.one(("float32", "float32", "bfloat16", "float16")))
+    kind = str(g.one(("float32", "float32", "bfloat16", "float16", "" if g.only else "int8")))
+    kind = kind or "float32"
     n = b + int(g.one((0, 0, 1)))
     k, v = (g.leaf("input", (n, h, s, d), kind) for _ in range(2))
     q, x = g.leaf("input", (b, h * shared, t, d)), g.leaf("input", (b, h, t, d))
@@ -250,6 +251,9 @@ def caches(g: Generator) -> str | None:
     more = g.one(("", "", f", window={int(g.one((1, 4)))}", ", softcap=3.0", ", scale=0.25"))
     if g.chance(0.3):
         more += f", sinks={g.leaf('param', (h * shared,))}"
+    if kind == "int8":
+        scales = [g.leaf("input", (n, h, s, 1)) for _ in range(2)]
+        more += f", scales=({', '.join(scales)})"
     return f"F.cached_attention({q}, {name}, {v}, {starts}, {ends}{rows}{more})"
 
 
