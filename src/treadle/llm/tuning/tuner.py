@@ -21,7 +21,7 @@ from treadle.llm.tuning.packed import Packed
 from treadle.optimizer import AdamW, clip_grad_norm
 from treadle.tensor import Tensor
 
-LOGITS = 1 << 26
+LOGITS = 1 << 27
 """Bytes of logits that are there at a time, about."""
 
 
