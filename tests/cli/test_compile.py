@@ -212,6 +212,8 @@ def test_a_report_has_text_data_and_a_page(
         (["--portable", "--target", "avx2"], "leaves out the code", 2),
         (["--emit", "library", "--batch", "1,2"], "use --emit model", 2),
         (["--emit", "library", "--target", "generic", "--target", "avx2"], "use --emit model", 2),
+        (["--emit", "wasm", "--batch", "1,2"], "use --emit model", 2),
+        (["--emit", "wasm", "--target", "avx2"], "no other instructions", 2),
         (["-o", "/nonexistent/made.tm"], "No such file", 1),
     ],
     ids=str,

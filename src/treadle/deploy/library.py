@@ -27,7 +27,8 @@ from treadle.backends.program import LibraryCompiler, Linked, Program, ShippingC
 from treadle.base.env import C_COMPILER
 from treadle.base.errors import CompileError
 from treadle.base.version import VERSION
-from treadle.deploy.prepared import Weights, moved, packed, refuse, stops_of
+from treadle.deploy.c_text import integers, kernel_table, stop_table
+from treadle.deploy.prepared import WASM, Weights, moved, packed, refuse, stops_of
 from treadle.engine.devices.placement import find_compiler
 from treadle.engine.options import Options
 from treadle.engine.package.models import Model
@@ -100,14 +101,19 @@ def write_library(
     """
     if _NAME.fullmatch(name) is None:
         raise CompileError("library", f"{name!r} is no C identifier", hint="use letters and _")
+    if target == WASM:
+        raise CompileError("library", "WebAssembly has no shared libraries", hint="use write_wasm")
     chosen = options or Options()
-    compiler = _compiler(chosen, target)
+    compiler = compiler_for(chosen, target)
     plan = Stages(model.graph, options=chosen, crossing=compiler).planned()
     refuse(plan, "library")
     weights = Weights()
     steps = moved(plan, packed(plan, compiler.build), weights.add)
     linked = compiler.linked(Program(steps, plan.bases), f"{name}_rt_")
-    ends = _ends(model.graph.inputs, model.inputs), _ends(model.graph.outputs, model.outputs)
+    ends = (
+        named_ends(model.graph.inputs, model.inputs),
+        named_ends(model.graph.outputs, model.outputs),
+    )
     made = _Parts(name, linked, plan, weights.joined(), ends, stops_of(plan))
     place = Path(folder)
     place.mkdir(parents=True, exist_ok=True)
@@ -118,7 +124,12 @@ def write_library(
     return Library(library, header, weights.nbytes, plan.memory.peak)
 
 
-def _compiler(options: Options, target: str | None) -> Any:
+def compiler_for(options: Options, target: str | None) -> Any:
+    """The engine's compiler, for a target.
+
+    Raises:
+        CompileError: it writes no libraries, or knows no other targets.
+    """
     found = find_compiler(options)
     if not isinstance(found, LibraryCompiler):
         raise CompileError(
@@ -131,7 +142,12 @@ def _compiler(options: Options, target: str | None) -> Any:
     return found.toward(target)
 
 
-def _ends(values: Sequence[Value], names: Sequence[str]) -> list[tuple[str, Value]]:
+def named_ends(values: Sequence[Value], names: Sequence[str]) -> list[tuple[str, Value]]:
+    """Inputs or outputs with their names.
+
+    Raises:
+        CompileError: one has extents that are no numbers.
+    """
     for name, value in zip(names, values, strict=True):
         if not value.type.is_static:
             raise CompileError("library", f"{name} has symbolic extents", saw=str(value.type))
@@ -185,7 +201,8 @@ class _Parts:
         flags = ["-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-Wl,-z,noexecstack"]
         flags += [f"-Wl,--version-script={folder / 'exports.map'}", "-o", str(made)]
         inputs = [f"{name}.c", "weights.s", *objects]
-        _compile([*flags, *inputs, "-lpthread", "-lm"], folder, self.linked.architecture)
+        command = compiler_command(self.linked.architecture)
+        run_compiler(command, [*flags, *inputs, "-lpthread", "-lm"], folder)
         shutil.move(made, target)
 
     def _weights(self) -> str:
@@ -225,12 +242,10 @@ class _Parts:
             f"extern int64_t {name}_rt_run(void *, const int64_t *, void *, int64_t);",
             f"extern void *{name}_rt_worker(void *);",
             f"extern void {name}_rt_stop(void *);",
-            *(f"extern void {s}(const int64_t *, int64_t, int64_t);" for s in linked.symbols),
-            "typedef void Kernel(const int64_t *, int64_t, int64_t);",
-            f"static Kernel *const kernels[] = {{{', '.join(linked.symbols)}}};",
-            _array("program_words", linked.words),
-            _array("kernel_places", linked.places),
-            _stops(self.stops),
+            *kernel_table(linked.symbols),
+            integers("program_words", linked.words),
+            integers("kernel_places", linked.places),
+            stop_table(self.stops),
             *_tensors(name, "inputs", self.ends[0]),
             *_tensors(name, "outputs", self.ends[1]),
         ]
@@ -245,20 +260,6 @@ def _question(features: Sequence[str]) -> str:
         asked.append(_MATRICES)
     asked += [f"(getauxval(26) >> {_ARM[f]} & 1)" for f in features if f in _ARM]
     return f"({' && '.join(asked) or 1})"
-
-
-def _array(name: str, values: Array) -> str:
-    rows = [values[i : i + 16] for i in range(0, len(values), 16)]
-    text = ",\n".join(", ".join(str(int(v)) for v in row) for row in rows)
-    return f"static const int64_t {name}[] = {{\n{text or '0'}\n}};"
-
-
-def _stops(stops: Sequence[Stop]) -> str:
-    """Where the program may stop, and what to say then, in C."""
-    rows = [f"  {{{s.step}, {s.base}, {s.offset}, {json.dumps(s.op)}, {s.high}}}," for s in stops]
-    body = "\n".join(rows) or '  {-1, 0, 0, "", 0},'
-    kind = "struct { int64_t step, base, offset; const char *op; int64_t extent; }"
-    return f"static const {kind} stops[] = {{\n{body}\n}};"
 
 
 def _tensors(name: str, what: str, ends: list[tuple[str, Value]]) -> list[str]:
@@ -276,13 +277,12 @@ def _tensors(name: str, what: str, ends: list[tuple[str, Value]]) -> list[str]:
     return [*shapes, f"static const {name}_tensor {what}[] = {{\n{body}\n}};"]
 
 
-def _compile(arguments: Sequence[str], folder: Path, architecture: str) -> None:
-    """Run the system's C compiler, or that of the extra `aot`.
+def run_compiler(command: Sequence[str], arguments: Sequence[str], folder: Path) -> None:
+    """Run a C compiler in a folder.
 
     Raises:
-        CompileError: there is none, or it fails.
+        CompileError: it cannot be run, or fails.
     """
-    command = compiler_command(architecture)
     try:
         done = subprocess.run(
             [*command, *arguments], cwd=folder, capture_output=True, text=True, check=False
@@ -319,4 +319,11 @@ def compiler_command(architecture: str = "") -> list[str]:
     )
 
 
-__all__ = ["Library", "compiler_command", "write_library"]
+__all__ = [
+    "Library",
+    "compiler_command",
+    "compiler_for",
+    "named_ends",
+    "run_compiler",
+    "write_library",
+]

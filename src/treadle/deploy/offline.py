@@ -13,7 +13,7 @@ import numpy as np
 from treadle.backends.program import Program, ShippingCompiler
 from treadle.base.errors import CompileError, ShapeError
 from treadle.base.version import VERSION
-from treadle.deploy.prepared import Weights, moved, packed, refuse, stops_of
+from treadle.deploy.prepared import WASM, Weights, moved, packed, refuse, stops_of
 from treadle.engine.devices.placement import compiling, engines_of, find_compiler
 from treadle.engine.options import Options
 from treadle.engine.package.models import Model
@@ -61,6 +61,8 @@ def compile_offline(
         CompileError: an op of the model needs Python, an extent is symbolic, or the engine or LLVM
             does not have the target.
     """
+    if target == WASM:
+        raise CompileError("offline", "files hold no WebAssembly", hint="use write_wasm")
     chosen = options or Options()
     compiler = find_compiler(chosen)
     if not isinstance(compiler, ShippingCompiler):

@@ -17,6 +17,8 @@ from treadle.engine.plan import Plan, aligned, relocate
 from treadle.ops.check import CheckIndices
 from treadle.runtime.host import address, memory
 
+WASM = "wasm"
+"""The target that only modules for the web have."""
 Array = np.ndarray[Any, Any]
 Placed = Callable[[Array], int]
 """Finds a place for some bytes: their offset."""
@@ -116,4 +118,4 @@ def moved(plan: Plan, kept: Array, place: Placed) -> tuple[Step, ...]:
     return relocate(plan.steps, rebase, 0, 0)
 
 
-__all__ = ["Weights", "moved", "packed", "refuse", "stops_of"]
+__all__ = ["WASM", "Weights", "moved", "packed", "refuse", "stops_of"]

@@ -110,4 +110,14 @@ NEON_DOT = replace(
 )
 """With sums of four products of bytes and of two of bfloat16 (Armv8.6; Neoverse V1, N2, V2)."""
 
-TARGETS = {t.name: t for t in (GENERIC, AVX2, AVX512, NEON, NEON_DOT)}
+WASM = Target(
+    "wasm",
+    triple="wasm32-unknown-unknown",
+    cpu="generic",
+    features=("+simd128", "+bulk-memory"),
+    vector_bytes=16,
+    registers=16,
+)
+"""WebAssembly with vectors of 128 bits, which every browser has since 2023; addresses have 32."""
+
+TARGETS = {t.name: t for t in (GENERIC, AVX2, AVX512, NEON, NEON_DOT, WASM)}

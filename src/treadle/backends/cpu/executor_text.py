@@ -147,7 +147,7 @@ test:
   %fall = add i64 %at, {JUMP_WORDS}
   %jump.offset.at = getelementptr i64, ptr %word, i64 4
   %jump.offset = load i64, ptr %jump.offset.at, align 8
-  %flag.base.at = getelementptr ptr, ptr %bases, i64 %jump.base
+  %flag.base.at = getelementptr i64, ptr %bases, i64 %jump.base
   %flag.base = load ptr, ptr %flag.base.at, align 8
   %flag.at = getelementptr i8, ptr %flag.base, i64 %jump.offset
   %flag = load i8, ptr %flag.at, align 1

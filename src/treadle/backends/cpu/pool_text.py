@@ -51,6 +51,8 @@ def pool_text(machine: str = "") -> str:
     """
     machine = machine or platform.machine()
     machine = {"AMD64": "x86_64", "arm64": "aarch64"}.get(machine, machine)
+    if machine == "wasm32":
+        return _ALONE
     declare_pause, pause = _PAUSE.get(machine, ("", "fence seq_cst"))
     number = _FUTEX_NUMBER.get(machine) if sys.platform == "linux" else None
     waiting = _SLICES if number is None else _futex(number)
@@ -82,6 +84,18 @@ define internal void @wake(ptr %word, i32 %most) {{
   ret void
 }}
 """
+
+_ALONE = """
+declare i64 @llvm.umin.i64(i64, i64)
+define internal void @launch(ptr %pool, ptr %kernel, ptr %args, i64 %items) {
+  call void %kernel(ptr %args, i64 0, i64 %items)
+  ret void
+}
+define internal i64 @nanoseconds() {
+  ret i64 0
+}
+"""
+"""One thread and no clock."""
 
 _POOL = f"""
 declare i64 @llvm.umax.i64(i64, i64)

@@ -1,4 +1,4 @@
-"""`treadle compile`: from a trained network to one file, or to a library without Python."""
+"""`treadle compile`: from a trained network to one file, a library, or a module for the web."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ class Emit(enum.StrEnum):
 
     MODEL = "model"
     LIBRARY = "library"
+    WASM = "wasm"
 
 
 class Target(enum.StrEnum):
@@ -52,7 +53,7 @@ Output = Annotated[
         "--output",
         "-o",
         metavar="PATH",
-        help="A file, or a folder for a library; beside the source where left out.",
+        help="A file, or a folder for a library or .wasm; beside the source where left out.",
         rich_help_panel=a.RESULTS,
     ),
 ]
@@ -68,8 +69,8 @@ Outputs = Annotated[
 Emitted = Annotated[
     Emit,
     typer.Option(
-        metavar="model|library",
-        help="A file that Treadle runs, or a shared library with a C header.",
+        metavar="model|library|wasm",
+        help="A file that Treadle runs, a shared library with a C header, or WebAssembly.",
         rich_help_panel=a.RESULTS,
     ),
 ]
@@ -77,7 +78,7 @@ Name = Annotated[
     str,
     typer.Option(
         metavar="PREFIX",
-        help="Of a library's functions; that of the source where left out.",
+        help="Of a library's functions or of .wasm files; that of the source where left out.",
         rich_help_panel=a.RESULTS,
     ),
 ]
@@ -165,7 +166,7 @@ def command(
     winograd: a.Winograd = None,
     engine_options: a.EngineOptions = None,
 ) -> None:
-    """Compile a model: to one file, or to a library without Python.
+    """Compile a model: to one file, to a library without Python, or for browsers and Node.
 
     The file holds the graph with its weights and, unless --portable, machine code for the targets.
     Exit status: 0, or 1 where the model cannot be read or compiled.
@@ -181,5 +182,5 @@ def command(
     tuning = Tuning(level, disable, fusion_switch, maps, winograd, engine_options)
     targets = [t.value for t in target or (Target.NATIVE,)]
     wanted = (targets, native, case, keyed(info or ()), output, name, report)
-    wish = Wish(source, change, tuning, gear or (), batch, *wanted, emit is Emit.LIBRARY, sign)
+    wish = Wish(source, change, tuning, gear or (), batch, *wanted, emit.value, sign)
     make(wish, context.obj or (), started, as_json)

@@ -25,7 +25,7 @@ from treadle.cli.models.programs import Change, changed
 from treadle.cli.models.settings import Tuning
 from treadle.cli.models.sources import Shapes, provenance
 from treadle.cli.status import Misuse
-from treadle.deploy import compile_offline, write_library
+from treadle.deploy import compile_offline, write_library, write_wasm
 from treadle.engine.options import Options
 from treadle.engine.package.models import Case, Model, Runner, write_models
 from treadle.engine.pipeline import Stages
@@ -51,9 +51,9 @@ class Wish:
         case: whether cases to test it with do: the source's, else random inputs.
         info: what the user keeps in it.
         output: where it goes.
-        name: prefix of a library's functions.
+        name: prefix of a library's functions, or name of a module's files.
         report: folder for what the compiler did.
-        library: whether a library is made, in place of a file.
+        form: "model" for a file, "library", or "wasm".
         sign: file of the private key that signs it.
         command: the command line, for the record.
     """
@@ -70,7 +70,7 @@ class Wish:
     output: Path | None = None
     name: str = ""
     report: Path | None = None
-    library: bool = False
+    form: str = "model"
     sign: Path | None = None
     command: str = ""
 
@@ -94,8 +94,7 @@ def make(wish: Wish, command: Sequence[str], started: float, as_json: bool) -> N
     wish = replace(wish, command=command_line(command))
     with progress(f"reading {wish.source.name}") as now:
         found = read(wish)
-        write = write_native_library if wish.library else write_file
-        made = write(wish, found, now.tell)
+        made = _WRITERS[wish.form](wish, found, now.tell)
         if wish.report is not None:
             now.tell("reporting")
             write_report(found, wish.report)
@@ -331,13 +330,7 @@ def write_native_library(wish: Wish, found: Read, tell: Tell) -> Facts:
         Misuse: gears or several targets were asked for.
         CompileError: there is no C compiler, or the model has something that needs Python.
     """
-    if wish.sign is not None:
-        raise Misuse(
-            "--sign", "a library is a program: nothing asks who made it", hint="sign files"
-        )
-    if found.gears or len(wish.targets) > 1:
-        given = "--gear or --batch" if found.gears else "--target"
-        raise Misuse(given, "a library is for one shape and one processor", hint="use --emit model")
+    _of_one(wish, found, "a library")
     tell("compiling")
     prefix = wish.name or "".join(c if c.isalnum() else "_" for c in wish.source.stem)
     folder = wish.output or wish.source.parent
@@ -351,6 +344,45 @@ def write_native_library(wish: Wish, found: Read, tell: Tell) -> Facts:
         "scratch": made.scratch,
         **_facts(found.model, found),
     }
+
+
+def write_web_module(wish: Wish, found: Read, tell: Tell) -> Facts:
+    """Write WebAssembly and its JavaScript; what they are, by name.
+
+    Raises:
+        Misuse: gears or a target were asked for.
+        CompileError: there is no compiler for it, or the model has something that needs Python.
+    """
+    _of_one(wish, found, "a module")
+    if wish.targets[0] != "native":
+        raise Misuse("--target", "WebAssembly has no other instructions", hint="leave it out")
+    tell("compiling")
+    folder = wish.output or wish.source.parent
+    made = write_wasm(found.model, folder, wish.name or wish.source.stem, found.options)
+    return {
+        "wasm": str(made.wasm),
+        "script": str(made.script),
+        "size": made.wasm.stat().st_size,
+        "weights": made.weights,
+        "scratch": made.scratch,
+        **_facts(found.model, found),
+    }
+
+
+def _of_one(wish: Wish, found: Read, what: str) -> None:
+    """Refuse what only files can have.
+
+    Raises:
+        Misuse: a signature, gears, or several targets.
+    """
+    if wish.sign is not None:
+        raise Misuse("--sign", f"{what} is a program: nothing asks who made it", hint="sign files")
+    if found.gears or len(wish.targets) > 1:
+        given = "--gear or --batch" if found.gears else "--target"
+        raise Misuse(given, f"{what} is for one shape and one processor", hint="use --emit model")
+
+
+_WRITERS = {"model": write_file, "library": write_native_library, "wasm": write_web_module}
 
 
 def write_report(found: Read, folder: Path) -> None:

@@ -1,0 +1,105 @@
+"""Every op that is compiled, and networks, as WebAssembly in Node.
+
+Needs Node and a C compiler for WebAssembly (`make setup-cross`); run by `make test-cross`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.backends.codegen import irregular
+from tests.cross.test_targets import PLAIN, FewBits, Maps, Tokens, compiled, real, traced
+
+import treadle as mge
+import treadle.functional as F
+import treadle.module as M
+from treadle.deploy.wasm import write_wasm
+from treadle.engine.options import Options
+from treadle.engine.package.models import Model
+from treadle.jit.capture import capture
+from treadle.jit.dump import Ends, argument_names, model_of
+from treadle.ops.op import as_tuple
+
+Array = np.ndarray[Any, Any]
+NODE = shutil.which("node")
+pytestmark = [
+    pytest.mark.cross,
+    pytest.mark.skipif(NODE is None, reason="there is no Node; see make setup-cross"),
+    pytest.mark.skipif(
+        importlib.util.find_spec("ziglang") is None, reason="there is no ziglang: treadle[aot]"
+    ),
+]
+
+
+def outputs(model: Model, inputs: list[Array], folder: Path, options: Options) -> bytes:
+    """What the module gives in Node."""
+    made = write_wasm(model, folder, "ops", options)
+    (folder / "in").write_bytes(b"".join(a.tobytes() for a in inputs))
+    script = Path(__file__).with_name("all.mjs")
+    command = [str(NODE), str(script), str(made.script), str(folder / "in"), str(folder / "out")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return (folder / "out").read_bytes()
+
+
+@pytest.mark.timeout(1200)
+def test_every_op_gives_numpys_results(tmp_path: Path) -> None:
+    cases = list(compiled("wasm"))
+    arrays = [a for _, given in cases for a in given]
+    found = outputs(traced(cases), arrays, tmp_path, PLAIN)
+    at, seen = 0, set()
+    for sample, given in cases:
+        with np.errstate(all="ignore"):
+            wanted = as_tuple(sample.op.reference(*given))
+        for expected in map(np.asarray, wanted):
+            raw = found[at : at + expected.nbytes]
+            got = np.frombuffer(raw, expected.dtype).reshape(expected.shape)
+            irregular.check(real(got), real(expected), f"wasm: {sample}", exact=False)
+            at += expected.nbytes
+        seen.add(sample.op.name)
+    assert at == len(found)
+    assert len(seen) > 120
+
+
+@pytest.mark.parametrize(
+    ("network", "shape", "off"),
+    [
+        (Maps, (2, 3, 64, 64), 1e-5),
+        (Tokens, (2, 33, 64), 1e-5),
+        # Four roundings to 8 bits, of which steps of other sums may take any to a neighbor.
+        (FewBits, (19 * 17 * 17,), 0.02),
+    ],
+)
+def test_networks_give_the_results_of_eager_code(
+    network: type[M.Module], shape: tuple[int, ...], off: float, tmp_path: Path
+) -> None:
+    mge.random.seed(1)
+    module = network()
+    module.eval()
+    x = np.random.default_rng(0).standard_normal(shape, np.float32)
+    given = (mge.tensor(x),)
+    captured = capture(module, given, {}, "net")
+    model = model_of("net", captured, argument_names(given, {}), Ends(["x"], ["y"]))
+    found = outputs(model, [x], tmp_path, Options())
+    wanted = module(*given).numpy()
+    got = np.frombuffer(found, np.float32).reshape(wanted.shape)
+    assert abs(got - wanted).max() <= off * max(1, abs(wanted).max())
+
+
+def test_the_script_tells_what_is_wrong(tmp_path: Path) -> None:
+    def row(table: Any, index: Any) -> Any:
+        return F.gather(table, 0, F.broadcast_to(index.reshape((2, 1)), (2, 2)))
+
+    given = (mge.tensor(np.zeros((3, 2), np.float32)), mge.tensor(np.zeros(2), dtype="int64"))
+    captured = capture(row, given, {}, "net")
+    names = Ends(["table", "index"], ["row"])
+    write_wasm(model_of("net", captured, argument_names(given, {}), names), tmp_path, "net")
+    shutil.copy(Path(__file__).with_name("asks.mjs"), tmp_path)
+    done = subprocess.run([str(NODE), "asks.mjs"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
