@@ -1,7 +1,7 @@
 """Makes the files of a release, which whoever owns the accounts then uploads (docs/releasing.md).
 
     python -m tools.release cut 0.2.0   # the version, and a section of the changelog
-    python -m tools.release build       # wheel, sources, bill of materials, statements, digests
+    python -m tools.release build       # wheel, sources, bill of materials, provenance, digests
 
 A wheel is built twice, from two copies of the sources, and must have equal bytes.
 """
@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -98,8 +98,6 @@ def build(root: Path, out: Path) -> list[Path]:
         made.append(out / name)
     (wheel,) = [path for path in made if path.suffix == ".whl"]
     texts = {f"{wheel.stem}.cdx.json": bill_of(wheel)}
-    for path in list(made):
-        texts[f"{path.name}.publish.json"] = _text(publish_statement(path))
     texts[f"{wheel.stem}.provenance.json"] = _text(provenance(made, _source(root), commit, time))
     for name, text in texts.items():
         (out / name).write_text(text, encoding="utf-8")
@@ -131,11 +129,6 @@ def _built(root: Path, commit: str, time: str) -> dict[str, bytes]:
         return {path.name: path.read_bytes() for path in sorted((place / "out").iterdir())}
 
 
-def publish_statement(file: Path) -> dict[str, Any]:
-    """What PyPI's attestation of publishing says of a file; who signs it stands for it."""
-    return _statement([file], "https://docs.pypi.org/attestations/publish/v1", None)
-
-
 def _source(root: Path) -> str:
     """The address of the sources; empty where none is named."""
     with (root / "pyproject.toml").open("rb") as file:
@@ -153,7 +146,13 @@ def provenance(files: Sequence[Path], repository: str, commit: str, time: str) -
     }
     run = {"builder": {"id": f"{repository}/blob/main/tools/release.py"}}
     predicate = {"buildDefinition": definition, "runDetails": run}
-    return _statement(files, "https://slsa.dev/provenance/v1", predicate)
+    subjects = [{"name": f.name, "digest": {"sha256": _digest(f)}} for f in files]
+    return {
+        "_type": _STATEMENT,
+        "subject": subjects,
+        "predicateType": "https://slsa.dev/provenance/v1",
+        "predicate": predicate,
+    }
 
 
 def _builders() -> list[dict[str, Any]]:
@@ -161,18 +160,6 @@ def _builders() -> list[dict[str, Any]]:
     asked = "import hatchling.__about__ as a; print(a.__version__)"
     ran = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True)
     return [{"uri": f"pkg:pypi/hatchling@{ran.stdout.strip()}"}]
-
-
-def _statement(
-    files: Sequence[Path], kind: str, predicate: Mapping[str, Any] | None
-) -> dict[str, Any]:
-    subjects = [{"name": f.name, "digest": {"sha256": _digest(f)}} for f in files]
-    return {
-        "_type": _STATEMENT,
-        "subject": subjects,
-        "predicateType": kind,
-        "predicate": predicate,
-    }
 
 
 def _digest(file: Path) -> str:

@@ -261,6 +261,9 @@ class Run:
 
 def main() -> int:
     """Run for some time; the exit status says whether anything failed."""
+    if len(sys.argv) > 1:
+        print(__doc__)
+        return 0 if sys.argv[1:] in (["-h"], ["--help"]) else 2
     seed = int(os.environ.get("FUZZ_SEED") or random.SystemRandom().randrange(1 << 30))
     seconds = float(os.environ.get("FUZZ_SECONDS") or 600)
     workers = int(os.environ.get("FUZZ_WORKERS") or min(4, os.cpu_count() or 1))

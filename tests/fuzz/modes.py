@@ -186,7 +186,8 @@ class Truth:
     """What a program gives op by op, and how much that means.
 
     Values of the same program with inputs that are off by some units in the last place say which
-    results hang on a comparison, and how much an error grows.
+    results hang on a comparison, and how much an error grows. Where they move parameters by a tenth
+    of the largest, as training that diverges does, calls that begin with these mean nothing.
     """
 
     def __init__(self, program: Program, change: bool = True) -> None:
@@ -200,12 +201,14 @@ class Truth:
             self.error = error
             return
         near = [_nudged(program, n, change) for n in (1, 2, 3)]
+        lost = False
         for k, call in enumerate(self.calls):
             spread = []
             for i, want in enumerate(call):
                 others = [n[k][i] for n in near if k < len(n)]
-                spread.append(_spread(want, others))
+                spread.append(np.full(want.shape, np.inf) if lost else _spread(want, others))
             self.spread.append(spread)
+            lost = lost or (program.changes and any(map(_is_noise, call, spread)))
 
     def differs(self, got: Calls) -> str:
         """What is wrong with the results of another way, or nothing."""
@@ -250,6 +253,12 @@ def _nudged(program: Program, nudge: int, change: bool) -> Calls:
         return [first, second, [y.numpy() for y in bound.function(*bound.inputs)]]
     except TreadleError:  # An index that hangs on a comparison.
         return []
+
+
+def _is_noise(want: Array, spread: Array) -> bool:
+    """Whether a result moves by more than a tenth of its largest number."""
+    finite = np.abs(want[np.isfinite(want)]) if want.dtype.kind == "f" else np.zeros(0)
+    return bool(finite.size) and bool((spread > 0.1 * float(finite.max()) + 0.1).any())
 
 
 def _spread(want: Array, others: Sequence[Array]) -> Array:

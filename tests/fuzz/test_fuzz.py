@@ -116,6 +116,30 @@ def test_known_differences_only_shrink() -> None:
     assert all(len(e["reason"]) > 20 for e in entries)
 
 
+def test_calls_behind_training_that_diverges_mean_nothing() -> None:
+    """Gradients of a sine of 10^9 hang on its last bit, and so do all parameters after them."""
+    program = Program(
+        {
+            "x1": Leaf("input", "float32", (1, 3, 7, 7), 563109019),
+            "p1": Leaf("param", "float32", (3, 3, 3, 3), 796176694),
+            "p5": Leaf("param", "float32", (2, 20), 924819213),
+        },
+        (
+            "v1 = F.conv2d(x1, (F.relu(p1) - 0.1) * 0.16666666666666666, stride=2, padding=1)",
+            "v2 = F.matmul(F.avg_pool2d(v1, 2, 2), p5)",
+            "(v3,), (v4,) = mge.jit.scan(lambda s, e: (s * 0.5 + e, s.sum() + e), (v2[0],), (v2,))",
+            "v5 = F.prod(v4, axis=-2, keepdims=True)",
+        ),
+        ("v4", "v5"),
+        grads=True,
+        optimizer="mge.optimizer.SGD(params, lr=0.05, momentum=0.9, weight_decay=0.01)",
+    )
+    truth = modes.Truth(program)
+    assert all(np.isfinite(s).all() for s in truth.spread[0])
+    assert all(np.isinf(s).all() for s in truth.spread[2])
+    assert not differences(program, ["no together"])
+
+
 def test_programs_that_were_found() -> None:
     """What the fuzzer has met, made small."""
     x = Leaf("input", "float32", (8, 4), 8)

@@ -130,8 +130,8 @@ def test_contract_names_the_stages_in_order() -> None:
 # Folders of one person's machine, and package indexes that only somebody's network reaches.
 _PRIVATE = re.compile(
     r"(?<![\w.])/(?:work|root|home|Users|mnt)/\w"
-    r"|https?://(?!(?:(?:docs|test)\.)?pypi\.org)[\w.-]*(?:pypi|artifactory|nexus|devpi)"
-    r"|(?:index[-_]url|find[-_]links)[ =]+[\"']?(?:https?://(?!download\.pytorch\.org/|(?:test\.)?pypi\.org/)|file:|/)"
+    r"|https?://(?!pypi\.org)[\w.-]*(?:pypi|artifactory|nexus|devpi)"
+    r"|(?:index[-_]url|find[-_]links)[ =]+[\"']?(?:https?://(?!download\.pytorch\.org/)|file:|/)"
 )
 
 
