@@ -29,6 +29,7 @@ from typing import IO, Any, TextIO
 
 from treadle import logger
 from treadle.base import env
+from treadle.distributed.sending import dumps
 from treadle.runtime.comm.api import CommunicationError, RankFailed
 
 _TAIL = 30
@@ -219,7 +220,7 @@ def _pickled(function: Callable[..., Any], args: Any, kwargs: Any, count: int) -
     cloudpickle = _cloudpickle()
     paths = [os.path.abspath(p) for p in sys.path]
     try:
-        call = cloudpickle.dumps((function, args, kwargs))
+        call = dumps(cloudpickle, (function, args, kwargs))
     except Exception as error:
         raise CommunicationError(
             "launcher",

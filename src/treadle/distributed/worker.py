@@ -17,6 +17,7 @@ import cloudpickle
 from treadle import logger
 from treadle.distributed import group, launch, shrinking
 from treadle.distributed.launch import Failure, JobFolder, hold, is_held
+from treadle.distributed.sending import dumps
 from treadle.distributed.streams import finish_lines, name_lines
 from treadle.runtime.comm import groups
 from treadle.runtime.comm.api import CommunicationError
@@ -39,7 +40,7 @@ def main(path: str) -> None:
     threading.Thread(target=_watch, args=(folder.launcher,), daemon=True).start()
     try:
         result = _call(folder)
-        JobFolder.write(folder.result(rank), cloudpickle.dumps(result))
+        JobFolder.write(folder.result(rank), dumps(cloudpickle, result))
         shrinking.leave()
         finish_lines()
         if groups.losses():
@@ -72,10 +73,9 @@ def _call(folder: JobFolder) -> Any:
 
 def _pickled(error: BaseException) -> bytes:
     try:
-        found: bytes = cloudpickle.dumps(error)
+        return dumps(cloudpickle, error)
     except Exception:
         return b""
-    return found
 
 
 def _watch(launcher: Path) -> None:
