@@ -17,7 +17,7 @@ import numpy as np
 
 import treadle as mge
 import treadle.distributed as dist
-from treadle.engine.table import lines
+from treadle.base.table import lines
 from treadle.ops.collective import AllReduce
 
 SIZES = (1 << 10, 1 << 14, 1 << 18, 1 << 22)

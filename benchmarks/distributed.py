@@ -28,8 +28,8 @@ import treadle as mge
 import treadle.distributed as dist
 import treadle.functional as F
 from treadle.autodiff import GradManager
+from treadle.base.table import lines
 from treadle.engine.options import Options
-from treadle.engine.table import lines
 from treadle.jit import compile as compiled
 from treadle.runtime.comm import buckets
 

@@ -25,11 +25,11 @@ from workloads import WORKLOADS, data_of
 
 import treadle.distributed as dist
 from treadle.backends.program import Host
+from treadle.base.table import lines
 from treadle.distributed import group
 from treadle.distributed.simulator import Cluster, Network, TrainingStep, predict
 from treadle.engine.options import Options
 from treadle.engine.plan import FINISH, START
-from treadle.engine.table import lines
 from treadle.engine.targets import host
 from treadle.jit import compile as compiled
 from treadle.runtime.comm import groups
@@ -78,7 +78,7 @@ def measured(key: str, repeats: int) -> TrainingStep:
         batch = [tensor(a) for a in data_of(work)]
         step(*batch)
         variant = step.variant(tuple(batch), {})
-        stages, plan = variant.stages, variant.stages.planned()
+        stages, plan = variant.stages, variant.inspected.planned()
         if not isinstance(stages.target, host.Host):
             raise TypeError("the step is no program of the host")
         executor = stages.target.load_again(stages)  # Out of the cache, it has no steps to name.

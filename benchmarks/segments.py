@@ -21,6 +21,7 @@ import treadle as mge
 from treadle import functional as F
 from treadle.engine.options import Options
 from treadle.engine.pipeline import Stages
+from treadle.inspect import Inspected
 from treadle.interop.onnx import export
 from treadle.jit.capture import capture
 
@@ -38,10 +39,10 @@ def partitioned(nodes: int) -> float:
 
     operands = (mge.tensor(np.eye(32, dtype=np.float32)), mge.tensor(np.eye(32, dtype=np.float32)))
     graph = capture(chain, operands, {}, "chain").graph
-    stages = Stages(graph, options=Options(engines=ENGINES, fusion=False))
-    stages.lower()
-    print(f"{len(graph.nodes)} nodes captured, {len(stages.prepared.nodes)} prepared")
-    return stages.report.seconds["partition"]
+    program = Inspected(Stages(graph, options=Options(engines=ENGINES, fusion=False)))
+    program.lower()
+    print(f"{len(graph.nodes)} nodes captured, {len(program.prepared.nodes)} prepared")
+    return program.report.seconds["partition"]
 
 
 def alone(key: str) -> Callable[[], np.ndarray]:

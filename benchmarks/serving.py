@@ -140,7 +140,7 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         path = Path(folder) / "model.tm"
         data = dumped(options.workload, path)
-        run = Stages(read_models(path)[0].graph).compile().run
+        run = Stages(read_models(path)[0].graph).running.run
         port = stack.enter_context(server(path, options.max_batch))
         one = Clients(stack, 1, port, request(data))
         many = Clients(stack, options.clients, port, request(data))

@@ -123,7 +123,7 @@ def test_values_keep_memory_of_their_own_where_forwarding_is_off() -> None:
         traced = jit.trace(in_turn, symbolic=True)
         np.testing.assert_array_equal(traced(x), x.numpy())
         ((variant,),) = traced._variants.values()
-        return variant.stages.planned().memory.peak
+        return variant.inspected.planned().memory.peak
 
     shared = room()
     config.disable_memory_forwarding = True

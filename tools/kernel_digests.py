@@ -35,6 +35,7 @@ from treadle.base.dtype import as_dtype
 from treadle.base.errors import TreadleError
 from treadle.base.types import TensorType
 from treadle.engine.pipeline import Stages
+from treadle.inspect import Inspected
 from treadle.ops import REGISTRY
 from treadle.ops.sample import Sample
 
@@ -193,7 +194,7 @@ def _of_benchmarks(name: str) -> Any:
 def _programs_of(key: str) -> Iterator[tuple[str, list[Kernel], str]]:
     """A workload's program for every target, planned and not built."""
     peer, tasks = _of_benchmarks("peer_own"), _of_benchmarks("workloads")
-    captured: list[Stages] = []
+    captured: list[Inspected] = []
 
     def compiled(function: Callable[..., Any], _task: Any) -> Callable[..., Any]:
         def capture(*args: Any) -> Any:
@@ -213,7 +214,7 @@ def _programs_of(key: str) -> Iterator[tuple[str, list[Kernel], str]]:
             stages.interface,
             stages.options,
             crossing=NativeCompiler().toward(name),
-        ).planned()
+        ).planned.plan
         parts = [Program(steps, plan.bases) for steps in (plan.prelude, plan.steps)]
         kernels = [run.kernel for part in parts for run in runs_of(part.steps)]
         words = b"".join(encode(part, digest).words.tobytes() for part in parts)

@@ -65,7 +65,7 @@ if TYPE_CHECKING:
     from treadle.engine.devices import lifetime
     from treadle.engine.eager.fallback import fallback, fallback_report
     from treadle.engine.eager.forced import force
-    from treadle.engine.reports import report
+    from treadle.inspect.devices import report
     from treadle.jit.decisions import explain
     from treadle.logger import enable_debug_log, get_logger, set_log_file, set_log_level
     from treadle.serialization import load, save
@@ -204,7 +204,7 @@ _MEMBERS = {
     ),
     "treadle.engine.eager.fallback": ("fallback", "fallback_report"),
     "treadle.engine.eager.forced": ("force",),
-    "treadle.engine.reports": ("report",),
+    "treadle.inspect.devices": ("report",),
     "treadle.interop.megengine.internals": ("core", "version"),
     "treadle.jit.decisions": ("explain",),
     "treadle.logger": ("enable_debug_log", "get_logger", "set_log_file", "set_log_level"),

@@ -127,7 +127,7 @@ def test_training_op_by_op_equals_the_hosts(name: str, kernels: bool, plugins: P
     assert again <= fallen
     assert {op for op, _ in fallen - again} <= {"broadcast", "div", "stop_gradient"}
     (variant,) = compiled[2].variants
-    assert isinstance(variant.stages.executor, Stepwise)
+    assert isinstance(variant.inspected.executor, Stepwise)
 
 
 @pytest.mark.parametrize("name", NETS)
@@ -137,7 +137,7 @@ def test_training_on_a_device_with_a_compiler_equals_the_hosts(name: str, plugin
     compiled = train("toy0", NETS[name], compiled=True)
     assert_close(compiled, expected)
     (variant,) = compiled[2].variants
-    assert isinstance(variant.stages.executor, DeviceExecutor)
+    assert isinstance(variant.inspected.executor, DeviceExecutor)
     # Control flow, random state and rates are all that Python gives; the rest stays on the device.
     assert {row.op for row in mge.fallback_report()} == set()
     assert toy.opened[0].launches == 0
@@ -450,7 +450,7 @@ def test_random_numbers_are_drawn_where_they_are_used(plugins: Plugins) -> None:
         R.seed(5)
         found = [compiled(x).numpy(), compiled(x).numpy()]
         np.testing.assert_allclose(found, expected, rtol=1e-6)
-    assert isinstance(compiled.variants[0].stages.executor, DeviceExecutor)
+    assert isinstance(compiled.variants[0].inspected.executor, DeviceExecutor)
 
 
 def test_axes_that_change_in_programs_over_several_devices(plugins: Plugins) -> None:
@@ -522,5 +522,5 @@ def test_programs_run_on_the_default_device_under_any_of_its_names(plugins: Plug
     for device, name in (("xpux", "xpux:0"), ("toy0", "toy0:0"), ("toy0:1", "toy0:1")):
         found = run(on(device, 1, 2))
         assert (found.numpy().tolist(), str(found.device)) == ([4, 7], name)
-        assert isinstance(run.variants[-1].stages.executor, DeviceExecutor)
+        assert isinstance(run.variants[-1].inspected.executor, DeviceExecutor)
     assert F.ones(2).device.kind == "toy" and len(run.variants) == 3

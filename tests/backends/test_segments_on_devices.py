@@ -26,6 +26,7 @@ from treadle.engine.execute import DeviceExecutor
 from treadle.engine.options import Options
 from treadle.engine.pipeline import Stages
 from treadle.engine.plan import Interface
+from treadle.inspect import Inspected
 from treadle.runtime.opened import OpenDevice
 
 RNG = np.random.default_rng(1)
@@ -119,7 +120,7 @@ def check(run: Any, x: np.ndarray) -> None:
 
 
 def executor_of(run: Any) -> DeviceExecutor:
-    found = run.variants[0].stages.executor
+    found = run.variants[0].inspected.executor
     assert isinstance(found, DeviceExecutor)
     return found
 
@@ -155,7 +156,7 @@ def test_the_compiler_keeps_what_it_runs_faster(plugins: Plugins) -> None:
     run = mge.jit.compile(chain)
     check(run, np.float32([0, 1, 2]))
     assert engine.made == [] and executor_of(run).counters.copies == 0
-    report = str(run.variants[0].stages.report)
+    report = str(run.variants[0].inspected.report)
     assert "costs less" in report and "toy alone" in report
 
 
@@ -197,7 +198,7 @@ def test_an_engine_of_the_host_gets_what_is_worth_the_way(plugins: Plugins) -> N
     )
     (product,) = engine.made
     assert [n.op.name for n in product.graph.nodes] == ["matmul"]
-    report = str(run.variants[0].stages.report)
+    report = str(run.variants[0].inspected.report)
     assert "copies between memories" in report and "20.0 us and 1.0 GB/s" in report
     counters = executor_of(run).counters
     assert (counters.copies, counters.copied) == (3, 3 * 64 * 64 * 4)
@@ -255,10 +256,10 @@ def test_random_programs_of_three_compilers_compute_the_same(seed: int, plugins:
     given = [RNG.standard_normal([int(d) for d in t.shape]) for t in graph.input_types]
     arrays = [(a / 10).astype(np.float32) for a in given]
     options = Options(engines=("outer", "fake", "toy"), check=True)
-    stages = Stages(graph, Interface(), options, resolve("toy0"))
+    program = Inspected(Stages(graph, Interface(), options, resolve("toy0")))
     with mge.fallback("silent"):
         for _ in range(2):
-            found = stages.compile().run(arrays)
+            found = program.compile().run(arrays)
             for x, y in zip(found, graph.evaluate(arrays), strict=True):
                 np.testing.assert_allclose(x.host(), y, rtol=1e-4, atol=1e-5)
 

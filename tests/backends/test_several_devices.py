@@ -81,11 +81,11 @@ def test_a_pipeline_over_two_devices_and_the_host_trains_as_one(
         for name, value in state.items():
             np.testing.assert_allclose(made[name], value, rtol=1e-4, atol=1e-6, err_msg=name)
     (variant,) = run.variants
-    assert isinstance(variant.stages.executor, Scheduler)
+    assert isinstance(variant.inspected.executor, Scheduler)
     # Input, logits and their gradient are copied once, hidden and its gradient down and up.
     assert run.counters.copies == 7 * 4
     wanted = {("toy", 0), ("toy", 1), ("cpu", 0)}
-    assert {p.home.memory for p in variant.stages.parts} == wanted
+    assert {p.home.memory for p in variant.inspected.parts} == wanted
 
 
 def test_a_value_is_copied_once_per_device(plugins: Plugins) -> None:
@@ -158,7 +158,7 @@ def test_what_others_wait_for_runs_first(plugins: Plugins) -> None:
     both = mge.jit.compile(work)
     x, y = on("toy0", 0), on("toy1", 5)
     assert [r.item() for r in both(x, y)] == [2, 5]
-    parts = both.variants[0].stages.parts
+    parts = both.variants[0].inspected.parts
     ops = [[n.op.name for n in p.captured.nodes if n.op.name != "constant"] for p in parts]
     assert ops == [["add"], ["exp", "mul"], ["mul"]]
     text = both.explain()

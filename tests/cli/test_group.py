@@ -18,12 +18,12 @@ import pytest
 import treadle as mge
 import treadle.engine
 from treadle import cli, jit
+from treadle.base import table
 from treadle.cli import main
 from treadle.cli.arguments import PASSES
 from treadle.cli.compile.making import command_line
 from treadle.cli.console import Progress
 from treadle.cli.status import Status
-from treadle.engine import table
 
 NAMES = [command.name for command in cli._COMMANDS]
 

@@ -79,7 +79,7 @@ def compiled(target: str) -> Iterator[tuple[Sample, tuple[Array, ...]]]:
                 continue
             try:
                 graph = traced([(sample, arrays)]).graph
-                plan = Stages(graph, options=PLAIN, crossing=compiler).planned()
+                plan = Stages(graph, options=PLAIN, crossing=compiler).planned.plan
             except TreadleError:
                 continue  # what data decide, or a part of it, is no program
             if not plan.host and not plan.updates:

@@ -39,6 +39,7 @@ from treadle.engine.package.models import Model, Runner, read_models, write_mode
 from treadle.engine.pipeline import Stages
 from treadle.graph.builder import trace_body
 from treadle.graph.retype import retyped
+from treadle.inspect import Inspected
 from treadle.ops import REGISTRY
 from treadle.ops.constant import ArrayData
 from treadle.ops.matmul import Matmul
@@ -204,7 +205,7 @@ def test_what_is_compiled_later_has_the_options_of_the_file(model: Model, tmp_pa
     found = load_offline(path, recompile=True)
     found.run([image(3, 3, 8, 8)])
     [runner] = found._compiled.values()
-    used = runner.stages.options
+    used = runner.stages.source.options
     assert (used.level, used.winograd, used.disabled) == (1, 2, ("simplify",))
 
 
@@ -295,10 +296,13 @@ def test_the_record_has_neither_times_nor_paths(model: Model, tmp_path: Path) ->
 def test_the_record_counts_partitions(compiled: Model, file: Path) -> None:
     noted = load_offline(file).manifest["gears"]
     for gear, entry, shape in zip(compiled.native[0].gears, noted, SHAPES, strict=True):
-        stages = Stages(retyped(compiled.graph, [shape]))
-        assert gear.partitions == stages.explain().partitions
+        program = Inspected(Stages(retyped(compiled.graph, [shape])))
+        assert gear.partitions == program.explain().partitions
         (part,) = gear.partitions
-        assert (part.engine, part.nodes) == ("cpu", len((stages.prepared or stages.captured).nodes))
+        assert (part.engine, part.nodes) == (
+            "cpu",
+            len((program.prepared or program.captured).nodes),
+        )
         assert (part.reads, part.writes) == (4 * int(np.prod(shape)), 4 * shape[0] * 5)
         assert entry["partitions"] == [["cpu", part.nodes, part.reads, part.writes]]
 
@@ -307,7 +311,7 @@ def test_a_file_counts_the_streams_that_run_not_those_of_the_plan(tmp_path: Path
     weight = mge.tensor(image(64, 64))
     branches = traced(lambda x: x @ weight @ weight + (x * 2) @ weight @ weight, image(64, 64))
     options = Options(level=0, streams=2, reuse_memory=False)
-    streams = Stages(branches.graph, options=options).explain().streams
+    streams = Inspected(Stages(branches.graph, options=options)).explain().streams
     assert (streams["count"], streams["in_use"], streams["events_in_use"]) == (2, 1, 0)
     assert streams["events"] > 0
     [gear] = compile_offline(branches, options=options).native[0].gears
@@ -384,9 +388,9 @@ def test_a_file_that_is_replaced_stays_the_one_that_was_opened(
 def test_ops_lowered_for_any_target_compute_the_same(model: Model, target: str) -> None:
     compiler = find_compiler(Options())
     assert isinstance(compiler, ShippingCompiler)
-    stages = Stages(model.graph, crossing=compiler.toward(target))
+    program = Inspected(Stages(model.graph, crossing=compiler.toward(target)))
     x = image(*SHAPES[1])
-    np.testing.assert_allclose(stages.compile().run([x])[0], expected(x), rtol=1e-5)
+    np.testing.assert_allclose(program.compile().run([x])[0], expected(x), rtol=1e-5)
 
 
 def test_files_of_other_machines_are_refused_or_compiled(model: Model, tmp_path: Path) -> None:

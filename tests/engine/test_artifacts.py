@@ -16,10 +16,11 @@ from treadle.engine.artifacts import Captured, Optimized, Partitioned, Planned, 
 from treadle.engine.devices.names import CompNode
 from treadle.engine.execute import Stepwise
 from treadle.engine.options import Options
-from treadle.engine.pipeline import Stages
+from treadle.engine.pipeline import Stages, _start
 from treadle.engine.targets.host import Host
 from treadle.engine.types import CompileReport
 from treadle.graph.parser import parse
+from treadle.inspect import Inspected
 
 LINE = """
 graph line(%w: float32[], %x: float32[4], %b: float32[]) {
@@ -32,7 +33,7 @@ graph line(%w: float32[], %x: float32[4], %b: float32[]) {
 
 def passed(options: Options) -> list[Any]:
     """The artifacts of a program, each from the one before it and nothing else."""
-    host, report = Host(options, Stages._of), CompileReport()
+    host, report = Host(options, _start), CompileReport()
     made: list[Any] = [Captured(parse(LINE), options=options)]
     for stage in (host.prepare, host.partition, host.optimize, host.plan):
         made.append(stage(made[-1], report))  # type: ignore[operator]
@@ -46,7 +47,7 @@ def test_each_stage_needs_only_what_the_one_before_returned() -> None:
     for artifact in made:
         with pytest.raises(dataclasses.FrozenInstanceError):
             artifact.graph = made[0].graph
-    stages = Stages(parse(LINE))
+    stages = Inspected(Stages(parse(LINE)))
     assert stages.lower() == made[3].graph and len(stages.planned().steps) == len(
         made[4].plan.steps
     )
@@ -60,7 +61,7 @@ def test_artifacts_print_and_compare() -> None:
 
 
 def test_a_stage_is_passed_once_and_when_it_is_asked_for() -> None:
-    stages = Stages(parse(LINE))
+    stages = Inspected(Stages(parse(LINE)))
     assert stages.prepared is stages.optimized is stages.executor is None
     lowered = stages.lower()
     assert stages.prepared is not None and stages.executor is None
@@ -73,7 +74,7 @@ def test_a_stage_is_passed_once_and_when_it_is_asked_for() -> None:
 
 def test_a_device_without_a_compiler_has_no_plan_but_runs(plugins: Plugins) -> None:
     plugins.toy(kernels=elementwise())
-    stages = Stages(parse(LINE), home=CompNode("toy0"))
+    stages = Inspected(Stages(parse(LINE), home=CompNode("toy0")))
     with treadle.fallback("silent"):
         assert isinstance(stages.compile(), Stepwise)
 

@@ -14,6 +14,7 @@ from treadle.engine.execute.counters import Counters
 from treadle.engine.options import Options
 from treadle.engine.pipeline import Stages
 from treadle.graph.parser import parse
+from treadle.inspect import Inspected
 from treadle.jit import Compiled, sink
 
 LINE = "graph(%x: float32[4]) { %0 = exp(%x) : float32[4] return %0 }"
@@ -64,15 +65,15 @@ def test_inputs_that_stay_are_not_given_again() -> None:
 
 
 def test_an_op_on_the_host_is_one_more_entry() -> None:
-    stages = Stages(parse(LINE), options=Options(engines=("reference",)))
-    executor = stages.compile()
+    program = Inspected(Stages(parse(LINE), options=Options(engines=("reference",))))
+    executor = program.compile()
     for _ in range(3):
         executor.run([np.zeros(4, np.float32)])
     assert executor.counters == Counters(3, 6, 6, 0)
 
 
 def test_threads_lose_no_count() -> None:
-    executor = Stages(parse(LINE)).compile()
+    executor = Stages(parse(LINE)).running
 
     def many() -> None:
         for _ in range(200):
@@ -88,7 +89,7 @@ def test_threads_lose_no_count() -> None:
 
 def test_programs_from_the_cache_count_launches_too() -> None:
     for _ in range(2):
-        executor = Stages(parse(LINE)).compile()
+        executor = Stages(parse(LINE)).running
         executor.run([np.zeros(4, np.float32)])
         assert executor.counters == Counters(1, 1, 2, 1)
     assert executor.loaded.plan.steps == ()  # The second one passed no stage.

@@ -25,6 +25,7 @@ from treadle.engine.plan import Interface
 from treadle.graph.builder import trace_body
 from treadle.graph.ir import Graph
 from treadle.graph.verify import verify
+from treadle.inspect import Inspected
 from treadle.ops.conv import Conv, ConvGradInput
 from treadle.ops.elementwise import Add, Mul, Sub
 from treadle.ops.matmul import Matmul
@@ -35,17 +36,19 @@ CONV = Conv((1, 1), ((1, 1), (1, 1)), (1, 1), 1)
 CHECKED = Options(check=True)
 
 
-def stages(graph: Graph, frozen: Sequence[bool], options: Options = CHECKED) -> Stages:
-    return Stages(graph, Interface(tuple(frozen)), options)
+def stages(graph: Graph, frozen: Sequence[bool], options: Options = CHECKED) -> Inspected:
+    return Inspected(Stages(graph, Interface(tuple(frozen)), options))
 
 
-def labels(of: Stages) -> tuple[list[str], list[str]]:
+def labels(of: Inspected) -> tuple[list[str], list[str]]:
     """What runs once, and what runs every time."""
     plan = of.planned()
     return [r.label for r in runs_of(plan.prelude)], [r.label for r in runs_of(plan.steps)]
 
 
-def same(graph: Graph, frozen: Sequence[bool], options: Options = CHECKED, seed: int = 0) -> Stages:
+def same(
+    graph: Graph, frozen: Sequence[bool], options: Options = CHECKED, seed: int = 0
+) -> Inspected:
     """The program gives what the graph does, also when a frozen array is replaced."""
     made = stages(graph, frozen, options)
     executor = made.compile()
@@ -122,7 +125,7 @@ def test_everything_is_frozen() -> None:
 
 def test_an_update_reads_what_is_computed_once() -> None:
     graph = trace_body(lambda s, w: (Add()(s, Exp()(w)), Exp()(w)), [f32(5), f32(5)], "g")
-    made = Stages(graph, Interface((False, True), ((0, 0),)), CHECKED)
+    made = Inspected(Stages(graph, Interface((False, True), ((0, 0),)), CHECKED))
     state, w = np.zeros(5, "float32"), np.linspace(0, 1, 5, dtype="float32")
     for _ in range(2):
         (second,) = made.compile().run([state, w])

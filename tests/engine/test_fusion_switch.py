@@ -18,6 +18,7 @@ from treadle.engine.pipeline import Stages
 from treadle.engine.plan import Interface
 from treadle.graph.builder import trace_body
 from treadle.graph.ir import Graph
+from treadle.inspect import Inspected
 from treadle.ops.fused import Fused
 
 SQUARE = "x * x => square(x)"
@@ -29,9 +30,9 @@ def written(folder: Path, switch: Any) -> str:
     return str(path)
 
 
-def lowered(graph: Graph, path: str) -> tuple[Graph, Stages]:
-    stages = Stages(graph, options=Options(fusion_switch=path))
-    return stages.lower(), stages
+def lowered(graph: Graph, path: str) -> tuple[Graph, Inspected]:
+    program = Inspected(Stages(graph, options=Options(fusion_switch=path)))
+    return program.lower(), program
 
 
 def kinds(graph: Graph) -> set[str]:
@@ -42,29 +43,29 @@ def kinds(graph: Graph) -> set[str]:
 def test_a_kind_of_groups_is_left_out(kind: str, tmp_path: Path) -> None:
     graph = mlp_step(8, (12, 10, 4))
     assert kind in kinds(lowered(graph, "")[0])
-    optimized, stages = lowered(graph, written(tmp_path, {"Fusion": {kind: "off"}}))
+    optimized, program = lowered(graph, written(tmp_path, {"Fusion": {kind: "off"}}))
     assert kinds(optimized) == {"contraction", "loop"} - {kind}
-    assert f"one {kind} kernel" not in str(stages.report)
+    assert f"one {kind} kernel" not in str(program.report)
 
 
 def test_attention_is_neither_found_nor_grouped(tmp_path: Path) -> None:
     graph = gpt_step(2, 8, 16, 1, 2, 5)
     found = [n.op.name for n in lowered(graph, "")[0].nodes]
     switch = {"GraphFusion": {"find_attention": "off"}, "Fusion": {"attention": "off"}}
-    optimized, stages = lowered(graph, written(tmp_path, switch))
-    assert "find_attention" not in str(stages.report)
+    optimized, program = lowered(graph, written(tmp_path, switch))
+    assert "find_attention" not in str(program.report)
     assert "attention" not in kinds(optimized)
     assert len(found) < len(optimized.nodes)
 
 
 def test_a_rule_is_left_out(tmp_path: Path) -> None:
     graph = trace_body(lambda x: x * x, [f32(3)], "g")
-    with_rule, stages = lowered(graph, "")
+    with_rule, program = lowered(graph, "")
     assert [n.op.name for n in with_rule.nodes] == ["square"]
-    assert SQUARE in str(stages.report)
-    without, stages = lowered(graph, written(tmp_path, {"GraphFusion": {SQUARE: "off"}}))
+    assert SQUARE in str(program.report)
+    without, program = lowered(graph, written(tmp_path, {"GraphFusion": {SQUARE: "off"}}))
     assert [n.op.name for n in without.nodes] == ["mul"]
-    assert SQUARE not in str(stages.report)
+    assert SQUARE not in str(program.report)
 
 
 def test_all_stands_for_what_is_not_named(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from treadle.graph.builder import trace_body
 from treadle.graph.ir import Graph
 from treadle.graph.parser import parse
 from treadle.graph.printer import to_text
+from treadle.inspect import Inspected
 from treadle.ops.op import Op
 from treadle.ops.softmax import Softmax
 from treadle.ops.unary import Exp, Relu, Tanh
@@ -41,13 +42,13 @@ def branches() -> Graph:
     return trace_body(body, [f32(4, 6), f32(4, 6)], "branches")
 
 
-def run(graph: Graph, options: Options, seed: int = 0) -> tuple[list[Any], Stages]:
-    stages = Stages(graph, options=options)
-    return stages.compile().run(arrays(graph, seed)), stages
+def run(graph: Graph, options: Options, seed: int = 0) -> tuple[list[Any], Inspected]:
+    program = Inspected(Stages(graph, options=options))
+    return program.compile().run(arrays(graph, seed)), program
 
 
-def hosted(stages: Stages) -> list[str]:
-    plan = stages.planned()
+def hosted(program: Inspected) -> list[str]:
+    plan = program.planned()
     return [plan.host[s.task].op.name for s in plan.steps if isinstance(s, Host)]
 
 
@@ -55,22 +56,22 @@ def hosted(stages: Stages) -> list[str]:
 @pytest.mark.parametrize("level", [0, 2])
 def test_the_reference_alone_gives_the_native_results(graph: Graph, level: int) -> None:
     native, _ = run(graph, Options(level=level))
-    found, stages = run(graph, Options(level=level, engines=("reference",)))
+    found, program = run(graph, Options(level=level, engines=("reference",)))
     for x, y in zip(found, native, strict=True):
         assert close(x, y)
-    assert all(isinstance(s, Host) for s in stages.planned().steps)
-    assert {g.engine for g in stages.explain().groups} == {"reference"}
-    optimized = stages.lower()
+    assert all(isinstance(s, Host) for s in program.planned().steps)
+    assert {g.engine for g in program.explain().groups} == {"reference"}
+    optimized = program.lower()
     assert parse(to_text(optimized)) == optimized
 
 
 def test_one_op_is_forced_to_the_reference_inside_branches_too() -> None:
     native, _ = run(branches(), Options())
-    found, stages = run(branches(), Options(force_fallback=("softmax", "relu")))
+    found, program = run(branches(), Options(force_fallback=("softmax", "relu")))
     assert all(close(x, y) for x, y in zip(found, native, strict=True))
-    assert sorted(hosted(stages)) == ["relu", "softmax"]
-    assert any(isinstance(s, Run) for s in stages.planned().steps)
-    explained = stages.explain()
+    assert sorted(hosted(program)) == ["relu", "softmax"]
+    assert any(isinstance(s, Run) for s in program.planned().steps)
+    explained = program.explain()
     (relu,) = [op for op in explained.ops if op.name == "relu"]
     assert (relu.fate, relu.engine) == ("on the host", "reference")
     assert relu.why == "cpu policy: force_fallback names relu"
@@ -84,10 +85,10 @@ def test_the_environment_forces_ops(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_names_that_are_not_there() -> None:
     with pytest.raises(CompileError, match="no engine on the host is called 'gpu'") as error:
-        Stages(branches(), options=Options(engines=("gpu",))).compile()
+        Stages(branches(), options=Options(engines=("gpu",))).running
     assert "cpu, reference" in error.value.hint
     with pytest.raises(GraphError, match="there is no op 'sofmax'") as problem:
-        Stages(branches(), options=Options(force_fallback=("sofmax",))).compile()
+        Stages(branches(), options=Options(force_fallback=("sofmax",))).running
     assert "softmax" in problem.value.hint
 
 
@@ -118,15 +119,15 @@ def test_another_engine_of_the_host_runs_what_it_was_given(
     other, known = Doubtful(), registry.engines("cpu")
     monkeypatch.setattr(registry, "engines", lambda kind: (other, *known))
     graph = trace_body(lambda x: Relu()(Exp()(x) + x), [f32(64, 64)], "g")
-    found, stages = run(graph, Options(engines=("doubtful", "reference")))
+    found, program = run(graph, Options(engines=("doubtful", "reference")))
     assert other.ran == ["exp"]
     assert close(found[0], graph.evaluate(arrays(graph))[0])
-    assert [g.engine for g in stages.explain().groups] == ["doubtful", "reference", "reference"]
+    assert [g.engine for g in program.explain().groups] == ["doubtful", "reference", "reference"]
 
 
 def test_state_is_updated_by_host_programs() -> None:
     graph = trace_body(lambda w, g: w - g * 0.5, [f32(4), f32(4)], "g")
-    executor = Stages(graph, Interface((False, False), ((0, 0),)), REFERENCE).compile()
+    executor = Stages(graph, Interface((False, False), ((0, 0),)), REFERENCE).running
     w = np.ones(4, np.float32)
     for _ in range(2):
         assert executor.run([w, np.ones(4, np.float32)]) == []

@@ -13,6 +13,7 @@ from treadle.engine.options import Options
 from treadle.engine.pipeline import Stages
 from treadle.graph.builder import GraphOperand, trace_body
 from treadle.graph.ir import Graph, regions_of
+from treadle.inspect import Inspected
 from treadle.ops.conv import Conv
 from treadle.ops.matmul import Matmul
 from treadle.ops.movement import Concat
@@ -69,17 +70,17 @@ def ops_of(graph: Graph) -> set[str]:
     return found
 
 
-def check(graph: Graph, step: float = OUT, *, integers: bool = True) -> Stages:
+def check(graph: Graph, step: float = OUT, *, integers: bool = True) -> Inspected:
     """Compare with op after op, and look for products of real numbers in what runs."""
     arrays = [RNG.normal(0, 2, v.type.shape).astype(np.float32) for v in graph.inputs]
-    stages = Stages(graph)
-    (found,), (wanted,) = stages.compile().run(arrays), graph.evaluate(arrays)
+    program = Inspected(Stages(graph))
+    (found,), (wanted,) = program.compile().run(arrays), graph.evaluate(arrays)
     np.testing.assert_allclose(found, wanted, atol=1.01 * step)
     assert np.mean(found != wanted) < 0.01
     assert np.unique(wanted).size > 20
-    left = ops_of(stages.lower()) & {"conv", "matmul"}
+    left = ops_of(program.lower()) & {"conv", "matmul"}
     assert bool(left) != integers, left
-    return stages
+    return program
 
 
 @pytest.mark.parametrize("grid", GRIDS)
@@ -116,8 +117,8 @@ def test_moves_and_maxima_work_on_the_integers() -> None:
         turned = joined.transpose((0, 2, 3, 1)).reshape((2 * 4 * 3, 32))
         return rounded(Matmul()(turned, weight(x, (32, 5), 1)), OUT, GRIDS["uint8"])
 
-    stages = check(graph_of(body, (2, 16, 8, 6)))
-    stored = [v for n in stages.lower().nodes if n.inputs for v in n.outputs]
+    program = check(graph_of(body, (2, 16, 8, 6)))
+    stored = [v for n in program.lower().nodes if n.inputs for v in n.outputs]
     assert [v.type.dtype for v in stored].count(dt.float32) == 1  # the result
 
 
@@ -131,8 +132,8 @@ def test_limits_become_those_of_the_rounding_and_biases_join_the_sums() -> None:
         y = Conv(*window)(x, w) + x.constant(bias.reshape(1, 8, 1, 1))
         return levels(Clip(0.0, 3.0)(y), 0.02, dt.uint8, 0)
 
-    stages = check(graph_of(body, (1, 16, 8, 8)), 1)
-    prepared = stages.prepared
+    program = check(graph_of(body, (1, 16, 8, 8)), 1)
+    prepared = program.prepared
     assert prepared is not None and "clip" not in ops_of(prepared)
     sums = [n for n in prepared.nodes if n.op.name == "add"]
     assert [n.output.type.dtype for n in sums] == [dt.int32]
@@ -147,8 +148,8 @@ def test_weights_of_other_kinds_stay_real_numbers(zero: int, why: str) -> None:
         w = weight(x, (8, 16, 3, 3), 0 if zero else 1, zero)
         return rounded(Conv(*ONE)(x, w), OUT, GRIDS["uint8"])
 
-    stages = check(graph_of(body, (1, 16, 8, 8)), integers=False)
-    assert any(why in d.reason for d in stages.report.decisions)
+    program = check(graph_of(body, (1, 16, 8, 8)), integers=False)
+    assert any(why in d.reason for d in program.report.decisions)
 
 
 def test_sums_that_may_not_fit_stay_real_numbers() -> None:
@@ -156,8 +157,8 @@ def test_sums_that_may_not_fit_stay_real_numbers() -> None:
         x = rounded(x, STEP, GRIDS["uint8"])
         return rounded(Matmul()(x, weight(x, (80_000, 2), 1)), 4.0, GRIDS["uint8"])
 
-    stages = check(graph_of(body, (40, 80_000)), 4.0, integers=False)
-    assert any("32 bits" in d.reason for d in stages.report.decisions)
+    program = check(graph_of(body, (40, 80_000)), 4.0, integers=False)
+    assert any("32 bits" in d.reason for d in program.report.decisions)
 
 
 def test_the_pass_can_be_left_out() -> None:
@@ -167,7 +168,7 @@ def test_the_pass_can_be_left_out() -> None:
 
     graph = graph_of(body, (1, 8, 6, 6))
     for options in (Options(level=1), Options(disabled=("integers",))):
-        assert "int_conv" not in ops_of(Stages(graph, options=options).lower())
+        assert "int_conv" not in ops_of(Stages(graph, options=options).lowered.graph)
 
 
 def test_a_residual_is_read_as_bytes() -> None:
@@ -179,15 +180,15 @@ def test_a_residual_is_read_as_bytes() -> None:
         z = rounded(Conv(*ONE)(y, weight(x, (32, 32, 3, 3))), OUT, GRIDS["uint8"])
         return levels(Relu()(z + y), OUT, dt.uint8, 0)
 
-    stages = check(graph_of(body, (1, 32, 12, 12)), 1)
-    stored = [v.type.dtype for n in stages.lower().nodes if n.inputs for v in n.outputs]
+    program = check(graph_of(body, (1, 32, 12, 12)), 1)
+    stored = [v.type.dtype for n in program.lower().nodes if n.inputs for v in n.outputs]
     assert stored and dt.float32 not in stored
 
 
 def agrees(graph: Graph) -> None:
     """Compare with op after op, to last bits: no rounding follows."""
     arrays = [RNG.normal(0, 2, v.type.shape).astype(np.float32) for v in graph.inputs]
-    (found,), (wanted,) = Stages(graph).compile().run(arrays), graph.evaluate(arrays)
+    (found,), (wanted,) = Stages(graph).running.run(arrays), graph.evaluate(arrays)
     np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
 
 
@@ -231,4 +232,4 @@ def test_zero_points_that_are_no_integers(zero: float) -> None:
         return Matmul()(FakeQuantize(0, 255)(x, by, at), weight(x, (8, 4), 1))
 
     graph = graph_of(body, (3, 8))
-    assert "int_matmul" not in ops_of(Stages(graph).lower())
+    assert "int_matmul" not in ops_of(Stages(graph).lowered.graph)

@@ -18,6 +18,7 @@ from treadle.graph.builder import trace_body
 from treadle.graph.evaluate import evaluate
 from treadle.graph.gradient import value_and_gradient
 from treadle.graph.ir import Graph
+from treadle.inspect import Inspected
 from treadle.ops.activation import Relu6
 from treadle.ops.movement import Concat
 from treadle.ops.pool import MaxPool
@@ -28,7 +29,7 @@ from treadle.ops.unary import Relu, Sigmoid
 
 def check_native(graph: Graph, seed: int, layouts: tuple[str, ...] = ()) -> str:
     """Run natively with layouts; what the report says about them."""
-    stages = Stages(graph, options=Options(check=True, layouts=layouts))
+    stages = Inspected(Stages(graph, options=Options(check=True, layouts=layouts)))
     given = arrays(graph, seed)
     for x, y in zip(evaluate(graph, given), stages.compile().run(given), strict=True):
         assert (x.dtype, x.shape) == (y.dtype, y.shape)
@@ -130,7 +131,7 @@ def test_inverted_block_in_blocks(channels: int, liked: Any) -> None:
 def test_the_same_bits_on_any_number_of_threads(liked: Any) -> None:
     graph = forward(4, 8, (17, 16))
     given, before = arrays(graph, 4), pool.get_threads()
-    program = Stages(graph, options=Options(layouts=BLOCKED)).compile()
+    program = Stages(graph, options=Options(layouts=BLOCKED)).running
     found = []
     try:
         for threads in (1, 3):

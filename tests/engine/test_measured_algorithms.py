@@ -15,8 +15,8 @@ from treadle.backends.codegen import tuned
 from treadle.backends.cpu import backend
 from treadle.backends.program import Lowered, MeasuringCompiler, Watched
 from treadle.engine.options import Options
-from treadle.engine.pipeline import Stages
 from treadle.graph.ir import Graph, regions_of
+from treadle.inspect import Inspected
 from treadle.ops.winograd import WinogradConv, WinogradConvGradWeight
 
 X, W = (2, 32, 24, 24), (32, 32, 3, 3)
@@ -44,7 +44,7 @@ def tiles_in(
     return found
 
 
-def lowered(**options: int) -> Stages:
+def lowered(**options: int) -> Inspected:
     rng = np.random.default_rng(0)
     x, w = (mge.tensor(rng.standard_normal(s, "float32"), device="cpux") for s in (X, W))
     convolve = mge.jit.compile(lambda x, w: F.conv2d(x, w, padding=1), options=Options(**options))
@@ -87,7 +87,7 @@ def test_what_was_measured_wins(way: int) -> None:
     assert ("measured to be the fastest on this machine" in reasons) == bool(way)
 
 
-def gradient_stages() -> Stages:
+def gradient_stages() -> Inspected:
     """A program whose one convolution with a choice is a gradient in the weight."""
     rng = np.random.default_rng(0)
     x, w = (mge.tensor(rng.standard_normal(s, "float32"), device="cpux") for s in (X, W))

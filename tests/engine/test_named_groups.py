@@ -17,6 +17,7 @@ from treadle.graph.ir import Graph
 from treadle.graph.parser import parse
 from treadle.graph.printer import to_text
 from treadle.graph.verify import verify
+from treadle.inspect import Inspected
 from treadle.ops.softmax import Softmax
 
 HEAD = """
@@ -29,11 +30,11 @@ graph g(%x: float32[4,6], %w: float32[6,6], %b: float32[6]) {
 """
 
 
-def said(stages: Stages) -> dict[str, tuple[str, str]]:
+def said(program: Inspected) -> dict[str, tuple[str, str]]:
     """Outcome and reason by group."""
     return {
         d.subject.split('"')[1]: (d.outcome, d.reason)
-        for d in stages.report.decisions
+        for d in program.report.decisions
         if d.subject.startswith('group "')
     }
 
@@ -61,11 +62,11 @@ def test_a_group_without_a_name_in_quotes_is_an_error() -> None:
 
 
 def test_a_group_is_one_node_of_its_name() -> None:
-    stages = Stages(parse(HEAD))
-    optimized = stages.lower()
+    program = Inspected(Stages(parse(HEAD)))
+    optimized = program.lower()
     assert [(n.op.name, n.group) for n in optimized.nodes] == [("fused", "head")]
     assert parse(to_text(optimized)) == optimized
-    assert said(stages) == {"head": ("one contraction kernel", "of matmul, add, relu")}
+    assert said(program) == {"head": ("one contraction kernel", "of matmul, add, relu")}
 
 
 def test_composites_rules_and_regions_keep_groups() -> None:
@@ -73,12 +74,12 @@ def test_composites_rules_and_regions_keep_groups() -> None:
     builder.group = "g"
     x = builder.input(parse(HEAD).input_types[0], "x")
     builder.output(Softmax(1)(x * x))
-    stages = Stages(builder.build())
-    stages.lower()
-    assert stages.prepared is not None
-    groups = {n.group for n in stages.prepared.nodes if n.inputs}
-    assert groups == {"g"} and len(stages.prepared.nodes) > 5
-    assert [n.group for n in stages.lower().nodes] == ["g"]
+    program = Inspected(Stages(builder.build()))
+    program.lower()
+    assert program.prepared is not None
+    groups = {n.group for n in program.prepared.nodes if n.inputs}
+    assert groups == {"g"} and len(program.prepared.nodes) > 5
+    assert [n.group for n in program.lower().nodes] == ["g"]
 
 
 def test_fuse_is_recorded_from_op_to_group() -> None:
@@ -103,9 +104,9 @@ def refused(body: Any, *shapes: tuple[int, ...]) -> tuple[str, str]:
     """What is said of group "a"; the results are right all the same."""
     step, args = mge.jit.compile(body), inputs(*shapes)
     assert close(step(*args).numpy(), body(*args).numpy())
-    stages = Stages(step.graph(*args))
-    stages.lower()
-    return said(stages)["a"]
+    program = Inspected(Stages(step.graph(*args)))
+    program.lower()
+    return said(program)["a"]
 
 
 def test_a_way_through_an_op_outside_is_no_group() -> None:
@@ -147,9 +148,9 @@ def test_moves_that_layouts_put_between_and_around_are_part_of_the_group() -> No
 
     step = mge.jit.compile(body)
     args = inputs((1, 8, 8, 8), (8, 8, 3, 3), (1, 8, 1, 1))
-    stages = step.lower(*args)
-    assert said(stages)["a"][0] == "one contraction kernel"
-    assert [n.group for n in stages.lower().nodes if n.group] == ["a"]
+    program = step.lower(*args)
+    assert said(program)["a"][0] == "one contraction kernel"
+    assert [n.group for n in program.lower().nodes if n.group] == ["a"]
 
 
 def test_blocks_nest_and_need_a_name() -> None:
@@ -171,6 +172,6 @@ def test_blocks_nest_and_need_a_name() -> None:
 
 def test_a_graph_without_names_is_left_alone() -> None:
     graph: Graph = parse(HEAD.replace(' in "head"', ""))
-    stages = Stages(graph)
-    assert [n.group for n in stages.lower().nodes] == [""]
-    assert said(stages) == {}
+    program = Inspected(Stages(graph))
+    assert [n.group for n in program.lower().nodes] == [""]
+    assert said(program) == {}

@@ -192,7 +192,7 @@ def test_the_checker_notices(mutation: Any, monkeypatch: pytest.MonkeyPatch) -> 
     graph, interface = _graph(), Interface((False, True, True))
     # The scale is to be read as it is, not folded into the weight.
     options = Options(check=True, disabled=("fold_scales",), level=2)
-    Stages(graph, interface, options).planned()
+    Stages(graph, interface, options).planned.plan
     mutation(monkeypatch)
     with pytest.raises(CompileError, match="memory plan"):
-        Stages(graph, interface, options).planned()
+        Stages(graph, interface, options).planned.plan

@@ -27,6 +27,7 @@ from treadle.graph.builder import trace_body
 from treadle.graph.ir import Graph
 from treadle.graph.parser import parse
 from treadle.graph.printer import to_text
+from treadle.inspect import Inspected
 from treadle.ops.fused import Fused
 from treadle.ops.matmul import Matmul
 from treadle.ops.softmax import Softmax
@@ -70,8 +71,8 @@ def sandwich() -> Graph:
 
 
 def test_partitions_are_counted_with_nodes_and_bytes(fake: FakeSegments) -> None:
-    stages, _ = compiled()
-    explained = stages.explain()
+    program, _ = compiled()
+    explained = program.explain()
     parts = explained.partitions
     assert [p.engine for p in parts] == ["fake", "cpu", "fake"]
     # x, w and b of 8 x 8, 8 x 8 and 8 float32 go in, tanh gets and gives 8 x 8, two results leave.
@@ -79,7 +80,7 @@ def test_partitions_are_counted_with_nodes_and_bytes(fake: FakeSegments) -> None
     assert (first.writes, middle.reads, middle.writes, last.writes) == (256, 256, 256, 512)
     assert first.reads >= 256 + 256 + 32 and last.reads >= 2 * 256
     assert middle.nodes == 1 and sum(p.nodes for p in parts) >= 6
-    text = stages.explained(full=True)
+    text = program.explained(full=True)
     assert told(parts) == f"3: fake {first.nodes} nodes, cpu 1 node, fake {last.nodes} nodes"
     assert f"  {told(parts)}\n" in text and "partitions, as they run" in text
     assert [p["engine"] for p in explained.data()["partitions"]] == ["fake", "cpu", "fake"]
@@ -92,15 +93,15 @@ FROZEN = Interface((False, True, True))
 
 def compiled(
     options: Options = WANTED, interface: Interface | None = None
-) -> tuple[Stages, list[SegmentLaunch]]:
-    stages = Stages(sandwich(), interface or Interface(), options)
-    runner: Any = stages.compile()
+) -> tuple[Inspected, list[SegmentLaunch]]:
+    program = Inspected(Stages(sandwich(), interface or Interface(), options))
+    runner: Any = program.compile()
     launches = [x for x in runner._launches.values() if isinstance(x, SegmentLaunch)]
-    return stages, launches
+    return program, launches
 
 
-def run(stages: Stages, given: Any = None) -> list[np.ndarray]:
-    return stages.compile().run(given or arrays(sandwich()))
+def run(program: Inspected, given: Any = None) -> list[np.ndarray]:
+    return program.compile().run(given or arrays(sandwich()))
 
 
 def is_right(found: list[np.ndarray], given: Any = None) -> bool:
@@ -112,29 +113,29 @@ def is_right(found: list[np.ndarray], given: Any = None) -> bool:
 
 
 def test_a_segment_is_one_node_that_prints_and_parses(fake: FakeSegments) -> None:
-    stages, _ = compiled()
-    graph = stages.lower()
+    program, _ = compiled()
+    graph = program.lower()
     kinds = [n.op.kind if isinstance(n.op, Fused) else n.op.name for n in graph.nodes]
     assert kinds == ["segment.fake", "tanh", "segment.fake"]
     assert parse(to_text(graph)) == graph
     inside = [n.op.name for n in body_of(graph.nodes[0].op).nodes]  # type: ignore[arg-type]
     assert inside == ["constant", "mul", "matmul", "add"]  # What others fuse stays as it is.
-    assert is_right(run(stages))
+    assert is_right(run(program))
 
 
 def test_explanations_show_segments(fake: FakeSegments, tmp_path: Any) -> None:
-    stages, _ = compiled()
-    explained = stages.explain()
+    program, _ = compiled()
+    explained = program.explain()
     assert [g.kind for g in explained.groups].count("segment.fake") == 2
-    assert "compiled" in str(stages.report)
-    stages.diagram(tmp_path / "g.svg")
+    assert "compiled" in str(program.report)
+    program.diagram(tmp_path / "g.svg")
     assert "segment on fake, 4 ops" in (tmp_path / "g.svg").read_text()
 
 
 def test_who_is_not_asked_for_takes_no_part(fake: FakeSegments) -> None:
     fake.on_request = True
-    stages = Stages(sandwich(), options=Options())
-    assert not any(isinstance(n.op, Fused) and n.op.is_segment for n in stages.lower().nodes)
+    program = Inspected(Stages(sandwich(), options=Options()))
+    assert not any(isinstance(n.op, Fused) and n.op.is_segment for n in program.lower().nodes)
     with engines("fake", "cpu"):
         options = Options()
     assert options.engines == ("fake", "cpu")
@@ -148,8 +149,8 @@ def test_the_environment_asks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_forced_ops_stay_out(fake: FakeSegments) -> None:
-    stages, launches = compiled(replace(WANTED, force_fallback=("exp",)))
-    assert is_right(run(stages))
+    program, launches = compiled(replace(WANTED, force_fallback=("exp",)))
+    assert is_right(run(program))
     inside = [n.op.name for x in launches for n in x.body.nodes]
     assert "exp" not in inside and "matmul" in inside
 
@@ -161,12 +162,12 @@ def test_composites_stay_whole_for_who_wants_them(fake: FakeSegments) -> None:
     graph = trace_body(body, [f32(64, 64)], "g")
     for never in ((), ("softmax",)):
         fake.whole, fake.never = ("softmax",), ("tanh", *never)
-        stages = Stages(graph, options=replace(WANTED, force_fallback=()))
-        ops = [n.op for n in stages.lower().nodes]
+        program = Inspected(Stages(graph, options=replace(WANTED, force_fallback=())))
+        ops = [n.op for n in program.lower().nodes]
         inside = [n.op.name for op in ops if isinstance(op, Fused) for n in body_of(op).nodes]
         assert ("softmax" in inside) is (not never)
         assert not any(op.name == "softmax" for op in ops)  # What is left is taken apart.
-        (found,) = stages.compile().run(arrays(graph))
+        (found,) = program.compile().run(arrays(graph))
         assert close(found, graph.evaluate(arrays(graph))[0])
 
 
@@ -174,9 +175,9 @@ def test_composites_stay_whole_for_who_wants_them(fake: FakeSegments) -> None:
 
 
 def test_arrays_are_shared_and_results_copied_once(fake: FakeSegments) -> None:
-    stages, launches = compiled()
+    program, launches = compiled()
     given = arrays(sandwich())
-    found = run(stages, given)
+    found = run(program, given)
     first, second = fake.made[:2]
     # Whole arguments, as the caller has them.
     assert {id(x) for x in first.calls[0]} == {id(x) for x in given}
@@ -190,35 +191,35 @@ def test_an_engine_that_writes_results_needs_no_copy(
 ) -> None:
     writing, known = FakeSegments(never=("tanh",), writes=True), registry.engines("cpu")
     monkeypatch.setattr(registry, "engines", lambda kind: (*known, writing))
-    stages, launches = compiled()
+    program, launches = compiled()
     given = arrays(sandwich())
-    found = run(stages, given)
+    found = run(program, given)
     assert is_right(found)
     assert [x.notes.copied for x in launches] == [0, 0]
     *_, relu, exp = writing.made[1].calls[0]
     assert relu is found[0] and exp is found[1]
-    frame: Any = stages.compile()
+    frame: Any = program.compile()
     arena = frame._frames[0].arena.bytes
     assert np.shares_memory(writing.made[0].calls[0][-1], arena)
 
 
 def test_frozen_inputs_are_constants_until_they_are_replaced(fake: FakeSegments) -> None:
-    stages, launches = compiled(interface=FROZEN)
+    program, launches = compiled(interface=FROZEN)
     assert not fake.made  # Their values are not known yet.
     given = arrays(sandwich())
     for _ in range(3):
-        assert is_right(run(stages, given), given)
+        assert is_right(run(program, given), given)
     assert len(fake.made) == 2
     assert len(fake.made[0].calls[0]) == 1  # Only the argument is handed over.
     other = [given[0], given[1] + 1, given[2]]
-    assert is_right(run(stages, other), other)
+    assert is_right(run(program, other), other)
     assert len(fake.made) == 4
     for step in range(6):  # Weights that always change are inputs like any other.
         other = [given[0], given[1] + step, given[2]]
-        assert is_right(run(stages, other), other)
+        assert is_right(run(program, other), other)
     count = len(fake.made)
     other = [given[0], given[1] - 1, given[2]]
-    assert is_right(run(stages, other), other)
+    assert is_right(run(program, other), other)
     assert len(fake.made) == count
     assert {x.notes.outcome for x in launches} == {"compiled"}
 
@@ -232,44 +233,44 @@ def test_a_segment_that_fails_is_run_by_the_others(
     fake: FakeSegments, warnings_seen: list[str], what: str, interface: Interface
 ) -> None:
     fake.fail = what
-    stages, launches = compiled(interface=interface)
+    program, launches = compiled(interface=interface)
     for _ in range(2):
-        assert is_right(run(stages))
+        assert is_right(run(program))
     assert {x.notes.outcome for x in launches} == {"demoted"}
     assert len(warnings_seen) == len(launches) == 2  # Each once.
     message = {"compile": "no room on the chip", "run": "the accelerator is on fire"}[what]
     assert all(message in text and "g.fake" in text for text in warnings_seen)
-    told = [d for d in stages.report.decisions if d.outcome.startswith("demoted")]
+    told = [d for d in program.report.decisions if d.outcome.startswith("demoted")]
     assert len(told) == 2 and message in told[0].reason
 
 
 def test_a_failure_in_the_middle_leaves_the_state_as_it_is(fake: FakeSegments) -> None:
-    stages, _ = compiled()
+    program, _ = compiled()
     given = arrays(sandwich())
     before = [x.copy() for x in given]
-    assert is_right(run(stages, given))
+    assert is_right(run(program, given))
     fake.fail = "run"
-    assert is_right(run(stages, given))
+    assert is_right(run(program, given))
     assert all((x == y).all() for x, y in zip(given, before, strict=True))
 
 
 def test_results_of_wrong_types_are_a_failure(
     fake: FakeSegments, monkeypatch: pytest.MonkeyPatch, warnings_seen: list[str]
 ) -> None:
-    stages, launches = compiled()
-    assert is_right(run(stages))
+    program, launches = compiled()
+    assert is_right(run(program))
     monkeypatch.setattr(
         Executable, "run", lambda self, xs: [x[:1] for x in self.graph.evaluate(xs)]
     )
-    assert is_right(run(stages))
+    assert is_right(run(program))
     assert {x.notes.outcome for x in launches} == {"demoted"}
     assert "it gave float32[1, 8] where float32[8,8] belongs" in warnings_seen[0]
 
 
 def test_segments_can_be_profiled(fake: FakeSegments) -> None:
-    stages, _ = compiled()
-    stages.profile(arrays(sandwich()), repeats=2)
-    groups = [g for g in stages.explain().groups if g.kind == "segment.fake"]
+    program, _ = compiled()
+    program.profile(arrays(sandwich()), repeats=2)
+    groups = [g for g in program.explain().groups if g.kind == "segment.fake"]
     assert len(groups) == 2 and all(g.measured > 0 for g in groups)
 
 
@@ -284,10 +285,10 @@ def test_strict_segments_raise_one_clear_error(fake: FakeSegments, what: str) ->
 
 def test_a_defect_in_questions_costs_the_engine_its_part(fake: FakeSegments) -> None:
     fake.fail = "supports"
-    stages, launches = compiled()
+    program, launches = compiled()
     assert not launches
-    assert is_right(run(stages))
-    assert any("supports() failed: RuntimeError" in d.reason for d in stages.report.decisions)
+    assert is_right(run(program))
+    assert any("supports() failed: RuntimeError" in d.reason for d in program.report.decisions)
 
 
 # -- blobs -------------------------------------------------------------------------------------

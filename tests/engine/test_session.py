@@ -71,7 +71,7 @@ def test_options_go_from_engine_to_session_to_graph() -> None:
         session.add_graph(0, affine(), level=0)
         session.add_graph(1, affine())
         session.build_graph(0)
-        options = [session._graphs[i].stages.options for i in (0, 1)]
+        options = [session._graphs[i].stages.source.options for i in (0, 1)]
     assert [(o.level, o.fusion) for o in options] == [(0, False), (1, False)]
 
 

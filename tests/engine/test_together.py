@@ -42,14 +42,15 @@ from treadle.engine.compile.together import (
 )
 from treadle.engine.cost import RATES
 from treadle.engine.execute import Executor
-from treadle.engine.explain.plan import plan_text
 from treadle.engine.load import load
 from treadle.engine.options import Options
 from treadle.engine.pipeline import Stages
 from treadle.engine.plan import Facts, Interface, Plan, Span, Streams
+from treadle.engine.plan.text import plan_text
 from treadle.engine.types import CompileReport
 from treadle.graph.builder import GraphBuilder, trace_body
 from treadle.graph.ir import Graph
+from treadle.inspect import Inspected
 from treadle.ops.control import While
 from treadle.ops.movement import Concat, Reshape
 from treadle.ops.slicing import along
@@ -315,7 +316,7 @@ def test_dependencies_grow_with_the_launches_of_a_piece_not_with_their_square() 
         whole = Concat(0)(*rows)
         builder.output(Tanh()(whole), Abs()(whole), Exp()(whole))
         with mock.patch.object(assemble, "units_of", wraps=units_of) as made:
-            Stages(builder.build(), options=Options(level=0)).planned()
+            Stages(builder.build(), options=Options(level=0)).planned.plan
         return sum(len(u.before) for u in units_of(*made.call_args.args))
 
     assert dependencies(64) < 2.5 * dependencies(32)
@@ -457,8 +458,8 @@ def test_native_steps_give_the_same_bits(name: str) -> None:
     try:
         for disabled, threads in ((OFF, 2), ((), 1), ((), 2), ((), 4)):
             pool.set_threads(threads)
-            stages = Stages(graph, options=Options(disabled=disabled, check=True))
-            made = stages.compile().run(arrays(graph))
+            program = Inspected(Stages(graph, options=Options(disabled=disabled, check=True)))
+            made = program.compile().run(arrays(graph))
             wanted = wanted or [x.tobytes() for x in made]
             assert [x.tobytes() for x in made] == wanted
     finally:
@@ -468,10 +469,10 @@ def test_native_steps_give_the_same_bits(name: str) -> None:
 def test_a_cached_program_has_merged_launches() -> None:
     graph = chains(2, 7)
     inputs = small_arrays(graph)
-    first = Stages(graph)
+    first = Inspected(Stages(graph))
     wanted = first.compile().run(inputs)
     assert any(isinstance(s, Together) for s in first.planned().steps)
-    again = Stages(graph).compile()
+    again = Stages(graph).running
     assert not again.loaded.plan.steps  # It came from the cache.
     for got, want in zip(again.run(inputs), wanted, strict=True):
         assert got.tobytes() == want.tobytes()
@@ -479,8 +480,8 @@ def test_a_cached_program_has_merged_launches() -> None:
 
 def test_profiles_name_the_members_and_divide_their_time() -> None:
     graph = STEPS["mlp"]
-    stages = Stages(graph)
-    profile = stages.profile(arrays(graph), 3)
+    program = Inspected(Stages(graph))
+    profile = program.profile(arrays(graph), 3)
     merged = [s for s in profile.steps if s.kernel == "together"]
     rows = [s for s in merged if "sgd_update" in s.label]
     assert rows and all(s.label[0].isdigit() for s in merged)
@@ -489,9 +490,9 @@ def test_profiles_name_the_members_and_divide_their_time() -> None:
     assert len([k for k in profile.kernels if k.kernel == "together"]) == len(
         {s.label for s in merged}
     )
-    found = stages.explain()
+    found = program.explain()
     launches, runs = found.sizes[2].launches, sum(g.launches for g in found.groups)
-    inside = sum(len(s.runs) for s in stages.planned().steps if isinstance(s, Together))
+    inside = sum(len(s.runs) for s in program.planned().steps if isinstance(s, Together))
     assert runs - launches == inside - len(merged)
     told = next(s.did for s in found.stages if s.name == "compile")
     assert told.startswith(

@@ -61,7 +61,7 @@ def test_a_function_is_captured_and_no_more() -> None:
     extents = data["nodes"][-1]["outputs"][0]["shape"]
     assert extents[0]["extent"] == "6*batch" and extents[0]["low"] == 12
     (variant,) = f.variants
-    assert variant.stages.optimized is None and variant.stages.executor is None
+    assert variant.inspected.optimized is None and variant.inspected.executor is None
 
 
 def test_the_first_wrong_node_is_named() -> None:

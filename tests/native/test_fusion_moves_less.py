@@ -11,7 +11,7 @@ import treadle as mge
 import treadle.functional as F
 import treadle.module as M
 from treadle.autodiff import GradManager
-from treadle.engine.profile import Profile
+from treadle.inspect.profile import Profile
 from treadle.optimizer import SGD, AdamW
 
 

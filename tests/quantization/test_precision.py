@@ -17,6 +17,7 @@ from treadle.engine.pipeline import Stages
 from treadle.graph.builder import GraphBuilder, trace_body
 from treadle.graph.ir import Graph, regions_of
 from treadle.graph.verify import verify
+from treadle.inspect import Inspected
 from treadle.jit.capture import capture
 from treadle.jit.dump import Ends, argument_names, model_of
 from treadle.ops.constant import Constant
@@ -161,7 +162,7 @@ def test_integers_with_ranges_found_on_data(model: Model) -> None:
     batches = [[images(seed)] for seed in range(10, 14)]
     graph, report = with_precision(model.graph, "int8", calibration=batches)
     assert similarity(graph, model) > 0.98
-    lowered = Stages(graph).lower()
+    lowered = Stages(graph).lowered.graph
     inside = [n.op.name for g in lowered.nodes for body in regions_of(g.op) for n in body.nodes]
     ops = [*inside, *(n.op.name for n in lowered.nodes)]
     assert ops.count("int_conv") == 4 and ops.count("int_matmul") == 1
@@ -186,11 +187,11 @@ def test_a_network_that_was_trained_with_rounding_is_dumped_onto_integers() -> N
     trained.eval()
     dumped = model_from(trained, images(0)).graph
     assert "fake_quantize" in {n.op.name for n in dumped.nodes}
-    stages = Stages(dumped)
-    (found,) = stages.compile().run([images(0)])
+    program = Inspected(Stages(dumped))
+    (found,) = program.compile().run([images(0)])
     wanted = trained(mge.tensor(images(0))).numpy()
     np.testing.assert_allclose(found, wanted, atol=1.01 * np.diff(np.unique(wanted)).min())
-    inside = [n.op.name for g in stages.lower().nodes for b in regions_of(g.op) for n in b.nodes]
+    inside = [n.op.name for g in program.lower().nodes for b in regions_of(g.op) for n in b.nodes]
     assert inside.count("int_conv") == 2 and "conv" not in inside
 
 

@@ -14,10 +14,10 @@ import typer
 from treadle import functional as F
 from treadle.backends.program import Limits, MeasuringCompiler, Tuned, Watched
 from treadle.base.errors import DeviceError
+from treadle.base.table import duration, lines
 from treadle.engine.devices.placement import find_compiler
 from treadle.engine.options import Options
-from treadle.engine.profile import RATES_SHOWN, limits_text, rates
-from treadle.engine.table import duration, lines
+from treadle.inspect.profile import RATES_SHOWN, limits_text, rates
 from treadle.jit import compile as jit_compile
 from treadle.tensor import Tensor
 

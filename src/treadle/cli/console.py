@@ -14,7 +14,7 @@ from rich.progress import BarColumn, TaskProgressColumn, TextColumn
 from rich.progress import Progress as Bar
 from rich.status import Status as Spinner
 
-from treadle.engine.table import lines
+from treadle.base.table import lines
 
 
 class Progress:

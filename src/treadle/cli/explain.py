@@ -7,12 +7,13 @@ from typing import Annotated
 
 import typer
 
+from treadle.base.table import size
 from treadle.cli import arguments as a
 from treadle.cli.console import progress, show_json
 from treadle.cli.models.opening import open_model, parsed_shapes, random_inputs
 from treadle.cli.models.settings import Tuning
 from treadle.engine.pipeline import Stages
-from treadle.engine.table import size
+from treadle.inspect import Inspected
 
 Page = Annotated[
     Path | None,
@@ -69,20 +70,20 @@ def command(
     options = Tuning(level=level, disable=disable, file=engine_options).options()
     with progress(f"opening {source.name}") as now:
         model = open_model(source, parsed_shapes(shape or []))
-        stages = Stages(model.graph, options=options)
+        program = Inspected(Stages(model.graph, options=options))
         now.tell("compiling")
-        stages.lower()
+        program.lower()
         if measure:
             now.tell("measuring")
             inputs = random_inputs(model)
-            stages.profile([inputs[name] for name in model.inputs], iterations)
+            program.profile([inputs[name] for name in model.inputs], iterations)
         if page is not None:
             now.tell("drawing")
-            stages.picture(page, model.inputs, model.outputs)
+            program.picture(page, model.inputs, model.outputs)
     if as_json:
-        show_json(stages.explain().data())
+        show_json(program.explain().data())
     elif page is None or full:
-        typer.echo(stages.explained(full=full))
+        typer.echo(program.explained(full=full))
     if page is not None:
         # Standard output is for the text or the data, if they were asked for.
         typer.echo(f"{page}  {size(page.stat().st_size)}", err=as_json or full)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from treadle.engine.table import lines
+from treadle.base.table import lines
 
 
 @dataclass(frozen=True, slots=True)

@@ -105,7 +105,7 @@ def write_library(
         raise CompileError("library", "WebAssembly has no shared libraries", hint="use write_wasm")
     chosen = options or Options()
     compiler = compiler_for(chosen, target)
-    plan = Stages(model.graph, options=chosen, crossing=compiler).planned()
+    plan = Stages(model.graph, options=chosen, crossing=compiler).planned.plan
     refuse(plan, "library")
     weights = Weights()
     steps = moved(plan, packed(plan, compiler.build), weights.add)

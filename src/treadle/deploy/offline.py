@@ -74,7 +74,7 @@ def compile_offline(
     for wanted in shapes:
         graph = _shaped(model.graph, wanted)
         stages = Stages(graph, options=chosen, crossing=compiler)
-        plan = stages.planned()
+        plan = stages.planned.plan
         refuse(plan, "offline")
         steps = moved(plan, packed(plan, compiler.build), pool.add)
         plans.append((plan, Program(steps, plan.bases)))

@@ -90,7 +90,7 @@ def write_wasm(
     command = _command()
     chosen = options or Options()
     compiler = compiler_for(chosen, WASM)
-    plan = Stages(model.graph, options=chosen, crossing=compiler).planned()
+    plan = Stages(model.graph, options=chosen, crossing=compiler).planned.plan
     refuse(plan, "wasm")
     weights = Weights()
     steps = moved(plan, packed(plan, compiler.build), weights.add)

@@ -2,10 +2,9 @@
 
     prepare -> partition -> optimize -> compile -> load -> execute
 
-Each stage takes the artifact of the one before it and returns its own (`artifacts.py`); artifacts
-are frozen, and nothing else passes between them. What a stage does depends on where the program
-will run (`targets`); how, lies in the folder of its name. Graphs stay graphs until compile: each
-can be printed (`TREADLE_DUMP=prepare,partition,optimize`, for plans `compile,kernels`) and parsed.
+Each stage takes the artifact of the one before it and returns its own (`artifacts.py`), frozen;
+nothing else passes between them. What a stage does depends on where the program will run
+(`targets`). Graphs stay graphs until compile: each can be printed and parsed (`TREADLE_DUMP`).
 """
 
 from __future__ import annotations
@@ -19,28 +18,35 @@ from treadle.base.garbage import rare_collections
 from treadle.engine.artifacts import Captured, Optimized, Partitioned, Planned, Prepared
 from treadle.engine.devices.names import CompNode
 from treadle.engine.execute import Runner
-from treadle.engine.inspected import Inspected
 from treadle.engine.options import Options
-from treadle.engine.plan import Interface, Loaded, Plan
+from treadle.engine.plan import Interface, Loaded
 from treadle.engine.spread import Places
 from treadle.engine.targets import Divided, target_of
 from treadle.engine.types import CompileReport
 from treadle.graph.ir import Graph
 
-Before = TypeVar("Before")
 After = TypeVar("After")
 
 
-class Stages(Inspected):
-    """A program on its way; what a stage has returned is kept for those who want to look.
+def _start(captured: Captured, home: CompNode | None) -> Stages:
+    return Stages(captured.graph, captured.interface, captured.options, home)
+
+
+class Stages:
+    """A program on its way. Asking for an artifact passes the stages before it, each once.
 
     Args:
         captured: the graph.
         interface: which inputs are frozen or updated.
         options: of the compilation.
         home: the device that the program lives on; None for the host.
-        places: where everything is, if there are several devices.
+        places: where everything is, on several devices.
         crossing: lowers the ops for another machine, in place of the home's compiler.
+
+    Attributes:
+        source: what was captured.
+        target: where the program runs.
+        report: what the stages decided.
     """
 
     def __init__(
@@ -53,32 +59,40 @@ class Stages(Inspected):
         *,
         crossing: Compiler | None = None,
     ) -> None:
-        source = Captured(captured, interface or Interface(), options or Options())
-        target = target_of(source.options, home, places, crossing, Stages._of)
-        super().__init__(source, target, home)
+        self.source = Captured(captured, interface or Interface(), options or Options())
+        self.target = target_of(self.source.options, home, places, crossing, _start)
+        self.home = home
+        self.report = CompileReport(captured.name)
 
     @cached_property
-    def _prepared(self) -> Prepared:
+    def prepared(self) -> Prepared:
+        """What must be computed."""
         return self._pass("prepare", self.target.prepare, self.source)
 
     @cached_property
-    def _partitioned(self) -> Partitioned:
-        return self._pass("partition", self.target.partition, self._prepared)
+    def partitioned(self) -> Partitioned:
+        """Who runs what."""
+        return self._pass("partition", self.target.partition, self.prepared)
 
     @cached_property
-    def _optimized(self) -> Optimized:
-        return self._pass("optimize", self.target.optimize, self._partitioned)
+    def optimized(self) -> Optimized:
+        """What runs as one."""
+        return self._pass("optimize", self.target.optimize, self.partitioned)
 
     @cached_property
-    def _planned(self) -> Planned:
-        return self._pass("compile", self.target.plan, self._optimized)
+    def planned(self) -> Planned:
+        """What the program does step by step; an error where it has no plan."""
+        return self._pass("compile", self.target.plan, self.optimized)
 
     @cached_property
-    def _loaded(self) -> Loaded[Any]:
-        return self._pass("load", self.target.load, self._planned)
+    def loaded(self) -> Loaded[Any]:
+        """The plan in memory."""
+        return self._pass("load", self.target.load, self.planned)
 
     @cached_property
-    def _running(self) -> Runner:
+    @rare_collections()
+    def running(self) -> Runner:
+        """What executes the program: out of the cache, or through all stages."""
         return self.target.start(self)
 
     @cached_property
@@ -86,35 +100,21 @@ class Stages(Inspected):
         """Its parts, if it is on several devices; each passes the stages by itself."""
         return self.target.divide(self.source, self.report)
 
-    def _pass(
-        self, name: str, stage: Callable[[Before, CompileReport], After], before: Before
-    ) -> After:
+    def _pass(self, name: str, stage: Callable[[Any, CompileReport], After], before: Any) -> After:
         with rare_collections(), self.report.stage(name):
             after = stage(before, self.report)
-        self.dump(before, after)
+        self.target.dump(before, after)
         return after
 
-    def optimize(self) -> Optimized:
-        """Pass the first three stages; a plan within a budget may have changed the graph again."""
-        return self._planned if "_planned" in self.__dict__ else self._optimized
-
-    def planned(self) -> Plan:
-        """Pass the first four, whatever the cache has; what the program does step by step.
-
-        Raises:
-            EngineError: the program runs op by op, or is in parts on several devices.
-        """
-        return self._planned.plan
-
-    def load(self) -> Loaded[Any]:
-        """Pass the first five."""
-        return self._loaded
-
-    @rare_collections()
     def compile(self) -> Runner:
-        """What runs the program: out of the cache, or through all stages."""
-        return self._running
+        """Return what executes the program."""
+        return self.running
 
-    @classmethod
-    def _of(cls, captured: Captured, home: CompNode | None) -> Stages:
-        return cls(captured.graph, captured.interface, captured.options, home)
+    @property
+    def lowered(self) -> Optimized:
+        """What is compiled: a memory budget changes the optimized graph once more."""
+        return self.made("planned") or self.optimized
+
+    def made(self, artifact: str) -> Any:
+        """Return an artifact by name; None while nobody has asked for it."""
+        return vars(self).get(artifact)

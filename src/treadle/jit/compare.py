@@ -19,11 +19,11 @@ from treadle.base.difference import Difference, difference, magnitude
 from treadle.base.errors import EngineError
 from treadle.base.layers import within
 from treadle.base.observer import OBSERVER, observe
+from treadle.base.table import lines
 from treadle.engine.devices.names import CompNode
 from treadle.engine.options import Options
 from treadle.engine.pipeline import Stages
 from treadle.engine.plan import Interface
-from treadle.engine.table import lines
 from treadle.graph.evaluate import evaluate
 from treadle.graph.ir import Graph, Node, Value
 from treadle.jit.binding import Binding
@@ -177,14 +177,14 @@ def compare(
     """
     chosen = options or _options_of(function, level)
     variant = _variant(function, chosen, args, kwargs)
-    graph, frozen = variant.captured.graph, Interface(variant.stages.interface.frozen)
+    graph, frozen = variant.captured.graph, Interface(variant.interface.frozen)
     home = variant.stages.home
     _, leaves = under_casting(*signature(args, kwargs))
     whole = Stages(graph, frozen, chosen, home)
     payloads = Binding(variant.captured, (), whole.compile()).payloads(leaves)
     arrays = [np.array(to_host(a)) for a in payloads.arrays]
     ops = _ops(graph, _Runs(chosen, home), arrays, rtol)
-    groups = _groups(whole.lower(), _Runs(chosen, home), arrays, rtol)
+    groups = _groups(whole.lowered.graph, _Runs(chosen, home), arrays, rtol)
     return Comparison(graph.name, chosen.level, tuple(ops), tuple(groups))
 
 

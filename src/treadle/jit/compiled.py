@@ -24,6 +24,7 @@ from treadle.engine.options import Options
 from treadle.engine.pipeline import Stages
 from treadle.engine.plan import Interface
 from treadle.graph.ir import Graph
+from treadle.inspect import Inspected
 from treadle.jit.binding import Binding, StateChanged
 from treadle.jit.capture import ManagerInside, capture
 from treadle.jit.captured import Argument, Captured, Output, State
@@ -41,7 +42,7 @@ from treadle.jit.recorded import GraphRule, call_recorded
 from treadle.tensor import Tensor
 
 if TYPE_CHECKING:
-    from treadle.engine.profile import Profile
+    from treadle.inspect.profile import Profile
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -72,8 +73,9 @@ class Variant:
         home, places = captured.home, captured.spread
         if stages is None:
             stages = Stages(captured.graph, interface_of(captured), options, home, places)
-        self.interface = stages.interface
+        self.interface = stages.source.interface
         self.stages = stages
+        self.inspected = Inspected(stages)
         self._binding: Binding | None = None
         self._rule: GraphRule | None = None
         self._making = threading.Lock()
@@ -85,7 +87,7 @@ class Variant:
     def rule(self) -> GraphRule:
         """How a tape differentiates the function."""
         if self._rule is None:
-            self._rule = GraphRule(self.captured, self.stages.options)
+            self._rule = GraphRule(self.captured, self.stages.source.options)
         return self._rule
 
     def binding(self) -> Binding:
@@ -94,7 +96,7 @@ class Variant:
             with self._making:
                 if self._binding is None:
                     executor = self.stages.compile()
-                    updates = self.stages.interface.updates
+                    updates = self.interface.updates
                     self._binding = Binding(self.captured, updates, executor)
         return self._binding
 
@@ -277,20 +279,20 @@ class Compiled(Generic[P, R]):
         """
         return self.variant(args, kwargs).graph
 
-    def lower(self, *args: P.args, **kwargs: P.kwargs) -> Stages:
+    def lower(self, *args: P.args, **kwargs: P.kwargs) -> Inspected:
         """The program for these arguments, captured and optimized but not compiled; nothing runs.
 
         The result's `captured`, `prepared` and `optimized` are graphs, which print as text.
         """
-        stages = self.variant(args, kwargs).stages
-        stages.lower()
-        return stages
+        program = self.variant(args, kwargs).inspected
+        program.lower()
+        return program
 
-    def compile(self, *args: P.args, **kwargs: P.kwargs) -> Stages:
+    def compile(self, *args: P.args, **kwargs: P.kwargs) -> Inspected:
         """The program for these arguments, compiled and ready; nothing runs."""
         variant = self.variant(args, kwargs)
         variant.binding()
-        return variant.stages
+        return variant.inspected
 
     @overload
     def explain(
@@ -321,8 +323,8 @@ class Compiled(Generic[P, R]):
         Raises:
             TypeError: arguments are missing, and the function has not been called before.
         """
-        stages = self._known(args, kwargs).stages
-        return stages.explain().data() if form == "json" else stages.explained(full=full)
+        program = self._known(args, kwargs).inspected
+        return program.explain().data() if form == "json" else program.explained(full=full)
 
     def profile(
         self,
@@ -349,7 +351,7 @@ class Compiled(Generic[P, R]):
         """
         variant = self.variant(args, kwargs)
         _, leaves = under_casting(*signature(args, kwargs))
-        found = variant.stages.profile(variant.binding().payloads(leaves).arrays, repeats)
+        found = variant.inspected.profile(variant.binding().payloads(leaves).arrays, repeats)
         if path is not None:
             found.save(path)
         return found
@@ -376,8 +378,8 @@ class Compiled(Generic[P, R]):
         """
         found = Counters()
         for variant in self.variants:
-            if variant.stages.executor is not None:
-                found += variant.stages.executor.counters
+            if (executor := variant.inspected.executor) is not None:
+                found += executor.counters
         return found
 
     @property

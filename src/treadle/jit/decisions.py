@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from treadle.base.errors import UnsupportedOp
+from treadle.base.table import lines
 from treadle.base.types import TensorType
 from treadle.engine.devices.names import CompNode, default_device
 from treadle.engine.eager import dispatch
 from treadle.engine.eager.choice import Decision, told
 from treadle.engine.eager.forced import near
 from treadle.engine.options import Options
-from treadle.engine.reports import why_not
-from treadle.engine.table import lines
+from treadle.inspect.devices import why_not
 from treadle.jit.compiled import Compiled
 from treadle.ops.constant import Constant
 from treadle.ops.op import REGISTRY, Op

@@ -11,7 +11,7 @@ from treadle.jit.captured import Captured, Output
 from treadle.tensor import wrap
 
 if TYPE_CHECKING:
-    from treadle.engine.profile import Profile
+    from treadle.inspect.profile import Profile
 
 
 def profile_data(profile: Profile) -> dict[str, Any]:

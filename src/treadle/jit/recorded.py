@@ -107,7 +107,7 @@ class RecordedCall:
             if y._kind.dtype.is_float
         ]
         if isinstance(LOCAL.hook, Tape):
-            made = self._replayed(stages.captured, at.inputs, dys)
+            made = self._replayed(stages.source.graph, at.inputs, dys)
         else:
             given = _dense if self._rule.on_host else payload
             arrays = [*self._arrays, *map(given, dys)]

@@ -51,7 +51,7 @@ from treadle.ops.op import Op
 from treadle.tensor import Tensor
 
 if TYPE_CHECKING:
-    from treadle.engine.profile import Profile
+    from treadle.inspect.profile import Profile
 
 
 class _Level(int):
@@ -221,7 +221,7 @@ class trace:
         """One run, measured if so asked."""
         if self._profiling:
             arrays = binding.payloads(leaves).arrays
-            self._profile = variant.stages.profile(arrays, repeats=1)
+            self._profile = variant.inspected.profile(arrays, repeats=1)
         return binding(leaves)
 
     # -- op by op --------------------------------------------------------------------------
@@ -250,7 +250,7 @@ class trace:
             raise TraceError(
                 f"trace {self._name}", "there is no program yet", hint="call the function first"
             )
-        return self._latest.stages.explained()
+        return self._latest.inspected.explained()
 
     @property
     def graph(self) -> Graph:

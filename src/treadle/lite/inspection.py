@@ -12,6 +12,7 @@ import numpy as np
 from treadle.engine.package.models import Runner
 from treadle.graph.evaluate import evaluate
 from treadle.graph.ir import Graph, Node
+from treadle.inspect import Inspected
 
 
 def write_profile(path: str, runner: Runner, arrays: Sequence[Any], seconds: float) -> None:
@@ -20,7 +21,7 @@ def write_profile(path: str, runner: Runner, arrays: Sequence[Any], seconds: flo
     ready = [np.ascontiguousarray(a, t) for a, t in zip(arrays, types, strict=True)]
     rows = [
         {"op": k.label, "kernel": k.kernel, "calls": k.calls, "seconds": k.seconds}
-        for k in runner.stages.profile(ready, repeats=3).kernels
+        for k in Inspected(runner.stages).profile(ready, repeats=3).kernels
     ]
     text = json.dumps({"seconds": seconds, "kernels": rows}, indent=1)
     Path(path).write_text(text, encoding="utf-8")

@@ -19,6 +19,7 @@ from treadle.engine.options import Options
 from treadle.engine.package.models import Model, Runner, read_models, write_models
 from treadle.graph.ir import Graph, Value
 from treadle.graph.retype import retyped
+from treadle.inspect import Inspected
 from treadle.lite.config import LiteIO, Settings
 from treadle.lite.inspection import write_profile, write_values
 from treadle.lite.tensor import Array, LiteLayout, Shapes
@@ -107,7 +108,7 @@ class Portable:
 
     def explained(self, shapes: Shapes, settings: Settings) -> str:
         """The compiler's report, with the plan of memory."""
-        return self.runner(shapes, settings).stages.explained(full=True)
+        return Inspected(self.runner(shapes, settings).stages).explained(full=True)
 
     def write(self, path: str, settings: Settings) -> None:
         """Write the model with the layouts that it is to be held in where it is loaded."""

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from treadle.base.errors import TreadleError
-from treadle.engine.package.models import Runner
+from treadle.engine.pipeline import Stages
+from treadle.inspect import Inspected
 from treadle.utils.network import Network
 
 
@@ -32,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         path = path.with_suffix(f".{args.output_format}")
     try:
         network = Network.load(args.input, args.dest_nodes or args.end_vars_from)
-        Runner(network.graph()).stages.diagram(path)
+        Inspected(Stages(network.graph())).diagram(path)
     except (TreadleError, OSError, ValueError) as error:
         print(f"draw_graph: {error}", file=sys.stderr)
         return 1

@@ -9,8 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from treadle.base.errors import TreadleError
-from treadle.engine.package.models import Runner, read_models
+from treadle.engine.package.models import read_models
+from treadle.engine.pipeline import Stages
 from treadle.graph.json_text import graph_json
+from treadle.inspect import Inspected
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -21,16 +23,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = parser.parse_args(arguments)
     try:
         model = read_models(args.input)[0]
-        runner = Runner(model.graph)
+        program = Inspected(Stages(model.graph))
         folder = Path(args.output)
         folder.mkdir(parents=True, exist_ok=True)
         graph = json.loads(graph_json(model.graph))
         (folder / "graph.json").write_text(json.dumps(graph, indent=1), encoding="utf-8")
-        explained = json.dumps(runner.stages.explain().data(), indent=1)
+        explained = json.dumps(program.explain().data(), indent=1)
         (folder / "program.json").write_text(explained, encoding="utf-8")
-        report = runner.stages.explained(full=True)
+        report = program.explained(full=True)
         (folder / "report.txt").write_text(report, encoding="utf-8")
-        runner.stages.diagram(folder / "graph.svg")
+        program.diagram(folder / "graph.svg")
     except (TreadleError, OSError) as error:
         print(f"graph_info_analyze: {error}", file=sys.stderr)
         return 1

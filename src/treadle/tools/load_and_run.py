@@ -30,8 +30,9 @@ from treadle.base.errors import TreadleError
 from treadle.engine.callers import call_together
 from treadle.engine.options import Options
 from treadle.engine.package.models import Model, Runner, read_models, write_models
-from treadle.engine.profile import Profile
 from treadle.graph.ir import Graph
+from treadle.inspect import Inspected
+from treadle.inspect.profile import Profile
 from treadle.lite.globals import decrypted
 from treadle.lite.model import is_packed
 from treadle.lite.packed import choices_of, choices_text, pack, unpack
@@ -316,8 +317,9 @@ def _check(name: str, op: str, array: Any, args: argparse.Namespace) -> None:
 
 
 def _reports(runner: Runner, arrays: list[Any], args: argparse.Namespace, console: Console) -> None:
+    program = Inspected(runner.stages)
     for path in filter(None, (args.profile, args.profile_host)):
-        profile = runner.stages.profile(arrays, repeats=5)
+        profile = program.profile(arrays, repeats=5)
         if not isinstance(profile, Profile):
             continue
         rows = [
@@ -327,11 +329,11 @@ def _reports(runner: Runner, arrays: list[Any], args: argparse.Namespace, consol
         text = json.dumps({"seconds": profile.seconds, "kernels": rows}, indent=1)
         Path(path).write_text(text, encoding="utf-8")
     if args.check_dispatch:
-        console.print(runner.stages.explained(), markup=False, soft_wrap=True)
+        console.print(program.explained(), markup=False, soft_wrap=True)
     if args.get_static_mem_info:
         folder = Path(args.get_static_mem_info)
         folder.mkdir(parents=True, exist_ok=True)
-        text = runner.stages.explained(full=True)
+        text = program.explained(full=True)
         (folder / "static_memory.txt").write_text(text, encoding="utf-8")
 
 

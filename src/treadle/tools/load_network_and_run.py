@@ -18,6 +18,7 @@ from rich.console import Console
 
 from treadle.base.errors import TreadleError
 from treadle.engine.package.models import Case, Runner, read_models, write_models
+from treadle.inspect import Inspected
 from treadle.tools.run_model import as_wanted, parsed_inputs, timed, with_batch
 
 _TEXT = ("device", "load-input-data", "profile", "input-desc", "log", "custom-op-lib", "rng")
@@ -86,18 +87,19 @@ def _run(args: argparse.Namespace) -> int:
         tell = console.print if args.verbose else None
         results, timing = timed(runner, arrays, 1 + args.warm_up, args.iter, tell)
         console.print(str(timing), soft_wrap=True)
+        program = Inspected(runner.stages)
         for name, array in zip(model.outputs, results, strict=True):
             if args.calc_output_rms and (not args.output_name or name in args.output_name):
                 rms = float(np.sqrt(np.mean(np.square(array.astype(np.float64)))))
                 console.print(f"output {name}: shape {list(array.shape)}, RMS {rms:.6g}")
         if args.profile:
-            rows = runner.stages.profile(arrays, repeats=5).kernels
+            rows = program.profile(arrays, repeats=5).kernels
             table = [{"op": k.label, "calls": k.calls, "seconds": k.seconds} for k in rows]
             Path(args.profile).write_text(json.dumps(table, indent=1), encoding="utf-8")
         if args.get_static_mem_info:
             folder = Path(args.get_static_mem_info)
             folder.mkdir(parents=True, exist_ok=True)
-            explained = runner.stages.explained(full=True)
+            explained = program.explained(full=True)
             (folder / "static_memory.txt").write_text(explained, encoding="utf-8")
         if args.dump_cpp_model:
             given = dict(zip(model.inputs, arrays, strict=True))

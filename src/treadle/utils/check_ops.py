@@ -22,9 +22,9 @@ from treadle.base.errors import Divergence
 from treadle.base.loc import user_location
 from treadle.base.log import get_logger
 from treadle.base.observer import observe
+from treadle.base.table import lines
 from treadle.engine.eager.choice import choose_engine
 from treadle.engine.replay import graph_of, write_if_asked
-from treadle.engine.table import lines
 from treadle.ops.op import Op, as_tuple
 from treadle.runtime.array import DeviceArray, to_host
 from treadle.utils.watcher import Watcher, type_of

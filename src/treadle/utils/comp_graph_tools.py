@@ -12,6 +12,7 @@ from treadle.base.files.source import PathLike
 from treadle.engine.execute import Timeline
 from treadle.engine.package.models import Runner
 from treadle.graph.evaluate import evaluate
+from treadle.inspect import Inspected
 from treadle.jit.inspection import profile_data
 from treadle.utils.network import Network, as_varnode
 from treadle.utils.network_node import (
@@ -248,7 +249,7 @@ class GraphInference:
         if self._profiling:
             types = [v.type.dtype.numpy for v in self._runner.graph.inputs]
             ready = [np.ascontiguousarray(a, t) for a, t in zip(arrays, types, strict=True)]
-            profile = self._runner.stages.profile(ready, repeats=1)
+            profile = Inspected(self._runner.stages).profile(ready, repeats=1)
             if not isinstance(profile, Timeline):  # which programs of other devices have
                 self._profile = profile_data(profile)
         return OrderedDict(zip(self._outputs, results, strict=True))

@@ -11,7 +11,7 @@ from treadle.autodiff import no_grad
 from treadle.base import tree
 from treadle.base.difference import Difference, difference, magnitude
 from treadle.base.errors import TreadleError
-from treadle.engine.table import lines
+from treadle.base.table import lines
 from treadle.module import Module
 from treadle.tensor import Tensor
 from treadle.utils.check_ops import Checked, CompareOps

@@ -12,11 +12,11 @@ import numpy.typing as npt
 from treadle.base.difference import difference, magnitude
 from treadle.base.errors import TreadleError
 from treadle.base.files.numpy_files import load_arrays
+from treadle.base.table import lines
 from treadle.engine.devices.names import resolve
 from treadle.engine.options import Options
 from treadle.engine.pipeline import Stages
 from treadle.engine.replay import typed, write
-from treadle.engine.table import lines
 from treadle.graph.evaluate import evaluate
 from treadle.graph.ir import Graph, Node, Value
 from treadle.graph.parser import parse

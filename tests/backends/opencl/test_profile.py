@@ -11,7 +11,7 @@ import treadle as mge
 import treadle.functional as F
 from treadle.backends.api import SpanEvent, TimingDevice
 from treadle.engine.options import Options
-from treadle.engine.profile import Profile
+from treadle.inspect.profile import Profile
 
 
 def test_kernels_have_times_rates_and_lines() -> None:

@@ -22,7 +22,7 @@ def test_parts_run_where_their_values_are() -> None:
         assert (there.device, back.device) == ("opencl0", "cpu0")
         np.testing.assert_array_equal(there.numpy(), x * 2)
         np.testing.assert_array_equal(back.numpy(), x * 2 + 1)
-    assert isinstance(there_and_back.variants[0].stages.executor, Scheduler)
+    assert isinstance(there_and_back.variants[0].inspected.executor, Scheduler)
     assert there_and_back.counters.copies == 2 * 2
     timeline = there_and_back.profile(mge.tensor(x, device="cpu0"), repeats=1)
     assert {span.device for span in timeline.spans} == {"opencl0", "cpu0"}

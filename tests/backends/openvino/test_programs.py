@@ -97,7 +97,7 @@ def launches(function: Any) -> list[SegmentLaunch]:
     """The segments of a function that was called with one kind of arguments."""
     assert isinstance(function, Compiled)
     (variants,) = function._variants.values()
-    runner: Any = variants[0].stages.executor
+    runner: Any = variants[0].inspected.executor
     return [x for x in runner._launches.values() if isinstance(x, SegmentLaunch)]
 
 
@@ -141,7 +141,7 @@ def test_what_has_no_translation_runs_on_the_processor() -> None:
     made = launches(function)
     assert 1 <= len(made) <= 3
     (variants,) = function._variants.values()
-    explained = str(variants[0].stages.report)
+    explained = str(variants[0].inspected.report)
     assert "there is no translation of sort" in explained
 
 
@@ -350,7 +350,7 @@ def test_where_it_is_not_installed_others_run_all(
     assert not launches(function)
     assert caplog.text.count("pip install 'treadle[openvino]'") <= 1
     (variants,) = function._variants.values()
-    assert "openvino is not installed" in str(variants[0].stages.report)
+    assert "openvino is not installed" in str(variants[0].inspected.report)
 
 
 def test_importing_treadle_does_not_import_it() -> None:

@@ -21,6 +21,7 @@ import treadle as mge  # noqa: E402
 from treadle import jit  # noqa: E402
 from treadle.engine.pipeline import Stages  # noqa: E402
 from treadle.graph.ir import Graph, regions_of  # noqa: E402
+from treadle.inspect import Inspected  # noqa: E402
 from treadle.interop.onnx import load  # noqa: E402
 from treadle.jit.capture import capture  # noqa: E402
 from treadle.jit.dump import Ends, argument_names, model_of  # noqa: E402
@@ -123,7 +124,7 @@ def test_a_quantized_network_runs_on_integers(tmp_path: Path, style: str, kind: 
     path = quantized(tmp_path, style, kind)
     x = np.random.default_rng(9).standard_normal(SHAPE, np.float32)
     (wanted,) = ort.InferenceSession(path).run(None, {"x": x})
-    stages = Stages(graph_of(path, x))
+    stages = Inspected(Stages(graph_of(path, x)))
     (found,) = stages.compile().run([x])
     step = np.diff(np.unique(wanted)).min()
     # Averages may round to another level; all later ones may differ by what that makes.

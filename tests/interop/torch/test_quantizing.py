@@ -17,6 +17,7 @@ from torch import nn  # noqa: E402
 
 import treadle as mge  # noqa: E402
 from treadle.engine.pipeline import Stages  # noqa: E402
+from treadle.inspect import Inspected  # noqa: E402
 from treadle.interop.torch import from_exported, left_to_torch  # noqa: E402
 from treadle.interop.torch.parts import Instance  # noqa: E402
 
@@ -62,7 +63,7 @@ def within_a_level(found: Any, expected: Any) -> None:
 
 def kinds(graph: Any) -> set[str]:
     """Ops of a graph as the engine runs it."""
-    stages = Stages(graph)
+    stages = Inspected(Stages(graph))
     return {
         node.op.name for node in stages.target.prepare(stages.source, stages.report).graph.nodes
     }

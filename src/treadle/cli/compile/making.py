@@ -12,6 +12,7 @@ from typing import Any
 
 from treadle.base.errors import CompileError, LoadError
 from treadle.base.files.trust import Signer, short
+from treadle.base.table import size
 from treadle.cli.console import progress, show_facts, show_json
 from treadle.cli.models.comparison import compared
 from treadle.cli.models.opening import (
@@ -29,7 +30,7 @@ from treadle.deploy import compile_offline, write_library, write_wasm
 from treadle.engine.options import Options
 from treadle.engine.package.models import Case, Model, Runner, write_models
 from treadle.engine.pipeline import Stages
-from treadle.engine.table import size
+from treadle.inspect import Inspected
 from treadle.quantization.precision import PrecisionReport
 
 Tell = Callable[[str], None]
@@ -392,10 +393,10 @@ def write_report(found: Read, folder: Path) -> None:
         OSError: a file cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    stages = Stages(found.model.graph, options=found.options)
-    (folder / "explain.txt").write_text(stages.explained(full=True), encoding="utf-8")
-    data = json.dumps(stages.explain().data(), indent=1)
+    program = Inspected(Stages(found.model.graph, options=found.options))
+    (folder / "explain.txt").write_text(program.explained(full=True), encoding="utf-8")
+    data = json.dumps(program.explain().data(), indent=1)
     (folder / "explain.json").write_text(data, encoding="utf-8")
-    stages.picture(folder / "program.html", found.model.inputs, found.model.outputs)
+    program.picture(folder / "program.html", found.model.inputs, found.model.outputs)
     if found.precision is not None:
         (folder / "precision.txt").write_text(f"{found.precision}\n", encoding="utf-8")

@@ -10,6 +10,7 @@ from typing import Any
 import typer
 
 from treadle.base.errors import LoadError
+from treadle.base.table import size
 from treadle.cli.compile.making import command_line
 from treadle.cli.console import Progress, progress, show_facts, show_json, show_table
 from treadle.cli.convert.checkpoints import (
@@ -31,7 +32,6 @@ from treadle.cli.convert.origins import (
 from treadle.cli.convert.verify import Checked, unverified, write_checked
 from treadle.cli.models.opening import EXTENSION, on_host
 from treadle.cli.status import Status
-from treadle.engine.table import size
 
 _MODELS = (".onnx", ".pt2", EXTENSION)
 

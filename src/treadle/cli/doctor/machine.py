@@ -15,12 +15,12 @@ from treadle.backends import registry
 from treadle.backends.program import MeasuringCompiler
 from treadle.base.env import ALL, cache_directory, home_directory, settings, visible_devices
 from treadle.base.errors import TreadleError
+from treadle.base.table import size
 from treadle.cli.section import Finding, Section
 from treadle.engine.devices.names import resolve
 from treadle.engine.devices.placement import find_compiler
 from treadle.engine.eager.forced import mistakes
 from treadle.engine.options import Options
-from treadle.engine.table import size
 from treadle.jit import compile as jit_compile
 from treadle.tensor import Tensor
 

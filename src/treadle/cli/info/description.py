@@ -15,6 +15,7 @@ from treadle.backends import registry
 from treadle.backends.program import MeasuringCompiler
 from treadle.base.env import cache_directory
 from treadle.base.errors import LoadError, TreadleError
+from treadle.base.table import count, size
 from treadle.base.version import VERSION
 from treadle.cli.console import show_facts, show_json, show_table
 from treadle.cli.models.programs import native_parts, origin_of
@@ -26,7 +27,6 @@ from treadle.engine.package.models import Model, read_models
 from treadle.engine.package.native_part import Described, Gear
 from treadle.engine.package.native_run import loader_of
 from treadle.engine.partitions import told
-from treadle.engine.table import count, size
 from treadle.graph.json_text import graph_json
 from treadle.graph.printer import to_text
 from treadle.ops.constant import Constant

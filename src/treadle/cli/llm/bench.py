@@ -11,9 +11,9 @@ import numpy as np
 import typer
 
 from treadle.base.env import NUM_THREADS
+from treadle.base.table import size as readable
 from treadle.cli.console import progress, show_facts, show_table
 from treadle.cli.llm.arguments import Dtype, Rounded, Source, Weights, loading
-from treadle.engine.table import size as readable
 from treadle.llm.files import open_checkpoint
 from treadle.llm.models import build
 

@@ -8,9 +8,9 @@ from collections import defaultdict
 import typer
 
 from treadle.base.blocks import Blocks
+from treadle.base.table import size as readable
 from treadle.cli.console import show_facts, show_table
 from treadle.cli.llm.arguments import Source
-from treadle.engine.table import size as readable
 from treadle.llm.files import TokenizerTables, open_checkpoint
 
 _SHOWN = {

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from treadle.base.table import duration, size
 from treadle.engine.callers import call_together
-from treadle.engine.table import duration, size
 
 Array = np.ndarray[Any, Any]
 Program = Callable[[Sequence[Array]], list[Array]]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from treadle.base.errors import LoadError
 from treadle.base.files.source import open_source
 from treadle.base.files.trust import Origin
+from treadle.base.table import duration
 from treadle.cli.arguments import Precision
 from treadle.cli.models.measure import Array, Program
 from treadle.cli.models.opening import open_model
@@ -23,7 +24,6 @@ from treadle.engine.package.models import Model, Runner
 from treadle.engine.package.native_part import Described, described
 from treadle.engine.package.offline import load_offline
 from treadle.engine.pipeline import Stages
-from treadle.engine.table import duration
 
 if TYPE_CHECKING:
     from treadle.quantization.precision import PrecisionReport

@@ -14,7 +14,7 @@ from treadle.cli.models.comparison import Comparison
 from treadle.cli.models.measure import Array, Figures, Throughput
 from treadle.cli.models.programs import Opened
 from treadle.cli.run.trial import rows_of
-from treadle.engine.profile import Profile
+from treadle.inspect.profile import Profile
 
 SHOWN = 5
 """Elements of an output that are printed."""

@@ -21,7 +21,8 @@ from treadle.cli.models.settings import Tuning
 from treadle.cli.run.findings import Findings
 from treadle.cli.run.trial import Setting, Trial, threads_now, using_threads
 from treadle.cli.run.values import write_values
-from treadle.engine.profile import Profile
+from treadle.inspect import Inspected
+from treadle.inspect.profile import Profile
 
 if TYPE_CHECKING:
     from treadle.deploy.preprocessing import Preprocessing
@@ -166,7 +167,7 @@ def _compared(program: Opened, found: Findings, asked: Asked) -> list[Comparison
 
 def _profiled(program: Opened, arrays: Sequence[Array], asked: Asked) -> Profile:
     """Times by kernel, of the graph compiled here: code in files has no names for its parts."""
-    found = program.stages().profile(list(arrays), repeats=asked.iterations)
+    found = Inspected(program.stages()).profile(list(arrays), repeats=asked.iterations)
     if not isinstance(found, Profile):
         raise EngineError("--profile", "the program runs on several devices")
     if asked.trace is not None:

@@ -11,10 +11,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from treadle.base.errors import TreadleError
+from treadle.base.table import duration
 from treadle.cli.models.measure import Array, timed
 from treadle.engine.options import Options
 from treadle.engine.package.models import Runner
-from treadle.engine.table import duration
 from treadle.graph.ir import Graph
 
 GAIN = 0.97

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from treadle.backends.program import MeasuringCompiler
+from treadle.base.table import count, duration, size
 from treadle.cli.console import progress, show_facts, show_json, show_table
 from treadle.cli.models.opening import open_model, parsed_shapes
 from treadle.engine.devices.placement import find_compiler
@@ -16,10 +17,10 @@ from treadle.engine.options import Options
 from treadle.engine.package.models import Model
 from treadle.engine.partitions import Partition, told
 from treadle.engine.pipeline import Stages
-from treadle.engine.profile import predicted
-from treadle.engine.table import count, duration, size
 from treadle.graph.flop_count import flops, nbytes
 from treadle.graph.ir import Graph, Node
+from treadle.inspect import Inspected
+from treadle.inspect.profile import predicted
 from treadle.ops.constant import Constant
 from treadle.ops.conv import Convolution
 from treadle.ops.matmul import MatrixProduct
@@ -123,8 +124,8 @@ def _work(node: Node) -> Work:
 
 
 def _program(model: Model, options: Options) -> dict[str, Any]:
-    stages = Stages(model.graph, options=options)
-    plan, explained = stages.planned(), stages.explain()
+    program = Inspected(Stages(model.graph, options=options))
+    plan, explained = program.planned(), program.explain()
     steps = list(zip(plan.steps, plan.facts, strict=True))
     found: dict[str, Any] = {
         "launches": plan.launches,

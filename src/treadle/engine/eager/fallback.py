@@ -20,11 +20,11 @@ from treadle.backends.api import Support
 from treadle.base.env import FALLBACK, RETRY
 from treadle.base.errors import DeviceError, UnsupportedOp
 from treadle.base.log import get_logger
+from treadle.base.table import duration
 from treadle.engine.devices import names as devices
 from treadle.engine.eager import tally
 from treadle.engine.eager.forced import near
 from treadle.engine.eager.tally import FallbackReport, Fallen, Spent, charge, count
-from treadle.engine.table import duration
 from treadle.ops.op import REGISTRY
 from treadle.ops.printing import Pause, Print
 

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from treadle.engine.table import duration, lines, size
+from treadle.base.table import duration, lines, size
 
 
 @dataclass

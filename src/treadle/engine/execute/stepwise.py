@@ -17,11 +17,11 @@ import numpy as np
 from treadle.base.dtype import DType, as_dtype
 from treadle.base.errors import EngineError, TreadleError
 from treadle.base.loc import Loc
+from treadle.base.table import lines
 from treadle.base.types import TensorType
 from treadle.engine.devices.names import CompNode
 from treadle.engine.eager.placed import PlacedLaunch, decision_of, host_plan, plan_for
 from treadle.engine.execute.counters import Counters, Tally, total
-from treadle.engine.table import lines
 from treadle.graph.analysis import has_effect
 from treadle.graph.ir import Graph, Node, Value
 from treadle.ops.constant import Constant

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from treadle.engine.table import duration, lines, size
+from treadle.base.table import duration, lines, size
 
 
 @dataclass(frozen=True, slots=True)

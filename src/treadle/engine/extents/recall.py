@@ -35,5 +35,5 @@ def recall(
     running = made.target.recall(made.source, made.report, str(cell_of(extents)))
     if running is None:
         return None
-    made.resume(running)
+    made.running = running
     return made

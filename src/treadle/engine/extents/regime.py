@@ -52,7 +52,7 @@ class Regime:
         self.stages = stages
         self.cell = cell
         self.guards = guards
-        self._planned = Planned(stages.source, stages.optimize().graph, stages.planned())
+        self._planned = stages.planned
         self._first: Loaded[Any] | None = None
         self._packs = Packs()
         self._left = MOST_KEPT
@@ -78,14 +78,14 @@ class Regime:
         frozen = [i for i, yes in enumerate(source.interface.frozen) if yes]
         failure = partial(index_error, graph)
         running = Executor(loaded, results, frozen, None, failure, self._packs)
-        made.resume(running, planned, loaded)
+        made.planned, made.loaded, made.running = planned, loaded, running
         if self._left > 0 and isinstance(made.target, Compiled):
             self._left -= 1
             made.target.keep(planned, loaded, str(self.cell))
         return made
 
     def _plan(self, extents: Mapping[str, int]) -> Plan:
-        symbolic, options = self._planned.plan, self.stages.options
+        symbolic, options = self._planned.plan, self.stages.source.options
         numbers = Numbers(extents)
         open_ = symbolic.memory.open
         if not open_:
@@ -107,7 +107,7 @@ class Regime:
             memory=memory,
             facts=tuple([numbers.facts(f) for f in symbolic.facts]),
         )
-        if self.stages.options.check:
+        if self.stages.source.options.check:
             check(plan)
         return plan
 
@@ -120,7 +120,7 @@ class Regime:
             )
             return first
         once = tuple(dict.fromkeys(run.kernel for run in runs_of(plan.prelude)))
-        main = stages.compiler().build(Program(plan.steps, plan.bases, once))
+        main = stages.target.compiler().build(Program(plan.steps, plan.bases, once))
         return replace(first, plan=plan, main=main)
 
 
@@ -147,10 +147,10 @@ def compile_regime(
         cell = cell_of(extents)
         with deciding(extents, cell.hints) as decisions:
             stages = Stages(cell.of(graph), interface, options, home)
-            compiler = stages.compiler()
+            compiler = stages.target.compiler()
             if not isinstance(compiler, OpenCompiler) or not compiler.is_open:
                 return "its compiler takes numbers for extents"
-            plan = stages.planned()
+            plan = stages.planned.plan
     except Exception as error:  # What takes no expressions yet: extents get own programs.
         get_logger("jit").debug("%s: no program for many extents", graph.name, exc_info=True)
         return f"{type(error).__name__}: {str(error).splitlines()[0]}"

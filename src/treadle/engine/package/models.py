@@ -181,7 +181,7 @@ def with_segments(model: Model, engines: Sequence[str]) -> Model:
     plain = [e.name for e in engines_of(Options(engines=())) if e.name not in engines]
     stages = Stages(model.graph, options=Options(engines=(*engines, *plain)))
     found = {}
-    for node in stages.lower().nodes:
+    for node in stages.lowered.graph.nodes:
         if isinstance(node.op, Fused) and node.op.is_segment:
             launch = SegmentLaunch(engine_of(node.op), body_of(node.op), strict=True)
             launch.prepare()
@@ -335,10 +335,10 @@ class Runner:
         try:
             return self.stages.compile().run(given)
         except CompileError as error:
-            if has_compiler() or self.stages.options.engines:
+            if has_compiler() or self.stages.source.options.engines:
                 raise
             get_logger().warning("NumPy runs the model, op by op: %s", error.problem)
-        options = replace(self.stages.options, engines=("reference",))
+        options = replace(self.stages.source.options, engines=("reference",))
         self.stages = Stages(self.graph, options=options)
         return self.stages.compile().run(given)
 

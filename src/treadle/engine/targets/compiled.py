@@ -124,23 +124,23 @@ class Compiled(Target):
 
     def load_again(self, program: Program) -> Executor | DeviceExecutor:
         """What runs the program, made here whatever the cache has."""
-        loaded = program.load()
-        results = results_of(program.source, program.optimize().graph)
+        loaded = program.loaded
+        results = results_of(program.source, program.lowered.graph)
         return self.executor(program.source, loaded, results, program.report)
 
     def start(self, program: Program) -> Executor | DeviceExecutor:
         """What runs the program, out of the cache or made now."""
         compiler, graph, options = self.compiler(), program.source.graph, self._options
         if MEASURING.on and self._crossing is None:
-            MEASURING.first(compiler, self._build(program.source, self._home).compile)
+            MEASURING.first(compiler, lambda: self._build(program.source, self._home).running)
         key = self._key(program.source, compiler)
         with program.report.stage("cache"):
             # Who wants the stages' results written wants the stages to run.
             known = None if DUMP.get() else cache.fetch(key, compiler, on_host=self._on_host)
             entry = cache.shared(graph, options, known)
         if entry is None:
-            loaded = program.load()
-            results = results_of(program.source, program.optimize().graph)
+            loaded = program.loaded
+            results = results_of(program.source, program.lowered.graph)
             entry = cache.Entry(loaded, results, tuple(program.report.cuts))
             if self._on_host or not loaded.plan.left:
                 cache.save(key, entry, compiler)
@@ -211,7 +211,7 @@ class Compiled(Target):
             engines = engines_of(self._options, self.kind)
             names = tuple(e.name for e in engines if not is_apart(e))
             options = replace(self._options, engines=names)
-            return self._build(Captured(body, Interface(frozen), options), self._home).compile().run
+            return self._build(Captured(body, Interface(frozen), options), self._home).running.run
 
         strict, store, kind = self._options.strict_segments, self.compiler(), self.kind
         with report.stage("segments"):

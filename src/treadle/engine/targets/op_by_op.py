@@ -70,7 +70,7 @@ class OpByOp(Target):
             made.prepare()
             return made
 
-        return Stepwise(program.optimize().graph, home, segment)
+        return Stepwise(program.lowered.graph, home, segment)
 
 
 def _with_eager_ops(options: Options) -> Options:

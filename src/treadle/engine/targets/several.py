@@ -54,5 +54,5 @@ class Several(Target):
         divided = program.divided
         if divided is None:
             raise EngineError("several devices", "the program was not cut by device")
-        runners = [part.compile() for part in divided.parts]
+        runners = [part.running for part in divided.parts]
         return Scheduler(program.source.graph.name, divided.spread, runners)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from treadle.backends.program import Compiler
+from treadle.base.env import DUMP
 from treadle.base.errors import EngineError
 from treadle.engine.artifacts import Captured, Optimized, Partitioned, Planned, Prepared
 from treadle.engine.devices.names import CompNode
@@ -18,7 +19,7 @@ from treadle.engine.types import CompileReport
 
 
 class Program(Protocol):
-    """A program on its way through the stages; each of these passes those that are left."""
+    """A program on its way; asking for an artifact passes the stages that it takes."""
 
     @property
     def source(self) -> Captured:
@@ -35,20 +36,19 @@ class Program(Protocol):
         """Its parts, if it is on several devices."""
         ...
 
-    def optimize(self) -> Optimized:
-        """Pass the first three stages."""
+    @property
+    def lowered(self) -> Optimized:
+        """What is compiled."""
         ...
 
-    def load(self) -> Loaded[Any]:
-        """Pass all stages but the last."""
+    @property
+    def loaded(self) -> Loaded[Any]:
+        """Its plan in memory."""
         ...
 
-    def compile(self) -> Runner:
-        """Make what runs it."""
-        ...
-
-    def explained(self, *, full: bool = False) -> str:
-        """What became of it, as text."""
+    @property
+    def running(self) -> Runner:
+        """What executes it."""
         ...
 
 
@@ -123,3 +123,12 @@ class Target(ABC):
     @abstractmethod
     def start(self, program: Program) -> Runner:
         """What runs the program; passes the stages that this takes."""
+
+    def dump(self, before: object, after: object) -> None:
+        """Write down what a stage has made, and what was given to the first one, if so asked."""
+        if not DUMP.get():
+            return
+        from treadle.engine import stages
+
+        for artifact in (before, after) if isinstance(before, Captured) else (after,):
+            stages.dump_artifact(artifact, self.compiler())

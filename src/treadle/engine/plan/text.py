@@ -18,8 +18,8 @@ from treadle.backends.program import (
     runs_of,
 )
 from treadle.base.symbol import Dim
-from treadle.engine.explain.steps import memory_table, place_name, steps_memory
 from treadle.engine.plan import Facts, Plan, Span
+from treadle.engine.plan.memory import memory_table, place_name, steps_memory
 
 _WIDTH = 100
 _INDENT = "    "

@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
-from treadle.engine.explain.gather import Explanation, Group, Refusal
-from treadle.engine.explain.origins import joined
-from treadle.engine.explain.steps import memory_table
-from treadle.engine.profile import RATES_SHOWN, rates
-from treadle.engine.table import count, duration, lines, size
+from treadle.base.table import count, duration, lines, size
+from treadle.engine.plan.memory import memory_table
+from treadle.inspect.explanation import Explanation, Group, Refusal
+from treadle.inspect.origins import joined
+from treadle.inspect.profile import RATES_SHOWN, rates
 
 MOST_ROWS = 24
 """Rows of a table, unless everything is asked for."""

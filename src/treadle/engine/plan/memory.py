@@ -6,9 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from treadle.backends.program import Jump, Stop
-from treadle.engine.plan import ALIGNMENT, Facts, Plan, Span, aligned
-from treadle.engine.profile import shares, step_names
-from treadle.engine.table import lines, shortened
+from treadle.base.table import lines, shortened
+from treadle.engine.plan import ALIGNMENT, Facts, Plan, Span, aligned, parts_of, step_names
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +47,8 @@ def steps_memory(plan: Plan) -> tuple[StepMemory, ...]:
     for number, (step, facts) in enumerate(zip(plan.steps, plan.facts, strict=True)):
         if isinstance(step, Jump | Stop):
             continue
-        parts = shares(step, facts)
-        for run, (part, own, _) in enumerate(parts):
+        parts = parts_of(step, facts)
+        for run, (part, own) in enumerate(parts):
             which = run if len(parts) > 1 else -1
             found.append(_of(plan, number, which, step_names(plan, part)[0], own))
     return tuple(found)

@@ -18,6 +18,7 @@ from treadle.backends.program import (
     Limits,
     Run,
     Step,
+    Stop,
     Together,
 )
 from treadle.base.symbol import Dim
@@ -288,6 +289,26 @@ class Plan:
     def bases(self) -> int:
         """How many bases the steps address."""
         return self.inputs + self.outputs + 3
+
+
+def parts_of(step: Step, facts: Facts) -> tuple[tuple[Step, Facts], ...]:
+    """Return the runs that a step consists of; one that is no merged launch is its own part."""
+    if not isinstance(step, Together):
+        return ((step, facts),)
+    return tuple(zip(step.runs, facts.members, strict=True))
+
+
+def step_names(plan: Plan, step: Step) -> tuple[str, str]:
+    """Return what a step runs, and the name of its kernel."""
+    if isinstance(step, Run):
+        return step.label, str(step.kernel.name)
+    if isinstance(step, Together):
+        return step.label, "together"
+    if isinstance(step, Stop):
+        return "stop: an index is out of range", "stop"
+    if isinstance(step, Host):
+        return plan.host[step.task].name, "host"
+    return "jump", ""
 
 
 Rebase = Callable[[Address], Address]

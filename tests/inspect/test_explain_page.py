@@ -24,15 +24,16 @@ import treadle as mge
 import treadle.functional as F
 from treadle.base.errors import EngineError
 from treadle.engine.devices.names import CompNode
-from treadle.engine.explain.boxes import Known, sheet
-from treadle.engine.explain.columns import in_columns, in_order
-from treadle.engine.explain.families import FAMILIES, family_of
-from treadle.engine.explain.origins import whereabouts
-from treadle.engine.explain.timeline import flows, groups_of, held_bytes, live_bytes, moments
 from treadle.engine.options import Options
 from treadle.engine.pipeline import Stages
 from treadle.graph.layered import arrange
 from treadle.graph.parser import parse
+from treadle.inspect import Inspected
+from treadle.inspect.boxes import Known, sheet
+from treadle.inspect.columns import in_columns, in_order
+from treadle.inspect.families import FAMILIES, family_of
+from treadle.inspect.origins import whereabouts
+from treadle.inspect.timeline import flows, groups_of, held_bytes, live_bytes, moments
 from treadle.ops.constant import Constant
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -54,7 +55,7 @@ class Elements(HTMLParser):
         self.attributes += attrs
 
 
-def written(stages: Stages, path: Path) -> tuple[str, dict[str, Any]]:
+def written(stages: Inspected, path: Path) -> tuple[str, dict[str, Any]]:
     """The page, and the data in it."""
     stages.picture(path)
     text = path.read_text(encoding="utf-8")
@@ -68,14 +69,14 @@ def rows(table: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def step() -> Stages:
-    stages = Stages(mlp_step(4, (6, 5, 3)))
+def step() -> Inspected:
+    stages = Inspected(Stages(mlp_step(4, (6, 5, 3))))
     stages.planned()
     return stages
 
 
 @pytest.fixture(scope="module")
-def hostile() -> Stages:
+def hostile() -> Inspected:
     """A program in which every name there is says something that a browser might run."""
 
     @mge.jit.compile
@@ -92,7 +93,7 @@ def hostile() -> Stages:
 # -- what the page says ------------------------------------------------------------------------
 
 
-def test_every_node_of_every_stage_is_there(step: Stages, tmp_path: Path) -> None:
+def test_every_node_of_every_stage_is_there(step: Inspected, tmp_path: Path) -> None:
     _, data = written(step, tmp_path / "a.html")
     sheets = {s["name"]: s for s in data["sheets"]}
     assert list(sheets) == ["captured", "prepared", "partitioned", "optimized", "plan"]
@@ -107,7 +108,7 @@ def test_every_node_of_every_stage_is_there(step: Stages, tmp_path: Path) -> Non
     assert sheets["plan"]["nodes"] == len(step.planned().steps) == len(data["steps"]["rows"])
 
 
-def test_boxes_lead_to_the_groups_that_compute_them(step: Stages, tmp_path: Path) -> None:
+def test_boxes_lead_to_the_groups_that_compute_them(step: Inspected, tmp_path: Path) -> None:
     _, data = written(step, tmp_path / "a.html")
     found = whereabouts(step.captured, step.lower())
     for box in rows(data["sheets"][0]["boxes"]):
@@ -118,7 +119,7 @@ def test_boxes_lead_to_the_groups_that_compute_them(step: Stages, tmp_path: Path
     assert told == groups
 
 
-def test_kernels_have_all_launches_and_their_text(step: Stages, tmp_path: Path) -> None:
+def test_kernels_have_all_launches_and_their_text(step: Inspected, tmp_path: Path) -> None:
     _, data = written(step, tmp_path / "a.html")
     kernels = rows(data["kernels"])
     assert sum(k["launches"] for k in kernels) == sum(
@@ -130,7 +131,7 @@ def test_kernels_have_all_launches_and_their_text(step: Stages, tmp_path: Path) 
 
 
 def test_measured_times_are_a_second_track(tmp_path: Path) -> None:
-    stages = Stages(mlp_step(4, (6, 5, 3)))
+    stages = Inspected(Stages(mlp_step(4, (6, 5, 3))))
     _, before = written(stages, tmp_path / "a.html")
     assert before["measured"] is None
     assert {s["measured"] for s in rows(before["steps"])} == {-1.0}
@@ -196,14 +197,14 @@ def test_what_needs_constants_alone_has_no_box() -> None:
 
 
 def test_what_fusion_makes_is_colored_by_what_it_does() -> None:
-    graph = Stages(mlp_step(4, (6, 5, 3))).lower()
+    graph = Stages(mlp_step(4, (6, 5, 3))).lowered.graph
     kinds = {family_of(n) for n in graph.nodes if not isinstance(n.op, Constant)}
     assert {"product", "update"} <= kinds
 
 
 def test_programs_that_run_op_by_op_have_no_picture(plugins: Plugins, tmp_path: Path) -> None:
     plugins.toy(kernels=elementwise())
-    stages = Stages(mlp_step(4, (6, 5, 3)), home=CompNode("toy0"))
+    stages = Inspected(Stages(mlp_step(4, (6, 5, 3)), home=CompNode("toy0")))
     with pytest.raises(EngineError, match="no plan of its own: on toy0:0 it runs op by op") as e:
         stages.picture(tmp_path / "a.html")
     assert "test_explain_page.py" in str(e.value)  # The line of whoever asked for it.
@@ -212,7 +213,7 @@ def test_programs_that_run_op_by_op_have_no_picture(plugins: Plugins, tmp_path: 
 # -- over time ---------------------------------------------------------------------------------
 
 
-def test_steps_read_what_others_wrote_last(step: Stages) -> None:
+def test_steps_read_what_others_wrote_last(step: Inspected) -> None:
     plan, graph = step.planned(), step.lower()
     of: dict[int, set[int]] = {}
     for i, pair in enumerate(zip(plan.steps, plan.facts, strict=True)):
@@ -228,7 +229,7 @@ def test_steps_read_what_others_wrote_last(step: Stages) -> None:
         assert any((i, j) in found for i in of[a] for j in of[b])
 
 
-def test_the_arena_is_told_as_it_was_planned(step: Stages) -> None:
+def test_the_arena_is_told_as_it_was_planned(step: Inspected) -> None:
     plan = step.planned()
     held = held_bytes(plan, step.lower())
     assert max(h.offset + h.nbytes for h in held) <= plan.memory.peak
@@ -243,7 +244,7 @@ def test_the_arena_is_told_as_it_was_planned(step: Stages) -> None:
 
 @pytest.mark.parametrize("streams", [1, 3])
 def test_modelled_times_end_with_the_program(streams: int) -> None:
-    stages = Stages(mlp_step(512, (256, 256, 10)), options=Options(streams=streams))
+    stages = Inspected(Stages(mlp_step(512, (256, 256, 10)), options=Options(streams=streams)))
     plan = stages.planned()
     found = moments(plan)
     end = max(m.start + m.seconds for m in found)
@@ -293,7 +294,7 @@ def test_steps_stand_in_order() -> None:
 # -- safety ------------------------------------------------------------------------------------
 
 
-def test_the_page_needs_nothing_else(step: Stages, tmp_path: Path) -> None:
+def test_the_page_needs_nothing_else(step: Inspected, tmp_path: Path) -> None:
     text, _ = written(step, tmp_path / "a.html")
     page = Elements(text)
     assert not {"link", "img", "iframe", "object", "base"} & set(page.names)
@@ -306,7 +307,7 @@ def test_the_page_needs_nothing_else(step: Stages, tmp_path: Path) -> None:
         assert f"{kind}-src 'sha256-{digest}'" in unescape(policy)
 
 
-def test_names_stay_names(hostile: Stages, tmp_path: Path) -> None:
+def test_names_stay_names(hostile: Inspected, tmp_path: Path) -> None:
     text, data = written(hostile, tmp_path / "a.html")
     page = Elements(text)
     assert "img" not in page.names and page.names.count("script") == 2
@@ -332,7 +333,7 @@ def document(page: Path, place: str) -> str:
 
 
 @in_a_browser
-def test_a_browser_draws_every_node(step: Stages, tmp_path: Path) -> None:
+def test_a_browser_draws_every_node(step: Inspected, tmp_path: Path) -> None:
     _, data = written(step, tmp_path / "a.html")
     for found in (data["sheets"][0], data["sheets"][3]):
         text = document(tmp_path / "a.html", f"graph/{found['name']}")
@@ -352,7 +353,9 @@ def test_a_browser_draws_every_node(step: Stages, tmp_path: Path) -> None:
         ("kernels/0", '<details class="kernel" id="kernel-0" open'),
     ],
 )
-def test_a_browser_opens_every_view(step: Stages, tmp_path: Path, place: str, shown: str) -> None:
+def test_a_browser_opens_every_view(
+    step: Inspected, tmp_path: Path, place: str, shown: str
+) -> None:
     written(step, tmp_path / "a.html")
     text = document(tmp_path / "a.html", place)
     name = place.partition("/")[0]
@@ -363,7 +366,7 @@ def test_a_browser_opens_every_view(step: Stages, tmp_path: Path, place: str, sh
 
 
 @in_a_browser
-def test_a_browser_runs_no_names(hostile: Stages, tmp_path: Path) -> None:
+def test_a_browser_runs_no_names(hostile: Inspected, tmp_path: Path) -> None:
     written(hostile, tmp_path / "a.html")
     for place in ("graph/optimized", "passes"):
         text = document(tmp_path / "a.html", place)

@@ -10,11 +10,11 @@ from html import escape
 from pathlib import Path
 
 from treadle.base.errors import EngineError
-from treadle.engine.explain.origins import places_of
 from treadle.engine.plan import MemoryPlan
 from treadle.graph.ir import Graph, Node, Value, regions_of
 from treadle.graph.layered import Point, arrange
 from treadle.graph.printer import value_names
+from treadle.inspect.origins import places_of
 from treadle.ops.constant import Constant
 from treadle.ops.fused import Fused
 

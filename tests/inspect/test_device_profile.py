@@ -11,7 +11,7 @@ import pytest
 from tests.backends.compiling_toy import CompilingToy, PartedDevice, ToyExecutable
 from tests.backends.plugins import Plugins, plugins
 from tests.backends.toy_backend import ToyBuffer
-from tests.engine.test_profile import check_trace
+from tests.inspect.test_profile import check_trace
 
 import treadle as mge
 import treadle.functional as F
@@ -19,7 +19,7 @@ from treadle.backends.api import Event, Stream, SynchronousStream
 from treadle.base.errors import DeviceError, EngineError
 from treadle.engine.execute import Timeline
 from treadle.engine.options import Options
-from treadle.engine.profile import Profile
+from treadle.inspect.profile import Profile
 
 __all__ = ["plugins"]
 X = np.linspace(-2, 2, 8, dtype=np.float32)
@@ -148,7 +148,7 @@ def test_programs_that_cannot_be_watched_have_a_timeline(plugins: Plugins) -> No
     toy.code.executable = ToyExecutable
     run, x = mge.jit.compile(chain), mge.tensor(X, device="toy0")
     assert isinstance(run.profile(x), Timeline)
-    executor: Any = run.variants[0].stages.executor
+    executor: Any = run.variants[0].inspected.executor
     with pytest.raises(EngineError, match="cannot be watched"):
         executor.profile([x._data])
 
@@ -163,7 +163,7 @@ def test_a_launch_that_fails_in_a_profile_names_the_device(plugins: Plugins) -> 
         def run_watched(self, *_: Any) -> int:
             raise RuntimeError("the wire came off")
 
-    executor: Any = run.variants[0].stages.executor
+    executor: Any = run.variants[0].inspected.executor
     executor.loaded.main = Broken(executor.loaded.main.program, toy.code)
     with pytest.raises(DeviceError, match="the wire came off"):
         run.profile(x)

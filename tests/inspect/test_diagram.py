@@ -14,11 +14,12 @@ from tests.engine.workloads import mlp_step
 import treadle as mge
 import treadle.functional as F
 from treadle.base.errors import EngineError
-from treadle.engine.explain.diagram import save_diagram
 from treadle.engine.options import Options
 from treadle.engine.pipeline import Stages
 from treadle.graph.layered import arrange
 from treadle.graph.parser import parse
+from treadle.inspect import Inspected
+from treadle.inspect.diagram import save_diagram
 from treadle.ops.constant import Constant
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -35,15 +36,15 @@ def heads(picture: ElementTree.Element) -> list[str]:
 
 
 def test_a_training_step_before_and_after(tmp_path: Path) -> None:
-    stages = Stages(mlp_step(4, (6, 5, 3)))
-    stages.diagram(tmp_path / "step.svg")
+    program = Inspected(Stages(mlp_step(4, (6, 5, 3))))
+    program.diagram(tmp_path / "step.svg")
     found = heads(drawn(tmp_path / "step.svg"))
-    captured = [n for n in stages.captured.nodes if not isinstance(n.op, Constant)]
-    compiled = [n for n in stages.lower().nodes if not isinstance(n.op, Constant)]
-    ends = len(stages.captured.inputs) + len(stages.captured.outputs)
+    captured = [n for n in program.captured.nodes if not isinstance(n.op, Constant)]
+    compiled = [n for n in program.lower().nodes if not isinstance(n.op, Constant)]
+    ends = len(program.captured.inputs) + len(program.captured.outputs)
     assert f"captured: {len(captured)} nodes" in found
     assert f"optimized: {len(compiled)} nodes" in found
-    memory = stages.planned().memory
+    memory = program.planned().memory
     assert found[-1].startswith(f"memory: {memory.peak} bytes, at least {memory.bound};")
     assert len(found) == 3 + len(captured) + len(compiled) + 2 * ends
     assert sorted(n.op.name for n in captured) == sorted(

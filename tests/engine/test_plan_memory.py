@@ -15,13 +15,14 @@ from treadle.backends.program import Address, Lowered, Run
 from treadle.base import dtype as dt
 from treadle.base.types import TensorType
 from treadle.engine.devices.placement import find_compiler
-from treadle.engine.explain.plan import plan_text
-from treadle.engine.explain.steps import StepMemory, memory_table, steps_memory, totals
 from treadle.engine.options import Options
 from treadle.engine.pipeline import Stages
 from treadle.engine.plan import Plan
+from treadle.engine.plan.memory import StepMemory, memory_table, steps_memory, totals
+from treadle.engine.plan.text import plan_text
 from treadle.graph.builder import GraphBuilder
 from treadle.graph.ir import Graph
+from treadle.inspect import Inspected
 from treadle.ops.conv import Conv
 from treadle.ops.unary import Exp, Tanh
 
@@ -31,7 +32,7 @@ ALONE = Options(level=0)
 
 
 def planned(graph: Graph, options: Options = ALONE) -> tuple[Plan, tuple[StepMemory, ...]]:
-    plan = Stages(graph, options=options).planned()
+    plan = Stages(graph, options=options).planned.plan
     return plan, steps_memory(plan)
 
 
@@ -60,9 +61,11 @@ def test_a_chain_is_told_byte_by_byte() -> None:
 @settings(max_examples=30, deadline=None)
 @given(graph=programs(8))
 def test_bytes_are_those_of_the_types_and_places_those_of_the_steps(graph: Graph) -> None:
-    stages = Stages(graph, options=Options(level=0, disabled=("together", "precompute")))
-    plan = stages.planned()
-    nodes = stages.lower().nodes
+    program = Inspected(
+        Stages(graph, options=Options(level=0, disabled=("together", "precompute")))
+    )
+    plan = program.planned()
+    nodes = program.lower().nodes
     rows = [r for r in steps_memory(plan) if plan.facts[r.step].node >= 0]
     alone = {r.step: r for r in rows if r.run < 0}
     launches: dict[int, list[int]] = {}
@@ -102,10 +105,10 @@ def test_scratch_is_what_the_kernels_ask_for() -> None:
     data, weight = TensorType(dt.float32, (1, 8, 20, 20)), TensorType(dt.float32, (16, 8, 3, 3))
     x, w = builder.input(data, "x"), builder.input(weight, "w")
     builder.output(Conv((1, 1), ((1, 1), (1, 1)), (1, 1), 1)(x, w))
-    stages = Stages(builder.build(), options=ALONE)
-    lowered = find_compiler(ALONE).lower(stages.lower().nodes[0].op, (data, weight))
+    program = Inspected(Stages(builder.build(), options=ALONE))
+    lowered = find_compiler(ALONE).lower(program.lower().nodes[0].op, (data, weight))
     assert isinstance(lowered, Lowered) and lowered.workspaces
-    plan, rows = stages.planned(), steps_memory(stages.planned())
+    plan, rows = program.planned(), steps_memory(program.planned())
     places = {(s.base, s.offset): s.nbytes for f in plan.facts for s in f.scratch}
     assert sorted(places.values()) == sorted(lowered.workspaces)
     assert max(r.scratch for r in rows) == totals(rows)["scratch"] <= sum(lowered.workspaces)
@@ -126,15 +129,15 @@ def test_parts_of_values_are_aligned_as_they_lie() -> None:
 
 
 def test_text_and_data_tell_the_same_and_fit_the_page() -> None:
-    stages = Stages(chain(), options=ALONE)
-    data = json.loads(json.dumps(stages.explain().data()))
-    rows = steps_memory(stages.planned())
+    program = Inspected(Stages(chain(), options=ALONE))
+    data = json.loads(json.dumps(program.explain().data()))
+    rows = steps_memory(program.planned())
     assert [StepMemory(**_tupled(step)) for step in data["steps"]] == list(rows)
     assert {k: data["memory"][k] for k in totals(rows)} == totals(rows)
     table = memory_table(rows)
-    assert plan_text(stages.planned(), "chain").endswith(f"\n\n{table}\n")
-    assert table in stages.explained(full=True)
-    assert max(map(len, plan_text(stages.planned(), "chain").splitlines())) <= 100
+    assert plan_text(program.planned(), "chain").endswith(f"\n\n{table}\n")
+    assert table in program.explained(full=True)
+    assert max(map(len, plan_text(program.planned(), "chain").splitlines())) <= 100
     cells = [re.split(r"\s{2,}", line.strip()) for line in table.splitlines()[2:-1]]
     assert [c[:7] for c in cells] == [
         ["0", "exp", "96", "96", "-", "256", "64"],

@@ -8,7 +8,7 @@ from typing import Any
 
 from treadle.backends.program import Compiler, Jump, Launch, Run, Stop, runs_of
 from treadle.engine.plan import Plan
-from treadle.engine.profile import Profile, predicted, rates_in, shares
+from treadle.inspect.profile import Profile, predicted, rates_in, shares
 
 MOST_TEXT, MOST_KERNEL_TEXT = 600_000, 60_000
 """Characters of kernels that a page holds, and of one of them."""

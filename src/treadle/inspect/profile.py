@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from treadle.backends.program import Host, Jump, Limits, Run, Step, Stop, Together
+from treadle.backends.program import Host, Jump, Limits, Step, Stop, Together
 from treadle.base.errors import EngineError
+from treadle.base.table import duration, lines, shortened
 from treadle.engine.cost import RATES, Rates, rates_of
 from treadle.engine.execute import DeviceExecutor, Executor
-from treadle.engine.plan import Facts, Plan
-from treadle.engine.table import duration, lines, shortened
+from treadle.engine.plan import Facts, Plan, parts_of, step_names
 
 Array = npt.NDArray[Any]
 _LONGEST_LABEL = 44
@@ -261,19 +261,6 @@ def limits_text(limits: Limits | None) -> tuple[str, ...]:
     return (f"the machine at best: {', '.join(rates)}, {bandwidth:.1f} GB/s",)
 
 
-def step_names(plan: Plan, step: Step) -> tuple[str, str]:
-    """What a step runs, and the kernel's name."""
-    if isinstance(step, Run):
-        return step.label, str(step.kernel.name)
-    if isinstance(step, Together):
-        return step.label, "together"
-    if isinstance(step, Stop):
-        return "stop: an index is out of range", "stop"
-    if isinstance(step, Host):
-        return plan.host[step.task].name, "host"
-    return "jump", ""
-
-
 def rates_in(profile: Profile | None) -> Rates:
     """Those with which a program's times are predicted; the CPU's, as long as it did not run."""
     return RATES["cpu"] if profile is None else profile.rates
@@ -292,10 +279,10 @@ def shares(step: Step, facts: Facts) -> tuple[tuple[Step, Facts, float], ...]:
     """A step as the runs that it consists of, with their parts of its modelled time."""
     if not isinstance(step, Together):
         return ((step, facts, 1.0),)
-    seconds = [predicted(*pair) for pair in zip(step.runs, facts.members, strict=True)]
+    parts = parts_of(step, facts)
+    seconds = [predicted(*part) for part in parts]
     total = sum(seconds)
-    entries = zip(step.runs, facts.members, seconds, strict=True)
-    return tuple((run, f, s / total) for run, f, s in entries)
+    return tuple((run, f, s / total) for (run, f), s in zip(parts, seconds, strict=True))
 
 
 def _step_time(

@@ -10,9 +10,9 @@ from treadle.backends.program import Jump, Step, Together
 from treadle.engine.compile.streams import simulate
 from treadle.engine.compile.streams_order import blocks_of, dependencies
 from treadle.engine.cost import RATES
-from treadle.engine.plan import Facts, Plan, Span
-from treadle.engine.profile import Profile, predicted, rates_in, shares, step_names
+from treadle.engine.plan import Facts, Plan, Span, step_names
 from treadle.graph.ir import Graph
+from treadle.inspect.profile import Profile, predicted, rates_in, shares
 
 
 @dataclass(frozen=True, slots=True)

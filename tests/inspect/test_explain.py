@@ -16,15 +16,17 @@ import treadle.functional as F
 from treadle.base import dtype as dt
 from treadle.base.loc import Loc
 from treadle.base.types import TensorType
-from treadle.engine.explain import Explanation, to_text
-from treadle.engine.explain.origins import joined, whereabouts
-from treadle.engine.explain.plan import plan_text
 from treadle.engine.options import Options
 from treadle.engine.pipeline import Stages
+from treadle.engine.plan.text import plan_text
 from treadle.engine.targets import compiled
 from treadle.graph.builder import GraphBuilder
 from treadle.graph.ir import Graph
 from treadle.graph.parser import parse
+from treadle.inspect import Inspected
+from treadle.inspect.explanation import Explanation
+from treadle.inspect.origins import joined, whereabouts
+from treadle.inspect.text import to_text
 from treadle.ops.unary import Exp, Relu, Tanh
 
 X = TensorType(dt.float32, (4, 6))
@@ -34,7 +36,7 @@ X = TensorType(dt.float32, (4, 6))
 def explained() -> tuple[Graph, Explanation]:
     """A training step, lowered for the native engine but not compiled."""
     graph = mlp_step(8, (12, 10, 10, 4))
-    return graph, Stages(graph).explain()
+    return graph, Inspected(Stages(graph)).explain()
 
 
 def test_all_stages_are_told_in_order(explained: tuple[Graph, Explanation]) -> None:
@@ -76,7 +78,7 @@ def test_sums_agree(explained: tuple[Graph, Explanation]) -> None:
 
 @pytest.mark.parametrize("full", [False, True])
 def test_the_text_fits_the_page(full: bool) -> None:
-    text = to_text(Stages(gpt_step(2, 8, 16, 2, 2, 11)).explain(), full=full)
+    text = to_text(Inspected(Stages(gpt_step(2, 8, 16, 2, 2, 11))).explain(), full=full)
     assert max(map(len, text.splitlines())) <= 120
     assert full or len(text.splitlines()) < 90
     for word in ("prepare", "optimize", "execute", "bytes moved", "launches", "memory", "streams"):
@@ -113,7 +115,7 @@ def test_what_is_left_to_the_host_is_told_with_its_reason(monkeypatch: pytest.Mo
     builder = GraphBuilder("mixed")
     x = builder.input(X, "x")
     builder.output(Relu()(Tanh()(x)))
-    found = Stages(builder.build(), options=Options(level=0)).explain()
+    found = Inspected(Stages(builder.build(), options=Options(level=0))).explain()
     tanh, relu = found.ops
     assert (tanh.fate, tanh.engine, tanh.why) == ("on the host", "reference", "refused by the test")
     assert relu.fate == "alone"
@@ -159,7 +161,7 @@ def test_graphs_of_the_stages_are_written_and_read_again(
 ) -> None:
     monkeypatch.setenv("TREADLE_DUMP", "prepare,partition,optimize")
     graph = mlp_step(4, (6, 5, 3))
-    Stages(graph).lower()
+    Stages(graph).lowered.graph
     files = sorted(p.name for p in folder.iterdir())
     stages = ("optimize", "partition", "prepare")
     assert files == [f"{graph.name}.00.{stage}.txt" for stage in stages]
@@ -178,8 +180,8 @@ def test_plans_and_kernels_are_written_on_request(
     builder = GraphBuilder("small")
     x = builder.input(X, "x")
     builder.output(Exp()(x))
-    stages = Stages(builder.build())
-    plan = stages.planned()
+    program = Inspected(Stages(builder.build()))
+    plan = program.planned()
     written = {p.name: p.read_text(encoding="utf-8") for p in folder.iterdir()}
     assert written.pop("small.00.compile.txt") == plan_text(plan, "small")
     assert sorted(n.rsplit(".", 1)[1] for n in written) == ["ll", "s", "txt"]
@@ -196,7 +198,7 @@ def test_a_plan_as_text_tells_addresses_streams_and_events() -> None:
         y, z = Exp()(y), Tanh()(z)
     builder.output(y + z)
     options = Options(level=0, streams=2, reuse_memory=False)
-    plan = Stages(builder.build(), options=options).planned()
+    plan = Stages(builder.build(), options=options).planned.plan
     text = plan_text(plan, "branches")
     rows = text.splitlines()
     assert rows[0] == f"plan branches: {len(plan.steps)} steps, 1 inputs, 1 outputs"

@@ -7,8 +7,8 @@ from typing import Any
 from treadle.backends.program import Compiler
 from treadle.base.env import DUMP
 from treadle.engine.artifacts import Captured, Optimized, Partitioned, Planned, Prepared
-from treadle.engine.explain.plan import kernel_texts, plan_text
 from treadle.engine.plan import Plan
+from treadle.engine.plan.text import kernel_texts, plan_text
 from treadle.graph.passes import dump, is_dumped, write_dump
 
 _STAGES = {

@@ -8,11 +8,11 @@ from typing import Any
 
 from treadle.backends import registry
 from treadle.backends.api import Counting, DeviceInfo
+from treadle.base.table import duration, lines, size
 from treadle.engine.devices.names import CompNode, default_device, resolve
 from treadle.engine.eager import tally
 from treadle.engine.eager.choice import Decision, made_for, told
 from treadle.engine.eager.tally import FallbackReport, Fallen, Ran, Spent
-from treadle.engine.table import duration, lines, size
 from treadle.runtime.opened import Traffic
 
 

@@ -8,13 +8,13 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 
-from treadle.engine.explain.columns import in_columns
-from treadle.engine.explain.families import family_of
-from treadle.engine.explain.origins import VIEWS, joined, places_of
 from treadle.graph.flop_count import elements, flops
 from treadle.graph.ir import Graph, Node, Value, regions_of
 from treadle.graph.layered import Drawing, Point, arrange
 from treadle.graph.printer import quoted, value_names
+from treadle.inspect.columns import in_columns
+from treadle.inspect.families import family_of
+from treadle.inspect.origins import VIEWS, joined, places_of
 from treadle.ops.constant import Constant
 from treadle.ops.fused import Fused
 from treadle.ops.op import Op

@@ -16,15 +16,16 @@ import treadle.functional as F
 from treadle.backends.program import Limits
 from treadle.base import dtype as dt
 from treadle.base.errors import EngineError
+from treadle.base.table import count, duration, lines, size
 from treadle.base.types import TensorType
 from treadle.engine.options import Options
 from treadle.engine.pipeline import Stages
 from treadle.engine.plan import Interface
-from treadle.engine.profile import KernelTime, Profile, limits_text
-from treadle.engine.table import count, duration, lines, size
 from treadle.engine.targets import compiled
 from treadle.graph.builder import GraphBuilder, trace_body
 from treadle.graph.ir import Graph
+from treadle.inspect import Inspected
+from treadle.inspect.profile import KernelTime, Profile, limits_text
 from treadle.ops.control import While
 from treadle.ops.matmul import Matmul
 from treadle.ops.unary import Exp, Tanh
@@ -71,8 +72,8 @@ INPUTS = [np.ones((8, 8), "float32"), np.full((8, 8), 0.01, "float32")]
 
 
 def test_a_program_on_the_native_engine(tmp_path: Path) -> None:
-    stages = Stages(affine(), Interface((), ((1, 0),)))
-    profile = stages.profile(INPUTS, repeats=5)
+    program = Inspected(Stages(affine(), Interface((), ((1, 0),))))
+    profile = program.profile(INPUTS, repeats=5)
     np.testing.assert_array_equal(INPUTS[0], 1)  # Updated inputs stay as they are.
     assert profile.repeats == 5
     assert profile.busy > 0
@@ -121,7 +122,7 @@ def compiler(monkeypatch: pytest.MonkeyPatch) -> PythonCompiler:
 
 
 def profiled(graph: Graph, inputs: list[np.ndarray]) -> Profile:
-    return Stages(graph, options=Options(level=0)).profile(inputs, repeats=2)
+    return Inspected(Stages(graph, options=Options(level=0))).profile(inputs, repeats=2)
 
 
 def test_host_tasks_are_measured_like_kernels(compiler: PythonCompiler) -> None:
@@ -160,7 +161,7 @@ def test_turns_of_a_loop_are_added_up() -> None:
 
 def test_there_is_something_to_repeat(compiler: PythonCompiler) -> None:
     with pytest.raises(EngineError, match="0 repeats"):
-        Stages(affine()).profile(INPUTS, repeats=0)
+        Inspected(Stages(affine())).profile(INPUTS, repeats=0)
 
 
 def test_a_program_without_steps_has_an_empty_profile(compiler: PythonCompiler) -> None:

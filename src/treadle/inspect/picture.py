@@ -5,27 +5,27 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 from treadle.backends.program import Compiler, Jump, MeasuringCompiler, Stop
+from treadle.base.table import count, duration, size
 from treadle.base.version import VERSION
-from treadle.engine.explain.boxes import Box, Edge, Known, Sheet, sheet
-from treadle.engine.explain.columns import in_order
-from treadle.engine.explain.families import FAMILIES, family_of
-from treadle.engine.explain.gather import Explanation
-from treadle.engine.explain.kernels import kernels
-from treadle.engine.explain.origins import leaves, whereabouts
-from treadle.engine.explain.timeline import Moment, flows, held_bytes, live_bytes, moments
 from treadle.engine.plan import Interface, Plan
-from treadle.engine.profile import Profile
-from treadle.engine.table import count, duration, size
 from treadle.engine.types import CompileReport
 from treadle.graph.ir import Graph
 from treadle.graph.simplify import RULES
+from treadle.inspect.boxes import Box, Edge, Known, Sheet, sheet
+from treadle.inspect.columns import in_order
+from treadle.inspect.explanation import Explanation
+from treadle.inspect.families import FAMILIES, family_of
+from treadle.inspect.kernels import kernels
+from treadle.inspect.origins import leaves, whereabouts
+from treadle.inspect.profile import Profile
+from treadle.inspect.timeline import Moment, flows, held_bytes, live_bytes, moments
 
 WHAT = {
     "captured": "the program as it was given, op by op",
-    "prepared": "what must be computed: folded, simplified, composites taken apart",
+    "prepared": "what must be computed: folded, simplified, composites shown apart",
     "partitioned": "who runs what: nodes of other engines and segments are groups of their own",
     "optimized": "what runs as one: layouts are chosen, every group becomes one kernel or a few",
     "plan": "steps in the order in which they run; click one to see whose results it reads",
@@ -33,59 +33,9 @@ WHAT = {
 """Of the sheets, in their order."""
 
 
-class Passed(Protocol):
-    """A program that has passed all stages: what `pipeline.Stages` keeps of it."""
-
-    @property
-    def captured(self) -> Graph:
-        """What was given."""
-        ...
-
-    @property
-    def prepared(self) -> Graph | None:
-        """After prepare."""
-        ...
-
-    @property
-    def partitioned(self) -> Graph | None:
-        """After partition."""
-        ...
-
-    @property
-    def interface(self) -> Interface:
-        """Which inputs are frozen or updated."""
-        ...
-
-    @property
-    def report(self) -> CompileReport:
-        """What the stages decided."""
-        ...
-
-    @property
-    def measured(self) -> Profile | None:
-        """The last profile."""
-        ...
-
-    def lower(self) -> Graph:
-        """The optimized graph."""
-        ...
-
-    def planned(self) -> Plan:
-        """Its plan."""
-        ...
-
-    def explain(self) -> Explanation:
-        """What became of it."""
-        ...
-
-    def compiler(self) -> Compiler:
-        """Who lowered it."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
-class Taken:
-    """The same, looked up.
+class Shown:
+    """What a picture shows of a program that has passed all stages.
 
     Attributes:
         graphs: by stage.
@@ -109,74 +59,44 @@ class Taken:
     outputs: Sequence[str]
 
 
-def picture(
-    program: Passed, inputs: Sequence[str] = (), outputs: Sequence[str] = ()
-) -> dict[str, Any]:
-    """Dictionaries, lists, strings and numbers; lists of records are tables with named columns.
-
-    Args:
-        program: what to show.
-        inputs, outputs: names of its ends, if somebody knows them.
-    """
-    taken = _taken(program, inputs, outputs)
-    plan, found = taken.plan, taken.explanation
-    steps = moments(plan, taken.profile)
-    held = held_bytes(plan, taken.graphs["optimized"])
+def picture(shown: Shown) -> dict[str, Any]:
+    """Return dictionaries, lists, strings and numbers; lists of records are tables with columns."""
+    plan, found = shown.plan, shown.explanation
+    steps = moments(plan, shown.profile)
+    held = held_bytes(plan, shown.graphs["optimized"])
     return {
         "name": found.name,
-        "facts": _facts(taken, steps),
+        "facts": _facts(shown, steps),
         "families": FAMILIES,
         "stages": _table(found.stages),
         "sizes": _table(found.sizes),
-        "sheets": [*_sheets(taken), _drawn(_plan_sheet(taken, steps))],
+        "sheets": [*_sheets(shown), _drawn(_plan_sheet(shown, steps))],
         "groups": _table(found.groups),
         "passes": [list(row) for row in found.passes],
         "rules": {r.name: r.level for r in RULES},
-        "ops": _op_counts(taken.graphs),
+        "ops": _op_counts(shown.graphs),
         "decisions": _table(found.refusals),
-        "segments": _segments(taken),
+        "segments": _segments(shown),
         "steps": _table(steps),
         "events": [[e.source, e.target, e.number] for e in plan.streams.events],
         "streams": {**found.streams, "makespan": _end(steps)},
-        "measured": None if taken.profile is None else taken.profile.seconds,
+        "measured": None if shown.profile is None else shown.profile.seconds,
         "memory": {
             **found.memory,
-            **_ends(taken),
+            **_ends(shown),
             "held": _table(held),
             "live": live_bytes(held, len(plan.steps)),
         },
-        "kernels": _table(kernels(plan, taken.compiler, taken.profile)),
+        "kernels": _table(kernels(plan, shown.compiler, shown.profile)),
     }
-
-
-def _taken(program: Passed, inputs: Sequence[str], outputs: Sequence[str]) -> Taken:
-    explanation = program.explain()
-    prepared = program.prepared or program.captured
-    graphs = {
-        "captured": program.captured,
-        "prepared": prepared,
-        "partitioned": program.partitioned or prepared,
-        "optimized": program.lower(),
-    }
-    return Taken(
-        graphs,
-        program.planned(),
-        program.interface,
-        program.report,
-        explanation,
-        program.compiler(),
-        program.measured,
-        inputs,
-        outputs,
-    )
 
 
 # -- what stands at the head -------------------------------------------------------------------
 
 
-def _facts(taken: Taken, steps: Sequence[Moment]) -> list[tuple[str, str, str]]:
+def _facts(shown: Shown, steps: Sequence[Moment]) -> list[tuple[str, str, str]]:
     """Title, figure and a remark, the most important first."""
-    found, plan = taken.explanation, taken.plan
+    found, plan = shown.explanation, shown.plan
     captured, *_, last = found.sizes
     total = sum(s.seconds or 0.0 for s in found.stages if s.name != "execute")
     work = sum(f.flops for f in plan.facts)
@@ -184,9 +104,9 @@ def _facts(taken: Taken, steps: Sequence[Moment]) -> list[tuple[str, str, str]]:
         ("captured", _many(captured.ops, "op"), f"{last.ops} run, as {_launches(plan)}"),
         ("predicted", duration(_end(steps)), "per run, by the model of the engine"),
     ]
-    if taken.profile is not None:
-        repeats = f"per run, the median of {taken.profile.repeats}"
-        rows.append(("measured", duration(taken.profile.seconds), repeats))
+    if shown.profile is not None:
+        repeats = f"per run, the median of {shown.profile.repeats}"
+        rows.append(("measured", duration(shown.profile.seconds), repeats))
     rows += [
         ("memory", size(plan.memory.peak), f"at the peak; {size(plan.memory.naive)} without reuse"),
         ("constants", size(plan.constants.nbytes), f"{size(plan.kept)} packed for kernels"),
@@ -197,7 +117,7 @@ def _facts(taken: Taken, steps: Sequence[Moment]) -> list[tuple[str, str, str]]:
         ),
         ("compiled in", duration(total), _stage_times(found)),
     ]
-    return [*rows, ("machine", *_machine(taken.compiler)), ("Treadle", VERSION, "")]
+    return [*rows, ("machine", *_machine(shown.compiler)), ("Treadle", VERSION, "")]
 
 
 def _end(steps: Sequence[Moment]) -> float:
@@ -229,17 +149,17 @@ def _machine(compiler: Compiler) -> tuple[str, str]:
 # -- graphs ------------------------------------------------------------------------------------
 
 
-def _sheets(taken: Taken) -> list[dict[str, Any]]:
+def _sheets(shown: Shown) -> list[dict[str, Any]]:
     """The graph at every stage; one that a stage left as it was names the one before."""
-    compiled = taken.graphs["optimized"]
-    held = {i for i, yes in enumerate(taken.interface.frozen) if yes}
-    held |= {i for _, i in taken.interface.updates}
-    kept = {j for j, _ in taken.interface.updates}
-    times = {g.number: _seconds(g) for g in taken.explanation.groups}
-    fates = [op.fate for op in taken.explanation.ops]
+    compiled = shown.graphs["optimized"]
+    held = {i for i, yes in enumerate(shown.interface.frozen) if yes}
+    held |= {i for _, i in shown.interface.updates}
+    kept = {j for j, _ in shown.interface.updates}
+    times = {g.number: _seconds(g) for g in shown.explanation.groups}
+    fates = [op.fate for op in shown.explanation.ops]
     found: list[dict[str, Any]] = []
     drawn: dict[int, str] = {}
-    for name, graph in taken.graphs.items():
+    for name, graph in shown.graphs.items():
         if (like := drawn.setdefault(id(graph), name)) != name:
             found.append({"name": name, "what": WHAT[name], "like": like})
             continue
@@ -249,7 +169,7 @@ def _sheets(taken: Taken) -> list[dict[str, Any]]:
             known = Known(held, kept, whereabouts(graph, compiled))
         if name == "captured":
             known = replace(known, fates=dict(zip(graph.nodes, fates, strict=True)))
-        known = replace(known, inputs=taken.inputs, outputs=taken.outputs)
+        known = replace(known, inputs=shown.inputs, outputs=shown.outputs)
         found.append(_drawn(sheet(name, graph, known)))
     return found
 
@@ -258,8 +178,8 @@ def _seconds(group: Any) -> float:
     return float(group.predicted if group.measured is None else group.measured)
 
 
-def _plan_sheet(taken: Taken, steps: Sequence[Moment]) -> Sheet:
-    nodes = taken.graphs["optimized"].nodes
+def _plan_sheet(shown: Shown, steps: Sequence[Moment]) -> Sheet:
+    nodes = shown.graphs["optimized"].nodes
     boxes = []
     for step in steps:
         first = step.groups[0] if step.groups else -1
@@ -270,8 +190,8 @@ def _plan_sheet(taken: Taken, steps: Sequence[Moment]) -> Sheet:
             family, lines = "control", lines[:1]
         box = Box(step.number, "node", family, tuple(lines), groups=step.groups, seconds=seconds)
         boxes.append(replace(box, flops=step.flops, nbytes=step.nbytes))
-    edges = tuple(Edge(a, b) for a, b in flows(taken.plan))
-    drawing = in_order([b.size for b in boxes], flows(taken.plan))
+    edges = tuple(Edge(a, b) for a, b in flows(shown.plan))
+    drawing = in_order([b.size for b in boxes], flows(shown.plan))
     return Sheet("plan", len(boxes), 0, 0, tuple(boxes), edges, drawing)
 
 
@@ -314,19 +234,19 @@ def _op_counts(graphs: Mapping[str, Graph]) -> dict[str, Any]:
     return {"columns": ["op", *names], "rows": rows}
 
 
-def _segments(taken: Taken) -> list[list[Any]]:
+def _segments(shown: Shown) -> list[list[Any]]:
     """Engine, what it got, its groups and share of the time, and why others did not get it."""
-    told = [d for d in taken.report.decisions if d.outcome.startswith("Segment")]
+    told = [d for d in shown.report.decisions if d.outcome.startswith("Segment")]
     by_engine: dict[str, list[Any]] = {}
-    for group in taken.explanation.groups:
+    for group in shown.explanation.groups:
         by_engine.setdefault(group.engine, []).append(group)
-    total = sum(map(_seconds, taken.explanation.groups)) or 1.0
+    total = sum(map(_seconds, shown.explanation.groups)) or 1.0
     rows = []
     for engine, groups in by_engine.items():
         parts = [d.outcome.removeprefix("Segment ") for d in told if _is_of(d.outcome, engine)]
         refused = dict.fromkeys(
             f"{d.subject}: {d.reason}"
-            for d in taken.report.decisions
+            for d in shown.report.decisions
             if d.stage == "partition" and d.outcome == engine and d.reason
         )
         share = sum(map(_seconds, groups)) / total
@@ -341,9 +261,9 @@ def _is_of(outcome: str, engine: str) -> bool:
 # -- memory -----------------------------------------------------------------------------------
 
 
-def _ends(taken: Taken) -> dict[str, int]:
+def _ends(shown: Shown) -> dict[str, int]:
     """Bytes that lie with the caller; outputs that replace an input count once, there."""
-    graph, interface = taken.graphs["captured"], taken.interface
+    graph, interface = shown.graphs["captured"], shown.interface
     stays = {i for i, yes in enumerate(interface.frozen) if yes}
     stays |= {i for _, i in interface.updates}
     replaced = {j for j, _ in interface.updates}

@@ -6,14 +6,14 @@ import base64
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from html import escape
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from treadle.engine.explain.picture import Passed, picture
-from treadle.engine.explain.text import to_text
+from treadle.inspect.picture import Shown, picture
+from treadle.inspect.text import to_text
 
 SCRIPTS = ("records.js", "tables.js", "graph.js", "details.js", "charts.js", "open.js")
 """Of the page, in order; the last one opens it."""
@@ -42,23 +42,17 @@ _HEAD = """<!doctype html>
 """
 
 
-def save_picture(
-    path: str | os.PathLike[str],
-    program: Passed,
-    inputs: Sequence[str] = (),
-    outputs: Sequence[str] = (),
-) -> None:
+def save_picture(path: str | os.PathLike[str], shown: Shown) -> None:
     """Write the page; the explanation as text is in it, too, for browsers without scripts.
 
     Args:
         path: of the file.
-        program: what to show.
-        inputs, outputs: names of its ends, if somebody knows them.
+        shown: what to show.
 
     Raises:
         OSError: the file cannot be written.
     """
-    text = page(picture(program, inputs, outputs), to_text(program.explain(), full=True))
+    text = page(picture(shown), to_text(shown.explanation, full=True))
     Path(path).write_text(text, encoding="utf-8")
 
 
