@@ -31,7 +31,7 @@ NAME = "treadle-lite"
 ALWAYS = "reference"
 """The backend without which nothing runs: NumPy."""
 SWITCHED = tuple(sorted(set(BUILT_IN) - {ALWAYS}))
-RUNTIME = ("base", "runtime", "ops", "graph", "backends", "engine", "lite")
+RUNTIME = ("base", "runtime", "ops", "graph", "backends", "engine", "inspect", "lite")
 """Packages whose modules may be put in; what leads to others is left out."""
 SHUT = (
     "treadle.backends.cpu.eager",  # compiles single ops

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from treadle.backends.program import Compiler, MeasuringCompiler
 from treadle.base.errors import EngineError
-from treadle.engine.devices.names import default_device
+from treadle.engine.devices.names import CompNode, default_device
 from treadle.engine.execute import DeviceExecutor, Executor, Runner, Scheduler, Stepwise, Timeline
 from treadle.engine.options import Options
 from treadle.engine.pipeline import Stages
@@ -60,6 +60,11 @@ class Inspected:
     def options(self) -> Options:
         """Of the compilation."""
         return self.stages.source.options
+
+    @property
+    def home(self) -> CompNode | None:
+        """The device that it lives on; None for the host."""
+        return self.stages.home
 
     @property
     def captured(self) -> Graph:

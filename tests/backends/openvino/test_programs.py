@@ -281,7 +281,7 @@ def outcome(path: Path, x: np.ndarray) -> tuple[np.ndarray, SegmentLaunch]:
     with engines("openvino", "cpu"):
         model = mge.utils.comp_graph_tools.GraphInference(str(path))
         found = model.run(x)["scores"]
-    runner: Any = model._runner.stages.executor
+    runner: Any = model._runner.stages.running
     (launch,) = [v for v in runner._launches.values() if isinstance(v, SegmentLaunch)]
     return found, launch
 
