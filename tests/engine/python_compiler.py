@@ -101,6 +101,9 @@ class PythonExecutable:
     def stored(self) -> bytes:
         return b""
 
+    def call(self, bases: Any, arrays: Any, given: int, at: int, watch: Any, /) -> int:
+        return -4  # objects look changed to whoever cannot look at them
+
     def repeat(
         self, bases: npt.NDArray[np.int64], varying: npt.NDArray[np.int64], /
     ) -> tuple[int, int]:

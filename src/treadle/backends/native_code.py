@@ -26,6 +26,26 @@ class Executable(Protocol):
         """
         ...
 
+    def call(
+        self,
+        bases: npt.NDArray[np.int64],
+        arrays: tuple[Any, ...],
+        given: int,
+        at: int,
+        watch: npt.NDArray[np.int64],
+        /,
+    ) -> int:
+        """Run from the start on the memory of arrays, unless something watched has changed.
+
+        The first `given` of `arrays` become the first bases, the others those from `at` on. `watch`
+        is described in `engine/execute/watch.py`.
+
+        Returns:
+            The number of the `Host` instruction reached, -1 at the end, or less where nothing has
+            run, since an array is not row-major memory of the host or what is watched has changed.
+        """
+        ...
+
     def repeat(
         self, bases: npt.NDArray[np.int64], varying: npt.NDArray[np.int64], /
     ) -> tuple[int, int]:

@@ -17,6 +17,7 @@ from treadle.base.types import TensorType
 from treadle.engine.devices.names import CompNode
 from treadle.engine.eager.dispatch import EagerType
 from treadle.engine.execute import Executor, Runner
+from treadle.engine.execute.watch import Watch
 from treadle.jit.capture import payload
 from treadle.jit.captured import (
     Argument,
@@ -34,7 +35,8 @@ from treadle.tensor import Tensor, wrap
 
 _HOLDERS = 6
 """References to an array of state that only its handle holds, as `getrefcount` sees them here: the
-handle, the two lists of `_State`, the two lists of `Binding.payloads`, and the argument itself."""
+handle, `seen` and `arrays` of the `Watch`, the two lists of `Binding.payloads`, and the argument
+itself."""
 
 
 _FOUND = 7
@@ -53,18 +55,6 @@ class Payloads(NamedTuple):
 
 class StateChanged(TraceError):
     """A tensor that the program reads by itself has another shape or type than it was made for."""
-
-
-class _State(NamedTuple):
-    """What the handles of state held when they were last looked at.
-
-    `seen` are their payloads, `arrays` the same in the form that programs read; `version` is a new
-    object whenever one of them changes.
-    """
-
-    seen: list[Any]
-    arrays: list[Any]
-    version: object
 
 
 class Binding:
@@ -91,13 +81,14 @@ class Binding:
         self._dense = _dense if self._on_host else _as_found
         inputs = zip(sources[: self._varying], types, captured.at, strict=False)
         self._readers = [_reader(s, t, at, self._dense) for s, t, at in inputs]
-        self._tensors = [s.tensor for s in sources if isinstance(s, State)]
+        self._tensors = tuple([s.tensor for s in sources if isinstance(s, State)])
         self._types = types[self._varying :]
         self._at = captured.at[self._varying :]
-        self._state = _State([None] * len(self._tensors), [None] * len(self._tensors), None)
         taken = sorted(i for _, i in updates)
         self._own_arguments = [i for i in taken if i < self._varying]
         self._mine = [i - self._varying for i in taken if i >= self._varying]
+        unknown = [None] * len(self._tensors)
+        self._state = self._watch(unknown, unknown)
         self._writes = bool(taken or captured.updates)
         self._lock = threading.Lock()
         in_place = {o for o, _ in updates}
@@ -110,6 +101,11 @@ class Binding:
         homes = {captured.home.memory, *(k.device.memory for k in self._kinds)}
         self._scattered = not self._on_host or len(homes) > 1
         self._leaves, self._shape = tree.flatten(captured.results)
+        self._only = self._only_result()
+        self._found: list[Callable[[Sequence[Any]], Any]] | None = None
+        if isinstance(executor, Executor) and not (self._own_arguments or self._scattered):
+            self._run_if_unchanged = executor.run_if_unchanged
+            self._found = _finders(sources[: self._varying], self._readers)
 
     def __call__(self, leaves: Sequence[Any]) -> Any:
         """Run once.
@@ -121,9 +117,17 @@ class Binding:
             What the function returned, with new tensors.
         """
         if not self._writes:
-            return self.run(self.payloads(leaves), leaves)
+            return self._run(leaves)
         with self._lock:  # Two threads must not update one state at once.
-            return self.run(self.payloads(leaves), leaves)
+            return self._run(leaves)
+
+    def _run(self, leaves: Sequence[Any]) -> Any:
+        if self._found is not None and OBSERVER.now is None:
+            found = [find(leaves) for find in self._found]
+            results = self._run_if_unchanged(found, self._state)
+            if results is not None:
+                return self._deliver(results, leaves)
+        return self.run(self.payloads(leaves), leaves)
 
     def run(self, payloads: Payloads, leaves: Sequence[Any]) -> Any:
         """Run once on these arrays, and deliver the results."""
@@ -180,7 +184,7 @@ class Binding:
             if max(map(sys.getrefcount, mine)) > _HOLDERS:
                 state = self._leave_shared(now, mine, state)
         arrays = [read(leaves) for read in self._readers]
-        return Payloads(arrays + state.arrays, state.version)
+        return Payloads(arrays + state.arrays, state)
 
     def _take_arguments(
         self, batches: Sequence[Sequence[Any]], done: Sequence[Any] | None = None
@@ -195,7 +199,7 @@ class Binding:
                     if not _is_alone(handle):
                         handle._data = np.array(_dense(handle), order="C", copy=True)
 
-    def _look_again(self, now: list[Any], before: _State) -> _State:
+    def _look_again(self, now: list[Any], before: Watch) -> Watch:
         """Some handles were rebound since the last call; `now` becomes what they hold."""
         if not all(map(fits, self._tensors, self._types, self._at)):
             raise _changed()
@@ -211,17 +215,20 @@ class Binding:
             # Whoever made this array may still hold it: the program writes to its own.
             arrays[k] = now[k] = np.array(arrays[k], order="C", copy=True)
             self._tensors[k]._data = now[k]
-        self._state = state = _State(list(now), arrays, object())
+        self._state = state = self._watch(now, arrays)
         return state
 
-    def _leave_shared(self, now: list[Any], mine: list[Any], before: _State) -> _State:
+    def _watch(self, seen: Sequence[Any], arrays: list[Any]) -> Watch:
+        return Watch(self._tensors, "_data", seen, arrays, self._mine)
+
+    def _leave_shared(self, now: list[Any], mine: list[Any], before: Watch) -> Watch:
         """Leave arrays that others hold, too, to them, and go on with copies."""
         counts = map(sys.getrefcount, mine)
         shared = [k for k, n in zip(self._mine, counts, strict=True) if n > _HOLDERS]
         seen, arrays = list(now), list(before.arrays)
         for k in shared:
             arrays[k] = seen[k] = self._tensors[k]._data = np.array(now[k], order="C", copy=True)
-        self._state = state = _State(seen, arrays, object())
+        self._state = state = self._watch(seen, arrays)
         return state
 
     def _handle(self, i: int, leaves: Sequence[Any]) -> Tensor:
@@ -233,6 +240,9 @@ class Binding:
 
     def _deliver(self, results: list[Any], leaves: Sequence[Any]) -> Any:
         """Results to whoever waits for them: handles, gradients, the caller."""
+        if self._only is not None:
+            at, kind = self._only
+            return wrap(results[at], kind)
         captured, kinds, place = self._captured, self._captured.kinds, self._place
         if self._scattered:
             results = [_placed(r, k) for r, k in zip(results, self._kinds, strict=True)]
@@ -249,6 +259,15 @@ class Binding:
         if self._shape is tree.LEAF:
             return self._result(self._leaves[0], results)
         return tree.unflatten(self._shape, [self._result(x, results) for x in self._leaves])
+
+    def _only_result(self) -> tuple[int, EagerType] | None:
+        """Where among the results the one is that everything delivered consists of."""
+        captured, leaf = self._captured, self._leaves[0] if self._leaves else None
+        elsewhere = self._rebound, captured.gradients, captured.cleared, captured.escaped
+        if self._scattered or any(elsewhere) or self._shape is not tree.LEAF:
+            return None
+        found = type(leaf) is Output
+        return (self._place[leaf.index], captured.kinds[leaf.index]) if found else None
 
     def _result(self, leaf: Any, results: list[Any]) -> Any:
         if type(leaf) is Output:
@@ -334,6 +353,20 @@ def _reader(
         value = source.value
         return lambda leaves: value()
     raise TypeError(f"no input is read from {source!r}")
+
+
+def _finders(
+    sources: Sequence[Any], readers: Sequence[Any]
+) -> list[Callable[[Sequence[Any]], Any]] | None:
+    """How inputs are found that native code looks at; None where gradients are among them."""
+    if any(isinstance(s, GradOf) for s in sources):
+        return None
+    pairs = zip(sources, readers, strict=True)
+    return [_finder(s.index) if isinstance(s, Argument) else read for s, read in pairs]
+
+
+def _finder(index: int) -> Callable[[Sequence[Any]], Any]:
+    return lambda leaves: leaves[index]._data
 
 
 def _as_found(handle: Tensor) -> Any:

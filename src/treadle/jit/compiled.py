@@ -153,7 +153,9 @@ class Compiled(Generic[P, R]):
             if LOCAL.capture is not None:  # The ops become part of the outer program.
                 return self._function(*args, **kwargs)
             tape = LOCAL.hook if isinstance(LOCAL.hook, Tape) else None
-        key, leaves = under_casting(*signature(args, kwargs))
+        key, leaves = signature(args, kwargs)
+        if ACTIVE.count:
+            key, leaves = under_casting(key, leaves)
         if tape is not None:
             recorded: R = self._recorded(tape, key, leaves, args, kwargs)
             return recorded
@@ -407,7 +409,9 @@ def signature(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, list[
     if not kwargs:
         try:  # Tensors only, as a rule.
             key = tuple([(a._kind, a._data.shape) for a in args])
-            return (key if len(set(map(id, args))) == len(args) else _aliased(key, args)), [*args]
+            if len(args) > 1 and len(set(map(id, args))) < len(args):
+                key = _aliased(key, args)
+            return key, [*args]
         except AttributeError:
             pass
     leaves, shape = tree.flatten((args, kwargs))

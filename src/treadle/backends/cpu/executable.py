@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -53,14 +54,14 @@ class NativeExecutable:
     See `treadle.backends.native_code.Executable`; `address` is that of its words.
     """
 
-    __slots__ = ("_bases", "_encoded", "_keep", "_run", "_steps", "_words", "address")
+    __slots__ = ("_bases", "_call", "_encoded", "_keep", "_run", "_steps", "_words", "address")
 
     def __init__(self, encoded: Encoded, libraries: Sequence[Library]) -> None:
         self._encoded = encoded
         self._words = encoded.linked(libraries)
         self._keep = tuple(libraries)
         self.address = self._words.ctypes.data
-        self._run = core().run
+        self._run, self._call = core().run, core().call
         self._bases = encoded.bases
         self._steps = encoded.steps
 
@@ -70,6 +71,14 @@ class NativeExecutable:
         reached: int = self._run(PROCESS.address, self.address, bases, start_at)
         if reached == NO_POOL:
             reached = self._run(start(), self.address, bases, start_at)
+        return reached
+
+    def call(
+        self, bases: Words, arrays: tuple[Any, ...], given: int, at: int, watch: Words, /
+    ) -> int:
+        reached: int = self._call(
+            PROCESS.address or start(), self.address, bases, arrays, given, at, watch
+        )
         return reached
 
     def repeat(

@@ -11,12 +11,16 @@ from __future__ import annotations
 
 from treadle.backends.cpu.layout import (
     ARRAY_DATA,
+    ARRAY_FLAGS,
+    CHANGED,
     ENDED,
     FIRST,
     JUMP,
     JUMP_WORDS,
     LAST,
     NO_POOL,
+    NOT_DENSE,
+    OBJECT_TYPE,
     PART,
     PART_END,
     PART_GRAIN,
@@ -27,12 +31,15 @@ from treadle.backends.cpu.layout import (
     RUN,
     RUN_WORDS,
     TOGETHER,
+    TUPLE_ITEMS,
+    TUPLE_SIZE,
 )
 
 
 def executor_text() -> str:
     """The part of the module that runs programs; needs `pool_text`."""
-    return "\n".join((_PARTS, _walk("walk", ""), _walk("timed_walk", _TIMES), _ENTRIES))
+    walks = _walk("walk", ""), _walk("timed_walk", _TIMES)
+    return "\n".join((_PARTS, *walks, _OBJECTS, _ENTRIES))
 
 
 _TIMES = ", ptr %times"
@@ -232,6 +239,109 @@ advance:
 }}
 """
 
+# What `@treadle_call` looks at before it runs. A watch is an array of words: the offset of a slot,
+# the number of objects that have one, a tuple of them, a tuple of what the slots should hold, the
+# number of positions in the latter whose objects nobody else may hold, where these are, and the
+# references that such an object has at most.
+_OBJECTS = f"""
+define internal i1 @unchanged(ptr %watch) {{
+entry:
+  %words.at = getelementptr i8, ptr %watch, i64 {ARRAY_DATA}
+  %words = load ptr, ptr %words.at, align 8
+  %offset = load i64, ptr %words, align 8
+  %count.at = getelementptr i64, ptr %words, i64 1
+  %count = load i64, ptr %count.at, align 8
+  %holders.at = getelementptr i64, ptr %words, i64 2
+  %holders = load ptr, ptr %holders.at, align 8
+  %seen.at = getelementptr i64, ptr %words, i64 3
+  %seen = load ptr, ptr %seen.at, align 8
+  %own.at = getelementptr i64, ptr %words, i64 4
+  %own = load i64, ptr %own.at, align 8
+  %places.at = getelementptr i64, ptr %words, i64 5
+  %places = load ptr, ptr %places.at, align 8
+  %limit.at = getelementptr i64, ptr %words, i64 6
+  %limit = load i64, ptr %limit.at, align 8
+  %holder.items = getelementptr i8, ptr %holders, i64 {TUPLE_ITEMS}
+  %seen.items = getelementptr i8, ptr %seen, i64 {TUPLE_ITEMS}
+  br label %slot
+slot:
+  %i = phi i64 [ 0, %entry ], [ %i.next, %look ]
+  %some = icmp ult i64 %i, %count
+  br i1 %some, label %look, label %owned
+look:
+  %holder.at = getelementptr ptr, ptr %holder.items, i64 %i
+  %holder = load ptr, ptr %holder.at, align 8
+  %now.at = getelementptr i8, ptr %holder, i64 %offset
+  %now = load ptr, ptr %now.at, align 8
+  %was.at = getelementptr ptr, ptr %seen.items, i64 %i
+  %was = load ptr, ptr %was.at, align 8
+  %i.next = add i64 %i, 1
+  %equal = icmp eq ptr %now, %was
+  br i1 %equal, label %slot, label %no
+owned:
+  %k = phi i64 [ 0, %slot ], [ %k.next, %count.references ]
+  %more = icmp ult i64 %k, %own
+  br i1 %more, label %count.references, label %yes
+count.references:
+  %place.at = getelementptr i64, ptr %places, i64 %k
+  %place = load i64, ptr %place.at, align 8
+  %object.at = getelementptr ptr, ptr %seen.items, i64 %place
+  %object = load ptr, ptr %object.at, align 8
+  %references.32 = load i32, ptr %object, align 4
+  %references = zext i32 %references.32 to i64
+  %k.next = add i64 %k, 1
+  %alone = icmp ule i64 %references, %limit
+  br i1 %alone, label %owned, label %no
+yes:
+  ret i1 true
+no:
+  ret i1 false
+}}
+
+; The data of a tuple's arrays as bases: of the first ones from 0 on, of the rest from `at` on.
+define internal i1 @bind(ptr %an.array, ptr %bases, ptr %arrays, i64 %given, i64 %at) {{
+entry:
+  %type.at = getelementptr i8, ptr %an.array, i64 {OBJECT_TYPE}
+  %type = load ptr, ptr %type.at, align 8
+  %size.at = getelementptr i8, ptr %arrays, i64 {TUPLE_SIZE}
+  %size = load i64, ptr %size.at, align 8
+  %items = getelementptr i8, ptr %arrays, i64 {TUPLE_ITEMS}
+  %shift = sub i64 %at, %given
+  br label %array
+array:
+  %i = phi i64 [ 0, %entry ], [ %i.next, %dense ]
+  %some = icmp ult i64 %i, %size
+  br i1 %some, label %look, label %yes
+look:
+  %object.at = getelementptr ptr, ptr %items, i64 %i
+  %object = load ptr, ptr %object.at, align 8
+  %object.type.at = getelementptr i8, ptr %object, i64 {OBJECT_TYPE}
+  %object.type = load ptr, ptr %object.type.at, align 8
+  %is.array = icmp eq ptr %object.type, %type
+  br i1 %is.array, label %check, label %no
+check:
+  %flags.at = getelementptr i8, ptr %object, i64 {ARRAY_FLAGS}
+  %flags = load i32, ptr %flags.at, align 4
+  %bit = and i32 %flags, 1
+  %is.dense = icmp ne i32 %bit, 0
+  br i1 %is.dense, label %dense, label %no
+dense:
+  %data.at = getelementptr i8, ptr %object, i64 {ARRAY_DATA}
+  %data = load i64, ptr %data.at, align 8
+  %first = icmp ult i64 %i, %given
+  %later = add i64 %i, %shift
+  %base = select i1 %first, i64 %i, i64 %later
+  %base.at = getelementptr i64, ptr %bases, i64 %base
+  store i64 %data, ptr %base.at, align 8
+  %i.next = add i64 %i, 1
+  br label %array
+yes:
+  ret i1 true
+no:
+  ret i1 false
+}}
+"""
+
 _ENTRIES = f"""
 define internal i64 @word_of(ptr %program, i64 %step) {{
   %place = add i64 %step, 1
@@ -251,6 +361,29 @@ go:
   %most = load i64, ptr %program, align 8
   %scratch = alloca i64, i64 %most, align 16
   %first = call i64 @word_of(ptr %program, i64 %step)
+  %reached = call i64 @walk(ptr %pool, ptr %program, ptr %bases, i64 %first,
+                            ptr %scratch)
+  ret i64 %reached
+}}
+
+define i64 @treadle_call(ptr %pool, ptr %program, ptr %array, ptr %arrays, i64 %given, i64 %at,
+                         ptr %watch) {{
+entry:
+  %data.at = getelementptr i8, ptr %array, i64 {ARRAY_DATA}
+  %bases = load ptr, ptr %data.at, align 8
+  %same = call i1 @unchanged(ptr %watch)
+  br i1 %same, label %bind, label %changed
+changed:
+  ret i64 {CHANGED}
+bind:
+  %dense = call i1 @bind(ptr %array, ptr %bases, ptr %arrays, i64 %given, i64 %at)
+  br i1 %dense, label %go, label %sparse
+sparse:
+  ret i64 {NOT_DENSE}
+go:
+  %most = load i64, ptr %program, align 8
+  %scratch = alloca i64, i64 %most, align 16
+  %first = call i64 @word_of(ptr %program, i64 0)
   %reached = call i64 @walk(ptr %pool, ptr %program, ptr %bases, i64 %first,
                             ptr %scratch)
   ret i64 %reached

@@ -33,7 +33,7 @@ from treadle.backends.object_cache import ObjectCache
 from treadle.base.env import cache_directory
 from treadle.base.errors import CompileError
 
-CORE = ("run", "profile", "repeat", "stop", "worker")
+CORE = ("run", "call", "profile", "repeat", "stop", "worker")
 """What programs need of the runtime; the rest is for eager calls."""
 _FUNCTIONS = (*CORE, "launch", "switch")
 
@@ -85,6 +85,9 @@ class Core:
         self.worker = address["worker"]
         self.stop: Any = ctypes.CFUNCTYPE(None, pointer)(address["stop"])
         self.run: Any = ctypes.CFUNCTYPE(word, pointer, pointer, object_, word)(address["run"])
+        self.call: Any = ctypes.CFUNCTYPE(
+            word, pointer, pointer, object_, object_, word, word, object_
+        )(address["call"])
         self.profile: Any = ctypes.CFUNCTYPE(word, pointer, pointer, pointer, word, pointer)(
             address["profile"]
         )

@@ -26,6 +26,7 @@ from treadle.base.types import TensorType
 from treadle.engine.execute.counters import Counters, Tally, total
 from treadle.engine.execute.host_tasks import IndexFailure, extents, launch_of, unknown_index
 from treadle.engine.execute.reductions import Reductions
+from treadle.engine.execute.watch import Watch
 from treadle.engine.plan import HostTask, Loaded
 from treadle.engine.segments import SegmentLaunch
 from treadle.ops.check import CheckIndices
@@ -153,15 +154,59 @@ class Executor:
             packed = self._pack(frame, inputs, version)
             frame.tally.iterations += 1
             frame.tally.entries += 1
-            reached = self.loaded.main.run(frame.bases)
-            while reached >= 0:
-                self._serve(frame, inputs, results, reached)
-                frame.tally.entries += 1
-                reached = self.loaded.main.run(frame.bases, reached + 1)
+            self._go_on(frame, inputs, results, self.loaded.main.run(frame.bases))
             del packed
             return results
         finally:
             self._frames.append(frame)
+
+    def run_if_unchanged(self, inputs: Sequence[Any], watch: Watch) -> list[Array] | None:
+        """As `run`, in one native call, if all inputs but the first ones are as they were.
+
+        Args:
+            inputs: the first ones, whatever they are.
+            watch: names the others, and tells native code how to see that they have not changed.
+
+        Returns:
+            None where nothing has run, since inputs are no row-major arrays of the host, or the
+            others have changed or were not those of the frame's last run. `run` is to be called.
+        """
+        frame = self._frame()
+        try:
+            packed = self._packs.current
+            if frame.version is not watch or watch.words is None:
+                return None
+            if self.loaded.prelude is not None and (
+                packed is None or packed.version is not watch or frame.kept is not packed.buffer
+            ):
+                return None
+            empty, given = self.loaded.empty, len(inputs)
+            results = [empty(shape, dtype) for shape, dtype in self._results]
+            at = given + len(watch.seen)
+            reached = self.loaded.main.call(
+                frame.bases, (*inputs, *results), given, at, watch.words
+            )
+            if reached < -1:
+                return None
+            tally = frame.tally
+            tally.transfers += given + len(results)
+            tally.iterations += 1
+            tally.entries += 1
+            if reached >= 0:
+                self._go_on(frame, [*inputs, *watch.arrays], results, reached)
+            del packed
+            return results
+        finally:
+            self._frames.append(frame)
+
+    def _go_on(
+        self, frame: _Frame, inputs: Sequence[Array], results: list[Array], reached: int
+    ) -> None:
+        """The rest of a run from the host task on that it has reached, if any."""
+        while reached >= 0:
+            self._serve(frame, inputs, results, reached)
+            frame.tally.entries += 1
+            reached = self.loaded.main.run(frame.bases, reached + 1)
 
     def by_address(self) -> Callable[[Sequence[int]], bool] | None:
         """`run` as a function of addresses, for calls that are short themselves.
