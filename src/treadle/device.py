@@ -107,14 +107,17 @@ def set_default_device(device: str = "xpux") -> None:
 
 
 def get_device_count(device_type: str) -> int:
-    """How many devices of a kind exist: cpu, gpu, xpu, rocm, cambricon, atlas or a backend's."""
+    """Return how many devices of a kind exist: cpu, gpu, xpu, rocm, cambricon, atlas or a
+    backend's.
+    """
     if device_type not in _COUNTED and registry.for_kind(device_type) is None:
         raise AssertionError(f"device type must be one of {', '.join(_COUNTED)}")
     return _devices.device_count(device_type)
 
 
 def get_device_properties(device: str | None = None) -> DeviceProperties:
-    """What a device is: name, memory, cores, features, and what runs there without the host's help.
+    """Return a device's properties: name, memory, cores, features, and what runs there without the
+    host's help.
 
     Args:
         device: its name; the default device if None.
@@ -134,32 +137,32 @@ def get_device_properties(device: str | None = None) -> DeviceProperties:
 
 
 def is_cuda_available() -> bool:
-    """Whether an NVIDIA GPU can be used."""
+    """Return whether an NVIDIA GPU can be used."""
     return _devices.device_count("gpu") > 0
 
 
 def is_rocm_available() -> bool:
-    """Whether an AMD GPU can be used through ROCm."""
+    """Return whether an AMD GPU can be used through ROCm."""
     return _devices.device_count("rocm") > 0
 
 
 def is_cambricon_available() -> bool:
-    """Whether a Cambricon accelerator can be used."""
+    """Return whether a Cambricon accelerator can be used."""
     return _devices.device_count("cambricon") > 0
 
 
 def is_atlas_available() -> bool:
-    """Whether an Ascend accelerator can be used."""
+    """Return whether an Ascend accelerator can be used."""
     return _devices.device_count("atlas") > 0
 
 
 def what_is_xpu() -> str:
-    """What `xpu` means on this machine: `"cpu"` or a backend's device kind."""
+    """Return the meaning of `xpu` on this machine: `"cpu"` or a backend's device kind."""
     return _devices.fastest_kind()
 
 
 def ops(device: str | None = None) -> list[dict[str, str]]:
-    """What a device's backend has kernels for: op, kernel, priority, in the order of asking.
+    """Return the kernels of a device's backend: op, kernel, priority, in the order of asking.
 
     Whether a kernel takes operands of some shapes and types, `treadle.explain` says. Kernels for
     ops that do not exist are left out.
@@ -194,7 +197,7 @@ def reset(device: str) -> None:
 
 
 def _valid_device(device: Any) -> bool:
-    """Whether a text is a device name."""
+    """Return whether a text is a device name."""
     try:
         _devices.parse(str(device))
     except DeviceError:
@@ -350,7 +353,7 @@ def set_prealloc_config(
     growth_factor: float = 2.0,
     device_type: str = DeviceType.CUDA,
 ) -> None:
-    """How a device's allocator grows, in bytes: checked, and without effect.
+    """Check settings of an allocator, in bytes; they have no effect.
 
     Backends allocate by themselves; the first call that asks for something else than the defaults
     warns of that.
@@ -382,7 +385,7 @@ def get_cuda_compute_capability(device: int, device_type: str = DeviceType.CUDA)
 
 
 def get_cuda_device_property(device: int, device_type: str = DeviceType.CUDA) -> Any:
-    """What a GPU says about itself; raises `DeviceError` where there is none."""
+    """Return the properties that a GPU reports; raises `DeviceError` where there is none."""
     return _devices.resolve(f"gpu{device}").open().info
 
 

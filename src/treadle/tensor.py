@@ -40,7 +40,7 @@ from treadle.ops.ufunc import run_ufunc
 from treadle.runtime.array import from_host, to_host
 
 Trace = Any
-"""Where a tensor stands in a recording; the business of whoever records (see autodiff/tape)."""
+"""Place of a tensor in a recording; only whoever records knows its type (see autodiff/tape)."""
 
 
 class Tensor(ArrayMethods, HandleMembers):
@@ -117,7 +117,9 @@ class Tensor(ArrayMethods, HandleMembers):
 
     @property
     def grad(self) -> Any:
-        """What was accumulated or assigned; a capture reads it at each call of its program."""
+        """The gradient that was accumulated or assigned; a capture reads it at each call of its
+        program.
+        """
         notice_grad(self)
         return self.__dict__.get("grad")
 
@@ -149,7 +151,7 @@ class Tensor(ArrayMethods, HandleMembers):
 
     @property
     def qparams(self) -> QParams:
-        """How the tensor was rounded in quantization-aware training; empty unless it was."""
+        """Rounding of the tensor in quantization-aware training; empty where it was not rounded."""
         found: QParams | None = self.__dict__.get("_qparams")
         if found is None:
             found = self.__dict__["_qparams"] = create_qparams()
@@ -157,7 +159,7 @@ class Tensor(ArrayMethods, HandleMembers):
 
     @property
     def device(self) -> CompNode:
-        """Where the data is; compares equal to device names."""
+        """The device of the data; compares equal to device names."""
         return self._kind.device
 
     @property
@@ -189,7 +191,7 @@ class Tensor(ArrayMethods, HandleMembers):
         return Tensor(value, dtype=dtype, device=self._kind.device)
 
     def is_operand(self, other: object) -> bool:
-        """Whether another value is a tensor; subclasses mix."""
+        """Return whether another value is a tensor; subclasses mix."""
         return isinstance(other, Tensor)
 
     # -- out of Treadle --------------------------------------------------------------------

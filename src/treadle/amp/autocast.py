@@ -72,7 +72,7 @@ class autocast:
 
 
 class _Defaults:
-    """What threads do that are in no `autocast` block."""
+    """Casting of threads that are in no `autocast` block."""
 
     enabled = False
     low = "float16"
@@ -104,7 +104,7 @@ class AmpModule(types.ModuleType):
 
     @property
     def enabled(self) -> bool:
-        """Whether this thread casts; setting it switches all threads that are in no block."""
+        """True if this thread casts; setting it switches all threads that are in no block."""
         return casting() is not None
 
     @enabled.setter

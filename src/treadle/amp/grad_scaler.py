@@ -186,7 +186,7 @@ class GradScaler:
         return self.growth_factor, self.backoff_factor, self.growth_interval
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs: numbers by name."""
+        """Return the numbers that a resumed run needs, by name."""
         return {
             "scale_factor": float(self._scale),
             "growth_factor": self.growth_factor,

@@ -12,7 +12,7 @@ _TAG = "nhwc"
 
 
 class _HasTensors(Protocol):
-    """What a module has that is asked for here."""
+    """The part of a module that is used here."""
 
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Parameters and buffers by name."""

@@ -1,4 +1,4 @@
-"""Which ops mixed precision runs in few bits and which in many, and the rule that casts."""
+"""Lists of ops that mixed precision runs in few bits or in many, and the rule that casts."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from treadle.tensor import Tensor, wrap
 
 @dataclass(slots=True)
 class Settings:
-    """What `treadle.dtr` sets.
+    """Settings of `treadle.dtr`.
 
     Attributes:
         enabled: whether recordings that begin now keep to a budget.
@@ -44,7 +44,7 @@ class Settings:
 
 @dataclass(slots=True)
 class Counts:
-    """What happened since `reset`: values dropped, ops run again, seconds that took, peak bytes."""
+    """Counts since `reset`: values dropped, ops run again, seconds that took, peak bytes."""
 
     evictions: int = 0
     recomputations: int = 0

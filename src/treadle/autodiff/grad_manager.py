@@ -29,7 +29,7 @@ _RECORD = (
 
 
 class _Table(dict[int, "_Attached"]):
-    """What is attached, by `id` of the tensor; the tensors refer to it weakly."""
+    """Attached tensors by `id`; the tensors are referred to weakly."""
 
     __slots__ = ("__weakref__",)
 
@@ -295,7 +295,7 @@ class EarlyCallback(abc.ABC):
 
 
 def _notices(entries: list[_Attached]) -> Callable[[Any, Tensor], None] | None:
-    """What to do with a gradient as soon as it is there; None for nothing.
+    """Return the function that takes a gradient as soon as it is there; None for none.
 
     Only the first callback gets gradients as they are computed.
     """

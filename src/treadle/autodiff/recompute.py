@@ -90,7 +90,7 @@ class _Region:
         self._kinds: dict[int, EagerType] = {}
 
     def __call__(self, op: Op, inputs: Sequence[Tensor], results: Sequence[Tensor]) -> None:
-        """What the tape tells of each op."""
+        """Take note of one op; the tape calls this."""
         reads = tuple([self._read(x) for x in inputs])
         self._calls.append(_Call(op, reads, tuple([self._new(r) for r in results])))
 
@@ -146,7 +146,9 @@ class _Region:
         return tuple(reversed(found))
 
     def _is_hidden(self, saved: Saved) -> bool:
-        """Whether a value was made inside by something that is no op, so it cannot be repeated."""
+        """Return whether a value was made inside by something that is no op, so it cannot be
+        repeated.
+        """
         trace = saved[2]
         return trace is not None and trace[0].seq > self._since and trace[0].rule is not None
 

@@ -31,11 +31,11 @@ Saved = tuple[Any, EagerType, Any]
 
 
 class Rule(Protocol):
-    """What backward needs of an op; `Op` and user functions both have it."""
+    """The interface of ops and user functions for backward."""
 
     @property
     def name(self) -> str:
-        """What messages call it."""
+        """Name for messages."""
         ...
 
     def vjp(self, at: Pullback[Tensor], /) -> tuple[Tensor | None, ...]:
@@ -68,7 +68,7 @@ class Node:
 
     @property
     def alive(self) -> bool:
-        """Whether the recording still goes on."""
+        """True if the recording still goes on."""
         return self.limit >= 0
 
     def clear(self) -> None:

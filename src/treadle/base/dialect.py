@@ -1,4 +1,4 @@
-"""Whose words a process speaks where MegEngine and Treadle mean different things by them."""
+"""The dialect of a process: MegEngine's meaning or Treadle's, where the two differ."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import ClassVar
 
 
 class Dialect:
-    """What `import megengine` changes for the process that runs under that name.
+    """Settings that `import megengine` changes for the process that runs under that name.
 
     Attributes:
         megengine: whether numbers and refusals are MegEngine's where the two differ.

@@ -1,4 +1,4 @@
-"""How far two arrays are apart: largest errors, units in the last place, where, how many."""
+"""Differences of two arrays: largest errors, units in the last place, where, and how many."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Difference:
 
     @property
     def differs(self) -> bool:
-        """Whether it is more than rounding."""
+        """True if it is more than rounding."""
         return self.relative > self.tolerance
 
     def __str__(self) -> str:
@@ -53,7 +53,9 @@ class Difference:
 
 
 def tolerance_of(name: str, rtol: float | None = None) -> float:
-    """What may differ in an element type; `rtol` replaces the default of inexact types."""
+    """Return the relative tolerance of an element type; `rtol` replaces the default of inexact
+    types.
+    """
     allowed = TOLERANCES.get(name, 0.0)
     return allowed if rtol is None or not allowed else rtol
 

@@ -15,7 +15,7 @@ from treadle.base.version import LITE
 
 DISTRIBUTION = "treadle" if LITE is None else "treadle-lite"
 COMPILED = "compiled" if LITE is None else "run by NumPy"
-"""What becomes of a graph on the host where there is no native code of it."""
+"""The way a graph runs on the host where there is no native code of it."""
 _ONLY_IN_TREADLE = "tensor.py"
 
 

@@ -164,13 +164,17 @@ def foreign(name: str) -> str | None:
 
 
 def cache_directory() -> Path:
-    """Where compiled code is kept: the named directory, else `treadle` in the user's cache."""
+    """Return the directory of compiled code: the one that is named, else `treadle` in the user's
+    cache.
+    """
     named = CACHE_DIR.get()
     return Path(named) if named else _user_cache() / "treadle"
 
 
 def config_directory() -> Path:
-    """Where this user's key is, and those that are trusted: `treadle` in the user's settings."""
+    """Return the directory of this user's key and of trusted ones: `treadle` in the user's
+    settings.
+    """
     named, base = CONFIG_DIR.get(), os.environ.get("XDG_CONFIG_HOME", "")
     if named:
         return Path(named)
@@ -178,13 +182,13 @@ def config_directory() -> Path:
 
 
 def home_directory() -> Path:
-    """Where what comes from the network is kept, in MegEngine's place for it."""
+    """Return the directory of downloads, which is MegEngine's."""
     named = HOME.get()
     return Path(named).expanduser() if named else data_directory()
 
 
 def data_directory() -> Path:
-    """Where data sets are kept if no place is named: `megengine` in the user's cache."""
+    """Return the directory of data sets if none is named: `megengine` in the user's cache."""
     return _user_cache() / "megengine"
 
 
@@ -195,7 +199,7 @@ def visible_devices(backend: str) -> tuple[str, str | None]:
 
 
 def settings() -> dict[str, str]:
-    """What is set of these variables, and of others that look like ours, by name."""
+    """Return the values that are set, by name; of variables that look like ours, too."""
     known = {name for variable in ALL for name in variable.names}
     ours = {n: v for n, v in os.environ.items() if n in known or n.startswith("TREADLE_")}
     return {name: ours[name] for name in sorted(ours)}

@@ -104,7 +104,7 @@ class IndexRangeError(TreadleError, IndexError):
 
 
 def out_of_range(op: str, index: int, low: int, high: int, saw: str = "") -> IndexRangeError:
-    """What to raise for an index of an op that is not in low <= i < high, the extent."""
+    """Return the error for an index of an op that is not in low <= i < high, the extent."""
     problem = f"index {index} is out of range for an extent of {high}"
     return IndexRangeError(op, problem, saw=saw, hint=allowed_range(low, high))
 

@@ -1,4 +1,4 @@
-"""What is known or guessed of an extent without asking the call: nothing becomes a guard."""
+"""Estimates of extents that do not ask the call, so that nothing becomes a guard."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from treadle.base.symbol import DECISIONS, Dim, Expr, bounds, divisor, evaluate
 
 
 def is_multiple(x: Dim, of: int) -> bool:
-    """Whether an extent is known to be a multiple of a number."""
+    """Return whether an extent is known to be a multiple of a number."""
     return divisor(x) % of == 0
 
 
 def is_many(x: Dim) -> bool:
-    """Whether a number of parts is more than one, or may be."""
+    """Return whether a number of parts is more than one, or may be."""
     return isinstance(x, Expr) or x > 1
 
 

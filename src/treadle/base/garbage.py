@@ -40,7 +40,7 @@ def rare_collections() -> Iterator[None]:
 
 
 def promotions() -> int:
-    """How often the collector has moved what is young to what it rarely looks at."""
+    """Return how often the collector has moved young objects to its oldest generation."""
     return sum(g["collections"] for g in gc.get_stats()[1:])
 
 

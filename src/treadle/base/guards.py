@@ -1,4 +1,5 @@
-"""What a graph needs to be true of its symbolic extents, and what a capture decides by them.
+"""Guards: conditions on symbolic extents that a graph needs, and decisions that a capture makes by
+them.
 
 Relations that ranges leave open become guards. Type rules only state what they need; the program
 that is captured may ask, and is answered at the extents of the call (see `symbol.Decisions`).
@@ -63,13 +64,13 @@ def deciding(
 
 
 def is_open() -> bool:
-    """Whether a program for many extents is being compiled, whose sizes are no numbers."""
+    """Return whether a program for many extents is being compiled, whose sizes are no numbers."""
     asked = DECISIONS.get()
     return asked is not None and bool(asked.hints)
 
 
 def is_one_now(x: Dim) -> bool:
-    """Whether an expression is 1 in the call that is captured, which is not asked."""
+    """Return whether an expression is 1 in the call that is captured, which is not asked."""
     asked = DECISIONS.get()
     if isinstance(x, int) or asked is None or asked.hints or not asked.knows(x):
         return False
@@ -95,7 +96,7 @@ class Remembered(Generic[P, R]):
         self._made: dict[Any, list[tuple[Decisions, R]]] = {}
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """What the function returns; what that decides about extents is decided."""
+        """Return what the function returns, and decide about extents as it did."""
         asked = DECISIONS.get()
         if asked is None:
             return self._plain(*args, **cast(Any, kwargs))
@@ -120,7 +121,7 @@ class Remembered(Generic[P, R]):
 
 
 def _answers(known: Decisions, asked: Decisions) -> bool:
-    """Whether what was decided holds where something is asked now."""
+    """Return whether what was decided holds where something is asked now."""
     return known.hints == asked.hints and all(
         asked.knows(g.expr) and g.holds(asked.values) for g in known.guards
     )
@@ -150,6 +151,6 @@ def require(relation: Relation, otherwise: Callable[[], Exception]) -> None:
 
 
 def _may_hold(relation: Relation) -> bool:
-    """Whether the relation holds at the extents of the call, where those are known."""
+    """Return whether the relation holds at the extents of the call, where those are known."""
     call = _CALL.get()
     return call is None or not call.knows(relation.expr) or relation.holds(call.values)

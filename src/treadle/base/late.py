@@ -1,4 +1,4 @@
-"""What a layer hands out and a higher layer makes: the only way to look up in the tree.
+"""Late doors: values that a layer offers and a higher layer provides. No other import looks up.
 
 Each name here is one such place. The package at the top, which sees all layers, says where it is
 made; the module is imported when the thing is first asked for. Imports inside of functions need

@@ -1,4 +1,4 @@
-"""Which layer of a network runs on a thread, for those who watch: its path and class."""
+"""The stack of layers that run on a thread, for those who watch: path and class of each."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def current_layer() -> str:
 
 
 def depth() -> int:
-    """How many layers run inside of each other."""
+    """Return how many layers run inside of each other."""
     return len(_STACK.layers)
 
 

@@ -1,4 +1,4 @@
-"""Where in the user's program something was asked for."""
+"""Source locations in the user's program."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def user_location() -> Loc:
 
 @functools.lru_cache(4096)
 def _is_our_file(file: str) -> bool:
-    """Whether a file is Treadle's, or the standard library's that runs on behalf of it."""
+    """Return whether a file is Treadle's, or the standard library's that runs on behalf of it."""
     return is_own_file(file) or file.startswith("<frozen") or file in PASSING
 
 

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 
 class Hook(Protocol):
-    """What autodiff's tape and jit's capture implement to see every op of their thread."""
+    """The interface by which autodiff's tape and jit's capture see every op of their thread."""
 
     def apply(self, op: Any, inputs: tuple[Any, ...], /) -> tuple[Any, ...]:
         """Run `op` on operands in place of the plain eager path and return its results."""
@@ -31,7 +31,7 @@ class Hook(Protocol):
 
 
 class Capturing(Hook, Protocol):
-    """What a capture is told besides, by the code that reads or makes host data."""
+    """The interface of a capture for code that reads or makes host data."""
 
     def create(self, op: Any, device: Any, /) -> tuple[Any, ...]:
         """Results of an op without operands."""
@@ -80,11 +80,11 @@ class Capturing(Hook, Protocol):
 
 
 class Casting(Protocol):
-    """What mixed precision installs to bring operands to the precision an op is computed in."""
+    """The interface of mixed precision, which casts operands to the precision of an op."""
 
     @property
     def key(self) -> tuple[str, ...]:
-        """What programs captured under it depend on."""
+        """Key of the programs that are captured under these rules."""
         ...
 
     def __call__(self, op: Any, inputs: tuple[Any, ...], /) -> tuple[Any, ...]:
@@ -93,7 +93,7 @@ class Casting(Protocol):
 
 
 class Active:
-    """How many hooks and casting rules there are; read without a lock, as a hint."""
+    """Count of hooks and casting rules; read without a lock, as a hint."""
 
     __slots__ = ("count",)
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 
 
 class Observer(Protocol):
-    """What a profiler implements."""
+    """The interface of profilers."""
 
     def launch(self, op: Any, launch: Callable[..., Any], /) -> Callable[..., Any]:
         """A launch of `op` that is watched."""
@@ -44,7 +44,7 @@ class Recording(Observer, Protocol):
 
 
 def recording() -> Recording | None:
-    """Who is to be told of compilation and memory."""
+    """Return the observer of compilation and memory, if there is one."""
     now = OBSERVER.now
     return now if isinstance(now, Recording) else None
 

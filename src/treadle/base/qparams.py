@@ -10,7 +10,7 @@ from treadle.base.saved_objects import allow
 
 
 class QuantMode(Enum):
-    """How real numbers are laid out on integers; the spelling is MegEngine's.
+    """Mappings of real numbers to integers; the spelling is MegEngine's.
 
     SYMMERTIC: 0.0 is the integer 0, and the range reaches as far down as up.
     ASYMMERTIC: 0.0 is the zero point, and the range is that of the values.
@@ -67,7 +67,7 @@ allow(QuantMode, QuantDtypeMeta, QParams)
 
 
 def _same(x: Any, y: Any) -> bool:
-    """Whether two fields are equal; tensors and arrays are where all their elements are."""
+    """Return whether two fields are equal; tensors and arrays are where all their elements are."""
     if x is None or y is None:
         return x is y
     if getattr(x, "shape", ()) != getattr(y, "shape", ()):

@@ -102,7 +102,7 @@ class QuantizedType:
 
     @property
     def is_per_channel(self) -> bool:
-        """Whether channels have scales of their own."""
+        """True if channels have scales of their own."""
         return self.scale.ndim > 0
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -244,7 +244,7 @@ def qint1(scale: Any) -> np.dtype[Any]:
 
 
 def is_quantize(dtype: object) -> bool:
-    """Whether a dtype is quantized."""
+    """Return whether a dtype is quantized."""
     return isinstance(dtype, np.dtype) and _KEY in (dtype.metadata or ())
 
 
@@ -287,17 +287,17 @@ bfloat16: np.dtype[Any] = dt.bfloat16.numpy
 
 
 def is_lowbit(dtype: object) -> bool:
-    """Whether a dtype is one of `intb1`, `intb2` and `intb4`."""
+    """Return whether a dtype is one of `intb1`, `intb2` and `intb4`."""
     return isinstance(dtype, np.dtype) and _LOW_BIT in (dtype.metadata or ())
 
 
 def is_bfloat16(dtype: object) -> bool:
-    """Whether a dtype, a NumPy type or a name means bfloat16."""
+    """Return whether a dtype, a NumPy type or a name means bfloat16."""
     return _is(dtype, bfloat16)
 
 
 def is_differentible_dtype(dtype: object) -> bool:
-    """Whether gradients are defined for tensors of this dtype (spelled as MegEngine does)."""
+    """Return whether gradients are defined for tensors of this dtype (spelled as MegEngine does)."""
     if is_quantize(dtype) or is_lowbit(dtype):
         return False
     return any(_is(dtype, kind) for kind in ("float16", bfloat16, "float32", "float64"))
@@ -311,7 +311,7 @@ def _is(dtype: object, kind: Any) -> bool:
 
 
 def is_dtype_equal(dt1: object, dt2: object) -> bool:
-    """Whether two dtypes are the same, scales and zero points included."""
+    """Return whether two dtypes are the same, scales and zero points included."""
     first, second = np.dtype(dt1), np.dtype(dt2)  # type: ignore[call-overload]
     if is_quantize(first) or is_quantize(second):
         return quantized_type_of(first) is quantized_type_of(second)

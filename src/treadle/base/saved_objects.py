@@ -46,12 +46,12 @@ def refuse(cls: C) -> C:
 
 
 def is_allowed(cls: type) -> bool:
-    """Whether files may hold objects of a class."""
+    """Return whether files may hold objects of a class."""
     return issubclass(cls, tuple(_ALLOWED)) and not issubclass(cls, tuple(_REFUSED))
 
 
 def is_function(x: object) -> bool:
-    """Whether files may hold a function: one of ours that computes."""
+    """Return whether files may hold a function: one of ours that computes."""
     return (
         isinstance(x, FunctionType)
         and x.__module__.startswith(f"{_FUNCTIONS}.")
@@ -88,7 +88,9 @@ def _alive(classes: Iterable[type]) -> Iterator[type]:
 
 
 def _looked_up(module: str, name: str) -> Any:
-    """What a module that has been imported has under a name; computed names are not asked for."""
+    """Return the attribute of a module that has been imported; names that a module computes are not
+    asked for.
+    """
     return vars(sys.modules[module]).get(name) if module in sys.modules else None
 
 
@@ -134,7 +136,7 @@ def made(cls: Any, state: Any) -> Any:
 
 
 def _is_record(cls: Any) -> bool:
-    """Whether objects have named fields in place of attributes of their own."""
+    """Return whether objects have named fields in place of attributes of their own."""
     return hasattr(cls, "_fields") and cls.__dictoffset__ == 0
 
 

@@ -14,7 +14,7 @@ Shape: TypeAlias = tuple[Dim, ...]
 
 
 def is_static(shape: Iterable[Dim]) -> bool:
-    """Whether every extent is a plain int."""
+    """Return whether every extent is a plain int."""
     return all([type(d) is int or not isinstance(d, Expr) for d in shape])
 
 
@@ -116,7 +116,7 @@ def _broadcast_dim(op: str, x: Dim, y: Dim, axis: int, shapes: tuple[Shape, ...]
 
 
 def can_broadcast(shape: Shape, target: Shape) -> bool:
-    """Whether `shape` broadcasts to exactly `target` without any guard."""
+    """Return whether `shape` broadcasts to exactly `target` without any guard."""
     if len(shape) > len(target):
         return False
     offset = len(target) - len(shape)

@@ -378,7 +378,7 @@ def refuse(owner: str, given: Mapping[str, Any], takes: Collection[str]) -> None
 
 
 def of_keyword(name: str, takes: Collection[str]) -> str:
-    """What to pass in place of a keyword that is not known."""
+    """Return what to pass in place of a keyword that is not known."""
     if name in _ADVICE:
         return f"; {_ADVICE[name]}"
     near = difflib.get_close_matches(name, sorted(takes), n=1, cutoff=0.6)

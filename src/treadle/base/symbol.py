@@ -52,7 +52,7 @@ class Symbol:
 
     @property
     def order(self) -> tuple[Any, ...]:
-        """Where the atom stands in a product; total, and the same in every process."""
+        """Position of the atom in a product; total, and the same in every process."""
         return 0, self.name, self.low, -1 if self.high is None else self.high, self.multiple
 
     @property
@@ -286,7 +286,7 @@ def _interned(terms: Terms) -> Expr:
 
 
 def is_identical(x: Dim, y: Dim) -> bool:
-    """Whether two extents are one expression, or one number; nothing is decided by it."""
+    """Return whether two extents are one expression, or one number; nothing is decided by it."""
     return x is y or (isinstance(x, int) and isinstance(y, int) and x == y)
 
 
@@ -438,7 +438,7 @@ class Relation:
 
     @property
     def opposite(self) -> Relation:
-        """What holds where this one does not."""
+        """The relation that holds exactly where this one does not."""
         if self.kind == ">=0":
             return Relation(">=0", -self.expr - 1)
         return Relation("!=0" if self.kind == "==0" else "==0", self.expr)
@@ -456,7 +456,7 @@ class Relation:
         return False if low > 0 or high < 0 or _is_never_zero(self.expr) else None
 
     def holds(self, values: Mapping[str, int]) -> bool:
-        """Whether the relation is true for concrete values of the symbols."""
+        """Return whether the relation is true for concrete values of the symbols."""
         value = evaluate(self.expr, values)
         if self.kind == ">=0":
             return value >= 0
@@ -464,7 +464,7 @@ class Relation:
 
 
 def _is_never_zero(x: Dim) -> bool:
-    """Whether the constant term is no multiple of what divides all the others."""
+    """Return whether the constant term is no multiple of what divides all the others."""
     *others, (monomial, constant) = _terms(x)
     if monomial or not others:
         return False
@@ -490,13 +490,13 @@ def less_equal(x: Dim, y: Dim) -> Relation:
 
 
 def always(relation: Relation) -> bool:
-    """Whether the relation is known to hold whatever the symbols are."""
+    """Return whether the relation is known to hold whatever the symbols are."""
     return relation.truth() is True
 
 
 @dataclass(frozen=True, slots=True)
 class Decisions:
-    """What answers Python's questions about extents while a call is captured.
+    """Answers to Python's questions about extents while a call is captured.
 
     Attributes:
         values: the extents of that call, by symbol.
@@ -512,7 +512,7 @@ class Decisions:
     pins: dict[Expr, Loc] = field(default_factory=dict)
 
     def knows(self, x: Dim) -> bool:
-        """Whether the call gives the extent, which may also come out of data."""
+        """Return whether the call gives the extent, which may also come out of data."""
         return symbols_of(x) <= self.values.keys()
 
 

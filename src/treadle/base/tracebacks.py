@@ -157,7 +157,7 @@ def _without_own(
 
 
 def _explains_itself(error: BaseException) -> bool:
-    """Whether it is one of Treadle's; their class need not be imported to tell."""
+    """Return whether it is one of Treadle's; their class need not be imported to tell."""
     errors = sys.modules.get("treadle.base.errors")
     return errors is not None and isinstance(error, errors.TreadleError)
 
@@ -168,12 +168,12 @@ def _is_own(frame: FrameType) -> bool:
 
 
 def is_own_file(file: str) -> bool:
-    """Whether a file is Treadle's."""
+    """Return whether a file is Treadle's."""
     return file.startswith(_PACKAGE)
 
 
 def is_generated(frame: FrameType) -> bool:
-    """Whether a frame runs a constructor that dataclasses or ops generate for Treadle.
+    """Return whether a frame runs a constructor that dataclasses or ops generate for Treadle.
 
     Those have no file, but their module's name.
     """

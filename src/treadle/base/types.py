@@ -11,7 +11,7 @@ from treadle.base.symbol import DECISIONS, Dim, is_identical
 
 @dataclass(frozen=True, slots=True)
 class TensorType:
-    """What an op may know about an operand without its data.
+    """Type of an operand: everything that an op may know about it without its data.
 
     `shape` holds ints or symbolic dims; `device` is a logical device name, `""` where the
     program has not been placed. Layout and memory kind are physical and live elsewhere.
@@ -40,12 +40,12 @@ class TensorType:
 
     @property
     def is_static(self) -> bool:
-        """Whether every extent is a plain int."""
+        """True if every extent is a plain int."""
         return is_static(self.shape)
 
     @property
     def is_resolved(self) -> bool:
-        """Whether every extent is an int, or one that the call which is compiled for gives."""
+        """True if every extent is an int, or one that the call which is compiled for gives."""
         if is_static(self.shape):
             return True
         decisions = DECISIONS.get()

@@ -1,4 +1,4 @@
-"""How worker processes are started where nobody says."""
+"""The default way to start worker processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What activations are rounded to before they are multiplied with quantized weights."""
+"""Roundings of activations before they are multiplied with quantized weights."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ TERMS = 32
 LEVELS = {"int8": 127, "int16": 127 * 256}
 """The largest magnitude of integers; one of 16 bits is 256 times a byte plus another."""
 ACTIVATIONS = ("int16", "bfloat16", "int8")
-"""What activations may be rounded to; with bfloat16 the values of weights are rounded, too."""
+"""Names of the roundings; with bfloat16 the values of weights are rounded, too."""
 LEAST = 2.0**-100
 """Rows' parts whose largest magnitude is no larger count as 0: what it divides might overflow."""
 
 
 def rounded_activations(x: Array, kind: str = "int16") -> Array:
-    """What the integers of x stand for, float32; with bfloat16 the rounded values themselves.
+    """Return the numbers that the integers of x stand for, float32; with bfloat16 the rounded
+    values themselves.
 
     Of 32 neighbors the largest magnitude, divided by `LEVELS[kind]`, is the scale; an integer is x
     divided by it, rounded to nearest even. All 32 are NaN where one of them is not finite.

@@ -1,4 +1,4 @@
-"""What a format of blocks is, and arrays of them."""
+"""Block formats of quantized weights, and arrays of blocks."""
 
 from __future__ import annotations
 
@@ -159,12 +159,12 @@ class Blocks:
 
     @property
     def size(self) -> int:
-        """How many numbers."""
+        """Number of elements."""
         return math.prod(self.shape)
 
     @property
     def nbytes(self) -> int:
-        """What the blocks take."""
+        """Size of the blocks in bytes."""
         return self.data.nbytes
 
     def dequantize(self) -> Floats:

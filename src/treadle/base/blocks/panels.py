@@ -60,7 +60,7 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where a format's numbers lie in a panel.
+    """Placement of a format's numbers in a panel.
 
     Attributes:
         elements: levels of a row per block.
@@ -171,7 +171,7 @@ _POWERS = -24, 15
 
 
 def has_panels(blocks: Blocks) -> bool:
-    """Whether kernels multiply with blocks, exactly as they are.
+    """Return whether kernels multiply with blocks, exactly as they are.
 
     Scales of MXFP4 are powers of two, which become float16; those of blocks of zeros may be any.
     """

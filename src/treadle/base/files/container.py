@@ -61,7 +61,7 @@ class Entry:
 
     @property
     def signature(self) -> list[Any]:
-        """What a digest must cover besides the data: the dtype's code and the shape."""
+        """The dtype's code and the shape, which a digest must cover besides the data."""
         return [_CODE_OF[self.dtype], list(self.shape)]
 
 
@@ -110,7 +110,7 @@ def header_bytes(entries: Mapping[str, Entry], metadata: Mapping[str, str]) -> b
 
 
 def looks_like_container(prefix: bytes) -> bool:
-    """Whether the first nine bytes are a plausible length and an opening brace."""
+    """Return whether the first nine bytes are a plausible length and an opening brace."""
     if len(prefix) <= _LENGTH.size:
         return False
     (length,) = _LENGTH.unpack_from(prefix)
@@ -164,7 +164,7 @@ def _check_metadata(source: Source, value: object) -> dict[str, str]:
 
 
 class _Label:
-    """What messages call a tensor: spelled when there is one, and not for each of many."""
+    """Name of a tensor in messages, spelled out only when a message is made."""
 
     __slots__ = ("_name",)
 

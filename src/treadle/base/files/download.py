@@ -30,7 +30,7 @@ class DownloadError(TreadleError, RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Digest:
-    """What a file's hash must begin with.
+    """The beginning that a file's hash must have.
 
     Attributes:
         algorithm: a name `hashlib` knows.

@@ -1,4 +1,5 @@
-"""Whose files are: folders that nobody else can put files into, and files of this user's alone.
+"""Ownership of files: folders that only this user can write to, and files that only this user can
+change.
 
 Whoever can write into a folder, or rename one above it, decides what is read there. That matters
 where what is read is code, or a key.
@@ -14,11 +15,11 @@ import stat
 from pathlib import Path
 
 _UNMAPPED = 65534
-"""What a container shows for owners that it has no number for, such as the machine's root."""
+"""Owner that a container shows for users it has no number for, such as the machine's root."""
 
 
 def exposed(folder: str | os.PathLike[str]) -> str:
-    """How somebody else could put files into a folder, in words; "" where nobody can.
+    """Return in words how somebody else could put files into a folder; "" where nobody can.
 
     The folder must be this user's own, closed to other writers and no symbolic link. Those above it
     may be root's or lead on by links of this user's, and must be closed, too; in one that all may
@@ -44,7 +45,7 @@ def exposed(folder: str | os.PathLike[str]) -> str:
 
 
 def _is_open(status: os.stat_result) -> bool:
-    """Whether others can rename what is in a folder, or lead a link elsewhere."""
+    """Return whether others can rename what is in a folder, or lead a link elsewhere."""
     mode, mine = status.st_mode, os.geteuid()
     if status.st_uid not in (mine, 0, _UNMAPPED):
         return True
@@ -59,7 +60,7 @@ def _others_write(status: os.stat_result) -> bool:
 
 
 def _is_alone(group: int) -> bool:
-    """Whether a group is the one that many systems make for a user, under the same name."""
+    """Return whether a group is the one that many systems make for a user, under the same name."""
     try:
         found = grp.getgrgid(group)
         name = pwd.getpwuid(os.geteuid()).pw_name
@@ -69,7 +70,7 @@ def _is_alone(group: int) -> bool:
 
 
 def is_own(status: os.stat_result) -> bool:
-    """Whether a file is a regular one of this user's that nobody else can write."""
+    """Return whether a file is a regular one of this user's that nobody else can write."""
     mine = stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
     return mine and not _others_write(status)
 

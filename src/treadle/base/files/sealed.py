@@ -84,7 +84,7 @@ def write(f: PathLike | IO[Any], chunks: list[Chunk], function: str) -> int:
 
 
 def is_sealed(header: Header) -> bool:
-    """Whether a container has a manifest."""
+    """Return whether a container has a manifest."""
     return MANIFEST in header.metadata or DIGEST in header.metadata
 
 
@@ -152,7 +152,7 @@ class Sealed:
 
     @cached_property
     def origin(self) -> trust.Origin:
-        """Who made the file, as far as the manifest: arrays are checked when they are taken."""
+        """The file's maker, as the manifest tells; arrays are checked when they are taken."""
         metadata = self._header.metadata
         return trust.origin(metadata[DIGEST], metadata)
 

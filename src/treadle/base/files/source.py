@@ -1,4 +1,4 @@
-"""Where a checkpoint is read from: a regular file or a binary stream, with its name and size."""
+"""Sources of checkpoints: a regular file or a binary stream, with its name and size."""
 
 from __future__ import annotations
 
@@ -86,6 +86,6 @@ def _open_regular(path: str) -> Iterator[Source]:
 
 
 def stream_name(f: object) -> str:
-    """How a file object is called in messages."""
+    """Return the name of a file object for messages."""
     name = getattr(f, "name", None)
     return name if isinstance(name, str) else f"<{type(f).__name__}>"

@@ -1,4 +1,4 @@
-"""Whose machine code may run here: this user's own, and that of keys that the user trusts.
+"""Trust in machine code: this user's own may run here, and that of keys that the user trusts.
 
 What this user writes is sealed: a digest under a key that is made at first use, and that nobody
 else can read. What comes from another machine is signed there with Ed25519, by the package
@@ -33,7 +33,7 @@ _SAID = b"treadle model file 1\n"
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Who made a file.
+    """The maker of a file.
 
     Attributes:
         who: "you", or the name of a trusted key; "" where it is unknown.
@@ -45,7 +45,7 @@ class Origin:
 
 
 def origin(digest: str, metadata: Mapping[str, str]) -> Origin:
-    """Who made the file with a manifest of this digest, by its metadata."""
+    """Return the maker of a file with a manifest of this digest, by its metadata."""
     given = metadata.get(SEAL, "")
     if given and compare_digest(given, seal(digest, make=False)):
         return Origin("you")
@@ -163,7 +163,7 @@ def _part(name: str) -> Any:
 
 
 def _unfit(holder: str, signature: str, digest: str) -> str:
-    """What keeps a signature from being this holder's, in words."""
+    """Return in words what keeps a signature from being this holder's; "" where nothing does."""
     try:
         ed25519 = _part("asymmetric.ed25519")
     except LoadError as error:
@@ -198,7 +198,7 @@ class Signer:
         self.key: str = self._key.public_key().public_bytes_raw().hex()
 
     def signature(self, digest: str) -> str:
-        """What `SIGNATURE` is to hold for a file whose manifest has this digest."""
+        """Return the value of `SIGNATURE` for a file whose manifest has this digest."""
         return f"{self.key}:{self._key.sign(_SAID + digest.encode()).hex()}"
 
 
