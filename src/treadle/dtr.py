@@ -50,13 +50,13 @@ def disable() -> None:
 
 
 def is_enabled() -> bool:
-    """Whether recordings that begin now keep to the threshold."""
+    """Return whether recordings that begin now keep to the threshold."""
     return eviction.SETTINGS.enabled
 
 
 def report() -> eviction.Counts:
-    """What happened since the last `reset_report`: values dropped, ops run again, seconds that took
-    when they ran first, and the most bytes that recordings held."""
+    """Return the counts since the last `reset_report`: values dropped, ops run again, seconds that
+    took when they ran first, and the most bytes that recordings held."""
     return replace(eviction.COUNTS)
 
 

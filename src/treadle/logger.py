@@ -30,7 +30,7 @@ __all__ = [
 _NAMED: list[logging.Logger] = []
 """Loggers of programs that have a level of their own."""
 _CHOSEN = [False]
-"""Whether `set_log_level` was called."""
+"""True if `set_log_level` was called."""
 
 
 class MegEngineLogFormatter(logging.Formatter):
@@ -101,7 +101,9 @@ def set_mgb_log_level(level: int | str) -> int:
 
 
 def settings() -> dict[str, Any]:
-    """What another process needs to log as this one does, as data that can be pickled."""
+    """Return the settings by which another process logs as this one does, as data that can be
+    pickled.
+    """
     own = log.get_logger()
     known = [own.name, *(n for n in own.manager.loggerDict if n.startswith(f"{own.name}."))]
     files = [h.baseFilename for h in own.handlers if isinstance(h, logging.FileHandler)]

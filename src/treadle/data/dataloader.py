@@ -35,7 +35,7 @@ __all__ = ["DataLoader", "WorkerInfo", "get_worker_info"]
 
 @dataclass(slots=True)
 class _Progress:
-    """Where the newest iteration stands: enough to come back to it."""
+    """Position of the newest iteration: enough to come back to it."""
 
     epoch: int
     position: int

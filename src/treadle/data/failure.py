@@ -1,4 +1,4 @@
-"""How what goes wrong in a worker reaches the caller: deaths, time-outs, exceptions, bad values."""
+"""Failures of workers on their way to the caller: deaths, time-outs, exceptions, bad values."""
 
 from __future__ import annotations
 

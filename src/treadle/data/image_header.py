@@ -1,4 +1,4 @@
-"""What an image file's first bytes say of it: format, size and whether its end is there.
+"""Headers of image files: format, size and whether the end is there.
 
 Read before any decoder sees the file, so that a few bytes cannot ask for gigabytes.
 """
@@ -15,7 +15,7 @@ _START_OF_SCAN, _END_OF_IMAGE = 0xDA, b"\xff\xd9"
 
 
 class ImageHeader(NamedTuple):
-    """What is known of an image before it is decoded.
+    """Facts about an image that are known before it is decoded.
 
     Attributes:
         kind: name of the format; "" if it is none of those read here.

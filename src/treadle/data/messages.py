@@ -1,4 +1,4 @@
-"""What a loader and its workers say to each other."""
+"""Messages between a loader and its workers."""
 
 from __future__ import annotations
 

@@ -50,13 +50,13 @@ Outcome = Batch | Exhausted | Failed
 
 
 class _ForkServer:
-    """Which process has started the fork server that this one would ask for workers."""
+    """The process that has started the fork server which this one would ask for workers."""
 
     owner: int | None = None
 
     @classmethod
     def is_inherited(cls) -> bool:
-        """Whether it is another process's child, so that this one cannot ask it."""
+        """Return whether it is another process's child, so that this one cannot ask it."""
         return cls.owner not in (None, os.getpid())
 
 
@@ -157,7 +157,7 @@ class WorkerPool:
 
     @property
     def is_closed(self) -> bool:
-        """Whether the workers have been ended, or belong to the process this one is a fork of."""
+        """True if the workers have been ended, or belong to the process this one is a fork of."""
         return not self._finalizer.alive or os.getpid() != self._owner
 
     def begin_epoch(self, seed: int) -> None:
@@ -308,12 +308,12 @@ def _deadline(worker: _Worker, timeout: float) -> float:
 
 
 def _current(worker: _Worker) -> str:
-    """What a dead worker was at: the oldest task it had not answered."""
+    """Return in words the oldest task that a dead worker had not answered."""
     return f"it was at {describe_work(next(iter(worker.tasks.values())))}" if worker.tasks else ""
 
 
 def _packed(spec: WorkerSpec, may_fork: bool) -> Parcel | None:
-    """What fresh processes are given; None where that cannot be and they may be forked."""
+    """Return the parcel for fresh processes; None where that cannot be and they may be forked."""
     may_fork = may_fork and "fork" in multiprocessing.get_all_start_methods()
     try:
         if may_fork and _is_interactive(spec):
@@ -328,7 +328,7 @@ def _packed(spec: WorkerSpec, may_fork: bool) -> Parcel | None:
 
 
 def _is_interactive(spec: WorkerSpec) -> bool:
-    """Whether a fresh process lacks what is named, because this one runs no file."""
+    """Return whether a fresh process lacks what is named, because this one runs no file."""
     if getattr(sys.modules["__main__"], "__file__", None) is not None:
         return False
     try:

@@ -26,7 +26,9 @@ class Sampler(ABC):
         """Start an epoch."""
 
     def state_dict(self) -> State:
-        """What the next epoch's order depends on, as JSON values; empty if on nothing."""
+        """Return the state that the next epoch's order depends on, as JSON values; empty if on
+        nothing.
+        """
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

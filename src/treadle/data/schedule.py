@@ -1,4 +1,4 @@
-"""Which batch comes when: the serial loop, and the ordered one over workers."""
+"""Order of batches: the serial loop, and the ordered one over workers."""
 
 from __future__ import annotations
 

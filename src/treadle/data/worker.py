@@ -51,7 +51,7 @@ _STACK_LINES = 6
 
 @dataclass(frozen=True, slots=True)
 class WorkerSpec:
-    """What all workers of a loader have in common."""
+    """Settings that all workers of a loader share."""
 
     pipeline: Pipeline
     init: Callable[[int], object] | None

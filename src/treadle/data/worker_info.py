@@ -1,4 +1,4 @@
-"""Which worker the running code is in."""
+"""The worker that the running code is in."""
 
 from __future__ import annotations
 

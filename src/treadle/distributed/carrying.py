@@ -1,4 +1,4 @@
-"""Which arrays travel between processes without going through the host.
+"""Choice of arrays that travel between processes without going through the host.
 
 Collectives of arrays on a device are carried by its backend's library where all ranks of the group
 have it, each on a device of its own; otherwise by MPI, on copies on the host.
@@ -46,12 +46,12 @@ def prefer(backend: str) -> bool:
 
 
 def carries(group: str) -> bool:
-    """Whether a library carries arrays of this process's device, in a group."""
+    """Return whether a library carries arrays of this process's device, in a group."""
     return not carriers.held() and not carriers.why_not(carriers.NCCL, group)
 
 
 def described(group: str) -> str:
-    """How arrays of devices travel in a group, in words."""
+    """Return in words how arrays of devices travel in a group."""
     if carriers.held():
         return "through the host: a backend was chosen that does"
     why = carriers.why_not(carriers.NCCL, group)

@@ -28,7 +28,7 @@ _MOST = 10 << 20
 """Bytes of gradients that are reduced together where nothing is planned; MegEngine's number."""
 _MOST_PLANS = 16
 _Name = tuple[str, EagerType]
-"""What those of a named bucket have in common."""
+"""Key of gradients that share a named bucket."""
 BucketOf = Callable[[Tensor], str]
 """Names the bucket of a parameter's gradient."""
 
@@ -67,7 +67,7 @@ def make_allreduce_cb(
 
 
 class AllreduceCallback(EarlyCallback):
-    """What `make_allreduce_cb` makes; MegEngine's name."""
+    """Callback made by `make_allreduce_cb`; MegEngine's name."""
 
     def __init__(
         self,
@@ -197,7 +197,7 @@ def _ready(value: Tensor) -> TensorFuture:
 
 
 def _is_at_hand(grad: Tensor) -> bool:
-    """Whether the gradient is an array of the host, and no value of a program to come."""
+    """Return whether the gradient is an array of the host, and no value of a program to come."""
     return grad._kind.device.on_host and LOCAL.capture is None
 
 
@@ -223,7 +223,7 @@ class _Plan:
         self._ends: frozenset[int] | None = None
 
     def ends(self, seen: list[_Seen], nbytes: int) -> bool:
-        """Whether the bucket of the gradient seen last, of so many bytes, is complete."""
+        """Return whether the bucket of the gradient seen last, of so many bytes, is complete."""
         if self._ends is not None:
             return len(seen) in self._ends
         if isinstance(self._how, tuple) and len(seen) in self._how:
@@ -269,11 +269,11 @@ class _Bucket:
 
     @property
     def holds_any(self) -> bool:
-        """Whether a gradient is in it, be it an empty one."""
+        """True if a gradient is in it, be it an empty one."""
         return bool(self._grads)
 
     def holds_others_than(self, grad: Tensor) -> bool:
-        """Whether what is in it has another dtype or device."""
+        """Return whether what is in it has another dtype or device."""
         return bool(self._grads) and self._grads[0]._kind is not grad._kind
 
     def add(self, grad: Tensor) -> TensorFuture:
@@ -302,7 +302,7 @@ class _Bucket:
             future.set(reduced)
 
     def is_over(self) -> bool:
-        """Whether the reduction is; asking moves it on."""
+        """Return whether the reduction is; asking moves it on."""
         return self._handle is None or self._handle.done()
 
     def wait(self) -> None:

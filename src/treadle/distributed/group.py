@@ -100,7 +100,7 @@ class Group:
 
     @property
     def name(self) -> str:
-        """What ops call the group."""
+        """Name of the group for ops."""
         everybody = self._ranks == list(range(get_world_size()))
         return groups.WORLD if everybody else groups.name_of(self._ranks)
 
@@ -117,7 +117,7 @@ class Group:
 
     @property
     def is_single_machine(self) -> bool:
-        """Whether all processes are on one machine."""
+        """True if all processes are on one machine."""
         world = groups.world()
         return world is None or len({world.machines[r] for r in self._ranks}) == 1
 
@@ -134,7 +134,7 @@ class Group:
         return known[1]
 
     def communicator(self) -> Communicator:
-        """What its members talk through; made at the first call, which all of them make.
+        """Return the communicator of the members; made at the first call, which all of them make.
 
         Raises:
             AssertionError: this process is in no group, or not in this one.
@@ -167,7 +167,7 @@ def require_processes() -> Communicator:
 
 
 def job_size() -> int:
-    """How many processes the MPI job has that this one was started in, 0 outside of one.
+    """Return the number of processes of the MPI job that this one was started in, 0 outside of one.
 
     MPI knows, once it has been initialized. Before, launchers say so in the environment: Open MPI,
     MPICH and its kin, and Slurm's through PMI.
@@ -321,7 +321,7 @@ def new_group(proc_ranks: Sequence[int]) -> Group:
 
 
 def is_distributed() -> bool:
-    """Whether this process is in a group."""
+    """Return whether this process is in a group."""
     return groups.world() is not None
 
 
@@ -346,7 +346,8 @@ def get_local_device_id() -> int:
 
 
 def get_backend() -> str:
-    """What carries messages: "mpi", "loopback" in a group of one, "nccl" for arrays of GPUs.
+    """Return the carrier of messages: "mpi", "loopback" in a group of one, "nccl" for arrays of
+    GPUs.
 
     Raises:
         AssertionError: outside of a group.

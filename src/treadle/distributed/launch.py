@@ -41,7 +41,7 @@ _POLL = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What a rank leaves behind that ends with an exception."""
+    """Report of a rank that ends with an exception."""
 
     rank: int
     traceback: str
@@ -57,7 +57,7 @@ class JobFolder:
         self.launcher = self.path / "launcher.lock"
 
     def result(self, rank: int) -> Path:
-        """What a rank returned, pickled."""
+        """Return the path of a rank's pickled result."""
         return self.path / f"result-{rank}"
 
     def failure(self, rank: int) -> Path:
@@ -88,7 +88,7 @@ def hold(path: Path) -> IO[str] | None:
 
 
 def is_held(path: Path) -> bool:
-    """Whether a process has the lock."""
+    """Return whether a process has the lock."""
     try:
         file = hold(path)
     except FileNotFoundError:
@@ -178,7 +178,7 @@ def environment(count: int, shrinks: bool = False) -> dict[str, str]:
 
 
 def _shares_memory() -> bool:
-    """Whether there is room for MPI's mailboxes in shared memory, some 16 MiB per rank."""
+    """Return whether there is room for MPI's mailboxes in shared memory, some 16 MiB per rank."""
     try:
         return shutil.disk_usage("/dev/shm").free > 64 << 20
     except OSError:
@@ -323,7 +323,7 @@ def _left_after(seconds: float, locks: list[Path]) -> list[Path]:
 def _results(
     folder: JobFolder, count: int, status: int, tail: deque[str], shrinks: bool
 ) -> list[Any]:
-    """What the ranks returned, or the first one's exception."""
+    """Return the results of the ranks, or raise the first one's exception."""
     failed = [path for r in range(count) if (path := folder.failure(r)).exists()]
     if failed:  # The first one; others may have failed for want of it.
         first = min(failed, key=lambda path: path.stat().st_mtime_ns)

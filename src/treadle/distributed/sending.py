@@ -10,7 +10,7 @@ from typing import Any
 
 
 def dumps(cloudpickle: Any, value: object) -> bytes:
-    """What `pickle.loads` makes the value of.
+    """Pickle a value, functions and classes of `__main__` included; `pickle.loads` reads it.
 
     cloudpickle 3.1.3 replaces the names of files by "<dynamic-code>", so that no traceback shows a
     line and no error tells where it was; here they stay.

@@ -217,7 +217,7 @@ class Client:
         self.user_set(f"{key}:is_grad", is_grad)
 
     def check_is_grad(self, key: str) -> bool:
-        """What was said, once."""
+        """Return the answer that was set, once."""
         return bool(self.user_pop(f"{key}:is_grad"))
 
     def set_remote_tracer(self, key: str, tracer_set: list[str]) -> None:
@@ -225,7 +225,7 @@ class Client:
         self.user_set(f"{key}:tracer", list(tracer_set))
 
     def check_remote_tracer(self, key: str) -> list[str]:
-        """What was said, once."""
+        """Return the answer that was set, once."""
         return list(self.user_pop(f"{key}:tracer"))
 
 
@@ -254,7 +254,8 @@ def open_for(world: Communicator, port: int = 0) -> None:
 
 
 def reachable(name: str) -> str:
-    """What other machines can call this one: its name, or an address where that means nothing.
+    """Return the name by which other machines reach this one, or an address where the name means
+    nothing.
 
     Names of machines are often known to nobody, or stand for the loopback network.
     """

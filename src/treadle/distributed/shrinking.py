@@ -23,7 +23,7 @@ __all__ = [
 
 
 def can_shrink() -> bool:
-    """Whether this job was started so that it outlives ranks, by Open MPI 5 with its ULFM."""
+    """Return whether this job was started so that it outlives ranks, by Open MPI 5 with its ULFM."""
     world = groups.world()
     if world is None or world.engine != "mpi":
         return False
@@ -53,7 +53,8 @@ def shrink() -> tuple[int, ...]:
 
 
 def is_whole(fine: bool) -> bool:
-    """Whether no rank is lost, and all of them are fine: the same answer on all that are left.
+    """Return whether no rank is lost, and all of them are fine: the same answer on all that are
+    left.
 
     Ranks that call `shrink` in place of this count as not fine. After False, all go on with
     `after_meeting`.

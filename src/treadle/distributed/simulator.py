@@ -1,4 +1,4 @@
-"""What training by many processes would cost, from what kernels and links cost.
+"""A model of training by many processes: its cost from what kernels and links cost.
 
 The α-β-γ model: a message of b bytes takes α + β b seconds, and adding up b bytes takes γ b. With
 n ranks an all-reduce of b bytes takes, by a ring or by recursive halving and doubling,
@@ -28,7 +28,7 @@ from treadle.runtime.comm.buckets import Link
 __all__ = ["Cluster", "Network", "Prediction", "TrainingStep", "all_reduce_seconds", "predict"]
 
 _UNEVEN = 1.25
-"""How much more bytes halving and doubling moves where ranks are no power of two."""
+"""Factor of bytes that halving and doubling moves where ranks are no power of two."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +141,8 @@ class Prediction:
 def predict(
     step: TrainingStep, ranks: int, cluster: Cluster, cut: Sequence[int] | None = None
 ) -> Prediction:
-    """What a step takes on `ranks` ranks, each with a batch of its own as large as that of one.
+    """Predict the time of a step on `ranks` ranks, each with a batch of its own as large as that of
+    one.
 
     Ranks wait for the slowest one: the largest of n normal deviates is about sqrt(2 ln n)
     standard deviations above their mean.

@@ -142,7 +142,7 @@ def promote_all(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def common_dtype(dtypes: Iterable[DType]) -> DType:
-    """What several element types promote to; bools among themselves stay bool."""
+    """Return the element type that several promote to; bools among themselves stay bool."""
     distinct = list(dict.fromkeys(dtypes))
     wanted = distinct[0]
     for dtype in distinct[1:]:

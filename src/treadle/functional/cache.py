@@ -1,4 +1,4 @@
-"""What decoders need: rotary embedding, and keys and values that are kept from call to call."""
+"""Functions for decoders: rotary embedding, and keys and values that are kept from call to call."""
 
 from __future__ import annotations
 

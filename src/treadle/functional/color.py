@@ -37,7 +37,7 @@ _PLANAR = re.compile(r"(BT601_)?YUV2(GRAY|RGB|BGR)_(NV21|NV12|YV12|YU12)")
 
 
 def _matrices() -> dict[str, tuple[Any, int]]:
-    """What each mode multiplies pixels with, and which of the input's channels are centered.
+    """Return for each mode its matrix for pixels, and which of the input's channels are centered.
 
     The number is the count of chroma channels: 2 where channels 1 and 2 of the input are offset
     by half of the range, -2 where those of the result are.

@@ -1,4 +1,4 @@
-"""How kernels are chosen, as MegEngine's strategies: names for two switches of `treadle.config`.
+"""MegEngine's strategies for choosing kernels: names for two switches of `treadle.config`.
 
 "HEURISTIC" or "PROFILE" (measure candidates: `config.benchmark_kernel`), with "_REPRODUCIBLE"
 behind it for results that do not change between runs (`config.deterministic_kernel`).

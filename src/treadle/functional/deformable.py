@@ -102,7 +102,7 @@ def _misfit(problem: str, x: Tensor, other: Tensor) -> ShapeError:
 def _grid(
     extents: tuple[int, int], kernel: tuple[int, int], stride: Any, padding: Any, dilation: Any
 ) -> tuple[Any, Any]:
-    """Where each tap of each window stands: (KH KW, OH, 1) and (KH KW, 1, OW)."""
+    """Return the positions of the taps of all windows: (KH KW, OH, 1) and (KH KW, 1, OW)."""
     steps, low, apart = pair(stride), pair(padding), pair(dilation)
     found = []
     for axis in (0, 1):

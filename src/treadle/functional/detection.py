@@ -111,7 +111,7 @@ def _mean_of_parts(x: Tensor, rois: Tensor, grid: tuple[int, ...], scale: float)
 
 
 def _covered(first: Tensor, last: Tensor, parts: int, extent: int) -> Tensor:
-    """Which of `extent` cells belong to which part of regions (K,): bool (K, parts, extent)."""
+    """Mark the cells of `extent` that belong to each part of regions (K,): bool (K, parts, extent)."""
     start = first.reshape(-1, 1, 1)
     cells = maximum(last.reshape(-1, 1, 1) - start + 1, 1)
     number = first.constant(np.arange(parts, dtype=np.int32).reshape(1, parts, 1))
@@ -298,7 +298,7 @@ def _images(name: str, x: Tensor, rois: Tensor) -> Tensor:
 
 
 def _outside(at: Tensor, extent: int, margin: float) -> Tensor:
-    """Whether places lie more than a margin outside of the cells 0 to extent - 1."""
+    """Return whether places lie more than a margin outside of the cells 0 to extent - 1."""
     return (at < -margin) | (at > extent - 1 + margin)
 
 
@@ -341,7 +341,7 @@ def correlation(
     pad_size: int = 0,
     is_multiply: bool = True,
 ) -> Tensor:
-    """How well patches of one image fit patches of another that are displaced: a cost volume.
+    """Compare patches of one image with patches of another that are displaced: a cost volume.
 
     Args:
         data1, data2: (N, C, H, W), padded with `pad_size` zeros on each side.

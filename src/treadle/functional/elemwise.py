@@ -494,7 +494,7 @@ MOVED: dict[str, Callable[..., Tensor]] = {}
 
 
 def __getattr__(name: str) -> Any:
-    """What has moved to `nn`, with a warning."""
+    """Return a function that has moved to `nn`, with a warning."""
     if name not in MOVED:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
     warnings.warn(f"F.elemwise.{name} is F.nn.{name} now", DeprecationWarning, stacklevel=2)

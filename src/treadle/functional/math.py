@@ -66,7 +66,7 @@ Axis = builtins.int | tuple[builtins.int, ...] | list[builtins.int] | None
 
 
 def isnan(inp: Any) -> Tensor:
-    """Whether each element is NaN; False for integers.
+    """Return whether each element is NaN; False for integers.
 
     Example:
         >>> F.isnan(mge.tensor([1., float("nan")])).tolist()
@@ -76,7 +76,7 @@ def isnan(inp: Any) -> Tensor:
 
 
 def isinf(inp: Any) -> Tensor:
-    """Whether each element is an infinity; False for integers.
+    """Return whether each element is an infinity; False for integers.
 
     Example:
         >>> F.isinf(mge.tensor([1., float("-inf")])).tolist()
@@ -86,7 +86,7 @@ def isinf(inp: Any) -> Tensor:
 
 
 def isfinite(inp: Any) -> Tensor:
-    """Whether each element is neither NaN nor an infinity; True for integers.
+    """Return whether each element is neither NaN nor an infinity; True for integers.
 
     Example:
         >>> F.isfinite(mge.tensor([1., float("nan"), float("inf")])).tolist()
@@ -244,7 +244,7 @@ def all(
     dim: Axis = None,
     keepdim: bool | None = None,
 ) -> Tensor:
-    """Whether all elements over axes are true (not zero).
+    """Return whether all elements over axes are true (not zero).
 
     Example:
         >>> F.all(mge.tensor([[1, 0], [2, 3]]), axis=1).tolist()
@@ -262,7 +262,7 @@ def any(
     dim: Axis = None,
     keepdim: bool | None = None,
 ) -> Tensor:
-    """Whether any element over axes is true (not zero).
+    """Return whether any element over axes is true (not zero).
 
     Example:
         >>> F.any(mge.tensor([[0, 0], [2, 0]]), axis=1).tolist()

@@ -1,4 +1,4 @@
-"""What networks are made of: everything of MegEngine's `F.nn`, gathered from the other files.
+"""Functions of networks: everything of MegEngine's `F.nn`, gathered from the other files.
 
 All of it but losses and `interpolate` is flat in `treadle.functional`, too, as in MegEngine.
 """

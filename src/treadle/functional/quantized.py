@@ -392,7 +392,8 @@ class _Sums:
 
 
 def _steps(kinds: tuple[QuantizedType, QuantizedType], channels: int, shape: Any) -> Any:
-    """What a sum of 1 stands for: a number, or one per output channel, in a shape to multiply by.
+    """Return the value of a sum of 1: a number, or one per output channel, in a shape to multiply
+    by.
 
     float64, so that the product of two scales is not rounded twice.
     """
@@ -419,7 +420,7 @@ def _activation(where: str, name: str) -> Callable[[Tensor], Tensor]:
 
 
 def _kinds(where: str, x: Tensor, w: Tensor) -> tuple[QuantizedType, QuantizedType] | None:
-    """What both operands' integers stand for; None for two plain operands."""
+    """Return the quantized types of both operands; None for two plain operands."""
     mine, theirs = x._kind.quantized, w._kind.quantized
     if (mine is None) != (theirs is None):
         raise DTypeError(
@@ -432,7 +433,7 @@ def _kinds(where: str, x: Tensor, w: Tensor) -> tuple[QuantizedType, QuantizedTy
 
 
 def _on_integers(x: QuantizedType, w: QuantizedType) -> bool:
-    """Whether the integer kernels take operands of these types."""
+    """Return whether the integer kernels take operands of these types."""
     return (
         x.stored in (int8, uint8) and w.stored is int8 and not w.zero_point and not x.is_per_channel
     )
@@ -462,7 +463,7 @@ def _ungrouped(w: Tensor, groups: int) -> Tensor:
 
 
 def _excess(w: Tensor, zero: int, axis: Any, keepdims: bool = False) -> Tensor | None:
-    """What a zero point of the input adds to sums of products; None for 0."""
+    """Return the share of the input's zero point in sums of products; None for 0."""
     return w.astype(int32).sum(axis=axis, keepdims=keepdims) * zero if zero else None
 
 

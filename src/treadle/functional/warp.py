@@ -185,7 +185,7 @@ def _warp(
 
 
 def _places(matrix: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Where the matrices (M, 2 or 3, 3) send each pixel: (M, OH, OW, 2)."""
+    """Map each pixel by the matrices (M, 2 or 3, 3): positions (M, OH, OW, 2)."""
     height, width = shape
     across, down = np.meshgrid(np.arange(width), np.arange(height))
     grid = np.stack([across, down, np.ones_like(down)]).reshape(3, -1).astype(np.float32)

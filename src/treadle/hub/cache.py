@@ -25,7 +25,7 @@ _BYTECODE = "__pycache__"
 
 
 def hub_directory() -> Path:
-    """Where repositories and the record of consent are; made for this user alone.
+    """Return the directory of repositories and of the record of consent; made for this user alone.
 
     Raises:
         FetcherError: others may write to it, so what is in it may be theirs.

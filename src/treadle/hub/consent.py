@@ -1,4 +1,4 @@
-"""Whether code from elsewhere may run here: asked once per repository, never assumed."""
+"""True if code from elsewhere may run here: asked once per repository, never assumed."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def require(repository: Repository, commit: str, folder: Path, trust_repo: bool 
 
 
 def _is_named(repository: Repository) -> bool:
-    """Whether the environment names it: host/owner/name, or a pattern with *."""
+    """Return whether the environment names it: host/owner/name, or a pattern with *."""
     patterns = (pattern.strip() for pattern in env.HUB_TRUST.get().split(","))
     return any(fnmatchcase(repository.identity, pattern) for pattern in patterns if pattern)
 

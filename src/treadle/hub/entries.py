@@ -1,4 +1,4 @@
-"""What a repository offers: the functions of its `hubconf.py`."""
+"""Entries of a repository: the functions of its `hubconf.py`."""
 
 from __future__ import annotations
 

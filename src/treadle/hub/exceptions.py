@@ -1,4 +1,4 @@
-"""What the hub raises, with MegEngine's names."""
+"""Errors of the hub, with MegEngine's names."""
 
 from __future__ import annotations
 

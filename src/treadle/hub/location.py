@@ -1,4 +1,4 @@
-"""Where a repository is: parsed from what the user wrote, with every part checked.
+"""Locations of repositories: parsed from what the user wrote, with every part checked.
 
 Each part ends up in the arguments of a program or in a path, so each has a narrow alphabet: no
 option (`-x`), no way up (`..`), no other transport (`ext::`) passes.

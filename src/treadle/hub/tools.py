@@ -33,7 +33,7 @@ def load_module(name: str, path: str | os.PathLike[str]) -> ModuleType:
 
 
 def check_module_exists(module: str) -> bool:
-    """Whether a module could be imported; one with dots has its parents imported."""
+    """Return whether a module could be imported; one with dots has its parents imported."""
     if module in sys.modules:
         return True
     try:

@@ -19,7 +19,7 @@ _PADDING_MODES = ("zeros", "reflect", "replicate")
 
 
 class Convolution(Module):
-    """What convolutions and transposed convolutions of every rank have in common."""
+    """Base of convolutions and transposed convolutions of every rank."""
 
     _spatial: ClassVar[int]
 
@@ -73,7 +73,7 @@ class Convolution(Module):
 
     @abc.abstractmethod
     def _fan_in(self) -> int:
-        """What the variance of the first weights is divided by."""
+        """Return the divisor of the variance of the first weights."""
 
     def reset_parameters(self) -> None:
         """Draw the weight anew and zero the bias."""

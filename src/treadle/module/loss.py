@@ -9,7 +9,7 @@ from treadle.tensor import Tensor
 
 
 class _Loss(Module):
-    """What all losses have in common: how the losses of samples or elements become one."""
+    """Base of all losses: how the losses of samples or elements become one."""
 
     def __init__(self, reduction: str = "mean", name: str | None = None) -> None:
         super().__init__(name)

@@ -355,7 +355,7 @@ class Module(metaclass=Constructed):
                 yield found if len(found) > 1 else leaf
 
     def _module_info_string(self) -> str:
-        """What stands between the parentheses of `repr`, before the sub-modules."""
+        """Return the text between the parentheses of `repr`, before the sub-modules."""
         return ""
 
     def __repr__(self) -> str:
@@ -403,7 +403,7 @@ def expand(key: str, value: Any) -> Iterator[tuple[str, Leaf]]:
 def _access_structure(
     obj: Module, key: str, callback: Callable[[Any, str, Any], Any] | None = None
 ) -> Any:
-    """What stands at a dotted name, or what `callback(holder, last part, it)` makes of it.
+    """Return the object at a dotted name, or the result of `callback(holder, last part, it)`.
 
     MegEngine's programs import it; `utils.module_utils.get_expand_structure` is the public way.
     """

@@ -48,7 +48,7 @@ class _Summed(Function):
 
 
 class _Joined(Function):
-    """What ranks have, joined along the last axis; each gets the gradient of its part."""
+    """The ranks' tensors, joined along the last axis; each gets the gradient of its part."""
 
     def __init__(self, group: Group) -> None:
         self._group = group

@@ -21,7 +21,7 @@ def _check_window(
 
 
 class _PoolNd(Module):
-    """What both poolings with windows are, for programs that ask so."""
+    """Base of both poolings with windows, for programs that ask for it."""
 
 
 class MaxPool2d(_PoolNd):

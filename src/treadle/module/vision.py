@@ -211,7 +211,7 @@ class CropAndPad(Module):
         return out if base is None else out + base
 
     def _places(self, percent: Tensor, extent: int) -> Tensor:
-        """Where each cell of the result lies in the image: (N, extent)."""
+        """Return the position in the image of each cell of the result: (N, extent)."""
         added = F.floor(percent.reshape(-1, 1) * extent + 0.5)
         have = extent + 2 * added
         cells = F.arange(extent).reshape(1, -1)
@@ -308,7 +308,7 @@ class FillPoly(Module):
 
 
 def _inside(points: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """Whether a line from each cell to the right crosses the polygon an odd number of times."""
+    """Return whether a line from each cell to the right crosses the polygon an odd number of times."""
     n, count, _ = points.shape
     ahead = F.concat([points[:, 1:], points[:, :1]], axis=1)
     corners = (points[..., 0], points[..., 1], ahead[..., 0], ahead[..., 1])

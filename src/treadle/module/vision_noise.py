@@ -362,7 +362,7 @@ class Cutmix(Module):
         return mixed, lamb * label1 + (1.0 - lamb) * label2
 
     def _within(self, extent: int, side: Tensor) -> Tensor:
-        """Whether each row or column lies in the box: (N, extent)."""
+        """Return whether each row or column lies in the box: (N, extent)."""
         length = F.floor(side * extent).reshape(-1, 1)
         centre = F.floor(self._source.rng.uniform(0, extent, size=(side.shape[0],))).reshape(-1, 1)
         first = centre - F.floor(length / 2)

@@ -67,7 +67,7 @@ class Activation(UnaryFloat, Composite):
 
 
 def _between(x: V, low: float, high: float) -> V:
-    """Whether low < x < high."""
+    """Return whether low < x < high."""
     return LogicalAnd()(x > low, x < high)
 
 

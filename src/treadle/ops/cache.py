@@ -50,7 +50,7 @@ def _check_places(op: Op, types: tuple[TensorType, ...], first: int, batch: Dim)
 
 
 MOST_POSITIONS = 1 << 30
-"""Where sequences end whose caches are rings."""
+"""Most positions of sequences whose caches are rings."""
 
 
 def _ranges(cache: TensorType, first: int, ring: bool) -> tuple[IndexRange, ...]:
@@ -289,7 +289,7 @@ class CachedAttention(Composite):
         return _ranges(types[1], 3, self.ring)
 
     def scale_of(self, d: Dim) -> float:
-        """What products of queries and keys are multiplied by."""
+        """Return the factor of the products of queries and keys."""
         return self.scale if self.scale is not None else 1.0 / math.sqrt(max(int(d), 1))
 
     def body(self, q: Any, k: Any, v: Any, starts: Any, ends: Any, rows: Any, *more: Any) -> Any:

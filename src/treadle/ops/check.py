@@ -20,7 +20,7 @@ _LOG = logging.getLogger("treadle")
 
 
 class ValuesDiffer(NumericError, RuntimeError):
-    """What `AssertEqual` raises; MegEngine's is a RuntimeError."""
+    """Raised by `AssertEqual`; a RuntimeError as in MegEngine."""
 
 
 @op
@@ -89,7 +89,7 @@ class AssertEqual(Op):
 
 @op
 class CheckIndices(Op):
-    """What a program does about indices that are not in low <= i < high, for its op `of`.
+    """Check that the indices of op `of` in a program are in low <= i < high.
 
     Where nobody reads the result, the program stops there, and whoever runs it raises
     `IndexRangeError`, as the oracle does. The result, int64 [2], is for devices whose programs

@@ -32,7 +32,9 @@ _SHAPES: tuple[tuple[int, ...], ...] = ((2, 3), (0, 3), (1, 1))
 
 @lru_cache(maxsize=4096)
 def _intent(op: Op, dtype: np.dtype[Any], shape: tuple[int, ...]) -> str:
-    """What a rank is about to do, for comparison with others; equal ops give equal text."""
+    """Return in words what a rank is about to do, for comparison with others; equal ops give equal
+    text.
+    """
     return f"{op} {dtype}{list(shape)}"
 
 
@@ -83,7 +85,7 @@ class Collective(Op):
         return self.together(comm, x)
 
     def together(self, comm: Communicator, x: Array) -> Array:
-        """What this process gets of a group of several."""
+        """Compute the part of this process in a group of several."""
         raise NotImplementedError(self.name)
 
     def communicator(self) -> Communicator:
@@ -422,7 +424,7 @@ class Send(Collective):
 
 @op
 class Recv(Collective):
-    """What rank `source` sends: `shape` and `dtype` must be those of its operand.
+    """Receive what rank `source` sends: `shape` and `dtype` must be those of its operand.
 
     The operand is an empty token [0] of that element type, which orders the op and carries the
     gradient. In a group of one there is no message and the result is zero.

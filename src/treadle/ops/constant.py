@@ -43,7 +43,7 @@ class ArrayData:
 
     @property
     def is_present(self) -> bool:
-        """Whether the array itself is here, not only its digest."""
+        """True if the array itself is here, not only its digest."""
         return self._array is not None
 
     @property

@@ -29,7 +29,7 @@ _LAYOUT = "the layouts are x [N,C,*S], weight [O,C/groups,*K], result [N,O,*P]"
 
 
 def _channels_last(shape: Shape, expected: Dim) -> str:
-    """What to do where the channels seem to be the last axis."""
+    """Return a hint where the channels seem to be the last axis."""
     if shape[-1] != expected:
         return ""
     pattern = (0, len(shape) - 1, *range(1, len(shape) - 1))

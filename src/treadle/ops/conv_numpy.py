@@ -75,7 +75,7 @@ def correlate_for_weight(x: Array, dy: Array, window: Window, groups: int) -> Ar
 
 
 def _patches(x: Array, window: Window, groups: int) -> Array:
-    """What every window position sees, [groups, C/groups * taps, positions * N]."""
+    """Gather the elements below every window position, [groups, C/groups * taps, positions * N]."""
     extents, taps = positions_and_taps(window, x.shape[2:])
     n, channels = x.shape[:2]
     kernel = tuple(int(k) for k in window.kernel)

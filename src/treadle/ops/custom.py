@@ -71,7 +71,7 @@ class CudaKernel:
 
     @property
     def is_empty(self) -> bool:
-        """Whether it starts no thread."""
+        """True if it starts no thread."""
         return 0 in (self.blocks, self.threads) or any(
             0 in found for found in (self.blocks, self.threads) if isinstance(found, tuple)
         )
@@ -79,7 +79,7 @@ class CudaKernel:
 
 @dataclass(frozen=True, slots=True)
 class CustomKernel:
-    """What `custom_op` registered under a name; call it with attributes to make an op value.
+    """A custom op as registered by `custom_op`; call it with attributes to make an op value.
 
     Attributes:
         name: how graphs refer to it.
@@ -269,7 +269,7 @@ def _read_only(array: Array) -> Array:
 def _results(
     kernel: CustomKernel, settings: Attributes, given: tuple[tuple[Any, tuple[int, ...]], ...]
 ) -> tuple[TensorType, ...]:
-    """What the type rule says of arrays of these types."""
+    """Infer the types of results by the custom op's rule."""
     types = [TensorType(dt.as_dtype(dtype), shape) for dtype, shape in given]
     return tuple(kernel.infer(dict(settings), *types))
 

@@ -95,11 +95,11 @@ def _unit(words: Any, dtype: DType) -> Any:
 
 
 _PLACES = np.array([2.0**-53, 2.0**-27])
-"""What the low 26 and the high 27 bits of a float64 in [0, 1) are worth."""
+"""Values of the low 26 and of the high 27 bits of a float64 in [0, 1)."""
 
 
 def _unit_array(words: Array, dtype: DType) -> Array:
-    """What `_unit` gives, for arrays."""
+    """Compute `_unit` for arrays."""
     if dtype is not dt.float64:
         digits = _DIGITS[dtype.name]
         top = np.right_shift(words, np.uint32(32 - digits))

@@ -31,7 +31,7 @@ class Elementwise(Op):
     shape_free = True
 
     def scalar(self, *xs: Any) -> Scalar:
-        """What happens to one element; kernels are generated from it."""
+        """Return the expression of one element, from which kernels are generated."""
         raise NotImplementedError(f"{self.name} declares no scalar code")
 
     def broadcast(self, types: tuple[TensorType, ...]) -> Shape:
@@ -49,7 +49,7 @@ class Unary(Elementwise):
 
     dtypes = NUMBERS
     domain: ClassVar[Arg] = Arg((3, 4))
-    """Where the function and its gradient are defined; samples are drawn from it."""
+    """Interval on which the function and its gradient are defined; samples are drawn from it."""
 
     def infer(self, x: TensorType) -> tuple[TensorType, ...]:
         self.check_dtype((x,))

@@ -14,9 +14,9 @@ from treadle.ops.op import Array, Op, op
 from treadle.ops.sample import Arg, BadSample, Sample
 
 HOST = "host."
-"""What kinds of groups begin with that return to Python for one op."""
+"""Prefix of the kinds of groups that return to Python for one op."""
 SEGMENT = "segment."
-"""What kinds of groups begin with that another engine compiles as a whole."""
+"""Prefix of the kinds of groups that another engine compiles as a whole."""
 
 
 @op
@@ -52,7 +52,7 @@ class Fused(Op):
 
     @property
     def is_segment(self) -> bool:
-        """Whether another engine compiles the group as a whole."""
+        """True if another engine compiles the group as a whole."""
         return self.kind.startswith(SEGMENT)
 
     def infer(self, *xs: TensorType) -> tuple[TensorType, ...]:

@@ -144,7 +144,7 @@ class Indexing(Op):
         return (*rest[: self.position], *common, *rest[self.position :])
 
     def key(self, *indices: Any) -> tuple[Any, ...]:
-        """What NumPy calls the index: arrays at `axes`, full slices before and between them."""
+        """Return the index in NumPy's form: arrays at `axes`, full slices before and between them."""
         found: list[Any] = [slice(None)] * (self.axes[-1] + 1)
         for axis, index in zip(self.axes, indices, strict=True):
             found[axis] = index
@@ -282,7 +282,7 @@ class IndexUpdate(Indexing):
 
 
 def last_writes(v: V, shape: Shape, write: Callable[[V, V], V], read: Callable[[V], V]) -> V:
-    """Which elements of v remain after all of them were written into an array of `shape`.
+    """Select the elements of v that remain after all of them were written into an array of `shape`.
 
     Every element writes its number; those that read their own number back were not overwritten.
     """

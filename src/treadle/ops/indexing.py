@@ -53,7 +53,7 @@ class _Plan:
 
     @property
     def front(self) -> int:
-        """How many axes gathering made that must still move to the front, over `before` axes.
+        """Number of axes made by gathering that must still move to the front, over `before` axes.
 
         Arrays that stand apart give the first axes of the result; `Index` sees that of all but
         those that only a ... without axes divides.
@@ -64,7 +64,7 @@ class _Plan:
 
     @property
     def before(self) -> int:
-        """How many axes stand before the first gathered one."""
+        """Number of axes before the first gathered one."""
         return min(self.gathered)
 
 
@@ -291,7 +291,7 @@ def _expanded(x: Operators, items: list[Any]) -> list[Any]:
 
 
 def _splits(items: list[Any]) -> bool:
-    """Whether a ... that stands for no axes has gathering items on both sides."""
+    """Return whether a ... that stands for no axes has gathering items on both sides."""
     at = next((n for n, i in enumerate(items) if i is Ellipsis), 0)
     gathers = [not (i is None or i is Ellipsis or isinstance(i, slice)) for i in items]
     return any(gathers[:at]) and any(gathers[at:])
@@ -306,7 +306,7 @@ def _axes_used(item: Any) -> int:
 
 
 def _is_array(item: Any) -> bool:
-    """Whether an item gathers: an operand or array that is no Python-like integer."""
+    """Return whether an item gathers: an operand or array that is no Python-like integer."""
     return isinstance(item, (Operators, np.ndarray))
 
 
@@ -410,7 +410,7 @@ def _bounds(plan: _Plan, shape: Shape) -> tuple[tuple[Any, ...], tuple[Any, ...]
 
 
 def bounds_of(cut: slice, extent: Dim) -> tuple[Dim, Dim, int]:
-    """What `slice.indices` gives, for symbols as well; the stop never lies before the start."""
+    """Compute `slice.indices`, for symbols as well; the stop never lies before the start."""
     step = 1 if cut.step is None else int(cut.step)
     if not any(isinstance(v, Expr) for v in (extent, cut.start, cut.stop)):
         start, stop, step = slice(cut.start, cut.stop, step).indices(int(extent))

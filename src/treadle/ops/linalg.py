@@ -188,7 +188,7 @@ class Svd(Op):
 
 
 def _pull_left(du: V, u: V, s: V, vh: V) -> V:
-    """What the cotangent of u adds to that of x."""
+    """Return the share of the cotangent of u in that of x."""
     k = s.type.shape[-1]
     (unit,) = s.apply(Eye(k, k, 0, s.type.dtype), ())
     # The diagonal of the skew part is zero; a one in its denominator keeps it so.

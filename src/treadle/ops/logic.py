@@ -105,7 +105,7 @@ class Logical(Binary):
 
 @op
 class LogicalAnd(Logical):
-    """Whether both are True."""
+    """True if both are True."""
 
     name = "logical_and"
     onnx = Onnx("And")
@@ -118,7 +118,7 @@ class LogicalAnd(Logical):
 
 @op
 class LogicalOr(Logical):
-    """Whether at least one is True."""
+    """True if at least one is True."""
 
     name = "logical_or"
     onnx = Onnx("Or")
@@ -131,7 +131,7 @@ class LogicalOr(Logical):
 
 @op
 class LogicalXor(Logical):
-    """Whether exactly one is True."""
+    """True if exactly one is True."""
 
     name = "logical_xor"
     onnx = Onnx("Xor")
@@ -267,7 +267,7 @@ class FloatTest(Predicate):
 
 @op
 class IsNan(FloatTest):
-    """Whether x is not a number; False for integers."""
+    """True if x is not a number; False for integers."""
 
     name = "is_nan"
     onnx = Onnx("IsNaN", since=9)
@@ -280,7 +280,7 @@ class IsNan(FloatTest):
 
 @op
 class IsInf(FloatTest):
-    """Whether x is positive or negative infinity; False for integers."""
+    """True if x is positive or negative infinity; False for integers."""
 
     name = "is_inf"
     onnx = Onnx("IsInf", since=10)
@@ -293,7 +293,7 @@ class IsInf(FloatTest):
 
 @op
 class IsFinite(FloatTest):
-    """Whether x is neither infinite nor NaN; True for integers."""
+    """True if x is neither infinite nor NaN; True for integers."""
 
     name = "is_finite"
     torch = "torch.isfinite(x)"

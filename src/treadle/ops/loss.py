@@ -79,7 +79,7 @@ class SoftmaxCrossEntropy(Composite):
         return ((1, 0, types[0].shape[self.axis]),)
 
     def _one_hot(self, logits: V, labels: V) -> V:
-        """Whether a class is the label, in the logits' shape."""
+        """Return whether a class is the label, in the logits' shape."""
         kept = tuple(1 if i == self.axis else d for i, d in enumerate(logits.shape))
         line = tuple(d if i == self.axis else 1 for i, d in enumerate(logits.shape))
         classes = Iota(0, 1, logits.shape[self.axis], labels.type.dtype)

@@ -137,7 +137,7 @@ class ArrayMethods(Operators):
     def _reduced_anew(
         self: T, refused: DTypeError, op: type[Reduce], axis: Any, keepdims: bool
     ) -> T:
-        """What stands for a reduction that does not take the element type."""
+        """Compute a reduction that does not take the element type by other ops."""
         kind = quantized_type_of(getattr(self, "dtype", None))
         if op is reduce.Sum and kind is not None and not kind.is_per_channel:
             return self.astype(float32)._reduce(op, axis, keepdims).astype(kind)
@@ -190,7 +190,7 @@ def reduced_axes(axis: Any, ndim: int, op: str) -> tuple[int, ...]:
 
 
 def either(name: str, ours: Any, theirs: Any, default: Any = None) -> Any:
-    """What PyTorch's name of an argument says; a `TypeError` if ours is given as well."""
+    """Return the argument that was given by our name or by PyTorch's; a `TypeError` if by both."""
     if ours is not default:
         raise TypeError(f"{name}= is given twice, once under PyTorch's name: leave that out")
     return theirs
@@ -204,7 +204,7 @@ def over(axis: Any, keepdims: bool, dim: Any, keepdim: bool | None) -> tuple[Any
 
 
 def is_iterable(x: Any) -> bool:
-    """Whether a value is a sequence of extents or axes rather than one of them."""
+    """Return whether a value is a sequence of extents or axes rather than one of them."""
     if isinstance(x, (Operators, np.ndarray)):
         return len(x.shape) > 0
     return isinstance(x, Iterable) and not isinstance(x, str)

@@ -1,4 +1,4 @@
-"""What an op is: one frozen value that carries its attributes and every fact about itself.
+"""The class `Op`: a frozen value that carries its attributes and every fact about itself.
 
 The class body of an op is its documentation, type rule, NumPy oracle, scalar code, gradient,
 ONNX mapping and list of samples. Tests, docs, tables and benchmarks are generated from it, so an
@@ -45,7 +45,7 @@ class Onnx:
 
 @dataclass(frozen=True, slots=True)
 class Pullback(Generic[V]):
-    """What a gradient rule sees: cotangents, inputs, outputs, and which inputs need a gradient.
+    """Operands of a gradient rule: cotangents, inputs, outputs, and which inputs need a gradient.
 
     `dys` holds None for an output nobody differentiated through.
     """
@@ -187,7 +187,7 @@ class Op(metaclass=_OpType):
         raise AttributeError(f"{self.name} is frozen: its attribute {name} cannot be deleted")
 
     def _key(self) -> tuple[Hashable, ...]:
-        """What equality and hash go by, made once."""
+        """Return the key of equality and hash, made once."""
         own = self.__dict__
         key: tuple[Hashable, ...] | None = own.get("_exact")
         if key is None:
@@ -386,7 +386,7 @@ def _constant(value: _T) -> Callable[..., _T]:
 
 
 def as_tuple(results: Any) -> tuple[Array, ...]:
-    """What `reference` returned, always as a tuple of arrays."""
+    """Return the results of `reference` as a tuple of arrays."""
     if isinstance(results, tuple):
         return tuple(np.asarray(r) for r in results)
     return (np.asarray(results),)

@@ -65,7 +65,7 @@ class Operators:
         raise NotImplementedError
 
     def is_operand(self, other: object) -> bool:
-        """Whether another value is an operand of this kind, and not data to be made one."""
+        """Return whether another value is an operand of this kind, and not data to be made one."""
         return isinstance(other, type(self))
 
     def astype(self: T, dtype: Any, /) -> T:
@@ -301,14 +301,18 @@ def _cast(x: T, wanted: DType) -> T:
 
 
 def _is_scalar(value: Any) -> bool:
-    """Whether a value is a Python number; NumPy's float64 pretends to be one, but has a type."""
+    """Return whether a value is a Python number; NumPy's float64 pretends to be one, but has a
+    type.
+    """
     return isinstance(value, (bool, int, float)) and not isinstance(value, np.generic)
 
 
 def _compute_type(
     dtypes: tuple[DType, ...], promoted: DType, same: DType | None, op: Op | None = None
 ) -> DType | None:
-    """Which of `dtypes` an op computes in, given what its operands promote to; None if none."""
+    """Return the element type among `dtypes` that an op computes in, given what its operands
+    promote to; None if none.
+    """
     if same is bool_ and bool_ in dtypes:
         return bool_
     for wanted in (promoted, float_for(promoted)):

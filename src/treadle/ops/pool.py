@@ -128,7 +128,9 @@ class MaxWindow(Pooling):
         return self.window.extents(self.name, spatial, saw)
 
     def hits(self, x: Array) -> Iterator[tuple[Tap, Array]]:
-        """Which windows have their first maximum at each tap; NaN counts as the largest."""
+        """Yield for each tap the windows that have their first maximum there; NaN counts as the
+        largest.
+        """
         extents, taps = positions_and_taps(self.window, x.shape[2:])
         best = _maxima(x, extents, taps)
         has_nan = bool((best != best).any())
@@ -311,7 +313,7 @@ class AverageWindow(Pooling):
         return self.window.extents(self.name, spatial, saw)
 
     def counts(self, spatial: tuple[int, ...]) -> Array:
-        """What the sum of each window is divided by."""
+        """Return the divisors of the sums of all windows."""
         return _counts(self.window, self.count_include_pad, spatial)
 
     @classmethod

@@ -23,7 +23,7 @@ from treadle.ops.sample import Arg, BadSample, Sample
 
 _MULTIPLIERS = np.array([[0xD2511F53], [0xCD9E8D57]], dtype=np.uint64)
 _WEYL = np.arange(10, dtype=np.uint64)[:, None] * np.array([0x9E3779B9, 0xBB67AE85], np.uint64)
-"""What each of the ten rounds adds to the key."""
+"""Increments of the key in each of the ten rounds."""
 _WORD = np.uint64(32)
 _MASK = np.uint64(0xFFFFFFFF)
 _CHUNK = 16384  # Blocks per pass: the work arrays stay in the second-level cache.
@@ -81,7 +81,7 @@ class Draws(Protocol):
 
 
 def blocks_used(op: Draws) -> Dim:
-    """How far the counter of a random op's state must move before the next op may use it."""
+    """Return how far the counter of a random op's state must move before the next op may use it."""
     return (op.words + 3) // 4
 
 

@@ -160,7 +160,7 @@ class Extremum(Reduce):
         return result
 
     def attains(self, x: V, extremum: V) -> V:
-        """Whether elements attain the extremum; False where either is NaN."""
+        """Return whether elements attain the extremum; False where either is NaN."""
         raise NotImplementedError(f"{self.name} does not say which elements attain it")
 
     def vjp(self, at: Pullback[V]) -> tuple[V | None, ...]:
@@ -227,7 +227,7 @@ class Min(Extremum):
 
 @family
 class Quantifier(Reduce):
-    """Whether any or all elements are True."""
+    """True if any or all elements are True."""
 
     dtypes = (dt.bool_,)
     no_gradient = "is a test: its result is bool"
@@ -261,7 +261,7 @@ class All(Quantifier):
 
 @family
 class ArgExtremum(Op):
-    """Where along one axis the extremum is: int32, the first of ties, NaN before all numbers."""
+    """Index of the extremum along one axis: int32, the first of ties, NaN before all numbers."""
 
     dtypes = NUMBERS
     no_gradient = "gives a position: its result is an integer"

@@ -89,7 +89,7 @@ class NonMaxSuppression(Op):
 
 @op
 class RegionArgmax(Op):
-    """Where the maxima of a grid over regions of x [N,C,H,W] stand: int32 [K,C,*grid].
+    """Positions of the maxima of a grid over regions of x [N,C,H,W]: int32 [K,C,*grid].
 
     rois [K,5] are (image, x0, y0, x1, y1); times `scale` and rounded (halves away from 0) they
     name the first and last cell. Part i of m covers floor(i n / m) to ceil((i + 1) n / m) of the

@@ -31,7 +31,7 @@ _FAR = 2.0**31
 
 @family
 class Sampling(Op):
-    """How an image is sampled at coordinates that lie between or outside its cells.
+    """Sampling of an image at coordinates that lie between or outside its cells.
 
     `border` tells what stands outside of cells abcd: "replicate" aaa|abcd|ddd, "reflect"
     cba|abcd|dcb, "reflect_101" dcb|abcd|cba, "wrap" bcd|abcd|abc, or "constant". `derivative`

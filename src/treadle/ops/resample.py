@@ -35,7 +35,7 @@ AxisTap: TypeAlias = tuple[Array, Array]
 
 @family
 class Interpolation(Op):
-    """How a grid is interpolated between its cells.
+    """Interpolation of a grid between its cells.
 
     `mode` is "nearest", "linear" or "cubic" (Keys' kernel with slope -0.75, edges repeated).
     `coordinates` tells where target cell i of m stands on n source cells: "half_pixel" at

@@ -73,7 +73,7 @@ def backpropagate(
 
 
 def _uses(steps: Sequence[Step[V]], wanted: set[Hashable]) -> dict[Hashable, int]:
-    """How many steps read each wanted value."""
+    """Count the steps that read each wanted value."""
     found: dict[Hashable, int] = {}
     for step in steps:
         for key in set(step.inputs) & wanted:

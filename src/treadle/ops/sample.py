@@ -21,7 +21,7 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class Arg:
-    """How to make one input array.
+    """Recipe of one input array.
 
     Attributes:
         shape: extents.

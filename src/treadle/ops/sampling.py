@@ -45,7 +45,7 @@ class Sampler(Op):
         return (x.with_shape((*self.size, *x.shape)),)
 
     def words(self, x: TensorType) -> Dim:
-        """What the stream moves on by, in words: one for each number, and at least one."""
+        """Return by how many words the stream moves on: one for each number, and at least one."""
         return product((*self.size, *x.shape)) + 1
 
     def generator(self, state: Array) -> np.random.Generator:

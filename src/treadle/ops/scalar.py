@@ -72,7 +72,7 @@ class Scalar:
         return call("le", other, self)
 
     def equals(self, other: Scalar | Number) -> Scalar:
-        """Whether two elements are equal (`==` keeps its Python meaning)."""
+        """Return whether two elements are equal (`==` keeps its Python meaning)."""
         return call("eq", self, other)
 
     def __and__(self, other: Scalar) -> Scalar:
@@ -159,7 +159,7 @@ def truncated(x: Array, dtype: DType) -> Array:
 
 
 def fitting(x: Array, dtype: DType) -> Array:
-    """What `truncated` gives, without a conversion that C leaves undefined."""
+    """Compute `truncated` without a conversion that C leaves undefined."""
     if dtype is uint64:
         high = x >= 2.0**63
         part = fitting(np.where(high, x - x.dtype.type(2.0**63), x), int64)

@@ -156,7 +156,7 @@ class Clip(Unary):
 
 
 def _holds(dtype: DType, value: float) -> bool:
-    """Whether an element type can express a bound (up to rounding, for floats)."""
+    """Return whether an element type can express a bound (up to rounding, for floats)."""
     if not dtype.is_integer:
         return True
     limits = np.iinfo(dtype.numpy)

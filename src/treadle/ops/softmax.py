@@ -32,7 +32,7 @@ def shifted(x: V, axes: tuple[int, ...]) -> V:
 
 
 def shifted_array(x: Array, axes: tuple[int, ...]) -> Array:
-    """What `shifted` gives, for an array."""
+    """Compute `shifted` for an array."""
     return np.asarray(x - np.max(x, axis=axes, keepdims=True, initial=-np.inf))
 
 

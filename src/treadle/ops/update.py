@@ -228,7 +228,7 @@ class AdamFamily(Update):
     def moment_arrays(
         self, g: Array, exp_avg: Array, exp_avg_sq: Array, step: Array
     ) -> tuple[Array, Array, Array]:
-        """What `moments` gives, for arrays; g is overwritten and becomes the direction."""
+        """Compute `moments` for arrays; g is overwritten and becomes the direction."""
         number = g.dtype.type
         m = np.asarray(exp_avg * number(self.beta1))
         m += g * number(1.0 - self.beta1)

@@ -54,7 +54,7 @@ class Window:
 
     @property
     def is_pointwise(self) -> bool:
-        """Whether every output sees exactly the input cell at its own position."""
+        """True if every output sees exactly the input cell at its own position."""
         return (
             all(k == 1 for k in self.kernel)
             and all(s == 1 for s in self.strides)

@@ -198,7 +198,7 @@ class Optimizer(metaclass=Constructed):
         grad.__dict__.setdefault("_stepped", "once")
 
     def _kept_where_unusable(self, group: Group) -> list[tuple[Tensor, Tensor, Tensor]]:
-        """What must keep its value unless a flag is true: (flag, handle, present value)."""
+        """Return the values to keep unless a flag is true: (flag, handle, present value)."""
         found = []
         for param in group["params"]:
             flag = usable(param.grad)
@@ -307,7 +307,7 @@ class Optimizer(metaclass=Constructed):
 
 
 def _groups(params: Any) -> list[Any]:
-    """What the user gave as a list of group dicts."""
+    """Return the user's parameters as a list of group dicts."""
     if isinstance(params, dict):
         return [params]
     if isinstance(params, Tensor):

@@ -267,7 +267,7 @@ class PassiveObserver(Observer):
         return self.qparams
 
     def get_qparams(self) -> QParams | None:
-        """What was set."""
+        """Return the parameters that were set."""
         return self.qparams
 
     def set_qparams(self, qparams: QParams) -> None:

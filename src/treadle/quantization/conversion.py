@@ -29,7 +29,7 @@ class Conversion:
         self._done: dict[int, tuple[Module, Any]] = {}
 
     def of(self, held: Any) -> Any:
-        """What stands in the place of a module, or of a container, which is changed in place.
+        """Convert a module, or a container, which is changed in place.
 
         Raises:
             TypeError: a layer is of a class derived from a known one.

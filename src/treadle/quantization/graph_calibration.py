@@ -40,7 +40,7 @@ PRODUCTS: tuple[type[Op], ...] = (Conv, Matmul)
 BESIDE: tuple[type[Op], ...] = (*PRODUCTS, Add, Concat, MaxPool, Relu, Reshape, Transpose)
 """Ops that read a value rounded where one of them is a product; others read it as it was."""
 AFTER: tuple[type[Op], ...] = (Add, Sub, Mul, BatchNormInfer, Relu)
-"""What may stand between a convolution and the sum that its result is an addend of."""
+"""Ops that may stand between a convolution and the sum that its result is an addend of."""
 
 
 def with_integers(
@@ -136,7 +136,7 @@ def _addends(
 
 
 def _is_of_conv(value: Value, weights: _Weights) -> bool:
-    """Whether a value is a convolution's result, normed or shifted as it may be."""
+    """Return whether a value is a convolution's result, normed or shifted as it may be."""
     node = value.producer
     while node is not None and not isinstance(node.op, Conv):
         moving = [v for v in node.inputs if v not in weights]
@@ -162,7 +162,7 @@ def _tensor(array: Array) -> Tensor:
 
 
 class _Step:
-    """What an observer chose."""
+    """Scale and zero point that an observer chose."""
 
     def __init__(self, observer: MinMaxObserver) -> None:
         chosen = observer.get_qparams()

@@ -166,7 +166,7 @@ def _errors(counts: Array, at: Array, low: Array, high: Array, levels: int) -> A
 
 
 def _divergence(counts: Array, bound: int, levels: int) -> float:
-    """How much the first `bound` bins lose when they are merged to `levels`."""
+    """Return the loss of the first `bound` bins when they are merged to `levels`."""
     kept = counts[:bound].copy()
     present = kept > 0
     level = np.arange(bound) * levels // bound

@@ -42,14 +42,14 @@ MODES: Mapping[str, str] = {
     "float16": "weights are stored in float16 and computed with in float32",
     "int8": "products on 8-bit integers, with ranges found on calibration data",
 }
-"""What `with_precision` knows, and what each mode does."""
+"""Modes of `with_precision`, and what each does."""
 SMALLEST = 64
 """Elements from which on a constant is a weight that is stored in few bits."""
 
 
 @dataclass(slots=True)
 class PrecisionReport:
-    """What became of a graph.
+    """Record of what was done to a graph.
 
     Attributes:
         mode: that was asked for.
@@ -236,7 +236,9 @@ def _wide(op: Op, index: int, mine: DType) -> DType | None:
 
 @dataclass(frozen=True, slots=True)
 class _Mixed:
-    """What mixed precision wants an operand to be; None where it says nothing about the op."""
+    """Element type that mixed precision asks of an operand; None where it says nothing about the
+    op.
+    """
 
     rule: Precision
     allow: frozenset[str]
@@ -363,7 +365,7 @@ def _with_narrow_weights(graph: Graph, dtype: DType, kept: set[Node]) -> Graph:
 
 
 def _is_weight(node: Node | None) -> bool:
-    """Whether a node makes a float32 matrix that is a constant, or a constant moved."""
+    """Return whether a node makes a float32 matrix that is a constant, or a constant moved."""
     if node is None:
         return False
     if isinstance(node.op, (Reshape, Transpose)):

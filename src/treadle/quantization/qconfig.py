@@ -1,4 +1,4 @@
-"""Which observers and quantizers a network gets."""
+"""Choice of observers and quantizers for a network."""
 
 from __future__ import annotations
 
@@ -137,4 +137,4 @@ passive_qconfig = QConfig(
 """Scales set from outside."""
 
 easyquant_qconfig = passive_qconfig
-"""What `apply_easy_quant` works on."""
+"""Configuration that `apply_easy_quant` works on."""

@@ -38,7 +38,7 @@ class LSQParams(QParams):
 
 
 class QParamsModuleMixin(abc.ABC):
-    """What knows how something is rounded: `get_qparams`, and the dtype that follows from it."""
+    """Mixin of what knows its rounding: `get_qparams`, and the dtype that follows from it."""
 
     @abc.abstractmethod
     def get_qparams(self) -> Any:

@@ -1,4 +1,4 @@
-"""What MegEngine has in `quantization.utils`: functions that round, and their parameters."""
+"""MegEngine's `quantization.utils`: functions that round, and their parameters."""
 
 from treadle.base.qparams import QParams, QuantMode, create_qparams
 from treadle.functional.fake_quant import (

@@ -1,4 +1,4 @@
-"""What users pass as parameters of distributions, as tensors of one shape."""
+"""Parameters of distributions as users pass them, as tensors of one shape."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What runs underneath every engine: devices, buffers, streams, arrays and transfers."""
+"""The ground below every engine: devices, buffers, streams, arrays and transfers."""

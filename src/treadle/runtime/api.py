@@ -16,7 +16,7 @@ Buffer = Any
 
 @dataclass(frozen=True, slots=True)
 class DeviceInfo:
-    """What a device says about itself.
+    """Properties that a device reports about itself.
 
     `memory` is in bytes, `bandwidth` in bytes per second, `flops` in operations per second; 0
     means unknown. `features` are capability strings such as `"float16"`, `units` how many cores or
@@ -39,7 +39,7 @@ class Event(Protocol):
     """A point in a stream's order of work."""
 
     def done(self) -> bool:
-        """Whether all work before the event has finished."""
+        """Return whether all work before the event has finished."""
         ...
 
     def wait(self) -> None:
@@ -228,4 +228,4 @@ class PartDevice(Protocol):
 
 
 Payload = Any
-"""What a tensor holds: a NumPy array on the host device, a `DeviceArray` on any other."""
+"""Content of a tensor: a NumPy array on the host device, a `DeviceArray` on any other."""

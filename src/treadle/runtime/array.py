@@ -32,7 +32,7 @@ class DeviceArray:
     __slots__ = ("_block", "_host", "_upload_as", "device", "dtype", "operand", "shape")
 
     operand: Any
-    """What kernels get for it; whoever launches one makes it, and it is not there before."""
+    """The argument for kernels; whoever launches one makes it, and it is not there before."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class DeviceArray:
 
     @property
     def on_host(self) -> bool:
-        """Whether there is a host copy already."""
+        """True if there is a host copy already."""
         return self._host is not None
 
     @property
@@ -91,7 +91,7 @@ class DeviceArray:
 
     @property
     def buffer(self) -> Buffer:
-        """What the backend's `alloc` returned for the device copy."""
+        """The device copy, as the backend's `alloc` returned it."""
         return self.block.buffer
 
     def host(self) -> HostArray:

@@ -105,6 +105,6 @@ def memory(what: str, nbytes: int) -> HostBuffer:
 
 
 def address(array: npt.NDArray[Any]) -> int:
-    """Where an array's memory starts."""
+    """Return the address of an array's memory."""
     start: int = array.__array_interface__["data"][0]
     return start

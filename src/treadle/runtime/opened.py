@@ -60,7 +60,7 @@ class Traffic:
 
 
 class Later:
-    """What is to be looked at when a device has done what was asked of it so far.
+    """Work to be looked at when a device has done what was asked of it so far.
 
     Whoever waits for the device looks, and is told what is wrong; or else whoever adds many more.
     """
@@ -116,7 +116,7 @@ class OpenDevice:
 
     @property
     def info(self) -> DeviceInfo:
-        """What the device says about itself."""
+        """Properties that the device reports about itself."""
         return self.raw.info
 
     @property
@@ -247,7 +247,7 @@ class OpenDevice:
         return made
 
     def reaches(self, source: OpenDevice) -> bool:
-        """Whether blocks of `source` can be copied here without the host."""
+        """Return whether blocks of `source` can be copied here without the host."""
         return isinstance(self.raw, PeerDevice) and type(source.raw) is type(self.raw)
 
     def _filled(self, nbytes: int, write: Callable[..., None], *arguments: Any) -> Block:
@@ -408,7 +408,7 @@ def _tell(device: OpenDevice, change: int) -> None:
 
 
 def _allocated_at_last(device: OpenDevice, nbytes: int) -> Block:
-    """What `alloc` gives after everything was let go that can be."""
+    """Allocate as `alloc`, after everything was let go that can be."""
     gc.collect()  # reference cycles may still hold arrays
     device._call(device.stream.synchronize)  # and queued work may still hold freed memory
     with device._lock:

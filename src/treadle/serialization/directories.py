@@ -42,7 +42,7 @@ _SAFE = (
 _BIN = ("pytorch_model.bin", "diffusion_pytorch_model.bin", "adapter_model.bin")
 _INDEX = ".index.json"
 _IN_CACHE = re.compile(r"\.\./\.\./blobs/[0-9a-f]{40,64}")
-"""Where links of the cache of huggingface_hub lead: snapshots/<commit>/<file> to blobs/<hash>."""
+"""Pattern of links in the cache of huggingface_hub: snapshots/<commit>/<file> to blobs/<hash>."""
 _OTHERS = {
     "manifest": "load_sharded reads what save_sharded wrote",
     "flax_model.msgpack": "its weights are Flax's: convert them to safetensors",
@@ -175,7 +175,7 @@ def read_object(folder: str, name: str, most: int) -> dict[str, Any]:
 
 
 def read_json(folder: str, name: str, most: int) -> Any:
-    """What a JSON file of a directory holds.
+    """Read a JSON file of a directory.
 
     Raises:
         CheckpointError: the file is missing, a link, larger than `most` bytes, or no JSON.
@@ -310,7 +310,7 @@ def _nbytes(value: Entry | Tensor) -> int:
 
 
 def is_plain_name(name: str) -> bool:
-    """Whether a name can only be of a file beside the one that says it."""
+    """Return whether a name can only be of a file beside the one that says it."""
     return bool(name) and name not in (".", "..") and not set(name) & set("/\\\0:")
 
 

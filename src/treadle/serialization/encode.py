@@ -37,7 +37,7 @@ _HINT = (
 
 
 def is_inline(value: object) -> bool:
-    """Whether a value is written as itself instead of as a node."""
+    """Return whether a value is written as itself instead of as a node."""
     kind = type(value)
     if kind is int:
         return -(2**63) <= value < 2**64  # type: ignore[operator]
@@ -47,7 +47,7 @@ def is_inline(value: object) -> bool:
 
 
 def is_key(value: object) -> bool:
-    """Whether a value may be a dict key or set element: hashing it must be cheap and safe."""
+    """Return whether a value may be a dict key or set element: hashing it must be cheap and safe."""
     if type(value) is tuple:
         return all(_is_plain(item) for item in value)
     return _is_plain(value)
@@ -58,7 +58,9 @@ def _is_plain(value: object) -> bool:
 
 
 def saves_dtype(dtype: np.dtype[Any]) -> bool:
-    """Whether a dtype is kept exactly: known, and without metadata such as a quantized scale."""
+    """Return whether a dtype is kept exactly: known, and without metadata such as a quantized
+    scale.
+    """
     return dtype in _DTYPES and not dtype.metadata
 
 

@@ -25,7 +25,7 @@ Rule: TypeAlias = "tuple[str, str] | Mapping[str, str | None]"
 """A regular expression and its replacement, as `re.sub` takes them; or names by name, where None
 leaves a tensor out."""
 PREFIXES = ("module.", "_orig_mod.")
-"""What PyTorch's wrappers put in front of all names: DataParallel, compiled modules."""
+"""Prefixes that PyTorch's wrappers put in front of all names: DataParallel, compiled modules."""
 _COUNTER = "num_batches_tracked"
 """PyTorch's batch norms count batches in it; ours do not."""
 
@@ -56,7 +56,7 @@ class Fit:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the module gets all it needs, and nothing is left over."""
+        """True if the module gets all it needs, and nothing is left over."""
         return not (self.missing or self.unexpected or self.mismatched)
 
 
@@ -117,7 +117,8 @@ def shared_names(state: Mapping[str, object]) -> list[list[str]]:
 
 
 def is_same_order(given: Shape, wanted: Shape) -> bool:
-    """Whether one shape is the other with axes of extent 1 more or less, or its first one divided.
+    """Return whether one shape is the other with axes of extent 1 more or less, or its first one
+    divided.
 
     >>> is_same_order((8,), (1, 8, 1, 1)), is_same_order((8, 1, 3, 3), (4, 2, 1, 3, 3))
     (True, True)

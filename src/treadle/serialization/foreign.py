@@ -26,14 +26,14 @@ _TEXT_PICKLE_OPCODES = frozenset(b"(cIFLSVNMKJGgpt]})")
 
 
 def is_pickle(prefix: bytes, last: bytes) -> bool:
-    """Whether a file is a pickle by its first bytes and its last one."""
+    """Return whether a file is a pickle by its first bytes and its last one."""
     if prefix[0] == 0x80:
         return len(prefix) > 1
     return last == b"." and prefix[0] in _TEXT_PICKLE_OPCODES
 
 
 def identify(prefix: bytes) -> tuple[str, str]:
-    """What a file is by its first bytes, and a hint; empty if unknown."""
+    """Identify a file by its first bytes: its kind and a hint; empty if unknown."""
     for signature, kind, hint in _SIGNATURES:
         if prefix.startswith(signature):
             return kind, hint

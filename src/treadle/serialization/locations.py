@@ -1,4 +1,4 @@
-"""Where loaded tensors go: `map_location`, as every reader takes it."""
+"""Locations of loaded tensors: `map_location`, as every reader takes it."""
 
 from __future__ import annotations
 

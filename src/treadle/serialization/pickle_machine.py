@@ -64,7 +64,7 @@ class Meter:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Callee:
-    """What stands for a class or function: all that a pickle can do with it is `make`."""
+    """Stand-in of a class or function: all that a pickle can do with it is `make`."""
 
     name: str
     make: Callable[[tuple[Any, ...]], object]
@@ -72,7 +72,7 @@ class Callee:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """What a file may do beyond containers and plain values.
+    """Classes and functions that a file may name beyond containers and plain values.
 
     Attributes:
         find: what stands for a module and a name; raises `CheckpointError` for all others.
@@ -168,7 +168,7 @@ class Machine:
 
     @property
     def left(self) -> int:
-        """How many bytes there are to read."""
+        """Number of bytes left to read."""
         return self._source.size - self.at
 
     # -- stack -----------------------------------------------------------------------------
@@ -257,7 +257,7 @@ class Machine:
     # -- names -----------------------------------------------------------------------------
 
     def find(self, module: object, name: object) -> object:
-        """What stands for a name."""
+        """Return the stand-in of a name."""
         if not (type(module) is str and type(name) is str):
             raise Malformed("a name is not text")
         return self._table.find(module, name)
@@ -284,7 +284,7 @@ class Machine:
 
 
 def kind(value: object) -> str:
-    """What an object is, for messages."""
+    """Return the kind of an object, for messages."""
     return value.name if isinstance(value, Callee) else type(value).__name__
 
 

@@ -106,7 +106,7 @@ class Tensors:
         self._values = Values(meter)
 
     def table(self) -> dict[tuple[str, str], object]:
-        """What stands for each name."""
+        """Return the stand-ins by name."""
         found = self._values.table()
         for (module, name), cls in _CLASSES.items():
             found[module, name] = Callee(f"{module}.{name}", self._maker(cls))
@@ -153,7 +153,7 @@ class Tensors:
         return make
 
     def _reconstruct(self, arguments: tuple[Any, ...]) -> object:
-        """How protocols 0 and 1 make an object of a Python class."""
+        """Make an object of a Python class as protocols 0 and 1 do."""
         match arguments:
             case (Callee() as cls, Callee() as base, None) if base is self._values.object:
                 return cls.make(())

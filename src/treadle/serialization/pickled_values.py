@@ -1,4 +1,4 @@
-"""What pickles of arrays and containers name, and the checks on a loaded whole.
+"""Names in pickles of arrays and containers, and the checks on a loaded whole.
 
 NumPy gives an array or dtype its state after it is made; here once, and after every part of that
 state has been checked against the data that is there. Types are checked before values are compared:
@@ -56,7 +56,7 @@ class Values:
         self.object = Callee("builtins.object", _only_named)
 
     def table(self) -> dict[tuple[str, str], object]:
-        """What stands for each name."""
+        """Return the stand-ins by name."""
         found: dict[tuple[str, str], object] = {
             ("numpy", "ndarray"): self._ndarray,
             ("collections", "OrderedDict"): Callee("collections.OrderedDict", self._ordered),

@@ -1,4 +1,4 @@
-"""What quantized arrays stand for, as plain data for the object tree."""
+"""Quantized arrays as plain data for the object tree."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ def load_sharded(folder: str | os.PathLike[str]) -> Any:
 
 
 def _assembled(source: Path, manifest: Any) -> Any:
-    """What was saved, from the manifest and all parts."""
+    """Assemble what was saved, from the manifest and all parts."""
     if manifest["version"] != _VERSION:
         raise CheckpointError("load_sharded", f"{source} is of another version of Treadle")
     whole = [np.empty(math.prod(shape), as_dtype(d).numpy) for shape, d in manifest["arrays"]]
@@ -158,7 +158,7 @@ def _put(temporary: Path, target: Path) -> None:
 
 
 def _piece(leaf: Any, rank: int, size: int) -> tuple[Part, tuple[int, ...]]:
-    """What this rank writes of an array, and the shape of the whole."""
+    """Return this rank's part of an array, and the shape of the whole."""
     if isinstance(leaf, Part):
         array = leaf.array.numpy() if isinstance(leaf.array, Tensor) else np.asarray(leaf.array)
         kept = array[: max(leaf.total - leaf.start, 0)]  # without what pads it

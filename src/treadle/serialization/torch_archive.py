@@ -92,7 +92,7 @@ def load_torch(source: Source, locate: Callable[[str], str]) -> object:
 
 
 def is_torch(source: Source) -> bool:
-    """Whether a zip archive has PyTorch's pickle, in one folder as all its members."""
+    """Return whether a zip archive has PyTorch's pickle, in one folder as all its members."""
     try:
         return Archive(source, Meter(source.size)).has(_PICKLE)
     except Malformed:
@@ -120,7 +120,7 @@ class Archive:
             raise Malformed("the zip archive has two members of one name")
 
     def has(self, name: str) -> bool:
-        """Whether there is a member."""
+        """Return whether there is a member."""
         return self._folder + name in self._infos
 
     def read(self, name: str) -> bytes:
@@ -158,7 +158,7 @@ class TorchTensors:
         }
 
     def table(self) -> dict[tuple[str, str], object]:
-        """What stands for each name."""
+        """Return the stand-ins by name."""
         found = self._values.table()
         for cls in self._classes:
             found["torch", cls.name.removeprefix("torch.")] = cls

@@ -1,4 +1,4 @@
-"""What a trainer tells others while it runs, and two that listen: checkpoints, early stopping."""
+"""Callbacks of a trainer, and two of them: checkpoints, early stopping."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Logs = dict[str, float]
 
 
 class Run(Protocol):
-    """What callbacks see of a `Trainer`."""
+    """The view of a `Trainer` that callbacks get."""
 
     step: int
     epoch: int
@@ -49,7 +49,7 @@ class Callback:
         """Called at the end of `fit`, however it ends."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs, as plain values."""
+        """Return the state that a resumed run needs, as plain values."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

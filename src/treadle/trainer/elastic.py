@@ -30,7 +30,7 @@ POLICIES = ("local", "global")
 
 
 class Stateful(Protocol):
-    """What has a state that steps change, such as a scheduler or a `GradScaler`."""
+    """Interface of objects with a state that steps change, such as a scheduler or a `GradScaler`."""
 
     def state_dict(self) -> Any:
         """The state, as values of its own."""
@@ -178,7 +178,7 @@ class Elastic:
 
 
 class _Memory:
-    """What there was before a step.
+    """State before a step.
 
     Arrays are held, not copied: operations make new ones, and compiled steps, which write in
     place, copy what somebody else holds.

@@ -33,7 +33,7 @@ class Means:
         return {name: total / self.weight for name, total in self._sums.items()}
 
     def state(self) -> dict[str, Any]:
-        """What `of` makes an equal object from."""
+        """Return the state from which `of` makes an equal object."""
         return {"weight": self.weight, "last": self.last, "sums": self._sums}
 
     @classmethod

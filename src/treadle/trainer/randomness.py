@@ -29,7 +29,7 @@ def seed_everything(seed: int) -> None:
 
 
 def state() -> dict[str, Any]:
-    """Where all generators stand."""
+    """Return the positions of all generators."""
     name, key, position, has_gauss, gauss = np.random.get_state(legacy=True)
     return {
         "python": random.getstate(),

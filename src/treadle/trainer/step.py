@@ -29,7 +29,7 @@ _INITIAL_SCALE = 2.0**16
 
 
 class Steps:
-    """What is done to batches of Tensors, compiled or op by op.
+    """Treatment of batches of Tensors, compiled or op by op.
 
     Args:
         model: the model.

@@ -1,4 +1,4 @@
-"""What a dataset is: something indexable with a length, or a stream."""
+"""Interfaces of datasets: something indexable with a length, or a stream."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a transform is."""
+"""Interface of transforms."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a vision transform is: one rule per kind of field, and an order that names the fields."""
+"""Base of vision transforms: one rule per kind of field, and an order that names the fields."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class VisionTransform(Transform):
         super().set_order(order)
 
     def _has_rule(self, field: str) -> bool:
-        """Whether an order may name the field."""
+        """Return whether an order may name the field."""
         return field.endswith(("category", "info")) or self._get_apply(field) is not None
 
     def apply(self, input: Any) -> Any:

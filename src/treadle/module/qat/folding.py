@@ -9,7 +9,7 @@ from treadle.tensor import Tensor
 
 
 class Affine(NamedTuple):
-    """What batch normalization is at given statistics: y = factor x + shift, both (1, C, 1, 1)."""
+    """Batch normalization at given statistics: y = factor x + shift, both (1, C, 1, 1)."""
 
     factor: Tensor
     shift: Tensor
@@ -31,12 +31,14 @@ def affine_of(bn: Any, mean: Tensor | None = None, var: Tensor | None = None) ->
 
 
 def by_batch(bn: Any, training: bool) -> bool:
-    """Whether a batch norm layer normalizes by the statistics of the batch."""
+    """Return whether a batch norm layer normalizes by the statistics of the batch."""
     return training or bn.running_mean is None
 
 
 def divisible(factor: Tensor) -> Tensor:
-    """What to fold in where it is divided by again: a channel scaled by 0 keeps its weight."""
+    """Return the factor to fold in where it is divided by again: a channel scaled by 0 keeps its
+    weight.
+    """
     safe: Tensor = F.where(F.abs(factor) < 1e-12, F.ones_like(factor), factor)
     return safe
 

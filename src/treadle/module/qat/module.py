@@ -122,18 +122,18 @@ class QATModule(Module):
         return _answer("get_quantized_dtype", self.act_fake_quant, self.act_observer)
 
     def get_weight_qparams(self) -> QParams | None:
-        """How the weight is rounded; None where nothing tells."""
+        """Return the rounding of the weight; None where nothing tells."""
         found: QParams | None = _answer("get_qparams", self.weight_fake_quant, self.weight_observer)
         return found
 
     def get_activation_qparams(self) -> QParams | None:
-        """How the result is rounded; None where nothing tells."""
+        """Return the rounding of the result; None where nothing tells."""
         found: QParams | None = _answer("get_qparams", self.act_fake_quant, self.act_observer)
         return found
 
 
 class ChannelAware:
-    """What observers are that look at channels one by one; a layer tells them which axes.
+    """Mixin of observers that look at channels one by one; a layer tells them which axes.
 
     Attributes:
         channel_axes: axes of the tensor whose indices have scales of their own.
@@ -165,7 +165,7 @@ def _switch(enable: bool, *parts: Any) -> None:
 
 
 def _answer(method: str, *parts: Any) -> Any:
-    """What the first part that has the method says."""
+    """Return the answer of the first part that has the method."""
     for part in parts:
         ask = getattr(part, method, None)
         if ask is not None:

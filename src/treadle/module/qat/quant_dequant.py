@@ -1,4 +1,4 @@
-"""Where quantization begins and ends, in quantization-aware training."""
+"""Borders of quantization in quantization-aware training."""
 
 from __future__ import annotations
 

@@ -73,5 +73,5 @@ def folded(kind: Any, qat_module: Any, layer: Any) -> Any:
 
 
 def weight_only(module: Any, inp: Tensor) -> bool:
-    """Whether a layer multiplies real inputs by its integer weight."""
+    """Return whether a layer multiplies real inputs by its integer weight."""
     return inp._kind.quantized is None and module.output_dtype is None

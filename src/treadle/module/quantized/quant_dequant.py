@@ -1,4 +1,4 @@
-"""Where integers begin and end."""
+"""Borders of integers in quantized networks."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class Handle(Protocol):
     """A collective that goes on while the caller does something else."""
 
     def done(self) -> bool:
-        """Whether the result is there; asking moves the collective on."""
+        """Return whether the result is there; asking moves the collective on."""
         ...
 
     def wait(self) -> Array:
@@ -59,10 +59,10 @@ class Handle(Protocol):
 
 
 class Agreement(Protocol):
-    """Whether all ranks are about to do the same, which is found out in the background."""
+    """True if all ranks are about to do the same, which is found out in the background."""
 
     def done(self) -> bool:
-        """Whether all have come; asking moves it on.
+        """Return whether all have come; asking moves it on.
 
         Raises:
             CommunicationError: they have, to do different things.
@@ -210,7 +210,7 @@ class Communicator(Protocol):
 
 
 def intent(by: object, x: Array) -> str:
-    """What a rank is about to do with an array, for comparison with others."""
+    """Return in words what a rank is about to do with an array, for comparison with others."""
     return f"{by} {x.dtype}{list(x.shape)}"
 
 

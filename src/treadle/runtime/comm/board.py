@@ -35,7 +35,7 @@ _HEAD = 64
 _ROOM = 1 << 18
 """Bytes of operands that a rank adds up; MPI's reductions divide that work, and win with more."""
 _LOOKS = range(400)
-"""How often others are looked for before that is left to somebody who looks less often."""
+"""Number of looks for others before that is left to somebody who looks less often."""
 _SUMS: dict[str, Any] = {"sum": np.add, "mean": np.add, "max": np.maximum, "min": np.minimum}
 
 
@@ -91,13 +91,13 @@ class Board:
         return False
 
     def test(self) -> bool:
-        """Whether all are there, for those who wait."""
+        """Return whether all are there, for those who wait."""
         self._move_on()
         words, turn = self._words, self.turn
         return all([words[other] == turn for other in self._others[turn & 1]])
 
     def is_unanimous(self) -> bool:
-        """Whether all hashes are equal, once they are there."""
+        """Return whether all hashes are equal, once they are there."""
         words, k = self._words, self.turn & 1
         mark = words[self._own[k] + 1]
         return all([words[other + 1] == mark for other in self._others[k]])
@@ -105,7 +105,7 @@ class Board:
     def reduction(
         self, shape: tuple[int, ...], dtype: np.dtype[Any], kind: str, agree: Callable[[], None]
     ) -> SmallReduction | None:
-        """What reduces arrays of this type; None where they are too large.
+        """Return the reduction of arrays of this type; None where they are too large.
 
         `agree` has all ranks meet here, about to reduce arrays of this type.
         """
@@ -176,7 +176,7 @@ def _room(size: int) -> int:
 
 
 def is_possible(machines: Sequence[str]) -> bool:
-    """Whether ranks on these machines may try to share a board; the same answer on all."""
+    """Return whether ranks on these machines may try to share a board; the same answer on all."""
     ordered = platform.machine().lower() in _ORDERED
     return ordered and len(set(machines)) == 1 and 1 < len(machines) <= _MOST_RANKS
 

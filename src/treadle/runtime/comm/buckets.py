@@ -1,4 +1,4 @@
-"""Which gradients are reduced together.
+"""Buckets: gradients that are reduced together.
 
 A reduction of b bytes takes α + β b seconds. Gradients become ready one after the other; one bucket
 for all saves start-up times but begins when the last one is there, one for each begins at once but
@@ -26,20 +26,20 @@ import numpy as np
 from treadle.runtime.comm.api import Array, Communicator
 
 Buckets = tuple[tuple[int, ...], ...]
-"""What is reduced together, by number."""
+"""Gradients that are reduced together, by number."""
 Reductions = Literal["auto", "off"] | int | tuple[int, ...] | tuple[float, ...]
-"""How gradients share messages; see `ends`."""
+"""Ways in which gradients share messages; see `ends`."""
 Empty = Callable[[tuple[int, ...], np.dtype[Any]], Array]
 _SMALL, _LARGE = 1 << 10, 1 << 20
 """Elements of float32 that a link is measured with."""
 _TURNS = 5, 50
-"""How often the large one and the small one is sent: the quickest counts."""
+"""Number of times the large and the small message are sent; the quickest counts."""
 _MOST_UNITS, _MOST_BUCKETS = 400, 32
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """What reductions cost in a group: seconds to start one, and seconds per byte."""
+    """Cost of reductions in a group: seconds to start one, and seconds per byte."""
 
     alpha: float
     beta: float
@@ -59,7 +59,7 @@ def measured(comm: Communicator, empty: Empty | None = None) -> Link:
 
 @dataclass(slots=True)
 class _Known:
-    """What a group has found out: its link, plans, and the plans of programs."""
+    """Knowledge of a group: its link, plans, and the plans of programs."""
 
     links: dict[bool, Link] = field(default_factory=dict)
     plans: dict[str, Buckets] = field(default_factory=dict)
@@ -82,7 +82,7 @@ def link_of(comm: Communicator, empty: Empty | None = None) -> Link:
 
 
 def is_agreed(comm: Communicator, what: str) -> bool:
-    """Whether the ranks of a group know already how they cut this: all or none of them."""
+    """Return whether the ranks of a group know already how they cut this: all or none of them."""
     return what in _KNOWN.setdefault(comm, _Known()).plans
 
 
@@ -95,7 +95,7 @@ def remember(comm: Communicator, what: str, cut: Buckets) -> None:
 
 
 def programs_of(comm: Communicator) -> dict[str, tuple[tuple[str, Buckets], ...]]:
-    """How programs of a group are cut, by what they reduce, for those who keep it in mind."""
+    """Return the buckets of a group's programs by what they reduce, for those who keep them."""
     found = _KNOWN.setdefault(comm, _Known()).programs
     if len(found) >= _MOST_PLANS:
         found.clear()
@@ -103,7 +103,8 @@ def programs_of(comm: Communicator) -> dict[str, tuple[tuple[str, Buckets], ...]
 
 
 def agreed(comm: Communicator, what: str, make: Callable[[], Sequence[Sequence[int]]]) -> Buckets:
-    """What is reduced together, by number: as the first rank says when a group asks first.
+    """Return the buckets that all ranks use, by number: the first rank decides when a group asks
+    first.
 
     Args:
         comm: of the group, all ranks of which call this.
@@ -133,7 +134,7 @@ def _fastest(comm: Communicator, elements: int, empty: Empty | None) -> float:
 def plan(
     ready: Sequence[float], nbytes: Sequence[int], kinds: Sequence[object], link: Link
 ) -> tuple[int, ...]:
-    """How many gradients each bucket has, in order.
+    """Return the number of gradients in each bucket, in order.
 
     Args:
         ready: when each is there, in seconds from any moment, never before the one before it.
@@ -167,7 +168,7 @@ def plan(
 
 
 def problem_of(how: Reductions) -> str:
-    """Why gradients cannot be cut in this way; empty where they can."""
+    """Return why gradients cannot be cut in this way; empty where they can."""
     if isinstance(how, str):
         return "" if how in ("auto", "off") else 'a word is "auto" or "off"'
     if isinstance(how, int):
@@ -219,7 +220,7 @@ def _filled(nbytes: Sequence[int], most: int) -> tuple[int, ...]:
 
 
 def _units(kinds: Sequence[object]) -> list[int]:
-    """Where runs of gradients end that are planned as one, so that there are not too many."""
+    """Return the ends of runs of gradients that are planned as one, so that there are not too many."""
     step = -(-len(kinds) // _MOST_UNITS)
     last = len(kinds)
     return [i for i in range(1, last + 1) if i == last or i % step == 0 or kinds[i] != kinds[i - 1]]
@@ -239,7 +240,7 @@ def _traced(choices: Sequence[Array], ends: Sequence[int]) -> tuple[int, ...]:
 def finish(
     sizes: Sequence[int], ready: Sequence[float], nbytes: Sequence[int], link: Link
 ) -> float:
-    """When the last bucket is reduced, as modelled."""
+    """Return the modelled time at which the last bucket is reduced."""
     end, at = float("-inf"), 0
     for k, size in enumerate(sizes):
         begin = max(end, ready[at + size - 1] + k * link.alpha)

@@ -19,7 +19,7 @@ NCCL = "nccl"
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """What one rank has of a library.
+    """One rank's version of a library.
 
     Attributes:
         version: of the library; ranks use it together where it is equal.
@@ -35,7 +35,7 @@ class Offer:
 _offers: dict[str, tuple[Offer, ...]] = {}
 """By library, what every rank of the world has."""
 _HELD = [False]
-"""Whether arrays go through the host although a library could carry them."""
+"""True if arrays go through the host although a library could carry them."""
 
 
 def meet(world: Communicator, own: Mapping[str, Offer]) -> None:
@@ -50,7 +50,7 @@ def meet(world: Communicator, own: Mapping[str, Offer]) -> None:
 
 
 def why_not(library: str, group: str) -> str:
-    """Why a library does not carry arrays of a group, by its name; empty where it does."""
+    """Return why a library does not carry arrays of a group, by its name; empty where it does."""
     world = groups.world()
     offers = _offers.get(library)
     if world is None or offers is None or len(offers) != world.size:
@@ -92,5 +92,5 @@ def hold(value: bool) -> bool:
 
 
 def held() -> bool:
-    """Whether all arrays go through the host because somebody wants them to."""
+    """Return whether all arrays go through the host because somebody wants them to."""
     return _HELD[0]

@@ -40,7 +40,7 @@ def shrink_to(world: Communicator) -> None:
 
 
 def losses() -> int:
-    """How often this process's world has shrunk."""
+    """Return how often this process's world has shrunk."""
     return _losses[0]
 
 

@@ -28,7 +28,7 @@ class DoneHandle:
 
 
 class Unanimous:
-    """What a process alone is about to do."""
+    """Rendezvous of a process that is alone."""
 
     def done(self) -> bool:
         """True."""

@@ -114,7 +114,7 @@ def open_world(
 
 
 def is_whole(world: MpiCommunicator, fine: bool) -> bool:
-    """Whether no rank is lost and all are fine, the same answer on all that are left.
+    """Return whether no rank is lost and all are fine, the same answer on all that are left.
 
     Raises:
         CommunicationError: a rank is there, but does not come.
@@ -194,7 +194,7 @@ class MpiCommunicator:
         self._going: deque[_Going] = deque()
         self.begun: deque[MPI.Request] = deque()
         self.defers = len(set(machines)) == 1
-        """Whether what is to go on in the background is carried out when it is waited for. Memory
+        """True if what is to go on in the background is carried out when it is waited for. Memory
         that ranks share moves nothing while nobody calls MPI, and waiting in it takes a third of
         the time of asking."""
         self._outgoing = _Outgoing()
@@ -450,7 +450,7 @@ def _late(comm: MpiCommunicator, source: int, what: str, waited: float) -> None:
 
 
 class _Outgoing:
-    """What is being sent, kept until it has left."""
+    """Message that is being sent, kept until it has left."""
 
     def __init__(self) -> None:
         self._held: list[tuple[MPI.Request, Any]] = []
@@ -490,7 +490,7 @@ class _Going:
         return self._request is not None
 
     def done(self) -> bool:
-        """Whether the result is there."""
+        """Return whether the result is there."""
         self._owner.advance()
         try:
             return self._over or (self._request is not None and bool(self._request.Test()))

@@ -1,4 +1,4 @@
-"""Whether all ranks of a group are about to do the same, and who is missing.
+"""True if all ranks of a group are about to do the same, and who is missing.
 
 Before a collective every rank hands in a hash of what it is about to do; a board in shared memory,
 or a reduction of 16 bytes, tells everybody whether the hashes are equal. That is waited for with an
@@ -37,7 +37,7 @@ _LONG = 0.1
 """Seconds after which a rank says that it waits, and polls less often."""
 _NAP = 0.0005
 _WATCHERS = 16
-"""How many ranks are told who waits; in a large group the others need not know."""
+"""Number of ranks that are told who waits; in a large group the others need not know."""
 _MOST_KNOWN = 4096
 """Kinds of reductions that are kept ready."""
 _WORDS_TIME = 2.0
@@ -196,7 +196,9 @@ class Muster:
         )
 
     def disagree(self, what: str, number: int) -> CommunicationError:
-        """What every rank was about to do; ranks tell one another, point to point."""
+        """Return an error that names what every rank was about to do; ranks tell one another, point
+        to point.
+        """
         me, size = self.comm.rank, self.comm.size
         self._words[me, number] = what
         self._sent += [self.comm.isend((number, what), r, _WORDS) for r in range(size) if r != me]
@@ -284,12 +286,12 @@ class Reduction:
         return _soon(self.request) and self.is_unanimous()
 
     def test(self) -> bool:
-        """Whether all ranks have."""
+        """Return whether all ranks have."""
         done: bool = self.request.Test()
         return done
 
     def is_unanimous(self) -> bool:
-        """Whether they are equal, once it is done."""
+        """Return whether they are equal, once it is done."""
         return bool(self._all[0] == -self._all[1])
 
 
@@ -313,17 +315,17 @@ class Exchange:
         return _soon(self._request) and self.is_unanimous()
 
     def test(self) -> bool:
-        """Whether the other rank has."""
+        """Return whether the other rank has."""
         done: bool = self._request.Test()
         return done
 
     def is_unanimous(self) -> bool:
-        """Whether they are equal, once the other one is there."""
+        """Return whether they are equal, once the other one is there."""
         return bool(self._mine[0] == self._theirs[0])
 
 
 def _soon(request: MPI.Request) -> bool:
-    """Whether a request is over within a moment."""
+    """Return whether a request is over within a moment."""
     test = request.Test
     for _ in _TURNS:  # noqa: SIM110  (a generator takes longer than all else here)
         if test():
@@ -341,7 +343,7 @@ class Check:
         self._what, self._number = what, number
 
     def done(self) -> bool:
-        """Whether all have come.
+        """Return whether all have come.
 
         Raises:
             CommunicationError: they have, to do different things.

@@ -1,4 +1,4 @@
-"""What is left of a group when ranks are gone: MPI's user-level fault mitigation (ULFM).
+"""Survivors of a group when ranks are gone: MPI's user-level fault mitigation (ULFM).
 
 Bland, Bouteiller, Herault, Bosilca, Dongarra: Post-failure recovery of MPI communication
 capability (2013). In a job that was started for it, a call that needs a lost rank returns an
@@ -27,26 +27,26 @@ _NEWS = 2.0
 """Seconds in which a rank hears who is lost that only knows that somebody is."""
 _NAP = 0.001
 _SPINS = 2000
-"""How often an agreement is asked for before the rank sleeps in between."""
+"""Number of turns in which an agreement is asked for before the rank sleeps in between."""
 
 
 def is_resilient() -> bool:
-    """Whether this job outlives ranks: `mpiexec --with-ft ulfm` of Open MPI 5 says so."""
+    """Return whether this job outlives ranks: `mpiexec --with-ft ulfm` of Open MPI 5 says so."""
     return (foreign("OMPI_MCA_mpi_ft_enable") or "").lower() in _YES
 
 
 def ends_alone() -> bool:
-    """Whether a rank of this job ends without waiting for others, some of which may be lost."""
+    """Return whether a rank of this job ends without waiting for others, some of which may be lost."""
     return (foreign("OMPI_MCA_async_mpi_finalize") or "").lower() in _YES
 
 
 def is_loss(error: MPI.Exception) -> bool:
-    """Whether an error of MPI says that ranks are lost."""
+    """Return whether an error of MPI says that ranks are lost."""
     return is_resilient() and error.Get_error_class() in _LOSSES
 
 
 def has_lost(comm: MPI.Comm) -> bool:
-    """Whether ranks are known to be lost; in a job that outlives them."""
+    """Return whether ranks are known to be lost; in a job that outlives them."""
     MPI.COMM_SELF.Iprobe()  # News come while MPI is called.
     return bool(comm.Get_failed().size)
 
@@ -70,7 +70,7 @@ def loss(where: str, comm: MPI.Comm, ranks: Sequence[int]) -> RankLost:
 
 
 def unanimous(comm: MPI.Comm, fine: bool, timeout: float) -> bool:
-    """Whether nobody is lost and all are fine: the same answer on all ranks that are left.
+    """Return whether nobody is lost and all are fine: the same answer on all ranks that are left.
 
     Works in groups that have been revoked.
 
@@ -103,7 +103,7 @@ def unanimous(comm: MPI.Comm, fine: bool, timeout: float) -> bool:
 def rest_of(
     comm: MPI.Comm, make: Callable[[MPI.Intracomm], T], timeout: float, met: bool = False
 ) -> T:
-    """What is made of the ranks that are left; all of them call this together.
+    """Make something of the ranks that are left; all of them call this together.
 
     Args:
         comm: revoked.

@@ -88,5 +88,5 @@ class ImageFolder(VisionDataset):
 
 
 def is_img(filename: str) -> bool:
-    """Whether a name has an extension of an image."""
+    """Return whether a name has an extension of an image."""
     return filename.lower().endswith(IMG_EXT)

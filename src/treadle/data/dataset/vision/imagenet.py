@@ -94,7 +94,7 @@ class ImageNet(ImageFolder):
         return read_synsets(Path(self.devkit_dir, "data", "meta.mat"))
 
     def check_raw_file(self) -> bool:
-        """Whether all archives are there."""
+        """Return whether all archives are there."""
         names = (name for name, _ in self.raw_file_meta.values())
         return all(os.path.exists(os.path.join(self.top, name)) for name in names)
 

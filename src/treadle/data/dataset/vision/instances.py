@@ -22,7 +22,7 @@ _UNUSED = ("license", "coco_url", "date_captured", "flickr_url")
 
 
 class InstanceDataset(VisionDataset):
-    """What `COCO` and `Objects365` have in common.
+    """Base of `COCO` and `Objects365`.
 
     Args:
         root: directory of the images.
@@ -90,7 +90,7 @@ class InstanceDataset(VisionDataset):
         return len(self.ids)
 
     def get_img_info(self, index: int) -> dict[str, Any]:
-        """What the file says of an image: `id`, `file_name`, `height`, `width`, ..."""
+        """Return the file's record of an image: `id`, `file_name`, `height`, `width`, ..."""
         return self.imgs[self.ids[index]]
 
     def _trimmed(self, annotation: Annotation) -> Annotation:
@@ -159,7 +159,7 @@ class InstanceDataset(VisionDataset):
 
 
 def has_valid_annotation(anno: Sequence[Annotation], order: Sequence[str]) -> bool:
-    """Whether the annotations of an image have what the fields of `order` need."""
+    """Return whether the annotations of an image have what the fields of `order` need."""
     if not anno:
         return False
     if ("boxes" in order or "boxes_category" in order) and "bbox" not in anno[0]:

@@ -88,7 +88,7 @@ class MNIST(VisionDataset):
 
     @property
     def meta(self) -> dict[str, dict[str, int]]:
-        """What the files' headers say: counts and sizes of images and labels."""
+        """Headers of the files: counts and sizes of images and labels."""
         count, height, width, _ = self.arrays[0].shape
         return {
             "images": {"magic": 2051, "imgs": count, "height": height, "width": width},
