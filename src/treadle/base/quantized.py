@@ -297,7 +297,9 @@ def is_bfloat16(dtype: object) -> bool:
 
 
 def is_differentible_dtype(dtype: object) -> bool:
-    """Return whether gradients are defined for tensors of this dtype (spelled as MegEngine does)."""
+    """Return whether gradients are defined for tensors of this dtype (spelled as
+    MegEngine does).
+    """
     if is_quantize(dtype) or is_lowbit(dtype):
         return False
     return any(_is(dtype, kind) for kind in ("float16", bfloat16, "float32", "float64"))

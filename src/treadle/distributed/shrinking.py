@@ -23,7 +23,9 @@ __all__ = [
 
 
 def can_shrink() -> bool:
-    """Return whether this job was started so that it outlives ranks, by Open MPI 5 with its ULFM."""
+    """Return whether this job was started so that it outlives ranks, by Open MPI 5 with
+    its ULFM.
+    """
     world = groups.world()
     if world is None or world.engine != "mpi":
         return False

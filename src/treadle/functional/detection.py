@@ -111,7 +111,9 @@ def _mean_of_parts(x: Tensor, rois: Tensor, grid: tuple[int, ...], scale: float)
 
 
 def _covered(first: Tensor, last: Tensor, parts: int, extent: int) -> Tensor:
-    """Mark the cells of `extent` that belong to each part of regions (K,): bool (K, parts, extent)."""
+    """Mark the cells of `extent` that belong to each part of regions (K,): bool (K,
+    parts, extent).
+    """
     start = first.reshape(-1, 1, 1)
     cells = maximum(last.reshape(-1, 1, 1) - start + 1, 1)
     number = first.constant(np.arange(parts, dtype=np.int32).reshape(1, parts, 1))

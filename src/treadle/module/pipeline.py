@@ -180,7 +180,9 @@ class _Run:
         self._comm.send(array, rank)
 
     def _receive(self, rank: int) -> Tensor:
-        """Receive a rank's tensor of this step; what is left of a step that failed is passed over."""
+        """Receive a rank's tensor of this step; what is left of a step that failed is
+        passed over.
+        """
         number = None
         while number != self._number:
             number, shape, dtype = self._comm.recv_value(rank)

@@ -308,7 +308,9 @@ class FillPoly(Module):
 
 
 def _inside(points: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """Return whether a line from each cell to the right crosses the polygon an odd number of times."""
+    """Return whether a line from each cell to the right crosses the polygon an odd number
+    of times.
+    """
     n, count, _ = points.shape
     ahead = F.concat([points[:, 1:], points[:, :1]], axis=1)
     corners = (points[..., 0], points[..., 1], ahead[..., 0], ahead[..., 1])

@@ -144,7 +144,9 @@ class Indexing(Op):
         return (*rest[: self.position], *common, *rest[self.position :])
 
     def key(self, *indices: Any) -> tuple[Any, ...]:
-        """Return the index in NumPy's form: arrays at `axes`, full slices before and between them."""
+        """Return the index in NumPy's form: arrays at `axes`, full slices before and
+        between them.
+        """
         found: list[Any] = [slice(None)] * (self.axes[-1] + 1)
         for axis, index in zip(self.axes, indices, strict=True):
             found[axis] = index

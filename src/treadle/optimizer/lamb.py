@@ -74,7 +74,9 @@ class LAMB(Optimizer):
         param._reset(new.astype(param.dtype))
 
     def _adapts(self, group: Group) -> bool:
-        """Return whether steps are scaled to norms; a compiled step holds for the present answer."""
+        """Return whether steps are scaled to norms; a compiled step holds for the present
+        answer.
+        """
 
         def answer() -> bool:
             return self.always_adapt or group["weight_decay"] > 0.0

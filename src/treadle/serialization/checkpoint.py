@@ -141,7 +141,9 @@ def _refuse_pickle(function: str, module: object) -> None:
 
 
 def _foreign_reader(source: Source) -> Callable[[Source, Callable[[str], str]], object] | None:
-    """Return the reader of a file, None if it is a container; raises for kinds that nothing reads."""
+    """Return the reader of a file, None if it is a container; raises for kinds that
+    nothing reads.
+    """
     prefix = source.read(0, 32)
     if not prefix:
         raise source.error("the file is empty")

@@ -47,7 +47,9 @@ def is_inline(value: object) -> bool:
 
 
 def is_key(value: object) -> bool:
-    """Return whether a value may be a dict key or set element: hashing it must be cheap and safe."""
+    """Return whether a value may be a dict key or set element: hashing it must be cheap
+    and safe.
+    """
     if type(value) is tuple:
         return all(_is_plain(item) for item in value)
     return _is_plain(value)

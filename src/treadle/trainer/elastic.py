@@ -30,7 +30,9 @@ POLICIES = ("local", "global")
 
 
 class Stateful(Protocol):
-    """Interface of objects with a state that steps change, such as a scheduler or a `GradScaler`."""
+    """Interface of objects with a state that steps change, such as a scheduler or a
+    `GradScaler`.
+    """
 
     def state_dict(self) -> Any:
         """The state, as values of its own."""

@@ -442,7 +442,9 @@ def _require_finite(loss: float, step: int) -> None:
 
 
 def _state_of(data: Batches) -> dict[str, Any] | None:
-    """Return the position of a loader; None for other iterables, and for streams, which cannot say."""
+    """Return the position of a loader; None for other iterables, and for streams, which
+    cannot say.
+    """
     is_indexable = isinstance(data, DataLoader) and not isinstance(data.dataset, StreamDataset)
     return data.state_dict() if isinstance(data, DataLoader) and is_indexable else None
 

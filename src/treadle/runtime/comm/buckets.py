@@ -220,7 +220,9 @@ def _filled(nbytes: Sequence[int], most: int) -> tuple[int, ...]:
 
 
 def _units(kinds: Sequence[object]) -> list[int]:
-    """Return the ends of runs of gradients that are planned as one, so that there are not too many."""
+    """Return the ends of runs of gradients that are planned as one, so that there are not
+    too many.
+    """
     step = -(-len(kinds) // _MOST_UNITS)
     last = len(kinds)
     return [i for i in range(1, last + 1) if i == last or i % step == 0 or kinds[i] != kinds[i - 1]]

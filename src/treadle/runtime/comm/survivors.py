@@ -36,7 +36,9 @@ def is_resilient() -> bool:
 
 
 def ends_alone() -> bool:
-    """Return whether a rank of this job ends without waiting for others, some of which may be lost."""
+    """Return whether a rank of this job ends without waiting for others, some of which
+    may be lost.
+    """
     return (foreign("OMPI_MCA_async_mpi_finalize") or "").lower() in _YES
 
 
