@@ -84,7 +84,7 @@ class Array:
 
     @property
     def device(self) -> CompNode:
-        """Where the data is."""
+        """Device of the data."""
         return self.real_part.device
 
     @property

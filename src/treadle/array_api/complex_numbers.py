@@ -194,7 +194,7 @@ def _root_beside(a: Tensor, b: Tensor, sign: float) -> Pair:
 
 
 def _size_of_root(a: Tensor, b: Tensor) -> tuple[Tensor, Pair]:
-    """Whether z is so large that its square would overflow, and log(2 z) there."""
+    """Return whether z is so large that its square would overflow, and log(2 z) there."""
     large = apply(ew.Maximum(), _abs(a), _abs(b)) > 1e15
     real, imag = log(a, b)
     return large, (real + math.log(2.0), imag)

@@ -88,7 +88,7 @@ def part_of(dtype: NumpyType) -> DType:
 
 @dataclass(frozen=True)
 class FloatLimits:
-    """What `finfo` tells, for complex types of their parts."""
+    """Result of `finfo`, for complex types that of their parts."""
 
     bits: int
     eps: float
@@ -100,7 +100,7 @@ class FloatLimits:
 
 @dataclass(frozen=True)
 class IntegerLimits:
-    """What `iinfo` tells."""
+    """Result of `iinfo`."""
 
     bits: int
     max: int
@@ -127,7 +127,8 @@ def iinfo(type: Any, /) -> IntegerLimits:
 
 
 def isdtype(dtype: Any, kind: Any) -> _python_bool:
-    """Whether a type is of a kind ("bool", "integral", ...), is a type, or is one of a tuple.
+    """Return whether a type is of a kind ("bool", "integral", ...), is a type, or is one of a
+    tuple.
 
     Raises:
         ValueError: there is no such kind.
@@ -142,7 +143,7 @@ def isdtype(dtype: Any, kind: Any) -> _python_bool:
 
 
 def can_cast(from_: Any, to: Any, /) -> _python_bool:
-    """Whether promotion leads from one type (or that of an array) to another."""
+    """Return whether promotion leads from one type (or that of an array) to another."""
     source, target = as_numpy(getattr(from_, "dtype", from_)), as_numpy(to)
     try:
         return promoted(source, target) == target
@@ -151,7 +152,7 @@ def can_cast(from_: Any, to: Any, /) -> _python_bool:
 
 
 def promoted(x: NumpyType, y: NumpyType) -> NumpyType:
-    """What two types meet in.
+    """Return the type that two types meet in.
 
     Raises:
         TypeError: the standard says nothing about the two.

@@ -184,7 +184,7 @@ isnan = _test("isnan", logic.IsNan(), False, logic.LogicalOr(), "Whether x is Na
 
 
 def signbit(x: Array, /) -> Array:
-    """Whether the sign of a number is minus, also that of -0 and NaN."""
+    """Return whether the sign of a number is minus, also that of -0 and NaN."""
     x = as_array(x, "signbit")
     require("signbit", x, "real floating")
     return Array(complex_numbers.copysign(1.0, x.real_part) < 0.0)
@@ -347,7 +347,7 @@ bitwise_right_shift = _binary(
 
 
 def equal(x1: Any, x2: Any, /) -> Array:
-    """Whether x1 == x2."""
+    """Return whether x1 == x2."""
     x, y = promote(x1, x2)
     found = apply(logic.Equal(), x.real_part, y.real_part)
     if x.imag_part is not None and y.imag_part is not None:
@@ -356,7 +356,7 @@ def equal(x1: Any, x2: Any, /) -> Array:
 
 
 def not_equal(x1: Any, x2: Any, /) -> Array:
-    """Whether x1 != x2."""
+    """Return whether x1 != x2."""
     return logical_not(equal(x1, x2))
 
 

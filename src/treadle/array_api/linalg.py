@@ -41,28 +41,28 @@ __all__ = [
 
 
 class Eigh(NamedTuple):
-    """What `eigh` finds."""
+    """Result of `eigh`."""
 
     eigenvalues: Array
     eigenvectors: Array
 
 
 class Qr(NamedTuple):
-    """What `qr` finds."""
+    """Result of `qr`."""
 
     Q: Array
     R: Array
 
 
 class Slogdet(NamedTuple):
-    """What `slogdet` finds."""
+    """Result of `slogdet`."""
 
     sign: Array
     logabsdet: Array
 
 
 class SvdResult(NamedTuple):
-    """What `svd` finds."""
+    """Result of `svd`."""
 
     U: Array
     S: Array
@@ -295,7 +295,7 @@ def _threshold(x: Array, values: Array, rtol: Any) -> Array:
 
 
 def matrix_rank(x: Array, /, *, rtol: Any = None) -> Array:
-    """How many singular values are not nearly zero."""
+    """Count the singular values that are not nearly zero."""
     x = _matrices("matrix_rank", x)
     values = svdvals(x)
     return statistics.count_nonzero(ew.greater(values, _threshold(x, values, rtol)), axis=-1)

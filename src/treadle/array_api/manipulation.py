@@ -50,7 +50,7 @@ def axis_of(axis: int, ndim: int, name: str) -> int:
 
 
 def some(arrays: Sequence[Array], name: str) -> list[Array]:
-    """What is to be joined, which cannot be nothing.
+    """Return the arrays to be joined, of which there must be some.
 
     Raises:
         ValueError: there is no array.

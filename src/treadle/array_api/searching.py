@@ -94,7 +94,7 @@ def searchsorted(
     side: Literal["left", "right"] = "left",
     sorter: Array | None = None,
 ) -> Array:
-    """Where elements of x2 would go into the sorted x1: before or behind its equals.
+    """Return where elements of x2 would go into the sorted x1: before or behind its equals.
 
     Raises:
         ValueError: x1 is not one line, or `side` is neither "left" nor "right".
@@ -166,7 +166,7 @@ def _beside(x: Array, shape: list[int], axis: int) -> Array:
 
 
 class UniqueAll(NamedTuple):
-    """What `unique_all` finds."""
+    """Result of `unique_all`."""
 
     values: Array
     indices: Array
@@ -175,14 +175,14 @@ class UniqueAll(NamedTuple):
 
 
 class UniqueCounts(NamedTuple):
-    """What `unique_counts` finds."""
+    """Result of `unique_counts`."""
 
     values: Array
     counts: Array
 
 
 class UniqueInverse(NamedTuple):
-    """What `unique_inverse` finds."""
+    """Result of `unique_inverse`."""
 
     values: Array
     inverse_indices: Array

@@ -139,24 +139,24 @@ def min(x: Array, /, *, axis: Axes | None = None, keepdims: bool = False) -> Arr
 
 
 def truth(x: Array) -> Array:
-    """Whether elements are not zero."""
+    """Return whether elements are not zero."""
     return x if x.dtype == dtypes.bool else elementwise.not_equal(x, 0)
 
 
 def all(x: Array, /, *, axis: Axes | None = None, keepdims: bool = False) -> Array:
-    """Whether no element over axes is zero."""
+    """Return whether no element over axes is zero."""
     x = truth(as_array(x, "all"))
     return x.map(_reduced(reduce.All, axes_of(axis, x.ndim, "all"), keepdims))
 
 
 def any(x: Array, /, *, axis: Axes | None = None, keepdims: bool = False) -> Array:
-    """Whether an element over axes is not zero."""
+    """Return whether an element over axes is not zero."""
     x = truth(as_array(x, "any"))
     return x.map(_reduced(reduce.Any, axes_of(axis, x.ndim, "any"), keepdims))
 
 
 def count_nonzero(x: Array, /, *, axis: Axes | None = None, keepdims: bool = False) -> Array:
-    """How many elements over axes are not zero."""
+    """Count the elements over axes that are not zero."""
     ones_ = converted(truth(as_array(x, "count_nonzero")), dtypes.int64)
     return sum(ones_, axis=axis, keepdims=keepdims)
 
@@ -265,7 +265,7 @@ def diff(
 
 
 def max_of(x: Array, axis: int) -> int:
-    """How many differences there are along an axis."""
+    """Return the number of differences along an axis."""
     return x.shape[axis] - 1 if x.shape[axis] else 0
 
 

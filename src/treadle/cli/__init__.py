@@ -101,7 +101,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _told(error: Exception) -> str:
-    """What is said of an error that nobody foresaw, in place of its traceback."""
+    """Return what is said of an error that nobody foresaw, in place of its traceback."""
     if isinstance(error, ImportError):
         hint = "install what is missing; treadle doctor shows what is there"
         return f"{error}\n  hint: {hint}"
@@ -117,6 +117,8 @@ def _status_of(error: TreadleError) -> Status:
 
 
 def _is_ours(file: str) -> bool:
-    """Whether a line that an error names is of the command itself, and none of the user's."""
+    """Return whether a line that an error names is of the command itself, and none of the
+    user's.
+    """
     path = Path(file)
     return "typer" in path.parts or path.name == Path(sys.argv[0]).name

@@ -114,7 +114,7 @@ def _questions(watched: Sequence[Watched]) -> int:
 
 
 def told(found: Tuned) -> str:
-    """What came of a question, in one line."""
+    """Return a question's outcome in one line."""
     head = f"{found.name}: {duration(found.before)}"
     if found.choice is None:
         return f"{head}, none of {found.tried} is clearly better"

@@ -58,7 +58,7 @@ def _page() -> str:
 
 
 def section(name: str) -> str:
-    """What the page of errors says of a class, as Markdown."""
+    """Return the section of the page of errors on a class, as Markdown."""
     match = re.search(rf"^## {name}\n.*?(?=^## |\Z)", _page(), re.MULTILINE | re.DOTALL)
     if match is None:
         raise LookupError(f"the page of errors has no section {name}")

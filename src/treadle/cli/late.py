@@ -11,7 +11,7 @@ from typer.core import TyperArgument, TyperCommand, TyperGroup
 from typer.main import get_command
 
 _NUMBERS = {"int": "N", "float": "X"}
-"""What stands for a number in help; switches have nothing, texts their own words."""
+"""Placeholders of numbers in help; switches have nothing, texts their own words."""
 
 
 def _plain(params: list[Any], context: Any) -> list[Any]:

@@ -201,7 +201,7 @@ def room() -> Any:
 
 
 def access_of(serving: Any, sock: Any, token: str, names: list[str] | None) -> Any:
-    """Who may ask, with a word to those who open the server to a network."""
+    """Return the rules of access, with a word to those who open the server to a network."""
     only_here = serving.is_loopback(sock)
     if not only_here and not token:
         typer.echo(
@@ -252,7 +252,7 @@ def _native(path: Path, allowed: bool | None) -> OfflineModel | None:
 
 
 def _shapes(names: list[str], given: list[str]) -> dict[str, list[str]]:
-    """What is said of each model; what begins with no model's name is said of all."""
+    """Return the shapes given for each model; what begins with no model's name holds for all."""
     said: dict[str, list[str]] = {name: [] for name in names}
     for text in given:
         owner, sign, rest = text.partition(":")

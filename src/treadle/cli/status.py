@@ -1,4 +1,4 @@
-"""What exit statuses of all commands mean."""
+"""Exit statuses of all commands."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from treadle.base.errors import LoadError
 
 
 class Status(enum.IntEnum):
-    """How a command ended."""
+    """Status in which a command ended."""
 
     DONE = 0
     """It did what was asked."""
@@ -29,4 +29,4 @@ class Unfit(LoadError):
 
 
 class Misuse(LoadError):
-    """What was typed makes no sense, whatever the files hold."""
+    """Error for arguments that make no sense, whatever the files hold."""

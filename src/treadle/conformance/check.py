@@ -1,4 +1,4 @@
-"""What a check is: a name, a function that raises where the backend is wrong, and its tier."""
+"""Checks: a name, a function that raises where the backend is wrong, and its tier."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def probe_is_stable(subject: Subject) -> None:
 
 
 def every_device_opens(subject: Subject) -> Measured:
-    """What probing counted can be opened, and computes."""
+    """Devices that probing counted can be opened, and compute."""
     for index in range(subject.count):
         given = np.arange(5, dtype=np.int32)
         got = subject.resident(given, index).host()
@@ -126,7 +126,7 @@ def memory_figures(subject: Subject) -> Measured:
 
 
 def no_leak(subject: Subject) -> None:
-    """What is freed can be used again."""
+    """Memory that was freed can be used again."""
     raw = subject.raw
     subject.stream.synchronize()
     _, before = raw.memory()

@@ -48,7 +48,9 @@ def own_collectives(subject: Subject) -> Measured:
 
 
 def carried(kind: str, dtypes: tuple[str, ...]) -> tuple[str, Any]:
-    """How arrays travel, and results of every collective where that is not through the host."""
+    """Return how arrays travel, and results of every collective where that is not through
+    the host.
+    """
     rank = dist.get_rank()
     carrying.meet(dist.WORLD.communicator(), kind, rank)
     if not carrying.carries(dist.WORLD.name):
@@ -68,7 +70,7 @@ def by_way_of_the_host(subject: Subject) -> Measured:
 
 
 def _on_ranks(subject: Subject, function: Callable[..., Any], *given: Any) -> list[Any]:
-    """What a function gives on each of two ranks."""
+    """Run a function on each of two ranks."""
     missing = [m for m in ("mpi4py", "cloudpickle") if importlib.util.find_spec(m) is None]
     if missing:
         raise NotOffered(f"processes need {' and '.join(missing)}: pip install 'treadle[mpi]'")
@@ -81,7 +83,7 @@ def _on_ranks(subject: Subject, function: Callable[..., Any], *given: Any) -> li
 
 
 def operand(rank: int) -> Array:
-    """What a rank brings: small whole numbers, exact in every type."""
+    """Return a rank's operand: small whole numbers, exact in every type."""
     return (np.arange(8).reshape(4, 2) + rank).astype(np.float32)
 
 

@@ -124,7 +124,7 @@ def answers(subject: Subject, engine: SegmentEngine) -> Measured:
 
 
 def keeps_word(subject: Subject, engine: SegmentEngine) -> Measured:
-    """What it supports compiles and gives the reference's results."""
+    """Graphs that it supports compile and give the reference's results."""
     taken = 0
     for name in op_names():
         op = REGISTRY[name]
@@ -193,7 +193,7 @@ def _at_once(
 
 
 def stored(subject: Subject, engine: SegmentEngine) -> Measured:
-    """What is stored says what it depends on, and loads again here and in another process."""
+    """Stored programs say what they depend on, and load again here and in another process."""
     graph, arrays = _program(subject, engine, 0)
     executable = engine.compile_segment(graph)
     compat: Any = executable.compat()

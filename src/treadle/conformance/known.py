@@ -30,7 +30,7 @@ class Known:
     expires: datetime.date
 
     def covers(self, check: str) -> bool:
-        """Whether it is about this check."""
+        """Return whether it is about this check."""
         return fnmatchcase(check, self.check)
 
 

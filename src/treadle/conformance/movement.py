@@ -123,7 +123,7 @@ def copies_are_fresh(subject: Subject) -> None:
 
 
 def order_in_a_stream(subject: Subject) -> None:
-    """What is submitted later happens later, fills after copies and copies after fills."""
+    """Work that is submitted later happens later, fills after copies and copies after fills."""
     block = subject.alloc(256)
     for turn in range(LONG):
         subject.raw.fill(block.buffer, turn, 256, subject.stream)

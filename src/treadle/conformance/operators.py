@@ -80,7 +80,9 @@ def _note(subject: Subject, call: Call, dtype: DType) -> None:
 
 
 def runner(subject: Subject, call: Call) -> str:
-    """Who runs a call on the device: "kernel", an engine, or "host" with the code of the reason."""
+    """Return who runs a call on the device: "kernel", an engine, or "host" with the code of the
+    reason.
+    """
     if isinstance(call.op, Transfer):
         return "copy"
     found = decision(call.op, call.types, subject.place())
@@ -142,7 +144,7 @@ _TELLING = ("add", "add_along_axis", "conv", "conv_grad_weight", "matmul", "soft
 
 
 def determinism(subject: Subject) -> None:
-    """What the device runs itself gives the same bits at every call."""
+    """Ops that the device runs itself give the same bits at every call."""
     tried = 0
     for name in op_names():
         op = REGISTRY[name]

@@ -76,7 +76,7 @@ def copy_rate(subject: Subject) -> Measured:
 
 
 def share_of_fallback(subject: Subject, name: str) -> Measured:
-    """Which part of a forward pass's calls and time falls back to the host."""
+    """Measure the part of a forward pass's calls and time that falls back to the host."""
     images, _ = data(subject)
     with on(str(subject.place())):
         net = NETWORKS[name]()

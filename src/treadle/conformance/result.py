@@ -1,4 +1,4 @@
-"""What came of the checks: one result each, and a report of all."""
+"""Results of checks: one each, and a report of all."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Result:
 
     @property
     def bad(self) -> bool:
-        """Whether the run fails for it."""
+        """True if the run fails for it."""
         return self.status in BAD
 
 
@@ -50,7 +50,7 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing failed that was not known to."""
+        """True if nothing failed that was not known to."""
         return not any(result.bad for result in self.results)
 
     def failures(self) -> list[Result]:
@@ -58,7 +58,7 @@ class Report:
         return [result for result in self.results if result.bad]
 
     def counts(self) -> dict[str, Counter[str]]:
-        """How many results of each status every group has, in the groups' order."""
+        """Count the results of each status in every group, in the groups' order."""
         found: dict[str, Counter[str]] = {}
         for result in self.results:
             found.setdefault(result.group, Counter())[result.status] += 1

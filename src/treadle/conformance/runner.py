@@ -44,7 +44,7 @@ GROUPS: Mapping[str, Callable[[Subject], Iterable[Check]]] = {
     "Profiling": profiling.checks,
     "Performance sanity": performance.checks,
 }
-"""What is checked, in order: later groups rely on what earlier ones found sound."""
+"""Groups of checks, in order: later groups rely on what earlier ones found sound."""
 
 Seen = Callable[[Result], None]
 
@@ -118,7 +118,9 @@ _OF_ENGINES = ("Purity", "Honesty", "Graph")
 
 
 def _fits(subject: Subject, group: str) -> bool:
-    """Whether a group says anything about the backend: those without devices have engines only."""
+    """Return whether a group says anything about the backend: those without devices have engines
+    only.
+    """
     return not subject.engine_only or group in _OF_ENGINES
 
 

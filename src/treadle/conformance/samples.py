@@ -42,7 +42,7 @@ class Call:
         return types_of(self.arrays)
 
     def expected(self) -> tuple[Array, ...] | None:
-        """What the reference computes; None where it refuses the data."""
+        """Compute the reference's results; None where it refuses the data."""
         given = [np.array(a) for a in self.arrays]
         try:
             with np.errstate(all="ignore"):

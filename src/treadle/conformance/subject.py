@@ -64,13 +64,13 @@ class Subject:
             raise NotOffered(f"no device of {name} can be used here: {why or 'no reason given'}")
 
     def owns(self, engine: Engine) -> bool:
-        """Whether an engine is this backend's."""
+        """Return whether an engine is this backend's."""
         own: object = self.backend
         return engine is own
 
     @property
     def count(self) -> int:
-        """How many devices probing found."""
+        """Number of devices that probing found."""
         return self.entry.count
 
     def place(self, index: int = 0) -> CompNode:

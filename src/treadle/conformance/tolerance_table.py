@@ -1,4 +1,4 @@
-"""How far a backend's numbers may be from the reference's.
+"""Tolerances of a backend's numbers against the reference's.
 
 Relative and absolute tolerance are equal; sums are allowed the absolute one in units of the
 largest result, since cancellation leaves small sums with the error of large terms.

@@ -215,7 +215,9 @@ print(sum(float(v.sum()) if hasattr(v, "sum") else 0.0 for v in state.values()))
 
 
 def checkpoint(subject: Subject) -> None:
-    """What is saved on the device loads on the host of a process without the backend."""
+    """Checkpoints that were saved on the device load on the host of a process without the
+    backend.
+    """
     _, net = train(subject, str(subject.place()), mlp, _eager)
     state = net.state_dict()
     expected = sum(float(np.sum(np.asarray(v))) for v in state.values())

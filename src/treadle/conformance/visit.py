@@ -75,13 +75,13 @@ def _total(device: str) -> float:
 
 
 def _beside_others(registry: Any, kind: str) -> str:
-    """What goes wrong with all backends loaded; "" if nothing does."""
+    """Return what goes wrong with all backends loaded; "" if nothing does."""
     registry.loaded()
     return "" if _total(f"{kind}0") == 6.0 and _total("cpu0") == 6.0 else "other results"
 
 
 def _hidden(registry: Any, name: str, kind: str) -> str:
-    """What goes wrong where the user hides devices; "" if nothing does."""
+    """Return what goes wrong where the user hides devices; "" if nothing does."""
     from treadle.base.env import visible_devices
 
     count = registry.entries()[name].count
@@ -99,7 +99,7 @@ def _hidden(registry: Any, name: str, kind: str) -> str:
 
 
 def _refused(device: str) -> bool:
-    """Whether the framework says that there is no such device."""
+    """Return whether the framework says that there is no such device."""
     from treadle.base.errors import DeviceError
 
     try:
@@ -110,7 +110,7 @@ def _refused(device: str) -> bool:
 
 
 def _switched_off(registry: Any, kind: str) -> str:
-    """What goes wrong where the allow list has no foreign backend; "" if nothing does."""
+    """Return what goes wrong where the allow list has no foreign backend; "" if nothing does."""
     os.environ["TREADLE_BACKENDS"] = "off"
     registry.rescan()
     if _total("cpu0") != 6.0:
@@ -143,7 +143,7 @@ def _lasting(member: str) -> bool:
 
 
 def process_state() -> dict[str, Any]:
-    """What a module should leave alone when it is imported."""
+    """Return the state that a module should leave alone when it is imported."""
     import treadle
 
     numpy: Any = importlib.import_module("numpy")
@@ -179,7 +179,7 @@ def differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
 
 
 def in_child(work: Any) -> str:
-    """How work ends in a forked child: "fine", "wrong", "hangs", or what it raises."""
+    """Return how work ends in a forked child: "fine", "wrong", "hangs", or what it raises."""
     read, write = os.pipe()
     child = os.fork()
     if not child:

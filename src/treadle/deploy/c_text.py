@@ -30,7 +30,7 @@ def kernel_table(symbols: Sequence[str]) -> list[str]:
 
 
 def stop_table(stops: Sequence[Stop]) -> str:
-    """Where the program may stop, and what to say then."""
+    """Return the table of places where the program may stop, and what to say then."""
     rows = [f"  {{{s.step}, {s.base}, {s.offset}, {json.dumps(s.op)}, {s.high}}}," for s in stops]
     body = "\n".join(rows) or '  {-1, 0, 0, "", 0},'
     kind = "struct { int64_t step, base, offset; const char *op; int64_t extent; }"

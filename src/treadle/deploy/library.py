@@ -63,7 +63,7 @@ _ARM = {"i8mm": 13, "bf16": 14}
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """What was written.
+    """Files that were written.
 
     Attributes:
         library, header: the files.
@@ -253,7 +253,7 @@ class _Parts:
 
 
 def _question(features: Sequence[str]) -> str:
-    """Whether the processor has features, in C."""
+    """Return whether the processor has features, in C."""
     names = [_SUPPORTED[f] for f in features if f in _SUPPORTED]
     asked = [f'__builtin_cpu_supports("{n}")' for n in names]
     if "amx_tile" in features:

@@ -1,4 +1,4 @@
-"""What libraries and offline models have done beforehand: packing, folding, leaving out."""
+"""Preparation of libraries and offline models: packing, folding, leaving out."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def refuse(plan: Plan, what: str) -> None:
 
 
 def stops_of(plan: Plan) -> tuple[Stop, ...]:
-    """Where a program stops because an index is out of range."""
+    """Return the places where a program stops because an index is out of range."""
     found = []
     for step, number in plan.tasks.items():
         check, ((place, _),) = plan.host[number].op, plan.host[number].inputs

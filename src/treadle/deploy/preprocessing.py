@@ -1,4 +1,4 @@
-"""What is done to an image before a model sees it, written into the model itself.
+"""Preprocessing of images, written into the model itself.
 
 A configuration names an input of the model and says what arrives in its place: bytes of a camera
 or of a decoder. The steps become ops in front of the input, which the engine fuses like any others.
@@ -82,7 +82,7 @@ class Preprocessing:
     model_layout: str = "nchw"
 
     def as_dict(self) -> dict[str, Any]:
-        """What differs from the defaults, as JSON knows it."""
+        """Return the settings that differ from the defaults, as JSON knows them."""
         plain = Preprocessing()
         items = asdict(self).items()
         return {k: v for k, v in items if v != getattr(plain, k) or k == "format"}

@@ -53,7 +53,7 @@ treadle_weights:
 
 @dataclass(frozen=True, slots=True)
 class WebModule:
-    """What was written.
+    """Files that were written.
 
     Attributes:
         wasm, script: the files; the script loads the other one.

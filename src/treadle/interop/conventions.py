@@ -31,7 +31,7 @@ def truncated_quotient(x: Any, y: Any) -> Any:
 
 
 def remainder(x: Any, y: Any, *, truncated: bool) -> Any:
-    """What is left of x after whole multiples of y, both of one element type.
+    """Return what is left of x after whole multiples of y, both of one element type.
 
     With `truncated` it has the sign of x, as C's; else that of y, as Python's.
     """

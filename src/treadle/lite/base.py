@@ -13,7 +13,7 @@ from treadle.base.version import VERSION
 
 
 class LiteBackend(IntEnum):
-    """Who runs a network."""
+    """Engines that run a network."""
 
     LITE_DEFAULT = 0
 
@@ -46,7 +46,7 @@ class LiteDataType(IntEnum):
 
 
 class LiteTensorPhase(IntEnum):
-    """Which of a network's tensors are meant."""
+    """Kinds of a network's tensors."""
 
     LITE_IO = 0
     LITE_INPUT = 1
@@ -54,14 +54,14 @@ class LiteTensorPhase(IntEnum):
 
 
 class LiteIOType(IntEnum):
-    """Whether an input or output is a value or a shape."""
+    """True if an input or output is a value or a shape."""
 
     LITE_IO_VALUE = 0
     LITE_IO_SHAPE = 1
 
 
 class LiteAlgoSelectStrategy(IntEnum):
-    """How kernels are chosen; flags that may be combined. Treadle's model chooses in any case."""
+    """Choices of kernels; flags that may be combined. Treadle's model chooses in any case."""
 
     LITE_ALGO_HEURISTIC = 1
     LITE_ALGO_PROFILE = 2
@@ -70,7 +70,7 @@ class LiteAlgoSelectStrategy(IntEnum):
 
 
 class LiteLogLevel(IntEnum):
-    """What is logged."""
+    """Levels of logging."""
 
     DEBUG = 0
     INFO = 1
@@ -130,7 +130,7 @@ def to_lite(dtype: Any) -> LiteDataType:
 
 
 def device_kind(device_type: LiteDeviceType) -> str:
-    """What Treadle calls devices of a type: `gpu`, for example; "" for those on the host."""
+    """Return Treadle's name for devices of a type: `gpu`, for example; "" for those on the host."""
     return _KINDS.get(LiteDeviceType(device_type), "")
 
 

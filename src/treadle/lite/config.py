@@ -1,4 +1,4 @@
-"""How a network is loaded and run."""
+"""Configuration of loading and running a network."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class LiteOptions:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the options of a network come to when its model is compiled.
+    """Settings of a network's compilation that follow from its options.
 
     Attributes:
         layouts: orders of the axes of maps to choose from; empty for the file's, or the machine's.
@@ -71,7 +71,9 @@ AS_COMPILED = Settings()
 
 
 def settings_of(options: LiteOptions) -> Settings:
-    """What options ask of the compiler: `enable_nchw44` and the like choose orders of axes."""
+    """Return the settings that options ask for: `enable_nchw44` and the like choose
+    orders of axes.
+    """
     wanted = {
         "blocked": options.enable_nchw44 or options.enable_nchw88,
         "blocked-4": options.enable_nchw4 or options.enable_nchw44_dot,
@@ -84,7 +86,7 @@ def settings_of(options: LiteOptions) -> Settings:
 
 
 class LiteConfig:
-    """Where and how a network runs.
+    """Device and options of a network.
 
     Args:
         device_type: of the device that the network runs on.

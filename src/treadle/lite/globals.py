@@ -1,4 +1,4 @@
-"""What concerns the whole process: decryption, caches, devices."""
+"""Settings of the whole process: decryption, caches, devices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What runs of a network leave behind: profiles, and the values of all ops."""
+"""Records of a network's runs: profiles, and the values of all ops."""
 
 from __future__ import annotations
 

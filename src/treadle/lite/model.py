@@ -1,4 +1,4 @@
-"""What networks run: a model file's native code, or its portable part, compiled when needed."""
+"""Models that networks run: a file's native code, or its portable part, compiled when needed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 def is_packed(raw: bytes) -> bool:
-    """Whether these are the first bytes of a packed model."""
+    """Return whether these are the first bytes of a packed model."""
     return raw[:4] == b"PK\x03\x04"
 
 

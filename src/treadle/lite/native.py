@@ -11,11 +11,11 @@ from treadle.lite.config import LiteIO
 from treadle.lite.tensor import Array, LiteLayout, Shapes
 
 Room = Callable[[str, LiteLayout], "Array | None"]
-"""Where an output of a layout is to be written, by name; None: anywhere."""
+"""Destination of an output of a layout, by name; None: anywhere."""
 
 
 class Native:
-    """What a file was compiled to for machines like this one.
+    """A file's native code for machines like this one.
 
     Args:
         offline: the file, which has code that fits.

@@ -235,7 +235,7 @@ class LiteNetwork:
                 self._finish({self._ends[name]: t for name, t in self._outputs.items()})
 
     def _room(self, name: str, layout: LiteLayout) -> Array | None:
-        """Where a result goes: to its tensor, if it has one."""
+        """Return the array that a result is written to: its tensor's, if it has one."""
         tensor = self._outputs.get(name)
         if tensor is None or name in self._shapes_only or device_kind(tensor.device_type):
             return None
@@ -299,7 +299,8 @@ class LiteNetwork:
 
     @property
     def threads_number(self) -> int:
-        """How many threads share the work, of all networks in this process: they have one pool.
+        """Number of threads that share the work, of all networks in this process: they have one
+        pool.
 
         At first as many as there are cores, or as `TREADLE_NUM_THREADS` says. Results do not depend
         on it.
@@ -315,7 +316,9 @@ class LiteNetwork:
         loader_of("cpu").set_threads(nr_threads)
 
     def is_cpu_inplace_mode(self) -> bool:
-        """Whether `enable_cpu_inplace_mode` was called; runs are in the calling thread anyway."""
+        """Return whether `enable_cpu_inplace_mode` was called; runs are in the calling thread
+        anyway.
+        """
         return self._inplace
 
     def enable_cpu_inplace_mode(self) -> None:

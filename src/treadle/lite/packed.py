@@ -19,14 +19,14 @@ from treadle.lite.config import LiteOptions
 from treadle.lite.globals import decrypted
 
 Choices = Mapping[str, Mapping[str, int]]
-"""What was measured for kernels: numbers by the name of the question."""
+"""Measured choices of kernels: numbers by the name of the question."""
 _FORMAT = 1
 _MODEL, _INFO, _CACHE, _CRYPTION = "model", "info.json", "cache.json", "cryption.json"
 
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """What a packed model holds: the bytes of the model file, facts, measurements."""
+    """Content of a packed model: the bytes of the model file, facts, measurements."""
 
     model: bytes
     info: Mapping[str, Any]
@@ -69,7 +69,7 @@ def pack(path: Path, model: bytes, info: bytes, cache: Choices, methods: Mapping
 
 
 def unpack(raw: bytes) -> Packed:
-    """What a packed model holds.
+    """Read a packed model.
 
     Raises:
         CheckpointError: it is damaged, compressed, or lacks the model.

@@ -44,7 +44,7 @@ def _advice(kind: str) -> str:
 
 
 def count_of(device_type: LiteDeviceType) -> int:
-    """How many devices of a type there are."""
+    """Return the number of devices of a type."""
     return device_count(device_kind(device_type))
 
 
@@ -61,7 +61,7 @@ class PlacedTensor(LiteTensor):
         self._cell[:] = [to_device(payload, self._device)]
 
     def held(self) -> DeviceArray:
-        """What the tensor holds, as networks take it."""
+        """Return the tensor's content, as networks take it."""
         return self._cell[0]
 
     def _own(self, array: Array) -> None:

@@ -59,7 +59,7 @@ class Portable:
         return self.runner(tuple(a.shape for a in arrays), settings)(arrays)
 
     def runner(self, shapes: Shapes, settings: Settings) -> Runner:
-        """What runs the model on arrays of these shapes."""
+        """Return the runner of the model on arrays of these shapes."""
         graph, options = self.model.graph, self._options(settings)
         known = self._runners.get((options, shapes, settings.device))
         if known is None:

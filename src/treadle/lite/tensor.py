@@ -117,14 +117,14 @@ class LiteTensor:
         made = layout or LiteLayout()
         self._array: Array
         self._given: bool
-        """Whether the memory is not the tensor's own: `set_data_by_share` was called."""
+        """True if the memory is not the tensor's own: `set_data_by_share` was called."""
         self._own(np.zeros(made.shapes if layout else (0,), made.dtype))
 
     def _settle(self) -> None:
         """Open the device, ahead of taking memory there."""
 
     def held(self) -> Any:
-        """What the tensor holds, as networks take it."""
+        """Return the tensor's content, as networks take it."""
         return self._array
 
     def hold(self, payload: Any) -> None:
@@ -160,12 +160,12 @@ class LiteTensor:
 
     @property
     def is_pinned_host(self) -> bool:
-        """What it was made with."""
+        """The flag that it was made with."""
         return self._pinned
 
     @property
     def is_continue(self) -> bool:
-        """Whether the elements are dense and row-major."""
+        """True if the elements are dense and row-major."""
         return bool(self._array.flags.c_contiguous)
 
     @property

@@ -70,7 +70,7 @@ class TextEmbedder:
         return self.vectors([self.tokenizer.encode_pair(text) for text in texts])
 
     def rank(self, query: str, texts: Sequence[str]) -> Floats:
-        """How well texts answer a question, float32 (texts,): 0 to 1.
+        """Score how well texts answer a question, float32 (texts,): 0 to 1.
 
         Raises:
             EngineError: the model does not score pairs of texts.

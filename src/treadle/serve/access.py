@@ -1,4 +1,4 @@
-"""Who may ask: by token, and not by way of a page that somebody's browser shows.
+"""Access control: by token, and never by way of a page that somebody's browser shows.
 
 A page may send requests from the browser of whoever looks at it, to servers that only that machine
 can reach. It names the origin that it came from, and where it has its own name lead here (DNS
@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping
 from treadle.serve.protocol import Refusal
 
 _HEALTH = ("/v2/health/live", "/v2/health/ready", "/health")
-"""What may be asked without a token: whoever starts and stops servers asks that."""
+"""Paths that need no token, since whoever starts and stops servers asks them."""
 
 
 class Access:
@@ -47,7 +47,7 @@ class Access:
                 raise Refusal(401, "the request has no token, or a wrong one", asked)
 
     def _is_ours(self, host: str) -> bool:
-        """Whether a name is known, or a number: a page of another name cannot have that."""
+        """Return whether a name is known, or a number: a page of another name cannot have that."""
         name = _name(host)
         return name in (self._hosts or ()) or is_number(name)
 
@@ -60,7 +60,7 @@ def _name(host: str) -> str:
 
 
 def is_number(name: str) -> bool:
-    """Whether a host is an address."""
+    """Return whether a host is an address."""
     try:
         ipaddress.ip_address(name)
     except ValueError:

@@ -99,7 +99,9 @@ class Application(Reception):
         return answer()
 
     def _of_models(self, parts: list[str]) -> Callable[[], Response]:
-        """What `/v2/models/...` answers; an address that ends in `stats` may name no model."""
+        """Return the answer of `/v2/models/...`; an address that ends in `stats` may name
+        no model.
+        """
         match parts:
             case ["stats"]:
                 return _statistics([s for v in self._models.values() for s in v.values()])

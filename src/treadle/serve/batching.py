@@ -43,7 +43,7 @@ class Work:
 
     @property
     def behind(self) -> tuple[tuple[int, ...], ...]:
-        """What requests that are joined have in common."""
+        """Shapes that requests have in common which are joined."""
         return tuple(array.shape[1:] for array in self.arrays)
 
 
@@ -65,7 +65,7 @@ class Worker:
         self._delay, self._most_waiting = delay, most_waiting
         self._queue: SimpleQueue[Work | None] = SimpleQueue()
         self._next: Work | None = None
-        """What was taken out of the queue and did not fit into the batch."""
+        """Request that was taken out of the queue and did not fit into the batch."""
         self._open = True
         metrics.waiting.set_function(self._queue.qsize)
         self._thread = threading.Thread(

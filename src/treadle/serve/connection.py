@@ -50,7 +50,7 @@ class Config(uvicorn.Config):
         )
         self.limits = limits
         self.draining = False
-        """Whether every answer is the last one of its connection."""
+        """True if every answer is the last one of its connection."""
         self.clients: Counter[str] = Counter()
         """Connections by the address of their clients."""
 
@@ -89,7 +89,7 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
         self._left: int | None = None
         """Bytes of a body of known length that have not come."""
         self._memory: memoryview | None = None
-        """Where they go; None where nobody reads them."""
+        """Destination of the bytes; None where nobody reads them."""
         self._incoming: Incoming | None = None
         self._deadline: asyncio.TimerHandle | None = None
         """Of a request."""
@@ -170,7 +170,7 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
     # -- reading -------------------------------------------------------------------------------
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Where the next bytes go."""
+        """Return the memory for the next bytes."""
         if not self._left:
             return self._scratch
         if self.cycle.response_complete:
@@ -264,13 +264,13 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
 
     @property
     def _busy(self) -> bool:
-        """Whether a request that has arrived is being answered."""
+        """True if a request that has arrived is being answered."""
         last = self._last
         return last is not None and not last.response_complete and not last.more_body
 
     @property
     def _answered_early(self) -> bool:
-        """Whether a request that has not arrived as a whole has an answer: a refusal."""
+        """True if a request that has not arrived as a whole has an answer: a refusal."""
         last = self._last
         return last is not None and last.more_body and last.response_started
 
@@ -307,7 +307,7 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
             self.transport.abort()
 
     def send_400_response(self, msg: str) -> None:
-        """What does not parse as HTTP."""
+        """Answer a request that does not parse as HTTP."""
         self._refuse(HTTPStatus.BAD_REQUEST, msg)
 
     def _refuse(self, status: HTTPStatus, text: str) -> None:

@@ -1,4 +1,4 @@
-"""What the server takes: sizes, times and numbers, with their defaults."""
+"""Limits of the server: sizes, times and numbers, with their defaults."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ Shapes = tuple[tuple[int, ...], ...]
 Program = Callable[[Sequence[Array]], list[Array]]
 """Dense arrays of one program's input types to new arrays; threads may call it at once."""
 _CLOSE = 1e-2
-"""How far a row's results may be from those that it has alone, relative to the largest."""
+"""Largest difference of a row's results from those that it has alone, relative to the largest."""
 
 
 class ServedModel:
@@ -67,7 +67,7 @@ class ServedModel:
         return max((sizes[-1] for sizes in self.sizes.values()), default=1)
 
     def rows(self, arrays: Sequence[Array]) -> int:
-        """How many rows a request has; 0 if it runs alone.
+        """Return the number of rows of a request; 0 if it runs alone.
 
         Raises:
             Refusal: there is no program for its shapes.
@@ -133,7 +133,9 @@ class ServedModel:
         return joined
 
     def _rows_are_apart(self, behind: Shapes, sizes: Sequence[int]) -> bool:
-        """Whether rows have the results together that they have one by one, on random data."""
+        """Return whether rows have the results together that they have one by one, on
+        random data.
+        """
         generator, rows = np.random.default_rng(0), sizes[-1]
         given = []
         for shape, dtype in zip(behind, self._dtypes, strict=True):
@@ -258,7 +260,7 @@ def _behind(shapes: Shapes) -> Shapes:
 
 
 def _one_extent(shapes: Shapes) -> bool:
-    """Whether all have the same first extent."""
+    """Return whether all have the same first extent."""
     return all(shapes) and len({shape[0] for shape in shapes}) == 1
 
 

@@ -66,7 +66,7 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a client asks of a model.
+    """A client's request of a model.
 
     Attributes:
         inputs: in the model's order.
@@ -294,7 +294,7 @@ def _from_json(end: End, data: object, shape: tuple[int, ...], elements: int) ->
 def _wanted(
     entries: list[Any] | None, outputs: Sequence[End], binary: bool
 ) -> tuple[dict[str, bool], dict[str, int]]:
-    """Whether the wanted outputs come as bytes, and of which ones classes are wanted."""
+    """Return whether the wanted outputs come as bytes, and of which ones classes are wanted."""
     known = [end.name for end in outputs]
     if not entries:
         return dict.fromkeys(known, binary), {}

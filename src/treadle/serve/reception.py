@@ -1,4 +1,4 @@
-"""What applications of the server share: who is let in, bodies on their way, answers, the end.
+"""Parts that applications of the server share: access, bodies on their way, answers, the end.
 
 It runs under any ASGI server. `treadle.serve.connection` hands bodies over without copies.
 """
@@ -19,7 +19,7 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Scope = MutableMapping[str, Any]
 INCOMING = "treadle.incoming"
-"""Where a connection leaves an `Incoming` in the scope's state."""
+"""Key under which a connection leaves an `Incoming` in the scope's state."""
 
 
 class Incoming:
@@ -148,7 +148,7 @@ class Reception(ABC):
         return memoryview(b"".join(parts)), None
 
     def metrics_response(self) -> Response:
-        """What was counted, for a scraper."""
+        """Return the metrics, for a scraper."""
         headers = ((b"content-type", self.metrics.content_type),)
         return Response(200, headers, (self.metrics.text(),))
 

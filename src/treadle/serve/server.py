@@ -174,7 +174,7 @@ def url_of(sock: socket.socket) -> str:
 
 
 def is_loopback(sock: socket.socket) -> bool:
-    """Whether a server is for programs of this machine alone."""
+    """Return whether a server is for programs of this machine alone."""
     return ipaddress.ip_address(sock.getsockname()[0].partition("%")[0]).is_loopback
 
 

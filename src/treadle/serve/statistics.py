@@ -12,7 +12,7 @@ _REQUESTS = ("success", "fail", "queue", *_PHASES, "cache_hit", "cache_miss")
 
 
 class _Durations:
-    """How often something was done, and the seconds that it took in all."""
+    """Number of times something was done, and the seconds that it took in all."""
 
     __slots__ = ("count", "seconds")
 

@@ -44,7 +44,7 @@ def _files(given: str) -> dict[str, Path]:
 
 
 def _difference(first: Path, second: Path, allowed: float) -> str:
-    """What is wrong, or nothing."""
+    """Return what is wrong, or nothing."""
     a, b = load_array(first), load_array(second)
     if (a.shape, a.dtype) != (b.shape, b.dtype):
         return f"{a.dtype}{list(a.shape)} and {b.dtype}{list(b.shape)}"

@@ -26,7 +26,7 @@ def measure(graph: Graph, options: Options, seconds: float) -> Iterator[Tuned]:
 
 
 def carried(found: Iterable[Tuned], measured: Graph, run: Graph, options: Options) -> Choices:
-    """What was measured for a graph, as choices for the same graph on another batch size.
+    """Return measurements of a graph as choices for the same graph on another batch size.
 
     Their questions are the same in the same order; answers that are none for the other size, and
     all of them where the engine makes something else of it, are left out.
@@ -44,7 +44,7 @@ def carried(found: Iterable[Tuned], measured: Graph, run: Graph, options: Option
 
 
 def _questions(graph: Graph, options: Options) -> list[tuple[str, tuple[Mapping[str, int], ...]]]:
-    """What the compilation of a graph asks, and the answers that there are."""
+    """Return the questions that the compilation of a graph asks, and the answers that there are."""
     compiler = find_compiler(options)
     if not isinstance(compiler, MeasuringCompiler):
         return []

@@ -97,7 +97,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _prepare(args: argparse.Namespace) -> None:
-    """What has to be there before a model is read: threads, cores, libraries, measurements."""
+    """Prepare what has to be there before a model is read: threads, cores, libraries,
+    measurements.
+    """
     threads = args.multithread or args.multithread_default
     if threads:
         NUM_THREADS.set(str(threads))

@@ -1,4 +1,4 @@
-"""What the tools that run models share: reading inputs, timing, checking, writing values."""
+"""Parts that the tools which run models share: reading inputs, timing, checking, writing values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a module's `forward` names its arguments, kept without the class it came from."""
+"""Names of the arguments of a module's `forward`, kept without the class it came from."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class ArgSpec:
         return bound.args, bound.kwargs
 
     def names(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[str]:
-        """What the arguments of a call that `bind` made are called, in order."""
+        """Return the names of the arguments of a call that `bind` made, in order."""
         positional = [p.name for p in self.parameters if p.kind in _POSITIONAL]
         rest = next((p.name for p in self.parameters if p.kind == 2), "arg")
         more = [f"{rest}_{i}" for i in range(len(args) - len(positional))]
@@ -91,7 +91,7 @@ class ArgSpec:
 
 
 def argspec_of(module: Any) -> ArgSpec:
-    """How a module's `forward` names its arguments; a traced module remembers it."""
+    """Return the names of the arguments of a module's `forward`; a traced module remembers them."""
     held = vars(module).get("argspec")
     return held if isinstance(held, ArgSpec) else ArgSpec.of(module.forward)
 

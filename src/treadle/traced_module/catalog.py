@@ -1,4 +1,5 @@
-"""What a trace keeps whole: functions, methods of tensors, and modules; and their names in files.
+"""Catalog of what a trace keeps whole: functions, methods of tensors, and modules; and their names
+in files.
 
 A name in a file is looked up here and nowhere else, so that reading a file imports nothing but
 Treadle's own modules and runs no code but theirs and what the program itself has registered.
@@ -74,7 +75,7 @@ def definition_named(name: str) -> type | None:
 
 
 def is_wrapped(func: Any) -> bool:
-    """Whether users wrapped a function."""
+    """Return whether users wrapped a function."""
     return any(func is known for known in _WRAPPED.values())
 
 
@@ -95,7 +96,7 @@ def register_as_builtin(module_cls: C) -> C:
 
 
 def is_builtin(module: Module) -> bool:
-    """Whether a trace keeps a module whole: Treadle's layers, and registered classes."""
+    """Return whether a trace keeps a module whole: Treadle's layers, and registered classes."""
     kind = type(module)
     if kind in _OPAQUE:
         return True

@@ -16,7 +16,7 @@ from treadle.traced_module.node import ModuleNode
 
 
 class Switches:
-    """Which checks are on, for the whole process."""
+    """Switches of checks, for the whole process."""
 
     def __init__(self) -> None:
         self.each_expr = False

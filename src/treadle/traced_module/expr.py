@@ -16,16 +16,16 @@ from treadle.traced_module.node import ModuleNode, Node, TensorNode
 from treadle.traced_module.pytree import TreeDef, tree_flatten
 
 __version__ = VERSION
-"""What new expressions say wrote them."""
+"""Version that new expressions say wrote them."""
 
 
 def is_node(value: Any) -> bool:
-    """Whether a leaf of an expression's arguments is a node."""
+    """Return whether a leaf of an expression's arguments is a node."""
     return isinstance(value, Node)
 
 
 def is_value(value: Any) -> bool:
-    """Whether a leaf of a call's arguments is a value that nodes can stand for."""
+    """Return whether a leaf of a call's arguments is a value that nodes can stand for."""
     return isinstance(value, (Tensor, Module))
 
 
@@ -107,7 +107,7 @@ class Expr:
         return self.arg_def.unflatten(self.inputs if values is None else values)
 
     def _signature(self) -> inspect.Signature | None:
-        """How the callee names its arguments, where that is known."""
+        """Return the callee's signature, where that is known."""
         return None
 
     @property
@@ -171,7 +171,7 @@ class Expr:
         raise NotImplementedError
 
     def value_of(self, node: Node) -> Any:
-        """What an output stands for, where that is known without running; else None."""
+        """Return the value of an output, where that is known without running; else None."""
         return None
 
     def _results(self, returned: Any) -> list[Any]:
@@ -197,7 +197,7 @@ class Expr:
         return ", ".join([*map(repr, args), *(f"{k}={v!r}" for k, v in kwargs.items())])
 
     def _right(self) -> str:
-        """What stands behind the equals sign."""
+        """Return the text behind the equals sign."""
         raise NotImplementedError
 
     def __repr__(self) -> str:
@@ -246,11 +246,11 @@ class Input(Expr):
         return node
 
     def interpret(self, *inputs: Any) -> list[Any]:
-        """What it is given."""
+        """Return the given values."""
         return list(inputs)
 
     def value_of(self, node: Node) -> Any:
-        """What the output stands for, where that is known."""
+        """Return the value of the output, where that is known."""
         graph = self.top_graph
         return graph.owner if graph is not None and graph.inputs[:1] == [node] else None
 
@@ -285,7 +285,7 @@ class GetAttr(Expr):
         return [found]
 
     def value_of(self, node: Node) -> Any:
-        """What the output stands for, where that is known."""
+        """Return the value of the output, where that is known."""
         module = self.inputs[0]
         owner = module.owner if isinstance(module, ModuleNode) else None
         try:
@@ -345,7 +345,7 @@ class Constant(Expr):
         return [self.value]
 
     def value_of(self, node: Node) -> Any:
-        """What the output stands for, where that is known."""
+        """Return the value of the output, where that is known."""
         return self.value
 
     def _right(self) -> str:
@@ -414,7 +414,7 @@ _MUTATING = frozenset({"__setitem__", "set_value", "reset_zero"})
 
 
 def is_mutating(method: str) -> bool:
-    """Whether a method of tensors changes the tensor it is called on."""
+    """Return whether a method of tensors changes the tensor it is called on."""
     inplace = method.startswith("__i") and method not in ("__invert__", "__index__", "__int__")
     return method in _MUTATING or inplace
 

@@ -15,7 +15,7 @@ T = TypeVar("T", Expr, Node)
 
 
 class Filter(Generic[T]):
-    """What is left of expressions or nodes; iterating does the work, each time anew."""
+    """Filtered expressions or nodes; iterating does the work, each time anew."""
 
     def __init__(self, found: Callable[[], Iterable[T]], what: str) -> None:
         self._found: Callable[[], Iterable[T]] = found
@@ -50,7 +50,7 @@ class Filter(Generic[T]):
         return found[0]
 
     def as_count(self) -> int:
-        """How many are left."""
+        """Return how many are left."""
         return sum(1 for _ in self)
 
 

@@ -17,7 +17,7 @@ from treadle.traced_module.recording import OPENER
 
 
 class InternalGraph:
-    """What a module does with its inputs, as a list of expressions.
+    """A module's computation as a list of expressions.
 
     Made by `trace_module`. A traced module has one for each structure of arguments it was called
     with. Expressions stand in the order they run; inputs are the module itself, then the

@@ -36,7 +36,7 @@ class Inserter(Tracer):
 
     @property
     def inserting(self) -> bool:
-        """Whether the user handles nodes: not inside modules that are looked into."""
+        """True if the user handles nodes: not inside modules that are looked into."""
         return len(self.scopes) == 1 and self.listening
 
     # -- nodes and stand-ins ---------------------------------------------------------------

@@ -97,7 +97,7 @@ def _init_route(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _is_traced(source: Any) -> bool:
-    """Whether data for a tensor comes from tensors."""
+    """Return whether data for a tensor comes from tensors."""
     if isinstance(source, (list, tuple)):
         return any(_is_traced(item) for item in source)
     return isinstance(source, (Tensor, HostNumber))

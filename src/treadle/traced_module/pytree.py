@@ -29,7 +29,7 @@ Unflatten: TypeAlias = "Callable[[Sequence[Any], Any], Any]"
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """How a type is taken apart and put together again."""
+    """Rules to take a type apart and put it together again."""
 
     flatten: Flatten
     unflatten: Unflatten
@@ -62,12 +62,12 @@ class TreeDef:
 
     @property
     def is_node(self) -> bool:
-        """Whether this is a leaf that changes from call to call."""
+        """True if this is a leaf that changes from call to call."""
         return self.type is None and self.const is NODE
 
     @property
     def num_leaves(self) -> int:
-        """How many leaves below are nodes."""
+        """Number of nodes among the leaves below."""
         return int(self.is_node) if self.type is None else sum(c.num_leaves for c in self.children)
 
     def unflatten(self, leaves: Sequence[Any]) -> Any:
@@ -279,7 +279,7 @@ def registered_types() -> list[type]:
 
 
 def container_of(kind: type) -> Container:
-    """How a type is taken apart; named tuples need no registration.
+    """Return the rules for a type; named tuples need no registration.
 
     Raises:
         TraceError: the type is no container.
@@ -293,12 +293,12 @@ def container_of(kind: type) -> Container:
 
 
 def is_container(kind: type) -> bool:
-    """Whether values of the type are taken apart."""
+    """Return whether values of the type are taken apart."""
     return kind in CONTAINERS or is_namedtuple(kind)
 
 
 def is_namedtuple(kind: type) -> bool:
-    """Whether a class was made by `collections.namedtuple` or `typing.NamedTuple`."""
+    """Return whether a class was made by `collections.namedtuple` or `typing.NamedTuple`."""
     return issubclass(kind, tuple) and "_fields" in dir(kind)
 
 

@@ -1,4 +1,4 @@
-"""Who records on this thread: one slot that nodes and patched functions look into.
+"""Recorder of this thread: one slot that nodes and patched functions look into.
 
 Below everything else of the package, so that nodes can hand the operators that are applied to them
 to whoever records, without knowing who that is.
@@ -12,16 +12,16 @@ from typing import Any, Protocol
 
 
 class Recorder(Protocol):
-    """What the tracer shows to functions, methods and nodes."""
+    """The interface of the tracer for functions, methods and nodes."""
 
     @property
     def listening(self) -> bool:
-        """Whether a call made now is the user's; calls that a recorded call makes are not."""
+        """True if a call made now is the user's; calls that a recorded call makes are not."""
         ...
 
     @property
     def inserting(self) -> bool:
-        """Whether nodes, not tensors, are what the user handles."""
+        """True if nodes, not tensors, are what the user handles."""
         ...
 
     def call_function(self, func: Any, run: Callable[..., Any], args: Any, kwargs: Any, /) -> Any:

@@ -1,4 +1,4 @@
-"""What is known while one `forward` is traced: which node each value of it is."""
+"""Scope of one traced `forward`: which node each value of it is."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Scope:
         return None if found is None else found[1]
 
     def path(self, value: Any) -> str | None:
-        """Where a tensor or module is below the module; None if it is not there."""
+        """Return the path of a tensor or module below the module; None if it is not there."""
         found = self._paths.get(id(value))
         if found is None and isinstance(value, (Parameter, Module)):
             self._paths.update(_paths_of(self.module))  # made while `forward` ran
@@ -103,7 +103,7 @@ class Scope:
         return expr.outputs[0]
 
     def is_dynamic(self, value: Any) -> bool:
-        """Whether an extent can be replayed: it was computed from tensors of this scope."""
+        """Return whether an extent can be replayed: it was computed from tensors of this scope."""
         if not isinstance(value, HostNumber):
             return isinstance(value, Tensor)
         if self.known(value) is not None:

@@ -106,7 +106,7 @@ class TracedModule(Module):
 
     @property
     def is_qat(self) -> bool:
-        """Whether it was traced from a layer for training that knows it will be quantized.
+        """True if it was traced from a layer for training that knows it will be quantized.
 
         `flatten()` keeps such layers, so that converters find their quantizers.
         """

@@ -56,17 +56,17 @@ class Tracer:
 
     @property
     def listening(self) -> bool:
-        """Whether a call made now is the user's."""
+        """True if a call made now is the user's."""
         return not self._depth and bool(self.scopes)
 
     @property
     def inserting(self) -> bool:
-        """Whether nodes, not tensors, are what the user handles."""
+        """True if nodes, not tensors, are what the user handles."""
         return False
 
     @contextmanager
     def unheard(self) -> Iterator[None]:
-        """What runs inside is part of a call that is recorded as a whole."""
+        """Record what runs inside as part of a call that is recorded as a whole."""
         self._depth += 1
         try:
             yield
@@ -356,7 +356,7 @@ def _distinct(leaves: list[Any]) -> list[Any]:
 
 
 def _text(graph: InternalGraph) -> str:
-    """What the graph does, whatever its nodes are numbered."""
+    """Return a text of the graph's computation that does not depend on how nodes are numbered."""
     lines = [repr(expr).partition(": ")[2] for expr in graph._exprs]
     values = [id(e.value) for e in graph._exprs if isinstance(e, Constant)]
     return "\n".join([*lines, repr(graph.out_def.unflatten(graph._outputs)), repr(values)])

@@ -201,7 +201,7 @@ class CheckFinite(Watcher):
 
 
 def _not_finite(array: Array) -> int:
-    """How many elements are no finite numbers."""
+    """Count the elements that are no finite numbers."""
     if array.dtype.kind in "iubc":
         return 0
     return int(np.count_nonzero(~np.isfinite(array.astype(np.float64))))
@@ -219,7 +219,7 @@ def _inside(layer: str) -> str:
 
 
 def install() -> None:
-    """What TREADLE_COMPARE asks for: compare every eager op of the process from now on."""
+    """Compare every eager op of the process from now on, as TREADLE_COMPARE asks."""
     if COMPARE.get() != "cpu":
         get_logger().warning("%s=%r: only 'cpu' is known", COMPARE.source(), COMPARE.get())
         return

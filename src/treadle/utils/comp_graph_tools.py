@@ -95,7 +95,7 @@ def graph_traversal(
     dict[int, set[int]],
     dict[int, int],
 ]:
-    """What depends on what, by number.
+    """Return the dependencies of operators and variables, by number.
 
     Returns:
         Operators; the variables that they take; for each variable, who takes it, as (operator,

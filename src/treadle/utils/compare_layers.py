@@ -36,7 +36,7 @@ class LayerComparison:
 
 @dataclass(frozen=True)
 class LayersCompared:
-    """What `compare_layers` found; prints as a table.
+    """Result of `compare_layers`; prints as a table.
 
     Attributes:
         device, against: what was compared with what.
@@ -58,7 +58,7 @@ class LayersCompared:
 
     @property
     def agrees(self) -> bool:
-        """Whether nothing differs by more than rounding."""
+        """True if nothing differs by more than rounding."""
         return self.first is None
 
     def __str__(self) -> str:

@@ -260,7 +260,9 @@ def _register_foreign(op: ForeignOp) -> None:
 
 
 def _on_gpus(op: ForeignOp, which: str, counts: tuple[int, ...]) -> Callable[..., Any] | None:
-    """How a function of a library is called for a GPU, whose tensors come in groups; if it is."""
+    """Return the function by which a library's op is called for a GPU, whose tensors come in
+    groups; None where it cannot be.
+    """
     if which not in op.on_gpus:
         return None
 

@@ -21,14 +21,14 @@ from treadle.tensor import Tensor
 __all__ = ["check_gradient", "check_op"]
 
 _STEPS = {dt.float64: (1e-5, 1e-5), dt.float32: (1e-2, 2e-2)}
-"""How far operands are moved, and how far slopes may be off, by element type."""
+"""Steps by which operands are moved, and tolerances of slopes, by element type."""
 _COARSE = (6e-2, 2e-1)
 _MOST = 1000
 _LEVELS = (0, 1, 2, 3)
 _THREADS = 4
 _ROUNDINGS = {"float64": 1e-12, "complex128": 1e-12, "float32": 1e-5, "complex64": 1e-5}
 _FILLS = (0x00, 0xFF, 0x5A)
-"""What may be in memory before results are: zeros, NaNs, numbers."""
+"""Contents of memory before results are written: zeros, NaNs, numbers."""
 
 
 def check_gradient(
@@ -166,7 +166,7 @@ class _Differences:
             _compare(f"{self.what} of operand {i}", g, slopes, tolerance, places)
 
     def _places(self, shape: tuple[int, ...]) -> list[tuple[int, ...]]:
-        """Which elements are moved."""
+        """Return the elements that are moved."""
         every = list(np.ndindex(shape)) if np.prod(shape) <= self._most else []
         if every or not np.prod(shape):
             return every
@@ -315,7 +315,9 @@ class _Checks:
     def _same(
         self, check: str, found: list[Any], wanted: list[Any] | None = None, exact: bool = False
     ) -> None:
-        """Whether results are these, by default those of the plain call; but for roundings."""
+        """Return whether results are these, by default those of the plain call; but for
+        roundings.
+        """
         wanted = self.wanted if wanted is None else wanted
         for number, (a, b) in enumerate(zip(found, wanted, strict=True)):
             if a.dtype != b.dtype or a.shape != b.shape:
@@ -403,7 +405,7 @@ class _Checks:
 
 
 def _alike(a: Any, b: Any, exact: bool) -> Any:
-    """Where arrays have equal elements, or nearly equal ones."""
+    """Compare elements: equal, or nearly equal."""
     dtype = dt.as_dtype(a.dtype)
     with np.errstate(invalid="ignore", over="ignore"):
         same = (a == b) | ((a != a) & (b != b))

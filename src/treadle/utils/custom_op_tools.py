@@ -109,7 +109,7 @@ def build(
 
 
 def _command(file: Path, flags: Sequence[str], cuda_flags: Sequence[str]) -> list[str]:
-    """What compiles a source, but for the object it makes."""
+    """Return the command that compiles a source, but for the object it makes."""
     if file.suffix == ".cu":
         standard = [] if any(f.startswith("-std=") for f in cuda_flags) else [_STANDARD]
         hidden = ["-O3", "-Xcompiler", "-fPIC,-fvisibility=hidden", "-cudart", "none"]
@@ -123,7 +123,7 @@ def _command(file: Path, flags: Sequence[str], cuda_flags: Sequence[str]) -> lis
 
 
 def _linker(files: Sequence[Path], cuda: bool) -> list[str]:
-    """What links the objects."""
+    """Return the command that links the objects."""
     if cuda:
         # CUDA's runtime is linked in, so that the library opens where there is no toolkit.
         return [*_compiler(CUDA_COMPILER), "-shared", "-cudart", "static"]
@@ -167,7 +167,7 @@ _INSTEAD: dict[Path, tempfile.TemporaryDirectory[str]] = {}
 
 
 def _is_built(library: Path) -> bool:
-    """Whether the library is there, and nobody else has written it."""
+    """Return whether the library is there, and nobody else has written it."""
     try:
         return is_own(os.lstat(library))
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""What there is for devices of one kind: memory, random state, streams, a backend's own functions.
+"""Functions of devices of one kind: memory, random state, streams, and a backend's own.
 
 `treadle.get_device_module("opencl")` is there for every backend that has devices, and so is
 `treadle.opencl`, under the name of the backend, unless Treadle has something else of that name.
@@ -40,7 +40,7 @@ class Event:
         return self._point
 
     def query(self) -> bool:
-        """Whether all work before it has finished."""
+        """Return whether all work before it has finished."""
         return self._recorded().done()
 
     def wait(self) -> None:
@@ -92,7 +92,7 @@ class Stream:
         return made
 
     def __eq__(self, other: object) -> bool:
-        """Whether it is the same queue."""
+        """Return whether it is the same queue."""
         return isinstance(other, Stream) and self._queue is other._queue
 
     def __hash__(self) -> int:
@@ -151,11 +151,11 @@ class DeviceModule:
         return f"<functions for {self.kind} devices>"
 
     def is_available(self) -> bool:
-        """Whether there is a device of this kind that can be used."""
+        """Return whether there is a device of this kind that can be used."""
         return self.device_count() > 0
 
     def device_count(self) -> int:
-        """How many there are."""
+        """Return the number of devices."""
         return devices.get_device_count(self.kind)
 
     def current_device(self) -> str:

@@ -109,7 +109,7 @@ class Dumper(Watcher):
         self._note(outer[-1], "input", _arrays(inputs), depth)
 
     def left(self, depth: int, outputs: Any) -> None:
-        """What a layer made; its folder is complete."""
+        """Write what a layer made; its folder is complete."""
         self._note(self._open()[depth], "output", _arrays((outputs,)), depth)
 
     def module(self, module: Any, inputs: tuple[Any, ...], forward: Any, /) -> Any:

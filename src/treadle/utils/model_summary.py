@@ -38,7 +38,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Summary:
-    """What `summary` found; printed, a table of at most 80 columns.
+    """Result of `summary`; printed, a table of at most 80 columns.
 
     Attributes:
         layers: in the order of their calls, then those that were not called.

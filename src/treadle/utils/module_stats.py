@@ -79,7 +79,7 @@ class stats_details(NamedTuple):
 
 
 class _Switch:
-    """Whether receptive fields are found, too."""
+    """True if receptive fields are found, too."""
 
     on = False
 
@@ -234,7 +234,7 @@ def print_summary(**kwargs: Any) -> None:
 
 
 class _Collector:
-    """What one run of a model shows."""
+    """Figures of one run of a model."""
 
     def __init__(self, has_inputs: bool) -> None:
         self.params: list[Row] = []
@@ -390,7 +390,7 @@ def _is_hooked(module: M.Module) -> bool:
 
 
 def _inputs(inputs: Any, input_shapes: Any) -> list[Any]:
-    """What to call the model with."""
+    """Return the arguments to call the model with."""
     if inputs is not None:
         several = inputs if isinstance(inputs, (tuple, list)) else [inputs]
         return [_as_tensors(x) for x in several]

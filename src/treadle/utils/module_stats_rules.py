@@ -1,4 +1,4 @@
-"""How many multiply-adds a layer does: one rule per class of layers."""
+"""Rules that count multiply-adds: one per class of layers."""
 
 from __future__ import annotations
 

@@ -138,7 +138,7 @@ class Network:
 
     @property
     def metadata(self) -> dict[str, Any] | None:
-        """What the file says about itself: `user_info`, and the options of `dump`.
+        """The file's facts about itself: `user_info`, and the options of `dump`.
 
         None where the file was written without (`enable_metadata=False`).
         """
@@ -483,7 +483,7 @@ class NodeFilter:
         return self._kept(lambda n: any(x.key == wanted for x in as_oprnode(n).inputs))
 
     def as_list(self) -> list[Any]:
-        """What is left, in order."""
+        """Return those left, in order."""
         return list(self._nodes)
 
     def as_unique(self) -> Any:
@@ -495,11 +495,11 @@ class NodeFilter:
         return _only(self._nodes, "as_unique")
 
     def as_dict(self) -> OrderedDict[str, Any]:
-        """What is left, by name."""
+        """Return those left, by name."""
         return OrderedDict((n.name, n) for n in self._nodes)
 
     def as_count(self) -> int:
-        """How many are left."""
+        """Return how many are left."""
         return len(self._nodes)
 
     def __iter__(self) -> Iterator[Any]:

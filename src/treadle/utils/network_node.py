@@ -33,7 +33,7 @@ _KEYS = itertools.count()
 _LOOSE = itertools.count(1_000_000)
 """Numbers of what is made outside of a file: beyond those of any network."""
 UNNAMED = "const<"
-"""How names begin that constants get when a file gives them none."""
+"""Prefix of the names of constants that a file gives no name."""
 
 
 class _Absent:
@@ -396,7 +396,7 @@ def node_of(op: Op, opr: OpNode, values: dict[int, Value]) -> Node:
 
 
 def value_of(var: VarNode) -> np.ndarray[Any, Any]:
-    """What a variable is, computed from constants.
+    """Compute a variable from constants.
 
     Raises:
         GraphError: it depends on inputs of the network.

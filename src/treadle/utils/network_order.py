@@ -84,7 +84,7 @@ def variables_of(model: Model) -> dict[Value, VarNode]:
 
 
 def _automatic(opr: OpNode) -> str:
-    """What an operator is called that a file gives no name: what it does, to what, its number.
+    """Return the name of an operator that a file gives none: what it does, to what, its number.
 
     A constant has its value, or its shape if there are several numbers.
     """

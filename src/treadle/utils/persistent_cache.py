@@ -21,7 +21,7 @@ from treadle.base.files.atomic import write_atomically
 
 
 class Store(Protocol):
-    """Where bytes are kept; `redis.Redis` is one."""
+    """The interface of stores of bytes; `redis.Redis` is one."""
 
     def get(self, key: str, /) -> bytes | None:
         """The bytes of a key, None where there are none."""
@@ -79,7 +79,7 @@ def _redis(url: str) -> Store:
 
 
 class Place(NamedTuple):
-    """Where a cache is.
+    """Place of a cache.
 
     Attributes:
         type: "in-memory", "in-file", "redis", or "other" for a store that was given.

@@ -41,7 +41,7 @@ NOTHING = NonExistNum()
 
 
 class OprProfRst:
-    """What was measured of one operator.
+    """Measurements of one operator.
 
     Attributes:
         opr_info: id, name, type, inputs and outputs.
@@ -245,7 +245,7 @@ class TimeFuncHelper:
     def min_start_func(
         prof_type: str, end_key: str, func: Callable[[Iterable[float]], float]
     ) -> Callable[[OprProfRst], float | None]:
-        """When an operator first started."""
+        """Return the time at which an operator first started."""
         return functools.partial(TimeFuncHelper._min_start, prof_type, end_key, func)
 
     @staticmethod
@@ -259,7 +259,7 @@ class TimeFuncHelper:
     def max_end_func(
         prof_type: str, end_key: str, func: Callable[[Iterable[float]], float]
     ) -> Callable[[OprProfRst], float | None]:
-        """When an operator last ended."""
+        """Return the time at which an operator last ended."""
         return functools.partial(TimeFuncHelper._max_end, prof_type, end_key, func)
 
 
@@ -275,7 +275,7 @@ TITLES = ("op", "calls", "total us", "mean us", "longest us", "share")
 
 @dataclass(frozen=True, slots=True)
 class TimeRow:
-    """What the events of one name took, in microseconds; `share` is of all events' time."""
+    """Times of the events of one name, in microseconds; `share` is of all events' time."""
 
     name: str
     calls: int

@@ -112,7 +112,7 @@ class Profiler:
 
     @property
     def directory(self) -> str:
-        """Where files are written."""
+        """Directory of the files."""
         return self.path
 
     # -- start and stop --------------------------------------------------------------------
@@ -297,7 +297,7 @@ class Profiler:
             target.write_text(json.dumps(self._timeline(pid, rank)), encoding="utf-8")
 
     def _place(self) -> int | None:
-        """Which of several processes this is, or has been; None where it is alone."""
+        """Return which of several processes this is, or has been; None where it is alone."""
         world = groups.world()
         if world is not None and world.size > 1:
             self._rank = world.rank
@@ -346,7 +346,7 @@ class Profiler:
         return table
 
     def _advice(self, whole: float) -> str | None:
-        """What to do about many small ops; None where they are not what takes the time."""
+        """Return advice on many small ops; None where they are not what takes the time."""
         events = (e for e in self._record.events if e["ph"] == "X" and "op" in e["args"])
         small = sum(e["dur"] for e in events if e["dur"] < SMALL)
         if small <= 0.5 * whole:
@@ -393,7 +393,7 @@ def profile(*args: Any, **kwargs: Any) -> Any:
 
 
 def is_profiling() -> bool:
-    """Whether a profiler is running."""
+    """Return whether a profiler is running."""
     return OBSERVER.now is not None
 
 

@@ -13,7 +13,7 @@ from treadle.cli import arguments as a
 
 
 class Emit(enum.StrEnum):
-    """What is written."""
+    """Kinds of output."""
 
     MODEL = "model"
     LIBRARY = "library"

@@ -1,4 +1,4 @@
-"""What `treadle compile` does: read a model, change it, compile it, write it."""
+"""Steps of `treadle compile`: read a model, change it, compile it, write it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Facts = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What is to be made.
+    """Options of what is to be made.
 
     Attributes:
         source: file of the model.
@@ -121,7 +121,7 @@ def _bare(word: str) -> str:
 
 
 def keyed(given: Sequence[str]) -> dict[str, str]:
-    """What the user keeps in a file, out of texts like `author=me`.
+    """Return what the user keeps in a file, out of texts like `author=me`.
 
     Raises:
         Misuse: one is written in another way.
@@ -254,7 +254,7 @@ def _with_code(model: Model, wish: Wish, found: Read) -> Model:
 
 
 def _info(wish: Wish, found: Read) -> Facts:
-    """What the file says about itself, besides what the user keeps in it."""
+    """Return the file's facts about itself, besides what the user keeps in it."""
     own = found.model.info if isinstance(found.model.info, Mapping) else {}
     made: Facts = {**own, **(wish.info or {})}
     made["source"] = source_of(found.model) or provenance(wish.source)
@@ -272,7 +272,7 @@ def _case(model: Model, options: Options) -> Case:
 
 
 def _differences(model: Model, wish: Wish, found: Read) -> dict[str, float]:
-    """How far outputs on random inputs are from those in the source's precision: the largest
+    """Compare outputs on random inputs with those in the source's precision: return the largest
     difference as a part of the largest element, by output."""
     asked = replace(wish.change, precision=None, keep=None, allow=None, calibration=None)
     plain = read(replace(wish, change=asked))
@@ -303,7 +303,7 @@ def _ends(names: Sequence[str], values: Sequence[Any]) -> list[dict[str, Any]]:
 
 
 def spelled(made: Facts) -> dict[str, str]:
-    """What was made, for people."""
+    """Return what was made, for people."""
     found = {}
     for key, value in made.items():
         if key in ("size", "weights", "scratch"):

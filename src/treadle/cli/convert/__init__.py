@@ -14,7 +14,7 @@ CHECKPOINT = "Checkpoint"
 
 
 class Format(enum.StrEnum):
-    """What is written."""
+    """Kinds of output."""
 
     MODEL = "model"
     ONNX = "onnx"

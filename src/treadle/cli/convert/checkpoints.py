@@ -34,7 +34,7 @@ _LISTED = 12
 
 
 def build_model(place: str, arguments: str) -> Any:
-    """What the user's function returns: a module of Treadle or PyTorch.
+    """Return the result of the user's function: a module of Treadle or PyTorch.
 
     Args:
         place: `package.module:function`, or `file.py:function`; a class is a function, too.
@@ -63,7 +63,7 @@ def build_model(place: str, arguments: str) -> Any:
 
 
 def torch_modules(made: object) -> Any:
-    """What handles modules of PyTorch, where `made` is one; else None."""
+    """Return the handler of PyTorch's modules, where `made` is one; else None."""
     if "torch" not in sys.modules:
         return None
     from treadle.interop.torch import modules as handling
@@ -177,7 +177,7 @@ def _mapping(path: Path) -> dict[str, str | None]:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What became of a checkpoint.
+    """Record of how a checkpoint was loaded.
 
     Attributes:
         fit: with the module.
@@ -192,7 +192,7 @@ class Loaded:
     prefix: str
 
     def facts(self) -> dict[str, str]:
-        """What was done, in words."""
+        """Return what was done, in words."""
         fit = self.fit
         found = f"{self.tensors} tensors" + (f" under {self.key!r}" if self.key else "")
         made = {"checkpoint": found, "loaded": f"{len(fit.values)} parameters and buffers"}

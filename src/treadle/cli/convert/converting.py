@@ -1,4 +1,4 @@
-"""What `treadle convert` does: put a model together, write it, check it, tell."""
+"""Steps of `treadle convert`: put a model together, write it, check it, report."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _MODELS = (".onnx", ".pt2", EXTENSION)
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What is to be converted.
+    """Options of what is to be converted.
 
     Attributes:
         source: a checkpoint or a model.

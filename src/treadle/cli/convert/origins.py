@@ -224,7 +224,8 @@ def with_results(origin: Origin, names: Sequence[str]) -> Origin:
 
 
 def onnx_runner(path: Path, outputs: Sequence[str]) -> tuple[Run, str]:
-    """What runs an ONNX file, and its name: ONNX Runtime where that is installed and takes it.
+    """Return the runner of an ONNX file, and its name: ONNX Runtime where that is installed and
+    takes it.
 
     Raises:
         LoadError: neither it nor the extra is installed, or the file cannot be read.

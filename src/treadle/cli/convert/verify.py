@@ -20,7 +20,7 @@ _SEED = 1
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What was written.
+    """Files that were written, and their comparison.
 
     Attributes:
         nbytes: size of the file.
@@ -34,12 +34,12 @@ class Checked:
 
     @property
     def is_equal(self) -> bool:
-        """Whether all outputs are as near as the tolerance asks."""
+        """True if all outputs are as near as the tolerance asks."""
         return all(c.equal for c in self.comparisons)
 
 
 def unverified(path: Path) -> Path:
-    """What a file is called until it has been compared."""
+    """Return the name of a file until it has been compared."""
     return path.with_name(f"{path.stem}.unverified{path.suffix}")
 
 

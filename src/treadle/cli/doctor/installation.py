@@ -1,4 +1,4 @@
-"""What is installed: backends, compilers, packages of extras."""
+"""Installed parts: backends, compilers, packages of extras."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def backends() -> Section:
 
 
 def compilers() -> Section:
-    """What generates and links code: LLVM for kernels, C compilers for custom ops."""
+    """List what generates and links code: LLVM for kernels, C compilers for custom ops."""
     rows, findings = [], []
     llvmlite = _version("llvmlite")
     rows.append(("llvmlite", llvmlite or "missing", "kernels and programs"))

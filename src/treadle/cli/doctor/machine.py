@@ -79,7 +79,7 @@ def caches() -> Section:
 
 
 def _access(folder: Path) -> str:
-    """Whether a directory can be written, or made where it is missing."""
+    """Return whether a directory can be written, or made where it is missing."""
     there = folder
     while not there.exists() and there != there.parent:
         there = there.parent
@@ -89,7 +89,7 @@ def _access(folder: Path) -> str:
 
 
 def _is_private(folder: Path) -> bool:
-    """Whether it is ours and nobody else can write to it."""
+    """Return whether it is ours and nobody else can write to it."""
     status = folder.stat()
     own = not callable(getattr(os, "getuid", None)) or status.st_uid == os.getuid()
     return own and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)

@@ -1,4 +1,4 @@
-"""What files of models hold, read without running or compiling anything."""
+"""Descriptions of model files, made without running or compiling anything."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def described(path: Path, verify: bool = False, graph: Path | None = None) -> De
 
 
 def _describe_origin(found: Description, model: Model, parts: Sequence[Described]) -> None:
-    """Where the file comes from."""
+    """Describe the file's origin."""
     info = dict(model.info) if isinstance(model.info, Mapping) else {}
     source = info.pop("source", {})
     about = parts[0].entry["about"] if parts else {}
@@ -196,7 +196,7 @@ def _describe_parts(found: Description, parts: Sequence[Described]) -> None:
 
 
 def _problem(part: Described) -> str:
-    """What keeps a part from running here."""
+    """Return why a part cannot run here."""
     try:
         misfit = loader_of(part.engine).misfit(part.machine)
     except TreadleError as error:

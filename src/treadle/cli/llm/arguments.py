@@ -1,4 +1,4 @@
-"""What commands for language models are asked with, and how they open one."""
+"""Arguments of commands for language models, and how they open one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SAMPLING, _MODEL = "Sampling", "Model"
 
 
 class Weights(StrEnum):
-    """What weights are kept in."""
+    """Element types of weights."""
 
     stored = "stored"
     float32 = "float32"
@@ -35,7 +35,7 @@ class Weights(StrEnum):
 
 
 class Prompts(StrEnum):
-    """What activations are rounded to while prompts are read."""
+    """Roundings of activations while prompts are read."""
 
     int16 = "int16"
     bfloat16 = "bfloat16"
@@ -127,7 +127,7 @@ Lookup = Annotated[
 
 
 class Cached(StrEnum):
-    """What keys and values are kept in."""
+    """Element types of keys and values."""
 
     float32 = "float32"
     bfloat16 = "bfloat16"
@@ -148,7 +148,7 @@ Adapter = Annotated[
     ),
 ]
 _ADAPTER = "adapter"
-"""What the only adapter of a command is called."""
+"""Name of a command's only adapter."""
 
 
 @contextmanager

@@ -21,7 +21,7 @@ _ADAPTER, _TRAINING = "Adapter", "Training"
 
 
 class Kind(StrEnum):
-    """How learning rates go down."""
+    """Courses of the learning rate."""
 
     cosine = "cosine"
     linear = "linear"

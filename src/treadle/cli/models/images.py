@@ -28,7 +28,7 @@ Array = np.ndarray[Any, Any]
 
 
 def image_steps(layout: str, channels: str, scale: float, mean: str, std: str) -> Preprocessing:
-    """What options say is done to images.
+    """Return the steps on images that options ask for.
 
     Raises:
         Misuse: one of them makes no sense.
@@ -44,7 +44,7 @@ def image_steps(layout: str, channels: str, scale: float, mean: str, std: str) -
 
 
 def own_preprocessing(model: Model) -> dict[str, Preprocessing]:
-    """What the model itself does to images, by input.
+    """Return the model's own steps on images, by input.
 
     Raises:
         LoadError: what the file says of it makes no sense.

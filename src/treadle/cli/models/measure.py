@@ -1,4 +1,4 @@
-"""How long a program takes: one caller, or several at once."""
+"""Measurement of a program's time: one caller, or several at once."""
 
 from __future__ import annotations
 

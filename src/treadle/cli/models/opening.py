@@ -136,7 +136,7 @@ def with_outputs(model: Model, names: Sequence[str]) -> Model:
 
 
 def source_of(model: Model) -> dict[str, Any]:
-    """What a model's information says of its source."""
+    """Return a model's information on its source."""
     info = model.info if isinstance(model.info, Mapping) else {}
     source = info.get("source")
     return dict(source) if isinstance(source, Mapping) else {}

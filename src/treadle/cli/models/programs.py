@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """How a model is to differ from what its file says.
+    """Differences between a model and what its file says.
 
     Attributes:
         shapes: of inputs.
@@ -50,7 +50,7 @@ class Change:
 
     @property
     def is_none(self) -> bool:
-        """Whether the model stays as it is."""
+        """True if the model stays as it is."""
         return all(getattr(self, f.name) in NOTHING for f in fields(self))
 
 
@@ -113,7 +113,7 @@ def native_parts(path: Path) -> list[Described]:
 
 
 def origin_of(path: Path) -> Origin:
-    """Who made a model file.
+    """Return the maker of a model file.
 
     Raises:
         CheckpointError: the file is damaged.

@@ -1,4 +1,4 @@
-"""What options of commands ask of the compiler: options, element types, preprocessing."""
+"""Settings from options of commands: of the compiler, element types, preprocessing."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Tuning:
 
     @property
     def is_none(self) -> bool:
-        """Whether nothing was given."""
+        """True if nothing was given."""
         return all(getattr(self, f.name) in NOTHING for f in fields(self))
 
     def options(self) -> Options:

@@ -1,4 +1,4 @@
-"""What `treadle run` found out, as text and as JSON."""
+"""Findings of `treadle run`, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SHOWN = 5
 
 @dataclass(slots=True)
 class Findings:
-    """What was asked for and found; the rest is empty.
+    """Findings that were asked for; the rest is empty.
 
     Attributes:
         program: what ran.
@@ -46,7 +46,7 @@ class Findings:
 
     @property
     def agrees(self) -> bool:
-        """Whether all that was compared is as expected."""
+        """True if all that was compared is as expected."""
         return all(c.equal for c in self.compared)
 
     def show(self, as_json: bool) -> None:

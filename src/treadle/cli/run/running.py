@@ -1,4 +1,4 @@
-"""What `treadle run` does with a program: call it, time it, compare it, look inside."""
+"""Steps of `treadle run`: call a program, time it, compare it, look inside."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Given: TypeAlias = tuple[
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What is to be found out, and how; the fields are options of the command."""
+    """Questions to answer, and how; the fields are options of the command."""
 
     iterations: int
     warmup: int
@@ -60,7 +60,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """Where inputs come from; the fields are options of the command."""
+    """Sources of inputs; the fields are options of the command."""
 
     given: Sequence[str]
     shape: Sequence[str]
@@ -105,7 +105,7 @@ def carry_out(source: Path, inputs: Inputs, types: Types, tuning: Given, asked: 
 
 
 def _steps(inputs: Inputs) -> Preprocessing | None:
-    """What options say is done to images; None where they say nothing."""
+    """Return the steps on images that options ask for; None where they ask for none."""
     given = inputs.layout, inputs.channels, inputs.scale, inputs.mean, inputs.std
     if given == ("nchw", "", 1.0, "", ""):
         return None

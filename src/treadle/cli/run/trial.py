@@ -18,7 +18,7 @@ from treadle.engine.package.models import Runner
 from treadle.graph.ir import Graph
 
 GAIN = 0.97
-"""What is slower than this part of the best so far is no gain: clocks vary by a few percent."""
+"""Least gain, as a part of the best time so far: clocks vary by a few percent."""
 LEVELS = (1, 3)
 WINOGRAD = (0, 2)
 MAPS = (("row-major",), ("channels-last",), ("blocked",), ("channels-last", "blocked"))
@@ -125,7 +125,7 @@ def _counts(most: int) -> list[int]:
 
 
 def threads_now() -> int:
-    """How many threads kernels share now."""
+    """Return how many threads kernels share now."""
     from treadle.engine.package.native_run import loader_of
 
     return loader_of("cpu").get_threads()

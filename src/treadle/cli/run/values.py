@@ -14,7 +14,7 @@ from treadle.graph.evaluate import evaluate
 from treadle.graph.ir import Graph, Node
 
 INDEX = "values.json"
-"""What the list is called."""
+"""Name of the list."""
 
 
 def write_values(graph: Graph, arrays: Sequence[Any], folder: Path) -> int:

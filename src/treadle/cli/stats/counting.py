@@ -49,7 +49,7 @@ class Work:
 
 @dataclass(slots=True)
 class Counts:
-    """What a model is made of.
+    """Counts of a model's parts.
 
     Attributes:
         parameters, parameter_bytes: of all constants.

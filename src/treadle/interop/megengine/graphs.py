@@ -27,7 +27,7 @@ from treadle.utils.network_order import order_of
 
 
 class Graph:
-    """Where variables are made; `options` are taken and have no effect."""
+    """Graph of variables; `options` are taken and have no effect."""
 
     def __init__(self) -> None:
         self.options = SimpleNamespace(graph_opt=SimpleNamespace())
@@ -47,13 +47,15 @@ class Graph:
         return _marked(input_var(tuple(shape), dtype, name or ""), self)
 
     def compile(self, *args: Any) -> Function:
-        """What computes variables."""
+        """Return a function that computes variables."""
         listed = args[0] if len(args) == 1 and isinstance(args[0], (list, tuple)) else args
         return Function(listed)
 
 
 class Function:
-    """What `Graph.compile` makes: callbacks and nodes get values when it is executed."""
+    """A compiled graph, as `Graph.compile` makes it: callbacks and nodes get values when it is
+    executed.
+    """
 
     def __init__(self, variables: Sequence[NetworkVar]) -> None:
         self._owners = [v.owner for v in variables]
@@ -124,7 +126,7 @@ class InputNode(_Open):
         self._value: Tensor | None = None
 
     def set_value(self, value: Any) -> None:
-        """What the graph is computed from, from here on."""
+        """Set the value that the graph is computed from, from here on."""
         self._value = value if isinstance(value, Tensor) else Tensor(value)
 
     def reset(self) -> None:
@@ -195,7 +197,7 @@ class AttrOutputNode(OutputNode):
 
 
 class TensorAttr(NamedTuple):
-    """What an `AttrOutputNode` reads."""
+    """The values that an `AttrOutputNode` reads."""
 
     shape: tuple[int, ...]
     dtype: Any
@@ -242,7 +244,7 @@ def apply_normal_varnode(op: Any, *args: NetworkVar) -> list[NetworkVar]:
 
 
 class CompGraphLoadResult(NamedTuple):
-    """What `load_graph` found."""
+    """Result of `load_graph`."""
 
     graph: Network
     output_vars_dict: Mapping[str, NetworkVar]

@@ -40,7 +40,7 @@ Callback = Callable[[Tensor], Any]
 
 
 class At(str):
-    """Where something lives: "package.module" or "package.module:member"."""
+    """Place of a name: "package.module" or "package.module:member"."""
 
 
 class Room(types.ModuleType):
@@ -135,7 +135,7 @@ def sync() -> None:
 
 
 def isscalar(x: Any) -> bool:
-    """Whether a tensor, or a number, has no axes."""
+    """Return whether a tensor, or a number, has no axes."""
     return len(x.shape) == 0 if isinstance(x, Tensor) else np.isscalar(x)
 
 
@@ -167,7 +167,7 @@ def set_option(name: str, value: Any) -> Any:
 
 
 def use_symbolic_shape() -> bool:
-    """Whether shapes are tensors while a function is traced: never, they are tuples."""
+    """Return whether shapes are tensors while a function is traced: never, they are tuples."""
     return False
 
 
@@ -229,7 +229,7 @@ def as_device(obj: Any) -> Any:
 
 
 def getitem(x: Tensor, index: Any) -> Tensor:
-    """What an index takes of a tensor."""
+    """Return the part of a tensor that an index takes."""
     return x[index]
 
 
@@ -241,7 +241,7 @@ def setitem(x: Tensor, index: Any, value: Any) -> Tensor:
 
 
 def get_subattr(module: Any, target: str) -> Any:
-    """What a dotted path names below a module; the module itself for an empty one."""
+    """Return the attribute at a dotted path below a module; the module itself for an empty one."""
     for name in target.split(".") if target else ():
         module = getattr(module, name)
     return module

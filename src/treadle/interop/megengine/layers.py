@@ -117,7 +117,7 @@ def _lamb(p: SimpleNamespace, *inps: Tensor) -> list[Tensor]:
 
 
 def _unshuffled(p: SimpleNamespace, x: Tensor) -> Tensor:
-    """What `PixelShuffle` made, put back."""
+    """Undo `PixelShuffle`."""
     r = int(p.factor)
     *lead, c, h, w = x.shape
     cut = x.reshape(*lead, c, h // r, r, w // r, r)

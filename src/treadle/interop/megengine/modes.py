@@ -12,7 +12,7 @@ from typing import Any
 from treadle.module.elemwise import METHODS
 
 HOME = "megengine.core._imperative_rt.ops"
-"""Where MegEngine's definitions say they live."""
+"""Module that MegEngine's definitions give as their own."""
 
 _SPARSE = ("DENSE", "GROUP")
 _PLACES = ("NCHW", "NHWC", "NHWCD4", "NCHW4", "NCHW8", "NCHW32", "NCHW88", "NCHW44", "CHWN4")
@@ -78,7 +78,7 @@ CHOICES: dict[str, Mapping[str, Sequence[str]]] = {
 
 
 class Strategy(enum.IntFlag):
-    """How a kernel may be chosen; the engine chooses, whatever is asked for."""
+    """Choices of kernels; the engine chooses, whatever is asked for."""
 
     HEURISTIC = 1
     PROFILE = 2

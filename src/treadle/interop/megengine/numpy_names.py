@@ -45,7 +45,7 @@ _REMOVED: dict[str, Any] = {
     "string_": np.bytes_,
     "unicode_": np.str_,
 }
-"""What they meant. Only those count that the installed NumPy lacks."""
+"""Meanings of names that NumPy removed. Only those count that the installed NumPy lacks."""
 
 _BEFORE: list[Callable[[str], Any]] = []
 """NumPy's own answer to names that it lacks, while ours is in its place."""

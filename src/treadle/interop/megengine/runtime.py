@@ -32,7 +32,7 @@ from treadle.utils.naming import AutoNaming
 
 TensorWeakRef = weakref.ref
 AsyncError = DeviceError
-"""What a device reports late; the host's errors are raised by the op at fault."""
+"""Error that a device reports late; the host's errors are raised by the op at fault."""
 
 
 def without_effect(name: str, result: Any = None, why: str = "") -> Callable[..., Any]:
@@ -52,12 +52,12 @@ def without_effect(name: str, result: Any = None, why: str = "") -> Callable[...
 
 
 def config_async_level(level: int) -> None:
-    """How far devices may fall behind: sets `config.async_level`."""
+    """Set how far devices may fall behind: `config.async_level`."""
     config.async_level = level
 
 
 def get_async_level() -> int:
-    """What `config_async_level` set."""
+    """Return the level that `config_async_level` set."""
     return config.async_level
 
 
@@ -114,7 +114,7 @@ class Device:
 
 
 def _call_stack() -> str:
-    """Where the caller stands, outermost first, a line for each frame."""
+    """Return the call stack of the caller, outermost first, a line for each frame."""
     frames = traceback.extract_stack()[:-1]
     return "".join(f'File "{f.filename}", line {f.lineno}, in {f.name}\n' for f in frames)
 
@@ -205,7 +205,7 @@ def set_seed(seed: int) -> None:
 
 
 def get_seed() -> int:
-    """What `set_global_rng_seed` was given last."""
+    """Return the seed that `set_global_rng_seed` was given last."""
     return _SEED[0]
 
 

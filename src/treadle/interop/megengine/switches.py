@@ -12,7 +12,7 @@ from treadle.tensor import Parameter, Tensor
 
 
 def get_auto_format_convert() -> bool:
-    """What `set_auto_format_convert` set."""
+    """Return the value that `set_auto_format_convert` set."""
     return bool(config._auto_format_convert)
 
 
@@ -51,7 +51,7 @@ def _is_tensor(obj: Any) -> bool:
 
 
 def _is_buffer(obj: Any) -> bool:
-    """Whether it is a tensor that is not trained."""
+    """Return whether it is a tensor that is not trained."""
     return isinstance(obj, Tensor) and not isinstance(obj, Parameter)
 
 

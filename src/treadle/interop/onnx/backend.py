@@ -49,5 +49,5 @@ class TreadleBackend(Backend):  # type: ignore[misc, unused-ignore]  # onnx may 
 
     @classmethod
     def supports_device(cls, device: str) -> bool:
-        """Whether a device of ONNX's list is there: the CPU."""
+        """Return whether a device of ONNX's list is there: the CPU."""
         return device == "CPU"

@@ -24,7 +24,7 @@ from treadle.ops.abstract import ArrayOperand
 from treadle.tensor import Parameter, Tensor
 
 QUANTIZED = "QLinear", "QGemm"
-"""What names of operators begin with that take scales along."""
+"""Prefix of the names of operators that take scales along."""
 LEAST_PARAMETER = 2
 """Elements from which on an initializer is a parameter; single numbers are constants."""
 
@@ -116,7 +116,7 @@ class OnnxModel(Module):
 
     @property
     def provenance(self) -> dict[str, Any]:
-        """Where the model comes from, as its file says: producer, IR version and opsets."""
+        """The model's origin, as its file says: producer, IR version and opsets."""
         return {
             "framework": "onnx",
             "producer": f"{self._proto.producer_name} {self._proto.producer_version}".strip(),
@@ -141,7 +141,7 @@ class OnnxModel(Module):
 
     @property
     def metadata(self) -> dict[str, str]:
-        """What the file says of itself beside the graph: names of classes, settings, authors."""
+        """The file's own words beside the graph: names of classes, settings, authors."""
         return {entry.key: entry.value for entry in self._proto.metadata_props}
 
     def choose_outputs(self, names: Sequence[str]) -> None:

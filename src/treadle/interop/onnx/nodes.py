@@ -1,4 +1,5 @@
-"""What a converter of an ONNX operator sees: the node, and values that ops can be applied to.
+"""The view of an ONNX operator that converters get: the node, and values that ops can be applied
+to.
 
 A value is an operand (a tensor, a value of a graph, or an array that is known on the host), None
 (left out, or an empty optional), or a list of values (a sequence).
@@ -27,7 +28,9 @@ MOST_BYTES = 1 << 35
 
 
 def is_known(value: Value) -> bool:
-    """Whether a value is an array on the host (or nothing), rather than computed by the model."""
+    """Return whether a value is an array on the host (or nothing), rather than computed by the
+    model.
+    """
     return value is None or type(value) is ArrayOperand
 
 
@@ -87,7 +90,7 @@ class Node:
         return tuple(int(i) for i in self.attributes.get(name, default))
 
     def wants(self, output: int) -> bool:
-        """Whether somebody uses this result."""
+        """Return whether somebody uses this result."""
         return output < len(self.wanted) and self.wanted[output]
 
     def refuse(self, problem: str, hint: str = "register a converter of your own") -> UnsupportedOp:
@@ -115,7 +118,9 @@ def concrete(value: Value, node: Node, what: str) -> Array:
 
 
 def is_concrete(value: Value) -> bool:
-    """Whether `concrete` gives an array: no program that is being captured computes the value."""
+    """Return whether `concrete` gives an array: no program that is being captured computes the
+    value.
+    """
     if type(value) is ArrayOperand:
         return True
     read = getattr(value, "numpy", None)
@@ -135,7 +140,7 @@ def dtype_of(value: Value) -> DType:
 
 
 def supported(dtype: np.dtype[Any]) -> bool:
-    """Whether tensors can have this element type."""
+    """Return whether tensors can have this element type."""
     try:
         as_dtype(dtype)
     except DTypeError:

@@ -129,7 +129,7 @@ def _check(model: onnx.ModelProto, name: str) -> None:
 
 
 def _without_data(model: onnx.ModelProto) -> onnx.ModelProto:
-    """What the checker looks at: it would open files by itself."""
+    """Return the model for the checker, which would open files by itself."""
     if not any(t.data_location == onnx.TensorProto.EXTERNAL for t in tensors(model)):
         return model
     bare = onnx.ModelProto()

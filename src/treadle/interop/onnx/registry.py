@@ -1,4 +1,4 @@
-"""Which converter takes which ONNX operator; open to users.
+"""Registry of converters by ONNX operator; open to users.
 
 Operators that an op declares as its own (`Op.onnx`) need no converter; what has neither is replaced
 by the function that its ONNX schema defines, where there is one.
@@ -25,7 +25,7 @@ Convert = Callable[..., Any]
 
 @dataclass(frozen=True, slots=True)
 class Converter:
-    """How nodes of one operator become ops.
+    """Converter of nodes of one operator to ops.
 
     Attributes:
         convert: called with the node and one value per input; None stands for what is left out.

@@ -37,7 +37,7 @@ NOT_FOLDED = frozenset(
 )
 """Operators that give something else at each call."""
 _WRONG = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
-"""What a converter raises for nodes that the standard does not allow."""
+"""Errors of converters for nodes that the standard does not allow."""
 MOST_STEPS = 10_000_000
 """Nodes that one call runs, those of loops and functions included: more than any model means."""
 Names = dict[str, Value]
@@ -310,7 +310,7 @@ def _schema_function(
 
 
 def _defaults(proto: onnx.NodeProto, version: int) -> dict[str, onnx.AttributeProto]:
-    """What attributes of an operator are where a node does not give them."""
+    """Return the attributes of an operator that hold where a node does not give them."""
     schema = defs.get_schema(proto.op_type, version, proto.domain)
     return {n: a.default_value for n, a in schema.attributes.items() if a.default_value.name}
 

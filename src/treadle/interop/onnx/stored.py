@@ -1,4 +1,4 @@
-"""What an ONNX model holds: its tensors, the memory they may take, and data beside the file."""
+"""Content of an ONNX model: its tensors, the memory they may take, and data beside the file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from treadle.base.errors import LoadError
 FREE, FACTOR = 256 << 20, 16
 """Bytes that tensors may take by default: so many, and so many times what the files have."""
 DAMAGE = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RuntimeError)
-"""What ONNX's own functions raise for values that its format does not allow."""
+"""Errors of ONNX's own functions for values that its format does not allow."""
 
 
 class Room:

@@ -1,4 +1,6 @@
-"""What an ONNX model is made of, and which of it can be read, without converting anything."""
+"""Survey of an ONNX model: its operators, and which of them can be read, without converting
+anything.
+"""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ _HEADED = 4
 
 
 def _groups(q: V, k: V) -> int:
-    """How many heads keys have where several of the queries share each; 0 where none do."""
+    """Return how many heads keys have where several of the queries share each; 0 where none do."""
     if q.type.ndim != _HEADED or k.type.ndim != _HEADED:
         return 0
     ours, theirs = extents(q)[1], extents(k)[1]

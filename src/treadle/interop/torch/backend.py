@@ -57,7 +57,7 @@ _LOCK = threading.Lock()
 
 
 def left_to_torch() -> list[Left]:
-    """What was left to PyTorch by all compilations so far, most nodes first.
+    """Return the nodes left to PyTorch by all compilations so far, most nodes first.
 
     An entry "(not captured)" is code that PyTorch's tracer gave up on, for whatever backend: it
     never reached this one. Recurrent layers are such code unless `torch._dynamo.config.allow_rnn`
@@ -69,7 +69,7 @@ def left_to_torch() -> list[Left]:
 
 
 def _breaks() -> Counter[str]:
-    """Why the tracer gave up, in one line each."""
+    """Count why the tracer gave up, in one line each."""
     found: Counter[str] = Counter()
     for reason, count in counters["graph_break"].items():
         first, _, rest = str(reason).partition("\n")
@@ -159,7 +159,7 @@ def _minimum_cut(joint: fx.GraphModule, inputs: Sequence[Any], **options: Any) -
 
 
 def _results_of_program() -> int | None:
-    """How many results of a forward graph are the program's; others are for the gradient."""
+    """Return how many results of a forward graph are the program's; others are for the gradient."""
     context = torch._guards.TracingContext.try_get()
     known = None if context is None else context.fw_metadata
     return None if known is None else len(known.tokens) + int(known.num_forward)
@@ -170,7 +170,9 @@ def _all_results() -> None:
 
 
 def _compiler(settings: Settings, results: Callable[[], int | None]) -> Any:
-    """What AOTAutograd calls for a graph; `results`: see `note_what_is_read`."""
+    """Return the function that AOTAutograd calls for a graph; `results`: see
+    `note_what_is_read`.
+    """
 
     def compiles(module: fx.GraphModule, inputs: Sequence[Any]) -> Any:
         if caches.are_asked_for():
@@ -245,7 +247,7 @@ def _drop_assertions(graph: fx.Graph) -> None:
 
 
 class _Support(OperatorSupportBase):  # type: ignore[misc, unused-ignore]  # torch may be missing
-    """Which nodes have a counterpart, tried by writing each one on its own."""
+    """Finds nodes that have a counterpart, by writing each one on its own."""
 
     def __init__(
         self, settings: Settings, symbols: Mapping[str, Range], device: torch.device
@@ -309,7 +311,7 @@ def _with_parts(
 
 
 def _computes(part: Any) -> bool:
-    """Whether a part is more than numbers made of sizes, which PyTorch computes as fast."""
+    """Return whether a part is more than numbers made of sizes, which PyTorch computes as fast."""
     return any(not is_number(node.meta.get("val")) for node in part.nodes)
 
 

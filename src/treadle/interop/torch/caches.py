@@ -23,11 +23,11 @@ from treadle import __version__
 
 Compile = Callable[..., Callable[[list[Any]], Any]]
 _TRACES = ("nn_module_stack", "source_fn_stack", "example_value", "fwd_source_fn_stack")
-"""What nodes tell of where they come from: objects that are not kept."""
+"""Names of a node's metadata on its origin: objects that are not kept."""
 
 
 def are_asked_for() -> bool:
-    """Whether PyTorch keeps what backends return: its bundled cache, or `aot_compile`."""
+    """Return whether PyTorch keeps what backends return: its bundled cache, or `aot_compile`."""
     return bool(config.bundled_autograd_cache or config.force_autograd_cache)
 
 

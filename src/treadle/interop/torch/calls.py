@@ -58,7 +58,7 @@ _RESULT, _ARGUMENT, _PLAIN = range(3)
 
 
 def _given(value: Any, call: fx.Node, placeholders: dict[fx.Node, int]) -> tuple[int, Any]:
-    """Where a result of the graph comes from."""
+    """Return the origin of a result of the graph."""
     if not isinstance(value, fx.Node):
         return _PLAIN, value
     if value in placeholders:

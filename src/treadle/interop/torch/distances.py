@@ -38,7 +38,9 @@ def _size(apart: V, p: float) -> V:
 
 
 def _slope(apart: V, p: float, distance: V) -> V:
-    """How the distance, [..., 1], changes with what is between two rows; 0 where nothing is."""
+    """Return the derivative of the distance, [..., 1], by the difference of two rows; 0 where
+    nothing is between them.
+    """
     sign, size, zero = unary.Sign()(apart), unary.Abs()(apart), apart.constant(0)
     if p == 0:
         return apart * 0

@@ -155,7 +155,9 @@ for _side, _op in {"left": logic.ShiftLeft(), "right": logic.ShiftRight()}.items
 
 @lowers("fma.default")
 def _multiply_add(call: Call, x: Any, y: Any, z: Any) -> V:
-    """What PyTorch's parts of `addcmul` and `lerp` are made of; the product is rounded here."""
+    """Compute x + y z as in PyTorch's parts of `addcmul` and `lerp`; the product is
+    rounded here.
+    """
     first, second = _both(call, x, y, call.dtype)
     return first * second + call.operand(z, call.dtype)
 
@@ -238,7 +240,7 @@ def _pow(call: Call, x: Any, y: Any) -> V:
 
 
 def _typed(value: Any) -> Any:
-    """What PyTorch finds the common element type of."""
+    """Return the value that PyTorch finds the common element type of."""
     if isinstance(value, Expr):
         return LEAST
     return value.example() if isinstance(value, Described) else value
@@ -270,7 +272,7 @@ for _name, _op in _COMPARISONS.items():
 
 
 def truth(x: V) -> V:
-    """Whether elements are not 0."""
+    """Return whether elements are not 0."""
     return x if x.type.dtype is dt.bool_ else logic.NotEqual()(x, x.constant(0))
 
 

@@ -104,7 +104,7 @@ class Weights(Module):
 
 
 class ExportedModel(Module):
-    """What an exported program computes; `state_dict()` has PyTorch's names.
+    """An exported program as a module; `state_dict()` has PyTorch's names.
 
     Whether layers such as BatchNorm and Dropout train was decided when the program was exported;
     `train()` and `eval()` change nothing, and autocasting does not reach inside. Buffers that the
@@ -183,7 +183,7 @@ class ExportedModel(Module):
         return self._program.nested(self.results(*inputs, **named))
 
     def results(self, *inputs: Any, **named: Any) -> list[Any]:
-        """What `forward` returns, as a flat list in the order of `output_names`."""
+        """Return the results of `forward` as a flat list in the order of `output_names`."""
         given = self._program.tensors(inputs, named)
         written = self._program.written_for(tuple(x.shape for x in given))
         push_casting(None)

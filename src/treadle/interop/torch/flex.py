@@ -27,7 +27,7 @@ _DENSE: dict[Any, Any] = {
     flex_attention_backward: sdpa_dense_backward,
 }
 _BUFFERS = -2
-"""Which argument of the gradient lists what changes of scores read."""
+"""Position of the gradient's argument that lists the buffers which changes of scores read."""
 
 
 def write_out(module: fx.GraphModule, decompositions: Mapping[Any, Any]) -> None:
@@ -68,7 +68,7 @@ def _replace(module: fx.GraphModule, node: fx.Node, decompositions: Mapping[Any,
 
 
 def _buffers_with_gradients(node: fx.Node) -> set[Any]:
-    """What a change of scores reads that PyTorch wants gradients of."""
+    """Return the buffers of a change of scores that PyTorch wants gradients of."""
     if node.target is not flex_attention_backward:
         return set()
     buffers: Any = node.args[_BUFFERS]

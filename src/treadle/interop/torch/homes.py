@@ -1,4 +1,4 @@
-"""Where parts of PyTorch's graphs run: on the CPU, or on a device that was registered for it.
+"""Homes of parts of PyTorch's graphs: the CPU, or a device that was registered for it.
 
 A part has tensors of one device, and single numbers of the CPU. How that device's tensors become
 what a program takes, and results become tensors, is said by who registers it.
@@ -31,7 +31,7 @@ class Home(Protocol):
     node: CompNode | None
 
     def arrays(self, tensors: Sequence[torch.Tensor]) -> list[Any]:
-        """What a program takes."""
+        """Return tensors in the form that a program takes."""
         ...
 
     def keys(self, count: int) -> list[Any]:
@@ -76,7 +76,7 @@ def add_homes(name: str, home: Callable[[int], Home]) -> None:
 
 
 def home_of(device: torch.device) -> Home:
-    """Where parts run whose tensors are on a device."""
+    """Return the home of parts whose tensors are on a device."""
     if device.type == "cpu":
         return _HOST
     return _KINDS[device.type](device.index or 0)
@@ -96,11 +96,13 @@ def _devices(node: fx.Node) -> Iterator[torch.device]:
 
 
 def is_away(node: fx.Node, device: torch.device) -> bool:
-    """Whether results of a node are on another device."""
+    """Return whether results of a node are on another device."""
     return any(found != device for found in _devices(node))
 
 
 def is_apart(given: Any, device: torch.device) -> bool:
-    """Whether a tensor cannot be an argument of a part that runs there: numbers of the CPU can."""
+    """Return whether a tensor cannot be an argument of a part that runs there: numbers of the CPU
+    can.
+    """
     is_there = given.device == device or (given.device == CPU and not given.dim())
     return not is_there

@@ -65,7 +65,7 @@ def _cut(x: V, index: V, besides: int = -1) -> V:
 
 
 def _source(x: V, index: V, src: Any) -> V:
-    """What is written: a tensor that covers the index, or one number everywhere."""
+    """Return the source of a write: a tensor that covers the index, or one number everywhere."""
     if isinstance(src, GraphOperand) and src.type.ndim == index.type.ndim:
         return _cut(src.astype(x.type.dtype), index)
     if isinstance(src, GraphOperand):
@@ -236,7 +236,7 @@ def _sums_at(call: Call, shape: Sequence[Any], indices: Sequence[V | None], valu
 
 
 def _is_mask(indices: Sequence[V | None]) -> bool:
-    """Whether a boolean tensor alone says which elements are meant."""
+    """Return whether a boolean tensor alone says which elements are meant."""
     mask, *rest = indices
     return mask is not None and mask.type.dtype is dt.bool_ and all(i is None for i in rest)
 
@@ -270,7 +270,7 @@ def _bucketize(call: Call, x: Any, line: V, *, right: bool = False, **kwargs: An
 
 
 def searched(line: V, x: V, right: bool) -> V:
-    """How many entries of a sorted line come before each value, by halving."""
+    """Count the entries of a sorted line before each value, by halving."""
     rank, shape = line.type.ndim, extents(x)
     kind = dt.promote(line.type.dtype, x.type.dtype)
     line, x = line.astype(kind), x.astype(kind)

@@ -111,7 +111,7 @@ def _upper(packed: V) -> V:
 
 
 def _order(pivots: V, rows: int) -> V:
-    """Which rows stand where after the exchanges."""
+    """Return the order of rows after the exchanges."""
     lead, count = extents(pivots)[:-1], extents(pivots)[-1]
     if count > _EXCHANGES:
         raise NotImplementedError(f"{count} exchanges of rows")

@@ -59,7 +59,7 @@ def _each(single: Callable[..., Any]) -> Callable[..., Any]:
 
 @functools.cache
 def one_by_one() -> dict[Any, Callable[..., Any]]:
-    """How operators over lists are taken apart; those that write are so before."""
+    """Return the parts of operators over lists; those that write have been taken apart before."""
     found = {}
     for schema in torch._C._jit_get_all_schemas():
         space, _, full = schema.name.partition("::")

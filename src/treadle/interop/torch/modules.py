@@ -16,7 +16,7 @@ from treadle.interop.torch.exported import quiet_torch
 
 
 def is_torch_module(value: object) -> bool:
-    """Whether a value is a module of PyTorch."""
+    """Return whether a value is a module of PyTorch."""
     return isinstance(value, torch.nn.Module)
 
 

@@ -89,7 +89,7 @@ _WHOLE = "treadle_whole"
 
 
 def decompositions(*whole: str, draws: bool = True) -> dict[Any, Any]:
-    """What PyTorch is to take apart, and how.
+    """Return the operators that PyTorch is to take apart, and how.
 
     Args:
         whole: what it is to leave alone, too.
@@ -151,13 +151,15 @@ def input_of(builder: GraphBuilder, value: torch.Tensor, name: str = "") -> Any:
 
 
 def output_of(value: Any) -> GraphOperand:
-    """What an operator made, as the graph gives it out."""
+    """Return the output of an operator, as the graph gives it out."""
     made: GraphOperand = joined(value) if isinstance(value, Pair) else value
     return made
 
 
 def refusal(node: fx.Node, device: torch.device = CPU) -> str:
-    """Why a node has no counterpart on a device, tried by writing it on its own; "" if it has."""
+    """Return why a node has no counterpart on a device, tried by writing it on its own; "" if it
+    has.
+    """
     name = name_of(node.target)
     if is_number(node.meta.get("val")):
         return _unknown_number(node)
@@ -192,7 +194,7 @@ def _look_at_attributes(builder: GraphBuilder) -> None:
 
 
 def _unknown_number(node: fx.Node) -> str:
-    """Why a number is none that sizes of a program's arguments give."""
+    """Return why a number is not one that sizes of a program's arguments give."""
     if name_of(node.target).startswith("_local_scalar_dense"):
         return "data decide it"
     try:
@@ -224,7 +226,9 @@ def _placeholder(builder: GraphBuilder, node: fx.Node) -> Any:
 
 
 def plain_of(builder: GraphBuilder, value: Any) -> Any:
-    """What is no tensor, as lowerings take it: sizes are extents, real numbers operands."""
+    """Return an argument that is no tensor as lowerings take it: sizes are extents, real numbers
+    operands.
+    """
     if isinstance(value, torch.SymFloat):
         return real_of(builder, value)
     return number_of(value)
@@ -272,7 +276,7 @@ def _check(made: Any, expected: Any) -> None:
 
 
 def _same(found: Sequence[Dim], wanted: Sequence[Dim]) -> bool:
-    """Whether shapes are equal; expressions that are not identical are so at the call."""
+    """Return whether shapes are equal; expressions that are not identical are so at the call."""
     return len(found) == len(wanted) and all(
         is_identical(x, y) or bool(x == y) for x, y in zip(found, wanted, strict=True)
     )

@@ -56,7 +56,7 @@ def parted(x: V) -> Pair:
 
 
 COMPLEX: dict[str, Lower] = {}
-"""How operators on complex numbers are written, by name."""
+"""Lowerings of operators on complex numbers, by name."""
 
 
 def _complex(*names: str) -> Callable[[Lower], Lower]:
@@ -68,7 +68,7 @@ def _complex(*names: str) -> Callable[[Lower], Lower]:
 
 
 def is_complex(values: Any) -> bool:
-    """Whether some of what an operator takes or gives is complex."""
+    """Return whether some of what an operator takes or gives is complex."""
     if isinstance(values, (tuple, list)):
         return any(map(is_complex, values))
     if isinstance(values, (torch.Tensor, Described)):

@@ -48,7 +48,7 @@ MOST_INSTANCES = 64
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a part returns at one place.
+    """A part's result at one place.
 
     Attributes:
         value: a number, or how PyTorch describes the tensor.
@@ -72,7 +72,7 @@ class Result:
         return Result(value, self.dtype, self.is_seen, placed(value) if self.is_seen else None)
 
     def fits(self, other: Result) -> bool:
-        """Whether a graph that was written for the other writes this."""
+        """Return whether a graph that was written for the other writes this."""
         if self.place is None or other.place is None:
             return self.place is other.place
         same = [not s for s in self.place.strides] == [not s for s in other.place.strides]
@@ -362,5 +362,5 @@ def _giver(graph: fx.Graph, call: fx.Node, name: str) -> fx.Node:
 
 
 def _is_size(value: Any, name: str) -> bool:
-    """Whether a value is the symbol of this name itself."""
+    """Return whether a value is the symbol of this name itself."""
     return isinstance(value, torch.SymInt) and str(value.node.expr) == name

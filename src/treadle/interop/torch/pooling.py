@@ -139,7 +139,7 @@ def _max_pool_backward(
 
 
 def _cells(extent: int, count: int) -> list[list[int]]:
-    """Which cells each of so many windows covers."""
+    """Return the cells that each of so many windows covers."""
     return [list(range(i * extent // count, -(-(i + 1) * extent // count))) for i in range(count)]
 
 

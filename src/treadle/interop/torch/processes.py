@@ -38,7 +38,7 @@ Tensors = Sequence[torch.Tensor]
 
 
 class Carrier(Protocol):
-    """What carries arrays between the ranks of a group, as communicators do."""
+    """Interface of carriers of arrays between the ranks of a group, which communicators have."""
 
     engine: str
     rank: int
@@ -98,7 +98,7 @@ def _set(tensor: torch.Tensor, found: Array) -> None:
 
 
 def _done(results: Any) -> Any:
-    """What has been done when it was asked for, as PyTorch's work."""
+    """Return results that are there already as PyTorch's work."""
     future: Any = torch.futures.Future()
     future.set_result(results)
     return vars(torch._C._distributed_c10d)["_create_work_from_future"](future)
@@ -406,7 +406,7 @@ def _created(options: Any, _: Any) -> Processes:
 
 
 def _meet(url: str, **arguments: Any) -> Iterator[tuple[Any, int, int]]:
-    """How ranks of an MPI job find one another: the first one opens PyTorch's store."""
+    """Let the ranks of an MPI job find one another: the first one opens PyTorch's store."""
     world = _world()
     apart = len(set(world.machines)) > 1
     host = world.machines[0] if apart else "localhost"

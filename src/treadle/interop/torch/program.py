@@ -137,7 +137,9 @@ class Program:
         return made
 
     def _extents(self, shapes: Shapes) -> dict[str, Dim]:
-        """What PyTorch's symbols are for these shapes, which the program has to declare."""
+        """Return the values of PyTorch's symbols for these shapes, which the program has to
+        declare.
+        """
         extents: dict[str, Dim] = {}
         for name, value, shape in zip(self.names, self._declared, shapes, strict=True):
             fits = len(shape) == value.ndim and all(

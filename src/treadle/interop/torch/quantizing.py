@@ -27,7 +27,7 @@ from treadle.ops.unary import RoundEven
 V = GraphOperand
 _SPACE = "quantized_decomposed"
 _ZERO = 2
-"""Which argument of theirs is the zero point."""
+"""Position of the zero point among an operator's arguments."""
 
 
 def _grid(x: V, scale: Any, zero: Any, axis: int | None) -> tuple[V, V]:

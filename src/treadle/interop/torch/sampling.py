@@ -53,7 +53,7 @@ class _Axis:
 
     @property
     def step(self) -> float:
-        """How the place changes with the coordinate."""
+        """Derivative of the place by the coordinate."""
         return (self.extent - 1) / 2 if self.aligned else self.extent / 2
 
     def inside(self, place: V) -> tuple[V, V]:

@@ -60,7 +60,7 @@ class _Segments:
         return x.reshape((*shape[: self._axis], 1, *shape[self._axis :]))
 
     def results(self, y: V) -> V:
-        """What each segment has, for every element of it anew."""
+        """Return each segment's result, for every element of it anew."""
         shape, here = extents(y), self._axis + 1
         return y.reshape((*shape[:here], 1, *shape[here:]))
 

@@ -21,7 +21,7 @@ from treadle.ops.slicing import Pad, Slice, SliceUpdate
 
 V = GraphOperand
 LAST = (1 << 63) - 1
-"""How PyTorch writes the end of an axis."""
+"""End of an axis, as PyTorch writes it."""
 
 
 def extents(x: V) -> tuple[Any, ...]:

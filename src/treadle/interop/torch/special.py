@@ -283,7 +283,7 @@ def _ndtri(p: V) -> V:
 
 
 def is_negative(x: V) -> V:
-    """Whether the sign is set, that of a zero too."""
+    """Return whether the sign is set, that of a zero too."""
     below = less(x, 0)
     if not x.type.dtype.is_float:
         return below

@@ -21,7 +21,9 @@ Straight = Callable[[Sequence[torch.Tensor]], list[Any] | None]
 
 
 def _maker() -> Callable[..., torch.Tensor]:
-    """What makes a tensor of a shape, strides and a type: PyTorch's short way, where it has one."""
+    """Return the function that makes a tensor of a shape, strides and a type: PyTorch's short way,
+    where it has one.
+    """
     found: Callable[..., torch.Tensor] | None = getattr(
         torch._C._dynamo.guards, "_empty_strided_cpu", None
     )

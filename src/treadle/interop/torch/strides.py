@@ -1,4 +1,4 @@
-"""Where elements of results lie: PyTorch's strides, over memory that is row-major here.
+"""Strides of results: PyTorch's, over memory that is row-major here.
 
 Programs write row-major arrays. A result that PyTorch would give in another order of axes (channels
 last, a transposed product) is written with its axes in the order of its memory, and given out with
@@ -24,7 +24,7 @@ _SEEN = "treadle_strides_are_seen"
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """How a tensor lies in memory, where that is not row-major.
+    """Placement of a tensor in memory that is not row-major.
 
     Attributes:
         axes: from the one with the largest stride to the one with the smallest.
@@ -36,7 +36,7 @@ class Placed:
     strides: tuple[int, ...]
 
     def in_order_of_memory(self, x: GraphOperand) -> GraphOperand:
-        """What is in memory, in its order; parts of complex numbers stay last."""
+        """Return the elements in the order of memory; parts of complex numbers stay last."""
         parts = range(len(self.axes), x.type.ndim)
         if 0 in self.strides and 0 not in self.shape:
             shape = x.type.shape[: len(self.strides)]  # its extents may be expressions
@@ -47,7 +47,7 @@ class Placed:
         return x if order == tuple(range(len(order))) else x.transpose(order)
 
     def given(self, tensor: torch.Tensor) -> torch.Tensor:
-        """What was written in the order of memory, as PyTorch's tensor.
+        """Return memory that was written in its own order as PyTorch's tensor.
 
         One without elements gets memory of PyTorch's, which alone can grow (`out=`).
         """
@@ -57,7 +57,7 @@ class Placed:
 
 
 def placed(value: Any) -> Placed | None:
-    """How a tensor lies in memory; None where it is row-major, or has gaps."""
+    """Return the placement of a tensor in memory; None where it is row-major, or has gaps."""
     shape, strides = tuple(value.shape), tuple(value.stride())
     if 0 in shape:  # NumPy's strides of such arrays may be 0.
         known = row_major_strides(shape) if has_gaps(value) else strides
@@ -79,7 +79,7 @@ def _in_memory(value: Any) -> list[int]:
 
 
 def has_gaps(value: Any) -> bool:
-    """Whether the strides of a tensor jump over memory, as those of a slice do."""
+    """Return whether the strides of a tensor jump over memory, as those of a slice do."""
     step, strides = 1, value.stride()
     for axis in sorted(_in_memory(value), key=lambda d: strides[d]):
         if strides[axis] != step:
@@ -104,7 +104,7 @@ def note_who_sees(graph: fx.Graph, results: int | None, is_ours: Callable[[fx.No
 
 
 def is_seen(node: fx.Node) -> bool:
-    """Whether someone sees how a node's result lies in memory; else it is row-major."""
+    """Return whether someone sees how a node's result lies in memory; else it is row-major."""
     return bool(node.meta.get(_SEEN))
 
 

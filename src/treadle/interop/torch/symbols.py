@@ -29,11 +29,11 @@ from treadle.ops.elementwise import Pow
 from treadle.ops.unary import Exp, Log, Sqrt
 
 LEAST = 2
-"""What symbols begin at: extents of 0 and 1 are numbers, as what is empty or broadcasts differs."""
+"""Least extent of a symbol: 0 and 1 are numbers, as what is empty or broadcasts differs."""
 _MOST = 2**62
 """Bounds from here on are none."""
 _UNKNOWN = 3
-"""What an extent that data decide is taken for while nobody knows it."""
+"""Extent that stands for one that data decide, while nobody knows it."""
 
 _KNOWN: ContextVar[Mapping[str, Dim] | None] = ContextVar("torch_symbols", default=None)
 
@@ -50,7 +50,7 @@ def knowing(dims: Mapping[str, Dim]) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Where the extents of a symbol lie, and one that it was captured with."""
+    """Range of a symbol's extents, and one that it was captured with."""
 
     low: int
     high: int | None
@@ -113,12 +113,12 @@ def _number(bound: Any) -> int | None:
 
 
 def is_symbolic(value: Any) -> bool:
-    """Whether a number is one of PyTorch's that is not known while compiling."""
+    """Return whether a number is one of PyTorch's that is not known while compiling."""
     return isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool))
 
 
 def is_number(value: Any) -> bool:
-    """Whether a node's value is a number, known or not."""
+    """Return whether a node's value is a number, known or not."""
     return is_symbolic(value) or isinstance(value, (int, float, bool))
 
 
@@ -270,7 +270,7 @@ def number_at(value: Any, extents: Mapping[str, int]) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """What lowerings may ask of a tensor whose shape is symbolic, as of a tensor of PyTorch's."""
+    """View of a tensor with a symbolic shape for lowerings, as of a tensor of PyTorch's."""
 
     shape: tuple[Dim, ...]
     strides: tuple[Dim, ...]
@@ -279,7 +279,7 @@ class Described:
 
     @property
     def ndim(self) -> int:
-        """How many axes there are."""
+        """Number of axes."""
         return len(self.shape)
 
     def stride(self) -> tuple[Dim, ...]:
@@ -287,15 +287,15 @@ class Described:
         return self.strides
 
     def storage_offset(self) -> Dim:
-        """Where the first element is in memory."""
+        """Return the position of the first element in memory."""
         return self.offset
 
     def numel(self) -> Dim:
-        """How many elements there are."""
+        """Return the number of elements."""
         return math.prod(self.shape)
 
     def is_contiguous(self) -> bool:
-        """Whether it is row-major."""
+        """Return whether it is row-major."""
         return self.strides == row_major_strides(self.shape)
 
     def example(self) -> torch.Tensor:

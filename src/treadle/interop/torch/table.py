@@ -1,4 +1,4 @@
-"""Which ATen operators have a counterpart, and how their arguments reach it."""
+"""Table of ATen operators that have a counterpart, and how their arguments reach it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LOWERINGS: dict[str, Lower] = {}
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What an operator was called for.
+    """Call of an operator.
 
     Attributes:
         name: of the operator, as in `LOWERINGS`.
@@ -46,7 +46,7 @@ class Call:
 
     @property
     def rank(self) -> int:
-        """How many axes an operator works on whose name says so, as "avg_pool2d"."""
+        """Number of axes of an operator whose name says it, as "avg_pool2d"."""
         found = re.search(r"(\d)d", self.name)
         return int(found[1]) if found else 0
 

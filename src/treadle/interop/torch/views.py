@@ -32,7 +32,7 @@ _WHOLE = {
 
 
 def is_apart(node: fx.Node) -> bool:
-    """Whether PyTorch takes this view."""
+    """Return whether PyTorch takes this view."""
     return bool(node.meta.get(_APART))
 
 

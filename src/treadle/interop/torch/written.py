@@ -45,7 +45,7 @@ _LISTED = 20
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """What stands for the placeholders and results of a program.
+    """Placeholders and results of a program.
 
     Attributes:
         weights: placeholders of parameters and buffers, which are the graph's first inputs.
@@ -106,7 +106,7 @@ class Written:
 
 
 def _blocks(graph: Graph, drawn: int) -> list[Dim]:
-    """How many blocks of a generator the random ops use whose states are the last inputs."""
+    """Return how many blocks of a generator the random ops use whose states are the last inputs."""
     states = graph.inputs[len(graph.inputs) - drawn :]
     readers = {node.inputs[0]: node for node in graph.nodes if node.inputs}
     found: list[Dim] = []
@@ -143,7 +143,7 @@ class Open:
         self._fixed = fixed
 
     def serves(self, numbers: Mapping[str, int]) -> bool:
-        """Whether extents, as they are in this call, have this program."""
+        """Return whether extents, as they are in this call, have this program."""
         small = {n: extent for n, extent in numbers.items() if extent < LEAST}
         return (
             small.keys() <= self._fixed.keys()
@@ -252,7 +252,7 @@ def _told(name: str, why: str, nodes: Sequence[fx.Node]) -> str:
 
 
 def _inputs(node: fx.Node) -> str:
-    """What a node reads, as names and types."""
+    """Return a node's inputs, as names and types."""
     known = ((n.name, n.meta.get("val")) for n in node.all_input_nodes)
     shown = (
         f"{name} {str(value.dtype).rpartition('.')[2]}[{','.join(map(str, value.shape))}]"
@@ -326,5 +326,5 @@ def _finished(
 
 
 def is_tensor(argument: object) -> bool:
-    """Whether an argument of a signature is a tensor."""
+    """Return whether an argument of a signature is a tensor."""
     return isinstance(argument, TensorArgument)

@@ -1,4 +1,4 @@
-"""What a file of a language model holds, whichever kind of file it is.
+"""Content of a language model's file, whichever kind of file it is.
 
 Names, shapes and configs are those of Hugging Face's libraries. Tensors are made when they are
 asked for: views of a mapped file, arrays that are read, blocks that stay blocks.
@@ -123,7 +123,7 @@ class Checkpoint:
         self._stored(name).release()
 
     def no_tokenizer(self) -> CheckpointError:
-        """What is said where there is none."""
+        """Return the error for a checkpoint without a tokenizer."""
         hint = "put tokenizer.json beside the weights"
         return CheckpointError(self.path, "the model has no tokenizer", hint=hint)
 

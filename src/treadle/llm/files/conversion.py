@@ -62,7 +62,7 @@ class Converted:
 
 @dataclass
 class Report:
-    """What a conversion did: a row for each tensor, and what could not be carried over."""
+    """Report of a conversion: a row for each tensor, and what could not be carried over."""
 
     path: str
     tensors: list[Converted] = field(default_factory=list)
@@ -83,7 +83,7 @@ class Report:
 
 @dataclass(frozen=True)
 class Info:
-    """What a file holds, without reading its weights.
+    """Content of a file, without its weights.
 
     Attributes:
         parameters: elements of all tensors.
@@ -115,7 +115,7 @@ class Info:
 
 
 def info(path: str | os.PathLike[str]) -> Info:
-    """What a language model's file or directory holds; weights stay unread.
+    """Describe a language model's file or directory; weights stay unread.
 
     Raises:
         CheckpointError, OSError: as `open_checkpoint`.
@@ -230,7 +230,7 @@ def _numbers(tensor: Array | Blocks) -> Array:
 
 
 def _form(name: str, shape: tuple[int, ...], was: Form, format: str) -> Form:
-    """What a tensor becomes."""
+    """Return the form that a tensor is converted to."""
     if not format or (not isinstance(was, BlockFormat) and was.kind in "iub"):
         return was
     if len(shape) < 2 or any(part in name for part in _WHOLE):
@@ -254,7 +254,7 @@ def _changed(before: Mapping[str, Stored], after: Mapping[str, Stored]) -> dict[
 
 
 def _forms(before: Mapping[str, Stored], after: Mapping[str, Stored]) -> dict[str, Form]:
-    """What tensors were that have been changed; Q8_0 where that is not written."""
+    """Return the former forms of changed tensors; Q8_0 where that is not written."""
     found = {}
     for name in before.keys() & after.keys():
         if before[name] is not after[name]:
@@ -317,7 +317,7 @@ def _whole(path: str) -> Export:
 
 
 def _lost(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """What a config said and a GGUF file does not: it has no place for everything."""
+    """Return the entries of a config that a GGUF file has no place for."""
     return [
         f"{key} was {before[key]!r} and is {after[key]!r}: GGUF cannot say it"
         for key in sorted(before.keys() & after.keys() - _OTHER_WORDS)

@@ -96,7 +96,7 @@ def _template(path: str, tokens: Mapping[str, Any]) -> str | None:
 
 
 def _pooling(path: str) -> dict[str, Any]:
-    """How an encoder of sentence-transformers makes one row of many: its modules.json lists it."""
+    """Return the pooling of an encoder of sentence-transformers, which its modules.json lists."""
     name = "modules.json"
     if not os.path.lexists(os.path.join(path, name)):
         return {}

@@ -25,7 +25,7 @@ from treadle.base.files.strict_json import shorten
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 Form: TypeAlias = "BlockFormat | np.dtype[Any]"
-"""What a tensor holds: blocks, or plain numbers."""
+"""Form of a tensor's elements: blocks, or plain numbers."""
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -37,7 +37,7 @@ MAX_ITEMS = 1 << 24
 MAX_NDIM = 4
 MIN_ALIGNMENT, MAX_ALIGNMENT = 8, 65_536
 ALIGNMENT = 32
-"""Where a file does not say another one."""
+"""Alignment where a file does not say another one."""
 
 STRING, ARRAY, BOOL = 8, 9, 7
 SCALARS: dict[int, np.dtype[Any]] = {
@@ -220,7 +220,7 @@ class _Reader:
         return found
 
     def count(self, what: str, most: int, least_bytes: int) -> int:
-        """How many follow: no more than a limit, and than the bytes that are left could hold."""
+        """Read a count: no more than a limit, and than the bytes that are left could hold."""
         found, left = self.u64(f"the number of {what}"), self.size - self.at
         if found > most:
             self.refuse(f"too many {what}", f"{found}, limit {most}")
@@ -324,7 +324,7 @@ class _Reader:
         return Entry(name, shape, form, self.u64(what), self.nbytes(what, shape, form))
 
     def form(self, what: str, number: int) -> Form:
-        """What a tensor's type holds."""
+        """Return the form of a tensor's type."""
         if number in PLAIN:
             return PLAIN[number]
         if number in _FORMAT_NUMBERS:
@@ -334,7 +334,7 @@ class _Reader:
         self.refuse(f"{what} has a type that is not read", saw, f"readable are {', '.join(kinds)}")
 
     def nbytes(self, what: str, shape: tuple[int, ...], form: Form) -> int:
-        """What a tensor takes."""
+        """Return the bytes of a tensor."""
         if not isinstance(form, BlockFormat):
             return math.prod(shape) * form.itemsize
         if shape[-1] % form.elements:
@@ -365,7 +365,7 @@ class _Reader:
 
 
 def is_gguf(path: str | os.PathLike[str]) -> bool:
-    """Whether a file begins as GGUF files do.
+    """Return whether a file begins as GGUF files do.
 
     Raises:
         OSError: the file cannot be opened.

@@ -140,7 +140,7 @@ def _add(
 
 
 def _change(file: Gguf, names: Names, parts: Parsed, config: Config) -> _Change | None:
-    """What undoes what conversion did to a tensor."""
+    """Return the change that undoes what conversion did to a tensor."""
     if names.raised and parts.stem.endswith("norm"):
         return _lowered
     if names.permuted and parts.stem in ("attn_q", "attn_k"):
@@ -272,7 +272,7 @@ def _beside(path: str) -> TokenizerFile | None:
 
 
 def _generation(file: Gguf, config: Config, tokenizer: TokenizerTables | None) -> dict[str, Any]:
-    """What generation_config.json would say: the ids that begin and end texts."""
+    """Return what generation_config.json would say: the ids that begin and end texts."""
     made: dict[str, Any] = {}
     for name in ("bos", "pad"):
         if f"{name}_token_id" in config:

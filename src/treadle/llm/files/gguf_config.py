@@ -48,7 +48,7 @@ class Keys:
         self.architecture = found
 
     def wrong(self, key: str, problem: str) -> CheckpointError:
-        """What to raise about a key."""
+        """Return the error for a wrong key."""
         saw = shorten(self.file.metadata[key]) if key in self.file.metadata else "no such key"
         return CheckpointError(self.file.where, f"{key} {problem}", saw=saw)
 
@@ -332,4 +332,4 @@ _FAMILIES: Mapping[str, Callable[[Keys, Config], None]] = {
     "bert": _bert,
     "modern-bert": _modern_bert,
 }
-"""What an architecture means beyond its keys, by `general.architecture`."""
+"""Settings that an architecture implies beyond its keys, by `general.architecture`."""

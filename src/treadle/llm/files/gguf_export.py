@@ -34,7 +34,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "smollm3": "smollm3",
     "olmoe": "olmoe",
 }
-"""What GGUF calls the families that are written, by `model_type`."""
+"""GGUF's names of the families that are written, by `model_type`."""
 
 _KEYS = {
     "num_hidden_layers": "block_count",
@@ -71,7 +71,7 @@ _EXPERT = re.compile(r"\.experts\.(\d{1,5})\.")
 
 @dataclass(frozen=True)
 class Export:
-    """What a GGUF file will hold: metadata by key, tensors by name."""
+    """Content of a GGUF file to be: metadata by key, tensors by name."""
 
     metadata: dict[str, Any]
     tensors: dict[str, Stored]
@@ -131,7 +131,7 @@ class _Asked:
         return np.array([self._positive(key, each) for each in found], np.float32)
 
     def wrong(self, key: str, problem: str) -> CheckpointError:
-        """What to raise about a value."""
+        """Return the error for a wrong value."""
         return CheckpointError(self.where, f"{key} {problem}", saw=shorten(self.values.get(key)))
 
     def _positive(self, key: str, found: Any) -> float:

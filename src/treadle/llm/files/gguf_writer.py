@@ -45,7 +45,7 @@ class Planned:
 
     @property
     def nbytes(self) -> int:
-        """What it will take."""
+        """Bytes that it will take."""
         if isinstance(self.form, BlockFormat):
             return math.prod(self.shape[:-1]) * self.form.row_bytes(self.shape[-1])
         return math.prod(self.shape) * self.form.itemsize

@@ -28,7 +28,7 @@ from treadle.llm.files.checkpoint import Array, Stored
 
 Tensors = Mapping[str, Stored]
 _AWQ_COLUMNS = (0, 4, 1, 5, 2, 6, 3, 7)
-"""Which nibble of a word holds each of eight columns."""
+"""Position in a word of each of eight columns' nibbles."""
 
 
 def unpacked(where: str, config: Mapping[str, Any], tensors: Tensors) -> dict[str, Stored]:
@@ -55,7 +55,7 @@ class _Source:
         self.tensors = tensors
 
     def wrong(self, name: str, problem: str, saw: object = "") -> CheckpointError:
-        """What to raise about a tensor."""
+        """Return the error for a wrong tensor."""
         return CheckpointError(self.where, f"{shorten(name)} {problem}", saw=str(saw))
 
     def bits(self, allowed: Sequence[int], given: Mapping[str, Any], key: str = "bits") -> int:

@@ -111,7 +111,7 @@ class Proposer:
         return [found[g.place] for g in generations]
 
     def forget(self) -> None:
-        """What a step that failed left."""
+        """Forget what a step that failed left."""
         if self._drafter is not None:
             self._drafter.forget()
 
@@ -153,12 +153,12 @@ class Drafter:
                 more.append(choose(row, g.options, g.prompt, generated, g.sequence).token)
 
     def forget(self) -> None:
-        """What a step that failed left."""
+        """Forget what a step that failed left."""
         for held in self._held:
             held.cut(0)
 
     def _lacking(self, a: Asked, proposed: Sequence[int]) -> list[int]:
-        """What of a text and its proposal was not read."""
+        """Return the tokens of a text and its proposal that were not read."""
         text, held = a.generation.text, len(self._held[a.place])
         return [*text[held:], *proposed[max(0, held - len(text)) :]]
 

@@ -108,7 +108,7 @@ class _Place:
     adapter: int = 0
 
     def holds(self, tokens: Sequence[int], adapter: int) -> int:
-        """How many tokens it need not read again."""
+        """Return how many tokens it need not read again."""
         return self.held.shared(tokens) if self.adapter == adapter else 0
 
 
@@ -387,7 +387,7 @@ class Engine:
 
 
 def _asked(place: _Place) -> Generation:
-    """Who uses a place."""
+    """Return the generation that uses a place."""
     assert place.user is not None  # noqa: S101  (asked of places in use)
     return place.user
 
@@ -399,5 +399,5 @@ def _adapters(places: Sequence[_Place], rows: int) -> list[int] | None:
 
 
 def _is_reading(place: _Place) -> bool:
-    """Whether there is more of its user's prompt."""
+    """Return whether there is more of its user's prompt."""
     return len(place.held) < _asked(place).prompted

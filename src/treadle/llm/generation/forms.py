@@ -21,7 +21,7 @@ from treadle.llm.text.packages import needed
 Bools: TypeAlias = npt.NDArray[np.bool_]
 
 KINDS = ("schema", "grammar", "regex")
-"""What a form is given by."""
+"""Kinds of forms."""
 _KEPT = 32
 """Forms that are kept, compiled."""
 _LONGEST = 1 << 18
@@ -31,7 +31,7 @@ _SPACE = r"[ ]|\n[ ]{0,24}"
 
 
 class Form:
-    """How far an answer has come in its form; for one answer.
+    """State of an answer in its form; for one answer.
 
     Attributes:
         ended: whether nothing more may come.
@@ -44,7 +44,7 @@ class Form:
         self.ended = False
 
     def allowed(self) -> Bools:
-        """Which tokens may come next, by their numbers.
+        """Return which tokens may come next, by their numbers.
 
         Raises:
             NumericError: the form is too complicated.

@@ -1,4 +1,4 @@
-"""What a row of a cache holds."""
+"""Content of a row of a cache."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Held:
 
 
 def shared(held: Sequence[int], prompt: Sequence[int]) -> int:
-    """How many tokens both begin with."""
+    """Return how many tokens both begin with."""
     most = min(len(held), len(prompt))
     if list(held[:most]) == list(prompt[:most]):
         return most

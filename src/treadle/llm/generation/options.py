@@ -1,4 +1,4 @@
-"""How a text is continued."""
+"""Options of generation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MOST_LOGPROBS = 20
 
 @dataclass(frozen=True)
 class Options:
-    """How tokens are chosen, and when it is enough.
+    """Options of choosing tokens and of ending an answer.
 
     What is applied, in this order: the logit bias, penalties, temperature, then top-k, top-p,
     min-p and typical, each to what the one before left. With temperature 0 the likeliest token is
@@ -117,7 +117,7 @@ _RANGES: dict[str, tuple[float, float]] = {
 
 
 def options_of(generation: Mapping[str, Any]) -> Options:
-    """What a model's generation_config.json asks for; greedy where it does not sample."""
+    """Return the options of a model's generation_config.json; greedy where it does not sample."""
     names = ("top_k", "top_p", "min_p", "typical_p", "repetition_penalty")
     given = {n: generation[n] for n in names if isinstance(generation.get(n), int | float)}
     if generation.get("do_sample"):

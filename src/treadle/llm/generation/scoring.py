@@ -1,4 +1,4 @@
-"""How likely a text is: log-probabilities of its tokens, each after those before it."""
+"""Scores of texts: log-probabilities of their tokens, each after those before it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What generation needs of a model."""
+"""The interface of models for generation."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 
 class Stepping(Protocol):
-    """What an engine needs of a model."""
+    """The interface of a model for an engine."""
 
     vocabulary: int
     context: int

@@ -17,12 +17,12 @@ class Decoding(Protocol):
         """The text that is complete with a token."""
 
     def flush(self) -> str:
-        """What is left."""
+        """Return the text that is left."""
 
 
 @dataclass(frozen=True)
 class Timing:
-    """How long an answer took.
+    """Times of an answer.
 
     Attributes:
         prompt: tokens that were read, without those that the cache held already.
@@ -102,7 +102,7 @@ class TextStream(Iterator[str]):
         self._ended = self._ended or time.perf_counter()
 
     def _cut(self, piece: str, *, last: bool) -> str:
-        """What of the text so far may be given away."""
+        """Return the part of the text so far that may be given away."""
         given = self._held + piece
         at = min((i for t in self._stop if (i := given.find(t)) >= 0), default=-1)
         if at >= 0:

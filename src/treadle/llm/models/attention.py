@@ -119,7 +119,7 @@ def copy_positions(
 
 @dataclass(frozen=True)
 class Places:
-    """Where the tokens of a call stand.
+    """Positions of the tokens of a call.
 
     Attributes:
         rows: int32 (batch,), the sequences of the cache; None: all, in order.
@@ -155,7 +155,7 @@ def write(kept: Kept, new: tuple[Tensor, Tensor], at: Places) -> None:
 
 
 LEAST = 1e-30
-"""What the largest number of a row counts as at least: its scale is no subnormal number."""
+"""Least value that a row's largest number counts as, so that its scale is no subnormal number."""
 
 
 def as_bytes(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -182,12 +182,12 @@ class Held:
 
 
 class Memory(Protocol):
-    """What the queries of a layer see: a cache, or the other tokens of the call."""
+    """The interface of what a layer's queries see: a cache, or the other tokens of the call."""
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, layer: Attention, sinks: Tensor | None
     ) -> Tensor:
-        """What queries (batch, heads, time, features) read, in their shape.
+        """Attend with queries (batch, heads, time, features); the result has their shape.
 
         Keys and values are those of the same tokens, (batch, heads for both, time, features).
         """
@@ -202,7 +202,8 @@ def attend(
     *,
     rounded: bool,
 ) -> Tensor:
-    """What queries (batch, heads, time, features) read of the cache, in their shape.
+    """Attend with queries (batch, heads, time, features) over the cache; the result has their
+    shape.
 
     Where they are `rounded`, they are multiplied as bfloat16 if that is faster.
     """

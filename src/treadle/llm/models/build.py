@@ -62,7 +62,7 @@ def build_embedder(checkpoint: Checkpoint, dtype: str = "float32") -> Embedder:
 
 
 def _pieces(prompts: str | None) -> str:
-    """What pieces of texts are rounded to."""
+    """Return the rounding of pieces of texts."""
     if prompts is None:
         return "bfloat16" if "bfloat16" in get_device_properties("cpu0").units else "int16"
     if prompts not in ACTIVATIONS:
@@ -72,7 +72,7 @@ def _pieces(prompts: str | None) -> str:
 
 
 def _weights(checkpoint: Checkpoint, names: Names, dtype: str, pieces: str) -> tuple[Weights, str]:
-    """What takes tensors, and the element type that is computed in."""
+    """Return the taker of tensors, and the element type that is computed in."""
     if dtype not in (*ELEMENTS, STORED):
         hint = f"use one of {', '.join(ELEMENTS)} and {STORED}"
         raise DTypeError("build", "models do not compute in this", saw=repr(dtype), hint=hint)

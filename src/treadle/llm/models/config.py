@@ -1,4 +1,4 @@
-"""What config.json says, read with suspicion: every value is checked before it is used."""
+"""Readers of config.json that trust nothing: every value is checked before it is used."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Config:
         self.where = where
 
     def has(self, name: str) -> bool:
-        """Whether there is a value other than null."""
+        """Return whether there is a value other than null."""
         return self.values.get(name) is not None
 
     def count(self, name: str, default: int | None = None, least: int = 1) -> int:
@@ -98,7 +98,7 @@ class Config:
         return Config(self.values[name] if self.has(name) else {}, f"{self.where}, {name}")
 
     def wrong(self, name: str, problem: str) -> CheckpointError:
-        """What to raise for a value that cannot be."""
+        """Return the error for a value that cannot be."""
         value = _shown(self.values.get(name))
         return CheckpointError(self.where, f"{name} {problem}", saw=f"{name} = {value}")
 

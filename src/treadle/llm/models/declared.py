@@ -1,4 +1,4 @@
-"""What a family says of its models: small declarations, which the decoder is built from."""
+"""Declarations of families: small records from which the decoder is built."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Piece:
-    """Where a tensor lies: in a tensor of the checkpoint, as some of its rows.
+    """Place of a tensor: in a tensor of the checkpoint, as some of its rows.
 
     Attributes:
         name: of the tensor in the checkpoint.
@@ -106,7 +106,7 @@ class Piece:
 
 
 Names = Callable[[str], Sequence[Piece]]
-"""Where a tensor may lie, by its usual name; the first place that exists counts."""
+"""Places of a tensor by its usual name; the first one that exists counts."""
 
 
 def usual_names(name: str) -> Sequence[Piece]:

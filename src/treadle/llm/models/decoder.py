@@ -18,7 +18,7 @@ Angles = dict[int, tuple[Tensor, Tensor]]
 
 @dataclass(frozen=True)
 class Shared:
-    """What all layers of a call have in common: rotation, and what is done to products."""
+    """Values that all layers of a call share: rotation, and changes of products."""
 
     angles: Angles
     adapt: Adapt | None = None
@@ -44,7 +44,7 @@ class AttentionLayer:
             ]
 
     def __call__(self, x: Tensor, memory: Memory, shared: Shared) -> Tensor:
-        """What is read of the values, (batch, time, hidden)."""
+        """Attend and return values, (batch, time, hidden)."""
         a = self.declared
         q, k, v = (self._heads(y, i) for i, y in enumerate(self.given(x, shared.adapt)))
         if a.rotary is not None:
@@ -228,7 +228,9 @@ class DecoderStack:
         at: Places,
         adapt: Adapt | None = None,
     ) -> Tensor:
-        """What the last layer gives, (batch, time, hidden), for what `embedding.given` gave."""
+        """Return the last layer's output, (batch, time, hidden), for the result of
+        `embedding.given`.
+        """
         x = self.embedded(given)
         shared = Shared(self.angles(at.positions, at.ends), adapt)
         for layer, memory in zip(self.layers, kept, strict=True):
@@ -246,7 +248,7 @@ class DecoderStack:
         return found
 
     def embedded(self, given: Tensor) -> Tensor:
-        """What the first layer takes."""
+        """Return the first layer's input."""
         x = self.embedding.vectors(given)
         if self.declared.embedding_scale != 1.0:
             x = x * Tensor(self.declared.embedding_scale).astype(x.dtype)

@@ -72,7 +72,7 @@ class Embedder:
     def rows(
         self, tokens: npt.ArrayLike, counts: npt.ArrayLike, types: npt.ArrayLike | None = None
     ) -> Tensor:
-        """What the last layer gives, float32 (batch, time, hidden); see `embed`."""
+        """Return the last layer's output, float32 (batch, time, hidden); see `embed`."""
         given = self._given(tokens, counts, types)
         return self._rows(*given)[:, : np.shape(tokens)[1]]
 

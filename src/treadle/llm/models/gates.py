@@ -28,7 +28,7 @@ CLIPPED = "clipped"
 
 
 def mix(name: str, gate: Tensor, up: Tensor) -> Tensor:
-    """What goes into the last product of a gated unit.
+    """Return the operand of a gated unit's last product.
 
     Args:
         name: a key of `ACTIVATIONS`, or `CLIPPED`: bounded, with a steeper sigmoid, and `up` counts

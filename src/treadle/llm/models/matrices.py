@@ -70,7 +70,7 @@ Matrix: TypeAlias = Dense | Quantized
 
 @dataclass(frozen=True)
 class Product:
-    """What a product multiplies with: some rows of a module, as files name it."""
+    """Matrix of a product: some rows of a module, as files name it."""
 
     module: str
     first: int
@@ -79,7 +79,7 @@ class Product:
 
 
 Adapt: TypeAlias = Callable[[Product, Tensor, Tensor], Tensor]
-"""What becomes of a product, from its operand and itself."""
+"""Change of a product, from its operand and itself."""
 
 
 def quantized(blocks: Blocks, pieces: str) -> Quantized | None:
@@ -146,7 +146,7 @@ class Table:
     blocks: Blocks | None = None
 
     def given(self, tokens: Array) -> Tensor:
-        """What a program gets for int32 tokens."""
+        """Return the rows of a program's int32 tokens."""
         if self.blocks is None:
             return Tensor(tokens)
         return Tensor(self.blocks.format.dequantize(self.blocks.data[tokens]))

@@ -187,7 +187,7 @@ Ints = npt.NDArray[np.int32]
 def _check(
     tokens: Ints, starts: Ints, counts: Ints, rows: Ints | None, cache: Cache, vocabulary: int
 ) -> None:
-    """What a program would not notice."""
+    """Check what a program would not notice."""
     if tokens.ndim != 2 or not tokens.size:
         raise ShapeError("step", "tokens are (batch, time)", saw=f"shape {tokens.shape}")
     batch, time = tokens.shape

@@ -25,7 +25,7 @@ Floats: TypeAlias = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, eq=False)
 class Rotary:
-    """How far features are rotated, for every position.
+    """Angles of rotation for every position.
 
     Attributes:
         frequencies: radians per position, one for each pair of features.
@@ -95,7 +95,7 @@ def rotate(x: Tensor, angles: tuple[Tensor, Tensor], interleaved: bool = False) 
 
 
 def rotary(config: Config, features: int, parameters: Config | None = None) -> Rotary:
-    """What a config says about rotation.
+    """Return the rotation that a config describes.
 
     Args:
         config: of the model.
@@ -130,7 +130,7 @@ def rope_parameters(config: Config) -> Config:
 
 @dataclass(frozen=True)
 class _Asked:
-    """What functions of variants read."""
+    """Values that functions of variants read."""
 
     config: Config
     given: Config

@@ -38,7 +38,7 @@ class Stacked:
             self._stacks[module] = (Tensor(down), Tensor(up))
 
     def chosen(self, which: Tensor) -> Adapt:
-        """What products become with the adapters of int32 (batch,), in a program."""
+        """Return the changes of products by the adapters of int32 (batch,), in a program."""
 
         def adapt(product: Product, x: Tensor, y: Tensor) -> Tensor:
             pair = self._stacks.get(product.module)

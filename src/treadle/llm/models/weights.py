@@ -30,7 +30,9 @@ _DERIVED = re.compile(r"rotary_emb\.inv_freq$")
 
 
 class Checkpoint(Protocol):
-    """What models are built from; `treadle.llm.files` reads files as such."""
+    """The interface of checkpoints that models are built from; `treadle.llm.files` reads files as
+    such.
+    """
 
     @property
     def config(self) -> Mapping[str, Any]:
@@ -47,7 +49,7 @@ class Checkpoint(Protocol):
         """One of them."""
 
     def release(self, name: str) -> None:
-        """What was read of a file for a tensor is no longer needed."""
+        """Release what was read of a file for a tensor."""
 
 
 class Weights:
@@ -85,17 +87,17 @@ class Weights:
         self.nbytes = 0
 
     def has(self, name: str) -> bool:
-        """Whether there is such a tensor, under any of its names."""
+        """Return whether there is such a tensor, under any of its names."""
         return any(piece.name in self._there for piece in self._names(name))
 
     def product(self, name: str, rows: int, columns: int) -> Product:
-        """What a product with this matrix is one with."""
+        """Return the product with this matrix."""
         piece = self._find(name)
         first = 0 if piece.rows is None else piece.rows.start or 0
         return Product(piece.name.removesuffix(".weight"), first, rows, columns)
 
     def rows(self, name: str) -> int:
-        """How many rows a tensor has that no config tells of."""
+        """Return the number of rows of a tensor that no config tells of."""
         return int(self._checkpoint.tensor(self._find(name).name).shape[0])
 
     def take(self, name: str, *shape: int) -> Tensor:

@@ -23,7 +23,7 @@ MOST_MADE = 1 << 27
 MOST_ELEMENTS = 1 << 18
 """Of a container, those of its elements counted as often as they stand there."""
 _MOST_NUMBER = 1 << 20
-"""What numbers of a template may multiply or pad by."""
+"""Largest number that a template may multiply or pad by."""
 _MOST_BITS = 4096
 _CONTAINERS = (Mapping, list, tuple, set, frozenset)
 
@@ -45,7 +45,7 @@ _COUNT = _Count()
 
 @contextmanager
 def counted() -> Iterator[None]:
-    """What is made inside counts as one rendering's."""
+    """Count what is made inside as one rendering's."""
     before, _COUNT.made = _COUNT.made, 0
     try:
         yield

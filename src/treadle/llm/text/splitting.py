@@ -1,4 +1,4 @@
-"""How text is split before pairs of bytes are joined, by the names that GGUF files give.
+"""Splitting of text before pairs of bytes are joined, by the names that GGUF files give.
 
 Sources: the tokenizer.json of the models, and llama.cpp's list of names.
 """

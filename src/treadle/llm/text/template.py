@@ -28,7 +28,7 @@ MOST_SOURCE = 1 << 20
 
 
 class Template:
-    """How a model wants conversations to be written.
+    """Template by which a model wants conversations to be written.
 
     Args:
         source: the template.

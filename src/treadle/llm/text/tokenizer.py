@@ -105,7 +105,7 @@ class Tokenizer:
         return str(self._library.decode(list(tokens), skip_special_tokens=True))
 
     def token(self, number: int) -> str:
-        """How a token is written.
+        """Return the text of a token.
 
         Raises:
             IndexRangeError: there is no such token.
@@ -116,7 +116,7 @@ class Tokenizer:
         return str(found)
 
     def is_like(self, other: Tokenizer) -> bool:
-        """Whether both have the same tokens under the same numbers."""
+        """Return whether both have the same tokens under the same numbers."""
         mine, others = (t._library.get_vocab(True) for t in (self, other))
         return bool(mine == others)
 
@@ -126,7 +126,7 @@ class Tokenizer:
         return found
 
     def as_json(self) -> str:
-        """What tokenizer.json holds."""
+        """Return the content of tokenizer.json."""
         return str(self._library.to_str())
 
     def stream(self) -> Pieces:
@@ -158,7 +158,7 @@ class Pieces:
         return self._next(last=False)
 
     def flush(self) -> str:
-        """What is left, complete or not."""
+        """Return what is left, complete or not."""
         return self._next(last=True)
 
     def _next(self, *, last: bool) -> str:

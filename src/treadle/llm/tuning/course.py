@@ -17,12 +17,12 @@ from treadle.llm.tuning.tuner import Rows, Tuner
 from treadle.serialization import load, save
 
 STATE = "training.safetensors"
-"""What a course needs to go on, beside the adapter."""
+"""Names of what a course needs to go on, beside the adapter."""
 
 
 @dataclass(frozen=True)
 class Course:
-    """What is done.
+    """Settings of a course of training.
 
     Attributes:
         length: tokens of a row, into which examples are packed.
@@ -41,7 +41,7 @@ class Course:
 
 @dataclass(frozen=True)
 class Progress:
-    """What an update came to; `held` is the mean loss of what is not learned, after epochs."""
+    """Figures of an update; `held` is the mean loss of what is not learned, after epochs."""
 
     update: int
     updates: int
@@ -53,7 +53,7 @@ class Progress:
 
 
 class Plan:
-    """Which rows an update learns from; it follows from the examples and the course alone."""
+    """Rows that each update learns from; they follow from the examples and the course alone."""
 
     def __init__(self, examples: Sequence[Example], course: Course) -> None:
         self._course = course

@@ -116,7 +116,7 @@ def _module(name: str, known: Mapping[str, Any]) -> str | None:
 
 
 def _lora(where: str, config: Mapping[str, Any]) -> Lora:
-    """What a config says."""
+    """Return the adapter that a config describes."""
     for key, values in _NONE.items():
         if key in config and config[key] not in values:
             hint = f"adapters with {key} {values[0]!r} are read"

@@ -29,7 +29,7 @@ ALL = "all-linear"
 
 @dataclass(frozen=True)
 class Lora:
-    """What is added, and where.
+    """Modules to adapt, and how.
 
     Attributes:
         rank: columns of B.
@@ -55,7 +55,7 @@ class Lora:
             raise NumericError("lora", "dropout is a probability below 1", saw=str(self.dropout))
 
     def reaches(self, module: str) -> bool:
-        """Whether something is added to a module's products."""
+        """Return whether something is added to a module's products."""
         if self.targets == ALL:
             return True
         if isinstance(self.targets, str):
@@ -67,7 +67,7 @@ class Lora:
         return _named(self.ranks, module, self.rank)
 
     def scale_of(self, module: str) -> float:
-        """What a module's B (A x) is multiplied by."""
+        """Return the factor of a module's B (A x)."""
         rank, alpha = self.rank_of(module), _named(self.alphas, module, self.alpha)
         return alpha / (math.sqrt(rank) if self.rslora else rank)
 
@@ -81,13 +81,13 @@ def _named(patterns: Mapping[str, N], module: str, usual: N) -> N:
 
 @dataclass(frozen=True)
 class Adapter:
-    """What was trained: for every module its A and B, and how they are added."""
+    """A trained adapter: for every module its A and B, and how they are added."""
 
     lora: Lora
     pairs: Mapping[str, tuple[Floats, Floats]]
 
     def change(self, module: str) -> Floats:
-        """What merging adds to the weight of one of its modules."""
+        """Return what merging adds to the weight of one of its modules."""
         a, b = self.pairs[module]
         return (b @ a) * np.float32(self.lora.scale_of(module))
 
@@ -152,7 +152,7 @@ class Trained:
         return Adapter(self.lora, pairs)
 
     def additions(self, *, training: bool) -> Additions:
-        """What products become with it, in a program."""
+        """Return the changes of products by the adapter, in a program."""
         found, at = {}, 0
         for name, shapes in self.shapes.items():
             pair = []
@@ -166,7 +166,7 @@ class Trained:
 
 @dataclass(frozen=True)
 class Additions:
-    """What the products of a model become with A and B of modules."""
+    """Changes of a model's products by A and B of modules."""
 
     lora: Lora
     pairs: Mapping[str, tuple[Tensor, Tensor]]

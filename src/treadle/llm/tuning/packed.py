@@ -13,7 +13,7 @@ from treadle.tensor import Tensor
 
 
 class Packed:
-    """What queries see of the same call: earlier tokens of their own text.
+    """Memory of queries that see the same call: earlier tokens of their own text.
 
     Args:
         segments: int32 (batch, time), a number for each text of a row.

@@ -152,7 +152,7 @@ class Tuner:
         return self.trained.adapter()
 
     def state(self) -> dict[str, Any]:
-        """What `restore` goes on from, for `treadle.save`."""
+        """Return the state that `restore` goes on from, for `treadle.save`."""
         return {
             "updates": self.updates,
             "modules": [[n, *map(list, shapes)] for n, shapes in self.trained.shapes.items()],
@@ -230,7 +230,7 @@ class Tuner:
     def _hidden(
         self, given: Tensor, segments: Tensor, positions: Tensor, additions: Additions
     ) -> Tensor:
-        """What the last layer gives."""
+        """Return the last layer's output."""
         stack = self._stack
         memory = Packed(segments, [layer.attention.declared.window for layer in stack.layers])
         shared = Shared(stack.angles(positions, positions.max(1) + 1), additions)

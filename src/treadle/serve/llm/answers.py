@@ -41,7 +41,7 @@ def event(content: object) -> bytes:
 
 @dataclass(frozen=True)
 class Delta:
-    """What is added to an answer: text, a call, or its end."""
+    """Addition to an answer: text, a call, or its end."""
 
     index: int
     text: str = ""
@@ -159,7 +159,7 @@ class Writer:
     # -- both ----------------------------------------------------------------------------------
 
     def deltas(self, piece: Piece) -> Iterator[Delta]:
-        """What a piece adds, once calls of functions are parted from text."""
+        """Yield the additions of a piece, once calls of functions are parted from text."""
         index, text, calls = piece.index, piece.text, list[Call]()
         if self._names:
             reader = self._readers.setdefault(index, CallReader(self._names))

@@ -177,7 +177,7 @@ def _counted(model: Speaker | Reader) -> Iterator[_Counted]:
 
 
 async def _unless_gone(answer: Coroutine[Any, Any, Response], receive: Receive) -> Response:
-    """What is computed, as long as the client waits for it.
+    """Await an answer as long as the client waits for it.
 
     Raises:
         Refusal: it cannot be computed.
@@ -247,7 +247,7 @@ async def _vanished(receive: Receive, events: asyncio.Queue[Event]) -> None:
 
 
 async def _next(events: asyncio.Queue[Event]) -> Piece | Usage | None:
-    """What a job tells next.
+    """Return the next event of a job.
 
     Raises:
         Refusal: it cannot be answered.
@@ -262,7 +262,7 @@ async def _next(events: asyncio.Queue[Event]) -> Piece | Usage | None:
 
 
 def _failed(error: BaseException) -> Refusal:
-    """What a client hears of an error that is not its own."""
+    """Return the refusal that tells a client of an error that is not its own."""
     get_logger().error("a request failed", exc_info=error)
     return Refusal(500, f"the request failed: {type(error).__name__}")
 

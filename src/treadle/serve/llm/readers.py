@@ -41,14 +41,14 @@ _SLICE = 32
 
 
 class Pairs(Protocol):
-    """What is asked of a tokenizer."""
+    """The interface of tokenizers for readers."""
 
     def encode_pair(self, text: str, other: str | None = None) -> Encoded:
         """Tokens of a text, or of two, with their kinds."""
 
 
 class Embedding(Protocol):
-    """What is asked of a model: `treadle.llm.TextEmbedder` has it."""
+    """The interface of models for readers: `treadle.llm.TextEmbedder` has it."""
 
     hidden: int
     context: int

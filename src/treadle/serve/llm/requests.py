@@ -1,4 +1,4 @@
-"""What clients ask in the words of OpenAI's interface: read, and believed after a look."""
+"""Requests in the words of OpenAI's interface: read, and believed after a look."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _MOST_STOPS, _MOST_STOP = 16, 1000
 _MOST_BIASES = 1024
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 _COMPLETION_TOKENS = 16
-"""Where a completion does not say how many; OpenAI's default."""
+"""Number of tokens where a completion does not say one; OpenAI's default."""
 
 _SAMPLING = (
     *("temperature", "top_p", "top_k", "min_p", "typical_p", "repetition_penalty"),
@@ -181,7 +181,7 @@ def read_completion(content: Mapping[str, Any]) -> Asked:
 
 
 def _options(content: Mapping[str, Any]) -> dict[str, Any]:
-    """What both addresses read alike."""
+    """Read the options that both addresses share."""
     found: dict[str, Any] = {}
     for name in _SAMPLING:
         value = number_of(content, name, whole=name in _WHOLE)
@@ -300,5 +300,5 @@ def _call(value: Any, where: str) -> dict[str, Any]:
 
 
 def names_of(tools: Sequence[Mapping[str, Any]]) -> frozenset[str]:
-    """What tools are called."""
+    """Return the names of tools."""
     return frozenset(tool["function"]["name"] for tool in tools)

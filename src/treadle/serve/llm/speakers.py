@@ -28,7 +28,7 @@ _FIRST = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 
 
 class Text(Protocol):
-    """What is asked of a tokenizer."""
+    """The interface of tokenizers for speakers."""
 
     def encode(self, text: str) -> list[int]:
         """Tokens of a text."""
@@ -41,11 +41,11 @@ class Text(Protocol):
 
 
 class Speaking(Protocol):
-    """What is asked of a model: `treadle.llm.LanguageModel` has it."""
+    """The interface of models for speakers: `treadle.llm.LanguageModel` has it."""
 
     @property
     def engine(self) -> Engine:
-        """What continues prompts."""
+        """The engine that continues prompts."""
 
     @property
     def tokenizer(self) -> Text:
@@ -57,7 +57,7 @@ class Speaking(Protocol):
         """Tokens of a conversation."""
 
     def options(self, **changes: Any) -> Options:
-        """How to continue it."""
+        """Return the options of the continuation."""
 
     def form(self, **given: Any) -> Form | None:
         """The form of an answer."""
@@ -67,7 +67,7 @@ class Speaking(Protocol):
 
 
 class TokenMetrics:
-    """What is counted of language models, by model."""
+    """Counters of language models, by model."""
 
     def __init__(self, metrics: Metrics) -> None:
         labels, registry = ("model",), metrics.registry
@@ -115,7 +115,7 @@ class Usage:
 
 
 Event = Piece | Usage | BaseException | None
-"""What a job tells; None when the answers have begun."""
+"""Event of a job; None when the answers have begun."""
 
 
 class Speaker:

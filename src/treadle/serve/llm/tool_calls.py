@@ -39,10 +39,10 @@ class CallReader:
         self._names = names
         self._held = ""
         self._spoken = False
-        """Whether text was given away."""
+        """True if text was given away."""
 
     def push(self, piece: str) -> str:
-        """What of the answer so far is text for certain."""
+        """Return the part of the answer so far that is text for certain."""
         self._held += piece
         start = self._held.lstrip()
         if not self._spoken and (not start or start[0] in "{["):
@@ -54,7 +54,7 @@ class CallReader:
         return given
 
     def finish(self, *, cut: bool = False) -> tuple[str, list[Call]]:
-        """What is left: text, or calls.
+        """Return what is left: text, or calls.
 
         Args:
             cut: it was to be a call, and has no end; its arguments are as far as they go.

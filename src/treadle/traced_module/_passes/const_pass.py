@@ -57,7 +57,7 @@ class AttrToConstant(ExprPass):
 
 
 def _is_rebound(graph: InternalGraph, node: Node) -> bool:
-    """Whether the run changes a tensor, which a constant must not."""
+    """Return whether the run changes a tensor, which a constant must not."""
     return any(user._disable_remove for user in node.users)
 
 
@@ -110,7 +110,7 @@ class FlodConstant(ExprPass):
 
 
 def _draws(expr: Expr) -> bool:
-    """Whether a call gives something else each time."""
+    """Return whether a call gives something else each time."""
     if not isinstance(expr, CallFunction):
         return False
     random = expr.func.__module__.startswith("treadle.random") or expr.func.__name__ == "dropout"

@@ -96,12 +96,12 @@ def _way_to_convolutions(graph: InternalGraph, node: Node, scale: Any) -> list[E
 
 
 def _values_used(node: Node) -> int:
-    """How often expressions use the elements of a tensor, and not just its extents."""
+    """Count how often expressions use the elements of a tensor, and not just its extents."""
     return sum(not isinstance(u, CallFunction) or u.func is not extent for u in node.users)
 
 
 def _takes(graph: InternalGraph, expr: Expr, scale: Any) -> bool:
-    """Whether an expression is a convolution whose weights may be changed."""
+    """Return whether an expression is a convolution whose weights may be changed."""
     if isinstance(expr, CallFunction) and expr.func is F.conv2d:
         weight, bias = _held(expr.named_args["weight"]), _held(expr.named_args["bias"])
         if weight is None or (bias is None and expr.named_args["bias"] is not None):

@@ -25,7 +25,7 @@ class PatternMatcher:
         self.matched: dict[ExprPattern, Any] = {}
 
     def match(self, pattern: ExprPattern, expr: Expr) -> bool:
-        """Whether the result of an expression matches; `matched` says what stood where.
+        """Return whether the result of an expression matches; `matched` says what stood where.
 
         A pattern that occurs twice must stand for the same node both times.
         """

@@ -53,7 +53,7 @@ def optimize(
 
 
 def _fetched(graphs: Iterable[InternalGraph]) -> set[tuple[TracedModule, str]]:
-    """What graphs fetch: a module and a path below it."""
+    """Return the fetched names of graphs: a module and a path below it."""
     return {
         (expr.inputs[0].owner, expr.name)  # type: ignore[attr-defined]
         for graph in graphs

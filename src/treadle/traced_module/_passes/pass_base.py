@@ -1,4 +1,4 @@
-"""What a pass is, and how passes are found and run."""
+"""Passes: what they are, and how they are found and run."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def run_pass(name: str, graph: InternalGraph) -> None:
 
 
 def is_used(graph: InternalGraph, expr: Expr) -> bool:
-    """Whether anything takes what an expression makes, or it changes something in place."""
+    """Return whether anything takes what an expression makes, or it changes something in place."""
     used = any(node.users or node in graph._outputs for node in expr.outputs)
     return used or expr._disable_remove
 
@@ -135,7 +135,7 @@ def constant_value(arg: Any) -> Any:
 
 
 def is_float(node: Any) -> bool:
-    """Whether a node is a tensor of real numbers."""
+    """Return whether a node is a tensor of real numbers."""
     return isinstance(node, TensorNode) and node.dtype is not None and _kind(node.dtype) == "f"
 
 

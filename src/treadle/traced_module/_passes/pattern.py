@@ -15,7 +15,7 @@ from treadle.traced_module.node import ModuleNode, Node, TensorNode
 
 
 class ExprPattern:
-    """What an argument of a call, or the call that makes it, looks like.
+    """Pattern of a call's argument, or of the call that makes it.
 
     Called with patterns of arguments it is a pattern of calls; `|` makes alternatives; arithmetic
     of patterns is a pattern of the tensors' operators.
@@ -25,12 +25,16 @@ class ExprPattern:
         self.checks_users = True
 
     def check_users(self, check: bool = True) -> ExprPattern:
-        """Whether what matches may have no user outside of the match; it may not by default."""
+        """Return whether what matches may have no user outside of the match; it may not
+        by default.
+        """
         self.checks_users = check
         return self
 
     def accepts(self, value: Any) -> bool:
-        """Whether a node or constant argument is what this pattern says, arguments left out."""
+        """Return whether a node or constant argument is what this pattern says, arguments
+        left out.
+        """
         raise NotImplementedError
 
     def __call__(self, *args: Any) -> ExprPattern:
@@ -63,7 +67,7 @@ class OpPattern(ExprPattern):
         return isinstance(value, Node) and self.accepts_expr(value.expr)
 
     def accepts_expr(self, expr: Expr) -> bool:
-        """Whether an expression is such a call."""
+        """Return whether an expression is such a call."""
         if isinstance(expr, CallFunction):
             return bool(expr.func is self.target)
         if isinstance(expr, Apply):

@@ -33,7 +33,7 @@ class Table:
         self._size = int(read(data, "H", self._fields))
 
     def _at(self, field: int) -> int:
-        """Where the field's value is; 0 if it has the default."""
+        """Return the position of the field's value; 0 if it has the default."""
         slot = 4 + 2 * field
         if slot + 2 > self._size:
             return 0
@@ -114,5 +114,5 @@ def read(data: memoryview, form: str, place: int) -> float:
 
 
 def follow(data: memoryview, place: int) -> int:
-    """Where an offset at a place leads to."""
+    """Return the position that an offset leads to."""
     return place + int(read(data, "I", place))

@@ -212,7 +212,7 @@ class _Reader:
 
 
 def _has_names(root: Table) -> bool:
-    """Whether names of values were kept: else there are holes in place of them."""
+    """Return whether names of values were kept: else there are holes in place of them."""
     try:
         return bool(root.tables(3))
     except Damaged:

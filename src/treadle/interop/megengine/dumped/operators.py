@@ -1,4 +1,4 @@
-"""What the operators of dumped models compute: by type, from their parameters, on tensors.
+"""Operators of dumped models: computed by type, from their parameters, on tensors.
 
 Types are named in files of the second version, and numbered by a hash of the name in those of the
 first; either way a name may end in a version, which is left out here.

@@ -141,7 +141,7 @@ def _loop(
 
 
 def _never_ends(body: onnx.GraphProto) -> bool:
-    """Whether the condition a turn returns is the one it was given, or a constant."""
+    """Return whether the condition a turn returns is the one it was given, or a constant."""
     made = {name: node for node in body.node for name in node.output}
     name = body.output[0].name
     while name in made and made[name].op_type == "Identity":

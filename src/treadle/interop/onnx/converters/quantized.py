@@ -81,7 +81,7 @@ def levels(x: Value, scale: Value, zero: Value, axis: int = 0) -> Value:
 
 
 def numbers(x: Value, scale: Value, zero: Value, axis: int = 0) -> Value:
-    """What integers stand for, by the op for it; None if it does not fit."""
+    """Return the numbers of integers at a scale, by the op for it; None if it does not fit."""
     if as_dtype(numpy_type(x)) not in STORED or not dtype_of(scale).is_float:
         return None
     zero = known(np.zeros(extents(scale), numpy_type(x))) if zero is None else zero
@@ -119,7 +119,9 @@ def stepped(x: Value) -> Value:
 
 
 def real_weight(w: Value, scale: Value, zero: Value) -> Value:
-    """What a weight [..., K, N] in steps stands for; scales for all or for each column."""
+    """Return the numbers of a weight [..., K, N] in steps; scales are for all or for each
+    column.
+    """
     wide = w.astype(dt.int32)
     if zero is not None:
         wide = wide - zero.astype(dt.int32)

@@ -125,7 +125,7 @@ def _qgemm(
 
 
 def _real_bias(bias: Value, sx: Value, sw: Value) -> Value:
-    """What a bias in steps of the sums stands for."""
+    """Return the numbers of a bias in steps of the sums."""
     if is_known(bias) and is_known(sx) and is_known(sw):
         step = sx.array.astype(np.float64) * sw.array.astype(np.float64)
         return known((bias.array * step).astype(np.float32))

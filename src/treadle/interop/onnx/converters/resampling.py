@@ -181,7 +181,7 @@ def _by_op(
 
 
 def _coordinates(mode: str, n: int, m: int, factor: float, window: tuple[float, float]) -> Array:
-    """Where each of m results stands on n cells."""
+    """Return the positions of m results on n cells."""
     i = np.arange(m, dtype=np.float64)
     if mode == "align_corners":
         extent = factor * n  # not rounded, where scales were given
@@ -467,7 +467,7 @@ def _adaptive(node: Node, x: Value, boxes: Value, batches: Value, least: bool) -
 
 
 def _empty(down: _Side, across: _Side, count: Any, average: bool) -> Value:
-    """What the samples of a cell are added to, or compared with."""
+    """Return the value that a cell's samples are added to, or compared with."""
     zero = reshaped(down.grid * 0.0, (count, 1, 1, 1))
     if average:
         return zero

@@ -29,7 +29,7 @@ from treadle.ops.select import Where
 from treadle.ops.slicing import Pad, Slice
 
 _NO_END = (1 << 31) - 1
-"""What exporters write for the end of a slice that goes to the end."""
+"""End of a slice that goes to the end, as exporters write it."""
 
 
 def extents(value: Value) -> tuple[int, ...]:
@@ -275,7 +275,9 @@ def _sliced(
 
 
 def _places(start: int, end: int, step: int, extent: int) -> range:
-    """What a slice takes: NumPy's rule, but backward from before the axis gives its first cell."""
+    """Return the cells of a slice: NumPy's rule, but backward from before the axis gives its first
+    cell.
+    """
     start, end = (p + extent if p < 0 else p for p in (start, end))
     if step > 0:
         return range(min(max(start, 0), extent), min(max(end, 0), extent), step)

@@ -195,7 +195,7 @@ class _Trees:
         return found
 
     def total(self, row: Array) -> Array:
-        """What all trees' leaves add up to for one row, by target."""
+        """Sum all trees' leaves for one row, by target."""
         parts: list[list[float]] = [[] for _ in range(self.count)]
         for root in self.roots:
             leaf = self._leaf(root, row)

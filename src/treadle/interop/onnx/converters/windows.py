@@ -49,7 +49,7 @@ class Geometry:
 
     @property
     def fits(self) -> bool:
-        """Whether one window at least lies inside of the padded input."""
+        """True if one window at least lies inside of the padded input."""
         sizes = zip(self.spatial, self.padding, strict=True)
         return all(self.reach(i) <= n + sum(p) for i, (n, p) in enumerate(sizes))
 

@@ -1,4 +1,4 @@
-"""How ops are written as ONNX, by family; importing them registers them."""
+"""Exporters of ops to ONNX, by family; importing them registers them."""
 
 from treadle.interop.onnx.exporters import control, custom, elementwise, indexing, shapes, windows
 

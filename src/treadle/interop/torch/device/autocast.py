@@ -93,7 +93,7 @@ def _tensors(given: Any) -> Iterator[torch.Tensor]:
 
 
 def _is_cast(value: torch.Tensor) -> bool:
-    """Whether a tensor takes part: floats of ours, but for those of 64 bits."""
+    """Return whether a tensor takes part: floats of ours, but for those of 64 bits."""
     is_ours = value.device.type == NAME and value.dtype != torch.float64
     return bool(is_ours and value.is_floating_point())
 

@@ -87,12 +87,12 @@ def run(op: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def refusals() -> dict[str, str]:
-    """Why calls ran on the host so far, by operator."""
+    """Return why calls ran on the host so far, by operator."""
     return {key[0].name(): found for key, found in _PLANS.items() if found.__class__ is str}
 
 
 def _planned(op: Any, args: Any, kwargs: Any, tensors: Sequence[torch.Tensor]) -> Any:
-    """How a call is run on its device; a text: why it cannot be."""
+    """Return how a call is run on its device; a text where it cannot be."""
     # PyTorch's own propagation of shapes asks this device for nothing, but let it not ask for ever.
     if getattr(_BUSY, "now", False):
         return "PyTorch asked while it looked at another call"
@@ -143,7 +143,7 @@ def _index(op: Any, tensors: Sequence[torch.Tensor]) -> int:
 
 
 def _overlaps(tensor: torch.Tensor) -> bool:
-    """Whether two elements have one place, as far as zero strides tell."""
+    """Return whether two elements have one place, as far as zero strides tell."""
     pairs = zip(tensor.shape, tensor.stride(), strict=True)
     return any(extent > 1 and not step for extent, step in pairs)
 

@@ -1,4 +1,4 @@
-"""What has no kernel: PyTorch's for the CPU, on the same memory, counted by operator."""
+"""Calls without a kernel: PyTorch's for the CPU, on the same memory, counted by operator."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from treadle.interop.torch.device.places import NAME
 
 
 class Traits(NamedTuple):
-    """What an operator's schema says.
+    """Facts from an operator's schema.
 
     Attributes:
         name: as in `aten::add.out`.
@@ -42,7 +42,7 @@ _TRAITS: dict[Any, Traits] = {}
 
 
 def traits_of(op: Any) -> Traits:
-    """What an operator's schema says; read once."""
+    """Return the facts from an operator's schema; read once."""
     found = _TRAITS.get(op)
     if found is None:
         found = _TRAITS[op] = _read(op)
@@ -76,7 +76,7 @@ def _read(op: Any) -> Traits:
 
 
 def apart(one: str, other: object) -> RuntimeError:
-    """What PyTorch says of tensors on two devices."""
+    """Return PyTorch's error for tensors on two devices."""
     return RuntimeError(
         "Expected all tensors to be on the same device, but found at least two devices, "
         f"{one} and {other}!"
@@ -117,7 +117,7 @@ class _Call:
         return given
 
     def result(self, made: Any) -> Any:
-        """What the CPU returned, on the device."""
+        """Return the CPU's result, on the device."""
         if isinstance(made, torch.Tensor):
             return self._wrapped(made)
         if isinstance(made, (list, tuple)):

@@ -10,7 +10,7 @@ aten = torch.ops.aten
 
 
 class Form(NamedTuple):
-    """How an operator is computed.
+    """The way in which an operator is computed.
 
     Attributes:
         op: computes without writing.
@@ -33,7 +33,7 @@ _BATCH_NORM = ("aten::native_batch_norm", "aten::_native_batch_norm_legit")
 
 
 def form_of(op: Any) -> Form | None:
-    """How an operator is computed; None where there is no way but the host's. Read once."""
+    """Return how an operator is computed; None where there is no way but the host's. Read once."""
     if op not in _FORMS:
         _FORMS[op] = _read(op)
     return _FORMS[op]

@@ -46,7 +46,7 @@ def seed_all() -> None:
 
 
 def initial_seed() -> int:
-    """What the generator of the current device was last seeded with."""
+    """Return the last seed of the current device's generator."""
     return int(of(index_of(None)).initial_seed())
 
 

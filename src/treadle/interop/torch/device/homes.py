@@ -93,5 +93,5 @@ class Away:
 
 
 def home(index: int) -> OnHost | Away:
-    """Where parts run whose tensors are on `treadle:index`."""
+    """Return the place where parts run whose tensors are on `treadle:index`."""
     return Away(index) if index else OnHost()

@@ -104,7 +104,7 @@ def _shared(source: Tensor, target: Tensor) -> bool:
 
 
 def _is_whole(tensor: Tensor) -> bool:
-    """Whether a tensor is its storage, row by row."""
+    """Return whether a tensor is its storage, row by row."""
     nbytes = tensor.numel() * tensor.dtype.itemsize
     return bool(tensor.is_contiguous() and nbytes == tensor.untyped_storage().nbytes())
 
@@ -193,4 +193,4 @@ KERNELS: dict[str, Kernel] = {
 FOR_CPU: dict[str, Kernel] = {"_pin_memory": _pin}
 """For tensors of the CPU, which PyTorch has an accelerator pin."""
 PASSED = ("_copy_from", "_copy_from_and_resize")
-"""Whose kernels look at the bits for conjugation and negation themselves."""
+"""Operators whose kernels look at the bits for conjugation and negation themselves."""

@@ -71,7 +71,7 @@ class Stream:
         synchronize(self.device)
 
     def query(self) -> bool:
-        """Whether all work is done, for which this waits."""
+        """Return whether all work is done, for which this waits."""
         self.synchronize()
         return True
 
@@ -125,7 +125,7 @@ class Event:
         self.synchronize()
 
     def query(self) -> bool:
-        """Whether it is reached, for which this waits."""
+        """Return whether it is reached, for which this waits."""
         self.synchronize()
         return True
 
@@ -151,7 +151,7 @@ def is_initialized() -> bool:
 
 
 def device_count() -> int:
-    """How many devices there are, the host among them."""
+    """Return the number of devices, the host among them."""
     return len(places())
 
 
@@ -175,20 +175,20 @@ def _maybe_exchange_device(index: int) -> int:
 
 
 def _is_in_bad_fork() -> bool:
-    """Whether a device other than the host was opened before this process was forked."""
+    """Return whether a device other than the host was opened before this process was forked."""
     return os.getpid() != _PROCESS and any(
         node._opened is not None for node in places() if not node.on_host
     )
 
 
 def get_device_name(device: Device = None) -> str:
-    """What Treadle calls a device, such as `cpu0`."""
+    """Return Treadle's name of a device, such as `cpu0`."""
     kind, number, _ = _node(device).physical_locator
     return f"{kind}{number}"
 
 
 def get_device_properties(device: Device = None) -> Any:
-    """What a device is; see `treadle.device.get_device_properties`."""
+    """Return the properties of a device; see `treadle.device.get_device_properties`."""
     return devices.get_device_properties(get_device_name(device))
 
 
@@ -254,7 +254,7 @@ def empty_cache() -> None:
 
 
 def get_amp_supported_dtype() -> list[torch.dtype]:
-    """What `torch.autocast("treadle", dtype=...)` takes."""
+    """Return the types that `torch.autocast("treadle", dtype=...)` takes."""
     return [torch.bfloat16, torch.float16]
 
 

@@ -1,4 +1,4 @@
-"""Which of Treadle's devices `treadle:i` is, and which one the thread uses."""
+"""Treadle's devices by the index of `treadle:i`, and the one that the thread uses."""
 
 from __future__ import annotations
 

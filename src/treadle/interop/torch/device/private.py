@@ -34,7 +34,7 @@ NAMES = (
 
 
 def found(path: str) -> Any:
-    """What a dotted name stands for.
+    """Return the object of a dotted name.
 
     Raises:
         LoadError: this PyTorch has nothing of that name.

@@ -29,11 +29,11 @@ _FREE = "privateuseone"
 _library: Any = torch.library.Library
 _LOCK = threading.Lock()
 _LIBRARIES: list[Any] = []
-"""What was registered goes with these objects."""
+"""Libraries of operators; what was registered goes with these objects."""
 
 
 class _Hooks(private.Hooks):  # type: ignore[misc, unused-ignore]  # torch may be missing
-    """What PyTorch asks of a device in C++."""
+    """Answers to PyTorch's questions about a device in C++."""
 
     def is_available(self) -> bool:
         return True

@@ -51,7 +51,7 @@ ENCODERS: dict[str, Callable[[Config], Encoder]] = {
 
 
 def describe(config: Config) -> Decoder:
-    """What a model that continues text consists of.
+    """Describe a model that continues text.
 
     Raises:
         CheckpointError: the family is unknown, or the config says what cannot be.
@@ -60,7 +60,7 @@ def describe(config: Config) -> Decoder:
 
 
 def describe_encoder(config: Config) -> Encoder:
-    """What a model that makes vectors of texts consists of; see `describe`."""
+    """Describe a model that makes vectors of texts; see `describe`."""
     return _found(config, ENCODERS, DECODERS, "continues text: build takes it")
 
 

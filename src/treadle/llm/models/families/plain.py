@@ -1,4 +1,4 @@
-"""What families have in common, read from a config; families replace what differs."""
+"""Defaults of families, read from a config; families replace what differs."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def context(config: Config) -> int:
 
 
 def slides(config: Config, layer: int, otherwise: bool) -> bool:
-    """Whether a layer has a window: as `layer_types` says, or by the family's rule."""
+    """Return whether a layer has a window: as `layer_types` says, or by the family's rule."""
     types = config.items("layer_types", config.count("num_hidden_layers"))
     if types is None:
         return otherwise

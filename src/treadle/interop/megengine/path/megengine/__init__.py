@@ -1,4 +1,4 @@
-"""What `import megengine` finds in a process that a program starts: the alias, once installed."""
+"""The alias as `import megengine` finds it in a process that a program starts, once installed."""
 
 from __future__ import annotations
 
