@@ -127,6 +127,7 @@ class Binding:
             results = self._run_if_unchanged(found, self._state)
             if results is not None:
                 return self._deliver(results, leaves)
+            return self.run(self.payloads(leaves, found), leaves)
         return self.run(self.payloads(leaves), leaves)
 
     def run(self, payloads: Payloads, leaves: Sequence[Any]) -> Any:
@@ -171,8 +172,14 @@ class Binding:
             made, results = self.executor.repeat(first, varying)
             return made, self._deliver(results, batches[max(made - 1, 0)])
 
-    def payloads(self, leaves: Sequence[Any]) -> Payloads:
-        """The arrays of all inputs; those that are updated belong to nobody but their handles."""
+    def payloads(self, leaves: Sequence[Any], found: Sequence[Any] | None = None) -> Payloads:
+        """The arrays of all inputs; those that are updated belong to nobody but their handles.
+
+        Args:
+            leaves: the arguments, flattened.
+            found: inputs that were read for this call already: Python gives numbers once, since
+                random states move on as they are read.
+        """
         if self._own_arguments:
             self._take_arguments([leaves])
         state = self._state
@@ -183,7 +190,11 @@ class Binding:
             mine = [now[k] for k in self._mine]
             if max(map(sys.getrefcount, mine)) > _HOLDERS:
                 state = self._leave_shared(now, mine, state)
-        arrays = [read(leaves) for read in self._readers]
+        if found is None:
+            arrays = [read(leaves) for read in self._readers]
+        else:
+            given = zip(self._captured.sources, self._readers, found, strict=False)
+            arrays = [x if isinstance(s, HostValue) else read(leaves) for s, read, x in given]
         return Payloads(arrays + state.arrays, state)
 
     def _take_arguments(
