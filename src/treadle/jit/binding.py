@@ -273,12 +273,14 @@ class Binding:
 
     def _only_result(self) -> tuple[int, EagerType] | None:
         """Where among the results the one is that everything delivered consists of."""
-        captured, leaf = self._captured, self._leaves[0] if self._leaves else None
+        captured = self._captured
         elsewhere = self._rebound, captured.gradients, captured.cleared, captured.escaped
         if self._scattered or any(elsewhere) or self._shape is not tree.LEAF:
             return None
-        found = type(leaf) is Output
-        return (self._place[leaf.index], captured.kinds[leaf.index]) if found else None
+        leaf = self._leaves[0]
+        if not isinstance(leaf, Output):
+            return None
+        return self._place[leaf.index], captured.kinds[leaf.index]
 
     def _result(self, leaf: Any, results: list[Any]) -> Any:
         if type(leaf) is Output:

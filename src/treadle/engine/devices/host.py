@@ -73,6 +73,18 @@ class HostExecutable:
         """The next task, -1 after the last."""
         return start if start < self._count else -1
 
+    def call(
+        self,
+        bases: npt.NDArray[np.int64],
+        arrays: tuple[Any, ...],
+        given: int,
+        at: int,
+        watch: npt.NDArray[np.int64],
+        /,
+    ) -> int:
+        """Run nothing, since nothing here looks at objects."""
+        return -2
+
     def repeat(
         self, bases: npt.NDArray[np.int64], varying: npt.NDArray[np.int64], /
     ) -> tuple[int, int]:

@@ -50,7 +50,8 @@ class Watch:
     ) -> None:
         self.seen, self.arrays = tuple(seen), arrays
         places = np.array(own, np.int64)
-        offset = slot_offset(type(holders[0]), slot) if holders else 0
+        kind: Any = type(holders[0]) if holders else None
+        offset = slot_offset(kind, slot) if holders else 0
         known = 0 if offset is None else offset
         at = places.__array_interface__["data"][0]
         words = [known, len(holders), id(holders), id(self.seen), len(own), at, _HOLDERS]
@@ -68,7 +69,8 @@ def slot_offset(cls: type, slot: str) -> int | None:
     """
     if sys.implementation.name != "cpython" or not getattr(sys, "_is_gil_enabled", lambda: True)():
         return None
-    made, mark = object.__new__(cls), object()
+    made: Any = object.__new__(cls)
+    mark = object()
     setattr(made, slot, mark)
     words = (ctypes.c_int64 * (cls.__basicsize__ // 8)).from_address(id(made))
     found = [i for i, word in enumerate(words) if word == id(mark)]
