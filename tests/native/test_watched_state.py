@@ -7,7 +7,7 @@ import pytest
 
 import treadle as mge
 from treadle import jit
-from treadle.engine.execute import watch
+from treadle.backends import watch
 from treadle.engine.execute.executor import Executor
 from treadle.tensor import Tensor
 

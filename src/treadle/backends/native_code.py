@@ -38,7 +38,7 @@ class Executable(Protocol):
         """Run from the start on the memory of arrays, unless something watched has changed.
 
         The first `given` of `arrays` become the first bases, the others those from `at` on. `watch`
-        is described in `engine/execute/watch.py`.
+        is described in `backends/watch.py`.
 
         Returns:
             The number of the `Host` instruction reached, -1 at the end, or less where nothing has

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from treadle.backends.watch import Watch
 from treadle.base import tree
 from treadle.base.errors import TraceError
 from treadle.base.observer import OBSERVER
@@ -17,7 +18,6 @@ from treadle.base.types import TensorType
 from treadle.engine.devices.names import CompNode
 from treadle.engine.eager.dispatch import EagerType
 from treadle.engine.execute import Executor, Runner
-from treadle.engine.execute.watch import Watch
 from treadle.jit.capture import payload
 from treadle.jit.captured import (
     Argument,

@@ -6,12 +6,10 @@ that run one program at the same time get one each.
 
 from __future__ import annotations
 
-import struct
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from operator import is_
 from typing import Any
 
@@ -19,47 +17,18 @@ import numpy as np
 import numpy.typing as npt
 
 from treadle.backends.native_code import Executable
-from treadle.backends.program import Address
+from treadle.backends.watch import Watch
 from treadle.base.errors import CompileError
-from treadle.base.observer import recording
 from treadle.base.types import TensorType
 from treadle.engine.execute.counters import Counters, Tally, total
-from treadle.engine.execute.host_tasks import IndexFailure, extents, launch_of, unknown_index
-from treadle.engine.execute.reductions import Reductions
-from treadle.engine.execute.watch import Watch
-from treadle.engine.plan import HostTask, Loaded
-from treadle.engine.segments import SegmentLaunch
-from treadle.ops.check import CheckIndices
-from treadle.ops.op import as_tuple
+from treadle.engine.execute.host_tasks import IndexFailure, extents, unknown_index
+from treadle.engine.execute.serving import Frame, HostTasks
+from treadle.engine.plan import Loaded
 from treadle.runtime.host import HostBuffer, address, memory
 
 Array = npt.NDArray[Any]
-_Split = tuple[list[tuple[Address, TensorType]], list[tuple[Address, TensorType]]]
 _UNUSED = 2
 """References to what is packed, as `getrefcount` sees them where only the executor has it."""
-
-
-class _Frame:
-    """Addresses and scratch memory of one run at a time."""
-
-    __slots__ = ("arena", "bases", "kept", "reductions", "tally", "version", "views", "write")
-
-    def __init__(self, loaded: Loaded[Executable], tally: Tally) -> None:
-        self.tally = tally
-        plan = loaded.plan
-        self.arena: HostBuffer = memory("activations", plan.memory.peak)
-        if (observer := recording()) is not None:
-            observer.kept("scratch of a program", self.arena.bytes)
-        self.kept: HostBuffer = loaded.kept
-        self.bases = np.zeros(plan.bases, np.int64)
-        self.bases[-3:] = [address(b.bytes) for b in (loaded.constants, loaded.kept, self.arena)]
-        self.write = partial(struct.Struct(f"{plan.bases - 3}q").pack_into, self.bases.data, 0)
-        """Write the addresses of all inputs and results into the table."""
-        self.version: object = None
-        """Names the inputs whose addresses are in the table; None where they must be written."""
-        self.views: dict[tuple[Address, TensorType], Array] = {}
-        """Arrays over the arena and constants that were handed to host tasks."""
-        self.reductions = Reductions()
 
 
 class _Packed:
@@ -112,15 +81,12 @@ class Executor:
         packs: Packs | None = None,
     ) -> None:
         self.loaded = loaded
-        self._index_error = index_error
-        self._tasks = loaded.plan.tasks
+        self._host_tasks = HostTasks(loaded, launches, index_error)
         self._results = [(extents(t), t.dtype.numpy) for t in results]
-        self._frames: list[_Frame] = []
+        self._frames: list[Frame] = []
         self._tallies: list[Tally] = []
         self._frozen = tuple(frozen) if loaded.prelude is not None else ()
         self._packs = packs or Packs()
-        self._launches: dict[int, Callable[..., Any]] = dict(launches or {})
-        self._splits: dict[int, _Split] = {}
 
     @property
     def peak(self) -> int:
@@ -200,11 +166,11 @@ class Executor:
             self._frames.append(frame)
 
     def _go_on(
-        self, frame: _Frame, inputs: Sequence[Array], results: list[Array], reached: int
+        self, frame: Frame, inputs: Sequence[Array], results: list[Array], reached: int
     ) -> None:
         """The rest of a run from the host task on that it has reached, if any."""
         while reached >= 0:
-            self._serve(frame, inputs, results, reached)
+            self._host_tasks.serve(frame, inputs, results, reached)
             frame.tally.entries += 1
             reached = self.loaded.main.run(frame.bases, reached + 1)
 
@@ -235,17 +201,17 @@ class Executor:
 
         return run
 
-    def _frame(self) -> _Frame:
+    def _frame(self) -> Frame:
         """A frame that nobody uses."""
         try:
             return self._frames.pop()
         except IndexError:
             self._tallies.append(Tally())
-            return _Frame(self.loaded, self._tallies[-1])
+            return Frame(self.loaded, self._tallies[-1])
 
     def _bind(
         self,
-        frame: _Frame,
+        frame: Frame,
         inputs: Sequence[Array],
         varying: int = 0,
         version: object = None,
@@ -301,7 +267,7 @@ class Executor:
             frame.tally.iterations += made
             frame.tally.transfers += int((varying[1:made] != varying[: max(made - 1, 0)]).sum())
             if reached >= 0:
-                self._serve(frame, inputs, results, reached)
+                self._host_tasks.serve(frame, inputs, results, reached)
             del packed
             return made, results
         finally:
@@ -320,7 +286,7 @@ class Executor:
         Returns:
             For each run and step of the plan four numbers, see `Executable.profile`.
         """
-        plan, frame = self.loaded.plan, _Frame(self.loaded, Tally())
+        plan, frame = self.loaded.plan, Frame(self.loaded, Tally())
         updated = {i for _, i in plan.updates}
         inputs = [x.copy() if i in updated else x for i, x in enumerate(inputs)]
         results = self._bind(frame, inputs)
@@ -330,7 +296,7 @@ class Executor:
             reached = self.loaded.main.profile(frame.bases, run)
             while reached >= 0:
                 start = time.monotonic_ns()
-                self._serve(frame, inputs, results, reached)
+                self._host_tasks.serve(frame, inputs, results, reached)
                 end = time.monotonic_ns()
                 run[reached] = start, end, run[reached, 2] + end - start, run[reached, 3] + 1
                 reached = self.loaded.main.profile(frame.bases, run, reached + 1)
@@ -344,7 +310,7 @@ class Executor:
     # -- packed weights --------------------------------------------------------------------
 
     def _pack(
-        self, frame: _Frame, inputs: Sequence[Array], version: object = None
+        self, frame: Frame, inputs: Sequence[Array], version: object = None
     ) -> _Packed | None:
         """Have the frame point to what the prelude makes of the frozen inputs.
 
@@ -363,7 +329,7 @@ class Executor:
             frame.bases[-2] = address(found.buffer.bytes)
         return found
 
-    def _packed_anew(self, frame: _Frame, inputs: Sequence[Array]) -> _Packed:
+    def _packed_anew(self, frame: Frame, inputs: Sequence[Array]) -> _Packed:
         """What is packed already, if it is of these inputs; else the prelude runs."""
         with self._packs.lock:
             old, arrays = self._packs.current, [inputs[i] for i in self._frozen]
@@ -382,81 +348,3 @@ class Executor:
                 self.loaded.prelude.run(frame.bases)
             self._packs.current = made = _Packed(buffer, arrays)
             return made
-
-    # -- host tasks ------------------------------------------------------------------------
-
-    def _serve(
-        self, frame: _Frame, inputs: Sequence[Array], results: Sequence[Array], step: int
-    ) -> None:
-        """Do the host task at a step."""
-        number = self._tasks.get(step)
-        if number is None:
-            raise CompileError("execute", f"step {step} is no host task")
-        task = self.loaded.plan.host[number]
-        if isinstance(task.op, CheckIndices) and task.phase:
-            where, kind = task.inputs[0]
-            found = self._array(frame, inputs, results, where, kind)
-            raise self._index_error(task.op.number, int(found[1]))
-        if task.phase:
-            where, kind = task.inputs[0]
-            bucket = self._array(frame, inputs, results, where, kind)
-            frame.reductions.serve(task, bucket)
-            return
-        if number not in self._launches:
-            self._launches[number] = launch_of(task)
-        launch = self._launches[number]
-        targets = [self._array(frame, inputs, results, a, t) for a, t in task.outputs]
-        if isinstance(launch, SegmentLaunch):
-            given, fixed = self._split(number, task, launch.frozen)
-            launch.into(
-                [self._array(frame, inputs, results, a, t) for a, t in given],
-                lambda: [self._array(frame, inputs, results, a, t) for a, t in fixed],
-                targets,
-                frame.version,
-            )
-            return
-        arrays = [self._array(frame, inputs, results, a, t) for a, t in task.inputs]
-        for target, result in zip(targets, as_tuple(launch(*arrays)), strict=True):
-            target[...] = result
-
-    def _split(self, number: int, task: HostTask, frozen: Sequence[bool]) -> _Split:
-        """The operands of a segment that are not frozen, and those that are."""
-        found = self._splits.get(number)
-        if found is None:
-            pairs = list(zip(task.inputs, frozen, strict=True))
-            found = [o for o, yes in pairs if not yes], [o for o, yes in pairs if yes]
-            self._splits[number] = found
-        return found
-
-    def _array(
-        self,
-        frame: _Frame,
-        inputs: Sequence[Array],
-        results: Sequence[Array],
-        where: Address,
-        type_: TensorType,
-    ) -> Array:
-        """An array over memory of the program: whole inputs and results are handed over as such."""
-        base, n = where.base, len(inputs)
-        if base < n + len(results):
-            whole = inputs[base] if base < n else results[base - n]
-            same = whole.shape == type_.shape and whole.dtype == type_.dtype.numpy
-            if same and not where.offset:
-                return whole
-            return _view(whole, where, type_)
-        if base == n + len(results) + 1:  # What is packed may lie elsewhere the next time.
-            return _view(frame.kept.bytes, where, type_)
-        known = frame.views.get((where, type_))
-        if known is None:
-            memory = self.loaded.constants if base == n + len(results) else frame.arena
-            known = frame.views[where, type_] = _view(memory.bytes, where, type_)
-        return known
-
-
-def _view(memory: Array, where: Address, type_: TensorType) -> Array:
-    """A part of the program's memory as an array."""
-    raw = memory.reshape(-1).view(np.uint8)
-    shape = extents(type_)
-    part = raw[where.offset : where.offset + type_.nbytes]
-    made: Array = part.view(type_.dtype.numpy).reshape(shape)
-    return made
