@@ -96,7 +96,7 @@ def compiled(
 ) -> tuple[Inspected, list[SegmentLaunch]]:
     program = Inspected(Stages(sandwich(), interface or Interface(), options))
     runner: Any = program.compile()
-    launches = [x for x in runner._launches.values() if isinstance(x, SegmentLaunch)]
+    launches = [x for x in runner._host_tasks._launches.values() if isinstance(x, SegmentLaunch)]
     return program, launches
 
 

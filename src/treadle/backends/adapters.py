@@ -26,7 +26,7 @@ from treadle.base.types import TensorType
 from treadle.ops.op import Op
 
 Arguments = Callable[[list[TensorType], TensorType, Any], tuple[Any, ...]]
-"""What comes behind the pointers: of operand types, the result's type and the op's attributes."""
+"""Arguments behind the pointers: of operand types, the result's type and the op's attributes."""
 Answer = Callable[[Op, Sequence[TensorType]], Support]
 
 

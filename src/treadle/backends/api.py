@@ -133,7 +133,7 @@ def no(reason: Reason, message: str) -> Support:
 
 @dataclass(frozen=True, slots=True)
 class Availability:
-    """What probing found: whether the hardware is usable, how many devices, and how eagerly.
+    """Outcome of probing: whether the hardware is usable, how many devices, and how eagerly.
 
     `priority` above 0 offers the backend for the default device `xpux`; the highest wins. A
     `count` although it is not `ok` says that devices are there and why they cannot be used, which

@@ -173,7 +173,7 @@ _GET = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_int)(_table)
 
 
 def has_loaders(path: str) -> bool:
-    """Whether a library has the function that registers loaders."""
+    """Return whether a library has the function that registers loaders."""
     try:
         return hasattr(ctypes.CDLL(path), INIT)
     except OSError:

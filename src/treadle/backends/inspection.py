@@ -70,7 +70,7 @@ def newer_protocol(protocol: tuple[int, int]) -> str:
 
 
 def tiers(backend: Any, kernels: Sequence[Kernel]) -> list[str]:
-    """What a backend is made of: memory, kernels, engines that run ops, compile, take segments,
+    """Return the parts of a backend: memory, kernels, engines that run ops, compile, take segments,
     passes."""
     found = ["devices"] if getattr(backend, "device_kinds", ()) else []
     found += ["kernels"] if kernels else []
@@ -129,7 +129,8 @@ def unknown_kernels(kernels: Iterable[Kernel]) -> str:
 
 
 def may_come(kernels: Iterable[Kernel], protocol: tuple[int, int]) -> bool:
-    """Whether ops that do not exist may do so elsewhere: in a later Treadle or another package.
+    """Return whether ops that do not exist may do so elsewhere: in a later Treadle or another
+    package.
 
     Ops of packages have a dot in their names, and are known once the package is imported.
     """

@@ -19,7 +19,7 @@ SECONDS = 0.1
 
 
 class Measuring:
-    """Whether what is compiled is measured first, and in a process of its own.
+    """True if what is compiled is measured first, and in a process of its own.
 
     Attributes:
         on: measure.

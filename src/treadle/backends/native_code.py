@@ -92,7 +92,7 @@ class NativeProgram:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What native code was made for, or what a process has.
+    """Machine that native code was made for, or that a process has.
 
     Attributes:
         target: name of the instructions, such as "avx2".
@@ -131,10 +131,14 @@ class NativeCode:
 
 @runtime_checkable
 class NativeLoader(Protocol):
-    """What runs shipped code, whether or not it can be compiled here: a backend, or a module."""
+    """The interface of runners of shipped code, whether or not it can be compiled here: a backend,
+    or a module.
+    """
 
     def misfit(self, machine: Machine, /) -> tuple[str, str] | None:
-        """What keeps code for a machine from running here: what it needs, and what is here."""
+        """Return why code for a machine cannot run here: what it needs, and what is here; None
+        where it can.
+        """
         ...
 
     def open_native(self, code: NativeCode, /) -> Sequence[Executable]:
@@ -150,7 +154,7 @@ class NativeLoader(Protocol):
         ...
 
     def get_threads(self) -> int:
-        """How many threads share the work of kernels, of the whole process."""
+        """Return how many threads share the work of kernels, of the whole process."""
         ...
 
     def set_threads(self, count: int, /) -> int:

@@ -49,7 +49,7 @@ class ObjectCache:
         self._trusted: bool | None = None
 
     def path(self, key: str) -> Path:
-        """Where the data of a key is, if it is."""
+        """Return the path of a key's data, whether or not it is there."""
         return self._directory / key
 
     def get(self, key: str) -> bytes | None:
@@ -117,7 +117,7 @@ class ObjectCache:
             excess -= size
 
     def _is_private(self, missing_is_trouble: bool = False) -> bool:
-        """Whether the directory is there, ours, and closed to writers other than us.
+        """Return whether the directory is there, ours, and closed to writers other than us.
 
         Where it is not, a temporary one takes its place, for this process.
         """
@@ -164,7 +164,7 @@ def _removed(remove: Any, folder: str, process: int) -> None:
 
 
 def _trailer(key: str, data: bytes) -> bytes:
-    """What stands behind the data of a key."""
+    """Return the trailer behind the data of a key."""
     state = hashlib.blake2b(key.encode() + b"\0", digest_size=_DIGEST)
     state.update(data)
     return _MAGIC + state.digest()

@@ -1,4 +1,4 @@
-"""What ops become on a device that generates code: launches, and programs of launches.
+"""Programs of devices that generate code: launches, and steps of launches.
 
 An op is lowered on its own, to launches whose arguments name its inputs and outputs (`Lowered`).
 The engine's compile stage places every value in memory and joins the launches to a `Program`, whose
@@ -71,7 +71,7 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Lowered:
-    """How an op runs.
+    """The way an op runs.
 
     Attributes:
         launches: run in order.
@@ -139,7 +139,7 @@ class Together:
 
     @property
     def label(self) -> str:
-        """What runs, and how often."""
+        """Name of what runs, and how often."""
         counts = Counter(run.label for run in self.runs)
         return " + ".join(f"{n} {label}" for label, n in counts.most_common())
 
@@ -244,7 +244,7 @@ class WatchedExecutable(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the device can do at best, as measured: the lines of its roofline.
+    """Limits of the device, as measured: the lines of its roofline.
 
     Attributes:
         flops: multiplications and additions of float32 per second, on operands in registers.
@@ -296,7 +296,7 @@ class Watched:
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
-    """What came of a question: seconds by the model's choice and by the one that is recorded.
+    """Outcome of a question: seconds by the model's choice and by the one that is recorded.
 
     `choice` is None where the model's is as good as any of the others that were tried.
     """
@@ -337,7 +337,9 @@ class Choosing(Protocol):
     """Optional: a compiler that keeps composites whole on some operands only."""
 
     def takes(self, op: Op, types: Sequence[TensorType], /) -> bool:
-        """Whether a composite that it keeps by name is to stay whole on operands of these types."""
+        """Return whether a composite that it keeps by name is to stay whole on operands of these
+        types.
+        """
         ...
 
 
@@ -352,14 +354,16 @@ class Compiler(Protocol):
     def lower(
         self, op: Op, types: Sequence[TensorType], frozen: Sequence[bool] = (), /
     ) -> Lowered | Support:
-        """How it runs an op on dense row-major operands of static types, or why it does not.
+        """Lower an op on dense row-major operands of static types, or say why it cannot run.
 
         `frozen` says which inputs never change while a program lives.
         """
         ...
 
     def keeps(self, name: str, /) -> bool:
-        """Whether it has a kernel for composites of this name, so that they are not taken apart."""
+        """Return whether it has a kernel for composites of this name, so that they are not taken
+        apart.
+        """
         ...
 
     def build(self, program: Program, /) -> Executable | DeviceExecutable:
@@ -382,7 +386,9 @@ class Compiler(Protocol):
         ...
 
     def saved(self, key: str, /) -> bytes | None:
-        """What was saved under a key, by this process or another one; None where nothing is."""
+        """Return the bytes saved under a key, by this process or another one; None where there are
+        none.
+        """
         ...
 
     def inspect(self, launch: Launch, form: Literal["kernel", "llvm", "assembly"], /) -> str:
@@ -406,7 +412,7 @@ class OpenCompiler(Protocol):
 
     @property
     def is_open(self) -> bool:
-        """Whether they may, for the target that it compiles for."""
+        """True if they may, for the target that it compiles for."""
         ...
 
 

@@ -46,7 +46,7 @@ BY_NAME = ("opencl",)
 load large libraries, so nobody imports them who does not ask for them."""
 
 State = Literal["found", "loading", "loaded", "disabled", "missing", "failed"]
-"""How far a backend came. `missing`: one of Treadle's own, whose optional library is not there."""
+"""State of a backend. `missing`: one of Treadle's own, whose optional library is not there."""
 
 
 @dataclass
@@ -66,7 +66,7 @@ class Entry:
     """Numbers of the devices that are seen, as the backend counts them; None: all."""
 
     def serves(self, kind: str) -> bool:
-        """Whether it is loaded and its devices may be called `kind`."""
+        """Return whether it is loaded and its devices may be called `kind`."""
         return self.state == "loaded" and kind in self.kinds
 
     @property
@@ -76,7 +76,7 @@ class Entry:
 
     @property
     def count(self) -> int:
-        """How many of its devices can be used."""
+        """Number of its devices that can be used."""
         found = self.availability
         if found is None or not found.ok:
             return 0
@@ -96,13 +96,13 @@ class Entry:
 
     @property
     def rank(self) -> tuple[bool, int]:
-        """What decides between backends that could both serve: usable, then priority."""
+        """Order of backends that could both serve: usable, then priority."""
         found = self.availability
         return self.count > 0, found.priority if found is not None else 0
 
     @property
     def why_none(self) -> str:
-        """Why it has no devices, or what probing said of them."""
+        """Reason why it has no devices, or what probing said of them."""
         found = self.availability
         said = "" if found is None else found.reason
         if self.visible is None or self.count:
@@ -265,7 +265,9 @@ def _ensure(entry: Entry) -> None:
 
 
 def _lacks_library(entry: Entry, error: BaseException) -> bool:
-    """Whether one of our own backends is there in vain, because an extra is not installed."""
+    """Return whether one of our own backends is there in vain, because an extra is not
+    installed.
+    """
     own = entry.distribution == DISTRIBUTION
     return own and isinstance(error, ModuleNotFoundError) and "treadle" not in str(error.name)
 
@@ -301,7 +303,7 @@ def _import(entry: Entry) -> None:
 
 
 def _visible(name: str, count: int) -> tuple[int, ...] | None:
-    """Which devices the environment lets be seen, in its order; None: all.
+    """Return the devices that the environment shows, in its order; None: all.
 
     Raises:
         LoadError: it is no list of numbers of devices that exist.
@@ -375,7 +377,9 @@ def for_kind(kind: str) -> Entry | None:
 
 
 def why_missing(kind: str) -> tuple[str, BaseException | None]:
-    """Why a backend that bears the name of a device kind does not serve it; "" if none does."""
+    """Return why a backend that bears the name of a device kind does not serve it; "" if
+    none does.
+    """
     entry = entries().get(kind)
     if entry is None or entry.state not in ("disabled", "missing", "failed"):
         return "", None
@@ -390,7 +394,7 @@ def table() -> list[dict[str, str]]:
 
 
 def row_of(entry: Entry) -> dict[str, str]:
-    """What `table` says of one backend."""
+    """Return a backend's row of `table`."""
     usable = entry.state == "loaded"
     remarks = [entry.remark, _told(entry), entry.why_none]
     kernels = entry.kernels() if usable else ()
@@ -411,7 +415,7 @@ def row_of(entry: Entry) -> dict[str, str]:
 
 
 def _told(entry: Entry) -> str:
-    """What went wrong, and what to do where a library is missing."""
+    """Return what went wrong, and what to do where a library is missing."""
     error = entry.error
     if error is None:
         return ""

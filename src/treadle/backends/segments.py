@@ -23,12 +23,14 @@ from treadle.graph.ir import Graph, Node
 from treadle.ops.op import Op
 
 Fit = Literal["compatible", "slower", "incompatible"]
-"""How a blob suits this process: use it; use it and say so; compile the graph anew."""
+"""Fit of a blob to this process: use it; use it and say so; compile the graph anew."""
 
 
 @dataclass(frozen=True, slots=True)
 class Compatibility:
-    """How a blob suits an engine, and why not better: both values of what differs."""
+    """Fit of a blob to an engine, and the reason where it is not better: both values of what
+    differs.
+    """
 
     fit: Fit
     reason: str = ""
@@ -56,11 +58,15 @@ class SegmentExecutable(Protocol):
         ...
 
     def serialize(self) -> bytes:
-        """What the engine's `load_segment` makes the same executable of, in any process."""
+        """Return bytes from which the engine's `load_segment` makes the same executable, in any
+        process.
+        """
         ...
 
     def compat(self) -> Mapping[str, str]:
-        """What the blob depends on: versions, processor features, options, by name."""
+        """Return the properties that the blob depends on: versions, processor features, options, by
+        name.
+        """
         ...
 
     def describe(self) -> str:
@@ -90,11 +96,11 @@ class SegmentEngine(Engine, Protocol):
     rates: Rates
 
     def supports(self, op: Op, types: Sequence[TensorType], /) -> Support:
-        """Whether it can have an op on static operands of these types, or why not."""
+        """Return whether it can have an op on static operands of these types, or why not."""
         ...
 
     def compat(self) -> Mapping[str, str]:
-        """What a segment compiled now would depend on."""
+        """Return the properties that a segment compiled now would depend on."""
         ...
 
     def compile_segment(self, graph: Graph, /) -> SegmentExecutable:
@@ -102,7 +108,7 @@ class SegmentEngine(Engine, Protocol):
         ...
 
     def load_segment(self, blob: bytes, /) -> SegmentExecutable:
-        """What `serialize` wrote, ready to run; any exception has it compiled anew."""
+        """Load what `serialize` wrote, ready to run; any exception has it compiled anew."""
         ...
 
 
@@ -124,8 +130,8 @@ class KeepingEngine(Protocol):
     """A segment engine that has its own way for ops that are taken apart otherwise."""
 
     def keeps(self, name: str, /) -> bool:
-        """Whether it wants composites of this name whole. Those that it does not get in the end are
-        taken apart after all."""
+        """Return whether it wants composites of this name whole. Those that it does not get in the
+        end are taken apart after all."""
         ...
 
 
@@ -143,12 +149,12 @@ class JudgingEngine(Protocol):
     """A segment engine that knows which differences matter. For others all of them do."""
 
     def judge(self, compat: Mapping[str, str], /) -> Compatibility:
-        """How a blob that depends on this suits the engine as it is here."""
+        """Judge how a blob that depends on this fits the engine as it is here."""
         ...
 
 
 def differences(compat: Mapping[str, str], here: Mapping[str, str]) -> dict[str, str]:
-    """What differs, by name, with both values in words."""
+    """Return the properties that differ, by name, with both values in words."""
     return {
         name: f"made for {name} {compat.get(name, 'unknown')!r}, here it is "
         f"{here.get(name, 'unknown')!r}"
@@ -158,7 +164,7 @@ def differences(compat: Mapping[str, str], here: Mapping[str, str]) -> dict[str,
 
 
 def judged(engine: SegmentEngine, compat: Mapping[str, str]) -> Compatibility:
-    """How a blob suits an engine."""
+    """Return how a blob fits an engine."""
     if isinstance(engine, JudgingEngine):
         return engine.judge(compat)
     found = differences(compat, engine.compat())
@@ -194,7 +200,7 @@ def seal(engine: str, executable: SegmentExecutable) -> bytes:
 
 
 def unseal(sealed: bytes) -> Blob:
-    """What `seal` wrote.
+    """Read what `seal` wrote.
 
     Raises:
         LoadError: it is something else, cut off, or changed.

@@ -316,7 +316,7 @@ _EXPONENT = {"bfloat16": 8, "float16": 5, "float32": 8, "float64": 11}
 
 
 def holds(narrow: DType, wide: DType) -> bool:
-    """Whether every value of `narrow` is a value of `wide`."""
+    """Return whether every value of `narrow` is a value of `wide`."""
     if narrow is wide or narrow is dt.bool_:
         return wide.kind != "complex"
     if narrow.is_integer and wide.is_integer:

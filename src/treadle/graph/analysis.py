@@ -96,7 +96,7 @@ def _refuse_cycle(path: Mapping[Node, None], following: Iterable[Node], name: st
 
 
 def has_effect(op: Op) -> bool:
-    """Whether running the op matters even if nobody reads its results.
+    """Return whether running the op matters even if nobody reads its results.
 
     So it is with collectives, which the other processes of the group wait for, with checks, and
     with prints.
@@ -108,7 +108,7 @@ def has_effect(op: Op) -> bool:
 
 
 def is_opaque(op: Op) -> bool:
-    """Whether two applications to equal inputs may differ: effects and foreign code."""
+    """Return whether two applications to equal inputs may differ: effects and foreign code."""
     return isinstance(op, (Custom, RuntimeBlob)) or has_effect(op)
 
 
@@ -127,7 +127,7 @@ def live_nodes(graph: Graph) -> set[Node]:
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """When a value lives: from the step that defines it to the last that reads it, inclusive.
+    """Life of a value: from the step that defines it to the last that reads it, inclusive.
 
     Step i is node i; inputs are defined at step -1, outputs are read at step `len(nodes)`.
     """
@@ -136,7 +136,7 @@ class Interval:
     end: int
 
     def overlaps(self, other: Interval) -> bool:
-        """Whether both live at some step."""
+        """Return whether both live at some step."""
         return self.start <= other.end and other.start <= self.end
 
 
@@ -154,7 +154,7 @@ def liveness(graph: Graph) -> dict[Value, Interval]:
 
 
 class Reachability:
-    """Which nodes a node depends on, as one integer bitset per node.
+    """Dependencies between nodes, as one integer bitset per node.
 
     Building takes O(nodes × edges / 64) word operations, a question is one AND.
     """
@@ -172,7 +172,7 @@ class Reachability:
             self._above.append(bits)
 
     def reaches(self, source: Node, target: Node) -> bool:
-        """Whether `target` depends on `source`; a node does not depend on itself."""
+        """Return whether `target` depends on `source`; a node does not depend on itself."""
         return bool(self._above[self._position[target]] >> self._position[source] & 1)
 
     def ancestors(self, node: Node) -> int:
@@ -180,7 +180,7 @@ class Reachability:
         return self._above[self._position[node]]
 
     def closes_cycle(self, group: Iterable[Node]) -> bool:
-        """Whether merging the nodes into one would make a cycle through a node outside."""
+        """Return whether merging the nodes into one would make a cycle through a node outside."""
         members = list(group)
         inside = above = 0
         for node in members:

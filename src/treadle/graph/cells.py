@@ -256,7 +256,9 @@ class CellBuilder:
         return total
 
     def _reduced_index(self, x: Value, op: Reduce, index: Index) -> Index:
-        """Where the operand is read: the result's index, and all reduced counters."""
+        """Return the position that the operand is read at: the result's index, and all reduced
+        counters.
+        """
         shape, positions = extents(x), self.positions
         inner = [c for c in positions.counters if c.varies & self.reduced]
         place = linear([positions.counter(c.number) for c in inner], [c.extent for c in inner])
@@ -266,7 +268,7 @@ class CellBuilder:
 
 
 def reduces(node: Node) -> bool:
-    """Whether a node combines several elements, not none and not single ones."""
+    """Return whether a node combines several elements, not none and not single ones."""
     if not isinstance(node.op, Reduce):
         return False
     shape = extents(node.inputs[0])
@@ -279,12 +281,14 @@ def extents(value: Value) -> Shape:
 
 
 def is_scalar_op(op: Op) -> TypeGuard[Elementwise]:
-    """Whether an op is elementwise and says what it does to one element."""
+    """Return whether an op is elementwise and says what it does to one element."""
     return isinstance(op, Elementwise) and type(op).scalar is not Elementwise.scalar
 
 
 def aligned(operand: Value, index: Index) -> Index:
-    """Where an operand that is broadcast is read: its last axes, 0 where its extent is 1."""
+    """Return the position that a broadcast operand is read at: its last axes, 0 where its extent is
+    1.
+    """
     last = index[len(index) - operand.type.ndim :]
     return tuple(ZERO if d == 1 else p for p, d in zip(last, operand.type.shape, strict=True))
 

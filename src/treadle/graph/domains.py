@@ -1,4 +1,4 @@
-"""Which bodies one loop nest can compute, and over which axes.
+"""Domains of loops: the bodies that one loop nest can compute, and the axes that it runs over.
 
 A nest runs over a domain: parallel axes and reduced axes. Every reduction of a body runs over the
 same reduced axes; all other values are elements of the domain, or of its parallel axes, or are
@@ -42,7 +42,7 @@ MOST_SPLITS = 12
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a body is no loop nest."""
+    """Reason why a body is no loop nest."""
 
     reason: str
 
@@ -87,7 +87,7 @@ class Collected:
 
 @dataclass(frozen=True, slots=True)
 class LoopNest:
-    """How a body is computed by loops.
+    """Loops that compute a body.
 
     Attributes:
         body: the body with its composites expanded; inputs and outputs are those asked about.
@@ -406,7 +406,7 @@ class _Nest:
         return tuple(found)
 
     def _cut(self, number: int) -> bool:
-        """Whether an output reaches row reductions only through collected ones."""
+        """Return whether an output reaches row reductions only through collected ones."""
         waiting = [self.body.outputs[number]]
         while waiting:
             node = waiting.pop().producer

@@ -1,4 +1,4 @@
-"""How much arithmetic a node is, and how many bytes its values have, as far as that is known."""
+"""Counts of a node's arithmetic and of its values' bytes, as far as they are known."""
 
 from __future__ import annotations
 

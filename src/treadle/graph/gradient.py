@@ -63,7 +63,7 @@ def pullback(graph: Graph, needs: Sequence[bool] | None = None) -> Graph:
 
 
 def is_differentiable(type_: TensorType) -> bool:
-    """Whether values of this type carry gradients."""
+    """Return whether values of this type carry gradients."""
     return type_.dtype.is_inexact
 
 

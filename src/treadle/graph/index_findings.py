@@ -1,4 +1,4 @@
-"""Which operands of a program are indices, and what is said where one is out of range.
+"""Findings about indices: the operands that are some, and the error where one is out of range.
 
 Needed while programs run, so it imports no pass; `index_ranges` writes the checks.
 """
@@ -51,7 +51,9 @@ def finding(statuses: Array) -> tuple[int, int] | None:
 
 
 def index_error(graph: Graph, number: int, index: int) -> IndexRangeError:
-    """What to raise where check number `number` of a captured program finds this index."""
+    """Return the error for check number `number` of a captured program, which has found
+    this index.
+    """
     for found in _every(graph, 0):
         if found.number == number:
             return error_of(found, index)

@@ -111,7 +111,9 @@ class _Writer:
 
 
 def _source(value: Value) -> Value:
-    """What has the same numbers as the value, as far up as that can be seen."""
+    """Return the value with the same numbers that stands farthest up, as far as that can
+    be seen.
+    """
     while value.producer is not None and not _is_empty(value):
         op, (first, *_) = value.producer.op, (*value.producer.inputs, value)
         whole = isinstance(op, Reshape | Transpose | Broadcast | Identity | StopGradient)
@@ -122,7 +124,7 @@ def _source(value: Value) -> Value:
 
 
 def _keeps(before: DType, after: DType) -> bool:
-    """Whether one type of integers has all numbers of another."""
+    """Return whether one type of integers has all numbers of another."""
     if not (before.is_integer and after.is_integer):
         return False
     (low, high), (least, beyond) = _all_of(before), _all_of(after)
@@ -130,12 +132,12 @@ def _keeps(before: DType, after: DType) -> bool:
 
 
 def _is_empty(value: Value) -> bool:
-    """Whether a value is known to have no elements."""
+    """Return whether a value is known to have no elements."""
     return any(is_identical(d, 0) for d in value.type.shape)
 
 
 def _lies(inner: Range, outer: Range) -> bool:
-    """Whether a range is known to lie in another one; nothing is decided by it."""
+    """Return whether a range is known to lie in another one; nothing is decided by it."""
     return always(less_equal(outer[0], inner[0])) and always(less_equal(inner[1], outer[1]))
 
 

@@ -159,7 +159,9 @@ def differ_in_new_symbols(
     inferred: tuple[TensorType, ...],
     given: tuple[TensorType, ...],
 ) -> bool:
-    """Whether two lists of result types are equal up to symbols that neither inputs nor op have."""
+    """Return whether two lists of result types are equal up to symbols that neither inputs nor op
+    have.
+    """
     old: dict[Symbol, None] = {}
     _collect(tuple(v.type for v in inputs), old)
     _collect(tuple(getattr(op, name) for name in op._fields), old)
@@ -177,7 +179,7 @@ def differ_in_new_symbols(
 
 
 def _both_new(x: Dim, y: Dim, old: dict[Symbol, None]) -> bool:
-    """Whether two extents are different symbols of one range, neither of them in `old`."""
+    """Return whether two extents are different symbols of one range, neither of them in `old`."""
     a, b = lone_symbol(x), lone_symbol(y)
     if a is None or b is None or a in old or b in old:
         return False
@@ -324,7 +326,7 @@ def _graphs_in(values: Iterable[object]) -> Iterator[Graph]:
 
 
 def is_open_op(op: Op) -> bool:
-    """Whether an attribute of an op holds a symbolic extent, or a graph, which may."""
+    """Return whether an attribute of an op holds a symbolic extent, or a graph, which may."""
     if not op._fields or type(op) is Constant:
         return False
     own = op.__dict__

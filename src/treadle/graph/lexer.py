@@ -112,7 +112,7 @@ class Cursor:
         return token
 
     def take(self, text: str) -> bool:
-        """Whether the next token is the sign or word `text`; takes it if so."""
+        """Return whether the next token is the sign or word `text`; takes it if so."""
         found = self.next.text == text and self.next.kind in ("sign", "word")
         if found:
             self.advance()

@@ -44,7 +44,7 @@ def parse(text: str, constants: Mapping[str, ArrayData] | None = None) -> Graph:
 
 @dataclass(slots=True)
 class _Scope:
-    """What names mean inside one graph."""
+    """Meanings of names inside one graph."""
 
     symbols: dict[str, Expr]
     values: dict[str, Value] = field(default_factory=dict)

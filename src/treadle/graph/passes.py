@@ -19,7 +19,7 @@ from treadle.graph.spec import CAPTURED, Spec
 from treadle.graph.verify import verify
 
 DUMP_FOLDER = Path("treadle-dump")
-"""Where `TREADLE_DUMP` writes, below the working directory."""
+"""Folder of dumps that `TREADLE_DUMP` asks for, below the working directory."""
 
 
 class Pass(Protocol):
@@ -34,7 +34,7 @@ class Pass(Protocol):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PassReport:
-    """What one pass did: time in seconds, nodes before and after, rules that fired by name."""
+    """Report of one pass: time in seconds, nodes before and after, rules that fired by name."""
 
     name: str
     seconds: float
@@ -124,7 +124,7 @@ def dump(graph: Graph, stage: str, number: int = 0) -> None:
 
 
 def is_dumped(stage: str) -> bool:
-    """Whether `TREADLE_DUMP` lists the stage, or says `all`."""
+    """Return whether `TREADLE_DUMP` lists the stage, or says `all`."""
     return bool({w.strip() for w in DUMP.get().split(",")} & {stage, "all"})
 
 

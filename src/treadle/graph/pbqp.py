@@ -69,7 +69,7 @@ class Problem:
         _add(self._edges, first, second, [list(row) for row in costs])
 
     def cost(self, states: Sequence[int]) -> float:
-        """What an assignment costs."""
+        """Return the cost of an assignment."""
         own = sum(costs[s] for costs, s in zip(self._costs, states, strict=True))
         return own + sum(m[states[a]][states[b]] for (a, b), m in self._edges.items())
 

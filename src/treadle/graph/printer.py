@@ -59,7 +59,7 @@ def to_text(
 
 
 def value_names(graph: Graph) -> dict[Value, str]:
-    """What each value is called in the text: its own name made unique, or a number."""
+    """Return the name of each value in the text: its own name made unique, or a number."""
     names: dict[Value, str] = {}
     taken: set[str] = set()
     number = 0

@@ -23,8 +23,8 @@ from treadle.ops.movement import Broadcast, Reshape
 from treadle.ops.op import Array, Op
 
 Level = Literal["exact", "safe", "fast"]
-"""What a rule promises: identical bits; identical but for NaN, infinities and the sign of zero;
-or the same value in real arithmetic only."""
+"""Promise of a rule: identical bits; identical but for NaN, infinities and the sign of zero; or the
+same value in real arithmetic only."""
 LEVELS: tuple[Level, ...] = ("exact", "safe", "fast")
 
 
@@ -121,7 +121,7 @@ class Rule:
 
 
 def match(pattern: Pattern, value: Value, found: Found) -> bool:
-    """Whether a value matches; captures go into `found` (also those of failed attempts)."""
+    """Return whether a value matches; captures go into `found` (also those of failed attempts)."""
     if isinstance(pattern, str):
         return found.values.setdefault(pattern, value) is value
     if isinstance(pattern, Filled):
@@ -131,7 +131,7 @@ def match(pattern: Pattern, value: Value, found: Found) -> bool:
 
 
 def match_node(pattern: P, node: Node, found: Found) -> bool:
-    """Whether a node matches."""
+    """Return whether a node matches."""
     if type(node.op) is not pattern.op or len(node.inputs) != len(pattern.inputs):
         return False
     if pattern.name:
@@ -148,7 +148,7 @@ def match_node(pattern: P, node: Node, found: Found) -> bool:
 
 
 def _source(value: Value) -> Value:
-    """What a value repeats or reshapes."""
+    """Return the value that a value repeats or reshapes."""
     while value.producer is not None and isinstance(value.producer.op, (Broadcast, Reshape)):
         value = value.producer.inputs[0]
     return value
@@ -238,7 +238,7 @@ def _makers(values: Iterable[Value]) -> list[type[Op] | None]:
 
 
 def _may_match(heads: _Heads, kinds: Sequence[type[Op] | None]) -> bool:
-    """Whether the ops that make a node's operands are such that a pattern can match.
+    """Return whether the ops that make a node's operands are such that a pattern can match.
 
     It rules most patterns out at a small part of what trying them costs.
     """
@@ -322,7 +322,9 @@ class _Rewriter:
         return value
 
     def _check(self, rule: Rule, node: Node, after: tuple[Value, ...]) -> bool:
-        """Whether the device stays, which only an operand that is dropped may have; raises else."""
+        """Return whether the device stays, which only an operand that is dropped may have; raises
+        else.
+        """
         before, now = [v.type for v in node.outputs], [v.type for v in after]
         if before == now:
             return True

@@ -72,7 +72,7 @@ def _slice_of_slice(m: Found) -> Value | None:
 
 
 def _slice_of_update(m: Found) -> Value | None:
-    """What was just written, or what writing elsewhere left alone."""
+    """Return the part that was just written, or the part that writing elsewhere left alone."""
     shape = m["x"].type.shape
     read, written = _ranges(m.root.op, shape), _ranges(m.nodes["inner"].op, shape)
     if read is None or written is None:

@@ -93,7 +93,9 @@ def _kept(op: Callable[..., Reduce], dtypes: tuple[str, ...]) -> Rule:
 
 
 def _repeats(m: Found) -> int | None:
-    """How often each element of x counts, where the reduction runs over repeated axes alone."""
+    """Return how often each element of x counts, where the reduction runs over repeated
+    axes alone.
+    """
     shape, inner = m.nodes["inner"].output.type.shape, m["x"].type.shape
     lead = len(shape) - len(inner)
     axes = m.attribute("", "axes")

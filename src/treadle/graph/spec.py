@@ -1,4 +1,4 @@
-"""What a graph may hold after which stage: the grammar of the representation, stage by stage."""
+"""Grammar of the representation: what a graph may hold after each stage."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Law = Callable[[Node], str]
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """What is legal after a stage.
+    """Rules of what is legal after a stage.
 
     Attributes:
         name: the stage.
@@ -29,7 +29,7 @@ class Spec:
     no_dead_nodes: bool = False
 
     def refuse(self, node: Node) -> str:
-        """What is wrong with a node after this stage, `""` where it is legal."""
+        """Return what is wrong with a node after this stage, `""` where it is legal."""
         return next((reason for law in self.laws if (reason := law(node))), "")
 
 

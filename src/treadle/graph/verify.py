@@ -95,7 +95,7 @@ def _check_types(graph: Graph, node: Node) -> None:
 def _check_guards(
     graph: Graph, node: Node, guards: set[Relation], needed: dict[Relation, None]
 ) -> None:
-    """Whether the graph has the guards that the node's type rule asked for just now."""
+    """Return whether the graph has the guards that the node's type rule asked for just now."""
     for relation in needed:
         if relation not in guards:
             raise _error(graph, node, f"needs the guard {relation}, which the graph lacks")

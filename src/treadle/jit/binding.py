@@ -272,7 +272,9 @@ class Binding:
         return tree.unflatten(self._shape, [self._result(x, results) for x in self._leaves])
 
     def _only_result(self) -> tuple[int, EagerType] | None:
-        """Where among the results the one is that everything delivered consists of."""
+        """Return the only result's place and type, where everything that is delivered is one
+        tensor.
+        """
         captured = self._captured
         elsewhere = self._rebound, captured.gradients, captured.cleared, captured.escaped
         if self._scattered or any(elsewhere) or self._shape is not tree.LEAF:
@@ -289,7 +291,8 @@ class Binding:
 
 
 def _is_ours(data: Any, array: Any) -> bool:
-    """Whether the payload of a handle is in memory that nobody else has, and may be written to.
+    """Return whether the payload of a handle is in memory that nobody else has, and may be written
+    to.
 
     References are the handle, two lists of the caller, both arguments, and two for counting.
     """
@@ -299,7 +302,7 @@ def _is_ours(data: Any, array: Any) -> bool:
 
 
 def _is_alone(handle: Tensor) -> bool:
-    """Whether only this handle holds its array, which may be written to."""
+    """Return whether only this handle holds its array, which may be written to."""
     array = handle._data
     if type(array) is not np.ndarray or _references((array,)) > _BASE:
         return False
@@ -308,13 +311,14 @@ def _is_alone(handle: Tensor) -> bool:
 
 
 def _is_whole(array: Any) -> bool:
-    """Whether no other array has a part of the memory."""
+    """Return whether no other array has a part of the memory."""
     base = array.base
     return base is None or (isinstance(base, OwnMemory) and _references((base,)) <= _BASE)
 
 
 def _references(one: tuple[Any]) -> int:
-    """How many references the one object has, the tuple's and the argument's included.
+    """Return the number of references that the one object has, the tuple's and the argument's
+    included.
 
     Called from native code, since how many references a call in Python holds is up to its version.
     """
@@ -345,7 +349,9 @@ def _changed() -> StateChanged:
 def _reader(
     source: Any, type_: TensorType, at: CompNode | None, dense: Callable[[Tensor], Any]
 ) -> Any:
-    """How the array of one input is found at each call, from the flattened arguments."""
+    """Return the function that finds one input's array at each call, from the flattened
+    arguments.
+    """
     if isinstance(source, Argument):
         index = source.index
         return lambda leaves: dense(leaves[index])
@@ -371,7 +377,9 @@ def _reader(
 def _finders(
     sources: Sequence[Any], readers: Sequence[Any]
 ) -> list[Callable[[Sequence[Any]], Any]] | None:
-    """How inputs are found that native code looks at; None where gradients are among them."""
+    """Return functions that find inputs which native code looks at; None where gradients are among
+    them.
+    """
     if any(isinstance(s, GradOf) for s in sources):
         return None
     pairs = zip(sources, readers, strict=True)
@@ -383,7 +391,7 @@ def _finder(index: int) -> Callable[[Sequence[Any]], Any]:
 
 
 def _as_found(handle: Tensor) -> Any:
-    """What a handle holds, on its device; on the host row-major."""
+    """Return a handle's payload on its device; on the host row-major."""
     found = payload(handle)
     if not isinstance(found, np.ndarray) or found.flags.c_contiguous:
         return found

@@ -1,4 +1,4 @@
-"""What a capture found: a graph, where its inputs come from, and where its outputs belong."""
+"""Result of a capture: a graph, the sources of its inputs, and the owners of its outputs."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class HostValue:
     extents: tuple[Dim, ...] = ()
 
     def value(self) -> Any:
-        """What it is now; its extents must be numbers."""
+        """Return the present value; its extents must be numbers."""
         return np.asarray(self.read(*self.extents), self.dtype).reshape(self.shape)
 
 
@@ -77,13 +77,13 @@ class Guard:
     value: Any
 
     def holds(self) -> bool:
-        """Whether it still does."""
+        """Return whether it still does."""
         return bool(self.read() == self.value)
 
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """What a capture found.
+    """Result of a capture.
 
     Attributes:
         graph: the program.
@@ -121,18 +121,20 @@ class Captured:
 
     @property
     def on_host(self) -> bool:
-        """Whether all of the program is on the host."""
+        """True if all of the program is on the host."""
         return self.home.on_host and not self.places
 
     @property
     def spread(self) -> Places | None:
-        """Where everything is, if there are several devices."""
+        """Places of nodes, inputs and outputs, if there are several devices."""
         if not self.places:
             return None
         return Places(self.at, self.places, tuple([k.device for k in self.kinds]))
 
     def holds(self, leaves: Sequence[Any]) -> bool:
-        """Whether the world is as it was; shapes and types of state are looked at by `fits`."""
+        """Return whether the world is as it was; shapes and types of state are looked at
+        by `fits`.
+        """
         if not self.guards and not self.slots:
             return True
         return all([g.read() == g.value for g in self.guards]) and all(
@@ -141,7 +143,7 @@ class Captured:
 
     @property
     def repeats(self) -> bool:
-        """Whether one run leaves gradients such that the next run may follow at once."""
+        """True if one run leaves gradients such that the next run may follow at once."""
         empty = {id(holder) for holder, none in self.slots if none}
         return not (
             self.cleared
@@ -150,7 +152,7 @@ class Captured:
         )
 
     def fits(self, leaves: Sequence[Any]) -> bool:
-        """Whether state, and gradients that are read, have the shapes and types they had."""
+        """Return whether state, and gradients that are read, have the shapes and types they had."""
         types = self.graph.input_types
         for source, type_, place in zip(self.sources, types, self.at, strict=True):
             tensor: Any = None
@@ -166,7 +168,9 @@ class Captured:
 
 
 def fits(tensor: Tensor, type_: TensorType, place: CompNode | None) -> bool:
-    """Whether a tensor has this element type and shape, and is on this device (None: any)."""
+    """Return whether a tensor has this element type and shape, and is on this device
+    (None: any).
+    """
     kind = tensor._kind
     return (
         kind.dtype is type_.dtype

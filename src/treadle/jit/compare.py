@@ -69,18 +69,18 @@ class OpComparison:
 
     @property
     def tolerance(self) -> float:
-        """What `relative` may be."""
+        """Largest `relative` that is no difference."""
         return self.difference.tolerance
 
     @property
     def differs(self) -> bool:
-        """Whether it is more than rounding."""
+        """True if it is more than rounding."""
         return self.difference.differs
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What `compare` found; prints as a table.
+    """Result of `compare`; prints as a table.
 
     Attributes:
         name: the function's.
@@ -96,7 +96,7 @@ class Comparison:
 
     @property
     def agrees(self) -> bool:
-        """Whether nothing differs by more than rounding."""
+        """True if nothing differs by more than rounding."""
         return self.first is None
 
     @property
@@ -225,7 +225,7 @@ class _Layers:
 
 @dataclass(frozen=True, slots=True)
 class _Runs:
-    """How and where graphs are run."""
+    """Ways and places in which graphs are run."""
 
     options: Options
     home: CompNode | None

@@ -81,11 +81,11 @@ class Variant:
         self._making = threading.Lock()
 
     def valid(self, leaves: Sequence[Any]) -> bool:
-        """Whether the program is right for these arguments, state included."""
+        """Return whether the program is right for these arguments, state included."""
         return self.captured.holds(leaves) and self.captured.fits(leaves)
 
     def rule(self) -> GraphRule:
-        """How a tape differentiates the function."""
+        """Return the rule by which a tape differentiates the function."""
         if self._rule is None:
             self._rule = GraphRule(self.captured, self.stages.source.options)
         return self._rule
@@ -102,7 +102,7 @@ class Variant:
 
 
 def interface_of(captured: Captured) -> Interface:
-    """Which handles are written in place, and which keep their arrays from call to call."""
+    """Return which handles are written in place, and which keep their arrays from call to call."""
     graph = captured.graph
     updates: dict[int, int] = {}
     writes = captured.updates if captured.on_host else ()
@@ -312,7 +312,7 @@ class Compiled(Generic[P, R]):
         full: bool = False,
         **kwargs: Any,
     ) -> str | dict[str, Any]:
-        """What became of the program: stages, groups, kernels, memory, streams.
+        """Explain the program: stages, groups, kernels, memory, streams.
 
         Measured times are there once the program has been profiled.
 
@@ -374,7 +374,7 @@ class Compiled(Generic[P, R]):
 
     @property
     def counters(self) -> Counters:
-        """What all runs of the programs that are kept have cost at their border.
+        """Counters of all runs of the programs that are kept, at their border.
 
         Sink mode counts here as well; gradients that a manager outside takes do not.
         """
@@ -405,7 +405,7 @@ def _name_of(function: Callable[..., Any]) -> str:
 
 
 def signature(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, list[Any]]:
-    """What a program specializes on, and the flattened arguments."""
+    """Return the key that a program specializes on, and the flattened arguments."""
     if not kwargs:
         try:  # Tensors only, as a rule.
             key = tuple([(a._kind, a._data.shape) for a in args])

@@ -24,7 +24,7 @@ from treadle.ops.constant import ArrayData, Constant
 from treadle.tensor import Tensor
 
 Given = tuple[str, Any]
-"""Where an operand comes from: ("internal", (step, output)), ("external", number) or ("const",
+"""Origin of an operand: ("internal", (step, output)), ("external", number) or ("const",
 content)."""
 
 
@@ -144,7 +144,7 @@ class Left:
                 self._known[id(tensor)] = reference
 
     def count(self, tensors: Iterable[Tensor]) -> int:
-        """How many of these are among them."""
+        """Return how many of these are among them."""
         found = 0
         for tensor in tensors:
             reference = self._known.get(id(tensor))

@@ -25,7 +25,7 @@ from treadle.tensor import Tensor
 
 @dataclass(frozen=True)
 class Explained:
-    """What `explain` found; prints who was asked, the answers, and who runs it.
+    """Result of `explain`; prints who was asked, the answers, and who runs it.
 
     Attributes:
         name: of the op or function.
@@ -65,7 +65,8 @@ def _one(decision: Decision) -> str:
 
 
 def explain(what: str | Op | Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explained:
-    """Who would run an op, or every op of a function, as eager calls: who is asked, and answers.
+    """Explain who would run an op, or every op of a function, as eager calls: who is asked, and the
+    answers.
 
     Nothing is run. Functions are captured, so they must not depend on values.
 

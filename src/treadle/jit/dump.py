@@ -49,7 +49,7 @@ layouts and fusion are decided when a model is loaded, for the machine it is loa
 
 
 class CompGraphDumpResult(NamedTuple):
-    """What `dump` wrote.
+    """Result of `dump`.
 
     Attributes:
         nr_opr: number of ops.
@@ -216,7 +216,7 @@ def checked_options(given: Mapping[str, Any], optimized: bool = True) -> dict[st
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """How a file is to be written; the fields are `dump`'s arguments."""
+    """Options of a file to be written; the fields are `dump`'s arguments."""
 
     append: bool
     user_info: Any

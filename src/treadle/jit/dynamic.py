@@ -29,7 +29,7 @@ Axes = Mapping[int, Mapping[int, str]]
 
 
 def checked_axes(given: Any) -> dict[int, Mapping[int, str]]:
-    """What `dynamic=` says.
+    """Check and return the value of `dynamic=`.
 
     Raises:
         ShapeError: it is no mapping of arguments to mappings of axes to names.
@@ -134,15 +134,15 @@ class Family:
 
     @property
     def alone(self) -> str:
-        """Why each extents have a program of their own; "" where plans are shared."""
+        """Reason why each extents have a program of their own; "" where plans are shared."""
         return self.plans.alone
 
     def serves(self, extents: Mapping[str, int]) -> bool:
-        """Whether the capture's course is the one that these extents take."""
+        """Return whether the capture's course is the one that these extents take."""
         return all(guard.holds(extents) for guard in self.captured.graph.guards)
 
     def at(self, extents: Mapping[str, int]) -> tuple[Captured, Stages | None]:
-        """What was captured, at extents that it serves, and its program, if a regime gives it."""
+        """Return the capture at extents that it serves, and its program, if a regime gives it."""
         captured = self.captured
         graph = specialize(captured.graph, extents)
         sources = tuple(_numbered(source, extents) for source in captured.sources)

@@ -1,4 +1,4 @@
-"""What a traced function shows of itself: profiles as plain data, results without values."""
+"""Views of a traced function: profiles as plain data, results without values."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def mode_of(op: Op) -> str:
 
 
 def kind_of(op: Op) -> str:
-    """What an op is called in names."""
+    """Return the name of an op in names of values."""
     if op.name in BY_OP:
         return BY_OP[op.name].removesuffix("Forward")
     if isinstance(op, Reduce):
@@ -179,7 +179,7 @@ class Fixing(Named):
 
 @contextmanager
 def scoped(named: type[Named] = Named) -> Iterator[Callable[[str], Capture]]:
-    """How to make captures that name what they append, for the time of the block."""
+    """Yield a maker of captures that name what they append, for the time of the block."""
     scopes = Scopes()
     free = OBSERVER.now is None
     if free:

@@ -1,4 +1,4 @@
-"""Whether all processes captured the same collectives in the same order, before the first step.
+"""True if all processes captured the same collectives in the same order, before the first step.
 
 Each collective is looked at again when it runs; this finds programs that differ before half of a
 step is done, and says in which.

@@ -1,4 +1,4 @@
-"""Which tensors a function reaches by itself: through closures, globals it names, and its object.
+"""Tensors that a function reaches by itself: through closures, globals it names, and its object.
 
 A capture asks, to tell a tensor that is passed from the same tensor reached from outside: the
 program must read the first from its arguments and the second from its handle.
@@ -35,7 +35,7 @@ def tensors_reached(function: Any) -> set[int]:
 
 
 def _inside(thing: Any) -> Iterator[Any]:
-    """What an object holds, as far as a function could come to it."""
+    """Yield the contents of an object, as far as a function could come to it."""
     if isinstance(thing, FunctionType):
         yield from _of_function(thing)
     elif isinstance(thing, MethodType):

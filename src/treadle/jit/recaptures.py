@@ -1,4 +1,4 @@
-"""What one says whose function is captured again and again: what changed, and what to do."""
+"""Advice on functions that are captured again and again: what changed, and what to do."""
 
 from __future__ import annotations
 
@@ -56,7 +56,9 @@ def tell_of_pins(name: str, pins: Mapping[Expr, Loc]) -> None:
 
 
 def changed(before: Any, now: Any) -> tuple[str, str]:
-    """What kind of thing differs between two signatures, and what it was and is."""
+    """Return what differs between two signatures: the kind of thing, and its values
+    before and now.
+    """
     if before == now:
         return "state", "the arguments are alike"
     old, new = _parts(before), _parts(now)
@@ -70,7 +72,7 @@ def changed(before: Any, now: Any) -> tuple[str, str]:
 
 
 def _parts(key: Any) -> Any:
-    """What stands for each argument: (kind, shape) of a tensor, (type, value) of the rest."""
+    """Return the parts of a signature: (kind, shape) of a tensor, (type, value) of the rest."""
     if not isinstance(key, tuple):
         return None
     if len(key) == 3 and isinstance(key[0], str):  # Under autocast: its name, settings, the key.

@@ -30,7 +30,7 @@ from treadle.tensor import Tensor, create, wrap
 
 
 class GraphRule:
-    """What backward needs of a captured function: see `autodiff.tape.Rule`.
+    """Gradient rule of a captured function: see `autodiff.tape.Rule`.
 
     Args:
         captured: the function.
@@ -51,7 +51,7 @@ class GraphRule:
 
     @property
     def on_host(self) -> bool:
-        """Whether the function runs there."""
+        """True if the function runs there."""
         return self.home.on_host
 
     def constant(self, array: Any) -> Tensor:

@@ -71,7 +71,7 @@ class Watch:
         return given if reference is not None and reference() is tensor else None
 
     def _meet(self, tensor: Tensor) -> Given:
-        """What a tensor is; one from outside gets the next number."""
+        """Return a tensor's origin; one from outside gets the next number."""
         found = self._find(tensor)
         if found is None:
             found = "external", self._outside
@@ -154,7 +154,7 @@ class Watch:
         extents: tuple[Dim, ...] = (),
         /,
     ) -> Tensor:
-        """What is read at each call is read now."""
+        """Read a number that is read at each call."""
         with self._aside():
             return Tensor(read(*extents), dtype=kind.dtype, device=kind.device)
 

@@ -243,7 +243,7 @@ class trace:
     # -- looking inside --------------------------------------------------------------------
 
     def explain(self) -> str:
-        """What became of the program traced last; see `Compiled.explain`."""
+        """Explain the program traced last; see `Compiled.explain`."""
         if self._compiled is not None:
             return self._compiled.explain()
         if not self._variants:
@@ -277,7 +277,7 @@ class trace:
         return (*graph.inputs, *(v for n in graph.nodes for v in n.outputs))
 
     def get_profile(self) -> dict[str, Any]:
-        """What the last call cost, kernel by kernel.
+        """Return the cost of the last call, kernel by kernel.
 
         Returns:
             `graph_exec`: the program's launches, each an operator; `profiler`: their times on the
@@ -449,7 +449,7 @@ def _without_shapes(key: Any) -> tuple[Any, Any]:
 
 
 def is_tracing() -> bool:
-    """Whether this thread is capturing or tracing a function."""
+    """Return whether this thread is capturing or tracing a function."""
     return LOCAL.capture is not None
 
 

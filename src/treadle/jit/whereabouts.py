@@ -26,7 +26,7 @@ class Whereabouts:
         self.nodes: dict[Node, CompNode] = {}
 
     def follow(self, value: Value, target: CompNode) -> bool:
-        """Whether a value can be had on another device without a copy, which it then is.
+        """Return whether a value can be had on another device without a copy, which it then is.
 
         So it is with constants, with what is read from Python, and with what is made of nothing
         else: random numbers, which are the same on every device, are drawn where they are used.

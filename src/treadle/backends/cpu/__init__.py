@@ -42,7 +42,7 @@ class Cpu(Backend):
         raise NotImplementedError("the host's device is the reference backend's")
 
     def compiler(self) -> Compiler:
-        """How it lowers ops and builds programs."""
+        """Return the compiler that lowers ops and builds programs."""
         from treadle.backends.cpu import eager
 
         return eager.compiler()

@@ -81,7 +81,7 @@ class CompileProcesses:
             return None
 
     def results(self) -> dict[str, bytes]:
-        """What the helpers have made, after waiting for those at work."""
+        """Return the code that the helpers have made, after waiting for those at work."""
         for thread in self._threads:
             thread.join()
         return self._made

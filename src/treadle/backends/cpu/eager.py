@@ -40,7 +40,7 @@ AT_ONCE = 1 << 18
 
 
 def same_bits(op: Op, dtypes: Sequence[DType]) -> bool:
-    """Whether NumPy and generated kernels compute an op to the same bits."""
+    """Return whether NumPy and generated kernels compute an op to the same bits."""
     if isinstance(op, Movement) or op.rounded_once:
         return True
     return isinstance(op, Elementwise) and not any(d.is_inexact for d in dtypes)
@@ -202,7 +202,7 @@ _METH_FASTCALL = 0x80
 
 
 class _Context(np.ndarray[Any, Any]):
-    """What the native switch reads, and the functions that it may call."""
+    """Memory that the native switch reads, and the functions that it may call."""
 
     functions: tuple[Launch, Launch]
 

@@ -113,7 +113,7 @@ def _pair(argument: Address | Dim | None) -> tuple[int, int]:
 
 
 def _check(program: Program) -> None:
-    """What native code takes on trust."""
+    """Check what native code takes on trust."""
     for number, step in enumerate(program.steps):
         named = [a for run in runs_of((step,)) for a in run.arguments]
         if isinstance(step, Jump):

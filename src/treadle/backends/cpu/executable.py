@@ -153,7 +153,8 @@ def _dense(array: Words) -> Words:
 
 
 def restored(data: bytes) -> NativeExecutable | None:
-    """What `stored` wrote; None where that was for other code, or the cache no longer has it.
+    """Make the executable that `stored` wrote; None where that was for other code, or the cache no
+    longer has it.
 
     The bytes must come from this user's cache: they are run, not checked.
     """

@@ -1,4 +1,4 @@
-"""What the host's processor can do: its `Target`, its cores, its caches.
+"""The host's processor: its `Target`, its cores, its caches.
 
 On Linux all of it is read from /proc and /sys, so that a warm start needs no LLVM; elsewhere LLVM
 is asked.
@@ -59,7 +59,8 @@ _OPTIONAL = {
     "bf16": "+bf16",
     "i8mm": "+i8mm",
 }
-"""What kernels use where the processor has it: LLVM's flags by the names of /proc/cpuinfo."""
+"""Features that kernels use where the processor has them: LLVM's flags by the names of
+/proc/cpuinfo."""
 
 
 @functools.cache
@@ -86,7 +87,7 @@ def host_target() -> Target:
 
 
 def _is_exact() -> bool:
-    """Whether the user asked for products of bfloat16 that are made of those of float32."""
+    """Return whether the user asked for products of bfloat16 that are made of those of float32."""
     wanted = BFLOAT16.get()
     if wanted not in ("fast", "exact"):
         raise DeviceError("cpu", f"{BFLOAT16.source()}={wanted!r}", hint="fast or exact")
@@ -159,7 +160,8 @@ def flags() -> frozenset[str]:
 
 
 def _may_use_matrices(features: frozenset[str]) -> bool:
-    """Whether Linux grants the registers, whose state is too large to be saved for everybody.
+    """Return whether Linux grants the registers, whose state is too large to be saved for
+    everybody.
 
     Source: "Using XSTATE features in user space applications", the Linux kernel's documentation.
     A granted request holds for all threads and for processes that are forked.
@@ -210,7 +212,7 @@ def vector_features() -> str:
 
 
 def cores() -> tuple[int, int]:
-    """How many cores and hardware threads the machine has."""
+    """Return the numbers of cores and hardware threads of the machine."""
     threads = os.cpu_count() or 1
     return len({_siblings(cpu) for cpu in range(threads)}), threads
 
@@ -234,7 +236,7 @@ def available_cores() -> int:
 
 
 def _siblings(cpu: int) -> str:
-    """What names the core of a hardware thread; the thread itself where that is not told."""
+    """Return the name of a hardware thread's core; the thread itself where that is not told."""
     try:
         return (_CPUS / f"cpu{cpu}" / "topology" / "thread_siblings_list").read_text().strip()
     except OSError:

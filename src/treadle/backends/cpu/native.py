@@ -34,7 +34,7 @@ from treadle.base.env import cache_directory
 from treadle.base.errors import CompileError
 
 CORE = ("run", "call", "profile", "repeat", "stop", "worker")
-"""What programs need of the runtime; the rest is for eager calls."""
+"""Functions of the runtime that programs need; the rest is for eager calls."""
 _FUNCTIONS = (*CORE, "launch", "switch")
 
 
@@ -46,7 +46,7 @@ LAYOUT = {
     "MOST_THREADS": MOST_THREADS,
     "ARRAY_DATA_WORD": ARRAY_DATA // 8,
 }
-"""What a runtime in another language has to know to start threads and run programs."""
+"""Layout of the runtime, for one in another language that starts threads and runs programs."""
 
 
 def executor(prefix: str, machine: str = "") -> str:
@@ -71,7 +71,8 @@ def toolchain() -> Toolchain:
 
 
 class Core:
-    """What programs need of the native runtime; `executor_text.py` describes its functions.
+    """The part of the native runtime that programs need; `executor_text.py` describes its
+    functions.
 
     Args:
         library: has the functions, and stays loaded.
@@ -130,7 +131,9 @@ _ADOPTED: list[Core] = []
 
 
 def core() -> Core:
-    """What runs programs: the part of `runtime()`, or what came with the code of a file before."""
+    """Return the runner of programs: the part of `runtime()`, or what came with the code of a file
+    before.
+    """
     return _ADOPTED[0] if _ADOPTED else runtime()
 
 

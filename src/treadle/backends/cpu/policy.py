@@ -1,5 +1,4 @@
-"""Which single ops run on generated kernels: from how many elements of an
-operand or result on.
+"""Limits from which single ops run on generated kernels, in elements of an operand or result.
 
 A launch costs a few microseconds before it computes anything, and a new kernel some milliseconds to
 compile; NumPy costs a pass over memory for every step of an op, and one thread.

@@ -100,7 +100,7 @@ class Pool:
 
 
 class _Process:
-    """What this process has: the address of its pool (None until the first run) and its lock."""
+    """State of this process: the address of its pool (None until the first run) and its lock."""
 
     def __init__(self) -> None:
         self.address: int | None = None
@@ -125,7 +125,7 @@ def start() -> int:
 
 
 def get_threads() -> int:
-    """How many threads share the work of a kernel.
+    """Return how many threads share the work of a kernel.
 
     Raises:
         DeviceError: `TREADLE_NUM_THREADS` is no number in range.

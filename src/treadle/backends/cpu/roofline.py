@@ -1,4 +1,4 @@
-"""What the machine can do at best, measured: multiply-adds from registers, bytes from memory.
+"""Measured limits of the machine: multiply-adds from registers, bytes from memory.
 
 Williams, Waterman, Patterson: "Roofline: an insightful visual performance model for multicore
 architectures" (2009). Both figures come from kernels of our own in the same kernel language, run by
@@ -43,19 +43,19 @@ Runner = Callable[[], None]
 
 
 def key_of(fingerprint: str, threads: int) -> str:
-    """Where a machine's limits are kept."""
+    """Return the key of a machine's limits."""
     parts = (str(FORMAT), fingerprint, platform.node(), processor(), str(threads))
     return hashlib.sha256("\n".join(parts).encode()).hexdigest() + ".roofline"
 
 
 def encode(limits: Limits) -> bytes:
-    """What is kept."""
+    """Encode limits to be kept."""
     found = {"flops": limits.flops, "bandwidth": limits.bandwidth, "units": dict(limits.units)}
     return json.dumps(found).encode()
 
 
 def decode(data: bytes) -> Limits | None:
-    """What was kept; None where it makes no sense."""
+    """Decode limits that were kept; None where they make no sense."""
     try:
         found = json.loads(data)
         units = tuple((str(u), float(x)) for u, x in found["units"].items())
@@ -75,7 +75,9 @@ def arithmetic(target: Target, items: int, turns: int = _TURNS) -> tuple[Program
 
 
 def units_of(target: Target) -> dict[str, tuple[DType, DType, DType]]:
-    """What has instructions that add several products: types of the sums and of both operands."""
+    """Return the units with instructions that add several products: types of the sums and of both
+    operands.
+    """
     found: dict[str, tuple[DType, DType, DType]] = {}
     if target.dot_bfloat16:
         found["bfloat16"] = dt.float32, dt.bfloat16, dt.bfloat16

@@ -29,7 +29,7 @@ _SYSTEM = {"linux": "linux", "darwin": "macos", "win32": "windows"}
 
 
 def machine_of(target: Target) -> Machine:
-    """What code for a target needs of the machine it runs on."""
+    """Return the machine that code for a target needs."""
     architecture = target.triple.partition("-")[0] or platform.machine()
     architecture = _SPELLED.get(architecture, architecture)
     system = "linux" if "linux" in target.triple else _SYSTEM.get(sys.platform, sys.platform)
@@ -37,12 +37,14 @@ def machine_of(target: Target) -> Machine:
 
 
 def prefix_of(machine: Machine) -> str:
-    """What the names of the executor's functions begin with."""
+    """Return the prefix of the names of the executor's functions."""
     return f"treadle_{machine.format}_"
 
 
 def misfit(machine: Machine) -> tuple[str, str] | None:
-    """What keeps code for a machine from running here: what it needs, and what is here."""
+    """Return why code for a machine cannot run here: what it needs, and what is here; None where it
+    can.
+    """
     here = machine_of(host_target())
     if (machine.architecture, machine.system) != (here.architecture, here.system):
         return f"{machine.architecture} {machine.system}", f"{here.architecture} {here.system}"

@@ -34,7 +34,7 @@ from treadle.base.symbol import Dim
 from treadle.base.types import TensorType
 
 WORTH = 1.05
-"""How many times as fast an alternative has to be."""
+"""Factor by which an alternative has to be faster."""
 _TURN = 2e-4
 """Seconds that are timed at once; shorter programs run several times."""
 _APART = """

@@ -27,13 +27,13 @@ FORMAT = 1
 
 
 def path() -> Path:
-    """Where the record of this machine is."""
+    """Return the path of this machine's record."""
     machine = hashlib.sha256(f"{platform.node()}\n{processor()}".encode()).hexdigest()[:12]
     return cache_directory() / f"tuned-{machine}.json"
 
 
 def read() -> tuned.Choices:
-    """What is recorded for this machine; what makes no sense of it is left out with a notice."""
+    """Read this machine's record; entries that make no sense are left out with a notice."""
     try:
         content = path().read_bytes()
     except OSError:

@@ -92,7 +92,7 @@ class CudaCompiler(RenderedCompiler):
         return " ".join((super().target, *sorted(self.libraries), *version, *carries))
 
     def carries(self, group: str, /) -> bool:
-        """Whether arrays of a group travel between processes without the host."""
+        """Return whether arrays of a group travel between processes without the host."""
         return NCCL in self.libraries and not why_not(NCCL, group)
 
     @property

@@ -190,7 +190,7 @@ class CudaDevice(Device):
         self._stream = CudaStream(self, self.call(gpu.queue))
         self.pool = Pool(gpu, self._stream.queue)
         self.guards: list[Callable[[], None]] = []
-        """What sees to it that work under way ends; they raise where it does not."""
+        """Guards that see to it that work under way ends; they raise where it does not."""
         self._up, self._down = _Staging(gpu, self.wait_for), _Staging(gpu, self.wait_for)
         self.dropped: deque[tuple[Recording, CudaStream]] = deque()
         self._retired: deque[tuple[Recording, Mark]] = deque()
@@ -256,7 +256,7 @@ class CudaDevice(Device):
         return Memory(buffer.address + offset, nbytes, None)
 
     def address(self, buffer: Memory, /) -> int:
-        """Where memory is, for libraries and for checks."""
+        """Return the address of memory, for libraries and for checks."""
         return buffer.address
 
     def memory(self) -> tuple[int, int]:

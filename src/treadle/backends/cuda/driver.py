@@ -1,4 +1,4 @@
-"""What the backend needs of a GPU's driver, as a protocol; `physical.py` has the real one.
+"""Driver of a GPU as the backend needs it, as a protocol; `physical.py` has the real one.
 
 Addresses are plain integers and work is submitted to queues, so that everything above can be run
 without a GPU: the tests supply main memory and kernels compiled for the host.
@@ -27,7 +27,7 @@ class DriverError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What is known of one GPU.
+    """Facts about one GPU.
 
     Attributes:
         name: the maker's name of it.
@@ -63,7 +63,7 @@ class Mark(Protocol):
     """A place in a queue."""
 
     def done(self) -> bool:
-        """Whether everything before it has finished."""
+        """Return whether everything before it has finished."""
         ...
 
     def wait(self) -> None:
@@ -96,7 +96,7 @@ class Queue(Protocol):
         ...
 
     def after(self, mark: Mark, /) -> None:
-        """What is submitted from now on starts after a mark, which may be another queue's."""
+        """Have all later work start after a mark, which may be another queue's."""
         ...
 
     def synchronize(self) -> None:
@@ -137,7 +137,7 @@ class Region(Protocol):
 
     @property
     def address(self) -> int:
-        """Where it is."""
+        """Address of the memory."""
         ...
 
 
@@ -212,7 +212,7 @@ class Gpu(Protocol):
 
 
 def count_devices(library: str = LIBRARY) -> tuple[int, str]:
-    """How many GPUs the driver shows, and why there are none.
+    """Return how many GPUs the driver shows, and why there are none.
 
     Only the driver's own library is called, which leaves no context on any GPU.
     """
@@ -233,7 +233,7 @@ def count_devices(library: str = LIBRARY) -> tuple[int, str]:
 
 
 def has_driver(library: str = LIBRARY) -> bool:
-    """Whether the driver's library is installed."""
+    """Return whether the driver's library is installed."""
     try:
         ctypes.CDLL(library)
     except OSError:
@@ -268,7 +268,9 @@ def capabilities(library: str = LIBRARY) -> tuple[tuple[int, int], ...]:
 
 
 def unique_name(index: int, library: str = LIBRARY) -> str:
-    """What tells a GPU from all others, those of other machines included; empty without one."""
+    """Return a name that tells a GPU from all others, those of other machines included; empty
+    without one.
+    """
     if index >= count_devices(library)[0]:
         return ""
     driver, device, found = ctypes.CDLL(library), ctypes.c_int(), (ctypes.c_ubyte * 16)()

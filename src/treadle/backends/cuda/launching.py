@@ -1,4 +1,4 @@
-"""How many threads a launch starts, and what their scratch memory takes."""
+"""Launches: the number of threads, and the size of their scratch memory."""
 
 from __future__ import annotations
 

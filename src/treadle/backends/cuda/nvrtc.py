@@ -19,7 +19,9 @@ _LINES = 8
 
 
 def options_for(architecture: str) -> ProgramOptions:
-    """What rounding depends on is fixed: nothing is contracted, IEEE 754's division and roots."""
+    """Return options that fix what rounding depends on: nothing is contracted, IEEE 754's division
+    and roots.
+    """
     return ProgramOptions(
         name="treadle.cu",
         arch=architecture,

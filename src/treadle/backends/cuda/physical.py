@@ -38,7 +38,7 @@ _OUT_OF_MEMORY = "CUDA_ERROR_OUT_OF_MEMORY"
 
 
 def _checked(result: tuple[Any, ...]) -> tuple[Any, ...]:
-    """What a call of the bindings gave besides its status."""
+    """Return what a call of the bindings gave besides its status."""
     status, *values = result
     if status == driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
         raise MemoryError(_OUT_OF_MEMORY)

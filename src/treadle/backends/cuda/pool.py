@@ -51,7 +51,7 @@ class Pool:
 
     @property
     def is_full(self) -> bool:
-        """Whether more waits than may."""
+        """True if more waits than may."""
         return self.kept > self._most
 
     def trim(self) -> None:

@@ -11,7 +11,7 @@ from treadle.runtime.api import Stream
 
 
 class CapturingStream(CudaStream):
-    """What launches are given while they are recorded: their scratch memory is that of `stream`."""
+    """Stream for launches while they are recorded: their scratch memory is that of `stream`."""
 
     def __init__(self, stream: CudaStream, capture: Capture) -> None:
         super().__init__(stream.device, capture)
@@ -57,7 +57,7 @@ class CudaRecording:
 def record(
     device: CudaDevice, stream: CudaStream, submit: Callable[[Stream], None]
 ) -> CudaRecording:
-    """What `submit` launches into the stream that it is given.
+    """Record what `submit` launches into the stream that it is given.
 
     Raises:
         DeviceError: the driver does not record it.

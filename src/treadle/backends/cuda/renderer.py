@@ -35,7 +35,7 @@ TARGET = Target(
     l2=16 << 10,
     fine=True,
 )
-"""What a thread is given: vectors of four floats, and caches that many threads share."""
+"""Properties of a thread: vectors of four floats, and caches that many threads share."""
 MOST_PARAMETERS = 500
 """Parameters of 8 bytes that surely fit in the 4,096 bytes which every architecture has."""
 _HEADER = struct.Struct("<Q")

@@ -284,7 +284,7 @@ class ClDevice(Device):
         return self._stream
 
     def queue_of(self, stream: Stream) -> cl.CommandQueue:
-        """Where the framework wants something submitted."""
+        """Return the queue of a stream."""
         return stream.queue if isinstance(stream, ClStream) else self.queue
 
     @translated

@@ -1,4 +1,4 @@
-"""Which OpenCL devices there are, and what may be assumed of them."""
+"""OpenCL devices, and what may be assumed of them."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def forget_contexts() -> None:
 
 
 def is_forked() -> bool:
-    """Whether drivers were loaded by a process that this one was forked from."""
+    """Return whether drivers were loaded by a process that this one was forked from."""
     return bool(_FORKED)
 
 
@@ -95,17 +95,17 @@ def _of(platform: cl.Platform) -> list[cl.Device]:
 
 
 def _is_full(device: cl.Device) -> bool:
-    """Whether it has 64-bit integers and the host's order of bytes."""
+    """Return whether it has 64-bit integers and the host's order of bytes."""
     return bool(device.endian_little and device.profile == "FULL_PROFILE")
 
 
 def is_processor(device: cl.Device) -> bool:
-    """Whether its threads are those of a processor, with caches and stacks of their own."""
+    """Return whether its threads are those of a processor, with caches and stacks of their own."""
     return bool(device.type & cl.device_type.CPU)
 
 
 def target_of(device: cl.Device, processor: bool) -> Target:
-    """What kernels may assume: on a processor what the host's own backend assumes."""
+    """Return the target of a device: on a processor that of the host's own backend."""
     fused = bool(device.single_fp_config & cl.device_fp_config.FMA)
     if not processor:
         return replace(GRAPHICS, fma=fused)

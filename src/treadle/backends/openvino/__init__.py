@@ -50,7 +50,7 @@ class OpenVino(Backend):
         return no("policy", "it compiles segments of programs, and runs no single ops")
 
     def supports(self, op: Op, types: Sequence[TensorType], /) -> Support:
-        """Whether there is a translation; what OpenVINO itself says counts in `claim`."""
+        """Return whether there is a translation; what OpenVINO itself says counts in `claim`."""
         if not self._is_here():
             return no("device-feature", self.probe().reason)
         from treadle.backends.openvino import translation
@@ -104,7 +104,7 @@ class OpenVino(Backend):
         return ready.run(data, arrays)
 
     def _is_here(self) -> bool:
-        """Whether the package is installed; says once where it is not."""
+        """Return whether the package is installed; says once where it is not."""
         found = self.probe()
         if not found.ok and not self._warned:
             self._warned = True

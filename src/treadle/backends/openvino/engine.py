@@ -46,7 +46,7 @@ def precision() -> str:
 
 
 def settings(mode: str) -> dict[str, Any]:
-    """What every compilation and every import is told."""
+    """Return the settings of every compilation and every import."""
     return {
         "PERFORMANCE_HINT": "LATENCY",
         "INFERENCE_NUM_THREADS": threads(),
@@ -55,7 +55,7 @@ def settings(mode: str) -> dict[str, Any]:
 
 
 def threads() -> int:
-    """How many threads one run takes: as many as the CPU engine."""
+    """Return how many threads one run takes: as many as the CPU engine."""
     return int(NUM_THREADS.get() or len(os.sched_getaffinity(0)))
 
 
@@ -75,12 +75,12 @@ def claim(graph: Graph) -> Sequence[Collection[Node]]:
 
 @functools.cache
 def _answers(mode: str) -> dict[Call, bool]:
-    """What OpenVINO has said of calls in a mode, in this process."""
+    """Return OpenVINO's answers on calls in a mode, in this process."""
     return {}
 
 
 def compat() -> dict[str, str]:
-    """What a blob made now depends on."""
+    """Return the properties that a blob made now depends on."""
     abilities = core().get_property(DEVICE, "OPTIMIZATION_CAPABILITIES")
     return {
         "OpenVINO version": str(ov.get_version()),
@@ -115,7 +115,7 @@ def compile_segment(graph: Graph) -> Executable:
 
 
 def load_segment(blob: bytes) -> Executable:
-    """What `Executable.serialize` wrote."""
+    """Load what `Executable.serialize` wrote."""
     made = core().import_model(blob, DEVICE, settings(precision()))
     return Executable(made, compat())
 
@@ -152,7 +152,7 @@ class Executable:
         return made.getvalue() if isinstance(made, io.BytesIO) else bytes(made)
 
     def compat(self) -> Mapping[str, str]:
-        """What the blob depends on."""
+        """Return the properties that the blob depends on."""
         return self._compat
 
     def describe(self) -> str:

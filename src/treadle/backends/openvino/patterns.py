@@ -68,7 +68,7 @@ def fake_quantized(graph: Graph) -> dict[Node, Grid]:
 
 
 def _grid(node: Node) -> Grid | None:
-    """What a product is if it ends such a chain."""
+    """Return the grid that a product has if it ends such a chain."""
     if not isinstance(node.op, Mul):
         return None
     for level, step in (node.inputs, node.inputs[::-1]):

@@ -25,7 +25,7 @@ EXACT = 1 << 24
 
 
 def _fits(kinds: Sequence[TensorType], terms: int) -> Support:
-    """Whether all sums of so many products are exact."""
+    """Return whether all sums of so many products are exact."""
     largest = math.prod(max(map(abs, quant.limits_of(t.dtype))) for t in kinds)
     if largest * terms > EXACT:
         return no("precision", f"sums of {terms} products of integers need more than float32")

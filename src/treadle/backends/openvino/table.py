@@ -37,7 +37,7 @@ TYPES: dict[DType, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class Translation:
-    """How an op becomes nodes of a model, and when."""
+    """Translation of an op to nodes of a model, and its conditions."""
 
     make: Translate
     check: Check

@@ -1,4 +1,4 @@
-"""Which ops can be translated, and their nodes."""
+"""Translation of ops: which are possible, and their nodes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MOST_MADE = 1 << 24
 
 @functools.cache
 def supports(op: Op, types: tuple[TensorType, ...] | Sequence[TensorType]) -> Support:
-    """Whether there is a translation for operands of these types."""
+    """Return whether there is a translation for operands of these types."""
     types = tuple(types)
     results = op.infer(*types)
     for type_ in (*types, *results):
@@ -57,7 +57,7 @@ def supports(op: Op, types: tuple[TensorType, ...] | Sequence[TensorType]) -> Su
 
 
 def _tried(op: Op, types: tuple[TensorType, ...]) -> Support:
-    """Whether OpenVINO takes the op's nodes, and there are any.
+    """Return whether OpenVINO takes the op's nodes, and there are any.
 
     A model whose result is an operand itself is left out: it writes nothing to where the result
     belongs.

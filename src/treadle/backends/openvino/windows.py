@@ -49,7 +49,7 @@ def _transposed(op: conv.ConvGradInput, dy: Output, weight: Output) -> Output:
 
 
 def _extra(op: conv.ConvGradInput, dy: Sequence[int], weight: Sequence[int]) -> list[int]:
-    """What the result is larger than the smallest one that has so many positions."""
+    """Return by how much the result is larger than the smallest one that has so many positions."""
     found = []
     for n, p, s, (low, high), d, k in zip(
         op.spatial, dy[2:], op.strides, op.padding, op.dilation, weight[2:], strict=True

@@ -1,4 +1,4 @@
-"""What makes a compiler and an engine of any `Renderer`.
+"""Compiler and engine of any `Renderer`.
 
 Where to read: `backend.py` (what a backend derives from), `compiler.py` (what the engine sees),
 `library.py` (sources to binaries, in memory and on disk), `executable.py` (how programs run),

@@ -1,4 +1,4 @@
-"""What a backend derives from that has a `Renderer`."""
+"""Base class of backends that have a `Renderer`."""
 
 from __future__ import annotations
 
@@ -29,11 +29,13 @@ class RenderedBackend(Backend):
 
     @abstractmethod
     def renderer(self) -> Renderer:
-        """What prints, compiles and launches its kernels; asked for once, after `probe`."""
+        """Return the renderer that prints, compiles and launches its kernels; asked for once, after
+        `probe`.
+        """
         ...
 
     def compiler(self) -> Compiler:
-        """How it lowers ops and builds programs."""
+        """Return the compiler that lowers ops and builds programs."""
         return self._compiler
 
     def prepare(self, op: Op, types: Sequence[TensorType], /) -> Callable[..., Any] | Support:
@@ -43,7 +45,9 @@ class RenderedBackend(Backend):
         return eager.prepare(self._compiler, op, types)
 
     def counters(self) -> Mapping[str, int]:
-        """How often its compiler was called; what was recorded, where its devices can do that."""
+        """Return how often its compiler was called, and what was recorded, where its devices can do
+        that.
+        """
         library = self._compiler.library
         found = {"sources compiled": library.compiled}
         if isinstance(library.renderer, RecordingRenderer):

@@ -114,7 +114,9 @@ class _Bound:
         self.recorder = self._recorder()
 
     def _recorder(self) -> Recorder[_Launch] | None:
-        """What records launches, where the renderer can and enough of them follow one another."""
+        """Return the recorder of launches, where the renderer can and enough of them follow one
+        another.
+        """
         renderer = self._library.renderer
         if not isinstance(renderer, RecordingRenderer):
             return None
@@ -260,7 +262,7 @@ class RenderedExecutable:
         bases: Sequence[Buffer],
         watch: Watch | None,
     ) -> Callable[[int], int]:
-        """What submits the launches of a step, and says which step comes next."""
+        """Return a function that submits the launches of a step, and says which step comes next."""
 
         def forward(at: int) -> int:
             self._submit(bound.steps[at], device, stream, bases)
@@ -319,7 +321,7 @@ def _truth(device: Device, stream: Stream, bases: Sequence[Buffer], where: Seque
 
 
 def _check(encoded: Encoded) -> None:
-    """Whether every step names bases and steps that there are.
+    """Return whether every step names bases and steps that there are.
 
     Raises:
         CompileError: one does not.
@@ -337,7 +339,9 @@ def _check(encoded: Encoded) -> None:
 
 
 def restored(data: bytes, library: Library) -> RenderedExecutable | None:
-    """What `stored` wrote; None where that was for other code, or the cache no longer has it."""
+    """Make the executable that `stored` wrote; None where that was for other code, or the cache no
+    longer has it.
+    """
     encoded: Encoded = json.loads(data)
     if encoded["code"] != library.renderer.fingerprint or not library.has(encoded["symbols"]):
         return None

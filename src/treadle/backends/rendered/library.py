@@ -54,7 +54,7 @@ class Library:
                 self._compile({s: kernels[s] for s in missing[first : first + AT_ONCE]})
 
     def has(self, symbols: Iterable[str]) -> bool:
-        """Whether all these kernels are there without compiling any."""
+        """Return whether all these kernels are there without compiling any."""
         with self._lock:
             return all(map(self._known, symbols))
 

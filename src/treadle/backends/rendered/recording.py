@@ -47,7 +47,7 @@ Plainly = Callable[[Sequence[LaunchT], Stream], None]
 
 @dataclass(slots=True)
 class RecordingCounts:
-    """What a backend's programs did: recordings made, replayed, refused; launches they spared."""
+    """Counts of a backend's recordings: made, replayed, refused; launches they spared."""
 
     recorded: int = 0
     replayed: int = 0
@@ -193,7 +193,7 @@ class Recorder(Generic[LaunchT]):
         return False
 
     def _is_noted(self, key: Hashable) -> bool:
-        """Whether a key is there for the second time."""
+        """Return whether a key is there for the second time."""
         if key in self._noted:
             del self._noted[key]
             return True

@@ -144,7 +144,7 @@ class BlasLt:
         return found["algo"].copy(), int(found["workspace_size"][0])
 
     def _preference(self, product: Product) -> int:
-        """How much memory an algorithm may take, and how operands are aligned."""
+        """Return how much memory an algorithm may take, and how operands are aligned."""
         library = self._library
         made: int = library.matmul_preference_create()
         most = np.array([WORKSPACE], np.uint64)
@@ -199,5 +199,5 @@ def _opened(device: CudaDevice) -> BlasLt:
 
 
 def launchable(device: CudaDevice, symbol: str) -> ProductLaunchable:
-    """What launches the product of a symbol."""
+    """Return the launchable product of a symbol."""
     return ProductLaunchable(parsed(symbol), library_of(device))

@@ -17,7 +17,7 @@ from treadle.backends.rendering import Argument
 
 
 class LibraryCall(Protocol):
-    """What a library is asked for. A value: equal ones ask for the same."""
+    """Call of a library. A value: equal ones ask for the same."""
 
     @property
     def name(self) -> str:
@@ -35,7 +35,7 @@ class CallLaunchable(Protocol):
 
     @property
     def recordable(self) -> bool:
-        """Whether `submit` does nothing but put work into the stream it is given.
+        """True if `submit` does nothing but put work into the stream it is given.
 
         Then it can be recorded once and replayed without being called again. What asks other
         processes, or uses a stream of its own, is not recordable.
@@ -62,7 +62,7 @@ KINDS: Mapping[str, Opening] = {
     "nccl": exchanges.launchable,
     custom.KIND: custom.launchable,
 }
-"""How calls are opened, by the first word of their symbols."""
+"""Functions that open calls, by the first word of their symbols."""
 
 
 def kind_of(symbol: str) -> str:

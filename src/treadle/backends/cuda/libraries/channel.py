@@ -1,4 +1,4 @@
-"""What a library of collectives has to offer: channels, each of one group on one device."""
+"""Protocol of libraries of collectives: channels, each of one group on one device."""
 
 from __future__ import annotations
 
@@ -64,10 +64,10 @@ class Channel(Protocol):
 
 
 class ChannelLibrary(Protocol):
-    """What makes channels."""
+    """Maker of channels."""
 
     def new_key(self) -> bytes:
-        """What the ranks of a new channel find one another by."""
+        """Return a key by which the ranks of a new channel find one another."""
         ...
 
     def join(self, comm: Communicator, key: bytes) -> Channel:

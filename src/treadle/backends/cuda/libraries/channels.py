@@ -56,7 +56,7 @@ class Line:
         self.patience = float(COMM_TIMEOUT.get())
         self.lock = threading.Lock()
         self.broken = ""
-        """Why it has failed."""
+        """Reason why it has failed."""
         self._last: tuple[Mark, str] | None = None
 
     def submit(self, what: str, work: Callable[[Channel], None], stream: CudaStream) -> None:
@@ -83,7 +83,7 @@ class Line:
             self._last = self.device.call(stream.queue.mark), what
 
     def _is_taken(self, channel: Channel, what: str) -> bool:
-        """Whether a call has been submitted, or has failed."""
+        """Return whether a call has been submitted, or has failed."""
         if channel.state() is not None:
             return True
         self.comm.look_for_losses(what)

@@ -58,7 +58,7 @@ Verb = Literal[
     "all_to_all",
 ]
 Generated = Callable[[Op, Sequence[TensorType]], Lowered | Support]
-"""How kernels are generated for an op."""
+"""Generated kernels of an op."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,12 +92,12 @@ class Exchange:
 
     @property
     def operand(self) -> int:
-        """How many parts each operand has."""
+        """Number of parts of each operand."""
         return self.world if self.verb in ("reduce_scatter", "scatter", "all_to_all") else 1
 
     @property
     def result(self) -> int:
-        """How many parts each result has."""
+        """Number of parts of each result."""
         return self.world if self.verb in ("all_gather", "gather", "all_to_all") else 1
 
     @property

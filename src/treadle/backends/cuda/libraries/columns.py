@@ -55,13 +55,13 @@ class Windows:
 
     @property
     def is_image(self) -> bool:
-        """Whether the matrix is the image itself."""
+        """True if the matrix is the image itself."""
         plain = self.kernel == self.strides == (1, 1) and self.before == (0, 0)
         return plain and self.places == (self.height, self.width)
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """What kernels are told, in the order of their parameters."""
+        """Sizes for kernels, in the order of their parameters."""
         shape = self.channels, self.height, self.width
         return (*shape, *self.kernel, *self.places, *self.strides, *self.dilation, *self.before)
 
@@ -113,7 +113,7 @@ class _Sizes:
         return self.b.add(self.b.mul(i, self["columns_out"]), j)
 
     def is_inside(self, y: Value, x: Value, height: str, width: str) -> Value:
-        """Whether a cell, or a window, is one of those that there are."""
+        """Return whether a cell, or a window, is one of those that there are."""
         b = self.b
         down = b.bitwise("and", b.compare("le", 0, y), b.compare("lt", y, self[height]))
         along = b.bitwise("and", b.compare("le", 0, x), b.compare("lt", x, self[width]))

@@ -39,7 +39,7 @@ class CustomCall:
 
 @dataclass(frozen=True, slots=True)
 class _Prepared:
-    """What a call is: a kernel with its binary, or a function; operands, then results.
+    """A prepared call: a kernel with its binary, or a function; operands, then results.
 
     `op` is the user's op, whose place in memory is a part of the call's key.
     """
@@ -55,7 +55,7 @@ _PREPARED: dict[str, _Prepared] = {}
 
 
 def is_prepared(symbol: str) -> bool:
-    """Whether this process has lowered the op of a symbol."""
+    """Return whether this process has lowered the op of a symbol."""
     return symbol in _PREPARED
 
 
@@ -137,7 +137,7 @@ class CustomLaunchable:
 
 
 def launchable(device: CudaDevice, symbol: str) -> CustomLaunchable:
-    """What launches the op of a symbol.
+    """Return the launchable op of a symbol.
 
     Raises:
         CompileError: this process has not lowered it.

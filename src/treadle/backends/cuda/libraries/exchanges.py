@@ -74,12 +74,12 @@ class ExchangeLaunchable:
 
 
 def launchable(device: CudaDevice, symbol: str) -> ExchangeLaunchable:
-    """What launches the collective of a symbol."""
+    """Return the launchable collective of a symbol."""
     return ExchangeLaunchable(parsed(symbol))
 
 
 Triple = tuple[int, int, int]
-"""Where an operand and its result are, and how many elements a part has."""
+"""Addresses of an operand and its result, and how many elements a part has."""
 
 
 def _submit(
@@ -112,7 +112,7 @@ def _collective(channel: Channel, call: Exchange, triple: Triple, stream: int) -
 
 
 def _messages(channel: Channel, call: Exchange, rank: int, triple: Triple, stream: int) -> None:
-    """What older NCCLs have no calls for, made of messages that travel together."""
+    """Exchange, by messages that travel together, what older NCCLs have no calls for."""
     x, y, count = triple
     step = count * as_dtype(call.dtype).itemsize
     sends: list[tuple[int, int]] = []
@@ -164,7 +164,7 @@ def _bytes(x: Array) -> memoryview:
 
 
 def _carried(call: Exchange, comm: Communicator, x: Array) -> Array | None:
-    """What this rank gets, by MPI."""
+    """Return what this rank gets, by MPI."""
     if call.verb == "all_reduce":
         return comm.all_reduce(x, call.kind)
     if call.verb == "reduce":

@@ -29,7 +29,7 @@ CONVOLUTIONS = (Conv, ConvGradInput, ConvGradWeight)
 
 @dataclass(frozen=True, slots=True)
 class Offers:
-    """What is there.
+    """Libraries that are there.
 
     Attributes:
         products: whether cuBLASLt computes products.
@@ -128,7 +128,7 @@ def _product(body: Graph, anchor: Node, joining: Joining, result: Ref) -> Suppor
 
 
 def _rest(body: Graph, anchor: Node) -> Graph:
-    """What a group does with its anchor's result, which becomes the last input."""
+    """Return what a group does with its anchor's result, which becomes the last input."""
     builder = GraphBuilder(body.name)
     known: dict[Value, Value] = {v: builder.input(v.type).value for v in body.inputs}
     known[anchor.output] = builder.input(anchor.output.type).value

@@ -27,7 +27,7 @@ def version() -> str:
 
 
 def _explained(call: Callable[P, Any], *args: P.args, **kwargs: P.kwargs) -> Any:
-    """What a call gives; what it raises as ours."""
+    """Return the result of a call, and raise its errors as ours."""
     try:
         return call(*args, **kwargs)
     except (nccl.core.NcclInvalid, bindings.NCCLError) as error:
@@ -104,7 +104,7 @@ class Nccl:
     """See `channels.ChannelLibrary`."""
 
     def new_key(self) -> bytes:
-        """Where the first rank listens, as 128 bytes."""
+        """Return the address where the first rank listens, as 128 bytes."""
         return bytes(_explained(nccl.core.get_unique_id))
 
     def join(self, comm: Communicator, key: bytes) -> NcclChannel:

@@ -169,7 +169,7 @@ def _flattened(sizes: Sizes, x: View, y: View) -> tuple[Sizes, View]:
 
 
 def _inner(sizes: Sizes, views: Sequence[View]) -> int:
-    """How many of the last batch axes both operands pass through with one stride."""
+    """Return how many of the last batch axes both operands pass through with one stride."""
     found = 0
     for axis in reversed(range(len(sizes.batch))):
         later = sizes.batch[axis + 1 :]

@@ -184,7 +184,7 @@ class _Lowering:
         return dense((*(int(a.extent) for a in self.axes), rows, columns), self.dtype)
 
     def _added(self) -> tuple[Array, Ref] | None:
-        """What is added to the scores; a mask of truth values becomes 0 and -infinity."""
+        """Return the summand of the scores; a mask of truth values becomes 0 and -infinity."""
         view = self.mask
         if view is None:
             return None

@@ -12,7 +12,7 @@ from treadle.base.dtype import DType, as_dtype
 
 KIND = "cudnn"
 Side = Literal["forward", "input", "weight"]
-"""What a convolution computes: its result, or the gradient in one of its operands."""
+"""Result of a convolution: its own, or the gradient in one of its operands."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +137,9 @@ def dense(shape: tuple[int, ...], dtype: DType) -> Array:
 
 
 def stats_of(result: Array) -> Array:
-    """What the forward pass writes of its weights, for a result of these extents."""
+    """Return the statistics that the forward pass writes of its weights, for a result of these
+    extents.
+    """
     return dense((*result.shape[:-1], 1), dt.float32)
 
 

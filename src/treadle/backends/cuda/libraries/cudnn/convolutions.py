@@ -1,4 +1,4 @@
-"""Which convolutions are cuDNN's."""
+"""Choice of the convolutions that are cuDNN's."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from treadle.ops.conv import Conv, ConvGradInput, ConvGradWeight
 from treadle.ops.conv import Convolution as AnyConvolution
 
 Accepts = Callable[[Call], Support]
-"""Whether the library has a plan for a call, and if not, why."""
+"""True if the library has a plan for a call, and if not, why."""
 ALIGNED = 16
 """Bytes that the library takes addresses of arrays to be multiples of."""
 _SIDES: dict[type[AnyConvolution], Side] = {

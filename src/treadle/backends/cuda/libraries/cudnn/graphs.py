@@ -158,7 +158,9 @@ class _Emitter:
             self._made(name, tensor)
 
     def _weights(self, call: Attention | AttentionGrad) -> dict[str, Any]:
-        """How scores become weights; a query sees the keys up to its own position."""
+        """Write the weights that follow from scores; a query sees the keys up to its own
+        position.
+        """
         given: dict[str, Any] = {"attn_scale": call.scale, "use_causal_mask": call.causal}
         if call.mask is not None:
             given["bias"] = self._given("mask")

@@ -120,7 +120,7 @@ def library_of(device: CudaDevice) -> Cudnn:
 
 
 def launchable(device: CudaDevice, symbol: str) -> CudnnLaunchable:
-    """What launches the call of a symbol."""
+    """Return the launchable call of a symbol."""
     return CudnnLaunchable(parsed(symbol), library_of(device))
 
 
@@ -128,7 +128,7 @@ def launchable(device: CudaDevice, symbol: str) -> CudnnLaunchable:
 
 
 def accepts(call: Call) -> Support:
-    """Whether the library has a plan for a call on every GPU of the process, or why not.
+    """Return whether the library has a plan for a call on every GPU of the process, or why not.
 
     It is asked for the properties of the GPUs alone, so that no context is made, and for float32
     as such, which is the more difficult case.
