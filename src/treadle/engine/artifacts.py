@@ -54,7 +54,7 @@ class _Lowered:
 
 @dataclass(frozen=True, slots=True)
 class Prepared(_Lowered):
-    """What must be computed: folded, simplified, composites taken apart.
+    """The graph of what must be computed: folded, simplified, composites taken apart.
 
     Attributes:
         whole: names of the composites that are still whole, as another engine may take them.
@@ -65,17 +65,21 @@ class Prepared(_Lowered):
 
 @dataclass(frozen=True, slots=True)
 class Partitioned(_Lowered):
-    """Who runs what: nodes that another engine runs are in groups of their own."""
+    """The graph with the engine of each part: nodes that another engine runs are in groups of their
+    own.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Optimized(_Lowered):
-    """What runs as one: layouts are chosen, and every group becomes a kernel or a few."""
+    """The graph of what runs as one: layouts are chosen, and every group becomes a kernel
+    or a few.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Planned(Optimized):
-    """What the program does step by step.
+    """The steps of the program.
 
     Attributes:
         plan: steps, memory and streams. The graph is the one that it was made from: a memory

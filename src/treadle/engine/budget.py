@@ -39,7 +39,7 @@ ALIGNMENT = 64
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What became of a budget, in bytes of values alive at once and modelled seconds.
+    """Outcome of a budget, in bytes of values alive at once and modelled seconds.
 
     Attributes:
         before, after: the peak.
@@ -128,7 +128,7 @@ def plan_within(
 
 
 class _Life:
-    """When values are alive: memory by root, from its producer to its last reader.
+    """Lives of values: memory by root, from its producer to its last reader.
 
     Views do not read: who reads them does.
     """
@@ -172,12 +172,12 @@ class _Life:
         return self.root.get(value, value)
 
     def last(self, value: Value) -> int:
-        """Where a value is read last; where it is made, if nobody reads it."""
+        """Return where a value is read last; where it is made, if nobody reads it."""
         root = self.root_of(value)
         return self.uses[root][-1] if root in self.uses else self.makers[root]
 
     def lives_at(self, value: Value, place: int) -> bool:
-        """Whether a value is there at a place in any case."""
+        """Return whether a value is there at a place in any case."""
         root = self.root_of(value)
         if root in self.outside or root not in self.makers:
             return True
@@ -265,7 +265,7 @@ def _repeated(life: _Life, choice: _Choice) -> Graph:
     swap = {choice.value: copies[choice.value]}
 
     def moved(value: Value) -> Value:
-        """What later nodes read in place of a value: the copy, or a view of it."""
+        """Return the value that later nodes read in place of a value: the copy, or a view of it."""
         if value in swap or life.root_of(value) is not choice.value:
             return swap.get(value, value)
         view = graph.nodes[life.makers[value]]

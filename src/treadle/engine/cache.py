@@ -134,7 +134,7 @@ def save(key: str, entry: Entry, compiler: Compiler) -> None:
 
 
 def _is_kept(task: HostTask) -> bool:
-    """Whether a task is a check, or a collective, whose attributes are numbers and names."""
+    """Return whether a task is a check, or a collective, whose attributes are numbers and names."""
     plain = all(type(v) in (int, str) for v in task.op.attributes.values())
     return isinstance(task.op, Collective | CheckIndices) and plain
 
@@ -231,7 +231,8 @@ def _type(name: str, shape: Sequence[int]) -> TensorType:
 
 
 def settings(graph: Graph, options: Options) -> str | None:
-    """What a program depends on besides its ops: of its groups, who is on which machine.
+    """Return the settings that a program depends on besides its ops: of its groups, who is on which
+    machine.
 
     None for a program that is not kept, as its ranks talk in several groups when they make it, and
     each of those would have to be asked.
@@ -260,7 +261,7 @@ def _asked(graph: Graph, options: Options) -> list[str]:
 
 
 def shared(graph: Graph, options: Options, known: Entry | None) -> Entry | None:
-    """What was found in the cache, if all ranks have found the like; else None.
+    """Return the entry of the cache, if all ranks have found the like; else None.
 
     A group whose ranks have reduced the same before is not asked again: one of them may be alone in
     making a program, as for a last batch that is smaller than those of others.
@@ -298,6 +299,8 @@ def _asked_one(graph: Graph, options: Options) -> Communicator | None:
 
 
 def _reduced(graph: Graph, options: Options) -> str:
-    """What a program reduces, equal on ranks whose batches have different shapes."""
+    """Return a text of the program's reductions, equal on ranks whose batches have different
+    shapes.
+    """
     found = [f"{n.op} {n.output.type}" for n in graph.nodes if isinstance(n.op, AllReduce)]
     return "; ".join((repr(options.reductions), *found))

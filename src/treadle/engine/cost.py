@@ -66,7 +66,7 @@ _MEASURED: WeakKeyDictionary[OpenDevice, Links] = WeakKeyDictionary()
 
 
 def links_of(device: OpenDevice) -> Links:
-    """What copies take: as the device says, else measured once, in some milliseconds."""
+    """Return the costs of copies: as the device says, else measured once, in some milliseconds."""
     found = _MEASURED.get(device)
     if found is None:
         said = device.info

@@ -1,4 +1,4 @@
-"""What stages have made, as the files that `TREADLE_DUMP` asks for."""
+"""Dumps of stages, as the files that `TREADLE_DUMP` asks for."""
 
 from __future__ import annotations
 

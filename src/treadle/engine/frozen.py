@@ -1,4 +1,5 @@
-"""What a program computes of frozen inputs alone: the same in every run, so done once.
+"""Frozen values: what a program computes of frozen inputs alone is the same in every run, so done
+once.
 
 Weights of a trained model are frozen, and so is what is made of them: scales of a normalization,
 weights in another type or multiplied by such a scale. The optimize stage keeps these nodes apart
@@ -20,7 +21,7 @@ SMALL_BYTES = 1 << 20
 
 
 def is_fixed(node: Node, known: Collection[Value]) -> bool:
-    """Whether a node is to be computed once.
+    """Return whether a node is to be computed once.
 
     A large result that is larger than its operands is not: it would take memory for good that is
     saved on purpose where weights are held in a narrow type.

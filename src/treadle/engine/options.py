@@ -1,4 +1,4 @@
-"""What a compilation is asked for: one frozen value that every stage reads."""
+"""Options of a compilation: one frozen value that every stage reads."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ PASSES = (
     "precompute", "prepack", "propagate", "reductions", "simplify", "statistics", "together",
     "winograd",
 )  # fmt: skip
-"""What `disabled` may name, besides passes of backends, whose names have a dot or are registered
-(`graph.passes.register`)."""
+"""Names that `disabled` may have, besides passes of backends, whose names have a dot or are
+registered (`graph.passes.register`)."""
 
 
 class Sharing:
-    """Whether values share memory where options do not say: `config` has a switch for it."""
+    """True if values share memory where options do not say: `config` has a switch for it."""
 
     on = True
 
@@ -146,11 +146,11 @@ class Options:
         object.__setattr__(self, "switched_off", switched_off(self.fusion_switch))
 
     def allows(self, name: str, level: int = 0) -> bool:
-        """Whether a pass of this name, which starts at `level`, is to run."""
+        """Return whether a pass of this name, which starts at `level`, is to run."""
         return self.level >= level and name not in self.disabled and self.fuses(name)
 
     def fuses(self, name: str) -> bool:
-        """Whether the fusion switch leaves a rule, pass or kind of group on."""
+        """Return whether the fusion switch leaves a rule, pass or kind of group on."""
         return name not in self.switched_off
 
 

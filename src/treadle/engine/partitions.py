@@ -1,4 +1,4 @@
-"""How many parts a program was cut into, and how large they are, as reports and files say it."""
+"""Counts of the parts that a program was cut into, and their sizes, for reports and files."""
 
 from __future__ import annotations
 

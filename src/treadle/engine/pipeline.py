@@ -66,22 +66,22 @@ class Stages:
 
     @cached_property
     def prepared(self) -> Prepared:
-        """What must be computed."""
+        """The graph of what must be computed."""
         return self._pass("prepare", self.target.prepare, self.source)
 
     @cached_property
     def partitioned(self) -> Partitioned:
-        """Who runs what."""
+        """The graph with the engine of each part."""
         return self._pass("partition", self.target.partition, self.prepared)
 
     @cached_property
     def optimized(self) -> Optimized:
-        """What runs as one."""
+        """The graph of what runs as one."""
         return self._pass("optimize", self.target.optimize, self.partitioned)
 
     @cached_property
     def planned(self) -> Planned:
-        """What the program does step by step; an error where it has no plan."""
+        """The steps of the program; an error where it has no plan."""
         return self._pass("compile", self.target.plan, self.optimized)
 
     @cached_property
@@ -92,7 +92,7 @@ class Stages:
     @cached_property
     @rare_collections()
     def running(self) -> Runner:
-        """What executes the program: out of the cache, or through all stages."""
+        """The runner of the program: out of the cache, or through all stages."""
         return self.target.start(self)
 
     @cached_property
@@ -112,7 +112,7 @@ class Stages:
 
     @property
     def lowered(self) -> Optimized:
-        """What is compiled: a memory budget changes the optimized graph once more."""
+        """The graph that is compiled: a memory budget changes the optimized graph once more."""
         return self.made("planned") or self.optimized
 
     def made(self, artifact: str) -> Any:

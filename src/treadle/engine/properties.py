@@ -1,4 +1,4 @@
-"""What a device is, how many cores it has, and what it runs by itself."""
+"""Properties of devices: kind, number of cores, and what they run by themselves."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _PROBES = ("add", "logical_and")
 
 @dataclass(frozen=True, slots=True)
 class DeviceProperties:
-    """What a device says about itself, and what can be run there.
+    """Properties that a device reports, and what can be run there.
 
     Attributes:
         device: its physical name, such as `cpu0`.
@@ -62,7 +62,8 @@ class DeviceProperties:
     units: tuple[str, ...] = ()
 
     def supports(self, op: str = "add", dtype: object = None) -> Support:
-        """Whether the device itself runs an op on operands of an element type; nothing is run.
+        """Return whether the device itself runs an op on operands of an element type; nothing is
+        run.
 
         The answer is true or false, and has `reason` and `message` where it is no. An op that a
         device does not run falls back to the host.
@@ -75,7 +76,7 @@ class DeviceProperties:
 
 
 def properties_of(node: CompNode) -> DeviceProperties:
-    """What a device is. It is opened for that."""
+    """Return the properties of a device. It is opened for that."""
     info = node.open().info
     kind = HOST if node.on_host else node.kind
     cores, threads, name = info.units, 0, info.name
@@ -107,7 +108,7 @@ def properties_of(node: CompNode) -> DeviceProperties:
 
 
 def supports(kind: str, name: str, dtype: DType | None) -> Support:
-    """Whether devices of a kind run an op by themselves: on one of its samples at least."""
+    """Return whether devices of a kind run an op by themselves: on one of its samples at least."""
     op_class = REGISTRY.get(name)
     if op_class is None:
         return no("op", f"no op is called {name!r}; docs/ops.md lists them")

@@ -53,20 +53,20 @@ MOST_REPLACED = 4
 
 
 class Store(Protocol):
-    """Where blobs are kept from process to process."""
+    """The interface of stores of blobs that outlive a process."""
 
     def save(self, key: str, data: bytes, /) -> None:
         """Keep data, if there is room."""
         ...
 
     def saved(self, key: str, /) -> bytes | None:
-        """What was kept, None where nothing is."""
+        """Return the bytes that were kept, None where nothing is."""
         ...
 
 
 @dataclass(slots=True)
 class Notes:
-    """What became of a segment.
+    """Notes on what was done with a segment.
 
     Attributes:
         engine: whose it is.
@@ -91,7 +91,7 @@ class Notes:
 
 @dataclass(frozen=True, slots=True)
 class _Made:
-    """What an engine made, and of which frozen inputs; `version` names these for the caller."""
+    """An engine's executable, and its frozen inputs; `version` names these for the caller."""
 
     executable: SegmentExecutable
     writes: bool
@@ -128,7 +128,7 @@ class SegmentLaunch:
         self.notes = Notes(engine.name)
         self.frozen = tuple(frozen) or (False,) * len(body.inputs)
         self._constant = any(self.frozen)
-        """Whether frozen inputs are constants, as they are until they have changed too often."""
+        """True if frozen inputs are constants, as they are until they have changed too often."""
         self._others = others or op_by_op
         self._strict = strict
         self._store = store
@@ -168,7 +168,7 @@ class SegmentLaunch:
 
     @property
     def executable(self) -> SegmentExecutable | None:
-        """What the engine made; None before it has, and after it has failed."""
+        """The engine's executable; None before it is made, and after it has failed."""
         return None if self._made is None else self._made.executable
 
     def prepare(self) -> None:
@@ -186,7 +186,9 @@ class SegmentLaunch:
     def _ready(
         self, given: Sequence[Any], fixed: Callable[[], Sequence[Any]], version: object
     ) -> _Made | None:
-        """What the engine made of these frozen inputs; None where the others run the segment."""
+        """Return the engine's executable for these frozen inputs; None where the others run the
+        segment.
+        """
         made = self._made
         if made is not None and (
             not self._constant or (version is not None and made.version is version)
@@ -324,7 +326,9 @@ class SegmentLaunch:
             self._instead = self._others(self.body, self.frozen)
 
     def _replay(self, why: str, arrays: Sequence[Any]) -> str:
-        """Where a script is that runs it again, if one is asked for; ones stand for no inputs."""
+        """Return where a script is that runs it again, if one is asked for; ones stand for no
+        inputs.
+        """
         if not REPLAY.get() or not all(t.is_static for t in self.body.input_types):
             return ""
         types = self.body.input_types
@@ -336,7 +340,9 @@ class SegmentLaunch:
 def restored(
     engine: SegmentEngine, sealed: bytes | memoryview
 ) -> tuple[SegmentExecutable | None, str]:
-    """What a blob holds, None where it is of no use here; and what there is to say about it."""
+    """Return the executable in a blob, None where it is of no use here; and what there is to say
+    about it.
+    """
     try:
         blob = unseal(bytes(sealed))
         if blob.engine != engine.name:
@@ -364,7 +370,7 @@ def shelve(key: str, sealed: bytes | memoryview) -> None:
 
 
 def _said(error: BaseException) -> str:
-    """What went wrong, on one line."""
+    """Return what went wrong, on one line."""
     if isinstance(error, TreadleError):
         return f"{error.problem} ({error.saw})" if error.saw else error.problem
     text = " ".join(line.strip() for line in str(error).splitlines() if line.strip())
@@ -400,7 +406,8 @@ def launches_of(
     strict: bool = False,
     kind: str = "cpu",
 ) -> dict[int, SegmentLaunch]:
-    """What runs the segments of a program of a device kind, by the number of their tasks.
+    """Return the launches of the segments of a program of a device kind, by the number of their
+    tasks.
 
     Those that take no frozen inputs are compiled now.
     """
@@ -424,7 +431,7 @@ def launches_of(
 
 
 def is_apart(engine: Engine) -> bool:
-    """Whether an engine compiles parts of programs by itself."""
+    """Return whether an engine compiles parts of programs by itself."""
     return isinstance(engine, SegmentEngine)
 
 

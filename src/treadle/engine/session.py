@@ -262,11 +262,11 @@ class Session:
         return entry.stages.report
 
     def is_rebuild_needed(self, key: int) -> bool:
-        """Whether the next run builds first."""
+        """Return whether the next run builds first."""
         return self._entry(key, "is_rebuild_needed").stages.made("running") is None
 
     def counters(self, key: int) -> Counters:
-        """How often a graph ran, and what that cost at its border."""
+        """Return the counters of a graph's runs and their cost at its border."""
         executor = self._entry(key, "counters").stages.made("running")
         return Counters() if executor is None else executor.counters
 
@@ -330,7 +330,7 @@ class Session:
 
     @staticmethod
     def _is_result(entry: _Entry, output: int) -> bool:
-        """Whether the executor returns the output, rather than writing it in place."""
+        """Return whether the executor returns the output, rather than writing it in place."""
         return entry.updates.get(output, "") not in [n for n in entry.variables if n]
 
     def _entry(self, key: int, where: str) -> _Entry:

@@ -17,12 +17,12 @@ from treadle.ops.constant import Constant
 from treadle.ops.transfer import Transfer
 
 Memory = tuple[str, int]
-"""What devices that share memory have in common."""
+"""Key of devices that share memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where a program's values are.
+    """Places of a program's values.
 
     Attributes:
         inputs: the device of each input; None for what Python gives, which can be anywhere.
@@ -46,7 +46,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What runs on one device at a time.
+    """A part that runs on one device at a time.
 
     Attributes:
         graph: the program.

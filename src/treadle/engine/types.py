@@ -1,4 +1,4 @@
-"""What stages hand to one another, and the report that all of them write."""
+"""Records that stages hand to one another, and the report that all of them write."""
 
 from __future__ import annotations
 

@@ -48,12 +48,12 @@ class Inspected:
 
     @property
     def report(self) -> CompileReport:
-        """What the stages decided."""
+        """The stages' decisions."""
         return self.stages.report
 
     @property
     def interface(self) -> Interface:
-        """Which inputs are frozen or updated."""
+        """Inputs that are frozen or updated."""
         return self.stages.source.interface
 
     @property
@@ -88,13 +88,13 @@ class Inspected:
 
     @property
     def plan(self) -> Plan | None:
-        """What the program does step by step; None before it is planned."""
+        """Steps of the program; None before it is planned."""
         made = self.stages.made("planned")
         return None if made is None else made.plan
 
     @property
     def executor(self) -> Runner | None:
-        """What runs the program; None before it is compiled."""
+        """The runner of the program; None before it is compiled."""
         made: Runner | None = self.stages.made("running")
         return made
 

@@ -33,7 +33,7 @@ MOST_PLACES, MOST_ATTRIBUTES = 6, 240
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """What stands in one box, and what is told of it.
+    """Content of one box, and its description.
 
     Attributes:
         number: of the node in its graph, or of the step in the plan; -1 for inputs and outputs.
@@ -116,7 +116,7 @@ class Sheet:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What is known of a graph's ends and nodes besides the graph.
+    """Facts about a graph's ends and nodes besides the graph.
 
     Attributes:
         held: numbers of inputs that keep their contents or are replaced by the program; they are
@@ -192,7 +192,7 @@ def _end(role: str, head: str, value: Value) -> Box:
 
 
 def placed(boxes: Sequence[Box], edges: Sequence[Edge]) -> Drawing:
-    """Where boxes and edges go: in layers, and the layers in columns."""
+    """Place boxes and edges: in layers, and the layers in columns."""
     sizes = [box.size for box in boxes]
     return in_columns(arrange(sizes, [(e.source, e.target) for e in edges]), sizes)
 

@@ -92,7 +92,7 @@ def _cuts(drawing: Drawing, gaps: Sequence[float], count: int) -> list[float]:
 
 
 def _passing(drawing: Drawing, gaps: Sequence[float]) -> list[int]:
-    """How many edges pass each gap."""
+    """Count the edges that pass each gap."""
     change = [0] * (len(gaps) + 1)
     for route in drawing.routes:
         change[bisect_right(gaps, route[0][1])] += 1
@@ -179,7 +179,7 @@ class _Folded:
         return found
 
     def _lane(self, part: int) -> float:
-        """Where one more edge may go up in front of a column."""
+        """Return the place in front of a column where one more edge may go up."""
         self.lanes[part] += 1
         before = self.columns[part - 1].right
         return before + GUTTER / 2 + 2 * LANE * (self.lanes[part] - 1)

@@ -18,7 +18,7 @@ from treadle.runtime.opened import Traffic
 
 @dataclass(frozen=True)
 class DeviceReport:
-    """What `report` found; prints as text, and `data()` is the same for other tools.
+    """Result of `report`; prints as text, and `data()` is the same for other tools.
 
     Attributes:
         device: its logical name; `physical` is what it stands for.
@@ -94,7 +94,7 @@ class DeviceReport:
 
 
 def why_not(decision: Decision) -> str:
-    """Who refused, and why; who forces the choice."""
+    """Return who refused, and why; who forces the choice."""
     parts = [f"{who}: {told(why)}" for who, why in decision.refusals]
     parts += [f"forced by {decision.forced}"] if decision.forced else []
     return "; ".join(parts)
@@ -139,6 +139,6 @@ def report(device: str | CompNode | None = None) -> DeviceReport:
 
 
 def _backends(kind: str) -> list[registry.Entry]:
-    """Whose devices they are, and whose engines serve them."""
+    """Return the backends whose devices they are, and whose engines serve them."""
     names = {engine.name for engine in registry.engines(kind)}
     return [e for e in registry.loaded() if e.serves(kind) or e.name in names]

@@ -40,7 +40,7 @@ MEMORY_COLORS = ("#9bb8dd", "#a9d3b4", "#e6c08f", "#cbb1da", "#d9a79a", "#b9c3cc
 
 @dataclass(frozen=True, slots=True)
 class _Box:
-    """What stands in a box, the first line in bold; `about` is shown when somebody points at it."""
+    """Content of a box, the first line in bold; `about` is shown when somebody points at it."""
 
     kind: str
     lines: tuple[str, ...]
@@ -138,7 +138,7 @@ def _box(node: Node, names: Sequence[str]) -> _Box:
 
 
 def _kind(node: Node) -> tuple[str, str]:
-    """What a node stands for, and what it is called."""
+    """Return a node's kind and name."""
     if isinstance(node.op, Fused):
         (body,) = regions_of(node.op)
         if node.op.is_segment:

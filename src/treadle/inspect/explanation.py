@@ -57,7 +57,7 @@ class Size:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """What runs as one: a fused group, an op on its own, or a copy.
+    """A part that runs as one: a fused group, an op on its own, or a copy.
 
     Attributes:
         number: of the node in the compiled graph; -1 for copies to where outputs belong.
@@ -92,7 +92,7 @@ class Group:
 
     @property
     def launches(self) -> int:
-        """How many runs of kernels it takes; some may share a launch with those of others."""
+        """Number of runs of kernels that it takes; some may share a launch with those of others."""
         return sum(n for _, n in self.kernels)
 
 
@@ -127,7 +127,7 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """What became of a program."""
+    """Explanation of a program."""
 
     name: str
     stages: tuple[StageTime, ...]
@@ -415,7 +415,7 @@ def _fate(node: Node, tops: Sequence[int], mine: Sequence[Group], once: Set[int]
 
 
 def _reasons(report: CompileReport) -> dict[str, str]:
-    """Why ops are where they are, by op."""
+    """Return the reasons for the places of ops, by op."""
     found: dict[str, str] = {}
     for d in report.decisions:
         if d.stage == "partition" and d.reason:

@@ -1,4 +1,4 @@
-"""What kind of work a node is, in the few words by which pictures color it."""
+"""Families of nodes: the kinds of work by which pictures color them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ FAMILIES = {
     "host": "run by another engine",
     "other": "other",
 }
-"""What pictures call the kinds of nodes, in the order of their legends."""
+"""Names of the families in pictures, in the order of their legends."""
 
 _CLASSES: tuple[tuple[str, tuple[type[Op], ...]], ...] = (
     ("update", (Update,)),

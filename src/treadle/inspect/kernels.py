@@ -44,7 +44,7 @@ class KernelText:
 
 @dataclass(slots=True)
 class _Use:
-    """What one kernel does in a run."""
+    """Use of one kernel in a run."""
 
     labels: dict[str, None]
     steps: dict[int, None]

@@ -71,7 +71,7 @@ _TRACELESS = (Constant, Composite, *VIEWS)
 def _matched(
     nodes: Sequence[Node], every: Sequence[Leaf], key: Callable[[Node], object]
 ) -> tuple[dict[Node, tuple[int, ...]], list[Leaf]]:
-    """Where ops with equal keys are, and what is left."""
+    """Return the places of ops with equal keys, and what is left."""
     tops: dict[object, list[int]] = {}
     for leaf in every:
         tops.setdefault(key(leaf.node), []).append(leaf.top)

@@ -35,7 +35,7 @@ WHAT = {
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """What a picture shows of a program that has passed all stages.
+    """Content of a picture of a program that has passed all stages.
 
     Attributes:
         graphs: by stage.
@@ -224,7 +224,7 @@ def _drawn(found: Sheet) -> dict[str, Any]:
 
 
 def _op_counts(graphs: Mapping[str, Graph]) -> dict[str, Any]:
-    """How often each op stands in each graph, those in groups included."""
+    """Count each op in each graph, those in groups included."""
     names = [name for name in WHAT if name in graphs]
     counts = [Counter(leaf.node.op.name for leaf in leaves(graphs[name])) for name in names]
     total = Counter[str]()

@@ -64,7 +64,7 @@ class KernelTime:
 
     @property
     def roofline(self) -> float:
-        """How much of what the machine can do at best is reached; above 1 where caches help."""
+        """Share of the machine's best that is reached; above 1 where caches help."""
         return self.attainable / self.seconds if self.seconds else 0.0
 
 
@@ -96,7 +96,7 @@ class StepTime:
 
 @dataclass(frozen=True)
 class Profile:
-    """What was measured.
+    """Result of measuring.
 
     Attributes:
         name: the program's.

@@ -101,7 +101,7 @@ def groups_of(step: Step, facts: Facts) -> tuple[int, ...]:
 
 
 def _modelled_starts(plan: Plan) -> list[float]:
-    """When each step starts, if every block starts as soon as what it waits for is done."""
+    """Return the start of each step, if every block starts as soon as what it waits for is done."""
     seconds = list(map(predicted, plan.steps, plan.facts))
     blocks = [
         replace(block, seconds=sum(seconds[block.first : block.last + 1]))
@@ -175,7 +175,7 @@ def flows(plan: Plan) -> list[tuple[int, int]]:
 
 
 def held_bytes(plan: Plan, graph: Graph) -> tuple[Held, ...]:
-    """What the arena holds from which step to which, by who wrote it."""
+    """Return the contents of the arena with their first and last steps, by who wrote them."""
     arena = plan.bases - 1
     memory = _Pieces(s for f in plan.facts for s in (*f.reads, *f.writes) if s.base == arena)
     owner: dict[tuple[int, int], _Live] = {}
@@ -214,12 +214,12 @@ class _Live:
     label: str
 
     def end_before(self, step: int) -> None:
-        """What a step replaces in place ends where the new value begins."""
+        """End the life of a value that a step replaces in place where the new value begins."""
         self.last = max(min(self.last, step - 1), self.first)
 
 
 def _label(plan: Plan, step: Step, facts: Facts, span: Span, graph: Graph) -> str:
-    """What the bytes are: a result of a node, or room that it works in."""
+    """Return a name for bytes: a result of a node, or room that it works in."""
     if facts.node < 0:
         return "copy"
     node = graph.nodes[facts.node]

@@ -136,7 +136,7 @@ def _order(work: Sequence[Work], placement: Placement, maker: Mapping[Value, int
 
 
 def _owns(placement: Placement, value: Value) -> bool:
-    """Whether the value has memory of its own, rather than a part of another's."""
+    """Return whether the value has memory of its own, rather than a part of another's."""
     return value not in placement.parts or value in placement.homes
 
 

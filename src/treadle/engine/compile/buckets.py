@@ -63,7 +63,7 @@ def _copy(value: Value, compiler: Compiler) -> Work:
 
 
 class _Roots:
-    """Which values can be made anywhere: work makes them, and nobody else has a use for them."""
+    """Values that can be made anywhere: work makes them, and nobody else has a use for them."""
 
     def __init__(self, graph: Graph, work: Sequence[Work], parts: Mapping[Value, Part]) -> None:
         self._parts = parts
@@ -75,7 +75,7 @@ class _Roots:
                 self._readers.setdefault(root, []).append(item)
 
     def may_move(self, value: Value, reader: Work) -> bool:
-        """Whether a value may lie in the bucket of its reader."""
+        """Return whether a value may lie in the bucket of its reader."""
         part = self._parts.get(value, Part(value))
         root = part.root
         if part.offset or root.type.nbytes != value.type.nbytes:

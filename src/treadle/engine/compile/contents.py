@@ -51,7 +51,7 @@ class Use:
 
 
 class Memory:
-    """What every byte of every base holds, as spans that do not overlap."""
+    """Contents of every byte of every base, as spans that do not overlap."""
 
     def __init__(self) -> None:
         self._spans: dict[int, list[tuple[int, int, object, int]]] = {}
@@ -76,7 +76,7 @@ class Memory:
         spans[first:last] = new
 
     def holds(self, use: Use, instead: Collection[object] = ()) -> bool:
-        """Whether all of the bytes hold this, or something that may be there instead."""
+        """Return whether all of the bytes hold this, or something that may be there instead."""
         if not use.nbytes:
             return True
         spans = self._spans.get(use.at.base, [])
@@ -247,7 +247,7 @@ class Contents:
     # -- what bytes hold -----------------------------------------------------------------------
 
     def _root(self, value: Value) -> tuple[Value, int]:
-        """What a value is a part of, or a copy of, and where in it."""
+        """Return the value that a value is a part of, or a copy of, and where in it."""
         before = 0
         while True:
             if value in self._copied:
@@ -268,7 +268,7 @@ class Contents:
         return Use(at, int(size), what, int(at.offset), f"its {kind} memory {index}")
 
     def _uses(self, item: Work, launch: Launch, run: Run) -> Iterator[tuple[str, int, Use]]:
-        """What a launch reads and writes, at the addresses that it is given."""
+        """Yield what a launch reads and writes, at the addresses that it is given."""
         for ref, given in zip(launch.arguments, run.arguments, strict=True):
             if not isinstance(ref, Ref) or not isinstance(given, Address) or item.lowered is None:
                 continue

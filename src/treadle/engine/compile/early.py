@@ -1,4 +1,4 @@
-"""What runs once, before the program: work on frozen inputs, and packing for kernels.
+"""Work that runs once, before the program: on frozen inputs, and packing for kernels.
 
 Results that the program reads lie in memory that is kept. Those that are only packed, or read by
 other such work, lie in the arena, which is free at that time: each is made right before it is read
@@ -86,7 +86,7 @@ def plan_early(
 
 
 def _turns(early: Sequence[Work], work: Sequence[Work], placement: Placement) -> list[Turn]:
-    """What is packed, in the program's order, and before it what it is packed from."""
+    """Return the packing, in the program's order, and before each what it is packed from."""
     packing = [
         (rank, Turn(item, packs=True))
         for rank, item in enumerate(work)

@@ -253,7 +253,7 @@ class Linker:
 
 
 def _refuses(lowered: Lowered, inputs: Sequence[Placed], output: Placed) -> bool:
-    """Whether an op cannot write where it reads, though it is to."""
+    """Return whether an op cannot write where it reads, though it is to."""
     shared = [i for i, (at, _) in enumerate(inputs) if at == output[0]]
     return any((i, 0) not in lowered.in_place for i in shared)
 
@@ -293,7 +293,8 @@ def _facts(
     node: int,
     in_place: Sequence[tuple[int, int]],
 ) -> Facts:
-    """What a launch touches: whole operands, since strides and offsets are the kernel's affair.
+    """Return the facts of a launch: whole operands, since strides and offsets are the kernel's
+    affair.
 
     Constants are left out, as nobody writes them. Kept memory was filled before the program ran.
     """

@@ -27,7 +27,7 @@ class Buffer:
     end: int
 
     def overlaps(self, other: Buffer) -> bool:
-        """Whether both are needed at some step."""
+        """Return whether both are needed at some step."""
         return self.start <= other.end and other.start <= self.end
 
 

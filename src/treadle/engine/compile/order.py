@@ -58,7 +58,7 @@ def peak_of(tasks: Sequence[Task], order: Sequence[int], kept: frozenset[int]) -
 
 
 def _readers(tasks: Sequence[Task]) -> dict[int, int]:
-    """How many tasks read each buffer."""
+    """Count the tasks that read each buffer."""
     counts: dict[int, int] = {}
     for task in tasks:
         for buffer in task.reads:

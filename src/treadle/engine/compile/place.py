@@ -38,7 +38,7 @@ class Home:
 
 @dataclass(slots=True)
 class Placement:
-    """Where every value lies.
+    """Places of all values.
 
     Attributes:
         homes: of every root.
@@ -57,7 +57,7 @@ class Placement:
     areas: list[tuple[int, int]] = field(default_factory=list)
 
     def part(self, value: Value) -> Part:
-        """What the value lies in; itself where it is no view."""
+        """Return the part that the value lies in; itself where it is no view."""
         return self.parts.get(value, Part(value))
 
     def home(self, value: Value) -> tuple[Home, int]:
@@ -175,7 +175,7 @@ class _Outputs:
         return value
 
     def _free(self, value: Value) -> bool:
-        """Whether the value is made by work, whole, and has no home yet.
+        """Return whether the value is made by work, whole, and has no home yet.
 
         A value that is the whole of another takes that one's place.
         """
@@ -215,7 +215,9 @@ class _Outputs:
             self._copy(value, home)
 
     def _may_overwrite(self, value: Value, old: Value) -> bool:
-        """Whether all readers of the old contents can come before the work that makes the new."""
+        """Return whether all readers of the old contents can come before the work that makes the
+        new.
+        """
         maker = self._maker[value]
         item = self._work[maker]
         readers = self._aliases.readers.get(old, [])
@@ -250,7 +252,7 @@ class _Outputs:
 
 
 def _in_place(item: Work, old: Value, new: Value, placement: Placement) -> bool:
-    """Whether the work may write `new` where it reads `old`, at every place it reads it."""
+    """Return whether the work may write `new` where it reads `old`, at every place it reads it."""
     if item.lowered is None:
         return False
     allowed = set(item.lowered.in_place)

@@ -19,11 +19,12 @@ from treadle.engine.options import Options
 from treadle.engine.plan import aligned
 
 _MORE_MEMORY = 0.02, 128 << 10
-"""What running launches together may add to the arena: a part of it, and bytes."""
+"""Limits of the memory that running launches together may add to the arena: a part of it, and
+bytes."""
 _TRIES = 8
-"""How often slots are made anew."""
+"""Number of times slots are made anew."""
 _SHORTER = 8
-"""How much less reach a launch has then."""
+"""Factor by which a launch's reach is shorter then."""
 
 
 Users = Callable[[int], set[int]]
@@ -31,7 +32,7 @@ Users = Callable[[int], set[int]]
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Which units run when, and what lives how long.
+    """Schedule of units, and lives of values.
 
     Attributes:
         slots: units that run together, in order.

@@ -137,7 +137,7 @@ def _neighbors(
 
 
 def _busy(times: Sequence[tuple[float, float]], end: float) -> npt.NDArray[np.float64]:
-    """How much of each slot of time is taken."""
+    """Return the share of each slot of time that is taken."""
     slots = np.zeros(_SLOTS)
     edges = np.linspace(0.0, end, _SLOTS + 1)
     for start, stop in times:

@@ -1,4 +1,4 @@
-"""Which steps of a plan must wait for which, told from the memory they touch."""
+"""Order of a plan's steps: which must wait for which, told from the memory they touch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from treadle.engine.cost import Rates
 from treadle.engine.plan import Facts, Plan, Span
 
 _EVERYTHING = Span(-1, 0, 1)
-"""What all steps read and a return to the caller writes, so that it has them in order."""
+"""Memory that all steps read and a return to the caller writes, so that it has them in order."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ FEW = 16
 BRIEF = 8e-6
 """Modelled seconds that must be left to other threads for waking them to pay."""
 THREADS = 4
-"""How many threads the model has."""
+"""Number of threads of the model."""
 MOST = 256
 """Launches in one slot: they share one table of arguments on the stack."""
 
@@ -62,7 +62,7 @@ class Unit:
 
     @property
     def joins(self) -> bool:
-        """Whether it is worth putting it to others."""
+        """True if it is worth putting it to others."""
         return self.launch >= 0 and (self.seconds <= SMALL or self.parts <= FEW)
 
 
@@ -108,7 +108,7 @@ def units_of(
 def _through(
     item: Work, sources: Sequence[tuple[int, ...]], earlier: Sequence[int]
 ) -> tuple[int, ...]:
-    """What those who read a result that is only a view of an operand have to wait for."""
+    """Return the launches that readers of a result wait for which is only a view of an operand."""
     if item.lowered is None or not item.lowered.views:
         return ()
     viewed = (u for _, source, _ in item.lowered.views for u in sources[source])
@@ -165,7 +165,9 @@ def _awaited(uses: Sequence[tuple[set[Place], set[Place]]]) -> Iterator[list[int
 
 
 def _uses(launch: Launch, taken: Mapping[int, list[int]]) -> tuple[set[Place], set[Place]]:
-    """What a launch reads and writes; an input is also the outputs that may take its memory."""
+    """Return the places that a launch reads and writes; an input is also the outputs that may take
+    its memory.
+    """
     reads: set[Place] = set()
     writes: set[Place] = set()
     for argument in launch.arguments:
@@ -350,7 +352,7 @@ def joined(members: Sequence[tuple[Run, Facts]]) -> tuple[Step, Facts]:
 
 
 def _is_serial(members: Sequence[tuple[Run, Facts]]) -> bool:
-    """Whether other threads would come too late to help."""
+    """Return whether other threads would come too late to help."""
     if any(not run.serial and estimate(run.items) > 1 for run, _ in members):
         return False
     seconds = [_at_a_stretch(*m) for m in members]
@@ -358,7 +360,7 @@ def _is_serial(members: Sequence[tuple[Run, Facts]]) -> bool:
 
 
 def _grain(run: Run, facts: Facts, seconds: float) -> int:
-    """How many items take so long."""
+    """Return the number of items that take so long."""
     item = _at_a_stretch(run, facts)
     if run.serial or not item:
         return 1

@@ -58,7 +58,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Where a value lies inside another: `offset` bytes from the start of `root`."""
+    """Place of a value inside another: `offset` bytes from the start of `root`."""
 
     root: Value
     offset: int = 0
@@ -144,7 +144,9 @@ def _reduced(node: Node, op: Op, compiler: Compiler, label: str) -> Sequence[Wor
 
 
 def _in_phases(node: Node, op: Op) -> tuple[Work, Work]:
-    """What begins a reduction in the memory of a bucket, and what waits for it."""
+    """Part a reduction in two: work that begins it in the memory of a bucket, and work that waits
+    for it.
+    """
     nbytes = sum(aligned(v.type.nbytes) for v in node.inputs)
     dtype = node.output.type.dtype
     # What lies between operands is added up with the rest, and nobody reads it.
@@ -197,7 +199,7 @@ def _hosted(group: Fused) -> Op:
 def lower(
     compiler: Compiler, op: Op, inputs: Sequence[Value], frozen: Sequence[bool] = ()
 ) -> Lowered | Support:
-    """What the compiler makes of an op on these values."""
+    """Lower an op on these values by the compiler."""
     types = [TensorType(v.type.dtype, v.type.shape) for v in inputs]
     return compiler.lower(op, types, tuple(frozen))
 
@@ -228,7 +230,9 @@ def read_by(item: Work, launches: Iterable[Launch]) -> list[Value]:
 
 
 def read_in_runs(work: Sequence[Work], parts: Mapping[Value, Part]) -> set[Value]:
-    """What the launches and host tasks of a program read; of a view, what it is a part of."""
+    """Return the values that launches and host tasks of a program read; of a view, what it is a
+    part of.
+    """
     found: set[Value] = set()
     for item in work:
         read = item.inputs if item.lowered is None else read_by(item, item.lowered.launches)
@@ -237,7 +241,7 @@ def read_in_runs(work: Sequence[Work], parts: Mapping[Value, Part]) -> set[Value
 
 
 class Aliases:
-    """Which work follows which, as bit sets, kept up to date while constraints are added."""
+    """Order of work, as bit sets that are kept up to date while constraints are added."""
 
     def __init__(self, work: Sequence[Work], parts: Mapping[Value, Part]) -> None:
         self._parts = parts
@@ -256,7 +260,7 @@ class Aliases:
                 self.readers.setdefault(root, []).append(i)
 
     def root(self, value: Value) -> Value:
-        """What the value is a part of."""
+        """Return the value that a value is a part of."""
         part = self._parts.get(value)
         return value if part is None else part.root
 
@@ -282,5 +286,5 @@ class Aliases:
         return True
 
     def allows(self, earlier: int, later: int) -> bool:
-        """Whether one piece of work may come before another."""
+        """Return whether one piece of work may come before another."""
         return earlier != later and not self.below[later] >> earlier & 1

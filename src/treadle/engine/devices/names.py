@@ -68,7 +68,7 @@ class _Named(type):
 
 
 class CompNode(metaclass=_Named):
-    """Where a tensor lives: a logical name and the physical device it stands for.
+    """Place of a tensor: a logical name and the physical device it stands for.
 
     There is one object per logical name. `str` is the logical name, `repr` shows both. Equality
     with strings compares logical names, a missing stream counting as `:0`.
@@ -111,17 +111,17 @@ class CompNode(metaclass=_Named):
 
     @property
     def place(self) -> tuple[str, int]:
-        """What must be equal for tensors to meet in one op: kind and number, not the stream."""
+        """Key that must be equal for tensors to meet in one op: kind and number, not the stream."""
         return self.kind, self._index
 
     @property
     def memory(self) -> tuple[str, int]:
-        """What is equal for devices that share memory, as all names of the host do."""
+        """Key that is equal for devices that share memory, as all names of the host do."""
         return ("cpu", 0) if self.on_host else self.place
 
     @property
     def on_host(self) -> bool:
-        """Whether tensors here are plain host arrays."""
+        """True if tensors here are plain host arrays."""
         return self.kind in _HOST_KINDS
 
     def open(self) -> OpenDevice:
@@ -138,7 +138,7 @@ _BEFORE: dict[str, CompNode] = {}
 """Host devices as they were before a rescan: tensors there live on, and compare by identity."""
 _NOTICED = [False]
 _FASTEST: list[str | None] = [None]
-"""What `xpu` means, once it was asked for."""
+"""Device that `xpu` means, once it was asked for."""
 
 
 def resolve(text: str) -> CompNode:
@@ -180,7 +180,9 @@ def _physical(logical: Name) -> Name:
 
 
 def device_count(kind: str) -> int:
-    """How many devices of a kind exist; all CPU names are logical devices on the one host."""
+    """Return how many devices of a kind exist; all CPU names are logical devices on the
+    one host.
+    """
     if kind == "xpu":
         return device_count(fastest_kind())
     if kind in _HOST_KINDS:

@@ -40,7 +40,9 @@ def find_compiler(options: Options, kind: str = HOST) -> Compiler:
 
 
 def has_compiler() -> bool:
-    """Whether something can be compiled for the host: what is in the cache runs in any case."""
+    """Return whether something can be compiled for the host: what is in the cache runs in
+    any case.
+    """
     compilers = [e.name for e in registry.engines(HOST) if isinstance(e, CompilingEngine)]
     states = [registry.entries()[name].availability for name in compilers]
     return any(state is not None and state.ok for state in states)
@@ -52,7 +54,8 @@ def compiling(engines: Sequence[Engine]) -> str:
 
 
 def engines_of(options: Options, kind: str = HOST) -> Sequence[Engine]:
-    """Who may run parts of a program, best first: those that the options name, and the reference.
+    """Return the engines that may run parts of a program, best first: those that the options name,
+    and the reference.
 
     Options that name engines of the host alone say nothing about programs of devices, and the
     other way round. Where they name a device's own compiler, segment engines of the host that they
@@ -103,7 +106,7 @@ def _guests(options: Options, kind: str) -> list[Engine]:
 
 
 def _aides() -> list[Engine]:
-    """What runs the rest of a device's programs on the host."""
+    """Return the engines that run the rest of a device's programs on the host."""
     return [e for e in registry.engines(HOST) if e.name == _AIDE]
 
 

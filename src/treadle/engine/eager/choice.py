@@ -1,4 +1,5 @@
-"""Who runs an op: engines on the host; on a device kernels, generated code, or else the host.
+"""Choice of who runs an op: engines on the host; on a device kernels, generated code, or else the
+host.
 
 The order is fixed: what the user forces, the device's kernels by priority, engines that generate
 code for the device, the host's engines. Whoever refuses says why, and `Decision` keeps it.
@@ -26,12 +27,12 @@ from treadle.ops.op import Op, as_tuple
 
 Launch = Callable[..., Any]
 Refusal = tuple[str, Support]
-"""Who was asked, and its answer."""
+"""An engine or kernel that was asked, and its answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Who runs an op on operands of some types, and why those asked before do not.
+    """Decision on who runs an op on operands of some types, and why those asked before do not.
 
     Attributes:
         op, types, device: what was asked for; the device by its logical name.
@@ -51,7 +52,7 @@ class Decision:
 
     @property
     def winner(self) -> str:
-        """Who runs it, in words."""
+        """Name of who runs it, in words."""
         if self.runner == "kernel":
             return f"kernel {self.implementation}"
         return f"host ({self.implementation})" if self.runner == HOST else f"engine {self.runner}"
@@ -65,7 +66,7 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What a device runs an op with: a kernel, or else a launch, or else neither (the host)."""
+    """A device's way to run an op: a kernel, or else a launch, or else neither (the host)."""
 
     kernel: Kernel | None
     launch: Launch | None
@@ -153,7 +154,7 @@ _REPORTED: set[tuple[str, str, type[Exception]]] = set()
 
 
 def answer(name: str, asked: object, question: str, ask: Callable[[], Answer]) -> Answer | Support:
-    """What an engine or kernel answers to a question; some exceptions mean no.
+    """Return the answer of an engine or kernel to a question; some exceptions mean no.
 
     `CompileError`, `UnsupportedOp` and `NotImplementedError` do, and other errors of Treadle's are
     the caller's to see. Anything else is a defect: Treadle's own surface; a plug-in's mean no, so
@@ -179,7 +180,7 @@ def answer(name: str, asked: object, question: str, ask: Callable[[], Answer]) -
 
 
 def is_ours(asked: object) -> bool:
-    """Whether an engine or kernel is part of this package."""
+    """Return whether an engine or kernel is part of this package."""
     return str(getattr(asked, "__module__", "")).startswith("treadle.")
 
 
@@ -213,7 +214,7 @@ def _with_indices_checked(op: Op, launch: Launch) -> Launch:
 
 
 def check_results(op: Op, types: Sequence[TensorType], made: Sequence[Any], name: str) -> None:
-    """Whether results are what the type rule says; symbolic extents may be anything.
+    """Return whether results are what the type rule says; symbolic extents may be anything.
 
     Raises:
         EngineError: they are not.
@@ -268,7 +269,7 @@ def choose_on_device(
 def _answers(
     op: Op, types: tuple[TensorType, ...], kind: str, wanted: str
 ) -> Iterator[tuple[str, Kernel | Launch | Support]]:
-    """Who is asked, in order, and what comes of it; only those of a name where one is wanted."""
+    """Yield who is asked, in order, and the answers; only those of a name where one is wanted."""
     kernels = kernels_of(op.name, kind)
     for name, kernel in kernels:
         if wanted in ("", name):
@@ -297,7 +298,7 @@ def kernels_of(op: str, kind: str) -> list[tuple[str, Kernel]]:
 
 
 def _without_kernels(kind: str) -> bool:
-    """Whether a device relies on generated code alone."""
+    """Return whether a device relies on generated code alone."""
     entry = registry.for_kind(kind)
     return entry is None or not entry.kernels()
 
@@ -311,7 +312,9 @@ def implementations(op: str) -> tuple[str, ...]:
 
 
 def _is_of_host(wanted: str, op: Op, kind: str) -> bool:
-    """Whether what is forced runs on the host; what nobody has is said so by `choose_engine`."""
+    """Return whether what is forced runs on the host; what nobody has is said so by
+    `choose_engine`.
+    """
     own = [name for name, _ in kernels_of(op.name, kind)]
     return wanted not in own and wanted not in [e.name for e in registry.engines(kind)]
 

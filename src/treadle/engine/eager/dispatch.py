@@ -44,7 +44,7 @@ __all__ = [
 
 
 class EagerType:
-    """What a cached launch specialises on: element type and device. Interned, so `is` compares.
+    """Key of a cached launch: element type and device. Interned, so `is` compares.
 
     `quantized` is what the integers of a quantized tensor stand for, `surface` the dtype that users
     see, `format` MegEngine's name for the order of the axes. Ops know nothing of these.
@@ -143,7 +143,8 @@ def lookup(key: Any) -> Entry | None:
 
 
 def decision(op: Op, types: tuple[TensorType, ...], device: CompNode) -> Decision:
-    """Who runs an op on operands of these types, and why not the others; nothing is launched.
+    """Return who runs an op on operands of these types, and why not the others; nothing is
+    launched.
 
     Raises:
         UnsupportedOp: nobody does.

@@ -1,4 +1,4 @@
-"""What a kernel refused, as the designed error: op, what it saw, a fix, the user's line."""
+"""Failures of kernels as designed errors: op, what it saw, a fix, the user's line."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from treadle.base.types import TensorType
 from treadle.ops.op import Op
 
 EXPLAINED = (ValueError, TypeError, IndexError, MemoryError, OverflowError)
-"""What NumPy and engines raise for operands that do not fit; anything else is a defect."""
+"""Errors of NumPy and engines for operands that do not fit; anything else is a defect."""
 
 
 _ADDRESSABLE = 2**47
@@ -46,7 +46,7 @@ def explain(op: Op, types: tuple[TensorType, ...], error: Exception) -> Exceptio
 
 
 def _beyond_memory(results: tuple[TensorType, ...], error: ValueError) -> bool:
-    """Whether a launch failed for want of addresses, which NumPy calls a wrong value."""
+    """Return whether a launch failed for want of addresses, which NumPy calls a wrong value."""
     huge = any(t.is_static and t.nbytes >= _ADDRESSABLE for t in results)
     return huge or "too big" in str(error) or "aximum allowed dimension" in str(error)
 

@@ -1,4 +1,4 @@
-"""What happens to ops a device cannot run: they run on the host, visibly.
+"""Fallback of ops that a device cannot run: they run on the host, visibly.
 
 Counted in calls, bytes and seconds per op and reason (`tally.py`); the policy `warn` says so once
 per op, `silent` never, `error` refuses. An op for which a device fails is an error, unless the
@@ -46,7 +46,7 @@ Policy = Literal["warn", "silent", "error"]
 
 @dataclass(frozen=True, slots=True)
 class _Rules:
-    """What `fallback(...)` blocks say: for all ops, for single ones, and about failures."""
+    """Rules of `fallback(...)` blocks: for all ops, for single ones, and about failures."""
 
     general: Policy | None = None
     ops: Mapping[str, Policy] = field(default_factory=dict)
@@ -105,7 +105,7 @@ def _checked(text: Any, where: str) -> Policy:
 
 
 def retries() -> bool:
-    """Whether ops for which a device fails are to be run again on the host."""
+    """Return whether ops for which a device fails are to be run again on the host."""
     wanted = _RULES.get().retry
     return RETRY.get() == "1" if wanted is None else wanted
 
@@ -150,7 +150,7 @@ def fallback(
 
 
 def id_of(row: Fallen) -> tuple[str, str, str]:
-    """What tells rows apart."""
+    """Return the key of a row."""
     return row.op, row.device, row.reason
 
 

@@ -69,7 +69,7 @@ def near(op: str) -> str:
 
 
 def pairs(variable: Variable) -> dict[str, str]:
-    """What a variable of the form `op=name,...` says."""
+    """Parse a variable of the form `op=name,...`."""
     parts = [part.partition("=") for part in variable.get().split(",")]
     return {op.strip(): name.strip() for op, sign, name in parts if sign}
 

@@ -1,4 +1,4 @@
-"""What every launch on a device needs besides: time counted, waiting, failures that name the op."""
+"""Wrapping of launches on a device: time is counted, waits are added, failures name the op."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Guarded:
             del explained, error  # or they and this frame would hold each other, and the operands
 
     def _replay(self, payloads: tuple[Any, ...], why: str) -> str:
-        """Where a script is that runs the op again, if one is asked for."""
+        """Return where a script is that runs the op again, if one is asked for."""
         if not REPLAY.get():
             return ""
         decision = self.decision

@@ -19,7 +19,7 @@ from treadle.engine.eager.dispatch import tagged
 
 
 class _Handle(Protocol):
-    """What the members below use of a tensor."""
+    """The interface of tensors for the members below."""
 
     name: str
     format: str
@@ -137,7 +137,9 @@ class HandleMembers:
         return self.numpy(), self.dtype, place, False, False, self.name or None, self.format
 
     def __getstate__(self: _Handle) -> dict[str, Any]:
-        """What pickles keep beside those arguments, as MegEngine has it: `qparams` once set."""
+        """Return the state that pickles keep beside those arguments, as MegEngine has it: `qparams`
+        once set.
+        """
         found = self.__dict__.get("_qparams")
         return {} if found is None else {"qparams": found}
 
@@ -159,7 +161,7 @@ class HandleMembers:
         return self.shape
 
     def _isscalar(self: _Handle) -> bool:
-        """Whether there are no axes."""
+        """Return whether there are no axes."""
         return not self.shape
 
     def _broadcast(self: _Handle, *shape: Any) -> Any:

@@ -159,7 +159,7 @@ def as_scalar_array(value: float, dtype: DType) -> Array:
 
 
 def exported(array: Array, surface: np.dtype[Any]) -> Array:
-    """What the user sees of a payload: row-major and read-only, under the dtype `surface`."""
+    """Return a payload as the user sees it: row-major and read-only, under the dtype `surface`."""
     try:
         plain = array if array.flags.c_contiguous else np.ascontiguousarray(array)
     except MemoryError as error:

@@ -87,7 +87,7 @@ class PlacedLaunch:
 
 
 def plan_for(op: Op, types: tuple[TensorType, ...], where: CompNode) -> Plan:
-    """How a device runs an op on operands of these types.
+    """Return how a device runs an op on operands of these types.
 
     Raises:
         UnsupportedOp: neither the device nor any engine on the host runs it.
@@ -116,7 +116,7 @@ def decision_of(launch: object) -> Decision | None:
 
 
 def host_plan(op: Op, types: tuple[TensorType, ...], where: CompNode, source: str) -> Plan:
-    """How the host runs an op on operands of a device because `source` wants that."""
+    """Return how the host runs an op on operands of a device because `source` wants that."""
     found = Choice(None, None, "host", (), source)
     return _on_host(op, types, found, where, found.why)
 
@@ -124,7 +124,7 @@ def host_plan(op: Op, types: tuple[TensorType, ...], where: CompNode, source: st
 def _on_host(
     op: Op, types: tuple[TensorType, ...], found: Choice, where: CompNode, why: Support
 ) -> Plan:
-    """How the host runs an op in place of a device."""
+    """Return how the host runs an op in place of a device."""
     launch, chosen = choose_engine(op, types, where.logical_name, fallen=True)
     decision = replace(
         _decision(op, types, found, "host", where), implementation=chosen.implementation
@@ -222,13 +222,13 @@ class _KernelPlan:
 
 
 def _operand(array: DeviceArray, type_: TensorType) -> Operand:
-    """What kernels get for an array, which keeps it."""
+    """Return the operand that kernels get for an array, which keeps it."""
     array.operand = made = Operand(array.buffer, type_)
     return made
 
 
 def _failed(what: str, decision: Decision, device: OpenDevice, error: Exception) -> DeviceError:
-    """What a kernel raised, with its op and device."""
+    """Return the error for what a kernel raised, with its op and device."""
     return DeviceError(
         decision.op.name,
         f"{what} of {device.name} failed: {type(error).__name__}: {error}",
@@ -246,7 +246,8 @@ def _no_room(decision: Decision, device: OpenDevice, error: MemoryError) -> OutO
 
 
 def _widening(type_: TensorType, shape: Any, where: CompNode) -> Launch:
-    """How an operand gets the result's shape: an op like any other, so it may fall back, visibly.
+    """Return the launch that gives an operand the result's shape: an op like any other, so it may
+    fall back, visibly.
 
     Single elements, such as Python numbers, are spread on the host without remark.
     """

@@ -1,4 +1,4 @@
-"""What the results of ops on quantized operands stand for, and what is refused as it would be lost.
+"""Scales of the results of ops on quantized operands, and refusals where one would be lost.
 
 Ops compute on stored integers. Where their results are integers on the same scale, they keep the
 operands' type; where nobody could tell them from plain integers, the call raises.
@@ -29,7 +29,8 @@ def carried_scale(
     types: Sequence[TensorType],
     results: Sequence[TensorType],
 ) -> QuantizedType | None:
-    """What results of the stored type stand for; None where there are none, or no scale.
+    """Return the quantized type of results of the stored type; None where there are none, or no
+    scale.
 
     Args:
         kinds: what each operand's integers stand for.
@@ -104,7 +105,9 @@ def real(x: T) -> T:
 
 
 def on_integers(op: Op, x: Any, other: Any) -> bool:
-    """Whether an operator works on the stored integers of two operands, one of them quantized."""
+    """Return whether an operator works on the stored integers of two operands, one of them
+    quantized.
+    """
     mine, theirs = (getattr(t, "_kind", None) for t in (x, other))
     if mine is None or theirs is None or mine.quantized is not theirs.quantized:
         return False

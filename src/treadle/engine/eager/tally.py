@@ -1,4 +1,6 @@
-"""What ran where: calls, bytes and seconds of ops on devices, and of those that fell back."""
+"""Tally of what ran where: calls, bytes and seconds of ops on devices, and of those that
+fell back.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from treadle.base.table import duration, lines, size
 
 @dataclass
 class Fallen:
-    """How often one op fell back on one device, and what it cost.
+    """Count of one op's fallbacks on one device, and their cost.
 
     Attributes:
         op: the op's name.
@@ -34,7 +36,9 @@ class Fallen:
 
 @dataclass
 class Ran:
-    """How often one op ran on a device, and how long the host was busy with launching it."""
+    """Count of one op's runs on a device, and the time in which the host was busy with launching
+    it.
+    """
 
     op: str
     device: str
@@ -50,7 +54,7 @@ class Spent:
     host: float = 0.0
 
     def since(self, before: Spent) -> Spent:
-        """What was added after an earlier reading."""
+        """Return what was added after an earlier reading."""
         return Spent(self.devices - before.devices, self.host - before.host)
 
     @property
@@ -75,7 +79,7 @@ class FallbackReport(list[Fallen]):
 
     @property
     def summary(self) -> str:
-        """How many kinds of ops, and what share of the time, were on devices."""
+        """Number of kinds of ops, and share of the time, that were on devices."""
         fallen = {row.op for row in self}
         ran = {row.op for row in self.ran}
         if not fallen | ran:

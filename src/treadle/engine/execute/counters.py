@@ -1,4 +1,4 @@
-"""How often a program ran, and how often Python had to do with it."""
+"""Counters of a program's runs, and of how often Python had to do with them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """What the runs of a program have cost at its border. Subtract to look at a part of them.
+    """Cost of a program's runs at its border. Subtract to look at a part of them.
 
     Attributes:
         iterations: runs of the whole program; many per call in sink mode.

@@ -47,7 +47,7 @@ _SMALL = 64
 
 
 class _Frame:
-    """What a program has on a device besides inputs and results."""
+    """Memory of a program on a device besides inputs and results."""
 
     def __init__(self, device: OpenDevice, loaded: Loaded[DeviceExecutable]) -> None:
         plan = loaded.plan
@@ -124,7 +124,7 @@ class DeviceExecutor:
 
     @property
     def counters(self) -> Counters:
-        """What all runs so far have cost at the program's border."""
+        """Cost of all runs so far at the program's border."""
         made = total([self._tally], self.loaded.plan.launches)
         copies, copied = self._copies
         return replace(made, copies=copies, copied=copied)
@@ -190,17 +190,17 @@ class DeviceExecutor:
 
     @property
     def device(self) -> OpenDevice:
-        """Where it runs."""
+        """Device that it runs on."""
         return self._where.open()
 
     @property
     def is_watched(self) -> bool:
-        """Whether single steps can be measured."""
+        """True if single steps can be measured."""
         return isinstance(self.loaded.main, WatchedExecutable)
 
     @contextmanager
     def _translated(self, device: OpenDevice) -> Iterator[None]:
-        """What goes wrong inside as errors that name the program and the device."""
+        """Turn what goes wrong inside into errors that name the program and the device."""
         try:
             yield
         except MemoryError as error:

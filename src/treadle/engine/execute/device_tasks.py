@@ -1,4 +1,5 @@
-"""What a device program leaves to others: ops to the host's engines, segments to their compilers.
+"""Tasks that a device program leaves to others: ops to the host's engines, segments to their
+compilers.
 
 Operands come down and results go up, unless an engine works on the device's own arrays. What came
 down is not asked for again as long as the device has not written there.
@@ -235,7 +236,7 @@ class DeviceTasks:
             self._up(visit, place, result.host())
 
     def _is_result(self, at: Address) -> bool:
-        """Whether a place is in the memory of one of the program's results."""
+        """Return whether a place is in the memory of one of the program's results."""
         first = self._plan.inputs
         return first <= at.base < first + self._plan.outputs
 

@@ -32,7 +32,8 @@ _UNUSED = 2
 
 
 class _Packed:
-    """What a prelude made of frozen inputs. Runs hold on to it; one that runs hold is not changed.
+    """Results of a prelude from frozen inputs. Runs hold on to them; those that runs hold are not
+    changed.
 
     Attributes:
         buffer: where it is.
@@ -49,7 +50,7 @@ class _Packed:
 
 
 class Packs:
-    """What programs that share their kept memory have packed last."""
+    """Results that programs which share their kept memory have packed last."""
 
     __slots__ = ("current", "lock")
 
@@ -95,7 +96,7 @@ class Executor:
 
     @property
     def counters(self) -> Counters:
-        """What all runs so far, those of profiles left out, have cost at the program's border."""
+        """Cost of all runs so far, those of profiles left out, at the program's border."""
         return total(self._tallies, self.loaded.plan.launches)
 
     def run(self, inputs: Sequence[Array], varying: int = 0, version: object = None) -> list[Array]:
@@ -275,7 +276,7 @@ class Executor:
 
     @property
     def is_watched(self) -> bool:
-        """Whether single steps can be measured, as they can on the host."""
+        """True if single steps can be measured, as they can on the host."""
         return True
 
     def profile(self, inputs: Sequence[Array], repeats: int = 1) -> npt.NDArray[np.int64]:
@@ -330,7 +331,7 @@ class Executor:
         return found
 
     def _packed_anew(self, frame: Frame, inputs: Sequence[Array]) -> _Packed:
-        """What is packed already, if it is of these inputs; else the prelude runs."""
+        """Return what is packed already, if it is of these inputs; else run the prelude."""
         with self._packs.lock:
             old, arrays = self._packs.current, [inputs[i] for i in self._frozen]
             if old is not None and all(map(is_, old.arrays, arrays)):

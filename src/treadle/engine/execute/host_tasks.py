@@ -31,7 +31,7 @@ def launch_of(task: HostTask) -> Callable[..., Any]:
 
 
 def unknown_index(number: int, index: int) -> IndexRangeError:
-    """What to raise for an index that is out of range where nobody knows the program."""
+    """Return the error for an index that is out of range where nobody knows the program."""
     return IndexRangeError("check", f"index {index} is out of range in check {number}")
 
 

@@ -1,4 +1,4 @@
-"""What runs a program, whatever it runs on."""
+"""The interface of runners of programs, whatever they run on."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Runner(Protocol):
 
     @property
     def counters(self) -> Counters:
-        """What all runs so far have cost at the program's border."""
+        """Cost of all runs so far at the program's border."""
         ...
 
     def run(self, inputs: Sequence[Any], varying: int = 0, version: object = None) -> list[Any]:

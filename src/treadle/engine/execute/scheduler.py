@@ -29,7 +29,7 @@ from treadle.ops.constant import Constant
 from treadle.runtime.array import DeviceArray, to_device
 
 _HOST = "cpu0"
-"""What reports call the host where any of its names would do."""
+"""Name of the host in reports where any of its names would do."""
 
 
 class _Workers:
@@ -124,7 +124,7 @@ class Scheduler:
 
     @property
     def counters(self) -> Counters:
-        """What all runs so far have cost at the border; entries are runs of parts."""
+        """Cost of all runs so far at the border; entries are runs of parts."""
         launches = sum(r.counters.launches for r in self._runners)
         made = total([self._tally], 0)
         copies, copied = self._copies["copies"], self._copies["bytes"]
@@ -249,7 +249,9 @@ class Scheduler:
         return made
 
     def _direct(self, array: DeviceArray, i: int) -> bool:
-        """Whether all devices that wait for results of a part can fetch them without the host."""
+        """Return whether all devices that wait for results of a part can fetch them without the
+        host.
+        """
         homes = {self._parts[j].home for j in self._after[i]}
         away = [h for h in homes if h.memory != self._parts[i].home.memory]
         return all(not h.on_host and h.open().reaches(array.device) for h in away)

@@ -81,7 +81,7 @@ class _Block:
 
     @property
     def launches(self) -> int:
-        """How many ops there are; those of regions count where the region is one."""
+        """Number of ops; those of regions count where the region is one."""
         return len(self.steps)
 
     def __call__(self, inputs: Sequence[DeviceArray]) -> list[DeviceArray]:
@@ -128,7 +128,7 @@ def _steps(
 
 
 def _launch(node: Node, where: CompNode, segment: Segment | None) -> Launch:
-    """What runs a node, with the device's arrays in and out."""
+    """Return the launch that runs a node, with the device's arrays in and out."""
     op, place = node.op, where.logical_name
     types = tuple([TensorType(v.type.dtype, v.type.shape, place) for v in node.inputs])
     if isinstance(op, Cond):
@@ -288,7 +288,7 @@ class Stepwise:
 
     @property
     def counters(self) -> Counters:
-        """What all runs so far have cost; every op is an entry."""
+        """Cost of all runs so far; every op is an entry."""
         return total([self._tally], self._ready().launches)
 
     def run(
@@ -312,7 +312,7 @@ class Stepwise:
         return results
 
     def table(self) -> str:
-        """Who runs the ops, and why not the device where it is the host."""
+        """Return a table of who runs the ops, and why not the device where it is the host."""
         rows = Counter(map(_told, self._ready().steps))
         cells = [(op, str(n), who, why) for (op, who, why), n in rows.items()]
         return "\n".join(("ops", *lines(("op", "n", "runs on", "why"), cells)))

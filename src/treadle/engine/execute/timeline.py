@@ -1,4 +1,4 @@
-"""When the parts of a program ran on which device: a table, and a trace for Perfetto."""
+"""Timeline of a program's parts on their devices: a table, and a trace for Perfetto."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Span:
 
     @property
     def seconds(self) -> float:
-        """How long it took."""
+        """Duration."""
         return (self.end - self.start) * 1e-9
 
 

@@ -27,11 +27,13 @@ class Cell:
         return ", ".join(f"{low} <= {n} <= {high}" for n, (low, high) in self.ranges.items())
 
     def holds(self, extents: Mapping[str, int]) -> bool:
-        """Whether extents lie in the box."""
+        """Return whether extents lie in the box."""
         return all(low <= extents[n] <= high for n, (low, high) in self.ranges.items())
 
     def _range(self, known: Symbol, guards: Iterable[Relation]) -> tuple[int, int]:
-        """Where extents of a symbol lie in the box: what it declares, or needs, may be narrower."""
+        """Return the range of a symbol's extents in the box: what it declares, or needs, may be
+        narrower.
+        """
         low, high = self.ranges[known.name]
         low, high = max(low, known.low), high if known.high is None else min(high, known.high)
         for guard in guards:

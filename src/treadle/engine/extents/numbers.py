@@ -82,7 +82,7 @@ class Numbers:
         return value
 
     def facts(self, facts: Facts) -> Facts:
-        """What is known about a step, with numbers."""
+        """Return the facts about a step, with numbers."""
         return replace(
             facts,
             reads=self._spans(facts.reads),

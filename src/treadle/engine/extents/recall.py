@@ -1,4 +1,6 @@
-"""What an earlier process took from plans for many extents, found on disk without any stage."""
+"""Recall of what an earlier process took from plans for many extents, found on disk without any
+stage.
+"""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ class Regime:
         self._left = MOST_KEPT
 
     def serves(self, extents: Mapping[str, int]) -> bool:
-        """Whether extents have this plan."""
+        """Return whether extents have this plan."""
         return self.cell.holds(extents) and all(g.holds(extents) for g in self.guards)
 
     def instance(self, graph: Graph, extents: Mapping[str, int]) -> Stages:
@@ -173,7 +173,7 @@ def _refusal(graph: Graph, options: Options, home: CompNode | None) -> str:
 
 
 def _leaves(plan: Plan) -> str:
-    """What of a plan cannot be shared."""
+    """Return the part of a plan that cannot be shared, in words."""
     for run in runs_of(plan.prelude):
         if any(isinstance(getattr(a, "offset", a), Expr) for a in run.arguments):
             return "what is packed depends on extents"

@@ -1,4 +1,4 @@
-"""Which algorithm computes a convolution: the direct one, or Winograd's.
+"""Choice of the algorithm of a convolution: the direct one, or Winograd's.
 
 3x3 convolutions of stride 1 and their gradients in x become `WinogradConv`, and those in the weight
 `WinogradConvGradWeight`, where that is modelled to be faster. The model counts multiplications and
@@ -35,8 +35,8 @@ PACK = 30
 SUM = 30
 """Price of a sum of products in a gradient in the weight: written, read again and transformed."""
 SLOWER = 1.15
-"""What the products of a gradient in the weight by tiles take longer than the direct ones: they
-read columns of the tiles."""
+"""Factor by which the products of a gradient in the weight by tiles take longer than the direct
+ones: they read columns of the tiles."""
 LAUNCH = 400_000
 """Price of the launches that the direct algorithm does without."""
 
@@ -160,7 +160,7 @@ def _prices(
 
 
 def _fits(node: Node, op: Convolution) -> bool:
-    """Whether a convolution is of the form that the algorithm is for."""
+    """Return whether a convolution is of the form that the algorithm is for."""
     weight = (node.output if isinstance(op, ConvGradWeight) else node.inputs[1]).type
     is_static = all(v.type.is_static for v in (*node.inputs, *node.outputs))
     if not is_static or weight.shape[2:] != (3, 3) or weight.dtype not in WinogradConv.dtypes:

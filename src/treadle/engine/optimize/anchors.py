@@ -143,7 +143,7 @@ def _moves_before(groups: Groups, value: Value) -> list[int]:
 
 
 def _undoes(node: Node, before: Node) -> bool:
-    """Whether a transpose puts back what the one before it moved."""
+    """Return whether a transpose puts back what the one before it moved."""
     if not isinstance(node.op, Transpose) or not isinstance(before.op, Transpose):
         return False
     order = before.op.permutation
@@ -201,7 +201,7 @@ class _Candidates:
                 cut.edge(("read", value), _OUTSIDE, FOREVER)
 
     def _must_read(self, user: int) -> bool:
-        """Whether no loop could compute the user together with the anchor's followers."""
+        """Return whether no loop could compute the user together with the anchor's followers."""
         groups, node = self.groups, self.groups.nodes[user]
         if groups.owner[user].kind or not is_loop(node):
             return True
@@ -308,7 +308,7 @@ def _chain(groups: Groups, anchor: int, nodes: list[int]) -> list[int]:
 
 
 def _is_ready(groups: Groups, node: Node, bits: int, inside: int) -> bool:
-    """Whether no operand depends on the group by a way that leaves it.
+    """Return whether no operand depends on the group by a way that leaves it.
 
     `inside` are those of its nodes that are read where they are made.
     """
@@ -379,7 +379,8 @@ def _with_statistics(groups: Groups, group: Group, trial: Trial) -> None:
 
 
 def _puts_back(groups: Groups, group: Group, move: int) -> bool:
-    """Whether a move puts back what a transpose in the group moved, as borders of layouts do.
+    """Return whether a move puts back what a transpose in the group moved, as borders of layouts
+    do.
 
     Either another anchor reads through both, or it is a copy between layouts, which was chosen over
     writing the result in an order in which it is not made.

@@ -35,7 +35,7 @@ class Trial:
         self._known: dict[tuple[Op, tuple[TensorType, ...]], Support] = {}
 
     def __call__(self, op: Op, types: Sequence[TensorType]) -> Support:
-        """Whether the compiler lowers the op, or why not."""
+        """Return whether the compiler lowers the op, or why not."""
         key = op, tuple(types)
         if key not in self._known:
             found = self._compiler.lower(op, key[1])
@@ -56,7 +56,7 @@ class Trial:
         frozen: tuple[bool, ...],
         ways: Callable[[], Sequence[Way]],
     ) -> int | None:
-        """Which of several ops was measured to be the fastest; see `MeasuringCompiler`."""
+        """Return which of several ops was measured to be the fastest; see `MeasuringCompiler`."""
         if not isinstance(self._compiler, MeasuringCompiler):
             return None
         return self._compiler.recorded(question, types, frozen, ways)
@@ -118,7 +118,7 @@ def _outline(groups: Groups, group: Group, made: Sequence[Value]) -> tuple[list[
 
 
 def accepted(groups: Groups, group: Group, trial: Trial) -> Support:
-    """Whether the compiler takes a group as one op."""
+    """Return whether the compiler takes a group as one op."""
     op, read = proposed(groups, group, groups.needed(group))
     return trial(op, [v.type for v in read])
 
@@ -147,7 +147,9 @@ def assemble(groups: Groups) -> Graph:
 
 
 def stands_alone(groups: Groups, group: Group) -> bool:
-    """Whether a group is one node that reads nothing through others, and so stays as it is."""
+    """Return whether a group is one node that reads nothing through others, and so stays
+    as it is.
+    """
     order, _ = groups.operands(group)
     return len(group.members) == 1 and (
         len(order) == 1 or isinstance(groups.nodes[order[-1]].op, VIEWS)

@@ -67,7 +67,9 @@ class _Chain:
 
 
 def _users(graph: Graph) -> Mapping[Value, list[Node]]:
-    """Who reads each value; the results of the graph are read twice, and so by no one alone."""
+    """Return the readers of each value; the results of the graph are read twice, and so by no one
+    alone.
+    """
     users: dict[Value, list[Node]] = {}
     for node in graph.nodes:
         for value in node.inputs:
@@ -112,7 +114,7 @@ def _chain(
 
 
 def _is_per_channel(operand: Value, value: Value) -> bool:
-    """Whether an operand has one number for each channel, or one for all."""
+    """Return whether an operand has one number for each channel, or one for all."""
     if operand.type.dtype != value.type.dtype:
         return False
     shape = (*(1,) * (value.type.ndim - operand.type.ndim), *operand.type.shape)

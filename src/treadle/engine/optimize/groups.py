@@ -116,7 +116,7 @@ class Groups:
     # -- merging ---------------------------------------------------------------------------
 
     def closes_cycle(self, groups: Iterable[Group]) -> bool:
-        """Whether some other group would both need and feed the merged loop groups.
+        """Return whether some other group would both need and feed the merged loop groups.
 
         A lone move between them is none: what is merged reads through it.
         """
@@ -126,12 +126,14 @@ class Groups:
         return bool(above & below & ~bits & ~self._read_through)
 
     def is_apart(self, group: Group, other: Group) -> bool:
-        """Whether one of the two is computed once, and the other in every run."""
+        """Return whether one of the two is computed once, and the other in every run."""
         bits, rest = group.bits & ~self._moved, other.bits & ~self._moved
         return bool(bits and rest) and bool(bits & self._fixed) != bool(rest & self._fixed)
 
     def joined(self, groups: Iterable[Group], kind: str) -> Group:
-        """What merging the groups would give; nothing changes until it is passed to `keep`."""
+        """Return the group that merging the groups would give; nothing changes until it is passed
+        to `keep`.
+        """
         parts = tuple(dict.fromkeys(groups))
         members = sorted(i for g in parts for i in g.members)
         made = Group(kind, members, lead=parts[0].lead, parts=parts)
@@ -237,7 +239,9 @@ class Groups:
         return found
 
     def _is_read(self, value: Value, inside: frozenset[int], own: set[Group]) -> bool:
-        """Whether somebody else reads a value; nodes `inside` a group only thought of do not."""
+        """Return whether somebody else reads a value; nodes `inside` a group only thought of do
+        not.
+        """
         return any(group not in own for group in self._reading(value, inside))
 
     def readers(self, value: Value) -> set[Group]:

@@ -1,4 +1,4 @@
-"""What part an op can play in a group."""
+"""Parts that an op can play in a group."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ WINDOWS: tuple[type[Op], ...] = (Pooling, Interpolation)
 
 
 def is_static(node: Node) -> bool:
-    """Whether all types are static and no operand or result is empty."""
+    """Return whether all types are static and no operand or result is empty."""
     values = (*node.inputs, *node.outputs)
     return all(v.type.is_resolved and 0 not in v.type.shape for v in values)
 
 
 def is_loop(node: Node) -> bool:
-    """Whether a loop nest may compute the node among others."""
+    """Return whether a loop nest may compute the node among others."""
     op = node.op
     if isinstance(op, Constant):
         return False
@@ -46,7 +46,7 @@ def is_loop(node: Node) -> bool:
 
 
 def is_closed(node: Node) -> bool:
-    """Whether the node is a loop nest of its own, which is not merged with others.
+    """Return whether the node is a loop nest of its own, which is not merged with others.
 
     Fusing an optimizer's update with the product before it was measured to gain nothing, and
     gradients stay visible for clipping and accumulation.
@@ -55,27 +55,29 @@ def is_closed(node: Node) -> bool:
 
 
 def is_elementwise(node: Node) -> bool:
-    """Whether the node may stand in the epilogue of a contraction."""
+    """Return whether the node may stand in the epilogue of a contraction."""
     return is_scalar_op(node.op) and not isinstance(node.op, (Identity, StopGradient))
 
 
 def is_contraction(node: Node) -> bool:
-    """Whether the node is a matrix product or a convolution."""
+    """Return whether the node is a matrix product or a convolution."""
     return isinstance(node.op, (Matmul, IntMatmul, Convolution))
 
 
 def is_attention(node: Node) -> bool:
-    """Whether the node is attention or its gradient."""
+    """Return whether the node is attention or its gradient."""
     return isinstance(node.op, (Attention, AttentionGrad))
 
 
 def is_window(node: Node) -> bool:
-    """Whether the node is pooling, resizing or a gradient of one."""
+    """Return whether the node is pooling, resizing or a gradient of one."""
     return isinstance(node.op, WINDOWS)
 
 
 def is_free(value: Value) -> bool:
-    """Whether any kernel can make the value itself: one number, or a formula of the place."""
+    """Return whether any kernel can make the value itself: one number, or a formula of
+    the place.
+    """
     node = value.producer
     while node is not None and isinstance(node.op, CLEAR):
         node = node.inputs[0].producer
@@ -87,7 +89,7 @@ def is_free(value: Value) -> bool:
 
 
 def is_clear(value: Value) -> bool:
-    """Whether a loop reads through what made the value."""
+    """Return whether a loop reads through what made the value."""
     node = value.producer
     if node is None:
         return False
@@ -95,7 +97,7 @@ def is_clear(value: Value) -> bool:
 
 
 def _is_uniform(node: Node) -> bool:
-    """Whether the node is a small constant of equal elements."""
+    """Return whether the node is a small constant of equal elements."""
     if not isinstance(node.op, Constant) or not 0 < node.op.data.nbytes <= SMALL_BYTES:
         return False
     raw = node.op.data.array.tobytes()

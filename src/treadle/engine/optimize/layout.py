@@ -64,11 +64,11 @@ class Layout:
         return tuple(range(rank))
 
     def has_blocks(self, rank: int) -> bool:
-        """Whether values of this rank have channels in two axes."""
+        """Return whether values of this rank have channels in two axes."""
         return self.block > 0 and rank > 2
 
     def blocks(self, channels: Dim) -> tuple[int, int]:
-        """How many blocks channels take, and how many each has."""
+        """Return how many blocks channels take, and how many each has."""
         count = int(channels)
         return (1, 1) if count == 1 else (-(-count // self.block), self.block)
 
@@ -86,7 +86,7 @@ class Layout:
 
     @lru_cache(1024)  # noqa: B019
     def into(self, shape: Shape) -> Moves:
-        """What brings a row-major value into the layout."""
+        """Return the moves that bring a row-major value into the layout."""
         rank = len(shape)
         if not self.has_blocks(rank):
             order = self.order(rank)
@@ -105,7 +105,9 @@ class Layout:
 
     @lru_cache(1024)  # noqa: B019
     def back(self, shape: Shape, *, whole: bool = False) -> Moves:
-        """What makes a value row-major again; `whole` leaves in what fills up blocks."""
+        """Return the moves that make a value row-major again; `whole` leaves in what fills up
+        blocks.
+        """
         rank, held = len(shape), self.held(shape)
         if not self.has_blocks(rank):
             order = inverse(self.order(rank))
@@ -128,7 +130,7 @@ def _move(shape: Shape, order: Order) -> Moves:
 
 
 def across(shape: Shape, before: Layout, after: Layout) -> Moves:
-    """What brings a value from one layout into another, by one copy."""
+    """Return the moves that bring a value from one layout into another, by one copy."""
     rank = len(shape)
     if before == after:
         return ()
@@ -153,8 +155,8 @@ def across(shape: Shape, before: Layout, after: Layout) -> Moves:
 ROW_MAJOR = Layout("row-major")
 CHANNELS_LAST = Layout("channels-last")
 LAYOUTS = (ROW_MAJOR, CHANNELS_LAST)
-"""What there is to choose from unless the target, or the user, says otherwise. The first of equals
-is taken, so row-major comes first."""
+"""Layouts to choose from unless the target, or the user, says otherwise. The first of equals is
+taken, so row-major comes first."""
 
 
 def layouts_of(known: Sequence[MapLayout], named: Sequence[str]) -> tuple[Layout, ...]:
@@ -175,29 +177,31 @@ def layouts_of(known: Sequence[MapLayout], named: Sequence[str]) -> tuple[Layout
 
 
 def has_channels_last(domain: Sequence[Layout]) -> bool:
-    """Whether maps may lie channels-last."""
+    """Return whether maps may lie channels-last."""
     return any(x.name == CHANNELS_LAST.name for x in domain)
 
 
 def inverse(order: Order) -> Order:
-    """Where in memory each axis is; as a transpose, what undoes one by `order`."""
+    """Return the place of each axis in memory; as a transpose, this undoes one by `order`."""
     return tuple(order.index(axis) for axis in range(len(order)))
 
 
 def placed(shape: Shape, order: Order) -> Shape:
-    """What has an entry per axis, in memory's order."""
+    """Return what has an entry per axis, in memory's order."""
     return tuple(shape[axis] for axis in order)
 
 
 def keeps_place(shape: Shape, order: Order) -> bool:
-    """Whether axes in this order are the same memory: only those of extent 1 change places."""
+    """Return whether axes in this order are the same memory: only those of extent 1
+    change places.
+    """
     long = [axis for axis in order if not is_identical(shape[axis], 1)]
     return long == sorted(long)
 
 
 @lru_cache(1024)
 def is_neutral(shape: Shape) -> bool:
-    """Whether all layouts of a value are the same memory, but for what fills up blocks."""
+    """Return whether all layouts of a value are the same memory, but for what fills up blocks."""
     return keeps_place(shape, CHANNELS_LAST.order(len(shape)))
 
 
@@ -207,7 +211,7 @@ RANKS = range(3, 6)
 
 @lru_cache(1024)
 def has_layouts(shape: Shape) -> bool:
-    """Whether the layouts of a value are different memory; channels are to be a number."""
+    """Return whether the layouts of a value are different memory; channels are to be a number."""
     return len(shape) in RANKS and isinstance(shape[1], int) and not is_neutral(shape)
 
 
@@ -225,7 +229,7 @@ class Sides:
         return next(every, None) or ROW_MAJOR
 
     def count(self, layout: Layout) -> int:
-        """How many of the values have this layout."""
+        """Count the values that have this layout."""
         return (*self.operands, *self.results).count(layout)
 
 

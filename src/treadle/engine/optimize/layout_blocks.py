@@ -85,7 +85,7 @@ def _concat(node: Node, op: Any, layout: Layout) -> Remapped | None:
 
 
 def _is_split(shape: Any, layout: Layout) -> bool:
-    """Whether channels do not fill blocks of the usual size."""
+    """Return whether channels do not fill blocks of the usual size."""
     return len(shape) < 2 or int(shape[1]) % layout.block != 0
 
 

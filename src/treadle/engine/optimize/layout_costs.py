@@ -1,4 +1,4 @@
-"""What layouts cost: modelled times of the ops that care, and of copies between layouts.
+"""Costs of layouts: modelled times of the ops that care, and of copies between layouts.
 
 The rates are shares of peak as measured with this package's kernels on a two-core AVX2 machine;
 they decide between layouts, not between machines. Those of blocked layouts are the target's: shares

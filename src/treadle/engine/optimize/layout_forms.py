@@ -55,7 +55,7 @@ class Remapped:
 
 
 def form_of(node: Node, layouts: Sides) -> Form | None:
-    """How an op works on these layouts; None if it does not."""
+    """Return the form of an op on these layouts; None if it does not work on them."""
     main = layouts.main
     if not main.block:
         return Form(
@@ -73,7 +73,7 @@ def form_of(node: Node, layouts: Sides) -> Form | None:
 
 
 def is_depthwise(node: Node) -> bool:
-    """Whether a convolution, or a gradient of one, computes every channel by itself."""
+    """Return whether a convolution, or a gradient of one, computes every channel by itself."""
     op, (first, second) = node.op, (v.type.shape for v in node.inputs[:2])
     if not isinstance(op, Convolution) or op.groups == 1:
         return False
@@ -153,5 +153,5 @@ def _images(held: Shape) -> tuple[Dim, ...]:
 
 
 def is_row_major(layouts: Sides) -> bool:
-    """Whether nothing is held otherwise."""
+    """Return whether nothing is held otherwise."""
     return layouts.main is ROW_MAJOR

@@ -25,7 +25,9 @@ class Converted:
 def conversions(
     region: Graph, copied: Iterable[Value], domain: Sequence[Layout]
 ) -> list[Converted]:
-    """Which inputs of a rebuilt region are among the values that it copies, and into what."""
+    """Return the inputs of a rebuilt region that are among the values it copies, and
+    their layouts.
+    """
     numbers = {value: i for i, value in enumerate(region.inputs)}
     moved = {(n.inputs[0], n.op): n.output for n in region.nodes if len(n.inputs) == 1}
     found = []

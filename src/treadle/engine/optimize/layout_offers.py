@@ -1,4 +1,4 @@
-"""Which layouts the compiler takes for the ops that care about them."""
+"""Layouts that the compiler takes for the ops that care about them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,9 @@ Offer = tuple[Sides, float]
 
 
 def cares(op: Op) -> bool:
-    """Whether it makes a difference to an op how its operands lie, or it makes one itself."""
+    """Return whether it makes a difference to an op how its operands lie, or it makes one
+    itself.
+    """
     return _cares(type(op))
 
 
@@ -47,7 +49,7 @@ def _cares(cls: type[Op]) -> bool:
 
 
 def places(node: Node) -> tuple[tuple[bool, ...], tuple[bool, ...]] | None:
-    """Which operands and results have layouts; None where an op does not care."""
+    """Return which operands and results have layouts; None where an op does not care."""
     if not cares(node.op) or not is_static(node):
         return None
     op, several = node.op, (True,) * len(node.inputs)
@@ -61,7 +63,7 @@ def places(node: Node) -> tuple[tuple[bool, ...], tuple[bool, ...]] | None:
 def offers(
     node: Node, trial: Trial, borders: Sequence[bool], domain: Sequence[Layout] = LAYOUTS
 ) -> list[Offer]:
-    """What there is for an op with layouts, row-major first.
+    """Return the offers for an op with layouts, row-major first.
 
     Args:
         node: the op.
@@ -174,5 +176,5 @@ def moving_order(node: Node, layouts: Sides) -> tuple[int, ...]:
 
 
 def has_offers(graph: Graph) -> bool:
-    """Whether a program has ops that make layouts worth a thought."""
+    """Return whether a program has ops that make layouts worth a thought."""
     return any(cares(n.op) and not isinstance(n.op, Transpose) for n in graph.nodes)

@@ -22,7 +22,7 @@ from treadle.ops.op import Op
 
 @dataclass(slots=True)
 class Layouts:
-    """What the pass did, regions included.
+    """Outcome of the pass, regions included.
 
     Attributes:
         held: by the layout's name, ops that care and are in it, by what reports call them.
@@ -46,7 +46,7 @@ class Layouts:
 
     @property
     def outcome(self) -> str:
-        """What was chosen, in a line."""
+        """Choices in a line."""
         if not self.ops:
             return f"row-major: {_listed(self.row_major)}"
         copies = f"{self.copies} conversion{'s' * (self.copies != 1)}"
@@ -56,7 +56,7 @@ class Layouts:
 
     @property
     def reason(self) -> str:
-        """Why, in a line."""
+        """Reason in a line."""
         best = "least" if self.is_proven else "found"
         if not self.ops:
             return "as modelled, or the compiler takes nothing else"

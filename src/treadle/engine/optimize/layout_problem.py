@@ -31,7 +31,7 @@ from treadle.ops.movement import Transpose
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """Where the layout of a value is decided: a variable, and the layout by its state."""
+    """Decision on the layout of a value: a variable, and the layout by its state."""
 
     variable: int
     layouts: tuple[Layout, ...]
@@ -150,7 +150,7 @@ class Model:
 
     @property
     def has_choice(self) -> bool:
-        """Whether any op that cares can do with another layout, transposes aside."""
+        """True if any op that cares can do with another layout, transposes aside."""
         return any(
             len(found) > 1 and not isinstance(n.op, Transpose) for n, found in self.caring.items()
         )
@@ -212,12 +212,12 @@ class Model:
         return together if maker in self.caring else []
 
     def _reads(self, node: Node, operand: int, value: Value) -> bool:
-        """Whether an op that does not care reads the value in its own layout."""
+        """Return whether an op that does not care reads the value in its own layout."""
         form = self._forms.get(node)
         return form is not None and form.operands[operand] == value.type.ndim
 
     def _is_border(self, value: Value) -> bool:
-        """Whether the value is made or read where everything is row-major."""
+        """Return whether the value is made or read where everything is row-major."""
         maker = value.producer
         if maker is None or value in self.graph.outputs:
             return True
@@ -287,12 +287,14 @@ class Model:
 
 
 def _cares(node: Node) -> bool:
-    """Whether a node has a choice of layouts: groups that the user names are left as they are."""
+    """Return whether a node has a choice of layouts: groups that the user names are left as they
+    are.
+    """
     return cares(node.op) and not node.group
 
 
 def _varies(node: Node, form: Remapped) -> bool:
-    """Whether the layout of an operand or of the result makes a difference."""
+    """Return whether the layout of an operand or of the result makes a difference."""
     read = zip(node.inputs, form.operands, strict=True)
     return any(rank and has_layouts(v.type.shape) for v, rank in read) or has_layouts(
         node.output.type.shape

@@ -78,7 +78,7 @@ class _Rebuilder:
         return made.with_nodes((n for n in self._nodes if n in live), outputs), self._copies
 
     def _form(self, node: Node) -> tuple[Layout, Remapped] | None:
-        """How an op that does not care works on another layout, None for row-major.
+        """Return how an op that does not care works on another layout, None for row-major.
 
         What is the same memory in all layouts goes along where it comes from another layout and
         goes into one, so that shapes need not change to and fro.

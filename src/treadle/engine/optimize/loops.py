@@ -31,7 +31,7 @@ MOST_SIBLINGS = 16
 
 @dataclass(frozen=True, slots=True)
 class Domain:
-    """What a loop group runs over.
+    """Domain of a loop group.
 
     Attributes:
         points: elements of its largest value.
@@ -170,7 +170,7 @@ class _Merger:
                 self._merge(a, b)
 
     def _is_read_through(self, node: Node) -> bool:
-        """Whether loops make the node themselves; it then takes no part in merging."""
+        """Return whether loops make the node themselves; it then takes no part in merging."""
         apart = is_closed(node) or isinstance(node.op, self.alone)
         return apart or isinstance(node.op, CLEAR) or is_free(node.output)
 
@@ -212,7 +212,7 @@ class _Merger:
                 heappush(self.heap, (*key, next(self.count), first, second))
 
     def _feeds(self, group: Group, other: Group) -> bool:
-        """Whether all that a group makes is read by the other alone."""
+        """Return whether all that a group makes is read by the other alone."""
         made = self.groups.needed(group)
         return all(v not in self.groups.results and self.groups.readers(v) == {other} for v in made)
 
@@ -222,7 +222,7 @@ class _Merger:
         return self.domains[a].merged(self.domains[b])
 
     def _stores_in_order(self, group: Group, domain: Domain) -> bool:
-        """Whether results as large as what is reduced have their axes in its order.
+        """Return whether results as large as what is reduced have their axes in its order.
 
         A nest walks over its domain in one order; it may read in others, but not store.
         """
@@ -235,7 +235,8 @@ class _Merger:
         return True
 
     def _ends_with_columns(self, group: Group) -> bool:
-        """Whether, of reductions both ways, those one way are results that nothing inside reads.
+        """Return whether, of reductions both ways, those one way are results that nothing inside
+        reads.
 
         A nest knows the sums of its rows at the end of each row, those of columns at its end.
         """

@@ -1,4 +1,4 @@
-"""What fusion expects to gain, counted in bytes moved.
+"""Expected gain of fusion, counted in bytes moved.
 
 Whole numbers keep decisions the same on every machine. A launch is worth as much as moving some
 tens of kilobytes.

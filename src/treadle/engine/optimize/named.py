@@ -70,7 +70,7 @@ def _joined(groups: Groups, members: Sequence[int], kind: str) -> Group:
 def _reason(
     groups: Groups, made: Group, nodes: Sequence[Node], trial: Trial, options: Options
 ) -> str:
-    """Why the nodes of a group are not merged, `""` where they can be."""
+    """Return why the nodes of a group are not merged, `""` where they can be."""
     if len(nodes) == 1:
         return f"it is {nodes[0].op.name} alone"
     if not options.fuses(made.kind):

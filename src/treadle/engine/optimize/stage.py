@@ -42,7 +42,7 @@ MERGED = ("fuse_reductions", Reduce), ("fuse_transposes", Transpose)
 QUICK = 256
 """Nodes up to which fusing twice is not felt."""
 Notes = Counter[tuple[str, str, str]]
-"""How often something was said: about what, the outcome, and why."""
+"""Number of times something was said: about what, the outcome, and why."""
 
 
 def optimize(
@@ -78,7 +78,7 @@ def optimize(
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What every pass of the stage is given besides the graph.
+    """Input of every pass of the stage besides the graph.
 
     Attributes:
         trial: asks the compiler.

@@ -101,7 +101,7 @@ def _is_by_column(node: Node) -> bool:
 
 
 def _is_taken(value: Value, trial: Trial) -> bool:
-    """Whether the compiler's convolution leaves statistics of its result."""
+    """Return whether the compiler's convolution leaves statistics of its result."""
     chain: list[Node] = []
     node = value.producer
     if node is not None and isinstance(node.op, Add):

@@ -77,7 +77,7 @@ class Model:
 
     @property
     def has_code(self) -> bool:
-        """Whether there is more in it than a graph and arrays: what may run as it is."""
+        """True if there is more in it than a graph and arrays: what may run as it is."""
         return bool(self.native or self.segments or foreign_models(self.graph))
 
 
@@ -273,7 +273,9 @@ def _model(
 
 
 def _foreign(entry: Mapping[str, Any], sealed: Sealed, allowed: bool) -> dict[str, memoryview]:
-    """What other engines have made, put where they look for it; parts of the graph by name."""
+    """Put what other engines have made where they look for it; return parts of the graph
+    by name.
+    """
     blobs = {digest: f"blob.{digest}" for digest in entry.get("blobs", ())}
     keys = {key: f"segment.{key}" for key in entry.get("segments", ())}
     if not allowed:
@@ -344,7 +346,9 @@ class Runner:
 
 
 def _ready(native: Sequence[NativePart], shapes: Shapes) -> NativeRunner | None:
-    """What runs the best of these parts, if one has such a gear and fits this machine."""
+    """Return the runner of the best of these parts, if one has such a gear and fits this
+    machine.
+    """
     having = [p for p in native if any(g.shapes == shapes for g in p.gears)]
     best = best_of([(p.engine, p.code.machine) for p in having])
     return None if best is None else NativeRunner(having[best])

@@ -124,7 +124,7 @@ def _lines(raw: npt.NDArray[np.uint8]) -> Array:
 
 
 def entry_of(part: NativePart, prefix: str, members: Mapping[str, Array]) -> dict[str, Any]:
-    """What the manifest says about a part with these members."""
+    """Return the manifest's entry on a part with these members."""
     code, machine = part.code, part.code.machine
     sizes = {
         "words": sum(p.words.nbytes + p.places.nbytes for p in code.programs),
@@ -226,7 +226,7 @@ class Described:
 
 
 def described(entry: Any) -> Described:
-    """What an entry of a manifest says.
+    """Return the description in an entry of a manifest.
 
     Raises:
         ValueError, KeyError, TypeError: it is damaged, or of a newer schema.

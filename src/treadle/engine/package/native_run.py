@@ -97,7 +97,7 @@ class NativeRunner:
         self._frames = [self._frame()]
 
     def has(self, shapes: Shapes) -> bool:
-        """Whether there is a gear of these shapes."""
+        """Return whether there is a gear of these shapes."""
         return shapes in self._programs
 
     def run(
@@ -151,7 +151,7 @@ class NativeRunner:
 
 
 def _stopped(gear: Gear, step: int, frame: _Frame) -> TreadleError:
-    """What to raise where a program has stopped at a step."""
+    """Return the error of a program that has stopped at a step."""
     for stop in gear.stops:
         if stop.step == step:
             found = frame.arena.bytes[stop.offset + 8 : stop.offset + 16].view(np.int64)
@@ -169,7 +169,7 @@ def _at_a_line(weights: Array) -> Array:
 
 
 def as_input(value: Any, wanted: np.dtype[Any], name: str) -> Array:
-    """What is given for an input, dense, row-major and of its element type.
+    """Return a given input as an array, dense, row-major and of its element type.
 
     Raises:
         DTypeError: that type would lose more than digits: fractions, imaginary parts, or integers

@@ -104,7 +104,7 @@ class OfflineModel:
         )
 
     def _shapes(self) -> list[tuple[list[TensorType], list[TensorType]]]:
-        """What the graph takes and gives, as the one gear there is."""
+        """Return the types that the graph takes and gives, as the one gear there is."""
         graph = self.graph
         return [([v.type for v in graph.inputs], [v.type for v in graph.outputs])]
 
@@ -347,7 +347,7 @@ def _damaged(file: _File, error: Exception) -> TreadleError:
 
 
 def _refusal(file: _File, parts: Sequence[Described]) -> LoadError:
-    """Why no part was taken, with what each needs and what is here."""
+    """Return an error that says why no part was taken, with what each needs and what is here."""
     hint = "load it with recompile=True, which compiles its graph for this machine"
     if not parts:
         return LoadError(
@@ -365,7 +365,7 @@ def _refusal(file: _File, parts: Sequence[Described]) -> LoadError:
 
 
 def _manifest(sealed: Sealed, entry: Mapping[str, Any], part: Described | None) -> dict[str, Any]:
-    """What there is to know about a model besides its data."""
+    """Return the manifest of a model: all there is to know besides its data."""
     whole = sealed.manifest
     found = {k: whole[k] for k in ("format", "version", "producer")}
     found |= {k: entry[k] for k in ("inputs", "outputs", "info", "options")}
@@ -421,7 +421,7 @@ class _File:
         weakref.finalize(self, self._stream.close)
 
     def entry(self) -> Mapping[str, Any]:
-        """What the manifest says about the model."""
+        """Return the manifest's entry on the model."""
         models = self.sealed.manifest.get("models")
         if not isinstance(models, list) or not all(isinstance(m, dict) for m in models):
             raise self.source.error("the manifest lists no models")

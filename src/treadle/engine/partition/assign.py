@@ -63,13 +63,13 @@ class Assigner:
         self._ask(candidates)
 
     def is_free(self, value: Value) -> bool:
-        """Whether a value can be had in every domain for nothing."""
+        """Return whether a value can be had in every domain for nothing."""
         return value in self.fixed or (
             value.producer is not None and isinstance(value.producer.op, Constant)
         )
 
     def is_settled(self, node: Node) -> bool:
-        """Whether a node is computed once, at home, and is not worth a thought."""
+        """Return whether a node is computed once, at home, and is not worth a thought."""
         return isinstance(node.op, Constant) or all(v in self.fixed for v in node.outputs)
 
     def _ask(self, candidates: Candidates) -> None:
@@ -159,7 +159,9 @@ class Assigner:
                 yield found
 
     def _first_domain(self, node: Node) -> int:
-        """Where the best engine is that may have the node, as a member of its claim, too."""
+        """Return the domain of the best engine that may have the node, as a member of its claim,
+        too.
+        """
         if self.is_settled(node):
             return self.domains.home
         offers = self._fastest[node]
@@ -204,7 +206,7 @@ class Assigner:
         return (0.0 if self.is_settled(node) else seconds[best]), best
 
     def crossing(self, value: Value, source: int, target: int) -> float:
-        """What it costs that a value made in one domain is used in another one.
+        """Return the cost of using a value made in one domain in another one.
 
         Arguments and results of the program are in memory in any case, so that nothing is lost
         where an engine beside that memory reads or makes them.
@@ -277,7 +279,7 @@ class Assigner:
         cut.edge(source, ("back", value), back)
 
     def _side(self, node: Node | None, domain: int) -> object:
-        """What stands for a node in the network."""
+        """Return the side of the network on which a node stands."""
         if node is None:
             return _FIRST if domain == self.domains.home else _OTHER
         return node

@@ -1,4 +1,4 @@
-"""Who can run what: every engine is asked about every node once, and its reasons are kept."""
+"""Candidates: every engine is asked about every node once, and its reasons are kept."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Candidates:
         self._known: dict[tuple[str, Op, tuple[TensorType, ...]], Support] = {}
 
     def support(self, node: Node, engine: Engine) -> Support:
-        """Whether an engine runs a node, or why not."""
+        """Return whether an engine runs a node, or why not."""
         if isinstance(node.op, (Constant, Border)):
             return yes()
         if node.op.name in self._forced and engine.name != "reference":
@@ -113,7 +113,7 @@ def _asked(engine: SegmentEngine, op: Op, types: tuple[TensorType, ...]) -> Supp
 
 
 def is_plain(op: Op, types: tuple[TensorType, ...]) -> bool:
-    """Whether an op is a loop that every generator of code has, on types that all have."""
+    """Return whether an op is a loop that every generator of code has, on types that all have."""
     if not (is_scalar_op(op) or isinstance(op, (Reduce, Update))):
         return False
     return all(t.is_resolved and t.dtype.kind != "complex" for t in types)

@@ -1,4 +1,4 @@
-"""What every partition keeps to."""
+"""Rules that every partition keeps to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What segment engines claim, cut back to what can run in one piece."""
+"""Claims of segment engines, cut back to what can run in one piece."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Unit = tuple[Node, ...]
 
 @dataclass(frozen=True, slots=True)
 class Claims:
-    """Who claims what.
+    """Claims by engine.
 
     Attributes:
         nodes: by the name of an engine that claims, the nodes it may have.

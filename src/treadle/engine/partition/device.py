@@ -59,7 +59,7 @@ class Device(PricingEngine):
 
     @property
     def compiles(self) -> bool:
-        """Whether its programs are compiled; else its ops run one by one, and no copy is priced."""
+        """True if its programs are compiled; else its ops run one by one, and no copy is priced."""
         return self._compiler is not None
 
     def prepare(self, op: Op, types: Sequence[TensorType], /) -> Callable[..., Any] | Support:
@@ -76,7 +76,7 @@ class Device(PricingEngine):
         return down + RATES[REFERENCE].seconds(flops(node), moved) + up
 
     def _refuses(self, node: Node) -> bool:
-        """Whether the host has to run it."""
+        """Return whether the host has to run it."""
         if isinstance(node.op, Fused):
             return bool(node.op.engine)
         types = tuple(TensorType(v.type.dtype, v.type.shape) for v in node.inputs)

@@ -41,5 +41,5 @@ class Domains:
 
 
 def is_plain(engine: Engine) -> bool:
-    """Whether an engine runs ops, rather than compiling segments."""
+    """Return whether an engine runs ops, rather than compiling segments."""
     return not isinstance(engine, SegmentEngine)

@@ -1,4 +1,4 @@
-"""What the engine that compiles the program does not run, marked in the graph.
+"""Marks in the graph of what the engine that compiles the program does not run.
 
 A node that was given to another engine becomes a group of its own, of kind "host." and the engine's
 name; a segment of an engine that compiles by itself becomes one group, of kind "segment." and its
@@ -204,7 +204,7 @@ class _Body:
         return self._inside[value]
 
     def _is_own(self, value: Value) -> bool:
-        """Whether the segment makes a value for itself although others have it, too."""
+        """Return whether the segment makes a value for itself although others have it, too."""
         node = value.producer
         if node is None or isinstance(node.op, Constant):
             return True

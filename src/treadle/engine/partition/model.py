@@ -1,4 +1,4 @@
-"""What an op costs on an engine and a value on its way, in seconds, as far as they compare.
+"""Costs of an op on an engine and of a value on its way, in seconds, as far as they compare.
 
 An op costs what it takes alone, all its operands read and results written. Within an engine values
 need not go through memory, since ops are fused; what passes from an engine to one that compiles
@@ -64,7 +64,9 @@ class Model:
         return rates.seconds(flops(node), moved)
 
     def way(self, engine: Engine, other: Engine) -> Link | None:
-        """How a value made by one engine reaches another one; None where it is there already."""
+        """Return the way of a value from one engine to another one; None where it is
+        there already.
+        """
         if not compile_apart(engine, other):
             return None
         if shares_memory(engine, other):
@@ -86,7 +88,9 @@ _COSTING: dict[type, bool] = {}
 
 
 def _is_costing(engine: Engine) -> TypeGuard[CostingEngine]:
-    """Whether an engine knows its costs; asked once per class, as protocols are slow to check."""
+    """Return whether an engine knows its costs; asked once per class, as protocols are slow to
+    check.
+    """
     kind = type(engine)
     if kind not in _COSTING:
         _COSTING[kind] = isinstance(engine, CostingEngine)
@@ -94,12 +98,14 @@ def _is_costing(engine: Engine) -> TypeGuard[CostingEngine]:
 
 
 def shares_memory(engine: Engine, other: Engine) -> bool:
-    """Whether what one engine makes the other can read where it lies."""
+    """Return whether what one engine makes the other can read where it lies."""
     return bool(set(engine.serves) & set(other.serves))
 
 
 def compile_apart(engine: Engine, other: Engine) -> bool:
-    """Whether a value that passes from one engine to the other leaves one program for another."""
+    """Return whether a value that passes from one engine to the other leaves one program for
+    another.
+    """
     if engine is other:
         return False
     segments = isinstance(engine, SegmentEngine) or isinstance(other, SegmentEngine)

@@ -21,7 +21,7 @@ QUICK = 1000
 FEW = 24
 """Nodes up to which single ones are moved: each move is priced with the whole program."""
 MOST_ROUNDS = 6
-"""How often all segments are looked at; what is left then saves next to nothing."""
+"""Number of times all segments are looked at; what is left then saves next to nothing."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ Needs = Sequence[tuple[Unit, Sequence[Node]]]
 
 
 def needs(order: Sequence[Unit], fixed: Collection[Value] = ()) -> Needs:
-    """What units wait for; nobody waits for `fixed` values."""
+    """Return the units that units wait for; nobody waits for `fixed` values."""
     return [(unit, tuple(_awaited(unit, fixed))) for unit in order]
 
 
@@ -84,7 +84,7 @@ def sublevels(graph: Graph, level: Mapping[Node, int], engines: Mapping[Node, in
 
 
 Key = tuple[int, int, int, int]
-"""What the nodes of a segment share: level, domain, second number, engine."""
+"""Key that the nodes of a segment share: level, domain, second number, engine."""
 
 
 def keys(

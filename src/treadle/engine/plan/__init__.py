@@ -1,4 +1,4 @@
-"""What the last three stages share: plans of steps over bases, and programs in memory."""
+"""Plans of steps over bases, and programs in memory: what the last three stages share."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def aligned(size: D) -> D:
 
 @dataclass(frozen=True, slots=True)
 class Interface:
-    """How a program's inputs and outputs meet the outside.
+    """Border of a program: how its inputs and outputs meet the outside.
 
     Attributes:
         frozen: which inputs keep their contents from run to run, unless the caller says so.
@@ -112,7 +112,7 @@ class HostTask:
 
     @property
     def name(self) -> str:
-        """What reports call it."""
+        """Name for reports."""
         return f"{self.phase} {self.op.name}".lstrip()
 
 
@@ -133,7 +133,7 @@ class Span:
         return int(self.offset), int(self.offset + self.nbytes)
 
     def meets(self, other: Span) -> bool:
-        """Whether both have a byte in common."""
+        """Return whether both have a byte in common."""
         return (
             self.base == other.base
             and self.offset < other.offset + other.nbytes
@@ -189,7 +189,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Streams:
-    """Which stream runs each step. The steps of a stream run one after the other, in plan order.
+    """Streams of the steps. The steps of a stream run one after the other, in plan order.
 
     Attributes:
         of: the stream of every step.
@@ -209,12 +209,12 @@ class Streams:
 
     @property
     def count(self) -> int:
-        """How many streams there are."""
+        """Number of streams."""
         return max(self.of, default=0) + 1
 
     @property
     def numbers(self) -> int:
-        """How many events exist at a time."""
+        """Number of events that exist at a time."""
         return len({e.number for e in self.events})
 
 
@@ -287,7 +287,7 @@ class Plan:
 
     @property
     def bases(self) -> int:
-        """How many bases the steps address."""
+        """Number of bases that the steps address."""
         return self.inputs + self.outputs + 3
 
 

@@ -1,4 +1,4 @@
-"""What every step of a plan needs of memory: operands, results, scratch, what is overwritten."""
+"""Memory of a plan by step: operands, results, scratch, what is overwritten."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ HIDDEN = -1e8
 
 
 def _is_causal(mask: Value) -> bool:
-    """Whether a mask is a constant that hides all later keys and no others."""
+    """Return whether a mask is a constant that hides all later keys and no others."""
     data = constant_of(mask)
     if data is None or not data.is_present or data.array.size == 0 or data.array.ndim < 2:
         return False
@@ -130,7 +130,7 @@ def _is_causal(mask: Value) -> bool:
 
 
 def _fits(scores: _Scores, v: Value, weights: Value) -> bool:
-    """Whether nothing is broadcast but the mask, and the mask is one that the op takes."""
+    """Return whether nothing is broadcast but the mask, and the mask is one that the op takes."""
     batch = {x.type.shape[:-2] for x in (scores.q, scores.k, v, weights)}
     dtype = scores.q.type.dtype
     masks = all(
@@ -141,7 +141,7 @@ def _fits(scores: _Scores, v: Value, weights: Value) -> bool:
 
 
 def _scores(value: Value, readers: Readers) -> _Scores | None:
-    """What a softmax is taken of, seen from its end: a mask, a factor, a product."""
+    """Return the parts of a softmax's operand, seen from its end: a mask, a factor, a product."""
     mask: tuple[Value, ...] = ()
     node = _only(value, readers)
     if node is not None and isinstance(node.op, Where) and _is_infinite(node.inputs[2]):

@@ -47,14 +47,14 @@ from treadle.ops.unary import Relu
 
 Array = npt.NDArray[Any]
 Notes: TypeAlias = Counter[tuple[str, str, str]]
-"""How often something was said: about what, the outcome, and why."""
+"""Number of times something was said: about what, the outcome, and why."""
 BYTES = (dt.int8, dt.uint8)
 MOST = 1 << 30
-"""What products may add up to at most, and biases as well, so that both fit into 32 bits."""
+"""Most that products may add up to, and biases as well, so that both fit into 32 bits."""
 HALF = 128
-"""What int8 and uint8 lie apart."""
+"""Distance between int8 and uint8."""
 NEAR = 1e-3
-"""How far from a whole number of steps a bias may be that was rounded to steps once."""
+"""Largest distance from a whole number of steps of a bias that was rounded to steps once."""
 CHOOSES: tuple[type[Op], ...] = (Slice, Flip, Roll, Broadcast, MaxPool, Identity)
 """Ops of one operand whose results are some of its elements."""
 
@@ -80,7 +80,7 @@ class Grid:
         return max(high - zero, zero - low)
 
     def is_like(self, other: Grid) -> bool:
-        """Whether equal integers stand for equal numbers."""
+        """Return whether equal integers stand for equal numbers."""
         same = self.scale is other.scale or (
             self.steps is not None
             and other.steps is not None
@@ -106,7 +106,7 @@ class Sums:
 
     @property
     def is_cut(self) -> bool:
-        """Whether there are limits."""
+        """True if there are limits."""
         return self.low > -math.inf or self.high < math.inf
 
     def cut(self, low: float, high: float) -> Sums:
@@ -399,7 +399,7 @@ class _Integers:
 
 
 def _apart(found: Found) -> Value | None:
-    """What networks that were trained with rounding do in evaluation, as two ops."""
+    """Return as two ops what networks that were trained with rounding do in evaluation."""
     low, high = found.attribute("", "qmin"), found.attribute("", "qmax")
     dtype = next((d for d in BYTES if _holds(d, low) and _holds(d, high)), None)
     zero, scale = _whole(found["zero"]), found["scale"]
@@ -424,14 +424,14 @@ _APART = Rule(
     _apart,
     "safe",
 )
-"""Where scales and zero points are constants, as they are once a network is not trained."""
+"""Pattern where scales and zero points are constants, as they are once a network is not trained."""
 
 
 # -- what fits ---------------------------------------------------------------------------------
 
 
 def _unfit(x: Grid) -> str:
-    """Why products do not take an operand's integers; `""` where they do."""
+    """Return why products do not take an operand's integers; `""` where they do."""
     if x.axis is not None:
         return "its input has scales per channel"
     return "its input's zero point is not known" if x.zero is None else ""
@@ -444,14 +444,14 @@ def _unfit_weight(w: Grid, axis: int) -> str:
 
 
 def _too_many(x: Grid, y: Grid, terms: Shape) -> str:
-    """Whether sums of so many products may not fit into 32 bits, a bias included."""
+    """Return whether sums of so many products may not fit into 32 bits, a bias included."""
     count = product(terms)
     fits = isinstance(count, int) and count * x.reach * y.reach <= MOST
     return "" if fits else "sums of so many products need more than 32 bits"
 
 
 def _is_positive(steps: Array | None) -> TypeGuard[Array]:
-    """Whether larger integers stand for larger numbers."""
+    """Return whether larger integers stand for larger numbers."""
     return steps is not None and bool((np.isfinite(steps) & (steps > 0)).all())
 
 

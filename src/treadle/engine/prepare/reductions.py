@@ -44,7 +44,7 @@ class _Reduction:
 
     @property
     def operand(self) -> Value:
-        """What is reduced."""
+        """Value that is reduced."""
         return self.node.inputs[0]
 
     @property
@@ -55,12 +55,12 @@ class _Reduction:
 
     @property
     def kind(self) -> tuple[str, str]:
-        """What those of a bucket have in common."""
+        """Key that the reductions of a bucket share."""
         return kind_of(self.node), self.operand.type.dtype.name
 
 
 def kind_of(node: Node) -> str:
-    """How a bucket with this reduction reduces: a mean is a sum of parts that are scaled before.
+    """Return the kind of reduction of a bucket: a mean is a sum of parts that are scaled before.
 
     Not so for 16 bits, which are summed in 32 and would be rounded twice.
     """
@@ -133,7 +133,7 @@ def _fits(op: AllReduce, value: Value) -> bool:
 
 
 def _is_carried(node: Node, carrier: Compiler) -> bool:
-    """Whether the device's library reduces it in a bucket."""
+    """Return whether the device's library reduces it in a bucket."""
     group, world = node.op.attributes["group"], node.op.attributes["world"]
     alone = AllReduceBucket(group, world, kind_of(node))
     return isinstance(carrier.lower(alone, [node.output.type]), Lowered)
@@ -154,7 +154,7 @@ def _seconds(node: Node) -> float:
 def _cut(
     group: str, members: Sequence[_Reduction], options: Options, report: CompileReport
 ) -> Buckets:
-    """Which members each bucket has, the same on all ranks."""
+    """Return the members of each bucket, the same on all ranks."""
     comm = groups.find(group)
     if comm is None:
         return _proposal(members, len(members), buckets.Link(0.0, 0.0))
@@ -235,7 +235,7 @@ def _rebuilt(graph: Graph, cut: Sequence[Sequence[_Reduction]]) -> Graph:
 
 
 def _last(bucket: Sequence[_Reduction], place: Mapping[Node, int]) -> int:
-    """Where the last operand of a bucket is made; -1 for inputs."""
+    """Return the place at which the last operand of a bucket is made; -1 for inputs."""
     makers = (m.operand.producer for m in bucket)
     return max((place[n] for n in makers if n is not None), default=-1)
 

@@ -124,7 +124,9 @@ def pipeline(
 def _choice(
     compiler: object, others: Collection[str]
 ) -> Callable[[Op, tuple[TensorType, ...]], bool] | None:
-    """What the compiler says of single composites, but for those that others are to have."""
+    """Return the compiler's decision on single composites, but for those that others are
+    to have.
+    """
     if not isinstance(compiler, Choosing):
         return None
     takes = compiler.takes

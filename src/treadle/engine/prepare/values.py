@@ -51,7 +51,7 @@ class Known:
 
     @property
     def is_whole(self) -> bool:
-        """Whether every element is known."""
+        """True if every element is known."""
         return bool(self.mask.all())
 
 
@@ -93,7 +93,7 @@ def _replaced(graph: Graph, made: dict[Value, Node]) -> Graph:
 
 
 def known_values(graph: Graph) -> dict[Value, Known]:
-    """What is known of the small integer and bool tensors of a graph."""
+    """Return the known values of the small integer and bool tensors of a graph."""
     known: dict[Value, Known] = {}
     for node in graph.nodes:
         if not all(_is_small(v.type) for v in node.outputs):
@@ -116,7 +116,9 @@ def _is_small(type_: TensorType) -> bool:
 
 
 def _evaluate(node: Node, known: dict[Value, Known]) -> Sequence[Known]:
-    """What follows for the results of a node, nothing where the op is none of those followed."""
+    """Return the known values of a node's results, nothing where the op is none of those
+    followed.
+    """
     op = node.op
     if isinstance(op, Constant):
         data = op.data

@@ -1,4 +1,4 @@
-"""Where programs run: for each kind of place, what its stages do and what executes the result.
+"""Targets: for each kind of place, what its stages do and what executes the result.
 
 `host` and `device` compile (`compiled` has what they share), `op_by_op` serves devices without a
 compiler, `several` cuts a program by device.

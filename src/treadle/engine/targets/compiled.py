@@ -64,7 +64,7 @@ class Compiled(Target):
         return compiling(engines_of(self._options, self.kind))
 
     def compiler(self) -> Compiler:
-        """What lowers the program's ops."""
+        """Return the compiler that lowers the program's ops."""
         return self._crossing or find_compiler(self._options, self.kind)
 
     def prepare(self, captured: Captured, report: CompileReport) -> Prepared:
@@ -123,13 +123,13 @@ class Compiled(Target):
         return stages.load(planned.plan, self.compiler(), on_host=self._on_host)
 
     def load_again(self, program: Program) -> Executor | DeviceExecutor:
-        """What runs the program, made here whatever the cache has."""
+        """Make the runner of the program here, whatever the cache has."""
         loaded = program.loaded
         results = results_of(program.source, program.lowered.graph)
         return self.executor(program.source, loaded, results, program.report)
 
     def start(self, program: Program) -> Executor | DeviceExecutor:
-        """What runs the program, out of the cache or made now."""
+        """Return the runner of the program, out of the cache or made now."""
         compiler, graph, options = self.compiler(), program.source.graph, self._options
         if MEASURING.on and self._crossing is None:
             MEASURING.first(compiler, lambda: self._build(program.source, self._home).running)
@@ -148,7 +148,9 @@ class Compiled(Target):
         return self.executor(program.source, entry.loaded, entry.results, program.report)
 
     def recall(self, captured: Captured, report: CompileReport, box: str) -> Runner | None:
-        """What runs a program that `keep` left in the cache; None where there is none."""
+        """Return the runner of a program that `keep` left in the cache; None where there
+        is none.
+        """
         compiler = self.compiler()
         known = None
         if not DUMP.get():
@@ -193,7 +195,7 @@ class Compiled(Target):
         results: Sequence[TensorType],
         report: CompileReport,
     ) -> Executor | DeviceExecutor:
-        """What runs a program in memory.
+        """Return the runner of a program in memory.
 
         Args:
             captured: where it came from.
@@ -205,7 +207,7 @@ class Compiled(Target):
     def _segments(
         self, captured: Captured, plan: Plan, report: CompileReport
     ) -> dict[int, SegmentLaunch]:
-        """What runs the parts of the program that other engines compile."""
+        """Return the launches of the parts of the program that other engines compile."""
 
         def by_others(body: Graph, frozen: tuple[bool, ...]) -> Callable[..., Sequence[Any]]:
             engines = engines_of(self._options, self.kind)

@@ -53,7 +53,7 @@ class Device(Compiled):
         results: Sequence[TensorType],
         report: CompileReport,
     ) -> DeviceExecutor:
-        """What runs a program in memory."""
+        """Return the runner of a program in memory."""
         interface = captured.interface
         return DeviceExecutor(
             captured.graph.name,

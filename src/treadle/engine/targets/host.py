@@ -40,7 +40,7 @@ class Host(Compiled):
         results: Sequence[TensorType],
         report: CompileReport,
     ) -> Executor:
-        """What runs a program in memory."""
+        """Return the runner of a program in memory."""
         frozen = [i for i, yes in enumerate(captured.interface.frozen) if yes]
         segments = self._segments(captured, loaded.plan, report)
         return Executor(loaded, results, frozen, segments, partial(index_error, captured.graph))

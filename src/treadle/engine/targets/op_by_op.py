@@ -35,7 +35,7 @@ class OpByOp(Target):
         self._crossing = crossing
 
     def compiler(self) -> Compiler:
-        """What would lower the program's ops; it compiles nothing."""
+        """Return the compiler that would lower the program's ops; it compiles nothing."""
         return self._crossing or find_compiler(self._options, self._home.kind)
 
     def why_no_plan(self) -> str:
@@ -58,7 +58,7 @@ class OpByOp(Target):
         return Partitioned(prepared.captured, graph)
 
     def start(self, program: Program) -> Runner:
-        """What runs the program op by op."""
+        """Return the runner of the program op by op."""
         home, strict = self._home, self._options.strict_segments
 
         def by_others(body: Graph, frozen: tuple[bool, ...]) -> Callable[..., Sequence[Any]]:

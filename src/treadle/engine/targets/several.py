@@ -50,7 +50,7 @@ class Several(Target):
         return Divided(spread, tuple(made))
 
     def start(self, program: Program) -> Runner:
-        """What runs each part when its values have come."""
+        """Return a runner that runs each part when its values have come."""
         divided = program.divided
         if divided is None:
             raise EngineError("several devices", "the program was not cut by device")

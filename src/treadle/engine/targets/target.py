@@ -1,4 +1,4 @@
-"""What the pipeline asks of a target: one method for each stage."""
+"""Interface of targets: one method for each stage."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class Program(Protocol):
 
     @property
     def source(self) -> Captured:
-        """What was captured."""
+        """The captured program."""
         ...
 
     @property
     def report(self) -> CompileReport:
-        """What its stages decide."""
+        """The decisions of its stages."""
         ...
 
     @property
@@ -38,7 +38,7 @@ class Program(Protocol):
 
     @property
     def lowered(self) -> Optimized:
-        """What is compiled."""
+        """The graph that is compiled."""
         ...
 
     @property
@@ -48,7 +48,7 @@ class Program(Protocol):
 
     @property
     def running(self) -> Runner:
-        """What executes it."""
+        """The runner that executes it."""
         ...
 
 
@@ -65,7 +65,7 @@ Build = Callable[[Captured, CompNode | None], Program]
 
 
 class Target(ABC):
-    """Where a program runs, and what each stage does for that place.
+    """Place of a program, and what each stage does for that place.
 
     Stages get the artifact of the one before and return their own; what they decide goes into the
     report, as into a log. Those that a target does not override leave the program as it is.
@@ -78,7 +78,7 @@ class Target(ABC):
 
     @abstractmethod
     def compiler(self) -> Compiler:
-        """What lowers the program's ops.
+        """Return the compiler that lowers the program's ops.
 
         Raises:
             CompileError: the options name an engine that is not there.
@@ -122,7 +122,7 @@ class Target(ABC):
 
     @abstractmethod
     def start(self, program: Program) -> Runner:
-        """What runs the program; passes the stages that this takes."""
+        """Return the runner of the program; passes the stages that this takes."""
 
     def dump(self, before: object, after: object) -> None:
         """Write down what a stage has made, and what was given to the first one, if so asked."""
