@@ -209,8 +209,8 @@ test-plugins: $(VENV)/.ready ## install the sample plug-in and run the conforman
 	PYTHONPATH=build/plugins $(PY) -m treadle.conformance.cli toy --report build/treadle-toy $(ARGS)
 	$(PY) -m tests.sim $(ARGS)
 
-.PHONY: check check-format check-lint check-types check-imports check-budget
-check: check-format check-lint check-types check-imports check-budget check-names ## format, lint, strict types, import contract, size budget, public names
+.PHONY: check check-format check-lint check-types check-imports check-budget check-names check-wording
+check: check-format check-lint check-types check-imports check-budget check-names check-wording ## format, lint, strict types, import contract, size budget, public names, wording
 
 check-format: $(VENV)/.ready
 	$(PY) -m ruff format --check .
@@ -229,6 +229,9 @@ check-budget: $(VENV)/.ready
 
 check-names: $(VENV)/.ready
 	$(PY) -m tools.public_names --check
+
+check-wording: $(VENV)/.ready
+	$(PY) -m tools.wording
 
 .PHONY: format
 format: $(VENV)/.ready ## rewrite sources in the project's format, apply safe fixes

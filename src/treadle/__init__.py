@@ -227,7 +227,7 @@ _LATER: dict[str, tuple[str, str]] = {
     "_full_sync": ("treadle.engine.devices.lifetime", "synchronize"),
     "_sync": ("treadle.engine.devices.lifetime", "synchronize"),
 }
-"""Where each name is: a module, and what it is called there; the module itself if nothing."""
+"""Place of each name: a module, and its name there; the module itself if there is none."""
 
 
 def __getattr__(name: str) -> Any:

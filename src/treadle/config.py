@@ -39,7 +39,8 @@ _ALLOWED: dict[str, tuple[Any, ...]] = {
 _WITHOUT_EFFECT = {
     "_auto_format_convert": "the compiler chooses layouts, and eager tensors are row-major",
 }
-"""Why; `deterministic_kernel` is not among them, since all kernels are."""
+"""Reasons why switches have no effect; `deterministic_kernel` is not among them, since all kernels
+are."""
 
 
 class _Config(types.ModuleType):

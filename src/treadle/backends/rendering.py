@@ -22,7 +22,7 @@ from treadle.runtime.api import Buffer, Device, Stream
 Launchable = Any
 """A kernel on a device, as `Renderer.load` returned it."""
 Argument = tuple[Buffer, int] | int
-"""What a kernel takes: a place, as a buffer and an offset in bytes, or a 64-bit integer."""
+"""Argument of a kernel: a place, as a buffer and an offset in bytes, or a 64-bit integer."""
 
 
 class Renderer(Protocol):
@@ -32,7 +32,7 @@ class Renderer(Protocol):
 
     @property
     def target(self) -> Target:
-        """What kernels may assume: widths, registers, multiply-add, caches."""
+        """Return what kernels may assume: widths, registers, multiply-add, caches."""
         ...
 
     @property
@@ -44,7 +44,7 @@ class Renderer(Protocol):
         ...
 
     def supports(self, kernel: Any, /) -> Support:
-        """Whether the device can run a kernel: it may lack a type, for instance."""
+        """Return whether the device can run a kernel: it may lack a type, for instance."""
         ...
 
     def render(self, kernels: Sequence[Any], /) -> str:
@@ -63,7 +63,8 @@ class Renderer(Protocol):
         ...
 
     def load(self, device: Device, binary: bytes, symbols: Sequence[str], /) -> list[Launchable]:
-        """What launches these kernels of a binary; a symbol that comes twice gives two of them.
+        """Return the launches of these kernels of a binary; a symbol that comes twice gives two of
+        them.
 
         Each is used for one place in one program, by one thread at a time, so that it may keep
         what it was launched with.
@@ -107,7 +108,7 @@ class RecordingRenderer(Protocol):
     def record(
         self, device: Device, stream: Stream, submit: Callable[[Stream], None], /
     ) -> Recording:
-        """What `submit` launches into the stream it is given; nothing of it runs now.
+        """Record what `submit` launches into the stream it is given; nothing of it runs now.
 
         Launches are recorded with the addresses and numbers that they have. Whatever is raised,
         the stream is as it was.
@@ -115,13 +116,17 @@ class RecordingRenderer(Protocol):
         ...
 
     def records(self, launchable: Launchable, /) -> bool:
-        """Whether a launch is nothing but work for the device, so that it can be recorded."""
+        """Return whether a launch is nothing but work for the device, so that it can be
+        recorded.
+        """
         ...
 
     def places(self, buffers: Sequence[Buffer], /) -> tuple[Hashable, ...]:
-        """Where buffers are: launches on equal places are the same launches."""
+        """Return the places of buffers: launches on equal places are the same launches."""
         ...
 
     def settings(self) -> Hashable:
-        """What besides places and numbers decides what a launch does; None: record nothing now."""
+        """Return the settings besides places and numbers that decide what a launch does; None:
+        record nothing now.
+        """
         ...

@@ -22,7 +22,7 @@ _HOLDERS = 3
 
 
 class Watch:
-    """What the slots of some objects held when somebody looked last; it is not changed.
+    """Contents of objects' slots when somebody looked last; never changed.
 
     Args:
         holders: the objects.

@@ -1,0 +1,40 @@
+"""The check of wording finds what it is for, and nothing in code."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tools.wording import findings, in_code, in_page
+
+ROOT = Path(__file__).resolve().parents[2]
+OPENINGS = frozenset({"What", "Whether"})
+
+CODE = '''"""What a module is."""
+
+LIMIT = 3
+"""Whether it counts."""
+
+
+class Thing:
+    """Whatever it is."""
+
+    def method(self):
+        """What it gives."""
+        return "What a string is"
+
+    x: int
+    """A number."""
+'''
+
+
+def test_openings_of_docstrings_are_found() -> None:
+    assert [line for line, _ in in_code(CODE, OPENINGS)] == [1, 4, 11]
+
+
+def test_words_are_found_in_prose_alone() -> None:
+    page = "The muster is here.\n\n```\nmuster = 1\n```\n\nand `muster` there.\nMuster again.\n"
+    assert [line for line, _ in in_page(page, {"muster": "rendezvous"})] == [1, 8]
+
+
+def test_the_tree_has_no_findings() -> None:
+    assert findings(ROOT) == []
