@@ -199,7 +199,7 @@ def test_an_engine_that_writes_results_needs_no_copy(
     *_, relu, exp = writing.made[1].calls[0]
     assert relu is found[0] and exp is found[1]
     frame: Any = program.compile()
-    arena = frame._frames[0].arena.bytes
+    arena = frame._frames[0].arena.buffer.bytes
     assert np.shares_memory(writing.made[0].calls[0][-1], arena)
 
 

@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from treadle.backends.api import Engine, Support
 from treadle.backends.native_code import Executable, NativeCode
+from treadle.base.arithmetic import Rows, Words
 from treadle.base.symbol import Dim
 from treadle.base.types import TensorType
 from treadle.runtime.api import Buffer, Device, Stream
@@ -106,13 +107,24 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Run a kernel; `arguments` are addresses and plain 64-bit integers."""
+    """Run a kernel.
+
+    Attributes:
+        kernel: of the IR.
+        arguments: addresses and plain 64-bit integers. A number that is known at a call only is
+            an address, too: a base that holds a number, and an offset.
+        items: work items.
+        serial: the calling thread does them all.
+        label: what reports call it.
+        counted: the base that holds how many items there are, in place of `items`; -1: none.
+    """
 
     kernel: Any
     arguments: tuple[Address | Dim, ...]
     items: Dim = 1
     serial: bool = False
     label: str = ""
+    counted: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,16 +137,18 @@ class Together:
             time; the units of all runs are shared among threads as if they were one kernel's. A
             serial run is one unit in any case. Empty means that every item is one.
         serial: the calling thread does them all.
+        ends: bases that hold how many units there are up to each run's last, where no numbers say.
     """
 
     runs: tuple[Run, ...]
     grains: tuple[int, ...] = ()
     serial: bool = False
+    ends: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         given = self.grains or (1,) * len(self.runs)
         pairs = zip(self.runs, given, strict=True)
-        grains = tuple(max(run.items, 1) if run.serial else grain for run, grain in pairs)
+        grains = tuple(_all(run) if run.serial else grain for run, grain in pairs)
         object.__setattr__(self, "grains", grains)
 
     @property
@@ -142,6 +156,12 @@ class Together:
         """Name of what runs, and how often."""
         counts = Counter(run.label for run in self.runs)
         return " + ".join(f"{n} {label}" for label, n in counts.most_common())
+
+
+def _all(run: Run) -> int:
+    """Items of a unit that has them all; more than there ever are where only a call says."""
+    is_known = isinstance(run.items, int) and run.counted < 0
+    return max(int(run.items), 1) if is_known else 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,11 +201,13 @@ class Program:
     """Instructions over `bases` base addresses; it ends after the last one.
 
     Kernels `beside` are those of other programs that are built with it: all are compiled together.
+    Before the first step, for (base, x, y) in `sums`, `base` becomes the sum of bases x and y.
     """
 
     steps: tuple[Step, ...]
     bases: int
     beside: tuple[Any, ...] = ()
+    sums: tuple[tuple[int, int, int], ...] = ()
 
 
 class DeviceExecutable(Protocol):
@@ -413,6 +435,10 @@ class OpenCompiler(Protocol):
     @property
     def is_open(self) -> bool:
         """True if they may, for the target that it compiles for."""
+        ...
+
+    def evaluator(self, rows: Rows, /) -> Callable[[Words], int]:
+        """Code as a function of registers; see `base.arithmetic.evaluate`."""
         ...
 
 

@@ -29,6 +29,7 @@ from treadle.base.types import TensorType
 from treadle.base.version import VERSION
 from treadle.engine.options import Options
 from treadle.engine.plan import HostTask, Interface, Loaded, MemoryPlan, Plan, Pool
+from treadle.engine.scheme import Open, data_of, open_of
 from treadle.graph.ir import Graph, regions_of
 from treadle.ops import REGISTRY
 from treadle.ops.check import CheckIndices
@@ -39,17 +40,21 @@ from treadle.runtime.host import memory
 
 Cuts = tuple[tuple[str, tuple[tuple[int, ...], ...]], ...]
 """As in `CompileReport.cuts`."""
-FORMAT = 2
+FORMAT = 3
 """Part of every key: raised when the meaning of an entry changes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A program out of the cache, loaded; its plan has no steps to look at."""
+    """A program out of the cache, loaded; its plan has no steps to look at.
+
+    `open` is what one for many extents has besides; types of results are left out then.
+    """
 
     loaded: Loaded[Any]
     results: tuple[TensorType, ...]
     cuts: Cuts = ()
+    open: Open | None = None
 
 
 def key_of(
@@ -129,6 +134,9 @@ def save(key: str, entry: Entry, compiler: Compiler) -> None:
         "main": len(main),
         "prelude": len(prelude),
     }
+    if entry.open is not None:
+        head["open"], code = data_of(entry.open)
+        head["slots"], head["sums"], arrays = plan.slots, plan.sums, [*arrays, *code]
     text = json.dumps(head).encode()
     compiler.save(key, b"\n".join((text, b"".join((main, prelude, *arrays)))))
 
@@ -200,12 +208,15 @@ def _decode(data: bytes, compiler: Compiler, on_host: bool) -> Entry | None:
         tuple((j, i) for j, i in head["updates"]),
         launches=head["launches"],
         halts=tuple((step, task) for step, task in head["halts"]),
+        slots=head.get("slots", 0),
+        sums=tuple(map(tuple, head.get("sums", ()))),
     )
     kept = memory("packed weights", head["kept"] if on_host else 0)
     loaded: Loaded[Any] = Loaded(plan, main, prelude, constants, kept, compiler.empty)
     results = tuple(itertools.starmap(_type, head["results"]))
     cuts = tuple((what, tuple(map(tuple, cut))) for what, cut in head["cuts"])
-    return Entry(loaded, results, cuts)
+    known = open_of(head["open"], rest[at:]) if "open" in head else None
+    return Entry(loaded, results, cuts, known)
 
 
 def _task(

@@ -14,10 +14,11 @@ from treadle.backends.watch import Watch
 from treadle.base import tree
 from treadle.base.errors import TraceError
 from treadle.base.observer import OBSERVER
+from treadle.base.symbol import Expr
 from treadle.base.types import TensorType
 from treadle.engine.devices.names import CompNode
 from treadle.engine.eager.dispatch import EagerType
-from treadle.engine.execute import Executor, Runner
+from treadle.engine.execute import Executor, Instance, Runner
 from treadle.jit.capture import payload
 from treadle.jit.captured import (
     Argument,
@@ -57,6 +58,16 @@ class StateChanged(TraceError):
     """A tensor that the program reads by itself has another shape or type than it was made for."""
 
 
+class _Shared:
+    """What all programs of one capture know of the handles of state."""
+
+    __slots__ = ("lock", "watch")
+
+    def __init__(self, watch: Watch) -> None:
+        self.watch = watch
+        self.lock = threading.Lock()
+
+
 class Binding:
     """Runs a program on the present values of its handles, and writes results back.
 
@@ -81,6 +92,7 @@ class Binding:
         self._dense = _dense if self._on_host else _as_found
         inputs = zip(sources[: self._varying], types, captured.at, strict=False)
         self._readers = [_reader(s, t, at, self._dense) for s, t, at in inputs]
+        self._open = [i for i in range(self._varying) if _depends(sources[i], types[i])]
         self._tensors = tuple([s.tensor for s in sources if isinstance(s, State)])
         self._types = types[self._varying :]
         self._at = captured.at[self._varying :]
@@ -88,9 +100,8 @@ class Binding:
         self._own_arguments = [i for i in taken if i < self._varying]
         self._mine = [i - self._varying for i in taken if i >= self._varying]
         unknown = [None] * len(self._tensors)
-        self._state = self._watch(unknown, unknown)
+        self._state = _Shared(self._watch(unknown, unknown))
         self._writes = bool(taken or captured.updates)
-        self._lock = threading.Lock()
         in_place = {o for o, _ in updates}
         # Outputs that are arrays of their own, by their place among the executor's results.
         order = [o for o in range(len(captured.kinds)) if o not in in_place]
@@ -103,9 +114,37 @@ class Binding:
         self._leaves, self._shape = tree.flatten(captured.results)
         self._only = self._only_result()
         self._found: list[Callable[[Sequence[Any]], Any]] | None = None
-        if isinstance(executor, Executor) and not (self._own_arguments or self._scattered):
+        self._needs_python = bool(self._own_arguments or self._scattered)
+        self._look_natively()
+
+    def _look_natively(self) -> None:
+        """Have calls run by what looks at handles and runs in one, where there is such a thing."""
+        executor = self.executor
+        if isinstance(executor, Executor | Instance) and not self._needs_python:
             self._run_if_unchanged = executor.run_if_unchanged
-            self._found = _finders(sources[: self._varying], self._readers)
+            self._found = _finders(self._captured.sources[: self._varying], self._readers)
+
+    def at(self, captured: Callable[[], Captured], executor: Runner) -> Binding:
+        """The same handles with a program at certain extents.
+
+        Args:
+            captured: gives what was captured, at these extents.
+            executor: of the program.
+        """
+        made = object.__new__(Binding)
+        made.__dict__.update(self.__dict__)
+        made.executor = executor
+        if self._open:
+            found = captured()
+            made._readers = list(self._readers)
+            for i in self._open:
+                type_, place = found.graph.input_types[i], found.at[i]
+                made._readers[i] = _reader(found.sources[i], type_, place, self._dense)
+        if self._open or self._found is None:
+            made._look_natively()
+        elif isinstance(executor, Instance):
+            made._run_if_unchanged = executor.run_if_unchanged
+        return made
 
     def __call__(self, leaves: Sequence[Any]) -> Any:
         """Run once.
@@ -118,13 +157,13 @@ class Binding:
         """
         if not self._writes:
             return self._run(leaves)
-        with self._lock:  # Two threads must not update one state at once.
+        with self._state.lock:  # Two threads must not update one state at once.
             return self._run(leaves)
 
     def _run(self, leaves: Sequence[Any]) -> Any:
         if self._found is not None and OBSERVER.now is None:
             found = [find(leaves) for find in self._found]
-            results = self._run_if_unchanged(found, self._state)
+            results = self._run_if_unchanged(found, self._state.watch)
             if results is not None:
                 return self._deliver(results, leaves)
             return self.run(self.payloads(leaves, found), leaves)
@@ -148,7 +187,7 @@ class Binding:
             TraceError: state is written to new arrays, so turns cannot follow one another.
             IndexRangeError: an index was out of range; the turns before have been made.
         """
-        if not isinstance(self.executor, Executor):
+        if not isinstance(self.executor, Executor | Instance):
             found = [self(leaves) for leaves in batches]
             return len(found), found[-1]
         sources = self._captured.sources
@@ -158,7 +197,7 @@ class Binding:
                 "the function leaves state in new arrays, such as gradients that accumulate",
                 hint="clear gradients inside the function, and keep types of state as they are",
             )
-        with self._lock:
+        with self._state.lock:
             count = sum(isinstance(s, (Argument, HostValue)) for s in sources)
             first = self.payloads(batches[0]).arrays
             self._take_arguments(batches[1:], batches[0])
@@ -182,7 +221,7 @@ class Binding:
         """
         if self._own_arguments:
             self._take_arguments([leaves])
-        state = self._state
+        state = self._state.watch
         now = [t._data for t in self._tensors]
         if not all(map(is_, now, state.seen)):
             state = self._look_again(now, state)
@@ -226,7 +265,7 @@ class Binding:
             # Whoever made this array may still hold it: the program writes to its own.
             arrays[k] = now[k] = np.array(arrays[k], order="C", copy=True)
             self._tensors[k]._data = now[k]
-        self._state = state = self._watch(now, arrays)
+        self._state.watch = state = self._watch(now, arrays)
         return state
 
     def _watch(self, seen: Sequence[Any], arrays: list[Any]) -> Watch:
@@ -239,7 +278,7 @@ class Binding:
         seen, arrays = list(now), list(before.arrays)
         for k in shared:
             arrays[k] = seen[k] = self._tensors[k]._data = np.array(now[k], order="C", copy=True)
-        self._state = state = self._watch(seen, arrays)
+        self._state.watch = state = self._watch(seen, arrays)
         return state
 
     def _handle(self, i: int, leaves: Sequence[Any]) -> Tensor:
@@ -344,6 +383,13 @@ def _changed() -> StateChanged:
         "a tensor that the function reaches has another shape or element type than at its capture",
         hint="call the compiled function, which captures anew",
     )
+
+
+def _depends(source: Any, type_: TensorType) -> bool:
+    """Return whether reading an input takes the extents of the call."""
+    if isinstance(source, HostValue):
+        return any(isinstance(e, Expr) for e in source.extents)
+    return isinstance(source, GradOf) and not type_.is_static
 
 
 def _reader(

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from treadle.base.loc import Loc
-from treadle.base.symbol import Dim, Expr
+from treadle.base.symbol import Dim, Expr, evaluate
 from treadle.base.types import TensorType
 from treadle.engine.devices.names import CompNode
 from treadle.engine.eager.dispatch import EagerType
@@ -151,8 +151,11 @@ class Captured:
             or any(isinstance(h, Argument) or id(h) in empty for _, h in self.gradients)
         )
 
-    def fits(self, leaves: Sequence[Any]) -> bool:
-        """Return whether state, and gradients that are read, have the shapes and types they had."""
+    def fits(self, leaves: Sequence[Any], extents: Mapping[str, int] | None = None) -> bool:
+        """Return whether state, and gradients that are read, have the shapes and types they had.
+
+        `extents` are those of symbols in the types.
+        """
         types = self.graph.input_types
         for source, type_, place in zip(self.sources, types, self.at, strict=True):
             tensor: Any = None
@@ -162,6 +165,8 @@ class Captured:
                 tensor = held(source.holder, leaves).grad
             else:
                 continue
+            if extents and not type_.is_static:
+                type_ = type_.with_shape(tuple([evaluate(d, extents) for d in type_.shape]))
             if not isinstance(tensor, Tensor) or not fits(tensor, type_, place):
                 return False
         return True

@@ -27,7 +27,8 @@ from treadle.engine.plan import Interface
 from treadle.graph.evaluate import evaluate
 from treadle.graph.ir import Graph, Node, Value
 from treadle.jit.binding import Binding
-from treadle.jit.compiled import Compiled, Variant, signature, under_casting
+from treadle.jit.compiled import Compiled, signature, under_casting
+from treadle.jit.variants import Variant
 from treadle.ops.constant import Constant
 from treadle.ops.fused import Fused
 from treadle.ops.op import Op, as_tuple

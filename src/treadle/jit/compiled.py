@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import os
 import threading
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from types import MethodType
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, overload
@@ -18,27 +17,20 @@ from treadle.base.errors import TraceError
 from treadle.base.modes import ACTIVE, LOCAL
 from treadle.base.shape import Shape
 from treadle.base.spelling import refuse
-from treadle.engine.execute import Timeline
+from treadle.engine.execute import Instance, Timeline
 from treadle.engine.execute.counters import Counters
 from treadle.engine.options import Options
-from treadle.engine.pipeline import Stages
-from treadle.engine.plan import Interface
 from treadle.graph.ir import Graph
 from treadle.inspect import Inspected
-from treadle.jit.binding import Binding, StateChanged
+from treadle.jit.binding import StateChanged
 from treadle.jit.capture import ManagerInside, capture
-from treadle.jit.captured import Argument, Captured, Output, State
-from treadle.jit.dynamic import (
-    Axes,
-    Family,
-    checked_axes,
-    declared_axes,
-    extents_of,
-    symbolic_shapes,
-)
+from treadle.jit.captured import Captured
+from treadle.jit.dynamic import Axes, checked_axes, declared_axes, extents_of, symbolic_shapes
+from treadle.jit.family import Family
 from treadle.jit.order import agree_on_order
 from treadle.jit.recaptures import MANY, tell_of_many, tell_of_pins
-from treadle.jit.recorded import GraphRule, call_recorded
+from treadle.jit.recorded import call_recorded
+from treadle.jit.variants import Single, Variant, interface_of
 from treadle.tensor import Tensor
 
 if TYPE_CHECKING:
@@ -49,83 +41,6 @@ R = TypeVar("R")
 
 MOST_VARIANTS = 64
 """Captured signatures that one function keeps; the oldest goes first."""
-
-
-class Variant:
-    """One captured signature, and its program once it is needed.
-
-    Args:
-        captured: what the capture found.
-        options: of the compilation.
-        graph: what was captured, if that serves other extents, too.
-        stages: the program, where a plan for many extents has given it.
-    """
-
-    def __init__(
-        self,
-        captured: Captured,
-        options: Options,
-        graph: Graph | None = None,
-        stages: Stages | None = None,
-    ) -> None:
-        self.captured = captured
-        self.graph = captured.graph if graph is None else graph
-        home, places = captured.home, captured.spread
-        if stages is None:
-            stages = Stages(captured.graph, interface_of(captured), options, home, places)
-        self.interface = stages.source.interface
-        self.stages = stages
-        self.inspected = Inspected(stages)
-        self._binding: Binding | None = None
-        self._rule: GraphRule | None = None
-        self._making = threading.Lock()
-
-    def valid(self, leaves: Sequence[Any]) -> bool:
-        """Return whether the program is right for these arguments, state included."""
-        return self.captured.holds(leaves) and self.captured.fits(leaves)
-
-    def rule(self) -> GraphRule:
-        """Return the rule by which a tape differentiates the function."""
-        if self._rule is None:
-            self._rule = GraphRule(self.captured, self.stages.source.options)
-        return self._rule
-
-    def binding(self) -> Binding:
-        """The program with its handles; compiled when first asked for."""
-        if self._binding is None:
-            with self._making:
-                if self._binding is None:
-                    executor = self.stages.compile()
-                    updates = self.interface.updates
-                    self._binding = Binding(self.captured, updates, executor)
-        return self._binding
-
-
-def interface_of(captured: Captured) -> Interface:
-    """Return which handles are written in place, and which keep their arrays from call to call."""
-    graph = captured.graph
-    updates: dict[int, int] = {}
-    writes = captured.updates if captured.on_host else ()
-    shared = _shared(captured)
-    for output, i in writes:
-        new, old = graph.outputs[output].type, graph.inputs[i].type
-        same = (new.dtype, new.shape) == (old.dtype, old.shape)
-        held = isinstance(captured.sources[i], (State, Argument))
-        if same and held and output not in updates and output not in shared:
-            updates[output] = i
-    changed = {i for _, i in captured.updates}
-    frozen = tuple(
-        isinstance(s, State) and i not in changed for i, s in enumerate(captured.sources)
-    )
-    return Interface(frozen, tuple(updates.items()))
-
-
-def _shared(captured: Captured) -> set[int]:
-    """Outputs that somebody besides one handle receives."""
-    found = {o for o, _ in (*captured.gradients, *captured.escaped)}
-    found |= {x.index for x in tree.flatten(captured.results)[0] if isinstance(x, Output)}
-    rebound = Counter(o for o, _ in captured.updates)
-    return found | {o for o, count in rebound.items() if count > 1}
 
 
 class Compiled(Generic[P, R]):
@@ -160,7 +75,7 @@ class Compiled(Generic[P, R]):
             recorded: R = self._recorded(tape, key, leaves, args, kwargs)
             return recorded
         for variant in self._variants.get(key, ()):
-            if variant.captured.holds(leaves):
+            if variant.holds(leaves):
                 break
         else:
             variant = self._capture(key, leaves, args, kwargs)
@@ -224,21 +139,20 @@ class Compiled(Generic[P, R]):
 
     def _made(self, key: Any, leaves: list[Any], args: Any, kwargs: Any) -> Variant:
         """A new program: of a capture that serves other extents, too, where axes are dynamic."""
-        given, named = replaced(args, kwargs, leaves)
         name = _name_of(self._function)
         axes: Axes | None = self._dynamic
         if axes is None:
             axes = declared_axes(self._function, args, kwargs) if self._variants else {}
         if not axes:
-            captured = self._captured(given, named, name)
-            return Variant(captured, self._options)
+            given, named = replaced(args, kwargs, leaves)
+            return Single(self._captured(given, named, name), self._options)
         extents = extents_of(leaves, axes)
         shapes = symbolic_shapes(leaves, axes)
         fixed = _without(key, tuple(axes), tuple(shapes.values()))
         for family in self._families.get(fixed, ()):
-            known = family.captured
-            if known.holds(leaves) and known.fits(leaves) and family.serves(extents):
-                return self._member(family, extents)
+            if family.serves(leaves, extents):
+                return family.member(extents)
+        given, named = replaced(args, kwargs, leaves)
         captured = self._captured(given, named, name, shapes, extents)
         if captured.pins and self._families.get(fixed) and not self._told:
             self._told = True
@@ -247,12 +161,7 @@ class Compiled(Generic[P, R]):
         alike = self._families.setdefault(fixed, [])
         alike.append(made)
         del alike[:-MOST_VARIANTS]
-        return self._member(made, extents)
-
-    def _member(self, family: Family, extents: Mapping[str, int]) -> Variant:
-        """The program of a family for extents that it serves."""
-        captured, stages = family.at(extents)
-        return Variant(captured, self._options, family.captured.graph, stages)
+        return made.member(extents)
 
     def _captured(
         self,
@@ -378,11 +287,9 @@ class Compiled(Generic[P, R]):
 
         Sink mode counts here as well; gradients that a manager outside takes do not.
         """
-        found = Counters()
-        for variant in self.variants:
-            if (executor := variant.inspected.executor) is not None:
-                found += executor.counters
-        return found
+        runners = [v.runner for v in self.variants]
+        shared = {r.executor if isinstance(r, Instance) else r for r in runners if r is not None}
+        return sum((r.counters for r in shared), Counters())
 
     @property
     def variants(self) -> tuple[Variant, ...]:
@@ -542,4 +449,4 @@ def compile(
     return Compiled(function, chosen, dynamic)
 
 
-__all__ = ["Compiled", "Variant", "compile"]
+__all__ = ["Compiled", "compile"]

@@ -1,28 +1,14 @@
-"""Functions captured once for many extents: named axes are symbols in the graph.
-
-Each combination of extents that comes along gets a program, made from the one captured graph; the
-body does not run again, and kernels, which take extents as arguments, are seldom compiled anew.
-"""
+"""Axes of arguments that may change, and their extents in a call."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from treadle.base.errors import ShapeError
 from treadle.base.shape import Shape
-from treadle.base.symbol import evaluate, symbol
-from treadle.engine.extents.plans import Plans
-from treadle.engine.options import Options
-from treadle.engine.pipeline import Stages
-from treadle.engine.plan import Interface
-from treadle.graph.evaluate import specialize
-from treadle.jit.captured import Captured, HostValue, Source
+from treadle.base.symbol import symbol
 from treadle.tensor import Tensor
-
-if TYPE_CHECKING:
-    from treadle.engine.extents.regime import Regime
 
 Axes = Mapping[int, Mapping[int, str]]
 """For arguments by number (flattened, from 0), the names of axes whose extents may change."""
@@ -111,48 +97,3 @@ def symbolic_shapes(leaves: Sequence[Any], axes: Axes) -> dict[int, Shape]:
         )
         for number, names in axes.items()
     }
-
-
-class Family:
-    """Programs made from one symbolic capture.
-
-    Args:
-        captured: with symbols in its types.
-        options: of the compilation.
-        interface: which inputs are frozen or updated.
-    """
-
-    def __init__(self, captured: Captured, options: Options, interface: Interface) -> None:
-        self.captured = captured
-        alone = "it is on several devices" if captured.spread else ""
-        self.plans = Plans(captured.graph, options, interface, captured.home, alone)
-
-    @property
-    def regimes(self) -> list[Regime]:
-        """Plans for many extents, as far as there are."""
-        return self.plans.regimes
-
-    @property
-    def alone(self) -> str:
-        """Reason why each extents have a program of their own; "" where plans are shared."""
-        return self.plans.alone
-
-    def serves(self, extents: Mapping[str, int]) -> bool:
-        """Return whether the capture's course is the one that these extents take."""
-        return all(guard.holds(extents) for guard in self.captured.graph.guards)
-
-    def at(self, extents: Mapping[str, int]) -> tuple[Captured, Stages | None]:
-        """Return the capture at extents that it serves, and its program, if a regime gives it."""
-        captured = self.captured
-        graph = specialize(captured.graph, extents)
-        sources = tuple(_numbered(source, extents) for source in captured.sources)
-        found = dataclasses.replace(captured, graph=graph, sources=sources)
-        return found, self.plans.at(graph, extents)
-
-
-def _numbered(source: Source, extents: Mapping[str, int]) -> Source:
-    """A source with numbers for its extents."""
-    if not isinstance(source, HostValue):
-        return source
-    numbers = tuple(evaluate(e, extents) for e in source.extents)
-    return dataclasses.replace(source, extents=numbers)

@@ -26,7 +26,7 @@ from treadle.graph.ir import Graph, Value
 from treadle.jit.binding import Binding
 from treadle.jit.capture import Capture, capture
 from treadle.jit.captured import Captured
-from treadle.jit.compiled import Compiled, Variant, interface_of, replaced, signature
+from treadle.jit.compiled import Compiled, replaced, signature
 from treadle.jit.course import Course, Left, course_of
 from treadle.jit.dump import (
     Asked,
@@ -47,6 +47,7 @@ from treadle.jit.memory import (
 )
 from treadle.jit.naming import Fixing, Traced, scoped
 from treadle.jit.sequence import Watch
+from treadle.jit.variants import Single, Variant, interface_of
 from treadle.ops.op import Op
 from treadle.tensor import Tensor
 
@@ -214,7 +215,7 @@ class trace:
         if not known:
             _refuse_open_extents(captured.graph)
         self._follow(key, course_of(captured, self._left))
-        known.append(Variant(captured, self._options))
+        known.append(Single(captured, self._options))
         return known[-1]
 
     def _ran(self, variant: Variant, binding: Binding, leaves: list[Any]) -> Any:

@@ -22,9 +22,10 @@ from treadle.graph.parser import parse
 from treadle.graph.printer import to_text
 from treadle.jit.capture import capture
 from treadle.jit.captured import Argument, Captured, HostValue, Output, State
-from treadle.jit.compiled import Compiled, Variant
+from treadle.jit.compiled import Compiled
 from treadle.jit.printing import without_prints
 from treadle.jit.trace import trace
+from treadle.jit.variants import Single
 from treadle.ops.constant import ArrayData
 from treadle.serialization.checkpoint import load, save
 from treadle.tensor import Tensor
@@ -172,7 +173,7 @@ class Program:
             if isinstance(s, Argument)
         }
         _, self._shape = tree.flatten(content["arguments"])
-        self._variant = Variant(captured, options)
+        self._variant = Single(captured, options)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run it.

@@ -18,7 +18,7 @@ import treadle.functional as F
 import treadle.module as M
 from treadle import jit
 from treadle.engine.extents import plans
-from treadle.jit.dynamic import Family
+from treadle.jit.family import Family
 
 WIDTH, HEADS = 32, 4
 LENGTHS = (2, 5, 3, 16, 40, 127, 30, 600, 128, 1000)
@@ -28,7 +28,7 @@ PLANS = 5
 
 @pytest.fixture(autouse=True)
 def _nothing_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plans, "recall", lambda *given: None)
+    monkeypatch.setattr(plans, "recall_regime", lambda *given: None)
 
 
 def sequence(n: int, batch: int = 2) -> mge.Tensor:
@@ -201,7 +201,8 @@ f = mge.jit.compile(dynamic={0: {1: "n"}})(layer)
 for n in map(int, sys.argv[1:]):
     x = np.random.default_rng(n).standard_normal((2, n, 32)).astype("float32")
     print(n, f(mge.tensor(x)).numpy().tobytes().hex())
-print([len(g.regimes) for found in f._families.values() for g in found], file=sys.stderr)
+every = [g for found in f._families.values() for g in found]
+print([sum(not r.is_recalled for r in g.regimes) for g in every], file=sys.stderr)
 """
 
 

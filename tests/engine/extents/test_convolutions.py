@@ -14,7 +14,7 @@ import treadle.functional as F
 import treadle.module as M
 from treadle import jit
 from treadle.engine.extents import plans
-from treadle.jit.dynamic import Family
+from treadle.jit.family import Family
 
 Function = Callable[[mge.Tensor], mge.Tensor]
 CHANNELS = 6
@@ -24,7 +24,7 @@ IMAGES = (2, 3, 7, 16, 30, 8, 15, 0, 1, 40)
 
 @pytest.fixture(autouse=True)
 def _nothing_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plans, "recall", lambda *given: None)
+    monkeypatch.setattr(plans, "recall_regime", lambda *given: None)
 
 
 def maps(*shape: int) -> mge.Tensor:

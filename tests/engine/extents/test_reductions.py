@@ -13,7 +13,7 @@ import treadle as mge
 import treadle.functional as F
 from treadle import jit
 from treadle.engine.extents import plans
-from treadle.jit.dynamic import Family
+from treadle.jit.family import Family
 
 Function = Callable[[mge.Tensor], mge.Tensor]
 LENGTHS = (9000, 60_000, 8192, 20_000, 65_535, 1500, 1024, 8000)
@@ -22,7 +22,7 @@ LENGTHS = (9000, 60_000, 8192, 20_000, 65_535, 1500, 1024, 8000)
 
 @pytest.fixture(autouse=True)
 def _nothing_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plans, "recall", lambda *given: None)
+    monkeypatch.setattr(plans, "recall_regime", lambda *given: None)
 
 
 def rows(n: int, width: int) -> mge.Tensor:

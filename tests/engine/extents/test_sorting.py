@@ -12,7 +12,7 @@ import treadle as mge
 import treadle.functional as F
 from treadle import jit
 from treadle.engine.extents import plans
-from treadle.jit.dynamic import Family
+from treadle.jit.family import Family
 
 Function = Callable[[mge.Tensor], mge.Tensor]
 LENGTHS = (2, 15, 3, 30, 127, 16, 1000, 128, 9000, 1100)
@@ -21,7 +21,7 @@ CELLS = 5
 
 @pytest.fixture(autouse=True)
 def _nothing_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plans, "recall", lambda *given: None)
+    monkeypatch.setattr(plans, "recall_regime", lambda *given: None)
 
 
 def families_of(compiled: Any) -> list[Family]:

@@ -23,7 +23,7 @@ from treadle.interop.onnx import load  # noqa: E402
 def _on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plans are made here, whatever earlier runs have left on disk."""
     mge.set_default_device("cpux")
-    monkeypatch.setattr(plans, "recall", lambda *given: None)
+    monkeypatch.setattr(plans, "recall_regime", lambda *given: None)
 
 
 def integers(name: str, *values: int) -> Any:

@@ -31,7 +31,7 @@ def _anew() -> None:
 @pytest.fixture(autouse=True)
 def _nothing_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """What an earlier process compiled would stand in the place of plans."""
-    monkeypatch.setattr(plans, "recall", lambda *given: None)
+    monkeypatch.setattr(plans, "recall_regime", lambda *given: None)
 
 
 @pytest.fixture

@@ -126,5 +126,5 @@ def test_counters_count_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     run = torch.compile(lambda x, y: x * y, backend=backend)
     for _ in range(3):
         run(torch.rand(4), torch.rand(4))
-    counters = made[0].stages.compile().counters
+    counters = made[0].runner.counters
     assert (counters.iterations, counters.entries, counters.transfers) == (3, 3, 9)

@@ -24,7 +24,7 @@ from treadle.backends.cpu.host import (
     processor,
     vector_features,
 )
-from treadle.backends.cpu.native import LAYOUT, executor, toolchain
+from treadle.backends.cpu.native import LAYOUT, core, executor, toolchain
 from treadle.backends.cpu.pool import get_threads
 from treadle.backends.cpu.shipped import machine_of, prefix_of, renumbered
 from treadle.backends.cpu.toolchain import Library, Toolchain, linking, llvmlite_version
@@ -42,6 +42,7 @@ from treadle.backends.program import (
     Way,
     runs_of,
 )
+from treadle.base.arithmetic import Rows, Words
 from treadle.base.errors import CompileError
 from treadle.base.types import TensorType
 from treadle.ops.op import Op
@@ -65,6 +66,15 @@ class NativeCompiler:
     @property
     def is_open(self) -> bool:
         return True
+
+    def evaluator(self, rows: Rows, /) -> Callable[[Words], int]:
+        evaluate, count, address = core().evaluate, len(rows), rows.__array_interface__["data"][0]
+
+        def run(registers: Words, _keep: Rows = rows) -> int:
+            found: int = evaluate(address, count, registers.__array_interface__["data"][0])
+            return found
+
+        return run
 
     @property
     def target(self) -> str:

@@ -17,10 +17,14 @@ from treadle.backends.cpu.layout import (
     JUMP,
     JUMP_WORDS,
     LAST,
+    OPEN_END,
+    OPEN_ITEMS,
     PART,
     PART_WORDS,
     RUN,
     RUN_WORDS,
+    SUMS,
+    SUMS_WORDS,
     TOGETHER,
 )
 from treadle.backends.program import Address, Jump, Program, Run, Step, Together, runs_of
@@ -36,9 +40,13 @@ def encode(program: Program, symbol_of: Callable[[Any], str]) -> Encoded:
     """
     _check(program)
     starts = [2 + len(program.steps)]  # scratch words, every step's first word, that of the end
+    before = SUMS_WORDS + 3 * len(program.sums) if program.sums else 0
     for step in program.steps:
-        starts.append(starts[-1] + _length(step))
+        starts.append(starts[-1] + before + _length(step))
+        before = 0
     out = _Writer([max(map(_scratch, program.steps), default=0), *starts], symbol_of)
+    if program.sums:  # A part of the first step.
+        out.words += [SUMS, 0, len(program.sums), *(base for sum_ in program.sums for base in sum_)]
     for number, step in enumerate(program.steps):
         if isinstance(step, Run):
             out.run(RUN, number, step, int(step.serial), 0, FIRST | LAST)
@@ -72,7 +80,12 @@ class _Writer:
         """A RUN or a PART; see `layout.RUN` for the words that differ."""
         self.places.append(len(self.words) + 2)
         kernel = self.numbers.setdefault(self.symbol_of(run.kernel), len(self.numbers))
-        self.words += [code, number, kernel, len(run.arguments), int(run.items), how, room, last]
+        items = run.counted
+        if items < 0:
+            items = int(run.items)
+        else:
+            code |= OPEN_ITEMS
+        self.words += [code, number, kernel, len(run.arguments), items, how, room, last]
         for argument in run.arguments:
             self.words += _pair(argument)
 
@@ -84,12 +97,13 @@ class _Writer:
                 self.run(RUN, number, run, 1, 0, FIRST * (i == 0) | LAST * (i == final))
             return
         units = room = 0
-        for run, grain in zip(step.runs, step.grains, strict=True):
-            units += -(-run.items // grain)
+        for i, (run, grain) in enumerate(zip(step.runs, step.grains, strict=True)):
+            units = step.ends[i] if step.ends else units - (-int(run.items) // grain)
             room += PART_WORDS
-            self.run(PART, number, run, grain, room, units)
+            self.run(PART | OPEN_END * bool(step.ends), number, run, grain, room, units)
             room += len(run.arguments)
-        self.words += [TOGETHER, number, 0, 0, units, 0, 0, FIRST | LAST]
+        code = TOGETHER | OPEN_ITEMS * bool(step.ends)
+        self.words += [code, number, 0, 0, units, 0, 0, FIRST | LAST]
 
 
 def _scratch(step: Step) -> int:
@@ -114,12 +128,18 @@ def _pair(argument: Address | Dim | None) -> tuple[int, int]:
 
 def _check(program: Program) -> None:
     """Check what native code takes on trust."""
+    if not all(0 <= base < program.bases for sum_ in program.sums for base in sum_):
+        raise CompileError("cpu", "a sum is of bases that the program does not have")
     for number, step in enumerate(program.steps):
-        named = [a for run in runs_of((step,)) for a in run.arguments]
-        if isinstance(step, Jump):
-            named = [] if step.unless is None else [step.unless]
+        runs = list(runs_of((step,)))
+        named = [a.base for run in runs for a in run.arguments if isinstance(a, Address)]
+        named += [run.counted for run in runs if run.counted >= 0]
+        if isinstance(step, Together):
+            named += step.ends
+        elif isinstance(step, Jump):
+            named = [] if step.unless is None else [step.unless.base]
             if not 0 <= step.target <= len(program.steps):
                 raise CompileError("cpu", f"step {number} jumps to {step.target}")
-        for argument in named:
-            if isinstance(argument, Address) and not 0 <= argument.base < program.bases:
-                raise CompileError("cpu", f"step {number} uses base {argument.base}")
+        for base in named:
+            if not 0 <= base < program.bases:
+                raise CompileError("cpu", f"step {number} uses base {base}")

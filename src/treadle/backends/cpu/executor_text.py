@@ -1,6 +1,6 @@
 """The executor of programs, in LLVM's text form.
 
-It walks the words written by `executable.py`: puts together each launch's arguments in a table on
+It walks the words written by `encoding.py`: puts together each launch's arguments in a table on
 its stack, calls the kernel itself or through the pool, follows jumps, and returns at `Host` steps.
 
 A merged launch is prepared part by part: each is written to the stack with its arguments. What the
@@ -9,6 +9,7 @@ pool then runs is `@parts`, which looks up whose the items are that it is given.
 
 from __future__ import annotations
 
+from treadle.backends.cpu.evaluator_text import evaluator_text
 from treadle.backends.cpu.layout import (
     ARRAY_DATA,
     ARRAY_FLAGS,
@@ -17,10 +18,13 @@ from treadle.backends.cpu.layout import (
     FIRST,
     JUMP,
     JUMP_WORDS,
+    KIND,
     LAST,
     NO_POOL,
     NOT_DENSE,
     OBJECT_TYPE,
+    OPEN_END,
+    OPEN_ITEMS,
     PART,
     PART_END,
     PART_GRAIN,
@@ -30,6 +34,8 @@ from treadle.backends.cpu.layout import (
     PART_WORDS,
     RUN,
     RUN_WORDS,
+    SUMS,
+    SUMS_WORDS,
     TOGETHER,
     TUPLE_ITEMS,
     TUPLE_SIZE,
@@ -39,7 +45,7 @@ from treadle.backends.cpu.layout import (
 def executor_text() -> str:
     """The part of the module that runs programs; needs `pool_text`."""
     walks = _walk("walk", ""), _walk("timed_walk", _TIMES)
-    return "\n".join((_PARTS, *walks, _OBJECTS, _ENTRIES))
+    return "\n".join((_PARTS, *walks, _OBJECTS, _ENTRIES, evaluator_text()))
 
 
 _TIMES = ", ptr %times"
@@ -132,18 +138,48 @@ entry:
   br label %fetch
 fetch:
   %at = phi i64 [ %first, %entry ], [ %next, %advance ],
-                [ %chosen, %test ], [ %target, %jump ]
+                [ %chosen, %test ], [ %target, %jump ], [ %behind, %summed ]
   %word = getelementptr i64, ptr %program, i64 %at
-  %code = load i64, ptr %word, align 8
+  %coded = load i64, ptr %word, align 8
+  %code = and i64 %coded, {KIND}
   %number.at = getelementptr i64, ptr %word, i64 1
   %number = load i64, ptr %number.at, align 8
   %w2.at = getelementptr i64, ptr %word, i64 2
   switch i64 %code, label %stop [ i64 {RUN}, label %run
                                   i64 {PART}, label %run
                                   i64 {TOGETHER}, label %run
-                                  i64 {JUMP}, label %jump ]
+                                  i64 {JUMP}, label %jump
+                                  i64 {SUMS}, label %sums ]
 stop:
   ret i64 %number
+sums:
+  %triples = load i64, ptr %w2.at, align 8
+  %triple.words = mul i64 %triples, 3
+  %sums.words = add i64 %triple.words, {SUMS_WORDS}
+  %behind = add i64 %at, %sums.words
+  br label %sum
+sum:
+  %t = phi i64 [ {SUMS_WORDS}, %sums ], [ %t.next, %add ]
+  %t.left = icmp ult i64 %t, %sums.words
+  br i1 %t.left, label %add, label %summed
+add:
+  %triple = getelementptr i64, ptr %word, i64 %t
+  %sum.base = load i64, ptr %triple, align 8
+  %x.base.at = getelementptr i64, ptr %triple, i64 1
+  %x.base = load i64, ptr %x.base.at, align 8
+  %y.base.at = getelementptr i64, ptr %triple, i64 2
+  %y.base = load i64, ptr %y.base.at, align 8
+  %x.at = getelementptr i64, ptr %bases, i64 %x.base
+  %x = load i64, ptr %x.at, align 8
+  %y.at = getelementptr i64, ptr %bases, i64 %y.base
+  %y = load i64, ptr %y.at, align 8
+  %x.and.y = add i64 %x, %y
+  %sum.at = getelementptr i64, ptr %bases, i64 %sum.base
+  store i64 %x.and.y, ptr %sum.at, align 8
+  %t.next = add i64 %t, 3
+  br label %sum
+summed:
+  br label %fetch
 jump:
   %target = load i64, ptr %w2.at, align 8
   %jump.base.at = getelementptr i64, ptr %word, i64 3
@@ -166,7 +202,8 @@ run:
   %count.at = getelementptr i64, ptr %word, i64 3
   %count = load i64, ptr %count.at, align 8
   %items.at = getelementptr i64, ptr %word, i64 4
-  %items = load i64, ptr %items.at, align 8
+  %items.said = load i64, ptr %items.at, align 8
+  %items = call i64 @number(i64 %coded, i64 {OPEN_ITEMS}, i64 %items.said, ptr %bases)
   %serial.at = getelementptr i64, ptr %word, i64 5
   %serial = load i64, ptr %serial.at, align 8
   %room.at = getelementptr i64, ptr %word, i64 6
@@ -206,7 +243,8 @@ note:
   store ptr %kernel, ptr %part.kernel, align 8
   %part.end = getelementptr i64, ptr %part, i64 {PART_END}
   %end.at = getelementptr i64, ptr %word, i64 7
-  %end = load i64, ptr %end.at, align 8
+  %end.said = load i64, ptr %end.at, align 8
+  %end = call i64 @number(i64 %coded, i64 {OPEN_END}, i64 %end.said, ptr %bases)
   store i64 %end, ptr %part.end, align 8
   %part.grain = getelementptr i64, ptr %part, i64 {PART_GRAIN}
   store i64 %serial, ptr %part.grain, align 8
@@ -220,7 +258,9 @@ begin:
   START
   %merged = icmp eq i64 %code, {TOGETHER}
   %job = select i1 %merged, ptr @parts, ptr %kernel
-  %by.caller = icmp ne i64 %serial, 0
+  %is.serial = icmp ne i64 %serial, 0
+  %is.one = icmp ult i64 %items, 2
+  %by.caller = or i1 %is.serial, %is.one
   br i1 %by.caller, label %alone, label %shared
 alone:
   call void %job(ptr %table, i64 0, i64 %items)
@@ -343,6 +383,16 @@ no:
 """
 
 _ENTRIES = f"""
+define internal i64 @number(i64 %code, i64 %bit, i64 %word, ptr %bases) alwaysinline {{
+  %is.open = and i64 %code, %bit
+  %open = icmp ne i64 %is.open, 0
+  %place = select i1 %open, i64 %word, i64 0
+  %at = getelementptr i64, ptr %bases, i64 %place
+  %held = load i64, ptr %at, align 8
+  %found = select i1 %open, i64 %held, i64 %word
+  ret i64 %found
+}}
+
 define internal i64 @word_of(ptr %program, i64 %step) {{
   %place = add i64 %step, 1
   %at = getelementptr i64, ptr %program, i64 %place

@@ -33,7 +33,7 @@ from treadle.backends.object_cache import ObjectCache
 from treadle.base.env import cache_directory
 from treadle.base.errors import CompileError
 
-CORE = ("run", "call", "profile", "repeat", "stop", "worker")
+CORE = ("run", "call", "profile", "repeat", "stop", "worker", "evaluate")
 """Functions of the runtime that programs need; the rest is for eager calls."""
 _FUNCTIONS = (*CORE, "launch", "switch")
 
@@ -95,6 +95,7 @@ class Core:
         self.repeat: Any = ctypes.CFUNCTYPE(
             word, pointer, pointer, pointer, pointer, word, word, pointer, word
         )(address["repeat"])
+        self.evaluate: Any = ctypes.CFUNCTYPE(word, pointer, word, pointer)(address["evaluate"])
 
 
 class Runtime(Core):

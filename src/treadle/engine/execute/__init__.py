@@ -1,10 +1,19 @@
 """Stage 6, execute: a loaded program run on arrays, once, or many times in one native loop."""
 
 from treadle.engine.execute.device_executor import DeviceExecutor
-from treadle.engine.execute.executor import Executor
+from treadle.engine.execute.executor import Executor, Instance
 from treadle.engine.execute.runner import Runner
 from treadle.engine.execute.scheduler import Scheduler
 from treadle.engine.execute.stepwise import Stepwise
 from treadle.engine.execute.timeline import Span, Timeline
 
-__all__ = ["DeviceExecutor", "Executor", "Runner", "Scheduler", "Span", "Stepwise", "Timeline"]
+__all__ = [
+    "DeviceExecutor",
+    "Executor",
+    "Instance",
+    "Runner",
+    "Scheduler",
+    "Span",
+    "Stepwise",
+    "Timeline",
+]

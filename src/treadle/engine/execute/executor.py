@@ -20,9 +20,11 @@ from treadle.backends.native_code import Executable
 from treadle.backends.watch import Watch
 from treadle.base.errors import CompileError
 from treadle.base.types import TensorType
+from treadle.engine.execute.arenas import Arenas
 from treadle.engine.execute.counters import Counters, Tally, total
+from treadle.engine.execute.frames import At, Frame
 from treadle.engine.execute.host_tasks import IndexFailure, extents, unknown_index
-from treadle.engine.execute.serving import Frame, HostTasks
+from treadle.engine.execute.serving import HostTasks, Many
 from treadle.engine.plan import Loaded
 from treadle.runtime.host import HostBuffer, address, memory
 
@@ -70,6 +72,7 @@ class Executor:
         index_error: what to raise where check number so-and-so of the program finds an index that
             is out of range.
         packs: of programs that share what is packed with this one.
+        many: for a program for many extents, whose runs are at an `Instance` each.
     """
 
     def __init__(
@@ -80,14 +83,16 @@ class Executor:
         launches: Mapping[int, Callable[..., Any]] | None = None,
         index_error: IndexFailure = unknown_index,
         packs: Packs | None = None,
+        many: Many | None = None,
     ) -> None:
         self.loaded = loaded
-        self._host_tasks = HostTasks(loaded, launches, index_error)
+        self._host_tasks = HostTasks(loaded, launches, index_error, many)
         self._results = [(extents(t), t.dtype.numpy) for t in results]
         self._frames: list[Frame] = []
         self._tallies: list[Tally] = []
         self._frozen = tuple(frozen) if loaded.prelude is not None else ()
         self._packs = packs or Packs()
+        self._arenas = Arenas() if many is None else many.arenas
 
     @property
     def peak(self) -> int:
@@ -99,7 +104,13 @@ class Executor:
         """Cost of all runs so far, those of profiles left out, at the program's border."""
         return total(self._tallies, self.loaded.plan.launches)
 
-    def run(self, inputs: Sequence[Array], varying: int = 0, version: object = None) -> list[Array]:
+    def run(
+        self,
+        inputs: Sequence[Array],
+        varying: int = 0,
+        version: object = None,
+        at: At | None = None,
+    ) -> list[Array]:
         """Run once; inputs that are updated are written in place.
 
         Args:
@@ -107,6 +118,7 @@ class Executor:
             varying: how many of the first ones may be others than those of the last run.
             version: names the rest: as long as it is the same object, so are they. None: all may
                 be others.
+            at: the extents, for a program for many.
 
         Returns:
             New arrays, one per result.
@@ -115,7 +127,7 @@ class Executor:
             IndexRangeError: an index is out of range. Nothing was updated, but for inputs that the
                 index depends on.
         """
-        frame = self._frame()
+        frame = self._frame(at)
         try:
             results = self._bind(frame, inputs, varying, version)
             packed = self._pack(frame, inputs, version)
@@ -125,20 +137,23 @@ class Executor:
             del packed
             return results
         finally:
-            self._frames.append(frame)
+            self._leave(frame)
 
-    def run_if_unchanged(self, inputs: Sequence[Any], watch: Watch) -> list[Array] | None:
+    def run_if_unchanged(
+        self, inputs: Sequence[Any], watch: Watch, at: At | None = None
+    ) -> list[Array] | None:
         """As `run`, in one native call, if all inputs but the first ones are as they were.
 
         Args:
             inputs: the first ones, whatever they are.
             watch: names the others, and tells native code how to see that they have not changed.
+            at: the extents, for a program for many.
 
         Returns:
             None where nothing has run, since inputs are no row-major arrays of the host, or the
             others have changed or were not those of the frame's last run. `run` is to be called.
         """
-        frame = self._frame()
+        frame = self._frame(at)
         try:
             packed = self._packs.current
             if frame.version is not watch or watch.words is None:
@@ -148,10 +163,11 @@ class Executor:
             ):
                 return None
             empty, given = self.loaded.empty, len(inputs)
-            results = [empty(shape, dtype) for shape, dtype in self._results]
-            at = given + len(watch.seen)
+            kinds = self._results if at is None else at.results
+            results = [empty(shape, dtype) for shape, dtype in kinds]
+            first = given + len(watch.seen)
             reached = self.loaded.main.call(
-                frame.bases, (*inputs, *results), given, at, watch.words
+                frame.bases, (*inputs, *results), given, first, watch.words
             )
             if reached < -1:
                 return None
@@ -164,7 +180,7 @@ class Executor:
             del packed
             return results
         finally:
-            self._frames.append(frame)
+            self._leave(frame)
 
     def _go_on(
         self, frame: Frame, inputs: Sequence[Array], results: list[Array], reached: int
@@ -175,7 +191,7 @@ class Executor:
             frame.tally.entries += 1
             reached = self.loaded.main.run(frame.bases, reached + 1)
 
-    def by_address(self) -> Callable[[Sequence[int]], bool] | None:
+    def by_address(self, at: At | None = None) -> Callable[[Sequence[int]], bool] | None:
         """`run` as a function of addresses, for calls that are short themselves.
 
         It takes those of dense row-major memory of the inputs and then of the results, which the
@@ -185,10 +201,10 @@ class Executor:
         plan = self.loaded.plan
         if self.loaded.prelude is not None or plan.left or plan.updates:
             return None
-        frames, main = self._frames, self.loaded.main.run
+        leave, main = self._leave, self.loaded.main.run
 
         def run(addresses: Sequence[int]) -> bool:
-            frame = self._frame()
+            frame = self._frame(at)
             try:
                 frame.write(*addresses)
                 frame.version = None
@@ -198,17 +214,27 @@ class Executor:
                 tally.entries += 1
                 return main(frame.bases) < 0
             finally:
-                frames.append(frame)
+                leave(frame)
 
         return run
 
-    def _frame(self) -> Frame:
+    def _frame(self, at: At | None) -> Frame:
         """A frame that nobody uses."""
         try:
-            return self._frames.pop()
+            frame = self._frames.pop()
         except IndexError:
             self._tallies.append(Tally())
-            return Frame(self.loaded, self._tallies[-1])
+            frame = Frame(self.loaded, self._tallies[-1], at)
+        if at is not None:
+            frame.turn_to(at, self._arenas.take(at.peak))
+        return frame
+
+    def _leave(self, frame: Frame) -> None:
+        """Nobody uses the frame any more."""
+        if frame.at is not None and frame.arena is not None:
+            self._arenas.give(frame.arena)
+            frame.arena = None
+        self._frames.append(frame)
 
     def _bind(
         self,
@@ -226,22 +252,26 @@ class Executor:
             bases[i] = inputs[i].__array_interface__["data"][0]
         frame.version = version
         results = []
-        at = len(inputs)
-        for shape, dtype in self._results:
+        place = len(inputs)
+        for shape, dtype in self._results if frame.at is None else frame.at.results:
             made = empty(shape, dtype)
-            bases[at] = made.__array_interface__["data"][0]
+            bases[place] = made.__array_interface__["data"][0]
             results.append(made)
-            at += 1
+            place += 1
         return results
 
     def repeat(
-        self, inputs: Sequence[Array], varying: npt.NDArray[np.int64]
+        self,
+        inputs: Sequence[Array],
+        varying: npt.NDArray[np.int64],
+        at: At | None = None,
     ) -> tuple[int, list[Array]]:
         """Run once per row of `varying` in one native loop, without returning to Python.
 
         Args:
             inputs: of the first turn.
             varying: for each turn the addresses of the first inputs, one column per input.
+            at: the extents, for a program for many.
 
         Returns:
             The number of turns made, fewer than asked for where an interrupt is pending, and the
@@ -259,7 +289,7 @@ class Executor:
                 saw=f"ops left to the host: {names}",
                 hint="call it step by step",
             )
-        frame = self._frame()
+        frame = self._frame(at)
         try:
             results = self._bind(frame, inputs)
             packed = self._pack(frame, inputs)
@@ -272,7 +302,7 @@ class Executor:
             del packed
             return made, results
         finally:
-            self._frames.append(frame)
+            self._leave(frame)
 
     @property
     def is_watched(self) -> bool:
@@ -287,7 +317,7 @@ class Executor:
         Returns:
             For each run and step of the plan four numbers, see `Executable.profile`.
         """
-        plan, frame = self.loaded.plan, Frame(self.loaded, Tally())
+        plan, frame = self.loaded.plan, Frame(self.loaded, Tally(), None)
         updated = {i for _, i in plan.updates}
         inputs = [x.copy() if i in updated else x for i, x in enumerate(inputs)]
         results = self._bind(frame, inputs)
@@ -307,6 +337,7 @@ class Executor:
     def close(self) -> None:
         """Give the frames' memory back; running again makes new ones."""
         self._frames.clear()
+        self._arenas.clear()
 
     # -- packed weights --------------------------------------------------------------------
 
@@ -327,7 +358,7 @@ class Executor:
             found.version = version
         if frame.kept is not found.buffer:
             frame.kept = found.buffer
-            frame.bases[-2] = address(found.buffer.bytes)
+            frame.bases[frame.last - 1] = address(found.buffer.bytes)
         return found
 
     def _packed_anew(self, frame: Frame, inputs: Sequence[Array]) -> _Packed:
@@ -343,9 +374,46 @@ class Executor:
                 buffer = old.buffer
             else:
                 buffer = memory("packed weights", self.loaded.plan.kept)
-            frame.bases[-2] = address(buffer.bytes)
+            frame.bases[frame.last - 1] = address(buffer.bytes)
             frame.kept = buffer
             if self.loaded.prelude is not None:
                 self.loaded.prelude.run(frame.bases)
             self._packs.current = made = _Packed(buffer, arrays)
             return made
+
+
+class Instance:
+    """A program for many extents at certain ones: a `Runner`."""
+
+    __slots__ = ("at", "executor")
+
+    def __init__(self, executor: Executor, at: At) -> None:
+        self.executor = executor
+        self.at = at
+
+    @property
+    def counters(self) -> Counters:
+        """What all runs of the program, at any extents, have cost at its border."""
+        return self.executor.counters
+
+    def run(self, inputs: Sequence[Array], varying: int = 0, version: object = None) -> list[Array]:
+        """Run once; see `Executor.run`."""
+        return self.executor.run(inputs, varying, version, self.at)
+
+    def run_if_unchanged(self, inputs: Sequence[Any], watch: Watch) -> list[Array] | None:
+        """Run once if all is as it was; see `Executor.run_if_unchanged`."""
+        return self.executor.run_if_unchanged(inputs, watch, self.at)
+
+    def repeat(
+        self, inputs: Sequence[Array], varying: npt.NDArray[np.int64]
+    ) -> tuple[int, list[Array]]:
+        """Run once per row; see `Executor.repeat`."""
+        return self.executor.repeat(inputs, varying, self.at)
+
+    def by_address(self) -> Callable[[Sequence[int]], bool] | None:
+        """See `Executor.by_address`."""
+        return self.executor.by_address(self.at)
+
+    def close(self) -> None:
+        """Give memory back that is kept between runs, whatever extents they had."""
+        self.executor.close()

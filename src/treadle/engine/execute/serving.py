@@ -2,53 +2,40 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from treadle.backends.native_code import Executable
 from treadle.backends.program import Address
-from treadle.base.errors import CompileError
-from treadle.base.observer import recording
+from treadle.base.errors import CompileError, IndexRangeError
 from treadle.base.types import TensorType
-from treadle.engine.execute.counters import Tally
+from treadle.engine.execute.arenas import Arenas
+from treadle.engine.execute.frames import At, Frame
 from treadle.engine.execute.host_tasks import IndexFailure, extents, launch_of
-from treadle.engine.execute.reductions import Reductions
 from treadle.engine.plan import HostTask, Loaded
 from treadle.engine.segments import SegmentLaunch
 from treadle.ops.check import CheckIndices
 from treadle.ops.op import as_tuple
-from treadle.runtime.host import HostBuffer, address, memory
 
 Array = npt.NDArray[Any]
 _Split = tuple[list[tuple[Address, TensorType]], list[tuple[Address, TensorType]]]
 
 
-class Frame:
-    """Addresses and scratch memory of one run at a time."""
+class Many(Protocol):
+    """What is asked of a program for many extents while it runs."""
 
-    __slots__ = ("arena", "bases", "kept", "reductions", "tally", "version", "views", "write")
+    arenas: Arenas
 
-    def __init__(self, loaded: Loaded[Executable], tally: Tally) -> None:
-        self.tally = tally
-        plan = loaded.plan
-        self.arena: HostBuffer = memory("activations", plan.memory.peak)
-        if (observer := recording()) is not None:
-            observer.kept("scratch of a program", self.arena.bytes)
-        self.kept: HostBuffer = loaded.kept
-        self.bases = np.zeros(plan.bases, np.int64)
-        self.bases[-3:] = [address(b.bytes) for b in (loaded.constants, loaded.kept, self.arena)]
-        self.write = partial(struct.Struct(f"{plan.bases - 3}q").pack_into, self.bases.data, 0)
-        """Write the addresses of all inputs and results into the table."""
-        self.version: object = None
-        """Names the inputs whose addresses are in the table; None where they must be written."""
-        self.views: dict[tuple[Address, TensorType], Array] = {}
-        """Arrays over the arena and constants that were handed to host tasks."""
-        self.reductions = Reductions()
+    def task(self, task: HostTask, at: At, /) -> HostTask:
+        """A host task at certain extents."""
+        ...
+
+    def index_error(self, at: At, number: int, index: int, /) -> IndexRangeError:
+        """What to raise where check number so-and-so has found an index at certain extents."""
+        ...
 
 
 class HostTasks:
@@ -56,8 +43,9 @@ class HostTasks:
 
     Args:
         loaded: the program.
-        launches: of host tasks, by number, that are not found by asking engines.
-        index_error: see `Executor`.
+        launches: of tasks, by number, that are not found by asking engines.
+        index_error: what to raise where a check has found an index that is out of range.
+        many: for a program for many extents.
     """
 
     def __init__(
@@ -65,10 +53,13 @@ class HostTasks:
         loaded: Loaded[Executable],
         launches: Mapping[int, Callable[..., Any]] | None,
         index_error: IndexFailure,
+        many: Many | None,
     ) -> None:
-        self.loaded = loaded
+        self._loaded = loaded
         self._index_error = index_error
+        self._many = many
         self._tasks = loaded.plan.tasks
+        self._sums = {made: (base, entry) for made, base, entry in loaded.plan.sums}
         self._launches: dict[int, Callable[..., Any]] = dict(launches or {})
         self._splits: dict[int, _Split] = {}
 
@@ -83,19 +74,19 @@ class HostTasks:
         number = self._tasks.get(step)
         if number is None:
             raise CompileError("execute", f"step {step} is no host task")
-        task = self.loaded.plan.host[number]
+        task, launches = self._task(frame, number)
         if isinstance(task.op, CheckIndices) and task.phase:
             where, kind = task.inputs[0]
             found = self._array(frame, inputs, results, where, kind)
-            raise self._index_error(task.op.number, int(found[1]))
+            raise self._failure(frame.at, task.op.number, int(found[1]))
         if task.phase:
             where, kind = task.inputs[0]
             bucket = self._array(frame, inputs, results, where, kind)
             frame.reductions.serve(task, bucket)
             return
-        if number not in self._launches:
-            self._launches[number] = launch_of(task)
-        launch = self._launches[number]
+        if number not in launches:
+            launches[number] = launch_of(task)
+        launch = launches[number]
         targets = [self._array(frame, inputs, results, a, t) for a, t in task.outputs]
         if isinstance(launch, SegmentLaunch):
             given, fixed = self._split(number, task, launch.frozen)
@@ -109,6 +100,21 @@ class HostTasks:
         arrays = [self._array(frame, inputs, results, a, t) for a, t in task.inputs]
         for target, result in zip(targets, as_tuple(launch(*arrays)), strict=True):
             target[...] = result
+
+    def _task(self, frame: Frame, number: int) -> tuple[HostTask, dict[int, Callable[..., Any]]]:
+        """A host task, and what runs those that were met at its extents."""
+        task, at = self._loaded.plan.host[number], frame.at
+        if at is None or self._many is None:
+            return task, self._launches
+        if number not in at.tasks:
+            at.tasks[number] = self._many.task(task, at)
+        return at.tasks[number], at.launches
+
+    def _failure(self, at: At | None, number: int, index: int) -> IndexRangeError:
+        """What to raise for an index."""
+        if at is None or self._many is None:
+            return self._index_error(number, index)
+        return self._many.index_error(at, number, index)
 
     def _split(self, number: int, task: HostTask, frozen: Sequence[bool]) -> _Split:
         """The operands of a segment that are not frozen, and those that are."""
@@ -128,6 +134,9 @@ class HostTasks:
         type_: TensorType,
     ) -> Array:
         """An array over memory of the program: whole inputs and results are handed over as such."""
+        while where.base in self._sums:
+            base, entry = self._sums[where.base]
+            where = Address(base, where.offset + int(frame.bases[entry]))
         base, n = where.base, len(inputs)
         if base < n + len(results):
             whole = inputs[base] if base < n else results[base - n]
@@ -139,7 +148,9 @@ class HostTasks:
             return _view(frame.kept.bytes, where, type_)
         known = frame.views.get((where, type_))
         if known is None:
-            memory = self.loaded.constants if base == n + len(results) else frame.arena
+            memory = self._loaded.constants
+            if base > n + len(results) and frame.arena is not None:
+                memory = frame.arena.buffer
             known = frame.views[where, type_] = _view(memory.bytes, where, type_)
         return known
 
@@ -151,6 +162,3 @@ def _view(memory: Array, where: Address, type_: TensorType) -> Array:
     part = raw[where.offset : where.offset + type_.nbytes]
     made: Array = part.view(type_.dtype.numpy).reshape(shape)
     return made
-
-
-__all__ = ["Frame", "HostTasks"]

@@ -1,38 +1,71 @@
-"""Programs for many extents: a plan whose numbers are expressions, and what a call makes of it."""
+"""Programs for many extents: a plan whose numbers are expressions, and what a call makes of it.
+
+This is the door to what makes such programs and looks into them: one that comes out of the cache
+needs none of it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from treadle.engine.devices.names import CompNode
-from treadle.engine.extents.recall import recall
-from treadle.engine.options import Options
-from treadle.engine.plan import Interface
-from treadle.graph.ir import Graph
-
 if TYPE_CHECKING:
-    from treadle.engine.extents.regime import Regime
+    from treadle.base.arithmetic import Rows, Words
+    from treadle.engine.execute.frames import At
+    from treadle.engine.extents.regime import Origin, Regime
+    from treadle.engine.plan import HostTask, Plan
+    from treadle.engine.scheme import Registers
 
-__all__ = ["compile_regime", "recall"]
+__all__ = ["at_extents", "compile_regime", "placed", "prove", "refusal", "task_at"]
 
 
-def compile_regime(
-    graph: Graph,
-    interface: Interface,
-    options: Options,
-    home: CompNode | None,
-    extents: Mapping[str, int],
-) -> Regime | str:
+def refusal(origin: Origin) -> str:
+    """What keeps a graph from having programs for many extents, as is known beforehand."""
+    from treadle.engine.extents import making
+
+    return making.refusal(origin)
+
+
+def compile_regime(origin: Origin, extents: Mapping[str, int], number: int) -> Regime | str:
     """A program for these extents, and for all that answer alike; or why there is none.
 
     Args:
-        graph: with symbols in its types.
-        interface: which inputs are frozen or updated.
-        options: of the compilation.
-        home: where it runs.
+        origin: of the program.
         extents: of the call that it is compiled for, by symbol.
+        number: of the program among those of its cell, for the cache.
     """
-    from treadle.engine.extents import regime
+    from treadle.engine.extents import making
 
-    return regime.compile_regime(graph, interface, options, home, extents)
+    return making.compile_regime(origin, extents, number)
+
+
+def placed(at: Registers, lives: Sequence[tuple[int, int]], registers: Words) -> Rows:
+    """Code that places buffers of any sizes in the order that suits those that registers hold."""
+    from treadle.engine.extents import ordering
+
+    return ordering.placed(at, lives, registers)
+
+
+def at_extents(plan: Plan, extents: Mapping[str, int], at: At) -> Plan:
+    """A plan whose numbers are expressions with those of certain extents."""
+    from treadle.engine.extents import numbers
+
+    return numbers.at_extents(plan, extents, at)
+
+
+def prove(plan: Plan) -> None:
+    """Hold a plan with numbers against what memory and launches together promise.
+
+    Raises:
+        CompileError: it breaks a promise.
+    """
+    from treadle.engine.extents import numbers
+
+    numbers.prove(plan)
+
+
+def task_at(task: HostTask, extents: Mapping[str, int]) -> HostTask:
+    """A host task whose numbers are expressions with those of certain extents."""
+    from treadle.engine.extents import numbers
+
+    return numbers.Numbers(extents).task(task)

@@ -1,4 +1,4 @@
-"""A plan's numbers at given extents: arguments, items, offsets and types."""
+"""A plan with numbers for expressions, at given extents: for people, and for host tasks."""
 
 from __future__ import annotations
 
@@ -9,8 +9,56 @@ from typing import Any
 from treadle.backends.program import Address, Jump, Run, Step, Together
 from treadle.base.symbol import Dim, Expr, evaluate
 from treadle.base.types import TensorType
-from treadle.engine.plan import Facts, HostTask, Span
+from treadle.engine.compile.memory import Buffer, check_memory, lower_bound
+from treadle.engine.compile.stage import check
+from treadle.engine.execute.frames import At
+from treadle.engine.plan import Facts, HostTask, MemoryPlan, Plan, Span, aligned
 from treadle.graph.evaluate import substitute_attributes
+
+
+def at_extents(plan: Plan, extents: Mapping[str, int], at: At) -> Plan:
+    """A plan whose numbers are expressions with those of certain extents.
+
+    Args:
+        plan: with expressions.
+        extents: by symbol.
+        at: what the plan is there; memory is laid out as it says.
+    """
+    memory = plan.memory
+    offsets = at.numbers[: len(memory.open)].tolist()
+    names = [b.name for b in memory.open]
+    numbers = Numbers({**extents, **dict(zip(names, offsets, strict=True))})
+    buffers = [Buffer(numbers.of(b.size), b.start, b.end) for b in memory.open]
+    if buffers:
+        spans = [(o, b.size, b.start, b.end) for o, b in zip(offsets, buffers, strict=True)]
+        memory = MemoryPlan(
+            tuple(offsets),
+            at.peak,
+            max(lower_bound(buffers), memory.least),
+            sum(aligned(b.size) for b in buffers),
+            "by order",
+            tuple(spans),
+            (),
+            memory.least,
+        )
+    return replace(
+        plan,
+        steps=numbers.steps(plan.steps),
+        host=tuple(map(numbers.task, plan.host)),
+        memory=memory,
+        facts=tuple(map(numbers.facts, plan.facts)),
+    )
+
+
+def prove(plan: Plan) -> None:
+    """Hold a plan with numbers against what memory and launches together promise.
+
+    Raises:
+        CompileError: it breaks a promise.
+    """
+    check(plan)
+    spans = plan.memory.spans
+    check_memory([Buffer(size, start, end) for _, size, start, end in spans], plan.memory)
 
 
 class Numbers:
@@ -49,8 +97,7 @@ class Numbers:
 
     def _run(self, run: Run) -> Run:
         given = [self.address(a) if isinstance(a, Address) else self.of(a) for a in run.arguments]
-        items = self.of(run.items)
-        return Run(run.kernel, tuple(given), items, run.serial or items == 1, run.label)
+        return Run(run.kernel, tuple(given), self.of(run.items), run.serial, run.label)
 
     def address(self, x: Address) -> Address:
         """An address with a number for its offset."""

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from treadle.engine.devices.names import CompNode
-from treadle.engine.extents import compile_regime, recall
+from treadle.engine.execute.arenas import Arenas
+from treadle.engine.execute.executor import Instance
+from treadle.engine.extents import compile_regime, refusal
+from treadle.engine.extents.cells import cell_of
+from treadle.engine.extents.regime import Origin, Regime, recall_regime
 from treadle.engine.options import Options
-from treadle.engine.pipeline import Stages
 from treadle.engine.plan import Interface
 from treadle.graph.ir import Graph
-
-if TYPE_CHECKING:
-    from treadle.engine.extents.regime import Regime
 
 MOST_REGIMES = 32
 """Plans that are kept of one graph."""
@@ -43,29 +42,42 @@ class Plans:
     ) -> None:
         self.regimes: list[Regime] = []
         self.alone = alone
-        self._graph = graph
-        self._given = interface, options, home
-        self._is_static = all(t.is_static for t in graph.input_types)
+        self._given = graph, interface, options, home, Arenas()
+        self._origin: Origin | None = None
+        self._numbers: dict[str, int] = {}
+        """How many programs each cell has had."""
 
-    def at(self, graph: Graph, extents: Mapping[str, int]) -> Stages | None:
-        """The program that a plan for many gives; None where extents have one of their own.
-
-        Args:
-            graph: the graph at these extents.
-            extents: by symbol.
-        """
+    def at(self, extents: Mapping[str, int]) -> tuple[Regime, Instance] | None:
+        """The program at extents, by symbol; None where they have one of their own."""
+        if self.alone:
+            return None
         for regime in self.regimes:
-            if regime.serves(extents):
-                return regime.instance(graph, extents)
-        if self.alone or self._is_static:
-            return None
-        known = recall(graph, *self._given, extents)
-        if known is not None:
-            return known
-        made = compile_regime(self._graph, *self._given, extents)
-        if isinstance(made, str):
-            self.alone = made
-            return None
-        self.regimes.append(made)
-        del self.regimes[:-MOST_REGIMES]
-        return made.instance(graph, extents)
+            if regime.cell.holds(extents):
+                found = regime.at(tuple([extents[n] for n in regime.scheme.symbols]))
+                if found is not None:
+                    return regime, found
+        return self._made(extents)
+
+    def _made(self, extents: Mapping[str, int]) -> tuple[Regime, Instance] | None:
+        """The program at extents that none of those in memory serves: out of the cache, or new."""
+        if self._origin is None:
+            self._origin = Origin(*self._given)
+            self.alone = refusal(self._origin)
+        cell = cell_of(extents)
+        number = self._numbers.get(str(cell), 0)
+        while not self.alone:
+            made = recall_regime(self._origin, cell, number)
+            found = made or compile_regime(self._origin, extents, number)
+            if isinstance(found, str):
+                self.alone = found
+                break
+            number += 1
+            self._numbers[str(cell)] = number
+            self.regimes.append(found)
+            del self.regimes[:-MOST_REGIMES]
+            at = found.at(tuple([extents[n] for n in found.scheme.symbols]))
+            if at is not None:
+                return found, at
+            if made is None:
+                break
+        return None

@@ -2,181 +2,210 @@
 
 The stages run once, at the extents of some call: what they compute from symbolic extents stays an
 expression, and what they ask becomes a guard (`base.guards`). Extents of which all guards hold get
-the numbers of that plan; kernels, constants and packed weights are shared by all of them.
+the numbers of that plan, which byte code computes; words, kernels, constants and packed weights are
+shared by all of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import NamedTuple
 
-from treadle.backends.measuring import MEASURING
-from treadle.backends.program import OpenCompiler, Program, runs_of
+from treadle.backends.program import OpenCompiler, runs_of
+from treadle.base.arithmetic import DONE, OVERFLOW, Words, evaluate
+from treadle.base.dtype import as_dtype
+from treadle.base.errors import CompileError, IndexRangeError, ShapeError
 from treadle.base.guards import deciding
-from treadle.base.log import get_logger
-from treadle.base.symbol import Expr, Relation
+from treadle.base.symbol import Relation
 from treadle.engine.artifacts import Planned
-from treadle.engine.compile.memory import Buffer, check_memory, plan_memory
-from treadle.engine.compile.stage import check
+from treadle.engine.cache import Entry
 from treadle.engine.devices.names import CompNode
-from treadle.engine.execute.executor import Executor, Packs
-from treadle.engine.extents.cells import Cell, cell_of
-from treadle.engine.extents.numbers import Numbers
+from treadle.engine.execute.arenas import Arenas
+from treadle.engine.execute.executor import Executor, Instance, Packs
+from treadle.engine.execute.frames import At
+from treadle.engine.extents import at_extents, prove, task_at
+from treadle.engine.extents.cells import Cell
+from treadle.engine.extents.placing import Evaluator, Placements
 from treadle.engine.options import Options
 from treadle.engine.pipeline import Stages
-from treadle.engine.plan import Interface, Loaded, MemoryPlan, Plan
+from treadle.engine.plan import HostTask, Interface
+from treadle.engine.scheme import Open, Scheme
 from treadle.engine.targets.compiled import Compiled, results_of
 from treadle.graph.evaluate import specialize
 from treadle.graph.index_findings import index_error
 from treadle.graph.ir import Graph
-from treadle.ops.collective import Collective
-from treadle.ops.control import ControlFlow
-from treadle.ops.fused import Fused
-
-MOST_KEPT = 16
-"""Instances of a plan that are kept on disk, for processes that meet their extents again."""
 
 
-class Regime:
-    """A plan whose numbers are expressions, in memory once.
+class Symbolic(NamedTuple):
+    """A program whose numbers are expressions, as far as compile, and what it asked of extents."""
+
+    planned: Planned
+    guards: tuple[Relation, ...]
+
+
+class Origin(NamedTuple):
+    """What a graph's programs for many extents have in common.
 
     Attributes:
-        stages: the program with symbols, as far as compile.
-        cell: the box of extents that it was compiled for.
-        guards: extents in it of which all hold have this plan.
-    """
-
-    def __init__(self, stages: Stages, cell: Cell, guards: tuple[Relation, ...]) -> None:
-        self.stages = stages
-        self.cell = cell
-        self.guards = guards
-        self._planned = stages.planned
-        self._first: Loaded[Any] | None = None
-        self._packs = Packs()
-        self._left = MOST_KEPT
-
-    def serves(self, extents: Mapping[str, int]) -> bool:
-        """Return whether extents have this plan."""
-        return self.cell.holds(extents) and all(g.holds(extents) for g in self.guards)
-
-    def instance(self, graph: Graph, extents: Mapping[str, int]) -> Stages:
-        """The program at extents that the regime serves, ready to run.
-
-        Args:
-            graph: what was captured, at these extents.
-            extents: by symbol.
-        """
-        source = self.stages.source
-        plan = self._plan(extents)
-        lowered = specialize(self._planned.graph, extents)
-        made = Stages(graph, source.interface, source.options, self.stages.home)
-        planned = Planned(made.source, lowered, plan)
-        loaded = self._loaded(plan, made)
-        results = results_of(made.source, lowered)
-        frozen = [i for i, yes in enumerate(source.interface.frozen) if yes]
-        failure = partial(index_error, graph)
-        running = Executor(loaded, results, frozen, None, failure, self._packs)
-        made.planned, made.loaded, made.running = planned, loaded, running
-        if self._left > 0 and isinstance(made.target, Compiled):
-            self._left -= 1
-            made.target.keep(planned, loaded, str(self.cell))
-        return made
-
-    def _plan(self, extents: Mapping[str, int]) -> Plan:
-        symbolic, options = self._planned.plan, self.stages.source.options
-        numbers = Numbers(extents)
-        open_ = symbolic.memory.open
-        if not open_:
-            return self._with(numbers, symbolic.memory)
-        buffers = [Buffer(numbers.of(b.size), b.start, b.end) for b in open_]
-        found = plan_memory(buffers, reuse=options.reuse_memory)
-        if options.check:
-            check_memory(buffers, found)
-        offsets = {b.name: int(at) for b, at in zip(open_, found.offsets, strict=True)}
-        numbers = Numbers({**extents, **offsets})
-        return self._with(numbers, replace(found, peak=max(found.peak, symbolic.memory.least)))
-
-    def _with(self, numbers: Numbers, memory: MemoryPlan) -> Plan:
-        symbolic = self._planned.plan
-        plan = replace(
-            symbolic,
-            steps=numbers.steps(symbolic.steps),
-            host=tuple([numbers.task(t) for t in symbolic.host]),
-            memory=memory,
-            facts=tuple([numbers.facts(f) for f in symbolic.facts]),
-        )
-        if self.stages.source.options.check:
-            check(plan)
-        return plan
-
-    def _loaded(self, plan: Plan, stages: Stages) -> Loaded[Any]:
-        """The plan in memory; constants, packed weights and kernels are those of the first one."""
-        first = self._first
-        if first is None:
-            first = self._first = stages.target.load(
-                replace(self._planned, plan=plan), stages.report
-            )
-            return first
-        once = tuple(dict.fromkeys(run.kernel for run in runs_of(plan.prelude)))
-        main = stages.target.compiler().build(Program(plan.steps, plan.bases, once))
-        return replace(first, plan=plan, main=main)
-
-
-def compile_regime(
-    graph: Graph,
-    interface: Interface,
-    options: Options,
-    home: CompNode | None,
-    extents: Mapping[str, int],
-) -> Regime | str:
-    """A program for these extents, and for all that answer alike; or why there is none.
-
-    Args:
-        graph: with symbols in its types.
+        graph: what was captured, with symbols in its types.
         interface: which inputs are frozen or updated.
         options: of the compilation.
         home: where it runs.
-        extents: of the call that it is compiled for, by symbol.
+        arenas: scratch memory.
     """
-    reason = _refusal(graph, options, home)
-    if reason:
-        return reason
-    try:
-        cell = cell_of(extents)
+
+    graph: Graph
+    interface: Interface
+    options: Options
+    home: CompNode | None
+    arenas: Arenas
+
+    def stages(self, graph: Graph) -> Stages:
+        """The graph, or a form of it, on its way through the stages."""
+        return Stages(graph, self.interface, self.options, self.home)
+
+    def planned(self, cell: Cell, extents: Mapping[str, int]) -> Symbolic:
+        """The program with expressions for its numbers, for what answers as these extents do."""
         with deciding(extents, cell.hints) as decisions:
-            stages = Stages(cell.of(graph), interface, options, home)
-            compiler = stages.target.compiler()
-            if not isinstance(compiler, OpenCompiler) or not compiler.is_open:
-                return "its compiler takes numbers for extents"
-            plan = stages.planned.plan
-    except Exception as error:  # What takes no expressions yet: extents get own programs.
-        get_logger("jit").debug("%s: no program for many extents", graph.name, exc_info=True)
-        return f"{type(error).__name__}: {str(error).splitlines()[0]}"
-    reason = _leaves(plan)
-    return reason or Regime(stages, cell, tuple(decisions.guards))
+            planned = self.stages(cell.of(self.graph)).planned
+        return Symbolic(planned, tuple(decisions.guards))
 
 
-def _refusal(graph: Graph, options: Options, home: CompNode | None) -> str:
-    if home is not None and not home.on_host:
-        return "the program is on a device"
-    if options.memory_budget or options.streams > 1:
-        return "a memory budget, or several streams, are decided by numbers"
-    if any(isinstance(n.op, ControlFlow) for n in graph.nodes):
-        return "it has loops or branches"
-    if any(isinstance(n.op, Collective) for n in graph.nodes):
-        return "ranks agree on every program"
-    if MEASURING.on:
-        return "kernels are measured at numbers"
-    return ""
+class Regime:
+    """A plan for the extents of a cell that answer alike, in memory once.
+
+    Args:
+        origin: of the program.
+        cell: the box of extents that it was compiled for.
+        entry: the program, loaded.
+        symbolic: the same with expressions; None where it came from the cache.
+
+    Attributes:
+        origin, cell, entry: the same.
+        is_recalled: whether it came from the cache.
+        executor: runs the program at an `Instance`.
+    """
+
+    def __init__(
+        self, origin: Origin, cell: Cell, entry: Entry, symbolic: Symbolic | None = None
+    ) -> None:
+        self.origin, self.cell, self.entry = origin, cell, entry
+        self.arenas = origin.arenas
+        self.is_recalled = symbolic is None
+        self._symbolic = symbolic
+        made = known(entry)
+        self.scheme = scheme = made.scheme
+        self._dtypes = [as_dtype(name).numpy for name in made.dtypes]
+        self._frozen = [i for i, yes in enumerate(origin.interface.frozen) if yes]
+        self._packs = Packs()
+        self.executor = Executor(entry.loaded, (), self._frozen, packs=self._packs, many=self)
+        evaluator = _evaluator_of(origin)
+        self._evaluate = evaluator(scheme.arithmetic.rows)
+        self._results = [list(places) for places in scheme.results]
+        self.placements = Placements(scheme.at, scheme.lives, evaluator)
+        for rows in made.placements:
+            self.placements.add(rows)
+
+    def _registers(self, extents: Sequence[int]) -> Words:
+        registers = self.scheme.arithmetic.start.copy()
+        registers[: len(extents)] = extents
+        return registers
+
+    def at(self, extents: tuple[int, ...]) -> Instance | None:
+        """The program at extents in its cell; None where they have another one.
+
+        Raises:
+            ShapeError: sizes at these extents are beyond 64 bits.
+        """
+        registers = self._registers(extents)
+        reached = self._evaluate(registers)
+        if reached != DONE:
+            if reached != OVERFLOW:
+                return None
+            raise _beyond(self.scheme, extents)
+        try:
+            peak = self.placements.place(registers)
+        except OverflowError:
+            raise _beyond(self.scheme, extents) from None
+        numbers = registers[self.scheme.arithmetic.first :].copy()
+        results = [
+            (tuple(registers[places].tolist()), dtype)
+            for places, dtype in zip(self._results, self._dtypes, strict=True)
+        ]
+        made = At(extents, numbers, peak, results)
+        if self.origin.options.check:
+            symbolic = self.symbolic(self.named(extents))
+            prove(at_extents(symbolic.planned.plan, self.named(extents), made))
+        return Instance(self.executor, made)
+
+    # -- what an executor asks -------------------------------------------------------------
+
+    def task(self, task: HostTask, at: At, /) -> HostTask:
+        """A host task at certain extents."""
+        return task_at(task, self.named(at.extents))
+
+    def index_error(self, at: At, number: int, index: int, /) -> IndexRangeError:
+        """What to raise where check number so-and-so has found an index at certain extents."""
+        return index_error(specialize(self.origin.graph, self.named(at.extents)), number, index)
+
+    def named(self, extents: Sequence[int]) -> dict[str, int]:
+        """Extents by symbol."""
+        return dict(zip(self.scheme.symbols, extents, strict=True))
+
+    # -- looking inside --------------------------------------------------------------------
+
+    def symbolic(self, extents: Mapping[str, int]) -> Symbolic:
+        """The program with expressions; compiled for the purpose if it came from the cache."""
+        if self._symbolic is None:
+            self._symbolic = self.origin.planned(self.cell, extents)
+        return self._symbolic
+
+    def stages(self, at: At) -> Stages:
+        """The program at certain extents with numbers for expressions, for those who look."""
+        extents = self.named(at.extents)
+        before = self.symbolic(extents).planned
+        made = self.origin.stages(specialize(self.origin.graph, extents))
+        plan, lowered = at_extents(before.plan, extents, at), specialize(before.graph, extents)
+        once = tuple(dict.fromkeys(run.kernel for run in runs_of(plan.prelude)))
+        main = made.target.compiler().build(plan.program(plan.steps, once))
+        loaded = replace(self.entry.loaded, plan=plan, main=main)
+        results, failure = results_of(made.source, lowered), partial(index_error, made.source.graph)
+        running = Executor(loaded, results, self._frozen, None, failure, self._packs)
+        made.planned, made.loaded = Planned(made.source, lowered, plan), loaded
+        made.running = running
+        return made
 
 
-def _leaves(plan: Plan) -> str:
-    """Return the part of a plan that cannot be shared, in words."""
-    for run in runs_of(plan.prelude):
-        if any(isinstance(getattr(a, "offset", a), Expr) for a in run.arguments):
-            return "what is packed depends on extents"
-    if any(isinstance(t.op, Fused) for t in plan.host):
-        return "another engine runs a part of it"
-    return ""
+def recall_regime(origin: Origin, cell: Cell, number: int) -> Regime | None:
+    """Number so-and-so of the programs that earlier processes kept for a cell."""
+    made = origin.stages(origin.graph)
+    if not isinstance(made.target, Compiled):
+        return None
+    entry = made.target.recall(made.source, f"{cell} #{number}")
+    return None if entry is None or entry.open is None else Regime(origin, cell, entry)
+
+
+def known(entry: Entry) -> Open:
+    """What a program for many extents has besides its words.
+
+    Raises:
+        CompileError: it is for certain extents.
+    """
+    if entry.open is None:
+        raise CompileError("extents", "a program has no code for its numbers")
+    return entry.open
+
+
+def _evaluator_of(origin: Origin) -> Evaluator:
+    """What makes code a function where the program runs."""
+    compiler = origin.stages(origin.graph).target.compiler()
+    if isinstance(compiler, OpenCompiler):
+        return compiler.evaluator
+    return lambda rows: partial(evaluate, rows)
+
+
+def _beyond(scheme: Scheme, extents: Sequence[int]) -> ShapeError:
+    named = ", ".join(f"{n} = {x}" for n, x in zip(scheme.symbols, extents, strict=True))
+    return ShapeError("jit", "sizes are beyond 64 bits", saw=named, hint="use smaller extents")

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from treadle.backends.program import Compiler, Program, runs_of
+from treadle.backends.program import Compiler, runs_of
 from treadle.engine.plan import Loaded, Plan
 from treadle.runtime.host import memory
 
@@ -26,8 +26,8 @@ def load(plan: Plan, compiler: Compiler, *, on_host: bool = True) -> Loaded[Any]
         tuple(dict.fromkeys(run.kernel for run in runs_of(steps)))
         for steps in (plan.steps, plan.prelude)
     )
-    main = compiler.build(Program(plan.steps, plan.bases, once))
-    prelude = compiler.build(Program(plan.prelude, plan.bases, runs)) if plan.prelude else None
+    main = compiler.build(plan.program(plan.steps, once))
+    prelude = compiler.build(plan.program(plan.prelude, runs)) if plan.prelude else None
     constants = memory("constants", plan.constants.nbytes)
     for offset, array in plan.constants.entries:
         place = constants.bytes[offset : offset + array.nbytes]

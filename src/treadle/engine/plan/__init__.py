@@ -16,6 +16,7 @@ from treadle.backends.program import (
     Host,
     Jump,
     Limits,
+    Program,
     Run,
     Step,
     Stop,
@@ -256,6 +257,8 @@ class Plan:
         once: numbers of the nodes that the prelude computes.
         areas: offset and bytes of everything in `kept`.
         halts: (step, task) pairs of a program out of the cache, whose steps are not known.
+        slots: entries of the table behind the bases, which have the numbers of a call's extents.
+        sums: which of them are sums of two others: see `Program`.
     """
 
     steps: tuple[Step, ...]
@@ -273,6 +276,8 @@ class Plan:
     once: tuple[int, ...] = ()
     areas: tuple[tuple[int, int], ...] = ()
     halts: tuple[tuple[int, int], ...] = ()
+    slots: int = 0
+    sums: tuple[tuple[int, int, int], ...] = ()
 
     @property
     def tasks(self) -> dict[int, int]:
@@ -289,6 +294,11 @@ class Plan:
     def bases(self) -> int:
         """Number of bases that the steps address."""
         return self.inputs + self.outputs + 3
+
+    def program(self, steps: tuple[Step, ...], beside: tuple[Any, ...]) -> Program:
+        """Some of its steps as a program over the table; see `Program` for what is beside it."""
+        sums = self.sums if steps is self.steps else ()
+        return Program(steps, self.bases + self.slots, beside, sums)
 
 
 def parts_of(step: Step, facts: Facts) -> tuple[tuple[Step, Facts], ...]:

@@ -22,7 +22,7 @@ from treadle.engine.devices.placement import (
     passes_of,
     segment_engines,
 )
-from treadle.engine.execute import DeviceExecutor, Executor, Runner
+from treadle.engine.execute import DeviceExecutor, Executor
 from treadle.engine.options import Options
 from treadle.engine.plan import Interface, Loaded, Plan
 from treadle.engine.segments import SegmentLaunch, is_apart, kept_whole, launches_of
@@ -147,30 +147,23 @@ class Compiled(Target):
         cache.settle(graph, options, entry.cuts)
         return self.executor(program.source, entry.loaded, entry.results, program.report)
 
-    def recall(self, captured: Captured, report: CompileReport, box: str) -> Runner | None:
-        """Return the runner of a program that `keep` left in the cache; None where there
-        is none.
-        """
+    def recall(self, captured: Captured, box: str) -> cache.Entry | None:
+        """Return a program for many extents that `keep` left in the cache."""
         compiler = self.compiler()
-        known = None
-        if not DUMP.get():
-            key = self._key(captured, compiler, box)
-            known = cache.fetch(key, compiler, on_host=self._on_host)
-        if known is None:
+        if DUMP.get():
             return None
-        return self.executor(captured, known.loaded, known.results, report)
+        key = self._key(captured, compiler, box)
+        return cache.fetch(key, compiler, on_host=self._on_host)
 
-    def keep(self, planned: Planned, loaded: Loaded[Any], box: str) -> None:
-        """Keep what a program for many extents is for some of them.
+    def keep(self, captured: Captured, entry: cache.Entry, box: str) -> None:
+        """Keep a program for many extents in the cache.
 
         Args:
-            planned: at these extents.
-            loaded: the same.
-            box: the range of each extent that it was compiled for: at the same extents, a program
-                that was compiled for them alone may round in another order.
+            captured: what it was made from.
+            entry: the program.
+            box: the extents that it was compiled for.
         """
-        captured, compiler = planned.captured, self.compiler()
-        entry = cache.Entry(loaded, results_of(captured, planned.graph))
+        compiler = self.compiler()
         cache.save(self._key(captured, compiler, box), entry, compiler)
 
     def _key(self, captured: Captured, compiler: Compiler, box: str = "") -> str:
@@ -184,8 +177,8 @@ class Compiled(Target):
             or passes_of(self._options, self.kind)
         ):
             return ""
-        setting += box
-        return cache.key_of(captured.graph, captured.interface, self._options, compiler, setting)
+        rest = captured.interface, self._options, compiler, setting + box
+        return cache.key_of(captured.graph, *rest)
 
     @abstractmethod
     def executor(

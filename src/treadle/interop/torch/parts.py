@@ -18,6 +18,7 @@ from torch import fx
 
 from treadle.base.errors import GraphError, OutOfMemory
 from treadle.base.guards import deciding
+from treadle.engine.execute import Runner
 from treadle.engine.extents.plans import Plans
 from treadle.engine.options import Options
 from treadle.engine.pipeline import Stages
@@ -123,17 +124,23 @@ class Variant:
         results = [r.at(extents) for r in self.results]
         if not all(r.fits(s) for r, s in zip(results, self.results, strict=True)):
             return None
+        shared = self.plans.at(extents)
+        runner: Runner = shared[1] if shared else self._alone(extents)
+        inputs = len(self.graph.inputs)
+        return Instance(runner, inputs, results, self.draws, self._is_plain, self._home)
+
+    def _alone(self, extents: Mapping[str, int]) -> Runner:
+        """A program for these extents alone."""
         graph = specialize(self.graph, extents)
-        stages = self.plans.at(graph, extents)
-        stages = stages or Stages(graph, options=Options(), home=self._home.node)
-        return Instance(stages, results, self.draws, self._is_plain, self._home)
+        return Stages(graph, options=Options(), home=self._home.node).compile()
 
 
 class Instance:
     """A part's program at certain extents.
 
     Args:
-        stages: of the program.
+        runner: of the program.
+        inputs: how many it has.
         results: of the part.
         draws: how many states of random ops it takes, behind its tensors.
         is_plain: whether it takes nothing but tensors of real numbers.
@@ -141,13 +148,16 @@ class Instance:
     """
 
     def __init__(
-        self, stages: Stages, results: Sequence[Result], draws: int, is_plain: bool, home: Home
+        self,
+        runner: Runner,
+        inputs: int,
+        results: Sequence[Result],
+        draws: int,
+        is_plain: bool,
+        home: Home,
     ) -> None:
-        self.stages = stages
         self._home = home
-        runner = stages.compile()
         self._run = runner.run
-        inputs = len(stages.source.graph.inputs)
         self.straight = (
             home.straight(partial(straight, runner, inputs, results)) if is_plain else None
         )

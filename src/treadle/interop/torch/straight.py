@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from treadle.base.shape import row_major_strides
-from treadle.engine.execute import Executor, Runner
+from treadle.engine.execute import Executor, Instance, Runner
 
 LARGE = 1 << 16
 """Bytes from which on a result is better in memory that earlier ones gave back."""
@@ -42,7 +42,7 @@ def straight(runner: Runner, count: int, results: Sequence[Any]) -> Straight | N
         A function that gives the results, or None for tensors without dense memory, or where
         an index is out of range: arrays then tell what is to be told.
     """
-    run = runner.by_address() if isinstance(runner, Executor) else None
+    run = runner.by_address() if isinstance(runner, Executor | Instance) else None
     if run is None or any(r.dtype is None for r in results):
         return None
     forms = [_form(r) for r in results]

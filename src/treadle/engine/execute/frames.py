@@ -1,0 +1,94 @@
+"""What one run of a program has for itself: the table of base addresses, and scratch memory."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from treadle.backends.native_code import Executable
+from treadle.backends.program import Address
+from treadle.base.types import TensorType
+from treadle.engine.execute.arenas import Arena
+from treadle.engine.execute.counters import Tally
+from treadle.engine.execute.reductions import Reductions
+from treadle.engine.plan import HostTask, Loaded
+from treadle.runtime.host import HostBuffer, address
+
+Array = npt.NDArray[Any]
+
+
+class At:
+    """What a program for many extents is at certain ones.
+
+    Args:
+        extents: in the order of the program's symbols.
+        numbers: entries of its table.
+        peak: bytes of scratch memory.
+        results: extents and element types of the results.
+    """
+
+    __slots__ = ("extents", "launches", "numbers", "peak", "results", "tasks")
+
+    def __init__(
+        self,
+        extents: tuple[int, ...],
+        numbers: npt.NDArray[np.int64],
+        peak: int,
+        results: list[tuple[tuple[int, ...], Any]],
+    ) -> None:
+        self.extents = extents
+        self.numbers = numbers
+        self.peak = peak
+        self.results = results
+        self.tasks: dict[int, HostTask] = {}
+        self.launches: dict[int, Callable[..., Any]] = {}
+        """Host tasks at these extents and what runs them, as far as they were met."""
+
+
+class Frame:
+    """Addresses and scratch memory of one run at a time.
+
+    The arena of a program for many extents is there while it runs.
+    """
+
+    __slots__ = (
+        "arena", "at", "bases", "kept", "last", "reductions", "tally", "version", "views", "write"
+    )  # fmt: skip
+
+    def __init__(self, loaded: Loaded[Executable], tally: Tally, at: At | None) -> None:
+        self.tally = tally
+        plan = loaded.plan
+        self.arena: Arena | None = Arena(plan.memory.peak) if at is None else None
+        self.at: At | None = None
+        """Whose numbers are in the table."""
+        self.kept: HostBuffer = loaded.kept
+        self.bases = np.zeros(plan.bases + plan.slots, np.int64)
+        self.last = plan.bases - 1
+        """Where the arena's address belongs; those of constants and kept memory are before it."""
+        self.bases[self.last - 2 : self.last] = [
+            address(b.bytes) for b in (loaded.constants, loaded.kept)
+        ]
+        if self.arena is not None:
+            self.bases[self.last] = self.arena.address
+        self.write = partial(struct.Struct(f"{plan.bases - 3}q").pack_into, self.bases.data, 0)
+        """Write the addresses of all inputs and results into the table."""
+        self.version: object = None
+        """Names the inputs whose addresses are in the table; None where they must be written."""
+        self.views: dict[tuple[Address, TensorType], Array] = {}
+        """Arrays over the arena and constants that were handed to host tasks."""
+        self.reductions = Reductions()
+
+    def turn_to(self, at: At, arena: Arena) -> None:
+        """Have the numbers of certain extents in the table, and scratch memory for them."""
+        bases, last = self.bases, self.last
+        if self.at is not at:
+            bases[last + 1 : last + 1 + len(at.numbers)] = at.numbers
+            self.at = at
+        bases[last] = arena.address
+        self.arena = arena
+        self.views.clear()

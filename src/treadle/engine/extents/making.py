@@ -1,0 +1,88 @@
+"""Programs for many extents: made, kept on disk, and found there again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from treadle.backends.measuring import MEASURING
+from treadle.backends.program import OpenCompiler, runs_of
+from treadle.base.log import get_logger
+from treadle.base.symbol import Expr
+from treadle.engine.cache import Entry
+from treadle.engine.extents.cells import Cell, cell_of
+from treadle.engine.extents.numbering import first_placements, numbered
+from treadle.engine.extents.regime import Origin, Regime, Symbolic
+from treadle.engine.pipeline import Stages
+from treadle.engine.plan import Plan
+from treadle.engine.scheme import Open
+from treadle.engine.targets.compiled import Compiled, results_of
+from treadle.ops.collective import Collective
+from treadle.ops.control import ControlFlow
+from treadle.ops.fused import Fused
+
+
+def compile_regime(origin: Origin, extents: Mapping[str, int], number: int) -> Regime | str:
+    """A program for these extents, and for all that answer alike; or why there is none.
+
+    Args:
+        origin: of the program.
+        extents: of the call that it is compiled for, by symbol.
+        number: of the program among those of its cell, for the cache.
+    """
+    cell = cell_of(extents)
+    try:
+        symbolic = origin.planned(cell, extents)
+    except Exception as error:  # What takes no expressions yet: extents get own programs.
+        name = origin.graph.name
+        get_logger("jit").debug("%s: no program for many extents", name, exc_info=True)
+        return f"{type(error).__name__}: {str(error).splitlines()[0]}"
+    reason = _leaves(symbolic.planned.plan)
+    if reason:
+        return reason
+    made = origin.stages(origin.graph)
+    entry = _entry(symbolic, cell, made)
+    if isinstance(made.target, Compiled):
+        made.target.keep(made.source, entry, f"{cell} #{number}")
+    return Regime(origin, cell, entry, symbolic)
+
+
+def _entry(symbolic: Symbolic, cell: Cell, stages: Stages) -> Entry:
+    """The program in memory, with code for its numbers."""
+    planned, guards = symbolic
+    results = results_of(planned.captured, planned.graph)
+    plan, scheme = numbered(planned.plan, [t.shape for t in results], tuple(cell.ranges), guards)
+    loaded = stages.target.load(replace(planned, plan=plan), stages.report)
+    dtypes = tuple(t.dtype.name for t in results)
+    return Entry(loaded, (), (), Open(scheme, dtypes, first_placements(scheme, cell)))
+
+
+def refusal(origin: Origin) -> str:
+    """What keeps a graph from having programs for many extents, as is known beforehand."""
+    graph, options, home = origin.graph, origin.options, origin.home
+    if all(t.is_static for t in graph.input_types):
+        return "no extent is open"
+    compiler = origin.stages(graph).target.compiler()
+    if not isinstance(compiler, OpenCompiler) or not compiler.is_open:
+        return "its compiler takes numbers for extents"
+    if home is not None and not home.on_host:
+        return "the program is on a device"
+    if options.memory_budget or options.streams > 1:
+        return "a memory budget, or several streams, are decided by numbers"
+    if any(isinstance(n.op, ControlFlow) for n in graph.nodes):
+        return "it has loops or branches"
+    if any(isinstance(n.op, Collective) for n in graph.nodes):
+        return "ranks agree on every program"
+    if MEASURING.on:
+        return "kernels are measured at numbers"
+    return ""
+
+
+def _leaves(plan: Plan) -> str:
+    """What of a plan cannot be shared."""
+    for run in runs_of(plan.prelude):
+        if any(isinstance(getattr(a, "offset", a), Expr) for a in run.arguments):
+            return "what is packed depends on extents"
+    if any(isinstance(t.op, Fused) for t in plan.host):
+        return "another engine runs a part of it"
+    return ""

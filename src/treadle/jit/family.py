@@ -1,0 +1,156 @@
+"""Functions captured once for many extents: named axes are symbols in the graph.
+
+Extents that come along have a plan that serves many of them, or a program of their own, made from
+the one captured graph; the body does not run again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+from treadle.base.symbol import evaluate
+from treadle.engine.execute import Instance, Runner
+from treadle.engine.extents.plans import Plans
+from treadle.engine.extents.regime import Regime
+from treadle.engine.options import Options
+from treadle.engine.pipeline import Stages
+from treadle.engine.plan import Interface
+from treadle.graph.evaluate import specialize
+from treadle.graph.ir import Graph
+from treadle.jit.binding import Binding
+from treadle.jit.captured import Captured, HostValue, Source
+from treadle.jit.variants import Single, Variant
+
+
+class Family:
+    """Programs made from one symbolic capture.
+
+    Args:
+        captured: with symbols in its types.
+        options: of the compilation.
+        interface: which inputs are frozen or updated.
+
+    Attributes:
+        captured, options, interface: the same.
+    """
+
+    def __init__(self, captured: Captured, options: Options, interface: Interface) -> None:
+        self.captured = captured
+        self.options = options
+        self.interface = interface
+        alone = "it is on several devices" if captured.spread else ""
+        self.plans = Plans(captured.graph, options, interface, captured.home, alone)
+        self._binding: Binding | None = None
+
+    @property
+    def regimes(self) -> list[Regime]:
+        """Plans for many extents, as far as there are."""
+        return self.plans.regimes
+
+    @property
+    def alone(self) -> str:
+        """Why each extents have a program of their own; "" where plans are shared."""
+        return self.plans.alone
+
+    def serves(self, leaves: Sequence[Any], extents: Mapping[str, int]) -> bool:
+        """Whether the capture's course is the one that these arguments and extents take."""
+        captured = self.captured
+        return (
+            captured.holds(leaves)
+            and captured.fits(leaves, extents)
+            and all(guard.holds(extents) for guard in captured.graph.guards)
+        )
+
+    def at(self, extents: Mapping[str, int]) -> Captured:
+        """What was captured, at extents that it serves."""
+        captured = self.captured
+        graph = specialize(captured.graph, extents)
+        sources = tuple(_numbered(source, extents) for source in captured.sources)
+        return dataclasses.replace(captured, graph=graph, sources=sources)
+
+    def member(self, extents: Mapping[str, int]) -> Variant:
+        """The program at extents that the capture serves."""
+        found = self.plans.at(extents)
+        if found is None:
+            return Single(self.at(extents), self.options, self.captured.graph)
+        return Member(self, extents, *found)
+
+    def bound(self, captured: Callable[[], Captured], runner: Runner) -> Binding:
+        """A program at certain extents with the handles of all of them.
+
+        Args:
+            captured: gives what was captured, at these extents.
+            runner: of the program.
+        """
+        if self._binding is None:
+            self._binding = Binding(self.captured, self.interface.updates, runner)
+        return self._binding.at(captured, runner)
+
+
+def _numbered(source: Source, extents: Mapping[str, int]) -> Source:
+    """A source with numbers for its extents."""
+    if not isinstance(source, HostValue):
+        return source
+    numbers = tuple(evaluate(e, extents) for e in source.extents)
+    return dataclasses.replace(source, extents=numbers)
+
+
+class Member(Variant):
+    """A signature of a function that is captured for many extents, whose plan others share.
+
+    Args:
+        family: the capture and its plans.
+        extents: by symbol.
+        regime: the plan.
+        instance: the same at these extents.
+    """
+
+    def __init__(
+        self, family: Family, extents: Mapping[str, int], regime: Regime, instance: Instance
+    ) -> None:
+        super().__init__()
+        self._family = family
+        self._extents = extents
+        self._regime = regime
+        self._instance = instance
+        self._binding = family.bound(lambda: self.captured, instance)
+
+    @cached_property
+    def captured(self) -> Captured:
+        """What the capture found, at the signature's extents."""
+        return self._family.at(self._extents)
+
+    @property
+    def graph(self) -> Graph:
+        """What was captured, if that serves other extents, with symbols."""
+        return self._family.captured.graph
+
+    @property
+    def interface(self) -> Interface:
+        """Which handles are written in place, and which keep their arrays."""
+        return self._family.interface
+
+    @cached_property
+    def stages(self) -> Stages:
+        """The program, for those who look."""
+        return self._regime.stages(self._instance.at)
+
+    @property
+    def runner(self) -> Runner:
+        """What runs the program."""
+        return self._instance
+
+    def holds(self, leaves: Sequence[Any]) -> bool:
+        """Whether the world is as it was at the capture."""
+        return self._family.captured.holds(leaves)
+
+    def valid(self, leaves: Sequence[Any]) -> bool:
+        """Whether the program is right for these arguments, state included."""
+        return self._family.serves(leaves, self._extents)
+
+    def binding(self) -> Binding:
+        """The program with its handles."""
+        return self._binding

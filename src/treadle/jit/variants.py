@@ -1,0 +1,165 @@
+"""Programs of one signature, whether it has one of its own or shares a plan with others."""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+from treadle.base import tree
+from treadle.engine.execute import Runner
+from treadle.engine.options import Options
+from treadle.engine.pipeline import Stages
+from treadle.engine.plan import Interface
+from treadle.graph.ir import Graph
+from treadle.inspect import Inspected
+from treadle.jit.binding import Binding
+from treadle.jit.captured import Argument, Captured, Output, State
+from treadle.jit.recorded import GraphRule
+
+
+class Variant(ABC):
+    """One captured signature, and its program once it is needed."""
+
+    def __init__(self) -> None:
+        self._rule: GraphRule | None = None
+
+    @property
+    @abstractmethod
+    def captured(self) -> Captured:
+        """What the capture found."""
+
+    @property
+    @abstractmethod
+    def graph(self) -> Graph:
+        """What was captured, if that serves other extents, with symbols."""
+
+    @property
+    @abstractmethod
+    def interface(self) -> Interface:
+        """Which handles are written in place, and which keep their arrays from call to call."""
+
+    @property
+    @abstractmethod
+    def stages(self) -> Stages:
+        """The program, for those who look."""
+
+    @cached_property
+    def inspected(self) -> Inspected:
+        """The same, with what can be asked of it."""
+        return Inspected(self.stages)
+
+    @property
+    @abstractmethod
+    def runner(self) -> Runner | None:
+        """What runs the program; None before it is compiled."""
+
+    @abstractmethod
+    def holds(self, leaves: Sequence[Any]) -> bool:
+        """Whether the world is as it was at the capture, but for shapes and types of state."""
+
+    @abstractmethod
+    def valid(self, leaves: Sequence[Any]) -> bool:
+        """Whether the program is right for these arguments, state included."""
+
+    @abstractmethod
+    def binding(self) -> Binding:
+        """The program with its handles; compiled when first asked for."""
+
+    def rule(self) -> GraphRule:
+        """How a tape differentiates the function."""
+        if self._rule is None:
+            self._rule = GraphRule(self.captured, self.stages.source.options)
+        return self._rule
+
+
+class Single(Variant):
+    """A signature with a program of its own.
+
+    Args:
+        captured: what the capture found.
+        options: of the compilation.
+        graph: what was captured, if that serves other extents, too.
+    """
+
+    def __init__(self, captured: Captured, options: Options, graph: Graph | None = None) -> None:
+        super().__init__()
+        self._captured = captured
+        self._graph = captured.graph if graph is None else graph
+        home, places = captured.home, captured.spread
+        self._stages = Stages(captured.graph, interface_of(captured), options, home, places)
+        self._binding: Binding | None = None
+        self._making = threading.Lock()
+
+    @property
+    def captured(self) -> Captured:
+        """What the capture found, at the signature's extents."""
+        return self._captured
+
+    @property
+    def graph(self) -> Graph:
+        """What was captured, if that serves other extents, with symbols."""
+        return self._graph
+
+    @property
+    def interface(self) -> Interface:
+        """Which handles are written in place, and which keep their arrays."""
+        return self._stages.source.interface
+
+    @property
+    def stages(self) -> Stages:
+        """The program, for those who look."""
+        return self._stages
+
+    @property
+    def runner(self) -> Runner | None:
+        """What runs the program."""
+        runner: Runner | None = self._stages.made("running")
+        return runner
+
+    def holds(self, leaves: Sequence[Any]) -> bool:
+        """Whether the world is as it was at the capture."""
+        return self._captured.holds(leaves)
+
+    def valid(self, leaves: Sequence[Any]) -> bool:
+        """Whether the program is right for these arguments, state included."""
+        return self._captured.holds(leaves) and self._captured.fits(leaves)
+
+    def binding(self) -> Binding:
+        """The program with its handles."""
+        if self._binding is None:
+            with self._making:
+                if self._binding is None:
+                    executor = self._stages.compile()
+                    self._binding = Binding(self._captured, self.interface.updates, executor)
+        return self._binding
+
+
+def interface_of(captured: Captured) -> Interface:
+    """Which handles are written in place, and which keep their arrays from call to call."""
+    graph = captured.graph
+    updates: dict[int, int] = {}
+    writes = captured.updates if captured.on_host else ()
+    shared = _shared(captured)
+    for output, i in writes:
+        new, old = graph.outputs[output].type, graph.inputs[i].type
+        same = (new.dtype, new.shape) == (old.dtype, old.shape)
+        held = isinstance(captured.sources[i], (State, Argument))
+        if same and held and output not in updates and output not in shared:
+            updates[output] = i
+    changed = {i for _, i in captured.updates}
+    frozen = tuple(
+        isinstance(s, State) and i not in changed for i, s in enumerate(captured.sources)
+    )
+    return Interface(frozen, tuple(updates.items()))
+
+
+def _shared(captured: Captured) -> set[int]:
+    """Outputs that somebody besides one handle receives."""
+    found = {o for o, _ in (*captured.gradients, *captured.escaped)}
+    found |= {x.index for x in tree.flatten(captured.results)[0] if isinstance(x, Output)}
+    rebound = Counter(o for o, _ in captured.updates)
+    return found | {o for o, count in rebound.items() if count > 1}
