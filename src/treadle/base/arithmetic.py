@@ -27,7 +27,7 @@ ZERO, NOT_ZERO, NOT_NEGATIVE = range(6, 9)
 """Codes that ask this of register x; evaluation ends where it is not so."""
 CODES = 9
 DONE, OVERFLOW = -1, -2
-"""What evaluation returns besides the number of a question that was answered with no.
+"""Results of evaluation, besides the number of a question that was answered with no.
 
 OVERFLOW is for results beyond 64 bits, and for divisors below 1.
 """

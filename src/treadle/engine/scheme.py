@@ -1,4 +1,4 @@
-"""How a program for many extents gets its numbers, as plain data."""
+"""Numbers of a program for many extents, as code and plain data."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from treadle.base.arithmetic import Arithmetic, Rows
 
 @dataclass(frozen=True, slots=True)
 class Registers:
-    """Where code finds sizes of buffers, whole lines each, and puts what it makes of them.
+    """Registers in which code finds sizes of buffers, in whole lines, and puts their places.
 
     Attributes:
         zero, least: hold 0, and the bytes that are needed in any case.
@@ -34,7 +34,7 @@ class Registers:
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """How a call's extents become the numbers of a plan.
+    """The way from a call's extents to the numbers of a plan.
 
     Attributes:
         symbols: names of extents, in the order in which code has them.
@@ -54,7 +54,7 @@ class Scheme:
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """What a program for many extents has besides its words.
+    """The part of a program for many extents that stands beside its words.
 
     Attributes:
         scheme: how extents become its numbers.
@@ -86,7 +86,7 @@ def data_of(given: Open) -> tuple[dict[str, Any], list[bytes]]:
 
 
 def open_of(head: Mapping[str, Any], raw: bytes) -> Open:
-    """What `data_of` wrote."""
+    """Return what `data_of` wrote."""
     width = 8 * head["registers"]
     start = np.frombuffer(raw, np.int64, head["registers"])
     rows = np.frombuffer(raw, np.int32, offset=width).reshape(-1, 4)

@@ -59,7 +59,7 @@ class StateChanged(TraceError):
 
 
 class _Shared:
-    """What all programs of one capture know of the handles of state."""
+    """Knowledge of the handles of state that all programs of one capture share."""
 
     __slots__ = ("lock", "watch")
 

@@ -52,11 +52,11 @@ class Family:
 
     @property
     def alone(self) -> str:
-        """Why each extents have a program of their own; "" where plans are shared."""
+        """Reason why each extents have a program of their own; "" where plans are shared."""
         return self.plans.alone
 
     def serves(self, leaves: Sequence[Any], extents: Mapping[str, int]) -> bool:
-        """Whether the capture's course is the one that these arguments and extents take."""
+        """Return whether the capture's course is the one that these arguments and extents take."""
         captured = self.captured
         return (
             captured.holds(leaves)
@@ -65,7 +65,7 @@ class Family:
         )
 
     def at(self, extents: Mapping[str, int]) -> Captured:
-        """What was captured, at extents that it serves."""
+        """Return the capture at extents that it serves."""
         captured = self.captured
         graph = specialize(captured.graph, extents)
         sources = tuple(_numbered(source, extents) for source in captured.sources)
@@ -120,17 +120,17 @@ class Member(Variant):
 
     @cached_property
     def captured(self) -> Captured:
-        """What the capture found, at the signature's extents."""
+        """The capture at the signature's extents."""
         return self._family.at(self._extents)
 
     @property
     def graph(self) -> Graph:
-        """What was captured, if that serves other extents, with symbols."""
+        """The captured graph; with symbols, if it serves other extents."""
         return self._family.captured.graph
 
     @property
     def interface(self) -> Interface:
-        """Which handles are written in place, and which keep their arrays."""
+        """Return which handles are written in place, and which keep their arrays."""
         return self._family.interface
 
     @cached_property
@@ -140,15 +140,15 @@ class Member(Variant):
 
     @property
     def runner(self) -> Runner:
-        """What runs the program."""
+        """The runner of the program."""
         return self._instance
 
     def holds(self, leaves: Sequence[Any]) -> bool:
-        """Whether the world is as it was at the capture."""
+        """Return whether the world is as it was at the capture."""
         return self._family.captured.holds(leaves)
 
     def valid(self, leaves: Sequence[Any]) -> bool:
-        """Whether the program is right for these arguments, state included."""
+        """Return whether the program is right for these arguments, state included."""
         return self._family.serves(leaves, self._extents)
 
     def binding(self) -> Binding:

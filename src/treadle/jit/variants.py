@@ -30,17 +30,17 @@ class Variant(ABC):
     @property
     @abstractmethod
     def captured(self) -> Captured:
-        """What the capture found."""
+        """The capture."""
 
     @property
     @abstractmethod
     def graph(self) -> Graph:
-        """What was captured, if that serves other extents, with symbols."""
+        """The captured graph; with symbols, if it serves other extents."""
 
     @property
     @abstractmethod
     def interface(self) -> Interface:
-        """Which handles are written in place, and which keep their arrays from call to call."""
+        """Handles that are written in place, and those that keep their arrays."""
 
     @property
     @abstractmethod
@@ -55,22 +55,22 @@ class Variant(ABC):
     @property
     @abstractmethod
     def runner(self) -> Runner | None:
-        """What runs the program; None before it is compiled."""
+        """The runner of the program; None before it is compiled."""
 
     @abstractmethod
     def holds(self, leaves: Sequence[Any]) -> bool:
-        """Whether the world is as it was at the capture, but for shapes and types of state."""
+        """Return whether the world is as at the capture, but for shapes and types of state."""
 
     @abstractmethod
     def valid(self, leaves: Sequence[Any]) -> bool:
-        """Whether the program is right for these arguments, state included."""
+        """Return whether the program is right for these arguments, state included."""
 
     @abstractmethod
     def binding(self) -> Binding:
         """The program with its handles; compiled when first asked for."""
 
     def rule(self) -> GraphRule:
-        """How a tape differentiates the function."""
+        """Return the rule by which a tape differentiates the function."""
         if self._rule is None:
             self._rule = GraphRule(self.captured, self.stages.source.options)
         return self._rule
@@ -96,17 +96,17 @@ class Single(Variant):
 
     @property
     def captured(self) -> Captured:
-        """What the capture found, at the signature's extents."""
+        """The capture at the signature's extents."""
         return self._captured
 
     @property
     def graph(self) -> Graph:
-        """What was captured, if that serves other extents, with symbols."""
+        """The captured graph; with symbols, if it serves other extents."""
         return self._graph
 
     @property
     def interface(self) -> Interface:
-        """Which handles are written in place, and which keep their arrays."""
+        """Return which handles are written in place, and which keep their arrays."""
         return self._stages.source.interface
 
     @property
@@ -116,16 +116,16 @@ class Single(Variant):
 
     @property
     def runner(self) -> Runner | None:
-        """What runs the program."""
+        """The runner of the program."""
         runner: Runner | None = self._stages.made("running")
         return runner
 
     def holds(self, leaves: Sequence[Any]) -> bool:
-        """Whether the world is as it was at the capture."""
+        """Return whether the world is as it was at the capture."""
         return self._captured.holds(leaves)
 
     def valid(self, leaves: Sequence[Any]) -> bool:
-        """Whether the program is right for these arguments, state included."""
+        """Return whether the program is right for these arguments, state included."""
         return self._captured.holds(leaves) and self._captured.fits(leaves)
 
     def binding(self) -> Binding:
@@ -139,7 +139,7 @@ class Single(Variant):
 
 
 def interface_of(captured: Captured) -> Interface:
-    """Which handles are written in place, and which keep their arrays from call to call."""
+    """Return which handles are written in place, and which keep their arrays from call to call."""
     graph = captured.graph
     updates: dict[int, int] = {}
     writes = captured.updates if captured.on_host else ()

@@ -1,4 +1,4 @@
-"""What evaluates straight-line byte code of integers, in LLVM's text form."""
+"""The evaluator of straight-line byte code of integers, in LLVM's text form."""
 
 from __future__ import annotations
 

@@ -393,7 +393,7 @@ class Instance:
 
     @property
     def counters(self) -> Counters:
-        """What all runs of the program, at any extents, have cost at its border."""
+        """Return the costs of all runs, at any extents, at the program's border."""
         return self.executor.counters
 
     def run(self, inputs: Sequence[Array], varying: int = 0, version: object = None) -> list[Array]:

@@ -1,4 +1,4 @@
-"""What one run of a program has for itself: the table of base addresses, and scratch memory."""
+"""Memory of one run of a program: the table of base addresses, and scratch memory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Array = npt.NDArray[Any]
 
 
 class At:
-    """What a program for many extents is at certain ones.
+    """A program for many extents at certain ones: its numbers.
 
     Args:
         extents: in the order of the program's symbols.
@@ -65,11 +65,11 @@ class Frame:
         plan = loaded.plan
         self.arena: Arena | None = Arena(plan.memory.peak) if at is None else None
         self.at: At | None = None
-        """Whose numbers are in the table."""
+        """The instance whose numbers are in the table."""
         self.kept: HostBuffer = loaded.kept
         self.bases = np.zeros(plan.bases + plan.slots, np.int64)
         self.last = plan.bases - 1
-        """Where the arena's address belongs; those of constants and kept memory are before it."""
+        """The place of the arena's address; those of constants and kept memory are before it."""
         self.bases[self.last - 2 : self.last] = [
             address(b.bytes) for b in (loaded.constants, loaded.kept)
         ]

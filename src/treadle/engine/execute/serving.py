@@ -25,7 +25,7 @@ _Split = tuple[list[tuple[Address, TensorType]], list[tuple[Address, TensorType]
 
 
 class Many(Protocol):
-    """What is asked of a program for many extents while it runs."""
+    """A program for many extents, as executors see it."""
 
     arenas: Arenas
 
@@ -34,7 +34,7 @@ class Many(Protocol):
         ...
 
     def index_error(self, at: At, number: int, index: int, /) -> IndexRangeError:
-        """What to raise where check number so-and-so has found an index at certain extents."""
+        """Return the error of a check, by number, that has found an index at certain extents."""
         ...
 
 
@@ -111,7 +111,7 @@ class HostTasks:
         return at.tasks[number], at.launches
 
     def _failure(self, at: At | None, number: int, index: int) -> IndexRangeError:
-        """What to raise for an index."""
+        """Return the error for an index."""
         if at is None or self._many is None:
             return self._index_error(number, index)
         return self._many.index_error(at, number, index)

@@ -20,7 +20,7 @@ __all__ = ["at_extents", "compile_regime", "placed", "prove", "refusal", "task_a
 
 
 def refusal(origin: Origin) -> str:
-    """What keeps a graph from having programs for many extents, as is known beforehand."""
+    """Return what keeps a graph from having programs for many extents, as known beforehand."""
     from treadle.engine.extents import making
 
     return making.refusal(origin)

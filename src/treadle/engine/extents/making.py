@@ -58,7 +58,7 @@ def _entry(symbolic: Symbolic, cell: Cell, stages: Stages) -> Entry:
 
 
 def refusal(origin: Origin) -> str:
-    """What keeps a graph from having programs for many extents, as is known beforehand."""
+    """Return what keeps a graph from having programs for many extents, as known beforehand."""
     graph, options, home = origin.graph, origin.options, origin.home
     if all(t.is_static for t in graph.input_types):
         return "no extent is open"
@@ -79,7 +79,7 @@ def refusal(origin: Origin) -> str:
 
 
 def _leaves(plan: Plan) -> str:
-    """What of a plan cannot be shared."""
+    """Return the reason why a plan cannot be shared, if there is one."""
     for run in runs_of(plan.prelude):
         if any(isinstance(getattr(a, "offset", a), Expr) for a in run.arguments):
             return "what is packed depends on extents"

@@ -97,7 +97,7 @@ class _Numbering:
         return step
 
     def _ends(self, step: Together) -> tuple[int, ...]:
-        """Where it stands how many units there are up to each run's last."""
+        """Return the entries that hold how many units there are up to each run's last."""
         if step.serial or not any(isinstance(run.items, Expr) for run in step.runs):
             return ()
         units: Dim = 0

@@ -45,7 +45,7 @@ class Plans:
         self._given = graph, interface, options, home, Arenas()
         self._origin: Origin | None = None
         self._numbers: dict[str, int] = {}
-        """How many programs each cell has had."""
+        """The number of programs that each cell has had."""
 
     def at(self, extents: Mapping[str, int]) -> tuple[Regime, Instance] | None:
         """The program at extents, by symbol; None where they have one of their own."""

@@ -46,7 +46,7 @@ class Symbolic(NamedTuple):
 
 
 class Origin(NamedTuple):
-    """What a graph's programs for many extents have in common.
+    """A graph, and all that its programs for many extents have in common.
 
     Attributes:
         graph: what was captured, with symbols in its types.
@@ -147,7 +147,7 @@ class Regime:
         return task_at(task, self.named(at.extents))
 
     def index_error(self, at: At, number: int, index: int, /) -> IndexRangeError:
-        """What to raise where check number so-and-so has found an index at certain extents."""
+        """Return the error of a check, by number, that has found an index at certain extents."""
         return index_error(specialize(self.origin.graph, self.named(at.extents)), number, index)
 
     def named(self, extents: Sequence[int]) -> dict[str, int]:
@@ -188,7 +188,7 @@ def recall_regime(origin: Origin, cell: Cell, number: int) -> Regime | None:
 
 
 def known(entry: Entry) -> Open:
-    """What a program for many extents has besides its words.
+    """The part of a program for many extents that stands beside its words.
 
     Raises:
         CompileError: it is for certain extents.
@@ -199,7 +199,7 @@ def known(entry: Entry) -> Open:
 
 
 def _evaluator_of(origin: Origin) -> Evaluator:
-    """What makes code a function where the program runs."""
+    """Return the function that makes code callable where the program runs."""
     compiler = origin.stages(origin.graph).target.compiler()
     if isinstance(compiler, OpenCompiler):
         return compiler.evaluator
