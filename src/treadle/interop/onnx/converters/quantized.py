@@ -105,27 +105,14 @@ def _grid(x: Value, scale: Value, zero: Value, axis: int) -> tuple[Value, Value,
 
 @converts("DynamicQuantizeLinear")
 def _dynamic(node: Node, x: Value) -> tuple[Value, ...]:
+    return dynamic_bytes(x)
+
+
+def dynamic_bytes(x: Value) -> tuple[Value, Value, Value]:
+    """x as uint8 on 256 steps that cover it and 0, what a step is, and the byte for 0."""
     scale, offset = _covering(x)
     steps = Clip(0.0, 255.0)(RoundEven()(x / scale) + offset)
-    return tuple(
-        v.astype(k) for v, k in ((steps, dt.uint8), (scale, dt.float32), (offset, dt.uint8))
-    )
-
-
-def stepped(x: Value) -> Value:
-    """x rounded to the 256 steps that cover it and 0, as operators do that quantize what comes."""
-    scale, offset = _covering(x)
-    return (Clip(0.0, 255.0)(RoundEven()(x / scale) + offset) - offset) * scale
-
-
-def real_weight(w: Value, scale: Value, zero: Value) -> Value:
-    """Return the numbers of a weight [..., K, N] in steps; scales are for all or for each
-    column.
-    """
-    wide = w.astype(dt.int32)
-    if zero is not None:
-        wide = wide - zero.astype(dt.int32)
-    return wide.astype(dtype_of(scale)) * scale
+    return steps.astype(dt.uint8), scale.astype(dt.float32), offset.astype(dt.uint8)
 
 
 def _covering(x: Value) -> tuple[Value, Value]:

@@ -12,7 +12,13 @@ from dataclasses import replace
 import numpy as np
 
 from treadle.base import dtype as dt
-from treadle.interop.onnx.converters.quantized import alike, levels, numbers, numpy_type
+from treadle.interop.onnx.converters.quantized import (
+    alike,
+    dynamic_bytes,
+    levels,
+    numbers,
+    numpy_type,
+)
 from treadle.interop.onnx.converters.shapes import extents, reshaped
 from treadle.interop.onnx.converters.windows import Geometry
 from treadle.interop.onnx.nodes import Node, Value, dtype_of, is_known, known
@@ -71,6 +77,16 @@ def integer_product(a: Value, b: Value, za: Value, zb: Value) -> Value:
     for zero, axis, x, skipped in ((za, -2, a, plain[0]), (zb, -1, b, plain[1])):
         zeros.append(None if skipped else _column(zero, len(extents(x)), axis).astype(dt.int32))
     return matmul_sums(IntMatmul(), a, b, *zeros)
+
+
+def dynamic_product(x: Value, w: Value, scale: Value, zero: Value) -> Value:
+    """Numbers times a weight [..., K, N] of steps, with a scale for all or for each column.
+
+    The numbers become bytes on steps that are found on all of them, as ONNX Runtime does it.
+    """
+    steps, own, offset = dynamic_bytes(x)
+    sums, own, scale = alike(integer_product(steps, w, offset, zero), own, scale)
+    return sums.astype(dt.float32) * (own * scale)
 
 
 @converts("MatMulInteger", separate=True)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 
 from treadle.base import dtype as dt
-from treadle.interop.onnx.converters.quantized import real_weight, stepped
+from treadle.interop.onnx.converters.quantized_ops import dynamic_product
 from treadle.interop.onnx.converters.shapes import extents, joined, part, reshaped
 from treadle.interop.onnx.nodes import Array, Node, Value, dtype_of
 from treadle.interop.onnx.registry import converts
@@ -56,18 +57,27 @@ def _activation(name: str, alphas: list[float], betas: list[float], node: Node) 
     raise node.refuse(f"activation {name!r} is unknown")
 
 
+Product = Callable[[Value], Value]
+"""Rows times the weights of all gates of one direction."""
+
+
+def _product(weight: Value, direction: int) -> Product:
+    turned = Transpose((1, 0))(_one(weight, direction))
+    return lambda x: Matmul()(x, turned)
+
+
 class _Cell:
-    """The weights of one direction, transposed for products from the left."""
+    """The products and biases of one direction."""
 
     def __init__(
-        self, node: Node, direction: int, w: Value, r: Value, b: Value, hidden: int
+        self, node: Node, direction: int, w: Product, r: Product, b: Value, hidden: int
     ) -> None:
         self.hidden = hidden
-        self.w, self.r = (_turned(_one(v, direction)) for v in (w, r))
-        gates = extents(w)[1]
+        self.w, self.r = w, r
         self.wb = self.rb = None
         if b is not None:
             both = _one(b, direction)
+            gates = extents(both)[0] // 2
             self.wb, self.rb = part(both, 0, 0, gates), part(both, 0, gates, 2 * gates)
         limit = node.attributes.get("clip")
         self.clip: Activation = (lambda x: x) if limit is None else Clip(-limit, limit)
@@ -78,29 +88,18 @@ class _Cell:
 
     def from_input(self, x: Value) -> Value:
         """All gates' share of the input, its bias included."""
-        y = Matmul()(x, self.w)
+        y = self.w(x)
         return y if self.wb is None else y + self.wb
 
     def from_state(self, h: Value) -> Value:
         """All gates' share of the last state, its bias included."""
-        y = Matmul()(h, self.r)
+        y = self.r(h)
         return y if self.rb is None else y + self.rb
 
 
 def _one(v: Value, i: int) -> Value:
     cut = part(v, 0, i, i + 1)
     return reshaped(cut, extents(cut)[1:])
-
-
-def _turned(v: Value) -> Value:
-    return Transpose((1, 0))(v)
-
-
-class _SteppedCell(_Cell):
-    """A cell whose state is rounded to 256 steps before its product."""
-
-    def from_state(self, h: Value) -> Value:
-        return super().from_state(stepped(h))
 
 
 Step = Callable[[Value, tuple[Value, ...]], tuple[Value, ...]]
@@ -180,7 +179,8 @@ def _rnn(
     h: Value = None,
 ) -> tuple[Value, ...]:
     def make(direction: int) -> tuple[_Cell, Step]:
-        cell = _Cell(node, direction, w, r, b, int(node.attributes["hidden_size"]))
+        hidden = int(node.attributes["hidden_size"])
+        cell = _Cell(node, direction, _product(w, direction), _product(r, direction), b, hidden)
         (f,) = _activations(node, ("Tanh",), direction)
         return cell, lambda own, s: (f(cell.clip(own + cell.from_state(s[0]))),)
 
@@ -200,10 +200,10 @@ def _gru(
     before = not node.attr("linear_before_reset", 0)
 
     def make(direction: int) -> tuple[_Cell, Step]:
-        cell = _Cell(node, direction, w, r, b, int(node.attributes["hidden_size"]))
+        n = int(node.attributes["hidden_size"])
+        cell = _Cell(node, direction, _product(w, direction), _product(r, direction), b, n)
         f, g = _activations(node, ("Sigmoid", "Tanh"), direction)
-        n = cell.hidden
-        r_h = part(cell.r, 1, 2 * n, 3 * n)
+        r_h = Transpose((1, 0))(part(_one(r, direction), 0, 2 * n, 3 * n))
         rb_h = None if cell.rb is None else part(cell.rb, 0, 2 * n, 3 * n)
 
         def step(own: Value, s: tuple[Value, ...]) -> tuple[Value, ...]:
@@ -234,10 +234,23 @@ def _lstm(
     h: Value = None,
     c: Value = None,
     p: Value = None,
-    kind: type[_Cell] = _Cell,
+) -> tuple[Value, ...]:
+    products = [[_product(v, i) for v in (w, r)] for i in range(extents(w)[0])]
+    return _lstm_of(node, x, products, b, lengths, h, c, p)
+
+
+def _lstm_of(
+    node: Node,
+    x: Value,
+    products: Sequence[Sequence[Product]],
+    b: Value,
+    lengths: Array | None,
+    h: Value,
+    c: Value,
+    p: Value,
 ) -> tuple[Value, ...]:
     def make(direction: int) -> tuple[_Cell, Step]:
-        cell = kind(node, direction, w, r, b, int(node.attributes["hidden_size"]))
+        cell = _Cell(node, direction, *products[direction], b, int(node.attributes["hidden_size"]))
         f, g, last = _activations(node, ("Sigmoid", "Tanh", "Tanh"), direction)
         peep = None if p is None else _one(p, direction)
 
@@ -275,11 +288,12 @@ def _dynamic_lstm(
     p: Value = None,
     *steps: Value,
 ) -> tuple[Value, ...]:
-    """Inputs and states are rounded to steps of a byte, weights come as integers and scales."""
-    real = []
-    for weight, scale, zero in ((w, *steps[:2]), (r, *steps[2:])):
-        directions = extents(weight)[0]
-        scale, zero = (reshaped(v, (directions, 1, -1)) for v in (scale, zero))
-        real.append(Transpose((0, 2, 1))(real_weight(weight, scale, zero)))
-    made: tuple[Value, ...] = _lstm(node, stepped(x), *real, b, lengths, h, c, p, _SteppedCell)
-    return made
+    """Inputs and states are rounded to bytes as they come, and multiplied as integers."""
+    products = []
+    for i in range(extents(w)[0]):
+        ours = []
+        for weight, scale, zero in ((w, *steps[:2]), (r, *steps[2:])):
+            given = [None if v is None else reshaped(_one(v, i), (-1,)) for v in (scale, zero)]
+            ours.append(partial(dynamic_product, w=_one(weight, i), scale=given[0], zero=given[1]))
+        products.append(ours)
+    return _lstm_of(node, x, products, b, lengths, h, c, p)

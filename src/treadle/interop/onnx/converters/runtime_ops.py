@@ -8,8 +8,12 @@ import numpy as np
 
 from treadle.base import dtype as dt
 from treadle.interop.onnx.converters.layers import gemm
-from treadle.interop.onnx.converters.quantized import alike, real_weight, stepped
-from treadle.interop.onnx.converters.quantized_ops import RUNTIME, integer_product
+from treadle.interop.onnx.converters.quantized import alike
+from treadle.interop.onnx.converters.quantized_ops import (
+    RUNTIME,
+    dynamic_product,
+    integer_product,
+)
 from treadle.interop.onnx.converters.shapes import extents, joined, part, reshaped
 from treadle.interop.onnx.converters.windows import convolved
 from treadle.interop.onnx.nodes import Node, Value, dtype_of, known
@@ -114,7 +118,7 @@ def _integer_to_float(
 def _dynamic_matmul(
     node: Node, a: Value, b: Value, sb: Value, zb: Value = None, bias: Value = None
 ) -> Value:
-    made = stepped(a) @ real_weight(b, sb, zb)
+    made = dynamic_product(a, b, sb, zb)
     return made if bias is None else made + bias
 
 
