@@ -80,13 +80,8 @@ class PythonExecutable:
                 return at
             if isinstance(step, Run | Together):
                 # Members from the last to the first: their order must not matter.
-                for launch in reversed(tuple(runs_of((step,)))):
-                    launch.kernel(
-                        [
-                            a if isinstance(a, int) else int(bases[a.base]) + a.offset
-                            for a in launch.arguments
-                        ]
-                    )
+                for run in reversed(tuple(runs_of((step,)))):
+                    self.launch(run, bases)
                 at += 1
             elif isinstance(step, Jump):
                 taken = (
@@ -97,6 +92,12 @@ class PythonExecutable:
                 )
                 at = step.target if taken else at + 1
         return -1
+
+    def launch(self, run: Run, bases: npt.NDArray[np.int64]) -> None:
+        """Run a kernel once."""
+        run.kernel(
+            [a if isinstance(a, int) else int(bases[a.base]) + int(a.offset) for a in run.arguments]
+        )
 
     def stored(self) -> bytes:
         return b""

@@ -18,10 +18,12 @@ import sys
 import time
 import tomllib
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from tests.backends.interpreted import interpreting
 from tests.fuzz.generate import MOST, Foreign, generate, out_of_range, work_of
 from tests.fuzz.minimize import minimized
 from tests.fuzz.modes import MODES, differences
@@ -34,6 +36,10 @@ PATIENCE = 180.0
 """Seconds without an answer after which a worker has hung."""
 PER_PROCESS = 40
 """Programs after which a worker is replaced by one for another target."""
+INTERPRETED = " interpreted"
+"""What follows a target that this machine does not run."""
+LITTLE = 1e4
+"""The most work of programs that are interpreted, which is slow."""
 MODES_EACH = 4
 """Ways in which each program is run, besides op by op."""
 
@@ -59,18 +65,23 @@ def chosen(seed: int) -> tuple[Program, list[str]]:
 
 def work() -> None:
     """Answer jobs, one line of JSON each."""
-    for line in sys.stdin:
-        job = json.loads(line)
-        print("\n" + json.dumps(_done(job)), flush=True)
+    target = os.environ.get("FUZZ_INTERPRETED", "")
+    with interpreting(target) if target else nullcontext():
+        for line in sys.stdin:
+            print(
+                "\n" + json.dumps(_done(json.loads(line), LITTLE if target else 1e99)), flush=True
+            )
 
 
-def _done(job: Mapping[str, Any]) -> dict[str, Any]:
+def _done(job: Mapping[str, Any], most: float) -> dict[str, Any]:
     if "program" in job:
         return {"wrong": differences(program_of(job["program"]), job["modes"])}
     try:
         program, modes = chosen(job["seed"])
     except Foreign as error:
         return {"wrong": {"generate": str(error)}}
+    if work_of(program) > most:
+        return {"wrong": {}}
     wrong = differences(program, modes)
     if not wrong:
         return {"wrong": {}}
@@ -106,6 +117,9 @@ class Worker:
     def __init__(self, target: str) -> None:
         self.target = target
         environment = {**os.environ, "TREADLE_CPU_TARGET": target, "TREADLE_LOG_LEVEL": "ERROR"}
+        if target.endswith(INTERPRETED):
+            name = target.removesuffix(INTERPRETED)
+            environment |= {"TREADLE_CPU_TARGET": "", "FUZZ_INTERPRETED": name}
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tests.fuzz", "--worker"],
             stdin=subprocess.PIPE,
@@ -151,10 +165,12 @@ class Worker:
 
 
 def targets() -> list[str]:
-    """CPU targets that this machine runs."""
+    """CPU targets that this machine runs, and the next one, which is interpreted."""
     best = target_for(flags(), platform.machine()).name
     ladder = ["generic", "avx2", "avx512"]
-    return ["", *(ladder[: ladder.index(best)] if best in ladder else [])]
+    here = ladder.index(best) if best in ladder else 0
+    beyond = [name + INTERPRETED for name in ladder[here + 1 :][:1]] if best in ladder else []
+    return ["", *ladder[:here], *beyond]
 
 
 def shrunk(program: Program, mode: str, target: str) -> str:
@@ -223,8 +239,9 @@ class Run:
             ready.register(worker.process.stdout, selectors.EVENT_READ)
             if ready.select(0.2):
                 return worker.answer()
-        if time.monotonic() - worker.since > PATIENCE:
-            return {"died": f"no answer in {PATIENCE:.0f} s"}
+        patience = PATIENCE * (5 if worker.target.endswith(INTERPRETED) else 1)
+        if time.monotonic() - worker.since > patience:
+            return {"died": f"no answer in {patience:.0f} s"}
         return None
 
     def _take(self, worker: Worker, answer: dict[str, Any]) -> None:

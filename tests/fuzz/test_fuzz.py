@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from typing import Any
 
 import numpy as np
 import pytest
+from tests.backends.interpreted import InterpretedExecutable, interpreting
 from tests.fuzz import modes
 from tests.fuzz.__main__ import KNOWN, Worker, packed, program_of
 from tests.fuzz.families import caches, quantized_blocks, sampled
@@ -14,6 +16,8 @@ from tests.fuzz.generate import Generator, generate, out_of_range, targets
 from tests.fuzz.minimize import minimized
 from tests.fuzz.modes import MODES, differences
 from tests.fuzz.program import SAMPLED, Leaf, Program
+
+from treadle.backends.codegen.kernel.text import kernel_text
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -23,6 +27,26 @@ def test_a_few_programs(seed: int) -> None:
     assert program == generate(seed) == program_of(packed(program))
     names = sorted(MODES)
     assert differences(program, ["reference", "level 2", names[seed % len(names)]]) == {}
+
+
+@pytest.mark.parametrize(("target", "most"), [("avx2", 8), ("avx512", 16)])
+def test_programs_for_processors_that_are_not_here(
+    target: str, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their kernels are interpreted, in programs that are planned for the target."""
+    lanes: set[int] = set()
+    launch = InterpretedExecutable.launch
+
+    def noted(self: Any, run: Any, bases: Any) -> None:
+        lanes.update(int(n) for n in re.findall(r"float32x(\d+)", kernel_text(run.kernel)))
+        launch(self, run, bases)
+
+    monkeypatch.setattr(InterpretedExecutable, "launch", noted)
+    with interpreting(target):
+        assert not differences(PLANTED, ["level 2", "program file"])
+        assert max(lanes) == most
+        monkeypatch.setattr(InterpretedExecutable, "launch", lambda *_: None)
+        assert "wrong" in differences(PLANTED, ["level 2"])["level 2"]
 
 
 PLANTED = Program(
