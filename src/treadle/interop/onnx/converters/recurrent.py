@@ -235,14 +235,14 @@ def _lstm(
     c: Value = None,
     p: Value = None,
 ) -> tuple[Value, ...]:
-    products = [[_product(v, i) for v in (w, r)] for i in range(extents(w)[0])]
+    products = [(_product(w, i), _product(r, i)) for i in range(extents(w)[0])]
     return _lstm_of(node, x, products, b, lengths, h, c, p)
 
 
 def _lstm_of(
     node: Node,
     x: Value,
-    products: Sequence[Sequence[Product]],
+    products: Sequence[tuple[Product, Product]],
     b: Value,
     lengths: Array | None,
     h: Value,
@@ -289,11 +289,11 @@ def _dynamic_lstm(
     *steps: Value,
 ) -> tuple[Value, ...]:
     """Inputs and states are rounded to bytes as they come, and multiplied as integers."""
-    products = []
-    for i in range(extents(w)[0]):
-        ours = []
-        for weight, scale, zero in ((w, *steps[:2]), (r, *steps[2:])):
-            given = [None if v is None else reshaped(_one(v, i), (-1,)) for v in (scale, zero)]
-            ours.append(partial(dynamic_product, w=_one(weight, i), scale=given[0], zero=given[1]))
-        products.append(ours)
+
+    def product(weight: Value, i: int, scale: Value, zero: Value = None) -> Product:
+        own = [None if v is None else reshaped(_one(v, i), (-1,)) for v in (scale, zero)]
+        return partial(dynamic_product, w=_one(weight, i), scale=own[0], zero=own[1])
+
+    each = range(extents(w)[0])
+    products = [(product(w, i, *steps[:2]), product(r, i, *steps[2:])) for i in each]
     return _lstm_of(node, x, products, b, lengths, h, c, p)
