@@ -26,7 +26,7 @@ from treadle.ops.movement import Reshape
 from treadle.ops.norm import LayerNorm
 from treadle.ops.op import Op
 from treadle.ops.reduce import Mean, Sum
-from treadle.ops.slicing import Pad
+from treadle.ops.slicing import Pad, Slice
 from treadle.ops.softmax import Softmax
 from treadle.ops.transfer import Identity
 
@@ -128,6 +128,20 @@ def test_work_is_divided_by_its_size() -> None:
     assert small.launches[0].serial
     assert not large.launches[0].serial and large.launches[0].items > 100
     assert small.in_place == ((0, 0), (1, 0))
+
+
+def test_what_is_not_read_is_no_traffic() -> None:
+    """A step of a recurrence reads a row; counted as all rows it ran at 446 % of the roofline."""
+    rows, row = types((400, 1000), (1, 1000))
+
+    def step(x: Any, y: Any) -> Any:
+        return Slice((7, 0), (8, 1000), (1, 1))(x) + y
+
+    found = lower(Fused("loop", trace_body(step, [rows, row])), [rows, row], (), AVX2)
+    assert isinstance(found, Lowered)
+    assert [launch.nbytes for launch in found.launches] == [3 * 4 * 1000]
+    (whole,) = lowered(Add(), (400, 1000), (400, 1000)).launches
+    assert whole.nbytes == 3 * 4 * 400_000
 
 
 def test_tables_that_do_not_fit_are_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -207,10 +207,21 @@ def _parts_of(nest: LoopNest, chosen: Plan, division: Division) -> list[Parts]:
 
 def _traffic(nest: LoopNest) -> Dim:
     """Bytes that a nest reads and writes at least."""
-    read = {c.source for c in nest.cells() if isinstance(c, Load)}
-    types: list[TensorType] = [nest.body.outputs[o.number].type for o in nest.outputs]
-    types += [v.type for i, v in enumerate(nest.body.inputs) if i in read]
-    return sum(t.open_nbytes for t in types)
+    written = [nest.body.outputs[o.number].type.open_nbytes for o in nest.outputs]
+    loads: dict[int, list[Load]] = {}
+    for cell in nest.cells():
+        if isinstance(cell, Load) and cell.source < len(nest.body.inputs):
+            loads.setdefault(cell.source, []).append(cell)
+    return sum([*written, *(_read(nest.body.inputs[i].type, found) for i, found in loads.items())])
+
+
+def _read(type_: TensorType, loads: Sequence[Load]) -> Dim:
+    """Bytes of what is read of an operand, which may be a small part of it."""
+    places = sum(product(atom.extent for atom, _ in load.place.terms) for load in loads)
+    whole = type_.open_nbytes
+    if isinstance(places, int) and isinstance(whole, int):
+        return min(places * type_.dtype.itemsize, whole)
+    return whole
 
 
 def _in_place(nest: LoopNest, chosen: Plan) -> list[tuple[int, int]]:
