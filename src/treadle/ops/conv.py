@@ -21,7 +21,7 @@ from treadle.base.types import TensorType
 from treadle.ops.conv_numpy import convolve, convolve_transposed, correlate_for_weight
 from treadle.ops.op import Array, Op, Pullback, family, op
 from treadle.ops.operand import V
-from treadle.ops.precision import widen_array
+from treadle.ops.precision import compute_type, widen_array
 from treadle.ops.sample import Arg, BadSample, Sample
 from treadle.ops.windows import Padding, Window
 
@@ -165,6 +165,54 @@ class Conv(Convolution):
             _bad(lambda: cls((1, 1), ((0, 0),), (1,), 1), (1, 2, 4), (3, 2, 3), "2 entries for 1"),
             _bad(lambda: cls((1,), ((0, 0),), (1,), 1), (2, 4), (3, 2, 3), "expects 3 or 4 or 5"),
             _bad(lambda: cls((1,), ((0, 0),), (1,), 1), (1, 2, 4), (3, 2), "3 axes and weight 2"),
+        )
+
+
+@op
+class WideConv(Convolution):
+    """`Conv` whose result has the type of its sums: float32 for operands of 16 bits.
+
+    What is added to it, a bias, is then rounded together with the sums, once.
+    """
+
+    name = "wide_conv"
+    operands = ("x", "weight")
+    torch = (
+        "torch.convolution(*(v.float() if v.itemsize == 2 else v for v in "
+        "(F.pad(x, [p for pair in op.padding[::-1] for p in pair]), weight)), "
+        "None, op.strides, [0] * len(op.strides), op.dilation, False, [0] * len(op.strides), "
+        "op.groups)"
+    )
+    keeps_axes = True
+
+    def infer(self, x: TensorType, weight: TensorType) -> tuple[TensorType, ...]:
+        self.check_dtype((x, weight))
+        self.check_same_dtype((x, weight))
+        return (TensorType(compute_type(x.dtype), self.infer_forward(x, weight), x.device),)
+
+    def reference(self, x: Array, weight: Array) -> Array:
+        window = self.window(weight.shape[2:])
+        return convolve(widen_array(x), widen_array(weight), window, self.groups)
+
+    def vjp(self, at: Pullback[V]) -> tuple[V | None, ...]:
+        x, weight = at.inputs
+        dy = at.dy.astype(x.type.dtype)
+        return (
+            _to_input(self, x.type.shape)(dy, weight) if at.needs[0] else None,
+            _to_weight(self, weight.type.shape)(x, dy) if at.needs[1] else None,
+        )
+
+    @classmethod
+    def samples(cls) -> tuple[Sample, ...]:
+        return tuple(
+            Sample(cls(s, p, d, g), (Arg((n, c, *size)), Arg((o, c // g, *k))), label=label)
+            for label, (s, p, d, g), (n, c, size), (o, k) in _CASES
+        )
+
+    @classmethod
+    def bad_samples(cls) -> tuple[BadSample, ...]:
+        return (
+            _bad(lambda: cls((1,), ((0, 0),), (1,), 1), (1, 2, 4), (3, 1, 3), "x has 2 channels"),
         )
 
 

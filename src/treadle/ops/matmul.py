@@ -12,6 +12,7 @@ from treadle.base.shape import Shape, broadcast_shapes, format_shape, product, r
 from treadle.base.types import TensorType
 from treadle.ops.op import Array, Op, Pullback, family, op
 from treadle.ops.operand import V
+from treadle.ops.precision import compute_type, widen_array
 from treadle.ops.sample import Arg, BadSample, Sample
 
 _VECTOR = "reshape a vector to a matrix of one row or column"
@@ -114,25 +115,7 @@ class Matmul(MatrixProduct):
         return wide.astype(x.dtype)
 
     def vjp(self, at: Pullback[V]) -> tuple[V | None, ...]:
-        (x, y), dz = at.inputs, at.dy
-        dx = self._grad_x(dz, y).sum_to(x.type.shape) if at.needs[0] else None
-        dy = self._grad_y(dz, x, y) if at.needs[1] else None
-        return dx, dy
-
-    def _grad_x(self, dz: V, y: V) -> V:
-        if self.transpose_x:
-            return Matmul(self.transpose_y, True)(y, dz)
-        return Matmul(False, not self.transpose_y)(dz, y)
-
-    def _grad_y(self, dz: V, x: V, y: V) -> V:
-        if y.type.ndim == 2 and x.type.ndim > 2 and not self.transpose_x:
-            # A matrix shared by the whole stack: the sum over the stack is part of the product.
-            x, dz = _as_matrix(x), _as_matrix(dz)
-        if self.transpose_y:
-            found = Matmul(True, self.transpose_x)(dz, x)
-        else:
-            found = Matmul(not self.transpose_x, False)(x, dz)
-        return found.sum_to(y.type.shape)
+        return _gradients(self, at, at.dy)
 
     @classmethod
     def samples(cls) -> tuple[Sample, ...]:
@@ -160,6 +143,74 @@ class Matmul(MatrixProduct):
             BadSample(cls, (Arg((2, 3)), Arg((4, 2))), ShapeError, "inner extents 3 and 4"),
             BadSample(cls, (Arg((2, 3)), Arg((3,))), ShapeError, "at least 2 axes"),
             BadSample(cls, (Arg((2, 2, 3)), Arg((3, 3, 2))), ShapeError, "axis -1: 2 against 3"),
+            BadSample(cls, (Arg((2, 3)), Arg((3, 2), dt.int32)), DTypeError, "differ in"),
+        )
+
+
+def _gradients(op: MatrixProduct, at: Pullback[V], dz: V) -> tuple[V | None, ...]:
+    """Return the gradients of both operands, which have the type of `dz`."""
+    x, y = at.inputs
+    dx = _grad_x(op, dz, y).sum_to(x.type.shape) if at.needs[0] else None
+    dy = _grad_y(op, dz, x, y) if at.needs[1] else None
+    return dx, dy
+
+
+def _grad_x(op: MatrixProduct, dz: V, y: V) -> V:
+    if op.transpose_x:
+        return Matmul(op.transpose_y, True)(y, dz)
+    return Matmul(False, not op.transpose_y)(dz, y)
+
+
+def _grad_y(op: MatrixProduct, dz: V, x: V, y: V) -> V:
+    if y.type.ndim == 2 and x.type.ndim > 2 and not op.transpose_x:
+        # A matrix shared by the whole stack: the sum over the stack is part of the product.
+        x, dz = _as_matrix(x), _as_matrix(dz)
+    if op.transpose_y:
+        found = Matmul(True, op.transpose_x)(dz, x)
+    else:
+        found = Matmul(not op.transpose_x, False)(x, dz)
+    return found.sum_to(y.type.shape)
+
+
+@op
+class WideMatmul(MatrixProduct):
+    """Matrix product whose result has the type of its sums: float32 for operands of 16 bits.
+
+    What is added to it, a bias, is then rounded together with the product, once.
+    """
+
+    name = "wide_matmul"
+    dtypes = dt.FLOATS
+    shape_free = True
+    torch = (
+        "(lambda x, y: torch.matmul(x.mT if op.transpose_x else x, y.mT if op.transpose_y else y))"
+        "(*(v.float() if v.itemsize == 2 else v for v in (x, y)))"
+    )
+
+    def infer(self, x: TensorType, y: TensorType) -> tuple[TensorType, ...]:
+        self.check_dtype((x, y))
+        self.check_same_dtype((x, y))
+        return (TensorType(compute_type(x.dtype), self.result_shape(x, y), x.device),)
+
+    def reference(self, x: Array, y: Array) -> Array:
+        return self.multiply(widen_array(x), widen_array(y))
+
+    def vjp(self, at: Pullback[V]) -> tuple[V | None, ...]:
+        return _gradients(self, at, at.dy.astype(at.inputs[0].type.dtype))
+
+    @classmethod
+    def samples(cls) -> tuple[Sample, ...]:
+        return (
+            Sample(cls(), (Arg((2, 3)), Arg((3, 4)))),
+            Sample(cls(False, True), (Arg((2, 2, 3)), Arg((2, 3)))),
+            Sample(cls(True, True), (Arg((2, 3, 2)), Arg((1, 2, 3)))),
+            Sample(cls(), (Arg((2, 0)), Arg((0, 3)))),
+        )
+
+    @classmethod
+    def bad_samples(cls) -> tuple[BadSample, ...]:
+        return (
+            BadSample(cls, (Arg((2, 3)), Arg((4, 2))), ShapeError, "inner extents 3 and 4"),
             BadSample(cls, (Arg((2, 3)), Arg((3, 2), dt.int32)), DTypeError, "differ in"),
         )
 

@@ -13,7 +13,7 @@ from treadle.ops.cumulative import Cumulative
 from treadle.ops.distribution import Draw
 from treadle.ops.elementwise import Pow
 from treadle.ops.families import Elementwise, Reduce, UnaryFloat
-from treadle.ops.matmul import ExactMatmul, Matmul
+from treadle.ops.matmul import ExactMatmul, Matmul, WideMatmul
 from treadle.ops.op import Op
 from treadle.ops.pool import Pooling
 from treadle.ops.random import RandomBits
@@ -26,7 +26,7 @@ _TABLE: tuple[tuple[type[Op] | tuple[type[Op], ...], int | None], ...] = (
     ((Convolution, Pooling, AdaptiveWindow), 1 << 9),
     ((UnaryFloat, Pow), 1 << 12),
     (Elementwise, 1 << 15),
-    ((Matmul, ExactMatmul), 1 << 12),
+    ((Matmul, WideMatmul, ExactMatmul), 1 << 12),
     ((Reduce, Cumulative), 1 << 12),
 )
 """The first row that fits decides. The figures are where the two took equal time."""

@@ -9,7 +9,7 @@ from treadle.ops.constant import Constant
 from treadle.ops.conv import Convolution
 from treadle.ops.creation import Extent, Eye, Full, Iota
 from treadle.ops.families import Reduce
-from treadle.ops.matmul import IntMatmul, Matmul
+from treadle.ops.matmul import IntMatmul, Matmul, WideMatmul
 from treadle.ops.movement import Broadcast, Flip, Reshape, Transpose
 from treadle.ops.op import Op
 from treadle.ops.pool import Pooling
@@ -61,7 +61,7 @@ def is_elementwise(node: Node) -> bool:
 
 def is_contraction(node: Node) -> bool:
     """Return whether the node is a matrix product or a convolution."""
-    return isinstance(node.op, (Matmul, IntMatmul, Convolution))
+    return isinstance(node.op, (Matmul, WideMatmul, IntMatmul, Convolution))
 
 
 def is_attention(node: Node) -> bool:

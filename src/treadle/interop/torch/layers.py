@@ -16,8 +16,8 @@ from treadle.interop.torch.shaping import extents
 from treadle.interop.torch.table import Call, along_axes, amount, axis_of, lowers
 from treadle.ops import reduce, unary
 from treadle.ops.batch_norm import BatchNormInfer
-from treadle.ops.conv import Conv, ConvGradInput, ConvGradWeight
-from treadle.ops.matmul import ExactMatmul, Matmul
+from treadle.ops.conv import Conv, ConvGradInput, ConvGradWeight, WideConv
+from treadle.ops.matmul import ExactMatmul, Matmul, WideMatmul
 from treadle.ops.norm import GroupNorm, LayerNorm
 from treadle.ops.softmax import LogSoftmax, Softmax
 
@@ -37,6 +37,15 @@ def product_of(x: V, y: V) -> V:
     return (ExactMatmul if x.type.dtype.is_integer else Matmul)()(x, y)
 
 
+def _sums_of(x: V, y: V) -> V:
+    """Return a product whose 16-bit operands give 32 bits: PyTorch adds a bias and rounds once."""
+    return WideMatmul()(x, y) if _is_short(x) else product_of(x, y)
+
+
+def _is_short(x: V) -> bool:
+    return x.type.dtype.is_float and x.type.dtype.itemsize == 2
+
+
 @lowers("matmul.default", "mv.default", "dot.default")
 def _matmul(call: Call, x: V, y: V) -> V:
     return x @ y
@@ -44,8 +53,8 @@ def _matmul(call: Call, x: V, y: V) -> V:
 
 @lowers("addmm.default", "baddbmm.default")
 def _addmm(call: Call, bias: V, x: V, y: V, *, beta: Any = 1, alpha: Any = 1) -> V:
-    made: V = _weighted(call, bias, product_of(x, y), beta, alpha)
-    return made
+    made: V = _weighted(call, bias, _sums_of(x, y), beta, alpha)
+    return made.astype(x.type.dtype)
 
 
 @lowers("addmv.default")
@@ -65,13 +74,16 @@ def _weighted(call: Call, bias: V, product: V, beta: Any, alpha: Any) -> V:
     product = product if alpha == 1 else product * alpha
     if beta == 0:
         return product.broadcast_to(call.shape)
+    bias = bias.astype(product.type.dtype)
     return product + (bias if beta == 1 else bias * beta)
 
 
 @lowers("linear.default")
 def _linear(call: Call, x: V, weight: V, bias: V | None = None) -> V:
-    product = Matmul(False, True)(x, weight)
-    return product if bias is None else product + bias
+    if bias is None:
+        return Matmul(False, True)(x, weight)
+    sums = (WideMatmul if _is_short(x) else Matmul)(False, True)(x, weight)
+    return (sums + bias.astype(sums.type.dtype)).astype(x.type.dtype)
 
 
 # -- convolution -------------------------------------------------------------------------------
@@ -102,11 +114,16 @@ def _convolution(
 ) -> V:
     rank = x.type.ndim - 2
     geometry = spread(stride, rank), pairs(padding, rank), spread(dilation, rank), groups
+    dtype = x.type.dtype
     if transposed:
+        if bias is not None:
+            x, weight = _wide(x), _wide(weight)
         y = ConvGradInput(*geometry, call.shape[2:])(x, weight)
     else:
-        y = Conv(*geometry)(x, weight)
-    return y if bias is None else y + _per_channel(bias, rank + 2)
+        y = (WideConv if bias is not None and _is_short(x) else Conv)(*geometry)(x, weight)
+    if bias is None:
+        return y
+    return (y + _per_channel(bias, rank + 2).astype(y.type.dtype)).astype(dtype)
 
 
 @lowers("convolution_backward.default")

@@ -28,13 +28,13 @@ from treadle.ops.column_moments import ColumnMoments
 from treadle.ops.conv import Convolution
 from treadle.ops.elementwise import Cast
 from treadle.ops.families import Elementwise
-from treadle.ops.matmul import IntMatmul, Matmul, MatrixProduct
+from treadle.ops.matmul import IntMatmul, Matmul, MatrixProduct, WideMatmul
 from treadle.ops.op import Op
 
 Pull = Callable[[Strided], "Strided | None"]
 """From a view in the shape of some value to one in the shape of the contraction's result."""
 
-ANCHORS: tuple[type[Op], ...] = (Matmul, IntMatmul, Convolution)
+ANCHORS: tuple[type[Op], ...] = (Matmul, WideMatmul, IntMatmul, Convolution)
 """Ops that contract: a group is built around one of them."""
 
 

@@ -50,7 +50,14 @@ from treadle.base.dtype import DType
 from treadle.base.estimates import estimate
 from treadle.base.symbol import Dim, Expr, is_identical
 from treadle.graph.ir import Graph, Node, Value
-from treadle.ops.conv import Conv, ConvGradInput, ConvGradWeight, Convolution, IntConv
+from treadle.ops.conv import (
+    Conv,
+    ConvGradInput,
+    ConvGradWeight,
+    Convolution,
+    IntConv,
+    WideConv,
+)
 from treadle.ops.movement import Reshape, Transpose
 
 _TABLE = 1 << 14
@@ -72,7 +79,7 @@ def lower_depthwise(
     """A body around one depthwise convolution, or gradient of one, with channels last."""
     op = anchor.op
     shapes = [sizes_of(v.type.shape) for v in (*anchor.inputs, anchor.output)]
-    if not isinstance(op, (Conv, ConvGradInput, ConvGradWeight, IntConv)):
+    if not isinstance(op, (Conv, WideConv, ConvGradInput, ConvGradWeight, IntConv)):
         return no("op", f"{op.name} is no depthwise convolution")
     maps = 2 if isinstance(op, ConvGradWeight) else 1
     given = [_cells_of(body, v) for v in anchor.inputs[:maps]]

@@ -216,7 +216,7 @@ def _traffic(nest: LoopNest) -> Dim:
 
 
 def _read(type_: TensorType, loads: Sequence[Load]) -> Dim:
-    """Bytes of what is read of an operand, which may be a small part of it."""
+    """Return the bytes that loads read of an operand, which may be a small part of it."""
     places = sum(product(atom.extent for atom, _ in load.place.terms) for load in loads)
     whole = type_.open_nbytes
     if isinstance(places, int) and isinstance(whole, int):

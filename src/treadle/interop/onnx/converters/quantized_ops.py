@@ -80,7 +80,7 @@ def integer_product(a: Value, b: Value, za: Value, zb: Value) -> Value:
 
 
 def dynamic_product(x: Value, w: Value, scale: Value, zero: Value) -> Value:
-    """Numbers times a weight [..., K, N] of steps, with a scale for all or for each column.
+    """Multiply numbers with a weight [..., K, N] of steps, whose scale is for all or each column.
 
     The numbers become bytes on steps that are found on all of them, as ONNX Runtime does it.
     """

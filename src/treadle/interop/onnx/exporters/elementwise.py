@@ -287,6 +287,13 @@ def _matmul(w: Writer, op: Any, x: X, y: X) -> X:
     return w.one("MatMul", [_turned(x, op.transpose_x), _turned(y, op.transpose_y)], kind)
 
 
+@exports("wide_matmul")
+def _wide_matmul(w: Writer, op: Any, x: X, y: X) -> X:
+    kind = op.infer(x.type, y.type)[0]
+    left, right = _turned(x, op.transpose_x), _turned(y, op.transpose_y)
+    return w.one("MatMul", [cast(w, left, kind.dtype), cast(w, right, kind.dtype)], kind)
+
+
 @exports("int_matmul")
 def _int_matmul(w: Writer, op: Any, x: X, y: X) -> X:
     kind = op.infer(x.type, y.type)[0]

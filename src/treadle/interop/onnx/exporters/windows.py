@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from treadle.base.errors import UnsupportedOp
+from treadle.interop.onnx.exporters.elementwise import cast
 from treadle.interop.onnx.writer import OnnxOperand, Writer, exports
 from treadle.ops.movement import Concat
 from treadle.ops.reduce import Max, Mean
@@ -17,13 +18,15 @@ def _pads(padding: tuple[tuple[int, int], ...]) -> list[int]:
     return [*(low for low, _ in padding), *(high for _, high in padding)]
 
 
-@exports("conv", "int_conv")
+@exports("conv", "wide_conv", "int_conv")
 def _conv(w: Writer, op: Any, x: X, weight: X) -> X:
     kind = op.infer(x.type, weight.type)[0]
     if op.name == "int_conv" and x.type.dtype.itemsize > 1:
         raise UnsupportedOp("int_conv", "ONNX has no convolution of 16-bit integers")
+    if op.name == "wide_conv":
+        x, weight = cast(w, x, kind.dtype), cast(w, weight, kind.dtype)
     return w.one(
-        "Conv" if op.name == "conv" else "ConvInteger",
+        "ConvInteger" if op.name == "int_conv" else "Conv",
         [x, weight],
         kind,
         kernel_shape=list(weight.extents[2:]),
