@@ -109,7 +109,7 @@ def _dynamic(node: Node, x: Value) -> tuple[Value, ...]:
 
 
 def dynamic_bytes(x: Value) -> tuple[Value, Value, Value]:
-    """Return x as uint8 on 256 steps that cover it and 0, the size of a step, and the byte for 0."""
+    """Return x as uint8 on 256 steps that cover it and 0, the step, and the byte for 0."""
     scale, offset = _covering(x)
     steps = Clip(0.0, 255.0)(RoundEven()(x / scale) + offset)
     return steps.astype(dt.uint8), scale.astype(dt.float32), offset.astype(dt.uint8)
