@@ -27,6 +27,7 @@ from treadle.engine.devices.names import CompNode, default_device, resolve
 from treadle.engine.eager.dispatch import EagerType, eager_type, lookup, run, run_nullary, type_of
 from treadle.engine.eager.handle_members import HandleMembers
 from treadle.engine.eager.hostdata import as_scalar_array, exported, host_data
+from treadle.engine.eager.repeated import repeated
 from treadle.engine.eager.scales import on_integers, real
 from treadle.ops import elementwise as ew
 from treadle.ops import indexing, logic
@@ -276,7 +277,8 @@ class Tensor(ArrayMethods, HandleMembers):
     @property
     def T(self) -> Tensor:
         """Axes in reverse order."""
-        return self.transpose()
+        made: Tensor = self.transpose()
+        return made
 
     # -- rebinding -------------------------------------------------------------------------
 
@@ -287,7 +289,10 @@ class Tensor(ArrayMethods, HandleMembers):
         self._data, self._kind, self._trace = other._data, other._kind, other._trace
 
     def __getitem__(self, index: Any) -> Tensor:
-        return indexing.getitem(self, index)
+        kind = index.__class__
+        if kind is slice:
+            return _one_slice(self, index.start, index.stop, index.step)
+        return _one_index(self, index) if kind is int else indexing.getitem(self, index)
 
     def __setitem__(self, index: Any, value: Any) -> None:
         if self._kind.quantized is not None and index is not Ellipsis:
@@ -579,6 +584,12 @@ for _name in ("add", "sub", "mul", "truediv"):
     setattr(Tensor, f"__r{_name}__", _reflected(_FAST[_name], getattr(Tensor, f"__{_name}__")))
 for _name in _INPLACE:
     setattr(Tensor, f"__i{_name}__", _inplace(getattr(Tensor, f"__{_name}__")))
+
+
+for _name in ("reshape", "transpose", "flatten", "sum", "mean", "max", "min", "prod"):
+    setattr(Tensor, _name, repeated(getattr(Tensor, _name)))
+_one_index = repeated(indexing.getitem)
+_one_slice = repeated(lambda x, start, stop, step: indexing.getitem(x, slice(start, stop, step)))
 
 
 def _forget() -> None:

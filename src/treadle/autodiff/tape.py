@@ -147,6 +147,19 @@ class Tape:
             self._prune()
         return wrap(data, kind, (node, 0))
 
+    def unary(self, op: Op, launch: Launch, kind: EagerType, x: Tensor, /) -> Tensor:
+        """An op of one operand, with its launch already found."""
+        if self.watch is not None or LOCAL.capture is not None or self.keeper is not None:
+            return self.apply(op, (x,))[0]
+        data, trace = launch(x._data), x._trace
+        if trace is None or not kind.dtype.is_inexact:
+            return wrap(data, kind)
+        node = Node(op, ((x._data, x._kind, trace),), ((data, kind),), next(_COUNT), self.limit)
+        self._log.append(_ref(node))
+        if not node.seq & _PRUNE_EVERY:
+            self._prune()
+        return wrap(data, kind, (node, 0))
+
     def apply(self, op: Op, inputs: tuple[Tensor, ...], /) -> tuple[Tensor, ...]:
         """Any other op."""
         began = time.perf_counter() if self.keeper is not None else 0.0

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from treadle.engine.eager.repeated import repeated
 from treadle.functional import elemwise
 from treadle.functional.arguments import as_float, as_tensor, axis_of, ints, unary, unary_float
 from treadle.functional.elemwise import exp
@@ -165,6 +166,7 @@ def logsigmoid(inp: Tensor) -> Tensor:
     return unary_float(act.LogSigmoid(), inp)
 
 
+@repeated
 def softmax(inp: Tensor, axis: Any = None, dim: Any = None) -> Tensor:
     """exp(x) over its sum along an axis; without one, axis 0 for 0, 1 and 3 axes, else 1.
 
@@ -187,6 +189,7 @@ def softmax(inp: Tensor, axis: Any = None, dim: Any = None) -> Tensor:
     return unary(sm.Softmax(axis_of(axis, x, "softmax")), x)
 
 
+@repeated
 def logsoftmax(inp: Tensor, axis: Any = None, dim: Any = None) -> Tensor:
     """log(softmax(x)) along one axis or several, without overflow; same shape.
 
@@ -202,6 +205,7 @@ def logsoftmax(inp: Tensor, axis: Any = None, dim: Any = None) -> Tensor:
     return unary(sm.LogSoftmax(axis_of(axis, x, "logsoftmax")), x)
 
 
+@repeated
 def logsumexp(
     inp: Tensor,
     axis: Any = None,

@@ -15,6 +15,7 @@ from treadle.base.dtype import bool_, int32, uint8
 from treadle.base.errors import ShapeError
 from treadle.base.quantized import BUILTIN, quantized_type
 from treadle.engine.eager.dispatch import eager_type
+from treadle.engine.eager.repeated import repeated
 from treadle.functional import elemwise as ew
 from treadle.functional.arguments import (
     as_float,
@@ -273,6 +274,7 @@ def any(
     return as_tensor(inp).astype("bool")._reduce(reduce.Any, axis, keepdims)
 
 
+@repeated
 def argmin(
     inp: Tensor,
     axis: builtins.int | None = None,
@@ -291,6 +293,7 @@ def argmin(
     return _arg_extremum(reduce.Argmin, inp, axis, keepdims)
 
 
+@repeated
 def argmax(
     inp: Tensor,
     axis: builtins.int | None = None,
@@ -443,6 +446,8 @@ def matmul(
         >>> F.matmul(mge.tensor([[1., 2.], [3., 4.]]), mge.tensor([[1., 0.], [0., 2.]])).tolist()
         [[1.0, 4.0], [3.0, 8.0]]
     """
+    if transpose_a is transpose_b is False and _are_alike(inp1, inp2):
+        return inp1 @ inp2
     first = as_tensor(inp1, inp2 if isinstance(inp2, Tensor) else None)
     second = as_tensor(inp2, first)
     if first._kind.quantized is not None or second._kind.quantized is not None:
@@ -462,6 +467,19 @@ def matmul(
         return out.reshape(*out.shape[:-2], out.shape[-1])
     out = product_of(x._kind.dtype, transpose_a, False)(x, y.reshape(-1, 1))
     return out.reshape(*out.shape[:-1])
+
+
+def _are_alike(x: Any, y: Any) -> bool:
+    """Return whether two operands are stacks of matrices of one plain element type."""
+    try:
+        kind, other = x._kind, y._kind
+        return (
+            (kind is other or kind.dtype is other.dtype)
+            and kind.quantized is other.quantized is None
+            and len(x._data.shape) > 1 < len(y._data.shape)
+        )
+    except AttributeError:
+        return False
 
 
 def _quantized_matmul(x: Tensor, y: Tensor, transpose_a: bool, transpose_b: bool) -> Tensor:

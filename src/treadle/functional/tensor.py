@@ -15,6 +15,7 @@ import numpy as np
 from treadle.base.dtype import bool_, int32
 from treadle.base.errors import DeviceError, ShapeError
 from treadle.base.shape import format_shape
+from treadle.engine.eager.repeated import repeated
 from treadle.functional import complex_parts, creation
 from treadle.functional.arguments import (
     as_tensor,
@@ -123,6 +124,7 @@ def diag(inp: Tensor, k: int = 0) -> Tensor:
 # -- shapes --------------------------------------------------------------------------------
 
 
+@repeated
 def reshape(inp: Tensor, target_shape: Any) -> Tensor:
     """The same elements under another shape; one extent may be -1, shapes may be tensors.
 
@@ -136,6 +138,7 @@ def reshape(inp: Tensor, target_shape: Any) -> Tensor:
     return as_tensor(inp).reshape(extents(target_shape))
 
 
+@repeated
 def flatten(
     inp: Tensor,
     start_axis: int = 0,
@@ -156,6 +159,7 @@ def flatten(
     return as_tensor(inp).flatten(start_axis, end_axis)
 
 
+@repeated
 def expand_dims(inp: Tensor, axis: int | Sequence[int]) -> Tensor:
     """New axes of size 1 at positions of the result; one that is given twice moves on.
 
@@ -183,6 +187,7 @@ def expand_dims(inp: Tensor, axis: int | Sequence[int]) -> Tensor:
     return x.reshape(tuple(shape))
 
 
+@repeated
 def squeeze(
     inp: Tensor,
     axis: int | Sequence[int] | None = None,
@@ -214,6 +219,7 @@ def squeeze(
     return x.reshape(tuple(d for i, d in enumerate(x.shape) if i not in places))
 
 
+@repeated
 def broadcast_to(inp: Tensor, shape: Any) -> Tensor:
     """NumPy's broadcast to a shape; None entries keep the extent of `inp`.
 
@@ -237,6 +243,7 @@ def broadcast_to(inp: Tensor, shape: Any) -> Tensor:
     return call("broadcast_to", movement.Broadcast(wanted), x)
 
 
+@repeated
 def transpose(inp: Tensor, pattern: Iterable[int | str], *more: Any) -> Tensor:
     """Axes in the order of `pattern`; an "x" inserts an axis of size 1.
 
@@ -253,6 +260,7 @@ def transpose(inp: Tensor, pattern: Iterable[int | str], *more: Any) -> Tensor:
     return as_tensor(inp).transpose(*pattern)
 
 
+@repeated
 def swapaxes(inp: Tensor, axis1: int, axis2: int) -> Tensor:
     """Two axes exchanged.
 
@@ -390,6 +398,7 @@ class _CutsError(ShapeError):
         return self.problem
 
 
+@repeated
 def repeat(inp: Tensor, repeats: int, axis: int | None = None) -> Tensor:
     """Every element (or every slice along `axis`) repeated; flat for None.
 
@@ -414,6 +423,7 @@ def repeat(inp: Tensor, repeats: int, axis: int | None = None) -> Tensor:
     return wide.reshape((*shape[:at], shape[at] * int(repeats), *shape[at + 1 :]))
 
 
+@repeated
 def tile(inp: Tensor, reps: Any) -> Tensor:
     """The whole tensor repeated along each axis; missing leading axes count as 1.
 
@@ -433,6 +443,7 @@ def tile(inp: Tensor, reps: Any) -> Tensor:
     return wide.reshape(tuple(c * d for c, d in zip(counts, shape, strict=True)))
 
 
+@repeated
 def roll(inp: Tensor, shift: Any, axis: Any = None, dims: Any = None) -> Tensor:
     """Elements moved cyclically along axes; over the flat tensor for None. The shape stays.
 
@@ -452,6 +463,7 @@ def roll(inp: Tensor, shift: Any, axis: Any = None, dims: Any = None) -> Tensor:
     return unary(movement.Roll(shifts, axes), x)
 
 
+@repeated
 def cumsum(inp: Tensor, axis: int | None = None, dim: int | None = None) -> Tensor:
     """Running sum along an axis, same shape; bool counts as int32.
 

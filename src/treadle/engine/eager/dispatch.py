@@ -106,7 +106,7 @@ def run(op: Op, kinds: tuple[EagerType, ...], payloads: tuple[Payload, ...]) -> 
     if op.shape_free:
         key: Any = (op, kinds)
     else:
-        key = (op, kinds, payloads[0].shape if len(payloads) == 1 else _shapes(payloads))
+        key = _key(op, kinds, payloads)
     entry = _ENTRIES.get(key)
     if entry is None:
         entry = _find(op, kinds, payloads, key)
@@ -135,6 +135,15 @@ def run_nullary(op: Op, device: CompNode) -> tuple[tuple[EagerType, ...], Any]:
         raise
     except EXPLAINED as error:
         raise explain_failure(op, (), (), error) from error
+
+
+def known(op: Op, kinds: tuple[EagerType, ...], payloads: tuple[Payload, ...]) -> Entry | None:
+    """The decision by which `run` launches an op on these operands, if it has been made."""
+    return _ENTRIES.get((op, kinds) if op.shape_free else _key(op, kinds, payloads))
+
+
+def _key(op: Op, kinds: tuple[EagerType, ...], payloads: tuple[Payload, ...]) -> Any:
+    return op, kinds, payloads[0].shape if len(payloads) == 1 else _shapes(payloads)
 
 
 def lookup(key: Any) -> Entry | None:
