@@ -277,8 +277,7 @@ class Tensor(ArrayMethods, HandleMembers):
     @property
     def T(self) -> Tensor:
         """Axes in reverse order."""
-        made: Tensor = self.transpose()
-        return made
+        return self.transpose()
 
     # -- rebinding -------------------------------------------------------------------------
 
@@ -287,12 +286,6 @@ class Tensor(ArrayMethods, HandleMembers):
         if ACTIVE.count and LOCAL.capture is not None:
             LOCAL.capture.rebound(self, other)
         self._data, self._kind, self._trace = other._data, other._kind, other._trace
-
-    def __getitem__(self, index: Any) -> Tensor:
-        kind = index.__class__
-        if kind is slice:
-            return _one_slice(self, index.start, index.stop, index.step)
-        return _one_index(self, index) if kind is int else indexing.getitem(self, index)
 
     def __setitem__(self, index: Any, value: Any) -> None:
         if self._kind.quantized is not None and index is not Ellipsis:
@@ -588,8 +581,6 @@ for _name in _INPLACE:
 
 for _name in ("reshape", "transpose", "flatten", "sum", "mean", "max", "min", "prod"):
     setattr(Tensor, _name, repeated(getattr(Tensor, _name)))
-_one_index = repeated(indexing.getitem)
-_one_slice = repeated(lambda x, start, stop, step: indexing.getitem(x, slice(start, stop, step)))
 
 
 def _forget() -> None:

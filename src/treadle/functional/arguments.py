@@ -32,6 +32,19 @@ def as_tensor(x: Any, like: Tensor | None = None) -> Tensor:
     return Tensor(x) if like is None else like.constant(np.asarray(x))
 
 
+def plain_product(x: Any, y: Any) -> Tensor | None:
+    """x @ y where both are stacks of matrices of one element type without scales, else None."""
+    try:
+        kind, other = x._kind, y._kind
+        alike = kind.dtype is other.dtype and kind.quantized is other.quantized is None
+        if alike and len(x._data.shape) > 1 < len(y._data.shape):
+            product: Tensor = x @ y
+            return product
+    except AttributeError:
+        pass  # Data to be made tensors of, or nothing that has a product.
+    return None
+
+
 _KNOWN: dict[tuple[Op, EagerType], tuple[Launch, EagerType]] = {}
 
 

@@ -15,12 +15,12 @@ from treadle.base.dtype import bool_, int32, uint8
 from treadle.base.errors import ShapeError
 from treadle.base.quantized import BUILTIN, quantized_type
 from treadle.engine.eager.dispatch import eager_type
-from treadle.engine.eager.repeated import repeated
 from treadle.functional import elemwise as ew
 from treadle.functional.arguments import (
     as_float,
     as_tensor,
     axis_of,
+    plain_product,
     promote_all,
     stored,
     unary,
@@ -274,7 +274,6 @@ def any(
     return as_tensor(inp).astype("bool")._reduce(reduce.Any, axis, keepdims)
 
 
-@repeated
 def argmin(
     inp: Tensor,
     axis: builtins.int | None = None,
@@ -293,7 +292,6 @@ def argmin(
     return _arg_extremum(reduce.Argmin, inp, axis, keepdims)
 
 
-@repeated
 def argmax(
     inp: Tensor,
     axis: builtins.int | None = None,
@@ -446,17 +444,16 @@ def matmul(
         >>> F.matmul(mge.tensor([[1., 2.], [3., 4.]]), mge.tensor([[1., 0.], [0., 2.]])).tolist()
         [[1.0, 4.0], [3.0, 8.0]]
     """
-    if transpose_a is transpose_b is False and _are_alike(inp1, inp2):
-        return inp1 @ inp2
+    if not transpose_a and not transpose_b and (made := plain_product(inp1, inp2)) is not None:
+        return made
     first = as_tensor(inp1, inp2 if isinstance(inp2, Tensor) else None)
     second = as_tensor(inp2, first)
     if first._kind.quantized is not None or second._kind.quantized is not None:
         return _quantized_matmul(first, second, transpose_a, transpose_b)
     x, y = (_factor(t) for t in promote_all([first, second]))
     if x.ndim == 0 or y.ndim == 0:
-        raise ShapeError(
-            "matmul", "operands need at least one axis", saw=f"{x.type}, {y.type}", hint="use *"
-        )
+        saw = f"{x.type}, {y.type}"
+        raise ShapeError("matmul", "operands need at least one axis", saw=saw, hint="use *")
     left, right = x.ndim == 1, y.ndim == 1
     if not left and not right:
         return product_of(x._kind.dtype, transpose_a, transpose_b)(x, y)
@@ -469,26 +466,13 @@ def matmul(
     return out.reshape(*out.shape[:-1])
 
 
-def _are_alike(x: Any, y: Any) -> bool:
-    """Return whether two operands are stacks of matrices of one plain element type."""
-    try:
-        kind, other = x._kind, y._kind
-        return (
-            (kind is other or kind.dtype is other.dtype)
-            and kind.quantized is other.quantized is None
-            and len(x._data.shape) > 1 < len(y._data.shape)
-        )
-    except AttributeError:
-        return False
-
-
 def _quantized_matmul(x: Tensor, y: Tensor, transpose_a: bool, transpose_b: bool) -> Tensor:
     """Sums of products of integers with their scale; of real numbers where they have none."""
     kinds = x._kind.quantized, y._kind.quantized
     if builtins.any(k is None or k.zero_point or k.is_per_channel for k in kinds):
         return matmul(x.astype("float32"), y.astype("float32"), transpose_a, transpose_b)
-    wide = [stored(t).astype("int32") for t in (x, y)]
-    sums = matmul(wide[0], wide[1], transpose_a, transpose_b)
+    a, b = (stored(t).astype("int32") for t in (x, y))
+    sums = matmul(a, b, transpose_a, transpose_b)
     scale = math.prod(float(k.scale) for k in kinds if k is not None)
     sums._kind = eager_type(int32, sums._kind.device, quantized_type(BUILTIN["qint32"], scale))
     return sums
@@ -612,6 +596,5 @@ def normalize(
         axis = either("axis", axis, dim)
     x = as_tensor(inp)
     if axis is None:
-        flat = norm(x.reshape(-1), ord)
-        return x / ew.maximum(flat, eps)
+        return x / ew.maximum(norm(x.reshape(-1), ord), eps)
     return x / ew.maximum(norm(x, ord, axis, keepdims=True), eps)

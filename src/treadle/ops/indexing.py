@@ -95,6 +95,11 @@ def getitem(x: T, index: Any) -> T:
     return _rotated(picked, plan.before, plan.front)
 
 
+def between(x: T, start: Any, stop: Any, step: Any) -> T:
+    """`x[start:stop:step]`."""
+    return getitem(x, slice(start, stop, step))
+
+
 def _plain_key(index: Any) -> tuple[Any, ...] | None:
     """A hashable form of an index of ints, slices of ints, `...` and None; else None."""
     parts: list[Any] = []

@@ -34,7 +34,7 @@ def shifted(x: V, axes: tuple[int, ...]) -> V:
 def shifted_array(x: Array, axes: tuple[int, ...]) -> Array:
     """Compute `shifted` for an array."""
     # The ufuncs' own methods: np.max and np.sum do the same 2 us later.
-    return np.asarray(x - np.maximum.reduce(x, axes, None, None, True, -np.inf))
+    return np.asarray(x - np.maximum.reduce(x, axes, keepdims=True, initial=-np.inf))
 
 
 def _finite(largest: V) -> V:
@@ -95,7 +95,7 @@ class Softmax(AlongAxis):
     def reference(self, x: Array) -> Array:
         powers = shifted_array(widen_array(x), (self.axis,))
         np.exp(powers, out=powers)
-        powers /= np.add.reduce(powers, self.axis, None, None, True)
+        powers /= np.add.reduce(powers, self.axis, keepdims=True)
         return powers.astype(x.dtype, copy=False)
 
     def vjp(self, at: Pullback[V]) -> tuple[V | None, ...]:

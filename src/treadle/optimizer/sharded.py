@@ -158,7 +158,8 @@ class _Vector:
 
     def _mine(self) -> Tensor:
         """This rank's part of the parameters as they are now."""
-        first, pieces = 0, []
+        first = 0
+        pieces: list[Tensor] = []
         for p in self.params:
             low, high = max(self.start - first, 0), min(self._stop - first, p.size)
             if low < high:

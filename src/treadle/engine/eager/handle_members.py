@@ -16,6 +16,8 @@ from treadle.base.errors import ShapeError
 from treadle.base.shape import row_major_strides
 from treadle.base.spelling import REQUIRES_GRAD
 from treadle.engine.eager.dispatch import tagged
+from treadle.engine.eager.repeated import repeated
+from treadle.ops import indexing
 
 
 class _Handle(Protocol):
@@ -45,10 +47,25 @@ _FORMATS = re.compile(r"default|nchw([1-9][0-9]*)?|nhwc")
 H = TypeVar("H", bound=_Handle)
 
 
+_getitem: Any = indexing.getitem
+_at: Any = repeated(indexing.getitem)
+_between: Any = repeated(indexing.between)
+
+
 class HandleMembers:
     """A base class without state for `Tensor`."""
 
     __slots__ = ()
+
+    def __getitem__(self: H, index: Any) -> H:
+        kind = index.__class__
+        if kind is slice:
+            part: H = _between(self, index.start, index.stop, index.step)
+        elif kind is int:  # True is another index than 1.
+            part = _at(self, index)
+        else:
+            part = _getitem(self, index)
+        return part
 
     # -- the array standard -------------------------------------------------------------------
 
