@@ -171,7 +171,7 @@ def _signed(where: str, value: Any) -> str:
         text = ADDRESS.sub("", str(inspect.signature(value)))
     except (TypeError, ValueError):
         text = "(...)"
-    text = re.sub(r"\(self(: \w+)?(, )?", "(", text).replace("'", "")
+    text = re.sub(r"\(self(: \w+)?(, )?", "(", text.replace("'", ""))
     text = re.sub(r"<(?:function |class )?([\w.]+)[^>]*? at 0x[0-9a-f]+>", r"\1", text)
     line = f"{where}{text}"
     if len(line) <= _WIDTH:
